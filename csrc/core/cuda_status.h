@@ -1,0 +1,20 @@
+// CUDA runtime errors as Status.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "core/implementation.h"
+
+namespace tcgemm {
+
+inline Status cuda_status(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return Status::ok();
+  return Status::internal(std::string(what) + " failed: " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
+}
+
+// The launch just made on this thread. Reads the thread's last error, so call it directly after.
+inline Status launch_status(const char* kernel) { return cuda_status(cudaGetLastError(), kernel); }
+
+}  // namespace tcgemm

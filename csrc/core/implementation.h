@@ -1,0 +1,75 @@
+// The interface shared by hand-written kernels, vendor libraries and the host implementation.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/problem.h"
+
+namespace tcgemm {
+
+// What an implementation may ask of the device when it decides whether it can run.
+struct Device {
+  int compute_capability = 0;  // 10 * major + minor; 0 for the host
+  int num_sms = 0;
+  int64_t shared_memory_bytes = 0;  // largest opt-in dynamic shared memory of one block
+};
+
+struct Status {
+  enum class Code { kOk, kInvalidArgument, kInternal };
+  Code code = Code::kOk;
+  std::string message;
+
+  static Status ok() { return {}; }
+  static Status invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+  static Status internal(std::string message) { return {Code::kInternal, std::move(message)}; }
+  bool is_ok() const { return code == Code::kOk; }
+};
+
+class Implementation {
+ public:
+  virtual ~Implementation() = default;
+
+  virtual const char* name() const = 0;
+
+  // Every config that can be forced by name; the first is the default.
+  virtual const std::vector<std::string>& configs() const = 0;
+
+  // Empty when `config` runs `problem` exactly on `device`; else the rule that stops it, as a
+  // phrase that reads after "<name> cannot run this: ". `problem` has passed check_problem().
+  virtual std::string reject(const Problem& problem, const Device& device, std::string_view config) const = 0;
+
+  // Scratch bytes launch() needs. May be an upper bound; must depend on its arguments only.
+  virtual int64_t workspace_bytes(const Problem& problem, const Device& device, std::string_view config) const {
+    return 0;
+  }
+
+  // Enqueues the product on `stream` (a cudaStream_t; unused on the host). No allocation, no
+  // synchronisation, no host read of device memory, no state kept: it may run under graph
+  // capture, from several threads and for several devices. `problem` is not empty (see
+  // Problem::is_empty) but k may be 0. Base addresses are only known to be aligned to their
+  // element size.
+  virtual Status launch(const Problem& problem, const Buffers& buffers, const Device& device,
+                        std::string_view config, void* stream) const = 0;
+};
+
+// All implementations of one module, in the order of the ladder.
+using Implementations = std::vector<const Implementation*>;
+
+inline const Implementation* find_implementation(const Implementations& all, std::string_view name) {
+  for (const Implementation* implementation : all) {
+    if (name == implementation->name()) return implementation;
+  }
+  return nullptr;
+}
+
+inline bool has_config(const Implementation& implementation, std::string_view config) {
+  for (const std::string& known : implementation.configs()) {
+    if (known == config) return true;
+  }
+  return false;
+}
+
+}  // namespace tcgemm

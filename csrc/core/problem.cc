@@ -1,0 +1,93 @@
+#include "core/problem.h"
+
+#include <array>
+#include <utility>
+
+namespace tcgemm {
+namespace {
+
+template <typename Enum>
+struct Named {
+  Enum value;
+  const char* name;
+  int64_t bytes;
+};
+
+constexpr std::array<Named<DType>, 9> kDTypes{{{DType::kF16, "f16", 2},
+                                               {DType::kBF16, "bf16", 2},
+                                               {DType::kF32, "f32", 4},
+                                               {DType::kF64, "f64", 8},
+                                               {DType::kS8, "s8", 1},
+                                               {DType::kU8, "u8", 1},
+                                               {DType::kS32, "s32", 4},
+                                               {DType::kC64, "c64", 8},
+                                               {DType::kC128, "c128", 16}}};
+
+constexpr std::array<Named<Compute>, 5> kComputes{{{Compute::kF16, "f16", 2},
+                                                   {Compute::kF32, "f32", 4},
+                                                   {Compute::kTF32, "tf32", 4},
+                                                   {Compute::kF64, "f64", 8},
+                                                   {Compute::kS32, "s32", 4}}};
+
+template <typename Table, typename Enum>
+bool parse(const Table& table, std::string_view name, Enum* out) {
+  for (const auto& entry : table) {
+    if (name == entry.name) {
+      *out = entry.value;
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string must(const char* what, const char* rule, int64_t got) {
+  return std::string(what) + " must " + rule + ", got " + std::to_string(got);
+}
+
+int64_t required_elements(const Problem& p, const Operand& x, int64_t rows, int64_t columns) {
+  if (p.batch == 0 || rows == 0 || columns == 0) return 0;
+  return (p.batch_outer() - 1) * x.batch_outer_stride + (p.batch_inner - 1) * x.batch_inner_stride +
+         (rows - 1) * x.ld + columns;
+}
+
+std::string check_operand(const char* name, const Operand& x, int64_t columns) {
+  const std::string prefix = std::string(name) + ".";
+  if (x.ld < columns) {
+    return must((prefix + "ld").c_str(), ("be at least " + std::to_string(columns)).c_str(), x.ld);
+  }
+  if (x.batch_outer_stride < 0 || x.batch_inner_stride < 0) {
+    return must((prefix + "batch stride").c_str(), "not be negative",
+                x.batch_outer_stride < 0 ? x.batch_outer_stride : x.batch_inner_stride);
+  }
+  return "";
+}
+
+}  // namespace
+
+int64_t dtype_bytes(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes; }
+const char* dtype_name(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
+const char* compute_name(Compute compute) { return kComputes[static_cast<size_t>(compute)].name; }
+bool parse_dtype(std::string_view name, DType* out) { return parse(kDTypes, name, out); }
+bool parse_compute(std::string_view name, Compute* out) { return parse(kComputes, name, out); }
+
+std::string check_problem(const Problem& p) {
+  constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 1;
+  for (const auto& [name, extent] : {std::pair{"m", p.m}, {"n", p.n}, {"k", p.k}, {"batch", p.batch}}) {
+    if (extent < 0 || extent > kMaxExtent) return must(name, "be in [0, 2147483647]", extent);
+  }
+  if (p.batch > 0 && (p.batch_inner <= 0 || p.batch % p.batch_inner != 0)) {
+    return must("batch_inner", ("divide batch=" + std::to_string(p.batch)).c_str(), p.batch_inner);
+  }
+  if (std::string error = check_operand("a", p.a, p.a.transposed ? p.m : p.k); !error.empty()) return error;
+  return check_operand("b", p.b, p.b.transposed ? p.k : p.n);
+}
+
+int64_t required_elements_a(const Problem& p) {
+  return p.a.transposed ? required_elements(p, p.a, p.k, p.m) : required_elements(p, p.a, p.m, p.k);
+}
+
+int64_t required_elements_b(const Problem& p) {
+  return p.b.transposed ? required_elements(p, p.b, p.n, p.k) : required_elements(p, p.b, p.k, p.n);
+}
+
+}  // namespace tcgemm

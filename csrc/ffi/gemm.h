@@ -1,0 +1,53 @@
+// The body of the XLA FFI handler "tcgemm_gemm", shared by both platforms: decode the
+// attributes, check them against the buffers, find the implementation, launch it.
+//
+//   operands  a, b [, c]        c only when beta != 0; same shape and dtype as d
+//   results   d [, workspace]   workspace: uint8, only when the implementation asks for one
+//   attribute gemm              the dictionary decoded as GemmAttributes
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/implementation.h"
+#include "core/problem.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace tcgemm {
+
+// Part of every call, because the compilation cache keys on attributes and not on this
+// library: raised whenever the meaning of an attribute changes.
+inline constexpr int64_t kAbiVersion = 1;
+
+struct GemmAttributes {
+  int64_t abi;
+  std::string_view implementation, config, compute;
+  int64_t batch, batch_inner, m, n, k;
+  bool a_transposed, b_transposed;
+  int64_t a_ld, a_outer_stride, a_inner_stride;
+  int64_t b_ld, b_outer_stride, b_inner_stride;
+  double alpha, beta;
+};
+
+}  // namespace tcgemm
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    ::tcgemm::GemmAttributes, StructMember<int64_t>("abi"), StructMember<std::string_view>("implementation"),
+    StructMember<std::string_view>("config"), StructMember<std::string_view>("compute"),
+    StructMember<int64_t>("batch"), StructMember<int64_t>("batch_inner"), StructMember<int64_t>("m"),
+    StructMember<int64_t>("n"), StructMember<int64_t>("k"), StructMember<bool>("a_transposed"),
+    StructMember<bool>("b_transposed"), StructMember<int64_t>("a_ld"), StructMember<int64_t>("a_outer_stride"),
+    StructMember<int64_t>("a_inner_stride"), StructMember<int64_t>("b_ld"),
+    StructMember<int64_t>("b_outer_stride"), StructMember<int64_t>("b_inner_stride"),
+    StructMember<double>("alpha"), StructMember<double>("beta"));
+
+namespace tcgemm {
+
+// Runs one call. Never throws: every failure is an ffi::Error, InvalidArgument for anything a
+// malformed program can cause.
+xla::ffi::Error run_gemm(const Implementations& implementations, const Device& device, void* stream,
+                         const GemmAttributes& attributes, xla::ffi::RemainingArgs operands,
+                         xla::ffi::RemainingRets results);
+
+}  // namespace tcgemm

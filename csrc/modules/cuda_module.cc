@@ -1,0 +1,106 @@
+// _cuda: the hand-written kernels and the vendor libraries. Links the static CUDA runtime only,
+// so it imports on a machine with no GPU and no driver.
+#include <cuda_runtime_api.h>
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <mutex>
+
+#include "core/cuda_status.h"
+#include "ffi/gemm.h"
+#include "kernels/kernels.h"
+#include "libraries/cublaslt/cublaslt.h"
+#include "modules/queries.h"
+
+namespace nb = nanobind;
+namespace ffi = xla::ffi;
+
+namespace tcgemm {
+namespace {
+
+const Implementations& implementations() {
+  static const Implementations all{simt_naive(), simt_tiled(), wmma_naive(), wmma_tiled(),
+                                   mma_sync(),   wgmma(),      cublaslt()};
+  return all;
+}
+
+Status query_device(int ordinal, Device* device) {
+  int major = 0, minor = 0, num_sms = 0, shared_memory_bytes = 0;
+  for (const auto& [attribute, value] : {std::pair{cudaDevAttrComputeCapabilityMajor, &major},
+                                         {cudaDevAttrComputeCapabilityMinor, &minor},
+                                         {cudaDevAttrMultiProcessorCount, &num_sms},
+                                         {cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_memory_bytes}}) {
+    if (Status s = cuda_status(cudaDeviceGetAttribute(value, attribute, ordinal), "cudaDeviceGetAttribute"); !s.is_ok())
+      return s;
+  }
+  *device = {10 * major + minor, num_sms, shared_memory_bytes};
+  return Status::ok();
+}
+
+// The device of the calling thread, which XLA sets to the stream's device before each call.
+// Its properties never change, so they are read once for each device.
+Status current_device(Device* device) {
+  constexpr int kMaxDevices = 64;
+  static std::array<std::once_flag, kMaxDevices> once;
+  static std::array<Device, kMaxDevices> known;
+  static std::array<Status, kMaxDevices> status;
+  int ordinal = 0;
+  if (Status s = cuda_status(cudaGetDevice(&ordinal), "cudaGetDevice"); !s.is_ok()) return s;
+  if (ordinal >= kMaxDevices) return Status::internal("device ordinal " + std::to_string(ordinal) + " is over 63");
+  std::call_once(once[ordinal], [&] { status[ordinal] = query_device(ordinal, &known[ordinal]); });
+  *device = known[ordinal];
+  return status[ordinal];
+}
+
+ffi::Error gemm(cudaStream_t stream, GemmAttributes attributes, ffi::RemainingArgs operands,
+                ffi::RemainingRets results) {
+  Device device;
+  if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
+  return run_gemm(implementations(), device, stream, attributes, operands, results);
+}
+
+XLA_FFI_DEFINE_HANDLER(gemm_handler, gemm,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Attr<GemmAttributes>("gemm")
+                           .RemainingArgs()
+                           .RemainingRets(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace
+}  // namespace tcgemm
+
+NB_MODULE(_cuda, module) {
+  using namespace tcgemm;
+  module.def("registrations", [] {
+    nb::dict targets;
+    targets["tcgemm_gemm"] = nb::capsule(reinterpret_cast<void*>(gemm_handler));
+    return targets;
+  });
+  define_queries(module, implementations());
+  module.def("load_cublaslt", &load_cublaslt, nb::arg("path"),
+             "Opens cuBLASLt from `path` (or finds it already loaded); returns the reason when that fails, else ''.");
+  module.def(
+      "device",
+      [](int ordinal) {
+        Device device;
+        cudaDeviceProp properties;
+        Status status = cuda_status(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
+        if (status.is_ok()) status = query_device(ordinal, &device);
+        int driver = 0, runtime = 0;
+        if (status.is_ok()) status = cuda_status(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+        if (status.is_ok()) status = cuda_status(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+        if (!status.is_ok()) throw std::runtime_error(status.message);
+        nb::dict dict;
+        dict["name"] = properties.name;
+        dict["compute_capability"] = device.compute_capability;
+        dict["num_sms"] = device.num_sms;
+        dict["shared_memory_bytes"] = device.shared_memory_bytes;
+        dict["l2_bytes"] = properties.l2CacheSize;
+        dict["memory_bytes"] = static_cast<int64_t>(properties.totalGlobalMem);
+        dict["driver_version"] = driver;
+        dict["runtime_version"] = runtime;
+        return dict;
+      },
+      nb::arg("ordinal") = 0, "Properties of a CUDA device; RuntimeError with the reason when there is none.");
+}

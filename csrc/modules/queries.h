@@ -1,0 +1,90 @@
+// What a module tells Python about its implementations. The dictionaries are the attributes of
+// the FFI call plus the three dtypes that a call reads off its buffers, so Python describes a
+// problem once for both.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+
+#include "core/implementation.h"
+#include "core/problem.h"
+#include "ffi/gemm.h"
+
+namespace tcgemm {
+
+namespace nb = nanobind;
+
+inline DType dtype_from(nb::dict dict, const char* key) {
+  const std::string name = nb::cast<std::string>(dict[key]);
+  DType dtype;
+  if (!parse_dtype(name, &dtype)) throw nb::value_error((std::string(key) + " is unknown: " + name).c_str());
+  return dtype;
+}
+
+inline Problem problem_from(nb::dict dict) {
+  const auto integer = [&](const char* key) { return nb::cast<int64_t>(dict[key]); };
+  const auto operand = [&](const std::string& name) {
+    return Operand{dtype_from(dict, (name + "_dtype").c_str()),
+                   nb::cast<bool>(dict[(name + "_transposed").c_str()]), integer((name + "_ld").c_str()),
+                   integer((name + "_outer_stride").c_str()), integer((name + "_inner_stride").c_str())};
+  };
+  Problem p;
+  p.batch = integer("batch");
+  p.batch_inner = integer("batch_inner");
+  p.m = integer("m");
+  p.n = integer("n");
+  p.k = integer("k");
+  p.a = operand("a");
+  p.b = operand("b");
+  p.out = dtype_from(dict, "out_dtype");
+  p.alpha = nb::cast<double>(dict["alpha"]);
+  p.beta = nb::cast<double>(dict["beta"]);
+  const std::string compute = nb::cast<std::string>(dict["compute"]);
+  if (!parse_compute(compute, &p.compute)) throw nb::value_error(("compute is unknown: " + compute).c_str());
+  if (std::string error = check_problem(p); !error.empty()) throw nb::value_error(error.c_str());
+  return p;
+}
+
+inline Device device_from(nb::dict dict) {
+  return {nb::cast<int>(dict["compute_capability"]), nb::cast<int>(dict["num_sms"]),
+          nb::cast<int64_t>(dict["shared_memory_bytes"])};
+}
+
+inline const Implementation& implementation_from(const Implementations& all, const std::string& name) {
+  const Implementation* found = find_implementation(all, name);
+  if (found == nullptr) throw nb::value_error(("unknown implementation: " + name).c_str());
+  return *found;
+}
+
+// Defines abi_version, implementations(), reject() and workspace_bytes() on `module`.
+inline void define_queries(nb::module_& module, const Implementations& all) {
+  module.attr("abi_version") = kAbiVersion;
+  module.def(
+      "implementations",
+      [&all] {
+        nb::dict configs;
+        for (const Implementation* implementation : all) configs[implementation->name()] = implementation->configs();
+        return configs;
+      },
+      "Names of the implementations of this module, each with its configs, the default first.");
+  module.def(
+      "reject",
+      [&all](const std::string& name, const std::string& config, nb::dict problem, nb::dict device) {
+        const Implementation& implementation = implementation_from(all, name);
+        if (!has_config(implementation, config)) return "it has no config " + config;
+        return implementation.reject(problem_from(problem), device_from(device), config);
+      },
+      nb::arg("implementation"), nb::arg("config"), nb::arg("problem"), nb::arg("device"),
+      "The rule that stops this implementation from running the problem; empty when none does.");
+  module.def(
+      "workspace_bytes",
+      [&all](const std::string& name, const std::string& config, nb::dict problem, nb::dict device) {
+        return implementation_from(all, name).workspace_bytes(problem_from(problem), device_from(device), config);
+      },
+      nb::arg("implementation"), nb::arg("config"), nb::arg("problem"), nb::arg("device"));
+}
+
+}  // namespace tcgemm
