@@ -1,0 +1,56 @@
+# The _cuda module: enables CUDA from the system or from PyPI's wheels, then builds the kernels.
+
+execute_process(
+  COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/build_backend/find_nvcc.py
+  OUTPUT_VARIABLE nvcc OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+if(NOT nvcc)
+  message(FATAL_ERROR "No nvcc found. Install the CUDA toolkit, or `pip install 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'`, "
+                      "or set TCGEMM_CUDA=off to build without the CUDA kernels")
+endif()
+set(CMAKE_CUDA_COMPILER ${nvcc} CACHE FILEPATH "CUDA compiler")
+
+# sm_80 and sm_90a machine code, and PTX that later GPUs compile for themselves.
+string(REPLACE "," ";" architectures "$ENV{TCGEMM_CUDA_ARCHITECTURES}")
+if(architectures STREQUAL "")
+  set(architectures 80-real 80-virtual 90a-real)
+endif()
+set(CMAKE_CUDA_ARCHITECTURES ${architectures} CACHE STRING "Targets of the CUDA kernels")
+message(STATUS "CUDA kernels: ${nvcc} for ${CMAKE_CUDA_ARCHITECTURES}")
+
+cmake_path(GET nvcc PARENT_PATH cuda_root)
+cmake_path(GET cuda_root PARENT_PATH cuda_root)
+if(EXISTS ${cuda_root}/lib/libcudart.so.13 AND NOT EXISTS ${cuda_root}/lib64)
+  # The wheels' layout: nvcc looks for libraries in lib64 but they are in lib, and there is no
+  # libcudart.so, without which FindCUDAToolkit declares no runtime at all.
+  set(ENV{LIBRARY_PATH} "${cuda_root}/lib:$ENV{LIBRARY_PATH}")
+  set(CUDA_CUDART ${cuda_root}/lib/libcudart.so.13 CACHE FILEPATH "CUDA runtime")
+endif()
+
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+set(CMAKE_CUDA_RUNTIME_LIBRARY None)
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+
+file(GLOB kernel_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu)
+file(GLOB library_sources CONFIGURE_DEPENDS csrc/libraries/*/*.cc csrc/libraries/*/*.cu)
+
+# A library of its own, so that nanobind's host flags do not reach nvcc. Its compiler runs under
+# a check that fails on register spills and serialised wgmma.
+add_library(tcgemm_kernels OBJECT ${kernel_sources} ${library_sources})
+target_include_directories(tcgemm_kernels PUBLIC csrc)
+target_link_libraries(tcgemm_kernels PUBLIC CUDA::cudart_static)
+target_compile_options(
+  tcgemm_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v -Xfatbin=-compress-mode=size>)
+set_target_properties(
+  tcgemm_kernels PROPERTIES CUDA_COMPILER_LAUNCHER
+                            "${Python_EXECUTABLE};${CMAKE_CURRENT_LIST_DIR}/check_ptxas.py")
+
+nanobind_add_module(_cuda NOMINSIZE NB_STATIC csrc/modules/cuda_module.cc)
+target_link_libraries(_cuda PRIVATE tcgemm_shared tcgemm_kernels Threads::Threads)
+# Linked as C++ against the static runtime by its path: nothing is left for nvcc's own link step,
+# whose library folder is the one that the wheels lack.
+set_target_properties(_cuda PROPERTIES LINKER_LANGUAGE CXX)
+install(TARGETS _cuda LIBRARY DESTINATION jax_tcgemm)
