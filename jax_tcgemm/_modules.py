@@ -1,0 +1,97 @@
+"""The compiled modules: loading them, registering their FFI targets, and saying why one is missing.
+
+`cpu` and `cuda` are the modules, or None; `reason` tells why. Nothing here raises for a missing
+or broken module, GPU, driver or library: `import jax_tcgemm` must work on any machine. Importing
+this module registers the FFI targets and touches neither the driver nor cuBLASLt.
+"""
+
+import functools
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import jax
+
+_reasons: dict[str, str] = {}
+
+
+def _load(name: str) -> ModuleType | None:
+    full_name = f"jax_tcgemm._{name}"
+    try:
+        module = importlib.import_module(full_name)
+        # XLA matches platform names exactly: it never looks at targets registered for "cuda".
+        platform = {"cpu": "cpu", "cuda": "CUDA"}[name]
+        for target, capsule in module.registrations().items():
+            jax.ffi.register_ffi_target(target, capsule, platform=platform)
+    except ModuleNotFoundError as error:
+        _reasons[name] = (
+            f"this build has no {full_name}" + (" (TCGEMM_CUDA=off)" if name == "cuda" else "")
+            if error.name == full_name
+            else str(error)
+        )
+    except Exception as error:  # A broken shared object, whatever the loader makes of it.
+        _reasons[name] = f"{type(error).__name__}: {error}"
+    else:
+        return module
+    return None
+
+
+cpu = _load("cpu")
+cuda = _load("cuda")
+
+
+def reason(name: str) -> str:
+    """Why "cpu", "cuda" (the modules), "gpu" or "cublaslt" is not available; "" when it is."""
+    if name == "gpu":
+        cuda_device()
+    elif name == "cublaslt":
+        return cublaslt_reason()
+    elif name not in ("cpu", "cuda"):
+        raise ValueError(f"reason: name must be cpu, cuda, gpu or cublaslt, got {name!r}")
+    return _reasons.get(name, "")
+
+
+@functools.cache
+def cuda_device() -> dict | None:
+    """Properties of the first CUDA device (see `_cuda.device`), or None with `reason("gpu")`."""
+    if cuda is None:
+        _reasons["gpu"] = _reasons["cuda"]
+        return None
+    try:
+        return cuda.device(0)
+    except RuntimeError as error:
+        _reasons["gpu"] = str(error)
+        return None
+
+
+def _cublaslt_candidates() -> list[str]:
+    """Paths of cuBLASLt, the newest first: the CUDA packages JAX installs, then the loader's own."""
+    found: list[Path] = []
+    spec = importlib.util.find_spec("nvidia")
+    # "nvidia" is a namespace package and may lie in several site-packages folders at once.
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        for folder in ("cu13/lib", "cublas/lib"):
+            found += Path(root, folder).glob("libcublasLt.so.*")
+
+    def version(path: Path) -> int:
+        match = re.search(r"\.so\.(\d+)", path.name)
+        return int(match[1]) if match else 0
+
+    found.sort(key=version, reverse=True)
+    return [*map(str, found), "libcublasLt.so.13", "libcublasLt.so.12"]
+
+
+@functools.cache
+def cublaslt_reason() -> str:
+    """Opens cuBLASLt at the first call; why it cannot be used, or ""."""
+    if cuda is None:
+        return _reasons["cuda"]
+    reasons = []
+    for path in _cublaslt_candidates():
+        error = cuda.load_cublaslt(path)
+        if not error:
+            return ""
+        reasons.append(error)
+    return "; ".join(reasons)
