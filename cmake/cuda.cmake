@@ -43,7 +43,7 @@ add_library(tcgemm_kernels OBJECT ${kernel_sources} ${library_sources})
 target_include_directories(tcgemm_kernels PUBLIC csrc)
 target_link_libraries(tcgemm_kernels PUBLIC CUDA::cudart_static)
 target_compile_options(
-  tcgemm_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v -Xfatbin=-compress-mode=size>)
+  tcgemm_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v --compress-mode=size>)
 set_target_properties(
   tcgemm_kernels PROPERTIES CUDA_COMPILER_LAUNCHER
                             "${Python_EXECUTABLE};${CMAKE_CURRENT_LIST_DIR}/check_ptxas.py")
