@@ -1,8 +1,6 @@
 """scikit-build-core, plus the CUDA compiler from PyPI on a machine that has none."""
 
-import os
-
-from find_nvcc import find_system_nvcc
+from find_nvcc import find_system_nvcc, mode
 from scikit_build_core.build import *  # noqa: F403
 from scikit_build_core.build import get_requires_for_build_editable as _requires_for_editable
 from scikit_build_core.build import get_requires_for_build_wheel as _requires_for_wheel
@@ -12,8 +10,8 @@ _CUDA_WHEELS = ["cuda-toolkit[nvcc,cudart,cccl]==13.0.*"]
 
 
 def _cuda_requires() -> list[str]:
-    off = os.environ.get("TCGEMM_CUDA", "on").lower() in ("off", "0", "false", "no")
-    return [] if off or find_system_nvcc() else _CUDA_WHEELS
+    wanted = mode() == "wheel" or (mode() == "on" and find_system_nvcc() is None)
+    return _CUDA_WHEELS if wanted else []
 
 
 def get_requires_for_build_wheel(config_settings=None):

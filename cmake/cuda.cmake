@@ -4,8 +4,8 @@ execute_process(
   COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/build_backend/find_nvcc.py
   OUTPUT_VARIABLE nvcc OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 if(NOT nvcc)
-  message(FATAL_ERROR "No nvcc found. Install the CUDA toolkit, or `pip install 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'`, "
-                      "or set TCGEMM_CUDA=off to build without the CUDA kernels")
+  message(FATAL_ERROR "nvcc was not found. Install the CUDA toolkit or the PyPI package "
+                      "'cuda-toolkit[nvcc,cudart,cccl]==13.0.*', or set TCGEMM_CUDA=off to build without CUDA")
 endif()
 set(CMAKE_CUDA_COMPILER ${nvcc} CACHE FILEPATH "CUDA compiler")
 
@@ -33,6 +33,10 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_RUNTIME_LIBRARY None)
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4)
+  message(FATAL_ERROR "CUDA must be 12.4 or newer, got ${CMAKE_CUDA_COMPILER_VERSION} (${nvcc}). Name a newer nvcc in "
+                      "CUDACXX, or set TCGEMM_CUDA=wheel to build with the compiler from PyPI")
+endif()
 
 file(GLOB kernel_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu)
 file(GLOB library_sources CONFIGURE_DEPENDS csrc/libraries/*/*.cc csrc/libraries/*/*.cu)

@@ -5,6 +5,7 @@ or broken module, GPU, driver or library: `import jax_tcgemm` must work on any m
 this module registers the FFI targets and touches neither the driver nor cuBLASLt.
 """
 
+import ctypes
 import functools
 import importlib
 import importlib.util
@@ -62,12 +63,23 @@ def cuda_device() -> dict | None:
     try:
         return cuda.device(0)
     except RuntimeError as error:
-        _reasons["gpu"] = str(error)
+        _reasons["gpu"] = (
+            str(error) if _has_driver() else "no NVIDIA driver (libcuda.so.1) was found"
+        )
         return None
 
 
+def _has_driver() -> bool:
+    # The runtime calls a missing driver and one that is too old by the same name.
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def _cublaslt_candidates() -> list[str]:
-    """Paths of cuBLASLt, the newest first: the CUDA packages JAX installs, then the loader's own."""
+    """Paths of cuBLASLt: in the CUDA packages that JAX installs, then wherever the loader looks."""
     found: list[Path] = []
     spec = importlib.util.find_spec("nvidia")
     # "nvidia" is a namespace package and may lie in several site-packages folders at once.
