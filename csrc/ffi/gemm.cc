@@ -48,7 +48,7 @@ ffi::Error run_gemm_checked(const Implementations& implementations, const Device
                    ", this library has version " + std::to_string(kAbiVersion) + "; lower it again");
   }
   const bool reads_c = attrs.beta != 0.0;
-  if (operands.size() != (reads_c ? 3u : 2u)) {
+  if (operands.size() != 3 && (reads_c || operands.size() != 2)) {
     return invalid("operands must be a, b and, when beta != 0, c; got " + std::to_string(operands.size()));
   }
   if (results.size() != 1 && results.size() != 2) {

@@ -1,7 +1,7 @@
 // The body of the XLA FFI handler "tcgemm_gemm", shared by both platforms: decode the
 // attributes, check them against the buffers, find the implementation, launch it.
 //
-//   operands  a, b [, c]        c only when beta != 0; same shape and dtype as d
+//   operands  a, b [, c]        c: same shape and dtype as d; needed when beta != 0, never read otherwise
 //   results   d [, workspace]   workspace: uint8, only when the implementation asks for one
 //   attribute gemm              the dictionary decoded as GemmAttributes
 #pragma once
