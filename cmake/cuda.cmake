@@ -38,7 +38,7 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4)
                       "CUDACXX, or set TCGEMM_CUDA=wheel to build with the compiler from PyPI")
 endif()
 
-file(GLOB kernel_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu)
+file(GLOB kernel_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu csrc/kernels/*/*.cc)
 file(GLOB library_sources CONFIGURE_DEPENDS csrc/libraries/*/*.cc csrc/libraries/*/*.cu)
 
 # A library of its own, so that nanobind's host flags do not reach nvcc. Its compiler runs under

@@ -1,0 +1,111 @@
+"""Tests run against the installed package, never against the folder beside them."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# `python -m pytest` puts the working directory on the path, where the sources, which hold no
+# compiled module, would hide the installed package.
+sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != REPOSITORY]
+
+# Several test processes may share one GPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def _is_editable() -> bool:
+    direct_url = importlib.metadata.distribution("jax_tcgemm").read_text("direct_url.json")
+    return bool(direct_url and json.loads(direct_url).get("dir_info", {}).get("editable"))
+
+
+def pytest_configure(config):
+    spec = importlib.util.find_spec("jax_tcgemm")
+    if spec is None or spec.origin is None:
+        pytest.exit("jax_tcgemm is not installed: pip install '.[test]'", returncode=4)
+    if Path(spec.origin).resolve().is_relative_to(REPOSITORY / "jax_tcgemm") and not _is_editable():
+        pytest.exit(
+            f"jax_tcgemm resolves to the sources, {spec.origin}, not to the installed package",
+            returncode=4,
+        )
+
+
+def _gpu_reason() -> str:
+    """Why tests marked gpu cannot run; starts JAX's CUDA backend only where there is a GPU."""
+    import jax
+
+    from jax_tcgemm import _modules
+
+    if reason := _modules.reason("gpu"):
+        return reason
+    try:
+        jax.devices("cuda")
+    except RuntimeError as error:
+        return f"JAX does not use the GPU: {error}"
+    return ""
+
+
+def _sanitizer_reason(config) -> str:
+    if "sanitizer" not in config.option.markexpr:
+        return "slow: ask for it with -m sanitizer"
+    if shutil.which("compute-sanitizer") is None:
+        return "compute-sanitizer is not on the PATH"
+    return ""
+
+
+def pytest_collection_modifyitems(config, items):
+    def is_marked(item):
+        return item.get_closest_marker("gpu") or item.get_closest_marker("sanitizer")
+
+    marked = [item for item in items if is_marked(item)]
+    gpu_reason = _gpu_reason() if marked else ""
+    for item in marked:
+        reason = gpu_reason
+        if not reason and item.get_closest_marker("sanitizer"):
+            reason = _sanitizer_reason(config)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def gpu():
+    """The first GPU; for tests marked gpu."""
+    import jax
+
+    return jax.devices("cuda")[0]
+
+
+@pytest.fixture
+def x64():
+    """64-bit types for the length of one test."""
+    import jax
+
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Runs code in a fresh interpreter, away from the repository; returns its standard output.
+
+    `first` is a folder to put first on the path.
+    """
+
+    def run(code: str, *, first: Path | None = None, **environment: str) -> str:
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | environment
+        if first is not None:
+            env["PYTHONPATH"] = str(first)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run

@@ -1,0 +1,80 @@
+"""info(): fields and printed form."""
+
+import dataclasses
+import importlib
+
+import jax
+import pytest
+
+import jax_tcgemm
+from jax_tcgemm import _modules
+
+
+@pytest.fixture(scope="module")
+def info():
+    return jax_tcgemm.info()
+
+
+def test_versions(info):
+    assert info.versions["jax"] == jax.__version__
+    assert info.versions["jax_tcgemm"] == jax_tcgemm.__version__
+    assert {"jaxlib", "Python", "CUDA of this build", "NVIDIA driver"} <= set(info.versions)
+
+
+def test_is_frozen(info):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        info.gpus = ()
+
+
+def test_every_implementation_runs_or_says_why_not(info):
+    names = [entry.name for entry in info.implementations]
+    assert names[-2:] == ["host", "xla"]
+    assert len(set(names)) == len(names)
+    for entry in info.implementations:
+        assert entry.available == (entry.reason == "")
+        assert entry.configs or not entry.available
+
+
+def test_known_names_are_those_of_the_module(info):
+    from jax_tcgemm.info import _CUDA_IMPLEMENTATIONS
+
+    if _modules.cuda is None:
+        pytest.skip(_modules.reason("cuda"))
+    assert tuple(_modules.cuda.implementations()) == _CUDA_IMPLEMENTATIONS
+
+
+def test_prints_every_implementation_and_reason(info):
+    text = str(info)
+    for entry in info.implementations:
+        assert entry.name in text
+    assert jax.__version__ in text
+    if info.gpu_reason:
+        assert info.gpu_reason.split()[0] in text
+        assert "No GPU" in text
+
+
+def test_reports_a_refusal_of_the_device(monkeypatch):
+    """A GPU that an implementation refuses is a reason, not an absence of one."""
+    module = importlib.import_module("jax_tcgemm.info")  # the function hides it as an attribute
+
+    class Cuda:
+        def implementations(self):
+            return {"wgmma": ["first", "second"], "mma_sync": ["only"]}
+
+        def reject(self, name, config, problem, device):
+            if name == "wgmma":
+                return f"it needs compute capability 9.0, got {device['compute_capability']}"
+            return "" if problem["a_dtype"] == "f64" else "its operands must be f64"
+
+    monkeypatch.setattr(_modules, "cuda", Cuda())
+    monkeypatch.setattr(_modules, "cuda_device", lambda: {"compute_capability": 80})
+    wgmma, mma_sync = list(module._implementations(""))[:2]
+    assert (wgmma.available, wgmma.reason) == (False, "it needs compute capability 9.0, got 80")
+    assert (mma_sync.available, mma_sync.configs) == (True, ("only",))
+
+
+@pytest.mark.gpu
+def test_gpu_is_listed_and_every_implementation_runs(info, gpu):
+    assert info.gpu_reason == ""
+    assert info.gpus[0].name == gpu.device_kind
+    assert all(entry.available for entry in info.implementations), str(info)
