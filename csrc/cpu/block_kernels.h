@@ -1,0 +1,41 @@
+// One block of D, computed by one thread: what each instruction set provides and host_gemm.cc
+// spreads over threads.
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem.h"
+
+namespace tcgemm::host {
+
+// Rows and columns of one batch item's D, over all of K.
+struct Block {
+  const void* a;  // the batch item's matrices
+  const void* b;
+  const void* c;
+  void* d;
+  int64_t m_begin, m_end;
+  int64_t n_begin, n_end;
+};
+
+// The register tile of the micro-kernel and the widest block whose packed B stays in L2.
+struct Geometry {
+  int64_t rows, columns;
+  int64_t max_columns;
+};
+
+struct BlockKernels {
+  const char* name;
+  bool (*runs_here)();
+  Geometry (*geometry)(const Problem& problem);
+  // Bytes run() needs at a 64-byte aligned address for a block of at most this size.
+  int64_t (*scratch_bytes)(const Problem& problem, int64_t m_count, int64_t n_count);
+  void (*run)(const Problem& problem, const Block& block, void* scratch);
+};
+
+// Each null where the compiler cannot target it.
+const BlockKernels* avx512_kernels();
+const BlockKernels* avx2_kernels();
+const BlockKernels* portable_kernels();  // never null
+
+}  // namespace tcgemm::host

@@ -1,0 +1,225 @@
+#include "cpu/host_gemm.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+#include "cpu/block_kernels.h"
+#include "cpu/executor.h"
+
+namespace tcgemm {
+namespace {
+
+using host::Block;
+using host::BlockKernels;
+using host::Geometry;
+
+constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+constexpr int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
+
+// Work, in multiply-adds, under which waking another thread costs more than it brings.
+constexpr int64_t kMinTaskWork = int64_t{1} << 20;
+// Rows of a block: enough to spread the packing of B, few enough to balance threads.
+constexpr int64_t kMaxRows = 512;
+
+const BlockKernels* named_kernels(std::string_view config) {
+  for (const BlockKernels* kernels : {host::avx512_kernels(), host::avx2_kernels(), host::portable_kernels()}) {
+    if (kernels != nullptr && config == kernels->name) return kernels;
+  }
+  return nullptr;
+}
+
+// The widest instruction set of this machine; the answer never changes, so it is found once.
+const BlockKernels* best_kernels() {
+  static const BlockKernels* const best = [] {
+    for (const BlockKernels* kernels : {host::avx512_kernels(), host::avx2_kernels()}) {
+      if (kernels != nullptr && kernels->runs_here()) return kernels;
+    }
+    return host::portable_kernels();
+  }();
+  return best;
+}
+
+// Memory that a thread keeps for its packed panels, grown to the largest block it has met.
+// Kept because fresh pages cost as much as packing does.
+class ThreadScratch {
+ public:
+  // Null when there is no memory.
+  void* reserve(int64_t bytes) {
+    if (bytes > bytes_) {
+      memory_.reset();
+      memory_.reset(static_cast<char*>(::operator new(bytes, kAlignment, std::nothrow)));
+      bytes_ = memory_ != nullptr ? bytes : 0;
+    }
+    return memory_.get();
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(char* memory) const { ::operator delete(memory, kAlignment); }
+  };
+  std::unique_ptr<char, Free> memory_;
+  int64_t bytes_ = 0;
+};
+
+// How one batch item's D is cut into blocks, and how many blocks one task takes.
+struct Split {
+  int64_t block_m, block_n;
+  int64_t blocks_m, blocks_n;
+  int64_t blocks_per_task;
+
+  int64_t blocks() const { return blocks_m * blocks_n; }
+};
+
+Split split_blocks(const Problem& p, const Geometry& geometry, int num_threads) {
+  Split split;
+  split.blocks_m = ceil_div(p.m, kMaxRows);
+  split.blocks_n = ceil_div(p.n, geometry.max_columns);
+  const int64_t work = p.m * p.n * std::max<int64_t>(p.k, 1);
+  // Two blocks a thread even out threads that the machine slows down.
+  const int64_t wanted = std::min<int64_t>(2 * num_threads, std::max<int64_t>(1, p.batch * work / kMinTaskWork));
+  const auto recompute = [&] {
+    split.block_m = round_up(ceil_div(p.m, split.blocks_m), geometry.rows);
+    split.block_n = round_up(ceil_div(p.n, split.blocks_n), geometry.columns);
+  };
+  for (recompute(); num_threads > 1 && p.batch * split.blocks() < wanted; recompute()) {
+    // Halve the longer side: each block packs its rows of A and its columns of B.
+    if (split.block_n >= split.block_m && split.block_n > geometry.columns) {
+      split.blocks_n = ceil_div(p.n, split.block_n / 2);
+    } else if (split.block_m > geometry.rows) {
+      split.blocks_m = ceil_div(p.m, split.block_m / 2);
+    } else {
+      break;
+    }
+  }
+  split.blocks_m = ceil_div(p.m, split.block_m);
+  split.blocks_n = ceil_div(p.n, split.block_n);
+  split.blocks_per_task = std::max<int64_t>(1, kMinTaskWork / std::max<int64_t>(1, work / split.blocks()));
+  return split;
+}
+
+int64_t batch_offset(const Problem& p, const Operand& x, int64_t batch_idx) {
+  return dtype_bytes(x.dtype) *
+         (batch_idx / p.batch_inner * x.batch_outer_stride + batch_idx % p.batch_inner * x.batch_inner_stride);
+}
+
+class HostGemm : public Implementation {
+ public:
+  const char* name() const override { return "host"; }
+
+  const std::vector<std::string>& configs() const override {
+    static const std::vector<std::string> configs{"auto", "avx512", "avx2", "portable"};
+    return configs;
+  }
+
+  std::string reject(const Problem& p, const Device&, std::string_view config) const override {
+    if (std::string error = reject_types(p); !error.empty()) return error;
+    if (config == "auto") return "";
+    const BlockKernels* kernels = named_kernels(config);
+    if (kernels == nullptr || !kernels->runs_here()) {
+      return "this machine's processor has no " + std::string(config) + " instructions";
+    }
+    return "";
+  }
+
+  Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view config,
+                void* stream) const override {
+    const Executor& executor = *static_cast<const Executor*>(stream);
+    const BlockKernels& kernels = config == "auto" ? *best_kernels() : *named_kernels(config);
+    const Split split = split_blocks(p, kernels.geometry(p), executor.num_threads());
+    const int64_t scratch_bytes = kernels.scratch_bytes(p, std::min(p.m, split.block_m), std::min(p.n, split.block_n));
+    const int64_t num_blocks = p.batch * split.blocks();
+    const int64_t d_bytes = p.m * p.n * dtype_bytes(p.out);
+    std::atomic<bool> out_of_memory{false};
+
+    executor.parallel_for(ceil_div(num_blocks, split.blocks_per_task), [&](int64_t task_idx) {
+      thread_local ThreadScratch thread_scratch;
+      void* scratch = thread_scratch.reserve(scratch_bytes);
+      if (scratch == nullptr) {
+        out_of_memory = true;
+        return;
+      }
+      const int64_t first = task_idx * split.blocks_per_task;
+      for (int64_t i = first; i < std::min(first + split.blocks_per_task, num_blocks); ++i) {
+        const int64_t batch_idx = i / split.blocks(), block_idx = i % split.blocks();
+        // Blocks that follow each other share their columns of B, which stay in the cache.
+        const int64_t m_begin = block_idx % split.blocks_m * split.block_m;
+        const int64_t n_begin = block_idx / split.blocks_m * split.block_n;
+        Block block;
+        block.a = static_cast<const char*>(buffers.a) + batch_offset(p, p.a, batch_idx);
+        block.b = static_cast<const char*>(buffers.b) + batch_offset(p, p.b, batch_idx);
+        block.c = buffers.c == nullptr ? nullptr : static_cast<const char*>(buffers.c) + batch_idx * d_bytes;
+        block.d = static_cast<char*>(buffers.d) + batch_idx * d_bytes;
+        block.m_begin = m_begin;
+        block.m_end = std::min(p.m, m_begin + split.block_m);
+        block.n_begin = n_begin;
+        block.n_end = std::min(p.n, n_begin + split.block_n);
+        kernels.run(p, block, scratch);
+      }
+    });
+    if (out_of_memory) {
+      return Status::internal("no memory for " + std::to_string(scratch_bytes) + " bytes of packed panels a thread");
+    }
+    return Status::ok();
+  }
+
+ private:
+  static std::string must(const char* what, const char* rule, const char* got) {
+    return std::string(what) + " must be " + rule + ", got " + got;
+  }
+
+  static std::string reject_types(const Problem& p) {
+    const auto is_integer = [](DType t) { return t == DType::kS8 || t == DType::kU8; };
+    if (!(p.a.dtype == p.b.dtype || (is_integer(p.a.dtype) && is_integer(p.b.dtype)))) {
+      return must("b's dtype", dtype_name(p.a.dtype), dtype_name(p.b.dtype));
+    }
+    switch (p.a.dtype) {
+      case DType::kF16:
+      case DType::kBF16:
+      case DType::kF32: {
+        const bool tf32 = p.a.dtype == DType::kF32 && p.compute == Compute::kTF32;
+        if (p.compute != Compute::kF32 && !tf32) {
+          return must("compute", p.a.dtype == DType::kF32 ? "f32 or tf32" : "f32", compute_name(p.compute));
+        }
+        if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32) {
+          return must("the output's dtype", "f16, bf16 or f32", dtype_name(p.out));
+        }
+        return "";
+      }
+      case DType::kF64: return exactly(p, DType::kF64, p.compute == Compute::kF64, "f64");
+      case DType::kC64:
+        return exactly(p, DType::kC64, p.compute == Compute::kF32 || p.compute == Compute::kTF32, "f32 or tf32");
+      case DType::kC128: return exactly(p, DType::kC128, p.compute == Compute::kF64, "f64");
+      case DType::kS8:
+      case DType::kU8: {
+        for (const auto& [name, value] : {std::pair{"alpha", p.alpha}, {"beta", p.beta}}) {
+          if (std::trunc(value) != value || std::fabs(value) > 2147483647.0) {
+            return must(name, "an int32 for integer operands", std::to_string(value).c_str());
+          }
+        }
+        return exactly(p, DType::kS32, p.compute == Compute::kS32, "s32");
+      }
+      case DType::kS32: return must("the operands' dtype", "f16, bf16, f32, f64, s8, u8, c64 or c128", "s32");
+    }
+    return "the operands' dtype is unknown";
+  }
+
+  static std::string exactly(const Problem& p, DType out, bool compute_fits, const char* compute_rule) {
+    if (!compute_fits) return must("compute", compute_rule, compute_name(p.compute));
+    if (p.out != out) return must("the output's dtype", dtype_name(out), dtype_name(p.out));
+    return "";
+  }
+};
+
+}  // namespace
+
+const Implementation* host_gemm() {
+  static const HostGemm implementation;
+  return &implementation;
+}
+
+}  // namespace tcgemm
