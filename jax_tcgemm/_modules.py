@@ -9,7 +9,9 @@ import ctypes
 import functools
 import importlib
 import importlib.util
+import os
 import re
+import struct
 from pathlib import Path
 from types import ModuleType
 
@@ -18,9 +20,26 @@ import jax
 _reasons: dict[str, str] = {}
 
 
+def _check_complete(path: str) -> None:
+    """Raises ImportError for a shared object cut short: loading one kills the process."""
+    with open(path, "rb") as file:
+        header = file.read(64)
+        size = file.seek(0, os.SEEK_END)
+    if len(header) < 64 or not header.startswith(b"\x7fELF"):
+        raise ImportError(f"{path} is not a shared object")
+    # The section headers are the last part of the file: e_shoff, e_shentsize, e_shnum of ELF64.
+    (offset,) = struct.unpack_from("<Q", header, 40)
+    entry_bytes, num_entries = struct.unpack_from("<HH", header, 58)
+    if size < offset + entry_bytes * num_entries:
+        raise ImportError(f"{path} is cut short: {size} bytes; install again")
+
+
 def _load(name: str) -> ModuleType | None:
     full_name = f"jax_tcgemm._{name}"
     try:
+        spec = importlib.util.find_spec(full_name)
+        if spec is not None and spec.origin is not None:
+            _check_complete(spec.origin)
         module = importlib.import_module(full_name)
         # XLA matches platform names exactly: it never looks at targets registered for "cuda".
         platform = {"cpu": "cpu", "cuda": "CUDA"}[name]

@@ -69,6 +69,7 @@ class Info:
         from rich import box
         from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
         def table(*headings: str) -> Table:
             return Table(*headings, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -83,14 +84,14 @@ class Info:
                 str(gpu.ordinal), gpu.name, gpu.compute_capability, str(gpu.num_sms), memory
             )
         if not self.gpus:
-            gpus = f"No GPU: {self.gpu_reason}"
+            gpus = Text(f"No GPU: {self.gpu_reason}")
         implementations = table("implementation", "platform", "available", "configs / reason")
         for entry in self.implementations:
             implementations.add_row(
                 entry.name,
                 entry.platform,
                 "yes" if entry.available else "no",
-                " ".join(entry.configs) if entry.available else entry.reason,
+                Text(" ".join(entry.configs) if entry.available else entry.reason),
             )
         return Group(versions, "", gpus, "", implementations)
 
@@ -100,7 +101,7 @@ class Info:
         out = io.StringIO()
         Console(
             file=out, width=max(80, shutil.get_terminal_size((120, 24)).columns), highlight=False
-        ).print(self.__rich__(), markup=False)
+        ).print(self)
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 

@@ -85,10 +85,9 @@ def test_import_survives_module(name, damage, copied_package, run_python):
     reason = run_python(PRINT_REASON.format(name=name), first=copied_package)
     expected = {
         "missing": f"no jax_tcgemm._{name}",
-        "truncated": "",
-        "not_a_library": "invalid ELF",
+        "truncated": "cut short",
+        "not_a_library": "not a shared object",
     }
-    assert reason.strip()
     assert expected[damage] in reason
 
 
