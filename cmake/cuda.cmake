@@ -9,7 +9,8 @@ if(NOT nvcc)
 endif()
 set(CMAKE_CUDA_COMPILER ${nvcc} CACHE FILEPATH "CUDA compiler")
 
-# sm_80 and sm_90a machine code, and PTX that later GPUs compile for themselves.
+# TCGEMM_CUDA_ARCHITECTURES names the targets as CMake does, separated by commas or semicolons. The
+# default: sm_80 and sm_90a machine code, and PTX that other GPUs compile for themselves.
 string(REPLACE "," ";" architectures "$ENV{TCGEMM_CUDA_ARCHITECTURES}")
 if(architectures STREQUAL "")
   set(architectures 80-real 80-virtual 90a-real)
@@ -38,22 +39,38 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4)
                       "CUDACXX, or set TCGEMM_CUDA=wheel to build with the compiler from PyPI")
 endif()
 
-file(GLOB kernel_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu csrc/kernels/*/*.cc)
-file(GLOB library_sources CONFIGURE_DEPENDS csrc/libraries/*/*.cc csrc/libraries/*/*.cu)
+# Apart from the module, so that nanobind's host flags do not reach nvcc. The compiler runs under a
+# check that fails on register spills and serialised wgmma.
+function(add_cuda_library name)
+  add_library(${name} OBJECT ${ARGN})
+  target_include_directories(${name} PUBLIC csrc)
+  target_link_libraries(${name} PUBLIC CUDA::cudart_static)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v --compress-mode=size>)
+  set_target_properties(
+    ${name} PROPERTIES CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${PROJECT_SOURCE_DIR}/cmake/check_ptxas.py")
+endfunction()
 
-# A library of its own, so that nanobind's host flags do not reach nvcc. Its compiler runs under
-# a check that fails on register spills and serialised wgmma.
-add_library(tcgemm_kernels OBJECT ${kernel_sources} ${library_sources})
-target_include_directories(tcgemm_kernels PUBLIC csrc)
-target_link_libraries(tcgemm_kernels PUBLIC CUDA::cudart_static)
-target_compile_options(
-  tcgemm_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v --compress-mode=size>)
-set_target_properties(
-  tcgemm_kernels PROPERTIES CUDA_COMPILER_LAUNCHER
-                            "${Python_EXECUTABLE};${CMAKE_CURRENT_LIST_DIR}/check_ptxas.py")
+file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu csrc/kernels/*/*.cc csrc/libraries/*/*.cu
+     csrc/libraries/*/*.cc)
+set(wgmma_sources ${cuda_sources})
+list(FILTER wgmma_sources INCLUDE REGEX "/csrc/kernels/wgmma/")
+list(FILTER cuda_sources EXCLUDE REGEX "/csrc/kernels/wgmma/")
+
+add_cuda_library(tcgemm_kernels ${cuda_sources})
+# wgmma exists on sm_90a alone: for other targets its kernels would be empty, at the same cost in
+# compile time.
+add_cuda_library(tcgemm_wgmma ${wgmma_sources})
+set_target_properties(tcgemm_wgmma PROPERTIES CUDA_ARCHITECTURES 90a-real)
+set(wgmma_shapes ${CMAKE_CURRENT_BINARY_DIR}/generated/ptx/wgmma_shapes.cuh)
+add_custom_command(
+  OUTPUT ${wgmma_shapes}
+  COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/csrc/ptx/generate_wgmma.py ${wgmma_shapes}
+  DEPENDS csrc/ptx/generate_wgmma.py)
+target_sources(tcgemm_wgmma PRIVATE ${wgmma_shapes})
+target_include_directories(tcgemm_wgmma PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
 
 nanobind_add_module(_cuda NOMINSIZE NB_STATIC csrc/modules/cuda_module.cc)
-target_link_libraries(_cuda PRIVATE tcgemm_shared tcgemm_kernels Threads::Threads)
+target_link_libraries(_cuda PRIVATE tcgemm_shared tcgemm_kernels tcgemm_wgmma Threads::Threads)
 # Linked as C++ against the static runtime by its path: nothing is left for nvcc's own link step,
 # whose library folder is the one that the wheels lack.
 set_target_properties(_cuda PROPERTIES LINKER_LANGUAGE CXX)
