@@ -1,0 +1,79 @@
+// The rules hand-written kernels share when they decide whether they can run a problem. Each
+// function returns the rule that is broken as a phrase, or nothing.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/implementation.h"
+#include "core/problem.h"
+#include "tile/grid.cuh"
+
+namespace tcgemm {
+
+// One combination of types a kernel was built for.
+struct TypeRule {
+  DType in;
+  Compute compute;
+  std::vector<DType> outs;
+};
+
+inline std::string reject_device(const Device& device, int compute_capability) {
+  if (device.compute_capability >= compute_capability) return "";
+  const auto version = [](int x) { return std::to_string(x / 10) + "." + std::to_string(x % 10); };
+  return "the device must have compute capability " + version(compute_capability) + " or later, got " +
+         version(device.compute_capability);
+}
+
+inline std::string reject_types(const Problem& p, const std::vector<TypeRule>& rules) {
+  const auto append = [](std::string& list, const char* name) {
+    if (list.find(name) == std::string::npos) list += (list.empty() ? "" : ", ") + std::string(name);
+  };
+  if (p.a.dtype != p.b.dtype) {
+    return std::string("a and b must have the same dtype, got ") + dtype_name(p.a.dtype) + " and " +
+           dtype_name(p.b.dtype);
+  }
+  std::string ins, computes, outs;
+  for (const TypeRule& rule : rules) {
+    append(ins, dtype_name(rule.in));
+    if (rule.in != p.a.dtype) continue;
+    append(computes, compute_name(rule.compute));
+    if (rule.compute != p.compute) continue;
+    for (const DType out : rule.outs) {
+      if (out == p.out) return "";
+      append(outs, dtype_name(out));
+    }
+  }
+  const std::string in = dtype_name(p.a.dtype);
+  if (!outs.empty()) return "the output of " + in + " inputs must be " + outs + ", got " + dtype_name(p.out);
+  if (!computes.empty())
+    return "compute for " + in + " inputs must be " + computes + ", got " + compute_name(p.compute);
+  return "inputs must be " + ins + ", got " + in;
+}
+
+// A grid of one block a tile.
+inline std::string reject_grid(const Problem& p, int64_t tile_m, int64_t tile_n) {
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  if (p.m > kMax || p.n > kMax || p.k > kMax) return "m, n and k must be at most 2^31 - 1 each";
+  if (p.batch > 0 && TileGrid::make(1, p.m, p.n, tile_m, tile_n).num_tiles() > kMax / p.batch) {
+    return "the output must be at most 2^31 - 1 tiles of " + std::to_string(tile_m) + "x" + std::to_string(tile_n);
+  }
+  return "";
+}
+
+// alpha and beta must be exact in the accumulator's type.
+inline std::string reject_scalars(const Problem& p) {
+  const auto is_int32 = [](double x) {
+    return x >= std::numeric_limits<int32_t>::min() && x <= std::numeric_limits<int32_t>::max() &&
+           x == static_cast<double>(static_cast<int32_t>(x));
+  };
+  if (p.compute == Compute::kS32 && !(is_int32(p.alpha) && is_int32(p.beta))) {
+    return "alpha and beta must be 32-bit integers when compute is s32, got " + std::to_string(p.alpha) + " and " +
+           std::to_string(p.beta);
+  }
+  return "";
+}
+
+}  // namespace tcgemm
