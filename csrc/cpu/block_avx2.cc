@@ -22,12 +22,14 @@
 namespace tcgemm::host {
 namespace {
 
-#include "cpu/block.inc"
-#include "cpu/convert.inc"
-#include "cpu/dispatch.inc"
-#include "cpu/f16c.inc"
-#include "cpu/micro_kernel.inc"
+// clang-format off: each builds on those before it
 #include "cpu/simd_avx2.inc"
+#include "cpu/f16c.inc"
+#include "cpu/convert.inc"
+#include "cpu/micro_kernel.inc"
+#include "cpu/block.inc"
+#include "cpu/dispatch.inc"
+// clang-format on
 
 }  // namespace
 }  // namespace tcgemm::host

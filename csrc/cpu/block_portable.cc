@@ -13,11 +13,13 @@
 namespace tcgemm::host {
 namespace {
 
-#include "cpu/block.inc"
-#include "cpu/convert.inc"
-#include "cpu/dispatch.inc"
-#include "cpu/micro_kernel.inc"
+// clang-format off: each builds on those before it
 #include "cpu/simd_portable.inc"
+#include "cpu/convert.inc"
+#include "cpu/micro_kernel.inc"
+#include "cpu/block.inc"
+#include "cpu/dispatch.inc"
+// clang-format on
 
 }  // namespace
 
