@@ -1,0 +1,29 @@
+"""The debug switches: environment variables, read whenever a program is lowered."""
+
+import os
+
+SWITCHES = {
+    "TCGEMM_PRINT_CHOICE": "1: print each product, the implementation and config chosen, and why",
+    "TCGEMM_IMPLEMENTATION": "the implementation of every call that does not name one itself",
+    "TCGEMM_CONFIG": "its config; needs TCGEMM_IMPLEMENTATION",
+}
+
+
+def switch(name: str) -> str | None:
+    """The value of a switch, None when unset or empty."""
+    assert name in SWITCHES
+    return os.environ.get(name) or None
+
+
+def debug_switches() -> None:
+    """Prints every debug switch, its value and its meaning.
+
+    A program that JAX has already compiled keeps the choices it was lowered with.
+
+    Example:
+      >>> import jax_tcgemm
+      >>> jax_tcgemm.debug_switches()  # doctest: +ELLIPSIS
+      TCGEMM_PRINT_CHOICE...
+    """
+    for name, meaning in SWITCHES.items():
+        print(f"{name}={switch(name) or '':<12} {meaning}")

@@ -1,0 +1,232 @@
+"""`explain`: what runs each product of a JAX function, and why."""
+
+import dataclasses
+import io
+import shutil
+from collections.abc import Iterator, Sequence
+
+import jax
+from jax.extend import core
+
+from jax_tcgemm import local, selection
+from jax_tcgemm.primitives import dot_general as primitive
+from jax_tcgemm.problem import Problem
+from jax_tcgemm.roofline import peaks, roofline_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of ours in a traced function.
+
+    Attributes:
+      implementation: what runs it.
+      config: the config of that.
+      why: why it was chosen.
+      problem: the product as the implementation sees it; None where XLA's own dot is all there is.
+      copies: arrays that XLA must rewrite for the call, in words; mostly none.
+      rejected: for every other implementation that cannot run it, the rule that stops it.
+      workspace_bytes: scratch memory.
+      bytes: least memory traffic of one execution, None without a problem.
+      flops: real operations of one execution, None without a problem.
+      roofline_us: microseconds that no implementation can beat, None where the device's peak rates
+        are not known.
+      times: how often it runs in one call of the function; None where only the data tell (while).
+      path: the control flow around it, outermost first, such as "scan[10]" or "cond[0]".
+      source: file and line of the call, as far as JAX knows it.
+    """
+
+    implementation: str
+    config: str
+    why: str
+    problem: Problem | None
+    copies: tuple[str, ...]
+    rejected: dict[str, str]
+    workspace_bytes: int
+    bytes: int | None
+    flops: int | None
+    roofline_us: float | None
+    times: int | None
+    path: tuple[str, ...]
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation(Sequence):
+    """The result of `explain`: a sequence of `Call`s that prints as a table."""
+
+    calls: tuple[Call, ...]
+    platform: str
+    device: selection.Device
+
+    def __getitem__(self, index):
+        return self.calls[index]
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __rich__(self):
+        from rich import box
+        from rich.console import Group
+        from rich.table import Table
+
+        if not self.calls:
+            return "No product of jax_tcgemm in this function."
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for heading in ("#", "problem", "times", "implementation", "why"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("GFLOP", "MB", "roofline us"):
+            table.add_column(heading, justify="right")
+        notes = []
+        for i, call in enumerate(self.calls):
+            where = " ".join(call.path)
+            times = "?" if call.times is None else str(call.times)
+            table.add_row(
+                str(i),
+                "-" if call.problem is None else str(call.problem),
+                f"{times} {where}".rstrip(),
+                f"{call.implementation}/{call.config}",
+                call.why,
+                _scaled(call.flops, 1e9),
+                _scaled(call.bytes, 1e6),
+                _scaled(call.roofline_us, 1),
+            )
+            notes += [f"{i}: copy: {copy}" for copy in call.copies]
+            notes += [f"{i}: {name} cannot run this: {why}" for name, why in call.rejected.items()]
+        return Group(f"Lowered for {self._target()}", table, *notes)
+
+    def _target(self) -> str:
+        if self.platform != "cuda":
+            return self.platform
+        known = peaks(self.device.compute_capability)
+        major, minor = divmod(self.device.compute_capability, 10)
+        rates = f"peak rates of {known.name}" if known else "peak rates not known"
+        assumed = ", assumed" if self.device.assumed else ""
+        return f"cuda, compute capability {major}.{minor}{assumed} ({rates})"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        out = io.StringIO()
+        width = max(100, shutil.get_terminal_size((140, 24)).columns)
+        Console(file=out, width=width, highlight=False).print(self.__rich__(), markup=False)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _scaled(value: float | None, unit: float) -> str:
+    return "-" if value is None else f"{value / unit:.4g}"
+
+
+def explain(f, *args, platform: str | None = None, **kwargs) -> Explanation:
+    """Says, for every call of ours in a JAX function, what runs it and why. Runs nothing.
+
+    Args:
+      f: a function that JAX can trace, jitted or not.
+      *args: its arguments; `jax.ShapeDtypeStruct`s will do.
+      platform: "cuda" or "cpu", the platform to lower for; None takes JAX's default. For "cuda"
+        on a machine without a GPU, an H200 is assumed.
+      **kwargs: its keyword arguments.
+
+    Returns:
+      An `Explanation`: a sequence with one `Call` for each call, in the order of the program and
+      looked for inside jit, scan, while, cond, remat, custom derivatives and shard_map (there with
+      the local shapes). It prints as a table. How XLA partitions a program over devices is not
+      known while tracing, and not part of it.
+
+    Raises:
+      ValueError: for another platform, or when a call names an implementation or config that
+        cannot run it; the same as lowering the function would raise.
+
+    Example:
+      >>> import jax.numpy as jnp, jax_tcgemm
+      >>> x = jnp.ones((256, 128), jnp.bfloat16)
+      >>> report = jax_tcgemm.explain(lambda x: jax_tcgemm.matmul(x, x.T), x, platform="cpu")
+      >>> report[0].problem.m, report[0].problem.flops
+      (256, 16777216)
+    """
+    if platform is None:
+        platform = jax.default_backend()
+        platform = "cuda" if platform == "gpu" else platform
+    if platform not in ("cuda", "cpu"):
+        raise ValueError(
+            f"explain: platform must be cuda or cpu, got {platform=}; None takes JAX's default"
+        )
+    device = selection.target_device(platform)
+    closed = jax.make_jaxpr(lambda args, kwargs: f(*args, **kwargs))(args, kwargs)
+    found = _calls(closed.jaxpr, platform, device, 1, ())
+    return Explanation(tuple(found), platform, device)
+
+
+def _calls(jaxpr, platform, device, times, path) -> Iterator[Call]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is primitive.dot_general_p:
+            yield _explain_call(eqn, platform, device, times, path)
+            continue
+        for inner, inner_times, label in _inner_jaxprs(eqn):
+            count = None if times is None or inner_times is None else times * inner_times
+            yield from _calls(inner, platform, device, count, path + ((label,) if label else ()))
+
+
+def _inner_jaxprs(eqn) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
+    """Each jaxpr inside an equation, how often it runs, and what to call it (mostly nothing)."""
+    name = eqn.primitive.name
+    for key, value in eqn.params.items():
+        jaxprs = [
+            getattr(item, "jaxpr", item)
+            for item in (value if isinstance(value, list | tuple) else (value,))
+            if isinstance(item, core.Jaxpr | core.ClosedJaxpr)
+        ]
+        for index, jaxpr in enumerate(jaxprs):
+            if name == "scan":
+                yield jaxpr, eqn.params["length"], f"scan[{eqn.params['length']}]"
+            elif name == "while":
+                yield jaxpr, None, f"while.{key.removesuffix('_jaxpr')}"
+            elif name == "cond":
+                yield jaxpr, None, f"cond[{index}]"
+            else:
+                yield jaxpr, 1, name if name == "shard_map" else ""
+
+
+def _explain_call(eqn, platform, device, times, path) -> Call:
+    avals = [v.aval for v in eqn.invars]
+    out = eqn.outvars[0].aval
+    plan = local.make_plan(
+        primitive.OP,
+        primitive.product_of(*avals, out, eqn.params),
+        platform,
+        device,
+        primitive.obstacle_of(platform, *avals, out),
+    )
+    problem, choice = plan.problem, plan.choice
+    can_run = {c.implementation for c in choice.candidates if not c.reason}
+    rejected = {
+        c.implementation: c.reason
+        for c in reversed(choice.candidates)
+        if c.reason and c.implementation not in can_run
+    }
+    seconds = problem and roofline_seconds(problem, device.compute_capability)
+    return Call(
+        implementation=choice.implementation,
+        config=choice.config,
+        why=choice.why,
+        problem=problem,
+        copies=plan.copies,
+        rejected=dict(reversed(rejected.items())),
+        workspace_bytes=choice.workspace_bytes,
+        bytes=problem.bytes if problem else None,
+        flops=problem.flops if problem else None,
+        roofline_us=seconds * 1e6 if seconds is not None else None,
+        times=times,
+        path=path,
+        source=_source(eqn),
+    )
+
+
+def _source(eqn) -> str:
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return ""
+    for frame in traceback.frames:
+        folders = frame.file_name.replace("\\", "/").split("/")
+        if "jax_tcgemm" not in folders and "jax" not in folders:
+            return f"{frame.file_name}:{frame.line_num}"
+    return ""

@@ -1,0 +1,256 @@
+"""The device-local product: fold the dimensions, choose, call.
+
+`make_plan` decides everything from shapes and dtypes; `dot_general` carries a plan out and
+`explain` prints one, so what is explained is what runs.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm import _modules, selection
+from jax_tcgemm.folding import Fold, MatrixLayout, fold
+from jax_tcgemm.precision import Numerics, resolve
+from jax_tcgemm.problem import DTYPE_NAMES, DTYPES, Operand, Problem
+
+TARGET = "tcgemm_gemm"
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """transpose(dot_general(lhs, rhs), permutation) of given shapes: what a primitive call says.
+
+    Attributes:
+      lhs_shape: extents of the left operand.
+      lhs_dtype: its dtype.
+      rhs_shape: extents of the right operand.
+      rhs_dtype: its dtype.
+      result_shape: extents of the result, permuted.
+      result_dtype: its dtype.
+      dimension_numbers: as of `lax.dot_general`.
+      permutation: order of the result's dimensions.
+      precision: as `precision.canonical_precision` returns it.
+      implementation: name to force, or None.
+      config: config to force, or None.
+    """
+
+    lhs_shape: tuple[int, ...]
+    lhs_dtype: np.dtype
+    rhs_shape: tuple[int, ...]
+    rhs_dtype: np.dtype
+    result_shape: tuple[int, ...]
+    result_dtype: np.dtype
+    dimension_numbers: tuple
+    permutation: tuple[int, ...]
+    precision: object
+    implementation: str | None
+    config: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a product runs on one device.
+
+    `problem` is None where XLA's dot is all there is; `numerics` and `fold` are then None too,
+    and `choice.why` says why.
+    """
+
+    product: Product
+    platform: str
+    numerics: Numerics | None
+    fold: Fold | None
+    problem: Problem | None
+    choice: selection.Choice
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Every array XLA must rewrite for the call, with its bytes read and written."""
+        if self.choice.implementation == selection.XLA:
+            return ()
+        product, numerics, folded = self.product, self.numerics, self.fold
+        found = []
+        for name, shape, dtype, order in (
+            ("lhs", product.lhs_shape, product.lhs_dtype, folded.lhs_order),
+            ("rhs", product.rhs_shape, product.rhs_dtype, folded.rhs_order),
+        ):
+            itemsize = numerics.operand_dtype.itemsize
+            if dtype != numerics.operand_dtype:
+                moved = _bytes(shape, dtype.itemsize + itemsize)
+                found.append(f"{name} converted to {numerics.operand_dtype} ({moved})")
+            if order is not None:
+                found.append(f"{name} permuted to {order} ({_bytes(shape, 2 * itemsize)})")
+        if folded.result_order is not None:
+            moved = _bytes(product.result_shape, 2 * numerics.out_dtype.itemsize)
+            found.append(f"result permuted to {folded.result_order} ({moved})")
+        if product.result_dtype != numerics.out_dtype:
+            moved = product.result_dtype.itemsize + numerics.out_dtype.itemsize
+            moved = _bytes(product.result_shape, moved)
+            found.append(f"result converted to {product.result_dtype} ({moved})")
+        return tuple(found)
+
+
+def _bytes(shape, itemsize: int) -> str:
+    return f"{math.prod(shape) * itemsize / 1e6:.3g} MB"
+
+
+def make_plan(
+    op: str, product: Product, platform: str, device: selection.Device, obstacle: str = ""
+) -> Plan:
+    """Folds a product and chooses what runs it.
+
+    Args:
+      op: the public function, for messages.
+      product: the product.
+      platform: the platform it is lowered for.
+      device: the device it will run on.
+      obstacle: a phrase saying why, all the same, only XLA's own dot can be used; "" when not.
+
+    Returns:
+      The plan.
+
+    Raises:
+      ValueError: when an implementation was forced that cannot run the product.
+    """
+
+    def only_xla(reason):
+        choice = selection.select(op, reason, device, product.implementation, product.config)
+        return Plan(product, platform, None, None, None, choice)
+
+    if obstacle:
+        return only_xla(obstacle)
+    numerics = resolve(
+        product.lhs_dtype, product.rhs_dtype, product.result_dtype, product.precision, platform
+    )
+    if isinstance(numerics, str):
+        return only_xla(numerics)
+    itemsize = numerics.operand_dtype.itemsize
+    folded = fold(
+        product.lhs_shape,
+        product.rhs_shape,
+        product.dimension_numbers,
+        product.permutation,
+        (itemsize, itemsize, numerics.out_dtype.itemsize),
+    )
+    if isinstance(folded, str):
+        return only_xla(folded)
+    problem = Problem(
+        batch=folded.batch,
+        batch_inner=folded.batch_inner,
+        m=folded.m,
+        n=folded.n,
+        k=folded.k,
+        a=_operand(folded.a, numerics.operand_dtype),
+        b=_operand(folded.b, numerics.operand_dtype),
+        out_dtype=DTYPE_NAMES[numerics.out_dtype],
+        compute=numerics.compute,
+    )
+    choice = selection.select(op, problem, device, product.implementation, product.config)
+    return Plan(product, platform, numerics, folded, problem, choice)
+
+
+def _operand(layout: MatrixLayout, dtype: np.dtype) -> Operand:
+    return Operand(
+        DTYPE_NAMES[dtype],
+        layout.transposed,
+        layout.ld,
+        layout.outer_stride,
+        layout.inner_stride,
+    )
+
+
+def dot_general(lhs: jax.Array, rhs: jax.Array, plan: Plan, out_sharding=None) -> jax.Array:
+    """Carries out a plan. `out_sharding` is for XLA's dot, in dot_general's own order."""
+    if plan.choice.implementation == selection.XLA:
+        return _xla(lhs, rhs, plan, out_sharding)
+    numerics, folded = plan.numerics, plan.fold
+    lhs = _prepare(lhs, numerics.operand_dtype, folded.lhs_order)
+    rhs = _prepare(rhs, numerics.operand_dtype, folded.rhs_order)
+    a, b = (rhs, lhs) if folded.swapped else (lhs, rhs)
+    d = local_gemm(plan.problem, a, b, choice=plan.choice, shape=folded.shape)
+    if folded.result_order is not None:
+        d = lax.transpose(d, folded.result_order)
+    return lax.convert_element_type(d, plan.product.result_dtype)
+
+
+def _prepare(x, dtype, order):
+    x = lax.convert_element_type(x, dtype)
+    return x if order is None else lax.transpose(x, order)
+
+
+def _xla(lhs, rhs, plan, out_sharding):
+    product, precision = plan.product, plan.product.precision
+    is_preset = isinstance(precision, lax.DotAlgorithmPreset)
+    if plan.platform == "cpu" and is_preset and plan.numerics is not None:
+        # XLA:CPU refuses some presets. Converting as they say and multiplying in full precision
+        # is at least as accurate, and lets a program written for the GPU run.
+        lhs = lax.convert_element_type(lhs, plan.numerics.operand_dtype)
+        rhs = lax.convert_element_type(rhs, plan.numerics.operand_dtype)
+        precision = lax.Precision.HIGHEST
+    out = lax.dot_general(
+        lhs,
+        rhs,
+        product.dimension_numbers,
+        precision=precision,
+        preferred_element_type=product.result_dtype,
+        out_sharding=out_sharding,
+    )
+    if product.permutation != tuple(range(out.ndim)):
+        out = lax.transpose(out, product.permutation)
+    return out
+
+
+def local_gemm(
+    problem: Problem,
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array | None = None,
+    *,
+    choice: selection.Choice,
+    shape: tuple[int, ...] | None = None,
+) -> jax.Array:
+    """The custom call: D = alpha * op(A) op(B) + beta * C on flat row-major buffers.
+
+    Args:
+      problem: extents, strides, layouts and dtypes; `a`, `b` and `c` must have its dtypes.
+      a: buffer of A, of any shape with the elements that the problem addresses.
+      b: buffer of B, likewise.
+      c: buffer of C, packed like D; given exactly when `problem.beta` is not 0. D overwrites it
+        where XLA may, that is without a copy where the caller donates it.
+      choice: what runs it; not "xla".
+      shape: shape of D; the same elements as (batch, m, n), which is the default.
+
+    Returns:
+      D, of dtype `problem.out_dtype`, packed.
+
+    Raises:
+      ValueError: when `c` does not go with beta.
+    """
+    if (c is None) != (problem.beta == 0):
+        raise ValueError(
+            f"local_gemm: c must be given exactly when beta is not 0, got beta={problem.beta} and "
+            f"{'no c' if c is None else 'a c'}; pass both or neither"
+        )
+    if shape is None:
+        shape = (problem.batch, problem.m, problem.n)
+    module = _modules.cpu if choice.implementation == "host" else _modules.cuda
+    results = [jax.ShapeDtypeStruct(shape, DTYPES[problem.out_dtype])]
+    if choice.workspace_bytes:
+        results.append(jax.ShapeDtypeStruct((choice.workspace_bytes,), jnp.uint8))
+    gemm = {
+        "abi": module.abi_version,
+        "implementation": choice.implementation,
+        "config": choice.config,
+    }
+    operands = (a, b)
+    if c is not None:
+        operands = (a, b, lax.reshape(c, shape))
+    call = jax.ffi.ffi_call(
+        TARGET,
+        results,
+        input_output_aliases={2: 0} if c is not None else None,
+    )
+    return call(*operands, gemm=gemm | problem.attributes())[0]

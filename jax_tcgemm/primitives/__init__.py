@@ -1,0 +1,1 @@
+"""JAX primitives: typing, transformations and lowering. They never know which kernel runs."""

@@ -1,0 +1,351 @@
+"""The primitive `tcgemm_dot_general`: a dot_general whose result may be in any order.
+
+    out = transpose(dot_general(lhs, rhs, dimension_numbers), permutation)
+
+The permutation closes the primitive under differentiation and batching: the gradient of an operand
+comes out in the operand's own order, so that no rule here ever emits a transpose, and what is a
+layout stays one until the device-local code turns it into strides.
+
+Parameters, all static: dimension_numbers, permutation, precision (canonical),
+preferred_element_type, out_sharding (of the permuted result), implementation, config.
+"""
+
+import functools
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core
+from jax.extend.core.primitives import dot_general_p as lax_dot_general_p
+from jax.extend.core.primitives import transpose_p
+from jax.interpreters import ad, batching, mlir, xla
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_tcgemm import local, selection
+
+dot_general_p = core.Primitive("tcgemm_dot_general")
+
+# The function that messages name: a call does not know which public one bound it.
+OP = "dot_general"
+
+
+def dot_general(
+    lhs,
+    rhs,
+    *,
+    dimension_numbers,
+    permutation=None,
+    precision=None,
+    preferred_element_type=None,
+    out_sharding=None,
+    implementation=None,
+    config=None,
+):
+    """Binds the primitive; arguments are checked and canonical already."""
+    if permutation is None:
+        permutation = tuple(range(_result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)))
+    return dot_general_p.bind(
+        *_same_varying(lhs, rhs),
+        dimension_numbers=dimension_numbers,
+        permutation=tuple(permutation),
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+        config=config,
+    )
+
+
+def _result_ndim(lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> int:
+    (contract, _), (batch, _) = dimension_numbers
+    return lhs_ndim + rhs_ndim - 2 * len(contract) - len(batch)
+
+
+def _same_varying(lhs, rhs):
+    """Inside shard_map, makes both operands vary over the union of their manual axes."""
+    varying = [jax.typeof(x).manual_axis_type.varying for x in (lhs, rhs)]
+    union = varying[0] | varying[1]
+    return [
+        lax.pcast(x, tuple(union - own), to="varying") if union - own else x
+        for x, own in zip((lhs, rhs), varying, strict=True)
+    ]
+
+
+# --- typing -------------------------------------------------------------------------------------
+
+
+def _abstract_eval(
+    lhs,
+    rhs,
+    *,
+    dimension_numbers,
+    permutation,
+    precision,
+    preferred_element_type,
+    out_sharding,
+    implementation,
+    config,
+):
+    del implementation, config
+    out, _ = lax_dot_general_p.abstract_eval(
+        lhs,
+        rhs,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=_natural_sharding(out_sharding, permutation),
+    )
+    if permutation != tuple(range(out.ndim)):
+        out, _ = transpose_p.abstract_eval(out, permutation=permutation)
+    return out
+
+
+def _natural_sharding(out_sharding, permutation):
+    """The sharding of the result before its dimensions are permuted."""
+    if out_sharding is None:
+        return None
+    spec = out_sharding.spec
+    partitions = [*spec, *[None] * (len(permutation) - len(spec))]
+    return out_sharding.update(
+        spec=spec.update(partitions=tuple(partitions[i] for i in np.argsort(permutation)))
+    )
+
+
+dot_general_p.def_impl(functools.partial(xla.apply_primitive, dot_general_p))
+dot_general_p.def_abstract_eval(_abstract_eval)
+
+
+# --- batching -----------------------------------------------------------------------------------
+
+
+def _batch(axis_data, args, dims, *, dimension_numbers, permutation, out_sharding, **params):
+    """A dimension of both operands becomes a batch dimension, of one a free one; nothing moves."""
+    (lhs, rhs), (lhs_dim, rhs_dim) = args, dims
+    if lhs_dim is None and rhs_dim is None:
+        out = dot_general_p.bind(
+            lhs,
+            rhs,
+            dimension_numbers=dimension_numbers,
+            permutation=permutation,
+            out_sharding=out_sharding,
+            **params,
+        )
+        return out, None
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
+    lhs_contract, lhs_batch = _bump(lhs_contract, lhs_dim), _bump(lhs_batch, lhs_dim)
+    rhs_contract, rhs_batch = _bump(rhs_contract, rhs_dim), _bump(rhs_batch, rhs_dim)
+    if lhs_dim is not None and rhs_dim is not None:
+        lhs_batch, rhs_batch = (lhs_dim, *lhs_batch), (rhs_dim, *rhs_batch)
+    new_numbers = ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))
+
+    lhs_axes, rhs_axes = _natural_axes(lhs.ndim, rhs.ndim, new_numbers)
+    if lhs_dim is not None:
+        own, mapped = lhs_axes, lhs_dim
+        neighbours = lhs_batch if rhs_dim is not None else own
+    else:
+        own, mapped, neighbours = rhs_axes, rhs_dim, rhs_axes
+    new_axis = own[mapped]
+    # Next to its neighbour in memory, where both may fold into one extent; in front otherwise.
+    order = [axis + (axis >= new_axis) for axis in permutation]
+    if mapped + 1 in neighbours:
+        position = order.index(own[mapped + 1])
+    elif mapped - 1 in neighbours:
+        position = order.index(own[mapped - 1]) + 1
+    else:
+        position = 0
+    order.insert(position, new_axis)
+    if out_sharding is not None:
+        out_sharding = _insert_axis(out_sharding, position, len(order), axis_data)
+    out = dot_general_p.bind(
+        lhs,
+        rhs,
+        dimension_numbers=new_numbers,
+        permutation=tuple(order),
+        out_sharding=out_sharding,
+        **params,
+    )
+    return out, position
+
+
+def _bump(axes, dim):
+    """`axes` after a new dimension `dim` was inserted."""
+    return tuple(axes) if dim is None else tuple(axis + (axis >= dim) for axis in axes)
+
+
+def _natural_axes(lhs_ndim, rhs_ndim, dimension_numbers):
+    """For each operand, {its axis: axis of dot_general's result}, contracted axes left out."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
+    lhs_axes = {axis: i for i, axis in enumerate(lhs_batch)}
+    rhs_axes = {axis: i for i, axis in enumerate(rhs_batch)}
+    position = len(lhs_batch)
+    for axes, ndim, contract in (
+        (lhs_axes, lhs_ndim, lhs_contract),
+        (rhs_axes, rhs_ndim, rhs_contract),
+    ):
+        for axis in range(ndim):
+            if axis not in axes and axis not in contract:
+                axes[axis] = position
+                position += 1
+    return lhs_axes, rhs_axes
+
+
+def _insert_axis(sharding, position, ndim, axis_data):
+    spec = [*sharding.spec, *[None] * (ndim - 1 - len(sharding.spec))]
+    mesh_axis = axis_data.explicit_mesh_axis
+    spec.insert(position, mesh_axis)
+    return sharding.update(spec=sharding.spec.update(partitions=tuple(spec)))
+
+
+batching.fancy_primitive_batchers[dot_general_p] = _batch
+
+
+# --- differentiation ----------------------------------------------------------------------------
+
+
+def _transpose_lhs(g, x, y, **params):
+    return _transpose_operand(g, x, y, **params)
+
+
+def _transpose_rhs(g, x, y, **params):
+    return _transpose_operand(g, y, x, is_rhs=True, **params)
+
+
+def _transpose_operand(
+    g,
+    x,
+    y,
+    *,
+    dimension_numbers,
+    permutation,
+    precision,
+    preferred_element_type,
+    out_sharding,
+    implementation,
+    config,
+    is_rhs=False,
+):
+    """The cotangent of x, in x's own order: a product of g and y over y's free dimensions.
+
+    It inherits the implementation, which must then be able to run it, but not the config: that
+    was asked for a product of another shape.
+    """
+    del out_sharding, config
+    x_ndim = x.aval.ndim
+    if is_rhs:
+        y_axes, x_axes = _natural_axes(y.ndim, x_ndim, dimension_numbers)
+        (y_contract, x_contract), (y_batch, x_batch) = dimension_numbers
+    else:
+        x_axes, y_axes = _natural_axes(x_ndim, y.ndim, dimension_numbers)
+        (x_contract, y_contract), (x_batch, y_batch) = dimension_numbers
+    in_g = {natural: axis for axis, natural in enumerate(permutation)}
+    y_free = [axis for axis in y_axes if axis not in y_batch]
+    g_contract = tuple(in_g[y_axes[axis]] for axis in y_free)
+    g_batch = tuple(in_g[x_axes[axis]] for axis in x_batch)
+    # y's operand of the new product keeps its side, so that dW = dot(x, g).
+    if is_rhs:
+        operands, side = (y, g), 1
+        numbers = ((tuple(y_free), g_contract), (tuple(y_batch), g_batch))
+    else:
+        operands, side = (g, y), 0
+        numbers = ((g_contract, tuple(y_free)), (g_batch, tuple(y_batch)))
+    axes = _natural_axes(operands[0].ndim, operands[1].ndim, numbers)
+    g_axes, other_axes = axes[side], axes[1 - side]
+    contracted = dict(zip(x_contract, y_contract, strict=True))
+    order = tuple(
+        other_axes[contracted[axis]] if axis in contracted else g_axes[in_g[x_axes[axis]]]
+        for axis in range(x_ndim)
+    )
+    x_bar = dot_general(
+        *operands,
+        dimension_numbers=numbers,
+        permutation=order,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=_cotangent_sharding(x.aval),
+        implementation=implementation,
+        config=None,
+    )
+    return lax.convert_element_type(x_bar, x.aval.dtype)
+
+
+def _cotangent_sharding(aval):
+    """The sharding of a cotangent: that of its primal; unsharded in an explicit mesh otherwise."""
+    if not aval.sharding.mesh.empty:
+        return aval.sharding
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty else NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
+
+
+ad.defbilinear(dot_general_p, _transpose_lhs, _transpose_rhs)
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+def product_of(lhs, rhs, out, params) -> local.Product:
+    """What one call of the primitive says, from the types of its operands and result."""
+    return local.Product(
+        lhs_shape=tuple(lhs.shape),
+        lhs_dtype=np.dtype(lhs.dtype),
+        rhs_shape=tuple(rhs.shape),
+        rhs_dtype=np.dtype(rhs.dtype),
+        result_shape=tuple(out.shape),
+        result_dtype=np.dtype(out.dtype),
+        dimension_numbers=params["dimension_numbers"],
+        permutation=params["permutation"],
+        precision=params["precision"],
+        implementation=params["implementation"],
+        config=params["config"],
+    )
+
+
+def obstacle_of(platform: str, *avals) -> str:
+    """Why a call must be XLA's own dot whatever the problem; "" when it need not be."""
+    if platform not in ("cpu", "cuda"):
+        return f"no implementation runs on {platform}"
+    if not all(isinstance(extent, int) for aval in avals for extent in aval.shape):
+        return "its shapes are symbolic"
+    if any(axis is not None for aval in avals for axis in aval.sharding.spec):
+        return "its operands are sharded, and XLA must partition the product"
+    return ""
+
+
+def _partitioned(ctx) -> str:
+    """Why XLA would have to partition the call, which it cannot do to a custom call; or ""."""
+    axis_context = ctx.module_context.axis_context
+    mesh = getattr(axis_context, "mesh", None)
+    if mesh is not None:
+        automatic = set(mesh.axis_names) - set(axis_context.manual_axes)
+        if any(mesh.shape[axis] > 1 for axis in automatic):
+            return "it is inside a partly manual shard_map, and XLA must partition the product"
+        return ""
+    if (getattr(axis_context, "num_devices", None) or 1) > 1:
+        return "the program runs on several devices, and XLA must partition the product"
+    return ""
+
+
+def _lower(ctx, lhs, rhs, *, platform, out_sharding, **params):
+    out_aval = ctx.avals_out[0]
+    obstacle = obstacle_of(platform, *ctx.avals_in, out_aval) or _partitioned(ctx)
+    product = product_of(*ctx.avals_in, out_aval, params)
+    plan = local.make_plan(OP, product, platform, selection.target_device(platform), obstacle)
+    local_dot_general = functools.partial(
+        local.dot_general,
+        plan=plan,
+        out_sharding=_natural_sharding(out_sharding, params["permutation"]),
+    )
+    return mlir.lower_fun(local_dot_general, multiple_results=False)(ctx, lhs, rhs)
+
+
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(
+        dot_general_p, functools.partial(_lower, platform=_platform), platform=_platform
+    )
+
+
+def _lower_elsewhere(ctx, lhs, rhs, **params):
+    platforms = ctx.platforms or ctx.module_context.platforms
+    return _lower(ctx, lhs, rhs, platform="/".join(platforms), **params)
+
+
+mlir.register_lowering(dot_general_p, _lower_elsewhere)

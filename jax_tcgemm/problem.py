@@ -1,0 +1,119 @@
+"""The one description of a matrix product, as the C++ side knows it (csrc/core/problem.h).
+
+D[b, m, n] = alpha * sum_k op(A)[b, m, k] * op(B)[b, k, n] + beta * C[b, m, n]
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+# Names of the dtypes an implementation may meet, as the C++ side spells them.
+DTYPE_NAMES = {
+    np.dtype(jnp.float16): "f16",
+    np.dtype(jnp.bfloat16): "bf16",
+    np.dtype(jnp.float32): "f32",
+    np.dtype(jnp.float64): "f64",
+    np.dtype(jnp.int8): "s8",
+    np.dtype(jnp.uint8): "u8",
+    np.dtype(jnp.int32): "s32",
+    np.dtype(jnp.complex64): "c64",
+    np.dtype(jnp.complex128): "c128",
+}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+# Largest extent of one dimension; elements are indexed with 64 bits.
+MAX_EXTENT = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """One input matrix for each batch index; strides count elements.
+
+    A is (m, k) at `m * ld + k`, or `k * ld + m` when transposed; B is (k, n) at `k * ld + n`, or
+    `n * ld + k` when transposed. Batch index `b` adds `b // batch_inner * outer_stride +
+    b % batch_inner * inner_stride`; a stride of 0 broadcasts.
+    """
+
+    dtype: str
+    transposed: bool
+    ld: int
+    outer_stride: int = 0
+    inner_stride: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A batched product over flat buffers; D and C are packed (batch, m, n)."""
+
+    batch: int
+    batch_inner: int
+    m: int
+    n: int
+    k: int
+    a: Operand
+    b: Operand
+    out_dtype: str
+    compute: str
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    def attributes(self) -> dict:
+        """The part of the FFI attribute `gemm` (csrc/ffi/gemm.h) that the problem determines."""
+        return {
+            "compute": self.compute,
+            "batch": self.batch,
+            "batch_inner": self.batch_inner,
+            "m": self.m,
+            "n": self.n,
+            "k": self.k,
+            "a_transposed": self.a.transposed,
+            "b_transposed": self.b.transposed,
+            "a_ld": self.a.ld,
+            "a_outer_stride": self.a.outer_stride,
+            "a_inner_stride": self.a.inner_stride,
+            "b_ld": self.b.ld,
+            "b_outer_stride": self.b.outer_stride,
+            "b_inner_stride": self.b.inner_stride,
+            "alpha": self.alpha,
+            "beta": self.beta,
+        }
+
+    def query(self) -> dict:
+        """What the modules' reject() and workspace_bytes() take (csrc/modules/queries.h)."""
+        dtypes = {"a_dtype": self.a.dtype, "b_dtype": self.b.dtype, "out_dtype": self.out_dtype}
+        return self.attributes() | dtypes
+
+    @property
+    def layout(self) -> str:
+        """NN, NT, TN or TT: whether A and B are transposed."""
+        return "NT"[self.a.transposed] + "NT"[self.b.transposed]
+
+    @property
+    def flops(self) -> int:
+        """Real multiplications and additions: 2 for a product of two real numbers."""
+        per_product = 8 if self.out_dtype in ("c64", "c128") else 2
+        return per_product * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Least memory traffic: each distinct element of A, B (and C) read, and D written, once."""
+        d = self.batch * self.m * self.n * DTYPES[self.out_dtype].itemsize
+        a = self._distinct(self.a, self.m * self.k)
+        b = self._distinct(self.b, self.k * self.n)
+        return a + b + d * (2 if self.beta else 1)
+
+    def _distinct(self, operand: Operand, elements: int) -> int:
+        inner = self.batch_inner if operand.inner_stride else min(self.batch_inner, 1)
+        outer = self.batch // max(self.batch_inner, 1)
+        outer = outer if operand.outer_stride else min(outer, 1)
+        return outer * inner * elements * DTYPES[operand.dtype].itemsize
+
+    def __str__(self) -> str:
+        if self.batch_inner not in (0, self.batch):
+            batch = f"{self.batch // self.batch_inner}x{self.batch_inner} x "
+        else:
+            batch = f"{self.batch} x " if self.batch != 1 else ""
+        inputs = self.a.dtype if self.a.dtype == self.b.dtype else f"{self.a.dtype},{self.b.dtype}"
+        types = f"{inputs}->{self.out_dtype} ({self.compute})"
+        return f"{batch}{self.m}x{self.n}x{self.k} {self.layout} {types}"

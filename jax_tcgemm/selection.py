@@ -1,0 +1,272 @@
+"""Which implementation and config runs a problem: one component, one printable result.
+
+Everything here is decided while a program is traced or lowered, from the problem and the device
+alone, so the same program always makes the same choices.
+"""
+
+import dataclasses
+import functools
+import sys
+
+from jax_tcgemm import _modules
+from jax_tcgemm.debug import switch
+from jax_tcgemm.problem import Problem
+
+XLA = "xla"
+_XLA_CONFIG = "default"
+
+# The names of the CUDA implementations, in the order in which selection prefers them. Known
+# without the _cuda module too, so that a build without it tells a missing one from a misspelt one.
+_CUDA_PREFERENCE = (
+    "wgmma",
+    "cublaslt",
+    "mma_sync",
+    "wmma_tiled",
+    "simt_tiled",
+    "wmma_naive",
+    "simt_naive",
+)
+_PLATFORM_OF = dict.fromkeys(_CUDA_PREFERENCE, "cuda") | {"host": "cpu"}
+IMPLEMENTATIONS = (*_PLATFORM_OF, XLA)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a choice may depend on. `assumed` when no such device is present here."""
+
+    platform: str
+    compute_capability: int = 0
+    num_sms: int = 0
+    shared_memory_bytes: int = 0
+    assumed: bool = False
+
+    def query(self) -> dict:
+        """What the modules' reject() and workspace_bytes() take."""
+        return {
+            "compute_capability": self.compute_capability,
+            "num_sms": self.num_sms,
+            "shared_memory_bytes": self.shared_memory_bytes,
+        }
+
+
+# Lowering for CUDA where there is no GPU aims at an H200.
+ASSUMED_GPU = Device("cuda", 90, 132, 232448, assumed=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """An implementation with a config; `reason` says why it cannot run, "" when it can."""
+
+    implementation: str
+    config: str
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """`implementation/config`."""
+        return f"{self.implementation}/{self.config}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What runs a problem, why, and what was considered."""
+
+    implementation: str
+    config: str
+    why: str
+    workspace_bytes: int = 0
+    candidates: tuple[Candidate, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.implementation}/{self.config}: {self.why}"
+
+
+def target_device(platform: str) -> Device:
+    """The device that a program lowered for `platform` will run on: the first or an assumed one."""
+    if platform != "cuda":
+        return Device(platform)
+    properties = _modules.cuda_device()
+    if properties is None:
+        return ASSUMED_GPU
+    fields = ("compute_capability", "num_sms", "shared_memory_bytes")
+    return Device("cuda", *(properties[field] for field in fields))
+
+
+def check_names(op: str, implementation: str | None, config: str | None) -> None:
+    """Raises ValueError for an unknown implementation or config, TypeError for a non-string."""
+    for what, value in (("implementation", implementation), ("config", config)):
+        if value is not None and not isinstance(value, str):
+            raise TypeError(
+                f"{op}: {what} must be a string or None, got {what}={value!r}; "
+                "see jax_tcgemm.info()"
+            )
+    if implementation is None:
+        if config is not None:
+            raise ValueError(
+                f"{op}: config must come with an implementation, got {config=}; "
+                "pass implementation= too"
+            )
+        return
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"{op}: implementation must be one of {', '.join(IMPLEMENTATIONS)}, "
+            f"got {implementation=}; None selects the best one"
+        )
+    configs = _configs(implementation)
+    if config is not None and configs and config not in configs:
+        raise ValueError(
+            f"{op}: config must be one of {', '.join(configs)} for {implementation}, "
+            f"got {config=}; None selects the best one"
+        )
+
+
+def candidates(problem: Problem, device: Device) -> tuple[Candidate, ...]:
+    """Every implementation and config of the device's platform, and what stops it if anything."""
+    found = [
+        Candidate(implementation, config, _reason(implementation, config, problem, device))
+        for implementation, platform in _PLATFORM_OF.items()
+        if platform == device.platform
+        for config in _configs(implementation) or ("",)
+    ]
+    return (*found, Candidate(XLA, _XLA_CONFIG, ""))
+
+
+def select(
+    op: str,
+    problem: Problem | str,
+    device: Device,
+    implementation: str | None = None,
+    config: str | None = None,
+) -> Choice:
+    """Chooses what runs a problem.
+
+    Args:
+      op: the public function, for messages.
+      problem: the problem; or a phrase saying why the product is not one, which leaves XLA.
+      device: where it runs.
+      implementation: a name to force; None selects.
+      config: a config of that implementation to force; None selects.
+
+    Returns:
+      The choice.
+
+    Raises:
+      ValueError: when what was forced, here or by a debug switch, cannot run the problem.
+    """
+    source = "asked for by name"
+    if implementation is None and switch("TCGEMM_IMPLEMENTATION") is not None:
+        implementation, config = switch("TCGEMM_IMPLEMENTATION"), switch("TCGEMM_CONFIG")
+        check_names("TCGEMM_IMPLEMENTATION", implementation, config)
+        source = "forced by TCGEMM_IMPLEMENTATION"
+    if isinstance(problem, str):
+        choice = _without_problem(op, problem, implementation, source)
+    elif implementation is None:
+        choice = _best(problem, device)
+    else:
+        choice = _forced(op, problem, device, implementation, config, source)
+    if switch("TCGEMM_PRINT_CHOICE"):
+        print(f"jax_tcgemm: {op}: {problem}: {choice}", file=sys.stderr)
+    return choice
+
+
+def _without_problem(op, reason, implementation, source) -> Choice:
+    if implementation in (None, XLA):
+        return Choice(XLA, _XLA_CONFIG, reason if implementation is None else source)
+    raise ValueError(_refusal(op, implementation, reason))
+
+
+def _refusal(op, name, reason) -> str:
+    return (
+        f"{op}: implementation must be able to run the product, got implementation={name!r}: "
+        f"{name} cannot run this: {reason}; implementation=None selects one that can"
+    )
+
+
+def _forced(op, problem, device, implementation, config, source) -> Choice:
+    if implementation == XLA:
+        return Choice(XLA, _XLA_CONFIG, source)
+    configs = (config,) if config is not None else _configs(implementation) or ("",)
+    considered = tuple(
+        Candidate(implementation, name, _reason(implementation, name, problem, device))
+        for name in configs
+    )
+    for candidate in _rank(problem, device, considered):
+        return _chosen(candidate, source, problem, device, considered)
+    raise ValueError(_refusal(op, implementation, considered[0].reason))
+
+
+@functools.lru_cache(maxsize=4096)
+def _best(problem: Problem, device: Device) -> Choice:
+    considered = candidates(problem, device)
+    if device.platform == "cpu":
+        best, why = _cpu_rule(problem, considered)
+        return _chosen(best, why, problem, device, considered)
+    best = _rank(problem, device, considered)[0]
+    refused = dict.fromkeys(c.implementation for c in considered if c.reason)
+    refused = [name for name in refused if name != best.implementation]
+    if best.implementation == XLA:
+        missing = _modules.reason("cuda") if device.platform == "cuda" else ""
+        why = missing or "no other implementation can run this"
+    elif refused:
+        why = f"first in the order of preference that can run this; {', '.join(refused)} cannot"
+    else:
+        why = "first in the order of preference"
+    return _chosen(best, why, problem, device, considered)
+
+
+def _rank(problem: Problem, device: Device, considered) -> list[Candidate]:
+    """The candidates that can run, best first.
+
+    On CUDA the order of implementations is _CUDA_PREFERENCE, within one the order of its configs.
+    """
+    return [candidate for candidate in considered if not candidate.reason]
+
+
+def _cpu_rule(problem: Problem, considered) -> tuple[Candidate, str]:
+    """The CPU's default: `host` where it is known to be the faster, else XLA's own dot."""
+    *hosts, xla = considered
+    if not _prefers_host(problem):
+        return xla, "XLA's own dot is the faster on this CPU for such a problem"
+    for host in hosts:
+        if not host.reason:
+            return host, "faster than XLA's own dot for such a problem"
+    return xla, f"host cannot run this: {hosts[0].reason}"
+
+
+def _prefers_host(problem: Problem) -> bool:
+    return False
+
+
+def _chosen(candidate, why, problem, device, considered) -> Choice:
+    workspace_bytes = 0
+    if candidate.implementation != XLA:
+        workspace_bytes = _module(candidate.implementation).workspace_bytes(
+            candidate.implementation, candidate.config, problem.query(), device.query()
+        )
+    if device.assumed:
+        why += "; no GPU here, so an H200 is assumed"
+    return Choice(candidate.implementation, candidate.config, why, workspace_bytes, considered)
+
+
+def _module(implementation: str):
+    return getattr(_modules, _PLATFORM_OF[implementation])
+
+
+def _configs(implementation: str) -> tuple[str, ...]:
+    """The configs of an implementation, the default first; empty when it is not in this build."""
+    if implementation == XLA:
+        return (_XLA_CONFIG,)
+    module = _module(implementation)
+    return tuple(module.implementations().get(implementation, ())) if module is not None else ()
+
+
+def _reason(implementation: str, config: str, problem: Problem, device: Device) -> str:
+    """The rule that stops a candidate, "" when none does."""
+    platform = _PLATFORM_OF[implementation]
+    if platform != device.platform:
+        return f"it runs on {platform}, not on {device.platform}"
+    if not _configs(implementation):
+        return _modules.reason(platform) or "it is not part of this build"
+    if implementation == "cublaslt" and (reason := _modules.cublaslt_reason()):
+        return reason
+    return _module(implementation).reject(implementation, config, problem.query(), device.query())
