@@ -1,0 +1,8 @@
+#include "kernels/mma_sync/launch.cuh"
+
+namespace tcgemm::mma {
+
+template Status launch<Tile128Stages4, U8S32>(const Problem&, const Buffers&, int, cudaStream_t);
+template Status launch<Tile64Stages4, U8S32>(const Problem&, const Buffers&, int, cudaStream_t);
+
+}  // namespace tcgemm::mma

@@ -1,0 +1,103 @@
+// Definition of launch(); included by the instance_*.cu files only.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/cuda_status.h"
+#include "kernels/mma_sync/kernel.cuh"
+#include "kernels/mma_sync/launch.h"
+
+namespace tcgemm::mma {
+
+inline OutputType output_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF16: return OutputType::kF16;
+    case DType::kBF16: return OutputType::kBF16;
+    case DType::kS32: return OutputType::kS32;
+    default: return OutputType::kF32;
+  }
+}
+
+// The operand in bytes, and the largest copy (16, 8, 4, 2 or 1 bytes) that divides its address,
+// every stride in use and the contiguous extent: such a copy is inside or outside as a whole.
+inline BatchedMatrix<char> in_bytes(const Problem& problem, const Operand& operand, const void* data, int64_t rows,
+                                    int64_t contiguous, int* granularity) {
+  const int64_t bytes = dtype_bytes(operand.dtype);
+  const BatchedMatrix<char> matrix{static_cast<const char*>(data), operand.ld * bytes,
+                                   operand.batch_outer_stride * bytes, operand.batch_inner_stride * bytes,
+                                   problem.batch_inner};
+  uint64_t bits = 16 | reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(contiguous * bytes);
+  if (rows > 1) bits |= static_cast<uint64_t>(matrix.ld);
+  if (problem.batch_outer() > 1) bits |= static_cast<uint64_t>(matrix.batch_outer_stride);
+  if (problem.batch_inner > 1) bits |= static_cast<uint64_t>(matrix.batch_inner_stride);
+  *granularity = static_cast<int>(bits & (~bits + 1));
+  return matrix;
+}
+
+template <typename Config, typename Instruction, typename Epilogue>
+Status launch_kernel(const Params& params, const Epilogue& epilogue, int64_t num_blocks, cudaStream_t stream) {
+  const auto kernel = gemm_kernel<Config, Instruction, Epilogue>;
+  if (Status status =
+          cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes),
+                      "mma_sync: cudaFuncSetAttribute");
+      !status.is_ok()) {
+    return status;
+  }
+  kernel<<<static_cast<unsigned>(num_blocks), Config::kThreads, Config::kSharedBytes, stream>>>(params, epilogue);
+  return launch_status("mma_sync kernel");
+}
+
+template <typename Tile, typename Instruction, typename Epilogue>
+Status launch_layout(const Problem& problem, const Params& params, const Epilogue& epilogue, int64_t num_blocks,
+                     cudaStream_t stream) {
+  if (problem.a.transposed) {
+    return problem.b.transposed
+               ? launch_kernel<Config<Tile, true, true>, Instruction>(params, epilogue, num_blocks, stream)
+               : launch_kernel<Config<Tile, true, false>, Instruction>(params, epilogue, num_blocks, stream);
+  }
+  return problem.b.transposed
+             ? launch_kernel<Config<Tile, false, true>, Instruction>(params, epilogue, num_blocks, stream)
+             : launch_kernel<Config<Tile, false, false>, Instruction>(params, epilogue, num_blocks, stream);
+}
+
+template <typename Tile, typename Instruction>
+Status launch(const Problem& p, const Buffers& buffers, int splits, cudaStream_t stream) {
+  using Partial = typename Instruction::Partial;
+  constexpr int64_t kTileK = Tile::kTileKBytes / Instruction::kElementBytes;
+  Params params;
+  params.a = in_bytes(p, p.a, buffers.a, p.a.transposed ? p.k : p.m, p.a.transposed ? p.m : p.k, &params.a_granularity);
+  params.b = in_bytes(p, p.b, buffers.b, p.b.transposed ? p.n : p.k, p.b.transposed ? p.k : p.n, &params.b_granularity);
+  params.batch = p.batch;
+  params.m = p.m;
+  params.n = p.n;
+  params.k = p.k;
+  const int64_t tiles_k = (p.k + kTileK - 1) / kTileK;
+  params.k_per_split = std::max<int64_t>((tiles_k + splits - 1) / splits, 1) * kTileK;
+  params.grid = TileGrid::make(p.batch, p.m, p.n, Tile::kTileM, Tile::kTileN);
+
+  const bool is_split = splits > 1;
+  params.d = is_split ? buffers.workspace : buffers.d;
+  params.out = !is_split ? output_type(p.out) : std::is_same_v<Partial, int32_t> ? OutputType::kS32 : OutputType::kF32;
+  const int64_t out_bytes = is_split ? 4 : dtype_bytes(p.out);
+  params.stores_vectors = (reinterpret_cast<uintptr_t>(params.d) | static_cast<uintptr_t>(p.n * out_bytes)) % 16 == 0;
+
+  const int64_t num_blocks = params.grid.num_tiles() * splits;
+  const double alpha = is_split ? 1.0 : p.alpha;
+  const double beta = is_split ? 0.0 : p.beta;
+  Status status;
+  // The plain product is worth its own kernels where it is most of all use.
+  if (Instruction::kHasIdentityEpilogue && alpha == 1.0 && beta == 0.0) {
+    if constexpr (Instruction::kHasIdentityEpilogue) {
+      status = launch_layout<Tile, Instruction>(p, params, Identity{}, num_blocks, stream);
+    }
+  } else {
+    const AlphaBetaC epilogue{alpha, beta, buffers.c, p.m, p.n};
+    status = launch_layout<Tile, Instruction>(p, params, epilogue, num_blocks, stream);
+  }
+  if (!status.is_ok() || !is_split) return status;
+  return launch_reduction(p, buffers, splits, stream);
+}
+
+}  // namespace tcgemm::mma

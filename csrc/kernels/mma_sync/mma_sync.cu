@@ -1,0 +1,173 @@
+// The implementation "mma_sync": what runs, and by which launcher.
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "kernels/kernels.h"
+#include "kernels/mma_sync/launch.h"
+
+namespace tcgemm {
+namespace {
+
+using namespace tcgemm::mma;
+
+// One config of one element type. Every tile shape is a config of each type whose kernels are built.
+struct Kernel {
+  std::string config;
+  DType in;
+  Compute compute;
+  int64_t tile_m, tile_n, shared_bytes;
+  Status (*launch)(const Problem&, const Buffers&, int splits, cudaStream_t);
+};
+
+template <typename Tile, typename Instruction>
+Kernel make_kernel(DType in, Compute compute) {
+  const auto text = [](int x) { return std::to_string(x); };
+  const std::string config = text(Tile::kTileM) + "x" + text(Tile::kTileN) + "x" +
+                             text(Tile::kTileKBytes / Instruction::kElementBytes) + "_w" + text(Tile::kWarpM) + "x" +
+                             text(Tile::kWarpN) + "_s" + text(Tile::kStages);
+  return {config, in, compute, Tile::kTileM, Tile::kTileN, Tile::kSharedBytes, &launch<Tile, Instruction>};
+}
+
+template <typename Instruction, typename... Tiles>
+void add_kernels(std::vector<Kernel>& kernels, DType in, Compute compute) {
+  (kernels.push_back(make_kernel<Tiles, Instruction>(in, compute)), ...);
+}
+
+// For each type in order of preference. Must agree with the instance_*.cu files, or linking fails.
+const std::vector<Kernel>& kernels() {
+  static const std::vector<Kernel> all = [] {
+    std::vector<Kernel> list;
+    add_kernels<BF16F32, Tile256Stages3, Tile256Stages4, Tile128Stages3, Tile128Stages4, Tile64Stages4>(
+        list, DType::kBF16, Compute::kF32);
+    add_kernels<F16F32, Tile256Stages3, Tile256Stages4, Tile128Stages3, Tile128Stages4, Tile64Stages4>(
+        list, DType::kF16, Compute::kF32);
+    add_kernels<F16F16, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kF16, Compute::kF16);
+    add_kernels<TF32F32, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kF32, Compute::kTF32);
+    add_kernels<S8S32, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kS8, Compute::kS32);
+    add_kernels<U8S32, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kU8, Compute::kS32);
+    return list;
+  }();
+  return all;
+}
+
+constexpr std::array<int, 4> kSplits{2, 4, 8, 16};
+
+// "<tile>" or "<tile>_k<splits>"
+struct ParsedConfig {
+  std::string_view tile;
+  int splits = 1;
+};
+
+ParsedConfig parse_config(std::string_view config) {
+  const size_t suffix = config.rfind("_k");
+  if (suffix == std::string_view::npos) return {config, 1};
+  ParsedConfig parsed{config.substr(0, suffix), 0};
+  std::from_chars(config.data() + suffix + 2, config.data() + config.size(), parsed.splits);
+  return parsed;
+}
+
+const Kernel* find_kernel(const Problem& p, std::string_view tile) {
+  for (const Kernel& kernel : kernels()) {
+    if (kernel.in == p.a.dtype && kernel.compute == p.compute && kernel.config == tile) return &kernel;
+  }
+  return nullptr;
+}
+
+bool is_type_known(const Problem& p) {
+  for (const Kernel& kernel : kernels()) {
+    if (kernel.in == p.a.dtype && kernel.compute == p.compute) return true;
+  }
+  return false;
+}
+
+std::vector<std::string> make_configs() {
+  std::vector<std::string> tiles;
+  for (const Kernel& kernel : kernels()) {
+    if (std::find(tiles.begin(), tiles.end(), kernel.config) == tiles.end()) tiles.push_back(kernel.config);
+  }
+  std::vector<std::string> configs = tiles;
+  for (int splits : kSplits) {
+    for (const std::string& tile : tiles) configs.push_back(tile + "_k" + std::to_string(splits));
+  }
+  return configs;
+}
+
+class MmaSync final : public Implementation {
+ public:
+  const char* name() const override { return "mma_sync"; }
+
+  const std::vector<std::string>& configs() const override {
+    static const std::vector<std::string> all = make_configs();
+    return all;
+  }
+
+  std::string reject(const Problem& p, const Device& device, std::string_view config) const override {
+    const auto text = [](int64_t x) { return std::to_string(x); };
+    if (device.compute_capability < 80) {
+      return "the device must have compute capability 8.0 or later, got " + text(device.compute_capability / 10) + "." +
+             text(device.compute_capability % 10);
+    }
+    if (p.a.dtype != p.b.dtype) {
+      return std::string("a and b must have the same dtype, got ") + dtype_name(p.a.dtype) + " and " +
+             dtype_name(p.b.dtype);
+    }
+    if (!is_type_known(p)) {
+      return std::string("inputs and compute must be bf16/f32, f16/f32, f16/f16, f32/tf32, s8/s32 or u8/s32, got ") +
+             dtype_name(p.a.dtype) + "/" + compute_name(p.compute);
+    }
+    const bool is_integer = p.compute == Compute::kS32;
+    if (is_integer ? p.out != DType::kS32 : p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32) {
+      return std::string("the output must be ") + (is_integer ? "s32" : "f16, bf16 or f32") + " for compute " +
+             compute_name(p.compute) + ", got " + dtype_name(p.out);
+    }
+    if (is_integer && !(is_int32(p.alpha) && is_int32(p.beta))) {
+      return "alpha and beta must be 32-bit integers for compute s32, got alpha=" + std::to_string(p.alpha) +
+             " beta=" + std::to_string(p.beta);
+    }
+    const ParsedConfig parsed = parse_config(config);
+    const Kernel* kernel = find_kernel(p, parsed.tile);
+    if (kernel == nullptr) {
+      return "config " + std::string(config) + " is not built for " + dtype_name(p.a.dtype) + " with compute " +
+             compute_name(p.compute);
+    }
+    if (kernel->shared_bytes > device.shared_memory_bytes) {
+      return "config " + std::string(config) + " needs " + text(kernel->shared_bytes) +
+             " bytes of shared memory in a block, the device has " + text(device.shared_memory_bytes);
+    }
+    constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
+    const int64_t tiles_m = (p.m + kernel->tile_m - 1) / kernel->tile_m;
+    const int64_t tiles_n = (p.n + kernel->tile_n - 1) / kernel->tile_n;
+    // Divisions, because the product of three such counts may not fit 64 bits.
+    if (!p.is_empty() && tiles_m > kMaxBlocks / tiles_n / parsed.splits / p.batch) {
+      return "config " + std::string(config) + " must make fewer than 2147483648 blocks, got " + text(tiles_m) + " x " +
+             text(tiles_n) + " tiles in " + text(p.batch) + " batch entries and " + text(parsed.splits) + " splits";
+    }
+    return "";
+  }
+
+  int64_t workspace_bytes(const Problem& p, const Device&, std::string_view config) const override {
+    const int splits = parse_config(config).splits;
+    return splits > 1 ? splits * p.batch * p.m * p.n * 4 : 0;
+  }
+
+  Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view config,
+                void* stream) const override {
+    const ParsedConfig parsed = parse_config(config);
+    const Kernel* kernel = find_kernel(p, parsed.tile);
+    if (kernel == nullptr) return Status::invalid("no kernel for config " + std::string(config));
+    return kernel->launch(p, buffers, parsed.splits, static_cast<cudaStream_t>(stream));
+  }
+
+ private:
+  static bool is_int32(double x) { return x >= -2147483648.0 && x <= 2147483647.0 && x == static_cast<int32_t>(x); }
+};
+
+}  // namespace
+
+const Implementation* mma_sync() {
+  static const MmaSync implementation;
+  return &implementation;
+}
+
+}  // namespace tcgemm

@@ -1,0 +1,116 @@
+// From accumulators to D: partial sums pass through shared memory, so that the epilogue sees rows
+// and D is written in whole 16-byte vectors.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/mma_sync/mainloop.cuh"
+#include "kernels/mma_sync/params.cuh"
+#include "tile/numeric.cuh"
+
+namespace tcgemm::mma {
+
+// Writes 16 rows of accumulators to the warp's staging rows: row g or g + 8 of the instruction's
+// tile in this order, columns where they belong. Adjacent columns of a lane go in one store.
+template <typename Traits, typename Instruction>
+__device__ __forceinline__ void stage_rows(typename Instruction::Partial* staging,
+                                           const typename Instruction::Accumulator (&row)[Traits::kMmasN]) {
+  using Partial = typename Instruction::Partial;
+  // Columns 2 * (lane % 4) and + 1 of kRun tiles are 2 * kRun adjacent columns.
+  constexpr int kRun = Traits::B::kOrder == FragmentOrder::kPairs ? 2 : 1;
+  using Vector = std::conditional_t<kRun == 2, uint4, uint2>;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    Partial* slot = staging + (half * 8 + lane / 4) * Traits::kStagingPitch;
+#pragma unroll
+    for (int j = 0; j < Traits::kMmasN; j += kRun) {
+      alignas(16) Partial values[2 * kRun];
+#pragma unroll
+      for (int i = 0; i < 2 * kRun; ++i) values[i] = Instruction::element(row[j + i % kRun], half * 2 + i / kRun);
+      const int column = fragment_row<Traits::B::kOrder>(j, lane % 4 * 2);
+      *reinterpret_cast<Vector*>(slot + column) = *reinterpret_cast<const Vector*>(values);
+    }
+  }
+}
+
+// Where a warp's tile lies in the output.
+struct WarpTile {
+  int64_t d_batch_idx;  // batch entry of D, counting splits
+  int64_t batch_idx, m_idx, n_idx;
+};
+
+// Applies the epilogue to the staged rows of instruction row `mma_idx` and stores them, kCount
+// adjacent columns at a time.
+template <typename Config, typename Traits, typename Out, int kCount, typename Partial, typename Functor>
+__device__ __forceinline__ void store_rows(const Params& params, const Functor& functor, const Partial* staging,
+                                           int mma_idx, const WarpTile& warp_tile) {
+  constexpr int kVectorsPerRow = Config::kWarpN / kCount;
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < 16 * kVectorsPerRow; i += 32) {
+    const int slot = i / kVectorsPerRow;
+    const int column = i % kVectorsPerRow * kCount;
+    const int64_t m_idx = warp_tile.m_idx + fragment_row<Traits::A::kOrder>(mma_idx * 2 + slot / 8, slot % 8);
+    const int64_t n_idx = warp_tile.n_idx + column;
+    if (m_idx >= params.m || n_idx >= params.n) continue;
+    Partial values[kCount];
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) values[j] = staging[slot * Traits::kStagingPitch + column + j];
+    functor(values, warp_tile.batch_idx, m_idx, n_idx);
+    alignas(16) Out out[kCount];
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) out[j] = convert<Out>(values[j]);
+    Out* destination = static_cast<Out*>(params.d) + (warp_tile.d_batch_idx * params.m + m_idx) * params.n + n_idx;
+    if constexpr (kCount == 1) {
+      *destination = out[0];
+    } else {
+      *reinterpret_cast<uint4*>(destination) = *reinterpret_cast<const uint4*>(out);
+    }
+  }
+}
+
+template <typename Config, typename Traits, typename Out, typename Partial, typename Epilogue>
+__device__ __forceinline__ void store_rows_as(const Params& params, const Epilogue& epilogue, const Partial* staging,
+                                              int mma_idx, const WarpTile& warp_tile) {
+  const auto functor = epilogue.template bind<Partial, Out>();
+  if (params.stores_vectors) {
+    store_rows<Config, Traits, Out, 16 / sizeof(Out)>(params, functor, staging, mma_idx, warp_tile);
+  } else {
+    store_rows<Config, Traits, Out, 1>(params, functor, staging, mma_idx, warp_tile);
+  }
+}
+
+// Every lane of the warp calls this; no other warp touches `staging`.
+template <typename Config, typename Instruction, typename Epilogue>
+__device__ __forceinline__ void store_tile(const Params& params, const Epilogue& epilogue,
+                                           const typename KernelTraits<Config, Instruction>::Accumulators& accumulators,
+                                           typename Instruction::Partial* staging, const WarpTile& warp_tile) {
+  using Traits = KernelTraits<Config, Instruction>;
+  using Partial = typename Instruction::Partial;
+  // Rolled, with the register choice as a branch: the output paths then exist once.
+#pragma unroll 1
+  for (int mma_idx = 0; mma_idx < Traits::kMmasM; ++mma_idx) {
+#pragma unroll
+    for (int i = 0; i < Traits::kMmasM; ++i) {
+      if (i == mma_idx) stage_rows<Traits, Instruction>(staging, accumulators[i]);
+    }
+    __syncwarp();
+    if constexpr (std::is_same_v<Partial, int32_t>) {
+      store_rows_as<Config, Traits, int32_t>(params, epilogue, staging, mma_idx, warp_tile);
+    } else {
+      switch (params.out) {
+        case OutputType::kF16:
+          store_rows_as<Config, Traits, __half>(params, epilogue, staging, mma_idx, warp_tile);
+          break;
+        case OutputType::kBF16:
+          store_rows_as<Config, Traits, __nv_bfloat16>(params, epilogue, staging, mma_idx, warp_tile);
+          break;
+        default: store_rows_as<Config, Traits, float>(params, epilogue, staging, mma_idx, warp_tile);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace tcgemm::mma

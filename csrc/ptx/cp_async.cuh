@@ -1,0 +1,45 @@
+// cp.async: copies from global to shared memory that bypass registers (PTX ISA: data movement,
+// non-bulk asynchronous copy). PTX 7.5, sm_80.
+#pragma once
+
+#include <cstdint>
+
+namespace tcgemm::ptx {
+
+// Does nothing unless `enabled`. Writes zeros and reads nothing unless `valid`. Through L2 only.
+__device__ __forceinline__ void cp_async_16(bool enabled, uint32_t destination, const void* source, bool valid) {
+  asm volatile(
+      "{\n"
+      "  .reg .pred enabled, ignored;\n"
+      "  setp.ne.u32 enabled, %0, 0;\n"
+      "  setp.eq.u32 ignored, %3, 0;\n"
+      "  @enabled cp.async.cg.shared.global.L2::128B [%1], [%2], 16, ignored;\n"
+      "}" ::"r"(static_cast<uint32_t>(enabled)),
+      "r"(destination), "l"(source), "r"(static_cast<uint32_t>(valid))
+      : "memory");
+}
+
+// The same for 4 or 8 bytes, aligned so; these go through L1.
+template <int kBytes>
+__device__ __forceinline__ void cp_async_narrow(uint32_t destination, const void* source, bool valid) {
+  static_assert(kBytes == 4 || kBytes == 8, "cp.async.ca copies 4, 8 or 16 bytes");
+  asm volatile(
+      "{\n"
+      "  .reg .pred ignored;\n"
+      "  setp.eq.u32 ignored, %3, 0;\n"
+      "  cp.async.ca.shared.global [%0], [%1], %2, ignored;\n"
+      "}" ::"r"(destination),
+      "l"(source), "n"(kBytes), "r"(static_cast<uint32_t>(valid))
+      : "memory");
+}
+
+// Closes the group of all copies this thread has issued since the last one.
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most the `kPending` newest groups of this thread are still under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace tcgemm::ptx

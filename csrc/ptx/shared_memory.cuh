@@ -1,0 +1,23 @@
+// Plain accesses to shared memory by 32-bit address. PTX 1.0.
+#pragma once
+
+#include <cstdint>
+
+namespace tcgemm::ptx {
+
+__device__ __forceinline__ uint32_t ld_shared_u32(uint32_t address) {
+  uint32_t r;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+  return r;
+}
+
+__device__ __forceinline__ void ld_shared_v2_u32(uint32_t& r0, uint32_t& r1, uint32_t address) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void st_shared_v4_u32(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+}  // namespace tcgemm::ptx

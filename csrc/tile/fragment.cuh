@@ -1,0 +1,26 @@
+// Which rows of a warp's tile the 8-row groups of mma operands hold.
+//
+// mma.sync sees operands as groups of 8 rows (of A) or columns (of B), lane / 4 being the index
+// inside the group. Nothing forces group j to be rows 8 * j ... 8 * j + 7: any permutation gives
+// the same product with rows of D permuted alike. An operand whose rows are contiguous in shared
+// memory is read wide, so that a lane gets adjacent rows for different groups.
+#pragma once
+
+namespace tcgemm {
+
+enum class FragmentOrder {
+  kConsecutive,  // group j holds rows 8 j + i
+  kPairs,        // of 16 rows, group j holds rows 2 i + j
+};
+
+// Row of the warp's tile that group `group` holds at index `i` (0 <= i < 8).
+template <FragmentOrder kOrder>
+__host__ __device__ constexpr int fragment_row(int group, int i) {
+  switch (kOrder) {
+    case FragmentOrder::kConsecutive: return group * 8 + i;
+    case FragmentOrder::kPairs: return group / 2 * 16 + i * 2 + group % 2;
+  }
+  return 0;
+}
+
+}  // namespace tcgemm
