@@ -1,0 +1,291 @@
+"""Every CUDA implementation by name, over types, layouts, shapes, batches and configs."""
+
+import concurrent.futures
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tcgemm
+from jax_tcgemm.problem import DTYPES
+
+from .gemm_call import (
+    ALL_TYPES,
+    CASES,
+    CONFIG_CASES,
+    LAYOUTS,
+    Case,
+    Types,
+    call,
+    implementations,
+    make_inputs,
+    mismatch,
+    rejection,
+    run_all,
+    wide,
+)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
+
+TENSOR_CORE_HALF = ("f16 f16 f32", "f16 f32 f32", "bf16 bf16 f32", "bf16 f32 f32")
+
+# What each implementation promises to run, so that refusing it is a failure.
+REQUIRED = {
+    "simt_naive": ("f32 f32 f32", "f64 f64 f64", "c64 c64 f32"),
+    "simt_tiled": ("f32 f32 f32", "f64 f64 f64", "c64 c64 f32"),
+    "wmma_naive": (
+        *TENSOR_CORE_HALF,
+        *("f16 f16 f16", "f32 f32 tf32", "f64 f64 f64", "s8 s32 s32", "u8 s32 s32"),
+    ),
+    "wmma_tiled": (
+        *TENSOR_CORE_HALF,
+        *("f16 f16 f16", "f32 f32 tf32", "f64 f64 f64", "s8 s32 s32", "u8 s32 s32"),
+    ),
+    "mma_sync": (*TENSOR_CORE_HALF, "f32 f32 tf32", "s8 s32 s32"),
+    "wgmma": ("bf16 bf16 f32",),
+    "cublaslt": (
+        *TENSOR_CORE_HALF,
+        *("f16 f16 f16", "f32 f32 f32", "f32 f32 tf32", "f64 f64 f64", "s8 s32 s32"),
+        *("c64 c64 f32", "c64 c64 tf32", "c128 c128 f64"),
+    ),
+}
+
+# Layouts whose sizes are multiples of everything, on which no rule but types and layout bears.
+PLAIN = Case("aligned", 256, 256, 256)
+
+
+def accepts(implementation, config, types, layout, case=PLAIN):
+    problem = make_inputs(types, layout, case).problem
+    return rejection(implementation, config, problem) == ""
+
+
+def accepted_types(implementation, config):
+    """The types that the config runs, each with its layouts."""
+    layouts = {
+        types: [layout for layout in LAYOUTS if accepts(implementation, config, types, layout)]
+        for types in ALL_TYPES
+    }
+    return {types: some for types, some in layouts.items() if some}
+
+
+BY_NAME = implementations()
+DEFAULTS = {name: configs[0] for name, configs in BY_NAME.items()}
+# For each implementation's default config: (name, types, layout).
+DEFAULT_RUNS = [
+    pytest.param(name, types, layout, id=f"{name}-{types}-{layout}")
+    for name, config in DEFAULTS.items()
+    for types, layouts in accepted_types(name, config).items()
+    for layout in layouts
+]
+# One entry for each implementation and types.
+TYPE_RUNS = [
+    pytest.param(name, types, layouts, id=f"{name}-{types}")
+    for name, config in DEFAULTS.items()
+    for types, layouts in accepted_types(name, config).items()
+]
+CONFIG_RUNS = [
+    pytest.param(name, config, types, layouts, id=f"{name}-{config}-{types}")
+    for name, configs in BY_NAME.items()
+    for config in configs[1:]
+    for types, layouts in accepted_types(name, config).items()
+]
+
+
+def split_by_acceptance(name, config, inputs):
+    """Those inputs that the config runs; each of the others must be refused with a reason."""
+    accepted = [each for each in inputs if not rejection(name, config, each.problem)]
+    assert accepted, f"{name} {config} refuses every case"
+    return accepted
+
+
+def assert_right(results, inputs):
+    wrong = [
+        text for got, each in zip(results, inputs, strict=True) if (text := mismatch(got, each))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_implementation_has_promises():
+    assert set(BY_NAME) == set(REQUIRED)
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_runs_what_it_promises(name):
+    refused = {}
+    for names in REQUIRED[name]:
+        types = Types(*names.split())
+        # cuBLASLt's integer kernels have one layout; everything else has all four.
+        layouts = ["NT"] if (name, types.inputs) == ("cublaslt", "s8") else LAYOUTS
+        for layout in layouts:
+            problem = make_inputs(types, layout, PLAIN).problem
+            if reason := rejection(name, DEFAULTS[name], problem):
+                refused[f"{types} {layout}"] = reason
+    assert not refused
+
+
+@pytest.mark.parametrize(("name", "types", "layout"), DEFAULT_RUNS)
+def test_default_config(name, types, layout):
+    config = DEFAULTS[name]
+    inputs = split_by_acceptance(name, config, [make_inputs(types, layout, c) for c in CASES])
+    assert_right(run_all(inputs, implementation=name, config=config), inputs)
+
+
+@pytest.mark.parametrize(("name", "config", "types", "layouts"), CONFIG_RUNS)
+def test_config(name, config, types, layouts):
+    inputs = [make_inputs(types, layout, case) for layout in layouts for case in CONFIG_CASES]
+    inputs = split_by_acceptance(name, config, inputs)
+    if name != "cublaslt":
+        assert_right(run_all(inputs, implementation=name, config=config), inputs)
+        return
+    # How many algorithms there are for a problem is known only to the library on the device.
+    for each in inputs:
+        try:
+            results = run_all([each], implementation=name, config=config)
+        except jax.errors.JaxRuntimeError as error:
+            if "cuBLASLt proposes" not in str(error):
+                raise
+        else:
+            assert_right(results, [each])
+
+
+@pytest.mark.parametrize(("name", "types", "layouts"), TYPE_RUNS)
+def test_result_apart_from_c(name, types, layouts):
+    """C and D in different memory, C unchanged."""
+    case = Case("alpha_beta_odd", 77, 51, 40, batch=(1, 2), alpha=2.0, beta=-1.0)
+    config = DEFAULTS[name]
+    inputs = make_inputs(types, layouts[0], case)
+    if rejection(name, config, inputs.problem):
+        inputs = make_inputs(types, layouts[0], Case("aligned_beta", 64, 64, 64, beta=-1.0))
+
+    @jax.jit
+    def program(a, b, c):
+        d = call(inputs.problem, a, b, c, implementation=name, config=config, in_place=False)
+        return d, c + 0
+
+    d, c = jax.device_get(program(inputs.a, inputs.b, inputs.c))
+    assert_right([d], [inputs])
+    np.testing.assert_array_equal(c, inputs.c)
+
+
+# Spacing of the numbers after 1 in each accumulator, and in each dtype of a result.
+ACCUMULATOR_EPS = {"f16": 2.0**-10, "f32": 2.0**-23, "tf32": 2.0**-23, "f64": 2.0**-52, "s32": 0.0}
+OUT_EPS = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-23, "f64": 2.0**-52}
+OUT_EPS |= {"c64": OUT_EPS["f32"], "c128": OUT_EPS["f64"], "s32": 0.0}
+REAL_CASES = [Case("long_k", 128, 128, 4096), Case("odd_long_k", 193, 160, 1031)]
+
+
+@pytest.mark.parametrize(("name", "types", "layouts"), TYPE_RUNS)
+def test_accuracy(name, types, layouts):
+    """Normally distributed operands against float64.
+
+    Element by element: |error| <= eps(out) |D| + 16 eps(accumulator) |A||B|, and for TF32, which
+    rounds (or cuts) each operand to 11 bits, 2^-9 |A||B| more. As a whole:
+    ||error|| <= (eps(out) + 4 sqrt(K) eps(accumulator) [+ 2^-9]) ||D||.
+    """
+    config = DEFAULTS[name]
+    inputs = [make_inputs(types, lay, case, real=True) for lay in layouts for case in REAL_CASES]
+    inputs = split_by_acceptance(name, config, inputs)
+    eps, out_eps = ACCUMULATOR_EPS[types.compute], OUT_EPS[types.out]
+    operand_eps = 2.0**-9 if types.compute == "tf32" else 0.0
+    for got, each in zip(run_all(inputs, implementation=name, config=config), inputs, strict=True):
+        error = np.abs(wide(got) - each.expected)
+        absolute = np.matmul(np.abs(wide(each.a_values)), np.abs(wide(each.b_values)))
+        bound = out_eps * np.abs(each.expected) + (16 * eps + operand_eps) * absolute
+        assert np.all(error <= bound), f"{each.problem}: {np.nanmax(error - bound)} over the bound"
+        relative = np.linalg.norm(error) / np.linalg.norm(each.expected)
+        assert relative <= out_eps + 4 * each.problem.k**0.5 * eps + operand_eps, each.problem
+
+
+@pytest.mark.parametrize(("name", "types", "layouts"), TYPE_RUNS)
+def test_repeats_bit_for_bit(name, types, layouts):
+    """Also where K is long and the tiles are few, which invites split-K."""
+    config = DEFAULTS[name]
+    cases = [Case("few_tiles", 64, 64, 8192), Case("odd_tiles", 257, 136, 1000)]
+    inputs = [make_inputs(types, layouts[0], case, real=True) for case in cases]
+    inputs = split_by_acceptance(name, config, inputs)
+    first = run_all(inputs, implementation=name, config=config)
+    for _ in range(3):
+        again = run_all(inputs, implementation=name, config=config)
+        for x, y in zip(first, again, strict=True):
+            assert x.tobytes() == y.tobytes()
+
+
+def small_inputs(name, case):
+    """Inputs of the first types that the implementation's default config runs."""
+    types, layouts = next(iter(accepted_types(name, DEFAULTS[name]).items()))
+    return make_inputs(types, layouts[0], case)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_runs_on_the_stream_of_its_operands(name):
+    """A is ready only after a long computation, which a launch on another stream would overtake."""
+    inputs = small_inputs(name, PLAIN)
+    config = DEFAULTS[name]
+
+    @jax.jit
+    def program(a, b, c, slow):
+        slow = jax.lax.fori_loop(0, 20, lambda _, x: x @ x, slow)
+        a = a + slow[0, 0].astype(a.dtype)  # slow stays 0.
+        return call(inputs.problem, a, b, c, implementation=name, config=config)
+
+    slow = jnp.zeros((4096, 4096), jnp.float32)
+    wrong = np.full_like(inputs.a, 1)
+    for a in (wrong, inputs.a):  # The first run leaves a wrong A in the memory of the second.
+        d = jax.device_get(program(a, inputs.b, inputs.c, slow))
+    assert_right([d], [inputs])
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_runs_from_several_threads(name):
+    """First calls of different shapes at once."""
+    inputs = [small_inputs(name, Case(f"threads_{i}", 64, 64 + 8 * i, 64)) for i in range(8)]
+    config = DEFAULTS[name]
+
+    def run(each):
+        return run_all([each], implementation=name, config=config)[0]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(run, inputs * 4))
+    assert_right(results, inputs * 4)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_public_matmul(name):
+    """`jax_tcgemm.matmul` by name under jit, vmap and grad."""
+    types = next(iter(accepted_types(name, DEFAULTS[name])))
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-2, 3, s).astype(DTYPES[types.inputs]) for s in ((3, 72, 40), (40, 56)))
+    # Full float32 has to be asked for; for everything else the precision says nothing.
+    precision = None if types.compute == "tf32" else "highest"
+
+    def product(a, b):
+        return jax_tcgemm.matmul(
+            a,
+            b,
+            implementation=name,
+            precision=precision,
+            preferred_element_type=DTYPES[types.out],
+        )
+
+    expected = wide(a) @ wide(b)
+    np.testing.assert_array_equal(wide(np.asarray(jax.jit(product)(a, b))), expected)
+    mapped = jax.jit(jax.vmap(product, in_axes=(0, None)))
+    np.testing.assert_array_equal(wide(np.asarray(mapped(a, b))), expected)
+    gradient = jax.jit(jax.grad(lambda b: product(a, b).sum().real))(b)
+    np.testing.assert_array_equal(
+        wide(np.asarray(gradient)), np.broadcast_to(wide(a).sum((0, 1))[:, None], b.shape)
+    )
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_handler_refuses_with_the_rule(name):
+    """A program that was lowered for what an implementation does not run: an error, no crash."""
+    types = Types("f16", "c128", "f64")
+    inputs = make_inputs(types, "NN", PLAIN)
+    reason = rejection(name, DEFAULTS[name], inputs.problem)
+    assert reason
+    with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+        run_all([inputs], implementation=name, config=DEFAULTS[name])
+    assert "INVALID_ARGUMENT" in str(raised.value)
+    assert f"{name} cannot run this: {reason}" in str(raised.value)
