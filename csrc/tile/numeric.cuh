@@ -38,6 +38,9 @@ struct real_of<Complex<Real>> {
 template <typename T>
 using real_of_t = typename real_of<T>::type;
 
+// An output type known at run time only.
+enum class FloatType : int32_t { kF16, kBF16, kF32 };
+
 // convert<To>(x): round to nearest even where To is narrower; integers to int32 exactly.
 template <typename To, typename From>
 struct Convert {

@@ -1,0 +1,295 @@
+// D[b] = epilogue(A[b] * B[b]) on Hopper: TMA loads, wgmma, one persistent grid.
+//
+// Layouts: A K-major (kTransA == 0: rows of K) or M-major; B K-major (kTransB == 0: stored
+// N x K) or N-major. 16-bit types take all four, TF32 needs both K-major. TMA needs bases and
+// strides that are multiples of 16 bytes (the launcher copies an operand that is not) and fills
+// what lies outside a matrix with zeros, so no extent has to be a multiple of anything.
+//
+// Roles (384 threads):
+//   warpgroup 0     producer: one thread walks this block's tiles and keeps kStages loads in flight
+//   warpgroups 1, 2 consumers: wgmma from shared memory, epilogue in registers, staged store
+// Cooperative: the consumers split a tile's rows. Ping-pong: they take alternate tiles, and an
+// order barrier lets one multiply while the other one stores.
+//
+// Pipelines (arrivals that complete a phase):
+//   full[stage]    1 (the producer's expect_tx) + the bytes of both operand tiles
+//   empty[stage]   one for each consumer warpgroup that reads the stage, from each block of the
+//                  cluster that loads into it or receives its multicast
+//   order[group]   1: the other consumer has issued its last multiplication
+//   partial_full   128 for each other block along K: its partial tile lies in our shared memory
+//   partial_empty  1 for each of our consumer warpgroups, at the senders: it may be overwritten
+//
+// Shared memory, from a 1024-byte boundary: stages of (A tile, B tile); two store buffers of
+// 8 KB for each consumer warpgroup; partial tiles (kClusterK > 1); barriers.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/wgmma/scheduler.cuh"
+#include "kernels/wgmma/store.cuh"
+#include "kernels/wgmma/traits.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace tcgemm::wgmma_family {
+
+template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
+__global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Params<Epilogue> params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using T = Traits<Config, In, kTransA, kTransB>;
+  extern __shared__ uint8_t unaligned_shared[];
+  uint8_t* shared = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(unaligned_shared) + 1023) & ~uintptr_t{1023});
+  uint64_t* full = reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset);
+  uint64_t* empty = full + Config::kStages;
+  uint64_t* order = empty + Config::kStages;
+  uint64_t* partial_full = order + kConsumers;
+  uint64_t* partial_empty = partial_full + kConsumers;
+
+  const int group = threadIdx.x / 128;
+  const uint32_t cta_rank = ptx::cluster_ctarank();
+  const Scheduler<Config, T::kTileK, Epilogue> scheduler(params);
+
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensormap(&params.a_map);
+    ptx::prefetch_tensormap(&params.b_map);
+    ptx::prefetch_tensormap(&params.d_map);
+    constexpr int kReaders = Config::kPingPong ? 1 : kConsumers;
+    // The blocks that load into our stage or receive our multicast lie in our row and column of
+    // the cluster; we are in both.
+    constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
+    for (int i = 0; i < Config::kStages; ++i) {
+      ptx::mbarrier_init(&full[i], 1);
+      ptx::mbarrier_init(&empty[i], kReaders * kPeers);
+    }
+    for (int i = 0; i < kConsumers; ++i) {
+      ptx::mbarrier_init(&order[i], 1);
+      if constexpr (Config::kClusterK > 1) {
+        ptx::mbarrier_init(&partial_full[i], 128 * (Config::kClusterK - 1));
+        ptx::mbarrier_init(&partial_empty[i], 1);
+      }
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if constexpr (T::kClusterSize > 1) {
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
+
+  if (group == 0) {
+    ptx::setmaxnreg_dec<40>();
+    if (threadIdx.x == 0) {
+      const int rank_m = cta_rank % Config::kClusterM, rank_n = cta_rank / Config::kClusterM % Config::kClusterN;
+      // Blocks of one row of the cluster share A, those of one column share B.
+      constexpr uint32_t kColumnMask = (1u << Config::kClusterM) - 1;
+      uint32_t row_mask = 0;
+      for (int i = 0; i < Config::kClusterN; ++i) row_mask |= 1u << (i * Config::kClusterM + rank_m);
+      const uint16_t a_mask = static_cast<uint16_t>(row_mask);
+      const uint16_t b_mask = static_cast<uint16_t>(kColumnMask << (rank_n * Config::kClusterM));
+      const auto load = [&](uint8_t* destination, const CUtensorMap* map, uint64_t* barrier, bool multicast,
+                            uint16_t mask, int32_t c0, int32_t c1, int32_t inner, int32_t outer) {
+        if (multicast) {
+          ptx::tma_load_4d_multicast(destination, map, barrier, mask, c0, c1, inner, outer);
+        } else {
+          ptx::tma_load_4d(destination, map, barrier, c0, c1, inner, outer);
+        }
+      };
+
+      PipelineState<Config::kStages> state;
+      for (int32_t tile = scheduler.first(); scheduler.valid(tile); tile += scheduler.step()) {
+        const Work work = scheduler.at(params, tile);
+        const int32_t outer = work.batch_idx / params.batch_inner, inner = work.batch_idx % params.batch_inner;
+        const int32_t a_inner = inner * params.a_inner, a_outer = outer * params.a_outer;
+        const int32_t b_inner = inner * params.b_inner, b_outer = outer * params.b_outer;
+        for (int32_t i = 0; i < work.num_k_blocks; ++i, state.advance()) {
+          ptx::mbarrier_wait(&empty[state.stage], state.phase ^ 1);
+          uint64_t* barrier = &full[state.stage];
+          ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);
+          uint8_t* a = shared + state.stage * T::kStageBytes;
+          uint8_t* b = a + T::kABytes;
+          const int32_t k_idx = (work.first_k_block + i) * T::kTileK;
+          constexpr bool kShareA = Config::kClusterN > 1, kShareB = Config::kClusterM > 1;
+          if constexpr (kTransA) {
+            constexpr int kRows = T::kTileK / Config::kClusterN;
+#pragma unroll
+            for (int c = 0; c < Config::kTileM / T::kChunk; ++c) {
+              load(a + c * 8192 + rank_n * kRows * 128, &params.a_map, barrier, kShareA, a_mask,
+                   work.m_idx + c * T::kChunk, k_idx + rank_n * kRows, a_inner, a_outer);
+            }
+          } else {
+            constexpr int kRows = Config::kTileM / Config::kClusterN;
+            load(a + rank_n * kRows * 128, &params.a_map, barrier, kShareA, a_mask, k_idx,
+                 work.m_idx + rank_n * kRows, a_inner, a_outer);
+          }
+          if constexpr (kTransB) {
+            constexpr int kRows = T::kTileK / Config::kClusterM;
+#pragma unroll
+            for (int c = 0; c < T::kPaddedN / T::kChunk; ++c) {
+              load(b + c * 8192 + rank_m * kRows * 128, &params.b_map, barrier, kShareB, b_mask,
+                   work.n_idx + c * T::kChunk, k_idx + rank_m * kRows, b_inner, b_outer);
+            }
+          } else {
+            constexpr int kRows = Config::kTileN / Config::kClusterM;
+            static_assert(Config::kClusterM == 1 || kRows % 8 == 0, "each block loads whole swizzle groups");
+            load(b + rank_m * kRows * 128, &params.b_map, barrier, kShareB, b_mask, k_idx,
+                 work.n_idx + rank_m * kRows, b_inner, b_outer);
+          }
+        }
+      }
+    }
+  } else {
+    ptx::setmaxnreg_inc<232>();
+    const int consumer = group - 1, thread_idx = threadIdx.x % 128;
+    uint8_t* store_buffers = shared + T::kStoreOffset + consumer * 2 * T::kStoreBytes;
+    int buffer_idx = 0;
+    const uint32_t barrier_id = 1 + consumer;
+
+    // Thread i tells the producer of the i-th block that shares a stage with us that it is free.
+    const int rank_m = cta_rank % Config::kClusterM, rank_n = cta_rank / Config::kClusterM % Config::kClusterN;
+    int32_t peer = -1;
+    if constexpr (Config::kClusterK > 1) {
+      if (thread_idx == 0) peer = cta_rank;
+    } else if (thread_idx < Config::kClusterM) {
+      peer = rank_n * Config::kClusterM + thread_idx;
+    } else if (thread_idx < T::kClusterSize && thread_idx - Config::kClusterM < Config::kClusterN - 1) {
+      const int other_n = thread_idx - Config::kClusterM;
+      peer = (other_n < rank_n ? other_n : other_n + 1) * Config::kClusterM + rank_m;
+    }
+    const auto release = [&](int stage) {
+      if constexpr (T::kClusterSize == 1) {
+        if (thread_idx == 0) ptx::mbarrier_arrive(&empty[stage]);
+      } else {
+        if (peer >= 0) ptx::mbarrier_arrive_cluster(&empty[stage], peer);
+      }
+    };
+
+    const uint32_t first_row_bytes = Config::kPingPong ? 0 : consumer * T::kRowsPerGroup * 128;
+    PipelineState<Config::kStages> state;
+    uint32_t turn = 0, partial_phase = 0;
+
+    int32_t sequence = 0;
+    for (int32_t tile = scheduler.first(); scheduler.valid(tile); tile += scheduler.step(), ++sequence) {
+      const Work work = scheduler.at(params, tile);
+      if (Config::kPingPong && (sequence & 1) != consumer) {
+        state.advance(work.num_k_blocks);
+        continue;
+      }
+      if constexpr (Config::kPingPong) {
+        // Group 0 begins; from then on each one waits for the other's previous tile.
+        if (sequence > 0) {
+          ptx::mbarrier_wait(&order[consumer], turn);
+          turn ^= 1;
+        }
+      }
+
+      // Declared here: what it held for the last tile must not stay live across the scheduler.
+      float acc[T::kBlocksM][Config::kTileN / 2];
+      int previous_stage = -1;
+#pragma unroll 1
+      for (int32_t i = 0; i < work.num_k_blocks; ++i) {
+        ptx::mbarrier_wait(&full[state.stage], state.phase);
+        const uint32_t a = ptx::shared_address(shared + state.stage * T::kStageBytes) + first_row_bytes;
+        const uint32_t b = ptx::shared_address(shared + state.stage * T::kStageBytes + T::kABytes);
+        uint64_t a_desc = ptx::swizzle_128b_descriptor(a, 8192, 1024);
+        uint64_t b_desc = ptx::swizzle_128b_descriptor(b, 8192, 1024);
+#pragma unroll
+        for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < T::kTileK / T::kMmaK; ++step) {
+          // One step along K: 32 bytes inside a swizzle row, or 16 rows of 128 bytes.
+          constexpr uint64_t kStepA = (kTransA ? T::kMmaK * 128 : 32) >> 4;
+          constexpr uint64_t kStepB = (kTransB ? T::kMmaK * 128 : 32) >> 4;
+#pragma unroll
+          for (int block = 0; block < T::kBlocksM; ++block) {
+            ptx::wgmma_m64k32b<In, kTransA, kTransB>(acc[block], a_desc + step * kStepA + block * (8192 >> 4),
+                                                     b_desc + step * kStepB, (i | step) != 0);
+          }
+        }
+        ptx::wgmma_commit_group();
+#pragma unroll
+        for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
+        ptx::wgmma_wait_group<1>();
+        if (previous_stage >= 0) release(previous_stage);
+        previous_stage = state.stage;
+        state.advance();
+      }
+      if constexpr (Config::kPingPong) {
+        if (thread_idx == 0) ptx::mbarrier_arrive(&order[consumer ^ 1]);
+      }
+      ptx::wgmma_wait_group<0>();
+#pragma unroll
+      for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
+      release(previous_stage);
+
+      if constexpr (Config::kClusterK > 1) {
+        // Blocks 1.. hand their tiles to block 0, which adds them in the order of their ranks.
+        constexpr int kGroupFloats = T::kBlocksM * Config::kTileN / 2 * 128;
+        float* partials = reinterpret_cast<float*>(shared + T::kPartialOffset) +
+                          consumer * (Config::kClusterK - 1) * kGroupFloats;
+        if (cta_rank != 0) {
+          ptx::mbarrier_wait_cluster(&partial_empty[consumer], partial_phase ^ 1);
+          const uint32_t target = ptx::mapa(
+              ptx::shared_address(partials + (cta_rank - 1) * kGroupFloats) + thread_idx * 16, 0);
+#pragma unroll
+          for (int block = 0; block < T::kBlocksM; ++block) {
+#pragma unroll
+            for (int i = 0; i < Config::kTileN / 2; i += 4) {
+              ptx::st_shared_cluster_v4(target + (block * Config::kTileN / 8 + i / 4) * 2048, acc[block][i],
+                                        acc[block][i + 1], acc[block][i + 2], acc[block][i + 3]);
+            }
+          }
+          ptx::mbarrier_arrive_cluster(&partial_full[consumer], 0);
+          partial_phase ^= 1;
+          continue;
+        }
+        ptx::mbarrier_wait_cluster(&partial_full[consumer], partial_phase);
+        partial_phase ^= 1;
+        for (int rank = 1; rank < Config::kClusterK; ++rank) {
+          const float4* source = reinterpret_cast<const float4*>(partials + (rank - 1) * kGroupFloats) + thread_idx;
+#pragma unroll
+          for (int block = 0; block < T::kBlocksM; ++block) {
+#pragma unroll
+            for (int i = 0; i < Config::kTileN / 2; i += 4) {
+              const float4 x = source[(block * Config::kTileN / 8 + i / 4) * 128];
+              acc[block][i] += x.x;
+              acc[block][i + 1] += x.y;
+              acc[block][i + 2] += x.z;
+              acc[block][i + 3] += x.w;
+            }
+          }
+        }
+        ptx::named_barrier_sync(barrier_id, 128);
+        if (thread_idx > 0 && thread_idx < Config::kClusterK) {
+          ptx::mbarrier_arrive_cluster(&partial_empty[consumer], thread_idx);
+        }
+      }
+
+      const int32_t d_batch_idx = work.split_idx * params.batch + work.batch_idx;
+#pragma unroll
+      for (int block = 0; block < T::kBlocksM; ++block) {
+        const int32_t m_idx = work.m_idx + (Config::kPingPong ? 0 : consumer * T::kRowsPerGroup) + block * 64;
+        if (params.out_type == FloatType::kF32) {
+          store_rows<Config, Epilogue, 4>(acc[block], params, store_buffers, buffer_idx, m_idx, work.n_idx,
+                                          d_batch_idx, barrier_id);
+        } else {
+          store_rows<Config, Epilogue, 2>(acc[block], params, store_buffers, buffer_idx, m_idx, work.n_idx,
+                                          d_batch_idx, barrier_id);
+        }
+      }
+    }
+    if (thread_idx == 0) ptx::tma_store_wait_all();
+  }
+  if constexpr (T::kClusterSize > 1) {
+    // No block may leave while another one can still write to its shared memory or barriers.
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
+#else
+  __trap();  // wgmma and TMA exist on sm_90a only; the launcher refuses other devices
+#endif
+}
+
+}  // namespace tcgemm::wgmma_family

@@ -1,0 +1,126 @@
+// Host side of one instantiation: tensor maps, cluster launch. Included by the instances only.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "core/cuda_status.h"
+#include "kernels/wgmma/config.h"
+#include "kernels/wgmma/kernel.cuh"
+#include "kernels/wgmma/launch.h"
+#include "tile/gemm_args.h"
+
+namespace tcgemm::wgmma_family {
+
+template <typename In>
+constexpr CUtensorMapDataType map_type() {
+  if constexpr (std::is_same_v<In, __nv_bfloat16>) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if constexpr (std::is_same_v<In, __half>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  // Rounds float32 to TF32 while loading; the tensor core itself would truncate.
+  return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+}
+
+template <typename Kernel>
+Status allow_shared_memory(Kernel kernel, int bytes) {
+  // One bit for each device on which this kernel's limit is already raised.
+  static std::atomic<uint64_t> raised{0};
+  int ordinal = 0;
+  if (Status s = cuda_status(cudaGetDevice(&ordinal), "cudaGetDevice"); !s.is_ok()) return s;
+  const uint64_t bit = uint64_t{1} << (ordinal % 64);
+  if (raised.load(std::memory_order_relaxed) & bit) return Status::ok();
+  Status s = cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                         "cudaFuncSetAttribute");
+  if (s.is_ok()) raised.fetch_or(bit, std::memory_order_relaxed);
+  return s;
+}
+
+template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
+Status launch_kernel(const Call& call, const Epilogue& epilogue) {
+  using T = Traits<Config, In, kTransA, kTransB>;
+  Params<Epilogue> params{};
+  params.m = static_cast<int32_t>(call.m);
+  params.n = static_cast<int32_t>(call.n);
+  params.k = static_cast<int32_t>(call.k);
+  params.batch = static_cast<int32_t>(call.batch);
+  params.batch_inner = static_cast<int32_t>(call.batch_inner);
+  params.a_outer = call.a.outer_stride != 0;
+  params.a_inner = call.a.inner_stride != 0;
+  params.b_outer = call.b.outer_stride != 0;
+  params.b_inner = call.b.inner_stride != 0;
+  params.num_splits = call.num_splits;
+  const int64_t k_blocks = (call.k + T::kTileK - 1) / T::kTileK;
+  params.k_blocks_per_split = static_cast<int32_t>((k_blocks + call.num_splits - 1) / call.num_splits);
+  params.out_type = call.out_type;
+  params.d = call.d;
+  params.ldd = Config::kSwapped ? call.m : call.n;
+  params.epilogue = epilogue;
+
+  // Boxes as the producer asks for them: see the loads in kernel.cuh.
+  const int a_box[2] = {kTransA ? T::kChunk : T::kTileK,
+                        kTransA ? T::kTileK / Config::kClusterN : Config::kTileM / Config::kClusterN};
+  const int b_box[2] = {kTransB ? T::kChunk : T::kTileK,
+                        kTransB ? T::kTileK / Config::kClusterM : Config::kTileN / Config::kClusterM};
+  const OperandExtent a_extent{kTransA ? call.m : call.k, kTransA ? call.k : call.m};
+  const OperandExtent b_extent{kTransB ? call.n : call.k, kTransB ? call.k : call.n};
+  if (Status s = encode_operand_map(&params.a_map, map_type<In>(), call, call.a, a_extent, a_box); !s.is_ok()) return s;
+  if (Status s = encode_operand_map(&params.b_map, map_type<In>(), call, call.b, b_extent, b_box); !s.is_ok()) return s;
+
+  const int64_t out_bytes = call.out_type == FloatType::kF32 ? 4 : 2;
+  params.store_with_tma = is_aligned(call.d, 16) && params.ldd * out_bytes % 16 == 0;
+  if (params.store_with_tma) {
+    const auto box = [](auto shape) { return OutputBox{shape.kBoxColumns, shape.kBoxRows, shape.kRowBytes}; };
+    const OutputBox d_box = out_bytes == 4 ? box(StoreShape<Config, 4>{}) : box(StoreShape<Config, 2>{});
+    if (Status s = encode_output_map(&params.d_map, call, Config::kSwapped, d_box); !s.is_ok()) return s;
+  }
+
+  const auto kernel_function = kernel<Config, In, kTransA, kTransB, Epilogue>;
+  if (Status s = allow_shared_memory(kernel_function, T::kSharedBytes); !s.is_ok()) return s;
+  const auto tiles = [](int64_t extent, int64_t tile) { return (extent + tile - 1) / tile; };
+  const int64_t num_tiles = tiles(call.m, Config::kTileM * Config::kClusterM) *
+                            tiles(call.n, Config::kTileN * Config::kClusterN) * call.batch * call.num_splits;
+  if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
+  const int64_t num_clusters = std::min<int64_t>(num_tiles, call.num_sms / T::kClusterSize);
+
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = T::kClusterSize;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(num_clusters * T::kClusterSize));
+  launch.blockDim = dim3(kThreads);
+  launch.dynamicSmemBytes = T::kSharedBytes;
+  launch.stream = call.stream;
+  launch.attrs = &attribute;
+  launch.numAttrs = 1;
+  return cuda_status(cudaLaunchKernelEx(&launch, kernel_function, params), "wgmma kernel");
+}
+
+template <typename Config, typename In, int kTransA, int kTransB, bool kAnyEpilogue>
+Status launch_config(const Call& call) {
+  if (call.alpha == 1.0f && call.beta == 0.0f) {
+    return launch_kernel<Config, In, kTransA, kTransB>(call, epilogue::Identity<float, void>{});
+  }
+  if constexpr (kAnyEpilogue) {
+    const int64_t m = Config::kSwapped ? call.n : call.m, n = Config::kSwapped ? call.m : call.n;
+    return launch_kernel<Config, In, kTransA, kTransB>(
+        call, epilogue::AlphaBetaFloatC{call.alpha, call.beta, call.out_type, call.c, m, n});
+  } else {
+    return Status::invalid("this config computes bare products only");
+  }
+}
+
+// The configs in the order of TCGEMM_WGMMA_CONFIGS.
+template <typename In, int kTransA, int kTransB>
+std::vector<LaunchFunction> launch_table() {
+  return {
+#define TCGEMM_ENTRY(name, tile_m, tile_n, stages, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
+  launch_config<Config<tile_m, tile_n, stages, cluster_m, cluster_n, cluster_k, ping_pong, swapped>, In, kTransA, \
+                kTransB, any>,
+      TCGEMM_WGMMA_CONFIGS(TCGEMM_ENTRY)
+#undef TCGEMM_ENTRY
+  };
+}
+
+}  // namespace tcgemm::wgmma_family

@@ -1,0 +1,92 @@
+// Which tiles a block computes, and where it stands in the load pipeline.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/wgmma/traits.cuh"
+#include "ptx/cluster.cuh"
+
+namespace tcgemm::wgmma_family {
+
+// Where a tile of the persistent walk lies.
+struct Work {
+  int32_t m_idx, n_idx;  // first row and column of this block's tile
+  int32_t batch_idx, split_idx;
+  // At least one: blocks past the end of K load zeros, so an empty share still gives a result.
+  int32_t first_k_block, num_k_blocks;
+};
+
+// Walks the tiles of one cluster. Inside a batch entry, tiles run down kGroupM cluster rows before
+// moving one column right, every other group from the right: neighbours in time share both
+// operands' panels in L2.
+template <typename Config, int kTileK, typename Epilogue>
+class Scheduler {
+ public:
+  static constexpr int kGroupM = 8;
+  static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * Config::kClusterK;
+
+  __device__ __forceinline__ explicit Scheduler(const Params<Epilogue>& params)
+      : tiles_m_(ceil_div(params.m, Config::kTileM * Config::kClusterM)),
+        tiles_n_(ceil_div(params.n, Config::kTileN * Config::kClusterN)),
+        num_tiles_(tiles_m_ * tiles_n_ * params.batch * params.num_splits),
+        rank_(ptx::cluster_ctarank()) {}
+
+  __device__ __forceinline__ int32_t first() const { return blockIdx.x / kClusterSize; }
+  __device__ __forceinline__ int32_t step() const { return gridDim.x / kClusterSize; }
+  __device__ __forceinline__ bool valid(int32_t tile_idx) const { return tile_idx < num_tiles_; }
+
+  __device__ __forceinline__ Work at(const Params<Epilogue>& params, int32_t tile_idx) const {
+    Work work;
+    const int32_t d_batch_idx = tile_idx / (tiles_m_ * tiles_n_);
+    const int32_t in_batch = tile_idx - d_batch_idx * tiles_m_ * tiles_n_;
+    const int32_t group_idx = in_batch / (kGroupM * tiles_n_);
+    const int32_t in_group = in_batch - group_idx * kGroupM * tiles_n_;
+    const int32_t rows = min(tiles_m_ - group_idx * kGroupM, kGroupM);
+    const int32_t column = in_group / rows;
+    const int32_t cluster_m = group_idx * kGroupM + in_group - column * rows;
+    const int32_t cluster_n = group_idx & 1 ? tiles_n_ - 1 - column : column;
+    const int32_t rank_m = rank_ % Config::kClusterM, rank_n = rank_ / Config::kClusterM % Config::kClusterN;
+    work.m_idx = (cluster_m * Config::kClusterM + rank_m) * Config::kTileM;
+    work.n_idx = (cluster_n * Config::kClusterN + rank_n) * Config::kTileN;
+    work.split_idx = d_batch_idx / params.batch;
+    work.batch_idx = d_batch_idx - work.split_idx * params.batch;
+    const int32_t k_blocks = ceil_div(params.k, kTileK);
+    int32_t begin = work.split_idx * params.k_blocks_per_split;
+    int32_t end = min(begin + params.k_blocks_per_split, k_blocks);
+    if constexpr (Config::kClusterK > 1) {
+      const int32_t share = ceil_div(end - begin, Config::kClusterK);
+      begin += rank_ * share;
+      end = min(begin + share, end);
+    }
+    // A k block wholly past K would start inside the map's padding of K = 0, so step over it.
+    work.first_k_block = end > begin ? begin : k_blocks + 1;
+    work.num_k_blocks = max(end - begin, 1);
+    return work;
+  }
+
+ private:
+  static __device__ __forceinline__ int32_t ceil_div(int32_t x, int32_t y) { return (x + y - 1) / y; }
+
+  int32_t tiles_m_, tiles_n_, num_tiles_;
+  int32_t rank_;
+};
+
+template <int kStages>
+struct PipelineState {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ __forceinline__ void advance(int count) {
+    stage += count;
+    phase ^= stage / kStages & 1;
+    stage %= kStages;
+  }
+};
+
+}  // namespace tcgemm::wgmma_family

@@ -1,0 +1,178 @@
+// From a consumer warpgroup's accumulators to D: epilogue in registers, conversion, staging in
+// shared memory as TMA's swizzle wants it, and a bulk store that the next tile's multiplications
+// hide. Where D's rows are not 16-byte aligned the staged box is copied by the threads instead.
+#pragma once
+
+#include <cstdint>
+
+#include "epilogue/epilogue.cuh"
+#include "kernels/wgmma/traits.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/tma.cuh"
+#include "tile/numeric.cuh"
+
+namespace tcgemm::wgmma_family {
+
+// Byte offset `offset` of a store buffer whose rows are kRowBytes long, as TMA's swizzle of that
+// width places it.
+template <int kRowBytes>
+__device__ __forceinline__ uint32_t swizzle(uint32_t offset) {
+  return offset ^ ((offset >> 7 & (kRowBytes / 16 - 1)) << 4);
+}
+
+__device__ __forceinline__ uint32_t pack(float x, float y, FloatType type) {
+  if (type == FloatType::kBF16) {
+    const __nv_bfloat162 packed = __floats2bfloat162_rn(x, y);
+    return reinterpret_cast<const uint32_t&>(packed);
+  }
+  const __half2 packed = __floats2half2_rn(x, y);
+  return reinterpret_cast<const uint32_t&>(packed);
+}
+
+// The boxes a tile is staged and stored in.
+template <typename Config, int kOutBytes>
+struct StoreShape {
+  // Columns along D's contiguous dimension in one box: as wide as the swizzle allows without
+  // reaching past the tile.
+  static constexpr int kAlong = Config::kSwapped ? 64 : Config::kTileN;
+  static constexpr int kWidest = 128 / kOutBytes;
+  static constexpr int kBoxColumns = kAlong % kWidest == 0         ? kWidest
+                                     : kAlong % (kWidest / 2) == 0 ? kWidest / 2
+                                                                   : kWidest / 4;
+  static constexpr int kRowBytes = kBoxColumns * kOutBytes;
+  static constexpr int kBoxRows = Config::kSwapped ? (Config::kTileN < 64 ? Config::kTileN : 64) : 64;
+  static_assert(kAlong % kBoxColumns == 0, "tile_n must be a multiple of 16");
+  static_assert(kBoxRows * kRowBytes <= 8192, "a box must fit in a store buffer");
+};
+
+// Copies a staged box to D where TMA cannot (rows not 16-byte aligned): whole warps a row.
+template <int kRowBytes, int kBoxRows, typename Out>
+__device__ __forceinline__ void copy_box(const uint8_t* buffer, Out* d, int64_t ldd, int32_t rows, int32_t columns,
+                                         int thread_idx) {
+  constexpr int kColumns = kRowBytes / sizeof(Out);
+  for (int i = thread_idx; i < kBoxRows * kColumns; i += 128) {
+    const int row = i / kColumns, column = i % kColumns;
+    if (row < rows && column < columns) {
+      d[row * ldd + column] =
+          *reinterpret_cast<const Out*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * sizeof(Out)));
+    }
+  }
+}
+
+// Rows 64 * block .. + 63 of a warpgroup's accumulators. (m_idx, n_idx): element of D that acc's
+// first one is, in the kernel's (possibly swapped) problem.
+template <typename Config, typename Epilogue, int kOutBytes>
+__device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], const Params<Epilogue>& params,
+                                           uint8_t* buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
+                                           int32_t d_batch_idx, uint32_t barrier_id) {
+  using Shape = StoreShape<Config, kOutBytes>;
+  constexpr int kRowBytes = Shape::kRowBytes;
+  const int thread_idx = ptx::tid_x() % 128, warp = thread_idx / 32, lane = thread_idx % 32;
+
+  // The accumulator pair 4 * j + 2 * h holds row warp * 16 + h * 8 + lane / 4 and columns
+  // 8 * j + lane % 4 * 2, + 1.
+#pragma unroll
+  for (int j = 0; j < Config::kTileN / 8; ++j) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float(&pair)[2] = reinterpret_cast<float(&)[2]>(acc[4 * j + 2 * h]);
+      const int32_t row = m_idx + warp * 16 + h * 8 + lane / 4, column = n_idx + 8 * j + lane % 4 * 2;
+      if constexpr (!Epilogue::kReadsC) {
+        params.epilogue(pair, d_batch_idx, row, column);
+      } else if constexpr (Config::kSwapped) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float(&one)[1] = reinterpret_cast<float(&)[1]>(pair[i]);
+          if (row < params.m && column + i < params.n) params.epilogue(one, d_batch_idx, column + i, row);
+        }
+      } else {
+        if (row < params.m && column + 1 < params.n) {
+          params.epilogue(pair, d_batch_idx, row, column);
+        } else if (row < params.m && column < params.n) {
+          params.epilogue(reinterpret_cast<float(&)[1]>(pair), d_batch_idx, row, column);
+        }
+      }
+    }
+  }
+
+  // Boxes: across the tile's columns; when swapped, across its columns and, for float32 output
+  // (whose 64 rows are two boxes wide), its two halves of rows.
+  constexpr int kColumnsPerBox = Config::kSwapped ? Shape::kBoxRows : Shape::kBoxColumns;
+  constexpr int kHalves = Config::kSwapped ? 64 / Shape::kBoxColumns : 1;
+#pragma unroll
+  for (int box = 0; box < Config::kTileN / kColumnsPerBox; ++box) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      uint8_t* buffer = buffers + buffer_idx * 8192;
+      // The store issued two boxes ago, by this same thread, has read the buffer.
+      if (thread_idx == 0) ptx::tma_store_wait_read<1>();
+      ptx::named_barrier_sync(barrier_id, 128);
+
+      const uint32_t base = ptx::shared_address(buffer);
+      if constexpr (kOutBytes == 2) {
+#pragma unroll
+        for (int j = 0; j < kColumnsPerBox / 8; j += 2) {
+          const int first = 4 * (box * kColumnsPerBox / 8 + j);
+          uint32_t r[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) r[i] = pack(acc[first + 2 * i], acc[first + 2 * i + 1], params.out_type);
+          if constexpr (Config::kSwapped) {
+            const int row = (j + lane / 16) * 8 + lane % 8, column = warp * 16 + lane / 8 % 2 * 8;
+            ptx::stmatrix_x4_trans(base + swizzle<kRowBytes>(row * kRowBytes + column * 2), r[0], r[1], r[2], r[3]);
+          } else {
+            const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8, column = (j + lane / 16) * 8;
+            ptx::stmatrix_x4(base + swizzle<kRowBytes>(row * kRowBytes + column * 2), r[0], r[1], r[2], r[3]);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kColumnsPerBox / 8; ++j) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const int first = 4 * (box * kColumnsPerBox / 8 + j) + 2 * h;
+            const int row = warp * 16 + h * 8 + lane / 4, column = j * 8 + lane % 4 * 2;
+            if constexpr (Config::kSwapped) {
+              if (row / Shape::kBoxColumns == half) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                  *reinterpret_cast<float*>(buffer + swizzle<kRowBytes>((column + i) * kRowBytes +
+                                                                        row % Shape::kBoxColumns * 4)) = acc[first + i];
+                }
+              }
+            } else {
+              *reinterpret_cast<float2*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * 4)) =
+                  make_float2(acc[first], acc[first + 1]);
+            }
+          }
+        }
+      }
+      ptx::fence_proxy_async();
+      ptx::named_barrier_sync(barrier_id, 128);
+
+      // Position in D as stored: `along` its contiguous dimension, `across` its rows.
+      const int32_t along = Config::kSwapped ? m_idx + half * Shape::kBoxColumns : n_idx + box * kColumnsPerBox;
+      const int32_t across = Config::kSwapped ? n_idx + box * kColumnsPerBox : m_idx;
+      if (params.store_with_tma) {
+        if (thread_idx == 0) {
+          ptx::tma_store_3d(&params.d_map, buffer, along, across, d_batch_idx);
+          ptx::tma_store_commit();
+        }
+      } else {
+        const int32_t rows_d = Config::kSwapped ? params.n : params.m, columns_d = Config::kSwapped ? params.m : params.n;
+        const int64_t offset = (static_cast<int64_t>(d_batch_idx) * rows_d + across) * params.ldd + along;
+        if constexpr (kOutBytes == 2) {
+          copy_box<kRowBytes, Shape::kBoxRows>(buffer, static_cast<uint16_t*>(params.d) + offset, params.ldd,
+                                               rows_d - across, columns_d - along, thread_idx);
+        } else {
+          copy_box<kRowBytes, Shape::kBoxRows>(buffer, static_cast<float*>(params.d) + offset, params.ldd,
+                                               rows_d - across, columns_d - along, thread_idx);
+        }
+      }
+      buffer_idx ^= 1;
+    }
+  }
+}
+
+}  // namespace tcgemm::wgmma_family

@@ -1,0 +1,65 @@
+// What a config and an element type decide at compile time, and the arguments of a launch.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "tile/numeric.cuh"
+
+namespace tcgemm::wgmma_family {
+
+inline constexpr int kConsumers = 2;
+inline constexpr int kThreads = 128 * (1 + kConsumers);
+inline constexpr int kMaxSharedMemory = 232448;
+
+template <typename Epilogue>
+struct Params {
+  CUtensorMap a_map, b_map, d_map;
+  int32_t m, n, k;
+  int32_t batch, batch_inner;
+  // 0 where an operand is broadcast along that level, else 1.
+  int32_t a_outer, a_inner, b_outer, b_inner;
+  int32_t num_splits;        // parts of K written as separate batches of D
+  int32_t k_blocks_per_split;
+  FloatType out_type;
+  bool store_with_tma;
+  void* d;
+  int64_t ldd;  // of D as stored, packed batches of rows_d * ldd
+  Epilogue epilogue;
+};
+
+template <typename Config, typename In, int kTransA, int kTransB>
+struct Traits {
+  static constexpr int kTileK = 128 / sizeof(In);  // one 128-byte swizzle row
+  static constexpr int kMmaK = 32 / sizeof(In);
+  static constexpr int kRowsPerGroup = Config::kPingPong ? Config::kTileM : Config::kTileM / kConsumers;
+  static constexpr int kBlocksM = kRowsPerGroup / 64;
+  static constexpr int kChunk = 64;  // elements of a 128-byte row along M or N (16-bit types)
+  static constexpr int kPaddedN = kTransB ? (Config::kTileN + kChunk - 1) / kChunk * kChunk : Config::kTileN;
+  static constexpr int kABytes = Config::kTileM * 128;
+  static constexpr int kBBytes = (kPaddedN * 128 + 1023) / 1024 * 1024;
+  static constexpr int kLoadedBytes = kABytes + kPaddedN * 128;
+  static constexpr int kStageBytes = kABytes + kBBytes;
+  static constexpr int kStoreBytes = 8192;
+  static constexpr int kPartialBytes = (Config::kClusterK - 1) * Config::kTileM * Config::kTileN * 4;
+  static constexpr int kPartialGroups = Config::kPingPong ? 2 : 1;
+  static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * Config::kClusterK;
+
+  static constexpr int kStoreOffset = Config::kStages * kStageBytes;
+  static constexpr int kPartialOffset = kStoreOffset + kConsumers * 2 * kStoreBytes;
+  static constexpr int kBarrierOffset = kPartialOffset + kPartialBytes * kPartialGroups;
+  static constexpr int kNumBarriers = 2 * Config::kStages + kConsumers + 2 * kConsumers;
+  static constexpr int kSharedBytes = 1024 + kBarrierOffset + 8 * kNumBarriers;
+
+  static_assert(Config::kTileM % 64 == 0 && kBlocksM >= 1, "wgmma multiplies 64 rows at a time");
+  static_assert(Config::kTileN % 8 == 0 && Config::kTileN <= 256, "the instruction's range of n");
+  static_assert(Config::kTileN / 2 * kBlocksM <= 192, "accumulators must leave registers for the epilogue");
+  static_assert(kSharedBytes <= kMaxSharedMemory, "stages do not fit in shared memory");
+  static_assert(kClusterSize <= 8, "portable cluster size");
+  static_assert(Config::kClusterK == 1 || (Config::kClusterM == 1 && Config::kClusterN == 1),
+                "blocks that split K share no operand tile");
+  static_assert(!kTransA || !kTransB || sizeof(In) == 2, "M- and N-major need 16-bit elements");
+};
+
+}  // namespace tcgemm::wgmma_family

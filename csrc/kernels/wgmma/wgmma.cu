@@ -1,0 +1,231 @@
+// The wgmma family behind the common interface.
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "core/cuda_status.h"
+#include "kernels/kernels.h"
+#include "kernels/wgmma/config.h"
+#include "kernels/wgmma/launch.h"
+#include "tile/gemm_args.h"
+
+namespace tcgemm {
+
+namespace wgmma_family {
+
+namespace {
+
+struct Base {
+  const char* name;
+  int tile_n;
+  int cluster_k;
+  bool swapped, any_epilogue;
+};
+
+constexpr Base kBases[] = {
+#define TCGEMM_ENTRY(name, tile_m, tile_n, stages, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
+  {name, tile_n, cluster_k, swapped, any},
+    TCGEMM_WGMMA_CONFIGS(TCGEMM_ENTRY)
+#undef TCGEMM_ENTRY
+};
+constexpr int kNumBases = sizeof(kBases) / sizeof(kBases[0]);
+
+// Numbers of parts into which K can be split through the workspace, for any base whose blocks do
+// not split it among themselves already.
+constexpr int kSplits[] = {2, 3, 4, 6, 8, 16, 32, 64, 128};
+
+struct Parsed {
+  int base_idx = -1;
+  int num_splits = 1;
+};
+
+// "<base>" or "<base>_split<n>". Only called with names from configs().
+Parsed parse(std::string_view config) {
+  Parsed parsed;
+  const size_t split = config.find("_split");
+  const std::string_view base = config.substr(0, split);
+  for (int i = 0; i < kNumBases; ++i) {
+    if (base == kBases[i].name) parsed.base_idx = i;
+  }
+  if (split != std::string_view::npos) parsed.num_splits = std::stoi(std::string(config.substr(split + 6)));
+  return parsed;
+}
+
+const std::vector<LaunchFunction>& table(DType type, bool trans_a, bool trans_b) {
+  if (type == DType::kF32) return tf32_table();
+  if (type == DType::kBF16) {
+    return trans_a ? (trans_b ? bf16_table_11() : bf16_table_10()) : (trans_b ? bf16_table_01() : bf16_table_00());
+  }
+  return trans_a ? (trans_b ? f16_table_11() : f16_table_10()) : (trans_b ? f16_table_01() : f16_table_00());
+}
+
+int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// A matrix of `rows` x `columns` as the kernel wants it, columns contiguous, and whether its
+// operand must be copied to be that.
+struct Source {
+  const void* data;
+  const Operand* operand;
+  int64_t rows, columns;
+  bool transpose;  // the operand is stored columns x rows and has to be transposed by the copy
+
+  bool needs_copy() const { return transpose || !rows_aligned(data, *operand, 16); }
+  int64_t padded_columns() const { return round_up(std::max<int64_t>(columns, 1), 16 / dtype_bytes(operand->dtype)); }
+  int64_t outer(const Problem& p) const { return operand->batch_outer_stride == 0 ? 1 : p.batch_outer(); }
+  int64_t inner(const Problem& p) const { return operand->batch_inner_stride == 0 ? 1 : p.batch_inner; }
+  int64_t copy_bytes(const Problem& p) const {
+    if (!needs_copy()) return 0;
+    return round_up(outer(p) * inner(p) * rows * padded_columns() * dtype_bytes(operand->dtype), 256);
+  }
+};
+
+// The two operands in the kernel's terms: A with rows of M (or, M-major, of K), B likewise.
+// Layouts in this family: trans_a == false is K-major, trans_b == false is K-major (N x K).
+struct Plan {
+  Source a, b;
+  bool trans_a, trans_b;
+
+  static Plan make(const Problem& p, const void* a_data, const void* b_data, bool swapped) {
+    const bool is_tf32 = p.a.dtype == DType::kF32;
+    const auto k_major = [&](const void* data, const Operand& x, int64_t extent) {
+      return Source{data, &x, extent, p.k, false};
+    };
+    const auto other = [&](const void* data, const Operand& x, int64_t extent) {
+      return is_tf32 ? Source{data, &x, extent, p.k, true} : Source{data, &x, p.k, extent, false};
+    };
+    Plan plan;
+    const bool a_other = p.a.transposed, b_other = !p.b.transposed;
+    plan.a = a_other ? other(a_data, p.a, p.m) : k_major(a_data, p.a, p.m);
+    plan.b = b_other ? other(b_data, p.b, p.n) : k_major(b_data, p.b, p.n);
+    plan.trans_a = a_other && !is_tf32;
+    plan.trans_b = b_other && !is_tf32;
+    if (swapped) {
+      std::swap(plan.a, plan.b);
+      std::swap(plan.trans_a, plan.trans_b);
+    }
+    return plan;
+  }
+};
+
+int64_t partial_bytes(const Problem& p, int num_splits) {
+  return num_splits == 1 ? 0 : num_splits * p.batch * p.m * p.n * 4;
+}
+
+class Wgmma final : public Implementation {
+ public:
+  Wgmma() {
+    for (const Base& base : kBases) names_.push_back(base.name);
+    for (const Base& base : kBases) {
+      if (base.cluster_k > 1) continue;
+      for (int splits : kSplits) names_.push_back(std::string(base.name) + "_split" + std::to_string(splits));
+    }
+  }
+
+  const char* name() const override { return "wgmma"; }
+  const std::vector<std::string>& configs() const override { return names_; }
+
+  std::string reject(const Problem& p, const Device& device, std::string_view config) const override {
+    if (device.compute_capability != 90) {
+      return "wgmma needs compute capability 9.0, this device has " + std::to_string(device.compute_capability / 10) +
+             "." + std::to_string(device.compute_capability % 10);
+    }
+    if (p.a.dtype != p.b.dtype) return "a and b must have the same dtype";
+    const bool is_16bit = p.a.dtype == DType::kF16 || p.a.dtype == DType::kBF16;
+    if (!is_16bit && p.a.dtype != DType::kF32) return std::string("inputs must be f16, bf16 or f32, not ") + dtype_name(p.a.dtype);
+    if (is_16bit && p.compute != Compute::kF32) return std::string("it accumulates in f32 only, not ") + compute_name(p.compute);
+    if (!is_16bit && p.compute != Compute::kTF32) return "f32 inputs are multiplied as TF32 only";
+    if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32) {
+      return std::string("the output must be f16, bf16 or f32, not ") + dtype_name(p.out);
+    }
+    const Parsed parsed = parse(config);
+    const bool bare = p.alpha == 1.0 && p.beta == 0.0;
+    if (!bare && !kBases[parsed.base_idx].any_epilogue && parsed.num_splits == 1) {
+      return "config " + std::string(config) + " computes bare products only (alpha = 1, beta = 0)";
+    }
+    if (p.batch > 0 && p.m > 0 && p.n > 0) {
+      constexpr int64_t kMaxTiles = 1LL << 31;
+      if (p.batch * parsed.num_splits * ((p.m + 63) / 64) * ((p.n + 15) / 16) >= kMaxTiles) {
+        return "the output must be less than 2^31 tiles of 64x16";
+      }
+    }
+    return "";
+  }
+
+  int64_t workspace_bytes(const Problem& p, const Device&, std::string_view config) const override {
+    // XLA's buffers are aligned, so only the strides decide here.
+    const Plan plan = Plan::make(p, nullptr, nullptr, false);
+    return plan.a.copy_bytes(p) + plan.b.copy_bytes(p) + partial_bytes(p, parse(config).num_splits);
+  }
+
+  Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
+                void* stream) const override {
+    const Parsed parsed = parse(config);
+    const Base& base = kBases[parsed.base_idx];
+    const Plan plan = Plan::make(p, buffers.a, buffers.b, base.swapped);
+    if (plan.a.copy_bytes(p) + plan.b.copy_bytes(p) + partial_bytes(p, parsed.num_splits) > buffers.workspace_bytes) {
+      return Status::invalid("a and b must start on a 16-byte boundary where their strides are multiples of 16 bytes");
+    }
+
+    Call call{};
+    call.batch = p.batch;
+    call.batch_inner = p.batch_inner;
+    call.m = base.swapped ? p.n : p.m;
+    call.n = base.swapped ? p.m : p.n;
+    call.k = p.k;
+    call.element_bytes = dtype_bytes(p.a.dtype);
+    call.out_type = p.out == DType::kF16    ? FloatType::kF16
+                    : p.out == DType::kBF16 ? FloatType::kBF16
+                                            : FloatType::kF32;
+    call.d = buffers.d;
+    call.c = buffers.c;
+    call.alpha = static_cast<float>(p.alpha);
+    call.beta = static_cast<float>(p.beta);
+    call.num_splits = parsed.num_splits;
+    call.num_sms = device.num_sms;
+    call.stream = static_cast<cudaStream_t>(stream);
+
+    char* workspace = static_cast<char*>(buffers.workspace);
+    if (Status s = prepare(plan.a, p, call, &workspace, &call.a); !s.is_ok()) return s;
+    if (Status s = prepare(plan.b, p, call, &workspace, &call.b); !s.is_ok()) return s;
+    const LaunchFunction product = table(p.a.dtype, plan.trans_a, plan.trans_b)[parsed.base_idx];
+    if (parsed.num_splits == 1) return product(call);
+
+    Call partial = call;
+    partial.d = workspace;
+    partial.out_type = FloatType::kF32;
+    partial.alpha = 1.0f;
+    partial.beta = 0.0f;
+    if (Status s = product(partial); !s.is_ok()) return s;
+    return launch_split_reduction(reinterpret_cast<const float*>(workspace), p.batch * p.m * p.n, call);
+  }
+
+ private:
+  // The operand itself where TMA can read it, else its copy at *workspace, which is advanced.
+  static Status prepare(const Source& source, const Problem& p, const Call& call, char** workspace,
+                        AlignedOperand* out) {
+    const Operand& x = *source.operand;
+    if (!source.needs_copy()) {
+      *out = {source.data, x.ld, x.batch_outer_stride, x.batch_inner_stride};
+      return Status::ok();
+    }
+    const int64_t ld = source.padded_columns(), inner = source.inner(p), outer = source.outer(p);
+    *out = {*workspace, ld, outer == 1 ? 0 : inner * source.rows * ld, inner == 1 ? 0 : source.rows * ld};
+    const CopyJob job{source.data, *workspace,           source.rows,          source.columns, x.ld,
+                      x.batch_outer_stride, x.batch_inner_stride, ld, outer, inner, source.transpose};
+    *workspace += source.copy_bytes(p);
+    if (p.k == 0) return Status::ok();  // nothing to read; the kernel asks for zeros only
+    return launch_copy(job, call.element_bytes, call.stream);
+  }
+
+  std::vector<std::string> names_;
+};
+
+}  // namespace
+}  // namespace wgmma_family
+
+const Implementation* wgmma() {
+  static const wgmma_family::Wgmma instance;
+  return &instance;
+}
+
+}  // namespace tcgemm

@@ -1,0 +1,50 @@
+// Thread block cluster, register allocation and dependent-launch instructions.
+#pragma once
+
+#include <cstdint>
+
+namespace tcgemm::ptx {
+
+// Rank of this block in its cluster. PTX 7.8, sm_90
+__device__ __forceinline__ uint32_t cluster_ctarank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// threadIdx.x, read anew at each call: what is derived from it is not kept in registers across a
+// loop whose accumulators need them. PTX 1.0
+__device__ __forceinline__ uint32_t tid_x() {
+  uint32_t x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
+// PTX 7.8, sm_90
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// 16-byte store into the shared memory of another block; `address` comes from mapa. PTX 7.8, sm_90
+__device__ __forceinline__ void st_shared_cluster_v4(uint32_t address, float x, float y, float z, float w) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x), "f"(y), "f"(z), "f"(w)
+               : "memory");
+}
+
+// Take effect in a whole warpgroup, under a register cap known at entry. PTX 8.0, sm_90a
+template <uint32_t kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <uint32_t kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Waits for the kernels this launch depends on; returns at once in an ordinary launch. PTX 7.8, sm_90
+__device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Lets a dependent launch begin. PTX 7.8, sm_90
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+}  // namespace tcgemm::ptx
