@@ -4,6 +4,24 @@
 `explain(f, *args)` what runs each of a function's products, and why.
 """
 
+import importlib.util
+import sys
+from pathlib import Path
+
+# In a checkout's root this folder comes before the installed package and lacks what was compiled.
+# `python -m jax_tcgemm` must work there too: every submodule then comes from the installation.
+if importlib.util.find_spec("jax_tcgemm._build") is None:
+    _installed = [
+        folder
+        for entry in sys.path
+        if (folder := Path(entry, __name__)).joinpath("_build.py").exists()
+    ]
+    if not _installed:
+        raise ImportError(
+            "jax_tcgemm: these are its sources; run pip install . to build and install"
+        )
+    __path__.insert(0, str(_installed[0]))
+
 from jax_tcgemm.debug import debug_switches
 from jax_tcgemm.dot_general import dot_general
 from jax_tcgemm.explain import explain
