@@ -1,0 +1,1 @@
+"""Benchmarks: suites of products, timed in turns with the peers, kept as records."""

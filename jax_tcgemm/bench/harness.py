@@ -1,0 +1,232 @@
+"""Runs suites: plan each case, check every result, time all contenders in turns, record."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import time
+from collections.abc import Sequence
+
+import jax
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jax_tcgemm import _modules
+from jax_tcgemm.bench import records as rec
+from jax_tcgemm.bench import reference, timing
+from jax_tcgemm.bench.contenders import Contender, plan
+from jax_tcgemm.bench.suites import Case, Suite
+
+# Fewer calls than this say nothing about spread; a slow contender gets no less.
+MIN_REPEATS = 5
+# Stands for the last-level cache of a machine without a GPU.
+_HOST_CACHE_BYTES = 32 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What ``bench`` was asked for.
+
+    Attributes:
+      implementations: names, or ``auto``.
+      peers: names from ``contenders.PEERS``.
+      configs: ``--config`` as given, or None.
+      repeats: calls of each contender on each case.
+      budget_s: seconds one contender may spend on one case; slower ones get fewer repeats, and
+        one whose single call takes longer is left out.
+      timer: ``auto``, or a timer of :func:`timing.measure`.
+      revision: recorded as the source revision; None reads it from git.
+    """
+
+    implementations: Sequence[str]
+    peers: Sequence[str]
+    configs: str | None = None
+    repeats: int = 20
+    budget_s: float = 2.0
+    timer: str = "auto"
+    revision: str | None = None
+
+
+class Harness:
+    """Runs cases one after the other; every record is kept and, if asked, written at once."""
+
+    def __init__(self, options: Options, console: Console, out: pathlib.Path | None = None):
+        self.options = options
+        self.records: list[dict] = []
+        self.wrong: list[str] = []
+        self._console = console
+        self._out = out
+        on_gpu = jax.default_backend() == "gpu"
+        self._on_gpu = on_gpu
+        default_timer = "trace" if on_gpu else "wall"
+        self._timer = default_timer if options.timer == "auto" else options.timer
+        self._machine = rec.machine()
+        self._machine["revision"] = options.revision or rec.git_revision()
+        properties = _modules.cuda_device() if on_gpu else None
+        self._machine["driver_cuda"] = properties["driver_version"] if properties else None
+        self._cache_bytes = properties["l2_bytes"] if properties else _HOST_CACHE_BYTES
+        self._last_state = rec.gpu_state() if on_gpu else {}
+
+    def run(self, suites: Sequence[Suite]) -> None:
+        """Measures every case of every suite, with a progress bar."""
+        cases = [case for suite in suites for case in suite.cases]
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        # 64-bit types are off in JAX by default; operands here always say their own.
+        with jax.enable_x64(True), Progress(*columns, console=self._console) as progress:
+            task = progress.add_task("", total=len(cases))
+            for number, case in enumerate(cases, 1):
+                title = f"{case.suite} {case.dtype} {case.layout} {case.shape}"
+                progress.update(task, description=title)
+                new = self._run_case(case)
+                self.records += new
+                if self._out is not None:
+                    rec.append_records(self._out, new)
+                progress.advance(task)
+                if not self._console.is_terminal:
+                    for record in new:
+                        self._say(case, f"[{number}/{len(cases)}] {_summary(record)}")
+
+    def _say(self, case: Case, text: str) -> None:
+        where = f"{case.suite} {case.dtype} {case.layout} {case.shape}"
+        self._console.print(f"{where}: {text}", highlight=False, soft_wrap=True)
+
+    def _run_case(self, case: Case) -> list[dict]:
+        options = self.options
+        contenders, refused = plan(case, options.implementations, options.peers, options.configs)
+        for name, why in refused.items():
+            self._say(case, f"[yellow]{name} left out[/]: {escape(why)}")
+        if not contenders:
+            return []
+        sets = reference.make_inputs(
+            case, timing.num_input_sets(case.input_bytes, self._cache_bytes)
+        )
+        contenders, error = self._check(case, contenders, sets)
+        contenders, repeats = self._warm_up(case, contenders, sets)
+        if not contenders:
+            return []
+        total_bytes = case.input_bytes * len(sets)
+        flush_bytes = 2 * self._cache_bytes if total_bytes < 2 * self._cache_bytes else 0
+        timings = self._time(case, contenders, sets, repeats, flush_bytes)
+        before, self._last_state = self._last_state, rec.gpu_state() if self._on_gpu else {}
+        clocks = {
+            f"{key}_{when}": state[key]
+            for when, state in (("before", before), ("after", self._last_state))
+            for key in ("sm_mhz", "power_w", "temperature_c")
+            if key in state
+        }
+        return self._records(case, contenders, timings, error, clocks)
+
+    def _check(self, case, contenders, sets) -> tuple[list[Contender], dict[str, float]]:
+        """Runs each contender once; those that are wrong or fail are reported and dropped."""
+        results, alive = [], []
+        for contender in contenders:
+            try:
+                results.append(jax.block_until_ready(contender.function(*sets[0])))
+                alive.append(contender)
+            except Exception as failure:
+                text = str(failure).splitlines()[0]
+                self._say(case, f"[red]{contender.name} failed[/]: {escape(text)}")
+                self.wrong.append(f"{contender.name} on {case.shape}: {text}")
+        limit = reference.tolerance(case)
+        found = reference.errors(case, *sets[0], results) if results else []
+        error = {c.name: e for c, e in zip(alive, found, strict=True)}
+        for name, value in error.items():
+            if not value <= limit:  # Also true of NaN.
+                self._say(case, f"[red]{name} is wrong[/]: error {value:.3g} over {limit:.3g}")
+                self.wrong.append(f"{name} on {case.shape}: error {value:.3g} over {limit:.3g}")
+        return [c for c in alive if error[c.name] <= limit], error
+
+    def _warm_up(self, case, contenders, sets) -> tuple[list[Contender], list[int]]:
+        """Fits the repeats to the budget of each contender."""
+        kept, repeats = [], []
+        for contender in contenders:
+            start = time.perf_counter()
+            jax.block_until_ready(contender.function(*sets[-1]))
+            seconds = time.perf_counter() - start
+            if seconds > self.options.budget_s:
+                self._say(
+                    case, f"[yellow]{contender.name} left out[/]: a call takes {seconds:.1f} s"
+                )
+                continue
+            affordable = int(self.options.budget_s / seconds)
+            kept.append(contender)
+            repeats.append(min(self.options.repeats, max(affordable, MIN_REPEATS)))
+        return kept, repeats
+
+    def _time(self, case, contenders, sets, repeats, flush_bytes) -> dict[str, timing.Timing]:
+        runnables = [timing.Runnable(c.name, c.module, c.function) for c in contenders]
+        with contextlib.suppress(timing.TraceError):
+            return timing.measure(
+                runnables, sets, repeats, timer=self._timer, flush_bytes=flush_bytes
+            )
+        # A trace can lose activities; a second that does, too, means that it cannot be relied on.
+        try:
+            return timing.measure(
+                runnables, sets, repeats, timer=self._timer, flush_bytes=flush_bytes
+            )
+        except timing.TraceError as failure:
+            self._say(
+                case, f"[yellow]no device time[/]: {escape(str(failure))}; using wall-clock time"
+            )
+            return timing.measure(runnables, sets, repeats, timer="chained")
+
+    def _records(self, case, contenders, timings, error, clocks) -> list[dict]:
+        def summary(name):
+            return {f"p{q}": round(timings[name].percentile(q), 3) for q in (10, 50, 90)}
+
+        new = []
+        measured = {c.name for c in contenders}
+        for contender in contenders:
+            # Peers that were not asked for as implementations appear in others' records only.
+            if contender.asked not in self.options.implementations:
+                continue
+            peers = [p for p in self.options.peers if p in measured and p != contender.name]
+            us = summary(contender.name)
+            record = {
+                "schema": rec.SCHEMA,
+                "kind": "product",
+                "time": rec.now(),
+                "revision": self._machine["revision"],
+                "suite": case.suite,
+                "label": case.label,
+                "batch": case.batch,
+                "m": case.m,
+                "n": case.n,
+                "k": case.k,
+                "dtype": case.dtype,
+                "out": case.out_type,
+                "layout": case.layout,
+                "epilogue": "identity",
+                "implementation": contender.asked,
+                "forced_config": contender.forced_config,
+                "ran": contender.ran,
+                "config": contender.config,
+                "why": contender.why,
+                "us": us,
+                "tflops": round(case.flops / us["p50"] / 1e6, 4),
+                "gbps": round(case.bytes / us["p50"] / 1e3, 2),
+                "error": error[contender.name],
+                "peers": {p: {"us": summary(p), "error": error[p]} for p in peers},
+                "ratio": None,
+                "timer": timings[contender.name].timer,
+                "samples": len(timings[contender.name].us),
+                "kernels": timings[contender.name].kernels,
+                "machine": {k: v for k, v in self._machine.items() if k != "revision"} | clocks,
+            }
+            if best := rec.best_peer(record):
+                record["ratio"] = round(best[1] / us["p50"], 4)
+            new.append(record)
+        return new
+
+
+def _summary(record: dict) -> str:
+    rate = f"{record['us']['p50']:.1f} µs, {record['tflops']:.4g} TFLOP/s"
+    ratio = "" if record["ratio"] is None else f", ratio {record['ratio']:.3f}"
+    return f"{rec.contender_name(record)} ({record['ran']}/{record['config']}): {rate}{ratio}"

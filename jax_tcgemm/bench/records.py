@@ -1,0 +1,185 @@
+"""Benchmark records: what is written for one measured case, and on what machine.
+
+A file of records is JSON lines. One record is one implementation on one case, with the peers
+that were interleaved with it::
+
+    schema, kind     the version of this list; "product"
+    time, revision   when, and of what source
+    suite, label, batch, m, n, k, dtype, out, layout, epilogue
+    implementation   what was asked for: a name, or "auto" for the library's own choice
+    forced_config    the config that was asked for, or null
+    ran, config, why what ran and why it was chosen
+    us               {"p10", "p50", "p90"} of the calls
+    tflops, gbps     at the median; bytes count A, B and D once each
+    error            max |D - reference| / max |reference|
+    peers            {name: {"us": {...}, "error": ...}}
+    ratio            the best peer's median / ours: above 1, ours is faster
+    timer, samples, kernels
+    machine          GPU, driver, CUDA, JAX, Python, clocks and power around the measurement
+
+A record of kind "overhead" holds host microseconds a step of tiny products; see overhead.py.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pathlib
+import platform
+import subprocess
+from collections.abc import Iterable
+
+import jax
+import jaxlib
+
+SCHEMA = 1
+
+_SMI_FIELDS = {
+    "gpu": ("name", str),
+    "driver": ("driver_version", str),
+    "sm_mhz": ("clocks.sm", float),
+    "sm_mhz_max": ("clocks.max.sm", float),
+    "memory_mhz": ("clocks.mem", float),
+    "power_w": ("power.draw", float),
+    "power_limit_w": ("power.limit", float),
+    "temperature_c": ("temperature.gpu", float),
+}
+
+
+def gpu_state() -> dict:
+    """Name, driver, clocks, power and temperature of the first GPU; {} without nvidia-smi."""
+    query = ",".join(field for field, _ in _SMI_FIELDS.values())
+    try:
+        line = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", "-i", "0"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return parse_gpu_state(line)
+
+
+def parse_gpu_state(line: str) -> dict:
+    """Reads one line of nvidia-smi's answer; a field it does not know is left out."""
+    state = {}
+    values = [value.strip() for value in line.strip().split(",")]
+    for (key, (_, convert)), value in zip(_SMI_FIELDS.items(), values, strict=False):
+        try:
+            state[key] = convert(value)
+        except ValueError:
+            continue
+    return state
+
+
+def git_revision() -> str | None:
+    """Revision of the checkout the command runs in, ``+`` when it has changes; None outside one."""
+    root = pathlib.Path.cwd()
+    if not (root / "jax_tcgemm").is_dir():
+        return None
+    try:
+        revision, changes = (
+            subprocess.run(
+                ["git", *arguments],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=True,
+                cwd=root,
+            ).stdout.strip()
+            for arguments in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return revision + ("+" if changes else "")
+
+
+def machine() -> dict:
+    """Where the records of this process come from."""
+    device = jax.devices()[0]
+    state = gpu_state() if device.platform == "gpu" else {}
+    return {
+        "platform": device.platform,
+        "device": device.device_kind,
+        "driver": state.get("driver"),
+        "backend": device.client.platform_version.replace("\n", "; "),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def best_peer(record: dict) -> tuple[str, float] | None:
+    """The fastest peer of a record and its median in microseconds."""
+    peers = {name: peer["us"]["p50"] for name, peer in record["peers"].items()}
+    if not peers:
+        return None
+    name = min(peers, key=peers.__getitem__)
+    return name, peers[name]
+
+
+def contender_name(record: dict) -> str:
+    """The implementation that was asked for; with its config, where one was forced."""
+    forced = record.get("forced_config")
+    return f"{record['implementation']}/{forced}" if forced else record["implementation"]
+
+
+def record_tflops(record: dict, peer: str) -> float:
+    """TFLOP/s of a peer at its median, from the flops that the record's own numbers imply."""
+    return record["tflops"] * record["us"]["p50"] / record["peers"][peer]["us"]["p50"]
+
+
+def products(records: Iterable[dict]) -> list[dict]:
+    """The records of products; of several with the same case and contender, the newest."""
+    keys = ("suite", "batch", "m", "n", "k", "dtype", "layout")
+    newest: dict[tuple, dict] = {}
+    for record in sorted(records, key=lambda r: r["time"]):
+        if record["kind"] == "product":
+            key = (*(record[k] for k in keys), record["machine"]["device"], contender_name(record))
+            newest.pop(key, None)
+            newest[key] = record
+    return list(newest.values())
+
+
+def grouped(records: Iterable[dict]) -> dict[tuple[str, str], list[dict]]:
+    """Records by suite and dtype, in order of first appearance."""
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for record in records:
+        groups.setdefault((record["suite"], record["dtype"]), []).append(record)
+    return groups
+
+
+def append_records(path: pathlib.Path, records: Iterable[dict]) -> None:
+    """Adds records to a JSON-lines file, creating it and its folder where needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def read_records(paths: Iterable[pathlib.Path]) -> list[dict]:
+    """All records of JSON-lines files, in order.
+
+    Raises:
+      ValueError: for a line that is no record of this schema.
+    """
+    records = []
+    for path in paths:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"bench: {path}:{number} is no JSON: {error}") from error
+            if record.get("schema") != SCHEMA:
+                raise ValueError(
+                    f"bench: {path}:{number} must have schema {SCHEMA}, got {record.get('schema')}"
+                )
+            records.append(record)
+    return records

@@ -1,0 +1,217 @@
+"""Renders the committed records into the documentation: charts, and tables between markers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+
+from jax_tcgemm.bench import records as rec
+from jax_tcgemm.bench.suites import Case, suite_names
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+_RESULTS = pathlib.Path("benchmarks/results")
+_CHARTS = pathlib.Path("benchmarks/charts")
+_PEERS = {"xla": "XLA", "cublaslt": "cuBLASLt"}
+# Longer suites are shown by their chart alone.
+_MAX_ROWS = 64
+_NO_RECORDS = "No records are committed yet."
+
+
+def render(root: pathlib.Path, check: bool = False) -> list[pathlib.Path]:
+    """Brings README.md, benchmarks/README.md and benchmarks/charts up to date with the records.
+
+    Args:
+      root: the checkout.
+      check: only compare; write nothing.
+
+    Returns:
+      The files that were (or, with `check`, would be) changed, relative to `root`.
+
+    Raises:
+      ValueError: when a file lacks the markers or a record cannot be read.
+    """
+    paths = sorted((root / _RESULTS).glob("*.jsonl"))
+    everything = rec.read_records(paths)
+    products = rec.products(everything)
+    changed = []
+    for name, chart_records in charts(products).items():
+        path = root / _CHARTS / f"{name}.png"
+        digest = records_digest(chart_records)
+        if path.exists() and digest.encode() in path.read_bytes():
+            continue
+        changed.append(path)
+        if not check:
+            from jax_tcgemm.bench.plot import plot
+
+            plot(chart_records, path, digest)
+    for path, section in (
+        (root / "README.md", summary_section(everything)),
+        (root / "benchmarks/README.md", full_section(everything)),
+    ):
+        old = path.read_text(encoding="utf-8")
+        new = replace_section(old, section, path.name)
+        if new != old:
+            changed.append(path)
+            if not check:
+                path.write_text(new, encoding="utf-8")
+    return [path.relative_to(root) for path in changed]
+
+
+def charts(products: Sequence[dict]) -> dict[str, list[dict]]:
+    """The records of each chart, by the chart's name: one chart a suite."""
+    by_suite: dict[str, list[dict]] = {}
+    for record in products:
+        by_suite.setdefault(record["suite"], []).append(record)
+    return {suite: by_suite[suite] for suite in suite_names() if suite in by_suite}
+
+
+def records_digest(records: Sequence[dict]) -> str:
+    """Tells whether a chart shows these records."""
+    text = "\n".join(json.dumps(record, sort_keys=True) for record in records)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def replace_section(text: str, section: str, name: str) -> str:
+    """Puts `section` between the markers of `text`."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"bench: {name} must have the markers {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{section.strip()}\n{END}{after}"
+
+
+def summary_section(records: Sequence[dict]) -> str:
+    """The main README: the chart and table of squares, and one line for each suite."""
+    products = rec.products(records)
+    if not products:
+        return _NO_RECORDS
+    parts = [_provenance(products)]
+    groups = rec.grouped(products)
+    if ("squares", "bf16") in groups:
+        parts += [
+            "![TFLOP/s against size](benchmarks/charts/squares.png)",
+            _rates_table(groups["squares", "bf16"]),
+        ]
+    parts += [
+        "Every suite, with the ratio of the best peer's time to ours (above 1, ours is faster):",
+        _ratios_table(groups),
+    ]
+    if overhead := _overhead_table(records):
+        parts.append(overhead)
+    return "\n\n".join(parts)
+
+
+def full_section(records: Sequence[dict]) -> str:
+    """benchmarks/README.md: every case of every suite."""
+    products = rec.products(records)
+    if not products:
+        return _NO_RECORDS
+    parts = [_provenance(products)]
+    for suite in charts(products):
+        parts.append(f"### {suite}\n\n![{suite}](charts/{suite}.png)")
+        for (name, dtype), group in rec.grouped(products).items():
+            if name == suite and len({_case_key(r) for r in group}) <= _MAX_ROWS:
+                parts += [f"{dtype}, TFLOP/s:", _rates_table(group)]
+    if overhead := _overhead_table(records):
+        parts.append(overhead)
+    return "\n\n".join(parts)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table whose first `left` columns are aligned left, the others right."""
+    rule = ["---"] * left + ["---:"] * (len(head) - left)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
+
+
+def _provenance(products: Sequence[dict]) -> str:
+    def values(key: str) -> str:
+        found = {str(r["machine"][key]) for r in products if r["machine"].get(key)}
+        return ", ".join(sorted(found)) or "unknown"
+
+    days = sorted(r["time"][:10] for r in products)
+    timers = {
+        "trace": "device time by CUPTI",
+        "chained": "wall-clock time of chained calls",
+        "wall": "wall-clock time",
+    }
+    how = ", ".join(timers[t] for t in sorted({r["timer"] for r in products}))
+    samples = min(r["samples"] for r in products)
+    when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    return (
+        f"{values('device')}, driver {values('driver')}, JAX {values('jax')}, {when}; {how}, median"
+        f" of {samples} calls or more, interleaved with the peers."
+    )
+
+
+def _case_key(record: dict) -> tuple:
+    return tuple(record[k] for k in ("label", "batch", "m", "n", "k", "layout"))
+
+
+def _rates_table(group: Sequence[dict]) -> str:
+    """TFLOP/s of every contender: a row for each case, and the ratio of the last of ours."""
+    cases: dict[tuple, dict[str, dict]] = {}
+    for record in group:
+        cases.setdefault(_case_key(record), {})[rec.contender_name(record)] = record
+    ours = list(dict.fromkeys(map(rec.contender_name, group)))
+    present = {peer for record in group for peer in record["peers"]}
+    peers = [peer for peer in _PEERS if peer in present and peer not in ours]
+    head = ["M×N×K", *ours, *(_PEERS[p] for p in peers), *(f"{name} : best peer" for name in ours)]
+    rows = []
+    for by_name in cases.values():
+        some = next(iter(by_name.values()))
+        row = [_case_title(some)]
+        row += [f"{by_name[n]['tflops']:.4g}" if n in by_name else "–" for n in ours]
+        for peer in peers:
+            rates = [rec.record_tflops(r, peer) for r in by_name.values() if peer in r["peers"]]
+            row.append(f"{max(rates):.4g}" if rates else "–")
+        for name in ours:
+            ratio = by_name[name]["ratio"] if name in by_name else None
+            row.append("–" if ratio is None else f"{ratio:.3f}")
+        rows.append(row)
+    return _table(head, rows)
+
+
+def _case_title(record: dict) -> str:
+    fields = ("suite", "label", "batch", "m", "n", "k", "dtype", "layout")
+    case = Case(**{name: record[name] for name in fields})
+    layout = "" if case.layout == "NN" else f" {case.layout}"
+    title = f"{case.size}³" if case.size else case.shape
+    return f"{title}{layout}" + (f" ({case.label})" if case.label else "")
+
+
+def _ratios_table(groups: dict[tuple[str, str], list[dict]]) -> str:
+    rows = []
+    for (suite, dtype), group in groups.items():
+        ratios: dict[str, list[float]] = {}
+        for record in group:
+            if record["ratio"] is not None:
+                ratios.setdefault(rec.contender_name(record), []).append(record["ratio"])
+        for name, values in ratios.items():
+            mean = math.exp(sum(map(math.log, values)) / len(values))
+            numbers = (f"{min(values):.3f}", f"{mean:.3f}", f"{max(values):.3f}")
+            rows.append([suite, dtype, name, str(len(values)), *numbers])
+    head = ["suite", "dtype", "implementation", "cases", "least", "geomean", "most"]
+    return _table(head, rows, left=3)
+
+
+def _overhead_table(records: Sequence[dict]) -> str:
+    newest = {}
+    for record in sorted(records, key=lambda r: r["time"]):
+        if record["kind"] == "overhead":
+            newest[record["calls_per_step"]] = record
+    if not newest:
+        return ""
+    rows = [
+        [
+            str(calls),
+            f"{record['us']['p50']:.1f}",
+            f"{record['xla_us']['p50']:.1f}",
+            f"{record['overhead_us']:+.2f}",
+        ]
+        for calls, record in sorted(newest.items())
+    ]
+    head = ["products a step", "jax_tcgemm, µs", "lax.dot_general, µs", "difference a call, µs"]
+    return "Host time of a jitted step of tiny products:\n\n" + _table(head, rows)

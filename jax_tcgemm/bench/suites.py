@@ -1,0 +1,210 @@
+"""Benchmark suites: named lists of matrix products, kept as TOML files in ``data/suites``.
+
+A suite file holds::
+
+    description = "what the shapes are and who asks for them"
+    dtypes = ["bf16"]                  # the ones measured unless --dtype says otherwise
+    groups = [
+      {name = "...", m = 4096, n = [1024, 2048], k = 512, batch = 1, layout = "NN"},
+      {name = "...", size = [128, 256]},    # m = n = k
+    ]
+
+Each of m, n, k, batch and layout may be a list; a group is their Cartesian product. Shapes are
+always said as M, N, K: the product is (M, K) x (K, N) -> (M, N), whatever the layout in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import tomllib
+from collections.abc import Iterable
+from importlib import resources
+
+# First letter: A is stored (M, K) for N and (K, M) for T; second: B is (K, N) for N, (N, K) for T.
+LAYOUTS = ("NN", "NT", "TN", "TT")
+
+# How a suite's dtype name is asked of JAX: element type of both operands, precision and the
+# result's element type (None: that of the operands).
+DTYPES = {
+    "bf16": ("bfloat16", "default", None),
+    "f16": ("float16", "default", None),
+    "f32": ("float32", "highest", None),
+    "tf32": ("float32", "default", None),
+    "f64": ("float64", "default", None),
+    "int8": ("int8", "default", "int32"),
+    "uint8": ("uint8", "default", "int32"),
+    "c64": ("complex64", "highest", None),
+    "c128": ("complex128", "default", None),
+}
+
+_ITEM_BYTES = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One product of a suite: D[b] (M, N) = op(A)[b] (M, K) x op(B)[b] (K, N)."""
+
+    suite: str
+    label: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+    layout: str
+
+    @property
+    def element_type(self) -> str:
+        """Element type of both operands, as NumPy names it."""
+        return DTYPES[self.dtype][0]
+
+    @property
+    def precision(self) -> str:
+        """The precision asked of JAX."""
+        return DTYPES[self.dtype][1]
+
+    @property
+    def out_type(self) -> str:
+        """Element type of the result, as NumPy names it."""
+        return DTYPES[self.dtype][2] or self.element_type
+
+    @property
+    def a_shape(self) -> tuple[int, ...]:
+        """A as it lies in memory."""
+        return self._stored(self.m, self.k, self.layout[0])
+
+    @property
+    def b_shape(self) -> tuple[int, ...]:
+        """B as it lies in memory."""
+        return self._stored(self.k, self.n, self.layout[1])
+
+    @property
+    def dimension_numbers(self):
+        """What ``lax.dot_general`` needs to read A and B as they lie in memory."""
+        first = 1 if self.batch > 1 else 0
+        batch_dims = (0,) if self.batch > 1 else ()
+        a_contract = first + (1 if self.layout[0] == "N" else 0)
+        b_contract = first + (0 if self.layout[1] == "N" else 1)
+        return ((a_contract,), (b_contract,)), (batch_dims, batch_dims)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions; a complex product counts as eight of them."""
+        each = 8 if self.dtype.startswith("c") else 2
+        return each * self.batch * self.m * self.n * self.k
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of A and B."""
+        elements = self.batch * (self.m * self.k + self.k * self.n)
+        return elements * _ITEM_BYTES[self.element_type]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that any implementation must move: A, B and D once each."""
+        return self.input_bytes + self.batch * self.m * self.n * _ITEM_BYTES[self.out_type]
+
+    @property
+    def size(self) -> int | None:
+        """M when M = N = K and there is one product, else None."""
+        return self.m if self.batch == 1 and self.m == self.n == self.k else None
+
+    @property
+    def shape(self) -> str:
+        """``[batch x] M x N x K`` for people."""
+        batch = f"{self.batch}×" if self.batch > 1 else ""
+        return f"{batch}{self.m}×{self.n}×{self.k}"
+
+    def _stored(self, rows: int, columns: int, letter: str) -> tuple[int, ...]:
+        shape = (rows, columns) if letter == "N" else (columns, rows)
+        return (self.batch, *shape) if self.batch > 1 else shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """A named list of cases."""
+
+    name: str
+    description: str
+    cases: tuple[Case, ...]
+
+
+def suite_names() -> list[str]:
+    """Names of the suites that ship with the package."""
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in _folder().iterdir()
+        if entry.name.endswith(".toml")
+    )
+
+
+def load_suite(name: str, dtypes: Iterable[str] | None = None) -> Suite:
+    """Reads one suite.
+
+    Args:
+      name: a name from :func:`suite_names`.
+      dtypes: dtype names to measure instead of the suite's own.
+
+    Raises:
+      ValueError: for an unknown suite or dtype, or a malformed file.
+    """
+    if name not in suite_names():
+        raise ValueError(
+            f"bench: suite must be one of {', '.join(suite_names())}, got suite={name!r}"
+        )
+    table = tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+    return parse_suite(name, table, dtypes)
+
+
+def parse_suite(name: str, table: dict, dtypes: Iterable[str] | None = None) -> Suite:
+    """Builds a suite from a parsed file; see the module's documentation for its keys."""
+    unknown = set(table) - {"description", "dtypes", "groups"}
+    if unknown:
+        raise ValueError(f"bench: suite {name} has unknown keys {sorted(unknown)}")
+    cases = []
+    for dtype in dtypes or table["dtypes"]:
+        if dtype not in DTYPES:
+            raise ValueError(
+                f"bench: dtype must be one of {', '.join(DTYPES)}, got dtype={dtype!r}"
+            )
+        for group in table["groups"]:
+            cases.extend(_expand(name, group, dtype))
+    return Suite(name, table["description"], tuple(dict.fromkeys(cases)))
+
+
+def _expand(suite: str, group: dict, dtype: str) -> Iterable[Case]:
+    unknown = set(group) - {"name", "m", "n", "k", "size", "batch", "layout"}
+    if unknown:
+        raise ValueError(f"bench: suite {suite} has a group with unknown keys {sorted(unknown)}")
+    if "size" in group:
+        shapes = [(size, size, size) for size in _listed(group["size"])]
+    else:
+        shapes = itertools.product(*(_listed(group[key]) for key in ("m", "n", "k")))
+    layouts = _listed(group.get("layout", "NN"))
+    if not set(layouts) <= set(LAYOUTS):
+        raise ValueError(f"bench: suite {suite}: layout must be one of {LAYOUTS}, got {layouts}")
+    for (m, n, k), batch, layout in itertools.product(
+        shapes, _listed(group.get("batch", 1)), layouts
+    ):
+        yield Case(suite, group.get("name", ""), batch, m, n, k, dtype, layout)
+
+
+def _listed(value) -> list:
+    return value if isinstance(value, list) else [value]
+
+
+@functools.cache
+def _folder():
+    return resources.files("jax_tcgemm") / "data" / "suites"

@@ -1,0 +1,201 @@
+"""How long a call takes: device time from a profiler trace, wall-clock time where there is none.
+
+Contenders are run in turns (A B C A B C ...), so that clocks, temperature and power are the
+same for all, and every call takes the next set of inputs, so that none finds its data in cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Sets of inputs that are rotated. Products too small to fill the cache with this many are
+# separated by a read of more than the cache instead.
+MAX_SETS = 16
+
+
+class TraceError(RuntimeError):
+    """The profiler trace does not say how long the calls took."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Microseconds of each call of one contender."""
+
+    us: tuple[float, ...]
+    timer: str
+    kernels: int | None = None  # device activities of one call, where a trace tells
+
+    def percentile(self, q: float) -> float:
+        """The q-th percentile in microseconds."""
+        return float(np.percentile(self.us, q))
+
+
+@dataclasses.dataclass(frozen=True)
+class Runnable:
+    """A compiled function of (a, b), with the name its kernels carry in a trace."""
+
+    name: str
+    module: str
+    function: Callable
+
+
+def num_input_sets(set_bytes: int, cache_bytes: int) -> int:
+    """Sets of inputs to rotate: together over four caches, at least two, at most MAX_SETS."""
+    wanted = -(-4 * cache_bytes // max(set_bytes, 1))
+    return int(min(max(wanted, 2), MAX_SETS))
+
+
+def measure(
+    contenders: Sequence[Runnable],
+    sets: Sequence[tuple],
+    repeats: Sequence[int],
+    *,
+    timer: str,
+    flush_bytes: int = 0,
+) -> dict[str, Timing]:
+    """Times every contender ``repeats`` times, interleaved.
+
+    Args:
+      contenders: compiled and warmed-up functions.
+      sets: inputs to rotate through.
+      repeats: calls of each contender.
+      timer: ``"trace"`` (device time by CUPTI, through the JAX profiler), ``"chained"`` (wall
+        clock of all sets in one program, divided) or ``"wall"`` (wall clock of a call).
+      flush_bytes: when over 0, this many bytes are read on the device between the calls.
+
+    Returns:
+      Timings by contender name.
+
+    Raises:
+      TraceError: with ``timer="trace"``, when the trace does not hold the calls' kernels.
+    """
+    if timer == "trace":
+        return _measure_trace(contenders, sets, repeats, flush_bytes)
+    if timer == "chained":
+        return _measure_chained(contenders, sets, repeats)
+    if timer == "wall":
+        return _measure_wall(contenders, sets, repeats)
+    raise ValueError(f"bench: timer must be trace, chained or wall, got timer={timer!r}")
+
+
+def _turns(contenders: Sequence[Runnable], repeats: Sequence[int]) -> Iterable[int]:
+    """Contender indices in the order of the calls; those with fewer repeats stop earlier."""
+    for turn in range(max(repeats)):
+        for i in range(len(contenders)):
+            if turn < repeats[i]:
+                yield i
+
+
+def _measure_wall(contenders, sets, repeats) -> dict[str, Timing]:
+    us: list[list[float]] = [[] for _ in contenders]
+    for call, i in enumerate(_turns(contenders, repeats)):
+        a, b = sets[call % len(sets)]
+        start = time.perf_counter()
+        jax.block_until_ready(contenders[i].function(a, b))
+        us[i].append((time.perf_counter() - start) * 1e6)
+    return {c.name: Timing(tuple(us[i]), "wall") for i, c in enumerate(contenders)}
+
+
+def _measure_chained(contenders, sets, repeats) -> dict[str, Timing]:
+    """Wall clock of one program that makes a call for each set, divided by their number."""
+    chains = []
+    for contender in contenders:
+        chain = jax.jit(lambda pairs, f=contender.function: [f(a, b) for a, b in pairs])
+        jax.block_until_ready(chain(list(sets)))
+        chains.append(Runnable(contender.name, "", lambda pairs, _, f=chain: f(pairs)))
+    whole = _measure_wall(chains, [(list(sets), None)], repeats)
+    return {
+        name: Timing(tuple(us / len(sets) for us in timing.us), "chained")
+        for name, timing in whole.items()
+    }
+
+
+def _measure_trace(contenders, sets, repeats, flush_bytes) -> dict[str, Timing]:
+    flush = _flush(flush_bytes) if flush_bytes else None
+    with tempfile.TemporaryDirectory(prefix="tcgemm-trace-") as folder:
+        options = jax.profiler.ProfileOptions()
+        options.host_tracer_level = 0
+        options.python_tracer_level = 0
+        out = None
+        jax.profiler.start_trace(folder, profiler_options=options)
+        try:
+            for call, i in enumerate(_turns(contenders, repeats)):
+                if flush is not None:
+                    flush()
+                out = contenders[i].function(*sets[call % len(sets)])
+            jax.block_until_ready(out)
+        finally:
+            jax.profiler.stop_trace()
+        traces = list(pathlib.Path(folder).glob("**/*.xplane.pb"))
+        if not traces:
+            raise TraceError("the profiler wrote no trace")
+        data = jax.profiler.ProfileData.from_file(str(traces[0]))
+        calls = {c.module: count for c, count in zip(contenders, repeats, strict=True)}
+        times = device_times(data, calls)
+    return {c.name: times[c.module] for c in contenders}
+
+
+def device_times(data, calls: dict[str, int]) -> dict[str, Timing]:
+    """Device time of each call of each module in a profiler trace of one GPU.
+
+    Every kernel, copy and fill that a call put on the GPU counts, and time between them does
+    not: on a stream that is kept full there is none.
+
+    Args:
+      data: a ``jax.profiler.ProfileData``.
+      calls: HLO module names (``jit_<function>``), each with how often it was called.
+
+    Raises:
+      TraceError: when a module's activities are missing or do not divide among its calls.
+    """
+    events: dict[str, list[tuple[float, float]]] = {module: [] for module in calls}
+    num_events = 0
+    for plane in data.planes:
+        if not plane.name.startswith("/device:GPU"):
+            continue
+        for line in plane.lines:
+            # Only streams hold the activities themselves; other lines summarise them again.
+            if not line.name.startswith("Stream"):
+                continue
+            for event in line.events:
+                num_events += 1
+                module = dict(event.stats).get("hlo_module")
+                if module in events:
+                    events[module].append((event.start_ns, event.duration_ns))
+    times = {}
+    for module, count in calls.items():
+        found = sorted(events[module])
+        if not found or len(found) % count:
+            raise TraceError(
+                f"the trace has {len(found)} activities of {module} for {count} calls"
+                f" ({num_events} on the GPU in all)"
+            )
+        each = len(found) // count
+        us = tuple(
+            sum(duration for _, duration in found[i : i + each]) / 1e3
+            for i in range(0, len(found), each)
+        )
+        times[module] = Timing(us, "trace", each)
+    return times
+
+
+@functools.cache
+def _flush(num_bytes: int) -> Callable:
+    """A function that reads `num_bytes` on the device, which leaves no dirty line behind."""
+    buffer = jax.block_until_ready(jnp.ones(num_bytes // 4, jnp.float32))
+
+    def tcgemm_bench_flush(x):
+        return jnp.max(x)
+
+    reader = jax.jit(tcgemm_bench_flush)
+    jax.block_until_ready(reader(buffer))
+    return lambda: reader(buffer)

@@ -1,0 +1,235 @@
+"""The command line: ``python -m jax_tcgemm info | demo | bench | fragment``."""
+
+import contextlib
+import math
+import pathlib
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import jax_tcgemm
+
+app = typer.Typer(
+    help="Tensor-core matrix multiplications for JAX.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench_app = typer.Typer(
+    help="Measure products beside XLA and cuBLASLt.", invoke_without_command=True
+)
+app.add_typer(bench_app, name="bench")
+
+
+@contextlib.contextmanager
+def _errors_as_text() -> Iterator[None]:
+    """Ends the command with the message of an error the user can act on, and no traceback."""
+    try:
+        yield
+    except (ValueError, TypeError, ModuleNotFoundError) as error:
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console.print(f"[red]error:[/] {escape(str(error))}")
+        raise typer.Exit(1) from error
+
+
+def _console() -> Console:
+    """The standard output; wide enough for every table where it is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=150)
+
+
+@app.command()
+def info() -> None:
+    """Show versions, GPUs, and which implementations can run here and why the others cannot."""
+    _console().print(jax_tcgemm.info())
+
+
+@app.command()
+def demo(
+    implementation: Annotated[
+        str | None, typer.Option(help="Force one implementation for every product.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Training steps.")] = 600,
+) -> None:
+    """Train a network on handwritten digits, beside the same network with jnp.matmul."""
+    with _errors_as_text():
+        from jax_tcgemm.demo import run_demo
+
+        run_demo(steps, implementation, _console())
+
+
+@app.command()
+def fragment(
+    shape: Annotated[str, typer.Argument(help="Instruction shape, such as m16n16k16 or m16n8k16.")],
+    dtype: Annotated[str, typer.Argument(help="Element type, such as f16.")],
+    operand: Annotated[str, typer.Argument(help="a, b or c.")],
+) -> None:
+    """Show which lane and element of a fragment hold which matrix element."""
+    with _errors_as_text():
+        from jax_tcgemm.fragments import fragment_grid
+
+        # Plain, because a grid must not be wrapped to the terminal.
+        typer.echo(fragment_grid(shape, dtype, operand))
+
+
+@bench_app.callback()
+def bench(
+    context: typer.Context,
+    suite: Annotated[str | None, typer.Option(help="Suites, comma-separated; see --list.")] = None,
+    impl: Annotated[
+        str, typer.Option(help="Implementations, comma-separated; auto: our choice; all: each.")
+    ] = "auto",
+    peers: Annotated[str, typer.Option(help="Peers to run in turns with ours.")] = "xla,cublaslt",
+    dtype: Annotated[
+        str | None, typer.Option(help="Measure these dtypes instead of the suite's own.")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(help="Configs to force, comma-separated; all: each.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Calls of each contender.")] = 20,
+    budget: Annotated[float, typer.Option(help="Seconds for one contender on one shape.")] = 2.0,
+    timer: Annotated[
+        str, typer.Option(help="auto, trace (device time), chained or wall (wall clock).")
+    ] = "auto",
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="Append records to this JSON-lines file.")
+    ] = None,
+    plot: Annotated[pathlib.Path | None, typer.Option(help="Draw a chart, as a PNG.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Source revision to record, where git cannot tell.")
+    ] = None,
+    list_suites: Annotated[bool, typer.Option("--list", help="List the suites.")] = False,
+) -> None:
+    """Measure suites of products beside XLA and cuBLASLt, and record what was measured."""
+    if context.invoked_subcommand is not None:
+        return
+    console = _console()
+    with _errors_as_text():
+        from jax_tcgemm.bench import contenders, harness, suites
+
+        if list_suites:
+            _print_suites(console)
+            return
+        if suite is None:
+            raise ValueError(f"bench: --suite must name one of {', '.join(suites.suite_names())}")
+        dtypes = dtype.split(",") if dtype else None
+        chosen = [suites.load_suite(name, dtypes) for name in suite.split(",")]
+        options = harness.Options(
+            implementations=contenders.parse_implementations(impl),
+            peers=contenders.parse_peers(peers),
+            configs=config,
+            repeats=repeats,
+            budget_s=budget,
+            timer=timer,
+            revision=revision,
+        )
+        runner = harness.Harness(options, console, out)
+        runner.run(chosen)
+        _print_records(console, runner.records)
+        if plot is not None and runner.records:
+            from jax_tcgemm.bench.plot import plot as draw
+
+            draw(runner.records, plot)
+    for text in runner.wrong:
+        console.print(f"[red]wrong:[/] {escape(text)}", highlight=False)
+    if runner.wrong or not runner.records:
+        raise typer.Exit(1)
+
+
+@bench_app.command()
+def overhead(
+    impl: Annotated[
+        str | None, typer.Option(help="Force one implementation; our choice by default.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=2, help="Measurements of each step.")] = 100,
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="Append records to this JSON-lines file.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Source revision to record, where git cannot tell.")
+    ] = None,
+) -> None:
+    """Measure what one of our calls costs the host, beside lax.dot_general."""
+    from jax_tcgemm.bench import records as rec
+    from jax_tcgemm.bench.overhead import measure_overhead
+
+    console = _console()
+    with _errors_as_text(), console.status("measuring"):
+        found = measure_overhead(samples, impl, revision)
+    table = Table("products a step", "jax_tcgemm, µs", "lax.dot_general, µs", "difference a call")
+    for record in found:
+        table.add_row(
+            str(record["calls_per_step"]),
+            f"{record['us']['p50']:.2f}",
+            f"{record['xla_us']['p50']:.2f}",
+            f"{record['overhead_us']:+.2f} µs",
+        )
+    console.print(table)
+    if out is not None:
+        rec.append_records(out, found)
+
+
+@bench_app.command()
+def render(
+    root: Annotated[pathlib.Path, typer.Option(help="The checkout.")] = pathlib.Path(),
+    check: Annotated[bool, typer.Option("--check", help="Only tell what is out of date.")] = False,
+) -> None:
+    """Bring the tables and charts of the documentation up to date with benchmarks/results."""
+    with _errors_as_text():
+        from jax_tcgemm.bench.render import render as render_files
+
+        changed = render_files(root, check)
+    for path in changed:
+        typer.echo(f"{'out of date' if check else 'wrote'}: {path}")
+    if check and changed:
+        raise typer.Exit(1)
+
+
+def _print_suites(console: Console) -> None:
+    from jax_tcgemm.bench import suites
+
+    table = Table("suite", "cases", "dtypes", "what")
+    for name in suites.suite_names():
+        found = suites.load_suite(name)
+        dtypes = ", ".join(dict.fromkeys(case.dtype for case in found.cases))
+        table.add_row(name, str(len(found.cases)), dtypes, found.description)
+    console.print(table)
+
+
+def _print_records(console: Console, records: list[dict]) -> None:
+    from jax_tcgemm.bench.records import best_peer, contender_name, grouped
+
+    for (suite, dtype), group in grouped(records).items():
+        title = f"{suite}, {dtype}, {group[0]['machine']['device']}"
+        table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("M×N×K", "", "implementation", "ran"):
+            table.add_column(heading)
+        for heading in ("µs", "TFLOP/s", "GB/s", "error", "best peer", "ratio"):
+            table.add_column(heading, justify="right")
+        ratios: dict[str, list[float]] = {}
+        for record in group:
+            batch = f"{record['batch']}×" if record["batch"] > 1 else ""
+            peer = best_peer(record)
+            if record["ratio"] is not None:
+                ratios.setdefault(contender_name(record), []).append(record["ratio"])
+            table.add_row(
+                f"{batch}{record['m']}×{record['n']}×{record['k']}",
+                record["layout"],
+                contender_name(record),
+                f"{record['ran']}/{record['config']}",
+                f"{record['us']['p50']:.1f}",
+                f"{record['tflops']:.4g}",
+                f"{record['gbps']:.4g}",
+                f"{record['error']:.1e}",
+                f"{peer[0]} {peer[1]:.1f}" if peer else "",
+                f"{record['ratio']:.3f}" if peer else "",
+            )
+        console.print(table)
+        for name, values in ratios.items():
+            mean = math.exp(sum(map(math.log, values)) / len(values))
+            console.print(f"{name}: geomean {mean:.3f}, least {min(values):.3f}")

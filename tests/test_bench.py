@@ -1,0 +1,444 @@
+"""The benchmark: suites, timing from traces, checks, records, charts, rendered documentation."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from rich.console import Console
+
+from jax_tcgemm.bench import (
+    contenders,
+    harness,
+    overhead,
+    records,
+    reference,
+    render,
+    suites,
+    timing,
+)
+from jax_tcgemm.bench.suites import Case
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def make_case(**changes) -> Case:
+    fields = {"suite": "test", "label": "", "batch": 1, "m": 24, "n": 40, "k": 56}
+    return Case(**(fields | {"dtype": "f32", "layout": "NN"} | changes))
+
+
+# Suites
+
+
+@pytest.mark.parametrize("name", suites.suite_names())
+def test_every_suite_loads(name):
+    suite = suites.load_suite(name)
+    assert suite.cases
+    assert suite.description
+    assert len(set(suite.cases)) == len(suite.cases)
+
+
+def test_suites_hold_the_shapes_they_are_named_after():
+    def shapes(name):
+        return {(c.m, c.n, c.k, c.layout) for c in suites.load_suite(name).cases}
+
+    assert {(s, s, s, "NN") for s in (128, 2048, 16384)} <= shapes("squares")
+    assert (128, 24576, 1536, "NN") in shapes("deepseek128")
+    assert (1, 28672, 4096, "NN") in shapes("decode")
+    assert (4097, 4095, 4104, "NN") in shapes("unaligned")
+    assert len(shapes("residues")) == 512
+    # The gradients of a projection from 4096 to 6144 with 8192 tokens.
+    llama = {(8192, 6144, 4096, "NN"), (8192, 4096, 6144, "NT"), (4096, 6144, 8192, "TN")}
+    assert llama <= shapes("llama")
+
+
+@pytest.mark.parametrize("layout", suites.LAYOUTS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_case_describes_the_product_it_stands_for(batch, layout):
+    case = make_case(batch=batch, layout=layout)
+    a = jnp.ones(case.a_shape)
+    b = jnp.ones(case.b_shape)
+    out = lax.dot_general(a, b, case.dimension_numbers)
+    assert out.shape == ((batch, 24, 40) if batch > 1 else (24, 40))
+    assert np.all(out == 56)
+    assert case.flops == 2 * batch * 24 * 40 * 56
+    assert case.bytes == a.nbytes + b.nbytes + out.nbytes
+
+
+def test_suite_keys_multiply_out():
+    table = {
+        "description": "",
+        "dtypes": ["bf16", "f16"],
+        "groups": [{"m": [1, 2], "n": 3, "k": [4, 5], "layout": ["NN", "TT"], "batch": 6}],
+    }
+    assert len(suites.parse_suite("x", table).cases) == 16
+    assert len(suites.parse_suite("x", table, ["int8"]).cases) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"groups": [{"m": 1, "n": 1, "k": 1, "rows": 2}]}, "unknown keys"),
+        ({"groups": [{"size": 1, "layout": "XY"}]}, "layout must be one of"),
+        ({"dtypes": ["f12"]}, "dtype must be one of"),
+        ({"shapes": []}, "unknown keys"),
+    ],
+)
+def test_malformed_suites_are_refused(change, message):
+    table = {"description": "", "dtypes": ["bf16"], "groups": [{"size": 8}]} | change
+    with pytest.raises(ValueError, match=message):
+        suites.parse_suite("x", table)
+
+
+def test_unknown_suite_is_refused():
+    with pytest.raises(ValueError, match=r"suite must be one of .*squares.*got suite='nope'"):
+        suites.load_suite("nope")
+
+
+# Inputs and checks
+
+
+@pytest.mark.parametrize("dtype", suites.DTYPES)
+def test_check_accepts_xla_and_rejects_one_wrong_element(dtype, x64):
+    case = make_case(dtype=dtype, layout="NT", k=300)
+    (a, b), (other, _) = reference.make_inputs(case, 2)
+    assert not np.array_equal(a, other)
+    assert a.dtype == case.element_type
+    preferred = case.out_type if case.out_type != case.element_type else None
+    good = lax.dot_general(
+        a, b, case.dimension_numbers, precision=case.precision, preferred_element_type=preferred
+    )
+    assert good.dtype == case.out_type
+    bad = good.at[3, 5].add(100)
+    missing = good.at[3, 5].set(jnp.nan) if jnp.issubdtype(good.dtype, jnp.inexact) else bad
+    errors = reference.errors(case, a, b, [good, bad, missing])
+    limit = reference.tolerance(case)
+    assert errors[0] <= limit
+    assert errors[1] > limit
+    assert not errors[2] <= limit
+
+
+def test_float_inputs_are_normal_and_integers_fill_their_range():
+    ((a, _),) = reference.make_inputs(make_case(m=256, k=256, dtype="bf16"), 1)
+    values = np.asarray(a, np.float64)
+    assert abs(values.mean()) < 0.02
+    assert abs(values.std() - 1) < 0.02
+    ((a, _),) = reference.make_inputs(make_case(m=256, k=256, dtype="int8"), 1)
+    assert (a.min(), a.max()) == (-128, 127)
+
+
+# Timing
+
+
+def xspace(activities, plane="/device:GPU:0", line="Stream #14(Compute)"):
+    """A profile as XLA writes it for a GPU; activities are (module, start ns, duration ns)."""
+    modules = list(dict.fromkeys(module for module, _, _ in activities))
+    events = "".join(
+        f"events {{ metadata_id: 1 offset_ps: {start * 1000} duration_ps: {duration * 1000}"
+        f" stats {{ metadata_id: 1 ref_value: {10 + modules.index(module)} }}"
+        " stats { metadata_id: 2 uint64_value: 3 } }"
+        for module, start, duration in activities
+    )
+    names = {1: "hlo_module", 2: "program_id"} | {10 + i: name for i, name in enumerate(modules)}
+    stats = "".join(
+        f'stat_metadata {{ key: {i} value {{ id: {i} name: "{name}" }} }}'
+        for i, name in names.items()
+    )
+    text = f"""
+      planes {{ name: "{plane}"
+        lines {{ id: 1 name: "{line}" timestamp_ns: 0 {events} }}
+        event_metadata {{ key: 1 value {{ id: 1 name: "gemm_kernel" }} }} {stats} }}
+    """
+    profile = jax.profiler.ProfileData
+    return profile.from_serialized_xspace(profile.text_proto_to_serialized_xspace(text))
+
+
+def test_trace_gives_the_device_time_of_each_call_with_its_helper_kernels():
+    data = xspace(
+        [
+            ("jit_ours", 0, 5_000),  # pads
+            ("jit_ours", 6_000, 20_000),
+            ("jit_flush", 30_000, 99_000),
+            ("jit_peer", 200_000, 40_000),
+            ("jit_ours", 300_000, 6_000),
+            ("jit_ours", 310_000, 22_000),
+            ("jit_peer", 400_000, 44_000),
+        ]
+    )
+    times = timing.device_times(data, {"jit_ours": 2, "jit_peer": 2})
+    assert times["jit_ours"] == timing.Timing((25.0, 28.0), "trace", 2)
+    assert times["jit_peer"] == timing.Timing((40.0, 44.0), "trace", 1)
+    assert times["jit_peer"].percentile(50) == 42.0
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "calls"),
+    [
+        ({}, 2),  # three activities do not divide among two calls
+        ({"plane": "/host:CPU"}, 3),
+        ({"line": "XLA Modules"}, 3),
+    ],
+    ids=["indivisible", "host_plane", "summary_line"],
+)
+def test_trace_without_the_calls_is_refused(kwargs, calls):
+    data = xspace([("jit_ours", 0, 1), ("jit_ours", 5, 1), ("jit_ours", 9, 1)], **kwargs)
+    with pytest.raises(timing.TraceError, match="activities of jit_ours"):
+        timing.device_times(data, {"jit_ours": calls})
+
+
+def test_inputs_are_rotated_past_the_cache():
+    assert timing.num_input_sets(1 << 30, 60 << 20) == 2
+    assert timing.num_input_sets(24 << 20, 60 << 20) == 10
+    assert timing.num_input_sets(1 << 10, 60 << 20) == timing.MAX_SETS
+
+
+@pytest.mark.parametrize("timer", ["wall", "chained"])
+def test_contenders_are_interleaved_and_slow_ones_get_fewer_calls(timer):
+    calls = []
+
+    def contender(name):
+        def function(a, b):
+            jax.debug.callback(lambda: calls.append(name), ordered=True)
+            return a + b
+
+        return timing.Runnable(name, f"jit_{name}", jax.jit(function))
+
+    sets = [(jnp.ones(2), jnp.ones(2))] * 3
+    found = timing.measure([contender("x"), contender("y")], sets, [3, 1], timer=timer)
+    assert [len(found[name].us) for name in "xy"] == [3, 1]
+    assert all(us > 0 for us in found["x"].us)
+    if timer == "wall":
+        jax.effects_barrier()
+        assert calls == ["x", "y", "x", "x"]
+
+
+def test_unknown_timer_is_refused():
+    with pytest.raises(ValueError, match="timer must be"):
+        timing.measure([], [], [], timer="sundial")
+
+
+# The harness, on whatever device this is
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """The smoke suite, measured: the harness and the file it wrote."""
+    out = tmp_path_factory.mktemp("bench") / "records.jsonl"
+    peers = contenders.parse_peers("xla,cublaslt")
+    options = harness.Options(["auto", "xla"], peers, repeats=6, revision="abc")
+    runner = harness.Harness(options, Console(quiet=True), out)
+    runner.run([suites.load_suite("smoke")])
+    return runner, out
+
+
+def test_harness_records_every_case(smoke):
+    runner, out = smoke
+    assert not runner.wrong
+    found = records.read_records([out])
+    assert found == json.loads(json.dumps(runner.records))
+    cases = suites.load_suite("smoke").cases
+    assert len(found) == 2 * len(cases)
+    for record in found:
+        assert record["samples"] == 6
+        assert 0 < record["us"]["p10"] <= record["us"]["p50"] <= record["us"]["p90"]
+        flops = 2 * record["batch"] * record["m"] * record["n"] * record["k"]
+        assert record["tflops"] == pytest.approx(flops / record["us"]["p50"] / 1e6, abs=1e-3)
+        assert record["error"] < 1e-2
+        assert record["revision"] == "abc"
+        assert record["machine"]["jax"] == jax.__version__
+        assert record["ran"] in contenders.device_implementations()
+        assert record["why"]
+    ours = [r for r in found if r["implementation"] == "auto"]
+    for record in ours:
+        name, us = records.best_peer(record)
+        assert record["ratio"] == pytest.approx(us / record["us"]["p50"], rel=1e-3)
+        assert record["peers"][name]["us"]["p50"] == us
+    assert all("xla" not in r["peers"] for r in found if r["implementation"] == "xla")
+
+
+def test_wrong_results_are_never_recorded(monkeypatch):
+    case = make_case()
+
+    def product(a, b):
+        return lax.dot_general(a, b, case.dimension_numbers).at[0, 0].add(1000)
+
+    wrong = contenders.Contender("bad", "xla", "xla", None, "", "", "jit_bad", jax.jit(product))
+    monkeypatch.setattr(harness, "plan", lambda *_: ([wrong], {}))
+    runner = harness.Harness(harness.Options(["xla"], []), Console(quiet=True))
+    runner.run([suites.Suite("test", "", (case,))])
+    assert runner.records == []
+    assert "bad on 24×40×56: error" in runner.wrong[0]
+
+
+def test_what_cannot_run_a_case_is_left_out_with_its_reason(capsys):
+    options = harness.Options(["wmma_tiled", "xla"], [], repeats=5)
+    if jax.default_backend() == "gpu":
+        pytest.skip("wmma_tiled can run here")
+    runner = harness.Harness(options, Console(width=200))
+    runner.run([suites.Suite("test", "", (make_case(),))])
+    assert [r["implementation"] for r in runner.records] == ["xla"]
+    assert "wmma_tiled left out: dot_general: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [(contenders.parse_implementations, "nope"), (contenders.parse_peers, "xla,nope")],
+)
+def test_unknown_names_are_refused(parse, text):
+    with pytest.raises(ValueError, match="got 'nope'"):
+        parse(text)
+
+
+def test_overhead_measures_one_call_and_a_chain():
+    found = overhead.measure_overhead(samples=3, implementation="xla", revision="abc")
+    assert [r["calls_per_step"] for r in found] == list(overhead.CHAINS)
+    for record in found:
+        assert record["us"]["p50"] > 0
+        difference = record["us"]["p50"] - record["xla_us"]["p50"]
+        assert record["overhead_us"] == pytest.approx(
+            difference / record["calls_per_step"], abs=2e-3
+        )
+
+
+def test_gpu_state_reads_what_nvidia_smi_prints():
+    state = records.parse_gpu_state("NVIDIA H200, 580.95.05, 1980, [N/A], 3201, 651.2, 700.00, 41")
+    assert state["gpu"] == "NVIDIA H200"
+    assert state["sm_mhz"] == 1980
+    assert state["power_w"] == 651.2
+    assert "sm_mhz_max" not in state
+
+
+# Charts and documentation
+
+
+def make_record(implementation="mma_sync", peer_us=10.0, us=20.0, **changes):
+    record = {
+        "schema": records.SCHEMA,
+        "kind": "product",
+        "time": "2026-01-01T00:00:00+00:00",
+        "suite": "squares",
+        "label": "",
+        "batch": 1,
+        "m": 512,
+        "n": 512,
+        "k": 512,
+        "dtype": "bf16",
+        "layout": "NN",
+        "implementation": implementation,
+        "us": {"p10": us, "p50": us, "p90": us},
+        "peers": {"xla": {"us": {"p10": 1.0, "p50": peer_us, "p90": 99.0}, "error": 0.0}},
+        "timer": "trace",
+        "samples": 20,
+        "machine": {"device": "NVIDIA H200", "driver": "580.1", "jax": "0.11.2"},
+    } | changes
+    flops = 2 * record["batch"] * record["m"] * record["n"] * record["k"]
+    record["tflops"] = flops / us / 1e6
+    record["ratio"] = peer_us / us
+    return record
+
+
+def make_records():
+    squares = [
+        make_record(name, m=size, n=size, k=size, us=us * size / 512)
+        for size in (512, 1024, 2048)
+        for name, us in (("mma_sync", 20.0), ("wgmma", 9.0))
+    ]
+    decode = [make_record(suite="decode", label="qkv", m=m, peer_us=12.0) for m in (1, 16)]
+    return squares + decode
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with the documents that are rendered, and records."""
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    for name in ("README.md", "benchmarks/README.md"):
+        (tmp_path / name).write_text(f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n")
+    records.append_records(tmp_path / "benchmarks/results/a.jsonl", make_records())
+    return tmp_path
+
+
+def test_render_writes_tables_and_charts_once(checkout):
+    pytest.importorskip("matplotlib")
+    stale = render.render(checkout, check=True)
+    assert "old" in (checkout / "README.md").read_text()
+    assert render.render(checkout) == stale
+    assert {path.name for path in stale} == {"README.md", "squares.png", "decode.png"}
+    assert render.render(checkout) == []
+    text = (checkout / "README.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "NVIDIA H200, driver 580.1, JAX 0.11.2" in text
+    assert "| squares | bf16 | wgmma | 3 | 0.278 | 0.556 | 1.111 |" in text
+    assert re.search(r"\| 1024³ \| 53.69 \| 119.3 \| 214.7 \| 0.250 \| 0.556 \|", text)
+    assert "| 16×512×512 (qkv) |" in (checkout / "benchmarks/README.md").read_text()
+    # New records, new charts: only those of their suite.
+    records.append_records(
+        checkout / "benchmarks/results/b.jsonl",
+        [make_record(suite="decode", label="qkv", m=64)],
+    )
+    names = [path.name for path in render.render(checkout)]
+    assert names == ["decode.png", "README.md", "README.md"]
+
+
+def test_newer_records_replace_older_ones_of_the_same_case():
+    old = make_record(us=20.0)
+    new = make_record(us=10.0, time="2026-02-01T00:00:00+00:00")
+    other = make_record("wgmma")
+    forced = make_record(forced_config="128x128x32")
+    assert records.products([new, old, other, forced]) == [other, forced, new]
+
+
+def test_documents_without_markers_or_bad_records_are_refused(checkout):
+    (checkout / "README.md").write_text("no markers")
+    with pytest.raises(ValueError, match=r"README\.md must have the markers"):
+        render.render(checkout, check=True)
+    (checkout / "benchmarks/results/c.jsonl").write_text('{"schema": 99}\n')
+    with pytest.raises(ValueError, match=r"c.jsonl:1 must have schema 1, got 99"):
+        render.render(checkout, check=True)
+
+
+def test_overhead_records_are_rendered():
+    found = overhead.measure_overhead(samples=2)
+    section = render.summary_section([*make_records(), *found])
+    assert "| products a step |" in section
+    assert render.summary_section(found) == render.summary_section([])
+
+
+def test_committed_documents_show_the_committed_records():
+    stale = render.render(REPOSITORY, check=True)
+    assert stale == [], "run: python -m jax_tcgemm bench render"
+
+
+@pytest.mark.parametrize("which", ["squares", "decode", "no_peers", "many_cases"])
+def test_plots_show_something(which, tmp_path):
+    pytest.importorskip("matplotlib")
+    from matplotlib import image
+
+    from jax_tcgemm.bench.plot import plot
+
+    shown = [r for r in make_records() if r["suite"] == which]
+    if which == "no_peers":
+        shown = [make_record() | {"peers": {}, "ratio": None}]
+    if which == "many_cases":
+        shown = [make_record(m=m, peer_us=10.0 + m / 100) for m in range(1, 200)]
+    path = tmp_path / "new" / "chart.png"
+    plot(shown, path, "digest")
+    pixels = image.imread(path)[..., :3]
+    height, width, _ = pixels.shape
+    assert width > 800
+    assert height > 150
+    inked = np.mean(np.any(pixels < 0.9, axis=-1))
+    assert 0.005 < inked < 0.5
+    colours = {tuple(c) for c in np.round(pixels.reshape(-1, 3) * 255).astype(int)}
+    assert (0xCC, 0x79, 0xA7) in colours
+
+
+def test_plot_needs_records(tmp_path):
+    from jax_tcgemm.bench.plot import plot
+
+    with pytest.raises(ValueError, match="at least one record"):
+        plot([], tmp_path / "x.png")
