@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import importlib.metadata
 
 import jax
 import pytest
@@ -17,7 +18,7 @@ def info():
 
 def test_versions(info):
     assert info.versions["jax"] == jax.__version__
-    assert info.versions["jax_tcgemm"] == jax_tcgemm.__version__
+    assert info.versions["jax_tcgemm"] == importlib.metadata.version("jax_tcgemm")
     assert {"jaxlib", "Python", "CUDA of this build", "NVIDIA driver"} <= set(info.versions)
 
 
