@@ -110,13 +110,17 @@ def bench(
         return
     console = _console()
     with _errors_as_text():
-        from jax_tcgemm.bench import contenders, harness, suites
+        from jax_tcgemm.bench import contenders, harness, suites, timing
 
         if list_suites:
             _print_suites(console)
             return
         if suite is None:
             raise ValueError(f"bench: --suite must name one of {', '.join(suites.suite_names())}")
+        if timer not in ("auto", *timing.TIMERS):
+            raise ValueError(
+                f"bench: timer must be auto, {', '.join(timing.TIMERS)}, got timer={timer!r}"
+            )
         dtypes = dtype.split(",") if dtype else None
         chosen = [suites.load_suite(name, dtypes) for name in suite.split(",")]
         options = harness.Options(

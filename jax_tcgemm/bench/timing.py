@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+TIMERS = ("trace", "chained", "wall")
+
 # Sets of inputs that are rotated. Products too small to fill the cache with this many are
 # separated by a read of more than the cache instead.
 MAX_SETS = 16
@@ -82,9 +84,8 @@ def measure(
         return _measure_trace(contenders, sets, repeats, flush_bytes)
     if timer == "chained":
         return _measure_chained(contenders, sets, repeats)
-    if timer == "wall":
-        return _measure_wall(contenders, sets, repeats)
-    raise ValueError(f"bench: timer must be trace, chained or wall, got timer={timer!r}")
+    assert timer == "wall"
+    return _measure_wall(contenders, sets, repeats)
 
 
 def _turns(contenders: Sequence[Runnable], repeats: Sequence[int]) -> Iterable[int]:
