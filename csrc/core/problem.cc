@@ -1,6 +1,7 @@
 #include "core/problem.h"
 
 #include <array>
+#include <limits>
 #include <utility>
 
 namespace tcgemm {
@@ -44,10 +45,19 @@ std::string must(const char* what, const char* rule, int64_t got) {
   return std::string(what) + " must " + rule + ", got " + std::to_string(got);
 }
 
+// x * y + z of non-negative numbers. The largest int64, which no buffer reaches, where the result
+// does not fit: a malformed call may hold any numbers.
+int64_t multiply_add(int64_t x, int64_t y, int64_t z) {
+  int64_t product, sum;
+  const bool fits = !__builtin_mul_overflow(x, y, &product) && !__builtin_add_overflow(product, z, &sum);
+  return fits ? sum : std::numeric_limits<int64_t>::max();
+}
+
 int64_t required_elements(const Problem& p, const Operand& x, int64_t rows, int64_t columns) {
   if (p.batch == 0 || rows == 0 || columns == 0) return 0;
-  return (p.batch_outer() - 1) * x.batch_outer_stride + (p.batch_inner - 1) * x.batch_inner_stride +
-         (rows - 1) * x.ld + columns;
+  const int64_t matrix = multiply_add(rows - 1, x.ld, columns);
+  return multiply_add(p.batch_outer() - 1, x.batch_outer_stride,
+                      multiply_add(p.batch_inner - 1, x.batch_inner_stride, matrix));
 }
 
 std::string check_operand(const char* name, const Operand& x, int64_t columns) {
@@ -81,6 +91,8 @@ std::string check_problem(const Problem& p) {
   if (std::string error = check_operand("a", p.a, p.a.transposed ? p.m : p.k); !error.empty()) return error;
   return check_operand("b", p.b, p.b.transposed ? p.k : p.n);
 }
+
+int64_t required_elements_d(const Problem& p) { return multiply_add(multiply_add(p.batch, p.m, 0), p.n, 0); }
 
 int64_t required_elements_a(const Problem& p) {
   return p.a.transposed ? required_elements(p, p.a, p.k, p.m) : required_elements(p, p.a, p.m, p.k);

@@ -68,8 +68,10 @@ struct Buffers {
 // sentence naming the first one broken.
 std::string check_problem(const Problem& problem);
 
-// Elements an operand must hold so that no index of `problem` falls outside it.
+// Elements an operand, or D, must hold so that no index of `problem` falls outside it; the largest
+// int64 where that does not fit one.
 int64_t required_elements_a(const Problem& problem);
 int64_t required_elements_b(const Problem& problem);
+int64_t required_elements_d(const Problem& problem);
 
 }  // namespace tcgemm

@@ -73,7 +73,7 @@ ffi::Error run_gemm_checked(const Implementations& implementations, const Device
     return invalid("compute must be f16, f32, tf32, f64 or s32, got " + std::string(attrs.compute));
   }
   if (std::string error = check_problem(p); !error.empty()) return invalid(error);
-  const int64_t d_elements = p.batch * p.m * p.n;
+  const int64_t d_elements = required_elements_d(p);
   for (const std::string& error : {check_buffer("a", *a, required_elements_a(p), &p.a.dtype),
                                    check_buffer("b", *b, required_elements_b(p), &p.b.dtype),
                                    check_buffer("d", **d, d_elements, &p.out)}) {
