@@ -20,8 +20,11 @@ __device__ __forceinline__ uint32_t tid_x() {
   return x;
 }
 
+// Orders no memory accesses. PTX 8.0, sm_90
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 // PTX 7.8, sm_90
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // 16-byte store into the shared memory of another block; `address` comes from mapa. PTX 7.8, sm_90

@@ -37,7 +37,13 @@ __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t cta_rank) {
   return mapped;
 }
 
-// Arrival at a barrier of another block of the cluster, releasing this thread's writes. PTX 8.0, sm_90
+// Arrival at a barrier of another block of the cluster. PTX 7.8, sm_90
+__device__ __forceinline__ void mbarrier_arrive_remote(uint64_t* barrier, uint32_t cta_rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa(shared_address(barrier), cta_rank))
+               : "memory");
+}
+
+// The same, releasing this thread's writes to the cluster. Costs a full memory barrier. PTX 8.0, sm_90
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
                    mapa(shared_address(barrier), cta_rank))

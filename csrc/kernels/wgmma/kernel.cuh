@@ -42,12 +42,13 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
   extern __shared__ uint8_t unaligned_shared[];
   uint8_t* shared = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(unaligned_shared) + 1023) & ~uintptr_t{1023});
   uint64_t* full = reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset);
-  uint64_t* empty = full + Config::kStages;
-  uint64_t* order = empty + Config::kStages;
+  uint64_t* empty = full + T::kStages;
+  uint64_t* order = empty + T::kStages;
   uint64_t* partial_full = order + kConsumers;
   uint64_t* partial_empty = partial_full + kConsumers;
 
-  const int group = threadIdx.x / 128;
+  // Shuffled so that the compiler knows it is the same in a whole warp.
+  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   const uint32_t cta_rank = ptx::cluster_ctarank();
   const Scheduler<Config, T::kTileK, Epilogue> scheduler(params);
 
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
     // The blocks that load into our stage or receive our multicast lie in our row and column of
     // the cluster; we are in both.
     constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
-    for (int i = 0; i < Config::kStages; ++i) {
+    for (int i = 0; i < T::kStages; ++i) {
       ptx::mbarrier_init(&full[i], 1);
       ptx::mbarrier_init(&empty[i], kReaders * kPeers);
     }
@@ -74,9 +75,13 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
   }
   __syncthreads();
   if constexpr (T::kClusterSize > 1) {
-    ptx::cluster_arrive();
+    ptx::cluster_arrive_relaxed();
     ptx::cluster_wait();
   }
+
+  // All of the above runs while the kernel before us on the stream still does.
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
 
   if (group == 0) {
     ptx::setmaxnreg_dec<40>();
@@ -97,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
         }
       };
 
-      PipelineState<Config::kStages> state;
+      PipelineState<T::kStages> state;
       for (int32_t tile = scheduler.first(); scheduler.valid(tile); tile += scheduler.step()) {
         const Work work = scheduler.at(params, tile);
         const int32_t outer = work.batch_idx / params.batch_inner, inner = work.batch_idx % params.batch_inner;
@@ -161,12 +166,12 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
       if constexpr (T::kClusterSize == 1) {
         if (thread_idx == 0) ptx::mbarrier_arrive(&empty[stage]);
       } else {
-        if (peer >= 0) ptx::mbarrier_arrive_cluster(&empty[stage], peer);
+        if (peer >= 0) ptx::mbarrier_arrive_remote(&empty[stage], peer);
       }
     };
 
     const uint32_t first_row_bytes = Config::kPingPong ? 0 : consumer * T::kRowsPerGroup * 128;
-    PipelineState<Config::kStages> state;
+    PipelineState<T::kStages> state;
     uint32_t turn = 0, partial_phase = 0;
 
     int32_t sequence = 0;
@@ -263,7 +268,7 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
         }
         ptx::named_barrier_sync(barrier_id, 128);
         if (thread_idx > 0 && thread_idx < Config::kClusterK) {
-          ptx::mbarrier_arrive_cluster(&partial_empty[consumer], thread_idx);
+          ptx::mbarrier_arrive_remote(&partial_empty[consumer], thread_idx);
         }
       }
 
@@ -284,7 +289,7 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
   }
   if constexpr (T::kClusterSize > 1) {
     // No block may leave while another one can still write to its shared memory or barriers.
-    ptx::cluster_arrive();
+    ptx::cluster_arrive_relaxed();
     ptx::cluster_wait();
   }
 #else

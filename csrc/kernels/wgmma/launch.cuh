@@ -22,10 +22,10 @@ constexpr CUtensorMapDataType map_type() {
   return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
 }
 
+// Raises a kernel's shared-memory limit on the current device; `raised` has one bit for each device
+// on which that has been done.
 template <typename Kernel>
-Status allow_shared_memory(Kernel kernel, int bytes) {
-  // One bit for each device on which this kernel's limit is already raised.
-  static std::atomic<uint64_t> raised{0};
+Status allow_shared_memory(Kernel kernel, int bytes, std::atomic<uint64_t>& raised) {
   int ordinal = 0;
   if (Status s = cuda_status(cudaGetDevice(&ordinal), "cudaGetDevice"); !s.is_ok()) return s;
   const uint64_t bit = uint64_t{1} << (ordinal % 64);
@@ -76,24 +76,25 @@ Status launch_kernel(const Call& call, const Epilogue& epilogue) {
   }
 
   const auto kernel_function = kernel<Config, In, kTransA, kTransB, Epilogue>;
-  if (Status s = allow_shared_memory(kernel_function, T::kSharedBytes); !s.is_ok()) return s;
+  static std::atomic<uint64_t> raised{0};
+  if (Status s = allow_shared_memory(kernel_function, T::kSharedBytes, raised); !s.is_ok()) return s;
   const auto tiles = [](int64_t extent, int64_t tile) { return (extent + tile - 1) / tile; };
   const int64_t num_tiles = tiles(call.m, Config::kTileM * Config::kClusterM) *
                             tiles(call.n, Config::kTileN * Config::kClusterN) * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
   const int64_t num_clusters = std::min<int64_t>(num_tiles, call.num_sms / T::kClusterSize);
 
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = T::kClusterSize;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = T::kClusterSize;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(static_cast<unsigned>(num_clusters * T::kClusterSize));
   launch.blockDim = dim3(kThreads);
   launch.dynamicSmemBytes = T::kSharedBytes;
   launch.stream = call.stream;
-  launch.attrs = &attribute;
-  launch.numAttrs = 1;
+  launch.attrs = attributes;
+  launch.numAttrs = 2;
   return cuda_status(cudaLaunchKernelEx(&launch, kernel_function, params), "wgmma kernel");
 }
 
@@ -115,8 +116,8 @@ Status launch_config(const Call& call) {
 template <typename In, int kTransA, int kTransB>
 std::vector<LaunchFunction> launch_table() {
   return {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, stages, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
-  launch_config<Config<tile_m, tile_n, stages, cluster_m, cluster_n, cluster_k, ping_pong, swapped>, In, kTransA, \
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
+  launch_config<Config<tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped>, In, kTransA, \
                 kTransB, any>,
       TCGEMM_WGMMA_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY

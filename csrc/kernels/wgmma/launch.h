@@ -62,6 +62,15 @@ const std::vector<LaunchFunction>& tf32_table();
 // order of split.
 Status launch_split_reduction(const float* partials, int64_t num_elements, const Call& call);
 
+// Lets a kernel begin while the one before it on the stream ends. Each kernel of this family calls
+// griddepcontrol.wait before it touches global memory.
+inline cudaLaunchAttribute programmatic_launch() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
 // Copies of operands that TMA cannot read, or whose layout the instruction cannot.
 struct CopyJob {
   const void* source;
@@ -72,6 +81,7 @@ struct CopyJob {
   int64_t outer, inner;  // batch extents, packed in the target
   bool transpose;  // source holds columns x rows
 };
-Status launch_copy(const CopyJob& job, int64_t element_bytes, cudaStream_t stream);
+// One launch for both operands; a job without rows does nothing.
+Status launch_copies(const CopyJob (&jobs)[2], int64_t element_bytes, cudaStream_t stream);
 
 }  // namespace tcgemm::wgmma_family

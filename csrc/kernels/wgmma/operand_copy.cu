@@ -3,11 +3,21 @@
 
 #include "core/cuda_status.h"
 #include "kernels/wgmma/launch.h"
+#include "ptx/cluster.cuh"
 
 namespace tcgemm::wgmma_family {
 namespace {
 
 constexpr int kThreads = 256;
+
+// What one block copies of a row, or of a tile when it transposes.
+constexpr int kSegmentWords = 2048;  // words of 4 bytes
+constexpr int kTile = 32;
+
+struct Copies {
+  CopyJob jobs[2];
+  int64_t blocks[2];
+};
 
 template <typename T>
 __device__ __forceinline__ const T* source_batch(const CopyJob& job, int64_t batch_idx) {
@@ -15,80 +25,114 @@ __device__ __forceinline__ const T* source_batch(const CopyJob& job, int64_t bat
          batch_idx % job.inner * job.source_inner_stride;
 }
 
-// Four bytes of a row a thread: narrower reads than the rows' alignment allows would not be
-// faster, since a warp still touches each 128-byte line once.
+__host__ __device__ int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+// Words of one row of a target.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) pad_rows(const __grid_constant__ CopyJob job) {
+__host__ __device__ int64_t num_words(const CopyJob& job) {
+  return job.target_ld * static_cast<int64_t>(sizeof(T)) / 4;
+}
+
+// Four bytes a thread and step, contiguous across the warp. Wider accesses need an alignment that
+// the source does not have; this way each 128-byte line is still touched once a load.
+template <typename T>
+__device__ __forceinline__ void pad_segment(const CopyJob& job, int64_t block_idx) {
   constexpr int kCount = 4 / sizeof(T);
   struct alignas(4) Pack {
     T values[kCount];
   };
-  constexpr int kWarps = kThreads / 32;
-  const int lane = threadIdx.x % 32;
-  const int64_t num_rows = job.outer * job.inner * job.rows;
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; row < num_rows;
-       row += static_cast<int64_t>(gridDim.x) * kWarps) {
-    const T* source = source_batch<T>(job, row / job.rows) + row % job.rows * job.source_ld;
-    Pack* target = reinterpret_cast<Pack*>(static_cast<T*>(job.target) + row * job.target_ld);
-#pragma unroll 8
-    for (int64_t i = lane; i < job.target_ld / kCount; i += 32) {
-      Pack pack;
+  const int64_t words = num_words<T>(job), total = words * job.rows * job.outer * job.inner;
+  const int64_t first = block_idx * kSegmentWords;
+  Pack packs[kSegmentWords / kThreads];
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        const int64_t column = i * kCount + j;
-        pack.values[j] = column < job.columns ? source[column] : T(0);
-      }
-      target[i] = pack;
+  for (int i = 0; i < kSegmentWords / kThreads; ++i) {
+    const int64_t word = first + i * kThreads + threadIdx.x;
+    if (word < total) {
+      const int64_t row = word / words;
+      const int64_t batch_idx = row / job.rows;
+      const int64_t column = (word - row * words) * kCount;
+      const T* source = source_batch<T>(job, batch_idx) + (row - batch_idx * job.rows) * job.source_ld + column;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) packs[i].values[j] = column + j < job.columns ? source[j] : T(0);
     }
+  }
+#pragma unroll
+  for (int i = 0; i < kSegmentWords / kThreads; ++i) {
+    const int64_t word = first + i * kThreads + threadIdx.x;
+    if (word < total) static_cast<Pack*>(job.target)[word] = packs[i];
   }
 }
 
-// 32 x 32 tiles through shared memory, whose rows are one element longer so that a column of a
-// tile falls into 32 different banks.
+// One tile through shared memory, whose rows are one element longer so that a column of it falls
+// into different banks.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) transpose_rows(const __grid_constant__ CopyJob job) {
-  __shared__ T tile[32][33];
-  const int64_t tiles_c = (job.target_ld + 31) / 32, tiles_r = (job.rows + 31) / 32;
-  const int64_t num_tiles = job.outer * job.inner * tiles_r * tiles_c;
-  const int x = threadIdx.x % 32, y = threadIdx.x / 32;
-  for (int64_t index = blockIdx.x; index < num_tiles; index += gridDim.x) {
-    const int64_t batch_idx = index / (tiles_r * tiles_c);
-    const int64_t row0 = index / tiles_c % tiles_r * 32, column0 = index % tiles_c * 32;
-    const T* source = source_batch<T>(job, batch_idx);
+__device__ __forceinline__ void transpose_tile(const CopyJob& job, int64_t block_idx) {
+  __shared__ T tile[kTile][kTile + 1];
+  const int64_t tiles_c = ceil_div(job.target_ld, kTile), tiles_r = ceil_div(job.rows, kTile);
+  const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
+  const int64_t batch_idx = block_idx / (tiles_r * tiles_c);
+  // Down the rows first: neighbouring blocks then read neighbouring parts of the source's rows.
+  const int64_t row0 = block_idx % tiles_r * kTile, column0 = block_idx / tiles_r % tiles_c * kTile;
+  const T* source = source_batch<T>(job, batch_idx);
 #pragma unroll
-    for (int i = y; i < 32; i += kThreads / 32) {
-      const int64_t column = column0 + i, row = row0 + x;
-      tile[i][x] = column < job.columns && row < job.rows ? source[column * job.source_ld + row] : T(0);
-    }
-    __syncthreads();
-    T* target = static_cast<T*>(job.target) + batch_idx * job.rows * job.target_ld;
+  for (int i = y; i < kTile; i += kThreads / kTile) {
+    const int64_t column = column0 + i, row = row0 + x;
+    tile[i][x] = column < job.columns && row < job.rows ? source[column * job.source_ld + row] : T(0);
+  }
+  __syncthreads();
+  T* target = static_cast<T*>(job.target) + batch_idx * job.rows * job.target_ld;
 #pragma unroll
-    for (int i = y; i < 32; i += kThreads / 32) {
-      const int64_t row = row0 + i, column = column0 + x;
-      if (row < job.rows && column < job.target_ld) target[row * job.target_ld + column] = tile[x][i];
-    }
-    __syncthreads();
+  for (int i = y; i < kTile; i += kThreads / kTile) {
+    const int64_t row = row0 + i, column = column0 + x;
+    if (row < job.rows && column < job.target_ld) target[row * job.target_ld + column] = tile[x][i];
   }
 }
 
 template <typename T>
-Status launch_typed(const CopyJob& job, cudaStream_t stream) {
-  const int64_t batches = job.outer * job.inner;
-  const int64_t work = job.transpose ? batches * ((job.rows + 31) / 32) * ((job.target_ld + 31) / 32)
-                                     : (batches * job.rows + kThreads / 32 - 1) / (kThreads / 32);
-  const unsigned grid = static_cast<unsigned>(std::min<int64_t>(work, int64_t{1} << 30));
+__global__ void __launch_bounds__(kThreads) copy_operands(const __grid_constant__ Copies copies) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  const bool second = blockIdx.x >= copies.blocks[0];
+  const CopyJob& job = copies.jobs[second];
+  const int64_t block_idx = second ? blockIdx.x - copies.blocks[0] : blockIdx.x;
   if (job.transpose) {
-    transpose_rows<T><<<grid, kThreads, 0, stream>>>(job);
+    transpose_tile<T>(job, block_idx);
   } else {
-    pad_rows<T><<<grid, kThreads, 0, stream>>>(job);
+    pad_segment<T>(job, block_idx);
   }
-  return launch_status("operand copy kernel");
+#else
+  __trap();  // only sm_90a machine code of this family is ever launched
+#endif
+}
+
+template <typename T>
+int64_t num_blocks(const CopyJob& job) {
+  const int64_t batches = job.outer * job.inner;
+  if (job.rows == 0) return 0;
+  if (job.transpose) return batches * ceil_div(job.rows, kTile) * ceil_div(job.target_ld, kTile);
+  return ceil_div(batches * job.rows * num_words<T>(job), kSegmentWords);
+}
+
+template <typename T>
+Status launch_typed(const CopyJob (&jobs)[2], cudaStream_t stream) {
+  const Copies copies{{jobs[0], jobs[1]}, {num_blocks<T>(jobs[0]), num_blocks<T>(jobs[1])}};
+  const int64_t blocks = copies.blocks[0] + copies.blocks[1];
+  if (blocks > INT32_MAX) return Status::invalid("an operand that needs a copy must have less than 2^42 bytes");
+  cudaLaunchAttribute attribute = programmatic_launch();
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(blocks));
+  launch.blockDim = dim3(kThreads);
+  launch.stream = stream;
+  launch.attrs = &attribute;
+  launch.numAttrs = 1;
+  return cuda_status(cudaLaunchKernelEx(&launch, copy_operands<T>, copies), "operand copy kernel");
 }
 
 }  // namespace
 
-Status launch_copy(const CopyJob& job, int64_t element_bytes, cudaStream_t stream) {
-  return element_bytes == 2 ? launch_typed<uint16_t>(job, stream) : launch_typed<uint32_t>(job, stream);
+Status launch_copies(const CopyJob (&jobs)[2], int64_t element_bytes, cudaStream_t stream) {
+  return element_bytes == 2 ? launch_typed<uint16_t>(jobs, stream) : launch_typed<uint32_t>(jobs, stream);
 }
 
 }  // namespace tcgemm::wgmma_family

@@ -4,6 +4,7 @@
 #include "core/cuda_status.h"
 #include "epilogue/epilogue.cuh"
 #include "kernels/wgmma/launch.h"
+#include "ptx/cluster.cuh"
 #include "tile/gemm_args.h"
 
 namespace tcgemm::wgmma_family {
@@ -22,6 +23,8 @@ __global__ void __launch_bounds__(kThreads)
     Out values[kCount];
   };
   const int64_t index = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kCount;
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   if (index >= num_elements) return;
   float acc[kCount] = {};
 #pragma unroll 8
@@ -43,10 +46,16 @@ Status launch_typed(const float* partials, int64_t num_elements, const Call& cal
   const epilogue::AlphaBetaC<float, Out> epilogue{call.alpha, call.beta, static_cast<const Out*>(call.c), 1,
                                                   num_elements};
   const auto launch = [&](auto kernel, int count) {
-    const int64_t blocks = (num_elements / count + kThreads - 1) / kThreads;
-    kernel<<<static_cast<unsigned>(blocks), kThreads, 0, call.stream>>>(partials, static_cast<Out*>(call.d),
-                                                                        num_elements, call.num_splits, epilogue);
-    return launch_status("split reduction kernel");
+    cudaLaunchAttribute attribute = programmatic_launch();
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = dim3(static_cast<unsigned>((num_elements / count + kThreads - 1) / kThreads));
+    launch.blockDim = dim3(kThreads);
+    launch.stream = call.stream;
+    launch.attrs = &attribute;
+    launch.numAttrs = 1;
+    return cuda_status(cudaLaunchKernelEx(&launch, kernel, partials, static_cast<Out*>(call.d), num_elements,
+                                          static_cast<int>(call.num_splits), epilogue),
+                       "split reduction kernel");
   };
   if (num_elements % 4 == 0 && is_aligned(call.d, 16)) return launch(reduce<Out, 4>, 4);
   return launch(reduce<Out, 1>, 1);

@@ -43,19 +43,26 @@ struct Traits {
   static constexpr int kStageBytes = kABytes + kBBytes;
   static constexpr int kStoreBytes = 8192;
   static constexpr int kPartialBytes = (Config::kClusterK - 1) * Config::kTileM * Config::kTileN * 4;
-  static constexpr int kPartialGroups = Config::kPingPong ? 2 : 1;
   static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * Config::kClusterK;
 
-  static constexpr int kStoreOffset = Config::kStages * kStageBytes;
+  static constexpr int kPartialGroups = Config::kPingPong ? 2 : 1;
+  static constexpr int kFixedBytes = kConsumers * 2 * kStoreBytes + kPartialBytes * kPartialGroups;
+
+  // As deep as shared memory allows; deeper than kMaxStages never measured faster.
+  static constexpr int kMaxStages = 12;
+  static constexpr int kFittingStages = (kMaxSharedMemory - 2048 - kFixedBytes) / kStageBytes;
+  static constexpr int kStages = kFittingStages < kMaxStages ? kFittingStages : kMaxStages;
+
+  static constexpr int kStoreOffset = kStages * kStageBytes;
   static constexpr int kPartialOffset = kStoreOffset + kConsumers * 2 * kStoreBytes;
-  static constexpr int kBarrierOffset = kPartialOffset + kPartialBytes * kPartialGroups;
-  static constexpr int kNumBarriers = 2 * Config::kStages + kConsumers + 2 * kConsumers;
+  static constexpr int kBarrierOffset = kStoreOffset + kFixedBytes;
+  static constexpr int kNumBarriers = 2 * kStages + 3 * kConsumers;
   static constexpr int kSharedBytes = 1024 + kBarrierOffset + 8 * kNumBarriers;
 
   static_assert(Config::kTileM % 64 == 0 && kBlocksM >= 1, "wgmma multiplies 64 rows at a time");
   static_assert(Config::kTileN % 8 == 0 && Config::kTileN <= 256, "the instruction's range of n");
   static_assert(Config::kTileN / 2 * kBlocksM <= 192, "accumulators must leave registers for the epilogue");
-  static_assert(kSharedBytes <= kMaxSharedMemory, "stages do not fit in shared memory");
+  static_assert(kStages >= 3 && kSharedBytes <= kMaxSharedMemory, "one stage loading, one multiplying, one waiting");
   static_assert(kClusterSize <= 8, "portable cluster size");
   static_assert(Config::kClusterK == 1 || (Config::kClusterM == 1 && Config::kClusterN == 1),
                 "blocks that split K share no operand tile");

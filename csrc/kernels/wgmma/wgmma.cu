@@ -23,7 +23,7 @@ struct Base {
 };
 
 constexpr Base kBases[] = {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, stages, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
   {name, tile_n, cluster_k, swapped, any},
     TCGEMM_WGMMA_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
@@ -185,8 +185,13 @@ class Wgmma final : public Implementation {
     call.stream = static_cast<cudaStream_t>(stream);
 
     char* workspace = static_cast<char*>(buffers.workspace);
-    if (Status s = prepare(plan.a, p, call, &workspace, &call.a); !s.is_ok()) return s;
-    if (Status s = prepare(plan.b, p, call, &workspace, &call.b); !s.is_ok()) return s;
+    CopyJob copies[2] = {};
+    call.a = prepare(plan.a, p, &workspace, &copies[0]);
+    call.b = prepare(plan.b, p, &workspace, &copies[1]);
+    // With K = 0 there is nothing to read: the kernel asks for zeros only.
+    if ((copies[0].rows > 0 || copies[1].rows > 0) && p.k > 0) {
+      if (Status s = launch_copies(copies, call.element_bytes, call.stream); !s.is_ok()) return s;
+    }
     const LaunchFunction product = table(p.a.dtype, plan.trans_a, plan.trans_b)[parsed.base_idx];
     if (parsed.num_splits == 1) return product(call);
 
@@ -200,21 +205,16 @@ class Wgmma final : public Implementation {
   }
 
  private:
-  // The operand itself where TMA can read it, else its copy at *workspace, which is advanced.
-  static Status prepare(const Source& source, const Problem& p, const Call& call, char** workspace,
-                        AlignedOperand* out) {
+  // The operand itself where TMA can read it, else its copy at *workspace, which is advanced, and
+  // the job that makes it.
+  static AlignedOperand prepare(const Source& source, const Problem& p, char** workspace, CopyJob* job) {
     const Operand& x = *source.operand;
-    if (!source.needs_copy()) {
-      *out = {source.data, x.ld, x.batch_outer_stride, x.batch_inner_stride};
-      return Status::ok();
-    }
+    if (!source.needs_copy()) return {source.data, x.ld, x.batch_outer_stride, x.batch_inner_stride};
     const int64_t ld = source.padded_columns(), inner = source.inner(p), outer = source.outer(p);
-    *out = {*workspace, ld, outer == 1 ? 0 : inner * source.rows * ld, inner == 1 ? 0 : source.rows * ld};
-    const CopyJob job{source.data, *workspace,           source.rows,          source.columns, x.ld,
-                      x.batch_outer_stride, x.batch_inner_stride, ld, outer, inner, source.transpose};
+    *job = {source.data, *workspace, source.rows, source.columns, x.ld, x.batch_outer_stride, x.batch_inner_stride,
+            ld,          outer,      inner,       source.transpose};
     *workspace += source.copy_bytes(p);
-    if (p.k == 0) return Status::ok();  // nothing to read; the kernel asks for zeros only
-    return launch_copy(job, call.element_bytes, call.stream);
+    return {job->target, ld, outer == 1 ? 0 : inner * source.rows * ld, inner == 1 ? 0 : source.rows * ld};
   }
 
   std::vector<std::string> names_;
