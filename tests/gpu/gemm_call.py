@@ -10,6 +10,7 @@ real numbers is a test of its own.
 
 import dataclasses
 import functools
+import re
 
 import jax
 import numpy as np
@@ -78,7 +79,7 @@ CASES = [
     Case("one_row", 1, 257, 72),
     Case("one_column", 257, 1, 72),
     Case("all_odd", 257, 255, 131),
-    Case("many_tiles", 1024, 768, 512),
+    Case("long_k", 72, 64, 2048),
     Case("padded_by_8", 128, 144, 96, pad=8),
     Case("padded_by_3", 70, 90, 64, pad=3),
     Case("batch_of_3", 65, 72, 40, batch=(1, 3)),
@@ -97,22 +98,54 @@ CASES = [
     Case("no_batch", 64, 64, 32, batch=(0, 1)),
 ]
 
-# What each config meets: full tiles, cut tiles, cut stages, odd addresses, an epilogue.
-CONFIG_CASES = [
-    case
-    for case in CASES
-    if case.label
-    in ("aligned", "one_off_a_tile", "k_below_a_stage", "all_odd", "batch_at_odd_addresses")
-    or case.label in ("no_k", "one_element", "many_tiles", "alpha_beta", "alpha_beta_odd_batch")
-]
+PLAIN = CASES[0]
+
+# What each config meets in each layout: full tiles, cut tiles and stages, split-K, odd addresses,
+# an epilogue.
+CONFIG_LABELS = {"aligned", "one_off_a_tile", "k_below_a_stage", "no_k", "one_element", "all_odd"}
+CONFIG_LABELS |= {"long_k", "batch_at_odd_addresses", "alpha_beta", "alpha_beta_odd_batch"}
+CONFIG_CASES = [case for case in CASES if case.label in CONFIG_LABELS]
+# And in one layout, since they take longer. Of tiles there are more than a GPU has processors,
+# so that persistent blocks take several.
+LARGE_CASES = [Case("many_stages", 1024, 768, 512), Case("many_tiles", 2056, 3080, 72)]
+# And where it only splits K.
+SPLIT_LABELS = {"one_off_a_tile", "long_k", "no_k", "alpha_beta_odd_batch"}
+SPLIT_CASES = [case for case in CASES if case.label in SPLIT_LABELS]
 
 
+@functools.cache
 def implementations() -> dict[str, list[str]]:
     """Every CUDA implementation with its configs, the default first."""
     if _modules.cuda is None:
         return {}
     _modules.reason("cublaslt")  # Loads it, without which it accepts nothing.
     return _modules.cuda.implementations()
+
+
+def split_base(config: str) -> str:
+    """The config whose kernel this one runs with K split, as its suffix says; else ""."""
+    match = re.fullmatch(r"(.*)_(split|k)\d+", config)
+    return match[1] if match else ""
+
+
+def first_accepted(implementation: str, types: Types) -> tuple[str, list[str]] | None:
+    """The first config that runs the types on sizes no rule bears on, and its layouts."""
+    for config in implementations()[implementation]:
+        layouts = accepted_layouts(implementation, config, types)
+        if layouts:
+            return config, layouts
+        if split_base(config):  # These come after all kernels.
+            break
+    return None
+
+
+def accepted_layouts(implementation: str, config: str, types: Types) -> list[str]:
+    """Those layouts in which the config runs the types on sizes no rule bears on."""
+    return [
+        layout
+        for layout in LAYOUTS
+        if not rejection(implementation, config, make_inputs(types, layout, PLAIN).problem)
+    ]
 
 
 def rejection(implementation: str, config: str, problem: Problem) -> str:

@@ -11,11 +11,13 @@ from gemm_call import (
     ALL_TYPES,
     LAYOUTS,
     Case,
+    Types,
     implementations,
     make_inputs,
     mismatch,
     rejection,
     run_all,
+    split_base,
 )
 
 DEFAULT_CASES = [
@@ -25,13 +27,21 @@ DEFAULT_CASES = [
     Case("odd_batch", 19, 23, 17, batch=(1, 2), beta=-1.0),
 ]
 CONFIG_CASES = [Case("odd", 67, 45, 35), Case("several_tiles", 136, 264, 72)]
+SPLIT_CASES = [Case("long_k", 33, 40, 520)]
 
 
-def inputs_of(name, config, is_default):
-    """One layout for each case; they take turns, so that all types together meet all layouts."""
-    for types_idx, types in enumerate(ALL_TYPES):
-        for case_idx, case in enumerate(DEFAULT_CASES if is_default else CONFIG_CASES):
-            inputs = make_inputs(types, LAYOUTS[(types_idx + case_idx) % 4], case)
+def inputs_of(name, configs, config):
+    """One layout for each case; they take turns, so that all together meet all layouts."""
+    config_idx = configs.index(config)
+    cases = CONFIG_CASES if config_idx else DEFAULT_CASES
+    all_types = ALL_TYPES
+    if split_base(config):  # The kernels are those of other configs; how they split K is new.
+        cases = SPLIT_CASES
+        all_types = [Types("bf16", "bf16", "f32")]
+    for types_idx, types in enumerate(all_types):
+        for case_idx, case in enumerate(cases):
+            layout = LAYOUTS[(config_idx + types_idx + case_idx) % 4]
+            inputs = make_inputs(types, layout, case)
             if not rejection(name, config, inputs.problem):
                 yield inputs
 
@@ -42,8 +52,10 @@ def main():
         if name == "cublaslt":
             continue
         num_products = 0
-        for config in configs:
-            inputs = list(inputs_of(name, config, config == configs[0]))
+        # Of the configs that only split K, there are many and one kernel to add up the parts.
+        splits = [config for config in configs if split_base(config)]
+        for config in [c for c in configs if not split_base(c)] + splits[::10]:
+            inputs = list(inputs_of(name, configs, config))
             results = run_all(inputs, implementation=name, config=config, with_c=False)
             for got, each in zip(results, inputs, strict=True):
                 if wrong := mismatch(got, each):

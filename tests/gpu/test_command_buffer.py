@@ -12,23 +12,22 @@ import pytest
 
 from jax_tcgemm.problem import DTYPES
 
-from .gemm_call import ALL_TYPES, Case, call, implementations, make_inputs, rejection
+from .gemm_call import ALL_TYPES, Case, call, first_accepted, implementations, make_inputs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
 
 NUM_CALLS = 8
 SIZE = 256
 SQUARE = Case("square", SIZE, SIZE, SIZE)
-DEFAULTS = {name: configs[0] for name, configs in implementations().items()}
+BY_NAME = implementations()
 
 
-def first_accepted(name):
-    """A square problem of the first types whose result can be the next product's operand."""
+def first_chainable(name):
+    """(config, problem) of the first types whose result can be the next product's operand."""
     for types in ALL_TYPES:
-        if types.inputs == types.out:
-            problem = make_inputs(types, "NN", SQUARE).problem
-            if not rejection(name, DEFAULTS[name], problem):
-                return problem
+        found = first_accepted(name, types)
+        if types.inputs == types.out and found and "NN" in found[1]:
+            return found[0], make_inputs(types, "NN", SQUARE).problem
     return pytest.fail(f"{name} runs no NN product whose result has its operands' dtype")
 
 
@@ -39,11 +38,13 @@ def signed_permutations(rng, count):
     return signs * np.eye(SIZE)[rows]
 
 
-def chain(name, problem):
+def chain(name):
+    config, problem = first_chainable(name)
+
     def step(x, *weights):
         for w in weights:
             poison = jnp.full((1, SIZE, SIZE), jnp.nan, x.dtype)
-            x = call(problem, x, w, poison, implementation=name, config=DEFAULTS[name])[0]
+            x = call(problem, x, w, poison, implementation=name, config=config)[0]
         return x
 
     return step
@@ -64,18 +65,17 @@ def check_steps(step, dtype, steps, keep):
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["same_buffers", "moving_buffers"])
-@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_chain_follows_its_inputs(name, keep):
-    problem = first_accepted(name)
-    step = jax.jit(chain(name, problem))
-    check_steps(step, DTYPES[problem.out_dtype], steps=12, keep=keep)
+    _, problem = first_chainable(name)
+    check_steps(jax.jit(chain(name)), DTYPES[problem.out_dtype], steps=12, keep=keep)
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_chain_inside_a_loop(name):
     """The graph is replayed many times by one execution."""
-    problem = first_accepted(name)
-    step = chain(name, problem)
+    _, problem = first_chainable(name)
+    step = chain(name)
     rng = np.random.default_rng(1)
     x = rng.integers(-2, 3, (SIZE, SIZE)).astype(np.float64)
     weights = signed_permutations(rng, NUM_CALLS)
@@ -94,15 +94,14 @@ def test_chain_inside_a_loop(name):
 
 def test_implementations_mixed_in_one_graph():
     """All that run one dtype, in turn."""
-    problems = {name: first_accepted(name) for name in DEFAULTS}
-    same = [name for name, p in problems.items() if p.out_dtype == problems["mma_sync"].out_dtype]
+    dtypes = {name: first_chainable(name)[1].out_dtype for name in BY_NAME}
+    same = [name for name, dtype in dtypes.items() if dtype == dtypes["mma_sync"]]
     assert len(same) >= 4
 
     @jax.jit
     def step(x, *weights):
         for i, w in enumerate(weights):
-            name = same[i % len(same)]
-            x = chain(name, problems[name])(x, w)
+            x = chain(same[i % len(same)])(x, w)
         return x
 
-    check_steps(step, DTYPES[problems["mma_sync"].out_dtype], steps=6, keep=True)
+    check_steps(step, DTYPES[dtypes["mma_sync"]], steps=6, keep=True)

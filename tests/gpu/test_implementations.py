@@ -14,15 +14,21 @@ from .gemm_call import (
     ALL_TYPES,
     CASES,
     CONFIG_CASES,
+    LARGE_CASES,
     LAYOUTS,
+    PLAIN,
+    SPLIT_CASES,
     Case,
     Types,
+    accepted_layouts,
     call,
+    first_accepted,
     implementations,
     make_inputs,
     mismatch,
     rejection,
     run_all,
+    split_base,
     wide,
 )
 
@@ -51,44 +57,46 @@ REQUIRED = {
     ),
 }
 
-# Layouts whose sizes are multiples of everything, on which no rule but types and layout bears.
-PLAIN = Case("aligned", 256, 256, 256)
-
-
-def accepts(implementation, config, types, layout, case=PLAIN):
-    problem = make_inputs(types, layout, case).problem
-    return rejection(implementation, config, problem) == ""
-
-
-def accepted_types(implementation, config):
-    """The types that the config runs, each with its layouts."""
-    layouts = {
-        types: [layout for layout in LAYOUTS if accepts(implementation, config, types, layout)]
-        for types in ALL_TYPES
-    }
-    return {types: some for types, some in layouts.items() if some}
-
-
 BY_NAME = implementations()
-DEFAULTS = {name: configs[0] for name, configs in BY_NAME.items()}
-# For each implementation's default config: (name, types, layout).
-DEFAULT_RUNS = [
-    pytest.param(name, types, layout, id=f"{name}-{types}-{layout}")
-    for name, config in DEFAULTS.items()
-    for types, layouts in accepted_types(name, config).items()
+# What runs by name alone: for each implementation and types, the first config that takes them.
+RUNS = {
+    (name, types): found
+    for name in BY_NAME
+    for types in ALL_TYPES
+    if (found := first_accepted(name, types)) is not None
+}
+TYPE_RUNS = [
+    pytest.param(name, types, config, layouts, id=f"{name}-{types}")
+    for (name, types), (config, layouts) in RUNS.items()
+]
+LAYOUT_RUNS = [
+    pytest.param(name, types, config, layout, id=f"{name}-{types}-{layout}")
+    for (name, types), (config, layouts) in RUNS.items()
     for layout in layouts
 ]
-# One entry for each implementation and types.
-TYPE_RUNS = [
-    pytest.param(name, types, layouts, id=f"{name}-{types}")
-    for name, config in DEFAULTS.items()
-    for types, layouts in accepted_types(name, config).items()
-]
-CONFIG_RUNS = [
-    pytest.param(name, config, types, layouts, id=f"{name}-{config}-{types}")
+
+
+def config_runs():
+    """Every config with each inputs and accumulator it takes; the results' dtypes take turns."""
+    for name, configs in BY_NAME.items():
+        for config_idx, config in enumerate(configs):
+            accepted = {}
+            for types in ALL_TYPES:
+                if not split_base(config) and (layouts := accepted_layouts(name, config, types)):
+                    accepted.setdefault((types.inputs, types.compute), []).append((types, layouts))
+            for same in accepted.values():
+                types, layouts = same[config_idx % len(same)]
+                yield pytest.param(name, config, types, layouts, id=f"{name}-{config}-{types}")
+
+
+# cuBLASLt's configs have a test of their own, and so have those that only split K.
+CONFIG_RUNS = [each for each in config_runs() if each.values[0] != "cublaslt"]
+RANK_RUNS = [each for each in config_runs() if each.values[0] == "cublaslt"]
+SPLIT_RUNS = [
+    pytest.param(name, base, id=f"{name}-{base}")
     for name, configs in BY_NAME.items()
-    for config in configs[1:]
-    for types, layouts in accepted_types(name, config).items()
+    for base in configs
+    if base in map(split_base, configs)
 ]
 
 
@@ -112,21 +120,18 @@ def test_every_implementation_has_promises():
 
 @pytest.mark.parametrize("name", REQUIRED)
 def test_runs_what_it_promises(name):
-    refused = {}
+    refused = []
     for names in REQUIRED[name]:
         types = Types(*names.split())
         # cuBLASLt's integer kernels have one layout; everything else has all four.
-        layouts = ["NT"] if (name, types.inputs) == ("cublaslt", "s8") else LAYOUTS
-        for layout in layouts:
-            problem = make_inputs(types, layout, PLAIN).problem
-            if reason := rejection(name, DEFAULTS[name], problem):
-                refused[f"{types} {layout}"] = reason
+        layouts = ["NT"] if (name, types.inputs) == ("cublaslt", "s8") else list(LAYOUTS)
+        if RUNS.get((name, types), ("", []))[1] != layouts:
+            refused.append(types)
     assert not refused
 
 
-@pytest.mark.parametrize(("name", "types", "layout"), DEFAULT_RUNS)
-def test_default_config(name, types, layout):
-    config = DEFAULTS[name]
+@pytest.mark.parametrize(("name", "types", "config", "layout"), LAYOUT_RUNS)
+def test_values(name, types, config, layout):
     inputs = split_by_acceptance(name, config, [make_inputs(types, layout, c) for c in CASES])
     assert_right(run_all(inputs, implementation=name, config=config), inputs)
 
@@ -134,26 +139,46 @@ def test_default_config(name, types, layout):
 @pytest.mark.parametrize(("name", "config", "types", "layouts"), CONFIG_RUNS)
 def test_config(name, config, types, layouts):
     inputs = [make_inputs(types, layout, case) for layout in layouts for case in CONFIG_CASES]
+    inputs += [make_inputs(types, layouts[0], case) for case in LARGE_CASES]
     inputs = split_by_acceptance(name, config, inputs)
-    if name != "cublaslt":
+    assert_right(run_all(inputs, implementation=name, config=config), inputs)
+
+
+@pytest.mark.parametrize(("name", "base"), SPLIT_RUNS)
+def test_split_configs(name, base):
+    """All numbers of parts; types and layouts take turns."""
+    kinds = [types for types in ALL_TYPES if accepted_layouts(name, base, types)]
+    splits = [config for config in BY_NAME[name] if split_base(config) == base]
+    for split_idx, config in enumerate(splits):
+        types = kinds[split_idx % len(kinds)]
+        inputs = [
+            make_inputs(types, LAYOUTS[(split_idx + case_idx) % 4], case)
+            for case_idx, case in enumerate(SPLIT_CASES)
+        ]
+        inputs = split_by_acceptance(name, config, inputs)
         assert_right(run_all(inputs, implementation=name, config=config), inputs)
-        return
-    # How many algorithms there are for a problem is known only to the library on the device.
-    for each in inputs:
+
+
+@pytest.mark.parametrize(("name", "config", "types", "layouts"), RANK_RUNS)
+def test_cublaslt_rank(name, config, types, layouts):
+    """How many algorithms there are for a problem is known only to the library on the device."""
+    for case in (PLAIN, Case("all_odd", 257, 255, 131)):
+        inputs = make_inputs(types, layouts[-1], case)
+        if rejection(name, config, inputs.problem):
+            continue
         try:
-            results = run_all([each], implementation=name, config=config)
+            results = run_all([inputs], implementation=name, config=config)
         except jax.errors.JaxRuntimeError as error:
             if "cuBLASLt proposes" not in str(error):
                 raise
         else:
-            assert_right(results, [each])
+            assert_right(results, [inputs])
 
 
-@pytest.mark.parametrize(("name", "types", "layouts"), TYPE_RUNS)
-def test_result_apart_from_c(name, types, layouts):
+@pytest.mark.parametrize(("name", "types", "config", "layouts"), TYPE_RUNS)
+def test_result_apart_from_c(name, types, config, layouts):
     """C and D in different memory, C unchanged."""
     case = Case("alpha_beta_odd", 77, 51, 40, batch=(1, 2), alpha=2.0, beta=-1.0)
-    config = DEFAULTS[name]
     inputs = make_inputs(types, layouts[0], case)
     if rejection(name, config, inputs.problem):
         inputs = make_inputs(types, layouts[0], Case("aligned_beta", 64, 64, 64, beta=-1.0))
@@ -175,15 +200,14 @@ OUT_EPS |= {"c64": OUT_EPS["f32"], "c128": OUT_EPS["f64"], "s32": 0.0}
 REAL_CASES = [Case("long_k", 128, 128, 4096), Case("odd_long_k", 193, 160, 1031)]
 
 
-@pytest.mark.parametrize(("name", "types", "layouts"), TYPE_RUNS)
-def test_accuracy(name, types, layouts):
+@pytest.mark.parametrize(("name", "types", "config", "layouts"), TYPE_RUNS)
+def test_accuracy(name, types, config, layouts):
     """Normally distributed operands against float64.
 
     Element by element: |error| <= eps(out) |D| + 16 eps(accumulator) |A||B|, and for TF32, which
     rounds (or cuts) each operand to 11 bits, 2^-9 |A||B| more. As a whole:
     ||error|| <= (eps(out) + 4 sqrt(K) eps(accumulator) [+ 2^-9]) ||D||.
     """
-    config = DEFAULTS[name]
     inputs = [make_inputs(types, lay, case, real=True) for lay in layouts for case in REAL_CASES]
     inputs = split_by_acceptance(name, config, inputs)
     eps, out_eps = ACCUMULATOR_EPS[types.compute], OUT_EPS[types.out]
@@ -197,10 +221,9 @@ def test_accuracy(name, types, layouts):
         assert relative <= out_eps + 4 * each.problem.k**0.5 * eps + operand_eps, each.problem
 
 
-@pytest.mark.parametrize(("name", "types", "layouts"), TYPE_RUNS)
-def test_repeats_bit_for_bit(name, types, layouts):
+@pytest.mark.parametrize(("name", "types", "config", "layouts"), TYPE_RUNS)
+def test_repeats_bit_for_bit(name, types, config, layouts):
     """Also where K is long and the tiles are few, which invites split-K."""
-    config = DEFAULTS[name]
     cases = [Case("few_tiles", 64, 64, 8192), Case("odd_tiles", 257, 136, 1000)]
     inputs = [make_inputs(types, layouts[0], case, real=True) for case in cases]
     inputs = split_by_acceptance(name, config, inputs)
@@ -211,17 +234,23 @@ def test_repeats_bit_for_bit(name, types, layouts):
             assert x.tobytes() == y.tobytes()
 
 
+def first_types(name):
+    """The first types that the implementation's default config runs."""
+    return next(
+        t for (n, t), (config, _) in RUNS.items() if (n, config) == (name, BY_NAME[name][0])
+    )
+
+
 def small_inputs(name, case):
-    """Inputs of the first types that the implementation's default config runs."""
-    types, layouts = next(iter(accepted_types(name, DEFAULTS[name]).items()))
-    return make_inputs(types, layouts[0], case)
+    types = first_types(name)
+    return make_inputs(types, RUNS[name, types][1][0], case)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_runs_on_the_stream_of_its_operands(name):
     """A is ready only after a long computation, which a launch on another stream would overtake."""
     inputs = small_inputs(name, PLAIN)
-    config = DEFAULTS[name]
+    config = BY_NAME[name][0]
 
     @jax.jit
     def program(a, b, c, slow):
@@ -240,7 +269,7 @@ def test_runs_on_the_stream_of_its_operands(name):
 def test_runs_from_several_threads(name):
     """First calls of different shapes at once."""
     inputs = [small_inputs(name, Case(f"threads_{i}", 64, 64 + 8 * i, 64)) for i in range(8)]
-    config = DEFAULTS[name]
+    config = BY_NAME[name][0]
 
     def run(each):
         return run_all([each], implementation=name, config=config)[0]
@@ -253,7 +282,7 @@ def test_runs_from_several_threads(name):
 @pytest.mark.parametrize("name", BY_NAME)
 def test_public_matmul(name):
     """`jax_tcgemm.matmul` by name under jit, vmap and grad."""
-    types = next(iter(accepted_types(name, DEFAULTS[name])))
+    types = first_types(name)
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-2, 3, s).astype(DTYPES[types.inputs]) for s in ((3, 72, 40), (40, 56)))
     # Full float32 has to be asked for; for everything else the precision says nothing.
@@ -283,9 +312,9 @@ def test_handler_refuses_with_the_rule(name):
     """A program that was lowered for what an implementation does not run: an error, no crash."""
     types = Types("f16", "c128", "f64")
     inputs = make_inputs(types, "NN", PLAIN)
-    reason = rejection(name, DEFAULTS[name], inputs.problem)
+    reason = rejection(name, BY_NAME[name][0], inputs.problem)
     assert reason
     with pytest.raises(jax.errors.JaxRuntimeError) as raised:
-        run_all([inputs], implementation=name, config=DEFAULTS[name])
+        run_all([inputs], implementation=name, config=BY_NAME[name][0])
     assert "INVALID_ARGUMENT" in str(raised.value)
     assert f"{name} cannot run this: {reason}" in str(raised.value)

@@ -13,7 +13,7 @@ import pytest
 
 from jax_tcgemm.problem import DTYPES, Operand, Problem
 
-from .gemm_call import Case, Types, call, implementations, make_inputs, rejection
+from .gemm_call import Case, Types, accepted_layouts, call, implementations, make_inputs, rejection
 
 pytestmark = pytest.mark.gpu
 
@@ -33,8 +33,7 @@ def enough_memory(gpu):
 def types_of(name, out_f32):
     """bfloat16 where the implementation has it, since it is the smallest; else float32."""
     for types in (Types("bf16", "f32" if out_f32 else "bf16", "f32"), Types("f32", "f32", "f32")):
-        problem = make_inputs(types, "NN", Case("aligned", 256, 256, 256)).problem
-        if not rejection(name, DEFAULTS[name], problem):
+        if accepted_layouts(name, DEFAULTS[name], types):
             return types
     return pytest.fail(f"{name} runs neither bfloat16 nor float32")
 
