@@ -92,12 +92,14 @@ def as_array(op: str, name: str, x) -> jax.Array:
       TypeError: when it is not an array or scalar of a numeric dtype.
       ValueError: when a dimension is too large.
     """
-    if not hasattr(x, "dtype") and not np.isscalar(x):
+    if isinstance(x, bool | int | float | complex):
+        return jnp.asarray(x)
+    if not hasattr(x, "dtype"):
         raise TypeError(
             f"{op}: {name} must be an array, got {name} of type {type(x).__name__}; "
             "use jax.numpy.asarray"
         )
-    if not (np.isscalar(x) and not hasattr(x, "dtype")) and not _is_numeric(x.dtype):
+    if not _is_numeric(x.dtype):
         raise TypeError(
             f"{op}: {name} must have a numeric dtype, got {name}.dtype={x.dtype}; convert it first"
         )

@@ -239,8 +239,6 @@ def _matrix(row_levels, column_levels, batch_levels, stride, rows, columns):
     row_stride = row_levels[0][stride] if row_levels else None
     column_stride = column_levels[0][stride] if column_levels else None
     outer, inner = [0, 0, *(level[stride] for level in batch_levels)][-2:]
-    if len(batch_levels) == 1:
-        outer = 0
     if column_stride == 1 or (column_stride is None and row_stride != 1):
         return MatrixLayout(
             False, max(columns, 1) if row_stride is None else row_stride, outer, inner

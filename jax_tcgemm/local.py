@@ -218,8 +218,8 @@ def local_gemm(
       problem: extents, strides, layouts and dtypes; `a`, `b` and `c` must have its dtypes.
       a: buffer of A, of any shape with the elements that the problem addresses.
       b: buffer of B, likewise.
-      c: buffer of C, packed like D; given exactly when `problem.beta` is not 0. D overwrites it
-        where XLA may, that is without a copy where the caller donates it.
+      c: buffer of C, packed like D; needed unless `problem.beta` is 0, and then never read. D takes
+        its place in memory, without a copy where the caller donates it.
       choice: what runs it; not "xla".
       shape: shape of D; the same elements as (batch, m, n), which is the default.
 
@@ -227,12 +227,11 @@ def local_gemm(
       D, of dtype `problem.out_dtype`, packed.
 
     Raises:
-      ValueError: when `c` does not go with beta.
+      ValueError: when `c` is missing.
     """
-    if (c is None) != (problem.beta == 0):
+    if c is None and problem.beta != 0:
         raise ValueError(
-            f"local_gemm: c must be given exactly when beta is not 0, got beta={problem.beta} and "
-            f"{'no c' if c is None else 'a c'}; pass both or neither"
+            f"local_gemm: c must be given when beta is not 0, got beta={problem.beta}; pass it"
         )
     if shape is None:
         shape = (problem.batch, problem.m, problem.n)

@@ -214,6 +214,11 @@ def _best(problem: Problem, device: Device) -> Choice:
     return _chosen(best, why, problem, device, considered)
 
 
+def forget() -> None:
+    """Forgets past choices, after the modules or the rules have changed under them."""
+    _best.cache_clear()
+
+
 def _rank(problem: Problem, device: Device, considered) -> list[Candidate]:
     """The candidates that can run, best first.
 

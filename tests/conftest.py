@@ -109,3 +109,32 @@ def run_python(tmp_path):
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """A _cuda module that rejects what it is told to, and no GPU; so that tests of what is chosen
+    and lowered depend neither on the build nor on the kernels' rules.
+
+    `rejects` maps an implementation to the reason it gives for everything.
+    """
+    import types
+
+    from jax_tcgemm import _modules, selection
+
+    rejects = {}
+    names = ("simt_naive", "simt_tiled", "wmma_naive", "wmma_tiled", "mma_sync", "wgmma")
+    module = types.SimpleNamespace(
+        abi_version=1,
+        rejects=rejects,
+        implementations=lambda: {name: ["small", "large"] for name in (*names, "cublaslt")},
+        reject=lambda name, config, problem, device: rejects.get(name, ""),
+        workspace_bytes=lambda name, config, problem, device: 4096 if name == "mma_sync" else 0,
+    )
+    monkeypatch.setattr(_modules, "cuda", module)
+    monkeypatch.delitem(_modules._reasons, "cuda", raising=False)
+    monkeypatch.setattr(_modules, "cuda_device", lambda: None)
+    monkeypatch.setattr(_modules, "cublaslt_reason", lambda: rejects.get("cublaslt", ""))
+    selection.forget()
+    yield module
+    selection.forget()

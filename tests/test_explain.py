@@ -1,0 +1,136 @@
+"""explain: every call found, wherever it is, and described as it will run."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+import jax_tcgemm
+
+X = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+
+
+def test_a_call_is_described_in_full(fake_cuda):
+    fake_cuda.rejects["wgmma"] = "needs sm_90a"
+    report = jax_tcgemm.explain(
+        lambda a, b: jax_tcgemm.matmul(a, b, preferred_element_type=jnp.float32),
+        jax.ShapeDtypeStruct((4096, 8192), jnp.bfloat16),
+        jax.ShapeDtypeStruct((8192, 2048), jnp.bfloat16),
+        platform="cuda",
+    )
+    (call,) = report
+    problem = call.problem
+    assert (problem.m, problem.n, problem.k, problem.layout) == (4096, 2048, 8192, "NN")
+    assert (call.implementation, call.config) == ("cublaslt", "small")
+    assert call.rejected == {"wgmma": "needs sm_90a"}
+    assert call.flops == 2 * 4096 * 2048 * 8192
+    assert call.bytes == 2 * (4096 + 2048) * 8192 + 4 * 4096 * 2048
+    assert call.roofline_us == pytest.approx(call.flops / 989.4e12 * 1e6)
+    assert (call.times, call.path, call.copies) == (1, (), ())
+    assert "test_explain.py" in call.source
+    text = str(report)
+    for part in ("4096x2048x8192 NN bf16->f32 (f32)", "cublaslt/small", "needs sm_90a", "H200"):
+        assert part in text
+
+
+def test_memory_bound_calls_have_the_time_of_their_bytes(fake_cuda):
+    row = jax.ShapeDtypeStruct((1, 4096), jnp.bfloat16)
+    weights = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, row, weights, platform="cuda")
+    assert call.roofline_us == pytest.approx(call.bytes / 4.8e12 * 1e6)
+
+
+def test_calls_are_found_in_every_nesting():
+    mm = jax_tcgemm.matmul
+
+    @jax.custom_vjp
+    def custom(x):
+        return mm(x, x)
+
+    custom.defvjp(lambda x: (custom(x), None), lambda _, g: (g,))
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+    sharded = jax.shard_map(
+        lambda x: mm(x, x), mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec()
+    )
+
+    def f(x):
+        x = jax.jit(lambda x: mm(x, x))(x)
+        x = jax.checkpoint(lambda x: mm(x, x))(x)
+        x = custom(x)
+        x = sharded(x)
+        x, _ = lax.scan(
+            lambda x, _: (lax.scan(lambda x, _: (mm(x, x), None), x, length=3)[0], None),
+            x,
+            length=5,
+        )
+        x = lax.while_loop(lambda x: mm(x, x)[0, 0] < 0, lambda x: mm(x, x), x)
+        return lax.cond(x[0, 0] > 0, lambda x: mm(x, x), lambda x: x, x)
+
+    report = jax_tcgemm.explain(f, X, platform="cpu")
+    assert [(call.times, " ".join(call.path)) for call in report] == [
+        (1, ""),
+        (1, ""),
+        (1, ""),
+        (1, "shard_map"),
+        (15, "scan[5] scan[3]"),
+        (None, "while.cond"),
+        (None, "while.body"),
+        (None, "cond[1]"),
+    ]
+    assert "15 scan[5] scan[3]" in str(report)
+
+
+def test_gradients_need_no_copy():
+    def loss(x, w1, w2):
+        return jnp.sum(jax_tcgemm.matmul(jnp.tanh(jax_tcgemm.matmul(x, w1)), w2))
+
+    report = jax_tcgemm.explain(jax.grad(loss, (0, 1, 2)), X, X, X, platform="cpu")
+    # In the order of the program: forward, then weights before inputs.
+    layouts = [call.problem.layout for call in report]
+    assert layouts == ["NN", "NN", "TN", "NT", "TN", "NT"]
+    assert all(call.copies == () for call in report)
+
+
+def test_copies_are_said():
+    def f(a, b):
+        numbers = (((0, 2), (0, 1)), ((), ()))
+        return jax_tcgemm.dot_general(a, b, numbers, implementation="host")
+
+    a, b = jnp.ones((30, 500, 40)), jnp.ones((30, 40, 60))
+    report = jax_tcgemm.explain(f, a, b, platform="cpu")
+    assert "copy: lhs permuted" in str(report)
+    (call,) = report
+    assert call.copies == ("lhs permuted to (1, 0, 2) (4.8 MB)",)
+
+
+def test_conversions_are_said():
+    def f(a, b):
+        return jax_tcgemm.matmul(a, b, implementation="host")
+
+    (call,) = jax_tcgemm.explain(f, X, X.update(dtype=jnp.float32), platform="cpu")
+    assert call.copies == ("lhs converted to float32 (0.0246 MB)",)
+    int8 = X.update(dtype=jnp.int8)
+    (call,) = jax_tcgemm.explain(f, int8, int8, platform="cpu")
+    assert call.copies == ("result converted to int8 (0.0205 MB)",)
+
+
+def test_what_only_xla_runs_says_why():
+    (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, *[X.update(dtype=jnp.int32)] * 2)
+    assert (call.implementation, call.problem) == ("xla", None)
+    assert "int32" in call.why
+
+
+def test_a_function_without_calls():
+    report = jax_tcgemm.explain(jnp.matmul, X, X)
+    assert len(report) == 0
+    assert "No product" in str(report)
+
+
+def test_refuses_other_platforms_and_impossible_calls():
+    with pytest.raises(ValueError, match="explain: platform must be cuda or cpu, got"):
+        jax_tcgemm.explain(jax_tcgemm.matmul, X, X, platform="tpu")
+    with pytest.raises(ValueError, match="it runs on cuda, not on cpu"):
+        jax_tcgemm.explain(
+            lambda x: jax_tcgemm.matmul(x, x, implementation="wgmma"), X, platform="cpu"
+        )

@@ -1,0 +1,223 @@
+"""What a program becomes, lowered for the host's platform and, on any machine, for CUDA."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tcgemm
+from jax_tcgemm import local, selection
+from jax_tcgemm.problem import Operand, Problem
+
+NT = (((1,), (1,)), ((), ()))
+TN = (((0,), (0,)), ((), ()))
+TT = (((0,), (1,)), ((), ()))
+NN = (((1,), (0,)), ((), ()))
+
+
+def lower(f, *args, platform="cuda"):
+    return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+
+
+def attributes(text):
+    """The gemm attribute of the only custom call."""
+    (gemm,) = re.findall(r"gemm = \{([^}]*)\}", text)
+    found = {}
+    for name, value in re.findall(r'(\w+) = ("[^"]*"|[^,: ]+)', gemm):
+        if value.startswith('"'):
+            found[name] = value.strip('"')
+        elif value in ("true", "false"):
+            found[name] = value == "true"
+        else:
+            found[name] = float(value) if "." in value else int(value)
+    return found
+
+
+def struct(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def test_attributes_of_the_custom_call(fake_cuda):
+    text = lower(jax_tcgemm.matmul, struct(128, 256), struct(256, 64))
+    assert "custom_call @tcgemm_gemm" in text
+    assert attributes(text) == {
+        "abi": 1,
+        "implementation": "wgmma",
+        "config": "small",
+        "compute": "f32",
+        "batch": 1,
+        "batch_inner": 1,
+        "m": 128,
+        "n": 64,
+        "k": 256,
+        "a_transposed": False,
+        "b_transposed": False,
+        "a_ld": 256,
+        "a_outer_stride": 0,
+        "a_inner_stride": 0,
+        "b_ld": 64,
+        "b_outer_stride": 0,
+        "b_inner_stride": 0,
+        "alpha": 1.0,
+        "beta": 0.0,
+    }
+
+
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+@pytest.mark.parametrize(
+    ("numbers", "lhs", "rhs", "flags"),
+    [
+        (NN, (128, 256), (256, 64), (False, False)),
+        (NT, (128, 256), (64, 256), (False, True)),
+        (TN, (256, 128), (256, 64), (True, False)),
+        (TT, (256, 128), (64, 256), (True, True)),
+    ],
+    ids=["NN", "NT", "TN", "TT"],
+)
+def test_layouts_are_data(numbers, lhs, rhs, flags, platform, fake_cuda):
+    implementation = {"cuda": "mma_sync", "cpu": "host"}[platform]
+
+    def f(a, b):
+        return jax_tcgemm.dot_general(a, b, numbers, implementation=implementation)
+
+    text = lower(f, struct(*lhs), struct(*rhs), platform=platform)
+    assert "transpose " not in text
+    assert "dot_general" not in text
+    found = attributes(text)
+    assert (found["a_transposed"], found["b_transposed"]) == flags
+    assert (found["m"], found["n"], found["k"]) == (128, 64, 256)
+
+
+def test_attention_is_two_custom_calls_and_nothing_moved(fake_cuda):
+    def attention(q, k, v):
+        scores = jax_tcgemm.dot_general(q, k, (((3,), (3,)), ((0, 2), (0, 2))))
+        return jax_tcgemm.dot_general(scores, v, (((3,), (1,)), ((0, 1), (0, 2))))
+
+    x = struct(2, 128, 8, 64)
+    text = lower(attention, x, x, x)
+    assert text.count("custom_call @tcgemm_gemm") == 2
+    assert "transpose " not in text
+    assert "reshape" not in text
+
+
+def test_gradients_move_nothing(fake_cuda):
+    def loss(x, w):
+        return jnp.sum(jax_tcgemm.matmul(x, w).astype(jnp.float32) ** 2)
+
+    text = lower(jax.grad(loss, (0, 1)), struct(4, 32, 256), struct(256, 64))
+    assert text.count("custom_call @tcgemm_gemm") == 3
+    assert "transpose " not in text
+    assert "stablehlo.dot_general" not in text
+
+
+def test_only_the_offending_operand_is_transposed(fake_cuda):
+    def f(a, b):
+        return jax_tcgemm.dot_general(a, b, (((0, 2), (0, 1)), ((), ())))
+
+    text = lower(f, struct(30, 500, 40), struct(30, 40, 60))
+    assert text.count("stablehlo.transpose ") == 1
+    assert "(tensor<30x500x40xbf16>) -> tensor<500x30x40xbf16>" in text
+
+
+def test_workspace_is_an_extra_result(fake_cuda):
+    f = functools.partial(jax_tcgemm.matmul, implementation="mma_sync")
+    text = lower(f, struct(64, 64), struct(64, 64))
+    assert "-> (tensor<64x64xbf16>, tensor<4096xui8>)" in text
+    assert "tensor<4096xui8>" not in lower(jax_tcgemm.matmul, struct(64, 64), struct(64, 64))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "compute"),
+    [
+        ("float32", None, "tf32"),
+        ("float32", "highest", "f32"),
+        ("complex64", None, "tf32"),
+        ("float16", None, "f32"),
+        ("float16", "F16_F16_F16", "f16"),
+        ("int8", None, "s32"),
+    ],
+)
+def test_precision_becomes_compute(dtype, precision, compute, fake_cuda):
+    x = struct(64, 64, dtype=dtype)
+    f = functools.partial(jax_tcgemm.matmul, precision=precision)
+    assert attributes(lower(f, x, x))["compute"] == compute
+    if precision == "highest":
+        with jax.default_matmul_precision("float32"):
+            text = lower(lambda a, b: jax_tcgemm.matmul(a, b), x, x)
+        assert attributes(text)["compute"] == compute
+
+
+def test_narrow_integers_are_written_wide_and_converted(fake_cuda):
+    x = struct(64, 64, dtype=jnp.int8)
+    text = lower(jax_tcgemm.matmul, x, x)
+    assert "-> tensor<64x64xi32>" in text
+    assert "stablehlo.convert" in text
+
+
+def test_platforms_lower_each_in_its_way(fake_cuda):
+    x = struct(64, 64)
+    assert "stablehlo.dot_general" in lower(jax_tcgemm.matmul, x, x, platform="tpu")
+    both = jax.jit(jax_tcgemm.matmul).trace(x, x).lower(lowering_platforms=("cpu", "cuda"))
+    text = both.as_text()
+    assert "stablehlo.case" in text
+    assert text.count("custom_call @tcgemm_gemm") == 1
+    with pytest.raises(ValueError, match="no implementation runs on tpu"):
+        lower(functools.partial(jax_tcgemm.matmul, implementation="wgmma"), x, x, platform="tpu")
+
+
+def test_unsharded_programs_have_no_custom_partitioning(fake_cuda):
+    text = lower(jax.grad(lambda x: jnp.sum(jax_tcgemm.matmul(x, x))), struct(64, 64))
+    assert set(re.findall(r"custom_call @(\w+)", text)) == {"tcgemm_gemm"}
+
+
+def test_the_real_cuda_module_lowers_what_it_accepts():
+    from jax_tcgemm import _modules
+
+    if _modules.cuda is None:
+        pytest.skip(_modules.reason("cuda"))
+    x = struct(256, 256)
+    for name, configs in _modules.cuda.implementations().items():
+        dtype = "float32" if name.startswith("simt") else "bfloat16"
+        x = struct(256, 256, dtype=dtype)
+        for config in configs:
+            f = functools.partial(
+                jax_tcgemm.matmul, implementation=name, config=config, precision="highest"
+            )
+            try:
+                found = attributes(lower(f, x, x))
+            except ValueError as error:
+                assert f"{name} cannot run this: " in str(error)  # noqa: PT017
+            else:
+                assert (found["implementation"], found["config"]) == (name, config)
+
+
+def test_alpha_beta_c_and_batch_levels_on_the_host():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 5, 3, 7)), rng.standard_normal((3, 7, 4))
+    c = rng.standard_normal((2, 3, 5, 4))
+    problem = Problem(
+        batch=6,
+        batch_inner=3,
+        m=5,
+        n=4,
+        k=7,
+        a=Operand("f32", False, 21, 105, 7),
+        b=Operand("f32", False, 4, 0, 28),
+        out_dtype="f32",
+        compute="f32",
+        alpha=1.5,
+        beta=-0.5,
+    )
+    choice = selection.select("local_gemm", problem, selection.Device("cpu"), "host")
+    f = jax.jit(functools.partial(local.local_gemm, problem, choice=choice))
+    args = [jnp.asarray(x, jnp.float32) for x in (a, b, c)]
+    expected = 1.5 * np.einsum("bmik,ikn->bimn", a, b) - 0.5 * c
+    out = f(*args)
+    assert out.shape == (6, 5, 4)
+    np.testing.assert_allclose(out.reshape(2, 3, 5, 4), expected, rtol=1e-5, atol=1e-5)
+    assert "output_operand_alias" in f.lower(*args).as_text()
+    # C was not donated, so it is as it was.
+    np.testing.assert_array_equal(args[2], c.astype(np.float32))

@@ -1,0 +1,155 @@
+"""Which implementation runs what, and what is said about it."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import jax_tcgemm
+from jax_tcgemm import _modules, selection
+from jax_tcgemm.precision import Numerics, canonical_precision, resolve
+from jax_tcgemm.problem import Operand, Problem
+
+GPU = selection.ASSUMED_GPU
+CPU = selection.Device("cpu")
+
+
+def problem(dtype="bf16", out="bf16", compute="f32", size=64, **changes):
+    dense = Operand(dtype, False, size)
+    return dataclasses.replace(
+        Problem(1, 1, size, size, size, dense, dense, out, compute), **changes
+    )
+
+
+def test_the_order_of_preference(fake_cuda):
+    order = []
+    for _ in range(8):
+        choice = selection.select("matmul", problem(), GPU)
+        order.append(choice.implementation)
+        fake_cuda.rejects[choice.implementation] = f"{choice.implementation} is tired"
+        selection.forget()
+    assert order == [
+        *("wgmma", "cublaslt", "mma_sync", "wmma_tiled", "simt_tiled"),
+        *("wmma_naive", "simt_naive", "xla"),
+    ]
+    assert "no other implementation can run this" in choice.why
+    assert [c.reason for c in choice.candidates[:1]] == ["wgmma is tired"]
+
+
+def test_the_choice_says_what_was_passed_over(fake_cuda):
+    fake_cuda.rejects["wgmma"] = "needs sm_90a"
+    choice = selection.select("matmul", problem(), GPU)
+    assert choice.implementation == "cublaslt"
+    assert "wgmma cannot" in choice.why
+    assert "an H200 is assumed" in choice.why
+
+
+def test_the_first_config_that_can_run_is_taken(fake_cuda):
+    def reject(name, config, problem, device):
+        return "too small for it" if config == "small" else ""
+
+    fake_cuda.reject = reject
+    assert selection.select("matmul", problem(), GPU).config == "large"
+    assert selection.select("matmul", problem(), GPU, "mma_sync").config == "large"
+    with pytest.raises(ValueError, match="mma_sync cannot run this: too small for it"):
+        selection.select("matmul", problem(), GPU, "mma_sync", "small")
+
+
+def test_workspace_comes_with_the_choice(fake_cuda):
+    assert selection.select("matmul", problem(), GPU, "mma_sync").workspace_bytes == 4096
+
+
+def test_same_inputs_same_choice(fake_cuda):
+    assert selection.select("matmul", problem(), GPU) == selection.select("matmul", problem(), GPU)
+
+
+def test_without_the_cuda_module_xla_runs_visibly(monkeypatch):
+    monkeypatch.setattr(_modules, "cuda", None)
+    monkeypatch.setitem(_modules._reasons, "cuda", "this build has none")
+    selection.forget()
+    choice = selection.select("matmul", problem(), GPU)
+    selection.forget()
+    assert choice.implementation == "xla"
+    assert "this build has none" in choice.why
+    with pytest.raises(ValueError, match="wgmma cannot run this: this build has none"):
+        selection.select("matmul", problem(), GPU, "wgmma")
+
+
+def test_debug_switches_force_and_print(monkeypatch, capsys):
+    monkeypatch.setenv("TCGEMM_IMPLEMENTATION", "host")
+    monkeypatch.setenv("TCGEMM_CONFIG", "portable")
+    monkeypatch.setenv("TCGEMM_PRINT_CHOICE", "1")
+    choice = selection.select("matmul", problem(), CPU)
+    assert (choice.implementation, choice.config) == ("host", "portable")
+    assert "64x64x64 NN bf16->bf16 (f32): host/portable: forced by" in capsys.readouterr().err
+    assert selection.select("matmul", problem(), CPU, "xla").implementation == "xla"
+    monkeypatch.setenv("TCGEMM_IMPLEMENTATION", "magic")
+    with pytest.raises(ValueError, match="TCGEMM_IMPLEMENTATION: implementation must be one of"):
+        selection.select("matmul", problem(), CPU)
+    jax_tcgemm.debug_switches()
+    assert "TCGEMM_IMPLEMENTATION=magic" in capsys.readouterr().out
+
+
+def test_the_query_is_what_the_modules_take():
+    device = CPU.query()
+    query = problem().query()
+    for config in _modules.cpu.implementations()["host"]:
+        assert isinstance(_modules.cpu.reject("host", config, query, device), str)
+        assert _modules.cpu.workspace_bytes("host", config, query, device) >= 0
+
+
+def test_problem_counts_distinct_elements():
+    dense = problem(size=100)
+    assert dense.flops == 2 * 100**3
+    assert dense.bytes == 3 * 2 * 100**2
+    shared = Operand("bf16", False, 100)
+    own = Operand("bf16", False, 100, 0, 100**2)
+    batched = problem(size=100, batch=8, batch_inner=8, a=own, b=shared)
+    assert batched.bytes == (8 + 1 + 8) * 2 * 100**2
+    two_levels = problem(
+        size=100, batch=8, batch_inner=4, a=dataclasses.replace(shared, outer_stride=10**4), b=own
+    )
+    assert two_levels.bytes == (2 + 4 + 8) * 2 * 100**2
+    assert problem("c64", "c64").flops == 4 * problem().flops
+    assert problem(beta=1.0).bytes == 4 * 2 * 64**2
+
+
+F16, BF16, F32, F64 = map(jnp.dtype, ("float16", "bfloat16", "float32", "float64"))
+S8, U8, S32, S64, C64 = map(jnp.dtype, ("int8", "uint8", "int32", "int64", "complex64"))
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "result", "precision", "cuda", "cpu"),
+    [
+        (BF16, BF16, BF16, None, Numerics(BF16, BF16, "f32"), ...),
+        (F16, F16, F32, "highest", Numerics(F16, F32, "f32"), ...),
+        (F16, F16, F16, "F16_F16_F16", Numerics(F16, F16, "f16"), ...),
+        (F16, F16, F32, "F16_F16_F16", Numerics(F16, F16, "f16"), ...),
+        (F32, F32, F32, None, Numerics(F32, F32, "tf32"), Numerics(F32, F32, "f32")),
+        (F32, F32, F32, "high", Numerics(F32, F32, "tf32"), Numerics(F32, F32, "f32")),
+        (F32, F32, F32, ("default", "highest"), Numerics(F32, F32, "f32"), ...),
+        (F32, F32, F32, "TF32_TF32_F32", Numerics(F32, F32, "tf32"), Numerics(F32, F32, "f32")),
+        (F32, F32, F32, "F32_F32_F32", Numerics(F32, F32, "f32"), ...),
+        (F32, F32, F32, "F16_F16_F32", Numerics(F16, F32, "f32"), ...),
+        (BF16, BF16, BF16, "BF16_BF16_F32", Numerics(BF16, BF16, "f32"), ...),
+        (F32, F32, F32, "BF16_BF16_F32", "rounds float32 operands", ...),
+        (F32, F32, F32, "BF16_BF16_F32_X3", "no implementation has the algorithm", ...),
+        (F32, F32, F32, lax.DotAlgorithm(F32, F32, F32), "lax.DotAlgorithm", ...),
+        (C64, C64, C64, None, Numerics(C64, C64, "tf32"), Numerics(C64, C64, "f32")),
+        (C64, C64, C64, "F32_F32_F32", "real operands", ...),
+        (F64, F64, F32, None, Numerics(F64, F64, "f64"), ...),
+        (BF16, F32, F32, "highest", Numerics(F32, F32, "f32"), ...),
+        (F32, F32, F64, None, "makes float64 from float32", ...),
+        (S8, S8, S8, None, Numerics(S8, S32, "s32"), ...),
+        (U8, U8, S32, None, Numerics(U8, S32, "s32"), ...),
+        (S8, U8, S32, None, "multiplies int32", ...),
+        (S8, S8, S64, None, "makes int64 from int8", ...),
+        (S32, S32, S32, None, "multiplies int32", ...),
+    ],
+    ids=str,
+)
+def test_numerics(lhs, rhs, result, precision, cuda, cpu):
+    for platform, expected in (("cuda", cuda), ("cpu", cuda if cpu is ... else cpu)):
+        got = resolve(lhs, rhs, result, canonical_precision(precision), platform)
+        assert expected in got if isinstance(expected, str) else got == expected
