@@ -1,0 +1,136 @@
+// wmma_naive and wmma_tiled: what they accept, and which instantiation runs it.
+#include "kernels/kernels.h"
+#include "kernels/wmma/launch.cuh"
+#include "tile/limits.h"
+
+namespace tcgemm {
+namespace {
+
+constexpr std::string_view kSatf = "_satf";
+
+// "m16n16k16_128x128x32_satf"; wmma_naive's names have no tile.
+wmma::ConfigName parse(std::string_view name) {
+  const bool saturates = name.size() > kSatf.size() && name.substr(name.size() - kSatf.size()) == kSatf;
+  if (saturates) name.remove_suffix(kSatf.size());
+  const size_t underscore = name.find('_');
+  if (underscore == std::string_view::npos) return {name, "", saturates};
+  return {name.substr(0, underscore), name.substr(underscore + 1), saturates};
+}
+
+bool is_8bit(DType dtype) { return dtype == DType::kS8 || dtype == DType::kU8; }
+bool is_16bit(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
+
+// Types and shape, alike for both implementations.
+std::string reject_common(const Problem& p, const Device& device, const wmma::ConfigName& config) {
+  static const std::vector<DType> floats{DType::kF32, DType::kF16, DType::kBF16};
+  static const std::vector<TypeRule> rules{
+      {DType::kF16, Compute::kF32, floats},        {DType::kF16, Compute::kF16, floats},
+      {DType::kBF16, Compute::kF32, floats},       {DType::kF32, Compute::kTF32, floats},
+      {DType::kF64, Compute::kF64, {DType::kF64}}, {DType::kS8, Compute::kS32, {DType::kS32}},
+      {DType::kU8, Compute::kS32, {DType::kS32}}};
+  if (std::string reason = reject_device(device, 80); !reason.empty()) return reason;
+  if (std::string reason = reject_types(p, rules); !reason.empty()) return reason;
+  if (std::string reason = reject_scalars(p); !reason.empty()) return reason;
+  const bool is_tf32 = config.shape == "m16n16k8", is_f64 = config.shape == "m8n8k4";
+  const bool fits = is_tf32  ? p.a.dtype == DType::kF32
+                    : is_f64 ? p.a.dtype == DType::kF64
+                             : is_16bit(p.a.dtype) || is_8bit(p.a.dtype);
+  if (!fits) {
+    return "shape " + std::string(config.shape) + " multiplies " +
+           (is_tf32  ? "f32 as tf32"
+            : is_f64 ? "f64"
+                     : "f16, bf16, s8, u8") +
+           ", got " + dtype_name(p.a.dtype);
+  }
+  if (config.saturates && p.compute != Compute::kF16 && p.compute != Compute::kS32) {
+    return std::string("only f16 and s32 accumulators saturate, got compute ") + compute_name(p.compute);
+  }
+  return "";
+}
+
+class WmmaNaive final : public Implementation {
+ public:
+  const char* name() const override { return "wmma_naive"; }
+
+  const std::vector<std::string>& configs() const override {
+    static const std::vector<std::string> names{"m16n16k16", "m32n8k16",       "m8n32k16",      "m16n16k8",
+                                                "m8n8k4",    "m16n16k16_satf", "m32n8k16_satf", "m8n32k16_satf"};
+    return names;
+  }
+
+  std::string reject(const Problem& p, const Device& device, std::string_view name) const override {
+    const wmma::ConfigName config = parse(name);
+    if (std::string reason = reject_common(p, device, config); !reason.empty()) return reason;
+    if (config.shape == "m32n8k16") return reject_grid(p, 32, 8);
+    if (config.shape == "m8n32k16") return reject_grid(p, 8, 32);
+    return config.shape == "m8n8k4" ? reject_grid(p, 8, 8) : reject_grid(p, 16, 16);
+  }
+
+  Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view name,
+                void* stream) const override {
+    const wmma::ConfigName config = parse(name);
+    return is_16bit(p.a.dtype) ? wmma::launch_naive_16bit(p, buffers, config, stream)
+                               : wmma::launch_naive_other(p, buffers, config, stream);
+  }
+};
+
+class WmmaTiled final : public Implementation {
+ public:
+  const char* name() const override { return "wmma_tiled"; }
+
+  const std::vector<std::string>& configs() const override {
+    static const std::vector<std::string> names{
+        "m16n16k16_128x128x32",      "m16n16k16_64x64x32",       "m32n8k16_128x128x32",
+        "m8n32k16_128x128x32",       "m16n16k16_128x128x64",     "m32n8k16_128x128x64",
+        "m8n32k16_128x128x64",       "m16n16k8_128x128x16",      "m8n8k4_64x128x16",
+        "m16n16k16_128x128x32_satf", "m32n8k16_128x128x32_satf", "m8n32k16_128x128x32_satf",
+        "m16n16k16_128x128x64_satf", "m32n8k16_128x128x64_satf", "m8n32k16_128x128x64_satf"};
+    return names;
+  }
+
+  std::string reject(const Problem& p, const Device& device, std::string_view name) const override {
+    const wmma::ConfigName config = parse(name);
+    if (std::string reason = reject_common(p, device, config); !reason.empty()) return reason;
+    if (is_8bit(p.a.dtype) != (config.tile == "128x128x64")) {
+      return "tile " + std::string(config.tile) +
+             (is_8bit(p.a.dtype) ? " does not multiply " : " multiplies s8, u8, got ") + dtype_name(p.a.dtype);
+    }
+    if (config.tile == "64x64x32" && p.compute == Compute::kF16)
+      return "tile 64x64x32 accumulates in f32, got compute f16";
+    constexpr int64_t kSharedBytes = 96 * 1024;  // no config needs more
+    if (device.shared_memory_bytes < kSharedBytes) {
+      return "a block must be able to have " + std::to_string(kSharedBytes) + " bytes of shared memory, got " +
+             std::to_string(device.shared_memory_bytes);
+    }
+    if (config.tile == "64x64x32") return reject_grid(p, 64, 64);
+    return config.tile == "64x128x16" ? reject_grid(p, 64, 128) : reject_grid(p, 128, 128);
+  }
+
+  Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view name,
+                void* stream) const override {
+    const wmma::ConfigName config = parse(name);
+    if (is_8bit(p.a.dtype)) return wmma::launch_tiled_8bit(p, buffers, config, stream);
+    if (p.a.dtype == DType::kF32) return wmma::launch_tiled_tf32(p, buffers, stream);
+    if (p.a.dtype == DType::kF64) return wmma::launch_tiled_f64(p, buffers, stream);
+    if (config.saturates) return wmma::launch_tiled_satf(p, buffers, config, stream);
+    if (config.shape != "m16n16k16") return wmma::launch_tiled_shapes(p, buffers, config, stream);
+    if (config.tile == "64x64x32") return wmma::launch_tiled_small(p, buffers, stream);
+    if (p.compute == Compute::kF16) return wmma::launch_tiled_f16_f16(p, buffers, stream);
+    return p.a.dtype == DType::kBF16 ? wmma::launch_tiled_bf16(p, buffers, stream)
+                                     : wmma::launch_tiled_f16(p, buffers, stream);
+  }
+};
+
+}  // namespace
+
+const Implementation* wmma_naive() {
+  static const WmmaNaive instance;
+  return &instance;
+}
+
+const Implementation* wmma_tiled() {
+  static const WmmaTiled instance;
+  return &instance;
+}
+
+}  // namespace tcgemm
