@@ -288,8 +288,9 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
     if (thread_idx == 0) ptx::tma_store_wait_all();
   }
   if constexpr (T::kClusterSize > 1) {
-    // No block may leave while another one can still write to its shared memory or barriers.
-    ptx::cluster_arrive_relaxed();
+    // No block may leave while another one's arrivals or writes to it are under way: a relaxed
+    // arrival would not wait for them.
+    ptx::cluster_arrive();
     ptx::cluster_wait();
   }
 #else
