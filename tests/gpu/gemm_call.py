@@ -290,20 +290,26 @@ def call(problem: Problem, a, b, c=None, *, implementation: str, config: str, in
     return run(*operands, gemm=attributes)[0]
 
 
-def run_all(inputs: list[Inputs], *, implementation: str, config: str, with_c: bool = True):
-    """The results of all calls, made by one compiled program; in place where there is a C.
+def run_all(inputs: list[Inputs], *, implementation: str, config: str, poisoned: bool = True):
+    """The results of all calls, made by one compiled program, in place of C.
 
-    Without `with_c`, only calls with beta != 0 are given a C.
+    Unless `poisoned`, D lies in memory of its own, and C is given only where it is read.
     """
 
     def program(buffers):
         return [
-            call(each.problem, *operands, implementation=implementation, config=config)
+            call(
+                each.problem,
+                *operands,
+                implementation=implementation,
+                config=config,
+                in_place=poisoned,
+            )
             for each, operands in zip(inputs, buffers, strict=True)
         ]
 
     buffers = [
-        (each.a, each.b, each.c) if with_c or each.problem.beta else (each.a, each.b)
+        (each.a, each.b, each.c) if poisoned or each.problem.beta else (each.a, each.b)
         for each in inputs
     ]
     return jax.device_get(jax.jit(program)(jax.device_put(buffers)))
