@@ -18,10 +18,10 @@ struct Block {
   int64_t n_begin, n_end;
 };
 
-// The register tile of the micro-kernel and the widest block whose packed B stays in L2.
+// Blocks are best made of whole register tiles, and at most so large.
 struct Geometry {
-  int64_t rows, columns;
-  int64_t max_columns;
+  int64_t tile_rows, tile_columns;
+  int64_t max_rows, max_columns;
 };
 
 struct BlockKernels {

@@ -18,6 +18,7 @@ namespace {
 #include "cpu/convert.inc"
 #include "cpu/micro_kernel.inc"
 #include "cpu/block.inc"
+#include "cpu/vector.inc"
 #include "cpu/dispatch.inc"
 // clang-format on
 

@@ -22,8 +22,6 @@ constexpr int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
 
 // Work, in multiply-adds, under which waking another thread costs more than it brings.
 constexpr int64_t kMinTaskWork = int64_t{1} << 20;
-// Rows of a block: enough to spread the packing of B, few enough to balance threads.
-constexpr int64_t kMaxRows = 512;
 
 const BlockKernels* named_kernels(std::string_view config) {
   for (const BlockKernels* kernels : {host::avx512_kernels(), host::avx2_kernels(), host::portable_kernels()}) {
@@ -77,20 +75,20 @@ struct Split {
 
 Split split_blocks(const Problem& p, const Geometry& geometry, int num_threads) {
   Split split;
-  split.blocks_m = ceil_div(p.m, kMaxRows);
+  split.blocks_m = ceil_div(p.m, geometry.max_rows);
   split.blocks_n = ceil_div(p.n, geometry.max_columns);
   const int64_t work = p.m * p.n * std::max<int64_t>(p.k, 1);
   // Two blocks a thread even out threads that the machine slows down.
   const int64_t wanted = std::min<int64_t>(2 * num_threads, std::max<int64_t>(1, p.batch * work / kMinTaskWork));
   const auto recompute = [&] {
-    split.block_m = round_up(ceil_div(p.m, split.blocks_m), geometry.rows);
-    split.block_n = round_up(ceil_div(p.n, split.blocks_n), geometry.columns);
+    split.block_m = round_up(ceil_div(p.m, split.blocks_m), geometry.tile_rows);
+    split.block_n = round_up(ceil_div(p.n, split.blocks_n), geometry.tile_columns);
   };
   for (recompute(); num_threads > 1 && p.batch * split.blocks() < wanted; recompute()) {
     // Halve the longer side: each block packs its rows of A and its columns of B.
-    if (split.block_n >= split.block_m && split.block_n > geometry.columns) {
+    if (split.block_n >= split.block_m && split.block_n > geometry.tile_columns) {
       split.blocks_n = ceil_div(p.n, split.block_n / 2);
-    } else if (split.block_m > geometry.rows) {
+    } else if (split.block_m > geometry.tile_rows) {
       split.blocks_m = ceil_div(p.m, split.block_m / 2);
     } else {
       break;
