@@ -93,6 +93,9 @@ def bench(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Calls of each contender.")] = 20,
     budget: Annotated[float, typer.Option(help="Seconds for one contender on one shape.")] = 2.0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Programs compiled at once; 0: as suits the machine.")
+    ] = 0,
     timer: Annotated[
         str, typer.Option(help="auto, trace (device time), chained or wall (wall clock).")
     ] = "auto",
@@ -129,6 +132,7 @@ def bench(
             configs=config,
             repeats=repeats,
             budget_s=budget,
+            jobs=jobs,
             timer=timer,
             revision=revision,
         )

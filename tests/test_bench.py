@@ -269,6 +269,21 @@ def test_wrong_results_are_never_recorded(monkeypatch):
     assert "bad on 24×40×56: error" in runner.wrong[0]
 
 
+def test_a_failure_is_told_and_the_other_cases_are_measured(monkeypatch):
+    real = reference.make_inputs
+
+    def make_inputs(case, num_sets):
+        if case.m == 24:
+            raise MemoryError("no room\nfor this")
+        return real(case, num_sets)
+
+    monkeypatch.setattr(reference, "make_inputs", make_inputs)
+    runner = harness.Harness(harness.Options(["xla"], [], repeats=5), Console(quiet=True))
+    runner.run([suites.Suite("test", "", (make_case(), make_case(m=25)))])
+    assert [r["m"] for r in runner.records] == [25]
+    assert runner.wrong == ["the case failed on 24×40×56: no room"]
+
+
 def test_what_cannot_run_a_case_is_left_out_with_its_reason(capsys):
     options = harness.Options(["wmma_tiled", "xla"], [], repeats=5)
     if jax.default_backend() == "gpu":

@@ -10,6 +10,7 @@ import jax
 from jax import lax
 
 import jax_tcgemm
+from jax_tcgemm.bench.reference import operand_shapes
 from jax_tcgemm.bench.suites import Case
 
 PEERS = ("xla", "cublaslt")
@@ -117,11 +118,7 @@ def build(case: Case, asked: str, config: str | None, module: str) -> Contender:
     function.__name__ = function.__qualname__ = module
     ran, chosen, why = asked, config or "", "asked for by name"
     if asked != "xla":
-        shapes = (
-            jax.ShapeDtypeStruct(case.a_shape, case.element_type),
-            jax.ShapeDtypeStruct(case.b_shape, case.element_type),
-        )
-        (call,) = jax_tcgemm.explain(function, *shapes)
+        (call,) = jax_tcgemm.explain(function, *operand_shapes(case))
         ran, chosen, why = call.implementation, call.config, call.why
     name = asked if config is None else f"{asked}/{config}"
     return Contender(name, asked, ran, config, chosen, why, f"jit_{module}", jax.jit(function))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import os
 import pathlib
 import time
 from collections.abc import Sequence
@@ -21,6 +23,8 @@ from jax_tcgemm.bench.suites import Case, Suite
 
 # Fewer calls than this say nothing about spread; a slow contender gets no less.
 MIN_REPEATS = 5
+# Cases whose programs are compiled together.
+_COMPILED_AHEAD = 16
 # Stands for the last-level cache of a machine without a GPU.
 _HOST_CACHE_BYTES = 32 << 20
 
@@ -36,6 +40,7 @@ class Options:
       repeats: calls of each contender on each case.
       budget_s: seconds one contender may spend on one case; slower ones get fewer repeats, and
         one whose single call takes longer is left out.
+      jobs: programs compiled at once; 0 takes a number that suits the machine.
       timer: ``auto``, or a timer of :func:`timing.measure`.
       revision: recorded as the source revision; None reads it from git.
     """
@@ -45,6 +50,7 @@ class Options:
     configs: str | None = None
     repeats: int = 20
     budget_s: float = 2.0
+    jobs: int = 0
     timer: str = "auto"
     revision: str | None = None
 
@@ -78,28 +84,62 @@ class Harness:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
+        jobs = self.options.jobs or min(8, os.cpu_count() or 1)
         # 64-bit types are off in JAX by default; operands here always say their own.
-        with jax.enable_x64(True), Progress(*columns, console=self._console) as progress:
+        with (
+            jax.enable_x64(True),
+            Progress(*columns, console=self._console) as progress,
+            concurrent.futures.ThreadPoolExecutor(jobs) as pool,
+        ):
             task = progress.add_task("", total=len(cases))
-            for number, case in enumerate(cases, 1):
-                title = f"{case.suite} {case.dtype} {case.layout} {case.shape}"
-                progress.update(task, description=title)
-                new = self._run_case(case)
-                self.records += new
-                if self._out is not None:
-                    rec.append_records(self._out, new)
-                progress.advance(task)
-                if not self._console.is_terminal:
-                    for record in new:
-                        self._say(case, f"[{number}/{len(cases)}] {_summary(record)}")
+            for first in range(0, len(cases), _COMPILED_AHEAD):
+                chunk = cases[first : first + _COMPILED_AHEAD]
+                progress.update(task, description=f"compiling {len(chunk)} cases")
+                # All of it before anything is timed: compiling also runs candidates on the GPU.
+                planned = list(pool.map(self._prepare, chunk))
+                for case, (contenders, refused) in zip(chunk, planned, strict=True):
+                    title = f"{case.suite} {case.dtype} {case.layout} {case.shape}"
+                    progress.update(task, description=title)
+                    try:
+                        new = self._run_case(case, contenders, refused)
+                    except Exception as failure:
+                        # Such as too little memory for one case; the others are still measured.
+                        self._fail(case, "the case", failure)
+                        new = []
+                    self.records += new
+                    if self._out is not None:
+                        rec.append_records(self._out, new)
+                    progress.advance(task)
+                    if not self._console.is_terminal:
+                        done = f"[{int(progress.tasks[0].completed)}/{len(cases)}]"
+                        for record in new:
+                            self._say(case, f"{done} {_summary(record)}")
+
+    def _prepare(self, case: Case) -> tuple[list[Contender], dict[str, str]]:
+        """Plans a case and compiles all it needs, so that calling it finds it in JAX's caches."""
+        options = self.options
+        with jax.enable_x64(True):  # Holds for one thread.
+            contenders, refused = plan(
+                case, options.implementations, options.peers, options.configs
+            )
+            # What does not compile fails again, and is reported, when it is called.
+            for contender in contenders:
+                with contextlib.suppress(Exception):
+                    contender.function.lower(*reference.operand_shapes(case)).compile()
+            with contextlib.suppress(Exception):
+                reference.checker(case, len(contenders))
+        return contenders, refused
 
     def _say(self, case: Case, text: str) -> None:
         where = f"{case.suite} {case.dtype} {case.layout} {case.shape}"
         self._console.print(f"{where}: {text}", highlight=False, soft_wrap=True)
 
-    def _run_case(self, case: Case) -> list[dict]:
-        options = self.options
-        contenders, refused = plan(case, options.implementations, options.peers, options.configs)
+    def _fail(self, case: Case, what: str, failure: Exception) -> None:
+        text = (str(failure).splitlines() or [type(failure).__name__])[0]
+        self._say(case, f"[red]{what} failed[/]: {escape(text)}")
+        self.wrong.append(f"{what} failed on {case.shape}: {text}")
+
+    def _run_case(self, case: Case, contenders, refused) -> list[dict]:
         for name, why in refused.items():
             self._say(case, f"[yellow]{name} left out[/]: {escape(why)}")
         if not contenders:
@@ -131,9 +171,7 @@ class Harness:
                 results.append(jax.block_until_ready(contender.function(*sets[0])))
                 alive.append(contender)
             except Exception as failure:
-                text = str(failure).splitlines()[0]
-                self._say(case, f"[red]{contender.name} failed[/]: {escape(text)}")
-                self.wrong.append(f"{contender.name} on {case.shape}: {text}")
+                self._fail(case, contender.name, failure)
         limit = reference.tolerance(case)
         found = reference.errors(case, *sets[0], results) if results else []
         error = {c.name: e for c, e in zip(alive, found, strict=True)}

@@ -1,6 +1,6 @@
 """How long a call takes: device time from a profiler trace, wall-clock time where there is none.
 
-Contenders are run in turns (A B C A B C ...), so that clocks, temperature and power are the
+Contenders are run in turns (A B C, B C A, ...), so that clocks, temperature and power are the
 same for all, and every call takes the next set of inputs, so that none finds its data in cache.
 """
 
@@ -11,6 +11,7 @@ import functools
 import pathlib
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -89,11 +90,15 @@ def measure(
 
 
 def _turns(contenders: Sequence[Runnable], repeats: Sequence[int]) -> Iterable[int]:
-    """Contender indices in the order of the calls; those with fewer repeats stop earlier."""
+    """Contender indices in the order of the calls; those with fewer repeats stop earlier.
+
+    Each turn begins with the next contender, so that none always follows the same one.
+    """
     for turn in range(max(repeats)):
         for i in range(len(contenders)):
-            if turn < repeats[i]:
-                yield i
+            index = (turn + i) % len(contenders)
+            if turn < repeats[index]:
+                yield index
 
 
 def _measure_wall(contenders, sets, repeats) -> dict[str, Timing]:
@@ -160,18 +165,10 @@ def device_times(data, calls: dict[str, int]) -> dict[str, Timing]:
     """
     events: dict[str, list[tuple[float, float]]] = {module: [] for module in calls}
     num_events = 0
-    for plane in data.planes:
-        if not plane.name.startswith("/device:GPU"):
-            continue
-        for line in plane.lines:
-            # Only streams hold the activities themselves; other lines summarise them again.
-            if not line.name.startswith("Stream"):
-                continue
-            for event in line.events:
-                num_events += 1
-                module = dict(event.stats).get("hlo_module")
-                if module in events:
-                    events[module].append((event.start_ns, event.duration_ns))
+    for module, start_ns, duration_ns in _activities(data):
+        num_events += 1
+        if module in events:
+            events[module].append((start_ns, duration_ns))
     times = {}
     for module, count in calls.items():
         found = sorted(events[module])
@@ -187,6 +184,25 @@ def device_times(data, calls: dict[str, int]) -> dict[str, Timing]:
         )
         times[module] = Timing(us, "trace", each)
     return times
+
+
+def _activities(data) -> list[tuple[str | None, float, float]]:
+    """The HLO module, start and duration of everything that the streams of GPUs ran."""
+    found = []
+    with warnings.catch_warnings():
+        # JAX's own reader warns about its types, in C++ that aborts where warnings are errors.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for plane in data.planes:
+            if not plane.name.startswith("/device:GPU"):
+                continue
+            for line in plane.lines:
+                # Only streams hold the activities themselves; other lines summarise them again.
+                if not line.name.startswith("Stream"):
+                    continue
+                for event in line.events:
+                    module = dict(event.stats).get("hlo_module")
+                    found.append((module, event.start_ns, event.duration_ns))
+    return found
 
 
 @functools.cache
