@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "core/cuda_status.h"
+#include "ffi/fragment_probe.h"
 #include "ffi/gemm.h"
 #include "kernels/kernels.h"
 #include "libraries/cublaslt/cublaslt.h"
@@ -67,6 +68,25 @@ XLA_FFI_DEFINE_HANDLER(gemm_handler, gemm,
                            .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});
 
+XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, fragment_probe,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Attr<std::string_view>("shape")
+                           .Attr<std::string_view>("dtype")
+                           .Attr<std::string_view>("operand")
+                           .Attr<bool>("column_major")
+                           .Ret<ffi::Buffer<ffi::S32>>());
+
+XLA_FFI_DEFINE_HANDLER(fragment_mma_handler, fragment_mma,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Attr<std::string_view>("shape")
+                           .Attr<std::string_view>("dtype")
+                           .Attr<std::string_view>("accumulator")
+                           .Arg<ffi::Buffer<ffi::S32>>()
+                           .Arg<ffi::Buffer<ffi::S32>>()
+                           .Ret<ffi::Buffer<ffi::S32>>());
+
 }  // namespace
 }  // namespace tcgemm
 
@@ -75,6 +95,8 @@ NB_MODULE(_cuda, module) {
   module.def("registrations", [] {
     nb::dict targets;
     targets["tcgemm_gemm"] = nb::capsule(reinterpret_cast<void*>(gemm_handler));
+    targets["tcgemm_fragment_probe"] = nb::capsule(reinterpret_cast<void*>(fragment_probe_handler));
+    targets["tcgemm_fragment_mma"] = nb::capsule(reinterpret_cast<void*>(fragment_mma_handler));
     return targets;
   });
   define_queries(module, implementations());
