@@ -216,6 +216,25 @@ def test_contenders_are_interleaved_and_slow_ones_get_fewer_calls(timer):
         assert calls == ["x", "y", "x", "x"]
 
 
+@pytest.mark.gpu
+def test_device_time_on_a_gpu_is_no_longer_than_the_wall_clock(gpu):
+    case = make_case(m=1024, n=1024, k=1024, dtype="bf16")
+    sets = reference.make_inputs(case, 4)
+    asked = ["auto", "xla"]
+    planned, refused = contenders.plan(case, asked, [], None)
+    assert not refused
+    runnables = [timing.Runnable(c.name, c.module, c.function) for c in planned]
+    for runnable in runnables:
+        jax.block_until_ready(runnable.function(*sets[0]))
+    device = timing.measure(runnables, sets, [8, 5], timer="trace", flush_bytes=1 << 27)
+    wall = timing.measure(runnables, sets, [8, 5], timer="wall")
+    for name, calls in zip(asked, [8, 5], strict=True):
+        assert len(device[name].us) == calls
+        assert device[name].kernels >= 1
+        # No GPU multiplies these faster than in a microsecond.
+        assert 1 < device[name].percentile(50) < wall[name].percentile(50)
+
+
 # The harness, on whatever device this is
 
 
@@ -241,7 +260,7 @@ def test_harness_records_every_case(smoke):
         assert record["samples"] == 6
         assert 0 < record["us"]["p10"] <= record["us"]["p50"] <= record["us"]["p90"]
         flops = 2 * record["batch"] * record["m"] * record["n"] * record["k"]
-        assert record["tflops"] == pytest.approx(flops / record["us"]["p50"] / 1e6, abs=1e-3)
+        assert record["tflops"] == pytest.approx(flops / record["us"]["p50"] / 1e6, rel=1e-3)
         assert record["error"] < 1e-2
         assert record["revision"] == "abc"
         assert record["machine"]["jax"] == jax.__version__
