@@ -43,6 +43,11 @@ struct Config {
   X("128x64x64_c2x1x1_pp", 128, 64, 2, 1, 1, true, false, false)            \
   X("256x128x64_c1x1x1_co", 256, 128, 1, 1, 1, false, false, false)         \
   X("128x32x64_c1x1x1_co_t", 128, 32, 1, 1, 1, false, true, false)          \
+  X("192x96x64_c2x1x1_pp", 192, 96, 2, 1, 1, true, false, false)            \
+  X("192x96x64_c2x1x1_pp_t", 192, 96, 2, 1, 1, true, true, false)           \
+  X("192x96x64_c1x2x1_pp_t", 192, 96, 1, 2, 1, true, true, false)           \
+  X("128x96x64_c2x1x1_pp_t", 128, 96, 2, 1, 1, true, true, false)           \
+  X("128x192x64_c2x1x1_co_t", 128, 192, 2, 1, 1, false, true, false)        \
   X("128x128x64_c1x1x1_co", 128, 128, 1, 1, 1, false, false, true)          \
   X("128x128x64_c1x1x2_co", 128, 128, 1, 1, 2, false, false, false)         \
   X("128x64x64_c1x1x1_pp", 128, 64, 1, 1, 1, true, false, false)            \

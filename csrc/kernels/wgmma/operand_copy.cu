@@ -10,9 +10,12 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// What one block copies of a row, or of a tile when it transposes.
-constexpr int kSegmentWords = 2048;  // words of 4 bytes
-constexpr int kTile = 32;
+constexpr int kWarps = kThreads / 32;
+
+// What a warp pads at once, in words of 4 bytes: enough loads in flight to hide the memory.
+constexpr int kSegmentWords = 512;
+// Side of the square that a block transposes.
+constexpr int kTile = 64;
 
 struct Copies {
   CopyJob jobs[2];
@@ -27,64 +30,67 @@ __device__ __forceinline__ const T* source_batch(const CopyJob& job, int64_t bat
 
 __host__ __device__ int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-// Words of one row of a target.
 template <typename T>
-__host__ __device__ int64_t num_words(const CopyJob& job) {
+__host__ __device__ int64_t words_per_row(const CopyJob& job) {
   return job.target_ld * static_cast<int64_t>(sizeof(T)) / 4;
 }
 
-// Four bytes a thread and step, contiguous across the warp. Wider accesses need an alignment that
-// the source does not have; this way each 128-byte line is still touched once a load.
+// Part of one row a warp: four bytes a lane and step, contiguous across the warp. Wider accesses
+// need an alignment that the source does not have; this way each 128-byte line is still touched
+// once a load.
 template <typename T>
 __device__ __forceinline__ void pad_segment(const CopyJob& job, int64_t block_idx) {
-  constexpr int kCount = 4 / sizeof(T);
+  constexpr int kCount = 4 / sizeof(T), kSteps = kSegmentWords / 32;
   struct alignas(4) Pack {
     T values[kCount];
   };
-  const int64_t words = num_words<T>(job), total = words * job.rows * job.outer * job.inner;
-  const int64_t first = block_idx * kSegmentWords;
-  Pack packs[kSegmentWords / kThreads];
+  const int64_t words = words_per_row<T>(job), segments = ceil_div(words, kSegmentWords);
+  const int64_t task = block_idx * kWarps + threadIdx.x / 32;
+  const int64_t row = task / segments, batch_idx = row / job.rows;
+  if (batch_idx >= job.outer * job.inner) return;
+  const int64_t first = (task - row * segments) * kSegmentWords + threadIdx.x % 32;
+  const T* source = source_batch<T>(job, batch_idx) + (row - batch_idx * job.rows) * job.source_ld;
+  Pack* target = static_cast<Pack*>(job.target) + row * words;
+  Pack packs[kSteps];
 #pragma unroll
-  for (int i = 0; i < kSegmentWords / kThreads; ++i) {
-    const int64_t word = first + i * kThreads + threadIdx.x;
-    if (word < total) {
-      const int64_t row = word / words;
-      const int64_t batch_idx = row / job.rows;
-      const int64_t column = (word - row * words) * kCount;
-      const T* source = source_batch<T>(job, batch_idx) + (row - batch_idx * job.rows) * job.source_ld + column;
+  for (int i = 0; i < kSteps; ++i) {
+    const int64_t column = (first + i * 32) * kCount;
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) packs[i].values[j] = column + j < job.columns ? source[j] : T(0);
-    }
+    for (int j = 0; j < kCount; ++j) packs[i].values[j] = column + j < job.columns ? source[column + j] : T(0);
   }
 #pragma unroll
-  for (int i = 0; i < kSegmentWords / kThreads; ++i) {
-    const int64_t word = first + i * kThreads + threadIdx.x;
-    if (word < total) static_cast<Pack*>(job.target)[word] = packs[i];
+  for (int i = 0; i < kSteps; ++i) {
+    if (first + i * 32 < words) target[first + i * 32] = packs[i];
   }
 }
 
-// One tile through shared memory, whose rows are one element longer so that a column of it falls
-// into different banks.
+// One square through shared memory, whose rows are one element longer so that a column of it
+// falls into different banks.
 template <typename T>
 __device__ __forceinline__ void transpose_tile(const CopyJob& job, int64_t block_idx) {
+  constexpr int kRowsAtOnce = kThreads / kTile, kSteps = kTile / kRowsAtOnce;
   __shared__ T tile[kTile][kTile + 1];
-  const int64_t tiles_c = ceil_div(job.target_ld, kTile), tiles_r = ceil_div(job.rows, kTile);
+  const int64_t tiles_r = ceil_div(job.rows, kTile), tiles_c = ceil_div(job.target_ld, kTile);
   const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
-  const int64_t batch_idx = block_idx / (tiles_r * tiles_c);
+  const int64_t tile_c = block_idx / tiles_r, batch_idx = tile_c / tiles_c;
   // Down the rows first: neighbouring blocks then read neighbouring parts of the source's rows.
-  const int64_t row0 = block_idx % tiles_r * kTile, column0 = block_idx / tiles_r % tiles_c * kTile;
-  const T* source = source_batch<T>(job, batch_idx);
+  const int64_t row0 = (block_idx - tile_c * tiles_r) * kTile, column0 = (tile_c - batch_idx * tiles_c) * kTile;
+  const T* source = source_batch<T>(job, batch_idx) + (column0 + y) * job.source_ld + row0 + x;
+  T values[kSteps];
 #pragma unroll
-  for (int i = y; i < kTile; i += kThreads / kTile) {
-    const int64_t column = column0 + i, row = row0 + x;
-    tile[i][x] = column < job.columns && row < job.rows ? source[column * job.source_ld + row] : T(0);
+  for (int i = 0; i < kSteps; ++i) {
+    const bool inside = column0 + y + i * kRowsAtOnce < job.columns && row0 + x < job.rows;
+    values[i] = inside ? source[i * kRowsAtOnce * job.source_ld] : T(0);
   }
-  __syncthreads();
-  T* target = static_cast<T*>(job.target) + batch_idx * job.rows * job.target_ld;
 #pragma unroll
-  for (int i = y; i < kTile; i += kThreads / kTile) {
-    const int64_t row = row0 + i, column = column0 + x;
-    if (row < job.rows && column < job.target_ld) target[row * job.target_ld + column] = tile[x][i];
+  for (int i = 0; i < kSteps; ++i) tile[y + i * kRowsAtOnce][x] = values[i];
+  __syncthreads();
+  T* target = static_cast<T*>(job.target) + (batch_idx * job.rows + row0 + y) * job.target_ld + column0 + x;
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    if (row0 + y + i * kRowsAtOnce < job.rows && column0 + x < job.target_ld) {
+      target[i * kRowsAtOnce * job.target_ld] = tile[x][y + i * kRowsAtOnce];
+    }
   }
 }
 
@@ -111,7 +117,7 @@ int64_t num_blocks(const CopyJob& job) {
   const int64_t batches = job.outer * job.inner;
   if (job.rows == 0) return 0;
   if (job.transpose) return batches * ceil_div(job.rows, kTile) * ceil_div(job.target_ld, kTile);
-  return ceil_div(batches * job.rows * num_words<T>(job), kSegmentWords);
+  return ceil_div(batches * job.rows * ceil_div(words_per_row<T>(job), kSegmentWords), kWarps);
 }
 
 template <typename T>

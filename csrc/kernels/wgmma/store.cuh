@@ -42,21 +42,43 @@ struct StoreShape {
                                      : kAlong % (kWidest / 2) == 0 ? kWidest / 2
                                                                    : kWidest / 4;
   static constexpr int kRowBytes = kBoxColumns * kOutBytes;
-  static constexpr int kBoxRows = Config::kSwapped ? (Config::kTileN < 64 ? Config::kTileN : 64) : 64;
+  static constexpr int kBoxRows = !Config::kSwapped || Config::kTileN % 64 == 0 ? 64 : Config::kTileN % 32 == 0 ? 32 : 16;
+  static_assert(!Config::kSwapped || Config::kTileN % kBoxRows == 0, "boxes must cover the tile");
   static_assert(kAlong % kBoxColumns == 0, "tile_n must be a multiple of 16");
   static_assert(kBoxRows * kRowBytes <= 8192, "a box must fit in a store buffer");
 };
 
-// Copies a staged box to D where TMA cannot (rows not 16-byte aligned): whole warps a row.
+// Copies a staged box to D where TMA cannot (rows not 16-byte aligned). 16-bit elements go in
+// pairs: a row of D that starts in the middle of a 4-byte word is copied shifted by one element,
+// so that every pair inside the row is one aligned store.
 template <int kRowBytes, int kBoxRows, typename Out>
 __device__ __forceinline__ void copy_box(const uint8_t* buffer, Out* d, int64_t ldd, int32_t rows, int32_t columns,
                                          int thread_idx) {
-  constexpr int kColumns = kRowBytes / sizeof(Out);
-  for (int i = thread_idx; i < kBoxRows * kColumns; i += 128) {
-    const int row = i / kColumns, column = i % kColumns;
-    if (row < rows && column < columns) {
-      d[row * ldd + column] =
-          *reinterpret_cast<const Out*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * sizeof(Out)));
+  constexpr int kColumns = kRowBytes / sizeof(Out), kCount = 4 / sizeof(Out);
+  constexpr int kLanes = kColumns / kCount < 32 ? kColumns / kCount : 32;  // that share a row
+  const auto at = [&](int row, int column) {
+    return *reinterpret_cast<const Out*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * sizeof(Out)));
+  };
+  const int lane = thread_idx % kLanes;
+#pragma unroll 4
+  for (int row = thread_idx / kLanes; row < kBoxRows; row += 128 / kLanes) {
+    if (row >= rows) break;
+    Out* target = d + row * ldd;
+    if constexpr (kCount == 1) {
+      if (lane < columns) target[lane] = at(row, lane);
+    } else {
+      const int shift = reinterpret_cast<uintptr_t>(target) / 2 % 2;
+      const int column = 2 * lane - shift;
+      const bool first = column >= 0 && column < columns, second = column + 1 < columns;
+      if (first && second) {
+        const uint32_t pair = at(row, column) | static_cast<uint32_t>(at(row, column + 1)) << 16;
+        *reinterpret_cast<uint32_t*>(target + column) = pair;
+      } else if (first) {
+        target[column] = at(row, column);
+      } else if (second) {
+        target[column + 1] = at(row, column + 1);
+      }
+      if (shift == 1 && lane == 0 && kColumns - 1 < columns) target[kColumns - 1] = at(row, kColumns - 1);
     }
   }
 }
