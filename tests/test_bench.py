@@ -303,6 +303,16 @@ def test_a_failure_is_told_and_the_other_cases_are_measured(monkeypatch):
     assert runner.wrong == ["the case failed on 24×40×56: no room"]
 
 
+def test_clocks_are_read_under_load(monkeypatch):
+    monkeypatch.setattr(records, "gpu_state", lambda: {"sm_mhz": 1980.0, "gpu": "x"})
+    runner = harness.Harness(harness.Options(["xla"], [], timer="wall"), Console(quiet=True))
+    runner._on_gpu = True
+    runner.run([suites.Suite("test", "", (make_case(),))])
+    machine = runner.records[0]["machine"]
+    assert machine["sm_mhz_before"] == machine["sm_mhz_after"] == 1980
+    assert "power_w_before" not in machine
+
+
 def test_what_cannot_run_a_case_is_left_out_with_its_reason(capsys):
     options = harness.Options(["wmma_tiled", "xla"], [], repeats=5)
     if jax.default_backend() == "gpu":

@@ -23,6 +23,8 @@ from jax_tcgemm.bench.suites import Case, Suite
 
 # Fewer calls than this say nothing about spread; a slow contender gets no less.
 MIN_REPEATS = 5
+# An idle GPU takes a while to raise its clock.
+_SPIN_UP_S = 0.1
 # Cases whose programs are compiled together.
 _COMPILED_AHEAD = 16
 # Stands for the last-level cache of a machine without a GPU.
@@ -73,7 +75,7 @@ class Harness:
         properties = _modules.cuda_device() if on_gpu else None
         self._machine["driver_cuda"] = properties["driver_version"] if properties else None
         self._cache_bytes = properties["l2_bytes"] if properties else _HOST_CACHE_BYTES
-        self._last_state = rec.gpu_state() if on_gpu else {}
+        self._probe = concurrent.futures.ThreadPoolExecutor(1)
 
     def run(self, suites: Sequence[Suite]) -> None:
         """Measures every case of every suite, with a progress bar."""
@@ -153,11 +155,12 @@ class Harness:
             return []
         total_bytes = case.input_bytes * len(sets)
         flush_bytes = 2 * self._cache_bytes if total_bytes < 2 * self._cache_bytes else 0
+        states = {"before": self._state_under_load(contenders, sets, _SPIN_UP_S)}
         timings = self._time(case, contenders, sets, repeats, flush_bytes)
-        before, self._last_state = self._last_state, rec.gpu_state() if self._on_gpu else {}
+        states["after"] = self._state_under_load(contenders, sets)
         clocks = {
             f"{key}_{when}": state[key]
-            for when, state in (("before", before), ("after", self._last_state))
+            for when, state in states.items()
             for key in ("sm_mhz", "power_w", "temperature_c")
             if key in state
         }
@@ -197,6 +200,17 @@ class Harness:
             kept.append(contender)
             repeats.append(min(self.options.repeats, max(affordable, MIN_REPEATS)))
         return kept, repeats
+
+    def _state_under_load(self, contenders, sets, least_s: float = 0.0) -> dict:
+        """Clocks and power while the contenders run; {} without a GPU."""
+        if not self._on_gpu:
+            return {}
+        start = time.perf_counter()
+        state = self._probe.submit(rec.gpu_state)
+        while not state.done() or time.perf_counter() - start < least_s:
+            for contender in contenders:
+                jax.block_until_ready(contender.function(*sets[0]))
+        return state.result()
 
     def _time(self, case, contenders, sets, repeats, flush_bytes) -> dict[str, timing.Timing]:
         runnables = [timing.Runnable(c.name, c.module, c.function) for c in contenders]

@@ -23,6 +23,9 @@ TIMERS = ("trace", "chained", "wall")
 # Sets of inputs that are rotated. Products too small to fill the cache with this many are
 # separated by a read of more than the cache instead.
 MAX_SETS = 16
+# Calls of each contender at the start of a trace that are left out: starting the profiler lets
+# the GPU idle.
+_UNCOUNTED = 3
 
 
 class TraceError(RuntimeError):
@@ -127,6 +130,7 @@ def _measure_chained(contenders, sets, repeats) -> dict[str, Timing]:
 
 def _measure_trace(contenders, sets, repeats, flush_bytes) -> dict[str, Timing]:
     flush = _flush(flush_bytes) if flush_bytes else None
+    counts = [count + _UNCOUNTED for count in repeats]
     with tempfile.TemporaryDirectory(prefix="tcgemm-trace-") as folder:
         options = jax.profiler.ProfileOptions()
         options.host_tracer_level = 0
@@ -134,7 +138,7 @@ def _measure_trace(contenders, sets, repeats, flush_bytes) -> dict[str, Timing]:
         out = None
         jax.profiler.start_trace(folder, profiler_options=options)
         try:
-            for call, i in enumerate(_turns(contenders, repeats)):
+            for call, i in enumerate(_turns(contenders, counts)):
                 if flush is not None:
                     flush()
                 out = contenders[i].function(*sets[call % len(sets)])
@@ -145,9 +149,12 @@ def _measure_trace(contenders, sets, repeats, flush_bytes) -> dict[str, Timing]:
         if not traces:
             raise TraceError("the profiler wrote no trace")
         data = jax.profiler.ProfileData.from_file(str(traces[0]))
-        calls = {c.module: count for c, count in zip(contenders, repeats, strict=True)}
+        calls = {c.module: count for c, count in zip(contenders, counts, strict=True)}
         times = device_times(data, calls)
-    return {c.name: times[c.module] for c in contenders}
+    return {
+        c.name: dataclasses.replace(times[c.module], us=times[c.module].us[_UNCOUNTED:])
+        for c in contenders
+    }
 
 
 def device_times(data, calls: dict[str, int]) -> dict[str, Timing]:
