@@ -99,9 +99,17 @@ class Problem:
     def bytes(self) -> int:
         """Least memory traffic: each distinct element of A, B (and C) read, and D written, once."""
         d = self.batch * self.m * self.n * DTYPES[self.out_dtype].itemsize
-        a = self._distinct(self.a, self.m * self.k)
-        b = self._distinct(self.b, self.k * self.n)
-        return a + b + d * (2 if self.beta else 1)
+        return self.a_bytes + self.b_bytes + d * (2 if self.beta else 1)
+
+    @property
+    def a_bytes(self) -> int:
+        """Bytes of the distinct elements of A."""
+        return self._distinct(self.a, self.m * self.k)
+
+    @property
+    def b_bytes(self) -> int:
+        """Bytes of the distinct elements of B."""
+        return self._distinct(self.b, self.k * self.n)
 
     def _distinct(self, operand: Operand, elements: int) -> int:
         inner = self.batch_inner if operand.inner_stride else min(self.batch_inner, 1)

@@ -227,19 +227,27 @@ def _rank(problem: Problem, device: Device, considered) -> list[Candidate]:
     return [candidate for candidate in considered if not candidate.reason]
 
 
+# By dtype of A: products with fewer rows or columns than this read one large operand and little
+# else, which XLA's own dot does faster. Measured on an AVX-512 server, 2 threads, XLA's time over
+# host's: 1024x1024 times a vector 0.5 (f32), 0.6 (f64), 0.5 (c64); 2x1024x1024 0.7 (s8);
+# 64x64x8192 0.7 (f64). Everywhere else 0.95 to 13, and above 1.4 for every bf16 and f16 case.
+_SKINNY = {"f32": 128, "f64": 128, "s8": 128, "c64": 2}
+_LARGE_OPERAND_BYTES = 2**20
+
+
 def _cpu_rule(problem: Problem, considered) -> tuple[Candidate, str]:
-    """The CPU's default: `host` where it is known to be the faster, else XLA's own dot."""
+    """The CPU's default: `host` wherever it is known not to be slower, else XLA's own dot."""
     *hosts, xla = considered
-    if not _prefers_host(problem):
-        return xla, "XLA's own dot is the faster on this CPU for such a problem"
-    for host in hosts:
-        if not host.reason:
-            return host, "faster than XLA's own dot for such a problem"
-    return xla, f"host cannot run this: {hosts[0].reason}"
-
-
-def _prefers_host(problem: Problem) -> bool:
-    return False
+    vectorised = any(host.config != "portable" and not host.reason for host in hosts[1:])
+    larger = max(problem.a_bytes, problem.b_bytes)
+    if hosts[0].reason:
+        return xla, f"host cannot run this: {hosts[0].reason}"
+    if not vectorised:
+        return xla, "host has no vector instructions for this CPU"
+    is_skinny = min(problem.m, problem.n) < _SKINNY.get(problem.a.dtype, 0)
+    if is_skinny and larger >= _LARGE_OPERAND_BYTES:
+        return xla, "XLA's own dot is faster on CPU where one operand is large and the other small"
+    return hosts[0], "at least as fast as XLA's own dot on CPU"
 
 
 def _chosen(candidate, why, problem, device, considered) -> Choice:

@@ -91,6 +91,28 @@ def test_debug_switches_force_and_print(monkeypatch, capsys):
     assert "TCGEMM_IMPLEMENTATION=magic" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("dtype", "m", "k", "implementation"),
+    [
+        ("bf16", 1, 4096, "host"),
+        ("f32", 4096, 4096, "host"),
+        ("f32", 1, 4096, "xla"),
+        ("f32", 1, 64, "host"),
+        ("c64", 8, 4096, "host"),
+        ("c64", 1, 4096, "xla"),
+    ],
+)
+def test_the_cpu_rule(dtype, m, k, implementation):
+    host = [selection.Candidate("host", config, "") for config in ("auto", "avx2", "portable")]
+    xla = selection.Candidate("xla", "default", "")
+    shape = problem(dtype, dtype, size=k, m=m, n=k, k=k)
+    assert selection._cpu_rule(shape, (*host, xla))[0].implementation == implementation
+    scalar = (host[0], dataclasses.replace(host[1], reason="this CPU has no avx2"), host[2], xla)
+    best, why = selection._cpu_rule(shape, scalar)
+    assert best.implementation == "xla"
+    assert "no vector instructions" in why
+
+
 def test_the_query_is_what_the_modules_take():
     device = CPU.query()
     query = problem().query()
