@@ -34,32 +34,33 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const uint32_t b_address = a_address + A::kBytes;
 
   const int64_t num_tiles = params.grid.num_tiles();
-  const int64_t split_idx = blockIdx.x / num_tiles;
+  // 32 bits hold each of these (the last two unsigned), and they stay in registers through the mainloop.
+  const int split_idx = static_cast<int>(blockIdx.x / num_tiles);
   const TileCoord tile = params.grid.at(blockIdx.x - split_idx * num_tiles);
-  const int64_t tile_m = tile.tile_m_idx * Config::kTileM;
-  const int64_t tile_n = tile.tile_n_idx * Config::kTileN;
+  const int batch_idx = static_cast<int>(tile.batch_idx);
+  const uint32_t tile_m = static_cast<uint32_t>(tile.tile_m_idx) * Config::kTileM;
+  const uint32_t tile_n = static_cast<uint32_t>(tile.tile_n_idx) * Config::kTileN;
   const int warp = threadIdx.x / 32;
   const int warp_m = warp % Config::kWarpsM * Config::kWarpM;
   const int warp_n = warp / Config::kWarpsM * Config::kWarpN;
 
   Mainloop<Config, Instruction> loop;
   // The last splits may have nothing left: they write zeros.
-  const int64_t k_begin = split_idx * params.k_per_split;
+  const int64_t k_begin = static_cast<int64_t>(split_idx) * params.k_per_split;
   const int64_t k_left = params.k - k_begin;
   loop.k_to_copy = static_cast<int>(k_left < params.k_per_split ? (k_left > 0 ? k_left : 0) : params.k_per_split);
   if (loop.k_to_copy > 0) {
-    loop.a_source = A::make_source(params.a.at_batch(tile.batch_idx), params.a.ld, tile_m, k_begin, params.m,
+    loop.a_source = A::make_source(params.a.at_batch(batch_idx), params.a.ld, tile_m, k_begin, params.m,
                                    params.a_granularity, a_address);
-    loop.b_source = B::make_source(params.b.at_batch(tile.batch_idx), params.b.ld, tile_n, k_begin, params.n,
+    loop.b_source = B::make_source(params.b.at_batch(batch_idx), params.b.ld, tile_n, k_begin, params.n,
                                    params.b_granularity, b_address);
     loop.a_address = a_address + A::lane_offset(warp_m);
     loop.b_address = b_address + B::lane_offset(warp_n);
     loop.run();
   }
-  store_tile<Config, Instruction>(
-      params, epilogue, loop.accumulators,
-      reinterpret_cast<Partial*>(shared_memory + warp * Traits::kStagingBytesPerWarp),
-      {split_idx * params.batch + tile.batch_idx, tile.batch_idx, tile_m + warp_m, tile_n + warp_n});
+  store_tile<Config, Instruction>(params, epilogue, loop.accumulators,
+                                  reinterpret_cast<Partial*>(shared_memory + warp * Traits::kStagingBytesPerWarp),
+                                  {split_idx, batch_idx, tile_m + warp_m, tile_n + warp_n});
 #else
   __trap();  // cp.async and these mma shapes begin with sm_80.
 #endif

@@ -5,6 +5,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/mma_sync/launch.h"
+#include "tile/limits.h"
 
 namespace tcgemm {
 namespace {
@@ -74,11 +75,16 @@ const Kernel* find_kernel(const Problem& p, std::string_view tile) {
   return nullptr;
 }
 
-bool is_type_known(const Problem& p) {
-  for (const Kernel& kernel : kernels()) {
-    if (kernel.in == p.a.dtype && kernel.compute == p.compute) return true;
-  }
-  return false;
+const std::vector<TypeRule>& type_rules() {
+  static const std::vector<TypeRule> rules = [] {
+    const std::vector<DType> floats{DType::kF16, DType::kBF16, DType::kF32};
+    std::vector<TypeRule> list;
+    for (const Kernel& kernel : kernels()) {
+      list.push_back({kernel.in, kernel.compute, kernel.compute == Compute::kS32 ? std::vector{DType::kS32} : floats});
+    }
+    return list;
+  }();
+  return rules;
 }
 
 std::vector<std::string> make_configs() {
@@ -103,28 +109,9 @@ class MmaSync final : public Implementation {
   }
 
   std::string reject(const Problem& p, const Device& device, std::string_view config) const override {
-    const auto text = [](int64_t x) { return std::to_string(x); };
-    if (device.compute_capability < 80) {
-      return "the device must have compute capability 8.0 or later, got " + text(device.compute_capability / 10) + "." +
-             text(device.compute_capability % 10);
-    }
-    if (p.a.dtype != p.b.dtype) {
-      return std::string("a and b must have the same dtype, got ") + dtype_name(p.a.dtype) + " and " +
-             dtype_name(p.b.dtype);
-    }
-    if (!is_type_known(p)) {
-      return std::string("inputs and compute must be bf16/f32, f16/f32, f16/f16, f32/tf32, s8/s32 or u8/s32, got ") +
-             dtype_name(p.a.dtype) + "/" + compute_name(p.compute);
-    }
-    const bool is_integer = p.compute == Compute::kS32;
-    if (is_integer ? p.out != DType::kS32 : p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32) {
-      return std::string("the output must be ") + (is_integer ? "s32" : "f16, bf16 or f32") + " for compute " +
-             compute_name(p.compute) + ", got " + dtype_name(p.out);
-    }
-    if (is_integer && !(is_int32(p.alpha) && is_int32(p.beta))) {
-      return "alpha and beta must be 32-bit integers for compute s32, got alpha=" + std::to_string(p.alpha) +
-             " beta=" + std::to_string(p.beta);
-    }
+    if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
+    if (std::string rule = reject_types(p, type_rules()); !rule.empty()) return rule;
+    if (std::string rule = reject_scalars(p); !rule.empty()) return rule;
     const ParsedConfig parsed = parse_config(config);
     const Kernel* kernel = find_kernel(p, parsed.tile);
     if (kernel == nullptr) {
@@ -132,16 +119,17 @@ class MmaSync final : public Implementation {
              compute_name(p.compute);
     }
     if (kernel->shared_bytes > device.shared_memory_bytes) {
-      return "config " + std::string(config) + " needs " + text(kernel->shared_bytes) +
-             " bytes of shared memory in a block, the device has " + text(device.shared_memory_bytes);
+      return "config " + std::string(config) + " needs " + std::to_string(kernel->shared_bytes) +
+             " bytes of shared memory in a block, the device has " + std::to_string(device.shared_memory_bytes);
     }
     constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
     const int64_t tiles_m = (p.m + kernel->tile_m - 1) / kernel->tile_m;
     const int64_t tiles_n = (p.n + kernel->tile_n - 1) / kernel->tile_n;
     // Divisions, because the product of three such counts may not fit 64 bits.
     if (!p.is_empty() && tiles_m > kMaxBlocks / tiles_n / parsed.splits / p.batch) {
-      return "config " + std::string(config) + " must make fewer than 2147483648 blocks, got " + text(tiles_m) + " x " +
-             text(tiles_n) + " tiles in " + text(p.batch) + " batch entries and " + text(parsed.splits) + " splits";
+      return "config " + std::string(config) + " must make fewer than 2^31 blocks, got " + std::to_string(tiles_m) +
+             "x" + std::to_string(tiles_n) + " tiles, batch " + std::to_string(p.batch) + " and " +
+             std::to_string(parsed.splits) + " splits";
     }
     return "";
   }
@@ -158,9 +146,6 @@ class MmaSync final : public Implementation {
     if (kernel == nullptr) return Status::invalid("no kernel for config " + std::string(config));
     return kernel->launch(p, buffers, parsed.splits, static_cast<cudaStream_t>(stream));
   }
-
- private:
-  static bool is_int32(double x) { return x >= -2147483648.0 && x <= 2147483647.0 && x == static_cast<int32_t>(x); }
 };
 
 }  // namespace

@@ -37,8 +37,8 @@ __device__ __forceinline__ void stage_rows(typename Instruction::Partial* stagin
 
 // Where a warp's tile lies in the output.
 struct WarpTile {
-  int64_t d_batch_idx;  // batch entry of D, counting splits
-  int64_t batch_idx, m_idx, n_idx;
+  int split_idx, batch_idx;
+  uint32_t m_idx, n_idx;  // up to a tile past 2^31
 };
 
 // Applies the epilogue to the staged rows of instruction row `mma_idx` and stores them, kCount
@@ -47,12 +47,13 @@ template <typename Config, typename Traits, typename Out, int kCount, typename P
 __device__ __forceinline__ void store_rows(const Params& params, const Functor& functor, const Partial* staging,
                                            int mma_idx, const WarpTile& warp_tile) {
   constexpr int kVectorsPerRow = Config::kWarpN / kCount;
+  const int64_t d_batch_idx = warp_tile.split_idx * params.batch + warp_tile.batch_idx;
 #pragma unroll 1
   for (int i = threadIdx.x % 32; i < 16 * kVectorsPerRow; i += 32) {
     const int slot = i / kVectorsPerRow;
     const int column = i % kVectorsPerRow * kCount;
-    const int64_t m_idx = warp_tile.m_idx + fragment_row<Traits::A::kOrder>(mma_idx * 2 + slot / 8, slot % 8);
-    const int64_t n_idx = warp_tile.n_idx + column;
+    const int64_t m_idx = int64_t{warp_tile.m_idx} + fragment_row<Traits::A::kOrder>(mma_idx * 2 + slot / 8, slot % 8);
+    const int64_t n_idx = int64_t{warp_tile.n_idx} + column;
     if (m_idx >= params.m || n_idx >= params.n) continue;
     Partial values[kCount];
 #pragma unroll
@@ -61,7 +62,7 @@ __device__ __forceinline__ void store_rows(const Params& params, const Functor& 
     alignas(16) Out out[kCount];
 #pragma unroll
     for (int j = 0; j < kCount; ++j) out[j] = convert<Out>(values[j]);
-    Out* destination = static_cast<Out*>(params.d) + (warp_tile.d_batch_idx * params.m + m_idx) * params.n + n_idx;
+    Out* destination = static_cast<Out*>(params.d) + (d_batch_idx * params.m + m_idx) * params.n + n_idx;
     if constexpr (kCount == 1) {
       *destination = out[0];
     } else {
