@@ -92,6 +92,8 @@ def as_array(op: str, name: str, x) -> jax.Array:
       TypeError: when it is not an array or scalar of a numeric dtype.
       ValueError: when a dimension is too large.
     """
+    if not isinstance(x, jax.Array) and hasattr(x, "__jax_array__"):
+        x = x.__jax_array__()
     if isinstance(x, bool | int | float | complex):
         return jnp.asarray(x)
     if not hasattr(x, "dtype"):

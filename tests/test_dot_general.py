@@ -116,7 +116,7 @@ def test_default_matmul_precision_is_canonical_in_the_jaxpr(where):
     assert ours.eqns[0].params["precision"] == theirs.eqns[0].params["precision"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     num_batch=st.integers(0, 2),
     num_contract=st.integers(0, 2),
