@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(TiledShared<Config, In, Acc>::kThreads, Config
     ptx::cp_async_commit_group();
     const In* step_a = shared_a + read_stage * TileA::kElements;
     const In* step_b = shared_b + read_stage * TileB::kElements;
-#pragma unroll
+    // The configs that share an instantiation between layouts are the rare ones: small code.
+#pragma unroll(Config::kAnyLayout ? 1 : kTileK / kMmaK)
     for (int k = 0; k < kTileK; k += kMmaK) {
       FragmentA a[kFragmentsM];
       FragmentB b[kFragmentsN];
