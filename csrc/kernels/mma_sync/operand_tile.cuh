@@ -119,32 +119,14 @@ struct OperandTile {
   // The whole tile, when the granularity is less. Rolled: it is the rare path and must stay small.
   static __device__ __forceinline__ void copy_narrow(const Source& source, uint32_t stage_offset, int k_left) {
     if (source.granularity == kChunkBytes) return;
-    // Elements go through registers: several chunks are loaded before the first is stored, since
-    // each round waits for memory.
-    constexpr int kBatch = kElementBytes == 2 && kPasses % 2 == 0 ? 2 : 1;
-    const bool by_element = kElementBytes < 4 && source.granularity < 4;
     uint32_t destination = source.destination + stage_offset;
     const char* pointer = source.pointer;
 #pragma unroll 1
-    for (int pass = 0; pass < kPasses; pass += kBatch) {
-      uint32_t words[kBatch][4];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int left = kKMajor ? k_left - source.k_offset : source.extent_left;
-        const int valid = is_inside(source, pass + i, k_left) ? left : 0;
-        const char* chunk = pointer + i * source.pass_bytes;
-        if (by_element) {
-          load_elements(words[i], chunk, valid);
-        } else {
-          copy_pieces(destination + i * kRowsPerPass * kRowBytes, chunk, valid, source.granularity);
-        }
-      }
-      if (by_element) {
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) ptx::st_shared_v4_u32(destination + i * kRowsPerPass * kRowBytes, words[i]);
-      }
-      destination += kBatch * kRowsPerPass * kRowBytes;
-      pointer += kBatch * source.pass_bytes;
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int left = kKMajor ? k_left - source.k_offset : source.extent_left;
+      copy_chunk(destination, pointer, is_inside(source, pass, k_left) ? left : 0, source.granularity);
+      destination += kRowsPerPass * kRowBytes;
+      pointer += source.pass_bytes;
     }
   }
 
@@ -226,33 +208,29 @@ struct OperandTile {
 
   // One chunk of which the first `valid` elements are inside the matrix, in pieces of `granularity`
   // bytes: a piece is inside or outside as a whole, since the granularity divides the extents.
-  static __device__ __forceinline__ void copy_pieces(uint32_t destination, const char* pointer, int valid,
-                                                     int granularity) {
+  static __device__ __forceinline__ void copy_chunk(uint32_t destination, const char* pointer, int valid,
+                                                    int granularity) {
+    const auto is_valid = [valid](int byte) { return byte / kElementBytes < valid; };
     if (granularity == 8) {
 #pragma unroll
       for (int byte = 0; byte < kChunkBytes; byte += 8) {
-        ptx::cp_async_narrow<8>(destination + byte, pointer + byte, byte / kElementBytes < valid);
+        ptx::cp_async_narrow<8>(destination + byte, pointer + byte, is_valid(byte));
       }
-    } else {
+    } else if (kElementBytes == 4 || granularity == 4) {
 #pragma unroll
       for (int byte = 0; byte < kChunkBytes; byte += 4) {
-        ptx::cp_async_narrow<4>(destination + byte, pointer + byte, byte / kElementBytes < valid);
+        ptx::cp_async_narrow<4>(destination + byte, pointer + byte, is_valid(byte));
       }
-    }
-  }
-
-  // The same for what cp.async cannot copy, less than 4 bytes at a time.
-  static __device__ __forceinline__ void load_elements(uint32_t (&words)[4], const char* pointer, int valid) {
-    using Bits = std::conditional_t<kElementBytes == 1, uint8_t, uint16_t>;
+    } else {
+      // cp.async cannot copy less than 4 bytes.
+      using Bits = std::conditional_t<kElementBytes == 1, uint8_t, uint16_t>;
+      uint32_t words[4] = {};
 #pragma unroll
-    for (int word = 0; word < 4; ++word) {
-      words[word] = 0;
-#pragma unroll
-      for (int byte = 0; byte < 4; byte += kElementBytes) {
-        const bool is_valid = (word * 4 + byte) / kElementBytes < valid;
-        const uint32_t bits = is_valid ? *reinterpret_cast<const Bits*>(pointer + word * 4 + byte) : 0u;
-        words[word] |= bits << byte * 8;
+      for (int byte = 0; byte < kChunkBytes; byte += kElementBytes) {
+        const uint32_t bits = is_valid(byte) ? *reinterpret_cast<const Bits*>(pointer + byte) : 0u;
+        words[byte / 4] |= bits << byte % 4 * 8;
       }
+      ptx::st_shared_v4_u32(destination, words);
     }
   }
 };
