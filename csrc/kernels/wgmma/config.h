@@ -11,8 +11,7 @@ namespace tcgemm::wgmma_family {
 // shared memory. kPingPong: each consumer warpgroup has a tile of its own and stores it while
 // the other one multiplies; otherwise both work on halves of one tile. kSwapped: the problem is
 // transposed (D^T = B^T A^T), so that a skinny M becomes the flexible N of the instruction.
-template <int kTileM_, int kTileN_, int kClusterM_, int kClusterN_, int kClusterK_, bool kPingPong_,
-          bool kSwapped_>
+template <int kTileM_, int kTileN_, int kClusterM_, int kClusterN_, int kClusterK_, bool kPingPong_, bool kSwapped_>
 struct Config {
   static constexpr int kTileM = kTileM_, kTileN = kTileN_;
   static constexpr int kClusterM = kClusterM_, kClusterN = kClusterN_, kClusterK = kClusterK_;
@@ -24,43 +23,30 @@ struct Config {
 // The first is the default. any_epilogue: instantiated for alpha and beta too, not for the bare
 // product alone. `name` is tile_m x tile_n x 64 (K in 16-bit elements),
 // the cluster, then pp (ping-pong) or co (cooperative), then t when swapped.
-#define TCGEMM_WGMMA_CONFIGS(X)                                             \
-  X("128x256x64_c2x1x1_co", 128, 256, 2, 1, 1, false, false, true)          \
-  X("128x256x64_c1x2x1_co", 128, 256, 1, 2, 1, false, false, false)         \
-  X("128x256x64_c1x1x1_co", 128, 256, 1, 1, 1, false, false, false)         \
-  X("256x128x64_c2x1x1_co", 256, 128, 2, 1, 1, false, false, false)         \
-  X("256x128x64_c1x2x1_co", 256, 128, 1, 2, 1, false, false, false)         \
-  X("128x176x64_c2x1x1_pp", 128, 176, 2, 1, 1, true, false, false)          \
-  X("128x192x64_c2x1x1_co", 128, 192, 2, 1, 1, false, false, false)         \
-  X("128x160x64_c2x1x1_pp", 128, 160, 2, 1, 1, true, false, false)          \
-  X("128x144x64_c1x1x1_pp", 128, 144, 1, 1, 1, true, false, false)          \
-  X("128x128x64_c2x1x1_pp", 128, 128, 2, 1, 1, true, false, true)           \
-  X("128x128x64_c1x2x1_pp", 128, 128, 1, 2, 1, true, false, false)          \
-  X("128x144x64_c2x1x1_pp", 128, 144, 2, 1, 1, true, false, false)          \
-  X("128x192x64_c1x2x1_co", 128, 192, 1, 2, 1, false, false, false)         \
-  X("128x112x64_c2x1x1_pp", 128, 112, 2, 1, 1, true, false, false)          \
-  X("128x96x64_c2x1x1_pp", 128, 96, 2, 1, 1, true, false, false)            \
-  X("128x64x64_c2x1x1_pp", 128, 64, 2, 1, 1, true, false, false)            \
-  X("256x128x64_c1x1x1_co", 256, 128, 1, 1, 1, false, false, false)         \
-  X("128x32x64_c1x1x1_co_t", 128, 32, 1, 1, 1, false, true, false)          \
-  X("192x96x64_c2x1x1_pp", 192, 96, 2, 1, 1, true, false, false)            \
-  X("192x96x64_c2x1x1_pp_t", 192, 96, 2, 1, 1, true, true, false)           \
-  X("192x96x64_c1x2x1_pp_t", 192, 96, 1, 2, 1, true, true, false)           \
-  X("128x96x64_c2x1x1_pp_t", 128, 96, 2, 1, 1, true, true, false)           \
-  X("128x192x64_c2x1x1_co_t", 128, 192, 2, 1, 1, false, true, false)        \
-  X("128x128x64_c1x1x1_co", 128, 128, 1, 1, 1, false, false, true)          \
-  X("128x128x64_c1x1x2_co", 128, 128, 1, 1, 2, false, false, false)         \
-  X("128x64x64_c1x1x1_pp", 128, 64, 1, 1, 1, true, false, false)            \
-  X("128x64x64_c1x2x1_co", 128, 64, 1, 2, 1, false, false, false)           \
-  X("128x64x64_c1x1x4_co", 128, 64, 1, 1, 4, false, false, false)           \
-  X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)               \
-  X("64x128x64_c1x1x1_pp", 64, 128, 1, 1, 1, true, false, false)            \
-  X("128x16x64_c1x1x1_co_t", 128, 16, 1, 1, 1, false, true, false)          \
-  X("64x16x64_c1x1x1_pp_t", 64, 16, 1, 1, 1, true, true, true)              \
-  X("64x16x64_c1x1x2_pp_t", 64, 16, 1, 1, 2, true, true, false)             \
-  X("128x64x64_c1x1x1_co_t", 128, 64, 1, 1, 1, false, true, false)          \
-  X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true, true)              \
-  X("64x64x64_c1x1x2_pp_t", 64, 64, 1, 1, 2, true, true, false)             \
-  X("128x128x64_c1x1x1_co_t", 128, 128, 1, 1, 1, false, true, false)
+#define TCGEMM_WGMMA_CONFIGS(X)                                      \
+  X("128x256x64_c2x1x1_co", 128, 256, 2, 1, 1, false, false, true)   \
+  X("128x256x64_c1x2x1_co", 128, 256, 1, 2, 1, false, false, false)  \
+  X("128x256x64_c1x1x1_co", 128, 256, 1, 1, 1, false, false, false)  \
+  X("256x128x64_c1x2x1_co", 256, 128, 1, 2, 1, false, false, false)  \
+  X("128x192x64_c2x1x1_co", 128, 192, 2, 1, 1, false, false, false)  \
+  X("128x192x64_c1x2x1_co", 128, 192, 1, 2, 1, false, false, false)  \
+  X("128x192x64_c2x1x1_co_t", 128, 192, 2, 1, 1, false, true, false) \
+  X("128x160x64_c2x1x1_pp", 128, 160, 2, 1, 1, true, false, false)   \
+  X("192x96x64_c2x1x1_pp", 192, 96, 2, 1, 1, true, false, false)     \
+  X("192x96x64_c1x2x1_pp_t", 192, 96, 1, 2, 1, true, true, false)    \
+  X("128x128x64_c2x1x1_pp", 128, 128, 2, 1, 1, true, false, true)    \
+  X("128x128x64_c1x2x1_pp", 128, 128, 1, 2, 1, true, false, false)   \
+  X("128x128x64_c1x1x1_co", 128, 128, 1, 1, 1, false, false, true)   \
+  X("128x128x64_c1x1x2_co", 128, 128, 1, 1, 2, false, false, false)  \
+  X("128x96x64_c2x1x1_pp", 128, 96, 2, 1, 1, true, false, false)     \
+  X("128x64x64_c1x1x1_pp", 128, 64, 1, 1, 1, true, false, false)     \
+  X("128x64x64_c1x2x1_co", 128, 64, 1, 2, 1, false, false, false)    \
+  X("64x128x64_c1x1x1_pp", 64, 128, 1, 1, 1, true, false, false)     \
+  X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)        \
+  X("128x64x64_c1x1x1_co_t", 128, 64, 1, 1, 1, false, true, false)   \
+  X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true, true)       \
+  X("64x64x64_c1x1x2_pp_t", 64, 64, 1, 1, 2, true, true, false)      \
+  X("64x16x64_c1x1x1_pp_t", 64, 16, 1, 1, 1, true, true, true)       \
+  X("128x16x64_c1x1x1_co_t", 128, 16, 1, 1, 1, false, true, false)
 
 }  // namespace tcgemm::wgmma_family

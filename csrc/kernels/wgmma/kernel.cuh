@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using T = Traits<Config, In, kTransA, kTransB>;
   extern __shared__ uint8_t unaligned_shared[];
-  uint8_t* shared = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(unaligned_shared) + 1023) & ~uintptr_t{1023});
+  uint8_t* shared =
+      reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(unaligned_shared) + 1023) & ~uintptr_t{1023});
   uint64_t* full = reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset);
   uint64_t* empty = full + T::kStages;
   uint64_t* order = empty + T::kStages;
@@ -118,19 +119,19 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
           constexpr bool kShareA = Config::kClusterN > 1, kShareB = Config::kClusterM > 1;
           if constexpr (kTransA) {
             constexpr int kRows = T::kTileK / Config::kClusterN;
-#pragma unroll
+#pragma unroll 1  // the producer has few registers
             for (int c = 0; c < Config::kTileM / T::kChunk; ++c) {
               load(a + c * 8192 + rank_n * kRows * 128, &params.a_map, barrier, kShareA, a_mask,
                    work.m_idx + c * T::kChunk, k_idx + rank_n * kRows, a_inner, a_outer);
             }
           } else {
             constexpr int kRows = Config::kTileM / Config::kClusterN;
-            load(a + rank_n * kRows * 128, &params.a_map, barrier, kShareA, a_mask, k_idx,
-                 work.m_idx + rank_n * kRows, a_inner, a_outer);
+            load(a + rank_n * kRows * 128, &params.a_map, barrier, kShareA, a_mask, k_idx, work.m_idx + rank_n * kRows,
+                 a_inner, a_outer);
           }
           if constexpr (kTransB) {
             constexpr int kRows = T::kTileK / Config::kClusterM;
-#pragma unroll
+#pragma unroll 1  // the producer has few registers
             for (int c = 0; c < T::kPaddedN / T::kChunk; ++c) {
               load(b + c * 8192 + rank_m * kRows * 128, &params.b_map, barrier, kShareB, b_mask,
                    work.n_idx + c * T::kChunk, k_idx + rank_m * kRows, b_inner, b_outer);
@@ -138,8 +139,8 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
           } else {
             constexpr int kRows = Config::kTileN / Config::kClusterM;
             static_assert(Config::kClusterM == 1 || kRows % 8 == 0, "each block loads whole swizzle groups");
-            load(b + rank_m * kRows * 128, &params.b_map, barrier, kShareB, b_mask, k_idx,
-                 work.n_idx + rank_m * kRows, b_inner, b_outer);
+            load(b + rank_m * kRows * 128, &params.b_map, barrier, kShareB, b_mask, k_idx, work.n_idx + rank_m * kRows,
+                 b_inner, b_outer);
           }
         }
       }
@@ -232,12 +233,12 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
       if constexpr (Config::kClusterK > 1) {
         // Blocks 1.. hand their tiles to block 0, which adds them in the order of their ranks.
         constexpr int kGroupFloats = T::kBlocksM * Config::kTileN / 2 * 128;
-        float* partials = reinterpret_cast<float*>(shared + T::kPartialOffset) +
-                          consumer * (Config::kClusterK - 1) * kGroupFloats;
+        float* partials =
+            reinterpret_cast<float*>(shared + T::kPartialOffset) + consumer * (Config::kClusterK - 1) * kGroupFloats;
         if (cta_rank != 0) {
           ptx::mbarrier_wait_cluster(&partial_empty[consumer], partial_phase ^ 1);
-          const uint32_t target = ptx::mapa(
-              ptx::shared_address(partials + (cta_rank - 1) * kGroupFloats) + thread_idx * 16, 0);
+          const uint32_t target =
+              ptx::mapa(ptx::shared_address(partials + (cta_rank - 1) * kGroupFloats) + thread_idx * 16, 0);
 #pragma unroll
           for (int block = 0; block < T::kBlocksM; ++block) {
 #pragma unroll
@@ -277,11 +278,11 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
       for (int block = 0; block < T::kBlocksM; ++block) {
         const int32_t m_idx = work.m_idx + (Config::kPingPong ? 0 : consumer * T::kRowsPerGroup) + block * 64;
         if (params.out_type == FloatType::kF32) {
-          store_rows<Config, Epilogue, 4>(acc[block], params, store_buffers, buffer_idx, m_idx, work.n_idx,
-                                          d_batch_idx, barrier_id);
+          store_rows<Config, Epilogue, 4>(acc[block], params, store_buffers, buffer_idx, m_idx, work.n_idx, d_batch_idx,
+                                          barrier_id);
         } else {
-          store_rows<Config, Epilogue, 2>(acc[block], params, store_buffers, buffer_idx, m_idx, work.n_idx,
-                                          d_batch_idx, barrier_id);
+          store_rows<Config, Epilogue, 2>(acc[block], params, store_buffers, buffer_idx, m_idx, work.n_idx, d_batch_idx,
+                                          barrier_id);
         }
       }
     }

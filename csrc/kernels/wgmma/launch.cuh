@@ -117,8 +117,7 @@ template <typename In, int kTransA, int kTransB>
 std::vector<LaunchFunction> launch_table() {
   return {
 #define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
-  launch_config<Config<tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped>, In, kTransA, \
-                kTransB, any>,
+  launch_config<Config<tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped>, In, kTransA, kTransB, any>,
       TCGEMM_WGMMA_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
   };

@@ -57,7 +57,6 @@ const std::vector<LaunchFunction>& f16_table_10();
 const std::vector<LaunchFunction>& f16_table_11();
 const std::vector<LaunchFunction>& tf32_table();
 
-
 // D = epilogue(sum over splits of partials[split]): float32 partials of num_elements each, added in
 // order of split.
 Status launch_split_reduction(const float* partials, int64_t num_elements, const Call& call);
@@ -77,9 +76,9 @@ struct CopyJob {
   void* target;
   int64_t rows, columns;  // of the target, columns contiguous
   int64_t source_ld, source_outer_stride, source_inner_stride;
-  int64_t target_ld;  // multiple of 16 bytes; columns past `columns` are set to zero
+  int64_t target_ld;     // multiple of 16 bytes; columns past `columns` are set to zero
   int64_t outer, inner;  // batch extents, packed in the target
-  bool transpose;  // source holds columns x rows
+  bool transpose;        // source holds columns x rows
 };
 // One launch for both operands; a job without rows does nothing.
 Status launch_copies(const CopyJob (&jobs)[2], int64_t element_bytes, cudaStream_t stream);

@@ -13,9 +13,8 @@ namespace {
 constexpr int kThreads = 256;
 
 template <typename Out, int kCount>
-__global__ void __launch_bounds__(kThreads)
-    reduce(const float* partials, Out* d, int64_t num_elements, int num_splits,
-           const __grid_constant__ epilogue::AlphaBetaC<float, Out> epilogue) {
+__global__ void __launch_bounds__(kThreads) reduce(const float* partials, Out* d, int64_t num_elements, int num_splits,
+                                                   const __grid_constant__ epilogue::AlphaBetaC<float, Out> epilogue) {
   struct alignas(kCount * sizeof(float)) In {
     float values[kCount];
   };

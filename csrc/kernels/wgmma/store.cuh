@@ -42,7 +42,9 @@ struct StoreShape {
                                      : kAlong % (kWidest / 2) == 0 ? kWidest / 2
                                                                    : kWidest / 4;
   static constexpr int kRowBytes = kBoxColumns * kOutBytes;
-  static constexpr int kBoxRows = !Config::kSwapped || Config::kTileN % 64 == 0 ? 64 : Config::kTileN % 32 == 0 ? 32 : 16;
+  static constexpr int kBoxRows = !Config::kSwapped || Config::kTileN % 64 == 0 ? 64
+                                  : Config::kTileN % 32 == 0                    ? 32
+                                                                                : 16;
   static_assert(!Config::kSwapped || Config::kTileN % kBoxRows == 0, "boxes must cover the tile");
   static_assert(kAlong % kBoxColumns == 0, "tile_n must be a multiple of 16");
   static_assert(kBoxRows * kRowBytes <= 8192, "a box must fit in a store buffer");
@@ -99,21 +101,21 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
   for (int j = 0; j < Config::kTileN / 8; ++j) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float(&pair)[2] = reinterpret_cast<float(&)[2]>(acc[4 * j + 2 * h]);
+      float (&pair)[2] = reinterpret_cast<float (&)[2]>(acc[4 * j + 2 * h]);
       const int32_t row = m_idx + warp * 16 + h * 8 + lane / 4, column = n_idx + 8 * j + lane % 4 * 2;
       if constexpr (!Epilogue::kReadsC) {
         params.epilogue(pair, d_batch_idx, row, column);
       } else if constexpr (Config::kSwapped) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          float(&one)[1] = reinterpret_cast<float(&)[1]>(pair[i]);
+          float (&one)[1] = reinterpret_cast<float (&)[1]>(pair[i]);
           if (row < params.m && column + i < params.n) params.epilogue(one, d_batch_idx, column + i, row);
         }
       } else {
         if (row < params.m && column + 1 < params.n) {
           params.epilogue(pair, d_batch_idx, row, column);
         } else if (row < params.m && column < params.n) {
-          params.epilogue(reinterpret_cast<float(&)[1]>(pair), d_batch_idx, row, column);
+          params.epilogue(reinterpret_cast<float (&)[1]>(pair), d_batch_idx, row, column);
         }
       }
     }
@@ -182,7 +184,8 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
           ptx::tma_store_commit();
         }
       } else {
-        const int32_t rows_d = Config::kSwapped ? params.n : params.m, columns_d = Config::kSwapped ? params.m : params.n;
+        const int32_t rows_d = Config::kSwapped ? params.n : params.m,
+                      columns_d = Config::kSwapped ? params.m : params.n;
         const int64_t offset = (static_cast<int64_t>(d_batch_idx) * rows_d + across) * params.ldd + along;
         if constexpr (kOutBytes == 2) {
           copy_box<kRowBytes, Shape::kBoxRows>(buffer, static_cast<uint16_t*>(params.d) + offset, params.ldd,

@@ -1,10 +1,9 @@
 // Tensor maps for TMA, encoded anew for each launch: they hold addresses, and XLA moves buffers.
-#include "kernels/wgmma/launch.h"
-
 #include <algorithm>
 #include <string>
 
 #include "core/cuda_status.h"
+#include "kernels/wgmma/launch.h"
 
 namespace tcgemm::wgmma_family {
 namespace {

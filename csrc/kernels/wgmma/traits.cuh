@@ -20,7 +20,7 @@ struct Params {
   int32_t batch, batch_inner;
   // 0 where an operand is broadcast along that level, else 1.
   int32_t a_outer, a_inner, b_outer, b_inner;
-  int32_t num_splits;        // parts of K written as separate batches of D
+  int32_t num_splits;  // parts of K written as separate batches of D
   int32_t k_blocks_per_split;
   FloatType out_type;
   bool store_with_tma;

@@ -131,8 +131,10 @@ class Wgmma final : public Implementation {
     }
     if (p.a.dtype != p.b.dtype) return "a and b must have the same dtype";
     const bool is_16bit = p.a.dtype == DType::kF16 || p.a.dtype == DType::kBF16;
-    if (!is_16bit && p.a.dtype != DType::kF32) return std::string("inputs must be f16, bf16 or f32, not ") + dtype_name(p.a.dtype);
-    if (is_16bit && p.compute != Compute::kF32) return std::string("it accumulates in f32 only, not ") + compute_name(p.compute);
+    if (!is_16bit && p.a.dtype != DType::kF32)
+      return std::string("inputs must be f16, bf16 or f32, not ") + dtype_name(p.a.dtype);
+    if (is_16bit && p.compute != Compute::kF32)
+      return std::string("it accumulates in f32 only, not ") + compute_name(p.compute);
     if (!is_16bit && p.compute != Compute::kTF32) return "f32 inputs are multiplied as TF32 only";
     if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32) {
       return std::string("the output must be f16, bf16 or f32, not ") + dtype_name(p.out);
@@ -173,9 +175,7 @@ class Wgmma final : public Implementation {
     call.n = base.swapped ? p.m : p.n;
     call.k = p.k;
     call.element_bytes = dtype_bytes(p.a.dtype);
-    call.out_type = p.out == DType::kF16    ? FloatType::kF16
-                    : p.out == DType::kBF16 ? FloatType::kBF16
-                                            : FloatType::kF32;
+    call.out_type = p.out == DType::kF16 ? FloatType::kF16 : p.out == DType::kBF16 ? FloatType::kBF16 : FloatType::kF32;
     call.d = buffers.d;
     call.c = buffers.c;
     call.alpha = static_cast<float>(p.alpha);
@@ -211,7 +211,7 @@ class Wgmma final : public Implementation {
     const Operand& x = *source.operand;
     if (!source.needs_copy()) return {source.data, x.ld, x.batch_outer_stride, x.batch_inner_stride};
     const int64_t ld = source.padded_columns(), inner = source.inner(p), outer = source.outer(p);
-    *job = {source.data, *workspace, source.rows, source.columns, x.ld, x.batch_outer_stride, x.batch_inner_stride,
+    *job = {source.data, *workspace, source.rows, source.columns,  x.ld, x.batch_outer_stride, x.batch_inner_stride,
             ld,          outer,      inner,       source.transpose};
     *workspace += source.copy_bytes(p);
     return {job->target, ld, outer == 1 ? 0 : inner * source.rows * ld, inner == 1 ? 0 : source.rows * ld};
