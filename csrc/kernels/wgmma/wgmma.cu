@@ -188,8 +188,10 @@ class Wgmma final : public Implementation {
     CopyJob copies[2] = {};
     call.a = prepare(plan.a, p, &workspace, &copies[0]);
     call.b = prepare(plan.b, p, &workspace, &copies[1]);
-    // With K = 0 there is nothing to read: the kernel asks for zeros only.
-    if ((copies[0].rows > 0 || copies[1].rows > 0) && p.k > 0) {
+    if (p.k == 0) {
+      // Nothing to read, and addresses may be null: the kernel asks for zeros past the end of K only.
+      call.a.data = call.b.data = buffers.d;
+    } else if (copies[0].rows > 0 || copies[1].rows > 0) {
       if (Status s = launch_copies(copies, call.element_bytes, call.stream); !s.is_ok()) return s;
     }
     const LaunchFunction product = table(p.a.dtype, plan.trans_a, plan.trans_b)[parsed.base_idx];
