@@ -51,8 +51,8 @@ class Implementation {
   // capture, from several threads and for several devices. `problem` is not empty (see
   // Problem::is_empty) but k may be 0. Base addresses are only known to be aligned to their
   // element size.
-  virtual Status launch(const Problem& problem, const Buffers& buffers, const Device& device,
-                        std::string_view config, void* stream) const = 0;
+  virtual Status launch(const Problem& problem, const Buffers& buffers, const Device& device, std::string_view config,
+                        void* stream) const = 0;
 };
 
 // All implementations of one module, in the order of the ladder.

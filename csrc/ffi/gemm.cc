@@ -7,9 +7,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-ffi::Error invalid(const std::string& message) {
-  return ffi::Error::InvalidArgument("jax_tcgemm: " + message);
-}
+ffi::Error invalid(const std::string& message) { return ffi::Error::InvalidArgument("jax_tcgemm: " + message); }
 
 bool from_xla(ffi::DataType type, DType* out) {
   switch (type) {
@@ -41,8 +39,7 @@ std::string check_buffer(const char* name, const ffi::AnyBuffer& buffer, int64_t
 }
 
 ffi::Error run_gemm_checked(const Implementations& implementations, const Device& device, void* stream,
-                            const GemmAttributes& attrs, ffi::RemainingArgs& operands,
-                            ffi::RemainingRets& results) {
+                            const GemmAttributes& attrs, ffi::RemainingArgs& operands, ffi::RemainingRets& results) {
   if (attrs.abi != kAbiVersion) {
     return invalid("the program was lowered for ABI version " + std::to_string(attrs.abi) +
                    ", this library has version " + std::to_string(kAbiVersion) + "; lower it again");
@@ -74,9 +71,9 @@ ffi::Error run_gemm_checked(const Implementations& implementations, const Device
   }
   if (std::string error = check_problem(p); !error.empty()) return invalid(error);
   const int64_t d_elements = required_elements_d(p);
-  for (const std::string& error : {check_buffer("a", *a, required_elements_a(p), &p.a.dtype),
-                                   check_buffer("b", *b, required_elements_b(p), &p.b.dtype),
-                                   check_buffer("d", **d, d_elements, &p.out)}) {
+  for (const std::string& error :
+       {check_buffer("a", *a, required_elements_a(p), &p.a.dtype),
+        check_buffer("b", *b, required_elements_b(p), &p.b.dtype), check_buffer("d", **d, d_elements, &p.out)}) {
     if (!error.empty()) return invalid(error);
   }
 
@@ -87,8 +84,7 @@ ffi::Error run_gemm_checked(const Implementations& implementations, const Device
     if (c.has_error()) return invalid("c must be a buffer");
     if (std::string error = check_buffer("c", *c, d_elements, &c_dtype); !error.empty()) return invalid(error);
     if (c_dtype != p.out) {
-      return invalid(std::string("c must have the dtype of d, ") + dtype_name(p.out) + ", got " +
-                     dtype_name(c_dtype));
+      return invalid(std::string("c must have the dtype of d, ") + dtype_name(p.out) + ", got " + dtype_name(c_dtype));
     }
     buffers.c = c->untyped_data();
   }
@@ -129,8 +125,7 @@ ffi::Error run_gemm_checked(const Implementations& implementations, const Device
 }  // namespace
 
 xla::ffi::Error run_gemm(const Implementations& implementations, const Device& device, void* stream,
-                         const GemmAttributes& attributes, ffi::RemainingArgs operands,
-                         ffi::RemainingRets results) {
+                         const GemmAttributes& attributes, ffi::RemainingArgs operands, ffi::RemainingRets results) {
   try {
     return run_gemm_checked(implementations, device, stream, attributes, operands, results);
   } catch (const std::exception& error) {

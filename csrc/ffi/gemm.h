@@ -34,12 +34,11 @@ struct GemmAttributes {
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::tcgemm::GemmAttributes, StructMember<int64_t>("abi"), StructMember<std::string_view>("implementation"),
-    StructMember<std::string_view>("config"), StructMember<std::string_view>("compute"),
-    StructMember<int64_t>("batch"), StructMember<int64_t>("batch_inner"), StructMember<int64_t>("m"),
-    StructMember<int64_t>("n"), StructMember<int64_t>("k"), StructMember<bool>("a_transposed"),
-    StructMember<bool>("b_transposed"), StructMember<int64_t>("a_ld"), StructMember<int64_t>("a_outer_stride"),
-    StructMember<int64_t>("a_inner_stride"), StructMember<int64_t>("b_ld"),
-    StructMember<int64_t>("b_outer_stride"), StructMember<int64_t>("b_inner_stride"),
+    StructMember<std::string_view>("config"), StructMember<std::string_view>("compute"), StructMember<int64_t>("batch"),
+    StructMember<int64_t>("batch_inner"), StructMember<int64_t>("m"), StructMember<int64_t>("n"),
+    StructMember<int64_t>("k"), StructMember<bool>("a_transposed"), StructMember<bool>("b_transposed"),
+    StructMember<int64_t>("a_ld"), StructMember<int64_t>("a_outer_stride"), StructMember<int64_t>("a_inner_stride"),
+    StructMember<int64_t>("b_ld"), StructMember<int64_t>("b_outer_stride"), StructMember<int64_t>("b_inner_stride"),
     StructMember<double>("alpha"), StructMember<double>("beta"));
 
 namespace tcgemm {

@@ -24,12 +24,9 @@ ffi::Error gemm(ffi::ThreadPool pool, GemmAttributes attributes, ffi::RemainingA
   return run_gemm(implementations(), Device{}, &executor, attributes, operands, results);
 }
 
-XLA_FFI_DEFINE_HANDLER(gemm_handler, gemm,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Attr<GemmAttributes>("gemm")
-                           .RemainingArgs()
-                           .RemainingRets());
+XLA_FFI_DEFINE_HANDLER(
+    gemm_handler, gemm,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<GemmAttributes>("gemm").RemainingArgs().RemainingRets());
 
 }  // namespace
 }  // namespace tcgemm

@@ -27,9 +27,9 @@ inline DType dtype_from(nb::dict dict, const char* key) {
 inline Problem problem_from(nb::dict dict) {
   const auto integer = [&](const char* key) { return nb::cast<int64_t>(dict[key]); };
   const auto operand = [&](const std::string& name) {
-    return Operand{dtype_from(dict, (name + "_dtype").c_str()),
-                   nb::cast<bool>(dict[(name + "_transposed").c_str()]), integer((name + "_ld").c_str()),
-                   integer((name + "_outer_stride").c_str()), integer((name + "_inner_stride").c_str())};
+    return Operand{dtype_from(dict, (name + "_dtype").c_str()), nb::cast<bool>(dict[(name + "_transposed").c_str()]),
+                   integer((name + "_ld").c_str()), integer((name + "_outer_stride").c_str()),
+                   integer((name + "_inner_stride").c_str())};
   };
   Problem p;
   p.batch = integer("batch");

@@ -30,12 +30,13 @@ namespace tcgemm::ptx {
 def instruction(n: int, shape_k: int, dtype: str, transposes: bool) -> str:
     count = n // 2
     registers = ", ".join(f"%{i}" for i in range(count))
+    layouts = f", %{count + 3}, %{count + 4}" if transposes else ""
     lines = [
         '"{\\n.reg .pred p;\\n"',
         f'"setp.ne.b32 p, %{count + 2}, 0;\\n"',
         f'"wgmma.mma_async.sync.aligned.m64n{n}k{shape_k}.f32.{dtype}.{dtype} "',
         f'"{{{registers}}}, "',
-        f'"%{count}, %{count + 1}, p, 1, 1{f", %{count + 3}, %{count + 4}" if transposes else ""};\\n}}\\n"',
+        f'"%{count}, %{count + 1}, p, 1, 1{layouts};\\n}}\\n"',
     ]
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     inputs = '"l"(desc_a), "l"(desc_b), "r"(accumulate)' + (
@@ -48,8 +49,8 @@ def instruction(n: int, shape_k: int, dtype: str, transposes: bool) -> str:
 def function(n: int) -> str:
     return f"""
 template <typename In, int kTransA, int kTransB>
-__device__ __forceinline__ void wgmma_m64k32b(float (&d)[{n // 2}], uint64_t desc_a, uint64_t desc_b,
-                                              uint32_t accumulate) {{
+__device__ __forceinline__ void wgmma_m64k32b(float (&d)[{n // 2}], uint64_t desc_a,
+                                              uint64_t desc_b, uint32_t accumulate) {{
   if constexpr (std::is_same_v<In, __nv_bfloat16>) {{
 {instruction(n, 16, "bf16", True)}
   }} else if constexpr (std::is_same_v<In, __half>) {{
