@@ -50,38 +50,82 @@ struct StoreShape {
   static_assert(kBoxRows * kRowBytes <= 8192, "a box must fit in a store buffer");
 };
 
-// Copies a staged box to D where TMA cannot (rows not 16-byte aligned). 16-bit elements go in
-// pairs: a row of D that starts in the middle of a 4-byte word is copied shifted by one element,
-// so that every pair inside the row is one aligned store.
-template <int kRowBytes, int kBoxRows, typename Out>
-__device__ __forceinline__ void copy_box(const uint8_t* buffer, Out* d, int64_t ldd, int32_t rows, int32_t columns,
+// The 16 bytes that start 16 - 2 * count bytes into (first, second): the last `count` 16-bit elements
+// of `first`, then the beginning of `second`.
+__device__ __forceinline__ uint4 shift_in(const uint4& first, const uint4& second, int count) {
+  uint32_t words[9] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w, 0};
+  const int skipped = 8 - count;  // elements
+  if (skipped & 8) {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) words[i] = words[i + 4];
+  }
+  if (skipped & 4) {
+#pragma unroll
+    for (int i = 0; i < 7; ++i) words[i] = words[i + 2];
+  }
+  if (skipped & 2) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) words[i] = words[i + 1];
+  }
+  if (skipped & 1) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 16);
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// Copies a staged box to D where TMA cannot: rows of D start anywhere. A row is cut where D has
+// 16-byte boundaries, so that all but eight of its 16-bit elements go in aligned 16-byte stores;
+// the eight, before the first boundary and after the last one, are spread over its lanes.
+template <int kRowBytes, int kBoxRows>
+__device__ __forceinline__ void copy_box(const uint8_t* buffer, uint16_t* d, int64_t ldd, int32_t rows, int32_t columns,
                                          int thread_idx) {
-  constexpr int kColumns = kRowBytes / sizeof(Out), kCount = 4 / sizeof(Out);
-  constexpr int kLanes = kColumns / kCount < 32 ? kColumns / kCount : 32;  // that share a row
+  constexpr int kColumns = kRowBytes / 2, kPieces = kColumns / 8, kEdge = 8 / kPieces;
+  static_assert(kBoxRows * kPieces % 128 == 0, "every thread takes part in every shuffle");
   const auto at = [&](int row, int column) {
-    return *reinterpret_cast<const Out*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * sizeof(Out)));
+    return *reinterpret_cast<const uint16_t*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * 2));
   };
-  const int lane = thread_idx % kLanes;
-#pragma unroll 4
-  for (int row = thread_idx / kLanes; row < kBoxRows; row += 128 / kLanes) {
-    if (row >= rows) break;
-    Out* target = d + row * ldd;
-    if constexpr (kCount == 1) {
-      if (lane < columns) target[lane] = at(row, lane);
-    } else {
-      const int shift = reinterpret_cast<uintptr_t>(target) / 2 % 2;
-      const int column = 2 * lane - shift;
-      const bool first = column >= 0 && column < columns, second = column + 1 < columns;
-      if (first && second) {
-        const uint32_t pair = at(row, column) | static_cast<uint32_t>(at(row, column + 1)) << 16;
-        *reinterpret_cast<uint32_t*>(target + column) = pair;
-      } else if (first) {
-        target[column] = at(row, column);
-      } else if (second) {
-        target[column + 1] = at(row, column + 1);
-      }
-      if (shift == 1 && lane == 0 && kColumns - 1 < columns) target[kColumns - 1] = at(row, kColumns - 1);
+  const int piece = thread_idx % kPieces;
+#pragma unroll
+  for (int row = thread_idx / kPieces; row < kBoxRows; row += 128 / kPieces) {
+    uint16_t* target = d + row * ldd;
+    // Elements of piece 0 that lie before the row: the row starts this far into 16 bytes.
+    const int before = reinterpret_cast<uintptr_t>(target) / 2 % 8;
+    const uint4 own = *reinterpret_cast<const uint4*>(buffer + swizzle<kRowBytes>(row * kRowBytes + piece * 16));
+    uint4 previous;
+    previous.x = __shfl_up_sync(~0u, own.x, 1, kPieces);
+    previous.y = __shfl_up_sync(~0u, own.y, 1, kPieces);
+    previous.z = __shfl_up_sync(~0u, own.z, 1, kPieces);
+    previous.w = __shfl_up_sync(~0u, own.w, 1, kPieces);
+    if (row >= rows) continue;
+    const int column = piece * 8 - before;
+    if (column >= 0 && column + 8 <= columns) {
+      *reinterpret_cast<uint4*>(target + column) = shift_in(previous, own, before);
+    } else if (column >= 0) {
+#pragma unroll 1
+      for (int i = column; i < columns && i < column + 8; ++i) target[i] = at(row, i);
     }
+    if (before > 0) {
+#pragma unroll
+      for (int i = 0; i < kEdge; ++i) {
+        const int edge = piece * kEdge + i, edge_column = edge < 8 - before ? edge : kColumns - 8 + edge;
+        if (edge_column < columns) target[edge_column] = at(row, edge_column);
+      }
+    }
+  }
+}
+
+// The same for float32: one element a lane.
+template <int kRowBytes, int kBoxRows>
+__device__ __forceinline__ void copy_box(const uint8_t* buffer, float* d, int64_t ldd, int32_t rows, int32_t columns,
+                                         int thread_idx) {
+  constexpr int kColumns = kRowBytes / 4;
+  const int column = thread_idx % kColumns;
+  if (column >= columns) return;
+#pragma unroll 4
+  for (int row = thread_idx / kColumns; row < kBoxRows; row += 128 / kColumns) {
+    if (row >= rows) break;
+    d[row * ldd + column] = *reinterpret_cast<const float*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * 4));
   }
 }
 
