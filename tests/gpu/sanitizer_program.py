@@ -46,7 +46,7 @@ def inputs_of(name, configs, config):
                 yield inputs
 
 
-def main():
+def main(tool):
     jax.config.update("jax_enable_x64", True)
     for name, configs in implementations().items():
         if name == "cublaslt":
@@ -54,6 +54,8 @@ def main():
         num_products = 0
         # Of the configs that only split K, there are many and one kernel to add up the parts.
         splits = [config for config in configs if split_base(config)]
+        if tool == "initcheck" and name == "wgmma":
+            splits = []  # Partial sums are written by TMA, which initcheck does not see.
         for config in [c for c in configs if not split_base(c)] + splits[::10]:
             inputs = list(inputs_of(name, configs, config))
             results = run_all(inputs, implementation=name, config=config, poisoned=False)
@@ -65,4 +67,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

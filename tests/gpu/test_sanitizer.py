@@ -20,7 +20,9 @@ OPTIONS = {
     # Room after each allocation, so that running past one never lands in another.
     "memcheck": ["--padding", "512"],
     "racecheck": [],
-    "initcheck": [],
+    # It does not see what TMA stores write, and would call every result of wgmma uninitialised when
+    # it is copied to the host. That results are written whole, the tests on poisoned memory show.
+    "initcheck": ["--check-api-memory-access", "no"],
     "synccheck": [],
 }
 SUMMARIES = {
@@ -40,7 +42,7 @@ def test_no_finding(tool, tmp_path):
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer=",
     }
     done = subprocess.run(
-        [*command, sys.executable, str(program)],
+        [*command, sys.executable, str(program), tool],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
