@@ -35,6 +35,32 @@
 
 namespace tcgemm::wgmma_family {
 
+// Loads one k block of an operand tile: kExtent rows of K when it is K-major, else chunks of 64
+// elements along M or N, a row for each k. The kSharers blocks that multiply by the same tile each
+// load an equal part of it for all of them, this one the part number `part`.
+template <int kTrans, int kExtent, int kSharers, typename T>
+__device__ __forceinline__ void load_tile(uint8_t* tile, const CUtensorMap* map, uint64_t* barrier, uint16_t mask,
+                                          int part, int32_t first_idx, int32_t k_idx, int32_t inner, int32_t outer) {
+  const auto load = [&](uint8_t* destination, int32_t c0, int32_t c1) {
+    if constexpr (kSharers > 1) {
+      ptx::tma_load_4d_multicast(destination, map, barrier, mask, c0, c1, inner, outer);
+    } else {
+      ptx::tma_load_4d(destination, map, barrier, c0, c1, inner, outer);
+    }
+  };
+  if constexpr (kTrans) {
+    constexpr int kRows = T::kTileK / kSharers;
+#pragma unroll 1  // the producer has few registers
+    for (int chunk = 0; chunk < kExtent / T::kChunk; ++chunk) {
+      load(tile + chunk * T::kTileK * 128 + part * kRows * 128, first_idx + chunk * T::kChunk, k_idx + part * kRows);
+    }
+  } else {
+    constexpr int kRows = kExtent / kSharers;
+    static_assert(kSharers == 1 || kRows % 8 == 0, "each block loads whole swizzle groups");
+    load(tile + part * kRows * 128, k_idx, first_idx + part * kRows);
+  }
+}
+
 template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
 __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Params<Epilogue> params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -94,15 +120,6 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
       for (int i = 0; i < Config::kClusterN; ++i) row_mask |= 1u << (i * Config::kClusterM + rank_m);
       const uint16_t a_mask = static_cast<uint16_t>(row_mask);
       const uint16_t b_mask = static_cast<uint16_t>(kColumnMask << (rank_n * Config::kClusterM));
-      const auto load = [&](uint8_t* destination, const CUtensorMap* map, uint64_t* barrier, bool multicast,
-                            uint16_t mask, int32_t c0, int32_t c1, int32_t inner, int32_t outer) {
-        if (multicast) {
-          ptx::tma_load_4d_multicast(destination, map, barrier, mask, c0, c1, inner, outer);
-        } else {
-          ptx::tma_load_4d(destination, map, barrier, c0, c1, inner, outer);
-        }
-      };
-
       PipelineState<T::kStages> state;
       for (int32_t tile = scheduler.first(); scheduler.valid(tile); tile += scheduler.step()) {
         const Work work = scheduler.at(params, tile);
@@ -116,32 +133,10 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
           uint8_t* a = shared + state.stage * T::kStageBytes;
           uint8_t* b = a + T::kABytes;
           const int32_t k_idx = (work.first_k_block + i) * T::kTileK;
-          constexpr bool kShareA = Config::kClusterN > 1, kShareB = Config::kClusterM > 1;
-          if constexpr (kTransA) {
-            constexpr int kRows = T::kTileK / Config::kClusterN;
-#pragma unroll 1  // the producer has few registers
-            for (int c = 0; c < Config::kTileM / T::kChunk; ++c) {
-              load(a + c * 8192 + rank_n * kRows * 128, &params.a_map, barrier, kShareA, a_mask,
-                   work.m_idx + c * T::kChunk, k_idx + rank_n * kRows, a_inner, a_outer);
-            }
-          } else {
-            constexpr int kRows = Config::kTileM / Config::kClusterN;
-            load(a + rank_n * kRows * 128, &params.a_map, barrier, kShareA, a_mask, k_idx, work.m_idx + rank_n * kRows,
-                 a_inner, a_outer);
-          }
-          if constexpr (kTransB) {
-            constexpr int kRows = T::kTileK / Config::kClusterM;
-#pragma unroll 1  // the producer has few registers
-            for (int c = 0; c < T::kPaddedN / T::kChunk; ++c) {
-              load(b + c * 8192 + rank_m * kRows * 128, &params.b_map, barrier, kShareB, b_mask,
-                   work.n_idx + c * T::kChunk, k_idx + rank_m * kRows, b_inner, b_outer);
-            }
-          } else {
-            constexpr int kRows = Config::kTileN / Config::kClusterM;
-            static_assert(Config::kClusterM == 1 || kRows % 8 == 0, "each block loads whole swizzle groups");
-            load(b + rank_m * kRows * 128, &params.b_map, barrier, kShareB, b_mask, k_idx, work.n_idx + rank_m * kRows,
-                 b_inner, b_outer);
-          }
+          load_tile<kTransA, Config::kTileM, Config::kClusterN, T>(a, &params.a_map, barrier, a_mask, rank_n,
+                                                                   work.m_idx, k_idx, a_inner, a_outer);
+          load_tile<kTransB, T::kPaddedN, Config::kClusterM, T>(b, &params.b_map, barrier, b_mask, rank_m, work.n_idx,
+                                                                k_idx, b_inner, b_outer);
         }
       }
     }
