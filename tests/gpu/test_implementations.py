@@ -49,7 +49,7 @@ REQUIRED = {
         *("f16 f16 f16", "f32 f32 tf32", "f64 f64 f64", "s8 s32 s32", "u8 s32 s32"),
     ),
     "mma_sync": (*TENSOR_CORE_HALF, "f32 f32 tf32", "s8 s32 s32"),
-    "wgmma": ("bf16 bf16 f32",),
+    "wgmma": (*TENSOR_CORE_HALF, "f32 f32 tf32"),
     "cublaslt": (
         *TENSOR_CORE_HALF,
         *("f16 f16 f16", "f32 f32 f32", "f32 f32 tf32", "f64 f64 f64", "s8 s32 s32"),
