@@ -6,16 +6,15 @@
 
 namespace tcgemm::ptx {
 
-// Does nothing unless `enabled`. Writes zeros and reads nothing unless `valid`. Through L2 only.
-__device__ __forceinline__ void cp_async_16(bool enabled, uint32_t destination, const void* source, bool valid) {
+// Copies 16 aligned bytes if `valid` is not 0; else writes zeros and reads nothing. Through L2 only.
+__device__ __forceinline__ void cp_async_16(uint32_t destination, const void* source, uint32_t valid) {
   asm volatile(
       "{\n"
-      "  .reg .pred enabled, ignored;\n"
-      "  setp.ne.u32 enabled, %0, 0;\n"
-      "  setp.eq.u32 ignored, %3, 0;\n"
-      "  @enabled cp.async.cg.shared.global.L2::128B [%1], [%2], 16, ignored;\n"
-      "}" ::"r"(static_cast<uint32_t>(enabled)),
-      "r"(destination), "l"(source), "r"(static_cast<uint32_t>(valid))
+      "  .reg .pred ignored;\n"
+      "  setp.eq.u32 ignored, %2, 0;\n"
+      "  cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignored;\n"
+      "}" ::"r"(destination),
+      "l"(source), "r"(valid)
       : "memory");
 }
 

@@ -35,7 +35,14 @@ __device__ __forceinline__ void mma_m16n8k16_f16_f16(uint32_t (&d)[2], uint32_t 
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Round to nearest TF32, ties away from zero. The low 13 bits are then zero.
+// Round to nearest TF32; the low 13 bits are then zero. Ties to even: one instruction. PTX 7.8, sm_90.
+__device__ __forceinline__ uint32_t cvt_rn_tf32_f32(uint32_t x) {
+  uint32_t rounded;
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(x)));
+  return rounded;
+}
+
+// Ties away from zero: three instructions, since NaN must not be carried into. PTX 7.0, sm_80.
 __device__ __forceinline__ uint32_t cvt_rna_tf32_f32(uint32_t x) {
   uint32_t rounded;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(x)));

@@ -23,7 +23,6 @@ struct FourRegisterAccumulator {
 
 struct F16F32 : FourRegisterAccumulator<float> {
   static constexpr int kElementBytes = 2;
-  static constexpr bool kRoundsToTF32 = false;
   static constexpr bool kHasIdentityEpilogue = true;
   static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     ptx::mma_m16n8k16_f32_f16(d, a[0], a[1], a[2], a[3], b[0], b[1]);
@@ -32,7 +31,6 @@ struct F16F32 : FourRegisterAccumulator<float> {
 
 struct BF16F32 : FourRegisterAccumulator<float> {
   static constexpr int kElementBytes = 2;
-  static constexpr bool kRoundsToTF32 = false;
   static constexpr bool kHasIdentityEpilogue = true;
   static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     ptx::mma_m16n8k16_f32_bf16(d, a[0], a[1], a[2], a[3], b[0], b[1]);
@@ -41,7 +39,6 @@ struct BF16F32 : FourRegisterAccumulator<float> {
 
 struct TF32F32 : FourRegisterAccumulator<float> {
   static constexpr int kElementBytes = 4;
-  static constexpr bool kRoundsToTF32 = true;
   static constexpr bool kHasIdentityEpilogue = false;
   static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     ptx::mma_m16n8k8_f32_tf32(d, a[0], a[1], a[2], a[3], b[0], b[1]);
@@ -50,7 +47,6 @@ struct TF32F32 : FourRegisterAccumulator<float> {
 
 struct S8S32 : FourRegisterAccumulator<int32_t> {
   static constexpr int kElementBytes = 1;
-  static constexpr bool kRoundsToTF32 = false;
   static constexpr bool kHasIdentityEpilogue = false;
   static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     ptx::mma_m16n8k32_s32_s8(d, a[0], a[1], a[2], a[3], b[0], b[1]);
@@ -59,7 +55,6 @@ struct S8S32 : FourRegisterAccumulator<int32_t> {
 
 struct U8S32 : FourRegisterAccumulator<int32_t> {
   static constexpr int kElementBytes = 1;
-  static constexpr bool kRoundsToTF32 = false;
   static constexpr bool kHasIdentityEpilogue = false;
   static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     ptx::mma_m16n8k32_s32_u8(d, a[0], a[1], a[2], a[3], b[0], b[1]);
@@ -71,7 +66,6 @@ struct F16F16 {
   using Partial = float;
   using Accumulator = uint32_t[2];
   static constexpr int kElementBytes = 2;
-  static constexpr bool kRoundsToTF32 = false;
   static constexpr bool kHasIdentityEpilogue = false;
   static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     ptx::mma_m16n8k16_f16_f16(d, a[0], a[1], a[2], a[3], b[0], b[1]);

@@ -48,15 +48,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   // The last splits may have nothing left: they write zeros.
   const int64_t k_begin = static_cast<int64_t>(split_idx) * params.k_per_split;
   const int64_t k_left = params.k - k_begin;
-  loop.k_to_copy = static_cast<int>(k_left < params.k_per_split ? (k_left > 0 ? k_left : 0) : params.k_per_split);
-  if (loop.k_to_copy > 0) {
-    loop.a_source = A::make_source(params.a.at_batch(batch_idx), params.a.ld, tile_m, k_begin, params.m,
-                                   params.a_granularity, a_address);
-    loop.b_source = B::make_source(params.b.at_batch(batch_idx), params.b.ld, tile_n, k_begin, params.n,
-                                   params.b_granularity, b_address);
+  const int k = static_cast<int>(k_left < params.k_per_split ? (k_left > 0 ? k_left : 0) : params.k_per_split);
+  if (k > 0) {
+    const int num_tiles = static_cast<int>((int64_t{k} + Traits::kTileK - 1) / Traits::kTileK);
+    const auto a_source =
+        A::make_source(params.a.at_batch(batch_idx), params.a.ld, tile_m, k_begin, params.m, a_address);
+    const auto b_source =
+        B::make_source(params.b.at_batch(batch_idx), params.b.ld, tile_n, k_begin, params.n, b_address);
     loop.a_address = a_address + A::lane_offset(warp_m);
     loop.b_address = b_address + B::lane_offset(warp_n);
-    loop.run();
+    if (params.a_granularity == kChunkBytes && params.b_granularity == kChunkBytes) {
+      loop.run(AlignedCopies<Config, Instruction>(a_source, b_source, num_tiles, k), num_tiles);
+    } else {
+      loop.run(UnalignedCopies<Config, Instruction>{a_source, b_source, params.a_granularity, params.b_granularity, k},
+               num_tiles);
+    }
   }
   store_tile<Config, Instruction>(params, epilogue, loop.accumulators,
                                   reinterpret_cast<Partial*>(shared_memory + warp * Traits::kStagingBytesPerWarp),

@@ -33,26 +33,35 @@ struct KernelTraits {
   static_assert(kSteps % 2 == 0, "two fragment buffers alternate within a tile");
 };
 
+// All instructions of a k-step. After the first few, the fragments of the next step have arrived and
+// are prepared, a share before each instruction.
 template <typename Traits, typename Instruction>
 __device__ __forceinline__ void multiply_step(typename Traits::Accumulators& accumulators,
-                                              typename Traits::A::Fragments& a, typename Traits::B::Fragments& b) {
-  if constexpr (Instruction::kRoundsToTF32) {
-#pragma unroll
-    for (auto& group : a) {
-#pragma unroll
-      for (uint32_t& x : group) x = ptx::cvt_rna_tf32_f32(x);
-    }
-#pragma unroll
-    for (auto& group : b) {
-#pragma unroll
-      for (uint32_t& x : group) x = ptx::cvt_rna_tf32_f32(x);
-    }
-  }
+                                              const typename Traits::A::Fragments& a,
+                                              const typename Traits::B::Fragments& b,
+                                              typename Traits::A::Fragments& next_a,
+                                              typename Traits::B::Fragments& next_b) {
+  constexpr int kMmas = Traits::kMmasM * Traits::kMmasN;
+  constexpr int kFirst = kMmas * 3 / 8;
+  constexpr int kPairsA = Traits::A::kGroups / 2;
+  constexpr int kPairs = kPairsA + Traits::B::kGroups / 2;
+  int num_prepared = 0;
 #pragma unroll
   for (int i = 0; i < Traits::kMmasM; ++i) {
     const uint32_t a_registers[4] = {a[2 * i][0], a[2 * i + 1][0], a[2 * i][1], a[2 * i + 1][1]};
 #pragma unroll
     for (int step = 0; step < Traits::kMmasN; ++step) {
+      const int mmas_since_first = i * Traits::kMmasN + step + 1 - kFirst;
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        if (pair < num_prepared || pair * (kMmas - kFirst) >= kPairs * mmas_since_first) continue;
+        if (pair < kPairsA) {
+          Traits::A::prepare(next_a, pair * 2);
+        } else {
+          Traits::B::prepare(next_b, (pair - kPairsA) * 2);
+        }
+        num_prepared = pair + 1;
+      }
       // Serpentine: neighbouring instructions share a register operand.
       const int j = i % 2 == 0 ? step : Traits::kMmasN - 1 - step;
       Instruction::multiply_add(accumulators[i][j], a_registers, b[j]);
@@ -60,33 +69,66 @@ __device__ __forceinline__ void multiply_step(typename Traits::Accumulators& acc
   }
 }
 
-// One k-step of the tile in `stage_address`: loads the fragments of the next step, issues its share
-// of the copies, multiplies.
-template <int kStep, typename Config, typename Instruction, typename Mainloop>
-__device__ __forceinline__ void run_step(Mainloop& loop) {
+// The copy pipeline where every chunk of both operands is 16 aligned bytes, inside or outside as a
+// whole. Nothing about edges is left to the loop but one bit for each chunk.
+template <typename Config, typename Instruction>
+struct AlignedCopies {
   using Traits = KernelTraits<Config, Instruction>;
   using A = typename Traits::A;
   using B = typename Traits::B;
-  constexpr int kNextStep = (kStep + 1) % Traits::kSteps;
-  constexpr int kCopySteps = Traits::kSteps - 1;
-  if constexpr (kNextStep == 0) {
-    ptx::cp_async_wait_group<Config::kStages - 2>();
-    __syncthreads();
-    loop.read_offset = loop.next_stage(loop.read_offset);
+  static_assert(A::kPasses + B::kPasses <= 32, "predicates are one 32-bit mask");
+
+  typename A::Source a;
+  typename B::Source b;
+  uint32_t inside, inside_last;  // chunks inside the matrix: of this tile, of the last one
+  int tiles_left;
+
+  __device__ __forceinline__ AlignedCopies(const typename A::Source& a_source, const typename B::Source& b_source,
+                                           int num_tiles, int k)
+      : a(a_source), b(b_source), tiles_left(num_tiles) {
+    inside_last = inside_mask(k - (num_tiles - 1) * Traits::kTileK);
+    inside = num_tiles == 1 ? inside_last : inside_mask(Traits::kTileK);
   }
-  A::template load<kNextStep>(loop.a_fragments[kNextStep % 2], loop.a_address + loop.read_offset);
-  B::template load<kNextStep>(loop.b_fragments[kNextStep % 2], loop.b_address + loop.read_offset);
-  // Here, because the branch also keeps the compiler from sinking the loads above below the multiplications.
-  if constexpr (kStep == 0) loop.copy_narrow();
-  if constexpr (kStep < kCopySteps) {
-    A::template copy_wide<A::kPasses * kStep / kCopySteps, A::kPasses*(kStep + 1) / kCopySteps>(
-        loop.a_source, loop.write_offset, loop.k_to_copy);
-    B::template copy_wide<B::kPasses * kStep / kCopySteps, B::kPasses*(kStep + 1) / kCopySteps>(
-        loop.b_source, loop.write_offset, loop.k_to_copy);
-    if constexpr (kStep == kCopySteps - 1) loop.finish_copy();
+
+  __device__ __forceinline__ uint32_t inside_mask(int k_left) const {
+    return A::inside_mask(a, k_left) | B::inside_mask(b, k_left) << A::kPasses;
   }
-  multiply_step<Traits, Instruction>(loop.accumulators, loop.a_fragments[kStep % 2], loop.b_fragments[kStep % 2]);
-}
+
+  // Part kPart of kParts of a tile.
+  template <int kPart, int kParts>
+  __device__ __forceinline__ void copy(uint32_t write_offset) {
+    A::template copy_aligned<A::kPasses * kPart / kParts, A::kPasses*(kPart + 1) / kParts, 0>(a, write_offset, inside);
+    B::template copy_aligned<B::kPasses * kPart / kParts, B::kPasses*(kPart + 1) / kParts, A::kPasses>(b, write_offset,
+                                                                                                       inside);
+    if constexpr (kPart == kParts - 1) {
+      --tiles_left;
+      if (tiles_left == 1) inside = inside_last;
+      if (tiles_left == 0) inside = 0;
+    }
+  }
+};
+
+// The same for all other operands.
+template <typename Config, typename Instruction>
+struct UnalignedCopies {
+  using Traits = KernelTraits<Config, Instruction>;
+  using A = typename Traits::A;
+  using B = typename Traits::B;
+
+  typename A::Source a;
+  typename B::Source b;
+  int a_granularity, b_granularity;
+  int k_left;  // elements of K not yet copied; negative once past the end
+
+  template <int kPart, int kParts>
+  __device__ __forceinline__ void copy(uint32_t write_offset) {
+    if constexpr (kPart == 0) {
+      A::copy_unaligned(a, write_offset, k_left, a_granularity);
+      B::copy_unaligned(b, write_offset, k_left, b_granularity);
+      k_left -= Traits::kTileK;
+    }
+  }
+};
 
 template <typename Config, typename Instruction>
 struct Mainloop {
@@ -94,10 +136,7 @@ struct Mainloop {
   using A = typename Traits::A;
   using B = typename Traits::B;
 
-  typename A::Source a_source;
-  typename B::Source b_source;
   uint32_t a_address, b_address;  // where this lane loads fragments, in stage 0
-  int k_to_copy;                  // elements of K not yet copied; negative once past the end
   uint32_t read_offset = 0, write_offset = 0;
   typename A::Fragments a_fragments[2];
   typename B::Fragments b_fragments[2];
@@ -110,38 +149,52 @@ struct Mainloop {
 
   __device__ __forceinline__ void finish_copy() {
     ptx::cp_async_commit_group();
-    A::advance(a_source);
-    B::advance(b_source);
-    k_to_copy -= Traits::kTileK;
     write_offset = next_stage(write_offset);
   }
 
-  __device__ __forceinline__ void copy_narrow() {
-    A::copy_narrow(a_source, write_offset, k_to_copy);
-    B::copy_narrow(b_source, write_offset, k_to_copy);
+  // One k-step: loads the fragments of the next step, issues its share of the copies, multiplies.
+  template <int kStep, typename Copies>
+  __device__ __forceinline__ void run_step(Copies& copies) {
+    constexpr int kNextStep = (kStep + 1) % Traits::kSteps;
+    constexpr int kCopySteps = Traits::kSteps - 1;
+    if constexpr (kNextStep == 0) {
+      ptx::cp_async_wait_group<Config::kStages - 2>();
+      __syncthreads();
+      read_offset = next_stage(read_offset);
+    }
+    A::template load<kNextStep>(a_fragments[kNextStep % 2], a_address + read_offset);
+    B::template load<kNextStep>(b_fragments[kNextStep % 2], b_address + read_offset);
+    if constexpr (kStep < kCopySteps) {
+      copies.template copy<kStep, kCopySteps>(write_offset);
+      if constexpr (kStep == kCopySteps - 1) finish_copy();
+    }
+    multiply_step<Traits, Instruction>(accumulators, a_fragments[kStep % 2], b_fragments[kStep % 2],
+                                       a_fragments[kNextStep % 2], b_fragments[kNextStep % 2]);
   }
 
   // Copies beyond the last tile write zeros, which nothing multiplies.
-  __device__ __forceinline__ void run() {
-    const int num_tiles = (k_to_copy + Traits::kTileK - 1) / Traits::kTileK;
+  template <typename Copies>
+  __device__ __forceinline__ void run(Copies copies, int num_tiles) {
 #pragma unroll 1
     for (int stage = 0; stage < Config::kStages - 1; ++stage) {
-      copy_narrow();
-      A::template copy_wide<0, A::kPasses>(a_source, write_offset, k_to_copy);
-      B::template copy_wide<0, B::kPasses>(b_source, write_offset, k_to_copy);
+      copies.template copy<0, 1>(write_offset);
       finish_copy();
     }
     ptx::cp_async_wait_group<Config::kStages - 2>();
     __syncthreads();
     A::template load<0>(a_fragments[0], a_address);
     B::template load<0>(b_fragments[0], b_address);
+#pragma unroll
+    for (int group = 0; group < A::kGroups; group += 2) A::prepare(a_fragments[0], group);
+#pragma unroll
+    for (int group = 0; group < B::kGroups; group += 2) B::prepare(b_fragments[0], group);
 #pragma unroll 1
     for (int tile = 0; tile < num_tiles; ++tile) {
-      run_step<0, Config, Instruction>(*this);
-      run_step<1, Config, Instruction>(*this);
+      run_step<0>(copies);
+      run_step<1>(copies);
       if constexpr (Traits::kSteps == 4) {
-        run_step<2, Config, Instruction>(*this);
-        run_step<3, Config, Instruction>(*this);
+        run_step<2>(copies);
+        run_step<3>(copies);
       }
     }
     ptx::cp_async_wait_group<0>();

@@ -20,6 +20,7 @@
 
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
+#include "ptx/mma.cuh"
 #include "ptx/shared_memory.cuh"
 #include "tile/fragment.cuh"
 #include "tile/swizzle.cuh"
@@ -54,27 +55,24 @@ struct OperandTile {
   static_assert(kThreads % kChunksPerRow == 0, "a pass must copy whole rows");
   static_assert(kRows % kRowsPerPass == 0, "passes must end with the tile");
   static_assert(kRowsPerPass % Layout::kPeriod == 0, "a thread's chunks must share one swizzle mask");
-  static_assert(kPasses <= 32, "row predicates are one 32-bit mask");
   static_assert(kBytes % 128 == 0, "the next tile must start on a line of 32 banks");
   static_assert(kWarpExtent % 16 == 0, "a load fills two groups");
 
-  // The part of the operand this thread copies. All counts are elements left, so that nothing
-  // overflows near the largest K.
+  // What this thread copies. All counts are elements left, so that nothing overflows near the
+  // largest K.
   struct Source {
-    const char* pointer;   // first chunk of the next tile
-    int64_t pass_bytes;    // from one chunk of this thread to the next
-    int64_t tile_bytes;    // from one tile to the next along K
+    const char* pointer;   // the next chunk
+    int64_t pass_bytes;    // from one chunk of a tile to the next
+    int64_t tile_bytes;    // from the last chunk of a tile to the first of the next
     uint32_t destination;  // first chunk in stage 0
     int k_offset;          // of the first chunk inside the tile
-    int extent_left;       // contiguous elements from the first chunk to the edge; not K-major only
-    uint32_t row_mask;     // bit i: row of pass i is inside the matrix; K-major only
-    int granularity;       // largest copy that address, strides and extents allow, in bytes
+    int extent_left;       // from the first chunk to the edge: rows if K-major, else contiguous elements
   };
 
   // `matrix` is the batch entry, `ld` its leading dimension in bytes; `first` and `k_begin` are the
   // origin of the first tile, and the matrix ends at `extent`.
   static __device__ __forceinline__ Source make_source(const char* matrix, int64_t ld, int64_t first, int64_t k_begin,
-                                                       int64_t extent, int granularity, uint32_t tile_address) {
+                                                       int64_t extent, uint32_t tile_address) {
     const int row = threadIdx.x / kChunksPerRow;
     const int chunk = threadIdx.x % kChunksPerRow;
     Source source;
@@ -82,51 +80,56 @@ struct OperandTile {
     const int64_t column_idx = chunk * kChunkElements + (kKMajor ? k_begin : first);
     source.pointer = matrix + row_idx * ld + column_idx * kElementBytes;
     source.pass_bytes = kRowsPerPass * ld;
-    source.tile_bytes = kKMajor ? kTileKBytes : kTileK * ld;
+    source.tile_bytes = (kKMajor ? kTileKBytes : kTileK * ld) - (kPasses - 1) * source.pass_bytes;
     source.destination = tile_address + Layout::offset(row, chunk);
-    source.granularity = granularity;
     source.k_offset = kKMajor ? chunk * kChunkElements : row;
     const int left = static_cast<int>(extent < first + kExtent ? extent - first : kExtent);
-    source.extent_left = left - chunk * kChunkElements;
-    source.row_mask = 0;
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      if (row + pass * kRowsPerPass < left) source.row_mask |= 1u << pass;
-    }
+    source.extent_left = left - (kKMajor ? row : chunk * kChunkElements);
     return source;
   }
 
-  static __device__ __forceinline__ void advance(Source& source) { source.pointer += source.tile_bytes; }
-
   // Whether chunk `pass` begins inside the matrix; `k_left` counts from the start of the tile.
   static __device__ __forceinline__ bool is_inside(const Source& source, int pass, int k_left) {
-    if (kKMajor) return source.k_offset < k_left && (source.row_mask >> pass & 1u) != 0;
-    return source.extent_left > 0 && source.k_offset + pass * kRowsPerPass < k_left;
+    const int row = pass * kRowsPerPass;
+    return source.k_offset + (kKMajor ? 0 : row) < k_left && (kKMajor ? row : 0) < source.extent_left;
   }
 
-  // Passes [kFirst, kLast) of an operand whose granularity is a whole chunk. What lies outside
-  // becomes zero. Without a branch, so that the copies blend into the mma sequence.
-  template <int kFirst, int kLast>
-  static __device__ __forceinline__ void copy_wide(const Source& source, uint32_t stage_offset, int k_left) {
-    const bool enabled = source.granularity == kChunkBytes;
+  // The same for all chunks of a tile, bit `pass` each.
+  static __device__ __forceinline__ uint32_t inside_mask(const Source& source, int k_left) {
+    uint32_t mask = 0;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (is_inside(source, pass, k_left)) mask |= 1u << pass;
+    }
+    return mask;
+  }
+
+  static __device__ __forceinline__ void advance(Source& source, int pass) {
+    source.pointer += pass == kPasses - 1 ? source.tile_bytes : source.pass_bytes;
+  }
+
+  // Passes [kFirst, kLast) when chunks are aligned and lie inside or outside as a whole: bit
+  // kFirstBit + pass of `inside` says which. What lies outside becomes zero.
+  template <int kFirst, int kLast, int kFirstBit>
+  static __device__ __forceinline__ void copy_aligned(Source& source, uint32_t stage_offset, uint32_t inside) {
 #pragma unroll
     for (int pass = kFirst; pass < kLast; ++pass) {
-      ptx::cp_async_16(enabled, source.destination + stage_offset + pass * kRowsPerPass * kRowBytes,
-                       source.pointer + pass * source.pass_bytes, is_inside(source, pass, k_left));
+      ptx::cp_async_16(source.destination + stage_offset + pass * kRowsPerPass * kRowBytes, source.pointer,
+                       inside & 1u << (kFirstBit + pass));
+      advance(source, pass);
     }
   }
 
-  // The whole tile, when the granularity is less. Rolled: it is the rare path and must stay small.
-  static __device__ __forceinline__ void copy_narrow(const Source& source, uint32_t stage_offset, int k_left) {
-    if (source.granularity == kChunkBytes) return;
+  // The whole tile, in pieces of `granularity` bytes. Rolled, to stay small.
+  static __device__ __forceinline__ void copy_unaligned(Source& source, uint32_t stage_offset, int k_left,
+                                                        int granularity) {
     uint32_t destination = source.destination + stage_offset;
-    const char* pointer = source.pointer;
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; ++pass) {
       const int left = kKMajor ? k_left - source.k_offset : source.extent_left;
-      copy_chunk(destination, pointer, is_inside(source, pass, k_left) ? left : 0, source.granularity);
+      copy_chunk(destination, source.pointer, is_inside(source, pass, k_left) ? left : 0, granularity);
       destination += kRowsPerPass * kRowBytes;
-      pointer += source.pass_bytes;
+      advance(source, pass);
     }
   }
 
@@ -172,12 +175,11 @@ struct OperandTile {
 #pragma unroll
       for (int group = 0; group < kGroups; group += 2) {
         ptx::ldmatrix_x4_trans(r, (address ^ (group / 2 * kChunkBytes)) + kStep * 32 * kRowBytes);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          // A register holds two adjacent rows at two adjacent k: keep one row of four k.
-          fragments[group][half] = __byte_perm(r[half * 2], r[half * 2 + 1], 0x6420);
-          fragments[group + 1][half] = __byte_perm(r[half * 2], r[half * 2 + 1], 0x7531);
-        }
+        // Both groups mixed, one half in each pair of registers: prepare() sorts them.
+        fragments[group][0] = r[0];
+        fragments[group + 1][0] = r[1];
+        fragments[group][1] = r[2];
+        fragments[group + 1][1] = r[3];
       }
     } else {
 #pragma unroll
@@ -198,7 +200,35 @@ struct OperandTile {
     }
   }
 
+  // Makes groups `group` and `group` + 1 what mma.sync takes. Apart from load(), so that it can be
+  // issued once the loads have arrived.
+  static __device__ __forceinline__ void prepare(Fragments& fragments, int group) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t& first = fragments[group][half];
+      uint32_t& second = fragments[group + 1][half];
+      if constexpr (kElementBytes == 4) {
+        first = round_to_tf32(first);
+        second = round_to_tf32(second);
+      } else if constexpr (kElementBytes == 1 && !kKMajor) {
+        // A register holds two adjacent rows at two adjacent k: keep one row of four k.
+        const uint32_t even = __byte_perm(first, second, 0x6420);
+        second = __byte_perm(first, second, 0x7531);
+        first = even;
+      }
+    }
+  }
+
  private:
+  // To nearest; ties go to even where that is one instruction, else away from zero.
+  static __device__ __forceinline__ uint32_t round_to_tf32(uint32_t x) {
+#if __CUDA_ARCH__ >= 900
+    return ptx::cvt_rn_tf32_f32(x);
+#else
+    return ptx::cvt_rna_tf32_f32(x);
+#endif
+  }
+
   static __device__ __forceinline__ void assign_matrices(Fragments& fragments, int group, const uint32_t (&r)[4]) {
     fragments[group][0] = r[0];
     fragments[group][1] = r[kRole == Role::kA ? 2 : 1];
@@ -211,7 +241,9 @@ struct OperandTile {
   static __device__ __forceinline__ void copy_chunk(uint32_t destination, const char* pointer, int valid,
                                                     int granularity) {
     const auto is_valid = [valid](int byte) { return byte / kElementBytes < valid; };
-    if (granularity == 8) {
+    if (granularity == kChunkBytes) {
+      ptx::cp_async_16(destination, pointer, valid > 0);
+    } else if (granularity == 8) {
 #pragma unroll
       for (int byte = 0; byte < kChunkBytes; byte += 8) {
         ptx::cp_async_narrow<8>(destination + byte, pointer + byte, is_valid(byte));
