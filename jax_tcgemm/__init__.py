@@ -1,7 +1,8 @@
 """Tensor-core matrix multiplications for JAX.
 
-`matmul` and `dot_general` are drop-ins for JAX's own. `info()` says what can run here, and
-`explain(f, *args)` what runs each of a function's products, and why.
+`matmul` and `dot_general` are drop-ins for JAX's own. `info()` says what can run here,
+`explain(f, *args)` what runs each of a function's products, and why, and `autotune(f, *args)`
+measures what runs them fastest.
 """
 
 import importlib.util
@@ -22,10 +23,20 @@ if importlib.util.find_spec("jax_tcgemm._build") is None:
         )
     __path__.insert(0, str(_installed[0]))
 
+from jax_tcgemm import tuning
+from jax_tcgemm.autotune import autotune
 from jax_tcgemm.debug import debug_switches
 from jax_tcgemm.dot_general import dot_general
 from jax_tcgemm.explain import explain
 from jax_tcgemm.info import info
 from jax_tcgemm.matmul import matmul
 
-__all__ = ["debug_switches", "dot_general", "explain", "info", "matmul"]
+__all__ = [
+    "autotune",
+    "debug_switches",
+    "dot_general",
+    "explain",
+    "info",
+    "matmul",
+    "tuning",
+]

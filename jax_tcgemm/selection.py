@@ -1,14 +1,20 @@
 """Which implementation and config runs a problem: one component, one printable result.
 
-Everything here is decided while a program is traced or lowered, from the problem and the device
-alone, so the same program always makes the same choices.
+In this order: what was asked for by name; what a table of measurements says (tuning.py); what the
+cost model predicts to be fastest (cost_model.py), where wgmma can run; a fixed preference.
+Everything is decided while a program is traced or lowered, from the problem, the device and tables
+that are read once in a process, so the same program always makes the same choices.
 """
 
+import contextlib
 import dataclasses
 import functools
+import os
+import platform as host_platform
 import sys
+from collections.abc import Iterator
 
-from jax_tcgemm import _modules
+from jax_tcgemm import _modules, cost_model, tuning
 from jax_tcgemm.debug import switch
 from jax_tcgemm.problem import Problem
 
@@ -39,6 +45,12 @@ class Device:
     num_sms: int = 0
     shared_memory_bytes: int = 0
     assumed: bool = False
+    name: str = ""
+
+    @property
+    def key(self) -> tuning.DeviceKey:
+        """What tables of measured choices know it by."""
+        return tuning.DeviceKey(self.platform, self.name, self.compute_capability, self.num_sms)
 
     def query(self) -> dict:
         """What the modules' reject() and workspace_bytes() take."""
@@ -50,7 +62,7 @@ class Device:
 
 
 # Lowering for CUDA where there is no GPU aims at an H200.
-ASSUMED_GPU = Device("cuda", 90, 132, 232448, assumed=True)
+ASSUMED_GPU = Device("cuda", 90, 132, 232448, assumed=True, name="NVIDIA H200")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,13 +95,27 @@ class Choice:
 
 def target_device(platform: str) -> Device:
     """The device that a program lowered for `platform` will run on: the first or an assumed one."""
+    if platform == "cpu":
+        return Device(platform, name=_cpu_name())
     if platform != "cuda":
         return Device(platform)
     properties = _modules.cuda_device()
     if properties is None:
         return ASSUMED_GPU
     fields = ("compute_capability", "num_sms", "shared_memory_bytes")
-    return Device("cuda", *(properties[field] for field in fields))
+    return Device("cuda", *(properties[field] for field in fields), name=properties["name"])
+
+
+@functools.cache
+def _cpu_name() -> str:
+    """The processor and how many of its threads this process may use."""
+    name = host_platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    return f"{name} x {len(os.sched_getaffinity(0))}"
 
 
 def check_names(op: str, implementation: str | None, config: str | None) -> None:
@@ -123,12 +149,49 @@ def check_names(op: str, implementation: str | None, config: str | None) -> None
 def candidates(problem: Problem, device: Device) -> tuple[Candidate, ...]:
     """Every implementation and config of the device's platform, and what stops it if anything."""
     found = [
-        Candidate(implementation, config, _reason(implementation, config, problem, device))
+        candidate
         for implementation, platform in _PLATFORM_OF.items()
         if platform == device.platform
-        for config in _configs(implementation) or ("",)
+        for candidate in _considered(
+            implementation, _configs(implementation) or ("",), problem, device
+        )
     ]
     return (*found, Candidate(XLA, _XLA_CONFIG, ""))
+
+
+def ranked(
+    problem: Problem, device: Device, implementation: str | None = None
+) -> list[tuple[Candidate, float | None]]:
+    """The candidates that can run a problem, the one that should be fastest first.
+
+    Args:
+      problem: the problem.
+      device: where it runs.
+      implementation: only its candidates; None means all.
+
+    Returns:
+      Candidates, each with the microseconds that the cost model predicts, None where it cannot.
+    """
+    considered = candidates(problem, device)
+    if implementation is not None:
+        considered = tuple(c for c in considered if c.implementation == implementation)
+    return _rank(problem, device, considered)
+
+
+# Lists of (problem, device), for those who want to know which problems are lowered.
+_collectors: list[list[tuple[Problem, Device]]] = []
+
+
+@contextlib.contextmanager
+def collect() -> Iterator[list[tuple[Problem, Device]]]:
+    """Gives a list to which every problem is added that is left to us to choose for meanwhile."""
+    found: list[tuple[Problem, Device]] = []
+    _collectors.append(found)
+    try:
+        yield found
+    finally:
+        # By identity: two lists of the same problems are equal.
+        _collectors[:] = [other for other in _collectors if other is not found]
 
 
 def select(
@@ -161,6 +224,8 @@ def select(
     if isinstance(problem, str):
         choice = _without_problem(op, problem, implementation, source)
     elif implementation is None:
+        for found in tuple(_collectors):
+            found.append((problem, device))
         choice = _best(problem, device)
     else:
         choice = _forced(op, problem, device, implementation, config, source)
@@ -186,22 +251,60 @@ def _forced(op, problem, device, implementation, config, source) -> Choice:
     if implementation == XLA:
         return Choice(XLA, _XLA_CONFIG, source)
     configs = (config,) if config is not None else _configs(implementation) or ("",)
-    considered = tuple(
-        Candidate(implementation, name, _reason(implementation, name, problem, device))
-        for name in configs
-    )
-    for candidate in _rank(problem, device, considered):
-        return _chosen(candidate, source, problem, device, considered)
+    considered = _considered(implementation, configs, problem, device)
+    best = _tuned(problem, device, considered) or _modelled(problem, device, considered)
+    if best is not None:
+        # One config is no choice, and needs no reason but who asked for it.
+        why = source if len(considered) == 1 else f"{source}; {best[1]}"
+        return _chosen(best[0], why, problem, device, considered)
     raise ValueError(_refusal(op, implementation, considered[0].reason))
 
 
 @functools.lru_cache(maxsize=4096)
 def _best(problem: Problem, device: Device) -> Choice:
     considered = candidates(problem, device)
-    if device.platform == "cpu":
+    if (tuned := _tuned(problem, device, considered)) is not None:
+        best, why = tuned
+    elif device.platform == "cpu":
         best, why = _cpu_rule(problem, considered)
-        return _chosen(best, why, problem, device, considered)
-    best = _rank(problem, device, considered)[0]
+    else:
+        best, why = _modelled(problem, device, considered)
+    return _chosen(best, why, problem, device, considered)
+
+
+def forget() -> None:
+    """Forgets past choices, after the modules or the rules have changed under them."""
+    _best.cache_clear()
+
+
+def _tuned(problem: Problem, device: Device, considered) -> tuple[Candidate, str] | None:
+    """What a table says, where what it says exists in this build and can run the problem."""
+    can_run = {(c.implementation, c.config): c for c in considered if not c.reason}
+    for entry, source in tuning.lookup(problem, device.key):
+        candidate = can_run.get((entry.implementation, entry.config))
+        if candidate is not None and entry.abi == abi_of(entry.implementation):
+            return candidate, f"measured, {entry.us:.4g} us ({source})"
+    return None
+
+
+def abi_of(implementation: str) -> int:
+    """The ABI number of the module that an implementation is in; 0 for XLA's own dot."""
+    return 0 if implementation == XLA else _module(implementation).abi_version
+
+
+def _modelled(problem: Problem, device: Device, considered) -> tuple[Candidate, str] | None:
+    """The first by `_rank` and why it is; None when nothing can run."""
+    order = _rank(problem, device, considered)
+    if not order:
+        return None
+    best, us = order[0]
+    if us is not None:
+        why = f"the cost model predicts {us:.4g} us"
+        if (
+            other := next((o for o in order if o[1] is not None and o[0] != best), None)
+        ) is not None:
+            why += f", {other[1]:.4g} us for {other[0].name}"
+        return best, why
     refused = dict.fromkeys(c.implementation for c in considered if c.reason)
     refused = [name for name in refused if name != best.implementation]
     if best.implementation == XLA:
@@ -211,20 +314,32 @@ def _best(problem: Problem, device: Device) -> Choice:
         why = f"first in the order of preference that can run this; {', '.join(refused)} cannot"
     else:
         why = "first in the order of preference"
-    return _chosen(best, why, problem, device, considered)
+    return best, why
 
 
-def forget() -> None:
-    """Forgets past choices, after the modules or the rules have changed under them."""
-    _best.cache_clear()
+def _rank(problem: Problem, device: Device, considered) -> list[tuple[Candidate, float | None]]:
+    """The candidates that can run, best first, each with its predicted time where there is one.
 
-
-def _rank(problem: Problem, device: Device, considered) -> list[Candidate]:
-    """The candidates that can run, best first.
-
-    On CUDA the order of implementations is _CUDA_PREFERENCE, within one the order of its configs.
+    Those with a prediction, wgmma and cuBLASLt beside it, come first; on CUDA the others follow in
+    the order of _CUDA_PREFERENCE, and within one implementation in the order of its configs.
     """
-    return [candidate for candidate in considered if not candidate.reason]
+    runnable = [candidate for candidate in considered if not candidate.reason]
+    wgmma = tuple(c.config for c in runnable if c.implementation == "wgmma")
+    if not wgmma or not cost_model.models(problem, wgmma):
+        return [(candidate, None) for candidate in runnable]
+    predicted = dict(
+        zip(wgmma, cost_model.predict_us(problem, device.num_sms, wgmma).tolist(), strict=True)
+    )
+    cublaslt = cost_model.predict_cublaslt_us(problem, device.num_sms, wgmma)
+    timed, others = [], []
+    for candidate in runnable:
+        if candidate.implementation == "wgmma":
+            timed.append((candidate, predicted[candidate.config]))
+        elif candidate.implementation == "cublaslt" and candidate.config == _configs("cublaslt")[0]:
+            timed.append((candidate, cublaslt))
+        else:
+            others.append((candidate, None))
+    return sorted(timed, key=lambda pair: pair[1]) + others
 
 
 # By dtype of A: products with fewer rows or columns than this read one large operand and little
@@ -273,13 +388,21 @@ def _configs(implementation: str) -> tuple[str, ...]:
     return tuple(module.implementations().get(implementation, ())) if module is not None else ()
 
 
-def _reason(implementation: str, config: str, problem: Problem, device: Device) -> str:
-    """The rule that stops a candidate, "" when none does."""
-    platform = _PLATFORM_OF[implementation]
+def _considered(
+    implementation: str, configs: tuple[str, ...], problem: Problem, device: Device
+) -> tuple[Candidate, ...]:
+    """Configs of one implementation, each with the rule that stops it, "" when none does."""
+    platform, reason = _PLATFORM_OF[implementation], ""
     if platform != device.platform:
-        return f"it runs on {platform}, not on {device.platform}"
-    if not _configs(implementation):
-        return _modules.reason(platform) or "it is not part of this build"
-    if implementation == "cublaslt" and (reason := _modules.cublaslt_reason()):
-        return reason
-    return _module(implementation).reject(implementation, config, problem.query(), device.query())
+        reason = f"it runs on {platform}, not on {device.platform}"
+    elif not _configs(implementation):
+        reason = _modules.reason(platform) or "it is not part of this build"
+    elif implementation == "cublaslt":
+        reason = _modules.cublaslt_reason()
+    if reason:
+        return tuple(Candidate(implementation, config, reason) for config in configs)
+    reject, queries = _module(implementation).reject, (problem.query(), device.query())
+    return tuple(
+        Candidate(implementation, config, reject(implementation, config, *queries))
+        for config in configs
+    )

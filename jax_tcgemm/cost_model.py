@@ -1,0 +1,231 @@
+"""How long a wgmma config takes, predicted from the problem and the device.
+
+A persistent grid of one block for each SM (or of as many clusters as fit) walks the output tiles:
+
+    time = launch + max~(compute, memory) + partial sums + copies of operands
+
+where max~ is a norm, a little more than the larger. `compute` is the waves of tiles, each as long
+as its k blocks take the tensor cores or the way from L2, whichever is slower; `memory` is what
+HBM has to move. The constants in `Calibration` were fitted to measured times of the fastest five
+configs of 40 problems; docs/tuning.md says what the model gets right and what it cannot know.
+"""
+
+import dataclasses
+import functools
+import re
+
+import numpy as np
+
+from jax_tcgemm.problem import DTYPES, Operand, Problem
+
+_NAME = re.compile(
+    r"(?P<m>\d+)x(?P<n>\d+)x64_c(?P<cm>\d+)x(?P<cn>\d+)x(?P<ck>\d+)_(?P<kind>pp|co)(?P<swapped>_t)?"
+    r"(?:_split(?P<splits>\d+))?"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What an H200 does; clocks are SM clocks, bytes a clock are of one SM."""
+
+    clocks_per_us: float = 1625.0  # of a busy tensor core, as far as power and issue let it
+    launch_us: float = 2.45  # first load and last store included
+    cluster_us: float = 0.74  # starting and ending in step
+    cluster_k_us: float = 1.85  # and adding up through distributed shared memory
+    # A k block: the multiplications, reading N x K from shared memory for every 64 rows of them.
+    shared_clocks_per_row: float = 0.21
+    overhead_clocks: tuple[float, float] = (24.0, 58.0)  # ping-pong, cooperative
+    least_clocks: float = 139.0
+    # The way from L2, for one SM alone and for each when all of them load.
+    l2_bytes_per_clock: tuple[float, float] = (179.0, 73.0)
+    padding_weight: float = 2.26  # loads beyond a tile, which come as boxes of their own
+    straddling: float = 1.8  # where rows do not start on a 128-byte line, each load takes two
+    # A tile: what ping-pong cannot hide, and the epilogue.
+    handover_us: float = 0.17
+    epilogue_us: float = 0.30
+    epilogue_kib_per_us: float = 140.0
+    unaligned_epilogue: float = 2.0  # times as long where rows of D are not 16-byte aligned
+    # Memory. What several clusters read crosses between the halves of L2.
+    hbm_bytes_per_us: float = 3.9e6
+    crossing_bytes_per_us: float = 2.27e6
+    overlap: float = 3.76  # the norm that joins what overlaps
+    stage_overlap: float = 4.13  # the same inside a k block
+    # A launch that adds partial sums.
+    reduction_us: float = 0.47
+    reduction_round_us: float = 0.89  # eight splits
+    # A launch that copies operands.
+    copy_us: float = 2.0
+    copy_bytes_per_us: float = 3.7e6
+    # cuBLASLt, in terms of our best: close to it, except on layouts that its TF32 has to convert,
+    # and where no row is aligned.
+    cublaslt: float = 1.03
+    cublaslt_tf32: float = 1.12
+    cublaslt_unaligned_flops_per_us: float = 1.3e8
+    cublaslt_unaligned_bytes_per_us: float = 0.7e6
+
+
+H200 = Calibration()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Configs:
+    """Columns of numbers, one row for each config."""
+
+    tile_m: np.ndarray
+    tile_n: np.ndarray
+    cluster_m: np.ndarray
+    cluster_n: np.ndarray
+    cluster_k: np.ndarray
+    ping_pong: np.ndarray
+    swapped: np.ndarray
+    splits: np.ndarray
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(names: tuple[str, ...]) -> _Configs | None:
+    found = [_NAME.fullmatch(name) for name in names]
+    if not found or None in found:
+        return None
+    columns = [
+        np.array([float(match[key] or 1) for match in found])
+        for key in ("m", "n", "cm", "cn", "ck", "splits")
+    ]
+    *tiles, splits = columns
+    ping_pong = np.array([match["kind"] == "pp" for match in found])
+    swapped = np.array([bool(match["swapped"]) for match in found])
+    return _Configs(*tiles, ping_pong, swapped, splits)
+
+
+def models(problem: Problem, names: tuple[str, ...]) -> bool:
+    """Whether the model knows such problems and all of these configs of wgmma."""
+    is_16bit = problem.a.dtype in ("f16", "bf16") and problem.compute == "f32"
+    is_tf32 = problem.a.dtype == "f32" and problem.compute == "tf32"
+    is_real = is_16bit or is_tf32
+    return is_real and problem.bytes > 0 and problem.k > 0 and _parse(names) is not None
+
+
+def predict_us(
+    problem: Problem, num_sms: int, names: tuple[str, ...], calibration: Calibration = H200
+) -> np.ndarray:
+    """Microseconds of each wgmma config, whether or not it can run the problem.
+
+    Args:
+      problem: one that `models` knows.
+      num_sms: of the device.
+      names: configs of wgmma.
+      calibration: the device's constants.
+
+    Returns:
+      Float64, one for each name.
+    """
+    kernel = _kernel_us(problem, num_sms, _parse(names), calibration)
+    return kernel + _copy_us(problem, calibration)
+
+
+def predict_cublaslt_us(
+    problem: Problem, num_sms: int, names: tuple[str, ...], calibration: Calibration = H200
+) -> float:
+    """Microseconds of cuBLASLt, roughly: it is told from our own kernels without their copies.
+
+    Args:
+      problem: one that `models` knows.
+      num_sms: of the device.
+      names: configs of wgmma.
+      calibration: the device's constants.
+    """
+    c = calibration
+    if any(not _is_aligned(operand) for operand in (problem.a, problem.b)):
+        arithmetic = problem.flops / c.cublaslt_unaligned_flops_per_us
+        return c.launch_us + max(arithmetic, problem.bytes / c.cublaslt_unaligned_bytes_per_us)
+    best = float(np.min(_kernel_us(problem, num_sms, _parse(names), c)))
+    needs_transpose = problem.compute == "tf32" and problem.layout != "NT"
+    return best * (c.cublaslt_tf32 if needs_transpose else c.cublaslt)
+
+
+def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndarray:
+    in_bytes, out_bytes = DTYPES[p.a.dtype].itemsize, DTYPES[p.out_dtype].itemsize
+    m, n = np.where(x.swapped, p.n, p.m), np.where(x.swapped, p.m, p.n)
+    batch = max(p.batch, 1)
+
+    cluster = x.cluster_m * x.cluster_n * x.cluster_k
+    tiles_m = np.ceil(m / (x.tile_m * x.cluster_m))
+    tiles_n = np.ceil(n / (x.tile_n * x.cluster_n))
+    tiles = tiles_m * tiles_n * batch * x.splits
+    slots = np.maximum(num_sms // cluster, 1)
+    waves = np.ceil(tiles / slots)
+    busy = np.minimum(tiles, slots) * cluster / num_sms
+
+    # One k block of 128 bytes.
+    pairs = _norm(x.tile_n / 2, (x.tile_n + 64) * c.shared_clocks_per_row, c.stage_overlap)
+    overhead = np.where(x.ping_pong, *c.overhead_clocks)
+    multiply = x.tile_m / 64 * 4 * pairs + overhead
+    lines_a, lines_b = _lines(p.a, c), _lines(p.b, c)
+    loaded_m = x.tile_m * np.where(x.swapped, lines_b, lines_a)
+    loaded_n = x.tile_n * np.where(x.swapped, lines_a, lines_b)
+    loaded = loaded_m / x.cluster_n + loaded_n / x.cluster_m
+    if in_bytes == 2:  # TF32 has both operands K-major, if need be by a copy
+        n_major = np.where(x.swapped, p.a.transposed, not p.b.transposed)
+        loaded = loaded + n_major * (-x.tile_n % 64) / x.cluster_m * c.padding_weight
+    alone, together = c.l2_bytes_per_clock
+    load = 128 * loaded * _norm(1 / alone, busy / together, 4)
+    k_block = np.maximum(_norm(multiply, load, c.stage_overlap), c.least_clocks)
+    k_blocks = np.ceil(np.ceil(p.k * in_bytes / 128) / x.splits / x.cluster_k)
+    mainloop = k_blocks * k_block / c.clocks_per_us + x.ping_pong * c.handover_us
+
+    # One tile, and the walk over them: ping-pong stores one while it multiplies the next.
+    stored_bytes = np.where(x.splits > 1, 4, out_bytes)
+    store = x.tile_m * x.tile_n * stored_bytes / 1024 / c.epilogue_kib_per_us
+    is_unaligned = (x.splits == 1) & (p.n * out_bytes % 16 != 0)
+    store = store * np.where(x.ping_pong, 2, 1) * np.where(is_unaligned, c.unaligned_epilogue, 1)
+    epilogue = c.epilogue_us + store
+    in_turn = np.ceil(waves / 2) * (mainloop + epilogue)
+    alternating = np.maximum(waves * mainloop + epilogue, in_turn)
+    compute = np.where(x.ping_pong, alternating, waves * (mainloop + epilogue))
+
+    d_elements = batch * p.m * p.n
+    hbm = (p.a_bytes + p.b_bytes + d_elements * stored_bytes) / c.hbm_bytes_per_us
+    # An element that d clusters read is far from its home for all of them with chance 2^-d.
+    readers_a = np.where(x.swapped, tiles_m, tiles_n)
+    readers_b = np.where(x.swapped, tiles_n, tiles_m)
+    crossing = p.a_bytes * (1 - 0.5**readers_a) + p.b_bytes * (1 - 0.5**readers_b)
+    memory = np.maximum(hbm, crossing / c.crossing_bytes_per_us)
+
+    is_split = x.splits > 1
+    summed_bytes = d_elements * (4 * x.splits + out_bytes)
+    rounds = np.ceil(x.splits / 8)
+    reduction = c.reduction_us + c.reduction_round_us * rounds + summed_bytes / c.hbm_bytes_per_us
+    starts = c.launch_us + c.cluster_us * (x.cluster_m * x.cluster_n > 1)
+    starts = starts + c.cluster_k_us * (x.cluster_k > 1)
+    return starts + _norm(compute, memory, c.overlap) + is_split * reduction
+
+
+def _copy_us(problem: Problem, calibration: Calibration) -> float:
+    """The launch that makes operands what TMA can read and the instruction can multiply."""
+    p = problem
+    is_tf32 = p.compute == "tf32"
+    copied = 0
+    if (is_tf32 and p.a.transposed) or not _is_aligned(p.a):
+        copied += p.a_bytes
+    if (is_tf32 and not p.b.transposed) or not _is_aligned(p.b):
+        copied += p.b_bytes
+    if not copied:
+        return 0.0
+    return calibration.copy_us + 2 * copied / calibration.copy_bytes_per_us
+
+
+def _is_aligned(operand: Operand) -> bool:
+    """Whether every row starts on a 16-byte boundary, in a buffer that does."""
+    itemsize = DTYPES[operand.dtype].itemsize
+    strides = (operand.ld, operand.outer_stride, operand.inner_stride)
+    return all(stride * itemsize % 16 == 0 for stride in strides)
+
+
+def _lines(operand: Operand, calibration: Calibration) -> float:
+    """What loading 128 bytes of a row costs, 1 where they are one line. A copy is no better."""
+    is_line = operand.ld * DTYPES[operand.dtype].itemsize % 128 == 0
+    return 1.0 if is_line else calibration.straddling
+
+
+def _norm(x, y, order):
+    """Between the larger of two times that overlap and their sum."""
+    return (x**order + y**order) ** (1 / order)
