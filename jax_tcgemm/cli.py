@@ -1,4 +1,4 @@
-"""The command line: ``python -m jax_tcgemm info | demo | bench | fragment``."""
+"""The command line: ``python -m jax_tcgemm info | demo | bench | tune | fragment``."""
 
 import contextlib
 import math
@@ -75,6 +75,153 @@ def fragment(
 
         # Plain, because a grid must not be wrapped to the terminal.
         typer.echo(fragment_grid(shape, dtype, operand))
+
+
+@app.command()
+def tune(
+    suite: Annotated[str | None, typer.Option(help="Suites of bench, comma-separated.")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="M,N,K or BATCH,M,N,K; may be repeated.")
+    ] = None,
+    layout: Annotated[
+        str, typer.Option(help="Layouts of --shape, comma-separated: NN, NT, TN, TT.")
+    ] = "NN",
+    dtype: Annotated[
+        str | None, typer.Option(help="Dtypes, comma-separated; default bf16, or the suite's own.")
+    ] = None,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Write the table to this file, not to the user's cache folder."),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Keep what --out holds about other problems.")
+    ] = False,
+    provenance: Annotated[
+        str, typer.Option(help="A line for the table on where its figures come from.")
+    ] = "python -m jax_tcgemm tune",
+    regret: Annotated[
+        int | None,
+        typer.Option(min=1, help="Measure the regret of the choice on so many random problems."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random problems.")] = 0,
+    scale: Annotated[
+        float, typer.Option(min=0.001, help="Of the random extents; below 1 for slow machines.")
+    ] = 1.0,
+    budget: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Seconds for a problem: 5; 2.5 with --regret."),
+    ] = None,
+    configs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Configs to measure for a problem: 20; 30 with --regret."),
+    ] = None,
+    xla: Annotated[bool, typer.Option(help="Let XLA's own dot take part, too.")] = True,
+) -> None:
+    """Measure what runs each problem fastest, and remember it; or how good the choice is."""
+    console = _console()
+    with _errors_as_text():
+        if (regret is not None) + bool(suite or shape) != 1:
+            raise ValueError("tune: give --suite or --shape, or --regret alone")
+        if regret is None:
+            _tune(
+                console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla
+            )
+        else:
+            _regret(console, regret, seed, dtype or "bf16", scale, budget, configs)
+
+
+def _tune(console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla):
+    """Tunes suites and shapes, and writes the table."""
+    import dataclasses
+
+    from jax_tcgemm import tuning
+    from jax_tcgemm.autotune import BUDGET_S, CANDIDATES, Tuning, tune_problems
+
+    device = _default_device()
+    found = tune_problems(
+        _problems(suite, shape, layout, dtype),
+        device,
+        budget_s=budget or BUDGET_S,
+        candidates=configs or CANDIDATES,
+        xla=xla,
+    )
+    result = Tuning(device, found)
+    console.print(result)
+    if not found:
+        raise ValueError("tune: nothing could be measured; see python -m jax_tcgemm info")
+    table = dataclasses.replace(result.table, provenance=provenance)
+    if out is None:
+        path = tuning.save_to_cache(table)
+    else:
+        (tuning.merge_table if merge else tuning.write_table)(out, table)
+        path = out
+    console.print(f"wrote {path}" if path else "[yellow]nothing was written[/]", soft_wrap=True)
+
+
+def _problems(suite, shape, layout, dtype) -> list:
+    """The distinct problems that suites and shapes come to."""
+    import jax
+
+    from jax_tcgemm.bench import reference, suites
+
+    dtypes = dtype.split(",") if dtype else None
+    cases = [
+        case
+        for name in (suite.split(",") if suite else ())
+        for case in suites.load_suite(name, dtypes).cases
+    ]
+    for text in shape or ():
+        extents = text.split(",")
+        if len(extents) not in (3, 4) or not all(extent.isdecimal() for extent in extents):
+            raise ValueError(f"tune: shape must be M,N,K or BATCH,M,N,K, got shape={text!r}")
+        *batch, m, n, k = map(int, extents)
+        group = {"m": m, "n": n, "k": k, "batch": batch or 1, "layout": layout.split(",")}
+        described = {"description": "", "dtypes": ["bf16"], "groups": [group]}
+        cases += suites.parse_suite("--shape", described, dtypes).cases
+    found = {}
+    with jax.enable_x64(True):  # Cases say their own types.
+        for case in cases:
+            preferred = case.out_type if case.out_type != case.element_type else None
+
+            def function(a, b, case=case, preferred=preferred):
+                return jax_tcgemm.dot_general(
+                    a,
+                    b,
+                    case.dimension_numbers,
+                    precision=case.precision,
+                    preferred_element_type=preferred,
+                )
+
+            (call,) = jax_tcgemm.explain(function, *reference.operand_shapes(case))
+            if call.problem is not None:
+                found[call.problem] = None
+    return list(found)
+
+
+def _default_device():
+    import jax
+
+    from jax_tcgemm import selection
+
+    platform = jax.default_backend()
+    return selection.target_device("cuda" if platform == "gpu" else platform)
+
+
+def _regret(console, count, seed, dtype, scale, budget, configs):
+    """Measures random problems and tells how good the choices are."""
+    from jax_tcgemm.autotune import tune_problems
+    from jax_tcgemm.bench.regret import random_problems, regret_table
+
+    found = tune_problems(
+        random_problems(count, seed, dtype, scale),
+        _default_device(),
+        budget_s=budget or 2.5,
+        candidates=configs or 30,
+        xla=False,
+    )
+    table, summary = regret_table(found)
+    console.print(table)
+    console.print(summary, highlight=False, soft_wrap=True)
 
 
 @bench_app.callback()

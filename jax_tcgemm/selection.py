@@ -300,10 +300,8 @@ def _modelled(problem: Problem, device: Device, considered) -> tuple[Candidate, 
     best, us = order[0]
     if us is not None:
         why = f"the cost model predicts {us:.4g} us"
-        if (
-            other := next((o for o in order if o[1] is not None and o[0] != best), None)
-        ) is not None:
-            why += f", {other[1]:.4g} us for {other[0].name}"
+        if len(order) > 1 and order[1][1] is not None:
+            why += f", {order[1][1]:.4g} us for {order[1][0].name}"
         return best, why
     refused = dict.fromkeys(c.implementation for c in considered if c.reason)
     refused = [name for name in refused if name != best.implementation]

@@ -3,7 +3,8 @@
 A table is a JSON file::
 
     {"format": 1,
-     "device": {"platform": "cuda", "name": "NVIDIA H200", "compute_capability": 90, "num_sms": 132},
+     "device": {"platform": "cuda", "name": "NVIDIA H200",
+                "compute_capability": 90, "num_sms": 132},
      "provenance": "where the figures come from",
      "entries": {"512x512x512 NN bf16->bf16 (f32)": {
          "implementation": "wgmma", "config": "64x64x64_c1x1x1_pp", "us": 4.0,

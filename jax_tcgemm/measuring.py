@@ -1,0 +1,257 @@
+"""Times the ways to run one problem, in turns, on buffers of random numbers."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import os
+import statistics
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm import _modules, local, selection
+from jax_tcgemm.problem import DTYPES, Operand, Problem
+
+# The first round tells the slow from the fast, the second tells the fast apart.
+_FIRST_REPEATS, _SECOND_REPEATS = 5, 15
+_FINALISTS = 5
+# A call that takes longer is not repeated to warm up; one that takes so many times the fastest
+# call's time is not measured further.
+_SLOW_S = 0.1
+_FAR_BEHIND = 4.0
+_HOST_CACHE_BYTES = 32 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One way to run a problem, and its median time."""
+
+    implementation: str
+    config: str
+    us: float
+
+    @property
+    def name(self) -> str:
+        """`implementation/config`."""
+        return f"{self.implementation}/{self.config}"
+
+
+def contenders(
+    problem: Problem, device: selection.Device, candidates: int, xla: bool = True
+) -> list[tuple[str, str]]:
+    """(implementation, config) worth measuring, the present choice and XLA first.
+
+    Args:
+      problem: the problem.
+      device: where it runs.
+      candidates: configs beside the present choice, cuBLASLt's and XLA.
+      xla: whether XLA takes part where it need not.
+    """
+    now = selection.select("autotune", problem, device)
+    names = [(now.implementation, now.config), (selection.XLA, "default")]
+    ranked = selection.ranked(problem, device)
+    if any(us is not None for _, us in ranked):
+        names += [(c.implementation, c.config) for c, us in ranked if us is not None][:candidates]
+        names += [(c.implementation, c.config) for c, _ in ranked if c.implementation == "cublaslt"]
+    else:
+        # In turns, so that each implementation gets its share.
+        by_name: dict[str, list] = {}
+        for candidate, _ in ranked:
+            by_name.setdefault(candidate.implementation, []).append(candidate.config)
+        depth = max(map(len, by_name.values()), default=0)
+        turns = [
+            (name, configs[i])
+            for i in range(depth)
+            for name, configs in by_name.items()
+            if i < len(configs)
+        ]
+        names += turns[:candidates]
+    if not _is_packed(problem) or not (xla or now.implementation == selection.XLA):
+        names = [name for name in names if name[0] != selection.XLA]
+    return list(dict.fromkeys(names))
+
+
+def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[Measurement]:
+    """Times contenders in turns on the default device; those that fail are left out.
+
+    Args:
+      problem: the problem.
+      names: (implementation, config) of each.
+      budget_s: seconds in all, compiling included; what has not compiled in half of them is left
+        out.
+
+    Returns:
+      Those that were measured to the end, the fastest first.
+    """
+    from jax_tcgemm.bench import timing
+
+    start = time.perf_counter()
+    on_gpu = jax.default_backend() == "gpu"
+    cache_bytes = _modules.cuda_device()["l2_bytes"] if on_gpu else _HOST_CACHE_BYTES
+    with jax.enable_x64(True):  # Operands say their own types.
+        num_sets = timing.num_input_sets(problem.a_bytes + problem.b_bytes, cache_bytes)
+        sets = _make_inputs(problem, num_sets)
+        runnables = _compile(problem, names, start + budget_s / 2, sets[0])
+        runnables, seconds = _warm_up(runnables, sets[-1], start + budget_s * 0.6)
+        if not runnables:
+            return []
+        filled = (problem.a_bytes + problem.b_bytes) * num_sets
+        flush_bytes = 2 * cache_bytes if filled < 2 * cache_bytes else 0
+        left_s = start + budget_s - time.perf_counter()
+
+        def timed(chosen, repeats, share_s):
+            each_s = statistics.fmean(seconds[r.name] for r in chosen) * len(chosen)
+            repeats = max(1, min(repeats, int(share_s / each_s)))
+            counts = [repeats] * len(chosen)
+            try:
+                timer = "trace" if on_gpu else "wall"
+                times = timing.measure(chosen, sets, counts, timer=timer, flush_bytes=flush_bytes)
+            except RuntimeError:  # No trace, for instance because the user takes one.
+                times = timing.measure(chosen, sets, counts, timer="chained")
+            return {name: timing_.percentile(50) for name, timing_ in times.items()}
+
+        first = timed(runnables, _FIRST_REPEATS, left_s / 2)
+        order = sorted(runnables, key=lambda r: first[r.name])
+        asked_first = "/".join(names[0])
+        finalists = [r for i, r in enumerate(order) if i < _FINALISTS or r.name == asked_first]
+        left_s = start + budget_s - time.perf_counter()
+        times = timed(finalists, _SECOND_REPEATS, left_s)
+    rest = {r.name: first[r.name] for r in order if r.name not in times}
+    found = [Measurement(*name.split("/", 1), us) for name, us in times.items()]
+    slower = [Measurement(*name.split("/", 1), us) for name, us in rest.items()]
+    return sorted(found, key=lambda m: m.us) + slower
+
+
+def _compile(problem, names, deadline, operands) -> list:
+    """The contenders that compile before the deadline, in their order; the first in any case."""
+    from jax_tcgemm.bench.timing import Runnable
+
+    def compiled(index, name):
+        with jax.enable_x64(True):  # Holds for one thread.
+            function = _function(problem, *name)
+            function.__name__ = function.__qualname__ = module = f"tcgemm_tune_{index}"
+            jitted = jax.jit(function)
+            jitted.lower(*operands).compile()
+        return Runnable("/".join(name), f"jit_{module}", jitted)
+
+    pool = concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+    futures = [pool.submit(compiled, index, name) for index, name in enumerate(names)]
+    found = []
+    for index, future in enumerate(futures):
+        timeout = None if index == 0 else max(deadline - time.perf_counter(), 0)
+        # What does not compile in time, or not at all, is no contender.
+        with contextlib.suppress(Exception):
+            found.append(future.result(timeout))
+    # What still compiles may run candidates of its own on the GPU, and must not meanwhile.
+    pool.shutdown(wait=True, cancel_futures=True)
+    return found
+
+
+def _warm_up(runnables, operands, deadline) -> tuple[list, dict[str, float]]:
+    """Those that run and are not far behind, and the seconds that a call of each takes."""
+    seconds = {}
+    for index, runnable in enumerate(runnables):
+        if index > 0 and time.perf_counter() > deadline:
+            break
+        with contextlib.suppress(Exception):
+            # The first call also loads what it needs, unless it takes so long that this is nothing.
+            for _ in range(2):
+                start = time.perf_counter()
+                jax.block_until_ready(runnable.function(*operands))
+                seconds[runnable.name] = time.perf_counter() - start
+                if seconds[runnable.name] > _SLOW_S:
+                    break
+    limit = _FAR_BEHIND * min(seconds.values(), default=0.0)
+    alive = [r for r in runnables if seconds.get(r.name, np.inf) <= limit]
+    return alive, seconds
+
+
+def _function(problem: Problem, implementation: str, config: str):
+    """The problem as a function of its flat operands."""
+    if implementation == selection.XLA:
+        return functools.partial(_xla, problem)
+    device = selection.target_device("cpu" if implementation == "host" else "cuda")
+    choice = selection.select("autotune", problem, device, implementation, config)
+
+    def function(a, b):
+        return local.local_gemm(problem, a, b, choice=choice)
+
+    return function
+
+
+def _xla(problem: Problem, a, b):
+    p = problem
+    is_batched = p.batch > 1
+    first = int(is_batched)
+
+    def stored(x, operand, rows, columns):
+        shape = (columns, rows) if operand.transposed else (rows, columns)
+        return jnp.reshape(x, (p.batch, *shape) if is_batched else shape)
+
+    contract = (first + (not p.a.transposed), first + p.b.transposed)
+    batch = (0,) if is_batched else ()
+    return lax.dot_general(
+        stored(a, p.a, p.m, p.k),
+        stored(b, p.b, p.k, p.n),
+        (((contract[0],), (contract[1],)), (batch, batch)),
+        precision="highest" if p.compute in ("f32", "f64") else "default",
+        preferred_element_type=DTYPES[p.out_dtype],
+    )
+
+
+def _is_packed(problem: Problem) -> bool:
+    """Whether XLA's dot can be given the operands as they are, and computes the same."""
+    p = problem
+    packed = dataclasses.replace(
+        p,
+        batch_inner=p.batch,
+        a=_packed(p.a, p.m, p.k, p.batch),
+        b=_packed(p.b, p.k, p.n, p.batch),
+    )
+    return packed == p and p.compute != "f16"
+
+
+def _packed(operand: Operand, rows: int, columns: int, batch: int) -> Operand:
+    ld = rows if operand.transposed else columns
+    return Operand(operand.dtype, operand.transposed, ld, 0, rows * columns if batch > 1 else 0)
+
+
+def _make_inputs(problem: Problem, num_sets: int) -> list[tuple[jax.Array, jax.Array]]:
+    """Sets of flat operands: standard normal, integers over their whole range."""
+    key = jax.random.key(0, impl="rbg")
+    sizes = (
+        _num_elements(problem, problem.a, problem.m, problem.k),
+        _num_elements(problem, problem.b, problem.k, problem.n),
+    )
+    types = (problem.a.dtype, problem.b.dtype)
+    keys = jax.random.split(key, (num_sets, 2))
+    return jax.block_until_ready(
+        [
+            tuple(_random(k, n, dtype) for k, n, dtype in zip(pair, sizes, types, strict=True))
+            for pair in keys
+        ]
+    )
+
+
+def _num_elements(problem: Problem, operand: Operand, rows: int, columns: int) -> int:
+    """Elements from the first that is addressed to the last."""
+    if operand.transposed:
+        rows, columns = columns, rows
+    outer = problem.batch // max(problem.batch_inner, 1)
+    inner = problem.batch_inner
+    last = (outer - 1) * operand.outer_stride + (inner - 1) * operand.inner_stride
+    return last + (rows - 1) * operand.ld + columns
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _random(key, size, dtype_name):
+    dtype = DTYPES[dtype_name]
+    if np.issubdtype(dtype, np.integer):
+        bounds = jnp.iinfo(dtype)
+        return jax.random.randint(key, (size,), bounds.min, bounds.max + 1, jnp.int32).astype(dtype)
+    return jax.random.normal(key, (size,), dtype)
