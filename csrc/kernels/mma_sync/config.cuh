@@ -29,6 +29,8 @@ struct Tile {
 
 // One block on an SM: the least traffic to shared memory and L2.
 using Tile256Stages3 = Tile<128, 256, 128, 64, 64, 3, 1>;
+using Tile256Stages4Deep = Tile<128, 256, 128, 64, 64, 4, 1>;
+using Tile256TallStages3 = Tile<256, 128, 128, 64, 64, 3, 1>;
 using Tile256Stages4 = Tile<128, 256, 64, 64, 64, 4, 1>;
 // Two blocks on an SM, each hiding the other's barriers and epilogue.
 using Tile128Stages3 = Tile<128, 128, 128, 64, 64, 3, 2>;

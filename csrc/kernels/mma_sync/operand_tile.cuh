@@ -187,13 +187,12 @@ struct OperandTile {
         const int row_offset = (kStep * 8 + half * 4) * kRowBytes;
 #pragma unroll
         for (int group = 0; group < kGroups; group += 2) {
-          // 8 rows are 32 bytes.
-          const uint32_t group_address = (address ^ (group * 32)) + row_offset;
+          const uint32_t group_address = group_of_4_bytes(address, group) + row_offset;
           if constexpr (kRole == Role::kA) {
             ptx::ld_shared_v2_u32(fragments[group][half], fragments[group + 1][half], group_address);
           } else {
             fragments[group][half] = ptx::ld_shared_u32(group_address);
-            fragments[group + 1][half] = ptx::ld_shared_u32((address ^ ((group + 1) * 32)) + row_offset);
+            fragments[group + 1][half] = ptx::ld_shared_u32(group_of_4_bytes(address, group + 1) + row_offset);
           }
         }
       }
@@ -220,6 +219,14 @@ struct OperandTile {
   }
 
  private:
+  // A group is 32 bytes of a row, and the mask of a row below 128: only groups inside 128 bytes are
+  // permuted.
+  static __device__ __forceinline__ uint32_t group_of_4_bytes(uint32_t address, int group) {
+    static_assert(kElementBytes != 4 || kWarpExtent <= 32 || kWarpExtent % 64 == 0,
+                  "rows of a warp start on 256 bytes");
+    return (address ^ (group % 4 * 32)) + group / 4 * 128;
+  }
+
   // To nearest; ties go to even where that is one instruction, else away from zero.
   static __device__ __forceinline__ uint32_t round_to_tf32(uint32_t x) {
 #if __CUDA_ARCH__ >= 900

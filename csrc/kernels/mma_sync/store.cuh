@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "kernels/mma_sync/mainloop.cuh"
 #include "kernels/mma_sync/params.cuh"
+#include "ptx/global_memory.cuh"
 #include "tile/numeric.cuh"
 
 namespace tcgemm::mma {
@@ -41,32 +43,49 @@ struct WarpTile {
   uint32_t m_idx, n_idx;  // up to a tile past 2^31
 };
 
+// Word `word` of the converted values.
+template <typename Out, int kCount, typename Partial>
+__device__ __forceinline__ uint32_t pack_word(const Partial (&values)[kCount], int word) {
+  constexpr int kPerWord = 4 / sizeof(Out);
+  alignas(4) Out out[kPerWord];
+#pragma unroll
+  for (int i = 0; i < kPerWord; ++i) out[i] = convert<Out>(values[word * kPerWord + i]);
+  uint32_t bits;
+  memcpy(&bits, out, 4);
+  return bits;
+}
+
 // Applies the epilogue to the staged rows of instruction row `mma_idx` and stores them, kCount
-// adjacent columns at a time.
+// adjacent columns at a time: either one element or 16 bytes.
 template <typename Config, typename Traits, typename Out, int kCount, typename Partial, typename Functor>
 __device__ __forceinline__ void store_rows(const Params& params, const Functor& functor, const Partial* staging,
                                            int mma_idx, const WarpTile& warp_tile) {
   constexpr int kVectorsPerRow = Config::kWarpN / kCount;
+  constexpr int kIterations = 16 * kVectorsPerRow / 32;
+  const int lane = threadIdx.x % 32;
   const int64_t d_batch_idx = warp_tile.split_idx * params.batch + warp_tile.batch_idx;
-#pragma unroll 1
-  for (int i = threadIdx.x % 32; i < 16 * kVectorsPerRow; i += 32) {
+  Out* const d = static_cast<Out*>(params.d) + d_batch_idx * params.m * params.n;
+  // Vectors: two at once, so that their shared-memory latencies overlap. Elements: the rare path, small.
+#pragma unroll(kCount == 1 ? 1 : 2)
+  for (int iteration = 0; iteration < kIterations; ++iteration) {
+    const int i = iteration * 32 + lane;
     const int slot = i / kVectorsPerRow;
     const int column = i % kVectorsPerRow * kCount;
     const int64_t m_idx = int64_t{warp_tile.m_idx} + fragment_row<Traits::A::kOrder>(mma_idx * 2 + slot / 8, slot % 8);
     const int64_t n_idx = int64_t{warp_tile.n_idx} + column;
     if (m_idx >= params.m || n_idx >= params.n) continue;
-    Partial values[kCount];
+    alignas(16) Partial values[kCount];
 #pragma unroll
     for (int j = 0; j < kCount; ++j) values[j] = staging[slot * Traits::kStagingPitch + column + j];
     functor(values, warp_tile.batch_idx, m_idx, n_idx);
-    alignas(16) Out out[kCount];
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) out[j] = convert<Out>(values[j]);
-    Out* destination = static_cast<Out*>(params.d) + (d_batch_idx * params.m + m_idx) * params.n + n_idx;
+    Out* const destination = d + m_idx * params.n + n_idx;
     if constexpr (kCount == 1) {
-      *destination = out[0];
+      *destination = convert<Out>(values[0]);
     } else {
-      *reinterpret_cast<uint4*>(destination) = *reinterpret_cast<const uint4*>(out);
+      uint32_t words[4];
+#pragma unroll
+      for (int word = 0; word < 4; ++word) words[word] = pack_word<Out>(values, word);
+      ptx::st_global_v4_u32(destination, words);
     }
   }
 }
