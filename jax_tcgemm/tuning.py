@@ -263,7 +263,7 @@ def _read_all(device: DeviceKey) -> Iterator[tuple[str, Mapping[str, Entry]]]:
             table = read_table(path)
             if table.device == device:
                 yield f"user cache {path}", table.entries
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, ValueError) as error:
             _warn_once(f"the cache of tuned choices is not used: {error}")

@@ -20,6 +20,9 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve()
 # Several test processes may share one GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+# What is chosen must not depend on what was tuned on this machine.
+os.environ["TCGEMM_CACHE_DIR"] = "off"
+
 
 def _is_editable() -> bool:
     direct_url = importlib.metadata.distribution("jax_tcgemm").read_text("direct_url.json")

@@ -1,13 +1,14 @@
 """Which implementation runs what, and what is said about it."""
 
 import dataclasses
+import time
 
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
 import jax_tcgemm
-from jax_tcgemm import _modules, selection
+from jax_tcgemm import _modules, selection, tuning
 from jax_tcgemm.precision import Numerics, canonical_precision, resolve
 from jax_tcgemm.problem import Operand, Problem
 
@@ -74,6 +75,118 @@ def test_without_the_cuda_module_xla_runs_visibly(monkeypatch):
     assert "this build has none" in choice.why
     with pytest.raises(ValueError, match="wgmma cannot run this: this build has none"):
         selection.select("matmul", problem(), GPU, "wgmma")
+
+
+WGMMA = ("128x256x64_c2x1x1_co", "64x64x64_c1x1x1_pp", "64x16x64_c1x1x1_pp_t")
+
+
+@pytest.fixture
+def fake_wgmma(fake_cuda):
+    """A _cuda module whose wgmma has configs that the cost model knows; no tables."""
+    fake_cuda.implementations = lambda: {
+        "wgmma": list(WGMMA),
+        "cublaslt": ["heuristic0", "heuristic1"],
+        "mma_sync": ["small"],
+    }
+    tuning.reset()
+    yield fake_cuda
+    tuning.reset()
+
+
+def choose(**changes):
+    return selection.select("matmul", problem(**changes), GPU)
+
+
+def test_the_cost_model_chooses_and_says_so(fake_wgmma):
+    choice = choose(size=4096)
+    assert (choice.implementation, choice.config) == ("wgmma", WGMMA[0])
+    assert "the cost model predicts" in choice.why
+    assert " us for " in choice.why
+    assert choose(size=512 + 64).config == WGMMA[1]
+    wide = Operand("bf16", False, 4096)
+    assert choose(m=1, n=4096, k=4096, a=wide, b=wide).config == WGMMA[2]
+
+
+def test_the_cost_model_respects_rejections(fake_wgmma):
+    fake_wgmma.reject = lambda name, config, problem, device: "no" if config == WGMMA[0] else ""
+    assert choose(size=4096).config == WGMMA[1]
+    forced = selection.select("matmul", problem(size=4096), GPU, "wgmma")
+    assert forced.config == WGMMA[1]
+    assert forced.why.startswith("asked for by name; the cost model predicts")
+    with pytest.raises(ValueError, match="wgmma cannot run this: no"):
+        selection.select("matmul", problem(size=4096), GPU, "wgmma", WGMMA[0])
+
+
+def test_cublaslt_is_chosen_where_it_is_predicted_to_be_faster(fake_wgmma):
+    a, b = Operand("f32", False, 4096), Operand("f32", False, 28672)
+    choice = choose(dtype="f32", out="f32", compute="tf32", m=16, n=28672, k=4096, a=a, b=b)
+    assert (choice.implementation, choice.config) == ("cublaslt", "heuristic0")
+    assert "the cost model predicts" in choice.why
+
+
+def adopt(size, implementation, config, abi=1, **device):
+    entry = tuning.make_entry(implementation, config, 1.5, abi)
+    key = dataclasses.replace(GPU.key, **device)
+    tuning.adopt(tuning.Table(key, {tuning.problem_key(problem(size=size)): entry}), "a table")
+    selection.forget()
+
+
+def test_what_was_measured_comes_first(fake_wgmma):
+    adopt(4096, "mma_sync", "small")
+    choice = choose(size=4096)
+    assert (choice.implementation, choice.config) == ("mma_sync", "small")
+    assert choice.why.startswith("measured, 1.5 us (a table)")
+    assert choose(size=2048).implementation == "wgmma"
+    adopt(4096, "xla", "default", abi=0)
+    assert choose(size=4096).implementation == "xla"
+    # Only that implementation's own entry decides about its config.
+    forced = selection.select("matmul", problem(size=4096), GPU, "wgmma")
+    assert "the cost model predicts" in forced.why
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ("wgmma", "gone"),
+        ("magic", "x"),
+        ("mma_sync", "small", 99),
+    ],
+    ids=["no such config", "no such implementation", "another ABI"],
+)
+def test_an_entry_that_does_not_fit_this_build_is_passed_over(entry, fake_wgmma):
+    adopt(4096, *entry)
+    assert choose(size=4096).config == WGMMA[0]
+
+
+def test_an_entry_of_another_device_has_no_effect(fake_wgmma):
+    adopt(4096, "mma_sync", "small", name="NVIDIA H100")
+    assert choose(size=4096).implementation == "wgmma"
+
+
+def test_an_entry_that_is_rejected_is_passed_over(fake_wgmma):
+    adopt(4096, "mma_sync", "small")
+    fake_wgmma.rejects["mma_sync"] = "not today"
+    assert choose(size=4096).implementation == "wgmma"
+
+
+def test_a_choice_is_made_in_less_than_two_milliseconds(fake_wgmma):
+    many = [f"{base}_split{i}" for base in WGMMA for i in range(2, 80)]
+    fake_wgmma.implementations = lambda: {"wgmma": [*WGMMA, *many], "cublaslt": ["heuristic0"]}
+    choose(size=4096)
+    times = []
+    for size in range(1024, 1044):
+        start = time.perf_counter()
+        choose(size=size)
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[len(times) // 4] < 2e-3
+
+
+def test_collecting_sees_what_is_left_to_us(fake_cuda):
+    with selection.collect() as outer, selection.collect() as inner:
+        choose(size=64)
+        selection.select("matmul", problem(size=96), GPU, "wgmma")
+    choose(size=128)
+    assert inner == outer == [(problem(size=64), GPU)]
 
 
 def test_debug_switches_force_and_print(monkeypatch, capsys):

@@ -1,0 +1,328 @@
+"""autotune: every product found, measured outside the program, and used afterwards."""
+
+import importlib
+import io
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from rich.console import Console
+from typer.testing import CliRunner
+
+import jax_tcgemm
+from jax_tcgemm import measuring, selection, tuning
+from jax_tcgemm.bench.regret import random_problems, regret, regret_table
+from jax_tcgemm.cli import app
+from jax_tcgemm.problem import Operand, Problem
+
+# In the package, this name is the function.
+autotune_module = importlib.import_module("jax_tcgemm.autotune")
+
+X = jax.ShapeDtypeStruct((48, 48), jnp.float32)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """An empty cache folder, and no tables from other tests."""
+    monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path / "cache"))
+    tuning.reset()
+    yield tmp_path / "cache"
+    tuning.reset()
+    jax.clear_caches()
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Makes the last contender win without measuring; gives the list of problems asked for."""
+    found = []
+
+    def measure(problem, names, budget_s):
+        assert not isinstance(jnp.zeros(()), jax.core.Tracer)
+        found.append(problem)
+        times = [measuring.Measurement(*name, 10.0 + i) for i, name in enumerate(reversed(names))]
+        return times
+
+    monkeypatch.setattr(autotune_module, "measure", measure)
+    return found
+
+
+def loss(x, w):
+    def step(x, _):
+        return jax_tcgemm.matmul(x, w), None
+
+    x, _ = lax.scan(step, x, length=3)
+    return jnp.sum(jax_tcgemm.matmul(x, w, implementation="host"))
+
+
+def test_every_distinct_product_is_tuned_and_used(measured, cache):
+    result = jax_tcgemm.autotune(jax.grad(loss, (0, 1)), X, X, progress=False)
+    layouts = [tuned.problem.layout for tuned in result]
+    assert sorted(layouts) == ["NN", "NT", "TN"]
+    assert measured == [tuned.problem for tuned in result]
+    assert result.path.parent == cache
+    for call in jax_tcgemm.explain(jax.grad(loss, (0, 1)), X, X):
+        if call.why.startswith("asked"):
+            continue
+        tuned = next(t for t in result if t.problem == call.problem)
+        assert call.why == f"measured, {tuned.best.us:.4g} us (autotune in this process)"
+        assert f"{call.implementation}/{call.config}" == tuned.best.name
+    text = str(result)
+    assert "48x48x48 TN f32->f32 (f32)" in text
+    assert "us before" in text
+
+
+def test_a_later_process_reads_the_cache(measured, cache):
+    result = jax_tcgemm.autotune(jax_tcgemm.matmul, X, X, progress=False)
+    tuning.reset()
+    (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, X, X)
+    assert call.why == f"measured, {result[0].best.us:.4g} us (user cache {result.path})"
+
+
+def test_without_the_cache_nothing_is_written(measured, cache):
+    result = jax_tcgemm.autotune(jax_tcgemm.matmul, X, X, progress=False, cache=False)
+    assert result.path is None
+    assert not cache.exists()
+
+
+def test_save_and_load(measured, tmp_path):
+    result = jax_tcgemm.autotune(jax_tcgemm.matmul, X, X, progress=False, cache=False)
+    path = tmp_path / "table.json"
+    result.save(path)
+    tuning.reset()
+    (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, X, X)
+    assert "measured" not in call.why
+    assert tuning.load(path) == result.table
+    (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, X, X)
+    assert call.why == f"measured, {result[0].best.us:.4g} us (table {path})"
+
+
+def test_as_a_context_it_tunes_at_the_end_and_compiles_again(measured):
+    chosen = []
+    original = selection.select
+
+    @jax.jit
+    def f(x):
+        chosen.append(original("f", *measured_problem(x)))
+        return jax_tcgemm.matmul(x, x)
+
+    def measured_problem(x):
+        (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, x, x)
+        return call.problem, selection.target_device("cpu")
+
+    x = jnp.ones((24, 24))
+    expected = f(x)
+    assert len(chosen) == 1
+    with jax_tcgemm.autotune(progress=False) as result:
+        f(x)
+        assert len(chosen) == 2
+        assert len(result) == 0
+        assert measured == []
+    assert [tuned.problem.m for tuned in result] == [24]
+    assert measured
+    np.testing.assert_allclose(f(x), expected, rtol=1e-5)
+    assert len(chosen) == 3
+    assert chosen[0].config != chosen[2].config
+    assert chosen[2].why.startswith("measured")
+    f(x)
+    assert len(chosen) == 3
+
+
+def test_a_context_that_fails_tunes_nothing(measured):
+    def step():
+        jax_tcgemm.matmul(jnp.ones((8, 8)), jnp.ones((8, 8)))
+        raise RuntimeError("stop")
+
+    result = jax_tcgemm.autotune(progress=False)
+    with pytest.raises(RuntimeError, match="stop"), result:
+        step()
+    assert measured == []
+    assert len(result) == 0
+    assert selection._collectors == []
+
+
+def test_nothing_is_measured_while_tracing(measured):
+    def f(x):
+        jax_tcgemm.autotune(jax_tcgemm.matmul, x, x, progress=False)
+
+    with pytest.raises(ValueError, match="autotune: it must be called outside traced functions"):
+        jax.jit(f)(jnp.ones((8, 8)))
+    with pytest.raises(ValueError, match="outside traced functions"):
+        jax.jit(lambda: jax_tcgemm.autotune().__enter__())()
+    assert measured == []
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="autotune: budget_s must be positive, got budget_s=0"):
+        jax_tcgemm.autotune(jax_tcgemm.matmul, X, X, budget_s=0)
+    with pytest.raises(ValueError, match="autotune: arguments must come with a function"):
+        jax_tcgemm.autotune(x=X)
+
+
+def test_a_function_without_products():
+    result = jax_tcgemm.autotune(jnp.matmul, X, X, progress=False)
+    assert len(result) == 0
+    assert str(result) == "No product of jax_tcgemm was tuned."
+
+
+def test_the_present_choice_stays_when_the_gain_is_noise():
+    problem = random_problems(1)[0]
+    now = selection.Choice("host", "auto", "")
+    close = [
+        measuring.Measurement("xla", "default", 1.0),
+        measuring.Measurement("host", "auto", 1.005),
+    ]
+    assert autotune_module._decide(problem, now, close).best.name == "host/auto"
+    clear = [close[0], measuring.Measurement("host", "auto", 1.5)]
+    assert autotune_module._decide(problem, now, clear).best.name == "xla/default"
+    assert autotune_module._decide(problem, now, clear[:1]).before is None
+
+
+def test_the_documented_examples_run(measured, capsys):
+    text = Path(__file__).resolve().parents[1].joinpath("docs", "tuning.md").read_text("utf-8")
+    namespace: dict = {}
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(code, "docs/tuning.md", "exec"), namespace)
+    assert capsys.readouterr().out.count("512x256x64 TN f32->f32 (f32)") == 2
+
+
+# --- measuring ----------------------------------------------------------------------------------
+
+DENSE = Operand("bf16", True, 40, 0, 800)
+STRIDED = Operand("bf16", False, 60, 5, 20)
+PROBLEMS = {
+    "layouts": Problem(
+        1, 1, 40, 30, 20, Operand("f32", True, 40), Operand("f32", True, 20), "f32", "f32"
+    ),
+    "batched": Problem(3, 3, 40, 30, 20, DENSE, Operand("bf16", False, 30, 0, 600), "f32", "f32"),
+    "integers": Problem(
+        1, 1, 8, 8, 8, Operand("s8", False, 8), Operand("s8", False, 8), "s32", "s32"
+    ),
+    "doubles": Problem(
+        1, 1, 8, 8, 8, Operand("f64", False, 8), Operand("f64", False, 8), "f64", "f64"
+    ),
+    "strided": Problem(6, 3, 10, 30, 20, STRIDED, Operand("bf16", False, 30), "bf16", "f32"),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
+def test_contenders_compute_the_same(problem):
+    device = selection.target_device("cpu")
+    names = measuring.contenders(problem, device, 20)
+    assert names[0][0] == "host"
+    assert ("xla" in dict(names)) == (problem is not PROBLEMS["strided"])
+    with jax.enable_x64(True):
+        ((a, b),) = measuring._make_inputs(problem, 1)
+        assert jnp.std(a.astype(jnp.float32)) > 0.5
+        results = [
+            np.asarray(measuring._function(problem, *name)(a, b), np.float64).ravel()
+            for name in names
+        ]
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], rtol=0.02, atol=0.02 * abs(results[0]).max())
+
+
+def test_measurements_are_sorted_and_within_the_budget():
+    problem = PROBLEMS["layouts"]
+    names = [("host", "auto"), ("xla", "default"), ("host", "portable"), ("host", "not a config")]
+    found = measuring.measure(problem, names, 0.5)
+    assert {m.name for m in found} <= {"/".join(name) for name in names[:3]}
+    assert "host/auto" in {m.name for m in found}
+    assert [m.us for m in found] == sorted(m.us for m in found)
+
+
+def test_the_model_ranks_what_is_measured(fake_cuda):
+    fake_cuda.implementations = lambda: {
+        "wgmma": [f"{m}x{n}x64_c1x1x1_pp" for m in (64, 128) for n in (32, 64, 128)],
+        "cublaslt": ["heuristic0", "heuristic1"],
+        "mma_sync": ["small"],
+    }
+    problem = Problem(1, 1, 64, 64, 64, *[Operand("bf16", False, 64)] * 2, "bf16", "f32")
+    names = measuring.contenders(problem, selection.ASSUMED_GPU, 3)
+    assert [name for name, _ in names].count("wgmma") >= 2
+    assert ("cublaslt", "heuristic1") in names
+    assert ("xla", "default") in names
+    assert not any(name == "mma_sync" for name, _ in names)
+    without = measuring.contenders(problem, selection.ASSUMED_GPU, 3, xla=False)
+    assert ("xla", "default") not in without
+
+
+# --- regret and the command ---------------------------------------------------------------------
+
+
+def test_random_problems_are_the_same_for_the_same_seed():
+    assert random_problems(30, 1) == random_problems(30, 1) != random_problems(30, 2)
+    extents = [(p.batch, p.m, p.n, p.k) for p in random_problems(60)]
+    assert any(batch > 1 for batch, *_ in extents)
+    assert any(k % 8 for *_, k in extents)
+    assert any(m <= 64 for _, m, *_ in extents)
+    with pytest.raises(ValueError, match="dtype must be bf16, f16 or tf32"):
+        random_problems(1, dtype="f64")
+
+
+def test_regret_is_against_the_best():
+    (problem,) = random_problems(1)
+    best, chosen = (measuring.Measurement("host", name, us) for name, us in (("a", 2), ("b", 3)))
+    tuned = autotune_module.Tuned(problem, best, chosen, (best, chosen))
+    assert regret(tuned) == 0.5
+    table, summary = regret_table([tuned])
+    assert "max 50.0 %; 0 of 1 within 5 %" in summary
+    out = io.StringIO()
+    Console(width=120, file=out).print(table)
+    assert "host/b" in out.getvalue()
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, ["tune", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_tune_writes_and_merges_tables(tmp_path):
+    out = tmp_path / "table.json"
+    code, text = run("--shape", "16,24,32", "--layout", "NN,TN", "--out", out, "--budget", 0.3)
+    assert code == 0, text
+    assert len(tuning.read_table(out).entries) == 2
+    code, text = run(
+        *("--shape", "2,8,8,8", "--dtype", "f32", "--out", out, "--merge", "--budget", 0.3),
+        *("--provenance", "a test"),
+    )
+    assert code == 0, text
+    found = tuning.read_table(out)
+    assert "16x24x32 TN bf16->bf16 (f32)" in found.entries
+    assert "2 x 8x8x8 NN f32->f32 (f32)" in found.entries
+    assert found.provenance == "a test"
+    assert found.device == selection.target_device("cpu").key
+
+
+def test_tune_goes_to_the_cache_by_default(cache):
+    code, text = run("--suite", "smoke", "--dtype", "f32", "--budget", 0.2)
+    assert code == 0, text
+    (path,) = cache.glob("*.json")
+    assert len(tuning.read_table(path).entries) == 6
+
+
+def test_tune_measures_regret():
+    code, text = run("--regret", 3, "--scale", 0.02, "--budget", 0.2)
+    assert code == 0, text
+    assert "regret on 3 problems: median" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give --suite or --shape, or --regret alone"),
+        (["--regret", 3, "--suite", "smoke"], "give --suite or --shape, or --regret alone"),
+        (["--shape", "3,4"], "shape must be M,N,K or BATCH,M,N,K, got shape='3,4'"),
+        (["--shape", "3,4,5", "--layout", "NX"], "layout must be one of"),
+        (["--suite", "nope"], "suite must be one of"),
+    ],
+)
+def test_tune_refuses_what_it_does_not_know(arguments, message):
+    code, text = run(*arguments)
+    assert code == 1
+    assert message in text

@@ -1,0 +1,216 @@
+"""Tables of measured choices: files, the user's cache, and what becomes of bad ones."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from jax_tcgemm import selection, tuning
+from jax_tcgemm.problem import Operand, Problem
+
+DEVICE = tuning.DeviceKey("cuda", "NVIDIA Test 1", 90, 4)
+DENSE = Operand("bf16", False, 64)
+PROBLEM = Problem(1, 1, 64, 64, 64, DENSE, DENSE, "bf16", "f32")
+KEY = "64x64x64 NN bf16->bf16 (f32)"
+
+
+def entry(us=2.5, config="small"):
+    return tuning.Entry("wgmma", config, us, "0.1.0", 1)
+
+
+def table(**entries):
+    return tuning.Table(DEVICE, {key: entry(us) for key, us in entries.items()}, "a test")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The path of DEVICE's table in an empty cache folder."""
+    monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path / "cache"))
+    tuning.reset()
+    yield tmp_path / "cache" / "cuda-nvidia-test-1-90-4.json"
+    tuning.reset()
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({}, KEY),
+        ({"a": dataclasses.replace(DENSE, ld=72)}, f"{KEY} a=72,0,0"),
+        ({"alpha": 2.0}, f"{KEY} alpha=2 beta=0"),
+        ({"out_dtype": "f32"}, "64x64x64 NN bf16->f32 (f32)"),
+        (
+            {"batch": 6, "batch_inner": 6, "b": Operand("bf16", False, 64, 0, 4096)},
+            f"6 x {KEY} a=64,0,0",
+        ),
+        (
+            {
+                "batch": 6,
+                "batch_inner": 3,
+                "a": Operand("bf16", False, 64, 3 * 4096, 4096),
+                "b": Operand("bf16", False, 64, 3 * 4096, 4096),
+            },
+            f"2x3 x {KEY}",
+        ),
+    ],
+    ids=["packed", "padded rows", "alpha", "output", "broadcast", "two levels"],
+)
+def test_keys_tell_problems_apart(changes, key):
+    assert tuning.problem_key(dataclasses.replace(PROBLEM, **changes)) == key
+
+
+def test_round_trip(tmp_path):
+    path = tmp_path / "folder" / "table.json"
+    written = tuning.Table(DEVICE, {KEY: entry(), "b": entry(3.0, "large")}, "a test")
+    tuning.write_table(path, written)
+    assert tuning.read_table(path) == written
+    assert os.listdir(path.parent) == ["table.json"]
+    assert len(path.read_text().splitlines()) == 14
+
+
+def test_merging_keeps_what_others_wrote(tmp_path):
+    path = tmp_path / "table.json"
+    tuning.merge_table(path, table(a=1.0, b=2.0))
+    tuning.merge_table(path, table(b=3.0, c=4.0))
+    us = {key: found.us for key, found in tuning.read_table(path).entries.items()}
+    assert us == {"a": 1.0, "b": 3.0, "c": 4.0}
+    other = dataclasses.replace(table(d=5.0), device=dataclasses.replace(DEVICE, name="other"))
+    with pytest.warns(UserWarning, match="which is of 'NVIDIA Test 1', by one of 'other'"):
+        tuning.merge_table(path, other)
+    assert list(tuning.read_table(path).entries) == ["d"]
+
+
+def valid():
+    device = dataclasses.asdict(DEVICE)
+    return {"format": 1, "device": device, "entries": {KEY: dataclasses.asdict(entry())}}
+
+
+BAD = {
+    "empty": "",
+    "cut short": json.dumps(valid())[:-30],
+    "not JSON": "\x00\x01",
+    "a list": "[1, 2]",
+    "another format": json.dumps(valid() | {"format": 2}),
+    "no entries": json.dumps({k: v for k, v in valid().items() if k != "entries"}),
+    "entries of text": json.dumps(valid() | {"entries": {"a": "b"}}),
+    "a field too many": json.dumps(valid() | {"device": {"more": 1}}),
+    "time as text": json.dumps(
+        valid() | {"entries": {KEY: dataclasses.asdict(entry()) | {"us": "fast"}}}
+    ),
+}
+
+
+@pytest.mark.parametrize("text", BAD.values(), ids=BAD.keys())
+def test_a_corrupt_cache_is_survived_with_one_warning_and_replaced(text, cache):
+    cache.parent.mkdir()
+    cache.write_text(text)
+    with pytest.warns(UserWarning, match="the cache of tuned choices is not used"):
+        assert list(tuning.lookup(PROBLEM, DEVICE)) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(tuning.lookup(dataclasses.replace(PROBLEM, m=32), DEVICE)) == []
+    with pytest.raises(ValueError, match="tuning: the table must be JSON of format 1, got"):
+        tuning.load(cache)
+    with pytest.warns(UserWarning, match="replacing a table"):
+        assert tuning.save_to_cache(table(**{KEY: 2.5})) == cache
+    tuning.reset()
+    ((found, source),) = tuning.lookup(PROBLEM, DEVICE)
+    assert (found, source) == (entry(), f"user cache {cache}")
+
+
+def test_bytes_that_are_no_text_are_a_corrupt_cache(cache):
+    cache.parent.mkdir()
+    cache.write_bytes(b"\xff\xfe\xfa")
+    with pytest.warns(UserWarning, match="the cache of tuned choices is not used"):
+        assert list(tuning.lookup(PROBLEM, DEVICE)) == []
+
+
+def test_a_folder_that_cannot_be_written_is_survived_with_one_warning(cache):
+    cache.parent.write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="tuned choices hold for this process only"):
+        assert tuning.save_to_cache(table(a=1.0)) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tuning.save_to_cache(table(b=1.0)) is None
+        assert list(tuning.lookup(PROBLEM, DEVICE)) == []
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "table.json"
+    tuning.write_table(path, table(a=1.0))
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        tuning.write_table(path, table(b=2.0))
+    assert os.listdir(tmp_path) == ["table.json"]
+    assert list(tuning.read_table(path).entries) == ["a"]
+
+
+WRITER = """
+import sys
+from jax_tcgemm import tuning
+path, name = sys.argv[1:]
+device = tuning.DeviceKey("cuda", "NVIDIA Test 1", 90, 4)
+for i in range(20):
+    found = {f"{name}-{i}": tuning.Entry("wgmma", "small", float(i), "0.1.0", 1)}
+    tuning.merge_table(path, tuning.Table(device, found))
+"""
+
+
+def test_concurrent_writers_lose_nothing_and_readers_see_whole_files(tmp_path):
+    path = tmp_path / "table.json"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, path, name], cwd=tmp_path)
+        for name in ("a", "b", "c")
+    ]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            seen.add(len(tuning.read_table(path).entries))
+    assert [writer.returncode for writer in writers] == [0, 0, 0]
+    assert len(tuning.read_table(path).entries) == 60
+    assert len(seen) > 1
+
+
+def test_tables_are_read_once_in_a_process(cache):
+    tuning.merge_table(cache, table(**{KEY: 1.0}))
+    assert [found.us for found, _ in tuning.lookup(PROBLEM, DEVICE)] == [1.0]
+    tuning.merge_table(cache, table(**{KEY: 9.0}))
+    assert [found.us for found, _ in tuning.lookup(PROBLEM, DEVICE)] == [1.0]
+    tuning.reset()
+    assert [found.us for found, _ in tuning.lookup(PROBLEM, DEVICE)] == [9.0]
+
+
+def test_the_last_table_wins(cache, tmp_path):
+    tuning.merge_table(cache, table(**{KEY: 1.0}))
+    path = tmp_path / "mine.json"
+    tuning.write_table(path, table(**{KEY: 2.0}))
+    tuning.load(path)
+    tuning.adopt(table(**{KEY: 3.0}), "autotune")
+    found = [(known.us, source.split()[0]) for known, source in tuning.lookup(PROBLEM, DEVICE)]
+    assert found == [(3.0, "autotune"), (2.0, "table"), (1.0, "user")]
+
+
+def test_the_cache_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("TCGEMM_CACHE_DIR", "off")
+    assert tuning.cache_folder() is None
+    assert tuning.save_to_cache(table(a=1.0)) is None
+    monkeypatch.delenv("TCGEMM_CACHE_DIR")
+    assert tuning.cache_folder().name == "jax_tcgemm"
+
+
+def test_the_shipped_table_is_read_without_a_warning():
+    tuning.reset()
+    square = dataclasses.replace(DENSE, ld=4096)
+    large = dataclasses.replace(PROBLEM, m=4096, n=4096, k=4096, a=square, b=square)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ((found, source),) = tuning.lookup(large, selection.ASSUMED_GPU.key)
+    assert source == "shipped table h200.json"
+    assert found.us > 100
