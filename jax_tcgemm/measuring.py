@@ -107,12 +107,7 @@ def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[M
         def timed(chosen, repeats, share_s):
             each_s = statistics.fmean(seconds[r.name] for r in chosen) * len(chosen)
             repeats = max(1, min(repeats, int(share_s / each_s)))
-            counts = [repeats] * len(chosen)
-            try:
-                timer = "trace" if on_gpu else "wall"
-                times = timing.measure(chosen, sets, counts, timer=timer, flush_bytes=flush_bytes)
-            except RuntimeError:  # No trace, for instance because the user takes one.
-                times = timing.measure(chosen, sets, counts, timer="chained")
+            times = _times(chosen, sets, [repeats] * len(chosen), flush_bytes, on_gpu)
             return {name: timing_.percentile(50) for name, timing_ in times.items()}
 
         first = timed(runnables, _FIRST_REPEATS, left_s / 2)
@@ -125,6 +120,20 @@ def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[M
     found = [Measurement(*name.split("/", 1), us) for name, us in times.items()]
     slower = [Measurement(*name.split("/", 1), us) for name, us in rest.items()]
     return sorted(found, key=lambda m: m.us) + slower
+
+
+def _times(runnables, sets, repeats, flush_bytes, on_gpu) -> dict:
+    """Timings by name: device time where a trace tells it, else wall-clock time."""
+    from jax_tcgemm.bench import timing
+
+    if not on_gpu:
+        return timing.measure(runnables, sets, repeats, timer="wall")
+    for _ in range(2):
+        # A trace can lose activities, and there is none while the user takes one. What else fails
+        # here fails below, too.
+        with contextlib.suppress(RuntimeError):
+            return timing.measure(runnables, sets, repeats, timer="trace", flush_bytes=flush_bytes)
+    return timing.measure(runnables, sets, repeats, timer="chained")
 
 
 def _compile(problem, names, deadline, operands) -> list:

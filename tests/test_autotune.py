@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import jax_tcgemm
 from jax_tcgemm import measuring, selection, tuning
+from jax_tcgemm.bench import timing
 from jax_tcgemm.bench.regret import random_problems, regret, regret_table
 from jax_tcgemm.cli import app
 from jax_tcgemm.problem import Operand, Problem
@@ -232,6 +233,26 @@ def test_measurements_are_sorted_and_within_the_budget():
     assert {m.name for m in found} <= {"/".join(name) for name in names[:3]}
     assert "host/auto" in {m.name for m in found}
     assert [m.us for m in found] == sorted(m.us for m in found)
+
+
+def test_without_a_trace_the_wall_clock_is_used(monkeypatch):
+    problem = PROBLEMS["layouts"]
+    names = [("host", "auto"), ("xla", "default")]
+    asked = []
+    original = timing.measure
+
+    def measure(*args, timer, **kwargs):
+        asked.append(timer)
+        if timer == "trace":
+            raise timing.TraceError("lost")
+        return original(*args, timer=timer, **kwargs)
+
+    monkeypatch.setattr(timing, "measure", measure)
+    operands = measuring._make_inputs(problem, 2)
+    runnables = measuring._compile(problem, names, float("inf"), operands[0])
+    times = measuring._times(runnables, operands, [2, 2], 0, on_gpu=True)
+    assert asked == ["trace", "trace", "chained"]
+    assert set(times) == {"host/auto", "xla/default"}
 
 
 def test_the_model_ranks_what_is_measured(fake_cuda):

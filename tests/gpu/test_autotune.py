@@ -1,0 +1,49 @@
+"""autotune on a GPU: device time of many configs, quickly, and the fastest is used."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_tcgemm
+from jax_tcgemm import measuring, selection, tuning
+from jax_tcgemm.bench.regret import random_problems
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def cache(gpu, tmp_path, monkeypatch):
+    monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
+    tuning.reset()
+    yield tmp_path
+    tuning.reset()
+    jax.clear_caches()
+
+
+def test_the_fastest_is_used_from_then_on(cache):
+    a = jax.ShapeDtypeStruct((384, 640), jnp.bfloat16)
+    b = jax.ShapeDtypeStruct((640, 896), jnp.bfloat16)
+    start = time.perf_counter()
+    result = jax_tcgemm.autotune(jax_tcgemm.matmul, a, b, progress=False)
+    # What is being compiled at the deadline is waited for.
+    assert time.perf_counter() - start < 10
+    (tuned,) = result
+    assert len(tuned.measured) >= 5
+    assert tuned.best.us <= tuned.measured[0].us * 1.02
+    assert 1 < tuned.best.us < 100
+    assert len(list(cache.glob("*.json"))) == 1
+    (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, a, b)
+    assert f"{call.implementation}/{call.config}" == tuned.best.name
+    assert call.why.startswith("measured")
+    jax_tcgemm.matmul(jnp.ones(a.shape, a.dtype), jnp.ones(b.shape, b.dtype)).block_until_ready()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32"])
+def test_every_choice_runs(dtype):
+    device = selection.target_device("cuda")
+    for problem in random_problems(10, seed=1, dtype=dtype, scale=0.25):
+        choice = selection.select("test", problem, device)
+        name = (choice.implementation, choice.config)
+        assert measuring.measure(problem, [name], 0.5), (problem, choice)
