@@ -39,12 +39,12 @@ class Calibration:
     # The way from L2, for one SM alone and for each when all of them load.
     l2_bytes_per_clock: tuple[float, float] = (179.0, 73.0)
     padding_weight: float = 2.26  # loads beyond a tile, which come as boxes of their own
-    straddling: float = 1.8  # where rows do not start on a 128-byte line, each load takes two
+    straddling: float = 2.2  # where rows do not start on a 128-byte line, each load takes two
     # A tile: what ping-pong cannot hide, and the epilogue.
     handover_us: float = 0.17
     epilogue_us: float = 0.30
     epilogue_kib_per_us: float = 140.0
-    unaligned_epilogue: float = 2.0  # times as long where rows of D are not 16-byte aligned
+    unaligned_epilogue: float = 8.0  # times as long where rows of D are not 16-byte aligned
     # Memory. What several clusters read crosses between the halves of L2.
     hbm_bytes_per_us: float = 3.9e6
     crossing_bytes_per_us: float = 2.27e6
@@ -55,11 +55,11 @@ class Calibration:
     reduction_round_us: float = 0.89  # eight splits
     # A launch that copies operands.
     copy_us: float = 2.0
-    copy_bytes_per_us: float = 3.7e6
-    # cuBLASLt, in terms of our best: close to it, except on layouts that its TF32 has to convert,
-    # and where no row is aligned.
+    copy_bytes_per_us: float = 3.2e6
+    # cuBLASLt, in terms of our kernels without their copies: close to them, also where TF32 would
+    # make us transpose an operand; far behind where rows are not aligned.
     cublaslt: float = 1.03
-    cublaslt_tf32: float = 1.12
+    cublaslt_tf32: float = 1.02
     cublaslt_unaligned_flops_per_us: float = 1.3e8
     cublaslt_unaligned_bytes_per_us: float = 0.7e6
 
@@ -165,7 +165,9 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     loaded = loaded_m / x.cluster_n + loaded_n / x.cluster_m
     if in_bytes == 2:  # TF32 has both operands K-major, if need be by a copy
         n_major = np.where(x.swapped, p.a.transposed, not p.b.transposed)
-        loaded = loaded + n_major * (-x.tile_n % 64) / x.cluster_m * c.padding_weight
+        lines_n = np.where(x.swapped, lines_a, lines_b)
+        padding = n_major * (-x.tile_n % 64) * lines_n
+        loaded = loaded + padding / x.cluster_m * c.padding_weight
     alone, together = c.l2_bytes_per_clock
     load = 128 * loaded * _norm(1 / alone, busy / together, 4)
     k_block = np.maximum(_norm(multiply, load, c.stage_overlap), c.least_clocks)
