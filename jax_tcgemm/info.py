@@ -13,8 +13,8 @@ import jax
 
 from jax_tcgemm import _build, _modules
 
-# Of the _cuda module, which alone can name them; needed where it is missing.
-_CUDA_IMPLEMENTATIONS = (
+# Of the _cuda module, bottom to top of the ladder; needed where the module is missing.
+CUDA_IMPLEMENTATIONS = (
     "simt_naive",
     "simt_tiled",
     "wmma_naive",
@@ -197,7 +197,7 @@ def _implementations(gpu_reason: str) -> Iterator[ImplementationInfo]:
     known = (
         _modules.cuda.implementations()
         if _modules.cuda
-        else dict.fromkeys(_CUDA_IMPLEMENTATIONS, ())
+        else dict.fromkeys(CUDA_IMPLEMENTATIONS, ())
     )
     for name, configs in known.items():
         reason = gpu_reason

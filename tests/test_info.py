@@ -37,11 +37,11 @@ def test_every_implementation_runs_or_says_why_not(info):
 
 
 def test_known_names_are_those_of_the_module(info):
-    from jax_tcgemm.info import _CUDA_IMPLEMENTATIONS
+    from jax_tcgemm.info import CUDA_IMPLEMENTATIONS
 
     if _modules.cuda is None:
         pytest.skip(_modules.reason("cuda"))
-    assert tuple(_modules.cuda.implementations()) == _CUDA_IMPLEMENTATIONS
+    assert tuple(_modules.cuda.implementations()) == CUDA_IMPLEMENTATIONS
 
 
 def test_prints_every_implementation_and_reason(info):

@@ -9,7 +9,7 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from jax_tcgemm.bench.records import contender_name, grouped, record_tflops
+from jax_tcgemm.bench.records import contender_name, contenders, grouped, record_tflops
 
 # Okabe and Ito's palette, told apart by readers of every colour vision; markers differ as well.
 # One implementation looks the same in every chart.
@@ -98,9 +98,10 @@ def _draw_sizes(axis, group: Sequence[dict]) -> None:
         for name in record["peers"].keys() - ours:
             curve = curves.setdefault((name, record["layout"]), {})
             curve[record["m"]] = record_tflops(record, name)
-    names = list(dict.fromkeys(name for name, _ in curves))
+    drawn = {name for name, _ in curves}
+    names = [*contenders(group), *(name for name in _PEER_LABELS if name in drawn - ours)]
     layouts = {layout for _, layout in curves}
-    for (name, layout), points in curves.items():
+    for (name, layout), points in sorted(curves.items(), key=lambda item: names.index(item[0][0])):
         style = _style(name, names.index(name))
         label = _PEER_LABELS.get(name, name)
         if len(layouts) > 1:
@@ -138,7 +139,7 @@ def _draw_cases(axis, group: Sequence[dict]) -> None:
     if len(labels) > _MAX_LABELS:
         labels = _case_labels(sorted(shown, key=lambda r: r[key]))
     rows = {label: i for i, label in enumerate(labels)}
-    for i, name in enumerate(dict.fromkeys(map(contender_name, shown))):
+    for i, name in enumerate(contenders(shown)):
         mine = [r for r in shown if contender_name(r) == name]
         style = _style(name, i) | {"linestyle": ""}
         values = [r[key] for r in mine]

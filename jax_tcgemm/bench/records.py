@@ -32,6 +32,8 @@ from collections.abc import Iterable
 import jax
 import jaxlib
 
+from jax_tcgemm.info import CUDA_IMPLEMENTATIONS
+
 SCHEMA = 1
 
 _SMI_FIELDS = {
@@ -154,6 +156,16 @@ def grouped(records: Iterable[dict]) -> dict[tuple[str, str], list[dict]]:
     for record in records:
         groups.setdefault((record["suite"], record["dtype"]), []).append(record)
     return groups
+
+
+def contenders(records: Iterable[dict]) -> list[str]:
+    """The names of ours that were measured: our choice first, then up the ladder."""
+
+    def rung(record):
+        name = record["implementation"]
+        return CUDA_IMPLEMENTATIONS.index(name) if name in CUDA_IMPLEMENTATIONS else -1
+
+    return list(dict.fromkeys(map(contender_name, sorted(records, key=rung))))
 
 
 def append_records(path: pathlib.Path, records: Iterable[dict]) -> None:

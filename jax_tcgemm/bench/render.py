@@ -151,14 +151,16 @@ def _case_key(record: dict) -> tuple:
 
 
 def _rates_table(group: Sequence[dict]) -> str:
-    """TFLOP/s of every contender: a row for each case, and the ratio of the last of ours."""
+    """TFLOP/s of every contender, a row for each case; of one or two of ours also the ratio."""
     cases: dict[tuple, dict[str, dict]] = {}
     for record in group:
         cases.setdefault(_case_key(record), {})[rec.contender_name(record)] = record
-    ours = list(dict.fromkeys(map(rec.contender_name, group)))
+    ours = rec.contenders(group)
     present = {peer for record in group for peer in record["peers"]}
     peers = [peer for peer in _PEERS if peer in present and peer not in ours]
-    head = ["M×N×K", *ours, *(_PEERS[p] for p in peers), *(f"{name} : best peer" for name in ours)]
+    compared = ours if len(ours) <= 2 else []
+    ratios = [f"{name} : best peer" for name in compared]
+    head = ["M×N×K", *ours, *(_PEERS[p] for p in peers), *ratios]
     rows = []
     for by_name in cases.values():
         some = next(iter(by_name.values()))
@@ -167,7 +169,7 @@ def _rates_table(group: Sequence[dict]) -> str:
         for peer in peers:
             rates = [rec.record_tflops(r, peer) for r in by_name.values() if peer in r["peers"]]
             row.append(f"{max(rates):.4g}" if rates else "–")
-        for name in ours:
+        for name in compared:
             ratio = by_name[name]["ratio"] if name in by_name else None
             row.append("–" if ratio is None else f"{ratio:.3f}")
         rows.append(row)
