@@ -340,27 +340,42 @@ def _rank(problem: Problem, device: Device, considered) -> list[tuple[Candidate,
     return sorted(timed, key=lambda pair: pair[1]) + others
 
 
-# By dtype of A: products with fewer rows or columns than this read one large operand and little
-# else, which XLA's own dot does faster. Measured on an AVX-512 server, 2 threads, XLA's time over
-# host's: 1024x1024 times a vector 0.5 (f32), 0.6 (f64), 0.5 (c64); 2x1024x1024 0.7 (s8);
-# 64x64x8192 0.7 (f64). Everywhere else 0.95 to 13, and above 1.4 for every bf16 and f16 case.
-_SKINNY = {"f32": 128, "f64": 128, "s8": 128, "c64": 2}
-_LARGE_OPERAND_BYTES = 2**20
-
-
 def _cpu_rule(problem: Problem, considered) -> tuple[Candidate, str]:
-    """The CPU's default: `host` wherever it is known not to be slower, else XLA's own dot."""
+    """The CPU's default: `host` wherever it was measured not to be slower, else XLA's own dot."""
     *hosts, xla = considered
-    vectorised = any(host.config != "portable" and not host.reason for host in hosts[1:])
-    larger = max(problem.a_bytes, problem.b_bytes)
     if hosts[0].reason:
         return xla, f"host cannot run this: {hosts[0].reason}"
-    if not vectorised:
-        return xla, "host has no vector instructions for this CPU"
-    is_skinny = min(problem.m, problem.n) < _SKINNY.get(problem.a.dtype, 0)
-    if is_skinny and larger >= _LARGE_OPERAND_BYTES:
-        return xla, "XLA's own dot is faster on CPU where one operand is large and the other small"
-    return hosts[0], "at least as fast as XLA's own dot on CPU"
+    if any(host.config == "avx512" and host.reason for host in hosts):
+        return xla, "host is known beside XLA's own dot with AVX-512 only"
+    if not _host_is_as_fast(problem):
+        return xla, "XLA's own dot is faster on CPU for such sizes"
+    return hosts[0], "at least about as fast as XLA's own dot on CPU"
+
+
+def _host_is_as_fast(problem: Problem) -> bool:
+    """Where `host` took at most about 1.1 of XLA:CPU's time; csrc/cpu/README.md has the figures.
+
+    uint8 and complex128 follow int8 and complex64, not being measured themselves.
+    """
+    m, n = problem.m, problem.n
+    volume = m * n * problem.k
+    tiny, small = volume <= 2**9, volume <= 2**21
+    narrow = min(m, n) < 128
+    match problem.a.dtype:
+        case "f16" | "bf16":
+            return True
+        case "f32" | "f64" if problem.batch > 1:
+            return tiny or (volume > 2**15 and min(m, n) >= 64)
+        case "f32" | "f64":
+            few_columns = problem.a.transposed and 1 < n <= 64 < m and problem.a.dtype == "f32"
+            return small or not narrow or few_columns
+        case "s8" | "u8" if problem.batch > 1:
+            return tiny or volume > 2**15
+        case "s8" | "u8":
+            wide = n > 12 and m > 8
+            return min(m, n) == 1 or problem.a.transposed or wide or volume <= 2**15
+        case _:
+            return (m > 1 and n > 4) or volume <= 2**12
 
 
 def _chosen(candidate, why, problem, device, considered) -> Choice:

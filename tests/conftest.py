@@ -22,6 +22,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 # What is chosen must not depend on what was tuned on this machine.
 os.environ["TCGEMM_CACHE_DIR"] = "off"
+# What is printed wraps to the terminal, whose width must not decide what tests find in it.
+os.environ["COLUMNS"] = "160"
 
 
 def _is_editable() -> bool:

@@ -211,19 +211,23 @@ def test_debug_switches_force_and_print(monkeypatch, capsys):
         ("f32", 4096, 4096, "host"),
         ("f32", 1, 4096, "xla"),
         ("f32", 1, 64, "host"),
+        ("f64", 64, 4096, "xla"),
+        ("s8", 8, 4096, "xla"),
+        ("s8", 1, 4096, "host"),
         ("c64", 8, 4096, "host"),
         ("c64", 1, 4096, "xla"),
     ],
 )
 def test_the_cpu_rule(dtype, m, k, implementation):
-    host = [selection.Candidate("host", config, "") for config in ("auto", "avx2", "portable")]
+    host = [selection.Candidate("host", config, "") for config in ("auto", "avx512", "portable")]
     xla = selection.Candidate("xla", "default", "")
-    shape = problem(dtype, dtype, size=k, m=m, n=k, k=k)
+    out = "s32" if dtype == "s8" else dtype
+    shape = problem(dtype, out, size=k, m=m, n=k, k=k)
     assert selection._cpu_rule(shape, (*host, xla))[0].implementation == implementation
-    scalar = (host[0], dataclasses.replace(host[1], reason="this CPU has no avx2"), host[2], xla)
-    best, why = selection._cpu_rule(shape, scalar)
+    other = (host[0], dataclasses.replace(host[1], reason="this CPU has no AVX-512"), host[2], xla)
+    best, why = selection._cpu_rule(shape, other)
     assert best.implementation == "xla"
-    assert "no vector instructions" in why
+    assert "AVX-512 only" in why
 
 
 def test_the_query_is_what_the_modules_take():
