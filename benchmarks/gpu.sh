@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, on the installed package: tests, compute-sanitizer, records of every
+# suite. From the checkout's root:
+#
+#   pip install '.[test,bench]' && benchmarks/gpu.sh OUT [tests] [sanitizer] [ladder] [suites] [tune]
+#
+# OUT receives the logs and the records; without a step named, all but `tune` run. Each step is
+# bounded, so that one that hangs does not take the others with it. Nothing in the checkout changes:
+# copy OUT/*.jsonl to benchmarks/results/ and run `python -m jax_tcgemm bench render`.
+set -uo pipefail
+out=$(realpath "${1:?the folder for logs and records}")
+shift
+steps=${*:-tests sanitizer ladder suites}
+mkdir -p "$out"
+revision=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+failed=()
+
+step() { # NAME SECONDS COMMAND...
+  local name=$1 seconds=$2
+  shift 2
+  echo "== $name"
+  timeout "$seconds" "$@" >"$out/$name.txt" 2>&1 || failed+=("$name")
+  tail -n 5 "$out/$name.txt"
+}
+
+bench() { # NAME SECONDS ARGUMENTS...
+  step "$1" "$2" python3 -m jax_tcgemm bench "${@:3}" --out "$out/$1.jsonl" --revision "$revision"
+}
+
+for each in $steps; do
+  case $each in
+  tests) step tests 400 python3 -m pytest -m gpu tests -q -p no:cacheprovider ;;
+  sanitizer) step sanitizer 900 python3 -m pytest -m sanitizer tests -q -p no:cacheprovider ;;
+  ladder)
+    bench squares 200 --suite squares --impl all --budget 0.2
+    bench other-dtypes 200 --suite squares_f32,squares_f64,squares_tf32,squares_int8 --impl all --budget 0.15
+    bench overhead 60 overhead
+    ;;
+  suites)
+    bench suites 400 --suite squares,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk --impl auto --budget 0.3
+    ;;
+  tune)
+    step tune 900 python3 -m jax_tcgemm tune --suite squares,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk \
+      --budget 1.5 --no-xla --out "$out/h200.json" --provenance "python -m jax_tcgemm tune, revision $revision"
+    step regret 300 python3 -m jax_tcgemm tune --regret 60
+    ;;
+  *) failed+=("unknown step $each") ;;
+  esac
+done
+
+if ((${#failed[@]})); then
+  printf 'failed: %s\n' "${failed[@]}"
+  exit 1
+fi
