@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm import _modules, local, selection
+from jax_tcgemm import local, selection
 from jax_tcgemm.problem import DTYPES, Operand, Problem
 
 # The first round tells the slow from the fast, the second tells the fast apart.
@@ -24,7 +24,6 @@ _FINALISTS = 5
 # call's time is not measured further.
 _SLOW_S = 0.1
 _FAR_BEHIND = 4.0
-_HOST_CACHE_BYTES = 32 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +91,7 @@ def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[M
 
     start = time.perf_counter()
     on_gpu = jax.default_backend() == "gpu"
-    cache_bytes = _modules.cuda_device()["l2_bytes"] if on_gpu else _HOST_CACHE_BYTES
+    cache_bytes = timing.cache_bytes()
     with jax.enable_x64(True):  # Operands say their own types.
         num_sets = timing.num_input_sets(problem.a_bytes + problem.b_bytes, cache_bytes)
         sets = _make_inputs(problem, num_sets)

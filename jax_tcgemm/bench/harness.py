@@ -27,8 +27,6 @@ MIN_REPEATS = 5
 _SPIN_UP_S = 0.1
 # Cases whose programs are compiled together.
 _COMPILED_AHEAD = 16
-# Stands for the last-level cache of a machine without a GPU.
-_HOST_CACHE_BYTES = 32 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Harness:
         self._machine["revision"] = options.revision or rec.git_revision()
         properties = _modules.cuda_device() if on_gpu else None
         self._machine["driver_cuda"] = properties["driver_version"] if properties else None
-        self._cache_bytes = properties["l2_bytes"] if properties else _HOST_CACHE_BYTES
+        self._cache_bytes = timing.cache_bytes()
         self._probe = concurrent.futures.ThreadPoolExecutor(1)
 
     def run(self, suites: Sequence[Suite]) -> None:

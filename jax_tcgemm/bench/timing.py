@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tcgemm import _modules
+
 TIMERS = ("trace", "chained", "wall")
 
 # Sets of inputs that are rotated. Products too small to fill the cache with this many are
@@ -26,6 +28,8 @@ MAX_SETS = 16
 # Calls of each contender at the start of a trace that are left out: starting the profiler lets
 # the GPU idle.
 _UNCOUNTED = 3
+# Stands for the last-level cache of a machine without a GPU.
+_HOST_CACHE_BYTES = 32 << 20
 
 
 class TraceError(RuntimeError):
@@ -52,6 +56,12 @@ class Runnable:
     name: str
     module: str
     function: Callable
+
+
+def cache_bytes() -> int:
+    """Bytes of the cache that inputs are rotated past: the GPU's L2, or what stands for a CPU's."""
+    properties = _modules.cuda_device() if jax.default_backend() == "gpu" else None
+    return properties["l2_bytes"] if properties else _HOST_CACHE_BYTES
 
 
 def num_input_sets(set_bytes: int, cache_bytes: int) -> int:

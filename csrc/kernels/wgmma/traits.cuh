@@ -66,7 +66,7 @@ struct Traits {
   static_assert(kClusterSize <= 8, "portable cluster size");
   static_assert(Config::kClusterK == 1 || (Config::kClusterM == 1 && Config::kClusterN == 1),
                 "blocks that split K share no operand tile");
-  static_assert(!kTransA || !kTransB || sizeof(In) == 2, "M- and N-major need 16-bit elements");
+  static_assert((!kTransA && !kTransB) || sizeof(In) == 2, "M- and N-major need 16-bit elements");
 };
 
 }  // namespace tcgemm::wgmma_family
