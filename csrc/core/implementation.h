@@ -28,9 +28,11 @@ struct Status {
   bool is_ok() const { return code == Code::kOk; }
 };
 
-class Implementation {
+// `Problem` and `Buffers` say what kind of product: see problem.h and ragged_problem.h.
+template <typename Problem, typename Buffers>
+class ImplementationOf {
  public:
-  virtual ~Implementation() = default;
+  virtual ~ImplementationOf() = default;
 
   virtual const char* name() const = 0;
 
@@ -46,7 +48,7 @@ class Implementation {
     return 0;
   }
 
-  // Enqueues the product on `stream` (a cudaStream_t; unused on the host). No allocation, no
+  // Enqueues the product on `stream` (a cudaStream_t; on the host an Executor). No allocation, no
   // synchronisation, no host read of device memory, no state kept: it may run under graph
   // capture, from several threads and for several devices. `problem` is not empty (see
   // Problem::is_empty) but k may be 0. Base addresses are only known to be aligned to their
@@ -55,17 +57,24 @@ class Implementation {
                         void* stream) const = 0;
 };
 
-// All implementations of one module, in the order of the ladder.
-using Implementations = std::vector<const Implementation*>;
+// All implementations of one kind of product in one module, in the order of the ladder.
+template <typename Problem, typename Buffers>
+using ImplementationsOf = std::vector<const ImplementationOf<Problem, Buffers>*>;
 
-inline const Implementation* find_implementation(const Implementations& all, std::string_view name) {
-  for (const Implementation* implementation : all) {
+using Implementation = ImplementationOf<Problem, Buffers>;
+using Implementations = ImplementationsOf<Problem, Buffers>;
+
+template <typename Problem, typename Buffers>
+const ImplementationOf<Problem, Buffers>* find_implementation(
+    const std::vector<const ImplementationOf<Problem, Buffers>*>& all, std::string_view name) {
+  for (const auto* implementation : all) {
     if (name == implementation->name()) return implementation;
   }
   return nullptr;
 }
 
-inline bool has_config(const Implementation& implementation, std::string_view config) {
+template <typename Problem, typename Buffers>
+bool has_config(const ImplementationOf<Problem, Buffers>& implementation, std::string_view config) {
   for (const std::string& known : implementation.configs()) {
     if (known == config) return true;
   }

@@ -1,49 +1,13 @@
 #include "ffi/gemm.h"
 
-#include <optional>
-
 namespace tcgemm {
 namespace {
 
 namespace ffi = xla::ffi;
 
-ffi::Error invalid(const std::string& message) { return ffi::Error::InvalidArgument("jax_tcgemm: " + message); }
-
-bool from_xla(ffi::DataType type, DType* out) {
-  switch (type) {
-    case ffi::DataType::F16: *out = DType::kF16; return true;
-    case ffi::DataType::BF16: *out = DType::kBF16; return true;
-    case ffi::DataType::F32: *out = DType::kF32; return true;
-    case ffi::DataType::F64: *out = DType::kF64; return true;
-    case ffi::DataType::S8: *out = DType::kS8; return true;
-    case ffi::DataType::U8: *out = DType::kU8; return true;
-    case ffi::DataType::S32: *out = DType::kS32; return true;
-    case ffi::DataType::C64: *out = DType::kC64; return true;
-    case ffi::DataType::C128: *out = DType::kC128; return true;
-    default: return false;
-  }
-}
-
-// Checks that `buffer` has a dtype we know and at least `elements` elements.
-std::string check_buffer(const char* name, const ffi::AnyBuffer& buffer, int64_t elements, DType* dtype) {
-  if (!from_xla(buffer.element_type(), dtype)) {
-    return std::string(name) + " must have a supported dtype, got XLA type " +
-           std::to_string(static_cast<int>(buffer.element_type()));
-  }
-  const int64_t got = static_cast<int64_t>(buffer.element_count());
-  if (got < elements) {
-    return std::string(name) + " must hold at least " + std::to_string(elements) + " elements, got " +
-           std::to_string(got);
-  }
-  return "";
-}
-
 ffi::Error run_gemm_checked(const Implementations& implementations, const Device& device, void* stream,
                             const GemmAttributes& attrs, ffi::RemainingArgs& operands, ffi::RemainingRets& results) {
-  if (attrs.abi != kAbiVersion) {
-    return invalid("the program was lowered for ABI version " + std::to_string(attrs.abi) +
-                   ", this library has version " + std::to_string(kAbiVersion) + "; lower it again");
-  }
+  if (std::string error = check_abi(attrs.abi); !error.empty()) return invalid(error);
   const bool reads_c = attrs.beta != 0.0;
   if (operands.size() != 3 && (reads_c || operands.size() != 2)) {
     return invalid("operands must be a, b and, when beta != 0, c; got " + std::to_string(operands.size()));
@@ -95,42 +59,15 @@ ffi::Error run_gemm_checked(const Implementations& implementations, const Device
     buffers.workspace_bytes = static_cast<int64_t>((*workspace)->size_bytes());
   }
 
-  const Implementation* implementation = find_implementation(implementations, attrs.implementation);
-  if (implementation == nullptr) {
-    return invalid("implementation " + std::string(attrs.implementation) + " is not part of this build");
-  }
-  const std::string name = implementation->name();
-  if (!has_config(*implementation, attrs.config)) {
-    return invalid(name + " has no config " + std::string(attrs.config));
-  }
-  if (std::string reason = implementation->reject(p, device, attrs.config); !reason.empty()) {
-    return invalid(name + " cannot run this: " + reason);
-  }
-  const int64_t workspace_bytes = implementation->workspace_bytes(p, device, attrs.config);
-  if (buffers.workspace_bytes < workspace_bytes) {
-    return invalid("workspace of " + name + " must hold " + std::to_string(workspace_bytes) + " bytes, got " +
-                   std::to_string(buffers.workspace_bytes));
-  }
-  if (p.is_empty()) return ffi::Error::Success();
-
-  const Status status = implementation->launch(p, buffers, device, attrs.config, stream);
-  switch (status.code) {
-    case Status::Code::kOk: return ffi::Error::Success();
-    case Status::Code::kInvalidArgument: return invalid(name + ": " + status.message);
-    case Status::Code::kInternal: return ffi::Error::Internal("jax_tcgemm: " + name + ": " + status.message);
-  }
-  return ffi::Error::Internal("jax_tcgemm: unknown status");
+  return launch_checked(implementations, p, buffers, device, attrs.implementation, attrs.config, stream);
 }
 
 }  // namespace
 
 xla::ffi::Error run_gemm(const Implementations& implementations, const Device& device, void* stream,
                          const GemmAttributes& attributes, ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  try {
-    return run_gemm_checked(implementations, device, stream, attributes, operands, results);
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("jax_tcgemm: ") + error.what());
-  }
+  return without_exceptions(
+      [&] { return run_gemm_checked(implementations, device, stream, attributes, operands, results); });
 }
 
 }  // namespace tcgemm

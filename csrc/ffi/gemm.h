@@ -12,13 +12,10 @@
 
 #include "core/implementation.h"
 #include "core/problem.h"
+#include "ffi/checks.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tcgemm {
-
-// Part of every call, because the compilation cache keys on attributes and not on this
-// library: raised whenever the meaning of an attribute changes.
-inline constexpr int64_t kAbiVersion = 1;
 
 struct GemmAttributes {
   int64_t abi;

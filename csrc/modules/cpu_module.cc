@@ -37,5 +37,6 @@ NB_MODULE(_cpu, module) {
     targets["tcgemm_gemm"] = nb::capsule(reinterpret_cast<void*>(tcgemm::gemm_handler));
     return targets;
   });
-  tcgemm::define_queries(module, tcgemm::implementations());
+  module.attr("abi_version") = tcgemm::kAbiVersion;
+  tcgemm::define_queries(module, tcgemm::implementations(), &tcgemm::problem_from);
 }

@@ -99,7 +99,8 @@ NB_MODULE(_cuda, module) {
     targets["tcgemm_fragment_mma"] = nb::capsule(reinterpret_cast<void*>(fragment_mma_handler));
     return targets;
   });
-  define_queries(module, implementations());
+  module.attr("abi_version") = kAbiVersion;
+  define_queries(module, implementations(), &problem_from);
   module.def("load_cublaslt", &load_cublaslt, nb::arg("path"),
              "Opens cuBLASLt from `path` (or finds it already loaded); returns the reason when that fails, else ''.");
   module.def(

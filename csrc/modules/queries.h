@@ -53,27 +53,34 @@ inline Device device_from(nb::dict dict) {
           nb::cast<int64_t>(dict["shared_memory_bytes"])};
 }
 
-inline const Implementation& implementation_from(const Implementations& all, const std::string& name) {
-  const Implementation* found = find_implementation(all, name);
+// Reads the dictionary of a query; raises ValueError where it describes no problem.
+template <typename Problem>
+using ProblemFrom = Problem (*)(nb::dict);
+
+template <typename Problem, typename Buffers>
+const ImplementationOf<Problem, Buffers>& implementation_from(const ImplementationsOf<Problem, Buffers>& all,
+                                                              const std::string& name) {
+  const auto* found = find_implementation(all, name);
   if (found == nullptr) throw nb::value_error(("unknown implementation: " + name).c_str());
   return *found;
 }
 
-// Defines abi_version, implementations(), reject() and workspace_bytes() on `module`.
-inline void define_queries(nb::module_& module, const Implementations& all) {
-  module.attr("abi_version") = kAbiVersion;
+// Defines implementations(), reject() and workspace_bytes() of one kind of product on `module`.
+template <typename Problem, typename Buffers>
+void define_queries(nb::module_& module, const ImplementationsOf<Problem, Buffers>& all,
+                    ProblemFrom<Problem> problem_from) {
   module.def(
       "implementations",
       [&all] {
         nb::dict configs;
-        for (const Implementation* implementation : all) configs[implementation->name()] = implementation->configs();
+        for (const auto* implementation : all) configs[implementation->name()] = implementation->configs();
         return configs;
       },
       "Names of the implementations of this module, each with its configs, the default first.");
   module.def(
       "reject",
-      [&all](const std::string& name, const std::string& config, nb::dict problem, nb::dict device) {
-        const Implementation& implementation = implementation_from(all, name);
+      [&all, problem_from](const std::string& name, const std::string& config, nb::dict problem, nb::dict device) {
+        const auto& implementation = implementation_from<Problem, Buffers>(all, name);
         if (!has_config(implementation, config)) return "it has no config " + config;
         return implementation.reject(problem_from(problem), device_from(device), config);
       },
@@ -81,8 +88,9 @@ inline void define_queries(nb::module_& module, const Implementations& all) {
       "The rule that stops this implementation from running the problem; empty when none does.");
   module.def(
       "workspace_bytes",
-      [&all](const std::string& name, const std::string& config, nb::dict problem, nb::dict device) {
-        return implementation_from(all, name).workspace_bytes(problem_from(problem), device_from(device), config);
+      [&all, problem_from](const std::string& name, const std::string& config, nb::dict problem, nb::dict device) {
+        return implementation_from<Problem, Buffers>(all, name).workspace_bytes(problem_from(problem),
+                                                                                device_from(device), config);
       },
       nb::arg("implementation"), nb::arg("config"), nb::arg("problem"), nb::arg("device"));
 }

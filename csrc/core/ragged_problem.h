@@ -1,0 +1,77 @@
+// A product over groups of consecutive rows whose sizes are known on the device only.
+//
+// The tokens are the rows of A: group_sizes[s] of them belong to group s, one group after another.
+// Of all groups a call computes `groups`, beginning with the one that group_offset names; group g
+// below is counted from there.
+//
+//   rows         D[b,i,n] = sum_k A[b,i,k] * op(B)[b,g,k,n] for the rows i of group g, and 0 for rows of no
+//                group: A m x k, B groups x (k x n, transposed: n x k), D m x n; m counts the tokens
+//   contraction  D[b,g,m,n] = sum over the rows i of group g of A[b,i,m] * B[b,i,n]:
+//                A k x m, B k x n, D groups x m x n; k counts the tokens
+//
+// Everything is packed row-major. A size below 0 counts as 0, and groups end with the tokens.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/implementation.h"
+#include "core/problem.h"
+
+namespace tcgemm {
+
+enum class RaggedForm : int32_t { kRows, kContraction };
+
+const char* ragged_form_name(RaggedForm form);
+bool parse_ragged_form(std::string_view name, RaggedForm* out);
+
+struct RaggedProblem {
+  RaggedForm form;
+  int64_t batch;
+  int64_t m, n, k;
+  int64_t groups;     // of B or D
+  int64_t num_sizes;  // length of group_sizes
+  bool b_transposed;  // rows only
+  // Whether an operand has an entry for each batch index; else all share one. group_offset goes
+  // with group_sizes.
+  bool a_batched, b_batched, sizes_batched;
+  DType in, out;
+  Compute compute;
+
+  bool is_rows() const { return form == RaggedForm::kRows; }
+  int64_t tokens() const { return is_rows() ? m : k; }
+  bool is_empty() const { return batch == 0 || m == 0 || n == 0 || (!is_rows() && groups == 0); }
+
+  // Elements of one batch entry.
+  int64_t a_elements() const { return m * k; }
+  int64_t b_elements() const { return (is_rows() ? groups : 1) * k * n; }
+  int64_t d_elements() const { return (is_rows() ? 1 : groups) * m * n; }
+};
+
+// Addresses of one call. group_sizes and group_offset are device memory where D is.
+struct RaggedBuffers {
+  const void* a;
+  const void* b;
+  const int32_t* group_sizes;
+  const int32_t* group_offset;  // one number for each entry of group_sizes
+  void* d;
+  void* workspace;
+  int64_t workspace_bytes;
+};
+
+using RaggedImplementation = ImplementationOf<RaggedProblem, RaggedBuffers>;
+using RaggedImplementations = ImplementationsOf<RaggedProblem, RaggedBuffers>;
+
+// Empty when extents are in range and their products fit 64 bits, else the first rule broken.
+std::string check_problem(const RaggedProblem& problem);
+
+// The addresses of batch entry `batch_idx` alone.
+RaggedBuffers batch_entry(const RaggedProblem& problem, const RaggedBuffers& buffers, int64_t batch_idx);
+
+// Where the groups of one batch entry begin, and where the last one ends: groups + 1 rows. For
+// sizes in host memory.
+std::vector<int64_t> group_starts(const RaggedProblem& problem, const int32_t* group_sizes, int32_t group_offset);
+
+}  // namespace tcgemm
