@@ -97,32 +97,43 @@ def _has_driver() -> bool:
     return True
 
 
-def _cublaslt_candidates() -> list[str]:
-    """Paths of cuBLASLt: in the CUDA packages that JAX installs, then wherever the loader looks."""
+def library_candidates(name: str, folders: tuple[str, ...]) -> list[str]:
+    """Paths of a vendor's library, newest first: in the packages that pip installs, then by name.
+
+    Args:
+      name: such as "cublasLt" of libcublasLt.so.13.
+      folders: where it may lie below a root of the namespace package "nvidia".
+    """
     found: list[Path] = []
     spec = importlib.util.find_spec("nvidia")
     # "nvidia" is a namespace package and may lie in several site-packages folders at once.
     for root in (spec.submodule_search_locations or ()) if spec else ():
-        for folder in ("cu13/lib", "cublas/lib"):
-            found += Path(root, folder).glob("libcublasLt.so.*")
+        for folder in folders:
+            found += Path(root, folder).glob(f"lib{name}.so.*")
 
     def version(path: Path) -> int:
         match = re.search(r"\.so\.(\d+)", path.name)
         return int(match[1]) if match else 0
 
     found.sort(key=version, reverse=True)
-    return [*map(str, found), "libcublasLt.so.13", "libcublasLt.so.12"]
+    return [*map(str, found), f"lib{name}.so.13", f"lib{name}.so.12"]
+
+
+def _open_library(name: str) -> str:
+    """Opens a library that the _cuda module uses; why it cannot be used, or ""."""
+    if cuda is None:
+        return _reasons["cuda"]
+    load = getattr(cuda, f"load_{name.lower()}")
+    reasons = []
+    for path in library_candidates(name, ("cu13/lib", "cublas/lib")):
+        error = load(path)
+        if not error:
+            return ""
+        reasons.append(error)
+    return "; ".join(reasons)
 
 
 @functools.cache
 def cublaslt_reason() -> str:
     """Opens cuBLASLt at the first call; why it cannot be used, or ""."""
-    if cuda is None:
-        return _reasons["cuda"]
-    reasons = []
-    for path in _cublaslt_candidates():
-        error = cuda.load_cublaslt(path)
-        if not error:
-            return ""
-        reasons.append(error)
-    return "; ".join(reasons)
+    return _open_library("cublasLt")

@@ -8,8 +8,14 @@
 #include <driver_types.h>
 #include <library_types.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+
+namespace tcgemm {
+class SharedLibrary;
+}
 
 namespace tcgemm::lt {
 
@@ -68,8 +74,11 @@ struct cublasLtMatmulHeuristicResult_t {
   int reserved[4];
 };
 
-// The functions of one loaded library.
+// The functions of the loaded library (libraries/shared_library.h).
 struct Api {
+  static constexpr std::array kSonames{"libcublasLt.so.13", "libcublasLt.so.12"};
+  std::string resolve_all(const SharedLibrary& library);
+
   size_t (*cublasLtGetVersion)();
   const char* (*cublasLtGetStatusName)(cublasStatus_t status);
   cublasStatus_t (*cublasLtCreate)(cublasLtHandle_t* handle);

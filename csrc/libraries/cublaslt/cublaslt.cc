@@ -17,6 +17,7 @@
 #include "core/cuda_status.h"
 #include "libraries/cublaslt/library.h"
 #include "libraries/cublaslt/plan.h"
+#include "libraries/relaxed_capture.h"
 
 namespace tcgemm {
 namespace {
@@ -145,20 +146,6 @@ const void* advance(const void* base, int64_t elements, DType dtype) {
 void* advance(void* base, int64_t elements, DType dtype) {
   return static_cast<char*>(base) + elements * dtype_bytes(dtype);
 }
-
-// Creating a handle, the first query and the first launch of a kernel may allocate and load
-// code, which a thread that is capturing a graph is refused in any other mode. None of it
-// touches the captured stream.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
 
 // K = 0: the sum is empty, D = beta * C.
 Status launch_empty_sum(const Problem& p, const Buffers& buffers, cudaStream_t stream) {
