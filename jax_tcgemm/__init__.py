@@ -30,6 +30,7 @@ from jax_tcgemm.dot_general import dot_general
 from jax_tcgemm.explain import explain
 from jax_tcgemm.info import info
 from jax_tcgemm.matmul import matmul
+from jax_tcgemm.patch import patch
 
 __all__ = [
     "autotune",
@@ -38,5 +39,6 @@ __all__ = [
     "explain",
     "info",
     "matmul",
+    "patch",
     "tuning",
 ]

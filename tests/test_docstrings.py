@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-MODULES = ("autotune", "debug", "dot_general", "explain", "matmul")
+MODULES = ("autotune", "debug", "dot_general", "explain", "matmul", "patch")
 
 
 @pytest.mark.parametrize("name", MODULES)

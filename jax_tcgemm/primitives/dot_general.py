@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_tcgemm import local, selection
+from jax_tcgemm.routing import routing
 
 dot_general_p = core.Primitive("tcgemm_dot_general")
 
@@ -334,7 +335,8 @@ def _lower(ctx, lhs, rhs, *, platform, out_sharding, **params):
         plan=plan,
         out_sharding=_natural_sharding(out_sharding, params["permutation"]),
     )
-    return mlir.lower_fun(local_dot_general, multiple_results=False)(ctx, lhs, rhs)
+    with routing(None):
+        return mlir.lower_fun(local_dot_general, multiple_results=False)(ctx, lhs, rhs)
 
 
 for _platform in ("cpu", "cuda"):
