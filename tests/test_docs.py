@@ -1,0 +1,27 @@
+"""The documentation's Python code runs, and its reference names everything public."""
+
+import re
+from pathlib import Path
+
+import pytest
+from sybil.document import Document
+from sybil.parsers.markdown import PythonCodeBlockParser
+
+import jax_tcgemm
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = [page for page in sorted(DOCS.glob("*.md")) if "```python" in page.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_runs(page):
+    """Each page is one program: its blocks run in order and share their names."""
+    for example in Document.parse(str(page), PythonCodeBlockParser()).examples():
+        example.evaluate()
+
+
+def test_everything_public_is_in_the_reference():
+    listed = re.findall(
+        r"^::: jax_tcgemm(?:\.\w+)*\.(\w+)$", (DOCS / "reference.md").read_text(), re.M
+    )
+    assert set(jax_tcgemm.__all__) - {"tuning"} <= set(listed)
