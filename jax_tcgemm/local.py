@@ -209,47 +209,76 @@ def local_gemm(
     b: jax.Array,
     c: jax.Array | None = None,
     *,
+    b_up: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    aux_in: jax.Array | None = None,
     choice: selection.Choice,
     shape: tuple[int, ...] | None = None,
-) -> jax.Array:
+):
     """The custom call: D = alpha * op(A) op(B) + beta * C on flat row-major buffers.
 
+    Also with what `problem.epilogue` adds; see epilogue.py.
+
     Args:
-      problem: extents, strides, layouts and dtypes; `a`, `b` and `c` must have its dtypes.
+      problem: extents, strides, layouts, dtypes and epilogue; the arrays must have its dtypes.
       a: buffer of A, of any shape with the elements that the problem addresses.
-      b: buffer of B, likewise.
+      b: buffer of B, likewise; of both matrices where the epilogue has an `up_offset`.
       c: buffer of C, packed like D; needed unless `problem.beta` is 0, and then never read. D takes
         its place in memory, without a copy where the caller donates it.
+      b_up: buffer of the second B of a gated product, unless the epilogue has an `up_offset`.
+      bias: the bias, when the epilogue has one.
+      aux_in: what `aux_out` was, packed, when the epilogue is a derivative.
       choice: what runs it; not "xla".
-      shape: shape of D; the same elements as (batch, m, n), which is the default.
+      shape: shape of D; the same elements as `problem.d_shape`, which is the default.
 
     Returns:
-      D, of dtype `problem.out_dtype`, packed.
+      D, of dtype `problem.out_dtype`, packed. When the epilogue asks for more results a tuple: D,
+      then `aux_out` (of shape `problem.aux_shape`), then `column_sums` (D's without m).
 
     Raises:
-      ValueError: when `c` is missing.
+      ValueError: when an operand is missing or is one that the problem has no use for.
     """
-    if c is None and problem.beta != 0:
-        raise ValueError(
-            f"local_gemm: c must be given when beta is not 0, got beta={problem.beta}; pass it"
-        )
-    if shape is None:
-        shape = (problem.batch, problem.m, problem.n)
-    module = _modules.cpu if choice.implementation == "host" else _modules.cuda
-    results = [jax.ShapeDtypeStruct(shape, DTYPES[problem.out_dtype])]
+    epilogue = problem.epilogue
+    two_b = epilogue.gated and not epilogue.derivative
+    for name, given, needed in (
+        ("c", c is not None or problem.beta == 0, True),
+        ("b_up", b_up is not None, two_b and not epilogue.up_offset),
+        ("bias", bias is not None, epilogue.bias != "none"),
+        ("aux_in", aux_in is not None, epilogue.derivative),
+    ):
+        if given != needed:
+            state = "be given" if needed else "not be given"
+            raise ValueError(
+                f"local_gemm: {name} must {state} for beta={problem.beta} and {epilogue}, "
+                f"got {name}={'None' if needed else 'an array'}; "
+                f"{'pass' if needed else 'leave out'} {name}"
+            )
+    shape = problem.d_shape if shape is None else shape
+    out_dtype = DTYPES[problem.out_dtype]
+    results = [jax.ShapeDtypeStruct(shape, out_dtype)]
+    if epilogue.aux_out:
+        results.append(jax.ShapeDtypeStruct(problem.aux_shape, out_dtype))
+    if epilogue.column_sums:
+        batch, _, *columns = problem.d_shape
+        sum_dtype = jnp.float64 if problem.compute == "f64" else jnp.float32
+        results.append(jax.ShapeDtypeStruct((batch, *columns), sum_dtype))
+    num_results = len(results)
     if choice.workspace_bytes:
         results.append(jax.ShapeDtypeStruct((choice.workspace_bytes,), jnp.uint8))
+    module = _modules.cpu if choice.implementation == "host" else _modules.cuda
     gemm = {
         "abi": module.abi_version,
         "implementation": choice.implementation,
         "config": choice.config,
     }
-    operands = (a, b)
-    if c is not None:
-        operands = (a, b, lax.reshape(c, shape))
+    c = None if c is None else lax.reshape(c, shape)
+    operands = [x for x in (a, b, b_up, c, bias, aux_in) if x is not None]
     call = jax.ffi.ffi_call(
         TARGET,
         results,
-        input_output_aliases={2: 0} if c is not None else None,
+        input_output_aliases={2 + (b_up is not None): 0} if c is not None else None,
     )
-    return call(*operands, gemm=gemm | problem.attributes())[0]
+    found = call(*operands, gemm=gemm | problem.attributes())[:num_results]
+    if epilogue.column_sums and problem.m == 0:
+        found[-1] = jnp.zeros_like(found[-1])  # The call does nothing when D is empty.
+    return found[0] if num_results == 1 else tuple(found)

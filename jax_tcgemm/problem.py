@@ -1,12 +1,17 @@
 """The one description of a matrix product, as the C++ side knows it (csrc/core/problem.h).
 
 D[b, m, n] = alpha * sum_k op(A)[b, m, k] * op(B)[b, k, n] + beta * C[b, m, n]
+
+and what epilogue.py adds to it.
 """
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 import numpy as np
+
+from jax_tcgemm.epilogue import BARE, Epilogue
 
 # Names of the dtypes an implementation may meet, as the C++ side spells them.
 DTYPE_NAMES = {
@@ -44,7 +49,10 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A batched product over flat buffers; D and C are packed (batch, m, n)."""
+    """A batched product over flat buffers; D and C are packed (batch, m, n).
+
+    Those of a gated derivative are (batch, m, 2, n).
+    """
 
     batch: int
     batch_inner: int
@@ -57,6 +65,23 @@ class Problem:
     compute: str
     alpha: float = 1.0
     beta: float = 0.0
+    epilogue: Epilogue = BARE
+
+    @property
+    def d_shape(self) -> tuple[int, ...]:
+        """Shape of D and C."""
+        halves = (2,) if self.epilogue.gated and self.epilogue.derivative else ()
+        return (self.batch, self.m, *halves, self.n)
+
+    @property
+    def aux_shape(self) -> tuple[int, ...]:
+        """Shape of `aux_in` and `aux_out`."""
+        return (self.batch, self.m, *((2,) if self.epilogue.gated else ()), self.n)
+
+    @property
+    def num_b(self) -> int:
+        """How many matrices B a batch entry has: two in a gated product."""
+        return 2 if self.epilogue.gated and not self.epilogue.derivative else 1
 
     def attributes(self) -> dict:
         """The part of the FFI attribute `gemm` (csrc/ffi/gemm.h) that the problem determines."""
@@ -77,11 +102,17 @@ class Problem:
             "b_inner_stride": self.b.inner_stride,
             "alpha": self.alpha,
             "beta": self.beta,
+            **self.epilogue.attributes(),
         }
 
     def query(self) -> dict:
         """What the modules' reject() and workspace_bytes() take (csrc/modules/queries.h)."""
-        dtypes = {"a_dtype": self.a.dtype, "b_dtype": self.b.dtype, "out_dtype": self.out_dtype}
+        dtypes = {
+            "a_dtype": self.a.dtype,
+            "b_dtype": self.b.dtype,
+            "out_dtype": self.out_dtype,
+            "bias_dtype": self.epilogue.bias_dtype,
+        }
         return self.attributes() | dtypes
 
     @property
@@ -93,13 +124,15 @@ class Problem:
     def flops(self) -> int:
         """Real multiplications and additions: 2 for a product of two real numbers."""
         per_product = 8 if self.out_dtype in ("c64", "c128") else 2
-        return per_product * self.batch * self.m * self.n * self.k
+        return per_product * self.batch * self.m * self.n * self.num_b * self.k
 
     @property
     def bytes(self) -> int:
-        """Least memory traffic: each distinct element of A, B (and C) read, and D written, once."""
-        d = self.batch * self.m * self.n * DTYPES[self.out_dtype].itemsize
-        return self.a_bytes + self.b_bytes + d * (2 if self.beta else 1)
+        """Least memory traffic: what is read, and what is written, once; vectors left out."""
+        d, aux = math.prod(self.d_shape), math.prod(self.aux_shape)
+        elements = d * (2 if self.beta else 1)
+        elements += aux * (self.epilogue.derivative + self.epilogue.aux_out)
+        return self.a_bytes + self.b_bytes + elements * DTYPES[self.out_dtype].itemsize
 
     @property
     def a_bytes(self) -> int:
@@ -108,8 +141,8 @@ class Problem:
 
     @property
     def b_bytes(self) -> int:
-        """Bytes of the distinct elements of B."""
-        return self._distinct(self.b, self.k * self.n)
+        """Bytes of the distinct elements of B, of both in a gated product."""
+        return self._distinct(self.b, self.k * self.n * self.num_b)
 
     def _distinct(self, operand: Operand, elements: int) -> int:
         inner = self.batch_inner if operand.inner_stride else min(self.batch_inner, 1)
@@ -124,4 +157,5 @@ class Problem:
             batch = f"{self.batch} x " if self.batch != 1 else ""
         inputs = self.a.dtype if self.a.dtype == self.b.dtype else f"{self.a.dtype},{self.b.dtype}"
         types = f"{inputs}->{self.out_dtype} ({self.compute})"
-        return f"{batch}{self.m}x{self.n}x{self.k} {self.layout} {types}"
+        epilogue = f" {self.epilogue}".rstrip()
+        return f"{batch}{self.m}x{self.n}x{self.k} {self.layout} {types}{epilogue}"

@@ -92,6 +92,8 @@ def problem_key(problem: Problem) -> str:
             key += f" {name}={operand.ld},{operand.outer_stride},{operand.inner_stride}"
     if (p.alpha, p.beta) != (1.0, 0.0):
         key += f" alpha={p.alpha:g} beta={p.beta:g}"
+    if p.epilogue.up_offset:
+        key += f" up={p.epilogue.up_offset}"
     return key
 
 

@@ -9,6 +9,8 @@ import pytest
 from jax import export
 
 import jax_tcgemm
+from jax_tcgemm import _modules
+from jax_tcgemm.epilogue import Epilogue
 from jax_tcgemm.local import TARGET
 
 CHECKS = [export.DisabledSafetyCheck.custom_call(TARGET)]
@@ -49,7 +51,8 @@ def test_symbolic_shapes_go_to_xla():
 
 def ffi(a, b, out=(4, 4), **changes):
     """The custom call of a 4x4x4 float32 product, with changes."""
-    gemm = {"abi": 1, "implementation": "host", "config": "auto", "compute": "f32"}
+    gemm = {"implementation": "host", "config": "auto", "compute": "f32"}
+    gemm |= {"abi": _modules.cpu.abi_version} | Epilogue().attributes()
     gemm |= dict.fromkeys(("batch", "batch_inner"), 1) | dict.fromkeys("mnk", 4)
     for side in "ab":
         gemm |= {f"{side}_transposed": False, f"{side}_ld": 4}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jax_tcgemm import _modules
+from jax_tcgemm.epilogue import Epilogue
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -124,6 +125,7 @@ class Call:
             "alpha": np.float64(self.alpha),
             "beta": np.float64(self.beta),
             **{name: np.int64(value) for name, value in integers.items()},
+            **Epilogue().attributes(),
             **dict(self.overrides),
         }
 
@@ -468,7 +470,7 @@ MALFORMED = {
         {"batch": 2**31 - 1, "batch_inner": 1, "m": 2**31 - 1, "k": 0, "a_outer_stride": 0},
         "d must hold at least",
     ),
-    "beta without c": ({"beta": np.float64(1)}, "operands must be a, b and, when beta != 0, c"),
+    "beta without c": ({"beta": np.float64(1)}, "operands must be a, b, c, got 2"),
 }
 
 
@@ -487,8 +489,8 @@ def test_malformed_operands():
     for operands, message in [
         ((a, b.astype(np.int16)), "b must have a supported dtype"),
         ((a, b.astype(np.float64)), "host cannot run this: b's dtype must be f32, got f64"),
-        ((a, b, a, b), "operands must be a, b and"),
-        ((a,), "operands must be a, b and"),
+        ((a, b, a, b), "operands must be a, b, c, got 4"),
+        ((a,), "operands must be a, b, got 1"),
     ]:
         with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT.*{message}"):
             call.run(*operands)

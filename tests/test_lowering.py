@@ -63,6 +63,14 @@ def test_attributes_of_the_custom_call(fake_cuda):
         "b_inner_stride": 0,
         "alpha": 1.0,
         "beta": 0.0,
+        "activation": "none",
+        "derivative": False,
+        "gated": False,
+        "up_offset": 0,
+        "bias": "none",
+        "bias_batch_stride": 0,
+        "aux_out": False,
+        "column_sums": False,
     }
 
 

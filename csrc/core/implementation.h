@@ -64,6 +64,11 @@ using ImplementationsOf = std::vector<const ImplementationOf<Problem, Buffers>*>
 using Implementation = ImplementationOf<Problem, Buffers>;
 using Implementations = ImplementationsOf<Problem, Buffers>;
 
+// The rule of an implementation that knows alpha and beta but nothing else of an epilogue.
+inline std::string reject_any_epilogue(const Problem& problem) {
+  return problem.epilogue.is_none() ? "" : "it scales and adds C, but has no other epilogue";
+}
+
 template <typename Problem, typename Buffers>
 const ImplementationOf<Problem, Buffers>* find_implementation(
     const std::vector<const ImplementationOf<Problem, Buffers>*>& all, std::string_view name) {

@@ -30,6 +30,14 @@ constexpr std::array<Named<Compute>, 5> kComputes{{{Compute::kF16, "f16", 2},
                                                    {Compute::kF64, "f64", 8},
                                                    {Compute::kS32, "s32", 4}}};
 
+constexpr std::array<Named<Bias>, 3> kBiases{{{Bias::kNone, "none", 0}, {Bias::kN, "n", 0}, {Bias::kM, "m", 0}}};
+
+constexpr Named<Activation> kActivations[] = {
+#define TCGEMM_ENTRY(name, functor) {Activation::k##functor, #name, 0},
+    TCGEMM_ACTIVATIONS(TCGEMM_ENTRY)
+#undef TCGEMM_ENTRY
+};
+
 template <typename Table, typename Enum>
 bool parse(const Table& table, std::string_view name, Enum* out) {
   for (const auto& entry : table) {
@@ -72,6 +80,25 @@ std::string check_operand(const char* name, const Operand& x, int64_t columns) {
   return "";
 }
 
+std::string check_epilogue(const Problem& p) {
+  const Epilogue& e = p.epilogue;
+  if (e.is_none()) return "";
+  if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32 && p.out != DType::kF64) {
+    return std::string("d of a product with an epilogue must be f16, bf16, f32 or f64, got ") + dtype_name(p.out);
+  }
+  if (e.bias != Bias::kNone && e.bias_dtype != p.out && e.bias_dtype != sum_dtype(p)) {
+    return std::string("bias must have the dtype of d or ") + dtype_name(sum_dtype(p)) + ", got " +
+           dtype_name(e.bias_dtype);
+  }
+  if (e.bias_batch_stride < 0) return must("bias_batch_stride", "not be negative", e.bias_batch_stride);
+  if (e.up_offset < 0 || (e.up_offset != 0 && !p.has_two_b())) {
+    return must("up_offset", p.has_two_b() ? "not be negative" : "be 0 unless gated and no derivative", e.up_offset);
+  }
+  if (e.gated && e.bias == Bias::kM) return "bias of a gated product must be n, got m";
+  if (e.derivative && e.aux_out) return "aux_out must be false in a derivative, got true";
+  return "";
+}
+
 }  // namespace
 
 int64_t dtype_bytes(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes; }
@@ -79,6 +106,15 @@ const char* dtype_name(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]
 const char* compute_name(Compute compute) { return kComputes[static_cast<size_t>(compute)].name; }
 bool parse_dtype(std::string_view name, DType* out) { return parse(kDTypes, name, out); }
 bool parse_compute(std::string_view name, Compute* out) { return parse(kComputes, name, out); }
+bool parse_bias(std::string_view name, Bias* out) { return parse(kBiases, name, out); }
+bool parse_activation(std::string_view name, Activation* out) { return parse(kActivations, name, out); }
+const char* activation_name(Activation activation) { return kActivations[static_cast<size_t>(activation)].name; }
+
+std::vector<std::string> activation_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : kActivations) names.push_back(entry.name);
+  return names;
+}
 
 std::string check_problem(const Problem& p) {
   constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 1;
@@ -89,17 +125,30 @@ std::string check_problem(const Problem& p) {
     return must("batch_inner", ("divide batch=" + std::to_string(p.batch)).c_str(), p.batch_inner);
   }
   if (std::string error = check_operand("a", p.a, p.a.transposed ? p.m : p.k); !error.empty()) return error;
-  return check_operand("b", p.b, p.b.transposed ? p.k : p.n);
+  if (std::string error = check_operand("b", p.b, p.b.transposed ? p.k : p.n); !error.empty()) return error;
+  return check_epilogue(p);
 }
 
-int64_t required_elements_d(const Problem& p) { return multiply_add(multiply_add(p.batch, p.m, 0), p.n, 0); }
+int64_t required_elements_d(const Problem& p) { return multiply_add(multiply_add(p.batch, p.m, 0), p.d_columns(), 0); }
+
+int64_t required_elements_aux(const Problem& p) {
+  return multiply_add(multiply_add(p.batch, p.m, 0), p.aux_columns(), 0);
+}
+
+int64_t required_elements_bias(const Problem& p) {
+  if (p.batch == 0 || p.epilogue.bias == Bias::kNone) return 0;
+  return multiply_add(p.batch - 1, p.epilogue.bias_batch_stride, p.epilogue.bias == Bias::kN ? p.bias_columns() : p.m);
+}
+
+int64_t required_elements_column_sums(const Problem& p) { return multiply_add(p.batch, p.d_columns(), 0); }
 
 int64_t required_elements_a(const Problem& p) {
   return p.a.transposed ? required_elements(p, p.a, p.k, p.m) : required_elements(p, p.a, p.m, p.k);
 }
 
 int64_t required_elements_b(const Problem& p) {
-  return p.b.transposed ? required_elements(p, p.b, p.n, p.k) : required_elements(p, p.b, p.k, p.n);
+  const int64_t one = p.b.transposed ? required_elements(p, p.b, p.n, p.k) : required_elements(p, p.b, p.k, p.n);
+  return one == 0 ? 0 : multiply_add(1, p.epilogue.up_offset, one);
 }
 
 }  // namespace tcgemm

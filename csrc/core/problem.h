@@ -2,13 +2,17 @@
 //
 //   D[b,m,n] = alpha * sum_k op(A)[b,m,k] * op(B)[b,k,n] + beta * C[b,m,n]
 //
-// op(X) is X or its transpose, said by Operand::transposed and never by a copy.
+// op(X) is X or its transpose, said by Operand::transposed and never by a copy. `Epilogue` says
+// what else happens to a sum before it is stored.
 // Host-only, free of CUDA and XLA, so that the CPU module and the queries share it.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "epilogue/activations.h"
 
 namespace tcgemm {
 
@@ -25,6 +29,13 @@ const char* compute_name(Compute compute);
 bool parse_dtype(std::string_view name, DType* out);
 bool parse_compute(std::string_view name, Compute* out);
 
+// A bias has an element for each column (n) or each row (m) of the product.
+enum class Bias : int32_t { kNone, kN, kM };
+bool parse_bias(std::string_view name, Bias* out);
+bool parse_activation(std::string_view name, Activation* out);
+const char* activation_name(Activation activation);
+std::vector<std::string> activation_names();
+
 // An input matrix for each batch index. Strides are in elements and never negative.
 //   A, not transposed: element (m, k) at m * ld + k;  transposed: at k * ld + m.
 //   B, not transposed: element (k, n) at k * ld + n;  transposed: at n * ld + k.
@@ -38,16 +49,48 @@ struct Operand {
   int64_t batch_inner_stride;
 };
 
+// What happens to Z = alpha * op(A) op(B) + bias before it is stored; f is the activation.
+//
+//   forward            D = f(Z) + beta * C                       aux_out = Z
+//   derivative         D = f'(aux_in) * Z + beta * C
+//   gated              D = f(Z) * Z_up + beta * C                aux_out = [Z | Z_up]
+//   gated, derivative  D = [f'(gate) * up * Z | f(gate) * Z] + beta * C, aux_in = [gate | up]
+//
+// [x | y] has rows of 2n elements, x first. A gated product has two matrices B of the same layout,
+// for Z and for Z_up, and its bias (n only) has 2n elements. aux_in and aux_out have D's dtype.
+struct Epilogue {
+  Activation activation = Activation::kNone;
+  bool derivative = false;
+  bool gated = false;
+  int64_t up_offset = 0;  // elements from the first B to the second; 0: that is an operand of its own
+  Bias bias = Bias::kNone;
+  DType bias_dtype = DType::kF32;
+  int64_t bias_batch_stride = 0;
+  bool aux_out = false;
+  // Also the sums over m of D as stored, in float32 (float64 for float64): (batch, columns of D).
+  bool column_sums = false;
+
+  bool is_none() const {
+    return activation == Activation::kNone && !derivative && !gated && bias == Bias::kNone && !aux_out && !column_sums;
+  }
+};
+
 struct Problem {
   int64_t batch;        // product of both batch levels
   int64_t batch_inner;  // extent of the inner level; divides batch
   int64_t m, n, k;
   Operand a, b;
-  DType out;        // D and C: packed row-major, ld = n, batch stride = m * n
+  DType out;        // D and C: packed row-major, ld = d_columns(), batch stride = m * d_columns()
   Compute compute;  // accumulator
   double alpha = 1.0;
   double beta = 0.0;  // 0: C is never read
+  Epilogue epilogue;
 
+  // The derivative of a gated product multiplies by one matrix B.
+  bool has_two_b() const { return epilogue.gated && !epilogue.derivative; }
+  int64_t d_columns() const { return epilogue.gated && epilogue.derivative ? 2 * n : n; }
+  int64_t aux_columns() const { return epilogue.gated ? 2 * n : n; }
+  int64_t bias_columns() const { return has_two_b() ? 2 * n : n; }
   int64_t batch_outer() const { return batch_inner > 0 ? batch / batch_inner : 0; }
   bool is_empty() const { return batch == 0 || m == 0 || n == 0; }
 };
@@ -55,23 +98,36 @@ struct Problem {
 // Addresses of one call. `c` is null when beta == 0; `workspace` holds at least the bytes the
 // implementation asked for and is 128-byte aligned.
 struct Buffers {
-  const void* a;
-  const void* b;
-  const void* c;
-  void* d;
-  void* workspace;
-  int64_t workspace_bytes;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const void* c = nullptr;
+  void* d = nullptr;
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+  // Of the epilogue; each null unless it asks for it.
+  const void* b_up = nullptr;
+  const void* bias = nullptr;
+  const void* aux_in = nullptr;
+  void* aux_out = nullptr;
+  void* column_sums = nullptr;
 };
 
 // The rules every implementation may rely on: extents and strides are non-negative, leading
-// dimensions cover their rows, and batch_inner divides batch. Empty when they hold, else a
-// sentence naming the first one broken.
+// dimensions cover their rows, batch_inner divides batch, and the epilogue makes sense for the
+// dtypes. Empty when they hold, else a sentence naming the first one broken.
 std::string check_problem(const Problem& problem);
 
-// Elements an operand, or D, must hold so that no index of `problem` falls outside it; the largest
-// int64 where that does not fit one.
+// Elements an operand or a result must hold so that no index of `problem` falls outside it; the
+// largest int64 where that does not fit one. B: with up_offset both matrices of a gated product,
+// else each of them.
 int64_t required_elements_a(const Problem& problem);
 int64_t required_elements_b(const Problem& problem);
 int64_t required_elements_d(const Problem& problem);
+int64_t required_elements_aux(const Problem& problem);
+int64_t required_elements_bias(const Problem& problem);
+int64_t required_elements_column_sums(const Problem& problem);
+
+// The dtype of column sums, and of what a floating-point product accumulates in.
+inline DType sum_dtype(const Problem& problem) { return problem.compute == Compute::kF64 ? DType::kF64 : DType::kF32; }
 
 }  // namespace tcgemm

@@ -9,6 +9,7 @@
 
 #include "cpu/block_kernels.h"
 #include "cpu/executor.h"
+#include "cpu/host_epilogue.h"
 
 namespace tcgemm {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 using host::Block;
 using host::BlockKernels;
 using host::Geometry;
+using host::ProductBlock;
 
 constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 constexpr int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
@@ -129,43 +131,90 @@ class HostGemm : public Implementation {
     const Executor& executor = *static_cast<const Executor*>(stream);
     const BlockKernels& kernels = config == "auto" ? *best_kernels() : *named_kernels(config);
     const Split split = split_blocks(p, kernels.geometry(p), executor.num_threads());
-    const int64_t scratch_bytes = kernels.scratch_bytes(p, std::min(p.m, split.block_m), std::min(p.n, split.block_n));
     const int64_t num_blocks = p.batch * split.blocks();
-    const int64_t d_bytes = p.m * p.n * dtype_bytes(p.out);
     std::atomic<bool> out_of_memory{false};
 
     executor.parallel_for(ceil_div(num_blocks, split.blocks_per_task), [&](int64_t task_idx) {
-      thread_local ThreadScratch thread_scratch;
-      void* scratch = thread_scratch.reserve(scratch_bytes);
-      if (scratch == nullptr) {
-        out_of_memory = true;
-        return;
-      }
       const int64_t first = task_idx * split.blocks_per_task;
       for (int64_t i = first; i < std::min(first + split.blocks_per_task, num_blocks); ++i) {
-        const int64_t batch_idx = i / split.blocks(), block_idx = i % split.blocks();
+        const int64_t block_idx = i % split.blocks();
+        ProductBlock block;
+        block.batch_idx = i / split.blocks();
         // Blocks that follow each other share their columns of B, which stay in the cache.
-        const int64_t m_begin = block_idx % split.blocks_m * split.block_m;
-        const int64_t n_begin = block_idx / split.blocks_m * split.block_n;
-        Block block;
-        block.a = static_cast<const char*>(buffers.a) + batch_offset(p, p.a, batch_idx);
-        block.b = static_cast<const char*>(buffers.b) + batch_offset(p, p.b, batch_idx);
-        block.c = buffers.c == nullptr ? nullptr : static_cast<const char*>(buffers.c) + batch_idx * d_bytes;
-        block.d = static_cast<char*>(buffers.d) + batch_idx * d_bytes;
-        block.m_begin = m_begin;
-        block.m_end = std::min(p.m, m_begin + split.block_m);
-        block.n_begin = n_begin;
-        block.n_end = std::min(p.n, n_begin + split.block_n);
-        kernels.run(p, block, scratch);
+        block.m_begin = block_idx % split.blocks_m * split.block_m;
+        block.n_begin = block_idx / split.blocks_m * split.block_n;
+        block.m_count = std::min(p.m - block.m_begin, split.block_m);
+        block.n_count = std::min(p.n - block.n_begin, split.block_n);
+        const bool done =
+            p.epilogue.is_none() ? run_bare(p, buffers, kernels, block) : run_with_epilogue(p, buffers, kernels, block);
+        if (!done) out_of_memory = true;
       }
     });
-    if (out_of_memory) {
-      return Status::internal("no memory for " + std::to_string(scratch_bytes) + " bytes of packed panels a thread");
+    if (out_of_memory) return Status::internal("no memory for a thread's packed panels");
+    if (p.epilogue.column_sums) {
+      constexpr int64_t kColumns = 512;
+      const int64_t runs = ceil_div(p.d_columns(), kColumns);
+      executor.parallel_for(p.batch * runs, [&](int64_t i) {
+        const int64_t begin = i % runs * kColumns;
+        host::sum_columns(p, buffers, i / runs, begin, std::min(begin + kColumns, p.d_columns()));
+      });
     }
     return Status::ok();
   }
 
  private:
+  // Both return false when there is no memory.
+  static bool run_bare(const Problem& p, const Buffers& buffers, const BlockKernels& kernels,
+                       const ProductBlock& part) {
+    thread_local ThreadScratch thread_scratch;
+    void* scratch = thread_scratch.reserve(kernels.scratch_bytes(p, part.m_count, part.n_count));
+    if (scratch == nullptr) return false;
+    const int64_t d_offset = part.batch_idx * p.m * p.n * dtype_bytes(p.out);
+    Block block;
+    block.a = static_cast<const char*>(buffers.a) + batch_offset(p, p.a, part.batch_idx);
+    block.b = static_cast<const char*>(buffers.b) + batch_offset(p, p.b, part.batch_idx);
+    block.c = buffers.c == nullptr ? nullptr : static_cast<const char*>(buffers.c) + d_offset;
+    block.d = static_cast<char*>(buffers.d) + d_offset;
+    block.m_begin = part.m_begin;
+    block.m_end = part.m_begin + part.m_count;
+    block.n_begin = part.n_begin;
+    block.n_end = part.n_begin + part.n_count;
+    kernels.run(p, block, scratch);
+    return true;
+  }
+
+  // The block's sums are a bare product of its rows of A and its columns of each B.
+  static bool run_with_epilogue(const Problem& p, const Buffers& buffers, const BlockKernels& kernels,
+                                const ProductBlock& part) {
+    Problem product = p;
+    product.epilogue = {};
+    product.alpha = 1.0;
+    product.beta = 0.0;
+    product.batch = product.batch_inner = 1;
+    product.m = part.m_count;
+    product.n = part.n_count;
+    product.out = sum_dtype(p);
+    const int64_t num_sums = part.m_count * part.n_count;
+    const int64_t a_offset = part.m_begin * (p.a.transposed ? 1 : p.a.ld) * dtype_bytes(p.a.dtype);
+    const int64_t b_offset = part.n_begin * (p.b.transposed ? p.b.ld : 1) * dtype_bytes(p.b.dtype);
+
+    thread_local ThreadScratch thread_sums;
+    const int64_t sums_bytes = num_sums * dtype_bytes(product.out);
+    char* sums = static_cast<char*>(thread_sums.reserve((p.has_two_b() ? 2 : 1) * sums_bytes));
+    if (sums == nullptr) return false;
+    Buffers block = {};
+    block.a = static_cast<const char*>(buffers.a) + batch_offset(p, p.a, part.batch_idx) + a_offset;
+    const auto multiply = [&](const void* b, char* d) {
+      block.b = static_cast<const char*>(b) + batch_offset(p, p.b, part.batch_idx) + b_offset;
+      block.d = d;
+      return run_bare(product, block, kernels, {0, 0, part.m_count, 0, part.n_count});
+    };
+    if (!multiply(buffers.b, sums)) return false;
+    if (p.has_two_b() && !multiply(buffers.b_up, sums + sums_bytes)) return false;
+    host::apply_epilogue(p, buffers, part, sums, p.has_two_b() ? sums + sums_bytes : nullptr);
+    return true;
+  }
+
   static std::string must(const char* what, const char* rule, const char* got) {
     return std::string(what) + " must be " + rule + ", got " + got;
   }

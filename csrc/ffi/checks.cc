@@ -19,7 +19,7 @@ bool from_xla(ffi::DataType type, DType* out) {
   }
 }
 
-std::string check_buffer(const char* name, const ffi::AnyBuffer& buffer, int64_t elements, DType* dtype) {
+std::string check_buffer(std::string_view name, const ffi::AnyBuffer& buffer, int64_t elements, DType* dtype) {
   if (!from_xla(buffer.element_type(), dtype)) {
     return std::string(name) + " must have a supported dtype, got XLA type " +
            std::to_string(static_cast<int>(buffer.element_type()));

@@ -14,7 +14,7 @@ namespace tcgemm {
 
 // Part of every call, because the compilation cache keys on attributes and not on this
 // library: raised whenever the meaning of an attribute changes.
-inline constexpr int64_t kAbiVersion = 1;
+inline constexpr int64_t kAbiVersion = 2;
 
 inline std::string check_abi(int64_t abi) {
   if (abi == kAbiVersion) return "";
@@ -30,7 +30,7 @@ inline xla::ffi::Error invalid(const std::string& message) {
 bool from_xla(xla::ffi::DataType type, DType* out);
 
 // Checks that `buffer` has a dtype we know and at least `elements` elements.
-std::string check_buffer(const char* name, const xla::ffi::AnyBuffer& buffer, int64_t elements, DType* dtype);
+std::string check_buffer(std::string_view name, const xla::ffi::AnyBuffer& buffer, int64_t elements, DType* dtype);
 
 // The rest of a call whose problem and buffers have been checked: finds the implementation, asks it,
 // checks its workspace, launches.

@@ -1,8 +1,12 @@
 // The body of the XLA FFI handler "tcgemm_gemm", shared by both platforms: decode the
 // attributes, check them against the buffers, find the implementation, launch it.
 //
-//   operands  a, b [, c]        c: same shape and dtype as d; needed when beta != 0, never read otherwise
-//   results   d [, workspace]   workspace: uint8, only when the implementation asks for one
+//   operands  a, b [, b_up] [, c] [, bias] [, aux_in]
+//     b_up    of a gated product, unless up_offset finds it inside b
+//     c       same shape and dtype as d; needed when beta != 0, never read otherwise
+//     bias    when `bias` is not "none"; aux_in: when `derivative`, of d's dtype
+//   results   d [, aux_out] [, column_sums] [, workspace]
+//     workspace: uint8, only when the implementation asks for one
 //   attribute gemm              the dictionary decoded as GemmAttributes
 #pragma once
 
@@ -25,6 +29,10 @@ struct GemmAttributes {
   int64_t a_ld, a_outer_stride, a_inner_stride;
   int64_t b_ld, b_outer_stride, b_inner_stride;
   double alpha, beta;
+  // The members of Epilogue in core/problem.h but bias_dtype, which the buffer says.
+  std::string_view activation, bias;
+  bool derivative, gated, aux_out, column_sums;
+  int64_t up_offset, bias_batch_stride;
 };
 
 }  // namespace tcgemm
@@ -36,7 +44,10 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     StructMember<int64_t>("k"), StructMember<bool>("a_transposed"), StructMember<bool>("b_transposed"),
     StructMember<int64_t>("a_ld"), StructMember<int64_t>("a_outer_stride"), StructMember<int64_t>("a_inner_stride"),
     StructMember<int64_t>("b_ld"), StructMember<int64_t>("b_outer_stride"), StructMember<int64_t>("b_inner_stride"),
-    StructMember<double>("alpha"), StructMember<double>("beta"));
+    StructMember<double>("alpha"), StructMember<double>("beta"), StructMember<std::string_view>("activation"),
+    StructMember<std::string_view>("bias"), StructMember<bool>("derivative"), StructMember<bool>("gated"),
+    StructMember<bool>("aux_out"), StructMember<bool>("column_sums"), StructMember<int64_t>("up_offset"),
+    StructMember<int64_t>("bias_batch_stride"));
 
 namespace tcgemm {
 

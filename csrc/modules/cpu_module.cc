@@ -38,5 +38,6 @@ NB_MODULE(_cpu, module) {
     return targets;
   });
   module.attr("abi_version") = tcgemm::kAbiVersion;
+  module.def("activations", &tcgemm::activation_names);
   tcgemm::define_queries(module, tcgemm::implementations(), &tcgemm::problem_from);
 }

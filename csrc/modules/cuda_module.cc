@@ -100,6 +100,7 @@ NB_MODULE(_cuda, module) {
     return targets;
   });
   module.attr("abi_version") = kAbiVersion;
+  module.def("activations", &activation_names);
   define_queries(module, implementations(), &problem_from);
   module.def("load_cublaslt", &load_cublaslt, nb::arg("path"),
              "Opens cuBLASLt from `path` (or finds it already loaded); returns the reason when that fails, else ''.");

@@ -1,6 +1,6 @@
 // What a module tells Python about its implementations. The dictionaries are the attributes of
-// the FFI call plus the three dtypes that a call reads off its buffers, so Python describes a
-// problem once for both.
+// the FFI call plus the dtypes that a call reads off its buffers, so Python describes a problem
+// once for both.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -42,8 +42,21 @@ inline Problem problem_from(nb::dict dict) {
   p.out = dtype_from(dict, "out_dtype");
   p.alpha = nb::cast<double>(dict["alpha"]);
   p.beta = nb::cast<double>(dict["beta"]);
-  const std::string compute = nb::cast<std::string>(dict["compute"]);
-  if (!parse_compute(compute, &p.compute)) throw nb::value_error(("compute is unknown: " + compute).c_str());
+  const auto parsed = [&](const char* key, auto parse, auto* out) {
+    const std::string name = nb::cast<std::string>(dict[key]);
+    if (!parse(name, out)) throw nb::value_error((std::string(key) + " is unknown: " + name).c_str());
+  };
+  parsed("compute", parse_compute, &p.compute);
+  Epilogue& e = p.epilogue;
+  parsed("activation", parse_activation, &e.activation);
+  parsed("bias", parse_bias, &e.bias);
+  if (e.bias != Bias::kNone) e.bias_dtype = dtype_from(dict, "bias_dtype");
+  e.derivative = nb::cast<bool>(dict["derivative"]);
+  e.gated = nb::cast<bool>(dict["gated"]);
+  e.aux_out = nb::cast<bool>(dict["aux_out"]);
+  e.column_sums = nb::cast<bool>(dict["column_sums"]);
+  e.up_offset = integer("up_offset");
+  e.bias_batch_stride = integer("bias_batch_stride");
   if (std::string error = check_problem(p); !error.empty()) throw nb::value_error(error.c_str());
   return p;
 }

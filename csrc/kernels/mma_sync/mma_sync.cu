@@ -112,6 +112,7 @@ class MmaSync final : public Implementation {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
     if (std::string rule = reject_types(p, type_rules()); !rule.empty()) return rule;
     if (std::string rule = reject_scalars(p); !rule.empty()) return rule;
+    if (std::string rule = reject_any_epilogue(p); !rule.empty()) return rule;
     const ParsedConfig parsed = parse_config(config);
     const Kernel* kernel = find_kernel(p, parsed.tile);
     if (kernel == nullptr) {

@@ -25,6 +25,7 @@ class SimtNaive final : public Implementation {
         {DType::kC64, Compute::kF32, {DType::kC64}}, {DType::kC128, Compute::kF64, {DType::kC128}}};
     if (std::string reason = reject_device(device, 80); !reason.empty()) return reason;
     if (std::string reason = reject_types(p, rules); !reason.empty()) return reason;
+    if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
     if (std::string reason = reject_scalars(p); !reason.empty()) return reason;
     return reject_grid(p, simt::NaiveConfig::kTileM, simt::NaiveConfig::kTileN);
   }
@@ -52,6 +53,7 @@ class SimtTiled final : public Implementation {
                                              {DType::kC128, Compute::kF64, {DType::kC128}}};
     if (std::string reason = reject_device(device, 80); !reason.empty()) return reason;
     if (std::string reason = reject_types(p, rules); !reason.empty()) return reason;
+    if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
     const bool is_small = config == "64x64x8";
     if (is_small == (p.a.dtype == DType::kF32)) {
       return "config " + std::string(config) + " multiplies " + (is_small ? "f64, c64, c128" : "f32") + ", got " +

@@ -139,6 +139,7 @@ class Wgmma final : public Implementation {
     if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32) {
       return std::string("the output must be f16, bf16 or f32, not ") + dtype_name(p.out);
     }
+    if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
     const Parsed parsed = parse(config);
     const bool bare = p.alpha == 1.0 && p.beta == 0.0;
     if (!bare && !kBases[parsed.base_idx].any_epilogue && parsed.num_splits == 1) {

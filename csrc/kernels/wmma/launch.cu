@@ -31,6 +31,7 @@ std::string reject_common(const Problem& p, const Device& device, const wmma::Co
   if (std::string reason = reject_device(device, 80); !reason.empty()) return reason;
   if (std::string reason = reject_types(p, rules); !reason.empty()) return reason;
   if (std::string reason = reject_scalars(p); !reason.empty()) return reason;
+  if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
   const bool is_tf32 = config.shape == "m16n16k8", is_f64 = config.shape == "m8n8k4";
   const bool fits = is_tf32  ? p.a.dtype == DType::kF32
                     : is_f64 ? p.a.dtype == DType::kF64

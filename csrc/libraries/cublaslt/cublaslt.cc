@@ -174,6 +174,7 @@ class CublasLt final : public Implementation {
     }
     const lt::Types* types = find_types(p);
     if (types == nullptr) return "cuBLASLt has no " + describe_types(p);
+    if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
     if (p.k == 0 && p.beta != 0.0 && p.beta != 1.0) return "k must be at least 1 when beta is neither 0 nor 1";
     return types == &kInt8.types ? reject_int8(p) : "";
   }

@@ -1,0 +1,216 @@
+// The one list of activations, for the host and the device: an entry of TCGEMM_ACTIVATIONS and a
+// functor with the function itself and its derivative. jax_tcgemm/activations.py has the same
+// functions from JAX, and a test compares both sides.
+//
+//   value(x)        f(x)
+//   gradient(x, g)  g * f'(x)
+//
+// Real is float or double. NaN goes in and comes out, and large finite arguments give the limit.
+// On the device, exponentials and reciprocals are the hardware's: the largest relative error of a
+// float32 value is about 2e-6 (1 + |x|), far below the rounding of a 16-bit result.
+#pragma once
+
+#include <cstdint>
+
+#if !defined(__CUDA_ARCH__)
+#include <cmath>
+#endif
+
+#if defined(__CUDACC__)
+#define TCGEMM_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define TCGEMM_HOST_DEVICE inline
+#endif
+
+// X(name, functor)
+#define TCGEMM_ACTIVATIONS(X) \
+  X(none, None)               \
+  X(relu, Relu)               \
+  X(relu2, Relu2)             \
+  X(gelu_tanh, GeluTanh)      \
+  X(gelu_erf, GeluErf)        \
+  X(silu, Silu)               \
+  X(sigmoid, Sigmoid)         \
+  X(tanh, Tanh)               \
+  X(leaky_relu, LeakyRelu)
+
+namespace tcgemm {
+
+enum class Activation : int32_t {
+#define TCGEMM_ENTRY(name, functor) k##functor,
+  TCGEMM_ACTIVATIONS(TCGEMM_ENTRY)
+#undef TCGEMM_ENTRY
+};
+
+namespace activation {
+
+#if defined(__CUDA_ARCH__)
+// 2^x and 1 / x: one instruction each, PTX ISA "ex2" and "rcp". Relative error 2^-22 and 2^-23.
+__device__ __forceinline__ float exponential(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+  return y;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float hyperbolic_tangent(float x) { return tanhf(x); }
+__device__ __forceinline__ float complementary_error(float x) { return erfcf(x); }
+#else
+template <typename Real>
+Real exponential(Real x) {
+  return std::exp(x);
+}
+template <typename Real>
+Real reciprocal(Real x) {
+  return Real(1) / x;
+}
+template <typename Real>
+Real hyperbolic_tangent(Real x) {
+  return std::tanh(x);
+}
+template <typename Real>
+Real complementary_error(Real x) {
+  return std::erfc(x);
+}
+#endif
+
+template <typename Real>
+TCGEMM_HOST_DEVICE Real logistic(Real x) {
+  return reciprocal(Real(1) + exponential(-x));
+}
+
+struct None {
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real value(Real x) {
+    return x;
+  }
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real gradient(Real, Real g) {
+    return g;
+  }
+};
+
+struct Relu {
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real value(Real x) {
+    return x < Real(0) ? Real(0) : x;  // a NaN is not less
+  }
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real gradient(Real x, Real g) {
+    return x > Real(0) ? g : Real(0);
+  }
+};
+
+struct Relu2 {
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real value(Real x) {
+    const Real r = Relu::value(x);
+    return r * r;
+  }
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real gradient(Real x, Real g) {
+    return Real(2) * Relu::value(x) * g;
+  }
+};
+
+// 0.5 x (1 + tanh(u)) = x logistic(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+struct GeluTanh {
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real value(Real x) {
+    return x * logistic(x * (Real(kLinear) + Real(kCubic) * x * x));
+  }
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real gradient(Real x, Real g) {
+    const Real s = logistic(x * (Real(kLinear) + Real(kCubic) * x * x));
+    // Where the square is cut off, s is 0 or 1 and what it multiplies vanishes.
+    const Real square = x * x < Real(1e4) ? x * x : Real(1e4);
+    return g * (s + x * s * (Real(1) - s) * (Real(kLinear) + Real(3 * kCubic) * square));
+  }
+
+ private:
+  static constexpr double kLinear = 1.5957691216057308;  // 2 sqrt(2 / pi)
+  static constexpr double kCubic = kLinear * 0.044715;
+};
+
+// x Phi(x), Phi(x) = erfc(-x / sqrt(2)) / 2
+struct GeluErf {
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real value(Real x) {
+    return x * normal(x);
+  }
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real gradient(Real x, Real g) {
+    const Real density = Real(0.3989422804014327) * exponential(Real(-0.5) * x * x);
+    return g * (normal(x) + x * density);
+  }
+
+ private:
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real normal(Real x) {
+    return Real(0.5) * complementary_error(x * Real(-0.7071067811865476));
+  }
+};
+
+struct Silu {
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real value(Real x) {
+    return x * logistic(x);
+  }
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real gradient(Real x, Real g) {
+    const Real s = logistic(x);
+    return g * (s + x * s * (Real(1) - s));
+  }
+};
+
+struct Sigmoid {
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real value(Real x) {
+    return logistic(x);
+  }
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real gradient(Real x, Real g) {
+    const Real s = logistic(x);
+    return g * s * (Real(1) - s);
+  }
+};
+
+struct Tanh {
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real value(Real x) {
+    return hyperbolic_tangent(x);
+  }
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real gradient(Real x, Real g) {
+    const Real t = hyperbolic_tangent(x);
+    return g * (Real(1) - t) * (Real(1) + t);
+  }
+};
+
+struct LeakyRelu {
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real value(Real x) {
+    return x >= Real(0) ? x : Real(0.01) * x;
+  }
+  template <typename Real>
+  static TCGEMM_HOST_DEVICE Real gradient(Real x, Real g) {
+    return x >= Real(0) ? g : Real(0.01) * g;
+  }
+};
+
+// Calls visit(Functor{}) for the one that is named: a branch outside, straight-line code inside.
+template <typename Visit>
+TCGEMM_HOST_DEVICE void visit(Activation which, Visit&& visit) {
+  switch (which) {
+#define TCGEMM_ENTRY(name, functor) \
+  case Activation::k##functor: visit(functor{}); break;
+    TCGEMM_ACTIVATIONS(TCGEMM_ENTRY)
+#undef TCGEMM_ENTRY
+  }
+}
+
+}  // namespace activation
+}  // namespace tcgemm

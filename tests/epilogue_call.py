@@ -1,0 +1,264 @@
+"""Calls of the FFI target with an epilogue, and their results by JAX in float64."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tcgemm import local
+from jax_tcgemm.activations import ACTIVATIONS
+from jax_tcgemm.epilogue import Epilogue
+from jax_tcgemm.problem import DTYPES, Operand, Problem
+
+# Relative rounding of a result, and of a sum of products relative to the sum of their magnitudes.
+_ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "f32": 2**-23, "f64": 2**-52}
+_SUMMING = {"f32": 2e-6, "tf32": 2e-6, "f64": 1e-14}
+_EVALUATING = {"f32": 5e-6, "tf32": 5e-6, "f64": 1e-12}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """A product with an epilogue; `types` is "<inputs> [<result>]" or "tf32"."""
+
+    m: int = 40
+    n: int = 72
+    k: int = 64
+    types: str = "bf16"
+    layout: str = "NN"
+    batch: tuple[int, int] = (1, 1)
+    activation: str = "none"
+    derivative: bool = False
+    gated: bool = False
+    pair: bool = False  # The second B is an operand of its own.
+    bias: str = "none"
+    bias_f32: bool = False
+    bias_per_batch: bool = False
+    aux_out: bool = False
+    column_sums: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    @property
+    def in_dtype(self) -> str:
+        inputs = self.types.split()[0]
+        return "f32" if inputs == "tf32" else inputs
+
+    @property
+    def out_dtype(self) -> str:
+        out = self.types.split()[-1]
+        return "f32" if out == "tf32" else out
+
+    @property
+    def compute(self) -> str:
+        return self.types if self.types in ("tf32", "f64") else "f32"
+
+    @property
+    def num_batch(self) -> int:
+        return self.batch[0] * self.batch[1]
+
+    @property
+    def num_b(self) -> int:
+        return self.problem.num_b
+
+    @property
+    def bias_dtype(self) -> str:
+        if self.bias == "none":
+            return ""
+        return "f32" if self.bias_f32 and self.compute != "f64" else self.out_dtype
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        a_transposed, b_transposed = (letter == "T" for letter in self.layout)
+        two_b = self.gated and not self.derivative
+        packed = two_b and not self.pair
+        a_ld = self.m if a_transposed else self.k
+        b_ld = self.k if b_transposed else self.n * (2 if packed else 1)
+        b_elements = self.k * self.n * (2 if packed else 1)
+        up_offset = (self.n * self.k if b_transposed else self.n) if packed else 0
+        bias_size = self.m if self.bias == "m" else self.n * (2 if two_b else 1)
+        return Problem(
+            batch=self.num_batch,
+            batch_inner=self.batch[1],
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            a=Operand(
+                self.in_dtype,
+                a_transposed,
+                a_ld,
+                self.batch[1] * self.m * self.k,
+                self.m * self.k,
+            ),
+            b=Operand(self.in_dtype, b_transposed, b_ld, self.batch[1] * b_elements, b_elements),
+            out_dtype=self.out_dtype,
+            compute=self.compute,
+            alpha=self.alpha,
+            beta=self.beta,
+            epilogue=Epilogue(
+                activation=self.activation,
+                derivative=self.derivative,
+                gated=self.gated,
+                up_offset=up_offset,
+                bias=self.bias,
+                bias_dtype=self.bias_dtype,
+                bias_batch_stride=bias_size if self.bias_per_batch else 0,
+                aux_out=self.aux_out,
+                column_sums=self.column_sums,
+            ),
+        )
+
+    def draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Normally distributed operands; Z is of order 1. Numbers that TF32 holds exactly."""
+
+        def normal(shape, dtype, scale=1.0):
+            values = rng.standard_normal(shape) * scale
+            if self.types == "tf32":
+                values = values.astype(jnp.bfloat16)
+            return values.astype(DTYPES[dtype])
+
+        p, batch = self.problem, self.num_batch
+        a_shape = (self.k, self.m) if p.a.transposed else (self.m, self.k)
+        b_shape = (self.n, self.k) if p.b.transposed else (self.k, self.n)
+        scale = max(self.k, 1) ** -0.5
+        arrays = {"a": normal((batch, *a_shape), self.in_dtype)}
+        b = [normal((batch, *b_shape), self.in_dtype, scale) for _ in range(p.num_b)]
+        if p.epilogue.up_offset:
+            arrays["b"] = np.stack(b, axis=1 if p.b.transposed else 2)
+        else:
+            arrays |= dict(zip(("b", "b_up"), b, strict=False))
+        if self.beta:
+            arrays["c"] = normal(p.d_shape, self.out_dtype)
+        if self.bias != "none":
+            size = self.m if self.bias == "m" else self.n * p.num_b
+            batches = batch if self.bias_per_batch else 1
+            arrays["bias"] = normal((batches, size), self.bias_dtype)
+        if self.derivative:
+            arrays["aux_in"] = normal(p.aux_shape, self.out_dtype, 2.0)
+        return arrays
+
+    def call(self, arrays: dict, choice):
+        """All results, as a tuple."""
+        found = local.local_gemm(self.problem, **arrays, choice=choice)
+        return found if isinstance(found, tuple) else (found,)
+
+    def run(self, arrays: dict[str, np.ndarray], choice) -> list[np.ndarray]:
+        """All results in float64."""
+        program = jax.jit(functools.partial(self.call, choice=choice))
+        return [wide(x) for x in jax.device_get(program(arrays))]
+
+    def parts(self, arrays) -> dict[str, np.ndarray]:
+        """Z (and Z_up), the magnitudes that went into them, and the saved ones, in float64."""
+        p = self.problem
+        a = wide(arrays["a"])
+        a = a.swapaxes(1, 2) if p.a.transposed else a
+        if p.epilogue.up_offset:
+            axis = 1 if p.b.transposed else 2
+            matrices = [wide(arrays["b"].take(i, axis)) for i in range(2)]
+        else:
+            matrices = [wide(arrays[name]) for name in ("b", "b_up") if name in arrays]
+        found = {}
+        for i, (name, b) in enumerate(zip(("z", "up"), matrices, strict=False)):
+            b = b.swapaxes(1, 2) if p.b.transposed else b
+            bias = 0.0
+            if self.bias == "n":
+                bias = wide(arrays["bias"])[:, None, i * self.n : (i + 1) * self.n]
+            elif self.bias == "m":
+                bias = wide(arrays["bias"])[:, :, None]
+            found[name] = self.alpha * (a @ b) + bias
+            found[name + " size"] = abs(self.alpha) * (np.abs(a) @ np.abs(b)) + np.abs(bias)
+        if self.derivative:
+            saved = wide(arrays["aux_in"])
+            found["saved"] = saved[:, :, 0] if self.gated else saved
+            if self.gated:
+                found["saved up"] = saved[:, :, 1]
+        return found
+
+    def expected(self, arrays) -> list[np.ndarray]:
+        """D and aux_out, in float64."""
+        parts = self.parts(arrays)
+        f = ACTIVATIONS[self.activation]
+        z = parts["z"]
+        if self.derivative:
+            value, pull = jax.vjp(f, jnp.asarray(parts["saved"]))
+            if self.gated:
+                d = np.stack([pull(jnp.asarray(parts["saved up"] * z))[0], value * z], axis=2)
+            else:
+                d = np.asarray(pull(jnp.asarray(z))[0])
+        else:
+            d = np.asarray(f(jnp.asarray(z)))
+            d = d * parts["up"] if self.gated else d
+        if self.beta:
+            d = d + self.beta * wide(arrays["c"])
+        if not self.aux_out:
+            return [d]
+        return [d, np.stack([z, parts["up"]], axis=2) if self.gated else z]
+
+    def check(self, arrays, choice) -> None:
+        """Asserts that a run gives what is expected."""
+        self.compare(self.run(arrays, choice), arrays)
+
+    def compare(self, got: list[np.ndarray], arrays) -> None:
+        """Asserts that results are what is expected."""
+        got = list(got)
+        if self.column_sums:
+            # Of D as stored, so that its own rounding plays no part.
+            d, sums = got[0], got.pop()
+            assert sums.shape == (d.shape[0], *d.shape[2:])
+            limit = (2e-6 if self.compute != "f64" else 1e-14) * np.abs(d).sum(1)
+            np.testing.assert_array_less(np.abs(sums - d.sum(1)), limit + 1e-30)
+        for name, x, want, limit in zip(
+            ("d", "aux_out"), got, self.expected(arrays), tolerance(self, arrays), strict=False
+        ):
+            assert x.shape == want.shape, name
+            excess = np.abs(x - want) - limit
+            if x.size and not (excess <= 0).all():
+                worst = np.unravel_index(
+                    np.nanargmax(np.where(np.isnan(x), np.inf, excess)), x.shape
+                )
+                raise AssertionError(
+                    f"{self.problem}: {name} has {int((~(excess <= 0)).sum())} wrong of {x.size}; "
+                    f"the worst is {worst}: got {x[worst]}, expected {want[worst]}, "
+                    f"within {limit[worst]}"
+                )
+
+
+def wide(x) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
+
+
+def tolerance(case: Fused, arrays) -> list[np.ndarray]:
+    """The largest error of each element of D and aux_out.
+
+    The rounding of the result, what the error of a sum becomes by the activation's slope, and the
+    evaluation of the activation.
+    """
+    parts, f = case.parts(arrays), ACTIVATIONS[case.activation]
+    summing, evaluating = _SUMMING[case.compute], _EVALUATING[case.compute]
+    z, z_error = np.abs(parts["z"]), summing * parts["z size"]
+    if case.derivative:
+        saved = jnp.asarray(parts["saved"])
+        value, pull = jax.vjp(f, saved)
+        slope = np.abs(pull(jnp.ones_like(saved))[0]) + evaluating * (1 + np.abs(saved))
+        error = slope * z_error + evaluating * (1 + np.abs(saved)) * z
+        if case.gated:
+            second = np.abs(value) * (z_error + evaluating * z)
+            error = np.stack([np.abs(parts["saved up"]) * error, second], axis=2)
+    else:
+        slope = 2 * z + 1 if case.activation == "relu2" else 1.2
+        value = np.abs(f(jnp.asarray(parts["z"])))
+        error = slope * z_error + evaluating * value * (1 + z)
+        if case.gated:
+            error = np.abs(parts["up"]) * error + value * summing * parts["up size"]
+    if case.beta:
+        error = error + summing * np.abs(case.beta * wide(arrays["c"]))
+    sizes = [error]
+    if case.aux_out:
+        up_error = summing * parts["up size"] if case.gated else None
+        sizes.append(np.stack([z_error, up_error], axis=2) if case.gated else z_error)
+    smallest = {"f16": 2**-24}.get(case.out_dtype, 1e-30)
+    return [
+        error + _ROUNDING[case.out_dtype] * np.abs(want) + smallest
+        for error, want in zip(sizes, case.expected(arrays), strict=True)
+    ]

@@ -1,0 +1,328 @@
+"""Epilogues through the custom call: csrc/epilogue, csrc/cpu/host_epilogue.cc, epilogue.py.
+
+The reference is JAX in float64 on the same rounded inputs.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from epilogue_call import Fused, tolerance
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jax_tcgemm import _modules, local, selection
+from jax_tcgemm.activations import ACTIVATIONS
+from jax_tcgemm.epilogue import Epilogue
+from jax_tcgemm.problem import DTYPES, Operand, Problem
+from jax_tcgemm.tuning import problem_key
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def host(problem):
+    return selection.select("test", problem, selection.target_device("cpu"), "host")
+
+
+def check(case, rng):
+    case.check(case.draw(rng), host(case.problem))
+
+
+# --- the list of activations --------------------------------------------------------------------
+
+
+def test_both_sides_have_the_same_activations():
+    assert _modules.cpu.activations() == list(ACTIVATIONS)
+
+
+POINTS = np.concatenate(
+    [np.linspace(-12, 12, 1201), [-0.0, 1e-6, -1e-6, 80.0, -80.0, 250.0, -250.0]]
+)
+
+
+def pointwise(name, dtype, x, gradient=False):
+    """The activation of each x (or its derivative) as an epilogue of a product by 1."""
+    problem = Problem(
+        batch=1,
+        batch_inner=1,
+        m=x.size,
+        n=1,
+        k=1,
+        a=Operand(dtype, False, 1),
+        b=Operand(dtype, False, 1),
+        out_dtype=dtype,
+        compute="f64" if dtype == "f64" else "f32",
+        epilogue=Epilogue(activation=name, derivative=gradient),
+    )
+    x = jnp.asarray(x, DTYPES[dtype])
+    one = jnp.ones(1, x.dtype)
+    call = functools.partial(local.local_gemm, problem, choice=host(problem))
+    out = call(jnp.ones_like(x), one, aux_in=x) if gradient else call(x, one)
+    return np.asarray(out, np.float64).ravel()
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["value", "derivative"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_each_activation_is_that_of_jax(name, dtype, gradient):
+    x = POINTS.astype(DTYPES[dtype]).astype(np.float64)
+    function = ACTIVATIONS[name]
+    if gradient:
+        function = jax.grad(lambda x, f=function: jnp.sum(f(x)))
+    # Relative to the value; absolute where it is the difference of numbers near 1.
+    eps = {"f32": 4e-6, "f64": 1e-13, "bf16": 2**-8, "f16": 2**-10}[dtype]
+    smallest = {"f16": 2**-24}.get(dtype, 1e-30) + (1e-6 if dtype != "f64" else 1e-13)
+    np.testing.assert_allclose(
+        pointwise(name, dtype, x, gradient), function(jnp.asarray(x)), rtol=eps, atol=smallest
+    )
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["value", "derivative"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_large_numbers_give_limits_and_nan_stays(name, gradient):
+    large = np.array([1e19, -1e19, 3e38, -3e38], np.float32)
+    got = pointwise(name, "f32", large, gradient)
+    function = ACTIVATIONS[name]
+    if gradient:
+        function = jax.grad(lambda x, f=function: jnp.sum(f(x)))
+    with np.errstate(over="ignore"):
+        expected = np.asarray(function(jnp.asarray(large, jnp.float64))).astype(np.float32)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    if not gradient:
+        with np.errstate(invalid="ignore"):
+            expected = np.asarray(function(jnp.asarray([np.inf, -np.inf, np.nan], jnp.float32)))
+        got = pointwise(name, "f32", np.array([np.inf, -np.inf, np.nan]))
+        np.testing.assert_array_equal(got, expected)
+
+
+# --- the epilogue -------------------------------------------------------------------------------
+
+FORMS = {
+    "bias": Fused(bias="n"),
+    "bias_of_rows": Fused(bias="m"),
+    "bias_f32": Fused(bias="n", bias_f32=True),
+    "gelu": Fused(activation="gelu_tanh", bias="n"),
+    "silu_residual": Fused(activation="silu", beta=0.5),
+    "alpha_bias_relu2_aux": Fused(activation="relu2", bias="n", alpha=0.5, aux_out=True),
+    "aux_of_no_activation": Fused(bias="n", aux_out=True),
+    "derivative": Fused(activation="gelu_tanh", derivative=True),
+    "derivative_sums": Fused(activation="silu", derivative=True, column_sums=True, alpha=2.0),
+    "derivative_residual": Fused(activation="relu", derivative=True, beta=1.0, bias="n"),
+    "sums": Fused(column_sums=True),
+    "gated": Fused(activation="silu", gated=True),
+    "gated_pair": Fused(activation="gelu_erf", gated=True, pair=True, bias="n"),
+    "gated_all": Fused(activation="silu", gated=True, bias="n", aux_out=True, beta=-1.0),
+    "gated_sums": Fused(activation="none", gated=True, column_sums=True),
+    "gated_derivative": Fused(activation="silu", gated=True, derivative=True),
+    "gated_derivative_sums": Fused(
+        activation="gelu_tanh", gated=True, derivative=True, column_sums=True, beta=1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("types", ["bf16", "f16", "f32", "f64", "bf16 f32", "tf32"])
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form, types, rng):
+    layouts = rng.permutation(["NN", "NT", "TN", "TT"])
+    shapes = [(1, 40, 33), (33, 1, 12), (40, 72, 64)]
+    for layout, (m, n, k) in zip(layouts, shapes, strict=False):
+        case = dataclasses.replace(FORMS[form], types=types, layout=str(layout), m=m, n=n, k=k)
+        check(case, rng)
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("form", FORMS)
+def test_layouts(form, layout, rng):
+    check(dataclasses.replace(FORMS[form], layout=layout, m=21, n=35, k=19), rng)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(700, 90, 30), (40, 1100, 20), (3, 9, 0), (1, 5000, 8)], ids=str)
+def test_blocks_and_no_k(form, shape, rng):
+    m, n, k = shape
+    check(dataclasses.replace(FORMS[form], m=m, n=n, k=k), rng)
+
+
+@pytest.mark.parametrize("bias_per_batch", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_batches(form, bias_per_batch, rng):
+    case = FORMS[form]
+    if bias_per_batch and case.bias == "none":
+        pytest.skip("no bias")
+    check(
+        dataclasses.replace(case, m=9, n=20, k=6, batch=(2, 3), bias_per_batch=bias_per_batch), rng
+    )
+
+
+@pytest.mark.parametrize("form", ["gelu", "gated_all", "gated_derivative_sums"])
+def test_empty(form, rng):
+    for m, n, batch in [(0, 3, (1, 1)), (3, 0, (1, 1)), (2, 3, (1, 0))]:
+        case = dataclasses.replace(FORMS[form], m=m, n=n, k=4, batch=batch)
+        check(case, rng)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 70)] * 3),
+    st.sampled_from(["NN", "NT", "TN", "TT"]),
+    st.sampled_from(list(ACTIVATIONS)),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["none", "n"]),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
+def test_any_combination(shape, layout, activation, derivative, gated, bias, sums, seed):
+    m, n, k = shape
+    case = Fused(
+        m=m,
+        n=n,
+        k=k,
+        layout=layout,
+        activation=activation,
+        derivative=derivative,
+        gated=gated,
+        bias=bias,
+        aux_out=not derivative,
+        column_sums=sums,
+    )
+    with jax.enable_x64(True):
+        check(case, np.random.default_rng(seed))
+
+
+def test_sums_do_not_depend_on_the_run(rng):
+    case = Fused(activation="silu", derivative=True, column_sums=True, m=700, n=600, k=20)
+    arrays = case.draw(rng)
+    runs = [case.run(arrays, host(case.problem)) for _ in range(3)]
+    for run in runs[1:]:
+        jax.tree.map(np.testing.assert_array_equal, run, runs[0])
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+BASE = Fused(m=4, n=6, k=8, types="f32")
+
+
+def with_epilogue(**changes):
+    return dataclasses.replace(BASE.problem, epilogue=Epilogue(**changes))
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "message"),
+    [
+        ({"activation": "nosuch"}, "activation is unknown: nosuch"),
+        ({"bias": "k"}, "bias is unknown: k"),
+        ({"bias": "n", "bias_dtype": "bf16"}, "bias must have the dtype of d or f32, got bf16"),
+        (
+            {"bias": "n", "bias_dtype": "f32", "bias_batch_stride": -1},
+            "bias_batch_stride must not be negative, got -1",
+        ),
+        ({"gated": True, "bias": "m", "bias_dtype": "f32"}, "of a gated product must be n, got m"),
+        ({"up_offset": 3, "aux_out": True}, "up_offset must be 0 unless gated and no derivative"),
+        ({"gated": True, "up_offset": -3}, "up_offset must not be negative, got -3"),
+        ({"derivative": True, "aux_out": True}, "aux_out must be false in a derivative"),
+    ],
+)
+def test_contradictions_are_refused(epilogue, message):
+    problem = with_epilogue(**epilogue)
+    with pytest.raises(ValueError, match=message):
+        _modules.cpu.reject("host", "auto", problem.query(), selection.Device("cpu").query())
+
+
+def test_integers_have_no_epilogue():
+    problem = dataclasses.replace(
+        with_epilogue(activation="relu"),
+        a=Operand("s8", False, 8),
+        b=Operand("s8", False, 6),
+        out_dtype="s32",
+        compute="s32",
+    )
+    with pytest.raises(ValueError, match="must be f16, bf16, f32 or f64, got s32"):
+        _modules.cpu.reject("host", "auto", problem.query(), selection.Device("cpu").query())
+
+
+def test_the_handler_checks_the_operands():
+    a, b = np.ones((4, 8), np.float32), np.ones((8, 6), np.float32)
+    good = {"bias": np.ones(6, np.float32), "aux_in": np.ones((4, 6), np.float32)}
+    problem = with_epilogue(activation="relu", derivative=True, bias="n", bias_dtype="f32")
+    choice = host(problem)
+    assert local.local_gemm(problem, a, b, **good, choice=choice).shape == (1, 4, 6)
+    for changes, message in [
+        ({"bias": np.ones(5, np.float32)}, "bias must hold at least 6 elements, got 5"),
+        ({"aux_in": np.ones((4, 5), np.float32)}, "aux_in must hold at least 24 elements, got 20"),
+        ({"aux_in": np.ones((4, 6), np.float64)}, "aux_in must have the dtype f32"),
+        ({"bias": np.ones(6, np.float16)}, "bias must have the dtype of d or f32, got f16"),
+    ]:
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT.*{message}"):
+            local.local_gemm(problem, a, b, **good | changes, choice=choice)
+    gated = with_epilogue(gated=True, up_offset=2**62)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"INVALID_ARGUMENT.*b must hold at least"):
+        local.local_gemm(gated, a, b, choice=choice)
+
+
+def test_missing_and_needless_operands():
+    a, b = np.ones((4, 8), np.float32), np.ones((8, 6), np.float32)
+    choice = host(BASE.problem)
+    for problem, operands, message in [
+        (with_epilogue(bias="n", bias_dtype="f32"), {}, "bias must be given"),
+        (BASE.problem, {"bias": a}, "bias must not be given"),
+        (with_epilogue(gated=True), {}, "b_up must be given"),
+        (with_epilogue(gated=True, up_offset=48), {"b_up": b}, "b_up must not be given"),
+        (with_epilogue(derivative=True), {}, "aux_in must be given"),
+    ]:
+        with pytest.raises(ValueError, match=f"local_gemm: {message}"):
+            local.local_gemm(problem, a, b, **operands, choice=choice)
+
+
+# --- the description ----------------------------------------------------------------------------
+
+
+def test_work_and_traffic():
+    def problem(**epilogue):
+        return dataclasses.replace(BASE.problem, epilogue=Epilogue(**epilogue))
+
+    bare, d = problem(), 4 * 6 * 4
+    assert problem(gated=True).flops == 2 * bare.flops
+    assert problem(gated=True, derivative=True).flops == bare.flops
+    assert problem(activation="silu", aux_out=True).bytes == bare.bytes + d
+    assert problem(gated=True, aux_out=True).bytes == bare.bytes + 2 * d + bare.b_bytes
+    assert problem(gated=True, derivative=True).bytes == bare.bytes + d + 2 * d
+
+
+def test_every_field_is_in_the_key():
+    values = {
+        "activation": "silu",
+        "derivative": True,
+        "gated": True,
+        "up_offset": 7,
+        "bias": "n",
+        "bias_dtype": "f32",
+        "bias_batch_stride": 7,
+        "aux_out": True,
+        "column_sums": True,
+    }
+    assert set(values) == {field.name for field in dataclasses.fields(Epilogue)}
+    full = Epilogue(**values)
+    keys = {problem_key(with_epilogue(**values))}
+    for name in values:
+        changed = dataclasses.replace(full, **{name: getattr(Epilogue(), name)})
+        keys.add(problem_key(dataclasses.replace(BASE.problem, epilogue=changed)))
+    assert len(keys) == len(values) + 1
+
+
+def test_tolerances_would_catch_a_missing_bias(rng):
+    """The comparison itself: a result without its bias is outside the tolerance."""
+    case = dataclasses.replace(FORMS["gelu"], m=20, n=20, k=30, types="bf16")
+    arrays = case.draw(rng)
+    expected = case.expected(arrays)[0]
+    wrong = dataclasses.replace(case, bias="none")
+    got = wrong.run({k: v for k, v in arrays.items() if k != "bias"}, host(wrong.problem))[0]
+    assert (np.abs(got - expected) > tolerance(case, arrays)[0]).any()
