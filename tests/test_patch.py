@@ -338,3 +338,31 @@ def test_xla_is_measured_as_itself():
         (measured,) = measuring.measure(call.problem, [("xla", "default")], 2)
     assert measured.name == "xla/default"
     assert not ours
+
+
+def test_programs_for_several_devices(run_python):
+    code = """
+import jax, jax.numpy as jnp, numpy as np, jax_tcgemm
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+a, b = (jax.random.normal(jax.random.key(i), (16, 16)) for i in range(2))
+gradient = jax.grad(lambda a, b: jnp.sum(jnp.sin(a @ b)), (0, 1))
+expected = gradient(a, b)
+for axis_type in (AxisType.Auto, AxisType.Explicit):
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(axis_type,) * 2)
+    with jax.set_mesh(mesh), jax_tcgemm.patch():
+        x = jax.device_put(a, NamedSharding(mesh, P("x", None)))
+        y = jax.device_put(b, NamedSharding(mesh, P(None, "y")))
+        assert str(jax.make_jaxpr(gradient)(x, y)).count("tcgemm_dot_general[") == 3
+        for got, exact in zip(jax.jit(gradient)(x, y), expected):
+            np.testing.assert_allclose(got, exact, rtol=1e-4, atol=1e-4)
+        f = jax.shard_map(
+            jnp.matmul, mesh=mesh, in_specs=(P("x", None), P(None, "y")), out_specs=P("x", "y")
+        )
+        compiled = jax.jit(f).lower(x, y).compile()
+        assert "tcgemm_gemm" in compiled.as_text()
+        np.testing.assert_allclose(compiled(x, y), a @ b, rtol=1e-4, atol=1e-4)
+print("done")
+"""
+    flags = "--xla_force_host_platform_device_count=4"
+    assert run_python(code, XLA_FLAGS=flags) == "done\n"
