@@ -31,6 +31,7 @@ from jax_tcgemm.explain import explain
 from jax_tcgemm.info import info
 from jax_tcgemm.matmul import matmul
 from jax_tcgemm.patch import patch
+from jax_tcgemm.ragged_dot import ragged_dot, ragged_dot_general
 
 __all__ = [
     "autotune",
@@ -40,5 +41,7 @@ __all__ = [
     "info",
     "matmul",
     "patch",
+    "ragged_dot",
+    "ragged_dot_general",
     "tuning",
 ]

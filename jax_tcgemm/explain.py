@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import jax
 from jax.extend import core
 
-from jax_tcgemm import local, selection
+from jax_tcgemm import local, local_ragged, selection
 from jax_tcgemm.primitives import dot_general as primitive
-from jax_tcgemm.problem import Problem
+from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.roofline import peaks, roofline_seconds
 
 
@@ -22,7 +22,7 @@ class Call:
       implementation: what runs it.
       config: the config of that.
       why: why it was chosen.
-      problem: the product as the implementation sees it; None where XLA's own dot is all there is.
+      problem: the product as the implementation sees it; None where XLA's own is all there is.
       copies: arrays that XLA must rewrite for the call, in words; mostly none.
       rejected: for every other implementation that cannot run it, the rule that stops it.
       workspace_bytes: scratch memory.
@@ -38,7 +38,7 @@ class Call:
     implementation: str
     config: str
     why: str
-    problem: Problem | None
+    problem: selection.AnyProblem | None
     copies: tuple[str, ...]
     rejected: dict[str, str]
     workspace_bytes: int
@@ -159,7 +159,10 @@ def explain(f, *args, platform: str | None = None, **kwargs) -> Explanation:
 def _calls(jaxpr, platform, device, times, path) -> Iterator[Call]:
     for eqn in jaxpr.eqns:
         if eqn.primitive is primitive.dot_general_p:
-            yield _explain_call(eqn, platform, device, times, path)
+            yield _explain_call(eqn, primitive, local, platform, device, times, path)
+            continue
+        if eqn.primitive is ragged_primitive.ragged_dot_p:
+            yield _explain_call(eqn, ragged_primitive, local_ragged, platform, device, times, path)
             continue
         for inner, inner_times, label in _inner_jaxprs(eqn):
             count = None if times is None or inner_times is None else times * inner_times
@@ -186,12 +189,13 @@ def _inner_jaxprs(eqn) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
                 yield jaxpr, 1, name if name == "shard_map" else ""
 
 
-def _explain_call(eqn, platform, device, times, path) -> Call:
+def _explain_call(eqn, rules, planner, platform, device, times, path) -> Call:
+    """`rules` is the primitive's module, `planner` the one that makes its plans."""
     avals = [v.aval for v in eqn.invars]
     out = eqn.outvars[0].aval
-    plan = local.make_plan(
-        primitive.OP,
-        primitive.product_of(*avals, out, eqn.params),
+    plan = planner.make_plan(
+        rules.OP,
+        rules.product_of(*avals, out, eqn.params),
         platform,
         device,
         primitive.obstacle_of(platform, *avals, out),

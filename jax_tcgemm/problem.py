@@ -7,6 +7,7 @@ and what epilogue.py adds to it.
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -67,6 +68,8 @@ class Problem:
     beta: float = 0.0
     epilogue: Epilogue = BARE
 
+    kind: ClassVar[str] = "gemm"
+
     @property
     def d_shape(self) -> tuple[int, ...]:
         """Shape of D and C."""
@@ -114,6 +117,11 @@ class Problem:
             "bias_dtype": self.epilogue.bias_dtype,
         }
         return self.attributes() | dtypes
+
+    @property
+    def in_dtype(self) -> str:
+        """Dtype of the operands."""
+        return self.a.dtype
 
     @property
     def layout(self) -> str:

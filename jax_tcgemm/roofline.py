@@ -3,6 +3,7 @@
 import dataclasses
 
 from jax_tcgemm.problem import Problem
+from jax_tcgemm.ragged_problem import RaggedProblem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ def peaks(compute_capability: int) -> Peaks | None:
     return _PEAKS.get(compute_capability)
 
 
-def roofline_seconds(problem: Problem, compute_capability: int) -> float | None:
+def roofline_seconds(problem: Problem | RaggedProblem, compute_capability: int) -> float | None:
     """The longer of arithmetic at its peak and memory traffic at its peak.
 
     None on the host and on GPUs whose figures are not known.
@@ -49,5 +50,5 @@ def roofline_seconds(problem: Problem, compute_capability: int) -> float | None:
     if problem.compute in arithmetic:
         rate = arithmetic[problem.compute]
     else:
-        rate = known.f16 if problem.a.dtype in ("f16", "bf16") else known.f32
+        rate = known.f16 if problem.in_dtype in ("f16", "bf16") else known.f32
     return max(problem.flops / rate, problem.bytes / known.bytes)

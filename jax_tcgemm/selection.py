@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from jax_tcgemm import _modules, cost_model, tuning
 from jax_tcgemm.debug import switch
 from jax_tcgemm.problem import Problem
+from jax_tcgemm.ragged_problem import RaggedProblem
 
 XLA = "xla"
 _XLA_CONFIG = "default"
@@ -34,6 +35,11 @@ _CUDA_PREFERENCE = (
 )
 _PLATFORM_OF = dict.fromkeys(_CUDA_PREFERENCE, "cuda") | {"host": "cpu"}
 IMPLEMENTATIONS = (*_PLATFORM_OF, XLA)
+
+AnyProblem = Problem | RaggedProblem
+
+# Those that know each kind of problem (`Problem.kind`).
+IMPLEMENTATIONS_OF = {"gemm": IMPLEMENTATIONS, "ragged": ("wgmma", "mma_sync", "host", XLA)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +124,13 @@ def _cpu_name() -> str:
     return f"{name} x {len(os.sched_getaffinity(0))}"
 
 
-def check_names(op: str, implementation: str | None, config: str | None) -> None:
-    """Raises ValueError for an unknown implementation or config, TypeError for a non-string."""
+def check_names(
+    op: str, implementation: str | None, config: str | None, kind: str = "gemm"
+) -> None:
+    """Raises ValueError for an unknown implementation or config, TypeError for a non-string.
+
+    `kind` says of what problems, as `Problem.kind` does.
+    """
     for what, value in (("implementation", implementation), ("config", config)):
         if value is not None and not isinstance(value, str):
             raise TypeError(
@@ -133,12 +144,12 @@ def check_names(op: str, implementation: str | None, config: str | None) -> None
                 "pass implementation= too"
             )
         return
-    if implementation not in IMPLEMENTATIONS:
+    if implementation not in IMPLEMENTATIONS_OF[kind]:
         raise ValueError(
-            f"{op}: implementation must be one of {', '.join(IMPLEMENTATIONS)}, "
+            f"{op}: implementation must be one of {', '.join(IMPLEMENTATIONS_OF[kind])}, "
             f"got {implementation=}; None selects the best one"
         )
-    configs = _configs(implementation)
+    configs = _configs(implementation, kind)
     if config is not None and configs and config not in configs:
         raise ValueError(
             f"{op}: config must be one of {', '.join(configs)} for {implementation}, "
@@ -146,14 +157,14 @@ def check_names(op: str, implementation: str | None, config: str | None) -> None
         )
 
 
-def candidates(problem: Problem, device: Device) -> tuple[Candidate, ...]:
+def candidates(problem: AnyProblem, device: Device) -> tuple[Candidate, ...]:
     """Every implementation and config of the device's platform, and what stops it if anything."""
     found = [
         candidate
-        for implementation, platform in _PLATFORM_OF.items()
-        if platform == device.platform
+        for implementation in IMPLEMENTATIONS_OF[problem.kind]
+        if _PLATFORM_OF.get(implementation) == device.platform
         for candidate in _considered(
-            implementation, _configs(implementation) or ("",), problem, device
+            implementation, _configs(implementation, problem.kind) or ("",), problem, device
         )
     ]
     return (*found, Candidate(XLA, _XLA_CONFIG, ""))
@@ -196,7 +207,7 @@ def collect() -> Iterator[list[tuple[Problem, Device]]]:
 
 def select(
     op: str,
-    problem: Problem | str,
+    problem: AnyProblem | str,
     device: Device,
     implementation: str | None = None,
     config: str | None = None,
@@ -224,8 +235,9 @@ def select(
     if isinstance(problem, str):
         choice = _without_problem(op, problem, implementation, source)
     elif implementation is None:
-        for found in tuple(_collectors):
-            found.append((problem, device))
+        if problem.kind == "gemm":
+            for found in tuple(_collectors):
+                found.append((problem, device))
         choice = _best(problem, device)
     else:
         choice = _forced(op, problem, device, implementation, config, source)
@@ -250,7 +262,9 @@ def _refusal(op, name, reason) -> str:
 def _forced(op, problem, device, implementation, config, source) -> Choice:
     if implementation == XLA:
         return Choice(XLA, _XLA_CONFIG, source)
-    configs = (config,) if config is not None else _configs(implementation) or ("",)
+    if implementation not in IMPLEMENTATIONS_OF[problem.kind]:
+        raise ValueError(_refusal(op, implementation, "it has no grouped products"))
+    configs = (config,) if config is not None else _configs(implementation, problem.kind) or ("",)
     considered = _considered(implementation, configs, problem, device)
     best = _tuned(problem, device, considered) or _modelled(problem, device, considered)
     if best is not None:
@@ -261,7 +275,7 @@ def _forced(op, problem, device, implementation, config, source) -> Choice:
 
 
 @functools.lru_cache(maxsize=4096)
-def _best(problem: Problem, device: Device) -> Choice:
+def _best(problem: AnyProblem, device: Device) -> Choice:
     considered = candidates(problem, device)
     if (tuned := _tuned(problem, device, considered)) is not None:
         best, why = tuned
@@ -277,8 +291,10 @@ def forget() -> None:
     _best.cache_clear()
 
 
-def _tuned(problem: Problem, device: Device, considered) -> tuple[Candidate, str] | None:
+def _tuned(problem: AnyProblem, device: Device, considered) -> tuple[Candidate, str] | None:
     """What a table says, where what it says exists in this build and can run the problem."""
+    if problem.kind != "gemm":
+        return None
     can_run = {(c.implementation, c.config): c for c in considered if not c.reason}
     for entry, source in tuning.lookup(problem, device.key):
         candidate = can_run.get((entry.implementation, entry.config))
@@ -292,7 +308,7 @@ def abi_of(implementation: str) -> int:
     return 0 if implementation == XLA else _module(implementation).abi_version
 
 
-def _modelled(problem: Problem, device: Device, considered) -> tuple[Candidate, str] | None:
+def _modelled(problem: AnyProblem, device: Device, considered) -> tuple[Candidate, str] | None:
     """The first by `_rank` and why it is; None when nothing can run."""
     order = _rank(problem, device, considered)
     if not order:
@@ -315,13 +331,15 @@ def _modelled(problem: Problem, device: Device, considered) -> tuple[Candidate, 
     return best, why
 
 
-def _rank(problem: Problem, device: Device, considered) -> list[tuple[Candidate, float | None]]:
+def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candidate, float | None]]:
     """The candidates that can run, best first, each with its predicted time where there is one.
 
     Those with a prediction, wgmma and cuBLASLt beside it, come first; on CUDA the others follow in
     the order of _CUDA_PREFERENCE, and within one implementation in the order of its configs.
     """
     runnable = [candidate for candidate in considered if not candidate.reason]
+    if problem.kind != "gemm":
+        return [(candidate, None) for candidate in runnable]
     wgmma = tuple(c.config for c in runnable if c.implementation == "wgmma")
     if not wgmma or not cost_model.models(problem, wgmma):
         return [(candidate, None) for candidate in runnable]
@@ -340,11 +358,13 @@ def _rank(problem: Problem, device: Device, considered) -> list[tuple[Candidate,
     return sorted(timed, key=lambda pair: pair[1]) + others
 
 
-def _cpu_rule(problem: Problem, considered) -> tuple[Candidate, str]:
+def _cpu_rule(problem: AnyProblem, considered) -> tuple[Candidate, str]:
     """The CPU's default: `host` wherever it was measured not to be slower, else XLA's own dot."""
     *hosts, xla = considered
     if hosts[0].reason:
         return xla, f"host cannot run this: {hosts[0].reason}"
+    if problem.kind == "ragged":
+        return hosts[0], "XLA multiplies every row by every group on CPU"
     if any(host.config == "avx512" and host.reason for host in hosts):
         return xla, "host is known beside XLA's own dot with AVX-512 only"
     if not _host_is_as_fast(problem):
@@ -381,7 +401,7 @@ def _host_is_as_fast(problem: Problem) -> bool:
 def _chosen(candidate, why, problem, device, considered) -> Choice:
     workspace_bytes = 0
     if candidate.implementation != XLA:
-        workspace_bytes = _module(candidate.implementation).workspace_bytes(
+        workspace_bytes = _queries(candidate.implementation, problem.kind).workspace_bytes(
             candidate.implementation, candidate.config, problem.query(), device.query()
         )
     if device.assumed:
@@ -393,28 +413,35 @@ def _module(implementation: str):
     return getattr(_modules, _PLATFORM_OF[implementation])
 
 
-def _configs(implementation: str) -> tuple[str, ...]:
+def _queries(implementation: str, kind: str):
+    """What answers for an implementation and a kind of problems (csrc/modules/queries.h)."""
+    module = _module(implementation)
+    return module if kind == "gemm" else getattr(module, kind, None)
+
+
+def _configs(implementation: str, kind: str = "gemm") -> tuple[str, ...]:
     """The configs of an implementation, the default first; empty when it is not in this build."""
     if implementation == XLA:
         return (_XLA_CONFIG,)
-    module = _module(implementation)
-    return tuple(module.implementations().get(implementation, ())) if module is not None else ()
+    queries = _queries(implementation, kind)
+    return tuple(queries.implementations().get(implementation, ())) if queries is not None else ()
 
 
 def _considered(
-    implementation: str, configs: tuple[str, ...], problem: Problem, device: Device
+    implementation: str, configs: tuple[str, ...], problem: AnyProblem, device: Device
 ) -> tuple[Candidate, ...]:
     """Configs of one implementation, each with the rule that stops it, "" when none does."""
     platform, reason = _PLATFORM_OF[implementation], ""
     if platform != device.platform:
         reason = f"it runs on {platform}, not on {device.platform}"
-    elif not _configs(implementation):
+    elif not _configs(implementation, problem.kind):
         reason = _modules.reason(platform) or "it is not part of this build"
     elif implementation == "cublaslt":
         reason = _modules.cublaslt_reason()
     if reason:
         return tuple(Candidate(implementation, config, reason) for config in configs)
-    reject, queries = _module(implementation).reject, (problem.query(), device.query())
+    reject = _queries(implementation, problem.kind).reject
+    queries = (problem.query(), device.query())
     return tuple(
         Candidate(implementation, config, reject(implementation, config, *queries))
         for config in configs

@@ -6,7 +6,15 @@ import sys
 
 import pytest
 
-MODULES = ("autotune", "debug", "dot_general", "explain", "matmul", "patch")
+MODULES = (
+    "autotune",
+    "debug",
+    "dot_general",
+    "explain",
+    "matmul",
+    "patch",
+    "ragged_dot",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -3,7 +3,9 @@
 
 #include "cpu/executor.h"
 #include "cpu/host_gemm.h"
+#include "cpu/host_ragged.h"
 #include "ffi/gemm.h"
+#include "ffi/ragged.h"
 #include "modules/queries.h"
 
 namespace nb = nanobind;
@@ -17,16 +19,35 @@ const Implementations& implementations() {
   return all;
 }
 
+const RaggedImplementations& ragged_implementations() {
+  static const RaggedImplementations all{host_ragged()};
+  return all;
+}
+
+Executor executor_on(ffi::ThreadPool& pool) {
+  return Executor(static_cast<int>(pool.num_threads()),
+                  [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); });
+}
+
 ffi::Error gemm(ffi::ThreadPool pool, GemmAttributes attributes, ffi::RemainingArgs operands,
                 ffi::RemainingRets results) {
-  Executor executor(static_cast<int>(pool.num_threads()),
-                    [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); });
+  Executor executor = executor_on(pool);
   return run_gemm(implementations(), Device{}, &executor, attributes, operands, results);
+}
+
+ffi::Error ragged(ffi::ThreadPool pool, RaggedAttributes attributes, ffi::RemainingArgs operands,
+                  ffi::RemainingRets results) {
+  Executor executor = executor_on(pool);
+  return run_ragged(ragged_implementations(), Device{}, &executor, attributes, operands, results);
 }
 
 XLA_FFI_DEFINE_HANDLER(
     gemm_handler, gemm,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<GemmAttributes>("gemm").RemainingArgs().RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER(
+    ragged_handler, ragged,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<RaggedAttributes>("ragged").RemainingArgs().RemainingRets());
 
 }  // namespace
 }  // namespace tcgemm
@@ -35,9 +56,12 @@ NB_MODULE(_cpu, module) {
   module.def("registrations", [] {
     nb::dict targets;
     targets["tcgemm_gemm"] = nb::capsule(reinterpret_cast<void*>(tcgemm::gemm_handler));
+    targets["tcgemm_ragged"] = nb::capsule(reinterpret_cast<void*>(tcgemm::ragged_handler));
     return targets;
   });
   module.attr("abi_version") = tcgemm::kAbiVersion;
   module.def("activations", &tcgemm::activation_names);
   tcgemm::define_queries(module, tcgemm::implementations(), &tcgemm::problem_from);
+  nb::module_ ragged = module.def_submodule("ragged", "The same queries for grouped products.");
+  tcgemm::define_queries(ragged, tcgemm::ragged_implementations(), &tcgemm::ragged_problem_from);
 }

@@ -9,6 +9,7 @@
 #include "core/cuda_status.h"
 #include "ffi/fragment_probe.h"
 #include "ffi/gemm.h"
+#include "ffi/ragged.h"
 #include "kernels/kernels.h"
 #include "libraries/cublaslt/cublaslt.h"
 #include "modules/queries.h"
@@ -22,6 +23,11 @@ namespace {
 const Implementations& implementations() {
   static const Implementations all{simt_naive(), simt_tiled(), wmma_naive(), wmma_tiled(),
                                    mma_sync(),   wgmma(),      cublaslt()};
+  return all;
+}
+
+const RaggedImplementations& ragged_implementations() {
+  static const RaggedImplementations all{};
   return all;
 }
 
@@ -68,6 +74,21 @@ XLA_FFI_DEFINE_HANDLER(gemm_handler, gemm,
                            .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});
 
+ffi::Error ragged(cudaStream_t stream, RaggedAttributes attributes, ffi::RemainingArgs operands,
+                  ffi::RemainingRets results) {
+  Device device;
+  if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
+  return run_ragged(ragged_implementations(), device, stream, attributes, operands, results);
+}
+
+XLA_FFI_DEFINE_HANDLER(ragged_handler, ragged,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Attr<RaggedAttributes>("ragged")
+                           .RemainingArgs()
+                           .RemainingRets(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
 XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, fragment_probe,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -95,6 +116,7 @@ NB_MODULE(_cuda, module) {
   module.def("registrations", [] {
     nb::dict targets;
     targets["tcgemm_gemm"] = nb::capsule(reinterpret_cast<void*>(gemm_handler));
+    targets["tcgemm_ragged"] = nb::capsule(reinterpret_cast<void*>(ragged_handler));
     targets["tcgemm_fragment_probe"] = nb::capsule(reinterpret_cast<void*>(fragment_probe_handler));
     targets["tcgemm_fragment_mma"] = nb::capsule(reinterpret_cast<void*>(fragment_mma_handler));
     return targets;
@@ -102,6 +124,8 @@ NB_MODULE(_cuda, module) {
   module.attr("abi_version") = kAbiVersion;
   module.def("activations", &activation_names);
   define_queries(module, implementations(), &problem_from);
+  nb::module_ ragged_queries = module.def_submodule("ragged", "The same queries for grouped products.");
+  define_queries(ragged_queries, ragged_implementations(), &ragged_problem_from);
   module.def("load_cublaslt", &load_cublaslt, nb::arg("path"),
              "Opens cuBLASLt from `path` (or finds it already loaded); returns the reason when that fails, else ''.");
   module.def(

@@ -11,18 +11,23 @@
 
 #include "core/implementation.h"
 #include "core/problem.h"
-#include "ffi/gemm.h"
+#include "core/ragged_problem.h"
+#include "ffi/checks.h"
 
 namespace tcgemm {
 
 namespace nb = nanobind;
 
-inline DType dtype_from(nb::dict dict, const char* key) {
+// The value that `parse` knows by the name under `key`.
+template <typename Value>
+Value parsed_from(nb::dict dict, const char* key, bool (*parse)(std::string_view, Value*)) {
   const std::string name = nb::cast<std::string>(dict[key]);
-  DType dtype;
-  if (!parse_dtype(name, &dtype)) throw nb::value_error((std::string(key) + " is unknown: " + name).c_str());
-  return dtype;
+  Value value;
+  if (!parse(name, &value)) throw nb::value_error((std::string(key) + " is unknown: " + name).c_str());
+  return value;
 }
+
+inline DType dtype_from(nb::dict dict, const char* key) { return parsed_from(dict, key, parse_dtype); }
 
 inline Problem problem_from(nb::dict dict) {
   const auto integer = [&](const char* key) { return nb::cast<int64_t>(dict[key]); };
@@ -42,14 +47,10 @@ inline Problem problem_from(nb::dict dict) {
   p.out = dtype_from(dict, "out_dtype");
   p.alpha = nb::cast<double>(dict["alpha"]);
   p.beta = nb::cast<double>(dict["beta"]);
-  const auto parsed = [&](const char* key, auto parse, auto* out) {
-    const std::string name = nb::cast<std::string>(dict[key]);
-    if (!parse(name, out)) throw nb::value_error((std::string(key) + " is unknown: " + name).c_str());
-  };
-  parsed("compute", parse_compute, &p.compute);
+  p.compute = parsed_from(dict, "compute", parse_compute);
   Epilogue& e = p.epilogue;
-  parsed("activation", parse_activation, &e.activation);
-  parsed("bias", parse_bias, &e.bias);
+  e.activation = parsed_from(dict, "activation", parse_activation);
+  e.bias = parsed_from(dict, "bias", parse_bias);
   if (e.bias != Bias::kNone) e.bias_dtype = dtype_from(dict, "bias_dtype");
   e.derivative = nb::cast<bool>(dict["derivative"]);
   e.gated = nb::cast<bool>(dict["gated"]);
@@ -57,6 +58,28 @@ inline Problem problem_from(nb::dict dict) {
   e.column_sums = nb::cast<bool>(dict["column_sums"]);
   e.up_offset = integer("up_offset");
   e.bias_batch_stride = integer("bias_batch_stride");
+  if (std::string error = check_problem(p); !error.empty()) throw nb::value_error(error.c_str());
+  return p;
+}
+
+inline RaggedProblem ragged_problem_from(nb::dict dict) {
+  const auto integer = [&](const char* key) { return nb::cast<int64_t>(dict[key]); };
+  const auto flag = [&](const char* key) { return nb::cast<bool>(dict[key]); };
+  RaggedProblem p;
+  p.form = parsed_from(dict, "form", parse_ragged_form);
+  p.batch = integer("batch");
+  p.m = integer("m");
+  p.n = integer("n");
+  p.k = integer("k");
+  p.groups = integer("groups");
+  p.num_sizes = integer("num_sizes");
+  p.b_transposed = flag("b_transposed");
+  p.a_batched = flag("a_batched");
+  p.b_batched = flag("b_batched");
+  p.sizes_batched = flag("sizes_batched");
+  p.in = dtype_from(dict, "in_dtype");
+  p.out = dtype_from(dict, "out_dtype");
+  p.compute = parsed_from(dict, "compute", parse_compute);
   if (std::string error = check_problem(p); !error.empty()) throw nb::value_error(error.c_str());
   return p;
 }

@@ -46,7 +46,7 @@ def dot_general(
     if permutation is None:
         permutation = tuple(range(_result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)))
     return dot_general_p.bind(
-        *_same_varying(lhs, rhs),
+        *same_varying(lhs, rhs),
         dimension_numbers=dimension_numbers,
         permutation=tuple(permutation),
         precision=precision,
@@ -62,13 +62,13 @@ def _result_ndim(lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> int:
     return lhs_ndim + rhs_ndim - 2 * len(contract) - len(batch)
 
 
-def _same_varying(lhs, rhs):
-    """Inside shard_map, makes both operands vary over the union of their manual axes."""
-    varying = [jax.typeof(x).manual_axis_type.varying for x in (lhs, rhs)]
-    union = varying[0] | varying[1]
+def same_varying(*operands):
+    """Inside shard_map, makes all operands vary over the union of their manual axes."""
+    varying = [jax.typeof(x).manual_axis_type.varying for x in operands]
+    union = frozenset().union(*varying)
     return [
         lax.pcast(x, tuple(union - own), to="varying") if union - own else x
-        for x, own in zip((lhs, rhs), varying, strict=True)
+        for x, own in zip(operands, varying, strict=True)
     ]
 
 
@@ -311,7 +311,7 @@ def obstacle_of(platform: str, *avals) -> str:
     return ""
 
 
-def _partitioned(ctx) -> str:
+def partitioned(ctx) -> str:
     """Why XLA would have to partition the call, which it cannot do to a custom call; or ""."""
     axis_context = ctx.module_context.axis_context
     mesh = getattr(axis_context, "mesh", None)
@@ -327,7 +327,7 @@ def _partitioned(ctx) -> str:
 
 def _lower(ctx, lhs, rhs, *, platform, out_sharding, **params):
     out_aval = ctx.avals_out[0]
-    obstacle = obstacle_of(platform, *ctx.avals_in, out_aval) or _partitioned(ctx)
+    obstacle = obstacle_of(platform, *ctx.avals_in, out_aval) or partitioned(ctx)
     product = product_of(*ctx.avals_in, out_aval, params)
     plan = local.make_plan(OP, product, platform, selection.target_device(platform), obstacle)
     local_dot_general = functools.partial(

@@ -1,0 +1,389 @@
+"""The public `ragged_dot` and `ragged_dot_general`: products over groups of rows."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm.dot_general import as_array, canonical_element_type
+from jax_tcgemm.dot_general import dot_general as dense_dot_general
+from jax_tcgemm.precision import canonical_precision
+from jax_tcgemm.primitives import ragged_dot as primitive
+from jax_tcgemm.selection import check_names
+
+_ROWS = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((1,), (1,)), ((), ())),
+    lhs_ragged_dimensions=(0,),
+    rhs_group_dimensions=(0,),
+)
+
+
+def ragged_dot(
+    lhs,
+    rhs,
+    group_sizes,
+    precision=None,
+    preferred_element_type=None,
+    group_offset=None,
+    *,
+    implementation: str | None = None,
+    config: str | None = None,
+) -> jax.Array:
+    """A drop-in for `jax.lax.ragged_dot`: each group of rows times a matrix of its own.
+
+        out[i, n] = sum over k of lhs[i, k] * rhs[g, k, n]   for the rows i of group g
+
+    The first `group_sizes[0]` rows of lhs are group 0, the next `group_sizes[1]` group 1, and so
+    on; rows past the last group give zeros. This is the product of a mixture of experts whose
+    tokens are sorted by expert. Sizes are read on the device only, so that one compiled program
+    serves any: nothing is padded, no row is multiplied by a matrix that is not its own, and the
+    host never waits. It can be differentiated any number of times, batched by `jax.vmap` over any
+    operand, and used in jit, scan, remat and shard_map; both gradients are grouped products too,
+    that of rhs one whose sums go over the rows of each group.
+
+    Args:
+      lhs: array of shape (m, k).
+      rhs: array of shape (g, k, n), in any memory order that `ragged_dot_general` can say.
+      group_sizes: integers of shape (s,), rows of each group, not negative. Groups end with the
+        rows: what sizes say beyond m is not there. Without group_offset s must be g.
+      precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
+        pair of them, or a `lax.DotAlgorithmPreset` or its name. See Numerics.
+      preferred_element_type: dtype of the result; None takes the operands'.
+      group_offset: an integer, or an array of one: rhs[0] belongs to group `group_offset`, and rows
+        of the groups before it and after those that rhs has are zero in the result. For experts
+        spread over devices, each of which has some of the groups.
+      implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
+        the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
+        Derivatives inherit it.
+      config: a config of that implementation; None selects one. Derivatives do not inherit it.
+
+    Returns:
+      Array of shape (m, n).
+
+    Raises:
+      TypeError: for operands that are not numeric arrays, and sizes or an offset that are not
+        integers.
+      ValueError: for shapes that do not fit, a dimension over 2**31 - 1, an unknown implementation
+        or config, or, when the program is lowered, an implementation that was asked for by name and
+        cannot run the product, with the rule that stops it.
+
+    Numerics:
+      As `jax_tcgemm.dot_general`. A row's values reach only its own row of the result, and only
+      the gradient of its own group's matrix: a NaN elsewhere does not spread. The gradient of the
+      matrix of an empty group is exactly zero. The same program gives the same bits each time.
+      Where only XLA's own product can run (`explain` says so) its rules hold instead.
+
+    Example:
+      >>> import jax.numpy as jnp, jax_tcgemm
+      >>> tokens, experts = jnp.ones((10, 8)), jnp.ones((3, 8, 4))
+      >>> jax_tcgemm.ragged_dot(tokens, experts, jnp.array([4, 0, 5]))[:, 0]
+      Array([8., 8., 8., 8., 8., 8., 8., 8., 8., 0.], dtype=float32)
+    """
+    return _ragged_dot_general(
+        "ragged_dot",
+        lhs,
+        rhs,
+        group_sizes,
+        _ROWS,
+        precision,
+        preferred_element_type,
+        group_offset,
+        implementation,
+        config,
+    )
+
+
+def ragged_dot_general(
+    lhs,
+    rhs,
+    group_sizes,
+    ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
+    precision=None,
+    preferred_element_type=None,
+    group_offset=None,
+    *,
+    implementation: str | None = None,
+    config: str | None = None,
+) -> jax.Array:
+    """A drop-in for `jax.lax.ragged_dot_general`: `ragged_dot` over any dimensions.
+
+    One dimension of lhs is ragged. Which kind it is of decides the form:
+
+        free:        [b..., m..., k...], [g, b..., k..., n...] -> [b..., m..., n...]
+        contracted:  [b..., m..., k...], [b..., k..., n...]    -> [g, b..., m..., n...]
+        batch:       [b..., m..., k...], [b..., k..., n...]    -> [b..., m..., n...]
+
+    The first is `ragged_dot`, the second sums over the rows of each group, which is the gradient of
+    a group's matrix; the third is an ordinary `dot_general`, since no result depends on a size.
+
+    What is read in place: lhs with its dimensions in the order above ("free", k... last) or as
+    k..., m... ("contracted"), rhs with the order above or n... before k... (a group's matrices
+    transposed). Other orders are transposed first.
+
+    Args:
+      lhs: array with one ragged dimension.
+      rhs: array; with a group dimension where the ragged dimension is free.
+      group_sizes: integers of shape (s,), or with one set of sizes for each index of the dimensions
+        outside the ragged one, (b..., x..., s): x are those free (or contracted) dimensions of lhs
+        that come before it.
+      ragged_dot_dimension_numbers: a `jax.lax.RaggedDotDimensionNumbers`.
+      precision: as of `ragged_dot`.
+      preferred_element_type: as of `ragged_dot`.
+      group_offset: as of `ragged_dot`. Where the ragged dimension is contracted, all groups from
+        there on are in the result, which has as many as there are sizes; the last are zero.
+      implementation: as of `ragged_dot`.
+      config: as of `ragged_dot`.
+
+    Returns:
+      The result, its dimensions as above.
+
+    Raises:
+      TypeError: as `ragged_dot`.
+      ValueError: as `ragged_dot`; and for dimension numbers that do not fit.
+
+    Numerics:
+      As `ragged_dot`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jax_tcgemm
+      >>> numbers = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+      >>> x, y = jnp.ones((10, 8)), jnp.ones((10, 4))
+      >>> out = jax_tcgemm.ragged_dot_general(x, y, jnp.array([4, 0, 5]), numbers)
+      >>> out.shape, out[:, 0, 0]
+      ((3, 8, 4), Array([4., 0., 5.], dtype=float32))
+    """
+    return _ragged_dot_general(
+        "ragged_dot_general",
+        lhs,
+        rhs,
+        group_sizes,
+        ragged_dot_dimension_numbers,
+        precision,
+        preferred_element_type,
+        group_offset,
+        implementation,
+        config,
+    )
+
+
+def _ragged_dot_general(
+    op,
+    lhs,
+    rhs,
+    group_sizes,
+    numbers,
+    precision,
+    preferred_element_type,
+    group_offset,
+    implementation,
+    config,
+):
+    lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
+    group_sizes = _as_sizes(op, "group_sizes", group_sizes)
+    dims = _Dimensions(op, numbers, lhs, rhs, group_sizes, group_offset is not None)
+    common = {
+        "precision": canonical_precision(precision),
+        "preferred_element_type": canonical_element_type(op, preferred_element_type),
+        "implementation": implementation,
+        "config": config,
+    }
+    if dims.form == "batch":
+        return dense_dot_general(lhs, rhs, numbers.dot_dimension_numbers, **common)
+    check_names(op, implementation, config, "ragged")
+    offset = _as_offset(op, group_offset)
+    group_sizes = dims.scaled(group_sizes)
+    if dims.form == "rows":
+        return dims.rows(lhs, rhs, group_sizes, offset, **common)
+    return dims.contraction(lhs, rhs, group_sizes, offset, **common)
+
+
+def _as_sizes(op: str, name: str, x) -> jax.Array:
+    x = as_array(op, name, x)
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise TypeError(
+            f"{op}: {name} must be integers, got {name}.dtype={x.dtype}; convert it first"
+        )
+    if name == "group_sizes" and x.ndim == 0:
+        raise ValueError(
+            f"{op}: {name} must have at least one dimension, got {name}.shape=(); "
+            "pass one size for each group"
+        )
+    return x
+
+
+def _as_offset(op: str, group_offset) -> jax.Array:
+    if group_offset is None:
+        return jnp.zeros((1,), jnp.int32)
+    offset = _as_sizes(op, "group_offset", group_offset)
+    if offset.size != 1:
+        raise ValueError(
+            f"{op}: group_offset must be one integer, got group_offset.shape={offset.shape}; "
+            "pass an array of shape (1,)"
+        )
+    return jnp.reshape(offset, (1,))
+
+
+class _Dimensions:
+    """The dimensions of a general call by their roles, checked, and its reduction to the primitive.
+
+    Attributes:
+      form: "rows", "contraction" or "batch", by the kind of the ragged dimension.
+      before, ragged, after: the dimensions of lhs of the ragged one's kind, in three parts.
+      x: of `before`, as lax calls them; `y`, `after`: their index is inside a token.
+    """
+
+    def __init__(self, op, numbers, lhs, rhs, group_sizes, has_offset):
+        if not isinstance(numbers, lax.RaggedDotDimensionNumbers):
+            raise TypeError(
+                f"{op}: ragged_dot_dimension_numbers must be a jax.lax.RaggedDotDimensionNumbers, "
+                f"got {type(numbers).__name__}; see jax.lax.ragged_dot_general"
+            )
+        self.op = op
+        (self.lhs_contract, self.rhs_contract), (self.lhs_batch, self.rhs_batch) = (
+            numbers.dot_dimension_numbers
+        )
+        self._check_numbers(numbers, lhs, rhs)
+        (ragged,), group = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
+        self.group = group
+        self.lhs_free = _rest(lhs.ndim, self.lhs_contract, self.lhs_batch)
+        self.rhs_free = _rest(rhs.ndim, self.rhs_contract, self.rhs_batch, group)
+        kinds = {
+            "rows": self.lhs_free,
+            "contraction": self.lhs_contract,
+            "batch": self.lhs_batch,
+        }
+        self.form, own = next((f, dims) for f, dims in kinds.items() if ragged in dims)
+        if len(group) != (self.form == "rows"):
+            rule = "one group dimension" if self.form == "rows" else "no group dimension"
+            self._fail(
+                f"rhs must have {rule} where a {self._kind} dimension of lhs is ragged, got "
+                f"rhs_group_dimensions={group}; see jax.lax.ragged_dot_general"
+            )
+        at = own.index(ragged)
+        self.x, self.ragged, self.y = own[:at], ragged, own[at + 1 :]
+        self.num_sizes = group_sizes.shape[-1]
+        self.groups = rhs.shape[group[0]] if group else self.num_sizes
+        if not has_offset and self.groups != self.num_sizes:
+            self._fail(
+                "group_sizes must have as many sizes as rhs has groups, got "
+                f"group_sizes.shape={group_sizes.shape} and rhs.shape={rhs.shape}; pass "
+                "group_offset where rhs has only some of the groups"
+            )
+        batch = () if self.form == "batch" else self.lhs_batch
+        expected = tuple(lhs.shape[d] for d in (*batch, *self.x))
+        if group_sizes.ndim > 1 and group_sizes.shape[:-1] != expected:
+            self._fail(
+                f"group_sizes must have shape (s,) or {(*expected, 's')}, got "
+                f"group_sizes.shape={group_sizes.shape}; its leading dimensions are those outside "
+                "the ragged one"
+            )
+        self.batch_shape = tuple(lhs.shape[d] for d in self.lhs_batch)
+        self.x_shape = tuple(lhs.shape[d] for d in self.x)
+        self.y_shape = tuple(lhs.shape[d] for d in self.y)
+        self.n_shape = tuple(rhs.shape[d] for d in self.rhs_free)
+
+    @property
+    def _kind(self):
+        return {"rows": "free", "contraction": "contracted", "batch": "batch"}[self.form]
+
+    def _fail(self, message):
+        raise ValueError(f"{self.op}: {message}")
+
+    def _check_numbers(self, numbers, lhs, rhs):
+        if len(numbers.lhs_ragged_dimensions) != 1:
+            self._fail(
+                "lhs must have exactly one ragged dimension, got "
+                f"lhs_ragged_dimensions={numbers.lhs_ragged_dimensions}; name one"
+            )
+        for name, x, dims in (
+            ("lhs", lhs, (*self.lhs_contract, *self.lhs_batch)),
+            ("lhs", lhs, numbers.lhs_ragged_dimensions),
+            ("rhs", rhs, (*self.rhs_contract, *self.rhs_batch, *numbers.rhs_group_dimensions)),
+        ):
+            if len(set(dims)) != len(dims) or not all(0 <= d < x.ndim for d in dims):
+                self._fail(
+                    f"dimensions of {name} must be distinct and in [0, {x.ndim}), got {dims} for "
+                    f"{name}.shape={x.shape}; name each at most once, counting from the front"
+                )
+        for kind, lhs_dims, rhs_dims in (
+            ("contracted", self.lhs_contract, self.rhs_contract),
+            ("batch", self.lhs_batch, self.rhs_batch),
+        ):
+            sizes = [lhs.shape[d] for d in lhs_dims], [rhs.shape[d] for d in rhs_dims]
+            if sizes[0] != sizes[1]:
+                self._fail(
+                    f"{kind} dimensions must have equal sizes, got {lhs_dims} of "
+                    f"lhs.shape={lhs.shape} and {rhs_dims} of rhs.shape={rhs.shape}; reshape one"
+                )
+
+    def scaled(self, group_sizes):
+        """Sizes with the primitive's batch dimensions, of tokens that include the dimensions y."""
+        factor = math.prod(self.y_shape)
+        if group_sizes.ndim == 1:
+            ones = (1,) * len(self.batch_shape + self.x_shape)
+            group_sizes = jnp.reshape(group_sizes, (*ones, self.num_sizes))
+        return group_sizes * factor if factor != 1 else group_sizes
+
+    def _offset(self, offset):
+        return jnp.reshape(offset, (1,) * (len(self.batch_shape + self.x_shape) + 1))
+
+    def rows(self, lhs, rhs, sizes, offset, **params):
+        """The ragged dimension is free: [b, x, m, y, k], [g, b, k, n] -> [b, x, m, y, n]."""
+        op_shape = (*self.batch_shape, *self.x_shape)
+        ones = (1,) * len(self.x_shape)
+        m_shape = (lhs.shape[self.ragged], *self.y_shape)
+        k = math.prod(lhs.shape[d] for d in self.lhs_contract)
+        lhs = _ordered(lhs, (*self.lhs_batch, *self.lhs_free, *self.lhs_contract))
+        lhs = jnp.reshape(lhs, (*op_shape, math.prod(m_shape), k))
+        # A group's matrix is read in place either way around.
+        k_dims, n_dims = self.rhs_contract, self.rhs_free
+        is_transposed = bool(k_dims and n_dims) and min(k_dims) > max(n_dims)
+        matrix = (*n_dims, *k_dims) if is_transposed else (*k_dims, *n_dims)
+        rhs = _ordered(rhs, (*self.rhs_batch, *self.group, *matrix))
+        n = math.prod(self.n_shape)
+        extents = (n, k) if is_transposed else (k, n)
+        rhs = jnp.reshape(rhs, (*self.batch_shape, *ones, self.groups, *extents))
+        out = primitive.ragged_dot(
+            lhs,
+            rhs,
+            sizes,
+            self._offset(offset),
+            form="rows",
+            rhs_transposed=is_transposed,
+            groups=self.groups,
+            **params,
+        )
+        return jnp.reshape(out, (*op_shape, *m_shape, *self.n_shape))
+
+    def contraction(self, lhs, rhs, sizes, offset, **params):
+        """The ragged dimension is contracted: [b, x, k, y, m], [b, x, k, y, n] -> [g, b, m, n]."""
+        op_shape = (*self.batch_shape, *self.x_shape)
+        tokens = lhs.shape[self.ragged] * math.prod(self.y_shape)
+        m_shape = tuple(lhs.shape[d] for d in self.lhs_free)
+        lhs = _ordered(lhs, (*self.lhs_batch, *self.lhs_contract, *self.lhs_free))
+        rhs = _ordered(rhs, (*self.rhs_batch, *self.rhs_contract, *self.rhs_free))
+        out = primitive.ragged_dot(
+            jnp.reshape(lhs, (*op_shape, tokens, math.prod(m_shape))),
+            jnp.reshape(rhs, (*op_shape, tokens, math.prod(self.n_shape))),
+            sizes,
+            self._offset(offset),
+            form="contraction",
+            groups=self.groups,
+            **params,
+        )
+        num_batch = len(self.batch_shape)
+        if self.x_shape:
+            out = jnp.sum(out, tuple(range(num_batch, num_batch + len(self.x_shape))))
+        out = jnp.moveaxis(out, num_batch, 0)
+        return jnp.reshape(out, (self.groups, *self.batch_shape, *m_shape, *self.n_shape))
+
+
+def _rest(ndim: int, *used) -> tuple[int, ...]:
+    taken = {d for dims in used for d in dims}
+    return tuple(d for d in range(ndim) if d not in taken)
+
+
+def _ordered(x, dims):
+    return x if tuple(dims) == tuple(np.arange(x.ndim)) else lax.transpose(x, dims)
