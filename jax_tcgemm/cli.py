@@ -162,7 +162,7 @@ def _problems(suite, shape, layout, dtype) -> list:
     """The distinct problems that suites and shapes come to."""
     import jax
 
-    from jax_tcgemm.bench import reference, suites
+    from jax_tcgemm.bench import contenders, suites
 
     dtypes = dtype.split(",") if dtype else None
     cases = [
@@ -181,20 +181,10 @@ def _problems(suite, shape, layout, dtype) -> list:
     found = {}
     with jax.enable_x64(True):  # Cases say their own types.
         for case in cases:
-            preferred = case.out_type if case.out_type != case.element_type else None
-
-            def function(a, b, case=case, preferred=preferred):
-                return jax_tcgemm.dot_general(
-                    a,
-                    b,
-                    case.dimension_numbers,
-                    precision=case.precision,
-                    preferred_element_type=preferred,
-                )
-
-            (call,) = jax_tcgemm.explain(function, *reference.operand_shapes(case))
-            if call.problem is not None:
-                found[call.problem] = None
+            for contender in contenders.plan(case, ["auto"], [], None)[0]:
+                for call in jax_tcgemm.explain(contender.function, *case.operands):
+                    if call.problem is not None:
+                        found[call.problem] = None
     return list(found)
 
 
@@ -357,29 +347,28 @@ def _print_suites(console: Console) -> None:
 
 
 def _print_records(console: Console, records: list[dict]) -> None:
-    from jax_tcgemm.bench.records import best_peer, contender_name, grouped
+    from jax_tcgemm.bench.records import best_peer, contender_name, grouped, shape
 
     for (suite, dtype), group in grouped(records).items():
         title = f"{suite}, {dtype}, {group[0]['machine']['device']}"
         table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in ("M×N×K", "", "implementation", "ran"):
-            table.add_column(heading)
-        for heading in ("µs", "TFLOP/s", "GB/s", "error", "best peer", "ratio"):
+        for heading in ("case", "implementation", "ran"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("µs", "TFLOP/s", "GB/s", "peak MB", "error", "best peer", "ratio"):
             table.add_column(heading, justify="right")
         ratios: dict[str, list[float]] = {}
         for record in group:
-            batch = f"{record['batch']}×" if record["batch"] > 1 else ""
             peer = best_peer(record)
             if record["ratio"] is not None:
                 ratios.setdefault(contender_name(record), []).append(record["ratio"])
             table.add_row(
-                f"{batch}{record['m']}×{record['n']}×{record['k']}",
-                record["layout"],
+                f"{record['label']} {shape(record)}".strip(),
                 contender_name(record),
                 f"{record['ran']}/{record['config']}",
                 f"{record['us']['p50']:.1f}",
                 f"{record['tflops']:.4g}",
                 f"{record['gbps']:.4g}",
+                f"{record['peak_bytes'] / 1e6:.4g}" if record["peak_bytes"] else "",
                 f"{record['error']:.1e}",
                 f"{peer[0]} {peer[1]:.1f}" if peer else "",
                 f"{record['ratio']:.3f}" if peer else "",

@@ -1,7 +1,10 @@
 """The benchmark: suites, timing from traces, checks, records, charts, rendered documentation."""
 
+import functools
 import json
 import re
+import sys
+import types
 from pathlib import Path
 
 import jax
@@ -11,6 +14,7 @@ import pytest
 from jax import lax
 from rich.console import Console
 
+import jax_tcgemm
 from jax_tcgemm.bench import (
     contenders,
     harness,
@@ -22,6 +26,7 @@ from jax_tcgemm.bench import (
     timing,
 )
 from jax_tcgemm.bench.suites import Case
+from jax_tcgemm.bench.workload import Workload
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -115,7 +120,7 @@ def test_check_accepts_xla_and_rejects_one_wrong_element(dtype, x64):
     assert good.dtype == case.out_type
     bad = good.at[3, 5].add(100)
     missing = good.at[3, 5].set(jnp.nan) if jnp.issubdtype(good.dtype, jnp.inexact) else bad
-    errors = reference.errors(case, a, b, [good, bad, missing])
+    errors = reference.errors(case, (a, b), [good, bad, missing])
     limit = reference.tolerance(case)
     assert errors[0] <= limit
     assert errors[1] > limit
@@ -280,7 +285,9 @@ def test_wrong_results_are_never_recorded(monkeypatch):
     def product(a, b):
         return lax.dot_general(a, b, case.dimension_numbers).at[0, 0].add(1000)
 
-    wrong = contenders.Contender("bad", "xla", "xla", None, "", "", "jit_bad", jax.jit(product))
+    wrong = contenders.Contender(
+        "bad", "xla", True, "xla", None, "", "", "jit_bad", jax.jit(product)
+    )
     monkeypatch.setattr(harness, "plan", lambda *_: ([wrong], {}))
     runner = harness.Harness(harness.Options(["xla"], []), Console(quiet=True))
     runner.run([suites.Suite("test", "", (case,))])
@@ -301,6 +308,90 @@ def test_a_failure_is_told_and_the_other_cases_are_measured(monkeypatch):
     runner.run([suites.Suite("test", "", (make_case(), make_case(m=25)))])
     assert [r["m"] for r in runner.records] == [25]
     assert runner.wrong == ["the case failed on 24×40×56: no room"]
+
+
+def make_workload(**changes) -> Workload:
+    """x w and its transpose, by ours and in two ways more."""
+
+    def both(product):
+        def function(x, w, shift):
+            return product(x, w) + shift.astype(x.dtype), product(x, w).T
+
+        return function
+
+    fields = {
+        "suite": "smoke",
+        "label": "both",
+        "dtype": "bf16",
+        "shape": "8×12×16",
+        "sizes": {"m": 8},
+        "operands": (
+            jax.ShapeDtypeStruct((8, 16), jnp.bfloat16),
+            jax.ShapeDtypeStruct((16, 12), jnp.bfloat16),
+            jax.ShapeDtypeStruct((), jnp.int8),
+        ),
+        "ours": {"ours": both(functools.partial(jax_tcgemm.matmul, implementation="host"))},
+        "peers": {"jnp": both(jnp.matmul), "nn": both(lambda x, w: lax.dot(x, w))},
+        "reference": both(lambda x, w: jnp.matmul(x, w, precision="highest")),
+        "tolerance": 0.01,
+        "flops": 4 * 8 * 12 * 16,
+    }
+    return Workload(**fields | changes)
+
+
+def test_workloads_are_recorded_beside_their_peers(tmp_path):
+    workload = make_workload()
+    assert workload.bytes == 2 * (8 * 16 + 16 * 12 + 2 * 8 * 12) + 1
+    out = tmp_path / "records.jsonl"
+    runner = harness.Harness(harness.Options(["auto"], [], repeats=5), Console(quiet=True), out)
+    runner.run([suites.Suite("test", "", (workload,))])
+    assert not runner.wrong
+    (record,) = records.read_records([out])
+    assert (record["kind"], record["shape"], record["sizes"]) == ("workload", "8×12×16", {"m": 8})
+    assert (record["implementation"], record["ran"]) == ("ours", "host")
+    assert record["peers"].keys() == {"jnp", "nn"}
+    assert record["error"] < 0.01
+    assert record["ratio"] > 0
+    # Operands and results at least; each product makes a temporary at most as large.
+    assert workload.bytes <= record["peak_bytes"] <= 2 * workload.bytes + 128
+    assert records.workloads([record, record]) == [record]
+    section = render.full_section([make_record(), record])
+    assert "| both 8×12×16 | " in section
+    assert "| case | ours | jnp | nn | ours : best peer |" in section
+
+
+def test_a_wrong_array_of_several_is_found():
+    def wrong(x, w, shift):
+        return lax.dot(x, w) + shift.astype(x.dtype), lax.dot(x, w).T.at[3, 2].add(9)
+
+    workload = make_workload(peers={"wrong": wrong})
+    runner = harness.Harness(harness.Options(["auto"], [], repeats=5), Console(quiet=True))
+    runner.run([suites.Suite("test", "", (workload,))])
+    assert [r["peers"] for r in runner.records] == [{}]
+    assert "wrong on 8×12×16: error" in runner.wrong[0]
+
+
+def test_workloads_draw_their_own_operands():
+    shapes = make_workload().operands
+
+    def draw(key):
+        return tuple(jnp.ones(x.shape, x.dtype) for x in shapes)
+
+    ((x, w, shift),) = reference.make_inputs(make_workload(draw=draw), 1)
+    assert (x.shape, w.shape, shift.shape) == ((8, 16), (16, 12), ())
+    assert float(jnp.sum(x.astype(jnp.float32))) == 8 * 16
+
+
+def test_suite_files_name_the_module_that_makes_their_workloads(monkeypatch):
+    module = types.ModuleType("jax_tcgemm.bench.invented")
+    module.workloads = lambda suite, group, dtype: [
+        make_workload(suite=suite, dtype=dtype, label=group["label"])
+    ]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    groups = [{"label": "one"}, {"label": "two"}]
+    table = {"description": "", "workload": "invented", "dtypes": ["f16"], "groups": groups}
+    cases = suites.parse_suite("x", table).cases
+    assert [case.title for case in cases] == ["x f16 one 8×12×16", "x f16 two 8×12×16"]
 
 
 def test_clocks_are_read_under_load(monkeypatch):

@@ -1,4 +1,7 @@
-"""What can be measured: our implementations by name, our own choice, and the peers."""
+"""What can be measured: our implementations by name, our own choice, and the peers.
+
+Of a product, any implementation and any peer; of a workload, the functions that it lists.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,32 @@ import jax
 from jax import lax
 
 import jax_tcgemm
-from jax_tcgemm.bench.reference import operand_shapes
 from jax_tcgemm.bench.suites import Case
+from jax_tcgemm.bench.workload import Workload
 
 PEERS = ("xla", "cublaslt")
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """One way to run one case.
+    """One way to run one case or workload.
 
     Attributes:
       name: unique in its case; what records and tables call it.
-      asked: the implementation that was asked for; ``"auto"`` leaves the choice to the library.
-      ran: the implementation that runs.
+      asked: the implementation that was asked for; ``"auto"`` leaves the choice to the library. Of
+        a workload, the name.
+      recorded: whether it gets a record, or only stands in others'.
+      ran: the implementation that runs; of a workload every one, with ``+`` between them.
       forced_config: the config that was asked for, or None.
       config: the config that runs; ``""`` where there is none.
       why: the reason for the choice.
       module: the name its device work carries in a profiler trace.
-      function: a jitted function of (a, b).
+      function: a jitted function of the operands.
     """
 
     name: str
     asked: str
+    recorded: bool
     ran: str
     forced_config: str | None
     config: str
@@ -96,7 +102,9 @@ def parse_configs(implementation: str, text: str | None) -> list[str | None]:
     return [part.strip() for part in text.split(",")]
 
 
-def build(case: Case, asked: str, config: str | None, module: str) -> Contender:
+def build(
+    case: Case, asked: str, config: str | None, module: str, recorded: bool = True
+) -> Contender:
     """Makes a contender; nothing runs yet.
 
     Raises:
@@ -118,22 +126,67 @@ def build(case: Case, asked: str, config: str | None, module: str) -> Contender:
     function.__name__ = function.__qualname__ = module
     ran, chosen, why = asked, config or "", "asked for by name"
     if asked != "xla":
-        (call,) = jax_tcgemm.explain(function, *operand_shapes(case))
+        (call,) = jax_tcgemm.explain(function, *case.operands)
         ran, chosen, why = call.implementation, call.config, call.why
     name = asked if config is None else f"{asked}/{config}"
-    return Contender(name, asked, ran, config, chosen, why, f"jit_{module}", jax.jit(function))
+    return Contender(
+        name, asked, recorded, ran, config, chosen, why, f"jit_{module}", jax.jit(function)
+    )
 
 
 def plan(
-    case: Case, implementations: Sequence[str], peers: Sequence[str], configs: str | None
+    case: Case | Workload,
+    implementations: Sequence[str],
+    peers: Sequence[str],
+    configs: str | None,
 ) -> tuple[list[Contender], dict[str, str]]:
-    """Every contender that can run a case, peers last, and why the others cannot."""
+    """Every contender that can run a case, peers last, and why the others cannot.
+
+    A workload says its own contenders.
+    """
+    if isinstance(case, Workload):
+        return _plan_workload(case)
     asked = [(name, c) for name in implementations for c in parse_configs(name, configs)]
     asked += [(peer, None) for peer in peers if (peer, None) not in asked]
     contenders, refused = [], {}
     for index, (name, config) in enumerate(asked):
         try:
-            contenders.append(build(case, name, config, f"tcgemm_bench_{index}"))
+            contenders.append(
+                build(case, name, config, f"tcgemm_bench_{index}", name in implementations)
+            )
         except (ValueError, TypeError) as error:
             refused[name if config is None else f"{name}/{config}"] = str(error)
     return contenders, refused
+
+
+def _plan_workload(workload: Workload) -> tuple[list[Contender], dict[str, str]]:
+    contenders, refused = [], {}
+    for index, (name, function) in enumerate([*workload.ours.items(), *workload.peers.items()]):
+        try:
+            contenders.append(_build_workload(workload, name, function, f"tcgemm_bench_{index}"))
+        except (ValueError, TypeError) as error:
+            refused[name] = str(error)
+    return contenders, refused
+
+
+def _build_workload(workload: Workload, name: str, function: Callable, module: str) -> Contender:
+    def named(*operands):
+        return function(*operands)
+
+    named.__name__ = named.__qualname__ = module
+    calls = jax_tcgemm.explain(named, *workload.operands)
+
+    def joined(values):
+        return "+".join(dict.fromkeys(values))
+
+    return Contender(
+        name,
+        asked=name,
+        recorded=name in workload.ours,
+        ran=joined(call.implementation for call in calls) or "xla",
+        forced_config=None,
+        config=joined(call.config for call in calls),
+        why="; ".join(dict.fromkeys(call.why for call in calls)),
+        module=f"jit_{module}",
+        function=jax.jit(named),
+    )

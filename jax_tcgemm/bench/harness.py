@@ -20,6 +20,7 @@ from jax_tcgemm.bench import records as rec
 from jax_tcgemm.bench import reference, timing
 from jax_tcgemm.bench.contenders import Contender, plan
 from jax_tcgemm.bench.suites import Case, Suite
+from jax_tcgemm.bench.workload import Workload
 
 # Fewer calls than this say nothing about spread; a slow contender gets no less.
 MIN_REPEATS = 5
@@ -97,11 +98,10 @@ class Harness:
                 progress.update(task, description=f"compiling {len(chunk)} cases")
                 # All of it before anything is timed: compiling also runs candidates on the GPU.
                 planned = list(pool.map(self._prepare, chunk))
-                for case, (contenders, refused) in zip(chunk, planned, strict=True):
-                    title = f"{case.suite} {case.dtype} {case.layout} {case.shape}"
-                    progress.update(task, description=title)
+                for case, (contenders, refused, memory) in zip(chunk, planned, strict=True):
+                    progress.update(task, description=case.title)
                     try:
-                        new = self._run_case(case, contenders, refused)
+                        new = self._run_case(case, contenders, refused, memory)
                     except Exception as failure:
                         # Such as too little memory for one case; the others are still measured.
                         self._fail(case, "the case", failure)
@@ -115,9 +115,15 @@ class Harness:
                         for record in new:
                             self._say(case, f"{done} {_summary(record)}")
 
-    def _prepare(self, case: Case) -> tuple[list[Contender], dict[str, str]]:
-        """Plans a case and compiles all it needs, so that calling it finds it in JAX's caches."""
-        options = self.options
+    def _prepare(
+        self, case: Case | Workload
+    ) -> tuple[list[Contender], dict[str, str], dict[str, int]]:
+        """Plans a case and compiles all it needs, so that calling it finds it in JAX's caches.
+
+        Returns:
+          The contenders, why others cannot run it, and the bytes each contender needs at its peak.
+        """
+        options, memory = self.options, {}
         with jax.enable_x64(True):  # Holds for one thread.
             contenders, refused = plan(
                 case, options.implementations, options.peers, options.configs
@@ -125,21 +131,23 @@ class Harness:
             # What does not compile fails again, and is reported, when it is called.
             for contender in contenders:
                 with contextlib.suppress(Exception):
-                    contender.function.lower(*reference.operand_shapes(case)).compile()
+                    compiled = contender.function.lower(*case.operands).compile()
+                    memory[contender.name] = _peak_bytes(compiled.memory_analysis())
             with contextlib.suppress(Exception):
-                reference.checker(case, len(contenders))
-        return contenders, refused
+                reference.checker(
+                    case, [jax.eval_shape(c.function, *case.operands) for c in contenders]
+                )
+        return contenders, refused, memory
 
-    def _say(self, case: Case, text: str) -> None:
-        where = f"{case.suite} {case.dtype} {case.layout} {case.shape}"
-        self._console.print(f"{where}: {text}", highlight=False, soft_wrap=True)
+    def _say(self, case: Case | Workload, text: str) -> None:
+        self._console.print(f"{case.title}: {text}", highlight=False, soft_wrap=True)
 
-    def _fail(self, case: Case, what: str, failure: Exception) -> None:
+    def _fail(self, case: Case | Workload, what: str, failure: Exception) -> None:
         text = (str(failure).splitlines() or [type(failure).__name__])[0]
         self._say(case, f"[red]{what} failed[/]: {escape(text)}")
         self.wrong.append(f"{what} failed on {case.shape}: {text}")
 
-    def _run_case(self, case: Case, contenders, refused) -> list[dict]:
+    def _run_case(self, case: Case | Workload, contenders, refused, memory) -> list[dict]:
         for name, why in refused.items():
             self._say(case, f"[yellow]{name} left out[/]: {escape(why)}")
         if not contenders:
@@ -162,7 +170,7 @@ class Harness:
             for key in ("sm_mhz", "power_w", "temperature_c")
             if key in state
         }
-        return self._records(case, contenders, timings, error, clocks)
+        return self._records(case, contenders, timings, error, memory, clocks)
 
     def _check(self, case, contenders, sets) -> tuple[list[Contender], dict[str, float]]:
         """Runs each contender once; those that are wrong or fail are reported and dropped."""
@@ -174,7 +182,7 @@ class Harness:
             except Exception as failure:
                 self._fail(case, contender.name, failure)
         limit = reference.tolerance(case)
-        found = reference.errors(case, *sets[0], results) if results else []
+        found = reference.errors(case, sets[0], results) if results else []
         error = {c.name: e for c, e in zip(alive, found, strict=True)}
         for name, value in error.items():
             if not value <= limit:  # Also true of NaN.
@@ -227,33 +235,25 @@ class Harness:
             )
             return timing.measure(runnables, sets, repeats, timer="chained")
 
-    def _records(self, case, contenders, timings, error, clocks) -> list[dict]:
+    def _records(self, case, contenders, timings, error, memory, clocks) -> list[dict]:
         def summary(name):
             return {f"p{q}": round(timings[name].percentile(q), 3) for q in (10, 50, 90)}
 
         new = []
         measured = {c.name for c in contenders}
+        all_peers = case.peers if isinstance(case, Workload) else self.options.peers
         for contender in contenders:
             # Peers that were not asked for as implementations appear in others' records only.
-            if contender.asked not in self.options.implementations:
+            if not contender.recorded:
                 continue
-            peers = [p for p in self.options.peers if p in measured and p != contender.name]
+            peers = [p for p in all_peers if p in measured and p != contender.name]
             us = summary(contender.name)
             record = {
                 "schema": rec.SCHEMA,
-                "kind": "product",
+                "kind": case.kind,
                 "time": rec.now(),
                 "revision": self._machine["revision"],
-                "suite": case.suite,
-                "label": case.label,
-                "batch": case.batch,
-                "m": case.m,
-                "n": case.n,
-                "k": case.k,
-                "dtype": case.dtype,
-                "out": case.out_type,
-                "layout": case.layout,
-                "epilogue": "identity",
+                **case.fields,
                 "implementation": contender.asked,
                 "forced_config": contender.forced_config,
                 "ran": contender.ran,
@@ -263,7 +263,11 @@ class Harness:
                 "tflops": float(f"{case.flops / us['p50'] / 1e6:.6g}"),
                 "gbps": float(f"{case.bytes / us['p50'] / 1e3:.6g}"),
                 "error": error[contender.name],
-                "peers": {p: {"us": summary(p), "error": error[p]} for p in peers},
+                "peak_bytes": memory.get(contender.name),
+                "peers": {
+                    p: {"us": summary(p), "error": error[p], "peak_bytes": memory.get(p)}
+                    for p in peers
+                },
                 "ratio": None,
                 "timer": timings[contender.name].timer,
                 "samples": len(timings[contender.name].us),
@@ -280,3 +284,9 @@ def _summary(record: dict) -> str:
     rate = f"{record['us']['p50']:.1f} µs, {record['tflops']:.4g} TFLOP/s"
     ratio = "" if record["ratio"] is None else f", ratio {record['ratio']:.3f}"
     return f"{rec.contender_name(record)} ({record['ran']}/{record['config']}): {rate}{ratio}"
+
+
+def _peak_bytes(memory) -> int:
+    """Device memory of one call by XLA's own account: operands, results and temporaries."""
+    used = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return used - memory.alias_size_in_bytes

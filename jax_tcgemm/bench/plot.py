@@ -9,7 +9,7 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from jax_tcgemm.bench.records import contender_name, contenders, grouped, record_tflops
+from jax_tcgemm.bench.records import contender_name, contenders, grouped, record_tflops, shape
 
 # Okabe and Ito's palette, told apart by readers of every colour vision; markers differ as well.
 # One implementation looks the same in every chart.
@@ -75,7 +75,9 @@ def plot(records: Sequence[dict], path: pathlib.Path, digest: str = "") -> None:
 
 
 def _is_squares(group: Sequence[dict]) -> bool:
-    square = all(r["batch"] == 1 and r["m"] == r["n"] == r["k"] for r in group)
+    square = all(
+        r["kind"] == "product" and r["batch"] == 1 and r["m"] == r["n"] == r["k"] for r in group
+    )
     return square and len({r["m"] for r in group}) > 2
 
 
@@ -122,9 +124,7 @@ def _draw_sizes(axis, group: Sequence[dict]) -> None:
 
 
 def _case_label(record: dict) -> str:
-    batch = f"{record['batch']}×" if record["batch"] > 1 else ""
-    shape = f"{batch}{record['m']}×{record['n']}×{record['k']} {record['layout']}"
-    return f"{record['label']}  {shape}".strip()
+    return f"{record['label']}  {shape(record)}".strip()
 
 
 def _case_labels(group: Sequence[dict]) -> list[str]:

@@ -3,16 +3,18 @@
 A file of records is JSON lines. One record is one implementation on one case, with the peers
 that were interleaved with it::
 
-    schema, kind     the version of this list; "product"
+    schema, kind     the version of this list; "product" or "workload"
     time, revision   when, and of what source
     suite, label, batch, m, n, k, dtype, out, layout, epilogue
     implementation   what was asked for: a name, or "auto" for the library's own choice
+    suite, label, dtype, shape, sizes, implementation   of a workload, instead of these two lines
     forced_config    the config that was asked for, or null
     ran, config, why what ran and why it was chosen
     us               {"p10", "p50", "p90"} of the calls
     tflops, gbps     at the median; bytes count A, B and D once each
     error            max |D - reference| / max |reference|
-    peers            {name: {"us": {...}, "error": ...}}
+    peak_bytes       device memory of the call as XLA accounts for it, operands and results included
+    peers            {name: {"us": {...}, "error": ..., "peak_bytes": ...}}
     ratio            the best peer's median / ours: above 1, ours is faster
     timer, samples, kernels
     machine          GPU, driver, CUDA, JAX, Python, clocks and power around the measurement
@@ -133,6 +135,14 @@ def contender_name(record: dict) -> str:
     return f"{record['implementation']}/{forced}" if forced else record["implementation"]
 
 
+def shape(record: dict) -> str:
+    """The shape of a record's case for people, with its layout where it is a product."""
+    if record["kind"] != "product":
+        return record["shape"]
+    batch = f"{record['batch']}×" if record["batch"] > 1 else ""
+    return f"{batch}{record['m']}×{record['n']}×{record['k']} {record['layout']}"
+
+
 def record_tflops(record: dict, peer: str) -> float:
     """TFLOP/s of a peer at its median, from the flops that the record's own numbers imply."""
     return record["tflops"] * record["us"]["p50"] / record["peers"][peer]["us"]["p50"]
@@ -140,10 +150,18 @@ def record_tflops(record: dict, peer: str) -> float:
 
 def products(records: Iterable[dict]) -> list[dict]:
     """The records of products; of several with the same case and contender, the newest."""
-    keys = ("suite", "batch", "m", "n", "k", "dtype", "layout")
+    return _newest(records, "product", ("suite", "batch", "m", "n", "k", "dtype", "layout"))
+
+
+def workloads(records: Iterable[dict]) -> list[dict]:
+    """The records of workloads; of several with the same workload and contender, the newest."""
+    return _newest(records, "workload", ("suite", "label", "shape", "dtype"))
+
+
+def _newest(records, kind, keys) -> list[dict]:
     newest: dict[tuple, dict] = {}
     for record in sorted(records, key=lambda r: r["time"]):
-        if record["kind"] == "product":
+        if record["kind"] == kind:
             key = (*(record[k] for k in keys), record["machine"]["device"], contender_name(record))
             newest.pop(key, None)
             newest[key] = record

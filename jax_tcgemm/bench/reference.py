@@ -1,4 +1,4 @@
-"""Inputs of a case, and the check of every result before it is timed."""
+"""Inputs of a case or workload, and the check of every result before it is timed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.bench.suites import Case
+from jax_tcgemm.bench.workload import Workload
 
 # What the reference is computed in: products of 16-bit operands are exact in float32.
 _WIDE = {
@@ -24,45 +25,43 @@ _WIDE = {
 }
 
 
-def operand_shapes(case: Case) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """A and B as they lie in memory."""
-    return (
-        jax.ShapeDtypeStruct(case.a_shape, case.element_type),
-        jax.ShapeDtypeStruct(case.b_shape, case.element_type),
-    )
-
-
-def make_inputs(case: Case, num_sets: int) -> list[tuple[jax.Array, jax.Array]]:
+def make_inputs(case: Case | Workload, num_sets: int) -> list[tuple[jax.Array, ...]]:
     """Different random operands: standard normal, integers uniform over their whole range."""
     # This generator is one instruction, so it compiles fast for every new shape.
     key = jax.random.key(0, impl="rbg")
+    draw = getattr(case, "draw", None)
     sets = []
     for i in range(num_sets):
-        a_key, b_key = jax.random.split(jax.random.fold_in(key, i))
+        own_key = jax.random.fold_in(key, i)
+        if draw is not None:
+            sets.append(tuple(draw(own_key)))
+            continue
+        keys = jax.random.split(own_key, len(case.operands))
         sets.append(
-            (
-                _random(a_key, case.a_shape, case.element_type),
-                _random(b_key, case.b_shape, case.element_type),
-            )
+            tuple(random(k, x.shape, x.dtype) for k, x in zip(keys, case.operands, strict=True))
         )
     return jax.block_until_ready(sets)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _random(key, shape, element_type):
-    dtype = jnp.dtype(element_type)
+def random(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
+    """Standard normal numbers; integers uniform over their whole range."""
+    dtype = jnp.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.integer):
         bounds = jnp.iinfo(dtype)
         return jax.random.randint(key, shape, bounds.min, bounds.max + 1, jnp.int32).astype(dtype)
     return jax.random.normal(key, shape, dtype)
 
 
-def tolerance(case: Case) -> float:
+def tolerance(case: Case | Workload) -> float:
     """Largest accepted error, as :func:`errors` measures it.
 
-    One rounding of the result, one of TF32 operands, and accumulation that grows with sqrt(K).
-    It is wide enough for any order of summation and far too narrow for a wrong element.
+    A workload says its own. Of a product: one rounding of the result, one of TF32 operands, and
+    accumulation that grows with sqrt(K). It is wide enough for any order of summation and far too
+    narrow for a wrong element.
     """
+    if isinstance(case, Workload):
+        return case.tolerance
     out = jnp.dtype(case.out_type)
     if jnp.issubdtype(out, jnp.integer):
         return 0.0
@@ -72,27 +71,45 @@ def tolerance(case: Case) -> float:
     return rounding + operands + 8 * float(jnp.finfo(accumulator).eps) * math.sqrt(max(case.k, 1))
 
 
-def errors(case: Case, a: jax.Array, b: jax.Array, results: list[jax.Array]) -> list[float]:
-    """Max |result - reference| / max |reference| of each result; NaN where one is not finite."""
-    return [float(e) for e in checker(case, len(results))(a, b, results)]
+def errors(case: Case | Workload, operands: tuple, results: list) -> list[float]:
+    """Max |result - reference| / max |reference| of each result; NaN where one is not finite.
+
+    Of a result of several arrays, the largest such error of one of them.
+    """
+    return [float(e) for e in checker(case, jax.tree.map(_struct, results))(operands, results)]
+
+
+def _struct(x) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def checker(case: Case | Workload, results: list):
+    """The compiled comparison of results of such shapes with the reference."""
+    leaves, tree = jax.tree.flatten(results)
+    return _checker(case, tuple(leaves), tree)
 
 
 @functools.lru_cache(maxsize=64)
-def checker(case: Case, num_results: int):
-    """The compiled comparison of that many results with the reference."""
-    a, b = operand_shapes(case)
-    shape = (case.batch, case.m, case.n) if case.batch > 1 else (case.m, case.n)
-    results = [jax.ShapeDtypeStruct(shape, case.out_type)] * num_results
-    lowered = jax.jit(functools.partial(_errors, case)).lower(a, b, results)
+def _checker(case, leaves, tree):
+    lowered = jax.jit(functools.partial(_errors, case)).lower(
+        case.operands, jax.tree.unflatten(tree, leaves)
+    )
     # The reference is needed once: searching for its best algorithm would take longer than it.
     options = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
     return lowered.compile(compiler_options=options)
 
 
-def _errors(case: Case, a, b, results):
-    wide = _WIDE[case.element_type]
+def _errors(case, operands, results):
     # The barrier keeps XLA from turning the wide product back into a narrow one.
-    a, b = lax.optimization_barrier((a.astype(wide), b.astype(wide)))
-    reference = lax.dot_general(a, b, case.dimension_numbers, precision=lax.Precision.HIGHEST)
-    scale = jnp.maximum(jnp.max(jnp.abs(reference)), jnp.finfo(wide).tiny)
-    return [jnp.max(jnp.abs(result.astype(wide) - reference)) / scale for result in results]
+    wide = lax.optimization_barrier([x.astype(_WIDE.get(x.dtype.name, x.dtype)) for x in operands])
+    references = case.reference(*wide)
+
+    def error(result, reference):
+        dtype = jnp.promote_types(reference.dtype, jnp.float32)
+        scale = jnp.maximum(jnp.max(jnp.abs(reference)), jnp.finfo(dtype).tiny)
+        return jnp.max(jnp.abs(result.astype(dtype) - reference)) / scale
+
+    def largest(result):
+        return jnp.max(jnp.stack(jax.tree.leaves(jax.tree.map(error, result, references))))
+
+    return [largest(result) for result in results]

@@ -37,7 +37,7 @@ def render(root: pathlib.Path, check: bool = False) -> list[pathlib.Path]:
     everything = rec.read_records(paths)
     products = rec.products(everything)
     changed = []
-    for name, chart_records in charts(products).items():
+    for name, chart_records in charts([*products, *rec.workloads(everything)]).items():
         path = root / _CHARTS / f"{name}.png"
         digest = records_digest(chart_records)
         if path.exists() and digest.encode() in path.read_bytes():
@@ -60,10 +60,10 @@ def render(root: pathlib.Path, check: bool = False) -> list[pathlib.Path]:
     return [path.relative_to(root) for path in changed]
 
 
-def charts(products: Sequence[dict]) -> dict[str, list[dict]]:
+def charts(records: Sequence[dict]) -> dict[str, list[dict]]:
     """The records of each chart, by the chart's name: one chart a suite."""
     by_suite: dict[str, list[dict]] = {}
-    for record in products:
+    for record in records:
         by_suite.setdefault(record["suite"], []).append(record)
     return {suite: by_suite[suite] for suite in suite_names() if suite in by_suite}
 
@@ -85,11 +85,11 @@ def replace_section(text: str, section: str, name: str) -> str:
 
 def summary_section(records: Sequence[dict]) -> str:
     """The main README: the chart and table of squares, and one line for each suite."""
-    products = rec.products(records)
+    products, workloads = rec.products(records), rec.workloads(records)
     if not products:
         return _NO_RECORDS
-    parts = [_provenance(products)]
-    groups = rec.grouped(products)
+    parts = [_provenance([*products, *workloads])]
+    groups = rec.grouped([*products, *workloads])
     if ("squares", "bf16") in groups:
         parts += [
             "![TFLOP/s against size](benchmarks/charts/squares.png)",
@@ -106,15 +106,20 @@ def summary_section(records: Sequence[dict]) -> str:
 
 def full_section(records: Sequence[dict]) -> str:
     """benchmarks/README.md: every case of every suite."""
-    products = rec.products(records)
+    products, workloads = rec.products(records), rec.workloads(records)
     if not products:
         return _NO_RECORDS
-    parts = [_provenance(products)]
+    parts = [_provenance([*products, *workloads])]
     for suite in charts(products):
         parts.append(f"### {suite}\n\n![{suite}](charts/{suite}.png)")
         for (name, dtype), group in rec.grouped(products).items():
             if name == suite and len({_case_key(r) for r in group}) <= _MAX_ROWS:
                 parts += [f"{dtype}, TFLOP/s:", _rates_table(group)]
+    for suite in charts(workloads):
+        parts.append(f"### {suite}\n\n![{suite}](charts/{suite}.png)")
+        for (name, dtype), group in rec.grouped(workloads).items():
+            if name == suite:
+                parts += [f"{dtype}, µs, and the memory of the call in MB:", _times_table(group)]
     if overhead := _overhead_table(records):
         parts.append(overhead)
     return "\n\n".join(parts)
@@ -173,6 +178,36 @@ def _rates_table(group: Sequence[dict]) -> str:
             ratio = by_name[name]["ratio"] if name in by_name else None
             row.append("–" if ratio is None else f"{ratio:.3f}")
         rows.append(row)
+    return _table(head, rows)
+
+
+def _times_table(group: Sequence[dict]) -> str:
+    """Time and memory of every contender of workloads, a row for each."""
+    cases: dict[tuple, dict[str, dict]] = {}
+    for record in group:
+        cases.setdefault((record["label"], record["shape"]), {})[record["implementation"]] = record
+    ours = list(dict.fromkeys(record["implementation"] for record in group))
+    peers = list(dict.fromkeys(peer for record in group for peer in record["peers"]))
+
+    def cell(measured: dict | None) -> str:
+        if measured is None:
+            return "–"
+        peak = measured["peak_bytes"]
+        return f"{measured['us']['p50']:.4g}" + (f" ({peak / 1e6:.4g})" if peak else "")
+
+    rows = []
+    for (label, shape), by_name in cases.items():
+        of_peers = {name: p for r in by_name.values() for name, p in r["peers"].items()}
+        ratios = [by_name[name]["ratio"] if name in by_name else None for name in ours]
+        rows.append(
+            [
+                f"{label} {shape}".strip(),
+                *(cell(by_name.get(name)) for name in ours),
+                *(cell(of_peers.get(name)) for name in peers),
+                *("–" if ratio is None else f"{ratio:.3f}" for ratio in ratios),
+            ]
+        )
+    head = ["case", *ours, *(_PEERS.get(p, p) for p in peers), *(f"{o} : best peer" for o in ours)]
     return _table(head, rows)
 
 

@@ -11,16 +11,23 @@ A suite file holds::
 
 Each of m, n, k, batch and layout may be a list; a group is their Cartesian product. Shapes are
 always said as M, N, K: the product is (M, K) x (K, N) -> (M, N), whatever the layout in memory.
+A file with ``workload = "NAME"`` holds groups of another kind; see workload.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import tomllib
 from collections.abc import Iterable
 from importlib import resources
+
+import jax
+from jax import lax
+
+from jax_tcgemm.bench.workload import Workload
 
 # First letter: A is stored (M, K) for N and (K, M) for T; second: B is (K, N) for N, (N, K) for T.
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -64,6 +71,41 @@ class Case:
     k: int
     dtype: str
     layout: str
+
+    kind = "product"
+
+    @property
+    def title(self) -> str:
+        """What it is, on one line."""
+        return f"{self.suite} {self.dtype} {self.layout} {self.shape}"
+
+    @property
+    def fields(self) -> dict:
+        """What its records say of it."""
+        return {
+            "suite": self.suite,
+            "label": self.label,
+            "batch": self.batch,
+            "m": self.m,
+            "n": self.n,
+            "k": self.k,
+            "dtype": self.dtype,
+            "out": self.out_type,
+            "layout": self.layout,
+            "epilogue": "identity",
+        }
+
+    @property
+    def operands(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """A and B as they lie in memory."""
+        return (
+            jax.ShapeDtypeStruct(self.a_shape, self.element_type),
+            jax.ShapeDtypeStruct(self.b_shape, self.element_type),
+        )
+
+    def reference(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """The product in the dtype that A and B come in."""
+        return lax.dot_general(a, b, self.dimension_numbers, precision=lax.Precision.HIGHEST)
 
     @property
     def element_type(self) -> str:
@@ -138,7 +180,7 @@ class Suite:
 
     name: str
     description: str
-    cases: tuple[Case, ...]
+    cases: tuple[Case | Workload, ...]
 
 
 def suite_names() -> list[str]:
@@ -170,9 +212,12 @@ def load_suite(name: str, dtypes: Iterable[str] | None = None) -> Suite:
 
 def parse_suite(name: str, table: dict, dtypes: Iterable[str] | None = None) -> Suite:
     """Builds a suite from a parsed file; see the module's documentation for its keys."""
-    unknown = set(table) - {"description", "dtypes", "groups"}
+    unknown = set(table) - {"description", "dtypes", "groups", "workload"}
     if unknown:
         raise ValueError(f"bench: suite {name} has unknown keys {sorted(unknown)}")
+    expand = _expand
+    if "workload" in table:
+        expand = importlib.import_module(f"jax_tcgemm.bench.{table['workload']}").workloads
     cases = []
     for dtype in dtypes or table["dtypes"]:
         if dtype not in DTYPES:
@@ -180,7 +225,7 @@ def parse_suite(name: str, table: dict, dtypes: Iterable[str] | None = None) -> 
                 f"bench: dtype must be one of {', '.join(DTYPES)}, got dtype={dtype!r}"
             )
         for group in table["groups"]:
-            cases.extend(_expand(name, group, dtype))
+            cases.extend(expand(name, group, dtype))
     return Suite(name, table["description"], tuple(dict.fromkeys(cases)))
 
 

@@ -51,7 +51,7 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Runnable:
-    """A compiled function of (a, b), with the name its kernels carry in a trace."""
+    """A compiled function of a set of inputs, with the name its kernels carry in a trace."""
 
     name: str
     module: str
@@ -117,9 +117,9 @@ def _turns(contenders: Sequence[Runnable], repeats: Sequence[int]) -> Iterable[i
 def _measure_wall(contenders, sets, repeats) -> dict[str, Timing]:
     us: list[list[float]] = [[] for _ in contenders]
     for call, i in enumerate(_turns(contenders, repeats)):
-        a, b = sets[call % len(sets)]
+        operands = sets[call % len(sets)]
         start = time.perf_counter()
-        jax.block_until_ready(contenders[i].function(a, b))
+        jax.block_until_ready(contenders[i].function(*operands))
         us[i].append((time.perf_counter() - start) * 1e6)
     return {c.name: Timing(tuple(us[i]), "wall") for i, c in enumerate(contenders)}
 
@@ -128,10 +128,10 @@ def _measure_chained(contenders, sets, repeats) -> dict[str, Timing]:
     """Wall clock of one program that makes a call for each set, divided by their number."""
     chains = []
     for contender in contenders:
-        chain = jax.jit(lambda pairs, f=contender.function: [f(a, b) for a, b in pairs])
+        chain = jax.jit(lambda sets, f=contender.function: [f(*operands) for operands in sets])
         jax.block_until_ready(chain(list(sets)))
-        chains.append(Runnable(contender.name, "", lambda pairs, _, f=chain: f(pairs)))
-    whole = _measure_wall(chains, [(list(sets), None)], repeats)
+        chains.append(Runnable(contender.name, "", chain))
+    whole = _measure_wall(chains, [(list(sets),)], repeats)
     return {
         name: Timing(tuple(us / len(sets) for us in timing.us), "chained")
         for name, timing in whole.items()

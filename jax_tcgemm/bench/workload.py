@@ -1,0 +1,88 @@
+"""Workloads: any jitted function of ours beside its peers, on operands of any number and shape.
+
+A suite of plain products lists `suites.Case`s. Every other suite says ``workload = "NAME"`` in its
+TOML file, and the module ``jax_tcgemm.bench.NAME`` turns each of the file's groups into workloads::
+
+    def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]: ...
+
+`group` is a table of the file as it stands there, with keys of that module's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Workload:
+    """One computation, and the ways to do it that are compared.
+
+    Attributes:
+      suite: the suite it belongs to.
+      label: what it is, or whose shapes these are, for people; may be empty.
+      dtype: dtype name, as the suite's file has it.
+      shape: its sizes, for people; with `label` unique in its suite and dtype.
+      sizes: the same for programs, as the record has them.
+      operands: shapes and dtypes of the operands.
+      ours: functions of the operands, by name. Each gets a record, with the peers beside it.
+      peers: functions of the operands that compute the same, by name.
+      reference: a function of the operands, which come as float32 (16-bit ones) or float64 (wider
+        and narrower ones), the other dtypes as they are; returns what every contender must return,
+        an array or a tree of them.
+      tolerance: largest accepted max |result - reference| / max |reference| of any array.
+      flops: multiplications and additions, for TFLOP/s.
+      bytes: least memory traffic; None counts every operand and result once.
+      draw: a function of a key that makes the operands; None draws standard normal numbers, and
+        integers over their whole range.
+    """
+
+    suite: str
+    label: str
+    dtype: str
+    shape: str
+    sizes: Mapping[str, int]
+    operands: tuple[jax.ShapeDtypeStruct, ...]
+    ours: Mapping[str, Callable]
+    peers: Mapping[str, Callable]
+    reference: Callable
+    tolerance: float
+    flops: int
+    bytes: int | None = None
+    draw: Callable | None = None
+
+    kind = "workload"
+
+    def __post_init__(self):
+        if self.bytes is None:
+            results = jax.tree.leaves(jax.eval_shape(self.reference, *self.operands))
+            object.__setattr__(self, "bytes", self.input_bytes + sum(map(_nbytes, results)))
+
+    @property
+    def title(self) -> str:
+        """What it is, on one line."""
+        return " ".join(filter(None, (self.suite, self.dtype, self.label, self.shape)))
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the operands."""
+        return sum(map(_nbytes, self.operands))
+
+    @property
+    def fields(self) -> dict:
+        """What its records say of it."""
+        return {
+            "suite": self.suite,
+            "label": self.label,
+            "shape": self.shape,
+            "sizes": dict(self.sizes),
+            "dtype": self.dtype,
+        }
+
+
+def _nbytes(x) -> int:
+    return math.prod(x.shape) * jnp.dtype(x.dtype).itemsize
