@@ -50,7 +50,7 @@ function(add_cuda_library name)
     ${name} PROPERTIES CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${PROJECT_SOURCE_DIR}/cmake/check_ptxas.py")
 endfunction()
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu csrc/kernels/*/*.cc csrc/libraries/*/*.cu
+file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu csrc/kernels/*/*.cc csrc/tile/*.cc csrc/libraries/*/*.cu
      csrc/libraries/*/*.cc)
 set(wgmma_sources ${cuda_sources})
 list(FILTER wgmma_sources INCLUDE REGEX "/csrc/kernels/wgmma/")

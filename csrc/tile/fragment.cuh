@@ -11,6 +11,7 @@ namespace tcgemm {
 enum class FragmentOrder {
   kConsecutive,  // group j holds rows 8 j + i
   kPairs,        // of 16 rows, group j holds rows 2 i + j
+  kQuads,        // of 32 rows, group j holds rows 4 j + i and, for i >= 4, 16 + 4 j + (i - 4)
 };
 
 // Row of the warp's tile that group `group` holds at index `i` (0 <= i < 8).
@@ -19,6 +20,7 @@ __host__ __device__ constexpr int fragment_row(int group, int i) {
   switch (kOrder) {
     case FragmentOrder::kConsecutive: return group * 8 + i;
     case FragmentOrder::kPairs: return group / 2 * 16 + i * 2 + group % 2;
+    case FragmentOrder::kQuads: return group / 4 * 32 + i / 4 * 16 + group % 4 * 4 + i % 4;
   }
   return 0;
 }

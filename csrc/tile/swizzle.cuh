@@ -10,22 +10,30 @@ namespace tcgemm {
 enum class ReadPattern {
   kRows8,       // one chunk of 8 consecutive rows: ldmatrix
   kRowPairs4,   // one chunk of rows 0, 1, 4, 5, 8, 9, 12, 13 (or each + 2): ldmatrix of byte pairs
-  kRows4Twice,  // chunks 2 i and 2 i + 1 of 4 consecutive rows: 32- and 64-bit loads
+  kRows4Twice,  // chunks 2 i and 2 i + 1 of 4 consecutive rows: 64-bit loads
+  kRows4Apart,  // chunks i and i + 4 of 4 consecutive rows: 32-bit loads
 };
 
 template <ReadPattern kPattern, int kRowBytes>
 struct Swizzle {
   static_assert(kRowBytes == 64 || kRowBytes % 128 == 0, "rows of 64 bytes pair up in one line of 32 banks");
-  static_assert(kRowBytes >= 128 || kPattern != ReadPattern::kRows4Twice, "two rows of a line would share banks");
+  static_assert(kRowBytes >= 128 || kPattern == ReadPattern::kRows8 || kPattern == ReadPattern::kRowPairs4,
+                "two rows of a line would share banks");
 
   // The mask repeats after this many rows.
-  static constexpr int kPeriod = kPattern == ReadPattern::kRows8 ? 8 : kPattern == ReadPattern::kRowPairs4 ? 16 : 4;
+  static constexpr int kPeriod = kPattern == ReadPattern::kRowPairs4    ? 16
+                                 : kPattern == ReadPattern::kRows4Twice ? 4
+                                                                        : 8;
+
+  // Whether rows of 64 and 128 bytes lie as TMA writes them in its swizzle modes of those widths.
+  static constexpr bool kIsTensorSwizzle = kPattern == ReadPattern::kRows8 || kPattern == ReadPattern::kRows4Apart;
 
   __host__ __device__ static constexpr int mask(int row) {
     switch (kPattern) {
       case ReadPattern::kRows8: return kRowBytes == 64 ? row >> 1 & 3 : row & 7;
       case ReadPattern::kRowPairs4: return kRowBytes == 64 ? row >> 2 & 3 : (row & 1) | (row >> 2 & 3) << 1;
       case ReadPattern::kRows4Twice: return (row & 3) << 1;
+      case ReadPattern::kRows4Apart: return row & 7;
     }
     return 0;
   }
@@ -42,8 +50,8 @@ struct Swizzle {
       const int row = kPattern == ReadPattern::kRows8       ? i
                       : kPattern == ReadPattern::kRowPairs4 ? i / 2 * 4 + i % 2
                                                             : i % 4;
-      const int adjacent = kPattern == ReadPattern::kRows4Twice ? i / 4 : 0;
-      groups |= 1 << (offset(row, chunk + adjacent) / 16 % 8);
+      const int apart = kPattern == ReadPattern::kRows4Twice ? 1 : kPattern == ReadPattern::kRows4Apart ? 4 : 0;
+      groups |= 1 << (offset(row, chunk + i / 4 * apart) / 16 % 8);
     }
     return groups == 255;
   }
@@ -54,5 +62,6 @@ static_assert(Swizzle<ReadPattern::kRows8, 128>::is_conflict_free(5), "bank conf
 static_assert(Swizzle<ReadPattern::kRowPairs4, 64>::is_conflict_free(2), "bank conflict");
 static_assert(Swizzle<ReadPattern::kRowPairs4, 256>::is_conflict_free(9), "bank conflict");
 static_assert(Swizzle<ReadPattern::kRows4Twice, 256>::is_conflict_free(6), "bank conflict");
+static_assert(Swizzle<ReadPattern::kRows4Apart, 128>::is_conflict_free(3), "bank conflict");
 
 }  // namespace tcgemm

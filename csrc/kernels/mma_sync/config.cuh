@@ -20,7 +20,8 @@ struct Tile {
   static constexpr int kWarpsN = kTileN / kWarpN;
   static constexpr int kThreads = kWarpsM * kWarpsN * 32;
   static constexpr int kStageBytes = (kTileM + kTileN) * kTileKBytes;
-  static constexpr int kSharedBytes = kStages * kStageBytes;
+  static constexpr int kStagesBytes = kStages * kStageBytes;
+  static constexpr int kSharedBytes = kStagesBytes + kStages * 8;  // and a barrier for each stage
 
   static_assert(kTileM % kWarpM == 0 && kTileN % kWarpN == 0, "warps must cover the tile exactly");
   static_assert(kTileKBytes == 64 || kTileKBytes == 128, "K-major rows are swizzled in lines of 128 bytes");
@@ -29,7 +30,6 @@ struct Tile {
 
 // One block on an SM: the least traffic to shared memory and L2.
 using Tile256Stages3 = Tile<128, 256, 128, 64, 64, 3, 1>;
-using Tile256Stages4Deep = Tile<128, 256, 128, 64, 64, 4, 1>;
 using Tile256TallStages3 = Tile<256, 128, 128, 64, 64, 3, 1>;
 using Tile256Stages4 = Tile<128, 256, 64, 64, 64, 4, 1>;
 // Two blocks on an SM, each hiding the other's barriers and epilogue.

@@ -2,6 +2,6 @@
 
 namespace tcgemm::mma {
 
-template Status launch<Tile256Stages3, U8S32>(const Problem&, const Buffers&, int, cudaStream_t);
+template Status launch<Tile256Stages3, U8S32>(const Problem&, const Buffers&, const Device&, int, cudaStream_t);
 
 }  // namespace tcgemm::mma

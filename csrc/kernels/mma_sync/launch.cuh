@@ -8,6 +8,7 @@
 #include "core/cuda_status.h"
 #include "kernels/mma_sync/kernel.cuh"
 #include "kernels/mma_sync/launch.h"
+#include "tile/tensor_map.h"
 
 namespace tcgemm::mma {
 
@@ -36,8 +37,40 @@ inline BatchedMatrix<char> in_bytes(const Problem& problem, const Operand& opera
   return matrix;
 }
 
+// What TMA copies in boxes of `Tile`. Without elements there may be no address, and nothing is copied.
+template <typename Tile>
+Status encode_map(CUtensorMap* map, const BatchedMatrix<char>& matrix, int64_t contiguous, int64_t rows, int64_t batch,
+                  int element_bytes) {
+  if (contiguous == 0 || rows == 0) return Status::ok();
+  const CUtensorMapDataType type = element_bytes == 4   ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                   : element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                                                        : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  const TensorOperand operand{matrix.data,
+                              contiguous,
+                              rows,
+                              matrix.batch_inner,
+                              batch / matrix.batch_inner,
+                              matrix.ld,
+                              matrix.batch_inner_stride,
+                              matrix.batch_outer_stride};
+  return encode_operand_map(map, type, operand, {Tile::kBoxContiguous, Tile::kBoxRows}, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
 template <typename Config, typename Instruction, typename Epilogue>
-Status launch_kernel(const Params& params, const Epilogue& epilogue, int64_t num_blocks, cudaStream_t stream) {
+Status launch_kernel(const Problem& p, Params params, const Epilogue& epilogue, const Device& device,
+                     cudaStream_t stream) {
+  using Traits = KernelTraits<Config, Instruction>;
+  // The kernel decides likewise.
+  if (device.compute_capability >= 90 && Traits::kIsTensorLayout && params.a_granularity == kChunkBytes &&
+      params.b_granularity == kChunkBytes) {
+    const bool ta = Config::kATransposed, tb = Config::kBTransposed;
+    Status s = encode_map<typename Traits::A>(&params.a_map, params.a, ta ? p.m : p.k, ta ? p.k : p.m, p.batch,
+                                              Instruction::kElementBytes);
+    if (!s.is_ok()) return s;
+    s = encode_map<typename Traits::B>(&params.b_map, params.b, tb ? p.k : p.n, tb ? p.n : p.k, p.batch,
+                                       Instruction::kElementBytes);
+    if (!s.is_ok()) return s;
+  }
   const auto kernel = gemm_kernel<Config, Instruction, Epilogue>;
   if (Status status =
           cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes),
@@ -45,28 +78,28 @@ Status launch_kernel(const Params& params, const Epilogue& epilogue, int64_t num
       !status.is_ok()) {
     return status;
   }
-  kernel<<<static_cast<unsigned>(num_blocks), Config::kThreads, Config::kSharedBytes, stream>>>(params, epilogue);
+  kernel<<<params.num_works, Config::kThreads, Config::kSharedBytes, stream>>>(params, epilogue);
   return launch_status("mma_sync kernel");
 }
 
 template <typename Tile, typename Instruction, typename Epilogue>
-Status launch_layout(const Problem& problem, const Params& params, const Epilogue& epilogue, int64_t num_blocks,
+Status launch_layout(const Problem& problem, const Params& params, const Epilogue& epilogue, const Device& device,
                      cudaStream_t stream) {
   if (problem.a.transposed) {
     return problem.b.transposed
-               ? launch_kernel<Config<Tile, true, true>, Instruction>(params, epilogue, num_blocks, stream)
-               : launch_kernel<Config<Tile, true, false>, Instruction>(params, epilogue, num_blocks, stream);
+               ? launch_kernel<Config<Tile, true, true>, Instruction>(problem, params, epilogue, device, stream)
+               : launch_kernel<Config<Tile, true, false>, Instruction>(problem, params, epilogue, device, stream);
   }
   return problem.b.transposed
-             ? launch_kernel<Config<Tile, false, true>, Instruction>(params, epilogue, num_blocks, stream)
-             : launch_kernel<Config<Tile, false, false>, Instruction>(params, epilogue, num_blocks, stream);
+             ? launch_kernel<Config<Tile, false, true>, Instruction>(problem, params, epilogue, device, stream)
+             : launch_kernel<Config<Tile, false, false>, Instruction>(problem, params, epilogue, device, stream);
 }
 
 template <typename Tile, typename Instruction>
-Status launch(const Problem& p, const Buffers& buffers, int splits, cudaStream_t stream) {
+Status launch(const Problem& p, const Buffers& buffers, const Device& device, int splits, cudaStream_t stream) {
   using Partial = typename Instruction::Partial;
   constexpr int64_t kTileK = Tile::kTileKBytes / Instruction::kElementBytes;
-  Params params;
+  Params params{};
   params.a = in_bytes(p, p.a, buffers.a, p.a.transposed ? p.k : p.m, p.a.transposed ? p.m : p.k, &params.a_granularity);
   params.b = in_bytes(p, p.b, buffers.b, p.b.transposed ? p.n : p.k, p.b.transposed ? p.k : p.n, &params.b_granularity);
   params.batch = p.batch;
@@ -76,6 +109,7 @@ Status launch(const Problem& p, const Buffers& buffers, int splits, cudaStream_t
   const int64_t tiles_k = (p.k + kTileK - 1) / kTileK;
   params.k_per_split = std::max<int64_t>((tiles_k + splits - 1) / splits, 1) * kTileK;
   params.grid = TileGrid::make(p.batch, p.m, p.n, Tile::kTileM, Tile::kTileN);
+  params.num_works = static_cast<uint32_t>(params.grid.num_tiles() * splits);
 
   const bool is_split = splits > 1;
   params.d = is_split ? buffers.workspace : buffers.d;
@@ -83,18 +117,17 @@ Status launch(const Problem& p, const Buffers& buffers, int splits, cudaStream_t
   const int64_t out_bytes = is_split ? 4 : dtype_bytes(p.out);
   params.stores_vectors = (reinterpret_cast<uintptr_t>(params.d) | static_cast<uintptr_t>(p.n * out_bytes)) % 16 == 0;
 
-  const int64_t num_blocks = params.grid.num_tiles() * splits;
   const double alpha = is_split ? 1.0 : p.alpha;
   const double beta = is_split ? 0.0 : p.beta;
   Status status;
   // The plain product is worth its own kernels where it is most of all use.
   if (Instruction::kHasIdentityEpilogue && alpha == 1.0 && beta == 0.0) {
     if constexpr (Instruction::kHasIdentityEpilogue) {
-      status = launch_layout<Tile, Instruction>(p, params, Identity{}, num_blocks, stream);
+      status = launch_layout<Tile, Instruction>(p, params, Identity{}, device, stream);
     }
   } else {
     const AlphaBetaC epilogue{alpha, beta, buffers.c, p.m, p.n};
-    status = launch_layout<Tile, Instruction>(p, params, epilogue, num_blocks, stream);
+    status = launch_layout<Tile, Instruction>(p, params, epilogue, device, stream);
   }
   if (!status.is_ok() || !is_split) return status;
   return launch_reduction(p, buffers, splits, stream);

@@ -6,6 +6,9 @@
 #include "kernels/mma_sync/config.cuh"
 #include "kernels/mma_sync/instruction.cuh"
 #include "kernels/mma_sync/operand_tile.cuh"
+#include "kernels/mma_sync/params.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
 
 namespace tcgemm::mma {
 
@@ -23,19 +26,24 @@ struct KernelTraits {
   using Accumulators = typename Instruction::Accumulator[kMmasM][kMmasN];
 
   // Partial sums of 16 rows of a warp. The padding spreads rows over the banks: a fragment store
-  // covers 8 columns of 4 rows, or 16 columns of 2 rows.
-  static constexpr int kStagingPadding = B::kOrder == FragmentOrder::kConsecutive ? 8 : 16;
+  // covers 8 columns of 4 rows, 16 columns of 2 rows or twice 4 columns of 4 rows.
+  static constexpr int kStagingPadding = B::kOrder == FragmentOrder::kConsecutive ? 8
+                                         : B::kOrder == FragmentOrder::kPairs     ? 16
+                                                                                  : 4;
   static constexpr int kStagingPitch = Config::kWarpN + kStagingPadding;
   static constexpr int kStagingBytesPerWarp = 16 * kStagingPitch * 4;
 
   static_assert(A::kBytes + B::kBytes == Config::kStageBytes, "the stage holds both tiles");
-  static_assert(Config::kThreads / 32 * kStagingBytesPerWarp <= Config::kSharedBytes, "partial sums reuse the stages");
+  static_assert(Config::kThreads / 32 * kStagingBytesPerWarp <= Config::kStagesBytes, "partial sums reuse the stages");
   static_assert(kSteps % 2 == 0, "two fragment buffers alternate within a tile");
+
+  // TMA can write both tiles as the fragment loads want them, in boxes that are worth it (64-byte rows are not).
+  static constexpr bool kIsTensorLayout = A::kIsTensorLayout && B::kIsTensorLayout && Config::kTileKBytes == 128;
 };
 
 // All instructions of a k-step. After the first few, the fragments of the next step have arrived and
 // are prepared, a share before each instruction.
-template <typename Traits, typename Instruction>
+template <typename Traits, typename Instruction, bool kPrepares>
 __device__ __forceinline__ void multiply_step(typename Traits::Accumulators& accumulators,
                                               const typename Traits::A::Fragments& a,
                                               const typename Traits::B::Fragments& b,
@@ -53,7 +61,7 @@ __device__ __forceinline__ void multiply_step(typename Traits::Accumulators& acc
     for (int step = 0; step < Traits::kMmasN; ++step) {
       const int mmas_since_first = i * Traits::kMmasN + step + 1 - kFirst;
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
+      for (int pair = 0; kPrepares && pair < kPairs; ++pair) {
         if (pair < num_prepared || pair * (kMmas - kFirst) >= kPairs * mmas_since_first) continue;
         if (pair < kPairsA) {
           Traits::A::prepare(next_a, pair * 2);
@@ -69,10 +77,24 @@ __device__ __forceinline__ void multiply_step(typename Traits::Accumulators& acc
   }
 }
 
+// Copies by cp.async, one group a tile.
+template <typename Config>
+struct GroupedCopies {
+  static constexpr bool kRoundsToTF32 = false;
+
+  // After the last part of a tile.
+  __device__ __forceinline__ void close_tile() { ptx::cp_async_commit_group(); }
+
+  // Until this thread's copies of the tile at `read_offset`, the next one to be read, are there.
+  __device__ __forceinline__ void wait_tile(uint32_t) { ptx::cp_async_wait_group<Config::kStages - 2>(); }
+
+  __device__ __forceinline__ void wait_all() { ptx::cp_async_wait_group<0>(); }
+};
+
 // The copy pipeline where every chunk of both operands is 16 aligned bytes, inside or outside as a
 // whole. Nothing about edges is left to the loop but one bit for each chunk.
 template <typename Config, typename Instruction>
-struct AlignedCopies {
+struct AlignedCopies : GroupedCopies<Config> {
   using Traits = KernelTraits<Config, Instruction>;
   using A = typename Traits::A;
   using B = typename Traits::B;
@@ -110,7 +132,7 @@ struct AlignedCopies {
 
 // The same for all other operands.
 template <typename Config, typename Instruction>
-struct UnalignedCopies {
+struct UnalignedCopies : GroupedCopies<Config> {
   using Traits = KernelTraits<Config, Instruction>;
   using A = typename Traits::A;
   using B = typename Traits::B;
@@ -126,6 +148,84 @@ struct UnalignedCopies {
       A::copy_unaligned(a, write_offset, k_left, a_granularity);
       B::copy_unaligned(b, write_offset, k_left, b_granularity);
       k_left -= Traits::kTileK;
+    }
+  }
+};
+
+// The same as AlignedCopies by TMA, for sm_90 and later: one thread asks for the boxes of both tiles, a barrier for
+// each stage counts their bytes. Float32 is rounded to TF32 on the way.
+template <typename Config, typename Instruction>
+struct TensorCopies {
+  using Traits = KernelTraits<Config, Instruction>;
+  using A = typename Traits::A;
+  using B = typename Traits::B;
+  static constexpr bool kRoundsToTF32 = true;
+
+  const Params& params;
+  const Work& work;
+  uint8_t* stages;
+  int32_t k_idx;  // of the next tile to copy
+  int tiles_to_copy, tiles_to_wait;
+  uint32_t parity = 0;  // of the phase to wait for
+
+  // Every thread of the block makes one.
+  __device__ __forceinline__ TensorCopies(const Params& params, const Work& work, uint8_t* stages)
+      : params(params),
+        work(work),
+        stages(stages),
+        k_idx(static_cast<int32_t>(work.k_begin)),
+        tiles_to_copy(work.num_k_tiles(Traits::kTileK)),
+        tiles_to_wait(tiles_to_copy) {
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < Config::kStages; ++stage) ptx::mbarrier_init(barrier(stage), 1);
+      ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ uint64_t* barrier(int stage) const {
+    return reinterpret_cast<uint64_t*>(stages + Config::kStagesBytes) + stage;
+  }
+
+  template <int kPart, int kParts>
+  __device__ __forceinline__ void copy(uint32_t write_offset) {
+    if constexpr (kPart == 0) {
+      if (threadIdx.x == 0 && tiles_to_copy > 0) copy_tile(write_offset);
+      --tiles_to_copy;
+      k_idx += Traits::kTileK;
+    }
+  }
+
+  __device__ __forceinline__ void close_tile() {}
+
+  __device__ __forceinline__ void wait_tile(uint32_t read_offset) {
+    if (tiles_to_wait > 0) ptx::mbarrier_wait(barrier(read_offset / Config::kStageBytes), parity);
+    --tiles_to_wait;
+    parity ^= read_offset == (Config::kStages - 1) * Config::kStageBytes;
+  }
+
+  __device__ __forceinline__ void wait_all() {}
+
+ private:
+  __device__ __forceinline__ void copy_tile(uint32_t write_offset) const {
+    uint64_t* const full = barrier(write_offset / Config::kStageBytes);
+    ptx::mbarrier_arrive_expect_tx(full, Config::kStageBytes);
+    uint8_t* const a_tile = stages + write_offset;
+    copy_operand<A, !Config::kATransposed>(&params.a_map, params.a, a_tile, full, static_cast<int32_t>(work.m_idx));
+    copy_operand<B, Config::kBTransposed>(&params.b_map, params.b, a_tile + A::kBytes, full,
+                                          static_cast<int32_t>(work.n_idx));
+  }
+
+  template <typename Tile, bool kKMajor>
+  __device__ __forceinline__ void copy_operand(const CUtensorMap* map, const BatchedMatrix<char>& matrix, uint8_t* tile,
+                                               uint64_t* full, int32_t first) const {
+    const int32_t batch_inner = static_cast<int32_t>(matrix.batch_inner);
+    const int32_t outer = matrix.batch_outer_stride == 0 ? 0 : work.batch_idx / batch_inner;
+    const int32_t inner = matrix.batch_inner_stride == 0 ? 0 : work.batch_idx % batch_inner;
+#pragma unroll
+    for (int panel = 0; panel < Tile::kPanels; ++panel) {
+      ptx::tma_load_4d(tile + panel * Tile::kPanelBytes, map, full,
+                       (kKMajor ? k_idx : first) + panel * Tile::kBoxContiguous, kKMajor ? first : k_idx, inner, outer);
     }
   }
 };
@@ -147,8 +247,9 @@ struct Mainloop {
     return offset == kLast ? 0 : offset + Config::kStageBytes;
   }
 
-  __device__ __forceinline__ void finish_copy() {
-    ptx::cp_async_commit_group();
+  template <typename Copies>
+  __device__ __forceinline__ void finish_copy(Copies& copies) {
+    copies.close_tile();
     write_offset = next_stage(write_offset);
   }
 
@@ -158,36 +259,39 @@ struct Mainloop {
     constexpr int kNextStep = (kStep + 1) % Traits::kSteps;
     constexpr int kCopySteps = Traits::kSteps - 1;
     if constexpr (kNextStep == 0) {
-      ptx::cp_async_wait_group<Config::kStages - 2>();
-      __syncthreads();
       read_offset = next_stage(read_offset);
+      copies.wait_tile(read_offset);
+      __syncthreads();
     }
     A::template load<kNextStep>(a_fragments[kNextStep % 2], a_address + read_offset);
     B::template load<kNextStep>(b_fragments[kNextStep % 2], b_address + read_offset);
     if constexpr (kStep < kCopySteps) {
       copies.template copy<kStep, kCopySteps>(write_offset);
-      if constexpr (kStep == kCopySteps - 1) finish_copy();
+      if constexpr (kStep == kCopySteps - 1) finish_copy(copies);
     }
-    multiply_step<Traits, Instruction>(accumulators, a_fragments[kStep % 2], b_fragments[kStep % 2],
-                                       a_fragments[kNextStep % 2], b_fragments[kNextStep % 2]);
+    multiply_step<Traits, Instruction, !Copies::kRoundsToTF32>(accumulators, a_fragments[kStep % 2],
+                                                               b_fragments[kStep % 2], a_fragments[kNextStep % 2],
+                                                               b_fragments[kNextStep % 2]);
   }
 
-  // Copies beyond the last tile write zeros, which nothing multiplies.
+  // Copies beyond the last tile write zeros, or nothing, which nothing multiplies.
   template <typename Copies>
   __device__ __forceinline__ void run(Copies copies, int num_tiles) {
 #pragma unroll 1
     for (int stage = 0; stage < Config::kStages - 1; ++stage) {
       copies.template copy<0, 1>(write_offset);
-      finish_copy();
+      finish_copy(copies);
     }
-    ptx::cp_async_wait_group<Config::kStages - 2>();
+    copies.wait_tile(read_offset);
     __syncthreads();
     A::template load<0>(a_fragments[0], a_address);
     B::template load<0>(b_fragments[0], b_address);
+    if constexpr (!Copies::kRoundsToTF32) {
 #pragma unroll
-    for (int group = 0; group < A::kGroups; group += 2) A::prepare(a_fragments[0], group);
+      for (int group = 0; group < A::kGroups; group += 2) A::prepare(a_fragments[0], group);
 #pragma unroll
-    for (int group = 0; group < B::kGroups; group += 2) B::prepare(b_fragments[0], group);
+      for (int group = 0; group < B::kGroups; group += 2) B::prepare(b_fragments[0], group);
+    }
 #pragma unroll 1
     for (int tile = 0; tile < num_tiles; ++tile) {
       run_step<0>(copies);
@@ -197,7 +301,7 @@ struct Mainloop {
         run_step<3>(copies);
       }
     }
-    ptx::cp_async_wait_group<0>();
+    copies.wait_all();
     __syncthreads();
   }
 };

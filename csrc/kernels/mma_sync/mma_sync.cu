@@ -18,7 +18,7 @@ struct Kernel {
   DType in;
   Compute compute;
   int64_t tile_m, tile_n, shared_bytes;
-  Status (*launch)(const Problem&, const Buffers&, int splits, cudaStream_t);
+  Status (*launch)(const Problem&, const Buffers&, const Device&, int splits, cudaStream_t);
 };
 
 template <typename Tile, typename Instruction>
@@ -39,10 +39,10 @@ void add_kernels(std::vector<Kernel>& kernels, DType in, Compute compute) {
 const std::vector<Kernel>& kernels() {
   static const std::vector<Kernel> all = [] {
     std::vector<Kernel> list;
-    add_kernels<F16F32, Tile256Stages3, Tile256Stages4Deep, Tile256TallStages3, Tile256Stages4, Tile128Stages3,
-                Tile128Stages4, Tile64Stages4>(list, DType::kF16, Compute::kF32);
-    add_kernels<BF16F32, Tile256Stages3, Tile256Stages4Deep, Tile256TallStages3, Tile256Stages4, Tile128Stages3,
-                Tile128Stages4, Tile64Stages4>(list, DType::kBF16, Compute::kF32);
+    add_kernels<F16F32, Tile256Stages3, Tile256TallStages3, Tile256Stages4, Tile128Stages3, Tile128Stages4,
+                Tile64Stages4>(list, DType::kF16, Compute::kF32);
+    add_kernels<BF16F32, Tile256Stages3, Tile256TallStages3, Tile256Stages4, Tile128Stages3, Tile128Stages4,
+                Tile64Stages4>(list, DType::kBF16, Compute::kF32);
     add_kernels<F16F16, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kF16, Compute::kF16);
     add_kernels<TF32F32, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kF32, Compute::kTF32);
     add_kernels<S8S32, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kS8, Compute::kS32);
@@ -140,12 +140,12 @@ class MmaSync final : public Implementation {
     return splits > 1 ? splits * p.batch * p.m * p.n * 4 : 0;
   }
 
-  Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view config,
+  Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
                 void* stream) const override {
     const ParsedConfig parsed = parse_config(config);
     const Kernel* kernel = find_kernel(p, parsed.tile);
     if (kernel == nullptr) return Status::invalid("no kernel for config " + std::string(config));
-    return kernel->launch(p, buffers, parsed.splits, static_cast<cudaStream_t>(stream));
+    return kernel->launch(p, buffers, device, parsed.splits, static_cast<cudaStream_t>(stream));
   }
 };
 

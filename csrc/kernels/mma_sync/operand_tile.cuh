@@ -10,7 +10,7 @@
 //   otherwise  2 bytes  k                 ldmatrix.trans           consecutive rows
 //   otherwise  1 byte   k                 ldmatrix.trans of pairs  pairs, bytes sorted by prmt
 //   A          4 bytes  k                 64-bit loads             pairs
-//   B          4 bytes  k                 32-bit loads             consecutive rows
+//   B          4 bytes  k                 32-bit loads             quads
 //
 // Each load fills registers in the order mma.sync takes them, so that none has to be moved.
 #pragma once
@@ -33,18 +33,24 @@ enum class Role { kA, kB };
 
 template <Role kRole, int kElementBytes, int kExtent, int kWarpExtent, int kTileKBytes, bool kKMajor, int kThreads>
 struct OperandTile {
-  static constexpr FragmentOrder kOrder = !kKMajor && (kElementBytes == 1 || (kElementBytes == 4 && kRole == Role::kA))
-                                              ? FragmentOrder::kPairs
-                                              : FragmentOrder::kConsecutive;
-  static constexpr ReadPattern kPattern = kKMajor || kElementBytes == 2 ? ReadPattern::kRows8
-                                          : kElementBytes == 1          ? ReadPattern::kRowPairs4
-                                                                        : ReadPattern::kRows4Twice;
+  static constexpr FragmentOrder kOrder = kKMajor || kElementBytes == 2             ? FragmentOrder::kConsecutive
+                                          : kElementBytes == 4 && kRole == Role::kB ? FragmentOrder::kQuads
+                                                                                    : FragmentOrder::kPairs;
+  static constexpr ReadPattern kPattern = kOrder == FragmentOrder::kConsecutive ? ReadPattern::kRows8
+                                          : kOrder == FragmentOrder::kQuads     ? ReadPattern::kRows4Apart
+                                          : kElementBytes == 1                  ? ReadPattern::kRowPairs4
+                                                                                : ReadPattern::kRows4Twice;
   static constexpr int kTileK = kTileKBytes / kElementBytes;
   static constexpr int kRows = kKMajor ? kExtent : kTileK;
   static constexpr int kRowBytes = kKMajor ? kTileKBytes : kExtent * kElementBytes;
   static constexpr int kBytes = kRows * kRowBytes;
   static constexpr int kGroups = kWarpExtent / 8;
-  using Layout = Swizzle<kPattern, kRowBytes>;
+  // Rows of more than 128 bytes are cut into panels, one after another, where TMA is to write them.
+  static constexpr bool kIsTensorLayout = Swizzle<kPattern, 128>::kIsTensorSwizzle;
+  static constexpr int kPitch = kIsTensorLayout && kRowBytes > 128 ? 128 : kRowBytes;
+  static constexpr int kPanels = kRowBytes / kPitch;
+  static constexpr int kPanelBytes = kRows * kPitch;
+  using Layout = Swizzle<kPattern, kPitch>;
   using Fragments = uint32_t[kGroups][2];
 
   // Copy: each thread moves the chunks of one column, kRowsPerPass rows apart.
@@ -54,9 +60,22 @@ struct OperandTile {
   static constexpr int kPasses = kRows / kRowsPerPass;
   static_assert(kThreads % kChunksPerRow == 0, "a pass must copy whole rows");
   static_assert(kRows % kRowsPerPass == 0, "passes must end with the tile");
-  static_assert(kRowsPerPass % Layout::kPeriod == 0, "a thread's chunks must share one swizzle mask");
-  static_assert(kBytes % 128 == 0, "the next tile must start on a line of 32 banks");
+  static_assert(kRowsPerPass % Layout::kPeriod == 0 ||
+                    (kPattern == ReadPattern::kRows4Apart && Layout::kPeriod % kRowsPerPass == 0),
+                "swizzle masks of a thread's chunks must differ by constants");
+  static_assert(kPanelBytes % 1024 == 0, "TMA swizzles by address bits 7 to 9");
   static_assert(kWarpExtent % 16 == 0, "a load fills two groups");
+
+  // The box that TMA copies, with its swizzle of 128 bytes: a panel.
+  static constexpr int kBoxContiguous = kPitch / kElementBytes;
+  static constexpr int kBoxRows = kRows;
+  static_assert(kBoxRows <= 256, "an extent of a box");
+
+  // Byte offset in the tile of a 16-byte chunk.
+  static __device__ __forceinline__ uint32_t offset(int row, int chunk) {
+    constexpr int kChunksPerPanelRow = kPitch / kChunkBytes;
+    return chunk / kChunksPerPanelRow * kPanelBytes + Layout::offset(row, chunk % kChunksPerPanelRow);
+  }
 
   // What this thread copies. All counts are elements left, so that nothing overflows near the
   // largest K.
@@ -81,7 +100,7 @@ struct OperandTile {
     source.pointer = matrix + row_idx * ld + column_idx * kElementBytes;
     source.pass_bytes = kRowsPerPass * ld;
     source.tile_bytes = (kKMajor ? kTileKBytes : kTileK * ld) - (kPasses - 1) * source.pass_bytes;
-    source.destination = tile_address + Layout::offset(row, chunk);
+    source.destination = tile_address + offset(row, chunk);
     source.k_offset = kKMajor ? chunk * kChunkElements : row;
     const int left = static_cast<int>(extent < first + kExtent ? extent - first : kExtent);
     source.extent_left = left - (kKMajor ? row : chunk * kChunkElements);
@@ -104,6 +123,12 @@ struct OperandTile {
     return mask;
   }
 
+  // Where chunk `pass` goes. The mask of its row is that of the first one with some bits flipped.
+  static __device__ __forceinline__ uint32_t destination(const Source& source, uint32_t stage_offset, int pass) {
+    const int row = pass * kRowsPerPass;
+    return (source.destination ^ (Layout::mask(row) * kChunkBytes)) + stage_offset + row * kPitch;
+  }
+
   static __device__ __forceinline__ void advance(Source& source, int pass) {
     source.pointer += pass == kPasses - 1 ? source.tile_bytes : source.pass_bytes;
   }
@@ -114,8 +139,7 @@ struct OperandTile {
   static __device__ __forceinline__ void copy_aligned(Source& source, uint32_t stage_offset, uint32_t inside) {
 #pragma unroll
     for (int pass = kFirst; pass < kLast; ++pass) {
-      ptx::cp_async_16(source.destination + stage_offset + pass * kRowsPerPass * kRowBytes, source.pointer,
-                       inside & 1u << (kFirstBit + pass));
+      ptx::cp_async_16(destination(source, stage_offset, pass), source.pointer, inside & 1u << (kFirstBit + pass));
       advance(source, pass);
     }
   }
@@ -123,12 +147,11 @@ struct OperandTile {
   // The whole tile, in pieces of `granularity` bytes. Rolled, to stay small.
   static __device__ __forceinline__ void copy_unaligned(Source& source, uint32_t stage_offset, int k_left,
                                                         int granularity) {
-    uint32_t destination = source.destination + stage_offset;
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; ++pass) {
       const int left = kKMajor ? k_left - source.k_offset : source.extent_left;
-      copy_chunk(destination, source.pointer, is_inside(source, pass, k_left) ? left : 0, granularity);
-      destination += kRowsPerPass * kRowBytes;
+      copy_chunk(destination(source, stage_offset, pass), source.pointer, is_inside(source, pass, k_left) ? left : 0,
+                 granularity);
       advance(source, pass);
     }
   }
@@ -142,14 +165,14 @@ struct OperandTile {
     const int group = kRole == Role::kA ? matrix % 2 : matrix / 2;
     const int half = kRole == Role::kA ? matrix / 2 : matrix % 2;
     if constexpr (kKMajor) {
-      return Layout::offset(warp_first + group * 8 + row, half);
+      return offset(warp_first + group * 8 + row, half);
     } else if constexpr (kElementBytes == 2) {
-      return Layout::offset(half * 8 + row, warp_chunk + group);
+      return offset(half * 8 + row, warp_chunk + group);
     } else if constexpr (kElementBytes == 1) {
-      return Layout::offset(matrix / 2 * 16 + row / 2 * 4 + matrix % 2 * 2 + row % 2, warp_chunk);
+      return offset(matrix / 2 * 16 + row / 2 * 4 + matrix % 2 * 2 + row % 2, warp_chunk);
     } else {
-      const int byte = lane / 4 * (kRole == Role::kA ? 8 : 4);
-      return Layout::offset(lane % 4, warp_chunk + byte / kChunkBytes) + byte % kChunkBytes;
+      const int byte = fragment_row<kOrder>(0, lane / 4) * 4;
+      return offset(lane % 4, warp_chunk + byte / kChunkBytes) + byte % kChunkBytes;
     }
   }
 
@@ -162,19 +185,19 @@ struct OperandTile {
       const uint32_t step_address = address ^ (kStep * 2 * kChunkBytes);
 #pragma unroll
       for (int group = 0; group < kGroups; group += 2) {
-        ptx::ldmatrix_x4(r, step_address + group * 8 * kRowBytes);
+        ptx::ldmatrix_x4(r, step_address + group * 8 * kPitch);
         assign_matrices(fragments, group, r);
       }
     } else if constexpr (kElementBytes == 2) {
 #pragma unroll
       for (int group = 0; group < kGroups; group += 2) {
-        ptx::ldmatrix_x4_trans(r, (address ^ (group * kChunkBytes)) + kStep * 16 * kRowBytes);
+        ptx::ldmatrix_x4_trans(r, (address ^ (group * kChunkBytes)) + kStep * 16 * kPitch);
         assign_matrices(fragments, group, r);
       }
     } else if constexpr (kElementBytes == 1) {
 #pragma unroll
       for (int group = 0; group < kGroups; group += 2) {
-        ptx::ldmatrix_x4_trans(r, (address ^ (group / 2 * kChunkBytes)) + kStep * 32 * kRowBytes);
+        ptx::ldmatrix_x4_trans(r, (address ^ (group / 2 * kChunkBytes)) + kStep * 32 * kPitch);
         // Both groups mixed, one half in each pair of registers: prepare() sorts them.
         fragments[group][0] = r[0];
         fragments[group + 1][0] = r[1];
@@ -184,15 +207,20 @@ struct OperandTile {
     } else {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row_offset = (kStep * 8 + half * 4) * kRowBytes;
+        const int row_offset = (kStep * 8 + half * 4) * kPitch;
+        if constexpr (kOrder == FragmentOrder::kPairs) {
+          // A pair of groups is 64 bytes of a row, and the mask of a row below 128.
 #pragma unroll
-        for (int group = 0; group < kGroups; group += 2) {
-          const uint32_t group_address = group_of_4_bytes(address, group) + row_offset;
-          if constexpr (kRole == Role::kA) {
-            ptx::ld_shared_v2_u32(fragments[group][half], fragments[group + 1][half], group_address);
-          } else {
-            fragments[group][half] = ptx::ld_shared_u32(group_address);
-            fragments[group + 1][half] = ptx::ld_shared_u32(group_of_4_bytes(address, group + 1) + row_offset);
+          for (int group = 0; group < kGroups; group += 2) {
+            ptx::ld_shared_v2_u32(fragments[group][half], fragments[group + 1][half],
+                                  (address ^ (group % 4 * 32)) + group / 4 * 128 + row_offset);
+          }
+        } else {
+          // Four groups are the chunks of a panel; rows 4 to 7 differ from 0 to 3 by one bit of the mask.
+#pragma unroll
+          for (int group = 0; group < kGroups; ++group) {
+            fragments[group][half] = ptx::ld_shared_u32((address ^ (group % 4 + half * 4) * kChunkBytes) +
+                                                        group / 4 * kPanelBytes + row_offset);
           }
         }
       }
@@ -219,13 +247,7 @@ struct OperandTile {
   }
 
  private:
-  // A group is 32 bytes of a row, and the mask of a row below 128: only groups inside 128 bytes are
-  // permuted.
-  static __device__ __forceinline__ uint32_t group_of_4_bytes(uint32_t address, int group) {
-    static_assert(kElementBytes != 4 || kWarpExtent <= 32 || kWarpExtent % 64 == 0,
-                  "rows of a warp start on 256 bytes");
-    return (address ^ (group % 4 * 32)) + group / 4 * 128;
-  }
+  static_assert(kElementBytes != 4 || kWarpExtent <= 32 || kWarpExtent % 64 == 0, "rows of a warp start on 256 bytes");
 
   // To nearest; ties go to even where that is one instruction, else away from zero.
   static __device__ __forceinline__ uint32_t round_to_tf32(uint32_t x) {
