@@ -146,7 +146,7 @@ def _canonical_sharding(op: str, sharding):
             f"{op}: out_sharding must be a NamedSharding, a PartitionSpec or None, got "
             f"{type(sharding).__name__}; see jax.sharding"
         )
-    return sharding
+    return sharding and NamedSharding(sharding.mesh.abstract_mesh, sharding.spec)
 
 
 def _canonical_dimension_numbers(op: str, dimension_numbers, lhs, rhs):

@@ -10,6 +10,7 @@ from jax.extend import core
 
 from jax_tcgemm import local, local_ragged, selection
 from jax_tcgemm.primitives import dot_general as primitive
+from jax_tcgemm.primitives import partitioning
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.roofline import peaks, roofline_seconds
 
@@ -128,9 +129,11 @@ def explain(f, *args, platform: str | None = None, **kwargs) -> Explanation:
 
     Returns:
       An `Explanation`: a sequence with one `Call` for each call, in the order of the program and
-      looked for inside jit, scan, while, cond, remat, custom derivatives and shard_map (there with
-      the local shapes). It prints as a table. How XLA partitions a program over devices is not
-      known while tracing, and not part of it.
+      looked for inside jit, scan, while, cond, remat, custom derivatives and shard_map. It prints
+      as a table. Where explicit mesh axes or shard_map divide a product, the call is the one that
+      each device makes; how XLA will divide over automatic mesh axes is not known before it
+      compiles, so there it is the whole product (`TCGEMM_PRINT_CHOICE=1` prints what is chosen for
+      the parts).
 
     Raises:
       ValueError: for another platform, or when a call names an implementation or config that
@@ -193,13 +196,12 @@ def _explain_call(eqn, rules, planner, platform, device, times, path) -> Call:
     """`rules` is the primitive's module, `planner` the one that makes its plans."""
     avals = [v.aval for v in eqn.invars]
     out = eqn.outvars[0].aval
-    plan = planner.make_plan(
-        rules.OP,
-        rules.product_of(*avals, out, eqn.params),
-        platform,
-        device,
-        primitive.obstacle_of(platform, *avals, out),
-    )
+    obstacle = primitive.obstacle_of(platform, *avals, out)
+    one_device = [*avals, out]
+    if not obstacle and rules is primitive:
+        one_device = partitioning.shards(rules.division_of(*avals, eqn.params), avals, [out])
+    product = rules.product_of(*one_device, eqn.params)
+    plan = planner.make_plan(rules.OP, product, platform, device, obstacle)
     problem, choice = plan.problem, plan.choice
     can_run = {c.implementation for c in choice.candidates if not c.reason}
     rejected = {

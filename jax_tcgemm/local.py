@@ -97,6 +97,14 @@ def _bytes(shape, itemsize: int) -> str:
     return f"{math.prod(shape) * itemsize / 1e6:.3g} MB"
 
 
+def is_covered(product: Product, platform: str) -> bool:
+    """Whether something else than XLA's own dot covers the dtypes and precision of a product."""
+    numerics = resolve(
+        product.lhs_dtype, product.rhs_dtype, product.result_dtype, product.precision, platform
+    )
+    return not isinstance(numerics, str)
+
+
 def make_plan(
     op: str, product: Product, platform: str, device: selection.Device, obstacle: str = ""
 ) -> Plan:

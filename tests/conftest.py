@@ -20,6 +20,9 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve()
 # Several test processes may share one GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+# The CPU counts as eight devices, so that sharded programs can be tested anywhere.
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+
 # What is chosen must not depend on what was tuned on this machine.
 os.environ["TCGEMM_CACHE_DIR"] = "off"
 # What is printed wraps to the terminal, whose width must not decide what tests find in it.

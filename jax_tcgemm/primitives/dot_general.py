@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_tcgemm import local, selection
-from jax_tcgemm.routing import routing
+from jax_tcgemm.primitives import partitioning
 
 dot_general_p = core.Primitive("tcgemm_dot_general")
 
@@ -306,37 +306,44 @@ def obstacle_of(platform: str, *avals) -> str:
         return f"no implementation runs on {platform}"
     if not all(isinstance(extent, int) for aval in avals for extent in aval.shape):
         return "its shapes are symbolic"
-    if any(axis is not None for aval in avals for axis in aval.sharding.spec):
-        return "its operands are sharded, and XLA must partition the product"
-    return ""
+    return partitioning.obstacle_of(*avals)
 
 
-def partitioned(ctx) -> str:
-    """Why XLA would have to partition the call, which it cannot do to a custom call; or ""."""
-    axis_context = ctx.module_context.axis_context
-    mesh = getattr(axis_context, "mesh", None)
-    if mesh is not None:
-        automatic = set(mesh.axis_names) - set(axis_context.manual_axes)
-        if any(mesh.shape[axis] > 1 for axis in automatic):
-            return "it is inside a partly manual shard_map, and XLA must partition the product"
-        return ""
-    if (getattr(axis_context, "num_devices", None) or 1) > 1:
-        return "the program runs on several devices, and XLA must partition the product"
-    return ""
-
-
-def _lower(ctx, lhs, rhs, *, platform, out_sharding, **params):
-    out_aval = ctx.avals_out[0]
-    obstacle = obstacle_of(platform, *ctx.avals_in, out_aval) or partitioned(ctx)
-    product = product_of(*ctx.avals_in, out_aval, params)
-    plan = local.make_plan(OP, product, platform, selection.target_device(platform), obstacle)
-    local_dot_general = functools.partial(
-        local.dot_general,
-        plan=plan,
-        out_sharding=_natural_sharding(out_sharding, params["permutation"]),
+def division_of(lhs, rhs, params) -> partitioning.Division:
+    """How a call may be divided over devices: along every dimension."""
+    numbers = (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = params["dimension_numbers"]
+    lhs_names = {axis: f"m{axis}" for axis in range(lhs.ndim)}
+    rhs_names = {axis: f"n{axis}" for axis in range(rhs.ndim)}
+    for kind, lhs_axes, rhs_axes in (
+        ("k", lhs_contract, rhs_contract),
+        ("b", lhs_batch, rhs_batch),
+    ):
+        for i, (lhs_axis, rhs_axis) in enumerate(zip(lhs_axes, rhs_axes, strict=True)):
+            lhs_names[lhs_axis] = rhs_names[rhs_axis] = f"{kind}{i}"
+    lhs_axes, rhs_axes = _natural_axes(lhs.ndim, rhs.ndim, numbers)
+    natural = {position: lhs_names[axis] for axis, position in lhs_axes.items()}
+    natural |= {position: rhs_names[axis] for axis, position in rhs_axes.items()}
+    return partitioning.Division(
+        operands=(tuple(lhs_names.values()), tuple(rhs_names.values())),
+        results=(tuple(natural[axis] for axis in params["permutation"]),),
+        call=lambda lhs, rhs: (dot_general(lhs, rhs, **params | {"out_sharding": None}),),
     )
-    with routing(None):
-        return mlir.lower_fun(local_dot_general, multiple_results=False)(ctx, lhs, rhs)
+
+
+def _lower(ctx, lhs, rhs, *, platform, **params):
+    (out,) = ctx.avals_out
+    obstacle = obstacle_of(platform, *ctx.avals_in, out)
+    obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
+    product = product_of(*ctx.avals_in, out, params)
+    if not obstacle and partitioning.is_divided(ctx) and local.is_covered(product, platform):
+        return partitioning.lower(ctx, (lhs, rhs), division_of(*ctx.avals_in, params))
+    plan = local.make_plan(OP, product, platform, selection.target_device(platform), obstacle)
+    out_sharding = _natural_sharding(params["out_sharding"], params["permutation"])
+
+    def on_device(lhs, rhs):
+        return (local.dot_general(lhs, rhs, plan, out_sharding),)
+
+    return partitioning.lower_on_device(ctx, on_device, lhs, rhs)
 
 
 for _platform in ("cpu", "cuda"):

@@ -24,7 +24,8 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
 from jax_tcgemm import local_ragged, selection
-from jax_tcgemm.primitives.dot_general import obstacle_of, partitioned, same_varying
+from jax_tcgemm.primitives import partitioning
+from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
 
 ragged_dot_p = core.Primitive("tcgemm_ragged_dot")
 
@@ -189,7 +190,9 @@ def product_of(lhs, rhs, group_sizes, group_offset, out, params) -> local_ragged
 
 def _lower(ctx, *args, platform, **params):
     out_aval = ctx.avals_out[0]
-    obstacle = obstacle_of(platform, *ctx.avals_in, out_aval) or partitioned(ctx)
+    obstacle = obstacle_of(platform, *ctx.avals_in, out_aval)
+    if not obstacle and partitioning.is_divided(ctx):
+        obstacle = "the program runs on several devices, and XLA must partition the product"
     plan = local_ragged.make_plan(
         OP,
         product_of(*ctx.avals_in, out_aval, params),

@@ -1,0 +1,304 @@
+"""How a call divides over devices: from names of its dimensions to shards and sums of them.
+
+A primitive says once, in a `Division`, what each dimension of its operands and results is called.
+From that follows, for any mesh, which shards of the operands a device needs, what it computes with
+them and over which devices the products are summed. How that is written down depends on who knows
+the shardings:
+
+    automatic mesh axes   XLA, which decides them when it compiles    custom_partitioning
+    explicit mesh axes    the types of the operands                   shard_map
+    manual mesh axes      the caller, who divided everything          nothing to do here
+
+custom_partitioning can neither be exported nor has it the same key in JAX's persistent compilation
+cache in every process, so it is used only where nothing else can be: programs for one device, and
+those whose mesh axes are explicit or manual, have both.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.experimental.custom_partitioning import (
+    ArrayMapping,
+    SdyShardingRule,
+    custom_partitioning,
+)
+from jax.interpreters import mlir
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from jax_tcgemm.primitives.layout import Layout, Names, canonical_spec, lay_out
+from jax_tcgemm.routing import routing
+
+
+def _unchanged(sums, *_):
+    return sums
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """How a call may be divided over devices.
+
+    Dimensions of the same name have the same extent and are divided together. A name in operands
+    and in no result is contracted: the call is a sum over it. A result that lacks another name of
+    the operands is a sum over that one.
+
+    Attributes:
+      operands: for each operand, the names of its dimensions.
+      results: for each result, the names of its dimensions.
+      call: from operands, or from shards of them in which no contracted dimension is divided, to a
+        tuple of results.
+      product: where one is, from shards of the operands to a tuple of addends, which are summed
+        over devices; None where that is `call`.
+      addends: the names of the addends' dimensions; None where they are the results'.
+      finish: from the sums, and the operands that `epilogue` lists, to the results: what must not
+        happen before the sum.
+      epilogue: which operands, by position, `finish` gets; the others are those of `product`.
+      whole: names of dimensions that every device needs whole.
+    """
+
+    operands: tuple[Names, ...]
+    results: tuple[Names, ...]
+    call: Callable
+    product: Callable | None = None
+    addends: tuple[Names, ...] | None = None
+    finish: Callable = _unchanged
+    epilogue: tuple[int, ...] = ()
+    whole: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def contracted(self) -> tuple[str, ...]:
+        """The names that no result has, in order of appearance."""
+        kept = {name for names in self.results for name in names}
+        names = dict.fromkeys(name for names in self.operands for name in names)
+        return tuple(name for name in names if name not in kept)
+
+    def operand_specs(self, layout: Layout) -> tuple[PartitionSpec, ...]:
+        """How the layout divides each operand."""
+        return tuple(
+            layout.spec(names, summed=i in self.epilogue) for i, names in enumerate(self.operands)
+        )
+
+    def result_specs(self, layout: Layout) -> tuple[PartitionSpec, ...]:
+        """How the layout divides each result."""
+        return tuple(layout.spec(names, summed=True) for names in self.results)
+
+    def on_device(self, layout: Layout, *shards: jax.Array) -> tuple[jax.Array, ...]:
+        """What one device makes of its shards: computes, sums over devices, finishes."""
+        shards = [
+            layout.mask(x, names, self.contracted)
+            for x, names in zip(shards, self.operands, strict=True)
+        ]
+        if not layout.reduced:
+            results = self.call(*shards)
+        else:
+            factors = [x for i, x in enumerate(shards) if i not in self.epilogue]
+            addends = (self.product or self.call)(*factors)
+            sums = tuple(
+                layout.reduce(x, names)
+                for x, names in zip(addends, self.addends or self.results, strict=True)
+            )
+            results = self.finish(sums, *(shards[i] for i in self.epilogue))
+        return tuple(
+            layout.sum_over(x, set(layout.extents) - set(names) - set(self.contracted))
+            for x, names in zip(results, self.results, strict=True)
+        )
+
+
+# --- who knows the shardings --------------------------------------------------------------------
+
+
+def _mesh(avals) -> AbstractMesh | None:
+    """The mesh in the types of operands; None where none of them has one."""
+    return next((aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty), None)
+
+
+def _axes(mesh: AbstractMesh | None, axis_type: AxisType) -> tuple[str, ...]:
+    """The axes of this type with more than one device."""
+    if mesh is None:
+        return ()
+    return tuple(
+        name
+        for name, its_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if its_type == axis_type and mesh.shape[name] > 1
+    )
+
+
+def is_divided(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether the call that is being lowered is not yet what a single device does."""
+    axis_context = ctx.module_context.axis_context
+    if isinstance(axis_context, mlir.SPMDAxisContext):
+        axes = set(axis_context.mesh.axis_names) - axis_context.manual_axes
+        return any(axis_context.mesh.shape[axis] > 1 for axis in axes)
+    return getattr(axis_context, "num_devices", 1) > 1
+
+
+def obstacle_of(*avals) -> str:
+    """Why, by the types of operands and results, XLA must partition a call; "" if it need not."""
+    mesh = _mesh(avals)
+    if _axes(mesh, AxisType.Auto) and _axes(mesh, AxisType.Manual):
+        return "it is inside a partly manual shard_map, and XLA must partition the product"
+    if _axes(mesh, AxisType.Auto) and _axes(mesh, AxisType.Explicit):
+        return "its mesh has automatic and explicit axes, and XLA must partition the product"
+    if any(aval.sharding.spec.unreduced or aval.sharding.spec.reduced for aval in avals):
+        return "it is unreduced over a mesh axis"
+    return ""
+
+
+def obstacle_to_automatic(ctx: mlir.LoweringRuleContext) -> str:
+    """Why XLA cannot be told how to partition the call that is being lowered; "" if it can."""
+    if _axes(_mesh(ctx.avals_in), AxisType.Explicit) or not is_divided(ctx):
+        return ""
+    if ctx.module_context.lowering_parameters.for_export:
+        return "it is exported for several devices with automatic mesh axes"
+    if not jax.config.jax_use_shardy_partitioner:
+        return "the Shardy partitioner is off"
+    if any(0 in aval.shape for aval in ctx.avals_in):
+        return "it is empty"
+    num_devices = ctx.module_context.axis_context.num_devices
+    if _mesh(ctx.avals_in) is None and num_devices & (num_devices - 1):
+        return f"how its mesh arranges {num_devices} devices is not known"
+    return ""
+
+
+def explicit_layout(division: Division, operands: Sequence, results: Sequence) -> Layout | None:
+    """The layout by the types of operands and results; None without explicit mesh axes."""
+    mesh = _mesh(operands)
+    if not _axes(mesh, AxisType.Explicit):
+        return None
+    specs = [
+        [canonical_spec(aval.sharding.spec, aval.ndim) for aval in avals]
+        for avals in (operands, results)
+    ]
+    return lay_out(division, [x.shape for x in operands], *specs, dict(mesh.shape))
+
+
+def shards(division: Division, operands: Sequence, results: Sequence) -> list:
+    """Types of the operands and results of the call that one device makes, as far as known here.
+
+    Those are the shards where explicit mesh axes divide the call. Automatic axes say nothing before
+    XLA compiles, so that the whole arrays come back.
+    """
+    layout = explicit_layout(division, operands, results)
+    if layout is None:
+        return [*operands, *results]
+    return [
+        jax.ShapeDtypeStruct(layout.shard_shape(names, summed=False), aval.dtype)
+        for names, aval in zip(
+            division.operands + division.results, [*operands, *results], strict=True
+        )
+    ]
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+def lower_on_device(ctx: mlir.LoweringRuleContext, function: Callable, *operands):
+    """Lowers what one device does: a function of arrays to a tuple of arrays.
+
+    XLA, when it partitions a program, may ask for this in a thread of its own, where nothing is
+    left of what the caller has set. So nothing here depends on that: JAX's own products are not
+    ours (`patch`), and types are what they are (`jax.enable_x64`).
+    """
+    with routing(None), jax.enable_x64(True):
+        return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
+
+
+def lower(ctx: mlir.LoweringRuleContext, operands, division: Division):
+    """Lowers a call that `is_divided` and has no obstacle."""
+    layout = explicit_layout(division, ctx.avals_in, ctx.avals_out)
+    if layout is not None:
+        return _lower_explicit(ctx, operands, division, layout)
+    return _lower_automatic(ctx, operands, division)
+
+
+def _lower_explicit(ctx, operands, division, layout):
+    mesh = _mesh(ctx.avals_in)
+    explicit = {
+        name
+        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if axis_type == AxisType.Explicit
+    }
+    wanted = [aval.sharding for aval in ctx.avals_out]
+
+    def run(*operands):
+        in_specs, out_specs = division.operand_specs(layout), division.result_specs(layout)
+        on_devices = jax.shard_map(
+            functools.partial(division.on_device, layout),
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=explicit,
+            check_vma=False,
+        )
+        operands = map(_resharded, operands, (NamedSharding(mesh, spec) for spec in in_specs))
+        return tuple(map(_resharded, on_devices(*operands), wanted))
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def _resharded(x, sharding):
+    own = canonical_spec(jax.typeof(x).sharding.spec, x.ndim)
+    if own == canonical_spec(sharding.spec, x.ndim):
+        return x
+    return jax.sharding.reshard(x, sharding)
+
+
+def _lower_automatic(ctx, operands, division):
+    call = custom_partitioning(lambda *operands: division.call(*operands))
+    x64 = jax.config.jax_enable_x64
+
+    def partition(mesh, operands, results):
+        specs = [
+            [canonical_spec(x.sharding.spec, len(x.shape)) for x in arrays]
+            for arrays in (operands, results)
+        ]
+        layout = lay_out(division, [x.shape for x in operands], *specs, dict(mesh.shape))
+
+        def on_device(*shards):
+            # The thread may be XLA's own, or in a mesh that has nothing to do with this one.
+            with jax.enable_x64(x64), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+                return division.on_device(layout, *shards)
+
+        wanted = division.operand_specs(layout), division.result_specs(layout)
+        operand_shardings, result_shardings = (
+            tuple(NamedSharding(mesh, spec) for spec in specs) for specs in wanted
+        )
+        return mesh, on_device, result_shardings, operand_shardings
+
+    rule = SdyShardingRule(
+        tuple(ArrayMapping(*names) for names in division.operands),
+        tuple(ArrayMapping(*names) for names in division.results),
+        reduction_factors=division.contracted,
+        need_replication_factors=division.whole,
+    )
+    call.def_partition(partition, sharding_rule=rule)
+    # Devices are needed only to number them, so that any will do.
+    mesh = _fine_mesh(_mesh(ctx.avals_in), ctx.module_context.axis_context.num_devices)
+    devices = (jax.devices()[0],) * mesh.size
+    axis_context = mlir.ShardingContext(mesh.size, devices, mesh)
+    ctx = ctx.replace(module_context=ctx.module_context.replace(axis_context=axis_context))
+    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+
+
+def _fine_mesh(mesh: AbstractMesh | None, num_devices: int) -> AbstractMesh:
+    """The mesh with every axis cut into axes of prime size, so that parts of an axis have names.
+
+    XLA may divide a dimension over a part of an axis, for example one that is reshaped in two.
+    """
+    sizes = [num_devices] if mesh is None else mesh.axis_sizes
+    primes = [prime for size in sizes for prime in _prime_factors(size)]
+    return AbstractMesh(tuple(primes), tuple(f"axis{i}" for i in range(len(primes))))
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors = []
+    prime = 2
+    while number > 1:
+        if number % prime:
+            prime += 1
+        else:
+            factors.append(prime)
+            number //= prime
+    return factors
