@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 
 from jax_tcgemm import _build, _modules
+from jax_tcgemm.problem import Operand, Problem
 
 # Of the _cuda module, bottom to top of the ladder; needed where the module is missing.
 CUDA_IMPLEMENTATIONS = (
@@ -171,14 +172,10 @@ def _gpu_reason() -> str:
     return ""
 
 
-def _probe(operand: str, out: str, compute: str) -> dict:
+def _probe(dtype: str, out_dtype: str, compute: str) -> Problem:
     size = 256
-    matrix = {"dtype": operand, "transposed": False, "ld": size}
-    matrix |= {"outer_stride": 0, "inner_stride": 0}
-    problem = {"batch": 1, "batch_inner": 1, "m": size, "n": size, "k": size, "alpha": 1.0}
-    problem |= {"beta": 0.0, "out_dtype": out, "compute": compute}
-    problem |= {f"{side}_{key}": value for side in "ab" for key, value in matrix.items()}
-    return problem
+    matrix = Operand(dtype, transposed=False, ld=size, outer_stride=0, inner_stride=0)
+    return Problem(1, 1, size, size, size, matrix, matrix, out_dtype, compute)
 
 
 def _device_reason(name: str, config: str) -> str:
@@ -186,7 +183,7 @@ def _device_reason(name: str, config: str) -> str:
     device = _modules.cuda_device()
     reasons = []
     for probe in _PROBES:
-        reason = _modules.cuda.reject(name, config, _probe(*probe), device)
+        reason = _modules.cuda.reject(name, config, _probe(*probe).query(), device)
         if not reason:
             return ""
         reasons.append(reason)
