@@ -2,8 +2,12 @@
 
 import concurrent.futures
 
+import jax
 import numpy as np
 import pytest
+
+from jax_tcgemm import _modules
+from jax_tcgemm.problem import DTYPES
 
 from .gemm_call import LAYOUTS, Case, Types, implementations, make_inputs, mismatch, run_all, wide
 
@@ -39,6 +43,53 @@ def test_twenty_runs_from_four_threads_agree_bit_for_bit(config):
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(run, range(20)))) == 1
+
+
+@pytest.mark.parametrize("case", [Case("odd", 131, 77, 43), Case("aligned", 136, 80, 48)], ids=str)
+@pytest.mark.parametrize("config", [*RESIDUE_CONFIGS, "64x64x64_c1x1x1_pp_split3"])
+@pytest.mark.parametrize("types", ["bf16 bf16 f32", "f16 f32 f32", "f32 f32 tf32"])
+def test_no_byte_beside_a_buffer_is_touched(types, config, case):
+    """Canaries behind D stay; those behind A and B do not show in it."""
+    inputs = make_inputs(Types(*types.split()), "NT", case)
+    problem = inputs.problem
+    canaries = 4096
+    workspace = _modules.cuda.workspace_bytes(
+        "wgmma", config, problem.query(), _modules.cuda_device()
+    )
+    operands = [
+        np.concatenate([x, np.full(canaries, np.nan, x.dtype)]) for x in (inputs.a, inputs.b)
+    ]
+    rng = np.random.default_rng(case.m)
+    d = rng.integers(0, 100, inputs.expected.size + canaries).astype(DTYPES[problem.out_dtype])
+    attributes = problem.attributes() | {
+        "abi": _modules.cuda.abi_version,
+        "implementation": "wgmma",
+        "config": config,
+    }
+    results = [jax.ShapeDtypeStruct(d.shape, d.dtype), jax.ShapeDtypeStruct((workspace,), np.uint8)]
+    # The third operand is C, which is not read and lends D its memory.
+    run = jax.ffi.ffi_call(
+        "tcgemm_gemm", results[: 1 + (workspace > 0)], input_output_aliases={2: 0}
+    )
+    got = jax.device_get(jax.jit(lambda *x: run(*x, gemm=attributes))(*operands, d))[0]
+    result, behind = np.split(got, [inputs.expected.size])
+    np.testing.assert_array_equal(behind, d[-canaries:])
+    assert not mismatch(result.reshape(inputs.expected.shape), inputs)
+
+
+@pytest.mark.parametrize("config", RESIDUE_CONFIGS)
+def test_two_gpus_of_one_process_at_once(config):
+    if jax.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    inputs = [make_inputs(Types("bf16", "bf16", "f32"), "NN", Case("ragged", 515, 777, 264))]
+
+    def run(device):
+        with jax.default_device(device):
+            return run_all(inputs, implementation="wgmma", config=config)[0]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(run, jax.devices()[:2] * 10))
+    assert not any(mismatch(got, inputs[0]) for got in results)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
