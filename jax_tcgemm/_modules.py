@@ -137,3 +137,9 @@ def _open_library(name: str) -> str:
 def cublaslt_reason() -> str:
     """Opens cuBLASLt at the first call; why it cannot be used, or ""."""
     return _open_library("cublasLt")
+
+
+@functools.cache
+def cublas_reason() -> str:
+    """Opens cuBLAS at the first call; why it cannot be used, or ""."""
+    return _open_library("cublas")

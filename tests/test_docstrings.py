@@ -8,6 +8,9 @@ import pytest
 
 MODULES = (
     "autotune",
+    "blas.level1",
+    "blas.level2",
+    "blas.level3",
     "debug",
     "dot_general",
     "explain",

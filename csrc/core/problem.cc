@@ -1,8 +1,9 @@
 #include "core/problem.h"
 
 #include <array>
-#include <limits>
 #include <utility>
+
+#include "core/extent.h"
 
 namespace tcgemm {
 namespace {
@@ -51,14 +52,6 @@ bool parse(const Table& table, std::string_view name, Enum* out) {
 
 std::string must(const char* what, const char* rule, int64_t got) {
   return std::string(what) + " must " + rule + ", got " + std::to_string(got);
-}
-
-// x * y + z of non-negative numbers. The largest int64, which no buffer reaches, where the result
-// does not fit: a malformed call may hold any numbers.
-int64_t multiply_add(int64_t x, int64_t y, int64_t z) {
-  int64_t product, sum;
-  const bool fits = !__builtin_mul_overflow(x, y, &product) && !__builtin_add_overflow(product, z, &sum);
-  return fits ? sum : std::numeric_limits<int64_t>::max();
 }
 
 int64_t required_elements(const Problem& p, const Operand& x, int64_t rows, int64_t columns) {

@@ -1,11 +1,14 @@
 // _cpu: the host implementation. Built everywhere.
 #include <nanobind/nanobind.h>
 
+#include "cpu/blas/host_blas.h"
 #include "cpu/executor.h"
 #include "cpu/host_gemm.h"
 #include "cpu/host_ragged.h"
+#include "ffi/blas.h"
 #include "ffi/gemm.h"
 #include "ffi/ragged.h"
+#include "modules/blas_queries.h"
 #include "modules/queries.h"
 
 namespace nb = nanobind;
@@ -21,6 +24,11 @@ const Implementations& implementations() {
 
 const RaggedImplementations& ragged_implementations() {
   static const RaggedImplementations all{host_ragged()};
+  return all;
+}
+
+const blas::Implementations& blas_implementations() {
+  static const blas::Implementations all{host_blas()};
   return all;
 }
 
@@ -41,6 +49,12 @@ ffi::Error ragged(ffi::ThreadPool pool, RaggedAttributes attributes, ffi::Remain
   return run_ragged(ragged_implementations(), Device{}, &executor, attributes, operands, results);
 }
 
+ffi::Error blas_call(ffi::ThreadPool pool, BlasAttributes attributes, ffi::RemainingArgs operands,
+                     ffi::RemainingRets results) {
+  Executor executor = executor_on(pool);
+  return run_blas(blas_implementations(), Device{}, &executor, attributes, operands, results);
+}
+
 XLA_FFI_DEFINE_HANDLER(
     gemm_handler, gemm,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<GemmAttributes>("gemm").RemainingArgs().RemainingRets());
@@ -48,6 +62,10 @@ XLA_FFI_DEFINE_HANDLER(
 XLA_FFI_DEFINE_HANDLER(
     ragged_handler, ragged,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<RaggedAttributes>("ragged").RemainingArgs().RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER(
+    blas_handler, blas_call,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<BlasAttributes>("blas").RemainingArgs().RemainingRets());
 
 }  // namespace
 }  // namespace tcgemm
@@ -57,6 +75,7 @@ NB_MODULE(_cpu, module) {
     nb::dict targets;
     targets["tcgemm_gemm"] = nb::capsule(reinterpret_cast<void*>(tcgemm::gemm_handler));
     targets["tcgemm_ragged"] = nb::capsule(reinterpret_cast<void*>(tcgemm::ragged_handler));
+    targets["tcgemm_blas"] = nb::capsule(reinterpret_cast<void*>(tcgemm::blas_handler));
     return targets;
   });
   module.attr("abi_version") = tcgemm::kAbiVersion;
@@ -64,4 +83,6 @@ NB_MODULE(_cpu, module) {
   tcgemm::define_queries(module, tcgemm::implementations(), &tcgemm::problem_from);
   nb::module_ ragged = module.def_submodule("ragged", "The same queries for grouped products.");
   tcgemm::define_queries(ragged, tcgemm::ragged_implementations(), &tcgemm::ragged_problem_from);
+  nb::module_ blas = module.def_submodule("blas", "The same queries for BLAS calls.");
+  tcgemm::define_queries(blas, tcgemm::blas_implementations(), &tcgemm::blas_problem_from);
 }

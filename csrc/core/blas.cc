@@ -1,0 +1,235 @@
+#include "core/blas.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/extent.h"
+
+namespace tcgemm::blas {
+namespace {
+
+constexpr std::array<const char*, 13> kRoutines{"iamax", "iamin", "asum", "nrm2", "dot",  "scal", "axpy",
+                                                "swap",  "gemv",  "gbmv", "trsv", "trsm", "gemm"};
+constexpr std::array<const char*, 3> kOps{"N", "T", "C"};
+constexpr std::array<const char*, 4> kMaths{"default", "tf32", "pedantic", "no_reduced_precision"};
+
+template <typename Names, typename Enum>
+bool parse(const Names& names, std::string_view name, Enum* out) {
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (name == names[i]) {
+      *out = static_cast<Enum>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string must(const std::string& what, const std::string& rule, int64_t got) {
+  return what + " must " + rule + ", got " + std::to_string(got);
+}
+
+struct Shape {
+  int64_t rows, columns;  // a vector is a column
+};
+
+Shape shape_of_a(const Problem& p) {
+  switch (p.routine) {
+    case Routine::kGemv: return {p.m, p.n};
+    case Routine::kGbmv: return {p.m, p.kl + p.ku + 1};
+    case Routine::kTrsv: return {p.m, p.m};
+    case Routine::kTrsm: return {order_of_a(p), order_of_a(p)};
+    case Routine::kGemm: return p.op_a == Op::kN ? Shape{p.m, p.k} : Shape{p.k, p.m};
+    default: return {p.n, 1};
+  }
+}
+
+Shape shape_of_b(const Problem& p) {
+  switch (p.routine) {
+    case Routine::kGemv:
+    case Routine::kGbmv: return {p.op_a == Op::kN ? p.n : p.m, 1};
+    case Routine::kGemm: return p.op_b == Op::kN ? Shape{p.k, p.n} : Shape{p.n, p.k};
+    default: return {p.n, 1};
+  }
+}
+
+Shape shape_of_c(const Problem& p) {
+  switch (p.routine) {
+    case Routine::kGemv:
+    case Routine::kGbmv: return {p.op_a == Op::kN ? p.m : p.n, 1};
+    case Routine::kTrsv: return {p.m, 1};
+    case Routine::kTrsm:
+    case Routine::kGemm: return {p.m, p.n};
+    default: return {p.n, 1};
+  }
+}
+
+int64_t required(const Problem& p, const Layout& x, Shape shape) {
+  return multiply_add(p.batch - 1, x.batch_stride, multiply_add(shape.rows - 1, x.ld, shape.columns));
+}
+
+std::string check_layout(const char* name, const Layout& x, Shape shape) {
+  constexpr int64_t kMaxStride = (int64_t{1} << 31) - 1;
+  const int64_t least = std::max<int64_t>(1, shape.columns);
+  if (x.ld < least || x.ld > kMaxStride) {
+    return must(std::string(name) + "_ld", "be in [" + std::to_string(least) + ", 2147483647]", x.ld);
+  }
+  if (x.batch_stride < 0) return must(std::string(name) + "_stride", "not be negative", x.batch_stride);
+  return "";
+}
+
+Op transposed(Op op) { return op == Op::kN ? Op::kT : Op::kN; }
+
+// Entry after entry, without a gap, each of `rows` rows.
+bool is_stacked(const Layout& x, int64_t rows) { return x.batch_stride == rows * x.ld; }
+
+}  // namespace
+
+const char* routine_name(Routine routine) { return kRoutines[static_cast<size_t>(routine)]; }
+bool parse_routine(std::string_view name, Routine* out) { return parse(kRoutines, name, out); }
+bool parse_op(std::string_view name, Op* out) { return parse(kOps, name, out); }
+bool parse_math(std::string_view name, Math* out) { return parse(kMaths, name, out); }
+
+bool is_complex(DType dtype) { return dtype == DType::kC64 || dtype == DType::kC128; }
+
+DType real_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::kC64: return DType::kF32;
+    case DType::kC128: return DType::kF64;
+    default: return dtype;
+  }
+}
+
+DType scale_dtype(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 ? DType::kF32 : dtype; }
+
+bool has_a(Routine routine) { return routine != Routine::kScal && routine != Routine::kSwap; }
+
+bool has_b(Routine routine) {
+  return routine == Routine::kDot || routine == Routine::kGemv || routine == Routine::kGbmv ||
+         routine == Routine::kGemm;
+}
+
+bool has_result_like_c(Routine routine) { return routine >= Routine::kScal; }
+
+std::string check_problem(const Problem& p) {
+  switch (p.dtype) {
+    case DType::kF16:
+    case DType::kBF16:
+    case DType::kF32:
+    case DType::kF64:
+    case DType::kC64:
+    case DType::kC128: break;
+    default: return std::string("the dtype must be f16, bf16, f32, f64, c64 or c128, got ") + dtype_name(p.dtype);
+  }
+  constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 1;
+  for (const auto& [name, extent] :
+       {std::pair{"m", p.m}, {"n", p.n}, {"k", p.k}, {"batch", p.batch}, {"items", p.items}}) {
+    if (extent < 1 || extent > kMaxExtent) return must(name, "be in [1, 2147483647]", extent);
+  }
+  for (const auto& [name, extent] : {std::pair{"kl", p.kl}, {"ku", p.ku}}) {
+    if (extent < 0 || extent >= kMaxExtent / 2) return must(name, "be in [0, 1073741822]", extent);
+  }
+  const int64_t items = p.routine == Routine::kSwap ? 2 : p.routine == Routine::kGemm ? p.items : 1;
+  if (p.items != items) return must("items", "be " + std::to_string(items), p.items);
+  // In place over more than one entry, the entries must not overlap.
+  if (has_result_like_c(p.routine) && p.batch > 1 && p.c.batch_stride == 0) {
+    return must("c_stride", "not be 0 over a batch", 0);
+  }
+  if (p.routine == Routine::kGbmv && p.op_a == Op::kC && is_complex(p.dtype)) {
+    return "gbmv's op_a must be N or T; conjugate the vectors and use T";
+  }
+  const bool reads_c = has_result_like_c(p.routine) && p.routine != Routine::kGemv && p.routine != Routine::kGbmv &&
+                       p.routine != Routine::kGemm;
+  if (!p.has_c && (reads_c || (!p.scalar_args && p.beta != 0.0))) return "c must be given";
+  if (has_a(p.routine)) {
+    if (std::string error = check_layout("a", p.a, shape_of_a(p)); !error.empty()) return error;
+  }
+  if (has_b(p.routine) || p.routine == Routine::kSwap) {
+    if (std::string error = check_layout("b", p.b, shape_of_b(p)); !error.empty()) return error;
+  }
+  return has_result_like_c(p.routine) ? check_layout("c", p.c, shape_of_c(p)) : "";
+}
+
+int64_t required_elements_a(const Problem& p) { return required(p, p.a, shape_of_a(p)); }
+int64_t required_elements_b(const Problem& p) { return required(p, p.b, shape_of_b(p)); }
+int64_t required_elements_c(const Problem& p) { return required(p, p.c, shape_of_c(p)); }
+
+void fold_batch(Problem* problem, Buffers* buffers) {
+  Problem& p = *problem;
+  if (p.batch == 1 || p.items != 1) return;
+  const auto grow = [&p](int64_t Problem::* extent) {
+    if (multiply_add(p.*extent, p.batch, 0) >= int64_t{1} << 31) return;
+    p.*extent *= p.batch;
+    p.batch = 1;
+  };
+  const bool shares_a = p.a.batch_stride == 0 && !(p.op_a == Op::kC && is_complex(p.dtype));
+  switch (p.routine) {
+    case Routine::kScal:
+      if (is_stacked(p.c, p.n)) grow(&Problem::n);
+      return;
+    case Routine::kAxpy:
+      if (is_stacked(p.a, p.n) && is_stacked(p.c, p.n)) grow(&Problem::n);
+      return;
+    case Routine::kGemv:
+      // Y = X op(A)^T: the vectors are rows, and X is the first matrix.
+      if (!shares_a || p.b.ld != 1 || p.c.ld != 1 || p.b.batch_stride == 0) return;
+      if (p.op_a != Op::kN) std::swap(p.m, p.n);
+      p.k = p.n;
+      p.n = p.m;
+      p.m = p.batch;
+      p.batch = 1;
+      p.routine = Routine::kGemm;
+      p.op_b = transposed(p.op_a);
+      p.op_a = Op::kN;
+      p.b = {std::exchange(p.a, {p.b.batch_stride, 0}).ld, 0};
+      p.c = {p.c.batch_stride, 0};
+      std::swap(buffers->a, buffers->b);
+      return;
+    case Routine::kTrsv:
+      // X op(A)^T = B: the right-hand sides are rows.
+      if (!shares_a || p.c.ld != 1) return;
+      p.n = p.m;
+      p.m = p.batch;
+      p.batch = 1;
+      p.routine = Routine::kTrsm;
+      p.right = true;
+      p.op_a = transposed(p.op_a);
+      p.c = {p.c.batch_stride, 0};
+      return;
+    case Routine::kTrsm:
+      if (p.right && p.a.batch_stride == 0 && is_stacked(p.c, p.m)) grow(&Problem::m);
+      return;
+    case Routine::kGemm:
+      if (p.op_a == Op::kN && p.b.batch_stride == 0 && is_stacked(p.a, p.m) && is_stacked(p.c, p.m)) {
+        grow(&Problem::m);
+      }
+      return;
+    default: return;
+  }
+}
+
+std::string describe(const Problem& p) {
+  std::string text = std::string(routine_name(p.routine)) + " " + dtype_name(p.dtype) + " ";
+  text += kOps[static_cast<size_t>(p.op_a)];
+  text += kOps[static_cast<size_t>(p.op_b)];
+  if (p.routine == Routine::kTrsv || p.routine == Routine::kTrsm) {
+    text += p.right ? " right" : " left";
+    text += p.upper ? " upper" : " lower";
+    if (p.unit) text += " unit";
+  }
+  for (const auto& [name, value] : {std::pair{"batch", p.batch},
+                                    {"items", p.items},
+                                    {"m", p.m},
+                                    {"n", p.n},
+                                    {"k", p.k},
+                                    {"kl", p.kl},
+                                    {"ku", p.ku},
+                                    {"a_ld", p.a.ld},
+                                    {"b_ld", p.b.ld},
+                                    {"c_ld", p.c.ld}}) {
+    text += std::string(" ") + name + "=" + std::to_string(value);
+  }
+  return text;
+}
+
+}  // namespace tcgemm::blas

@@ -1,0 +1,156 @@
+"""What all functions check of their arguments, and how they bind the primitive."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm.dot_general import as_array
+from jax_tcgemm.primitives import blas as primitive
+from jax_tcgemm.primitives.blas import Call, Options, span
+
+_DTYPES = tuple(
+    np.dtype(t)
+    for t in (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64, jnp.complex64, jnp.complex128)
+)
+
+
+def check_options(op: str, implementation, options) -> None:
+    """Raises for an unknown implementation or options of another type."""
+    primitive.check_implementation(op, implementation)
+    if not isinstance(options, Options):
+        raise TypeError(
+            f"{op}: options must be a blas.Options, got options={options!r}; "
+            "see jax_tcgemm.blas.Options"
+        )
+
+
+def arrays(op: str, ranks: dict[str, int], **given) -> list:
+    """The arrays as JAX arrays of one dtype that BLAS has, of enough dimensions each.
+
+    Args:
+      op: the function.
+      ranks: for each name, the dimensions it has without batch.
+      **given: the arrays by name; None is passed through.
+    """
+    found = {name: x if x is None else as_array(op, name, x) for name, x in given.items()}
+    present = {name: x for name, x in found.items() if x is not None}
+    dtype = jnp.result_type(*present.values())
+    for name, x in present.items():
+        if x.ndim < ranks[name]:
+            raise ValueError(
+                f"{op}: {name} must have at least {ranks[name]} dimension"
+                f"{'s' if ranks[name] > 1 else ''}, got {name}.shape={x.shape}; reshape it"
+            )
+    if dtype not in _DTYPES:
+        names = ", ".join(present)
+        raise TypeError(
+            f"{op}: {names} must have one of the dtypes {', '.join(map(str, _DTYPES))}, got "
+            f"dtype={dtype}; convert with astype"
+        )
+    return [x if x is None else lax.convert_element_type(x, dtype) for x in found.values()]
+
+
+def increment(op: str, name: str, value) -> int:
+    """An increment: a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(
+            f"{op}: {name} must be a positive integer, got {name}={value!r}; "
+            "reverse a vector with x[..., ::-1]"
+        )
+    return int(value)
+
+
+def choice(op: str, name: str, value, allowed: tuple[str, ...]) -> str:
+    """One of a few strings."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(
+            f"{op}: {name} must be one of {', '.join(allowed)}, got {name}={value!r}; "
+            "see its documentation"
+        )
+    return value
+
+
+def check_span(op: str, name: str, x, n: int, step: int) -> None:
+    """Raises where a vector is too short for n elements `step` apart."""
+    if x.shape[-1] < span(n, step):
+        raise ValueError(
+            f"{op}: {name} must hold {n} elements {step} apart, {span(n, step)} in all, got "
+            f"{name}.shape={x.shape}; pass a longer one or a smaller increment"
+        )
+
+
+def vector_length(op: str, n, **vectors) -> int:
+    """How many elements the vectors, given as (array, increment) by name, have in common."""
+    if n is None:
+        lengths = {name: -(-x.shape[-1] // step) for name, (x, step) in vectors.items()}
+        if len(set(lengths.values())) > 1:
+            got = ", ".join(f"{length} of {name}" for name, length in lengths.items())
+            raise ValueError(
+                f"{op}: the vectors must have as many elements, got {got}; pass n= to say how many"
+            )
+        return next(iter(lengths.values()))
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+        raise ValueError(f"{op}: n must be an integer of at least 0, got n={n!r}; None takes all")
+    for name, (x, step) in vectors.items():
+        check_span(op, name, x, n, step)
+    return int(n)
+
+
+def scalars(op: str, dtype, **given) -> tuple[dict, tuple]:
+    """Scalars as a call's parameters, or as its operands where one of them is an array.
+
+    Args:
+      op: the function.
+      dtype: of the arrays they go with.
+      **given: alpha, and beta where there is one.
+
+    Returns:
+      Changes to a `Call`, and operands to append.
+    """
+    is_complex = np.dtype(dtype).kind == "c"
+    for name, value in given.items():
+        if np.ndim(value) or not (
+            isinstance(value, int | float | complex | np.number) or hasattr(value, "dtype")
+        ):
+            raise TypeError(
+                f"{op}: {name} must be a scalar, got {name}={value!r}; vmap over a vector of them"
+            )
+        if not is_complex and jnp.iscomplexobj(value):
+            raise TypeError(
+                f"{op}: {name} must be real for arrays of {dtype}, got {name}={value!r}; "
+                "convert the arrays"
+            )
+    if not any(isinstance(value, jax.Array) for value in given.values()):
+        return {
+            name: complex(value) if is_complex else float(value) for name, value in given.items()
+        }, ()
+    given = {"beta": 0.0} | given
+    scale = primitive.scale_dtype(dtype)
+    return {"scalar_args": True}, tuple(
+        jnp.asarray(given[name]).astype(scale) for name in ("alpha", "beta")
+    )
+
+
+def bind(call: Call, *operands):
+    """Binds the primitive on operands whose batch dimensions broadcast; a list of its results."""
+    batch_ranks = [x.ndim - rank for x, rank in zip(operands, call.operand_ranks, strict=True)]
+    most = max(batch_ranks)
+    operands = [
+        lax.expand_dims(x, range(most - own)) if own < most else x
+        for x, own in zip(operands, batch_ranks, strict=True)
+    ]
+    try:
+        np.broadcast_shapes(
+            *(
+                x.shape[: x.ndim - rank]
+                for x, rank in zip(operands, call.operand_ranks, strict=True)
+            )
+        )
+    except ValueError:
+        shapes = ", ".join(str(x.shape) for x in operands)
+        raise ValueError(
+            f"{call.op}: batch dimensions must broadcast, got arrays of shapes {shapes}; "
+            "sizes must be equal or 1"
+        ) from None
+    return primitive.bind(call, *operands)

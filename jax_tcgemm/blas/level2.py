@@ -1,0 +1,299 @@
+"""BLAS level 2: functions of a matrix and vectors.
+
+Every array may have batch dimensions in front, which broadcast. A vector's increment says that
+only every increment-th element takes part, beginning with the first; the others are passed on.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jax_tcgemm.blas.arguments import (
+    arrays,
+    bind,
+    check_options,
+    check_span,
+    choice,
+    scalars,
+)
+from jax_tcgemm.blas.arguments import (
+    increment as check_increment,
+)
+from jax_tcgemm.primitives.blas import DEFAULT_OPTIONS, Call, Options, xla
+
+OPS = ("N", "T", "C")
+
+
+def gemv(
+    a,
+    x,
+    y=None,
+    *,
+    alpha=1.0,
+    beta=1.0,
+    trans: str = "N",
+    increment_x: int = 1,
+    increment_y: int = 1,
+    implementation: str | None = None,
+    options: Options = DEFAULT_OPTIONS,
+) -> jax.Array:
+    """The product of a matrix and a vector.
+
+        out = alpha op(A) x + beta y
+
+    Args:
+      a: matrix (..., m, n), read in place whatever op is.
+      x: vector (..., n), or (..., m) where op transposes; longer with an increment.
+      y: vector (..., m), or (..., n) where op transposes; longer with an increment. None leaves the
+        term out. It is updated in place where it is donated.
+      alpha: a number, or a scalar array, which is then read on the device.
+      beta: likewise; y is not read where it is the number 0.
+      trans: "N": op(A) = A; "T": its transpose; "C": the conjugate of that.
+      increment_x: distance of x's elements.
+      increment_y: distance of y's elements; those between are passed on.
+      implementation: "cublas", "host" or "xla", which then runs the call or it fails; None selects.
+      options: `blas.Options`: how cuBLAS computes.
+
+    Returns:
+      The new y: of y's shape, or (..., m) without it; dtypes promote. Half types are summed in
+      float32 and rounded once.
+
+    Raises:
+      TypeError: for arrays, dtypes or scalars that do not go together.
+      ValueError: for shapes or increments that do not fit, or an implementation that cannot run
+        here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jax_tcgemm import blas
+      >>> a = jnp.array([[1.0, 3, 0, 0], [2, 1, 3, 0], [0, 2, 1, 3], [0, 0, 2, 1]])
+      >>> blas.gemv(a, jnp.arange(1.0, 5), jnp.arange(5.0, 9)).tolist()
+      [12.0, 19.0, 26.0, 18.0]
+    """
+    op = "gemv"
+    a, x, y = arrays(op, {"a": 2, "x": 1, "y": 1}, a=a, x=x, y=y)
+    shape = a.shape[-2:]
+    call = Call(op, "gemv", options=options, implementation=implementation)
+    return _product(call, shape, a, x, y, alpha, beta, trans, increment_x, increment_y)
+
+
+def _product(call, shape, a, x, y, alpha, beta, trans, increment_x, increment_y):
+    """Alpha op(A) x + beta y of a matrix of a shape."""
+    op = call.op
+    check_options(op, call.implementation, call.options)
+    choice(op, "trans", trans, OPS)
+    if trans == "C" and not jnp.iscomplexobj(a):
+        trans = "T"
+    increments = (
+        check_increment(op, "increment_x", increment_x),
+        check_increment(op, "increment_y", increment_y),
+    )
+    rows, columns = shape if trans == "N" else shape[::-1]
+    check_span(op, "x", x, columns, increments[0])
+    if y is not None:
+        check_span(op, "y", y, rows, increments[1])
+    elif increments[1] != 1:
+        raise ValueError(
+            f"{op}: increment_y must be 1 without y, got increment_y={increment_y}; pass y"
+        )
+    changes, operands = scalars(op, a.dtype, alpha=alpha, beta=beta if y is not None else 0.0)
+    call = call.replace(n=rows, op_a=trans, increments=increments, has_c=y is not None, **changes)
+    return bind(call, a, x, *(() if y is None else (y,)), *operands)[0]
+
+
+def gbmv(
+    a,
+    x,
+    y=None,
+    *,
+    kl: int,
+    ku: int,
+    columns: int | None = None,
+    alpha=1.0,
+    beta=1.0,
+    trans: str = "N",
+    increment_x: int = 1,
+    increment_y: int = 1,
+    implementation: str | None = None,
+    options: Options = DEFAULT_OPTIONS,
+) -> jax.Array:
+    """The product of a band matrix and a vector.
+
+        out = alpha op(A) x + beta y
+
+    A has kl diagonals below its main one and ku above it. It is stored by rows, as CBLAS stores it
+    for row-major arrays: a[..., i, kl + j - i] holds A[i, j], and what lies outside the matrix is
+    never used. `to_band` makes that of a full matrix.
+
+    Args:
+      a: the band (..., m, kl + ku + 1).
+      x: as of `gemv`.
+      y: as of `gemv`.
+      kl: diagonals below the main one.
+      ku: diagonals above it.
+      columns: n, the columns of A; None means as many as rows.
+      alpha: as of `gemv`.
+      beta: as of `gemv`.
+      trans: as of `gemv`.
+      increment_x: as of `gemv`.
+      increment_y: as of `gemv`.
+      implementation: as of `gemv`; cuBLAS has float32, float64 and their complex types.
+      options: as of `gemv`.
+
+    Returns:
+      As `gemv`.
+
+    Raises:
+      TypeError: for arrays, dtypes or scalars that do not go together.
+      ValueError: for a band whose width is not kl + ku + 1, other shapes or increments that do not
+        fit, or an implementation that cannot run here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jax_tcgemm import blas
+      >>> a = jnp.array([[1.0, 3, 0, 0], [2, 1, 3, 0], [0, 2, 1, 3], [0, 0, 2, 1]])
+      >>> blas.gbmv(blas.to_band(a, 1, 1), jnp.arange(1.0, 5), kl=1, ku=1).tolist()
+      [7.0, 13.0, 19.0, 10.0]
+    """
+    op = "gbmv"
+    a, x, y = arrays(op, {"a": 2, "x": 1, "y": 1}, a=a, x=x, y=y)
+    _check_band(op, kl=kl, ku=ku)
+    if a.shape[-1] != kl + ku + 1:
+        raise ValueError(
+            f"{op}: the last dimension of a must be kl + ku + 1 = {kl + ku + 1}, got a.shape="
+            f"{a.shape}; blas.to_band makes a band of a full matrix"
+        )
+    columns = a.shape[-2] if columns is None else columns
+    if isinstance(columns, bool) or not isinstance(columns, int) or columns < 0:
+        raise ValueError(
+            f"{op}: columns must be an integer of at least 0, got {columns=!r}; "
+            "None means as many as rows"
+        )
+    call = Call(
+        op,
+        "gbmv",
+        kl=kl,
+        ku=ku,
+        columns=columns,
+        options=options,
+        implementation=implementation,
+    )
+    given = (increment_x, increment_y)
+    shape = (a.shape[-2], columns)
+    if trans != "C" or not jnp.iscomplexobj(a):
+        return _product(call, shape, a, x, y, alpha, beta, trans, *given)
+    # No library conjugates a row-major band: A^H x is the conjugate of A^T conj(x).
+    conj = (x.conj(), None if y is None else y.conj(), jnp.conj(alpha), jnp.conj(beta))
+    return _product(call, shape, a, *conj, "T", *given).conj()
+
+
+def _check_band(op: str, **widths) -> None:
+    for name, width in widths.items():
+        if isinstance(width, bool) or not isinstance(width, int) or width < 0:
+            raise ValueError(
+                f"{op}: {name} must be an integer of at least 0, got {name}={width!r}; "
+                "it counts diagonals"
+            )
+
+
+def to_band(a, kl: int, ku: int) -> jax.Array:
+    """A full matrix (..., m, n) as the band (..., m, kl + ku + 1) that `gbmv` takes.
+
+    What lies outside the matrix is 0, and what lies outside the band is dropped.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jax_tcgemm import blas
+      >>> blas.to_band(jnp.arange(1.0, 10).reshape(3, 3), 1, 0).tolist()
+      [[0.0, 1.0], [4.0, 5.0], [8.0, 9.0]]
+    """
+    _check_band("to_band", kl=kl, ku=ku)
+    (a,) = arrays("to_band", {"a": 2}, a=a)
+    column, exists = xla.band_index(*a.shape[-2:], kl, ku)
+    rows = jnp.arange(a.shape[-2])[:, None]
+    return jnp.where(exists, a[..., rows, column], 0)
+
+
+def from_band(band, columns: int, kl: int, ku: int) -> jax.Array:
+    """The full matrix (..., m, columns) of a band (..., m, kl + ku + 1): the inverse of `to_band`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jax_tcgemm import blas
+      >>> blas.from_band(jnp.array([[0.0, 1], [4, 5]]), 2, 1, 0).tolist()
+      [[1.0, 0.0], [4.0, 5.0]]
+    """
+    _check_band("from_band", kl=kl, ku=ku)
+    (band,) = arrays("from_band", {"band": 2}, band=band)
+    column, exists = xla.band_index(band.shape[-2], columns, kl, ku)
+    rows = jnp.arange(band.shape[-2])[:, None]
+    full = jnp.zeros((*band.shape[:-1], columns), band.dtype)
+    return full.at[..., rows, column].add(jnp.where(exists, band, 0))
+
+
+def trsv(
+    a,
+    b,
+    *,
+    lower: bool = True,
+    trans: str = "N",
+    unit_diagonal: bool = False,
+    increment: int = 1,
+    implementation: str | None = None,
+    options: Options = DEFAULT_OPTIONS,
+) -> jax.Array:
+    """The solution x of a triangular system.
+
+        op(A) x = b
+
+    Args:
+      a: matrix (..., n, n), of which one triangle is read.
+      b: vector (..., n), longer with an increment; updated in place where it is donated.
+      lower: whether that is the lower triangle.
+      trans: "N": op(A) = A; "T": its transpose; "C": the conjugate of that.
+      unit_diagonal: whether the diagonal is taken to be ones, and not read.
+      increment: distance of b's elements; those between are passed on.
+      implementation: as of `gemv`; cuBLAS has float32, float64 and their complex types.
+      options: as of `gemv`.
+
+    Returns:
+      x, of b's shape; a zero on the diagonal gives infinities and NaNs.
+
+    Raises:
+      TypeError: for arrays or dtypes that BLAS does not have.
+      ValueError: for a matrix that is not square, other shapes or increments that do not fit, or an
+        implementation that cannot run here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jax_tcgemm import blas
+      >>> blas.trsv(jnp.array([[2.0, 0], [1, 4]]), jnp.array([2.0, 9])).tolist()
+      [1.0, 2.0]
+    """
+    op = "trsv"
+    check_options(op, implementation, options)
+    a, b = arrays(op, {"a": 2, "b": 1}, a=a, b=b)
+    check_triangle(op, a)
+    choice(op, "trans", trans, OPS)
+    increment = check_increment(op, "increment", increment)
+    check_span(op, "b", b, a.shape[-1], increment)
+    call = Call(
+        op,
+        "trsv",
+        n=a.shape[-1],
+        increments=(increment, 1),
+        op_a="T" if trans == "C" and not jnp.iscomplexobj(a) else trans,
+        upper=not lower,
+        unit=bool(unit_diagonal),
+        has_c=True,
+        options=options,
+        implementation=implementation,
+    )
+    return bind(call, a, b)[0]
+
+
+def check_triangle(op: str, a) -> None:
+    """Raises for a matrix that is not square."""
+    if a.shape[-1] != a.shape[-2]:
+        raise ValueError(
+            f"{op}: a must be square, got a.shape={a.shape}; only square triangles can be solved"
+        )

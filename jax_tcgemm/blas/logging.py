@@ -1,0 +1,24 @@
+"""cuBLAS's own log."""
+
+from jax_tcgemm import _modules
+
+
+def set_logging(path) -> None:
+    """Makes cuBLAS write a line for each of its calls, all of this process, to a file.
+
+    Args:
+      path: the file, or "stdout" or "stderr"; None turns logging off.
+
+    Raises:
+      RuntimeError: where cuBLAS cannot be loaded, with the reason, or does not take the path.
+
+    Example:
+      >>> from jax_tcgemm import blas
+      >>> blas.set_logging("cublas.log")  # doctest: +SKIP
+    """
+    if reason := _modules.cublas_reason():
+        raise RuntimeError(
+            f"set_logging: cuBLAS must be there to log, got path={path!r} and {reason}; "
+            "jax_tcgemm.info() says what is found"
+        )
+    _modules.cuda.set_cublas_logging("" if path is None else str(path))

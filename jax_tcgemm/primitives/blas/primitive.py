@@ -1,0 +1,86 @@
+"""The primitive `tcgemm_blas`: one BLAS call of any routine.
+
+Its only parameter is a `Call`. All operands carry the same number of batch dimensions in front of
+their own, each of extent 1 or the batch's, so that batching adds one and never moves an array.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.interpreters import batching, mlir, xla
+
+from jax_tcgemm.primitives import partitioning
+from jax_tcgemm.primitives.blas import local
+from jax_tcgemm.primitives.blas import xla as in_xla
+from jax_tcgemm.primitives.blas.call import Call
+from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
+
+blas_p = core.Primitive("tcgemm_blas")
+blas_p.multiple_results = True
+
+
+def bind(call: Call, *operands) -> list:
+    """Binds the primitive: the call's results, `items` of them."""
+    return blas_p.bind(*same_varying(*operands), call=call)
+
+
+# --- typing: as XLA's formulation of the call is typed ------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def _typed(call, mesh, *avals):
+    del mesh  # Tracing depends on it.
+    return jax.make_jaxpr(functools.partial(in_xla.run, call))(*avals).out_avals
+
+
+def _abstract_eval(*avals, call):
+    return [
+        aval.strip_weak_type() for aval in _typed(call, jax.sharding.get_abstract_mesh(), *avals)
+    ]
+
+
+blas_p.def_impl(functools.partial(xla.apply_primitive, blas_p))
+blas_p.def_abstract_eval(_abstract_eval)
+
+
+# --- batching -----------------------------------------------------------------------------------
+
+
+def _batch(args, dims, *, call):
+    """One more batch dimension in front, of extent 1 where an operand is not mapped."""
+    args = [
+        jnp.expand_dims(x, 0) if dim is None else jnp.moveaxis(x, dim, 0)
+        for x, dim in zip(args, dims, strict=True)
+    ]
+    return bind(call, *args), [0] * call.items
+
+
+batching.primitive_batchers[blas_p] = _batch
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+def _lower(ctx, *operands, platform, call):
+    obstacle = obstacle_of(platform, *ctx.avals_in)
+    if not obstacle and partitioning.is_divided(ctx):
+        obstacle = "the program runs on several devices, and XLA must partition the call"
+    plan = local.make_plan(call, ctx.avals_in, platform, obstacle)
+    run = functools.partial(local.run, call, plan=plan)
+    return partitioning.lower_on_device(ctx, run, *operands)
+
+
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(
+        blas_p, functools.partial(_lower, platform=_platform), platform=_platform
+    )
+
+
+def _lower_elsewhere(ctx, *operands, call):
+    platforms = ctx.platforms or ctx.module_context.platforms
+    return _lower(ctx, *operands, platform="/".join(platforms), call=call)
+
+
+mlir.register_lowering(blas_p, _lower_elsewhere)
