@@ -25,6 +25,7 @@ if importlib.util.find_spec("jax_tcgemm._build") is None:
 
 from jax_tcgemm import tuning
 from jax_tcgemm.autotune import autotune
+from jax_tcgemm.collective import all_gather_matmul, matmul_reduce_scatter
 from jax_tcgemm.debug import debug_switches
 from jax_tcgemm.dot_general import dot_general
 from jax_tcgemm.explain import explain
@@ -34,12 +35,14 @@ from jax_tcgemm.patch import patch
 from jax_tcgemm.ragged_dot import ragged_dot, ragged_dot_general
 
 __all__ = [
+    "all_gather_matmul",
     "autotune",
     "debug_switches",
     "dot_general",
     "explain",
     "info",
     "matmul",
+    "matmul_reduce_scatter",
     "patch",
     "ragged_dot",
     "ragged_dot_general",

@@ -62,10 +62,10 @@ def _result_ndim(lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> int:
     return lhs_ndim + rhs_ndim - 2 * len(contract) - len(batch)
 
 
-def same_varying(*operands):
-    """Inside shard_map, makes all operands vary over the union of their manual axes."""
+def same_varying(*operands, over=()):
+    """Inside shard_map, makes all operands vary over the union of their manual axes, and `over`."""
     varying = [jax.typeof(x).manual_axis_type.varying for x in operands]
-    union = frozenset().union(*varying)
+    union = frozenset(over).union(*varying)
     return [
         lax.pcast(x, tuple(union - own), to="varying") if union - own else x
         for x, own in zip(operands, varying, strict=True)
