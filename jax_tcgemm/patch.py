@@ -1,8 +1,9 @@
 """`patch`: products of code that takes no `dot_general` run as ours.
 
-`jnp.matmul`, `jnp.einsum`, `@` and their like all end in one place, the bind of `dot_general_p`,
-on whatever way and under whatever name a library reached them. That is what is replaced, for as
-long as any thread is inside `patch`; the replacement does nothing in a thread that is not.
+`jnp.matmul`, `jnp.einsum`, `@` and their like all end in one place, the bind of `dot_general_p`, on
+whatever way and under whatever name a library reached them; `lax.ragged_dot` in a second one. These
+are replaced, for as long as any thread is inside `patch`; the replacement does nothing in a thread
+that is not.
 """
 
 import contextlib
@@ -10,9 +11,11 @@ import functools
 import sys
 import threading
 
+from jax._src.lax.lax import ragged_dot_general_p  # Not public anywhere.
 from jax.extend.core.primitives import dot_general_p
 
 from jax_tcgemm.dot_general import dot_general
+from jax_tcgemm.ragged_dot import ragged_dot_general
 from jax_tcgemm.routing import Routing, routing
 from jax_tcgemm.selection import check_names
 
@@ -21,7 +24,16 @@ def _dot_general(routed: Routing, lhs, rhs, **params):
     return dot_general(lhs, rhs, **params, implementation=routed.implementation)
 
 
-_ROUTES = {dot_general_p: _dot_general}
+def _ragged_dot_general(routed: Routing, lhs, rhs, group_sizes, *, out_sharding=None, **params):
+    if out_sharding is not None:
+        raise ValueError(
+            "patch: lax.ragged_dot must be called without an out_sharding, got "
+            f"{out_sharding=}; call it inside jax.shard_map, or outside of patch"
+        )
+    return ragged_dot_general(lhs, rhs, group_sizes, **params, implementation=routed.implementation)
+
+
+_ROUTES = {dot_general_p: _dot_general, ragged_dot_general_p: _ragged_dot_general}
 
 _lock = threading.Lock()
 _num_inside = 0
@@ -33,8 +45,9 @@ def patch(*, implementation: str | None = None):
 
     Whatever is traced or called in the block, in this thread, gets `jax_tcgemm.dot_general` for
     `jnp.matmul`, `jnp.dot`, `jnp.einsum`, `jnp.tensordot`, `lax.dot_general` and `@`, under
-    whatever name, and so do the gradients of it. For libraries without a hook of their own, such
-    as Equinox and Haiku; where one can be passed a `dot_general`, that is the better way.
+    whatever name, and `jax_tcgemm.ragged_dot_general` for `lax.ragged_dot`; and so do the gradients
+    of it. For libraries without a hook of their own, such as Equinox and Haiku; where one can be
+    passed a `dot_general`, that is the better way.
 
     It also decorates a function, whose products are then ours wherever it is called or traced::
 
@@ -61,8 +74,9 @@ def patch(*, implementation: str | None = None):
 
     Raises:
       TypeError: for an implementation that is not a string.
-      ValueError: for an unknown implementation; and whatever `jax_tcgemm.dot_general` raises for a
-        product that it cannot take.
+      ValueError: for an unknown implementation; and, from a product in the block, what
+        `jax_tcgemm.dot_general` and `ragged_dot_general` raise for what they cannot take, or for an
+        `out_sharding` of `lax.ragged_dot`, which ours does not have.
 
     Numerics:
       Those of `jax_tcgemm.dot_general`, with the precision that the code asks for.

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import re
 import threading
 
 import jax
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax._src.lax.lax import ragged_dot_general_p
 from jax.experimental import pallas
 from jax.extend.core.primitives import dot_general_p
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jax_tcgemm
 from jax_tcgemm import measuring, selection
@@ -25,15 +28,22 @@ def normal(*shape, seed=0):
 def products(f, *args) -> tuple[int, int]:
     """How many products of a function are ours, and how many are JAX's."""
     text = str(jax.make_jaxpr(f)(*args))
-    return text.count("tcgemm_dot_general["), text.count(" dot_general[")
+    found = [
+        re.findall(rf" {ours}(?:dot_general|ragged_dot\w*)\[", text) for ours in ("tcgemm_", "")
+    ]
+    return len(found[0]), len(found[1])
 
 
 def assert_unpatched():
-    assert "bind" not in vars(dot_general_p)
+    for primitive in (dot_general_p, ragged_dot_general_p):
+        assert "bind" not in vars(primitive)
     assert products(jnp.matmul, jnp.ones((2, 2)), jnp.ones((2, 2))) == (0, 1)
 
 
 A, B, Q = normal(6, 5), normal(5, 7, seed=1), normal(2, 6, 4, 8, seed=2)
+SIZES = jnp.array([2, 4])
+
+CONTRACTED = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
 
 # Name: function, operands, the same in float64, products.
 ENTRIES = {
@@ -63,6 +73,18 @@ ENTRIES = {
         lambda a, b: lax.dot_general(a, b, (((0,), (1,)), ((), ()))),
         (A, A.T),
         lambda a, b: a.T @ b.T,
+        1,
+    ),
+    "lax.ragged_dot": (
+        lambda x, w: lax.ragged_dot(x, w, SIZES),
+        (Q[0, :, 0], Q[1, :2].mT),
+        lambda x, w: np.concatenate([x[:2] @ w[0], x[2:] @ w[1]]),
+        1,
+    ),
+    "lax.ragged_dot_general": (
+        lambda x, y: lax.ragged_dot_general(x, y, SIZES, CONTRACTED),
+        (A, A),
+        lambda x, y: np.stack([x[:2].T @ y[:2], x[2:].T @ y[2:]]),
         1,
     ),
 }
@@ -153,6 +175,7 @@ KEPT = {
     "custom_vjp": jax.grad(lambda x, w: jnp.sum(doubled(x, w))),
     "custom_jvp": jax.grad(lambda x, w: jnp.sum(halved(x, w))),
     "remat": jax.grad(jax.checkpoint(lambda x, w: jnp.sum(jnp.sin(x @ w)))),
+    "ragged_dot": jax.grad(lambda x, w: jnp.sum(lax.ragged_dot(x, jnp.stack([w, w]), SIZES))),
     "hessian": jax.jit(jax.hessian(lambda x, w: jnp.sum(jnp.sin(x @ w)))),
 }
 
@@ -300,6 +323,8 @@ def test_what_no_implementation_covers_runs_on_xla_and_is_reported():
     x = jnp.arange(12, dtype=jnp.int32).reshape(3, 4)
     with jax_tcgemm.patch():
         np.testing.assert_array_equal(jax.jit(jnp.matmul)(x, x.T), np.matmul(x, x.T))
+        ragged = jax.jit(lambda x, w: lax.ragged_dot(x, w, jnp.array([1, 2])))
+        np.testing.assert_array_equal(ragged(x, jnp.stack([x.T, x.T])), np.matmul(x, x.T))
         (call,) = jax_tcgemm.explain(jnp.matmul, x, x.T)
     assert call.implementation == "xla"
     assert "int32" in call.why
@@ -310,6 +335,10 @@ def test_what_cannot_be_taken_is_refused_by_name():
     column = jax.ShapeDtypeStruct((2**31, 1), jnp.bfloat16)
     with jax_tcgemm.patch(), pytest.raises(ValueError, match=r"at most 2\*\*31 - 1, got lhs"):
         jax.eval_shape(jnp.matmul, huge, column)
+    mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
+    ragged = functools.partial(lax.ragged_dot, out_sharding=NamedSharding(mesh, PartitionSpec()))
+    with jax_tcgemm.patch(), pytest.raises(ValueError, match="without an out_sharding"):
+        ragged(A, jnp.stack([B, B]), SIZES)
     x = jnp.ones((4, 4), jnp.int32)
     with (
         jax_tcgemm.patch(implementation="host"),

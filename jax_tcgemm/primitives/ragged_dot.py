@@ -200,8 +200,11 @@ def _lower(ctx, *args, platform, **params):
         selection.target_device(platform),
         obstacle,
     )
-    f = functools.partial(local_ragged.ragged_dot, plan=plan)
-    return mlir.lower_fun(f, multiple_results=False)(ctx, *args)
+
+    def on_device(*operands):
+        return (local_ragged.ragged_dot(*operands, plan),)
+
+    return partitioning.lower_on_device(ctx, on_device, *args)
 
 
 for _platform in ("cpu", "cuda"):
