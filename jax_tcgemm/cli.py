@@ -320,6 +320,61 @@ def overhead(
 
 
 @bench_app.command()
+def parallel(
+    devices: Annotated[str, typer.Option(help="Numbers of devices, comma-separated.")] = "2,4",
+    tokens: Annotated[int, typer.Option(min=1, help="Rows of the layer's input.")] = 8192,
+    model: Annotated[int, typer.Option(min=1, help="Its columns.")] = 8192,
+    hidden: Annotated[int, typer.Option(min=1, help="Columns of the hidden layer.")] = 28672,
+    dtype: Annotated[str, typer.Option(help="Dtype of all arrays.")] = "bfloat16",
+    chunks: Annotated[
+        str, typer.Option(help="Pieces in which shards are moved, comma-separated.")
+    ] = "1",
+    impl: Annotated[
+        str | None, typer.Option(help="Force one implementation; our choice by default.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps in flight in one sample.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each contender.")] = 10,
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="Append records to this JSON-lines file.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Source revision to record, where git cannot tell.")
+    ] = None,
+) -> None:
+    """Measure a tensor-parallel MLP, forward and backward, beside XLA's."""
+    from jax_tcgemm.bench import parallel as module
+    from jax_tcgemm.bench import records as rec
+
+    console = _console()
+    for count in map(int, devices.split(",")):
+        with _errors_as_text(), console.status(f"measuring on {count} devices"):
+            record = module.measure(
+                count,
+                tokens,
+                model,
+                hidden,
+                dtype=dtype,
+                chunks=tuple(map(int, chunks.split(","))),
+                implementation=impl,
+                steps=steps,
+                samples=samples,
+                revision=revision,
+            )
+        title = f"{count} devices, {tokens} tokens, {model} -> {hidden} -> {model}, {dtype}"
+        table = Table(
+            "", "ms a step", "TFLOP/s a device", "xla / it", "xla_overlap / it", title=title
+        )
+        ratios = module.ratios(record)
+        for name, entry in record["contenders"].items():
+            against = [f"{ratio:.3f}" for ratio in ratios.get(name, ())]
+            ms = f"{entry['us']['p50'] / 1e3:.3f}"
+            table.add_row(name, ms, str(entry["tflops"]), *against)
+        console.print(table)
+        if out is not None:
+            rec.append_records(out, [record])
+
+
+@bench_app.command()
 def render(
     root: Annotated[pathlib.Path, typer.Option(help="The checkout.")] = pathlib.Path(),
     check: Annotated[bool, typer.Option("--check", help="Only tell what is out of date.")] = False,

@@ -19,6 +19,7 @@ from jax_tcgemm.bench import (
     contenders,
     harness,
     overhead,
+    parallel,
     records,
     reference,
     render,
@@ -432,6 +433,20 @@ def test_overhead_measures_one_call_and_a_chain():
         assert record["overhead_us"] == pytest.approx(
             difference / record["calls_per_step"], abs=2e-3
         )
+
+
+def test_a_parallel_layer_is_measured_and_rendered():
+    record = parallel.measure(
+        2, 16, 8, 32, dtype="float32", chunks=(2,), implementation="host", steps=1, samples=2
+    )
+    assert record["contenders"]["xla"]["error"] == 0
+    assert 0 < record["contenders"]["collective/2"]["error"] < 1e-5
+    us = {name: entry["us"]["p50"] for name, entry in record["contenders"].items()}
+    ratio, overlap_ratio = parallel.ratios(record)["sharded"]
+    assert ratio == us["xla"] / us["sharded"]
+    assert overlap_ratio == us["xla_overlap"] / us["sharded"]
+    section = render.summary_section([*make_records(), record])
+    assert "| 2 | 16 tokens, 8 → 32 → 8, float32 | collective_scheduler_ce/2 |" in section
 
 
 def test_gpu_state_reads_what_nvidia_smi_prints():

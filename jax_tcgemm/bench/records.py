@@ -19,7 +19,8 @@ that were interleaved with it::
     timer, samples, kernels
     machine          GPU, driver, CUDA, JAX, Python, clocks and power around the measurement
 
-A record of kind "overhead" holds host microseconds a step of tiny products; see overhead.py.
+A record of kind "overhead" holds host microseconds a step of tiny products; see overhead.py. One
+of kind "parallel" holds a layer over several devices; see parallel.py.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import math
 import pathlib
 from collections.abc import Sequence
 
+from jax_tcgemm.bench import parallel
 from jax_tcgemm.bench import records as rec
 from jax_tcgemm.bench.suites import Case, suite_names
 
@@ -99,8 +100,7 @@ def summary_section(records: Sequence[dict]) -> str:
         "Every suite, with the ratio of the best peer's time to ours (above 1, ours is faster):",
         _ratios_table(groups),
     ]
-    if overhead := _overhead_table(records):
-        parts.append(overhead)
+    parts += filter(None, (_overhead_table(records), _parallel_table(records)))
     return "\n\n".join(parts)
 
 
@@ -120,8 +120,7 @@ def full_section(records: Sequence[dict]) -> str:
         for (name, dtype), group in rec.grouped(workloads).items():
             if name == suite:
                 parts += [f"{dtype}, µs, and the memory of the call in MB:", _times_table(group)]
-    if overhead := _overhead_table(records):
-        parts.append(overhead)
+    parts += filter(None, (_overhead_table(records), _parallel_table(records)))
     return "\n\n".join(parts)
 
 
@@ -252,3 +251,23 @@ def _overhead_table(records: Sequence[dict]) -> str:
     ]
     head = ["products a step", "jax_tcgemm, µs", "lax.dot_general, µs", "difference a call, µs"]
     return "Host time of a jitted step of tiny products:\n\n" + _table(head, rows)
+
+
+def _parallel_table(records: Sequence[dict]) -> str:
+    newest = {}
+    for record in sorted(records, key=lambda r: r["time"]):
+        if record["kind"] == "parallel":
+            sizes = tuple(record[key] for key in ("devices", "tokens", "model", "hidden", "dtype"))
+            newest[sizes] = record
+    if not newest:
+        return ""
+    rows = [
+        [str(devices), f"{tokens} tokens, {model} → {hidden} → {model}, {dtype}", *row]
+        for (devices, tokens, model, hidden, dtype), record in sorted(newest.items())
+        for row in parallel.rows(record)
+    ]
+    head = ["devices", "layer", *parallel.HEAD]
+    return (
+        "A tensor-parallel MLP, forward and backward, wall-clock time of a step (what each row is: "
+        "`jax_tcgemm/bench/parallel.py`):\n\n" + _table(head, rows, left=3)
+    )
