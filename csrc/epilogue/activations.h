@@ -5,18 +5,16 @@
 //   value(x)        f(x)
 //   gradient(x, g)  g * f'(x)
 //
-// Real is float or double. NaN goes in and comes out, and large finite arguments give the limit.
+// Real is float or, on the host, double. NaN goes in and comes out, and large finite arguments give the limit.
 // On the device, exponentials and reciprocals are the hardware's: the largest relative error of a
 // float32 value is about 2e-6 (1 + |x|), far below the rounding of a 16-bit result.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
-#if !defined(__CUDA_ARCH__)
-#include <cmath>
-#endif
-
 #if defined(__CUDACC__)
+#include "ptx/math.cuh"
 #define TCGEMM_HOST_DEVICE __host__ __device__ __forceinline__
 #else
 #define TCGEMM_HOST_DEVICE inline
@@ -44,38 +42,41 @@ enum class Activation : int32_t {
 
 namespace activation {
 
+template <typename Real>
+TCGEMM_HOST_DEVICE Real exponential(Real x) {
 #if defined(__CUDA_ARCH__)
-// 2^x and 1 / x: one instruction each, PTX ISA "ex2" and "rcp". Relative error 2^-22 and 2^-23.
-__device__ __forceinline__ float exponential(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
-  return y;
-}
-__device__ __forceinline__ float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float hyperbolic_tangent(float x) { return tanhf(x); }
-__device__ __forceinline__ float complementary_error(float x) { return erfcf(x); }
+  return ptx::ex2_approx_ftz_f32(x * 1.4426950408889634f);
 #else
-template <typename Real>
-Real exponential(Real x) {
   return std::exp(x);
-}
-template <typename Real>
-Real reciprocal(Real x) {
-  return Real(1) / x;
-}
-template <typename Real>
-Real hyperbolic_tangent(Real x) {
-  return std::tanh(x);
-}
-template <typename Real>
-Real complementary_error(Real x) {
-  return std::erfc(x);
-}
 #endif
+}
+
+template <typename Real>
+TCGEMM_HOST_DEVICE Real reciprocal(Real x) {
+#if defined(__CUDA_ARCH__)
+  return ptx::rcp_approx_ftz_f32(x);
+#else
+  return Real(1) / x;
+#endif
+}
+
+template <typename Real>
+TCGEMM_HOST_DEVICE Real hyperbolic_tangent(Real x) {
+#if defined(__CUDA_ARCH__)
+  return tanhf(x);
+#else
+  return std::tanh(x);
+#endif
+}
+
+template <typename Real>
+TCGEMM_HOST_DEVICE Real complementary_error(Real x) {
+#if defined(__CUDA_ARCH__)
+  return erfcf(x);
+#else
+  return std::erfc(x);
+#endif
+}
 
 template <typename Real>
 TCGEMM_HOST_DEVICE Real logistic(Real x) {

@@ -1,4 +1,4 @@
-// Plain accesses to global memory that must be one instruction. PTX 1.0.
+// Plain accesses to global memory that must be one instruction.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,15 @@ namespace tcgemm::ptx {
 __device__ __forceinline__ void st_global_v4_u32(void* address, const uint32_t (&r)[4]) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
+}
+
+__device__ __forceinline__ void st_global_v2_u32(void* address, const uint32_t (&r)[2]) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(r[0]), "r"(r[1]) : "memory");
+}
+
+// Asks for the line of an address to be brought to L2. PTX 2.0
+__device__ __forceinline__ void prefetch_global_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 }  // namespace tcgemm::ptx

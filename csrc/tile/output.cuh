@@ -6,10 +6,39 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
+#include "ptx/global_memory.cuh"
 #include "tile/numeric.cuh"
 
 namespace tcgemm {
+
+// Converts adjacent values and stores them in instructions of 16 bytes, or of all bytes they have;
+// `target` is aligned to that. In PTX, because the compiler splits stores of a packed array.
+template <typename Out, int kCount, typename Acc>
+__device__ __forceinline__ void store_vectors(const Acc (&values)[kCount], Out* target) {
+  constexpr int kBytes = kCount * sizeof(Out) < 16 ? kCount * sizeof(Out) : 16;
+  constexpr int kPerVector = kBytes / sizeof(Out);
+  static_assert(kCount % kPerVector == 0, "whole vectors");
+#pragma unroll
+  for (int i = 0; i < kCount; i += kPerVector) {
+    Out elements[kPerVector];
+#pragma unroll
+    for (int j = 0; j < kPerVector; ++j) elements[j] = convert<Out>(values[i + j]);
+    if constexpr (kBytes == 16) {
+      uint32_t words[4];
+      memcpy(words, elements, kBytes);
+      ptx::st_global_v4_u32(target + i, words);
+    } else if constexpr (kBytes == 8) {
+      uint32_t words[2];
+      memcpy(words, elements, kBytes);
+      ptx::st_global_v2_u32(target + i, words);
+    } else {
+      static_assert(kPerVector == 1, "vectors of 8 or 16 bytes");
+      target[i] = elements[0];
+    }
+  }
+}
 
 // D is packed row-major with batch stride m * n. `aligned`: each row starts on 16 bytes.
 template <typename Out, typename Epilogue>
@@ -28,17 +57,10 @@ struct Output {
   // n_idx is a multiple of kCount.
   template <int kCount, typename Acc>
   __device__ __forceinline__ void store(Acc (&acc)[kCount], int64_t batch_idx, int64_t m_idx, int64_t n_idx) const {
-    constexpr int kBytes = kCount * sizeof(Out);
-    struct alignas(kBytes < 16 ? kBytes : 16) Pack {
-      Out values[kCount];
-    };
     Out* target = d + (batch_idx * m + m_idx) * n + n_idx;
     if (aligned && n_idx + kCount <= n) {
       epilogue(acc, batch_idx, m_idx, n_idx);
-      Pack pack;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) pack.values[i] = convert<Out>(acc[i]);
-      *reinterpret_cast<Pack*>(target) = pack;
+      store_vectors(acc, target);
     } else {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {

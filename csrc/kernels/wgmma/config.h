@@ -18,10 +18,15 @@ struct Config {
   static constexpr bool kPingPong = kPingPong_, kSwapped = kSwapped_;
 };
 
+// Whether a config multiplies by the two matrices of a gated product: each block of a pair loads one
+// matrix's half of the tile, 64 columns or more.
+template <typename Config>
+inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kClusterM == 2;
+
 // X(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any_epilogue)
 //
-// The first is the default. any_epilogue: instantiated for alpha and beta too, not for the bare
-// product alone. `name` is tile_m x tile_n x 64 (K in 16-bit elements),
+// The first is the default. any_epilogue: its kernel exists with an epilogue too; the others run one
+// through the workspace and a second kernel. `name` is tile_m x tile_n x 64 (K in 16-bit elements),
 // the cluster, then pp (ping-pong) or co (cooperative), then t when swapped.
 #define TCGEMM_WGMMA_CONFIGS(X)                                      \
   X("128x256x64_c2x1x1_co", 128, 256, 2, 1, 1, false, false, true)   \
@@ -36,7 +41,7 @@ struct Config {
   X("192x96x64_c1x2x1_pp_t", 192, 96, 1, 2, 1, true, true, false)    \
   X("128x128x64_c2x1x1_pp", 128, 128, 2, 1, 1, true, false, true)    \
   X("128x128x64_c1x2x1_pp", 128, 128, 1, 2, 1, true, false, false)   \
-  X("128x128x64_c1x1x1_co", 128, 128, 1, 1, 1, false, false, true)   \
+  X("128x128x64_c1x1x1_co", 128, 128, 1, 1, 1, false, false, false)  \
   X("128x128x64_c1x1x2_co", 128, 128, 1, 1, 2, false, false, false)  \
   X("128x96x64_c2x1x1_pp", 128, 96, 2, 1, 1, true, false, false)     \
   X("128x64x64_c1x1x1_pp", 128, 64, 1, 1, 1, true, false, false)     \
@@ -44,9 +49,9 @@ struct Config {
   X("64x128x64_c1x1x1_pp", 64, 128, 1, 1, 1, true, false, false)     \
   X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)        \
   X("128x64x64_c1x1x1_co_t", 128, 64, 1, 1, 1, false, true, false)   \
-  X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true, true)       \
+  X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true, false)      \
   X("64x64x64_c1x1x2_pp_t", 64, 64, 1, 1, 2, true, true, false)      \
-  X("64x16x64_c1x1x1_pp_t", 64, 16, 1, 1, 1, true, true, true)       \
+  X("64x16x64_c1x1x1_pp_t", 64, 16, 1, 1, 1, true, true, false)      \
   X("128x16x64_c1x1x1_co_t", 128, 16, 1, 1, 1, false, true, false)
 
 }  // namespace tcgemm::wgmma_family

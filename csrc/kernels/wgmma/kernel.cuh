@@ -25,6 +25,7 @@
 
 #include <cstdint>
 
+#include "kernels/wgmma/fused_store.cuh"
 #include "kernels/wgmma/scheduler.cuh"
 #include "kernels/wgmma/store.cuh"
 #include "kernels/wgmma/traits.cuh"
@@ -61,6 +62,24 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const CUtensorMap* map,
   }
 }
 
+// The same for B of a gated product: its tile's right half is of the second matrix.
+template <int kTrans, typename Config, typename T>
+__device__ __forceinline__ void load_gated_tile(uint8_t* tile, const CUtensorMap* map, const CUtensorMap* up_map,
+                                                uint64_t* barrier, uint16_t mask, int part, int32_t first_idx,
+                                                int32_t k_idx, int32_t inner, int32_t outer) {
+  constexpr int kHalf = Config::kTileN / 2;
+  if constexpr (kTrans) {
+    load_tile<kTrans, kHalf, Config::kClusterM, T>(tile, map, barrier, mask, part, first_idx, k_idx, inner, outer);
+    load_tile<kTrans, kHalf, Config::kClusterM, T>(tile + kHalf * 128, up_map, barrier, mask, part, first_idx, k_idx,
+                                                   inner, outer);
+  } else {
+    // Of the two blocks that share the tile, each loads the rows of one matrix.
+    static_assert(Config::kClusterM == 2, "a part of the tile is of one matrix");
+    ptx::tma_load_4d_multicast(tile + part * kHalf * 128, part == 0 ? map : up_map, barrier, mask, k_idx, first_idx,
+                               inner, outer);
+  }
+}
+
 template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
 __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Params<Epilogue> params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -82,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(&params.a_map);
     ptx::prefetch_tensormap(&params.b_map);
-    ptx::prefetch_tensormap(&params.d_map);
+    if constexpr (!Epilogue::kFused) ptx::prefetch_tensormap(&params.d_map);
     constexpr int kReaders = Config::kPingPong ? 1 : kConsumers;
     // The blocks that load into our stage or receive our multicast lie in our row and column of
     // the cluster; we are in both.
@@ -135,6 +154,13 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
           const int32_t k_idx = (work.first_k_block + i) * T::kTileK;
           load_tile<kTransA, Config::kTileM, Config::kClusterN, T>(a, &params.a_map, barrier, a_mask, rank_n,
                                                                    work.m_idx, k_idx, a_inner, a_outer);
+          if constexpr (Epilogue::kFused && kRunsGated<Config>) {
+            if (params.epilogue.values.has_two_z()) {
+              load_gated_tile<kTransB, Config, T>(b, &params.b_map, &params.epilogue.b_up_map, barrier, b_mask, rank_m,
+                                                  work.n_idx, k_idx, b_inner, b_outer);
+              continue;
+            }
+          }
           load_tile<kTransB, T::kPaddedN, Config::kClusterM, T>(b, &params.b_map, barrier, b_mask, rank_m, work.n_idx,
                                                                 k_idx, b_inner, b_outer);
         }
@@ -166,7 +192,8 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
       }
     };
 
-    const uint32_t first_row_bytes = Config::kPingPong ? 0 : consumer * T::kRowsPerGroup * 128;
+    const int32_t first_row = Config::kPingPong ? 0 : consumer * T::kRowsPerGroup;
+    const uint32_t first_row_bytes = first_row * 128;
     PipelineState<T::kStages> state;
     uint32_t turn = 0, partial_phase = 0;
 
@@ -176,6 +203,9 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
       if (Config::kPingPong && (sequence & 1) != consumer) {
         state.advance(work.num_k_blocks);
         continue;
+      }
+      if constexpr (Epilogue::kFused) {
+        prefetch_epilogue<Config, T::kBlocksM>(params, work.m_idx + first_row, work.n_idx, work.batch_idx);
       }
       if constexpr (Config::kPingPong) {
         // Group 0 begins; from then on each one waits for the other's previous tile.
@@ -268,16 +298,21 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
         }
       }
 
-      const int32_t d_batch_idx = work.split_idx * params.batch + work.batch_idx;
+      if constexpr (Epilogue::kFused) {
+        store_fused<Config>(acc, params, store_buffers, buffer_idx, work.m_idx + first_row, work.n_idx, work.batch_idx,
+                            barrier_id);
+      } else {
+        const int32_t d_batch_idx = work.split_idx * params.batch + work.batch_idx;
 #pragma unroll
-      for (int block = 0; block < T::kBlocksM; ++block) {
-        const int32_t m_idx = work.m_idx + (Config::kPingPong ? 0 : consumer * T::kRowsPerGroup) + block * 64;
-        if (params.out_type == FloatType::kF32) {
-          store_rows<Config, Epilogue, 4>(acc[block], params, store_buffers, buffer_idx, m_idx, work.n_idx, d_batch_idx,
-                                          barrier_id);
-        } else {
-          store_rows<Config, Epilogue, 2>(acc[block], params, store_buffers, buffer_idx, m_idx, work.n_idx, d_batch_idx,
-                                          barrier_id);
+        for (int block = 0; block < T::kBlocksM; ++block) {
+          const int32_t m_idx = work.m_idx + first_row + block * 64;
+          if (params.out_type == FloatType::kF32) {
+            store_rows<Config, Epilogue, 4>(acc[block], params, store_buffers, buffer_idx, m_idx, work.n_idx,
+                                            d_batch_idx, barrier_id);
+          } else {
+            store_rows<Config, Epilogue, 2>(acc[block], params, store_buffers, buffer_idx, m_idx, work.n_idx,
+                                            d_batch_idx, barrier_id);
+          }
         }
       }
     }

@@ -37,7 +37,7 @@ Status allow_shared_memory(Kernel kernel, int bytes, std::atomic<uint64_t>& rais
 }
 
 template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
-Status launch_kernel(const Call& call, const Epilogue& epilogue) {
+Status launch_kernel(const Call& call) {
   using T = Traits<Config, In, kTransA, kTransB>;
   Params<Epilogue> params{};
   params.m = static_cast<int32_t>(call.m);
@@ -55,7 +55,6 @@ Status launch_kernel(const Call& call, const Epilogue& epilogue) {
   params.out_type = call.out_type;
   params.d = call.d;
   params.ldd = Config::kSwapped ? call.m : call.n;
-  params.epilogue = epilogue;
 
   // Boxes as the producer asks for them: see the loads in kernel.cuh.
   const int a_box[2] = {kTransA ? T::kChunk : T::kTileK,
@@ -67,12 +66,34 @@ Status launch_kernel(const Call& call, const Epilogue& epilogue) {
   if (Status s = encode_operand_map(&params.a_map, map_type<In>(), call, call.a, a_extent, a_box); !s.is_ok()) return s;
   if (Status s = encode_operand_map(&params.b_map, map_type<In>(), call, call.b, b_extent, b_box); !s.is_ok()) return s;
 
-  const int64_t out_bytes = call.out_type == FloatType::kF32 ? 4 : 2;
-  params.store_with_tma = is_aligned(call.d, 16) && params.ldd * out_bytes % 16 == 0;
-  if (params.store_with_tma) {
-    const auto box = [](auto shape) { return OutputBox{shape.kBoxColumns, shape.kBoxRows, shape.kRowBytes}; };
-    const OutputBox d_box = out_bytes == 4 ? box(StoreShape<Config, 4>{}) : box(StoreShape<Config, 2>{});
-    if (Status s = encode_output_map(&params.d_map, call, Config::kSwapped, d_box); !s.is_ok()) return s;
+  int64_t tile_n = Config::kTileN;
+  if constexpr (Epilogue::kFused) {
+    const epilogue::Fused& fused = *call.epilogue;
+    Fused& target = params.epilogue;
+    target.values = fused;
+    target.column_sums = call.column_sums;
+    target.sum_blocks = static_cast<int32_t>((call.m + 63) / 64);
+    tile_n = target.template tile_columns<Config>();
+    params.store_with_tma = fused.vectors;
+    if (fused.has_two_z()) {
+      if (Status s = encode_operand_map(&target.b_up_map, map_type<In>(), call, call.b_up, b_extent, b_box); !s.is_ok())
+        return s;
+    }
+    if (fused.vectors) {
+      if (Status s = encode_fused_map(&target.d_map, call, fused.d, fused.has_two_d() ? 2 : 1); !s.is_ok()) return s;
+      if (fused.aux_out != nullptr) {
+        if (Status s = encode_fused_map(&target.aux_map, call, fused.aux_out, fused.gated ? 2 : 1); !s.is_ok())
+          return s;
+      }
+    }
+  } else {
+    const int64_t out_bytes = call.out_type == FloatType::kF32 ? 4 : 2;
+    params.store_with_tma = is_aligned(call.d, 16) && params.ldd * out_bytes % 16 == 0;
+    if (params.store_with_tma) {
+      const auto box = [](auto shape) { return OutputBox{shape.kBoxColumns, shape.kBoxRows, shape.kRowBytes}; };
+      const OutputBox d_box = out_bytes == 4 ? box(StoreShape<Config, 4>{}) : box(StoreShape<Config, 2>{});
+      if (Status s = encode_output_map(&params.d_map, call, Config::kSwapped, d_box); !s.is_ok()) return s;
+    }
   }
 
   const auto kernel_function = kernel<Config, In, kTransA, kTransB, Epilogue>;
@@ -80,7 +101,7 @@ Status launch_kernel(const Call& call, const Epilogue& epilogue) {
   if (Status s = allow_shared_memory(kernel_function, T::kSharedBytes, raised); !s.is_ok()) return s;
   const auto tiles = [](int64_t extent, int64_t tile) { return (extent + tile - 1) / tile; };
   const int64_t num_tiles = tiles(call.m, Config::kTileM * Config::kClusterM) *
-                            tiles(call.n, Config::kTileN * Config::kClusterN) * call.batch * call.num_splits;
+                            tiles(call.n, tile_n * Config::kClusterN) * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
   const int64_t num_clusters = std::min<int64_t>(num_tiles, call.num_sms / T::kClusterSize);
 
@@ -100,15 +121,11 @@ Status launch_kernel(const Call& call, const Epilogue& epilogue) {
 
 template <typename Config, typename In, int kTransA, int kTransB, bool kAnyEpilogue>
 Status launch_config(const Call& call) {
-  if (call.alpha == 1.0f && call.beta == 0.0f) {
-    return launch_kernel<Config, In, kTransA, kTransB>(call, epilogue::Identity<float, void>{});
-  }
+  if (call.epilogue == nullptr) return launch_kernel<Config, In, kTransA, kTransB, Bare>(call);
   if constexpr (kAnyEpilogue) {
-    const int64_t m = Config::kSwapped ? call.n : call.m, n = Config::kSwapped ? call.m : call.n;
-    return launch_kernel<Config, In, kTransA, kTransB>(
-        call, epilogue::AlphaBetaFloatC{call.alpha, call.beta, call.out_type, call.c, m, n});
+    return launch_kernel<Config, In, kTransA, kTransB, Fused>(call);
   } else {
-    return Status::invalid("this config computes bare products only");
+    return Status::internal("this config's kernel has no epilogue");
   }
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/implementation.h"
+#include "epilogue/fused.cuh"
 #include "tile/numeric.cuh"
 
 namespace tcgemm::wgmma_family {
@@ -25,9 +26,11 @@ struct Call {
   int64_t element_bytes;  // of a and b
   FloatType out_type;
   void* d;
-  const void* c;
-  float alpha, beta;
   int32_t num_splits;  // > 1: d receives that many partial products, one batch set after another
+  // Only where the kernel itself runs an epilogue, which then says where D and all else is stored.
+  const epilogue::Fused* epilogue;
+  AlignedOperand b_up;  // of a gated product
+  float* column_sums;   // partial sums of 64 rows of D each, or null
   int num_sms;
   cudaStream_t stream;
 };
@@ -42,6 +45,8 @@ struct OutputBox {
 Status encode_operand_map(CUtensorMap* map, CUtensorMapDataType type, const Call& call, const AlignedOperand& operand,
                           OperandExtent extent, const int (&box)[2]);
 Status encode_output_map(CUtensorMap* map, const Call& call, bool swapped, OutputBox box);
+// A matrix [batch][m][halves][n] that the epilogue stores in boxes of 64 rows and 128 bytes.
+Status encode_fused_map(CUtensorMap* map, const Call& call, const void* data, int64_t halves);
 
 using LaunchFunction = Status (*)(const Call&);
 
@@ -56,10 +61,6 @@ const std::vector<LaunchFunction>& f16_table_01();
 const std::vector<LaunchFunction>& f16_table_10();
 const std::vector<LaunchFunction>& f16_table_11();
 const std::vector<LaunchFunction>& tf32_table();
-
-// D = epilogue(sum over splits of partials[split]): float32 partials of num_elements each, added in
-// order of split.
-Status launch_split_reduction(const float* partials, int64_t num_elements, const Call& call);
 
 // Lets a kernel begin while the one before it on the stream ends. Each kernel of this family calls
 // griddepcontrol.wait before it touches global memory.

@@ -27,7 +27,7 @@ class Scheduler {
 
   __device__ __forceinline__ explicit Scheduler(const Params<Epilogue>& params)
       : tiles_m_(ceil_div(params.m, Config::kTileM * Config::kClusterM)),
-        tiles_n_(ceil_div(params.n, Config::kTileN * Config::kClusterN)),
+        tiles_n_(ceil_div(params.n, tile_n(params) * Config::kClusterN)),
         num_tiles_(tiles_m_ * tiles_n_ * params.batch * params.num_splits),
         rank_(ptx::cluster_ctarank()) {}
 
@@ -47,7 +47,7 @@ class Scheduler {
     const int32_t cluster_n = group_idx & 1 ? tiles_n_ - 1 - column : column;
     const int32_t rank_m = rank_ % Config::kClusterM, rank_n = rank_ / Config::kClusterM % Config::kClusterN;
     work.m_idx = (cluster_m * Config::kClusterM + rank_m) * Config::kTileM;
-    work.n_idx = (cluster_n * Config::kClusterN + rank_n) * Config::kTileN;
+    work.n_idx = (cluster_n * Config::kClusterN + rank_n) * tile_n(params);
     work.split_idx = d_batch_idx / params.batch;
     work.batch_idx = d_batch_idx - work.split_idx * params.batch;
     const int32_t k_blocks = ceil_div(params.k, kTileK);
@@ -65,6 +65,11 @@ class Scheduler {
   }
 
  private:
+  // Columns of D: of a gated product half of those that are multiplied.
+  static __device__ __forceinline__ int32_t tile_n(const Params<Epilogue>& params) {
+    if constexpr (Epilogue::kFused) return params.epilogue.template tile_columns<Config>();
+    return Config::kTileN;
+  }
   static __device__ __forceinline__ int32_t ceil_div(int32_t x, int32_t y) { return (x + y - 1) / y; }
 
   int32_t tiles_m_, tiles_n_, num_tiles_;

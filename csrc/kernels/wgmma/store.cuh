@@ -1,11 +1,10 @@
-// From a consumer warpgroup's accumulators to D: epilogue in registers, conversion, staging in
+// From a consumer warpgroup's accumulators to D, without an epilogue: conversion, staging in
 // shared memory as TMA's swizzle wants it, and a bulk store that the next tile's multiplications
 // hide. Where D's rows are not 16-byte aligned the staged box is copied by the threads instead.
 #pragma once
 
 #include <cstdint>
 
-#include "epilogue/epilogue.cuh"
 #include "kernels/wgmma/traits.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
@@ -138,32 +137,6 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
   using Shape = StoreShape<Config, kOutBytes>;
   constexpr int kRowBytes = Shape::kRowBytes;
   const int thread_idx = ptx::tid_x() % 128, warp = thread_idx / 32, lane = thread_idx % 32;
-
-  // The accumulator pair 4 * j + 2 * h holds row warp * 16 + h * 8 + lane / 4 and columns
-  // 8 * j + lane % 4 * 2, + 1.
-#pragma unroll
-  for (int j = 0; j < Config::kTileN / 8; ++j) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float (&pair)[2] = reinterpret_cast<float (&)[2]>(acc[4 * j + 2 * h]);
-      const int32_t row = m_idx + warp * 16 + h * 8 + lane / 4, column = n_idx + 8 * j + lane % 4 * 2;
-      if constexpr (!Epilogue::kReadsC) {
-        params.epilogue(pair, d_batch_idx, row, column);
-      } else if constexpr (Config::kSwapped) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float (&one)[1] = reinterpret_cast<float (&)[1]>(pair[i]);
-          if (row < params.m && column + i < params.n) params.epilogue(one, d_batch_idx, column + i, row);
-        }
-      } else {
-        if (row < params.m && column + 1 < params.n) {
-          params.epilogue(pair, d_batch_idx, row, column);
-        } else if (row < params.m && column < params.n) {
-          params.epilogue(reinterpret_cast<float (&)[1]>(pair), d_batch_idx, row, column);
-        }
-      }
-    }
-  }
 
   // Boxes: across the tile's columns; when swapped, across its columns and, for float32 output
   // (whose 64 rows are two boxes wide), its two halves of rows.

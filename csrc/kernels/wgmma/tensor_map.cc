@@ -4,6 +4,15 @@
 #include "kernels/wgmma/launch.h"
 
 namespace tcgemm::wgmma_family {
+namespace {
+
+CUtensorMapDataType output_type(FloatType type) {
+  return type == FloatType::kF32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+         : type == FloatType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                    : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
+}  // namespace
 
 Status encode_operand_map(CUtensorMap* map, CUtensorMapDataType type, const Call& call, const AlignedOperand& operand,
                           OperandExtent extent, const int (&box)[2]) {
@@ -27,13 +36,21 @@ Status encode_output_map(CUtensorMap* map, const Call& call, bool swapped, Outpu
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns * out_bytes),
                                 static_cast<cuuint64_t>(rows * columns * out_bytes)};
   const cuuint32_t box_extents[] = {static_cast<cuuint32_t>(box.columns), static_cast<cuuint32_t>(box.rows), 1};
-  const CUtensorMapDataType type = call.out_type == FloatType::kF32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                   : call.out_type == FloatType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const CUtensorMapSwizzle swizzle = box.row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : box.row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                            : CU_TENSOR_MAP_SWIZZLE_32B;
-  return encode_tensor_map(map, type, 3, call.d, extents, strides, box_extents, swizzle);
+  return encode_tensor_map(map, output_type(call.out_type), 3, call.d, extents, strides, box_extents, swizzle);
+}
+
+Status encode_fused_map(CUtensorMap* map, const Call& call, const void* data, int64_t halves) {
+  const int64_t out_bytes = call.out_type == FloatType::kF32 ? 4 : 2, row_bytes = call.n * out_bytes;
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(call.n), static_cast<cuuint64_t>(halves),
+                                static_cast<cuuint64_t>(call.m), static_cast<cuuint64_t>(call.batch)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(halves * row_bytes),
+                                static_cast<cuuint64_t>(call.m * halves * row_bytes)};
+  const cuuint32_t box_extents[] = {static_cast<cuuint32_t>(128 / out_bytes), 1, 64, 1};
+  return encode_tensor_map(map, output_type(call.out_type), 4, data, extents, strides, box_extents,
+                           CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 }  // namespace tcgemm::wgmma_family

@@ -13,6 +13,11 @@ inline constexpr int kConsumers = 2;
 inline constexpr int kThreads = 128 * (1 + kConsumers);
 inline constexpr int kMaxSharedMemory = 232448;
 
+// The epilogue of a kernel that stores the product as it is. The other one is Fused (fused_store.cuh).
+struct Bare {
+  static constexpr bool kFused = false;
+};
+
 template <typename Epilogue>
 struct Params {
   CUtensorMap a_map, b_map, d_map;

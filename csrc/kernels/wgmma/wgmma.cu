@@ -4,6 +4,9 @@
 #include <string>
 
 #include "core/cuda_status.h"
+#include "epilogue/fused.h"
+#include "kernels/common/column_sums.h"
+#include "kernels/common/split_reduction.h"
 #include "kernels/kernels.h"
 #include "kernels/wgmma/config.h"
 #include "kernels/wgmma/launch.h"
@@ -19,12 +22,13 @@ struct Base {
   const char* name;
   int tile_n;
   int cluster_k;
-  bool swapped, any_epilogue;
+  bool swapped, any_epilogue, gated;
 };
 
 constexpr Base kBases[] = {
 #define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
-  {name, tile_n, cluster_k, swapped, any},
+  {name,    tile_n, cluster_k,                                                                       \
+   swapped, any,    kRunsGated<Config<tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped>>},
     TCGEMM_WGMMA_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
 };
@@ -107,8 +111,24 @@ struct Plan {
   }
 };
 
-int64_t partial_bytes(const Problem& p, int num_splits) {
-  return num_splits == 1 ? 0 : num_splits * p.batch * p.m * p.n * 4;
+bool is_bare(const Problem& p) { return p.epilogue.is_none() && p.alpha == 1.0 && p.beta == 0.0; }
+
+// Whether the config's own kernel runs the epilogue. Else, as with split K, its products go through
+// the workspace and a second kernel does.
+bool runs_epilogue(const Problem& p, const Parsed& parsed) {
+  const Base& base = kBases[parsed.base_idx];
+  return parsed.num_splits == 1 && (is_bare(p) || (base.any_epilogue && (!p.has_two_b() || base.gated)));
+}
+
+int64_t sums_bytes(const Problem& p, const Parsed& parsed) {
+  return runs_epilogue(p, parsed) ? 0 : SplitSums::bytes(p, parsed.num_splits);
+}
+
+// Of a gated product: what the second matrix B is, beside the plan's first one.
+Source second_b(const Plan& plan, bool swapped, const void* data) {
+  Source source = swapped ? plan.a : plan.b;
+  source.data = data;
+  return source;
 }
 
 class Wgmma final : public Implementation {
@@ -139,15 +159,9 @@ class Wgmma final : public Implementation {
     if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32) {
       return std::string("the output must be f16, bf16 or f32, not ") + dtype_name(p.out);
     }
-    if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
-    const Parsed parsed = parse(config);
-    const bool bare = p.alpha == 1.0 && p.beta == 0.0;
-    if (!bare && !kBases[parsed.base_idx].any_epilogue && parsed.num_splits == 1) {
-      return "config " + std::string(config) + " computes bare products only (alpha = 1, beta = 0)";
-    }
     if (p.batch > 0 && p.m > 0 && p.n > 0) {
       constexpr int64_t kMaxTiles = 1LL << 31;
-      if (p.batch * parsed.num_splits * ((p.m + 63) / 64) * ((p.n + 15) / 16) >= kMaxTiles) {
+      if (p.batch * parse(config).num_splits * ((p.m + 63) / 64) * ((p.n + 15) / 16) >= kMaxTiles) {
         return "the output must be less than 2^31 tiles of 64x16";
       }
     }
@@ -155,9 +169,11 @@ class Wgmma final : public Implementation {
   }
 
   int64_t workspace_bytes(const Problem& p, const Device&, std::string_view config) const override {
-    // XLA's buffers are aligned, so only the strides decide here.
-    const Plan plan = Plan::make(p, nullptr, nullptr, false);
-    return plan.a.copy_bytes(p) + plan.b.copy_bytes(p) + partial_bytes(p, parse(config).num_splits);
+    // XLA's buffers are aligned, so that only the strides decide here, and where the second B begins.
+    const void* b_up = reinterpret_cast<const void*>(p.epilogue.up_offset * dtype_bytes(p.b.dtype));
+    const Parsed parsed = parse(config);
+    const bool swapped = kBases[parsed.base_idx].swapped;
+    return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, swapped), b_up);
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
@@ -165,7 +181,7 @@ class Wgmma final : public Implementation {
     const Parsed parsed = parse(config);
     const Base& base = kBases[parsed.base_idx];
     const Plan plan = Plan::make(p, buffers.a, buffers.b, base.swapped);
-    if (plan.a.copy_bytes(p) + plan.b.copy_bytes(p) + partial_bytes(p, parsed.num_splits) > buffers.workspace_bytes) {
+    if (needed_bytes(p, parsed, plan, buffers.b_up) > buffers.workspace_bytes) {
       return Status::invalid("a and b must start on a 16-byte boundary where their strides are multiples of 16 bytes");
     }
 
@@ -176,38 +192,60 @@ class Wgmma final : public Implementation {
     call.n = base.swapped ? p.m : p.n;
     call.k = p.k;
     call.element_bytes = dtype_bytes(p.a.dtype);
-    call.out_type = p.out == DType::kF16 ? FloatType::kF16 : p.out == DType::kBF16 ? FloatType::kBF16 : FloatType::kF32;
+    call.out_type = epilogue::float_type(p.out);
     call.d = buffers.d;
-    call.c = buffers.c;
-    call.alpha = static_cast<float>(p.alpha);
-    call.beta = static_cast<float>(p.beta);
     call.num_splits = parsed.num_splits;
     call.num_sms = device.num_sms;
     call.stream = static_cast<cudaStream_t>(stream);
 
     char* workspace = static_cast<char*>(buffers.workspace);
-    CopyJob copies[2] = {};
+    CopyJob copies[2] = {}, up_copies[2] = {};
     call.a = prepare(plan.a, p, &workspace, &copies[0]);
     call.b = prepare(plan.b, p, &workspace, &copies[1]);
+    if (p.has_two_b()) {
+      call.b_up = prepare(second_b(plan, base.swapped, buffers.b_up), p, &workspace, &up_copies[0]);
+    }
     if (p.k == 0) {
       // Nothing to read, and addresses may be null: the kernel asks for zeros past the end of K only.
-      call.a.data = call.b.data = buffers.d;
-    } else if (copies[0].rows > 0 || copies[1].rows > 0) {
-      if (Status s = launch_copies(copies, call.element_bytes, call.stream); !s.is_ok()) return s;
+      call.a.data = call.b.data = call.b_up.data = buffers.d;
+    } else {
+      for (const auto& jobs : {&copies, &up_copies}) {
+        if ((*jobs)[0].rows == 0 && (*jobs)[1].rows == 0) continue;
+        if (Status s = launch_copies(*jobs, call.element_bytes, call.stream); !s.is_ok()) return s;
+      }
     }
+
     const LaunchFunction product = table(p.a.dtype, plan.trans_a, plan.trans_b)[parsed.base_idx];
-    if (parsed.num_splits == 1) return product(call);
+    float* sums = reinterpret_cast<float*>(workspace);
+    float* column_sums = sums + sums_bytes(p, parsed) / 4;
+    if (runs_epilogue(p, parsed)) {
+      const epilogue::Fused fused = epilogue::make_fused(p, buffers);
+      if (!is_bare(p)) call.epilogue = &fused;
+      if (p.epilogue.column_sums) call.column_sums = column_sums;
+      Status status = product(call);
+      if (!status.is_ok() || !p.epilogue.column_sums) return status;
+      return launch_sum_of_partials(p, buffers, column_sums, true, call.stream);
+    }
 
     Call partial = call;
-    partial.d = workspace;
     partial.out_type = FloatType::kF32;
-    partial.alpha = 1.0f;
-    partial.beta = 0.0f;
-    if (Status s = product(partial); !s.is_ok()) return s;
-    return launch_split_reduction(reinterpret_cast<const float*>(workspace), p.batch * p.m * p.n, call);
+    for (int set = 0; set < SplitSums::num_sets(p); ++set) {
+      if (set == 1) (base.swapped ? partial.a : partial.b) = call.b_up;
+      partial.d = sums + set * SplitSums::set_elements(p, parsed.num_splits);
+      if (Status s = product(partial); !s.is_ok()) return s;
+    }
+    Status status = launch_split_reduction(p, buffers, {sums, parsed.num_splits}, true, call.stream);
+    if (!status.is_ok() || !p.epilogue.column_sums) return status;
+    return launch_column_sums(p, buffers, column_sums, true, call.stream);
   }
 
  private:
+  static int64_t needed_bytes(const Problem& p, const Parsed& parsed, const Plan& plan, const void* b_up) {
+    int64_t bytes = plan.a.copy_bytes(p) + plan.b.copy_bytes(p) + sums_bytes(p, parsed) + column_sums_bytes(p);
+    if (p.has_two_b()) bytes += second_b(plan, kBases[parsed.base_idx].swapped, b_up).copy_bytes(p);
+    return bytes;
+  }
+
   // The operand itself where TMA can read it, else its copy at *workspace, which is advanced, and
   // the job that makes it.
   static AlignedOperand prepare(const Source& source, const Problem& p, char** workspace, CopyJob* job) {

@@ -1,0 +1,41 @@
+// Programmatic dependent launch: a kernel begins while the one before it on the stream still runs,
+// and waits before it touches memory. Compute capability 9.0; an ordinary launch before that.
+// https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/cuda_status.h"
+#include "ptx/cluster.cuh"
+
+namespace tcgemm {
+
+__device__ __forceinline__ void start_dependents() {
+#if __CUDA_ARCH__ >= 900
+  ptx::griddepcontrol_launch_dependents();
+#endif
+}
+
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  ptx::griddepcontrol_wait();
+#endif
+}
+
+// Launches a kernel that calls both; `starts_early` must be false where the device is older.
+template <typename... Parameters, typename... Arguments>
+Status launch_early(void (*kernel)(Parameters...), int64_t num_blocks, int num_threads, bool starts_early,
+                    cudaStream_t stream, const char* name, Arguments... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(num_blocks));
+  config.blockDim = dim3(num_threads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = starts_early ? 1 : 0;
+  return cuda_status(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name);
+}
+
+}  // namespace tcgemm

@@ -1,0 +1,147 @@
+#include "core/cuda_status.h"
+#include "epilogue/fused.h"
+#include "kernels/common/early_start.cuh"
+#include "kernels/common/split_reduction.h"
+#include "tile/output.cuh"
+
+namespace tcgemm {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kCount = 4;  // adjacent columns of a thread
+
+// D = alpha * sums + beta * C in int32, which wraps around.
+struct Integers {
+  int32_t alpha, beta;
+  const int32_t* c;
+  int32_t* d;
+  bool vectors;
+  int64_t m, n;
+
+  __device__ __forceinline__ void store(int32_t (&sums)[kCount], int32_t (&)[kCount], int64_t, int64_t, int64_t n_idx,
+                                        int count) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      sums[i] *= alpha;
+      if (beta != 0 && i < count) sums[i] += beta * c[n_idx + i];
+    }
+    if (vectors && count == kCount) return store_vectors(sums, d + n_idx);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i < count) d[n_idx + i] = sums[i];
+    }
+  }
+};
+
+// Adds up every `step`-th partial product, from the one at `source` on; there are `elements` in each.
+template <typename Partial>
+__device__ __forceinline__ void add_splits(Partial (&sums)[kCount], const Partial* source, int64_t elements, int first,
+                                           int num_splits, int step, int count, bool vectors) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = 0;
+  if (vectors) {
+#pragma unroll 8
+    for (int split = first; split < num_splits; split += step) {
+      const uint4 words = *reinterpret_cast<const uint4*>(source + split * elements);
+      Partial values[kCount];
+      memcpy(values, &words, sizeof(words));
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sums[i] += values[i];
+    }
+  } else {
+#pragma unroll 1
+    for (int split = first; split < num_splits; split += step) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i < count) sums[i] += source[split * elements + i];
+      }
+    }
+  }
+}
+
+// A matrix of `rows` rows (over all batch entries) and epilogue.n columns. `vectors`: they start on
+// 16 bytes of the partial products. Each of kGroups threads adds up every kGroups-th partial product
+// of the same elements, and the groups' sums are added in order: more groups put more blocks to work
+// on a small D.
+template <typename Partial, typename Epilogue, int kGroups>
+__global__ void __launch_bounds__(kThreads) reduce(const Partial* partials, int64_t rows, int num_splits, bool vectors,
+                                                   bool has_two_sets, const __grid_constant__ Epilogue epilogue) {
+  constexpr int kAcross = kThreads / kGroups;
+  struct alignas(16) Sums {
+    Partial values[kCount];
+  };
+  __shared__ Sums group_sums[kGroups > 1 ? kGroups : 1][kGroups > 1 ? kAcross : 1];
+  const int position = threadIdx.x % kAcross, group = threadIdx.x / kAcross;
+  const int64_t vectors_per_row = (epilogue.n + kCount - 1) / kCount;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kAcross + position;
+  const int64_t row = rows == 1 ? 0 : index / vectors_per_row;
+  const int64_t n_idx = (index - row * vectors_per_row) * kCount;
+  const bool is_inside = row < rows && n_idx < epilogue.n;
+  const int count = is_inside ? static_cast<int>(min(epilogue.n - n_idx, int64_t{kCount})) : 0;
+  const int64_t elements = rows * epilogue.n;
+  start_dependents();
+  wait_for_previous();
+
+  const auto sum_set = [&](Partial(&sums)[kCount], int set) {
+    const Partial* source = partials + set * num_splits * elements + row * epilogue.n + n_idx;
+    add_splits(sums, source, elements, group, num_splits, kGroups, count, vectors && count == kCount);
+    if constexpr (kGroups > 1) {
+      if (set > 0) __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) group_sums[group][position].values[i] = sums[i];
+      __syncthreads();
+      if (group > 0) return;
+#pragma unroll
+      for (int other = 1; other < kGroups; ++other) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) sums[i] += group_sums[other][position].values[i];
+      }
+    }
+  };
+  Partial sums[kCount], sums_up[kCount] = {};
+  sum_set(sums, 0);
+  if (has_two_sets) sum_set(sums_up, 1);
+  if (!is_inside || group > 0) return;
+  const int64_t batch_idx = row / epilogue.m;
+  epilogue.store(sums, sums_up, batch_idx, row - batch_idx * epilogue.m, n_idx, count);
+}
+
+template <typename Partial, typename Epilogue>
+Status launch(const SplitSums& sums, int64_t rows, bool has_two_sets, const Epilogue& epilogue, bool starts_early,
+              cudaStream_t stream) {
+  const bool in_groups = sums.num_splits >= 8;
+  const int64_t vectors = rows * ((epilogue.n + kCount - 1) / kCount), per_block = in_groups ? kThreads / 8 : kThreads;
+  const bool aligned = (reinterpret_cast<uintptr_t>(sums.data) | static_cast<uintptr_t>(epilogue.n * 4)) % 16 == 0;
+  const auto kernel = in_groups ? &reduce<Partial, Epilogue, 8> : &reduce<Partial, Epilogue, 1>;
+  return launch_early(kernel, (vectors + per_block - 1) / per_block, kThreads, starts_early, stream,
+                      "split reduction kernel", static_cast<const Partial*>(sums.data), rows, sums.num_splits, aligned,
+                      has_two_sets, epilogue);
+}
+
+}  // namespace
+
+Status launch_split_reduction(const Problem& p, const Buffers& buffers, const SplitSums& sums, bool starts_early,
+                              cudaStream_t stream) {
+  // Without an epilogue all of D is one row, which needs no division to find a column.
+  const bool is_flat = p.epilogue.is_none();
+  const int64_t rows = is_flat ? 1 : p.batch * p.m, columns = is_flat ? p.batch * p.m * p.n : p.n;
+  if (p.out == DType::kS32) {
+    const bool vectors = reinterpret_cast<uintptr_t>(buffers.d) % 16 == 0;
+    const Integers epilogue{static_cast<int32_t>(p.alpha),
+                            static_cast<int32_t>(p.beta),
+                            static_cast<const int32_t*>(buffers.c),
+                            static_cast<int32_t*>(buffers.d),
+                            vectors,
+                            1,
+                            columns};
+    return launch<int32_t>(sums, 1, false, epilogue, starts_early, stream);
+  }
+  Problem described = p;
+  if (is_flat) {
+    described.batch = described.m = 1;
+    described.n = columns;
+  }
+  return launch<float>(sums, rows, p.has_two_b(), epilogue::make_fused(described, buffers), starts_early, stream);
+}
+
+}  // namespace tcgemm

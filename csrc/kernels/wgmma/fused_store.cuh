@@ -1,0 +1,339 @@
+// From a consumer warpgroup's accumulators through an epilogue of core/problem.h to D, aux_out and
+// the partial sums of D's columns. The epilogue runs in registers on 64 x 64 elements at a time, in a
+// rolled loop, so that a kernel holds each of its branches once; results are staged and stored as in
+// store.cuh.
+//
+// A gated product's tile holds columns of both matrices B, the second in its right half: a column of
+// Z and the same one of Z_up are in the same thread.
+#pragma once
+
+#include <cstdint>
+
+#include "epilogue/fused.cuh"
+#include "kernels/wgmma/config.h"
+#include "kernels/wgmma/store.cuh"
+
+namespace tcgemm::wgmma_family {
+
+// The epilogue of a kernel that can do all of them.
+struct Fused {
+  static constexpr bool kFused = true;
+
+  epilogue::Fused values;
+  CUtensorMap b_up_map;        // of a gated product
+  CUtensorMap d_map, aux_map;  // (column, half, row, batch) of D and of aux_out
+  float* column_sums;          // [batch][sum_blocks][columns of D], or null
+  int32_t sum_blocks;
+
+  // Columns of the product in a tile.
+  template <typename Config>
+  __host__ __device__ int32_t tile_columns() const {
+    return values.has_two_z() ? Config::kTileN / 2 : Config::kTileN;
+  }
+};
+
+// A thread's values of 64 x 64 elements: number 4 * j + 2 * h + i is that of row warp * 16 + h * 8 +
+// lane / 4 and column 8 * j + lane % 4 * 2 + i. They are worked on in parts of 16 columns, which takes
+// few registers beside the accumulators.
+constexpr int kFragment = 32, kPart = 8, kParts = kFragment / kPart, kPartColumns = 2 * kPart;
+
+// Partial sums of a staged box's columns: a lane adds up one word of every fourth row, the lanes of a
+// warp a quarter of the box's width. The rows read together are swizzled to different banks.
+template <int kOutBytes>
+__device__ __forceinline__ void sum_box(const uint8_t* buffer, FloatType type, float* sums, int32_t rows,
+                                        int32_t columns, int thread_idx) {
+  constexpr int kPerWord = 4 / kOutBytes;
+  const int lane = thread_idx % 32, word = thread_idx / 32 * 8 + lane % 8, group = lane / 8;
+  float sum[kPerWord] = {};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int row = i / 2 * 8 + group * 2 + i % 2;
+    const uint32_t bits = *reinterpret_cast<const uint32_t*>(buffer + swizzle<128>(row * 128 + word * 4));
+    if (row >= rows) continue;
+    if constexpr (kOutBytes == 4) {
+      sum[0] += __uint_as_float(bits);
+    } else if (type == FloatType::kBF16) {
+      sum[0] += __uint_as_float(bits << 16);
+      sum[1] += __uint_as_float(bits & 0xFFFF0000u);
+    } else {
+      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(bits));
+      sum[0] += pair.x;
+      sum[1] += pair.y;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPerWord; ++i) {
+    sum[i] += __shfl_xor_sync(~0u, sum[i], 8);
+    sum[i] += __shfl_xor_sync(~0u, sum[i], 16);
+    const int column = word * kPerWord + i;
+    if (group == 0 && column < columns) sums[column] = sum[i];
+  }
+}
+
+// The epilogue of 64 x 64 elements.
+class FusedFragment {
+ public:
+  // (row, column, batch_idx): of the first element. `buffers`: two of 8 KiB, which take turns.
+  __device__ __forceinline__ FusedFragment(const Params<Fused>& params, int32_t row, int32_t column, int32_t batch_idx,
+                                           uint8_t* buffers, int& buffer_idx, uint32_t barrier_id)
+      : params_(params),
+        f_(params.epilogue.values),
+        row_(row),
+        column_(column),
+        batch_idx_(batch_idx),
+        buffers_(buffers),
+        buffer_idx_(buffer_idx),
+        barrier_id_(barrier_id) {}
+
+  // Stores what becomes of the sums. `up`: those of a gated product's second matrix.
+  __device__ __forceinline__ void store(float (&z)[kFragment], float (&up)[kFragment]) const {
+    scale(z, 0);
+    if (f_.has_two_z()) scale(up, params_.n);
+    // One loop over all that is stored, so that each part of the code exists once: aux_out, its second
+    // matrix, D, its second matrix; of each one part of the columns after the other.
+#pragma unroll 1
+    for (int step = f_.aux_out != nullptr ? 0 : 2 * kParts; step < 4 * kParts; ++step) {
+      const bool is_d = step >= 2 * kParts, is_second = step & kParts;
+      const int part = step % kParts;
+      if (is_second && !(is_d ? f_.has_two_d() : f_.gated)) continue;
+      float values[kPart];
+      if (!is_d) {
+        select(values, z, part);
+        if (is_second) select(values, up, part);
+      } else if (f_.derivative && !is_second) {
+        float saved[kPart], saved_up[kPart];
+        select(values, z, part);
+        load(saved, f_.aux_in, f_.gated, 0, part);
+        if (f_.gated) {
+          load(saved_up, f_.aux_in, true, 1, part);
+          multiply(values, saved_up);
+        }
+        epilogue::apply_gradient(f_.activation, saved, values);
+      } else {
+        select(values, z, part);
+        if (f_.derivative) load(values, f_.aux_in, true, 0, part);
+        epilogue::apply_value(f_.activation, values);
+        float factor[kPart];
+        if (f_.gated) {
+          select(factor, z, part);
+          if (!f_.derivative) select(factor, up, part);
+          multiply(values, factor);
+        }
+      }
+      if (is_d && f_.beta != 0.0f) {
+        float c[kPart];
+        load(c, f_.c, f_.has_two_d(), is_second, part);
+#pragma unroll
+        for (int v = 0; v < kPart; ++v) values[v] += f_.beta * c[v];
+      }
+      if (f_.type == FloatType::kF32) {
+        if (part % 2 == 0) begin_box();
+        stage_float(values, part % 2);
+        if (part % 2 == 1) end_box<4>(is_d, is_second, part / 2 * 32);
+      } else {
+        if (part == 0) begin_box();
+        stage_16bit(values, part);
+        if (part == kParts - 1) end_box<2>(is_d, is_second, 0);
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int thread_idx() { return ptx::tid_x() % 128; }
+  __device__ __forceinline__ int32_t thread_row() const {
+    return row_ + thread_idx() / 32 * 16 + thread_idx() % 32 / 4;
+  }
+  __device__ __forceinline__ int32_t thread_column() const { return column_ + thread_idx() % 4 * 2; }
+
+  static __device__ __forceinline__ void select(float (&x)[kPart], const float (&y)[kFragment], int part) {
+#pragma unroll
+    for (int v = 0; v < kPart; ++v) {
+      const float low = part & 1 ? y[kPart + v] : y[v], high = part & 1 ? y[3 * kPart + v] : y[2 * kPart + v];
+      x[v] = part & 2 ? high : low;
+    }
+  }
+  static __device__ __forceinline__ void multiply(float (&x)[kPart], const float (&y)[kPart]) {
+#pragma unroll
+    for (int v = 0; v < kPart; ++v) x[v] *= y[v];
+  }
+
+  // The elements of one half of a matrix with rows of n, or of two times n; zeros outside it.
+  __device__ __forceinline__ void load(float (&values)[kPart], const void* data, bool has_two, int32_t half,
+                                       int part) const {
+    const int64_t ld = static_cast<int64_t>(params_.n) << has_two;
+    const int32_t column = thread_column() + part * kPartColumns, columns = params_.n - column;
+    const int64_t offset = (int64_t{batch_idx_} * params_.m + thread_row()) * ld + int64_t{half} * params_.n + column;
+    epilogue::visit(f_.type, [&](auto tag) {
+      using T = decltype(tag);
+      struct alignas(2 * sizeof(T)) Pair {
+        T values[2];
+      };
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const T* source = static_cast<const T*>(data) + offset + 8 * h * ld;
+        const int32_t inside = thread_row() + 8 * h < params_.m ? columns : 0;
+#pragma unroll
+        for (int j = 0; j < kPart / 4; ++j) {
+          Pair pair{};
+          if (f_.vectors) {
+            if (8 * j < inside) pair = *reinterpret_cast<const Pair*>(source + 8 * j);
+          } else {
+            if (8 * j < inside) pair.values[0] = source[8 * j];
+            if (8 * j + 1 < inside) pair.values[1] = source[8 * j + 1];
+          }
+          values[4 * j + 2 * h] = convert<float>(pair.values[0]);
+          values[4 * j + 2 * h + 1] = convert<float>(pair.values[1]);
+        }
+      }
+    });
+  }
+
+  // z = alpha * z + bias, of whose elements number `first` is that of column 0.
+  __device__ __forceinline__ void scale(float (&z)[kFragment], int32_t first) const {
+    float along_n[16] = {}, along_m[2] = {};
+    if (f_.bias != nullptr) {
+      epilogue::visit(f_.bias_type, [&](auto tag) {
+        const auto* bias = static_cast<const decltype(tag)*>(f_.bias) + batch_idx_ * f_.bias_batch_stride;
+        if (f_.bias_along_m) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            if (thread_row() + 8 * h < params_.m) along_m[h] = convert<float>(bias[thread_row() + 8 * h]);
+          }
+        } else {
+          const int32_t columns = params_.n - thread_column();
+          bias += first + thread_column();
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              if (8 * j + i < columns) along_n[2 * j + i] = convert<float>(bias[8 * j + i]);
+            }
+          }
+        }
+      });
+    }
+#pragma unroll
+    for (int v = 0; v < kFragment; ++v) z[v] = z[v] * f_.alpha + (along_n[v / 4 * 2 + v % 2] + along_m[v / 2 % 2]);
+  }
+
+  __device__ __forceinline__ uint8_t* buffer() const { return buffers_ + buffer_idx_ * 8192; }
+
+  __device__ __forceinline__ void begin_box() const {
+    // The store issued two boxes ago, by this same thread, has read the buffer.
+    if (thread_idx() == 0) ptx::tma_store_wait_read<1>();
+    ptx::named_barrier_sync(barrier_id_, 128);
+  }
+
+  __device__ __forceinline__ void stage_16bit(const float (&values)[kPart], int part) const {
+    const int warp = thread_idx() / 32, lane = thread_idx() % 32;
+    const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
+#pragma unroll
+    for (int j = 0; j < kPart / 4; j += 2) {
+      uint32_t r[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) r[i] = pack(values[4 * j + 2 * i], values[4 * j + 2 * i + 1], f_.type);
+      const int column = part * kPartColumns + (j + lane / 16) * 8;
+      ptx::stmatrix_x4(ptx::shared_address(buffer()) + swizzle<128>(row * 128 + column * 2), r[0], r[1], r[2], r[3]);
+    }
+  }
+  __device__ __forceinline__ void stage_float(const float (&values)[kPart], int part) const {
+    const int warp = thread_idx() / 32, lane = thread_idx() % 32;
+#pragma unroll
+    for (int j = 0; j < kPart / 4; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = warp * 16 + h * 8 + lane / 4, column = part * kPartColumns + j * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(buffer() + swizzle<128>(row * 128 + column * 4)) =
+            make_float2(values[4 * j + 2 * h], values[4 * j + 2 * h + 1]);
+      }
+    }
+  }
+
+  // Stores the staged box, `first` columns to the right of the fragment's first, in D or aux_out.
+  template <int kOutBytes>
+  __device__ __forceinline__ void end_box(bool is_d, int32_t half, int32_t first) const {
+    ptx::fence_proxy_async();
+    ptx::named_barrier_sync(barrier_id_, 128);
+    const Fused& epilogue = params_.epilogue;
+    const int32_t column = column_ + first, rows = params_.m - row_, columns = params_.n - column;
+    const bool has_two = is_d ? f_.has_two_d() : f_.gated;
+    if (params_.store_with_tma) {
+      if (thread_idx() == 0) {
+        ptx::tma_store_4d(is_d ? &epilogue.d_map : &epilogue.aux_map, buffer(), column, half, row_, batch_idx_);
+        ptx::tma_store_commit();
+      }
+    } else {
+      using Element = std::conditional_t<kOutBytes == 2, uint16_t, float>;
+      const int64_t ld = static_cast<int64_t>(params_.n) << has_two;
+      Element* target = static_cast<Element*>(is_d ? f_.d : f_.aux_out) +
+                        (int64_t{batch_idx_} * params_.m + row_) * ld + int64_t{half} * params_.n + column;
+      copy_box<128, 64>(buffer(), target, ld, rows, columns, thread_idx());
+    }
+    if (is_d && epilogue.column_sums != nullptr && rows > 0) {
+      const int64_t row = int64_t{batch_idx_} * epilogue.sum_blocks + row_ / 64;
+      float* sums = epilogue.column_sums + ((row << has_two) + half) * params_.n + column;
+      sum_box<kOutBytes>(buffer(), f_.type, sums, rows, columns, thread_idx());
+    }
+    buffer_idx_ ^= 1;
+  }
+
+  const Params<Fused>& params_;
+  const epilogue::Fused& f_;
+  const int32_t row_, column_, batch_idx_;
+  uint8_t* const buffers_;
+  int& buffer_idx_;
+  const uint32_t barrier_id_;
+};
+
+// Brings to L2, while the product is being multiplied, what the epilogue of a warpgroup's tile will
+// read: its loads have few registers to be under way in.
+template <typename Config, int kBlocksM>
+__device__ __forceinline__ void prefetch_epilogue(const Params<Fused>& params, int32_t m_idx, int32_t n_idx,
+                                                  int32_t batch_idx) {
+  const epilogue::Fused& f = params.epilogue.values;
+  const int64_t element_bytes = f.type == FloatType::kF32 ? 4 : 2;
+  const int32_t columns = min(params.epilogue.tile_columns<Config>(), params.n - n_idx);
+  const auto prefetch = [&](const void* matrix, bool has_two) {
+    for (int32_t row = m_idx + ptx::tid_x() % 128; row < min(m_idx + kBlocksM * 64, params.m); row += 128) {
+      const int64_t first = ((int64_t{batch_idx} * params.m + row) * params.n << has_two) + n_idx;
+      for (int half = 0; half <= has_two; ++half) {
+        const char* line = static_cast<const char*>(matrix) + (first + int64_t{half} * params.n) * element_bytes;
+        for (int32_t byte = 0; byte < columns * element_bytes; byte += 128) ptx::prefetch_global_l2(line + byte);
+      }
+    }
+  };
+  if (f.derivative) prefetch(f.aux_in, f.gated);
+  if (f.beta != 0.0f) prefetch(f.c, f.has_two_d());
+}
+
+// All of a warpgroup's accumulators. (m_idx, n_idx): element of the product that the first one is.
+template <typename Config, int kBlocksM>
+__device__ __forceinline__ void store_fused(float (&acc)[kBlocksM][Config::kTileN / 2], const Params<Fused>& params,
+                                            uint8_t* buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
+                                            int32_t batch_idx, uint32_t barrier_id) {
+  static_assert(Config::kTileN % 64 == 0 && !Config::kSwapped, "fragments are 64 columns of D wide");
+  constexpr int kBlockValues = Config::kTileN / 2, kValues = kBlocksM * kBlockValues;
+  float (&values)[kValues] = reinterpret_cast<float (&)[kValues]>(acc);
+  // The values move down as they are used up: registers have no index that changes.
+  const auto drop = [&](auto count) {
+#pragma unroll
+    for (int v = 0; v + count.value < kValues; ++v) values[v] = values[v + count.value];
+  };
+  const bool has_two_z = params.epilogue.values.has_two_z();
+  const int32_t columns = params.epilogue.tile_columns<Config>();
+#pragma unroll 1
+  for (int32_t row = 0; row < kBlocksM * 64; row += 64) {
+#pragma unroll 1
+    for (int32_t column = 0; column < columns; column += 64) {
+      constexpr int kUp = kBlockValues >= 64 ? kBlockValues / 2 : 0;
+      FusedFragment(params, m_idx + row, n_idx + column, batch_idx, buffers, buffer_idx, barrier_id)
+          .store(reinterpret_cast<float (&)[kFragment]>(values[0]),
+                 reinterpret_cast<float (&)[kFragment]>(values[kUp]));
+      drop(std::integral_constant<int, kFragment>{});
+    }
+    // What is left of the block: the second matrix's half.
+    if (has_two_z && kBlocksM > 1) drop(std::integral_constant<int, kBlockValues / 2>{});
+  }
+}
+
+}  // namespace tcgemm::wgmma_family
