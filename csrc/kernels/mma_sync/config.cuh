@@ -5,7 +5,8 @@
 
 namespace tcgemm::mma {
 
-template <int tile_m, int tile_n, int tile_k_bytes, int warp_m, int warp_n, int stages, int min_blocks_per_sm>
+template <int tile_m, int tile_n, int tile_k_bytes, int warp_m, int warp_n, int stages, int min_blocks_per_sm,
+          bool has_epilogue>
 struct Tile {
   static constexpr int kTileM = tile_m;
   static constexpr int kTileN = tile_n;
@@ -15,6 +16,8 @@ struct Tile {
   static constexpr int kStages = stages;
   // What registers must leave room for; shared memory may allow less on a given device.
   static constexpr int kMinBlocksPerSm = min_blocks_per_sm;
+  // Whether kernels with an epilogue are built; else one goes through the workspace and a second kernel.
+  static constexpr bool kHasEpilogue = has_epilogue;
 
   static constexpr int kWarpsM = kTileM / kWarpM;
   static constexpr int kWarpsN = kTileN / kWarpN;
@@ -29,14 +32,14 @@ struct Tile {
 };
 
 // One block on an SM: the least traffic to shared memory and L2.
-using Tile256Stages3 = Tile<128, 256, 128, 64, 64, 3, 1>;
-using Tile256TallStages3 = Tile<256, 128, 128, 64, 64, 3, 1>;
-using Tile256Stages4 = Tile<128, 256, 64, 64, 64, 4, 1>;
+using Tile256Stages3 = Tile<128, 256, 128, 64, 64, 3, 1, true>;
+using Tile256TallStages3 = Tile<256, 128, 128, 64, 64, 3, 1, false>;
+using Tile256Stages4 = Tile<128, 256, 64, 64, 64, 4, 1, false>;
 // Two blocks on an SM, each hiding the other's barriers and epilogue.
-using Tile128Stages3 = Tile<128, 128, 128, 64, 64, 3, 2>;
-using Tile128Stages4 = Tile<128, 128, 64, 64, 64, 4, 2>;
+using Tile128Stages3 = Tile<128, 128, 128, 64, 64, 3, 2, true>;
+using Tile128Stages4 = Tile<128, 128, 64, 64, 64, 4, 2, false>;
 // Small products: four times as many blocks.
-using Tile64Stages4 = Tile<64, 64, 128, 32, 32, 4, 3>;
+using Tile64Stages4 = Tile<64, 64, 128, 32, 32, 4, 3, true>;
 
 // A tile together with the layouts of its operands.
 template <typename TileType, bool a_transposed, bool b_transposed>

@@ -16,7 +16,6 @@
 
 #include <cstdint>
 
-#include "kernels/mma_sync/epilogues.cuh"
 #include "kernels/mma_sync/mainloop.cuh"
 #include "kernels/mma_sync/params.cuh"
 #include "kernels/mma_sync/store.cuh"

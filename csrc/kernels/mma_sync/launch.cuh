@@ -6,20 +6,12 @@
 #include <type_traits>
 
 #include "core/cuda_status.h"
+#include "epilogue/fused.h"
 #include "kernels/mma_sync/kernel.cuh"
 #include "kernels/mma_sync/launch.h"
 #include "tile/tensor_map.h"
 
 namespace tcgemm::mma {
-
-inline OutputType output_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF16: return OutputType::kF16;
-    case DType::kBF16: return OutputType::kBF16;
-    case DType::kS32: return OutputType::kS32;
-    default: return OutputType::kF32;
-  }
-}
 
 // The operand in bytes, and the largest copy (16, 8, 4, 2 or 1 bytes) that divides its address,
 // every stride in use and the contiguous extent: such a copy is inside or outside as a whole.
@@ -111,26 +103,27 @@ Status launch(const Problem& p, const Buffers& buffers, const Device& device, in
   params.grid = TileGrid::make(p.batch, p.m, p.n, Tile::kTileM, Tile::kTileN);
   params.num_works = static_cast<uint32_t>(params.grid.num_tiles() * splits);
 
-  const bool is_split = splits > 1;
-  params.d = is_split ? buffers.workspace : buffers.d;
-  params.out = !is_split ? output_type(p.out) : std::is_same_v<Partial, int32_t> ? OutputType::kS32 : OutputType::kF32;
-  const int64_t out_bytes = is_split ? 4 : dtype_bytes(p.out);
-  params.stores_vectors = (reinterpret_cast<uintptr_t>(params.d) | static_cast<uintptr_t>(p.n * out_bytes)) % 16 == 0;
-
-  const double alpha = is_split ? 1.0 : p.alpha;
-  const double beta = is_split ? 0.0 : p.beta;
-  Status status;
-  // The plain product is worth its own kernels where it is most of all use.
-  if (Instruction::kHasIdentityEpilogue && alpha == 1.0 && beta == 0.0) {
-    if constexpr (Instruction::kHasIdentityEpilogue) {
-      status = launch_layout<Tile, Instruction>(p, params, Identity{}, device, stream);
-    }
+  params.d = buffers.d;
+  params.out = epilogue::float_type(p.out);
+  params.stores_vectors =
+      (reinterpret_cast<uintptr_t>(params.d) | static_cast<uintptr_t>(p.n * dtype_bytes(p.out))) % 16 == 0;
+  if constexpr (std::is_same_v<Partial, int32_t>) {
+    const epilogue::AlphaBetaC<int32_t, int32_t> epilogue{static_cast<int32_t>(p.alpha), static_cast<int32_t>(p.beta),
+                                                          static_cast<const int32_t*>(buffers.c), p.m, p.n};
+    return launch_layout<Tile, Instruction>(p, params, epilogue, device, stream);
   } else {
-    const AlphaBetaC epilogue{alpha, beta, buffers.c, p.m, p.n};
-    status = launch_layout<Tile, Instruction>(p, params, epilogue, device, stream);
+    const bool is_bare = p.epilogue.is_none() && p.alpha == 1.0 && p.beta == 0.0;
+    // The plain product is worth its own kernels where it is most of all use.
+    if constexpr (Instruction::kHasIdentityEpilogue || !Tile::kHasEpilogue) {
+      if (is_bare) {
+        return launch_layout<Tile, Instruction>(p, params, epilogue::Identity<Partial, void>{}, device, stream);
+      }
+    }
+    if constexpr (Tile::kHasEpilogue) {
+      return launch_layout<Tile, Instruction>(p, params, epilogue::make_fused(p, buffers), device, stream);
+    }
+    return Status::internal("this tile's kernel has no epilogue");
   }
-  if (!status.is_ok() || !is_split) return status;
-  return launch_reduction(p, buffers, splits, stream);
 }
 
 }  // namespace tcgemm::mma

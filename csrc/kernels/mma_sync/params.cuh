@@ -7,17 +7,16 @@
 
 #include "tile/grid.cuh"
 #include "tile/matrix.cuh"
+#include "tile/numeric.cuh"
 
 namespace tcgemm::mma {
-
-enum class OutputType : int { kF16, kBF16, kF32, kS32 };
 
 struct Params {
   CUtensorMap a_map, b_map;          // of the tiles of a stage; only where TensorCopies copies them
   BatchedMatrix<char> a, b;          // ld and strides in bytes
   int a_granularity, b_granularity;  // 16, 8, 4 or the element's bytes: divides addresses, strides and extents
   void* d;
-  OutputType out;
+  FloatType out;        // unless D is s32
   bool stores_vectors;  // 16-byte stores of D are aligned and never straddle rows
   int64_t batch, m, n;
   int64_t k, k_per_split;
