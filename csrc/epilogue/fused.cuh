@@ -9,7 +9,7 @@
 
 #include "epilogue/activations.h"
 #include "tile/numeric.cuh"
-#include "tile/output.cuh"
+#include "tile/store_vectors.cuh"
 
 namespace tcgemm::epilogue {
 

@@ -6,6 +6,7 @@
 
 #include "core/problem.h"
 #include "epilogue/epilogue.cuh"
+#include "epilogue/fused.h"
 #include "tile/gemm_args.cuh"
 #include "tile/output.cuh"
 
@@ -62,6 +63,11 @@ struct MakeOutputs<FloatOutputs<Epilogue, Acc>> {
     }
     return outputs;
   }
+};
+
+template <>
+struct MakeOutputs<FusedOutput> {
+  static FusedOutput make(const Problem& p, const Buffers& buffers) { return {epilogue::make_fused(p, buffers)}; }
 };
 
 // `vector_bytes`: what the kernel's widest access to a row of a or b needs.

@@ -2,47 +2,23 @@
 //
 // Kernels take an `Outputs` with one function, visit(f), which calls f with the Output to store
 // through. Output itself is the case of one output type; FloatOutputs holds float16, bfloat16
-// and float32 behind a switch that the whole grid takes alike, so one kernel serves all three.
+// and float32 behind a switch that the whole grid takes alike, so one kernel serves all three; and
+// FusedOutput serves these with every epilogue. kIsLarge: the code of a store is worth a rolled loop.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
-#include "ptx/global_memory.cuh"
+#include "epilogue/fused.cuh"
 #include "tile/numeric.cuh"
+#include "tile/store_vectors.cuh"
 
 namespace tcgemm {
-
-// Converts adjacent values and stores them in instructions of 16 bytes, or of all bytes they have;
-// `target` is aligned to that. In PTX, because the compiler splits stores of a packed array.
-template <typename Out, int kCount, typename Acc>
-__device__ __forceinline__ void store_vectors(const Acc (&values)[kCount], Out* target) {
-  constexpr int kBytes = kCount * sizeof(Out) < 16 ? kCount * sizeof(Out) : 16;
-  constexpr int kPerVector = kBytes / sizeof(Out);
-  static_assert(kCount % kPerVector == 0, "whole vectors");
-#pragma unroll
-  for (int i = 0; i < kCount; i += kPerVector) {
-    Out elements[kPerVector];
-#pragma unroll
-    for (int j = 0; j < kPerVector; ++j) elements[j] = convert<Out>(values[i + j]);
-    if constexpr (kBytes == 16) {
-      uint32_t words[4];
-      memcpy(words, elements, kBytes);
-      ptx::st_global_v4_u32(target + i, words);
-    } else if constexpr (kBytes == 8) {
-      uint32_t words[2];
-      memcpy(words, elements, kBytes);
-      ptx::st_global_v2_u32(target + i, words);
-    } else {
-      static_assert(kPerVector == 1, "vectors of 8 or 16 bytes");
-      target[i] = elements[0];
-    }
-  }
-}
 
 // D is packed row-major with batch stride m * n. `aligned`: each row starts on 16 bytes.
 template <typename Out, typename Epilogue>
 struct Output {
+  static constexpr bool kIsLarge = false;
+
   Out* d;
   int64_t m, n;
   bool aligned;
@@ -77,6 +53,8 @@ struct Output {
 // Only the member that `type` names is set.
 template <template <typename, typename> class Epilogue, typename Acc>
 struct FloatOutputs {
+  static constexpr bool kIsLarge = false;
+
   FloatType type;
   Output<__half, Epilogue<Acc, __half>> f16;
   Output<__nv_bfloat16, Epilogue<Acc, __nv_bfloat16>> bf16;
@@ -89,6 +67,24 @@ struct FloatOutputs {
       case FloatType::kBF16: visitor(bf16); break;
       case FloatType::kF32: visitor(f32); break;
     }
+  }
+};
+
+// Every epilogue of one product; see epilogue/fused.cuh.
+struct FusedOutput {
+  static constexpr bool kIsLarge = true;
+
+  epilogue::Fused fused;
+
+  template <typename Visitor>
+  __device__ __forceinline__ void visit(Visitor&& visitor) const {
+    visitor(*this);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void store(float (&acc)[kCount], int64_t batch_idx, int64_t m_idx, int64_t n_idx) const {
+    float second[kCount];
+    fused.store(acc, second, batch_idx, m_idx, n_idx, static_cast<int>(min(fused.n - n_idx, int64_t{kCount})));
   }
 };
 

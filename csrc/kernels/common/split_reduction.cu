@@ -2,7 +2,7 @@
 #include "epilogue/fused.h"
 #include "kernels/common/early_start.cuh"
 #include "kernels/common/split_reduction.h"
-#include "tile/output.cuh"
+#include "tile/store_vectors.cuh"
 
 namespace tcgemm {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "core/cuda_status.h"
 #include "epilogue/fused.h"
+#include "kernels/common/epilogue_launch.h"
 #include "kernels/mma_sync/kernel.cuh"
 #include "kernels/mma_sync/launch.h"
 #include "tile/tensor_map.h"
@@ -112,10 +113,9 @@ Status launch(const Problem& p, const Buffers& buffers, const Device& device, in
                                                           static_cast<const int32_t*>(buffers.c), p.m, p.n};
     return launch_layout<Tile, Instruction>(p, params, epilogue, device, stream);
   } else {
-    const bool is_bare = p.epilogue.is_none() && p.alpha == 1.0 && p.beta == 0.0;
     // The plain product is worth its own kernels where it is most of all use.
     if constexpr (Instruction::kHasIdentityEpilogue || !Tile::kHasEpilogue) {
-      if (is_bare) {
+      if (is_bare(p)) {
         return launch_layout<Tile, Instruction>(p, params, epilogue::Identity<Partial, void>{}, device, stream);
       }
     }

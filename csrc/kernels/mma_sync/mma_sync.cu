@@ -3,8 +3,7 @@
 #include <array>
 #include <charconv>
 
-#include "kernels/common/column_sums.h"
-#include "kernels/common/split_reduction.h"
+#include "kernels/common/epilogue_launch.h"
 #include "kernels/kernels.h"
 #include "kernels/mma_sync/launch.h"
 #include "tile/limits.h"
@@ -147,7 +146,7 @@ class MmaSync final : public Implementation {
   int64_t workspace_bytes(const Problem& p, const Device&, std::string_view config) const override {
     const ParsedConfig parsed = parse_config(config);
     const Kernel* kernel = find_kernel(p, parsed.tile);
-    return kernel == nullptr ? 0 : sums_bytes(p, *kernel, parsed.splits) + column_sums_bytes(p);
+    return kernel == nullptr ? 0 : EpilogueLaunch::make(p, parsed.splits, kernel->has_epilogue).workspace_bytes(p);
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
@@ -156,40 +155,10 @@ class MmaSync final : public Implementation {
     const ParsedConfig parsed = parse_config(config);
     const Kernel* kernel = find_kernel(p, parsed.tile);
     if (kernel == nullptr) return Status::invalid("no kernel for config " + std::string(config));
-    const int64_t part_bytes = sums_bytes(p, *kernel, parsed.splits);
-    if (part_bytes == 0) {
-      if (Status s = kernel->launch(p, buffers, device, 1, stream); !s.is_ok()) return s;
-    } else {
-      if (Status s = launch_parts(p, buffers, device, *kernel, parsed.splits, stream); !s.is_ok()) return s;
-    }
-    if (!p.epilogue.column_sums) return Status::ok();
-    float* partials = static_cast<float*>(buffers.workspace) + part_bytes / 4;
-    return launch_column_sums(p, buffers, partials, false, stream);
-  }
-
- private:
-  // What goes through the workspace: parts of K, the two products of a gated problem, and the product
-  // where its kernel has no epilogue.
-  static int64_t sums_bytes(const Problem& p, const Kernel& kernel, int splits) {
-    const bool is_bare = p.epilogue.is_none() && p.alpha == 1.0 && p.beta == 0.0;
-    const bool is_direct = splits == 1 && (is_bare || (kernel.has_epilogue && !p.has_two_b()));
-    return is_direct ? 0 : SplitSums::bytes(p, splits);
-  }
-
-  static Status launch_parts(const Problem& p, const Buffers& buffers, const Device& device, const Kernel& kernel,
-                             int splits, cudaStream_t stream) {
-    Problem part = p;
-    part.epilogue = {};
-    part.alpha = 1.0;
-    part.beta = 0.0;
-    part.out = p.compute == Compute::kS32 ? DType::kS32 : DType::kF32;
-    Buffers part_buffers = buffers;
-    for (int set = 0; set < SplitSums::num_sets(p); ++set) {
-      if (set == 1) part_buffers.b = buffers.b_up;
-      part_buffers.d = static_cast<char*>(buffers.workspace) + 4 * set * SplitSums::set_elements(p, splits);
-      if (Status s = kernel.launch(part, part_buffers, device, splits, stream); !s.is_ok()) return s;
-    }
-    return launch_split_reduction(p, buffers, {buffers.workspace, splits}, false, stream);
+    return EpilogueLaunch::make(p, parsed.splits, kernel->has_epilogue)
+        .run(p, buffers, stream, [&](const Problem& product, const Buffers& product_buffers) {
+          return kernel->launch(product, product_buffers, device, parsed.splits, stream);
+        });
   }
 };
 

@@ -5,8 +5,7 @@
 
 #include "core/cuda_status.h"
 #include "epilogue/fused.h"
-#include "kernels/common/column_sums.h"
-#include "kernels/common/split_reduction.h"
+#include "kernels/common/epilogue_launch.h"
 #include "kernels/kernels.h"
 #include "kernels/wgmma/config.h"
 #include "kernels/wgmma/launch.h"
@@ -110,8 +109,6 @@ struct Plan {
     return plan;
   }
 };
-
-bool is_bare(const Problem& p) { return p.epilogue.is_none() && p.alpha == 1.0 && p.beta == 0.0; }
 
 // Whether the config's own kernel runs the epilogue. Else, as with split K, its products go through
 // the workspace and a second kernel does.

@@ -1,4 +1,5 @@
 // wmma_naive and wmma_tiled: what they accept, and which instantiation runs it.
+#include "kernels/common/epilogue_launch.h"
 #include "kernels/kernels.h"
 #include "kernels/wmma/launch.cuh"
 #include "tile/limits.h"
@@ -31,7 +32,9 @@ std::string reject_common(const Problem& p, const Device& device, const wmma::Co
   if (std::string reason = reject_device(device, 80); !reason.empty()) return reason;
   if (std::string reason = reject_types(p, rules); !reason.empty()) return reason;
   if (std::string reason = reject_scalars(p); !reason.empty()) return reason;
-  if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
+  if (p.a.dtype == DType::kF64) {
+    if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
+  }
   const bool is_tf32 = config.shape == "m16n16k8", is_f64 = config.shape == "m8n8k4";
   const bool fits = is_tf32  ? p.a.dtype == DType::kF32
                     : is_f64 ? p.a.dtype == DType::kF64
@@ -67,11 +70,18 @@ class WmmaNaive final : public Implementation {
     return config.shape == "m8n8k4" ? reject_grid(p, 8, 8) : reject_grid(p, 16, 16);
   }
 
+  int64_t workspace_bytes(const Problem& p, const Device&, std::string_view) const override {
+    return EpilogueLaunch::make(p, 1, true).workspace_bytes(p);
+  }
+
   Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view name,
                 void* stream) const override {
     const wmma::ConfigName config = parse(name);
-    return is_16bit(p.a.dtype) ? wmma::launch_naive_16bit(p, buffers, config, stream)
-                               : wmma::launch_naive_other(p, buffers, config, stream);
+    const auto product = is_16bit(p.a.dtype) ? &wmma::launch_naive_16bit : &wmma::launch_naive_other;
+    return EpilogueLaunch::make(p, 1, true)
+        .run(p, buffers, static_cast<cudaStream_t>(stream), [&](const Problem& problem, const Buffers& its_buffers) {
+          return product(problem, its_buffers, config, stream);
+        });
   }
 };
 
@@ -107,9 +117,21 @@ class WmmaTiled final : public Implementation {
     return config.tile == "64x128x16" ? reject_grid(p, 64, 128) : reject_grid(p, 128, 128);
   }
 
+  int64_t workspace_bytes(const Problem& p, const Device&, std::string_view) const override {
+    return EpilogueLaunch::make(p, 1, true).workspace_bytes(p);
+  }
+
   Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view name,
                 void* stream) const override {
     const wmma::ConfigName config = parse(name);
+    return EpilogueLaunch::make(p, 1, true)
+        .run(p, buffers, static_cast<cudaStream_t>(stream), [&](const Problem& problem, const Buffers& its_buffers) {
+          return launch_product(problem, its_buffers, config, stream);
+        });
+  }
+
+ private:
+  static Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config, void* stream) {
     if (is_8bit(p.a.dtype)) return wmma::launch_tiled_8bit(p, buffers, config, stream);
     if (p.a.dtype == DType::kF32) return wmma::launch_tiled_tf32(p, buffers, stream);
     if (p.a.dtype == DType::kF64) return wmma::launch_tiled_f64(p, buffers, stream);

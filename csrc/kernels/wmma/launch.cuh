@@ -8,6 +8,7 @@
 #include "core/cuda_status.h"
 #include "core/implementation.h"
 #include "epilogue/epilogue.cuh"
+#include "kernels/common/epilogue_launch.h"
 #include "kernels/wmma/naive_kernel.cuh"
 #include "kernels/wmma/tiled_kernel.cuh"
 #include "tile/gemm_args.h"
@@ -72,8 +73,6 @@ struct TiledConfig : Mma, Tile, Layout {
   static constexpr bool kSaturate = kSaturate_;
 };
 
-inline bool is_identity(const Problem& p) { return p.alpha == 1.0 && p.beta == 0.0; }
-
 // What a direct load_matrix_sync asks of rows that hold `elements` of a tile, see naive_kernel.cuh.
 template <typename In>
 constexpr int64_t direct_bytes(int elements) {
@@ -121,9 +120,9 @@ Status launch_tiled_layouts(const Problem& p, const Buffers& buffers, void* stre
   return launch(p, buffers, stream);
 }
 
-template <template <typename, typename> class Epilogue>
-using Floats = FloatOutputs<Epilogue, float>;
-using AnyFloat = Floats<epilogue::AlphaBetaC>;
+// Float16, bfloat16 or float32: the bare product, and any epilogue.
+using BareFloat = FloatOutputs<epilogue::Identity, float>;
+using AnyFloat = FusedOutput;
 template <typename Acc>
 using Exact = Output<Acc, epilogue::AlphaBetaC<Acc, Acc>>;
 

@@ -1,0 +1,53 @@
+// How a kernel that runs most epilogues itself is launched for all of them: what it cannot do goes
+// through the workspace and the second kernel of split K; column sums are taken of D as stored.
+#pragma once
+
+#include "kernels/common/column_sums.h"
+#include "kernels/common/split_reduction.h"
+
+namespace tcgemm {
+
+inline bool is_bare(const Problem& p) { return p.epilogue.is_none() && p.alpha == 1.0 && p.beta == 0.0; }
+
+struct EpilogueLaunch {
+  int num_splits = 1;
+  // Whether the kernel itself stores D: not for parts of K nor for the two products of a gated one.
+  bool is_direct = true;
+  bool starts_early = false;
+
+  static EpilogueLaunch make(const Problem& p, int num_splits, bool kernel_has_epilogue) {
+    return {num_splits, num_splits == 1 && (is_bare(p) || (kernel_has_epilogue && !p.has_two_b())), false};
+  }
+
+  int64_t sums_bytes(const Problem& p) const { return is_direct ? 0 : SplitSums::bytes(p, num_splits); }
+  int64_t workspace_bytes(const Problem& p) const { return sums_bytes(p) + column_sums_bytes(p); }
+
+  // `product(problem, buffers)` launches the kernel: for the problem itself, or for bare products
+  // whose D is in the workspace and holds `num_splits` parts of K, one batch after another.
+  template <typename Product>
+  Status run(const Problem& p, const Buffers& buffers, cudaStream_t stream, const Product& product) const {
+    Status status = is_direct ? product(p, buffers) : run_in_parts(p, buffers, stream, product);
+    if (!status.is_ok() || !p.epilogue.column_sums) return status;
+    char* partials = static_cast<char*>(buffers.workspace) + sums_bytes(p);
+    return launch_column_sums(p, buffers, reinterpret_cast<float*>(partials), starts_early, stream);
+  }
+
+ private:
+  template <typename Product>
+  Status run_in_parts(const Problem& p, const Buffers& buffers, cudaStream_t stream, const Product& product) const {
+    Problem part = p;
+    part.epilogue = {};
+    part.alpha = 1.0;
+    part.beta = 0.0;
+    part.out = p.out == DType::kS32 ? DType::kS32 : DType::kF32;
+    Buffers part_buffers = buffers;
+    for (int set = 0; set < SplitSums::num_sets(p); ++set) {
+      if (set == 1) part_buffers.b = buffers.b_up;
+      part_buffers.d = static_cast<char*>(buffers.workspace) + 4 * set * SplitSums::set_elements(p, num_splits);
+      if (Status s = product(part, part_buffers); !s.is_ok()) return s;
+    }
+    return launch_split_reduction(p, buffers, {buffers.workspace, num_splits}, starts_early, stream);
+  }
+};
+
+}  // namespace tcgemm
