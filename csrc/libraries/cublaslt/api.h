@@ -37,8 +37,25 @@ enum cublasLtMatrixLayoutAttribute_t : int {
 };
 
 enum cublasLtMatmulDescAttributes_t : int {
-  CUBLASLT_MATMUL_DESC_TRANSA = 3,  // int32_t
-  CUBLASLT_MATMUL_DESC_TRANSB = 4,  // int32_t
+  CUBLASLT_MATMUL_DESC_TRANSA = 3,                 // int32_t
+  CUBLASLT_MATMUL_DESC_TRANSB = 4,                 // int32_t
+  CUBLASLT_MATMUL_DESC_EPILOGUE = 7,               // uint32_t
+  CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,           // const void*, an element for each row of the result
+  CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,  // void*
+  CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,       // int64_t, elements
+};
+
+// "AUX": the activation's argument is stored, or for DGELU read, as a matrix of the result's type.
+enum cublasLtEpilogue_t : uint32_t {
+  CUBLASLT_EPILOGUE_DEFAULT = 1,
+  CUBLASLT_EPILOGUE_RELU = 2,
+  CUBLASLT_EPILOGUE_BIAS = 4,
+  CUBLASLT_EPILOGUE_RELU_BIAS = 6,
+  CUBLASLT_EPILOGUE_GELU = 32,
+  CUBLASLT_EPILOGUE_GELU_BIAS = 36,
+  CUBLASLT_EPILOGUE_GELU_AUX = 160,
+  CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 164,
+  CUBLASLT_EPILOGUE_DGELU = 192,
 };
 
 enum cublasLtMatmulPreferenceAttributes_t : int {

@@ -3,7 +3,8 @@
 // cuBLASLt is column-major and the problem row-major, so it is given the transposed product
 //   D^T = op(B)^T op(A)^T,
 // whose column-major matrices are the same bytes: its first operand X is our B, its second, Y,
-// our A, and its row count is our n. Nothing is copied to be transposed.
+// our A, and its row count is our n. Nothing is copied to be transposed, and its bias along rows is
+// our bias along n.
 #include "libraries/cublaslt/cublaslt.h"
 
 #include <cuda_fp16.h>
@@ -13,6 +14,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "core/cuda_status.h"
 #include "libraries/cublaslt/library.h"
@@ -87,6 +89,49 @@ std::string reject_int8(const Problem& p) {
       return "s8 needs alpha and beta to be 32-bit integers, got " + std::to_string(scale);
     }
   }
+  return "";
+}
+
+// The library's own epilogue that is the problem's; none when it has none. Its relu leaves a bit mask
+// behind and its derivative of relu reads one, so that neither is ours.
+std::optional<lt::cublasLtEpilogue_t> find_epilogue(const Problem& p) {
+  const Epilogue& e = p.epilogue;
+  const bool has_bias = e.bias != Bias::kNone;
+  if (e.gated || e.column_sums || e.bias == Bias::kM) return std::nullopt;
+  if (e.derivative) {
+    if (e.activation == Activation::kGeluTanh && !has_bias && p.beta == 0.0) return lt::CUBLASLT_EPILOGUE_DGELU;
+    return std::nullopt;
+  }
+  // It adds C before the activation.
+  if (e.activation != Activation::kNone && p.beta != 0.0) return std::nullopt;
+  switch (e.activation) {
+    case Activation::kNone:
+      if (e.aux_out) return std::nullopt;
+      return has_bias ? lt::CUBLASLT_EPILOGUE_BIAS : lt::CUBLASLT_EPILOGUE_DEFAULT;
+    case Activation::kRelu:
+      if (e.aux_out) return std::nullopt;
+      return has_bias ? lt::CUBLASLT_EPILOGUE_RELU_BIAS : lt::CUBLASLT_EPILOGUE_RELU;
+    case Activation::kGeluTanh:
+      if (e.aux_out) return has_bias ? lt::CUBLASLT_EPILOGUE_GELU_AUX_BIAS : lt::CUBLASLT_EPILOGUE_GELU_AUX;
+      return has_bias ? lt::CUBLASLT_EPILOGUE_GELU_BIAS : lt::CUBLASLT_EPILOGUE_GELU;
+    default: return std::nullopt;
+  }
+}
+
+std::string reject_epilogue(const Problem& p) {
+  const Epilogue& e = p.epilogue;
+  if (e.is_none()) return "";
+  if (!find_epilogue(p)) {
+    return "of epilogues it has bias along n, relu and gelu_tanh with it, gelu_tanh with aux_out, and gelu_tanh's "
+           "derivative";
+  }
+  if (p.a.dtype != p.out) return std::string("an epilogue needs d of the dtype of a, got ") + dtype_name(p.out);
+  if (p.a.dtype != DType::kF16 && p.a.dtype != DType::kBF16) return "an epilogue needs f16 or bf16";
+  if (p.compute != Compute::kF32) return "an epilogue needs the accumulator f32";
+  if (e.bias != Bias::kNone && e.bias_dtype != p.out) return "bias must have the dtype of d";
+  if (p.batch != 1) return "an epilogue needs a batch of 1, got " + std::to_string(p.batch);
+  if (p.k == 0) return "an epilogue needs k to be at least 1";
+  if ((e.aux_out || e.derivative) && p.n % 8 != 0) return "aux needs n to be a multiple of 8";
   return "";
 }
 
@@ -174,7 +219,7 @@ class CublasLt final : public Implementation {
     }
     const lt::Types* types = find_types(p);
     if (types == nullptr) return "cuBLASLt has no " + describe_types(p);
-    if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
+    if (std::string reason = reject_epilogue(p); !reason.empty()) return reason;
     if (p.k == 0 && p.beta != 0.0 && p.beta != 1.0) return "k must be at least 1 when beta is neither 0 nor 1";
     return types == &kInt8.types ? reject_int8(p) : "";
   }
@@ -200,6 +245,8 @@ class CublasLt final : public Implementation {
     lt::cublasLtHandle_t handle = nullptr;
     if (Status s = lt::device_handle(api, ordinal, &handle); !s.is_ok()) return s;
 
+    const lt::EpilogueAddresses addresses{buffers.bias,
+                                          p.epilogue.derivative ? const_cast<void*>(buffers.aux_in) : buffers.aux_out};
     // A batch count is a grid dimension in many kernels, with the limit of one.
     constexpr int64_t kMaxBatch = 65535;
     const auto [strided, looped] = batch_levels(p);
@@ -230,9 +277,12 @@ class CublasLt final : public Implementation {
                           alignment(a),
                           alignment(c),
                           alignment(d),
-                          buffers.workspace_bytes};
+                          buffers.workspace_bytes,
+                          *find_epilogue(p),
+                          alignment(addresses.bias),
+                          alignment(addresses.aux)};
         std::shared_ptr<const lt::Plan> plan;
-        if (Status s = lt::find_plan(api, handle, key, &plan); !s.is_ok()) {
+        if (Status s = lt::find_plan(api, handle, key, addresses, &plan); !s.is_ok()) {
           s.message += " for " + describe(p);
           return s;
         }
@@ -240,9 +290,12 @@ class CublasLt final : public Implementation {
           return Status::invalid("config " + std::string(config) + " does not exist for " + describe(p) +
                                  ": cuBLASLt proposes " + std::to_string(plan->num_algorithms()) + " algorithms");
         }
-        const lt::cublasStatus_t status = plan->run(handle, rank, alpha.bytes, b, a, beta.bytes, c, d,
-                                                    buffers.workspace, buffers.workspace_bytes, stream);
-        if (status != lt::CUBLAS_STATUS_SUCCESS) return lt::to_status(api, status, "cublasLtMatmul for " + describe(p));
+        if (Status s =
+                plan->run(handle, key, rank, alpha.bytes, b, a, beta.bytes, c, d, addresses, buffers.workspace, stream);
+            !s.is_ok()) {
+          s.message += " for " + describe(p);
+          return s;
+        }
       }
     }
     return Status::ok();

@@ -31,6 +31,27 @@ Status make_layout(const Api& api, cudaDataType_t type, int64_t rows, int64_t co
                    "setting batch stride " + std::to_string(stride));
 }
 
+// The description of a product, with the addresses of its epilogue.
+Status make_desc(const Api& api, const PlanKey& key, const EpilogueAddresses& addresses, cublasLtMatmulDesc_t* desc) {
+  Status status = to_status(api, api.cublasLtMatmulDescCreate(desc, key.types.compute, key.types.scale),
+                            "cublasLtMatmulDescCreate");
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+    if (!status.is_ok()) return;
+    status = to_status(api, api.cublasLtMatmulDescSetAttribute(*desc, attribute, &value, sizeof(value)),
+                       "setting matmul attribute " + std::to_string(attribute));
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, key.op_x);
+  set(CUBLASLT_MATMUL_DESC_TRANSB, key.op_y);
+  if (key.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return status;
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE, key.epilogue);
+  if (addresses.bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, addresses.bias);
+  if (addresses.aux != nullptr) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, addresses.aux);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n);
+  }
+  return status;
+}
+
 }  // namespace
 
 Plan::~Plan() {
@@ -40,16 +61,27 @@ Plan::~Plan() {
   }
 }
 
-Status Plan::build(cublasLtHandle_t handle, const PlanKey& key) {
-  Status status = to_status(api_, api_.cublasLtMatmulDescCreate(&desc_, key.types.compute, key.types.scale),
-                            "cublasLtMatmulDescCreate");
-  if (!status.is_ok()) return status;
-  for (const auto& [attribute, op] :
-       {std::pair{CUBLASLT_MATMUL_DESC_TRANSA, key.op_x}, {CUBLASLT_MATMUL_DESC_TRANSB, key.op_y}}) {
-    status = to_status(api_, api_.cublasLtMatmulDescSetAttribute(desc_, attribute, &op, sizeof(op)),
-                       "cublasLtMatmulDescSetAttribute");
-    if (!status.is_ok()) return status;
+Status Plan::run(cublasLtHandle_t handle, const PlanKey& key, int rank, const void* alpha, const void* x, const void* y,
+                 const void* beta, const void* c, void* d, const EpilogueAddresses& addresses, void* workspace,
+                 cudaStream_t stream) const {
+  // One description serves all threads unless it holds this call's addresses.
+  cublasLtMatmulDesc_t own = nullptr;
+  Status status = Status::ok();
+  if (key.epilogue != CUBLASLT_EPILOGUE_DEFAULT) status = make_desc(api_, key, addresses, &own);
+  if (status.is_ok()) {
+    status = to_status(
+        api_,
+        api_.cublasLtMatmul(handle, own != nullptr ? own : desc_, alpha, x, x_layout_, y, y_layout_, beta, c, d_layout_,
+                            d, d_layout_, &algorithms_[rank], workspace, key.workspace_bytes, stream),
+        "cublasLtMatmul");
   }
+  if (own != nullptr) api_.cublasLtMatmulDescDestroy(own);
+  return status;
+}
+
+Status Plan::build(cublasLtHandle_t handle, const PlanKey& key, const EpilogueAddresses& addresses) {
+  Status status = make_desc(api_, key, addresses, &desc_);
+  if (!status.is_ok()) return status;
   const bool x_flipped = key.op_x == CUBLAS_OP_T, y_flipped = key.op_y == CUBLAS_OP_T;
   status = make_layout(api_, key.types.in, x_flipped ? key.k : key.n, x_flipped ? key.n : key.k, key.ld_x, key.batch,
                        key.stride_x, &x_layout_);
@@ -93,7 +125,8 @@ Status Plan::build(cublasLtHandle_t handle, const PlanKey& key) {
   return Status::ok();
 }
 
-Status find_plan(const Api& api, cublasLtHandle_t handle, const PlanKey& key, std::shared_ptr<const Plan>* plan) {
+Status find_plan(const Api& api, cublasLtHandle_t handle, const PlanKey& key, const EpilogueAddresses& addresses,
+                 std::shared_ptr<const Plan>* plan) {
   struct Hash {
     size_t operator()(const PlanKey::Words& words) const {
       uint64_t hash = 0;
@@ -116,7 +149,7 @@ Status find_plan(const Api& api, cublasLtHandle_t handle, const PlanKey& key, st
     }
   }
   auto made = std::make_shared<Plan>(api);
-  if (Status status = made->build(handle, key); !status.is_ok()) return status;
+  if (Status status = made->build(handle, key, addresses); !status.is_ok()) return status;
   std::lock_guard<std::mutex> lock(mutex);
   if (plans.size() >= kMaxPlans) plans.clear();
   *plan = plans.emplace(words, std::move(made)).first->second;

@@ -21,6 +21,12 @@ struct Types {
   cublasComputeType_t compute;
 };
 
+// Addresses that cuBLASLt takes as part of its descriptor; null unless the epilogue needs them.
+struct EpilogueAddresses {
+  const void* bias;
+  void* aux;
+};
+
 // Everything a plan depends on, all of it plain integers and in cuBLASLt's column-major terms:
 // X is its first operand (our B), Y its second (our A), and rows and columns of D^T are our n
 // and m. Alignments are bytes.
@@ -34,12 +40,14 @@ struct PlanKey {
   int64_t stride_x, stride_y, stride_d;
   int64_t align_x, align_y, align_c, align_d;
   int64_t workspace_bytes;
+  cublasLtEpilogue_t epilogue;
+  int64_t align_bias, align_aux;
 
-  using Words = std::array<int64_t, 21>;
+  using Words = std::array<int64_t, 24>;
   Words words() const {
-    return {device,   types.in, types.out, types.scale, types.compute, op_x,    op_y,
-            n,        m,        k,         ld_x,        ld_y,          batch,   stride_x,
-            stride_y, stride_d, align_x,   align_y,     align_c,       align_d, workspace_bytes};
+    return {device,  types.in, types.out, types.scale, types.compute,   op_x,     op_y,       n,
+            m,       k,        ld_x,      ld_y,        batch,           stride_x, stride_y,   stride_d,
+            align_x, align_y,  align_c,   align_d,     workspace_bytes, epilogue, align_bias, align_aux};
   }
 };
 
@@ -50,17 +58,16 @@ class Plan {
   Plan& operator=(const Plan&) = delete;
   ~Plan();
 
-  // Creates the descriptors and asks the heuristic; to be called once.
-  Status build(cublasLtHandle_t handle, const PlanKey& key);
+  // Creates the descriptors and asks the heuristic, which sees how the addresses are aligned but keeps
+  // none; to be called once.
+  Status build(cublasLtHandle_t handle, const PlanKey& key, const EpilogueAddresses& addresses);
 
   int num_algorithms() const { return static_cast<int>(algorithms_.size()); }
 
-  cublasStatus_t run(cublasLtHandle_t handle, int rank, const void* alpha, const void* x, const void* y,
-                     const void* beta, const void* c, void* d, void* workspace, int64_t workspace_bytes,
-                     cudaStream_t stream) const {
-    return api_.cublasLtMatmul(handle, desc_, alpha, x, x_layout_, y, y_layout_, beta, c, d_layout_, d, d_layout_,
-                               &algorithms_[rank], workspace, workspace_bytes, stream);
-  }
+  // `key`: that of build().
+  Status run(cublasLtHandle_t handle, const PlanKey& key, int rank, const void* alpha, const void* x, const void* y,
+             const void* beta, const void* c, void* d, const EpilogueAddresses& addresses, void* workspace,
+             cudaStream_t stream) const;
 
  private:
   const Api& api_;
@@ -70,6 +77,7 @@ class Plan {
 };
 
 // The plan for `key`, from a cache shared by all threads and devices.
-Status find_plan(const Api& api, cublasLtHandle_t handle, const PlanKey& key, std::shared_ptr<const Plan>* plan);
+Status find_plan(const Api& api, cublasLtHandle_t handle, const PlanKey& key, const EpilogueAddresses& addresses,
+                 std::shared_ptr<const Plan>* plan);
 
 }  // namespace tcgemm::lt
