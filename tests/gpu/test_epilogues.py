@@ -1,0 +1,270 @@
+"""Every epilogue on the GPU beside JAX in float64: each implementation, type, layout and shape."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from epilogue_call import Fused, wide
+
+from jax_tcgemm import _modules, local, selection
+from jax_tcgemm.activations import ACTIVATIONS
+from jax_tcgemm.epilogue import Epilogue
+from jax_tcgemm.problem import DTYPES, Operand, Problem
+
+from .gemm_call import H200, LAYOUTS, implementations, split_base
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
+
+FORMS = {
+    "bias": Fused(bias="n"),
+    "bias_of_rows": Fused(bias="m", activation="tanh"),
+    "bias_f32": Fused(bias="n", bias_f32=True, activation="sigmoid"),
+    "gelu": Fused(activation="gelu_tanh", bias="n"),
+    "gelu_aux": Fused(activation="gelu_tanh", bias="n", aux_out=True),
+    "gelu_bare": Fused(activation="gelu_tanh"),
+    "relu": Fused(activation="relu", bias="n"),
+    "silu_residual": Fused(activation="silu", beta=0.5),
+    "alpha_relu2_aux": Fused(activation="relu2", bias="n", alpha=0.5, aux_out=True),
+    "residual": Fused(bias="n", beta=1.0),
+    "dgelu": Fused(activation="gelu_tanh", derivative=True),
+    "dgelu_erf": Fused(activation="gelu_erf", derivative=True),
+    "dsilu_sums": Fused(activation="silu", derivative=True, column_sums=True, alpha=2.0),
+    "drelu_residual": Fused(activation="relu", derivative=True, beta=1.0, bias="n"),
+    "sums": Fused(column_sums=True),
+    "gated": Fused(activation="silu", gated=True),
+    "gated_pair": Fused(activation="gelu_erf", gated=True, pair=True, bias="n"),
+    "gated_all": Fused(activation="silu", gated=True, bias="n", aux_out=True, beta=-1.0),
+    "gated_sums": Fused(activation="none", gated=True, column_sums=True),
+    "dgated": Fused(activation="silu", gated=True, derivative=True),
+    "dgated_sums": Fused(
+        activation="gelu_tanh", gated=True, derivative=True, column_sums=True, beta=1.0
+    ),
+}
+TYPES = ("bf16", "f16", "bf16 f32", "f16 bf16", "tf32")
+# Aligned, one off everything, one tile and more than a GPU has processors, no K, batches.
+SHAPES = {
+    "aligned": {"m": 256, "n": 256, "k": 256},
+    "odd": {"m": 129, "n": 137, "k": 63},
+    "odd_long": {"m": 333, "n": 263, "k": 520},
+    "rows_of_8": {"m": 77, "n": 200, "k": 40},
+    "few_rows": {"m": 3, "n": 520, "k": 128},
+    "one_column": {"m": 130, "n": 1, "k": 24},
+    "no_k": {"m": 33, "n": 24, "k": 0},
+    "batches": {"m": 65, "n": 72, "k": 40, "batch": (2, 3)},
+    "batches_of_bias": {"m": 65, "n": 71, "k": 40, "batch": (1, 3), "bias_per_batch": True},
+}
+MANY_TILES = {"m": 2056, "n": 3080, "k": 128}
+
+# What an implementation runs of what, so that refusing it is a failure.
+HAND_WRITTEN = ("wmma_naive", "wmma_tiled", "mma_sync", "wgmma")
+LIBRARY_FORMS = ("bias", "gelu", "gelu_aux", "gelu_bare", "relu", "residual", "dgelu")
+
+
+def device() -> dict:
+    return _modules.cuda_device() or H200
+
+
+def rejection(name: str, config: str, problem: Problem) -> str:
+    return _modules.cuda.reject(name, config, problem.query(), device())
+
+
+def choice(name: str, config: str, problem: Problem) -> selection.Choice:
+    workspace = _modules.cuda.workspace_bytes(name, config, problem.query(), device())
+    return selection.Choice(name, config, "", workspace)
+
+
+def run(name: str, config: str, cases: list[Fused], seed=0):
+    """The operands and all results of several cases, by one program.
+
+    D lies in the memory of C, which is full of NaN unless it is read; other results and workspaces
+    mostly in memory that was filled with NaN and freed.
+    """
+    drawn = []
+    for i, case in enumerate(cases):
+        d = case.problem
+        poison = np.full(d.d_shape, np.nan, DTYPES[d.out_dtype])
+        drawn.append({"c": poison} | case.draw(np.random.default_rng([seed, i])))
+
+    def program(drawn):
+        return [
+            case.call(arrays, choice(name, config, case.problem))
+            for case, arrays in zip(cases, drawn, strict=True)
+        ]
+
+    poison = [jnp.full(1 << 22, jnp.nan, jnp.float32) for _ in range(8)]
+    jax.block_until_ready(poison)
+    del poison
+    results = jax.device_get(jax.jit(program)(jax.device_put(drawn)))
+    return drawn, [[wide(x) for x in result] for result in results]
+
+
+def check(name: str, config: str, cases: list[Fused]):
+    drawn, results = run(name, config, cases)
+    for case, arrays, got in zip(cases, drawn, results, strict=True):
+        case.compare(got, arrays)
+
+
+def first_config(name: str, case: Fused) -> str | None:
+    """The first config that accepts a case, split or not."""
+    for config in implementations().get(name, ()):
+        if not rejection(name, config, case.problem):
+            return config
+    return None
+
+
+def shapes_of(case: Fused):
+    for label, shape in SHAPES.items():
+        if "bias_per_batch" not in shape or case.bias != "none":
+            yield label, dataclasses.replace(case, **shape)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", HAND_WRITTEN)
+def test_forms(name, form, types, layout):
+    case = dataclasses.replace(FORMS[form], types=types, layout=layout)
+    config = first_config(name, case)
+    assert config is not None
+    check(name, config, [each for _, each in shapes_of(case)])
+
+
+def in_kernel_configs():
+    """Configs of wgmma whose own kernel runs an epilogue: those that need no workspace for it."""
+    case = Fused(activation="silu", m=256, n=256, k=256)
+    return [
+        config
+        for config in implementations().get("wgmma", ())
+        if not split_base(config)
+        and _modules.cuda.workspace_bytes("wgmma", config, case.problem.query(), device()) == 0
+    ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("config", in_kernel_configs())
+def test_wgmma_configs_in_the_kernel(config, form, layout):
+    cases = []
+    for types in ("bf16", "f16 f32"):
+        case = dataclasses.replace(FORMS[form], types=types, layout=layout)
+        cases += [each for _, each in shapes_of(case)]
+        cases.append(dataclasses.replace(case, **MANY_TILES))
+    check("wgmma", config, cases)
+
+
+@pytest.mark.parametrize("name", ["wgmma", "mma_sync"])
+def test_every_config(name):
+    """Each config once with and once without a second matrix; most run them by a second kernel."""
+    for config in implementations().get(name, ()):
+        cases = [
+            dataclasses.replace(FORMS[form], types=types, m=140, n=200, k=520)
+            for form in ("gelu_aux", "gated_all", "dgated_sums")
+            for types in ("bf16", "tf32")
+        ]
+        check(name, config, [c for c in cases if not rejection(name, config, c.problem)])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("types", ["bf16", "f16"])
+@pytest.mark.parametrize("form", LIBRARY_FORMS)
+def test_cublaslt(form, types, layout):
+    for label, case in shapes_of(dataclasses.replace(FORMS[form], types=types, layout=layout)):
+        reason = rejection("cublaslt", "heuristic0", case.problem)
+        if label == "aligned":
+            assert not reason
+        if not reason:
+            # Its gelu is an approximation of the hardware's tanh: absolute, not relative, accuracy.
+            drawn, ((got, *rest),) = run("cublaslt", "heuristic0", [case])
+            expected, *aux = case.expected(drawn[0])
+            np.testing.assert_allclose(got, expected, rtol=2**-7, atol=2**-8)
+            for x, want in zip(rest, aux, strict=True):
+                np.testing.assert_allclose(x, want, rtol=2**-7, atol=2**-8)
+
+
+POINTS = np.array([*np.linspace(-12, 12, 2401), -0.0, 1e-6, -1e-6, 80.0, -80.0, 250.0, -250.0])
+
+
+def pointwise(name, config, activation, dtype, x, gradient):
+    """The activation of each x (or its derivative), as an epilogue of a product by 1."""
+    compute = "tf32" if dtype == "f32" else "f32"
+    problem = Problem(
+        batch=1,
+        batch_inner=1,
+        m=x.size,
+        n=1,
+        k=1,
+        a=Operand(dtype, False, 1),
+        b=Operand(dtype, False, 1),
+        out_dtype=dtype,
+        compute=compute,
+        epilogue=Epilogue(activation=activation, derivative=gradient, bias="m", bias_dtype=dtype),
+    )
+    x = jnp.asarray(x, DTYPES[dtype])
+    # The argument comes as the bias: TF32 would round it as an operand.
+    zeros, one = jnp.zeros_like(x), jnp.ones(1, x.dtype)
+    call = functools.partial(
+        local.local_gemm, problem, zeros, one, choice=choice(name, config, problem)
+    )
+    out = call(bias=jnp.ones_like(x), aux_in=x) if gradient else call(bias=x)
+    return wide(out).ravel()
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["value", "derivative"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("name", HAND_WRITTEN)
+def test_each_activation_is_that_of_jax(name, activation, dtype, gradient):
+    x = POINTS.astype(DTYPES[dtype]).astype(np.float64)
+    function = ACTIVATIONS[activation]
+    if gradient:
+        function = jax.grad(lambda x, f=function: jnp.sum(f(x)))
+    probe = Fused(activation=activation, types="tf32" if dtype == "f32" else dtype)
+    got = pointwise(name, first_config(name, probe), activation, dtype, x, gradient)
+    # float32: 1e-5 relative, and absolute where it is a difference of numbers near 1.
+    rtol = {"f32": 2e-5, "bf16": 2**-8, "f16": 2**-10}[dtype]
+    smallest = 2e-6 + (2**-24 if dtype == "f16" else 0)
+    np.testing.assert_allclose(got, function(jnp.asarray(x)), rtol=rtol, atol=smallest)
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["value", "derivative"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("name", HAND_WRITTEN)
+def test_large_numbers_give_limits_and_nan_stays(name, activation, gradient):
+    config = first_config(name, Fused(activation=activation, types="tf32"))
+    x = np.array([1e19, -1e19, 3e38, -3e38], np.float32)
+    function = ACTIVATIONS[activation]
+    if gradient:
+        function = jax.grad(lambda x, f=function: jnp.sum(f(x)))
+    with np.errstate(over="ignore"):
+        expected = np.asarray(function(jnp.asarray(x, jnp.float64))).astype(np.float32)
+    got = pointwise(name, config, activation, "f32", x, gradient)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    if not gradient:
+        special = np.array([np.inf, -np.inf, np.nan], np.float32)
+        expected = np.asarray(function(jnp.asarray(special)))
+        got = pointwise(name, config, activation, "f32", special, gradient)
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("name", HAND_WRITTEN)
+def test_column_sums_are_the_same_each_time(name):
+    case = Fused(activation="silu", derivative=True, column_sums=True, m=1500, n=700, k=64)
+    config = first_config(name, case)
+    first = run(name, config, [case])[1][0]
+    for _ in range(3):
+        for x, y in zip(run(name, config, [case])[1][0], first, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name", HAND_WRITTEN)
+def test_nothing_is_read_that_is_not_there(name):
+    """With no bias, C or aux the results do not depend on what lies behind the operands."""
+    case = Fused(m=100, n=104, k=24, activation="gelu_tanh")
+    config = first_config(name, case)
+    arrays = case.draw(np.random.default_rng(0))
+    got = case.run(arrays, choice(name, config, case.problem))
+    case.compare(got, arrays)
+    assert np.isfinite(got[0]).all()
