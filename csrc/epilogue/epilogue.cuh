@@ -1,4 +1,5 @@
-// Epilogues: functors over accumulators in registers, composed at compile time.
+// The two simplest epilogues, as functors over accumulators in registers: nothing, and alpha and beta.
+// Products of floats have fused.cuh for everything else.
 //
 // A kernel calls `epilogue(acc, batch_idx, m_idx, n_idx)` for kCount horizontally adjacent
 // accumulators of row m_idx, starting at column n_idx, all inside the matrix, and stores what
@@ -40,33 +41,6 @@ struct AlphaBetaC {
       acc[i] = acc[i] * alpha;
       if (beta != real_of_t<Acc>(0)) acc[i] = acc[i] + convert<Acc>(source[i]) * beta;
     }
-  }
-};
-
-// AlphaBetaC over float32 accumulators with C's type known at run time, for kernels that convert
-// to their output type when they store.
-struct AlphaBetaFloatC {
-  static constexpr bool kReadsC = true;
-
-  float alpha, beta;
-  FloatType type;
-  const void* c;
-  int64_t m, n;
-
-  template <int kCount>
-  __device__ __forceinline__ void operator()(float (&acc)[kCount], int64_t batch_idx, int64_t m_idx,
-                                             int64_t n_idx) const {
-    switch (type) {
-      case FloatType::kF16: apply<__half>(acc, batch_idx, m_idx, n_idx); break;
-      case FloatType::kBF16: apply<__nv_bfloat16>(acc, batch_idx, m_idx, n_idx); break;
-      case FloatType::kF32: apply<float>(acc, batch_idx, m_idx, n_idx); break;
-    }
-  }
-
- private:
-  template <typename Out, int kCount>
-  __device__ __forceinline__ void apply(float (&acc)[kCount], int64_t batch_idx, int64_t m_idx, int64_t n_idx) const {
-    AlphaBetaC<float, Out>{alpha, beta, static_cast<const Out*>(c), m, n}(acc, batch_idx, m_idx, n_idx);
   }
 };
 
