@@ -26,6 +26,16 @@ inline xla::ffi::Error invalid(const std::string& message) {
   return xla::ffi::Error::InvalidArgument("jax_tcgemm: " + message);
 }
 
+// What became of a launch; `name` says whose.
+inline xla::ffi::Error to_ffi_error(const std::string& name, const Status& status) {
+  switch (status.code) {
+    case Status::Code::kOk: return xla::ffi::Error::Success();
+    case Status::Code::kInvalidArgument: return invalid(name + ": " + status.message);
+    case Status::Code::kInternal: break;
+  }
+  return xla::ffi::Error::Internal("jax_tcgemm: " + name + ": " + status.message);
+}
+
 // False for types that no implementation knows.
 bool from_xla(xla::ffi::DataType type, DType* out);
 
@@ -55,13 +65,7 @@ xla::ffi::Error launch_checked(const ImplementationsOf<Problem, Buffers>& implem
   }
   if (problem.is_empty()) return ffi::Error::Success();
 
-  const Status status = implementation->launch(problem, buffers, device, config, stream);
-  switch (status.code) {
-    case Status::Code::kOk: return ffi::Error::Success();
-    case Status::Code::kInvalidArgument: return invalid(name + ": " + status.message);
-    case Status::Code::kInternal: return ffi::Error::Internal("jax_tcgemm: " + name + ": " + status.message);
-  }
-  return ffi::Error::Internal("jax_tcgemm: unknown status");
+  return to_ffi_error(name, implementation->launch(problem, buffers, device, config, stream));
 }
 
 // Nothing may throw across the FFI.

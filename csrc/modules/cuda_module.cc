@@ -10,9 +10,11 @@
 #include "ffi/fragment_probe.h"
 #include "ffi/gemm.h"
 #include "ffi/ragged.h"
+#include "ffi/tensor_kernels.h"
 #include "kernels/kernels.h"
 #include "libraries/cublaslt/cublaslt.h"
 #include "modules/queries.h"
+#include "modules/tensor_queries.h"
 
 namespace nb = nanobind;
 namespace ffi = xla::ffi;
@@ -89,6 +91,29 @@ XLA_FFI_DEFINE_HANDLER(ragged_handler, ragged,
                            .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});
 
+XLA_FFI_DEFINE_HANDLER(transpose_handler, transpose,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Attr<TransposeAttributes>("transpose")
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+ffi::Error reduce_here(cudaStream_t stream, ReduceAttributes attributes, ffi::AnyBuffer in,
+                       ffi::RemainingRets results) {
+  Device device;
+  if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
+  return reduce(device, stream, attributes, in, results);
+}
+
+XLA_FFI_DEFINE_HANDLER(reduce_handler, reduce_here,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Attr<ReduceAttributes>("reduce")
+                           .Arg<ffi::AnyBuffer>()
+                           .RemainingRets(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
 XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, fragment_probe,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -117,6 +142,8 @@ NB_MODULE(_cuda, module) {
     nb::dict targets;
     targets["tcgemm_gemm"] = nb::capsule(reinterpret_cast<void*>(gemm_handler));
     targets["tcgemm_ragged"] = nb::capsule(reinterpret_cast<void*>(ragged_handler));
+    targets["tcgemm_transpose"] = nb::capsule(reinterpret_cast<void*>(transpose_handler));
+    targets["tcgemm_reduce"] = nb::capsule(reinterpret_cast<void*>(reduce_handler));
     targets["tcgemm_fragment_probe"] = nb::capsule(reinterpret_cast<void*>(fragment_probe_handler));
     targets["tcgemm_fragment_mma"] = nb::capsule(reinterpret_cast<void*>(fragment_mma_handler));
     return targets;
@@ -126,6 +153,7 @@ NB_MODULE(_cuda, module) {
   define_queries(module, implementations(), &problem_from);
   nb::module_ ragged_queries = module.def_submodule("ragged", "The same queries for grouped products.");
   define_queries(ragged_queries, ragged_implementations(), &ragged_problem_from);
+  define_tensor_queries(module);
   module.def("load_cublaslt", &load_cublaslt, nb::arg("path"),
              "Opens cuBLASLt from `path` (or finds it already loaded); returns the reason when that fails, else ''.");
   module.def(

@@ -1,0 +1,98 @@
+// Permutation of an array's modes: a tile of the two modes that are contiguous in the input and in the
+// output goes through shared memory, so that both are read and written in whole lines.
+//
+// One block a tile, 256 threads, 4 to 33 KiB of shared memory.
+#include <algorithm>
+#include <limits>
+
+#include "core/cuda_status.h"
+#include "kernels/tensor/tensor.h"
+#include "tile/transpose.cuh"
+
+namespace tcgemm {
+namespace {
+
+template <typename T>
+__global__ void __launch_bounds__(TransposeTile<T>::kThreads)
+    transpose_kernel(const T* __restrict__ in, T* __restrict__ out, const __grid_constant__ Transposition t,
+                     int tiles_r, int tiles_c) {
+  using Tile = TransposeTile<T>;
+  __shared__ Tile tile;
+  int64_t index = blockIdx.x;
+  // Neighbouring blocks write neighbouring parts of the same lines of the output.
+  const int tile_r_idx = static_cast<int>(index % tiles_r);
+  index /= tiles_r;
+  const int tile_c_idx = static_cast<int>(index % tiles_c);
+  index /= tiles_c;
+  int64_t in_offset = 0, out_offset = 0;
+  for (int i = t.num_batch - 1; i >= 0; --i) {
+    const int64_t position = index % t.batch[i].extent;
+    index /= t.batch[i].extent;
+    in_offset += position * t.batch[i].in_stride;
+    out_offset += position * t.batch[i].out_stride;
+  }
+  const int64_t first_r = int64_t{tile_r_idx} * Tile::kTile, first_c = int64_t{tile_c_idx} * Tile::kTile;
+  const int rows = static_cast<int>(min(int64_t{Tile::kTile}, t.rows - first_r));
+  const int cols = static_cast<int>(min(int64_t{Tile::kTile}, t.cols - first_c));
+  tile.load(in + in_offset + first_r * t.in_row_stride + first_c, t.in_row_stride, rows, cols);
+  __syncthreads();
+  tile.store(out + out_offset + first_c * t.out_col_stride + first_r, t.out_col_stride, rows, cols);
+}
+
+int64_t num_tiles(const Transposition& t) {
+  const int64_t tile = transpose_tile_extent(t.element_bytes);
+  return t.num_elements() / (t.rows * t.cols) * ((t.rows + tile - 1) / tile) * ((t.cols + tile - 1) / tile);
+}
+
+template <typename T>
+Status launch_typed(const Transposition& t, const void* in, void* out, cudaStream_t stream) {
+  constexpr int64_t kTile = TransposeTile<T>::kTile;
+  const int tiles_r = static_cast<int>((t.rows + kTile - 1) / kTile);
+  const int tiles_c = static_cast<int>((t.cols + kTile - 1) / kTile);
+  transpose_kernel<T><<<static_cast<unsigned>(num_tiles(t)), TransposeTile<T>::kThreads, 0, stream>>>(
+      static_cast<const T*>(in), static_cast<T*>(out), t, tiles_r, tiles_c);
+  return launch_status("transpose kernel");
+}
+
+}  // namespace
+
+std::string reject_transposition(const Transposition& t) {
+  if (t.element_bytes < 1 || t.element_bytes > 16 || (t.element_bytes & (t.element_bytes - 1)) != 0) {
+    return "elements must have 1, 2, 4, 8 or 16 bytes, got " + std::to_string(t.element_bytes);
+  }
+  if (t.num_batch < 0 || t.num_batch > Transposition::kMaxBatchModes) {
+    return "there must be at most 4 batch modes after folding, got " + std::to_string(t.num_batch);
+  }
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  // The last index of either array, with every step checked against overflow.
+  int64_t count = 1, last_in = 0, last_out = 0;
+  const auto extend = [&](int64_t extent, int64_t in_stride, int64_t out_stride) {
+    int64_t in_reach, out_reach;
+    return extent >= 1 && extent <= kMax && in_stride >= 1 && out_stride >= 1 &&
+           !__builtin_mul_overflow(count, extent, &count) &&
+           !__builtin_mul_overflow(extent - 1, in_stride, &in_reach) &&
+           !__builtin_mul_overflow(extent - 1, out_stride, &out_reach) &&
+           !__builtin_add_overflow(last_in, in_reach, &last_in) &&
+           !__builtin_add_overflow(last_out, out_reach, &last_out);
+  };
+  bool fits = extend(t.rows, t.in_row_stride, 1) && extend(t.cols, 1, t.out_col_stride);
+  for (int i = 0; fits && i < t.num_batch; ++i) {
+    fits = extend(t.batch[i].extent, t.batch[i].in_stride, t.batch[i].out_stride);
+  }
+  if (!fits || last_in >= count || last_out >= count) return "extents and strides must permute one packed array";
+  if (num_tiles(t) > kMax) return "there must be at most 2^31 - 1 tiles";
+  return "";
+}
+
+Status launch_transposition(const Transposition& t, const void* in, void* out, void* stream_handle) {
+  const auto stream = static_cast<cudaStream_t>(stream_handle);
+  switch (t.element_bytes) {
+    case 1: return launch_typed<uint8_t>(t, in, out, stream);
+    case 2: return launch_typed<uint16_t>(t, in, out, stream);
+    case 4: return launch_typed<uint32_t>(t, in, out, stream);
+    case 8: return launch_typed<uint2>(t, in, out, stream);
+    default: return launch_typed<uint4>(t, in, out, stream);
+  }
+}
+
+}  // namespace tcgemm

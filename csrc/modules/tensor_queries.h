@@ -1,0 +1,58 @@
+// What the _cuda module tells Python about its tensor kernels.
+#pragma once
+
+#include "kernels/tensor/tensor.h"
+#include "modules/queries.h"
+
+namespace tcgemm {
+
+// The dictionary is the FFI attribute "transpose" (ffi/tensor_kernels.h) and element_bytes.
+inline Transposition transposition_from(nb::dict dict) {
+  const auto integer = [&](const char* key) { return nb::cast<int64_t>(dict[key]); };
+  const auto list = [&](const char* key) { return nb::cast<std::vector<int64_t>>(dict[key]); };
+  const auto extents = list("batch_extents"), ins = list("batch_in_strides"), outs = list("batch_out_strides");
+  Transposition t{integer("element_bytes"),
+                  integer("rows"),
+                  integer("cols"),
+                  integer("in_row_stride"),
+                  integer("out_col_stride"),
+                  static_cast<int>(extents.size()),
+                  {}};
+  if (ins.size() != extents.size() || outs.size() != extents.size()) {
+    throw nb::value_error("each batch mode must have an extent and two strides");
+  }
+  for (size_t i = 0; i < extents.size() && i < Transposition::kMaxBatchModes; ++i) {
+    t.batch[i] = {extents[i], ins[i], outs[i]};
+  }
+  return t;
+}
+
+inline void define_tensor_queries(nb::module_& module) {
+  module.def(
+      "reject_transposition",
+      [](nb::dict transposition) { return reject_transposition(transposition_from(transposition)); },
+      nb::arg("transposition"), "The rule that stops the transposition kernel; empty when none does.");
+  const auto reduction_from = [](const std::string& in, const std::string& out, const std::string& op, int64_t outer,
+                                 int64_t reduced, int64_t inner) {
+    Reduction r{DType::kF32, DType::kF32, op, outer, reduced, inner};
+    if (!parse_dtype(in, &r.in) || !parse_dtype(out, &r.out)) throw nb::value_error("a dtype is unknown");
+    return r;
+  };
+  module.def(
+      "reject_reduction",
+      [reduction_from](const std::string& in, const std::string& out, const std::string& op, int64_t outer,
+                       int64_t reduced,
+                       int64_t inner) { return reject_reduction(reduction_from(in, out, op, outer, reduced, inner)); },
+      nb::arg("in_dtype"), nb::arg("out_dtype"), nb::arg("op"), nb::arg("outer"), nb::arg("reduced"), nb::arg("inner"),
+      "The rule that stops the reduction kernel; empty when none does.");
+  module.def(
+      "reduction_workspace_bytes",
+      [reduction_from](const std::string& in, const std::string& out, const std::string& op, int64_t outer,
+                       int64_t reduced, int64_t inner, int num_sms) {
+        return reduction_workspace_bytes(reduction_from(in, out, op, outer, reduced, inner), num_sms);
+      },
+      nb::arg("in_dtype"), nb::arg("out_dtype"), nb::arg("op"), nb::arg("outer"), nb::arg("reduced"), nb::arg("inner"),
+      nb::arg("num_sms"));
+}
+
+}  // namespace tcgemm
