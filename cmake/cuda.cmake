@@ -54,7 +54,7 @@ file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu csrc/kernels/*/*.cc
      csrc/libraries/*/*.cc)
 set(wgmma_sources ${cuda_sources})
 list(FILTER wgmma_sources INCLUDE REGEX "/csrc/kernels/wgmma/")
-list(FILTER cuda_sources EXCLUDE REGEX "/csrc/kernels/wgmma/")
+list(FILTER cuda_sources EXCLUDE REGEX "/csrc/(kernels/wgmma|libraries/cutensor)/")
 
 add_cuda_library(tcgemm_kernels ${cuda_sources})
 # wgmma exists on sm_90a alone: for other targets its kernels would be empty, at the same cost in
@@ -75,3 +75,9 @@ target_link_libraries(_cuda PRIVATE tcgemm_shared tcgemm_kernels tcgemm_wgmma Th
 # whose library folder is the one that the wheels lack.
 set_target_properties(_cuda PROPERTIES LINKER_LANGUAGE CXX)
 install(TARGETS _cuda LIBRARY DESTINATION jax_tcgemm)
+
+# Host code alone, and a module of its own: whatever is wrong with it leaves the others alone.
+file(GLOB cutensor_sources CONFIGURE_DEPENDS csrc/libraries/cutensor/*.cc)
+nanobind_add_module(_cutensor NOMINSIZE NB_STATIC csrc/modules/cutensor_module.cc ${cutensor_sources})
+target_link_libraries(_cutensor PRIVATE tcgemm_shared CUDA::cudart_static Threads::Threads)
+install(TARGETS _cutensor LIBRARY DESTINATION jax_tcgemm)

@@ -1,10 +1,7 @@
 #include "libraries/cublaslt/library.h"
 
-#include <array>
-#include <atomic>
-#include <mutex>
-
 #include "libraries/cublaslt/cublaslt.h"
+#include "libraries/device_handles.h"
 #include "libraries/shared_library.h"
 
 namespace tcgemm {
@@ -31,22 +28,11 @@ std::string Api::resolve_all(const SharedLibrary& library) {
 const Api* api() { return LoadedLibrary<Api>::api(); }
 
 Status device_handle(const Api& api, int ordinal, cublasLtHandle_t* handle) {
-  constexpr int kMaxDevices = 64;
-  // Never destroyed: at process exit the CUDA context may be gone before this library is.
-  static std::array<std::atomic<cublasLtHandle_t>, kMaxDevices> handles{};
-  static std::mutex mutex;
-  if (ordinal < 0 || ordinal >= kMaxDevices) {
-    return Status::internal("device ordinal " + std::to_string(ordinal) + " is over 63");
-  }
-  *handle = handles[ordinal].load(std::memory_order_acquire);
-  if (*handle != nullptr) return Status::ok();
-  std::lock_guard<std::mutex> lock(mutex);
-  *handle = handles[ordinal].load(std::memory_order_relaxed);
-  if (*handle != nullptr) return Status::ok();
-  const Status status =
-      to_status(api, api.cublasLtCreate(handle), "cublasLtCreate on device " + std::to_string(ordinal));
-  if (status.is_ok()) handles[ordinal].store(*handle, std::memory_order_release);
-  return status;
+  static DeviceHandles<cublasLtHandle_t> handles;
+  const auto create = [&](cublasLtHandle_t* made) {
+    return to_status(api, api.cublasLtCreate(made), "cublasLtCreate on device " + std::to_string(ordinal));
+  };
+  return handles.get(ordinal, create, handle);
 }
 
 Status to_status(const Api& api, cublasStatus_t status, const std::string& what) {

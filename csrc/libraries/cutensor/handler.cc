@@ -1,0 +1,146 @@
+#include "libraries/cutensor/handler.h"
+
+#include "core/cuda_status.h"
+#include "ffi/checks.h"
+#include "libraries/relaxed_capture.h"
+
+namespace tcgemm::cutensor {
+namespace {
+
+namespace ffi = xla::ffi;
+
+std::string operation_from(const TensorAttributes& attributes, Operation* o) {
+  if (std::string error = check_abi(attributes.abi); !error.empty()) return error;
+  if (!parse_dtype(attributes.dtype, &o->dtype)) return "dtype is unknown: " + std::string(attributes.dtype);
+  if (attributes.scalars.size() != 6) return "scalars must be six numbers";
+  const auto modes = [](ffi::Span<const int64_t> span) { return std::vector<int32_t>(span.begin(), span.end()); };
+  o->kind_name = attributes.operation;
+  o->compute = attributes.compute;
+  o->algorithm = attributes.algorithm;
+  o->extents.assign(attributes.extents.begin(), attributes.extents.end());
+  o->a_modes = modes(attributes.a_modes);
+  o->b_modes = modes(attributes.b_modes);
+  o->c_modes = modes(attributes.c_modes);
+  o->d_modes = modes(attributes.d_modes);
+  o->a_op = attributes.a_op;
+  o->b_op = attributes.b_op;
+  o->c_op = attributes.c_op;
+  o->combine_ab = attributes.combine_ab;
+  o->combine = attributes.combine;
+  o->has_c = attributes.has_c;
+  for (size_t i = 0; i < 3; ++i) o->scalars[i] = {attributes.scalars[2 * i], attributes.scalars[2 * i + 1]};
+  o->workspace_bytes = attributes.workspace_bytes;
+  return check_operation(o);
+}
+
+// The address of an array of the operation, or what is wrong with the buffer.
+template <typename Buffer>
+std::string check_array(const Operation& o, const char* name, const std::vector<int32_t>& modes, Buffer& buffer) {
+  DType dtype;
+  const int64_t count = o.num_elements(modes);
+  if (std::string error = check_buffer(name, buffer, count, &dtype); !error.empty()) return error;
+  if (dtype != o.dtype) return std::string(name) + " must be " + dtype_name(o.dtype) + ", got " + dtype_name(dtype);
+  if (reinterpret_cast<uintptr_t>(buffer.untyped_data()) % kAlignment != 0) {
+    return std::string(name) + " must be aligned to 16 bytes";
+  }
+  return "";
+}
+
+std::string find_buffers(const Operation& o, ffi::RemainingArgs& operands, ffi::RemainingRets& results,
+                         Buffers* buffers) {
+  if (operands.size() != o.num_operands()) {
+    return "operands must be " + std::to_string(o.num_operands()) + ", got " + std::to_string(operands.size());
+  }
+  size_t index = 0;
+  const auto take = [&](const char* name, const std::vector<int32_t>& modes, const void** address) -> std::string {
+    auto buffer = operands.get<ffi::AnyBuffer>(index++);
+    if (buffer.has_error()) return std::string(name) + " must be a buffer";
+    *address = buffer->untyped_data();
+    return check_array(o, name, modes, *buffer);
+  };
+  if (std::string error = take("a", o.a_modes, &buffers->a); !error.empty()) return error;
+  if (o.has_b()) {
+    if (std::string error = take("b", o.b_modes, &buffers->b); !error.empty()) return error;
+  }
+  if (o.has_c) {
+    if (std::string error = take("c", o.c_modes, &buffers->c); !error.empty()) return error;
+  }
+  if (results.size() != (o.workspace_bytes > 0 ? 2 : 1)) return "results must be d and, where needed, a workspace";
+  auto d = results.get<ffi::AnyBuffer>(0);
+  if (d.has_error()) return "d must be a buffer";
+  if (std::string error = check_array(o, "d", o.d_modes, **d); !error.empty()) return error;
+  buffers->d = (*d)->untyped_data();
+  if (o.workspace_bytes == 0) return "";
+  auto workspace = results.get<ffi::AnyBuffer>(1);
+  if (workspace.has_error() ||
+      static_cast<int64_t>((*workspace)->size_bytes()) < o.workspace_bytes + kWorkspaceAlignment) {
+    return "the workspace must hold " + std::to_string(o.workspace_bytes + kWorkspaceAlignment) + " bytes";
+  }
+  // XLA aligns buffers to 128 bytes, cuTENSOR wants 256.
+  const auto address = reinterpret_cast<uintptr_t>((*workspace)->untyped_data());
+  const uintptr_t mask = kWorkspaceAlignment - 1;
+  buffers->workspace = reinterpret_cast<void*>((address + mask) & ~mask);
+  return "";
+}
+
+}  // namespace
+
+ffi::TypeId PlannedCall::id{};
+
+Status PlannedCall::plan(int ordinal, const Plan** plan) {
+  if (ordinal < 0 || ordinal >= kMaxDevices) return Status::internal("there are more than 64 devices");
+  *plan = plans_[ordinal].load(std::memory_order_acquire);
+  if (*plan != nullptr) return Status::ok();
+  std::shared_ptr<const Plan> found;
+  const RelaxedCapture relaxed;
+  if (Status s = find_plan(ordinal, operation_, &found); !s.is_ok()) return s;
+  *plan = found.get();
+  std::lock_guard<std::mutex> lock(mutex_);
+  kept_.push_back(std::move(found));
+  plans_[ordinal].store(*plan, std::memory_order_release);
+  return Status::ok();
+}
+
+ffi::ErrorOr<std::unique_ptr<PlannedCall>> instantiate(TensorAttributes attributes) {
+  try {
+    Operation operation;
+    if (std::string error = operation_from(attributes, &operation); !error.empty()) {
+      return ffi::Unexpected(invalid("cutensor: " + error));
+    }
+    auto call = std::make_unique<PlannedCall>(std::move(operation));
+    int ordinal = 0;
+    // Where no device is current, such as when a program is compiled for one elsewhere, the first call
+    // makes the plan.
+    if (cudaGetDevice(&ordinal) == cudaSuccess) {
+      const Plan* plan;
+      if (Status s = call->plan(ordinal, &plan); !s.is_ok()) return ffi::Unexpected(to_ffi_error("cutensor", s));
+    } else {
+      cudaGetLastError();
+    }
+    return call;
+  } catch (const std::exception& error) {
+    return ffi::Unexpected(ffi::Error::Internal(std::string("jax_tcgemm: ") + error.what()));
+  }
+}
+
+ffi::Error execute(cudaStream_t stream, PlannedCall* call, TensorAttributes, ffi::RemainingArgs operands,
+                   ffi::RemainingRets results) {
+  return without_exceptions([&] {
+    const Operation& operation = call->operation();
+    Buffers buffers;
+    if (std::string error = find_buffers(operation, operands, results, &buffers); !error.empty()) {
+      return invalid("cutensor: " + error);
+    }
+    int ordinal = 0;
+    Status status = cuda_status(cudaGetDevice(&ordinal), "cudaGetDevice");
+    const Plan* plan = nullptr;
+    if (status.is_ok()) status = call->plan(ordinal, &plan);
+    if (status.is_ok()) {
+      const RelaxedCapture relaxed;
+      status = plan->run(operation, buffers, stream);
+    }
+    return to_ffi_error("cutensor", status);
+  });
+}
+
+}  // namespace tcgemm::cutensor

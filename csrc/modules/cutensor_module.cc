@@ -1,0 +1,114 @@
+// _cutensor: tensor operations by cuTENSOR. Links the static CUDA runtime only and opens cuTENSOR at run
+// time, so it imports without a GPU, a driver and cuTENSOR.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "ffi/checks.h"
+#include "libraries/cutensor/handler.h"
+#include "libraries/cutensor/library.h"
+
+namespace nb = nanobind;
+namespace ffi = xla::ffi;
+
+namespace tcgemm::cutensor {
+namespace {
+
+XLA_FFI_DEFINE_HANDLER(instantiate_handler, instantiate, ffi::Ffi::BindInstantiate().Attr<TensorAttributes>("tensor"));
+
+XLA_FFI_DEFINE_HANDLER(execute_handler, execute,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::State<PlannedCall>>()
+                           .Attr<TensorAttributes>("tensor")
+                           .RemainingArgs()
+                           .RemainingRets(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+// The dictionary is the FFI attribute "tensor".
+Operation operation_from(nb::dict dict) {
+  const auto text = [&](const char* key) { return nb::cast<std::string>(dict[key]); };
+  const auto modes = [&](const char* key) { return nb::cast<std::vector<int32_t>>(dict[key]); };
+  Operation o;
+  o.kind_name = text("operation");
+  if (!parse_dtype(text("dtype"), &o.dtype)) throw nb::value_error(("dtype is unknown: " + text("dtype")).c_str());
+  o.compute = text("compute");
+  o.algorithm = text("algorithm");
+  o.extents = nb::cast<std::vector<int64_t>>(dict["extents"]);
+  o.a_modes = modes("a_modes");
+  o.b_modes = modes("b_modes");
+  o.c_modes = modes("c_modes");
+  o.d_modes = modes("d_modes");
+  o.a_op = text("a_op");
+  o.b_op = text("b_op");
+  o.c_op = text("c_op");
+  o.combine_ab = text("combine_ab");
+  o.combine = text("combine");
+  o.has_c = nb::cast<bool>(dict["has_c"]);
+  o.workspace_bytes = 0;
+  if (std::string error = check_operation(&o); !error.empty()) throw nb::value_error(error.c_str());
+  return o;
+}
+
+}  // namespace
+}  // namespace tcgemm::cutensor
+
+NB_MODULE(_cutensor, module) {
+  using namespace tcgemm;
+  using namespace tcgemm::cutensor;
+  module.def("registrations", [] {
+    nb::dict stages;
+    stages["instantiate"] = nb::capsule(reinterpret_cast<void*>(instantiate_handler));
+    stages["execute"] = nb::capsule(reinterpret_cast<void*>(execute_handler));
+    nb::dict targets;
+    targets["tcgemm_tensor"] = stages;
+    return targets;
+  });
+  module.def(
+      "types",
+      [] {
+        static const ffi::TypeInfo info = ffi::MakeTypeInfo<PlannedCall>();
+        nb::dict type;
+        type["type_id"] = nb::capsule(reinterpret_cast<void*>(&PlannedCall::id));
+        type["type_info"] = nb::capsule(reinterpret_cast<void*>(const_cast<ffi::TypeInfo*>(&info)));
+        nb::dict types;
+        types["tcgemm_planned_call"] = type;
+        return types;
+      },
+      "Types of the state that calls keep; to be registered before the targets.");
+  module.attr("abi_version") = kAbiVersion;
+  module.attr("max_plans") = kMaxPlans;
+  module.attr("workspace_alignment") = kWorkspaceAlignment;
+  module.def("unary_operators", &unary_operators);
+  module.def("binary_operators", &binary_operators);
+  module.def("load_cutensor", &load, nb::arg("path"),
+             "Opens cuTENSOR from `path` (or finds it already loaded); returns the reason when that fails, else ''.");
+  module.def(
+      "version",
+      [] {
+        const Api* found = api();
+        return found == nullptr ? 0 : static_cast<int64_t>(found->cutensorGetVersion());
+      },
+      "10000 * major + 100 * minor + patch of the library that is open; 0 when none is.");
+  module.def(
+      "check", [](nb::dict operation) { operation_from(operation); }, nb::arg("operation"),
+      "ValueError when the dictionary does not describe an operation.");
+  module.def(
+      "estimate_workspace",
+      [](nb::dict operation) {
+        int64_t bytes = 0;
+        const Status status = estimate_workspace(operation_from(operation), &bytes);
+        return nb::make_tuple(status.message, bytes);
+      },
+      nb::arg("operation"), "Why cuTENSOR cannot run the operation on this device, or ''; and the workspace it likes.");
+  module.def("plan_cache", [] {
+    const PlanCacheCounts counts = plan_cache_counts();
+    nb::dict dict;
+    dict["hits"] = counts.hits;
+    dict["misses"] = counts.misses;
+    dict["evictions"] = counts.evictions;
+    dict["size"] = counts.size;
+    return dict;
+  });
+  module.def("clear_plan_cache", &clear_plan_cache);
+}
