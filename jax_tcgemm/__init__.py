@@ -23,7 +23,7 @@ if importlib.util.find_spec("jax_tcgemm._build") is None:
         )
     __path__.insert(0, str(_installed[0]))
 
-from jax_tcgemm import tuning
+from jax_tcgemm import tensor, tuning
 from jax_tcgemm.autotune import autotune
 from jax_tcgemm.collective import all_gather_matmul, matmul_reduce_scatter
 from jax_tcgemm.debug import debug_switches
@@ -46,5 +46,6 @@ __all__ = [
     "patch",
     "ragged_dot",
     "ragged_dot_general",
+    "tensor",
     "tuning",
 ]

@@ -1,8 +1,9 @@
-"""The compiled modules: loading them, registering their FFI targets, and saying why one is missing.
+"""The compiled modules: loading them, registering their FFI targets, saying why one is missing.
 
-`cpu` and `cuda` are the modules, or None; `reason` tells why. Nothing here raises for a missing
-or broken module, GPU, driver or library: `import jax_tcgemm` must work on any machine. Importing
-this module registers the FFI targets and touches neither the driver nor cuBLASLt.
+`cpu`, `cuda` and `cutensor` are the modules, or None; `reason` tells why. Nothing here raises for
+a missing or broken module, GPU, driver or library: `import jax_tcgemm` must work on any machine.
+Importing this module registers the FFI targets and touches neither the driver nor a vendor's
+library.
 """
 
 import ctypes
@@ -42,12 +43,15 @@ def _load(name: str) -> ModuleType | None:
             _check_complete(spec.origin)
         module = importlib.import_module(full_name)
         # XLA matches platform names exactly: it never looks at targets registered for "cuda".
-        platform = {"cpu": "cpu", "cuda": "CUDA"}[name]
+        platform = "cpu" if name == "cpu" else "CUDA"
+        # The state that calls keep, which their targets name.
+        for type_name, capsules in getattr(module, "types", dict)().items():
+            jax.ffi.register_ffi_type(type_name, capsules, platform=platform)
         for target, capsule in module.registrations().items():
             jax.ffi.register_ffi_target(target, capsule, platform=platform)
     except ModuleNotFoundError as error:
         _reasons[name] = (
-            f"this build has no {full_name}" + (" (TCGEMM_CUDA=off)" if name == "cuda" else "")
+            f"this build has no {full_name}" + ("" if name == "cpu" else " (TCGEMM_CUDA=off)")
             if error.name == full_name
             else str(error)
         )
@@ -60,16 +64,19 @@ def _load(name: str) -> ModuleType | None:
 
 cpu = _load("cpu")
 cuda = _load("cuda")
+cutensor = _load("cutensor")
 
 
 def reason(name: str) -> str:
-    """Why "cpu", "cuda" (the modules), "gpu" or "cublaslt" is not available; "" when it is."""
+    """Why "cpu", "cuda" (the modules), "gpu", "cublaslt" or "cutensor" is not available, or ""."""
     if name == "gpu":
         cuda_device()
     elif name == "cublaslt":
         return cublaslt_reason()
+    elif name == "cutensor":
+        return cutensor_reason()
     elif name not in ("cpu", "cuda"):
-        raise ValueError(f"reason: name must be cpu, cuda, gpu or cublaslt, got {name!r}")
+        raise ValueError(f"reason: name must be cpu, cuda, gpu, cublaslt or cutensor, got {name!r}")
     return _reasons.get(name, "")
 
 
@@ -143,3 +150,25 @@ def cublaslt_reason() -> str:
 def cublas_reason() -> str:
     """Opens cuBLAS at the first call; why it cannot be used, or ""."""
     return _open_library("cublas")
+
+
+@functools.cache
+def cutensor_reason() -> str:
+    """Opens cuTENSOR at the first call; why it cannot be used, or ""."""
+    if cutensor is None:
+        return _reasons["cutensor"]
+    # cuTENSOR needs cuBLASLt, and finds the one that the process already has.
+    if reason := cublaslt_reason():
+        return f"cuTENSOR needs cuBLASLt: {reason}"
+    spec = importlib.util.find_spec("cutensor")
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    reasons = []
+    for path in (
+        *(str(Path(folder, "lib/libcutensor.so.2")) for folder in folders),
+        "libcutensor.so.2",
+    ):
+        error = cutensor.load_cutensor(path)
+        if not error:
+            return ""
+        reasons.append(error)
+    return "; ".join(reasons)

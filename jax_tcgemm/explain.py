@@ -9,10 +9,20 @@ import jax
 from jax.extend import core
 
 from jax_tcgemm import local, local_ragged, selection
+from jax_tcgemm.primitives import contract, elementwise, partitioning, reduce
 from jax_tcgemm.primitives import dot_general as primitive
-from jax_tcgemm.primitives import partitioning
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.roofline import peaks, roofline_seconds
+from jax_tcgemm.tensor import planning
+
+# Of each primitive: its module, and the one that makes its plans.
+_RULES = {
+    primitive.dot_general_p: (primitive, local),
+    ragged_primitive.ragged_dot_p: (ragged_primitive, local_ragged),
+    contract.contract_p: (contract, planning),
+    elementwise.elementwise_p: (elementwise, planning),
+    reduce.reduce_p: (reduce, planning),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,11 +171,8 @@ def explain(f, *args, platform: str | None = None, **kwargs) -> Explanation:
 
 def _calls(jaxpr, platform, device, times, path) -> Iterator[Call]:
     for eqn in jaxpr.eqns:
-        if eqn.primitive is primitive.dot_general_p:
-            yield _explain_call(eqn, primitive, local, platform, device, times, path)
-            continue
-        if eqn.primitive is ragged_primitive.ragged_dot_p:
-            yield _explain_call(eqn, ragged_primitive, local_ragged, platform, device, times, path)
+        if eqn.primitive in _RULES:
+            yield _explain_call(eqn, *_RULES[eqn.primitive], platform, device, times, path)
             continue
         for inner, inner_times, label in _inner_jaxprs(eqn):
             count = None if times is None or inner_times is None else times * inner_times
@@ -198,7 +205,7 @@ def _explain_call(eqn, rules, planner, platform, device, times, path) -> Call:
     out = eqn.outvars[0].aval
     obstacle = primitive.obstacle_of(platform, *avals, out)
     one_device = [*avals, out]
-    if not obstacle and rules is primitive:
+    if not obstacle and hasattr(rules, "division_of"):
         one_device = partitioning.shards(rules.division_of(*avals, eqn.params), avals, [out])
     product = rules.product_of(*one_device, eqn.params)
     plan = planner.make_plan(rules.OP, product, platform, device, obstacle)

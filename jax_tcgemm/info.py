@@ -13,6 +13,8 @@ import jax
 
 from jax_tcgemm import _build, _modules
 from jax_tcgemm.problem import Operand, Problem
+from jax_tcgemm.tensor import cutensor
+from jax_tcgemm.tensor.contract import ALGORITHMS
 
 # Of the _cuda module, bottom to top of the ladder; needed where the module is missing.
 CUDA_IMPLEMENTATIONS = (
@@ -59,12 +61,13 @@ class ImplementationInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """The result of `info`; prints as tables."""
+    """The result of `info`; prints as tables. `plan_cache` counts the plans of `tensor`."""
 
     versions: dict[str, str]
     gpus: tuple[Gpu, ...]
     gpu_reason: str
     implementations: tuple[ImplementationInfo, ...]
+    plan_cache: dict[str, int]
 
     def __rich__(self):
         from rich import box
@@ -94,7 +97,8 @@ class Info:
                 "yes" if entry.available else "no",
                 Text(" ".join(entry.configs) if entry.available else entry.reason),
             )
-        return Group(versions, "", gpus, "", implementations)
+        plans = ", ".join(f"{name} {count}" for name, count in self.plan_cache.items())
+        return Group(versions, "", gpus, "", implementations, "", f"Plans of cuTENSOR: {plans}")
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -142,6 +146,7 @@ def _versions() -> dict[str, str]:
         "C++ compiler of this build": _build.CXX_COMPILER,
         "CUDA of this build": cuda,
         "NVIDIA driver": _driver_version(),
+        "cuTENSOR": cutensor.version() or "not installed",
     }
 
 
@@ -203,6 +208,8 @@ def _implementations(gpu_reason: str) -> Iterator[ImplementationInfo]:
         if not reason:
             reason = _device_reason(name, configs[0])
         yield ImplementationInfo(name, "cuda", not reason, reason, tuple(configs))
+    reason = gpu_reason or cutensor.reason()
+    yield ImplementationInfo("cutensor", "cuda", not reason, reason, ALGORITHMS)
     host = _modules.cpu.implementations() if _modules.cpu else {"host": ()}
     for name, configs in host.items():
         reason = _modules.reason("cpu")
@@ -215,7 +222,7 @@ def info() -> Info:
 
     Returns:
       An `Info`: fields to read in a program, tables when printed. For an implementation that is
-      not available, `reason` says why: no GPU, no driver, a broken module, cuBLASLt not found,
+      not available, `reason` says why: no GPU, no driver, a broken module, a library not found,
       or the rule of the device that stops it.
 
     Never raises for something missing. Starts JAX's backends, to tell whether JAX uses the GPU.
@@ -224,4 +231,10 @@ def info() -> Info:
       >>> print(jax_tcgemm.info())  # doctest: +SKIP
     """
     gpu_reason = _gpu_reason()
-    return Info(_versions(), tuple(_gpus()), gpu_reason, tuple(_implementations(gpu_reason)))
+    return Info(
+        _versions(),
+        tuple(_gpus()),
+        gpu_reason,
+        tuple(_implementations(gpu_reason)),
+        cutensor.plan_cache(),
+    )

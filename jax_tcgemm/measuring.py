@@ -1,13 +1,9 @@
-"""Times the ways to run one problem, in turns, on buffers of random numbers.
-
-XLA takes part where its dot is the whole problem: not beside an epilogue, which it would run after.
-"""
+"""Times the ways to run one problem, in turns, on buffers of random numbers."""
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import statistics
 import time
@@ -19,7 +15,6 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import local, selection
-from jax_tcgemm.epilogue import BARE
 from jax_tcgemm.problem import DTYPES, Operand, Problem
 from jax_tcgemm.routing import routing
 
@@ -192,10 +187,9 @@ def _function(problem: Problem, implementation: str, config: str):
         return functools.partial(_xla, problem)
     device = selection.target_device("cpu" if implementation == "host" else "cuda")
     choice = selection.select("autotune", problem, device, implementation, config)
-    names = tuple(_operands(problem))
 
-    def function(*operands):
-        return local.local_gemm(problem, **dict(zip(names, operands, strict=True)), choice=choice)
+    def function(a, b):
+        return local.local_gemm(problem, a, b, choice=choice)
 
     return function
 
@@ -223,8 +217,6 @@ def _xla(problem: Problem, a, b):
 def _is_packed(problem: Problem) -> bool:
     """Whether XLA's dot can be given the operands as they are, and computes the same."""
     p = problem
-    if p.epilogue != BARE or p.beta:
-        return False
     packed = dataclasses.replace(
         p,
         batch_inner=p.batch,
@@ -239,37 +231,21 @@ def _packed(operand: Operand, rows: int, columns: int, batch: int) -> Operand:
     return Operand(operand.dtype, operand.transposed, ld, 0, rows * columns if batch > 1 else 0)
 
 
-def _make_inputs(problem: Problem, num_sets: int) -> list[tuple[jax.Array, ...]]:
+def _make_inputs(problem: Problem, num_sets: int) -> list[tuple[jax.Array, jax.Array]]:
     """Sets of flat operands: standard normal, integers over their whole range."""
     key = jax.random.key(0, impl="rbg")
-    operands = _operands(problem).values()
-    keys = jax.random.split(key, (num_sets, len(operands)))
+    sizes = (
+        _num_elements(problem, problem.a, problem.m, problem.k),
+        _num_elements(problem, problem.b, problem.k, problem.n),
+    )
+    types = (problem.a.dtype, problem.b.dtype)
+    keys = jax.random.split(key, (num_sets, 2))
     return jax.block_until_ready(
         [
-            tuple(_random(k, n, dtype) for k, (n, dtype) in zip(row, operands, strict=True))
-            for row in keys
+            tuple(_random(k, n, dtype) for k, n, dtype in zip(pair, sizes, types, strict=True))
+            for pair in keys
         ]
     )
-
-
-def _operands(problem: Problem) -> dict[str, tuple[int, str]]:
-    """Elements and dtype of each operand of `local.local_gemm`, by name."""
-    p, epilogue = problem, problem.epilogue
-    b_elements = _num_elements(p, p.b, p.k, p.n)
-    found = {
-        "a": (_num_elements(p, p.a, p.m, p.k), p.a.dtype),
-        "b": (b_elements + epilogue.up_offset, p.b.dtype),
-    }
-    if p.num_b == 2 and not epilogue.up_offset:
-        found["b_up"] = (b_elements, p.b.dtype)
-    if p.beta:
-        found["c"] = (math.prod(p.d_shape), p.out_dtype)
-    if epilogue.bias != "none":
-        along = p.m if epilogue.bias == "m" else p.n * p.num_b
-        found["bias"] = ((p.batch - 1) * epilogue.bias_batch_stride + along, epilogue.bias_dtype)
-    if epilogue.derivative:
-        found["aux_in"] = (math.prod(p.aux_shape), p.out_dtype)
-    return found
 
 
 def _num_elements(problem: Problem, operand: Operand, rows: int, columns: int) -> int:

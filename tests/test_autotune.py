@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from epilogue_call import Fused
 from jax import lax
 from rich.console import Console
 from typer.testing import CliRunner
@@ -226,27 +225,6 @@ def test_contenders_compute_the_same(problem):
         ]
     for result in results[1:]:
         np.testing.assert_allclose(result, results[0], rtol=0.02, atol=0.02 * abs(results[0]).max())
-
-
-FUSED = {
-    "gated": Fused(activation="silu", gated=True, bias="n", aux_out=True, beta=1.0),
-    "pair": Fused(activation="gelu_tanh", gated=True, pair=True),
-    "derivative": Fused(activation="silu", gated=True, derivative=True, column_sums=True),
-}
-
-
-@pytest.mark.parametrize("case", FUSED.values(), ids=FUSED.keys())
-def test_products_with_an_epilogue_are_measured_with_all_operands(case):
-    problem = case.problem
-    names = measuring.contenders(problem, selection.target_device("cpu"), 20)
-    assert dict(names).keys() == {"host"}
-    (operands,) = measuring._make_inputs(problem, 1)
-    results = [jax.tree.leaves(measuring._function(problem, *name)(*operands)) for name in names]
-    assert results[0][0].shape == problem.d_shape
-    for result in results[1:]:
-        for x, y in zip(result, results[0], strict=True):
-            np.testing.assert_allclose(*(np.asarray(z, np.float64) for z in (x, y)), 0.02, 0.05)
-    assert {m.name for m in measuring.measure(problem, names, 1.0)} >= {"/".join(names[0])}
 
 
 def test_measurements_are_sorted_and_within_the_budget():

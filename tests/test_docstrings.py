@@ -17,6 +17,10 @@ MODULES = (
     "matmul",
     "patch",
     "ragged_dot",
+    "tensor.contract",
+    "tensor.einsum",
+    "tensor.elementwise",
+    "tensor.reduce",
 )
 
 

@@ -78,4 +78,6 @@ def test_reports_a_refusal_of_the_device(monkeypatch):
 def test_gpu_is_listed_and_every_implementation_runs(info, gpu):
     assert info.gpu_reason == ""
     assert info.gpus[0].name == gpu.device_kind
-    assert all(entry.available for entry in info.implementations), str(info)
+    for entry in info.implementations:
+        is_missing = entry.name == "cutensor" and "pip install" in entry.reason
+        assert entry.available or is_missing, str(info)

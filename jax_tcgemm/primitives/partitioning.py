@@ -270,7 +270,7 @@ def _lower_automatic(ctx, operands, division):
     rule = SdyShardingRule(
         tuple(ArrayMapping(*names) for names in division.operands),
         tuple(ArrayMapping(*names) for names in division.results),
-        reduction_factors=division.contracted,
+        reduction_factors=tuple(x for x in division.contracted if x not in division.whole),
         need_replication_factors=division.whole,
     )
     call.def_partition(partition, sharding_rule=rule)

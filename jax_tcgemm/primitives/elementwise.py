@@ -1,0 +1,141 @@
+"""The primitive `tcgemm_elementwise`: one, two or three arrays, permuted, mapped and combined.
+
+    permute    D = alpha * op(A)
+    binary     D = combine(alpha * opA(A), gamma * opC(C))
+    trinary    D = combine(combine_ab(alpha * opA(A), beta * opB(B)), gamma * opC(C))
+
+A mode that an operand lacks broadcasts it. A mapped dimension is one more mode. The derivative of a
+permutation is a permutation; any other is that of the same operation in JAX's own terms.
+
+Parameters, all static: modes (of each operand), result, unary, combine, scalars (alpha, beta,
+gamma), compute (a name or ""), implementation.
+"""
+
+import functools
+
+import jax
+import numpy as np
+from jax.extend import core
+from jax.interpreters import ad, batching, xla
+
+from jax_tcgemm.primitives import partitioning, tensor_lowering
+from jax_tcgemm.primitives.dot_general import same_varying
+from jax_tcgemm.tensor import modes as mode_names
+from jax_tcgemm.tensor import planning, reference
+from jax_tcgemm.tensor.operation import Operation
+from jax_tcgemm.tensor.typing import type_of
+
+elementwise_p = core.Primitive("tcgemm_elementwise")
+
+# What messages call it: a call does not know which public function bound it.
+OP = "elementwise"
+
+_KINDS = {1: "permute", 2: "elementwise_binary", 3: "elementwise_trinary"}
+
+
+def elementwise(*operands, modes, result, unary, combine, scalars, compute, implementation):
+    """Binds the primitive; arguments are checked and canonical already."""
+    return elementwise_p.bind(
+        *same_varying(*operands),
+        modes=tuple(modes),
+        result=tuple(result),
+        unary=tuple(unary),
+        combine=tuple(combine),
+        scalars=tuple(scalars),
+        compute=compute,
+        implementation=implementation,
+    )
+
+
+def request_of(operands, params) -> planning.Request:
+    """What one call of the primitive says, from the types of its operands."""
+    operation = Operation(
+        kind=_KINDS[len(operands)],
+        dtype=np.dtype(operands[0].dtype),
+        extents=mode_names.extents(params["modes"], [x.shape for x in operands]),
+        operands=params["modes"],
+        result=params["result"],
+        unary=params["unary"],
+        combine=params["combine"],
+        scalars=params["scalars"],
+        compute=params["compute"],
+    )
+    return planning.Request(operation, implementation=params["implementation"])
+
+
+# --- typing -------------------------------------------------------------------------------------
+
+
+def _reference(*operands, **params):
+    return reference.elementwise(request_of(operands, params).operation, operands)
+
+
+elementwise_p.def_impl(functools.partial(xla.apply_primitive, elementwise_p))
+elementwise_p.def_abstract_eval(type_of(_reference))
+
+
+# --- batching -----------------------------------------------------------------------------------
+
+
+def _batch(axis_data, args, dims, *, modes, result, **params):
+    """A mapped dimension is a mode more; it comes first in the result, as in the last operand."""
+    del axis_data
+    if all(dim is None for dim in dims):
+        return elementwise_p.bind(*args, modes=modes, result=result, **params), None
+    new = 1 + max((mode for operand in modes for mode in operand), default=-1)
+    # cuTENSOR takes a last operand that lies as the result alone.
+    if len(args) > 1 and dims[-1] is not None:
+        args, dims = [*args[:-1], batching.moveaxis(args[-1], dims[-1], 0)], (*dims[:-1], 0)
+    modes = tuple(
+        operand if dim is None else (*operand[:dim], new, *operand[dim:])
+        for operand, dim in zip(modes, dims, strict=True)
+    )
+    return elementwise(*args, modes=modes, result=(new, *result), **params), 0
+
+
+batching.fancy_primitive_batchers[elementwise_p] = _batch
+
+
+# --- differentiation ----------------------------------------------------------------------------
+
+
+def _jvp(primals, tangents, **params):
+    out = elementwise_p.bind(*primals, **params)
+    if len(primals) == 1 and params["unary"] == ("identity",):
+        return out, elementwise_p.bind(ad.instantiate_zeros(tangents[0]), **params)
+    tangents = tuple(ad.instantiate_zeros(t) for t in tangents)
+    _, tangent = jax.jvp(functools.partial(_reference, **params), primals, tangents)
+    return out, tangent
+
+
+def _transpose(ct, a, *, modes, result, **params):
+    """Of a permutation: the inverse one."""
+    if type(ct) is ad.Zero:
+        return [ad.Zero(a.aval)]
+    return [elementwise(ct, modes=(result,), result=modes[0], **params)]
+
+
+ad.primitive_jvps[elementwise_p] = _jvp
+ad.primitive_transposes[elementwise_p] = _transpose
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+def product_of(*avals_and_params) -> planning.Request:
+    """What one call says, from the types of its operands and result, and its parameters."""
+    *operands, _, params = avals_and_params
+    return request_of(operands, params)
+
+
+def division_of(*avals_and_params) -> partitioning.Division:
+    """How a call may be divided over devices: along every mode."""
+    *_, params = avals_and_params
+    return partitioning.Division(
+        operands=tuple(tuple(f"mode{mode}" for mode in modes) for modes in params["modes"]),
+        results=(tuple(f"mode{mode}" for mode in params["result"]),),
+        call=lambda *operands: (elementwise(*operands, **params),),
+    )
+
+
+tensor_lowering.register(elementwise_p, request_of, division_of)

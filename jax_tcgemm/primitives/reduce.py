@@ -1,0 +1,168 @@
+"""The primitive `tcgemm_reduce`: alpha * reduction of op(A) over modes, plus beta * C.
+
+C, which has the result's modes, is optional. A mapped dimension is one more mode of all. A sum is
+linear and its gradient a broadcast; the derivative of any other reduction is that of the same one
+in JAX's own terms.
+
+Parameters, all static: modes (of a), result, unary (of a), combine (add, mul, max or min), alpha,
+beta, compute (a name or ""), implementation.
+"""
+
+import functools
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core
+from jax.interpreters import ad, batching, xla
+
+from jax_tcgemm.primitives import partitioning, tensor_lowering
+from jax_tcgemm.primitives.contract import with_axis
+from jax_tcgemm.primitives.dot_general import same_varying
+from jax_tcgemm.tensor import modes as mode_names
+from jax_tcgemm.tensor import planning, reference
+from jax_tcgemm.tensor.operation import Operation
+from jax_tcgemm.tensor.operators import scaled
+from jax_tcgemm.tensor.typing import type_of
+
+reduce_p = core.Primitive("tcgemm_reduce")
+
+# What messages call it: a call does not know which public function bound it.
+OP = "reduce"
+
+
+def reduce(*operands, modes, result, unary, combine, alpha, beta, compute, implementation):
+    """Binds the primitive; arguments are checked and canonical already."""
+    return reduce_p.bind(
+        *same_varying(*operands),
+        modes=tuple(modes),
+        result=tuple(result),
+        unary=unary,
+        combine=combine,
+        alpha=alpha,
+        beta=beta,
+        compute=compute,
+        implementation=implementation,
+    )
+
+
+def request_of(operands, params) -> planning.Request:
+    """What one call of the primitive says, from the types of its operands."""
+    has_c = len(operands) == 2
+    operation = Operation(
+        kind="reduce",
+        dtype=np.dtype(operands[0].dtype),
+        extents=mode_names.extents((params["modes"],), [operands[0].shape]),
+        operands=(params["modes"], *([params["result"]] if has_c else [])),
+        result=params["result"],
+        unary=(params["unary"], *(["identity"] if has_c else [])),
+        combine=(params["combine"],),
+        scalars=(params["alpha"], params["beta"], 1),
+        compute=params["compute"],
+    )
+    return planning.Request(operation, implementation=params["implementation"])
+
+
+# --- typing -------------------------------------------------------------------------------------
+
+
+def _reference(*operands, **params):
+    return reference.reduce(request_of(operands, params).operation, operands)
+
+
+reduce_p.def_impl(functools.partial(xla.apply_primitive, reduce_p))
+reduce_p.def_abstract_eval(type_of(_reference))
+
+
+# --- batching -----------------------------------------------------------------------------------
+
+
+def _batch(axis_data, args, dims, *, modes, result, **params):
+    """A mapped dimension is a mode more; it comes first in the result."""
+    a, *c = args
+    if all(dim is None for dim in dims):
+        return reduce_p.bind(*args, modes=modes, result=result, **params), None
+    if dims[0] is None:
+        out = reduce_p.bind(a, modes=modes, result=result, **params | {"beta": 0})
+        return out + scaled(batching.moveaxis(c[0], dims[1], 0), params["beta"]), 0
+    new = 1 + max(modes, default=-1)
+    modes = (*modes[: dims[0]], new, *modes[dims[0] :])
+    if c:
+        c = [with_axis(c[0], dims[1], 0, axis_data.size)]
+    return reduce(a, *c, modes=modes, result=(new, *result), **params), 0
+
+
+batching.fancy_primitive_batchers[reduce_p] = _batch
+
+
+# --- differentiation ----------------------------------------------------------------------------
+
+
+def _is_linear(params) -> bool:
+    return params["combine"] == "add" and params["unary"] == "identity"
+
+
+def _jvp(primals, tangents, **params):
+    out = reduce_p.bind(*primals, **params)
+    tangents = tuple(ad.instantiate_zeros(t) for t in tangents)
+    if _is_linear(params):
+        return out, reduce_p.bind(*same_varying(*tangents), **params)
+    _, tangent = jax.jvp(functools.partial(_reference, **params), primals, tangents)
+    return out, tangent
+
+
+def _transpose(ct, a, *c, modes, result, alpha, beta, **params):
+    """Of a sum: alpha times the cotangent, repeated along the modes that were reduced."""
+    del params
+    cotangents = []
+    for x, scalar in zip((a, *c), (alpha, beta), strict=False):
+        if not ad.is_undefined_primal(x):
+            cotangents.append(None)
+        elif type(ct) is ad.Zero:
+            cotangents.append(ad.Zero(x.aval))
+        else:
+            cotangents.append(scaled(ct, scalar))
+    if cotangents[0] is not None and type(ct) is not ad.Zero:
+        dimensions = tuple(modes.index(mode) for mode in result)
+        order = np.argsort(dimensions)
+        cotangents[0] = lax.broadcast_in_dim(
+            lax.transpose(cotangents[0], order), a.aval.shape, tuple(sorted(dimensions))
+        )
+    return cotangents
+
+
+ad.primitive_jvps[reduce_p] = _jvp
+ad.primitive_transposes[reduce_p] = _transpose
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+def product_of(*avals_and_params) -> planning.Request:
+    """What one call says, from the types of its operands and result, and its parameters."""
+    *operands, _, params = avals_and_params
+    return request_of(operands, params)
+
+
+def division_of(*avals_and_params) -> partitioning.Division:
+    """How a call may be divided over devices: along the modes that stay, and of a sum along all."""
+    *operands, params = avals_and_params
+    modes = tuple(f"mode{mode}" for mode in params["modes"])
+    result = tuple(f"mode{mode}" for mode in params["result"])
+    has_c = len(operands) == 2
+
+    def finish(sums, *c):
+        return tuple(x + scaled(c[0], params["beta"]) for x in sums) if c else sums
+
+    return partitioning.Division(
+        operands=(modes, *([result] if has_c else [])),
+        results=(result,),
+        call=lambda *operands: (reduce(*operands, **params),),
+        product=lambda a: (reduce(a, **params | {"beta": 0}),),
+        finish=finish,
+        epilogue=(1,) if has_c else (),
+        whole=() if params["combine"] == "add" else tuple(set(modes) - set(result)),
+    )
+
+
+tensor_lowering.register(reduce_p, request_of, division_of)

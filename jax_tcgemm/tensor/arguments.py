@@ -1,0 +1,50 @@
+"""Checks that the public functions share."""
+
+import numbers
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm.dot_general import as_array
+
+
+def arrays(op: str, **operands) -> list:
+    """The operands as arrays of the dtype that they promote to."""
+    found = [as_array(op, name, x) for name, x in operands.items()]
+    dtype = jnp.result_type(*(x.dtype for x in found))
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        dtypes = zip(operands, found, strict=True)
+        raise TypeError(
+            f"{op}: operands must be floating-point or complex, got "
+            f"{', '.join(f'{name}.dtype={x.dtype}' for name, x in dtypes)}; convert them first"
+        )
+    return [lax.convert_element_type(x, dtype) for x in found]
+
+
+def scalar(op: str, name: str, value, dtype) -> complex | float:
+    """alpha, beta or gamma, which are part of the program."""
+    is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+    if isinstance(value, bool) or not isinstance(
+        value, numbers.Complex if is_complex else numbers.Real
+    ):
+        kind = "a number" if is_complex else "a real number"
+        raise TypeError(
+            f"{op}: {name} must be {kind} of Python or NumPy, got {name} of type "
+            f"{type(value).__name__}; multiply by an array outside"
+        )
+    return complex(value) if isinstance(value, complex) else float(value)
+
+
+def addend(op: str, c, beta, shape, dtype):
+    """C as an array of the result's shape and dtype; None where it is not read."""
+    if beta == 0:
+        return None
+    if c is None:
+        raise ValueError(f"{op}: c must be given unless beta is 0, got c=None and {beta=}; pass it")
+    if np.shape(c) != shape:
+        raise ValueError(
+            f"{op}: c must have the result's shape, got c.shape={np.shape(c)} and {shape}; "
+            "broadcast or transpose it"
+        )
+    return lax.convert_element_type(as_array(op, "c", c), dtype)

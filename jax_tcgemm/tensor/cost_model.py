@@ -1,0 +1,127 @@
+"""How long a contraction takes by each implementation: arithmetic or memory, what is longer.
+
+Contractions differ in what must be copied first. Our products read any two levels of batch strides
+in place; XLA's need the batch, free and contracted dimensions of each operand, and the result's,
+to be one run of neighbours each; cuTENSOR reads everything in place at a lower rate. Where the
+cost model of products (jax_tcgemm/cost_model.py) knows the product, it says what the product
+itself takes.
+"""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+
+from jax_tcgemm import local, selection
+from jax_tcgemm.roofline import peaks
+from jax_tcgemm.tensor.operation import Operation
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What an H200 does; rates are fractions of the data sheet's."""
+
+    launch_us: float = 3.0
+    memory: float = 0.8  # of bytes that must move
+    copy: float = 0.72  # of bytes that a permutation of XLA moves
+    gemm: float = 0.75
+    cutensor: dict[str, float] = dataclasses.field(
+        default_factory=lambda: {"f16": 0.6, "bf16": 0.6, "tf32": 0.68, "f32": 0.7, "f64": 0.7}
+    )
+    # XLA runs unless another one is predicted to take less than this part of its time.
+    margin: float = 0.95
+
+
+H200 = Calibration()
+
+# Products that each compute type multiplies for one.
+_PRODUCTS = {"3xtf32": ("tf32", 3), "9xbf16": ("bf16", 9), "4xf16": ("f16", 4)}
+
+
+def contraction_us(
+    operation: Operation,
+    gemm: local.Plan,
+    device: selection.Device,
+    calibration: Calibration = H200,
+) -> dict[str, float]:
+    """Microseconds by gemm, cutensor and xla.
+
+    Args:
+      operation: a contraction, its compute type set.
+      gemm: the plan of the same contraction as one of our products, its problem set.
+      device: where it runs.
+      calibration: the device's constants.
+    """
+    c, known = calibration, peaks(device.compute_capability) or peaks(90)
+    bandwidth = known.bytes / 1e6
+    kind, count = _PRODUCTS.get(operation.compute, (operation.compute, 1))
+    if operation.dtype.itemsize == 2 or kind in ("f16", "bf16"):
+        kind, rate = "f16", known.f16
+    else:
+        rate = {"tf32": known.tf32, "f64": known.f64}.get(kind, known.f32)
+    arithmetic = operation.flops * count / (rate / 1e6)
+    memory = operation.bytes / (bandwidth * c.memory)
+
+    ranked = selection.ranked(gemm.problem, device)
+    predicted = {candidate.implementation: us for candidate, us in reversed(ranked)}
+    product = max(arithmetic / c.gemm, memory) + c.launch_us
+    ours = predicted.get(ranked[0][0].implementation) or product
+    # XLA runs cuBLASLt, whatever of ours is faster.
+    xla = predicted.get("cublaslt") or product
+
+    def copies(num_bytes):
+        return num_bytes / (bandwidth * c.copy) + (c.launch_us if num_bytes else 0)
+
+    finish = 0.0
+    if operation.scalars[0] != 1 or len(operation.operands) == 3:
+        finish = copies(3 * math.prod(operation.shape(operation.result)) * operation.dtype.itemsize)
+    cutensor = max(arithmetic / c.cutensor[kind if kind in c.cutensor else "f32"], memory)
+    return {
+        "gemm": ours + finish + copies(gemm_copied_bytes(gemm)),
+        "cutensor": cutensor + c.launch_us,
+        "xla": xla + finish + copies(xla_copied_bytes(operation)),
+    }
+
+
+def gemm_copied_bytes(plan: local.Plan) -> int:
+    """Bytes that are read and written to permute what one of our products cannot read in place."""
+    product, folded = plan.product, plan.fold
+    arrays = (
+        (product.lhs_shape, product.lhs_dtype, folded.lhs_order),
+        (product.rhs_shape, product.rhs_dtype, folded.rhs_order),
+        (product.result_shape, product.result_dtype, folded.result_order),
+    )
+    return sum(
+        2 * math.prod(shape) * np.dtype(dtype).itemsize
+        for shape, dtype, order in arrays
+        if order is not None
+    )
+
+
+def xla_copied_bytes(operation: Operation) -> int:
+    """Bytes that are read and written to permute what XLA's dot cannot read or write in place."""
+    a, b = operation.operands[:2]
+    result = operation.result
+    batch = {mode for mode in a if mode in b and mode in result}
+    contracted = {mode for mode in a if mode in b and mode not in result}
+    groups = (
+        (a, (batch, contracted, set(a) - batch - contracted)),
+        (b, (batch, contracted, set(b) - batch - contracted)),
+        (result, (batch, set(result) & set(a) - batch, set(result) & set(b) - batch)),
+    )
+    order = [mode for mode in a if mode in contracted]
+    order_b = [mode for mode in b if mode in contracted]
+    copied = 0
+    for modes, runs in groups:
+        kept = [mode for mode in modes if operation.extents[mode] != 1]
+        if not _is_readable(kept, runs) or (modes is b and order != order_b):
+            copied += 2 * math.prod(operation.shape(modes)) * operation.dtype.itemsize
+    return copied
+
+
+def _is_readable(modes, runs) -> bool:
+    """Whether each run is of neighbours, and the fastest mode is not of the batch."""
+    labels = [next(i for i, run in enumerate(runs) if mode in run) for mode in modes]
+    changes = sum(x != y for x, y in itertools.pairwise(labels))
+    return changes == len(set(labels)) - 1 and (not labels or labels[-1] != 0)

@@ -1,0 +1,181 @@
+"""The public `einsum`."""
+
+import jax
+import jax.numpy as jnp
+import opt_einsum
+from jax import lax
+from opt_einsum import parser
+
+from jax_tcgemm.dot_general import as_array, canonical_element_type
+from jax_tcgemm.precision import canonical_precision
+from jax_tcgemm.primitives import contract as primitive
+from jax_tcgemm.tensor.planning import check_implementation
+
+
+def einsum(
+    subscripts,
+    *operands,
+    optimize="auto",
+    precision=None,
+    preferred_element_type=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """A drop-in for `jax.numpy.einsum`: sums of products of any number of arrays.
+
+    The order in which operands are contracted comes from opt_einsum, as in `jax.numpy.einsum`. Each
+    step contracts two of them, in one operation with the permutation of its result, by whichever is
+    predicted to be fastest: one of our matrix products where the modes fold to one, cuTENSOR, or
+    XLA. `jax_tcgemm.explain` says which and why. It can be differentiated any number of times and
+    batched by `jax.vmap`.
+
+    Args:
+      subscripts: as of `jax.numpy.einsum`, such as `"bqhd,bkhd->bhqk"`, with or without `->` and
+        ellipses; or operands and lists of mode numbers in turns.
+      *operands: arrays of any numeric dtype.
+      optimize: "auto", another strategy of opt_einsum, a path, True for the optimal one or False
+        for left to right.
+      precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
+        pair of them, or a `lax.DotAlgorithmPreset` or its name.
+      preferred_element_type: dtype of the result and of what lies between; None takes what the
+        operands promote to.
+      implementation: what runs every step, as `contract` takes it; None selects for each.
+
+    Returns:
+      The result, with the shape and dtype that `jax.numpy.einsum` gives.
+
+    Raises:
+      TypeError: for operands that are no numeric arrays.
+      ValueError: for subscripts that do not fit the operands, a path that contracts more than two
+        at once, an unknown implementation, or, when the program is lowered, an implementation that
+        was asked for by name and cannot run a step.
+
+    Numerics:
+      Those of `contract` for each step. What lies between has the dtype of the result.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from jax_tcgemm import tensor
+      >>> q, k = jnp.ones((2, 16, 4, 8)), jnp.ones((2, 20, 4, 8))
+      >>> tensor.einsum("bqhd,bkhd->bhqk", q, k).shape
+      (2, 4, 16, 20)
+    """
+    op = "einsum"
+    check_implementation(op, "contract", implementation)
+    terms, output, arrays = _parse(op, subscripts, operands)
+    dtype = canonical_element_type(op, preferred_element_type) or jnp.result_type(*arrays)
+    terms, arrays = _without_broadcast(terms, arrays)
+    steps = _steps(op, terms, output, arrays, optimize)
+    params = {
+        "precision": canonical_precision(precision),
+        "implementation": implementation,
+        "result_dtype": dtype,
+    }
+    for positions, step in steps:
+        taken = [arrays.pop(position) for position in positions]
+        inputs, result = step.split("->")
+        arrays.append(_contract(taken, inputs.split(","), result, params))
+    return lax.convert_element_type(arrays[0], dtype)
+
+
+def _parse(op, subscripts, operands):
+    """The terms and the output without ellipses, and the operands as arrays."""
+    if isinstance(subscripts, str):
+        arguments = [subscripts, *(as_array(op, f"operand {i}", x) for i, x in enumerate(operands))]
+    else:
+        arguments = [
+            as_array(op, f"operand {i // 2}", x)
+            if i % 2 == 0 and i < _last(subscripts, operands)
+            else x
+            for i, x in enumerate((subscripts, *operands))
+        ]
+    try:
+        inputs, output, arrays = parser.parse_einsum_input(arguments)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{op}: subscripts must fit the operands, got {subscripts=}: {error}; "
+            "see jax.numpy.einsum"
+        ) from None
+    terms = inputs.split(",")
+    for i, (term, x) in enumerate(zip(terms, arrays, strict=True)):
+        if len(term) != x.ndim:
+            raise ValueError(
+                f"{op}: subscripts must name each mode, got {term!r} for operand {i} of shape "
+                f"{x.shape}; write {x.ndim} letters"
+            )
+    return terms, output, list(arrays)
+
+
+def _last(subscripts, operands) -> int:
+    """How many operands and mode lists there are in turns, without a last list of the output."""
+    count = 1 + len(operands)
+    return count - count % 2
+
+
+def _without_broadcast(terms, arrays):
+    """Without modes of extent 1 that are longer in another operand, and broadcast there."""
+    extents = {}
+    for i, (term, x) in enumerate(zip(terms, arrays, strict=True)):
+        for letter, extent in zip(term, x.shape, strict=True):
+            known = extents.setdefault(letter, extent)
+            if known != extent and 1 not in (known, extent):
+                raise ValueError(
+                    f"einsum: a mode must have one extent, got {letter!r} with {known} and, in "
+                    f"operand {i}, {extent}; give different modes different letters"
+                )
+            extents[letter] = max(known, extent) if 0 not in (known, extent) else 0
+    found = []
+    for term, x in zip(terms, arrays, strict=True):
+        axes = [i for i, letter in enumerate(term) if x.shape[i] == 1 != extents[letter]]
+        kept = "".join(letter for i, letter in enumerate(term) if i not in axes)
+        found.append((kept, lax.squeeze(x, axes)))
+    terms, arrays = zip(*found, strict=True)
+    return list(terms), list(arrays)
+
+
+def _steps(op, terms, output, arrays, optimize) -> list[tuple[tuple[int, ...], str]]:
+    """Positions of the operands to take, in the order to take them, and their subscripts."""
+    if len(arrays) == 1:
+        return [((0,), f"{terms[0]}->{output}")]
+    if optimize is False:
+        optimize = [(0, 1)] * (len(arrays) - 1)
+    elif optimize is True:
+        optimize = "optimal"
+    shapes = [x.shape for x in arrays]
+    try:
+        _, path = opt_einsum.contract_path(
+            f"{','.join(terms)}->{output}", *shapes, shapes=True, optimize=optimize
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{op}: optimize must be a strategy of opt_einsum or a path, got {optimize=}: {error}; "
+            '"auto" is the default'
+        ) from None
+    steps = [(step[0], step[2]) for step in path.contraction_list]
+    if any(len(positions) > 2 for positions, _ in steps):
+        raise ValueError(
+            f"{op}: a path must contract at most two operands at once, got {optimize=}; "
+            'leave it "auto"'
+        )
+    return steps
+
+
+def _contract(arrays, terms, result, params) -> jax.Array:
+    """One step: sums and diagonals of each operand alone, then both together."""
+    others = [set(result).union(*terms[:i], *terms[i + 1 :]) for i in range(len(terms))]
+    for i, term in enumerate(terms):
+        if len(terms) == 1:
+            kept = result
+        else:
+            kept = "".join(dict.fromkeys(letter for letter in term if letter in others[i]))
+        if kept != term:
+            arrays[i] = jnp.einsum(
+                f"{term}->{kept}", arrays[i], preferred_element_type=params["result_dtype"]
+            )
+            terms[i] = kept
+    if len(arrays) == 1:
+        return arrays[0]
+    dtype = jnp.result_type(*arrays)
+    arrays = [lax.convert_element_type(x, dtype) for x in arrays]
+    letters = {letter: i for i, letter in enumerate(dict.fromkeys("".join(terms)))}
+    modes = [tuple(map(letters.get, term)) for term in terms]
+    return primitive.contract(*arrays, modes=modes, result=map(letters.get, result), **params)

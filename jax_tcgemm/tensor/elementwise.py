@@ -1,0 +1,239 @@
+"""The public `permute`, `elementwise_binary` and `elementwise_trinary`."""
+
+import jax
+
+from jax_tcgemm.primitives import elementwise as primitive
+from jax_tcgemm.tensor import arguments, modes, operators
+from jax_tcgemm.tensor.cutensor import ELEMENTWISE_COMPUTE
+from jax_tcgemm.tensor.numerics import check_compute_type
+from jax_tcgemm.tensor.planning import check_implementation
+
+
+def permute(
+    subscripts: str,
+    a,
+    *,
+    alpha: complex = 1,
+    op_a: str = "identity",
+    compute_type: str | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Permutes the modes of an array, with an operator and a factor on the way.
+
+        D[result] = alpha * op_a(A[a])
+
+    Args:
+      subscripts: the modes of a and of the result, such as `"mhkn->nkhm"`: the same letters.
+      a: floating-point or complex array.
+      alpha: a number, complex for complex arrays only.
+      op_a: an operator applied to each element, as `contract` takes them.
+      compute_type: f32 for all but float64 and complex128, f64 for those, or the operand's own type
+        for float16 and bfloat16; None is the first of these. XLA always uses it.
+      implementation: "cutensor"; "tcgemm", our transposition kernel, for bare permutations that
+        move the fastest mode; "xla"; or None, which is "xla": it fuses the permutation with
+        its neighbours where it can.
+
+    Returns:
+      D, in the dtype of a.
+
+    Raises:
+      TypeError: for an operand that is no floating-point array, or a scalar that is no number.
+      ValueError: for subscripts that do not fit, an unknown operator, compute type or
+        implementation, or, when the program is lowered, an implementation that cannot run it.
+
+    Numerics:
+      float16 and bfloat16 are computed in float32 and rounded once.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from jax_tcgemm import tensor
+      >>> tensor.permute("ij->ji", jnp.arange(6.0).reshape(2, 3), alpha=2)
+      Array([[ 0.,  6.],
+             [ 2.,  8.],
+             [ 4., 10.]], dtype=float32)
+    """
+    op = "permute"
+    (a,) = arguments.arrays(op, a=a)
+    operands, result = modes.parse(op, subscripts, ("a",), (a.shape,))
+    if len(result) != len(operands[0]):
+        raise ValueError(
+            f"{op}: the result must have every mode of a, got {subscripts=}; sum over modes with "
+            "jax_tcgemm.tensor.reduce"
+        )
+    return _bind(
+        op,
+        {"a": a},
+        operands,
+        result,
+        unary={"op_a": op_a},
+        combine={},
+        scalars={"alpha": alpha, "beta": 0, "gamma": 1},
+        compute_type=compute_type,
+        implementation=implementation,
+    )
+
+
+def elementwise_binary(
+    subscripts: str,
+    a,
+    c,
+    *,
+    op: str = "add",
+    alpha: complex = 1,
+    gamma: complex = 1,
+    op_a: str = "identity",
+    op_c: str = "identity",
+    compute_type: str | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Combines two arrays element by element, each in its own order of modes.
+
+        D[result] = op(alpha * op_a(A[a]), gamma * op_c(C[c]))
+
+    Args:
+      subscripts: the modes of a, c and the result, such as `"nkhm,mhkn->mhkn"`. A mode that an
+        operand lacks broadcasts it; no operand has one that the result lacks.
+      a: floating-point or complex array.
+      c: likewise; both are promoted to one dtype.
+      op: add, mul, max or min; the last two for real arrays only.
+      alpha: a number, complex for complex arrays only.
+      gamma: likewise.
+      op_a: an operator applied to each element of a, as `contract` takes them.
+      op_c: likewise for c.
+      compute_type: as `permute` takes it.
+      implementation: "cutensor", which takes a c whose modes are the result's in their order;
+        "xla"; or None, which is "xla": it fuses the operation with its neighbours where it can.
+
+    Returns:
+      D, in the dtype of the operands.
+
+    Raises:
+      TypeError: for operands that are no floating-point arrays, or scalars that are no numbers.
+      ValueError: as `permute` does.
+
+    Numerics:
+      float16 and bfloat16 are computed in float32 and rounded once. The larger of anything and NaN
+      is NaN on XLA.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from jax_tcgemm import tensor
+      >>> a, c = jnp.ones((3, 2)), jnp.ones((2, 3))
+      >>> tensor.elementwise_binary("ji,ij->ij", a, c, alpha=1.5, gamma=0.5)
+      Array([[2., 2., 2.],
+             [2., 2., 2.]], dtype=float32)
+    """
+    name = "elementwise_binary"
+    a, c = arguments.arrays(name, a=a, c=c)
+    operands, result = modes.parse(name, subscripts, ("a", "c"), (a.shape, c.shape))
+    return _bind(
+        name,
+        {"a": a, "c": c},
+        operands,
+        result,
+        unary={"op_a": op_a, "op_c": op_c},
+        combine={"op": op},
+        scalars={"alpha": alpha, "beta": 0, "gamma": gamma},
+        compute_type=compute_type,
+        implementation=implementation,
+    )
+
+
+def elementwise_trinary(
+    subscripts: str,
+    a,
+    b,
+    c,
+    *,
+    op_ab: str = "add",
+    op_abc: str = "add",
+    alpha: complex = 1,
+    beta: complex = 1,
+    gamma: complex = 1,
+    op_a: str = "identity",
+    op_b: str = "identity",
+    op_c: str = "identity",
+    compute_type: str | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Combines three arrays element by element, each in its own order of modes.
+
+        D[result] = op_abc(op_ab(alpha * op_a(A[a]), beta * op_b(B[b])), gamma * op_c(C[c]))
+
+    Args:
+      subscripts: the modes of a, b, c and the result. A mode that an operand lacks broadcasts it;
+        no operand has one that the result lacks.
+      a: floating-point or complex array.
+      b: likewise.
+      c: likewise; all three are promoted to one dtype.
+      op_ab: add, mul, max or min; the last two for real arrays only.
+      op_abc: likewise.
+      alpha: a number, complex for complex arrays only.
+      beta: likewise.
+      gamma: likewise.
+      op_a: an operator applied to each element of a, as `contract` takes them.
+      op_b: likewise for b.
+      op_c: likewise for c.
+      compute_type: as `permute` takes it.
+      implementation: as `elementwise_binary` takes it.
+
+    Returns:
+      D, in the dtype of the operands.
+
+    Raises:
+      TypeError: for operands that are no floating-point arrays, or scalars that are no numbers.
+      ValueError: as `permute` does.
+
+    Numerics:
+      As those of `elementwise_binary`.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from jax_tcgemm import tensor
+      >>> x, y = jnp.ones((2, 3)), jnp.ones(3)
+      >>> tensor.elementwise_trinary("ij,j,ij->ij", x, y, x, op_ab="mul", gamma=2)
+      Array([[3., 3., 3.],
+             [3., 3., 3.]], dtype=float32)
+    """
+    name = "elementwise_trinary"
+    a, b, c = arguments.arrays(name, a=a, b=b, c=c)
+    operands, result = modes.parse(name, subscripts, ("a", "b", "c"), (a.shape, b.shape, c.shape))
+    return _bind(
+        name,
+        {"a": a, "b": b, "c": c},
+        operands,
+        result,
+        unary={"op_a": op_a, "op_b": op_b, "op_c": op_c},
+        combine={"op_ab": op_ab, "op_abc": op_abc},
+        scalars={"alpha": alpha, "beta": beta, "gamma": gamma},
+        compute_type=compute_type,
+        implementation=implementation,
+    )
+
+
+def _bind(
+    op, arrays, operands, result, *, unary, combine, scalars, compute_type, implementation
+) -> jax.Array:
+    dtype = next(iter(arrays.values())).dtype
+    for name, term in zip(arrays, operands, strict=True):
+        if not set(term) <= set(result):
+            raise ValueError(
+                f"{op}: modes of the operands must be modes of the result, got one of {name} that "
+                "the result lacks; sum over it first with jax_tcgemm.tensor.reduce"
+            )
+    for name, operator in unary.items():
+        operators.check(op, name, operator, dtype, operators.UNARY)
+    for name, operator in combine.items():
+        operators.check(op, name, operator, dtype, operators.BINARY)
+    check_compute_type(op, compute_type, dtype, ELEMENTWISE_COMPUTE)
+    check_implementation(op, op, implementation)
+    return primitive.elementwise(
+        *arrays.values(),
+        modes=operands,
+        result=result,
+        unary=unary.values(),
+        combine=combine.values(),
+        scalars=(arguments.scalar(op, name, value, dtype) for name, value in scalars.items()),
+        compute=compute_type or "",
+        implementation=implementation,
+    )
