@@ -4,6 +4,7 @@
 #include "core/cuda_status.h"
 #include "kernels/wgmma/launch.h"
 #include "ptx/cluster.cuh"
+#include "tile/unaligned.cuh"
 
 namespace tcgemm::wgmma_family {
 namespace {
@@ -12,8 +13,8 @@ constexpr int kThreads = 256;
 
 constexpr int kWarps = kThreads / 32;
 
-// What a warp pads at once, in words of 4 bytes: enough loads in flight to hide the memory.
-constexpr int kSegmentWords = 512;
+// 16-byte chunks that a lane copies at most: enough loads in flight to hide the memory.
+constexpr int kSteps = 8;
 // Side of the square that a block transposes.
 constexpr int kTile = 64;
 
@@ -30,37 +31,72 @@ __device__ __forceinline__ const T* source_batch(const CopyJob& job, int64_t bat
 
 __host__ __device__ int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
+// Rows of 16-byte chunks, cut into segments of equal size. A power of two of neighbouring lanes takes
+// a segment, at most a whole warp, so that short rows leave few lanes idle.
+struct RowWalk {
+  int64_t chunks, segments;  // in a row
+  int log2_lanes, steps;
+
+  template <typename T>
+  __host__ __device__ static RowWalk of(const CopyJob& job) {
+    RowWalk walk{ceil_div(job.columns * static_cast<int64_t>(sizeof(T)), 16), 0, 0, 0};
+    while (walk.log2_lanes < 5 && (int64_t{1} << walk.log2_lanes) < walk.chunks) ++walk.log2_lanes;
+    walk.segments = ceil_div(walk.chunks, kSteps << walk.log2_lanes);
+    walk.steps = static_cast<int>(ceil_div(walk.chunks, walk.segments << walk.log2_lanes));
+    return walk;
+  }
+  __host__ __device__ int rows_per_warp() const { return 32 >> log2_lanes; }
+};
+
+// 16 bytes at `address`; zeros for those outside the matrix, whose memory may belong to nobody.
 template <typename T>
-__host__ __device__ int64_t words_per_row(const CopyJob& job) {
-  return job.target_ld * static_cast<int64_t>(sizeof(T)) / 4;
+__device__ __forceinline__ uint4 load_chunk(const char* address, const char* matrix, const char* matrix_end) {
+  if (address >= matrix && address + 16 <= matrix_end) return *reinterpret_cast<const uint4*>(address);
+  alignas(16) T values[16 / sizeof(T)];
+#pragma unroll
+  for (int i = 0; i < 16 / static_cast<int>(sizeof(T)); ++i) {
+    const char* element = address + i * sizeof(T);
+    values[i] = element >= matrix && element < matrix_end ? *reinterpret_cast<const T*>(element) : T(0);
+  }
+  return *reinterpret_cast<const uint4*>(values);
 }
 
-// Part of one row a warp: four bytes a lane and step, contiguous across the warp. Wider accesses
-// need an alignment that the source does not have; this way each 128-byte line is still touched
-// once a load.
+// Copies rows that start anywhere to rows that start on 16-byte boundaries: aligned loads, the bytes
+// of two neighbours shifted together, aligned stores. What a row's last chunk holds past the row is
+// whatever follows it in the source: the tensor map ends at the row's last element.
 template <typename T>
 __device__ __forceinline__ void pad_segment(const CopyJob& job, int64_t block_idx) {
-  constexpr int kCount = 4 / sizeof(T), kSteps = kSegmentWords / 32;
-  struct alignas(4) Pack {
-    T values[kCount];
-  };
-  const int64_t words = words_per_row<T>(job), segments = ceil_div(words, kSegmentWords);
-  const int64_t task = block_idx * kWarps + threadIdx.x / 32;
-  const int64_t row = task / segments, batch_idx = row / job.rows;
-  if (batch_idx >= job.outer * job.inner) return;
-  const int64_t first = (task - row * segments) * kSegmentWords + threadIdx.x % 32;
-  const T* source = source_batch<T>(job, batch_idx) + (row - batch_idx * job.rows) * job.source_ld;
-  Pack* target = static_cast<Pack*>(job.target) + row * words;
-  Pack packs[kSteps];
+  const RowWalk walk = RowWalk::of<T>(job);
+  const int lanes = 1 << walk.log2_lanes, lane = threadIdx.x & (lanes - 1);
+  const int64_t task = block_idx * kWarps + threadIdx.x / 32, group = task / walk.segments;
+  const int64_t row = group * walk.rows_per_warp() + (threadIdx.x % 32 >> walk.log2_lanes), batch_idx = row / job.rows;
+  const bool is_inside = batch_idx < job.outer * job.inner;
+  const int64_t first = (task - group * walk.segments) * (walk.steps * lanes) + lane;
+
+  const char* matrix = reinterpret_cast<const char*>(source_batch<T>(job, batch_idx));
+  const char* matrix_end = matrix + ((job.rows - 1) * job.source_ld + job.columns) * static_cast<int64_t>(sizeof(T));
+  const char* source = matrix + (row - batch_idx * job.rows) * job.source_ld * static_cast<int64_t>(sizeof(T));
+  const int skipped = static_cast<int>(reinterpret_cast<uintptr_t>(source) % 16);
+  // The segment's chunks as the source has them, one a lane and step; and the one after them.
+  uint4 loaded[kSteps + 1];
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    const int64_t column = (first + i * 32) * kCount;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) packs[i].values[j] = column + j < job.columns ? source[column + j] : T(0);
+  for (int i = 0; i <= kSteps; ++i) {
+    const int64_t chunk = first + i * lanes;
+    const bool is_needed = i < walk.steps || (i == walk.steps && lane == 0);
+    if (is_inside && is_needed && chunk <= walk.chunks) {
+      loaded[i] = load_chunk<T>(source - skipped + chunk * 16, matrix, matrix_end);
+    }
   }
+  uint4* target = reinterpret_cast<uint4*>(static_cast<T*>(job.target) + row * job.target_ld);
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    if (first + i * 32 < words) target[first + i * 32] = packs[i];
+    // From the next lane; the last one's is the first one's of the next step.
+    const uint4 given = lane == 0 ? loaded[i + 1] : loaded[i];
+    const int giver = (lane + 1) & (lanes - 1);
+    const uint4 next = make_uint4(__shfl_sync(~0u, given.x, giver, lanes), __shfl_sync(~0u, given.y, giver, lanes),
+                                  __shfl_sync(~0u, given.z, giver, lanes), __shfl_sync(~0u, given.w, giver, lanes));
+    const int64_t chunk = first + i * lanes;
+    if (is_inside && i < walk.steps && chunk < walk.chunks) target[chunk] = skip_bytes(loaded[i], next, skipped);
   }
 }
 
@@ -70,7 +106,7 @@ template <typename T>
 __device__ __forceinline__ void transpose_tile(const CopyJob& job, int64_t block_idx) {
   constexpr int kRowsAtOnce = kThreads / kTile, kSteps = kTile / kRowsAtOnce;
   __shared__ T tile[kTile][kTile + 1];
-  const int64_t tiles_r = ceil_div(job.rows, kTile), tiles_c = ceil_div(job.target_ld, kTile);
+  const int64_t tiles_r = ceil_div(job.rows, kTile), tiles_c = ceil_div(job.columns, kTile);
   const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
   const int64_t tile_c = block_idx / tiles_r, batch_idx = tile_c / tiles_c;
   // Down the rows first: neighbouring blocks then read neighbouring parts of the source's rows.
@@ -88,7 +124,7 @@ __device__ __forceinline__ void transpose_tile(const CopyJob& job, int64_t block
   T* target = static_cast<T*>(job.target) + (batch_idx * job.rows + row0 + y) * job.target_ld + column0 + x;
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    if (row0 + y + i * kRowsAtOnce < job.rows && column0 + x < job.target_ld) {
+    if (row0 + y + i * kRowsAtOnce < job.rows && column0 + x < job.columns) {
       target[i * kRowsAtOnce * job.target_ld] = tile[x][y + i * kRowsAtOnce];
     }
   }
@@ -116,8 +152,9 @@ template <typename T>
 int64_t num_blocks(const CopyJob& job) {
   const int64_t batches = job.outer * job.inner;
   if (job.rows == 0) return 0;
-  if (job.transpose) return batches * ceil_div(job.rows, kTile) * ceil_div(job.target_ld, kTile);
-  return ceil_div(batches * job.rows * ceil_div(words_per_row<T>(job), kSegmentWords), kWarps);
+  if (job.transpose) return batches * ceil_div(job.rows, kTile) * ceil_div(job.columns, kTile);
+  const RowWalk walk = RowWalk::of<T>(job);
+  return ceil_div(ceil_div(batches * job.rows, walk.rows_per_warp()) * walk.segments, kWarps);
 }
 
 template <typename T>

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/wgmma/traits.cuh"
 #include "ptx/cluster.cuh"
@@ -11,6 +12,7 @@
 #include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
 #include "tile/numeric.cuh"
+#include "tile/unaligned.cuh"
 
 namespace tcgemm::wgmma_family {
 
@@ -30,85 +32,84 @@ __device__ __forceinline__ uint32_t pack(float x, float y, FloatType type) {
   return reinterpret_cast<const uint32_t&>(packed);
 }
 
-// The boxes a tile is staged and stored in.
+// How 64 rows of a tile are staged and stored: in turns across the tile's columns, each of one box, or
+// of two side by side when the problem is swapped and the 64 rows are wider than the swizzle (float32).
 template <typename Config, int kOutBytes>
 struct StoreShape {
-  // Columns along D's contiguous dimension in one box: as wide as the swizzle allows without
-  // reaching past the tile.
+  // Columns along D's contiguous dimension: as many as the swizzle allows without reaching past the tile.
   static constexpr int kAlong = Config::kSwapped ? 64 : Config::kTileN;
   static constexpr int kWidest = 128 / kOutBytes;
-  static constexpr int kBoxColumns = kAlong % kWidest == 0         ? kWidest
-                                     : kAlong % (kWidest / 2) == 0 ? kWidest / 2
-                                                                   : kWidest / 4;
+  static constexpr int kBoxColumns = kAlong >= kWidest ? kWidest : kAlong >= kWidest / 2 ? kWidest / 2 : kWidest / 4;
   static constexpr int kRowBytes = kBoxColumns * kOutBytes;
-  static constexpr int kBoxRows = !Config::kSwapped || Config::kTileN % 64 == 0 ? 64
-                                  : Config::kTileN % 32 == 0                    ? 32
-                                                                                : 16;
-  static_assert(!Config::kSwapped || Config::kTileN % kBoxRows == 0, "boxes must cover the tile");
-  static_assert(kAlong % kBoxColumns == 0, "tile_n must be a multiple of 16");
-  static_assert(kBoxRows * kRowBytes <= 8192, "a box must fit in a store buffer");
+  static constexpr int kBoxes = Config::kSwapped ? 64 / kBoxColumns : 1;
+  static constexpr int kMostRows = 64 / kBoxes;
+  static constexpr int kBoxRows = Config::kSwapped && Config::kTileN < kMostRows ? Config::kTileN : kMostRows;
+  static constexpr int kBoxBytes = kBoxRows * kRowBytes;
+
+  // Of the tile. The last turn ends where the tile does, and repeats columns of the one before where
+  // turns do not divide the tile.
+  static constexpr int kTurnColumns = Config::kSwapped ? kBoxRows : kBoxColumns;
+  static constexpr int kTurns = (Config::kTileN + kTurnColumns - 1) / kTurnColumns;
+  static __device__ __forceinline__ constexpr int first_column(int turn) {
+    return turn < kTurns - 1 ? turn * kTurnColumns : Config::kTileN - kTurnColumns;
+  }
+  // Where a box lies in the tile as D stores it.
+  static __device__ __forceinline__ constexpr int along(int turn, int box) {
+    return Config::kSwapped ? box * kBoxColumns : first_column(turn);
+  }
+  static __device__ __forceinline__ constexpr int across(int turn) { return Config::kSwapped ? first_column(turn) : 0; }
+
+  static_assert(Config::kTileN % 16 == 0, "stmatrix stores 16 columns");
+  static_assert(kBoxColumns <= kAlong && kBoxes * kBoxBytes <= 8192, "a turn must fit in a store buffer");
 };
 
-// The 16 bytes that start 16 - 2 * count bytes into (first, second): the last `count` 16-bit elements
-// of `first`, then the beginning of `second`.
-__device__ __forceinline__ uint4 shift_in(const uint4& first, const uint4& second, int count) {
-  uint32_t words[9] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w, 0};
-  const int skipped = 8 - count;  // elements
-  if (skipped & 8) {
-#pragma unroll
-    for (int i = 0; i < 5; ++i) words[i] = words[i + 4];
-  }
-  if (skipped & 4) {
-#pragma unroll
-    for (int i = 0; i < 7; ++i) words[i] = words[i + 2];
-  }
-  if (skipped & 2) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) words[i] = words[i + 1];
-  }
-  if (skipped & 1) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], 16);
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
-}
+// The buffer of the box to the left of another one, whose columns start `distance` further on; null
+// where there is none.
+struct LeftBox {
+  const uint8_t* buffer;
+  int distance;
+};
 
 // Copies a staged box to D where TMA cannot: rows of D start anywhere. A row is cut where D has
-// 16-byte boundaries, so that all but eight of its 16-bit elements go in aligned 16-byte stores;
-// the eight, before the first boundary and after the last one, are spread over its lanes.
+// 16-byte boundaries and goes in aligned 16-byte stores, the one across the edge of two boxes with the
+// right one. Only a tile's own edges, eight 16-bit elements of a row, go one by one, spread over its lanes.
 template <int kRowBytes, int kBoxRows>
-__device__ __forceinline__ void copy_box(const uint8_t* buffer, uint16_t* d, int64_t ldd, int32_t rows, int32_t columns,
-                                         int thread_idx) {
+__device__ __forceinline__ void copy_box(const uint8_t* buffer, LeftBox left, bool is_last, uint16_t* d, int64_t ldd,
+                                         int32_t rows, int32_t columns, int thread_idx) {
   constexpr int kColumns = kRowBytes / 2, kPieces = kColumns / 8, kEdge = 8 / kPieces;
-  static_assert(kBoxRows * kPieces % 128 == 0, "every thread takes part in every shuffle");
   const auto at = [&](int row, int column) {
-    return *reinterpret_cast<const uint16_t*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * 2));
+    const uint8_t* from = column < 0 ? left.buffer : buffer;
+    if (column < 0) column += left.distance;
+    return from + swizzle<kRowBytes>(row * kRowBytes + column * 2);
   };
+  const auto copy_element = [&](uint16_t* target, int row, int column) {
+    if (column < columns) target[column] = *reinterpret_cast<const uint16_t*>(at(row, column));
+  };
+  const bool has_left = left.buffer != nullptr;
   const int piece = thread_idx % kPieces;
-#pragma unroll
+#pragma unroll 2
   for (int row = thread_idx / kPieces; row < kBoxRows; row += 128 / kPieces) {
+    if (row >= rows) break;
     uint16_t* target = d + row * ldd;
-    // Elements of piece 0 that lie before the row: the row starts this far into 16 bytes.
+    // Elements of piece 0 that lie before the box: its row starts this far into 16 bytes.
     const int before = reinterpret_cast<uintptr_t>(target) / 2 % 8;
-    const uint4 own = *reinterpret_cast<const uint4*>(buffer + swizzle<kRowBytes>(row * kRowBytes + piece * 16));
-    uint4 previous;
-    previous.x = __shfl_up_sync(~0u, own.x, 1, kPieces);
-    previous.y = __shfl_up_sync(~0u, own.y, 1, kPieces);
-    previous.z = __shfl_up_sync(~0u, own.z, 1, kPieces);
-    previous.w = __shfl_up_sync(~0u, own.w, 1, kPieces);
-    if (row >= rows) continue;
     const int column = piece * 8 - before;
-    if (column >= 0 && column + 8 <= columns) {
-      *reinterpret_cast<uint4*>(target + column) = shift_in(previous, own, before);
-    } else if (column >= 0) {
+    if (piece > 0 || has_left || before == 0) {
+      if (column + 8 <= columns) {
+        const uint4 own = *reinterpret_cast<const uint4*>(at(row, piece * 8));
+        const uint4 previous = *reinterpret_cast<const uint4*>(at(row, piece > 0 || has_left ? piece * 8 - 8 : 0));
+        *reinterpret_cast<uint4*>(target + column) = skip_bytes(previous, own, 16 - 2 * before);
+      } else {
 #pragma unroll 1
-      for (int i = column; i < columns && i < column + 8; ++i) target[i] = at(row, i);
+        for (int i = column; i < columns; ++i) copy_element(target, row, i);
+      }
     }
-    if (before > 0) {
+    if (before > 0 && (!has_left || is_last)) {
 #pragma unroll
       for (int i = 0; i < kEdge; ++i) {
-        const int edge = piece * kEdge + i, edge_column = edge < 8 - before ? edge : kColumns - 8 + edge;
-        if (edge_column < columns) target[edge_column] = at(row, edge_column);
+        const int edge = piece * kEdge + i;
+        const bool is_head = edge < 8 - before;
+        if (is_head ? !has_left : is_last) copy_element(target, row, is_head ? edge : kColumns - 8 + edge);
       }
     }
   }
@@ -116,8 +117,8 @@ __device__ __forceinline__ void copy_box(const uint8_t* buffer, uint16_t* d, int
 
 // The same for float32: one element a lane.
 template <int kRowBytes, int kBoxRows>
-__device__ __forceinline__ void copy_box(const uint8_t* buffer, float* d, int64_t ldd, int32_t rows, int32_t columns,
-                                         int thread_idx) {
+__device__ __forceinline__ void copy_box(const uint8_t* buffer, LeftBox, bool, float* d, int64_t ldd, int32_t rows,
+                                         int32_t columns, int thread_idx) {
   constexpr int kColumns = kRowBytes / 4;
   const int column = thread_idx % kColumns;
   if (column >= columns) return;
@@ -128,6 +129,60 @@ __device__ __forceinline__ void copy_box(const uint8_t* buffer, float* d, int64_
   }
 }
 
+// Stages the turn that starts at column `first_column` of a warpgroup's 64 rows of accumulators. The
+// accumulator pair 4 * j + 2 * h holds row warp * 16 + h * 8 + lane / 4, columns 8 * j + lane % 4 * 2, + 1.
+template <typename Config, int kOutBytes>
+__device__ __forceinline__ void stage(const float (&acc)[Config::kTileN / 2], uint8_t* buffer, int first_column,
+                                      FloatType out_type, int thread_idx) {
+  using Shape = StoreShape<Config, kOutBytes>;
+  constexpr int kRowBytes = Shape::kRowBytes;
+  const int warp = thread_idx / 32, lane = thread_idx % 32;
+  if constexpr (kOutBytes == 2) {
+    const uint32_t base = ptx::shared_address(buffer);
+#pragma unroll
+    for (int j = 0; j < Shape::kTurnColumns / 8; j += 2) {
+      const int first = 4 * (first_column / 8 + j);
+      uint32_t r[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) r[i] = pack(acc[first + 2 * i], acc[first + 2 * i + 1], out_type);
+      if constexpr (Config::kSwapped) {
+        const int row = (j + lane / 16) * 8 + lane % 8, column = warp * 16 + lane / 8 % 2 * 8;
+        ptx::stmatrix_x4_trans(base + swizzle<kRowBytes>(row * kRowBytes + column * 2), r[0], r[1], r[2], r[3]);
+      } else {
+        const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8, column = (j + lane / 16) * 8;
+        ptx::stmatrix_x4(base + swizzle<kRowBytes>(row * kRowBytes + column * 2), r[0], r[1], r[2], r[3]);
+      }
+    }
+  } else if constexpr (Config::kSwapped) {
+    // Row and column change places; the next eight columns lie a whole swizzle group further on.
+    const int along = warp * 16 + lane / 4, across = lane % 4 * 2;
+    uint8_t* box = buffer + along / Shape::kBoxColumns * Shape::kBoxBytes;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = across + i, column = along % Shape::kBoxColumns + h * 8;
+        float* target = reinterpret_cast<float*>(box + swizzle<kRowBytes>(row * kRowBytes + column * 4));
+#pragma unroll
+        for (int j = 0; j < Shape::kTurnColumns / 8; ++j) {
+          target[j * 2 * kRowBytes] = acc[4 * (first_column / 8 + j) + 2 * h + i];
+        }
+      }
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < Shape::kTurnColumns / 8; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int first = 4 * (first_column / 8 + j) + 2 * h;
+        const int row = warp * 16 + h * 8 + lane / 4, column = j * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * 4)) =
+            make_float2(acc[first], acc[first + 1]);
+      }
+    }
+  }
+}
+
 // Rows 64 * block .. + 63 of a warpgroup's accumulators. (m_idx, n_idx): element of D that acc's
 // first one is, in the kernel's (possibly swapped) problem.
 template <typename Config, typename Epilogue, int kOutBytes>
@@ -135,84 +190,59 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
                                            uint8_t* buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
                                            int32_t d_batch_idx, uint32_t barrier_id) {
   using Shape = StoreShape<Config, kOutBytes>;
-  constexpr int kRowBytes = Shape::kRowBytes;
-  const int thread_idx = ptx::tid_x() % 128, warp = thread_idx / 32, lane = thread_idx % 32;
+  const int thread_idx = ptx::tid_x() % 128;
 
-  // Boxes: across the tile's columns; when swapped, across its columns and, for float32 output
-  // (whose 64 rows are two boxes wide), its two halves of rows.
-  constexpr int kColumnsPerBox = Config::kSwapped ? Shape::kBoxRows : Shape::kBoxColumns;
-  constexpr int kHalves = Config::kSwapped ? 64 / Shape::kBoxColumns : 1;
+  // Position in D as stored: `along` its contiguous dimension, `across` its rows.
+  const int32_t along = Config::kSwapped ? m_idx : n_idx, across = Config::kSwapped ? n_idx : m_idx;
+  // A block's first tile finds none of the instructions in the cache, so what runs must be short and in
+  // one place: two loops, of which the second copies by the same code in each turn.
+  if (params.store_with_tma) {
 #pragma unroll
-  for (int box = 0; box < Config::kTileN / kColumnsPerBox; ++box) {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
+    for (int turn = 0; turn < Shape::kTurns; ++turn, buffer_idx ^= 1) {
       uint8_t* buffer = buffers + buffer_idx * 8192;
-      // The store issued two boxes ago, by this same thread, has read the buffer.
+      // The stores issued two turns ago, by this same thread, have read the buffer.
       if (thread_idx == 0) ptx::tma_store_wait_read<1>();
       ptx::named_barrier_sync(barrier_id, 128);
-
-      const uint32_t base = ptx::shared_address(buffer);
-      if constexpr (kOutBytes == 2) {
-#pragma unroll
-        for (int j = 0; j < kColumnsPerBox / 8; j += 2) {
-          const int first = 4 * (box * kColumnsPerBox / 8 + j);
-          uint32_t r[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) r[i] = pack(acc[first + 2 * i], acc[first + 2 * i + 1], params.out_type);
-          if constexpr (Config::kSwapped) {
-            const int row = (j + lane / 16) * 8 + lane % 8, column = warp * 16 + lane / 8 % 2 * 8;
-            ptx::stmatrix_x4_trans(base + swizzle<kRowBytes>(row * kRowBytes + column * 2), r[0], r[1], r[2], r[3]);
-          } else {
-            const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8, column = (j + lane / 16) * 8;
-            ptx::stmatrix_x4(base + swizzle<kRowBytes>(row * kRowBytes + column * 2), r[0], r[1], r[2], r[3]);
-          }
-        }
-      } else {
-#pragma unroll
-        for (int j = 0; j < kColumnsPerBox / 8; ++j) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const int first = 4 * (box * kColumnsPerBox / 8 + j) + 2 * h;
-            const int row = warp * 16 + h * 8 + lane / 4, column = j * 8 + lane % 4 * 2;
-            if constexpr (Config::kSwapped) {
-              if (row / Shape::kBoxColumns == half) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                  *reinterpret_cast<float*>(buffer + swizzle<kRowBytes>((column + i) * kRowBytes +
-                                                                        row % Shape::kBoxColumns * 4)) = acc[first + i];
-                }
-              }
-            } else {
-              *reinterpret_cast<float2*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * 4)) =
-                  make_float2(acc[first], acc[first + 1]);
-            }
-          }
-        }
-      }
+      stage<Config, kOutBytes>(acc, buffer, Shape::first_column(turn), params.out_type, thread_idx);
       ptx::fence_proxy_async();
       ptx::named_barrier_sync(barrier_id, 128);
-
-      // Position in D as stored: `along` its contiguous dimension, `across` its rows.
-      const int32_t along = Config::kSwapped ? m_idx + half * Shape::kBoxColumns : n_idx + box * kColumnsPerBox;
-      const int32_t across = Config::kSwapped ? n_idx + box * kColumnsPerBox : m_idx;
-      if (params.store_with_tma) {
-        if (thread_idx == 0) {
-          ptx::tma_store_3d(&params.d_map, buffer, along, across, d_batch_idx);
-          ptx::tma_store_commit();
+      if (thread_idx == 0) {
+#pragma unroll
+        for (int box = 0; box < Shape::kBoxes; ++box) {
+          ptx::tma_store_3d(&params.d_map, buffer + box * Shape::kBoxBytes, along + Shape::along(turn, box),
+                            across + Shape::across(turn), d_batch_idx);
         }
-      } else {
-        const int32_t rows_d = Config::kSwapped ? params.n : params.m,
-                      columns_d = Config::kSwapped ? params.m : params.n;
-        const int64_t offset = (static_cast<int64_t>(d_batch_idx) * rows_d + across) * params.ldd + along;
-        if constexpr (kOutBytes == 2) {
-          copy_box<kRowBytes, Shape::kBoxRows>(buffer, static_cast<uint16_t*>(params.d) + offset, params.ldd,
-                                               rows_d - across, columns_d - along, thread_idx);
-        } else {
-          copy_box<kRowBytes, Shape::kBoxRows>(buffer, static_cast<float*>(params.d) + offset, params.ldd,
-                                               rows_d - across, columns_d - along, thread_idx);
-        }
+        ptx::tma_store_commit();
       }
-      buffer_idx ^= 1;
+    }
+  } else {
+    using Element = std::conditional_t<kOutBytes == 2, uint16_t, float>;
+    const int32_t rows = Config::kSwapped ? params.n : params.m, columns = Config::kSwapped ? params.m : params.n;
+    const int64_t offset = (static_cast<int64_t>(d_batch_idx) * rows + across) * params.ldd + along;
+    Element* d = static_cast<Element*>(params.d) + offset;
+#pragma unroll 1
+    for (int turn = 0; turn < Shape::kTurns; ++turn, buffer_idx ^= 1) {
+      uint8_t* buffer = buffers + buffer_idx * 8192;
+      // Everyone has copied the turn before the last, and what the last one took from it.
+      ptx::named_barrier_sync(barrier_id, 128);
+#pragma unroll
+      for (int i = 0; i < Shape::kTurns; ++i) {
+        if (i == turn) stage<Config, kOutBytes>(acc, buffer, Shape::first_column(i), params.out_type, thread_idx);
+      }
+      ptx::named_barrier_sync(barrier_id, 128);
+      // Turns follow each other along D's rows unless the problem is swapped.
+      LeftBox left{nullptr, 0};
+      if (!Config::kSwapped && turn > 0) {
+        left = {buffers + (buffer_idx ^ 1) * 8192, Shape::first_column(turn) - Shape::first_column(turn - 1)};
+      }
+      const bool is_last = Config::kSwapped || turn == Shape::kTurns - 1;
+#pragma unroll 1
+      for (int box = 0; box < Shape::kBoxes; ++box) {
+        const int box_along = Shape::along(turn, box), box_across = Shape::across(turn);
+        copy_box<Shape::kRowBytes, Shape::kBoxRows>(
+            buffer + box * Shape::kBoxBytes, left, is_last, d + box_across * params.ldd + box_along, params.ldd,
+            rows - across - box_across, columns - along - box_along, thread_idx);
+      }
     }
   }
 }
