@@ -118,8 +118,9 @@ def predict_us(
     Returns:
       Float64, one for each name.
     """
-    kernel = _kernel_us(problem, num_sms, _parse(names), calibration)
-    return kernel + _copy_us(problem, calibration)
+    configs = _parse(names)
+    kernel = _kernel_us(problem, num_sms, configs, calibration)
+    return kernel + _copy_us(problem, configs, calibration)
 
 
 def predict_cublaslt_us(
@@ -159,11 +160,12 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     pairs = _norm(x.tile_n / 2, (x.tile_n + 64) * c.shared_clocks_per_row, c.stage_overlap)
     overhead = np.where(x.ping_pong, *c.overhead_clocks)
     multiply = x.tile_m / 64 * 4 * pairs + overhead
-    lines_a, lines_b = _lines(p.a, c), _lines(p.b, c)
+    copied_a, copied_b = _copied(p, x)
+    lines_a, lines_b = np.where(copied_a, 1, _lines(p.a, c)), np.where(copied_b, 1, _lines(p.b, c))
     loaded_m = x.tile_m * np.where(x.swapped, lines_b, lines_a)
     loaded_n = x.tile_n * np.where(x.swapped, lines_a, lines_b)
     loaded = loaded_m / x.cluster_n + loaded_n / x.cluster_m
-    if in_bytes == 2:  # TF32 has both operands K-major, if need be by a copy
+    if in_bytes == 2:  # TF32's B is K-major, if need be by a copy
         n_major = np.where(x.swapped, p.a.transposed, not p.b.transposed)
         lines_n = np.where(x.swapped, lines_a, lines_b)
         padding = n_major * (-x.tile_n % 64) * lines_n
@@ -201,18 +203,25 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     return starts + _norm(compute, memory, c.overlap) + is_split * reduction
 
 
-def _copy_us(problem: Problem, calibration: Calibration) -> float:
-    """The launch that makes operands what TMA can read and the instruction can multiply."""
-    p = problem
+def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
+    """Whether A and B are copied: what TMA cannot read, or what has to be transposed.
+
+    TF32's instruction reads a K-major B; its A, which is the problem's B when swapped, is taken
+    from registers where it is M-major.
+    """
     is_tf32 = p.compute == "tf32"
-    copied = 0
-    if (is_tf32 and p.a.transposed) or not _is_aligned(p.a):
-        copied += p.a_bytes
-    if (is_tf32 and not p.b.transposed) or not _is_aligned(p.b):
-        copied += p.b_bytes
-    if not copied:
-        return 0.0
-    return calibration.copy_us + 2 * copied / calibration.copy_bytes_per_us
+    transposed_a = is_tf32 and p.a.transposed
+    transposed_b = is_tf32 and not p.b.transposed
+    copied_a = x.swapped & transposed_a | (not _is_aligned(p.a))
+    copied_b = ~x.swapped & transposed_b | (not _is_aligned(p.b))
+    return copied_a, copied_b
+
+
+def _copy_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
+    """The launch that copies operands."""
+    copied_a, copied_b = _copied(p, x)
+    copied_bytes = copied_a * p.a_bytes + copied_b * p.b_bytes
+    return (copied_bytes > 0) * c.copy_us + 2 * copied_bytes / c.copy_bytes_per_us
 
 
 def _is_aligned(operand: Operand) -> bool:
@@ -223,7 +232,7 @@ def _is_aligned(operand: Operand) -> bool:
 
 
 def _lines(operand: Operand, calibration: Calibration) -> float:
-    """What loading 128 bytes of a row costs, 1 where they are one line. A copy is no better."""
+    """What loading 128 bytes of a row costs, 1 where they are one line, as in a copy."""
     is_line = operand.ld * DTYPES[operand.dtype].itemsize % 128 == 0
     return 1.0 if is_line else calibration.straddling
 

@@ -115,8 +115,19 @@ def test_an_operand_that_must_be_copied_costs_its_copy():
     config = "128x256x64_c1x2x1_co"
     aligned, odd = problem(4096, 4096, 4096), problem(4096, 4096, 4096, pad=1)
     assert us(odd, config) > us(aligned, config) + 2 * 2 * 4096**2 * 2 / 4.3e6
-    tf32 = {layout: us(problem(4096, 4096, 4096, layout, "f32"), config) for layout in ("NT", "NN")}
-    assert tf32["NN"] > tf32["NT"] + 20
+
+
+@pytest.mark.parametrize(
+    ("config", "copied"),
+    [("128x192x64_c2x1x1_co", {"NN", "TN"}), ("128x192x64_c2x1x1_co_t", {"TT", "TN"})],
+)
+def test_tf32_copies_one_operand_where_it_is_not_k_major(config, copied):
+    times = {
+        layout: us(problem(4096, 4096, 4096, layout, "f32"), config)
+        for layout in ("NN", "NT", "TN", "TT")
+    }
+    for layout, time_us in times.items():
+        assert (time_us > times["NT"] + 20) == (layout in copied), layout
 
 
 def test_cublaslt_is_left_what_would_be_copied_and_hardly_multiplied():
@@ -124,8 +135,8 @@ def test_cublaslt_is_left_what_would_be_copied_and_hardly_multiplied():
         ours = float(np.min(cost_model.predict_us(p, NUM_SMS, CONFIGS)))
         return cost_model.predict_cublaslt_us(p, NUM_SMS, CONFIGS) / ours
 
-    assert ratio(problem(16, 28672, 4096, dtype="f32")) < 1
-    assert ratio(problem(16, 28672, 4096, "NT", "f32")) > 1
+    assert ratio(problem(4096, 4096, 4096, "TN", "f32")) < 1
+    assert ratio(problem(4096, 4096, 4096, "NT", "f32")) > 1
     assert ratio(problem(4097, 4095, 4104)) > 2
     assert ratio(problem(4096, 4096, 4096)) > 1
 

@@ -118,8 +118,8 @@ def test_the_cost_model_respects_rejections(fake_wgmma):
 
 
 def test_cublaslt_is_chosen_where_it_is_predicted_to_be_faster(fake_wgmma):
-    a, b = Operand("f32", False, 4096), Operand("f32", False, 28672)
-    choice = choose(dtype="f32", out="f32", compute="tf32", m=16, n=28672, k=4096, a=a, b=b)
+    a, b = Operand("f32", True, 4096), Operand("f32", False, 4096)
+    choice = choose(dtype="f32", out="f32", compute="tf32", size=4096, a=a, b=b)
     assert (choice.implementation, choice.config) == ("cublaslt", "heuristic0")
     assert "the cost model predicts" in choice.why
 

@@ -9,13 +9,18 @@ namespace tcgemm::wgmma_family {
 // kClusterM x kClusterN blocks share operand tiles by multicast: the blocks along M share B,
 // those along N share A. kClusterK blocks split K among them and add up through distributed
 // shared memory. kPingPong: each consumer warpgroup has a tile of its own and stores it while
-// the other one multiplies; otherwise both work on halves of one tile. kSwapped: the problem is
+// the other one multiplies; otherwise all work on parts of one tile. kSwapped: the problem is
 // transposed (D^T = B^T A^T), so that a skinny M becomes the flexible N of the instruction.
 template <int kTileM_, int kTileN_, int kClusterM_, int kClusterN_, int kClusterK_, bool kPingPong_, bool kSwapped_>
 struct Config {
   static constexpr int kTileM = kTileM_, kTileN = kTileN_;
   static constexpr int kClusterM = kClusterM_, kClusterN = kClusterN_, kClusterK = kClusterK_;
+  static constexpr int kClusterSize = kClusterM * kClusterN * kClusterK;
   static constexpr bool kPingPong = kPingPong_, kSwapped = kSwapped_;
+  // Warpgroups that multiply; three for 192 rows, of which a wgmma takes 64.
+  static constexpr int kConsumers = !kPingPong && kTileM % 128 != 0 ? kTileM / 64 : 2;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static_assert(kConsumers >= 2, "a cooperative tile has at least 128 rows");
 };
 
 // Whether a config multiplies by the two matrices of a gated product: each block of a pair loads one

@@ -1,13 +1,14 @@
 // D[b] = epilogue(A[b] * B[b]) on Hopper: TMA loads, wgmma, one persistent grid.
 //
 // Layouts: A K-major (kTransA == 0: rows of K) or M-major; B K-major (kTransB == 0: stored
-// N x K) or N-major. 16-bit types take all four, TF32 needs both K-major. TMA needs bases and
+// N x K) or N-major. 16-bit types take all four; TF32 needs a K-major B, and loads an M-major A
+// from shared memory to registers before it multiplies. TMA needs bases and
 // strides that are multiples of 16 bytes (the launcher copies an operand that is not) and fills
 // what lies outside a matrix with zeros, so no extent has to be a multiple of anything.
 //
-// Roles (384 threads):
+// Roles (384 threads, 512 for tiles of 192 rows):
 //   warpgroup 0     producer: one thread walks this block's tiles and keeps kStages loads in flight
-//   warpgroups 1, 2 consumers: wgmma from shared memory, epilogue in registers, staged store
+//   warpgroups 1.. consumers: wgmma from shared memory, epilogue in registers, staged store
 // Cooperative: the consumers split a tile's rows. Ping-pong: they take alternate tiles, and an
 // order barrier lets one multiply while the other one stores.
 //
@@ -26,6 +27,7 @@
 #include <cstdint>
 
 #include "kernels/wgmma/fused_store.cuh"
+#include "kernels/wgmma/multiply.cuh"
 #include "kernels/wgmma/scheduler.cuh"
 #include "kernels/wgmma/store.cuh"
 #include "kernels/wgmma/traits.cuh"
@@ -36,8 +38,8 @@
 
 namespace tcgemm::wgmma_family {
 
-// Loads one k block of an operand tile: kExtent rows of K when it is K-major, else chunks of 64
-// elements along M or N, a row for each k. The kSharers blocks that multiply by the same tile each
+// Loads one k block of an operand tile: kExtent rows of K when it is K-major, else chunks of 128
+// bytes along M or N, a row for each k. The kSharers blocks that multiply by the same tile each
 // load an equal part of it for all of them, this one the part number `part`.
 template <int kTrans, int kExtent, int kSharers, typename T>
 __device__ __forceinline__ void load_tile(uint8_t* tile, const CUtensorMap* map, uint64_t* barrier, uint16_t mask,
@@ -81,7 +83,7 @@ __device__ __forceinline__ void load_gated_tile(uint8_t* tile, const CUtensorMap
 }
 
 template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
-__global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Params<Epilogue> params) {
+__global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_constant__ Params<Epilogue> params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using T = Traits<Config, In, kTransA, kTransB>;
   extern __shared__ uint8_t unaligned_shared[];
@@ -90,8 +92,8 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
   uint64_t* full = reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset);
   uint64_t* empty = full + T::kStages;
   uint64_t* order = empty + T::kStages;
-  uint64_t* partial_full = order + kConsumers;
-  uint64_t* partial_empty = partial_full + kConsumers;
+  uint64_t* partial_full = order + Config::kConsumers;
+  uint64_t* partial_empty = partial_full + Config::kConsumers;
 
   // Shuffled so that the compiler knows it is the same in a whole warp.
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
     ptx::prefetch_tensormap(&params.a_map);
     ptx::prefetch_tensormap(&params.b_map);
     if constexpr (!Epilogue::kFused) ptx::prefetch_tensormap(&params.d_map);
-    constexpr int kReaders = Config::kPingPong ? 1 : kConsumers;
+    constexpr int kReaders = Config::kPingPong ? 1 : Config::kConsumers;
     // The blocks that load into our stage or receive our multicast lie in our row and column of
     // the cluster; we are in both.
     constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
       ptx::mbarrier_init(&full[i], 1);
       ptx::mbarrier_init(&empty[i], kReaders * kPeers);
     }
-    for (int i = 0; i < kConsumers; ++i) {
+    for (int i = 0; i < Config::kConsumers; ++i) {
       ptx::mbarrier_init(&order[i], 1);
       if constexpr (Config::kClusterK > 1) {
         ptx::mbarrier_init(&partial_full[i], 128 * (Config::kClusterK - 1));
@@ -120,17 +122,16 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  if constexpr (T::kClusterSize > 1) {
+  if constexpr (Config::kClusterSize > 1) {
     ptx::cluster_arrive_relaxed();
     ptx::cluster_wait();
   }
 
   // All of the above runs while the kernel before us on the stream still does.
-  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
 
   if (group == 0) {
-    ptx::setmaxnreg_dec<40>();
+    ptx::setmaxnreg_dec<T::kProducerRegisters>();
     if (threadIdx.x == 0) {
       const int rank_m = cta_rank % Config::kClusterM, rank_n = cta_rank / Config::kClusterM % Config::kClusterN;
       // Blocks of one row of the cluster share A, those of one column share B.
@@ -165,9 +166,11 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
                                                                 k_idx, b_inner, b_outer);
         }
       }
+      // Not earlier: blocks of the next kernel would wait on SMs that have no tile of ours.
+      ptx::griddepcontrol_launch_dependents();
     }
   } else {
-    ptx::setmaxnreg_inc<232>();
+    ptx::setmaxnreg_inc<T::kConsumerRegisters>();
     const int consumer = group - 1, thread_idx = threadIdx.x % 128;
     uint8_t* store_buffers = shared + T::kStoreOffset + consumer * 2 * T::kStoreBytes;
     int buffer_idx = 0;
@@ -180,12 +183,12 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
       if (thread_idx == 0) peer = cta_rank;
     } else if (thread_idx < Config::kClusterM) {
       peer = rank_n * Config::kClusterM + thread_idx;
-    } else if (thread_idx < T::kClusterSize && thread_idx - Config::kClusterM < Config::kClusterN - 1) {
+    } else if (thread_idx < Config::kClusterSize && thread_idx - Config::kClusterM < Config::kClusterN - 1) {
       const int other_n = thread_idx - Config::kClusterM;
       peer = (other_n < rank_n ? other_n : other_n + 1) * Config::kClusterM + rank_m;
     }
     const auto release = [&](int stage) {
-      if constexpr (T::kClusterSize == 1) {
+      if constexpr (Config::kClusterSize == 1) {
         if (thread_idx == 0) ptx::mbarrier_arrive(&empty[stage]);
       } else {
         if (peer >= 0) ptx::mbarrier_arrive_remote(&empty[stage], peer);
@@ -194,6 +197,8 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
 
     const int32_t first_row = Config::kPingPong ? 0 : consumer * T::kRowsPerGroup;
     const uint32_t first_row_bytes = first_row * 128;
+    [[maybe_unused]] uint32_t fragment_offsets[4];
+    if constexpr (T::kRegisterA) m_major_fragment_offsets(fragment_offsets, thread_idx);
     PipelineState<T::kStages> state;
     uint32_t turn = 0, partial_phase = 0;
 
@@ -223,27 +228,14 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
         ptx::mbarrier_wait(&full[state.stage], state.phase);
         const uint32_t a = ptx::shared_address(shared + state.stage * T::kStageBytes) + first_row_bytes;
         const uint32_t b = ptx::shared_address(shared + state.stage * T::kStageBytes + T::kABytes);
-        uint64_t a_desc = ptx::swizzle_128b_descriptor(a, 8192, 1024);
-        uint64_t b_desc = ptx::swizzle_128b_descriptor(b, 8192, 1024);
-#pragma unroll
-        for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < T::kTileK / T::kMmaK; ++step) {
-          // One step along K: 32 bytes inside a swizzle row, or 16 rows of 128 bytes.
-          constexpr uint64_t kStepA = (kTransA ? T::kMmaK * 128 : 32) >> 4;
-          constexpr uint64_t kStepB = (kTransB ? T::kMmaK * 128 : 32) >> 4;
-#pragma unroll
-          for (int block = 0; block < T::kBlocksM; ++block) {
-            ptx::wgmma_m64k32b<In, kTransA, kTransB>(acc[block], a_desc + step * kStepA + block * (8192 >> 4),
-                                                     b_desc + step * kStepB, (i | step) != 0);
-          }
+        const auto release_previous = [&] {
+          if (previous_stage >= 0) release(previous_stage);
+        };
+        if constexpr (T::kRegisterA) {
+          multiply_from_registers<T>(acc, a, b, fragment_offsets, i != 0, release_previous);
+        } else {
+          multiply_from_shared<T, In, kTransA, kTransB>(acc, a, b, i != 0, release_previous);
         }
-        ptx::wgmma_commit_group();
-#pragma unroll
-        for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
-        ptx::wgmma_wait_group<1>();
-        if (previous_stage >= 0) release(previous_stage);
         previous_stage = state.stage;
         state.advance();
       }
@@ -318,7 +310,7 @@ __global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Pa
     }
     if (thread_idx == 0) ptx::tma_store_wait_all();
   }
-  if constexpr (T::kClusterSize > 1) {
+  if constexpr (Config::kClusterSize > 1) {
     // No block may leave while another one's arrivals or writes to it are under way: a relaxed
     // arrival would not wait for them.
     ptx::cluster_arrive();

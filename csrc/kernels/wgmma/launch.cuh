@@ -103,15 +103,15 @@ Status launch_kernel(const Call& call) {
   const int64_t num_tiles = tiles(call.m, Config::kTileM * Config::kClusterM) *
                             tiles(call.n, tile_n * Config::kClusterN) * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
-  const int64_t num_clusters = std::min<int64_t>(num_tiles, call.num_sms / T::kClusterSize);
+  const int64_t num_clusters = std::min<int64_t>(num_tiles, call.num_sms / Config::kClusterSize);
 
   cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = T::kClusterSize;
+  attributes[1].val.clusterDim.x = Config::kClusterSize;
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(static_cast<unsigned>(num_clusters * T::kClusterSize));
-  launch.blockDim = dim3(kThreads);
+  launch.gridDim = dim3(static_cast<unsigned>(num_clusters * Config::kClusterSize));
+  launch.blockDim = dim3(Config::kThreads);
   launch.dynamicSmemBytes = T::kSharedBytes;
   launch.stream = call.stream;
   launch.attrs = attributes;

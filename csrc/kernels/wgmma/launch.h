@@ -60,7 +60,8 @@ const std::vector<LaunchFunction>& f16_table_00();
 const std::vector<LaunchFunction>& f16_table_01();
 const std::vector<LaunchFunction>& f16_table_10();
 const std::vector<LaunchFunction>& f16_table_11();
-const std::vector<LaunchFunction>& tf32_table();
+const std::vector<LaunchFunction>& tf32_table_00();
+const std::vector<LaunchFunction>& tf32_table_10();
 
 // Lets a kernel begin while the one before it on the stream ends. Each kernel of this family calls
 // griddepcontrol.wait before it touches global memory.
@@ -77,7 +78,7 @@ struct CopyJob {
   void* target;
   int64_t rows, columns;  // of the target, columns contiguous
   int64_t source_ld, source_outer_stride, source_inner_stride;
-  int64_t target_ld;     // multiple of 16 bytes; columns past `columns` are set to zero
+  int64_t target_ld;     // multiple of 16 bytes; what lies past `columns` is undefined
   int64_t outer, inner;  // batch extents, packed in the target
   bool transpose;        // source holds columns x rows
 };

@@ -23,7 +23,6 @@ template <typename Config, int kTileK, typename Epilogue>
 class Scheduler {
  public:
   static constexpr int kGroupM = 8;
-  static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * Config::kClusterK;
 
   __device__ __forceinline__ explicit Scheduler(const Params<Epilogue>& params)
       : tiles_m_(ceil_div(params.m, Config::kTileM * Config::kClusterM)),
@@ -31,8 +30,8 @@ class Scheduler {
         num_tiles_(tiles_m_ * tiles_n_ * params.batch * params.num_splits),
         rank_(ptx::cluster_ctarank()) {}
 
-  __device__ __forceinline__ int32_t first() const { return blockIdx.x / kClusterSize; }
-  __device__ __forceinline__ int32_t step() const { return gridDim.x / kClusterSize; }
+  __device__ __forceinline__ int32_t first() const { return blockIdx.x / Config::kClusterSize; }
+  __device__ __forceinline__ int32_t step() const { return gridDim.x / Config::kClusterSize; }
   __device__ __forceinline__ bool valid(int32_t tile_idx) const { return tile_idx < num_tiles_; }
 
   __device__ __forceinline__ Work at(const Params<Epilogue>& params, int32_t tile_idx) const {

@@ -9,8 +9,6 @@
 
 namespace tcgemm::wgmma_family {
 
-inline constexpr int kConsumers = 2;
-inline constexpr int kThreads = 128 * (1 + kConsumers);
 inline constexpr int kMaxSharedMemory = 232448;
 
 // The epilogue of a kernel that stores the product as it is. The other one is Fused (fused_store.cuh).
@@ -38,20 +36,26 @@ template <typename Config, typename In, int kTransA, int kTransB>
 struct Traits {
   static constexpr int kTileK = 128 / sizeof(In);  // one 128-byte swizzle row
   static constexpr int kMmaK = 32 / sizeof(In);
-  static constexpr int kRowsPerGroup = Config::kPingPong ? Config::kTileM : Config::kTileM / kConsumers;
+  static constexpr int kRowsPerGroup = Config::kPingPong ? Config::kTileM : Config::kTileM / Config::kConsumers;
   static constexpr int kBlocksM = kRowsPerGroup / 64;
-  static constexpr int kChunk = 64;  // elements of a 128-byte row along M or N (16-bit types)
+  static constexpr int kChunk = 128 / sizeof(In);  // elements of a 128-byte row along M or N
+  // TF32 wgmma reads K-major shared memory only. An M-major A goes through registers.
+  static constexpr bool kRegisterA = kTransA && sizeof(In) == 4;
   static constexpr int kPaddedN = kTransB ? (Config::kTileN + kChunk - 1) / kChunk * kChunk : Config::kTileN;
   static constexpr int kABytes = Config::kTileM * 128;
   static constexpr int kBBytes = (kPaddedN * 128 + 1023) / 1024 * 1024;
   static constexpr int kLoadedBytes = kABytes + kPaddedN * 128;
   static constexpr int kStageBytes = kABytes + kBBytes;
+  // Of each thread, once its role is known: together at most what a block may have at launch, and
+  // no more for the consumers than their accumulators leave to the producer.
+  static constexpr int kAccumulators = Config::kTileN / 2 * kBlocksM;
+  static constexpr int kProducerRegisters = Config::kConsumers == 3 ? 32 : kAccumulators > 128 ? 40 : 56;
+  static constexpr int kConsumerRegisters = Config::kConsumers == 3 ? 160 : kAccumulators > 128 ? 232 : 224;
   static constexpr int kStoreBytes = 8192;
   static constexpr int kPartialBytes = (Config::kClusterK - 1) * Config::kTileM * Config::kTileN * 4;
-  static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * Config::kClusterK;
 
   static constexpr int kPartialGroups = Config::kPingPong ? 2 : 1;
-  static constexpr int kFixedBytes = kConsumers * 2 * kStoreBytes + kPartialBytes * kPartialGroups;
+  static constexpr int kFixedBytes = Config::kConsumers * 2 * kStoreBytes + kPartialBytes * kPartialGroups;
 
   // As deep as shared memory allows; deeper than kMaxStages never measured faster.
   static constexpr int kMaxStages = 12;
@@ -59,19 +63,19 @@ struct Traits {
   static constexpr int kStages = kFittingStages < kMaxStages ? kFittingStages : kMaxStages;
 
   static constexpr int kStoreOffset = kStages * kStageBytes;
-  static constexpr int kPartialOffset = kStoreOffset + kConsumers * 2 * kStoreBytes;
+  static constexpr int kPartialOffset = kStoreOffset + Config::kConsumers * 2 * kStoreBytes;
   static constexpr int kBarrierOffset = kStoreOffset + kFixedBytes;
-  static constexpr int kNumBarriers = 2 * kStages + 3 * kConsumers;
+  static constexpr int kNumBarriers = 2 * kStages + 3 * Config::kConsumers;
   static constexpr int kSharedBytes = 1024 + kBarrierOffset + 8 * kNumBarriers;
 
   static_assert(Config::kTileM % 64 == 0 && kBlocksM >= 1, "wgmma multiplies 64 rows at a time");
   static_assert(Config::kTileN % 8 == 0 && Config::kTileN <= 256, "the instruction's range of n");
-  static_assert(Config::kTileN / 2 * kBlocksM <= 192, "accumulators must leave registers for the epilogue");
+  static_assert(kAccumulators <= kConsumerRegisters - 40, "accumulators must leave registers for the epilogue");
   static_assert(kStages >= 3 && kSharedBytes <= kMaxSharedMemory, "one stage loading, one multiplying, one waiting");
-  static_assert(kClusterSize <= 8, "portable cluster size");
+  static_assert(Config::kClusterSize <= 8, "portable cluster size");
   static_assert(Config::kClusterK == 1 || (Config::kClusterM == 1 && Config::kClusterN == 1),
                 "blocks that split K share no operand tile");
-  static_assert((!kTransA && !kTransB) || sizeof(In) == 2, "M- and N-major need 16-bit elements");
+  static_assert(!kTransB || sizeof(In) == 2, "B comes from shared memory, N-major in 16-bit types only");
 };
 
 }  // namespace tcgemm::wgmma_family

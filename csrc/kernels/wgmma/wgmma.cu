@@ -55,7 +55,7 @@ Parsed parse(std::string_view config) {
 }
 
 const std::vector<LaunchFunction>& table(DType type, bool trans_a, bool trans_b) {
-  if (type == DType::kF32) return tf32_table();
+  if (type == DType::kF32) return trans_a ? tf32_table_10() : tf32_table_00();
   if (type == DType::kBF16) {
     return trans_a ? (trans_b ? bf16_table_11() : bf16_table_10()) : (trans_b ? bf16_table_01() : bf16_table_00());
   }
@@ -73,7 +73,8 @@ struct Source {
   bool transpose;  // the operand is stored columns x rows and has to be transposed by the copy
 
   bool needs_copy() const { return transpose || !rows_aligned(data, *operand, 16); }
-  int64_t padded_columns() const { return round_up(std::max<int64_t>(columns, 1), 16 / dtype_bytes(operand->dtype)); }
+  // A copy's rows start on 128-byte lines: a load of 128 bytes that straddles two costs about twice.
+  int64_t padded_columns() const { return round_up(std::max<int64_t>(columns, 1), 128 / dtype_bytes(operand->dtype)); }
   int64_t outer(const Problem& p) const { return operand->batch_outer_stride == 0 ? 1 : p.batch_outer(); }
   int64_t inner(const Problem& p) const { return operand->batch_inner_stride == 0 ? 1 : p.batch_inner; }
   int64_t copy_bytes(const Problem& p) const {
@@ -89,24 +90,19 @@ struct Plan {
   bool trans_a, trans_b;
 
   static Plan make(const Problem& p, const void* a_data, const void* b_data, bool swapped) {
-    const bool is_tf32 = p.a.dtype == DType::kF32;
-    const auto k_major = [&](const void* data, const Operand& x, int64_t extent) {
-      return Source{data, &x, extent, p.k, false};
+    struct Input {
+      const void* data;
+      const Operand* operand;
+      int64_t extent;  // M or N
+      bool is_k_major;
     };
-    const auto other = [&](const void* data, const Operand& x, int64_t extent) {
-      return is_tf32 ? Source{data, &x, extent, p.k, true} : Source{data, &x, p.k, extent, false};
-    };
-    Plan plan;
-    const bool a_other = p.a.transposed, b_other = !p.b.transposed;
-    plan.a = a_other ? other(a_data, p.a, p.m) : k_major(a_data, p.a, p.m);
-    plan.b = b_other ? other(b_data, p.b, p.n) : k_major(b_data, p.b, p.n);
-    plan.trans_a = a_other && !is_tf32;
-    plan.trans_b = b_other && !is_tf32;
-    if (swapped) {
-      std::swap(plan.a, plan.b);
-      std::swap(plan.trans_a, plan.trans_b);
-    }
-    return plan;
+    Input a{a_data, &p.a, p.m, !p.a.transposed}, b{b_data, &p.b, p.n, p.b.transposed};
+    if (swapped) std::swap(a, b);
+    const auto k_major = [&](const Input& x) { return Source{x.data, x.operand, x.extent, p.k, !x.is_k_major}; };
+    const auto other = [&](const Input& x) { return Source{x.data, x.operand, p.k, x.extent, false}; };
+    // TF32's B has to be K-major: where it is not, the copy transposes it.
+    const bool trans_b = !b.is_k_major && p.a.dtype != DType::kF32;
+    return {a.is_k_major ? k_major(a) : other(a), trans_b ? other(b) : k_major(b), !a.is_k_major, trans_b};
   }
 };
 
@@ -143,7 +139,7 @@ class Wgmma final : public Implementation {
 
   std::string reject(const Problem& p, const Device& device, std::string_view config) const override {
     if (device.compute_capability != 90) {
-      return "wgmma needs compute capability 9.0, this device has " + std::to_string(device.compute_capability / 10) +
+      return "it needs compute capability 9.0, this device has " + std::to_string(device.compute_capability / 10) +
              "." + std::to_string(device.compute_capability % 10);
     }
     if (p.a.dtype != p.b.dtype) return "a and b must have the same dtype";

@@ -2,7 +2,7 @@
 
 namespace tcgemm::wgmma_family {
 
-const std::vector<LaunchFunction>& tf32_table() {
+const std::vector<LaunchFunction>& tf32_table_00() {
   static const std::vector<LaunchFunction> table = launch_table<float, 0, 0>();
   return table;
 }
