@@ -308,7 +308,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         }
       }
     }
-    if (thread_idx == 0) ptx::tma_store_wait_all();
+    // The stores read our shared memory; that they are complete is for whoever waits for the kernel.
+    if (thread_idx == 0) ptx::tma_store_wait_read<0>();
   }
   if constexpr (Config::kClusterSize > 1) {
     // No block may leave while another one's arrivals or writes to it are under way: a relaxed
