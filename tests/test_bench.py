@@ -181,6 +181,21 @@ def test_trace_gives_the_device_time_of_each_call_with_its_helper_kernels():
     assert times["jit_peer"].percentile(50) == 42.0
 
 
+def test_time_in_which_kernels_of_a_call_overlap_counts_once():
+    data = xspace(
+        [
+            ("jit_ours", 0, 10_000),
+            ("jit_ours", 7_000, 5_000),  # begins before the first one's end
+            ("jit_ours", 8_000, 1_000),  # and lies within the others
+            ("jit_ours", 20_000, 4_000),
+            ("jit_ours", 24_000, 2_000),
+            ("jit_ours", 30_000, 1_000),
+        ]
+    )
+    times = timing.device_times(data, {"jit_ours": 2})
+    assert times["jit_ours"] == timing.Timing((12.0, 7.0), "trace", 3)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "calls"),
     [

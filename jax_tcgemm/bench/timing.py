@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import pathlib
 import tempfile
 import time
@@ -170,8 +171,9 @@ def _measure_trace(contenders, sets, repeats, flush_bytes) -> dict[str, Timing]:
 def device_times(data, calls: dict[str, int]) -> dict[str, Timing]:
     """Device time of each call of each module in a profiler trace of one GPU.
 
-    Every kernel, copy and fill that a call put on the GPU counts, and time between them does
-    not: on a stream that is kept full there is none.
+    Every kernel, copy and fill that a call put on the GPU counts. Time between them does not: on
+    a stream that is kept full there is none. Where two overlap, as a kernel does that may start
+    before the one it depends on has ended, the time counts once.
 
     Args:
       data: a ``jax.profiler.ProfileData``.
@@ -195,12 +197,18 @@ def device_times(data, calls: dict[str, int]) -> dict[str, Timing]:
                 f" ({num_events} on the GPU in all)"
             )
         each = len(found) // count
-        us = tuple(
-            sum(duration for _, duration in found[i : i + each]) / 1e3
-            for i in range(0, len(found), each)
-        )
+        us = tuple(_covered_ns(found[i : i + each]) / 1e3 for i in range(0, len(found), each))
         times[module] = Timing(us, "trace", each)
     return times
+
+
+def _covered_ns(intervals: Sequence[tuple[float, float]]) -> float:
+    """The time that (start, duration) intervals cover, given in the order of their starts."""
+    covered, end = 0.0, -math.inf
+    for start, duration in intervals:
+        covered += max(start + duration - max(start, end), 0.0)
+        end = max(end, start + duration)
+    return covered
 
 
 def _activities(data) -> list[tuple[str | None, float, float]]:
