@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 
 #include "core/cuda_status.h"
@@ -22,18 +23,30 @@ constexpr CUtensorMapDataType map_type() {
   return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
 }
 
-// Raises a kernel's shared-memory limit on the current device; `raised` has one bit for each device
-// on which that has been done.
+// Clusters of a kernel that a device runs at once, by the device's ordinal; 0 where that is not known yet.
+// Fewer than fit by number of SMs, for a cluster lies inside a GPC: 132 SMs take no more than 32 of four.
+using ResidentClusters = std::array<std::atomic<int>, 64>;
+
+// Raises a kernel's shared-memory limit on the current device, once, and finds how many clusters of
+// `launch` run there at once.
 template <typename Kernel>
-Status allow_shared_memory(Kernel kernel, int bytes, std::atomic<uint64_t>& raised) {
+Status prepare_kernel(Kernel kernel, const cudaLaunchConfig_t& launch, ResidentClusters& resident, int* num_clusters) {
   int ordinal = 0;
   if (Status s = cuda_status(cudaGetDevice(&ordinal), "cudaGetDevice"); !s.is_ok()) return s;
-  const uint64_t bit = uint64_t{1} << (ordinal % 64);
-  if (raised.load(std::memory_order_relaxed) & bit) return Status::ok();
-  Status s = cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                         "cudaFuncSetAttribute");
-  if (s.is_ok()) raised.fetch_or(bit, std::memory_order_relaxed);
-  return s;
+  std::atomic<int>& known = resident[ordinal % resident.size()];
+  *num_clusters = known.load(std::memory_order_relaxed);
+  if (*num_clusters > 0) return Status::ok();
+  if (Status s = cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                  static_cast<int>(launch.dynamicSmemBytes)),
+                             "cudaFuncSetAttribute");
+      !s.is_ok()) {
+    return s;
+  }
+  const cudaError_t error = cudaOccupancyMaxActiveClusters(num_clusters, kernel, &launch);
+  if (Status s = cuda_status(error, "cudaOccupancyMaxActiveClusters"); !s.is_ok()) return s;
+  if (*num_clusters < 1) return Status::internal("the device has no room for a cluster of the kernel");
+  known.store(*num_clusters, std::memory_order_relaxed);
+  return Status::ok();
 }
 
 template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
@@ -96,26 +109,27 @@ Status launch_kernel(const Call& call) {
     }
   }
 
-  const auto kernel_function = kernel<Config, In, kTransA, kTransB, Epilogue>;
-  static std::atomic<uint64_t> raised{0};
-  if (Status s = allow_shared_memory(kernel_function, T::kSharedBytes, raised); !s.is_ok()) return s;
   const auto tiles = [](int64_t extent, int64_t tile) { return (extent + tile - 1) / tile; };
   const int64_t num_tiles = tiles(call.m, Config::kTileM * Config::kClusterM) *
                             tiles(call.n, tile_n * Config::kClusterN) * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
-  const int64_t num_clusters = std::min<int64_t>(num_tiles, call.num_sms / Config::kClusterSize);
 
   cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim.x = Config::kClusterSize;
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(static_cast<unsigned>(num_clusters * Config::kClusterSize));
+  launch.gridDim = dim3(Config::kClusterSize);
   launch.blockDim = dim3(Config::kThreads);
   launch.dynamicSmemBytes = T::kSharedBytes;
   launch.stream = call.stream;
   launch.attrs = attributes;
   launch.numAttrs = 2;
+  const auto kernel_function = kernel<Config, In, kTransA, kTransB, Epilogue>;
+  static ResidentClusters resident{};
+  int num_clusters = 0;
+  if (Status s = prepare_kernel(kernel_function, launch, resident, &num_clusters); !s.is_ok()) return s;
+  launch.gridDim.x *= static_cast<unsigned>(std::min<int64_t>(num_tiles, num_clusters));
   return cuda_status(cudaLaunchKernelEx(&launch, kernel_function, params), "wgmma kernel");
 }
 

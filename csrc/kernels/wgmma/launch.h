@@ -31,7 +31,6 @@ struct Call {
   const epilogue::Fused* epilogue;
   AlignedOperand b_up;  // of a gated product
   float* column_sums;   // partial sums of 64 rows of D each, or null
-  int num_sms;
   cudaStream_t stream;
 };
 

@@ -188,7 +188,6 @@ class Wgmma final : public Implementation {
     call.out_type = epilogue::float_type(p.out);
     call.d = buffers.d;
     call.num_splits = parsed.num_splits;
-    call.num_sms = device.num_sms;
     call.stream = static_cast<cudaStream_t>(stream);
 
     char* workspace = static_cast<char*>(buffers.workspace);
