@@ -267,7 +267,7 @@ class FusedFragment {
       const int64_t ld = static_cast<int64_t>(params_.n) << has_two;
       Element* target = static_cast<Element*>(is_d ? f_.d : f_.aux_out) +
                         (int64_t{batch_idx_} * params_.m + row_) * ld + int64_t{half} * params_.n + column;
-      copy_box<128, 64>(buffer(), target, ld, rows, columns, thread_idx());
+      copy_box<128, 64>(buffer(), LeftBox{}, true, target, ld, rows, columns, thread_idx());
     }
     if (is_d && epilogue.column_sums != nullptr && rows > 0) {
       const int64_t row = int64_t{batch_idx_} * epilogue.sum_blocks + row_ / 64;

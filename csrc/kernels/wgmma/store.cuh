@@ -66,8 +66,8 @@ struct StoreShape {
 // The buffer of the box to the left of another one, whose columns start `distance` further on; null
 // where there is none.
 struct LeftBox {
-  const uint8_t* buffer;
-  int distance;
+  const uint8_t* buffer = nullptr;
+  int distance = 0;
 };
 
 // Copies a staged box to D where TMA cannot: rows of D start anywhere. A row is cut where D has
@@ -231,7 +231,7 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
       }
       ptx::named_barrier_sync(barrier_id, 128);
       // Turns follow each other along D's rows unless the problem is swapped.
-      LeftBox left{nullptr, 0};
+      LeftBox left;
       if (!Config::kSwapped && turn > 0) {
         left = {buffers + (buffer_idx ^ 1) * 8192, Shape::first_column(turn) - Shape::first_column(turn - 1)};
       }

@@ -46,11 +46,12 @@ struct Traits {
   static constexpr int kBBytes = (kPaddedN * 128 + 1023) / 1024 * 1024;
   static constexpr int kLoadedBytes = kABytes + kPaddedN * 128;
   static constexpr int kStageBytes = kABytes + kBBytes;
-  // Of each thread, once its role is known: together at most what a block may have at launch, and
-  // no more for the consumers than their accumulators leave to the producer.
   static constexpr int kAccumulators = Config::kTileN / 2 * kBlocksM;
-  static constexpr int kProducerRegisters = Config::kConsumers == 3 ? 32 : kAccumulators > 128 ? 40 : 56;
-  static constexpr int kConsumerRegisters = Config::kConsumers == 3 ? 160 : kAccumulators > 128 ? 232 : 224;
+  // Of each thread once its role is known, together at most what a block has at launch. The producer
+  // needs 40 for multicast; fragments of A need 160 where accumulators are 96.
+  static constexpr bool kIsLarge = kAccumulators + (kRegisterA ? 16 * kBlocksM : 0) > 128;
+  static constexpr int kProducerRegisters = Config::kConsumers == 3 ? (kRegisterA ? 32 : 40) : (kIsLarge ? 40 : 56);
+  static constexpr int kConsumerRegisters = Config::kConsumers == 3 ? (kRegisterA ? 160 : 152) : (kIsLarge ? 232 : 224);
   static constexpr int kStoreBytes = 8192;
   static constexpr int kPartialBytes = (Config::kClusterK - 1) * Config::kTileM * Config::kTileN * 4;
 
