@@ -1,29 +1,29 @@
-// Sums over the rows of D as stored, for bias gradients. No atomics: partial sums of kSumRows rows
-// each, then their sum in order.
+// Sums over the rows of D as stored, for bias gradients: a reduction of D, or of the partial sums of
+// kSumRows rows each that a kernel has made while it stored D, [batch][sum_blocks][columns of D] of
+// float32. No atomics: the order of the additions is fixed.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "core/implementation.h"
+#include "kernels/tensor/tensor.h"
 
 namespace tcgemm {
 
 inline constexpr int kSumRows = 64;
 
-// The partial sums, [batch][sum_blocks][columns of D] of float32.
 inline int64_t sum_blocks(const Problem& p) { return (p.m + kSumRows - 1) / kSumRows; }
-inline int64_t column_sums_bytes(const Problem& p) {
-  return p.epilogue.column_sums ? 4 * p.batch * sum_blocks(p) * p.d_columns() : 0;
+
+inline bool has_column_sums(const Problem& p) { return p.epilogue.column_sums && !p.is_empty(); }
+
+inline Reduction sum_of_rows(const Problem& p) { return {p.out, DType::kF32, "add", p.batch, p.m, p.d_columns()}; }
+inline Reduction sum_of_partials(const Problem& p) {
+  return {DType::kF32, DType::kF32, "add", p.batch, sum_blocks(p), p.d_columns()};
 }
 
-// Both steps, for kernels that have stored D; or the second alone, for those that made the partial
-// sums. `partials`: column_sums_bytes() of workspace.
-Status launch_column_sums(const Problem& problem, const Buffers& buffers, float* partials, bool starts_early,
-                          cudaStream_t stream);
-Status launch_sum_of_partials(const Problem& problem, const Buffers& buffers, const float* partials, bool starts_early,
-                              cudaStream_t stream);
+inline std::string reject_column_sums(const Problem& p) {
+  return has_column_sums(p) ? reject_reduction(sum_of_rows(p)) : "";
+}
 
 }  // namespace tcgemm

@@ -20,19 +20,25 @@ struct EpilogueLaunch {
   }
 
   int64_t sums_bytes(const Problem& p) const { return is_direct ? 0 : SplitSums::bytes(p, num_splits); }
-  int64_t workspace_bytes(const Problem& p) const { return sums_bytes(p) + column_sums_bytes(p); }
+  int64_t workspace_bytes(const Problem& p, const Device& device) const {
+    const int64_t column_sums = has_column_sums(p) ? reduction_workspace_bytes(sum_of_rows(p), device.num_sms) : 0;
+    return aligned(sums_bytes(p)) + column_sums;
+  }
 
   // `product(problem, buffers)` launches the kernel: for the problem itself, or for bare products
   // whose D is in the workspace and holds `num_splits` parts of K, one batch after another.
   template <typename Product>
-  Status run(const Problem& p, const Buffers& buffers, cudaStream_t stream, const Product& product) const {
+  Status run(const Problem& p, const Buffers& buffers, const Device& device, cudaStream_t stream,
+             const Product& product) const {
     Status status = is_direct ? product(p, buffers) : run_in_parts(p, buffers, stream, product);
-    if (!status.is_ok() || !p.epilogue.column_sums) return status;
-    char* partials = static_cast<char*>(buffers.workspace) + sums_bytes(p);
-    return launch_column_sums(p, buffers, reinterpret_cast<float*>(partials), starts_early, stream);
+    if (!status.is_ok() || !has_column_sums(p)) return status;
+    void* workspace = static_cast<char*>(buffers.workspace) + aligned(sums_bytes(p));
+    return launch_reduction(sum_of_rows(p), device.num_sms, buffers.d, buffers.column_sums, workspace, stream);
   }
 
  private:
+  static int64_t aligned(int64_t bytes) { return (bytes + 127) / 128 * 128; }
+
   template <typename Product>
   Status run_in_parts(const Problem& p, const Buffers& buffers, cudaStream_t stream, const Product& product) const {
     Problem part = p;

@@ -121,6 +121,7 @@ class MmaSync final : public Implementation {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
     if (std::string rule = reject_types(p, type_rules()); !rule.empty()) return rule;
     if (std::string rule = reject_scalars(p); !rule.empty()) return rule;
+    if (std::string rule = reject_column_sums(p); !rule.empty()) return rule;
     const ParsedConfig parsed = parse_config(config);
     const Kernel* kernel = find_kernel(p, parsed.tile);
     if (kernel == nullptr) {
@@ -143,10 +144,11 @@ class MmaSync final : public Implementation {
     return "";
   }
 
-  int64_t workspace_bytes(const Problem& p, const Device&, std::string_view config) const override {
+  int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view config) const override {
     const ParsedConfig parsed = parse_config(config);
     const Kernel* kernel = find_kernel(p, parsed.tile);
-    return kernel == nullptr ? 0 : EpilogueLaunch::make(p, parsed.splits, kernel->has_epilogue).workspace_bytes(p);
+    return kernel == nullptr ? 0
+                             : EpilogueLaunch::make(p, parsed.splits, kernel->has_epilogue).workspace_bytes(p, device);
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
@@ -156,7 +158,7 @@ class MmaSync final : public Implementation {
     const Kernel* kernel = find_kernel(p, parsed.tile);
     if (kernel == nullptr) return Status::invalid("no kernel for config " + std::string(config));
     return EpilogueLaunch::make(p, parsed.splits, kernel->has_epilogue)
-        .run(p, buffers, stream, [&](const Problem& product, const Buffers& product_buffers) {
+        .run(p, buffers, device, stream, [&](const Problem& product, const Buffers& product_buffers) {
           return kernel->launch(product, product_buffers, device, parsed.splits, stream);
         });
   }

@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "core/cuda_status.h"
+#include "kernels/common/column_sums.h"
 #include "kernels/wgmma/config.h"
 #include "kernels/wgmma/kernel.cuh"
 #include "kernels/wgmma/launch.h"
@@ -85,7 +86,7 @@ Status launch_kernel(const Call& call) {
     Fused& target = params.epilogue;
     target.values = fused;
     target.column_sums = call.column_sums;
-    target.sum_blocks = static_cast<int32_t>((call.m + 63) / 64);
+    target.sum_blocks = static_cast<int32_t>((call.m + kSumRows - 1) / kSumRows);
     tile_n = target.template tile_columns<Config>();
     params.store_with_tma = fused.vectors;
     if (fused.has_two_z()) {

@@ -152,6 +152,7 @@ class Wgmma final : public Implementation {
     if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32) {
       return std::string("the output must be f16, bf16 or f32, not ") + dtype_name(p.out);
     }
+    if (std::string rule = reject_column_sums(p); !rule.empty()) return rule;
     if (p.batch > 0 && p.m > 0 && p.n > 0) {
       constexpr int64_t kMaxTiles = 1LL << 31;
       if (p.batch * parse(config).num_splits * ((p.m + 63) / 64) * ((p.n + 15) / 16) >= kMaxTiles) {
@@ -161,12 +162,13 @@ class Wgmma final : public Implementation {
     return "";
   }
 
-  int64_t workspace_bytes(const Problem& p, const Device&, std::string_view config) const override {
+  int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view config) const override {
     // XLA's buffers are aligned, so that only the strides decide here, and where the second B begins.
     const void* b_up = reinterpret_cast<const void*>(p.epilogue.up_offset * dtype_bytes(p.b.dtype));
     const Parsed parsed = parse(config);
     const bool swapped = kBases[parsed.base_idx].swapped;
-    return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, swapped), b_up);
+    return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, swapped), b_up) +
+           column_sums_bytes(p, parsed, device);
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
@@ -174,7 +176,8 @@ class Wgmma final : public Implementation {
     const Parsed parsed = parse(config);
     const Base& base = kBases[parsed.base_idx];
     const Plan plan = Plan::make(p, buffers.a, buffers.b, base.swapped);
-    if (needed_bytes(p, parsed, plan, buffers.b_up) > buffers.workspace_bytes) {
+    const int64_t needed = needed_bytes(p, parsed, plan, buffers.b_up);
+    if (needed + column_sums_bytes(p, parsed, device) > buffers.workspace_bytes) {
       return Status::invalid("a and b must start on a 16-byte boundary where their strides are multiples of 16 bytes");
     }
 
@@ -209,14 +212,15 @@ class Wgmma final : public Implementation {
 
     const LaunchFunction product = table(p.a.dtype, plan.trans_a, plan.trans_b)[parsed.base_idx];
     float* sums = reinterpret_cast<float*>(workspace);
-    float* column_sums = sums + sums_bytes(p, parsed) / 4;
+    char* column_sums = static_cast<char*>(buffers.workspace) + needed;
     if (runs_epilogue(p, parsed)) {
       const epilogue::Fused fused = epilogue::make_fused(p, buffers);
       if (!is_bare(p)) call.epilogue = &fused;
-      if (p.epilogue.column_sums) call.column_sums = column_sums;
+      if (has_column_sums(p)) call.column_sums = reinterpret_cast<float*>(column_sums);
       Status status = product(call);
-      if (!status.is_ok() || !p.epilogue.column_sums) return status;
-      return launch_sum_of_partials(p, buffers, column_sums, true, call.stream);
+      if (!status.is_ok() || !has_column_sums(p)) return status;
+      return launch_reduction(sum_of_partials(p), device.num_sms, column_sums, buffers.column_sums,
+                              column_sums + partial_sums_bytes(p), stream);
     }
 
     Call partial = call;
@@ -227,15 +231,25 @@ class Wgmma final : public Implementation {
       if (Status s = product(partial); !s.is_ok()) return s;
     }
     Status status = launch_split_reduction(p, buffers, {sums, parsed.num_splits}, true, call.stream);
-    if (!status.is_ok() || !p.epilogue.column_sums) return status;
-    return launch_column_sums(p, buffers, column_sums, true, call.stream);
+    if (!status.is_ok() || !has_column_sums(p)) return status;
+    return launch_reduction(sum_of_rows(p), device.num_sms, buffers.d, buffers.column_sums, column_sums, stream);
   }
 
  private:
   static int64_t needed_bytes(const Problem& p, const Parsed& parsed, const Plan& plan, const void* b_up) {
-    int64_t bytes = plan.a.copy_bytes(p) + plan.b.copy_bytes(p) + sums_bytes(p, parsed) + column_sums_bytes(p);
+    int64_t bytes = plan.a.copy_bytes(p) + plan.b.copy_bytes(p) + sums_bytes(p, parsed);
     if (p.has_two_b()) bytes += second_b(plan, kBases[parsed.base_idx].swapped, b_up).copy_bytes(p);
-    return bytes;
+    return round_up(bytes, 256);
+  }
+
+  // After the rest: the kernel's own partial sums of D's columns, and what adding up takes.
+  static int64_t partial_sums_bytes(const Problem& p) {
+    return round_up(4 * p.batch * sum_blocks(p) * p.d_columns(), 256);
+  }
+  static int64_t column_sums_bytes(const Problem& p, const Parsed& parsed, const Device& device) {
+    if (!has_column_sums(p)) return 0;
+    if (!runs_epilogue(p, parsed)) return reduction_workspace_bytes(sum_of_rows(p), device.num_sms);
+    return partial_sums_bytes(p) + reduction_workspace_bytes(sum_of_partials(p), device.num_sms);
   }
 
   // The operand itself where TMA can read it, else its copy at *workspace, which is advanced, and

@@ -35,6 +35,7 @@ std::string reject_common(const Problem& p, const Device& device, const wmma::Co
   if (p.a.dtype == DType::kF64) {
     if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
   }
+  if (std::string reason = reject_column_sums(p); !reason.empty()) return reason;
   const bool is_tf32 = config.shape == "m16n16k8", is_f64 = config.shape == "m8n8k4";
   const bool fits = is_tf32  ? p.a.dtype == DType::kF32
                     : is_f64 ? p.a.dtype == DType::kF64
@@ -70,18 +71,19 @@ class WmmaNaive final : public Implementation {
     return config.shape == "m8n8k4" ? reject_grid(p, 8, 8) : reject_grid(p, 16, 16);
   }
 
-  int64_t workspace_bytes(const Problem& p, const Device&, std::string_view) const override {
-    return EpilogueLaunch::make(p, 1, true).workspace_bytes(p);
+  int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view) const override {
+    return EpilogueLaunch::make(p, 1, true).workspace_bytes(p, device);
   }
 
-  Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view name,
+  Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view name,
                 void* stream) const override {
     const wmma::ConfigName config = parse(name);
     const auto product = is_16bit(p.a.dtype) ? &wmma::launch_naive_16bit : &wmma::launch_naive_other;
     return EpilogueLaunch::make(p, 1, true)
-        .run(p, buffers, static_cast<cudaStream_t>(stream), [&](const Problem& problem, const Buffers& its_buffers) {
-          return product(problem, its_buffers, config, stream);
-        });
+        .run(p, buffers, device, static_cast<cudaStream_t>(stream),
+             [&](const Problem& problem, const Buffers& its_buffers) {
+               return product(problem, its_buffers, config, stream);
+             });
   }
 };
 
@@ -117,17 +119,18 @@ class WmmaTiled final : public Implementation {
     return config.tile == "64x128x16" ? reject_grid(p, 64, 128) : reject_grid(p, 128, 128);
   }
 
-  int64_t workspace_bytes(const Problem& p, const Device&, std::string_view) const override {
-    return EpilogueLaunch::make(p, 1, true).workspace_bytes(p);
+  int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view) const override {
+    return EpilogueLaunch::make(p, 1, true).workspace_bytes(p, device);
   }
 
-  Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view name,
+  Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view name,
                 void* stream) const override {
     const wmma::ConfigName config = parse(name);
     return EpilogueLaunch::make(p, 1, true)
-        .run(p, buffers, static_cast<cudaStream_t>(stream), [&](const Problem& problem, const Buffers& its_buffers) {
-          return launch_product(problem, its_buffers, config, stream);
-        });
+        .run(p, buffers, device, static_cast<cudaStream_t>(stream),
+             [&](const Problem& problem, const Buffers& its_buffers) {
+               return launch_product(problem, its_buffers, config, stream);
+             });
   }
 
  private:
