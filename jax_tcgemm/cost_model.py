@@ -16,11 +16,26 @@ import re
 
 import numpy as np
 
+from jax_tcgemm.epilogue import BARE
 from jax_tcgemm.problem import DTYPES, Operand, Problem
 
 _NAME = re.compile(
     r"(?P<m>\d+)x(?P<n>\d+)x64_c(?P<cm>\d+)x(?P<cn>\d+)x(?P<ck>\d+)_(?P<kind>pp|co)(?P<swapped>_t)?"
     r"(?:_split(?P<splits>\d+))?"
+)
+
+
+# Whose kernels run an epilogue themselves (any_epilogue in csrc/kernels/wgmma/config.h); the others
+# leave it to a second kernel.
+WITH_EPILOGUE = frozenset(
+    {
+        "128x256x64_c2x1x1_co",
+        "128x128x64_c2x1x1_pp",
+        "128x128x64_c1x2x1_pp",
+        "128x64x64_c1x1x1_pp",
+        "64x128x64_c1x1x1_pp",
+        "64x64x64_c1x1x1_pp",
+    }
 )
 
 
@@ -44,6 +59,8 @@ class Calibration:
     handover_us: float = 0.17
     epilogue_us: float = 0.30
     epilogue_kib_per_us: float = 140.0
+    # What one warpgroup takes through an epilogue. Counted in instructions, not fitted yet.
+    fused_elements_per_us: float = 6000.0
     unaligned_epilogue: float = 8.0  # times as long where rows of D are not 16-byte aligned
     # Memory. What several clusters read crosses between the halves of L2.
     hbm_bytes_per_us: float = 3.9e6
@@ -79,6 +96,7 @@ class _Configs:
     ping_pong: np.ndarray
     swapped: np.ndarray
     splits: np.ndarray
+    with_epilogue: np.ndarray
 
 
 @functools.lru_cache(maxsize=64)
@@ -93,7 +111,8 @@ def _parse(names: tuple[str, ...]) -> _Configs | None:
     *tiles, splits = columns
     ping_pong = np.array([match["kind"] == "pp" for match in found])
     swapped = np.array([bool(match["swapped"]) for match in found])
-    return _Configs(*tiles, ping_pong, swapped, splits)
+    with_epilogue = np.array([name.partition("_split")[0] in WITH_EPILOGUE for name in names])
+    return _Configs(*tiles, ping_pong, swapped, splits, with_epilogue)
 
 
 def models(problem: Problem, names: tuple[str, ...]) -> bool:
@@ -147,10 +166,20 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     in_bytes, out_bytes = DTYPES[p.a.dtype].itemsize, DTYPES[p.out_dtype].itemsize
     m, n = np.where(x.swapped, p.n, p.m), np.where(x.swapped, p.m, p.n)
     batch = max(p.batch, 1)
+    # Where the epilogue runs: in the kernel, or in the one that adds up parts of K. That takes the
+    # two matrices of a gated product one after the other; the kernel has half of a tile for each.
+    is_bare = p.epilogue == BARE and (p.alpha, p.beta) == (1.0, 0.0)
+    is_gated = p.num_b == 2
+    in_kernel = ~np.array(is_bare) & x.with_epilogue & (x.splits == 1)
+    if is_gated:
+        in_kernel = in_kernel & (x.tile_n % 128 == 0) & (x.cluster_m == 2)
+    is_summed = (x.splits > 1) | ~(in_kernel | is_bare)
+    launches = np.where(is_gated & ~in_kernel, 2, 1)
+    d_tile_n = np.where(is_gated & in_kernel, x.tile_n / 2, x.tile_n)
 
     cluster = x.cluster_m * x.cluster_n * x.cluster_k
     tiles_m = np.ceil(m / (x.tile_m * x.cluster_m))
-    tiles_n = np.ceil(n / (x.tile_n * x.cluster_n))
+    tiles_n = np.ceil(n / (d_tile_n * x.cluster_n))
     tiles = tiles_m * tiles_n * batch * x.splits
     slots = np.maximum(num_sms // cluster, 1)
     waves = np.ceil(tiles / slots)
@@ -177,30 +206,35 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     mainloop = k_blocks * k_block / c.clocks_per_us + x.ping_pong * c.handover_us
 
     # One tile, and the walk over them: ping-pong stores one while it multiplies the next.
-    stored_bytes = np.where(x.splits > 1, 4, out_bytes)
+    stored_bytes = np.where(is_summed, 4, out_bytes)
     store = x.tile_m * x.tile_n * stored_bytes / 1024 / c.epilogue_kib_per_us
-    is_unaligned = (x.splits == 1) & (p.n * out_bytes % 16 != 0)
+    is_unaligned = ~is_summed & (p.n * out_bytes % 16 != 0)
     store = store * np.where(x.ping_pong, 2, 1) * np.where(is_unaligned, c.unaligned_epilogue, 1)
-    epilogue = c.epilogue_us + store
+    groups = np.where(x.ping_pong, 1, 2)
+    # Elements stored or read for each one that was multiplied.
+    sums = batch * p.m * p.n * p.num_b
+    others = (p.bytes - p.a_bytes - p.b_bytes) / out_bytes
+    fused = x.tile_m * x.tile_n / groups * max(others / max(sums, 1), 1) / c.fused_elements_per_us
+    epilogue = c.epilogue_us + store + in_kernel * fused
     in_turn = np.ceil(waves / 2) * (mainloop + epilogue)
     alternating = np.maximum(waves * mainloop + epilogue, in_turn)
     compute = np.where(x.ping_pong, alternating, waves * (mainloop + epilogue))
 
-    d_elements = batch * p.m * p.n
-    hbm = (p.a_bytes + p.b_bytes + d_elements * stored_bytes) / c.hbm_bytes_per_us
+    stored = np.where(is_summed, sums / launches * 4, others * out_bytes)
+    hbm = (p.a_bytes + p.b_bytes / launches + stored) / c.hbm_bytes_per_us
     # An element that d clusters read is far from its home for all of them with chance 2^-d.
     readers_a = np.where(x.swapped, tiles_m, tiles_n)
     readers_b = np.where(x.swapped, tiles_n, tiles_m)
     crossing = p.a_bytes * (1 - 0.5**readers_a) + p.b_bytes * (1 - 0.5**readers_b)
     memory = np.maximum(hbm, crossing / c.crossing_bytes_per_us)
 
-    is_split = x.splits > 1
-    summed_bytes = d_elements * (4 * x.splits + out_bytes)
+    summed_bytes = sums * 4 * x.splits + others * out_bytes
     rounds = np.ceil(x.splits / 8)
     reduction = c.reduction_us + c.reduction_round_us * rounds + summed_bytes / c.hbm_bytes_per_us
     starts = c.launch_us + c.cluster_us * (x.cluster_m * x.cluster_n > 1)
     starts = starts + c.cluster_k_us * (x.cluster_k > 1)
-    return starts + _norm(compute, memory, c.overlap) + is_split * reduction
+    product = starts + _norm(compute, memory, c.overlap)
+    return launches * product + is_summed * reduction
 
 
 def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:

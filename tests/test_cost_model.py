@@ -1,5 +1,6 @@
 """The cost model of wgmma: what it prefers where, and how far from measurements it is."""
 
+import dataclasses
 import re
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jax_tcgemm import cost_model, selection, tuning
+from jax_tcgemm.epilogue import Epilogue
 from jax_tcgemm.problem import Operand, Problem
 
 CONFIG_H = Path(__file__).resolve().parents[1] / "csrc" / "kernels" / "wgmma" / "config.h"
@@ -41,6 +43,10 @@ def problem(m, n, k, layout="NN", dtype="bf16", batch=1, pad=0):
 
 def best(p):
     return CONFIGS[int(np.argmin(cost_model.predict_us(p, NUM_SMS, CONFIGS)))]
+
+
+def with_epilogue(p, **epilogue):
+    return dataclasses.replace(p, epilogue=Epilogue(**epilogue))
 
 
 def us(p, config):
@@ -150,3 +156,31 @@ def test_it_is_fast():
         cost_model.predict_us(p, NUM_SMS, CONFIGS)
         times.append(time.perf_counter() - start)
     assert min(times) < 1e-3
+
+
+def test_it_knows_which_kernels_have_an_epilogue():
+    with_one = re.findall(r'^  X\("([^"]+)".*true\) *\\?$', CONFIG_H.read_text(), re.MULTILINE)
+    assert set(with_one) == cost_model.WITH_EPILOGUE
+
+
+def test_an_epilogue_runs_in_a_kernel_that_hides_it():
+    """On large products, where a second kernel would move D three times as float32."""
+    for extents in [(8192, 28672, 8192), (4096, 14336, 4096), (2048, 4096, 4096)]:
+        bare = problem(*extents)
+        fused = with_epilogue(bare, activation="gelu_tanh", bias="n", bias_dtype="bf16")
+        assert best(fused) in cost_model.WITH_EPILOGUE
+        assert us(bare, best(bare)) < us(fused, best(fused)) < 1.1 * us(bare, best(bare))
+        cooperative = "128x256x64_c2x1x1_co"
+        assert us(fused, cooperative) > us(bare, cooperative) + 1
+        assert us(fused, "256x128x64_c1x2x1_co") > 1.05 * us(bare, "256x128x64_c1x2x1_co")
+
+
+def test_a_gated_product_is_one_of_twice_the_columns():
+    bare, half = problem(4096, 28672, 4096), problem(4096, 14336, 4096)
+    config = "128x128x64_c2x1x1_pp"
+    gated = with_epilogue(half, activation="silu", gated=True, up_offset=14336)
+    assert best(gated) in ("128x128x64_c2x1x1_pp", "128x256x64_c2x1x1_co")
+    assert us(gated, config) == pytest.approx(us(bare, config), rel=0.05)
+    # Elsewhere it is two products and the sum of their epilogues.
+    other = "128x192x64_c2x1x1_co"
+    assert us(gated, other) > 2 * us(half, other) + 100

@@ -184,6 +184,10 @@ def test_cublaslt(form, types, layout):
                 np.testing.assert_allclose(x, want, rtol=2**-7, atol=2**-8)
 
 
+def test_both_sides_have_the_same_activations():
+    assert _modules.cuda.activations() == list(ACTIVATIONS)
+
+
 POINTS = np.array([*np.linspace(-12, 12, 2401), -0.0, 1e-6, -1e-6, 80.0, -80.0, 250.0, -250.0])
 
 
