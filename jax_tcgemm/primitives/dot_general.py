@@ -132,6 +132,35 @@ def _batch(axis_data, args, dims, *, dimension_numbers, permutation, out_shardin
             **params,
         )
         return out, None
+    new_numbers, order, position = batched_numbers(
+        (lhs.ndim, rhs.ndim), dims, dimension_numbers, permutation
+    )
+    if out_sharding is not None:
+        out_sharding = _insert_axis(out_sharding, position, len(order), axis_data)
+    out = dot_general_p.bind(
+        lhs,
+        rhs,
+        dimension_numbers=new_numbers,
+        permutation=order,
+        out_sharding=out_sharding,
+        **params,
+    )
+    return out, position
+
+
+def batched_numbers(ndims, dims, dimension_numbers, permutation):
+    """A product one of whose operands at least has one more dimension.
+
+    Args:
+      ndims: dimensions of the operands, the new ones included.
+      dims: for each operand the new dimension, or None.
+      dimension_numbers: of the product without it.
+      permutation: of the product without it.
+
+    Returns:
+      The dimension numbers and permutation of the product, and the new dimension of the result.
+    """
+    (lhs_ndim, rhs_ndim), (lhs_dim, rhs_dim) = ndims, dims
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     lhs_contract, lhs_batch = _bump(lhs_contract, lhs_dim), _bump(lhs_batch, lhs_dim)
     rhs_contract, rhs_batch = _bump(rhs_contract, rhs_dim), _bump(rhs_batch, rhs_dim)
@@ -139,7 +168,7 @@ def _batch(axis_data, args, dims, *, dimension_numbers, permutation, out_shardin
         lhs_batch, rhs_batch = (lhs_dim, *lhs_batch), (rhs_dim, *rhs_batch)
     new_numbers = ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))
 
-    lhs_axes, rhs_axes = _natural_axes(lhs.ndim, rhs.ndim, new_numbers)
+    lhs_axes, rhs_axes = _natural_axes(lhs_ndim, rhs_ndim, new_numbers)
     if lhs_dim is not None:
         own, mapped = lhs_axes, lhs_dim
         neighbours = lhs_batch if rhs_dim is not None else own
@@ -155,17 +184,7 @@ def _batch(axis_data, args, dims, *, dimension_numbers, permutation, out_shardin
     else:
         position = 0
     order.insert(position, new_axis)
-    if out_sharding is not None:
-        out_sharding = _insert_axis(out_sharding, position, len(order), axis_data)
-    out = dot_general_p.bind(
-        lhs,
-        rhs,
-        dimension_numbers=new_numbers,
-        permutation=tuple(order),
-        out_sharding=out_sharding,
-        **params,
-    )
-    return out, position
+    return new_numbers, tuple(order), position
 
 
 def _bump(axes, dim):
@@ -231,30 +250,9 @@ def _transpose_operand(
     was asked for a product of another shape.
     """
     del out_sharding, config
-    x_ndim = x.aval.ndim
-    if is_rhs:
-        y_axes, x_axes = _natural_axes(y.ndim, x_ndim, dimension_numbers)
-        (y_contract, x_contract), (y_batch, x_batch) = dimension_numbers
-    else:
-        x_axes, y_axes = _natural_axes(x_ndim, y.ndim, dimension_numbers)
-        (x_contract, y_contract), (x_batch, y_batch) = dimension_numbers
-    in_g = {natural: axis for axis, natural in enumerate(permutation)}
-    y_free = [axis for axis in y_axes if axis not in y_batch]
-    g_contract = tuple(in_g[y_axes[axis]] for axis in y_free)
-    g_batch = tuple(in_g[x_axes[axis]] for axis in x_batch)
-    # y's operand of the new product keeps its side, so that dW = dot(x, g).
-    if is_rhs:
-        operands, side = (y, g), 1
-        numbers = ((tuple(y_free), g_contract), (tuple(y_batch), g_batch))
-    else:
-        operands, side = (g, y), 0
-        numbers = ((g_contract, tuple(y_free)), (g_batch, tuple(y_batch)))
-    axes = _natural_axes(operands[0].ndim, operands[1].ndim, numbers)
-    g_axes, other_axes = axes[side], axes[1 - side]
-    contracted = dict(zip(x_contract, y_contract, strict=True))
-    order = tuple(
-        other_axes[contracted[axis]] if axis in contracted else g_axes[in_g[x_axes[axis]]]
-        for axis in range(x_ndim)
+    operands = (y, g) if is_rhs else (g, y)
+    numbers, order = cotangent_numbers(
+        x.aval.ndim, y.ndim, dimension_numbers, permutation, is_rhs=is_rhs
     )
     x_bar = dot_general(
         *operands,
@@ -267,6 +265,45 @@ def _transpose_operand(
         config=None,
     )
     return lax.convert_element_type(x_bar, x.aval.dtype)
+
+
+def cotangent_numbers(x_ndim, y_ndim, dimension_numbers, permutation, *, is_rhs):
+    """The product that gives the cotangent of one operand, x, in x's own order.
+
+    Args:
+      x_ndim: dimensions of x.
+      y_ndim: dimensions of the other operand, y.
+      dimension_numbers: of the product.
+      permutation: of the product.
+      is_rhs: whether x is the right operand.
+
+    Returns:
+      The dimension numbers and permutation of a product of (g, y), or (y, g) when `is_rhs`, where g
+      is the cotangent of the result: y keeps its side, so that dW = dot(x, g).
+    """
+    if is_rhs:
+        y_axes, x_axes = _natural_axes(y_ndim, x_ndim, dimension_numbers)
+        (y_contract, x_contract), (y_batch, x_batch) = dimension_numbers
+    else:
+        x_axes, y_axes = _natural_axes(x_ndim, y_ndim, dimension_numbers)
+        (x_contract, y_contract), (x_batch, y_batch) = dimension_numbers
+    in_g = {natural: axis for axis, natural in enumerate(permutation)}
+    y_free = [axis for axis in y_axes if axis not in y_batch]
+    g_contract = tuple(in_g[y_axes[axis]] for axis in y_free)
+    g_batch = tuple(in_g[x_axes[axis]] for axis in x_batch)
+    g_ndim = len(permutation)
+    if is_rhs:
+        numbers = ((tuple(y_free), g_contract), (tuple(y_batch), g_batch))
+        other_axes, g_axes = _natural_axes(y_ndim, g_ndim, numbers)
+    else:
+        numbers = ((g_contract, tuple(y_free)), (g_batch, tuple(y_batch)))
+        g_axes, other_axes = _natural_axes(g_ndim, y_ndim, numbers)
+    contracted = dict(zip(x_contract, y_contract, strict=True))
+    order = tuple(
+        other_axes[contracted[axis]] if axis in contracted else g_axes[in_g[x_axes[axis]]]
+        for axis in range(x_ndim)
+    )
+    return numbers, order
 
 
 def _cotangent_sharding(aval):
