@@ -23,26 +23,32 @@ if importlib.util.find_spec("jax_tcgemm._build") is None:
         )
     __path__.insert(0, str(_installed[0]))
 
-from jax_tcgemm import tensor, tuning
+from jax_tcgemm import checkpoint_policies, tensor, tuning
 from jax_tcgemm.autotune import autotune
 from jax_tcgemm.collective import all_gather_matmul, matmul_reduce_scatter
 from jax_tcgemm.debug import debug_switches
 from jax_tcgemm.dot_general import dot_general
 from jax_tcgemm.explain import explain
 from jax_tcgemm.info import info
+from jax_tcgemm.linear import gated_linear, linear
 from jax_tcgemm.matmul import matmul
+from jax_tcgemm.mlp import mlp
 from jax_tcgemm.patch import patch
 from jax_tcgemm.ragged_dot import ragged_dot, ragged_dot_general
 
 __all__ = [
     "all_gather_matmul",
     "autotune",
+    "checkpoint_policies",
     "debug_switches",
     "dot_general",
     "explain",
+    "gated_linear",
     "info",
+    "linear",
     "matmul",
     "matmul_reduce_scatter",
+    "mlp",
     "patch",
     "ragged_dot",
     "ragged_dot_general",

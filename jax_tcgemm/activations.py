@@ -29,3 +29,36 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
     "leaky_relu": jax.nn.leaky_relu,
 }
+
+# Other names, and the functions of JAX, for which one of ours may be asked.
+_ALIASES = {
+    None: "none",
+    "gelu": "gelu_tanh",
+    jax.nn.relu: "relu",
+    jax.nn.gelu: "gelu_tanh",
+    jax.nn.silu: "silu",
+    jax.nn.sigmoid: "sigmoid",
+    jax.nn.tanh: "tanh",
+    jnp.tanh: "tanh",
+    jax.nn.leaky_relu: "leaky_relu",
+}
+
+
+def canonical_activation(op: str, activation) -> str:
+    """The name of an activation that was asked for by name or as a function of JAX.
+
+    Raises:
+      TypeError: for what is neither.
+      ValueError: for an unknown name or function.
+    """
+    try:
+        name = _ALIASES.get(activation, activation)
+    except TypeError:
+        name = activation
+    if isinstance(name, str) and name in ACTIVATIONS:
+        return name
+    error = ValueError if isinstance(activation, str) or callable(activation) else TypeError
+    raise error(
+        f"{op}: activation must be None, gelu, one of {', '.join(ACTIVATIONS)}, or jax.nn's "
+        f"function of that name, got activation={activation!r}; apply others to the result"
+    )

@@ -1,6 +1,7 @@
 """`explain`: what runs each product of a JAX function, and why."""
 
 import dataclasses
+import functools
 import io
 import shutil
 from collections.abc import Iterator, Sequence
@@ -8,9 +9,10 @@ from collections.abc import Iterator, Sequence
 import jax
 from jax.extend import core
 
-from jax_tcgemm import local, local_ragged, selection
-from jax_tcgemm.primitives import contract, elementwise, partitioning, reduce
+from jax_tcgemm import local, local_fused, local_ragged, selection
+from jax_tcgemm.primitives import backward, contract, elementwise, partitioning, reduce
 from jax_tcgemm.primitives import dot_general as primitive
+from jax_tcgemm.primitives import fused_dot_general as fused_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.roofline import peaks, roofline_seconds
 from jax_tcgemm.tensor import planning
@@ -18,6 +20,7 @@ from jax_tcgemm.tensor import planning
 # Of each primitive: its module, and the one that makes its plans.
 _RULES = {
     primitive.dot_general_p: (primitive, local),
+    fused_primitive.fused_dot_general_p: (fused_primitive, local_fused),
     ragged_primitive.ragged_dot_p: (ragged_primitive, local_ragged),
     contract.contract_p: (contract, planning),
     elementwise.elementwise_p: (elementwise, planning),
@@ -172,7 +175,19 @@ def explain(f, *args, platform: str | None = None, **kwargs) -> Explanation:
 def _calls(jaxpr, platform, device, times, path) -> Iterator[Call]:
     for eqn in jaxpr.eqns:
         if eqn.primitive in _RULES:
-            yield _explain_call(eqn, *_RULES[eqn.primitive], platform, device, times, path)
+            plan = _plan(eqn, platform, device)
+            if isinstance(plan, local_fused.Plan) and not plan.is_fused:
+                inner = _unfused(eqn, fused_primitive.unfused)
+                for call in _calls(inner, platform, device, times, path):
+                    why = f"{plan.choice.why}; its product: {call.why}"
+                    yield dataclasses.replace(call, why=why, source=_source(eqn))
+            else:
+                yield _explain_call(eqn, plan, device, times, path)
+            continue
+        if eqn.primitive in backward.UNFUSED:
+            inner = _unfused(eqn, backward.UNFUSED[eqn.primitive])
+            for call in _calls(inner, platform, device, times, path):
+                yield dataclasses.replace(call, source=_source(eqn))
             continue
         for inner, inner_times, label in _inner_jaxprs(eqn):
             count = None if times is None or inner_times is None else times * inner_times
@@ -199,16 +214,27 @@ def _inner_jaxprs(eqn) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
                 yield jaxpr, 1, name if name == "shard_map" else ""
 
 
-def _explain_call(eqn, rules, planner, platform, device, times, path) -> Call:
-    """`rules` is the primitive's module, `planner` the one that makes its plans."""
+def _unfused(eqn, f) -> core.Jaxpr:
+    """The plain products that an equation is run as."""
+    avals = [v.aval for v in eqn.invars]
+    return jax.make_jaxpr(functools.partial(f, **eqn.params))(*avals).jaxpr
+
+
+def _plan(eqn, platform, device):
+    """What would be carried out for an equation."""
+    rules, planner = _RULES[eqn.primitive]
     avals = [v.aval for v in eqn.invars]
     out = eqn.outvars[0].aval
-    obstacle = primitive.obstacle_of(platform, *avals, out)
+    obstacle_of = getattr(rules, "obstacle_of", primitive.obstacle_of)
+    obstacle = obstacle_of(platform, *avals, out)
     one_device = [*avals, out]
     if not obstacle and hasattr(rules, "division_of"):
         one_device = partitioning.shards(rules.division_of(*avals, eqn.params), avals, [out])
     product = rules.product_of(*one_device, eqn.params)
-    plan = planner.make_plan(rules.OP, product, platform, device, obstacle)
+    return planner.make_plan(rules.OP, product, platform, device, obstacle)
+
+
+def _explain_call(eqn, plan, device, times, path) -> Call:
     problem, choice = plan.problem, plan.choice
     can_run = {c.implementation for c in choice.candidates if not c.reason}
     rejected = {

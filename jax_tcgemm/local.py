@@ -71,26 +71,30 @@ class Plan:
         """Every array XLA must rewrite for the call, with its bytes read and written."""
         if self.choice.implementation == selection.XLA:
             return ()
-        product, numerics, folded = self.product, self.numerics, self.fold
-        found = []
-        for name, shape, dtype, order in (
-            ("lhs", product.lhs_shape, product.lhs_dtype, folded.lhs_order),
-            ("rhs", product.rhs_shape, product.rhs_dtype, folded.rhs_order),
-        ):
-            itemsize = numerics.operand_dtype.itemsize
-            if dtype != numerics.operand_dtype:
-                moved = _bytes(shape, dtype.itemsize + itemsize)
-                found.append(f"{name} converted to {numerics.operand_dtype} ({moved})")
-            if order is not None:
-                found.append(f"{name} permuted to {order} ({_bytes(shape, 2 * itemsize)})")
-        if folded.result_order is not None:
-            moved = _bytes(product.result_shape, 2 * numerics.out_dtype.itemsize)
-            found.append(f"result permuted to {folded.result_order} ({moved})")
-        if product.result_dtype != numerics.out_dtype:
-            moved = product.result_dtype.itemsize + numerics.out_dtype.itemsize
-            moved = _bytes(product.result_shape, moved)
-            found.append(f"result converted to {product.result_dtype} ({moved})")
-        return tuple(found)
+        return copies(self.product, self.numerics, self.fold)
+
+
+def copies(product: Product, numerics: Numerics, folded: Fold) -> tuple[str, ...]:
+    """The arrays that XLA must rewrite so that a product can be called as it was folded."""
+    found = []
+    for name, shape, dtype, order in (
+        ("lhs", product.lhs_shape, product.lhs_dtype, folded.lhs_order),
+        ("rhs", product.rhs_shape, product.rhs_dtype, folded.rhs_order),
+    ):
+        itemsize = numerics.operand_dtype.itemsize
+        if dtype != numerics.operand_dtype:
+            moved = _bytes(shape, dtype.itemsize + itemsize)
+            found.append(f"{name} converted to {numerics.operand_dtype} ({moved})")
+        if order is not None:
+            found.append(f"{name} permuted to {order} ({_bytes(shape, 2 * itemsize)})")
+    if folded.result_order is not None:
+        moved = _bytes(product.result_shape, 2 * numerics.out_dtype.itemsize)
+        found.append(f"result permuted to {folded.result_order} ({moved})")
+    if product.result_dtype != numerics.out_dtype:
+        moved = product.result_dtype.itemsize + numerics.out_dtype.itemsize
+        moved = _bytes(product.result_shape, moved)
+        found.append(f"result converted to {product.result_dtype} ({moved})")
+    return tuple(found)
 
 
 def _bytes(shape, itemsize: int) -> str:
@@ -123,18 +127,21 @@ def make_plan(
     Raises:
       ValueError: when an implementation was forced that cannot run the product.
     """
-
-    def only_xla(reason):
-        choice = selection.select(op, reason, device, product.implementation, product.config)
+    folded = obstacle or fold_product(product, platform)
+    if isinstance(folded, str):
+        choice = selection.select(op, folded, device, product.implementation, product.config)
         return Plan(product, platform, None, None, None, choice)
+    choice = selection.select(op, folded[-1], device, product.implementation, product.config)
+    return Plan(product, platform, *folded, choice)
 
-    if obstacle:
-        return only_xla(obstacle)
+
+def fold_product(product: Product, platform: str) -> tuple[Numerics, Fold, Problem] | str:
+    """How a product is done as one matrix product, or why none of ours covers it."""
     numerics = resolve(
         product.lhs_dtype, product.rhs_dtype, product.result_dtype, product.precision, platform
     )
     if isinstance(numerics, str):
-        return only_xla(numerics)
+        return numerics
     itemsize = numerics.operand_dtype.itemsize
     folded = fold(
         product.lhs_shape,
@@ -144,7 +151,7 @@ def make_plan(
         (itemsize, itemsize, numerics.out_dtype.itemsize),
     )
     if isinstance(folded, str):
-        return only_xla(folded)
+        return folded
     problem = Problem(
         batch=folded.batch,
         batch_inner=folded.batch_inner,
@@ -156,8 +163,7 @@ def make_plan(
         out_dtype=DTYPE_NAMES[numerics.out_dtype],
         compute=numerics.compute,
     )
-    choice = selection.select(op, problem, device, product.implementation, product.config)
-    return Plan(product, platform, numerics, folded, problem, choice)
+    return numerics, folded, problem
 
 
 def _operand(layout: MatrixLayout, dtype: np.dtype) -> Operand:
@@ -175,8 +181,8 @@ def dot_general(lhs: jax.Array, rhs: jax.Array, plan: Plan, out_sharding=None) -
     if plan.choice.implementation == selection.XLA:
         return _xla(lhs, rhs, plan, out_sharding)
     numerics, folded = plan.numerics, plan.fold
-    lhs = _prepare(lhs, numerics.operand_dtype, folded.lhs_order)
-    rhs = _prepare(rhs, numerics.operand_dtype, folded.rhs_order)
+    lhs = prepare(lhs, numerics.operand_dtype, folded.lhs_order)
+    rhs = prepare(rhs, numerics.operand_dtype, folded.rhs_order)
     a, b = (rhs, lhs) if folded.swapped else (lhs, rhs)
     d = local_gemm(plan.problem, a, b, choice=plan.choice, shape=folded.shape)
     if folded.result_order is not None:
@@ -184,7 +190,8 @@ def dot_general(lhs: jax.Array, rhs: jax.Array, plan: Plan, out_sharding=None) -
     return lax.convert_element_type(d, plan.product.result_dtype)
 
 
-def _prepare(x, dtype, order):
+def prepare(x: jax.Array, dtype, order: tuple[int, ...] | None) -> jax.Array:
+    """An operand in the dtype and order that it was folded in."""
     x = lax.convert_element_type(x, dtype)
     return x if order is None else lax.transpose(x, order)
 
@@ -220,6 +227,7 @@ def local_gemm(
     b_up: jax.Array | None = None,
     bias: jax.Array | None = None,
     aux_in: jax.Array | None = None,
+    alias_c: bool = True,
     choice: selection.Choice,
     shape: tuple[int, ...] | None = None,
 ):
@@ -231,11 +239,12 @@ def local_gemm(
       problem: extents, strides, layouts, dtypes and epilogue; the arrays must have its dtypes.
       a: buffer of A, of any shape with the elements that the problem addresses.
       b: buffer of B, likewise; of both matrices where the epilogue has an `up_offset`.
-      c: buffer of C, packed like D; needed unless `problem.beta` is 0, and then never read. D takes
-        its place in memory, without a copy where the caller donates it.
+      c: buffer of C, packed like D; needed unless `problem.beta` is 0, and then never read.
       b_up: buffer of the second B of a gated product, unless the epilogue has an `up_offset`.
       bias: the bias, when the epilogue has one.
       aux_in: what `aux_out` was, packed, when the epilogue is a derivative.
+      alias_c: whether D takes the place of C in memory: without a copy where C is not needed
+        afterwards and, if it is the caller's, donated; XLA copies C first elsewhere.
       choice: what runs it; not "xla".
       shape: shape of D; the same elements as `problem.d_shape`, which is the default.
 
@@ -284,7 +293,7 @@ def local_gemm(
     call = jax.ffi.ffi_call(
         TARGET,
         results,
-        input_output_aliases={2 + (b_up is not None): 0} if c is not None else None,
+        input_output_aliases={2 + (b_up is not None): 0} if c is not None and alias_c else None,
     )
     found = call(*operands, gemm=gemm | problem.attributes())[:num_results]
     if epilogue.column_sums and problem.m == 0:

@@ -6,8 +6,7 @@ from jax import lax
 from jax.extend.core.primitives import convert_element_type_p
 
 from jax_tcgemm.dot_general import as_array, canonical_element_type
-from jax_tcgemm.precision import canonical_precision
-from jax_tcgemm.primitives import dot_general as primitive
+from jax_tcgemm.linear import product
 from jax_tcgemm.selection import check_names
 
 
@@ -17,12 +16,19 @@ def matmul(
     *,
     precision=None,
     preferred_element_type=None,
+    bias=None,
+    activation=None,
+    residual=None,
+    alpha: float = 1.0,
     implementation: str | None = None,
     config: str | None = None,
 ) -> jax.Array:
     """A drop-in for `jax.numpy.matmul`: the product of matrices, vectors and batches of them.
 
         out[..., m, n] = sum over k of a[..., m, k] * b[..., k, n]
+
+    With more arguments than `jax.numpy.matmul` has, what follows the product is done by the same
+    kernel: f(alpha * a b + bias) + residual, as by `linear`.
 
     A 1-D `a` is a row and a 1-D `b` a column, whose dimension the result lacks. Batch dimensions
     broadcast, and a broadcast operand is read in place, never repeated in memory, unless three or
@@ -37,6 +43,10 @@ def matmul(
         pair of them, or a `lax.DotAlgorithmPreset` or its name; see Numerics.
       preferred_element_type: dtype of the result; None takes what the dtypes of `a` and `b`
         promote to.
+      bias: None, or an array that broadcasts to the result.
+      activation: None, or as for `linear`.
+      residual: None, or an array that broadcasts to the result.
+      alpha: a number.
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
         the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
         Derivatives inherit it.
@@ -46,7 +56,8 @@ def matmul(
       The product, with the shape, dtype and weak type that `jax.numpy.matmul` gives.
 
     Raises:
-      TypeError: for operands that are not numeric arrays or dtypes that do not go together.
+      TypeError: for operands that are not numeric arrays or dtypes that do not go together, and
+        for an activation of a result that is not real floating point.
       ValueError: for 0-D operands, contracted sizes that differ, batch dimensions that do not
         broadcast, a dimension over 2**31 - 1, an unknown implementation or config, or, when the
         program is lowered, an implementation that was asked for by name and cannot run the
@@ -119,7 +130,8 @@ def matmul(
     free_a = [axis for axis in kept_a if axis not in (*a_batch, contract[0])]
     free_b = [axis for axis in kept_b if axis not in (*b_batch, contract[1])]
     natural = [*batch, *((axis, None) for axis in free_a), *((None, axis) for axis in free_b)]
-    out = primitive.dot_general(
+    out = product(
+        op,
         lax.squeeze(a, a_squeeze),
         lax.squeeze(b, b_squeeze),
         dimension_numbers=(
@@ -127,7 +139,11 @@ def matmul(
             (tuple(map(kept_a.index, a_batch)), tuple(map(kept_b.index, b_batch))),
         ),
         permutation=[natural.index(source) for source in sources],
-        precision=canonical_precision(precision),
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        alpha=alpha,
+        precision=precision,
         preferred_element_type=result_type,
         implementation=implementation,
         config=config,

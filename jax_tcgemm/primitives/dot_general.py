@@ -44,7 +44,7 @@ def dot_general(
 ):
     """Binds the primitive; arguments are checked and canonical already."""
     if permutation is None:
-        permutation = tuple(range(_result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)))
+        permutation = tuple(range(result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)))
     return dot_general_p.bind(
         *same_varying(lhs, rhs),
         dimension_numbers=dimension_numbers,
@@ -57,7 +57,8 @@ def dot_general(
     )
 
 
-def _result_ndim(lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> int:
+def result_ndim(lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> int:
+    """The number of dimensions of a product."""
     (contract, _), (batch, _) = dimension_numbers
     return lhs_ndim + rhs_ndim - 2 * len(contract) - len(batch)
 

@@ -1,0 +1,56 @@
+"""`jax.checkpoint_policies` that also know our products.
+
+JAX's own look for `lax.dot_general` and see none in a program whose products are ours, so that they
+save nothing. These are the same policies, and take our products for what they are::
+
+    layer = jax.checkpoint(layer, policy=jax_tcgemm.checkpoint_policies.dots_saveable)
+
+Of a fused layer they save its result and the pre-activation that derivatives need.
+
+Example:
+  >>> import jax, jax.numpy as jnp, jax_tcgemm
+  >>> from jax_tcgemm import checkpoint_policies
+  >>> f = lambda x, w: jnp.sin(jax_tcgemm.matmul(jnp.sin(x), w)).sum()
+  >>> saving = jax.checkpoint(f, policy=checkpoint_policies.dots_saveable)
+  >>> x = jnp.ones((4, 4))
+  >>> str(jax.make_jaxpr(jax.grad(saving, (0, 1)))(x, x)).count("tcgemm_dot_general[")
+  3
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+from jax.extend.core.primitives import dot_general_p as lax_dot_general_p
+
+from jax_tcgemm.primitives.dot_general import dot_general_p
+from jax_tcgemm.primitives.fused_dot_general import fused_dot_general_p
+from jax_tcgemm.primitives.ragged_dot import ragged_dot_p
+
+_NO_BATCH = (((), ()), ((), ()))
+
+
+def _knowing_ours(policy: Callable) -> Callable:
+    """A policy of JAX's that takes each of our products for a `lax.dot_general`."""
+
+    @functools.wraps(policy)
+    def knowing(primitive, *avals, **params):
+        if primitive in (dot_general_p, fused_dot_general_p):
+            primitive = lax_dot_general_p
+        elif primitive is ragged_dot_p:
+            primitive, params = lax_dot_general_p, {"dimension_numbers": _NO_BATCH}
+        return policy(primitive, *avals, **params)
+
+    return knowing
+
+
+_jax = jax.checkpoint_policies
+
+dots_saveable = checkpoint_dots = _knowing_ours(_jax.dots_saveable)
+dots_with_no_batch_dims_saveable = _knowing_ours(_jax.dots_with_no_batch_dims_saveable)
+checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
+
+
+def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callable:
+    """As `jax.checkpoint_policies.offload_dot_with_no_batch_dims`."""
+    return _knowing_ours(_jax.offload_dot_with_no_batch_dims(offload_src, offload_dst))

@@ -1,0 +1,227 @@
+"""Linear primitives that stand in tangents, so that reverse mode is made of fused products.
+
+    tcgemm_activated_tangent      out = dot_general(df, rhs), df the tangent of f(Z) for dZ + dbias
+        its transpose is one product with a derivative as epilogue, dZ = f'(Z) * (g rhs^T), which
+        also sums its columns for the bias
+    tcgemm_accumulating_tangent   out = dot_general(lhs, drhs)
+        its transpose adds to what a buffer holds, drhs = buffer + lhs^T g, in the buffer's dtype
+
+Going forwards both are their unfused selves.
+
+Parameters, all static: dimension_numbers, permutation, precision, preferred_element_type,
+implementation; of the first also activation, pair (the dimension of Z that tells gate and up apart,
+or None) and bias_axes (the dimensions of Z that dbias has, None where there is none).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir, xla
+
+from jax_tcgemm.fusion import Fusion, push_forward, wide_dtype
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives import fused_dot_general as fused
+
+activated_tangent_p = core.Primitive("tcgemm_activated_tangent")
+accumulating_tangent_p = core.Primitive("tcgemm_accumulating_tangent")
+
+
+def activated_tangent(
+    dz, z, rhs, dbias=None, *, dimension_numbers, activation, pair=None, bias_axes=None, **params
+):
+    """Binds the first; the parameters of a plain product are those of f(Z) and rhs."""
+    ndim = z.ndim - (pair is not None)
+    vectors = () if dbias is None else (dbias,)
+    return activated_tangent_p.bind(
+        *plain.same_varying(dz, z, rhs, *vectors),
+        dimension_numbers=dimension_numbers,
+        permutation=tuple(range(plain.result_ndim(ndim, rhs.ndim, dimension_numbers))),
+        activation=activation,
+        pair=pair,
+        bias_axes=None if dbias is None else bias_axes,
+        **params,
+    )
+
+
+def accumulating_tangent(drhs, lhs, buffer, *, dimension_numbers, **params):
+    """Binds the second; `buffer` and `drhs` are alike."""
+    return accumulating_tangent_p.bind(
+        *plain.same_varying(drhs, lhs, buffer),
+        dimension_numbers=dimension_numbers,
+        permutation=tuple(range(plain.result_ndim(lhs.ndim, drhs.ndim, dimension_numbers))),
+        **params,
+    )
+
+
+def activated_unfused(dz, z, rhs, *dbias, activation, pair, bias_axes, **params):
+    """The first by a plain product."""
+    wide = wide_dtype(dz.dtype)
+    tangent = dz.astype(wide)
+    for x in dbias:
+        tangent = tangent + lax.broadcast_in_dim(x.astype(wide), dz.shape, bias_axes)
+    df = push_forward(activation, z.astype(wide), tangent, pair).astype(dz.dtype)
+    return plain.dot_general(df, rhs, **params)
+
+
+def accumulating_unfused(drhs, lhs, buffer, **params):
+    """The second by a plain product."""
+    del buffer
+    return plain.dot_general(lhs, drhs.astype(lhs.dtype), **params)
+
+
+# --- typing, differentiation and lowering: those of the unfused ---------------------------------
+
+UNFUSED = {
+    activated_tangent_p: activated_unfused,
+    accumulating_tangent_p: accumulating_unfused,
+}
+
+
+def _abstract_eval(f, *avals, **params):
+    params |= {"implementation": None}
+    (out,) = jax.make_jaxpr(functools.partial(f, **params))(*avals).out_avals
+    return out
+
+
+def _jvp(f, primals, tangents, **params):
+    return fused.jvp_of_moving(functools.partial(f, **params), primals, tangents)
+
+
+for _primitive, _f in UNFUSED.items():
+    _primitive.def_impl(functools.partial(xla.apply_primitive, _primitive))
+    _primitive.def_abstract_eval(functools.partial(_abstract_eval, _f))
+    ad.primitive_jvps[_primitive] = functools.partial(_jvp, _f)
+    mlir.register_lowering(_primitive, mlir.lower_fun(_f, multiple_results=False))
+
+
+# --- batching -----------------------------------------------------------------------------------
+
+
+def _batch_activated(axis_data, args, dims, *, dimension_numbers, permutation, **params):
+    """dZ, Z and the bias go together: what is mapped of one is mapped of all."""
+    dz, z, rhs, *dbias = args
+    dz_dim, z_dim, rhs_dim, *bias_dim = dims
+    lhs_ndim = (z.ndim - (z_dim is not None)) - (params["pair"] is not None)
+    lhs_dim = None
+    if any(dim is not None for dim in (dz_dim, z_dim, *bias_dim)):
+        lhs_dim, size = 0, axis_data.size
+        dz, z = (fused.moved(x, d, 0, size) for x, d in ((dz, dz_dim), (z, z_dim)))
+        if params["pair"] is not None:
+            params["pair"] += 1
+        if dbias:
+            bias_axes = tuple(axis + 1 for axis in params["bias_axes"])
+            params["bias_axes"] = bias_axes if bias_dim[0] is None else (0, *bias_axes)
+            dbias = [
+                x if d is None else jnp.moveaxis(x, d, 0)
+                for x, d in zip(dbias, bias_dim, strict=True)
+            ]
+    return _bind_batched(
+        activated_tangent_p,
+        (dz, z, rhs, *dbias),
+        (lhs_ndim, rhs.ndim - (rhs_dim is not None)),
+        (lhs_dim, rhs_dim),
+        dimension_numbers,
+        permutation,
+        params,
+    )
+
+
+def _batch_accumulating(axis_data, args, dims, *, dimension_numbers, permutation, **params):
+    drhs, lhs, buffer = args
+    drhs_dim, lhs_dim, buffer_dim = dims
+    rhs_ndim, rhs_dim = drhs.ndim - (drhs_dim is not None), None
+    if drhs_dim is not None or buffer_dim is not None:
+        rhs_dim = 0
+        drhs = fused.moved(drhs, drhs_dim, 0, axis_data.size)
+        buffer = fused.moved(buffer, buffer_dim, 0, axis_data.size)
+    return _bind_batched(
+        accumulating_tangent_p,
+        (drhs, lhs, buffer),
+        (lhs.ndim - (lhs_dim is not None), rhs_ndim),
+        (lhs_dim, rhs_dim),
+        dimension_numbers,
+        permutation,
+        params,
+    )
+
+
+def _bind_batched(primitive, operands, ndims, dims, dimension_numbers, permutation, params):
+    position = None
+    if dims != (None, None):
+        ndims = [n + (dim is not None) for n, dim in zip(ndims, dims, strict=True)]
+        dimension_numbers, permutation, position = plain.batched_numbers(
+            ndims, dims, dimension_numbers, permutation
+        )
+    out = primitive.bind(
+        *operands, dimension_numbers=dimension_numbers, permutation=permutation, **params
+    )
+    return out, position
+
+
+batching.fancy_primitive_batchers[activated_tangent_p] = _batch_activated
+batching.fancy_primitive_batchers[accumulating_tangent_p] = _batch_accumulating
+
+
+# --- transposition: where it is fused -----------------------------------------------------------
+
+
+def _transpose_activated(
+    g, dz, z, rhs, *dbias, dimension_numbers, permutation, activation, pair, bias_axes, **params
+):
+    """The cotangent of Z, f'(Z) * (g rhs^T), and its sums for the bias."""
+    if any(ad.is_undefined_primal(x) for x in (z, rhs)):
+        raise NotImplementedError("tcgemm_activated_tangent is linear in dz and dbias only")
+    if type(g) is ad.Zero:
+        return [None] * (3 + len(dbias))
+    numbers, order = plain.cotangent_numbers(
+        z.ndim - (pair is not None), rhs.ndim, dimension_numbers, permutation, is_rhs=False
+    )
+    sum_axes = None
+    if dbias:
+        sum_axes = tuple(axis for axis in range(z.ndim) if axis not in bias_axes)
+    params |= {"preferred_element_type": z.dtype}
+    found = fused.fused_dot_general(
+        g,
+        rhs,
+        dimension_numbers=numbers,
+        permutation=order,
+        fusion=Fusion(activation=activation, derivative=True, pair=pair, sum_axes=sum_axes),
+        aux_in=z,
+        **params,
+    )
+    bars = [found[0].astype(_aval(dz).dtype), None, None]
+    if dbias:
+        bars.append(found[1].astype(_aval(dbias[0]).dtype))
+    undefined = [ad.is_undefined_primal(x) for x in (dz, z, rhs, *dbias)]
+    return [bar if u else None for bar, u in zip(bars, undefined, strict=True)]
+
+
+def _transpose_accumulating(g, drhs, lhs, buffer, *, dimension_numbers, permutation, **params):
+    """What the buffer holds plus lhs^T g."""
+    if type(g) is ad.Zero:
+        return [buffer, None, None]
+    numbers, order = plain.cotangent_numbers(
+        drhs.aval.ndim, lhs.ndim, dimension_numbers, permutation, is_rhs=True
+    )
+    params |= {"preferred_element_type": drhs.aval.dtype}
+    (bar,) = fused.fused_dot_general(
+        lhs,
+        g,
+        dimension_numbers=numbers,
+        permutation=order,
+        fusion=Fusion(in_place=True),
+        residual=buffer,
+        **params,
+    )
+    return [bar, None, None]
+
+
+def _aval(x):
+    return x.aval if ad.is_undefined_primal(x) else jax.typeof(x)
+
+
+ad.primitive_transposes[activated_tangent_p] = _transpose_activated
+ad.primitive_transposes[accumulating_tangent_p] = _transpose_accumulating

@@ -1,0 +1,381 @@
+"""The primitive `tcgemm_fused_dot_general`: a dot_general with all that one call can do beside it.
+
+    P = transpose(dot_general(lhs, rhs, dimension_numbers), permutation)
+    D [, aux_out] [, sums of D] = what fusion.py says of P and the optional operands
+
+Operands are lhs, rhs and those of `fusion.OPTIONAL_OPERANDS` that `fusion.operands` names.
+`unfused` is the same in JAX, made of `tcgemm_dot_general`: it types the primitive, differentiates
+it where nothing is to be gained from fusing, and runs it where nothing takes it as one call.
+
+Parameters, all static: those of `tcgemm_dot_general` but out_sharding, and fusion.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir, xla
+
+from jax_tcgemm import local, local_fused, selection
+from jax_tcgemm.fusion import OPTIONAL_OPERANDS, Fusion, finish, push_forward, wide_dtype
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives import partitioning
+
+fused_dot_general_p = core.Primitive("tcgemm_fused_dot_general")
+fused_dot_general_p.multiple_results = True
+
+# The function that messages name: a call does not know which public one bound it.
+OP = "linear"
+
+
+def fused_dot_general(
+    lhs,
+    rhs,
+    *,
+    dimension_numbers,
+    fusion: Fusion,
+    permutation=None,
+    precision=None,
+    preferred_element_type=None,
+    implementation=None,
+    config=None,
+    **given,
+) -> list[jax.Array]:
+    """Binds the primitive; arguments are checked and canonical already.
+
+    `given` holds the optional operands by name; those that are None are left out.
+    """
+    names = tuple(name for name in OPTIONAL_OPERANDS if given.get(name) is not None)
+    if permutation is None:
+        permutation = tuple(range(plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)))
+    return fused_dot_general_p.bind(
+        *plain.same_varying(lhs, rhs, *(given[name] for name in names)),
+        dimension_numbers=dimension_numbers,
+        permutation=tuple(permutation),
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        implementation=implementation,
+        config=config,
+        fusion=dataclasses.replace(fusion, operands=names),
+    )
+
+
+def unfused(lhs, rhs, *optional, fusion: Fusion, preferred_element_type, **params):
+    """The same by plain products, in between in `wide_dtype`."""
+    given = dict(zip(fusion.operands, optional, strict=True))
+    dtype = _result_dtype(lhs, rhs, preferred_element_type)
+    z = _product(
+        lhs, rhs, given.get("rhs_up"), fusion, preferred_element_type=wide_dtype(dtype), **params
+    )
+    return finish(fusion, z, given, dtype)
+
+
+def _result_dtype(lhs, rhs, preferred_element_type):
+    if preferred_element_type is not None:
+        return np.dtype(preferred_element_type)
+    return jnp.promote_types(lhs.dtype, rhs.dtype)
+
+
+def _product(lhs, rhs, rhs_up, fusion: Fusion, **params):
+    """The product times alpha, with the dimension `pair` where there are two right operands."""
+    z = plain.dot_general(lhs, rhs, **params)
+    if rhs_up is not None:
+        z = jnp.stack([z, plain.dot_general(lhs, rhs_up, **params)], fusion.pair)
+    return z if fusion.alpha == 1.0 else fusion.alpha * z
+
+
+# --- typing -------------------------------------------------------------------------------------
+
+
+def _abstract_eval(*avals, **params):
+    # What was asked for by name is found out when the primitive is lowered.
+    params |= {"implementation": None, "config": None}
+    jaxpr = jax.make_jaxpr(functools.partial(unfused, **params))(*avals)
+    return jaxpr.out_avals, set()
+
+
+fused_dot_general_p.def_impl(functools.partial(xla.apply_primitive, fused_dot_general_p))
+fused_dot_general_p.def_effectful_abstract_eval(_abstract_eval)
+
+
+# --- batching -----------------------------------------------------------------------------------
+
+
+def _batch(axis_data, args, dims, *, dimension_numbers, permutation, fusion, **params):
+    """As of a plain product; the optional operands follow its result."""
+    if all(dim is None for dim in dims):
+        out = fused_dot_general_p.bind(
+            *args,
+            dimension_numbers=dimension_numbers,
+            permutation=permutation,
+            fusion=fusion,
+            **params,
+        )
+        return out, [None] * len(out)
+    size = axis_data.size
+    (lhs, rhs, *optional), (lhs_dim, rhs_dim, *optional_dims) = args, dims
+    given = dict(zip(fusion.operands, zip(optional, optional_dims, strict=True), strict=True))
+    if "rhs_up" in given and (rhs_dim is None) != (given["rhs_up"][1] is None):
+        rhs, rhs_dim = moved(rhs, rhs_dim, 0, size), 0
+    if lhs_dim is None and rhs_dim is None:
+        lhs, lhs_dim = moved(lhs, None, 0, size), 0
+    numbers, order, position = plain.batched_numbers(
+        (lhs.ndim, rhs.ndim), (lhs_dim, rhs_dim), dimension_numbers, permutation
+    )
+    placed = _placed(fusion, position)
+    operands = {}
+    for name, (x, dim) in given.items():
+        if name == "rhs_up":
+            operands[name] = x if rhs_dim is None else moved(x, dim, rhs_dim, size)
+        elif name == "bias":
+            bias_axes = placed.bias_axes
+            if dim is not None:
+                bias_axes = tuple(sorted((*bias_axes, placed.z)))
+                x = moved(x, dim, bias_axes.index(placed.z), size)
+            operands[name] = x
+            placed = dataclasses.replace(placed, bias_axes=bias_axes)
+        else:
+            operands[name] = moved(x, dim, placed.z if name == "aux_in" else placed.d, size)
+    out = fused_dot_general(
+        lhs,
+        rhs,
+        dimension_numbers=numbers,
+        permutation=order,
+        fusion=dataclasses.replace(
+            fusion, pair=placed.pair, bias_axes=placed.bias_axes, sum_axes=placed.sum_axes
+        ),
+        **operands,
+        **params,
+    )
+    out_dims = [placed.d]
+    if fusion.aux_out:
+        out_dims.append(placed.z)
+    if fusion.sum_axes is not None:
+        out_dims.append(placed.d - sum(axis < placed.d for axis in placed.sum_axes))
+    return out, out_dims
+
+
+@dataclasses.dataclass(frozen=True)
+class _Placed:
+    """A fusion whose product has one more dimension, which is `d` of D and `z` of Z or aux_in."""
+
+    d: int
+    z: int
+    pair: int | None
+    bias_axes: tuple[int, ...]
+    sum_axes: tuple[int, ...] | None
+
+
+def _placed(fusion: Fusion, position: int) -> _Placed:
+    """Where a new dimension of P, at `position`, gets to."""
+    pair = fusion.pair
+    d = z = position
+    if pair is not None:
+        own = not fusion.derivative and "rhs_up" not in fusion.operands
+        # P has the pair where it is packed, and never in front of the new dimension otherwise.
+        after = position > pair
+        if own:
+            d = position - after
+        else:
+            z = position + after
+            d = z if fusion.derivative else position
+        pair += not after
+
+    def bumped(axes, new):
+        return tuple(axis + (axis >= new) for axis in axes)
+
+    sum_axes = None if fusion.sum_axes is None else bumped(fusion.sum_axes, d)
+    return _Placed(d, z, pair, bumped(fusion.bias_axes, z), sum_axes)
+
+
+def moved(x: jax.Array, dim: int | None, new: int, size: int) -> jax.Array:
+    """`x` with its mapped dimension at `new`, repeated where it has none."""
+    if dim is None:
+        shape = (*x.shape[:new], size, *x.shape[new:])
+        return lax.broadcast_in_dim(x, shape, [i + (i >= new) for i in range(x.ndim)])
+    return jnp.moveaxis(x, dim, new)
+
+
+batching.fancy_primitive_batchers[fused_dot_general_p] = _batch
+
+
+# --- differentiation ----------------------------------------------------------------------------
+
+
+def _jvp(primals, tangents, *, fusion: Fusion, config, **params):
+    """The tangent of D, f'(Z) * dZ + dresidual, for which Z is kept.
+
+    The factors of dZ are plain products, so that reverse mode is made of products, too. Derivatives
+    inherit the implementation, but not the config.
+    """
+    names = ("lhs", "rhs", *fusion.operands)
+    given = dict(zip(names, primals, strict=True))
+    moving = {name: t for name, t in zip(names, tangents, strict=True) if type(t) is not ad.Zero}
+    if fusion.derivative:
+        f = functools.partial(unfused, fusion=fusion, config=None, **params)
+        out = fused_dot_general_p.bind(*primals, fusion=fusion, config=config, **params)
+        return out, jvp_of_moving(f, primals, tangents)[1]
+    needs_z = moving.keys() - {"residual"} and not fusion.is_linear
+    keeping = dataclasses.replace(fusion, aux_out=fusion.aux_out or bool(needs_z))
+    out = fused_dot_general_p.bind(*primals, fusion=keeping, config=config, **params)
+    dtype = out[0].dtype
+    wide = wide_dtype(dtype)
+    dz = _tangent_of_z(given, moving, fusion, dtype, **params)
+    dd = None
+    if dz is not None:
+        z = out[1].astype(wide) if needs_z else None
+        dd = dz if z is None else push_forward(fusion.activation, z, dz, fusion.pair)
+    if "residual" in moving:
+        dresidual = moving["residual"].astype(wide)
+        dd = dresidual if dd is None else dd + dresidual
+    found = [dd]
+    if fusion.aux_out:
+        found.append(dz)
+    if fusion.sum_axes is not None:
+        found.append(None if dd is None else jnp.sum(dd, fusion.sum_axes))
+    if needs_z and not fusion.aux_out:
+        del out[1]
+    return out, [
+        ad.Zero(jax.typeof(x).to_tangent_aval()) if t is None else t.astype(x.dtype)
+        for x, t in zip(out, found, strict=True)
+    ]
+
+
+def jvp_of_moving(f, primals, tangents):
+    """`jax.jvp` of a function of arrays, some of whose tangents are `ad.Zero`."""
+    moving = [type(t) is not ad.Zero for t in tangents]
+
+    def of_moving(*xs):
+        rest = iter(xs)
+        return f(*(next(rest) if m else x for m, x in zip(moving, primals, strict=True)))
+
+    pairs = [(x, t) for m, x, t in zip(moving, primals, tangents, strict=True) if m]
+    return jax.jvp(of_moving, *map(tuple, zip(*pairs, strict=True)))
+
+
+def _tangent_of_z(given, moving, fusion: Fusion, dtype, *, preferred_element_type, **params):
+    """The tangent of Z in `wide_dtype`, None where nothing moves it."""
+    del preferred_element_type
+    wide, addends = wide_dtype(dtype), []
+
+    def product(lhs, rhs, rhs_up):
+        z = _product(lhs, rhs, rhs_up, fusion, preferred_element_type=dtype, config=None, **params)
+        addends.append(z.astype(wide))
+
+    if "lhs" in moving:
+        product(moving["lhs"], given["rhs"], given.get("rhs_up"))
+    if "rhs" in moving or "rhs_up" in moving:
+        ups = [moving.get(name) for name in ("rhs", "rhs_up")]
+        zeros = [jnp.zeros_like(given["rhs"]) if t is None else t for t in ups]
+        product(given["lhs"], zeros[0], zeros[1] if "rhs_up" in given else None)
+    if "bias" in moving:
+        _, shape = local_fused.shapes(_product_shape(given, params), fusion)
+        bias = moving["bias"].astype(wide)
+        addends.append(lax.broadcast_in_dim(bias, shape, fusion.bias_axes))
+    return functools.reduce(lax.add, addends) if addends else None
+
+
+def _product_shape(given, params):
+    return jax.eval_shape(
+        functools.partial(
+            plain.dot_general,
+            dimension_numbers=params["dimension_numbers"],
+            permutation=params["permutation"],
+        ),
+        given["lhs"],
+        given["rhs"],
+    ).shape
+
+
+def _transpose(cotangents, *operands, **params):
+    """Of a call that is linear in some operands: that of the unfused one."""
+    undefined = [ad.is_undefined_primal(x) for x in operands]
+
+    def linear(*moving):
+        rest = iter(moving)
+        return unfused(
+            *(next(rest) if u else x for u, x in zip(undefined, operands, strict=True)),
+            **params | {"config": None},
+        )
+
+    avals = [x.aval for x, u in zip(operands, undefined, strict=True) if u]
+    instantiated = [ad.instantiate_zeros(ct) for ct in cotangents]
+    found = iter(jax.linear_transpose(linear, *avals)(instantiated))
+    return [next(found) if u else None for u in undefined]
+
+
+ad.primitive_jvps[fused_dot_general_p] = _jvp
+ad.primitive_transposes[fused_dot_general_p] = _transpose
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+def product_of(lhs, rhs, *rest) -> local_fused.Product:
+    """What one call of the primitive says, from the types of its operands and D, and its params."""
+    *optional, out, params = rest
+    fusion = params["fusion"]
+    given = dict(zip(fusion.operands, optional, strict=True))
+    shape = _product_shape({"lhs": lhs, "rhs": rhs}, params)
+    product = local.Product(
+        lhs_shape=tuple(lhs.shape),
+        lhs_dtype=np.dtype(lhs.dtype),
+        rhs_shape=tuple(rhs.shape),
+        rhs_dtype=np.dtype(rhs.dtype),
+        result_shape=tuple(shape),
+        result_dtype=np.dtype(out.dtype),
+        dimension_numbers=params["dimension_numbers"],
+        permutation=params["permutation"],
+        precision=params["precision"],
+        implementation=params["implementation"],
+        config=params["config"],
+    )
+    bias = given.get("bias")
+    return local_fused.Product(
+        product,
+        fusion,
+        () if bias is None else tuple(bias.shape),
+        None if bias is None else np.dtype(bias.dtype),
+    )
+
+
+def obstacle_of(platform: str, *avals) -> str:
+    """Why a call must be run unfused whatever the problem; "" when it need not be."""
+    if any(axis is not None for aval in avals for axis in aval.sharding.spec):
+        return "its operands are divided over devices, as only plain products can be"
+    return plain.obstacle_of(platform, *avals)
+
+
+def _lower(ctx, *operands, platform, **params):
+    obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
+    if partitioning.is_divided(ctx):
+        obstacle = obstacle or "the program runs on several devices"
+    product = product_of(*ctx.avals_in, ctx.avals_out[0], params)
+    plan = local_fused.make_plan(OP, product, platform, selection.target_device(platform), obstacle)
+    if not plan.is_fused:
+        unfused_call = functools.partial(unfused, **params)
+        return partitioning.lower_on_device(ctx, unfused_call, *operands)
+
+    def on_device(lhs, rhs, *optional):
+        given = dict(zip(params["fusion"].operands, optional, strict=True))
+        return local_fused.fused_dot_general(plan, lhs, rhs, given)
+
+    return partitioning.lower_on_device(ctx, on_device, *operands)
+
+
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(
+        fused_dot_general_p, functools.partial(_lower, platform=_platform), platform=_platform
+    )
+
+
+def _lower_elsewhere(ctx, *operands, **params):
+    platforms = ctx.platforms or ctx.module_context.platforms
+    return _lower(ctx, *operands, platform="/".join(platforms), **params)
+
+
+mlir.register_lowering(fused_dot_general_p, _lower_elsewhere)
