@@ -54,21 +54,21 @@ class Layout:
             )
         )
 
-    def shard_shape(self, names: Names, *, summed: bool) -> tuple[int, ...]:
-        """The shape of one device's part; of the first device's where extents do not divide."""
-        spec = canonical_spec(self.spec(names, summed=summed), len(names))
-        return tuple(
-            -(-self.extents[name] // _size(axes, self.axis_sizes))
-            for name, axes in zip(names, spec, strict=True)
-        )
+    def shard_extent(self, name: str) -> int:
+        """The extent of one device's part."""
+        return -(-self.extents[name] // _size(self.divided.get(name, ()), self.axis_sizes))
+
+    def start(self, name: str) -> jax.Array | int:
+        """Where this device's part begins, before products are summed."""
+        axes = self.divided.get(name)
+        return lax.axis_index(axes) * self.shard_extent(name) if axes else 0
 
     def mask(self, x: jax.Array, names: Names, contracted: Iterable[str]) -> jax.Array:
         """`x` with zeros where a contracted dimension is padded because it did not divide."""
         for dim, name in enumerate(names):
             axes = self.divided.get(name, ())
             if name in contracted and self.extents[name] % _size(axes, self.axis_sizes):
-                start = lax.axis_index(axes) * x.shape[dim]
-                index = start + lax.broadcasted_iota(np.int32, x.shape, dim)
+                index = self.start(name) + lax.broadcasted_iota(np.int32, x.shape, dim)
                 x = lax.select(index < self.extents[name], x, lax.full_like(x, 0))
         return x
 
@@ -105,9 +105,13 @@ def _common(specs: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(common)
 
 
+def _longest(specs: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return max(specs, key=len, default=())
+
+
 def lay_out(
     division,
-    shapes: Sequence[tuple[int, ...]],
+    extents: dict[str, int],
     operand_specs: Sequence[Spec],
     result_specs: Sequence[Spec],
     axis_sizes: dict[str, int],
@@ -122,7 +126,7 @@ def lay_out(
 
     Args:
       division: the names, a `partitioning.Division`.
-      shapes: the whole shape of each operand.
+      extents: the whole extent of every name.
       operand_specs: how each operand is divided now.
       result_specs: how each result is wanted.
       axis_sizes: number of devices along each axis.
@@ -130,11 +134,6 @@ def lay_out(
     Returns:
       The layout. Operands and results divided otherwise have to be moved.
     """
-    extents = {
-        name: extent
-        for names, shape in zip(division.operands, shapes, strict=True)
-        for name, extent in zip(names, shape, strict=True)
-    }
     found = {name: ([], []) for name in extents}
     for side, all_names, specs in (
         (0, division.operands, operand_specs),
@@ -145,7 +144,7 @@ def lay_out(
                 found[name][side].append(axes)
     contracted = division.contracted
     # A result that is a sum over a dimension would count its padding.
-    exact = {
+    exact = set(division.even) | {
         name
         for name in extents
         if name not in contracted and any(name not in names for names in division.results)
@@ -169,10 +168,10 @@ def lay_out(
         claim(name, _common(found[name][0]))
     for name in free:
         in_operands, in_results = found[name]
-        claim(name, max((_common([a, b]) for a in in_operands for b in in_results), key=len))
+        claim(name, _longest(_common([a, b]) for a in in_operands for b in in_results))
     for names, side in ((free, 0), (contracted, 0), (free, 1)):
         for name in names:
-            claim(name, max(found[name][side], key=len))
+            claim(name, _longest(found[name][side]))
 
     reduced = tuple(axis for name in contracted for axis in divided.get(name, ()))
     scattered: dict[str, tuple[str, ...]] = {}
@@ -182,6 +181,7 @@ def lay_out(
         more = wanted[len(own) :]
         in_all = all(name in names for names in division.addends or division.results)
         divides = extents[name] % _size(wanted, axis_sizes) == 0
-        if more and wanted[: len(own)] == own and set(more) <= set(reduced) and in_all and divides:
+        left = set(reduced) - {axis for axes in scattered.values() for axis in axes}
+        if more and wanted[: len(own)] == own and set(more) <= left and in_all and divides:
             scattered[name] = more
     return Layout(extents, dict(axis_sizes), divided, scattered, reduced)

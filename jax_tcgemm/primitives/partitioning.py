@@ -48,30 +48,52 @@ class Division:
       results: for each result, the names of its dimensions.
       call: from operands, or from shards of them in which no contracted dimension is divided, to a
         tuple of results.
+      call_at: where `call` depends on which parts the shards are, from a layout to what takes its
+        place; None where it does not.
       product: where one is, from shards of the operands to a tuple of addends, which are summed
         over devices; None where that is `call`.
       addends: the names of the addends' dimensions; None where they are the results'.
       finish: from the sums, and the operands that `epilogue` lists, to the results: what must not
         happen before the sum.
       epilogue: which operands, by position, `finish` gets; the others are those of `product`.
-      whole: names of dimensions that every device needs whole.
+      whole: names of dimensions that every device needs whole; these are not contracted.
+      even: names of dimensions that are only divided into equal parts. The parts of others may be
+        padded, contracted ones with zeros.
     """
 
     operands: tuple[Names, ...]
     results: tuple[Names, ...]
     call: Callable
+    call_at: Callable[[Layout], Callable] | None = None
     product: Callable | None = None
     addends: tuple[Names, ...] | None = None
     finish: Callable = _unchanged
     epilogue: tuple[int, ...] = ()
     whole: tuple[str, ...] = ()
+    even: tuple[str, ...] = ()
 
     @functools.cached_property
     def contracted(self) -> tuple[str, ...]:
         """The names that no result has, in order of appearance."""
-        kept = {name for names in self.results for name in names}
-        names = dict.fromkeys(name for names in self.operands for name in names)
-        return tuple(name for name in names if name not in kept)
+        kept = {name for names in self.results for name in names} | set(self.whole)
+        return tuple(name for name in self.names if name not in kept)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name, in order of appearance."""
+        return tuple(dict.fromkeys(n for names in self.operands + self.results for n in names))
+
+    def layout(
+        self, operand_shapes, result_shapes, operand_specs, result_specs, axis_sizes
+    ) -> Layout:
+        """What is divided over which mesh axes, given how all is divided now or wanted to be."""
+        names, shapes = self.operands + self.results, [*operand_shapes, *result_shapes]
+        extents = {
+            name: extent
+            for own, shape in zip(names, shapes, strict=True)
+            for name, extent in zip(own, shape, strict=True)
+        }
+        return lay_out(self, extents, operand_specs, result_specs, axis_sizes)
 
     def operand_specs(self, layout: Layout) -> tuple[PartitionSpec, ...]:
         """How the layout divides each operand."""
@@ -89,11 +111,12 @@ class Division:
             layout.mask(x, names, self.contracted)
             for x, names in zip(shards, self.operands, strict=True)
         ]
+        call = self.call_at(layout) if self.call_at else self.call
         if not layout.reduced:
-            results = self.call(*shards)
+            results = call(*shards)
         else:
             factors = [x for i, x in enumerate(shards) if i not in self.epilogue]
-            addends = (self.product or self.call)(*factors)
+            addends = (self.product or call)(*factors)
             sums = tuple(
                 layout.reduce(x, names)
                 for x, names in zip(addends, self.addends or self.results, strict=True)
@@ -166,11 +189,10 @@ def explicit_layout(division: Division, operands: Sequence, results: Sequence) -
     mesh = _mesh(operands)
     if not _axes(mesh, AxisType.Explicit):
         return None
-    specs = [
-        [canonical_spec(aval.sharding.spec, aval.ndim) for aval in avals]
-        for avals in (operands, results)
-    ]
-    return lay_out(division, [x.shape for x in operands], *specs, dict(mesh.shape))
+    both = operands, results
+    shapes = [[aval.shape for aval in avals] for avals in both]
+    specs = [[canonical_spec(x.sharding.spec, x.ndim) for x in avals] for avals in both]
+    return division.layout(*shapes, *specs, dict(mesh.shape))
 
 
 def shards(division: Division, operands: Sequence, results: Sequence) -> list:
@@ -183,7 +205,7 @@ def shards(division: Division, operands: Sequence, results: Sequence) -> list:
     if layout is None:
         return [*operands, *results]
     return [
-        jax.ShapeDtypeStruct(layout.shard_shape(names, summed=False), aval.dtype)
+        jax.ShapeDtypeStruct(tuple(map(layout.shard_extent, names)), aval.dtype)
         for names, aval in zip(
             division.operands + division.results, [*operands, *results], strict=True
         )
@@ -231,14 +253,15 @@ def _lower_explicit(ctx, operands, division, layout):
             axis_names=explicit,
             check_vma=False,
         )
-        operands = map(_resharded, operands, (NamedSharding(mesh, spec) for spec in in_specs))
-        return tuple(map(_resharded, on_devices(*operands), wanted))
+        operands = map(resharded, operands, (NamedSharding(mesh, spec) for spec in in_specs))
+        return tuple(map(resharded, on_devices(*operands), wanted))
 
     with jax.sharding.use_abstract_mesh(mesh):
         return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
 
-def _resharded(x, sharding):
+def resharded(x, sharding: NamedSharding):
+    """`x` divided over explicit mesh axes as `sharding` says."""
     own = canonical_spec(jax.typeof(x).sharding.spec, x.ndim)
     if own == canonical_spec(sharding.spec, x.ndim):
         return x
@@ -246,6 +269,7 @@ def _resharded(x, sharding):
 
 
 def _lower_automatic(ctx, operands, division):
+    shapes = [[aval.shape for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)]
     call = custom_partitioning(lambda *operands: division.call(*operands))
     x64 = jax.config.jax_enable_x64
 
@@ -254,7 +278,7 @@ def _lower_automatic(ctx, operands, division):
             [canonical_spec(x.sharding.spec, len(x.shape)) for x in arrays]
             for arrays in (operands, results)
         ]
-        layout = lay_out(division, [x.shape for x in operands], *specs, dict(mesh.shape))
+        layout = division.layout(*shapes, *specs, dict(mesh.shape))
 
         def on_device(*shards):
             # The thread may be XLA's own, or in a mesh that has nothing to do with this one.
@@ -270,8 +294,8 @@ def _lower_automatic(ctx, operands, division):
     rule = SdyShardingRule(
         tuple(ArrayMapping(*names) for names in division.operands),
         tuple(ArrayMapping(*names) for names in division.results),
-        reduction_factors=tuple(x for x in division.contracted if x not in division.whole),
-        need_replication_factors=division.whole,
+        reduction_factors=division.contracted,
+        need_replication_factors=tuple(n for n in division.names if n in division.whole),
     )
     call.def_partition(partition, sharding_rule=rule)
     # Devices are needed only to number them, so that any will do.

@@ -21,11 +21,11 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir, xla
-from jax.sharding import PartitionSpec
 
-from jax_tcgemm import local_ragged, selection
-from jax_tcgemm.primitives import partitioning
+from jax_tcgemm import local, local_ragged, selection
+from jax_tcgemm.primitives import partitioning, ragged_division
 from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
+from jax_tcgemm.primitives.ragged_division import result_spec
 
 ragged_dot_p = core.Primitive("tcgemm_ragged_dot")
 
@@ -75,7 +75,7 @@ def _abstract_eval(lhs, rhs, group_sizes, group_offset, **params):
         *(jax.ShapeDtypeStruct((1, 1), x.dtype) for x in (lhs, rhs)),
     ).dtype
     shape = (*batch, *groups, product["m"], product["n"])
-    sharding = lhs.sharding.update(spec=PartitionSpec(*[None] * len(shape)))
+    sharding = lhs.sharding.update(spec=result_spec(lhs, rhs, params, len(shape)))
     return lhs.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
@@ -147,7 +147,7 @@ def _transpose(ct, lhs, rhs, *group_operands, **params):
         num_batch = jnp.ndim(group_operands[0]) - 1
         repeated = [i for i in range(num_batch) if aval.shape[i] == 1 != bar.shape[i]]
         bar = jnp.sum(bar, repeated, keepdims=True) if repeated else bar
-        bar = lax.convert_element_type(bar, aval.dtype)
+        bar = partitioning.resharded(lax.convert_element_type(bar, aval.dtype), aval.sharding)
     return [bar, None, None, None] if is_lhs else [None, bar, None, None]
 
 
@@ -176,7 +176,7 @@ def product_of(lhs, rhs, group_sizes, group_offset, out, params) -> local_ragged
         form=params["form"],
         batches=(lhs.shape[:num_batch], rhs.shape[:num_batch], sizes_batch),
         **_extents(lhs, rhs, params),
-        groups=params["groups"],
+        groups=(out if params["form"] == "contraction" else rhs).shape[num_batch],
         num_sizes=group_sizes.shape[-1],
         rhs_transposed=params["rhs_transposed"],
         lhs_dtype=np.dtype(lhs.dtype),
@@ -188,17 +188,21 @@ def product_of(lhs, rhs, group_sizes, group_offset, out, params) -> local_ragged
     )
 
 
+def division_of(lhs, rhs, group_sizes, group_offset, params) -> partitioning.Division:
+    """How a call may be divided over devices."""
+    operands = {"lhs": lhs, "rhs": rhs, "group_sizes": group_sizes, "group_offset": group_offset}
+    return ragged_division.division_of(ragged_dot, operands, params)
+
+
 def _lower(ctx, *args, platform, **params):
     out_aval = ctx.avals_out[0]
     obstacle = obstacle_of(platform, *ctx.avals_in, out_aval)
-    if not obstacle and partitioning.is_divided(ctx):
-        obstacle = "the program runs on several devices, and XLA must partition the product"
+    obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
+    product = product_of(*ctx.avals_in, out_aval, params)
+    if not obstacle and partitioning.is_divided(ctx) and local.is_covered(product, platform):
+        return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
     plan = local_ragged.make_plan(
-        OP,
-        product_of(*ctx.avals_in, out_aval, params),
-        platform,
-        selection.target_device(platform),
-        obstacle,
+        OP, product, platform, selection.target_device(platform), obstacle
     )
 
     def on_device(*operands):

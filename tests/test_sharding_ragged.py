@@ -1,0 +1,146 @@
+"""Grouped products divided over devices: by tokens, experts, columns and the contracted k."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from test_sharding import MESHES, assert_close, compiled, mesh_of, normal
+
+import jax_tcgemm
+
+ragged_dot = functools.partial(jax_tcgemm.ragged_dot, implementation="host")
+SIZES = np.array([5, 0, 9, 3, 1, 8, 2, 2], np.int32)  # 30 of 32 rows
+
+
+def reference(x, w, sizes=SIZES):
+    out = np.zeros((x.shape[0], w.shape[-1]))
+    start = 0
+    for size, matrix in zip(sizes, w.astype(np.float64), strict=True):
+        out[start : start + size] = x[start : start + size].astype(np.float64) @ matrix
+        start += size
+    return out
+
+
+def is_ours(text):
+    return 'custom_call_target="tcgemm_ragged"' in text
+
+
+@MESHES
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "collectives"),
+    [
+        (P("x"), P(), {}),
+        (P(), P(None, None, "x"), {}),
+        (P("x"), P(None, None, "y"), {}),
+        (P(), P("x"), {"all-reduce": 1}),
+        (P(None, "x"), P(None, "x"), {"all-reduce": 1}),
+        (P("y"), P("x", None, "z"), {"all-reduce": 1}),
+        (P(("x", "y")), P(), {}),
+    ],
+    ids=["tokens", "columns", "tokens, columns", "experts", "k", "tokens, experts, columns", "2"],
+)
+def test_values_collectives_and_gradients(lhs, rhs, collectives, axis_type):
+    mesh = mesh_of(axis_type)
+    x, w = normal(32, 6, seed=0), normal(8, 6, 10, seed=1)
+    with jax.set_mesh(mesh):
+        args = [jax.device_put(v, NamedSharding(mesh, s)) for v, s in ((x, lhs), (w, rhs))]
+        text, found = compiled(lambda x, w: ragged_dot(x, w, SIZES), *args)
+        got = jax.jit(ragged_dot)(*args, SIZES)
+        grads = jax.jit(jax.grad(lambda x, w: jnp.sum(jnp.sin(ragged_dot(x, w, SIZES))), (0, 1)))
+        text_of_grads, _ = compiled(grads, *args)
+        grads = grads(*args)
+    assert is_ours(text)
+    assert is_ours(text_of_grads)
+    assert "ragged-dot" not in text + text_of_grads
+    assert found == collectives
+    out = reference(x, w)
+    assert_close(got, out)
+    ct = np.cos(out)
+    w_bar = np.zeros(w.shape)
+    for g, (start, size) in enumerate(zip(np.cumsum(SIZES) - SIZES, SIZES, strict=True)):
+        w_bar[g] = x[start : start + size].T.astype(np.float64) @ ct[start : start + size]
+    assert_close(grads, (reference(ct, w.swapaxes(1, 2)), w_bar))
+
+
+@pytest.mark.parametrize("sizes", [[40, 2, 0], [31, 0, 0], [2**31 - 1] * 3, [3, 30, 7]], ids=str)
+def test_sizes_that_say_more_than_there_are_rows(sizes):
+    mesh = mesh_of(AxisType.Auto, (8,), ("x",))
+    x, w = normal(32, 6, seed=0), normal(3, 6, 10, seed=1)
+    sizes = np.array(sizes, np.int32)
+    args = jax.device_put(x, NamedSharding(mesh, P("x"))), w, sizes
+    assert_close(jax.jit(ragged_dot)(*args), ragged_dot(x, w, sizes))
+
+
+@pytest.mark.parametrize("rows", [30, 13, 3])
+def test_uneven_rows(rows):
+    mesh = mesh_of(AxisType.Auto, (8,), ("x",))
+    x, w = normal(32, 6, seed=0), normal(8, 6, 10, seed=1)
+
+    def f(x, w):
+        x = lax.with_sharding_constraint(x, NamedSharding(mesh, P("x")))[:rows]
+        return ragged_dot(x, w, SIZES)
+
+    assert is_ours(compiled(f, x, w)[0])
+    sizes = np.diff(np.minimum(np.cumsum(SIZES), rows), prepend=0)
+    assert_close(jax.jit(f)(x, w), reference(x[:rows], w, sizes))
+
+
+@MESHES
+def test_vmap_with_one_set_of_sizes(axis_type):
+    mesh = mesh_of(axis_type)
+    x, w = normal(4, 32, 6, seed=0), normal(4, 8, 6, 10, seed=1)
+    with jax.set_mesh(mesh):
+        args = [
+            jax.device_put(v, NamedSharding(mesh, s))
+            for v, s in ((x, P("x", "y")), (w, P("x", None, None, "z")))
+        ]
+        f = jax.vmap(ragged_dot, (0, 0, None))
+        text, found = compiled(lambda x, w: f(x, w, SIZES), *args)
+        got = jax.jit(f)(*args, SIZES)
+    assert is_ours(text)
+    if axis_type == AxisType.Auto:
+        assert not found
+    assert_close(got, np.stack([reference(*pair) for pair in zip(x, w, strict=True)]))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_expert_and_data_parallelism_by_hand(check_vma):
+    """Tokens over one axis, experts over the other: each device by group_offset, then a sum."""
+    mesh = mesh_of(AxisType.Auto, (2, 4), ("data", "expert"))
+    x, w = normal(2, 32, 6, seed=0), normal(8, 6, 10, seed=1)
+
+    def layer(x, w):
+        first = lax.axis_index("expert") * w.shape[0]
+        return lax.psum(ragged_dot(x[0], w, SIZES, group_offset=first), "expert")[None]
+
+    f = jax.shard_map(
+        layer,
+        mesh=mesh,
+        in_specs=(P("data"), P("expert")),
+        out_specs=P("data"),
+        check_vma=check_vma,
+    )
+    expected = np.stack([reference(rows, w) for rows in x])
+    assert_close(jax.jit(f)(x, w), expected)
+    assert is_ours(compiled(f, x, w)[0])
+    got = jax.jit(jax.grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1)))(x, w)
+    whole = jax.grad(
+        lambda x, w: sum(jnp.sum(jnp.sin(ragged_dot(rows, w, SIZES))) for rows in x), (0, 1)
+    )
+    assert_close(got, whole(jnp.asarray(x), jnp.asarray(w)))
+
+
+def test_explain_shows_what_each_device_does():
+    mesh = mesh_of(AxisType.Explicit)
+    x, w = normal(32, 6, seed=0), normal(8, 6, 10, seed=1)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, NamedSharding(mesh, P("y")))
+        w = jax.device_put(w, NamedSharding(mesh, P("x", None, "z")))
+        (call,) = jax_tcgemm.explain(ragged_dot, x, w, SIZES, platform="cpu")
+    problem = call.problem
+    assert (problem.m, problem.n, problem.k, problem.groups) == (16, 5, 6, 4)
