@@ -23,7 +23,7 @@ if importlib.util.find_spec("jax_tcgemm._build") is None:
         )
     __path__.insert(0, str(_installed[0]))
 
-from jax_tcgemm import checkpoint_policies, tensor, tuning
+from jax_tcgemm import blas, checkpoint_policies, tensor, tuning
 from jax_tcgemm.autotune import autotune
 from jax_tcgemm.collective import all_gather_matmul, matmul_reduce_scatter
 from jax_tcgemm.debug import debug_switches
@@ -39,6 +39,7 @@ from jax_tcgemm.ragged_dot import ragged_dot, ragged_dot_general
 __all__ = [
     "all_gather_matmul",
     "autotune",
+    "blas",
     "checkpoint_policies",
     "debug_switches",
     "dot_general",

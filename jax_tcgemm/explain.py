@@ -10,7 +10,7 @@ import jax
 from jax.extend import core
 
 from jax_tcgemm import local, local_fused, local_ragged, selection
-from jax_tcgemm.primitives import backward, contract, elementwise, partitioning, reduce
+from jax_tcgemm.primitives import backward, blas, contract, elementwise, partitioning, reduce
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import fused_dot_general as fused_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
@@ -25,6 +25,7 @@ _RULES = {
     contract.contract_p: (contract, planning),
     elementwise.elementwise_p: (elementwise, planning),
     reduce.reduce_p: (reduce, planning),
+    blas.blas_p: (blas, blas.local),
 }
 
 
@@ -52,7 +53,7 @@ class Call:
     implementation: str
     config: str
     why: str
-    problem: selection.AnyProblem | None
+    problem: selection.AnyProblem | blas.BlasProblem | None
     copies: tuple[str, ...]
     rejected: dict[str, str]
     workspace_bytes: int

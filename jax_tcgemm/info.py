@@ -147,6 +147,7 @@ def _versions() -> dict[str, str]:
         "CUDA of this build": cuda,
         "NVIDIA driver": _driver_version(),
         "cuTENSOR": cutensor.version() or "not installed",
+        "cuBLAS": "not found" if _modules.cublas_reason() else _modules.cuda.cublas_version(),
     }
 
 
@@ -208,6 +209,8 @@ def _implementations(gpu_reason: str) -> Iterator[ImplementationInfo]:
         if not reason:
             reason = _device_reason(name, configs[0])
         yield ImplementationInfo(name, "cuda", not reason, reason, tuple(configs))
+    reason = gpu_reason or _modules.cublas_reason()
+    yield ImplementationInfo("cublas", "cuda", not reason, reason, ("default",))
     reason = gpu_reason or cutensor.reason()
     yield ImplementationInfo("cutensor", "cuda", not reason, reason, ALGORITHMS)
     host = _modules.cpu.implementations() if _modules.cpu else {"host": ()}

@@ -459,5 +459,6 @@ def run_all(routine: str, dtype: str, **kw) -> None:
     def program(arrays):
         return [case.run(*each, **kw) for case, each in zip(cases, arrays, strict=True)]
 
+    tf32 = kw.get("options", blas.Options()).math == "tf32"
     for case, results, each in zip(cases, program(arrays), arrays, strict=True):
-        check(case, dtype, results, each, tf32=kw.get("options") == blas.Options(math="tf32"))
+        check(case, dtype, results, each, tf32=tf32)

@@ -138,11 +138,16 @@ def fake_cuda(monkeypatch):
         implementations=lambda: {name: ["small", "large"] for name in (*names, "cublaslt")},
         reject=lambda name, config, problem, device: rejects.get(name, ""),
         workspace_bytes=lambda name, config, problem, device: 4096 if name == "mma_sync" else 0,
+        blas=types.SimpleNamespace(
+            reject=lambda name, config, problem, device: rejects.get(name, ""),
+            workspace_bytes=lambda name, config, problem, device: 256,
+        ),
     )
     monkeypatch.setattr(_modules, "cuda", module)
     monkeypatch.delitem(_modules._reasons, "cuda", raising=False)
     monkeypatch.setattr(_modules, "cuda_device", lambda: None)
     monkeypatch.setattr(_modules, "cublaslt_reason", lambda: rejects.get("cublaslt", ""))
+    monkeypatch.setattr(_modules, "cublas_reason", lambda: rejects.get("cublas", ""))
     selection.forget()
     yield module
     selection.forget()

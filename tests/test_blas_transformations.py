@@ -2,12 +2,15 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
+from jax.sharding import PartitionSpec
 from jax.test_util import check_grads
 
-from jax_tcgemm import blas
+from jax_tcgemm import _modules, blas
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -114,10 +117,192 @@ def _first_array(shapes):
     return next(i for i, shape in enumerate(shapes) if shape)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "complex128"])
-@pytest.mark.parametrize("label", DIFFERENTIABLE)
+# Real numbers where they take another way than complex ones.
+REAL = ("amax", "asum", "nrm2", "gemv_T", "gbmv_N", "trsv_N", "trsm_T_right", "gemm_NT")
+
+
+@pytest.mark.parametrize(
+    ("label", "dtype"),
+    [(label, "complex128") for label in DIFFERENTIABLE] + [(label, "float64") for label in REAL],
+)
 def test_derivatives_against_differences(label, dtype):
     f, shapes = DIFFERENTIABLE[label]
     arrays = make_arrays(label, shapes, dtype)
     order = 2 if label in ("nrm2", "gemv_N", "trsm_C_left", "gemm_CT") else 1
     check_grads(f, arrays, order=order, modes=("fwd", "rev"), rtol=1e-6, atol=1e-6)
+
+
+def test_an_index_has_no_derivative():
+    """Picking what it points to does."""
+    x = jnp.array([1.0, -3, 2])
+    np.testing.assert_array_equal(jax.grad(lambda x: x[blas.iamax(x)])(x), [0, 1, 0])
+    np.testing.assert_array_equal(jax.grad(blas.amax)(x), [0, -1, 0])
+
+
+@pytest.mark.parametrize("label", DIFFERENTIABLE)
+def test_vmap_is_a_batch(label):
+    """Of every subset of the arguments: the same as a loop, in one call."""
+    f, shapes = DIFFERENTIABLE[label]
+    rng = np.random.default_rng(len(label))
+    in_axes = [None if rng.random() < 0.4 else 0 for _ in shapes]
+    in_axes[rng.integers(len(shapes))] = 0
+    arrays = make_arrays(label, shapes, "complex128")
+    batched = [
+        x if axis is None else jnp.stack([x, 2 * x, -x])
+        for x, axis in zip(arrays, in_axes, strict=True)
+    ]
+    in_axes = [
+        axis if axis is None else int(rng.integers(x.ndim))
+        for x, axis in zip(batched, in_axes, strict=True)
+    ]
+    batched = [
+        x if axis is None else jnp.moveaxis(x, 0, axis)
+        for x, axis in zip(batched, in_axes, strict=True)
+    ]
+    g = jax.vmap(f, in_axes)
+    jaxpr = str(jax.make_jaxpr(g)(*batched))
+    assert jaxpr.count("tcgemm_blas[") == str(jax.make_jaxpr(f)(*arrays)).count("tcgemm_blas[")
+    out = jax.jit(g)(*batched)
+    for i in range(3):
+        item = f(
+            *(
+                x if axis is None else jnp.take(x, i, axis)
+                for x, axis in zip(batched, in_axes, strict=True)
+            )
+        )
+        for whole, one in zip(jax.tree.leaves(out), jax.tree.leaves(item), strict=True):
+            np.testing.assert_allclose(whole[i], one, rtol=1e-12, atol=1e-12)
+
+
+def test_vmap_of_vmap():
+    a, x = normal(2, 3, 4), normal(5, 3, 4)
+    out = jax.vmap(lambda a: jax.vmap(lambda x: blas.gemv(a, x), 0)(x.reshape(-1, 4)))(a)
+    expected = jnp.einsum("bij,kj->bki", a, x.reshape(-1, 4))
+    np.testing.assert_allclose(out, expected, rtol=1e-13, atol=1e-13)
+
+
+def test_inputs_are_untouched_and_donations_used():
+    x, y = jnp.arange(4.0), jnp.ones(4)
+    out = blas.axpy(2, x, y)
+    np.testing.assert_array_equal(y, np.ones(4))
+    donating = jax.jit(lambda x, y: blas.axpy(2, x, y), donate_argnums=1)
+    pointer = y.unsafe_buffer_pointer()
+    again = donating(x, y)
+    np.testing.assert_array_equal(again, out)
+    assert y.is_deleted()
+    assert again.unsafe_buffer_pointer() == pointer
+
+
+def test_scan_and_remat():
+    a = triangle(5, "float64")
+
+    @jax.checkpoint
+    def step(x, _):
+        return blas.trsv(a, blas.gemv(a, x, x, beta=0.5)), blas.nrm2(x)
+
+    def f(x):
+        return jax.lax.scan(step, x, length=3)[1].sum()
+
+    check_grads(f, [normal(5)], order=1, modes=("rev",), rtol=1e-6, atol=1e-6)
+
+
+def test_shard_map():
+    mesh = jax.make_mesh((4,), ("i",))
+    a, x = normal(3, 3), normal(8, 3)
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec("i")),
+        out_specs=PartitionSpec("i"),
+    )
+    def f(a, x):
+        return blas.gemv(a, x)
+
+    place = functools.partial(jax.NamedSharding, mesh)
+    a, x = jax.device_put((a, x), (place(PartitionSpec()), place(PartitionSpec("i"))))
+    with jax.set_mesh(mesh):
+        out = f(a, x)
+        da, dx = jax.jit(jax.grad(lambda a, x: f(a, x).sum(), (0, 1)))(a, x)
+    a, x = np.asarray(a), np.asarray(x)
+    np.testing.assert_allclose(out, x @ a.T, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(da, np.tile(x.sum(0), (3, 1)), rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(dx, np.tile(a.sum(0), (8, 1)), rtol=1e-13, atol=1e-13)
+
+
+def test_a_program_for_several_devices_runs_on_xla():
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.device_put(normal(8, 6), jax.NamedSharding(mesh, PartitionSpec("i")))
+    out = jax.jit(blas.nrm2)(x)
+    np.testing.assert_allclose(out, jnp.linalg.norm(x, axis=-1), rtol=1e-14)
+    assert "tcgemm_blas" not in jax.jit(blas.nrm2).lower(x).as_text()
+
+
+TARGET = "tcgemm_blas"
+
+
+def round_trip(f, *args):
+    checks = [export.DisabledSafetyCheck.custom_call(TARGET)]
+    return export.deserialize(export.export(jax.jit(f), disabled_checks=checks)(*args).serialize())
+
+
+def test_export():
+    a, x = normal(3, 4), normal(4)
+    restored = round_trip(functools.partial(blas.gemv, implementation="host"), a, x)
+    assert TARGET in restored.mlir_module()
+    np.testing.assert_allclose(restored.call(a, x), a @ x, rtol=1e-14)
+
+
+def ffi(a, x, y, **changes):
+    """The custom call of 2 a x + y, a of 3 x 4, with changes."""
+    attributes = {"abi": _modules.cpu.abi_version, "implementation": "host", "config": "default"}
+    attributes |= {"routine": "gemv", "op_a": "N", "op_b": "N", "math": "default"}
+    attributes |= dict.fromkeys(("batch", "items", "k"), 1) | {"m": 3, "n": 4, "kl": 0, "ku": 0}
+    attributes |= {"a_ld": 4, "b_ld": 1, "c_ld": 1, "a_stride": 0, "b_stride": 0, "c_stride": 0}
+    attributes |= dict.fromkeys(("upper", "right", "unit", "scalar_args", "atomics"), False)
+    attributes |= {"has_c": True, "alpha_re": 2.0, "alpha_im": 0.0, "beta_re": 1.0, "beta_im": 0.0}
+    call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct((3,), a.dtype))
+    return call(a, x, y, blas=attributes | changes)
+
+
+def test_the_untampered_call_runs():
+    """Where XLA gives c and the result different places, too."""
+    a, x, y = normal(3, 4), normal(4), normal(3)
+    np.testing.assert_allclose(round_trip(ffi, a, x, y).call(a, x, y), 2 * a @ x + y, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"abi": 999}, "ABI version 999"),
+        ({"implementation": "magic"}, "magic is not part of this build"),
+        ({"config": "magic"}, "no config magic"),
+        ({"routine": "magic"}, "routine is unknown: magic"),
+        ({"op_a": "X"}, "op must be N, T or C, got X"),
+        ({"math": "magic"}, "math must be"),
+        ({"m": 1000}, "a must hold at least 4000 elements, got 12"),
+        ({"m": 0}, "m must be in [1, 2147483647], got 0"),
+        ({"n": 2**40}, "n must be in"),
+        ({"a_ld": 3}, "a_ld must be in [4, 2147483647], got 3"),
+        ({"b_ld": 0}, "b_ld must be in"),
+        ({"b_ld": 2}, "b must hold at least 7 elements, got 4"),
+        ({"c_ld": 2}, "c must hold at least 5 elements, got 3"),
+        ({"batch": 2}, "c_stride must not be 0 over a batch"),
+        ({"batch": 2**31 - 1, "c_stride": 2**62}, "c must hold at least"),
+        ({"a_stride": -4}, "a_stride must not be negative"),
+        ({"kl": -1}, "kl must be in"),
+        ({"items": 2}, "items must be 1"),
+        ({"has_c": False}, "c must be given"),
+        ({"scalar_args": True}, "operands must be 5 arrays"),
+        ({"routine": "gemm"}, "b_ld must be in [4, 2147483647], got 1"),
+        ({"routine": "trsv"}, "operands must be 2 arrays"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_malformed_call_is_an_invalid_argument(changes, says):
+    a, x, y = normal(3, 4), normal(4), normal(3)
+    restored = round_trip(functools.partial(ffi, **changes), a, x, y)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID_ARGUMENT") as info:
+        jax.block_until_ready(restored.call(a, x, y))
+    assert says in str(info.value)

@@ -7,12 +7,15 @@
 #include <mutex>
 
 #include "core/cuda_status.h"
+#include "ffi/blas.h"
 #include "ffi/fragment_probe.h"
 #include "ffi/gemm.h"
 #include "ffi/ragged.h"
 #include "ffi/tensor_kernels.h"
 #include "kernels/kernels.h"
+#include "libraries/cublas/cublas.h"
 #include "libraries/cublaslt/cublaslt.h"
+#include "modules/blas_queries.h"
 #include "modules/queries.h"
 #include "modules/tensor_queries.h"
 
@@ -30,6 +33,11 @@ const Implementations& implementations() {
 
 const RaggedImplementations& ragged_implementations() {
   static const RaggedImplementations all{};
+  return all;
+}
+
+const blas::Implementations& blas_implementations() {
+  static const blas::Implementations all{cublas_blas()};
   return all;
 }
 
@@ -114,6 +122,30 @@ XLA_FFI_DEFINE_HANDLER(reduce_handler, reduce_here,
                            .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});
 
+ffi::Error blas_call(cudaStream_t stream, BlasAttributes attributes, ffi::RemainingArgs operands,
+                     ffi::RemainingRets results) {
+  Device device;
+  if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
+  return run_blas(blas_implementations(), device, stream, attributes, operands, results);
+}
+
+XLA_FFI_DEFINE_HANDLER(blas_handler, blas_call,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Attr<BlasAttributes>("blas")
+                           .RemainingArgs()
+                           .RemainingRets(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+// Before the first execution, so that no handle need be created while a graph is captured.
+ffi::Error blas_initialize(BlasAttributes) {
+  const Status status = prepare_cublas();
+  return status.is_ok() ? ffi::Error::Success() : ffi::Error::Internal("jax_tcgemm: " + status.message);
+}
+
+XLA_FFI_DEFINE_HANDLER(blas_initialize_handler, blas_initialize,
+                       ffi::Ffi::BindInitialize().Attr<BlasAttributes>("blas"));
+
 XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, fragment_probe,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -144,6 +176,10 @@ NB_MODULE(_cuda, module) {
     targets["tcgemm_ragged"] = nb::capsule(reinterpret_cast<void*>(ragged_handler));
     targets["tcgemm_transpose"] = nb::capsule(reinterpret_cast<void*>(transpose_handler));
     targets["tcgemm_reduce"] = nb::capsule(reinterpret_cast<void*>(reduce_handler));
+    nb::dict blas_stages;
+    blas_stages["initialize"] = nb::capsule(reinterpret_cast<void*>(blas_initialize_handler));
+    blas_stages["execute"] = nb::capsule(reinterpret_cast<void*>(blas_handler));
+    targets["tcgemm_blas"] = blas_stages;
     targets["tcgemm_fragment_probe"] = nb::capsule(reinterpret_cast<void*>(fragment_probe_handler));
     targets["tcgemm_fragment_mma"] = nb::capsule(reinterpret_cast<void*>(fragment_mma_handler));
     return targets;
@@ -154,6 +190,16 @@ NB_MODULE(_cuda, module) {
   nb::module_ ragged_queries = module.def_submodule("ragged", "The same queries for grouped products.");
   define_queries(ragged_queries, ragged_implementations(), &ragged_problem_from);
   define_tensor_queries(module);
+  nb::module_ blas_queries = module.def_submodule("blas", "The same queries for BLAS calls.");
+  define_queries(blas_queries, blas_implementations(), &blas_problem_from);
+  module.def("load_cublas", &load_cublas, nb::arg("path"), "As load_cublaslt, for cuBLAS.");
+  module.def("cublas_version", &cublas_version);
+  module.def(
+      "set_cublas_logging",
+      [](const std::string& path) {
+        if (Status s = set_cublas_logging(path); !s.is_ok()) throw std::runtime_error(s.message);
+      },
+      nb::arg("path"), "Where cuBLAS logs its calls: a file, stdout or stderr; nowhere for ''.");
   module.def("load_cublaslt", &load_cublaslt, nb::arg("path"),
              "Opens cuBLASLt from `path` (or finds it already loaded); returns the reason when that fails, else ''.");
   module.def(

@@ -122,9 +122,7 @@ def scalars(op: str, dtype, **given) -> tuple[dict, tuple]:
                 "convert the arrays"
             )
     if not any(isinstance(value, jax.Array) for value in given.values()):
-        return {
-            name: complex(value) if is_complex else float(value) for name, value in given.items()
-        }, ()
+        return {name: complex(value) for name, value in given.items()}, ()
     given = {"beta": 0.0} | given
     scale = primitive.scale_dtype(dtype)
     return {"scalar_args": True}, tuple(

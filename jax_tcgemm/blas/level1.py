@@ -70,7 +70,7 @@ def iamax(
       ValueError: for an increment below 1, an `n` that the vector is too short for, no element at
         all, or an implementation that cannot run here.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> x = jnp.array([2.0, 4, 5, 1, 2, 4, 1, 5])
@@ -90,7 +90,7 @@ def iamin(
 ) -> jax.Array:
     """The index of the first element of smallest |re| + |im|; all else as `iamax`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> int(blas.iamin(jnp.array([2.0, -4, 1, -1])))
@@ -120,7 +120,7 @@ def amax(
     The result has the dtype of the components. It can be differentiated wherever one element is
     the largest; of several the first counts.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> float(blas.amax(jnp.array([2.0, -4, 1])))
@@ -139,7 +139,7 @@ def amin(
 ) -> jax.Array:
     """The smallest |re| + |im|; all else as `amax`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> float(blas.amin(jnp.array([2.0, -4, 1])))
@@ -181,7 +181,7 @@ def asum(
     Returns:
       (...): of the components' dtype; half types are summed in float32 and rounded once.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> float(blas.asum(jnp.array([1 + 2j, -3 - 4j])))
@@ -208,7 +208,7 @@ def nrm2(
     Returns:
       (...): of the components' dtype; half types are summed in float32 and rounded once.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> float(blas.nrm2(2.0**100 * jnp.array([3.0, 4]))) / 2.0**100
@@ -250,7 +250,7 @@ def dot(
       ValueError: for vectors of unlike or insufficient length, a bad increment, or an
         implementation that cannot run here.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> x, y = jnp.arange(1.0, 9), jnp.arange(9.0, 17)
@@ -308,7 +308,7 @@ def scal(
       TypeError: for arrays, dtypes or scalars that do not go together.
       ValueError: as `iamax`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> blas.scal(10, jnp.arange(1.0, 6), increment=2).tolist()
@@ -357,7 +357,7 @@ def axpy(
       TypeError: for arrays, dtypes or scalars that do not go together.
       ValueError: as `dot`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> blas.axpy(2, jnp.ones(3), jnp.arange(3.0)).tolist()
@@ -398,7 +398,7 @@ def swap(
     Returns:
       The new x and y, each of its own shape.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> x, y = blas.swap(jnp.arange(4.0), jnp.arange(10.0, 12), increment_x=2)

@@ -62,7 +62,7 @@ def gemv(
       ValueError: for shapes or increments that do not fit, or an implementation that cannot run
         here.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> a = jnp.array([[1.0, 3, 0, 0], [2, 1, 3, 0], [0, 2, 1, 3], [0, 0, 2, 1]])
@@ -147,7 +147,7 @@ def gbmv(
       ValueError: for a band whose width is not kl + ku + 1, other shapes or increments that do not
         fit, or an implementation that cannot run here.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> a = jnp.array([[1.0, 3, 0, 0], [2, 1, 3, 0], [0, 2, 1, 3], [0, 0, 2, 1]])
@@ -182,8 +182,10 @@ def gbmv(
     if trans != "C" or not jnp.iscomplexobj(a):
         return _product(call, shape, a, x, y, alpha, beta, trans, *given)
     # No library conjugates a row-major band: A^H x is the conjugate of A^T conj(x).
-    conj = (x.conj(), None if y is None else y.conj(), jnp.conj(alpha), jnp.conj(beta))
-    return _product(call, shape, a, *conj, "T", *given).conj()
+    x, y, alpha, beta = (
+        v.conjugate() if hasattr(v, "conjugate") else v for v in (x, y, alpha, beta)
+    )
+    return _product(call, shape, a, x, y, alpha, beta, "T", *given).conj()
 
 
 def _check_band(op: str, **widths) -> None:
@@ -200,7 +202,7 @@ def to_band(a, kl: int, ku: int) -> jax.Array:
 
     What lies outside the matrix is 0, and what lies outside the band is dropped.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> blas.to_band(jnp.arange(1.0, 10).reshape(3, 3), 1, 0).tolist()
@@ -216,7 +218,7 @@ def to_band(a, kl: int, ku: int) -> jax.Array:
 def from_band(band, columns: int, kl: int, ku: int) -> jax.Array:
     """The full matrix (..., m, columns) of a band (..., m, kl + ku + 1): the inverse of `to_band`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> blas.from_band(jnp.array([[0.0, 1], [4, 5]]), 2, 1, 0).tolist()
@@ -263,7 +265,7 @@ def trsv(
       ValueError: for a matrix that is not square, other shapes or increments that do not fit, or an
         implementation that cannot run here.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> blas.trsv(jnp.array([[2.0, 0], [1, 4]]), jnp.array([2.0, 9])).tolist()

@@ -48,7 +48,7 @@ def gemm(
       TypeError: for arrays, dtypes or scalars that do not go together.
       ValueError: for shapes that do not fit, or an implementation that cannot run here.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> a, b = jnp.array([[7.0, 1, 2], [4, 3, -2]]), jnp.array([[2.0, 5], [0, 1], [1, 0]])
@@ -124,7 +124,7 @@ def gemm_batched(
       ValueError: for lists of unlike lengths, arrays of unlike shapes, shapes that do not fit,
         or an implementation that cannot run here.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> x = [jnp.eye(2), 2 * jnp.eye(2)]
@@ -194,7 +194,7 @@ def trsm(
       ValueError: for a matrix that is not square, shapes that do not fit, or an implementation that
         cannot run here.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from jax_tcgemm import blas
       >>> blas.trsm(jnp.array([[2.0, 0], [1, 4]]), jnp.array([[2.0, 4], [9, 6]])).tolist()

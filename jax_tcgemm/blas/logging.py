@@ -12,7 +12,7 @@ def set_logging(path) -> None:
     Raises:
       RuntimeError: where cuBLAS cannot be loaded, with the reason, or does not take the path.
 
-    Example:
+    Examples:
       >>> from jax_tcgemm import blas
       >>> blas.set_logging("cublas.log")  # doctest: +SKIP
     """

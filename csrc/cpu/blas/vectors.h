@@ -11,9 +11,13 @@ namespace tcgemm::host {
 template <typename T>
 int32_t index_of_extreme(int64_t n, Vector<const T> x, bool largest) {
   int64_t best = 0;
+  Real<T> known = abs1(x[0]);
   for (int64_t i = 1; i < n; ++i) {
-    const auto candidate = abs1(x[i]), known = abs1(x[best]);
-    if (largest ? candidate > known : candidate < known) best = i;
+    const Real<T> candidate = abs1(x[i]);
+    if (largest ? candidate > known : candidate < known) {
+      best = i;
+      known = candidate;
+    }
   }
   return static_cast<int32_t>(best + 1);
 }

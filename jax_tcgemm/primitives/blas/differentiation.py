@@ -13,7 +13,7 @@ from jax import lax
 from jax.interpreters import ad
 
 from jax_tcgemm.primitives.blas import xla
-from jax_tcgemm.primitives.blas.call import Call, Operands
+from jax_tcgemm.primitives.blas.call import Call, Operands, scale_dtype
 from jax_tcgemm.primitives.blas.primitive import bind, blas_p
 
 _FLIPPED = {"N": "T", "T": "N"}
@@ -53,7 +53,7 @@ def _is_vector(call: Call) -> bool:
 def _times(call: Call, scalar, x):
     """The product in x's dtype; an array scalar has batch dimensions only."""
     if not isinstance(scalar, jax.Array):
-        return (np.asarray(scalar).astype(xla.wide(x).dtype) * xla.wide(x)).astype(x.dtype)
+        return (xla.static(scalar, scale_dtype(x.dtype)) * xla.wide(x)).astype(x.dtype)
     scalar = jnp.expand_dims(scalar, tuple(range(scalar.ndim, scalar.ndim + call.ranks.c)))
     return (scalar * xla.wide(x)).astype(x.dtype)
 

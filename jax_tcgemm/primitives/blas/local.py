@@ -24,6 +24,7 @@ TARGET = "tcgemm_blas"
 CUBLAS, HOST, XLA = "cublas", "host", "xla"
 PLATFORM_OF = {CUBLAS: "cuda", HOST: "cpu"}
 IMPLEMENTATIONS = (*PLATFORM_OF, XLA)
+_CONFIG = "default"
 
 # A batch of these is one launch an entry, unless it folds into one call (csrc/core/blas.cc).
 _NOT_BATCHED_IN_CUBLAS = ("iamax", "iamin", "asum", "nrm2", "swap", "gbmv")
@@ -34,11 +35,33 @@ _SMALL_WORKSPACE = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class BlasProblem:
-    """A call with the shapes of its arrays, as `explain` shows it."""
+    """A call with the shapes of its operands, and the dtype of its arrays."""
 
     call: Call
     shapes: tuple[tuple[int, ...], ...]
     dtype: np.dtype
+
+    @property
+    def arrays(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes without those of alpha and beta."""
+        return self.shapes[: len(self.shapes) - 2 * self.call.scalar_args]
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """What the batch dimensions of the operands broadcast to."""
+        return batch_shape(self.call, self.shapes)
+
+    @property
+    def in_dtype(self) -> str:
+        """Name of the arrays' dtype."""
+        return DTYPE_NAMES[self.dtype]
+
+    @property
+    def compute(self) -> str:
+        """What sums are kept in, or "tf32"."""
+        if self.dtype.name in ("float64", "complex128"):
+            return "f64"
+        return "tf32" if self.call.options.math == "tf32" and self.dtype.itemsize > 2 else "f32"
 
     @property
     def flops(self) -> int:
@@ -48,13 +71,13 @@ class BlasProblem:
     @property
     def bytes(self) -> int:
         """Least memory traffic: every array read, and those in place written too, once."""
-        elements = [math.prod(shape) for shape in self.shapes]
+        elements = [math.prod(shape) for shape in self.arrays]
         written = sum(elements[-self.call.items :]) if self.call.has_c else 0
         return (sum(elements) + written) * self.dtype.itemsize
 
     def __str__(self) -> str:
-        shapes = " ".join("x".join(map(str, shape)) or "()" for shape in self.shapes)
-        return f"{self.call.routine} {DTYPE_NAMES.get(self.dtype, self.dtype)} {shapes}"
+        shapes = " ".join("x".join(map(str, shape)) or "()" for shape in self.arrays)
+        return f"{self.call.routine} {self.in_dtype} {shapes}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +85,9 @@ class Plan:
     """What runs a call, and why; `attributes` is the FFI call's, None where XLA runs it."""
 
     problem: BlasProblem
-    implementation: str
-    why: str
+    choice: selection.Choice
     attributes: dict | None = None
-    workspace_bytes: int = 0
-    rejected: dict[str, str] = dataclasses.field(default_factory=dict)
+    copies: tuple[str, ...] = ()
 
 
 def check_implementation(op: str, implementation: str | None) -> None:
@@ -78,13 +99,16 @@ def check_implementation(op: str, implementation: str | None) -> None:
         )
 
 
-def make_plan(call: Call, avals, platform: str, obstacle: str = "") -> Plan:
+def make_plan(
+    op: str, problem: BlasProblem, platform: str, device: selection.Device, obstacle: str = ""
+) -> Plan:
     """Chooses what runs a call.
 
     Args:
-      call: its static part.
-      avals: types of its operands.
+      op: the public function, for messages; where a call knows a better name, that is used.
+      problem: the call and its shapes.
       platform: the platform it is lowered for.
+      device: the device it will run on.
       obstacle: a phrase saying why only XLA can run it; "" when it need not.
 
     Returns:
@@ -93,57 +117,70 @@ def make_plan(call: Call, avals, platform: str, obstacle: str = "") -> Plan:
     Raises:
       ValueError: when an implementation was forced that cannot run the call.
     """
-    plan = _plan(call, avals, platform, obstacle)
+    op = problem.call.op or op
+    choice, attributes = _choose(op, problem, platform, device, obstacle)
     if switch("TCGEMM_PRINT_CHOICE"):
-        line = f"jax_tcgemm: {call.op}: {plan.problem}: {plan.implementation}: {plan.why}"
-        print(line, file=sys.stderr)
-    return plan
+        print(f"jax_tcgemm: {op}: {problem}: {choice}", file=sys.stderr)
+    return Plan(problem, choice, attributes, _copies(problem) if attributes else ())
 
 
-def _plan(call, avals, platform, obstacle) -> Plan:
-    num_arrays = len(avals) - 2 * call.scalar_args
-    arrays = avals[:num_arrays]
-    problem = BlasProblem(call, tuple(tuple(x.shape) for x in arrays), np.dtype(arrays[0].dtype))
-    if call.implementation == XLA:
-        return Plan(problem, XLA, "asked for by name")
+def _choose(op, problem, platform, device, obstacle) -> tuple[selection.Choice, dict | None]:
+    """What runs a problem, and the attributes of its FFI call; None where that is XLA."""
+    call, forced = problem.call, problem.call.implementation
+    if forced == XLA:
+        return selection.Choice(XLA, _CONFIG, "asked for by name"), None
     name = next((name for name, runs_on in PLATFORM_OF.items() if runs_on == platform), None)
-    forced = call.implementation
-    attributes = None
-    if forced is not None and forced != name:
+    attributes, reason = None, obstacle
+    if forced not in (None, name):
         reason = f"it runs on {PLATFORM_OF[forced]}, not on {platform}"
-    else:
-        reason = obstacle or _obstacle(call, avals, name, platform)
+    reason = reason or _obstacle(problem, name, platform)
     if not reason:
-        attributes = _attributes(call, avals, name)
-        device = selection.target_device(platform)
-        module = _module(name).blas
-        query = attributes | {"dtype": DTYPE_NAMES[problem.dtype]}
-        reason = module.reject(name, "default", query, device.query())
-    if forced is not None and reason:
+        attributes = _attributes(problem, name)
+        queries = _module(name).blas
+        query = attributes | {"dtype": problem.in_dtype}
+        reason = queries.reject(name, _CONFIG, query, device.query())
+    if reason and forced is not None:
         raise ValueError(
-            f"{call.op}: implementation must be able to run the call, got implementation="
-            f"{forced!r}: {forced} cannot run this: {reason}; implementation=None selects one "
-            "that can"
+            f"{op}: implementation must be able to run the call, got implementation={forced!r}: "
+            f"{forced} cannot run this: {reason}; implementation=None selects one that can"
         )
     if reason:
-        return Plan(problem, XLA, reason, rejected={name: reason} if name else {})
-    launches = name == CUBLAS and call.routine in _NOT_BATCHED_IN_CUBLAS and attributes["batch"] > 1
-    if forced is None and launches:
+        candidates = (selection.Candidate(name, _CONFIG, reason),) if name else ()
+        return selection.Choice(XLA, _CONFIG, reason, candidates=candidates), None
+    by_entry = name == CUBLAS and call.routine in _NOT_BATCHED_IN_CUBLAS and attributes["batch"] > 1
+    if forced is None and by_entry:
         why = f"cuBLAS has no batched {call.routine}: it would be a launch an entry"
-        return Plan(problem, XLA, why)
-    workspace_bytes = module.workspace_bytes(name, "default", query, device.query())
+        return selection.Choice(XLA, _CONFIG, why), None
+    workspace_bytes = queries.workspace_bytes(name, _CONFIG, query, device.query())
     if name == CUBLAS:
         recommended = _WORKSPACE.get(call.routine, _SMALL_WORKSPACE)
         workspace_bytes += call.options.workspace_bytes or recommended
     why = "asked for by name" if forced else f"the library of BLAS calls on {platform}"
-    return Plan(problem, name, why, attributes, workspace_bytes)
+    return selection.Choice(name, _CONFIG, why, workspace_bytes), attributes
+
+
+def _copies(problem: BlasProblem) -> tuple[str, ...]:
+    """Every array that has to be repeated for the call, in words."""
+    batch = problem.batch
+    inputs, c, _ = problem.call.split(problem.shapes)
+    repeated = [
+        shape
+        for group in inputs
+        if any(math.prod(shape[: len(batch)]) > 1 for shape in group)
+        for shape in group
+    ]
+    return tuple(
+        f"array of {shape} repeated over the batch {batch}"
+        for shape in (*repeated, *(c or ()))
+        if shape[: len(batch)] != batch
+    )
 
 
 def _module(name: str):
     return _modules.cpu if name == HOST else _modules.cuda
 
 
-def _obstacle(call, avals, name, platform) -> str:
+def _obstacle(problem: BlasProblem, name, platform) -> str:
     """Why no library can run a call, before it is asked; "" when one may."""
     if name is None:
         return f"no implementation runs on {platform}"
@@ -151,26 +188,21 @@ def _obstacle(call, avals, name, platform) -> str:
         return _modules.reason("cpu" if name == HOST else "cuda")
     if name == CUBLAS and (reason := _modules.cublas_reason()):
         return reason
-    dtype = np.dtype(avals[0].dtype)
-    if dtype not in DTYPE_NAMES:
-        return f"no library has routines for {dtype}"
-    if any(0 in aval.shape for aval in avals) or call.n == 0:
+    if any(0 in shape for shape in problem.shapes) or problem.call.n == 0:
         return "it is empty"
-    batch = batch_shape(call, [aval.shape for aval in avals])
-    if math.prod(batch) > MAX_EXTENT:
+    if math.prod(problem.batch) > MAX_EXTENT:
         return "its batch has more than 2**31 - 1 entries"
-    if call.scalar_args and any(math.prod(aval.shape) > 1 for aval in avals[-2:]):
+    if problem.call.scalar_args and any(math.prod(shape) > 1 for shape in problem.shapes[-2:]):
         return "its scalars differ over the batch"
     return ""
 
 
-def _attributes(call: Call, avals, name: str) -> dict:
+def _attributes(problem: BlasProblem, name: str) -> dict:
     """The FFI attribute `blas` (csrc/ffi/blas.h)."""
-    shapes = [tuple(aval.shape) for aval in avals]
-    batch = batch_shape(call, shapes)
+    call, shapes, batch = problem.call, problem.shapes, problem.batch
     inputs, c, _ = call.split(zip(shapes, call.operand_ranks, strict=True))
-    a = inputs[0][0] if inputs else None
-    b = inputs[1][0] if len(inputs) > 1 else None
+    a = _widest(inputs[0]) if inputs else None
+    b = _widest(inputs[1]) if len(inputs) > 1 else None
     out = c[0] if c else None
     x_increment, y_increment = call.increments
     m, n, k = _extents(call, a, b, out)
@@ -204,7 +236,7 @@ def _attributes(call: Call, avals, name: str) -> dict:
     found = {
         "abi": _module(name).abi_version,
         "implementation": name,
-        "config": "default",
+        "config": _CONFIG,
         "routine": call.routine,
         "op_a": call.op_a,
         "op_b": call.op_b,
@@ -230,6 +262,11 @@ def _attributes(call: Call, avals, name: str) -> dict:
     for key, (ld, stride) in layouts.items():
         found |= {f"{key}_ld": ld, f"{key}_stride": stride}
     return found
+
+
+def _widest(group) -> tuple:
+    """The (shape, rank) of an item that has all of the batch, if any of them has some."""
+    return max(group, key=lambda item: math.prod(item[0]))
 
 
 def _extents(call, a, b, c) -> tuple[int, int, int]:
@@ -267,15 +304,13 @@ def _matrix(operand, batch) -> tuple[int, int]:
 
 def run(call: Call, *operands, plan: Plan) -> list:
     """Carries out a plan: the call's results."""
-    if plan.implementation == XLA:
+    if plan.attributes is None:
         return xla.run(call, *operands)
     batch = batch_shape(call, [x.shape for x in operands])
-    inputs, c, scalars = call.split(
-        _with_batch(x, rank, batch) for x, rank in zip(operands, call.operand_ranks, strict=True)
-    )
+    inputs, c, scalars = call.split(operands)
+    flat = [x for group in inputs for x in _with_batch(group, batch)]
     # In place, every entry of the batch is there.
-    c = c and tuple(jnp.broadcast_to(x, (*batch, *x.shape[len(batch) :])) for x in c)
-    flat = [x for group in inputs for x in group]
+    c = c and tuple(_repeat(x, batch) for x in c)
     first_c = len(flat)
     flat += list(c or ())
     if scalars is not None:
@@ -283,8 +318,8 @@ def run(call: Call, *operands, plan: Plan) -> list:
         flat += [lax.convert_element_type(x.reshape(()), dtype) for x in scalars]
     outs = jax.eval_shape(functools.partial(xla.run, call), *operands)
     results = [jax.ShapeDtypeStruct(out.shape, out.dtype) for out in outs]
-    if plan.workspace_bytes:
-        results.append(jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8))
+    if plan.choice.workspace_bytes:
+        results.append(jax.ShapeDtypeStruct((plan.choice.workspace_bytes,), jnp.uint8))
     aliases = {first_c + i: i for i in range(call.items)} if c else None
     ffi_call = jax.ffi.ffi_call(TARGET, results, input_output_aliases=aliases)
     found = ffi_call(*flat, blas=plan.attributes)[: call.items]
@@ -293,9 +328,12 @@ def run(call: Call, *operands, plan: Plan) -> list:
     return list(found)
 
 
-def _with_batch(x, rank: int, batch):
-    """`x` with all of the batch, or with none of it: what one batch stride can say."""
-    own = x.shape[: x.ndim - rank]
-    if own == tuple(batch) or math.prod(own) == 1:
-        return x
-    return jnp.broadcast_to(x, (*batch, *x.shape[x.ndim - rank :]))
+def _with_batch(group, batch):
+    """Arrays with all of the batch, or with none of it: what one batch stride can say."""
+    if all(math.prod(x.shape[: len(batch)]) == 1 for x in group):
+        return group
+    return [_repeat(x, batch) for x in group]
+
+
+def _repeat(x, batch):
+    return jnp.broadcast_to(x, (*batch, *x.shape[len(batch) :]))

@@ -8,9 +8,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 from jax.interpreters import batching, mlir, xla
 
+from jax_tcgemm import selection
 from jax_tcgemm.primitives import partitioning
 from jax_tcgemm.primitives.blas import local
 from jax_tcgemm.primitives.blas import xla as in_xla
@@ -19,6 +21,9 @@ from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
 
 blas_p = core.Primitive("tcgemm_blas")
 blas_p.multiple_results = True
+
+# The function that messages name, where a call does not.
+OP = "blas"
 
 
 def bind(call: Call, *operands) -> list:
@@ -63,11 +68,19 @@ batching.primitive_batchers[blas_p] = _batch
 # --- lowering -----------------------------------------------------------------------------------
 
 
+def product_of(*types_and_params) -> local.BlasProblem:
+    """What one call says, from the types of its operands and first result, and its parameters."""
+    *operands, _, params = types_and_params
+    shapes = tuple(tuple(x.shape) for x in operands)
+    return local.BlasProblem(params["call"], shapes, np.dtype(operands[0].dtype))
+
+
 def _lower(ctx, *operands, platform, call):
     obstacle = obstacle_of(platform, *ctx.avals_in)
     if not obstacle and partitioning.is_divided(ctx):
         obstacle = "the program runs on several devices, and XLA must partition the call"
-    plan = local.make_plan(call, ctx.avals_in, platform, obstacle)
+    problem = product_of(*ctx.avals_in, ctx.avals_out[0], {"call": call})
+    plan = local.make_plan(OP, problem, platform, selection.target_device(platform), obstacle)
     run = functools.partial(local.run, call, plan=plan)
     return partitioning.lower_on_device(ctx, run, *operands)
 

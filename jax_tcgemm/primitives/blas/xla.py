@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.primitives.blas.call import Call, scale_dtype, span
+from jax_tcgemm.primitives.blas.call import Call, batch_shape, scale_dtype, span
 
 
 def run(call: Call, *operands) -> list:
@@ -21,7 +21,11 @@ def run(call: Call, *operands) -> list:
         arrays = [group[item] for group in inputs]
         last = () if c is None else (c[item],)
         results.append(_ROUTINES[call.routine](call, _scalars(call, scalars), *arrays, *last))
-    return results
+    if call.items == 1:
+        return results
+    # Every item has all of the batch, whichever of them it comes from.
+    batch = batch_shape(call, [x.shape for x in operands])
+    return [jnp.broadcast_to(x, (*batch, *x.shape[len(batch) :])) for x in results]
 
 
 def _scalars(call, scalars):
@@ -36,11 +40,16 @@ def wide(x):
     return lax.convert_element_type(x, scale_dtype(x.dtype))
 
 
+def static(scalar: complex, dtype) -> np.ndarray:
+    """A number of a `Call` in a dtype; equal calls may spell it as a complex one or not."""
+    return np.asarray(scalar if np.dtype(dtype).kind == "c" else np.real(scalar), dtype)
+
+
 def _times(scalar, x):
     """The product in x's dtype; a static 1 costs nothing."""
     if isinstance(scalar, jax.Array):
         return scalar * x
-    return x if scalar == 1 else np.asarray(scalar).astype(x.dtype) * x
+    return x if scalar == 1 else static(scalar, x.dtype) * x
 
 
 def _update(scalars, product, c):
