@@ -13,8 +13,15 @@ from .gemm_call import LAYOUTS, Case, Types, implementations, make_inputs, misma
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
 
-# A cooperative tile with multicast, ping-pong, and the transposed problem.
-RESIDUE_CONFIGS = ("128x256x64_c2x1x1_co", "64x64x64_c1x1x1_pp", "64x16x64_c1x1x1_pp_t")
+# A cooperative tile with multicast, ping-pong, the transposed problem, and three warpgroups that
+# store a width which store boxes do not divide.
+RESIDUE_CONFIGS = (
+    "128x256x64_c2x1x1_co",
+    "64x64x64_c1x1x1_pp",
+    "64x16x64_c1x1x1_pp_t",
+    "192x176x64_c1x1x1_co",
+    "192x176x64_c1x2x1_co_t",
+)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
