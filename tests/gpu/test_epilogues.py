@@ -121,15 +121,33 @@ def shapes_of(case: Fused):
             yield label, dataclasses.replace(case, **shape)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", HAND_WRITTEN)
-def test_forms(name, form, types, layout):
-    case = dataclasses.replace(FORMS[form], types=types, layout=layout)
-    config = first_config(name, case)
-    assert config is not None
-    check(name, config, [each for _, each in shapes_of(case)])
+def test_forms_in_every_shape(name, form):
+    """Types and layouts take turns, from another start for each form; one program for all."""
+    turn = list(FORMS).index(form)
+    for types in TYPES:
+        cases = [
+            dataclasses.replace(case, types=types, layout=LAYOUTS[(i + turn) % len(LAYOUTS)])
+            for i, (_, case) in enumerate(shapes_of(FORMS[form]))
+            if TYPES[(i + turn) % len(TYPES)] == types
+        ]
+        config = first_config(name, dataclasses.replace(FORMS[form], types=types))
+        assert config is not None
+        check(name, config, cases)
+
+
+@pytest.mark.parametrize("form", ["gelu_aux", "dsilu_sums", "gated_all", "dgated_sums"])
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("name", HAND_WRITTEN)
+def test_forms_in_every_type_and_layout(name, types, form):
+    case = dataclasses.replace(FORMS[form], types=types)
+    cases = [
+        dataclasses.replace(case, layout=layout, **SHAPES[shape])
+        for layout in LAYOUTS
+        for shape in ("aligned", "odd")
+    ]
+    check(name, first_config(name, case), cases)
 
 
 def in_kernel_configs():
@@ -144,14 +162,15 @@ def in_kernel_configs():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("config", in_kernel_configs())
-def test_wgmma_configs_in_the_kernel(config, form, layout):
+def test_wgmma_configs_in_the_kernel(config, layout):
+    """Every form once with many tiles or in another shape, in turns of types and shapes."""
     cases = []
-    for types in ("bf16", "f16 f32"):
-        case = dataclasses.replace(FORMS[form], types=types, layout=layout)
-        cases += [each for _, each in shapes_of(case)]
-        cases.append(dataclasses.replace(case, **MANY_TILES))
+    for i, form in enumerate(FORMS.values()):
+        shapes = [MANY_TILES] if i % 4 == LAYOUTS.index(layout) else []
+        shapes += [SHAPES["odd_long"], SHAPES["rows_of_8"]]
+        types = ("bf16", "f16 f32")[i % 2]
+        cases += [dataclasses.replace(form, types=types, layout=layout, **each) for each in shapes]
     check("wgmma", config, cases)
 
 
@@ -168,9 +187,9 @@ def test_every_config(name):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("types", ["bf16", "f16"])
 @pytest.mark.parametrize("form", LIBRARY_FORMS)
-def test_cublaslt(form, types, layout):
+def test_cublaslt(form, layout):
+    types = ("bf16", "f16")[LAYOUTS.index(layout) % 2]
     for label, case in shapes_of(dataclasses.replace(FORMS[form], types=types, layout=layout)):
         reason = rejection("cublaslt", "heuristic0", case.problem)
         if label == "aligned":
@@ -216,21 +235,20 @@ def pointwise(name, config, activation, dtype, x, gradient):
     return wide(out).ravel()
 
 
-@pytest.mark.parametrize("gradient", [False, True], ids=["value", "derivative"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("name", HAND_WRITTEN)
-def test_each_activation_is_that_of_jax(name, activation, dtype, gradient):
-    x = POINTS.astype(DTYPES[dtype]).astype(np.float64)
-    function = ACTIVATIONS[activation]
-    if gradient:
-        function = jax.grad(lambda x, f=function: jnp.sum(f(x)))
-    probe = Fused(activation=activation, types="tf32" if dtype == "f32" else dtype)
-    got = pointwise(name, first_config(name, probe), activation, dtype, x, gradient)
+def test_each_activation_is_that_of_jax(name, activation):
+    value = ACTIVATIONS[activation]
+    derivative = jax.grad(lambda x: jnp.sum(value(x)))
     # float32: 1e-5 relative, and absolute where it is a difference of numbers near 1.
-    rtol = {"f32": 2e-5, "bf16": 2**-8, "f16": 2**-10}[dtype]
-    smallest = 2e-6 + (2**-24 if dtype == "f16" else 0)
-    np.testing.assert_allclose(got, function(jnp.asarray(x)), rtol=rtol, atol=smallest)
+    for dtype, rtol in {"f32": 2e-5, "bf16": 2**-8, "f16": 2**-10}.items():
+        x = POINTS.astype(DTYPES[dtype]).astype(np.float64)
+        types = "tf32" if dtype == "f32" else dtype
+        config = first_config(name, Fused(activation=activation, types=types))
+        smallest = 2e-6 + (2**-24 if dtype == "f16" else 0)
+        for function in (value, derivative):
+            got = pointwise(name, config, activation, dtype, x, function is derivative)
+            np.testing.assert_allclose(got, function(jnp.asarray(x)), rtol=rtol, atol=smallest)
 
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["value", "derivative"])
