@@ -12,6 +12,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 #include "ptx/math.cuh"
@@ -42,11 +44,37 @@ enum class Activation : int32_t {
 
 namespace activation {
 
+#if !defined(__CUDA_ARCH__)
+// e^x without a branch or a call, which compilers turn into vector instructions; relative error 2^-21.
+// Below e^-87.7 it is 0, from e^88.4 on infinity. x = n ln(2) + r, and e^r by its Taylor series.
+inline float vectorizable_exponential(float x) {
+  float y = x > -88.0f ? x : -88.0f;
+  y = y < 89.0f ? y : 89.0f;
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits for a fraction
+  const float n = (y * 1.4426950408889634f + kRound) - kRound;
+  // ln(2) in two parts, so that the first product is exact.
+  const float r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
+  float sum = 1.0f / 5040.0f;
+  sum = sum * r + 1.0f / 720.0f;
+  sum = sum * r + 1.0f / 120.0f;
+  sum = sum * r + 1.0f / 24.0f;
+  sum = sum * r + 1.0f / 6.0f;
+  sum = sum * r + 0.5f;
+  sum = sum * r + 1.0f;
+  sum = sum * r + 1.0f;
+  const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;  // 2^n
+  float power;
+  std::memcpy(&power, &bits, sizeof(power));
+  return x == x ? sum * power : x;
+}
+#endif
+
 template <typename Real>
 TCGEMM_HOST_DEVICE Real exponential(Real x) {
 #if defined(__CUDA_ARCH__)
   return ptx::ex2_approx_ftz_f32(x * 1.4426950408889634f);
 #else
+  if constexpr (std::is_same_v<Real, float>) return vectorizable_exponential(x);
   return std::exp(x);
 #endif
 }
