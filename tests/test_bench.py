@@ -410,6 +410,36 @@ def test_suite_files_name_the_module_that_makes_their_workloads(monkeypatch):
     assert [case.title for case in cases] == ["x f16 one 8×12×16", "x f16 two 8×12×16"]
 
 
+def test_fused_layers_are_measured_beside_the_expressions():
+    runner = harness.Harness(harness.Options(["auto"], [], repeats=5), Console(quiet=True))
+    runner.run([suites.load_suite("smoke_fused")])
+    assert not runner.wrong
+    found = {(r["label"], r["implementation"]): r for r in runner.records}
+    assert {label for label, _ in found} == {
+        *("bias+gelu", "bias+relu2", "silu", "gelu", "gated gelu"),
+    }
+    assert len(found) == len(runner.records) == 10
+    assert all("xla" in r["peers"] for r in runner.records)
+    # The block keeps the hidden layer, its pre-activation, and one gradient of them.
+    assert (
+        found["gelu", "fused"]["peak_bytes"]
+        < 2 * found["gelu", "fused"]["peers"]["xla"]["peak_bytes"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"kind": "mpl"}, "kind must be one of linear, gated, mlp, got kind='mpl'"),
+        ({"kind": "gated", "rows": 1}, r"unknown keys \['rows'\]"),
+    ],
+)
+def test_malformed_groups_of_fused_layers_are_refused(group, message):
+    table = {"description": "", "workload": "fused", "dtypes": ["bf16"], "groups": [group]}
+    with pytest.raises(ValueError, match=message):
+        suites.parse_suite("x", table)
+
+
 def test_clocks_are_read_under_load(monkeypatch):
     monkeypatch.setattr(records, "gpu_state", lambda: {"sm_mhz": 1980.0, "gpu": "x"})
     runner = harness.Harness(harness.Options(["xla"], [], timer="wall"), Console(quiet=True))
