@@ -1,0 +1,341 @@
+"""Trains a small language model on Python's own sources, every projection through jax_tcgemm.
+
+    pip install 'jax_tcgemm[test,bench]'
+    python examples/train_gpt.py --size toy --stock          # two minutes on two CPU cores
+    python examples/train_gpt.py --size 100m --steps 2000    # a GPU
+
+A decoder-only transformer in Flax NNX over bytes: `nnx.Linear(dot_general=jax_tcgemm.dot_general)`
+where a layer is a product, `jax_tcgemm.linear` where a residual follows it, and `jax_tcgemm.mlp`
+for the gated feed-forward blocks with their fused backward pass. `--stock` trains the same network
+from the same start with stock Flax and jnp, step by step in turns. Written to --out: the losses and
+the time of every step as JSON, and both curves as a plot.
+"""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import typer
+from flax import nnx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import jax_tcgemm
+
+NUM_TOKENS = 256  # bytes
+_SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """Sizes of the network and of a step."""
+
+    width: int
+    hidden: int
+    layers: int
+    heads: int
+    context: int
+    batch: int
+    learning_rate: float
+
+
+SIZES = {
+    "test": Size(32, 96, 2, 2, 16, 4, 1e-2),
+    "toy": Size(128, 384, 4, 4, 64, 8, 3e-3),
+    "100m": Size(768, 2560, 12, 12, 1024, 16, 6e-4),
+}
+
+
+# --- the network --------------------------------------------------------------------------------
+
+
+class Products(NamedTuple):
+    """What multiplies: an argument of nnx.Linear, a projection that adds, a feed-forward block."""
+
+    dot_general: Callable
+    project: Callable
+    feed_forward: Callable
+
+
+def _ours_feed_forward(x, up, down, residual):
+    params = {"up": up, "down": down}
+    return jax_tcgemm.mlp(x, params, activation="silu", residual=residual)
+
+
+def _stock_feed_forward(x, up, down, residual):
+    gate, value = jnp.einsum("btk,kcj->cbtj", x, up)
+    return residual + (jax.nn.silu(gate) * value) @ down
+
+
+OURS = Products(
+    dot_general=jax_tcgemm.dot_general,
+    project=lambda x, w, residual: jax_tcgemm.linear(x, w, residual=residual),
+    feed_forward=_ours_feed_forward,
+)
+STOCK = Products(
+    dot_general=jax.lax.dot_general,
+    project=lambda x, w, residual: residual + x @ w,
+    feed_forward=_stock_feed_forward,
+)
+
+
+def _weight(rngs, *shape) -> nnx.Param:
+    return nnx.Param(jax.random.normal(rngs.params(), shape) * shape[0] ** -0.5)
+
+
+class Block(nnx.Module):
+    """Attention and a gated feed-forward block, each added to its input."""
+
+    def __init__(self, size: Size, products: Products, dtype, rngs: nnx.Rngs):
+        self.size, self.products, self.dtype = size, products, dtype
+        self.attention_norm = nnx.RMSNorm(size.width, dtype=dtype, rngs=rngs)
+        self.qkv = nnx.Linear(
+            size.width,
+            3 * size.width,
+            use_bias=False,
+            dtype=dtype,
+            dot_general=products.dot_general,
+            rngs=rngs,
+        )
+        self.out = _weight(rngs, size.width, size.width)
+        self.feed_forward_norm = nnx.RMSNorm(size.width, dtype=dtype, rngs=rngs)
+        self.up = _weight(rngs, size.width, 2, size.hidden)
+        self.down = _weight(rngs, size.hidden, size.width)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """From (batch, context, width) to the same."""
+        products, cast = self.products, lambda w: w[...].astype(self.dtype)
+        qkv = self.qkv(self.attention_norm(x))
+        q, k, v = jnp.split(qkv.reshape(*x.shape[:2], 3 * self.size.heads, -1), 3, axis=2)
+        attended = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        x = products.project(attended.reshape(x.shape), cast(self.out), x)
+        return products.feed_forward(self.feed_forward_norm(x), cast(self.up), cast(self.down), x)
+
+
+class Gpt(nnx.Module):
+    """A decoder-only transformer over bytes."""
+
+    def __init__(self, size: Size, products: Products, dtype, rngs: nnx.Rngs):
+        self.embedding = nnx.Embed(NUM_TOKENS, size.width, dtype=dtype, rngs=rngs)
+        self.positions = _weight(rngs, size.context, size.width)
+        self.blocks = nnx.List([Block(size, products, dtype, rngs) for _ in range(size.layers)])
+        self.norm = nnx.RMSNorm(size.width, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(
+            size.width,
+            NUM_TOKENS,
+            use_bias=False,
+            dtype=dtype,
+            dot_general=products.dot_general,
+            rngs=rngs,
+        )
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Logits (batch, context, 256) of the byte that follows each."""
+        x = self.embedding(tokens)
+        x = x + self.positions[...].astype(x.dtype)[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)).astype(jnp.float32)
+
+
+# --- the text -----------------------------------------------------------------------------------
+
+
+def read_text(max_bytes: int) -> np.ndarray:
+    """The sources of Python's standard library on this machine, one after the other, as bytes."""
+    parts, total = [], 0
+    for path in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("**/*.py")):
+        if total >= max_bytes:
+            break
+        if {"site-packages", "test", "tests", "idlelib"} & set(path.parts):
+            continue
+        parts.append(path.read_bytes())
+        total += len(parts[-1])
+    return np.frombuffer(b"".join(parts)[:max_bytes], np.uint8)
+
+
+def batches(text: np.ndarray, size: Size) -> Iterator[np.ndarray]:
+    """Random pieces of text, each one byte longer than the context; the same for everyone."""
+    rng = np.random.default_rng(_SEED)
+    while True:
+        starts = rng.integers(0, len(text) - size.context - 1, size.batch)
+        yield np.stack([text[s : s + size.context + 1] for s in starts]).astype(np.int32)
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+class Training:
+    """One network on its way."""
+
+    def __init__(self, name: str, products: Products, size: Size, dtype, steps: int):
+        self.name = name
+        model = Gpt(size, products, dtype, nnx.Rngs(_SEED))
+        graph, self.params = nnx.split(model)
+        schedule = optax.warmup_cosine_decay_schedule(
+            0.0, size.learning_rate, max(steps // 20, 1), steps, size.learning_rate / 10
+        )
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
+        self.state = optimizer.init(self.params)
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+
+        def loss(params, tokens):
+            logits = nnx.merge(graph, params)(tokens[:, :-1])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+        def step(params, state, tokens):
+            value, gradients = jax.value_and_grad(loss)(params, tokens)
+            updates, state = optimizer.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state, value
+
+        self.function = step
+        self._step = jax.jit(step, donate_argnums=(0, 1))
+
+    def step(self, tokens: np.ndarray) -> None:
+        """Trains on one batch."""
+        start = time.perf_counter()
+        self.params, self.state, loss = jax.block_until_ready(
+            self._step(self.params, self.state, tokens)
+        )
+        self.seconds.append(time.perf_counter() - start)
+        self.losses.append(float(loss))
+
+    @property
+    def step_ms(self) -> float:
+        """Median time of a step, the first, which compiles, left out."""
+        return statistics.median(self.seconds[1:] or self.seconds) * 1e3
+
+
+def train(
+    size: str = "toy",
+    steps: int = 200,
+    stock: bool = False,
+    dtype: str | None = None,
+    out: pathlib.Path = pathlib.Path("train_gpt"),
+    console: Console | None = None,
+) -> dict:
+    """Trains and writes what happened.
+
+    Args:
+      size: a name in SIZES.
+      steps: training steps, at least 2.
+      stock: train the network with stock Flax, too.
+      dtype: dtype of the activations; None takes bfloat16 on a GPU and float32 elsewhere.
+      out: folder for `record.json` and `loss.png`.
+      console: where to print.
+
+    Returns:
+      The record.
+    """
+    console, sizes = console or Console(), SIZES[size]
+    dtype = jnp.dtype(dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32"))
+    text = read_text(20_000_000 if size == "100m" else 2_000_000)
+    trainings = [Training("jax_tcgemm", OURS, sizes, dtype, steps)]
+    if stock:
+        trainings.append(Training("stock Flax", STOCK, sizes, dtype, steps))
+    ours = trainings[0]
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(ours.params))
+    device = jax.devices()[0].device_kind
+    console.print(
+        f"{num_params / 1e6:.1f} M parameters, {dtype}, {len(text) / 1e6:.1f} MB, {device}"
+    )
+    stream = batches(text, sizes)
+    explanation = jax_tcgemm.explain(ours.function, ours.params, ours.state, next(stream))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[losses]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("training", total=steps, losses="")
+        for _, tokens in zip(range(steps), stream, strict=False):
+            for training in trainings:
+                training.step(tokens)
+            losses = " | ".join(f"{t.name} {t.losses[-1]:.3f}" for t in trainings)
+            progress.update(task, advance=1, losses=losses)
+    tokens_per_step = sizes.batch * sizes.context
+    record = {
+        "size": size,
+        "sizes": dataclasses.asdict(sizes),
+        "parameters": num_params,
+        "dtype": dtype.name,
+        "device": device,
+        "jax": jax.__version__,
+        "products": [f"{c.problem}: {c.implementation}/{c.config}" for c in explanation],
+        "trainings": {
+            t.name: {
+                "losses": t.losses,
+                "step_ms": t.step_ms,
+                "tokens_per_second": tokens_per_step / t.step_ms * 1e3,
+                "seconds": t.seconds,
+            }
+            for t in trainings
+        },
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    plot(trainings, out / "loss.png")
+    _print(trainings, tokens_per_step, explanation, console)
+    console.print(f"wrote {out / 'record.json'} and {out / 'loss.png'}", soft_wrap=True)
+    return record
+
+
+def plot(trainings: list[Training], path: pathlib.Path) -> None:
+    """Draws the losses of all trainings over the steps."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained", dpi=130)
+    axis = figure.subplots()
+    for training, style in zip(trainings, ("-", "--"), strict=False):
+        label = f"{training.name}, {training.step_ms:.1f} ms a step"
+        axis.plot(training.losses, style, label=label, linewidth=1.5)
+    axis.set_xlabel("step")
+    axis.set_ylabel("loss, nats a byte")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.savefig(path)
+
+
+def _print(trainings, tokens_per_step, explanation, console) -> None:
+    ran: dict[str, int] = {}
+    for call in explanation:
+        name = f"{call.implementation}/{call.config}"
+        ran[name] = ran.get(name, 0) + 1
+    names = ", ".join(f"{name} ({count})" for name, count in ran.items())
+    console.print(f"{len(explanation)} products a step, run by {names}")
+    table = Table("", "first loss", "last loss", "ms a step", "tokens a second")
+    for t in trainings:
+        rate = tokens_per_step / t.step_ms * 1e3
+        cells = f"{t.losses[0]:.4f}", f"{t.losses[-1]:.4f}", f"{t.step_ms:.1f}", f"{rate:.0f}"
+        table.add_row(t.name, *cells)
+    console.print(table)
+
+
+def main(
+    size: Annotated[str, typer.Option(help=f"One of {', '.join(SIZES)}.")] = "toy",
+    steps: Annotated[int, typer.Option(min=2, help="Training steps.")] = 200,
+    stock: Annotated[bool, typer.Option("--stock", help="Train with stock Flax, too.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="Dtype of the activations.")] = None,
+    out: Annotated[pathlib.Path, typer.Option(help="Folder for the record and the plot.")] = (
+        pathlib.Path("train_gpt")
+    ),
+) -> None:
+    """Train a small language model on Python's own sources."""
+    train(size, steps, stock, dtype, out)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,43 @@
+"""The example that trains a language model, at a size for CI."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+PATH = Path(__file__).resolve().parents[1] / "examples" / "train_gpt.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    pytest.importorskip("matplotlib")
+    spec = importlib.util.spec_from_file_location("train_gpt", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_trains_as_stock_flax_does(example, tmp_path):
+    record = example.train("test", 12, True, "float32", tmp_path, Console(quiet=True))
+    assert json.loads((tmp_path / "record.json").read_text()) == record
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    ours, stock = (t["losses"] for t in record["trainings"].values())
+    # The same network from the same start: float32 roundings, which training amplifies.
+    np.testing.assert_allclose(ours, stock, rtol=2e-3)
+    # From guessing among 256 bytes.
+    assert ours[0] == pytest.approx(np.log(256), rel=0.2)
+    assert ours[-1] < ours[0] - 0.5
+    # The head and, in each block, qkv, out, up and down: forwards and both gradients. The gradient
+    # of the embedding is none.
+    assert len(record["products"]) == 3 * (1 + 2 * 4)
+    assert sum("silu gated aux" in product for product in record["products"]) == 2
+    assert sum("silu' gated" in product for product in record["products"]) == 2
+
+
+def test_text_is_python_source(example):
+    text = example.read_text(100_000)
+    assert len(text) == 100_000
+    assert b"import " in text.tobytes()
