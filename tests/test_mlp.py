@@ -1,6 +1,7 @@
 """The feed-forward block, its fused backward pass, and what policies save of it."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -157,6 +158,55 @@ def test_the_backward_pass_is_made_of_fused_products(kind):
     assert all(call.implementation == "host" for call in calls)
     lowered = jax.jit(jax.grad(loss(f), (0, 1))).lower(*args)
     assert "stablehlo.logistic" not in lowered.as_text()
+
+
+def gemm_attributes(f, *args):
+    """The gemm attribute of every custom call of a program for CUDA."""
+    text = jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    found = []
+    for gemm in re.findall(r"gemm = \{([^}]*)\}", text):
+        pairs = re.findall(r'(\w+) = ("[^"]*"|[^,: ]+)', gemm)
+        found.append({name: value.strip('"') for name, value in pairs})
+    return found
+
+
+def test_what_cuda_gets_of_a_gated_block(fake_cuda):
+    x, params, residual = block("array", "bfloat16", k=64, hidden=96, n=32, batch=(3, 16))
+    f = functools.partial(ours, activation="silu")
+
+    def both_ways(*args):
+        out, pull = jax.vjp(f, *args)
+        return out, pull(residual)
+
+    calls = gemm_attributes(both_ways, x, params, residual)
+    (up,) = (a for a in calls if a["gated"] == "true" and a["derivative"] == "false")
+    (derivative,) = (a for a in calls if a["derivative"] == "true")
+    (down,) = (a for a in calls if a["bias"] == "n" and a is not up)
+    rest = [a for a in calls if all(a is not other for other in (up, derivative, down))]
+    names = ("m", "n", "k", "activation", "derivative", "gated", "up_offset", "bias", "aux_out")
+    names += ("column_sums", "beta")
+
+    def said(attributes):
+        return [attributes[name] for name in names]
+
+    assert said(up) == [
+        *("48", "96", "64", "silu", "false", "true", "96", "n", "true", "false"),
+        "0.000000e+00",
+    ]
+    assert said(down)[:6] == ["48", "32", "96", "none", "false", "false"]
+    assert said(down)[7:] == ["n", "false", "false", "1.000000e+00"]
+    assert said(derivative) == [
+        *("48", "96", "32", "silu", "true", "true", "0", "none", "false", "true"),
+        "0.000000e+00",
+    ]
+    assert derivative["b_transposed"] == "true"
+    # The gradients of down, up (gate and up in one) and x.
+    assert sorted((a["m"], a["n"], a["k"]) for a in rest) == [
+        ("48", "64", "192"),
+        ("64", "192", "48"),
+        ("96", "32", "48"),
+    ]
+    assert all(a["activation"] == "none" for a in rest)
 
 
 def test_gradients_that_are_not_asked_for_are_not_computed():
