@@ -175,9 +175,9 @@ class Fused:
                 found["saved up"] = saved[:, :, 1]
         return found
 
-    def expected(self, arrays) -> list[np.ndarray]:
-        """D and aux_out, in float64."""
-        parts = self.parts(arrays)
+    def expected(self, arrays, parts=None) -> list[np.ndarray]:
+        """D and aux_out, in float64; from `parts` where those are there already."""
+        parts = self.parts(arrays) if parts is None else parts
         f = ACTIVATIONS[self.activation]
         z = parts["z"]
         if self.derivative:
@@ -208,9 +208,10 @@ class Fused:
             assert sums.shape == (d.shape[0], *d.shape[2:])
             limit = (2e-6 if self.compute != "f64" else 1e-14) * np.abs(d).sum(1)
             np.testing.assert_array_less(np.abs(sums - d.sum(1)), limit + 1e-30)
-        for name, x, want, limit in zip(
-            ("d", "aux_out"), got, self.expected(arrays), tolerance(self, arrays), strict=False
-        ):
+        parts = self.parts(arrays)
+        expected = self.expected(arrays, parts)
+        limits = tolerance(self, arrays, parts, expected)
+        for name, x, want, limit in zip(("d", "aux_out"), got, expected, limits, strict=False):
             assert x.shape == want.shape, name
             excess = np.abs(x - want) - limit
             if x.size and not (excess <= 0).all():
@@ -228,13 +229,15 @@ def wide(x) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
 
 
-def tolerance(case: Fused, arrays) -> list[np.ndarray]:
+def tolerance(case: Fused, arrays, parts=None, expected=None) -> list[np.ndarray]:
     """The largest error of each element of D and aux_out.
 
     The rounding of the result, what the error of a sum becomes by the activation's slope, and the
     evaluation of the activation.
     """
-    parts, f = case.parts(arrays), ACTIVATIONS[case.activation]
+    parts = case.parts(arrays) if parts is None else parts
+    expected = case.expected(arrays, parts) if expected is None else expected
+    f = ACTIVATIONS[case.activation]
     summing, evaluating = _SUMMING[case.compute], _EVALUATING[case.compute]
     z, z_error = np.abs(parts["z"]), summing * parts["z size"]
     if case.derivative:
@@ -260,5 +263,5 @@ def tolerance(case: Fused, arrays) -> list[np.ndarray]:
     smallest = {"f16": 2**-24}.get(case.out_dtype, 1e-30)
     return [
         error + _ROUNDING[case.out_dtype] * np.abs(want) + smallest
-        for error, want in zip(sizes, case.expected(arrays), strict=True)
+        for error, want in zip(sizes, expected, strict=True)
     ]

@@ -56,10 +56,10 @@ SHAPES = {
     "batches": {"m": 65, "n": 72, "k": 40, "batch": (2, 3)},
     "batches_of_bias": {"m": 65, "n": 71, "k": 40, "batch": (1, 3), "bias_per_batch": True},
 }
-MANY_TILES = {"m": 2056, "n": 3080, "k": 128}
+MANY_TILES = {"m": 2056, "n": 2056, "k": 128}
 
 # What an implementation runs of what, so that refusing it is a failure.
-HAND_WRITTEN = ("wmma_naive", "wmma_tiled", "mma_sync", "wgmma")
+HAND_WRITTEN = ("wgmma", "mma_sync", "wmma_tiled", "wmma_naive")
 LIBRARY_FORMS = ("bias", "gelu", "gelu_aux", "gelu_bare", "relu", "residual", "dgelu")
 
 
@@ -76,14 +76,14 @@ def choice(name: str, config: str, problem: Problem) -> selection.Choice:
     return selection.Choice(name, config, "", workspace)
 
 
-def run(name: str, config: str, cases: list[Fused], seed=0):
-    """The operands and all results of several cases, by one program.
+def run(name: str, calls: list[tuple[str, Fused]], seed=0):
+    """The operands and all results of several (config, case), by one program.
 
     D lies in the memory of C, which is full of NaN unless it is read; other results and workspaces
     mostly in memory that was filled with NaN and freed.
     """
     drawn = []
-    for i, case in enumerate(cases):
+    for i, (_, case) in enumerate(calls):
         d = case.problem
         poison = np.full(d.d_shape, np.nan, DTYPES[d.out_dtype])
         drawn.append({"c": poison} | case.draw(np.random.default_rng([seed, i])))
@@ -91,7 +91,7 @@ def run(name: str, config: str, cases: list[Fused], seed=0):
     def program(drawn):
         return [
             case.call(arrays, choice(name, config, case.problem))
-            for case, arrays in zip(cases, drawn, strict=True)
+            for (config, case), arrays in zip(calls, drawn, strict=True)
         ]
 
     poison = [jnp.full(1 << 22, jnp.nan, jnp.float32) for _ in range(8)]
@@ -101,10 +101,13 @@ def run(name: str, config: str, cases: list[Fused], seed=0):
     return drawn, [[wide(x) for x in result] for result in results]
 
 
-def check(name: str, config: str, cases: list[Fused]):
-    drawn, results = run(name, config, cases)
-    for case, arrays, got in zip(cases, drawn, results, strict=True):
-        case.compare(got, arrays)
+def check(name: str, calls: list[tuple[str, Fused]]):
+    drawn, results = run(name, calls)
+    for (config, case), arrays, got in zip(calls, drawn, results, strict=True):
+        try:
+            case.compare(got, arrays)
+        except AssertionError as error:
+            raise AssertionError(f"{name}/{config}: {error}") from error
 
 
 def first_config(name: str, case: Fused) -> str | None:
@@ -121,35 +124,6 @@ def shapes_of(case: Fused):
             yield label, dataclasses.replace(case, **shape)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", HAND_WRITTEN)
-def test_forms_in_every_shape(name, form):
-    """Types and layouts take turns, from another start for each form; one program for all."""
-    turn = list(FORMS).index(form)
-    for types in TYPES:
-        cases = [
-            dataclasses.replace(case, types=types, layout=LAYOUTS[(i + turn) % len(LAYOUTS)])
-            for i, (_, case) in enumerate(shapes_of(FORMS[form]))
-            if TYPES[(i + turn) % len(TYPES)] == types
-        ]
-        config = first_config(name, dataclasses.replace(FORMS[form], types=types))
-        assert config is not None
-        check(name, config, cases)
-
-
-@pytest.mark.parametrize("form", ["gelu_aux", "dsilu_sums", "gated_all", "dgated_sums"])
-@pytest.mark.parametrize("types", TYPES)
-@pytest.mark.parametrize("name", HAND_WRITTEN)
-def test_forms_in_every_type_and_layout(name, types, form):
-    case = dataclasses.replace(FORMS[form], types=types)
-    cases = [
-        dataclasses.replace(case, layout=layout, **SHAPES[shape])
-        for layout in LAYOUTS
-        for shape in ("aligned", "odd")
-    ]
-    check(name, first_config(name, case), cases)
-
-
 def in_kernel_configs():
     """Configs of wgmma whose own kernel runs an epilogue: those that need no workspace for it."""
     case = Fused(activation="silu", m=256, n=256, k=256)
@@ -164,26 +138,54 @@ def in_kernel_configs():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("config", in_kernel_configs())
 def test_wgmma_configs_in_the_kernel(config, layout):
-    """Every form once with many tiles or in another shape, in turns of types and shapes."""
+    """Every form, in turns of types and shapes; of every seventh many tiles, too."""
     cases = []
     for i, form in enumerate(FORMS.values()):
-        shapes = [MANY_TILES] if i % 4 == LAYOUTS.index(layout) else []
-        shapes += [SHAPES["odd_long"], SHAPES["rows_of_8"]]
-        types = ("bf16", "f16 f32")[i % 2]
+        turn = i + LAYOUTS.index(layout)
+        shapes = [SHAPES[("odd_long", "rows_of_8", "aligned")[turn % 3]]]
+        shapes += [MANY_TILES] if turn % 7 == 0 else []
+        types = ("bf16", "f16 f32")[turn % 2]
         cases += [dataclasses.replace(form, types=types, layout=layout, **each) for each in shapes]
-    check("wgmma", config, cases)
+    check("wgmma", [(config, case) for case in cases])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", HAND_WRITTEN)
+def test_forms_in_every_shape(name, form):
+    """Types and layouts take turns, from another start for each form; one program for all."""
+    calls = []
+    for i, (_, case) in enumerate(shapes_of(FORMS[form]), list(FORMS).index(form)):
+        types, layout = TYPES[i % len(TYPES)], LAYOUTS[i % len(LAYOUTS)]
+        case = dataclasses.replace(case, types=types, layout=layout)
+        config = first_config(name, case)
+        assert config is not None
+        calls.append((config, case))
+    check(name, calls)
+
+
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("name", HAND_WRITTEN)
+def test_every_type_and_layout(name, types):
+    calls = []
+    for form in ("gelu_aux", "dsilu_sums", "gated_all", "dgated_sums"):
+        for i, layout in enumerate(LAYOUTS):
+            shape = SHAPES[("aligned", "odd")[i % 2]]
+            case = dataclasses.replace(FORMS[form], types=types, layout=layout, **shape)
+            calls.append((first_config(name, case), case))
+    check(name, calls)
 
 
 @pytest.mark.parametrize("name", ["wgmma", "mma_sync"])
 def test_every_config(name):
-    """Each config once with and once without a second matrix; most run them by a second kernel."""
-    for config in implementations().get(name, ()):
-        cases = [
-            dataclasses.replace(FORMS[form], types=types, m=140, n=200, k=520)
-            for form in ("gelu_aux", "gated_all", "dgated_sums")
-            for types in ("bf16", "tf32")
-        ]
-        check(name, config, [c for c in cases if not rejection(name, config, c.problem)])
+    """Each config that splits nothing, and each number of splits once, in one program."""
+    configs = {(split_base(c) and c.rpartition("_")[2]) or c: c for c in implementations()[name]}
+    calls = []
+    for i, config in enumerate(configs.values()):
+        for j, form in enumerate(("gelu_aux", "gated_all")):
+            types = ("bf16", "tf32")[(i + j) % 2]
+            case = dataclasses.replace(FORMS[form], types=types, m=140, n=200, k=520)
+            calls += [(config, case)] if not rejection(name, config, case.problem) else []
+    check(name, calls)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -196,7 +198,7 @@ def test_cublaslt(form, layout):
             assert not reason
         if not reason:
             # Its gelu is an approximation of the hardware's tanh: absolute, not relative, accuracy.
-            drawn, ((got, *rest),) = run("cublaslt", "heuristic0", [case])
+            drawn, ((got, *rest),) = run("cublaslt", [("heuristic0", case)])
             expected, *aux = case.expected(drawn[0])
             np.testing.assert_allclose(got, expected, rtol=2**-7, atol=2**-8)
             for x, want in zip(rest, aux, strict=True):
@@ -251,33 +253,31 @@ def test_each_activation_is_that_of_jax(name, activation):
             np.testing.assert_allclose(got, function(jnp.asarray(x)), rtol=rtol, atol=smallest)
 
 
-@pytest.mark.parametrize("gradient", [False, True], ids=["value", "derivative"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("name", HAND_WRITTEN)
-def test_large_numbers_give_limits_and_nan_stays(name, activation, gradient):
+def test_large_numbers_give_limits_and_nan_stays(name, activation):
     config = first_config(name, Fused(activation=activation, types="tf32"))
     x = np.array([1e19, -1e19, 3e38, -3e38], np.float32)
-    function = ACTIVATIONS[activation]
-    if gradient:
-        function = jax.grad(lambda x, f=function: jnp.sum(f(x)))
-    with np.errstate(over="ignore"):
-        expected = np.asarray(function(jnp.asarray(x, jnp.float64))).astype(np.float32)
-    got = pointwise(name, config, activation, "f32", x, gradient)
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
-    if not gradient:
-        special = np.array([np.inf, -np.inf, np.nan], np.float32)
-        expected = np.asarray(function(jnp.asarray(special)))
-        got = pointwise(name, config, activation, "f32", special, gradient)
-        np.testing.assert_array_equal(got, expected)
+    value = ACTIVATIONS[activation]
+    derivative = jax.grad(lambda x: jnp.sum(value(x)))
+    for function in (value, derivative):
+        with np.errstate(over="ignore"):
+            expected = np.asarray(function(jnp.asarray(x, jnp.float64))).astype(np.float32)
+        got = pointwise(name, config, activation, "f32", x, function is derivative)
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    special = np.array([np.inf, -np.inf, np.nan], np.float32)
+    expected = np.asarray(value(jnp.asarray(special)))
+    got = pointwise(name, config, activation, "f32", special, False)
+    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("name", HAND_WRITTEN)
 def test_column_sums_are_the_same_each_time(name):
     case = Fused(activation="silu", derivative=True, column_sums=True, m=1500, n=700, k=64)
     config = first_config(name, case)
-    first = run(name, config, [case])[1][0]
+    first = run(name, [(config, case)])[1][0]
     for _ in range(3):
-        for x, y in zip(run(name, config, [case])[1][0], first, strict=True):
+        for x, y in zip(run(name, [(config, case)])[1][0], first, strict=True):
             np.testing.assert_array_equal(x, y)
 
 
