@@ -150,3 +150,17 @@ def test_logging_says_why_it_cannot(fake_cuda):
     fake_cuda.rejects["cublas"] = "libcublas was not found"
     with pytest.raises(RuntimeError, match="libcublas was not found"):
         blas.set_logging("cublas.log")
+
+
+@pytest.mark.parametrize("routine", ["gemv", "gbmv", "trsv", "trsm"])
+def test_workloads_of_the_benchmark(routine):
+    """Ours and the peer agree on what they are measured on, and the suite's file makes them."""
+    from jax_tcgemm.bench import blas as bench
+    from jax_tcgemm.bench import reference, suites
+
+    group = {"routine": routine, "band": 2, "shapes": [[24, 7 if routine == "trsm" else 24]]}
+    (workload,) = bench.workloads("blas", group, "f64")
+    (operands,) = reference.make_inputs(workload, 1)
+    ours, peer = workload.ours["blas"](*operands), workload.peers["xla"](*operands)
+    assert jnp.max(jnp.abs(ours - peer)) <= workload.tolerance * jnp.max(jnp.abs(peer))
+    assert any(case.label.startswith(routine) for case in suites.load_suite("blas").cases)
