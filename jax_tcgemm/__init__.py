@@ -34,7 +34,7 @@ from jax_tcgemm.linear import gated_linear, linear
 from jax_tcgemm.matmul import matmul
 from jax_tcgemm.mlp import mlp
 from jax_tcgemm.patch import patch
-from jax_tcgemm.ragged_dot import ragged_dot, ragged_dot_general
+from jax_tcgemm.ragged_dot import gated_ragged_linear, ragged_dot, ragged_dot_general
 
 __all__ = [
     "all_gather_matmul",
@@ -45,6 +45,7 @@ __all__ = [
     "dot_general",
     "explain",
     "gated_linear",
+    "gated_ragged_linear",
     "info",
     "linear",
     "matmul",

@@ -33,11 +33,15 @@ class Product:
 
     Attributes:
       form: "rows" or "contraction".
-      batches: the batch dimensions of lhs, rhs and of the group sizes; 1 where one is broadcast.
+      batches: the batch dimensions of lhs, of rhs and bias, of the group sizes, offset and gather;
+        1 where one is broadcast.
       m, n, k: extents of each product, as in RaggedProblem.
       groups: groups of rhs or of the result.
       num_sizes: length of group_sizes.
       rhs_transposed: rhs lies as (groups, n, k).
+      activation, gated: as in RaggedProblem.
+      bias_dtype: dtype of the bias, None without one.
+      gathered_rows: rows of lhs where it is gathered, else None.
       lhs_dtype, rhs_dtype, result_dtype: dtypes.
       precision: as `precision.canonical_precision` returns it.
       implementation: name to force, or None.
@@ -52,6 +56,10 @@ class Product:
     groups: int
     num_sizes: int
     rhs_transposed: bool
+    activation: str
+    gated: bool
+    bias_dtype: np.dtype | None
+    gathered_rows: int | None
     lhs_dtype: np.dtype
     rhs_dtype: np.dtype
     result_dtype: np.dtype
@@ -142,33 +150,54 @@ def make_plan(
         in_dtype=DTYPE_NAMES[numerics.operand_dtype],
         out_dtype=DTYPE_NAMES[numerics.out_dtype],
         compute=numerics.compute,
+        activation=product.activation,
+        gated=product.gated,
+        biased=product.bias_dtype is not None,
+        bias_dtype="" if product.bias_dtype is None else _bias_dtype(product.bias_dtype, numerics),
+        gathered=product.gathered_rows is not None,
+        a_rows=product.gathered_rows or 0,
     )
     choice = selection.select(op, problem, device, product.implementation, product.config)
     return Plan(product, platform, numerics, problem, choice)
 
 
-def ragged_dot(lhs, rhs, group_sizes, group_offset, plan: Plan) -> jax.Array:
-    """Carries out a plan."""
+def _bias_dtype(dtype: np.dtype, numerics: Numerics) -> str:
+    """What the bias is converted to: the dtype of D where it has that, else the accumulator's."""
+    if dtype == numerics.out_dtype:
+        return DTYPE_NAMES[dtype]
+    return "f64" if numerics.compute == "f64" else "f32"
+
+
+def ragged_dot(
+    lhs, rhs, group_sizes, group_offset, bias=None, gather=None, *, plan: Plan
+) -> jax.Array:
+    """Carries out a plan. Where it is XLA's own product, without bias, gather and epilogue."""
     product = plan.product
-    # Beyond 32 bits a size says no more than that all tokens belong to the group.
-    sizes, offset = (
-        jnp.clip(x, 0, jnp.iinfo(jnp.int32).max).astype(jnp.int32) if x.dtype != jnp.int32 else x
-        for x in (group_sizes, group_offset)
-    )
+    sizes, offset = _as_int32(group_sizes), _as_int32(group_offset)
     if plan.choice.implementation == selection.XLA:
         return _xla(lhs, rhs, sizes, offset, product)
     lhs_batch, rhs_batch, sizes_batch = product.batches
-    lhs, rhs = _repeat(lhs, lhs_batch, product), _repeat(rhs, rhs_batch, product)
-    sizes, offset = _repeat(sizes, sizes_batch, product), _repeat(offset, sizes_batch, product)
     dtype = plan.numerics.operand_dtype
-    d = _call(
-        plan,
-        lax.convert_element_type(lhs, dtype),
-        lax.convert_element_type(rhs, dtype),
-        sizes,
-        offset,
-    )
-    return lax.convert_element_type(d, product.result_dtype)
+    operands = [
+        _repeat(lax.convert_element_type(lhs, dtype), lhs_batch, product),
+        _repeat(lax.convert_element_type(rhs, dtype), rhs_batch, product),
+        _repeat(sizes, sizes_batch, product),
+        _repeat(offset, sizes_batch, product),
+    ]
+    if bias is not None:
+        bias = lax.convert_element_type(bias, DTYPES[plan.problem.bias_dtype])
+        operands.append(_repeat(bias, rhs_batch, product))
+    if gather is not None:
+        operands.append(_repeat(_as_int32(gather), sizes_batch, product))
+    return lax.convert_element_type(_call(plan, operands), product.result_dtype)
+
+
+def _as_int32(x):
+    """Beyond 32 bits a size is more than there can be, and so is an index."""
+    if x.dtype == jnp.int32:
+        return x
+    limits = jnp.iinfo(jnp.int32)
+    return jnp.clip(x, max(limits.min, jnp.iinfo(x.dtype).min), limits.max).astype(jnp.int32)
 
 
 def _repeat(x, batch, product):
@@ -178,7 +207,7 @@ def _repeat(x, batch, product):
     return jnp.broadcast_to(x, (*product.batch_shape, *x.shape[len(batch) :]))
 
 
-def _call(plan: Plan, lhs, rhs, sizes, offset) -> jax.Array:
+def _call(plan: Plan, operands) -> jax.Array:
     """The custom call."""
     product, problem, choice = plan.product, plan.problem, plan.choice
     module = _modules.cpu if choice.implementation == "host" else _modules.cuda
@@ -195,7 +224,7 @@ def _call(plan: Plan, lhs, rhs, sizes, offset) -> jax.Array:
         "config": choice.config,
     }
     call = jax.ffi.ffi_call(TARGET, results)
-    return call(lhs, rhs, sizes, offset, ragged=ragged | problem.attributes())[0]
+    return call(*operands, ragged=ragged | problem.attributes())[0]
 
 
 def _xla(lhs, rhs, sizes, offset, product: Product) -> jax.Array:

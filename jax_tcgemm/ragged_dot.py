@@ -1,4 +1,4 @@
-"""The public `ragged_dot` and `ragged_dot_general`: products over groups of rows."""
+"""The public `ragged_dot`, `ragged_dot_general` and `gated_ragged_linear`: products by groups."""
 
 import math
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tcgemm.activations import canonical_activation
 from jax_tcgemm.dot_general import as_array, canonical_element_type
 from jax_tcgemm.dot_general import dot_general as dense_dot_general
 from jax_tcgemm.precision import canonical_precision
@@ -28,12 +29,18 @@ def ragged_dot(
     preferred_element_type=None,
     group_offset=None,
     *,
+    activation=None,
+    bias=None,
+    gather_indices=None,
     implementation: str | None = None,
     config: str | None = None,
 ) -> jax.Array:
     """A drop-in for `jax.lax.ragged_dot`: each group of rows times a matrix of its own.
 
         out[i, n] = sum over k of lhs[i, k] * rhs[g, k, n]   for the rows i of group g
+
+    and, where they are given, f(that + bias[g, n]) with an activation f, and
+    lhs[gather_indices[i], k] in place of lhs[i, k]; in one kernel.
 
     The first `group_sizes[0]` rows of lhs are group 0, the next `group_sizes[1]` group 1, and so
     on; rows past the last group give zeros. This is the product of a mixture of experts whose
@@ -54,17 +61,23 @@ def ragged_dot(
       group_offset: an integer, or an array of one: rhs[0] belongs to group `group_offset`, and rows
         of the groups before it and after those that rhs has are zero in the result. For experts
         spread over devices, each of which has some of the groups.
+      activation: None, one of `jax_tcgemm.activations.ACTIVATIONS` or the function of jax.nn of
+        that name. Rows of no group stay zero.
+      bias: array of shape (g, n), added to the rows of its group before the activation.
+      gather_indices: integers of shape (rows,): row i of the product is that of lhs at this index,
+        or zeros where lhs has no such row. Then lhs is read through them, never copied in their
+        order; its gradient adds up what comes back to each row.
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
         the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
         Derivatives inherit it.
       config: a config of that implementation; None selects one. Derivatives do not inherit it.
 
     Returns:
-      Array of shape (m, n).
+      Array of shape (m, n), or (rows, n) with gather_indices.
 
     Raises:
-      TypeError: for operands that are not numeric arrays, and sizes or an offset that are not
-        integers.
+      TypeError: for operands that are not numeric arrays, sizes, an offset or indices that are not
+        integers, and an activation or a bias of a product that is not real floating point.
       ValueError: for shapes that do not fit, a dimension over 2**31 - 1, an unknown implementation
         or config, or, when the program is lowered, an implementation that was asked for by name and
         cannot run the product, with the rule that stops it.
@@ -73,6 +86,8 @@ def ragged_dot(
       As `jax_tcgemm.dot_general`. A row's values reach only its own row of the result, and only
       the gradient of its own group's matrix: a NaN elsewhere does not spread. The gradient of the
       matrix of an empty group is exactly zero. The same program gives the same bits each time.
+      Bias and activation are applied to the accumulator, in one rounding; derivatives of such a
+      product are those of its parts, each of them rounded.
       Where only XLA's own product can run (`explain` says so) its rules hold instead.
 
     Example:
@@ -81,15 +96,33 @@ def ragged_dot(
       >>> jax_tcgemm.ragged_dot(tokens, experts, jnp.array([4, 0, 5]))[:, 0]
       Array([8., 8., 8., 8., 8., 8., 8., 8., 8., 0.], dtype=float32)
     """
-    return _ragged_dot_general(
-        "ragged_dot",
-        lhs,
-        rhs,
+    op = "ragged_dot"
+    lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
+    if activation is None and bias is None and gather_indices is None:
+        return _ragged_dot_general(
+            op,
+            lhs,
+            rhs,
+            group_sizes,
+            _ROWS,
+            precision,
+            preferred_element_type,
+            group_offset,
+            implementation,
+            config,
+        )
+    return _fused(
+        op,
+        ("lhs", lhs),
+        ("rhs", rhs, ("g", "k", "n")),
         group_sizes,
-        _ROWS,
+        group_offset,
+        bias,
+        gather_indices,
+        activation,
+        False,
         precision,
         preferred_element_type,
-        group_offset,
         implementation,
         config,
     )
@@ -165,6 +198,140 @@ def ragged_dot_general(
         group_offset,
         implementation,
         config,
+    )
+
+
+def gated_ragged_linear(
+    x,
+    weights,
+    group_sizes,
+    activation="silu",
+    group_offset=None,
+    *,
+    bias=None,
+    gather_indices=None,
+    precision=None,
+    preferred_element_type=None,
+    implementation: str | None = None,
+    config: str | None = None,
+) -> jax.Array:
+    """The first half of an expert's gated MLP, both its products and their combination in one call.
+
+        out[i] = f(x[i] @ weights[g, :, 0] + bias[g, 0]) * (x[i] @ weights[g, :, 1] + bias[g, 1])
+
+    for the rows i of group g, and 0 for rows of no group.
+
+    Args:
+      x: array of shape (m, k).
+      weights: array of shape (g, k, 2, n): of each group the gate's and the other matrix. A reshape
+        of (g, k, 2n) whose first n columns are the gate's.
+      group_sizes: as of `ragged_dot`.
+      activation: f; as of `ragged_dot`.
+      group_offset: as of `ragged_dot`.
+      bias: None or array of shape (g, 2, n).
+      gather_indices: as of `ragged_dot`.
+      precision: as of `ragged_dot`.
+      preferred_element_type: as of `ragged_dot`.
+      implementation: as of `ragged_dot`.
+      config: as of `ragged_dot`.
+
+    Returns:
+      Array of shape (m, n).
+
+    Raises:
+      TypeError: as `ragged_dot`.
+      ValueError: as `ragged_dot`.
+
+    Numerics:
+      As `ragged_dot` with an activation.
+
+    Example:
+      >>> import jax.numpy as jnp, jax_tcgemm
+      >>> tokens, experts = jnp.ones((10, 8)), jnp.ones((3, 8, 2, 4))
+      >>> jax_tcgemm.gated_ragged_linear(tokens, experts, jnp.array([4, 0, 5]), "relu")[:, 0]
+      Array([64., 64., 64., 64., 64., 64., 64., 64., 64.,  0.], dtype=float32)
+    """
+    op = "gated_ragged_linear"
+    x, weights = as_array(op, "x", x), as_array(op, "weights", weights)
+    return _fused(
+        op,
+        ("x", x),
+        ("weights", weights, ("g", "k", "2", "n")),
+        group_sizes,
+        group_offset,
+        bias,
+        gather_indices,
+        activation,
+        True,
+        precision,
+        preferred_element_type,
+        implementation,
+        config,
+    )
+
+
+def _fused(
+    op,
+    named_lhs,
+    named_rhs,
+    group_sizes,
+    group_offset,
+    bias,
+    gather_indices,
+    activation,
+    gated,
+    precision,
+    preferred_element_type,
+    implementation,
+    config,
+):
+    """A call that names its operands in messages as its own do: (name, array[, extents])."""
+    (lhs_name, lhs), (rhs_name, rhs, extents) = named_lhs, named_rhs
+    check_names(op, implementation, config, "ragged")
+    group_sizes = _as_sizes(op, "group_sizes", group_sizes)
+
+    def check_shape(name, x, rule, holds):
+        if not holds:
+            raise ValueError(
+                f"{op}: {name} must have shape {rule}, got {name}.shape={x.shape} with "
+                f"{lhs_name}.shape={lhs.shape} and {rhs_name}.shape={rhs.shape}; reshape it"
+            )
+
+    check_shape(lhs_name, lhs, "(m, k)", lhs.ndim == 2)
+    fits = rhs.ndim == len(extents) and rhs.shape[1] == lhs.shape[1]
+    check_shape(rhs_name, rhs, f"({', '.join(extents)})", fits and (not gated or rhs.shape[2] == 2))
+    s = rhs.shape[0] if group_offset is None else "s"
+    fits = group_sizes.ndim == 1 and s in ("s", group_sizes.shape[0])
+    check_shape("group_sizes", group_sizes, f"({s},)", fits)
+    if bias is not None:
+        bias = as_array(op, "bias", bias)
+        expected = (rhs.shape[0], *rhs.shape[2:])
+        check_shape("bias", bias, expected, bias.shape == expected)
+    if gather_indices is not None:
+        gather_indices = _as_sizes(op, "gather_indices", gather_indices)
+        check_shape("gather_indices", gather_indices, "(rows,)", gather_indices.ndim == 1)
+    activation = canonical_activation(op, activation)
+    preferred = canonical_element_type(op, preferred_element_type)
+    dtype = jnp.promote_types(lhs.dtype, rhs.dtype) if preferred is None else preferred
+    if (activation != "none" or bias is not None) and not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"{op}: the result must be real floating point where there is an activation or a bias, "
+            f"got dtype {dtype}; pass preferred_element_type"
+        )
+    return primitive.ragged_dot(
+        lhs,
+        rhs,
+        group_sizes,
+        _as_offset(op, group_offset),
+        bias,
+        gather_indices,
+        groups=rhs.shape[0],
+        activation=activation,
+        gated=gated,
+        precision=canonical_precision(precision),
+        preferred_element_type=preferred,
+        implementation=implementation,
+        config=config,
     )
 
 

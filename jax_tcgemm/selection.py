@@ -338,7 +338,8 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     the order of _CUDA_PREFERENCE, and within one implementation in the order of its configs.
     """
     runnable = [candidate for candidate in considered if not candidate.reason]
-    if problem.kind != "gemm":
+    if problem.kind == "ragged":
+        runnable.sort(key=functools.partial(_is_of_wrong_width, problem))
         return [(candidate, None) for candidate in runnable]
     wgmma = tuple(c.config for c in runnable if c.implementation == "wgmma")
     if not wgmma or not cost_model.models(problem, wgmma):
@@ -356,6 +357,15 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
         else:
             others.append((candidate, None))
     return sorted(timed, key=lambda pair: pair[1]) + others
+
+
+def _is_of_wrong_width(problem: RaggedProblem, candidate: Candidate) -> bool:
+    """Whether a config of wgmma has tiles of many tokens where groups have few, or the reverse.
+
+    With few, weights pass by once whatever the tile, and narrow ones leave room for more stages.
+    """
+    few = problem.form == "rows" and problem.tokens <= 32 * problem.groups
+    return candidate.implementation == "wgmma" and few != ("x64x64_" in candidate.config)
 
 
 def _cpu_rule(problem: AnyProblem, considered) -> tuple[Candidate, str]:

@@ -474,8 +474,10 @@ GOOD = {
     "config": "auto",
     "form": "rows",
     "compute": "f32",
-    **{"batch": 1, "m": 8, "n": 4, "k": 5, "groups": 3, "num_sizes": 3},
+    "activation": "none",
+    **{"batch": 1, "m": 8, "n": 4, "k": 5, "groups": 3, "num_sizes": 3, "a_rows": 0},
     **dict.fromkeys(("b_transposed", "a_batched", "b_batched", "sizes_batched"), False),
+    **dict.fromkeys(("gated", "biased", "gathered"), False),
 }
 
 
@@ -514,6 +516,12 @@ def test_raw_call():
         ({"batch": 2}, "d must hold at least 64 elements"),
         ({"form": "contraction", "b_transposed": True}, "b_transposed must be false"),
         ({"m": 2**31 - 1, "k": 2**31 - 1, "batch": 2**31 - 1}, "fewer than 2^63"),
+        ({"activation": "magic"}, "activation is unknown: magic"),
+        ({"form": "contraction", "activation": "relu"}, "epilogue must be empty"),
+        ({"gated": True}, "b must hold at least 120 elements"),
+        ({"gated": True, "b_transposed": True}, "b_transposed must be false"),
+        ({"biased": True}, "bias and gather where there are any, got 4"),
+        ({"gathered": True, "a_rows": 8}, "bias and gather where there are any, got 4"),
     ],
     ids=str,
 )

@@ -24,31 +24,76 @@ std::string check_problem(const RaggedProblem& p) {
                                      {"k", p.k},
                                      {"batch", p.batch},
                                      {"groups", p.groups},
+                                     {"a_rows", p.a_rows},
                                      {"num_sizes", p.num_sizes}}) {
     if (extent < 0 || extent > kMaxExtent) {
       return std::string(name) + " must be in [0, 2147483647], got " + std::to_string(extent);
     }
   }
   if (p.b_transposed && !p.is_rows()) return "b_transposed must be false when form is contraction, got true";
+  if (!p.epilogue.is_none()) {
+    const Epilogue& e = p.epilogue;
+    if (!p.is_rows()) return "epilogue must be empty when form is contraction";
+    if (e.derivative || e.aux_out || e.column_sums || e.bias == Bias::kM) {
+      return "epilogue must be an activation, a bias of columns or gating";
+    }
+    if (e.gated && p.b_transposed) return "b_transposed must be false when the product is gated, got true";
+    if (std::string error = check_problem(group_problem(p, p.tokens())); !error.empty()) return error;
+  }
   const auto fits = [&](int64_t x, int64_t y, int64_t z) {
     int64_t product;
     return !__builtin_mul_overflow(x * y, z, &product) && !__builtin_mul_overflow(product, p.batch, &product);
   };
-  if (!fits(p.m, p.k, 1) || !fits(p.k, p.n, p.is_rows() ? p.groups : 1) ||
-      !fits(p.m, p.n, p.is_rows() ? 1 : p.groups)) {
+  if (!fits(p.m, p.k, 1) || !fits(p.a_rows, p.a_columns(), 1) ||
+      !fits(p.k, p.b_columns(), p.is_rows() ? p.groups : 1) || !fits(p.m, p.n, p.is_rows() ? 1 : p.groups)) {
     return "a, b and d must have fewer than 2^63 elements";
   }
   return "";
+}
+
+int64_t max_ragged_tiles(const RaggedProblem& p, int64_t tile_m, int64_t tile_n) {
+  const int64_t rows = (p.m + tile_m - 1) / tile_m, columns = (p.n + tile_n - 1) / tile_n;
+  // Each group, and the rows before the first and after the last, may end in a tile that is not full.
+  return p.is_rows() ? (rows + p.groups + 2) * columns : p.groups * rows * columns;
+}
+
+std::string reject_ragged_tiles(const RaggedProblem& p, int64_t tile_m, int64_t tile_n) {
+  constexpr int64_t kMaxTiles = (int64_t{1} << 31) - 1;
+  // In floating point, where a product of three extents cannot overflow.
+  const double rows = static_cast<double>((p.m + tile_m - 1) / tile_m), groups = static_cast<double>(p.groups);
+  const double columns = static_cast<double>((p.n + tile_n - 1) / tile_n);
+  if ((p.is_rows() ? (rows + groups + 2) * columns : groups * rows * columns) <= kMaxTiles) return "";
+  return "the output must be at most 2^31 - 1 tiles of " + std::to_string(tile_m) + "x" + std::to_string(tile_n);
+}
+
+Problem group_problem(const RaggedProblem& p, int64_t rows) {
+  Problem group{};
+  group.batch = group.batch_inner = 1;
+  group.m = p.is_rows() ? rows : p.m;
+  group.n = p.n;
+  group.k = p.is_rows() ? p.k : rows;
+  group.a = {p.in, !p.is_rows(), p.a_columns(), 0, 0};
+  group.b = {p.in, p.b_transposed, p.b_transposed ? p.k : p.b_columns(), 0, 0};
+  group.out = p.out;
+  group.compute = p.compute;
+  group.epilogue = p.epilogue;
+  if (p.epilogue.gated) group.epilogue.up_offset = p.n;
+  return group;
 }
 
 RaggedBuffers batch_entry(const RaggedProblem& p, const RaggedBuffers& buffers, int64_t batch_idx) {
   RaggedBuffers entry = buffers;
   const int64_t in_bytes = dtype_bytes(p.in);
   if (p.a_batched) entry.a = static_cast<const char*>(buffers.a) + batch_idx * p.a_elements() * in_bytes;
+  if (p.b_batched && buffers.bias != nullptr) {
+    entry.bias =
+        static_cast<const char*>(buffers.bias) + batch_idx * p.bias_elements() * dtype_bytes(p.epilogue.bias_dtype);
+  }
   if (p.b_batched) entry.b = static_cast<const char*>(buffers.b) + batch_idx * p.b_elements() * in_bytes;
   if (p.sizes_batched) {
     entry.group_sizes = buffers.group_sizes + batch_idx * p.num_sizes;
     entry.group_offset = buffers.group_offset + batch_idx;
+    if (p.gathered) entry.gather = buffers.gather + batch_idx * p.tokens();
   }
   entry.d = static_cast<char*>(buffers.d) + batch_idx * p.d_elements() * dtype_bytes(p.out);
   return entry;

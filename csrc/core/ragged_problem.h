@@ -9,6 +9,11 @@
 //   contraction  D[b,g,m,n] = sum over the rows i of group g of A[b,i,m] * B[b,i,n]:
 //                A k x m, B k x n, D groups x m x n; k counts the tokens
 //
+// In the form rows the product of a group may have an epilogue (problem.h): an activation, a bias of
+// one row for each group, or gating, with B as groups x k x 2 x n. Rows of no group stay 0.
+//
+// A may be gathered: token i is row gather[i] of it, of a_rows, and zero where there is no such row.
+//
 // Everything is packed row-major. A size below 0 counts as 0, and groups end with the tokens.
 #pragma once
 
@@ -34,19 +39,26 @@ struct RaggedProblem {
   int64_t groups;     // of B or D
   int64_t num_sizes;  // length of group_sizes
   bool b_transposed;  // rows only
-  // Whether an operand has an entry for each batch index; else all share one. group_offset goes
-  // with group_sizes.
+  // Whether an operand has an entry for each batch index; else all share one. group_offset and gather
+  // go with group_sizes, the bias with B.
   bool a_batched, b_batched, sizes_batched;
   DType in, out;
   Compute compute;
+  // Of it only activation, gated, bias (kN) and bias_dtype are used.
+  Epilogue epilogue = {};
+  bool gathered = false;
+  int64_t a_rows = 0;  // where A is gathered, else it has as many as there are tokens
 
   bool is_rows() const { return form == RaggedForm::kRows; }
   int64_t tokens() const { return is_rows() ? m : k; }
   bool is_empty() const { return batch == 0 || m == 0 || n == 0 || (!is_rows() && groups == 0); }
 
   // Elements of one batch entry.
-  int64_t a_elements() const { return m * k; }
-  int64_t b_elements() const { return (is_rows() ? groups : 1) * k * n; }
+  int64_t a_columns() const { return is_rows() ? k : m; }
+  int64_t b_columns() const { return epilogue.gated ? 2 * n : n; }
+  int64_t a_elements() const { return (gathered ? a_rows : tokens()) * a_columns(); }
+  int64_t b_elements() const { return (is_rows() ? groups : 1) * k * b_columns(); }
+  int64_t bias_elements() const { return epilogue.bias == Bias::kNone ? 0 : groups * b_columns(); }
   int64_t d_elements() const { return (is_rows() ? 1 : groups) * m * n; }
 };
 
@@ -59,6 +71,8 @@ struct RaggedBuffers {
   void* d;
   void* workspace;
   int64_t workspace_bytes;
+  const void* bias = nullptr;
+  const int32_t* gather = nullptr;
 };
 
 using RaggedImplementation = ImplementationOf<RaggedProblem, RaggedBuffers>;
@@ -66,6 +80,15 @@ using RaggedImplementations = ImplementationsOf<RaggedProblem, RaggedBuffers>;
 
 // Empty when extents are in range and their products fit 64 bits, else the first rule broken.
 std::string check_problem(const RaggedProblem& problem);
+
+// The most tiles there can be, whatever the sizes. A tile has tile_m rows, or fewer where a group ends.
+int64_t max_ragged_tiles(const RaggedProblem& problem, int64_t tile_m, int64_t tile_n);
+
+// Why so many tiles are too many for a grid; empty when they are not.
+std::string reject_ragged_tiles(const RaggedProblem& problem, int64_t tile_m, int64_t tile_n);
+
+// The product of one group of `rows` tokens, its operands packed: for the rules that hold for any product.
+Problem group_problem(const RaggedProblem& problem, int64_t rows);
 
 // The addresses of batch entry `batch_idx` alone.
 RaggedBuffers batch_entry(const RaggedProblem& problem, const RaggedBuffers& buffers, int64_t batch_idx);

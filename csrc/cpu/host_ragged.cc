@@ -7,27 +7,6 @@
 namespace tcgemm {
 namespace {
 
-// The product of one group of `rows` tokens, or with rows = p.tokens() the largest there may be.
-Problem group_problem(const RaggedProblem& p, int64_t rows) {
-  Problem group{};
-  group.batch = group.batch_inner = 1;
-  group.n = p.n;
-  group.out = p.out;
-  group.compute = p.compute;
-  if (p.is_rows()) {
-    group.m = rows;
-    group.k = p.k;
-    group.a = {p.in, false, p.k, 0, 0};
-    group.b = {p.in, p.b_transposed, p.b_transposed ? p.k : p.n, 0, 0};
-  } else {
-    group.m = p.m;
-    group.k = rows;
-    group.a = {p.in, true, p.m, 0, 0};
-    group.b = {p.in, false, p.n, 0, 0};
-  }
-  return group;
-}
-
 class HostRagged final : public RaggedImplementation {
  public:
   const char* name() const override { return "host"; }
@@ -35,6 +14,11 @@ class HostRagged final : public RaggedImplementation {
 
   std::string reject(const RaggedProblem& p, const Device& device, std::string_view config) const override {
     return host_gemm()->reject(group_problem(p, p.tokens()), device, config);
+  }
+
+  // A gathered A is copied into the order of the tokens first.
+  int64_t workspace_bytes(const RaggedProblem& p, const Device&, std::string_view) const override {
+    return p.gathered ? p.tokens() * p.a_columns() * dtype_bytes(p.in) : 0;
   }
 
   Status launch(const RaggedProblem& p, const RaggedBuffers& buffers, const Device& device, std::string_view config,
@@ -49,7 +33,8 @@ class HostRagged final : public RaggedImplementation {
   static Status launch_entry(const RaggedProblem& p, const RaggedBuffers& buffers, const Device& device,
                              std::string_view config, void* stream) {
     const std::vector<int64_t> starts = group_starts(p, buffers.group_sizes, *buffers.group_offset);
-    const auto* a = static_cast<const char*>(buffers.a);
+    if (p.gathered) gather(p, buffers);
+    const auto* a = static_cast<const char*>(p.gathered ? buffers.workspace : buffers.a);
     const auto* b = static_cast<const char*>(buffers.b);
     auto* d = static_cast<char*>(buffers.d);
     const int64_t in_bytes = dtype_bytes(p.in), out_bytes = dtype_bytes(p.out);
@@ -61,12 +46,30 @@ class HostRagged final : public RaggedImplementation {
       const Problem group = group_problem(p, starts[g + 1] - starts[g]);
       if (group.is_empty()) continue;
       Buffers group_buffers;
-      group_buffers.a = a + starts[g] * (p.is_rows() ? p.k : p.m) * in_bytes;
-      group_buffers.b = b + (p.is_rows() ? g * p.k : starts[g]) * p.n * in_bytes;
+      group_buffers.a = a + starts[g] * p.a_columns() * in_bytes;
+      group_buffers.b = b + (p.is_rows() ? g * p.k : starts[g]) * p.b_columns() * in_bytes;
+      if (p.epilogue.gated) group_buffers.b_up = static_cast<const char*>(group_buffers.b) + p.n * in_bytes;
+      if (buffers.bias != nullptr) {
+        group_buffers.bias =
+            static_cast<const char*>(buffers.bias) + g * p.b_columns() * dtype_bytes(p.epilogue.bias_dtype);
+      }
       group_buffers.d = d + (p.is_rows() ? starts[g] : g * p.m) * p.n * out_bytes;
       if (Status s = host_gemm()->launch(group, group_buffers, device, config, stream); !s.is_ok()) return s;
     }
     return Status::ok();
+  }
+
+  static void gather(const RaggedProblem& p, const RaggedBuffers& buffers) {
+    const int64_t row_bytes = p.a_columns() * dtype_bytes(p.in);
+    for (int64_t i = 0; i < p.tokens(); ++i) {
+      char* target = static_cast<char*>(buffers.workspace) + i * row_bytes;
+      const int64_t row = buffers.gather[i];
+      if (row >= 0 && row < p.a_rows) {
+        std::memcpy(target, static_cast<const char*>(buffers.a) + row * row_bytes, row_bytes);
+      } else {
+        std::memset(target, 0, row_bytes);
+      }
+    }
   }
 };
 

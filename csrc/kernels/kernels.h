@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/implementation.h"
+#include "core/ragged_problem.h"
 
 namespace tcgemm {
 
@@ -11,5 +12,9 @@ const Implementation* wmma_naive();
 const Implementation* wmma_tiled();
 const Implementation* mma_sync();
 const Implementation* wgmma();
+
+// Their grouped products.
+const RaggedImplementation* mma_sync_ragged();
+const RaggedImplementation* wgmma_ragged();
 
 }  // namespace tcgemm

@@ -32,7 +32,7 @@ const Implementations& implementations() {
 }
 
 const RaggedImplementations& ragged_implementations() {
-  static const RaggedImplementations all{};
+  static const RaggedImplementations all{mma_sync_ragged(), wgmma_ragged()};
   return all;
 }
 

@@ -77,6 +77,14 @@ inline RaggedProblem ragged_problem_from(nb::dict dict) {
   p.a_batched = flag("a_batched");
   p.b_batched = flag("b_batched");
   p.sizes_batched = flag("sizes_batched");
+  p.gathered = flag("gathered");
+  p.a_rows = integer("a_rows");
+  p.epilogue.gated = flag("gated");
+  p.epilogue.activation = parsed_from(dict, "activation", parse_activation);
+  if (flag("biased")) {
+    p.epilogue.bias = Bias::kN;
+    p.epilogue.bias_dtype = dtype_from(dict, "bias_dtype");
+  }
   p.in = dtype_from(dict, "in_dtype");
   p.out = dtype_from(dict, "out_dtype");
   p.compute = parsed_from(dict, "compute", parse_compute);

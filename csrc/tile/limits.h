@@ -27,30 +27,32 @@ inline std::string reject_device(const Device& device, int compute_capability) {
          version(device.compute_capability);
 }
 
-inline std::string reject_types(const Problem& p, const std::vector<TypeRule>& rules) {
+inline std::string reject_types(DType in, Compute compute, DType out, const std::vector<TypeRule>& rules) {
   const auto append = [](std::string& list, const char* name) {
     if (list.find(name) == std::string::npos) list += (list.empty() ? "" : ", ") + std::string(name);
   };
-  if (p.a.dtype != p.b.dtype) {
-    return std::string("a and b must have the same dtype, got ") + dtype_name(p.a.dtype) + " and " +
-           dtype_name(p.b.dtype);
-  }
   std::string ins, computes, outs;
   for (const TypeRule& rule : rules) {
     append(ins, dtype_name(rule.in));
-    if (rule.in != p.a.dtype) continue;
+    if (rule.in != in) continue;
     append(computes, compute_name(rule.compute));
-    if (rule.compute != p.compute) continue;
-    for (const DType out : rule.outs) {
-      if (out == p.out) return "";
-      append(outs, dtype_name(out));
+    if (rule.compute != compute) continue;
+    for (const DType known : rule.outs) {
+      if (known == out) return "";
+      append(outs, dtype_name(known));
     }
   }
-  const std::string in = dtype_name(p.a.dtype);
-  if (!outs.empty()) return "the output of " + in + " inputs must be " + outs + ", got " + dtype_name(p.out);
+  const std::string name = dtype_name(in);
+  if (!outs.empty()) return "the output of " + name + " inputs must be " + outs + ", got " + dtype_name(out);
   if (!computes.empty())
-    return "compute for " + in + " inputs must be " + computes + ", got " + compute_name(p.compute);
-  return "inputs must be " + ins + ", got " + in;
+    return "compute for " + name + " inputs must be " + computes + ", got " + compute_name(compute);
+  return "inputs must be " + ins + ", got " + name;
+}
+
+inline std::string reject_types(const Problem& p, const std::vector<TypeRule>& rules) {
+  if (p.a.dtype == p.b.dtype) return reject_types(p.a.dtype, p.compute, p.out, rules);
+  return std::string("a and b must have the same dtype, got ") + dtype_name(p.a.dtype) + " and " +
+         dtype_name(p.b.dtype);
 }
 
 // A grid of one block a tile.

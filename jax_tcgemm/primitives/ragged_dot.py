@@ -1,18 +1,24 @@
 """The primitive `tcgemm_ragged_dot`: products over groups of consecutive rows.
 
-    rows         out[b, i, n] = sum_k lhs[b, i, k] * rhs[b, g, k, n] for the rows i of group g
+    rows         out[b, i, n] = f(sum_k lhs[b, i, k] * rhs[b, g, k, n] + bias[b, g, n])
+                 for the rows i of group g, else 0
                  lhs (*b, m, k), rhs (*b, g, k, n) or, rhs_transposed, (*b, g, n, k)
+                 gated: rhs (*b, g, k, 2, n), bias (*b, g, 2, n); out = f(gate) * up
     contraction  out[b, g, m, n] = sum over the rows i of group g of lhs[b, i, m] * rhs[b, i, n]
                  lhs (*b, k, m), rhs (*b, k, n)
 
-Operands are lhs, rhs, group_sizes (*b, s) and group_offset (*b, 1); all have the same number of
-batch dimensions, each of size 1 where it is broadcast. The two forms are closed under
-differentiation: each one's gradients are the other or itself.
+Operands are lhs, rhs, group_sizes (*b, s), group_offset (*b, 1) and, where the parameters of these
+names say so, bias and gather (*b, rows of the product): row i is then lhs[gather[i]]. All have the
+same number of batch dimensions, each of size 1 where it is broadcast.
 
-Parameters, all static: form, rhs_transposed, groups (of rhs or of the result), precision
-(canonical), preferred_element_type, implementation, config.
+Without an epilogue the two forms are closed under differentiation: each one's gradients are the
+other or itself. With one, derivatives are those of the same function made of plain products.
+
+Parameters, all static: form, rhs_transposed, groups (of rhs or of the result), activation, gated,
+biased, gathered, precision (canonical), preferred_element_type, implementation, config.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -23,6 +29,7 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_tcgemm import local, local_ragged, selection
+from jax_tcgemm.activations import ACTIVATIONS
 from jax_tcgemm.primitives import partitioning, ragged_division
 from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
 from jax_tcgemm.primitives.ragged_division import result_spec
@@ -38,21 +45,30 @@ def ragged_dot(
     rhs,
     group_sizes,
     group_offset,
+    bias=None,
+    gather=None,
     *,
     form="rows",
     rhs_transposed=False,
     groups,
+    activation="none",
+    gated=False,
     precision=None,
     preferred_element_type=None,
     implementation=None,
     config=None,
 ):
     """Binds the primitive; arguments are checked and canonical already."""
+    extra = [x for x in (bias, gather) if x is not None]
     return ragged_dot_p.bind(
-        *same_varying(lhs, rhs, group_sizes, group_offset),
+        *same_varying(lhs, rhs, group_sizes, group_offset, *extra),
         form=form,
         rhs_transposed=rhs_transposed,
         groups=groups,
+        activation=activation,
+        gated=gated,
+        biased=bias is not None,
+        gathered=gather is not None,
         precision=precision,
         preferred_element_type=preferred_element_type,
         implementation=implementation,
@@ -60,31 +76,51 @@ def ragged_dot(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """The operands of a call by name, from their order; the optional ones None where absent."""
+
+    lhs: object
+    rhs: object
+    group_sizes: object
+    group_offset: object
+    bias: object = None
+    gather: object = None
+
+    @classmethod
+    def of(cls, args, params) -> "Operands":
+        """Names `args`, as bound with `params`."""
+        names = ["bias"] * params["biased"] + ["gather"] * params["gathered"]
+        return cls(*args[:4], **dict(zip(names, args[4:], strict=True)))
+
+
 # --- typing -------------------------------------------------------------------------------------
 
 
-def _abstract_eval(lhs, rhs, group_sizes, group_offset, **params):
-    num_batch = group_sizes.ndim - 1
-    batch = np.broadcast_shapes(
-        *(x.shape[:num_batch] for x in (lhs, rhs, group_sizes, group_offset))
-    )
-    product = _extents(lhs, rhs, params)
+def _abstract_eval(*args, **params):
+    num_batch = args[2].ndim - 1
+    batch = np.broadcast_shapes(*(x.shape[:num_batch] for x in args))
+    operands = Operands.of(args, params)
+    extents = _extents(operands, params)
     groups = (params["groups"],) if params["form"] == "contraction" else ()
     dtype = jax.eval_shape(
         functools.partial(lax.dot, preferred_element_type=params["preferred_element_type"]),
-        *(jax.ShapeDtypeStruct((1, 1), x.dtype) for x in (lhs, rhs)),
+        *(jax.ShapeDtypeStruct((1, 1), x.dtype) for x in (operands.lhs, operands.rhs)),
     ).dtype
-    shape = (*batch, *groups, product["m"], product["n"])
-    sharding = lhs.sharding.update(spec=result_spec(lhs, rhs, params, len(shape)))
+    shape = (*batch, *groups, extents["m"], extents["n"])
+    lhs = operands.lhs
+    sharding = lhs.sharding.update(spec=result_spec(lhs, operands.rhs, params, len(shape)))
     return lhs.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
-def _extents(lhs, rhs, params) -> dict:
+def _extents(operands: Operands, params) -> dict:
     """m, n and k, as RaggedProblem names them."""
+    lhs, rhs = operands.lhs, operands.rhs
+    tokens = lhs.shape[-2] if operands.gather is None else operands.gather.shape[-1]
     if params["form"] == "contraction":
-        return {"m": lhs.shape[-1], "n": rhs.shape[-1], "k": lhs.shape[-2]}
+        return {"m": lhs.shape[-1], "n": rhs.shape[-1], "k": tokens}
     n = rhs.shape[-2 if params["rhs_transposed"] else -1]
-    return {"m": lhs.shape[-2], "n": n, "k": lhs.shape[-1]}
+    return {"m": tokens, "n": n, "k": lhs.shape[-1]}
 
 
 ragged_dot_p.def_impl(functools.partial(xla.apply_primitive, ragged_dot_p))
@@ -112,53 +148,134 @@ batching.fancy_primitive_batchers[ragged_dot_p] = _batch
 # --- differentiation ----------------------------------------------------------------------------
 
 
+def is_fused(params) -> bool:
+    """Whether a call does more than multiply."""
+    return params["activation"] != "none" or params["gated"] or params["biased"]
+
+
 def _jvp(primals, tangents, **params):
-    lhs, rhs, *groups = primals
+    if is_fused(params):
+        return _jvp_of_parts(primals, tangents, params)
     out = ragged_dot_p.bind(*primals, **params)
     parts = []
-    for tangent, bind in (
-        (tangents[0], lambda t: ragged_dot_p.bind(*same_varying(t, rhs, *groups), **params)),
-        (tangents[1], lambda t: ragged_dot_p.bind(*same_varying(lhs, t, *groups), **params)),
-    ):
-        if type(tangent) is not ad.Zero:
-            parts.append(bind(tangent))
+    for i in range(2):
+        if type(tangents[i]) is not ad.Zero:
+            operands = [*primals]
+            operands[i] = tangents[i]
+            parts.append(ragged_dot_p.bind(*same_varying(*operands), **params))
     if not parts:
         return out, ad.Zero(jax.typeof(out).to_tangent_aval())
     return out, functools.reduce(lax.add, parts)
 
 
-def _transpose(ct, lhs, rhs, *group_operands, **params):
+def _jvp_of_parts(primals, tangents, params):
+    """The jvp of `parts`, by all operands that have a tangent."""
+    moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+
+    def f(*values):
+        operands = [*primals]
+        for i, value in zip(moving, values, strict=True):
+            operands[i] = value
+        return parts(Operands.of(operands, params), params)
+
+    if not moving:
+        out = ragged_dot_p.bind(*primals, **params)
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    return jax.jvp(f, [primals[i] for i in moving], [tangents[i] for i in moving])
+
+
+def parts(operands: Operands, params) -> jax.Array:
+    """A call with an epilogue made of plain products; a group's bias is a product with ones."""
+    plain = {
+        **{"form": "rows", "rhs_transposed": params["rhs_transposed"]},
+        **{key: params[key] for key in ("groups", "precision", "implementation")},
+        "preferred_element_type": params["preferred_element_type"],
+    }
+    lhs, rhs, bias = operands.lhs, operands.rhs, operands.bias
+    groups = operands.group_sizes, operands.group_offset
+    if params["gated"]:
+        rhs = jnp.reshape(rhs, (*rhs.shape[:-2], -1))
+        bias = None if bias is None else jnp.reshape(bias, (*bias.shape[:-2], -1))
+    z = ragged_dot(lhs, rhs, *groups, None, operands.gather, **plain)
+    ones = jnp.ones((*(1,) * (z.ndim - 2), z.shape[-2], 1), z.dtype)
+    if bias is not None:
+        plain["rhs_transposed"] = False
+        z += ragged_dot(ones, bias[..., None, :].astype(z.dtype), *groups, **plain)
+    f = ACTIVATIONS[params["activation"]]
+    if params["gated"]:
+        gate, up = jnp.split(z, 2, axis=-1)
+        return f(gate) * up
+    if params["activation"] == "sigmoid":  # The one that is not 0 at 0, where rows are of no group.
+        plain["rhs_transposed"] = False
+        columns = jnp.ones((*(1,) * (z.ndim - 2), params["groups"], 1, 1), z.dtype)
+        return f(z) * ragged_dot(ones, columns, *groups, **plain)
+    return f(z)
+
+
+def _transpose(ct, *args, **params):
     """The cotangent of lhs or of rhs, whichever is to be differentiated, by one grouped product.
 
     It inherits the implementation, which must then be able to run it, but not the config: that
     was asked for a product of another shape.
     """
-    is_lhs = ad.is_undefined_primal(lhs)
-    aval = (lhs if is_lhs else rhs).aval
+    assert not is_fused(params)
+    is_lhs = ad.is_undefined_primal(args[0])
+    aval = args[0 if is_lhs else 1].aval
     if type(ct) is ad.Zero:
         bar = ad.Zero(aval)
     else:
-        operands, form, transposed = _cotangent_product(ct, lhs, rhs, is_lhs, params)
-        bar = ragged_dot(
-            *operands,
-            *group_operands,
-            **params | {"form": form, "rhs_transposed": transposed, "config": None},
-        )
-        num_batch = jnp.ndim(group_operands[0]) - 1
+        bar = _cotangent(ct, Operands.of(args, params), is_lhs, params)
+        num_batch = jnp.ndim(args[2]) - 1
         repeated = [i for i in range(num_batch) if aval.shape[i] == 1 != bar.shape[i]]
         bar = jnp.sum(bar, repeated, keepdims=True) if repeated else bar
         bar = partitioning.resharded(lax.convert_element_type(bar, aval.dtype), aval.sharding)
-    return [bar, None, None, None] if is_lhs else [None, bar, None, None]
+    others = [None] * (len(args) - 2)
+    return [bar, None, *others] if is_lhs else [None, bar, *others]
 
 
-def _cotangent_product(ct, lhs, rhs, is_lhs, params):
-    """The operands, the form and the layout of the product that gives a cotangent."""
-    if params["form"] == "contraction":
-        # Both gradients go over the rows again, each with the groups of ct.
-        return ((rhs, ct), "rows", True) if is_lhs else ((lhs, ct), "rows", False)
+def _cotangent(ct, operands: Operands, is_lhs: bool, params) -> jax.Array:
+    lhs, rhs, gather = operands.lhs, operands.rhs, operands.gather
+    groups = operands.group_sizes, operands.group_offset
+    keys = ("groups", "precision", "preferred_element_type", "implementation")
+    bind = functools.partial(ragged_dot, **{key: params[key] for key in keys})
+    is_contraction, transposed = params["form"] == "contraction", params["rhs_transposed"]
     if is_lhs:
-        return (ct, rhs), "rows", not params["rhs_transposed"]
-    return ((ct, lhs) if params["rhs_transposed"] else (lhs, ct)), "contraction", False
+        # Of a contraction, over the rows again, each with ct of its group.
+        x, y, flipped = (rhs, ct, True) if is_contraction else (ct, rhs, not transposed)
+        bar = bind(x, y, *groups, rhs_transposed=flipped)
+        return bar if gather is None else _add_rows(bar, gather, lhs.aval.shape[-2])
+    if is_contraction:
+        return bind(lhs, ct, *groups, None, gather)
+    if not transposed:
+        return bind(lhs, ct, *groups, None, gather, form="contraction")
+    # Only the first operand can be gathered.
+    lhs = lhs if gather is None else _take_rows(lhs, gather)
+    return bind(ct, lhs, *groups, form="contraction")
+
+
+def _take_rows(x, gather):
+    """x[..., gather[i], :], zero for an index out of range."""
+    batch = np.broadcast_shapes(x.shape[:-2], gather.shape[:-1])
+    x = jnp.broadcast_to(x, (*batch, *x.shape[-2:]))
+    gather = jnp.broadcast_to(gather, (*batch, gather.shape[-1]))
+    take = lambda x, i: x.at[jnp.where(i < 0, x.shape[0], i)].get(mode="fill", fill_value=0)  # noqa: E731
+    for _ in batch:
+        take = jax.vmap(take)
+    return take(x, gather)
+
+
+def _add_rows(rows, gather, num_rows: int):
+    """The transpose of `_take_rows`: out[gather[i]] is the sum of all its rows[i]."""
+    batch = rows.shape[:-2]
+    gather = jnp.broadcast_to(gather, (*batch, gather.shape[-1]))
+
+    def add(rows, i):
+        out = jnp.zeros((num_rows, rows.shape[-1]), rows.dtype)
+        return out.at[jnp.where(i < 0, num_rows, i)].add(rows, mode="drop")
+
+    for _ in batch:
+        add = jax.vmap(add)
+    return add(rows, gather)
 
 
 ad.primitive_jvps[ragged_dot_p] = _jvp
@@ -168,19 +285,36 @@ ad.primitive_transposes[ragged_dot_p] = _transpose
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(lhs, rhs, group_sizes, group_offset, out, params) -> local_ragged.Product:
+def product_of(*avals_and_params) -> local_ragged.Product:
     """What one call of the primitive says, from the types of its operands and result."""
-    num_batch = group_sizes.ndim - 1
-    sizes_batch = np.broadcast_shapes(group_sizes.shape[:-1], group_offset.shape[:-1])
+    *args, out, params = avals_and_params
+    operands = Operands.of(args, params)
+    num_batch = operands.group_sizes.ndim - 1
+
+    def batch(*names):
+        shapes = [getattr(operands, name) for name in names]
+        return np.broadcast_shapes(*(x.shape[:num_batch] for x in shapes if x is not None))
+
+    bias = operands.bias
+    # Of a device that has some of the groups, fewer than the parameters say.
+    groups = (out if params["form"] == "contraction" else operands.rhs).shape[num_batch]
     return local_ragged.Product(
         form=params["form"],
-        batches=(lhs.shape[:num_batch], rhs.shape[:num_batch], sizes_batch),
-        **_extents(lhs, rhs, params),
-        groups=(out if params["form"] == "contraction" else rhs).shape[num_batch],
-        num_sizes=group_sizes.shape[-1],
+        batches=(
+            batch("lhs"),
+            batch("rhs", "bias"),
+            batch("group_sizes", "group_offset", "gather"),
+        ),
+        **_extents(operands, params),
+        groups=groups,
+        num_sizes=operands.group_sizes.shape[-1],
         rhs_transposed=params["rhs_transposed"],
-        lhs_dtype=np.dtype(lhs.dtype),
-        rhs_dtype=np.dtype(rhs.dtype),
+        activation=params["activation"],
+        gated=params["gated"],
+        bias_dtype=None if bias is None else np.dtype(bias.dtype),
+        gathered_rows=None if operands.gather is None else operands.lhs.shape[-2],
+        lhs_dtype=np.dtype(operands.lhs.dtype),
+        rhs_dtype=np.dtype(operands.rhs.dtype),
         result_dtype=np.dtype(out.dtype),
         precision=params["precision"],
         implementation=params["implementation"],
@@ -188,10 +322,24 @@ def product_of(lhs, rhs, group_sizes, group_offset, out, params) -> local_ragged
     )
 
 
-def division_of(lhs, rhs, group_sizes, group_offset, params) -> partitioning.Division:
+def division_of(*avals_and_params) -> partitioning.Division:
     """How a call may be divided over devices."""
-    operands = {"lhs": lhs, "rhs": rhs, "group_sizes": group_sizes, "group_offset": group_offset}
+    *args, params = avals_and_params
+    operands = {name: x for name, x in vars(Operands.of(args, params)).items() if x is not None}
     return ragged_division.division_of(ragged_dot, operands, params)
+
+
+def _gathered_first(operands: Operands, params) -> jax.Array:
+    """The same product of rows that are gathered before, by whatever can run that."""
+    taken = _take_rows(operands.lhs, operands.gather)
+    groups = operands.group_sizes, operands.group_offset
+    keys = ("form", "rhs_transposed", "groups", "precision", "preferred_element_type")
+    return ragged_dot(
+        taken,
+        operands.rhs,
+        *groups,
+        **{key: params[key] for key in (*keys, "implementation")},
+    )
 
 
 def _lower(ctx, *args, platform, **params):
@@ -205,8 +353,14 @@ def _lower(ctx, *args, platform, **params):
         OP, product, platform, selection.target_device(platform), obstacle
     )
 
-    def on_device(*operands):
-        return (local_ragged.ragged_dot(*operands, plan),)
+    def on_device(*args):
+        operands = Operands.of(args, params)
+        if plan.choice.implementation == selection.XLA:
+            if is_fused(params):
+                return (parts(operands, params),)
+            if operands.gather is not None:
+                return (_gathered_first(operands, params),)
+        return (local_ragged.ragged_dot(**vars(operands), plan=plan),)
 
     return partitioning.lower_on_device(ctx, on_device, *args)
 

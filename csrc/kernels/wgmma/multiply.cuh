@@ -21,15 +21,18 @@ __device__ __forceinline__ void m_major_fragment_offsets(uint32_t (&offsets)[4],
   }
 }
 
-// acc (+)= A * B of one k block whose tiles start at shared addresses a and b. Returns with these
-// multiplications under way; those of the k block before are done when `release_previous` runs.
-template <typename T, typename In, int kTransA, int kTransB, int kCount, typename Release>
+// acc (+)= A * B of one k block whose tiles start at shared addresses a and b, for the first kWidth of
+// B's columns (0: all). Returns with these multiplications under way; those of the k block before are
+// done when `release_previous` runs.
+template <typename T, typename In, int kTransA, int kTransB, int kWidth = 0, int kCount, typename Release>
 __device__ __forceinline__ void multiply_from_shared(float (&acc)[T::kBlocksM][kCount], uint32_t a, uint32_t b,
                                                      bool accumulate, Release release_previous) {
+  constexpr int kUsed = kWidth == 0 ? kCount : kWidth / 2;
+  const auto used = [&](int block) -> float (&)[kUsed] { return reinterpret_cast<float (&)[kUsed]>(acc[block]); };
   const uint64_t a_desc = ptx::swizzle_128b_descriptor(a, 8192, 1024);
   const uint64_t b_desc = ptx::swizzle_128b_descriptor(b, 8192, 1024);
 #pragma unroll
-  for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
+  for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(used(block));
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < T::kTileK / T::kMmaK; ++step) {
@@ -38,13 +41,13 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[T::kBlocksM][k
     constexpr uint64_t kStepB = (kTransB ? T::kMmaK * 128 : 32) >> 4;
 #pragma unroll
     for (int block = 0; block < T::kBlocksM; ++block) {
-      ptx::wgmma_m64k32b<In, kTransA, kTransB>(acc[block], a_desc + step * kStepA + block * (8192 >> 4),
+      ptx::wgmma_m64k32b<In, kTransA, kTransB>(used(block), a_desc + step * kStepA + block * (8192 >> 4),
                                                b_desc + step * kStepB, accumulate || step != 0);
     }
   }
   ptx::wgmma_commit_group();
 #pragma unroll
-  for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
+  for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(used(block));
   ptx::wgmma_wait_group<1>();
   release_previous();
 }

@@ -1,0 +1,122 @@
+// Grouped products by mma.sync (core/ragged_problem.h), for sm_80 and later and for operands of any
+// alignment. The grid has a block for as many tiles as there may be; each finds its own from the group
+// sizes, and those that are left over end. Main loop and store are those of kernel.cuh: to them a tile's
+// group is a matrix of its own, so that nothing outside it is ever read.
+//
+//   rows         A is the tokens, whose rows end with the group; B the group's weights
+//   contraction  both operands hold tokens in rows of K, which begins and ends with the group
+#pragma once
+
+#include <cstdint>
+
+#include "epilogue/epilogue.cuh"
+#include "kernels/mma_sync/mainloop.cuh"
+#include "kernels/mma_sync/params.cuh"
+#include "kernels/mma_sync/store.cuh"
+#include "tile/segment_walk.cuh"
+
+namespace tcgemm::mma {
+
+struct RaggedParams {
+  Params gemm;  // batch entries of B (rows) or of D (contraction) are the groups
+  Groups groups;
+};
+
+// Tiles of a segment, and where each of them lies: in rows m counts from the segment's first token.
+template <typename Config>
+struct RaggedTiles {
+  static constexpr bool kIsRows = !Config::kATransposed;
+  int32_t rows, columns;  // rows: of a contraction's D
+
+  __device__ __forceinline__ int32_t num_tiles(bool is_group, int32_t tokens) const {
+    return kIsRows ? tile_rows(tokens) * columns : is_group ? rows * columns : 0;
+  }
+  __device__ __forceinline__ int32_t tile_rows(int32_t tokens) const {
+    return kIsRows ? (tokens + Config::kTileM - 1) / Config::kTileM : rows;
+  }
+};
+
+// By the first warp; what it finds out all threads learn. k < 0: there is no such tile.
+template <typename Config>
+__device__ __forceinline__ void find_work(const RaggedParams& params, Work* work, int64_t* m_end) {
+  using Tiles = RaggedTiles<Config>;
+  __shared__ Segment shared_segment;
+  __shared__ int32_t shared_tile;
+  const auto tiles_of = [](int64_t extent, int tile) { return static_cast<int32_t>((extent + tile - 1) / tile); };
+  const Tiles tiles{tiles_of(params.gemm.m, Config::kTileM), tiles_of(params.gemm.n, Config::kTileN)};
+  if (threadIdx.x < 32) {
+    Segment segment;
+    int32_t tile;
+    SegmentWalk<Tiles> walk(params.groups, tiles);
+    if (!walk.find(blockIdx.x, &segment, &tile)) tile = -1;
+    if (threadIdx.x == 0) {
+      shared_segment = segment;
+      shared_tile = tile;
+    }
+  }
+  __syncthreads();
+  const Segment segment = shared_segment;
+  if (shared_tile < 0) {
+    work->k = -1;
+    return;
+  }
+  const int32_t tokens = segment.token_end - segment.token_begin;
+  const TilePlace place = TilePlace::make(shared_tile, tiles.tile_rows(tokens), tiles.columns);
+  work->split_idx = 0;
+  work->batch_idx = max(segment.group, 0);
+  work->m_idx = (Tiles::kIsRows ? segment.token_begin : 0) + place.row * Config::kTileM;
+  work->n_idx = place.column * Config::kTileN;
+  work->k_begin = Tiles::kIsRows ? 0 : segment.token_begin;
+  work->k = !Tiles::kIsRows ? tokens : segment.group < 0 ? 0 : static_cast<int>(params.gemm.k);
+  *m_end = Tiles::kIsRows ? segment.token_end : params.gemm.m;
+}
+
+template <typename Config, typename Instruction>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
+    ragged_kernel(const __grid_constant__ RaggedParams params) {
+#if __CUDA_ARCH__ >= 800
+  using Traits = KernelTraits<Config, Instruction>;
+  using A = typename Traits::A;
+  using B = typename Traits::B;
+  using Partial = typename Instruction::Partial;
+  extern __shared__ __align__(1024) uint8_t shared_memory[];
+  const uint32_t a_address = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory));
+  const uint32_t b_address = a_address + A::kBytes;
+
+  Work work;
+  int64_t m_end;
+  find_work<Config>(params, &work, &m_end);
+  if (work.k < 0) return;
+  const int warp = threadIdx.x / 32;
+  const int warp_m = warp % Config::kWarpsM * Config::kWarpM;
+  const int warp_n = warp / Config::kWarpsM * Config::kWarpN;
+  Mainloop<Config, Instruction> loop;
+  loop.a_address = a_address + A::lane_offset(warp_m);
+  loop.b_address = b_address + B::lane_offset(warp_n);
+  const Params& gemm = params.gemm;
+  if (work.k > 0) {
+    const int num_tiles = work.num_k_tiles(Traits::kTileK);
+    const auto a_source = A::make_source(gemm.a.data, gemm.a.ld, work.m_idx, work.k_begin, m_end, a_address);
+    const auto b_source =
+        B::make_source(gemm.b.at_batch(work.batch_idx), gemm.b.ld, work.n_idx, work.k_begin, gemm.n, b_address);
+    if (gemm.a_granularity == kChunkBytes && gemm.b_granularity == kChunkBytes) {
+      loop.run(AlignedCopies<Config, Instruction>(a_source, b_source, num_tiles, work.k), num_tiles);
+    } else {
+      loop.run(
+          UnalignedCopies<Config, Instruction>{{}, a_source, b_source, gemm.a_granularity, gemm.b_granularity, work.k},
+          num_tiles);
+    }
+  }
+  // In rows D is one matrix, of which this tile's group may write as far as its tokens go.
+  Params stored = gemm;
+  stored.m = m_end;
+  store_tile<Config, Instruction>(
+      stored, epilogue::Identity<Partial, void>{}, loop.accumulators,
+      reinterpret_cast<Partial*>(shared_memory + warp * Traits::kStagingBytesPerWarp),
+      {0, RaggedTiles<Config>::kIsRows ? 0 : work.batch_idx, work.m_idx + warp_m, work.n_idx + warp_n});
+#else
+  __trap();  // cp.async and these mma shapes begin with sm_80.
+#endif
+}
+
+}  // namespace tcgemm::mma

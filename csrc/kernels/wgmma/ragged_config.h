@@ -1,0 +1,16 @@
+// Configs of wgmma's grouped products: the one list of what is instantiated.
+#pragma once
+
+#include "kernels/wgmma/config.h"
+
+namespace tcgemm::wgmma_family {
+
+// X(name, tile_m, tile_n, cluster_m, ping_pong, swapped), as in config.h; swapped ones are of form
+// rows, where tile_n is the most tokens of a tile, the others of form contraction.
+#define TCGEMM_WGMMA_RAGGED_CONFIGS(X)                  \
+  X("128x256x64_c2x1x1_co_t", 128, 256, 2, false, true) \
+  X("128x256x64_c1x1x1_co_t", 128, 256, 1, false, true) \
+  X("128x64x64_c1x1x1_co_t", 128, 64, 1, false, true)   \
+  X("128x256x64_c2x1x1_co", 128, 256, 2, false, false)
+
+}  // namespace tcgemm::wgmma_family

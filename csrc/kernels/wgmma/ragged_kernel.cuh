@@ -1,0 +1,304 @@
+// Grouped products on Hopper, in the two forms of core/ragged_problem.h; the form is the orientation of
+// the config (ragged_traits.cuh). Loads, pipeline and multiplication are those of kernel.cuh; what
+// differs is which tiles there are, which only the group sizes in device memory tell, and that
+// nothing of one group may reach another.
+//
+//   rows         A of the instruction: a group's weights, M-major (kTransA) or K-major; B: tokens. A
+//                tile's tokens end with its group; the instruction's n is the next multiple of 16, and
+//                what it multiplies beyond them is not stored. Rows of no group are stored as zeros.
+//   contraction  A and B: columns of both operands; K goes over a group's tokens. The last k block is
+//                loaded in boxes of 2^i rows, those beyond the group from outside the tensor, where TMA
+//                reads zeros: so 0 * 0 is all that the last multiplication adds.
+//
+// Roles (384 threads):
+//   warp 0 (one thread)  producer: keeps kStages loads in flight
+//   warp 1               finds the tiles and pushes them into the ring
+//   warpgroups 1, 2      consumers, cooperative or ping-pong
+//
+// Pipelines (arrivals that complete a phase):
+//   full[stage]   1 (the producer's expect_tx) + the bytes loaded
+//   empty[stage]  one for each consumer warpgroup that reads the stage, from each block of the cluster
+//   order[group]  1: the other consumer has issued its last multiplication
+//   ring          see WorkRing: full 1, empty 1 + 256
+//
+// Shared memory, from a 1024-byte boundary: as in kernel.cuh, and then the ring.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/wgmma/kernel.cuh"
+#include "kernels/wgmma/multiply.cuh"
+#include "kernels/wgmma/ragged_store.cuh"
+#include "kernels/wgmma/ragged_traits.cuh"
+
+namespace tcgemm::wgmma_family {
+
+// Rows of a K-major tile, `count` (a multiple of 8) of them, in boxes of 8 * 2^i.
+template <bool kMulticast>
+__device__ __forceinline__ void load_rows(uint8_t* tile, const CUtensorMap* boxes, uint64_t* barrier, uint16_t mask,
+                                          int32_t count, int32_t row_idx, int32_t k_idx) {
+#pragma unroll 1
+  for (int i = 5; i >= 0; --i) {
+    const int32_t rows = 8 << i;
+    if ((count & rows) == 0) continue;
+    if constexpr (kMulticast) {
+      ptx::tma_load_4d_multicast(tile, &boxes[i], barrier, mask, k_idx, row_idx, 0, 0);
+    } else {
+      ptx::tma_load_4d(tile, &boxes[i], barrier, k_idx, row_idx, 0, 0);
+    }
+    tile += rows * 128;
+    row_idx += rows;
+  }
+}
+
+// One k block of an operand with rows of K, of whose rows from k_idx on only `valid` are there. The
+// rest is loaded from beyond `end`, the last row of the tensor. Boxes lie on multiples of their size
+// whichever way they fall, as the swizzle wants it.
+template <int kExtent, int kSharers, typename T>
+__device__ __forceinline__ void load_masked(uint8_t* tile, const CUtensorMap* boxes, uint64_t* barrier, uint16_t mask,
+                                            int part, int32_t first_idx, int32_t k_idx, int32_t valid, int32_t end) {
+  constexpr int kRows = T::kTileK / kSharers;
+  const int32_t own_valid = min(max(valid - part * kRows, 0), kRows), zeros = kRows - own_valid;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kExtent / T::kChunk; ++chunk) {
+    uint8_t* target = tile + (chunk * T::kTileK + part * kRows) * 128;
+    int32_t row = k_idx + part * kRows;
+    const auto load = [&](int i, int32_t from) {
+      if constexpr (kSharers > 1) {
+        ptx::tma_load_4d_multicast(target, &boxes[i], barrier, mask, first_idx + chunk * T::kChunk, from, 0, 0);
+      } else {
+        ptx::tma_load_4d(target, &boxes[i], barrier, first_idx + chunk * T::kChunk, from, 0, 0);
+      }
+      target += 128 << i;
+    };
+#pragma unroll 1
+    for (int i = 6; i >= 0; --i) {
+      if (own_valid >> i & 1) {
+        load(i, row);
+        row += 1 << i;
+      }
+    }
+#pragma unroll 1
+    for (int i = 0; i <= 6; ++i) {
+      if (zeros >> i & 1) load(i, end);
+    }
+  }
+}
+
+// Calls f with the one of kStep, 2 * kStep ... kMax that `width` is, as a constant.
+template <int kStep, int kMax, typename Visitor>
+__device__ __forceinline__ void visit_width(int32_t width, Visitor&& f) {
+  if constexpr (kMax > kStep) {
+    if (width < kMax) {
+      visit_width<kStep, kMax - kStep>(width, f);
+      return;
+    }
+  }
+  f(std::integral_constant<int, kMax>{});
+}
+
+template <typename Config, typename In, int kTransA, typename Epilogue>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    ragged_kernel(const __grid_constant__ RaggedParams<Epilogue> params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using T = RaggedTraits<Config, In, kTransA>;
+  constexpr int kTransB = T::kIsRows ? 0 : 1;
+  extern __shared__ uint8_t unaligned_shared[];
+  uint8_t* shared =
+      reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(unaligned_shared) + 1023) & ~uintptr_t{1023});
+  uint64_t* full = reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset);
+  uint64_t* empty = full + T::kStages;
+  uint64_t* order = empty + T::kStages;
+  typename T::Ring ring(shared + T::kRingOffset);
+  const Params<Epilogue>& gemm = params.gemm;
+
+  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  const int rank_m = Config::kClusterM == 1 ? 0 : static_cast<int>(ptx::cluster_ctarank());
+  constexpr uint16_t kMask = (1u << Config::kClusterM) - 1;
+
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensormap(&gemm.a_map);
+    ptx::prefetch_tensormap(&gemm.d_map);
+    constexpr int kReaders = Config::kPingPong ? 1 : Config::kConsumers;
+    for (int i = 0; i < T::kStages; ++i) {
+      ptx::mbarrier_init(&full[i], 1);
+      ptx::mbarrier_init(&empty[i], kReaders * Config::kClusterM);
+    }
+    for (int i = 0; i < Config::kConsumers; ++i) ptx::mbarrier_init(&order[i], 1);
+    ring.init();
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if constexpr (Config::kClusterM > 1) {
+    ptx::cluster_arrive_relaxed();
+    ptx::cluster_wait();
+  }
+  ptx::griddepcontrol_wait();
+
+  const auto num_k_blocks = [&](const RaggedWork& work) {
+    if (!T::kIsRows) return (work.num_tokens() + T::kTileK - 1) / T::kTileK;
+    return work.tokens.group < 0 ? 0 : (gemm.k + T::kTileK - 1) / T::kTileK;
+  };
+  // What the instruction multiplies: at most what tokens need, in whole swizzle groups of each block.
+  const auto width_of = [&](const RaggedWork& work) {
+    return (work.num_tokens() + T::kWidthStep - 1) / T::kWidthStep * T::kWidthStep;
+  };
+
+  if (group == 0) {
+    ptx::setmaxnreg_dec<T::kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      PipelineState<T::kStages> state;
+      for (;;) {
+        const RaggedWork work = ring.pop();
+        if (work.tokens.group == RaggedWork::kEnd) break;
+        const int32_t k_blocks = num_k_blocks(work);
+        for (int32_t i = 0; i < k_blocks; ++i, state.advance()) {
+          ptx::mbarrier_wait(&empty[state.stage], state.phase ^ 1);
+          uint64_t* barrier = &full[state.stage];
+          uint8_t* a = shared + state.stage * T::kStageBytes;
+          uint8_t* b = a + T::kABytes;
+          if constexpr (T::kIsRows) {
+            const int32_t width = width_of(work), own = width / Config::kClusterM;
+            ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes + width * 128);
+            load_tile<kTransA, Config::kTileM, 1, T>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, i * T::kTileK,
+                                                     work.tokens.group, 0);
+            load_rows<(Config::kClusterM > 1)>(b + rank_m * own * 128, params.b_boxes, barrier, kMask, own,
+                                               work.tokens.token_begin + rank_m * own, i * T::kTileK);
+          } else {
+            const int32_t k_idx = work.tokens.token_begin + i * T::kTileK, valid = work.tokens.token_end - k_idx;
+            ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);
+            if (valid >= T::kTileK) {
+              load_tile<1, Config::kTileM, 1, T>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, k_idx, 0, 0);
+              load_tile<1, T::kPaddedN, Config::kClusterM, T>(b, &gemm.b_map, barrier, kMask, rank_m, work.n_idx, k_idx,
+                                                              0, 0);
+            } else {
+              load_masked<Config::kTileM, 1, T>(a, params.a_boxes, barrier, 0, 0, work.m_idx, k_idx, valid,
+                                                params.groups.tokens);
+              load_masked<T::kPaddedN, Config::kClusterM, T>(b, params.b_boxes, barrier, kMask, rank_m, work.n_idx,
+                                                             k_idx, valid, params.groups.tokens);
+            }
+          }
+        }
+      }
+      // Not earlier: blocks of the next kernel would wait on SMs that have no tile of ours.
+      ptx::griddepcontrol_launch_dependents();
+    } else if (threadIdx.x / 32 == 1) {
+      using Tiles = std::conditional_t<T::kIsRows, RowTiles<Config>, ContractionTiles<Config>>;
+      Tiles tiles;
+      const auto clusters = [](int32_t extent, int32_t tile) { return (extent + tile - 1) / tile; };
+      if constexpr (T::kIsRows) {
+        tiles = {clusters(gemm.m, Config::kTileM * Config::kClusterM)};
+      } else {
+        tiles = {clusters(gemm.m, Config::kTileM * Config::kClusterM), clusters(gemm.n, Config::kTileN)};
+      }
+      SegmentWalk<Tiles> walk(params.groups, tiles);
+      RaggedWork work;
+      for (int32_t tile = blockIdx.x / Config::kClusterM;; tile += gridDim.x / Config::kClusterM) {
+        int32_t in_segment;
+        if (!walk.find(tile, &work.tokens, &in_segment)) break;
+        tiles.locate(in_segment, rank_m, &work);
+        if (threadIdx.x % 32 == 0) ring.push(work);
+      }
+      work.tokens.group = RaggedWork::kEnd;
+      if (threadIdx.x % 32 == 0) ring.push(work);
+    }
+  } else {
+    ptx::setmaxnreg_inc<T::kConsumerRegisters>();
+    const int consumer = group - 1, thread_idx = threadIdx.x % 128;
+    uint8_t* store_buffers = shared + T::kStoreOffset + consumer * 2 * T::kStoreBytes;
+    int buffer_idx = 0;
+    const uint32_t barrier_id = 1 + consumer;
+    // Thread i tells the producer of the i-th block of the cluster that a stage is free.
+    const auto release = [&](int stage) {
+      if constexpr (Config::kClusterM == 1) {
+        if (thread_idx == 0) ptx::mbarrier_arrive(&empty[stage]);
+      } else {
+        if (thread_idx < Config::kClusterM) ptx::mbarrier_arrive_remote(&empty[stage], thread_idx);
+      }
+    };
+
+    const uint32_t first_row_bytes = Config::kPingPong ? 0 : consumer * T::kRowsPerGroup * 128;
+    PipelineState<T::kStages> state;
+    uint32_t turn = 0;
+    for (int32_t sequence = 0;; ++sequence) {
+      const RaggedWork work = ring.pop_by_warp();
+      if (work.tokens.group == RaggedWork::kEnd) break;
+      const int32_t k_blocks = num_k_blocks(work);
+      if (Config::kPingPong && (sequence & 1) != consumer) {
+        state.advance(k_blocks);
+        continue;
+      }
+      if constexpr (Config::kPingPong) {
+        // Group 0 begins; from then on each one waits for the other's previous tile.
+        if (sequence > 0) {
+          ptx::mbarrier_wait(&order[consumer], turn);
+          turn ^= 1;
+        }
+      }
+
+      float acc[T::kBlocksM][Config::kTileN / 2];
+#pragma unroll
+      for (int block = 0; block < T::kBlocksM; ++block) {
+#pragma unroll
+        for (int i = 0; i < Config::kTileN / 2; ++i) acc[block][i] = 0.0f;
+      }
+      const auto multiply = [&](auto width) {
+        int previous_stage = -1;
+#pragma unroll 1
+        for (int32_t i = 0; i < k_blocks; ++i) {
+          ptx::mbarrier_wait(&full[state.stage], state.phase);
+          const uint32_t a = ptx::shared_address(shared + state.stage * T::kStageBytes) + first_row_bytes;
+          const uint32_t b = ptx::shared_address(shared + state.stage * T::kStageBytes + T::kABytes);
+          multiply_from_shared<T, In, kTransA, kTransB, decltype(width)::value>(acc, a, b, true, [&] {
+            if (previous_stage >= 0) release(previous_stage);
+          });
+          previous_stage = state.stage;
+          state.advance();
+        }
+        ptx::wgmma_wait_group<0>();
+#pragma unroll
+        for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
+        if (previous_stage >= 0) release(previous_stage);
+      };
+      if constexpr (T::kIsRows) {
+        visit_width<T::kWidthStep, T::kMaxWidth>(width_of(work), multiply);
+      } else {
+        multiply(std::integral_constant<int, Config::kTileN>{});
+      }
+      if constexpr (Config::kPingPong) {
+        if (thread_idx == 0) ptx::mbarrier_arrive(&order[consumer ^ 1]);
+      }
+
+#pragma unroll
+      for (int block = 0; block < T::kBlocksM; ++block) {
+        const int32_t m_idx = work.m_idx + (Config::kPingPong ? 0 : consumer * T::kRowsPerGroup) + block * 64;
+        if constexpr (!T::kIsRows) {
+          if (gemm.out_type == FloatType::kF32) {
+            store_rows<Config, Epilogue, 4>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work.n_idx,
+                                            work.tokens.group, barrier_id);
+          } else {
+            store_rows<Config, Epilogue, 2>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work.n_idx,
+                                            work.tokens.group, barrier_id);
+          }
+        } else if (gemm.out_type == FloatType::kF32) {
+          store_tokens<Config, Epilogue, float>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work, barrier_id);
+        } else {
+          store_tokens<Config, Epilogue, uint16_t>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work,
+                                                   barrier_id);
+        }
+      }
+    }
+    if (thread_idx == 0) ptx::tma_store_wait_read<0>();
+  }
+  if constexpr (Config::kClusterM > 1) {
+    // No block may leave while another one's arrivals or writes to it are under way.
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
+#else
+  __trap();  // wgmma and TMA exist on sm_90a only; the launcher refuses other devices
+#endif
+}
+
+}  // namespace tcgemm::wgmma_family

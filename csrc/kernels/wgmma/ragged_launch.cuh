@@ -1,0 +1,141 @@
+// Host side of one instantiation of a grouped product. Included by the instances only.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/wgmma/launch.cuh"
+#include "kernels/wgmma/ragged_config.h"
+#include "kernels/wgmma/ragged_kernel.cuh"
+#include "kernels/wgmma/ragged_launch.h"
+
+namespace tcgemm::wgmma_family {
+
+// A matrix of `rows` rows, or `groups` of them one after another. One that is empty is never read, but
+// must have an address: that of D.
+struct RaggedOperand {
+  const void* data;
+  int64_t contiguous, rows, groups;
+};
+
+template <typename In>
+Status encode_ragged_map(CUtensorMap* map, const RaggedCall& call, const RaggedOperand& x, int columns, int rows) {
+  Call extents{};
+  extents.batch = extents.batch_inner = std::max<int64_t>(x.groups, 1);
+  extents.element_bytes = sizeof(In);
+  const bool is_empty = x.contiguous == 0 || x.rows == 0 || x.groups == 0;
+  const AlignedOperand operand{is_empty ? call.buffers.d : x.data, x.contiguous, 0, x.contiguous * x.rows};
+  const int box[2] = {columns, rows};
+  return encode_operand_map(map, map_type<In>(), extents, operand, {x.contiguous, x.rows}, box);
+}
+
+template <typename Config, typename In, int kTransA>
+Status launch_ragged(const RaggedCall& call) {
+  using T = RaggedTraits<Config, In, kTransA>;
+  using Epilogue = Bare;
+  const RaggedProblem& p = *call.problem;
+  const RaggedBuffers& buffers = call.buffers;
+  RaggedParams<Epilogue> params{};
+  Params<Epilogue>& gemm = params.gemm;
+  // Of form rows the kernel's product is the swapped one.
+  gemm.m = static_cast<int32_t>(T::kIsRows ? p.n : p.m);
+  gemm.n = static_cast<int32_t>(T::kIsRows ? p.m : p.n);
+  gemm.k = static_cast<int32_t>(p.k);
+  gemm.batch = gemm.batch_inner = gemm.num_splits = 1;
+  gemm.out_type = p.out == DType::kF16 ? FloatType::kF16 : p.out == DType::kBF16 ? FloatType::kBF16 : FloatType::kF32;
+  gemm.d = buffers.d;
+  gemm.ldd = p.n;
+  params.groups = {buffers.group_sizes, buffers.group_offset, static_cast<int32_t>(p.num_sizes),
+                   static_cast<int32_t>(p.groups), static_cast<int32_t>(p.tokens())};
+
+  Call out{};
+  out.batch = T::kIsRows ? 1 : p.groups;
+  out.num_splits = 1;
+  out.m = gemm.m;
+  out.n = gemm.n;
+  out.out_type = gemm.out_type;
+  out.d = buffers.d;
+  const int64_t out_bytes = dtype_bytes(p.out);
+  gemm.store_with_tma = is_aligned(buffers.d, 16) && gemm.ldd * out_bytes % 16 == 0;
+  if (gemm.store_with_tma) {
+    const auto box = [](auto shape) { return OutputBox{shape.kBoxColumns, shape.kBoxRows, shape.kRowBytes}; };
+    const OutputBox d_box = out_bytes == 4 ? box(StoreShape<Config, 4>{}) : box(StoreShape<Config, 2>{});
+    if (Status s = encode_output_map(&gemm.d_map, out, Config::kSwapped, d_box); !s.is_ok()) return s;
+  }
+
+  if constexpr (T::kIsRows) {
+    const RaggedOperand weights{buffers.b, kTransA ? p.n : p.k, kTransA ? p.k : p.n, p.groups};
+    const RaggedOperand tokens{buffers.a, p.k, p.m, 1};
+    if (Status s = encode_ragged_map<In>(&gemm.a_map, call, weights, kTransA ? T::kChunk : T::kTileK,
+                                         kTransA ? T::kTileK : Config::kTileM);
+        !s.is_ok()) {
+      return s;
+    }
+    for (int i = 0; 8 << i <= T::kMaxWidth; ++i) {
+      if (Status s = encode_ragged_map<In>(&params.b_boxes[i], call, tokens, T::kTileK, 8 << i); !s.is_ok()) return s;
+    }
+  } else {
+    for (int i = 0; 1 << i < T::kTileK; ++i) {
+      if (Status s = encode_ragged_map<In>(&params.a_boxes[i], call, {buffers.a, p.m, p.k, 1}, T::kChunk, 1 << i);
+          !s.is_ok()) {
+        return s;
+      }
+      if (Status s = encode_ragged_map<In>(&params.b_boxes[i], call, {buffers.b, p.n, p.k, 1}, T::kChunk, 1 << i);
+          !s.is_ok()) {
+        return s;
+      }
+    }
+    if (Status s = encode_ragged_map<In>(&gemm.a_map, call, {buffers.a, p.m, p.k, 1}, T::kChunk, T::kTileK);
+        !s.is_ok()) {
+      return s;
+    }
+    if (Status s = encode_ragged_map<In>(&gemm.b_map, call, {buffers.b, p.n, p.k, 1}, T::kChunk,
+                                         T::kTileK / Config::kClusterM);
+        !s.is_ok()) {
+      return s;
+    }
+  }
+
+  // At most so many tiles: how many there are is known on the device only.
+  const int64_t num_tiles = T::kIsRows ? max_ragged_tiles(p, Config::kTileN, Config::kTileM * Config::kClusterM)
+                                       : max_ragged_tiles(p, Config::kTileM * Config::kClusterM, Config::kTileN);
+
+  cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = Config::kClusterSize;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(Config::kClusterSize);
+  launch.blockDim = dim3(Config::kThreads);
+  launch.dynamicSmemBytes = T::kSharedBytes;
+  launch.stream = call.stream;
+  launch.attrs = attributes;
+  launch.numAttrs = 2;
+  const auto kernel_function = ragged_kernel<Config, In, kTransA, Epilogue>;
+  static ResidentClusters resident{};
+  int num_clusters = 0;
+  if (Status s = prepare_kernel(kernel_function, launch, resident, &num_clusters); !s.is_ok()) return s;
+  launch.gridDim.x *= static_cast<unsigned>(std::min<int64_t>(num_tiles, num_clusters));
+  return cuda_status(cudaLaunchKernelEx(&launch, kernel_function, params), "wgmma grouped kernel");
+}
+
+template <typename Config, typename In, int kTransA>
+constexpr RaggedLaunchFunction ragged_function() {
+  if constexpr (Config::kSwapped || kTransA) {
+    return launch_ragged<Config, In, kTransA>;
+  } else {
+    return nullptr;
+  }
+}
+
+// The configs in the order of TCGEMM_WGMMA_RAGGED_CONFIGS.
+template <typename In, int kTransA>
+std::vector<RaggedLaunchFunction> ragged_launch_table() {
+  return {
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped) \
+  ragged_function<Config<tile_m, tile_n, cluster_m, 1, 1, ping_pong, swapped>, In, kTransA>(),
+      TCGEMM_WGMMA_RAGGED_CONFIGS(TCGEMM_ENTRY)
+#undef TCGEMM_ENTRY
+  };
+}
+
+}  // namespace tcgemm::wgmma_family

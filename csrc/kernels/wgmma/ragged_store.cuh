@@ -1,0 +1,72 @@
+// From accumulators to the rows of D that a tile of tokens has: a box that lies inside the tile goes
+// by TMA, the last one, which would reach into the next group's rows, in stores of its threads.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/wgmma/ragged_traits.cuh"
+#include "kernels/wgmma/store.cuh"
+
+namespace tcgemm::wgmma_family {
+
+// The first `rows` rows and `columns` columns of a staged box. `aligned`: D's rows start on 16 bytes.
+template <typename Out, int kRowBytes>
+__device__ __forceinline__ void copy_rows(const uint8_t* buffer, Out* d, int64_t ldd, int32_t rows, int32_t columns,
+                                          bool aligned, int thread_idx) {
+  if (aligned) {
+    constexpr int kPieces = kRowBytes / 16, kPieceColumns = 16 / sizeof(Out);
+    const int piece = thread_idx % kPieces;
+    if (piece * kPieceColumns >= columns) return;
+    for (int row = thread_idx / kPieces; row < rows; row += 128 / kPieces) {
+      *reinterpret_cast<uint4*>(d + row * ldd + piece * kPieceColumns) =
+          *reinterpret_cast<const uint4*>(buffer + swizzle<kRowBytes>(row * kRowBytes + piece * 16));
+    }
+  } else {
+    constexpr int kColumns = kRowBytes / sizeof(Out);
+    const int column = thread_idx % kColumns;
+    if (column >= columns) return;
+    for (int row = thread_idx / kColumns; row < rows; row += 128 / kColumns) {
+      d[row * ldd + column] =
+          *reinterpret_cast<const Out*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * sizeof(Out)));
+    }
+  }
+}
+
+// 64 rows of accumulators, those of D's columns from m_idx on, one column for each token of the tile.
+template <typename Config, typename Epilogue, typename Out>
+__device__ __forceinline__ void store_tokens(float (&acc)[Config::kTileN / 2], const Params<Epilogue>& params,
+                                             uint8_t* buffers, int& buffer_idx, int32_t m_idx, const RaggedWork& work,
+                                             uint32_t barrier_id) {
+  using Shape = StoreShape<Config, sizeof(Out)>;
+  const int thread_idx = ptx::tid_x() % 128;
+#pragma unroll
+  for (int turn = 0; turn < Shape::kTurns; ++turn, buffer_idx ^= 1) {
+    const int32_t tokens = work.num_tokens() - Shape::across(turn);
+    if (tokens <= 0) break;
+    uint8_t* buffer = buffers + buffer_idx * 8192;
+    // The stores issued two turns ago, by this same thread, have read the buffer.
+    if (thread_idx == 0) ptx::tma_store_wait_read<1>();
+    ptx::named_barrier_sync(barrier_id, 128);
+    stage<Config, sizeof(Out)>(acc, buffer, Shape::first_column(turn), params.out_type, thread_idx);
+    ptx::fence_proxy_async();
+    ptx::named_barrier_sync(barrier_id, 128);
+    const bool is_whole = params.store_with_tma && tokens >= Shape::kBoxRows;
+    const int32_t row = work.n_idx + Shape::across(turn);
+#pragma unroll
+    for (int box = 0; box < Shape::kBoxes; ++box) {
+      const uint8_t* staged = buffer + box * Shape::kBoxBytes;
+      const int32_t column = m_idx + Shape::along(turn, box);
+      if (!is_whole) {
+        copy_rows<Out, Shape::kRowBytes>(staged, static_cast<Out*>(params.d) + row * params.ldd + column, params.ldd,
+                                         min(tokens, Shape::kBoxRows), params.m - column, params.store_with_tma,
+                                         thread_idx);
+      } else if (thread_idx == 0) {
+        ptx::tma_store_3d(&params.d_map, staged, column, row, 0);
+      }
+    }
+    // Also without a store: the wait above counts groups.
+    if (thread_idx == 0) ptx::tma_store_commit();
+  }
+}
+
+}  // namespace tcgemm::wgmma_family

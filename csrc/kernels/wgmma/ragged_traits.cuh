@@ -1,0 +1,87 @@
+// What a config decides at compile time for grouped products, and the arguments of a launch.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/wgmma/ragged_work.cuh"
+#include "kernels/wgmma/scheduler.cuh"
+#include "kernels/wgmma/traits.cuh"
+
+namespace tcgemm::wgmma_family {
+
+// Boxes of 2^i rows of tokens (contraction) or 8 * 2^i (rows), from which any number is made up.
+inline constexpr int kNumBoxes = 7;
+
+template <typename Epilogue>
+struct RaggedParams {
+  Params<Epilogue> gemm;  // rows: the swapped product, D's rows being n; contraction: D's batch is the group
+  CUtensorMap a_boxes[kNumBoxes], b_boxes[kNumBoxes];
+  Groups groups;
+};
+
+// The form is the orientation of the config.
+// rows (swapped): A of the instruction is the weights and B the tokens, whose number is the flexible extent of
+// the instruction: a tile is as wide as its tokens need, in steps of 16.
+// contraction (not swapped): both operands are stored with rows of K.
+template <typename Config, typename In, int kTransA>
+struct RaggedTraits : Traits<Config, In, kTransA, !Config::kSwapped> {
+  static constexpr bool kIsRows = Config::kSwapped;
+  using Base = Traits<Config, In, kTransA, !kIsRows>;
+  static constexpr int kMaxWidth = Config::kTileN;
+  static constexpr int kWidthStep = 16;
+  // The producer and both consumers read what tile comes next.
+  using Ring = WorkRing<1 + 128 * Config::kConsumers>;
+  static constexpr int kRingOffset = (Base::kBarrierOffset + 8 * Base::kNumBarriers + 31) / 32 * 32;
+  static constexpr int kSharedBytes = 1024 + kRingOffset + Ring::kBytes;
+
+  // The producer of a contraction masks. A block may hand out no more than the 168 registers of each
+  // thread that it starts with: it would wait for ever.
+  static constexpr int kProducerRegisters = kIsRows ? 40 : 56;
+  static constexpr int kConsumerRegisters = kIsRows ? 232 : 224;
+  static_assert(kProducerRegisters + Config::kConsumers * kConsumerRegisters <= 168 * Config::kThreads / 128,
+                "registers of a block");
+
+  static_assert(kSharedBytes <= kMaxSharedMemory, "the ring of tiles must fit beside the stages");
+  static_assert(Config::kClusterN == 1 && Config::kClusterK == 1, "blocks of a cluster share the tokens only");
+  static_assert(kMaxWidth % kWidthStep == 0 && kWidthStep / Config::kClusterM % 8 == 0,
+                "each block of a cluster loads whole swizzle groups");
+  static_assert(kIsRows || kTransA, "a contraction's operands are stored with rows of K");
+};
+
+// Counts the tiles of a segment of rows and finds out where they lie.
+template <typename Config>
+struct RowTiles {
+  int32_t columns;  // of clusters, along the weights
+
+  __device__ __forceinline__ static int32_t ceil_div(int32_t x, int32_t y) { return (x + y - 1) / y; }
+  __device__ __forceinline__ int32_t num_tiles(bool, int32_t tokens) const {
+    return ceil_div(tokens, Config::kTileN) * columns;
+  }
+
+  // In: the segment's tokens; out: the tile's.
+  __device__ __forceinline__ void locate(int32_t in_segment, int32_t rank_m, RaggedWork* work) const {
+    const int32_t rows = ceil_div(work->num_tokens(), Config::kTileN);
+    // Tiles of a segment are of one width, so that none is left with a few tokens only.
+    const int32_t width = ceil_div(ceil_div(work->num_tokens(), rows), 16) * 16;
+    const TilePlace place = TilePlace::make(in_segment, rows, columns);
+    work->m_idx = (place.column * Config::kClusterM + rank_m) * Config::kTileM;
+    work->n_idx = work->tokens.token_begin += place.row * width;
+    work->tokens.token_end = min(work->n_idx + width, work->tokens.token_end);
+  }
+};
+
+// The same for a contraction: each group has the tiles of one D.
+template <typename Config>
+struct ContractionTiles {
+  int32_t rows, columns;  // of clusters
+
+  __device__ __forceinline__ int32_t num_tiles(bool is_group, int32_t) const { return is_group ? rows * columns : 0; }
+
+  __device__ __forceinline__ void locate(int32_t in_segment, int32_t rank_m, RaggedWork* work) const {
+    const TilePlace place = TilePlace::make(in_segment, rows, columns);
+    work->m_idx = (place.row * Config::kClusterM + rank_m) * Config::kTileM;
+    work->n_idx = place.column * Config::kTileN;
+  }
+};
+
+}  // namespace tcgemm::wgmma_family
