@@ -102,7 +102,7 @@ XLA_FFI_DEFINE_HANDLER(ragged_handler, ragged,
 XLA_FFI_DEFINE_HANDLER(transpose_handler, transpose,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Attr<TransposeAttributes>("transpose")
+                           .Attrs<TransposeAttributes>()
                            .Arg<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>(),
                        {ffi::Traits::kCmdBufferCompatible});
@@ -117,7 +117,7 @@ ffi::Error reduce_here(cudaStream_t stream, ReduceAttributes attributes, ffi::An
 XLA_FFI_DEFINE_HANDLER(reduce_handler, reduce_here,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Attr<ReduceAttributes>("reduce")
+                           .Attrs<ReduceAttributes>()
                            .Arg<ffi::AnyBuffer>()
                            .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});

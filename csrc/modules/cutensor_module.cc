@@ -14,18 +14,18 @@ namespace ffi = xla::ffi;
 namespace tcgemm::cutensor {
 namespace {
 
-XLA_FFI_DEFINE_HANDLER(instantiate_handler, instantiate, ffi::Ffi::BindInstantiate().Attr<TensorAttributes>("tensor"));
+XLA_FFI_DEFINE_HANDLER(instantiate_handler, instantiate, ffi::Ffi::BindInstantiate().Attrs<TensorAttributes>());
 
 XLA_FFI_DEFINE_HANDLER(execute_handler, execute,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Ctx<ffi::State<PlannedCall>>()
-                           .Attr<TensorAttributes>("tensor")
+                           .Attrs<TensorAttributes>()
                            .RemainingArgs()
                            .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});
 
-// The dictionary is the FFI attribute "tensor".
+// The dictionary has the attributes of the FFI call.
 Operation operation_from(nb::dict dict) {
   const auto text = [&](const char* key) { return nb::cast<std::string>(dict[key]); };
   const auto modes = [&](const char* key) { return nb::cast<std::vector<int32_t>>(dict[key]); };

@@ -6,7 +6,7 @@
 
 namespace tcgemm {
 
-// The dictionary is the FFI attribute "transpose" (ffi/tensor_kernels.h) and element_bytes.
+// The dictionary has the attributes of "tcgemm_transpose" (ffi/tensor_kernels.h) and element_bytes.
 inline Transposition transposition_from(nb::dict dict) {
   const auto integer = [&](const char* key) { return nb::cast<int64_t>(dict[key]); };
   const auto list = [&](const char* key) { return nb::cast<std::vector<int64_t>>(dict[key]); };

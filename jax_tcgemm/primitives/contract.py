@@ -12,6 +12,7 @@ or ""), precision (canonical), result_dtype, algorithm, implementation.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from jax.extend.core.primitives import dot_general_p, transpose_p
@@ -113,7 +114,7 @@ def _batch(axis_data, args, dims, *, modes, result, **params):
             return out, None
         if c_dim is None:
             return contract_p.bind(*args, modes=modes, result=result, **params), None
-        c = batching.moveaxis(c[0], c_dim, 0)
+        c = jnp.moveaxis(c[0], c_dim, 0)
         return out + scaled(c, params["beta"]), 0
     new = 1 + max(mode for operand in modes for mode in operand)
     modes = tuple(
@@ -138,8 +139,9 @@ def _batch(axis_data, args, dims, *, modes, result, **params):
 def with_axis(x, dim, position, size):
     """Moves the mapped dimension of x to `position`, or repeats x there if it has none."""
     if dim is not None:
-        return batching.moveaxis(x, dim, position)
-    return batching.broadcast(x, size, position, None)
+        return jnp.moveaxis(x, dim, position)
+    shape = (*x.shape[:position], size, *x.shape[position:])
+    return jnp.broadcast_to(jnp.expand_dims(x, position), shape)
 
 
 batching.fancy_primitive_batchers[contract_p] = _batch

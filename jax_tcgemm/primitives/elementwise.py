@@ -14,6 +14,7 @@ gamma), compute (a name or ""), implementation.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from jax.interpreters import ad, batching, xla
@@ -85,7 +86,7 @@ def _batch(axis_data, args, dims, *, modes, result, **params):
     new = 1 + max((mode for operand in modes for mode in operand), default=-1)
     # cuTENSOR takes a last operand that lies as the result alone.
     if len(args) > 1 and dims[-1] is not None:
-        args, dims = [*args[:-1], batching.moveaxis(args[-1], dims[-1], 0)], (*dims[:-1], 0)
+        args, dims = [*args[:-1], jnp.moveaxis(args[-1], dims[-1], 0)], (*dims[:-1], 0)
     modes = tuple(
         operand if dim is None else (*operand[:dim], new, *operand[dim:])
         for operand, dim in zip(modes, dims, strict=True)

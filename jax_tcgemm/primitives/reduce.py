@@ -11,6 +11,7 @@ beta, compute (a name or ""), implementation.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
@@ -84,7 +85,7 @@ def _batch(axis_data, args, dims, *, modes, result, **params):
         return reduce_p.bind(*args, modes=modes, result=result, **params), None
     if dims[0] is None:
         out = reduce_p.bind(a, modes=modes, result=result, **params | {"beta": 0})
-        return out + scaled(batching.moveaxis(c[0], dims[1], 0), params["beta"]), 0
+        return out + scaled(jnp.moveaxis(c[0], dims[1], 0), params["beta"]), 0
     new = 1 + max(modes, default=-1)
     modes = (*modes[: dims[0]], new, *modes[dims[0] :])
     if c:

@@ -1,7 +1,6 @@
 """The public `contract`."""
 
 import jax
-import jax.numpy as jnp
 
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives import contract as primitive
@@ -89,10 +88,9 @@ def contract(
     c = arguments.addend(op, c, beta, tuple(extents[mode] for mode in result), a.dtype)
     conj, factors = [], []
     for name, operator, x in (("op_a", op_a, a), ("op_b", op_b, b)):
-        operators.check(op, name, operator, x.dtype, operators.UNARY)
-        is_conj = operator == "conj" and jnp.issubdtype(x.dtype, jnp.complexfloating)
-        conj.append(is_conj)
-        factors.append(x if is_conj else operators.UNARY[operator](x))
+        operator = operators.canonical(op, name, operator, x.dtype, operators.UNARY)
+        conj.append(operator == "conj")
+        factors.append(x if operator == "conj" else operators.UNARY[operator](x))
     check_compute_type(op, compute_type, a.dtype, CONTRACTION_COMPUTE)
     check_implementation(op, "contract", implementation)
     _check_algorithm(op, algorithm, implementation)

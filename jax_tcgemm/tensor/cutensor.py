@@ -86,7 +86,7 @@ def call(operation: Operation, operands, workspace_bytes: int) -> jax.Array:
     attributes = operation.attributes(workspace_bytes)
     attributes["abi"] = _modules.cutensor.abi_version
     operands = [lax.convert_element_type(x, operation.dtype) for x in operands]
-    return jax.ffi.ffi_call(TARGET, results)(*operands, tensor=attributes)[0]
+    return jax.ffi.ffi_call(TARGET, results)(*operands, **attributes)[0]
 
 
 def plan_cache() -> dict[str, int]:

@@ -221,18 +221,22 @@ def _bind(
                 f"{op}: modes of the operands must be modes of the result, got one of {name} that "
                 "the result lacks; sum over it first with jax_tcgemm.tensor.reduce"
             )
-    for name, operator in unary.items():
-        operators.check(op, name, operator, dtype, operators.UNARY)
-    for name, operator in combine.items():
-        operators.check(op, name, operator, dtype, operators.BINARY)
+    unary = [
+        operators.canonical(op, name, operator, dtype, operators.UNARY)
+        for name, operator in unary.items()
+    ]
+    combine = [
+        operators.canonical(op, name, operator, dtype, operators.BINARY)
+        for name, operator in combine.items()
+    ]
     check_compute_type(op, compute_type, dtype, ELEMENTWISE_COMPUTE)
     check_implementation(op, op, implementation)
     return primitive.elementwise(
         *arrays.values(),
         modes=operands,
         result=result,
-        unary=unary.values(),
-        combine=combine.values(),
+        unary=unary,
+        combine=combine,
         scalars=(arguments.scalar(op, name, value, dtype) for name, value in scalars.items()),
         compute=compute_type or "",
         implementation=implementation,

@@ -48,15 +48,15 @@ def call(operation: Operation, a: jax.Array, num_bytes: int) -> jax.Array:
     abi = {"abi": _modules.cuda.abi_version}
     if operation.kind == "permute":
         attributes = _attributes(fold_permutation(operation))
-        return jax.ffi.ffi_call("tcgemm_transpose", results)(a, transpose=abi | attributes)[0]
+        return jax.ffi.ffi_call("tcgemm_transpose", results)(a, **abi, **attributes)[0]
     if num_bytes:
         results.append(jax.ShapeDtypeStruct((num_bytes,), jnp.uint8))
     attributes = dataclasses.asdict(fold_reduction(operation)) | {"op": operation.combine[0]}
-    return jax.ffi.ffi_call("tcgemm_reduce", results)(a, reduce=abi | attributes)[0]
+    return jax.ffi.ffi_call("tcgemm_reduce", results)(a, **abi, **attributes)[0]
 
 
 def _attributes(folded: Transposition) -> dict:
-    """The FFI attribute `transpose` (csrc/ffi/tensor_kernels.h) but its ABI number."""
+    """The attributes of "tcgemm_transpose" (csrc/ffi/tensor_kernels.h) but their ABI number."""
     return {
         key: np.array(value, np.int64) if isinstance(value, tuple) else value
         for key, value in dataclasses.asdict(folded).items()

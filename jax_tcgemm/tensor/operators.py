@@ -47,18 +47,24 @@ _REAL_ONLY = frozenset(
 )
 
 
-def check(op: str, name: str, operator, dtype: np.dtype, known) -> None:
-    """Raises for an operator that is not `known` or not defined for the dtype."""
+def canonical(op: str, name: str, operator, dtype: np.dtype, known) -> str:
+    """The operator; identity for the conjugate of real numbers.
+
+    Raises:
+      ValueError: when it is not `known` or not defined for the dtype.
+    """
     if not isinstance(operator, str) or operator not in known:
         raise ValueError(
             f"{op}: {name} must be one of {', '.join(known)}, got {name}={operator!r}; "
             "apply other functions with jax.numpy"
         )
-    if operator in _REAL_ONLY and jnp.issubdtype(dtype, jnp.complexfloating):
+    is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+    if operator in _REAL_ONLY and is_complex:
         raise ValueError(
             f"{op}: {name} must be defined for complex numbers, got {name}={operator!r} for "
             f"{np.dtype(dtype)}; take the real part first"
         )
+    return "identity" if operator == "conj" and not is_complex else operator
 
 
 def wide(dtype) -> np.dtype:

@@ -116,20 +116,28 @@ def make_plan(op: str, request: Request, platform: str, device: Device, obstacle
 
 
 def _make_plan(op, request, platform, device, obstacle) -> Plan:
-    operation = request.operation
-    gemm = None
+    kind, gemm, operation = request.operation.kind, None, request.operation
+    considered = _considered(request)
     if obstacle:
-        reasons = dict.fromkeys(IMPLEMENTATIONS[operation.kind], obstacle) | {XLA: ""}
+        reasons = dict.fromkeys(considered, obstacle) | {XLA: ""}
     else:
         operation, no_compute = _with_compute(request)
-        gemm, no_gemm = _gemm_plan(op, request, platform, device)
-        reasons = {XLA: "", "gemm": no_gemm}
-        reasons["cutensor"] = no_compute or _reject_cutensor(operation, platform)
-        reasons["tcgemm"] = _reject_kernels(operation, platform)
-    candidates = tuple(
-        Candidate(name, "default", reasons[name]) for name in IMPLEMENTATIONS[operation.kind]
-    )
-    name, why = _choose(op, request, operation, gemm, platform, device, reasons, obstacle)
+        reasons = {XLA: ""}
+        if "gemm" in considered:
+            gemm, reasons["gemm"] = _gemm_plan(op, request, platform, device)
+        if "cutensor" in considered:
+            reasons["cutensor"] = no_compute or _reject_cutensor(operation, platform)
+        if "tcgemm" in considered:
+            reasons["tcgemm"] = _reject_kernels(operation, platform)
+    candidates = tuple(Candidate(name, "default", reasons[name]) for name in considered)
+    if request.implementation is not None:
+        name, why = _forced(op, request.implementation, reasons)
+    elif obstacle:
+        name, why = XLA, obstacle
+    elif kind != "contract":
+        name, why = XLA, "XLA moves memory as fast, and fuses with its neighbours"
+    else:
+        name, why = _choose(operation, gemm, platform, device, reasons)
     config, workspace_bytes = "default", 0
     if name == "gemm":
         config = f"{gemm.choice.implementation}/{gemm.choice.config}"
@@ -142,28 +150,29 @@ def _make_plan(op, request, platform, device, obstacle) -> Plan:
     return Plan(request, platform, operation, gemm, choice)
 
 
-def _choose(op, request, operation, gemm, platform, device, reasons, obstacle) -> tuple[str, str]:
-    """The implementation and why."""
-    forced = request.implementation
-    if forced is not None:
-        if reasons[forced]:
-            raise ValueError(
-                f"{op}: implementation must be able to run the operation, got "
-                f"implementation={forced!r}: {forced} cannot run this: {reasons[forced]}; "
-                "implementation=None selects one that can"
-            )
-        return forced, "asked for by name"
-    if obstacle:
-        return XLA, obstacle
-    if operation.kind != "contract":
-        return XLA, "XLA moves memory as fast, and fuses with its neighbours"
+def _considered(request: Request) -> tuple[str, ...]:
+    """What is asked whether it can run: asking cuTENSOR makes a plan."""
+    kind = request.operation.kind
+    if request.implementation is not None:
+        return (request.implementation,)
+    return IMPLEMENTATIONS[kind] if kind == "contract" else (XLA,)
+
+
+def _forced(op, name, reasons) -> tuple[str, str]:
+    if reasons[name]:
+        raise ValueError(
+            f"{op}: implementation must be able to run the operation, got "
+            f"implementation={name!r}: {name} cannot run this: {reasons[name]}; "
+            "implementation=None selects one that can"
+        )
+    return name, "asked for by name"
+
+
+def _choose(operation, gemm, platform, device, reasons) -> tuple[str, str]:
+    """The implementation of a contraction and why."""
     if platform != "cuda":
-        if reasons["gemm"]:
-            return XLA, reasons["gemm"]
-        return "gemm", gemm.choice.why
+        return (XLA, reasons["gemm"]) if reasons["gemm"] else ("gemm", gemm.choice.why)
     if gemm is None or gemm.problem is None:
-        if reasons["cutensor"]:
-            return XLA, f"{reasons['gemm']}, and cuTENSOR cannot run this: {reasons['cutensor']}"
         return XLA, reasons["gemm"]
     return _by_cost(operation, gemm, device, reasons)
 
@@ -221,7 +230,8 @@ def _gemm_plan(op, request, platform, device) -> tuple[local.Plan | None, str]:
         dimension_numbers=numbers,
         permutation=permutation,
         precision=_precision(request, platform),
-        implementation=None,
+        # On CPU, left to itself, it may be XLA's own product.
+        implementation="host" if platform == "cpu" and request.implementation == "gemm" else None,
         config=None,
     )
     plan = local.make_plan(op, product, platform, device)

@@ -62,8 +62,8 @@ def reduce(
     name = "reduce"
     (a,) = arguments.arrays(name, a=a)
     (term,), result = modes.parse(name, subscripts, ("a",), (a.shape,))
-    operators.check(name, "op", op, a.dtype, operators.REDUCTIONS)
-    operators.check(name, "op_a", op_a, a.dtype, operators.UNARY)
+    op = operators.canonical(name, "op", op, a.dtype, operators.REDUCTIONS)
+    op_a = operators.canonical(name, "op_a", op_a, a.dtype, operators.UNARY)
     alpha = arguments.scalar(name, "alpha", alpha, a.dtype)
     beta = arguments.scalar(name, "beta", beta, a.dtype)
     check_compute_type(name, compute_type, a.dtype, ELEMENTWISE_COMPUTE)

@@ -2,7 +2,7 @@
 //
 //   operands  a [, b] [, c]     as the operation has them (libraries/cutensor/operation.h)
 //   results   d [, workspace]   workspace: uint8, workspace_bytes + 256, when workspace_bytes > 0
-//   attribute tensor            the dictionary decoded as TensorAttributes
+//   attributes                  TensorAttributes
 //
 // The plan is made when the executable is instantiated, for the device that is current then, and kept
 // as the call's state; for any other device at its first call there.

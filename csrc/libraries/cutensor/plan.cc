@@ -218,7 +218,7 @@ Status Plan::run(const Operation& o, const Buffers& buffers, cudaStream_t stream
   return to_status(api_, call(), "cuTENSOR's " + describe(o));
 }
 
-Status estimate_workspace(const Operation& operation, int64_t* bytes) {
+Status estimate_workspace(Operation operation, int64_t* bytes) {
   const Api* api;
   int ordinal;
   cutensorHandle_t handle;
@@ -231,8 +231,11 @@ Status estimate_workspace(const Operation& operation, int64_t* bytes) {
                 api->cutensorEstimateWorkspaceSize(handle, descriptors.operation(), descriptors.preference(),
                                                    CUTENSOR_WORKSPACE_DEFAULT, &estimate),
                 "cutensorEstimateWorkspaceSize for " + describe(operation));
-  *bytes = static_cast<int64_t>(estimate);
-  return status;
+  if (!status.is_ok()) return status;
+  *bytes = operation.workspace_bytes = static_cast<int64_t>(estimate);
+  // Some of what is not supported shows only now.
+  std::shared_ptr<const Plan> plan;
+  return find_plan(ordinal, operation, &plan);
 }
 
 Status find_plan(int ordinal, const Operation& operation, std::shared_ptr<const Plan>* plan) {

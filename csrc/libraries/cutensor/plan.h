@@ -42,9 +42,9 @@ class Plan {
   cudaDataType_t scalar_type_ = CUDA_R_32F;
 };
 
-// The bytes that cuTENSOR would like for the operation on the calling thread's device; an invalid
-// status where it does not support it.
-Status estimate_workspace(const Operation& operation, int64_t* bytes);
+// The bytes that cuTENSOR would like for the operation on the calling thread's device, which it then has
+// a plan for with so many; an invalid status where it does not support it.
+Status estimate_workspace(Operation operation, int64_t* bytes);
 
 // The plan of the operation for device `ordinal`, which must be the calling thread's: a kept one, or
 // made now. At most kMaxPlans are kept, and the one unused for longest makes room.

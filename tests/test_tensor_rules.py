@@ -1,0 +1,376 @@
+"""tensor: derivatives, batching, sharding, and what a program is lowered to."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
+
+import jax_tcgemm
+from jax_tcgemm import _modules, tensor
+from jax_tcgemm.tensor.folding import fold_permutation, fold_reduction
+from jax_tcgemm.tensor.operation import Operation
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def draw(shape, dtype="float64", seed=0):
+    rng = np.random.default_rng([seed, *shape])
+    values = rng.normal(size=shape)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        values = values + 1j * rng.normal(size=shape)
+    return jnp.asarray(values, dtype)
+
+
+# --- derivatives --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("conj", ["identity", "conj"])
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_derivatives_of_a_contraction(dtype, conj):
+    """By its three operands, twice, forward and reverse, against finite differences."""
+    a, b, c = draw((2, 4), dtype), draw((4, 2, 3), dtype, 1), draw((3, 2), dtype, 2)
+    alpha = 1.1 if dtype == "float64" else 1.1 - 0.3j
+
+    def f(a, b, c):
+        return tensor.contract("bj,jbk->kb", a, b, c=c, alpha=alpha, beta=0.9, op_a=conj, op_b=conj)
+
+    check_grads(f, (a, b, c), 2, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("f", [
+    lambda a: tensor.permute("ijk->kij", a, alpha=2),
+    lambda a: tensor.permute("ijk->kij", a, op_a="tanh"),
+    lambda a: tensor.reduce("ijk->kj", a, alpha=2, c=jnp.ones((2, 3)), beta=3),
+    lambda a: tensor.reduce("ijk->j", a, op="mul", op_a="cos"),
+    lambda a: tensor.reduce("ijk->j", a, op="max"),
+    lambda a: tensor.reduce("ijk->j", a, op="min"),
+    lambda a: tensor.elementwise_binary("ijk,kj->jik", a, a[0].T, op="mul"),
+    lambda a: tensor.elementwise_binary("ijk,kj->jik", a, a[0].T, op="max", op_a="sin"),
+    lambda a: tensor.elementwise_trinary("ijk,jk,ik->ijk", a, a[0], a[:, 0], op_ab="mul"),
+    lambda a: tensor.einsum("ijk,ljk,lm->im", a, a, a[0, :2]),
+    lambda a: tensor.einsum("ijk,ijk->", a, a),
+])  # fmt: skip
+def test_derivatives(f):
+    check_grads(f, (draw((2, 3, 2)),), 2, atol=1e-5, rtol=1e-5)
+
+
+def test_gradient_by_c_alone():
+    a, c = draw((3, 4)), draw((3, 3))
+    loss = lambda c: (tensor.contract("ij,kj->ik", a, a, c=c, beta=2) * c).sum()  # noqa: E731
+    expected = a @ a.T + 4 * c
+    np.testing.assert_allclose(jax.grad(loss)(c), expected, rtol=1e-13)
+
+
+# --- batching -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_axes", [(0, None, None), (None, 1, 0), (2, 0, None), (None, None, 1)])
+def test_vmap_is_a_mode(in_axes):
+    """One call, as before, and the values of a loop."""
+    shapes = [(3, 4), (4, 5), (5, 3)]
+    size = 2
+    args = [
+        draw(shape if axis is None else (*shape[:axis], size, *shape[axis:]), "float64", i)
+        for i, (shape, axis) in enumerate(zip(shapes, in_axes, strict=True))
+    ]
+
+    def f(a, b, c):
+        return tensor.contract("ij,jk->ki", a, b, c=c, alpha=2, beta=3)
+
+    mapped = jax.vmap(f, in_axes)
+    got = mapped(*args)
+    for index in range(size):
+        one = [
+            x if axis is None else jnp.take(x, index, axis)
+            for x, axis in zip(args, in_axes, strict=True)
+        ]
+        np.testing.assert_allclose(got[index], f(*one), rtol=1e-12)
+    assert str(jax.make_jaxpr(mapped)(*args)).count("tcgemm_contract") == 1
+
+
+@pytest.mark.parametrize("in_axes", [0, 1, 2])
+@pytest.mark.parametrize("f", [
+    lambda a: tensor.permute("ij->ji", a, alpha=2),
+    lambda a: tensor.reduce("ij->j", a, op="max"),
+    lambda a: tensor.reduce("ij->i", a, c=a[:, 0], beta=2),
+    lambda a: tensor.elementwise_binary("ij,j->ji", a, a[0]),
+    lambda a: tensor.elementwise_trinary("ij,j,ji->ji", a, jnp.ones(4), a.T, op_abc="mul"),
+    lambda a: tensor.einsum("ij,kj,kl->il", a, a, a),
+])  # fmt: skip
+def test_vmap_and_its_gradient(f, in_axes):
+    shape = (3, 4)
+    a = draw((*shape[:in_axes], 5, *shape[in_axes:]))
+    rows = jnp.moveaxis(a, in_axes, 0)
+    got = jax.vmap(f, in_axes)(a)
+    np.testing.assert_allclose(got, jnp.stack([f(x) for x in rows]), rtol=1e-12)
+    gradient = jax.vmap(jax.grad(lambda x: (f(x) ** 2).sum()), in_axes, in_axes)(a)
+    expected = jnp.stack([jax.grad(lambda x: (f(x) ** 2).sum())(x) for x in rows], in_axes)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-11, atol=1e-12)
+
+
+# --- several devices ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [P("x", None), P(None, "x"), P("x", "y")], ids=str)
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_sharded(axis_type, spec):
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis_type,) * 2)
+    a, b, c = draw((8, 16)), draw((16, 6), seed=1), draw((6, 8), seed=2)
+    if axis_type == AxisType.Explicit and spec[1] is not None:
+        pytest.skip("JAX wants an out_sharding for contracted dimensions that are divided")
+
+    def f(a, b, c):
+        return tensor.contract("ij,jk->ki", a, b, c=c, alpha=2, beta=3)
+
+    with jax.set_mesh(mesh):
+        sharded = jax.device_put(a, jax.NamedSharding(mesh, spec))
+        got = jax.jit(f)(sharded, b, c)
+        np.testing.assert_allclose(got, 2 * (a @ b).T + 3 * c, rtol=1e-12)
+        rows = jax.jit(lambda a: tensor.reduce("ij->i", a, op="max"))(sharded)
+        np.testing.assert_array_equal(rows, a.max(1))
+        moved = jax.jit(lambda a: tensor.permute("ij->ji", a, op_a="neg"))(sharded)
+        np.testing.assert_array_equal(moved, -a.T)
+
+
+def test_in_shard_map():
+    mesh = jax.make_mesh((4,), ("x",))
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(P("x"), P()), out_specs=P(None, "x"))
+    def f(a, b):
+        a = tensor.elementwise_binary("ij,j->ij", a, b[:, 0])
+        return tensor.contract("ij,jk->ki", a, b)
+
+    a, b = draw((8, 16)), draw((16, 6), seed=1)
+    with jax.set_mesh(mesh):
+        divided = jax.device_put(a, jax.NamedSharding(mesh, P("x")))
+        np.testing.assert_allclose(f(divided, b), ((a + b[:, 0]) @ b).T, rtol=1e-12)
+        gradient = jax.grad(lambda b: f(divided, b).sum())(b)
+    expected = jax.grad(lambda b: ((a + b[:, 0]) @ b).sum())(b)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+
+
+# --- folding ------------------------------------------------------------------------------------
+
+
+def _operation(kind, extents, modes, result):
+    return Operation(
+        kind,
+        np.dtype("f4"),
+        tuple(extents),
+        (tuple(modes),),
+        tuple(result),
+        ("identity",),
+        ("add",),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_folded_permutations_say_where_elements_go(data):
+    extents = data.draw(st.lists(st.integers(1, 4), max_size=7))
+    result = data.draw(st.permutations(range(len(extents))))
+    folded = fold_permutation(_operation("permute", extents, range(len(extents)), result))
+    a = np.arange(np.prod(extents, dtype=int)).reshape(extents)
+    expected = a.transpose(result).reshape(-1)
+    if isinstance(folded, str):
+        stays = np.array_equal(expected, a.reshape(-1))
+        squeezed = [mode for mode in range(len(extents)) if extents[mode] != 1]
+        keeps_last = squeezed and [m for m in result if extents[m] != 1][-1] == squeezed[-1]
+        assert stays or keeps_last or len(squeezed) > 6
+        return
+    got = np.full(a.size, -1)
+    for batch in np.ndindex(*folded.batch_extents):
+        first_in = int(np.dot(batch, folded.batch_in_strides))
+        first_out = int(np.dot(batch, folded.batch_out_strides))
+        for row in range(folded.rows):
+            for col in range(folded.cols):
+                source = first_in + row * folded.in_row_stride + col
+                got[first_out + col * folded.out_col_stride + row] = a.reshape(-1)[source]
+    np.testing.assert_array_equal(got, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_folded_reductions_have_the_same_sums(data):
+    extents = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    kept = data.draw(st.lists(st.booleans(), min_size=len(extents), max_size=len(extents)))
+    result = [mode for mode, keep in enumerate(kept) if keep]
+    folded = fold_reduction(_operation("reduce", extents, range(len(extents)), result))
+    if isinstance(folded, str):
+        return
+    a = np.arange(np.prod(extents)).reshape(extents)
+    axes = tuple(mode for mode, keep in enumerate(kept) if not keep)
+    got = a.reshape(folded.outer, folded.reduced, folded.inner).sum(1)
+    np.testing.assert_array_equal(got.reshape(-1), a.sum(axes).reshape(-1))
+
+
+# --- what a program is lowered to ---------------------------------------------------------------
+
+
+@pytest.fixture
+def fake_cutensor(monkeypatch, fake_cuda):
+    """A _cutensor module, and no GPU to ask."""
+    module = types.SimpleNamespace(abi_version=7, workspace_alignment=256)
+    monkeypatch.setattr(_modules, "cutensor", module)
+    monkeypatch.setattr(_modules, "cutensor_reason", lambda: "")
+    return module
+
+
+def lowered(f, *shapes, dtype="float32"):
+    args = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    return jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_attributes_of_a_contraction(fake_cutensor):
+    text = lowered(
+        lambda a, b, c: tensor.contract(
+            "mhkn,ukvh->munv", a, b, c=c, alpha=1.5, beta=-2, implementation="cutensor",
+            algorithm="ttgt", compute_type="3xtf32",
+        ),
+        (2, 3, 4, 5), (6, 4, 7, 3), (2, 6, 5, 7),
+    )  # fmt: skip
+    assert "tcgemm_tensor" in text
+    for attribute in (
+        'operation = "contract"', 'compute = "3xtf32"', 'algorithm = "ttgt"', 'dtype = "f32"',
+        "abi = 7", "extents = dense<[2, 3, 4, 5, 6, 7]>", "a_modes = dense<[0, 1, 2, 3]>",
+        "b_modes = dense<[4, 2, 5, 1]>", "c_modes = dense<[0, 4, 3, 5]>",
+        "d_modes = dense<[0, 4, 3, 5]>", "has_c = true",
+    ):  # fmt: skip
+        assert attribute in text, attribute
+    assert "1.500000e+00, 0.000000e+00, -2.000000e+00" in text
+    # All arrays have 2 * 3 * 4 * 5 + 504 + 2 * 420 float32 elements: the bound without a GPU.
+    total = -(-4 * (120 + 504 + 420 + 420) // 256) * 256
+    assert f"workspace_bytes = {total} " in text
+    assert f"tensor<{total + 256}xui8>" in text
+
+
+@pytest.mark.parametrize(
+    ("f", "attributes"),
+    [
+        (
+            lambda a: tensor.permute("ij->ji", a, op_a="exp", implementation="cutensor"),
+            ('operation = "permute"', 'a_op = "exp"', "d_modes = dense<[1, 0]>"),
+        ),
+        (
+            lambda a: tensor.elementwise_binary(
+                "ij,ji->ji", a, a.T, op="max", op_c="sin", implementation="cutensor"
+            ),
+            ('combine = "max"', 'c_op = "sin"', "c_modes = dense<[1, 0]>", "has_c = true"),
+        ),
+        (
+            lambda a: tensor.elementwise_trinary(
+                "ij,j,ij->ij", a, a[0], a, op_ab="mul", op_abc="min", op_b="abs",
+                implementation="cutensor",
+            ),
+            ('combine_ab = "mul"', 'combine = "min"', 'b_op = "abs"', "b_modes = dense<1>"),
+        ),
+        (
+            lambda a: tensor.reduce("ij->j", a, op="mul", implementation="cutensor"),
+            ('operation = "reduce"', 'combine = "mul"', "d_modes = dense<1>"),
+        ),
+    ],
+    ids=["permute", "binary", "trinary", "reduce"],
+)  # fmt: skip
+def test_attributes(f, attributes, fake_cutensor):
+    text = lowered(f, (3, 4))
+    for attribute in attributes:
+        assert attribute in text, attribute
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (
+            lambda a: tensor.elementwise_binary("ij,ji->ij", a, a.T, implementation="cutensor"),
+            "the last operand must have the result's modes",
+        ),
+        (
+            lambda a: tensor.permute("ij->ji", a[:0], implementation="cutensor"),
+            "a mode has extent 0",
+        ),
+        (
+            lambda a: tensor.einsum(
+                "ij,kj", a, a, preferred_element_type="float64", implementation="cutensor"
+            ),
+            "cuTENSOR makes float32 from float32, not float64",
+        ),
+        (
+            lambda a: tensor.einsum("ij,kj", a > 0, a > 0, implementation="cutensor"),
+            "cuTENSOR does not contract bool",
+        ),
+        (
+            lambda a: tensor.contract(
+                "ij,kj->ik", a, a, compute_type="3xtf32", implementation="gemm"
+            ),
+            "our products have no compute type 3xtf32",
+        ),
+        (
+            lambda a: tensor.einsum("ij,ij->ij", a, a, implementation="gemm"),
+            "nothing is contracted",
+        ),
+    ],
+)
+def test_refusals_when_lowered(call, reason, fake_cutensor):
+    with pytest.raises(ValueError, match=f"cannot run this: {reason}"):
+        lowered(call, (3, 4))
+
+
+def test_without_cutensor_the_error_says_what_to_install():
+    if _modules.cutensor is not None and not _modules.reason("cutensor"):
+        pytest.skip("cuTENSOR is here")
+    a = jnp.ones((3, 4))
+    with pytest.raises(ValueError, match=r"pip install 'jax_tcgemm\[cutensor\]'"):
+        tensor.permute("ij->ji", a, implementation="cutensor")
+    entry = {x.name: x for x in jax_tcgemm.info().implementations}["cutensor"]
+    assert not entry.available
+    assert entry.reason
+    assert tensor.plan_cache()["size"] == 0
+
+
+def test_choice_saves_copies(fake_cutensor):
+    """Scores of attention: XLA would copy both operands, our products read them in place."""
+    q = jax.ShapeDtypeStruct((8, 1024, 16, 64), "bfloat16")
+    report = jax_tcgemm.explain(
+        lambda q, k: tensor.einsum("bqhd,bkhd->bhqk", q, k), q, q, platform="cuda"
+    )
+    (call,) = report
+    assert call.implementation == "gemm"
+    assert call.copies == ()
+    assert "for xla" in call.why
+
+
+def test_choice_is_xla_for_a_plain_product(fake_cutensor):
+    """Nothing is saved, so that XLA's own is taken, which fuses with its neighbours."""
+    a = jax.ShapeDtypeStruct((512, 512), "float64")
+    (call,) = jax_tcgemm.explain(
+        lambda a, b: tensor.einsum("ij,jk->ik", a, b), a, a, platform="cuda"
+    )
+    assert call.implementation == "xla"
+
+
+def test_explain_names_every_operation():
+    a = jnp.ones((3, 4))
+    report = jax_tcgemm.explain(
+        lambda a: tensor.reduce("ij->i", tensor.permute("ji->ij", tensor.einsum("ij,kj", a, a))),
+        a,
+        platform="cpu",
+    )
+    assert [call.problem.kind for call in report] == ["contract", "permute", "reduce"]
+    assert report[0].flops == 2 * 3 * 3 * 4
+
+
+def test_exports():
+    exported = jax.export.export(
+        jax.jit(lambda a: tensor.einsum("ij,kj->ik", a, a)),
+        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("tcgemm_gemm")],
+    )(jax.ShapeDtypeStruct((3, 4), "float32"))
+    a = draw((3, 4), "float32")
+    np.testing.assert_allclose(exported.call(a), a @ a.T, rtol=1e-5)
