@@ -251,7 +251,7 @@ def tune_problems(
     """Measures problems, one after the other; changes no choice.
 
     Args:
-      problems: the problems. Left out: those without arithmetic and those that add to C.
+      problems: the problems. Left out: those without arithmetic.
       device: this machine's default device.
       budget_s: seconds for each.
       candidates: configs to measure for each, beside cuBLASLt and XLA.
@@ -265,7 +265,7 @@ def tune_problems(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    problems = [p for p in problems if p.flops > 0 and (p.alpha, p.beta) == (1.0, 0.0)]
+    problems = [p for p in problems if p.flops > 0]
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -15,6 +15,8 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import local, selection
+from jax_tcgemm.epilogue import BARE
+from jax_tcgemm.fusion import Fusion, finish, wide_dtype
 from jax_tcgemm.problem import DTYPES, Operand, Problem
 from jax_tcgemm.routing import routing
 
@@ -182,19 +184,46 @@ def _warm_up(runnables, operands, deadline) -> tuple[list, dict[str, float]]:
 
 
 def _function(problem: Problem, implementation: str, config: str):
-    """The problem as a function of its flat operands."""
+    """The problem as a function of its operands, in the order of `_operand_shapes`."""
     if implementation == selection.XLA:
         return functools.partial(_xla, problem)
     device = selection.target_device("cpu" if implementation == "host" else "cuda")
     choice = selection.select("autotune", problem, device, implementation, config)
 
-    def function(a, b):
-        return local.local_gemm(problem, a, b, choice=choice)
+    def function(*operands):
+        given = dict(zip(_operand_shapes(problem), operands, strict=True))
+        return local.local_gemm(problem, **given, alias_c=False, choice=choice)
 
     return function
 
 
-def _xla(problem: Problem, a, b):
+def _xla(problem: Problem, *operands):
+    """The problem by XLA's own dot, and what XLA makes of the epilogue."""
+    p, epilogue = problem, problem.epilogue
+    given = dict(zip(_operand_shapes(p), operands, strict=True))
+    out_dtype = DTYPES[p.out_dtype]
+    if (p.alpha, p.beta, epilogue) == (1.0, 0.0, BARE):
+        return _xla_product(p, given["a"], given["b"], out_dtype)
+    product = functools.partial(_xla_product, p, given["a"], dtype=wide_dtype(out_dtype))
+    z = jnp.reshape(product(given["b"]), (p.batch, p.m, -1))
+    if epilogue.up_offset:
+        z = jnp.reshape(z, p.aux_shape)
+    elif p.num_b == 2:
+        z = jnp.stack([z, jnp.reshape(product(given["b_up"]), z.shape)], 2)
+    if "c" in given:
+        given["residual"] = p.beta * given["c"].astype(z.dtype)
+    fusion = Fusion(
+        activation=epilogue.activation,
+        derivative=epilogue.derivative,
+        pair=2 if epilogue.gated else None,
+        bias_axes=tuple(_bias_axes(p)),
+        aux_out=epilogue.aux_out,
+        sum_axes=(1,) if epilogue.column_sums else None,
+    )
+    return finish(fusion, p.alpha * z, given, out_dtype)
+
+
+def _xla_product(problem: Problem, a, b, dtype):
     p = problem
     is_batched = p.batch > 1
     first = int(is_batched)
@@ -207,11 +236,40 @@ def _xla(problem: Problem, a, b):
     batch = (0,) if is_batched else ()
     return lax.dot_general(
         stored(a, p.a, p.m, p.k),
-        stored(b, p.b, p.k, p.n),
+        stored(b, p.b, p.k, _columns(p)),
         (((contract[0],), (contract[1],)), (batch, batch)),
         precision="highest" if p.compute in ("f32", "f64") else "default",
-        preferred_element_type=DTYPES[p.out_dtype],
+        preferred_element_type=dtype,
     )
+
+
+def _columns(problem: Problem) -> int:
+    """Columns of the operand b, which may hold both matrices of a gated product."""
+    return problem.n * (2 if problem.epilogue.up_offset else 1)
+
+
+def _bias_axes(problem: Problem) -> list[int]:
+    """The dimensions of Z, (batch, m, [2,] n), that the bias has."""
+    epilogue = problem.epilogue
+    own = {"none": [], "m": [1], "n": [2, 3] if epilogue.gated else [2]}[epilogue.bias]
+    return [0, *own] if epilogue.bias_batch_stride else own
+
+
+def _operand_shapes(problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of each operand of `local.local_gemm`, by name; those of A and B are flat."""
+    p, epilogue = problem, problem.epilogue
+    b_size = _num_elements(p, p.b, p.k, _columns(p))
+    shapes = {"a": ((_num_elements(p, p.a, p.m, p.k),), p.a.dtype), "b": ((b_size,), p.b.dtype)}
+    if p.num_b == 2 and not epilogue.up_offset:
+        shapes["b_up"] = shapes["b"]
+    if p.beta:
+        shapes["c"] = p.d_shape, p.out_dtype
+    if epilogue.bias != "none":
+        z_shape = p.aux_shape
+        shapes["bias"] = tuple(z_shape[axis] for axis in _bias_axes(p)), epilogue.bias_dtype
+    if epilogue.derivative:
+        shapes["aux_in"] = p.aux_shape, p.out_dtype
+    return shapes
 
 
 def _is_packed(problem: Problem) -> bool:
@@ -221,9 +279,12 @@ def _is_packed(problem: Problem) -> bool:
         p,
         batch_inner=p.batch,
         a=_packed(p.a, p.m, p.k, p.batch),
-        b=_packed(p.b, p.k, p.n, p.batch),
+        b=_packed(p.b, p.k, _columns(p), p.batch),
     )
-    return packed == p and p.compute != "f16"
+    # The halves of B may only lie side by side.
+    offset = p.epilogue.up_offset
+    is_halved = offset in (0, p.n * (p.b.ld if p.b.transposed else 1))
+    return packed == p and is_halved and p.compute != "f16"
 
 
 def _packed(operand: Operand, rows: int, columns: int, batch: int) -> Operand:
@@ -231,20 +292,12 @@ def _packed(operand: Operand, rows: int, columns: int, batch: int) -> Operand:
     return Operand(operand.dtype, operand.transposed, ld, 0, rows * columns if batch > 1 else 0)
 
 
-def _make_inputs(problem: Problem, num_sets: int) -> list[tuple[jax.Array, jax.Array]]:
-    """Sets of flat operands: standard normal, integers over their whole range."""
-    key = jax.random.key(0, impl="rbg")
-    sizes = (
-        _num_elements(problem, problem.a, problem.m, problem.k),
-        _num_elements(problem, problem.b, problem.k, problem.n),
-    )
-    types = (problem.a.dtype, problem.b.dtype)
-    keys = jax.random.split(key, (num_sets, 2))
+def _make_inputs(problem: Problem, num_sets: int) -> list[tuple[jax.Array, ...]]:
+    """Sets of operands: standard normal, integers over their whole range."""
+    shapes = list(_operand_shapes(problem).values())
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), (num_sets, len(shapes)))
     return jax.block_until_ready(
-        [
-            tuple(_random(k, n, dtype) for k, n, dtype in zip(pair, sizes, types, strict=True))
-            for pair in keys
-        ]
+        [tuple(map(_random, own, *zip(*shapes, strict=True))) for own in keys]
     )
 
 
@@ -259,9 +312,9 @@ def _num_elements(problem: Problem, operand: Operand, rows: int, columns: int) -
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _random(key, size, dtype_name):
+def _random(key, shape, dtype_name):
     dtype = DTYPES[dtype_name]
     if np.issubdtype(dtype, np.integer):
         bounds = jnp.iinfo(dtype)
-        return jax.random.randint(key, (size,), bounds.min, bounds.max + 1, jnp.int32).astype(dtype)
-    return jax.random.normal(key, (size,), dtype)
+        return jax.random.randint(key, shape, bounds.min, bounds.max + 1, jnp.int32).astype(dtype)
+    return jax.random.normal(key, shape, dtype)

@@ -1,5 +1,6 @@
 """autotune: every product found, measured outside the program, and used afterwards."""
 
+import dataclasses
 import importlib
 import io
 import re
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from epilogue_call import Fused
 from jax import lax
 from rich.console import Console
 from typer.testing import CliRunner
@@ -195,6 +197,18 @@ def test_the_documented_examples_run(measured, capsys):
 
 DENSE = Operand("bf16", True, 40, 0, 800)
 STRIDED = Operand("bf16", False, 60, 5, 20)
+
+
+def fused(**what) -> Problem:
+    """A layer whose operands are packed as XLA's dot would have them."""
+    problem = Fused(**what).problem
+    a, b = (
+        dataclasses.replace(x, outer_stride=0, inner_stride=x.inner_stride * (problem.batch > 1))
+        for x in (problem.a, problem.b)
+    )
+    return dataclasses.replace(problem, a=a, b=b)
+
+
 PROBLEMS = {
     "layouts": Problem(
         1, 1, 40, 30, 20, Operand("f32", True, 40), Operand("f32", True, 20), "f32", "f32"
@@ -206,6 +220,15 @@ PROBLEMS = {
     "doubles": Problem(
         1, 1, 8, 8, 8, Operand("f64", False, 8), Operand("f64", False, 8), "f64", "f64"
     ),
+    "gated": fused(activation="silu", gated=True, bias="n", aux_out=True, beta=0.5),
+    "pair_transposed": fused(
+        layout="NT", gated=True, pair=True, activation="relu2", column_sums=True, alpha=0.5
+    ),
+    "transposed_array": fused(layout="TT", gated=True, activation="gelu_tanh"),
+    "derivative": fused(
+        activation="tanh", derivative=True, gated=True, column_sums=True, batch=(1, 3)
+    ),
+    "rows": fused(bias="m", bias_per_batch=True, batch=(1, 3), activation="sigmoid"),
     "strided": Problem(6, 3, 10, 30, 20, STRIDED, Operand("bf16", False, 30), "bf16", "f32"),
 }
 
@@ -217,14 +240,34 @@ def test_contenders_compute_the_same(problem):
     assert names[0][0] == "host"
     assert ("xla" in dict(names)) == (problem is not PROBLEMS["strided"])
     with jax.enable_x64(True):
-        ((a, b),) = measuring._make_inputs(problem, 1)
-        assert jnp.std(a.astype(jnp.float32)) > 0.5
+        (operands,) = measuring._make_inputs(problem, 1)
+        assert jnp.std(operands[0].astype(jnp.float32)) > 0.5
         results = [
-            np.asarray(measuring._function(problem, *name)(a, b), np.float64).ravel()
+            [
+                np.asarray(x, np.float64).ravel()
+                for x in jax.tree.leaves(measuring._function(problem, *name)(*operands))
+            ]
             for name in names
         ]
     for result in results[1:]:
-        np.testing.assert_allclose(result, results[0], rtol=0.02, atol=0.02 * abs(results[0]).max())
+        for x, first in zip(result, results[0], strict=True):
+            np.testing.assert_allclose(x, first, rtol=0.02, atol=0.02 * abs(first).max())
+
+
+def test_layers_are_tuned():
+    """The whole layer is measured, on operands of its own for bias and residual."""
+    x, w = jnp.ones((32, 16)), jnp.ones((16, 2, 24))
+
+    def loss(x, w, bias):
+        return jnp.sum(jax_tcgemm.gated_linear(x, w, bias=bias, activation="silu"))
+
+    args = x, w, jnp.ones((2, 24))
+    tuned = jax_tcgemm.autotune(jax.grad(loss), *args, cache=False, progress=False, budget_s=1.0)
+    problem = tuned[0].problem
+    assert problem.epilogue.gated
+    assert problem.epilogue.aux_out
+    assert tuned[0].best.us > 0
+    assert ("xla", "default") in measuring.contenders(problem, selection.target_device("cpu"), 20)
 
 
 def test_measurements_are_sorted_and_within_the_budget():
