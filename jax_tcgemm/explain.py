@@ -225,13 +225,15 @@ def _plan(eqn, platform, device):
     """What would be carried out for an equation."""
     rules, planner = _RULES[eqn.primitive]
     avals = [v.aval for v in eqn.invars]
-    out = eqn.outvars[0].aval
-    obstacle_of = getattr(rules, "obstacle_of", primitive.obstacle_of)
-    obstacle = obstacle_of(platform, *avals, out)
-    one_device = [*avals, out]
-    if not obstacle and hasattr(rules, "division_of"):
-        one_device = partitioning.shards(rules.division_of(*avals, eqn.params), avals, [out])
-    product = rules.product_of(*one_device, eqn.params)
+    outs = [v.aval for v in eqn.outvars]
+    obstacle = primitive.obstacle_of(platform, *avals, *outs)
+    one_device = [*avals, *outs]
+    if not obstacle:
+        division = rules.division_of(*avals, eqn.params)
+        one_device = partitioning.shards(division, avals, outs)
+        if rules is fused_primitive and partitioning.waits_for_sum(division, avals, outs):
+            obstacle = "what follows the product waits for its sum over devices"
+    product = rules.product_of(*one_device[: len(avals) + 1], eqn.params)
     return planner.make_plan(rules.OP, product, platform, device, obstacle)
 
 

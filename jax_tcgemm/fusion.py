@@ -64,6 +64,14 @@ class Fusion:
         return 1 + self.aux_out + (self.sum_axes is not None)
 
 
+def broadcast_to(x: jax.Array, like: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """`x`, whose dimensions are `axes` of `like`, in its shape and divided over devices like it."""
+    sharding = jax.typeof(like).sharding
+    is_divided = any(axis is not None for axis in sharding.spec)
+    out_sharding = sharding if is_divided else None
+    return lax.broadcast_in_dim(x, like.shape, axes, out_sharding=out_sharding)
+
+
 def wide_dtype(dtype) -> jnp.dtype:
     """What is computed in between the product and the rounding to `dtype`."""
     is_float = jnp.issubdtype(dtype, jnp.floating)
@@ -116,7 +124,7 @@ def finish(fusion: Fusion, z: jax.Array, given: dict[str, jax.Array], dtype) -> 
     """
     wide = z.dtype
     if "bias" in given:
-        z = z + lax.broadcast_in_dim(given["bias"].astype(wide), z.shape, fusion.bias_axes)
+        z = z + broadcast_to(given["bias"].astype(wide), z, fusion.bias_axes)
     if fusion.derivative:
         d = pull_back(fusion.activation, given["aux_in"].astype(wide), z, fusion.pair)
     else:

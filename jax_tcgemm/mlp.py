@@ -11,7 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jax_tcgemm.activations import canonical_activation
 from jax_tcgemm.dot_general import as_array, canonical_element_type
-from jax_tcgemm.fusion import Fusion, wide_dtype
+from jax_tcgemm.fusion import Fusion, broadcast_to, wide_dtype
 from jax_tcgemm.linear import (
     check_broadcasts,
     check_weight,
@@ -323,7 +323,7 @@ def _block_jvp(spec: _Spec, primals, tangents):
         dout.append(accumulating(dbuffers["down"], h, buffers["down"]))
     if dgiven.get("down_bias") is not None:
         bias = dgiven["down_bias"].astype(wide_dtype(out.dtype))
-        dout.append(lax.broadcast_in_dim(bias, out.shape, (out.ndim - 1,)))
+        dout.append(broadcast_to(bias, out, (out.ndim - 1,)))
     if dgiven.get("residual") is not None:
         dout.append(dgiven["residual"])
     dout = [t.astype(out.dtype) for t in dout]

@@ -17,11 +17,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir, xla
 
-from jax_tcgemm.fusion import Fusion, push_forward, wide_dtype
+from jax_tcgemm.fusion import Fusion, broadcast_to, push_forward, wide_dtype
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import fused_dot_general as fused
 
@@ -61,7 +60,7 @@ def activated_unfused(dz, z, rhs, *dbias, activation, pair, bias_axes, **params)
     wide = wide_dtype(dz.dtype)
     tangent = dz.astype(wide)
     for x in dbias:
-        tangent = tangent + lax.broadcast_in_dim(x.astype(wide), dz.shape, bias_axes)
+        tangent = tangent + broadcast_to(x.astype(wide), dz, bias_axes)
     df = push_forward(activation, z.astype(wide), tangent, pair).astype(dz.dtype)
     return plain.dot_general(df, rhs, **params)
 

@@ -345,16 +345,66 @@ def product_of(lhs, rhs, *rest) -> local_fused.Product:
 
 def obstacle_of(platform: str, *avals) -> str:
     """Why a call must be run unfused whatever the problem; "" when it need not be."""
-    if any(axis is not None for aval in avals for axis in aval.sharding.spec):
-        return "its operands are divided over devices, as only plain products can be"
     return plain.obstacle_of(platform, *avals)
+
+
+def division_of(*avals_and_params) -> partitioning.Division:
+    """How a call may be divided over devices: as the plain product, the pair of a gate left whole.
+
+    Where a contracted dimension is divided, what happens after the product waits for the sum.
+    """
+    lhs, rhs, params = *avals_and_params[:2], avals_and_params[-1]
+    fusion = params["fusion"]
+    shared = {key: value for key, value in params.items() if key != "fusion"}
+    product = plain.division_of(lhs, rhs, shared | {"out_sharding": None})
+    (z_names,), pair = product.results, "pair"
+    if "rhs_up" in fusion.operands:
+        z_names = (*z_names[: fusion.pair], pair, *z_names[fusion.pair :])
+    elif fusion.pair is not None and not fusion.derivative:
+        pair = z_names[fusion.pair]
+    d_names = tuple(name for name in z_names if name != pair)
+    if fusion.derivative and fusion.pair is not None:
+        d_names = (*z_names[: fusion.pair], pair, *z_names[fusion.pair :])
+    names = {
+        "rhs_up": product.operands[1],
+        "bias": tuple(z_names[axis] for axis in fusion.bias_axes),
+        "aux_in": d_names,
+        "residual": d_names,
+    }
+    results = [d_names]
+    if fusion.aux_out:
+        results.append(z_names)
+    if fusion.sum_axes is not None:
+        results.append(tuple(n for i, n in enumerate(d_names) if i not in fusion.sum_axes))
+    dtype = _result_dtype(lhs, rhs, params["preferred_element_type"])
+    after = [i for i, name in enumerate(fusion.operands) if name != "rhs_up"]
+
+    def multiply(lhs, rhs, rhs_up=None):
+        return (_product(lhs, rhs, rhs_up, fusion, **shared | {"preferred_element_type": dtype}),)
+
+    def finish_sum(sums, *others):
+        given = dict(zip((fusion.operands[i] for i in after), others, strict=True))
+        return tuple(finish(fusion, sums[0].astype(wide_dtype(dtype)), given, dtype))
+
+    return partitioning.Division(
+        operands=(*product.operands, *(names[name] for name in fusion.operands)),
+        results=tuple(results),
+        call=lambda *operands: tuple(fused_dot_general_p.bind(*operands, **params)),
+        product=multiply,
+        addends=(z_names,),
+        finish=finish_sum,
+        epilogue=tuple(2 + i for i in after),
+        whole=() if fusion.pair is None else (pair,),
+    )
 
 
 def _lower(ctx, *operands, platform, **params):
     obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
-    if partitioning.is_divided(ctx):
-        obstacle = obstacle or "the program runs on several devices"
+    obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
     product = product_of(*ctx.avals_in, ctx.avals_out[0], params)
+    is_covered = local.is_covered(product.product, platform)
+    if not obstacle and partitioning.is_divided(ctx) and is_covered:
+        return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
     plan = local_fused.make_plan(OP, product, platform, selection.target_device(platform), obstacle)
     if not plan.is_fused:
         unfused_call = functools.partial(unfused, **params)

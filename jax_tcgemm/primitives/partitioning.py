@@ -212,6 +212,12 @@ def shards(division: Division, operands: Sequence, results: Sequence) -> list:
     ]
 
 
+def waits_for_sum(division: Division, operands: Sequence, results: Sequence) -> bool:
+    """Whether explicit mesh axes divide the call in a way that takes `finish` out of it."""
+    layout = explicit_layout(division, operands, results)
+    return layout is not None and bool(layout.reduced) and division.product is not None
+
+
 # --- lowering -----------------------------------------------------------------------------------
 
 
