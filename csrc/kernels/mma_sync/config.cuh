@@ -34,9 +34,7 @@ struct Tile {
 // One block on an SM: the least traffic to shared memory and L2.
 using Tile256Stages3 = Tile<128, 256, 128, 64, 64, 3, 1, true>;
 using Tile256TallStages3 = Tile<256, 128, 128, 64, 64, 3, 1, false>;
-using Tile256Stages4 = Tile<128, 256, 64, 64, 64, 4, 1, false>;
 // Two blocks on an SM, each hiding the other's barriers and epilogue.
-using Tile128Stages3 = Tile<128, 128, 128, 64, 64, 3, 2, true>;
 using Tile128Stages4 = Tile<128, 128, 64, 64, 64, 4, 2, false>;
 // Small products: four times as many blocks.
 using Tile64Stages4 = Tile<64, 64, 128, 32, 32, 4, 3, true>;

@@ -48,10 +48,10 @@ void add_kernels(std::vector<Kernel>& kernels, DType in, Compute compute) {
 const std::vector<Kernel>& kernels() {
   static const std::vector<Kernel> all = [] {
     std::vector<Kernel> list;
-    add_kernels<F16F32, Tile256Stages3, Tile256TallStages3, Tile256Stages4, Tile128Stages3, Tile128Stages4,
-                Tile64Stages4>(list, DType::kF16, Compute::kF32);
-    add_kernels<BF16F32, Tile256Stages3, Tile256TallStages3, Tile256Stages4, Tile128Stages3, Tile128Stages4,
-                Tile64Stages4>(list, DType::kBF16, Compute::kF32);
+    add_kernels<F16F32, Tile256Stages3, Tile256TallStages3, Tile128Stages4, Tile64Stages4>(list, DType::kF16,
+                                                                                           Compute::kF32);
+    add_kernels<BF16F32, Tile256Stages3, Tile256TallStages3, Tile128Stages4, Tile64Stages4>(list, DType::kBF16,
+                                                                                            Compute::kF32);
     add_kernels<F16F16, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kF16, Compute::kF16);
     add_kernels<TF32F32, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kF32, Compute::kTF32);
     add_kernels<S8S32, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kS8, Compute::kS32);
