@@ -121,8 +121,8 @@ def all_gather_matmul(
 
     Example:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
-      >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = jax.make_mesh((1,), ("model",), devices=jax.devices()[:1])
+      >>> from jax.sharding import AxisType, PartitionSpec as P
+      >>> mesh = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Auto,))
       >>> f = jax.shard_map(
       ...     lambda x, w: jax_tcgemm.all_gather_matmul(x, w, "model"),
       ...     mesh=mesh, in_specs=(P("model"), P(None, "model")), out_specs=P(None, "model"),
@@ -187,8 +187,8 @@ def matmul_reduce_scatter(
 
     Example:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
-      >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = jax.make_mesh((1,), ("model",), devices=jax.devices()[:1])
+      >>> from jax.sharding import AxisType, PartitionSpec as P
+      >>> mesh = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Auto,))
       >>> f = jax.shard_map(
       ...     lambda x, w: jax_tcgemm.matmul_reduce_scatter(x, w, "model"),
       ...     mesh=mesh, in_specs=(P(None, "model"), P("model")), out_specs=P("model"),

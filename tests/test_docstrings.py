@@ -11,6 +11,7 @@ MODULES = (
     "blas.level1",
     "blas.level2",
     "blas.level3",
+    "collective",
     "debug",
     "dot_general",
     "explain",
