@@ -72,7 +72,7 @@ def assert_near(got, expected, rounding=2**-20):
 
 @IMPLEMENTATIONS
 @KINDS
-@pytest.mark.parametrize("activation", ["gelu", "silu", "relu2", "tanh"])
+@pytest.mark.parametrize("activation", ["gelu", "relu2"])
 def test_values_and_gradients_are_those_of_the_expression(activation, kind, implementation):
     args = block(kind)
     f = functools.partial(ours, activation=activation, implementation=implementation)
@@ -102,7 +102,6 @@ def test_derivatives_by_finite_differences(kind, x64):
     test_util.check_grads(f, args, order=2, atol=1e-5, rtol=1e-5)
 
 
-@IMPLEMENTATIONS
 @pytest.mark.parametrize("kind", ["plain", "array"])
 @pytest.mark.parametrize(
     "transform",
@@ -120,20 +119,19 @@ def test_derivatives_by_finite_differences(kind, x64):
     ],
     ids=["jvp", "grad of grad", "jacfwd of grad", "grad of remat", "grad of scan"],
 )
-def test_transformations(transform, kind, implementation):
+def test_transformations(transform, kind):
     args = block(kind, n=8)
-    f = functools.partial(ours, implementation=implementation)
+    f = functools.partial(ours, implementation="host")
     assert_near(jax.jit(transform(f))(*args), jax.jit(transform(unfused))(*args))
 
 
-@IMPLEMENTATIONS
 @KINDS
 @pytest.mark.parametrize("in_axes", [(0, None, 0), (None, 0, None), (1, None, 1)])
-def test_gradients_of_vmap_and_vmap_of_gradients(in_axes, kind, implementation):
+def test_gradients_of_vmap_and_vmap_of_gradients(in_axes, kind):
     x, params, residual = block(kind)
     if in_axes[1] == 0:
         params = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)
-    f = functools.partial(ours, implementation=implementation)
+    f = functools.partial(ours, implementation="host")
     x, residual = (a if in_axes[0] is not None else a[0] for a in (x, residual))
     for transform in (
         lambda f: jax.grad(loss(jax.vmap(f, in_axes)), (0, 1, 2)),
