@@ -440,6 +440,28 @@ def test_malformed_groups_of_fused_layers_are_refused(group, message):
         suites.parse_suite("x", table)
 
 
+def test_grouped_products_are_measured_beside_xla():
+    runner = harness.Harness(harness.Options(["auto"], [], repeats=3), Console(quiet=True))
+    runner.run([suites.load_suite("smoke_moe")])
+    assert not runner.wrong
+    assert [r["label"] for r in runner.records] == ["forward", "lhs gradient", "rhs gradient"]
+    assert all("xla" in r["peers"] for r in runner.records)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "backward"}, "kind must be one of forward, lhs_gradient, rhs_gradient"),
+        ({"rows": 1}, r"unknown keys \['rows'\]"),
+    ],
+)
+def test_malformed_groups_of_grouped_products_are_refused(change, message):
+    group = {"tokens": 8, "groups": 2, "n": 8, "k": 8} | change
+    table = {"description": "", "workload": "ragged", "dtypes": ["bf16"], "groups": [group]}
+    with pytest.raises(ValueError, match=message):
+        suites.parse_suite("x", table)
+
+
 def test_clocks_are_read_under_load(monkeypatch):
     monkeypatch.setattr(records, "gpu_state", lambda: {"sm_mhz": 1980.0, "gpu": "x"})
     runner = harness.Harness(harness.Options(["xla"], [], timer="wall"), Console(quiet=True))

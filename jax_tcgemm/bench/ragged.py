@@ -1,0 +1,167 @@
+"""Workloads of grouped products, as mixtures of experts have them.
+
+A group of a suite says `tokens`, `groups`, n, k, any of which may be a list, and `kind`:
+
+    forward       tokens (tokens, k), experts (groups, k, n)
+    lhs_gradient  the gradient of the tokens of that, read through the transposed experts
+    rhs_gradient  that of the experts, which sums over the rows of each group
+
+Sizes of groups are drawn from a Dirichlet distribution (its parameter `alpha`, 4 unless given; 0
+makes all equal), the same for every run. `ours` is ragged_dot; the peers are XLA's, where the mask
+that it multiplies by fits the memory, and Pallas's kernel at several of its block sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import jax_tcgemm
+from jax_tcgemm.bench import reference
+from jax_tcgemm.bench.suites import DTYPES
+from jax_tcgemm.bench.workload import Workload
+
+_KINDS = ("forward", "lhs_gradient", "rhs_gradient")
+_KEYS = ("tokens", "groups", "n", "k")
+_XLA_LIMIT_BYTES = 2e10
+
+_TRANSPOSED = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
+_CONTRACTION = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+
+
+def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
+    """The workloads of one group; see the module's documentation.
+
+    Raises:
+      ValueError: for an unknown kind or key.
+    """
+    kinds = group.get("kind", "forward")
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if kind not in _KINDS:
+            raise ValueError(f"bench: kind must be one of {', '.join(_KINDS)}, got {kind=}")
+        if unknown := set(group) - {"name", "kind", "alpha", *_KEYS}:
+            raise ValueError(
+                f"bench: suite {suite} has a group with unknown keys {sorted(unknown)}"
+            )
+        values = [group[key] if isinstance(group[key], list) else [group[key]] for key in _KEYS]
+        for tokens, groups, n, k in itertools.product(*values):
+            sizes = _group_sizes(tokens, groups, group.get("alpha", 4.0))
+            label = f"{group.get('name', '')} {kind.replace('_', ' ')}".strip()
+            yield _workload(suite, label, dtype, kind, sizes, tokens, groups, n, k)
+
+
+def _group_sizes(tokens: int, groups: int, alpha: float) -> np.ndarray:
+    rng = np.random.default_rng([tokens, groups])
+    shares = rng.dirichlet(np.full(groups, alpha)) if alpha else np.full(groups, 1 / groups)
+    return rng.multinomial(tokens, shares) if alpha else _equal(tokens, groups)
+
+
+def _equal(tokens: int, groups: int) -> np.ndarray:
+    ends = np.arange(1, groups + 1) * tokens // groups
+    return np.diff(ends, prepend=0)
+
+
+def _workload(suite, label, dtype, kind, sizes, tokens, groups, n, k) -> Workload:
+    element_type, precision, _ = DTYPES[dtype]
+    shapes = {
+        "forward": ((tokens, k), (groups, k, n)),
+        "lhs_gradient": ((tokens, n), (groups, k, n)),
+        "rhs_gradient": ((tokens, k), (tokens, n)),
+    }[kind]
+    itemsize = jnp.dtype(element_type).itemsize
+    used = int(np.count_nonzero(sizes))
+    experts = (groups if kind == "rhs_gradient" else used) * n * k
+    peers: dict[str, Callable] = {}
+    masked = tokens * sum(s[-1] for s in shapes if len(s) == 2) * groups * itemsize
+    if masked <= _XLA_LIMIT_BYTES:
+        peers["xla"] = _product(lax, kind, precision)
+    if itemsize == 2 and kind != "rhs_gradient":
+        peers |= _pallas(kind, n if kind == "forward" else k, k if kind == "forward" else n)
+    integers = jnp.asarray(sizes, jnp.int32)
+
+    def draw(key):
+        for each, shape in zip(jax.random.split(key, 2), shapes, strict=True):
+            yield reference.random(each, shape, jnp.dtype(element_type))
+        yield integers
+
+    return Workload(
+        suite=suite,
+        label=label,
+        dtype=dtype,
+        shape=f"{tokens}×{n}×{k}, {groups} groups",
+        sizes={"tokens": tokens, "groups": groups, "n": n, "k": k},
+        operands=(
+            *(jax.ShapeDtypeStruct(shape, element_type) for shape in shapes),
+            jax.ShapeDtypeStruct((groups,), jnp.int32),
+        ),
+        draw=draw,
+        ours={"ragged_dot": _product(jax_tcgemm, kind, precision)},
+        peers=peers,
+        reference=functools.partial(_reference, kind, sizes),
+        tolerance=2 * float(jnp.finfo(element_type).eps) + 2.0**-9 * (itemsize == 4) + 1e-4,
+        flops=2 * tokens * n * k,
+        bytes=(tokens * (n + k) + experts) * itemsize,
+    )
+
+
+def _product(library, kind: str, precision) -> Callable:
+    precision = None if precision == "default" else precision
+    if kind == "forward":
+        return functools.partial(library.ragged_dot, precision=precision)
+    numbers = _TRANSPOSED if kind == "lhs_gradient" else _CONTRACTION
+    return functools.partial(
+        library.ragged_dot_general, ragged_dot_dimension_numbers=numbers, precision=precision
+    )
+
+
+def _pallas(kind: str, columns: int, depth: int) -> dict[str, Callable]:
+    """Pallas's kernel for Hopper, at each of a few block sizes that divide the columns."""
+    if depth % 64 or jax.default_backend() != "gpu":
+        return {}
+    from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu
+
+    def run(block_m, block_n, steps, grid_n):
+        def function(lhs, rhs, sizes):
+            return ragged_dot_mgpu.ragged_dot(
+                lhs,
+                rhs,
+                group_sizes=sizes,
+                block_m=block_m,
+                block_n=block_n,
+                block_k=64,
+                max_concurrent_steps=steps,
+                grid_block_n=grid_n,
+                transpose_rhs=kind == "lhs_gradient",
+            )
+
+        return function
+
+    blocks = [(64, 128, 6, 8), (128, 128, 5, 8), (128, 192, 4, 4), (192, 128, 4, 8)]
+    return {
+        f"pallas_{m}x{n}_s{steps}": run(m, n, steps, grid_n)
+        for m, n, steps, wanted in blocks
+        if columns % n == 0
+        for grid_n in [next(g for g in (wanted, 4, 2, 1) if columns % (g * n) == 0)]
+    }
+
+
+def _reference(kind: str, sizes: np.ndarray, x, y, _):
+    """One group after the other; the sizes are known here, so that each is an ordinary product."""
+    ends = np.cumsum(sizes)
+    product = functools.partial(jnp.matmul, precision="highest")
+    parts = []
+    for group, (begin, end) in enumerate(zip(ends - sizes, ends, strict=True)):
+        rows = x[begin:end]
+        if kind == "forward":
+            parts.append(product(rows, y[group]))
+        elif kind == "lhs_gradient":
+            parts.append(product(rows, y[group].T))
+        else:
+            parts.append(product(rows.T, y[begin:end])[None])
+    return jnp.concatenate(parts)
