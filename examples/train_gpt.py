@@ -114,12 +114,20 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """From (batch, context, width) to the same."""
-        products, cast = self.products, lambda w: w[...].astype(self.dtype)
+        x = self.attend(x)
+        up, down = self.cast(self.up), self.cast(self.down)
+        return self.products.feed_forward(self.feed_forward_norm(x), up, down, x)
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """The first half."""
         qkv = self.qkv(self.attention_norm(x))
         q, k, v = jnp.split(qkv.reshape(*x.shape[:2], 3 * self.size.heads, -1), 3, axis=2)
         attended = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-        x = products.project(attended.reshape(x.shape), cast(self.out), x)
-        return products.feed_forward(self.feed_forward_norm(x), cast(self.up), cast(self.down), x)
+        return self.products.project(attended.reshape(x.shape), self.cast(self.out), x)
+
+    def cast(self, weight: nnx.Param) -> jax.Array:
+        """A weight in the dtype of the activations."""
+        return weight[...].astype(self.dtype)
 
 
 class Gpt(nnx.Module):
