@@ -67,6 +67,35 @@ def test_values_collectives_and_gradients(lhs, rhs, collectives, axis_type):
     assert_close(grads, (reference(ct, w.swapaxes(1, 2)), w_bar))
 
 
+@MESHES
+@pytest.mark.parametrize("gathered", [False, True], ids=["", "gathered"])
+@pytest.mark.parametrize(
+    ("lhs", "rhs"),
+    [(P("x"), P()), (P(), P("x")), (P(None, "x"), P(None, "x")), (P("y"), P("x", None, "z"))],
+    ids=["tokens", "experts", "k", "tokens, experts, columns"],
+)
+def test_bias_and_activation_come_once(lhs, rhs, gathered, axis_type):
+    mesh = mesh_of(axis_type)
+    x, w, bias = normal(32, 6, seed=0), normal(8, 6, 10, seed=1), normal(8, 10, seed=2)
+    order = np.random.default_rng(3).permutation(32).astype(np.int32) if gathered else None
+    with jax.set_mesh(mesh):
+        columns = P(rhs[0] if rhs else None, rhs[2] if len(rhs) > 2 else None)
+        args = [
+            jax.device_put(v, NamedSharding(mesh, s))
+            for v, s in ((x, lhs), (w, rhs), (bias, columns))
+        ]
+
+        def f(x, w, bias):
+            how = {"bias": bias, "activation": "silu", "gather_indices": order}
+            return ragged_dot(x, w, SIZES, **how)
+
+        assert is_ours(compiled(f, *args)[0])
+        got = jax.jit(f)(*args)
+    rows = x if order is None else x[order]
+    z = reference(rows, w) + reference(np.ones((32, 1)), bias[:, None])
+    assert_close(got, z / (1 + np.exp(-z)))
+
+
 @pytest.mark.parametrize("sizes", [[40, 2, 0], [31, 0, 0], [2**31 - 1] * 3, [3, 30, 7]], ids=str)
 def test_sizes_that_say_more_than_there_are_rows(sizes):
     mesh = mesh_of(AxisType.Auto, (8,), ("x",))

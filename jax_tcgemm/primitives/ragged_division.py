@@ -53,9 +53,7 @@ def division_of(bind, operands: dict, params) -> Division:
         broadcast += [name for name in own_batch if name not in batch]
         names.append((*own_batch, *own[operand]))
     # Bias and activation cannot wait for a sum over k without the groups of its rows.
-    is_fused = (
-        "bias" in operands or params.get("gated") or params.get("activation", "none") != "none"
-    )
+    is_fused = "bias" in operands or params["gated"] or params["activation"] != "none"
     whole = ("sizes", "one", "source", "gate", *broadcast, *("k" if is_fused else ()))
 
     static = {key: value for key, value in params.items() if key not in ("biased", "gathered")}
@@ -88,6 +86,7 @@ def result_spec(lhs, rhs, params, ndim: int) -> PartitionSpec:
     is_contraction = params["form"] == "contraction"
     n_axis = -2 if params["rhs_transposed"] and not is_contraction else -1
     m, n = lhs.sharding.spec[-1 if is_contraction else -2], rhs.sharding.spec[n_axis]
+    m = None if params["gathered"] and not is_contraction else m
     spec = [*[None] * (ndim - 2), m, n]
     if set(canonical_spec([m], 1)[0]) & set(canonical_spec([n], 1)[0]):
         spec[-1] = None
@@ -95,7 +94,7 @@ def result_spec(lhs, rhs, params, ndim: int) -> PartitionSpec:
 
 
 def _columns(params) -> tuple[str, ...]:
-    return ("gate", "n") if params.get("gated") else ("n",)
+    return ("gate", "n") if params["gated"] else ("n",)
 
 
 def _sizes_here(layout: Layout, ragged: str, sizes):
