@@ -356,6 +356,29 @@ def test_choice_is_xla_for_a_plain_product(fake_cutensor):
     assert call.implementation == "xla"
 
 
+@pytest.mark.parametrize(
+    ("subscripts", "shapes"),
+    [
+        ("bhd,bkhd->bhk", [(64, 32, 128), (64, 1024, 32, 128)]),
+        ("bikc,bjkc->bijc", [(1, 384, 384, 128), (1, 384, 384, 128)]),
+    ],
+    ids=["a vector", "the batch fastest"],
+)
+def test_choice_is_xla_where_others_are_slow(subscripts, shapes, fake_cutensor):
+    operands = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in shapes]
+    f = functools.partial(tensor.einsum, subscripts)
+    (call,) = jax_tcgemm.explain(f, *operands, platform="cuda")
+    assert call.implementation == "xla", call.why
+
+
+def test_choice_is_cutensor_where_all_arrays_would_be_copied(fake_cutensor):
+    a = jax.ShapeDtypeStruct((96, 64, 64, 96), "float32")
+    b = jax.ShapeDtypeStruct((96, 64, 64, 64), "float32")
+    f = functools.partial(tensor.einsum, "mhkn,ukvh->munv")
+    (call,) = jax_tcgemm.explain(f, a, b, platform="cuda")
+    assert call.implementation == "cutensor", call.why
+
+
 def test_explain_names_every_operation():
     a = jnp.ones((3, 4))
     report = jax_tcgemm.explain(

@@ -16,6 +16,7 @@ from jax_tcgemm import tensor
 from jax_tcgemm.bench.suites import DTYPES
 from jax_tcgemm.bench.workload import Workload
 from jax_tcgemm.explain import explain
+from jax_tcgemm.tensor.contract import ALGORITHMS
 from jax_tcgemm.tensor.planning import IMPLEMENTATIONS
 
 # Of max |result - reference| / max |reference|: one rounding of the result, TF32's products, or
@@ -53,15 +54,21 @@ def _functions(operation: str, subscripts: str, precision: str) -> dict[str, Cal
     kind = "contract" if operation == "einsum" else operation
     names = {"auto": None} | {name: name for name in IMPLEMENTATIONS[kind] if name != "xla"}
 
-    def ours(implementation):
+    def ours(implementation, **options):
         def run(*operands):
             with jax.default_matmul_precision(precision):
                 function = getattr(tensor, operation)
-                return function(subscripts, *operands, implementation=implementation)
+                return function(subscripts, *operands, implementation=implementation, **options)
 
         return run
 
     functions = {name: ours(implementation) for name, implementation in names.items()}
+    if operation == "contract":
+        functions |= {
+            f"cutensor_{algorithm}": ours("cutensor", algorithm=algorithm)
+            for algorithm in ALGORITHMS
+            if algorithm != "default"
+        }
     return functions | {"xla": _xla(operation, subscripts, precision)}
 
 

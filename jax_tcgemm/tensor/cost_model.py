@@ -2,9 +2,10 @@
 
 Contractions differ in what must be copied first. Our products read any two levels of batch strides
 in place; XLA's need the batch, free and contracted dimensions of each operand, and the result's,
-to be one run of neighbours each; cuTENSOR reads everything in place at a lower rate. Where the
-cost model of products (jax_tcgemm/cost_model.py) knows the product, it says what the product
-itself takes.
+to be one run of neighbours each, but products by a vector, which it turns into sums that it fuses;
+cuTENSOR reads everything in place at a lower rate, a much lower one where the fastest mode of an
+array is one of the batch. Where the cost model of products (jax_tcgemm/cost_model.py) knows the
+product, it says what the product itself takes.
 """
 
 import dataclasses
@@ -27,8 +28,11 @@ class Calibration:
     copy: float = 0.72  # of bytes that a permutation of XLA moves
     gemm: float = 0.75
     cutensor: dict[str, float] = dataclasses.field(
-        default_factory=lambda: {"f16": 0.6, "bf16": 0.6, "tf32": 0.68, "f32": 0.7, "f64": 0.7}
+        default_factory=lambda: {"f16": 0.5, "tf32": 0.68, "f32": 0.7, "f64": 0.7}
     )
+    # cuTENSOR's loads are as wide as the fastest mode lets them be:
+    # https://docs.nvidia.com/cuda/cutensor/latest/user_guide.html#performance-guidelines
+    fastest_mode_of_batch: float = 8.0
     # XLA runs unless another one is predicted to take less than this part of its time.
     margin: float = 0.95
 
@@ -64,11 +68,14 @@ def contraction_us(
     memory = operation.bytes / (bandwidth * c.memory)
 
     ranked = selection.ranked(gemm.problem, device)
-    predicted = {candidate.implementation: us for candidate, us in reversed(ranked)}
+    predicted = {(x.implementation, x.config): us for x, us in ranked if us is not None}
     product = max(arithmetic / c.gemm, memory) + c.launch_us
-    ours = predicted.get(ranked[0][0].implementation) or product
+    ours = predicted.get((gemm.choice.implementation, gemm.choice.config), product)
     # XLA runs cuBLASLt, whatever of ours is faster.
-    xla = predicted.get("cublaslt") or product
+    xla = next((us for (name, _), us in predicted.items() if name == "cublaslt"), product)
+    xla_copied = xla_copied_bytes(operation)
+    if _is_by_a_vector(operation):
+        xla, xla_copied = max(operation.flops / (known.f32 / 1e6), memory) + c.launch_us, 0
 
     def copies(num_bytes):
         return num_bytes / (bandwidth * c.copy) + (c.launch_us if num_bytes else 0)
@@ -77,10 +84,12 @@ def contraction_us(
     if operation.scalars[0] != 1 or len(operation.operands) == 3:
         finish = copies(3 * math.prod(operation.shape(operation.result)) * operation.dtype.itemsize)
     cutensor = max(arithmetic / c.cutensor[kind if kind in c.cutensor else "f32"], memory)
+    if _has_fastest_mode_of_batch(operation):
+        cutensor *= c.fastest_mode_of_batch
     return {
         "gemm": ours + finish + copies(gemm_copied_bytes(gemm)),
         "cutensor": cutensor + c.launch_us,
-        "xla": xla + finish + copies(xla_copied_bytes(operation)),
+        "xla": xla + finish + copies(xla_copied),
     }
 
 
@@ -118,6 +127,25 @@ def xla_copied_bytes(operation: Operation) -> int:
         if not _is_readable(kept, runs) or (modes is b and order != order_b):
             copied += 2 * math.prod(operation.shape(modes)) * operation.dtype.itemsize
     return copied
+
+
+def _is_by_a_vector(operation: Operation) -> bool:
+    """Whether an operand has neither rows nor columns, but for those of extent 1."""
+    others = (set(operation.operands[1]), set(operation.operands[0]))
+    return any(
+        all(mode in other or operation.extents[mode] == 1 for mode in modes)
+        for modes, other in zip(operation.operands[:2], others, strict=True)
+    )
+
+
+def _has_fastest_mode_of_batch(operation: Operation) -> bool:
+    a, b = operation.operands[:2]
+    batch = set(a) & set(b) & set(operation.result)
+    fastest = [
+        next((mode for mode in reversed(modes) if operation.extents[mode] != 1), None)
+        for modes in (a, b, operation.result)
+    ]
+    return any(mode in batch for mode in fastest)
 
 
 def _is_readable(modes, runs) -> bool:
