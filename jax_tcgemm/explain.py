@@ -228,7 +228,7 @@ def _plan(eqn, platform, device):
     outs = [v.aval for v in eqn.outvars]
     obstacle = primitive.obstacle_of(platform, *avals, *outs)
     one_device = [*avals, *outs]
-    if not obstacle:
+    if not obstacle and hasattr(rules, "division_of"):  # BLAS calls are never divided.
         division = rules.division_of(*avals, eqn.params)
         one_device = partitioning.shards(division, avals, outs)
         if rules is fused_primitive and partitioning.waits_for_sum(division, avals, outs):
