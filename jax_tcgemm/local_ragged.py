@@ -68,6 +68,12 @@ class Product:
     config: str | None
 
     @property
+    def has_steps(self) -> bool:
+        """Whether it is more than a product of operands as they lie."""
+        is_fused = self.activation != "none" or self.gated or self.bias_dtype is not None
+        return is_fused or self.gathered_rows is not None
+
+    @property
     def batch_shape(self) -> tuple[int, ...]:
         """The batch dimensions of the result."""
         return np.broadcast_shapes(*self.batches)
@@ -158,6 +164,10 @@ def make_plan(
         a_rows=product.gathered_rows or 0,
     )
     choice = selection.select(op, problem, device, product.implementation, product.config)
+    is_forced = product.implementation is not None
+    if choice.implementation == selection.XLA and product.has_steps and not is_forced:
+        why = f"as bare grouped products with steps of XLA's around them; {choice.why}"
+        choice = dataclasses.replace(choice, why=why)
     return Plan(product, platform, numerics, problem, choice)
 
 

@@ -205,6 +205,16 @@ def test_gathering_is_batched_by_vmap():
         np.testing.assert_allclose(got[i], f(gather_indices=indices[i]), rtol=1e-6)
 
 
+def test_explain_says_how_a_gpu_runs_it(fake_cuda):
+    """Without a kernel that does it all: as products of ours and steps around them."""
+    x, weights, _ = operands(gated=True)
+    (call,) = jax_tcgemm.explain(
+        jax_tcgemm.gated_ragged_linear, x, weights, jnp.array(SIZES), platform="cuda"
+    )
+    assert call.implementation == "xla"
+    assert "as bare grouped products with steps of XLA's around them" in call.why
+
+
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
