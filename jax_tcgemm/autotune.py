@@ -199,7 +199,7 @@ def autotune(
       ValueError: inside a traced function, where nothing can be measured; for arguments without a
         function; and for a budget or number of candidates that is not positive.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
       >>> x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
       >>> tuning = jax_tcgemm.autotune(jax_tcgemm.matmul, x, x, cache=False, progress=False)

@@ -7,7 +7,7 @@ save nothing. These are the same policies, and take our products for what they a
 
 Of a fused layer they save its result and the pre-activation that derivatives need.
 
-Example:
+Examples:
   >>> import jax, jax.numpy as jnp, jax_tcgemm
   >>> from jax_tcgemm import checkpoint_policies
   >>> f = lambda x, w: jnp.sin(jax_tcgemm.matmul(jnp.sin(x), w)).sum()

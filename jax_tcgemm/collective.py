@@ -119,7 +119,7 @@ def all_gather_matmul(
       As `jax_tcgemm.matmul`; the result is the same, bit for bit, on every device that has the
       same w.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
       >>> from jax.sharding import AxisType, PartitionSpec as P
       >>> mesh = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Auto,))
@@ -185,7 +185,7 @@ def matmul_reduce_scatter(
       their sum, in float32 for 16-bit types, is rounded once more. The same program gives the same
       bits each time.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
       >>> from jax.sharding import AxisType, PartitionSpec as P
       >>> mesh = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Auto,))

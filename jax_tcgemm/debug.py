@@ -21,7 +21,7 @@ def debug_switches() -> None:
 
     A program that JAX has already compiled keeps the choices it was lowered with.
 
-    Example:
+    Examples:
       >>> import jax_tcgemm
       >>> jax_tcgemm.debug_switches()  # doctest: +ELLIPSIS
       TCGEMM_PRINT_CHOICE...

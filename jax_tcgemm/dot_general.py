@@ -63,7 +63,7 @@ def dot_general(
       What no implementation covers, such as float8 or int32, goes to XLA's own dot, and `explain`
       says so.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
       >>> q, k = jnp.ones((2, 16, 4, 8)), jnp.ones((2, 20, 4, 8))
       >>> scores = jax_tcgemm.dot_general(q, k, (((3,), (3,)), ((0, 2), (0, 2))))

@@ -153,7 +153,7 @@ def explain(f, *args, platform: str | None = None, **kwargs) -> Explanation:
       ValueError: for another platform, or when a call names an implementation or config that
         cannot run it; the same as lowering the function would raise.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
       >>> x = jnp.ones((256, 128), jnp.bfloat16)
       >>> report = jax_tcgemm.explain(lambda x: jax_tcgemm.matmul(x, x.T), x, platform="cpu")

@@ -106,7 +106,7 @@ def fragment_map(shape: str, dtype: str, operand: str) -> np.ndarray:
     Raises:
       ValueError: an unknown shape or operand, or a dtype the shape does not have.
 
-    Example:
+    Examples:
       >>> fragment_map("m16n16k16", "f32", "c")[1, 12].item()
       (6, 4)
     """

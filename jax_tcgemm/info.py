@@ -230,7 +230,7 @@ def info() -> Info:
 
     Never raises for something missing. Starts JAX's backends, to tell whether JAX uses the GPU.
 
-    Example:
+    Examples:
       >>> print(jax_tcgemm.info())  # doctest: +SKIP
     """
     gpu_reason = _gpu_reason()

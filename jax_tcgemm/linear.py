@@ -76,7 +76,7 @@ def linear(
       derivatives keep has the result's dtype. The same program on the same device gives the same
       bits each time.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
       >>> x, w = jnp.ones((2, 5, 8)), jnp.ones((8, 16))
       >>> bias, skip = jnp.zeros(16), jnp.ones((2, 5, 16))
@@ -149,7 +149,7 @@ def gated_linear(
       As of `linear`: both products accumulate in float32 (float64 for float64), everything else is
       computed in that, and the result is rounded once.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
       >>> x, weights = jnp.ones((4, 8)), jnp.ones((8, 2, 16))
       >>> y = jax_tcgemm.gated_linear(x, weights, activation="relu")

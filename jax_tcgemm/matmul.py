@@ -72,7 +72,7 @@ def matmul(
       What no implementation covers, such as float8 or int32, goes to XLA's own dot, and `explain`
       says so.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
       >>> a, b = jnp.ones((8, 3, 5), jnp.bfloat16), jnp.ones((5, 4), jnp.bfloat16)
       >>> jax.jit(jax_tcgemm.matmul)(a, b).shape

@@ -89,7 +89,7 @@ def mlp(
       gradient of the pre-activation, too, of which the gradient of up_bias is the float32 sum.
       Second derivatives, and forward mode, are made of plain products.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
       >>> x = jnp.ones((4, 8))
       >>> params = {"up": jnp.ones((8, 2, 16)), "down": jnp.ones((16, 8))}

@@ -91,7 +91,7 @@ def ragged_dot(
       product are those of its parts, each of them rounded.
       Where only XLA's own product can run (`explain` says so) its rules hold instead.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
       >>> tokens, experts = jnp.ones((10, 8)), jnp.ones((3, 8, 4))
       >>> jax_tcgemm.ragged_dot(tokens, experts, jnp.array([4, 0, 5]))[:, 0]
@@ -180,7 +180,7 @@ def ragged_dot_general(
     Numerics:
       As `ragged_dot`.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
       >>> numbers = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
       >>> x, y = jnp.ones((10, 8)), jnp.ones((10, 4))
@@ -246,7 +246,7 @@ def gated_ragged_linear(
     Numerics:
       As `ragged_dot` with an activation.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
       >>> tokens, experts = jnp.ones((10, 8)), jnp.ones((3, 8, 2, 4))
       >>> jax_tcgemm.gated_ragged_linear(tokens, experts, jnp.array([4, 0, 5]), "relu")[:, 0]

@@ -2,7 +2,9 @@
 
 import doctest
 import importlib
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +13,14 @@ MODULES = (
     "blas.level1",
     "blas.level2",
     "blas.level3",
+    "checkpoint_policies",
     "collective",
     "debug",
     "dot_general",
     "explain",
+    "linear",
     "matmul",
+    "mlp",
     "patch",
     "ragged_dot",
     "tensor.contract",
@@ -32,3 +37,9 @@ def test_examples(name):
     failed, attempted = doctest.testmod(sys.modules[f"jax_tcgemm.{name}"])
     assert attempted > 0
     assert failed == 0
+
+
+def test_headings_are_those_that_the_reference_knows():
+    """Under `Example:` it would show the prompts as quotations."""
+    for path in (Path(__file__).resolve().parents[1] / "jax_tcgemm").rglob("*.py"):
+        assert not re.search(r"^ *Example:$", path.read_text("utf-8"), re.MULTILINE), path

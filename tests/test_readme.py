@@ -7,7 +7,8 @@ import pytest
 
 from jax_tcgemm import debug, selection
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def names_in_table(heading: str) -> list[str]:
@@ -35,6 +36,12 @@ def test_every_implementation_is_in_the_table():
 
 def test_every_debug_switch_is_in_the_table():
     assert names_in_table("variable | meaning") == list(debug.SWITCHES)
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert links
+    assert not [link for link in links if not (ROOT / link).exists()]
 
 
 def test_the_marked_command_installs_and_tests():
