@@ -3,12 +3,17 @@
     pip install 'jax_tcgemm[test,bench]'
     python examples/train_gpt.py --size toy --stock          # two minutes on two CPU cores
     python examples/train_gpt.py --size 100m --steps 2000    # a GPU
+    python examples/train_gpt.py --size 100m --mesh data=2   # two, beside one
 
 A decoder-only transformer in Flax NNX over bytes: `nnx.Linear(dot_general=jax_tcgemm.dot_general)`
 where a layer is a product, `jax_tcgemm.linear` where a residual follows it, and `jax_tcgemm.mlp`
 for the gated feed-forward blocks with their fused backward pass. `--stock` trains the same network
 from the same start with stock Flax and jnp, step by step in turns. Written to --out: the losses and
 the time of every step as JSON, and both curves as a plot.
+
+`--mesh` trains on several devices, beside one: `data=2` divides the batch, `model=2` the heads and
+the hidden layer (tensor parallelism). The program is the same; only its arrays lie elsewhere, and
+XLA adds the exchanges, which are printed.
 """
 
 import dataclasses
@@ -24,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import several_devices
 import typer
 from flax import nnx
 from rich.console import Console
@@ -34,6 +40,8 @@ import jax_tcgemm
 
 NUM_TOKENS = 256  # bytes
 _SEED = 0
+# The dimension of a weight that the mesh axis "model" divides: heads, and units of hidden layers.
+MODEL_DIMENSIONS = {"qkv": 1, "out": 0, "up": 2, "down": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +123,8 @@ class Block(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """From (batch, context, width) to the same."""
         products, cast = self.products, lambda w: w[...].astype(self.dtype)
-        qkv = self.qkv(self.attention_norm(x))
-        q, k, v = jnp.split(qkv.reshape(*x.shape[:2], 3 * self.size.heads, -1), 3, axis=2)
+        qkv = self.qkv(self.attention_norm(x)).reshape(*x.shape[:2], self.size.heads, 3, -1)
+        q, k, v = (qkv[:, :, :, i] for i in range(3))
         attended = jax.nn.dot_product_attention(q, k, v, is_causal=True)
         x = products.project(attended.reshape(x.shape), cast(self.out), x)
         return products.feed_forward(self.feed_forward_norm(x), cast(self.up), cast(self.down), x)
@@ -178,8 +186,16 @@ def batches(text: np.ndarray, size: Size) -> Iterator[np.ndarray]:
 class Training:
     """One network on its way."""
 
-    def __init__(self, name: str, products: Products, size: Size, dtype, steps: int):
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        products: Products,
+        size: Size,
+        dtype,
+        steps: int,
+        mesh: jax.sharding.Mesh | None = None,
+    ):
+        self.name, self.mesh = name, mesh
         model = Gpt(size, products, dtype, nnx.Rngs(_SEED))
         graph, self.params = nnx.split(model)
         schedule = optax.warmup_cosine_decay_schedule(
@@ -187,6 +203,12 @@ class Training:
         )
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
         self.state = optimizer.init(self.params)
+        out_shardings = None
+        if mesh is not None:
+            trees = self.params, self.state
+            self.params, self.state = several_devices.place(trees, mesh, MODEL_DIMENSIONS)
+            out_shardings = jax.tree.map(lambda x: x.sharding, (self.params, self.state))
+            out_shardings = (*out_shardings, None)
         self.losses: list[float] = []
         self.seconds: list[float] = []
 
@@ -200,13 +222,18 @@ class Training:
             return optax.apply_updates(params, updates), state, value
 
         self.function = step
-        self._step = jax.jit(step, donate_argnums=(0, 1))
+        self._step = jax.jit(step, donate_argnums=(0, 1), out_shardings=out_shardings)
+        self.compiled: jax.stages.Compiled | None = None
 
     def step(self, tokens: np.ndarray) -> None:
         """Trains on one batch."""
+        if self.mesh is not None:
+            tokens = several_devices.place_batch(tokens, self.mesh)
         start = time.perf_counter()
+        if self.compiled is None:
+            self.compiled = self._step.lower(self.params, self.state, tokens).compile()
         self.params, self.state, loss = jax.block_until_ready(
-            self._step(self.params, self.state, tokens)
+            self.compiled(self.params, self.state, tokens)
         )
         self.seconds.append(time.perf_counter() - start)
         self.losses.append(float(loss))
@@ -224,6 +251,7 @@ def train(
     dtype: str | None = None,
     out: pathlib.Path = pathlib.Path("train_gpt"),
     console: Console | None = None,
+    mesh: str | None = None,
 ) -> dict:
     """Trains and writes what happened.
 
@@ -234,6 +262,7 @@ def train(
       dtype: dtype of the activations; None takes bfloat16 on a GPU and float32 elsewhere.
       out: folder for `record.json` and `loss.png`.
       console: where to print.
+      mesh: several devices to train on, such as "data=2" or "model=2", beside one.
 
     Returns:
       The record.
@@ -242,6 +271,9 @@ def train(
     dtype = jnp.dtype(dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32"))
     text = read_text(20_000_000 if size == "100m" else 2_000_000)
     trainings = [Training("jax_tcgemm", OURS, sizes, dtype, steps)]
+    if mesh is not None:
+        devices = several_devices.make_mesh(mesh)
+        trainings.append(Training(f"jax_tcgemm, {mesh}", OURS, sizes, dtype, steps, devices))
     if stock:
         trainings.append(Training("stock Flax", STOCK, sizes, dtype, steps))
     ours = trainings[0]
@@ -281,6 +313,8 @@ def train(
                 "step_ms": t.step_ms,
                 "tokens_per_second": tokens_per_step / t.step_ms * 1e3,
                 "seconds": t.seconds,
+                "speed_up": ours.step_ms / t.step_ms,
+                "collectives": several_devices.collectives(t.compiled),
             }
             for t in trainings
         },
@@ -289,6 +323,10 @@ def train(
     (out / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     plot(trainings, out / "loss.png")
     _print(trainings, tokens_per_step, explanation, console)
+    for name, training in record["trainings"].items():
+        for collective, found in training["collectives"].items():
+            megabytes = f"{found['megabytes']:.1f} MB"
+            console.print(f"{name}: {found['count']} {collective} a step, {megabytes} on a device")
     console.print(f"wrote {out / 'record.json'} and {out / 'loss.png'}", soft_wrap=True)
     return record
 
@@ -316,11 +354,12 @@ def _print(trainings, tokens_per_step, explanation, console) -> None:
         ran[name] = ran.get(name, 0) + 1
     names = ", ".join(f"{name} ({count})" for name, count in ran.items())
     console.print(f"{len(explanation)} products a step, run by {names}")
-    table = Table("", "first loss", "last loss", "ms a step", "tokens a second")
+    table = Table("", "first loss", "last loss", "ms a step", "tokens a second", "speed-up")
     for t in trainings:
         rate = tokens_per_step / t.step_ms * 1e3
+        speed_up = trainings[0].step_ms / t.step_ms
         cells = f"{t.losses[0]:.4f}", f"{t.losses[-1]:.4f}", f"{t.step_ms:.1f}", f"{rate:.0f}"
-        table.add_row(t.name, *cells)
+        table.add_row(t.name, *cells, f"{speed_up:.2f}")
     console.print(table)
 
 
@@ -332,9 +371,10 @@ def main(
     out: Annotated[pathlib.Path, typer.Option(help="Folder for the record and the plot.")] = (
         pathlib.Path("train_gpt")
     ),
+    mesh: Annotated[str | None, typer.Option(help="Devices: data=2, model=2 or both.")] = None,
 ) -> None:
     """Train a small language model on Python's own sources."""
-    train(size, steps, stock, dtype, out)
+    train(size, steps, stock, dtype, out, mesh=mesh)
 
 
 if __name__ == "__main__":

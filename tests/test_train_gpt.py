@@ -16,7 +16,9 @@ def example():
     pytest.importorskip("matplotlib")
     spec = importlib.util.spec_from_file_location("train_gpt", PATH)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PATH.parent)
+        spec.loader.exec_module(module)
     return module
 
 
@@ -27,8 +29,8 @@ def test_trains_as_stock_flax_does(example, tmp_path):
     ours, stock = (t["losses"] for t in record["trainings"].values())
     # The same network from the same start: float32 roundings, which training amplifies.
     np.testing.assert_allclose(ours, stock, rtol=2e-3)
-    # From guessing among 256 bytes.
-    assert ours[0] == pytest.approx(np.log(256), rel=0.2)
+    # From guessing among 256 bytes, with logits of variance 1, which costs half a nat.
+    assert ours[0] == pytest.approx(np.log(256) + 0.5, rel=0.2)
     assert ours[-1] < ours[0] - 0.5
     # The head and, in each block, qkv, out, up and down: forwards and both gradients. The gradient
     # of the embedding is none.
