@@ -143,7 +143,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       PipelineState<T::kStages> state;
       for (int32_t tile = scheduler.first(); scheduler.valid(tile); tile += scheduler.step()) {
         const Work work = scheduler.at(params, tile);
-        const int32_t outer = work.batch_idx / params.batch_inner, inner = work.batch_idx % params.batch_inner;
+        const int32_t outer = params.grid.batch_inner.divide(work.batch_idx);
+        const int32_t inner = work.batch_idx - outer * params.batch_inner;
         const int32_t a_inner = inner * params.a_inner, a_outer = outer * params.a_outer;
         const int32_t b_inner = inner * params.b_inner, b_outer = outer * params.b_outer;
         for (int32_t i = 0; i < work.num_k_blocks; ++i, state.advance()) {

@@ -50,6 +50,22 @@ Status prepare_kernel(Kernel kernel, const cudaLaunchConfig_t& launch, ResidentC
   return Status::ok();
 }
 
+constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+inline Grid make_grid(const Call& call, int64_t tiles_m, int64_t tiles_n) {
+  Grid grid{};
+  grid.tiles_m = static_cast<int32_t>(tiles_m);
+  grid.tiles_n = static_cast<int32_t>(tiles_n);
+  grid.num_tiles = static_cast<int32_t>(tiles_m * tiles_n * call.batch * call.num_splits);
+  grid.per_batch = Divisor(tiles_m * tiles_n);
+  // Past the tiles of a batch entry, as it may be, it divides to 0, as it must.
+  grid.per_group = Divisor(std::min<int64_t>(Grid::kGroupRows * tiles_n, INT32_MAX));
+  grid.last_group_rows = Divisor(tiles_m - (tiles_m - 1) / Grid::kGroupRows * Grid::kGroupRows);
+  grid.batch = Divisor(call.batch);
+  grid.batch_inner = Divisor(call.batch_inner);
+  return grid;
+}
+
 template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
 Status launch_kernel(const Call& call) {
   using T = Traits<Config, In, kTransA, kTransB>;
@@ -64,8 +80,7 @@ Status launch_kernel(const Call& call) {
   params.b_outer = call.b.outer_stride != 0;
   params.b_inner = call.b.inner_stride != 0;
   params.num_splits = call.num_splits;
-  const int64_t k_blocks = (call.k + T::kTileK - 1) / T::kTileK;
-  params.k_blocks_per_split = static_cast<int32_t>((k_blocks + call.num_splits - 1) / call.num_splits);
+  params.k_blocks_per_split = static_cast<int32_t>(ceil_div(ceil_div(call.k, T::kTileK), call.num_splits));
   params.out_type = call.out_type;
   params.d = call.d;
   params.ldd = Config::kSwapped ? call.m : call.n;
@@ -110,10 +125,11 @@ Status launch_kernel(const Call& call) {
     }
   }
 
-  const auto tiles = [](int64_t extent, int64_t tile) { return (extent + tile - 1) / tile; };
-  const int64_t num_tiles = tiles(call.m, Config::kTileM * Config::kClusterM) *
-                            tiles(call.n, tile_n * Config::kClusterN) * call.batch * call.num_splits;
+  const int64_t tiles_m = ceil_div(call.m, Config::kTileM * Config::kClusterM);
+  const int64_t tiles_n = ceil_div(call.n, tile_n * Config::kClusterN);
+  const int64_t num_tiles = tiles_m * tiles_n * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
+  params.grid = make_grid(call, tiles_m, tiles_n);
 
   cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;

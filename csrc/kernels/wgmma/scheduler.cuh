@@ -16,19 +16,14 @@ struct Work {
   int32_t first_k_block, num_k_blocks;
 };
 
-// Walks the tiles of one cluster. Inside a batch entry, tiles run down kGroupM cluster rows before
-// moving one column right, every other group from the right: neighbours in time share both
-// operands' panels in L2.
+// Walks the tiles of one cluster. Inside a batch entry, tiles run down a group of cluster rows before
+// moving one column right, every other group from the right: neighbours in time share both operands'
+// panels in L2. Divides by multiplying: the producer's first load and every short tile wait for it.
 template <typename Config, int kTileK, typename Epilogue>
 class Scheduler {
  public:
-  static constexpr int kGroupM = 8;
-
   __device__ __forceinline__ explicit Scheduler(const Params<Epilogue>& params)
-      : tiles_m_(ceil_div(params.m, Config::kTileM * Config::kClusterM)),
-        tiles_n_(ceil_div(params.n, tile_n(params) * Config::kClusterN)),
-        num_tiles_(tiles_m_ * tiles_n_ * params.batch * params.num_splits),
-        rank_(ptx::cluster_ctarank()) {}
+      : num_tiles_(params.grid.num_tiles), rank_(ptx::cluster_ctarank()) {}
 
   __device__ __forceinline__ int32_t first() const { return blockIdx.x / Config::kClusterSize; }
   __device__ __forceinline__ int32_t step() const { return gridDim.x / Config::kClusterSize; }
@@ -36,24 +31,26 @@ class Scheduler {
 
   __device__ __forceinline__ Work at(const Params<Epilogue>& params, int32_t tile_idx) const {
     Work work;
-    const int32_t d_batch_idx = tile_idx / (tiles_m_ * tiles_n_);
-    const int32_t in_batch = tile_idx - d_batch_idx * tiles_m_ * tiles_n_;
-    const int32_t group_idx = in_batch / (kGroupM * tiles_n_);
-    const int32_t in_group = in_batch - group_idx * kGroupM * tiles_n_;
-    const int32_t rows = min(tiles_m_ - group_idx * kGroupM, kGroupM);
-    const int32_t column = in_group / rows;
-    const int32_t cluster_m = group_idx * kGroupM + in_group - column * rows;
-    const int32_t cluster_n = group_idx & 1 ? tiles_n_ - 1 - column : column;
+    const Grid& grid = params.grid;
+    const int32_t d_batch_idx = grid.per_batch.divide(tile_idx);
+    const int32_t in_batch = tile_idx - d_batch_idx * grid.tiles_m * grid.tiles_n;
+    const int32_t group_idx = grid.per_group.divide(in_batch), first_row = group_idx * Grid::kGroupRows;
+    const int32_t in_group = in_batch - first_row * grid.tiles_n;
+    const bool is_full = first_row + Grid::kGroupRows <= grid.tiles_m;
+    const int32_t column = is_full ? in_group / Grid::kGroupRows : grid.last_group_rows.divide(in_group);
+    const int32_t rows = is_full ? Grid::kGroupRows : grid.tiles_m - first_row;
+    const int32_t cluster_m = first_row + in_group - column * rows;
+    const int32_t cluster_n = group_idx & 1 ? grid.tiles_n - 1 - column : column;
     const int32_t rank_m = rank_ % Config::kClusterM, rank_n = rank_ / Config::kClusterM % Config::kClusterN;
     work.m_idx = (cluster_m * Config::kClusterM + rank_m) * Config::kTileM;
     work.n_idx = (cluster_n * Config::kClusterN + rank_n) * tile_n(params);
-    work.split_idx = d_batch_idx / params.batch;
+    work.split_idx = grid.batch.divide(d_batch_idx);
     work.batch_idx = d_batch_idx - work.split_idx * params.batch;
-    const int32_t k_blocks = ceil_div(params.k, kTileK);
+    const int32_t k_blocks = (params.k + kTileK - 1) / kTileK;
     int32_t begin = work.split_idx * params.k_blocks_per_split;
     int32_t end = min(begin + params.k_blocks_per_split, k_blocks);
     if constexpr (Config::kClusterK > 1) {
-      const int32_t share = ceil_div(end - begin, Config::kClusterK);
+      const int32_t share = (end - begin + Config::kClusterK - 1) / Config::kClusterK;
       begin += rank_ * share;
       end = min(begin + share, end);
     }
@@ -69,9 +66,8 @@ class Scheduler {
     if constexpr (Epilogue::kFused) return params.epilogue.template tile_columns<Config>();
     return Config::kTileN;
   }
-  static __device__ __forceinline__ int32_t ceil_div(int32_t x, int32_t y) { return (x + y - 1) / y; }
 
-  int32_t tiles_m_, tiles_n_, num_tiles_;
+  int32_t num_tiles_;
   int32_t rank_;
 };
 

@@ -45,6 +45,9 @@ struct StoreShape {
   static constexpr int kMostRows = 64 / kBoxes;
   static constexpr int kBoxRows = Config::kSwapped && Config::kTileN < kMostRows ? Config::kTileN : kMostRows;
   static constexpr int kBoxBytes = kBoxRows * kRowBytes;
+  // Elements between the boundaries at which unaligned rows are cut: 32 bytes where there is a next turn
+  // along them, else 16.
+  static constexpr int kCut = kOutBytes == 2 && !Config::kSwapped && kBoxColumns >= 16 ? 16 : 8;
 
   // Of the tile. The last turn ends where the tile does, and repeats columns of the one before where
   // turns do not divide the tile.
@@ -71,12 +74,14 @@ struct LeftBox {
 };
 
 // Copies a staged box to D where TMA cannot: rows of D start anywhere. A row is cut where D has
-// 16-byte boundaries and goes in aligned 16-byte stores, the one across the edge of two boxes with the
-// right one. Only a tile's own edges, eight 16-bit elements of a row, go one by one, spread over its lanes.
-template <int kRowBytes, int kBoxRows>
+// boundaries of kCut elements and goes in aligned 16-byte stores, the elements before the box's first
+// boundary with the box to its left. Only a tile's own edges, kCut elements of a row, go one by one,
+// spread over its lanes. Boundaries of 32 bytes are worth a wait for the next box: L2 keeps sectors of
+// that size, and one that is written in parts costs several times as much.
+template <int kRowBytes, int kBoxRows, int kCut = 8>
 __device__ __forceinline__ void copy_box(const uint8_t* buffer, LeftBox left, bool is_last, uint16_t* d, int64_t ldd,
                                          int32_t rows, int32_t columns, int thread_idx) {
-  constexpr int kColumns = kRowBytes / 2, kPieces = kColumns / 8, kEdge = 8 / kPieces;
+  constexpr int kColumns = kRowBytes / 2, kPieces = kColumns / 8, kEdge = kCut / kPieces;
   const auto at = [&](int row, int column) {
     const uint8_t* from = column < 0 ? left.buffer : buffer;
     if (column < 0) column += left.distance;
@@ -91,14 +96,15 @@ __device__ __forceinline__ void copy_box(const uint8_t* buffer, LeftBox left, bo
   for (int row = thread_idx / kPieces; row < kBoxRows; row += 128 / kPieces) {
     if (row >= rows) break;
     uint16_t* target = d + row * ldd;
-    // Elements of piece 0 that lie before the box: its row starts this far into 16 bytes.
-    const int before = reinterpret_cast<uintptr_t>(target) / 2 % 8;
+    const int before = reinterpret_cast<uintptr_t>(target) / 2 % kCut;  // elements since the last boundary
     const int column = piece * 8 - before;
-    if (piece > 0 || has_left || before == 0) {
+    if (has_left || before == 0 || piece >= kCut / 8) {
       if (column + 8 <= columns) {
-        const uint4 own = *reinterpret_cast<const uint4*>(at(row, piece * 8));
-        const uint4 previous = *reinterpret_cast<const uint4*>(at(row, piece > 0 || has_left ? piece * 8 - 8 : 0));
-        *reinterpret_cast<uint4*>(target + column) = skip_bytes(previous, own, 16 - 2 * before);
+        // The two pieces of staged columns that these eight lie in.
+        const int skipped = -before & 7, piece_column = column - skipped;
+        const uint4 low = *reinterpret_cast<const uint4*>(at(row, piece_column));
+        const uint4 high = *reinterpret_cast<const uint4*>(at(row, piece_column + (skipped > 0 ? 8 : 0)));
+        *reinterpret_cast<uint4*>(target + column) = skip_bytes(low, high, 2 * skipped);
       } else {
 #pragma unroll 1
         for (int i = column; i < columns; ++i) copy_element(target, row, i);
@@ -108,24 +114,36 @@ __device__ __forceinline__ void copy_box(const uint8_t* buffer, LeftBox left, bo
 #pragma unroll
       for (int i = 0; i < kEdge; ++i) {
         const int edge = piece * kEdge + i;
-        const bool is_head = edge < 8 - before;
-        if (is_head ? !has_left : is_last) copy_element(target, row, is_head ? edge : kColumns - 8 + edge);
+        const bool is_head = edge < kCut - before;
+        if (is_head ? !has_left : is_last) copy_element(target, row, is_head ? edge : kColumns - kCut + edge);
       }
     }
   }
 }
 
 // The same for float32: one element a lane.
-template <int kRowBytes, int kBoxRows>
-__device__ __forceinline__ void copy_box(const uint8_t* buffer, LeftBox, bool, float* d, int64_t ldd, int32_t rows,
-                                         int32_t columns, int thread_idx) {
+template <int kRowBytes, int kBoxRows, int kCut = 8>
+__device__ __forceinline__ void copy_box(const uint8_t* buffer, LeftBox left, bool is_last, float* d, int64_t ldd,
+                                         int32_t rows, int32_t columns, int thread_idx) {
   constexpr int kColumns = kRowBytes / 4;
-  const int column = thread_idx % kColumns;
-  if (column >= columns) return;
+  const bool has_left = left.buffer != nullptr;
+  const int lane = thread_idx % kColumns;
 #pragma unroll 4
   for (int row = thread_idx / kColumns; row < kBoxRows; row += 128 / kColumns) {
     if (row >= rows) break;
-    d[row * ldd + column] = *reinterpret_cast<const float*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * 4));
+    float* target = d + row * ldd;
+    const int before = reinterpret_cast<uintptr_t>(target) / 4 % 8;  // elements since the last 32-byte boundary
+    const auto copy_element = [&](const uint8_t* from, int from_column, int column) {
+      if (column >= columns) return;
+      target[column] = *reinterpret_cast<const float*>(from + swizzle<kRowBytes>(row * kRowBytes + from_column * 4));
+    };
+    const int column = lane - before;
+    if (column >= 0) {
+      copy_element(buffer, column, column);
+    } else if (has_left) {
+      copy_element(left.buffer, column + left.distance, column);
+    }
+    if (is_last && lane < before) copy_element(buffer, kColumns - before + lane, kColumns - before + lane);
   }
 }
 
@@ -239,7 +257,7 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
 #pragma unroll 1
       for (int box = 0; box < Shape::kBoxes; ++box) {
         const int box_along = Shape::along(turn, box), box_across = Shape::across(turn);
-        copy_box<Shape::kRowBytes, Shape::kBoxRows>(
+        copy_box<Shape::kRowBytes, Shape::kBoxRows, Shape::kCut>(
             buffer + box * Shape::kBoxBytes, left, is_last, d + box_across * params.ldd + box_along, params.ldd,
             rows - across - box_across, columns - along - box_along, thread_idx);
       }

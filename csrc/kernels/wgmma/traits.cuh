@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "tile/divisor.cuh"
 #include "tile/numeric.cuh"
 
 namespace tcgemm::wgmma_family {
@@ -16,11 +17,22 @@ struct Bare {
   static constexpr bool kFused = false;
 };
 
+// The tiles of a launch, in units of what a cluster computes at once.
+struct Grid {
+  // Inside a batch entry, tiles run down this many rows before moving one column right.
+  static constexpr int32_t kGroupRows = 8;
+
+  int32_t tiles_m, tiles_n, num_tiles;
+  Divisor per_batch, per_group, last_group_rows;  // tiles of a batch entry and of a group; rows of the last one
+  Divisor batch, batch_inner;
+};
+
 template <typename Epilogue>
 struct Params {
   CUtensorMap a_map, b_map, d_map;
   int32_t m, n, k;
   int32_t batch, batch_inner;
+  Grid grid;
   // 0 where an operand is broadcast along that level, else 1.
   int32_t a_outer, a_inner, b_outer, b_inner;
   int32_t num_splits;  // parts of K written as separate batches of D
