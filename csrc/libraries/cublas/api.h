@@ -51,6 +51,7 @@ using cublasHandle_t = cublasContext*;
 using Index = cublasStatus_t(cublasHandle_t, int n, const void* x, cudaDataType_t x_type, int incx, int* result);
 using Reduction = cublasStatus_t(cublasHandle_t, int n, const void* x, cudaDataType_t x_type, int incx, void* result,
                                  cudaDataType_t result_type, cudaDataType_t execution_type);
+using Asum = cublasStatus_t(cublasHandle_t, int n, const void* x, int incx, void* result);
 using Dot = cublasStatus_t(cublasHandle_t, int n, const void* x, cudaDataType_t x_type, int incx, const void* y,
                            cudaDataType_t y_type, int incy, void* result, cudaDataType_t result_type,
                            cudaDataType_t execution_type);
@@ -87,7 +88,7 @@ struct Api {
   cublasStatus_t (*cublasSetMathMode)(cublasHandle_t handle, int mode);
 
   Index *cublasIamaxEx, *cublasIaminEx;
-  Reduction *cublasAsumEx, *cublasNrm2Ex;
+  Reduction* cublasNrm2Ex;
   Dot *cublasDotEx, *cublasDotcEx;
   cublasStatus_t (*cublasScalEx)(cublasHandle_t handle, int n, const void* alpha, cudaDataType_t alpha_type, void* x,
                                  cudaDataType_t x_type, int incx, cudaDataType_t execution_type);
@@ -113,6 +114,7 @@ struct Api {
                                         cublasComputeType_t compute, cublasGemmAlgo_t algo);
 
   // Of S, D, C and Z.
+  std::array<Asum*, 4> asum;
   std::array<Gemv*, 4> gemv;
   std::array<Gbmv*, 4> gbmv;
   std::array<Trsv*, 4> trsv;

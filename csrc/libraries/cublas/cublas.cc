@@ -109,7 +109,8 @@ class Cublas final : public blas::Implementation {
       return "cuBLAS was not found: neither loaded by JAX nor among the CUDA packages; pip install 'jax[cuda13]'";
     }
     const bool is_half = p.dtype == DType::kF16 || p.dtype == DType::kBF16;
-    if (is_half && (p.routine == Routine::kGbmv || p.routine == Routine::kTrsv || p.routine == Routine::kTrsm)) {
+    if (is_half && (p.routine == Routine::kAsum || p.routine == Routine::kGbmv || p.routine == Routine::kTrsv ||
+                    p.routine == Routine::kTrsm)) {
       return std::string("cuBLAS has no ") + blas::routine_name(p.routine) + " of " + dtype_name(p.dtype);
     }
     return "";

@@ -22,7 +22,6 @@ std::string Api::resolve_all(const SharedLibrary& library) {
   TCGEMM_RESOLVE(cublasSetMathMode);
   TCGEMM_RESOLVE(cublasIamaxEx);
   TCGEMM_RESOLVE(cublasIaminEx);
-  TCGEMM_RESOLVE(cublasAsumEx);
   TCGEMM_RESOLVE(cublasNrm2Ex);
   TCGEMM_RESOLVE(cublasDotEx);
   TCGEMM_RESOLVE(cublasDotcEx);
@@ -40,6 +39,11 @@ std::string Api::resolve_all(const SharedLibrary& library) {
     }
     return "";
   };
+  // Of complex vectors the name begins with the type of the result.
+  constexpr std::array kAsum{"cublasSasum_v2", "cublasDasum_v2", "cublasScasum_v2", "cublasDzasum_v2"};
+  for (size_t i = 0; i < kAsum.size(); ++i) {
+    if (!library.resolve(kAsum[i], &asum[i])) return kAsum[i];
+  }
   for (const std::string& missing :
        {resolve_types("gemv_v2", &gemv), resolve_types("gbmv_v2", &gbmv), resolve_types("trsv_v2", &trsv),
         resolve_types("trsm_v2", &trsm), resolve_types("trsmBatched", &trsm_batched),

@@ -23,7 +23,7 @@ constexpr int64_t kMaxBatch = 65535;
 
 struct Type {
   cudaDataType_t element, scale;
-  cudaDataType_t real, real_execution;  // of asum and nrm2
+  cudaDataType_t real, real_execution;  // of nrm2
   size_t index;                         // into Api's arrays of functions
 };
 
@@ -90,8 +90,8 @@ class Run {
     switch (p_.routine) {
       case Routine::kIamax: return index("cublasIamaxEx", api_.cublasIamaxEx);
       case Routine::kIamin: return index("cublasIaminEx", api_.cublasIaminEx);
-      case Routine::kAsum: return reduction("cublasAsumEx", api_.cublasAsumEx);
-      case Routine::kNrm2: return reduction("cublasNrm2Ex", api_.cublasNrm2Ex);
+      case Routine::kAsum: return asum();
+      case Routine::kNrm2: return nrm2();
       case Routine::kDot: return dot();
       case Routine::kScal: return scal();
       case Routine::kAxpy: return axpy();
@@ -145,11 +145,17 @@ class Run {
     });
   }
 
-  Status reduction(const char* name, Reduction* function) const {
-    const int64_t real_bytes = dtype_bytes(blas::real_dtype(p_.dtype));
-    return each(name, [&](int64_t i) {
-      return function(handle_, n(), a(i), type_.element, lda(), result(i, real_bytes), type_.real,
-                      type_.real_execution);
+  int64_t real_bytes() const { return dtype_bytes(blas::real_dtype(p_.dtype)); }
+
+  Status asum() const {
+    return each("cublas<T>asum",
+                [&](int64_t i) { return api_.asum[type_.index](handle_, n(), a(i), lda(), result(i, real_bytes())); });
+  }
+
+  Status nrm2() const {
+    return each("cublasNrm2Ex", [&](int64_t i) {
+      return api_.cublasNrm2Ex(handle_, n(), a(i), type_.element, lda(), result(i, real_bytes()), type_.real,
+                               type_.real_execution);
     });
   }
 
