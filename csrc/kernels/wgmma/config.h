@@ -43,20 +43,15 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("192x176x64_c1x1x1_co", 192, 176, 1, 1, 1, false, false, false)  \
   X("192x176x64_c1x2x1_co_t", 192, 176, 1, 2, 1, false, true, false) \
   X("128x192x64_c2x1x1_co", 128, 192, 2, 1, 1, false, false, false)  \
-  X("128x192x64_c1x2x1_co", 128, 192, 1, 2, 1, false, false, false)  \
   X("128x192x64_c2x1x1_co_t", 128, 192, 2, 1, 1, false, true, false) \
   X("128x160x64_c2x1x1_pp", 128, 160, 2, 1, 1, true, false, false)   \
-  X("128x144x64_c2x1x1_co", 128, 144, 2, 1, 1, false, false, false)  \
   X("128x144x64_c2x1x1_co_t", 128, 144, 2, 1, 1, false, true, false) \
   X("128x128x64_c2x1x1_pp", 128, 128, 2, 1, 1, true, false, true)    \
   X("128x128x64_c1x2x1_pp", 128, 128, 1, 2, 1, true, false, true)    \
   X("128x128x64_c1x1x1_co", 128, 128, 1, 1, 1, false, false, false)  \
   X("128x128x64_c1x1x2_co", 128, 128, 1, 1, 2, false, false, false)  \
-  X("128x96x64_c2x1x1_pp", 128, 96, 2, 1, 1, true, false, false)     \
   X("128x64x64_c1x1x1_pp", 128, 64, 1, 1, 1, true, false, true)      \
-  X("128x64x64_c1x2x1_co", 128, 64, 1, 2, 1, false, false, false)    \
   X("128x64x64_c1x4x1_co", 128, 64, 1, 4, 1, false, false, false)    \
-  X("128x64x64_c1x1x1_co_t", 128, 64, 1, 1, 1, false, true, false)   \
   X("64x128x64_c1x1x1_pp", 64, 128, 1, 1, 1, true, false, true)      \
   X("64x128x64_c1x1x1_pp_t", 64, 128, 1, 1, 1, true, true, false)    \
   X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)        \
