@@ -114,7 +114,7 @@ def test_reasons_agree_with_modules():
 
 
 def test_reason_refuses_unknown_name():
-    with pytest.raises(ValueError, match="name must be cpu, cuda, gpu or cublaslt, got 'tpu'"):
+    with pytest.raises(ValueError, match="name must be cpu, .*, got 'tpu'"):
         _modules.reason("tpu")
 
 
