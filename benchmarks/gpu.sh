@@ -2,7 +2,7 @@
 # Everything that needs a GPU, on the installed package: tests, compute-sanitizer, records of every
 # suite. From the checkout's root:
 #
-#   pip install '.[test,bench]' && benchmarks/gpu.sh OUT [tests] [sanitizer] [ladder] [suites] [tune]
+#   pip install '.[test,bench]' && benchmarks/gpu.sh OUT [tests] [sanitizer] [ladder] [suites] [functions] [tune]
 #
 # OUT receives the logs and the records; without a step named, all but `tune` run. Each step is
 # bounded, so that one that hangs does not take the others with it. Nothing in the checkout changes:
@@ -10,7 +10,7 @@
 set -uo pipefail
 out=$(realpath "${1:?the folder for logs and records}")
 shift
-steps=${*:-tests sanitizer ladder suites}
+steps=${*:-tests sanitizer ladder suites functions}
 mkdir -p "$out"
 revision=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 failed=()
@@ -29,7 +29,7 @@ bench() { # NAME SECONDS ARGUMENTS...
 
 for each in $steps; do
   case $each in
-  tests) step tests 400 python3 -m pytest -m gpu tests -q -p no:cacheprovider ;;
+  tests) step tests 1200 python3 -m pytest -m gpu tests -q -p no:cacheprovider ;;
   sanitizer) step sanitizer 900 python3 -m pytest -m sanitizer tests -q -p no:cacheprovider ;;
   ladder)
     bench squares 200 --suite squares --impl all --budget 0.2
@@ -38,6 +38,12 @@ for each in $steps; do
     ;;
   suites)
     bench suites 400 --suite squares,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk --impl auto --budget 0.3
+    ;;
+  functions)
+    bench fused 300 --suite fused,gated,mlp
+    bench moe 300 --suite moe
+    bench blas 200 --suite blas
+    bench tensor 300 --suite einsum,tensor
     ;;
   tune)
     step tune 900 python3 -m jax_tcgemm tune --suite squares,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk \
