@@ -2,15 +2,16 @@
 # Everything that needs a GPU, on the installed package: tests, compute-sanitizer, records of every
 # suite. From the checkout's root:
 #
-#   pip install '.[test,bench]' && benchmarks/gpu.sh OUT [tests] [sanitizer] [ladder] [suites] [functions] [tune]
+#   pip install '.[test,bench]' && benchmarks/gpu.sh OUT [STEP...]
 #
-# OUT receives the logs and the records; without a step named, all but `tune` run. Each step is
-# bounded, so that one that hangs does not take the others with it. Nothing in the checkout changes:
-# copy OUT/*.jsonl to benchmarks/results/ and run `python -m jax_tcgemm bench render`.
+# STEP is one or more of: tests sanitizer ladder suites functions examples tune, and devices, which
+# wants several GPUs. Without any, all run but the last two. OUT receives the logs and the records. Each
+# step is bounded, so that one that hangs does not take the others with it. Nothing in the checkout
+# changes: copy OUT/*.jsonl to benchmarks/results/ and run `python -m jax_tcgemm bench render`.
 set -uo pipefail
 out=$(realpath "${1:?the folder for logs and records}")
 shift
-steps=${*:-tests sanitizer ladder suites functions}
+steps=${*:-tests sanitizer ladder suites functions examples}
 mkdir -p "$out"
 revision=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 failed=()
@@ -29,21 +30,36 @@ bench() { # NAME SECONDS ARGUMENTS...
 
 for each in $steps; do
   case $each in
-  tests) step tests 1200 python3 -m pytest -m gpu tests -q -p no:cacheprovider ;;
-  sanitizer) step sanitizer 900 python3 -m pytest -m sanitizer tests -q -p no:cacheprovider ;;
+  # Most of a test is XLA's compilation, so several processes share the GPU.
+  tests) step tests 1200 python3 -m pytest -m gpu tests -n 6 -q -p no:cacheprovider ;;
+  sanitizer) step sanitizer 900 python3 -m pytest -m sanitizer tests -n 4 -q -p no:cacheprovider ;;
   ladder)
     bench squares 200 --suite squares --impl all --budget 0.2
     bench other-dtypes 200 --suite squares_f32,squares_f64,squares_tf32,squares_int8 --impl all --budget 0.15
     bench overhead 60 overhead
     ;;
   suites)
-    bench suites 400 --suite squares,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk --impl auto --budget 0.3
+    bench suites 500 --suite squares,squares_f16,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk \
+      --impl auto --budget 0.3
     ;;
   functions)
     bench fused 300 --suite fused,gated,mlp
     bench moe 300 --suite moe
     bench blas 200 --suite blas
     bench tensor 300 --suite einsum,tensor
+    ;;
+  examples)
+    step train_gpt 300 python3 examples/train_gpt.py --size 100m --stock --out "$out/train_gpt"
+    step train_moe 300 python3 examples/train_moe.py --size 100m --out "$out/train_moe"
+    ;;
+  devices)
+    step devices 400 python3 -m pytest -m gpu tests/gpu/test_sharding.py tests/gpu/test_several_devices.py \
+      -q -p no:cacheprovider
+    count=$(nvidia-smi --list-gpus | wc -l)
+    bench parallel 300 parallel --devices "$count" --chunks 1,2
+    for axis in data model; do
+      step "train_gpt-$axis" 300 python3 examples/train_gpt.py --size 100m --mesh "$axis=$count" --out "$out/train_gpt-$axis"
+    done
     ;;
   tune)
     step tune 900 python3 -m jax_tcgemm tune --suite squares,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk \
