@@ -20,11 +20,19 @@ struct TypeRule {
   std::vector<DType> outs;
 };
 
+inline std::string compute_capability_name(int x) { return std::to_string(x / 10) + "." + std::to_string(x % 10); }
+
 inline std::string reject_device(const Device& device, int compute_capability) {
   if (device.compute_capability >= compute_capability) return "";
-  const auto version = [](int x) { return std::to_string(x / 10) + "." + std::to_string(x % 10); };
-  return "the device must have compute capability " + version(compute_capability) + " or later, got " +
-         version(device.compute_capability);
+  return "the device must have compute capability " + compute_capability_name(compute_capability) + " or later, got " +
+         compute_capability_name(device.compute_capability);
+}
+
+// Of kernels that exist for one architecture only.
+inline std::string reject_other_devices(const Device& device, int compute_capability) {
+  if (device.compute_capability == compute_capability) return "";
+  return "the device must have compute capability " + compute_capability_name(compute_capability) + ", got " +
+         compute_capability_name(device.compute_capability);
 }
 
 inline std::string reject_types(DType in, Compute compute, DType out, const std::vector<TypeRule>& rules) {

@@ -28,6 +28,7 @@
 
 #include "kernels/wgmma/fused_store.cuh"
 #include "kernels/wgmma/multiply.cuh"
+#include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/scheduler.cuh"
 #include "kernels/wgmma/store.cuh"
 #include "kernels/wgmma/traits.cuh"
@@ -87,12 +88,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using T = Traits<Config, In, kTransA, kTransB>;
   extern __shared__ uint8_t unaligned_shared[];
-  uint8_t* shared =
-      reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(unaligned_shared) + 1023) & ~uintptr_t{1023});
-  uint64_t* full = reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset);
-  uint64_t* empty = full + T::kStages;
-  uint64_t* order = empty + T::kStages;
-  uint64_t* partial_full = order + Config::kConsumers;
+  uint8_t* shared = align_shared(unaligned_shared);
+  const Pipeline<Config, T> pipeline(shared);
+  uint64_t* partial_full = pipeline.order + Config::kConsumers;
   uint64_t* partial_empty = partial_full + Config::kConsumers;
 
   // Shuffled so that the compiler knows it is the same in a whole warp.
@@ -104,31 +102,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     ptx::prefetch_tensormap(&params.a_map);
     ptx::prefetch_tensormap(&params.b_map);
     if constexpr (!Epilogue::kFused) ptx::prefetch_tensormap(&params.d_map);
-    constexpr int kReaders = Config::kPingPong ? 1 : Config::kConsumers;
-    // The blocks that load into our stage or receive our multicast lie in our row and column of
-    // the cluster; we are in both.
-    constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
-    for (int i = 0; i < T::kStages; ++i) {
-      ptx::mbarrier_init(&full[i], 1);
-      ptx::mbarrier_init(&empty[i], kReaders * kPeers);
-    }
-    for (int i = 0; i < Config::kConsumers; ++i) {
-      ptx::mbarrier_init(&order[i], 1);
-      if constexpr (Config::kClusterK > 1) {
+    pipeline.init();
+    if constexpr (Config::kClusterK > 1) {
+      for (int i = 0; i < Config::kConsumers; ++i) {
         ptx::mbarrier_init(&partial_full[i], 128 * (Config::kClusterK - 1));
         ptx::mbarrier_init(&partial_empty[i], 1);
       }
     }
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();
-  if constexpr (Config::kClusterSize > 1) {
-    ptx::cluster_arrive_relaxed();
-    ptx::cluster_wait();
-  }
-
-  // All of the above runs while the kernel before us on the stream still does.
-  ptx::griddepcontrol_wait();
+  start_block<Config>();
 
   if (group == 0) {
     ptx::setmaxnreg_dec<T::kProducerRegisters>();
@@ -148,8 +131,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         const int32_t a_inner = inner * params.a_inner, a_outer = outer * params.a_outer;
         const int32_t b_inner = inner * params.b_inner, b_outer = outer * params.b_outer;
         for (int32_t i = 0; i < work.num_k_blocks; ++i, state.advance()) {
-          ptx::mbarrier_wait(&empty[state.stage], state.phase ^ 1);
-          uint64_t* barrier = &full[state.stage];
+          ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);
+          uint64_t* barrier = &pipeline.full[state.stage];
           ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);
           uint8_t* a = shared + state.stage * T::kStageBytes;
           uint8_t* b = a + T::kABytes;
@@ -190,9 +173,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     }
     const auto release = [&](int stage) {
       if constexpr (Config::kClusterSize == 1) {
-        if (thread_idx == 0) ptx::mbarrier_arrive(&empty[stage]);
+        if (thread_idx == 0) ptx::mbarrier_arrive(&pipeline.empty[stage]);
       } else {
-        if (peer >= 0) ptx::mbarrier_arrive_remote(&empty[stage], peer);
+        if (peer >= 0) ptx::mbarrier_arrive_remote(&pipeline.empty[stage], peer);
       }
     };
 
@@ -216,7 +199,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       if constexpr (Config::kPingPong) {
         // Group 0 begins; from then on each one waits for the other's previous tile.
         if (sequence > 0) {
-          ptx::mbarrier_wait(&order[consumer], turn);
+          ptx::mbarrier_wait(&pipeline.order[consumer], turn);
           turn ^= 1;
         }
       }
@@ -226,7 +209,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       int previous_stage = -1;
 #pragma unroll 1
       for (int32_t i = 0; i < work.num_k_blocks; ++i) {
-        ptx::mbarrier_wait(&full[state.stage], state.phase);
+        ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);
         const uint32_t a = ptx::shared_address(shared + state.stage * T::kStageBytes) + first_row_bytes;
         const uint32_t b = ptx::shared_address(shared + state.stage * T::kStageBytes + T::kABytes);
         const auto release_previous = [&] {
@@ -241,7 +224,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         state.advance();
       }
       if constexpr (Config::kPingPong) {
-        if (thread_idx == 0) ptx::mbarrier_arrive(&order[consumer ^ 1]);
+        if (thread_idx == 0) ptx::mbarrier_arrive(&pipeline.order[consumer ^ 1]);
       }
       ptx::wgmma_wait_group<0>();
 #pragma unroll
@@ -312,12 +295,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     // The stores read our shared memory; that they are complete is for whoever waits for the kernel.
     if (thread_idx == 0) ptx::tma_store_wait_read<0>();
   }
-  if constexpr (Config::kClusterSize > 1) {
-    // No block may leave while another one's arrivals or writes to it are under way: a relaxed
-    // arrival would not wait for them.
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
+  end_block<Config>();
 #else
   __trap();  // wgmma and TMA exist on sm_90a only; the launcher refuses other devices
 #endif

@@ -50,6 +50,27 @@ Status prepare_kernel(Kernel kernel, const cudaLaunchConfig_t& launch, ResidentC
   return Status::ok();
 }
 
+// Launches a kernel with a cluster for each of `num_tiles`, or as many as the device runs at once.
+template <auto kKernel, typename Config, int kSharedBytes, typename Parameters>
+Status launch_clusters(const Parameters& params, int64_t num_tiles, cudaStream_t stream, const char* what) {
+  cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = Config::kClusterSize;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(Config::kClusterSize);
+  launch.blockDim = dim3(Config::kThreads);
+  launch.dynamicSmemBytes = kSharedBytes;
+  launch.stream = stream;
+  launch.attrs = attributes;
+  launch.numAttrs = 2;
+  static ResidentClusters resident{};
+  int num_clusters = 0;
+  if (Status s = prepare_kernel(kKernel, launch, resident, &num_clusters); !s.is_ok()) return s;
+  launch.gridDim.x *= static_cast<unsigned>(std::min<int64_t>(num_tiles, num_clusters));
+  return cuda_status(cudaLaunchKernelEx(&launch, kKernel, params), what);
+}
+
 constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 inline Grid make_grid(const Call& call, int64_t tiles_m, int64_t tiles_n) {
@@ -131,23 +152,8 @@ Status launch_kernel(const Call& call) {
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
   params.grid = make_grid(call, tiles_m, tiles_n);
 
-  cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = Config::kClusterSize;
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(Config::kClusterSize);
-  launch.blockDim = dim3(Config::kThreads);
-  launch.dynamicSmemBytes = T::kSharedBytes;
-  launch.stream = call.stream;
-  launch.attrs = attributes;
-  launch.numAttrs = 2;
-  const auto kernel_function = kernel<Config, In, kTransA, kTransB, Epilogue>;
-  static ResidentClusters resident{};
-  int num_clusters = 0;
-  if (Status s = prepare_kernel(kernel_function, launch, resident, &num_clusters); !s.is_ok()) return s;
-  launch.gridDim.x *= static_cast<unsigned>(std::min<int64_t>(num_tiles, num_clusters));
-  return cuda_status(cudaLaunchKernelEx(&launch, kernel_function, params), "wgmma kernel");
+  return launch_clusters<kernel<Config, In, kTransA, kTransB, Epilogue>, Config, T::kSharedBytes>(
+      params, num_tiles, call.stream, "wgmma kernel");
 }
 
 template <typename Config, typename In, int kTransA, int kTransB, bool kAnyEpilogue>

@@ -47,10 +47,7 @@ class WgmmaRagged final : public RaggedImplementation {
   const std::vector<std::string>& configs() const override { return names_; }
 
   std::string reject(const RaggedProblem& p, const Device& device, std::string_view config) const override {
-    if (device.compute_capability != 90) {
-      return "wgmma needs compute capability 9.0, this device has " + std::to_string(device.compute_capability / 10) +
-             "." + std::to_string(device.compute_capability % 10);
-    }
+    if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
     if (!p.epilogue.is_none()) return "it has no epilogues";
     if (p.gathered) return "it gathers no rows";
     const std::vector<DType> floats{DType::kF16, DType::kBF16, DType::kF32};

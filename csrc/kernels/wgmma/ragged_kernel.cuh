@@ -105,11 +105,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   using T = RaggedTraits<Config, In, kTransA>;
   constexpr int kTransB = T::kIsRows ? 0 : 1;
   extern __shared__ uint8_t unaligned_shared[];
-  uint8_t* shared =
-      reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(unaligned_shared) + 1023) & ~uintptr_t{1023});
-  uint64_t* full = reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset);
-  uint64_t* empty = full + T::kStages;
-  uint64_t* order = empty + T::kStages;
+  uint8_t* shared = align_shared(unaligned_shared);
+  const Pipeline<Config, T> pipeline(shared);
   typename T::Ring ring(shared + T::kRingOffset);
   const Params<Epilogue>& gemm = params.gemm;
 
@@ -120,21 +117,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(&gemm.a_map);
     ptx::prefetch_tensormap(&gemm.d_map);
-    constexpr int kReaders = Config::kPingPong ? 1 : Config::kConsumers;
-    for (int i = 0; i < T::kStages; ++i) {
-      ptx::mbarrier_init(&full[i], 1);
-      ptx::mbarrier_init(&empty[i], kReaders * Config::kClusterM);
-    }
-    for (int i = 0; i < Config::kConsumers; ++i) ptx::mbarrier_init(&order[i], 1);
+    pipeline.init();
     ring.init();
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();
-  if constexpr (Config::kClusterM > 1) {
-    ptx::cluster_arrive_relaxed();
-    ptx::cluster_wait();
-  }
-  ptx::griddepcontrol_wait();
+  start_block<Config>();
 
   const auto num_k_blocks = [&](const RaggedWork& work) {
     if (!T::kIsRows) return (work.num_tokens() + T::kTileK - 1) / T::kTileK;
@@ -154,8 +141,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         if (work.tokens.group == RaggedWork::kEnd) break;
         const int32_t k_blocks = num_k_blocks(work);
         for (int32_t i = 0; i < k_blocks; ++i, state.advance()) {
-          ptx::mbarrier_wait(&empty[state.stage], state.phase ^ 1);
-          uint64_t* barrier = &full[state.stage];
+          ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);
+          uint64_t* barrier = &pipeline.full[state.stage];
           uint8_t* a = shared + state.stage * T::kStageBytes;
           uint8_t* b = a + T::kABytes;
           if constexpr (T::kIsRows) {
@@ -212,9 +199,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // Thread i tells the producer of the i-th block of the cluster that a stage is free.
     const auto release = [&](int stage) {
       if constexpr (Config::kClusterM == 1) {
-        if (thread_idx == 0) ptx::mbarrier_arrive(&empty[stage]);
+        if (thread_idx == 0) ptx::mbarrier_arrive(&pipeline.empty[stage]);
       } else {
-        if (thread_idx < Config::kClusterM) ptx::mbarrier_arrive_remote(&empty[stage], thread_idx);
+        if (thread_idx < Config::kClusterM) ptx::mbarrier_arrive_remote(&pipeline.empty[stage], thread_idx);
       }
     };
 
@@ -232,7 +219,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if constexpr (Config::kPingPong) {
         // Group 0 begins; from then on each one waits for the other's previous tile.
         if (sequence > 0) {
-          ptx::mbarrier_wait(&order[consumer], turn);
+          ptx::mbarrier_wait(&pipeline.order[consumer], turn);
           turn ^= 1;
         }
       }
@@ -247,7 +234,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         int previous_stage = -1;
 #pragma unroll 1
         for (int32_t i = 0; i < k_blocks; ++i) {
-          ptx::mbarrier_wait(&full[state.stage], state.phase);
+          ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);
           const uint32_t a = ptx::shared_address(shared + state.stage * T::kStageBytes) + first_row_bytes;
           const uint32_t b = ptx::shared_address(shared + state.stage * T::kStageBytes + T::kABytes);
           multiply_from_shared<T, In, kTransA, kTransB, decltype(width)::value>(acc, a, b, true, [&] {
@@ -267,7 +254,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         multiply(std::integral_constant<int, Config::kTileN>{});
       }
       if constexpr (Config::kPingPong) {
-        if (thread_idx == 0) ptx::mbarrier_arrive(&order[consumer ^ 1]);
+        if (thread_idx == 0) ptx::mbarrier_arrive(&pipeline.order[consumer ^ 1]);
       }
 
 #pragma unroll
@@ -291,11 +278,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     if (thread_idx == 0) ptx::tma_store_wait_read<0>();
   }
-  if constexpr (Config::kClusterM > 1) {
-    // No block may leave while another one's arrivals or writes to it are under way.
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
+  end_block<Config>();
 #else
   __trap();  // wgmma and TMA exist on sm_90a only; the launcher refuses other devices
 #endif

@@ -98,24 +98,8 @@ Status launch_ragged(const RaggedCall& call) {
   // At most so many tiles: how many there are is known on the device only.
   const int64_t num_tiles = T::kIsRows ? max_ragged_tiles(p, Config::kTileN, Config::kTileM * Config::kClusterM)
                                        : max_ragged_tiles(p, Config::kTileM * Config::kClusterM, Config::kTileN);
-
-  cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = Config::kClusterSize;
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(Config::kClusterSize);
-  launch.blockDim = dim3(Config::kThreads);
-  launch.dynamicSmemBytes = T::kSharedBytes;
-  launch.stream = call.stream;
-  launch.attrs = attributes;
-  launch.numAttrs = 2;
-  const auto kernel_function = ragged_kernel<Config, In, kTransA, Epilogue>;
-  static ResidentClusters resident{};
-  int num_clusters = 0;
-  if (Status s = prepare_kernel(kernel_function, launch, resident, &num_clusters); !s.is_ok()) return s;
-  launch.gridDim.x *= static_cast<unsigned>(std::min<int64_t>(num_tiles, num_clusters));
-  return cuda_status(cudaLaunchKernelEx(&launch, kernel_function, params), "wgmma grouped kernel");
+  return launch_clusters<ragged_kernel<Config, In, kTransA, Epilogue>, Config, T::kSharedBytes>(
+      params, num_tiles, call.stream, "wgmma grouped kernel");
 }
 
 template <typename Config, typename In, int kTransA>

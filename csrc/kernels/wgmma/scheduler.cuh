@@ -1,4 +1,4 @@
-// Which tiles a block computes, and where it stands in the load pipeline.
+// Which tiles a block computes.
 #pragma once
 
 #include <cstdint>
@@ -69,24 +69,6 @@ class Scheduler {
 
   int32_t num_tiles_;
   int32_t rank_;
-};
-
-template <int kStages>
-struct PipelineState {
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-  __device__ __forceinline__ void advance(int count) {
-    stage += count;
-    phase ^= stage / kStages & 1;
-    stage %= kStages;
-  }
 };
 
 }  // namespace tcgemm::wgmma_family

@@ -10,6 +10,7 @@
 #include "kernels/wgmma/config.h"
 #include "kernels/wgmma/launch.h"
 #include "tile/gemm_args.h"
+#include "tile/limits.h"
 
 namespace tcgemm {
 
@@ -138,10 +139,7 @@ class Wgmma final : public Implementation {
   const std::vector<std::string>& configs() const override { return names_; }
 
   std::string reject(const Problem& p, const Device& device, std::string_view config) const override {
-    if (device.compute_capability != 90) {
-      return "it needs compute capability 9.0, this device has " + std::to_string(device.compute_capability / 10) +
-             "." + std::to_string(device.compute_capability % 10);
-    }
+    if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
     if (p.a.dtype != p.b.dtype) return "a and b must have the same dtype";
     const bool is_16bit = p.a.dtype == DType::kF16 || p.a.dtype == DType::kBF16;
     if (!is_16bit && p.a.dtype != DType::kF32)

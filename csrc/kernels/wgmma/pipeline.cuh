@@ -1,0 +1,83 @@
+// What every kernel of this family begins and ends with: its barriers, the start and the end of a block.
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+
+namespace tcgemm::wgmma_family {
+
+// Swizzled tiles start on 1024 bytes.
+__device__ __forceinline__ uint8_t* align_shared(uint8_t* shared) {
+  return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(shared) + 1023) & ~uintptr_t{1023});
+}
+
+// The barriers between the producer and the consumers of a block, and between those; see kernel.cuh.
+template <typename Config, typename T>
+struct Pipeline {
+  uint64_t* full;
+  uint64_t* empty;
+  uint64_t* order;
+
+  __device__ __forceinline__ explicit Pipeline(uint8_t* shared)
+      : full(reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset)),
+        empty(full + T::kStages),
+        order(empty + T::kStages) {}
+
+  // By one thread. Its fence_mbarrier_init is left to the caller, who may have barriers of its own.
+  __device__ __forceinline__ void init() const {
+    constexpr int kReaders = Config::kPingPong ? 1 : Config::kConsumers;
+    // The blocks that load into our stage or receive our multicast lie in our row and column of
+    // the cluster; we are in both.
+    constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
+    for (int i = 0; i < T::kStages; ++i) {
+      ptx::mbarrier_init(&full[i], 1);
+      ptx::mbarrier_init(&empty[i], kReaders * kPeers);
+    }
+    for (int i = 0; i < Config::kConsumers; ++i) ptx::mbarrier_init(&order[i], 1);
+  }
+};
+
+// Where a thread stands in the ring of stages.
+template <int kStages>
+struct PipelineState {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ __forceinline__ void advance(int count) {
+    stage += count;
+    phase ^= stage / kStages & 1;
+    stage %= kStages;
+  }
+};
+
+// Once the barriers are initialised. All of it, and what comes before, runs while the kernel before us on
+// the stream still does.
+template <typename Config>
+__device__ __forceinline__ void start_block() {
+  __syncthreads();
+  if constexpr (Config::kClusterSize > 1) {
+    ptx::cluster_arrive_relaxed();
+    ptx::cluster_wait();
+  }
+  ptx::griddepcontrol_wait();
+}
+
+template <typename Config>
+__device__ __forceinline__ void end_block() {
+  if constexpr (Config::kClusterSize > 1) {
+    // No block may leave while another one's arrivals or writes to it are under way: a relaxed
+    // arrival would not wait for them.
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
+}
+
+}  // namespace tcgemm::wgmma_family
