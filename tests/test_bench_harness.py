@@ -1,0 +1,174 @@
+"""The benchmark's harness on whatever device this is: what it measures, records and refuses."""
+
+import json
+
+import jax
+import pytest
+from bench_cases import make_case, make_record, make_records, make_workload
+from jax import lax
+from rich.console import Console
+
+from jax_tcgemm.bench import contenders, harness, parallel, records, reference, render, suites
+
+
+def measure(cases, names=("auto",), peers=(), *, out=None, console=None, **options):
+    """A harness that has measured cases."""
+    given = harness.Options(names, peers, **{"repeats": 5} | options)
+    runner = harness.Harness(given, console or Console(quiet=True), out)
+    runner.run([suites.Suite("test", "", tuple(cases))])
+    return runner
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """The smoke suite, measured: the harness and the file it wrote."""
+    out = tmp_path_factory.mktemp("bench") / "records.jsonl"
+    peers = contenders.parse_peers("xla,cublaslt")
+    cases = suites.load_suite("smoke").cases
+    return measure(cases, ["auto", "xla"], peers, out=out, repeats=6, revision="abc"), out
+
+
+def test_harness_records_every_case(smoke):
+    runner, out = smoke
+    assert not runner.wrong
+    found = records.read_records([out])
+    assert found == json.loads(json.dumps(runner.records))
+    cases = suites.load_suite("smoke").cases
+    assert len(found) == 2 * len(cases)
+    for record in found:
+        assert record["samples"] == 6
+        assert 0 < record["us"]["p10"] <= record["us"]["p50"] <= record["us"]["p90"]
+        flops = 2 * record["batch"] * record["m"] * record["n"] * record["k"]
+        assert record["tflops"] == pytest.approx(flops / record["us"]["p50"] / 1e6, rel=1e-3)
+        assert record["error"] < 1e-2
+        assert record["revision"] == "abc"
+        assert record["machine"]["jax"] == jax.__version__
+        assert record["ran"] in contenders.device_implementations()
+        assert record["why"]
+    ours = [r for r in found if r["implementation"] == "auto"]
+    for record in ours:
+        name, us = records.best_peer(record)
+        assert record["ratio"] == pytest.approx(us / record["us"]["p50"], rel=1e-3)
+        assert record["peers"][name]["us"]["p50"] == us
+    assert all("xla" not in r["peers"] for r in found if r["implementation"] == "xla")
+
+
+def test_wrong_results_are_never_recorded(monkeypatch):
+    case = make_case()
+
+    def product(a, b):
+        return lax.dot_general(a, b, case.dimension_numbers).at[0, 0].add(1000)
+
+    wrong = contenders.Contender(
+        "bad", "xla", True, "xla", None, "", "", "jit_bad", jax.jit(product)
+    )
+    monkeypatch.setattr(harness, "plan", lambda *_: ([wrong], {}))
+    runner = measure([case])
+    assert runner.records == []
+    assert "bad on 24×40×56: error" in runner.wrong[0]
+
+
+def test_a_failure_is_told_and_the_other_cases_are_measured(monkeypatch):
+    real = reference.make_inputs
+
+    def make_inputs(case, num_sets):
+        if case.m == 24:
+            raise MemoryError("no room\nfor this")
+        return real(case, num_sets)
+
+    monkeypatch.setattr(reference, "make_inputs", make_inputs)
+    runner = measure([make_case(), make_case(m=25)], ["xla"])
+    assert [r["m"] for r in runner.records] == [25]
+    assert runner.wrong == ["the case failed on 24×40×56: no room"]
+
+
+def test_workloads_are_recorded_beside_their_peers(tmp_path):
+    workload = make_workload()
+    assert workload.bytes == 2 * (8 * 16 + 16 * 12 + 2 * 8 * 12) + 1
+    out = tmp_path / "records.jsonl"
+    runner = measure([workload], out=out)
+    assert not runner.wrong
+    (record,) = records.read_records([out])
+    assert (record["kind"], record["shape"], record["sizes"]) == ("workload", "8×12×16", {"m": 8})
+    assert (record["implementation"], record["ran"]) == ("ours", "host")
+    assert record["peers"].keys() == {"jnp", "nn"}
+    assert record["error"] < 0.01
+    assert record["ratio"] > 0
+    # Operands and results at least; each product makes a temporary at most as large.
+    assert workload.bytes <= record["peak_bytes"] <= 2 * workload.bytes + 128
+    assert records.workloads([record, record]) == [record]
+    section = render.full_section([make_record(), record])
+    assert "| both 8×12×16 | " in section
+    assert "| case | ours | jnp | nn | ours : best peer |" in section
+
+
+def test_a_wrong_array_of_several_is_found():
+    def wrong(x, w, shift):
+        return lax.dot(x, w) + shift.astype(x.dtype), lax.dot(x, w).T.at[3, 2].add(9)
+
+    workload = make_workload(peers={"wrong": wrong})
+    runner = measure([workload])
+    assert [r["peers"] for r in runner.records] == [{}]
+    assert "wrong on 8×12×16: error" in runner.wrong[0]
+
+
+def test_fused_layers_are_measured_beside_the_expressions():
+    runner = measure(suites.load_suite("smoke_fused").cases)
+    assert not runner.wrong
+    found = {(r["label"], r["implementation"]): r for r in runner.records}
+    assert {label for label, _ in found} == {
+        *("bias+gelu", "bias+relu2", "silu", "gelu", "gated gelu"),
+    }
+    assert len(found) == len(runner.records) == 10
+    assert all("xla" in r["peers"] for r in runner.records)
+    # The block keeps the hidden layer, its pre-activation, and one gradient of them.
+    assert (
+        found["gelu", "fused"]["peak_bytes"]
+        < 2 * found["gelu", "fused"]["peers"]["xla"]["peak_bytes"]
+    )
+
+
+def test_grouped_products_are_measured_beside_xla():
+    runner = measure(suites.load_suite("smoke_moe").cases)
+    assert not runner.wrong
+    assert [r["label"] for r in runner.records] == ["forward", "lhs gradient", "rhs gradient"]
+    assert all("xla" in r["peers"] for r in runner.records)
+
+
+def test_clocks_are_read_under_load(monkeypatch):
+    monkeypatch.setattr(records, "gpu_state", lambda: {"sm_mhz": 1980.0, "gpu": "x"})
+    runner = harness.Harness(harness.Options(["xla"], [], timer="wall"), Console(quiet=True))
+    runner._on_gpu = True
+    runner.run([suites.Suite("test", "", (make_case(),))])
+    machine = runner.records[0]["machine"]
+    assert machine["sm_mhz_before"] == machine["sm_mhz_after"] == 1980
+    assert "power_w_before" not in machine
+
+
+def test_what_cannot_run_a_case_is_left_out_with_its_reason(capsys):
+    # In f32 there is nothing for tensor cores to multiply.
+    runner = measure([make_case()], ["wmma_tiled", "xla"], console=Console(width=200))
+    assert [r["implementation"] for r in runner.records] == ["xla"]
+    assert "wmma_tiled left out: dot_general: " in capsys.readouterr().out
+
+
+def test_a_parallel_layer_is_measured_and_rendered():
+    record = parallel.measure(
+        2, 16, 8, 32, dtype="float32", chunks=(2,), implementation="host", steps=1, samples=2
+    )
+    assert record["contenders"]["xla"]["error"] == 0
+    assert 0 < record["contenders"]["collective/2"]["error"] < 1e-5
+    us = {name: entry["us"]["p50"] for name, entry in record["contenders"].items()}
+    ratio, overlap_ratio = parallel.ratios(record)["sharded"]
+    assert ratio == us["xla"] / us["sharded"]
+    assert overlap_ratio == us["xla_overlap"] / us["sharded"]
+    section = render.summary_section([*make_records(), record])
+    assert "| 2 | 16 tokens, 8 → 32 → 8, float32 | collective_scheduler_ce/2 |" in section
+
+
+def test_gpu_state_reads_what_nvidia_smi_prints():
+    state = records.parse_gpu_state("NVIDIA H200, 580.95.05, 1980, [N/A], 3201, 651.2, 700.00, 41")
+    assert state["gpu"] == "NVIDIA H200"
+    assert state["sm_mhz"] == 1980
+    assert state["power_w"] == 651.2
+    assert "sm_mhz_max" not in state

@@ -1,0 +1,105 @@
+"""The benchmark's records, and the tables and charts that are made of them."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bench_cases import make_record, make_records
+
+from jax_tcgemm.bench import overhead, records, render
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with the documents that are rendered, and records."""
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    for name in ("README.md", "benchmarks/README.md"):
+        (tmp_path / name).write_text(f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n")
+    records.append_records(tmp_path / "benchmarks/results/a.jsonl", make_records())
+    return tmp_path
+
+
+def test_render_writes_tables_and_charts_once(checkout):
+    pytest.importorskip("matplotlib")
+    stale = render.render(checkout, check=True)
+    assert "old" in (checkout / "README.md").read_text()
+    assert render.render(checkout) == stale
+    assert {path.name for path in stale} == {"README.md", "squares.png", "decode.png"}
+    assert render.render(checkout) == []
+    text = (checkout / "README.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "NVIDIA H200, driver 580.1, JAX 0.11.2" in text
+    assert "| squares | bf16 | wgmma | 3 | 0.278 | 0.556 | 1.111 |" in text
+    assert re.search(r"\| 1024³ \| 53.69 \| 119.3 \| 214.7 \| 0.250 \| 0.556 \|", text)
+    assert "| 16×512×512 (qkv) |" in (checkout / "benchmarks/README.md").read_text()
+    # New records, new charts: only those of their suite.
+    records.append_records(
+        checkout / "benchmarks/results/b.jsonl",
+        [make_record(suite="decode", label="qkv", m=64)],
+    )
+    names = [path.name for path in render.render(checkout)]
+    assert names == ["decode.png", "README.md", "README.md"]
+
+
+def test_newer_records_replace_older_ones_of_the_same_case():
+    old = make_record(us=20.0)
+    new = make_record(us=10.0, time="2026-02-01T00:00:00+00:00")
+    other = make_record("wgmma")
+    forced = make_record(forced_config="128x128x32")
+    assert records.products([new, old, other, forced]) == [other, forced, new]
+
+
+def test_documents_without_markers_or_bad_records_are_refused(checkout):
+    (checkout / "README.md").write_text("no markers")
+    with pytest.raises(ValueError, match=r"README\.md must have the markers"):
+        render.render(checkout, check=True)
+    (checkout / "benchmarks/results/c.jsonl").write_text('{"schema": 99}\n')
+    with pytest.raises(ValueError, match=r"c.jsonl:1 must have schema 1, got 99"):
+        render.render(checkout, check=True)
+
+
+def test_overhead_records_are_rendered():
+    found = overhead.measure_overhead(samples=2)
+    section = render.summary_section([*make_records(), *found])
+    assert "| products a step |" in section
+    assert render.summary_section(found) == render.summary_section([])
+
+
+def test_committed_documents_show_the_committed_records():
+    stale = render.render(REPOSITORY, check=True)
+    assert stale == [], "run: python -m jax_tcgemm bench render"
+
+
+@pytest.mark.parametrize("which", ["squares", "decode", "no_peers", "many_cases"])
+def test_plots_show_something(which, tmp_path):
+    pytest.importorskip("matplotlib")
+    from matplotlib import image
+
+    from jax_tcgemm.bench.plot import plot
+
+    shown = [r for r in make_records() if r["suite"] == which]
+    if which == "no_peers":
+        shown = [make_record() | {"peers": {}, "ratio": None}]
+    if which == "many_cases":
+        shown = [make_record(m=m, peer_us=10.0 + m / 100) for m in range(1, 200)]
+    path = tmp_path / "new" / "chart.png"
+    plot(shown, path, "digest")
+    pixels = image.imread(path)[..., :3]
+    height, width, _ = pixels.shape
+    assert width > 800
+    assert height > 150
+    inked = np.mean(np.any(pixels < 0.9, axis=-1))
+    assert 0.005 < inked < 0.5
+    colours = {tuple(c) for c in np.round(pixels.reshape(-1, 3) * 255).astype(int)}
+    assert (0xCC, 0x79, 0xA7) in colours
+
+
+def test_plot_needs_records(tmp_path):
+    from jax_tcgemm.bench.plot import plot
+
+    with pytest.raises(ValueError, match="at least one record"):
+        plot([], tmp_path / "x.png")

@@ -1,0 +1,168 @@
+"""The benchmark's suites, the operands it draws for them, and its check of results."""
+
+import sys
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from bench_cases import make_case, make_workload
+from jax import lax
+
+from jax_tcgemm.bench import contenders, reference, suites
+
+
+@pytest.mark.parametrize("name", suites.suite_names())
+def test_every_suite_loads(name):
+    suite = suites.load_suite(name)
+    assert suite.cases
+    assert suite.description
+    assert len(set(suite.cases)) == len(suite.cases)
+
+
+def test_suites_hold_the_shapes_they_are_named_after():
+    def shapes(name):
+        return {(c.m, c.n, c.k, c.layout) for c in suites.load_suite(name).cases}
+
+    assert {(s, s, s, "NN") for s in (128, 2048, 16384)} <= shapes("squares")
+    assert (128, 24576, 1536, "NN") in shapes("deepseek128")
+    assert (1, 28672, 4096, "NN") in shapes("decode")
+    assert (4097, 4095, 4104, "NN") in shapes("unaligned")
+    assert len(shapes("residues")) == 512
+    # The gradients of a projection from 4096 to 6144 with 8192 tokens.
+    llama = {(8192, 6144, 4096, "NN"), (8192, 4096, 6144, "NT"), (4096, 6144, 8192, "TN")}
+    assert llama <= shapes("llama")
+
+
+@pytest.mark.parametrize("layout", suites.LAYOUTS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_case_describes_the_product_it_stands_for(batch, layout):
+    case = make_case(batch=batch, layout=layout)
+    a = jnp.ones(case.a_shape)
+    b = jnp.ones(case.b_shape)
+    out = lax.dot_general(a, b, case.dimension_numbers)
+    assert out.shape == ((batch, 24, 40) if batch > 1 else (24, 40))
+    assert np.all(out == 56)
+    assert case.flops == 2 * batch * 24 * 40 * 56
+    assert case.bytes == a.nbytes + b.nbytes + out.nbytes
+
+
+def test_suite_keys_multiply_out():
+    table = {
+        "description": "",
+        "dtypes": ["bf16", "f16"],
+        "groups": [{"m": [1, 2], "n": 3, "k": [4, 5], "layout": ["NN", "TT"], "batch": 6}],
+    }
+    assert len(suites.parse_suite("x", table).cases) == 16
+    assert len(suites.parse_suite("x", table, ["int8"]).cases) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"groups": [{"m": 1, "n": 1, "k": 1, "rows": 2}]}, "unknown keys"),
+        ({"groups": [{"size": 1, "layout": "XY"}]}, "layout must be one of"),
+        ({"dtypes": ["f12"]}, "dtype must be one of"),
+        ({"shapes": []}, "unknown keys"),
+    ],
+)
+def test_malformed_suites_are_refused(change, message):
+    table = {"description": "", "dtypes": ["bf16"], "groups": [{"size": 8}]} | change
+    with pytest.raises(ValueError, match=message):
+        suites.parse_suite("x", table)
+
+
+def test_unknown_suite_is_refused():
+    with pytest.raises(ValueError, match=r"suite must be one of .*squares.*got suite='nope'"):
+        suites.load_suite("nope")
+
+
+def test_suite_files_name_the_module_that_makes_their_workloads(monkeypatch):
+    module = types.ModuleType("jax_tcgemm.bench.invented")
+    module.workloads = lambda suite, group, dtype: [
+        make_workload(suite=suite, dtype=dtype, label=group["label"])
+    ]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    groups = [{"label": "one"}, {"label": "two"}]
+    table = {"description": "", "workload": "invented", "dtypes": ["f16"], "groups": groups}
+    cases = suites.parse_suite("x", table).cases
+    assert [case.title for case in cases] == ["x f16 one 8×12×16", "x f16 two 8×12×16"]
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"kind": "mpl"}, "kind must be one of linear, gated, mlp, got kind='mpl'"),
+        ({"kind": "gated", "rows": 1}, r"unknown keys \['rows'\]"),
+    ],
+)
+def test_malformed_groups_of_fused_layers_are_refused(group, message):
+    table = {"description": "", "workload": "fused", "dtypes": ["bf16"], "groups": [group]}
+    with pytest.raises(ValueError, match=message):
+        suites.parse_suite("x", table)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "backward"}, "kind must be one of forward, lhs_gradient, rhs_gradient"),
+        ({"rows": 1}, r"unknown keys \['rows'\]"),
+    ],
+)
+def test_malformed_groups_of_grouped_products_are_refused(change, message):
+    group = {"tokens": 8, "groups": 2, "n": 8, "k": 8} | change
+    table = {"description": "", "workload": "ragged", "dtypes": ["bf16"], "groups": [group]}
+    with pytest.raises(ValueError, match=message):
+        suites.parse_suite("x", table)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [(contenders.parse_implementations, "nope"), (contenders.parse_peers, "xla,nope")],
+)
+def test_unknown_names_are_refused(parse, text):
+    with pytest.raises(ValueError, match="got 'nope'"):
+        parse(text)
+
+
+# --- operands and checks -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", suites.DTYPES)
+def test_check_accepts_xla_and_rejects_one_wrong_element(dtype, x64):
+    case = make_case(dtype=dtype, layout="NT", k=300)
+    (a, b), (other, _) = reference.make_inputs(case, 2)
+    assert not np.array_equal(a, other)
+    assert a.dtype == case.element_type
+    preferred = case.out_type if case.out_type != case.element_type else None
+    good = lax.dot_general(
+        a, b, case.dimension_numbers, precision=case.precision, preferred_element_type=preferred
+    )
+    assert good.dtype == case.out_type
+    bad = good.at[3, 5].add(100)
+    missing = good.at[3, 5].set(jnp.nan) if jnp.issubdtype(good.dtype, jnp.inexact) else bad
+    errors = reference.errors(case, (a, b), [good, bad, missing])
+    limit = reference.tolerance(case)
+    assert errors[0] <= limit
+    assert errors[1] > limit
+    assert not errors[2] <= limit
+
+
+def test_float_inputs_are_normal_and_integers_fill_their_range():
+    ((a, _),) = reference.make_inputs(make_case(m=256, k=256, dtype="bf16"), 1)
+    values = np.asarray(a, np.float64)
+    assert abs(values.mean()) < 0.02
+    assert abs(values.std() - 1) < 0.02
+    ((a, _),) = reference.make_inputs(make_case(m=256, k=256, dtype="int8"), 1)
+    assert (a.min(), a.max()) == (-128, 127)
+
+
+def test_workloads_draw_their_own_operands():
+    shapes = make_workload().operands
+
+    def draw(key):
+        return tuple(jnp.ones(x.shape, x.dtype) for x in shapes)
+
+    ((x, w, shift),) = reference.make_inputs(make_workload(draw=draw), 1)
+    assert (x.shape, w.shape, shift.shape) == ((8, 16), (16, 12), ())
+    assert float(jnp.sum(x.astype(jnp.float32))) == 8 * 16

@@ -1,0 +1,135 @@
+"""The benchmark's timers: traces, the wall clock, and what a call costs the host."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from bench_cases import make_case
+
+from jax_tcgemm.bench import contenders, overhead, reference, timing
+
+
+def xspace(activities, plane="/device:GPU:0", line="Stream #14(Compute)"):
+    """A profile as XLA writes it for a GPU; activities are (module, start ns, duration ns)."""
+    modules = list(dict.fromkeys(module for module, _, _ in activities))
+    events = "".join(
+        f"events {{ metadata_id: 1 offset_ps: {start * 1000} duration_ps: {duration * 1000}"
+        f" stats {{ metadata_id: 1 ref_value: {10 + modules.index(module)} }}"
+        " stats { metadata_id: 2 uint64_value: 3 } }"
+        for module, start, duration in activities
+    )
+    names = {1: "hlo_module", 2: "program_id"} | {10 + i: name for i, name in enumerate(modules)}
+    stats = "".join(
+        f'stat_metadata {{ key: {i} value {{ id: {i} name: "{name}" }} }}'
+        for i, name in names.items()
+    )
+    text = f"""
+      planes {{ name: "{plane}"
+        lines {{ id: 1 name: "{line}" timestamp_ns: 0 {events} }}
+        event_metadata {{ key: 1 value {{ id: 1 name: "gemm_kernel" }} }} {stats} }}
+    """
+    profile = jax.profiler.ProfileData
+    return profile.from_serialized_xspace(profile.text_proto_to_serialized_xspace(text))
+
+
+def test_trace_gives_the_device_time_of_each_call_with_its_helper_kernels():
+    data = xspace(
+        [
+            ("jit_ours", 0, 5_000),  # pads
+            ("jit_ours", 6_000, 20_000),
+            ("jit_flush", 30_000, 99_000),
+            ("jit_peer", 200_000, 40_000),
+            ("jit_ours", 300_000, 6_000),
+            ("jit_ours", 310_000, 22_000),
+            ("jit_peer", 400_000, 44_000),
+        ]
+    )
+    times = timing.device_times(data, {"jit_ours": 2, "jit_peer": 2})
+    assert times["jit_ours"] == timing.Timing((25.0, 28.0), "trace", 2)
+    assert times["jit_peer"] == timing.Timing((40.0, 44.0), "trace", 1)
+    assert times["jit_peer"].percentile(50) == 42.0
+
+
+def test_time_in_which_kernels_of_a_call_overlap_counts_once():
+    data = xspace(
+        [
+            ("jit_ours", 0, 10_000),
+            ("jit_ours", 7_000, 5_000),  # begins before the first one's end
+            ("jit_ours", 8_000, 1_000),  # and lies within the others
+            ("jit_ours", 20_000, 4_000),
+            ("jit_ours", 24_000, 2_000),
+            ("jit_ours", 30_000, 1_000),
+        ]
+    )
+    times = timing.device_times(data, {"jit_ours": 2})
+    assert times["jit_ours"] == timing.Timing((12.0, 7.0), "trace", 3)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "calls"),
+    [
+        ({}, 2),  # three activities do not divide among two calls
+        ({"plane": "/host:CPU"}, 3),
+        ({"line": "XLA Modules"}, 3),
+    ],
+    ids=["indivisible", "host_plane", "summary_line"],
+)
+def test_trace_without_the_calls_is_refused(kwargs, calls):
+    data = xspace([("jit_ours", 0, 1), ("jit_ours", 5, 1), ("jit_ours", 9, 1)], **kwargs)
+    with pytest.raises(timing.TraceError, match="activities of jit_ours"):
+        timing.device_times(data, {"jit_ours": calls})
+
+
+def test_inputs_are_rotated_past_the_cache():
+    assert timing.num_input_sets(1 << 30, 60 << 20) == 2
+    assert timing.num_input_sets(24 << 20, 60 << 20) == 10
+    assert timing.num_input_sets(1 << 10, 60 << 20) == timing.MAX_SETS
+
+
+@pytest.mark.parametrize("timer", ["wall", "chained"])
+def test_contenders_are_interleaved_and_slow_ones_get_fewer_calls(timer):
+    calls = []
+
+    def contender(name):
+        def function(a, b):
+            jax.debug.callback(lambda: calls.append(name), ordered=True)
+            return a + b
+
+        return timing.Runnable(name, f"jit_{name}", jax.jit(function))
+
+    sets = [(jnp.ones(2), jnp.ones(2))] * 3
+    found = timing.measure([contender("x"), contender("y")], sets, [3, 1], timer=timer)
+    assert [len(found[name].us) for name in "xy"] == [3, 1]
+    assert all(us > 0 for us in found["x"].us)
+    if timer == "wall":
+        jax.effects_barrier()
+        assert calls == ["x", "y", "x", "x"]
+
+
+@pytest.mark.gpu
+def test_device_time_on_a_gpu_is_no_longer_than_the_wall_clock(gpu):
+    case = make_case(m=1024, n=1024, k=1024, dtype="bf16")
+    sets = reference.make_inputs(case, 4)
+    asked = ["auto", "xla"]
+    planned, refused = contenders.plan(case, asked, [], None)
+    assert not refused
+    runnables = [timing.Runnable(c.name, c.module, c.function) for c in planned]
+    for runnable in runnables:
+        jax.block_until_ready(runnable.function(*sets[0]))
+    device = timing.measure(runnables, sets, [8, 5], timer="trace", flush_bytes=1 << 27)
+    wall = timing.measure(runnables, sets, [8, 5], timer="wall")
+    for name, calls in zip(asked, [8, 5], strict=True):
+        assert len(device[name].us) == calls
+        assert device[name].kernels >= 1
+        # No GPU multiplies these faster than in a microsecond.
+        assert 1 < device[name].percentile(50) < wall[name].percentile(50)
+
+
+def test_overhead_measures_one_call_and_a_chain():
+    found = overhead.measure_overhead(samples=3, implementation="xla", revision="abc")
+    assert [r["calls_per_step"] for r in found] == list(overhead.CHAINS)
+    for record in found:
+        assert record["us"]["p50"] > 0
+        difference = record["us"]["p50"] - record["xla_us"]["p50"]
+        assert record["overhead_us"] == pytest.approx(
+            difference / record["calls_per_step"], abs=2e-3
+        )
