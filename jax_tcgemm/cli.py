@@ -25,6 +25,17 @@ bench_app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 
+# Options that several measurements have.
+_Records = Annotated[
+    pathlib.Path | None, typer.Option(help="Append records to this JSON-lines file.")
+]
+_Revision = Annotated[
+    str | None, typer.Option(help="Source revision to record, where git cannot tell.")
+]
+_Forced = Annotated[
+    str | None, typer.Option(help="Force one implementation; our choice by default.")
+]
+
 
 @contextlib.contextmanager
 def _errors_as_text() -> Iterator[None]:
@@ -236,13 +247,9 @@ def bench(
     timer: Annotated[
         str, typer.Option(help="auto, trace (device time), chained or wall (wall clock).")
     ] = "auto",
-    out: Annotated[
-        pathlib.Path | None, typer.Option(help="Append records to this JSON-lines file.")
-    ] = None,
+    out: _Records = None,
     plot: Annotated[pathlib.Path | None, typer.Option(help="Draw a chart, as a PNG.")] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Source revision to record, where git cannot tell.")
-    ] = None,
+    revision: _Revision = None,
     list_suites: Annotated[bool, typer.Option("--list", help="List the suites.")] = False,
 ) -> None:
     """Measure suites of products beside XLA and cuBLASLt, and record what was measured."""
@@ -288,16 +295,10 @@ def bench(
 
 @bench_app.command()
 def overhead(
-    impl: Annotated[
-        str | None, typer.Option(help="Force one implementation; our choice by default.")
-    ] = None,
+    impl: _Forced = None,
     samples: Annotated[int, typer.Option(min=2, help="Measurements of each step.")] = 100,
-    out: Annotated[
-        pathlib.Path | None, typer.Option(help="Append records to this JSON-lines file.")
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Source revision to record, where git cannot tell.")
-    ] = None,
+    out: _Records = None,
+    revision: _Revision = None,
 ) -> None:
     """Measure what one of our calls costs the host, beside lax.dot_general."""
     from jax_tcgemm.bench import records as rec
@@ -329,17 +330,11 @@ def parallel(
     chunks: Annotated[
         str, typer.Option(help="Pieces in which shards are moved, comma-separated.")
     ] = "1",
-    impl: Annotated[
-        str | None, typer.Option(help="Force one implementation; our choice by default.")
-    ] = None,
+    impl: _Forced = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps in flight in one sample.")] = 10,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each contender.")] = 10,
-    out: Annotated[
-        pathlib.Path | None, typer.Option(help="Append records to this JSON-lines file.")
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Source revision to record, where git cannot tell.")
-    ] = None,
+    out: _Records = None,
+    revision: _Revision = None,
 ) -> None:
     """Measure a tensor-parallel MLP, forward and backward, beside XLA's."""
     from jax_tcgemm.bench import parallel as module

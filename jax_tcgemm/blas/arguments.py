@@ -51,24 +51,41 @@ def arrays(op: str, ranks: dict[str, int], **given) -> list:
     return [x if x is None else lax.convert_element_type(x, dtype) for x in found.values()]
 
 
-def increment(op: str, name: str, value) -> int:
-    """An increment: a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+def check_integer(op: str, name: str, value, least: int, remedy: str) -> int:
+    """The value as an int; raises where it is none or too small."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(
-            f"{op}: {name} must be a positive integer, got {name}={value!r}; "
-            "reverse a vector with x[..., ::-1]"
+            f"{op}: {name} must be an integer of at least {least}, got {name}={value!r}; {remedy}"
         )
     return int(value)
 
 
-def choice(op: str, name: str, value, allowed: tuple[str, ...]) -> str:
-    """One of a few strings."""
+def check_increment(op: str, name: str, value) -> int:
+    """An increment: a positive integer."""
+    return check_integer(op, name, value, 1, "reverse a vector with x[..., ::-1]")
+
+
+def check_choice(op: str, name: str, value, allowed: tuple[str, ...]) -> None:
+    """Raises for anything but one of a few strings."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(
             f"{op}: {name} must be one of {', '.join(allowed)}, got {name}={value!r}; "
             "see its documentation"
         )
-    return value
+
+
+def transposition(op: str, name: str, value, dtype) -> str:
+    """What is asked for, "N", "T" or "C"; "C" of real matrices is "T"."""
+    check_choice(op, name, value, ("N", "T", "C"))
+    return "T" if value == "C" and np.dtype(dtype).kind != "c" else value
+
+
+def check_square(op: str, a) -> None:
+    """Raises for a matrix that is not square."""
+    if a.shape[-1] != a.shape[-2]:
+        raise ValueError(
+            f"{op}: a must be square, got a.shape={a.shape}; only square triangles can be solved"
+        )
 
 
 def check_span(op: str, name: str, x, n: int, step: int) -> None:
@@ -90,11 +107,10 @@ def vector_length(op: str, n, **vectors) -> int:
                 f"{op}: the vectors must have as many elements, got {got}; pass n= to say how many"
             )
         return next(iter(lengths.values()))
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
-        raise ValueError(f"{op}: n must be an integer of at least 0, got n={n!r}; None takes all")
+    n = check_integer(op, "n", n, 0, "None takes all")
     for name, (x, step) in vectors.items():
         check_span(op, name, x, n, step)
-    return int(n)
+    return n
 
 
 def scalars(op: str, dtype, **given) -> tuple[dict, tuple]:
@@ -103,7 +119,7 @@ def scalars(op: str, dtype, **given) -> tuple[dict, tuple]:
     Args:
       op: the function.
       dtype: of the arrays they go with.
-      **given: alpha, and beta where there is one.
+      **given: alpha, and beta where there is one; none for a call without them.
 
     Returns:
       Changes to a `Call`, and operands to append.

@@ -10,35 +10,56 @@ import jax.numpy as jnp
 from jax_tcgemm.blas.arguments import (
     arrays,
     bind,
+    check_increment,
     check_options,
     scalars,
     vector_length,
 )
-from jax_tcgemm.blas.arguments import (
-    increment as check_increment,
-)
 from jax_tcgemm.primitives.blas import DEFAULT_OPTIONS, Call, Options
 
 
-def _index(op, x, n, increment, implementation, options):
+def _call(op, vectors, n, implementation, options, *, routine=None, factors=None, **fields):
+    """A call on vectors, given as (array, increment) by name, and its operands, all checked.
+
+    Args:
+      op: the function.
+      vectors: x, and y where there is one.
+      n: how many elements take part, or None.
+      implementation: as of the function.
+      options: as of the function.
+      routine: of `Call`; None where it is the function's name.
+      factors: alpha by name where there is one.
+      **fields: more of `Call`.
+    """
     check_options(op, implementation, options)
-    (x,) = arrays(op, {"x": 1}, x=x)
-    increment = check_increment(op, "increment", increment)
-    n = vector_length(op, n, x=(x, increment))
-    if n == 0:
-        raise ValueError(
-            f"{op}: x must have an element, got x.shape={x.shape} and n={n}; "
-            "an empty vector has no largest or smallest"
-        )
+    given = arrays(op, dict.fromkeys(vectors, 1), **{name: x for name, (x, _) in vectors.items()})
+    checked = {}
+    for x, (name, (_, increment)) in zip(given, vectors.items(), strict=True):
+        argument = f"increment_{name}" if len(vectors) > 1 else "increment"
+        checked[name] = x, check_increment(op, argument, increment)
+    changes, operands = scalars(op, given[0].dtype, **factors or {})
     call = Call(
         op,
-        "iamin" if op in ("iamin", "amin") else "iamax",
-        n=n,
-        increments=(increment, 1),
+        routine or op,
+        n=vector_length(op, n, **checked),
+        increments=(*(increment for _, increment in checked.values()), 1)[:2],
         options=options,
         implementation=implementation,
+        **fields,
+        **changes,
     )
-    return x, increment, bind(call, x)[0]
+    return call, (*given, *operands)
+
+
+def _index(op, routine, x, n, increment, implementation, options):
+    """The increment and x, both checked, and the index that a routine finds."""
+    call, (x,) = _call(op, {"x": (x, increment)}, n, implementation, options, routine=routine)
+    if call.n == 0:
+        raise ValueError(
+            f"{op}: x must have an element, got x.shape={x.shape} and n={call.n}; "
+            "an empty vector has no largest or smallest"
+        )
+    return call.increments[0], x, bind(call, x)[0]
 
 
 def iamax(
@@ -77,7 +98,7 @@ def iamax(
       >>> int(blas.iamax(x)), int(blas.iamax(x, increment=3))
       (2, 0)
     """
-    return _index("iamax", x, n, increment, implementation, options)[2]
+    return _index("iamax", "iamax", x, n, increment, implementation, options)[-1]
 
 
 def iamin(
@@ -96,11 +117,12 @@ def iamin(
       >>> int(blas.iamin(jnp.array([2.0, -4, 1, -1])))
       2
     """
-    return _index("iamin", x, n, increment, implementation, options)[2]
+    return _index("iamin", "iamin", x, n, increment, implementation, options)[-1]
 
 
-def _extreme(op, x, n, increment, implementation, options):
-    x, increment, index = _index(op, x, n, increment, implementation, options)
+def _extreme(op, routine, x, n, increment, implementation, options):
+    """|re| + |im| of the element whose index a routine finds."""
+    increment, x, index = _index(op, routine, x, n, increment, implementation, options)
     found = jnp.take_along_axis(x, index[..., None] * increment, axis=-1)[..., 0]
     if jnp.iscomplexobj(found):
         return jnp.abs(found.real) + jnp.abs(found.imag)
@@ -126,7 +148,7 @@ def amax(
       >>> float(blas.amax(jnp.array([2.0, -4, 1])))
       4.0
     """
-    return _extreme("amax", x, n, increment, implementation, options)
+    return _extreme("amax", "iamax", x, n, increment, implementation, options)
 
 
 def amin(
@@ -145,23 +167,7 @@ def amin(
       >>> float(blas.amin(jnp.array([2.0, -4, 1])))
       1.0
     """
-    return _extreme("amin", x, n, increment, implementation, options)
-
-
-def _reduction(op, x, n, increment, implementation, options):
-    check_options(op, implementation, options)
-    (x,) = arrays(op, {"x": 1}, x=x)
-    increment = check_increment(op, "increment", increment)
-    n = vector_length(op, n, x=(x, increment))
-    call = Call(
-        op,
-        op,
-        n=n,
-        increments=(increment, 1),
-        options=options,
-        implementation=implementation,
-    )
-    return bind(call, x)[0]
+    return _extreme("amin", "iamin", x, n, increment, implementation, options)
 
 
 def asum(
@@ -187,7 +193,8 @@ def asum(
       >>> float(blas.asum(jnp.array([1 + 2j, -3 - 4j])))
       10.0
     """
-    return _reduction("asum", x, n, increment, implementation, options)
+    call, operands = _call("asum", {"x": (x, increment)}, n, implementation, options)
+    return bind(call, *operands)[0]
 
 
 def nrm2(
@@ -214,7 +221,8 @@ def nrm2(
       >>> float(blas.nrm2(2.0**100 * jnp.array([3.0, 4]))) / 2.0**100
       5.0
     """
-    return _reduction("nrm2", x, n, increment, implementation, options)
+    call, operands = _call("nrm2", {"x": (x, increment)}, n, implementation, options)
+    return bind(call, *operands)[0]
 
 
 def dot(
@@ -257,27 +265,10 @@ def dot(
       >>> float(blas.dot(x, y, n=2, increment_x=2, increment_y=4))  # 1 * 9 + 3 * 13
       48.0
     """
-    op = "dot"
-    check_options(op, implementation, options)
-    x, y = arrays(op, {"x": 1, "y": 1}, x=x, y=y)
-    increments = _increments(op, increment_x, increment_y)
-    call = Call(
-        op,
-        "dot",
-        n=vector_length(op, n, x=(x, increments[0]), y=(y, increments[1])),
-        increments=increments,
-        op_a="C" if conjugate else "N",
-        options=options,
-        implementation=implementation,
-    )
-    return bind(call, x, y)[0]
-
-
-def _increments(op, increment_x, increment_y) -> tuple[int, int]:
-    return (
-        check_increment(op, "increment_x", increment_x),
-        check_increment(op, "increment_y", increment_y),
-    )
+    vectors = {"x": (x, increment_x), "y": (y, increment_y)}
+    op_a = "C" if conjugate else "N"
+    call, operands = _call("dot", vectors, n, implementation, options, op_a=op_a)
+    return bind(call, *operands)[0]
 
 
 def scal(
@@ -314,22 +305,16 @@ def scal(
       >>> blas.scal(10, jnp.arange(1.0, 6), increment=2).tolist()
       [10.0, 2.0, 30.0, 4.0, 50.0]
     """
-    op = "scal"
-    check_options(op, implementation, options)
-    (x,) = arrays(op, {"x": 1}, x=x)
-    increment = check_increment(op, "increment", increment)
-    changes, operands = scalars(op, x.dtype, alpha=alpha)
-    call = Call(
-        op,
+    call, operands = _call(
         "scal",
-        n=vector_length(op, n, x=(x, increment)),
-        increments=(increment, 1),
+        {"x": (x, increment)},
+        n,
+        implementation,
+        options,
+        factors={"alpha": alpha},
         has_c=True,
-        options=options,
-        implementation=implementation,
-        **changes,
     )
-    return bind(call, x, *operands)[0]
+    return bind(call, *operands)[0]
 
 
 def axpy(
@@ -363,22 +348,16 @@ def axpy(
       >>> blas.axpy(2, jnp.ones(3), jnp.arange(3.0)).tolist()
       [2.0, 3.0, 4.0]
     """
-    op = "axpy"
-    check_options(op, implementation, options)
-    x, y = arrays(op, {"x": 1, "y": 1}, x=x, y=y)
-    increments = _increments(op, increment_x, increment_y)
-    changes, operands = scalars(op, x.dtype, alpha=alpha)
-    call = Call(
-        op,
+    call, operands = _call(
         "axpy",
-        n=vector_length(op, n, x=(x, increments[0]), y=(y, increments[1])),
-        increments=increments,
+        {"x": (x, increment_x), "y": (y, increment_y)},
+        n,
+        implementation,
+        options,
+        factors={"alpha": alpha},
         has_c=True,
-        options=options,
-        implementation=implementation,
-        **changes,
     )
-    return bind(call, x, y, *operands)[0]
+    return bind(call, *operands)[0]
 
 
 def swap(
@@ -405,19 +384,7 @@ def swap(
       >>> x.tolist(), y.tolist()
       ([10.0, 1.0, 11.0, 3.0], [0.0, 2.0])
     """
-    op = "swap"
-    check_options(op, implementation, options)
-    x, y = arrays(op, {"x": 1, "y": 1}, x=x, y=y)
-    increments = _increments(op, increment_x, increment_y)
-    call = Call(
-        op,
-        "swap",
-        n=vector_length(op, n, x=(x, increments[0]), y=(y, increments[1])),
-        increments=increments,
-        has_c=True,
-        items=2,
-        options=options,
-        implementation=implementation,
-    )
-    x, y = bind(call, x, y)
+    vectors = {"x": (x, increment_x), "y": (y, increment_y)}
+    call, operands = _call("swap", vectors, n, implementation, options, has_c=True, items=2)
+    x, y = bind(call, *operands)
     return x, y

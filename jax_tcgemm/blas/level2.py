@@ -10,17 +10,15 @@ import jax.numpy as jnp
 from jax_tcgemm.blas.arguments import (
     arrays,
     bind,
+    check_increment,
+    check_integer,
     check_options,
     check_span,
-    choice,
+    check_square,
     scalars,
-)
-from jax_tcgemm.blas.arguments import (
-    increment as check_increment,
+    transposition,
 )
 from jax_tcgemm.primitives.blas import DEFAULT_OPTIONS, Call, Options, xla
-
-OPS = ("N", "T", "C")
 
 
 def gemv(
@@ -72,6 +70,7 @@ def gemv(
     op = "gemv"
     a, x, y = arrays(op, {"a": 2, "x": 1, "y": 1}, a=a, x=x, y=y)
     shape = a.shape[-2:]
+    trans = transposition(op, "trans", trans, a.dtype)
     call = Call(op, "gemv", options=options, implementation=implementation)
     return _product(call, shape, a, x, y, alpha, beta, trans, increment_x, increment_y)
 
@@ -80,9 +79,6 @@ def _product(call, shape, a, x, y, alpha, beta, trans, increment_x, increment_y)
     """Alpha op(A) x + beta y of a matrix of a shape."""
     op = call.op
     check_options(op, call.implementation, call.options)
-    choice(op, "trans", trans, OPS)
-    if trans == "C" and not jnp.iscomplexobj(a):
-        trans = "T"
     increments = (
         check_increment(op, "increment_x", increment_x),
         check_increment(op, "increment_y", increment_y),
@@ -162,12 +158,10 @@ def gbmv(
             f"{op}: the last dimension of a must be kl + ku + 1 = {kl + ku + 1}, got a.shape="
             f"{a.shape}; blas.to_band makes a band of a full matrix"
         )
-    columns = a.shape[-2] if columns is None else columns
-    if isinstance(columns, bool) or not isinstance(columns, int) or columns < 0:
-        raise ValueError(
-            f"{op}: columns must be an integer of at least 0, got {columns=!r}; "
-            "None means as many as rows"
-        )
+    if columns is None:
+        columns = a.shape[-2]
+    columns = check_integer(op, "columns", columns, 0, "None means as many as rows")
+    trans = transposition(op, "trans", trans, a.dtype)
     call = Call(
         op,
         "gbmv",
@@ -179,7 +173,7 @@ def gbmv(
     )
     given = (increment_x, increment_y)
     shape = (a.shape[-2], columns)
-    if trans != "C" or not jnp.iscomplexobj(a):
+    if trans != "C":
         return _product(call, shape, a, x, y, alpha, beta, trans, *given)
     # No library conjugates a row-major band: A^H x is the conjugate of A^T conj(x).
     x, y, alpha, beta = (
@@ -190,11 +184,7 @@ def gbmv(
 
 def _check_band(op: str, **widths) -> None:
     for name, width in widths.items():
-        if isinstance(width, bool) or not isinstance(width, int) or width < 0:
-            raise ValueError(
-                f"{op}: {name} must be an integer of at least 0, got {name}={width!r}; "
-                "it counts diagonals"
-            )
+        check_integer(op, name, width, 0, "it counts diagonals")
 
 
 def to_band(a, kl: int, ku: int) -> jax.Array:
@@ -274,8 +264,7 @@ def trsv(
     op = "trsv"
     check_options(op, implementation, options)
     a, b = arrays(op, {"a": 2, "b": 1}, a=a, b=b)
-    check_triangle(op, a)
-    choice(op, "trans", trans, OPS)
+    check_square(op, a)
     increment = check_increment(op, "increment", increment)
     check_span(op, "b", b, a.shape[-1], increment)
     call = Call(
@@ -283,7 +272,7 @@ def trsv(
         "trsv",
         n=a.shape[-1],
         increments=(increment, 1),
-        op_a="T" if trans == "C" and not jnp.iscomplexobj(a) else trans,
+        op_a=transposition(op, "trans", trans, a.dtype),
         upper=not lower,
         unit=bool(unit_diagonal),
         has_c=True,
@@ -291,11 +280,3 @@ def trsv(
         implementation=implementation,
     )
     return bind(call, a, b)[0]
-
-
-def check_triangle(op: str, a) -> None:
-    """Raises for a matrix that is not square."""
-    if a.shape[-1] != a.shape[-2]:
-        raise ValueError(
-            f"{op}: a must be square, got a.shape={a.shape}; only square triangles can be solved"
-        )

@@ -3,10 +3,16 @@
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 
-from jax_tcgemm.blas.arguments import arrays, bind, check_options, choice, scalars
-from jax_tcgemm.blas.level2 import OPS, check_triangle
+from jax_tcgemm.blas.arguments import (
+    arrays,
+    bind,
+    check_choice,
+    check_options,
+    check_square,
+    scalars,
+    transposition,
+)
 from jax_tcgemm.primitives.blas import DEFAULT_OPTIONS, Call, Options
 
 
@@ -66,8 +72,8 @@ def _gemm_call(call, a, b, c, alpha, beta, trans_a, trans_b):
     """The call with its scalars, checked against the shapes; and the scalars that are operands."""
     op = call.op
     check_options(op, call.implementation, call.options)
-    choice(op, "trans_a", trans_a, OPS)
-    choice(op, "trans_b", trans_b, OPS)
+    op_a = transposition(op, "trans_a", trans_a, a.dtype)
+    op_b = transposition(op, "trans_b", trans_b, b.dtype)
     m, k = a.shape[-2:] if trans_a == "N" else a.shape[:-3:-1]
     b_k, n = b.shape[-2:] if trans_b == "N" else b.shape[:-3:-1]
     if k != b_k:
@@ -81,9 +87,7 @@ def _gemm_call(call, a, b, c, alpha, beta, trans_a, trans_b):
             "its batch dimensions broadcast, its own do not"
         )
     changes, operands = scalars(op, a.dtype, alpha=alpha, beta=beta if c is not None else 0.0)
-    real = not jnp.iscomplexobj(a)
-    ops = ("T" if real and trans == "C" else trans for trans in (trans_a, trans_b))
-    return call.replace(op_a=next(ops), op_b=next(ops), has_c=c is not None, **changes), operands
+    return call.replace(op_a=op_a, op_b=op_b, has_c=c is not None, **changes), operands
 
 
 def gemm_batched(
@@ -203,9 +207,8 @@ def trsm(
     op = "trsm"
     check_options(op, implementation, options)
     a, b = arrays(op, {"a": 2, "b": 2}, a=a, b=b)
-    check_triangle(op, a)
-    choice(op, "side", side, ("left", "right"))
-    choice(op, "trans", trans, OPS)
+    check_square(op, a)
+    check_choice(op, "side", side, ("left", "right"))
     rows = b.shape[-2 if side == "left" else -1]
     if a.shape[-1] != rows:
         raise ValueError(
@@ -216,7 +219,7 @@ def trsm(
     call = Call(
         op,
         "trsm",
-        op_a="T" if trans == "C" and not jnp.iscomplexobj(a) else trans,
+        op_a=transposition(op, "trans", trans, a.dtype),
         upper=not lower,
         right=side == "right",
         unit=bool(unit_diagonal),
