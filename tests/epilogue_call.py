@@ -14,11 +14,29 @@ from jax_tcgemm.problem import DTYPES, Operand, Problem
 
 # Relative rounding of a result, and of a sum of products relative to the sum of their magnitudes.
 _ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "f32": 2**-23, "f64": 2**-52}
+# What the smallest numbers of a type are off by: f16 has few of them.
+_SMALLEST = {"bf16": 1e-30, "f16": 2**-24, "f32": 1e-30, "f64": 1e-30}
 _SUMMING = {"f32": 2e-6, "tf32": 2e-6, "f64": 1e-14}
 _EVALUATING = {"f32": 5e-6, "tf32": 5e-6, "f64": 1e-12}
 # What JAX's own gelu loses in float64 in 1 + tanh(...), relative to its operand: found up to 2.5
 # units of 2**-52 between -12 and 12 where SciPy's expit, which does not cancel, is the truth.
 _CANCELLED = 2**-50
+
+
+@functools.partial(jax.jit, static_argnames="name")
+def _value_and_slope(name, x):
+    value, pull = jax.vjp(ACTIVATIONS[name], x)
+    return value, pull(jnp.ones_like(x))[0]
+
+
+def evaluate(name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """An activation and its derivative, by JAX in float64.
+
+    At as many points as a power of two, so that few programs are compiled for many shapes.
+    """
+    points = np.zeros(1 << max(10, (x.size - 1).bit_length()))
+    points[: x.size] = x.ravel()
+    return tuple(np.asarray(y)[: x.size].reshape(x.shape) for y in _value_and_slope(name, points))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,16 +199,12 @@ class Fused:
     def expected(self, arrays, parts=None) -> list[np.ndarray]:
         """D and aux_out, in float64; from `parts` where those are there already."""
         parts = self.parts(arrays) if parts is None else parts
-        f = ACTIVATIONS[self.activation]
         z = parts["z"]
         if self.derivative:
-            value, pull = jax.vjp(f, jnp.asarray(parts["saved"]))
-            if self.gated:
-                d = np.stack([pull(jnp.asarray(parts["saved up"] * z))[0], value * z], axis=2)
-            else:
-                d = np.asarray(pull(jnp.asarray(z))[0])
+            value, slope = evaluate(self.activation, parts["saved"])
+            d = np.stack([parts["saved up"] * z * slope, value * z], 2) if self.gated else z * slope
         else:
-            d = np.asarray(f(jnp.asarray(z)))
+            d = evaluate(self.activation, z)[0]
             d = d * parts["up"] if self.gated else d
         if self.beta:
             d = d + self.beta * wide(arrays["c"])
@@ -240,20 +254,19 @@ def tolerance(case: Fused, arrays, parts=None, expected=None) -> list[np.ndarray
     """
     parts = case.parts(arrays) if parts is None else parts
     expected = case.expected(arrays, parts) if expected is None else expected
-    f = ACTIVATIONS[case.activation]
     summing, evaluating = _SUMMING[case.compute], _EVALUATING[case.compute]
     z, z_error = np.abs(parts["z"]), summing * parts["z size"]
     if case.derivative:
-        saved = jnp.asarray(parts["saved"])
-        value, pull = jax.vjp(f, saved)
-        slope = np.abs(pull(jnp.ones_like(saved))[0]) + evaluating * (1 + np.abs(saved))
+        saved = parts["saved"]
+        value, slope = evaluate(case.activation, saved)
+        slope = np.abs(slope) + evaluating * (1 + np.abs(saved))
         error = slope * z_error + evaluating * (1 + np.abs(saved)) * z
         if case.gated:
             second = np.abs(value) * (z_error + evaluating * z) + _CANCELLED * np.abs(saved) * z
             error = np.stack([np.abs(parts["saved up"]) * error, second], axis=2)
     else:
         slope = 2 * z + 1 if case.activation == "relu2" else 1.2
-        value = np.abs(f(jnp.asarray(parts["z"])))
+        value = np.abs(evaluate(case.activation, parts["z"])[0])
         error = slope * z_error + evaluating * value * (1 + z) + _CANCELLED * z
         if case.gated:
             error = np.abs(parts["up"]) * error + value * summing * parts["up size"]
@@ -263,8 +276,83 @@ def tolerance(case: Fused, arrays, parts=None, expected=None) -> list[np.ndarray
     if case.aux_out:
         up_error = summing * parts["up size"] if case.gated else None
         sizes.append(np.stack([z_error, up_error], axis=2) if case.gated else z_error)
-    smallest = {"f16": 2**-24}.get(case.out_dtype, 1e-30)
     return [
-        error + _ROUNDING[case.out_dtype] * np.abs(want) + smallest
+        error + _ROUNDING[case.out_dtype] * np.abs(want) + _SMALLEST[case.out_dtype]
         for error, want in zip(sizes, expected, strict=True)
     ]
+
+
+FORMS = {
+    "bias": Fused(bias="n"),
+    "bias_aux": Fused(bias="n", aux_out=True),
+    "bias_of_rows": Fused(bias="m", activation="tanh"),
+    "bias_f32": Fused(bias="n", bias_f32=True, activation="sigmoid"),
+    "gelu": Fused(activation="gelu_tanh", bias="n"),
+    "gelu_aux": Fused(activation="gelu_tanh", bias="n", aux_out=True),
+    "gelu_bare": Fused(activation="gelu_tanh"),
+    "relu": Fused(activation="relu", bias="n"),
+    "silu_residual": Fused(activation="silu", beta=0.5),
+    "alpha_relu2_aux": Fused(activation="relu2", bias="n", alpha=0.5, aux_out=True),
+    "residual": Fused(bias="n", beta=1.0),
+    "dgelu": Fused(activation="gelu_tanh", derivative=True),
+    "dgelu_erf": Fused(activation="gelu_erf", derivative=True),
+    "dsilu_sums": Fused(activation="silu", derivative=True, column_sums=True, alpha=2.0),
+    "drelu_residual": Fused(activation="relu", derivative=True, beta=1.0, bias="n"),
+    "sums": Fused(column_sums=True),
+    "gated": Fused(activation="silu", gated=True),
+    "gated_pair": Fused(activation="gelu_erf", gated=True, pair=True, bias="n"),
+    "gated_all": Fused(activation="silu", gated=True, bias="n", aux_out=True, beta=-1.0),
+    "gated_sums": Fused(activation="none", gated=True, column_sums=True),
+    "dgated": Fused(activation="silu", gated=True, derivative=True),
+    "dgated_sums": Fused(
+        activation="gelu_tanh", gated=True, derivative=True, column_sums=True, beta=1.0
+    ),
+}
+
+# --- activations by themselves ------------------------------------------------------------------
+
+_POINTS = np.array([*np.linspace(-12, 12, 2401), -0.0, 1e-6, -1e-6, 80.0, -80.0, 250.0, -250.0])
+
+
+def _pointwise(choose, activation: str, types: str, x: np.ndarray, derivative: bool) -> np.ndarray:
+    """The activation of each x, or its derivative, as the epilogue of a product that is 0.
+
+    The argument, or what the derivative is multiplied by, comes as the bias: as an operand TF32
+    would round it.
+    """
+    case = Fused(
+        *(x.size, 1, 1), types=types, activation=activation, derivative=derivative, bias="m"
+    )
+    x = x.astype(DTYPES[case.out_dtype])[None]
+    arrays = {"a": np.zeros_like(x)[:, :, None], "b": np.ones((1, 1, 1), x.dtype), "bias": x}
+    if derivative:
+        arrays |= {"bias": np.ones_like(x), "aux_in": x[:, :, None]}
+    return case.run(arrays, choose(case.problem))[0].ravel()
+
+
+def check_activation(choose, activation: str, types: str, rtol: float, atol: float) -> None:
+    """Asserts that an activation and its derivative are JAX's, between -12 and 12 and far out.
+
+    Errors are relative, and absolute where the value is a difference of numbers near 1. `choose`
+    makes the choice for a problem.
+    """
+    dtype = Fused(types=types).out_dtype
+    x = _POINTS.astype(DTYPES[dtype]).astype(np.float64)
+    atol += _SMALLEST[dtype]
+    for derivative, expected in enumerate(evaluate(activation, x)):
+        got = _pointwise(choose, activation, types, x, bool(derivative))
+        np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol)
+
+
+def check_limits(choose, activation: str, types: str) -> None:
+    """Asserts what an activation and its derivative make of huge numbers, infinities and NaN."""
+    huge = np.array([1e19, -1e19, 3e38, -3e38], np.float32)
+    for derivative, expected in enumerate(evaluate(activation, huge)):
+        with np.errstate(over="ignore"):
+            expected = expected.astype(np.float32)
+        got = _pointwise(choose, activation, types, huge, bool(derivative))
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    special = np.array([np.inf, -np.inf, np.nan], np.float32)
+    expected = np.asarray(ACTIVATIONS[activation](jnp.asarray(special)))
+    got = _pointwise(choose, activation, types, special, False)
+    np.testing.assert_array_equal(got, expected)

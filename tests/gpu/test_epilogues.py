@@ -7,42 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from epilogue_call import Fused, wide
+from epilogue_call import FORMS, Fused, check_activation, check_limits, wide
 
-from jax_tcgemm import _modules, local, selection
+from jax_tcgemm import _modules, selection
 from jax_tcgemm.activations import ACTIVATIONS
-from jax_tcgemm.epilogue import Epilogue
-from jax_tcgemm.problem import DTYPES, Operand, Problem
+from jax_tcgemm.problem import DTYPES, Problem
 
 from .gemm_call import H200, LAYOUTS, implementations, split_base
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
 
-FORMS = {
-    "bias": Fused(bias="n"),
-    "bias_of_rows": Fused(bias="m", activation="tanh"),
-    "bias_f32": Fused(bias="n", bias_f32=True, activation="sigmoid"),
-    "gelu": Fused(activation="gelu_tanh", bias="n"),
-    "gelu_aux": Fused(activation="gelu_tanh", bias="n", aux_out=True),
-    "gelu_bare": Fused(activation="gelu_tanh"),
-    "relu": Fused(activation="relu", bias="n"),
-    "silu_residual": Fused(activation="silu", beta=0.5),
-    "alpha_relu2_aux": Fused(activation="relu2", bias="n", alpha=0.5, aux_out=True),
-    "residual": Fused(bias="n", beta=1.0),
-    "dgelu": Fused(activation="gelu_tanh", derivative=True),
-    "dgelu_erf": Fused(activation="gelu_erf", derivative=True),
-    "dsilu_sums": Fused(activation="silu", derivative=True, column_sums=True, alpha=2.0),
-    "drelu_residual": Fused(activation="relu", derivative=True, beta=1.0, bias="n"),
-    "sums": Fused(column_sums=True),
-    "gated": Fused(activation="silu", gated=True),
-    "gated_pair": Fused(activation="gelu_erf", gated=True, pair=True, bias="n"),
-    "gated_all": Fused(activation="silu", gated=True, bias="n", aux_out=True, beta=-1.0),
-    "gated_sums": Fused(activation="none", gated=True, column_sums=True),
-    "dgated": Fused(activation="silu", gated=True, derivative=True),
-    "dgated_sums": Fused(
-        activation="gelu_tanh", gated=True, derivative=True, column_sums=True, beta=1.0
-    ),
-}
 TYPES = ("bf16", "f16", "bf16 f32", "f16 bf16", "tf32")
 # Aligned, one off everything, one tile and more than a GPU has processors, no K, batches.
 SHAPES = {
@@ -110,12 +84,16 @@ def check(name: str, calls: list[tuple[str, Fused]]):
             raise AssertionError(f"{name}/{config}: {error}") from error
 
 
-def first_config(name: str, case: Fused) -> str | None:
-    """The first config that accepts a case, split or not."""
-    for config in implementations().get(name, ()):
-        if not rejection(name, config, case.problem):
-            return config
-    return None
+def first_config(name: str, problem: Problem) -> str:
+    """The first config that accepts a problem, split or not."""
+    configs = implementations()[name]
+    found = next((config for config in configs if not rejection(name, config, problem)), None)
+    assert found is not None, rejection(name, configs[0], problem)
+    return found
+
+
+def chosen(name: str, problem: Problem) -> selection.Choice:
+    return choice(name, first_config(name, problem), problem)
 
 
 def shapes_of(case: Fused):
@@ -157,9 +135,7 @@ def test_forms_in_every_shape(name, form):
     for i, (_, case) in enumerate(shapes_of(FORMS[form]), list(FORMS).index(form)):
         types, layout = TYPES[i % len(TYPES)], LAYOUTS[i % len(LAYOUTS)]
         case = dataclasses.replace(case, types=types, layout=layout)
-        config = first_config(name, case)
-        assert config is not None
-        calls.append((config, case))
+        calls.append((first_config(name, case.problem), case))
     check(name, calls)
 
 
@@ -171,7 +147,7 @@ def test_every_type_and_layout(name, types):
         for i, layout in enumerate(LAYOUTS):
             shape = SHAPES[("aligned", "odd")[i % 2]]
             case = dataclasses.replace(FORMS[form], types=types, layout=layout, **shape)
-            calls.append((first_config(name, case), case))
+            calls.append((first_config(name, case.problem), case))
     check(name, calls)
 
 
@@ -209,72 +185,23 @@ def test_both_sides_have_the_same_activations():
     assert _modules.cuda.activations() == list(ACTIVATIONS)
 
 
-POINTS = np.array([*np.linspace(-12, 12, 2401), -0.0, 1e-6, -1e-6, 80.0, -80.0, 250.0, -250.0])
-
-
-def pointwise(name, config, activation, dtype, x, gradient):
-    """The activation of each x (or its derivative), as an epilogue of a product by 1."""
-    compute = "tf32" if dtype == "f32" else "f32"
-    problem = Problem(
-        batch=1,
-        batch_inner=1,
-        m=x.size,
-        n=1,
-        k=1,
-        a=Operand(dtype, False, 1),
-        b=Operand(dtype, False, 1),
-        out_dtype=dtype,
-        compute=compute,
-        epilogue=Epilogue(activation=activation, derivative=gradient, bias="m", bias_dtype=dtype),
-    )
-    x = jnp.asarray(x, DTYPES[dtype])
-    # The argument comes as the bias: TF32 would round it as an operand.
-    zeros, one = jnp.zeros_like(x), jnp.ones(1, x.dtype)
-    call = functools.partial(
-        local.local_gemm, problem, zeros, one, choice=choice(name, config, problem)
-    )
-    out = call(bias=jnp.ones_like(x), aux_in=x) if gradient else call(bias=x)
-    return wide(out).ravel()
-
-
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("name", HAND_WRITTEN)
 def test_each_activation_is_that_of_jax(name, activation):
-    value = ACTIVATIONS[activation]
-    derivative = jax.grad(lambda x: jnp.sum(value(x)))
-    # float32: 1e-5 relative, and absolute where it is a difference of numbers near 1.
-    for dtype, rtol in {"f32": 2e-5, "bf16": 2**-8, "f16": 2**-10}.items():
-        x = POINTS.astype(DTYPES[dtype]).astype(np.float64)
-        types = "tf32" if dtype == "f32" else dtype
-        config = first_config(name, Fused(activation=activation, types=types))
-        smallest = 2e-6 + (2**-24 if dtype == "f16" else 0)
-        for function in (value, derivative):
-            got = pointwise(name, config, activation, dtype, x, function is derivative)
-            np.testing.assert_allclose(got, function(jnp.asarray(x)), rtol=rtol, atol=smallest)
+    for types, rtol in {"tf32": 2e-5, "bf16": 2**-8, "f16": 2**-10}.items():
+        check_activation(functools.partial(chosen, name), activation, types, rtol, 2e-6)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("name", HAND_WRITTEN)
 def test_large_numbers_give_limits_and_nan_stays(name, activation):
-    config = first_config(name, Fused(activation=activation, types="tf32"))
-    x = np.array([1e19, -1e19, 3e38, -3e38], np.float32)
-    value = ACTIVATIONS[activation]
-    derivative = jax.grad(lambda x: jnp.sum(value(x)))
-    for function in (value, derivative):
-        with np.errstate(over="ignore"):
-            expected = np.asarray(function(jnp.asarray(x, jnp.float64))).astype(np.float32)
-        got = pointwise(name, config, activation, "f32", x, function is derivative)
-        np.testing.assert_allclose(got, expected, rtol=1e-6)
-    special = np.array([np.inf, -np.inf, np.nan], np.float32)
-    expected = np.asarray(value(jnp.asarray(special)))
-    got = pointwise(name, config, activation, "f32", special, False)
-    np.testing.assert_array_equal(got, expected)
+    check_limits(functools.partial(chosen, name), activation, "tf32")
 
 
 @pytest.mark.parametrize("name", HAND_WRITTEN)
 def test_column_sums_are_the_same_each_time(name):
     case = Fused(activation="silu", derivative=True, column_sums=True, m=1500, n=700, k=64)
-    config = first_config(name, case)
+    config = first_config(name, case.problem)
     first = run(name, [(config, case)])[1][0]
     for _ in range(3):
         for x, y in zip(run(name, [(config, case)])[1][0], first, strict=True):
@@ -285,8 +212,7 @@ def test_column_sums_are_the_same_each_time(name):
 def test_nothing_is_read_that_is_not_there(name):
     """With no bias, C or aux the results do not depend on what lies behind the operands."""
     case = Fused(m=100, n=104, k=24, activation="gelu_tanh")
-    config = first_config(name, case)
     arrays = case.draw(np.random.default_rng(0))
-    got = case.run(arrays, choice(name, config, case.problem))
+    got = case.run(arrays, chosen(name, case.problem))
     case.compare(got, arrays)
     assert np.isfinite(got[0]).all()
