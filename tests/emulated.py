@@ -1,0 +1,275 @@
+"""Builds the emulator of tests/emulator with kernels of csrc and runs them: see its README.md."""
+
+import ctypes
+import dataclasses
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from jax_tcgemm.problem import DTYPES
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+_MACHINE = ("machine", "instructions", "wgmma", "tensor_map", "runtime")
+
+# Host code and kernels that each implementation needs besides those that multiply.
+_COMMON = ["core/problem.cc", "core/ragged_problem.cc"]
+_REDUCTIONS = ["kernels/common/split_reduction.cu", "kernels/tensor/reduction.cu"]
+SOURCES = {
+    "simt": [*_COMMON, "kernels/simt/launch.cu"],
+    "mma_sync": [
+        *_COMMON,
+        *_REDUCTIONS,
+        "kernels/mma_sync/mma_sync.cu",
+        "kernels/mma_sync/ragged.cu",
+        "tile/tensor_map.cc",
+    ],
+    "wgmma": [
+        *_COMMON,
+        *_REDUCTIONS,
+        *(f"kernels/wgmma/{name}" for name in ("wgmma.cu", "ragged.cu", "operand_copy.cu")),
+        "kernels/wgmma/tensor_map.cc",
+        "tile/tensor_map.cc",
+    ],
+}
+
+# Bytes around each array that no kernel may write, and that are NaN when it reads them.
+_GUARD = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A file to compile: of csrc, or of tests/emulator where it starts with "emulator/"."""
+
+    path: str
+    defines: tuple[tuple[str, str], ...] = ()
+
+
+def wgmma(dtype: str, layout: str, *configs: str, fused: bool = False) -> Source:
+    """The kernels of some of wgmma's configs; `layout`: "0" for K-major, "1" for M- or N-major."""
+    element = {"bf16": "__nv_bfloat16", "f16": "__half", "tf32": "float"}[dtype]
+    return Source(
+        "emulator/instances/wgmma.cc",
+        (
+            ("EMULATED_TABLE", f"{dtype}_table_{layout}"),
+            ("EMULATED_IN", element),
+            ("EMULATED_TRANS_A", layout[0]),
+            ("EMULATED_TRANS_B", layout[1]),
+            ("EMULATED_FUSED", str(fused).lower()),
+            ("EMULATED_CONFIGS", ",".join(f'"{config}"' for config in configs)),
+        ),
+    )
+
+
+@functools.cache
+def cuda_include() -> Path | None:
+    """The headers of the CUDA toolkit whose compiler the build would use."""
+    path = REPOSITORY / "build_backend" / "find_nvcc.py"
+    spec = importlib.util.spec_from_file_location("find_nvcc", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    nvcc = module.find_nvcc()
+    if nvcc is None:
+        return None
+    said = subprocess.run(
+        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True
+    )
+    top = re.search(r"^#\$ TOP=(.*)$", said.stderr, re.MULTILINE)
+    include = Path(top[1] if top else nvcc, "include")
+    return include if (include / "cuda_bf16.h").exists() else None
+
+
+def reason() -> str:
+    """Why nothing can be emulated here; empty when it can."""
+    if shutil.which("g++") is None:
+        return "there is no g++"
+    if cuda_include() is None:
+        return "there are no CUDA headers"
+    return ""
+
+
+def as_host_code(text: str) -> str:
+    """The source without the syntax that only nvcc knows."""
+
+    def dynamic(match):
+        alignment, kind, name = match.groups()
+        return f"{kind}* const {name} = emulator::dynamic_shared({alignment or 16});"
+
+    text = re.sub(r"extern __shared__ (?:__align__\((\d+)\) )?(.*?) (\w+)\[\];", dynamic, text)
+    text = re.sub(r"__shared__ ((?:alignas|__align__)\(\d+\) )?", r"\1static ", text)
+    return re.sub(r"(\w+(?:<[^;<>]*>)?)<<<(.*?)>>>\(", r"emulator::start(\1, \2)(", text)
+
+
+def _stage(directory: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
+    """Copies the sources as host code; `changes`: what to replace in a file, and by what."""
+    unknown = set(changes)
+    for root, target in (
+        (REPOSITORY / "csrc", "csrc"),
+        (Path(__file__).parent / "emulator", "emulator"),
+    ):
+        for path in root.rglob("*"):
+            if path.suffix not in (".h", ".cuh", ".cu", ".cc"):
+                continue
+            text, relative = path.read_text(), path.relative_to(root)
+            for old, new in changes.get(str(relative), ()):
+                if old not in text:
+                    raise ValueError(f"{relative} must hold what is to be replaced: {old}")
+                text = text.replace(old, new)
+            unknown.discard(str(relative))
+            staged = directory / target / relative
+            staged.parent.mkdir(parents=True, exist_ok=True)
+            staged.write_text(as_host_code(text) if target == "csrc" else text)
+    if unknown:
+        raise ValueError(f"changes must be of files of csrc, got {sorted(unknown)}")
+
+
+def _run(command: list[str], directory: Path) -> str:
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr[:8000]}")
+    return done.stdout
+
+
+def _stubs(symbols: str) -> str:
+    """Functions for those of the project that are called but were not compiled: they throw."""
+    defined, used = set(), set()
+    for line in symbols.splitlines():
+        match = re.match(r"(_ZN6tcgemm\S*) (\w)", line)
+        if match:
+            (used if match[2] in "Uu" else defined).add(match[1])
+    lines = ["void emulate_missing(const char*);"]
+    for i, name in enumerate(sorted(used - defined)):
+        lines.append(f'void stub{i}(void) __asm__("{name}");')
+        lines.append(f'void stub{i}(void) {{ emulate_missing("{name}"); }}')
+    return "\n".join(lines) + "\n"
+
+
+class Emulator:
+    """Kernels compiled for the CPU.
+
+    Args:
+      directory: where to build; may exist.
+      sources: what to compile of csrc besides what `families` need.
+      families: keys of SOURCES.
+      compute_capability: 80 or 90, as which the kernels are compiled.
+      changes: texts to replace in files of csrc: {file: [(old, new), ...]}.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *sources: Source | str,
+        families=("wgmma",),
+        compute_capability: int = 90,
+        changes: dict[str, list[tuple[str, str]]] | None = None,
+    ):
+        directory.mkdir(parents=True, exist_ok=True)
+        _stage(directory, changes or {})
+        flags = ["-std=c++17", "-fPIC", "-g0", "-fno-strict-aliasing", "-Iemulator", "-Icsrc"]
+        flags += ["-isystem", str(cuda_include()), "-w"]
+        kernel_flags = [
+            "-O1",
+            "-include",
+            "prefix.h",
+            f"-DTCGEMM_EMULATED_ARCH={compute_capability}0",
+        ]
+        chosen = [Source(s) if isinstance(s, str) else s for s in sources]
+        chosen += [Source(s) for s in dict.fromkeys(s for f in families for s in SOURCES[f])]
+        compiler = ["ccache", "g++"] if shutil.which("ccache") else ["g++"]
+        commands = {}
+        for name in _MACHINE:
+            commands[f"{name}.o"] = [*flags, "-O3", "-march=native", "-c", f"emulator/{name}.cc"]
+        for i, source in enumerate([Source("emulator/calls.cc"), *chosen]):
+            path = source.path if source.path.startswith("emulator/") else f"csrc/{source.path}"
+            defines = [f"-D{name}={value}" for name, value in source.defines]
+            commands[f"source{i}.o"] = [*flags, *kernel_flags, *defines, "-x", "c++", "-c", path]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for _ in pool.map(
+                lambda item: _run([*compiler, *item[1], "-o", item[0]], directory), commands.items()
+            ):
+                pass
+        (directory / "stubs.c").write_text(_stubs(_run(["nm", "-P", *commands], directory)))
+        _run(
+            ["g++", "-fPIC", "-fexceptions", "-x", "c", "-c", "stubs.c", "-o", "stubs.o"], directory
+        )
+        _run(
+            ["g++", "-shared", "-Wl,-Bsymbolic", *commands, "stubs.o", "-o", "emulator.so"],
+            directory,
+        )
+        self._library = ctypes.CDLL(str(directory / "emulator.so"))
+
+    def run(
+        self,
+        problem,
+        arrays: dict[str, np.ndarray],
+        *,
+        implementation: str,
+        config: str,
+        seed: int = 0,
+        num_sms: int = 4,
+        loose_warpgroups: bool = False,
+    ) -> list[np.ndarray]:
+        """The results of one call, D first; RuntimeError with what the machine found wrong.
+
+        `arrays` are flat or not, by the names of the FFI operands. Before the call, results are
+        NaN, and so is what lies around operands. What lies around results must stay as it is.
+        """
+        outputs = _outputs(problem)
+        places = {name: _guarded(array) for name, array in arrays.items()}
+        for name, (shape, dtype) in outputs.items():
+            poison = np.full(shape, _poison(np.dtype(dtype)), dtype)
+            places[name] = _guarded(poison)
+        fields = problem.query() | {
+            "implementation": implementation,
+            "config": config,
+            "seed": seed,
+            "num_sms": num_sms,
+            "loose_warpgroups": loose_warpgroups,
+        }
+        fields |= {f"{name}_array": held.ctypes.data for name, (_, held) in places.items()}
+        text = "\n".join(f"{name}={value}" for name, value in fields.items())
+        call = getattr(self._library, f"emulate_{problem.kind}")
+        call.restype = ctypes.c_char_p
+        if error := call(text.encode()):
+            raise RuntimeError(error.decode())
+        for name, (memory, held) in places.items():
+            around = memory[:_GUARD], memory[_GUARD + held.nbytes :]
+            if not all((part == 0xFF).all() for part in around):
+                raise RuntimeError(f"the kernel wrote outside {name}")
+        return [places[name][1].copy() for name in outputs]
+
+
+def _poison(dtype: np.dtype):
+    return np.iinfo(dtype).max if np.issubdtype(dtype, np.integer) else np.nan
+
+
+def _guarded(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Memory full of NaN, and in the middle of it a copy of the array."""
+    memory = np.full(array.nbytes + 2 * _GUARD + 256, 0xFF, np.uint8)
+    memory = memory[-memory.ctypes.data % 256 :][: array.nbytes + 2 * _GUARD]
+    held = memory[_GUARD : _GUARD + array.nbytes].view(array.dtype).reshape(array.shape)
+    held[...] = array
+    return memory, held
+
+
+def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    out = DTYPES[problem.out_dtype]
+    if problem.kind == "ragged":
+        rows = problem.form == "rows"
+        return {
+            "d": ((problem.batch, *(() if rows else (problem.groups,)), problem.m, problem.n), out)
+        }
+    found = {"d": (problem.d_shape, out)}
+    if problem.epilogue.aux_out:
+        found["aux_out"] = (problem.aux_shape, out)
+    if problem.epilogue.column_sums:
+        shape = (problem.batch, *problem.d_shape[2:])
+        found["column_sums"] = (shape, np.float64 if problem.out_dtype == "f64" else np.float32)
+    return found

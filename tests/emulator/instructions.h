@@ -1,0 +1,73 @@
+// What the instructions of csrc/ptx do; the headers in ptx/ call these.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <array>
+#include <cstring>
+
+#include "machine.h"
+
+namespace emulator {
+
+// Element types of matrix instructions -------------------------------------------------------------
+
+enum class Format { kF16, kBF16, kTF32, kS8, kU8 };
+
+template <typename T>
+constexpr Format format_of() {
+  if constexpr (std::is_same_v<T, __half>) return Format::kF16;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return Format::kBF16;
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, float>);
+  return Format::kTF32;
+}
+inline int bytes_of(Format format) { return format == Format::kTF32 ? 4 : format >= Format::kS8 ? 1 : 2; }
+
+// The value in the low bits; the tensor core ignores the low 13 bits of a float32.
+float to_float(Format format, uint32_t bits);
+// To nearest, ties to even.
+uint32_t round_to_tf32(uint32_t bits);
+
+// Barriers in shared memory ------------------------------------------------------------------------
+
+void mbarrier_init(uint32_t address, uint32_t count);
+void mbarrier_arrive(uint32_t address, uint32_t bytes);
+void mbarrier_wait(uint32_t address, uint32_t parity);
+void mbarrier_complete(Block& block, uint32_t offset, uint32_t bytes);
+
+// Clusters -----------------------------------------------------------------------------------------
+
+uint32_t map_to_block(uint32_t address, uint32_t rank);
+// At any time until the thread releases its writes.
+void write_remotely(std::function<void()> write);
+void release_remote_writes();
+void cluster_arrive();
+void cluster_wait();
+// A warpgroup's share of the registers its block was launched with.
+void set_registers(int count, bool is_increase);
+
+// Copies and matrix instructions of a warp ---------------------------------------------------------
+
+void cp_async(uint32_t destination, const void* source, uint32_t bytes, bool valid);
+void ldmatrix_x4(uint32_t (&r)[4], uint32_t address, bool transposed);
+void stmatrix_x4(uint32_t address, std::array<uint32_t, 4> r, bool transposed);
+// Registers of A, then of B.
+void mma(Format format, float (&d)[4], std::array<uint32_t, 6> operands);
+void mma(Format format, int32_t (&d)[4], std::array<uint32_t, 6> operands);
+
+// wgmma --------------------------------------------------------------------------------------------
+
+struct WgmmaShape {
+  Format format;
+  int n;
+  bool trans_a, trans_b, a_in_registers;
+  uint64_t desc_a, desc_b;
+  bool accumulate;
+};
+void wgmma(const WgmmaShape& shape, float* d, const uint32_t* a);
+void wgmma_commit();
+void wgmma_wait(int pending);
+
+}  // namespace emulator

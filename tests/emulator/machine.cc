@@ -1,0 +1,405 @@
+#include "machine.h"
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <sstream>
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace emulator {
+namespace {
+
+constexpr size_t kStackBytes = 256 << 10;
+// Dynamic shared memory begins here, as on hardware, which keeps the first KiB for itself.
+constexpr uint32_t kReserved = 1024;
+constexpr uint32_t kGuard = 256;
+constexpr uint8_t kPoison = 0xFF;  // NaN in every format
+constexpr uint8_t kGuardByte = 0xA5;
+
+// Stacks are kept for the next cluster.
+std::vector<char*> free_stacks;
+
+char* take_stack() {
+  if (free_stacks.empty()) {
+    void* memory =
+        mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    return static_cast<char*>(memory);
+  }
+  char* stack = free_stacks.back();
+  free_stacks.pop_back();
+  return stack;
+}
+
+std::string name_of(const Thread& thread) {
+  return "block " + std::to_string(thread.block->idx.x) + " thread " + std::to_string(thread.idx.x);
+}
+
+}  // namespace
+
+void fail(const std::string& rule) {
+  Machine& machine = Machine::get();
+  machine.end_with((machine.current != nullptr ? name_of(*machine.current) + ": " : "") + rule);
+}
+
+Machine& Machine::get() {
+  static Machine machine;
+  return machine;
+}
+
+// Asynchronous operations --------------------------------------------------------------------------
+
+void AsyncQueue::issue(std::function<void()> operation) {
+  operations.push_back(std::move(operation));
+  ++issued;
+  if (!is_listed) Machine::get().list(this);
+}
+
+void AsyncQueue::run_first() {
+  if (operations.empty()) fail("waits for an operation that was never issued");
+  const auto operation = std::move(operations.front());
+  operations.pop_front();
+  operation();
+  ++done;
+}
+
+void Machine::list(AsyncQueue* queue) {
+  queue->is_listed = true;
+  listed_.push_back(queue);
+}
+
+void Machine::issue_alone(std::function<void()> operation) {
+  auto* queue = new AsyncQueue;
+  queue->is_owned = true;
+  queue->issue(std::move(operation));
+}
+
+void Machine::run_some_async() {
+  const size_t i = random_() % listed_.size();
+  AsyncQueue* queue = listed_[i];
+  if (!queue->operations.empty()) queue->run_first();
+  if (queue->operations.empty()) {
+    queue->is_listed = false;
+    listed_[i] = listed_.back();
+    listed_.pop_back();
+    if (queue->is_owned) delete queue;
+  }
+}
+
+// Fibers -------------------------------------------------------------------------------------------
+
+void Machine::enter() {
+  Machine& machine = get();
+  (*machine.body_)();
+  machine.finish_thread();
+}
+
+__attribute__((noinline)) void Machine::switch_to(Thread* thread) {
+  current = thread;
+  threadIdx = thread->idx;
+  blockIdx = thread->block->idx;
+  if (_setjmp(scheduler_) == 0) {
+    if (thread->has_started) _longjmp(thread->context, 1);
+    thread->has_started = true;
+    thread->stack = {take_stack(), [](char* stack) { free_stacks.push_back(stack); }};
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = thread->stack.get();
+    context.uc_stack.ss_size = kStackBytes;
+    context.uc_link = nullptr;
+    makecontext(&context, &Machine::enter, 0);
+    setcontext(&context);
+  }
+  current = nullptr;
+}
+
+__attribute__((noinline)) void Machine::switch_back() {
+  if (_setjmp(current->context) == 0) _longjmp(scheduler_, 1);
+}
+
+void Machine::end_with(const std::string& error) {
+  if (last_error.empty()) last_error = error;
+  if (current == nullptr) throw std::runtime_error(error);
+  _longjmp(scheduler_, 1);
+}
+
+void Machine::wait(Waiters& waiters, const char* what, uint32_t first, uint32_t second) {
+  Thread* thread = current;
+  thread->waits_for = {what, first, second};
+  thread->warp->ready &= ~(1u << thread->lane);
+  waiters.push_back(thread);
+  switch_back();
+}
+
+void Machine::wake(Waiters& waiters) {
+  for (Thread* thread : waiters) thread->warp->ready |= 1u << thread->lane;
+  waiters.clear();
+}
+
+void Machine::may_switch() {
+  if (chance(switch_probability_)) switch_back();
+}
+
+void Machine::finish_thread() {
+  Thread& thread = *current;
+  Block& block = *thread.block;
+  if (!thread.accumulators.empty()) fail("ends while wgmma works on its accumulators");
+  if (thread.bulk_stores.awaited < thread.bulk_stores.queue.issued) {
+    fail("ends without having waited until its TMA stores have read shared memory");
+  }
+  thread.copies.queue.run_until(thread.copies.queue.issued);
+  thread.is_done = true;
+  thread.warp->ready &= ~(1u << thread.lane);
+  --num_live_;
+  if (--block.num_live == 0) {
+    if (block.loads_under_way > 0) fail("its block ends while TMA loads write to it");
+    for (uint32_t i = 0; block.memory_bytes > 0 && i < kGuard; ++i) {
+      if (block.memory[block.memory_bytes + i] != kGuardByte) fail("its block wrote past its shared memory");
+    }
+    block.is_done = true;
+  } else {
+    // A barrier of the whole block waits for those that are left.
+    NamedBarrier& barrier = block.named_barriers[0];
+    if (barrier.arrived > 0 && barrier.arrived == static_cast<uint32_t>(block.num_live)) {
+      barrier.arrived = 0;
+      wake(barrier.waiters);
+    }
+  }
+  switch_back();
+}
+
+// Scheduling ---------------------------------------------------------------------------------------
+
+Thread* Machine::choose() {
+  Warp* chosen = nullptr;
+  uint64_t best = 0, num_ready = 0;
+  for (Warp* warp : warps_) {
+    if (warp->ready == 0) continue;
+    ++num_ready;
+    const bool is_better = order_ == Order::kFirst      ? chosen == nullptr
+                           : order_ == Order::kPriority ? chosen == nullptr || warp->priority > best
+                                                        : random_() % num_ready == 0;
+    if (is_better) {
+      chosen = warp;
+      best = warp->priority;
+    }
+  }
+  if (chosen == nullptr) return nullptr;
+  const int first = order_ == Order::kRandom ? random_() % 32 : 0;
+  const uint32_t later = chosen->ready >> first << first;
+  return chosen->threads[__builtin_ctz(later != 0 ? later : chosen->ready)];
+}
+
+std::string Machine::deadlock() const {
+  std::map<std::string, std::vector<int>> waiting;
+  for (const auto& block : cluster) {
+    for (const auto& thread : block->threads) {
+      if (!thread->is_done) {
+        std::string what;
+        uint32_t number = thread->waits_for.first;
+        for (const char* text = thread->waits_for.what; *text != 0; ++text) {
+          if (*text != '%') {
+            what += *text;
+            continue;
+          }
+          what += std::to_string(number);
+          number = thread->waits_for.second;
+        }
+        waiting["block " + std::to_string(block->idx.x) + ", " + what].push_back(thread->idx.x);
+      }
+    }
+  }
+  std::ostringstream text;
+  text << "deadlock:";
+  for (const auto& [what, threads] : waiting) {
+    text << "\n  threads ";
+    for (size_t i = 0; i < threads.size();) {
+      size_t end = i;
+      while (end + 1 < threads.size() && threads[end + 1] == threads[end] + 1) ++end;
+      text << (i > 0 ? "," : "") << threads[i];
+      if (end > i) text << "-" << threads[end];
+      i = end + 1;
+    }
+    text << " of " << what;
+  }
+  return text.str();
+}
+
+void Machine::make_block(unsigned block_idx, unsigned rank) {
+  auto block = std::make_unique<Block>();
+  block->idx = {block_idx, 0, 0};
+  block->rank = rank;
+  const size_t bytes = kReserved + launch.shared_bytes + 2 * kGuard;
+  block->memory = static_cast<uint8_t*>(std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024));
+  std::memset(block->memory, kPoison, bytes);
+  const int num_threads = launch.block.x;
+  block->num_live = num_threads;
+  for (int i = 0; i < num_threads; ++i) {
+    if (i % 32 == 0) {
+      block->warps.push_back(std::make_unique<Warp>());
+      block->warps.back()->priority = random_();
+      warps_.push_back(block->warps.back().get());
+    }
+    if (i % 128 == 0) {
+      block->warpgroups.push_back(std::make_unique<Warpgroup>());
+      block->warpgroups.back()->block = block.get();
+    }
+    auto thread = std::make_unique<Thread>();
+    thread->block = block.get();
+    thread->warp = block->warps.back().get();
+    thread->warpgroup = block->warpgroups.back().get();
+    thread->idx = {static_cast<unsigned>(i), 0, 0};
+    thread->lane = i % 32;
+    thread->registers = std::min(65536 / num_threads / 8 * 8, 255);
+    thread->warp->threads[i % 32] = thread.get();
+    thread->warp->ready |= 1u << i % 32;
+    block->threads.push_back(std::move(thread));
+  }
+  num_live_ += num_threads;
+  cluster.push_back(std::move(block));
+}
+
+void Machine::run_cluster(unsigned cluster_idx, const std::function<void()>& thread_body) {
+  body_ = &thread_body;
+  num_live_ = 0;
+  warps_.clear();
+  cluster_barrier = {};
+  for (unsigned rank = 0; rank < launch.cluster_size; ++rank)
+    make_block(cluster_idx * launch.cluster_size + rank, rank);
+  while (num_live_ > 0 && last_error.empty()) {
+    Thread* next = choose();
+    if (!listed_.empty() && (next == nullptr || chance(eagerness_))) {
+      run_some_async();
+    } else if (next != nullptr) {
+      switch_to(next);
+    } else {
+      last_error = deadlock();
+    }
+  }
+  while (last_error.empty() && !listed_.empty()) run_some_async();
+  forget_cluster();
+}
+
+void Machine::forget_cluster() {
+  for (AsyncQueue* queue : listed_) {
+    if (queue->is_owned) delete queue;
+  }
+  listed_.clear();
+  for (const auto& block : cluster) std::free(block->memory);
+  cluster.clear();
+}
+
+cudaError_t Machine::run(const Launch& new_launch, const std::function<void()>& thread_body) {
+  if (!last_error.empty()) return cudaErrorLaunchFailure;
+  launch = new_launch;
+  blockDim = launch.block;
+  gridDim = launch.grid;
+  random_.seed(options.seed);
+  // Three ways to order threads, four ways to delay what is asynchronous: the first seeds try them all.
+  order_ = static_cast<Order>(options.seed % 3);
+  constexpr double kEagerness[] = {1.0, 0.0, 0.02, 0.3};
+  eagerness_ = kEagerness[options.seed % 4];
+  switch_probability_ = order_ == Order::kRandom ? 0.1 : 0.0;
+  try {
+    for (unsigned i = 0; i < launch.grid.x / launch.cluster_size && last_error.empty(); ++i)
+      run_cluster(i, thread_body);
+  } catch (const std::exception& error) {
+    if (last_error.empty()) last_error = error.what();
+    forget_cluster();
+  }
+  return last_error.empty() ? cudaSuccess : cudaErrorLaunchFailure;
+}
+
+// Shared memory ------------------------------------------------------------------------------------
+
+SharedPlace resolve(uint32_t address, uint32_t bytes, uint32_t alignment) {
+  Machine& machine = Machine::get();
+  const uint32_t rank = address >> 24, offset = address & 0xFFFFFF;
+  if (rank > machine.cluster.size()) fail("addresses shared memory of no block of the cluster");
+  Block* block = rank > 0 ? machine.cluster[rank - 1].get() : machine.current->block;
+  if (offset < kReserved || offset + bytes > block->memory_bytes) {
+    fail("addresses shared memory at " + std::to_string(offset) + ", which the block has not got");
+  }
+  if (offset % alignment != 0) {
+    fail("addresses shared memory at " + std::to_string(offset) + ", not a multiple of " + std::to_string(alignment));
+  }
+  if (block->is_done) fail("addresses shared memory of a block that has ended");
+  return {block, offset};
+}
+
+uint32_t shared_offset(const void* pointer) {
+  const Block& block = *current().block;
+  const auto offset = static_cast<const uint8_t*>(pointer) - block.memory;
+  if (offset < 0 || offset > block.memory_bytes) fail("takes the shared address of what is not in shared memory");
+  return static_cast<uint32_t>(offset);
+}
+
+uint8_t* dynamic_shared(uint32_t alignment) {
+  Block& block = *current().block;
+  if (block.memory_bytes == 0) {
+    // No more aligned than it was asked to be.
+    block.dynamic_begin = kReserved + (alignment < 1024 ? alignment : 0);
+    block.memory_bytes = block.dynamic_begin + static_cast<uint32_t>(Machine::get().launch.shared_bytes);
+    std::memset(block.memory + block.memory_bytes, kGuardByte, kGuard);
+  }
+  return block.memory + block.dynamic_begin;
+}
+
+// Barriers -----------------------------------------------------------------------------------------
+
+void sync_named(uint32_t id, uint32_t num_threads) {
+  Machine& machine = Machine::get();
+  Thread& thread = current();
+  if (id >= 16 || (id > 0 && num_threads % 32 != 0)) fail("names no barrier");
+  NamedBarrier& barrier = thread.block->named_barriers[id];
+  if (barrier.arrived == 0) {
+    barrier.expected = num_threads;
+    barrier.all_fenced = true;
+  }
+  if (id > 0 && barrier.expected != num_threads) fail("meets others at a barrier with another number of threads");
+  barrier.all_fenced &= thread.has_fenced_async;
+  thread.has_fenced_async = false;
+  barrier.waiters.push_back(&thread);
+  if (++barrier.arrived == num_threads) {
+    for (Thread* waiter : barrier.waiters) waiter->barrier_was_fenced = barrier.all_fenced;
+    barrier.arrived = 0;
+    barrier.waiters.pop_back();
+    machine.wake(barrier.waiters);
+    machine.may_switch();
+  } else {
+    barrier.waiters.pop_back();
+    machine.wait(barrier.waiters, "at barrier % of % threads", id, num_threads);
+  }
+}
+
+void sync_threads() { sync_named(0, current().block->num_live); }
+
+void meet(const char* kind, uint32_t mask, void* argument, const std::function<void(void**)>& combine) {
+  Machine& machine = Machine::get();
+  Thread& thread = current();
+  Rendezvous& meeting = thread.warp->rendezvous;
+  if ((mask >> thread.lane & 1) == 0) fail(std::string(kind) + " without being in its mask");
+  if (meeting.arrived == 0) {
+    meeting.kind = kind;
+    meeting.mask = mask;
+  }
+  if (std::strcmp(meeting.kind, kind) != 0 || meeting.mask != mask) {
+    fail(std::string(kind) + " while other lanes of its warp wait at " + meeting.kind);
+  }
+  meeting.arguments[thread.lane] = argument;
+  meeting.arrived |= 1u << thread.lane;
+  if (meeting.arrived == mask) {
+    combine(meeting.arguments);
+    meeting.arrived = 0;
+    machine.wake(meeting.waiters);
+  } else {
+    machine.wait(meeting.waiters, kind);
+  }
+}
+
+}  // namespace emulator

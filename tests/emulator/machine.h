@@ -1,0 +1,239 @@
+// The machine that kernels run on: threads of one cluster at a time, each a fiber, and the asynchronous
+// operations they have issued. README.md says what is modelled.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <csetjmp>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace emulator {
+
+struct Block;
+struct Thread;
+struct Warp;
+struct Warpgroup;
+struct Multiplication;
+
+// Ends the emulation with a message that says which thread broke which rule.
+[[noreturn]] void fail(const std::string& rule);
+
+// Operations that happen in order, at any time after they were issued.
+struct AsyncQueue {
+  std::deque<std::function<void()>> operations;
+  int64_t issued = 0, done = 0;
+  bool is_listed = false;
+  bool is_owned = false;  // by the list of what is under way; ends with its last operation
+
+  void issue(std::function<void()> operation);
+  void run_first();
+  void run_until(int64_t count) {
+    while (done < count) run_first();
+  }
+};
+
+// Groups of one thread's operations, as cp.async and bulk stores have them.
+struct AsyncGroups {
+  AsyncQueue queue;
+  std::vector<int64_t> ends;  // operations issued when each group was closed
+  int64_t awaited = 0;
+
+  void commit() { ends.push_back(queue.issued); }
+  void wait(int pending) {
+    if (static_cast<int>(ends.size()) <= pending) return;
+    awaited = ends[ends.size() - 1 - pending];
+    queue.run_until(awaited);
+  }
+};
+
+// Threads that wait for the same thing.
+using Waiters = std::vector<Thread*>;
+
+struct MBarrier {
+  uint32_t expected = 0, pending = 0, phase = 0;
+  int64_t bytes = 0;
+  Waiters waiters;
+};
+
+struct NamedBarrier {
+  uint32_t arrived = 0, expected = 0;
+  bool all_fenced = true;
+  Waiters waiters;
+};
+
+// Accumulators that wgmma has taken from a thread, which finds NaN there until it has waited.
+struct Accumulators {
+  float* registers;
+  int count;
+  int64_t last_use;  // number of the warpgroup's wgmma
+  std::unique_ptr<float[]> values;
+};
+
+struct Thread {
+  jmp_buf context;
+  bool has_started = false;
+  std::unique_ptr<char[], void (*)(char*)> stack{nullptr, [](char*) {}};
+  Block* block;
+  Warp* warp;
+  Warpgroup* warpgroup;
+  uint3 idx;
+  int lane;
+  bool is_done = false;
+  struct {
+    const char* what = "nothing yet";
+    uint32_t first = 0, second = 0;
+  } waits_for;
+
+  AsyncGroups copies;                // cp.async
+  AsyncGroups bulk_stores;           // TMA stores
+  AsyncQueue remote_writes;          // to other blocks' shared memory
+  bool has_fenced_async = false;     // fence.proxy.async since the last barrier
+  bool barrier_was_fenced = false;   // all threads of the last barrier had done so before it
+  bool waited_for_previous = false;  // griddepcontrol.wait
+  bool is_cluster_arrived = false;
+  uint32_t cluster_phase = 0;
+  int registers;
+
+  // wgmma
+  int64_t num_issued = 0;
+  std::vector<int64_t> group_ends;
+  bool has_fenced_registers = false;
+  std::vector<Accumulators> accumulators;
+};
+
+// A warp-wide operation that all lanes must reach before one of them goes on.
+struct Rendezvous {
+  const char* kind = nullptr;
+  uint32_t mask = 0, arrived = 0;
+  void* arguments[32];
+  Waiters waiters;
+};
+
+struct Warp {
+  uint32_t ready = 0;
+  uint64_t priority = 0;
+  Thread* threads[32] = {};
+  Rendezvous rendezvous;
+};
+
+// Four warps that multiply together.
+struct Warpgroup {
+  const Block* block;
+  std::deque<std::shared_ptr<Multiplication>> forming;  // wgmma that some threads have issued, not all
+  int64_t num_formed = 0;
+  AsyncQueue multiplications;
+  Waiters waiters;  // for more to be formed
+};
+
+struct Block {
+  uint3 idx;
+  uint32_t rank;
+  uint8_t* memory;  // offset 0 of the shared window
+  uint32_t dynamic_begin = 0, memory_bytes = 0;
+  bool is_done = false;
+  int num_live = 0;
+  int64_t loads_under_way = 0;
+  int64_t free_registers = 0;
+  Waiters register_waiters;
+  std::unordered_map<uint32_t, MBarrier> mbarriers;
+  NamedBarrier named_barriers[16];
+  std::vector<std::unique_ptr<Warp>> warps;
+  std::vector<std::unique_ptr<Warpgroup>> warpgroups;
+  std::vector<std::unique_ptr<Thread>> threads;
+};
+
+struct Launch {
+  dim3 grid, block;
+  size_t shared_bytes = 0;
+  unsigned cluster_size = 1;
+  bool starts_early = false;
+};
+
+// How the machine behaves where hardware may choose.
+struct Options {
+  uint64_t seed = 0;
+  int num_sms = 4;
+  // Whether warps of a warpgroup may be further apart than the group of wgmma that one of them commits.
+  bool loose_warpgroups = false;
+};
+
+class Machine {
+ public:
+  static Machine& get();
+
+  Options options;
+  Launch launch;
+  Thread* current = nullptr;
+  std::vector<std::unique_ptr<Block>> cluster;
+
+  // Runs the grid; an error in it is what last_error() returns until the next call.
+  cudaError_t run(const Launch& launch, const std::function<void()>& thread_body);
+  std::string last_error;
+
+  // The current thread waits until someone wakes it. `what` is a text with up to two % for the numbers.
+  void wait(Waiters& waiters, const char* what, uint32_t first = 0, uint32_t second = 0);
+  void wake(Waiters& waiters);
+  // A point where another thread may go on instead.
+  void may_switch();
+  bool chance(double probability) { return std::uniform_real_distribution<>()(random_) < probability; }
+
+  void list(AsyncQueue* queue);
+  void issue_alone(std::function<void()> operation);
+  [[noreturn]] void end_with(const std::string& error);
+
+  struct ClusterBarrier {
+    uint32_t arrived = 0, phase = 0;
+    Waiters waiters;
+  } cluster_barrier;
+
+ private:
+  friend struct AsyncQueue;
+  void run_cluster(unsigned cluster_idx, const std::function<void()>& thread_body);
+  void make_block(unsigned block_idx, unsigned rank);
+  void switch_to(Thread* thread);
+  void switch_back();
+  void finish_thread();
+  Thread* choose();
+  void run_some_async();
+  void forget_cluster();
+  std::string deadlock() const;
+  static void enter();
+
+  std::mt19937_64 random_;
+  enum class Order { kFirst, kRandom, kPriority } order_;
+  double eagerness_, switch_probability_;
+  std::vector<AsyncQueue*> listed_;
+  std::vector<Warp*> warps_;
+  int num_live_ = 0;
+  jmp_buf scheduler_;
+  const std::function<void()>* body_;
+};
+
+inline Thread& current() { return *Machine::get().current; }
+
+// Shared addresses: an offset in the own block's window, or one that mapa made: rank + 1 in the high byte.
+struct SharedPlace {
+  Block* block;
+  uint32_t offset;
+  uint8_t* pointer() const { return block->memory + offset; }
+};
+SharedPlace resolve(uint32_t address, uint32_t bytes, uint32_t alignment);
+inline void* shared_pointer(uint32_t address, uint32_t bytes) { return resolve(address, bytes, bytes).pointer(); }
+uint32_t shared_offset(const void* pointer);
+
+void sync_named(uint32_t id, uint32_t num_threads);
+void sync_threads();
+
+// Deposits the lane's arguments; the last of the lanes in `mask` calls combine(all lanes' arguments).
+void meet(const char* kind, uint32_t mask, void* argument, const std::function<void(void**)>& combine);
+
+uint8_t* dynamic_shared(uint32_t alignment);
+
+}  // namespace emulator

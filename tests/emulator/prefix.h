@@ -1,0 +1,182 @@
+// Included before everything else: what nvcc would give to a file of CUDA C++.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "machine.h"
+
+// From here on the sources are compiled as for the device.
+#define __CUDACC__ 1
+#define __CUDA_ARCH__ TCGEMM_EMULATED_ARCH
+#if TCGEMM_EMULATED_ARCH == 900
+#define __CUDA_ARCH_FEAT_SM90_ALL 1
+#endif
+
+#undef __forceinline__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+// Set whenever a thread goes on.
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+
+// Functions and intrinsics of the device -----------------------------------------------------------
+
+inline void __syncthreads() { emulator::sync_threads(); }
+inline void __syncwarp(unsigned mask = ~0u) {
+  emulator::meet("__syncwarp", mask, nullptr, [](void**) {});
+}
+[[noreturn]] inline void __trap() { emulator::fail("__trap"); }
+
+namespace emulator {
+
+// source(lane) names the lane whose value a lane gets.
+template <typename T, typename Source>
+T shuffle(unsigned mask, T value, const Source& source) {
+  struct Exchange {
+    T given, taken;
+    int from;
+  } exchange{value, value, source(current().lane)};
+  meet("a shuffle", mask, &exchange, [mask](void** all) {
+    for (int lane = 0; lane < 32; ++lane) {
+      if ((mask >> lane & 1) == 0) continue;
+      auto* mine = static_cast<Exchange*>(all[lane]);
+      if (mask >> mine->from & 1) mine->taken = static_cast<Exchange*>(all[mine->from])->given;
+    }
+  });
+  return exchange.taken;
+}
+
+}  // namespace emulator
+
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+  return emulator::shuffle(mask, value, [=](int lane) { return (lane & ~(width - 1)) | (source & (width - 1)); });
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int bits) {
+  return emulator::shuffle(mask, value, [=](int lane) { return lane ^ bits; });
+}
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, int delta) {
+  return emulator::shuffle(mask, value, [=](int lane) { return lane >= delta ? lane - delta : lane; });
+}
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, int delta) {
+  return emulator::shuffle(mask, value, [=](int lane) { return lane + delta < 32 ? lane + delta : lane; });
+}
+inline unsigned __ballot_sync(unsigned mask, bool predicate) {
+  struct Vote {
+    bool given;
+    unsigned taken;
+  } vote{predicate, 0};
+  emulator::meet("a ballot", mask, &vote, [mask](void** all) {
+    unsigned votes = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+      if (mask >> lane & 1) votes |= static_cast<unsigned>(static_cast<Vote*>(all[lane])->given) << lane;
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      if (mask >> lane & 1) static_cast<Vote*>(all[lane])->taken = votes;
+    }
+  });
+  return vote.taken;
+}
+
+template <typename T>
+T __ldcg(const T* address) {
+  return *address;
+}
+template <typename T>
+T __ldg(const T* address) {
+  return *address;
+}
+inline size_t __cvta_generic_to_shared(const void* pointer) { return emulator::shared_offset(pointer); }
+
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline unsigned __float_as_uint(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(uint64_t{x} * y >> 32); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (shift & 31));
+}
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const uint64_t bytes = uint64_t{y} << 32 | x;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return result;
+}
+
+template <typename X, typename Y>
+constexpr std::common_type_t<X, Y> min(X x, Y y) {
+  using T = std::common_type_t<X, Y>;
+  return static_cast<T>(x) < static_cast<T>(y) ? x : y;
+}
+template <typename X, typename Y>
+constexpr std::common_type_t<X, Y> max(X x, Y y) {
+  using T = std::common_type_t<X, Y>;
+  return static_cast<T>(x) < static_cast<T>(y) ? y : x;
+}
+
+// Launches -----------------------------------------------------------------------------------------
+
+namespace emulator {
+
+template <typename... Parameters>
+struct Start {
+  void (*kernel)(Parameters...);
+  Launch launch;
+
+  template <typename... Arguments>
+  cudaError_t operator()(Arguments&&... arguments) const {
+    const std::tuple<std::decay_t<Parameters>...> parameters(std::forward<Arguments>(arguments)...);
+    return Machine::get().run(launch, [&] { std::apply(kernel, parameters); });
+  }
+};
+
+// kernel<<<grid, block, shared_bytes, stream>>>(...) is rewritten to start(kernel, grid, ...)(...).
+template <typename... Parameters>
+Start<Parameters...> start(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes = 0,
+                           cudaStream_t = nullptr) {
+  return {kernel, {grid, block, shared_bytes}};
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_kernel(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  Launch launch{config->gridDim, config->blockDim, config->dynamicSmemBytes};
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config->attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) launch.cluster_size = attribute.val.clusterDim.x;
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) launch.starts_early = true;
+  }
+  return Start<Parameters...>{kernel, launch}(std::forward<Arguments>(arguments)...);
+}
+
+}  // namespace emulator
+
+template <typename... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
+}
+
+#define cudaLaunchKernelEx emulator::launch_kernel

@@ -1,0 +1,33 @@
+// Stands in for csrc/ptx/cluster.cuh.
+#pragma once
+
+#include "instructions.h"
+
+namespace tcgemm::ptx {
+
+inline uint32_t cluster_ctarank() { return emulator::current().block->rank; }
+inline uint32_t tid_x() { return threadIdx.x; }
+inline void cluster_arrive_relaxed() { emulator::cluster_arrive(); }
+inline void cluster_arrive() {
+  emulator::release_remote_writes();
+  emulator::cluster_arrive();
+}
+inline void cluster_wait() { emulator::cluster_wait(); }
+inline void st_shared_cluster_v4(uint32_t address, float x, float y, float z, float w) {
+  emulator::write_remotely([=] {
+    const float values[4] = {x, y, z, w};
+    std::memcpy(emulator::shared_pointer(address, 16), values, 16);
+  });
+}
+template <uint32_t kRegisters>
+void setmaxnreg_inc() {
+  emulator::set_registers(kRegisters, true);
+}
+template <uint32_t kRegisters>
+void setmaxnreg_dec() {
+  emulator::set_registers(kRegisters, false);
+}
+inline void griddepcontrol_wait() { emulator::current().waited_for_previous = true; }
+inline void griddepcontrol_launch_dependents() {}
+
+}  // namespace tcgemm::ptx

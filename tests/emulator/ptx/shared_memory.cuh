@@ -1,0 +1,22 @@
+// Stands in for csrc/ptx/shared_memory.cuh.
+#pragma once
+
+#include "instructions.h"
+
+namespace tcgemm::ptx {
+
+inline uint32_t ld_shared_u32(uint32_t address) {
+  uint32_t r;
+  std::memcpy(&r, emulator::shared_pointer(address, 4), 4);
+  return r;
+}
+inline void ld_shared_v2_u32(uint32_t& r0, uint32_t& r1, uint32_t address) {
+  const auto* words = static_cast<const uint8_t*>(emulator::shared_pointer(address, 8));
+  std::memcpy(&r0, words, 4);
+  std::memcpy(&r1, words + 4, 4);
+}
+inline void st_shared_v4_u32(uint32_t address, const uint32_t (&r)[4]) {
+  std::memcpy(emulator::shared_pointer(address, 16), r, 16);
+}
+
+}  // namespace tcgemm::ptx
