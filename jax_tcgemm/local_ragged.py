@@ -183,31 +183,22 @@ def ragged_dot(
 ) -> jax.Array:
     """Carries out a plan. Where it is XLA's own product, without bias, gather and epilogue."""
     product = plan.product
-    sizes, offset = _as_int32(group_sizes), _as_int32(group_offset)
     if plan.choice.implementation == selection.XLA:
-        return _xla(lhs, rhs, sizes, offset, product)
+        return _xla(lhs, rhs, group_sizes, group_offset, product)
     lhs_batch, rhs_batch, sizes_batch = product.batches
     dtype = plan.numerics.operand_dtype
     operands = [
         _repeat(lax.convert_element_type(lhs, dtype), lhs_batch, product),
         _repeat(lax.convert_element_type(rhs, dtype), rhs_batch, product),
-        _repeat(sizes, sizes_batch, product),
-        _repeat(offset, sizes_batch, product),
+        _repeat(group_sizes, sizes_batch, product),
+        _repeat(group_offset, sizes_batch, product),
     ]
     if bias is not None:
         bias = lax.convert_element_type(bias, DTYPES[plan.problem.bias_dtype])
         operands.append(_repeat(bias, rhs_batch, product))
     if gather is not None:
-        operands.append(_repeat(_as_int32(gather), sizes_batch, product))
+        operands.append(_repeat(gather, sizes_batch, product))
     return lax.convert_element_type(_call(plan, operands), product.result_dtype)
-
-
-def _as_int32(x):
-    """Beyond 32 bits a size is more than there can be, and so is an index."""
-    if x.dtype == jnp.int32:
-        return x
-    limits = jnp.iinfo(jnp.int32)
-    return jnp.clip(x, max(limits.min, jnp.iinfo(x.dtype).min), limits.max).astype(jnp.int32)
 
 
 def _repeat(x, batch, product):

@@ -60,7 +60,8 @@ def ragged_dot(
       preferred_element_type: dtype of the result; None takes the operands'.
       group_offset: an integer, or an array of one: rhs[0] belongs to group `group_offset`, and rows
         of the groups before it and after those that rhs has are zero in the result. For experts
-        spread over devices, each of which has some of the groups.
+        spread over devices, each of which has some of the groups. What is outside [0, s] counts as
+        the nearer end of it.
       activation: None, one of `jax_tcgemm.activations.ACTIVATIONS` or the function of jax.nn of
         that name. Rows of no group stay zero.
       bias: array of shape (g, n), added to the rows of its group before the activation.
@@ -289,7 +290,7 @@ def _fused(
     """A call that names its operands in messages as its own do: (name, array[, extents])."""
     (lhs_name, lhs), (rhs_name, rhs, extents) = named_lhs, named_rhs
     check_names(op, implementation, config, "ragged")
-    group_sizes = _as_sizes(op, "group_sizes", group_sizes)
+    group_sizes = _as_sizes(op, group_sizes)
 
     def check_shape(name, x, rule, holds):
         if not holds:
@@ -309,7 +310,7 @@ def _fused(
         expected = (rhs.shape[0], *rhs.shape[2:])
         check_shape("bias", bias, expected, bias.shape == expected)
     if gather_indices is not None:
-        gather_indices = _as_sizes(op, "gather_indices", gather_indices)
+        gather_indices = _as_integers(op, "gather_indices", gather_indices)
         check_shape("gather_indices", gather_indices, "(rows,)", gather_indices.ndim == 1)
     activation = canonical_activation(op, activation)
     preferred = canonical_element_type(op, preferred_element_type)
@@ -349,7 +350,7 @@ def _ragged_dot_general(
     config,
 ):
     lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
-    group_sizes = _as_sizes(op, "group_sizes", group_sizes)
+    group_sizes = _as_sizes(op, group_sizes)
     dims = _Dimensions(op, numbers, lhs, rhs, group_sizes, group_offset is not None)
     common = {
         "precision": canonical_precision(precision),
@@ -367,15 +368,24 @@ def _ragged_dot_general(
     return dims.contraction(lhs, rhs, group_sizes, offset, **common)
 
 
-def _as_sizes(op: str, name: str, x) -> jax.Array:
+def _as_integers(op: str, name: str, x) -> jax.Array:
+    """`x` as int32: a size, offset or index beyond that means the same as the last one in it."""
     x = as_array(op, name, x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(
             f"{op}: {name} must be integers, got {name}.dtype={x.dtype}; convert it first"
         )
-    if name == "group_sizes" and x.ndim == 0:
+    if not np.can_cast(x.dtype, np.int32):
+        own, int32 = jnp.iinfo(x.dtype), jnp.iinfo(jnp.int32)
+        x = jnp.clip(x, max(own.min, int32.min), int32.max)
+    return lax.convert_element_type(x, jnp.int32)
+
+
+def _as_sizes(op: str, x) -> jax.Array:
+    x = _as_integers(op, "group_sizes", x)
+    if x.ndim == 0:
         raise ValueError(
-            f"{op}: {name} must have at least one dimension, got {name}.shape=(); "
+            f"{op}: group_sizes must have at least one dimension, got group_sizes.shape=(); "
             "pass one size for each group"
         )
     return x
@@ -384,7 +394,7 @@ def _as_sizes(op: str, name: str, x) -> jax.Array:
 def _as_offset(op: str, group_offset) -> jax.Array:
     if group_offset is None:
         return jnp.zeros((1,), jnp.int32)
-    offset = _as_sizes(op, "group_offset", group_offset)
+    offset = _as_integers(op, "group_offset", group_offset)
     if offset.size != 1:
         raise ValueError(
             f"{op}: group_offset must be one integer, got group_offset.shape={offset.shape}; "
@@ -398,8 +408,9 @@ class _Dimensions:
 
     Attributes:
       form: "rows", "contraction" or "batch", by the kind of the ragged dimension.
-      before, ragged, after: the dimensions of lhs of the ragged one's kind, in three parts.
-      x: of `before`, as lax calls them; `y`, `after`: their index is inside a token.
+      x, ragged, y: the dimensions of lhs of the ragged one's kind, before it, itself and after it;
+        an index of y is inside a token.
+      extent: of the ragged dimension.
     """
 
     def __init__(self, op, numbers, lhs, rhs, group_sizes, has_offset):
@@ -431,6 +442,7 @@ class _Dimensions:
             )
         at = own.index(ragged)
         self.x, self.ragged, self.y = own[:at], ragged, own[at + 1 :]
+        self.extent = lhs.shape[ragged]
         self.num_sizes = group_sizes.shape[-1]
         self.groups = rhs.shape[group[0]] if group else self.num_sizes
         if not has_offset and self.groups != self.num_sizes:
@@ -492,7 +504,8 @@ class _Dimensions:
         if group_sizes.ndim == 1:
             ones = (1,) * len(self.batch_shape + self.x_shape)
             group_sizes = jnp.reshape(group_sizes, (*ones, self.num_sizes))
-        return group_sizes * factor if factor != 1 else group_sizes
+        # A size may say more than there is, and must not overflow for that.
+        return group_sizes if factor == 1 else jnp.clip(group_sizes, 0, self.extent) * factor
 
     def _offset(self, offset):
         return jnp.reshape(offset, (1,) * (len(self.batch_shape + self.x_shape) + 1))

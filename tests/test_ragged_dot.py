@@ -73,10 +73,13 @@ def test_values_and_gradients(dtype, case, seed):
     assert_close(rhs_bar, reference.contraction(lhs, ct, sizes), m, dtype)
 
 
-@pytest.mark.parametrize("sizes_dtype", ["int32", "int64", "uint8"])
+@pytest.mark.parametrize(
+    ("sizes_dtype", "last"),
+    [("int32", 200), ("int64", 2**40), ("uint32", 2**32 - 1), ("uint8", 200), ("int8", 5)],
+)
 @IMPLEMENTATIONS
-def test_sizes_of_any_integer_type(implementation, sizes_dtype, x64):
-    sizes = [3, 0, 200] if sizes_dtype != "int64" else [3, 0, 2**40]
+def test_sizes_of_any_integer_type(implementation, sizes_dtype, last, x64):
+    sizes = [3, 0, last]
     lhs, rhs = normal(10, 4), normal(3, 4, 5, seed=1)
     got = jax_tcgemm.ragged_dot(
         lhs, rhs, jnp.array(sizes, sizes_dtype), implementation=implementation
@@ -124,9 +127,9 @@ def test_nan_stays_in_its_row_and_group():
 
 
 @IMPLEMENTATIONS
-@pytest.mark.parametrize("offset", [0, 1, 3, 5, 7])
+@pytest.mark.parametrize("offset", [0, 1, 3, 5, 7, 2**31 - 1, -1, -(2**31)])
 def test_group_offset_selects_groups(implementation, offset):
-    """Of five groups the two from `offset` on, which may reach past the last."""
+    """Of five groups the two from `offset` on, which may reach past the last or begin before 0."""
     sizes = jnp.array([3, 2, 0, 6, 4])
     lhs, rhs, ct = normal(18, 5), normal(2, 5, 4, seed=1), normal(18, 4, seed=2)
     f = functools.partial(
@@ -137,6 +140,7 @@ def test_group_offset_selects_groups(implementation, offset):
     )
     out, vjp = jax.vjp(f, lhs, rhs)
     lhs_bar, rhs_bar = vjp(ct)
+    offset = max(offset, 0)
     assert_close(out, reference.rows(lhs, rhs, sizes, offset), 5)
     assert_close(lhs_bar, reference.rows(ct, np.swapaxes(rhs, 1, 2), sizes, offset), 4)
     assert_close(rhs_bar, reference.contraction(lhs, ct, sizes, offset, 2), 18)
@@ -151,6 +155,16 @@ def test_sizes_past_the_last_row_are_cut():
                 lhs, rhs, jnp.array(sizes, jnp.int32), implementation=implementation
             )
             assert_close(got, reference.rows(lhs, rhs, sizes), 4)
+
+
+def test_sizes_do_not_overflow_where_a_token_has_more_than_one_row():
+    """A free dimension after the ragged one: its indices are rows of the same token."""
+    lhs, rhs = normal(50, 3, 4), normal(2, 4, 5, seed=1)
+    numbers = lax.RaggedDotDimensionNumbers((((2,), (1,)), ((), ())), (0,), (0,))
+    expected = reference.rows(lhs.reshape(150, 4), rhs, [60, 90]).reshape(50, 3, 5)
+    for sizes in (np.array([20, 100], np.int8), np.array([20, 2**31 - 1], np.int32)):
+        got = jax_tcgemm.ragged_dot_general(lhs, rhs, sizes, numbers)
+        assert_close(got, expected, 4)
 
 
 # --- transformations ----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import ragged_reference
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -17,13 +18,8 @@ ragged_dot = functools.partial(jax_tcgemm.ragged_dot, implementation="host")
 SIZES = np.array([5, 0, 9, 3, 1, 8, 2, 2], np.int32)  # 30 of 32 rows
 
 
-def reference(x, w, sizes=SIZES):
-    out = np.zeros((x.shape[0], w.shape[-1]))
-    start = 0
-    for size, matrix in zip(sizes, w.astype(np.float64), strict=True):
-        out[start : start + size] = x[start : start + size].astype(np.float64) @ matrix
-        start += size
-    return out
+def reference(x, w, sizes=SIZES, offset=0):
+    return ragged_reference.rows(x, w, sizes, offset)
 
 
 def is_ours(text):
@@ -103,6 +99,19 @@ def test_sizes_that_say_more_than_there_are_rows(sizes):
     sizes = np.array(sizes, np.int32)
     args = jax.device_put(x, NamedSharding(mesh, P("x"))), w, sizes
     assert_close(jax.jit(ragged_dot)(*args), ragged_dot(x, w, sizes))
+
+
+@MESHES
+@pytest.mark.parametrize("offset", [1, 9, 2**31 - 1, -3])
+def test_an_offset_of_divided_groups(offset, axis_type):
+    """Four of the groups, two on each device, from an offset that may be out of range."""
+    mesh = mesh_of(axis_type)
+    x, w = normal(32, 6, seed=0), normal(4, 6, 10, seed=1)
+    with jax.set_mesh(mesh):
+        args = [jax.device_put(v, NamedSharding(mesh, s)) for v, s in ((x, P()), (w, P("x")))]
+        f = jax.jit(lambda x, w: ragged_dot(x, w, SIZES, group_offset=np.int32(offset)))
+        assert is_ours(compiled(f, *args)[0])
+        assert_close(f(*args), reference(x, w, offset=max(offset, 0)))
 
 
 @pytest.mark.parametrize("rows", [30, 13, 3])

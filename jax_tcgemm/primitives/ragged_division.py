@@ -65,8 +65,9 @@ def division_of(bind, operands: dict, params) -> Division:
         def call(*shards):
             here = dict(zip(operands, shards, strict=True))
             here["group_sizes"] = _sizes_here(layout, ragged, here["group_sizes"])
-            offset = here["group_offset"]
-            here["group_offset"] = offset + jnp.asarray(layout.start("g"), offset.dtype)
+            # Groups count from the end nearest to an offset that is out of range, on every device.
+            offset = jnp.clip(here["group_offset"], 0, here["group_sizes"].shape[-1])
+            here["group_offset"] = offset + layout.start("g")
             return (bind(**here, **static | {"groups": layout.shard_extent("g")}),)
 
         return call

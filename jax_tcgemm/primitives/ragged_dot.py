@@ -8,8 +8,9 @@
                  lhs (*b, k, m), rhs (*b, k, n)
 
 Operands are lhs, rhs, group_sizes (*b, s), group_offset (*b, 1) and, where the parameters of these
-names say so, bias and gather (*b, rows of the product): row i is then lhs[gather[i]]. All have the
-same number of batch dimensions, each of size 1 where it is broadcast.
+names say so, bias and gather (*b, rows of the product): row i is then lhs[gather[i]]. Sizes, offset
+and indices are int32. All have the same number of batch dimensions, each of size 1 where it is
+broadcast.
 
 Without an epilogue the two forms are closed under differentiation: each one's gradients are the
 other or itself. With one, derivatives are those of the same function made of plain products.
