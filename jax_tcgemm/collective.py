@@ -1,17 +1,4 @@
-"""Products that overlap with the exchange of their operand or result, inside `jax.shard_map`.
-
-Nothing is waited for before something is computed. To gather, a device multiplies its own shard
-while the others' are on their way; to scatter, it multiplies the others' rows first and its own
-last, while the products travel. Shards go straight from their owner to each other device, not
-around a ring: on NVSwitch every pair has the full bandwidth, no transfer waits for another, and a
-sum of products is rounded once, not once a hop.
-
-XLA may start each transfer as soon as its operand exists and has to wait for it only where its
-result is used. All is made of `lax.ppermute` and our products, so that it runs wherever they do.
-"""
-
-import dataclasses
-import functools
+"""The public `all_gather_matmul` and `matmul_reduce_scatter`, for use inside `jax.shard_map`."""
 
 import jax
 import jax.numpy as jnp
@@ -19,60 +6,9 @@ from jax import lax
 
 from jax_tcgemm.dot_general import as_array, canonical_element_type
 from jax_tcgemm.precision import canonical_precision
-from jax_tcgemm.primitives import dot_general as primitive
+from jax_tcgemm.primitives.collective import How, gather_product, scatter_product
+from jax_tcgemm.primitives.dot_general import same_varying
 from jax_tcgemm.selection import check_names
-
-
-@dataclasses.dataclass(frozen=True)
-class _How:
-    """What a call says beside its arrays.
-
-    Attributes:
-      axis_name: the mesh axis, or several.
-      chunks: pieces in which a shard is moved and multiplied.
-      w_axis: the contracted axis of w: 0, or 1 where w is transposed.
-      dtype: of the result.
-      precision: canonical.
-      implementation: name to force, or None.
-    """
-
-    axis_name: str | tuple[str, ...]
-    chunks: int
-    w_axis: int
-    dtype: jnp.dtype
-    precision: object
-    implementation: str | None
-
-    def product(self, lhs, rhs, contract, dtype=None):
-        """The product over `contract`, a pair of tuples of axes."""
-        return primitive.dot_general(
-            lhs,
-            rhs,
-            dimension_numbers=(contract, ((), ())),
-            precision=self.precision,
-            preferred_element_type=dtype or self.dtype,
-            implementation=self.implementation,
-        )
-
-    def times_w(self, x, w):
-        """The product of x (..., k) and w."""
-        return self.product(x, w, ((x.ndim - 1,), (self.w_axis,)))
-
-    def w_bar(self, x, ct, w):
-        """The cotangent of w, from that of `times_w(x, w)`."""
-        operands = (x, ct) if self.w_axis == 0 else (ct, x)
-        rows = tuple(range(x.ndim - 1))
-        return self.product(*operands, (rows, rows), w.dtype)
-
-    def transposed(self, dtype):
-        """How the cotangent of x comes about."""
-        return dataclasses.replace(self, w_axis=1 - self.w_axis, dtype=dtype)
-
-    def moved(self, x, shift: int):
-        """Device i's `x` on device i + shift."""
-        size = lax.axis_size(self.axis_name)
-        pairs = [(source, (source + shift) % size) for source in range(size)]
-        return lax.ppermute(x, self.axis_name, pairs)
 
 
 def all_gather_matmul(
@@ -92,9 +28,9 @@ def all_gather_matmul(
     for use inside `jax.shard_map`, where every device has other rows of x and, as a rule, other
     columns of w: the first half of a tensor-parallel MLP. Each shard is multiplied when it arrives,
     so that only what takes longer than the products is waited for. On an axis of one device it is
-    the plain product. Reverse-mode differentiation of any order and `jax.vmap` are supported; the
-    gradient of x is a `matmul_reduce_scatter`, and the gathered x is kept for that of w (unless
-    `jax.checkpoint` says otherwise).
+    the plain product. It can be differentiated any number of times, forwards and backwards, and
+    batched by `jax.vmap`; the gradient of x is a `matmul_reduce_scatter`, and the gathered x is
+    kept for that of w (unless `jax.checkpoint` says otherwise).
 
     Args:
       x: this device's rows, an array of shape (..., m, k).
@@ -139,7 +75,7 @@ def all_gather_matmul(
             f"all_gather_matmul: chunks must divide the rows of x, got {chunks=} and {x.shape=}; "
             "1 always does"
         )
-    return _gather_product(how, x, w)
+    return gather_product(how, x, w)
 
 
 def matmul_reduce_scatter(
@@ -158,8 +94,9 @@ def matmul_reduce_scatter(
 
     for use inside `jax.shard_map`, where every device has other columns of x and rows of w: the
     second half of a tensor-parallel MLP. Each device's rows are sent when they are multiplied, its
-    own come last. On an axis of one device it is the plain product. Reverse-mode differentiation of
-    any order and `jax.vmap` are supported; the gradient of x is an `all_gather_matmul`.
+    own come last. On an axis of one device it is the plain product. It can be differentiated any
+    number of times, forwards and backwards, and batched by `jax.vmap`; the gradient of x is an
+    `all_gather_matmul`, whose gathered rows serve that of w, too.
 
     Args:
       x: array of shape (..., s * m, k).
@@ -206,7 +143,7 @@ def matmul_reduce_scatter(
             f"matmul_reduce_scatter: the rows of x must be a multiple of devices times chunks, got "
             f"{x.shape=}, {size} devices and {chunks=}; pad them"
         )
-    return _scatter_product(how, x, w)
+    return scatter_product(how, x, w)
 
 
 def _checked(op, x, w, axis_name, chunks, precision, preferred_element_type, implementation):
@@ -232,92 +169,6 @@ def _checked(op, x, w, axis_name, chunks, precision, preferred_element_type, imp
         x.dtype, w.dtype
     )
     x, w = (operand.astype(jnp.promote_types(x.dtype, w.dtype)) for operand in (x, w))
-    how = _How(axis_name, chunks, 0, dtype, canonical_precision(precision), implementation)
+    how = How(axis_name, chunks, 0, dtype, canonical_precision(precision), implementation)
     axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    return how, *primitive.same_varying(x, w, over=axes)
-
-
-# --- gather, then multiply ----------------------------------------------------------------------
-
-
-def _gather(how: _How, x, w):
-    """all_gather(x) @ w, and all_gather(x)."""
-    size = lax.axis_size(how.axis_name)
-    # By distance: the shard of device i + shift. All set out before anything is multiplied.
-    shards = [[x]]
-    for shift in range(1, size):
-        shards.append([how.moved(chunk, -shift) for chunk in _split(x, how.chunks)])
-    products = [[how.times_w(chunk, w) for chunk in shard] for shard in shards]
-    return _by_device(how, products), _by_device(how, shards)
-
-
-def _by_device(how: _How, shards):
-    """Shards, listed by distance from this device, as one array in the order of the devices."""
-    if len(shards) == 1:
-        return shards[0][0]
-    rows = shards[0][0].shape[-2]
-    # Twice around, so that any device's turn is a slice: one pass over memory when XLA fuses it.
-    around = [chunk for shard in shards + shards[:-1] for chunk in shard]
-    first = (len(shards) - lax.axis_index(how.axis_name)) % len(shards)
-    around = lax.concatenate(around, around[0].ndim - 2)
-    return lax.dynamic_slice_in_dim(around, first * rows, len(shards) * rows, around.ndim - 2)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gather_product(how: _How, x, w):
-    return _gather(how, x, w)[0]
-
-
-def _gather_product_fwd(how, x, w):
-    out, gathered = _gather(how, x, w)
-    return out, (gathered, w)
-
-
-def _gather_product_bwd(how, saved, ct):
-    gathered, w = saved
-    x_bar = _scatter_product(how.transposed(gathered.dtype), ct, w)
-    return x_bar, how.w_bar(gathered, ct, w)
-
-
-_gather_product.defvjp(_gather_product_fwd, _gather_product_bwd)
-
-
-# --- multiply, then scatter ---------------------------------------------------------------------
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scatter_product(how: _How, x, w):
-    size, index = lax.axis_size(how.axis_name), lax.axis_index(how.axis_name)
-    if size == 1:
-        return how.times_w(x, w)
-    rows = x.shape[-2] // size
-    addends = []
-    for shift in range(1, size):
-        shard = lax.dynamic_slice_in_dim(x, (index + shift) % size * rows, rows, x.ndim - 2)
-        products = [how.times_w(chunk, w) for chunk in _split(shard, how.chunks)]
-        addends.append([how.moved(product, shift) for product in products])
-    own = how.times_w(lax.dynamic_slice_in_dim(x, index * rows, rows, x.ndim - 2), w)
-    is_narrow = jnp.issubdtype(own.dtype, jnp.floating) and own.dtype.itemsize < 4
-    wide = jnp.float32 if is_narrow else own.dtype
-    total = own.astype(wide)
-    for chunks in addends:
-        total += lax.concatenate(chunks, own.ndim - 2).astype(wide)
-    return total.astype(how.dtype)
-
-
-def _scatter_product_fwd(how, x, w):
-    return _scatter_product(how, x, w), (x, w)
-
-
-def _scatter_product_bwd(how, saved, ct):
-    x, w = saved
-    x_bar, gathered = _gather(how.transposed(x.dtype), ct, w)
-    return x_bar, how.w_bar(x, gathered, w)
-
-
-_scatter_product.defvjp(_scatter_product_fwd, _scatter_product_bwd)
-
-
-def _split(x, chunks: int):
-    """The rows of x in equal pieces."""
-    return [x] if chunks == 1 else jnp.split(x, chunks, x.ndim - 2)
+    return how, *same_varying(x, w, over=axes)

@@ -57,6 +57,27 @@ def test_values_and_gradients(make, chunks, devices):
     assert is_ours(compiled(grads, x, w)[0])
 
 
+@pytest.mark.parametrize("make", [gathering, scattering], ids=["gather", "scatter"])
+def test_forward_mode(make):
+    """One exchange for the value and one for its tangent; forward over reverse mode, too."""
+    x, w, dx, dw = (normal(*shape, seed=i) for i, shape in enumerate([(24, 8), (8, 12)] * 2))
+    wide = [v.astype(np.float64) for v in (x, w, dx, dw)]
+    f = make(4, chunks=2)
+    tangent = jax.jit(lambda x, w, *tangents: jax.jvp(f, (x, w), tangents))
+    text, found = compiled(tangent, x, w, dx, dw)
+    assert is_ours(text)
+    assert found == {"collective-permute": 2 * 3 * 2}
+    assert_close(tangent(x, w, dx, dw), (wide[0] @ wide[1], wide[2] @ wide[1] + wide[0] @ wide[3]))
+
+    def hvp(f, x, w, *tangents):
+        grads = jax.grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1))
+        return jax.jvp(grads, (x, w), tangents)[1]
+
+    with jax.enable_x64(True):
+        expected = hvp(jnp.matmul, *wide)
+    assert_close(jax.jit(functools.partial(hvp, f))(x, w, dx, dw), expected, terms=512)
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_tensor_parallel_mlp(axis_type, check_vma):
@@ -99,6 +120,25 @@ def test_transformations(transform):
     got = jax.jit(jax.grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1)))(x, w)
     g = np.cos(x.astype(np.float64) @ w)
     assert_close(got, (g @ w.T, np.einsum("bmk,bmn->kn", x, g)))
+
+
+@pytest.mark.parametrize("make", [gathering, scattering], ids=["gather", "scatter"])
+@pytest.mark.parametrize("dims", [(0, None), (None, 1), (1, 0)], ids=str)
+def test_gradients_and_tangents_of_a_batch(dims, make):
+    shapes = [(8, 4), (4, 8)]
+    shapes = [s if d is None else (*s[:d], 3, *s[d:]) for s, d in zip(shapes, dims, strict=True)]
+    args = [normal(*shape, seed=seed) for seed, shape in enumerate(2 * shapes)]
+    f = make(4)
+
+    def derivatives(f, x, w, *tangents):
+        loss = lambda x, w: jnp.sum(jnp.sin(jax.vmap(f, dims)(x, w)))  # noqa: E731
+        grads = jax.grad(loss, (0, 1))
+        each = jax.vmap(jax.grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1)), dims)(x, w)
+        return grads(x, w), jax.jvp(loss, (x, w), tangents)[1], each
+
+    with jax.enable_x64(True):
+        expected = derivatives(jnp.matmul, *(v.astype(np.float64) for v in args))
+    assert_close(jax.jit(functools.partial(derivatives, f))(*args), expected, terms=512)
 
 
 def test_an_axis_of_two_names_and_weights_that_do_not_vary():

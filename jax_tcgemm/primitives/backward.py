@@ -73,27 +73,38 @@ def accumulating_unfused(drhs, lhs, buffer, **params):
 
 # --- typing, differentiation and lowering: those of the unfused ---------------------------------
 
-UNFUSED = {
-    activated_tangent_p: activated_unfused,
-    accumulating_tangent_p: accumulating_unfused,
-}
+# For `explain`, which shows their products.
+UNFUSED = {}
+
+
+def define_linear(p: core.Primitive, f, run=None) -> None:
+    """Gives a primitive the rules that follow from its being the same function as another.
+
+    Args:
+      p: the primitive; batching and transposition are still to be given.
+      f: a function of the same operands and parameters, to an array, which types and
+        differentiates it.
+      run: what it is lowered to, where that is not `f`.
+    """
+    UNFUSED[p] = f
+    p.def_impl(functools.partial(xla.apply_primitive, p))
+    p.def_effectful_abstract_eval(functools.partial(_abstract_eval, f))
+    ad.primitive_jvps[p] = functools.partial(_jvp, f)
+    mlir.register_lowering(p, mlir.lower_fun(run or f, multiple_results=False))
 
 
 def _abstract_eval(f, *avals, **params):
-    params |= {"implementation": None}
-    (out,) = jax.make_jaxpr(functools.partial(f, **params))(*avals).out_avals
-    return out
+    jaxpr = jax.make_jaxpr(functools.partial(f, **params))(*avals)
+    (out,) = jaxpr.out_avals
+    return out, jaxpr.effects
 
 
 def _jvp(f, primals, tangents, **params):
     return fused.jvp_of_moving(functools.partial(f, **params), primals, tangents)
 
 
-for _primitive, _f in UNFUSED.items():
-    _primitive.def_impl(functools.partial(xla.apply_primitive, _primitive))
-    _primitive.def_abstract_eval(functools.partial(_abstract_eval, _f))
-    ad.primitive_jvps[_primitive] = functools.partial(_jvp, _f)
-    mlir.register_lowering(_primitive, mlir.lower_fun(_f, multiple_results=False))
+define_linear(activated_tangent_p, activated_unfused)
+define_linear(accumulating_tangent_p, accumulating_unfused)
 
 
 # --- batching -----------------------------------------------------------------------------------
