@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import jax
 from jax.extend import core
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jax_tcgemm import local, local_fused, local_ragged, selection
 from jax_tcgemm.primitives import backward, blas, contract, elementwise, partitioning, reduce
@@ -217,8 +219,21 @@ def _inner_jaxprs(eqn) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
 
 def _unfused(eqn, f) -> core.Jaxpr:
     """The plain products that an equation is run as."""
+    f = functools.partial(f, **eqn.params)
     avals = [v.aval for v in eqn.invars]
-    return jax.make_jaxpr(functools.partial(f, **eqn.params))(*avals).jaxpr
+    mesh = avals[0].sharding.mesh
+    if not mesh.manual_axes:
+        return jax.make_jaxpr(f)(*avals).jaxpr
+    # It may have collectives, which can only be traced inside a shard_map over their axes.
+    outside = mesh.update_axis_types(dict.fromkeys(mesh.manual_axes, AxisType.Auto))
+    specs = {"in_specs": P(), "out_specs": P(), "axis_names": set(mesh.manual_axes)}
+    f = jax.shard_map(f, mesh=outside, **specs, check_vma=False)
+    args = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(outside, a.sharding.spec))
+        for a in avals
+    ]
+    (shard_map,) = jax.make_jaxpr(f)(*args).jaxpr.eqns
+    return shard_map.params["jaxpr"]
 
 
 def _plan(eqn, platform, device):

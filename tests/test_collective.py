@@ -57,8 +57,12 @@ def test_values_and_gradients(make, chunks, devices):
     assert is_ours(compiled(grads, x, w)[0])
 
 
-@pytest.mark.parametrize("make", [gathering, scattering], ids=["gather", "scatter"])
-def test_forward_mode(make):
+@pytest.mark.parametrize(
+    ("make", "products"),
+    [(gathering, 7 + 7 + 1), (scattering, 7 + 2 * 7)],
+    ids=["gather", "scatter"],
+)
+def test_forward_mode(make, products):
     """One exchange for the value and one for its tangent; forward over reverse mode, too."""
     x, w, dx, dw = (normal(*shape, seed=i) for i, shape in enumerate([(24, 8), (8, 12)] * 2))
     wide = [v.astype(np.float64) for v in (x, w, dx, dw)]
@@ -68,6 +72,9 @@ def test_forward_mode(make):
     assert is_ours(text)
     assert found == {"collective-permute": 2 * 3 * 2}
     assert_close(tangent(x, w, dx, dw), (wide[0] @ wide[1], wide[2] @ wide[1] + wide[0] @ wide[3]))
+
+    calls = jax_tcgemm.explain(tangent, x, w, dx, dw, platform="cpu")
+    assert [call.implementation for call in calls] == ["host"] * products
 
     def hvp(f, x, w, *tangents):
         grads = jax.grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1))
