@@ -76,12 +76,14 @@ class MoeBlock(Block):
         )
         rows = jax_tcgemm.ragged_dot(hidden, self.cast(self.down), sizes)
 
-        # Back in the order of the tokens, where a token's experts are summed.
-        by_pair = jnp.zeros_like(rows).at[order].set(rows, unique_indices=True)
-        by_pair = by_pair.reshape(*weights.shape, -1) * weights[..., None].astype(rows.dtype)
+        # Where the rows of each token are, and their weighted sum.
+        where = jnp.zeros_like(order).at[order].set(jnp.arange(order.size), unique_indices=True)
+        out = jax_tcgemm.combine_rows(
+            rows, where.reshape(weights.shape), weights, unique_indices=True
+        )
         share = sizes / len(pairs)
         balance = NUM_EXPERTS * jnp.sum(lax.stop_gradient(share) * jnp.mean(scores, 0))
-        return x + jnp.sum(by_pair, 1).reshape(x.shape), balance, share
+        return x + out.reshape(x.shape), balance, share
 
 
 class MoeGpt(nnx.Module):

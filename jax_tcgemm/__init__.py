@@ -26,6 +26,7 @@ if importlib.util.find_spec("jax_tcgemm._build") is None:
 from jax_tcgemm import blas, checkpoint_policies, tensor, tuning
 from jax_tcgemm.autotune import autotune
 from jax_tcgemm.collective import all_gather_matmul, matmul_reduce_scatter
+from jax_tcgemm.combine_rows import combine_rows
 from jax_tcgemm.debug import debug_switches
 from jax_tcgemm.dot_general import dot_general
 from jax_tcgemm.explain import explain
@@ -41,6 +42,7 @@ __all__ = [
     "autotune",
     "blas",
     "checkpoint_policies",
+    "combine_rows",
     "debug_switches",
     "dot_general",
     "explain",

@@ -11,8 +11,8 @@ from jax.extend import core
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tcgemm import local, local_fused, local_ragged, selection
-from jax_tcgemm.primitives import backward, blas, contract, elementwise, partitioning, reduce
+from jax_tcgemm import local, local_fused, local_ragged, local_rows, selection
+from jax_tcgemm.primitives import backward, blas, contract, elementwise, partitioning, reduce, rows
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import fused_dot_general as fused_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
@@ -24,6 +24,7 @@ _RULES = {
     primitive.dot_general_p: (primitive, local),
     fused_primitive.fused_dot_general_p: (fused_primitive, local_fused),
     ragged_primitive.ragged_dot_p: (ragged_primitive, local_ragged),
+    rows.rows_p: (rows, local_rows),
     contract.contract_p: (contract, planning),
     elementwise.elementwise_p: (elementwise, planning),
     reduce.reduce_p: (reduce, planning),

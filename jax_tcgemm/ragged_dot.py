@@ -310,7 +310,7 @@ def _fused(
         expected = (rhs.shape[0], *rhs.shape[2:])
         check_shape("bias", bias, expected, bias.shape == expected)
     if gather_indices is not None:
-        gather_indices = _as_integers(op, "gather_indices", gather_indices)
+        gather_indices = as_integers(op, "gather_indices", gather_indices)
         check_shape("gather_indices", gather_indices, "(rows,)", gather_indices.ndim == 1)
     activation = canonical_activation(op, activation)
     preferred = canonical_element_type(op, preferred_element_type)
@@ -368,7 +368,7 @@ def _ragged_dot_general(
     return dims.contraction(lhs, rhs, group_sizes, offset, **common)
 
 
-def _as_integers(op: str, name: str, x) -> jax.Array:
+def as_integers(op: str, name: str, x) -> jax.Array:
     """`x` as int32: a size, offset or index beyond that means the same as the last one in it."""
     x = as_array(op, name, x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
@@ -382,7 +382,7 @@ def _as_integers(op: str, name: str, x) -> jax.Array:
 
 
 def _as_sizes(op: str, x) -> jax.Array:
-    x = _as_integers(op, "group_sizes", x)
+    x = as_integers(op, "group_sizes", x)
     if x.ndim == 0:
         raise ValueError(
             f"{op}: group_sizes must have at least one dimension, got group_sizes.shape=(); "
@@ -394,7 +394,7 @@ def _as_sizes(op: str, x) -> jax.Array:
 def _as_offset(op: str, group_offset) -> jax.Array:
     if group_offset is None:
         return jnp.zeros((1,), jnp.int32)
-    offset = _as_integers(op, "group_offset", group_offset)
+    offset = as_integers(op, "group_offset", group_offset)
     if offset.size != 1:
         raise ValueError(
             f"{op}: group_offset must be one integer, got group_offset.shape={offset.shape}; "

@@ -18,6 +18,7 @@ from jax_tcgemm import _modules, cost_model, tuning
 from jax_tcgemm.debug import switch
 from jax_tcgemm.problem import Problem
 from jax_tcgemm.ragged_problem import RaggedProblem
+from jax_tcgemm.rows_problem import RowsProblem
 
 XLA = "xla"
 _XLA_CONFIG = "default"
@@ -33,13 +34,20 @@ _CUDA_PREFERENCE = (
     "wmma_naive",
     "simt_naive",
 )
-_PLATFORM_OF = dict.fromkeys(_CUDA_PREFERENCE, "cuda") | {"host": "cpu"}
-IMPLEMENTATIONS = (*_PLATFORM_OF, XLA)
+IMPLEMENTATIONS = (*_CUDA_PREFERENCE, "host", XLA)
+_PLATFORM_OF = dict.fromkeys((*_CUDA_PREFERENCE, "simt"), "cuda") | {"host": "cpu"}
 
-AnyProblem = Problem | RaggedProblem
+AnyProblem = Problem | RaggedProblem | RowsProblem
 
 # Those that know each kind of problem (`Problem.kind`).
-IMPLEMENTATIONS_OF = {"gemm": IMPLEMENTATIONS, "ragged": ("wgmma", "mma_sync", "host", XLA)}
+IMPLEMENTATIONS_OF = {
+    "gemm": IMPLEMENTATIONS,
+    "ragged": ("wgmma", "mma_sync", "host", XLA),
+    "rows": ("simt", "host", XLA),
+}
+
+# Kinds of problems whose CUDA kernels have not been measured beside XLA: those must be asked for.
+_UNMEASURED_ON_CUDA = ("rows",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +236,8 @@ def select(
       ValueError: when what was forced, here or by a debug switch, cannot run the problem.
     """
     source = "asked for by name"
-    if implementation is None and switch("TCGEMM_IMPLEMENTATION") is not None:
+    is_product = isinstance(problem, str) or problem.kind != "rows"
+    if implementation is None and is_product and switch("TCGEMM_IMPLEMENTATION") is not None:
         implementation, config = switch("TCGEMM_IMPLEMENTATION"), switch("TCGEMM_CONFIG")
         check_names("TCGEMM_IMPLEMENTATION", implementation, config)
         source = "forced by TCGEMM_IMPLEMENTATION"
@@ -281,6 +290,8 @@ def _best(problem: AnyProblem, device: Device) -> Choice:
         best, why = tuned
     elif device.platform == "cpu":
         best, why = _cpu_rule(problem, considered)
+    elif problem.kind in _UNMEASURED_ON_CUDA:
+        best, why = considered[-1], "no kernel of ours has been measured beside it"
     else:
         best, why = _modelled(problem, device, considered)
     return _chosen(best, why, problem, device, considered)
@@ -340,6 +351,7 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     runnable = [candidate for candidate in considered if not candidate.reason]
     if problem.kind == "ragged":
         runnable.sort(key=functools.partial(_is_of_wrong_width, problem))
+    if problem.kind != "gemm":
         return [(candidate, None) for candidate in runnable]
     wgmma = tuple(c.config for c in runnable if c.implementation == "wgmma")
     if not wgmma or not cost_model.models(problem, wgmma):
@@ -375,6 +387,8 @@ def _cpu_rule(problem: AnyProblem, considered) -> tuple[Candidate, str]:
         return xla, f"host cannot run this: {hosts[0].reason}"
     if problem.kind == "ragged":
         return hosts[0], "XLA multiplies every row by every group on CPU"
+    if problem.kind == "rows":
+        return hosts[0], "it reads each row once"
     if any(host.config == "avx512" and host.reason for host in hosts):
         return xla, "host is known beside XLA's own dot with AVX-512 only"
     if not _host_is_as_fast(problem):

@@ -22,6 +22,7 @@ MODULES = (
     "matmul",
     "mlp",
     "patch",
+    "combine_rows",
     "ragged_dot",
     "tensor.contract",
     "tensor.einsum",

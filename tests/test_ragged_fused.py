@@ -172,6 +172,19 @@ def test_gathered_rows(implementation):
     np.testing.assert_allclose(rhs_bar, want, rtol=1e-5, atol=1e-5)
 
 
+@IMPLEMENTATIONS
+def test_rows_gathered_from_nothing_are_zero(implementation):
+    _, rhs, _ = operands()
+    got = jax_tcgemm.ragged_dot(
+        jnp.zeros((0, K)),
+        rhs,
+        jnp.array(SIZES),
+        gather_indices=jnp.arange(M),
+        implementation=implementation,
+    )
+    np.testing.assert_array_equal(got, np.zeros((M, N)))
+
+
 def test_second_derivatives_through_gathered_rows():
     lhs, rhs, _ = operands()
     sizes = jnp.array([4, 0, 5, 2])

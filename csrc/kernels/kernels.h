@@ -3,6 +3,7 @@
 
 #include "core/implementation.h"
 #include "core/ragged_problem.h"
+#include "core/rows_problem.h"
 
 namespace tcgemm {
 
@@ -16,5 +17,8 @@ const Implementation* wgmma();
 // Their grouped products.
 const RaggedImplementation* mma_sync_ragged();
 const RaggedImplementation* wgmma_ragged();
+
+// Sums and products of rows.
+const RowsImplementation* simt_rows();
 
 }  // namespace tcgemm

@@ -5,9 +5,11 @@
 #include "cpu/executor.h"
 #include "cpu/host_gemm.h"
 #include "cpu/host_ragged.h"
+#include "cpu/host_rows.h"
 #include "ffi/blas.h"
 #include "ffi/gemm.h"
 #include "ffi/ragged.h"
+#include "ffi/rows.h"
 #include "modules/blas_queries.h"
 #include "modules/queries.h"
 
@@ -24,6 +26,11 @@ const Implementations& implementations() {
 
 const RaggedImplementations& ragged_implementations() {
   static const RaggedImplementations all{host_ragged()};
+  return all;
+}
+
+const RowsImplementations& rows_implementations() {
+  static const RowsImplementations all{host_rows()};
   return all;
 }
 
@@ -49,6 +56,12 @@ ffi::Error ragged(ffi::ThreadPool pool, RaggedAttributes attributes, ffi::Remain
   return run_ragged(ragged_implementations(), Device{}, &executor, attributes, operands, results);
 }
 
+ffi::Error rows(ffi::ThreadPool pool, RowsAttributes attributes, ffi::RemainingArgs operands,
+                ffi::RemainingRets results) {
+  Executor executor = executor_on(pool);
+  return run_rows(rows_implementations(), Device{}, &executor, attributes, operands, results);
+}
+
 ffi::Error blas_call(ffi::ThreadPool pool, BlasAttributes attributes, ffi::RemainingArgs operands,
                      ffi::RemainingRets results) {
   Executor executor = executor_on(pool);
@@ -64,6 +77,10 @@ XLA_FFI_DEFINE_HANDLER(
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<RaggedAttributes>("ragged").RemainingArgs().RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER(
+    rows_handler, rows,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<RowsAttributes>("rows").RemainingArgs().RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER(
     blas_handler, blas_call,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<BlasAttributes>("blas").RemainingArgs().RemainingRets());
 
@@ -75,6 +92,7 @@ NB_MODULE(_cpu, module) {
     nb::dict targets;
     targets["tcgemm_gemm"] = nb::capsule(reinterpret_cast<void*>(tcgemm::gemm_handler));
     targets["tcgemm_ragged"] = nb::capsule(reinterpret_cast<void*>(tcgemm::ragged_handler));
+    targets["tcgemm_rows"] = nb::capsule(reinterpret_cast<void*>(tcgemm::rows_handler));
     targets["tcgemm_blas"] = nb::capsule(reinterpret_cast<void*>(tcgemm::blas_handler));
     return targets;
   });
@@ -83,6 +101,8 @@ NB_MODULE(_cpu, module) {
   tcgemm::define_queries(module, tcgemm::implementations(), &tcgemm::problem_from);
   nb::module_ ragged = module.def_submodule("ragged", "The same queries for grouped products.");
   tcgemm::define_queries(ragged, tcgemm::ragged_implementations(), &tcgemm::ragged_problem_from);
+  nb::module_ rows = module.def_submodule("rows", "The same queries for sums and products of rows.");
+  tcgemm::define_queries(rows, tcgemm::rows_implementations(), &tcgemm::rows_problem_from);
   nb::module_ blas = module.def_submodule("blas", "The same queries for BLAS calls.");
   tcgemm::define_queries(blas, tcgemm::blas_implementations(), &tcgemm::blas_problem_from);
 }

@@ -11,6 +11,7 @@
 #include "ffi/fragment_probe.h"
 #include "ffi/gemm.h"
 #include "ffi/ragged.h"
+#include "ffi/rows.h"
 #include "ffi/tensor_kernels.h"
 #include "kernels/kernels.h"
 #include "libraries/cublas/cublas.h"
@@ -33,6 +34,11 @@ const Implementations& implementations() {
 
 const RaggedImplementations& ragged_implementations() {
   static const RaggedImplementations all{mma_sync_ragged(), wgmma_ragged()};
+  return all;
+}
+
+const RowsImplementations& rows_implementations() {
+  static const RowsImplementations all{simt_rows()};
   return all;
 }
 
@@ -95,6 +101,21 @@ XLA_FFI_DEFINE_HANDLER(ragged_handler, ragged,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Attr<RaggedAttributes>("ragged")
+                           .RemainingArgs()
+                           .RemainingRets(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+ffi::Error rows(cudaStream_t stream, RowsAttributes attributes, ffi::RemainingArgs operands,
+                ffi::RemainingRets results) {
+  Device device;
+  if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
+  return run_rows(rows_implementations(), device, stream, attributes, operands, results);
+}
+
+XLA_FFI_DEFINE_HANDLER(rows_handler, rows,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Attr<RowsAttributes>("rows")
                            .RemainingArgs()
                            .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});
@@ -174,6 +195,7 @@ NB_MODULE(_cuda, module) {
     nb::dict targets;
     targets["tcgemm_gemm"] = nb::capsule(reinterpret_cast<void*>(gemm_handler));
     targets["tcgemm_ragged"] = nb::capsule(reinterpret_cast<void*>(ragged_handler));
+    targets["tcgemm_rows"] = nb::capsule(reinterpret_cast<void*>(rows_handler));
     targets["tcgemm_transpose"] = nb::capsule(reinterpret_cast<void*>(transpose_handler));
     targets["tcgemm_reduce"] = nb::capsule(reinterpret_cast<void*>(reduce_handler));
     nb::dict blas_stages;
@@ -189,6 +211,8 @@ NB_MODULE(_cuda, module) {
   define_queries(module, implementations(), &problem_from);
   nb::module_ ragged_queries = module.def_submodule("ragged", "The same queries for grouped products.");
   define_queries(ragged_queries, ragged_implementations(), &ragged_problem_from);
+  nb::module_ rows_queries = module.def_submodule("rows", "The same queries for sums and products of rows.");
+  define_queries(rows_queries, rows_implementations(), &rows_problem_from);
   define_tensor_queries(module);
   nb::module_ blas_queries = module.def_submodule("blas", "The same queries for BLAS calls.");
   define_queries(blas_queries, blas_implementations(), &blas_problem_from);

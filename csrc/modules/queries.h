@@ -12,6 +12,7 @@
 #include "core/implementation.h"
 #include "core/problem.h"
 #include "core/ragged_problem.h"
+#include "core/rows_problem.h"
 #include "ffi/checks.h"
 
 namespace tcgemm {
@@ -88,6 +89,20 @@ inline RaggedProblem ragged_problem_from(nb::dict dict) {
   p.in = dtype_from(dict, "in_dtype");
   p.out = dtype_from(dict, "out_dtype");
   p.compute = parsed_from(dict, "compute", parse_compute);
+  if (std::string error = check_problem(p); !error.empty()) throw nb::value_error(error.c_str());
+  return p;
+}
+
+inline RowsProblem rows_problem_from(nb::dict dict) {
+  const auto integer = [&](const char* key) { return nb::cast<int64_t>(dict[key]); };
+  const RowsProblem p{parsed_from(dict, "form", parse_rows_form),
+                      integer("a_rows"),
+                      integer("b_rows"),
+                      integer("targets"),
+                      integer("pairs"),
+                      integer("n"),
+                      nb::cast<bool>(dict["weighted"]),
+                      dtype_from(dict, "in_dtype")};
   if (std::string error = check_problem(p); !error.empty()) throw nb::value_error(error.c_str());
   return p;
 }

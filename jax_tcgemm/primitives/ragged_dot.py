@@ -31,7 +31,7 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from jax_tcgemm import local, local_ragged, selection
 from jax_tcgemm.activations import ACTIVATIONS
-from jax_tcgemm.primitives import partitioning, ragged_division
+from jax_tcgemm.primitives import partitioning, ragged_division, rows
 from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
 from jax_tcgemm.primitives.ragged_division import result_spec
 
@@ -259,24 +259,24 @@ def _take_rows(x, gather):
     batch = np.broadcast_shapes(x.shape[:-2], gather.shape[:-1])
     x = jnp.broadcast_to(x, (*batch, *x.shape[-2:]))
     gather = jnp.broadcast_to(gather, (*batch, gather.shape[-1]))
-    take = lambda x, i: x.at[jnp.where(i < 0, x.shape[0], i)].get(mode="fill", fill_value=0)  # noqa: E731
+    take = rows.take
     for _ in batch:
         take = jax.vmap(take)
     return take(x, gather)
 
 
-def _add_rows(rows, gather, num_rows: int):
-    """The transpose of `_take_rows`: out[gather[i]] is the sum of all its rows[i]."""
-    batch = rows.shape[:-2]
+def _add_rows(x, gather, num_rows: int):
+    """The transpose of `_take_rows`: out[gather[i]] is the sum of all its x[i]."""
+    batch = x.shape[:-2]
     gather = jnp.broadcast_to(gather, (*batch, gather.shape[-1]))
 
-    def add(rows, i):
-        out = jnp.zeros((num_rows, rows.shape[-1]), rows.dtype)
-        return out.at[jnp.where(i < 0, num_rows, i)].add(rows, mode="drop")
+    def add(x, i):
+        out = jnp.zeros((num_rows, x.shape[-1]), x.dtype)
+        return out.at[jnp.where(i < 0, num_rows, i)].add(x, mode="drop")
 
     for _ in batch:
         add = jax.vmap(add)
-    return add(rows, gather)
+    return add(x, gather)
 
 
 ad.primitive_jvps[ragged_dot_p] = _jvp

@@ -1,0 +1,62 @@
+// Sums and products of rows of matrices, taken through indices: what stands around the grouped products of
+// a mixture of experts.
+//
+//   sums  D[t] = sum of weights[p] * A[indices[p]] over the pairs p from starts[t] to starts[t + 1] - 1
+//         A a_rows x n, D targets x n, in the order of p; weights may be left out
+//   dots  D[p] = sum over n of A[indices[p], n] * B[b_indices[p], n]
+//         A a_rows x n, B b_rows x n, one number for each pair
+//
+// Everything is packed row-major. A pair with an index outside its matrix adds nothing, and its product is
+// 0; starts are cut off at 0 and at the number of pairs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/implementation.h"
+#include "core/problem.h"
+
+namespace tcgemm {
+
+enum class RowsForm : int32_t { kSums, kDots };
+
+const char* rows_form_name(RowsForm form);
+bool parse_rows_form(std::string_view name, RowsForm* out);
+
+struct RowsProblem {
+  RowsForm form;
+  int64_t a_rows, b_rows;  // b_rows: dots only
+  int64_t targets;         // sums only
+  int64_t pairs, n;
+  bool weighted;  // sums only
+  DType in;       // of A and B, and of a sum's D
+
+  bool is_sums() const { return form == RowsForm::kSums; }
+  bool is_empty() const { return is_sums() ? targets == 0 || n == 0 : pairs == 0; }
+  // What sums are kept in, and the dtype of weights and of products.
+  DType accumulator() const { return in == DType::kF64 ? DType::kF64 : DType::kF32; }
+
+  int64_t d_elements() const { return is_sums() ? targets * n : pairs; }
+};
+
+// Addresses of one call; of those that the form does not have, null.
+struct RowsBuffers {
+  const void* a;
+  const void* b;
+  const int32_t* indices;
+  const int32_t* b_indices;
+  const int32_t* starts;
+  const void* weights;
+  void* d;
+  void* workspace;
+  int64_t workspace_bytes;
+};
+
+using RowsImplementation = ImplementationOf<RowsProblem, RowsBuffers>;
+using RowsImplementations = ImplementationsOf<RowsProblem, RowsBuffers>;
+
+// Empty when extents are in range and dtypes known to some implementation, else the first rule broken.
+std::string check_problem(const RowsProblem& problem);
+
+}  // namespace tcgemm

@@ -1,0 +1,192 @@
+// The kernels of core/rows_problem.h. Bound by memory: rows move in 16-byte loads where they lie on such
+// boundaries, element by element elsewhere. Sums are kept in float32 and in the order of the pairs.
+#include <string>
+
+#include "core/cuda_status.h"
+#include "kernels/kernels.h"
+#include "tile/gemm_args.h"
+#include "tile/limits.h"
+#include "tile/numeric.cuh"
+#include "tile/store_vectors.cuh"
+
+namespace tcgemm {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct SumsParams {
+  const void* a;
+  const int32_t* indices;
+  const int32_t* starts;
+  const float* weights;  // null: all 1
+  void* d;
+  int32_t a_rows, targets, pairs;
+  int32_t packs;  // of kCount elements, in a row
+  int32_t lanes;  // threads for one target, a power of two
+  int32_t column_blocks;
+};
+
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T)) Pack {
+  T values[kCount];
+};
+
+// A thread has kCount columns of one target. Rows of kUnroll pairs are on their way at a time.
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads) sum_rows(const __grid_constant__ SumsParams params) {
+  constexpr int kUnroll = 4;
+  const int32_t block = blockIdx.x / params.column_blocks, column_block = blockIdx.x - block * params.column_blocks;
+  const int32_t target = block * (kThreads / params.lanes) + threadIdx.x / params.lanes;
+  const int32_t pack = column_block * params.lanes + threadIdx.x % params.lanes;
+  if (target >= params.targets || pack >= params.packs) return;
+  const int32_t begin = min(max(params.starts[target], 0), params.pairs);
+  const int32_t end = min(max(params.starts[target + 1], begin), params.pairs);
+  const auto* a = static_cast<const Pack<T, kCount>*>(params.a) + pack;
+  float sums[kCount] = {};
+  for (int32_t first = begin; first < end; first += kUnroll) {
+    Pack<T, kCount> rows[kUnroll];
+    float weights[kUnroll];
+    bool inside[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int32_t row = first + u < end ? params.indices[first + u] : -1;
+      inside[u] = row >= 0 && row < params.a_rows;
+      if (!inside[u]) continue;
+      rows[u] = a[int64_t{row} * params.packs];
+      weights[u] = params.weights == nullptr ? 1.0f : params.weights[first + u];
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (!inside[u]) continue;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sums[i] += weights[u] * convert<float>(rows[u].values[i]);
+    }
+  }
+  store_vectors(sums, static_cast<T*>(params.d) + (int64_t{target} * params.packs + pack) * kCount);
+}
+
+struct DotsParams {
+  const void* a;
+  const void* b;
+  const int32_t* indices;
+  const int32_t* b_indices;
+  float* d;
+  int32_t a_rows, b_rows, pairs, packs;
+};
+
+// A warp a pair.
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads) multiply_rows(const __grid_constant__ DotsParams params) {
+  const int64_t pair = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
+  if (pair >= params.pairs) return;
+  const int32_t i = params.indices[pair], j = params.b_indices[pair];
+  float sum = 0.0f;
+  if (i >= 0 && i < params.a_rows && j >= 0 && j < params.b_rows) {
+    const auto* x = static_cast<const Pack<T, kCount>*>(params.a) + int64_t{i} * params.packs;
+    const auto* y = static_cast<const Pack<T, kCount>*>(params.b) + int64_t{j} * params.packs;
+#pragma unroll 4
+    for (int32_t pack = threadIdx.x % 32; pack < params.packs; pack += 32) {
+      const Pack<T, kCount> p = x[pack], q = y[pack];
+#pragma unroll
+      for (int v = 0; v < kCount; ++v) sum += convert<float>(p.values[v]) * convert<float>(q.values[v]);
+    }
+  }
+#pragma unroll
+  for (int shift = 16; shift > 0; shift /= 2) sum += __shfl_xor_sync(~0u, sum, shift);
+  if (threadIdx.x % 32 == 0) params.d[pair] = sum;
+}
+
+int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+// How targets are spread over threads: see SumsParams.
+int32_t lanes_of(int64_t packs) {
+  int32_t lanes = 1;
+  while (lanes < kThreads && lanes < packs) lanes *= 2;
+  return lanes;
+}
+
+int64_t sums_blocks(const RowsProblem& p, int64_t packs) {
+  const int32_t lanes = lanes_of(packs);
+  return ceil_div(p.targets, kThreads / lanes) * ceil_div(packs, lanes);
+}
+
+template <typename T, int kCount>
+Status launch_sums(const RowsProblem& p, const RowsBuffers& buffers, cudaStream_t stream) {
+  const int64_t packs = p.n / kCount;
+  const int32_t lanes = lanes_of(packs);
+  const SumsParams params{buffers.a,
+                          buffers.indices,
+                          buffers.starts,
+                          static_cast<const float*>(buffers.weights),
+                          buffers.d,
+                          static_cast<int32_t>(p.a_rows),
+                          static_cast<int32_t>(p.targets),
+                          static_cast<int32_t>(p.pairs),
+                          static_cast<int32_t>(packs),
+                          lanes,
+                          static_cast<int32_t>(ceil_div(packs, lanes))};
+  sum_rows<T, kCount><<<static_cast<unsigned>(sums_blocks(p, packs)), kThreads, 0, stream>>>(params);
+  return launch_status("kernel of sums of rows");
+}
+
+template <typename T, int kCount>
+Status launch_dots(const RowsProblem& p, const RowsBuffers& buffers, cudaStream_t stream) {
+  const DotsParams params{buffers.a,
+                          buffers.b,
+                          buffers.indices,
+                          buffers.b_indices,
+                          static_cast<float*>(buffers.d),
+                          static_cast<int32_t>(p.a_rows),
+                          static_cast<int32_t>(p.b_rows),
+                          static_cast<int32_t>(p.pairs),
+                          static_cast<int32_t>(p.n / kCount)};
+  const auto blocks = static_cast<unsigned>(ceil_div(p.pairs, kThreads / 32));
+  multiply_rows<T, kCount><<<blocks, kThreads, 0, stream>>>(params);
+  return launch_status("kernel of products of rows");
+}
+
+template <typename T>
+Status launch_typed(const RowsProblem& p, const RowsBuffers& buffers, cudaStream_t stream) {
+  constexpr int kCount = 16 / sizeof(T);
+  const void* other = p.is_sums() ? buffers.d : buffers.b;
+  const bool whole = p.n % kCount == 0 && is_aligned(buffers.a, 16) && is_aligned(other, 16);
+  if (p.is_sums()) {
+    return whole ? launch_sums<T, kCount>(p, buffers, stream) : launch_sums<T, 1>(p, buffers, stream);
+  }
+  return whole ? launch_dots<T, kCount>(p, buffers, stream) : launch_dots<T, 1>(p, buffers, stream);
+}
+
+class SimtRows final : public RowsImplementation {
+ public:
+  const char* name() const override { return "simt"; }
+  const std::vector<std::string>& configs() const override { return configs_; }
+
+  std::string reject(const RowsProblem& p, const Device& device, std::string_view) const override {
+    if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
+    if (p.in == DType::kF64) return "rows must be f16, bf16 or f32, got f64";
+    // Of the launch with an element a thread, which has the most blocks.
+    const int64_t blocks = p.is_sums() ? sums_blocks(p, p.n) : ceil_div(p.pairs, kThreads / 32);
+    return blocks <= (int64_t{1} << 31) - 1 ? "" : "the grid must have at most 2^31 - 1 blocks";
+  }
+
+  Status launch(const RowsProblem& p, const RowsBuffers& buffers, const Device&, std::string_view,
+                void* stream) const override {
+    switch (p.in) {
+      case DType::kF16: return launch_typed<__half>(p, buffers, static_cast<cudaStream_t>(stream));
+      case DType::kBF16: return launch_typed<__nv_bfloat16>(p, buffers, static_cast<cudaStream_t>(stream));
+      default: return launch_typed<float>(p, buffers, static_cast<cudaStream_t>(stream));
+    }
+  }
+
+ private:
+  const std::vector<std::string> configs_{"default"};
+};
+
+}  // namespace
+
+const RowsImplementation* simt_rows() {
+  static const SimtRows implementation;
+  return &implementation;
+}
+
+}  // namespace tcgemm

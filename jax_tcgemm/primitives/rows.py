@@ -1,0 +1,334 @@
+"""The primitive `tcgemm_rows`: sums and products of rows that are taken through indices.
+
+    sums  out[t] = sum of weights[p] * a[sources[p]] over the pairs p with targets[p] == t
+          operands a (r, n), sources (p,), targets (p,) and, where weighted says so, weights (p,)
+    dots  out[p] = sum over n of a[a_indices[p], n] * b[b_indices[p], n]
+          operands a (r, n), b (s, n), a_indices (p,), b_indices (p,)
+
+Indices are int32. A pair with an index outside its matrix adds nothing, and its product is 0. The
+two forms are closed under differentiation: a sum's cotangents are the sum with sources and targets
+exchanged and the products, and those of products are sums.
+
+Parameters, all static: form, num_targets (0 for dots), weighted, implementation, and what is known
+of the indices, for sources and targets or for those of a and b: an integer d where pair p has index
+p // d, and d times as many pairs as rows; "unique" where no two are equal; or None. Where a sum's
+targets are of the first kind its pairs are sorted; else our kernels sort them first, by counting
+where they are unique.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir, xla
+from jax.sharding import PartitionSpec
+
+from jax_tcgemm import local_rows, selection
+from jax_tcgemm.primitives import partitioning
+from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
+from jax_tcgemm.problem import DTYPE_NAMES
+from jax_tcgemm.rows_problem import RowsProblem
+
+rows_p = core.Primitive("tcgemm_rows")
+
+# The function that messages name.
+OP = "combine_rows"
+
+
+def sums(
+    a, sources, targets, weights=None, *, num_targets, patterns=(None, None), implementation=None
+):
+    """Binds the form sums; `patterns` is what is known of sources and targets."""
+    weights = () if weights is None else (weights,)
+    return rows_p.bind(
+        *same_varying(a, sources, targets, *weights),
+        form="sums",
+        num_targets=num_targets,
+        weighted=bool(weights),
+        patterns=tuple(patterns),
+        implementation=implementation,
+    )
+
+
+def dots(a, b, a_indices, b_indices, *, patterns=(None, None), implementation=None):
+    """Binds the form dots; `patterns` is what is known of the indices of a and b."""
+    return rows_p.bind(
+        *same_varying(a, b, a_indices, b_indices),
+        form="dots",
+        num_targets=0,
+        weighted=False,
+        patterns=tuple(patterns),
+        implementation=implementation,
+    )
+
+
+# --- typing -------------------------------------------------------------------------------------
+
+
+def wide_dtype(dtype) -> np.dtype:
+    """What sums of this dtype are kept in, and the dtype of weights and of products."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _abstract_eval(a, *others, form, num_targets, **params):
+    del params
+    column = a.sharding.spec[-1]
+    if form == "sums":
+        shape, spec, dtype = (num_targets, a.shape[1]), (None, column), a.dtype
+    else:
+        shape, spec, dtype = others[1].shape, (None,), wide_dtype(a.dtype)
+    sharding = a.sharding.update(spec=PartitionSpec(*spec))
+    return a.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+
+rows_p.def_impl(functools.partial(xla.apply_primitive, rows_p))
+rows_p.def_abstract_eval(_abstract_eval)
+
+
+# --- batching -----------------------------------------------------------------------------------
+
+
+def _batch(axis_data, args, dims, *, num_targets, patterns, **params):
+    """One call with all entries' rows and pairs one after the other."""
+    size, num_matrices = axis_data.size, 1 if params["form"] == "sums" else 2
+    is_mapped = [dim is not None for dim in dims]
+    if not any(is_mapped):
+        return rows_p.bind(*args, num_targets=num_targets, patterns=patterns, **params), None
+    args = [
+        x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)
+    ]
+    matrices, vectors = args[:num_matrices], args[num_matrices:]
+    vectors = [
+        x if mapped else jnp.broadcast_to(x, (size, *x.shape))
+        for x, mapped in zip(vectors, is_mapped[num_matrices:], strict=True)
+    ]
+    # What each index counts: rows of a matrix, which may be the same for every entry, or targets.
+    counted = [(x.shape[-2], mapped) for x, mapped in zip(matrices, is_mapped, strict=False)] + [
+        (num_targets, True)
+    ] * (params["form"] == "sums")
+    for i, (extent, is_own) in enumerate(counted):
+        if is_own:
+            vectors[i] = _offset(vectors[i], extent)
+        else:
+            patterns = (*patterns[:i], None, *patterns[i + 1 :])
+    matrices = [
+        jnp.reshape(x, (-1, x.shape[-1])) if mapped else x
+        for x, mapped in zip(matrices, is_mapped, strict=False)
+    ]
+    extent = num_targets if params["form"] == "sums" else vectors[0].shape[1]
+    vectors = [jnp.reshape(x, (-1,)) for x in vectors]
+    out = rows_p.bind(
+        *same_varying(*matrices, *vectors),
+        num_targets=size * num_targets,
+        patterns=patterns,
+        **params,
+    )
+    return jnp.reshape(out, (size, extent, *out.shape[1:])), 0
+
+
+def _offset(indices, extent):
+    """Of each entry's indices those in all entries' rows; what was outside stays outside."""
+    size = indices.shape[0]
+    first = extent * lax.broadcasted_iota(indices.dtype, indices.shape, 0)
+    inside = (indices >= 0) & (indices < extent)
+    return jnp.where(inside, indices + first, size * extent)
+
+
+batching.fancy_primitive_batchers[rows_p] = _batch
+
+
+# --- differentiation ----------------------------------------------------------------------------
+
+
+def _linear_operands(params) -> tuple[int, ...]:
+    """The operands that the result is linear in, one at a time."""
+    if params["form"] == "dots":
+        return (0, 1)
+    return (0, 3) if params["weighted"] else (0,)
+
+
+def _jvp(primals, tangents, **params):
+    out = rows_p.bind(*primals, **params)
+    parts = []
+    for i in _linear_operands(params):
+        if type(tangents[i]) is not ad.Zero:
+            operands = [*primals]
+            operands[i] = tangents[i]
+            parts.append(rows_p.bind(*same_varying(*operands), **params))
+    if not parts:
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    return out, functools.reduce(lax.add, parts)
+
+
+def _transpose(ct, *args, form, num_targets, weighted, patterns, implementation):
+    del num_targets
+    params = {"form": form, "weighted": weighted}
+    position = next(i for i in _linear_operands(params) if ad.is_undefined_primal(args[i]))
+    aval, nothing = args[position].aval, [None] * len(args)
+    if type(ct) is ad.Zero:
+        bar = ad.Zero(aval)
+    else:
+        bar = _cotangent(ct, args, position, form, patterns, aval, implementation)
+        bar = partitioning.resharded(lax.convert_element_type(bar, aval.dtype), aval.sharding)
+    return [*nothing[:position], bar, *nothing[position + 1 :]]
+
+
+def _cotangent(ct, args, position, form, patterns, aval, implementation):
+    swapped = patterns[::-1]
+    if form == "dots":
+        a, b, a_indices, b_indices = args
+        indices = (b_indices, a_indices) if position == 0 else (a_indices, b_indices)
+        return sums(
+            b if position == 0 else a,
+            *indices,
+            ct,
+            num_targets=aval.shape[0],
+            patterns=swapped if position == 0 else patterns,
+            implementation=implementation,
+        )
+    a, sources, targets, *weights = args
+    if position == 0:
+        return sums(
+            ct,
+            targets,
+            sources,
+            *weights,
+            num_targets=aval.shape[0],
+            patterns=swapped,
+            implementation=implementation,
+        )
+    return dots(ct, a, targets, sources, patterns=swapped, implementation=implementation)
+
+
+ad.primitive_jvps[rows_p] = _jvp
+ad.primitive_transposes[rows_p] = _transpose
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+def product_of(a, *others_and_params) -> local_rows.Request:
+    """What one call of the primitive says, from the types of its operands and result."""
+    *others, _, params = others_and_params
+    is_sums = params["form"] == "sums"
+    dtype = np.dtype(a.dtype)
+    if dtype not in map(np.dtype, ("float16", "bfloat16", "float32", "float64")):
+        return local_rows.Request(f"rows of {dtype} are XLA's", params["implementation"])
+    problem = RowsProblem(
+        form=params["form"],
+        a_rows=a.shape[0],
+        b_rows=0 if is_sums else others[0].shape[0],
+        targets=params["num_targets"],
+        pairs=others[-1].shape[0],
+        n=a.shape[1],
+        weighted=params["weighted"],
+        in_dtype=DTYPE_NAMES[dtype],
+    )
+    return local_rows.Request(problem, params["implementation"])
+
+
+def division_of(*avals_and_params) -> partitioning.Division:
+    """How a call may be divided over devices: along its columns, and products along their pairs."""
+    *_, params = avals_and_params
+    if params["form"] == "sums":
+        weights = (("pair",),) * params["weighted"]
+        operands = (("row", "column"), ("pair",), ("pair",), *weights)
+        result, whole = ("target", "column"), ("row", "pair", "target")
+    else:
+        operands = (("row", "column"), ("b_row", "column"), ("pair",), ("pair",))
+        result, whole = ("pair",), ("row", "b_row")
+        # A part of the pairs does not begin with index 0.
+        params = params | {"patterns": (None, None)}
+    return partitioning.Division(
+        operands=operands,
+        results=(result,),
+        call=lambda *operands: (rows_p.bind(*operands, **params),),
+        whole=whole,
+    )
+
+
+def take(x, indices):
+    """The rows x[indices[i]]; zeros where there is no such row."""
+    if x.shape[0] == 0:  # Which JAX takes nothing from, out of range or not.
+        return jnp.zeros((*indices.shape, *x.shape[1:]), x.dtype)
+    indices = jnp.where(indices < 0, x.shape[0], indices)
+    return x.at[indices].get(mode="fill", fill_value=0)
+
+
+def _sums_by_xla(a, sources, targets, weights=None, *, num_targets, patterns):
+    rows = take(a, sources).astype(wide_dtype(a.dtype))
+    if weights is not None:
+        # Not 0 * weight where there is no row, for the weight may be infinite.
+        inside = (sources >= 0) & (sources < a.shape[0])
+        rows = rows * jnp.where(inside, weights, 0).astype(rows.dtype)[:, None]
+    if isinstance(patterns[1], int):
+        out = jnp.sum(jnp.reshape(rows, (num_targets, patterns[1], a.shape[1])), 1)
+        return out.astype(a.dtype)
+    out = jnp.zeros((num_targets, a.shape[1]), rows.dtype)
+    targets = jnp.where(targets < 0, num_targets, targets)
+    return out.at[targets].add(rows, mode="drop").astype(a.dtype)
+
+
+def _dots_by_xla(a, b, a_indices, b_indices):
+    wide = wide_dtype(a.dtype)
+    return jnp.sum(take(a, a_indices).astype(wide) * take(b, b_indices).astype(wide), -1)
+
+
+def _sorted_by_target(targets, num_targets: int, pattern):
+    """The order of the pairs by target, None where they lie in it, and where each target begins."""
+    num_pairs = targets.shape[0]
+    if isinstance(pattern, int):
+        return None, jnp.arange(num_targets + 1, dtype=jnp.int32) * pattern
+    inside = (targets >= 0) & (targets < num_targets)
+    targets = jnp.where(inside, targets, num_targets)
+    counts = jnp.zeros((num_targets,), jnp.int32).at[targets].add(1, mode="drop")
+    starts = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
+    if pattern == "unique":
+        pairs = jnp.arange(num_pairs, dtype=jnp.int32)
+        position = jnp.where(inside, starts[targets], num_pairs)
+        return jnp.zeros_like(pairs).at[position].set(pairs, mode="drop"), starts
+    return jnp.argsort(targets, stable=True).astype(jnp.int32), starts
+
+
+def _on_device(plan, *args, form, num_targets, weighted, patterns, implementation):
+    del weighted, implementation
+    is_xla = plan.choice.implementation == selection.XLA
+    if form == "dots":
+        return _dots_by_xla(*args) if is_xla else local_rows.dots(*args, plan=plan)
+    if is_xla:
+        return _sums_by_xla(*args, num_targets=num_targets, patterns=patterns)
+    a, sources, targets, *weights = args
+    order, starts = _sorted_by_target(targets, num_targets, patterns[1])
+    if order is not None:
+        sources, *weights = (x[order] for x in (sources, *weights))
+    return local_rows.sums(a, sources, starts, *weights, plan=plan)
+
+
+def _lower(ctx, *args, platform, **params):
+    obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
+    obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
+    request = product_of(*ctx.avals_in, *ctx.avals_out, params)
+    device = selection.target_device(platform)
+    plan = local_rows.make_plan(OP, request, platform, device, obstacle)
+    # What XLA runs, it also partitions.
+    is_ours = plan.choice.implementation != selection.XLA
+    if is_ours and partitioning.is_divided(ctx):
+        return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
+    return partitioning.lower_on_device(
+        ctx, lambda *args: (_on_device(plan, *args, **params),), *args
+    )
+
+
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(rows_p, functools.partial(_lower, platform=_platform), _platform)
+
+
+def _lower_elsewhere(ctx, *args, **params):
+    platforms = ctx.platforms or ctx.module_context.platforms
+    return _lower(ctx, *args, platform="/".join(platforms), **params)
+
+
+mlir.register_lowering(rows_p, _lower_elsewhere)
