@@ -217,15 +217,18 @@ def _level1() -> list[Case]:
     return cases
 
 
-def _matrix_vector(label, dtypes, matrix, shape, full, run, trans, inc, batches, with_y):
-    """A case of alpha op(A) x + beta y; `full` makes the full matrix of the one that is stored."""
+def _matrix_vector(label, dtypes, matrix, shape, full, run, trans, inc, batches, with_y, spare):
+    """A case of alpha op(A) x + beta y; `full` makes the full matrix of the one that is stored.
+
+    y has `spare` elements after the last one that is updated.
+    """
     m, n = shape
     rows, columns = (m, n) if trans == "N" else (n, m)
     x_inc, y_inc = inc
     a_batch, x_batch, y_batch = batches
     shapes = [(*a_batch, *matrix), (*x_batch, (columns - 1) * x_inc + 1)]
     if with_y:
-        shapes.append((*y_batch, (rows - 1) * y_inc + 1 + (y_inc > 1)))
+        shapes.append((*y_batch, (rows - 1) * y_inc + 1 + spare))
 
     def reference(a, x, y=None):
         a, x = op(full(a), trans), stepped(x, columns, x_inc)
@@ -248,16 +251,17 @@ def _matrix_vector(label, dtypes, matrix, shape, full, run, trans, inc, batches,
 def _level2() -> list[Case]:
     cases = []
     settings = (
-        ("plain", (1, 1), ((), (), ()), True),
-        ("new", (1, 1), ((), (), ()), False),
-        ("inc", (2, 3), ((), (), ()), True),
-        ("batch", (1, 1), ((3,), (3,), (3,)), True),
-        ("one_matrix", (1, 1), ((), (3,), (1,)), True),
-        ("one_vector", (1, 2), ((3,), (), (3,)), True),
+        ("plain", (1, 1), ((), (), ()), True, 0),
+        ("new", (1, 1), ((), (), ()), False, 0),
+        ("inc", (2, 3), ((), (), ()), True, 1),
+        ("batch", (1, 1), ((3,), (3,), (3,)), True, 0),
+        ("one_matrix", (1, 1), ((), (3,), (1,)), True, 0),
+        ("one_matrix_spare", (1, 1), ((), (3,), (3,)), True, 2),
+        ("one_vector", (1, 2), ((3,), (), (3,)), True, 1),
     )
     for m, n in ((1, 1), (5, 3), (33, 70)):
         for trans in "NTC":
-            for what, inc, batches, with_y in settings:
+            for what, inc, batches, with_y, spare in settings:
                 if what != "plain" and m == 1:
                     continue
                 label = f"{m}x{n}-{trans}-{what}"
@@ -273,6 +277,7 @@ def _level2() -> list[Case]:
                         inc,
                         batches,
                         with_y,
+                        spare,
                     )
                 )
                 for kl, ku in ((1, 1), (0, 2), (3, 0)) if m == 5 else ((4, 7),):
@@ -301,6 +306,7 @@ def _level2() -> list[Case]:
                             inc,
                             batches,
                             with_y,
+                            spare,
                         )
                     )
     return cases

@@ -1,7 +1,9 @@
-// gemm on the host GEMM, which knows neither conjugates nor complex scalars: a conjugated operand
-// is copied, and a product with complex scalars is scaled in a second pass.
+// gemm on the host GEMM, which knows neither conjugates nor complex scalars nor rows of C with gaps
+// between them: a conjugated operand is copied, a product with complex scalars is scaled in a second
+// pass, and rows with gaps, which a folded batch of vectors has, are packed for the call.
 #include <algorithm>
 #include <complex>
+#include <cstring>
 #include <vector>
 
 #include "cpu/blas/host_blas.h"
@@ -39,6 +41,19 @@ void combine(std::complex<double> alpha, const void* product, std::complex<doubl
   }
 }
 
+// Copies every row of C from one layout to another.
+void copy_rows(const blas::Problem& p, const void* from, const blas::Layout& from_layout, void* to,
+               const blas::Layout& to_layout) {
+  const int64_t bytes = dtype_bytes(p.dtype);
+  for (int64_t entry = 0; entry < p.batch; ++entry) {
+    for (int64_t row = 0; row < p.m; ++row) {
+      const auto offset = [&](const blas::Layout& x) { return (entry * x.batch_stride + row * x.ld) * bytes; };
+      std::memcpy(static_cast<char*>(to) + offset(to_layout), static_cast<const char*>(from) + offset(from_layout),
+                  static_cast<size_t>(p.n * bytes));
+    }
+  }
+}
+
 }  // namespace
 
 Status host_blas_gemm(const blas::Problem& given, const blas::Buffers& buffers, std::complex<double> alpha,
@@ -57,15 +72,26 @@ Status host_blas_gemm(const blas::Problem& given, const blas::Buffers& buffers, 
   p.alpha = complex_scalars ? 1.0 : alpha.real();
   p.beta = complex_scalars ? 0.0 : beta.real();
   const int64_t elements = p.batch * p.m * p.n;
+  const blas::Layout packed_layout{p.n, p.m * p.n};
+  const bool is_packed = given.c.ld == p.n && (p.batch == 1 || given.c.batch_stride == p.m * p.n);
 
   for (int64_t item = 0; item < given.items; ++item) {
-    std::vector<char> a_copy, b_copy, product;
+    std::vector<char> a_copy, b_copy, product, packed;
     Buffers host_buffers{};
     host_buffers.a = without_conjugate(buffers.a[item], given.op_a, given.dtype, required_elements_a(p), &a_copy);
     host_buffers.b = without_conjugate(buffers.b[item], given.op_b, given.dtype, required_elements_b(p), &b_copy);
     const void* c = given.has_c && beta != 0.0 ? buffers.c[item] : nullptr;
+    void* d = buffers.d[item];
+    if (!is_packed) {
+      packed.resize(elements * dtype_bytes(p.out));
+      d = packed.data();
+      if (c != nullptr) {
+        copy_rows(given, c, given.c, d, packed_layout);
+        c = d;
+      }
+    }
     host_buffers.c = complex_scalars ? nullptr : c;
-    host_buffers.d = buffers.d[item];
+    host_buffers.d = d;
     if (complex_scalars) {
       product.resize(elements * dtype_bytes(p.out));
       host_buffers.d = product.data();
@@ -75,8 +101,9 @@ Status host_blas_gemm(const blas::Problem& given, const blas::Buffers& buffers, 
     if (!status.is_ok()) return status;
     if (complex_scalars) {
       const auto run = p.out == DType::kC64 ? &combine<float> : &combine<double>;
-      run(alpha, product.data(), beta, c, buffers.d[item], elements);
+      run(alpha, product.data(), beta, c, d, elements);
     }
+    if (!is_packed) copy_rows(given, d, packed_layout, buffers.d[item], given.c);
   }
   return Status::ok();
 }
