@@ -169,6 +169,6 @@ def _checked(op, x, w, axis_name, chunks, precision, preferred_element_type, imp
         x.dtype, w.dtype
     )
     x, w = (operand.astype(jnp.promote_types(x.dtype, w.dtype)) for operand in (x, w))
-    how = How(axis_name, chunks, 0, dtype, canonical_precision(precision), implementation)
+    how = How(axis_name, chunks, 0, dtype, canonical_precision(op, precision), implementation)
     axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     return how, *same_varying(x, w, over=axes)

@@ -1,8 +1,11 @@
 """The public `dot_general`."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core.primitives import convert_element_type_p
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_tcgemm.precision import canonical_precision
@@ -77,7 +80,7 @@ def dot_general(
         lhs,
         rhs,
         dimension_numbers=_canonical_dimension_numbers(op, dimension_numbers, lhs, rhs),
-        precision=canonical_precision(precision),
+        precision=canonical_precision(op, precision),
         preferred_element_type=canonical_element_type(op, preferred_element_type),
         out_sharding=_canonical_sharding(op, out_sharding),
         implementation=implementation,
@@ -136,6 +139,20 @@ def canonical_element_type(op: str, dtype) -> np.dtype | None:
             f"preferred_element_type={dtype!r}; None takes the operands'"
         )
     return np.dtype(canonical)
+
+
+def promoted_type(*arrays) -> tuple[np.dtype, bool]:
+    """The dtype of a product of these arrays, and whether it is weak."""
+    scalars = [jax.ShapeDtypeStruct((), x.dtype, weak_type=jax.typeof(x).weak_type) for x in arrays]
+    if not any(scalar.weak_type for scalar in scalars):
+        return jnp.result_type(*(x.dtype for x in arrays)), False
+    product = jax.eval_shape(lambda *xs: functools.reduce(jnp.multiply, xs), *scalars)
+    return product.dtype, product.weak_type
+
+
+def weakened(x: jax.Array) -> jax.Array:
+    """`x` with a weak type."""
+    return convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
 
 
 def _canonical_sharding(op: str, sharding):

@@ -74,8 +74,8 @@ def broadcast_to(x: jax.Array, like: jax.Array, axes: tuple[int, ...]) -> jax.Ar
 
 def wide_dtype(dtype) -> jnp.dtype:
     """What is computed in between the product and the rounding to `dtype`."""
-    is_float = jnp.issubdtype(dtype, jnp.floating)
-    return jnp.promote_types(dtype, jnp.float32) if is_float else jnp.dtype(dtype)
+    is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+    return jnp.dtype(jnp.float32 if is_narrow else dtype)
 
 
 def activate(activation: str, z: jax.Array, pair: int | None) -> jax.Array:

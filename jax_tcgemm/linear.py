@@ -1,10 +1,10 @@
 """The public `linear` and `gated_linear`: products with what follows them in a layer."""
 
+import numbers
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jax_tcgemm.activations import canonical_activation
 from jax_tcgemm.dot_general import as_array, canonical_element_type
@@ -114,6 +114,7 @@ def gated_linear(
     residual=None,
     precision=None,
     preferred_element_type=None,
+    donate_residual: bool = False,
     implementation: str | None = None,
     config: str | None = None,
 ) -> jax.Array:
@@ -135,6 +136,7 @@ def gated_linear(
       residual: None, or an array that broadcasts to the result.
       precision: as for `linear`.
       preferred_element_type: as for `linear`.
+      donate_residual: as for `linear`.
       implementation: as for `linear`.
       config: as for `linear`.
 
@@ -174,6 +176,7 @@ def gated_linear(
         residual=residual,
         precision=precision,
         preferred_element_type=element_type,
+        donate_residual=donate_residual,
         implementation=implementation,
         config=config,
     )
@@ -264,15 +267,15 @@ def product(
       config: a checked name, or None.
     """
     name = canonical_activation(op, activation)
-    if not isinstance(alpha, int | float | np.number) or isinstance(alpha, bool):
+    if not isinstance(alpha, numbers.Real) or isinstance(alpha, bool):
         raise TypeError(
-            f"{op}: alpha must be a number, got alpha of type {type(alpha).__name__}; "
+            f"{op}: alpha must be a real number, got alpha of type {type(alpha).__name__}; "
             "multiply the result by an array"
         )
     params = {
         "dimension_numbers": dimension_numbers,
         "permutation": permutation,
-        "precision": canonical_precision(precision),
+        "precision": canonical_precision(op, precision),
         "preferred_element_type": preferred_element_type,
         "implementation": implementation,
         "config": config,
@@ -291,14 +294,14 @@ def product(
     bias_axes = ()
     if bias is not None:
         bias = as_array(op, "bias", bias)
-        check_broadcasts(op, "bias", bias.shape, z_shape)
+        check_addend(op, "bias", bias, z_shape, z.dtype)
         first = len(z_shape) - bias.ndim
         kept = [i for i, extent in enumerate(bias.shape) if extent != 1]
         bias_axes = tuple(first + i for i in kept)
         bias = bias.reshape([bias.shape[i] for i in kept])
     if residual is not None:
         residual = as_array(op, "residual", residual)
-        check_broadcasts(op, "residual", residual.shape, d_shape)
+        check_addend(op, "residual", residual, d_shape, z.dtype)
         residual = jnp.broadcast_to(residual, d_shape)
     fusion = Fusion(
         activation=name,
@@ -313,11 +316,22 @@ def product(
     return out
 
 
-def check_broadcasts(op: str, name: str, shape: tuple[int, ...], to: tuple[int, ...]) -> None:
-    """Raises ValueError unless an array of one shape broadcasts to another."""
-    tail = to[len(to) - len(shape) :]
-    if len(shape) > len(to) or any(a not in (1, b) for a, b in zip(shape, tail, strict=True)):
+def check_addend(op: str, name: str, x, shape: tuple[int, ...], dtype) -> None:
+    """Raises unless an array broadcasts to a shape and is of a kind that a result can hold.
+
+    Raises:
+      TypeError: when it is complex and the result real, or has fractions and the result none.
+      ValueError: when it does not broadcast.
+    """
+    tail = shape[len(shape) - x.ndim :]
+    if x.ndim > len(shape) or any(a not in (1, b) for a, b in zip(x.shape, tail, strict=True)):
         raise ValueError(
-            f"{op}: {name} must broadcast to the shape {to}, got {name}.shape={shape}; "
+            f"{op}: {name} must broadcast to the shape {shape}, got {name}.shape={x.shape}; "
             "add dimensions of size 1"
         )
+    for kind in (jnp.complexfloating, jnp.inexact):
+        if jnp.issubdtype(x.dtype, kind) and not jnp.issubdtype(dtype, kind):
+            raise TypeError(
+                f"{op}: {name} must be of a kind that the result can hold, got {name}.dtype="
+                f"{x.dtype} and a result of {dtype}; convert it or set preferred_element_type"
+            )

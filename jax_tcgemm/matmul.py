@@ -1,11 +1,9 @@
 """The public `matmul`."""
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jax.extend.core.primitives import convert_element_type_p
 
-from jax_tcgemm.dot_general import as_array, canonical_element_type
+from jax_tcgemm.dot_general import as_array, canonical_element_type, promoted_type, weakened
 from jax_tcgemm.linear import product
 from jax_tcgemm.selection import check_names
 
@@ -20,6 +18,7 @@ def matmul(
     activation=None,
     residual=None,
     alpha: float = 1.0,
+    donate_residual: bool = False,
     implementation: str | None = None,
     config: str | None = None,
 ) -> jax.Array:
@@ -47,6 +46,7 @@ def matmul(
       activation: None, or as for `linear`.
       residual: None, or an array that broadcasts to the result.
       alpha: a number.
+      donate_residual: as for `linear`.
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
         the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
         Derivatives inherit it.
@@ -89,7 +89,7 @@ def matmul(
             )
     result_type, is_weak = canonical_element_type(op, preferred_element_type), False
     if result_type is None:
-        result_type, is_weak = _promoted(a, b)
+        result_type, is_weak = promoted_type(a, b)
 
     num_batch = max(a.ndim, b.ndim, 2) - 2
     a_axes = _aligned_axes(a, num_batch)
@@ -143,26 +143,16 @@ def matmul(
         activation=activation,
         residual=residual,
         alpha=alpha,
+        donate_residual=donate_residual,
         precision=precision,
         preferred_element_type=result_type,
         implementation=implementation,
         config=config,
     )
-    if is_weak:
-        out = convert_element_type_p.bind(out, new_dtype=out.dtype, weak_type=True, sharding=None)
-    return out
+    return weakened(out) if is_weak else out
 
 
 def _aligned_axes(x, num_batch: int) -> list[int | None]:
     """For each batch dimension of the result, the axis of `x` that it comes from, or None."""
     own = max(x.ndim - 2, 0)
     return [None] * (num_batch - own) + list(range(own))
-
-
-def _promoted(a, b):
-    """The dtype that jnp.matmul promotes to, and whether it is weak."""
-    scalars = [jax.ShapeDtypeStruct((), x.dtype, weak_type=jax.typeof(x).weak_type) for x in (a, b)]
-    if not any(scalar.weak_type for scalar in scalars):
-        return jnp.promote_types(a.dtype, b.dtype), False
-    product = jax.eval_shape(jnp.multiply, *scalars)
-    return product.dtype, product.weak_type

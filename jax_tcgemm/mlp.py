@@ -13,7 +13,7 @@ from jax_tcgemm.activations import canonical_activation
 from jax_tcgemm.dot_general import as_array, canonical_element_type
 from jax_tcgemm.fusion import Fusion, broadcast_to, wide_dtype
 from jax_tcgemm.linear import (
-    check_broadcasts,
+    check_addend,
     check_weight,
     gated_weights,
     pair_of_biases,
@@ -102,20 +102,24 @@ def mlp(
     check_names(op, implementation, None)
     given = _checked_params(op, x, params)
     is_gated = isinstance(given["up"], tuple) or given["up"].ndim == 3
-    shape = (*x.shape[:-1], given["down"].shape[1])
-    if residual is not None:
-        residual = as_array(op, "residual", residual)
-        check_broadcasts(op, "residual", residual.shape, shape)
-        given["residual"] = jnp.broadcast_to(residual, shape)
     spec = _Spec(
         activation=canonical_activation(op, activation),
         pair=x.ndim - 1 if is_gated else None,
-        precision=canonical_precision(precision),
+        precision=canonical_precision(op, precision),
         preferred_element_type=canonical_element_type(op, preferred_element_type),
         donate_residual=donate_residual,
         implementation=implementation,
     )
     hidden = jnp.promote_types(x.dtype, jax.tree.leaves(given["up"])[0].dtype)
+    dtype = spec.preferred_element_type or jnp.promote_types(hidden, given["down"].dtype)
+    for name, of in (("up_bias", hidden), ("down_bias", dtype)):
+        if name in given:
+            check_addend(op, name, given[name], given[name].shape, of)
+    if residual is not None:
+        residual = as_array(op, "residual", residual)
+        shape = (*x.shape[:-1], given["down"].shape[1])
+        check_addend(op, "residual", residual, shape, dtype)
+        given["residual"] = jnp.broadcast_to(residual, shape)
     if spec.activation != "none" and not jnp.issubdtype(hidden, jnp.floating):
         raise TypeError(
             f"{op}: activation must be None for a result that is not real floating point, got "

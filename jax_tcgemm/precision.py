@@ -48,7 +48,7 @@ class Numerics:
     compute: str
 
 
-def canonical_precision(precision):
+def canonical_precision(op: str, precision):
     """The canonical form of a `precision` argument: None, a pair, a preset or a DotAlgorithm.
 
     None takes `jax.default_matmul_precision`. Raises ValueError for anything else.
@@ -65,7 +65,7 @@ def canonical_precision(precision):
         return tuple(lax.Precision(p) for p in pair)
     except ValueError:
         raise ValueError(
-            "dot_general: precision must be None, a lax.Precision or its name, a pair of them, a "
+            f"{op}: precision must be None, a lax.Precision or its name, a pair of them, a "
             f"lax.DotAlgorithmPreset or its name, or a lax.DotAlgorithm, got {precision=}; see "
             "jax.lax.Precision"
         ) from None

@@ -330,7 +330,7 @@ def _fused(
         groups=rhs.shape[0],
         activation=activation,
         gated=gated,
-        precision=canonical_precision(precision),
+        precision=canonical_precision(op, precision),
         preferred_element_type=preferred,
         implementation=implementation,
         config=config,
@@ -353,7 +353,7 @@ def _ragged_dot_general(
     group_sizes = _as_sizes(op, group_sizes)
     dims = _Dimensions(op, numbers, lhs, rhs, group_sizes, group_offset is not None)
     common = {
-        "precision": canonical_precision(precision),
+        "precision": canonical_precision(op, precision),
         "preferred_element_type": canonical_element_type(op, preferred_element_type),
         "implementation": implementation,
         "config": config,

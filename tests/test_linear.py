@@ -151,6 +151,17 @@ def test_matmul_takes_the_same_keywords(implementation):
     assert_near(got, jax.nn.gelu(0.5 * (a @ b) + bias) + residual)
 
 
+def test_float8_operands_have_epilogues():
+    """No call takes them: XLA multiplies, and what follows is computed in float32."""
+    x, w = (normal(i, 4, 4, dtype="float8_e4m3fn") for i in range(2))
+    bias = normal(2, 4, dtype="float32")
+    got = jax_tcgemm.linear(x, w, bias, activation="silu", preferred_element_type="float32")
+    expected = unfused(x.astype("float32"), w.astype("float32"), bias, activation="silu")
+    assert_near(got, expected)
+    rounded = jax_tcgemm.linear(x, w, bias, activation="silu")
+    np.testing.assert_array_equal(rounded, got.astype("float8_e4m3fn"))
+
+
 def test_rows_of_a_batch_have_biases_of_their_own():
     """One call: the bias becomes an element for each row, or for each column of each batch."""
     a, b = normal(0, 3, 5, 6, dtype="float32"), normal(1, 3, 6, 7, dtype="float32")
@@ -360,15 +371,26 @@ def test_residual_takes_the_results_place_only_when_it_may(fake_cuda):
         assert "beta = 1.0" in text
 
 
-def test_a_donated_residual_is_not_copied():
+@pytest.mark.parametrize(
+    "layer",
+    [
+        jax_tcgemm.linear,
+        jax_tcgemm.matmul,
+        functools.partial(jax_tcgemm.gated_linear, activation=None),
+    ],
+    ids=["linear", "matmul", "gated_linear"],
+)
+def test_a_donated_residual_is_not_copied(layer):
     x, w = normal(0, 64, 32, dtype="bfloat16"), normal(1, 32, 48, dtype="bfloat16")
     residual = normal(2, 64, 48, dtype="bfloat16")
-    expected = unfused(*(a.astype(jnp.float32) for a in (x, w)), residual=residual)
+    wide = [a.astype(jnp.float32) for a in (x, w)]
+    expected = residual + wide[0] @ wide[1]
+    if isinstance(layer, functools.partial):
+        w = (w, w)
+        expected = residual + (wide[0] @ wide[1]) ** 2
 
     def f(x, w, residual):
-        return jax_tcgemm.linear(
-            x, w, residual=residual, donate_residual=True, implementation="host"
-        )
+        return layer(x, w, residual=residual, donate_residual=True, implementation="host")
 
     compiled = jax.jit(f, donate_argnums=2).lower(x, w, residual).compile()
     assert " copy(" not in compiled.as_text()
@@ -407,7 +429,32 @@ def test_a_donated_residual_is_not_copied():
             ValueError,
             r"residual must broadcast to the shape \(3, 5\), got residual.shape=\(3, 4\)",
         ),
-        (lambda x, w: jax_tcgemm.linear(x, w, alpha=x), TypeError, "alpha must be a number"),
+        (lambda x, w: jax_tcgemm.linear(x, w, alpha=x), TypeError, "alpha must be a real number"),
+        (
+            lambda x, w: jax_tcgemm.linear(x, w, alpha=np.complex64(1j)),
+            TypeError,
+            "got alpha of type complex64",
+        ),
+        (
+            lambda x, w: jax_tcgemm.linear(x, w, residual=1j),
+            TypeError,
+            "residual must be of a kind that the result can hold, got residual.dtype=complex",
+        ),
+        (
+            lambda x, w: jax_tcgemm.gated_linear(x, (w, w), bias=1j * jnp.ones((2, 5))),
+            TypeError,
+            "gated_linear: bias must be of a kind",
+        ),
+        (
+            lambda x, w: jax_tcgemm.matmul(x.astype("int8"), w.astype("int8"), bias=0.5),
+            TypeError,
+            "a result of int8; convert it or set preferred_element_type",
+        ),
+        (
+            lambda x, w: jax_tcgemm.linear(x, w, precision="exact"),
+            ValueError,
+            "linear: precision must be None",
+        ),
         (
             lambda x, w: jax_tcgemm.linear(x.astype(int), w.astype(int), activation="relu"),
             TypeError,

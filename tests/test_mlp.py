@@ -325,6 +325,8 @@ def test_policies_know_jax_and_batch_dimensions_too():
             r"accumulate\['up'\] must be like up",
         ),
         ({"residual": jnp.ones((3, 6))}, ValueError, "residual must broadcast"),
+        ({"residual": 1j}, TypeError, "residual must be of a kind that the result can hold"),
+        ({"up_bias": 1j * jnp.ones(12)}, TypeError, "up_bias must be of a kind"),
         ({"activation": "swish"}, ValueError, "mlp: activation must be"),
         ({"implementation": "fast"}, ValueError, "mlp: implementation must be one of"),
     ],

@@ -225,6 +225,13 @@ def test_einsum_types_as_jax_numpy(dtypes, preferred):
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("operands", [(2.0, 3.0), (2.0, 3), (2.0, jnp.float32(3))])
+def test_einsum_keeps_weak_types_as_jax_numpy(operands):
+    got, expected = (f(",", *operands) for f in (tensor.einsum, jnp.einsum))
+    assert jax.typeof(got) == jax.typeof(expected)
+    assert float(got) == 6
+
+
 @pytest.mark.parametrize("extent", [0, 1])
 def test_extents_of_zero_and_one(extent):
     a, b = jnp.ones((3, extent)), jnp.ones((extent, 2))
@@ -331,6 +338,16 @@ MANY = "".join(chr(0x4E00 + i) for i in range(65))
             lambda a, b: tensor.einsum("ij,jk,kl", a, b, b.T, optimize="best"),
             ValueError,
             "optimize must be",
+        ),
+        (
+            lambda a, b: tensor.einsum("ij,jk,kl", a, b, b.T, optimize=[(5, 6)]),
+            ValueError,
+            "optimize must be",
+        ),
+        (
+            lambda a, b: tensor.einsum("ij,jk", a, b, precision="exact"),
+            ValueError,
+            "einsum: precision must be",
         ),
     ],
 )

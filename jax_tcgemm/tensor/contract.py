@@ -103,7 +103,7 @@ def contract(
         alpha=alpha,
         beta=beta if c is not None else 0,
         compute=compute_type or "",
-        precision=canonical_precision(None),
+        precision=canonical_precision(op, None),
         algorithm=algorithm or "default",
         implementation=implementation,
     )

@@ -6,7 +6,7 @@ import opt_einsum
 from jax import lax
 from opt_einsum import parser
 
-from jax_tcgemm.dot_general import as_array, canonical_element_type
+from jax_tcgemm.dot_general import as_array, canonical_element_type, promoted_type, weakened
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives import contract as primitive
 from jax_tcgemm.tensor.planning import check_implementation
@@ -41,7 +41,7 @@ def einsum(
       implementation: what runs every step, as `contract` takes it; None selects for each.
 
     Returns:
-      The result, with the shape and dtype that `jax.numpy.einsum` gives.
+      The result, with the shape, dtype and weak type that `jax.numpy.einsum` gives.
 
     Raises:
       TypeError: for operands that are no numeric arrays.
@@ -62,11 +62,13 @@ def einsum(
     op = "einsum"
     check_implementation(op, "contract", implementation)
     terms, output, arrays = _parse(op, subscripts, operands)
-    dtype = canonical_element_type(op, preferred_element_type) or jnp.result_type(*arrays)
+    dtype, is_weak = canonical_element_type(op, preferred_element_type), False
+    if dtype is None:
+        dtype, is_weak = promoted_type(*arrays)
     terms, arrays = _without_broadcast(terms, arrays)
     steps = _steps(op, terms, output, arrays, optimize)
     params = {
-        "precision": canonical_precision(precision),
+        "precision": canonical_precision(op, precision),
         "implementation": implementation,
         "result_dtype": dtype,
     }
@@ -74,7 +76,8 @@ def einsum(
         taken = [arrays.pop(position) for position in positions]
         inputs, result = step.split("->")
         arrays.append(_contract(taken, inputs.split(","), result, params))
-    return lax.convert_element_type(arrays[0], dtype)
+    out = lax.convert_element_type(arrays[0], dtype)
+    return weakened(out) if is_weak else out
 
 
 def _parse(op, subscripts, operands):
@@ -145,7 +148,7 @@ def _steps(op, terms, output, arrays, optimize) -> list[tuple[tuple[int, ...], s
         _, path = opt_einsum.contract_path(
             f"{','.join(terms)}->{output}", *shapes, shapes=True, optimize=optimize
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise ValueError(
             f"{op}: optimize must be a strategy of opt_einsum or a path, got {optimize=}: {error}; "
             '"auto" is the default'
