@@ -18,11 +18,11 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import dot_general_p as lax_dot_general_p
 from jax.extend.core.primitives import transpose_p
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, batching, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_tcgemm import local, selection
-from jax_tcgemm.primitives import partitioning
+from jax_tcgemm.primitives import lowering, partitioning
 
 dot_general_p = core.Primitive("tcgemm_dot_general")
 
@@ -384,15 +384,4 @@ def _lower(ctx, lhs, rhs, *, platform, **params):
     return partitioning.lower_on_device(ctx, on_device, lhs, rhs)
 
 
-for _platform in ("cpu", "cuda"):
-    mlir.register_lowering(
-        dot_general_p, functools.partial(_lower, platform=_platform), platform=_platform
-    )
-
-
-def _lower_elsewhere(ctx, lhs, rhs, **params):
-    platforms = ctx.platforms or ctx.module_context.platforms
-    return _lower(ctx, lhs, rhs, platform="/".join(platforms), **params)
-
-
-mlir.register_lowering(dot_general_p, _lower_elsewhere)
+lowering.register(dot_general_p, _lower)

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, batching, xla
 
 from jax_tcgemm import local, local_fused, selection
 from jax_tcgemm.fusion import OPTIONAL_OPERANDS, Fusion, finish, push_forward, wide_dtype
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives import partitioning
+from jax_tcgemm.primitives import lowering, partitioning
 
 fused_dot_general_p = core.Primitive("tcgemm_fused_dot_general")
 fused_dot_general_p.multiple_results = True
@@ -417,15 +417,4 @@ def _lower(ctx, *operands, platform, **params):
     return partitioning.lower_on_device(ctx, on_device, *operands)
 
 
-for _platform in ("cpu", "cuda"):
-    mlir.register_lowering(
-        fused_dot_general_p, functools.partial(_lower, platform=_platform), platform=_platform
-    )
-
-
-def _lower_elsewhere(ctx, *operands, **params):
-    platforms = ctx.platforms or ctx.module_context.platforms
-    return _lower(ctx, *operands, platform="/".join(platforms), **params)
-
-
-mlir.register_lowering(fused_dot_general_p, _lower_elsewhere)
+lowering.register(fused_dot_general_p, _lower)

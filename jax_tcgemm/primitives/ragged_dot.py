@@ -27,11 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, batching, xla
 
 from jax_tcgemm import local, local_ragged, selection
 from jax_tcgemm.activations import ACTIVATIONS
-from jax_tcgemm.primitives import partitioning, ragged_division, rows
+from jax_tcgemm.primitives import lowering, partitioning, ragged_division, rows
 from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
 from jax_tcgemm.primitives.ragged_division import result_spec
 
@@ -366,15 +366,4 @@ def _lower(ctx, *args, platform, **params):
     return partitioning.lower_on_device(ctx, on_device, *args)
 
 
-for _platform in ("cpu", "cuda"):
-    mlir.register_lowering(
-        ragged_dot_p, functools.partial(_lower, platform=_platform), platform=_platform
-    )
-
-
-def _lower_elsewhere(ctx, *args, **params):
-    platforms = ctx.platforms or ctx.module_context.platforms
-    return _lower(ctx, *args, platform="/".join(platforms), **params)
-
-
-mlir.register_lowering(ragged_dot_p, _lower_elsewhere)
+lowering.register(ragged_dot_p, _lower)

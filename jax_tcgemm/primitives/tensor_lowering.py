@@ -1,12 +1,10 @@
 """How the primitives of tensor operations are lowered: all in the same way."""
 
-import functools
 from collections.abc import Callable
 
 from jax.extend import core
-from jax.interpreters import mlir
 
-from jax_tcgemm.primitives import partitioning
+from jax_tcgemm.primitives import lowering, partitioning
 from jax_tcgemm.primitives.dot_general import obstacle_of
 from jax_tcgemm.tensor import planning
 
@@ -31,11 +29,4 @@ def register(primitive: core.Primitive, request_of: Callable, division_of: Calla
         run = planning.lowered(request.operation.kind, request, platform, obstacle)
         return partitioning.lower_on_device(ctx, lambda *operands: (run(*operands),), *operands)
 
-    def lower_elsewhere(ctx, *operands, **params):
-        platforms = ctx.platforms or ctx.module_context.platforms
-        return lower(ctx, *operands, platform="/".join(platforms), **params)
-
-    for platform in ("cpu", "cuda"):
-        rule = functools.partial(lower, platform=platform)
-        mlir.register_lowering(primitive, rule, platform=platform)
-    mlir.register_lowering(primitive, lower_elsewhere)
+    lowering.register(primitive, lower)

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from jax.interpreters import batching, mlir, xla
+from jax.interpreters import batching, xla
 
 from jax_tcgemm import selection
-from jax_tcgemm.primitives import partitioning
+from jax_tcgemm.primitives import lowering, partitioning
 from jax_tcgemm.primitives.blas import local
 from jax_tcgemm.primitives.blas import xla as in_xla
 from jax_tcgemm.primitives.blas.call import Call
@@ -85,15 +85,4 @@ def _lower(ctx, *operands, platform, call):
     return partitioning.lower_on_device(ctx, run, *operands)
 
 
-for _platform in ("cpu", "cuda"):
-    mlir.register_lowering(
-        blas_p, functools.partial(_lower, platform=_platform), platform=_platform
-    )
-
-
-def _lower_elsewhere(ctx, *operands, call):
-    platforms = ctx.platforms or ctx.module_context.platforms
-    return _lower(ctx, *operands, platform="/".join(platforms), call=call)
-
-
-mlir.register_lowering(blas_p, _lower_elsewhere)
+lowering.register(blas_p, _lower)
