@@ -8,32 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensor_arrays import draw, widened
 
 from jax_tcgemm import tensor
 from jax_tcgemm.tensor.operators import BINARY, UNARY
+
+pytestmark = pytest.mark.usefixtures("x64")
 
 # Relative to the largest element: an ulp or two of the result, and float32 sums of a few terms.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-6, "complex64": 4e-6}
 TOLERANCE |= {"float64": 1e-14, "complex128": 1e-14}
 DTYPES = list(TOLERANCE)
-
-
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
-def draw(shape, dtype, seed=0):
-    rng = np.random.default_rng([seed, *shape])
-    values = rng.normal(size=shape)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        values = values + 1j * rng.normal(size=shape)
-    return jnp.asarray(values, dtype)
-
-
-def widened(x):
-    return np.asarray(x, np.complex128 if jnp.iscomplexobj(x) else np.float64)
 
 
 def assert_near(got, expected, dtype, terms=1):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
+from tensor_arrays import draw
 
 import jax_tcgemm
 from jax_tcgemm import _modules, tensor
@@ -19,14 +20,6 @@ from jax_tcgemm.tensor.folding import fold_permutation, fold_reduction
 from jax_tcgemm.tensor.operation import Operation
 
 pytestmark = pytest.mark.usefixtures("x64")
-
-
-def draw(shape, dtype="float64", seed=0):
-    rng = np.random.default_rng([seed, *shape])
-    values = rng.normal(size=shape)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        values = values + 1j * rng.normal(size=shape)
-    return jnp.asarray(values, dtype)
 
 
 # --- derivatives --------------------------------------------------------------------------------

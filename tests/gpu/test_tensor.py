@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tensor_arrays import draw, widened
 
 import jax_tcgemm
 from jax_tcgemm import _modules, tensor
@@ -55,18 +56,6 @@ def ordered(operators):
         for dtype in DTYPES
         if op not in ("max", "min") or "complex" not in dtype
     ]
-
-
-def draw(shape, dtype, seed=0):
-    rng = np.random.default_rng([seed, *shape])
-    values = rng.normal(size=shape)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        values = values + 1j * rng.normal(size=shape)
-    return jnp.asarray(values, dtype)
-
-
-def widened(x):
-    return np.asarray(x, np.complex128 if jnp.iscomplexobj(x) else np.float64)
 
 
 def assert_near(got, expected, tolerance):
