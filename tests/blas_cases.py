@@ -47,7 +47,7 @@ class Case:
                 x = x + 1j * rng.standard_normal(shape)
             if i in self.square:
                 x = x / shape[-1] + 2 * np.eye(shape[-1])
-            found.append(np.asarray(jnp.asarray(x).astype(dtype)))
+            found.append(x.astype(jnp.dtype(dtype)))
         return found
 
 
@@ -456,9 +456,18 @@ CASES = [*_level1(), *_level2(), *_solves(), *_gemm()]
 ROUTINES = tuple(dict.fromkeys(case.routine for case in CASES))
 
 
-def run_all(routine: str, dtype: str, **kw) -> None:
-    """Runs every case of a routine in one program, inputs being arguments, and checks them."""
+def run_all(routine: str, dtype: str, start: int = 0, step: int = 1, **kw) -> None:
+    """Runs the cases of a routine in one program, inputs being arguments, and checks them.
+
+    Args:
+      routine: the first word of their labels.
+      dtype: of the arrays.
+      start: the first case to run.
+      step: runs every step-th from there.
+      **kw: of the calls.
+    """
     cases = [case for case in CASES if case.routine == routine and dtype in case.dtypes]
+    cases = cases[start::step]
     arrays = [case.arrays(dtype, seed) for seed, case in enumerate(cases)]
 
     @jax.jit

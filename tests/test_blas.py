@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg.blas
-from blas_cases import CASES, FULL, ROUTINES, epsilon, run_all
+from blas_cases import ALL, CASES, FULL, ROUTINES, epsilon, run_all
 
 from jax_tcgemm import blas
 
@@ -20,7 +20,10 @@ PAIRS = [(routine, dtype) for routine in ROUTINES for dtype in dtypes_of(routine
 
 @pytest.mark.parametrize(("routine", "dtype"), PAIRS, ids=lambda value: value)
 def test_host_against_float64(routine, dtype):
-    run_all(routine, dtype, implementation="host")
+    """Matrices: every case in single precision; the other dtypes run the same code, in turns."""
+    has_matrix = routine in ("gemv", "gbmv", "trsv", "trsm", "gemm")
+    step = 5 if has_matrix and dtype not in ("float32", "complex64") else 1
+    run_all(routine, dtype, ALL.index(dtype) % step, step, implementation="host")
 
 
 @pytest.mark.parametrize("routine", ROUTINES)

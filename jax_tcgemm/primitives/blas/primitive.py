@@ -81,7 +81,7 @@ def _lower(ctx, *operands, platform, call):
         obstacle = "the program runs on several devices, and XLA must partition the call"
     problem = product_of(*ctx.avals_in, ctx.avals_out[0], {"call": call})
     plan = local.make_plan(OP, problem, platform, selection.target_device(platform), obstacle)
-    run = functools.partial(local.run, call, plan=plan)
+    run = functools.partial(local.run, call, plan=plan, types=ctx.avals_out)
     return partitioning.lower_on_device(ctx, run, *operands)
 
 
