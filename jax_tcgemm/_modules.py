@@ -76,7 +76,9 @@ def reason(name: str) -> str:
     elif name == "cutensor":
         return cutensor_reason()
     elif name not in ("cpu", "cuda"):
-        raise ValueError(f"reason: name must be cpu, cuda, gpu, cublaslt or cutensor, got {name!r}")
+        raise ValueError(
+            f"reason: name must be cpu, cuda, gpu, cublaslt or cutensor, got {name=}; choose one"
+        )
     return _reasons.get(name, "")
 
 

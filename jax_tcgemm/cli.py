@@ -132,7 +132,10 @@ def tune(
     console = _console()
     with _errors_as_text():
         if (regret is not None) + bool(suite or shape) != 1:
-            raise ValueError("tune: give --suite or --shape, or --regret alone")
+            raise ValueError(
+                "tune: problems must come from --suite and --shape, or from --regret alone, got "
+                f"{suite=}, {shape=}, {regret=}; bench --list shows the suites"
+            )
         if regret is None:
             _tune(
                 console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla
@@ -159,7 +162,10 @@ def _tune(console, suite, shape, layout, dtype, out, merge, provenance, budget, 
     result = Tuning(device, found)
     console.print(result)
     if not found:
-        raise ValueError("tune: nothing could be measured; see python -m jax_tcgemm info")
+        raise ValueError(
+            "tune: a problem must be one that can be measured here, got none; "
+            "see python -m jax_tcgemm info"
+        )
     table = dataclasses.replace(result.table, provenance=provenance)
     if out is None:
         path = tuning.save_to_cache(table)
@@ -184,7 +190,10 @@ def _problems(suite, shape, layout, dtype) -> list:
     for text in shape or ():
         extents = text.split(",")
         if len(extents) not in (3, 4) or not all(extent.isdecimal() for extent in extents):
-            raise ValueError(f"tune: shape must be M,N,K or BATCH,M,N,K, got shape={text!r}")
+            raise ValueError(
+                f"tune: shape must be M,N,K or BATCH,M,N,K, got shape={text!r}; "
+                "repeat --shape for several"
+            )
         *batch, m, n, k = map(int, extents)
         group = {"m": m, "n": n, "k": k, "batch": batch or 1, "layout": layout.split(",")}
         described = {"description": "", "dtypes": ["bf16"], "groups": [group]}
@@ -263,10 +272,13 @@ def bench(
             _print_suites(console)
             return
         if suite is None:
-            raise ValueError(f"bench: --suite must name one of {', '.join(suites.suite_names())}")
+            raise ValueError(
+                "bench: suite must be given, got suite=None; --list shows what there is"
+            )
         if timer not in ("auto", *timing.TIMERS):
             raise ValueError(
-                f"bench: timer must be auto, {', '.join(timing.TIMERS)}, got timer={timer!r}"
+                f"bench: timer must be auto, {', '.join(timing.TIMERS)}, got timer={timer!r}; "
+                "auto takes the best one there is"
             )
         dtypes = dtype.split(",") if dtype else None
         chosen = [suites.load_suite(name, dtypes) for name in suite.split(",")]

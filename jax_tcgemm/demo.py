@@ -182,7 +182,9 @@ def run_demo(
       ValueError: for an implementation that cannot run one of the products.
     """
     if num_steps < 2:
-        raise ValueError(f"demo: steps must be at least 2, got steps={num_steps}")
+        raise ValueError(
+            f"demo: steps must be at least 2, got steps={num_steps}; the first one compiles"
+        )
     console = console or Console()
     digits = load_digits()
     matmul = functools.partial(jax_tcgemm.matmul, implementation=implementation)

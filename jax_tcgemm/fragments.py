@@ -192,15 +192,18 @@ def _multiplicand(outer, k, extent_k, per_register, paired):
 def _check(shape, dtype, operand):
     if shape not in _SHAPES:
         raise ValueError(
-            f"fragment_map: shape must be one of {', '.join(_SHAPES)}, got shape={shape!r}"
+            f"fragment_map: shape must be one of {', '.join(_SHAPES)}, got shape={shape!r}; "
+            "choose one"
         )
     if operand is not None and operand not in ("a", "b", "c"):
-        raise ValueError(f"fragment_map: operand must be a, b or c, got operand={operand!r}")
+        raise ValueError(
+            f"fragment_map: operand must be a, b or c, got operand={operand!r}; choose one"
+        )
     if dtype is None:
         return
     known = [d for s, d, o in fragment_cases() if s == shape and o == operand]
     if dtype not in known:
         raise ValueError(
             f"fragment_map: dtype of {operand} must be one of {', '.join(known)} for {shape}, "
-            f"got dtype={dtype!r}"
+            f"got dtype={dtype!r}; choose one"
         )

@@ -380,8 +380,11 @@ def test_tune_measures_regret():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give --suite or --shape, or --regret alone"),
-        (["--regret", 3, "--suite", "smoke"], "give --suite or --shape, or --regret alone"),
+        ([], "problems must come from --suite and --shape, or from --regret alone"),
+        (
+            ["--regret", 3, "--suite", "smoke"],
+            "problems must come from --suite and --shape, or from --regret alone",
+        ),
         (["--shape", "3,4"], "shape must be M,N,K or BATCH,M,N,K, got shape='3,4'"),
         (["--shape", "3,4,5", "--layout", "NX"], "layout must be one of"),
         (["--suite", "nope"], "suite must be one of"),

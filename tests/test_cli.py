@@ -106,9 +106,9 @@ def test_bench_measures_records_and_draws(invoke, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--suite must name one of"),
+        ([], "suite must be given, got suite=None"),
         (["--suite", "nope"], "suite must be one of"),
-        (["--suite", "smoke", "--impl", "nope"], "implementation must be auto, all or one of"),
+        (["--suite", "smoke", "--impl", "nope"], "impl must be auto, all or one of"),
         (["--suite", "smoke", "--peers", "nope"], "peers must be among xla, cublaslt"),
         (["--suite", "smoke", "--dtype", "f12"], "dtype must be one of"),
         (["--suite", "smoke", "--timer", "sundial"], "timer must be"),

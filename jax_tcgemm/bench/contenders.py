@@ -73,8 +73,8 @@ def parse_implementations(text: str) -> list[str]:
             names.append(name)
         else:
             raise ValueError(
-                f"bench: implementation must be auto, all or one of {', '.join(known)} on this"
-                f" device, got {name!r}"
+                f"bench: impl must be auto, all or one of {', '.join(known)} on this device, got "
+                f"impl={name!r}; python -m jax_tcgemm info says why another cannot run"
             )
     return list(dict.fromkeys(names))
 
@@ -88,7 +88,10 @@ def parse_peers(text: str) -> list[str]:
     names = list(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
     for name in names:
         if name not in PEERS:
-            raise ValueError(f"bench: peers must be among {', '.join(PEERS)}, got {name!r}")
+            raise ValueError(
+                f"bench: peers must be among {', '.join(PEERS)}, got peers={name!r}; "
+                "leave the others out"
+            )
     known = device_implementations()
     return [name for name in names if name in known]
 

@@ -22,7 +22,7 @@ import jax_tcgemm
 from jax_tcgemm.activations import ACTIVATIONS, canonical_activation
 from jax_tcgemm.bench import reference
 from jax_tcgemm.bench.suites import DTYPES
-from jax_tcgemm.bench.workload import Workload
+from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
 
 
 def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
@@ -37,13 +37,10 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
         "mlp": (_mlp, ("tokens", "width", "hidden", "activation", "gated")),
     }
     kind = group.get("kind")
-    if kind not in makers:
-        raise ValueError(f"bench: kind must be one of {', '.join(makers)}, got kind={kind!r}")
+    check_value("kind", kind, makers)
     make, keys = makers[kind]
-    if unknown := set(group) - {"name", "kind", *keys}:
-        raise ValueError(f"bench: suite {suite} has a group with unknown keys {sorted(unknown)}")
-    values = [group[key] if isinstance(group[key], list) else [group[key]] for key in keys]
-    for each in itertools.product(*values):
+    check_keys(f"a group of {suite}", group, ("name", "kind", *keys))
+    for each in itertools.product(*(listed(group[key]) for key in keys)):
         sizes = dict(zip(keys, each, strict=True))
         yield make(suite, group.get("name", ""), dtype, **sizes)
 

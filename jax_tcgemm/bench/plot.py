@@ -51,7 +51,9 @@ def plot(records: Sequence[dict], path: pathlib.Path, digest: str = "") -> None:
       ModuleNotFoundError: without matplotlib, saying how to get it.
     """
     if not records:
-        raise ValueError("bench: a plot must show at least one record, got none")
+        raise ValueError(
+            "bench: a plot must show at least one record, got none; measure something first"
+        )
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:

@@ -25,7 +25,7 @@ from jax import lax
 import jax_tcgemm
 from jax_tcgemm.bench import reference
 from jax_tcgemm.bench.suites import DTYPES
-from jax_tcgemm.bench.workload import Workload
+from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
 
 _KINDS = ("forward", "lhs_gradient", "rhs_gradient")
 _KEYS = ("tokens", "groups", "n", "k")
@@ -41,16 +41,10 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
     Raises:
       ValueError: for an unknown kind or key.
     """
-    kinds = group.get("kind", "forward")
-    for kind in kinds if isinstance(kinds, list) else [kinds]:
-        if kind not in _KINDS:
-            raise ValueError(f"bench: kind must be one of {', '.join(_KINDS)}, got {kind=}")
-        if unknown := set(group) - {"name", "kind", "alpha", *_KEYS}:
-            raise ValueError(
-                f"bench: suite {suite} has a group with unknown keys {sorted(unknown)}"
-            )
-        values = [group[key] if isinstance(group[key], list) else [group[key]] for key in _KEYS]
-        for tokens, groups, n, k in itertools.product(*values):
+    check_keys(f"a group of {suite}", group, ("name", "kind", "alpha", *_KEYS))
+    for kind in listed(group.get("kind", "forward")):
+        check_value("kind", kind, _KINDS)
+        for tokens, groups, n, k in itertools.product(*(listed(group[key]) for key in _KEYS)):
             sizes = _group_sizes(tokens, groups, group.get("alpha", 4.0))
             label = f"{group.get('name', '')} {kind.replace('_', ' ')}".strip()
             yield _workload(suite, label, dtype, kind, sizes, tokens, groups, n, k)

@@ -207,10 +207,13 @@ def read_records(paths: Iterable[pathlib.Path]) -> list[dict]:
             try:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f"bench: {path}:{number} is no JSON: {error}") from error
+                raise ValueError(
+                    f"bench: {path}:{number} must be JSON, got {error}; remove the line"
+                ) from error
             if record.get("schema") != SCHEMA:
                 raise ValueError(
-                    f"bench: {path}:{number} must have schema {SCHEMA}, got {record.get('schema')}"
+                    f"bench: {path}:{number} must have schema {SCHEMA}, got "
+                    f"{record.get('schema')}; measure it again"
                 )
             records.append(record)
     return records

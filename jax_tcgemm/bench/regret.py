@@ -41,7 +41,9 @@ def random_problems(
       ValueError: for another dtype.
     """
     if dtype not in ("bf16", "f16", "tf32"):
-        raise ValueError(f"tune: regret's dtype must be bf16, f16 or tf32, got dtype={dtype!r}")
+        raise ValueError(
+            f"tune: regret's dtype must be bf16, f16 or tf32, got dtype={dtype!r}; choose one"
+        )
     element, compute = ("f32", "tf32") if dtype == "tf32" else (dtype, "f32")
     if jax.default_backend() != "gpu":
         compute = "f32"  # Which is all that a CPU has.

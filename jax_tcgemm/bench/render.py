@@ -80,7 +80,10 @@ def replace_section(text: str, section: str, name: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"bench: {name} must have the markers {BEGIN} and {END}")
+        raise ValueError(
+            f"bench: {name} must have the markers {BEGIN} and {END}, got a file without one; "
+            "put both where the tables belong"
+        )
     return f"{before}{BEGIN}\n{section.strip()}\n{END}{after}"
 
 

@@ -27,7 +27,7 @@ from importlib import resources
 import jax
 from jax import lax
 
-from jax_tcgemm.bench.workload import Workload
+from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
 
 # First letter: A is stored (M, K) for N and (K, M) for T; second: B is (K, N) for N, (N, K) for T.
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -202,52 +202,36 @@ def load_suite(name: str, dtypes: Iterable[str] | None = None) -> Suite:
     Raises:
       ValueError: for an unknown suite or dtype, or a malformed file.
     """
-    if name not in suite_names():
-        raise ValueError(
-            f"bench: suite must be one of {', '.join(suite_names())}, got suite={name!r}"
-        )
+    check_value("suite", name, suite_names())
     table = tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
     return parse_suite(name, table, dtypes)
 
 
 def parse_suite(name: str, table: dict, dtypes: Iterable[str] | None = None) -> Suite:
     """Builds a suite from a parsed file; see the module's documentation for its keys."""
-    unknown = set(table) - {"description", "dtypes", "groups", "workload"}
-    if unknown:
-        raise ValueError(f"bench: suite {name} has unknown keys {sorted(unknown)}")
+    check_keys(name, table, ("description", "dtypes", "groups", "workload"))
     expand = _expand
     if "workload" in table:
         expand = importlib.import_module(f"jax_tcgemm.bench.{table['workload']}").workloads
     cases = []
     for dtype in dtypes or table["dtypes"]:
-        if dtype not in DTYPES:
-            raise ValueError(
-                f"bench: dtype must be one of {', '.join(DTYPES)}, got dtype={dtype!r}"
-            )
+        check_value("dtype", dtype, DTYPES)
         for group in table["groups"]:
             cases.extend(expand(name, group, dtype))
     return Suite(name, table["description"], tuple(dict.fromkeys(cases)))
 
 
 def _expand(suite: str, group: dict, dtype: str) -> Iterable[Case]:
-    unknown = set(group) - {"name", "m", "n", "k", "size", "batch", "layout"}
-    if unknown:
-        raise ValueError(f"bench: suite {suite} has a group with unknown keys {sorted(unknown)}")
+    check_keys(f"a group of {suite}", group, ("name", "m", "n", "k", "size", "batch", "layout"))
     if "size" in group:
-        shapes = [(size, size, size) for size in _listed(group["size"])]
+        shapes = [(size, size, size) for size in listed(group["size"])]
     else:
-        shapes = itertools.product(*(_listed(group[key]) for key in ("m", "n", "k")))
-    layouts = _listed(group.get("layout", "NN"))
-    if not set(layouts) <= set(LAYOUTS):
-        raise ValueError(f"bench: suite {suite}: layout must be one of {LAYOUTS}, got {layouts}")
+        shapes = itertools.product(*(listed(group[key]) for key in ("m", "n", "k")))
     for (m, n, k), batch, layout in itertools.product(
-        shapes, _listed(group.get("batch", 1)), layouts
+        shapes, listed(group.get("batch", 1)), listed(group.get("layout", "NN"))
     ):
+        check_value("layout", layout, LAYOUTS)
         yield Case(suite, group.get("name", ""), batch, m, n, k, dtype, layout)
-
-
-def _listed(value) -> list:
-    return value if isinstance(value, list) else [value]
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,31 @@ class Workload:
             "sizes": dict(self.sizes),
             "dtype": self.dtype,
         }
+
+
+def check_keys(where: str, table: dict, known: Iterable[str]) -> None:
+    """Raises ValueError for a key of a suite's file that nobody reads."""
+    known = tuple(known)
+    if unknown := sorted(set(table) - set(known)):
+        raise ValueError(
+            f"bench: keys of {where} must be among {', '.join(known)}, got {', '.join(unknown)}; "
+            "correct the suite's file"
+        )
+
+
+def check_value(name: str, value, known: Iterable[str]) -> None:
+    """Raises ValueError for a value of a suite's file, or of the command, that there is not."""
+    known = tuple(known)
+    if value not in known:
+        raise ValueError(
+            f"bench: {name} must be one of {', '.join(known)}, got {name}={value!r}; "
+            "python -m jax_tcgemm bench --list shows the suites"
+        )
+
+
+def listed(value) -> list:
+    """What a suite's file gives as one value or as a list of them."""
+    return value if isinstance(value, list) else [value]
 
 
 def _nbytes(x) -> int:
