@@ -50,11 +50,11 @@ def test_import_is_quick(run_python):
     code = """
 import time
 import jax
-start = time.perf_counter()
+start = time.process_time()
 import jax_tcgemm
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 """
-    # The least of three: the machine may be busy with something else.
+    # The processor's time, and the least of three: the machine may be busy with something else.
     assert min(float(run_python(code)) for _ in range(3)) < 0.3
 
 
@@ -114,7 +114,7 @@ def test_reasons_agree_with_modules():
 
 
 def test_reason_refuses_unknown_name():
-    with pytest.raises(ValueError, match="name must be cpu, .*, got 'tpu'"):
+    with pytest.raises(ValueError, match="name must be cpu, .*, got name='tpu'"):
         _modules.reason("tpu")
 
 
