@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, batching, xla
 from jax.sharding import PartitionSpec
 
 from jax_tcgemm import local_rows, selection
-from jax_tcgemm.primitives import partitioning
+from jax_tcgemm.primitives import lowering, partitioning
 from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
 from jax_tcgemm.problem import DTYPE_NAMES
 from jax_tcgemm.rows_problem import RowsProblem
@@ -322,13 +322,4 @@ def _lower(ctx, *args, platform, **params):
     )
 
 
-for _platform in ("cpu", "cuda"):
-    mlir.register_lowering(rows_p, functools.partial(_lower, platform=_platform), _platform)
-
-
-def _lower_elsewhere(ctx, *args, **params):
-    platforms = ctx.platforms or ctx.module_context.platforms
-    return _lower(ctx, *args, platform="/".join(platforms), **params)
-
-
-mlir.register_lowering(rows_p, _lower_elsewhere)
+lowering.register(rows_p, _lower)
