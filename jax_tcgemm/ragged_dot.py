@@ -71,7 +71,9 @@ def ragged_dot(
         adds more than two in no fixed order.
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
         the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
-        Derivatives inherit it.
+        Derivatives inherit it. On a GPU only "wgmma" has kernels with bias, activation and gathered
+        rows, which are not selected before they have been measured: those are XLA's steps around
+        our product then.
       config: a config of that implementation; None selects one. Derivatives do not inherit it.
 
     Returns:

@@ -46,8 +46,12 @@ IMPLEMENTATIONS_OF = {
     "rows": ("simt", "host", XLA),
 }
 
-# Kinds of problems whose CUDA kernels have not been measured beside XLA: those must be asked for.
-_UNMEASURED_ON_CUDA = ("rows",)
+# What has not been measured on a GPU beside what runs in its place: it must be asked for by name.
+_UNMEASURED = (
+    "simt/default",
+    "wgmma/256x128x64_c2x1x1_co_t",
+    "wgmma/256x128x64_c1x1x1_co_t",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,10 +294,11 @@ def _best(problem: AnyProblem, device: Device) -> Choice:
         best, why = tuned
     elif device.platform == "cpu":
         best, why = _cpu_rule(problem, considered)
-    elif problem.kind in _UNMEASURED_ON_CUDA:
-        best, why = considered[-1], "no kernel of ours has been measured beside it"
     else:
-        best, why = _modelled(problem, device, considered)
+        best, why = _modelled(problem, device, [c for c in considered if c.name not in _UNMEASURED])
+        waiting = [c.name for c in considered if c.name in _UNMEASURED and not c.reason]
+        if best.implementation == XLA and waiting:
+            why = f"{waiting[0]} can run this too, but has not been measured beside it"
     return _chosen(best, why, problem, device, considered)
 
 

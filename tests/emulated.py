@@ -31,6 +31,7 @@ SOURCES = {
         "kernels/mma_sync/ragged.cu",
         "tile/tensor_map.cc",
     ],
+    "rows": [*_COMMON, "core/rows_problem.cc", "kernels/rows/rows.cu"],
     "wgmma": [
         *_COMMON,
         *_REDUCTIONS,
@@ -266,6 +267,9 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         return {
             "d": ((problem.batch, *(() if rows else (problem.groups,)), problem.m, problem.n), out)
         }
+    if problem.kind == "rows":
+        is_sums = problem.form == "sums"
+        return {"d": ((problem.targets, problem.n) if is_sums else (problem.pairs,), out)}
     found = {"d": (problem.d_shape, out)}
     if problem.epilogue.aux_out:
         found["aux_out"] = (problem.aux_shape, out)

@@ -5,6 +5,9 @@ A group of a suite says `tokens`, `groups`, n, k, any of which may be a list, an
     forward       tokens (tokens, k), experts (groups, k, n)
     lhs_gradient  the gradient of the tokens of that, read through the transposed experts
     rhs_gradient  that of the experts, which sums over the rows of each group
+    gated         gated_ragged_linear: tokens (tokens, k), experts (groups, k, 2, n)
+    gathered_gated  the same of rows gathered from half as many tokens
+    combine       combine_rows and its gradients: the sums of k of the rows (tokens, n) each
 
 Sizes of groups are drawn from a Dirichlet distribution (its parameter `alpha`, 4 unless given; 0
 makes all equal), the same for every run. `ours` is ragged_dot; the peers are XLA's, where the mask
@@ -23,7 +26,7 @@ import numpy as np
 from jax import lax
 
 import jax_tcgemm
-from jax_tcgemm.bench import reference
+from jax_tcgemm.bench import experts, reference
 from jax_tcgemm.bench.suites import DTYPES
 from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
 
@@ -43,11 +46,17 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
     """
     check_keys(f"a group of {suite}", group, ("name", "kind", "alpha", *_KEYS))
     for kind in listed(group.get("kind", "forward")):
-        check_value("kind", kind, _KINDS)
+        check_value("kind", kind, (*_KINDS, *experts.KINDS))
         for tokens, groups, n, k in itertools.product(*(listed(group[key]) for key in _KEYS)):
             sizes = _group_sizes(tokens, groups, group.get("alpha", 4.0))
             label = f"{group.get('name', '')} {kind.replace('_', ' ')}".strip()
-            yield _workload(suite, label, dtype, kind, sizes, tokens, groups, n, k)
+            if kind in experts.KINDS:
+                element_type = DTYPES[dtype][0]
+                yield experts.workload(
+                    suite, label, dtype, element_type, kind, sizes, tokens, groups, n, k
+                )
+            else:
+                yield _workload(suite, label, dtype, kind, sizes, tokens, groups, n, k)
 
 
 def _group_sizes(tokens: int, groups: int, alpha: float) -> np.ndarray:

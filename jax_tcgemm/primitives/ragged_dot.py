@@ -37,6 +37,9 @@ from jax_tcgemm.primitives.ragged_division import result_spec
 
 ragged_dot_p = core.Primitive("tcgemm_ragged_dot")
 
+# Implementations, None being whichever is chosen, that gather rows in any form or take them first.
+_GATHER_ANYTHING = (None, "host", selection.XLA)
+
 # The function that messages name: a call does not know which public one bound it.
 OP = "ragged_dot"
 
@@ -199,17 +202,19 @@ def parts(operands: Operands, params) -> jax.Array:
         bias = None if bias is None else jnp.reshape(bias, (*bias.shape[:-2], -1))
     z = ragged_dot(lhs, rhs, *groups, None, operands.gather, **plain)
     ones = jnp.ones((*(1,) * (z.ndim - 2), z.shape[-2], 1), z.dtype)
+    # What only says which rows are in which group is no product that was asked for by name.
+    step = plain | {"rhs_transposed": False}
+    if step["implementation"] != selection.XLA:
+        step["implementation"] = None
     if bias is not None:
-        plain["rhs_transposed"] = False
-        z += ragged_dot(ones, bias[..., None, :].astype(z.dtype), *groups, **plain)
+        z += ragged_dot(ones, bias[..., None, :].astype(z.dtype), *groups, **step)
     f = ACTIVATIONS[params["activation"]]
     if params["gated"]:
         gate, up = jnp.split(z, 2, axis=-1)
         return f(gate) * up
     if params["activation"] == "sigmoid":  # The one that is not 0 at 0, where rows are of no group.
-        plain["rhs_transposed"] = False
         columns = jnp.ones((*(1,) * (z.ndim - 2), params["groups"], 1, 1), z.dtype)
-        return f(z) * ragged_dot(ones, columns, *groups, **plain)
+        return f(z) * ragged_dot(ones, columns, *groups, **step)
     return f(z)
 
 
@@ -247,11 +252,12 @@ def _cotangent(ct, operands: Operands, is_lhs: bool, params) -> jax.Array:
         return bar if gather is None else _add_rows(bar, gather, lhs.aval.shape[-2])
     if is_contraction:
         return bind(lhs, ct, *groups, None, gather)
-    if not transposed:
-        return bind(lhs, ct, *groups, None, gather, form="contraction")
-    # Only the first operand can be gathered.
-    lhs = lhs if gather is None else _take_rows(lhs, gather)
-    return bind(ct, lhs, *groups, form="contraction")
+    # Only the first operand of a contraction can be gathered, and by no kernel that is asked for.
+    if gather is not None and (transposed or params["implementation"] not in _GATHER_ANYTHING):
+        lhs, gather = _take_rows(lhs, gather), None
+    if transposed:
+        return bind(ct, lhs, *groups, form="contraction")
+    return bind(lhs, ct, *groups, None, gather, form="contraction")
 
 
 def _take_rows(x, gather):

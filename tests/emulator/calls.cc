@@ -128,6 +128,29 @@ RaggedBuffers ragged_buffers_from(const Fields& f, const RaggedProblem&) {
   return buffers;
 }
 
+RowsProblem rows_problem_from(const Fields& f) {
+  return {f.parsed("form", parse_rows_form),
+          f.integer("a_rows"),
+          f.integer("b_rows"),
+          f.integer("targets"),
+          f.integer("pairs"),
+          f.integer("n"),
+          f.flag("weighted"),
+          f.parsed("in_dtype", parse_dtype)};
+}
+
+RowsBuffers rows_buffers_from(const Fields& f, const RowsProblem&) {
+  RowsBuffers buffers{};
+  buffers.a = f.address("a_array");
+  buffers.b = f.address("b_array");
+  buffers.indices = f.address<const int32_t>("indices_array");
+  buffers.b_indices = f.address<const int32_t>("b_indices_array");
+  buffers.starts = f.address<const int32_t>("starts_array");
+  buffers.weights = f.address("weights_array");
+  buffers.d = f.address("d_array");
+  return buffers;
+}
+
 // One entry of `implementations`, so that those that were not compiled are never called.
 template <typename Problem, typename Buffers>
 using Named = std::map<std::string, const ImplementationOf<Problem, Buffers>* (*)()>;
@@ -193,6 +216,12 @@ const char* emulate_ragged(const char* fields) {
   static const Named<RaggedProblem, RaggedBuffers> implementations{{"mma_sync", &mma_sync_ragged},
                                                                    {"wgmma", &wgmma_ragged}};
   return run_without_exceptions(fields, implementations, &ragged_problem_from, &ragged_buffers_from);
+}
+
+const char* emulate_rows(const char* fields) {
+  using namespace tcgemm;
+  static const Named<RowsProblem, RowsBuffers> implementations{{"simt", &simt_rows}};
+  return run_without_exceptions(fields, implementations, &rows_problem_from, &rows_buffers_from);
 }
 
 void emulate_missing(const char* function) {

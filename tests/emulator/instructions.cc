@@ -54,6 +54,14 @@ void complete_phase_if_due(MBarrier& barrier) {
   Machine::get().wake(barrier.waiters);
 }
 
+void arrive(Block& block, uint32_t offset, uint32_t bytes) {
+  MBarrier& barrier = barrier_at(block, offset);
+  if (barrier.pending == 0) fail("arrives at an mbarrier more often than it expects");
+  barrier.bytes += bytes;
+  --barrier.pending;
+  complete_phase_if_due(barrier);
+}
+
 }  // namespace
 
 void mbarrier_init(uint32_t address, uint32_t count) {
@@ -67,11 +75,7 @@ void mbarrier_init(uint32_t address, uint32_t count) {
 
 void mbarrier_arrive(uint32_t address, uint32_t bytes) {
   const SharedPlace place = resolve(address, 8, 8);
-  MBarrier& barrier = barrier_at(*place.block, place.offset);
-  if (barrier.pending == 0) fail("arrives at an mbarrier more often than it expects");
-  barrier.bytes += bytes;
-  --barrier.pending;
-  complete_phase_if_due(barrier);
+  arrive(*place.block, place.offset, bytes);
   if (Machine::get().current != nullptr) Machine::get().may_switch();
 }
 
@@ -150,6 +154,11 @@ void cp_async(uint32_t destination, const void* source, uint32_t bytes, bool val
       std::memset(target, 0, bytes);
     }
   });
+}
+
+void cp_async_arrive(uint32_t barrier) {
+  const SharedPlace place = resolve(barrier, 8, 8);
+  current().copies.queue.issue([=] { arrive(*place.block, place.offset, 0); });
 }
 
 namespace {

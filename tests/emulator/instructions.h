@@ -51,6 +51,8 @@ void set_registers(int count, bool is_increase);
 // Copies and matrix instructions of a warp ---------------------------------------------------------
 
 void cp_async(uint32_t destination, const void* source, uint32_t bytes, bool valid);
+// An arrival once the thread's copies are complete.
+void cp_async_arrive(uint32_t barrier);
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t address, bool transposed);
 void stmatrix_x4(uint32_t address, std::array<uint32_t, 4> r, bool transposed);
 // Registers of A, then of B.

@@ -26,13 +26,14 @@ struct Pipeline {
         order(empty + T::kStages) {}
 
   // By one thread. Its fence_mbarrier_init is left to the caller, who may have barriers of its own.
-  __device__ __forceinline__ void init() const {
+  // `loaders`: arrivals at `full`.
+  __device__ __forceinline__ void init(int loaders = 1) const {
     constexpr int kReaders = Config::kPingPong ? 1 : Config::kConsumers;
     // The blocks that load into our stage or receive our multicast lie in our row and column of
     // the cluster; we are in both.
     constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
     for (int i = 0; i < T::kStages; ++i) {
-      ptx::mbarrier_init(&full[i], 1);
+      ptx::mbarrier_init(&full[i], loaders);
       ptx::mbarrier_init(&empty[i], kReaders * kPeers);
     }
     for (int i = 0; i < Config::kConsumers; ++i) ptx::mbarrier_init(&order[i], 1);

@@ -15,32 +15,50 @@ namespace {
 struct RaggedBase {
   const char* name;
   bool is_rows;
+  bool is_fused;  // runs any epilogue
+  bool may_gather;
 };
 
 constexpr RaggedBase kRaggedBases[] = {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped) {name, swapped},
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped) {name, swapped, false, false},
     TCGEMM_WGMMA_RAGGED_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
 };
-constexpr int kNumRaggedBases = sizeof(kRaggedBases) / sizeof(kRaggedBases[0]);
+constexpr RaggedBase kFusedBases[] = {
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped) {name, swapped, true, cluster_m == 1},
+    TCGEMM_WGMMA_RAGGED_FUSED_CONFIGS(TCGEMM_ENTRY)
+#undef TCGEMM_ENTRY
+};
 
-int base_index(std::string_view config) {
-  for (int i = 0; i < kNumRaggedBases; ++i) {
-    if (config == kRaggedBases[i].name) return i;
+struct Found {
+  const RaggedBase* base;
+  int idx;  // in its table
+};
+
+// Only called with names from configs().
+Found find_base(std::string_view config) {
+  for (const RaggedBase& base : kRaggedBases) {
+    if (config == base.name) return {&base, static_cast<int>(&base - kRaggedBases)};
   }
-  return -1;
+  for (const RaggedBase& base : kFusedBases) {
+    if (config == base.name) return {&base, static_cast<int>(&base - kFusedBases)};
+  }
+  return {};
 }
 
-const std::vector<RaggedLaunchFunction>& table(const RaggedProblem& p) {
-  const bool rows_of_k = !p.b_transposed;
-  if (p.in == DType::kBF16) return rows_of_k ? ragged_bf16_table_1() : ragged_bf16_table_0();
-  return rows_of_k ? ragged_f16_table_1() : ragged_f16_table_0();
+RaggedLaunchFunction launch_function(const RaggedProblem& p, std::string_view config) {
+  const Found found = find_base(config);
+  const bool is_bf16 = p.in == DType::kBF16;
+  if (found.base->is_fused) return (is_bf16 ? ragged_fused_bf16_table() : ragged_fused_f16_table())[found.idx];
+  if (p.b_transposed) return (is_bf16 ? ragged_bf16_table_0() : ragged_f16_table_0())[found.idx];
+  return (is_bf16 ? ragged_bf16_table_1() : ragged_f16_table_1())[found.idx];
 }
 
 class WgmmaRagged final : public RaggedImplementation {
  public:
   WgmmaRagged() {
     for (const RaggedBase& base : kRaggedBases) names_.push_back(base.name);
+    for (const RaggedBase& base : kFusedBases) names_.push_back(base.name);
   }
 
   const char* name() const override { return "wgmma"; }
@@ -48,8 +66,15 @@ class WgmmaRagged final : public RaggedImplementation {
 
   std::string reject(const RaggedProblem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
-    if (!p.epilogue.is_none()) return "it has no epilogues";
-    if (p.gathered) return "it gathers no rows";
+    const RaggedBase& base = *find_base(config).base;
+    if (base.is_rows != p.is_rows()) {
+      return "config " + std::string(config) + " is of form " + (base.is_rows ? "rows" : "contraction");
+    }
+    if (!p.epilogue.is_none() && !base.is_fused) return "config " + std::string(config) + " has no epilogues";
+    if (p.gathered && !base.may_gather) return "config " + std::string(config) + " gathers no rows";
+    if (p.gathered && p.a_rows * ((p.k + 7) / 8) > INT32_MAX) return "gathered rows must have at most 2^34 elements";
+    if (base.is_fused && p.b_transposed) return "config " + std::string(config) + " reads b as (groups, k, n) only";
+    if (p.epilogue.bias != Bias::kNone && p.epilogue.bias_dtype == DType::kF64) return "the bias must not be f64";
     const std::vector<DType> floats{DType::kF16, DType::kBF16, DType::kF32};
     if (std::string rule = reject_types(p.in, p.compute, p.out,
                                         {{DType::kF16, Compute::kF32, floats}, {DType::kBF16, Compute::kF32, floats}});
@@ -62,9 +87,6 @@ class WgmmaRagged final : public RaggedImplementation {
     if (!p.is_rows() && !is_multiple(p.m)) return "m must be a multiple of 8, got " + std::to_string(p.m);
     if (!p.b_transposed && !is_multiple(p.n)) return "n must be a multiple of 8, got " + std::to_string(p.n);
     if (std::string rule = reject_ragged_tiles(p, 64, 64); !rule.empty()) return rule;
-    if (const int index = base_index(config); kRaggedBases[index].is_rows != p.is_rows()) {
-      return "config " + std::string(config) + " is of form " + (kRaggedBases[index].is_rows ? "rows" : "contraction");
-    }
     return "";
   }
 
@@ -73,7 +95,7 @@ class WgmmaRagged final : public RaggedImplementation {
     if (!is_aligned(buffers.a, 16) || !is_aligned(buffers.b, 16)) {
       return Status::invalid("a and b must start on a 16-byte boundary");
     }
-    const RaggedLaunchFunction product = table(p)[base_index(config)];
+    const RaggedLaunchFunction product = launch_function(p, config);
     for (int64_t i = 0; i < p.batch; ++i) {
       const RaggedCall call{&p, batch_entry(p, buffers, i), static_cast<cudaStream_t>(stream)};
       if (Status s = product(call); !s.is_ok()) return s;

@@ -13,4 +13,11 @@ namespace tcgemm::wgmma_family {
   X("128x64x64_c1x1x1_co_t", 128, 64, 1, false, true)   \
   X("128x256x64_c2x1x1_co", 128, 256, 2, false, false)
 
+// The same for configs that run any epilogue of form rows, of weights with rows of K: a warpgroup has 128
+// rows of the tile, of a gated product 64 of each of its matrices. Those whose blocks share nothing also
+// gather their tokens, each its own.
+#define TCGEMM_WGMMA_RAGGED_FUSED_CONFIGS(X)            \
+  X("256x128x64_c2x1x1_co_t", 256, 128, 2, false, true) \
+  X("256x128x64_c1x1x1_co_t", 256, 128, 1, false, true)
+
 }  // namespace tcgemm::wgmma_family

@@ -13,13 +13,14 @@
 // Roles (384 threads):
 //   warp 0 (one thread)  producer: keeps kStages loads in flight
 //   warp 1               finds the tiles and pushes them into the ring
+//   warps 2, 3           copy the tokens where they are gathered (ragged_gather.cuh)
 //   warpgroups 1, 2      consumers, cooperative or ping-pong
 //
 // Pipelines (arrivals that complete a phase):
-//   full[stage]   1 (the producer's expect_tx) + the bytes loaded
+//   full[stage]   1 (the producer's expect_tx) + the bytes loaded; gathered: + 64
 //   empty[stage]  one for each consumer warpgroup that reads the stage, from each block of the cluster
 //   order[group]  1: the other consumer has issued its last multiplication
-//   ring          see WorkRing: full 1, empty 1 + 256
+//   ring          see WorkRing: full 1, empty 1 + 256, or 1 + 64 + 256
 //
 // Shared memory, from a 1024-byte boundary: as in kernel.cuh, and then the ring.
 #pragma once
@@ -29,6 +30,8 @@
 
 #include "kernels/wgmma/kernel.cuh"
 #include "kernels/wgmma/multiply.cuh"
+#include "kernels/wgmma/ragged_epilogue.cuh"
+#include "kernels/wgmma/ragged_gather.cuh"
 #include "kernels/wgmma/ragged_store.cuh"
 #include "kernels/wgmma/ragged_traits.cuh"
 
@@ -86,6 +89,17 @@ __device__ __forceinline__ void load_masked(uint8_t* tile, const CUtensorMap* bo
   }
 }
 
+// One k block of a group's weights with rows of K; of a gated product, 64 columns of both matrices in turn.
+template <typename Config, typename T>
+__device__ __forceinline__ void load_weights(uint8_t* tile, const CUtensorMap* map, uint64_t* barrier, int32_t m_idx,
+                                             int32_t k_idx, int32_t group, bool gated) {
+#pragma unroll 1
+  for (int chunk = 0; chunk < Config::kTileM / T::kChunk; ++chunk) {
+    const int32_t column = m_idx + (gated ? chunk / 2 : chunk) * T::kChunk;
+    ptx::tma_load_4d(tile + chunk * T::kTileK * 128, map, barrier, column, k_idx, gated ? chunk % 2 : 0, group);
+  }
+}
+
 // Calls f with the one of kStep, 2 * kStep ... kMax that `width` is, as a constant.
 template <int kStep, int kMax, typename Visitor>
 __device__ __forceinline__ void visit_width(int32_t width, Visitor&& f) {
@@ -102,13 +116,19 @@ template <typename Config, typename In, int kTransA, typename Epilogue>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     ragged_kernel(const __grid_constant__ RaggedParams<Epilogue> params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using T = RaggedTraits<Config, In, kTransA>;
+  using T = RaggedTraits<Config, In, kTransA, Epilogue>;
   constexpr int kTransB = T::kIsRows ? 0 : 1;
   extern __shared__ uint8_t unaligned_shared[];
   uint8_t* shared = align_shared(unaligned_shared);
   const Pipeline<Config, T> pipeline(shared);
   typename T::Ring ring(shared + T::kRingOffset);
   const Params<Epilogue>& gemm = params.gemm;
+
+  // Whether warps 2 and 3 load the tokens.
+  const bool gathers = [&] {
+    if constexpr (T::kGatherThreads > 0) return gemm.epilogue.gather != nullptr;
+    return false;
+  }();
 
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   const int rank_m = Config::kClusterM == 1 ? 0 : static_cast<int>(ptx::cluster_ctarank());
@@ -117,7 +137,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(&gemm.a_map);
     ptx::prefetch_tensormap(&gemm.d_map);
-    pipeline.init();
+    pipeline.init(gathers ? 1 + T::kGatherThreads : 1);
     ring.init();
     ptx::fence_mbarrier_init();
   }
@@ -147,9 +167,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           uint8_t* b = a + T::kABytes;
           if constexpr (T::kIsRows) {
             const int32_t width = width_of(work), own = width / Config::kClusterM;
-            ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes + width * 128);
-            load_tile<kTransA, Config::kTileM, 1, T>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, i * T::kTileK,
-                                                     work.tokens.group, 0);
+            ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes + (gathers ? 0 : width * 128));
+            if constexpr (Epilogue::kFused) {
+              load_weights<Config, T>(a, &gemm.a_map, barrier, work.m_idx, i * T::kTileK, work.tokens.group,
+                                      gemm.epilogue.gated);
+            } else {
+              load_tile<kTransA, Config::kTileM, 1, T>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, i * T::kTileK,
+                                                       work.tokens.group, 0);
+            }
+            if (gathers) continue;
             load_rows<(Config::kClusterM > 1)>(b + rank_m * own * 128, params.b_boxes, barrier, kMask, own,
                                                work.tokens.token_begin + rank_m * own, i * T::kTileK);
           } else {
@@ -175,7 +201,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       Tiles tiles;
       const auto clusters = [](int32_t extent, int32_t tile) { return (extent + tile - 1) / tile; };
       if constexpr (T::kIsRows) {
-        tiles = {clusters(gemm.m, Config::kTileM * Config::kClusterM)};
+        int32_t tile_columns = Config::kTileM;
+        if constexpr (Epilogue::kFused) tile_columns = gemm.epilogue.template tile_columns<Config>();
+        tiles = {clusters(gemm.m, tile_columns * Config::kClusterM), tile_columns};
       } else {
         tiles = {clusters(gemm.m, Config::kTileM * Config::kClusterM), clusters(gemm.n, Config::kTileN)};
       }
@@ -189,6 +217,22 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       }
       work.tokens.group = RaggedWork::kEnd;
       if (threadIdx.x % 32 == 0) ring.push(work);
+    } else if (threadIdx.x / 32 >= 2) {
+      if constexpr (T::kGatherThreads > 0) {
+        PipelineState<T::kStages> state;
+        for (;;) {
+          const RaggedWork work = ring.pop();
+          if (work.tokens.group == RaggedWork::kEnd) break;
+          if (!gathers) continue;
+          const TokenGather<Config, T> gather(gemm.epilogue, gemm.k, work, threadIdx.x % T::kGatherThreads);
+          const int32_t k_blocks = num_k_blocks(work);
+          for (int32_t i = 0; i < k_blocks; ++i, state.advance()) {
+            ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);
+            gather.load(shared + state.stage * T::kStageBytes + T::kABytes, &pipeline.full[state.stage], width_of(work),
+                        i);
+          }
+        }
+      }
     }
   } else {
     ptx::setmaxnreg_inc<T::kConsumerRegisters>();
@@ -235,6 +279,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #pragma unroll 1
         for (int32_t i = 0; i < k_blocks; ++i) {
           ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);
+          // What threads have copied, before what the multiplication reads.
+          if (gathers) ptx::fence_proxy_async();
           const uint32_t a = ptx::shared_address(shared + state.stage * T::kStageBytes) + first_row_bytes;
           const uint32_t b = ptx::shared_address(shared + state.stage * T::kStageBytes + T::kABytes);
           multiply_from_shared<T, In, kTransA, kTransB, decltype(width)::value>(acc, a, b, true, [&] {
@@ -257,22 +303,26 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         if (thread_idx == 0) ptx::mbarrier_arrive(&pipeline.order[consumer ^ 1]);
       }
 
+      if constexpr (Epilogue::kFused) {
+        store_fused_tokens<Config>(acc, gemm, store_buffers, buffer_idx, consumer * T::kRowsPerGroup, work, barrier_id);
+      } else {
 #pragma unroll
-      for (int block = 0; block < T::kBlocksM; ++block) {
-        const int32_t m_idx = work.m_idx + (Config::kPingPong ? 0 : consumer * T::kRowsPerGroup) + block * 64;
-        if constexpr (!T::kIsRows) {
-          if (gemm.out_type == FloatType::kF32) {
-            store_rows<Config, Epilogue, 4>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work.n_idx,
-                                            work.tokens.group, barrier_id);
+        for (int block = 0; block < T::kBlocksM; ++block) {
+          const int32_t m_idx = work.m_idx + (Config::kPingPong ? 0 : consumer * T::kRowsPerGroup) + block * 64;
+          if constexpr (!T::kIsRows) {
+            if (gemm.out_type == FloatType::kF32) {
+              store_rows<Config, Epilogue, 4>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work.n_idx,
+                                              work.tokens.group, barrier_id);
+            } else {
+              store_rows<Config, Epilogue, 2>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work.n_idx,
+                                              work.tokens.group, barrier_id);
+            }
+          } else if (gemm.out_type == FloatType::kF32) {
+            store_tokens<Config, Epilogue, float>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work, barrier_id);
           } else {
-            store_rows<Config, Epilogue, 2>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work.n_idx,
-                                            work.tokens.group, barrier_id);
+            store_tokens<Config, Epilogue, uint16_t>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work,
+                                                     barrier_id);
           }
-        } else if (gemm.out_type == FloatType::kF32) {
-          store_tokens<Config, Epilogue, float>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work, barrier_id);
-        } else {
-          store_tokens<Config, Epilogue, uint16_t>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work,
-                                                   barrier_id);
         }
       }
     }

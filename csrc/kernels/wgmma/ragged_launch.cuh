@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "epilogue/fused.h"
 #include "kernels/wgmma/launch.cuh"
 #include "kernels/wgmma/ragged_config.h"
 #include "kernels/wgmma/ragged_kernel.cuh"
@@ -28,10 +29,24 @@ Status encode_ragged_map(CUtensorMap* map, const RaggedCall& call, const RaggedO
   return encode_operand_map(map, map_type<In>(), extents, operand, {x.contiguous, x.rows}, box);
 }
 
-template <typename Config, typename In, int kTransA>
+// The weights of a kernel with an epilogue: (column, k, which of a gated product's two matrices, group).
+template <typename In>
+Status encode_weights_map(CUtensorMap* map, const RaggedCall& call, int columns, int rows) {
+  const RaggedProblem& p = *call.problem;
+  const int64_t halves = p.epilogue.gated ? 2 : 1;
+  Call extents{};
+  extents.batch_inner = halves;
+  extents.batch = halves * std::max<int64_t>(p.groups, 1);
+  extents.element_bytes = sizeof(In);
+  const bool is_empty = p.n == 0 || p.k == 0 || p.groups == 0;
+  const AlignedOperand operand{is_empty ? call.buffers.d : call.buffers.b, halves * p.n, halves * p.n * p.k, p.n};
+  const int box[2] = {columns, rows};
+  return encode_operand_map(map, map_type<In>(), extents, operand, {p.n, p.k}, box);
+}
+
+template <typename Config, typename In, int kTransA, typename Epilogue>
 Status launch_ragged(const RaggedCall& call) {
-  using T = RaggedTraits<Config, In, kTransA>;
-  using Epilogue = Bare;
+  using T = RaggedTraits<Config, In, kTransA, Epilogue>;
   const RaggedProblem& p = *call.problem;
   const RaggedBuffers& buffers = call.buffers;
   RaggedParams<Epilogue> params{};
@@ -62,14 +77,27 @@ Status launch_ragged(const RaggedCall& call) {
     if (Status s = encode_output_map(&gemm.d_map, out, Config::kSwapped, d_box); !s.is_ok()) return s;
   }
 
+  int64_t tile_columns = Config::kTileM;  // of D, where the weights are A
   if constexpr (T::kIsRows) {
     const RaggedOperand weights{buffers.b, kTransA ? p.n : p.k, kTransA ? p.k : p.n, p.groups};
     const RaggedOperand tokens{buffers.a, p.k, p.m, 1};
-    if (Status s = encode_ragged_map<In>(&gemm.a_map, call, weights, kTransA ? T::kChunk : T::kTileK,
-                                         kTransA ? T::kTileK : Config::kTileM);
-        !s.is_ok()) {
-      return s;
+    const int box[2] = {kTransA ? T::kChunk : T::kTileK, kTransA ? T::kTileK : Config::kTileM};
+    Status status = Status::ok();
+    if constexpr (Epilogue::kFused) {
+      RaggedFused& fused = gemm.epilogue;
+      fused.activation = p.epilogue.activation;
+      fused.gated = p.epilogue.gated;
+      fused.bias_type = epilogue::float_type(p.epilogue.bias_dtype);
+      fused.bias = p.epilogue.bias == Bias::kNone ? nullptr : buffers.bias;
+      fused.gather = p.gathered ? buffers.gather : nullptr;
+      fused.rows = buffers.a;
+      fused.num_rows = static_cast<int32_t>(p.a_rows);
+      tile_columns = fused.template tile_columns<Config>();
+      status = encode_weights_map<In>(&gemm.a_map, call, box[0], box[1]);
+    } else {
+      status = encode_ragged_map<In>(&gemm.a_map, call, weights, box[0], box[1]);
     }
+    if (!status.is_ok()) return status;
     for (int i = 0; 8 << i <= T::kMaxWidth; ++i) {
       if (Status s = encode_ragged_map<In>(&params.b_boxes[i], call, tokens, T::kTileK, 8 << i); !s.is_ok()) return s;
     }
@@ -96,7 +124,7 @@ Status launch_ragged(const RaggedCall& call) {
   }
 
   // At most so many tiles: how many there are is known on the device only.
-  const int64_t num_tiles = T::kIsRows ? max_ragged_tiles(p, Config::kTileN, Config::kTileM * Config::kClusterM)
+  const int64_t num_tiles = T::kIsRows ? max_ragged_tiles(p, Config::kTileN, tile_columns * Config::kClusterM)
                                        : max_ragged_tiles(p, Config::kTileM * Config::kClusterM, Config::kTileN);
   return launch_clusters<ragged_kernel<Config, In, kTransA, Epilogue>, Config, T::kSharedBytes>(
       params, num_tiles, call.stream, "wgmma grouped kernel");
@@ -105,7 +133,7 @@ Status launch_ragged(const RaggedCall& call) {
 template <typename Config, typename In, int kTransA>
 constexpr RaggedLaunchFunction ragged_function() {
   if constexpr (Config::kSwapped || kTransA) {
-    return launch_ragged<Config, In, kTransA>;
+    return launch_ragged<Config, In, kTransA, Bare>;
   } else {
     return nullptr;
   }
@@ -118,6 +146,17 @@ std::vector<RaggedLaunchFunction> ragged_launch_table() {
 #define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped) \
   ragged_function<Config<tile_m, tile_n, cluster_m, 1, 1, ping_pong, swapped>, In, kTransA>(),
       TCGEMM_WGMMA_RAGGED_CONFIGS(TCGEMM_ENTRY)
+#undef TCGEMM_ENTRY
+  };
+}
+
+// Those in the order of TCGEMM_WGMMA_RAGGED_FUSED_CONFIGS.
+template <typename In>
+std::vector<RaggedLaunchFunction> ragged_fused_launch_table() {
+  return {
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped) \
+  launch_ragged<Config<tile_m, tile_n, cluster_m, 1, 1, ping_pong, swapped>, In, 1, RaggedFused>,
+      TCGEMM_WGMMA_RAGGED_FUSED_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
   };
 }

@@ -25,4 +25,8 @@ const std::vector<RaggedLaunchFunction>& ragged_bf16_table_1();
 const std::vector<RaggedLaunchFunction>& ragged_f16_table_0();
 const std::vector<RaggedLaunchFunction>& ragged_f16_table_1();
 
+// The same in the order of TCGEMM_WGMMA_RAGGED_FUSED_CONFIGS.
+const std::vector<RaggedLaunchFunction>& ragged_fused_bf16_table();
+const std::vector<RaggedLaunchFunction>& ragged_fused_f16_table();
+
 }  // namespace tcgemm::wgmma_family

@@ -23,21 +23,24 @@ struct RaggedParams {
 // rows (swapped): A of the instruction is the weights and B the tokens, whose number is the flexible extent of
 // the instruction: a tile is as wide as its tokens need, in steps of 16.
 // contraction (not swapped): both operands are stored with rows of K.
-template <typename Config, typename In, int kTransA>
+template <typename Config, typename In, int kTransA, typename Epilogue>
 struct RaggedTraits : Traits<Config, In, kTransA, !Config::kSwapped> {
   static constexpr bool kIsRows = Config::kSwapped;
   using Base = Traits<Config, In, kTransA, !kIsRows>;
   static constexpr int kMaxWidth = Config::kTileN;
   static constexpr int kWidthStep = 16;
-  // The producer and both consumers read what tile comes next.
-  using Ring = WorkRing<1 + 128 * Config::kConsumers>;
+  // Warps 2 and 3 gather the tokens where blocks share none.
+  static constexpr int kGatherThreads = Epilogue::kFused && Config::kClusterM == 1 ? 64 : 0;
+  // The producer, those that gather and both consumers read what tile comes next.
+  using Ring = WorkRing<1 + kGatherThreads + 128 * Config::kConsumers>;
   static constexpr int kRingOffset = (Base::kBarrierOffset + 8 * Base::kNumBarriers + 31) / 32 * 32;
   static constexpr int kSharedBytes = 1024 + kRingOffset + Ring::kBytes;
 
-  // The producer of a contraction masks. A block may hand out no more than the 168 registers of each
-  // thread that it starts with: it would wait for ever.
-  static constexpr int kProducerRegisters = kIsRows ? 40 : 56;
-  static constexpr int kConsumerRegisters = kIsRows ? 232 : 224;
+  // The producer of a contraction masks, those that gather keep indices. A block may hand out no more than the 168
+  // registers of each thread that it starts with: it would wait for ever.
+  static constexpr bool kIsWide = kIsRows && !Epilogue::kFused;
+  static constexpr int kProducerRegisters = kIsWide ? 40 : 56;
+  static constexpr int kConsumerRegisters = kIsWide ? 232 : 224;
   static_assert(kProducerRegisters + Config::kConsumers * kConsumerRegisters <= 168 * Config::kThreads / 128,
                 "registers of a block");
 
@@ -46,12 +49,14 @@ struct RaggedTraits : Traits<Config, In, kTransA, !Config::kSwapped> {
   static_assert(kMaxWidth % kWidthStep == 0 && kWidthStep / Config::kClusterM % 8 == 0,
                 "each block of a cluster loads whole swizzle groups");
   static_assert(kIsRows || kTransA, "a contraction's operands are stored with rows of K");
+  static_assert(!Epilogue::kFused || (kIsRows && kTransA), "epilogues of form rows, of weights with rows of K");
 };
 
 // Counts the tiles of a segment of rows and finds out where they lie.
 template <typename Config>
 struct RowTiles {
-  int32_t columns;  // of clusters, along the weights
+  int32_t columns;       // of clusters, along the weights
+  int32_t tile_columns;  // of D, in a tile of a block
 
   __device__ __forceinline__ static int32_t ceil_div(int32_t x, int32_t y) { return (x + y - 1) / y; }
   __device__ __forceinline__ int32_t num_tiles(bool, int32_t tokens) const {
@@ -64,7 +69,7 @@ struct RowTiles {
     // Tiles of a segment are of one width, so that none is left with a few tokens only.
     const int32_t width = ceil_div(ceil_div(work->num_tokens(), rows), 16) * 16;
     const TilePlace place = TilePlace::make(in_segment, rows, columns);
-    work->m_idx = (place.column * Config::kClusterM + rank_m) * Config::kTileM;
+    work->m_idx = (place.column * Config::kClusterM + rank_m) * tile_columns;
     work->n_idx = work->tokens.token_begin += place.row * width;
     work->tokens.token_end = min(work->n_idx + width, work->tokens.token_end);
   }

@@ -1,0 +1,10 @@
+#include "kernels/wgmma/ragged_launch.cuh"
+
+namespace tcgemm::wgmma_family {
+
+const std::vector<RaggedLaunchFunction>& ragged_fused_f16_table() {
+  static const std::vector<RaggedLaunchFunction> table = ragged_fused_launch_table<__half>();
+  return table;
+}
+
+}  // namespace tcgemm::wgmma_family

@@ -1,0 +1,139 @@
+"""Workloads of what an expert layer does besides bare grouped products; see bench/ragged.py.
+
+Every way in which we can run each is one of `ours`: by default, which on a GPU is XLA's work around
+our bare grouped product or its own sum of rows, and by the kernels that must be asked for by name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_tcgemm
+from jax_tcgemm.bench import reference
+from jax_tcgemm.bench.workload import Workload
+from jax_tcgemm.selection import target_device
+
+KINDS = ("gated", "gathered_gated", "combine")
+_PER_TOKEN = 2
+
+
+def workload(suite, label, dtype, element_type, kind, sizes, tokens, groups, n, k) -> Workload:
+    """One of KINDS: `tokens` rows, `sizes` of them for each group."""
+    build = _combine if kind == "combine" else _gated
+    is_gpu = jax.default_backend() == "gpu" and target_device("cuda").compute_capability >= 90
+    itemsize = jnp.dtype(element_type).itemsize
+    return Workload(
+        suite=suite,
+        label=label,
+        dtype=dtype,
+        shape=f"{tokens}×{n}×{k}, {groups} groups",
+        sizes={"tokens": tokens, "groups": groups, "n": n, "k": k},
+        tolerance=4 * float(jnp.finfo(element_type).eps) + 2.0**-9 * (itemsize == 4) + 1e-4,
+        **build(kind, element_type, is_gpu, sizes, tokens, groups, n, k),
+    )
+
+
+def _gated(kind, element_type, is_gpu, sizes, tokens, groups, n, k) -> dict:
+    """silu(x W_gate) * (x W_up), of rows as they lie or gathered from half as many."""
+    gathered = kind == "gathered_gated"
+    rows = tokens // _PER_TOKEN if gathered else tokens
+    indices = np.random.default_rng([tokens, groups, 1]).permutation(tokens) // _PER_TOKEN
+    indices = np.minimum(indices, rows - 1)
+    configs = ["256x128x64_c1x1x1_co_t"] + ["256x128x64_c2x1x1_co_t"] * (not gathered)
+    ours: dict[str, Callable] = {"gated_ragged_linear": _run_gated(gathered)}
+    if is_gpu:
+        ours |= {config: _run_gated(gathered, "wgmma", config) for config in configs}
+    shapes = [(rows, k), (groups, k, 2, n)]
+    integers = [jnp.asarray(sizes, jnp.int32), jnp.asarray(indices, jnp.int32)][: 1 + gathered]
+
+    def draw(key):
+        for each, shape in zip(jax.random.split(key, 2), shapes, strict=True):
+            yield reference.random(each, shape, jnp.dtype(element_type))
+        yield from integers
+
+    def expected(x, weights, _, *indices):
+        x = x[indices[0]] if gathered else x
+        ends = np.cumsum(sizes)
+        parts = []
+        for group, (begin, end) in enumerate(zip(ends - sizes, ends, strict=True)):
+            both = jnp.matmul(x[begin:end], weights[group].reshape(k, 2 * n), precision="highest")
+            parts.append(jax.nn.silu(both[:, :n]) * both[:, n:])
+        return jnp.concatenate(parts)
+
+    used = int(np.count_nonzero(sizes))
+    return {
+        "operands": (
+            *(jax.ShapeDtypeStruct(shape, element_type) for shape in shapes),
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in integers),
+        ),
+        "draw": draw,
+        "ours": ours,
+        "peers": {},
+        "reference": expected,
+        "flops": 4 * tokens * n * k,
+        "bytes": (tokens * (n + k) + used * 2 * n * k) * jnp.dtype(element_type).itemsize,
+    }
+
+
+def _run_gated(gathered, implementation=None, config=None) -> Callable:
+    def run(x, weights, sizes, *indices):
+        return jax_tcgemm.gated_ragged_linear(
+            x,
+            weights,
+            sizes,
+            gather_indices=indices[0] if gathered else None,
+            implementation=implementation,
+            config=config,
+        )
+
+    return run
+
+
+def _combine(kind, element_type, is_gpu, sizes, tokens, groups, n, k) -> dict:
+    """The weighted sum of k rows for each token, `tokens` in all, and its gradients."""
+    del kind, sizes, groups
+    targets, degree = tokens // k, k
+    indices = np.random.default_rng([tokens, n]).permutation(targets * degree)
+    indices = jnp.asarray(indices.reshape(targets, degree), jnp.int32)
+    names = {"combine_rows": None} | ({"simt": "simt"} if is_gpu else {})
+
+    def draw(key):
+        for each, shape in zip(
+            jax.random.split(key, 3), ((tokens, n), (targets, n), (targets, degree)), strict=True
+        ):
+            yield reference.random(each, shape, jnp.dtype(element_type))
+        yield indices
+
+    def run(implementation, rows, ct, weights, indices):
+        f = functools.partial(
+            jax_tcgemm.combine_rows, unique_indices=True, implementation=implementation
+        )
+        out, vjp = jax.vjp(lambda rows, weights: f(rows, indices, weights), rows, weights)
+        return out, *vjp(ct)
+
+    def expected(rows, ct, weights, indices):
+        taken = rows[indices]
+        product = functools.partial(jnp.einsum, precision="highest")
+        rows_bar = jnp.zeros_like(rows).at[indices].set(weights[..., None] * ct[:, None])
+        return product("tj,tjn->tn", weights, taken), rows_bar, product("tjn,tn->tj", taken, ct)
+
+    shapes = [(tokens, n), (targets, n), (targets, degree)]
+    itemsize = jnp.dtype(element_type).itemsize
+    return {
+        "operands": (
+            *(jax.ShapeDtypeStruct(shape, element_type) for shape in shapes),
+            jax.ShapeDtypeStruct(indices.shape, indices.dtype),
+        ),
+        "draw": draw,
+        "ours": {name: functools.partial(run, value) for name, value in names.items()},
+        "peers": {},
+        "reference": expected,
+        "flops": 6 * tokens * n,
+        # Forward and for weights each row is read, for rows each is written; sums and cotangents.
+        "bytes": (3 * tokens + 3 * targets) * n * itemsize,
+    }
