@@ -316,6 +316,37 @@ def test_refusals_when_lowered(call, reason, fake_cutensor):
         lowered(call, (3, 4))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "s8"}, "dtype must be f16, bf16, f32, f64, c64 or c128, got s8"),
+        ({"dtype": "f8"}, "dtype is unknown: f8"),
+        ({"operation": "convolve"}, "operation is unknown: convolve"),
+        ({"extents": [4, 0, 6]}, "every extent must be at least 1, got 0"),
+        ({"extents": [2**32, 2**32, 6]}, r"an array has over 2\^63 - 1 elements"),
+        ({"a_modes": [0, 0]}, "a must have distinct modes"),
+        ({"a_modes": [0, 9]}, "a mode has no extent"),
+        ({"d_modes": [0]}, "every mode must be in two of a, b and d"),
+        ({"has_c": True, "c_modes": [2, 0]}, "c must have the modes of d, in their order"),
+        ({"operation": "permute"}, "a and d must have one set of modes"),
+        ({"operation": "elementwise_binary"}, "c must be given"),
+        ({"a_op": "cube"}, "a unary operator is unknown: cube"),
+        ({"combine": "sub"}, "a binary operator is unknown: sub"),
+        ({"algorithm": "fastest"}, "algorithm is unknown: fastest"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_the_cutensor_module_checks_again(change, message):
+    """As an exported program may say anything."""
+    if _modules.cutensor is None:
+        pytest.skip("this build has no _cutensor")
+    modes = ((0, 1), (1, 2))
+    operation = Operation("contract", np.dtype("f4"), (4, 5, 6), modes, (0, 2), ("identity",) * 2)
+    _modules.cutensor.check(operation.query())
+    with pytest.raises(ValueError, match=message):
+        _modules.cutensor.check(operation.query() | change)
+
+
 def test_without_cutensor_the_error_says_what_to_install():
     if _modules.cutensor is not None and not _modules.reason("cutensor"):
         pytest.skip("cuTENSOR is here")

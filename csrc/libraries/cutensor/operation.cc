@@ -104,6 +104,15 @@ std::string check_operation(Operation* operation) {
   const auto kind = find(kKinds, o.kind_name);
   if (kind == kKinds.end()) return "operation is unknown: " + o.kind_name;
   o.kind = kind->second;
+  switch (o.dtype) {
+    case DType::kF16:
+    case DType::kBF16:
+    case DType::kF32:
+    case DType::kF64:
+    case DType::kC64:
+    case DType::kC128: break;
+    default: return std::string("dtype must be f16, bf16, f32, f64, c64 or c128, got ") + dtype_name(o.dtype);
+  }
   for (const int64_t extent : o.extents) {
     if (extent < 1) return "every extent must be at least 1, got " + std::to_string(extent);
   }

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstring>
 #include <list>
 #include <mutex>
@@ -63,7 +64,7 @@ class Descriptors {
 
  private:
   Status make_tensor(const Operation& o, const std::vector<int32_t>& modes, cutensorTensorDescriptor_t* tensor) {
-    std::vector<int64_t> extents(modes.size()), strides(modes.size());
+    std::array<int64_t, Operation::kMaxModes> extents, strides;  // Addresses even of a scalar's.
     int64_t stride = 1;
     for (size_t i = modes.size(); i-- > 0;) {
       extents[i] = o.extents[modes[i]];
@@ -81,7 +82,12 @@ class Descriptors {
   Status make_operation(const Operation& o) {
     const cutensorComputeDescriptor_t compute = find_compute(api_, o.compute);
     if (compute == nullptr) return Status::invalid("this version of cuTENSOR has no compute type " + o.compute);
-    const int32_t *a = o.a_modes.data(), *b = o.b_modes.data(), *d = o.d_modes.data();
+    // A scalar has no modes, but an address of them.
+    const auto address = [](const std::vector<int32_t>& modes) {
+      static constexpr int32_t kNone = 0;
+      return modes.empty() ? &kNone : modes.data();
+    };
+    const int32_t *a = address(o.a_modes), *b = address(o.b_modes), *d = address(o.d_modes);
     const cutensorOperator_t a_op = operator_number(o.a_op), b_op = operator_number(o.b_op);
     const cutensorOperator_t c_op = operator_number(o.c_op), combine = operator_number(o.combine);
     const auto create = [&] {
