@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.dot_general import as_array
+from jax_tcgemm.fusion import wide_dtype
 from jax_tcgemm.primitives import rows as primitive
 from jax_tcgemm.ragged_dot import as_integers
 from jax_tcgemm.selection import check_names
@@ -47,8 +48,8 @@ def combine_rows(
     Numerics:
       Sums are kept in float32 (float64 for float64) in the order of j, weights are float32, and the
       result is rounded once. The gradient for `weights` is a product of rows, summed in float32;
-      that for `rows` adds, where a row is taken more than once, in the order of (t, j). "simt" and
-      "host" give the same bits each time; "xla" on a GPU only where nothing is differentiated.
+      that for `rows` adds, where a row is taken more than once, in the order of (t, j), or "xla" in
+      that of a tree. The same program gives the same bits each time.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -75,7 +76,7 @@ def combine_rows(
                 f"{op}: weights must have the shape of indices, {indices.shape}, got "
                 f"weights.shape={weights.shape}; pass one weight for each index"
             )
-        weights = jnp.ravel(weights).astype(primitive.wide_dtype(rows.dtype))
+        weights = jnp.ravel(weights).astype(wide_dtype(rows.dtype))
     num_targets, degree = indices.shape
     if indices.size == 0:
         return jnp.zeros((num_targets, rows.shape[1]), rows.dtype)

@@ -67,8 +67,7 @@ def ragged_dot(
       bias: array of shape (g, n), added to the rows of its group before the activation.
       gather_indices: integers of shape (rows,): row i of the product is that of lhs at this index,
         or zeros where lhs has no such row. Then lhs is read through them, never copied in their
-        order; its gradient adds up what comes back to each row, by XLA's scatter, which on a GPU
-        adds more than two in no fixed order.
+        order; its gradient adds up what comes back to each row, as that of `combine_rows` does.
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
         the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
         Derivatives inherit it. On a GPU only "wgmma" has kernels with bias, activation and gathered

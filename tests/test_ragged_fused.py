@@ -209,6 +209,23 @@ def test_second_derivatives_through_gathered_rows():
     )
 
 
+@IMPLEMENTATIONS
+def test_gradient_of_gathered_rows_is_summed_wide(implementation):
+    """Many rows of a product from one row of lhs: one rounding of their sum."""
+    rng = np.random.default_rng(0)
+    lhs, rhs, ct = (
+        jnp.asarray(rng.standard_normal(shape)).astype(jnp.bfloat16)
+        for shape in ((2, 4), (1, 4, 8), (512, 8))
+    )
+    how = {"gather_indices": np.arange(512) % 2, "implementation": implementation}
+    f = functools.partial(jax_tcgemm.ragged_dot, rhs=rhs, group_sizes=np.array([512]), **how)
+    (got,) = jax.vjp(f, lhs)[1](ct)
+    parts = (np.asarray(ct, np.float64) @ np.asarray(rhs[0], np.float64).T).reshape(256, 2, 4)
+    # Each part is rounded, in no direction, and then their sum.
+    bound = 2.0**-9 * (4 * np.sqrt(np.sum(parts**2, 0)) + np.abs(parts.sum(0))) + 1e-3
+    assert (np.abs(np.asarray(got, np.float64) - parts.sum(0)) <= bound).all()
+
+
 def test_gathering_is_batched_by_vmap():
     lhs, rhs, _ = operands()
     indices = jnp.stack([jnp.arange(M), jnp.arange(M)[::-1]])

@@ -261,28 +261,33 @@ def _cotangent(ct, operands: Operands, is_lhs: bool, params) -> jax.Array:
 
 
 def _take_rows(x, gather):
-    """x[..., gather[i], :], zero for an index out of range."""
-    batch = np.broadcast_shapes(x.shape[:-2], gather.shape[:-1])
-    x = jnp.broadcast_to(x, (*batch, *x.shape[-2:]))
-    gather = jnp.broadcast_to(gather, (*batch, gather.shape[-1]))
-    take = rows.take
-    for _ in batch:
-        take = jax.vmap(take)
-    return take(x, gather)
+    """x[..., gather[i], :], zero for an index out of range; a sum of one row for each."""
+
+    def take(x, indices):
+        (count,) = indices.shape
+        own = lax.iota(indices.dtype, count)
+        return rows.sums(x, indices, own, num_targets=count, patterns=(None, 1))
+
+    return _over_batch(take, x, gather)
 
 
 def _add_rows(x, gather, num_rows: int):
     """The transpose of `_take_rows`: out[gather[i]] is the sum of all its x[i]."""
-    batch = x.shape[:-2]
+
+    def add(x, indices):
+        own = lax.iota(indices.dtype, *indices.shape)
+        return rows.sums(x, own, indices, num_targets=num_rows, patterns=(1, None))
+
+    return _over_batch(add, x, gather)
+
+
+def _over_batch(f, x, gather):
+    batch = np.broadcast_shapes(x.shape[:-2], gather.shape[:-1])
+    x = jnp.broadcast_to(x, (*batch, *x.shape[-2:]))
     gather = jnp.broadcast_to(gather, (*batch, gather.shape[-1]))
-
-    def add(x, i):
-        out = jnp.zeros((num_rows, x.shape[-1]), x.dtype)
-        return out.at[jnp.where(i < 0, num_rows, i)].add(x, mode="drop")
-
     for _ in batch:
-        add = jax.vmap(add)
-    return add(x, gather)
+        f = jax.vmap(f)
+    return f(x, gather)
 
 
 ad.primitive_jvps[ragged_dot_p] = _jvp
@@ -338,7 +343,7 @@ def division_of(*avals_and_params) -> partitioning.Division:
 
 def _gathered_first(operands: Operands, params) -> jax.Array:
     """The same product of rows that are gathered before, by whatever can run that."""
-    taken = _take_rows(operands.lhs, operands.gather)
+    taken = _over_batch(rows.take, operands.lhs, operands.gather)
     groups = operands.group_sizes, operands.group_offset
     keys = ("form", "rhs_transposed", "groups", "precision", "preferred_element_type")
     return ragged_dot(

@@ -27,8 +27,10 @@ from jax.interpreters import ad, batching, xla
 from jax.sharding import PartitionSpec
 
 from jax_tcgemm import local_rows, selection
+from jax_tcgemm.fusion import wide_dtype
 from jax_tcgemm.primitives import lowering, partitioning
 from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
+from jax_tcgemm.primitives.segment_sums import segment_sums
 from jax_tcgemm.problem import DTYPE_NAMES
 from jax_tcgemm.rows_problem import RowsProblem
 
@@ -66,11 +68,6 @@ def dots(a, b, a_indices, b_indices, *, patterns=(None, None), implementation=No
 
 
 # --- typing -------------------------------------------------------------------------------------
-
-
-def wide_dtype(dtype) -> np.dtype:
-    """What sums of this dtype are kept in, and the dtype of weights and of products."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _abstract_eval(a, *others, form, num_targets, **params):
@@ -267,9 +264,11 @@ def _sums_by_xla(a, sources, targets, weights=None, *, num_targets, patterns):
     if isinstance(patterns[1], int):
         out = jnp.sum(jnp.reshape(rows, (num_targets, patterns[1], a.shape[1])), 1)
         return out.astype(a.dtype)
-    out = jnp.zeros((num_targets, a.shape[1]), rows.dtype)
-    targets = jnp.where(targets < 0, num_targets, targets)
-    return out.at[targets].add(rows, mode="drop").astype(a.dtype)
+    if patterns[1] == "unique":
+        out = jnp.zeros((num_targets, a.shape[1]), rows.dtype)
+        targets = jnp.where(targets < 0, num_targets, targets)
+        return out.at[targets].add(rows, mode="drop", unique_indices=True).astype(a.dtype)
+    return segment_sums(rows, targets, num_targets).astype(a.dtype)
 
 
 def _dots_by_xla(a, b, a_indices, b_indices):
