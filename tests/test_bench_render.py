@@ -23,7 +23,6 @@ def checkout(tmp_path):
 
 
 def test_render_writes_tables_and_charts_once(checkout):
-    pytest.importorskip("matplotlib")
     stale = render.render(checkout, check=True)
     assert "old" in (checkout / "README.md").read_text()
     assert render.render(checkout) == stale
@@ -76,7 +75,6 @@ def test_committed_documents_show_the_committed_records():
 
 @pytest.mark.parametrize("which", ["squares", "decode", "no_peers", "many_cases"])
 def test_plots_show_something(which, tmp_path):
-    pytest.importorskip("matplotlib")
     from matplotlib import image
 
     from jax_tcgemm.bench.plot import plot

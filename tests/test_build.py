@@ -147,7 +147,6 @@ def test_unknown_mode_is_an_error(no_nvcc):
 
 
 def test_backend_asks_for_the_compiler_only_where_there_is_none(no_nvcc, tmp_path):
-    pytest.importorskip("scikit_build_core")
     no_nvcc.syspath_prepend(str(REPOSITORY / "build_backend"))
     no_nvcc.chdir(REPOSITORY)
     import backend

@@ -54,7 +54,6 @@ def test_info(invoke):
 
 
 def test_demo_prints_both_accuracies_and_what_ran(invoke):
-    pytest.importorskip("sklearn")
     code, text = invoke("demo", "--steps", 20, "--implementation", "xla")
     assert code == 0
     assert "test accuracy" in text
@@ -64,7 +63,6 @@ def test_demo_prints_both_accuracies_and_what_ran(invoke):
 
 
 def test_demo_with_an_unknown_implementation_says_what_there_is(invoke):
-    pytest.importorskip("sklearn")
     code, text = invoke("demo", "--implementation", "nope")
     assert code == 1
     assert "error: matmul: implementation must be one of" in text
@@ -91,7 +89,6 @@ def test_bench_lists_its_suites(invoke):
 
 
 def test_bench_measures_records_and_draws(invoke, tmp_path):
-    pytest.importorskip("matplotlib")
     out, plot = tmp_path / "records.jsonl", tmp_path / "chart.png"
     arguments = ["--suite", "smoke", "--impl", "auto", "--peers", "xla", "--repeats", 5]
     code, text = invoke("bench", *arguments, "--dtype", "f32", "--out", out, "--plot", plot)

@@ -9,7 +9,6 @@ from jax_tcgemm import demo, info
 
 
 def run(num_steps, implementation=None):
-    pytest.importorskip("sklearn")
     return demo.run_demo(num_steps, implementation, Console(quiet=True))
 
 

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from jax_tcgemm import debug, selection
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,7 +16,6 @@ def names_in_table(heading: str) -> list[str]:
 
 
 def test_examples_run(capsys):
-    pytest.importorskip("flax")
     namespace: dict = {}
     for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         exec(compile(code, "README.md", "exec"), namespace)

@@ -13,7 +13,6 @@ PATH = Path(__file__).resolve().parents[1] / "examples" / "train_gpt.py"
 
 @pytest.fixture(scope="module")
 def example():
-    pytest.importorskip("matplotlib")
     spec = importlib.util.spec_from_file_location("train_gpt", PATH)
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:

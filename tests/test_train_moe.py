@@ -14,7 +14,6 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 @pytest.fixture
 def example(monkeypatch):
-    pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(EXAMPLES)  # Where train_gpt is, as for a script that is run.
     monkeypatch.delitem(sys.modules, "train_gpt", raising=False)
     spec = importlib.util.spec_from_file_location("train_moe", EXAMPLES / "train_moe.py")
