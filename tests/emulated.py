@@ -23,19 +23,19 @@ _MACHINE = ("machine", "instructions", "wgmma", "tensor_map", "runtime")
 _COMMON = ["core/problem.cc", "core/ragged_problem.cc"]
 _REDUCTIONS = ["kernels/common/split_reduction.cu", "kernels/tensor/reduction.cu"]
 SOURCES = {
-    "simt": [*_COMMON, "kernels/simt/launch.cu"],
+    "simt": [*_COMMON, "kernels/simt/simt.cc"],
     "mma_sync": [
         *_COMMON,
         *_REDUCTIONS,
-        "kernels/mma_sync/mma_sync.cu",
-        "kernels/mma_sync/ragged.cu",
+        "kernels/mma_sync/mma_sync.cc",
+        "kernels/mma_sync/ragged.cc",
         "tile/tensor_map.cc",
     ],
     "rows": [*_COMMON, "core/rows_problem.cc", "kernels/rows/rows.cu"],
     "wgmma": [
         *_COMMON,
         *_REDUCTIONS,
-        *(f"kernels/wgmma/{name}" for name in ("wgmma.cu", "ragged.cu", "operand_copy.cu")),
+        *(f"kernels/wgmma/{name}" for name in ("wgmma.cc", "ragged.cc", "operand_copy.cu")),
         "kernels/wgmma/tensor_map.cc",
         "tile/tensor_map.cc",
     ],

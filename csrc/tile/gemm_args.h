@@ -7,19 +7,11 @@
 #include "core/problem.h"
 #include "epilogue/epilogue.cuh"
 #include "epilogue/fused.h"
+#include "tile/alignment.h"
 #include "tile/gemm_args.cuh"
 #include "tile/output.cuh"
 
 namespace tcgemm {
-
-inline bool is_aligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
-
-// Whether every row of `operand` starts on a multiple of `bytes`.
-inline bool rows_aligned(const void* data, const Operand& operand, int64_t bytes) {
-  const int64_t size = dtype_bytes(operand.dtype);
-  return is_aligned(data, bytes) && operand.ld * size % bytes == 0 && operand.batch_outer_stride * size % bytes == 0 &&
-         operand.batch_inner_stride * size % bytes == 0;
-}
 
 template <typename Epilogue>
 struct MakeEpilogue;

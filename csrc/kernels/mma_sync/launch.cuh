@@ -5,9 +5,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/cuda_status.h"
 #include "epilogue/fused.h"
 #include "kernels/common/epilogue_launch.h"
+#include "kernels/common/launch.cuh"
+#include "kernels/mma_sync/instruction.cuh"
 #include "kernels/mma_sync/kernel.cuh"
 #include "kernels/mma_sync/launch.h"
 #include "tile/tensor_map.h"
@@ -64,28 +65,16 @@ Status launch_kernel(const Problem& p, Params params, const Epilogue& epilogue, 
                                        Instruction::kElementBytes);
     if (!s.is_ok()) return s;
   }
-  const auto kernel = gemm_kernel<Config, Instruction, Epilogue>;
-  if (Status status =
-          cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes),
-                      "mma_sync: cudaFuncSetAttribute");
-      !status.is_ok()) {
-    return status;
-  }
-  kernel<<<params.num_works, Config::kThreads, Config::kSharedBytes, stream>>>(params, epilogue);
-  return launch_status("mma_sync kernel");
+  return launch_blocks("mma_sync", gemm_kernel<Config, Instruction, Epilogue>, params.num_works, Config::kThreads,
+                       Config::kSharedBytes, stream, params, epilogue);
 }
 
 template <typename Tile, typename Instruction, typename Epilogue>
 Status launch_layout(const Problem& problem, const Params& params, const Epilogue& epilogue, const Device& device,
                      cudaStream_t stream) {
-  if (problem.a.transposed) {
-    return problem.b.transposed
-               ? launch_kernel<Config<Tile, true, true>, Instruction>(problem, params, epilogue, device, stream)
-               : launch_kernel<Config<Tile, true, false>, Instruction>(problem, params, epilogue, device, stream);
-  }
-  return problem.b.transposed
-             ? launch_kernel<Config<Tile, false, true>, Instruction>(problem, params, epilogue, device, stream)
-             : launch_kernel<Config<Tile, false, false>, Instruction>(problem, params, epilogue, device, stream);
+  return visit_layouts(problem, [&](auto ta, auto tb) {
+    return launch_kernel<Config<Tile, ta, tb>, Instruction>(problem, params, epilogue, device, stream);
+  });
 }
 
 template <typename Tile, typename Instruction>

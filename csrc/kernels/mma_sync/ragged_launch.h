@@ -4,8 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "core/ragged_problem.h"
-#include "kernels/mma_sync/config.cuh"
-#include "kernels/mma_sync/instruction.cuh"
+#include "kernels/mma_sync/launch.h"
 
 namespace tcgemm::mma {
 

@@ -4,7 +4,7 @@
 
 #include "core/cuda_status.h"
 #include "kernels/kernels.h"
-#include "tile/gemm_args.h"
+#include "tile/alignment.h"
 #include "tile/limits.h"
 #include "tile/numeric.cuh"
 #include "tile/store_vectors.cuh"

@@ -7,17 +7,12 @@
 
 #include <cstdint>
 
+#include "kernels/simt/config.h"
 #include "kernels/simt/multiply_add.cuh"
 #include "tile/gemm_args.cuh"
 #include "tile/numeric.cuh"
 
 namespace tcgemm::simt {
-
-struct NaiveConfig {
-  static constexpr int kTileM = 8;
-  static constexpr int kTileN = 32;  // one warp
-  static constexpr int kThreads = kTileM * kTileN;
-};
 
 template <typename In, typename Acc, typename Outputs>
 __global__ void __launch_bounds__(NaiveConfig::kThreads)

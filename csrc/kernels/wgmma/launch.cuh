@@ -12,7 +12,7 @@
 #include "kernels/wgmma/config.h"
 #include "kernels/wgmma/kernel.cuh"
 #include "kernels/wgmma/launch.h"
-#include "tile/gemm_args.h"
+#include "tile/alignment.h"
 
 namespace tcgemm::wgmma_family {
 

@@ -1,4 +1,4 @@
-// What passes between the implementation (ragged.cu) and the instances (ragged_instance_*.cu).
+// What passes between the implementation (ragged.cc) and the instances (ragged_instance_*.cu).
 #pragma once
 
 #include <vector>

@@ -4,7 +4,7 @@
 #include "kernels/kernels.h"
 #include "kernels/wgmma/ragged_config.h"
 #include "kernels/wgmma/ragged_launch.h"
-#include "tile/gemm_args.h"
+#include "tile/alignment.h"
 #include "tile/limits.h"
 
 namespace tcgemm {

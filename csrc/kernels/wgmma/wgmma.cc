@@ -9,7 +9,7 @@
 #include "kernels/kernels.h"
 #include "kernels/wgmma/config.h"
 #include "kernels/wgmma/launch.h"
-#include "tile/gemm_args.h"
+#include "tile/alignment.h"
 #include "tile/limits.h"
 
 namespace tcgemm {

@@ -1,7 +1,7 @@
 // wmma_naive and wmma_tiled: what they accept, and which instantiation runs it.
 #include "kernels/common/epilogue_launch.h"
 #include "kernels/kernels.h"
-#include "kernels/wmma/launch.cuh"
+#include "kernels/wmma/launch.h"
 #include "tile/limits.h"
 
 namespace tcgemm {
@@ -76,14 +76,13 @@ class WmmaNaive final : public Implementation {
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view name,
-                void* stream) const override {
+                void* stream_handle) const override {
     const wmma::ConfigName config = parse(name);
-    const auto product = is_16bit(p.a.dtype) ? &wmma::launch_naive_16bit : &wmma::launch_naive_other;
+    const auto stream = static_cast<cudaStream_t>(stream_handle);
     return EpilogueLaunch::make(p, 1, true)
-        .run(p, buffers, device, static_cast<cudaStream_t>(stream),
-             [&](const Problem& problem, const Buffers& its_buffers) {
-               return product(problem, its_buffers, config, stream);
-             });
+        .run(p, buffers, device, stream, [&](const Problem& problem, const Buffers& its_buffers) {
+          return wmma::launch_naive(problem, its_buffers, config, stream);
+        });
   }
 };
 
@@ -124,26 +123,24 @@ class WmmaTiled final : public Implementation {
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view name,
-                void* stream) const override {
+                void* stream_handle) const override {
     const wmma::ConfigName config = parse(name);
+    const auto stream = static_cast<cudaStream_t>(stream_handle);
     return EpilogueLaunch::make(p, 1, true)
-        .run(p, buffers, device, static_cast<cudaStream_t>(stream),
-             [&](const Problem& problem, const Buffers& its_buffers) {
-               return launch_product(problem, its_buffers, config, stream);
-             });
+        .run(p, buffers, device, stream, [&](const Problem& problem, const Buffers& its_buffers) {
+          return launch_product(problem, its_buffers, config, stream);
+        });
   }
 
  private:
-  static Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config, void* stream) {
+  static Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config,
+                               cudaStream_t stream) {
     if (is_8bit(p.a.dtype)) return wmma::launch_tiled_8bit(p, buffers, config, stream);
-    if (p.a.dtype == DType::kF32) return wmma::launch_tiled_tf32(p, buffers, stream);
-    if (p.a.dtype == DType::kF64) return wmma::launch_tiled_f64(p, buffers, stream);
-    if (config.saturates) return wmma::launch_tiled_satf(p, buffers, config, stream);
-    if (config.shape != "m16n16k16") return wmma::launch_tiled_shapes(p, buffers, config, stream);
-    if (config.tile == "64x64x32") return wmma::launch_tiled_small(p, buffers, stream);
-    if (p.compute == Compute::kF16) return wmma::launch_tiled_f16_f16(p, buffers, stream);
-    return p.a.dtype == DType::kBF16 ? wmma::launch_tiled_bf16(p, buffers, stream)
-                                     : wmma::launch_tiled_f16(p, buffers, stream);
+    if (!is_16bit(p.a.dtype)) return wmma::launch_tiled_wide(p, buffers, stream);
+    if (config.saturates || config.shape != "m16n16k16") {
+      return wmma::launch_tiled_any_layout(p, buffers, config, stream);
+    }
+    return wmma::launch_tiled_16bit(p, buffers, config, stream);
   }
 };
 

@@ -2,6 +2,7 @@
 
 namespace tcgemm::mma {
 
+template Status launch<Tile256Stages3, F16F16>(const Problem&, const Buffers&, const Device&, int, cudaStream_t);
 template Status launch<Tile128Stages4, F16F16>(const Problem&, const Buffers&, const Device&, int, cudaStream_t);
 template Status launch<Tile64Stages4, F16F16>(const Problem&, const Buffers&, const Device&, int, cudaStream_t);
 

@@ -1,6 +1,7 @@
 // simt_naive and simt_tiled: what they accept, and which instantiation runs it.
 #include "kernels/kernels.h"
-#include "kernels/simt/launch.cuh"
+#include "kernels/simt/config.h"
+#include "kernels/simt/launch.h"
 #include "tile/limits.h"
 
 namespace tcgemm {
@@ -32,8 +33,7 @@ class SimtNaive final : public Implementation {
 
   Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view,
                 void* stream) const override {
-    const bool is_float = p.a.dtype == DType::kF16 || p.a.dtype == DType::kBF16 || p.a.dtype == DType::kF32;
-    return is_float ? simt::launch_naive_float(p, buffers, stream) : simt::launch_naive_other(p, buffers, stream);
+    return simt::launch_naive(p, buffers, static_cast<cudaStream_t>(stream));
   }
 };
 
@@ -63,11 +63,10 @@ class SimtTiled final : public Implementation {
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view config,
-                void* stream) const override {
-    if (config == "128x64x16") return simt::launch_tiled_f32_128x64(p, buffers, stream);
-    if (config == "128x128x16") return simt::launch_tiled_f32_128x128(p, buffers, stream);
-    if (p.a.dtype == DType::kF64) return simt::launch_tiled_f64(p, buffers, stream);
-    return simt::launch_tiled_complex(p, buffers, stream);
+                void* stream_handle) const override {
+    const auto stream = static_cast<cudaStream_t>(stream_handle);
+    if (p.a.dtype == DType::kF32) return simt::launch_tiled_f32(p, buffers, config, stream);
+    return simt::launch_tiled_wide(p, buffers, stream);
   }
 };
 

@@ -2,6 +2,7 @@
 
 namespace tcgemm::mma {
 
+template Status launch<Tile256Stages3, S8S32>(const Problem&, const Buffers&, const Device&, int, cudaStream_t);
 template Status launch<Tile128Stages4, S8S32>(const Problem&, const Buffers&, const Device&, int, cudaStream_t);
 template Status launch<Tile64Stages4, S8S32>(const Problem&, const Buffers&, const Device&, int, cudaStream_t);
 

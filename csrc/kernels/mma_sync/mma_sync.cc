@@ -25,9 +25,9 @@ struct Kernel {
 
 template <typename Tile, typename Instruction>
 Kernel make_kernel(DType in, Compute compute) {
-  const auto text = [](int x) { return std::to_string(x); };
+  const auto text = [](int64_t x) { return std::to_string(x); };
   const std::string config = text(Tile::kTileM) + "x" + text(Tile::kTileN) + "x" +
-                             text(Tile::kTileKBytes / Instruction::kElementBytes) + "_w" + text(Tile::kWarpM) + "x" +
+                             text(Tile::kTileKBytes / dtype_bytes(in)) + "_w" + text(Tile::kWarpM) + "x" +
                              text(Tile::kWarpN) + "_s" + text(Tile::kStages);
   return {config,
           in,

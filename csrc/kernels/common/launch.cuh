@@ -1,0 +1,35 @@
+// What the host side of every family does to launch an instantiation.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/cuda_status.h"
+#include "core/problem.h"
+
+namespace tcgemm {
+
+// visit(is_a_transposed, is_b_transposed), both as std::bool_constant: a kernel for each layout.
+template <typename Visit>
+Status visit_layouts(const Problem& p, const Visit& visit) {
+  if (p.a.transposed) {
+    return p.b.transposed ? visit(std::true_type{}, std::true_type{}) : visit(std::true_type{}, std::false_type{});
+  }
+  return p.b.transposed ? visit(std::false_type{}, std::true_type{}) : visit(std::false_type{}, std::false_type{});
+}
+
+// `shared_bytes` of dynamic shared memory, which may be more than a kernel has unasked.
+template <typename... Parameters>
+Status launch_blocks(const char* name, void (*kernel)(Parameters...), int64_t num_blocks, int num_threads,
+                     int shared_bytes, cudaStream_t stream, const Parameters&... arguments) {
+  if (shared_bytes > 0) {
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    if (Status s = cuda_status(error, name); !s.is_ok()) return s;
+  }
+  kernel<<<static_cast<unsigned>(num_blocks), num_threads, shared_bytes, stream>>>(arguments...);
+  return launch_status(name);
+}
+
+}  // namespace tcgemm

@@ -1,7 +1,0 @@
-#include "kernels/mma_sync/launch.cuh"
-
-namespace tcgemm::mma {
-
-template Status launch<Tile256TallStages3, BF16F32>(const Problem&, const Buffers&, const Device&, int, cudaStream_t);
-
-}  // namespace tcgemm::mma
