@@ -31,6 +31,8 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+# Of the host's part alone, which prepares launches: device code is always optimised in full.
+set(CMAKE_CUDA_FLAGS_RELEASE "-O1 -DNDEBUG")
 set(CMAKE_CUDA_RUNTIME_LIBRARY None)
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
@@ -50,13 +52,42 @@ function(add_cuda_library name)
     ${name} PROPERTIES CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${PROJECT_SOURCE_DIR}/cmake/check_ptxas.py")
 endfunction()
 
+# For kernels that do the same on all targets: translated to PTX once, for the oldest one, from which ptxas
+# makes the code of each (sm_90's for sm_90a). Translation is half of the compile time. In the code only the
+# instruction differs that makes a float of a bfloat16: a permutation of bytes for a shift.
+function(share_ptx library)
+  if(NOT "${CMAKE_CUDA_ARCHITECTURES}" MATCHES "^[0-9]")
+    return() # "native" and the like are for CMake to expand
+  endif()
+  set(versions ${CMAKE_CUDA_ARCHITECTURES})
+  list(TRANSFORM versions REPLACE "[af]?(-real|-virtual)?$" "")
+  list(SORT versions COMPARE NATURAL)
+  list(GET versions 0 oldest)
+  set(codes ${CMAKE_CUDA_ARCHITECTURES})
+  list(FILTER codes EXCLUDE REGEX "-virtual$")
+  list(TRANSFORM codes REPLACE "^([0-9]+).*$" "sm_\\1")
+  if(CMAKE_CUDA_ARCHITECTURES MATCHES "[0-9af](;|$)|-virtual")
+    list(APPEND codes compute_${oldest})
+  endif()
+  list(REMOVE_DUPLICATES codes)
+  list(JOIN codes "," codes)
+  set_target_properties(${library} PROPERTIES CUDA_ARCHITECTURES OFF)
+  target_compile_options(
+    ${library} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_${oldest},code=[${codes}]>)
+endfunction()
+
 file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu csrc/kernels/*/*.cc csrc/tile/*.cc csrc/libraries/*/*.cu
      csrc/libraries/*/*.cc)
+list(FILTER cuda_sources EXCLUDE REGEX "/csrc/libraries/cutensor/")
+set(portable_sources ${cuda_sources})
+list(FILTER portable_sources INCLUDE REGEX "/csrc/kernels/(simt|wmma)/")
 set(wgmma_sources ${cuda_sources})
 list(FILTER wgmma_sources INCLUDE REGEX "/csrc/kernels/wgmma/")
-list(FILTER cuda_sources EXCLUDE REGEX "/csrc/(kernels/wgmma|libraries/cutensor)/")
+list(REMOVE_ITEM cuda_sources ${portable_sources} ${wgmma_sources})
 
 add_cuda_library(tcgemm_kernels ${cuda_sources})
+add_cuda_library(tcgemm_portable ${portable_sources})
+share_ptx(tcgemm_portable)
 # wgmma exists on sm_90a alone: for other targets its kernels would be empty, at the same cost in
 # compile time.
 add_cuda_library(tcgemm_wgmma ${wgmma_sources})
@@ -70,7 +101,7 @@ target_sources(tcgemm_wgmma PRIVATE ${wgmma_shapes})
 target_include_directories(tcgemm_wgmma PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
 
 nanobind_add_module(_cuda NOMINSIZE NB_STATIC csrc/modules/cuda_module.cc)
-target_link_libraries(_cuda PRIVATE tcgemm_shared tcgemm_kernels tcgemm_wgmma Threads::Threads)
+target_link_libraries(_cuda PRIVATE tcgemm_shared tcgemm_kernels tcgemm_portable tcgemm_wgmma Threads::Threads)
 # Linked as C++ against the static runtime by its path: nothing is left for nvcc's own link step,
 # whose library folder is the one that the wheels lack.
 set_target_properties(_cuda PROPERTIES LINKER_LANGUAGE CXX)
