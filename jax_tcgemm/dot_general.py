@@ -82,7 +82,7 @@ def dot_general(
         dimension_numbers=_canonical_dimension_numbers(op, dimension_numbers, lhs, rhs),
         precision=canonical_precision(op, precision),
         preferred_element_type=canonical_element_type(op, preferred_element_type),
-        out_sharding=_canonical_sharding(op, out_sharding),
+        out_sharding=canonical_sharding(op, out_sharding),
         implementation=implementation,
         config=config,
     )
@@ -155,7 +155,12 @@ def weakened(x: jax.Array) -> jax.Array:
     return convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
 
 
-def _canonical_sharding(op: str, sharding):
+def canonical_sharding(op: str, sharding) -> NamedSharding | None:
+    """An `out_sharding` as JAX's primitives take it.
+
+    Raises:
+      TypeError: when it is not a NamedSharding, a PartitionSpec or None.
+    """
     if isinstance(sharding, PartitionSpec):
         return NamedSharding(jax.sharding.get_abstract_mesh(), sharding)
     if sharding is not None and not isinstance(sharding, NamedSharding):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tcgemm.activations import canonical_activation
-from jax_tcgemm.dot_general import as_array, canonical_element_type
+from jax_tcgemm.dot_general import as_array, canonical_element_type, canonical_sharding
 from jax_tcgemm.fusion import Fusion
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives import dot_general as plain
@@ -242,6 +242,7 @@ def product(
     alpha: float = 1.0,
     precision=None,
     preferred_element_type=None,
+    out_sharding=None,
     donate_residual: bool = False,
     implementation=None,
     config=None,
@@ -262,6 +263,7 @@ def product(
       alpha: factor.
       precision: as for `linear`.
       preferred_element_type: canonical dtype of the result, or None.
+      out_sharding: of the result where nothing is fused, or None.
       donate_residual: as for `linear`.
       implementation: a checked name, or None.
       config: a checked name, or None.
@@ -282,7 +284,13 @@ def product(
     }
     is_plain = name == "none" and bias is None and residual is None and alpha == 1 and pair is None
     if is_plain:
-        return plain.dot_general(lhs, rhs, **params)
+        out_sharding = canonical_sharding(op, out_sharding)
+        return plain.dot_general(lhs, rhs, out_sharding=out_sharding, **params)
+    if out_sharding is not None:
+        raise ValueError(
+            f"{op}: out_sharding must be None where more than a product is computed, got "
+            f"{out_sharding=}; use jax.shard_map"
+        )
     z = jax.eval_shape(lambda a, b: plain.dot_general(a, b, **params), lhs, rhs)
     z_shape = z.shape if rhs_up is None else (*z.shape[:pair], 2, *z.shape[pair:])
     d_shape = z_shape if pair is None else (*z_shape[:pair], *z_shape[pair + 1 :])

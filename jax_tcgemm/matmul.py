@@ -14,6 +14,7 @@ def matmul(
     *,
     precision=None,
     preferred_element_type=None,
+    out_sharding=None,
     bias=None,
     activation=None,
     residual=None,
@@ -42,6 +43,8 @@ def matmul(
         pair of them, or a `lax.DotAlgorithmPreset` or its name; see Numerics.
       preferred_element_type: dtype of the result; None takes what the dtypes of `a` and `b`
         promote to.
+      out_sharding: sharding of the result, for meshes with explicit axes; only for a product
+        without bias, activation, residual and alpha.
       bias: None, or an array that broadcasts to the result.
       activation: None, or as for `linear`.
       residual: None, or an array that broadcasts to the result.
@@ -146,6 +149,7 @@ def matmul(
         donate_residual=donate_residual,
         precision=precision,
         preferred_element_type=result_type,
+        out_sharding=out_sharding,
         implementation=implementation,
         config=config,
     )

@@ -24,12 +24,7 @@ def _dot_general(routed: Routing, lhs, rhs, **params):
     return dot_general(lhs, rhs, **params, implementation=routed.implementation)
 
 
-def _ragged_dot_general(routed: Routing, lhs, rhs, group_sizes, *, out_sharding=None, **params):
-    if out_sharding is not None:
-        raise ValueError(
-            "patch: lax.ragged_dot must be called without an out_sharding, got "
-            f"{out_sharding=}; call it inside jax.shard_map, or outside of patch"
-        )
+def _ragged_dot_general(routed: Routing, lhs, rhs, group_sizes, **params):
     return ragged_dot_general(lhs, rhs, group_sizes, **params, implementation=routed.implementation)
 
 
@@ -75,8 +70,7 @@ def patch(*, implementation: str | None = None):
     Raises:
       TypeError: for an implementation that is not a string.
       ValueError: for an unknown implementation; and, from a product in the block, what
-        `jax_tcgemm.dot_general` and `ragged_dot_general` raise for what they cannot take, or for an
-        `out_sharding` of `lax.ragged_dot`, which ours does not have.
+        `jax_tcgemm.dot_general` and `ragged_dot_general` raise for what they cannot take.
 
     Numerics:
       Those of `jax_tcgemm.dot_general`, with the precision that the code asks for.

@@ -8,9 +8,10 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm.activations import canonical_activation
-from jax_tcgemm.dot_general import as_array, canonical_element_type
+from jax_tcgemm.dot_general import as_array, canonical_element_type, canonical_sharding
 from jax_tcgemm.dot_general import dot_general as dense_dot_general
 from jax_tcgemm.precision import canonical_precision
+from jax_tcgemm.primitives import partitioning
 from jax_tcgemm.primitives import ragged_dot as primitive
 from jax_tcgemm.selection import check_names
 
@@ -28,6 +29,7 @@ def ragged_dot(
     precision=None,
     preferred_element_type=None,
     group_offset=None,
+    out_sharding=None,
     *,
     activation=None,
     bias=None,
@@ -62,6 +64,8 @@ def ragged_dot(
         of the groups before it and after those that rhs has are zero in the result. For experts
         spread over devices, each of which has some of the groups. What is outside [0, s] counts as
         the nearer end of it.
+      out_sharding: sharding of the result, for meshes with explicit axes; None leaves its rows and
+        columns divided as those of lhs and rhs are.
       activation: None, one of `jax_tcgemm.activations.ACTIVATIONS` or the function of jax.nn of
         that name. Rows of no group stay zero.
       bias: array of shape (g, n), added to the rows of its group before the activation.
@@ -111,10 +115,11 @@ def ragged_dot(
             precision,
             preferred_element_type,
             group_offset,
+            out_sharding,
             implementation,
             config,
         )
-    return _fused(
+    out = _fused(
         op,
         ("lhs", lhs),
         ("rhs", rhs, ("g", "k", "n")),
@@ -129,6 +134,7 @@ def ragged_dot(
         implementation,
         config,
     )
+    return _sharded(op, out, out_sharding)
 
 
 def ragged_dot_general(
@@ -139,6 +145,7 @@ def ragged_dot_general(
     precision=None,
     preferred_element_type=None,
     group_offset=None,
+    out_sharding=None,
     *,
     implementation: str | None = None,
     config: str | None = None,
@@ -169,6 +176,7 @@ def ragged_dot_general(
       preferred_element_type: as of `ragged_dot`.
       group_offset: as of `ragged_dot`. Where the ragged dimension is contracted, all groups from
         there on are in the result, which has as many as there are sizes; the last are zero.
+      out_sharding: as of `ragged_dot`.
       implementation: as of `ragged_dot`.
       config: as of `ragged_dot`.
 
@@ -199,6 +207,7 @@ def ragged_dot_general(
         precision,
         preferred_element_type,
         group_offset,
+        out_sharding,
         implementation,
         config,
     )
@@ -347,6 +356,7 @@ def _ragged_dot_general(
     precision,
     preferred_element_type,
     group_offset,
+    out_sharding,
     implementation,
     config,
 ):
@@ -360,13 +370,18 @@ def _ragged_dot_general(
         "config": config,
     }
     if dims.form == "batch":
+        common["out_sharding"] = out_sharding
         return dense_dot_general(lhs, rhs, numbers.dot_dimension_numbers, **common)
     check_names(op, implementation, config, "ragged")
     offset = _as_offset(op, group_offset)
     group_sizes = dims.scaled(group_sizes)
-    if dims.form == "rows":
-        return dims.rows(lhs, rhs, group_sizes, offset, **common)
-    return dims.contraction(lhs, rhs, group_sizes, offset, **common)
+    run = dims.rows if dims.form == "rows" else dims.contraction
+    return _sharded(op, run(lhs, rhs, group_sizes, offset, **common), out_sharding)
+
+
+def _sharded(op: str, out, out_sharding) -> jax.Array:
+    sharding = canonical_sharding(op, out_sharding)
+    return out if sharding is None else partitioning.resharded(out, sharding)
 
 
 def as_integers(op: str, name: str, x) -> jax.Array:

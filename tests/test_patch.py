@@ -15,7 +15,6 @@ from jax import lax
 from jax._src.lax.lax import ragged_dot_general_p
 from jax.experimental import pallas
 from jax.extend.core.primitives import dot_general_p
-from jax.sharding import NamedSharding, PartitionSpec
 
 import jax_tcgemm
 from jax_tcgemm import measuring, selection
@@ -335,10 +334,6 @@ def test_what_cannot_be_taken_is_refused_by_name():
     column = jax.ShapeDtypeStruct((2**31, 1), jnp.bfloat16)
     with jax_tcgemm.patch(), pytest.raises(ValueError, match=r"at most 2\*\*31 - 1, got lhs"):
         jax.eval_shape(jnp.matmul, huge, column)
-    mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
-    ragged = functools.partial(lax.ragged_dot, out_sharding=NamedSharding(mesh, PartitionSpec()))
-    with jax_tcgemm.patch(), pytest.raises(ValueError, match="without an out_sharding"):
-        ragged(A, jnp.stack([B, B]), SIZES)
     x = jnp.ones((4, 4), jnp.int32)
     with (
         jax_tcgemm.patch(implementation="host"),
@@ -391,6 +386,16 @@ for axis_type in (AxisType.Auto, AxisType.Explicit):
         compiled = jax.jit(f).lower(x, y).compile()
         assert "tcgemm_gemm" in compiled.as_text()
         np.testing.assert_allclose(compiled(x, y), a @ b, rtol=1e-4, atol=1e-4)
+    # lax.ragged_dot must be told how its result is divided.
+    if axis_type == AxisType.Explicit:
+        with jax.set_mesh(mesh), jax_tcgemm.patch():
+            sizes = jnp.array([5, 0, 9])
+            ragged = jax.jit(lambda x, w: jax.lax.ragged_dot(x, w, sizes, out_sharding=P("x")))
+            w = jax.device_put(jnp.stack([b, 2 * b, 3 * b]), NamedSharding(mesh, P(None, "y")))
+            got = ragged(x, w)
+            assert jax.typeof(got).sharding.spec == P("x", None)
+        exact = np.concatenate([a[:5] @ b, a[5:14] @ (3 * b), np.zeros((2, 16))])
+        np.testing.assert_allclose(got, exact, rtol=1e-4, atol=1e-4)
 print("done")
 """
     flags = "--xla_force_host_platform_device_count=4"

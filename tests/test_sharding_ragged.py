@@ -101,6 +101,24 @@ def test_sizes_that_say_more_than_there_are_rows(sizes):
     assert_close(jax.jit(ragged_dot)(*args), ragged_dot(x, w, sizes))
 
 
+@pytest.mark.parametrize("out", [P("x"), P(None, "y"), P()], ids=str)
+def test_out_sharding(out):
+    """Whatever the operands' shardings are; forwards and backwards."""
+    mesh = mesh_of(AxisType.Explicit)
+    x, w = normal(32, 6, seed=0), normal(8, 6, 10, seed=1)
+    with jax.set_mesh(mesh):
+        args = [
+            jax.device_put(v, NamedSharding(mesh, s))
+            for v, s in ((x, P("z", "y")), (w, P(None, "y", "x")))
+        ]
+        f = jax.jit(functools.partial(ragged_dot, group_sizes=SIZES, out_sharding=out))
+        got = f(*args)
+        assert jax.typeof(got).sharding.spec == P(*out, *[None] * (2 - len(out)))
+        grads = jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1)))(*args)
+    assert_close(got, reference(x, w))
+    assert_close(grads[0], 2 * reference(reference(x, w), w.swapaxes(1, 2)), terms=512)
+
+
 @MESHES
 @pytest.mark.parametrize("offset", [1, 9, 2**31 - 1, -3])
 def test_an_offset_of_divided_groups(offset, axis_type):
