@@ -1,5 +1,6 @@
 """BLAS calls on the host and in XLA against float64, and at the edges of what BLAS defines."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -166,6 +167,12 @@ def test_empty_arrays():
     np.testing.assert_array_equal(blas.gemv(empty.T, jnp.ones(0), jnp.ones(3), beta=2), [2, 2, 2])
     np.testing.assert_array_equal(blas.gemm(empty.T, empty, jnp.ones((3, 3))), np.ones((3, 3)))
     assert blas.trsm(jnp.eye(2), jnp.zeros((2, 0))).shape == (2, 0)
+    band = {"kl": 1, "ku": 1, "columns": 0, "beta": 2}
+    f = lambda a, x, y: blas.gbmv(a, x, y, **band)  # noqa: E731
+    args = jnp.ones((2, 3)), jnp.zeros(0), jnp.ones(2)
+    np.testing.assert_array_equal(f(*args), [2, 2])
+    found = jax.grad(lambda *args: f(*args).sum(), (0, 1, 2))(*args)
+    jax.tree.map(np.testing.assert_array_equal, found, (jnp.zeros((2, 3)), [], [2, 2]))
     assert blas.gemm_batched([], []) == []
 
 

@@ -260,6 +260,11 @@ MANY = "".join(chr(0x4E00 + i) for i in range(65))
         (lambda a, b: tensor.contract("ij,jk->i", a, b), ValueError, "got k in one alone"),
         (lambda a, b: tensor.contract("ij,jk->ik", a, b, beta=1), ValueError, "c must be given"),
         (
+            lambda a, b: tensor.contract("ij,jk->ik", a, b, c=1j * (a @ b), beta=1),
+            TypeError,
+            "c must be real where the operands are, got c.dtype=complex64",
+        ),
+        (
             lambda a, b: tensor.contract("ij,jk->ik", a, b, c=a, beta=1),
             ValueError,
             "c must have the result's shape",

@@ -116,7 +116,7 @@ def _batch(axis_data, args, dims, *, modes, result, **params):
             return contract_p.bind(*args, modes=modes, result=result, **params), None
         c = jnp.moveaxis(c[0], c_dim, 0)
         return out + scaled(c, params["beta"]), 0
-    new = 1 + max(mode for operand in modes for mode in operand)
+    new = 1 + max((mode for operand in modes for mode in operand), default=-1)
     modes = tuple(
         operand if dim is None else (*operand[:dim], new, *operand[dim:])
         for operand, dim in zip(modes, dims[:2], strict=True)

@@ -47,4 +47,10 @@ def addend(op: str, c, beta, shape, dtype):
             f"{op}: c must have the result's shape, got c.shape={np.shape(c)} and {shape}; "
             "broadcast or transpose it"
         )
-    return lax.convert_element_type(as_array(op, "c", c), dtype)
+    c = as_array(op, "c", c)
+    if jnp.iscomplexobj(c) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            f"{op}: c must be real where the operands are, got c.dtype={c.dtype} and a result of "
+            f"{dtype}; convert one of them"
+        )
+    return lax.convert_element_type(c, dtype)

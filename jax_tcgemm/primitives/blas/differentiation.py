@@ -373,6 +373,8 @@ def _gemv_a(call, g, given):
 def _gbmv_a(call, g, given):
     """The same in the band's storage, and 0 where that lies outside the matrix."""
     a = given.inputs[0][0].aval
+    if call.columns == 0:
+        return (jnp.zeros(a.shape, a.dtype),)
     left, right = _vectors_of_outer(call, g, given)
     column, exists = xla.band_index(a.shape[-2], call.columns, call.kl, call.ku)
     return (jnp.where(exists, left[..., None] * right[..., column], 0),)

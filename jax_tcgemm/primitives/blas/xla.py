@@ -175,6 +175,10 @@ def band_index(rows: int, columns: int, kl: int, ku: int):
 def _gbmv(call, scalars, a, x, y=None):
     rows, columns, width = a.shape[-2], call.columns, a.shape[-1]
     column, exists = band_index(rows, columns, call.kl, call.ku)
+    if 0 in (rows, columns):
+        batch = jnp.broadcast_shapes(a.shape[:-2], x.shape[:-1])
+        product = jnp.zeros((*batch, rows if call.op_a == "N" else columns), scale_dtype(a.dtype))
+        return _update_vector(call, scalars, product, y).astype(a.dtype)
     # What is stored outside the matrix may be anything.
     a_wide = jnp.where(exists, wide(a), 0)
     if call.op_a == "N":
