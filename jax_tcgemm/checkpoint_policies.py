@@ -23,11 +23,15 @@ from collections.abc import Callable
 import jax
 from jax.extend.core.primitives import dot_general_p as lax_dot_general_p
 
+from jax_tcgemm import tensor
+from jax_tcgemm.primitives.blas import blas_p
+from jax_tcgemm.primitives.contract import contract_p
 from jax_tcgemm.primitives.dot_general import dot_general_p
 from jax_tcgemm.primitives.fused_dot_general import fused_dot_general_p
 from jax_tcgemm.primitives.ragged_dot import ragged_dot_p
 
 _NO_BATCH = (((), ()), ((), ()))
+_BATCH = (((), ()), ((0,), (0,)))
 
 
 def _knowing_ours(policy: Callable) -> Callable:
@@ -35,13 +39,27 @@ def _knowing_ours(policy: Callable) -> Callable:
 
     @functools.wraps(policy)
     def knowing(primitive, *avals, **params):
-        if primitive in (dot_general_p, fused_dot_general_p):
-            primitive = lax_dot_general_p
-        elif primitive is ragged_dot_p:
-            primitive, params = lax_dot_general_p, {"dimension_numbers": _NO_BATCH}
+        if (numbers := _product_dimensions(primitive, avals, params)) is not None:
+            primitive, params = lax_dot_general_p, {"dimension_numbers": numbers}
         return policy(primitive, *avals, **params)
 
     return knowing
+
+
+def _product_dimensions(primitive, avals, params):
+    """Dimension numbers of a call that is a product of ours, None of others.
+
+    Policies ask whether there is a batch, and no more.
+    """
+    if primitive in (dot_general_p, fused_dot_general_p):
+        return params["dimension_numbers"]
+    if primitive is ragged_dot_p:
+        return _NO_BATCH
+    if primitive is contract_p:
+        return tensor.reference.dot_dimensions(*params["modes"], params["result"])[0]
+    if primitive is blas_p and params["call"].routine in ("gemm", "gemv"):
+        return _BATCH if avals[0].ndim > 2 else _NO_BATCH
+    return None
 
 
 _jax = jax.checkpoint_policies

@@ -289,9 +289,11 @@ def test_policies_know_jax_and_batch_dimensions_too():
 
     def num_products(product, policy):
         f = jax.checkpoint(lambda a: jnp.sin(product(a, a)).sum(), policy=policy)
-        return str(jax.make_jaxpr(jax.grad(f))(a)).count("dot_general[")
+        jaxpr = str(jax.make_jaxpr(jax.grad(f))(a))
+        return sum(jaxpr.count(f"{name}[") for name in ("dot_general", "contract", "blas"))
 
-    for f in (jnp.matmul, jax_tcgemm.matmul):
+    einsum = functools.partial(jax_tcgemm.tensor.einsum, "bij,bjk->bik")
+    for f in (jnp.matmul, jax_tcgemm.matmul, einsum, jax_tcgemm.blas.gemm):
         assert num_products(f, checkpoint_policies.dots_saveable) == 3
         assert num_products(f, checkpoint_policies.dots_with_no_batch_dims_saveable) == 4
     offload = checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
