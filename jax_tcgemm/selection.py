@@ -51,6 +51,9 @@ _UNMEASURED = (
     "simt/default",
     "wgmma/256x128x64_c2x1x1_co_t",
     "wgmma/256x128x64_c1x1x1_co_t",
+    "wgmma/128x256x64_c2x1x1_co_t_w",
+    "wgmma/128x256x64_c2x1x1_co_w",
+    "wgmma/128x128x64_c2x1x1_pp_w",
 )
 
 

@@ -54,6 +54,9 @@ def check_ragged(emulator, form, sizes, m, n, k, *, transposed=False, dtype="bf1
     )
     a = integers(rng, (m, k) if rows else (k, m), dtype)
     b = integers(rng, (groups, k, n) if rows else (k, n), dtype)
+    # Tokens of no group, which follow the last one's.
+    for tokens in (a,) if rows else (a, b):
+        tokens[sum(sizes) :] = np.nan
     expected = (reference.rows if rows else reference.contraction)(a, b, sizes)
     arrays = {
         "a": a,
@@ -68,16 +71,21 @@ def check_ragged(emulator, form, sizes, m, n, k, *, transposed=False, dtype="bf1
 SIZES = [1, 0, 17, 64, 33]
 
 
-@pytest.mark.parametrize("config", ["128x64x64_c1x1x1_co_t", "128x256x64_c2x1x1_co_t"])
+@pytest.mark.parametrize(
+    "config", ["128x64x64_c1x1x1_co_t", "128x256x64_c2x1x1_co_t", "128x256x64_c2x1x1_co_t_w"]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_wgmma_ragged_rows(wgmma, config, seed):
     how = {"implementation": "wgmma", "config": config, "seed": seed}
     check_ragged(wgmma, "rows", SIZES, 130, 264, 136, **how)
 
 
+@pytest.mark.parametrize(
+    "config", ["128x256x64_c2x1x1_co", "128x256x64_c2x1x1_co_w", "128x128x64_c2x1x1_pp_w"]
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_wgmma_ragged_contraction(wgmma, seed):
-    how = {"implementation": "wgmma", "config": "128x256x64_c2x1x1_co", "seed": seed}
+def test_wgmma_ragged_contraction(wgmma, config, seed):
+    how = {"implementation": "wgmma", "config": config, "seed": seed}
     check_ragged(wgmma, "contraction", SIZES, 136, 136, 130, **how)
 
 

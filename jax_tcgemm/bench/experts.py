@@ -22,10 +22,14 @@ KINDS = ("gated", "gathered_gated", "combine")
 _PER_TOKEN = 2
 
 
+def has_wgmma() -> bool:
+    """Whether workloads run on a GPU that wgmma runs on."""
+    return jax.default_backend() == "gpu" and target_device("cuda").compute_capability == 90
+
+
 def workload(suite, label, dtype, element_type, kind, sizes, tokens, groups, n, k) -> Workload:
     """One of KINDS: `tokens` rows, `sizes` of them for each group."""
     build = _combine if kind == "combine" else _gated
-    is_gpu = jax.default_backend() == "gpu" and target_device("cuda").compute_capability >= 90
     itemsize = jnp.dtype(element_type).itemsize
     return Workload(
         suite=suite,
@@ -34,11 +38,11 @@ def workload(suite, label, dtype, element_type, kind, sizes, tokens, groups, n, 
         shape=f"{tokens}×{n}×{k}, {groups} groups",
         sizes={"tokens": tokens, "groups": groups, "n": n, "k": k},
         tolerance=4 * float(jnp.finfo(element_type).eps) + 2.0**-9 * (itemsize == 4) + 1e-4,
-        **build(kind, element_type, is_gpu, sizes, tokens, groups, n, k),
+        **build(kind, element_type, sizes, tokens, groups, n, k),
     )
 
 
-def _gated(kind, element_type, is_gpu, sizes, tokens, groups, n, k) -> dict:
+def _gated(kind, element_type, sizes, tokens, groups, n, k) -> dict:
     """silu(x W_gate) * (x W_up), of rows as they lie or gathered from half as many."""
     gathered = kind == "gathered_gated"
     rows = tokens // _PER_TOKEN if gathered else tokens
@@ -46,7 +50,7 @@ def _gated(kind, element_type, is_gpu, sizes, tokens, groups, n, k) -> dict:
     indices = np.minimum(indices, rows - 1)
     configs = ["256x128x64_c1x1x1_co_t"] + ["256x128x64_c2x1x1_co_t"] * (not gathered)
     ours: dict[str, Callable] = {"gated_ragged_linear": _run_gated(gathered)}
-    if is_gpu:
+    if has_wgmma():
         ours |= {config: _run_gated(gathered, "wgmma", config) for config in configs}
     shapes = [(rows, k), (groups, k, 2, n)]
     integers = [jnp.asarray(sizes, jnp.int32), jnp.asarray(indices, jnp.int32)][: 1 + gathered]
@@ -94,13 +98,13 @@ def _run_gated(gathered, implementation=None, config=None) -> Callable:
     return run
 
 
-def _combine(kind, element_type, is_gpu, sizes, tokens, groups, n, k) -> dict:
+def _combine(kind, element_type, sizes, tokens, groups, n, k) -> dict:
     """The weighted sum of k rows for each token, `tokens` in all, and its gradients."""
     del kind, sizes, groups
     targets, degree = tokens // k, k
     indices = np.random.default_rng([tokens, n]).permutation(targets * degree)
     indices = jnp.asarray(indices.reshape(targets, degree), jnp.int32)
-    names = {"combine_rows": None} | ({"simt": "simt"} if is_gpu else {})
+    names = {"combine_rows": None} | ({"simt": "simt"} if jax.default_backend() == "gpu" else {})
 
     def draw(key):
         for each, shape in zip(

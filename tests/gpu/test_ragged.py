@@ -128,6 +128,30 @@ def test_nan_stays_in_its_group(implementation):
     np.testing.assert_array_equal(rhs_bar[1], 0)
 
 
+@pytest.mark.parametrize("config", ["128x256x64_c2x1x1_co_w", "128x128x64_c2x1x1_pp_w"])
+def test_what_is_loaded_of_the_next_group_is_overwritten(config):
+    """Every number of rows of the last k block; NaN in all groups but one, whatever comes after."""
+    numbers = jax.lax.RaggedDotDimensionNumbers(*FORMS["contraction"])
+    f = jax.jit(
+        functools.partial(
+            jax_tcgemm.ragged_dot_general,
+            ragged_dot_dimension_numbers=numbers,
+            preferred_element_type="float32",
+            implementation="wgmma",
+            config=config,
+        )
+    )
+    lhs, ct = (integers(300, K if i else N, seed=i, dtype="bfloat16") for i in range(2))
+    for rows in range(1, 131):
+        sizes = [7, rows, 5, 0, 60]
+        bad_lhs, bad_ct = np.full_like(lhs, np.nan), np.full_like(ct, np.inf)
+        bad_lhs[7 : 7 + rows], bad_ct[7 : 7 + rows] = lhs[7 : 7 + rows], ct[7 : 7 + rows]
+        got = f(bad_lhs, bad_ct, jnp.array(sizes))
+        want = reference.contraction(lhs, ct, sizes)
+        np.testing.assert_array_equal(got[1], want[1])
+        np.testing.assert_array_equal(got[3], 0)
+
+
 def test_one_program_and_its_graph_serve_any_sizes():
     """Eight calls, which XLA captures into a CUDA graph, with other sizes each time."""
     rhs = integers(6, 64, 64, seed=1, dtype="bfloat16")

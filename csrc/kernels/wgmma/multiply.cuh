@@ -22,9 +22,10 @@ __device__ __forceinline__ void m_major_fragment_offsets(uint32_t (&offsets)[4],
 }
 
 // acc (+)= A * B of one k block whose tiles start at shared addresses a and b, for the first kWidth of
-// B's columns (0: all). Returns with these multiplications under way; those of the k block before are
-// done when `release_previous` runs.
-template <typename T, typename In, int kTransA, int kTransB, int kWidth = 0, int kCount, typename Release>
+// B's columns and the first kSteps instructions along K (0: all). Returns with these multiplications
+// under way; those of the k block before are done when `release_previous` runs.
+template <typename T, typename In, int kTransA, int kTransB, int kWidth = 0, int kSteps = 0, int kCount,
+          typename Release>
 __device__ __forceinline__ void multiply_from_shared(float (&acc)[T::kBlocksM][kCount], uint32_t a, uint32_t b,
                                                      bool accumulate, Release release_previous) {
   constexpr int kUsed = kWidth == 0 ? kCount : kWidth / 2;
@@ -35,7 +36,7 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[T::kBlocksM][k
   for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(used(block));
   ptx::wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < T::kTileK / T::kMmaK; ++step) {
+  for (int step = 0; step < (kSteps == 0 ? T::kTileK / T::kMmaK : kSteps); ++step) {
     // One step along K: 32 bytes inside a swizzle row, or 16 rows of 128 bytes.
     constexpr uint64_t kStepA = (kTransA ? T::kMmaK * 128 : 32) >> 4;
     constexpr uint64_t kStepB = (kTransB ? T::kMmaK * 128 : 32) >> 4;

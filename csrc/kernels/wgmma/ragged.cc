@@ -20,7 +20,7 @@ struct RaggedBase {
 };
 
 constexpr RaggedBase kRaggedBases[] = {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped) {name, swapped, false, false},
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped, whole) {name, swapped, false, false},
     TCGEMM_WGMMA_RAGGED_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
 };

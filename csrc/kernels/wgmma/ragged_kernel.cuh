@@ -8,7 +8,8 @@
 //                what it multiplies beyond them is not stored. Rows of no group are stored as zeros.
 //   contraction  A and B: columns of both operands; K goes over a group's tokens. The last k block is
 //                loaded in boxes of 2^i rows, those beyond the group from outside the tensor, where TMA
-//                reads zeros: so 0 * 0 is all that the last multiplication adds.
+//                reads zeros: so 0 * 0 is all that the last multiplication adds. Configs that load whole
+//                boxes overwrite those rows with zeros instead.
 //
 // Roles (384 threads):
 //   warp 0 (one thread)  producer: keeps kStages loads in flight
@@ -55,6 +56,26 @@ __device__ __forceinline__ void load_rows(uint8_t* tile, const CUtensorMap* boxe
   }
 }
 
+// The number of the smallest box of 8 * 2^i rows that holds `count`.
+__device__ __forceinline__ int box_of(int32_t count) {
+  int i = 0;
+  while (8 << i < count) ++i;
+  return i;
+}
+
+// The same in one box, which may hold rows past the last: of blocks that share a tile, the first ones load
+// rows of those after them too, as they do themselves.
+template <bool kMulticast>
+__device__ __forceinline__ void load_box(uint8_t* tile, const CUtensorMap* boxes, uint64_t* barrier, uint16_t mask,
+                                         int32_t count, int32_t row_idx, int32_t k_idx) {
+  const CUtensorMap* box = &boxes[box_of(count)];
+  if constexpr (kMulticast) {
+    ptx::tma_load_4d_multicast(tile, box, barrier, mask, k_idx, row_idx, 0, 0);
+  } else {
+    ptx::tma_load_4d(tile, box, barrier, k_idx, row_idx, 0, 0);
+  }
+}
+
 // One k block of an operand with rows of K, of whose rows from k_idx on only `valid` are there. The
 // rest is loaded from beyond `end`, the last row of the tensor. Boxes lie on multiples of their size
 // whichever way they fall, as the swizzle wants it.
@@ -98,6 +119,25 @@ __device__ __forceinline__ void load_weights(uint8_t* tile, const CUtensorMap* m
     const int32_t column = m_idx + (gated ? chunk / 2 : chunk) * T::kChunk;
     ptx::tma_load_4d(tile + chunk * T::kTileK * 128, map, barrier, column, k_idx, gated ? chunk % 2 : 0, group);
   }
+}
+
+// Overwrites rows `begin` to the next multiple of the instruction's along K in all chunks of a stage, by the
+// consumers that multiply from it; these are all done when it returns.
+template <typename Config, typename T>
+__device__ __forceinline__ void zero_rows(uint8_t* stage, int32_t begin, int consumer, int thread_idx,
+                                          uint32_t barrier_id) {
+  constexpr int kChunks = (Config::kTileM + T::kPaddedN) / T::kChunk, kRows = T::kMmaK;
+  constexpr int kSharers = Config::kPingPong ? 1 : Config::kConsumers;
+  static_assert(kRows * 8 == 128, "a thread has 16 bytes of a chunk");
+  const int32_t row = begin / kRows * kRows + thread_idx / 8;
+  if (row >= begin) {
+    for (int chunk = Config::kPingPong ? 0 : consumer; chunk < kChunks; chunk += kSharers) {
+      *reinterpret_cast<uint4*>(stage + (chunk * T::kTileK + row) * 128 + thread_idx % 8 * 16) = uint4{};
+    }
+  }
+  ptx::fence_proxy_async();
+  // Consumers that share a stage have a barrier of their own.
+  ptx::named_barrier_sync(kSharers == 1 ? barrier_id : 1 + Config::kConsumers, 128 * kSharers);
 }
 
 // Calls f with the one of kStep, 2 * kStep ... kMax that `width` is, as a constant.
@@ -167,7 +207,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           uint8_t* b = a + T::kABytes;
           if constexpr (T::kIsRows) {
             const int32_t width = width_of(work), own = width / Config::kClusterM;
-            ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes + (gathers ? 0 : width * 128));
+            const int32_t loaded_rows = kLoadsWholeBoxes<Config> ? (8 << box_of(own)) * Config::kClusterM : width;
+            ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes + (gathers ? 0 : loaded_rows * 128));
             if constexpr (Epilogue::kFused) {
               load_weights<Config, T>(a, &gemm.a_map, barrier, work.m_idx, i * T::kTileK, work.tokens.group,
                                       gemm.epilogue.gated);
@@ -176,12 +217,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                                        work.tokens.group, 0);
             }
             if (gathers) continue;
+            if constexpr (kLoadsWholeBoxes<Config>) {
+              load_box<(Config::kClusterM > 1)>(b + rank_m * own * 128, params.b_boxes, barrier, kMask, own,
+                                                work.tokens.token_begin + rank_m * own, i * T::kTileK);
+              continue;
+            }
             load_rows<(Config::kClusterM > 1)>(b + rank_m * own * 128, params.b_boxes, barrier, kMask, own,
                                                work.tokens.token_begin + rank_m * own, i * T::kTileK);
           } else {
             const int32_t k_idx = work.tokens.token_begin + i * T::kTileK, valid = work.tokens.token_end - k_idx;
             ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);
-            if (valid >= T::kTileK) {
+            if (kLoadsWholeBoxes<Config> || valid >= T::kTileK) {
               load_tile<1, Config::kTileM, 1, T>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, k_idx, 0, 0);
               load_tile<1, T::kPaddedN, Config::kClusterM, T>(b, &gemm.b_map, barrier, kMask, rank_m, work.n_idx, k_idx,
                                                               0, 0);
@@ -276,18 +322,33 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       }
       const auto multiply = [&](auto width) {
         int previous_stage = -1;
+        const auto multiply_block = [&](auto steps) {
+          const uint32_t a = ptx::shared_address(shared + state.stage * T::kStageBytes) + first_row_bytes;
+          const uint32_t b = ptx::shared_address(shared + state.stage * T::kStageBytes + T::kABytes);
+          multiply_from_shared<T, In, kTransA, kTransB, decltype(width)::value, decltype(steps)::value>(
+              acc, a, b, true, [&] {
+                if (previous_stage >= 0) release(previous_stage);
+              });
+          previous_stage = state.stage;
+          state.advance();
+        };
+        // Rows of the last k block, where it is not multiplied as a whole; else 0.
+        int32_t tail = 0;
+        if constexpr (!T::kIsRows && kLoadsWholeBoxes<Config>) tail = work.num_tokens() % T::kTileK;
+        const int32_t whole_blocks = tail > 0 ? k_blocks - 1 : k_blocks;
 #pragma unroll 1
-        for (int32_t i = 0; i < k_blocks; ++i) {
+        for (int32_t i = 0; i < whole_blocks; ++i) {
           ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);
           // What threads have copied, before what the multiplication reads.
           if (gathers) ptx::fence_proxy_async();
-          const uint32_t a = ptx::shared_address(shared + state.stage * T::kStageBytes) + first_row_bytes;
-          const uint32_t b = ptx::shared_address(shared + state.stage * T::kStageBytes + T::kABytes);
-          multiply_from_shared<T, In, kTransA, kTransB, decltype(width)::value>(acc, a, b, true, [&] {
-            if (previous_stage >= 0) release(previous_stage);
-          });
-          previous_stage = state.stage;
-          state.advance();
+          multiply_block(std::integral_constant<int, 0>{});
+        }
+        if constexpr (!T::kIsRows && kLoadsWholeBoxes<Config>) {
+          if (tail > 0) {
+            ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);
+            zero_rows<Config, T>(shared + state.stage * T::kStageBytes, tail, consumer, thread_idx, barrier_id);
+            visit_width<1, T::kTileK / T::kMmaK>((tail + T::kMmaK - 1) / T::kMmaK, multiply_block);
+          }
         }
         ptx::wgmma_wait_group<0>();
 #pragma unroll
@@ -300,6 +361,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         multiply(std::integral_constant<int, Config::kTileN>{});
       }
       if constexpr (Config::kPingPong) {
+        // A tile may have nothing to multiply, and then nothing else holds back the next turn until all
+        // threads have seen that this one came.
+        ptx::named_barrier_sync(barrier_id, 128);
         if (thread_idx == 0) ptx::mbarrier_arrive(&pipeline.order[consumer ^ 1]);
       }
 

@@ -143,8 +143,8 @@ constexpr RaggedLaunchFunction ragged_function() {
 template <typename In, int kTransA>
 std::vector<RaggedLaunchFunction> ragged_launch_table() {
   return {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped) \
-  ragged_function<Config<tile_m, tile_n, cluster_m, 1, 1, ping_pong, swapped>, In, kTransA>(),
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped, whole) \
+  ragged_function<RaggedConfig<whole, Config<tile_m, tile_n, cluster_m, 1, 1, ping_pong, swapped>>, In, kTransA>(),
       TCGEMM_WGMMA_RAGGED_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
   };

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/wgmma/ragged_config.h"
 #include "kernels/wgmma/ragged_work.cuh"
 #include "kernels/wgmma/scheduler.cuh"
 #include "kernels/wgmma/traits.cuh"
