@@ -16,16 +16,16 @@ from jax.extend.core.primitives import dot_general_p
 
 from jax_tcgemm.dot_general import dot_general
 from jax_tcgemm.ragged_dot import ragged_dot_general
-from jax_tcgemm.routing import Routing, routing
+from jax_tcgemm.routing import Routing, routed, routing
 from jax_tcgemm.selection import check_names
 
 
-def _dot_general(routed: Routing, lhs, rhs, **params):
-    return dot_general(lhs, rhs, **params, implementation=routed.implementation)
+def _dot_general(how: Routing, lhs, rhs, **params):
+    return dot_general(lhs, rhs, **params, implementation=how.implementation)
 
 
-def _ragged_dot_general(routed: Routing, lhs, rhs, group_sizes, **params):
-    return ragged_dot_general(lhs, rhs, group_sizes, **params, implementation=routed.implementation)
+def _ragged_dot_general(how: Routing, lhs, rhs, group_sizes, **params):
+    return ragged_dot_general(lhs, rhs, group_sizes, **params, implementation=how.implementation)
 
 
 _ROUTES = {dot_general_p: _dot_general, ragged_dot_general_p: _ragged_dot_general}
@@ -54,9 +54,10 @@ def patch(*, implementation: str | None = None):
     traced when the gradient is taken: take it in the block.
 
     Blocks nest: the innermost counts, and `implementation="xla"` gives back XLA's own product for a
-    part. Other threads, also those that are started in the block, are not affected. The bodies of
-    Pallas kernels are left alone, and so is what is no `dot_general`: convolutions, factorisations,
-    `jax.nn.scaled_matmul`.
+    part. Other threads, also those that are started in the block, are not affected. Whatever its own
+    thread runs is, also what other coroutines do while the block waits in one: there, decorate a
+    function. The bodies of Pallas kernels are left alone, and so is what is no `dot_general`:
+    convolutions, factorisations, `jax.nn.scaled_matmul`.
 
     Args:
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
@@ -83,7 +84,7 @@ def patch(*, implementation: str | None = None):
       2
     """
     check_names("patch", implementation, None)
-    with _replaced_binds(), routing(Routing(implementation)):
+    with _replaced_binds(), routed(Routing(implementation)):
         yield
 
 
@@ -107,10 +108,10 @@ def _replaced_binds():
 
 
 def _bind(primitive, route, *args, **params):
-    routed = routing.value
-    if routed is None or _in_pallas_kernel():
+    how = routing.value
+    if how is None or _in_pallas_kernel():
         return type(primitive).bind(primitive, *args, **params)
-    return route(routed, *args, **params)
+    return route(how, *args, **params)
 
 
 def _in_pallas_kernel() -> bool:

@@ -1,5 +1,6 @@
 """`patch`: which products it takes, what it leaves alone, and that nothing is left of it."""
 
+import asyncio
 import functools
 import operator
 import re
@@ -258,6 +259,39 @@ def test_nested_blocks_and_exceptions():
             assert implementation() == "host"
         assert implementation() is None
     assert implementation() == "JAX's"
+    assert_unpatched()
+
+
+def test_blocks_may_be_left_in_any_order():
+    """Generators and coroutines that wait in a block hold it open, and leave nothing behind."""
+
+    def block(implementation):
+        with jax_tcgemm.patch(implementation=implementation):
+            yield
+
+    def now():
+        (eqn,) = jax.make_jaxpr(lambda x, w: x @ w)(X, W).eqns
+        return eqn.params.get("implementation", "JAX's")
+
+    blocks = {name: block(name) for name in ("host", "xla", None)}
+    for name, generator in blocks.items():
+        next(generator)
+        assert now() == name
+    for name, left in (("host", None), (None, "xla"), ("xla", "JAX's")):
+        blocks[name].close()
+        assert now() == left
+    assert_unpatched()
+
+    async def in_a_block(name):
+        with jax_tcgemm.patch(implementation=name):
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    async def at_once():
+        await asyncio.gather(*map(in_a_block, ("host", "xla")))
+
+    asyncio.run(at_once())
+    assert now() == "JAX's"
     assert_unpatched()
 
 

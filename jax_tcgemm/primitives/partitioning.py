@@ -159,6 +159,8 @@ def is_divided(ctx: mlir.LoweringRuleContext) -> bool:
 def obstacle_of(*avals) -> str:
     """Why, by the types of operands and results, XLA must partition a call; "" if it need not."""
     mesh = _mesh(avals)
+    # There XLA shards by the devices of one manual group, and JAX's custom_partitioning by those of
+    # the whole mesh: XLA aborts the process where the two meet.
     if _axes(mesh, AxisType.Auto) and _axes(mesh, AxisType.Manual):
         return "it is inside a partly manual shard_map, and XLA must partition the product"
     if _axes(mesh, AxisType.Auto) and _axes(mesh, AxisType.Explicit):
