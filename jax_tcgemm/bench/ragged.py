@@ -86,7 +86,7 @@ def _workload(suite, label, dtype, kind, sizes, tokens, groups, n, k) -> Workloa
     }[kind]
     itemsize = jnp.dtype(element_type).itemsize
     used = int(np.count_nonzero(sizes))
-    experts = (groups if kind == "rhs_gradient" else used) * n * k
+    weights = (groups if kind == "rhs_gradient" else used) * n * k
     peers: dict[str, Callable] = {}
     masked = tokens * sum(s[-1] for s in shapes if len(s) == 2) * groups * itemsize
     if masked <= _XLA_LIMIT_BYTES:
@@ -122,7 +122,7 @@ def _workload(suite, label, dtype, kind, sizes, tokens, groups, n, k) -> Workloa
         reference=functools.partial(_reference, kind, sizes),
         tolerance=2 * float(jnp.finfo(element_type).eps) + 2.0**-9 * (itemsize == 4) + 1e-4,
         flops=2 * tokens * n * k,
-        bytes=(tokens * (n + k) + experts) * itemsize,
+        bytes=(tokens * (n + k) + weights) * itemsize,
     )
 
 
