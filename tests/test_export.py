@@ -40,13 +40,28 @@ def test_export_for_two_platforms(fake_cuda):
     np.testing.assert_allclose(restored.call(x, x), x @ x)
 
 
-def test_symbolic_shapes_go_to_xla():
+@pytest.mark.parametrize(
+    "f",
+    [
+        jax_tcgemm.matmul,
+        lambda a, b: jax.grad(lambda *x: jax_tcgemm.linear(*x, activation="gelu").sum())(a, b),
+        lambda a, b: jax_tcgemm.gated_linear(a, (b, b)),
+        lambda a, b: jax_tcgemm.mlp(a, {"up": b, "down": b.T}),
+        lambda a, b: jax_tcgemm.tensor.einsum("...i,ij,kj->...k", a, b, b),
+        lambda a, b: jax_tcgemm.tensor.contract("ri,ij->jr", a, b),
+        lambda a, b: jax_tcgemm.blas.gemv(b, a, trans="T"),
+        lambda a, b: jax_tcgemm.blas.iamax(a),
+    ],
+    ids=["matmul", "linear'", "gated_linear", "mlp", "einsum", "contract", "gemv", "iamax"],
+)
+def test_symbolic_shapes_go_to_xla(f):
     (rows,) = export.symbolic_shape("rows")
     a = jax.ShapeDtypeStruct((rows, 4), jnp.float32)
     b = jax.ShapeDtypeStruct((4, 5), jnp.float32)
-    restored = round_trip(jax_tcgemm.matmul, a, b)
-    x, y = jnp.ones((7, 4)), jnp.ones((4, 5))
-    np.testing.assert_allclose(restored.call(x, y), x @ y)
+    restored = round_trip(f, a, b)
+    rng = np.random.default_rng(0)
+    x, y = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((7, 4), (4, 5)))
+    np.testing.assert_allclose(restored.call(x, y), f(x, y), rtol=1e-4, atol=1e-5)
 
 
 def ffi(a, b, out=(4, 4), **changes):

@@ -155,7 +155,7 @@ def bind(call: Call, *operands):
         for x, own in zip(operands, batch_ranks, strict=True)
     ]
     try:
-        np.broadcast_shapes(
+        lax.broadcast_shapes(
             *(
                 x.shape[: x.ndim - rank]
                 for x, rank in zip(operands, call.operand_ranks, strict=True)

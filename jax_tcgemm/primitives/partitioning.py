@@ -228,9 +228,10 @@ def lower_on_device(ctx: mlir.LoweringRuleContext, function: Callable, *operands
 
     XLA, when it partitions a program, may ask for this in a thread of its own, where nothing is
     left of what the caller has set. So nothing here depends on that: JAX's own products are not
-    ours (`patch`), and types are what they are (`jax.enable_x64`).
+    ours (`patch`), and types are what they are (`jax.enable_x64`). But a program with symbolic
+    dimensions, which XLA cannot partition, has values of them of the types that the caller has.
     """
-    with routing(None), jax.enable_x64(True):
+    with routing(None), jax.enable_x64(not ctx.dim_var_values or jax.config.jax_enable_x64):
         return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
 

@@ -125,7 +125,7 @@ def _without_broadcast(terms, arrays):
                     f"einsum: a mode must have one extent, got {letter!r} with {known} and, in "
                     f"operand {i}, {extent}; give different modes different letters"
                 )
-            extents[letter] = max(known, extent) if 0 not in (known, extent) else 0
+            extents[letter] = extent if known == 1 else known
     found = []
     for term, x in zip(terms, arrays, strict=True):
         axes = [i for i, letter in enumerate(term) if x.shape[i] == 1 != extents[letter]]
@@ -143,7 +143,8 @@ def _steps(op, terms, output, arrays, optimize) -> list[tuple[tuple[int, ...], s
         optimize = [(0, 1)] * (len(arrays) - 1)
     elif optimize is True:
         optimize = "optimal"
-    shapes = [x.shape for x in arrays]
+    # The order for symbolic dimensions is that for dimensions of 8, as in jax.numpy.einsum.
+    shapes = [[d if isinstance(d, int) else 8 for d in x.shape] for x in arrays]
     try:
         _, path = opt_einsum.contract_path(
             f"{','.join(terms)}->{output}", *shapes, shapes=True, optimize=optimize

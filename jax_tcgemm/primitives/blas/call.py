@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 MATHS = ("default", "tf32", "pedantic", "no_reduced_precision")
 # cuBLAS asks for at least this much.
@@ -178,7 +179,7 @@ def batch_shape(call: Call, shapes) -> tuple[int, ...]:
     batches = [
         shape[: len(shape) - rank] for shape, rank in zip(shapes, call.operand_ranks, strict=True)
     ]
-    return np.broadcast_shapes(*batches)
+    return lax.broadcast_shapes(*batches)
 
 
 def span(n: int, increment: int) -> int:
