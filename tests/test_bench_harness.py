@@ -131,7 +131,9 @@ def test_fused_layers_are_measured_beside_the_expressions():
 def test_grouped_products_are_measured_beside_xla():
     runner = measure(suites.load_suite("smoke_moe").cases)
     assert not runner.wrong
-    assert [r["label"] for r in runner.records] == ["forward", "lhs gradient", "rhs gradient"]
+    assert [r["label"] for r in runner.records] == [
+        *("gated", "gathered gated", "combine", "forward", "lhs gradient", "rhs gradient"),
+    ]
     assert all("xla" in r["peers"] for r in runner.records)
 
 

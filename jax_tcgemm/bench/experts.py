@@ -2,6 +2,7 @@
 
 Every way in which we can run each is one of `ours`: by default, which on a GPU is XLA's work around
 our bare grouped product or its own sum of rows, and by the kernels that must be asked for by name.
+The peer is the same expression by XLA alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import jax_tcgemm
 from jax_tcgemm.bench import reference
@@ -20,6 +22,9 @@ from jax_tcgemm.selection import target_device
 
 KINDS = ("gated", "gathered_gated", "combine")
 _PER_TOKEN = 2
+
+# XLA multiplies masked copies of all rows for every group; where larger, it is not asked to.
+XLA_LIMIT_BYTES = 2e10
 
 
 def has_wgmma() -> bool:
@@ -69,7 +74,13 @@ def _gated(kind, element_type, sizes, tokens, groups, n, k) -> dict:
             parts.append(jax.nn.silu(both[:, :n]) * both[:, n:])
         return jnp.concatenate(parts)
 
+    def by_xla(x, weights, sizes, *indices):
+        x = x[indices[0]] if gathered else x
+        both = lax.ragged_dot(x, weights.reshape(groups, k, 2 * n), sizes)
+        return jax.nn.silu(both[:, :n]) * both[:, n:]
+
     used = int(np.count_nonzero(sizes))
+    masked = tokens * (k + 2 * n) * groups * jnp.dtype(element_type).itemsize
     return {
         "operands": (
             *(jax.ShapeDtypeStruct(shape, element_type) for shape in shapes),
@@ -77,7 +88,7 @@ def _gated(kind, element_type, sizes, tokens, groups, n, k) -> dict:
         ),
         "draw": draw,
         "ours": ours,
-        "peers": {},
+        "peers": {"xla": by_xla} if masked <= XLA_LIMIT_BYTES else {},
         "reference": expected,
         "flops": 4 * tokens * n * k,
         "bytes": (tokens * (n + k) + used * 2 * n * k) * jnp.dtype(element_type).itemsize,
@@ -135,7 +146,7 @@ def _combine(kind, element_type, sizes, tokens, groups, n, k) -> dict:
         ),
         "draw": draw,
         "ours": {name: functools.partial(run, value) for name, value in names.items()},
-        "peers": {},
+        "peers": {"xla": functools.partial(run, "xla")},
         "reference": expected,
         "flops": 6 * tokens * n,
         # Forward and for weights each row is read, for rows each is written; sums and cotangents.

@@ -33,7 +33,6 @@ from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
 
 _KINDS = ("forward", "lhs_gradient", "rhs_gradient")
 _KEYS = ("tokens", "groups", "n", "k")
-_XLA_LIMIT_BYTES = 2e10
 # Configs that are not selected before they have been measured.
 _BY_NAME = {
     "forward": ("128x256x64_c2x1x1_co_t_w",),
@@ -89,7 +88,7 @@ def _workload(suite, label, dtype, kind, sizes, tokens, groups, n, k) -> Workloa
     weights = (groups if kind == "rhs_gradient" else used) * n * k
     peers: dict[str, Callable] = {}
     masked = tokens * sum(s[-1] for s in shapes if len(s) == 2) * groups * itemsize
-    if masked <= _XLA_LIMIT_BYTES:
+    if masked <= experts.XLA_LIMIT_BYTES:
         peers["xla"] = _product(lax, kind, precision)
     if itemsize == 2 and kind != "rhs_gradient":
         peers |= _pallas(kind, n if kind == "forward" else k, k if kind == "forward" else n)
