@@ -262,7 +262,7 @@ def _level2() -> list[Case]:
     for m, n in ((1, 1), (5, 3), (33, 70)):
         for trans in "NTC":
             for what, inc, batches, with_y, spare in settings:
-                if what != "plain" and m == 1:
+                if (what != "plain" and m == 1) or (what == "one_matrix_spare" and m != 5):
                     continue
                 label = f"{m}x{n}-{trans}-{what}"
                 cases.append(
@@ -280,6 +280,8 @@ def _level2() -> list[Case]:
                         spare,
                     )
                 )
+                if what == "one_matrix_spare":
+                    continue  # Batches of bands are not folded.
                 for kl, ku in ((1, 1), (0, 2), (3, 0)) if m == 5 else ((4, 7),):
 
                     def run(a, x, y, kl=kl, ku=ku, n=n, **kw):
