@@ -1,4 +1,4 @@
-// Definition of launch_ragged(); included by the ragged_*.cu files only.
+// Definition of launch_ragged(); included by ragged_instances.cu only.
 #pragma once
 
 #include "kernels/mma_sync/launch.cuh"

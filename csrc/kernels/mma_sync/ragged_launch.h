@@ -11,7 +11,7 @@ namespace tcgemm::mma {
 // The one tile of grouped products.
 using RaggedTile = Tile128Stages4;
 
-// Enqueues one batch entry. Explicitly instantiated by the ragged_*.cu files.
+// Enqueues one batch entry. Explicitly instantiated by ragged_instances.cu.
 template <typename Instruction>
 Status launch_ragged(const RaggedProblem& problem, const RaggedBuffers& buffers, cudaStream_t stream);
 

@@ -50,7 +50,7 @@ Status encode_fused_map(CUtensorMap* map, const Call& call, const void* data, in
 using LaunchFunction = Status (*)(const Call&);
 
 // Launch functions in the order of TCGEMM_WGMMA_CONFIGS, one table for each element type and layout
-// (a, b: 0 K-major, 1 M- or N-major), each in a file of its own so that they compile side by side.
+// (a, b: 0 K-major, 1 M- or N-major), in several files, which compile side by side.
 const std::vector<LaunchFunction>& bf16_table_00();
 const std::vector<LaunchFunction>& bf16_table_01();
 const std::vector<LaunchFunction>& bf16_table_10();
