@@ -21,15 +21,8 @@ inline Problem batched_problem(const RaggedProblem& p) {
 
 template <typename Config, typename Instruction>
 Status launch_ragged_kernel(const RaggedParams& params, uint32_t num_blocks, cudaStream_t stream) {
-  const auto kernel = ragged_kernel<Config, Instruction>;
-  if (Status status =
-          cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes),
-                      "mma_sync: cudaFuncSetAttribute");
-      !status.is_ok()) {
-    return status;
-  }
-  kernel<<<num_blocks, Config::kThreads, Config::kSharedBytes, stream>>>(params);
-  return launch_status("mma_sync grouped kernel");
+  return launch_blocks("mma_sync grouped kernel", ragged_kernel<Config, Instruction>, num_blocks, Config::kThreads,
+                       Config::kSharedBytes, stream, params);
 }
 
 template <typename Instruction>

@@ -2,7 +2,7 @@
 // boundaries, element by element elsewhere. Sums are kept in float32 and in the order of the pairs.
 #include <string>
 
-#include "core/cuda_status.h"
+#include "kernels/common/launch.cuh"
 #include "kernels/kernels.h"
 #include "tile/alignment.h"
 #include "tile/limits.h"
@@ -125,8 +125,8 @@ Status launch_sums(const RowsProblem& p, const RowsBuffers& buffers, cudaStream_
                           static_cast<int32_t>(packs),
                           lanes,
                           static_cast<int32_t>(ceil_div(packs, lanes))};
-  sum_rows<T, kCount><<<static_cast<unsigned>(sums_blocks(p, packs)), kThreads, 0, stream>>>(params);
-  return launch_status("kernel of sums of rows");
+  return launch_blocks("kernel of sums of rows", sum_rows<T, kCount>, sums_blocks(p, packs), kThreads, 0, stream,
+                       params);
 }
 
 template <typename T, int kCount>
@@ -140,9 +140,8 @@ Status launch_dots(const RowsProblem& p, const RowsBuffers& buffers, cudaStream_
                           static_cast<int32_t>(p.b_rows),
                           static_cast<int32_t>(p.pairs),
                           static_cast<int32_t>(p.n / kCount)};
-  const auto blocks = static_cast<unsigned>(ceil_div(p.pairs, kThreads / 32));
-  multiply_rows<T, kCount><<<blocks, kThreads, 0, stream>>>(params);
-  return launch_status("kernel of products of rows");
+  return launch_blocks("kernel of products of rows", multiply_rows<T, kCount>, ceil_div(p.pairs, kThreads / 32),
+                       kThreads, 0, stream, params);
 }
 
 template <typename T>

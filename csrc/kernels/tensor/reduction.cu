@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/cuda_status.h"
+#include "kernels/common/launch.cuh"
 #include "kernels/tensor/tensor.h"
 #include "tile/numeric.cuh"
 #include "tile/reduction.cuh"
@@ -191,26 +191,19 @@ Status launch_pass(Pass pass, const void* in, void* out, cudaStream_t stream) {
     const bool is_long = pass.part * static_cast<int64_t>(sizeof(In)) >= kLongRowBytes;
     pass.tiles = is_long ? kThreads / 32 : 1;
     const int64_t rows_a_block = is_long ? 1 : kThreads / 32;
-    const auto grid = static_cast<unsigned>(ceil_div(pass.outer * pass.splits, rows_a_block));
-    if (vector_elements(in, pass.reduced, sizeof(In)) > 1) {
-      rows_kernel<In, 16 / sizeof(In)><<<grid, kThreads, 0, stream>>>(typed, out, pass, infinity);
-    } else {
-      rows_kernel<In, 1><<<grid, kThreads, 0, stream>>>(typed, out, pass, infinity);
-    }
-    return launch_status("row reduction kernel");
+    const int64_t blocks = ceil_div(pass.outer * pass.splits, rows_a_block);
+    const bool is_vector = vector_elements(in, pass.reduced, sizeof(In)) > 1;
+    const auto kernel = is_vector ? &rows_kernel<In, 16 / sizeof(In)> : &rows_kernel<In, 1>;
+    return launch_blocks("row reduction kernel", kernel, blocks, kThreads, 0, stream, typed, out, pass, infinity);
   }
   const int count = vector_elements(in, pass.inner, sizeof(In));
   const int64_t columns = ceil_div(pass.inner, count);
   pass.lanes = 1;
   while (pass.lanes < 32 && pass.lanes < columns) pass.lanes *= 2;
   pass.tiles = ceil_div(columns, pass.lanes);
-  const auto grid = static_cast<unsigned>(pass.outer * pass.splits * pass.tiles);
-  if (count > 1) {
-    columns_kernel<In, 16 / sizeof(In)><<<grid, kThreads, 0, stream>>>(typed, out, pass, infinity);
-  } else {
-    columns_kernel<In, 1><<<grid, kThreads, 0, stream>>>(typed, out, pass, infinity);
-  }
-  return launch_status("column reduction kernel");
+  const int64_t blocks = pass.outer * pass.splits * pass.tiles;
+  const auto kernel = count > 1 ? &columns_kernel<In, 16 / sizeof(In)> : &columns_kernel<In, 1>;
+  return launch_blocks("column reduction kernel", kernel, blocks, kThreads, 0, stream, typed, out, pass, infinity);
 }
 
 Status launch_pass(DType in_type, const Pass& pass, const void* in, void* out, cudaStream_t stream) {

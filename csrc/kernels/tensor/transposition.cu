@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/cuda_status.h"
+#include "kernels/common/launch.cuh"
 #include "kernels/tensor/tensor.h"
 #include "tile/transpose.cuh"
 
@@ -49,9 +49,8 @@ Status launch_typed(const Transposition& t, const void* in, void* out, cudaStrea
   constexpr int64_t kTile = TransposeTile<T>::kTile;
   const int tiles_r = static_cast<int>((t.rows + kTile - 1) / kTile);
   const int tiles_c = static_cast<int>((t.cols + kTile - 1) / kTile);
-  transpose_kernel<T><<<static_cast<unsigned>(num_tiles(t)), TransposeTile<T>::kThreads, 0, stream>>>(
-      static_cast<const T*>(in), static_cast<T*>(out), t, tiles_r, tiles_c);
-  return launch_status("transpose kernel");
+  return launch_blocks("transpose kernel", transpose_kernel<T>, num_tiles(t), TransposeTile<T>::kThreads, 0, stream,
+                       static_cast<const T*>(in), static_cast<T*>(out), t, tiles_r, tiles_c);
 }
 
 }  // namespace
