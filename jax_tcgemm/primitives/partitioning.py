@@ -159,8 +159,9 @@ def is_divided(ctx: mlir.LoweringRuleContext) -> bool:
 def obstacle_of(*avals) -> str:
     """Why, by the types of operands and results, XLA must partition a call; "" if it need not."""
     mesh = _mesh(avals)
-    # There XLA shards by the devices of one manual group, and JAX's custom_partitioning by those of
-    # the whole mesh: XLA aborts the process where the two meet.
+    # There XLA counts the devices of one manual group, in an order that differs from call to call.
+    # A custom_partitioning that answers for the whole mesh aborts the process; one that answers for
+    # the group cannot tell two automatic axes apart, and sums over the wrong one.
     if _axes(mesh, AxisType.Auto) and _axes(mesh, AxisType.Manual):
         return "it is inside a partly manual shard_map, and XLA must partition the product"
     if _axes(mesh, AxisType.Auto) and _axes(mesh, AxisType.Explicit):
