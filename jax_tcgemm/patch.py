@@ -54,9 +54,9 @@ def patch(*, implementation: str | None = None):
     traced when the gradient is taken: take it in the block.
 
     Blocks nest: the innermost counts, and `implementation="xla"` gives back XLA's own product for a
-    part. Other threads, also those that are started in the block, are not affected. Whatever its own
-    thread runs is, also what other coroutines do while the block waits in one: there, decorate a
-    function. The bodies of Pallas kernels are left alone, and so is what is no `dot_general`:
+    part. Other threads, also those that are started in the block, are not affected. Whatever its
+    own thread runs is, also what other coroutines do while the block waits in one: there, decorate
+    a function. The bodies of Pallas kernels are left alone, and so is what is no `dot_general`:
     convolutions, factorisations, `jax.nn.scaled_matmul`.
 
     Args:
