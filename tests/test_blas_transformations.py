@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_arrays
 from jax import export
 from jax.sharding import PartitionSpec
 from jax.test_util import check_grads
@@ -15,12 +16,7 @@ from jax_tcgemm import _modules, blas
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-def normal(*shape, dtype="float64", seed=0):
-    rng = np.random.default_rng((seed, *shape))
-    x = rng.standard_normal(shape)
-    if np.dtype(dtype).kind == "c":
-        x = x + 1j * rng.standard_normal(shape)
-    return jnp.asarray(x, dtype)
+normal = functools.partial(random_arrays.normal, dtype="float64")
 
 
 def triangle(n, dtype, *batch):

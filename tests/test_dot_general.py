@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from random_arrays import normal
 
 import jax_tcgemm
 
@@ -31,15 +32,11 @@ CASES = {
 }
 
 
-def random(shape, dtype, seed):
-    return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
-
-
 @pytest.mark.parametrize("implementation", ["host", "xla", None])
 @pytest.mark.parametrize("case", CASES)
 def test_values(case, implementation):
     lhs_shape, rhs_shape, numbers = CASES[case]
-    lhs, rhs = random(lhs_shape, "float32", 0), random(rhs_shape, "float32", 1)
+    lhs, rhs = normal(*lhs_shape), normal(*rhs_shape, seed=1)
     ours = functools.partial(
         jax_tcgemm.dot_general, dimension_numbers=numbers, implementation=implementation
     )
@@ -55,7 +52,7 @@ def test_values(case, implementation):
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_lax_gradients(case):
     lhs_shape, rhs_shape, numbers = CASES[case]
-    lhs, rhs = random(lhs_shape, "float32", 0), random(rhs_shape, "float32", 1)
+    lhs, rhs = normal(*lhs_shape), normal(*rhs_shape, seed=1)
 
     def loss(dot):
         return lambda x, y: jnp.sum(jnp.sin(dot(x, y, numbers)))
@@ -71,7 +68,7 @@ def test_gradients_are_lax_gradients(case):
 
 
 def test_positional_arguments_are_those_of_lax():
-    x = random((4, 4), "bfloat16", 0)
+    x = normal(4, 4, dtype="bfloat16")
     out = jax_tcgemm.dot_general(x, x, (((1,), (0,)), ((), ())), None, jnp.float32)
     assert out.dtype == jnp.float32
 
@@ -98,7 +95,7 @@ def test_dimension_numbers_may_be_any_sequences(numbers):
     ids=str,
 )
 def test_precisions(precision):
-    x, y = random((9, 40), "float32", 0), random((40, 5), "float32", 1)
+    x, y = normal(9, 40), normal(40, 5, seed=1)
     out = jax_tcgemm.dot_general(x, y, (((1,), (0,)), ((), ())), precision)
     assert out.dtype == jnp.float32
     # The coarsest preset rounds operands to bfloat16.

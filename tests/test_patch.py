@@ -16,13 +16,10 @@ from jax import lax
 from jax._src.lax.lax import ragged_dot_general_p
 from jax.experimental import pallas
 from jax.extend.core.primitives import dot_general_p
+from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm import measuring, selection
-
-
-def normal(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
 
 
 def products(f, *args) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.errors import JaxRuntimeError
 from jax.test_util import check_grads
+from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm import _modules
@@ -22,10 +23,6 @@ IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["host", "xla"])
 
 # Bound of the error of one rounded product and sum of k terms of order 1, over sqrt(k).
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-6, "float64": 1e-14}
-
-
-def normal(*shape, seed=0, dtype="float32"):
-    return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
 
 
 def assert_close(got, expected, k, dtype="float32", factor=1.0):
@@ -89,12 +86,9 @@ def test_sizes_of_any_integer_type(implementation, sizes_dtype, last, x64):
 
 @pytest.mark.parametrize("dtype", ["int8", "complex64"])
 def test_other_dtypes_match_lax(dtype):
-    if dtype == "int8":
-        draw = functools.partial(jax.random.randint, minval=-100, maxval=100, dtype=dtype)
-        preferred = jnp.int32
-    else:
-        draw, preferred = functools.partial(jax.random.normal, dtype=dtype), None
-    lhs, rhs = draw(jax.random.key(0), (9, 6)), draw(jax.random.key(1), (2, 6, 5))
+    # As int8 what is left of the decimals.
+    scale, preferred = (40, jnp.int32) if dtype == "int8" else (1, None)
+    lhs, rhs = ((scale * normal(*shape)).astype(dtype) for shape in ((9, 6), (2, 6, 5)))
     args = (lhs, rhs, jnp.array([4, 3]))
     ours, theirs = (
         f(*args, preferred_element_type=preferred) for f in (jax_tcgemm.ragged_dot, lax.ragged_dot)
@@ -359,7 +353,7 @@ GENERAL_CASES = {
 def test_general_matches_lax(case):
     lhs_shape, rhs_shape, sizes_shape, dims = GENERAL_CASES[case]
     lhs, rhs = normal(*lhs_shape), normal(*rhs_shape, seed=1)
-    sizes = jax.random.randint(jax.random.key(2), sizes_shape, 0, 5)
+    sizes = jnp.asarray(np.random.default_rng(2).integers(0, 5, sizes_shape))
     ours, theirs = (
         f(lhs, rhs, sizes, dims) for f in (jax_tcgemm.ragged_dot_general, lax.ragged_dot_general)
     )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import ragged_reference as reference
+from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm.activations import ACTIVATIONS
@@ -14,10 +15,6 @@ from jax_tcgemm.activations import ACTIVATIONS
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["host", "xla"])
 SIZES = [4, 0, 5, 3]
 M, K, N = 14, 6, 5
-
-
-def normal(*shape, seed=0, dtype="float32"):
-    return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
 
 
 def operands(gated=False):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensor_arrays import draw, widened
+from random_arrays import draw, widened
 
 from jax_tcgemm import tensor
 from jax_tcgemm.tensor.operators import BINARY, UNARY

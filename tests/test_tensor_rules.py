@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
-from tensor_arrays import draw
+from random_arrays import draw
 
 import jax_tcgemm
 from jax_tcgemm import _modules, tensor

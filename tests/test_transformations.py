@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
+from random_arrays import normal
 
 import jax_tcgemm
 
@@ -16,10 +17,6 @@ host_matmul = functools.partial(jax_tcgemm.matmul, implementation="host")
 IMPLEMENTATIONS = pytest.mark.parametrize(
     "matmul", [jax_tcgemm.matmul, host_matmul], ids=["default", "host"]
 )
-
-
-def normal(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
 
 
 def assert_same(ours, theirs):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tensor_arrays import draw, widened
+from random_arrays import draw, widened
 
 import jax_tcgemm
 from jax_tcgemm import _modules, tensor
