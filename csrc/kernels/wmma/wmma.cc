@@ -53,7 +53,29 @@ std::string reject_common(const Problem& p, const Device& device, const wmma::Co
   return "";
 }
 
-class WmmaNaive final : public Implementation {
+// What both have: kernels with every epilogue but column sums and the two products of a gated one.
+class Wmma : public Implementation {
+ public:
+  int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view) const override {
+    return EpilogueLaunch::make(p, 1, true).workspace_bytes(p, device);
+  }
+
+  Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view name,
+                void* stream_handle) const override {
+    const wmma::ConfigName config = parse(name);
+    const auto stream = static_cast<cudaStream_t>(stream_handle);
+    return EpilogueLaunch::make(p, 1, true)
+        .run(p, buffers, device, stream, [&](const Problem& product, const Buffers& product_buffers) {
+          return launch_product(product, product_buffers, config, stream);
+        });
+  }
+
+ private:
+  virtual Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config,
+                                cudaStream_t stream) const = 0;
+};
+
+class WmmaNaive final : public Wmma {
  public:
   const char* name() const override { return "wmma_naive"; }
 
@@ -71,22 +93,14 @@ class WmmaNaive final : public Implementation {
     return config.shape == "m8n8k4" ? reject_grid(p, 8, 8) : reject_grid(p, 16, 16);
   }
 
-  int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view) const override {
-    return EpilogueLaunch::make(p, 1, true).workspace_bytes(p, device);
-  }
-
-  Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view name,
-                void* stream_handle) const override {
-    const wmma::ConfigName config = parse(name);
-    const auto stream = static_cast<cudaStream_t>(stream_handle);
-    return EpilogueLaunch::make(p, 1, true)
-        .run(p, buffers, device, stream, [&](const Problem& problem, const Buffers& its_buffers) {
-          return wmma::launch_naive(problem, its_buffers, config, stream);
-        });
+ private:
+  Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config,
+                        cudaStream_t stream) const override {
+    return wmma::launch_naive(p, buffers, config, stream);
   }
 };
 
-class WmmaTiled final : public Implementation {
+class WmmaTiled final : public Wmma {
  public:
   const char* name() const override { return "wmma_tiled"; }
 
@@ -118,23 +132,9 @@ class WmmaTiled final : public Implementation {
     return config.tile == "64x128x16" ? reject_grid(p, 64, 128) : reject_grid(p, 128, 128);
   }
 
-  int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view) const override {
-    return EpilogueLaunch::make(p, 1, true).workspace_bytes(p, device);
-  }
-
-  Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view name,
-                void* stream_handle) const override {
-    const wmma::ConfigName config = parse(name);
-    const auto stream = static_cast<cudaStream_t>(stream_handle);
-    return EpilogueLaunch::make(p, 1, true)
-        .run(p, buffers, device, stream, [&](const Problem& problem, const Buffers& its_buffers) {
-          return launch_product(problem, its_buffers, config, stream);
-        });
-  }
-
  private:
-  static Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config,
-                               cudaStream_t stream) {
+  Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config,
+                        cudaStream_t stream) const override {
     if (is_8bit(p.a.dtype)) return wmma::launch_tiled_8bit(p, buffers, config, stream);
     if (!is_16bit(p.a.dtype)) return wmma::launch_tiled_wide(p, buffers, stream);
     if (config.saturates || config.shape != "m16n16k16") {
