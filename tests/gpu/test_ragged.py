@@ -1,6 +1,7 @@
 """Grouped products on a GPU: every implementation and config, exact on small integers."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +41,15 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize(("implementation", "config"), configs())
+@pytest.mark.parametrize(
+    ("implementation", "config", "dtype"),
+    [
+        (*each, dtype)
+        for each in configs()
+        for dtype in ("bfloat16", "float16", "float32")
+        if each[0] != "wgmma" or dtype != "float32"
+    ],
+)
 def test_values_and_gradients(implementation, config, dtype):
     lhs = integers(M, K, seed=1, dtype=dtype)
     rhs = integers(10, K, N, seed=2, dtype=dtype)
@@ -64,15 +72,15 @@ def test_values_and_gradients(implementation, config, dtype):
         try:
             compiled = jax.jit(f).lower(x, y, jnp.zeros(10, int)).compile()
         except ValueError as error:
-            if "cannot run this" not in str(error):
+            # A config of wgmma is for one form, or reads the matrices in one order only.
+            if implementation != "wgmma" or not re.search("is of form|reads b as", str(error)):
                 raise
             continue
         for sizes in SIZES.values():
             got = compiled(x, y, jnp.array(sizes))
             np.testing.assert_array_equal(got, expected(x, y, sizes))
             ran += 1
-    if not ran:
-        pytest.skip("does not multiply this dtype")
+    assert ran
 
 
 @pytest.mark.parametrize("implementation", ["wgmma", "mma_sync"])
