@@ -64,14 +64,14 @@ def test_float64(x64):
     np.testing.assert_allclose(got, expected(rows, indices, weights), rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32"])
+@pytest.mark.parametrize("dtype", ["int8", "uint16"])
 def test_indices_of_any_width(dtype):
     """More rows and targets than the narrow ones can count."""
     rows, _, weights = operands(300, 2, 200, 2)
     indices = np.random.default_rng(0).integers(0, 120, (200, 2)).astype(dtype)
     grad = jax.grad(lambda r: jnp.sum(jnp.sin(jax_tcgemm.combine_rows(r, indices, weights))))
     want = jax.grad(lambda r: jnp.sum(jnp.sin(by_jax(r, indices.astype(int), weights))))
-    np.testing.assert_allclose(grad(rows), want(rows), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(grad)(rows), jax.jit(want)(rows), rtol=1e-4, atol=1e-5)
 
 
 def test_sums_are_rounded_once():
@@ -98,7 +98,7 @@ def test_first_and_second_derivatives(implementation):
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4),
             jax.jit(order(ours))(rows, weights),
-            order(by_jax)(rows, weights),
+            jax.jit(order(by_jax))(rows, weights),
         )
     plain = jax.grad(lambda r: jnp.sum(jnp.sin(ours(r, indices))))(rows)
     ones = jnp.ones_like(weights)
@@ -121,7 +121,7 @@ def test_unique_indices_sort_nothing(implementation):
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
         ours(rows, weights),
-        loss(by_jax)(rows, weights),
+        jax.jit(loss(by_jax))(rows, weights),
     )
 
 
@@ -138,8 +138,8 @@ def test_vmap_and_its_gradients(mapped):
     ):
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
-            jax.vmap(f(jax_tcgemm.combine_rows), mapped)(*args),
-            jax.vmap(f(by_jax), mapped)(*args),
+            jax.jit(jax.vmap(f(jax_tcgemm.combine_rows), mapped))(*args),
+            jax.jit(jax.vmap(f(by_jax), mapped))(*args),
         )
 
 
