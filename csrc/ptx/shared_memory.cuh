@@ -20,4 +20,16 @@ __device__ __forceinline__ void st_shared_v4_u32(uint32_t address, const uint32_
                : "memory");
 }
 
+// 16 zero bytes, by threads for which `valid` holds; no thread branches.
+__device__ __forceinline__ void st_shared_zeros_16(uint32_t address, bool valid) {
+  asm volatile(
+      "{\n"
+      "  .reg .pred stores;\n"
+      "  setp.ne.u32 stores, %1, 0;\n"
+      "  @stores st.shared.v4.u32 [%0], {%2, %2, %2, %2};\n"
+      "}" ::"r"(address),
+      "r"(static_cast<uint32_t>(valid)), "r"(0)
+      : "memory");
+}
+
 }  // namespace tcgemm::ptx

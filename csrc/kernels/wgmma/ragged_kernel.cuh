@@ -122,18 +122,20 @@ __device__ __forceinline__ void load_weights(uint8_t* tile, const CUtensorMap* m
 }
 
 // Overwrites rows `begin` to the next multiple of the instruction's along K in all chunks of a stage, by the
-// consumers that multiply from it; these are all done when it returns.
+// consumers that multiply from it; these are all done when it returns. Without a branch of some threads: the
+// compiler would take the stage's number for one that differs between them, and move descriptors.
 template <typename Config, typename T>
 __device__ __forceinline__ void zero_rows(uint8_t* stage, int32_t begin, int consumer, int thread_idx,
                                           uint32_t barrier_id) {
   constexpr int kChunks = (Config::kTileM + T::kPaddedN) / T::kChunk, kRows = T::kMmaK;
   constexpr int kSharers = Config::kPingPong ? 1 : Config::kConsumers;
-  static_assert(kRows * 8 == 128, "a thread has 16 bytes of a chunk");
+  static_assert(kRows * 8 == 128 && kChunks % kSharers == 0, "a thread has 16 bytes of each of its chunks");
   const int32_t row = begin / kRows * kRows + thread_idx / 8;
-  if (row >= begin) {
-    for (int chunk = Config::kPingPong ? 0 : consumer; chunk < kChunks; chunk += kSharers) {
-      *reinterpret_cast<uint4*>(stage + (chunk * T::kTileK + row) * 128 + thread_idx % 8 * 16) = uint4{};
-    }
+  const uint32_t address = ptx::shared_address(stage) + row * 128 + thread_idx % 8 * 16;
+#pragma unroll
+  for (int i = 0; i < kChunks / kSharers; ++i) {
+    const int chunk = i * kSharers + (kSharers == 1 ? 0 : consumer);
+    ptx::st_shared_zeros_16(address + chunk * T::kTileK * 128, row >= begin);
   }
   ptx::fence_proxy_async();
   // Consumers that share a stage have a barrier of their own.

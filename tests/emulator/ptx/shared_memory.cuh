@@ -19,4 +19,8 @@ inline void st_shared_v4_u32(uint32_t address, const uint32_t (&r)[4]) {
   std::memcpy(emulator::shared_pointer(address, 16), r, 16);
 }
 
+inline void st_shared_zeros_16(uint32_t address, bool valid) {
+  if (valid) std::memset(emulator::shared_pointer(address, 16), 0, 16);
+}
+
 }  // namespace tcgemm::ptx
