@@ -230,13 +230,18 @@ def _call(plan: Plan, operands) -> jax.Array:
 
 def _xla(lhs, rhs, sizes, offset, product: Product) -> jax.Array:
     batch = product.batch_shape
-    operands = [
-        jnp.broadcast_to(x, (*batch, *x.shape[len(batch) :])) for x in (lhs, rhs, sizes, offset)
-    ]
     f = functools.partial(_xla_entry, product=product)
-    for _ in batch:
-        f = jax.vmap(f)
-    return f(*operands)
+    if not batch:
+        return f(lhs, rhs, sizes, offset)
+    # As one dimension: lax.ragged_dot cannot be mapped over two.
+    flat, num_batch = math.prod(batch), len(batch)
+
+    def flattened(x):
+        entry = x.shape[num_batch:]
+        return jnp.reshape(jnp.broadcast_to(x, (*batch, *entry)), (flat, *entry))
+
+    out = jax.vmap(f)(*map(flattened, (lhs, rhs, sizes, offset)))
+    return jnp.reshape(out, (*batch, *out.shape[1:]))
 
 
 def _xla_entry(lhs, rhs, sizes, offset, *, product: Product) -> jax.Array:

@@ -247,7 +247,8 @@ def test_derivatives_match_lax(transform):
     assert " ragged_dot_general[" not in str(jax.make_jaxpr(ours)(lhs, rhs))
 
 
-def test_hessian():
+@IMPLEMENTATIONS
+def test_hessian(implementation):
     """Which lax.ragged_dot cannot: against that of the dense product under a mask."""
     sizes = jnp.array([2, 0, 3])
     lhs, rhs = normal(6, 3), normal(3, 3, 2, seed=1)
@@ -258,7 +259,10 @@ def test_hessian():
     def loss(f):
         return lambda a, b: jnp.sum(jnp.sin(f(a, b)))
 
-    got = jax.hessian(loss(lambda a, b: jax_tcgemm.ragged_dot(a, b, sizes)), (0, 1))(lhs, rhs)
+    ours = functools.partial(
+        jax_tcgemm.ragged_dot, group_sizes=sizes, implementation=implementation
+    )
+    got = jax.jit(jax.hessian(loss(ours), (0, 1)))(lhs, rhs)
     dense = loss(lambda a, b: jnp.einsum("gm,mk,gkn->mn", mask.astype(a.dtype), a, b))
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4),
