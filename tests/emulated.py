@@ -17,7 +17,9 @@ from jax_tcgemm.problem import DTYPES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-_MACHINE = ("machine", "instructions", "wgmma", "tensor_map", "runtime")
+_MACHINE = tuple(
+    f"emulator/{name}.cc" for name in ("machine", "instructions", "wgmma", "tensor_map", "runtime")
+)
 
 # Host code and kernels that each implementation needs besides those that multiply.
 _COMMON = ["core/problem.cc", "core/ragged_problem.cc"]
@@ -132,7 +134,9 @@ def _stage(directory: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
 
 
 def _run(command: list[str], directory: Path) -> str:
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+    # What ccache asks for before it keeps what was compiled with a precompiled header.
+    env = os.environ | {"CCACHE_SLOPPINESS": "pch_defines,time_macros"}
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, env=env)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr[:8000]}")
     return done.stdout
@@ -156,11 +160,13 @@ class Emulator:
     """Kernels compiled for the CPU.
 
     Args:
-      directory: where to build; may exist.
-      sources: what to compile of csrc besides what `families` need.
+      directory: where to build.
+      sources: what to compile besides what `families` need: files of csrc with kernels, mostly.
       families: keys of SOURCES.
       compute_capability: 80 or 90, as which the kernels are compiled.
       changes: texts to replace in files of csrc: {file: [(old, new), ...]}.
+      like: another one of the same families and compute capability, from which all but `sources`
+        is taken as it is.
     """
 
     def __init__(
@@ -170,40 +176,44 @@ class Emulator:
         families=("wgmma",),
         compute_capability: int = 90,
         changes: dict[str, list[tuple[str, str]]] | None = None,
+        like: "Emulator | None" = None,
     ):
+        self.mutant = 0  # Which of the changes that ask is_mutant() are in force.
         directory.mkdir(parents=True, exist_ok=True)
         _stage(directory, changes or {})
-        flags = ["-std=c++17", "-fPIC", "-g0", "-fno-strict-aliasing", "-Iemulator", "-Icsrc"]
-        flags += ["-isystem", str(cuda_include()), "-w"]
-        kernel_flags = [
-            "-O1",
-            "-include",
-            "prefix.h",
-            f"-DTCGEMM_EMULATED_ARCH={compute_capability}0",
-        ]
-        chosen = [Source(s) if isinstance(s, str) else s for s in sources]
-        chosen += [Source(s) for s in dict.fromkeys(s for f in families for s in SOURCES[f])]
+        flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-w", "-Iemulator", "-Icsrc"]
+        flags += ["-isystem", str(cuda_include()), f"-DTCGEMM_EMULATED_ARCH={compute_capability}0"]
         compiler = ["ccache", "g++"] if shutil.which("ccache") else ["g++"]
-        commands = {}
-        for name in _MACHINE:
-            commands[f"{name}.o"] = [*flags, "-O3", "-march=native", "-c", f"emulator/{name}.cc"]
-        for i, source in enumerate([Source("emulator/calls.cc"), *chosen]):
-            path = source.path if source.path.startswith("emulator/") else f"csrc/{source.path}"
+
+        def compile_one(source: Source) -> str:
+            is_machine = source.path in _MACHINE
+            prefix = [] if is_machine else ["-include", "prefix.h", "-fpch-preprocess"]
+            fast = ["-O3", "-march=native"] if source.path == "emulator/wgmma.cc" else []
             defines = [f"-D{name}={value}" for name, value in source.defines]
-            commands[f"source{i}.o"] = [*flags, *kernel_flags, *defines, "-x", "c++", "-c", path]
+            in_csrc = not source.path.startswith("emulator/")
+            path = f"csrc/{source.path}" if in_csrc else source.path
+            name = re.sub(r"\W", "_", "_".join([source.path, *defines[:1]])) + ".o"
+            command = [*compiler, *flags, *prefix, *fast, *defines, "-x", "c++", "-c", path]
+            _run([*command, "-o", name], directory)
+            return str(directory / name)
+
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for _ in pool.map(
-                lambda item: _run([*compiler, *item[1], "-o", item[0]], directory), commands.items()
-            ):
-                pass
-        (directory / "stubs.c").write_text(_stubs(_run(["nm", "-P", *commands], directory)))
-        _run(
-            ["g++", "-fPIC", "-fexceptions", "-x", "c", "-c", "stubs.c", "-o", "stubs.o"], directory
-        )
-        _run(
-            ["g++", "-shared", "-Wl,-Bsymbolic", *commands, "stubs.o", "-o", "emulator.so"],
-            directory,
-        )
+            if like is None:
+                # The headers that every file begins with take most of the time: precompiled.
+                header = [*flags, "-x", "c++-header", "emulator/prefix.h"]
+                _run([*compiler, *header, "-o", "emulator/prefix.h.gch"], directory)
+                common = dict.fromkeys(path for family in families for path in SOURCES[family])
+                common = [Source(path) for path in (*_MACHINE, "emulator/calls.cc", *common)]
+                self._objects = list(pool.map(compile_one, common))
+            else:
+                self._objects = like._objects
+                gch = Path(like._objects[0]).with_name("emulator") / "prefix.h.gch"
+                shutil.copy(gch, directory / "emulator")
+            chosen = [Source(s) if isinstance(s, str) else s for s in sources]
+            objects = [*self._objects, *pool.map(compile_one, chosen)]
+        (directory / "stubs.c").write_text(_stubs(_run(["nm", "-P", *objects], directory)))
+        link = ["g++", "-shared", "-fPIC", "-fexceptions", "-Wl,-Bsymbolic", *objects]
+        _run([*link, "-x", "c", "stubs.c", "-o", "emulator.so"], directory)
         self._library = ctypes.CDLL(str(directory / "emulator.so"))
 
     def run(
@@ -233,6 +243,7 @@ class Emulator:
             "seed": seed,
             "num_sms": num_sms,
             "loose_warpgroups": loose_warpgroups,
+            "mutant": self.mutant,
         }
         fields |= {f"{name}_array": held.ctypes.data for name, (_, held) in places.items()}
         text = "\n".join(f"{name}={value}" for name, value in fields.items())

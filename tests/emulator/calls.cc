@@ -170,6 +170,7 @@ std::string run(const Fields& f, const Named<Problem, Buffers>& implementations,
   machine.options.seed = static_cast<uint64_t>(f.integer("seed"));
   machine.options.num_sms = static_cast<int>(f.integer("num_sms"));
   machine.options.loose_warpgroups = f.flag("loose_warpgroups");
+  machine.options.mutant = static_cast<int>(f.integer("mutant"));
   machine.last_error.clear();
   const Device device{TCGEMM_EMULATED_ARCH / 10, machine.options.num_sms, 232448};
   if (std::string reason = implementation.reject(p, device, config); !reason.empty()) return "rejected: " + reason;

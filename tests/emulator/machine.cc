@@ -62,6 +62,7 @@ void AsyncQueue::issue(std::function<void()> operation) {
 
 void AsyncQueue::run_first() {
   if (operations.empty()) fail("waits for an operation that was never issued");
+  if (!is_ordered) std::swap(operations.front(), operations[Machine::get().random_() % operations.size()]);
   const auto operation = std::move(operations.front());
   operations.pop_front();
   operation();
@@ -142,7 +143,9 @@ void Machine::wake(Waiters& waiters) {
 }
 
 void Machine::may_switch() {
-  if (chance(switch_probability_)) switch_back();
+  if (order_ == Order::kFirst || !chance(0.1)) return;
+  current->warp->priority = random_();
+  switch_back();
 }
 
 void Machine::finish_thread() {
@@ -255,6 +258,7 @@ void Machine::make_block(unsigned block_idx, unsigned rank) {
     thread->warpgroup = block->warpgroups.back().get();
     thread->idx = {static_cast<unsigned>(i), 0, 0};
     thread->lane = i % 32;
+    thread->remote_writes.is_ordered = false;
     thread->registers = std::min(65536 / num_threads / 8 * 8, 255);
     thread->warp->threads[i % 32] = thread.get();
     thread->warp->ready |= 1u << i % 32;
@@ -304,7 +308,6 @@ cudaError_t Machine::run(const Launch& new_launch, const std::function<void()>& 
   order_ = static_cast<Order>(options.seed % 3);
   constexpr double kEagerness[] = {1.0, 0.0, 0.02, 0.3};
   eagerness_ = kEagerness[options.seed % 4];
-  switch_probability_ = order_ == Order::kRandom ? 0.1 : 0.0;
   try {
     for (unsigned i = 0; i < launch.grid.x / launch.cluster_size && last_error.empty(); ++i)
       run_cluster(i, thread_body);

@@ -25,10 +25,11 @@ struct Multiplication;
 // Ends the emulation with a message that says which thread broke which rule.
 [[noreturn]] void fail(const std::string& rule);
 
-// Operations that happen in order, at any time after they were issued.
+// Operations that happen in order, or in any order, at any time after they were issued.
 struct AsyncQueue {
   std::deque<std::function<void()>> operations;
   int64_t issued = 0, done = 0;
+  bool is_ordered = true;
   bool is_listed = false;
   bool is_owned = false;  // by the list of what is under way; ends with its last operation
 
@@ -162,6 +163,7 @@ struct Options {
   int num_sms = 4;
   // Whether warps of a warpgroup may be further apart than the group of wgmma that one of them commits.
   bool loose_warpgroups = false;
+  int mutant = 0;
 };
 
 class Machine {
@@ -208,7 +210,7 @@ class Machine {
 
   std::mt19937_64 random_;
   enum class Order { kFirst, kRandom, kPriority } order_;
-  double eagerness_, switch_probability_;
+  double eagerness_;
   std::vector<AsyncQueue*> listed_;
   std::vector<Warp*> warps_;
   int num_live_ = 0;

@@ -138,6 +138,11 @@ constexpr std::common_type_t<X, Y> max(X x, Y y) {
   return static_cast<T>(x) < static_cast<T>(y) ? y : x;
 }
 
+// Whether the sources, where a test has changed them, behave as number `mutant`.
+namespace emulator {
+inline bool is_mutant(int mutant) { return Machine::get().options.mutant == mutant; }
+}  // namespace emulator
+
 // Launches -----------------------------------------------------------------------------------------
 
 namespace emulator {
