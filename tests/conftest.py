@@ -69,6 +69,12 @@ def _sanitizer_reason(config) -> str:
 
 
 def pytest_collection_modifyitems(config, items):
+    if "emulated_all" not in config.option.markexpr:
+        skipped = pytest.mark.skip(reason="slow: ask for it with -m emulated_all")
+        for item in items:
+            if item.get_closest_marker("emulated_all"):
+                item.add_marker(skipped)
+
     def is_marked(item):
         return item.get_closest_marker("gpu") or item.get_closest_marker("sanitizer")
 
@@ -88,6 +94,25 @@ def gpu():
     import jax
 
     return jax.devices("cuda")[0]
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory):
+    """The kernels that tests run on the CPU by default; see emulated.py."""
+    from emulated import Emulator, mma_sync_tile, wgmma_table
+
+    return Emulator(
+        tmp_path_factory.mktemp("emulator"),
+        wgmma_table("bf16", "01", "64x64x64_c1x1x1_pp", "128x128x64_c2x1x1_pp", fused=True),
+        wgmma_table("bf16", "11", "192x176x64_c1x2x1_co_t", "128x128x64_c1x1x2_co"),
+        wgmma_table("tf32", "10", "128x128x64_c1x1x1_co"),
+        "kernels/wgmma/ragged_instance_bf16_1.cu",
+        "kernels/wgmma/ragged_fused_instance_bf16.cu",
+        mma_sync_tile("Tile64Stages4", "BF16F32"),
+        "kernels/mma_sync/ragged_instances.cu",
+        "kernels/simt/tiled_f32.cu",
+        families=("wgmma", "mma_sync", "simt", "rows"),
+    )
 
 
 @pytest.fixture

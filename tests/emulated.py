@@ -55,7 +55,7 @@ class Source:
     defines: tuple[tuple[str, str], ...] = ()
 
 
-def wgmma(dtype: str, layout: str, *configs: str, fused: bool = False) -> Source:
+def wgmma_table(dtype: str, layout: str, *configs: str, fused: bool = False) -> Source:
     """The kernels of some of wgmma's configs; `layout`: "0" for K-major, "1" for M- or N-major."""
     element = {"bf16": "__nv_bfloat16", "f16": "__half", "tf32": "float"}[dtype]
     return Source(
@@ -69,6 +69,12 @@ def wgmma(dtype: str, layout: str, *configs: str, fused: bool = False) -> Source
             ("EMULATED_CONFIGS", ",".join(f'"{config}"' for config in configs)),
         ),
     )
+
+
+def mma_sync_tile(tile: str, instruction: str) -> Source:
+    """The kernels of one tile of mma_sync for one type."""
+    defines = (("EMULATED_TILE", tile), ("EMULATED_INSTRUCTION", instruction))
+    return Source("emulator/instances/mma_sync.cc", defines)
 
 
 @functools.cache
@@ -127,19 +133,35 @@ def _stage(directory: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
                 text = text.replace(old, new)
             unknown.discard(str(relative))
             staged = directory / target / relative
-            staged.parent.mkdir(parents=True, exist_ok=True)
-            staged.write_text(as_host_code(text) if target == "csrc" else text)
+            text = as_host_code(text) if target == "csrc" else text
+            if not staged.exists() or staged.read_text() != text:
+                staged.parent.mkdir(parents=True, exist_ok=True)
+                staged.write_text(text)
     if unknown:
         raise ValueError(f"changes must be of files of csrc, got {sorted(unknown)}")
 
 
 def _run(command: list[str], directory: Path) -> str:
-    # What ccache asks for before it keeps what was compiled with a precompiled header.
-    env = os.environ | {"CCACHE_SLOPPINESS": "pch_defines,time_macros"}
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, env=env)
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr[:8000]}")
     return done.stdout
+
+
+def _compile(command: list[str], output: str, directory: Path) -> str:
+    """The object's path; compiled unless that was done with the same command and files before."""
+    command = [*command, "-MMD", "-MF", f"{output}.d", "-o", output]
+    made, record = directory / output, directory / f"{output}.command"
+    if made.exists() and record.exists() and record.read_text() == " ".join(command):
+        files = (
+            (directory / f"{output}.d").read_text().replace("\\\n", " ").split(":", 1)[1].split()
+        )
+        if all((directory / f).stat().st_mtime < made.stat().st_mtime for f in files):
+            return str(made)
+    record.unlink(missing_ok=True)
+    _run(command, directory)
+    record.write_text(" ".join(command))
+    return str(made)
 
 
 def _stubs(symbols: str) -> str:
@@ -160,7 +182,7 @@ class Emulator:
     """Kernels compiled for the CPU.
 
     Args:
-      directory: where to build.
+      directory: where to build; what an earlier one has left there is used again.
       sources: what to compile besides what `families` need: files of csrc with kernels, mostly.
       families: keys of SOURCES.
       compute_capability: 80 or 90, as which the kernels are compiled.
@@ -181,34 +203,40 @@ class Emulator:
         self.mutant = 0  # Which of the changes that ask is_mutant() are in force.
         directory.mkdir(parents=True, exist_ok=True)
         _stage(directory, changes or {})
-        flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-w", "-Iemulator", "-Icsrc"]
+        flags = [
+            "-std=c++17",
+            "-O1",
+            "-fPIC",
+            "-fno-strict-aliasing",
+            "-fno-gnu-unique",
+            "-w",
+            "-Iemulator",
+            "-Icsrc",
+        ]
         flags += ["-isystem", str(cuda_include()), f"-DTCGEMM_EMULATED_ARCH={compute_capability}0"]
-        compiler = ["ccache", "g++"] if shutil.which("ccache") else ["g++"]
 
         def compile_one(source: Source) -> str:
             is_machine = source.path in _MACHINE
-            prefix = [] if is_machine else ["-include", "prefix.h", "-fpch-preprocess"]
+            prefix = [] if is_machine else ["-include", self._prefix]
             fast = ["-O3", "-march=native"] if source.path == "emulator/wgmma.cc" else []
             defines = [f"-D{name}={value}" for name, value in source.defines]
             in_csrc = not source.path.startswith("emulator/")
             path = f"csrc/{source.path}" if in_csrc else source.path
             name = re.sub(r"\W", "_", "_".join([source.path, *defines[:1]])) + ".o"
-            command = [*compiler, *flags, *prefix, *fast, *defines, "-x", "c++", "-c", path]
-            _run([*command, "-o", name], directory)
-            return str(directory / name)
+            command = ["g++", *flags, *prefix, *fast, *defines, "-x", "c++", "-c", path]
+            return _compile(command, name, directory)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             if like is None:
-                # The headers that every file begins with take most of the time: precompiled.
-                header = [*flags, "-x", "c++-header", "emulator/prefix.h"]
-                _run([*compiler, *header, "-o", "emulator/prefix.h.gch"], directory)
+                # The headers that every file begins with take most of the time.
+                header = ["g++", *flags, "-x", "c++-header", "emulator/prefix.h"]
+                _compile(header, "emulator/prefix.h.gch", directory)
+                self._prefix = str(directory / "emulator/prefix.h")
                 common = dict.fromkeys(path for family in families for path in SOURCES[family])
                 common = [Source(path) for path in (*_MACHINE, "emulator/calls.cc", *common)]
                 self._objects = list(pool.map(compile_one, common))
             else:
-                self._objects = like._objects
-                gch = Path(like._objects[0]).with_name("emulator") / "prefix.h.gch"
-                shutil.copy(gch, directory / "emulator")
+                self._prefix, self._objects = like._prefix, like._objects
             chosen = [Source(s) if isinstance(s, str) else s for s in sources]
             objects = [*self._objects, *pool.map(compile_one, chosen)]
         (directory / "stubs.c").write_text(_stubs(_run(["nm", "-P", *objects], directory)))

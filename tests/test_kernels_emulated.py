@@ -1,98 +1,81 @@
 """The CUDA kernels run by the emulator of tests/emulator: what they compute, without a GPU.
 
-Inputs are small integers, which are added without rounding, so that results are compared for
-equality. Seeds choose the order of threads and the delay of what is asynchronous.
+A seed says in which order threads go on and when asynchronous operations happen. Few configs are
+tested here; test_kernels_emulated_all.py has them all.
 """
 
+import dataclasses
 import itertools
 
 import emulated
 import numpy as np
 import pytest
 import ragged_reference as reference
+from emulated_checks import BF16, CASE, TF32, Types, check, check_ragged, integers
+from epilogue_call import FORMS, wide
 
-from jax_tcgemm.problem import DTYPES
 from jax_tcgemm.ragged_problem import RaggedProblem
 from jax_tcgemm.rows_problem import RowsProblem
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
-
-@pytest.fixture(scope="session")
-def wgmma(tmp_path_factory):
-    return emulated.Emulator(
-        tmp_path_factory.mktemp("wgmma"),
-        "kernels/wgmma/ragged_instance_bf16_1.cu",
-        "kernels/wgmma/ragged_fused_instance_bf16.cu",
-        families=("wgmma", "rows"),
-    )
-
-
-def integers(rng, shape, dtype="bf16"):
-    return rng.integers(-2, 2, shape, endpoint=True).astype(DTYPES[dtype])
-
-
-def check_ragged(emulator, form, sizes, m, n, k, *, transposed=False, dtype="bf16", **how):
-    """One call with fresh inputs, compared with the reference."""
-    rng = np.random.default_rng([m, n, k, *sizes])
-    rows, groups = form == "rows", len(sizes)
-    problem = RaggedProblem(
-        form=form,
-        batch=1,
-        m=m,
-        n=n,
-        k=k,
-        groups=groups,
-        num_sizes=groups,
-        b_transposed=transposed,
-        a_batched=True,
-        b_batched=True,
-        sizes_batched=True,
-        in_dtype=dtype,
-        out_dtype="f32",
-        compute="tf32" if dtype == "f32" else "f32",
-    )
-    a = integers(rng, (m, k) if rows else (k, m), dtype)
-    b = integers(rng, (groups, k, n) if rows else (k, n), dtype)
-    # Tokens of no group, which follow the last one's.
-    for tokens in (a,) if rows else (a, b):
-        tokens[sum(sizes) :] = np.nan
-    expected = (reference.rows if rows else reference.contraction)(a, b, sizes)
-    arrays = {
-        "a": a,
-        "b": np.ascontiguousarray(b.swapaxes(1, 2)) if transposed else b,
-        "group_sizes": np.array(sizes, np.int32),
-        "group_offset": np.zeros(1, np.int32),
-    }
-    got = emulator.run(problem, arrays, **how)[0][0]
-    np.testing.assert_array_equal(got, expected)
+WGMMA = [
+    ("64x64x64_c1x1x1_pp", BF16, "NN", "one_off_a_tile"),
+    ("64x64x64_c1x1x1_pp_split3", BF16, "NN", "all_odd"),
+    ("64x64x64_c1x1x1_pp", BF16, "NN", "no_k"),
+    ("64x64x64_c1x1x1_pp", BF16, "NN", "batch_of_2_by_3_one_a_for_3"),
+    ("64x64x64_c1x1x1_pp", BF16, "NN", "alpha_beta_odd_batch"),
+    ("128x128x64_c2x1x1_pp", BF16, "NN", "several_tiles"),
+    ("192x176x64_c1x2x1_co_t", BF16, "TN", "several_tiles"),
+    ("192x176x64_c1x2x1_co_t", BF16, "TN", "all_odd"),
+    ("128x128x64_c1x1x2_co", BF16, "TN", "several_tiles"),
+    ("128x128x64_c1x1x1_co", TF32, "TT", "one_off_a_tile"),
+    ("128x128x64_c1x1x1_co", TF32, "TN", "k_below_a_stage"),
+]
 
 
-SIZES = [1, 0, 17, 64, 33]
+@pytest.mark.parametrize(("config", "types", "layout", "label"), WGMMA)
+def test_wgmma(emulator, config, types, layout, label):
+    for seed in range(3):
+        how = {"implementation": "wgmma", "config": config, "seed": seed}
+        check(emulator, types, layout, CASE[label], **how)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("form", ["gelu_aux", "dsilu_sums", "gated_all", "dgated_sums"])
+def test_wgmma_epilogues(emulator, form):
+    case = dataclasses.replace(FORMS[form], m=70, n=136, k=72)
+    arrays = case.draw(np.random.default_rng(0))
+    for seed, config in enumerate(("64x64x64_c1x1x1_pp", "128x128x64_c2x1x1_pp")):
+        how = {"implementation": "wgmma", "config": config, "seed": seed}
+        case.compare([wide(x) for x in emulator.run(case.problem, arrays, **how)], arrays)
+
+
+SIZES = [1, 0, 17, 64, 63]
 
 
 @pytest.mark.parametrize(
     "config", ["128x64x64_c1x1x1_co_t", "128x256x64_c2x1x1_co_t", "128x256x64_c2x1x1_co_t_w"]
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_wgmma_ragged_rows(wgmma, config, seed):
+def test_wgmma_ragged_rows(emulator, config, seed):
     how = {"implementation": "wgmma", "config": config, "seed": seed}
-    check_ragged(wgmma, "rows", SIZES, 130, 264, 136, **how)
+    check_ragged(emulator, "rows", SIZES, 160, 264, 136, **how)
 
 
 @pytest.mark.parametrize(
     "config", ["128x256x64_c2x1x1_co", "128x256x64_c2x1x1_co_w", "128x128x64_c2x1x1_pp_w"]
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_wgmma_ragged_contraction(wgmma, config, seed):
+def test_wgmma_ragged_contraction(emulator, config, seed):
     how = {"implementation": "wgmma", "config": config, "seed": seed}
-    check_ragged(wgmma, "contraction", SIZES, 136, 136, 130, **how)
+    check_ragged(emulator, "contraction", SIZES, 136, 136, 160, **how)
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
 @pytest.mark.parametrize("gathered", [False, True], ids=["", "gathered"])
 @pytest.mark.parametrize("seed", range(3))
-def test_wgmma_ragged_epilogues(wgmma, seed, gathered, gated):
+def test_wgmma_ragged_epilogues(emulator, seed, gathered, gated):
     """Bias and activation, of both configs; indices of no row, whose tokens are zero."""
     m, n, k, num_rows, sizes = 130, 264, 136, 50, [1, 0, 70, 17, 33]
     groups, halves = len(sizes), (2,) if gated else ()
@@ -141,12 +124,12 @@ def test_wgmma_ragged_epilogues(wgmma, seed, gathered, gated):
         configs.append("256x128x64_c2x1x1_co_t")
     for config in configs:
         how = {"implementation": "wgmma", "config": config, "seed": seed}
-        np.testing.assert_array_equal(wgmma.run(problem, arrays, **how)[0][0], expected)
+        np.testing.assert_array_equal(emulator.run(problem, arrays, **how)[0][0], expected)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 @pytest.mark.parametrize("n", [1, 40, 2100])
-def test_rows(wgmma, n, dtype):
+def test_rows(emulator, n, dtype):
     """Rows of whole vectors and not; indices of no row; targets without a pair."""
     rng = np.random.default_rng(n)
     a, b = (integers(rng, (rows, n), dtype) for rows in (9, 7))
@@ -163,8 +146,27 @@ def test_rows(wgmma, n, dtype):
     expected = np.stack(
         [(weights[i:j, None] * x[i:j]).sum(0) for i, j in itertools.pairwise(starts)]
     )
-    np.testing.assert_array_equal(wgmma.run(sums, arrays, **how)[0], expected)
+    np.testing.assert_array_equal(emulator.run(sums, arrays, **how)[0], expected)
 
     dots = RowsProblem("dots", 9, 7, 0, 40, n, False, dtype)
     arrays = {"a": a, "b": b, "indices": indices, "b_indices": b_indices}
-    np.testing.assert_array_equal(wgmma.run(dots, arrays, **how)[0], (x * y).sum(1))
+    np.testing.assert_array_equal(emulator.run(dots, arrays, **how)[0], (x * y).sum(1))
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+def test_mma_sync(emulator, layout):
+    for seed, label in enumerate(["one_off_a_tile", "all_odd"]):
+        how = {"implementation": "mma_sync", "config": "64x64x64_w32x32_s4", "seed": seed}
+        check(emulator, BF16, layout, CASE[label], **how)
+
+
+@pytest.mark.parametrize("form", ["rows", "contraction"])
+def test_mma_sync_ragged(emulator, form):
+    how = {"implementation": "mma_sync", "config": "128x128", "seed": 2}
+    extents = (160, 37, 45) if form == "rows" else (45, 37, 160)
+    check_ragged(emulator, form, SIZES, *extents, **how)
+
+
+def test_simt(emulator):
+    how = {"implementation": "simt_tiled", "config": "128x64x16", "seed": 1}
+    check(emulator, Types("f32", "bf16", "f32"), "TN", CASE["alpha_beta_odd_batch"], **how)

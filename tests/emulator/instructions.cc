@@ -103,7 +103,7 @@ uint32_t map_to_block(uint32_t address, uint32_t rank) {
 
 void write_remotely(std::function<void()> write) { current().remote_writes.issue(std::move(write)); }
 
-void release_remote_writes() { current().remote_writes.run_until(current().remote_writes.issued); }
+void release_remote_writes() { current().remote_writes.run_all(); }
 
 void cluster_arrive() {
   Machine& machine = Machine::get();

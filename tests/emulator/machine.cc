@@ -61,17 +61,26 @@ void AsyncQueue::issue(std::function<void()> operation) {
 }
 
 void AsyncQueue::run_first() {
-  if (operations.empty()) fail("waits for an operation that was never issued");
   if (!is_ordered) std::swap(operations.front(), operations[Machine::get().random_() % operations.size()]);
   const auto operation = std::move(operations.front());
   operations.pop_front();
   operation();
   ++done;
+  const auto is_satisfied = [this](Thread* thread) {
+    if (thread->waits_for.first > done) return false;
+    Machine::get().wake(thread);
+    return true;
+  };
+  waiters.erase(std::remove_if(waiters.begin(), waiters.end(), is_satisfied), waiters.end());
+}
+
+void AsyncQueue::wait_until(int64_t count) {
+  if (done < count) Machine::get().wait(waiters, "for % asynchronous operations", static_cast<uint32_t>(count));
 }
 
 void Machine::list(AsyncQueue* queue) {
   queue->is_listed = true;
-  listed_.push_back(queue);
+  listed_[queue->kind].push_back(queue);
 }
 
 void Machine::issue_alone(std::function<void()> operation) {
@@ -80,16 +89,22 @@ void Machine::issue_alone(std::function<void()> operation) {
   queue->issue(std::move(operation));
 }
 
-void Machine::run_some_async() {
-  const size_t i = random_() % listed_.size();
-  AsyncQueue* queue = listed_[i];
-  if (!queue->operations.empty()) queue->run_first();
-  if (queue->operations.empty()) {
-    queue->is_listed = false;
-    listed_[i] = listed_.back();
-    listed_.pop_back();
-    if (queue->is_owned) delete queue;
+bool Machine::run_some_async(const double (&probabilities)[2]) {
+  for (int kind : {AsyncQueue::kReads, AsyncQueue::kWrites}) {
+    auto& listed = listed_[kind];
+    if (listed.empty() || !chance(probabilities[kind])) continue;
+    const size_t i = random_() % listed.size();
+    AsyncQueue* queue = listed[i];
+    if (!queue->operations.empty()) queue->run_first();
+    if (queue->operations.empty()) {
+      queue->is_listed = false;
+      listed[i] = listed.back();
+      listed.pop_back();
+      if (queue->is_owned) delete queue;
+    }
+    return true;
   }
+  return false;
 }
 
 // Fibers -------------------------------------------------------------------------------------------
@@ -137,14 +152,19 @@ void Machine::wait(Waiters& waiters, const char* what, uint32_t first, uint32_t 
   switch_back();
 }
 
+void Machine::wake(Thread* thread) { thread->warp->ready |= 1u << thread->lane; }
+
 void Machine::wake(Waiters& waiters) {
-  for (Thread* thread : waiters) thread->warp->ready |= 1u << thread->lane;
+  for (Thread* thread : waiters) wake(thread);
   waiters.clear();
 }
 
 void Machine::may_switch() {
-  if (order_ == Order::kFirst || !chance(0.1)) return;
-  current->warp->priority = random_();
+  // Millions of instructions are the most that the products of tests take.
+  if (++num_steps_ > 200'000'000) fail("goes round in a loop that does not end");
+  if (order_ == Order::kFirst || (order_ == Order::kRandom && !chance(0.1))) return;
+  // Whoever is first may be last later on.
+  if (chance(0.01)) current->warp->priority = random_();
   switch_back();
 }
 
@@ -155,7 +175,7 @@ void Machine::finish_thread() {
   if (thread.bulk_stores.awaited < thread.bulk_stores.queue.issued) {
     fail("ends without having waited until its TMA stores have read shared memory");
   }
-  thread.copies.queue.run_until(thread.copies.queue.issued);
+  thread.copies.queue.run_all();
   thread.is_done = true;
   thread.warp->ready &= ~(1u << thread.lane);
   --num_live_;
@@ -276,24 +296,24 @@ void Machine::run_cluster(unsigned cluster_idx, const std::function<void()>& thr
   for (unsigned rank = 0; rank < launch.cluster_size; ++rank)
     make_block(cluster_idx * launch.cluster_size + rank, rank);
   while (num_live_ > 0 && last_error.empty()) {
-    Thread* next = choose();
-    if (!listed_.empty() && (next == nullptr || chance(eagerness_))) {
-      run_some_async();
-    } else if (next != nullptr) {
+    if (run_some_async(eagerness_)) continue;
+    if (Thread* next = choose()) {
       switch_to(next);
-    } else {
+    } else if (!run_some_async(when_stuck_) && !run_some_async({1.0, 1.0})) {
       last_error = deadlock();
     }
   }
-  while (last_error.empty() && !listed_.empty()) run_some_async();
+  while (last_error.empty() && run_some_async({1.0, 1.0})) continue;
   forget_cluster();
 }
 
 void Machine::forget_cluster() {
-  for (AsyncQueue* queue : listed_) {
-    if (queue->is_owned) delete queue;
+  for (auto& listed : listed_) {
+    for (AsyncQueue* queue : listed) {
+      if (queue->is_owned) delete queue;
+    }
+    listed.clear();
   }
-  listed_.clear();
   for (const auto& block : cluster) std::free(block->memory);
   cluster.clear();
 }
@@ -304,10 +324,14 @@ cudaError_t Machine::run(const Launch& new_launch, const std::function<void()>& 
   blockDim = launch.block;
   gridDim = launch.grid;
   random_.seed(options.seed);
-  // Three ways to order threads, four ways to delay what is asynchronous: the first seeds try them all.
+  num_steps_ = 0;
+  // Three ways to order threads, four ways to delay what writes and what reads shared memory: both at once,
+  // writes last, reads last, and anything. The first seeds try them all.
   order_ = static_cast<Order>(options.seed % 3);
-  constexpr double kEagerness[] = {1.0, 0.0, 0.02, 0.3};
-  eagerness_ = kEagerness[options.seed % 4];
+  constexpr double kEagerness[4][2] = {{1.0, 1.0}, {0.0, 0.0}, {1.0, 0.0}, {0.1, 0.1}};
+  constexpr double kWhenStuck[4][2] = {{1.0, 1.0}, {0.0, 1.0}, {1.0, 1.0}, {0.5, 0.5}};
+  std::copy_n(kEagerness[options.seed % 4], 2, eagerness_);
+  std::copy_n(kWhenStuck[options.seed % 4], 2, when_stuck_);
   try {
     for (unsigned i = 0; i < launch.grid.x / launch.cluster_size && last_error.empty(); ++i)
       run_cluster(i, thread_body);

@@ -22,26 +22,39 @@ struct Warp;
 struct Warpgroup;
 struct Multiplication;
 
+// Threads that wait for the same thing.
+using Waiters = std::vector<Thread*>;
+
 // Ends the emulation with a message that says which thread broke which rule.
 [[noreturn]] void fail(const std::string& rule);
 
 // Operations that happen in order, or in any order, at any time after they were issued.
 struct AsyncQueue {
+  enum Kind { kWrites, kReads };  // shared memory
+
+  explicit AsyncQueue(Kind kind = kWrites) : kind(kind) {}
+
+  const Kind kind;
   std::deque<std::function<void()>> operations;
   int64_t issued = 0, done = 0;
   bool is_ordered = true;
   bool is_listed = false;
   bool is_owned = false;  // by the list of what is under way; ends with its last operation
+  Waiters waiters;
 
   void issue(std::function<void()> operation);
   void run_first();
-  void run_until(int64_t count) {
-    while (done < count) run_first();
+  void run_all() {
+    while (!operations.empty()) run_first();
   }
+  // The current thread waits until so many have been done.
+  void wait_until(int64_t count);
 };
 
 // Groups of one thread's operations, as cp.async and bulk stores have them.
 struct AsyncGroups {
+  explicit AsyncGroups(AsyncQueue::Kind kind) : queue(kind) {}
+
   AsyncQueue queue;
   std::vector<int64_t> ends;  // operations issued when each group was closed
   int64_t awaited = 0;
@@ -50,12 +63,9 @@ struct AsyncGroups {
   void wait(int pending) {
     if (static_cast<int>(ends.size()) <= pending) return;
     awaited = ends[ends.size() - 1 - pending];
-    queue.run_until(awaited);
+    queue.wait_until(awaited);
   }
 };
-
-// Threads that wait for the same thing.
-using Waiters = std::vector<Thread*>;
 
 struct MBarrier {
   uint32_t expected = 0, pending = 0, phase = 0;
@@ -92,12 +102,12 @@ struct Thread {
     uint32_t first = 0, second = 0;
   } waits_for;
 
-  AsyncGroups copies;                // cp.async
-  AsyncGroups bulk_stores;           // TMA stores
-  AsyncQueue remote_writes;          // to other blocks' shared memory
-  bool has_fenced_async = false;     // fence.proxy.async since the last barrier
-  bool barrier_was_fenced = false;   // all threads of the last barrier had done so before it
-  bool waited_for_previous = false;  // griddepcontrol.wait
+  AsyncGroups copies{AsyncQueue::kWrites};      // cp.async
+  AsyncGroups bulk_stores{AsyncQueue::kReads};  // TMA stores
+  AsyncQueue remote_writes;                     // to other blocks' shared memory
+  bool has_fenced_async = false;                // fence.proxy.async since the last barrier
+  bool barrier_was_fenced = false;              // all threads of the last barrier had done so before it
+  bool waited_for_previous = false;             // griddepcontrol.wait
   bool is_cluster_arrived = false;
   uint32_t cluster_phase = 0;
   int registers;
@@ -129,7 +139,7 @@ struct Warpgroup {
   const Block* block;
   std::deque<std::shared_ptr<Multiplication>> forming;  // wgmma that some threads have issued, not all
   int64_t num_formed = 0;
-  AsyncQueue multiplications;
+  AsyncQueue multiplications{AsyncQueue::kReads};
   Waiters waiters;  // for more to be formed
 };
 
@@ -181,6 +191,7 @@ class Machine {
 
   // The current thread waits until someone wakes it. `what` is a text with up to two % for the numbers.
   void wait(Waiters& waiters, const char* what, uint32_t first = 0, uint32_t second = 0);
+  void wake(Thread* thread);
   void wake(Waiters& waiters);
   // A point where another thread may go on instead.
   void may_switch();
@@ -203,17 +214,18 @@ class Machine {
   void switch_back();
   void finish_thread();
   Thread* choose();
-  void run_some_async();
+  bool run_some_async(const double (&probabilities)[2]);
   void forget_cluster();
   std::string deadlock() const;
   static void enter();
 
   std::mt19937_64 random_;
   enum class Order { kFirst, kRandom, kPriority } order_;
-  double eagerness_;
-  std::vector<AsyncQueue*> listed_;
+  double eagerness_[2], when_stuck_[2];  // of each kind: how likely it happens now
+  std::vector<AsyncQueue*> listed_[2];   // of each kind
   std::vector<Warp*> warps_;
   int num_live_ = 0;
+  int64_t num_steps_ = 0;
   jmp_buf scheduler_;
   const std::function<void()>* body_;
 };

@@ -174,7 +174,7 @@ void wgmma_wait(int pending) {
   while (group.num_formed < end) {
     machine.wait(group.waiters, "for its warpgroup to issue % wgmma", static_cast<uint32_t>(end));
   }
-  group.multiplications.run_until(end);
+  group.multiplications.wait_until(end);
   auto& taken = thread.accumulators;
   for (size_t i = 0; i < taken.size();) {
     if (taken[i].last_use >= end) {

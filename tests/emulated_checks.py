@@ -1,0 +1,67 @@
+"""Calls of emulated kernels compared with their references, for the tests of them.
+
+Inputs are small integers, which are added without rounding, so that results are compared for
+equality.
+"""
+
+import numpy as np
+import ragged_reference as reference
+from gpu.gemm_call import CASES, Case, Types, make_inputs, mismatch
+
+from jax_tcgemm.problem import DTYPES
+from jax_tcgemm.ragged_problem import RaggedProblem
+
+CASE = {case.label: case for case in CASES}
+# Several tiles a block, stages used several times, every edge cut.
+CASE["several_tiles"] = Case("several_tiles", 264, 136, 328)
+BF16, TF32 = Types("bf16", "bf16", "f32"), Types("f32", "f32", "tf32")
+
+
+def check(emulator, types, layout, case, **how):
+    """One product of whatever lies in memory as `case` says."""
+    inputs = make_inputs(types, layout, case)
+    arrays = {"a": inputs.a, "b": inputs.b}
+    if inputs.problem.beta:
+        arrays["c"] = inputs.c
+    if wrong := mismatch(emulator.run(inputs.problem, arrays, **how)[0], inputs):
+        raise AssertionError(wrong)
+
+
+def integers(rng, shape, dtype="bf16"):
+    return rng.integers(-2, 2, shape, endpoint=True).astype(DTYPES[dtype])
+
+
+def check_ragged(emulator, form, sizes, m, n, k, *, transposed=False, dtype="bf16", **how):
+    """One grouped product, with NaN in the rows of no group."""
+    rng = np.random.default_rng([m, n, k, *sizes])
+    rows, groups = form == "rows", len(sizes)
+    problem = RaggedProblem(
+        form=form,
+        batch=1,
+        m=m,
+        n=n,
+        k=k,
+        groups=groups,
+        num_sizes=groups,
+        b_transposed=transposed,
+        a_batched=True,
+        b_batched=True,
+        sizes_batched=True,
+        in_dtype=dtype,
+        out_dtype="f32",
+        compute="tf32" if dtype == "f32" else "f32",
+    )
+    a = integers(rng, (m, k) if rows else (k, m), dtype)
+    b = integers(rng, (groups, k, n) if rows else (k, n), dtype)
+    # Tokens of no group, which follow the last one's.
+    for tokens in (a,) if rows else (a, b):
+        tokens[sum(sizes) :] = np.nan
+    expected = (reference.rows if rows else reference.contraction)(a, b, sizes)
+    arrays = {
+        "a": a,
+        "b": np.ascontiguousarray(b.swapaxes(1, 2)) if transposed else b,
+        "group_sizes": np.array(sizes, np.int32),
+        "group_offset": np.zeros(1, np.int32),
+    }
+    got = emulator.run(problem, arrays, **how)[0][0]
+    np.testing.assert_array_equal(got, expected)

@@ -1,0 +1,114 @@
+"""The emulator of tests/emulator itself: that it finds mistakes, and says what it cannot run."""
+
+import re
+
+import emulated
+import pytest
+from emulated import Emulator, wgmma_table
+from emulated_checks import BF16, CASE, Case, Types, check
+
+pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
+
+
+def test_a_rejected_problem_and_a_kernel_left_out_are_errors(emulator):
+    how = {"config": "64x64x64_c1x1x1_pp", "implementation": "wgmma"}
+    with pytest.raises(RuntimeError, match="rejected: inputs must be f16, bf16 or f32"):
+        check(emulator, Types("f64", "f64", "f64"), "NN", CASE["aligned"], **how)
+    with pytest.raises(RuntimeError, match="built without .*bf16_table_00"):
+        check(emulator, BF16, "NT", CASE["aligned"], **how)
+
+
+KERNEL, STORE = "kernels/wgmma/kernel.cuh", "kernels/wgmma/store.cuh"
+MULTIPLY, PIPELINE = "kernels/wgmma/multiply.cuh", "kernels/wgmma/pipeline.cuh"
+EMPTY_WAIT = "ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);"
+FULL_WAIT = "ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);"
+
+# File, what it holds, what to put in its place, and what the emulator then finds.
+MISTAKES = {
+    "stages_overwritten": (KERNEL, EMPTY_WAIT, "", "more often than it expects|wrong"),
+    "wrong_parity": (
+        KERNEL,
+        "ptx::mbarrier_wait(&pipeline.order[consumer], turn);",
+        "ptx::mbarrier_wait(&pipeline.order[consumer], turn ^ 1);",
+        "deadlock|wrong",
+    ),
+    "stages_not_awaited": (KERNEL, FULL_WAIT, "", "more often than it expects|wrong"),
+    "stages_released_early": (
+        MULTIPLY,
+        "ptx::wgmma_wait_group<1>();\n  release_previous();",
+        "release_previous();\n  ptx::wgmma_wait_group<1>();",
+        "wrong",
+    ),
+    "wrong_stride": (
+        MULTIPLY,
+        "ptx::swizzle_128b_descriptor(b, 8192, 1024)",
+        "ptx::swizzle_128b_descriptor(b, 8192, 512)",
+        "wrong",
+    ),
+    "registers_not_handed_over": (MULTIPLY, "ptx::wgmma_fence();", "", "no wgmma.fence"),
+    "sums_not_awaited": (KERNEL, "ptx::wgmma_wait_group<0>();", "", "works on its accumulators"),
+    "too_many_registers": (
+        KERNEL,
+        "ptx::setmaxnreg_inc<T::kConsumerRegisters>();",
+        "ptx::setmaxnreg_inc<T::kConsumerRegisters + 16>();",
+        "deadlock",
+    ),
+    "block_left_early": (
+        PIPELINE,
+        "ptx::cluster_arrive();\n    ptx::cluster_wait();",
+        "ptx::cluster_arrive_relaxed();\n    ptx::cluster_wait();",
+        "block that has ended",
+    ),
+    "too_few_bytes": (
+        KERNEL,
+        "ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);",
+        "ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes);",
+        "deadlock",
+    ),
+    "buffer_overwritten": (
+        STORE,
+        "if (thread_idx == 0) ptx::tma_store_wait_read<1>();",
+        "if (thread_idx == 0) ptx::tma_store_wait_read<2>();",
+        "wrong",
+    ),
+    "unfenced_store": (STORE, "ptx::fence_proxy_async();", "", "without fence.proxy.async"),
+}
+
+
+@pytest.fixture(scope="session")
+def mistaken(emulator, tmp_path_factory):
+    """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
+    changes = {}
+    for i, (file, old, new, _) in enumerate(MISTAKES.values(), 1):
+        if old.endswith(";"):
+            made = f"if (emulator::is_mutant({i})) {{ {new} }} else {{ {old} }}"
+        else:
+            made = f"(emulator::is_mutant({i}) ? ({new}) : ({old}))"
+        changes.setdefault(file, []).append((old, made))
+    return Emulator(
+        tmp_path_factory.mktemp("mistaken"),
+        wgmma_table("bf16", "01", "128x128x64_c2x1x1_pp"),
+        changes=changes,
+        like=emulator,
+    )
+
+
+@pytest.mark.parametrize("name", [*MISTAKES, None])
+def test_mistakes_are_found(mistaken, name):
+    """Some show in every order of events, others take a few."""
+    mistaken.mutant = list(MISTAKES).index(name) + 1 if name else 0
+
+    def run(seed):
+        how = {"implementation": "wgmma", "config": "128x128x64_c2x1x1_pp", "seed": seed}
+        check(mistaken, BF16, "NN", Case("mistaken", 392, 136, 712), num_sms=2, **how)
+
+    if name is None:
+        return run(0)
+    found = ""
+    for seed in range(12):
+        try:
+            run(seed)
+        except (RuntimeError, AssertionError) as error:
+            found = str(error)
+            break
+    assert re.search(MISTAKES[name][3], found)
