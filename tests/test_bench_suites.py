@@ -47,6 +47,14 @@ def test_case_describes_the_product_it_stands_for(batch, layout):
     assert case.bytes == a.nbytes + b.nbytes + out.nbytes
 
 
+def test_double_precision_counts_eight_bytes():
+    products = [c for c in suites.load_suite("blas", ["f64"]).cases if c.label == "gemv N"]
+    assert products
+    for case in products:
+        m, n = case.sizes["m"], case.sizes["n"]
+        assert case.bytes == 8 * (m * n + n + m)
+
+
 def test_suite_keys_multiply_out():
     table = {
         "description": "",

@@ -216,8 +216,9 @@ def parse_suite(name: str, table: dict, dtypes: Iterable[str] | None = None) -> 
     cases = []
     for dtype in dtypes or table["dtypes"]:
         check_value("dtype", dtype, DTYPES)
-        for group in table["groups"]:
-            cases.extend(expand(name, group, dtype))
+        with jax.enable_x64(True):  # Cases say their own types.
+            for group in table["groups"]:
+                cases.extend(expand(name, group, dtype))
     return Suite(name, table["description"], tuple(dict.fromkeys(cases)))
 
 
