@@ -66,15 +66,6 @@ class WgmmaRagged final : public RaggedImplementation {
 
   std::string reject(const RaggedProblem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
-    const RaggedBase& base = *find_base(config).base;
-    if (base.is_rows != p.is_rows()) {
-      return "config " + std::string(config) + " is of form " + (base.is_rows ? "rows" : "contraction");
-    }
-    if (!p.epilogue.is_none() && !base.is_fused) return "config " + std::string(config) + " has no epilogues";
-    if (p.gathered && !base.may_gather) return "config " + std::string(config) + " gathers no rows";
-    if (p.gathered && p.a_rows * ((p.k + 7) / 8) > INT32_MAX) return "gathered rows must have at most 2^34 elements";
-    if (base.is_fused && p.b_transposed) return "config " + std::string(config) + " reads b as (groups, k, n) only";
-    if (p.epilogue.bias != Bias::kNone && p.epilogue.bias_dtype == DType::kF64) return "the bias must not be f64";
     const std::vector<DType> floats{DType::kF16, DType::kBF16, DType::kF32};
     if (std::string rule = reject_types(p.in, p.compute, p.out,
                                         {{DType::kF16, Compute::kF32, floats}, {DType::kBF16, Compute::kF32, floats}});
@@ -87,7 +78,12 @@ class WgmmaRagged final : public RaggedImplementation {
     if (!p.is_rows() && !is_multiple(p.m)) return "m must be a multiple of 8, got " + std::to_string(p.m);
     if (!p.b_transposed && !is_multiple(p.n)) return "n must be a multiple of 8, got " + std::to_string(p.n);
     if (std::string rule = reject_ragged_tiles(p, 64, 64); !rule.empty()) return rule;
-    return "";
+    if (p.gathered && !p.is_rows()) return "rows of a contraction cannot be gathered";
+    if (p.gathered && p.a_rows * ((p.k + 7) / 8) > INT32_MAX) return "gathered rows must have at most 2^34 elements";
+    if (p.epilogue.bias != Bias::kNone && p.epilogue.bias_dtype == DType::kF64) return "the bias must not be f64";
+    const bool is_bare = p.epilogue.is_none() && !p.gathered;
+    if (!is_bare && p.b_transposed) return "b must lie as (groups, k, n) where a has gathered rows or d an epilogue";
+    return reject_config(p, *find_base(config).base);
   }
 
   Status launch(const RaggedProblem& p, const RaggedBuffers& buffers, const Device& device, std::string_view config,
@@ -104,6 +100,16 @@ class WgmmaRagged final : public RaggedImplementation {
   }
 
  private:
+  // What one config cannot run and another one can.
+  static std::string reject_config(const RaggedProblem& p, const RaggedBase& base) {
+    const std::string name = std::string("config ") + base.name;
+    if (base.is_rows != p.is_rows()) return name + " is of form " + (base.is_rows ? "rows" : "contraction");
+    if (!p.epilogue.is_none() && !base.is_fused) return name + " has no epilogues";
+    if (p.gathered && !base.may_gather) return name + " gathers no rows";
+    if (p.b_transposed && base.is_fused) return name + " reads b as (groups, k, n) only";
+    return "";
+  }
+
   std::vector<std::string> names_;
 };
 
