@@ -127,7 +127,7 @@ def test_wgmma_ragged_epilogues(emulator, seed, gathered, gated):
         np.testing.assert_array_equal(emulator.run(problem, arrays, **how)[0][0], expected)
 
 
-def test_wgmma_refuses_for_what_no_config_runs_first(wgmma):
+def test_wgmma_refuses_for_what_no_config_runs_first(emulator):
     """Not for what another config could run, which is of no use to know."""
     problem = RaggedProblem(
         *("rows", 1, 9, 5, 8, 1, 1, False, True, True, True, "bf16", "bf16", "f32"),
@@ -137,10 +137,10 @@ def test_wgmma_refuses_for_what_no_config_runs_first(wgmma):
     )
     config = "128x256x64_c2x1x1_co_t"
     with pytest.raises(RuntimeError, match="n must be a multiple of 8, got 5"):
-        wgmma.run(problem, {}, implementation="wgmma", config=config)
+        emulator.run(problem, {}, implementation="wgmma", config=config)
     problem = dataclasses.replace(problem, n=8)
     with pytest.raises(RuntimeError, match=f"config {config} has no epilogues"):
-        wgmma.run(problem, {}, implementation="wgmma", config=config)
+        emulator.run(problem, {}, implementation="wgmma", config=config)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])

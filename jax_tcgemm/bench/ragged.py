@@ -36,7 +36,6 @@ _KEYS = ("tokens", "groups", "n", "k")
 # Configs that are not selected before they have been measured.
 _BY_NAME = {
     "forward": ("128x256x64_c2x1x1_co_t_w",),
-    "lhs_gradient": ("128x256x64_c2x1x1_co_t_w",),
     "rhs_gradient": ("128x256x64_c2x1x1_co_w", "128x128x64_c2x1x1_pp_w"),
 }
 
@@ -115,7 +114,7 @@ def _workload(suite, label, dtype, kind, sizes, tokens, groups, n, k) -> Workloa
             config: functools.partial(
                 _product(jax_tcgemm, kind, precision), implementation="wgmma", config=config
             )
-            for config in (_BY_NAME[kind] if itemsize == 2 and experts.has_wgmma() else ())
+            for config in (_BY_NAME.get(kind, ()) if itemsize == 2 and experts.has_wgmma() else ())
         },
         peers=peers,
         reference=functools.partial(_reference, kind, sizes),

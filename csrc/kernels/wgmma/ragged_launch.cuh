@@ -132,7 +132,8 @@ Status launch_ragged(const RaggedCall& call) {
 
 template <typename Config, typename In, int kTransA>
 constexpr RaggedLaunchFunction ragged_function() {
-  if constexpr (Config::kSwapped || kTransA) {
+  // Whole boxes of form rows are built for one layout, which tells what they are worth.
+  if constexpr (kTransA || (Config::kSwapped && !kLoadsWholeBoxes<Config>)) {
     return launch_ragged<Config, In, kTransA, Bare>;
   } else {
     return nullptr;
