@@ -1,6 +1,7 @@
 """ragged_dot with bias, activation and gathered rows, and gated_ragged_linear."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -240,6 +241,22 @@ def test_explain_says_how_a_gpu_runs_it(fake_cuda):
     )
     assert call.implementation == "xla"
     assert "as bare grouped products with steps of XLA's around them" in call.why
+
+
+def test_a_gpu_runs_it_in_one_kernel_when_it_is_asked_for(fake_cuda):
+    """Until that has been measured beside the steps."""
+    fused = "256x128x64_c2x1x1_co_t"
+    fake_cuda.ragged = types.SimpleNamespace(
+        implementations=lambda: {"wgmma": ["bare", fused]},
+        reject=lambda name, config, problem, device: "" if config == fused else "it is bare",
+        workspace_bytes=lambda *_: 0,
+    )
+    x, weights, _ = operands(gated=True)
+    for implementation, runs in ((None, "xla"), ("wgmma", f"wgmma/{fused}")):
+        f = functools.partial(jax_tcgemm.gated_ragged_linear, implementation=implementation)
+        (call,) = jax_tcgemm.explain(f, x, weights, jnp.array(SIZES), platform="cuda")
+        assert f"{call.implementation}/{call.config}".startswith(runs)
+        assert (f"wgmma/{fused} can run this too" in call.why) == (implementation is None)
 
 
 @pytest.mark.parametrize(
