@@ -164,6 +164,15 @@ def test_gradients(gated, gathered):
         assert np.abs(got - want).max() <= 0.03 * np.abs(want).max()
 
 
+def test_rows_gathered_from_nothing_are_zero():
+    weights, bias = integers(4, K, N, seed=2), integers(4, N, seed=3, dtype="float32")
+    kwargs = {"activation": "relu", "preferred_element_type": "float32"}
+    sizes, indices = jnp.array([9, 0, 30, 24]), np.arange(70, dtype=np.int32)
+    got = run(jnp.zeros((0, K), "bfloat16"), weights, sizes, bias, gather_indices=indices, **kwargs)
+    want = expected("relu", np.zeros((70, K)), weights, bias, sizes)
+    np.testing.assert_array_equal(got, want)
+
+
 def test_vmap_over_experts_and_tokens():
     lhs, weights = integers(2, 70, K, seed=1), integers(2, 3, K, N, seed=2)
     bias, sizes = integers(2, 3, N, seed=3, dtype="float32"), np.array([[30, 0, 20], [1, 60, 9]])

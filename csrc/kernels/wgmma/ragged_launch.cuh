@@ -98,7 +98,8 @@ Status launch_ragged(const RaggedCall& call) {
       status = encode_ragged_map<In>(&gemm.a_map, call, weights, box[0], box[1]);
     }
     if (!status.is_ok()) return status;
-    for (int i = 0; 8 << i <= T::kMaxWidth; ++i) {
+    // Gathered tokens are not loaded through maps, and may have no address where there are none.
+    for (int i = 0; !p.gathered && 8 << i <= T::kMaxWidth; ++i) {
       if (Status s = encode_ragged_map<In>(&params.b_boxes[i], call, tokens, T::kTileK, 8 << i); !s.is_ok()) return s;
     }
   } else {
