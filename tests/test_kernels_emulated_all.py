@@ -24,45 +24,55 @@ pytestmark = [
 ]
 
 
-def names(file: str) -> list[str]:
-    """The configs that a list of csrc has: X("name", ...)."""
-    return re.findall(r'X\("([^"]+)"', (emulated.REPOSITORY / "csrc" / file).read_text())
+CSRC = emulated.REPOSITORY / "csrc"
+
+
+def configs(file: str, macro: str) -> list[str]:
+    """The names in a list of configs that csrc has: #define macro(X) X("name", ...) ..."""
+    text = (CSRC / "kernels" / file).read_text()
+    return re.findall(r'X\("([^"]+)"', text.split(f"#define {macro}(X)")[1].split("\n\n")[0])
+
+
+def build(directory, pattern: str, family: str, **how) -> Emulator:
+    """With all files of kernels that match."""
+    sources = [str(path.relative_to(CSRC)) for path in CSRC.glob(f"kernels/{family}/{pattern}")]
+    return Emulator(directory, *sources, families=(family,), sanitize=True, **how)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32"])
-def test_all_of_wgmma(dtype, tmp_path):
-    configs = names("kernels/wgmma/config.h")
-    layouts = ["00", "10"] if dtype == "tf32" else ["00", "01", "10", "11"]
-    all_of_it = Emulator(tmp_path, *(f"kernels/wgmma/instance_{dtype}_{x}.cu" for x in layouts))
+def test_wgmma(dtype, tmp_path):
+    emulator = build(tmp_path, f"instance_{dtype}*.cu", "wgmma")
     inputs, compute = ("f32", "tf32") if dtype == "tf32" else (dtype, "f32")
     everything = itertools.product(
         [*CONFIG_CASES, CASE["several_tiles"]],
         LAYOUTS,
         ["", "_split3"],
         ["f32", "bf16", "f16"],
-        configs,
+        configs("wgmma/config.h", "TCGEMM_WGMMA_CONFIGS"),
     )
     for i, (case, layout, split, out, config) in enumerate(everything):
         if i % 7 or (split and re.search("c1x1x[2-9]", config)):
             continue
         how = {"implementation": "wgmma", "config": config + split, "seed": i, "num_sms": 4 + i % 5}
-        check(all_of_it, Types(inputs, out, compute), layout, case, **how)
+        check(emulator, Types(inputs, out, compute), layout, case, **how)
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("layout", ["00", "01", "10", "11"])
-def test_all_epilogues_of_wgmma(layout, tmp_path):
-    all_of_it = Emulator(tmp_path, f"kernels/wgmma/instance_bf16_{layout}.cu")
-    letters = "NT"[layout[0] == "1"] + "TN"[layout[1] == "1"]
-    configs = [c for c in names("kernels/wgmma/config.h") if not c.endswith("_t")]
-    for i, case in enumerate(FORMS.values()):
-        for j, (m, n, k) in enumerate([(40, 72, 64), (130, 264, 100), (67, 45, 29)]):
-            case = dataclasses.replace(case, m=m, n=n, k=k, layout=letters, batch=(1, 1 + j % 2))
-            arrays = case.draw(np.random.default_rng(i))
-            for seed, config in enumerate(configs):
-                how = {"implementation": "wgmma", "config": config, "seed": seed + i}
-                got = all_of_it.run(case.problem, arrays, **how)
-                case.compare([wide(x) for x in got], arrays)
+def test_wgmma_epilogues(tmp_path):
+    emulator = build(tmp_path, "instance_bf16*.cu", "wgmma")
+    everything = itertools.product(
+        FORMS.values(),
+        LAYOUTS,
+        [(40, 72, 64), (130, 264, 100), (67, 45, 29)],
+        configs("wgmma/config.h", "TCGEMM_WGMMA_CONFIGS"),
+    )
+    for i, (form, layout, (m, n, k), config) in enumerate(everything):
+        if i % 7:
+            continue
+        case = dataclasses.replace(form, m=m, n=n, k=k, layout=layout, batch=(1, 1 + i % 2))
+        arrays = case.draw(np.random.default_rng(i))
+        how = {"implementation": "wgmma", "config": config, "seed": i}
+        case.compare([wide(x) for x in emulator.run(case.problem, arrays, **how)], arrays)
 
 
 RAGGED_SIZES = {
@@ -74,69 +84,57 @@ RAGGED_SIZES = {
 }
 
 
-@pytest.mark.parametrize("implementation", ["wgmma", "mma_sync"])
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
-def test_all_ragged(dtype, implementation, tmp_path):
-    stem = {"wgmma": "ragged_instance_", "mma_sync": "ragged_"}[implementation]
-    found = (emulated.REPOSITORY / "csrc/kernels" / implementation).glob(
-        f"{stem}{'tf32' if dtype == 'f32' else dtype}*.cu"
-    )
-    sources = [str(path.relative_to(emulated.REPOSITORY / "csrc")) for path in found]
-    if not sources:
-        pytest.skip("does not multiply this dtype")
-    all_of_it = Emulator(tmp_path, *sources, families=(implementation,))
-    wgmma = names("kernels/wgmma/ragged_config.h")
-    for seed, (label, form) in enumerate(
-        itertools.product(RAGGED_SIZES, ["NN", "NT", "contraction"])
-    ):
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_wgmma_ragged(dtype, tmp_path):
+    emulator = build(tmp_path, f"ragged_*instance_{dtype}*.cu", "wgmma")
+    plain = configs("wgmma/ragged_config.h", "TCGEMM_WGMMA_RAGGED_CONFIGS")
+    fused = configs("wgmma/ragged_config.h", "TCGEMM_WGMMA_RAGGED_FUSED_CONFIGS")
+    everything = itertools.product(RAGGED_SIZES.values(), ["NN", "NT", "contraction"])
+    for seed, (sizes, form) in enumerate(everything):
         rows = form != "contraction"
-        extents = (840, 264, 136) if rows else (136, 264, 840)
-        fitting = [config for config in wgmma if config.endswith("_t") == rows]
-        for config in ["128x128"] if implementation == "mma_sync" else fitting:
-            check_ragged(
-                all_of_it,
-                "rows" if rows else form,
-                RAGGED_SIZES[label],
-                *extents,
-                transposed=form == "NT",
-                dtype=dtype,
-                implementation=implementation,
-                config=config,
-                seed=seed,
-            )
+        fitting = [config for config in plain if re.search("_t(_w)?$", config)] if rows else []
+        fitting = fitting or [config for config in plain if not re.search("_t(_w)?$", config)]
+        for config in [*fitting, *(fused if form == "NN" else ())]:
+            how = {"implementation": "wgmma", "config": config, "seed": seed, "dtype": dtype}
+            extents = (840, 264, 136) if rows else (136, 264, 840)
+            name = "rows" if rows else form
+            check_ragged(emulator, name, sizes, *extents, transposed=form == "NT", **how)
 
 
 @pytest.mark.parametrize("compute_capability", [80, 90])
-def test_all_of_mma_sync(compute_capability, tmp_path):
+def test_mma_sync(compute_capability, tmp_path):
     """Every tile and type, by cp.async and, where there is TMA, by that."""
-    folder = emulated.REPOSITORY / "csrc"
-    sources = [str(p.relative_to(folder)) for p in folder.glob("kernels/mma_sync/instance_*.cu")]
-    how = {"families": ("mma_sync",), "compute_capability": compute_capability}
-    all_of_it = Emulator(tmp_path, *sources, **how)
+    how = {"compute_capability": compute_capability}
+    emulator = build(tmp_path, "instance_*.cu", "mma_sync", **how)
     tiles = ["128x256x{}_w64x64_s3", "128x128x{}_w64x64_s4", "64x64x{}_w32x32_s4"]
-    types = [
-        "bf16 f32 f32",
-        "f16 f16 f32",
-        "f16 f16 f16",
-        "f32 f32 tf32",
-        "s8 s32 s32",
-        "u8 s32 s32",
-    ]
+    types = ["bf16 f32 f32", "f16 f16 f32", "f16 f16 f16", "f32 f32 tf32"]
+    types += ["s8 s32 s32", "u8 s32 s32"]
     everything = itertools.product(CONFIG_CASES, LAYOUTS, ["", "_k2"], tiles, types)
-    for i, (case, layout, split, tile, names_of_types) in enumerate(everything):
+    for i, (case, layout, split, tile, words) in enumerate(everything):
         if i % 7:
             continue
-        x = Types(*names_of_types.split())
-        k = (64 if "s4" in tile and "128" in tile else 128) // DTYPES[x.inputs].itemsize
-        config = tile.format(k) + split
-        check(all_of_it, x, layout, case, implementation="mma_sync", config=config, seed=i)
+        of = Types(*words.split())
+        tile_k_bytes = 64 if tile.startswith("128x128") else 128
+        config = tile.format(tile_k_bytes // DTYPES[of.inputs].itemsize) + split
+        check(emulator, of, layout, case, implementation="mma_sync", config=config, seed=i)
 
 
-def test_all_of_simt(tmp_path):
-    folder = emulated.REPOSITORY / "csrc"
-    sources = [str(p.relative_to(folder)) for p in folder.glob("kernels/simt/*.cu")]
-    sources.remove("kernels/simt/launch.cu")
-    all_of_it = Emulator(tmp_path, *sources, families=("simt",))
+@pytest.mark.parametrize("compute_capability", [80, 90])
+def test_mma_sync_ragged(compute_capability, tmp_path):
+    how = {"compute_capability": compute_capability}
+    emulator = build(tmp_path, "ragged_instances.cu", "mma_sync", **how)
+    everything = itertools.product(
+        RAGGED_SIZES.values(), ["rows", "contraction"], ["bf16", "f16", "f32"], [0, 1]
+    )
+    for seed, (sizes, form, dtype, odd) in enumerate(everything):
+        extents = (840, 64 + odd, 72 - odd) if form == "rows" else (72 - odd, 64 + odd, 840)
+        how = {"implementation": "mma_sync", "config": "128x128", "seed": seed, "dtype": dtype}
+        transposed = form == "rows" and seed % 3 == 0
+        check_ragged(emulator, form, sizes, *extents, transposed=transposed, **how)
+
+
+def test_simt(tmp_path):
+    emulator = build(tmp_path, "*.cu", "simt")
     kernels = [
         ("simt_tiled", "128x64x16", "f32 f32 f32"),
         ("simt_tiled", "128x128x16", "f32 bf16 f32"),
@@ -149,4 +147,4 @@ def test_all_of_simt(tmp_path):
     everything = itertools.product(CONFIG_CASES, LAYOUTS, kernels)
     for seed, (case, layout, (implementation, config, types)) in enumerate(everything):
         how = {"implementation": implementation, "config": config, "seed": seed}
-        check(all_of_it, Types(*types.split()), layout, case, **how)
+        check(emulator, Types(*types.split()), layout, case, **how)

@@ -40,4 +40,18 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
   return cudaSuccess;
 }
 
+// What -fsanitize=alignment,bounds calls: where hardware would fault, or a kernel leaves its registers.
+struct SourceLocation {
+  const char* file;
+  unsigned line, column;
+};
+
+void __ubsan_handle_type_mismatch_v1(const SourceLocation* where, const void*) {
+  emulator::fail(std::string("an access is not aligned at ") + where->file + ":" + std::to_string(where->line));
+}
+
+void __ubsan_handle_out_of_bounds(const SourceLocation* where, const void*) {
+  emulator::fail(std::string("an index is out of bounds at ") + where->file + ":" + std::to_string(where->line));
+}
+
 }  // extern "C"
