@@ -11,7 +11,7 @@ import emulated
 import numpy as np
 import pytest
 import ragged_reference as reference
-from emulated_checks import BF16, CASE, TF32, Types, check, check_ragged, integers
+from emulated_checks import BF16, CASE, TF32, Case, Types, check, check_ragged, integers
 from epilogue_call import FORMS, wide
 
 from jax_tcgemm.ragged_problem import RaggedProblem
@@ -39,6 +39,13 @@ def test_wgmma(emulator, config, types, layout, label):
     for seed in range(3):
         how = {"implementation": "wgmma", "config": config, "seed": seed}
         check(emulator, types, layout, CASE[label], **how)
+
+
+def test_ping_pong_waits_for_warps_that_are_slow(emulator):
+    # With one k block a tile nothing but the turn keeps the warps of a warpgroup together.
+    how = {"implementation": "wgmma", "config": "64x64x64_c1x1x1_pp", "loose_warpgroups": True}
+    for seed in range(3):
+        check(emulator, BF16, "NN", Case("one_k_block", 320, 320, 64), num_sms=2, seed=seed, **how)
 
 
 @pytest.mark.usefixtures("x64")

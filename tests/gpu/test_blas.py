@@ -24,7 +24,7 @@ def pairs():
                 yield routine, dtype
 
 
-@pytest.mark.parametrize(("routine", "dtype"), pairs(), ids=lambda value: value)
+@pytest.mark.parametrize(("routine", "dtype"), list(pairs()), ids=lambda value: value)
 def test_cublas_against_float64(routine, dtype):
     run_all(routine, dtype, implementation="cublas")
 

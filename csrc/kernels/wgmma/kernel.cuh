@@ -16,7 +16,7 @@
 //   full[stage]    1 (the producer's expect_tx) + the bytes of both operand tiles
 //   empty[stage]   one for each consumer warpgroup that reads the stage, from each block of the
 //                  cluster that loads into it or receives its multicast
-//   order[group]   1: the other consumer has issued its last multiplication
+//   order[group]   4: each warp of the other consumer has issued its last multiplication
 //   partial_full   128 for each other block along K: its partial tile lies in our shared memory
 //   partial_empty  1 for each of our consumer warpgroups, at the senders: it may be overwritten
 //
@@ -223,9 +223,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         previous_stage = state.stage;
         state.advance();
       }
-      if constexpr (Config::kPingPong) {
-        if (thread_idx == 0) ptx::mbarrier_arrive(&pipeline.order[consumer ^ 1]);
-      }
+      if constexpr (Config::kPingPong) pipeline.pass_turn(consumer, thread_idx);
       ptx::wgmma_wait_group<0>();
 #pragma unroll
       for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);

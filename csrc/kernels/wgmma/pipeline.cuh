@@ -36,7 +36,14 @@ struct Pipeline {
       ptx::mbarrier_init(&full[i], loaders);
       ptx::mbarrier_init(&empty[i], kReaders * kPeers);
     }
-    for (int i = 0; i < Config::kConsumers; ++i) ptx::mbarrier_init(&order[i], 1);
+    for (int i = 0; i < Config::kConsumers; ++i) ptx::mbarrier_init(&order[i], 4);
+  }
+
+  // Lets ping-pong's other consumer multiply. By each warp for itself: the turn cannot come back before all
+  // four have seen that it came.
+  __device__ __forceinline__ void pass_turn(int consumer, int thread_idx) const {
+    __syncwarp();
+    if (thread_idx % 32 == 0) ptx::mbarrier_arrive(&order[consumer ^ 1]);
   }
 };
 

@@ -20,7 +20,7 @@
 // Pipelines (arrivals that complete a phase):
 //   full[stage]   1 (the producer's expect_tx) + the bytes loaded; gathered: + 64
 //   empty[stage]  one for each consumer warpgroup that reads the stage, from each block of the cluster
-//   order[group]  1: the other consumer has issued its last multiplication
+//   order[group]  4: each warp of the other consumer has issued its last multiplication
 //   ring          see WorkRing: full 1, empty 1 + 256, or 1 + 64 + 256
 //
 // Shared memory, from a 1024-byte boundary: as in kernel.cuh, and then the ring.
@@ -362,12 +362,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       } else {
         multiply(std::integral_constant<int, Config::kTileN>{});
       }
-      if constexpr (Config::kPingPong) {
-        // A tile may have nothing to multiply, and then nothing else holds back the next turn until all
-        // threads have seen that this one came.
-        ptx::named_barrier_sync(barrier_id, 128);
-        if (thread_idx == 0) ptx::mbarrier_arrive(&pipeline.order[consumer ^ 1]);
-      }
+      if constexpr (Config::kPingPong) pipeline.pass_turn(consumer, thread_idx);
 
       if constexpr (Epilogue::kFused) {
         store_fused_tokens<Config>(acc, gemm, store_buffers, buffer_idx, consumer * T::kRowsPerGroup, work, barrier_id);
