@@ -278,8 +278,8 @@ def _refusal(op, name, reason) -> str:
 def _forced(op, problem, device, implementation, config, source) -> Choice:
     if implementation == XLA:
         return Choice(XLA, _XLA_CONFIG, source)
-    if implementation not in IMPLEMENTATIONS_OF[problem.kind]:
-        raise ValueError(_refusal(op, implementation, "it has no grouped products"))
+    if implementation not in (able := IMPLEMENTATIONS_OF[problem.kind]):
+        raise ValueError(_refusal(op, implementation, f"only {', '.join(able)} can"))
     configs = (config,) if config is not None else _configs(implementation, problem.kind) or ("",)
     considered = _considered(implementation, configs, problem, device)
     best = _tuned(problem, device, considered) or _modelled(problem, device, considered)
