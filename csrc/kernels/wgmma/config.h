@@ -56,7 +56,6 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("64x128x64_c1x1x1_pp_t", 64, 128, 1, 1, 1, true, true, false)    \
   X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)        \
   X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true, false)      \
-  X("64x64x64_c1x1x2_pp_t", 64, 64, 1, 1, 2, true, true, false)      \
   X("64x16x64_c1x1x1_pp_t", 64, 16, 1, 1, 1, true, true, false)      \
   X("128x16x64_c1x1x1_co_t", 128, 16, 1, 1, 1, false, true, false)
 
