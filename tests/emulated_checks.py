@@ -31,11 +31,9 @@ def integers(rng, shape, dtype="bf16"):
     return rng.integers(-2, 2, shape, endpoint=True).astype(DTYPES[dtype])
 
 
-def check_ragged(emulator, form, sizes, m, n, k, *, transposed=False, dtype="bf16", **how):
-    """One grouped product, with NaN in the rows of no group."""
-    rng = np.random.default_rng([m, n, k, *sizes])
-    rows, groups = form == "rows", len(sizes)
-    problem = RaggedProblem(
+def ragged_problem(form, groups, m, n, k, dtype="bf16", *, b_transposed=False, **fields):
+    """The problem of one grouped product with a size for every group, and float32 results."""
+    return RaggedProblem(
         form=form,
         batch=1,
         m=m,
@@ -43,14 +41,27 @@ def check_ragged(emulator, form, sizes, m, n, k, *, transposed=False, dtype="bf1
         k=k,
         groups=groups,
         num_sizes=groups,
-        b_transposed=transposed,
+        b_transposed=b_transposed,
         a_batched=True,
         b_batched=True,
         sizes_batched=True,
         in_dtype=dtype,
         out_dtype="f32",
         compute="tf32" if dtype == "f32" else "f32",
+        **fields,
     )
+
+
+def group_arrays(sizes):
+    """The operands that say which rows are in which group."""
+    return {"group_sizes": np.array(sizes, np.int32), "group_offset": np.zeros(1, np.int32)}
+
+
+def check_ragged(emulator, form, sizes, m, n, k, *, transposed=False, dtype="bf16", **how):
+    """One grouped product, with NaN in the rows of no group."""
+    rng = np.random.default_rng([m, n, k, *sizes])
+    rows, groups = form == "rows", len(sizes)
+    problem = ragged_problem(form, groups, m, n, k, dtype, b_transposed=transposed)
     a = integers(rng, (m, k) if rows else (k, m), dtype)
     b = integers(rng, (groups, k, n) if rows else (k, n), dtype)
     # Tokens of no group, which follow the last one's.
@@ -60,8 +71,7 @@ def check_ragged(emulator, form, sizes, m, n, k, *, transposed=False, dtype="bf1
     arrays = {
         "a": a,
         "b": np.ascontiguousarray(b.swapaxes(1, 2)) if transposed else b,
-        "group_sizes": np.array(sizes, np.int32),
-        "group_offset": np.zeros(1, np.int32),
+        **group_arrays(sizes),
     }
     got = emulator.run(problem, arrays, **how)[0][0]
     np.testing.assert_array_equal(got, expected)

@@ -11,7 +11,18 @@ import emulated
 import numpy as np
 import pytest
 import ragged_reference as reference
-from emulated_checks import BF16, CASE, TF32, Case, Types, check, check_ragged, integers
+from emulated_checks import (
+    BF16,
+    CASE,
+    TF32,
+    Case,
+    Types,
+    check,
+    check_ragged,
+    group_arrays,
+    integers,
+    ragged_problem,
+)
 from epilogue_call import FORMS, wide
 
 from jax_tcgemm.ragged_problem import RaggedProblem
@@ -91,21 +102,8 @@ def test_wgmma_ragged_epilogues(emulator, seed, gathered, gated):
     b = integers(rng, (groups, k, *halves, n))
     bias = integers(rng, (groups, *halves, n), "f32")
     gather = rng.integers(-2, num_rows + 2, m).astype(np.int32)
-    problem = RaggedProblem(
-        form="rows",
-        batch=1,
-        m=m,
-        n=n,
-        k=k,
-        groups=groups,
-        num_sizes=groups,
-        b_transposed=False,
-        a_batched=True,
-        b_batched=True,
-        sizes_batched=True,
-        in_dtype="bf16",
-        out_dtype="f32",
-        compute="f32",
+    problem = ragged_problem(
+        *("rows", groups, m, n, k),
         activation="relu",
         gated=gated,
         biased=True,
@@ -113,11 +111,7 @@ def test_wgmma_ragged_epilogues(emulator, seed, gathered, gated):
         gathered=gathered,
         a_rows=num_rows if gathered else 0,
     )
-    arrays = {
-        **{"a": a, "b": b, "bias": bias},
-        "group_sizes": np.array(sizes, np.int32),
-        "group_offset": np.zeros(1, np.int32),
-    }
+    arrays = {"a": a, "b": b, "bias": bias, **group_arrays(sizes)}
     tokens = a
     if gathered:
         arrays["gather"] = gather
