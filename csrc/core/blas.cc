@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/extent.h"
+#include "core/names.h"
 
 namespace tcgemm::blas {
 namespace {
@@ -13,17 +14,6 @@ constexpr std::array<const char*, 13> kRoutines{"iamax", "iamin", "asum", "nrm2"
                                                 "swap",  "gemv",  "gbmv", "trsv", "trsm", "gemm"};
 constexpr std::array<const char*, 3> kOps{"N", "T", "C"};
 constexpr std::array<const char*, 4> kMaths{"default", "tf32", "pedantic", "no_reduced_precision"};
-
-template <typename Names, typename Enum>
-bool parse(const Names& names, std::string_view name, Enum* out) {
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (name == names[i]) {
-      *out = static_cast<Enum>(i);
-      return true;
-    }
-  }
-  return false;
-}
 
 std::string must(const std::string& what, const std::string& rule, int64_t got) {
   return what + " must " + rule + ", got " + std::to_string(got);
@@ -86,9 +76,9 @@ bool is_stacked(const Layout& x, int64_t rows) { return x.batch_stride == rows *
 }  // namespace
 
 const char* routine_name(Routine routine) { return kRoutines[static_cast<size_t>(routine)]; }
-bool parse_routine(std::string_view name, Routine* out) { return parse(kRoutines, name, out); }
-bool parse_op(std::string_view name, Op* out) { return parse(kOps, name, out); }
-bool parse_math(std::string_view name, Math* out) { return parse(kMaths, name, out); }
+bool parse_routine(std::string_view name, Routine* out) { return parse_name(kRoutines, name, out); }
+bool parse_op(std::string_view name, Op* out) { return parse_name(kOps, name, out); }
+bool parse_math(std::string_view name, Math* out) { return parse_name(kMaths, name, out); }
 
 bool is_complex(DType dtype) { return dtype == DType::kC64 || dtype == DType::kC128; }
 

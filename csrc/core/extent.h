@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
+#include <string>
+#include <utility>
 
 namespace tcgemm {
 
@@ -12,6 +15,18 @@ inline int64_t multiply_add(int64_t x, int64_t y, int64_t z) {
   int64_t product, sum;
   const bool fits = !__builtin_mul_overflow(x, y, &product) && !__builtin_add_overflow(product, z, &sum);
   return fits ? sum : std::numeric_limits<int64_t>::max();
+}
+
+constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+// What is wrong with the first extent that no kernel takes; empty when all are in range.
+inline std::string check_extents(std::initializer_list<std::pair<const char*, int64_t>> extents) {
+  for (const auto& [name, extent] : extents) {
+    if (extent < 0 || extent > std::numeric_limits<int32_t>::max()) {
+      return std::string(name) + " must be in [0, 2147483647], got " + std::to_string(extent);
+    }
+  }
+  return "";
 }
 
 }  // namespace tcgemm

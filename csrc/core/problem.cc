@@ -1,7 +1,6 @@
 #include "core/problem.h"
 
 #include <array>
-#include <utility>
 
 #include "core/extent.h"
 
@@ -110,9 +109,8 @@ std::vector<std::string> activation_names() {
 }
 
 std::string check_problem(const Problem& p) {
-  constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 1;
-  for (const auto& [name, extent] : {std::pair{"m", p.m}, {"n", p.n}, {"k", p.k}, {"batch", p.batch}}) {
-    if (extent < 0 || extent > kMaxExtent) return must(name, "be in [0, 2147483647]", extent);
+  if (std::string error = check_extents({{"m", p.m}, {"n", p.n}, {"k", p.k}, {"batch", p.batch}}); !error.empty()) {
+    return error;
   }
   if (p.batch > 0 && (p.batch_inner <= 0 || p.batch % p.batch_inner != 0)) {
     return must("batch_inner", ("divide batch=" + std::to_string(p.batch)).c_str(), p.batch_inner);

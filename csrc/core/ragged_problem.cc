@@ -1,34 +1,32 @@
 #include "core/ragged_problem.h"
 
 #include <algorithm>
-#include <utility>
+#include <array>
+
+#include "core/extent.h"
+#include "core/names.h"
 
 namespace tcgemm {
 
-const char* ragged_form_name(RaggedForm form) { return form == RaggedForm::kRows ? "rows" : "contraction"; }
+namespace {
 
-bool parse_ragged_form(std::string_view name, RaggedForm* out) {
-  for (RaggedForm form : {RaggedForm::kRows, RaggedForm::kContraction}) {
-    if (name == ragged_form_name(form)) {
-      *out = form;
-      return true;
-    }
-  }
-  return false;
-}
+constexpr std::array<const char*, 2> kForms{"rows", "contraction"};
+
+}  // namespace
+
+const char* ragged_form_name(RaggedForm form) { return kForms[static_cast<size_t>(form)]; }
+bool parse_ragged_form(std::string_view name, RaggedForm* out) { return parse_name(kForms, name, out); }
 
 std::string check_problem(const RaggedProblem& p) {
-  constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 1;
-  for (const auto& [name, extent] : {std::pair{"m", p.m},
-                                     {"n", p.n},
-                                     {"k", p.k},
-                                     {"batch", p.batch},
-                                     {"groups", p.groups},
-                                     {"a_rows", p.a_rows},
-                                     {"num_sizes", p.num_sizes}}) {
-    if (extent < 0 || extent > kMaxExtent) {
-      return std::string(name) + " must be in [0, 2147483647], got " + std::to_string(extent);
-    }
+  if (std::string error = check_extents({{"m", p.m},
+                                         {"n", p.n},
+                                         {"k", p.k},
+                                         {"batch", p.batch},
+                                         {"groups", p.groups},
+                                         {"a_rows", p.a_rows},
+                                         {"num_sizes", p.num_sizes}});
+      !error.empty()) {
+    return error;
   }
   if (p.b_transposed && !p.is_rows()) return "b_transposed must be false when form is contraction, got true";
   if (!p.epilogue.is_none()) {
@@ -52,7 +50,7 @@ std::string check_problem(const RaggedProblem& p) {
 }
 
 int64_t max_ragged_tiles(const RaggedProblem& p, int64_t tile_m, int64_t tile_n) {
-  const int64_t rows = (p.m + tile_m - 1) / tile_m, columns = (p.n + tile_n - 1) / tile_n;
+  const int64_t rows = ceil_div(p.m, tile_m), columns = ceil_div(p.n, tile_n);
   // Each group, and the rows before the first and after the last, may end in a tile that is not full.
   return p.is_rows() ? (rows + p.groups + 2) * columns : p.groups * rows * columns;
 }

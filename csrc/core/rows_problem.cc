@@ -1,28 +1,26 @@
 #include "core/rows_problem.h"
 
-#include <utility>
+#include <array>
+
+#include "core/extent.h"
+#include "core/names.h"
 
 namespace tcgemm {
 
-const char* rows_form_name(RowsForm form) { return form == RowsForm::kSums ? "sums" : "dots"; }
+namespace {
 
-bool parse_rows_form(std::string_view name, RowsForm* out) {
-  for (RowsForm form : {RowsForm::kSums, RowsForm::kDots}) {
-    if (name == rows_form_name(form)) {
-      *out = form;
-      return true;
-    }
-  }
-  return false;
-}
+constexpr std::array<const char*, 2> kForms{"sums", "dots"};
+
+}  // namespace
+
+const char* rows_form_name(RowsForm form) { return kForms[static_cast<size_t>(form)]; }
+bool parse_rows_form(std::string_view name, RowsForm* out) { return parse_name(kForms, name, out); }
 
 std::string check_problem(const RowsProblem& p) {
-  constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 1;
-  for (const auto& [name, extent] :
-       {std::pair{"a_rows", p.a_rows}, {"b_rows", p.b_rows}, {"targets", p.targets}, {"pairs", p.pairs}, {"n", p.n}}) {
-    if (extent < 0 || extent > kMaxExtent) {
-      return std::string(name) + " must be in [0, 2147483647], got " + std::to_string(extent);
-    }
+  if (std::string error = check_extents(
+          {{"a_rows", p.a_rows}, {"b_rows", p.b_rows}, {"targets", p.targets}, {"pairs", p.pairs}, {"n", p.n}});
+      !error.empty()) {
+    return error;
   }
   if (p.weighted && !p.is_sums()) return "weighted must be false when form is dots, got true";
   if (p.in != DType::kF16 && p.in != DType::kBF16 && p.in != DType::kF32 && p.in != DType::kF64) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 
+#include "core/extent.h"
 #include "cpu/block_kernels.h"
 #include "cpu/executor.h"
 #include "cpu/host_epilogue.h"
@@ -19,7 +20,6 @@ using host::BlockKernels;
 using host::Geometry;
 using host::ProductBlock;
 
-constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 constexpr int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
 
 // Work, in multiply-adds, under which waking another thread costs more than it brings.

@@ -2,6 +2,7 @@
 // boundaries, element by element elsewhere. Sums are kept in float32 and in the order of the pairs.
 #include <string>
 
+#include "core/extent.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/kernels.h"
 #include "tile/alignment.h"
@@ -95,8 +96,6 @@ __global__ void __launch_bounds__(kThreads) multiply_rows(const __grid_constant_
   for (int shift = 16; shift > 0; shift /= 2) sum += __shfl_xor_sync(~0u, sum, shift);
   if (threadIdx.x % 32 == 0) params.d[pair] = sum;
 }
-
-int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 // How targets are spread over threads: see SumsParams.
 int32_t lanes_of(int64_t packs) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/extent.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/tensor/tensor.h"
 #include "tile/numeric.cuh"
@@ -159,8 +160,6 @@ bool parse_op(std::string_view name, ReduceOp* op) {
     return false;
   return true;
 }
-
-int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 // The widest load that every row of the array allows, in elements.
 int vector_elements(const void* in, int64_t row_elements, int64_t element_bytes) {

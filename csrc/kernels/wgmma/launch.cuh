@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "core/cuda_status.h"
+#include "core/extent.h"
 #include "kernels/common/column_sums.h"
 #include "kernels/wgmma/config.h"
 #include "kernels/wgmma/kernel.cuh"
@@ -70,8 +71,6 @@ Status launch_clusters(const Parameters& params, int64_t num_tiles, cudaStream_t
   launch.gridDim.x *= static_cast<unsigned>(std::min<int64_t>(num_tiles, num_clusters));
   return cuda_status(cudaLaunchKernelEx(&launch, kKernel, params), what);
 }
-
-constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 inline Grid make_grid(const Call& call, int64_t tiles_m, int64_t tiles_n) {
   Grid grid{};
