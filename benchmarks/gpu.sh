@@ -30,8 +30,13 @@ bench() { # NAME SECONDS ARGUMENTS...
 
 for each in $steps; do
   case $each in
-  # Most of a test is XLA's compilation, so several processes share the GPU.
-  tests) step tests 1200 python3 -m pytest -m gpu tests -n 6 -q -p no:cacheprovider ;;
+  # Most of a test is XLA's compilation, so several processes share the GPU, but for what needs most of
+  # its memory or its time.
+  tests)
+    alone=(tests/gpu/test_large.py tests/gpu/test_autotune.py)
+    step tests 1200 python3 -m pytest -m gpu tests "${alone[@]/#/--ignore=}" -n 6 -q -p no:cacheprovider
+    step tests-alone 300 python3 -m pytest -m gpu "${alone[@]}" -q -p no:cacheprovider
+    ;;
   sanitizer) step sanitizer 900 python3 -m pytest -m sanitizer tests -n 4 -q -p no:cacheprovider ;;
   ladder)
     bench squares 200 --suite squares --impl all --budget 0.2
@@ -44,7 +49,8 @@ for each in $steps; do
     ;;
   functions)
     bench fused 300 --suite fused,gated,mlp
-    bench moe 300 --suite moe
+    # XLA's search among Triton's kernels takes minutes for each of its dense expansions.
+    XLA_FLAGS=--xla_gpu_enable_triton_gemm=false bench moe 300 --suite moe
     bench blas 200 --suite blas
     bench tensor 300 --suite einsum,tensor
     ;;

@@ -47,6 +47,20 @@ def test_choice_on_cuda(fake_cuda):
     assert call.rejected == {"cublas": "libcublas was not found"}
 
 
+def test_what_cublas_is_slow_at_is_left_to_xla(fake_cuda):
+    explain = functools.partial(jax_tcgemm.explain, platform="cuda")
+    x = jax.ShapeDtypeStruct((64,), jnp.float32)
+    square, band = (jax.ShapeDtypeStruct((64, n), jnp.float32) for n in (64, 3))
+    gbmv = functools.partial(blas.gbmv, kl=1, ku=1)
+    for call, a in ((gbmv, band), (blas.gemv, square)):
+        (chosen,) = explain(call, a, x)
+        assert (chosen.implementation, chosen.why) == ("xla", "cuBLAS was measured slower than XLA")
+        (forced,) = explain(functools.partial(call, implementation="cublas"), a, x)
+        assert forced.implementation == "cublas"
+    (chosen,) = explain(functools.partial(blas.gemv, trans="T"), square, x)
+    assert chosen.implementation == "cublas"
+
+
 def test_attributes_of_the_custom_call(fake_cuda):
     a, x = jnp.ones((3, 4, 5)), jnp.ones((4, 7))
     call = functools.partial(

@@ -1,5 +1,7 @@
 """Workloads of BLAS calls, each beside XLA's formulation of the same call.
 
+`ours` is the call as it is and, on a GPU, by cuBLAS.
+
 A group names a routine and `shapes`: rows and columns of A, for trsv and trsm those of B; `trans`
 and, for gbmv, `band`, its diagonals on either side.
 """
@@ -20,6 +22,9 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
     make = {"gemv": _gemv, "gbmv": _gbmv, "trsv": _solve, "trsm": _solve}[group["routine"]]
     for m, n in group["shapes"]:
         run, shapes, flops = make(group, m, n)
+        ours = {"blas": run}
+        if jax.default_backend() == "gpu":
+            ours["cublas"] = functools.partial(run, implementation="cublas")
         yield Workload(
             suite=suite,
             label=" ".join((group["routine"], group.get("trans", "N"))),
@@ -27,7 +32,7 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
             shape=f"{m}×{n}",
             sizes={"m": m, "n": n},
             operands=tuple(jax.ShapeDtypeStruct(shape, DTYPES[dtype]) for shape in shapes),
-            ours={"blas": run},
+            ours=ours,
             peers={"xla": functools.partial(run, implementation="xla")},
             reference=functools.partial(run, implementation="xla"),
             tolerance=1e-4 if dtype == "f32" else 1e-12,

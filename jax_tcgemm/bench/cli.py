@@ -156,17 +156,12 @@ def parallel(
                 revision=revision,
             )
         title = f"{count} devices, {tokens} tokens, {model} -> {hidden} -> {model}, {dtype}"
-        table = Table(
-            "", "ms a step", "TFLOP/s a device", "xla / it", "xla_overlap / it", title=title
-        )
-        ratios = layer.ratios(record)
-        for name, entry in record["contenders"].items():
-            against = [f"{ratio:.3f}" for ratio in ratios.get(name, ())]
-            ms = f"{entry['us']['p50'] / 1e3:.3f}"
-            table.add_row(name, ms, str(entry["tflops"]), *against)
-        console.print(table)
         if out is not None:
             records.append_records(out, [record])
+        table = Table(*layer.HEAD, title=title)
+        for row in layer.rows(record):
+            table.add_row(*row)
+        console.print(table)
 
 
 @app.command()

@@ -66,13 +66,12 @@ def _gated(kind, element_type, sizes, tokens, groups, n, k) -> dict:
         yield from integers
 
     def expected(x, weights, _, *indices):
+        def product(rows, weights):
+            both = jnp.matmul(rows, weights.reshape(k, 2 * n), precision="highest")
+            return jax.nn.silu(both[:, :n]) * both[:, n:]
+
         x = x[indices[0]] if gathered else x
-        ends = np.cumsum(sizes)
-        parts = []
-        for group, (begin, end) in enumerate(zip(ends - sizes, ends, strict=True)):
-            both = jnp.matmul(x[begin:end], weights[group].reshape(k, 2 * n), precision="highest")
-            parts.append(jax.nn.silu(both[:, :n]) * both[:, n:])
-        return jnp.concatenate(parts)
+        return reference.rows_of_groups(product, sizes, x, weights)
 
     def by_xla(x, weights, sizes, *indices):
         x = x[indices[0]] if gathered else x

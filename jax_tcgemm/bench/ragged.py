@@ -166,16 +166,9 @@ def _pallas(kind: str, columns: int, depth: int) -> dict[str, Callable]:
 
 
 def _reference(kind: str, sizes: np.ndarray, x, y, _):
-    """One group after the other; the sizes are known here, so that each is an ordinary product."""
-    ends = np.cumsum(sizes)
     product = functools.partial(jnp.matmul, precision="highest")
-    parts = []
-    for group, (begin, end) in enumerate(zip(ends - sizes, ends, strict=True)):
-        rows = x[begin:end]
-        if kind == "forward":
-            parts.append(product(rows, y[group]))
-        elif kind == "lhs_gradient":
-            parts.append(product(rows, y[group].T))
-        else:
-            parts.append(product(rows.T, y[begin:end])[None])
-    return jnp.concatenate(parts)
+    if kind == "forward":
+        return reference.rows_of_groups(product, sizes, x, y)
+    if kind == "lhs_gradient":
+        return reference.rows_of_groups(lambda x, y: product(x, y.T), sizes, x, y)
+    return reference.sums_of_groups(lambda x, y: product(x.T, y), sizes, x, y)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import pathlib
 import platform
 import subprocess
@@ -113,6 +114,7 @@ def machine() -> dict:
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "python": platform.python_version(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 
 

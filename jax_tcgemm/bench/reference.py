@@ -7,6 +7,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_tcgemm.bench.suites import Case
@@ -113,3 +114,43 @@ def _errors(case, operands, results):
         return jnp.max(jnp.stack(jax.tree.leaves(jax.tree.map(error, result, references))))
 
     return [largest(result) for result in results]
+
+
+# The loops below compile to one product, however many groups there are: each takes as many rows as
+# the largest group has.
+
+
+def rows_of_groups(product, sizes: np.ndarray, rows: jax.Array, weights: jax.Array) -> jax.Array:
+    """``product(rows of a group, its weights)`` of every group, one after the other."""
+    block, begins = _blocks(sizes)
+    rows = jnp.pad(rows, ((0, block), (0, 0)))
+    columns = jax.eval_shape(product, rows[:block], weights[0]).shape[-1]
+
+    def one(group, out):
+        taken = lax.dynamic_slice_in_dim(rows, begins[group], block)
+        # What lies past the group is written again by the next one.
+        return lax.dynamic_update_slice_in_dim(
+            out, product(taken, weights[group]), begins[group], 0
+        )
+
+    out = jnp.zeros((len(rows), columns), rows.dtype)
+    return lax.fori_loop(0, len(sizes), one, out)[: sizes.sum()]
+
+
+def sums_of_groups(product, sizes: np.ndarray, *rows: jax.Array) -> jax.Array:
+    """``product`` of the rows that each array has of a group, zeros after them; stacked."""
+    block, begins = _blocks(sizes)
+    padded = [jnp.pad(x, ((0, block), (0, 0))) for x in rows]
+    ours = np.arange(block)[:, None]
+
+    def one(each):
+        begin, size = each
+        taken = [lax.dynamic_slice_in_dim(x, begin, block) for x in padded]
+        return product(*(jnp.where(ours < size, x, 0) for x in taken))
+
+    return lax.map(one, (begins, jnp.asarray(sizes, jnp.int32)))
+
+
+def _blocks(sizes: np.ndarray) -> tuple[int, jax.Array]:
+    """Rows of the largest group, and where each begins."""
+    return max(int(sizes.max()), 1), jnp.asarray(np.cumsum(sizes) - sizes, jnp.int32)

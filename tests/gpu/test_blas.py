@@ -156,8 +156,9 @@ def test_several_threads():
     expected = np.linalg.norm(x @ a.T, axis=1)
 
     def run(i):
-        for _ in range(20):
-            np.testing.assert_allclose(f(a, x[i]), expected[i], rtol=1e-12)
+        with jax.enable_x64(True):  # Holds for one thread.
+            for _ in range(20):
+                np.testing.assert_allclose(f(a, x[i]), expected[i], rtol=1e-12)
 
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
         list(threads.map(run, range(16)))

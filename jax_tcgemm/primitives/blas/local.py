@@ -17,7 +17,13 @@ from jax import lax
 from jax_tcgemm import _modules, selection
 from jax_tcgemm.debug import switch
 from jax_tcgemm.primitives.blas import xla
-from jax_tcgemm.primitives.blas.call import Call, batch_shape, flops, scale_dtype
+from jax_tcgemm.primitives.blas.call import (
+    DEFAULT_OPTIONS,
+    Call,
+    batch_shape,
+    flops,
+    scale_dtype,
+)
 from jax_tcgemm.problem import DTYPE_NAMES, MAX_EXTENT
 
 TARGET = "tcgemm_blas"
@@ -28,6 +34,9 @@ _CONFIG = "default"
 
 # A batch of these is one launch an entry, unless it folds into one call (csrc/core/blas.cc).
 _NOT_BATCHED_IN_CUBLAS = ("iamax", "iamin", "asum", "nrm2", "swap", "gbmv")
+# Bands are a hundred times slower and more, rows of float32 matrices 1.3 times
+# (benchmarks/results/h200-blas.jsonl).
+_SLOWER_IN_CUBLAS = "cuBLAS was measured slower than XLA"
 # What cuBLAS's products are best given: as PyTorch and XLA do.
 _WORKSPACE = {"gemv": 4 << 20, "trsm": 32 << 20, "gemm": 32 << 20}
 _SMALL_WORKSPACE = 1 << 20
@@ -151,12 +160,23 @@ def _choose(op, problem, platform, device, obstacle) -> tuple[selection.Choice, 
     if forced is None and by_entry:
         why = f"cuBLAS has no batched {call.routine}: it would be a launch an entry"
         return selection.Choice(XLA, _CONFIG, why), None
+    if forced is None and name == CUBLAS and _is_slower(problem):
+        return selection.Choice(XLA, _CONFIG, _SLOWER_IN_CUBLAS), None
     workspace_bytes = queries.workspace_bytes(name, _CONFIG, query, device.query())
     if name == CUBLAS:
         recommended = _WORKSPACE.get(call.routine, _SMALL_WORKSPACE)
         workspace_bytes += call.options.workspace_bytes or recommended
     why = "asked for by name" if forced else f"the library of BLAS calls on {platform}"
     return selection.Choice(name, _CONFIG, why, workspace_bytes), attributes
+
+
+def _is_slower(problem: BlasProblem) -> bool:
+    """Whether cuBLAS was measured slower than XLA; options that were set need cuBLAS."""
+    call = problem.call
+    if call.options != DEFAULT_OPTIONS:
+        return False
+    rows = call.routine == "gemv" and call.op_a == "N" and problem.in_dtype == "f32"
+    return call.routine == "gbmv" or rows
 
 
 def _copies(problem: BlasProblem) -> tuple[str, ...]:
