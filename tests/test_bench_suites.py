@@ -34,6 +34,19 @@ def test_suites_hold_the_shapes_they_are_named_after():
     assert llama <= shapes("llama")
 
 
+def test_parts_share_the_cases():
+    chosen = [suites.load_suite(name) for name in ("squares", "decode", "longk")]
+    cases = [case for suite in chosen for case in suite.cases]
+    parts = [
+        [case for suite in suites.part_of(chosen, f"{i}/4") for case in suite.cases]
+        for i in range(1, 5)
+    ]
+    assert parts == [cases[i::4] for i in range(4)]
+    for wrong in ("0/4", "5/4", "2", "a/b", "-1/2"):
+        with pytest.raises(ValueError, match="part must be I/N"):
+            suites.part_of(chosen, wrong)
+
+
 @pytest.mark.parametrize("layout", suites.LAYOUTS)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_case_describes_the_product_it_stands_for(batch, layout):

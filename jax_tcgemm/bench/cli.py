@@ -44,6 +44,9 @@ def bench(
     config: Annotated[
         str | None, typer.Option(help="Configs to force, comma-separated; all: each.")
     ] = None,
+    part: Annotated[
+        str, typer.Option(help="Measure a share of the cases: I/N is every N-th from the I-th on.")
+    ] = "1/1",
     repeats: Annotated[int, typer.Option(min=1, help="Calls of each contender.")] = 20,
     budget: Annotated[float, typer.Option(help="Seconds for one contender on one shape.")] = 2.0,
     jobs: Annotated[
@@ -76,6 +79,7 @@ def bench(
             )
         dtypes = dtype.split(",") if dtype else None
         chosen = [suites.load_suite(name, dtypes) for name in suite.split(",")]
+        chosen = suites.part_of(chosen, part)
         options = harness.Options(
             implementations=contenders.parse_implementations(impl),
             peers=contenders.parse_peers(peers),

@@ -183,6 +183,26 @@ class Suite:
     cases: tuple[Case | Workload, ...]
 
 
+def part_of(chosen: list[Suite], part: str) -> list[Suite]:
+    """A share of the cases, such as "2/5": every fifth of all from the second on.
+
+    Raises:
+      ValueError: for a text that is no such fraction.
+    """
+    first, _, step = part.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and 1 <= int(first) <= int(step)):
+        raise ValueError(
+            f"bench: part must be I/N with I from 1 to N, got part={part!r}; 1/2 and 2/2 "
+            "are the halves"
+        )
+    before, kept = 0, []
+    for suite in chosen:
+        offset = (int(first) - 1 - before) % int(step)
+        kept.append(dataclasses.replace(suite, cases=suite.cases[offset :: int(step)]))
+        before += len(suite.cases)
+    return [suite for suite in kept if suite.cases]
+
+
 def suite_names() -> list[str]:
     """Names of the suites that ship with the package."""
     return sorted(
