@@ -8,7 +8,7 @@
 #include <cstring>
 #include <list>
 #include <mutex>
-#include <sstream>
+#include <string>
 #include <unordered_map>
 
 #include "core/cuda_status.h"
@@ -137,18 +137,20 @@ struct Scalar {
   }
 };
 
-// Everything that a plan depends on.
+// Everything that a plan depends on. Without iostreams: a module that has its own C++ runtime linked in shares the
+// locale with that of other libraries in the process, and a stream then calls the wrong facet.
 std::string plan_key(int ordinal, const Operation& o) {
-  std::ostringstream key;
-  key << ordinal << ' ' << o.kind_name << ' ' << dtype_name(o.dtype) << ' ' << o.compute << ' ' << o.algorithm << ' '
-      << o.a_op << ' ' << o.b_op << ' ' << o.c_op << ' ' << o.combine_ab << ' ' << o.combine << ' '
-      << o.workspace_bytes;
-  for (const int64_t extent : o.extents) key << ' ' << extent;
+  std::string key = o.kind_name + ' ' + dtype_name(o.dtype) + ' ' + o.compute + ' ' + o.algorithm;
+  for (const std::string* name : {&o.a_op, &o.b_op, &o.c_op, &o.combine_ab, &o.combine}) key += ' ' + *name;
+  const auto add = [&key](int64_t value) { key += ' ' + std::to_string(value); };
+  add(ordinal);
+  add(o.workspace_bytes);
+  for (const int64_t extent : o.extents) add(extent);
   for (const auto* modes : {&o.a_modes, &o.b_modes, &o.d_modes}) {
-    key << " |";
-    for (const int32_t mode : *modes) key << ' ' << mode;
+    key += " |";
+    for (const int32_t mode : *modes) add(mode);
   }
-  return key.str();
+  return key;
 }
 
 // The least recently used plan is last in `order`.
