@@ -103,7 +103,7 @@ def summary_section(records: Sequence[dict]) -> str:
         "Every suite, with the ratio of the best peer's time to ours (above 1, ours is faster):",
         _ratios_table(groups),
     ]
-    parts += filter(None, (_overhead_table(records), _parallel_table(records)))
+    parts += filter(None, (_flags_note(groups), _overhead_table(records), _parallel_table(records)))
     return "\n\n".join(parts)
 
 
@@ -123,7 +123,8 @@ def full_section(records: Sequence[dict]) -> str:
         for (name, dtype), group in rec.grouped(workloads).items():
             if name == suite:
                 parts += [f"{dtype}, µs, and the memory of the call in MB:", _times_table(group)]
-    parts += filter(None, (_overhead_table(records), _parallel_table(records)))
+    groups = rec.grouped([*products, *workloads])
+    parts += filter(None, (_flags_note(groups), _overhead_table(records), _parallel_table(records)))
     return "\n\n".join(parts)
 
 
@@ -234,6 +235,18 @@ def _ratios_table(groups: dict[tuple[str, str], list[dict]]) -> str:
             rows.append([suite, dtype, name, str(len(values)), *numbers])
     head = ["suite", "dtype", "implementation", "cases", "least", "geomean", "most"]
     return _table(head, rows, left=3)
+
+
+def _flags_note(groups: dict[tuple[str, str], list[dict]]) -> str:
+    """Which suites were measured under flags of XLA's."""
+    flags: dict[str, list[str]] = {}
+    for (suite, _), group in groups.items():
+        for found in {r["machine"].get("xla_flags", "") for r in group} - {""}:
+            flags.setdefault(found, []).append(suite)
+    return "\n\n".join(
+        f"Measured with `XLA_FLAGS={found}`: {', '.join(dict.fromkeys(suites))}."
+        for found, suites in flags.items()
+    )
 
 
 def _overhead_table(records: Sequence[dict]) -> str:
