@@ -255,17 +255,21 @@ class Emulator:
         seed: int = 0,
         num_sms: int = 4,
         loose_warpgroups: bool = False,
+        in_place_of: str | None = None,
     ) -> list[np.ndarray]:
         """The results of one call, D first; RuntimeError with what the machine found wrong.
 
         `arrays` are flat or not, by the names of the FFI operands. Before the call, results are
         NaN, and so is what lies around operands. What lies around results must stay as it is.
+        D takes the place of the operand `in_place_of` in memory.
         """
         outputs = _outputs(problem)
         places = {name: _guarded(array) for name, array in arrays.items()}
         for name, (shape, dtype) in outputs.items():
             poison = np.full(shape, _poison(np.dtype(dtype)), dtype)
             places[name] = _guarded(poison)
+        if in_place_of is not None:
+            places["d"] = places[in_place_of]
         fields = problem.query() | {
             "implementation": implementation,
             "config": config,

@@ -230,6 +230,14 @@ struct LeakyRelu {
   }
 };
 
+// Whether the code of a function is so long that a kernel should not hold it once for each value.
+template <typename Function>
+inline constexpr bool kIsLong = false;
+template <>
+inline constexpr bool kIsLong<GeluErf> = true;
+template <>
+inline constexpr bool kIsLong<Tanh> = true;
+
 // Calls visit(Functor{}) for the one that is named: a branch outside, straight-line code inside.
 template <typename Visit>
 TCGEMM_HOST_DEVICE void visit(Activation which, Visit&& visit) {

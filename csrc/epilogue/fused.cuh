@@ -71,20 +71,46 @@ __device__ __forceinline__ void store_floats(const float (&values)[kCount], void
   });
 }
 
-template <int kCount>
-__device__ __forceinline__ void apply_value(Activation activation, float (&x)[kCount]) {
-  activation::visit(activation, [&](auto f) {
+// The values move down by kBy places, the first ones to the end.
+template <int kBy, int kCount>
+__device__ __forceinline__ void rotate(float (&x)[kCount]) {
+  float rotated[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = f.value(x[i]);
-  });
+  for (int i = 0; i < kCount; ++i) rotated[i] = x[(i + kBy) % kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = rotated[i];
 }
 
-// g[i] becomes g[i] * f'(x[i]).
-template <int kCount>
-__device__ __forceinline__ void apply_gradient(Activation activation, const float (&x)[kCount], float (&g)[kCount]) {
-  activation::visit(activation, [&](auto f) {
+// Calls apply(i) so that it meets every place of the arrays. A function whose code is long is there for four
+// values and in a loop, through which the others move: kernels are built with all functions.
+template <typename Function, typename Apply, int kCount, typename... More>
+__device__ __forceinline__ void visit_values(Apply&& apply, float (&x)[kCount], More&... more) {
+  constexpr int kAtOnce = activation::kIsLong<Function> && kCount % 4 == 0 ? 4 : kCount;
+#pragma unroll 1
+  for (int first = 0; first < kCount; first += kAtOnce) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) g[i] = f.gradient(x[i], g[i]);
+    for (int i = 0; i < kAtOnce; ++i) apply(i);
+    if constexpr (kAtOnce < kCount) {
+      rotate<kAtOnce>(x);
+      (rotate<kAtOnce>(more), ...);
+    }
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void apply_value(Activation activation, float (&x)[kCount]) {
+  activation::visit(activation, [&](auto f) { visit_values<decltype(f)>([&](int i) { x[i] = f.value(x[i]); }, x); });
+}
+
+// g[i] becomes g[i] * f'(x[i]), and x[i] becomes f(x[i]).
+template <int kCount>
+__device__ __forceinline__ void apply_gradient(Activation activation, float (&x)[kCount], float (&g)[kCount]) {
+  activation::visit(activation, [&](auto f) {
+    const auto apply = [&](int i) {
+      g[i] = f.gradient(x[i], g[i]);
+      x[i] = f.value(x[i]);
+    };
+    visit_values<decltype(f)>(apply, x, g);
   });
 }
 
@@ -127,6 +153,7 @@ struct Fused {
       if (gated) multiply(sums, sums_up);
       return add_c_and_store(sums, one, count, whole);
     }
+    // All is read before anything is stored: D may lie in the place of aux_in.
     float saved[kCount];
     load_floats(saved, aux_in, type, gated ? two : one, count, whole);
     if (gated) {
@@ -141,7 +168,6 @@ struct Fused {
     apply_gradient(activation, saved, sums);
     add_c_and_store(sums, gated ? two : one, count, whole);
     if (gated) {
-      apply_value(activation, saved);
       multiply(sums_up, saved);
       add_c_and_store(sums_up, two + n, count, whole);
     }

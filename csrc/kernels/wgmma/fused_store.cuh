@@ -33,9 +33,9 @@ struct Fused {
 };
 
 // A thread's values of 64 x 64 elements: number 4 * j + 2 * h + i is that of row warp * 16 + h * 8 +
-// lane / 4 and column 8 * j + lane % 4 * 2 + i. They are worked on in parts of 16 columns, which takes
-// few registers beside the accumulators.
-constexpr int kFragment = 32, kPart = 8, kParts = kFragment / kPart, kPartColumns = 2 * kPart;
+// lane / 4 and column 8 * j + lane % 4 * 2 + i. They are worked on in two parts of 32 columns: as many as a
+// float32 box is wide, as hide the latency of what is loaded for them, and as leave registers beside the accumulators.
+constexpr int kFragment = 32, kPart = 16, kParts = kFragment / kPart, kPartColumns = 2 * kPart;
 
 // Partial sums of a staged box's columns: a lane adds up one word of every fourth row, the lanes of a
 // warp a quarter of the box's width. The rows read together are swizzled to different banks.
@@ -48,8 +48,8 @@ __device__ __forceinline__ void sum_box(const uint8_t* buffer, FloatType type, f
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const int row = i / 2 * 8 + group * 2 + i % 2;
-    const uint32_t bits = *reinterpret_cast<const uint32_t*>(buffer + swizzle<128>(row * 128 + word * 4));
-    if (row >= rows) continue;
+    uint32_t bits = 0;
+    if (row < rows) bits = *reinterpret_cast<const uint32_t*>(buffer + swizzle<128>(row * 128 + word * 4));
     if constexpr (kOutBytes == 4) {
       sum[0] += __uint_as_float(bits);
     } else if (type == FloatType::kBF16) {
@@ -87,54 +87,28 @@ class FusedFragment {
 
   // Stores what becomes of the sums. `up`: those of a gated product's second matrix.
   __device__ __forceinline__ void store(float (&z)[kFragment], float (&up)[kFragment]) const {
-    scale(z, 0);
-    if (f_.has_two_z()) scale(up, params_.n);
+    scale(z, up);
     // One loop over all that is stored, so that each part of the code exists once: aux_out, its second
-    // matrix, D, its second matrix; of each one part of the columns after the other.
+    // matrix, D; of each one part of the columns after the other.
 #pragma unroll 1
-    for (int step = f_.aux_out != nullptr ? 0 : 2 * kParts; step < 4 * kParts; ++step) {
-      const bool is_d = step >= 2 * kParts, is_second = step & kParts;
+    for (int step = f_.aux_out != nullptr ? 0 : 2 * kParts; step < 3 * kParts; ++step) {
+      const bool is_d = step >= 2 * kParts, is_second = !is_d && step >= kParts;
       const int part = step % kParts;
-      if (is_second && !(is_d ? f_.has_two_d() : f_.gated)) continue;
-      float values[kPart];
-      if (!is_d) {
-        select(values, z, part);
-        if (is_second) select(values, up, part);
-      } else if (f_.derivative && !is_second) {
-        float saved[kPart], saved_up[kPart];
-        select(values, z, part);
-        load(saved, f_.aux_in, f_.gated, 0, part);
-        if (f_.gated) {
-          load(saved_up, f_.aux_in, true, 1, part);
-          multiply(values, saved_up);
-        }
-        epilogue::apply_gradient(f_.activation, saved, values);
-      } else {
-        select(values, z, part);
-        if (f_.derivative) load(values, f_.aux_in, true, 0, part);
-        epilogue::apply_value(f_.activation, values);
-        float factor[kPart];
-        if (f_.gated) {
-          select(factor, z, part);
-          if (!f_.derivative) select(factor, up, part);
-          multiply(values, factor);
-        }
+      if (is_second && !f_.gated) continue;
+      const bool has_two = is_d && f_.has_two_d(), is_float = f_.type == FloatType::kF32;
+      float values[kPart], others[kPart];  // those of D's second matrix
+      select(values, z, part);
+      if (is_second) select(values, up, part);
+      if (is_d) compute(values, others, z, up, part);
+      const bool begins = is_float || part == 0, ends = is_float || part == kParts - 1;
+      if (begins) begin_boxes(has_two);
+#pragma unroll 1
+      for (int half = 0;; ++half) {
+        stage(values, half, is_float ? 0 : part);
+        if (half == has_two) break;
+        copy(values, others);
       }
-      if (is_d && f_.beta != 0.0f) {
-        float c[kPart];
-        load(c, f_.c, f_.has_two_d(), is_second, part);
-#pragma unroll
-        for (int v = 0; v < kPart; ++v) values[v] += f_.beta * c[v];
-      }
-      if (f_.type == FloatType::kF32) {
-        if (part % 2 == 0) begin_box();
-        stage_float(values, part % 2);
-        if (part % 2 == 1) end_box<4>(is_d, is_second, part / 2 * 32);
-      } else {
-        if (part == 0) begin_box();
-        stage_16bit(values, part);
-        if (part == kParts - 1) end_box<2>(is_d, is_second, 0);
-      }
+      if (ends) end_boxes(is_d, is_second, has_two, is_float ? part * kPartColumns : 0);
     }
   }
 
@@ -147,50 +121,126 @@ class FusedFragment {
 
   static __device__ __forceinline__ void select(float (&x)[kPart], const float (&y)[kFragment], int part) {
 #pragma unroll
-    for (int v = 0; v < kPart; ++v) {
-      const float low = part & 1 ? y[kPart + v] : y[v], high = part & 1 ? y[3 * kPart + v] : y[2 * kPart + v];
-      x[v] = part & 2 ? high : low;
-    }
+    for (int v = 0; v < kPart; ++v) x[v] = part > 0 ? y[kPart + v] : y[v];
+  }
+  static __device__ __forceinline__ void copy(float (&x)[kPart], const float (&y)[kPart]) {
+#pragma unroll
+    for (int v = 0; v < kPart; ++v) x[v] = y[v];
   }
   static __device__ __forceinline__ void multiply(float (&x)[kPart], const float (&y)[kPart]) {
 #pragma unroll
     for (int v = 0; v < kPart; ++v) x[v] *= y[v];
   }
 
-  // The elements of one half of a matrix with rows of n, or of two times n; zeros outside it.
-  __device__ __forceinline__ void load(float (&values)[kPart], const void* data, bool has_two, int32_t half,
+  // D of a part whose Z is `values`, and its second matrix in `others`. All that a part reads is read before
+  // anything of it is stored: D may lie in the place of aux_in.
+  __device__ __forceinline__ void compute(float (&values)[kPart], float (&others)[kPart], const float (&z)[kFragment],
+                                          const float (&up)[kFragment], int part) const {
+    if (f_.derivative) {
+      float factor[kPart];
+      load(others, factor, f_.aux_in, f_.gated, part);
+      if (f_.gated) multiply(values, factor);
+      epilogue::apply_gradient(f_.activation, others, values);
+      select(factor, z, part);
+      multiply(others, factor);
+    } else {
+      epilogue::apply_value(f_.activation, values);
+      if (f_.gated) {
+        select(others, up, part);
+        multiply(values, others);
+      }
+    }
+    if (f_.beta != 0.0f) {
+      float first[kPart], second[kPart];
+      load(first, second, f_.c, f_.has_two_d(), part);
+#pragma unroll
+      for (int v = 0; v < kPart; ++v) {
+        values[v] += f_.beta * first[v];
+        others[v] += f_.beta * second[v];
+      }
+    }
+  }
+
+  // A part of a matrix with rows of n, or of both of one with rows of two times n; zeros outside.
+  __device__ __forceinline__ void load(float (&first)[kPart], float (&second)[kPart], const void* data, bool has_two,
                                        int part) const {
     const int64_t ld = static_cast<int64_t>(params_.n) << has_two;
     const int32_t column = thread_column() + part * kPartColumns, columns = params_.n - column;
-    const int64_t offset = (int64_t{batch_idx_} * params_.m + thread_row()) * ld + int64_t{half} * params_.n + column;
-    epilogue::visit(f_.type, [&](auto tag) {
-      using T = decltype(tag);
-      struct alignas(2 * sizeof(T)) Pair {
-        T values[2];
-      };
+    const int64_t offset = (int64_t{batch_idx_} * params_.m + thread_row()) * ld + column;
+    if (f_.type == FloatType::kF32) {
+      const float* source = static_cast<const float*>(data) + offset;
+      load_float(first, source, ld, columns);
+      load_float(second, source + params_.n, ld, has_two ? columns : 0);
+    } else {
+      // Both are under way before either is used.
+      uint32_t words[2][kPart / 2];
+      const uint16_t* source = static_cast<const uint16_t*>(data) + offset;
+      if (f_.vectors) {
+        load_16bit<true>(words[0], source, ld, columns);
+        load_16bit<true>(words[1], source + params_.n, ld, has_two ? columns : 0);
+      } else {
+        load_16bit<false>(words[0], source, ld, columns);
+        load_16bit<false>(words[1], source + params_.n, ld, has_two ? columns : 0);
+      }
+      unpack(first, words[0]);
+      unpack(second, words[1]);
+    }
+  }
+
+  // Calls visit(pair, address, columns from there on) for each of a thread's pairs of elements. What it loads must
+  // be predicated, not branched around, so that no load waits for another one.
+  template <typename T, typename Visit>
+  __device__ __forceinline__ void visit_pairs(const T* source, int64_t ld, int32_t columns, Visit visit) const {
+    const int32_t rows = params_.m - thread_row();
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const T* source = static_cast<const T*>(data) + offset + 8 * h * ld;
-        const int32_t inside = thread_row() + 8 * h < params_.m ? columns : 0;
+    for (int pair = 0; pair < kPart / 2; ++pair) {
+      const int h = pair % 2, column = pair / 2 * 8;
+      visit(pair, source + 8 * h * ld + column, 8 * h < rows ? columns - column : 0);
+    }
+  }
+  __device__ __forceinline__ void load_float(float (&values)[kPart], const float* source, int64_t ld,
+                                             int32_t columns) const {
+    visit_pairs(source, ld, columns, [&](int pair, const float* from, int32_t count) {
 #pragma unroll
-        for (int j = 0; j < kPart / 4; ++j) {
-          Pair pair{};
-          if (f_.vectors) {
-            if (8 * j < inside) pair = *reinterpret_cast<const Pair*>(source + 8 * j);
-          } else {
-            if (8 * j < inside) pair.values[0] = source[8 * j];
-            if (8 * j + 1 < inside) pair.values[1] = source[8 * j + 1];
-          }
-          values[4 * j + 2 * h] = convert<float>(pair.values[0]);
-          values[4 * j + 2 * h + 1] = convert<float>(pair.values[1]);
-        }
+      for (int i = 0; i < 2; ++i) {
+        values[2 * pair + i] = 0.0f;
+        if (i < count) values[2 * pair + i] = from[i];
       }
     });
   }
+  template <bool kVectors>
+  __device__ __forceinline__ void load_16bit(uint32_t (&words)[kPart / 2], const uint16_t* source, int64_t ld,
+                                             int32_t columns) const {
+    visit_pairs(source, ld, columns, [&](int pair, const uint16_t* from, int32_t count) {
+      uint32_t low = 0, high = 0;
+      if constexpr (kVectors) {
+        if (count > 0) low = *reinterpret_cast<const uint32_t*>(from);
+      } else {
+        if (count > 0) low = from[0];
+        if (count > 1) high = from[1];
+      }
+      words[pair] = low | high << 16;
+    });
+  }
 
-  // z = alpha * z + bias, of whose elements number `first` is that of column 0.
-  __device__ __forceinline__ void scale(float (&z)[kFragment], int32_t first) const {
-    float along_n[16] = {}, along_m[2] = {};
+  __device__ __forceinline__ void unpack(float (&values)[kPart], const uint32_t (&words)[kPart / 2]) const {
+    if (f_.type == FloatType::kBF16) {
+#pragma unroll
+      for (int v = 0; v < kPart; ++v) {
+        values[v] = __uint_as_float(v % 2 == 0 ? words[v / 2] << 16 : words[v / 2] & 0xFFFF0000u);
+      }
+    } else {
+#pragma unroll
+      for (int v = 0; v < kPart; v += 2) {
+        const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[v / 2]));
+        values[v] = pair.x, values[v + 1] = pair.y;
+      }
+    }
+  }
+
+  // z = alpha * z + bias, and so for the second matrix of a gated product.
+  __device__ __forceinline__ void scale(float (&z)[kFragment], float (&up)[kFragment]) const {
+    float along_n[2][16] = {}, along_m[2] = {};
     if (f_.bias != nullptr) {
       epilogue::visit(f_.bias_type, [&](auto tag) {
         const auto* bias = static_cast<const decltype(tag)*>(f_.bias) + batch_idx_ * f_.bias_batch_stride;
@@ -201,31 +251,56 @@ class FusedFragment {
           }
         } else {
           const int32_t columns = params_.n - thread_column();
-          bias += first + thread_column();
+          bias += thread_column();
 #pragma unroll
-          for (int j = 0; j < 8; ++j) {
+          for (int half = 0; half < 2; ++half) {
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              if (8 * j + i < columns) along_n[2 * j + i] = convert<float>(bias[8 * j + i]);
+            for (int v = 0; v < 16; ++v) {
+              const int column = v / 2 * 8 + v % 2;
+              if (column < columns && (half == 0 || f_.has_two_z())) {
+                along_n[half][v] = convert<float>(bias[(half == 0 ? 0 : params_.n) + column]);
+              }
             }
           }
         }
       });
     }
 #pragma unroll
-    for (int v = 0; v < kFragment; ++v) z[v] = z[v] * f_.alpha + (along_n[v / 4 * 2 + v % 2] + along_m[v / 2 % 2]);
+    for (int v = 0; v < kFragment; ++v) z[v] = z[v] * f_.alpha + (along_n[0][v / 4 * 2 + v % 2] + along_m[v / 2 % 2]);
+    if (!f_.has_two_z()) return;
+#pragma unroll
+    for (int v = 0; v < kFragment; ++v) up[v] = up[v] * f_.alpha + along_n[1][v / 4 * 2 + v % 2];
   }
 
-  __device__ __forceinline__ uint8_t* buffer() const { return buffers_ + buffer_idx_ * 8192; }
+  // The buffer of the box being staged, or of the one beside it, D's second matrix.
+  __device__ __forceinline__ uint8_t* buffer(int half) const { return buffers_ + (buffer_idx_ ^ half) * 8192; }
 
-  __device__ __forceinline__ void begin_box() const {
-    // The store issued two boxes ago, by this same thread, has read the buffer.
-    if (thread_idx() == 0) ptx::tma_store_wait_read<1>();
+  __device__ __forceinline__ void begin_boxes(bool has_two) const {
+    // The stores that this same thread has issued from these buffers have read them.
+    if (thread_idx() == 0) {
+      if (has_two) {
+        ptx::tma_store_wait_read<0>();
+      } else {
+        ptx::tma_store_wait_read<1>();
+      }
+    }
     ptx::named_barrier_sync(barrier_id_, 128);
   }
 
-  __device__ __forceinline__ void stage_16bit(const float (&values)[kPart], int part) const {
+  __device__ __forceinline__ void stage(const float (&values)[kPart], int half, int part) const {
     const int warp = thread_idx() / 32, lane = thread_idx() % 32;
+    if (f_.type == FloatType::kF32) {
+#pragma unroll
+      for (int j = 0; j < kPart / 4; ++j) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int row = warp * 16 + h * 8 + lane / 4, column = j * 8 + lane % 4 * 2;
+          *reinterpret_cast<float2*>(buffer(half) + swizzle<128>(row * 128 + column * 4)) =
+              make_float2(values[4 * j + 2 * h], values[4 * j + 2 * h + 1]);
+        }
+      }
+      return;
+    }
     const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
     for (int j = 0; j < kPart / 4; j += 2) {
@@ -233,48 +308,53 @@ class FusedFragment {
 #pragma unroll
       for (int i = 0; i < 4; ++i) r[i] = pack(values[4 * j + 2 * i], values[4 * j + 2 * i + 1], f_.type);
       const int column = part * kPartColumns + (j + lane / 16) * 8;
-      ptx::stmatrix_x4(ptx::shared_address(buffer()) + swizzle<128>(row * 128 + column * 2), r[0], r[1], r[2], r[3]);
-    }
-  }
-  __device__ __forceinline__ void stage_float(const float (&values)[kPart], int part) const {
-    const int warp = thread_idx() / 32, lane = thread_idx() % 32;
-#pragma unroll
-    for (int j = 0; j < kPart / 4; ++j) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = warp * 16 + h * 8 + lane / 4, column = part * kPartColumns + j * 8 + lane % 4 * 2;
-        *reinterpret_cast<float2*>(buffer() + swizzle<128>(row * 128 + column * 4)) =
-            make_float2(values[4 * j + 2 * h], values[4 * j + 2 * h + 1]);
-      }
+      const uint32_t offset = swizzle<128>(row * 128 + column * 2);
+      ptx::stmatrix_x4(ptx::shared_address(buffer(half)) + offset, r[0], r[1], r[2], r[3]);
     }
   }
 
-  // Stores the staged box, `first` columns to the right of the fragment's first, in D or aux_out.
-  template <int kOutBytes>
-  __device__ __forceinline__ void end_box(bool is_d, int32_t half, int32_t first) const {
+  // Stores the staged boxes, `first` columns to the right of the fragment's first: of aux_out or its second
+  // matrix, or of D, of which there may be two.
+  __device__ __forceinline__ void end_boxes(bool is_d, bool is_second, bool has_two, int32_t first) const {
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(barrier_id_, 128);
+#pragma unroll 1
+    for (int half = 0; half <= has_two; ++half) {
+      const Fused& epilogue = params_.epilogue;
+      if (params_.store_with_tma && thread_idx() == 0) {
+        ptx::tma_store_4d(is_d ? &epilogue.d_map : &epilogue.aux_map, buffer(0), column_ + first, is_second || half,
+                          row_, batch_idx_);
+        ptx::tma_store_commit();
+      }
+      if (!params_.store_with_tma || (is_d && epilogue.column_sums != nullptr)) {
+        if (f_.type == FloatType::kF32) {
+          read_box<4>(is_d, is_second || half, first);
+        } else {
+          read_box<2>(is_d, is_second || half, first);
+        }
+      }
+      buffer_idx_ ^= 1;
+    }
+  }
+
+  // What the threads do with a staged box: store it where TMA cannot, and add up its columns.
+  template <int kOutBytes>
+  __device__ __forceinline__ void read_box(bool is_d, int32_t half, int32_t first) const {
     const Fused& epilogue = params_.epilogue;
     const int32_t column = column_ + first, rows = params_.m - row_, columns = params_.n - column;
     const bool has_two = is_d ? f_.has_two_d() : f_.gated;
-    if (params_.store_with_tma) {
-      if (thread_idx() == 0) {
-        ptx::tma_store_4d(is_d ? &epilogue.d_map : &epilogue.aux_map, buffer(), column, half, row_, batch_idx_);
-        ptx::tma_store_commit();
-      }
-    } else {
+    if (!params_.store_with_tma) {
       using Element = std::conditional_t<kOutBytes == 2, uint16_t, float>;
       const int64_t ld = static_cast<int64_t>(params_.n) << has_two;
       Element* target = static_cast<Element*>(is_d ? f_.d : f_.aux_out) +
                         (int64_t{batch_idx_} * params_.m + row_) * ld + int64_t{half} * params_.n + column;
-      copy_box<128, 64>(buffer(), LeftBox{}, true, target, ld, rows, columns, thread_idx());
+      copy_box<128, 64>(buffer(0), LeftBox{}, true, target, ld, rows, columns, thread_idx());
     }
     if (is_d && epilogue.column_sums != nullptr && rows > 0) {
       const int64_t row = int64_t{batch_idx_} * epilogue.sum_blocks + row_ / 64;
       float* sums = epilogue.column_sums + ((row << has_two) + half) * params_.n + column;
-      sum_box<kOutBytes>(buffer(), f_.type, sums, rows, columns, thread_idx());
+      sum_box<kOutBytes>(buffer(0), f_.type, sums, rows, columns, thread_idx());
     }
-    buffer_idx_ ^= 1;
   }
 
   const Params<Fused>& params_;
