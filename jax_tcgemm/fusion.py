@@ -39,8 +39,9 @@ class Fusion:
       bias_axes: for each dimension of the operand bias the dimension of Z, in ascending order.
       aux_out: whether Z is a result too.
       sum_axes: the dimensions of D over which another result sums it; None for no such result.
-      in_place: whether D takes the place of residual in memory. XLA copies residual first where it
-        is needed afterwards, or belongs to a caller who does not donate it.
+      in_place: whether D takes the place in memory of residual, or without one of aux_in. XLA
+        copies that first where it is needed afterwards, or belongs to a caller who does not donate
+        it.
     """
 
     activation: str = "none"

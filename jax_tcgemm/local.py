@@ -227,9 +227,10 @@ def local_gemm(
     b_up: jax.Array | None = None,
     bias: jax.Array | None = None,
     aux_in: jax.Array | None = None,
-    alias_c: bool = True,
+    in_place: bool = True,
     choice: selection.Choice,
     shape: tuple[int, ...] | None = None,
+    aux_shape: tuple[int, ...] | None = None,
 ):
     """The custom call: D = alpha * op(A) op(B) + beta * C on flat row-major buffers.
 
@@ -243,14 +244,17 @@ def local_gemm(
       b_up: buffer of the second B of a gated product, unless the epilogue has an `up_offset`.
       bias: the bias, when the epilogue has one.
       aux_in: what `aux_out` was, packed, when the epilogue is a derivative.
-      alias_c: whether D takes the place of C in memory: without a copy where C is not needed
-        afterwards and, if it is the caller's, donated; XLA copies C first elsewhere.
+      in_place: whether D takes the place in memory of C, or without one of `aux_in`: without a copy
+        where that is not needed afterwards and, if it is the caller's, donated; XLA copies it first
+        elsewhere. cuBLASLt does not promise to read `aux_in` before it writes.
       choice: what runs it; not "xla".
       shape: shape of D; the same elements as `problem.d_shape`, which is the default.
+      aux_shape: likewise of `aux_out`, by default `problem.aux_shape`. A reshape after the call
+        would keep XLA from letting another call's D take its place.
 
     Returns:
       D, of dtype `problem.out_dtype`, packed. When the epilogue asks for more results a tuple: D,
-      then `aux_out` (of shape `problem.aux_shape`), then `column_sums` (D's without m).
+      then `aux_out`, then `column_sums` (D's without m).
 
     Raises:
       ValueError: when an operand is missing or is one that the problem has no use for.
@@ -274,7 +278,7 @@ def local_gemm(
     out_dtype = DTYPES[problem.out_dtype]
     results = [jax.ShapeDtypeStruct(shape, out_dtype)]
     if epilogue.aux_out:
-        results.append(jax.ShapeDtypeStruct(problem.aux_shape, out_dtype))
+        results.append(jax.ShapeDtypeStruct(aux_shape or problem.aux_shape, out_dtype))
     if epilogue.column_sums:
         batch, _, *columns = problem.d_shape
         sum_dtype = jnp.float64 if problem.compute == "f64" else jnp.float32
@@ -290,10 +294,15 @@ def local_gemm(
     }
     c = None if c is None else lax.reshape(c, shape)
     operands = [x for x in (a, b, b_up, c, bias, aux_in) if x is not None]
+    replaced = None
+    if in_place and c is not None:
+        replaced = 2 + (b_up is not None)
+    elif in_place and aux_in is not None and choice.implementation != "cublaslt":
+        aux_in_idx = len(operands) - 1
+        operands[aux_in_idx] = lax.reshape(aux_in, shape)
+        replaced = aux_in_idx
     call = jax.ffi.ffi_call(
-        TARGET,
-        results,
-        input_output_aliases={2 + (b_up is not None): 0} if c is not None and alias_c else None,
+        TARGET, results, input_output_aliases=None if replaced is None else {replaced: 0}
     )
     found = call(*operands, gemm=gemm | problem.attributes())[:num_results]
     if epilogue.column_sums and problem.m == 0:

@@ -263,13 +263,12 @@ def fused_dot_general(plan: Plan, lhs, rhs, given: dict[str, jax.Array]) -> list
         b,
         None if residual is None else residual.astype(out_dtype),
         **vectors,
-        alias_c=fusion.in_place,
+        in_place=fusion.in_place,
         choice=plan.choice,
         shape=d_shape,
+        aux_shape=z_shape,
     )
     results = list(found) if isinstance(found, tuple) else [found]
-    if fusion.aux_out:
-        results[1] = lax.reshape(results[1], z_shape)
     if problem.epilogue.column_sums:
         results[-1] = _sums(plan, results[-1], d_shape)
     elif fusion.sum_axes is not None:

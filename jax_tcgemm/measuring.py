@@ -195,7 +195,7 @@ def _function(problem: Problem, implementation: str, config: str):
 
     def function(*operands):
         given = dict(zip(_operand_shapes(problem), operands, strict=True))
-        return local.local_gemm(problem, **given, alias_c=False, choice=choice)
+        return local.local_gemm(problem, **given, in_place=False, choice=choice)
 
     return function
 

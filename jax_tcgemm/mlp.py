@@ -48,7 +48,9 @@ def mlp(
     two calls, `linear` or `gated_linear` and `linear`. Backwards the activation's derivative is
     applied by the product that needs it, the input gradient of `down`, which also sums its columns
     for the gradient of up_bias: the gradients of a block are four products and no pass over
-    the hidden layer between them.
+    the hidden layer between them. The gradient of the pre-activation takes the place of the
+    pre-activation in memory, which XLA copies first where it is needed again, or is a residual that
+    one program hands to another.
 
     Gradients of weights can be accumulated in float32 over several microbatches by the products
     that compute them. Give buffers as `accumulate`: the "gradient" of a buffer is then what it

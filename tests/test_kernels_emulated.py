@@ -60,13 +60,16 @@ def test_ping_pong_waits_for_warps_that_are_slow(emulator):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("form", ["gelu_aux", "dsilu_sums", "gated_all", "dgated_sums"])
+@pytest.mark.parametrize("form", ["gelu_aux", "dsilu_sums", "gated_all", "dgated", "dgated_sums"])
 def test_wgmma_epilogues(emulator, form):
     case = dataclasses.replace(FORMS[form], m=70, n=136, k=72)
     arrays = case.draw(np.random.default_rng(0))
     for seed, config in enumerate(("64x64x64_c1x1x1_pp", "128x128x64_c2x1x1_pp")):
         how = {"implementation": "wgmma", "config": config, "seed": seed}
         case.compare([wide(x) for x in emulator.run(case.problem, arrays, **how)], arrays)
+        if case.derivative:
+            how["in_place_of"] = "c" if case.beta else "aux_in"
+            case.compare([wide(x) for x in emulator.run(case.problem, arrays, **how)], arrays)
 
 
 SIZES = [1, 0, 17, 64, 63]

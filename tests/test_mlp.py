@@ -263,6 +263,35 @@ def test_accumulation_is_one_product_for_each_weight_in_the_buffers_place():
     assert aliased == sum(b.nbytes for b in buffers.values())
 
 
+@pytest.mark.parametrize("kind", ["plain", "array"])
+def test_the_cotangent_of_the_preactivation_needs_no_memory_of_its_own(kind):
+    rows, hidden = 256, 512
+    x, params, _ = block(kind, k=64, hidden=hidden, n=32, batch=(rows,))
+
+    def f(x, params):
+        return jnp.sum(jax_tcgemm.mlp(x, params, implementation="host"))
+
+    compiled = jax.jit(jax.grad(f, (0, 1))).lower(x, params).compile()
+    h = rows * hidden * 4
+    z = h if kind == "plain" else 2 * h
+    # What the result's cotangent takes is far below a tenth of h.
+    assert compiled.memory_analysis().temp_size_in_bytes < z + 1.1 * h
+
+
+@pytest.mark.parametrize("kind", ["plain", "array"])
+def test_a_pullback_that_is_used_twice_finds_the_preactivation_as_it_was(kind):
+    x, params, residual = block(kind, batch=(16,))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def twice(f, first, second):
+        _, pull = jax.vjp(lambda x, params: f(x, params, residual), x, params)
+        return pull(first), pull(second)
+
+    cotangents = [jnp.full(residual.shape, value) for value in (1.0, -0.5)]
+    got = twice(functools.partial(ours, implementation="host"), *cotangents)
+    assert_near(got, twice(unfused, *cotangents), rounding=2**-20)
+
+
 @pytest.mark.parametrize("policy", ["dots_saveable", "dots_with_no_batch_dims_saveable"])
 @pytest.mark.parametrize("products", ["matmul", "linear", "mlp"])
 def test_policies_save_what_they_would_of_jax(products, policy):

@@ -198,7 +198,10 @@ def _transpose_activated(
         rhs,
         dimension_numbers=numbers,
         permutation=order,
-        fusion=Fusion(activation=activation, derivative=True, pair=pair, sum_axes=sum_axes),
+        # Z is mostly of no more use: its cotangent, as large, needs no memory of its own.
+        fusion=Fusion(
+            activation=activation, derivative=True, pair=pair, sum_axes=sum_axes, in_place=True
+        ),
         aux_in=z,
         **params,
     )
