@@ -168,6 +168,12 @@ def test_attributes(f, attributes, fake_cutensor):
             "cuTENSOR does not contract bool",
         ),
         (
+            lambda a: tensor.reduce(
+                "ij->i", a.astype("bfloat16"), op="mul", implementation="cutensor"
+            ),
+            "cuTENSOR rounds products of bfloat16 to 16 bits on the way",
+        ),
+        (
             lambda a: tensor.contract(
                 "ij,kj->ik", a, a, compute_type="3xtf32", implementation="gemm"
             ),
@@ -260,11 +266,19 @@ def test_choice_is_xla_where_others_are_slow(subscripts, shapes, fake_cutensor):
 
 
 def test_choice_is_cutensor_where_all_arrays_would_be_copied(fake_cutensor):
+    a = jax.ShapeDtypeStruct((96, 16, 16, 96), "float32")
+    b = jax.ShapeDtypeStruct((96, 16, 64, 16), "float32")
+    f = functools.partial(tensor.einsum, "mhkn,ukvh->munv", precision="highest")
+    (call,) = jax_tcgemm.explain(f, a, b, platform="cuda")
+    assert call.implementation == "cutensor", call.why
+
+
+def test_choice_is_a_product_where_cutensor_is_slow(fake_cutensor):
     a = jax.ShapeDtypeStruct((96, 64, 64, 96), "float32")
     b = jax.ShapeDtypeStruct((96, 64, 64, 64), "float32")
     f = functools.partial(tensor.einsum, "mhkn,ukvh->munv")
     (call,) = jax_tcgemm.explain(f, a, b, platform="cuda")
-    assert call.implementation == "cutensor", call.why
+    assert call.implementation == "gemm", call.why
 
 
 def test_explain_names_every_operation():

@@ -2,9 +2,9 @@
 
 Contractions differ in what must be copied first. Our products read any two levels of batch strides
 in place; XLA's need the batch, free and contracted dimensions of each operand, and the result's,
-to be one run of neighbours each, but products by a vector, which it turns into sums that it fuses;
-cuTENSOR reads everything in place at a lower rate, a much lower one where the fastest mode of an
-array is one of the batch. Where the cost model of products (jax_tcgemm/cost_model.py) knows the
+to be one run of neighbours each and the result's free ones in the operands' order, but products by
+a vector, which it turns into sums that it fuses; cuTENSOR reads everything in place at a lower
+rate, a much lower one where the fastest mode of an array is one of the batch. Where the cost model of products (jax_tcgemm/cost_model.py) knows the
 product, it says what the product itself takes.
 """
 
@@ -21,20 +21,29 @@ from jax_tcgemm.tensor.operation import Operation
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What an H200 does; rates are fractions of the data sheet's."""
+    """What an H200 does; rates are fractions of the data sheet's.
+
+    Fitted to benchmarks/results/h200-tensor.jsonl.
+    """
 
     launch_us: float = 3.0
     memory: float = 0.8  # of bytes that must move
     copy: float = 0.72  # of bytes that a permutation of XLA moves
     gemm: float = 0.75
+    # XLA's products in TF32, beside what the model of products says of cuBLASLt.
+    xla_tf32: float = 0.91
+    cutensor_launch_us: float = 8.0
+    cutensor_memory: float = 0.4
     cutensor: dict[str, float] = dataclasses.field(
-        default_factory=lambda: {"f16": 0.5, "tf32": 0.68, "f32": 0.7, "f64": 0.7}
+        default_factory=lambda: {"f16": 0.6, "tf32": 0.3, "f32": 0.75, "f64": 0.7}
     )
     # cuTENSOR's loads are as wide as the fastest mode lets them be:
     # https://docs.nvidia.com/cuda/cutensor/latest/user_guide.html#performance-guidelines
     fastest_mode_of_batch: float = 8.0
-    # XLA runs unless another one is predicted to take less than this part of its time.
+    # XLA runs unless another one is predicted to take less than this part of its time, and where it
+    # takes no longer than this: it fuses what short steps read and write.
     margin: float = 0.95
+    short_us: float = 10.0
 
 
 H200 = Calibration()
@@ -73,6 +82,8 @@ def contraction_us(
     ours = predicted.get((gemm.choice.implementation, gemm.choice.config), product)
     # XLA runs cuBLASLt, whatever of ours is faster.
     xla = next((us for (name, _), us in predicted.items() if name == "cublaslt"), product)
+    if kind == "tf32" and arithmetic / c.gemm > memory:
+        xla /= c.xla_tf32
     xla_copied = xla_copied_bytes(operation)
     if _is_by_a_vector(operation):
         xla, xla_copied = max(operation.flops / (known.f32 / 1e6), memory) + c.launch_us, 0
@@ -83,12 +94,14 @@ def contraction_us(
     finish = 0.0
     if operation.scalars[0] != 1 or len(operation.operands) == 3:
         finish = copies(3 * math.prod(operation.shape(operation.result)) * operation.dtype.itemsize)
-    cutensor = max(arithmetic / c.cutensor[kind if kind in c.cutensor else "f32"], memory)
+    cutensor_memory = operation.bytes / (bandwidth * c.cutensor_memory)
+    rate = c.cutensor.get(kind, c.cutensor["f32"])
+    cutensor = max(arithmetic / rate, cutensor_memory)
     if _has_fastest_mode_of_batch(operation):
         cutensor *= c.fastest_mode_of_batch
     return {
         "gemm": ours + finish + copies(gemm_copied_bytes(gemm)),
-        "cutensor": cutensor + c.launch_us,
+        "cutensor": cutensor + c.cutensor_launch_us,
         "xla": xla + finish + copies(xla_copied),
     }
 
@@ -119,12 +132,18 @@ def xla_copied_bytes(operation: Operation) -> int:
         (b, (batch, contracted, set(b) - batch - contracted)),
         (result, (batch, set(result) & set(a) - batch, set(result) & set(b) - batch)),
     )
-    order = [mode for mode in a if mode in contracted]
-    order_b = [mode for mode in b if mode in contracted]
+
+    def order(modes, kept):
+        return [mode for mode in modes if mode in kept and operation.extents[mode] != 1]
+
+    reordered = {
+        "b": order(a, contracted) != order(b, contracted),
+        "d": any(order(x, set(result) - batch) != order(result, set(x) - batch) for x in (a, b)),
+    }
     copied = 0
-    for modes, runs in groups:
+    for name, (modes, runs) in zip("abd", groups, strict=True):
         kept = [mode for mode in modes if operation.extents[mode] != 1]
-        if not _is_readable(kept, runs) or (modes is b and order != order_b):
+        if not _is_readable(kept, runs) or reordered.get(name):
             copied += 2 * math.prod(operation.shape(modes)) * operation.dtype.itemsize
     return copied
 

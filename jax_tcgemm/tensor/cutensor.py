@@ -52,6 +52,12 @@ def reject(operation: Operation) -> str:
         return "a mode has extent 0"
     if any(len(modes) > MAX_MODES for modes in (*operation.operands, operation.result)):
         return f"an array has over {MAX_MODES} modes"
+    if (
+        operation.kind == "reduce"
+        and operation.combine == ("mul",)
+        and operation.dtype.itemsize == 2
+    ):
+        return f"cuTENSOR rounds products of {operation.dtype} to 16 bits on the way"
     if operation.kind.startswith("elementwise") and operation.operands[-1] != operation.result:
         return "the last operand must have the result's modes, in their order"
     if operation.kind == "contract":

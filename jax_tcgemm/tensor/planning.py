@@ -181,7 +181,8 @@ def _by_cost(operation, gemm, device, reasons) -> tuple[str, str]:
     us = cost_model.contraction_us(operation, gemm, device)
     able = [name for name in IMPLEMENTATIONS["contract"] if not reasons[name]]
     best = min((name for name in able if name != XLA), key=us.get, default=XLA)
-    if us[best] >= cost_model.H200.margin * us[XLA]:
+    known = cost_model.H200
+    if us[XLA] < known.short_us or us[best] >= known.margin * us[XLA]:
         best = XLA
     others = ", ".join(f"{us[name]:.4g} us for {name}" for name in able if name != best)
     missing = [name for name in IMPLEMENTATIONS["contract"] if reasons[name]]

@@ -154,7 +154,8 @@ def test_permute(subscripts, shape, dtype, name):
 
 @pytest.mark.parametrize("op", UNARY)
 def test_unary_operators(op, cutensor):
-    low, high = {"acosh": (1.1, 3), "atanh": (-0.9, 0.9)}.get(op, (0.1, 0.9))
+    ranges = {"acosh": (1.1, 3), "atanh": (-0.9, 0.9), "floor": (-3, 3), "ceil": (-3, 3)}
+    low, high = ranges.get(op, (0.1, 0.9))
     a = jnp.asarray(np.random.default_rng(0).uniform(low, high, (40, 36)), jnp.float32)
 
     def f(implementation):
@@ -204,8 +205,9 @@ def test_reduce(subscripts, shape, dtype, op, name):
     a = draw(shape, dtype)
     if op == "mul":
         a = (1 + a / 1000).astype(dtype)  # Products of many numbers, all near 1.
-    if name == "tcgemm" and (op == "mul" or "complex" in dtype):
-        with pytest.raises(ValueError, match="tcgemm cannot run this"):
+    is_narrow_product = op == "mul" and "16" in dtype
+    if is_narrow_product or (name == "tcgemm" and (op == "mul" or "complex" in dtype)):
+        with pytest.raises(ValueError, match=f"{name} cannot run this"):
             tensor.reduce(subscripts, a, op=op, implementation=name)
         return
     got = tensor.reduce(subscripts, a, op=op, implementation=name)
@@ -219,6 +221,8 @@ def test_reduce(subscripts, shape, dtype, op, name):
         return
     size = np.abs(widened(a)).sum(axis=axes).max() if op == "add" else np.abs(expected).max()
     accumulator = 1e-16 if dtype in ("float64", "complex128") else 6e-8
+    # Roundings of a long product, whose factors here have few bits after the first, are not independent.
+    accumulator *= 10 if op == "mul" else 1
     limit = TOLERANCE[dtype] * np.abs(expected).max() + accumulator * np.sqrt(terms) * size
     assert np.abs(widened(got) - expected).max() <= 4 * limit
 
