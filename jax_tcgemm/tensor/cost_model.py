@@ -4,8 +4,8 @@ Contractions differ in what must be copied first. Our products read any two leve
 in place; XLA's need the batch, free and contracted dimensions of each operand, and the result's,
 to be one run of neighbours each and the result's free ones in the operands' order, but products by
 a vector, which it turns into sums that it fuses; cuTENSOR reads everything in place at a lower
-rate, a much lower one where the fastest mode of an array is one of the batch. Where the cost model of products (jax_tcgemm/cost_model.py) knows the
-product, it says what the product itself takes.
+rate, a much lower one where the fastest mode of an array is one of the batch. Where the cost model
+of products (jax_tcgemm/cost_model.py) knows the product, it says what the product itself takes.
 """
 
 import dataclasses

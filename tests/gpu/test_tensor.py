@@ -221,7 +221,7 @@ def test_reduce(subscripts, shape, dtype, op, name):
         return
     size = np.abs(widened(a)).sum(axis=axes).max() if op == "add" else np.abs(expected).max()
     accumulator = 1e-16 if dtype in ("float64", "complex128") else 6e-8
-    # Roundings of a long product, whose factors here have few bits after the first, are not independent.
+    # Roundings of a long product of factors near 1 are not independent.
     accumulator *= 10 if op == "mul" else 1
     limit = TOLERANCE[dtype] * np.abs(expected).max() + accumulator * np.sqrt(terms) * size
     assert np.abs(widened(got) - expected).max() <= 4 * limit
