@@ -1,15 +1,17 @@
 """The public `dot_general`."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core.primitives import convert_element_type_p
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives import dot_general as primitive
+from jax_tcgemm.primitives.layout import canonical_spec
 from jax_tcgemm.problem import MAX_EXTENT
 from jax_tcgemm.selection import check_names
 
@@ -76,13 +78,15 @@ def dot_general(
     op = "dot_general"
     lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
     check_names(op, implementation, config)
+    dimension_numbers = _canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
+    ndim = primitive.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
     return primitive.dot_general(
         lhs,
         rhs,
-        dimension_numbers=_canonical_dimension_numbers(op, dimension_numbers, lhs, rhs),
+        dimension_numbers=dimension_numbers,
         precision=canonical_precision(op, precision),
         preferred_element_type=canonical_element_type(op, preferred_element_type),
-        out_sharding=canonical_sharding(op, out_sharding),
+        out_sharding=canonical_sharding(op, out_sharding, ndim),
         implementation=implementation,
         config=config,
     )
@@ -155,20 +159,37 @@ def weakened(x: jax.Array) -> jax.Array:
     return convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
 
 
-def canonical_sharding(op: str, sharding) -> NamedSharding | None:
-    """An `out_sharding` as JAX's primitives take it.
+def canonical_sharding(op: str, sharding, ndim: int) -> NamedSharding | None:
+    """The `out_sharding` of a result of `ndim` dimensions as JAX's primitives take it.
 
     Raises:
       TypeError: when it is not a NamedSharding, a PartitionSpec or None.
+      ValueError: when it has more entries than there are dimensions, or names an axis that is not
+        an explicit one of its mesh.
     """
+    if sharding is None:
+        return None
     if isinstance(sharding, PartitionSpec):
-        return NamedSharding(jax.sharding.get_abstract_mesh(), sharding)
-    if sharding is not None and not isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(jax.sharding.get_abstract_mesh(), sharding)
+    if not isinstance(sharding, NamedSharding):
         raise TypeError(
             f"{op}: out_sharding must be a NamedSharding, a PartitionSpec or None, got "
             f"{type(sharding).__name__}; see jax.sharding"
         )
-    return sharding and NamedSharding(sharding.mesh.abstract_mesh, sharding.spec)
+    mesh, spec = sharding.mesh.abstract_mesh, sharding.spec
+    if len(spec) > ndim:
+        raise ValueError(
+            f"{op}: out_sharding must have an entry for each dimension of the result at most, got "
+            f"{spec} for {ndim} dimensions; leave out the others"
+        )
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    for axis in itertools.chain(*canonical_spec(spec, ndim)):
+        if types[axis] != AxisType.Explicit:
+            raise ValueError(
+                f"{op}: out_sharding must name explicit mesh axes only, got {spec} with {axis!r} "
+                f"of type {types[axis].name}; use jax.lax.with_sharding_constraint"
+            )
+    return NamedSharding(mesh, spec)
 
 
 def _canonical_dimension_numbers(op: str, dimension_numbers, lhs, rhs):

@@ -11,6 +11,7 @@ from jax_tcgemm.dot_general import as_array, canonical_element_type, canonical_s
 from jax_tcgemm.fusion import Fusion
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives import shardings
 from jax_tcgemm.primitives.fused_dot_general import fused_dot_general
 from jax_tcgemm.selection import check_names
 
@@ -25,6 +26,7 @@ def linear(
     alpha: float = 1.0,
     precision=None,
     preferred_element_type=None,
+    out_sharding=None,
     donate_residual: bool = False,
     implementation: str | None = None,
     config: str | None = None,
@@ -53,6 +55,9 @@ def linear(
         pair of them, or a `lax.DotAlgorithmPreset` or its name; as for `matmul`.
       preferred_element_type: dtype of the result; None takes what the dtypes of `x` and `w`
         promote to.
+      out_sharding: sharding of the result, for meshes with explicit axes. Where a contracted
+        dimension is divided, the product is summed over devices as it says, and bias, activation
+        and residual come after the sum.
       donate_residual: let the result take the residual's place in memory. XLA copies the residual
         first where it is needed afterwards, or is an argument that the caller does not donate.
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
@@ -99,6 +104,7 @@ def linear(
         alpha=alpha,
         precision=precision,
         preferred_element_type=canonical_element_type(op, preferred_element_type),
+        out_sharding=out_sharding,
         donate_residual=donate_residual,
         implementation=implementation,
         config=config,
@@ -114,6 +120,7 @@ def gated_linear(
     residual=None,
     precision=None,
     preferred_element_type=None,
+    out_sharding=None,
     donate_residual: bool = False,
     implementation: str | None = None,
     config: str | None = None,
@@ -136,6 +143,7 @@ def gated_linear(
       residual: None, or an array that broadcasts to the result.
       precision: as for `linear`.
       preferred_element_type: as for `linear`.
+      out_sharding: as for `linear`.
       donate_residual: as for `linear`.
       implementation: as for `linear`.
       config: as for `linear`.
@@ -176,6 +184,7 @@ def gated_linear(
         residual=residual,
         precision=precision,
         preferred_element_type=element_type,
+        out_sharding=out_sharding,
         donate_residual=donate_residual,
         implementation=implementation,
         config=config,
@@ -263,7 +272,7 @@ def product(
       alpha: factor.
       precision: as for `linear`.
       preferred_element_type: canonical dtype of the result, or None.
-      out_sharding: of the result where nothing is fused, or None.
+      out_sharding: of the result, as for `linear`.
       donate_residual: as for `linear`.
       implementation: a checked name, or None.
       config: a checked name, or None.
@@ -274,23 +283,23 @@ def product(
             f"{op}: alpha must be a real number, got alpha of type {type(alpha).__name__}; "
             "multiply the result by an array"
         )
+    ndim = plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
+    is_packed = pair is not None and rhs_up is None
+    out_sharding = canonical_sharding(op, out_sharding, ndim - is_packed)
+    if is_packed:
+        out_sharding = shardings.with_dimension(out_sharding, pair, ndim)
     params = {
         "dimension_numbers": dimension_numbers,
         "permutation": permutation,
         "precision": canonical_precision(op, precision),
         "preferred_element_type": preferred_element_type,
+        "out_sharding": out_sharding,
         "implementation": implementation,
         "config": config,
     }
     is_plain = name == "none" and bias is None and residual is None and alpha == 1 and pair is None
     if is_plain:
-        out_sharding = canonical_sharding(op, out_sharding)
-        return plain.dot_general(lhs, rhs, out_sharding=out_sharding, **params)
-    if out_sharding is not None:
-        raise ValueError(
-            f"{op}: out_sharding must be None where more than a product is computed, got "
-            f"{out_sharding=}; use jax.shard_map"
-        )
+        return plain.dot_general(lhs, rhs, **params)
     z = jax.eval_shape(lambda a, b: plain.dot_general(a, b, **params), lhs, rhs)
     z_shape = z.shape if rhs_up is None else (*z.shape[:pair], 2, *z.shape[pair:])
     d_shape = z_shape if pair is None else (*z_shape[:pair], *z_shape[pair + 1 :])

@@ -43,8 +43,7 @@ def matmul(
         pair of them, or a `lax.DotAlgorithmPreset` or its name; see Numerics.
       preferred_element_type: dtype of the result; None takes what the dtypes of `a` and `b`
         promote to.
-      out_sharding: sharding of the result, for meshes with explicit axes; only for a product
-        without bias, activation, residual and alpha.
+      out_sharding: sharding of the result, for meshes with explicit axes; as for `linear`.
       bias: None, or an array that broadcasts to the result.
       activation: None, or as for `linear`.
       residual: None, or an array that broadcasts to the result.

@@ -10,7 +10,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jax_tcgemm.activations import canonical_activation
-from jax_tcgemm.dot_general import as_array, canonical_element_type
+from jax_tcgemm.dot_general import as_array, canonical_element_type, canonical_sharding
 from jax_tcgemm.fusion import Fusion, broadcast_to, wide_dtype
 from jax_tcgemm.linear import (
     check_addend,
@@ -19,6 +19,7 @@ from jax_tcgemm.linear import (
     pair_of_biases,
 )
 from jax_tcgemm.precision import canonical_precision
+from jax_tcgemm.primitives import shardings
 from jax_tcgemm.primitives.backward import accumulating_tangent, activated_tangent
 from jax_tcgemm.primitives.dot_general import dot_general
 from jax_tcgemm.primitives.fused_dot_general import fused_dot_general
@@ -36,6 +37,7 @@ def mlp(
     accumulate: Mapping[str, jax.Array] | None = None,
     precision=None,
     preferred_element_type=None,
+    out_sharding=None,
     donate_residual: bool = False,
     implementation: str | None = None,
 ) -> jax.Array:
@@ -76,6 +78,8 @@ def mlp(
         those weights, of any floating dtype.
       precision: as for `linear`, of all products.
       preferred_element_type: as for `linear`; h has the dtype that x and up promote to.
+      out_sharding: sharding of the result, as for `linear`. The rows of h are divided as those of
+        x, its columns as those of up, but not over the same axes twice.
       donate_residual: as for `linear`.
       implementation: as for `linear`, of all products.
 
@@ -109,6 +113,7 @@ def mlp(
         pair=x.ndim - 1 if is_gated else None,
         precision=canonical_precision(op, precision),
         preferred_element_type=canonical_element_type(op, preferred_element_type),
+        out_sharding=canonical_sharding(op, out_sharding, x.ndim),
         donate_residual=donate_residual,
         implementation=implementation,
     )
@@ -138,6 +143,7 @@ class _Spec:
     pair: int | None
     precision: object
     preferred_element_type: object
+    out_sharding: object
     donate_residual: bool
     implementation: str | None
 
@@ -224,6 +230,13 @@ def _contracting_last(x):
     return ((x.ndim - 1,), (0,)), ((), ())
 
 
+def _hidden_sharding(x, up):
+    """Of the product of x and a weight: its rows as those of x, its columns as the weight's."""
+    columns = tuple(range(x.ndim, x.ndim + up.ndim - 1))
+    names = tuple(range(x.ndim)), (x.ndim - 1, *columns)
+    return shardings.following((x, up), names, (*names[0][:-1], *columns))
+
+
 def _up(spec: _Spec, x, up, bias, *, aux_out: bool) -> list[jax.Array]:
     """The hidden layer and, as `aux_out`, its pre-activation."""
     gate, *second = _weights(up)
@@ -237,6 +250,7 @@ def _up(spec: _Spec, x, up, bias, *, aux_out: bool) -> list[jax.Array]:
         rhs_up=second[0] if second else None,
         bias=bias,
         dimension_numbers=_contracting_last(x),
+        out_sharding=_hidden_sharding(x, gate),
         fusion=Fusion(
             activation=spec.activation, pair=spec.pair, bias_axes=bias_axes, aux_out=aux_out
         ),
@@ -255,6 +269,7 @@ def _down(spec: _Spec, h, down, bias, residual) -> jax.Array:
             bias_axes=() if bias is None else (h.ndim - 1,), in_place=spec.donate_residual
         ),
         preferred_element_type=spec.preferred_element_type,
+        out_sharding=spec.out_sharding,
         **spec.products,
     )
     return out
@@ -279,18 +294,24 @@ def _block_jvp(spec: _Spec, primals, tangents):
     h, z = _up(spec, x, up, given.get("up_bias"), aux_out=True)
     out = _down(spec, h, down, given.get("down_bias"), given.get("residual"))
 
-    def product(a, b):
-        return dot_general(a, b, dimension_numbers=_contracting_last(a), **spec.products)
+    def product(a, b, out_sharding):
+        return dot_general(
+            a,
+            b,
+            dimension_numbers=_contracting_last(a),
+            out_sharding=out_sharding,
+            **spec.products,
+        )
 
-    def accumulating(tangent, a, buffer):
-        numbers = _contracting_last(a)
+    def accumulating(tangent, a, buffer, out_sharding):
         return accumulating_tangent(
             tangent,
             a,
             buffer,
-            dimension_numbers=numbers,
-            **spec.products,
+            dimension_numbers=_contracting_last(a),
             preferred_element_type=None,
+            out_sharding=out_sharding,
+            **spec.products,
         )
 
     def into_hidden(f, *ws):
@@ -298,13 +319,16 @@ def _block_jvp(spec: _Spec, primals, tangents):
         found = [f(*each) for each in zip(*map(_weights, ws), strict=True)]
         return found[0] if len(found) == 1 else jnp.stack(found, spec.pair)
 
+    hidden = _hidden_sharding(x, _weights(up)[0])
     dz = []
     if dx is not None:
-        dz.append(into_hidden(lambda w: product(dx, w), up))
+        dz.append(into_hidden(lambda w: product(dx, w, hidden), up))
     if (dup := _instantiated(dgiven["up"], up)) is not None:
-        dz.append(into_hidden(lambda dw: product(x, dw), dup))
+        dz.append(into_hidden(lambda dw: product(x, dw, hidden), dup))
     if "up" in buffers and (d := _instantiated(dbuffers["up"], buffers["up"])) is not None:
-        dz.append(into_hidden(lambda dw, buffer: accumulating(dw, x, buffer), d, buffers["up"]))
+        dz.append(
+            into_hidden(lambda dw, buffer: accumulating(dw, x, buffer, hidden), d, buffers["up"])
+        )
     dup_bias = dgiven.get("up_bias")
     dout = []
     if dz or dup_bias is not None:
@@ -320,13 +344,14 @@ def _block_jvp(spec: _Spec, primals, tangents):
                 pair=spec.pair,
                 bias_axes=tuple(range(h.ndim - 1, z.ndim)),
                 preferred_element_type=out.dtype,
+                out_sharding=spec.out_sharding,
                 **spec.products,
             )
         )
     if dgiven["down"] is not None:
-        dout.append(product(h, dgiven["down"]))
+        dout.append(product(h, dgiven["down"], spec.out_sharding))
     if "down" in buffers and dbuffers["down"] is not None:
-        dout.append(accumulating(dbuffers["down"], h, buffers["down"]))
+        dout.append(accumulating(dbuffers["down"], h, buffers["down"], spec.out_sharding))
     if dgiven.get("down_bias") is not None:
         bias = dgiven["down_bias"].astype(wide_dtype(out.dtype))
         dout.append(broadcast_to(bias, out, (out.ndim - 1,)))

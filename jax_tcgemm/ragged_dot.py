@@ -224,6 +224,7 @@ def gated_ragged_linear(
     gather_indices=None,
     precision=None,
     preferred_element_type=None,
+    out_sharding=None,
     implementation: str | None = None,
     config: str | None = None,
 ) -> jax.Array:
@@ -244,6 +245,7 @@ def gated_ragged_linear(
       gather_indices: as of `ragged_dot`.
       precision: as of `ragged_dot`.
       preferred_element_type: as of `ragged_dot`.
+      out_sharding: as of `ragged_dot`.
       implementation: as of `ragged_dot`.
       config: as of `ragged_dot`.
 
@@ -265,7 +267,7 @@ def gated_ragged_linear(
     """
     op = "gated_ragged_linear"
     x, weights = as_array(op, "x", x), as_array(op, "weights", weights)
-    return _fused(
+    out = _fused(
         op,
         ("x", x),
         ("weights", weights, ("g", "k", "2", "n")),
@@ -280,6 +282,7 @@ def gated_ragged_linear(
         implementation,
         config,
     )
+    return _sharded(op, out, out_sharding)
 
 
 def _fused(
@@ -380,8 +383,7 @@ def _ragged_dot_general(
 
 
 def _sharded(op: str, out, out_sharding) -> jax.Array:
-    sharding = canonical_sharding(op, out_sharding)
-    return out if sharding is None else partitioning.resharded(out, sharding)
+    return partitioning.resharded(out, canonical_sharding(op, out_sharding, out.ndim))
 
 
 def as_integers(op: str, name: str, x) -> jax.Array:

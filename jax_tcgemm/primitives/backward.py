@@ -9,8 +9,8 @@
 Going forwards both are their unfused selves.
 
 Parameters, all static: dimension_numbers, permutation, precision, preferred_element_type,
-implementation; of the first also activation, pair (the dimension of Z that tells gate and up apart,
-or None) and bias_axes (the dimensions of Z that dbias has, None where there is none).
+out_sharding, implementation; of the first also activation, pair (the dimension of Z that tells gate
+and up apart, or None) and bias_axes (the dimensions of Z that dbias has, None where there is none).
 """
 
 import functools
@@ -23,13 +23,24 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax_tcgemm.fusion import Fusion, broadcast_to, push_forward, wide_dtype
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import fused_dot_general as fused
+from jax_tcgemm.primitives import partitioning, shardings
 
 activated_tangent_p = core.Primitive("tcgemm_activated_tangent")
 accumulating_tangent_p = core.Primitive("tcgemm_accumulating_tangent")
 
 
 def activated_tangent(
-    dz, z, rhs, dbias=None, *, dimension_numbers, activation, pair=None, bias_axes=None, **params
+    dz,
+    z,
+    rhs,
+    dbias=None,
+    *,
+    dimension_numbers,
+    activation,
+    pair=None,
+    bias_axes=None,
+    out_sharding=None,
+    **params,
 ):
     """Binds the first; the parameters of a plain product are those of f(Z) and rhs."""
     ndim = z.ndim - (pair is not None)
@@ -41,16 +52,18 @@ def activated_tangent(
         activation=activation,
         pair=pair,
         bias_axes=None if dbias is None else bias_axes,
+        out_sharding=out_sharding,
         **params,
     )
 
 
-def accumulating_tangent(drhs, lhs, buffer, *, dimension_numbers, **params):
+def accumulating_tangent(drhs, lhs, buffer, *, dimension_numbers, out_sharding=None, **params):
     """Binds the second; `buffer` and `drhs` are alike."""
     return accumulating_tangent_p.bind(
         *plain.same_varying(drhs, lhs, buffer),
         dimension_numbers=dimension_numbers,
         permutation=tuple(range(plain.result_ndim(lhs.ndim, drhs.ndim, dimension_numbers))),
+        out_sharding=out_sharding,
         **params,
     )
 
@@ -110,7 +123,7 @@ define_linear(accumulating_tangent_p, accumulating_unfused)
 # --- batching -----------------------------------------------------------------------------------
 
 
-def _batch_activated(axis_data, args, dims, *, dimension_numbers, permutation, **params):
+def _batch_activated(axis_data, args, dims, **params):
     """dZ, Z and the bias go together: what is mapped of one is mapped of all."""
     dz, z, rhs, *dbias = args
     dz_dim, z_dim, rhs_dim, *bias_dim = dims
@@ -130,16 +143,15 @@ def _batch_activated(axis_data, args, dims, *, dimension_numbers, permutation, *
             ]
     return _bind_batched(
         activated_tangent_p,
+        axis_data,
         (dz, z, rhs, *dbias),
         (lhs_ndim, rhs.ndim - (rhs_dim is not None)),
         (lhs_dim, rhs_dim),
-        dimension_numbers,
-        permutation,
-        params,
+        **params,
     )
 
 
-def _batch_accumulating(axis_data, args, dims, *, dimension_numbers, permutation, **params):
+def _batch_accumulating(axis_data, args, dims, **params):
     drhs, lhs, buffer = args
     drhs_dim, lhs_dim, buffer_dim = dims
     rhs_ndim, rhs_dim = drhs.ndim - (drhs_dim is not None), None
@@ -149,24 +161,41 @@ def _batch_accumulating(axis_data, args, dims, *, dimension_numbers, permutation
         buffer = fused.moved(buffer, buffer_dim, 0, axis_data.size)
     return _bind_batched(
         accumulating_tangent_p,
+        axis_data,
         (drhs, lhs, buffer),
         (lhs.ndim - (lhs_dim is not None), rhs_ndim),
         (lhs_dim, rhs_dim),
-        dimension_numbers,
-        permutation,
-        params,
+        **params,
     )
 
 
-def _bind_batched(primitive, operands, ndims, dims, dimension_numbers, permutation, params):
+def _bind_batched(
+    primitive,
+    axis_data,
+    operands,
+    ndims,
+    dims,
+    *,
+    dimension_numbers,
+    permutation,
+    out_sharding,
+    **params,
+):
     position = None
     if dims != (None, None):
         ndims = [n + (dim is not None) for n, dim in zip(ndims, dims, strict=True)]
         dimension_numbers, permutation, position = plain.batched_numbers(
             ndims, dims, dimension_numbers, permutation
         )
+        out_sharding = shardings.with_dimension(
+            out_sharding, position, len(permutation), axis_data.explicit_mesh_axis
+        )
     out = primitive.bind(
-        *operands, dimension_numbers=dimension_numbers, permutation=permutation, **params
+        *operands,
+        dimension_numbers=dimension_numbers,
+        permutation=permutation,
+        out_sharding=out_sharding,
+        **params,
     )
     return out, position
 
@@ -192,7 +221,10 @@ def _transpose_activated(
     sum_axes = None
     if dbias:
         sum_axes = tuple(axis for axis in range(z.ndim) if axis not in bias_axes)
-    params |= {"preferred_element_type": z.dtype}
+    params |= {
+        "preferred_element_type": z.dtype,
+        "out_sharding": shardings.of_cotangent(jax.typeof(z), without=pair),
+    }
     found = fused.fused_dot_general(
         g,
         rhs,
@@ -207,7 +239,8 @@ def _transpose_activated(
     )
     bars = [found[0].astype(_aval(dz).dtype), None, None]
     if dbias:
-        bars.append(found[1].astype(_aval(dbias[0]).dtype))
+        aval = _aval(dbias[0])
+        bars.append(partitioning.resharded(found[1].astype(aval.dtype), aval.sharding))
     undefined = [ad.is_undefined_primal(x) for x in (dz, z, rhs, *dbias)]
     return [bar if u else None for bar, u in zip(bars, undefined, strict=True)]
 
@@ -219,7 +252,10 @@ def _transpose_accumulating(g, drhs, lhs, buffer, *, dimension_numbers, permutat
     numbers, order = plain.cotangent_numbers(
         drhs.aval.ndim, lhs.ndim, dimension_numbers, permutation, is_rhs=True
     )
-    params |= {"preferred_element_type": drhs.aval.dtype}
+    params |= {
+        "preferred_element_type": drhs.aval.dtype,
+        "out_sharding": shardings.of_cotangent(drhs.aval),
+    }
     (bar,) = fused.fused_dot_general(
         lhs,
         g,

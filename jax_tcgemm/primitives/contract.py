@@ -6,7 +6,8 @@ gradient of an operand comes out in that operand's own order of modes, and a map
 one more mode.
 
 Parameters, all static: modes (of a and b), result, conj (of a and b), alpha, beta, compute (a name
-or ""), precision (canonical), result_dtype, algorithm, implementation.
+or ""), precision (canonical), result_dtype, out_sharding (of the product), algorithm,
+implementation.
 """
 
 import functools
@@ -18,7 +19,7 @@ from jax.extend import core
 from jax.extend.core.primitives import dot_general_p, transpose_p
 from jax.interpreters import ad, batching, xla
 
-from jax_tcgemm.primitives import partitioning, tensor_lowering
+from jax_tcgemm.primitives import partitioning, shardings, tensor_lowering
 from jax_tcgemm.primitives.dot_general import same_varying
 from jax_tcgemm.tensor import modes as mode_names
 from jax_tcgemm.tensor import planning, reference
@@ -41,6 +42,7 @@ def contract(
     compute="",
     precision=None,
     result_dtype=None,
+    out_sharding=None,
     algorithm="default",
     implementation=None,
 ):
@@ -55,6 +57,7 @@ def contract(
         compute=compute,
         precision=precision,
         result_dtype=np.dtype(operands[0].dtype if result_dtype is None else result_dtype),
+        out_sharding=out_sharding,
         algorithm=algorithm,
         implementation=implementation,
     )
@@ -76,7 +79,11 @@ def request_of(operands, params) -> planning.Request:
         algorithm=params["algorithm"],
     )
     return planning.Request(
-        operation, params["precision"], params["result_dtype"], params["implementation"]
+        operation,
+        params["precision"],
+        params["result_dtype"],
+        params["out_sharding"],
+        params["implementation"],
     )
 
 
@@ -91,7 +98,7 @@ def _abstract_eval(*avals, **params):
         dimension_numbers=numbers,
         precision=None,
         preferred_element_type=request.result_dtype,
-        out_sharding=None,
+        out_sharding=shardings.natural(params["out_sharding"], permutation),
     )
     out, _ = transpose_p.abstract_eval(out, permutation=permutation)
     return out
@@ -104,16 +111,15 @@ contract_p.def_abstract_eval(_abstract_eval)
 # --- batching -----------------------------------------------------------------------------------
 
 
-def _batch(axis_data, args, dims, *, modes, result, **params):
+def _batch(axis_data, args, dims, *, modes, result, out_sharding, **params):
     """A mapped dimension is a mode more, of whichever operands have it; nothing moves."""
     a, b, *c = args
     c_dim = dims[2] if c else None
     if dims[0] is None and dims[1] is None:
-        out = contract_p.bind(a, b, modes=modes, result=result, **params | {"beta": 0})
-        if not c:
-            return out, None
+        params |= {"modes": modes, "result": result, "out_sharding": out_sharding}
         if c_dim is None:
-            return contract_p.bind(*args, modes=modes, result=result, **params), None
+            return contract_p.bind(*args, **params), None
+        out = contract_p.bind(a, b, **params | {"beta": 0})
         c = jnp.moveaxis(c[0], c_dim, 0)
         return out + scaled(c, params["beta"]), 0
     new = 1 + max((mode for operand in modes for mode in operand), default=-1)
@@ -133,7 +139,11 @@ def _batch(axis_data, args, dims, *, modes, result, **params):
     result = (*result[:position], new, *result[position:])
     if c:
         c = [with_axis(c[0], c_dim, position, axis_data.size)]
-    return contract(a, b, *c, modes=modes, result=result, **params), position
+    out_sharding = shardings.with_dimension(
+        out_sharding, position, len(result), axis_data.explicit_mesh_axis
+    )
+    params |= {"modes": modes, "result": result, "out_sharding": out_sharding}
+    return contract(a, b, *c, **params), position
 
 
 def with_axis(x, dim, position, size):
@@ -173,7 +183,10 @@ def _transpose(ct, a, b, *c, modes, result, conj, alpha, beta, **params):
     """
     cotangents = [None, None] + [None] * len(c)
     if c and ad.is_undefined_primal(c[0]):
-        cotangents[2] = ct if type(ct) is ad.Zero else scaled(ct, beta).astype(c[0].aval.dtype)
+        cotangents[2] = ct
+        if type(ct) is not ad.Zero:
+            own = scaled(ct, beta).astype(c[0].aval.dtype)
+            cotangents[2] = partitioning.resharded(own, c[0].aval.sharding)
     for i, (x, other) in enumerate(((a, b), (b, a))):
         if not ad.is_undefined_primal(x):
             continue
@@ -184,6 +197,7 @@ def _transpose(ct, a, b, *c, modes, result, conj, alpha, beta, **params):
         missing = [mode for mode in modes[i] if mode not in result and mode not in modes[1 - i]]
         assert not missing, "every mode of an operand is in the result or in the other operand"
         params["result_dtype"] = np.dtype(x.aval.dtype)
+        params["out_sharding"] = shardings.of_cotangent(x.aval)
         cotangents[i] = contract(
             ct.astype(other.dtype),
             other,
@@ -212,6 +226,7 @@ def product_of(*avals_and_params) -> planning.Request:
 def division_of(*avals_and_params) -> partitioning.Division:
     """How a call may be divided over devices: along every mode. C is added after the sum."""
     *operands, params = avals_and_params
+    params = params | {"out_sharding": None}
     result = tuple(f"mode{mode}" for mode in params["result"])
     has_c = len(operands) == 3
 

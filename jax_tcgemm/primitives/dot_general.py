@@ -19,10 +19,9 @@ from jax.extend import core
 from jax.extend.core.primitives import dot_general_p as lax_dot_general_p
 from jax.extend.core.primitives import transpose_p
 from jax.interpreters import ad, batching, xla
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_tcgemm import local, selection
-from jax_tcgemm.primitives import lowering, partitioning
+from jax_tcgemm.primitives import lowering, partitioning, shardings
 
 dot_general_p = core.Primitive("tcgemm_dot_general")
 
@@ -95,22 +94,11 @@ def _abstract_eval(
         dimension_numbers=dimension_numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,
-        out_sharding=_natural_sharding(out_sharding, permutation),
+        out_sharding=shardings.natural(out_sharding, permutation),
     )
     if permutation != tuple(range(out.ndim)):
         out, _ = transpose_p.abstract_eval(out, permutation=permutation)
     return out
-
-
-def _natural_sharding(out_sharding, permutation):
-    """The sharding of the result before its dimensions are permuted."""
-    if out_sharding is None:
-        return None
-    spec = out_sharding.spec
-    partitions = [*spec, *[None] * (len(permutation) - len(spec))]
-    return out_sharding.update(
-        spec=spec.update(partitions=tuple(partitions[i] for i in np.argsort(permutation)))
-    )
 
 
 dot_general_p.def_impl(functools.partial(xla.apply_primitive, dot_general_p))
@@ -136,14 +124,14 @@ def _batch(axis_data, args, dims, *, dimension_numbers, permutation, out_shardin
     new_numbers, order, position = batched_numbers(
         (lhs.ndim, rhs.ndim), dims, dimension_numbers, permutation
     )
-    if out_sharding is not None:
-        out_sharding = _insert_axis(out_sharding, position, len(order), axis_data)
     out = dot_general_p.bind(
         lhs,
         rhs,
         dimension_numbers=new_numbers,
         permutation=order,
-        out_sharding=out_sharding,
+        out_sharding=shardings.with_dimension(
+            out_sharding, position, len(order), axis_data.explicit_mesh_axis
+        ),
         **params,
     )
     return out, position
@@ -210,13 +198,6 @@ def _natural_axes(lhs_ndim, rhs_ndim, dimension_numbers):
     return lhs_axes, rhs_axes
 
 
-def _insert_axis(sharding, position, ndim, axis_data):
-    spec = [*sharding.spec, *[None] * (ndim - 1 - len(sharding.spec))]
-    mesh_axis = axis_data.explicit_mesh_axis
-    spec.insert(position, mesh_axis)
-    return sharding.update(spec=sharding.spec.update(partitions=tuple(spec)))
-
-
 batching.fancy_primitive_batchers[dot_general_p] = _batch
 
 
@@ -261,7 +242,7 @@ def _transpose_operand(
         permutation=order,
         precision=precision,
         preferred_element_type=preferred_element_type,
-        out_sharding=_cotangent_sharding(x.aval),
+        out_sharding=shardings.of_cotangent(x.aval),
         implementation=implementation,
         config=None,
     )
@@ -305,14 +286,6 @@ def cotangent_numbers(x_ndim, y_ndim, dimension_numbers, permutation, *, is_rhs)
         for axis in range(x_ndim)
     )
     return numbers, order
-
-
-def _cotangent_sharding(aval):
-    """The sharding of a cotangent: that of its primal; unsharded in an explicit mesh otherwise."""
-    if not aval.sharding.mesh.empty:
-        return aval.sharding
-    mesh = jax.sharding.get_abstract_mesh()
-    return None if mesh.empty else NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
 
 
 ad.defbilinear(dot_general_p, _transpose_lhs, _transpose_rhs)
@@ -376,7 +349,7 @@ def _lower(ctx, lhs, rhs, *, platform, **params):
     if not obstacle and partitioning.is_divided(ctx) and local.is_covered(product, platform):
         return partitioning.lower(ctx, (lhs, rhs), division_of(*ctx.avals_in, params))
     plan = local.make_plan(OP, product, platform, selection.target_device(platform), obstacle)
-    out_sharding = _natural_sharding(params["out_sharding"], params["permutation"])
+    out_sharding = shardings.natural(params["out_sharding"], params["permutation"])
 
     def on_device(lhs, rhs):
         return (local.dot_general(lhs, rhs, plan, out_sharding),)

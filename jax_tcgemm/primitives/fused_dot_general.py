@@ -7,7 +7,7 @@ Operands are lhs, rhs and those of `fusion.OPTIONAL_OPERANDS` that `fusion.opera
 `unfused` is the same in JAX, made of `tcgemm_dot_general`: it types the primitive, differentiates
 it where nothing is to be gained from fusing, and runs it where nothing takes it as one call.
 
-Parameters, all static: those of `tcgemm_dot_general` but out_sharding, and fusion.
+Parameters, all static: those of `tcgemm_dot_general`, whose out_sharding is that of P, and fusion.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from jax.interpreters import ad, batching, xla
 from jax_tcgemm import local, local_fused, selection
 from jax_tcgemm.fusion import OPTIONAL_OPERANDS, Fusion, finish, push_forward, wide_dtype
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives import lowering, partitioning
+from jax_tcgemm.primitives import lowering, partitioning, shardings
 
 fused_dot_general_p = core.Primitive("tcgemm_fused_dot_general")
 fused_dot_general_p.multiple_results = True
@@ -41,6 +41,7 @@ def fused_dot_general(
     permutation=None,
     precision=None,
     preferred_element_type=None,
+    out_sharding=None,
     implementation=None,
     config=None,
     **given,
@@ -58,6 +59,7 @@ def fused_dot_general(
         permutation=tuple(permutation),
         precision=precision,
         preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
         implementation=implementation,
         config=config,
         fusion=dataclasses.replace(fusion, operands=names),
@@ -105,13 +107,16 @@ fused_dot_general_p.def_effectful_abstract_eval(_abstract_eval)
 # --- batching -----------------------------------------------------------------------------------
 
 
-def _batch(axis_data, args, dims, *, dimension_numbers, permutation, fusion, **params):
+def _batch(
+    axis_data, args, dims, *, dimension_numbers, permutation, out_sharding, fusion, **params
+):
     """As of a plain product; the optional operands follow its result."""
     if all(dim is None for dim in dims):
         out = fused_dot_general_p.bind(
             *args,
             dimension_numbers=dimension_numbers,
             permutation=permutation,
+            out_sharding=out_sharding,
             fusion=fusion,
             **params,
         )
@@ -145,6 +150,9 @@ def _batch(axis_data, args, dims, *, dimension_numbers, permutation, fusion, **p
         rhs,
         dimension_numbers=numbers,
         permutation=order,
+        out_sharding=shardings.with_dimension(
+            out_sharding, position, len(order), axis_data.explicit_mesh_axis
+        ),
         fusion=dataclasses.replace(
             fusion, pair=placed.pair, bias_axes=placed.bias_axes, sum_axes=placed.sum_axes
         ),
@@ -285,6 +293,7 @@ def _product_shape(given, params):
             plain.dot_general,
             dimension_numbers=params["dimension_numbers"],
             permutation=params["permutation"],
+            out_sharding=params["out_sharding"],
         ),
         given["lhs"],
         given["rhs"],
@@ -353,10 +362,10 @@ def division_of(*avals_and_params) -> partitioning.Division:
 
     Where a contracted dimension is divided, what happens after the product waits for the sum.
     """
-    lhs, rhs, params = *avals_and_params[:2], avals_and_params[-1]
+    lhs, rhs, params = *avals_and_params[:2], avals_and_params[-1] | {"out_sharding": None}
     fusion = params["fusion"]
     shared = {key: value for key, value in params.items() if key != "fusion"}
-    product = plain.division_of(lhs, rhs, shared | {"out_sharding": None})
+    product = plain.division_of(lhs, rhs, shared)
     (z_names,), pair = product.results, "pair"
     if "rhs_up" in fusion.operands:
         z_names = (*z_names[: fusion.pair], pair, *z_names[fusion.pair :])

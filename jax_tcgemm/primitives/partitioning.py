@@ -270,10 +270,10 @@ def _lower_explicit(ctx, operands, division, layout):
         return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
 
-def resharded(x, sharding: NamedSharding):
-    """`x` divided over explicit mesh axes as `sharding` says."""
+def resharded(x, sharding: NamedSharding | None):
+    """`x` divided over explicit mesh axes as `sharding` says; None leaves it as it is."""
     own = canonical_spec(jax.typeof(x).sharding.spec, x.ndim)
-    if own == canonical_spec(sharding.spec, x.ndim):
+    if sharding is None or own == canonical_spec(sharding.spec, x.ndim):
         return x
     return jax.sharding.reshard(x, sharding)
 

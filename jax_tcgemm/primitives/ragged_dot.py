@@ -195,26 +195,35 @@ def parts(operands: Operands, params) -> jax.Array:
         **{key: params[key] for key in ("groups", "precision", "implementation")},
         "preferred_element_type": params["preferred_element_type"],
     }
-    lhs, rhs, bias = operands.lhs, operands.rhs, operands.bias
-    groups = operands.group_sizes, operands.group_offset
-    if params["gated"]:
-        rhs = jnp.reshape(rhs, (*rhs.shape[:-2], -1))
-        bias = None if bias is None else jnp.reshape(bias, (*bias.shape[:-2], -1))
-    z = ragged_dot(lhs, rhs, *groups, None, operands.gather, **plain)
-    ones = jnp.ones((*(1,) * (z.ndim - 2), z.shape[-2], 1), z.dtype)
     # What only says which rows are in which group is no product that was asked for by name.
     step = plain | {"rhs_transposed": False}
     if step["implementation"] != selection.XLA:
         step["implementation"] = None
-    if bias is not None:
-        z += ragged_dot(ones, bias[..., None, :].astype(z.dtype), *groups, **step)
+    groups = operands.group_sizes, operands.group_offset
+
+    def of_group(vectors, z):
+        ones = jnp.ones((*(1,) * (z.ndim - 2), z.shape[-2], 1), z.dtype)
+        return ragged_dot(ones, vectors[..., None, :].astype(z.dtype), *groups, **step)
+
+    def affine(rhs, bias=None):
+        z = ragged_dot(operands.lhs, rhs, *groups, None, operands.gather, **plain)
+        return z if bias is None else z + of_group(bias, z)
+
     f = ACTIVATIONS[params["activation"]]
+    rhs, bias = operands.rhs, operands.bias
     if params["gated"]:
-        gate, up = jnp.split(z, 2, axis=-1)
+        given = (rhs,) if bias is None else (rhs, bias)
+        if any(jax.typeof(x).sharding.spec[-1] for x in given):
+            # Columns that are divided by explicit axes cannot be put side by side.
+            gate, up = (affine(*(x[..., i, :] for x in given)) for i in range(2))
+        else:
+            side_by_side = [jnp.reshape(x, (*x.shape[:-2], -1)) for x in given]
+            gate, up = jnp.split(affine(*side_by_side), 2, axis=-1)
         return f(gate) * up
+    z = affine(rhs, bias)
     if params["activation"] == "sigmoid":  # The one that is not 0 at 0, where rows are of no group.
-        columns = jnp.ones((*(1,) * (z.ndim - 2), params["groups"], 1, 1), z.dtype)
-        return f(z) * ragged_dot(ones, columns, *groups, **step)
+        ones = jnp.ones((*(1,) * (z.ndim - 2), params["groups"], 1), z.dtype)
+        return f(z) * of_group(ones, z)
     return f(z)
 
 

@@ -2,6 +2,7 @@
 
 import jax
 
+from jax_tcgemm.dot_general import canonical_sharding
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives import contract as primitive
 from jax_tcgemm.tensor import arguments, modes, operators
@@ -23,6 +24,7 @@ def contract(
     op_b: str = "identity",
     compute_type: str | None = None,
     algorithm: str | None = None,
+    out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
     """Contracts two arrays over named modes, and adds a third.
@@ -52,6 +54,8 @@ def contract(
         not, cuTENSOR refuses. XLA and our products run a type they do not have in a better one.
       algorithm: of cuTENSOR: default, default_patient, gett, tgett or ttgt; needs
         `implementation="cutensor"`.
+      out_sharding: sharding of the result, for meshes with explicit axes. Where a mode that is
+        summed over is divided, it says how the sum over devices is; c is added after it.
       implementation: "cutensor"; "gemm", one of our matrix products, after a copy of what it cannot
         read in place; "xla"; or None, which takes the one predicted to be fastest.
         `jax_tcgemm.explain` says which and why. Derivatives inherit it.
@@ -104,6 +108,7 @@ def contract(
         beta=beta if c is not None else 0,
         compute=compute_type or "",
         precision=canonical_precision(op, None),
+        out_sharding=canonical_sharding(op, out_sharding, len(result)),
         algorithm=algorithm or "default",
         implementation=implementation,
     )

@@ -6,9 +6,17 @@ import opt_einsum
 from jax import lax
 from opt_einsum import parser
 
-from jax_tcgemm.dot_general import as_array, canonical_element_type, promoted_type, weakened
+from jax_tcgemm.dot_general import (
+    as_array,
+    canonical_element_type,
+    canonical_sharding,
+    promoted_type,
+    weakened,
+)
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives import contract as primitive
+from jax_tcgemm.primitives import shardings
+from jax_tcgemm.primitives.partitioning import resharded
 from jax_tcgemm.tensor.planning import check_implementation
 
 
@@ -18,6 +26,7 @@ def einsum(
     optimize="auto",
     precision=None,
     preferred_element_type=None,
+    out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
     """A drop-in for `jax.numpy.einsum`: sums of products of any number of arrays.
@@ -38,6 +47,8 @@ def einsum(
         pair of them, or a `lax.DotAlgorithmPreset` or its name.
       preferred_element_type: dtype of the result and of what lies between; None takes what the
         operands promote to.
+      out_sharding: sharding of the result, for meshes with explicit axes. What lies between stays
+        divided as the operands are that it is made of.
       implementation: what runs every step, as `contract` takes it; None selects for each.
 
     Returns:
@@ -72,10 +83,13 @@ def einsum(
         "implementation": implementation,
         "result_dtype": dtype,
     }
+    out_sharding = canonical_sharding(op, out_sharding, len(output))
     for positions, step in steps:
         taken = [arrays.pop(position) for position in positions]
         inputs, result = step.split("->")
-        arrays.append(_contract(taken, inputs.split(","), result, params))
+        terms = inputs.split(",")
+        sharding = shardings.following(taken, terms, result) if arrays else out_sharding
+        arrays.append(_contract(taken, terms, result, sharding, params))
     out = lax.convert_element_type(arrays[0], dtype)
     return weakened(out) if is_weak else out
 
@@ -163,7 +177,7 @@ def _steps(op, terms, output, arrays, optimize) -> list[tuple[tuple[int, ...], s
     return steps
 
 
-def _contract(arrays, terms, result, params) -> jax.Array:
+def _contract(arrays, terms, result, out_sharding, params) -> jax.Array:
     """One step: sums and diagonals of each operand alone, then both together."""
     others = [set(result).union(*terms[:i], *terms[i + 1 :]) for i in range(len(terms))]
     for i, term in enumerate(terms):
@@ -177,9 +191,15 @@ def _contract(arrays, terms, result, params) -> jax.Array:
             )
             terms[i] = kept
     if len(arrays) == 1:
-        return arrays[0]
+        return resharded(arrays[0], out_sharding)
     dtype = jnp.result_type(*arrays)
     arrays = [lax.convert_element_type(x, dtype) for x in arrays]
     letters = {letter: i for i, letter in enumerate(dict.fromkeys("".join(terms)))}
     modes = [tuple(map(letters.get, term)) for term in terms]
-    return primitive.contract(*arrays, modes=modes, result=map(letters.get, result), **params)
+    return primitive.contract(
+        *arrays,
+        modes=modes,
+        result=map(letters.get, result),
+        out_sharding=out_sharding,
+        **params,
+    )

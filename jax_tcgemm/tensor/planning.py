@@ -12,6 +12,7 @@ import sys
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jax_tcgemm import _modules, local, selection
 from jax_tcgemm.debug import switch
@@ -39,12 +40,14 @@ class Request:
       operation: the operation; its `compute` is what was asked for by name, or "".
       precision: of a contraction, as `precision.canonical_precision` returns it.
       result_dtype: of a contraction's result.
+      out_sharding: of a contraction's product, over explicit mesh axes.
       implementation: name to force, or None.
     """
 
     operation: Operation
     precision: object = None
     result_dtype: np.dtype | None = None
+    out_sharding: NamedSharding | None = None
     implementation: str | None = None
 
 
@@ -280,7 +283,9 @@ def run(plan: Plan, *operands: jax.Array) -> jax.Array:
             return _run_gemm(plan, *operands)
         case _, "contract":
             precision = _precision(request, plan.platform)
-            return reference.contract(operation, operands, precision, request.result_dtype)
+            return reference.contract(
+                operation, operands, precision, request.result_dtype, request.out_sharding
+            )
         case _, "reduce":
             return reference.reduce(operation, operands)
     return reference.elementwise(operation, operands)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tcgemm.primitives import shardings
 from jax_tcgemm.tensor.modes import Modes
 from jax_tcgemm.tensor.operation import Operation
 from jax_tcgemm.tensor.operators import BINARY, REDUCTIONS, UNARY, scaled, wide
@@ -22,7 +23,9 @@ def dot_dimensions(a: Modes, b: Modes, result: Modes):
     return numbers, tuple(natural.index(mode) for mode in result)
 
 
-def contract(operation: Operation, operands, precision, result_dtype) -> jax.Array:
+def contract(
+    operation: Operation, operands, precision, result_dtype, out_sharding=None
+) -> jax.Array:
     """The sum of alpha * opA(A) * opB(B) over the modes that the result lacks, plus beta * C."""
     a, b, *c = operands
     a_modes, b_modes = operation.operands[:2]
@@ -31,8 +34,15 @@ def contract(operation: Operation, operands, precision, result_dtype) -> jax.Arr
     is_bare = alpha == 1 and not c
     sum_dtype = result_dtype if is_bare else wide(result_dtype)
     numbers, permutation = dot_dimensions(a_modes, b_modes, operation.result)
-    if numbers[0][0]:
-        d = lax.dot_general(a, b, numbers, precision=precision, preferred_element_type=sum_dtype)
+    if numbers[0][0] or out_sharding is not None:
+        d = lax.dot_general(
+            a,
+            b,
+            numbers,
+            precision=precision,
+            preferred_element_type=sum_dtype,
+            out_sharding=shardings.natural(out_sharding, permutation),
+        )
         if permutation != tuple(range(d.ndim)):
             d = lax.transpose(d, permutation)
     else:
