@@ -13,7 +13,7 @@ from jax_tcgemm.epilogue import Epilogue
 from jax_tcgemm.problem import DTYPES, Operand, Problem
 
 # Relative rounding of a result, and of a sum of products relative to the sum of their magnitudes.
-_ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "f32": 2**-23, "f64": 2**-52}
+ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "f32": 2**-23, "f64": 2**-52}
 # What the smallest numbers of a type are off by: f16 has few of them.
 _SMALLEST = {"bf16": 1e-30, "f16": 2**-24, "f32": 1e-30, "f64": 1e-30}
 _SUMMING = {"f32": 2e-6, "tf32": 2e-6, "f64": 1e-14}
@@ -277,7 +277,7 @@ def tolerance(case: Fused, arrays, parts=None, expected=None) -> list[np.ndarray
         up_error = summing * parts["up size"] if case.gated else None
         sizes.append(np.stack([z_error, up_error], axis=2) if case.gated else z_error)
     return [
-        error + _ROUNDING[case.out_dtype] * np.abs(want) + _SMALLEST[case.out_dtype]
+        error + ROUNDING[case.out_dtype] * np.abs(want) + _SMALLEST[case.out_dtype]
         for error, want in zip(sizes, expected, strict=True)
     ]
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from epilogue_call import FORMS, Fused, check_activation, check_limits, wide
+from epilogue_call import FORMS, ROUNDING, Fused, check_activation, check_limits, wide
 
 from jax_tcgemm import _modules, selection
 from jax_tcgemm.activations import ACTIVATIONS
@@ -173,12 +173,18 @@ def test_cublaslt(form, layout):
         if label == "aligned":
             assert not reason
         if not reason:
-            # Its gelu is an approximation of the hardware's tanh: absolute, not relative, accuracy.
             drawn, ((got, *rest),) = run("cublaslt", [("heuristic0", case)])
-            expected, *aux = case.expected(drawn[0])
-            np.testing.assert_allclose(got, expected, rtol=2**-7, atol=2**-8)
-            for x, want in zip(rest, aux, strict=True):
-                np.testing.assert_allclose(x, want, rtol=2**-7, atol=2**-8)
+            arrays = drawn[0]
+            # Its gelu is an approximation of the hardware's tanh: absolute, not relative, accuracy.
+            # Where rows are not aligned most of its algorithms round the product to the type of D,
+            # too, before they add the bias.
+            rounded = 0.0
+            if label != "aligned" and case.bias != "none":
+                product = case.parts(arrays)["z"] - wide(arrays["bias"])[:, None]
+                rounded = 1.2 * ROUNDING[case.out_dtype] * np.abs(product)
+            for x, want in zip([got, *rest], case.expected(arrays), strict=True):
+                limit = 2**-8 + 2**-7 * np.abs(want) + rounded
+                assert (np.abs(x - want) <= limit).all(), case.problem
 
 
 def test_both_sides_have_the_same_activations():

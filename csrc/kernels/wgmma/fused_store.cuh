@@ -1,6 +1,6 @@
 // From a consumer warpgroup's accumulators through an epilogue of core/problem.h to D, aux_out and
-// the partial sums of D's columns. The epilogue runs in registers on 64 x 64 elements at a time, in a
-// rolled loop, so that a kernel holds each of its branches once; results are staged and stored as in
+// the partial sums of D's columns. The epilogue runs in registers on half of 64 x 64 elements at a time,
+// in a rolled loop, so that a kernel holds each of its branches once; results are staged and stored as in
 // store.cuh.
 //
 // A gated product's tile holds columns of both matrices B, the second in its right half: a column of
@@ -36,39 +36,6 @@ struct Fused {
 // lane / 4 and column 8 * j + lane % 4 * 2 + i. They are worked on in two parts of 32 columns: as many as a
 // float32 box is wide, as hide the latency of what is loaded for them, and as leave registers beside the accumulators.
 constexpr int kFragment = 32, kPart = 16, kParts = kFragment / kPart, kPartColumns = 2 * kPart;
-
-// Partial sums of a staged box's columns: a lane adds up one word of every fourth row, the lanes of a
-// warp a quarter of the box's width. The rows read together are swizzled to different banks.
-template <int kOutBytes>
-__device__ __forceinline__ void sum_box(const uint8_t* buffer, FloatType type, float* sums, int32_t rows,
-                                        int32_t columns, int thread_idx) {
-  constexpr int kPerWord = 4 / kOutBytes;
-  const int lane = thread_idx % 32, word = thread_idx / 32 * 8 + lane % 8, group = lane / 8;
-  float sum[kPerWord] = {};
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int row = i / 2 * 8 + group * 2 + i % 2;
-    uint32_t bits = 0;
-    if (row < rows) bits = *reinterpret_cast<const uint32_t*>(buffer + swizzle<128>(row * 128 + word * 4));
-    if constexpr (kOutBytes == 4) {
-      sum[0] += __uint_as_float(bits);
-    } else if (type == FloatType::kBF16) {
-      sum[0] += __uint_as_float(bits << 16);
-      sum[1] += __uint_as_float(bits & 0xFFFF0000u);
-    } else {
-      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(bits));
-      sum[0] += pair.x;
-      sum[1] += pair.y;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kPerWord; ++i) {
-    sum[i] += __shfl_xor_sync(~0u, sum[i], 8);
-    sum[i] += __shfl_xor_sync(~0u, sum[i], 16);
-    const int column = word * kPerWord + i;
-    if (group == 0 && column < columns) sums[column] = sum[i];
-  }
-}
 
 // The epilogue of 64 x 64 elements.
 class FusedFragment {

@@ -147,6 +147,39 @@ __device__ __forceinline__ void copy_box(const uint8_t* buffer, LeftBox left, bo
   }
 }
 
+// Partial sums of a staged box's columns: a lane adds up one word of every fourth row, the lanes of a
+// warp a quarter of the box's width. The rows read together are swizzled to different banks.
+template <int kOutBytes>
+__device__ __forceinline__ void sum_box(const uint8_t* buffer, FloatType type, float* sums, int32_t rows,
+                                        int32_t columns, int thread_idx) {
+  constexpr int kPerWord = 4 / kOutBytes;
+  const int lane = thread_idx % 32, word = thread_idx / 32 * 8 + lane % 8, group = lane / 8;
+  float sum[kPerWord] = {};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int row = i / 2 * 8 + group * 2 + i % 2;
+    uint32_t bits = 0;
+    if (row < rows) bits = *reinterpret_cast<const uint32_t*>(buffer + swizzle<128>(row * 128 + word * 4));
+    if constexpr (kOutBytes == 4) {
+      sum[0] += __uint_as_float(bits);
+    } else if (type == FloatType::kBF16) {
+      sum[0] += __uint_as_float(bits << 16);
+      sum[1] += __uint_as_float(bits & 0xFFFF0000u);
+    } else {
+      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(bits));
+      sum[0] += pair.x;
+      sum[1] += pair.y;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPerWord; ++i) {
+    sum[i] += __shfl_xor_sync(~0u, sum[i], 8);
+    sum[i] += __shfl_xor_sync(~0u, sum[i], 16);
+    const int column = word * kPerWord + i;
+    if (group == 0 && column < columns) sums[column] = sum[i];
+  }
+}
+
 // Stages the turn that starts at column `first_column` of a warpgroup's 64 rows of accumulators. The
 // accumulator pair 4 * j + 2 * h holds row warp * 16 + h * 8 + lane / 4, columns 8 * j + lane % 4 * 2, + 1.
 template <typename Config, int kOutBytes>
