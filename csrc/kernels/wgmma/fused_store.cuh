@@ -149,8 +149,8 @@ class FusedFragment {
         load_16bit<false>(words[0], source, ld, columns);
         load_16bit<false>(words[1], source + params_.n, ld, has_two ? columns : 0);
       }
-      unpack(first, words[0]);
-      unpack(second, words[1]);
+      unpack(first, words[0], f_.type);
+      unpack(second, words[1], f_.type);
     }
   }
 
@@ -178,27 +178,31 @@ class FusedFragment {
   template <bool kVectors>
   __device__ __forceinline__ void load_16bit(uint32_t (&words)[kPart / 2], const uint16_t* source, int64_t ld,
                                              int32_t columns) const {
-    visit_pairs(source, ld, columns, [&](int pair, const uint16_t* from, int32_t count) {
-      uint32_t low = 0, high = 0;
-      if constexpr (kVectors) {
-        if (count > 0) low = *reinterpret_cast<const uint32_t*>(from);
-      } else {
-        if (count > 0) low = from[0];
-        if (count > 1) high = from[1];
-      }
-      words[pair] = low | high << 16;
-    });
+    visit_pairs(source, ld, columns,
+                [&](int pair, const uint16_t* from, int32_t count) { words[pair] = load_pair<kVectors>(from, count); });
+  }
+  // The first two of `count` elements, 0 for those that are not there.
+  template <bool kVectors>
+  static __device__ __forceinline__ uint32_t load_pair(const uint16_t* from, int32_t count) {
+    uint32_t low = 0, high = 0;
+    if constexpr (kVectors) {
+      if (count > 0) low = *reinterpret_cast<const uint32_t*>(from);
+    } else {
+      if (count > 0) low = from[0];
+      if (count > 1) high = from[1];
+    }
+    return low | high << 16;
   }
 
-  __device__ __forceinline__ void unpack(float (&values)[kPart], const uint32_t (&words)[kPart / 2]) const {
-    if (f_.type == FloatType::kBF16) {
+  static __device__ __forceinline__ void unpack(float (&values)[16], const uint32_t (&words)[8], FloatType type) {
+    if (type == FloatType::kBF16) {
 #pragma unroll
-      for (int v = 0; v < kPart; ++v) {
+      for (int v = 0; v < 16; ++v) {
         values[v] = __uint_as_float(v % 2 == 0 ? words[v / 2] << 16 : words[v / 2] & 0xFFFF0000u);
       }
     } else {
 #pragma unroll
-      for (int v = 0; v < kPart; v += 2) {
+      for (int v = 0; v < 16; v += 2) {
         const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[v / 2]));
         values[v] = pair.x, values[v + 1] = pair.y;
       }
@@ -208,35 +212,55 @@ class FusedFragment {
   // z = alpha * z + bias, and so for the second matrix of a gated product.
   __device__ __forceinline__ void scale(float (&z)[kFragment], float (&up)[kFragment]) const {
     float along_n[2][16] = {}, along_m[2] = {};
-    if (f_.bias != nullptr) {
-      epilogue::visit(f_.bias_type, [&](auto tag) {
-        const auto* bias = static_cast<const decltype(tag)*>(f_.bias) + batch_idx_ * f_.bias_batch_stride;
-        if (f_.bias_along_m) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            if (thread_row() + 8 * h < params_.m) along_m[h] = convert<float>(bias[thread_row() + 8 * h]);
-          }
-        } else {
-          const int32_t columns = params_.n - thread_column();
-          bias += thread_column();
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-#pragma unroll
-            for (int v = 0; v < 16; ++v) {
-              const int column = v / 2 * 8 + v % 2;
-              if (column < columns && (half == 0 || f_.has_two_z())) {
-                along_n[half][v] = convert<float>(bias[(half == 0 ? 0 : params_.n) + column]);
-              }
-            }
-          }
-        }
-      });
-    }
+    if (f_.bias != nullptr) load_bias(along_n, along_m);
 #pragma unroll
     for (int v = 0; v < kFragment; ++v) z[v] = z[v] * f_.alpha + (along_n[0][v / 4 * 2 + v % 2] + along_m[v / 2 % 2]);
     if (!f_.has_two_z()) return;
 #pragma unroll
     for (int v = 0; v < kFragment; ++v) up[v] = up[v] * f_.alpha + along_n[1][v / 4 * 2 + v % 2];
+  }
+
+  // Of a thread's 16 columns, for the two matrices of a gated product, or of its two rows.
+  __device__ __forceinline__ void load_bias(float (&along_n)[2][16], float (&along_m)[2]) const {
+    const int64_t first = batch_idx_ * f_.bias_batch_stride;
+    if (f_.bias_along_m) {
+      epilogue::visit(f_.bias_type, [&](auto tag) {
+        const auto* bias = static_cast<const decltype(tag)*>(f_.bias) + first + thread_row();
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (thread_row() + 8 * h < params_.m) along_m[h] = convert<float>(bias[8 * h]);
+        }
+      });
+      return;
+    }
+    const int32_t columns = params_.n - thread_column(), up_columns = f_.has_two_z() ? columns : 0;
+    const int64_t offset = first + thread_column();
+    if (f_.bias_type == FloatType::kF32) {
+      const float* bias = static_cast<const float*>(f_.bias) + offset;
+#pragma unroll
+      for (int v = 0; v < 16; ++v) {
+        const int column = v / 2 * 8 + v % 2;
+        if (column < columns) along_n[0][v] = bias[column];
+        if (column < up_columns) along_n[1][v] = bias[params_.n + column];
+      }
+      return;
+    }
+    uint32_t words[2][8];
+    const uint16_t* bias = static_cast<const uint16_t*>(f_.bias) + offset;
+    const auto load_words = [&](auto vectors) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        words[0][j] = load_pair<vectors.value>(bias + 8 * j, columns - 8 * j);
+        words[1][j] = load_pair<vectors.value>(bias + params_.n + 8 * j, up_columns - 8 * j);
+      }
+    };
+    if (f_.bias_vectors) {
+      load_words(std::true_type{});
+    } else {
+      load_words(std::false_type{});
+    }
+    unpack(along_n[0], words[0], f_.bias_type);
+    unpack(along_n[1], words[1], f_.bias_type);
   }
 
   // The buffer of the box being staged, or of the one beside it, D's second matrix.
