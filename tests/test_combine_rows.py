@@ -174,15 +174,17 @@ def test_divides_over_devices(axis_type):
     )
 
 
-def test_a_gpu_runs_ours_when_it_is_asked_for(fake_cuda):
-    """Until the kernel has been measured beside XLA, which runs it otherwise."""
+def test_a_gpu_runs_ours(fake_cuda):
+    """Also the gradients: a sum for the rows, products for the weights."""
     fake_cuda.rows = fake_cuda.blas
     fake_cuda.rows.implementations = lambda: {"simt": ["default"]}
     rows, indices, weights = operands(9, 8, 6, 2)
-    for implementation, runs in ((None, "xla"), ("simt", "simt")):
-        f = functools.partial(jax_tcgemm.combine_rows, implementation=implementation)
-        (call,) = jax_tcgemm.explain(f, rows, indices, weights, platform="cuda")
-        assert call.implementation == runs
+
+    def loss(rows, weights):
+        return jnp.sum(jax_tcgemm.combine_rows(rows, indices, weights) ** 2)
+
+    calls = jax_tcgemm.explain(jax.grad(loss, (0, 1)), rows, weights, platform="cuda")
+    assert [call.implementation for call in calls] == ["simt"] * 3
 
 
 @pytest.mark.parametrize(

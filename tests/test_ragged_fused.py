@@ -245,7 +245,7 @@ def test_explain_says_how_a_gpu_runs_it(fake_cuda):
 
 def test_a_gpu_runs_it_in_one_kernel_when_it_is_asked_for(fake_cuda):
     """Until that has been measured beside the steps."""
-    fused = "256x128x64_c2x1x1_co_t"
+    fused = "256x128x64_c1x2x1_co_t"
     fake_cuda.ragged = types.SimpleNamespace(
         implementations=lambda: {"wgmma": ["bare", fused]},
         reject=lambda name, config, problem, device: "" if config == fused else "it is bare",

@@ -1,8 +1,7 @@
 """Workloads of what an expert layer does besides bare grouped products; see bench/ragged.py.
 
-Every way in which we can run each is one of `ours`: by default, which on a GPU is XLA's work around
-our bare grouped product or its own sum of rows, and by the kernels that must be asked for by name.
-The peer is the same expression by XLA alone.
+Gated products are run by default, which on a GPU is XLA's work around our bare grouped product, and
+on Hopper by the kernel that must be asked for by name. The peer is the same expression by XLA.
 """
 
 from __future__ import annotations
@@ -22,14 +21,11 @@ from jax_tcgemm.selection import target_device
 
 KINDS = ("gated", "gathered_gated", "combine")
 _PER_TOKEN = 2
+# Not selected before it has been measured.
+_FUSED = "256x128x64_c1x2x1_co_t"
 
 # XLA multiplies masked copies of all rows for every group; where larger, it is not asked to.
 XLA_LIMIT_BYTES = 2e10
-
-
-def has_wgmma() -> bool:
-    """Whether workloads run on a GPU that wgmma runs on."""
-    return jax.default_backend() == "gpu" and target_device("cuda").compute_capability == 90
 
 
 def workload(suite, label, dtype, element_type, kind, sizes, tokens, groups, n, k) -> Workload:
@@ -53,10 +49,9 @@ def _gated(kind, element_type, sizes, tokens, groups, n, k) -> dict:
     rows = tokens // _PER_TOKEN if gathered else tokens
     indices = np.random.default_rng([tokens, groups, 1]).permutation(tokens) // _PER_TOKEN
     indices = np.minimum(indices, rows - 1)
-    configs = ["256x128x64_c1x1x1_co_t"] + ["256x128x64_c2x1x1_co_t"] * (not gathered)
     ours: dict[str, Callable] = {"gated_ragged_linear": _run_gated(gathered)}
-    if has_wgmma():
-        ours |= {config: _run_gated(gathered, "wgmma", config) for config in configs}
+    if jax.default_backend() == "gpu" and target_device("cuda").compute_capability == 90:
+        ours[_FUSED] = _run_gated(gathered, "wgmma", _FUSED)
     shapes = [(rows, k), (groups, k, 2, n)]
     integers = [jnp.asarray(sizes, jnp.int32), jnp.asarray(indices, jnp.int32)][: 1 + gathered]
 
@@ -114,7 +109,6 @@ def _combine(kind, element_type, sizes, tokens, groups, n, k) -> dict:
     targets, degree = tokens // k, k
     indices = np.random.default_rng([tokens, n]).permutation(targets * degree)
     indices = jnp.asarray(indices.reshape(targets, degree), jnp.int32)
-    names = {"combine_rows": None} | ({"simt": "simt"} if jax.default_backend() == "gpu" else {})
 
     def draw(key):
         for each, shape in zip(
@@ -144,7 +138,7 @@ def _combine(kind, element_type, sizes, tokens, groups, n, k) -> dict:
             jax.ShapeDtypeStruct(indices.shape, indices.dtype),
         ),
         "draw": draw,
-        "ours": {name: functools.partial(run, value) for name, value in names.items()},
+        "ours": {"combine_rows": functools.partial(run, None)},
         "peers": {"xla": functools.partial(run, "xla")},
         "reference": expected,
         "flops": 6 * tokens * n,

@@ -10,9 +10,8 @@ A group of a suite says `tokens`, `groups`, n, k, any of which may be a list, an
     combine       combine_rows and its gradients: the sums of k of the rows (tokens, n) each
 
 Sizes of groups are drawn from a Dirichlet distribution (its parameter `alpha`, 4 unless given; 0
-makes all equal), the same for every run. `ours` is ragged_dot, on Hopper also by the configs that
-must be asked for by name; the peers are XLA's, where the mask that it multiplies by fits the
-memory, and Pallas's kernel at several of its block sizes.
+makes all equal), the same for every run. The peers are XLA's, where the mask that it multiplies by
+fits the memory, and Pallas's kernel at several of its block sizes.
 """
 
 from __future__ import annotations
@@ -33,11 +32,6 @@ from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
 
 _KINDS = ("forward", "lhs_gradient", "rhs_gradient")
 _KEYS = ("tokens", "groups", "n", "k")
-# Configs that are not selected before they have been measured.
-_BY_NAME = {
-    "forward": ("128x256x64_c2x1x1_co_t_w",),
-    "rhs_gradient": ("128x256x64_c2x1x1_co_w", "128x128x64_c2x1x1_pp_w"),
-}
 
 _TRANSPOSED = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
 _CONTRACTION = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
@@ -109,13 +103,7 @@ def _workload(suite, label, dtype, kind, sizes, tokens, groups, n, k) -> Workloa
             jax.ShapeDtypeStruct((groups,), jnp.int32),
         ),
         draw=draw,
-        ours={"ragged_dot": _product(jax_tcgemm, kind, precision)}
-        | {
-            config: functools.partial(
-                _product(jax_tcgemm, kind, precision), implementation="wgmma", config=config
-            )
-            for config in (_BY_NAME.get(kind, ()) if itemsize == 2 and experts.has_wgmma() else ())
-        },
+        ours={"ragged_dot": _product(jax_tcgemm, kind, precision)},
         peers=peers,
         reference=functools.partial(_reference, kind, sizes),
         tolerance=2 * float(jnp.finfo(element_type).eps) + 2.0**-9 * (itemsize == 4) + 1e-4,

@@ -12,7 +12,6 @@ import jax_tcgemm
 
 pytestmark = pytest.mark.gpu
 
-SHARING, ALONE = "256x128x64_c2x1x1_co_t", "256x128x64_c1x1x1_co_t"
 M, K, N, NUM_ROWS = 840, 136, 264, 300
 # Of ten groups: one program serves them all.
 SIZES = {
@@ -55,10 +54,8 @@ def run(lhs, weights, sizes, bias=None, gated=False, **kwargs):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
-@pytest.mark.parametrize(
-    ("config", "gathered"), [(SHARING, False), (ALONE, False), (ALONE, True)], ids=str
-)
-def test_values(config, gathered, gated, dtype):
+@pytest.mark.parametrize("gathered", [False, True], ids=["", "gathered"])
+def test_values(gathered, gated, dtype):
     halves = (2,) if gated else ()
     lhs = integers(NUM_ROWS if gathered else M, K, seed=1, dtype=dtype)
     weights = integers(10, K, *halves, N, seed=2, dtype=dtype)
@@ -73,7 +70,6 @@ def test_values(config, gathered, gated, dtype):
             activation=activation,
             gather_indices=indices if gathered else None,
             preferred_element_type=out,
-            config=config,
         )
     )
     for sizes in SIZES.values():
@@ -101,11 +97,8 @@ def test_edges_of_weights(k, n):
     for gather in (None, indices):
         tokens = lhs if gather is None else lhs[gather]
         want = expected("relu", tokens, weights, np.zeros((4, 2, n)), sizes)
-        for config in (SHARING, ALONE) if gather is None else (ALONE,):
-            got = run(
-                lhs, weights, jnp.array(sizes), gather_indices=gather, config=config, **kwargs
-            )
-            np.testing.assert_array_equal(got, want)
+        got = run(lhs, weights, jnp.array(sizes), gather_indices=gather, **kwargs)
+        np.testing.assert_array_equal(got, want)
 
 
 def test_many_groups():
@@ -113,9 +106,8 @@ def test_many_groups():
     lhs, weights = integers(M, 72, seed=1), integers(512, 72, 2, 64, seed=2)
     kwargs = {"activation": "relu", "preferred_element_type": "float32", "gated": True}
     want = expected("relu", lhs, weights, np.zeros((512, 2, 64)), sizes)
-    for config in (SHARING, ALONE):
-        got = run(lhs, weights, jnp.array(sizes), config=config, **kwargs)
-        np.testing.assert_array_equal(got, want)
+    got = run(lhs, weights, jnp.array(sizes), **kwargs)
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("gathered", [False, True], ids=["", "gathered"])

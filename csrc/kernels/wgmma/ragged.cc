@@ -15,18 +15,16 @@ namespace {
 struct RaggedBase {
   const char* name;
   bool is_rows;
-  bool is_fused;  // runs any epilogue
-  bool may_gather;
-  bool all_layouts;  // else reads weights with rows of K only
+  bool is_fused;  // runs any epilogue, of weights with rows of K, and may gather
 };
 
 constexpr RaggedBase kRaggedBases[] = {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped, whole) {name, swapped, false, false, !whole},
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, swapped) {name, swapped, false},
     TCGEMM_WGMMA_RAGGED_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
 };
 constexpr RaggedBase kFusedBases[] = {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped) {name, swapped, true, cluster_m == 1, false},
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, swapped) {name, swapped, true},
     TCGEMM_WGMMA_RAGGED_FUSED_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
 };
@@ -106,8 +104,8 @@ class WgmmaRagged final : public RaggedImplementation {
     const std::string name = std::string("config ") + base.name;
     if (base.is_rows != p.is_rows()) return name + " is of form " + (base.is_rows ? "rows" : "contraction");
     if (!p.epilogue.is_none() && !base.is_fused) return name + " has no epilogues";
-    if (p.gathered && !base.may_gather) return name + " gathers no rows";
-    if (p.b_transposed && !base.all_layouts) return name + " reads b as (groups, k, n) only";
+    if (p.gathered && !base.is_fused) return name + " gathers no rows";
+    if (p.b_transposed && base.is_fused) return name + " reads b as (groups, k, n) only";
     return "";
   }
 

@@ -99,20 +99,12 @@ Status launch_ragged(const RaggedCall& call) {
     }
     if (!status.is_ok()) return status;
     // Gathered tokens are not loaded through maps, and may have no address where there are none.
-    for (int i = 0; !p.gathered && 8 << i <= T::kMaxWidth; ++i) {
-      if (Status s = encode_ragged_map<In>(&params.b_boxes[i], call, tokens, T::kTileK, 8 << i); !s.is_ok()) return s;
+    const int num_boxes = p.gathered ? 0 : T::kMaxWidth / Config::kClusterM / kBoxStep;
+    for (int i = 0; i < num_boxes; ++i) {
+      const int rows = (i + 1) * kBoxStep;
+      if (Status s = encode_ragged_map<In>(&params.token_boxes[i], call, tokens, T::kTileK, rows); !s.is_ok()) return s;
     }
   } else {
-    for (int i = 0; 1 << i < T::kTileK; ++i) {
-      if (Status s = encode_ragged_map<In>(&params.a_boxes[i], call, {buffers.a, p.m, p.k, 1}, T::kChunk, 1 << i);
-          !s.is_ok()) {
-        return s;
-      }
-      if (Status s = encode_ragged_map<In>(&params.b_boxes[i], call, {buffers.b, p.n, p.k, 1}, T::kChunk, 1 << i);
-          !s.is_ok()) {
-        return s;
-      }
-    }
     if (Status s = encode_ragged_map<In>(&gemm.a_map, call, {buffers.a, p.m, p.k, 1}, T::kChunk, T::kTileK);
         !s.is_ok()) {
       return s;
@@ -125,16 +117,16 @@ Status launch_ragged(const RaggedCall& call) {
   }
 
   // At most so many tiles: how many there are is known on the device only.
-  const int64_t num_tiles = T::kIsRows ? max_ragged_tiles(p, Config::kTileN, tile_columns * Config::kClusterM)
-                                       : max_ragged_tiles(p, Config::kTileM * Config::kClusterM, Config::kTileN);
+  const int64_t num_tiles =
+      T::kIsRows ? max_ragged_tiles(p, Config::kTileN * Config::kClusterN, tile_columns * Config::kClusterM)
+                 : max_ragged_tiles(p, Config::kTileM * Config::kClusterM, Config::kTileN);
   return launch_clusters<ragged_kernel<Config, In, kTransA, Epilogue>, Config, T::kSharedBytes>(
       params, num_tiles, call.stream, "wgmma grouped kernel");
 }
 
 template <typename Config, typename In, int kTransA>
 constexpr RaggedLaunchFunction ragged_function() {
-  // Whole boxes of form rows are built for one layout, which tells what they are worth.
-  if constexpr (kTransA || (Config::kSwapped && !kLoadsWholeBoxes<Config>)) {
+  if constexpr (kTransA || Config::kSwapped) {
     return launch_ragged<Config, In, kTransA, Bare>;
   } else {
     return nullptr;
@@ -145,8 +137,8 @@ constexpr RaggedLaunchFunction ragged_function() {
 template <typename In, int kTransA>
 std::vector<RaggedLaunchFunction> ragged_launch_table() {
   return {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped, whole) \
-  ragged_function<RaggedConfig<whole, Config<tile_m, tile_n, cluster_m, 1, 1, ping_pong, swapped>>, In, kTransA>(),
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, swapped) \
+  ragged_function<Config<tile_m, tile_n, cluster_m, cluster_n, 1, false, swapped>, In, kTransA>(),
       TCGEMM_WGMMA_RAGGED_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
   };
@@ -156,8 +148,8 @@ std::vector<RaggedLaunchFunction> ragged_launch_table() {
 template <typename In>
 std::vector<RaggedLaunchFunction> ragged_fused_launch_table() {
   return {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, ping_pong, swapped) \
-  launch_ragged<Config<tile_m, tile_n, cluster_m, 1, 1, ping_pong, swapped>, In, 1, RaggedFused>,
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, swapped) \
+  launch_ragged<Config<tile_m, tile_n, cluster_m, cluster_n, 1, false, swapped>, In, 1, RaggedFused>,
       TCGEMM_WGMMA_RAGGED_FUSED_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
   };

@@ -10,45 +10,51 @@
 
 namespace tcgemm::wgmma_family {
 
-// Boxes of 2^i rows of tokens (contraction) or 8 * 2^i (rows), from which any number is made up.
-inline constexpr int kNumBoxes = 7;
+// Boxes of tokens of form rows have 16, 32 ... 128 of them: a k block takes one box, the smallest that holds
+// what a block loads.
+inline constexpr int kBoxStep = 16, kNumBoxes = 8;
+// Of the width of a cluster's tile of form rows.
+inline constexpr int kClusterWidthStep = 16;
 
 template <typename Epilogue>
 struct RaggedParams {
   Params<Epilogue> gemm;  // rows: the swapped product, D's rows being n; contraction: D's batch is the group
-  CUtensorMap a_boxes[kNumBoxes], b_boxes[kNumBoxes];
+  CUtensorMap token_boxes[kNumBoxes];
   Groups groups;
 };
 
 // The form is the orientation of the config.
 // rows (swapped): A of the instruction is the weights and B the tokens, whose number is the flexible extent of
-// the instruction: a tile is as wide as its tokens need, in steps of 16.
+// the instruction: a cluster's tile is as wide as its tokens need, in steps of 16. Blocks beside each other
+// (kClusterN) have an equal part of that each.
 // contraction (not swapped): both operands are stored with rows of K.
 template <typename Config, typename In, int kTransA, typename Epilogue>
 struct RaggedTraits : Traits<Config, In, kTransA, !Config::kSwapped> {
   static constexpr bool kIsRows = Config::kSwapped;
   using Base = Traits<Config, In, kTransA, !kIsRows>;
   static constexpr int kMaxWidth = Config::kTileN;
-  static constexpr int kWidthStep = 16;
-  // Warps 2 and 3 gather the tokens where blocks share none.
-  static constexpr int kGatherThreads = Epilogue::kFused && Config::kClusterM == 1 ? 64 : 0;
+  static constexpr int kWidthStep = kClusterWidthStep / Config::kClusterN;
+  // Warps 2 and 3 gather the tokens, which blocks do not share where there is an epilogue.
+  static constexpr int kGatherThreads = Epilogue::kFused ? 64 : 0;
   // The producer, those that gather and both consumers read what tile comes next.
   using Ring = WorkRing<1 + kGatherThreads + 128 * Config::kConsumers>;
   static constexpr int kRingOffset = (Base::kBarrierOffset + 8 * Base::kNumBarriers + 31) / 32 * 32;
   static constexpr int kSharedBytes = 1024 + kRingOffset + Ring::kBytes;
 
-  // The producer of a contraction masks, those that gather keep indices. A block may hand out no more than the 168
-  // registers of each thread that it starts with: it would wait for ever.
-  static constexpr bool kIsWide = kIsRows && !Epilogue::kFused;
-  static constexpr int kProducerRegisters = kIsWide ? 40 : 56;
-  static constexpr int kConsumerRegisters = kIsWide ? 232 : 224;
+  // Threads that gather keep indices. A block may hand out no more than the 168 registers of each thread that
+  // it starts with: it would wait for ever.
+  static constexpr int kProducerRegisters = Epilogue::kFused ? 56 : 40;
+  static constexpr int kConsumerRegisters = Epilogue::kFused ? 224 : 232;
   static_assert(kProducerRegisters + Config::kConsumers * kConsumerRegisters <= 168 * Config::kThreads / 128,
                 "registers of a block");
 
   static_assert(kSharedBytes <= kMaxSharedMemory, "the ring of tiles must fit beside the stages");
-  static_assert(Config::kClusterN == 1 && Config::kClusterK == 1, "blocks of a cluster share the tokens only");
-  static_assert(kMaxWidth % kWidthStep == 0 && kWidthStep / Config::kClusterM % 8 == 0,
+  static_assert(Config::kClusterK == 1 && Config::kClusterN == (Epilogue::kFused ? 2 : 1) && !Config::kPingPong,
+                "blocks of a cluster share the tokens, or with an epilogue the weights");
+  static_assert(!Epilogue::kFused || Config::kClusterM == 1, "tokens that are gathered are not shared");
+  static_assert(kMaxWidth % kWidthStep == 0 && kClusterWidthStep / Config::kClusterSize % 8 == 0,
                 "each block of a cluster loads whole swizzle groups");
+  static_assert(!kIsRows || kMaxWidth / Config::kClusterM <= kBoxStep * kNumBoxes, "one box of tokens a k block");
   static_assert(kIsRows || kTransA, "a contraction's operands are stored with rows of K");
   static_assert(!Epilogue::kFused || (kIsRows && kTransA), "epilogues of form rows, of weights with rows of K");
 };
@@ -61,19 +67,23 @@ struct RowTiles {
 
   __device__ __forceinline__ static int32_t ceil_div(int32_t x, int32_t y) { return (x + y - 1) / y; }
   __device__ __forceinline__ int32_t num_tiles(bool, int32_t tokens) const {
-    return ceil_div(tokens, Config::kTileN) * columns;
+    return ceil_div(tokens, kMaxTokens) * columns;
   }
 
-  // In: the segment's tokens; out: the tile's.
-  __device__ __forceinline__ void locate(int32_t in_segment, int32_t rank_m, RaggedWork* work) const {
-    const int32_t rows = ceil_div(work->num_tokens(), Config::kTileN);
+  // In: the segment's tokens; out: those of this block's part of the tile, of which there may be none.
+  __device__ __forceinline__ void locate(int32_t in_segment, int32_t rank_m, int32_t rank_n, RaggedWork* work) const {
+    const int32_t rows = ceil_div(work->num_tokens(), kMaxTokens);
     // Tiles of a segment are of one width, so that none is left with a few tokens only.
-    const int32_t width = ceil_div(ceil_div(work->num_tokens(), rows), 16) * 16;
+    const int32_t width = ceil_div(ceil_div(work->num_tokens(), rows), kClusterWidthStep) * kClusterWidthStep;
     const TilePlace place = TilePlace::make(in_segment, rows, columns);
     work->m_idx = (place.column * Config::kClusterM + rank_m) * tile_columns;
-    work->n_idx = work->tokens.token_begin += place.row * width;
-    work->tokens.token_end = min(work->n_idx + width, work->tokens.token_end);
+    const int32_t part = width / Config::kClusterN, begin = work->tokens.token_begin + place.row * width;
+    work->n_idx = work->tokens.token_begin = min(begin + rank_n * part, work->tokens.token_end);
+    work->tokens.token_end = min(work->n_idx + part, work->tokens.token_end);
   }
+
+ private:
+  static constexpr int32_t kMaxTokens = Config::kTileN * Config::kClusterN;
 };
 
 // The same for a contraction: each group has the tiles of one D.
@@ -83,7 +93,7 @@ struct ContractionTiles {
 
   __device__ __forceinline__ int32_t num_tiles(bool is_group, int32_t) const { return is_group ? rows * columns : 0; }
 
-  __device__ __forceinline__ void locate(int32_t in_segment, int32_t rank_m, RaggedWork* work) const {
+  __device__ __forceinline__ void locate(int32_t in_segment, int32_t rank_m, int32_t, RaggedWork* work) const {
     const TilePlace place = TilePlace::make(in_segment, rows, columns);
     work->m_idx = (place.row * Config::kClusterM + rank_m) * Config::kTileM;
     work->n_idx = place.column * Config::kTileN;
