@@ -189,7 +189,7 @@ def test_the_handler_checks_the_operands():
         ({"bias": np.ones(6, np.float16)}, "bias must have the dtype of d or f32, got f16"),
     ]:
         with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT.*{message}"):
-            local.local_gemm(problem, a, b, **good | changes, choice=choice)
+            local.local_gemm(problem, a, b, **good | changes, in_place=False, choice=choice)
     gated = with_epilogue(gated=True, up_offset=2**62)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"INVALID_ARGUMENT.*b must hold at least"):
         local.local_gemm(gated, a, b, choice=choice)
