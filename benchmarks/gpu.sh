@@ -62,7 +62,7 @@ for each in $steps; do
     step devices 400 python3 -m pytest -m gpu tests/gpu/test_sharding.py tests/gpu/test_several_devices.py \
       -q -p no:cacheprovider
     count=$(nvidia-smi --list-gpus | wc -l)
-    bench parallel 300 parallel --devices "$count" --chunks 1,2
+    bench parallel 300 parallel --devices "$count" --chunks auto,1,4
     for axis in data model; do
       step "train_gpt-$axis" 300 python3 examples/train_gpt.py --size 100m --mesh "$axis=$count" --out "$out/train_gpt-$axis"
     done

@@ -16,7 +16,7 @@ def all_gather_matmul(
     w,
     axis_name,
     *,
-    chunks: int = 1,
+    chunks: int | None = None,
     precision=None,
     preferred_element_type=None,
     implementation: str | None = None,
@@ -26,19 +26,20 @@ def all_gather_matmul(
         out = all_gather(x, rows) @ w
 
     for use inside `jax.shard_map`, where every device has other rows of x and, as a rule, other
-    columns of w: the first half of a tensor-parallel MLP. Each shard is multiplied when it arrives,
-    so that only what takes longer than the products is waited for. On an axis of one device it is
-    the plain product. It can be differentiated any number of times, forwards and backwards, and
-    batched by `jax.vmap`; the gradient of x is a `matmul_reduce_scatter`, and the gathered x is
-    kept for that of w (unless `jax.checkpoint` says otherwise).
+    columns of w: the first half of a tensor-parallel MLP. While the other devices' rows are on
+    their way, this one multiplies its own, so that only what takes longer than that is waited for.
+    On an axis of one device it is the plain product. It can be differentiated any number of times,
+    forwards and backwards, and batched by `jax.vmap`; the gradient of x is a
+    `matmul_reduce_scatter`, and the gathered x is kept for that of w (unless `jax.checkpoint` says
+    otherwise).
 
     Args:
       x: this device's rows, an array of shape (..., m, k).
       w: this device's matrix, of shape (k, n).
       axis_name: the mesh axis, or a tuple of axes, of `s` devices.
-      chunks: pieces in which a shard is moved and multiplied; it must divide m. More than one helps
-        where moving a shard takes longer than multiplying one, and costs the efficiency of smaller
-        products.
+      chunks: pieces in which a shard is moved; it must divide m. More than one helps where moving a
+        shard takes longer than multiplying one, and costs the efficiency of smaller products. None
+        is 1, and 2 for the gradient, where m is even.
       precision: as of `jax_tcgemm.matmul`.
       preferred_element_type: dtype of the result; None takes what the dtypes of x and w promote to.
       implementation: as of `jax_tcgemm.matmul`; gradients inherit it.
@@ -70,7 +71,7 @@ def all_gather_matmul(
         "all_gather_matmul",
         *(x, w, axis_name, chunks, precision, preferred_element_type, implementation),
     )
-    if x.shape[-2] % chunks:
+    if x.shape[-2] % (chunks or 1):
         raise ValueError(
             f"all_gather_matmul: chunks must divide the rows of x, got {chunks=} and {x.shape=}; "
             "1 always does"
@@ -83,7 +84,7 @@ def matmul_reduce_scatter(
     w,
     axis_name,
     *,
-    chunks: int = 1,
+    chunks: int | None = None,
     precision=None,
     preferred_element_type=None,
     implementation: str | None = None,
@@ -93,17 +94,18 @@ def matmul_reduce_scatter(
         out = psum_scatter(x @ w, rows)
 
     for use inside `jax.shard_map`, where every device has other columns of x and rows of w: the
-    second half of a tensor-parallel MLP. Each device's rows are sent when they are multiplied, its
-    own come last. On an axis of one device it is the plain product. It can be differentiated any
-    number of times, forwards and backwards, and batched by `jax.vmap`; the gradient of x is an
-    `all_gather_matmul`, whose gathered rows serve that of w, too.
+    second half of a tensor-parallel MLP. The rows are multiplied in pieces, each with rows for
+    every device, and a piece is sent while the next one is multiplied. On an axis of one device it
+    is the plain product. It can be differentiated any number of times, forwards and backwards, and
+    batched by `jax.vmap`; the gradient of x is an `all_gather_matmul`, whose gathered rows serve
+    that of w, too.
 
     Args:
       x: array of shape (..., s * m, k).
       w: array of shape (k, n).
       axis_name: the mesh axis, or a tuple of axes, of `s` devices.
       chunks: pieces in which the rows for one device are multiplied and moved; it must divide m.
-        See `all_gather_matmul`.
+        The last one's transfer is not hidden. None is 2 where m is even, and 1 for the gradient.
       precision: as of `jax_tcgemm.matmul`.
       preferred_element_type: dtype of the result, and of what is sent; None takes what the dtypes
         of x and w promote to.
@@ -138,7 +140,7 @@ def matmul_reduce_scatter(
         *(x, w, axis_name, chunks, precision, preferred_element_type, implementation),
     )
     size = lax.axis_size(axis_name)
-    if x.shape[-2] % (size * chunks):
+    if x.shape[-2] % (size * (chunks or 1)):
         raise ValueError(
             f"matmul_reduce_scatter: the rows of x must be a multiple of devices times chunks, got "
             f"{x.shape=}, {size} devices and {chunks=}; pad them"
@@ -154,9 +156,9 @@ def _checked(op, x, w, axis_name, chunks, precision, preferred_element_type, imp
             f"{op}: x and w must have shapes (..., m, k) and (k, n), got {x.shape=} and "
             f"{w.shape=}; reshape them"
         )
-    if not isinstance(chunks, int) or chunks < 1:
+    if chunks is not None and (not isinstance(chunks, int) or chunks < 1):
         raise ValueError(
-            f"{op}: chunks must be a positive integer, got {chunks=}; 1 is the default"
+            f"{op}: chunks must be a positive integer or None, got {chunks=}; None is the default"
         )
     try:
         lax.axis_size(axis_name)

@@ -30,26 +30,26 @@ def over(mesh, f, in_specs, out_specs, check_vma=True):
     return lambda *args: f(*map(jax.sharding.reshard, args, shardings))
 
 
-def gathering(devices, chunks=1):
+def gathering(devices, chunks=None):
     f = functools.partial(gather_product, axis_name="model", chunks=chunks)
     return over(devices, f, (P("model"), P(None, "model")), P(None, "model"))
 
 
-def scattering(devices, chunks=1):
+def scattering(devices, chunks=None):
     f = functools.partial(product_scatter, axis_name="model", chunks=chunks)
     return over(devices, f, (P(None, "model"), P("model")), P("model"))
 
 
 @DEVICES
-@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("chunks", [None, 1, 3])
 @pytest.mark.parametrize("make", [gathering, scattering], ids=["gather", "scatter"])
 def test_values_and_gradients(make, chunks, devices):
     x, w = normal(48, 16, seed=0), normal(16, 24, seed=1)
     f = make(devices, chunks)
     text, found = compiled(f, x, w)
     assert is_ours(text)
-    moves = (devices - 1) * chunks
-    assert found == ({"collective-permute": moves} if moves else {})
+    kind = "all-gather" if make is gathering else "all-to-all"
+    assert set(found) == ({kind} if devices > 1 else set())
     assert_close(jax.jit(f)(x, w), x.astype(np.float64) @ w)
     grads = jax.jit(jax.grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1)))
     g = np.cos(x.astype(np.float64) @ w)
@@ -59,18 +59,19 @@ def test_values_and_gradients(make, chunks, devices):
 
 @pytest.mark.parametrize(
     ("make", "products"),
-    [(gathering, 7 + 7 + 1), (scattering, 7 + 2 * 7)],
+    [(gathering, 3 + 3 + 1), (scattering, 2 + 2 * 2)],
     ids=["gather", "scatter"],
 )
 def test_forward_mode(make, products):
     """One exchange for the value and one for its tangent; forward over reverse mode, too."""
+    kind = "all-gather" if make is gathering else "all-to-all"
     x, w, dx, dw = (normal(*shape, seed=i) for i, shape in enumerate([(24, 8), (8, 12)] * 2))
     wide = [v.astype(np.float64) for v in (x, w, dx, dw)]
     f = make(4, chunks=2)
     tangent = jax.jit(lambda x, w, *tangents: jax.jvp(f, (x, w), tangents))
     text, found = compiled(tangent, x, w, dx, dw)
     assert is_ours(text)
-    assert found == {"collective-permute": 2 * 3 * 2}
+    assert set(found) == {kind}
     assert_close(tangent(x, w, dx, dw), (wide[0] @ wide[1], wide[2] @ wide[1] + wide[0] @ wide[3]))
 
     calls = jax_tcgemm.explain(tangent, x, w, dx, dw, platform="cpu")

@@ -135,8 +135,8 @@ def parallel(
     hidden: Annotated[int, typer.Option(min=1, help="Columns of the hidden layer.")] = 28672,
     dtype: Annotated[str, typer.Option(help="Dtype of all arrays.")] = "bfloat16",
     chunks: Annotated[
-        str, typer.Option(help="Pieces in which shards are moved, comma-separated.")
-    ] = "1",
+        str, typer.Option(help="Pieces in which shards are moved, comma-separated; auto: ours.")
+    ] = "auto",
     impl: _Forced = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps in flight in one sample.")] = 10,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each contender.")] = 10,
@@ -153,7 +153,7 @@ def parallel(
                 model,
                 hidden,
                 dtype=dtype,
-                chunks=tuple(map(int, chunks.split(","))),
+                chunks=[None if count == "auto" else int(count) for count in chunks.split(",")],
                 implementation=impl,
                 steps=steps,
                 samples=samples,

@@ -43,10 +43,7 @@ PEERS = ("xla", "xla_overlap")
 # Options of `jax.jit(..., compiler_options=...)`; as XLA_FLAGS each is `--NAME=VALUE`.
 _SCHEDULER = {"xla_gpu_enable_latency_hiding_scheduler": True}
 _COPY_ENGINES = {"xla_gpu_use_memcpy_local_p2p": True}
-XLA_COLLECTIVE_MATMUL = _SCHEDULER | {
-    "xla_gpu_threshold_for_windowed_einsum_mib": 0,
-    "xla_gpu_multi_streamed_windowed_einsum": True,
-}
+XLA_COLLECTIVE_MATMUL = _SCHEDULER | {"xla_gpu_threshold_for_windowed_einsum_mib": 0}
 OPTIONS = {
     "": {},
     "_scheduler": _SCHEDULER,
@@ -64,7 +61,7 @@ def measure(
     hidden: int = 28672,
     *,
     dtype: str = "bfloat16",
-    chunks: Sequence[int] = (1,),
+    chunks: Sequence[int | None] = (None,),
     implementation: str | None = None,
     steps: int = 10,
     samples: int = 10,
@@ -167,7 +164,7 @@ def _contenders(mesh: Mesh, chunks, implementation) -> dict[str, tuple[Callable,
         "sharded": (_by_shardings(mesh, matmul), {}),
     }
     for count in chunks:
-        suffix = "" if count == 1 else f"/{count}"
+        suffix = "" if count is None else f"/{count}"
         how = {"axis_name": AXIS, "chunks": count, "implementation": implementation}
         layer = _by_shard_map(
             mesh,

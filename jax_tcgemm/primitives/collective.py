@@ -6,13 +6,14 @@
 x (*b, ..., m, k), w (*b, k, n) or, by `How.w_axis`, (*b, n, k). Each is the other's transpose.
 
 Nothing is waited for before something is computed. To gather, a device multiplies its own shard
-while the others' are on their way; to scatter, it multiplies the others' rows first and its own
-last, while the products travel. Shards go straight from their owner to each other device, not
-around a ring: on NVSwitch every pair has the full bandwidth, no transfer waits for another, and a
-sum of products is rounded once, not once a hop.
+while the others' are on their way, and then those together; to scatter, it multiplies the rows in
+pieces, each with rows of every device, and a piece travels while the next one is multiplied. Each
+product is as large as that allows. A piece goes from every device to every other one at once, and
+its addends are summed where they arrive: a sum of products is rounded once, not once a hop.
 
 XLA may start each transfer as soon as its operand exists and has to wait for it only where its
-result is used. All is made of `lax.ppermute` and our products, so that it runs wherever they do.
+result is used. All is made of `lax.all_gather`, `lax.all_to_all` and our products, so that it runs
+wherever they do.
 
 Two linear primitives stand in tangents and have the other's exchange as their transpose:
 
@@ -43,7 +44,7 @@ class How:
 
     Attributes:
       axis_name: the mesh axis, or several.
-      chunks: pieces in which a shard is moved and multiplied.
+      chunks: pieces in which a shard is moved; None takes what is best as a rule.
       w_axis: the contracted one of w's last two dimensions: 0, or 1 where w is transposed.
       dtype: of the result.
       precision: canonical.
@@ -51,7 +52,7 @@ class How:
     """
 
     axis_name: str | tuple[str, ...]
-    chunks: int
+    chunks: int | None
     w_axis: int
     dtype: jnp.dtype
     precision: object
@@ -84,44 +85,71 @@ class How:
         """How the cotangent of x comes about."""
         return dataclasses.replace(self, w_axis=1 - self.w_axis, dtype=dtype)
 
-    def moved(self, x, shift: int):
-        """Device i's `x` on device i + shift."""
-        size = lax.axis_size(self.axis_name)
-        pairs = [(source, (source + shift) % size) for source in range(size)]
-        return lax.ppermute(x, self.axis_name, pairs)
+    @property
+    def size(self) -> int:
+        """Devices of the axis."""
+        return lax.axis_size(self.axis_name)
 
-    def split(self, x):
-        """The rows of x in equal pieces."""
-        return [x] if self.chunks == 1 else jnp.split(x, self.chunks, x.ndim - 2)
+    def gathered_pieces(self) -> int:
+        """Pieces of a shard that is gathered: while it moves, the own one is multiplied."""
+        return self.chunks or 1
+
+    def scattered_pieces(self, rows: int) -> int:
+        """Pieces of `rows` rows that are scattered: one moves while the next one is multiplied."""
+        return self.chunks or (1 if rows % 2 else 2)
+
+
+def _piece(x, devices: int, chunks: int, i: int):
+    """Rows of x that every device has a part of: of each of `devices` shards the i-th part."""
+    if chunks == 1:
+        return x
+    axis = x.ndim - 2
+    x = x.reshape(*x.shape[:axis], devices, chunks, -1, x.shape[-1])
+    x = lax.index_in_dim(x, i, axis + 1, keepdims=False)
+    return lax.collapse(x, axis, axis + 2)
+
+
+def _joined(pieces, devices: int):
+    """What `_piece` takes apart."""
+    if len(pieces) == 1:
+        return pieces[0]
+    axis = pieces[0].ndim - 2
+    split = [x.reshape(*x.shape[:axis], devices, -1, x.shape[-1]) for x in pieces]
+    return lax.collapse(lax.concatenate(split, axis + 1), axis, axis + 2)
+
+
+def _turned(x, first, rows: int):
+    """`rows` rows of x from `first` on, and around: one pass over memory when XLA fuses it."""
+    axis = x.ndim - 2
+    return lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), first, rows, axis)
 
 
 # --- gather, then multiply ----------------------------------------------------------------------
 
 
-def _shards(how: How, x):
-    """Every device's x in pieces, by distance: that of device i + shift. All set out at once."""
-    size = lax.axis_size(how.axis_name)
-    others = [[how.moved(chunk, -shift) for chunk in how.split(x)] for shift in range(1, size)]
-    return [[x], *others]
-
-
-def _by_device(how: How, shards):
-    """Shards, listed by distance from this device, as one array in the order of the devices."""
-    if len(shards) == 1:
-        return shards[0][0]
-    rows = shards[0][0].shape[-2]
-    # Twice around, so that any device's turn is a slice: one pass over memory when XLA fuses it.
-    around = [chunk for shard in shards + shards[:-1] for chunk in shard]
-    first = (len(shards) - lax.axis_index(how.axis_name)) % len(shards)
-    around = lax.concatenate(around, around[0].ndim - 2)
-    return lax.dynamic_slice_in_dim(around, first * rows, len(shards) * rows, around.ndim - 2)
+def _gathered(how: How, x):
+    """all_gather(x), in pieces."""
+    axis, chunks = x.ndim - 2, how.gathered_pieces()
+    pieces = [_piece(x, 1, chunks, i) for i in range(chunks)]
+    return [lax.all_gather(piece, how.axis_name, axis=axis, tiled=True) for piece in pieces]
 
 
 def _gather(how: How, x, w):
     """all_gather(x) @ w, and all_gather(x)."""
-    shards = _shards(how, x)
-    products = [[how.times_w(chunk, w) for chunk in shard] for shard in shards]
-    return _by_device(how, products), _by_device(how, shards)
+    size, axis = how.size, x.ndim - 2
+    own = how.times_w(x, w)
+    if size == 1:
+        return own, x
+    index, products = lax.axis_index(how.axis_name), []
+    gathered = _gathered(how, x)
+    for i, piece in enumerate(gathered):
+        rows = piece.shape[axis] // size
+        # The other devices' rows, those of the next device first; then all, those of the first one.
+        others = _turned(piece, (index + 1) * rows, (size - 1) * rows)
+        product = [_piece(own, 1, len(gathered), i), how.times_w(others, w)]
+        product = lax.concatenate(product, axis)
+        products.append(_turned(product, (size - index) % size * rows, size * rows))
+    return _joined(products, size), _joined(gathered, size)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -150,33 +178,26 @@ gather_product.defjvp(_gather_jvp, symbolic_zeros=True)
 
 def _scatter(how: How, *pairs):
     """psum_scatter of the sum of x @ w over `pairs` of x and w."""
-    size, index = lax.axis_size(how.axis_name), lax.axis_index(how.axis_name)
+    size = how.size
+    chunks = 1 if size == 1 else how.scattered_pieces(pairs[0][0].shape[-2] // size)
 
-    def product(*xs):
+    def product(i):
+        xs = [_piece(x, size, chunks, i) for x, _ in pairs]
         products = [how.times_w(x, w) for x, (_, w) in zip(xs, pairs, strict=True)]
         return functools.reduce(lax.add, products)
 
-    xs = [x for x, _ in pairs]
     if size == 1:
-        return product(*xs)
-    row_axis = xs[0].ndim - 2
-    rows = xs[0].shape[row_axis] // size
-
-    def shards(owner):
-        return [lax.dynamic_slice_in_dim(x, owner * rows, rows, row_axis) for x in xs]
-
-    addends = []
-    for shift in range(1, size):
-        chunks = zip(*map(how.split, shards((index + shift) % size)), strict=True)
-        products = [product(*chunk) for chunk in chunks]
-        addends.append([how.moved(part, shift) for part in products])
-    own = product(*shards(index))
-    is_narrow = jnp.issubdtype(own.dtype, jnp.floating) and own.dtype.itemsize < 4
-    wide = jnp.float32 if is_narrow else own.dtype
-    total = own.astype(wide)
-    for chunks in addends:
-        total += lax.concatenate(chunks, row_axis).astype(wide)
-    return total.astype(how.dtype)
+        return product(0)
+    sums = []
+    for i in range(chunks):
+        addends = product(i)
+        axis = addends.ndim - 2
+        addends = addends.reshape(*addends.shape[:axis], size, -1, addends.shape[-1])
+        addends = lax.all_to_all(addends, how.axis_name, axis, axis)
+        is_narrow = jnp.issubdtype(how.dtype, jnp.floating) and how.dtype.itemsize < 4
+        wide = jnp.float32 if is_narrow else how.dtype
+        sums.append(jnp.sum(addends.astype(wide), axis, dtype=wide).astype(how.dtype))
+    return lax.concatenate(sums, sums[0].ndim - 2) if len(sums) > 1 else sums[0]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -247,7 +268,7 @@ def _transpose_scatter(ct, *operands, how, moving):
         x_bar, gathered = _gather(how.transposed(x.dtype), ct, w)
         bars = [x_bar]
     else:
-        bars, gathered = [], _by_device(how, _shards(how, ct))
+        bars, gathered = [], _joined(_gathered(how, ct), how.size)
     if moving[1]:
         bars.append(how.w_bar(x, gathered, w))
     return [*bars, None, None]

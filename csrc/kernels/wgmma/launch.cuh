@@ -29,12 +29,11 @@ constexpr CUtensorMapDataType map_type() {
 // Fewer than fit by number of SMs, for a cluster lies inside a GPC: 132 SMs take no more than 32 of four.
 using ResidentClusters = std::array<std::atomic<int>, 64>;
 
-// Raises a kernel's shared-memory limit on the current device, once, and finds how many clusters of
-// `launch` run there at once.
+// Raises a kernel's shared-memory limit on the current device, `ordinal`, once, and finds how many
+// clusters of `launch` run there at once.
 template <typename Kernel>
-Status prepare_kernel(Kernel kernel, const cudaLaunchConfig_t& launch, ResidentClusters& resident, int* num_clusters) {
-  int ordinal = 0;
-  if (Status s = cuda_status(cudaGetDevice(&ordinal), "cudaGetDevice"); !s.is_ok()) return s;
+Status prepare_kernel(Kernel kernel, const cudaLaunchConfig_t& launch, int ordinal, ResidentClusters& resident,
+                      int* num_clusters) {
   std::atomic<int>& known = resident[ordinal % resident.size()];
   *num_clusters = known.load(std::memory_order_relaxed);
   if (*num_clusters > 0) return Status::ok();
@@ -51,9 +50,20 @@ Status prepare_kernel(Kernel kernel, const cudaLaunchConfig_t& launch, ResidentC
   return Status::ok();
 }
 
-// Launches a kernel with a cluster for each of `num_tiles`, or as many as the device runs at once.
+// Whether this process runs these kernels on several devices. Then collectives hold SMs now and again, and
+// blocks that would have run there start when others have ended.
+inline bool uses_several_devices(int ordinal) {
+  static std::atomic<uint64_t> seen{0};
+  const uint64_t own = uint64_t{1} << (ordinal % 64);
+  return ((seen.fetch_or(own, std::memory_order_relaxed) | own) & ~own) != 0;
+}
+
+// Launches a kernel with a cluster for each of `num_tiles`, or as many as the device runs at once. Where SMs
+// may be missing there are more, each for `tiles_at_least` tiles or a little more, so that those that run take
+// over from those that cannot start.
 template <auto kKernel, typename Config, int kSharedBytes, typename Parameters>
-Status launch_clusters(const Parameters& params, int64_t num_tiles, cudaStream_t stream, const char* what) {
+Status launch_clusters(const Parameters& params, int64_t num_tiles, int64_t tiles_at_least, cudaStream_t stream,
+                       const char* what) {
   cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim.x = Config::kClusterSize;
@@ -66,9 +76,12 @@ Status launch_clusters(const Parameters& params, int64_t num_tiles, cudaStream_t
   launch.attrs = attributes;
   launch.numAttrs = 2;
   static ResidentClusters resident{};
-  int num_clusters = 0;
-  if (Status s = prepare_kernel(kKernel, launch, resident, &num_clusters); !s.is_ok()) return s;
-  launch.gridDim.x *= static_cast<unsigned>(std::min<int64_t>(num_tiles, num_clusters));
+  int ordinal = 0, num_resident = 0;
+  if (Status s = cuda_status(cudaGetDevice(&ordinal), "cudaGetDevice"); !s.is_ok()) return s;
+  if (Status s = prepare_kernel(kKernel, launch, ordinal, resident, &num_resident); !s.is_ok()) return s;
+  int64_t num_clusters = std::min<int64_t>(num_tiles, num_resident);
+  if (uses_several_devices(ordinal)) num_clusters = std::max(num_clusters, num_tiles / tiles_at_least);
+  launch.gridDim.x *= static_cast<unsigned>(num_clusters);
   return cuda_status(cudaLaunchKernelEx(&launch, kKernel, params), what);
 }
 
@@ -151,8 +164,13 @@ Status launch_kernel(const Call& call) {
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
   params.grid = make_grid(call, tiles_m, tiles_n);
 
+  // What a block loads and stores alone is then 3 % of its time; ping-pong needs two tiles to hide any of it.
+  constexpr int64_t kEnoughWork = int64_t{128} * 128 * 256;
+  const int64_t tile_work = int64_t{params.k_blocks_per_split} * Config::kTileM * Config::kTileN;
+  const int64_t tiles_at_least =
+      std::max<int64_t>(ceil_div(kEnoughWork, std::max<int64_t>(tile_work, 1)), Config::kPingPong ? 2 : 1);
   return launch_clusters<kernel<Config, In, kTransA, kTransB, Epilogue>, Config, T::kSharedBytes>(
-      params, num_tiles, call.stream, "wgmma kernel");
+      params, num_tiles, tiles_at_least, call.stream, "wgmma kernel");
 }
 
 template <typename Config, typename In, int kTransA, int kTransB, bool kAnyEpilogue>

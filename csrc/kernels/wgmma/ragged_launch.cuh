@@ -121,7 +121,7 @@ Status launch_ragged(const RaggedCall& call) {
       T::kIsRows ? max_ragged_tiles(p, Config::kTileN * Config::kClusterN, tile_columns * Config::kClusterM)
                  : max_ragged_tiles(p, Config::kTileM * Config::kClusterM, Config::kTileN);
   return launch_clusters<ragged_kernel<Config, In, kTransA, Epilogue>, Config, T::kSharedBytes>(
-      params, num_tiles, call.stream, "wgmma grouped kernel");
+      params, num_tiles, INT32_MAX, call.stream, "wgmma grouped kernel");
 }
 
 template <typename Config, typename In, int kTransA>
