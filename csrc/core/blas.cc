@@ -15,10 +15,6 @@ constexpr std::array<const char*, 13> kRoutines{"iamax", "iamin", "asum", "nrm2"
 constexpr std::array<const char*, 3> kOps{"N", "T", "C"};
 constexpr std::array<const char*, 4> kMaths{"default", "tf32", "pedantic", "no_reduced_precision"};
 
-std::string must(const std::string& what, const std::string& rule, int64_t got) {
-  return what + " must " + rule + ", got " + std::to_string(got);
-}
-
 struct Shape {
   int64_t rows, columns;  // a vector is a column
 };

@@ -19,11 +19,16 @@ inline int64_t multiply_add(int64_t x, int64_t y, int64_t z) {
 
 constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
+// What is wrong with a number.
+inline std::string must(const std::string& what, const std::string& rule, int64_t got) {
+  return what + " must " + rule + ", got " + std::to_string(got);
+}
+
 // What is wrong with the first extent that no kernel takes; empty when all are in range.
 inline std::string check_extents(std::initializer_list<std::pair<const char*, int64_t>> extents) {
   for (const auto& [name, extent] : extents) {
     if (extent < 0 || extent > std::numeric_limits<int32_t>::max()) {
-      return std::string(name) + " must be in [0, 2147483647], got " + std::to_string(extent);
+      return must(name, "be in [0, 2147483647]", extent);
     }
   }
   return "";

@@ -3,55 +3,20 @@
 #include <array>
 
 #include "core/extent.h"
+#include "core/names.h"
 
 namespace tcgemm {
 namespace {
 
-template <typename Enum>
-struct Named {
-  Enum value;
-  const char* name;
-  int64_t bytes;
-};
-
-constexpr std::array<Named<DType>, 9> kDTypes{{{DType::kF16, "f16", 2},
-                                               {DType::kBF16, "bf16", 2},
-                                               {DType::kF32, "f32", 4},
-                                               {DType::kF64, "f64", 8},
-                                               {DType::kS8, "s8", 1},
-                                               {DType::kU8, "u8", 1},
-                                               {DType::kS32, "s32", 4},
-                                               {DType::kC64, "c64", 8},
-                                               {DType::kC128, "c128", 16}}};
-
-constexpr std::array<Named<Compute>, 5> kComputes{{{Compute::kF16, "f16", 2},
-                                                   {Compute::kF32, "f32", 4},
-                                                   {Compute::kTF32, "tf32", 4},
-                                                   {Compute::kF64, "f64", 8},
-                                                   {Compute::kS32, "s32", 4}}};
-
-constexpr std::array<Named<Bias>, 3> kBiases{{{Bias::kNone, "none", 0}, {Bias::kN, "n", 0}, {Bias::kM, "m", 0}}};
-
-constexpr Named<Activation> kActivations[] = {
-#define TCGEMM_ENTRY(name, functor) {Activation::k##functor, #name, 0},
+constexpr std::array<const char*, 9> kDTypes{"f16", "bf16", "f32", "f64", "s8", "u8", "s32", "c64", "c128"};
+constexpr std::array<int64_t, 9> kDTypeBytes{2, 2, 4, 8, 1, 1, 4, 8, 16};
+constexpr std::array<const char*, 5> kComputes{"f16", "f32", "tf32", "f64", "s32"};
+constexpr std::array<const char*, 3> kBiases{"none", "n", "m"};
+constexpr std::array kActivations{
+#define TCGEMM_ENTRY(name, functor) #name,
     TCGEMM_ACTIVATIONS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
 };
-
-template <typename Table, typename Enum>
-bool parse(const Table& table, std::string_view name, Enum* out) {
-  for (const auto& entry : table) {
-    if (name == entry.name) {
-      *out = entry.value;
-      return true;
-    }
-  }
-  return false;
-}
-
-std::string must(const char* what, const char* rule, int64_t got) {
-  return std::string(what) + " must " + rule + ", got " + std::to_string(got);
-}
 
 int64_t required_elements(const Problem& p, const Operand& x, int64_t rows, int64_t columns) {
   if (p.batch == 0 || rows == 0 || columns == 0) return 0;
@@ -63,10 +28,10 @@ int64_t required_elements(const Problem& p, const Operand& x, int64_t rows, int6
 std::string check_operand(const char* name, const Operand& x, int64_t columns) {
   const std::string prefix = std::string(name) + ".";
   if (x.ld < columns) {
-    return must((prefix + "ld").c_str(), ("be at least " + std::to_string(columns)).c_str(), x.ld);
+    return must(prefix + "ld", "be at least " + std::to_string(columns), x.ld);
   }
   if (x.batch_outer_stride < 0 || x.batch_inner_stride < 0) {
-    return must((prefix + "batch stride").c_str(), "not be negative",
+    return must(prefix + "batch stride", "not be negative",
                 x.batch_outer_stride < 0 ? x.batch_outer_stride : x.batch_inner_stride);
   }
   return "";
@@ -93,27 +58,22 @@ std::string check_epilogue(const Problem& p) {
 
 }  // namespace
 
-int64_t dtype_bytes(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes; }
-const char* dtype_name(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
-const char* compute_name(Compute compute) { return kComputes[static_cast<size_t>(compute)].name; }
-bool parse_dtype(std::string_view name, DType* out) { return parse(kDTypes, name, out); }
-bool parse_compute(std::string_view name, Compute* out) { return parse(kComputes, name, out); }
-bool parse_bias(std::string_view name, Bias* out) { return parse(kBiases, name, out); }
-bool parse_activation(std::string_view name, Activation* out) { return parse(kActivations, name, out); }
-const char* activation_name(Activation activation) { return kActivations[static_cast<size_t>(activation)].name; }
-
-std::vector<std::string> activation_names() {
-  std::vector<std::string> names;
-  for (const auto& entry : kActivations) names.push_back(entry.name);
-  return names;
-}
+int64_t dtype_bytes(DType dtype) { return kDTypeBytes[static_cast<size_t>(dtype)]; }
+const char* dtype_name(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
+const char* compute_name(Compute compute) { return kComputes[static_cast<size_t>(compute)]; }
+bool parse_dtype(std::string_view name, DType* out) { return parse_name(kDTypes, name, out); }
+bool parse_compute(std::string_view name, Compute* out) { return parse_name(kComputes, name, out); }
+bool parse_bias(std::string_view name, Bias* out) { return parse_name(kBiases, name, out); }
+bool parse_activation(std::string_view name, Activation* out) { return parse_name(kActivations, name, out); }
+const char* activation_name(Activation activation) { return kActivations[static_cast<size_t>(activation)]; }
+std::vector<std::string> activation_names() { return {kActivations.begin(), kActivations.end()}; }
 
 std::string check_problem(const Problem& p) {
   if (std::string error = check_extents({{"m", p.m}, {"n", p.n}, {"k", p.k}, {"batch", p.batch}}); !error.empty()) {
     return error;
   }
   if (p.batch > 0 && (p.batch_inner <= 0 || p.batch % p.batch_inner != 0)) {
-    return must("batch_inner", ("divide batch=" + std::to_string(p.batch)).c_str(), p.batch_inner);
+    return must("batch_inner", "divide batch=" + std::to_string(p.batch), p.batch_inner);
   }
   if (std::string error = check_operand("a", p.a, p.a.transposed ? p.m : p.k); !error.empty()) return error;
   if (std::string error = check_operand("b", p.b, p.b.transposed ? p.k : p.n); !error.empty()) return error;
