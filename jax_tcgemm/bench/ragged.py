@@ -27,7 +27,7 @@ from jax import lax
 
 import jax_tcgemm
 from jax_tcgemm.bench import experts, reference
-from jax_tcgemm.bench.suites import DTYPES
+from jax_tcgemm.bench.grouped import Computation, Grouped, workload
 from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
 
 _KINDS = ("forward", "lhs_gradient", "rhs_gradient")
@@ -44,18 +44,14 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
       ValueError: for an unknown kind or key.
     """
     check_keys(f"a group of {suite}", group, ("name", "kind", "alpha", *_KEYS))
+    kinds = dict.fromkeys(_KINDS, _product) | experts.KINDS
     for kind in listed(group.get("kind", "forward")):
-        check_value("kind", kind, (*_KINDS, *experts.KINDS))
+        check_value("kind", kind, kinds)
         for tokens, groups, n, k in itertools.product(*(listed(group[key]) for key in _KEYS)):
             sizes = _group_sizes(tokens, groups, group.get("alpha", 4.0))
+            of = Grouped(kind, dtype, sizes, tokens, groups, n, k)
             label = f"{group.get('name', '')} {kind.replace('_', ' ')}".strip()
-            if kind in experts.KINDS:
-                element_type = DTYPES[dtype][0]
-                yield experts.workload(
-                    suite, label, dtype, element_type, kind, sizes, tokens, groups, n, k
-                )
-            else:
-                yield _workload(suite, label, dtype, kind, sizes, tokens, groups, n, k)
+            yield workload(suite, label, of, kinds[kind](of))
 
 
 def _group_sizes(tokens: int, groups: int, alpha: float) -> np.ndarray:
@@ -69,56 +65,37 @@ def _equal(tokens: int, groups: int) -> np.ndarray:
     return np.diff(ends, prepend=0)
 
 
-def _workload(suite, label, dtype, kind, sizes, tokens, groups, n, k) -> Workload:
-    element_type, precision, _ = DTYPES[dtype]
+def _product(of: Grouped) -> Computation:
+    """A bare product or a gradient of it."""
+    tokens, groups, n, k, kind = of.tokens, of.groups, of.n, of.k, of.kind
     shapes = {
         "forward": ((tokens, k), (groups, k, n)),
         "lhs_gradient": ((tokens, n), (groups, k, n)),
         "rhs_gradient": ((tokens, k), (tokens, n)),
     }[kind]
-    itemsize = jnp.dtype(element_type).itemsize
-    used = int(np.count_nonzero(sizes))
-    weights = (groups if kind == "rhs_gradient" else used) * n * k
     peers: dict[str, Callable] = {}
-    masked = tokens * sum(s[-1] for s in shapes if len(s) == 2) * groups * itemsize
-    if masked <= experts.XLA_LIMIT_BYTES:
-        peers["xla"] = _product(lax, kind, precision)
-    if itemsize == 2 and kind != "rhs_gradient":
+    if of.fits_xla(sum(shape[-1] for shape in shapes if len(shape) == 2)):
+        peers["xla"] = _function(lax, of)
+    if of.element_type.itemsize == 2 and kind != "rhs_gradient":
         peers |= _pallas(kind, n if kind == "forward" else k, k if kind == "forward" else n)
-    integers = jnp.asarray(sizes, jnp.int32)
-
-    def draw(key):
-        for each, shape in zip(jax.random.split(key, 2), shapes, strict=True):
-            yield reference.random(each, shape, jnp.dtype(element_type))
-        yield integers
-
-    return Workload(
-        suite=suite,
-        label=label,
-        dtype=dtype,
-        shape=f"{tokens}×{n}×{k}, {groups} groups",
-        sizes={"tokens": tokens, "groups": groups, "n": n, "k": k},
-        operands=(
-            *(jax.ShapeDtypeStruct(shape, element_type) for shape in shapes),
-            jax.ShapeDtypeStruct((groups,), jnp.int32),
-        ),
-        draw=draw,
-        ours={"ragged_dot": _product(jax_tcgemm, kind, precision)},
+    return Computation(
+        shapes=shapes,
+        integers=(jnp.asarray(of.group_sizes, jnp.int32),),
+        ours={"ragged_dot": _function(jax_tcgemm, of)},
         peers=peers,
-        reference=functools.partial(_reference, kind, sizes),
-        tolerance=2 * float(jnp.finfo(element_type).eps) + 2.0**-9 * (itemsize == 4) + 1e-4,
+        reference=functools.partial(_reference, kind, of.group_sizes),
         flops=2 * tokens * n * k,
-        bytes=(tokens * (n + k) + weights) * itemsize,
+        elements=tokens * (n + k) + (groups if kind == "rhs_gradient" else of.used) * n * k,
+        roundings=2,
     )
 
 
-def _product(library, kind: str, precision) -> Callable:
-    precision = None if precision == "default" else precision
-    if kind == "forward":
-        return functools.partial(library.ragged_dot, precision=precision)
-    numbers = _TRANSPOSED if kind == "lhs_gradient" else _CONTRACTION
+def _function(library, of: Grouped) -> Callable:
+    if of.kind == "forward":
+        return functools.partial(library.ragged_dot, precision=of.precision)
+    numbers = _TRANSPOSED if of.kind == "lhs_gradient" else _CONTRACTION
     return functools.partial(
-        library.ragged_dot_general, ragged_dot_dimension_numbers=numbers, precision=precision
+        library.ragged_dot_general, ragged_dot_dimension_numbers=numbers, precision=of.precision
     )
 
 
