@@ -199,7 +199,7 @@ def test_logging(tmp_path, run_python):
 import jax.numpy as jnp
 from jax_tcgemm import blas
 blas.set_logging({str(log)!r})
-blas.gemv(jnp.eye(3), jnp.ones(3)).block_until_ready()
+blas.gemv(jnp.eye(3), jnp.ones(3), implementation="cublas").block_until_ready()
 blas.set_logging(None)
 """,
         XLA_PYTHON_CLIENT_PREALLOCATE="false",
