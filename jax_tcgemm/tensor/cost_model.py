@@ -41,9 +41,15 @@ class Calibration:
     # https://docs.nvidia.com/cuda/cutensor/latest/user_guide.html#performance-guidelines
     fastest_mode_of_batch: float = 8.0
     # XLA runs unless another one is predicted to take less than this part of its time, and where it
-    # takes no longer than this: it fuses what short steps read and write.
+    # takes no longer than `short_us`: it fuses what short steps read and write.
     margin: float = 0.95
+    cutensor_margin: float = 0.8
     short_us: float = 10.0
+
+    def beats_xla(self, name: str, us: dict[str, float]) -> bool:
+        """Whether one of the predicted times is short enough to take the place of XLA's."""
+        margin = self.cutensor_margin if name == "cutensor" else self.margin
+        return us["xla"] >= self.short_us and us[name] < margin * us["xla"]
 
 
 H200 = Calibration()

@@ -183,10 +183,8 @@ def _choose(operation, gemm, platform, device, reasons) -> tuple[str, str]:
 def _by_cost(operation, gemm, device, reasons) -> tuple[str, str]:
     us = cost_model.contraction_us(operation, gemm, device)
     able = [name for name in IMPLEMENTATIONS["contract"] if not reasons[name]]
-    best = min((name for name in able if name != XLA), key=us.get, default=XLA)
-    known = cost_model.H200
-    if us[XLA] < known.short_us or us[best] >= known.margin * us[XLA]:
-        best = XLA
+    better = [name for name in able if name != XLA and cost_model.H200.beats_xla(name, us)]
+    best = min(better, key=us.get, default=XLA)
     others = ", ".join(f"{us[name]:.4g} us for {name}" for name in able if name != best)
     missing = [name for name in IMPLEMENTATIONS["contract"] if reasons[name]]
     why = f"the cost model predicts {us[best]:.4g} us" + (f", {others}" if others else "")
