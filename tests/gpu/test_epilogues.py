@@ -176,8 +176,8 @@ def test_cublaslt(form, layout):
             drawn, ((got, *rest),) = run("cublaslt", [("heuristic0", case)])
             arrays = drawn[0]
             # Its gelu is an approximation of the hardware's tanh: absolute, not relative, accuracy.
-            # Where rows are not aligned, or there is a C, most of its algorithms round to the type of
-            # D, too, before they add the bias.
+            # Where rows are not aligned, or there is a C, most of its algorithms round to the type
+            # of D, too, before they add the bias.
             rounded = 0.0
             if case.bias != "none" and (label != "aligned" or case.beta):
                 without_bias = case.parts(arrays)["z"] - wide(arrays["bias"])[:, None]
