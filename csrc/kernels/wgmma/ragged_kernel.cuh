@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (!T::kIsRows) return (work.num_tokens() + T::kTileK - 1) / T::kTileK;
     return work.tokens.group < 0 ? 0 : (gemm.k + T::kTileK - 1) / T::kTileK;
   };
-  // What the instruction multiplies: what tokens need, in whole swizzle groups of each block.
+  // What the instruction multiplies: what tokens need.
   const auto width_of = [&](const RaggedWork& work) {
     return (max(work.num_tokens(), 1) + T::kWidthStep - 1) / T::kWidthStep * T::kWidthStep;
   };
@@ -147,7 +147,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           uint8_t* a = shared + state.stage * T::kStageBytes;
           uint8_t* b = a + T::kABytes;
           if constexpr (T::kIsRows) {
-            const int32_t own = width_of(work) / Config::kClusterM, box = (own - 1) / kBoxStep;
+            // Whole swizzle groups.
+            const int32_t own = (width_of(work) / Config::kClusterM + 7) / 8 * 8, box = (own - 1) / kBoxStep;
             const int32_t token_bytes = gathers ? 0 : (box + 1) * kBoxStep * Config::kClusterM * 128;
             ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes + token_bytes);
             if constexpr (Epilogue::kFused) {

@@ -13,8 +13,6 @@ namespace tcgemm::wgmma_family {
 // Boxes of tokens of form rows have 16, 32 ... 128 of them: a k block takes one box, the smallest that holds
 // what a block loads.
 inline constexpr int kBoxStep = 16, kNumBoxes = 8;
-// Of the width of a cluster's tile of form rows.
-inline constexpr int kClusterWidthStep = 16;
 
 template <typename Epilogue>
 struct RaggedParams {
@@ -25,15 +23,15 @@ struct RaggedParams {
 
 // The form is the orientation of the config.
 // rows (swapped): A of the instruction is the weights and B the tokens, whose number is the flexible extent of
-// the instruction: a cluster's tile is as wide as its tokens need, in steps of 16. Blocks beside each other
-// (kClusterN) have an equal part of that each.
+// the instruction: a block's tile is as wide as its tokens need, in steps of 8. Blocks beside each other
+// (kClusterN) have an equal part of a cluster's each.
 // contraction (not swapped): both operands are stored with rows of K.
 template <typename Config, typename In, int kTransA, typename Epilogue>
 struct RaggedTraits : Traits<Config, In, kTransA, !Config::kSwapped> {
   static constexpr bool kIsRows = Config::kSwapped;
   using Base = Traits<Config, In, kTransA, !kIsRows>;
   static constexpr int kMaxWidth = Config::kTileN;
-  static constexpr int kWidthStep = kClusterWidthStep / Config::kClusterN;
+  static constexpr int kWidthStep = 8;
   // Warps 2 and 3 gather the tokens, which blocks do not share where there is an epilogue.
   static constexpr int kGatherThreads = Epilogue::kFused ? 64 : 0;
   // The producer, those that gather and both consumers read what tile comes next.
@@ -52,8 +50,6 @@ struct RaggedTraits : Traits<Config, In, kTransA, !Config::kSwapped> {
   static_assert(Config::kClusterK == 1 && Config::kClusterN == (Epilogue::kFused ? 2 : 1) && !Config::kPingPong,
                 "blocks of a cluster share the tokens, or with an epilogue the weights");
   static_assert(!Epilogue::kFused || Config::kClusterM == 1, "tokens that are gathered are not shared");
-  static_assert(kMaxWidth % kWidthStep == 0 && kClusterWidthStep / Config::kClusterSize % 8 == 0,
-                "each block of a cluster loads whole swizzle groups");
   static_assert(!kIsRows || kMaxWidth / Config::kClusterM <= kBoxStep * kNumBoxes, "one box of tokens a k block");
   static_assert(kIsRows || kTransA, "a contraction's operands are stored with rows of K");
   static_assert(!Epilogue::kFused || (kIsRows && kTransA), "epilogues of form rows, of weights with rows of K");
@@ -73,13 +69,13 @@ struct RowTiles {
   // In: the segment's tokens; out: those of this block's part of the tile, of which there may be none.
   __device__ __forceinline__ void locate(int32_t in_segment, int32_t rank_m, int32_t rank_n, RaggedWork* work) const {
     const int32_t rows = ceil_div(work->num_tokens(), kMaxTokens);
-    // Tiles of a segment are of one width, so that none is left with a few tokens only.
-    const int32_t width = ceil_div(ceil_div(work->num_tokens(), rows), kClusterWidthStep) * kClusterWidthStep;
+    // Blocks of a segment have as many tokens each, so that none is left with a few only.
+    const int32_t width = ceil_div(ceil_div(work->num_tokens(), rows * Config::kClusterN), 8) * 8;
     const TilePlace place = TilePlace::make(in_segment, rows, columns);
     work->m_idx = (place.column * Config::kClusterM + rank_m) * tile_columns;
-    const int32_t part = width / Config::kClusterN, begin = work->tokens.token_begin + place.row * width;
-    work->n_idx = work->tokens.token_begin = min(begin + rank_n * part, work->tokens.token_end);
-    work->tokens.token_end = min(work->n_idx + part, work->tokens.token_end);
+    const int32_t begin = work->tokens.token_begin + (place.row * Config::kClusterN + rank_n) * width;
+    work->n_idx = work->tokens.token_begin = min(begin, work->tokens.token_end);
+    work->tokens.token_end = min(work->n_idx + width, work->tokens.token_end);
   }
 
  private:
