@@ -97,7 +97,8 @@ STOCK = Products(
 )
 
 
-def _weight(rngs, *shape) -> nnx.Param:
+def make_weight(rngs: nnx.Rngs, *shape: int) -> nnx.Param:
+    """A weight that keeps the variance of what it multiplies."""
     return nnx.Param(jax.random.normal(rngs.params(), shape) * shape[0] ** -0.5)
 
 
@@ -115,10 +116,10 @@ class Block(nnx.Module):
             dot_general=products.dot_general,
             rngs=rngs,
         )
-        self.out = _weight(rngs, size.width, size.width)
+        self.out = make_weight(rngs, size.width, size.width)
         self.feed_forward_norm = nnx.RMSNorm(size.width, dtype=dtype, rngs=rngs)
-        self.up = _weight(rngs, size.width, 2, size.hidden)
-        self.down = _weight(rngs, size.hidden, size.width)
+        self.up = make_weight(rngs, size.width, 2, size.hidden)
+        self.down = make_weight(rngs, size.hidden, size.width)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """From (batch, context, width) to the same."""
@@ -141,10 +142,12 @@ class Block(nnx.Module):
 class Gpt(nnx.Module):
     """A decoder-only transformer over bytes."""
 
-    def __init__(self, size: Size, products: Products, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self, size: Size, products: Products, dtype, rngs: nnx.Rngs, block: type[Block] = Block
+    ):
         self.embedding = nnx.Embed(NUM_TOKENS, size.width, dtype=dtype, rngs=rngs)
-        self.positions = _weight(rngs, size.context, size.width)
-        self.blocks = nnx.List([Block(size, products, dtype, rngs) for _ in range(size.layers)])
+        self.positions = make_weight(rngs, size.context, size.width)
+        self.blocks = nnx.List([block(size, products, dtype, rngs) for _ in range(size.layers)])
         self.norm = nnx.RMSNorm(size.width, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(
             size.width,
@@ -157,10 +160,18 @@ class Gpt(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Logits (batch, context, 256) of the byte that follows each."""
-        x = self.embedding(tokens)
-        x = x + self.positions[...].astype(x.dtype)[: tokens.shape[1]]
+        x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
+        return self.logits(x)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """What comes into the first block."""
+        x = self.embedding(tokens)
+        return x + self.positions[...].astype(x.dtype)[: tokens.shape[1]]
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """What is made of what comes out of the last block."""
         return self.head(self.norm(x)).astype(jnp.float32)
 
 

@@ -25,7 +25,7 @@ from flax import nnx
 from jax import lax
 from rich.console import Console
 from rich.progress import track
-from train_gpt import NUM_TOKENS, OURS, SIZES, Block, Size, batches, read_text
+from train_gpt import OURS, SIZES, Block, Gpt, Products, Size, batches, make_weight, read_text
 
 import jax_tcgemm
 
@@ -38,17 +38,15 @@ _SEED = 0
 class MoeBlock(Block):
     """Attention, then experts of half the width of the dense block's hidden layer each."""
 
-    def __init__(self, size: Size, dtype, rngs: nnx.Rngs):
-        super().__init__(size, OURS, dtype, rngs)
+    def __init__(self, size: Size, products: Products, dtype, rngs: nnx.Rngs):
+        super().__init__(size, products, dtype, rngs)
         hidden = size.hidden // 2
 
         def experts(*shape):
             values = jax.random.normal(rngs.params(), (NUM_EXPERTS, *shape))
             return nnx.Param(values * shape[0] ** -0.5)
 
-        self.router = nnx.Param(
-            jax.random.normal(rngs.params(), (size.width, NUM_EXPERTS)) * size.width**-0.5
-        )
+        self.router = make_weight(rngs, size.width, NUM_EXPERTS)
         self.up = experts(size.width, 2, hidden)
         self.down = experts(hidden, size.width)
 
@@ -86,33 +84,21 @@ class MoeBlock(Block):
         return x + out.reshape(x.shape), balance, share
 
 
-class MoeGpt(nnx.Module):
+class MoeGpt(Gpt):
     """A decoder-only transformer over bytes whose feed-forward blocks are mixtures of experts."""
 
     def __init__(self, size: Size, dtype, rngs: nnx.Rngs):
-        self.embedding = nnx.Embed(NUM_TOKENS, size.width, dtype=dtype, rngs=rngs)
-        self.positions = nnx.Embed(size.context, size.width, dtype=dtype, rngs=rngs)
-        self.blocks = nnx.List([MoeBlock(size, dtype, rngs) for _ in range(size.layers)])
-        self.norm = nnx.RMSNorm(size.width, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(
-            size.width,
-            NUM_TOKENS,
-            use_bias=False,
-            dtype=dtype,
-            dot_general=jax_tcgemm.dot_general,
-            rngs=rngs,
-        )
+        super().__init__(size, OURS, dtype, rngs, MoeBlock)
 
     def __call__(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Logits (batch, context, 256), the mean balance loss, and the shares (layers, experts)."""
-        x = self.embedding(tokens) + self.positions(jnp.arange(tokens.shape[1]))
+        x = self.embed(tokens)
         balances, shares = [], []
         for block in self.blocks:
             x, balance, share = block(x)
             balances.append(balance)
             shares.append(share)
-        logits = self.head(self.norm(x)).astype(jnp.float32)
-        return logits, jnp.mean(jnp.stack(balances)), jnp.stack(shares)
+        return self.logits(x), jnp.mean(jnp.stack(balances)), jnp.stack(shares)
 
 
 def train(
