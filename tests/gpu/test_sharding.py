@@ -75,6 +75,57 @@ def test_sharded_products(mesh, lhs, rhs, out, implementation, dtype):
     assert_close(grads[1], a.T @ ones, M, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("implementation", ["wgmma", "cublaslt", None], ids=str)
+@pytest.mark.parametrize(
+    ("x_spec", "w_spec", "out"),
+    [
+        (P("x"), P(), P("x")),
+        (P(), P(None, "x"), P(None, "x")),
+        (P(None, "x"), P("x"), P()),
+        (P(None, "x"), P("x"), P("x")),
+    ],
+    ids=["m", "n", "k", "k, result m"],
+)
+def test_a_layer_with_out_sharding(mesh, x_spec, w_spec, out, implementation, dtype):
+    """Bias, activation and residual once, after the sum over devices where there is one."""
+    if not mesh.are_all_axes_explicit:
+        pytest.skip("out_sharding is for explicit axes")
+    x, w, bias = (draw(s, dtype, i) for i, s in enumerate([(M, K), (K, N), (N,)]))
+    w, residual = w / 16, draw((M, N), dtype, 3)
+
+    def f(x, w, bias, residual):
+        return jax_tcgemm.linear(
+            x,
+            w,
+            bias,
+            activation="relu",
+            residual=residual,
+            out_sharding=out,
+            implementation=implementation,
+        )
+
+    with jax.set_mesh(mesh):
+        args = [
+            jax.device_put(v, NamedSharding(mesh, s))
+            for v, s in ((x, x_spec), (w, w_spec), (bias, P()), (residual, out))
+        ]
+        got = jax.jit(f)(*args)
+        grads = jax.jit(jax.grad(lambda *a: jnp.sum(f(*a).astype(jnp.float32)), (0, 1, 2)))(*args)
+    assert got.sharding.is_equivalent_to(NamedSharding(mesh, out), 2)
+    x, w, bias, residual = (np.asarray(v, np.float64) for v in (x, w, bias, residual))
+    z = x @ w + bias
+    assert_close(got, np.maximum(z, 0) + residual, K, dtype)
+    # Where z rounds to the other side of 0, a gradient may count an element that is none.
+    slope, doubtful = z > 0, (np.abs(z) < 2**-6).astype(np.float64)
+    bounds = doubtful @ np.abs(w).T, np.abs(x).T @ doubtful, doubtful.sum(0)
+    expected = slope @ w.T, x.T @ slope, slope.sum(0)
+    for grad, value, bound, terms in zip(grads, expected, bounds, (N, M, M), strict=True):
+        eps = 2**-10 if dtype == "float32" else float(jnp.finfo(dtype).eps)
+        error = np.abs(np.asarray(grad, np.float64) - value)
+        assert (error <= bound + 4 * eps * (np.abs(value) + 4 * terms**0.5)).all()
+
+
 @pytest.mark.parametrize(
     "options",
     [
