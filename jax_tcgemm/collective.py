@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tcgemm.dot_general import as_array, canonical_element_type
+from jax_tcgemm.arguments import as_array, canonical_element_type
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives.collective import How, gather_product, scatter_product
 from jax_tcgemm.primitives.dot_general import same_varying

@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tcgemm.dot_general import as_array
+from jax_tcgemm.arguments import as_array, as_integers
 from jax_tcgemm.fusion import wide_dtype
 from jax_tcgemm.primitives import rows as primitive
-from jax_tcgemm.ragged_dot import as_integers
 from jax_tcgemm.selection import check_names
 
 

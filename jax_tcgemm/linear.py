@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tcgemm.activations import canonical_activation
-from jax_tcgemm.dot_general import as_array, canonical_element_type, canonical_sharding
+from jax_tcgemm.arguments import as_array, canonical_element_type, canonical_sharding
 from jax_tcgemm.fusion import Fusion
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives import dot_general as plain

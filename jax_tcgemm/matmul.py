@@ -3,7 +3,7 @@
 import jax
 from jax import lax
 
-from jax_tcgemm.dot_general import as_array, canonical_element_type, promoted_type, weakened
+from jax_tcgemm.arguments import as_array, canonical_element_type, promoted_type, weakened
 from jax_tcgemm.linear import product
 from jax_tcgemm.selection import check_names
 

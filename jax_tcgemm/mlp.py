@@ -10,7 +10,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jax_tcgemm.activations import canonical_activation
-from jax_tcgemm.dot_general import as_array, canonical_element_type, canonical_sharding
+from jax_tcgemm.arguments import as_array, canonical_element_type, canonical_sharding
 from jax_tcgemm.fusion import Fusion, broadcast_to, wide_dtype
 from jax_tcgemm.linear import (
     check_addend,

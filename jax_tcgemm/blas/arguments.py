@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.dot_general import as_array
+from jax_tcgemm.arguments import as_array
 from jax_tcgemm.primitives import blas as primitive
 from jax_tcgemm.primitives.blas import Call, Options, span
 

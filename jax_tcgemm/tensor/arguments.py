@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.dot_general import as_array
+from jax_tcgemm.arguments import as_array
 
 
 def arrays(op: str, **operands) -> list:

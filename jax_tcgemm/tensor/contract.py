@@ -2,7 +2,7 @@
 
 import jax
 
-from jax_tcgemm.dot_general import canonical_sharding
+from jax_tcgemm.arguments import canonical_sharding
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives import contract as primitive
 from jax_tcgemm.tensor import arguments, modes, operators

@@ -6,7 +6,7 @@ import opt_einsum
 from jax import lax
 from opt_einsum import parser
 
-from jax_tcgemm.dot_general import (
+from jax_tcgemm.arguments import (
     as_array,
     canonical_element_type,
     canonical_sharding,
