@@ -32,17 +32,17 @@ struct Fused {
   }
 };
 
-// A thread's values of 64 x 64 elements: number 4 * j + 2 * h + i is that of row warp * 16 + h * 8 +
-// lane / 4 and column 8 * j + lane % 4 * 2 + i. They are worked on in two parts of 32 columns: as many as a
-// float32 box is wide, as hide the latency of what is loaded for them, and as leave registers beside the accumulators.
-constexpr int kFragment = 32, kPart = 16, kParts = kFragment / kPart, kPartColumns = 2 * kPart;
+// A part: a thread's values of 64 x 32 elements. Number 4 * j + 2 * h + i is that of row warp * 16 + h * 8 +
+// lane / 4 and column 8 * j + lane % 4 * 2 + i. As many as a float32 box is wide, as hide the latency of what is
+// loaded for them, and as leave registers beside the accumulators.
+constexpr int kPart = 16, kPartColumns = 2 * kPart;
 
-// The epilogue of 64 x 64 elements.
-class FusedFragment {
+// The epilogue of 64 x 64 elements, two parts. What two staged boxes take is stored at a time.
+class FusedBox {
  public:
   // (row, column, batch_idx): of the first element. `buffers`: two of 8 KiB, which take turns.
-  __device__ __forceinline__ FusedFragment(const Params<Fused>& params, int32_t row, int32_t column, int32_t batch_idx,
-                                           uint8_t* buffers, int& buffer_idx, uint32_t barrier_id)
+  __device__ __forceinline__ FusedBox(const Params<Fused>& params, int32_t row, int32_t column, int32_t batch_idx,
+                                      uint8_t* buffers, int& buffer_idx, uint32_t barrier_id, int thread_idx)
       : params_(params),
         f_(params.epilogue.values),
         row_(row),
@@ -50,46 +50,44 @@ class FusedFragment {
         batch_idx_(batch_idx),
         buffers_(buffers),
         buffer_idx_(buffer_idx),
-        barrier_id_(barrier_id) {}
+        barrier_id_(barrier_id),
+        thread_idx_(thread_idx) {}
 
-  // Stores what becomes of the sums. `up`: those of a gated product's second matrix.
-  __device__ __forceinline__ void store(float (&z)[kFragment], float (&up)[kFragment]) const {
-    scale(z, up);
-    // One loop over all that is stored, so that each part of the code exists once: aux_out, its second
-    // matrix, D; of each one part of the columns after the other.
+  // Stores what becomes of the sums. take(z, part, second, offset) gives a part of them, or of those of a
+  // gated product's second matrix, as z = alpha * sum + offset.
+  template <typename Take>
+  __device__ __forceinline__ void store(Take&& take) const {
+    const bool is_float = f_.type == FloatType::kF32, has_aux = f_.aux_out != nullptr;
+    // A gated product's aux_out, which is two boxes, then D; else all at once.
 #pragma unroll 1
-    for (int step = f_.aux_out != nullptr ? 0 : 2 * kParts; step < 3 * kParts; ++step) {
-      const bool is_d = step >= 2 * kParts, is_second = !is_d && step >= kParts;
-      const int part = step % kParts;
-      if (is_second && !f_.gated) continue;
-      const bool has_two = is_d && f_.has_two_d(), is_float = f_.type == FloatType::kF32;
-      float values[kPart], others[kPart];  // those of D's second matrix
-      select(values, z, part);
-      if (is_second) select(values, up, part);
-      if (is_d) compute(values, others, z, up, part);
-      const bool begins = is_float || part == 0, ends = is_float || part == kParts - 1;
-      if (begins) begin_boxes(has_two);
+    for (int pass = has_aux && f_.gated ? 0 : 1; pass < 2; ++pass) {
+      const bool is_aux = pass == 0, aux_beside_d = !is_aux && has_aux && !f_.gated;
+      const bool has_two = is_aux || aux_beside_d || f_.has_two_d();
 #pragma unroll 1
-      for (int half = 0;; ++half) {
-        stage(values, half, is_float ? 0 : part);
-        if (half == has_two) break;
-        copy(values, others);
+      for (int part = 0; part < 2; ++part) {
+        float values[kPart], others[kPart], offset[kPart];
+        load_bias(offset, part, 0);
+        take(values, part, false, offset);
+        if (f_.has_two_z()) {
+          load_bias(offset, part, params_.n);
+          take(others, part, true, offset);
+        }
+        if (aux_beside_d) copy(others, values);
+        if (!is_aux) compute(values, others, part);
+        if (is_float || part == 0) begin_boxes(has_two);
+        stage(values, 0, is_float ? 0 : part);
+        if (has_two) stage(others, 1, is_float ? 0 : part);
+        if (is_float || part == 1) end_boxes(is_aux, has_two, is_float ? part * kPartColumns : 0);
       }
-      if (ends) end_boxes(is_d, is_second, has_two, is_float ? part * kPartColumns : 0);
     }
   }
 
  private:
-  static __device__ __forceinline__ int thread_idx() { return ptx::tid_x() % 128; }
-  __device__ __forceinline__ int32_t thread_row() const {
-    return row_ + thread_idx() / 32 * 16 + thread_idx() % 32 / 4;
+  __device__ __forceinline__ int32_t thread_row() const { return row_ + thread_idx_ / 32 * 16 + thread_idx_ % 32 / 4; }
+  __device__ __forceinline__ int32_t thread_column(int part) const {
+    return column_ + thread_idx_ % 4 * 2 + part * kPartColumns;
   }
-  __device__ __forceinline__ int32_t thread_column() const { return column_ + thread_idx() % 4 * 2; }
 
-  static __device__ __forceinline__ void select(float (&x)[kPart], const float (&y)[kFragment], int part) {
-#pragma unroll
-    for (int v = 0; v < kPart; ++v) x[v] = part > 0 ? y[kPart + v] : y[v];
-  }
   static __device__ __forceinline__ void copy(float (&x)[kPart], const float (&y)[kPart]) {
 #pragma unroll
     for (int v = 0; v < kPart; ++v) x[v] = y[v];
@@ -99,45 +97,54 @@ class FusedFragment {
     for (int v = 0; v < kPart; ++v) x[v] *= y[v];
   }
 
-  // D of a part whose Z is `values`, and its second matrix in `others`. All that a part reads is read before
-  // anything of it is stored: D may lie in the place of aux_in.
-  __device__ __forceinline__ void compute(float (&values)[kPart], float (&others)[kPart], const float (&z)[kFragment],
-                                          const float (&up)[kFragment], int part) const {
+  // D of a part whose Z is `values` and, of a gated product, `others`; D's second matrix in `others`. All that a
+  // part reads is read before anything of it is stored: D may lie in the place of aux_in.
+  __device__ __forceinline__ void compute(float (&values)[kPart], float (&others)[kPart], int part) const {
     if (f_.derivative) {
-      float factor[kPart];
-      load(others, factor, f_.aux_in, f_.gated, part);
-      if (f_.gated) multiply(values, factor);
-      epilogue::apply_gradient(f_.activation, others, values);
-      select(factor, z, part);
-      multiply(others, factor);
+      float saved[kPart];
+      copy(others, values);
+      load(f_.aux_in, f_.gated, part, [&](bool second, const float (&x)[kPart]) {
+        if (second) {
+          multiply(values, x);
+        } else {
+          copy(saved, x);
+        }
+      });
+      epilogue::apply_gradient(f_.activation, saved, values);
+      multiply(others, saved);
     } else {
       epilogue::apply_value(f_.activation, values);
-      if (f_.gated) {
-        select(others, up, part);
-        multiply(values, others);
-      }
+      if (f_.gated) multiply(values, others);
     }
     if (f_.beta != 0.0f) {
-      float first[kPart], second[kPart];
-      load(first, second, f_.c, f_.has_two_d(), part);
+      load(f_.c, f_.has_two_d(), part, [&](bool second, const float (&x)[kPart]) {
 #pragma unroll
-      for (int v = 0; v < kPart; ++v) {
-        values[v] += f_.beta * first[v];
-        others[v] += f_.beta * second[v];
-      }
+        for (int v = 0; v < kPart; ++v) {
+          if (second) {
+            others[v] += f_.beta * x[v];
+          } else {
+            values[v] += f_.beta * x[v];
+          }
+        }
+      });
     }
   }
 
-  // A part of a matrix with rows of n, or of both of one with rows of two times n; zeros outside.
-  __device__ __forceinline__ void load(float (&first)[kPart], float (&second)[kPart], const void* data, bool has_two,
-                                       int part) const {
+  // Calls visit(second, values) with a part of a matrix with rows of n, or of both of one with rows of two times
+  // n; with zeros outside.
+  template <typename Visit>
+  __device__ __forceinline__ void load(const void* data, bool has_two, int part, Visit visit) const {
     const int64_t ld = static_cast<int64_t>(params_.n) << has_two;
-    const int32_t column = thread_column() + part * kPartColumns, columns = params_.n - column;
+    const int32_t column = thread_column(part), columns = params_.n - column;
     const int64_t offset = (int64_t{batch_idx_} * params_.m + thread_row()) * ld + column;
+    float values[kPart];
     if (f_.type == FloatType::kF32) {
       const float* source = static_cast<const float*>(data) + offset;
-      load_float(first, source, ld, columns);
-      load_float(second, source + params_.n, ld, has_two ? columns : 0);
+      load_float(values, source, ld, columns);
+      visit(false, values);
+      if (!has_two) return;
+      load_float(values, source + params_.n, ld, columns);
+      visit(true, values);
     } else {
       // Both are under way before either is used.
       uint32_t words[2][kPart / 2];
@@ -149,8 +156,11 @@ class FusedFragment {
         load_16bit<false>(words[0], source, ld, columns);
         load_16bit<false>(words[1], source + params_.n, ld, has_two ? columns : 0);
       }
-      unpack(first, words[0], f_.type);
-      unpack(second, words[1], f_.type);
+      unpack(values, words[0], f_.type);
+      visit(false, values);
+      if (!has_two) return;
+      unpack(values, words[1], f_.type);
+      visit(true, values);
     }
   }
 
@@ -194,81 +204,74 @@ class FusedFragment {
     return low | high << 16;
   }
 
-  static __device__ __forceinline__ void unpack(float (&values)[16], const uint32_t (&words)[8], FloatType type) {
+  template <int kCount>
+  static __device__ __forceinline__ void unpack(float (&values)[kCount], const uint32_t (&words)[kCount / 2],
+                                                FloatType type) {
     if (type == FloatType::kBF16) {
 #pragma unroll
-      for (int v = 0; v < 16; ++v) {
+      for (int v = 0; v < kCount; ++v) {
         values[v] = __uint_as_float(v % 2 == 0 ? words[v / 2] << 16 : words[v / 2] & 0xFFFF0000u);
       }
     } else {
 #pragma unroll
-      for (int v = 0; v < 16; v += 2) {
+      for (int v = 0; v < kCount; v += 2) {
         const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[v / 2]));
         values[v] = pair.x, values[v + 1] = pair.y;
       }
     }
   }
 
-  // z = alpha * z + bias, and so for the second matrix of a gated product.
-  __device__ __forceinline__ void scale(float (&z)[kFragment], float (&up)[kFragment]) const {
-    float along_n[2][16] = {}, along_m[2] = {};
-    if (f_.bias != nullptr) load_bias(along_n, along_m);
-#pragma unroll
-    for (int v = 0; v < kFragment; ++v) z[v] = z[v] * f_.alpha + (along_n[0][v / 4 * 2 + v % 2] + along_m[v / 2 % 2]);
-    if (!f_.has_two_z()) return;
-#pragma unroll
-    for (int v = 0; v < kFragment; ++v) up[v] = up[v] * f_.alpha + along_n[1][v / 4 * 2 + v % 2];
-  }
-
-  // Of a thread's 16 columns, for the two matrices of a gated product, or of its two rows.
-  __device__ __forceinline__ void load_bias(float (&along_n)[2][16], float (&along_m)[2]) const {
-    const int64_t first = batch_idx_ * f_.bias_batch_stride;
-    if (f_.bias_along_m) {
+  // The bias of a part's elements, of which number `first` is that of column 0.
+  __device__ __forceinline__ void load_bias(float (&offset)[kPart], int part, int32_t first) const {
+    constexpr int kColumns = kPart / 2;
+    float along_n[kColumns] = {}, along_m[2] = {};
+    const int64_t batch = batch_idx_ * f_.bias_batch_stride;
+    if (f_.bias == nullptr) {
+    } else if (f_.bias_along_m) {
       epilogue::visit(f_.bias_type, [&](auto tag) {
-        const auto* bias = static_cast<const decltype(tag)*>(f_.bias) + first + thread_row();
+        const auto* bias = static_cast<const decltype(tag)*>(f_.bias) + batch + thread_row();
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           if (thread_row() + 8 * h < params_.m) along_m[h] = convert<float>(bias[8 * h]);
         }
       });
-      return;
-    }
-    const int32_t columns = params_.n - thread_column(), up_columns = f_.has_two_z() ? columns : 0;
-    const int64_t offset = first + thread_column();
-    if (f_.bias_type == FloatType::kF32) {
-      const float* bias = static_cast<const float*>(f_.bias) + offset;
-#pragma unroll
-      for (int v = 0; v < 16; ++v) {
-        const int column = v / 2 * 8 + v % 2;
-        if (column < columns) along_n[0][v] = bias[column];
-        if (column < up_columns) along_n[1][v] = bias[params_.n + column];
-      }
-      return;
-    }
-    uint32_t words[2][8];
-    const uint16_t* bias = static_cast<const uint16_t*>(f_.bias) + offset;
-    const auto load_words = [&](auto vectors) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        words[0][j] = load_pair<vectors.value>(bias + 8 * j, columns - 8 * j);
-        words[1][j] = load_pair<vectors.value>(bias + params_.n + 8 * j, up_columns - 8 * j);
-      }
-    };
-    if (f_.bias_vectors) {
-      load_words(std::true_type{});
     } else {
-      load_words(std::false_type{});
+      const int32_t columns = params_.n - thread_column(part);
+      const int64_t place = batch + first + thread_column(part);
+      if (f_.bias_type == FloatType::kF32) {
+        const float* bias = static_cast<const float*>(f_.bias) + place;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const int column = c / 2 * 8 + c % 2;
+          if (column < columns) along_n[c] = bias[column];
+        }
+      } else {
+        uint32_t words[kColumns / 2];
+        const uint16_t* bias = static_cast<const uint16_t*>(f_.bias) + place;
+        const auto load_words = [&](auto vectors) {
+#pragma unroll
+          for (int j = 0; j < kColumns / 2; ++j) {
+            words[j] = load_pair<vectors.value>(bias + 8 * j, columns - 8 * j);
+          }
+        };
+        if (f_.bias_vectors) {
+          load_words(std::true_type{});
+        } else {
+          load_words(std::false_type{});
+        }
+        unpack(along_n, words, f_.bias_type);
+      }
     }
-    unpack(along_n[0], words[0], f_.bias_type);
-    unpack(along_n[1], words[1], f_.bias_type);
+#pragma unroll
+    for (int v = 0; v < kPart; ++v) offset[v] = along_n[v / 4 * 2 + v % 2] + along_m[v / 2 % 2];
   }
 
-  // The buffer of the box being staged, or of the one beside it, D's second matrix.
+  // The buffers of the two boxes being staged, or of the one and the one stored before.
   __device__ __forceinline__ uint8_t* buffer(int half) const { return buffers_ + (buffer_idx_ ^ half) * 8192; }
 
   __device__ __forceinline__ void begin_boxes(bool has_two) const {
     // The stores that this same thread has issued from these buffers have read them.
-    if (thread_idx() == 0) {
+    if (thread_idx_ == 0) {
       if (has_two) {
         ptx::tma_store_wait_read<0>();
       } else {
@@ -278,9 +281,11 @@ class FusedFragment {
     ptx::named_barrier_sync(barrier_id_, 128);
   }
 
+  // `part`: of a box of 16-bit numbers.
   __device__ __forceinline__ void stage(const float (&values)[kPart], int half, int part) const {
-    const int warp = thread_idx() / 32, lane = thread_idx() % 32;
     if (f_.type == FloatType::kF32) {
+      // Asked again, lest the compiler keeps eight addresses in registers.
+      const int warp = ptx::tid_x() % 128 / 32, lane = ptx::tid_x() % 32;
 #pragma unroll
       for (int j = 0; j < kPart / 4; ++j) {
 #pragma unroll
@@ -292,7 +297,7 @@ class FusedFragment {
       }
       return;
     }
-    const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
+    const int warp = thread_idx_ / 32, lane = thread_idx_ % 32, row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
     for (int j = 0; j < kPart / 4; j += 2) {
       uint32_t r[4];
@@ -304,24 +309,25 @@ class FusedFragment {
     }
   }
 
-  // Stores the staged boxes, `first` columns to the right of the fragment's first: of aux_out or its second
-  // matrix, or of D, of which there may be two.
-  __device__ __forceinline__ void end_boxes(bool is_d, bool is_second, bool has_two, int32_t first) const {
+  // Stores the staged boxes, `first` columns to the right of the first one: both of aux_out, or D and what is
+  // beside it, its second matrix or aux_out.
+  __device__ __forceinline__ void end_boxes(bool is_aux, bool has_two, int32_t first) const {
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(barrier_id_, 128);
+    const Fused& epilogue = params_.epilogue;
 #pragma unroll 1
     for (int half = 0; half <= has_two; ++half) {
-      const Fused& epilogue = params_.epilogue;
-      if (params_.store_with_tma && thread_idx() == 0) {
-        ptx::tma_store_4d(is_d ? &epilogue.d_map : &epilogue.aux_map, buffer(0), column_ + first, is_second || half,
-                          row_, batch_idx_);
+      const bool is_d = !is_aux && (half == 0 || f_.has_two_d()), is_second = half == 1 && (is_aux || is_d);
+      if (params_.store_with_tma && thread_idx_ == 0) {
+        ptx::tma_store_4d(is_d ? &epilogue.d_map : &epilogue.aux_map, buffer(0), column_ + first, is_second, row_,
+                          batch_idx_);
         ptx::tma_store_commit();
       }
       if (!params_.store_with_tma || (is_d && epilogue.column_sums != nullptr)) {
         if (f_.type == FloatType::kF32) {
-          read_box<4>(is_d, is_second || half, first);
+          read_box<4>(is_d, is_second, first);
         } else {
-          read_box<2>(is_d, is_second || half, first);
+          read_box<2>(is_d, is_second, first);
         }
       }
       buffer_idx_ ^= 1;
@@ -339,12 +345,12 @@ class FusedFragment {
       const int64_t ld = static_cast<int64_t>(params_.n) << has_two;
       Element* target = static_cast<Element*>(is_d ? f_.d : f_.aux_out) +
                         (int64_t{batch_idx_} * params_.m + row_) * ld + int64_t{half} * params_.n + column;
-      copy_box<128, 64>(buffer(0), LeftBox{}, true, target, ld, rows, columns, thread_idx());
+      copy_box<128, 64>(buffer(0), LeftBox{}, true, target, ld, rows, columns, ptx::tid_x() % 128);
     }
     if (is_d && epilogue.column_sums != nullptr && rows > 0) {
       const int64_t row = int64_t{batch_idx_} * epilogue.sum_blocks + row_ / 64;
       float* sums = epilogue.column_sums + ((row << has_two) + half) * params_.n + column;
-      sum_box<kOutBytes>(buffer(0), f_.type, sums, rows, columns, thread_idx());
+      sum_box<kOutBytes>(buffer(0), f_.type, sums, rows, columns, ptx::tid_x() % 128);
     }
   }
 
@@ -354,6 +360,7 @@ class FusedFragment {
   uint8_t* const buffers_;
   int& buffer_idx_;
   const uint32_t barrier_id_;
+  const int thread_idx_;
 };
 
 // Brings to L2, while the product is being multiplied, what the epilogue of a warpgroup's tile will
@@ -379,31 +386,31 @@ __device__ __forceinline__ void prefetch_epilogue(const Params<Fused>& params, i
 
 // All of a warpgroup's accumulators. (m_idx, n_idx): element of the product that the first one is.
 template <typename Config, int kBlocksM>
-__device__ __forceinline__ void store_fused(float (&acc)[kBlocksM][Config::kTileN / 2], const Params<Fused>& params,
-                                            uint8_t* buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
-                                            int32_t batch_idx, uint32_t barrier_id) {
-  static_assert(Config::kTileN % 64 == 0 && !Config::kSwapped, "fragments are 64 columns of D wide");
-  constexpr int kBlockValues = Config::kTileN / 2, kValues = kBlocksM * kBlockValues;
-  float (&values)[kValues] = reinterpret_cast<float (&)[kValues]>(acc);
-  // The values move down as they are used up: registers have no index that changes.
-  const auto drop = [&](auto count) {
-#pragma unroll
-    for (int v = 0; v + count.value < kValues; ++v) values[v] = values[v + count.value];
-  };
-  const bool has_two_z = params.epilogue.values.has_two_z();
+__device__ __forceinline__ void store_fused(const float (&acc)[kBlocksM][Config::kTileN / 2],
+                                            const Params<Fused>& params, uint8_t* buffers, int& buffer_idx,
+                                            int32_t m_idx, int32_t n_idx, int32_t batch_idx, uint32_t barrier_id) {
+  static_assert(Config::kTileN % 64 == 0 && !Config::kSwapped, "boxes are 64 columns of D wide");
+  constexpr int kPartsN = Config::kTileN / kPartColumns;
   const int32_t columns = params.epilogue.tile_columns<Config>();
+  const float alpha = params.epilogue.values.alpha;
 #pragma unroll 1
-  for (int32_t row = 0; row < kBlocksM * 64; row += 64) {
+  for (int block = 0; block < kBlocksM; ++block) {
 #pragma unroll 1
     for (int32_t column = 0; column < columns; column += 64) {
-      constexpr int kUp = kBlockValues >= 64 ? kBlockValues / 2 : 0;
-      FusedFragment(params, m_idx + row, n_idx + column, batch_idx, buffers, buffer_idx, barrier_id)
-          .store(reinterpret_cast<float (&)[kFragment]>(values[0]),
-                 reinterpret_cast<float (&)[kFragment]>(values[kUp]));
-      drop(std::integral_constant<int, kFragment>{});
+      const auto take = [&](float (&z)[kPart], int part, bool second, const float (&offset)[kPart]) {
+        const int wanted = block * kPartsN + column / kPartColumns + part + (second ? kPartsN / 2 : 0);
+        // Registers have no index that changes.
+#pragma unroll
+        for (int i = 0; i < kBlocksM * kPartsN; ++i) {
+          if (i != wanted) continue;
+#pragma unroll
+          for (int v = 0; v < kPart; ++v) z[v] = acc[i / kPartsN][i % kPartsN * kPart + v] * alpha + offset[v];
+        }
+      };
+      FusedBox(params, m_idx + block * 64, n_idx + column, batch_idx, buffers, buffer_idx, barrier_id,
+               ptx::tid_x() % 128)
+          .store(take);
     }
-    // What is left of the block: the second matrix's half.
-    if (has_two_z && kBlocksM > 1) drop(std::integral_constant<int, kBlockValues / 2>{});
   }
 }
 

@@ -155,11 +155,15 @@ __device__ __forceinline__ void sum_box(const uint8_t* buffer, FloatType type, f
   constexpr int kPerWord = 4 / kOutBytes;
   const int lane = thread_idx % 32, word = thread_idx / 32 * 8 + lane % 8, group = lane / 8;
   float sum[kPerWord] = {};
+  // Rows that lie eight apart are swizzled alike.
+  const uint8_t* first[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) first[i] = buffer + swizzle<128>((group * 2 + i) * 128 + word * 4);
+  rows -= group * 2;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    const int row = i / 2 * 8 + group * 2 + i % 2;
     uint32_t bits = 0;
-    if (row < rows) bits = *reinterpret_cast<const uint32_t*>(buffer + swizzle<128>(row * 128 + word * 4));
+    if (i / 2 * 8 + i % 2 < rows) bits = *reinterpret_cast<const uint32_t*>(first[i % 2] + i / 2 * 1024);
     if constexpr (kOutBytes == 4) {
       sum[0] += __uint_as_float(bits);
     } else if (type == FloatType::kBF16) {
