@@ -1,6 +1,6 @@
 """BLAS calls as one primitive: its call, its rules, its device-local part."""
 
-from jax_tcgemm.primitives.blas import differentiation, local
+from jax_tcgemm.primitives.blas import cotangents, local, tangents
 from jax_tcgemm.primitives.blas.call import DEFAULT_OPTIONS, Call, Options, scale_dtype, span
 from jax_tcgemm.primitives.blas.local import IMPLEMENTATIONS, BlasProblem, check_implementation
 from jax_tcgemm.primitives.blas.primitive import OP, bind, blas_p, product_of
@@ -15,9 +15,10 @@ __all__ = [
     "bind",
     "blas_p",
     "check_implementation",
-    "differentiation",
+    "cotangents",
     "local",
     "product_of",
     "scale_dtype",
     "span",
+    "tangents",
 ]
