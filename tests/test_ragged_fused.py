@@ -243,8 +243,8 @@ def test_explain_says_how_a_gpu_runs_it(fake_cuda):
     assert "as bare grouped products with steps of XLA's around them" in call.why
 
 
-def test_a_gpu_runs_it_in_one_kernel_when_it_is_asked_for(fake_cuda):
-    """Until that has been measured beside the steps."""
+@pytest.mark.parametrize("gathered", [False, True])
+def test_a_gpu_runs_it_in_one_kernel_where_that_gathers_or_is_asked_for(gathered, fake_cuda):
     fused = "256x128x64_c1x2x1_co_t"
     fake_cuda.ragged = types.SimpleNamespace(
         implementations=lambda: {"wgmma": ["bare", fused]},
@@ -252,11 +252,17 @@ def test_a_gpu_runs_it_in_one_kernel_when_it_is_asked_for(fake_cuda):
         workspace_bytes=lambda *_: 0,
     )
     x, weights, _ = operands(gated=True)
-    for implementation, runs in ((None, "xla"), ("wgmma", f"wgmma/{fused}")):
-        f = functools.partial(jax_tcgemm.gated_ragged_linear, implementation=implementation)
+    indices = jnp.arange(M) if gathered else None
+    for implementation in (None, "wgmma"):
+        f = functools.partial(
+            jax_tcgemm.gated_ragged_linear, gather_indices=indices, implementation=implementation
+        )
         (call,) = jax_tcgemm.explain(f, x, weights, jnp.array(SIZES), platform="cuda")
-        assert f"{call.implementation}/{call.config}".startswith(runs)
-        assert (f"wgmma/{fused} can run this too" in call.why) == (implementation is None)
+        leaves = implementation is None and not gathered
+        assert (call.implementation, call.config) == (
+            ("xla", "default") if leaves else ("wgmma", fused)
+        )
+        assert (f"are as fast as wgmma/{fused}" in call.why) == leaves
 
 
 @pytest.mark.parametrize(
