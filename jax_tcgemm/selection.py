@@ -46,8 +46,8 @@ IMPLEMENTATIONS_OF = {
     "rows": ("simt", "host", XLA),
 }
 
-# The grouped kernel with an epilogue. Where it gathers tokens it saves a copy of them, too; elsewhere
-# the bare kernel and a pass of XLA's take as long (benchmarks/results/h200-moe.jsonl).
+# The grouped kernel with an epilogue. Where it gathers tokens it saves a copy of them, too;
+# elsewhere the bare kernel and a pass of XLA's take as long (benchmarks/results/h200-moe.jsonl).
 _FUSED_GROUPED = "wgmma/256x128x64_c1x2x1_co_t"
 
 
