@@ -12,6 +12,7 @@ configs of 40 problems; docs/tuning.md says what the model gets right and what i
 
 import dataclasses
 import functools
+import math
 import re
 
 import numpy as np
@@ -59,8 +60,15 @@ class Calibration:
     handover_us: float = 0.17
     epilogue_us: float = 0.30
     epilogue_kib_per_us: float = 140.0
-    # What one warpgroup takes through an epilogue. Counted in instructions, not fitted yet.
-    fused_elements_per_us: float = 6000.0
+    # What 1024 elements of a product take a warpgroup through an epilogue, and those that are stored
+    # or read, activated, or added up by columns.
+    fused_us: float = 0.13
+    fused_stored_us: float = 0.26
+    fused_read_us: float = 0.29
+    fused_activation_us: float = 0.1
+    fused_sums_us: float = 0.48
+    # The part of it by which ping-pong's other warpgroup is held up.
+    fused_interference: float = 0.24
     unaligned_epilogue: float = 8.0  # times as long where rows of D are not 16-byte aligned
     # Memory. What several clusters read crosses between the halves of L2.
     hbm_bytes_per_us: float = 3.9e6
@@ -70,6 +78,7 @@ class Calibration:
     # A launch that adds partial sums.
     reduction_us: float = 0.47
     reduction_round_us: float = 0.89  # eight splits
+    reduction_epilogues_per_us: float = 1.9e5  # where it runs an epilogue
     # A launch that copies operands.
     copy_us: float = 2.0
     copy_bytes_per_us: float = 3.2e6
@@ -79,6 +88,9 @@ class Calibration:
     cublaslt_tf32: float = 1.02
     cublaslt_unaligned_flops_per_us: float = 1.3e8
     cublaslt_unaligned_bytes_per_us: float = 0.7e6
+    # Its epilogues: an activation, and what is read or written beside D.
+    cublaslt_activations_per_us: float = 1.8e6
+    cublaslt_epilogue_bytes_per_us: float = 5.0e6
 
 
 H200 = Calibration()
@@ -145,7 +157,7 @@ def predict_us(
 def predict_cublaslt_us(
     problem: Problem, num_sms: int, names: tuple[str, ...], calibration: Calibration = H200
 ) -> float:
-    """Microseconds of cuBLASLt, roughly: it is told from our own kernels without their copies.
+    """Microseconds of cuBLASLt, roughly: told from our own kernels without copies and epilogues.
 
     Args:
       problem: one that `models` knows.
@@ -157,9 +169,13 @@ def predict_cublaslt_us(
     if any(not _is_aligned(operand) for operand in (problem.a, problem.b)):
         arithmetic = problem.flops / c.cublaslt_unaligned_flops_per_us
         return c.launch_us + max(arithmetic, problem.bytes / c.cublaslt_unaligned_bytes_per_us)
-    best = float(np.min(_kernel_us(problem, num_sms, _parse(names), c)))
+    bare = dataclasses.replace(problem, alpha=1.0, beta=0.0, epilogue=BARE)
+    best = float(np.min(_kernel_us(bare, num_sms, _parse(names), c)))
     needs_transpose = problem.compute == "tf32" and problem.layout != "NT"
-    return best * (c.cublaslt_tf32 if needs_transpose else c.cublaslt)
+    best *= c.cublaslt_tf32 if needs_transpose else c.cublaslt
+    if problem.epilogue.activation != "none":
+        best += problem.batch * problem.m * problem.n / c.cublaslt_activations_per_us
+    return best + (problem.bytes - bare.bytes) / c.cublaslt_epilogue_bytes_per_us
 
 
 def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndarray:
@@ -213,13 +229,13 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     is_unaligned = ~is_summed & (p.n * out_bytes % 16 != 0)
     store = store * np.where(x.ping_pong, 2, 1) * np.where(is_unaligned, c.unaligned_epilogue, 1)
     groups = np.where(x.ping_pong, 1, 2)
-    # Elements stored or read for each one that was multiplied.
     sums = batch * p.m * p.n * p.num_b
     others = (p.bytes - p.a_bytes - p.b_bytes) / out_bytes
-    fused = x.tile_m * x.tile_n / groups * max(others / max(sums, 1), 1) / c.fused_elements_per_us
-    epilogue = c.epilogue_us + store + in_kernel * fused
+    fused = in_kernel * x.tile_m * x.tile_n / groups / 1024 * _fused_us(p, c)
+    epilogue = c.epilogue_us + store + fused
     in_turn = np.ceil(waves / 2) * (mainloop + epilogue)
-    alternating = np.maximum(waves * mainloop + epilogue, in_turn)
+    alternating = waves * (mainloop + c.fused_interference * fused) + epilogue
+    alternating = np.maximum(alternating, in_turn)
     compute = np.where(x.ping_pong, alternating, waves * (mainloop + epilogue))
 
     stored = np.where(is_summed, sums / launches * 4, others * out_bytes)
@@ -232,11 +248,27 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
 
     summed_bytes = sums * 4 * x.splits + others * out_bytes
     rounds = np.ceil(x.splits / 8)
-    reduction = c.reduction_us + c.reduction_round_us * rounds + summed_bytes / c.hbm_bytes_per_us
+    reduction = np.maximum(
+        summed_bytes / c.hbm_bytes_per_us,
+        0 if is_bare else batch * p.m * p.n / c.reduction_epilogues_per_us,
+    )
+    reduction = reduction + c.reduction_us + c.reduction_round_us * rounds
     starts = c.launch_us + c.cluster_us * (x.cluster_m * x.cluster_n > 1)
     starts = starts + c.cluster_k_us * (x.cluster_k > 1)
     product = starts + _norm(compute, memory, c.overlap)
     return launches * product + is_summed * reduction
+
+
+def _fused_us(p: Problem, c: Calibration) -> float:
+    """What 1024 elements of a product take a warpgroup through its epilogue."""
+    multiplied = p.batch * p.m * p.n * p.num_b
+    d, aux = math.prod(p.d_shape), math.prod(p.aux_shape)
+    stored = d + aux * p.epilogue.aux_out
+    read = d * (p.beta != 0) + aux * p.epilogue.derivative
+    active = min(d, multiplied) * (p.epilogue.activation != "none")
+    us = c.fused_stored_us * stored + c.fused_read_us * read + c.fused_activation_us * active
+    us += c.fused_sums_us * p.epilogue.column_sums * d
+    return c.fused_us + us / max(multiplied, 1)
 
 
 def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:

@@ -79,7 +79,9 @@ def linear(
       The product accumulates as that of `matmul`. Bias, activation and residual are computed in
       float32 (float64 for float64), and only the result is rounded, once. The pre-activation that
       derivatives keep has the result's dtype. The same program on the same device gives the same
-      bits each time.
+      bits each time. Where cuBLASLt runs the layer, gelu is accurate to about 5e-4 absolutely, not
+      relatively, and a bias is added to a product that may have been rounded, if rows do not start
+      on 16-byte boundaries.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm

@@ -17,6 +17,7 @@ from jax_tcgemm.problem import Operand, Problem
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIG_H = REPOSITORY / "csrc" / "kernels" / "wgmma" / "config.h"
 MEASURED = REPOSITORY / "benchmarks" / "results" / "h200-wgmma-configs.csv"
+MEASURED_FUSED = MEASURED.with_name("h200-fused-configs.csv")
 BASES = re.findall(r'^  X\("([^"]+)"', CONFIG_H.read_text(encoding="utf-8"), re.MULTILINE)
 CONFIGS = tuple(
     BASES
@@ -130,6 +131,56 @@ def test_what_it_chooses_among_measured_configs_is_near_the_fastest():
     assert max(losses) < 0.12
 
 
+def fused_problem(row):
+    """What a row of the measured products with epilogues is of."""
+    m, n, k = (int(row[name]) for name in ("m", "n", "k"))
+    is_pair = row["gated"] == "1" and row["derivative"] == "0"
+    p = problem(m, n * (2 if is_pair else 1), k, row["layout"])
+    flags = ("derivative", "gated", "aux_out", "column_sums")
+    epilogue = Epilogue(
+        activation=row["activation"],
+        up_offset=n if is_pair else 0,
+        **{"bias": "n", "bias_dtype": "bf16"} if row["bias"] == "1" else {},
+        **{name: row[name] == "1" for name in flags},
+    )
+    alpha, beta = float(row["alpha"]), float(row["beta"])
+    return dataclasses.replace(
+        p, n=n, out_dtype=row["out"], alpha=alpha, beta=beta, epilogue=epilogue
+    )
+
+
+def measured_fused():
+    """Of each turn the times of wgmma's configs and, or infinity, of cuBLASLt, by problem."""
+    times = collections.defaultdict(dict)
+    with MEASURED_FUSED.open(encoding="utf-8") as file:
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
+            p = fused_problem(row)
+            is_bare = p.epilogue == Epilogue() and (p.alpha, p.beta) == (1, 0)
+            name = "cublaslt" if row["config"] == "heuristic0" else row["config"]
+            if not is_bare and (name == "cublaslt" or row["implementation"] == "wgmma"):
+                times[p][name] = float(row["us"])
+    return times
+
+
+def test_what_it_chooses_among_measured_epilogues_is_near_the_fastest():
+    losses, against_cublaslt = [], []
+    for p, of_config in measured_fused().items():
+        configs = tuple(name for name in of_config if name != "cublaslt")
+        predicted = cost_model.predict_us(p, NUM_SMS, configs)
+        ours = of_config[configs[int(np.argmin(predicted))]]
+        losses.append(ours / min(of_config[name] for name in configs) - 1)
+        if "cublaslt" in of_config:
+            theirs = of_config["cublaslt"]
+            takes_theirs = cost_model.predict_cublaslt_us(p, NUM_SMS, CONFIGS) < min(predicted)
+            against_cublaslt.append((theirs if takes_theirs else ours) / min(theirs, ours) - 1)
+    assert len(losses) >= 60
+    assert len(against_cublaslt) >= 25
+    assert np.mean(losses) < 0.03
+    assert max(losses) < 0.2
+    assert np.mean(against_cublaslt) < 0.03
+    assert max(against_cublaslt) < 0.2
+
+
 def test_clusters_of_four_do_not_fill_the_device():
     # 32 tiles of four SMs, measured: 13.7 us and 10.7 us.
     p = problem(1000, 1000, 1000)
@@ -196,7 +247,7 @@ def test_an_epilogue_runs_in_a_kernel_that_hides_it():
         bare = problem(*extents)
         fused = with_epilogue(bare, activation="gelu_tanh", bias="n", bias_dtype="bf16")
         assert best(fused) in cost_model.WITH_EPILOGUE
-        assert us(bare, best(bare)) < us(fused, best(fused)) < 1.1 * us(bare, best(bare))
+        assert us(bare, best(bare)) < us(fused, best(fused)) < 1.2 * us(bare, best(bare))
         cooperative = "128x256x64_c2x1x1_co"
         assert us(fused, cooperative) > us(bare, cooperative) + 1
         assert us(fused, "256x128x64_c1x2x1_co") > 1.05 * us(bare, "256x128x64_c1x2x1_co")
@@ -207,7 +258,7 @@ def test_a_gated_product_is_one_of_twice_the_columns():
     config = "128x128x64_c2x1x1_pp"
     gated = with_epilogue(half, activation="silu", gated=True, up_offset=14336)
     assert best(gated) in ("128x128x64_c2x1x1_pp", "128x256x64_c2x1x1_co")
-    assert us(gated, config) == pytest.approx(us(bare, config), rel=0.05)
+    assert us(gated, config) == pytest.approx(us(bare, config), rel=0.1)
     # Elsewhere it is two products and the sum of their epilogues.
     other = "128x192x64_c2x1x1_co"
     assert us(gated, other) > 2 * us(half, other) + 100
