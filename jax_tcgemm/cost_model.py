@@ -60,8 +60,8 @@ class Calibration:
     handover_us: float = 0.17
     epilogue_us: float = 0.30
     epilogue_kib_per_us: float = 140.0
-    # What 1024 elements of a product take a warpgroup through an epilogue, and those that are stored
-    # or read, activated, or added up by columns.
+    # What 1024 elements of a product take a warpgroup through an epilogue; and what 1024 take
+    # that it stores, reads, activates, or adds up by columns.
     fused_us: float = 0.13
     fused_stored_us: float = 0.26
     fused_read_us: float = 0.29
