@@ -7,10 +7,14 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm.primitives import ragged_dot as primitive
+from jax_tcgemm.primitives.partitioning import resharded
 
 
 class Dimensions:
     """The dimensions of a general call by their roles, checked, and its reduction to the primitive.
+
+    The primitive gets `out_sharding` where its result is what is returned, so that a sum over
+    devices leaves it so; what is reshaped is divided anew.
 
     Attributes:
       form: "rows", "contraction" or "batch", by the kind of the ragged dimension.
@@ -104,6 +108,12 @@ class Dimensions:
                     f"lhs.shape={lhs.shape} and {rhs_dims} of rhs.shape={rhs.shape}; reshape one"
                 )
 
+    @property
+    def result_ndim(self) -> int:
+        """The number of dimensions of the result."""
+        own = len(self.lhs_batch) + len(self.lhs_free) + len(self.rhs_free)
+        return own + (self.form == "contraction")
+
     def scaled(self, group_sizes):
         """Sizes with the primitive's batch dimensions, of tokens that include the dimensions y."""
         factor = math.prod(self.y_shape)
@@ -116,7 +126,7 @@ class Dimensions:
     def _offset(self, offset):
         return jnp.reshape(offset, (1,) * (len(self.batch_shape + self.x_shape) + 1))
 
-    def rows(self, lhs, rhs, sizes, offset, **params):
+    def rows(self, lhs, rhs, sizes, offset, *, out_sharding, **params):
         """The ragged dimension is free: [b, x, m, y, k], [g, b, k, n] -> [b, x, m, y, n]."""
         op_shape = (*self.batch_shape, *self.x_shape)
         ones = (1,) * len(self.x_shape)
@@ -132,6 +142,7 @@ class Dimensions:
         n = math.prod(self.n_shape)
         extents = (n, k) if is_transposed else (k, n)
         rhs = jnp.reshape(rhs, (*self.batch_shape, *ones, self.groups, *extents))
+        is_as_returned = len(m_shape) == len(self.n_shape) == 1
         out = primitive.ragged_dot(
             lhs,
             rhs,
@@ -140,17 +151,19 @@ class Dimensions:
             form="rows",
             rhs_transposed=is_transposed,
             groups=self.groups,
+            out_sharding=out_sharding if is_as_returned else None,
             **params,
         )
-        return jnp.reshape(out, (*op_shape, *m_shape, *self.n_shape))
+        return resharded(jnp.reshape(out, (*op_shape, *m_shape, *self.n_shape)), out_sharding)
 
-    def contraction(self, lhs, rhs, sizes, offset, **params):
+    def contraction(self, lhs, rhs, sizes, offset, *, out_sharding, **params):
         """The ragged dimension is contracted: [b, x, k, y, m], [b, x, k, y, n] -> [g, b, m, n]."""
         op_shape = (*self.batch_shape, *self.x_shape)
         tokens = lhs.shape[self.ragged] * math.prod(self.y_shape)
         m_shape = tuple(lhs.shape[d] for d in self.lhs_free)
         lhs = _ordered(lhs, (*self.lhs_batch, *self.lhs_contract, *self.lhs_free))
         rhs = _ordered(rhs, (*self.rhs_batch, *self.rhs_contract, *self.rhs_free))
+        is_as_returned = len(m_shape) == len(self.n_shape) == 1 and not op_shape
         out = primitive.ragged_dot(
             jnp.reshape(lhs, (*op_shape, tokens, math.prod(m_shape))),
             jnp.reshape(rhs, (*op_shape, tokens, math.prod(self.n_shape))),
@@ -158,13 +171,15 @@ class Dimensions:
             self._offset(offset),
             form="contraction",
             groups=self.groups,
+            out_sharding=out_sharding if is_as_returned else None,
             **params,
         )
         num_batch = len(self.batch_shape)
         if self.x_shape:
             out = jnp.sum(out, tuple(range(num_batch, num_batch + len(self.x_shape))))
         out = jnp.moveaxis(out, num_batch, 0)
-        return jnp.reshape(out, (self.groups, *self.batch_shape, *m_shape, *self.n_shape))
+        out = jnp.reshape(out, (self.groups, *self.batch_shape, *m_shape, *self.n_shape))
+        return resharded(out, out_sharding)
 
 
 def _rest(ndim: int, *used) -> tuple[int, ...]:

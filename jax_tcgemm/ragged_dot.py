@@ -13,7 +13,6 @@ from jax_tcgemm.arguments import (
 )
 from jax_tcgemm.dot_general import dot_general as dense_dot_general
 from jax_tcgemm.precision import canonical_precision
-from jax_tcgemm.primitives import partitioning
 from jax_tcgemm.primitives import ragged_dot as primitive
 from jax_tcgemm.ragged_dimensions import Dimensions
 from jax_tcgemm.selection import check_names
@@ -68,7 +67,8 @@ def ragged_dot(
         spread over devices, each of which has some of the groups. What is outside [0, s] counts as
         the nearer end of it.
       out_sharding: sharding of the result, for meshes with explicit axes; None leaves its rows and
-        columns divided as those of lhs and rhs are.
+        columns divided as those of lhs and rhs are. Where groups or the contracted dimension are
+        divided, the sum over devices leaves the result so.
       activation: None, one of `jax_tcgemm.activations.ACTIVATIONS` or the function of jax.nn of
         that name. Rows of no group stay zero.
       bias: array of shape (g, n), added to the rows of its group before the activation.
@@ -122,7 +122,7 @@ def ragged_dot(
             implementation,
             config,
         )
-    out = _fused(
+    return _fused(
         op,
         ("lhs", lhs),
         ("rhs", rhs, ("g", "k", "n")),
@@ -134,10 +134,10 @@ def ragged_dot(
         False,
         precision,
         preferred_element_type,
+        out_sharding,
         implementation,
         config,
     )
-    return _sharded(op, out, out_sharding)
 
 
 def ragged_dot_general(
@@ -270,7 +270,7 @@ def gated_ragged_linear(
     """
     op = "gated_ragged_linear"
     x, weights = as_array(op, "x", x), as_array(op, "weights", weights)
-    out = _fused(
+    return _fused(
         op,
         ("x", x),
         ("weights", weights, ("g", "k", "2", "n")),
@@ -282,10 +282,10 @@ def gated_ragged_linear(
         True,
         precision,
         preferred_element_type,
+        out_sharding,
         implementation,
         config,
     )
-    return _sharded(op, out, out_sharding)
 
 
 def _fused(
@@ -300,6 +300,7 @@ def _fused(
     gated,
     precision,
     preferred_element_type,
+    out_sharding,
     implementation,
     config,
 ):
@@ -348,6 +349,7 @@ def _fused(
         gated=gated,
         precision=canonical_precision(op, precision),
         preferred_element_type=preferred,
+        out_sharding=canonical_sharding(op, out_sharding, 2),
         implementation=implementation,
         config=config,
     )
@@ -381,12 +383,9 @@ def _ragged_dot_general(
     check_names(op, implementation, config, "ragged")
     offset = _as_offset(op, group_offset)
     group_sizes = dims.scaled(group_sizes)
+    common["out_sharding"] = canonical_sharding(op, out_sharding, dims.result_ndim)
     run = dims.rows if dims.form == "rows" else dims.contraction
-    return _sharded(op, run(lhs, rhs, group_sizes, offset, **common), out_sharding)
-
-
-def _sharded(op: str, out, out_sharding) -> jax.Array:
-    return partitioning.resharded(out, canonical_sharding(op, out_sharding, out.ndim))
+    return run(lhs, rhs, group_sizes, offset, **common)
 
 
 def _as_sizes(op: str, x) -> jax.Array:

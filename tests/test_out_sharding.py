@@ -294,24 +294,30 @@ def test_contract(implementation):
 
 
 @pytest.mark.parametrize(
-    ("x_spec", "w_spec", "out"),
+    ("x_spec", "w_spec", "out", "gathered"),
     [
-        (P("x"), P(), P("x")),
-        (P(), P("x"), P("y")),
-        (P(None, "x"), P(None, "x"), P("x", "y")),
-        (P("y"), P("x", None, None, "z"), P("y", "z")),
+        (P("x"), P(), P("x"), False),
+        (P(), P("x"), P("y"), False),
+        (P(), P("x"), P("x"), True),
+        (P(None, "x"), P(None, "x"), P("x", "y"), False),
+        (P("y"), P("x", None, None, "z"), P("y", "z"), False),
+        (P("y"), P("x", None, None, "z"), P("y", "z"), True),
     ],
-    ids=["tokens", "experts", "k", "tokens, experts, columns"],
+    ids=["tokens", "experts", "gathered", "k", "tokens, experts, columns", "gathered, all"],
 )
-def test_gated_ragged_linear(x_spec, w_spec, out):
+def test_gated_ragged_linear(x_spec, w_spec, out, gathered):
     """Where k is divided it is gathered, since what follows cannot wait for a sum by groups."""
     mesh = mesh_of(AxisType.Explicit)
     sizes = np.array([5, 0, 9, 3, 1, 8, 2, 2], np.int32)
     values = normal(32, 6, seed=0), normal(8, 6, 2, 10, seed=1), normal(8, 2, 10, seed=2)
 
+    order = np.random.default_rng(3).permutation(32).astype(np.int32) if gathered else None
+    gated = functools.partial(
+        jax_tcgemm.gated_ragged_linear, group_sizes=sizes, gather_indices=order
+    )
+
     def ours(x, w, bias):
-        how = {"bias": bias, "out_sharding": out, "implementation": "host"}
-        return jax_tcgemm.gated_ragged_linear(x, w, sizes, **how)
+        return gated(x, w, bias=bias, out_sharding=out, implementation="host")
 
     with jax.set_mesh(mesh):
         args = put(mesh, values, (x_spec, w_spec, P()))
@@ -321,14 +327,14 @@ def test_gated_ragged_linear(x_spec, w_spec, out):
     assert 'custom_call_target="tcgemm_ragged"' in text
     assert got.sharding.is_equivalent_to(NamedSharding(mesh, out), 2)
     x, w, bias = values
+    x = x[order] if gathered else x
     gate, up = (
         ragged_reference.rows(x, w[:, :, i], sizes)
         + ragged_reference.rows(np.ones((32, 1)), bias[:, None, i], sizes)
         for i in range(2)
     )
     assert_close(got, gate / (1 + np.exp(-gate)) * up)
-    whole = functools.partial(jax_tcgemm.gated_ragged_linear, group_sizes=sizes)
-    assert_close(grads, gradients(lambda x, w, b: whole(x, w, bias=b), values))
+    assert_close(grads, gradients(lambda x, w, b: gated(x, w, bias=b), values))
 
 
 ERRORS = {

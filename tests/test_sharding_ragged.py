@@ -101,22 +101,51 @@ def test_sizes_that_say_more_than_there_are_rows(sizes):
     assert_close(jax.jit(ragged_dot)(*args), ragged_dot(x, w, sizes))
 
 
-@pytest.mark.parametrize("out", [P("x"), P(None, "y"), P()], ids=str)
-def test_out_sharding(out):
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "out", "collectives"),
+    [
+        (P("z"), P(None, None, "x"), P("z", "x"), {}),
+        (P(), P(), P("x", "y"), {}),
+        (P("z", "y"), P(None, "y"), P("z"), {"all-reduce": 1}),
+        (P(None, "y"), P(None, "y"), P("y"), {"reduce-scatter": 1}),
+        (P("z"), P("x"), P("z", "x"), {"reduce-scatter": 1}),
+        (P("z", "y"), P(None, "y", "x"), P(None, "y"), None),
+    ],
+    ids=["tokens, columns", "result", "k", "k, result rows", "experts, result columns", "other"],
+)
+def test_out_sharding(lhs, rhs, out, collectives):
     """Whatever the operands' shardings are; forwards and backwards."""
     mesh = mesh_of(AxisType.Explicit)
     x, w = normal(32, 6, seed=0), normal(8, 6, 10, seed=1)
     with jax.set_mesh(mesh):
-        args = [
-            jax.device_put(v, NamedSharding(mesh, s))
-            for v, s in ((x, P("z", "y")), (w, P(None, "y", "x")))
-        ]
+        args = [jax.device_put(v, NamedSharding(mesh, s)) for v, s in ((x, lhs), (w, rhs))]
         f = jax.jit(functools.partial(ragged_dot, group_sizes=SIZES, out_sharding=out))
         got = f(*args)
+        assert collectives in (None, compiled(f, *args)[1])
         assert jax.typeof(got).sharding.spec == P(*out, *[None] * (2 - len(out)))
         grads = jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1)))(*args)
     assert_close(got, reference(x, w))
     assert_close(grads[0], 2 * reference(reference(x, w), w.swapaxes(1, 2)), terms=512)
+
+
+def test_out_sharding_of_the_contraction():
+    """Sums over the tokens of each group, which are divided, leave the groups divided."""
+    mesh = mesh_of(AxisType.Explicit)
+    x, y = normal(32, 6, seed=0), normal(32, 10, seed=1)
+    numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+    how = {"group_sizes": SIZES, "ragged_dot_dimension_numbers": numbers, "out_sharding": P("x")}
+    f = functools.partial(jax_tcgemm.ragged_dot_general, implementation="host", **how)
+    with jax.set_mesh(mesh):
+        args = [jax.device_put(v, NamedSharding(mesh, P("x"))) for v in (x, y)]
+        _, found = compiled(f, *args)
+        got = jax.jit(f)(*args)
+        # The same product, batched: now what is returned is not what the primitive returns.
+        batched = jax.jit(jax.vmap(f))(*(jnp.stack([a, 2 * a]) for a in args))
+    assert found == {"reduce-scatter": 1}
+    assert got.sharding.is_equivalent_to(NamedSharding(mesh, P("x")), 3)
+    expected = ragged_reference.contraction(x, y, SIZES)
+    assert_close(got, expected)
+    assert_close(batched, np.stack([expected, 4 * expected]), terms=256)
 
 
 @MESHES

@@ -56,7 +56,11 @@ def division_of(bind, operands: dict, params) -> Division:
     is_fused = "bias" in operands or params["gated"] or params["activation"] != "none"
     whole = ("sizes", "one", "source", "gate", *broadcast, *("k" if is_fused else ()))
 
-    static = {key: value for key, value in params.items() if key not in ("biased", "gathered")}
+    static = {
+        key: value
+        for key, value in params.items()
+        if key not in ("biased", "gathered", "out_sharding")
+    }
 
     def call(*shards):
         return (bind(**dict(zip(operands, shards, strict=True)), **static),)

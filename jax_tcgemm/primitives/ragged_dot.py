@@ -16,7 +16,8 @@ Without an epilogue the two forms are closed under differentiation: each one's g
 other or itself. With one, derivatives are those of the same function made of plain products.
 
 Parameters, all static: form, rhs_transposed, groups (of rhs or of the result), activation, gated,
-biased, gathered, precision (canonical), preferred_element_type, implementation, config.
+biased, gathered, precision (canonical), preferred_element_type, out_sharding (None follows lhs and
+rhs), implementation, config.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ from jax.interpreters import ad, batching, xla
 
 from jax_tcgemm import local, local_ragged, selection
 from jax_tcgemm.activations import ACTIVATIONS
-from jax_tcgemm.primitives import lowering, partitioning, ragged_division, rows
+from jax_tcgemm.primitives import lowering, partitioning, ragged_division, rows, shardings
 from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
 from jax_tcgemm.primitives.ragged_division import result_spec
 
@@ -59,6 +60,7 @@ def ragged_dot(
     gated=False,
     precision=None,
     preferred_element_type=None,
+    out_sharding=None,
     implementation=None,
     config=None,
 ):
@@ -75,6 +77,7 @@ def ragged_dot(
         gathered=gather is not None,
         precision=precision,
         preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
         implementation=implementation,
         config=config,
     )
@@ -113,7 +116,9 @@ def _abstract_eval(*args, **params):
     ).dtype
     shape = (*batch, *groups, extents["m"], extents["n"])
     lhs = operands.lhs
-    sharding = lhs.sharding.update(spec=result_spec(lhs, operands.rhs, params, len(shape)))
+    sharding = params["out_sharding"]
+    if sharding is None:
+        sharding = lhs.sharding.update(spec=result_spec(lhs, operands.rhs, params, len(shape)))
     return lhs.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
@@ -136,13 +141,16 @@ ragged_dot_p.def_abstract_eval(_abstract_eval)
 
 def _batch(axis_data, args, dims, **params):
     """A mapped dimension becomes the first batch dimension, of size 1 where it is not mapped."""
-    del axis_data
     if all(dim is None for dim in dims):
         return ragged_dot_p.bind(*args, **params), None
     args = [
         lax.expand_dims(x, (0,)) if dim is None else jnp.moveaxis(x, dim, 0)
         for x, dim in zip(args, dims, strict=True)
     ]
+    ndim = args[2].ndim + (2 if params["form"] == "contraction" else 1)
+    params["out_sharding"] = shardings.with_dimension(
+        params["out_sharding"], 0, ndim, axis_data.explicit_mesh_axis
+    )
     return ragged_dot_p.bind(*args, **params), 0
 
 
@@ -180,7 +188,8 @@ def _jvp_of_parts(primals, tangents, params):
         operands = [*primals]
         for i, value in zip(moving, values, strict=True):
             operands[i] = value
-        return parts(Operands.of(operands, params), params)
+        out = parts(Operands.of(operands, params), params)
+        return partitioning.resharded(out, params["out_sharding"])
 
     if not moving:
         out = ragged_dot_p.bind(*primals, **params)
@@ -239,16 +248,21 @@ def _transpose(ct, *args, **params):
     if type(ct) is ad.Zero:
         bar = ad.Zero(aval)
     else:
-        bar = _cotangent(ct, Operands.of(args, params), is_lhs, params)
-        num_batch = jnp.ndim(args[2]) - 1
-        repeated = [i for i in range(num_batch) if aval.shape[i] == 1 != bar.shape[i]]
+        batch = np.broadcast_shapes(*(_aval(x).shape[: jnp.ndim(args[2]) - 1] for x in args))
+        repeated = [i for i, extent in enumerate(batch) if aval.shape[i] != extent]
+        sharding = None if repeated else shardings.of_cotangent(aval)
+        bar = _cotangent(ct, Operands.of(args, params), is_lhs, sharding, params)
         bar = jnp.sum(bar, repeated, keepdims=True) if repeated else bar
         bar = partitioning.resharded(lax.convert_element_type(bar, aval.dtype), aval.sharding)
     others = [None] * (len(args) - 2)
     return [bar, None, *others] if is_lhs else [None, bar, *others]
 
 
-def _cotangent(ct, operands: Operands, is_lhs: bool, params) -> jax.Array:
+def _aval(x):
+    return x.aval if ad.is_undefined_primal(x) else jax.typeof(x)
+
+
+def _cotangent(ct, operands: Operands, is_lhs: bool, out_sharding, params) -> jax.Array:
     lhs, rhs, gather = operands.lhs, operands.rhs, operands.gather
     groups = operands.group_sizes, operands.group_offset
     keys = ("groups", "precision", "preferred_element_type", "implementation")
@@ -257,8 +271,11 @@ def _cotangent(ct, operands: Operands, is_lhs: bool, params) -> jax.Array:
     if is_lhs:
         # Of a contraction, over the rows again, each with ct of its group.
         x, y, flipped = (rhs, ct, True) if is_contraction else (ct, rhs, not transposed)
+        if gather is None:
+            return bind(x, y, *groups, rhs_transposed=flipped, out_sharding=out_sharding)
         bar = bind(x, y, *groups, rhs_transposed=flipped)
-        return bar if gather is None else _add_rows(bar, gather, lhs.aval.shape[-2])
+        return _add_rows(bar, gather, lhs.aval.shape[-2])
+    bind = functools.partial(bind, out_sharding=out_sharding)
     if is_contraction:
         return bind(lhs, ct, *groups, None, gather)
     # Only the first operand of a contraction can be gathered, and by no kernel that is asked for.
