@@ -46,10 +46,6 @@ IMPLEMENTATIONS_OF = {
     "rows": ("simt", "host", XLA),
 }
 
-# The grouped kernel with an epilogue. Where it gathers tokens it saves a copy of them, too;
-# elsewhere the bare kernel and a pass of XLA's take as long (benchmarks/results/h200-moe.jsonl).
-_FUSED_GROUPED = "wgmma/256x128x64_c1x2x1_co_t"
-
 
 @dataclasses.dataclass(frozen=True)
 class Device:
@@ -292,11 +288,7 @@ def _best(problem: AnyProblem, device: Device) -> Choice:
     elif device.platform == "cpu":
         best, why = _cpu_rule(problem, considered)
     else:
-        leaves = problem.kind == "ragged" and not problem.gathered
-        able = [c for c in considered if not (leaves and c.name == _FUSED_GROUPED)]
-        best, why = _modelled(problem, device, able)
-        if best.implementation == XLA and any(not c.reason for c in considered if c not in able):
-            why = f"a bare product and what XLA fuses around it are as fast as {_FUSED_GROUPED}"
+        best, why = _modelled(problem, device, considered)
     return _chosen(best, why, problem, device, considered)
 
 
