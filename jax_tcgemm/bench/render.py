@@ -174,8 +174,10 @@ def _rates_table(group: Sequence[dict]) -> str:
         some = next(iter(by_name.values()))
         row = [_case_title(some)]
         row += [f"{by_name[n]['tflops']:.4g}" if n in by_name else "–" for n in ours]
+        # Of the run that our choice was measured in, where it was.
+        beside = [by_name["auto"]] if "auto" in by_name else by_name.values()
         for peer in peers:
-            rates = [rec.record_tflops(r, peer) for r in by_name.values() if peer in r["peers"]]
+            rates = [rec.record_tflops(r, peer) for r in beside if peer in r["peers"]]
             row.append(f"{max(rates):.4g}" if rates else "–")
         for name in compared:
             ratio = by_name[name]["ratio"] if name in by_name else None
