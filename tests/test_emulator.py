@@ -18,8 +18,8 @@ def test_a_rejected_problem_and_a_kernel_left_out_are_errors(emulator):
         check(emulator, BF16, "NT", CASE["aligned"], **how)
 
 
-KERNEL, STORE = "kernels/wgmma/kernel.cuh", "kernels/wgmma/store.cuh"
-MULTIPLY, PIPELINE = "kernels/wgmma/multiply.cuh", "kernels/wgmma/pipeline.cuh"
+KERNEL, LOADS = "kernels/wgmma/kernel.cuh", "kernels/wgmma/loads.cuh"
+MULTIPLY, STORE = "kernels/wgmma/multiply.cuh", "kernels/wgmma/store.cuh"
 EMPTY_WAIT = "ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);"
 FULL_WAIT = "ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);"
 
@@ -53,14 +53,9 @@ MISTAKES = {
         "ptx::setmaxnreg_inc<T::kConsumerRegisters + 16>();",
         "deadlock",
     ),
-    "block_left_early": (
-        PIPELINE,
-        "ptx::cluster_arrive();\n    ptx::cluster_wait();",
-        "ptx::cluster_arrive_relaxed();\n    ptx::cluster_wait();",
-        "block that has ended",
-    ),
+    "block_left_early": (KERNEL, "pipeline.drain(state);", "", "block that has ended"),
     "too_few_bytes": (
-        KERNEL,
+        LOADS,
         "ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);",
         "ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes);",
         "deadlock",

@@ -379,11 +379,9 @@ uint8_t* dynamic_shared(uint32_t alignment) {
 
 // Barriers -----------------------------------------------------------------------------------------
 
-void sync_named(uint32_t id, uint32_t num_threads) {
-  Machine& machine = Machine::get();
+// The current thread's arrival: whether it was the last one, after which the barrier begins anew.
+static bool arrive_at(NamedBarrier& barrier, uint32_t id, uint32_t num_threads) {
   Thread& thread = current();
-  if (id >= 16 || (id > 0 && num_threads % 32 != 0)) fail("names no barrier");
-  NamedBarrier& barrier = thread.block->named_barriers[id];
   if (barrier.arrived == 0) {
     barrier.expected = num_threads;
     barrier.all_fenced = true;
@@ -391,17 +389,31 @@ void sync_named(uint32_t id, uint32_t num_threads) {
   if (id > 0 && barrier.expected != num_threads) fail("meets others at a barrier with another number of threads");
   barrier.all_fenced &= thread.has_fenced_async;
   thread.has_fenced_async = false;
-  barrier.waiters.push_back(&thread);
-  if (++barrier.arrived == num_threads) {
-    for (Thread* waiter : barrier.waiters) waiter->barrier_was_fenced = barrier.all_fenced;
-    barrier.arrived = 0;
-    barrier.waiters.pop_back();
-    machine.wake(barrier.waiters);
-    machine.may_switch();
+  if (++barrier.arrived < num_threads) return false;
+  for (Thread* waiter : barrier.waiters) waiter->barrier_was_fenced = barrier.all_fenced;
+  barrier.arrived = 0;
+  Machine::get().wake(barrier.waiters);
+  return true;
+}
+
+static NamedBarrier& named_barrier(uint32_t id, uint32_t num_threads) {
+  if (id >= 16 || (id > 0 && num_threads % 32 != 0)) fail("names no barrier");
+  return current().block->named_barriers[id];
+}
+
+void sync_named(uint32_t id, uint32_t num_threads) {
+  NamedBarrier& barrier = named_barrier(id, num_threads);
+  if (arrive_at(barrier, id, num_threads)) {
+    current().barrier_was_fenced = barrier.all_fenced;
+    Machine::get().may_switch();
   } else {
-    barrier.waiters.pop_back();
-    machine.wait(barrier.waiters, "at barrier % of % threads", id, num_threads);
+    Machine::get().wait(barrier.waiters, "at barrier % of % threads", id, num_threads);
   }
+}
+
+void arrive_named(uint32_t id, uint32_t num_threads) {
+  arrive_at(named_barrier(id, num_threads), id, num_threads);
+  Machine::get().may_switch();
 }
 
 void sync_threads() { sync_named(0, current().block->num_live); }

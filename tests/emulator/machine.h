@@ -243,6 +243,7 @@ inline void* shared_pointer(uint32_t address, uint32_t bytes) { return resolve(a
 uint32_t shared_offset(const void* pointer);
 
 void sync_named(uint32_t id, uint32_t num_threads);
+void arrive_named(uint32_t id, uint32_t num_threads);
 void sync_threads();
 
 // Deposits the lane's arguments; the last of the lanes in `mask` calls combine(all lanes' arguments).

@@ -27,6 +27,7 @@
 #include <cstdint>
 
 #include "kernels/wgmma/fused_store.cuh"
+#include "kernels/wgmma/loads.cuh"
 #include "kernels/wgmma/multiply.cuh"
 #include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/scheduler.cuh"
@@ -34,74 +35,26 @@
 #include "kernels/wgmma/traits.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace tcgemm::wgmma_family {
-
-// Loads one k block of an operand tile: kExtent rows of K when it is K-major, else chunks of 128
-// bytes along M or N, a row for each k. The kSharers blocks that multiply by the same tile each
-// load an equal part of it for all of them, this one the part number `part`.
-template <int kTrans, int kExtent, int kSharers, typename T>
-__device__ __forceinline__ void load_tile(uint8_t* tile, const CUtensorMap* map, uint64_t* barrier, uint16_t mask,
-                                          int part, int32_t first_idx, int32_t k_idx, int32_t inner, int32_t outer) {
-  const auto load = [&](uint8_t* destination, int32_t c0, int32_t c1) {
-    if constexpr (kSharers > 1) {
-      ptx::tma_load_4d_multicast(destination, map, barrier, mask, c0, c1, inner, outer);
-    } else {
-      ptx::tma_load_4d(destination, map, barrier, c0, c1, inner, outer);
-    }
-  };
-  if constexpr (kTrans) {
-    constexpr int kRows = T::kTileK / kSharers;
-#pragma unroll 1  // the producer has few registers
-    for (int chunk = 0; chunk < kExtent / T::kChunk; ++chunk) {
-      load(tile + chunk * T::kTileK * 128 + part * kRows * 128, first_idx + chunk * T::kChunk, k_idx + part * kRows);
-    }
-  } else {
-    constexpr int kRows = kExtent / kSharers;
-    static_assert(kSharers == 1 || kRows % 8 == 0, "each block loads whole swizzle groups");
-    load(tile + part * kRows * 128, k_idx, first_idx + part * kRows);
-  }
-}
-
-// The same for B of a gated product: its tile's right half is of the second matrix.
-template <int kTrans, typename Config, typename T>
-__device__ __forceinline__ void load_gated_tile(uint8_t* tile, const CUtensorMap* map, const CUtensorMap* up_map,
-                                                uint64_t* barrier, uint16_t mask, int part, int32_t first_idx,
-                                                int32_t k_idx, int32_t inner, int32_t outer) {
-  constexpr int kHalf = Config::kTileN / 2;
-  if constexpr (kTrans) {
-    load_tile<kTrans, kHalf, Config::kClusterM, T>(tile, map, barrier, mask, part, first_idx, k_idx, inner, outer);
-    load_tile<kTrans, kHalf, Config::kClusterM, T>(tile + kHalf * 128, up_map, barrier, mask, part, first_idx, k_idx,
-                                                   inner, outer);
-  } else {
-    // Of the two blocks that share the tile, each loads the rows of one matrix.
-    static_assert(Config::kClusterM == 2, "a part of the tile is of one matrix");
-    ptx::tma_load_4d_multicast(tile + part * kHalf * 128, part == 0 ? map : up_map, barrier, mask, k_idx, first_idx,
-                               inner, outer);
-  }
-}
 
 template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
 __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_constant__ Params<Epilogue> params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using T = Traits<Config, In, kTransA, kTransB>;
-  extern __shared__ uint8_t unaligned_shared[];
-  uint8_t* shared = align_shared(unaligned_shared);
+  extern __shared__ __align__(1024) uint8_t shared[];
   const Pipeline<Config, T> pipeline(shared);
   uint64_t* partial_full = pipeline.order + Config::kConsumers;
   uint64_t* partial_empty = partial_full + Config::kConsumers;
 
   // Shuffled so that the compiler knows it is the same in a whole warp.
-  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
   const uint32_t cta_rank = ptx::cluster_ctarank();
-  const Scheduler<Config, T::kTileK, Epilogue> scheduler(params);
 
-  if (threadIdx.x == 0) {
-    ptx::prefetch_tensormap(&params.a_map);
-    ptx::prefetch_tensormap(&params.b_map);
-    if constexpr (!Epilogue::kFused) ptx::prefetch_tensormap(&params.d_map);
+  // A block begins with nothing in the instruction cache, which costs five clocks for each instruction. So
+  // the producer's way to its first load is short and straight, and waits for no other warp of its block.
+  if (warp == 0 && threadIdx.x % 32 == 0) {
     pipeline.init();
     if constexpr (Config::kClusterK > 1) {
       for (int i = 0; i < Config::kConsumers; ++i) {
@@ -110,48 +63,32 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       }
     }
     ptx::fence_mbarrier_init();
+  } else if (warp == 1 && threadIdx.x % 32 == 0) {
+    ptx::prefetch_tensormap(&params.a_map);
+    ptx::prefetch_tensormap(&params.b_map);
+    if constexpr (!Epilogue::kFused) ptx::prefetch_tensormap(&params.d_map);
   }
-  start_block<Config>();
+  TileWalk<Config, T::kTileK, Epilogue> walk(params);
+  start_block<Config>(group != 0);
+  const Loader<Config, In, kTransA, kTransB, Epilogue> loader(params, shared, pipeline.full, cta_rank);
+  if (threadIdx.x == 0) loader.load(walk.work(), 0, 0);
 
   if (group == 0) {
     ptx::setmaxnreg_dec<T::kProducerRegisters>();
     if (threadIdx.x == 0) {
-      const int rank_m = cta_rank % Config::kClusterM, rank_n = cta_rank / Config::kClusterM % Config::kClusterN;
-      // Blocks of one row of the cluster share A, those of one column share B.
-      constexpr uint32_t kColumnMask = (1u << Config::kClusterM) - 1;
-      uint32_t row_mask = 0;
-      for (int i = 0; i < Config::kClusterN; ++i) row_mask |= 1u << (i * Config::kClusterM + rank_m);
-      const uint16_t a_mask = static_cast<uint16_t>(row_mask);
-      const uint16_t b_mask = static_cast<uint16_t>(kColumnMask << (rank_n * Config::kClusterM));
       PipelineState<T::kStages> state;
-      for (int32_t tile = scheduler.first(); scheduler.valid(tile); tile += scheduler.step()) {
-        const Work work = scheduler.at(params, tile);
-        const int32_t outer = params.grid.batch_inner.divide(work.batch_idx);
-        const int32_t inner = work.batch_idx - outer * params.batch_inner;
-        const int32_t a_inner = inner * params.a_inner, a_outer = outer * params.a_outer;
-        const int32_t b_inner = inner * params.b_inner, b_outer = outer * params.b_outer;
-        for (int32_t i = 0; i < work.num_k_blocks; ++i, state.advance()) {
+      state.advance();
+      int32_t i = 1;  // the first k block is under way
+      do {
+        for (; i < walk.work().num_k_blocks; ++i, state.advance()) {
           ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);
-          uint64_t* barrier = &pipeline.full[state.stage];
-          ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);
-          uint8_t* a = shared + state.stage * T::kStageBytes;
-          uint8_t* b = a + T::kABytes;
-          const int32_t k_idx = (work.first_k_block + i) * T::kTileK;
-          load_tile<kTransA, Config::kTileM, Config::kClusterN, T>(a, &params.a_map, barrier, a_mask, rank_n,
-                                                                   work.m_idx, k_idx, a_inner, a_outer);
-          if constexpr (Epilogue::kFused && kRunsGated<Config>) {
-            if (params.epilogue.values.has_two_z()) {
-              load_gated_tile<kTransB, Config, T>(b, &params.b_map, &params.epilogue.b_up_map, barrier, b_mask, rank_m,
-                                                  work.n_idx, k_idx, b_inner, b_outer);
-              continue;
-            }
-          }
-          load_tile<kTransB, T::kPaddedN, Config::kClusterM, T>(b, &params.b_map, barrier, b_mask, rank_m, work.n_idx,
-                                                                k_idx, b_inner, b_outer);
+          loader.load(walk.work(), i, state.stage);
         }
-      }
+        i = 0;
+      } while (walk.next(params));
       // Not earlier: blocks of the next kernel would wait on SMs that have no tile of ours.
       ptx::griddepcontrol_launch_dependents();
+      pipeline.drain(state);
     }
   } else {
     ptx::setmaxnreg_inc<T::kConsumerRegisters>();
@@ -163,16 +100,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     // Thread i tells the producer of the i-th block that shares a stage with us that it is free.
     const int rank_m = cta_rank % Config::kClusterM, rank_n = cta_rank / Config::kClusterM % Config::kClusterN;
     int32_t peer = -1;
-    if constexpr (Config::kClusterK > 1) {
-      if (thread_idx == 0) peer = cta_rank;
-    } else if (thread_idx < Config::kClusterM) {
+    if (thread_idx < Config::kClusterM) {
       peer = rank_n * Config::kClusterM + thread_idx;
     } else if (thread_idx < Config::kClusterSize && thread_idx - Config::kClusterM < Config::kClusterN - 1) {
       const int other_n = thread_idx - Config::kClusterM;
       peer = (other_n < rank_n ? other_n : other_n + 1) * Config::kClusterM + rank_m;
     }
     const auto release = [&](int stage) {
-      if constexpr (Config::kClusterSize == 1) {
+      if constexpr (Config::kClusterM * Config::kClusterN == 1) {
         if (thread_idx == 0) ptx::mbarrier_arrive(&pipeline.empty[stage]);
       } else {
         if (peer >= 0) ptx::mbarrier_arrive_remote(&pipeline.empty[stage], peer);
@@ -186,10 +121,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     PipelineState<T::kStages> state;
     uint32_t turn = 0, partial_phase = 0;
 
-    int32_t sequence = 0;
-    for (int32_t tile = scheduler.first(); scheduler.valid(tile); tile += scheduler.step(), ++sequence) {
-      const Work work = scheduler.at(params, tile);
-      if (Config::kPingPong && (sequence & 1) != consumer) {
+#pragma unroll 1
+    for (bool has_tile = true; has_tile; has_tile = walk.next(params)) {
+      const Work work = walk.work();
+      if (Config::kPingPong && (walk.sequence() & 1) != consumer) {
         state.advance(work.num_k_blocks);
         continue;
       }
@@ -198,7 +133,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       }
       if constexpr (Config::kPingPong) {
         // Group 0 begins; from then on each one waits for the other's previous tile.
-        if (sequence > 0) {
+        if (walk.sequence() > 0) {
           ptx::mbarrier_wait(&pipeline.order[consumer], turn);
           turn ^= 1;
         }
@@ -290,10 +225,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         }
       }
     }
+    if constexpr (Config::kClusterK > 1) {
+      // Block 0's arrival is the last one at ours.
+      if (cta_rank != 0) ptx::mbarrier_wait_cluster(&partial_empty[consumer], partial_phase ^ 1);
+    }
     // The stores read our shared memory; that they are complete is for whoever waits for the kernel.
     if (thread_idx == 0) ptx::tma_store_wait_read<0>();
   }
-  end_block<Config>();
 #else
   __trap();  // wgmma and TMA exist on sm_90a only; the launcher refuses other devices
 #endif

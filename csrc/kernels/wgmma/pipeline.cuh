@@ -1,4 +1,4 @@
-// What every kernel of this family begins and ends with: its barriers, the start and the end of a block.
+// What every kernel of this family begins and ends with: its barriers, the ring of stages, the start of a block.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,24 @@
 
 namespace tcgemm::wgmma_family {
 
-// Swizzled tiles start on 1024 bytes.
-__device__ __forceinline__ uint8_t* align_shared(uint8_t* shared) {
-  return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(shared) + 1023) & ~uintptr_t{1023});
-}
+// Where a thread stands in the ring of stages.
+template <int kStages>
+struct PipelineState {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ __forceinline__ void advance(int count) {
+    stage += count;
+    phase ^= stage / kStages & 1;
+    stage %= kStages;
+  }
+};
 
 // The barriers between the producer and the consumers of a block, and between those; see kernel.cuh.
 template <typename Config, typename T>
@@ -39,6 +53,15 @@ struct Pipeline {
     for (int i = 0; i < Config::kConsumers; ++i) ptx::mbarrier_init(&order[i], 4);
   }
 
+  // By the producer, where it stands after its last load: waits until all stages have been released. No
+  // block may leave while other blocks' arrivals and multicasts to it are under way, and these are the last.
+  __device__ __forceinline__ void drain(PipelineState<T::kStages> state) const {
+    if constexpr (Config::kClusterM * Config::kClusterN > 1) {
+#pragma unroll 1
+      for (int i = 0; i < T::kStages; ++i, state.advance()) ptx::mbarrier_wait(&empty[state.stage], state.phase ^ 1);
+    }
+  }
+
   // Lets ping-pong's other consumer multiply. By each warp for itself: the turn cannot come back before all
   // four have seen that it came.
   __device__ __forceinline__ void pass_turn(int consumer, int thread_idx) const {
@@ -47,45 +70,23 @@ struct Pipeline {
   }
 };
 
-// Where a thread stands in the ring of stages.
-template <int kStages>
-struct PipelineState {
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-  __device__ __forceinline__ void advance(int count) {
-    stage += count;
-    phase ^= stage / kStages & 1;
-    stage %= kStages;
-  }
-};
-
-// Once the barriers are initialised. All of it, and what comes before, runs while the kernel before us on
-// the stream still does.
+// Once the barriers are initialised, by a thread of a warpgroup that need not wait for the others: nothing
+// that these do comes before what it needs. All of it, and what comes before, runs while the kernel before
+// us on the stream still does.
 template <typename Config>
-__device__ __forceinline__ void start_block() {
-  __syncthreads();
+__device__ __forceinline__ void start_block(bool must_wait = true) {
+  constexpr uint32_t kBarrierId = 15;
   if constexpr (Config::kClusterSize > 1) {
+    // Of all blocks' threads, ours among them.
     ptx::cluster_arrive_relaxed();
     ptx::cluster_wait();
+  } else if (must_wait) {
+    ptx::named_barrier_sync(kBarrierId, Config::kThreads);
+  } else {
+    __syncwarp();
+    ptx::named_barrier_arrive(kBarrierId, Config::kThreads);
   }
   ptx::griddepcontrol_wait();
-}
-
-template <typename Config>
-__device__ __forceinline__ void end_block() {
-  if constexpr (Config::kClusterSize > 1) {
-    // No block may leave while another one's arrivals or writes to it are under way: a relaxed
-    // arrival would not wait for them.
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
 }
 
 }  // namespace tcgemm::wgmma_family

@@ -28,8 +28,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/wgmma/kernel.cuh"
+#include "kernels/wgmma/loads.cuh"
 #include "kernels/wgmma/multiply.cuh"
+#include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/ragged_epilogue.cuh"
 #include "kernels/wgmma/ragged_gather.cuh"
 #include "kernels/wgmma/ragged_store.cuh"
@@ -98,8 +99,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using T = RaggedTraits<Config, In, kTransA, Epilogue>;
   constexpr int kTransB = T::kIsRows ? 0 : 1;
-  extern __shared__ uint8_t unaligned_shared[];
-  uint8_t* shared = align_shared(unaligned_shared);
+  extern __shared__ __align__(1024) uint8_t shared[];
   const Pipeline<Config, T> pipeline(shared);
   typename T::Ring ring(shared + T::kRingOffset);
   const Params<Epilogue>& gemm = params.gemm;
@@ -173,6 +173,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       }
       // Not earlier: blocks of the next kernel would wait on SMs that have no tile of ours.
       ptx::griddepcontrol_launch_dependents();
+      pipeline.drain(state);
     } else if (threadIdx.x / 32 == 1) {
       using Tiles = std::conditional_t<T::kIsRows, RowTiles<Config>, ContractionTiles<Config>>;
       Tiles tiles;
@@ -304,7 +305,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     if (thread_idx == 0) ptx::tma_store_wait_read<0>();
   }
-  end_block<Config>();
 #else
   __trap();  // wgmma and TMA exist on sm_90a only; the launcher refuses other devices
 #endif

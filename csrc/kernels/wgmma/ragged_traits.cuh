@@ -37,7 +37,7 @@ struct RaggedTraits : Traits<Config, In, kTransA, !Config::kSwapped> {
   // The producer, those that gather and both consumers read what tile comes next.
   using Ring = WorkRing<1 + kGatherThreads + 128 * Config::kConsumers>;
   static constexpr int kRingOffset = (Base::kBarrierOffset + 8 * Base::kNumBarriers + 31) / 32 * 32;
-  static constexpr int kSharedBytes = 1024 + kRingOffset + Ring::kBytes;
+  static constexpr int kSharedBytes = kRingOffset + Ring::kBytes;
 
   // Threads that gather keep indices. A block may hand out no more than the 168 registers of each thread that
   // it starts with: it would wait for ever.

@@ -20,20 +20,32 @@ struct Work {
 // moving one column right, every other group from the right: neighbours in time share both operands'
 // panels in L2. Divides by multiplying: the producer's first load and every short tile wait for it.
 template <typename Config, int kTileK, typename Epilogue>
-class Scheduler {
+class TileWalk {
  public:
-  __device__ __forceinline__ explicit Scheduler(const Params<Epilogue>& params)
-      : num_tiles_(params.grid.num_tiles), rank_(ptx::cluster_ctarank()) {}
+  // At the first tile. There is one for each cluster.
+  __device__ __forceinline__ explicit TileWalk(const Params<Epilogue>& params)
+      : rank_(ptx::cluster_ctarank()), tile_idx_(blockIdx.x / Config::kClusterSize) {
+    work_ = locate(params);
+  }
 
-  __device__ __forceinline__ int32_t first() const { return blockIdx.x / Config::kClusterSize; }
-  __device__ __forceinline__ int32_t step() const { return gridDim.x / Config::kClusterSize; }
-  __device__ __forceinline__ bool valid(int32_t tile_idx) const { return tile_idx < num_tiles_; }
+  __device__ __forceinline__ const Work& work() const { return work_; }
+  __device__ __forceinline__ int32_t sequence() const { return sequence_; }  // of this tile in our walk
 
-  __device__ __forceinline__ Work at(const Params<Epilogue>& params, int32_t tile_idx) const {
+  // Goes on to the next tile; whether there is one.
+  __device__ __forceinline__ bool next(const Params<Epilogue>& params) {
+    tile_idx_ += gridDim.x / Config::kClusterSize;
+    ++sequence_;
+    if (tile_idx_ >= params.grid.num_tiles) return false;
+    work_ = locate(params);
+    return true;
+  }
+
+ private:
+  __device__ __forceinline__ Work locate(const Params<Epilogue>& params) const {
     Work work;
     const Grid& grid = params.grid;
-    const int32_t d_batch_idx = grid.per_batch.divide(tile_idx);
-    const int32_t in_batch = tile_idx - d_batch_idx * grid.tiles_m * grid.tiles_n;
+    const int32_t d_batch_idx = grid.per_batch.divide(tile_idx_);
+    const int32_t in_batch = tile_idx_ - d_batch_idx * grid.tiles_m * grid.tiles_n;
     const int32_t group_idx = grid.per_group.divide(in_batch), first_row = group_idx * Grid::kGroupRows;
     const int32_t in_group = in_batch - first_row * grid.tiles_n;
     const bool is_full = first_row + Grid::kGroupRows <= grid.tiles_m;
@@ -60,15 +72,14 @@ class Scheduler {
     return work;
   }
 
- private:
   // Columns of D: of a gated product half of those that are multiplied.
   static __device__ __forceinline__ int32_t tile_n(const Params<Epilogue>& params) {
     if constexpr (Epilogue::kFused) return params.epilogue.template tile_columns<Config>();
     return Config::kTileN;
   }
 
-  int32_t num_tiles_;
-  int32_t rank_;
+  int32_t rank_, tile_idx_, sequence_ = 0;
+  Work work_;
 };
 
 }  // namespace tcgemm::wgmma_family

@@ -79,7 +79,7 @@ struct Traits {
   static constexpr int kPartialOffset = kStoreOffset + Config::kConsumers * 2 * kStoreBytes;
   static constexpr int kBarrierOffset = kStoreOffset + kFixedBytes;
   static constexpr int kNumBarriers = 2 * kStages + 3 * Config::kConsumers;
-  static constexpr int kSharedBytes = 1024 + kBarrierOffset + 8 * kNumBarriers;
+  static constexpr int kSharedBytes = kBarrierOffset + 8 * kNumBarriers;
 
   static_assert(Config::kTileM % 64 == 0 && kBlocksM >= 1, "wgmma multiplies 64 rows at a time");
   static_assert(Config::kTileN % 8 == 0 && Config::kTileN <= 256, "the instruction's range of n");

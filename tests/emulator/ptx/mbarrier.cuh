@@ -30,5 +30,6 @@ inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
 }
 inline void mbarrier_wait_cluster(uint64_t* barrier, uint32_t parity) { mbarrier_wait(barrier, parity); }
 inline void named_barrier_sync(uint32_t id, uint32_t num_threads) { emulator::sync_named(id, num_threads); }
+inline void named_barrier_arrive(uint32_t id, uint32_t num_threads) { emulator::arrive_named(id, num_threads); }
 
 }  // namespace tcgemm::ptx

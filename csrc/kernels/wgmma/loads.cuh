@@ -1,0 +1,109 @@
+// From device memory to the stages: TMA loads of operand tiles.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/wgmma/config.h"
+#include "kernels/wgmma/scheduler.cuh"
+#include "kernels/wgmma/traits.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+
+namespace tcgemm::wgmma_family {
+
+// Loads one k block of an operand tile: kExtent rows of K when it is K-major, else chunks of 128
+// bytes along M or N, a row for each k. The kSharers blocks that multiply by the same tile each
+// load an equal part of it for all of them, this one the part number `part`.
+template <int kTrans, int kExtent, int kSharers, typename T>
+__device__ __forceinline__ void load_tile(uint8_t* tile, const CUtensorMap* map, uint64_t* barrier, uint16_t mask,
+                                          int part, int32_t first_idx, int32_t k_idx, int32_t inner, int32_t outer) {
+  const auto load = [&](uint8_t* destination, int32_t c0, int32_t c1) {
+    if constexpr (kSharers > 1) {
+      ptx::tma_load_4d_multicast(destination, map, barrier, mask, c0, c1, inner, outer);
+    } else {
+      ptx::tma_load_4d(destination, map, barrier, c0, c1, inner, outer);
+    }
+  };
+  if constexpr (kTrans) {
+    constexpr int kRows = T::kTileK / kSharers;
+#pragma unroll 1  // the producer has few registers
+    for (int chunk = 0; chunk < kExtent / T::kChunk; ++chunk) {
+      load(tile + chunk * T::kTileK * 128 + part * kRows * 128, first_idx + chunk * T::kChunk, k_idx + part * kRows);
+    }
+  } else {
+    constexpr int kRows = kExtent / kSharers;
+    static_assert(kSharers == 1 || kRows % 8 == 0, "each block loads whole swizzle groups");
+    load(tile + part * kRows * 128, k_idx, first_idx + part * kRows);
+  }
+}
+
+// The same for B of a gated product: its tile's right half is of the second matrix.
+template <int kTrans, typename Config, typename T>
+__device__ __forceinline__ void load_gated_tile(uint8_t* tile, const CUtensorMap* map, const CUtensorMap* up_map,
+                                                uint64_t* barrier, uint16_t mask, int part, int32_t first_idx,
+                                                int32_t k_idx, int32_t inner, int32_t outer) {
+  constexpr int kHalf = Config::kTileN / 2;
+  if constexpr (kTrans) {
+    load_tile<kTrans, kHalf, Config::kClusterM, T>(tile, map, barrier, mask, part, first_idx, k_idx, inner, outer);
+    load_tile<kTrans, kHalf, Config::kClusterM, T>(tile + kHalf * 128, up_map, barrier, mask, part, first_idx, k_idx,
+                                                   inner, outer);
+  } else {
+    // Of the two blocks that share the tile, each loads the rows of one matrix.
+    static_assert(Config::kClusterM == 2, "a part of the tile is of one matrix");
+    ptx::tma_load_4d_multicast(tile + part * kHalf * 128, part == 0 ? map : up_map, barrier, mask, k_idx, first_idx,
+                               inner, outer);
+  }
+}
+
+// What the producer knows of this block's place in its cluster, and one stage's loads.
+template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
+class Loader {
+ public:
+  using T = Traits<Config, In, kTransA, kTransB>;
+
+  __device__ __forceinline__ Loader(const Params<Epilogue>& params, uint8_t* shared, uint64_t* full, uint32_t cta_rank)
+      : params_(params),
+        shared_(shared),
+        full_(full),
+        rank_m_(cta_rank % Config::kClusterM),
+        rank_n_(cta_rank / Config::kClusterM % Config::kClusterN) {
+    // Blocks of one row of the cluster share A, those of one column share B.
+    constexpr uint32_t kColumnMask = (1u << Config::kClusterM) - 1;
+    uint32_t row_mask = 0;
+    for (int i = 0; i < Config::kClusterN; ++i) row_mask |= 1u << (i * Config::kClusterM + rank_m_);
+    a_mask_ = static_cast<uint16_t>(row_mask);
+    b_mask_ = static_cast<uint16_t>(kColumnMask << (rank_n_ * Config::kClusterM));
+  }
+
+  // Announces and loads the tile's k block number `i` into a stage that is free.
+  __device__ __forceinline__ void load(const Work& work, int32_t i, int stage) const {
+    uint64_t* barrier = &full_[stage];
+    ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);
+    uint8_t* a = shared_ + stage * T::kStageBytes;
+    uint8_t* b = a + T::kABytes;
+    const int32_t outer = params_.grid.batch_inner.divide(work.batch_idx);
+    const int32_t inner = work.batch_idx - outer * params_.batch_inner;
+    const int32_t b_inner = inner * params_.b_inner, b_outer = outer * params_.b_outer;
+    const int32_t k_idx = (work.first_k_block + i) * T::kTileK;
+    load_tile<kTransA, Config::kTileM, Config::kClusterN, T>(a, &params_.a_map, barrier, a_mask_, rank_n_, work.m_idx,
+                                                             k_idx, inner * params_.a_inner, outer * params_.a_outer);
+    if constexpr (Epilogue::kFused && kRunsGated<Config>) {
+      if (params_.epilogue.values.has_two_z()) {
+        load_gated_tile<kTransB, Config, T>(b, &params_.b_map, &params_.epilogue.b_up_map, barrier, b_mask_, rank_m_,
+                                            work.n_idx, k_idx, b_inner, b_outer);
+        return;
+      }
+    }
+    load_tile<kTransB, T::kPaddedN, Config::kClusterM, T>(b, &params_.b_map, barrier, b_mask_, rank_m_, work.n_idx,
+                                                          k_idx, b_inner, b_outer);
+  }
+
+ private:
+  const Params<Epilogue>& params_;
+  uint8_t* const shared_;
+  uint64_t* const full_;
+  const int rank_m_, rank_n_;
+  uint16_t a_mask_, b_mask_;
+};
+
+}  // namespace tcgemm::wgmma_family
