@@ -62,8 +62,8 @@ MISTAKES = {
     ),
     "buffer_overwritten": (
         STORE,
-        "if (thread_idx == 0) ptx::tma_store_wait_read<1>();",
-        "if (thread_idx == 0) ptx::tma_store_wait_read<2>();",
+        "if (thread_idx == 0) ptx::tma_store_wait_read<2 - kAtOnce>();",
+        "if (thread_idx == 0) ptx::tma_store_wait_read<3 - kAtOnce>();",
         "wrong",
     ),
     "unfenced_store": (STORE, "ptx::fence_proxy_async();", "", "without fence.proxy.async"),

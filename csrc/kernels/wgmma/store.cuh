@@ -252,21 +252,32 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
   // A block's first tile finds none of the instructions in the cache, so what runs must be short and in
   // one place: two loops, of which the second copies by the same code in each turn.
   if (params.store_with_tma) {
+    // Two turns at a time, one in each buffer: their barriers and the fence take longer than what they copy.
+    constexpr int kAtOnce = Shape::kTurns > 1 ? 2 : 1;
 #pragma unroll
-    for (int turn = 0; turn < Shape::kTurns; ++turn, buffer_idx ^= 1) {
-      uint8_t* buffer = buffers + buffer_idx * 8192;
-      // The stores issued two turns ago, by this same thread, have read the buffer.
-      if (thread_idx == 0) ptx::tma_store_wait_read<1>();
+    for (int first = 0; first < Shape::kTurns; first += kAtOnce, buffer_idx ^= 1) {
+      const auto for_each_turn = [&](auto f) {
+#pragma unroll
+        for (int turn = first; turn < first + kAtOnce && turn < Shape::kTurns; ++turn) {
+          f(turn, buffers + (buffer_idx ^ (turn - first)) * 8192);
+        }
+      };
+      // Stores issued before, by this same thread, have read these buffers.
+      if (thread_idx == 0) ptx::tma_store_wait_read<2 - kAtOnce>();
       ptx::named_barrier_sync(barrier_id, 128);
-      stage<Config, kOutBytes>(acc, buffer, Shape::first_column(turn), params.out_type, thread_idx);
+      for_each_turn([&](int turn, uint8_t* buffer) {
+        stage<Config, kOutBytes>(acc, buffer, Shape::first_column(turn), params.out_type, thread_idx);
+      });
       ptx::fence_proxy_async();
       ptx::named_barrier_sync(barrier_id, 128);
       if (thread_idx == 0) {
+        for_each_turn([&](int turn, uint8_t* buffer) {
 #pragma unroll
-        for (int box = 0; box < Shape::kBoxes; ++box) {
-          ptx::tma_store_3d(&params.d_map, buffer + box * Shape::kBoxBytes, along + Shape::along(turn, box),
-                            across + Shape::across(turn), d_batch_idx);
-        }
+          for (int box = 0; box < Shape::kBoxes; ++box) {
+            ptx::tma_store_3d(&params.d_map, buffer + box * Shape::kBoxBytes, along + Shape::along(turn, box),
+                              across + Shape::across(turn), d_batch_idx);
+          }
+        });
         ptx::tma_store_commit();
       }
     }
