@@ -136,6 +136,30 @@ def test_nan_stays_in_its_group(implementation):
     np.testing.assert_array_equal(rhs_bar[1], 0)
 
 
+@pytest.mark.parametrize("form", ["rows", "transposed", "fused"])
+def test_every_width_of_a_tile(form):
+    """As many tokens as the instruction has widths, and more; NaN in every other group."""
+    lhs = integers(700, K, seed=1, dtype="bfloat16")
+    rhs = integers(4, K, N, seed=2, dtype="bfloat16")
+    flipped = jax.lax.RaggedDotDimensionNumbers(*FORMS["transposed"])
+    f, weights = {
+        "rows": (jax_tcgemm.ragged_dot, rhs),
+        "transposed": (
+            functools.partial(jax_tcgemm.ragged_dot_general, ragged_dot_dimension_numbers=flipped),
+            np.ascontiguousarray(np.swapaxes(rhs, 1, 2)),
+        ),
+        "fused": (functools.partial(jax_tcgemm.ragged_dot, activation="relu"), rhs),
+    }[form]
+    f = jax.jit(functools.partial(f, preferred_element_type="float32", implementation="wgmma"))
+    for rows in range(1, 522, 2):
+        sizes = [7, rows, 5, 60]
+        bad = np.full_like(lhs, np.nan)
+        bad[7 : 7 + rows] = lhs[7 : 7 + rows]
+        got = f(bad, weights, jnp.array(sizes))[7 : 7 + rows]
+        want = reference.rows(lhs, rhs, sizes)[7 : 7 + rows]
+        np.testing.assert_array_equal(got, np.maximum(want, 0) if form == "fused" else want)
+
+
 def test_what_is_loaded_of_the_next_group_is_overwritten():
     """Every number of rows of the last k block; NaN in all groups but one, whatever comes after."""
     numbers = jax.lax.RaggedDotDimensionNumbers(*FORMS["contraction"])
