@@ -139,20 +139,21 @@ def test_wgmma_refuses_for_what_no_config_runs_first(emulator):
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
-@pytest.mark.parametrize("n", [1, 40, 2100])
-def test_rows(emulator, n, dtype):
+@pytest.mark.parametrize("n", [1, 40, 1096, 2100])
+@pytest.mark.parametrize("many_targets", [False, True], ids=["", "many_targets"])
+def test_rows(emulator, many_targets, n, dtype):
     """Rows of whole vectors and not; indices of no row; targets without a pair."""
     rng = np.random.default_rng(n)
     a, b = (integers(rng, (rows, n), dtype) for rows in (9, 7))
     indices, b_indices = (rng.integers(-1, rows + 1, 40).astype(np.int32) for rows in (9, 7))
     weights = integers(rng, 40, "f32")
-    starts = np.array([0, 3, 3, 12, 40], np.int32)
+    starts = np.array([0, 3, 3, 12, *(many_targets * 8 * [28]), 40], np.int32)
     wide_a, wide_b = (np.vstack([x, np.zeros((1, n))]).astype(np.float64) for x in (a, b))
     x = wide_a[np.where((indices >= 0) & (indices < 9), indices, 9)]
     y = wide_b[np.where((b_indices >= 0) & (b_indices < 7), b_indices, 7)]
     how = {"implementation": "simt", "config": "default"}
 
-    sums = RowsProblem("sums", 9, 0, 4, 40, n, True, dtype)
+    sums = RowsProblem("sums", 9, 0, len(starts) - 1, 40, n, True, dtype)
     arrays = {"a": a, "indices": indices, "starts": starts, "weights": weights}
     expected = np.stack(
         [(weights[i:j, None] * x[i:j]).sum(0) for i, j in itertools.pairwise(starts)]

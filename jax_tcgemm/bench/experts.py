@@ -20,7 +20,7 @@ from jax_tcgemm.bench.grouped import Computation, Grouped
 from jax_tcgemm.selection import target_device
 
 _PER_TOKEN = 2
-# Not selected before it has been measured.
+# Selected for gathered rows only.
 _FUSED = "256x128x64_c1x2x1_co_t"
 
 
@@ -32,7 +32,8 @@ def gated(of: Grouped) -> Computation:
     indices = np.random.default_rng([tokens, groups, 1]).permutation(tokens) // _PER_TOKEN
     indices = np.minimum(indices, rows - 1)
     ours: dict[str, Callable] = {"gated_ragged_linear": _run_gated(gathered)}
-    if jax.default_backend() == "gpu" and target_device("cuda").compute_capability == 90:
+    is_gpu = jax.default_backend() == "gpu"
+    if is_gpu and not gathered and target_device("cuda").compute_capability == 90:
         ours[_FUSED] = _run_gated(gathered, "wgmma", _FUSED)
 
     def expected(x, weights, _, *indices):

@@ -175,11 +175,14 @@ def test_vmap_over_experts_and_tokens():
         np.testing.assert_array_equal(got[i], want)
 
 
-def test_only_by_name():
-    """Not what is chosen, until it has been measured."""
-    lhs, weights = integers(64, K, seed=1), integers(4, K, 2, N, seed=2)
-    (call,) = jax_tcgemm.explain(
-        jax_tcgemm.gated_ragged_linear, lhs, weights, jnp.array([10, 0, 30, 24]), platform="cuda"
+@pytest.mark.parametrize("gathered", [False, True], ids=["", "gathered"])
+def test_what_is_chosen(gathered):
+    """It where it won, which was with gathered rows."""
+    lhs, weights = integers(M, K, seed=1), integers(4, K, 2, N, seed=2)
+    f = functools.partial(
+        jax_tcgemm.gated_ragged_linear, gather_indices=jnp.arange(M) if gathered else None
     )
-    assert call.implementation == "xla"
-    assert "wgmma/256x128x64" in call.why
+    (call,) = jax_tcgemm.explain(f, lhs, weights, jnp.array([10, 0, 30, 24]), platform="cuda")
+    assert call.implementation == ("wgmma" if gathered else "xla")
+    if not gathered:
+        assert "wgmma/256x128x64" in call.why

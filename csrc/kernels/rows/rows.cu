@@ -32,20 +32,26 @@ struct alignas(kCount * sizeof(T)) Pack {
   T values[kCount];
 };
 
-// A thread has kCount columns of one target. Rows of kUnroll pairs are on their way at a time.
-template <typename T, int kCount>
+// A thread has kPacks packs of one target's columns, and rows of kUnroll pairs on their way at a time: with
+// fewer bytes under way memory is not kept busy, so several packs where targets have few pairs. These have
+// kWideLanes threads for a target, which as a constant leaves one address for all packs.
+constexpr int kWideLanes = 128;
+
+template <typename T, int kCount, int kPacks>
 __global__ void __launch_bounds__(kThreads) sum_rows(const __grid_constant__ SumsParams params) {
-  constexpr int kUnroll = 4;
+  constexpr int kUnroll = kPacks > 1 ? 1 : 4;
+  const int32_t lanes = kPacks > 1 ? kWideLanes : params.lanes;
   const int32_t block = blockIdx.x / params.column_blocks, column_block = blockIdx.x - block * params.column_blocks;
-  const int32_t target = block * (kThreads / params.lanes) + threadIdx.x / params.lanes;
-  const int32_t pack = column_block * params.lanes + threadIdx.x % params.lanes;
-  if (target >= params.targets || pack >= params.packs) return;
+  const int32_t target = block * (kThreads / lanes) + threadIdx.x / lanes;
+  const int32_t first_pack = column_block * lanes * kPacks + threadIdx.x % lanes;
+  if (target >= params.targets) return;
   const int32_t begin = min(max(params.starts[target], 0), params.pairs);
   const int32_t end = min(max(params.starts[target + 1], begin), params.pairs);
-  const auto* a = static_cast<const Pack<T, kCount>*>(params.a) + pack;
-  float sums[kCount] = {};
+  const auto* a = static_cast<const Pack<T, kCount>*>(params.a) + first_pack;
+  const auto has = [&](int i) { return first_pack + i * lanes < params.packs; };
+  float sums[kPacks][kCount] = {};
   for (int32_t first = begin; first < end; first += kUnroll) {
-    Pack<T, kCount> rows[kUnroll];
+    Pack<T, kCount> rows[kUnroll][kPacks];
     float weights[kUnroll];
     bool inside[kUnroll];
 #pragma unroll
@@ -53,17 +59,27 @@ __global__ void __launch_bounds__(kThreads) sum_rows(const __grid_constant__ Sum
       const int32_t row = first + u < end ? params.indices[first + u] : -1;
       inside[u] = row >= 0 && row < params.a_rows;
       if (!inside[u]) continue;
-      rows[u] = a[int64_t{row} * params.packs];
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) {
+        if (has(i)) rows[u][i] = a[int64_t{row} * params.packs + i * lanes];
+      }
       weights[u] = params.weights == nullptr ? 1.0f : params.weights[first + u];
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (!inside[u]) continue;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i] += weights[u] * convert<float>(rows[u].values[i]);
+      for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+        for (int v = 0; v < kCount; ++v) sums[i][v] += weights[u] * convert<float>(rows[u][i].values[v]);
+      }
     }
   }
-  store_vectors(sums, static_cast<T*>(params.d) + (int64_t{target} * params.packs + pack) * kCount);
+  T* d = static_cast<T*>(params.d) + (int64_t{target} * params.packs + first_pack) * kCount;
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    if (has(i)) store_vectors(sums[i], d + i * lanes * kCount);
+  }
 }
 
 struct DotsParams {
@@ -97,22 +113,23 @@ __global__ void __launch_bounds__(kThreads) multiply_rows(const __grid_constant_
   if (threadIdx.x % 32 == 0) params.d[pair] = sum;
 }
 
-// How targets are spread over threads: see SumsParams.
-int32_t lanes_of(int64_t packs) {
+// How targets are spread over threads that have `each` packs: see SumsParams.
+int32_t lanes_of(int64_t packs, int each) {
+  if (each > 1) return kWideLanes;
   int32_t lanes = 1;
   while (lanes < kThreads && lanes < packs) lanes *= 2;
   return lanes;
 }
 
-int64_t sums_blocks(const RowsProblem& p, int64_t packs) {
-  const int32_t lanes = lanes_of(packs);
-  return ceil_div(p.targets, kThreads / lanes) * ceil_div(packs, lanes);
+int64_t sums_blocks(const RowsProblem& p, int64_t packs, int each) {
+  const int32_t lanes = lanes_of(packs, each);
+  return ceil_div(p.targets, kThreads / lanes) * ceil_div(packs, lanes * each);
 }
 
-template <typename T, int kCount>
+template <typename T, int kCount, int kPacks>
 Status launch_sums(const RowsProblem& p, const RowsBuffers& buffers, cudaStream_t stream) {
   const int64_t packs = p.n / kCount;
-  const int32_t lanes = lanes_of(packs);
+  const int32_t lanes = lanes_of(packs, kPacks);
   const SumsParams params{buffers.a,
                           buffers.indices,
                           buffers.starts,
@@ -123,9 +140,9 @@ Status launch_sums(const RowsProblem& p, const RowsBuffers& buffers, cudaStream_
                           static_cast<int32_t>(p.pairs),
                           static_cast<int32_t>(packs),
                           lanes,
-                          static_cast<int32_t>(ceil_div(packs, lanes))};
-  return launch_blocks("kernel of sums of rows", sum_rows<T, kCount>, sums_blocks(p, packs), kThreads, 0, stream,
-                       params);
+                          static_cast<int32_t>(ceil_div(packs, lanes * kPacks))};
+  return launch_blocks("kernel of sums of rows", sum_rows<T, kCount, kPacks>, sums_blocks(p, packs, kPacks), kThreads,
+                       0, stream, params);
 }
 
 template <typename T, int kCount>
@@ -149,7 +166,9 @@ Status launch_typed(const RowsProblem& p, const RowsBuffers& buffers, cudaStream
   const void* other = p.is_sums() ? buffers.d : buffers.b;
   const bool whole = p.n % kCount == 0 && is_aligned(buffers.a, 16) && is_aligned(other, 16);
   if (p.is_sums()) {
-    return whole ? launch_sums<T, kCount>(p, buffers, stream) : launch_sums<T, 1>(p, buffers, stream);
+    if (!whole) return launch_sums<T, 1, 1>(p, buffers, stream);
+    const bool wide = p.n > kWideLanes * kCount && p.pairs < 4 * p.targets;
+    return wide ? launch_sums<T, kCount, 4>(p, buffers, stream) : launch_sums<T, kCount, 1>(p, buffers, stream);
   }
   return whole ? launch_dots<T, kCount>(p, buffers, stream) : launch_dots<T, 1>(p, buffers, stream);
 }
@@ -163,7 +182,7 @@ class SimtRows final : public RowsImplementation {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
     if (p.in == DType::kF64) return "rows must be f16, bf16 or f32, got f64";
     // Of the launch with an element a thread, which has the most blocks.
-    const int64_t blocks = p.is_sums() ? sums_blocks(p, p.n) : ceil_div(p.pairs, kThreads / 32);
+    const int64_t blocks = p.is_sums() ? sums_blocks(p, p.n, 1) : ceil_div(p.pairs, kThreads / 32);
     return blocks <= (int64_t{1} << 31) - 1 ? "" : "the grid must have at most 2^31 - 1 blocks";
   }
 
