@@ -60,15 +60,14 @@ class Calibration:
     handover_us: float = 0.17
     epilogue_us: float = 0.30
     epilogue_kib_per_us: float = 140.0
-    # What 1024 elements of a product take a warpgroup through an epilogue; and what 1024 take
-    # that it stores, reads, activates, or adds up by columns.
-    fused_us: float = 0.13
+    # What 1024 elements take a warpgroup that its epilogue stores, reads, activates, or adds up by
+    # columns.
     fused_stored_us: float = 0.26
-    fused_read_us: float = 0.29
+    fused_read_us: float = 0.5
     fused_activation_us: float = 0.1
     fused_sums_us: float = 0.48
     # The part of it by which ping-pong's other warpgroup is held up.
-    fused_interference: float = 0.24
+    fused_interference: float = 0.14
     unaligned_epilogue: float = 8.0  # times as long where rows of D are not 16-byte aligned
     # Memory. What several clusters read crosses between the halves of L2.
     hbm_bytes_per_us: float = 3.9e6
@@ -268,7 +267,7 @@ def _fused_us(p: Problem, c: Calibration) -> float:
     active = min(d, multiplied) * (p.epilogue.activation != "none")
     us = c.fused_stored_us * stored + c.fused_read_us * read + c.fused_activation_us * active
     us += c.fused_sums_us * p.epilogue.column_sums * d
-    return c.fused_us + us / max(multiplied, 1)
+    return us / max(multiplied, 1)
 
 
 def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
