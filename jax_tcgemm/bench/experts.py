@@ -1,13 +1,11 @@
 """What an expert layer does besides bare grouped products; see bench/ragged.py.
 
-Gated products are run by default and on Hopper, where that is XLA's work around our bare grouped
-product, also by the kernel that must be asked for by name. The peer is the same expression by XLA.
+The peer is the same expression by XLA.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +15,8 @@ from jax import lax
 import jax_tcgemm
 from jax_tcgemm.bench import reference
 from jax_tcgemm.bench.grouped import Computation, Grouped
-from jax_tcgemm.selection import target_device
 
 _PER_TOKEN = 2
-# Selected for gathered rows only.
-_FUSED = "256x128x64_c1x2x1_co_t"
 
 
 def gated(of: Grouped) -> Computation:
@@ -31,10 +26,10 @@ def gated(of: Grouped) -> Computation:
     rows = tokens // _PER_TOKEN if gathered else tokens
     indices = np.random.default_rng([tokens, groups, 1]).permutation(tokens) // _PER_TOKEN
     indices = np.minimum(indices, rows - 1)
-    ours: dict[str, Callable] = {"gated_ragged_linear": _run_gated(gathered)}
-    is_gpu = jax.default_backend() == "gpu"
-    if is_gpu and not gathered and target_device("cuda").compute_capability == 90:
-        ours[_FUSED] = _run_gated(gathered, "wgmma", _FUSED)
+
+    def by_us(x, weights, sizes, *indices):
+        gather_indices = indices[0] if gathered else None
+        return jax_tcgemm.gated_ragged_linear(x, weights, sizes, gather_indices=gather_indices)
 
     def expected(x, weights, _, *indices):
         def product(rows, weights):
@@ -53,27 +48,13 @@ def gated(of: Grouped) -> Computation:
     return Computation(
         shapes=((rows, k), (groups, k, 2, n)),
         integers=integers[: 1 + gathered],
-        ours=ours,
+        ours={"gated_ragged_linear": by_us},
         peers={"xla": by_xla} if of.fits_xla(k + 2 * n) else {},
         reference=expected,
         flops=4 * tokens * n * k,
         elements=tokens * (n + k) + of.used * 2 * n * k,
         roundings=4,
     )
-
-
-def _run_gated(gathered, implementation=None, config=None) -> Callable:
-    def run(x, weights, sizes, *indices):
-        return jax_tcgemm.gated_ragged_linear(
-            x,
-            weights,
-            sizes,
-            gather_indices=indices[0] if gathered else None,
-            implementation=implementation,
-            config=config,
-        )
-
-    return run
 
 
 def combine(of: Grouped) -> Computation:
