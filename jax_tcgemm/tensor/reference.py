@@ -35,7 +35,7 @@ def contract(
     sum_dtype = result_dtype if is_bare else wide(result_dtype)
     numbers, permutation = dot_dimensions(a_modes, b_modes, operation.result)
     if numbers[0][0] or out_sharding is not None:
-        if b.size >= a.size:
+        if isinstance(a.size, int) and isinstance(b.size, int) and b.size >= a.size:
             # In the order of the longer operand, which XLA then need not permute; of two as long in
             # that of the second: in a path the first was computed last, and is fused into this.
             (a_axes, b_axes), batch = numbers
