@@ -46,6 +46,11 @@ def gradients(f, args):
     return jax.grad(lambda *args: jnp.sum(jnp.sin(f(*args))), argnums)(*args)
 
 
+def result_and_gradients(f, args):
+    """The function and its gradients, each of a jit of its own."""
+    return jax.jit(f)(*args), jax.jit(lambda *args: gradients(f, args))(*args)
+
+
 def expected(f, values):
     """The function and its gradients in float64, on one device."""
     with jax.enable_x64(True):
@@ -113,8 +118,7 @@ def test_layers(kind, case):
     with jax.set_mesh(mesh):
         args = put(mesh, values, specs)
         text, found = compiled(layer, *args)
-        got = jax.jit(layer)(*args)
-        grads = jax.jit(lambda *args: gradients(layer, args))(*args)
+        got, grads = result_and_gradients(layer, args)
         calls = jax_tcgemm.explain(layer, *args, platform="cpu")
     assert got.sharding.is_equivalent_to(NamedSharding(mesh, out), 2)
     assert_divided_alike(grads, args)
@@ -143,8 +147,7 @@ def test_vmap(kind, spec):
     mesh = mesh_of(AxisType.Explicit)
     with jax.set_mesh(mesh):
         args = put(mesh, values, specs)
-        got = jax.jit(jax.vmap(layer, in_axes))(*args)
-        grads = jax.jit(lambda *args: gradients(jax.vmap(layer, in_axes), args))(*args)
+        got, grads = result_and_gradients(jax.vmap(layer, in_axes), args)
     assert got.sharding.is_equivalent_to(NamedSharding(mesh, P(spec, "y", "x")), 3)
     assert_close((got, grads), expected(jax.vmap(reference, in_axes), values))
 
@@ -205,8 +208,7 @@ def test_a_tensor_parallel_block(gated, out):
         args = put(mesh, values, specs)
         weights = {name: args[1][name] for name in ("up", "down")}
         text, found = compiled(ours, *args)
-        got = jax.jit(ours)(*args)
-        grads = jax.jit(lambda *args: gradients(ours, args))(*args)
+        got, grads = result_and_gradients(ours, args)
         sums = jax.jit(jax.grad(accumulated, 2))(*args, jax.tree.map(lambda w: 3 * w, weights))
     assert " dot(" not in text
     assert found == {"all-reduce" if out == P("data") else "reduce-scatter": 1}
@@ -233,8 +235,7 @@ def test_a_block_whose_axes_collide():
 
     with jax.set_mesh(mesh):
         args = put(mesh, values, (P("data"), P("model", "data"), P("data", "model")))
-        got = jax.jit(ours)(*args)
-        grads = jax.jit(lambda *args: gradients(ours, args))(*args)
+        got, grads = result_and_gradients(ours, args)
     assert_close((got, grads), expected(lambda x, up, down: jax.nn.silu(x @ up) @ down, values))
 
 
@@ -260,8 +261,7 @@ def test_einsum(case):
     with jax.set_mesh(mesh):
         args = put(mesh, values, specs)
         _, found = compiled(ours, *args)
-        got = jax.jit(ours)(*args)
-        grads = jax.jit(lambda *args: gradients(ours, args))(*args)
+        got, grads = result_and_gradients(ours, args)
     assert got.sharding.is_equivalent_to(NamedSharding(mesh, out), got.ndim)
     assert_divided_alike(grads, args)
     assert found == collectives
@@ -285,8 +285,7 @@ def test_contract(implementation):
     with jax.set_mesh(mesh):
         args = put(mesh, (a, b, c), (P(None, "x", "y"), P("y"), P()))
         text, found = compiled(jax.vmap(ours, in_axes), *args)
-        got = jax.jit(jax.vmap(ours, in_axes))(*args)
-        grads = jax.jit(lambda *args: gradients(jax.vmap(ours, in_axes), args))(*args)
+        got, grads = result_and_gradients(jax.vmap(ours, in_axes), args)
     assert (" dot(" in text) == (implementation == "xla")
     assert found == {"all-reduce": 1}
     assert got.sharding.is_equivalent_to(NamedSharding(mesh, P(None, None, "x")), 3)
@@ -322,8 +321,7 @@ def test_gated_ragged_linear(x_spec, w_spec, out, gathered):
     with jax.set_mesh(mesh):
         args = put(mesh, values, (x_spec, w_spec, P()))
         text, _ = compiled(ours, *args)
-        got = jax.jit(ours)(*args)
-        grads = jax.jit(lambda *args: gradients(ours, args))(*args)
+        got, grads = result_and_gradients(ours, args)
     assert 'custom_call_target="tcgemm_ragged"' in text
     assert got.sharding.is_equivalent_to(NamedSharding(mesh, out), 2)
     x, w, bias = values
