@@ -159,9 +159,9 @@ def parallel(
                 samples=samples,
                 revision=revision,
             )
-        title = f"{count} devices, {tokens} tokens, {model} -> {hidden} -> {model}, {dtype}"
         if out is not None:
             records.append_records(out, [record])
+        title = f"{count} devices, {tokens} tokens, {model} -> {hidden} -> {model}, {dtype}"
         table = Table(*layer.HEAD, title=title)
         for row in layer.rows(record):
             table.add_row(*row)

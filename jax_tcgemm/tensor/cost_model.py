@@ -101,8 +101,8 @@ def contraction_us(
     if operation.scalars[0] != 1 or len(operation.operands) == 3:
         finish = copies(3 * math.prod(operation.shape(operation.result)) * operation.dtype.itemsize)
     cutensor_memory = operation.bytes / (bandwidth * c.cutensor_memory)
-    rate = c.cutensor.get(kind, c.cutensor["f32"])
-    cutensor = max(arithmetic / rate, cutensor_memory)
+    cutensor_arithmetic = arithmetic / c.cutensor.get(kind, c.cutensor["f32"])
+    cutensor = max(cutensor_arithmetic, cutensor_memory)
     if _has_fastest_mode_of_batch(operation):
         cutensor *= c.fastest_mode_of_batch
     return {

@@ -34,8 +34,6 @@ _CONFIG = "default"
 
 # A batch of these is one launch an entry, unless it folds into one call (csrc/core/blas.cc).
 _NOT_BATCHED_IN_CUBLAS = ("iamax", "iamin", "asum", "nrm2", "swap", "gbmv")
-# Bands are a hundred times slower and more, rows of float32 matrices 1.3 times
-# (benchmarks/results/h200-blas.jsonl).
 _SLOWER_IN_CUBLAS = "cuBLAS was measured slower than XLA"
 # What cuBLAS's products are best given: as PyTorch and XLA do.
 _WORKSPACE = {"gemv": 4 << 20, "trsm": 32 << 20, "gemm": 32 << 20}
@@ -171,7 +169,11 @@ def _choose(op, problem, platform, device, obstacle) -> tuple[selection.Choice, 
 
 
 def _is_slower(problem: BlasProblem) -> bool:
-    """Whether cuBLAS was measured slower than XLA; options that were set need cuBLAS."""
+    """Whether cuBLAS was measured slower than XLA; options that were set need cuBLAS.
+
+    Bands are a hundred times slower and more, rows of float32 matrices 1.3 times
+    (benchmarks/results/h200-blas.jsonl).
+    """
     call = problem.call
     if call.options != DEFAULT_OPTIONS:
         return False
