@@ -20,6 +20,7 @@ def test_a_rejected_problem_and_a_kernel_left_out_are_errors(emulator):
 
 KERNEL, LOADS = "kernels/wgmma/kernel.cuh", "kernels/wgmma/loads.cuh"
 MULTIPLY, STORE = "kernels/wgmma/multiply.cuh", "kernels/wgmma/store.cuh"
+CLUSTER_SUM = "kernels/wgmma/cluster_sum.cuh"
 EMPTY_WAIT = "ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);"
 FULL_WAIT = "ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);"
 
@@ -67,7 +68,28 @@ MISTAKES = {
         "wrong",
     ),
     "unfenced_store": (STORE, "ptx::fence_proxy_async();", "", "without fence.proxy.async"),
+    "shares_overwritten": (
+        CLUSTER_SUM,
+        "ptx::named_barrier_sync(barrier_id, 128);",
+        "",
+        "wrong",
+    ),
+    "shares_not_awaited": (
+        CLUSTER_SUM,
+        "ptx::mbarrier_wait_cluster(full_, phase_);",
+        "",
+        "more often than it expects|deadlock|wrong",
+    ),
+    "shares_left_under_way": (
+        KERNEL,
+        "if constexpr (Config::kClusterK > 1) cluster_sum.drain();",
+        "",
+        "block that has ended",
+    ),
 }
+
+
+PING_PONG, SPLIT = "128x128x64_c2x1x1_pp", "128x128x64_c1x1x2_co"
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +104,7 @@ def mistaken(emulator, tmp_path_factory):
         changes.setdefault(file, []).append((old, made))
     return Emulator(
         tmp_path_factory.mktemp("mistaken"),
-        wgmma_table("bf16", "01", "128x128x64_c2x1x1_pp"),
+        wgmma_table("bf16", "01", PING_PONG, SPLIT),
         changes=changes,
         like=emulator,
     )
@@ -93,8 +115,10 @@ def test_mistakes_are_found(mistaken, name):
     """Some show in every order of events, others take a few."""
     mistaken.mutant = list(MISTAKES).index(name) + 1 if name else 0
 
+    config = SPLIT if name and name.startswith("shares") else PING_PONG
+
     def run(seed):
-        how = {"implementation": "wgmma", "config": "128x128x64_c2x1x1_pp", "seed": seed}
+        how = {"implementation": "wgmma", "config": config, "seed": seed}
         check(mistaken, BF16, "NN", Case("mistaken", 392, 136, 712), num_sms=2, **how)
 
     if name is None:

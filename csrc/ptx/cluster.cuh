@@ -31,10 +31,13 @@ __device__ __forceinline__ void cluster_arrive() {
 // PTX 7.8, sm_90
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// 16-byte store into the shared memory of another block; `address` comes from mapa. PTX 7.8, sm_90
-__device__ __forceinline__ void st_shared_cluster_v4(uint32_t address, float x, float y, float z, float w) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x), "f"(y), "f"(z), "f"(w)
-               : "memory");
+// 16-byte store into the shared memory of another block, which `barrier` there counts; both addresses come
+// from mapa. PTX 8.1, sm_90
+__device__ __forceinline__ void st_async_v4(uint32_t address, float x, float y, float z, float w, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(x), "f"(y), "f"(z), "f"(w), "r"(barrier)
+      : "memory");
 }
 
 // Take effect in a whole warpgroup, under a register cap known at entry. PTX 8.0, sm_90a

@@ -43,13 +43,6 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t* barrier, uint32
                : "memory");
 }
 
-// The same, releasing this thread's writes to the cluster. Costs a full memory barrier. PTX 8.0, sm_90
-__device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank) {
-  asm volatile(
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapa(shared_address(barrier), cta_rank))
-      : "memory");
-}
-
 // Waits until the phase of parity `parity` has completed. PTX 7.8, sm_90
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   asm volatile(

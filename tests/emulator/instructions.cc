@@ -105,6 +105,17 @@ void write_remotely(std::function<void()> write) { current().remote_writes.issue
 
 void release_remote_writes() { current().remote_writes.run_all(); }
 
+void store_async(uint32_t address, std::array<float, 4> values, uint32_t barrier) {
+  const SharedPlace place = resolve(address, 16, 16), counted_at = resolve(barrier, 8, 8);
+  if (place.block != counted_at.block) fail("stores into one block what a barrier of another one counts");
+  ++place.block->loads_under_way;
+  Machine::get().issue_alone([=] {
+    std::memcpy(place.pointer(), values.data(), 16);
+    --place.block->loads_under_way;
+    mbarrier_complete(*place.block, counted_at.offset, 16);
+  });
+}
+
 void cluster_arrive() {
   Machine& machine = Machine::get();
   Thread& thread = current();

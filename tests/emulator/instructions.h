@@ -43,6 +43,8 @@ uint32_t map_to_block(uint32_t address, uint32_t rank);
 // At any time until the thread releases its writes.
 void write_remotely(std::function<void()> write);
 void release_remote_writes();
+// 16 bytes, which a barrier of the same block counts.
+void store_async(uint32_t address, std::array<float, 4> values, uint32_t barrier);
 void cluster_arrive();
 void cluster_wait();
 // A warpgroup's share of the registers its block was launched with.

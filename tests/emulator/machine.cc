@@ -180,7 +180,7 @@ void Machine::finish_thread() {
   thread.warp->ready &= ~(1u << thread.lane);
   --num_live_;
   if (--block.num_live == 0) {
-    if (block.loads_under_way > 0) fail("its block ends while TMA loads write to it");
+    if (block.loads_under_way > 0) fail("its block ends while others write to it");
     for (uint32_t i = 0; block.memory_bytes > 0 && i < kGuard; ++i) {
       if (block.memory[block.memory_bytes + i] != kGuardByte) fail("its block wrote past its shared memory");
     }

@@ -16,6 +16,7 @@ struct Config {
   static constexpr int kTileM = kTileM_, kTileN = kTileN_;
   static constexpr int kClusterM = kClusterM_, kClusterN = kClusterN_, kClusterK = kClusterK_;
   static constexpr int kClusterSize = kClusterM * kClusterN * kClusterK;
+  static constexpr int kSharers = kClusterM * kClusterN;  // blocks of a cluster that have the same part of K
   static constexpr bool kPingPong = kPingPong_, kSwapped = kSwapped_;
   // Warpgroups that multiply; three for 192 rows, of which a wgmma takes 64.
   static constexpr int kConsumers = !kPingPong && kTileM % 128 != 0 ? kTileM / 64 : 2;

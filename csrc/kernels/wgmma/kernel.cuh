@@ -17,15 +17,15 @@
 //   empty[stage]   one for each consumer warpgroup that reads the stage, from each block of the
 //                  cluster that loads into it or receives its multicast
 //   order[group]   4: each warp of the other consumer has issued its last multiplication
-//   partial_full   128 for each other block along K: its partial tile lies in our shared memory
-//   partial_empty  1 for each of our consumer warpgroups, at the senders: it may be overwritten
+//   two more for each group where a cluster splits K: see cluster_sum.cuh
 //
 // Shared memory, from a 1024-byte boundary: stages of (A tile, B tile); two store buffers of
-// 8 KB for each consumer warpgroup; partial tiles (kClusterK > 1); barriers.
+// 8 KB for each consumer warpgroup; other blocks' products (kClusterK > 1); barriers.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/wgmma/cluster_sum.cuh"
 #include "kernels/wgmma/fused_store.cuh"
 #include "kernels/wgmma/loads.cuh"
 #include "kernels/wgmma/multiply.cuh"
@@ -45,8 +45,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
   using T = Traits<Config, In, kTransA, kTransB>;
   extern __shared__ __align__(1024) uint8_t shared[];
   const Pipeline<Config, T> pipeline(shared);
-  uint64_t* partial_full = pipeline.order + Config::kConsumers;
-  uint64_t* partial_empty = partial_full + Config::kConsumers;
 
   // Shuffled so that the compiler knows it is the same in a whole warp.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
@@ -56,12 +54,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
   // the producer's way to its first load is short and straight, and waits for no other warp of its block.
   if (warp == 0 && threadIdx.x % 32 == 0) {
     pipeline.init();
-    if constexpr (Config::kClusterK > 1) {
-      for (int i = 0; i < Config::kConsumers; ++i) {
-        ptx::mbarrier_init(&partial_full[i], 128 * (Config::kClusterK - 1));
-        ptx::mbarrier_init(&partial_empty[i], 1);
-      }
-    }
+    if constexpr (Config::kClusterK > 1) ClusterSum<Config, T>::init(shared);
     ptx::fence_mbarrier_init();
   } else if (warp == 1 && threadIdx.x % 32 == 0) {
     ptx::prefetch_tensormap(&params.a_map);
@@ -99,15 +92,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
 
     // Thread i tells the producer of the i-th block that shares a stage with us that it is free.
     const int rank_m = cta_rank % Config::kClusterM, rank_n = cta_rank / Config::kClusterM % Config::kClusterN;
+    const int first_sharer = cta_rank / Config::kSharers * Config::kSharers;
     int32_t peer = -1;
     if (thread_idx < Config::kClusterM) {
-      peer = rank_n * Config::kClusterM + thread_idx;
-    } else if (thread_idx < Config::kClusterSize && thread_idx - Config::kClusterM < Config::kClusterN - 1) {
+      peer = first_sharer + rank_n * Config::kClusterM + thread_idx;
+    } else if (thread_idx < Config::kSharers && thread_idx - Config::kClusterM < Config::kClusterN - 1) {
       const int other_n = thread_idx - Config::kClusterM;
-      peer = (other_n < rank_n ? other_n : other_n + 1) * Config::kClusterM + rank_m;
+      peer = first_sharer + (other_n < rank_n ? other_n : other_n + 1) * Config::kClusterM + rank_m;
     }
     const auto release = [&](int stage) {
-      if constexpr (Config::kClusterM * Config::kClusterN == 1) {
+      if constexpr (Config::kSharers == 1) {
         if (thread_idx == 0) ptx::mbarrier_arrive(&pipeline.empty[stage]);
       } else {
         if (peer >= 0) ptx::mbarrier_arrive_remote(&pipeline.empty[stage], peer);
@@ -119,7 +113,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     [[maybe_unused]] uint32_t fragment_offsets[4];
     if constexpr (T::kRegisterA) m_major_fragment_offsets(fragment_offsets, thread_idx);
     PipelineState<T::kStages> state;
-    uint32_t turn = 0, partial_phase = 0;
+    uint32_t turn = 0;
+    [[maybe_unused]] ClusterSum<Config, T> cluster_sum(shared, cta_rank, consumer);
 
 #pragma unroll 1
     for (bool has_tile = true; has_tile; has_tile = walk.next(params)) {
@@ -164,71 +159,24 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
       release(previous_stage);
 
-      if constexpr (Config::kClusterK > 1) {
-        // Blocks 1.. hand their tiles to block 0, which adds them in the order of their ranks.
-        constexpr int kGroupFloats = T::kBlocksM * Config::kTileN / 2 * 128;
-        float* partials =
-            reinterpret_cast<float*>(shared + T::kPartialOffset) + consumer * (Config::kClusterK - 1) * kGroupFloats;
-        if (cta_rank != 0) {
-          ptx::mbarrier_wait_cluster(&partial_empty[consumer], partial_phase ^ 1);
-          const uint32_t target =
-              ptx::mapa(ptx::shared_address(partials + (cta_rank - 1) * kGroupFloats) + thread_idx * 16, 0);
-#pragma unroll
-          for (int block = 0; block < T::kBlocksM; ++block) {
-#pragma unroll
-            for (int i = 0; i < Config::kTileN / 2; i += 4) {
-              ptx::st_shared_cluster_v4(target + (block * Config::kTileN / 8 + i / 4) * 2048, acc[block][i],
-                                        acc[block][i + 1], acc[block][i + 2], acc[block][i + 3]);
-            }
-          }
-          ptx::mbarrier_arrive_cluster(&partial_full[consumer], 0);
-          partial_phase ^= 1;
-          continue;
-        }
-        ptx::mbarrier_wait_cluster(&partial_full[consumer], partial_phase);
-        partial_phase ^= 1;
-        for (int rank = 1; rank < Config::kClusterK; ++rank) {
-          const float4* source = reinterpret_cast<const float4*>(partials + (rank - 1) * kGroupFloats) + thread_idx;
-#pragma unroll
-          for (int block = 0; block < T::kBlocksM; ++block) {
-#pragma unroll
-            for (int i = 0; i < Config::kTileN / 2; i += 4) {
-              const float4 x = source[(block * Config::kTileN / 8 + i / 4) * 128];
-              acc[block][i] += x.x;
-              acc[block][i + 1] += x.y;
-              acc[block][i + 2] += x.z;
-              acc[block][i + 3] += x.w;
-            }
-          }
-        }
-        ptx::named_barrier_sync(barrier_id, 128);
-        if (thread_idx > 0 && thread_idx < Config::kClusterK) {
-          ptx::mbarrier_arrive_remote(&partial_empty[consumer], thread_idx);
-        }
-      }
-
       if constexpr (Epilogue::kFused) {
+        static_assert(Config::kClusterK == 1, "an epilogue needs the whole sum");
         store_fused<Config>(acc, params, store_buffers, buffer_idx, work.m_idx + first_row, work.n_idx, work.batch_idx,
                             barrier_id);
       } else {
-        const int32_t d_batch_idx = work.split_idx * params.batch + work.batch_idx;
-#pragma unroll
-        for (int block = 0; block < T::kBlocksM; ++block) {
-          const int32_t m_idx = work.m_idx + first_row + block * 64;
-          if (params.out_type == FloatType::kF32) {
-            store_rows<Config, Epilogue, 4>(acc[block], params, store_buffers, buffer_idx, m_idx, work.n_idx,
-                                            d_batch_idx, barrier_id);
-          } else {
-            store_rows<Config, Epilogue, 2>(acc[block], params, store_buffers, buffer_idx, m_idx, work.n_idx,
-                                            d_batch_idx, barrier_id);
+        const int32_t m_idx = work.m_idx + first_row, d_batch_idx = work.split_idx * params.batch + work.batch_idx;
+        if constexpr (Config::kClusterK > 1) {
+          float share[T::kBlocksM][T::Share::kTileN / 2];
+          if (cluster_sum.add_up(acc, share, thread_idx, barrier_id)) {
+            store_tile<typename T::Share>(share, params, store_buffers, buffer_idx, m_idx,
+                                          work.n_idx + cluster_sum.first_column(), d_batch_idx, barrier_id);
           }
+        } else {
+          store_tile<Config>(acc, params, store_buffers, buffer_idx, m_idx, work.n_idx, d_batch_idx, barrier_id);
         }
       }
     }
-    if constexpr (Config::kClusterK > 1) {
-      // Block 0's arrival is the last one at ours.
-      if (cta_rank != 0) ptx::mbarrier_wait_cluster(&partial_empty[consumer], partial_phase ^ 1);
-    }
+    if constexpr (Config::kClusterK > 1) cluster_sum.drain();
     // The stores read our shared memory; that they are complete is for whoever waits for the kernel.
     if (thread_idx == 0) ptx::tma_store_wait_read<0>();
   }

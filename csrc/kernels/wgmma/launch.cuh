@@ -153,7 +153,8 @@ Status launch_kernel(const Call& call) {
     params.store_with_tma = is_aligned(call.d, 16) && params.ldd * out_bytes % 16 == 0;
     if (params.store_with_tma) {
       const auto box = [](auto shape) { return OutputBox{shape.kBoxColumns, shape.kBoxRows, shape.kRowBytes}; };
-      const OutputBox d_box = out_bytes == 4 ? box(StoreShape<Config, 4>{}) : box(StoreShape<Config, 2>{});
+      const OutputBox d_box =
+          out_bytes == 4 ? box(StoreShape<typename T::Share, 4>{}) : box(StoreShape<typename T::Share, 2>{});
       if (Status s = encode_output_map(&params.d_map, call, Config::kSwapped, d_box); !s.is_ok()) return s;
     }
   }

@@ -63,7 +63,7 @@ class TileWalk {
     int32_t end = min(begin + params.k_blocks_per_split, k_blocks);
     if constexpr (Config::kClusterK > 1) {
       const int32_t share = (end - begin + Config::kClusterK - 1) / Config::kClusterK;
-      begin += rank_ * share;
+      begin += rank_ / Config::kSharers * share;
       end = min(begin + share, end);
     }
     // A k block wholly past K would start inside the map's padding of K = 0, so step over it.

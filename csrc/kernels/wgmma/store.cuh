@@ -313,4 +313,21 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
   }
 }
 
+// A warpgroup's accumulators, whose first element is (m_idx, n_idx) of D.
+template <typename Config, typename Epilogue, int kBlocksM>
+__device__ __forceinline__ void store_tile(float (&acc)[kBlocksM][Config::kTileN / 2], const Params<Epilogue>& params,
+                                           uint8_t* buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
+                                           int32_t d_batch_idx, uint32_t barrier_id) {
+#pragma unroll
+  for (int block = 0; block < kBlocksM; ++block) {
+    if (params.out_type == FloatType::kF32) {
+      store_rows<Config, Epilogue, 4>(acc[block], params, buffers, buffer_idx, m_idx + block * 64, n_idx, d_batch_idx,
+                                      barrier_id);
+    } else {
+      store_rows<Config, Epilogue, 2>(acc[block], params, buffers, buffer_idx, m_idx + block * 64, n_idx, d_batch_idx,
+                                      barrier_id);
+    }
+  }
+}
+
 }  // namespace tcgemm::wgmma_family

@@ -65,10 +65,16 @@ struct Traits {
   static constexpr int kProducerRegisters = Config::kConsumers == 3 ? (kRegisterA ? 32 : 40) : (kIsLarge ? 40 : 56);
   static constexpr int kConsumerRegisters = Config::kConsumers == 3 ? (kRegisterA ? 160 : 152) : (kIsLarge ? 232 : 224);
   static constexpr int kStoreBytes = 8192;
-  static constexpr int kPartialBytes = (Config::kClusterK - 1) * Config::kTileM * Config::kTileN * 4;
+  // Of a cluster that splits K each block adds up a share of the columns of every warpgroup's tile or, where a
+  // share would be narrower than the 16 that are stored at once, all that one of the warpgroups has.
+  static constexpr int kShares = Config::kTileN % (16 * Config::kClusterK) == 0 ? Config::kClusterK : 1;
+  using Share = wgmma_family::Config<Config::kTileM, Config::kTileN / kShares, Config::kClusterM, Config::kClusterN,
+                                     Config::kClusterK, Config::kPingPong, Config::kSwapped>;
+  static constexpr int kSharedGroups = kShares == 1 ? 1 : Config::kConsumers;  // whose tiles a block has shares of
+  static constexpr int kPartialBytes =
+      (Config::kClusterK - 1) * kSharedGroups * kRowsPerGroup * Config::kTileN / kShares * 4;
 
-  static constexpr int kPartialGroups = Config::kPingPong ? 2 : 1;
-  static constexpr int kFixedBytes = Config::kConsumers * 2 * kStoreBytes + kPartialBytes * kPartialGroups;
+  static constexpr int kFixedBytes = Config::kConsumers * 2 * kStoreBytes + kPartialBytes;
 
   // As deep as shared memory allows; deeper than kMaxStages never measured faster.
   static constexpr int kMaxStages = 12;
@@ -86,8 +92,8 @@ struct Traits {
   static_assert(kAccumulators <= kConsumerRegisters - 40, "accumulators must leave registers for the epilogue");
   static_assert(kStages >= 3 && kSharedBytes <= kMaxSharedMemory, "one stage loading, one multiplying, one waiting");
   static_assert(Config::kClusterSize <= 8, "portable cluster size");
-  static_assert(Config::kClusterK == 1 || (Config::kClusterM == 1 && Config::kClusterN == 1),
-                "blocks that split K share no operand tile");
+  static_assert(Config::kClusterK == 1 || kShares > 1 || Config::kClusterK >= Config::kConsumers,
+                "no block adds up what two warpgroups have");
   static_assert(!kTransB || sizeof(In) == 2, "B comes from shared memory, N-major in 16-bit types only");
 };
 

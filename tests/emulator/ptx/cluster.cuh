@@ -13,11 +13,8 @@ inline void cluster_arrive() {
   emulator::cluster_arrive();
 }
 inline void cluster_wait() { emulator::cluster_wait(); }
-inline void st_shared_cluster_v4(uint32_t address, float x, float y, float z, float w) {
-  emulator::write_remotely([=] {
-    const float values[4] = {x, y, z, w};
-    std::memcpy(emulator::shared_pointer(address, 16), values, 16);
-  });
+inline void st_async_v4(uint32_t address, float x, float y, float z, float w, uint32_t barrier) {
+  emulator::store_async(address, {x, y, z, w}, barrier);
 }
 template <uint32_t kRegisters>
 void setmaxnreg_inc() {

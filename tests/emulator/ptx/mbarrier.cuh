@@ -21,10 +21,6 @@ inline void mbarrier_arrive_remote(uint64_t* barrier, uint32_t cta_rank) {
   emulator::write_remotely(
       [address = mapa(shared_address(barrier), cta_rank)] { emulator::mbarrier_arrive(address, 0); });
 }
-inline void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta_rank) {
-  emulator::release_remote_writes();
-  emulator::mbarrier_arrive(mapa(shared_address(barrier), cta_rank), 0);
-}
 inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   emulator::mbarrier_wait(shared_address(barrier), parity);
 }

@@ -1,0 +1,141 @@
+// How the blocks of a cluster that split K add up their products of one tile.
+//
+// Each block receives the others' products of a share of the tile, adds them to its own in the order
+// of their ranks, and stores the sum. They come by st.async, whose bytes the receiver's barrier counts:
+// a release to the cluster would be a memory barrier for the whole GPU.
+//
+// Barriers, one of each for each consumer warpgroup (arrivals that complete a phase):
+//   full    1 (the receiver's expect_tx) + the bytes of the other blocks' products
+//   empty   1 from each block that we send to: it has read what we sent
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/wgmma/traits.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+
+namespace tcgemm::wgmma_family {
+
+template <typename Config, typename T>
+class ClusterSum {
+ public:
+  using Share = typename T::Share;
+  static constexpr int kRanks = Config::kClusterK, kShares = T::kShares;
+
+  // Of consumer warpgroup `consumer`.
+  __device__ __forceinline__ ClusterSum(uint8_t* shared, uint32_t cta_rank, int consumer)
+      : full_(first_barrier(shared) + consumer),
+        empty_(full_ + Config::kConsumers),
+        received_(shared + T::kPartialOffset + (kShares == 1 ? 0 : consumer * (kRanks - 1) * kShareBytes)),
+        rank_(cta_rank / Config::kSharers),
+        sharer_(cta_rank % Config::kSharers),
+        owner_(consumer * kRanks / Config::kConsumers) {}
+
+  // By one thread of the block, before the cluster's first barrier.
+  static __device__ __forceinline__ void init(uint8_t* shared) {
+    uint64_t* full = first_barrier(shared);
+    for (int i = 0; i < Config::kConsumers; ++i) {
+      ptx::mbarrier_init(&full[i], 1);
+      ptx::mbarrier_init(&full[Config::kConsumers + i], kShares == 1 ? 1 : kRanks - 1);
+    }
+  }
+
+  // First column of our share of the tile.
+  __device__ __forceinline__ int first_column() const { return kShares == 1 ? 0 : rank_ * Share::kTileN; }
+
+  // Sends the other blocks their shares and adds up ours, if we have one.
+  __device__ __forceinline__ bool add_up(const float (&acc)[T::kBlocksM][Config::kTileN / 2],
+                                         float (&share)[T::kBlocksM][Share::kTileN / 2], int thread_idx,
+                                         uint32_t barrier_id) {
+    const bool sends = kShares > 1 || rank_ != owner_;
+    if (sends) {
+      ptx::mbarrier_wait(empty_, phase_ ^ 1);
+      // Each block begins with another one, so that all receive at once.
+#pragma unroll 1
+      for (int step = 1; step < (kShares == 1 ? 2 : kRanks); ++step) {
+        const int next = rank_ + step, target = kShares == 1 ? owner_ : next < kRanks ? next : next - kRanks;
+        take(acc, share, target);
+        send(share, target, thread_idx);
+      }
+    }
+    if (kShares == 1 && sends) {
+      phase_ ^= 1;
+      return false;
+    }
+
+    take(acc, share, rank_);
+    if (thread_idx == 0) ptx::mbarrier_arrive_expect_tx(full_, (kRanks - 1) * kShareBytes);
+    ptx::mbarrier_wait_cluster(full_, phase_);
+    phase_ ^= 1;
+    const float4* source = reinterpret_cast<const float4*>(received_) + thread_idx;
+#pragma unroll
+    for (int other = 0; other < kRanks - 1; ++other) {
+      for_each_four(share, [&](float* x, int i) {
+        const float4 y = source[other * kShareBytes / 16 + i * 128];
+        x[0] += y.x;
+        x[1] += y.y;
+        x[2] += y.z;
+        x[3] += y.w;
+      });
+    }
+    ptx::named_barrier_sync(barrier_id, 128);
+    if (thread_idx < kRanks && thread_idx != rank_) ptx::mbarrier_arrive_remote(empty_, block_of(thread_idx));
+    return true;
+  }
+
+  // Waits for the last arrivals at our barriers: no block may leave before.
+  __device__ __forceinline__ void drain() const {
+    if (kShares > 1 || rank_ != owner_) ptx::mbarrier_wait(empty_, phase_ ^ 1);
+  }
+
+ private:
+  static constexpr int kShareBytes = T::kBlocksM * Share::kTileN / 2 * 128 * 4;
+
+  static __device__ __forceinline__ uint64_t* first_barrier(uint8_t* shared) {
+    return reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset) + 2 * T::kStages + Config::kConsumers;
+  }
+
+  __device__ __forceinline__ uint32_t block_of(int rank) const { return rank * Config::kSharers + sharer_; }
+
+  // The share of block `rank`, by an index that the compiler knows.
+  static __device__ __forceinline__ void take(const float (&acc)[T::kBlocksM][Config::kTileN / 2],
+                                              float (&share)[T::kBlocksM][Share::kTileN / 2], int rank) {
+#pragma unroll
+    for (int i = 0; i < kShares; ++i) {
+      if (kShares > 1 && i != rank) continue;
+#pragma unroll
+      for (int block = 0; block < T::kBlocksM; ++block) {
+#pragma unroll
+        for (int j = 0; j < Share::kTileN / 2; ++j) share[block][j] = acc[block][i * (Share::kTileN / 2) + j];
+      }
+    }
+  }
+
+  template <typename F>
+  static __device__ __forceinline__ void for_each_four(float (&share)[T::kBlocksM][Share::kTileN / 2], F f) {
+#pragma unroll
+    for (int block = 0; block < T::kBlocksM; ++block) {
+#pragma unroll
+      for (int i = 0; i < Share::kTileN / 8; ++i) f(&share[block][4 * i], block * (Share::kTileN / 8) + i);
+    }
+  }
+
+  __device__ __forceinline__ void send(float (&share)[T::kBlocksM][Share::kTileN / 2], int target,
+                                       int thread_idx) const {
+    const int slot = rank_ < target ? rank_ : rank_ - 1;
+    const uint32_t to =
+        ptx::mapa(ptx::shared_address(received_ + slot * kShareBytes) + thread_idx * 16, block_of(target));
+    const uint32_t barrier = ptx::mapa(ptx::shared_address(full_), block_of(target));
+    for_each_four(share,
+                  [&](const float* x, int i) { ptx::st_async_v4(to + i * 2048, x[0], x[1], x[2], x[3], barrier); });
+  }
+
+  uint64_t* const full_;
+  uint64_t* const empty_;
+  uint8_t* const received_;
+  const int rank_, sharer_, owner_;  // ranks among the blocks that have our tile
+  uint32_t phase_ = 0;
+};
+
+}  // namespace tcgemm::wgmma_family
