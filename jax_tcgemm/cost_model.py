@@ -47,7 +47,7 @@ class Calibration:
     clocks_per_us: float = 1625.0  # of a busy tensor core, as far as power and issue let it
     launch_us: float = 2.45  # first load and last store included
     cluster_us: float = 0.74  # starting and ending in step
-    cluster_k_us: float = 1.85  # and adding up through distributed shared memory
+    cluster_k_us: float = 1.3  # and waiting for what the others have of a tile
     # A k block: the multiplications, reading N x K from shared memory for every 64 rows of them.
     shared_clocks_per_row: float = 0.21
     overhead_clocks: tuple[float, float] = (24.0, 58.0)  # ping-pong, cooperative
@@ -60,6 +60,7 @@ class Calibration:
     handover_us: float = 0.17
     epilogue_us: float = 0.30
     epilogue_kib_per_us: float = 140.0
+    exchange_kib_per_us: float = 60.0  # from other blocks, where a cluster splits K
     # What 1024 elements take a warpgroup that its epilogue stores, reads, activates, or adds up by
     # columns.
     fused_stored_us: float = 0.26
@@ -196,9 +197,10 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     tiles_m = np.ceil(m / (x.tile_m * x.cluster_m))
     tiles_n = np.ceil(n / (d_tile_n * x.cluster_n))
     tiles = tiles_m * tiles_n * batch * x.splits
-    # A GPC has a number of SMs that need not divide by four: of an H200's 132 SMs, 28 clusters of
-    # four ran at once, and 32 took two turns.
-    slots = np.maximum(np.where(cluster > 2, num_sms * 0.88, num_sms) // cluster, 1)
+    # A GPC has an even number of SMs, which need not divide by three or four: of an H200's 132 SMs,
+    # 28 clusters of four ran at once, and 32 took two turns.
+    usable = np.select([cluster <= 2, cluster == 3], [1.0, 0.96], 0.88)
+    slots = np.maximum(num_sms * usable // cluster, 1)
     waves = np.ceil(tiles / slots)
     busy = np.minimum(tiles, slots) * cluster / num_sms
 
@@ -224,14 +226,20 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
 
     # One tile, and the walk over them: ping-pong stores one while it multiplies the next.
     stored_bytes = np.where(is_summed, 4, out_bytes)
-    store = x.tile_m * x.tile_n * stored_bytes / 1024 / c.epilogue_kib_per_us
+    # Blocks that split K store a share each; of narrow tiles one stores all that a warpgroup has.
+    groups = np.where(x.ping_pong, 1, 2)
+    shares = np.where(
+        x.tile_n % (16 * x.cluster_k) == 0, x.cluster_k, np.minimum(groups, x.cluster_k)
+    )
+    share_kib = x.tile_m * x.tile_n / shares / 1024
+    store = share_kib * stored_bytes / c.epilogue_kib_per_us
+    exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
     is_unaligned = ~is_summed & (p.n * out_bytes % 16 != 0)
     store = store * np.where(x.ping_pong, 2, 1) * np.where(is_unaligned, c.unaligned_epilogue, 1)
-    groups = np.where(x.ping_pong, 1, 2)
     sums = batch * p.m * p.n * p.num_b
     others = (p.bytes - p.a_bytes - p.b_bytes) / out_bytes
     fused = in_kernel * x.tile_m * x.tile_n / groups / 1024 * _fused_us(p, c)
-    epilogue = c.epilogue_us + store + fused
+    epilogue = c.epilogue_us + exchange + store + fused
     in_turn = np.ceil(waves / 2) * (mainloop + epilogue)
     alternating = waves * (mainloop + c.fused_interference * fused) + epilogue
     alternating = np.maximum(alternating, in_turn)

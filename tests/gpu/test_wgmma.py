@@ -40,7 +40,9 @@ def test_residues_mod_8(config, layout):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("config", [*RESIDUE_CONFIGS, "128x128x64_c1x1x2_co"])
+@pytest.mark.parametrize(
+    "config", [*RESIDUE_CONFIGS, "128x128x64_c1x2x2_co", "128x16x64_c1x1x4_co_t"]
+)
 def test_twenty_runs_from_four_threads_agree_bit_for_bit(config):
     types = Types("bf16", "bf16", "f32")
     inputs = [make_inputs(types, "NN", Case("ragged", 515, 777, 2056), real=True)]
