@@ -33,6 +33,52 @@ struct Integers {
   }
 };
 
+// The same of floating-point types: what there is of an epilogue in most calls, in few instructions, which are
+// all read from memory once.
+struct Floats {
+  FloatType type;
+  float alpha, beta;
+  const void* c;
+  void* d;
+  bool vectors;
+  int64_t m, n;
+
+  __device__ __forceinline__ void store(float (&sums)[kCount], float (&)[kCount], int64_t, int64_t, int64_t n_idx,
+                                        int count) const {
+    const bool whole = vectors && count == kCount;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sums[i] *= alpha;
+    if (beta != 0.0f) {
+      float source[kCount];
+      epilogue::load_floats(source, c, type, n_idx, count, whole);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sums[i] += beta * source[i];
+    }
+    epilogue::store_floats(sums, d, type, n_idx, count, whole);
+  }
+};
+
+// Loads kAtOnce partial products, as far as there are so many, before it adds the first: a loop that adds each
+// one waits for memory each time.
+template <int kAtOnce, typename Partial>
+__device__ __forceinline__ void add_at_once(Partial (&sums)[kCount], const Partial* source, int64_t elements, int first,
+                                            int num_splits, int step) {
+  uint4 words[kAtOnce];
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) {
+    const int split = first + i * step;
+    if (split < num_splits) words[i] = *reinterpret_cast<const uint4*>(source + split * elements);
+  }
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) {
+    if (first + i * step >= num_splits) break;
+    Partial values[kCount];
+    memcpy(values, &words[i], sizeof(words[i]));
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) sums[j] += values[j];
+  }
+}
+
 // Adds up every `step`-th partial product, from the one at `source` on; there are `elements` in each.
 template <typename Partial>
 __device__ __forceinline__ void add_splits(Partial (&sums)[kCount], const Partial* source, int64_t elements, int first,
@@ -40,13 +86,10 @@ __device__ __forceinline__ void add_splits(Partial (&sums)[kCount], const Partia
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sums[i] = 0;
   if (vectors) {
-#pragma unroll 8
-    for (int split = first; split < num_splits; split += step) {
-      const uint4 words = *reinterpret_cast<const uint4*>(source + split * elements);
-      Partial values[kCount];
-      memcpy(values, &words, sizeof(words));
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i] += values[i];
+    if (num_splits <= 4 * step) return add_at_once<4>(sums, source, elements, first, num_splits, step);
+#pragma unroll 1
+    for (int split = first; split < num_splits; split += 8 * step) {
+      add_at_once<8>(sums, source, elements, split, num_splits, step);
     }
   } else {
 #pragma unroll 1
@@ -136,12 +179,19 @@ Status launch_split_reduction(const Problem& p, const Buffers& buffers, const Sp
                             columns};
     return launch<int32_t>(sums, 1, false, epilogue, starts_early, stream);
   }
-  Problem described = p;
   if (is_flat) {
-    described.batch = described.m = 1;
-    described.n = columns;
+    const bool vectors = (reinterpret_cast<uintptr_t>(buffers.d) | reinterpret_cast<uintptr_t>(buffers.c)) % 16 == 0;
+    const Floats epilogue{epilogue::float_type(p.out),
+                          static_cast<float>(p.alpha),
+                          static_cast<float>(p.beta),
+                          buffers.c,
+                          buffers.d,
+                          vectors,
+                          1,
+                          columns};
+    return launch<float>(sums, 1, false, epilogue, starts_early, stream);
   }
-  return launch<float>(sums, rows, p.has_two_b(), epilogue::make_fused(described, buffers), starts_early, stream);
+  return launch<float>(sums, rows, p.has_two_b(), epilogue::make_fused(p, buffers), starts_early, stream);
 }
 
 }  // namespace tcgemm
