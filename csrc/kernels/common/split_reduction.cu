@@ -1,14 +1,16 @@
+#include <algorithm>
+
 #include "core/cuda_status.h"
 #include "epilogue/fused.h"
 #include "kernels/common/early_start.cuh"
 #include "kernels/common/split_reduction.h"
+#include "tile/divisor.cuh"
 #include "tile/store_vectors.cuh"
 
 namespace tcgemm {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kCount = 4;  // adjacent columns of a thread
 
 // D = alpha * sums + beta * C in int32, which wraps around.
 struct Integers {
@@ -18,6 +20,7 @@ struct Integers {
   bool vectors;
   int64_t m, n;
 
+  template <int kCount>
   __device__ __forceinline__ void store(int32_t (&sums)[kCount], int32_t (&)[kCount], int64_t, int64_t, int64_t n_idx,
                                         int count) const {
 #pragma unroll
@@ -43,6 +46,7 @@ struct Floats {
   bool vectors;
   int64_t m, n;
 
+  template <int kCount>
   __device__ __forceinline__ void store(float (&sums)[kCount], float (&)[kCount], int64_t, int64_t, int64_t n_idx,
                                         int count) const {
     const bool whole = vectors && count == kCount;
@@ -60,36 +64,41 @@ struct Floats {
 
 // Loads kAtOnce partial products, as far as there are so many, before it adds the first: a loop that adds each
 // one waits for memory each time.
-template <int kAtOnce, typename Partial>
+template <int kAtOnce, typename Partial, int kCount>
 __device__ __forceinline__ void add_at_once(Partial (&sums)[kCount], const Partial* source, int64_t elements, int first,
                                             int num_splits, int step) {
-  uint4 words[kAtOnce];
+  uint4 words[kAtOnce][kCount / 4];
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
     const int split = first + i * step;
-    if (split < num_splits) words[i] = *reinterpret_cast<const uint4*>(source + split * elements);
+    if (split >= num_splits) break;
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+      words[i][j] = *reinterpret_cast<const uint4*>(source + split * elements + j * 4);
+    }
   }
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
     if (first + i * step >= num_splits) break;
     Partial values[kCount];
-    memcpy(values, &words[i], sizeof(words[i]));
+    memcpy(values, words[i], sizeof(words[i]));
 #pragma unroll
     for (int j = 0; j < kCount; ++j) sums[j] += values[j];
   }
 }
 
 // Adds up every `step`-th partial product, from the one at `source` on; there are `elements` in each.
-template <typename Partial>
+template <typename Partial, int kCount>
 __device__ __forceinline__ void add_splits(Partial (&sums)[kCount], const Partial* source, int64_t elements, int first,
                                            int num_splits, int step, int count, bool vectors) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sums[i] = 0;
   if (vectors) {
-    if (num_splits <= 4 * step) return add_at_once<4>(sums, source, elements, first, num_splits, step);
+    constexpr int kFew = 16 / kCount, kMany = 32 / kCount;
+    if (num_splits <= kFew * step) return add_at_once<kFew>(sums, source, elements, first, num_splits, step);
 #pragma unroll 1
-    for (int split = first; split < num_splits; split += 8 * step) {
-      add_at_once<8>(sums, source, elements, split, num_splits, step);
+    for (int split = first; split < num_splits; split += kMany * step) {
+      add_at_once<kMany>(sums, source, elements, split, num_splits, step);
     }
   } else {
 #pragma unroll 1
@@ -102,26 +111,38 @@ __device__ __forceinline__ void add_splits(Partial (&sums)[kCount], const Partia
   }
 }
 
-// A matrix of `rows` rows (over all batch entries) and epilogue.n columns. `vectors`: they start on
-// 16 bytes of the partial products. Each of kGroups threads adds up every kGroups-th partial product
-// of the same elements, and the groups' sums are added in order: more groups put more blocks to work
-// on a small D.
-template <typename Partial, typename Epilogue, int kGroups>
-__global__ void __launch_bounds__(kThreads) reduce(const Partial* partials, int64_t rows, int num_splits, bool vectors,
-                                                   bool has_two_sets, const __grid_constant__ Epilogue epilogue) {
+// Where a thread finds its row, in units of kCount columns. Without `is_short`, there are 2^31 or more.
+struct Rows {
+  int64_t count, units_per_row;
+  bool is_short;
+  Divisor per_row, per_batch;
+
+  __device__ __forceinline__ int64_t row_of(int64_t index) const {
+    if (count == 1) return 0;
+    return is_short ? per_row.divide(static_cast<int32_t>(index)) : index / units_per_row;
+  }
+};
+
+// A matrix of `rows.count` rows (over all batch entries) and epilogue.n columns, kCount of them a thread.
+// `vectors`: rows start on 16 bytes of the partial products. Each of kGroups threads adds up every
+// kGroups-th partial product of the same elements, and the groups' sums are added in order: more groups
+// put more blocks to work on a small D.
+template <typename Partial, typename Epilogue, int kGroups, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    reduce(const Partial* partials, const Rows rows, int num_splits, bool vectors, bool has_two_sets,
+           const __grid_constant__ Epilogue epilogue) {
   constexpr int kAcross = kThreads / kGroups;
   struct alignas(16) Sums {
     Partial values[kCount];
   };
   __shared__ Sums group_sums[kGroups > 1 ? kGroups : 1][kGroups > 1 ? kAcross : 1];
   const int position = threadIdx.x % kAcross, group = threadIdx.x / kAcross;
-  const int64_t vectors_per_row = (epilogue.n + kCount - 1) / kCount;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kAcross + position;
-  const int64_t row = rows == 1 ? 0 : index / vectors_per_row;
-  const int64_t n_idx = (index - row * vectors_per_row) * kCount;
-  const bool is_inside = row < rows && n_idx < epilogue.n;
+  const int64_t row = rows.row_of(index);
+  const int64_t n_idx = (index - row * rows.units_per_row) * kCount;
+  const bool is_inside = row < rows.count && n_idx < epilogue.n;
   const int count = is_inside ? static_cast<int>(min(epilogue.n - n_idx, int64_t{kCount})) : 0;
-  const int64_t elements = rows * epilogue.n;
+  const int64_t elements = rows.count * epilogue.n;
   start_dependents();
   wait_for_previous();
 
@@ -145,20 +166,35 @@ __global__ void __launch_bounds__(kThreads) reduce(const Partial* partials, int6
   sum_set(sums, 0);
   if (has_two_sets) sum_set(sums_up, 1);
   if (!is_inside || group > 0) return;
-  const int64_t batch_idx = row / epilogue.m;
+  const int64_t batch_idx = rows.is_short ? rows.per_batch.divide(static_cast<int32_t>(row)) : row / epilogue.m;
   epilogue.store(sums, sums_up, batch_idx, row - batch_idx * epilogue.m, n_idx, count);
+}
+
+template <typename Partial, int kGroups, int kCount, typename Epilogue>
+Status launch_reduce(const SplitSums& sums, int64_t rows, bool has_two_sets, const Epilogue& epilogue,
+                     bool starts_early, cudaStream_t stream) {
+  const int64_t units_per_row = (epilogue.n + kCount - 1) / kCount, units = rows * units_per_row;
+  constexpr int kPerBlock = kThreads / kGroups;
+  Rows described{rows, units_per_row, units + kThreads < int64_t{1} << 31, {}, {}};
+  if (described.is_short) {
+    described.per_row = Divisor(std::max<int64_t>(units_per_row, 1));
+    described.per_batch = Divisor(std::max<int64_t>(epilogue.m, 1));
+  }
+  const bool aligned = (reinterpret_cast<uintptr_t>(sums.data) | static_cast<uintptr_t>(epilogue.n * 4)) % 16 == 0;
+  return launch_early(&reduce<Partial, Epilogue, kGroups, kCount>, (units + kPerBlock - 1) / kPerBlock, kThreads,
+                      starts_early, stream, "split reduction kernel", static_cast<const Partial*>(sums.data), described,
+                      sums.num_splits, aligned, has_two_sets, epilogue);
 }
 
 template <typename Partial, typename Epilogue>
 Status launch(const SplitSums& sums, int64_t rows, bool has_two_sets, const Epilogue& epilogue, bool starts_early,
               cudaStream_t stream) {
-  const bool in_groups = sums.num_splits >= 8;
-  const int64_t vectors = rows * ((epilogue.n + kCount - 1) / kCount), per_block = in_groups ? kThreads / 8 : kThreads;
-  const bool aligned = (reinterpret_cast<uintptr_t>(sums.data) | static_cast<uintptr_t>(epilogue.n * 4)) % 16 == 0;
-  const auto kernel = in_groups ? &reduce<Partial, Epilogue, 8> : &reduce<Partial, Epilogue, 1>;
-  return launch_early(kernel, (vectors + per_block - 1) / per_block, kThreads, starts_early, stream,
-                      "split reduction kernel", static_cast<const Partial*>(sums.data), rows, sums.num_splits, aligned,
-                      has_two_sets, epilogue);
+  // Where few threads would be too few for the device, a thread has less to do.
+  constexpr int64_t kMany = 1 << 20;
+  const auto run = sums.num_splits >= 8         ? &launch_reduce<Partial, 8, 4, Epilogue>
+                   : rows * epilogue.n >= kMany ? &launch_reduce<Partial, 1, 8, Epilogue>
+                                                : &launch_reduce<Partial, 1, 4, Epilogue>;
+  return run(sums, rows, has_two_sets, epilogue, starts_early, stream);
 }
 
 }  // namespace
