@@ -31,9 +31,9 @@ def test_trains_as_stock_flax_does(example, tmp_path):
     # From guessing among 256 bytes, with logits of variance 1, which costs half a nat.
     assert ours[0] == pytest.approx(np.log(256) + 0.5, rel=0.2)
     assert ours[-1] < ours[0] - 0.5
-    # The head and, in each block, qkv, out, up and down: forwards and both gradients. The gradient
-    # of the embedding is none.
-    assert len(record["products"]) == 3 * (1 + 2 * 4)
+    # The head and, in each block, qkv, out, up and down: forwards and both gradients. The embedding
+    # has one gradient.
+    assert len(record["products"]) == 3 * (1 + 2 * 4) + 2
     assert sum("silu gated aux" in product for product in record["products"]) == 2
     assert sum("silu' gated" in product for product in record["products"]) == 2
 
