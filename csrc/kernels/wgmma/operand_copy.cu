@@ -2,56 +2,86 @@
 #include <algorithm>
 
 #include "core/cuda_status.h"
+#include "core/extent.h"
 #include "kernels/wgmma/launch.h"
 #include "ptx/cluster.cuh"
+#include "tile/divisor.cuh"
 #include "tile/unaligned.cuh"
 
 namespace tcgemm::wgmma_family {
 namespace {
 
 constexpr int kThreads = 256;
-
 constexpr int kWarps = kThreads / 32;
 
-// 16-byte chunks that a lane copies at most: enough loads in flight to hide the memory.
-constexpr int kSteps = 8;
+// 16-byte chunks that a lane copies at most, and blocks that run on a processor at once: enough loads in flight to
+// hide the memory, and room for nearly all blocks of a small copy together.
+constexpr int kSteps = 4;
+constexpr int kBlocksAtOnce = 6;
 // Side of the square that a block transposes.
 constexpr int kTile = 64;
-
-struct Copies {
-  CopyJob jobs[2];
-  int64_t blocks[2];
-};
-
-template <typename T>
-__device__ __forceinline__ const T* source_batch(const CopyJob& job, int64_t batch_idx) {
-  return static_cast<const T*>(job.source) + batch_idx / job.inner * job.source_outer_stride +
-         batch_idx % job.inner * job.source_inner_stride;
-}
-
-__host__ __device__ int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 // Rows of 16-byte chunks, cut into segments of equal size. A power of two of neighbouring lanes takes
 // a segment, at most a whole warp, so that short rows leave few lanes idle.
 struct RowWalk {
-  int64_t chunks, segments;  // in a row
-  int log2_lanes, steps;
+  int32_t chunks, segments;  // in a row
+  int32_t log2_lanes, steps;
 
-  template <typename T>
-  __host__ __device__ static RowWalk of(const CopyJob& job) {
-    RowWalk walk{ceil_div(job.columns * static_cast<int64_t>(sizeof(T)), 16), 0, 0, 0};
-    while (walk.log2_lanes < 5 && (int64_t{1} << walk.log2_lanes) < walk.chunks) ++walk.log2_lanes;
-    walk.segments = ceil_div(walk.chunks, kSteps << walk.log2_lanes);
-    walk.steps = static_cast<int>(ceil_div(walk.chunks, walk.segments << walk.log2_lanes));
+  static RowWalk of(const CopyJob& job, int64_t element_bytes) {
+    const int64_t chunks = ceil_div(job.columns * element_bytes, 16);
+    RowWalk walk{static_cast<int32_t>(chunks), 0, 0, 0};
+    while (walk.log2_lanes < 5 && (int64_t{1} << walk.log2_lanes) < chunks) ++walk.log2_lanes;
+    walk.segments = static_cast<int32_t>(ceil_div(chunks, kSteps << walk.log2_lanes));
+    walk.steps = static_cast<int32_t>(ceil_div(chunks, int64_t{walk.segments} << walk.log2_lanes));
     return walk;
   }
-  __host__ __device__ int rows_per_warp() const { return 32 >> log2_lanes; }
 };
 
-// 16 bytes at `address`; zeros for those outside the matrix, whose memory may belong to nobody.
+// A job and what is known of it before the launch, lest every thread divides by numbers of 64 bits.
+struct Part {
+  CopyJob job;
+  RowWalk walk;
+  int64_t blocks;
+  Divisor segments, rows;    // of a row, of a batch entry
+  Divisor tiles_r, tiles_c;  // of a batch entry that is transposed
+  Divisor inner;
+
+  static Part of(const CopyJob& job, int64_t element_bytes) {
+    Part part{job};
+    if (job.rows == 0) return part;
+    const int64_t batches = job.outer * job.inner;
+    part.inner = Divisor(job.inner);
+    if (job.transpose) {
+      const int64_t tiles_r = ceil_div(job.rows, kTile), tiles_c = ceil_div(job.columns, kTile);
+      part.tiles_r = Divisor(tiles_r);
+      part.tiles_c = Divisor(tiles_c);
+      part.blocks = batches * tiles_r * tiles_c;
+    } else {
+      part.walk = RowWalk::of(job, element_bytes);
+      part.segments = Divisor(part.walk.segments);
+      part.rows = Divisor(job.rows);
+      const int64_t groups = ceil_div(batches * job.rows, 32 >> part.walk.log2_lanes);
+      part.blocks = ceil_div(groups * part.walk.segments, kWarps);
+    }
+    return part;
+  }
+};
+
+struct Copies {
+  Part parts[2];
+};
+
 template <typename T>
-__device__ __forceinline__ uint4 load_chunk(const char* address, const char* matrix, const char* matrix_end) {
-  if (address >= matrix && address + 16 <= matrix_end) return *reinterpret_cast<const uint4*>(address);
+__device__ __forceinline__ const T* source_batch(const Part& part, int32_t batch_idx) {
+  const CopyJob& job = part.job;
+  const int32_t outer = part.inner.divide(batch_idx);
+  return static_cast<const T*>(job.source) + outer * job.source_outer_stride +
+         (batch_idx - outer * job.inner) * job.source_inner_stride;
+}
+
+// 16 bytes of which some lie outside the matrix; zeros for those, whose memory may belong to nobody.
+template <typename T>
+__device__ __forceinline__ uint4 load_cut_chunk(const char* address, const char* matrix, const char* matrix_end) {
   alignas(16) T values[16 / sizeof(T)];
 #pragma unroll
   for (int i = 0; i < 16 / static_cast<int>(sizeof(T)); ++i) {
@@ -65,26 +95,42 @@ __device__ __forceinline__ uint4 load_chunk(const char* address, const char* mat
 // of two neighbours shifted together, aligned stores. What a row's last chunk holds past the row is
 // whatever follows it in the source: the tensor map ends at the row's last element.
 template <typename T>
-__device__ __forceinline__ void pad_segment(const CopyJob& job, int64_t block_idx) {
-  const RowWalk walk = RowWalk::of<T>(job);
+__device__ __forceinline__ void pad_segment(const Part& part, int32_t block_idx) {
+  const CopyJob& job = part.job;
+  const RowWalk& walk = part.walk;
   const int lanes = 1 << walk.log2_lanes, lane = threadIdx.x & (lanes - 1);
-  const int64_t task = block_idx * kWarps + threadIdx.x / 32, group = task / walk.segments;
-  const int64_t row = group * walk.rows_per_warp() + (threadIdx.x % 32 >> walk.log2_lanes), batch_idx = row / job.rows;
+  const int32_t task = block_idx * kWarps + threadIdx.x / 32, group = part.segments.divide(task);
+  const int32_t row = (group << (5 - walk.log2_lanes)) + (threadIdx.x % 32 >> walk.log2_lanes);
+  const int32_t batch_idx = part.rows.divide(row);
   const bool is_inside = batch_idx < job.outer * job.inner;
-  const int64_t first = (task - group * walk.segments) * (walk.steps * lanes) + lane;
+  const int32_t first = (task - group * walk.segments) * (walk.steps << walk.log2_lanes) + lane;
 
-  const char* matrix = reinterpret_cast<const char*>(source_batch<T>(job, batch_idx));
+  const char* matrix = reinterpret_cast<const char*>(source_batch<T>(part, batch_idx));
   const char* matrix_end = matrix + ((job.rows - 1) * job.source_ld + job.columns) * static_cast<int64_t>(sizeof(T));
   const char* source = matrix + (row - batch_idx * job.rows) * job.source_ld * static_cast<int64_t>(sizeof(T));
   const int skipped = static_cast<int>(reinterpret_cast<uintptr_t>(source) % 16);
-  // The segment's chunks as the source has them, one a lane and step; and the one after them.
+  ptx::griddepcontrol_wait();
+  // The segment's chunks as the source has them, one a lane and step; and the one after them. Those that the
+  // matrix cuts are rare and come after the other loads, not between them: each jump would take as long.
+  const char* address = source - skipped + int64_t{first} * 16;
+  const int32_t most = walk.steps + (lane == 0), until_end = (walk.chunks - first + lanes) >> walk.log2_lanes;
+  const int32_t count = is_inside ? min(most, until_end) : 0;
+  const int64_t room = matrix_end - address - 16;
+  const int32_t begin = address < matrix;
+  const int32_t end = room < 0 ? 0 : static_cast<int32_t>(min(room >> (4 + walk.log2_lanes), int64_t{kSteps})) + 1;
   uint4 loaded[kSteps + 1];
 #pragma unroll
   for (int i = 0; i <= kSteps; ++i) {
-    const int64_t chunk = first + i * lanes;
-    const bool is_needed = i < walk.steps || (i == walk.steps && lane == 0);
-    if (is_inside && is_needed && chunk <= walk.chunks) {
-      loaded[i] = load_chunk<T>(source - skipped + chunk * 16, matrix, matrix_end);
+    if (i >= begin && i < min(count, end)) {
+      loaded[i] = *reinterpret_cast<const uint4*>(address + (int64_t{16} * i << walk.log2_lanes));
+    }
+  }
+  if (min(count, begin) > 0 || count > end) {
+#pragma unroll
+    for (int i = 0; i <= kSteps; ++i) {
+      if (i < count && (i < begin || i >= end)) {
+        loaded[i] = load_cut_chunk<T>(address + (int64_t{16} * i << walk.log2_lanes), matrix, matrix_end);
+      }
     }
   }
   uint4* target = reinterpret_cast<uint4*>(static_cast<T*>(job.target) + row * job.target_ld);
@@ -95,23 +141,25 @@ __device__ __forceinline__ void pad_segment(const CopyJob& job, int64_t block_id
     const int giver = (lane + 1) & (lanes - 1);
     const uint4 next = make_uint4(__shfl_sync(~0u, given.x, giver, lanes), __shfl_sync(~0u, given.y, giver, lanes),
                                   __shfl_sync(~0u, given.z, giver, lanes), __shfl_sync(~0u, given.w, giver, lanes));
-    const int64_t chunk = first + i * lanes;
-    if (is_inside && i < walk.steps && chunk < walk.chunks) target[chunk] = skip_bytes(loaded[i], next, skipped);
+    const int32_t chunk = first + (i << walk.log2_lanes);
+    if (i < min(count, walk.steps) && chunk < walk.chunks) target[chunk] = skip_bytes(loaded[i], next, skipped);
   }
 }
 
 // One square through shared memory, whose rows are one element longer so that a column of it
 // falls into different banks.
 template <typename T>
-__device__ __forceinline__ void transpose_tile(const CopyJob& job, int64_t block_idx) {
+__device__ __forceinline__ void transpose_tile(const Part& part, int32_t block_idx) {
+  const CopyJob& job = part.job;
   constexpr int kRowsAtOnce = kThreads / kTile, kSteps = kTile / kRowsAtOnce;
   __shared__ T tile[kTile][kTile + 1];
-  const int64_t tiles_r = ceil_div(job.rows, kTile), tiles_c = ceil_div(job.columns, kTile);
   const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
-  const int64_t tile_c = block_idx / tiles_r, batch_idx = tile_c / tiles_c;
   // Down the rows first: neighbouring blocks then read neighbouring parts of the source's rows.
-  const int64_t row0 = (block_idx - tile_c * tiles_r) * kTile, column0 = (tile_c - batch_idx * tiles_c) * kTile;
-  const T* source = source_batch<T>(job, batch_idx) + (column0 + y) * job.source_ld + row0 + x;
+  const int32_t tile_c = part.tiles_r.divide(block_idx), batch_idx = part.tiles_c.divide(tile_c);
+  const int64_t row0 = (block_idx - tile_c * ((job.rows + kTile - 1) / kTile)) * kTile;
+  const int64_t column0 = (tile_c - batch_idx * ((job.columns + kTile - 1) / kTile)) * kTile;
+  const T* source = source_batch<T>(part, batch_idx) + (column0 + y) * job.source_ld + row0 + x;
+  ptx::griddepcontrol_wait();
   T values[kSteps];
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
@@ -131,17 +179,17 @@ __device__ __forceinline__ void transpose_tile(const CopyJob& job, int64_t block
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) copy_operands(const __grid_constant__ Copies copies) {
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce) copy_operands(const __grid_constant__ Copies copies) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
-  const bool second = blockIdx.x >= copies.blocks[0];
-  const CopyJob& job = copies.jobs[second];
-  const int64_t block_idx = second ? blockIdx.x - copies.blocks[0] : blockIdx.x;
-  if (job.transpose) {
-    transpose_tile<T>(job, block_idx);
+  const int32_t first_blocks = static_cast<int32_t>(copies.parts[0].blocks);
+  const bool second = blockIdx.x >= first_blocks;
+  const Part& part = copies.parts[second];
+  const int32_t block_idx = blockIdx.x - (second ? first_blocks : 0);
+  if (part.job.transpose) {
+    transpose_tile<T>(part, block_idx);
   } else {
-    pad_segment<T>(job, block_idx);
+    pad_segment<T>(part, block_idx);
   }
 #else
   __trap();  // only sm_90a machine code of this family is ever launched
@@ -149,19 +197,14 @@ __global__ void __launch_bounds__(kThreads) copy_operands(const __grid_constant_
 }
 
 template <typename T>
-int64_t num_blocks(const CopyJob& job) {
-  const int64_t batches = job.outer * job.inner;
-  if (job.rows == 0) return 0;
-  if (job.transpose) return batches * ceil_div(job.rows, kTile) * ceil_div(job.columns, kTile);
-  const RowWalk walk = RowWalk::of<T>(job);
-  return ceil_div(ceil_div(batches * job.rows, walk.rows_per_warp()) * walk.segments, kWarps);
-}
-
-template <typename T>
 Status launch_typed(const CopyJob (&jobs)[2], cudaStream_t stream) {
-  const Copies copies{{jobs[0], jobs[1]}, {num_blocks<T>(jobs[0]), num_blocks<T>(jobs[1])}};
-  const int64_t blocks = copies.blocks[0] + copies.blocks[1];
-  if (blocks > INT32_MAX) return Status::invalid("an operand that needs a copy must have less than 2^42 bytes");
+  const Copies copies{{Part::of(jobs[0], sizeof(T)), Part::of(jobs[1], sizeof(T))}};
+  for (const Part& part : copies.parts) {
+    if (part.job.outer * part.job.inner * part.job.rows > INT32_MAX - 32 || part.blocks * kWarps > INT32_MAX) {
+      return Status::invalid("an operand that needs a copy must have less than 2^31 rows and pieces of 2 KiB");
+    }
+  }
+  const int64_t blocks = copies.parts[0].blocks + copies.parts[1].blocks;
   cudaLaunchAttribute attribute = programmatic_launch();
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(static_cast<unsigned>(blocks));
