@@ -55,6 +55,19 @@ def test_wgmma(emulator, config, types, layout, label):
         check(emulator, types, layout, CASE[label], **how)
 
 
+@pytest.mark.parametrize("out", ["bf16", "f32"])
+@pytest.mark.parametrize(
+    ("config", "layout"),
+    [("128x128x64_c2x1x1_pp", "NN"), ("192x176x64_c1x2x1_co_t", "TN")],
+)
+def test_wgmma_rows_that_start_anywhere(emulator, config, layout, out):
+    """Every place in a sector of L2, and every number of elements in a tile's last one."""
+    for i in range(1, 18):
+        case = Case(f"rows_{i}", 37 + i, 128 + i, 24, batch=(1, 1 + i % 3))
+        how = {"implementation": "wgmma", "config": config, "seed": i}
+        check(emulator, Types("bf16", out, "f32"), layout, case, **how)
+
+
 def test_ping_pong_waits_for_warps_that_are_slow(emulator):
     # With one k block a tile nothing but the turn keeps the warps of a warpgroup together.
     how = {"implementation": "wgmma", "config": "64x64x64_c1x1x1_pp", "loose_warpgroups": True}

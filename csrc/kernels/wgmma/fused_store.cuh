@@ -343,9 +343,11 @@ class FusedBox {
     if (!params_.store_with_tma) {
       using Element = std::conditional_t<kOutBytes == 2, uint16_t, float>;
       const int64_t ld = static_cast<int64_t>(params_.n) << has_two;
-      Element* target = static_cast<Element*>(is_d ? f_.d : f_.aux_out) +
-                        (int64_t{batch_idx_} * params_.m + row_) * ld + int64_t{half} * params_.n + column;
-      copy_box<128, 64>(buffer(0), LeftBox{}, true, target, ld, rows, columns, ptx::tid_x() % 128);
+      const int64_t offset = (int64_t{batch_idx_} * params_.m + row_) * ld + int64_t{half} * params_.n + column;
+      char* target = static_cast<char*>(is_d ? f_.d : f_.aux_out) + offset * kOutBytes;
+      const UnalignedRows<Element, 128> staged{buffer(0), target, ld * kOutBytes,
+                                               max(min(columns, 128 / kOutBytes), 0) * kOutBytes};
+      staged.template copy<4, 4>(0, true, true, 0, ptx::tid_x() % 128 / 32, min(rows, 64));
     }
     if (is_d && epilogue.column_sums != nullptr && rows > 0) {
       const int64_t row = int64_t{batch_idx_} * epilogue.sum_blocks + row_ / 64;

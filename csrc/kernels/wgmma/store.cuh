@@ -1,18 +1,18 @@
 // From a consumer warpgroup's accumulators to D, without an epilogue: conversion, staging in
 // shared memory as TMA's swizzle wants it, and a bulk store that the next tile's multiplications
-// hide. Where D's rows are not 16-byte aligned the staged box is copied by the threads instead.
+// hide. Where D's rows are not 16-byte aligned the threads copy what is staged instead.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
 #include "kernels/wgmma/traits.cuh"
+#include "kernels/wgmma/unaligned_store.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
 #include "tile/numeric.cuh"
-#include "tile/unaligned.cuh"
 
 namespace tcgemm::wgmma_family {
 
@@ -45,10 +45,6 @@ struct StoreShape {
   static constexpr int kMostRows = 64 / kBoxes;
   static constexpr int kBoxRows = Config::kSwapped && Config::kTileN < kMostRows ? Config::kTileN : kMostRows;
   static constexpr int kBoxBytes = kBoxRows * kRowBytes;
-  // Elements between the boundaries at which unaligned rows are cut: 32 bytes where there is a next turn
-  // along them, else 16.
-  static constexpr int kCut = kOutBytes == 2 && !Config::kSwapped && kBoxColumns >= 16 ? 16 : 8;
-
   // Of the tile. The last turn ends where the tile does, and repeats columns of the one before where
   // turns do not divide the tile.
   static constexpr int kTurnColumns = Config::kSwapped ? kBoxRows : kBoxColumns;
@@ -66,86 +62,20 @@ struct StoreShape {
   static_assert(kBoxColumns <= kAlong && kBoxes * kBoxBytes <= 8192, "a turn must fit in a store buffer");
 };
 
-// The buffer of the box to the left of another one, whose columns start `distance` further on; null
-// where there is none.
-struct LeftBox {
-  const uint8_t* buffer = nullptr;
-  int distance = 0;
+// How they are staged for the threads to copy. Each warp's rows are 16 of D's, rings of 256 bytes, of which a turn
+// leaves alone the last sector that the turn before has begun. If the problem is swapped all four warps have parts
+// of each row.
+template <typename Config, int kOutBytes>
+struct UnalignedShape {
+  static constexpr int kTileBytes = Config::kTileN * kOutBytes;
+  static constexpr int kRowBytes = Config::kSwapped ? 64 * kOutBytes : 256;
+  static constexpr int kTurnBytes = Config::kSwapped ? kRowBytes : kTileBytes <= 256 ? kTileBytes : 256 - 64;
+  static constexpr int kMostRows = 2 * 8192 / kRowBytes;
+  static constexpr int kTurnColumns = !Config::kSwapped            ? kTurnBytes / kOutBytes
+                                      : Config::kTileN < kMostRows ? Config::kTileN
+                                                                   : kMostRows;
+  static constexpr int kTurns = (Config::kTileN + kTurnColumns - 1) / kTurnColumns;
 };
-
-// Copies a staged box to D where TMA cannot: rows of D start anywhere. A row is cut where D has
-// boundaries of kCut elements and goes in aligned 16-byte stores, the elements before the box's first
-// boundary with the box to its left. Only a tile's own edges, kCut elements of a row, go one by one,
-// spread over its lanes. Boundaries of 32 bytes are worth a wait for the next box: L2 keeps sectors of
-// that size, and one that is written in parts costs several times as much.
-template <int kRowBytes, int kBoxRows, int kCut = 8>
-__device__ __forceinline__ void copy_box(const uint8_t* buffer, LeftBox left, bool is_last, uint16_t* d, int64_t ldd,
-                                         int32_t rows, int32_t columns, int thread_idx) {
-  constexpr int kColumns = kRowBytes / 2, kPieces = kColumns / 8, kEdge = kCut / kPieces;
-  const auto at = [&](int row, int column) {
-    const uint8_t* from = column < 0 ? left.buffer : buffer;
-    if (column < 0) column += left.distance;
-    return from + swizzle<kRowBytes>(row * kRowBytes + column * 2);
-  };
-  const auto copy_element = [&](uint16_t* target, int row, int column) {
-    if (column < columns) target[column] = *reinterpret_cast<const uint16_t*>(at(row, column));
-  };
-  const bool has_left = left.buffer != nullptr;
-  const int piece = thread_idx % kPieces;
-#pragma unroll 2
-  for (int row = thread_idx / kPieces; row < kBoxRows; row += 128 / kPieces) {
-    if (row >= rows) break;
-    uint16_t* target = d + row * ldd;
-    const int before = reinterpret_cast<uintptr_t>(target) / 2 % kCut;  // elements since the last boundary
-    const int column = piece * 8 - before;
-    if (has_left || before == 0 || piece >= kCut / 8) {
-      if (column + 8 <= columns) {
-        // The two pieces of staged columns that these eight lie in.
-        const int skipped = -before & 7, piece_column = column - skipped;
-        const uint4 low = *reinterpret_cast<const uint4*>(at(row, piece_column));
-        const uint4 high = *reinterpret_cast<const uint4*>(at(row, piece_column + (skipped > 0 ? 8 : 0)));
-        *reinterpret_cast<uint4*>(target + column) = skip_bytes(low, high, 2 * skipped);
-      } else {
-#pragma unroll 1
-        for (int i = column; i < columns; ++i) copy_element(target, row, i);
-      }
-    }
-    if (before > 0 && (!has_left || is_last)) {
-#pragma unroll
-      for (int i = 0; i < kEdge; ++i) {
-        const int edge = piece * kEdge + i;
-        const bool is_head = edge < kCut - before;
-        if (is_head ? !has_left : is_last) copy_element(target, row, is_head ? edge : kColumns - kCut + edge);
-      }
-    }
-  }
-}
-
-// The same for float32: one element a lane.
-template <int kRowBytes, int kBoxRows, int kCut = 8>
-__device__ __forceinline__ void copy_box(const uint8_t* buffer, LeftBox left, bool is_last, float* d, int64_t ldd,
-                                         int32_t rows, int32_t columns, int thread_idx) {
-  constexpr int kColumns = kRowBytes / 4;
-  const bool has_left = left.buffer != nullptr;
-  const int lane = thread_idx % kColumns;
-#pragma unroll 4
-  for (int row = thread_idx / kColumns; row < kBoxRows; row += 128 / kColumns) {
-    if (row >= rows) break;
-    float* target = d + row * ldd;
-    const int before = reinterpret_cast<uintptr_t>(target) / 4 % 8;  // elements since the last 32-byte boundary
-    const auto copy_element = [&](const uint8_t* from, int from_column, int column) {
-      if (column >= columns) return;
-      target[column] = *reinterpret_cast<const float*>(from + swizzle<kRowBytes>(row * kRowBytes + from_column * 4));
-    };
-    const int column = lane - before;
-    if (column >= 0) {
-      copy_element(buffer, column, column);
-    } else if (has_left) {
-      copy_element(left.buffer, column + left.distance, column);
-    }
-    if (is_last && lane < before) copy_element(buffer, kColumns - before + lane, kColumns - before + lane);
-  }
-}
 
 // Partial sums of a staged box's columns: a lane adds up one word of every fourth row, the lanes of a
 // warp a quarter of the box's width. The rows read together are swizzled to different banks.
@@ -184,56 +114,120 @@ __device__ __forceinline__ void sum_box(const uint8_t* buffer, FloatType type, f
   }
 }
 
-// Stages the turn that starts at column `first_column` of a warpgroup's 64 rows of accumulators. The
-// accumulator pair 4 * j + 2 * h holds row warp * 16 + h * 8 + lane / 4, columns 8 * j + lane % 4 * 2, + 1.
-template <typename Config, int kOutBytes>
-__device__ __forceinline__ void stage(const float (&acc)[Config::kTileN / 2], uint8_t* buffer, int first_column,
-                                      FloatType out_type, int thread_idx) {
-  using Shape = StoreShape<Config, kOutBytes>;
-  constexpr int kRowBytes = Shape::kRowBytes;
+// Stages kColumns columns of a warpgroup's 64 rows of accumulators, from `first_column` on. The accumulator pair
+// 4 * j + 2 * h holds row warp * 16 + h * 8 + lane / 4, columns 8 * j + lane % 4 * 2, + 1. place(row, column): the
+// byte of the buffer where an element goes, by its place in these columns as D has them; eight rows further on it
+// lies 8 * kRowBytes further.
+template <typename Config, int kOutBytes, int kColumns, int kRowBytes, typename Place>
+__device__ __forceinline__ void stage_columns(const float (&acc)[Config::kTileN / 2], uint8_t* buffer, int first_column,
+                                              FloatType out_type, int thread_idx, Place place) {
   const int warp = thread_idx / 32, lane = thread_idx % 32;
   if constexpr (kOutBytes == 2) {
     const uint32_t base = ptx::shared_address(buffer);
 #pragma unroll
-    for (int j = 0; j < Shape::kTurnColumns / 8; j += 2) {
+    for (int j = 0; j < kColumns / 8; j += 2) {
       const int first = 4 * (first_column / 8 + j);
       uint32_t r[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) r[i] = pack(acc[first + 2 * i], acc[first + 2 * i + 1], out_type);
       if constexpr (Config::kSwapped) {
         const int row = (j + lane / 16) * 8 + lane % 8, column = warp * 16 + lane / 8 % 2 * 8;
-        ptx::stmatrix_x4_trans(base + swizzle<kRowBytes>(row * kRowBytes + column * 2), r[0], r[1], r[2], r[3]);
+        ptx::stmatrix_x4_trans(base + place(row, column), r[0], r[1], r[2], r[3]);
       } else {
         const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8, column = (j + lane / 16) * 8;
-        ptx::stmatrix_x4(base + swizzle<kRowBytes>(row * kRowBytes + column * 2), r[0], r[1], r[2], r[3]);
+        ptx::stmatrix_x4(base + place(row, column), r[0], r[1], r[2], r[3]);
       }
     }
   } else if constexpr (Config::kSwapped) {
-    // Row and column change places; the next eight columns lie a whole swizzle group further on.
+    // Row and column change places.
     const int along = warp * 16 + lane / 4, across = lane % 4 * 2;
-    uint8_t* box = buffer + along / Shape::kBoxColumns * Shape::kBoxBytes;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = across + i, column = along % Shape::kBoxColumns + h * 8;
-        float* target = reinterpret_cast<float*>(box + swizzle<kRowBytes>(row * kRowBytes + column * 4));
+        float* target = reinterpret_cast<float*>(buffer + place(across + i, along + h * 8));
 #pragma unroll
-        for (int j = 0; j < Shape::kTurnColumns / 8; ++j) {
+        for (int j = 0; j < kColumns / 8; ++j) {
           target[j * 2 * kRowBytes] = acc[4 * (first_column / 8 + j) + 2 * h + i];
         }
       }
     }
   } else {
 #pragma unroll
-    for (int j = 0; j < Shape::kTurnColumns / 8; ++j) {
+    for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int first = 4 * (first_column / 8 + j) + 2 * h;
         const int row = warp * 16 + h * 8 + lane / 4, column = j * 8 + lane % 4 * 2;
-        *reinterpret_cast<float2*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * 4)) =
-            make_float2(acc[first], acc[first + 1]);
+        *reinterpret_cast<float2*>(buffer + place(row, column)) = make_float2(acc[first], acc[first + 1]);
       }
+    }
+  }
+}
+
+// Stages the turn that starts at column `first_column` as TMA's boxes.
+template <typename Config, int kOutBytes>
+__device__ __forceinline__ void stage(const float (&acc)[Config::kTileN / 2], uint8_t* buffer, int first_column,
+                                      FloatType out_type, int thread_idx) {
+  using Shape = StoreShape<Config, kOutBytes>;
+  constexpr int kRowBytes = Shape::kRowBytes;
+  stage_columns<Config, kOutBytes, Shape::kTurnColumns, kRowBytes>(
+      acc, buffer, first_column, out_type, thread_idx, [](int row, int column) {
+        if constexpr (Shape::kBoxes == 1) return swizzle<kRowBytes>(row * kRowBytes + column * kOutBytes);
+        return column / Shape::kBoxColumns * Shape::kBoxBytes +
+               swizzle<kRowBytes>(row * kRowBytes + column % Shape::kBoxColumns * kOutBytes);
+      });
+}
+
+// As store_rows below, where TMA cannot. (along, across): the place in D as it is stored.
+template <typename Config, typename Epilogue, int kOutBytes>
+__device__ __forceinline__ void store_unaligned_rows(const float (&acc)[Config::kTileN / 2],
+                                                     const Params<Epilogue>& params, uint8_t* buffer, int32_t along,
+                                                     int32_t across, int32_t d_batch_idx, uint32_t barrier_id) {
+  using Shape = UnalignedShape<Config, kOutBytes>;
+  using Rows = UnalignedRows<std::conditional_t<kOutBytes == 2, uint16_t, float>, Shape::kRowBytes>;
+  constexpr int kSectors = Shape::kTurnBytes / 32, kTurnColumns = Shape::kTurnColumns;
+  const int thread_idx = ptx::tid_x() % 128, warp = thread_idx / 32;
+  const int32_t d_rows = Config::kSwapped ? params.n : params.m, d_columns = Config::kSwapped ? params.m : params.n;
+  const int64_t offset = (static_cast<int64_t>(d_batch_idx) * d_rows + across) * params.ldd + along;
+  const int32_t columns = max(min(d_columns - along, Config::kSwapped ? 64 : Config::kTileN), 0);
+  Rows rows{buffer, static_cast<char*>(params.d) + offset * kOutBytes, params.ldd * kOutBytes, columns * kOutBytes};
+  const auto sync = [&] {
+    if constexpr (Config::kSwapped) {
+      ptx::named_barrier_sync(barrier_id, 128);
+    } else {
+      __syncwarp();
+    }
+  };
+#pragma unroll 1
+  for (int turn = 0; turn < Shape::kTurns; ++turn) {
+    const int first_column = turn * kTurnColumns;
+    sync();  // all have copied what they had to of the turn before
+#pragma unroll
+    for (int i = 0; i < Shape::kTurns; ++i) {
+      constexpr int kLast = Config::kTileN - (Shape::kTurns - 1) * kTurnColumns;
+      const auto place = [&](int row, int column) {
+        return ring_offset<Shape::kRowBytes>(row, (Config::kSwapped ? column : column + i * kTurnColumns) * kOutBytes);
+      };
+      if (i != turn) continue;
+      if (i < Shape::kTurns - 1) {
+        stage_columns<Config, kOutBytes, kTurnColumns, Shape::kRowBytes>(acc, buffer, i * kTurnColumns, params.out_type,
+                                                                         thread_idx, place);
+      } else {
+        stage_columns<Config, kOutBytes, kLast, Shape::kRowBytes>(acc, buffer, i * kTurnColumns, params.out_type,
+                                                                  thread_idx, place);
+      }
+    }
+    sync();
+    if constexpr (Config::kSwapped) {
+      const int end_row = min(min(kTurnColumns, Config::kTileN - first_column), d_rows - across - first_column);
+      rows.template copy<kSectors, 4>(0, true, true, 0, warp, end_row);
+      rows.d += kTurnColumns * rows.ldd;
+    } else {
+      const bool is_last = first_column + kTurnColumns >= columns;
+      rows.template copy<kSectors, 1>(turn * kSectors, turn == 0, is_last, warp * 16, 0,
+                                      min(warp * 16 + 16, d_rows - across));
+      if (is_last) break;
     }
   }
 }
@@ -282,34 +276,7 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
       }
     }
   } else {
-    using Element = std::conditional_t<kOutBytes == 2, uint16_t, float>;
-    const int32_t rows = Config::kSwapped ? params.n : params.m, columns = Config::kSwapped ? params.m : params.n;
-    const int64_t offset = (static_cast<int64_t>(d_batch_idx) * rows + across) * params.ldd + along;
-    Element* d = static_cast<Element*>(params.d) + offset;
-#pragma unroll 1
-    for (int turn = 0; turn < Shape::kTurns; ++turn, buffer_idx ^= 1) {
-      uint8_t* buffer = buffers + buffer_idx * 8192;
-      // Everyone has copied the turn before the last, and what the last one took from it.
-      ptx::named_barrier_sync(barrier_id, 128);
-#pragma unroll
-      for (int i = 0; i < Shape::kTurns; ++i) {
-        if (i == turn) stage<Config, kOutBytes>(acc, buffer, Shape::first_column(i), params.out_type, thread_idx);
-      }
-      ptx::named_barrier_sync(barrier_id, 128);
-      // Turns follow each other along D's rows unless the problem is swapped.
-      LeftBox left;
-      if (!Config::kSwapped && turn > 0) {
-        left = {buffers + (buffer_idx ^ 1) * 8192, Shape::first_column(turn) - Shape::first_column(turn - 1)};
-      }
-      const bool is_last = Config::kSwapped || turn == Shape::kTurns - 1;
-#pragma unroll 1
-      for (int box = 0; box < Shape::kBoxes; ++box) {
-        const int box_along = Shape::along(turn, box), box_across = Shape::across(turn);
-        copy_box<Shape::kRowBytes, Shape::kBoxRows, Shape::kCut>(
-            buffer + box * Shape::kBoxBytes, left, is_last, d + box_across * params.ldd + box_along, params.ldd,
-            rows - across - box_across, columns - along - box_along, thread_idx);
-      }
-    }
+    store_unaligned_rows<Config, Epilogue, kOutBytes>(acc, params, buffers, along, across, d_batch_idx, barrier_id);
   }
 }
 
