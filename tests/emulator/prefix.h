@@ -100,6 +100,10 @@ T __ldcg(const T* address) {
   return *address;
 }
 template <typename T>
+T __ldcs(const T* address) {
+  return *address;
+}
+template <typename T>
 T __ldg(const T* address) {
   return *address;
 }

@@ -22,10 +22,17 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// Launches a kernel that calls both; `starts_early` must be false where the device is older.
+// Launches a kernel that calls both; `starts_early` must be false where the device is older. Shared memory
+// is divided from L1 as it is for the product before or after it: a processor divides them anew only when it
+// is idle, which would keep the blocks of the two apart.
 template <typename... Parameters, typename... Arguments>
 Status launch_early(void (*kernel)(Parameters...), int64_t num_blocks, int num_threads, bool starts_early,
                     cudaStream_t stream, const char* name, Arguments... arguments) {
+  if (starts_early) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    if (error != cudaSuccess) return cuda_status(error, name);
+  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

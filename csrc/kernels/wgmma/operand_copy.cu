@@ -3,6 +3,7 @@
 
 #include "core/cuda_status.h"
 #include "core/extent.h"
+#include "kernels/common/early_start.cuh"
 #include "kernels/wgmma/launch.h"
 #include "ptx/cluster.cuh"
 #include "tile/divisor.cuh"
@@ -122,7 +123,8 @@ __device__ __forceinline__ void pad_segment(const Part& part, int32_t block_idx)
 #pragma unroll
   for (int i = 0; i <= kSteps; ++i) {
     if (i >= begin && i < min(count, end)) {
-      loaded[i] = *reinterpret_cast<const uint4*>(address + (int64_t{16} * i << walk.log2_lanes));
+      // The copies are to stay in L2, not what they were made of.
+      loaded[i] = __ldcs(reinterpret_cast<const uint4*>(address + (int64_t{16} * i << walk.log2_lanes)));
     }
   }
   if (min(count, begin) > 0 || count > end) {
@@ -205,14 +207,7 @@ Status launch_typed(const CopyJob (&jobs)[2], cudaStream_t stream) {
     }
   }
   const int64_t blocks = copies.parts[0].blocks + copies.parts[1].blocks;
-  cudaLaunchAttribute attribute = programmatic_launch();
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(static_cast<unsigned>(blocks));
-  launch.blockDim = dim3(kThreads);
-  launch.stream = stream;
-  launch.attrs = &attribute;
-  launch.numAttrs = 1;
-  return cuda_status(cudaLaunchKernelEx(&launch, copy_operands<T>, copies), "operand copy kernel");
+  return launch_early(copy_operands<T>, blocks, kThreads, true, stream, "operand copy kernel", copies);
 }
 
 }  // namespace
