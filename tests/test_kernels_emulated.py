@@ -40,9 +40,9 @@ WGMMA = [
     ("192x176x64_c1x2x1_co_t", BF16, "TN", "several_tiles"),
     ("192x176x64_c1x2x1_co_t", BF16, "TN", "all_odd"),
     ("128x128x64_c1x2x2_co", BF16, "TN", "several_tiles"),
-    ("64x64x64_c1x1x2_pp_t", BF16, "TN", "several_tiles"),
-    ("128x64x64_c1x1x3_co", BF16, "TN", "several_tiles"),
-    ("128x64x64_c1x1x3_co", BF16, "TN", "k_below_a_stage"),
+    ("64x16x64_c1x1x2_pp_t", BF16, "TN", "several_tiles"),
+    ("128x64x64_c1x1x2_co", BF16, "TN", "several_tiles"),
+    ("128x64x64_c1x1x2_co", BF16, "TN", "k_below_a_stage"),
     ("128x128x64_c1x1x1_co", TF32, "TT", "one_off_a_tile"),
     ("128x128x64_c1x1x1_co", TF32, "TN", "k_below_a_stage"),
 ]

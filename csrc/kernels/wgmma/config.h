@@ -53,23 +53,15 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("128x128x64_c1x1x2_co", 128, 128, 1, 1, 2, false, false, false)  \
   X("128x128x64_c1x2x2_co", 128, 128, 1, 2, 2, false, false, false)  \
   X("128x64x64_c1x1x1_pp", 128, 64, 1, 1, 1, true, false, true)      \
-  X("128x64x64_c1x2x1_pp", 128, 64, 1, 2, 1, true, false, false)     \
   X("128x64x64_c1x1x2_co", 128, 64, 1, 1, 2, false, false, false)    \
-  X("128x64x64_c1x1x3_co", 128, 64, 1, 1, 3, false, false, false)    \
-  X("128x64x64_c1x2x2_co", 128, 64, 1, 2, 2, false, false, false)    \
-  X("128x64x64_c1x2x3_co", 128, 64, 1, 2, 3, false, false, false)    \
   X("128x64x64_c1x4x1_co", 128, 64, 1, 4, 1, false, false, false)    \
-  X("128x64x64_c1x1x4_co_t", 128, 64, 1, 1, 4, false, true, false)   \
   X("64x128x64_c1x1x1_pp", 64, 128, 1, 1, 1, true, false, true)      \
   X("64x128x64_c1x1x1_pp_t", 64, 128, 1, 1, 1, true, true, false)    \
   X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)        \
   X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true, false)      \
-  X("64x64x64_c1x1x2_pp_t", 64, 64, 1, 1, 2, true, true, false)      \
   X("64x16x64_c1x1x1_pp_t", 64, 16, 1, 1, 1, true, true, false)      \
   X("64x16x64_c1x1x2_pp_t", 64, 16, 1, 1, 2, true, true, false)      \
   X("128x16x64_c1x1x1_co_t", 128, 16, 1, 1, 1, false, true, false)   \
-  X("128x16x64_c1x1x4_co_t", 128, 16, 1, 1, 4, false, true, false)   \
-  X("256x64x64_c1x1x1_co_t", 256, 64, 1, 1, 1, false, true, false)   \
-  X("256x16x64_c1x1x1_co_t", 256, 16, 1, 1, 1, false, true, false)
+  X("128x16x64_c1x1x4_co_t", 128, 16, 1, 1, 4, false, true, false)
 
 }  // namespace tcgemm::wgmma_family
