@@ -61,15 +61,15 @@ class Calibration:
     epilogue_us: float = 0.30
     epilogue_kib_per_us: float = 140.0
     exchange_kib_per_us: float = 60.0  # from other blocks, where a cluster splits K
-    # What 1024 elements take a warpgroup that its epilogue stores, reads, activates, or adds up by
-    # columns.
+    # What 1024 elements take a warpgroup that its epilogue stores, reads (where they have 16 bits),
+    # activates, or adds up by columns.
     fused_stored_us: float = 0.26
-    fused_read_us: float = 0.5
+    fused_read_us: float = 0.28
     fused_activation_us: float = 0.1
     fused_sums_us: float = 0.48
     # The part of it by which ping-pong's other warpgroup is held up.
     fused_interference: float = 0.14
-    unaligned_epilogue: float = 8.0  # times as long where rows of D are not 16-byte aligned
+    unaligned_epilogue: float = 5.0  # times as long where rows of D are not 16-byte aligned
     # Memory. What several clusters read crosses between the halves of L2.
     hbm_bytes_per_us: float = 3.9e6
     crossing_bytes_per_us: float = 2.27e6
@@ -78,10 +78,10 @@ class Calibration:
     # A launch that adds partial sums.
     reduction_us: float = 0.47
     reduction_round_us: float = 0.89  # eight splits
-    reduction_epilogues_per_us: float = 1.9e5  # where it runs an epilogue
+    reduction_epilogues_per_us: float = 2.4e5  # where it runs an epilogue
     # A launch that copies operands.
-    copy_us: float = 2.0
-    copy_bytes_per_us: float = 3.2e6
+    copy_us: float = 0.6
+    copy_bytes_per_us: float = 5.0e6
     # cuBLASLt, in terms of our kernels without their copies: close to them, also where TF32 would
     # make us transpose an operand; far behind where rows are not aligned.
     cublaslt: float = 1.03
@@ -91,6 +91,9 @@ class Calibration:
     # Its epilogues: an activation, and what is read or written beside D.
     cublaslt_activations_per_us: float = 1.8e6
     cublaslt_epilogue_bytes_per_us: float = 5.0e6
+    # XLA's own kernels for a few rows.
+    xla_launch_us: float = 2.6
+    xla_bytes_per_us: float = 4.65e6
 
 
 H200 = Calibration()
@@ -176,6 +179,24 @@ def predict_cublaslt_us(
     if problem.epilogue.activation != "none":
         best += problem.batch * problem.m * problem.n / c.cublaslt_activations_per_us
     return best + (problem.bytes - bare.bytes) / c.cublaslt_epilogue_bytes_per_us
+
+
+def predict_xla_us(problem: Problem, calibration: Calibration = H200) -> float | None:
+    """Microseconds of XLA's own dot where it is known to be fast: few rows, or columns, of 16 bits.
+
+    It streams the other operand, which is all there is to do, faster than tiles can.
+
+    Args:
+      problem: one that `models` knows.
+      calibration: the device's constants.
+
+    Returns:
+      The time, or None elsewhere.
+    """
+    few = min(problem.m, problem.n) <= 8 and problem.batch == 1
+    if not few or problem.compute == "tf32":
+        return None
+    return calibration.xla_launch_us + problem.bytes / calibration.xla_bytes_per_us
 
 
 def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndarray:
@@ -273,6 +294,7 @@ def _fused_us(p: Problem, c: Calibration) -> float:
     stored = d + aux * p.epilogue.aux_out
     read = d * (p.beta != 0) + aux * p.epilogue.derivative
     active = min(d, multiplied) * (p.epilogue.activation != "none")
+    read *= DTYPES[p.out_dtype].itemsize / 2
     us = c.fused_stored_us * stored + c.fused_read_us * read + c.fused_activation_us * active
     us += c.fused_sums_us * p.epilogue.column_sums * d
     return us / max(multiplied, 1)

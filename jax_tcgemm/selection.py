@@ -340,8 +340,9 @@ def _modelled(problem: AnyProblem, device: Device, considered) -> tuple[Candidat
 def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candidate, float | None]]:
     """The candidates that can run, best first, each with its predicted time where there is one.
 
-    Those with a prediction, wgmma and cuBLASLt beside it, come first; on CUDA the others follow in
-    the order of _CUDA_PREFERENCE, and within one implementation in the order of its configs.
+    Those with a prediction, wgmma, cuBLASLt beside it and XLA for a few rows, come first; on CUDA
+    the others follow in the order of _CUDA_PREFERENCE, and within one implementation in the order
+    of its configs.
     """
     runnable = [candidate for candidate in considered if not candidate.reason]
     if problem.kind == "ragged":
@@ -355,12 +356,15 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
         zip(wgmma, cost_model.predict_us(problem, device.num_sms, wgmma).tolist(), strict=True)
     )
     cublaslt = cost_model.predict_cublaslt_us(problem, device.num_sms, wgmma)
+    xla = cost_model.predict_xla_us(problem)
     timed, others = [], []
     for candidate in runnable:
         if candidate.implementation == "wgmma":
             timed.append((candidate, predicted[candidate.config]))
         elif candidate.implementation == "cublaslt" and candidate.config == _configs("cublaslt")[0]:
             timed.append((candidate, cublaslt))
+        elif candidate.implementation == XLA and xla is not None:
+            timed.append((candidate, xla))
         else:
             others.append((candidate, None))
     return sorted(timed, key=lambda pair: pair[1]) + others

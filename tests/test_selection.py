@@ -104,7 +104,16 @@ def test_the_cost_model_chooses_and_says_so(fake_wgmma):
     assert " us for " in choice.why
     assert choose(size=512 + 64).config == WGMMA[1]
     wide = Operand("bf16", False, 4096)
-    assert choose(m=1, n=4096, k=4096, a=wide, b=wide).config == WGMMA[2]
+    assert choose(m=16, n=4096, k=4096, a=wide, b=wide).config == WGMMA[2]
+
+
+def test_a_few_rows_are_left_to_xla(fake_wgmma):
+    """Which streams the weights faster; a choice by name stands."""
+    wide = Operand("bf16", False, 4096)
+    few = {"m": 1, "n": 4096, "k": 4096, "a": wide, "b": wide}
+    assert choose(**few).implementation == "xla"
+    assert choose(**few | {"m": 9}).implementation == "wgmma"
+    assert selection.select("matmul", problem(**few), GPU, "wgmma").config == WGMMA[2]
 
 
 def test_the_cost_model_respects_rejections(fake_wgmma):
