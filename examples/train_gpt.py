@@ -369,7 +369,7 @@ def plot(trainings: list[Training], path: pathlib.Path) -> None:
 
     figure = Figure(figsize=(8, 4.5), layout="constrained", dpi=130)
     axis = figure.subplots()
-    for training, style in zip(trainings, ("-", "--"), strict=False):
+    for training, style in zip(trainings, ("-", "--", ":"), strict=False):
         label = f"{training.name}, {training.step_ms:.1f} ms a step"
         axis.plot(training.losses, style, label=label, linewidth=1.5)
     axis.set_xlabel("step")
