@@ -4,8 +4,8 @@
 #
 #   pip install '.[test,bench]' && benchmarks/gpu.sh OUT [STEP...]
 #
-# STEP is one or more of: tests sanitizer ladder suites functions examples tune, and devices, which
-# wants several GPUs. Without any, all run but the last two. OUT receives the logs and the records. Each
+# STEP is one or more of: tests sanitizer ladder suites functions examples residues tune, and devices,
+# which wants several GPUs. Without any, all run but the last three. OUT receives the logs and the records. Each
 # step is bounded, so that one that hangs does not take the others with it. Nothing in the checkout
 # changes: copy OUT/*.jsonl to benchmarks/results/ and run `python -m jax_tcgemm bench render`.
 set -uo pipefail
@@ -47,6 +47,7 @@ for each in $steps; do
     bench suites 500 --suite squares,squares_f16,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk \
       --impl auto --budget 0.3
     ;;
+  residues) bench residues 900 --suite residues --budget 0.3 ;;
   functions)
     bench fused 300 --suite fused,gated,mlp
     # XLA's search among Triton's kernels takes minutes for each of its dense expansions.
@@ -64,7 +65,7 @@ for each in $steps; do
     count=$(nvidia-smi --list-gpus | wc -l)
     bench parallel 300 parallel --devices "$count" --chunks auto,1,4
     for axis in data model; do
-      step "train_gpt-$axis" 300 python3 examples/train_gpt.py --size 100m --mesh "$axis=$count" --out "$out/train_gpt-$axis"
+      step "train_gpt-$axis" 300 python3 examples/train_gpt.py --size 100m --stock --mesh "$axis=$count" --out "$out/train_gpt-$axis"
     done
     ;;
   tune)
