@@ -149,8 +149,8 @@ class Gpt(nnx.Module):
     def __init__(
         self, size: Size, products: Products, dtype, rngs: nnx.Rngs, block: type[Block] = Block
     ):
-        # A product, whose gradient is one, too; that of a lookup adds rows to so few others that they
-        # wait for each other, which was 40 % of a step.
+        # A product, whose gradient is one, too; that of a lookup adds rows to so few others that
+        # they wait for each other, which was 40 % of a step.
         self.embedding = nnx.Linear(
             NUM_TOKENS,
             size.width,

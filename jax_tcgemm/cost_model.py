@@ -182,9 +182,9 @@ def predict_cublaslt_us(
 
 
 def predict_xla_us(problem: Problem, calibration: Calibration = H200) -> float | None:
-    """Microseconds of XLA's own dot where it is known to be fast: few rows, or columns, of 16 bits.
+    """Microseconds of XLA's own dot where it is known to be fast: a few rows of 16-bit elements.
 
-    It streams the other operand, which is all there is to do, faster than tiles can.
+    It streams B, which is all there is to do, faster than tiles can.
 
     Args:
       problem: one that `models` knows.
@@ -193,8 +193,7 @@ def predict_xla_us(problem: Problem, calibration: Calibration = H200) -> float |
     Returns:
       The time, or None elsewhere.
     """
-    few = min(problem.m, problem.n) <= 8 and problem.batch == 1
-    if not few or problem.compute == "tf32":
+    if problem.m > 8 or problem.batch > 1 or problem.compute == "tf32":
         return None
     return calibration.xla_launch_us + problem.bytes / calibration.xla_bytes_per_us
 
@@ -218,10 +217,9 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     tiles_m = np.ceil(m / (x.tile_m * x.cluster_m))
     tiles_n = np.ceil(n / (d_tile_n * x.cluster_n))
     tiles = tiles_m * tiles_n * batch * x.splits
-    # A GPC has an even number of SMs, which need not divide by three or four: of an H200's 132 SMs,
-    # 28 clusters of four ran at once, and 32 took two turns.
-    usable = np.select([cluster <= 2, cluster == 3], [1.0, 0.96], 0.88)
-    slots = np.maximum(num_sms * usable // cluster, 1)
+    # A GPC has a number of SMs that need not divide by four: of an H200's 132 SMs, 28 clusters of
+    # four ran at once, and 32 took two turns.
+    slots = np.maximum(np.where(cluster > 2, num_sms * 0.88, num_sms) // cluster, 1)
     waves = np.ceil(tiles / slots)
     busy = np.minimum(tiles, slots) * cluster / num_sms
 
