@@ -22,6 +22,14 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
+// Lets a kernel that waits for the one before it on the stream begin while that one ends.
+inline cudaLaunchAttribute programmatic_launch() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
 // Launches a kernel that calls both; `starts_early` must be false where the device is older. Shared memory
 // is divided from L1 as it is for the product before or after it: a processor divides them anew only when it
 // is idle, which would keep the blocks of the two apart.
@@ -33,9 +41,7 @@ Status launch_early(void (*kernel)(Parameters...), int64_t num_blocks, int num_t
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (error != cudaSuccess) return cuda_status(error, name);
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attribute = programmatic_launch();
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(num_blocks));
   config.blockDim = dim3(num_threads);

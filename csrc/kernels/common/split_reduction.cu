@@ -4,6 +4,7 @@
 #include "epilogue/fused.h"
 #include "kernels/common/early_start.cuh"
 #include "kernels/common/split_reduction.h"
+#include "tile/alignment.h"
 #include "tile/divisor.cuh"
 #include "tile/store_vectors.cuh"
 
@@ -180,7 +181,7 @@ Status launch_reduce(const SplitSums& sums, int64_t rows, bool has_two_sets, con
     described.per_row = Divisor(std::max<int64_t>(units_per_row, 1));
     described.per_batch = Divisor(std::max<int64_t>(epilogue.m, 1));
   }
-  const bool aligned = (reinterpret_cast<uintptr_t>(sums.data) | static_cast<uintptr_t>(epilogue.n * 4)) % 16 == 0;
+  const bool aligned = is_aligned(sums.data, 16) && epilogue.n * 4 % 16 == 0;
   return launch_early(&reduce<Partial, Epilogue, kGroups, kCount>, (units + kPerBlock - 1) / kPerBlock, kThreads,
                       starts_early, stream, "split reduction kernel", static_cast<const Partial*>(sums.data), described,
                       sums.num_splits, aligned, has_two_sets, epilogue);
@@ -201,33 +202,32 @@ Status launch(const SplitSums& sums, int64_t rows, bool has_two_sets, const Epil
 
 Status launch_split_reduction(const Problem& p, const Buffers& buffers, const SplitSums& sums, bool starts_early,
                               cudaStream_t stream) {
-  // Without an epilogue all of D is one row, which needs no division to find a column.
-  const bool is_flat = p.epilogue.is_none();
-  const int64_t rows = is_flat ? 1 : p.batch * p.m, columns = is_flat ? p.batch * p.m * p.n : p.n;
+  if (!p.epilogue.is_none()) {
+    const epilogue::Fused epilogue = epilogue::make_fused(p, buffers);
+    return launch<float>(sums, p.batch * p.m, p.has_two_b(), epilogue, starts_early, stream);
+  }
+  // All of D is one row, which needs no division to find a column.
+  const int64_t columns = p.batch * p.m * p.n;
+  const bool d_vectors = is_aligned(buffers.d, 16);
   if (p.out == DType::kS32) {
-    const bool vectors = reinterpret_cast<uintptr_t>(buffers.d) % 16 == 0;
     const Integers epilogue{static_cast<int32_t>(p.alpha),
                             static_cast<int32_t>(p.beta),
                             static_cast<const int32_t*>(buffers.c),
                             static_cast<int32_t*>(buffers.d),
-                            vectors,
+                            d_vectors,
                             1,
                             columns};
     return launch<int32_t>(sums, 1, false, epilogue, starts_early, stream);
   }
-  if (is_flat) {
-    const bool vectors = (reinterpret_cast<uintptr_t>(buffers.d) | reinterpret_cast<uintptr_t>(buffers.c)) % 16 == 0;
-    const Floats epilogue{epilogue::float_type(p.out),
-                          static_cast<float>(p.alpha),
-                          static_cast<float>(p.beta),
-                          buffers.c,
-                          buffers.d,
-                          vectors,
-                          1,
-                          columns};
-    return launch<float>(sums, 1, false, epilogue, starts_early, stream);
-  }
-  return launch<float>(sums, rows, p.has_two_b(), epilogue::make_fused(p, buffers), starts_early, stream);
+  const Floats epilogue{epilogue::float_type(p.out),
+                        static_cast<float>(p.alpha),
+                        static_cast<float>(p.beta),
+                        buffers.c,
+                        buffers.d,
+                        d_vectors && is_aligned(buffers.c, 16),
+                        1,
+                        columns};
+  return launch<float>(sums, 1, false, epilogue, starts_early, stream);
 }
 
 }  // namespace tcgemm

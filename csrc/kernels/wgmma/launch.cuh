@@ -10,6 +10,7 @@
 #include "core/cuda_status.h"
 #include "core/extent.h"
 #include "kernels/common/column_sums.h"
+#include "kernels/common/early_start.cuh"
 #include "kernels/wgmma/config.h"
 #include "kernels/wgmma/kernel.cuh"
 #include "kernels/wgmma/launch.h"

@@ -62,15 +62,6 @@ const std::vector<LaunchFunction>& f16_table_11();
 const std::vector<LaunchFunction>& tf32_table_00();
 const std::vector<LaunchFunction>& tf32_table_10();
 
-// Lets a kernel begin while the one before it on the stream ends. Each kernel of this family calls
-// griddepcontrol.wait before it touches global memory.
-inline cudaLaunchAttribute programmatic_launch() {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  return attribute;
-}
-
 // Copies of operands that TMA cannot read, or whose layout the instruction cannot.
 struct CopyJob {
   const void* source;
