@@ -17,6 +17,7 @@ XLA adds the exchanges, which are printed.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import statistics
@@ -149,27 +150,16 @@ class Gpt(nnx.Module):
     def __init__(
         self, size: Size, products: Products, dtype, rngs: nnx.Rngs, block: type[Block] = Block
     ):
+        linear = functools.partial(
+            nnx.Linear, use_bias=False, dtype=dtype, dot_general=products.dot_general, rngs=rngs
+        )
         # A product, whose gradient is one, too; that of a lookup adds rows to so few others that
         # they wait for each other, which was 40 % of a step.
-        self.embedding = nnx.Linear(
-            NUM_TOKENS,
-            size.width,
-            use_bias=False,
-            dtype=dtype,
-            dot_general=products.dot_general,
-            rngs=rngs,
-        )
+        self.embedding = linear(NUM_TOKENS, size.width)
         self.positions = make_weight(rngs, size.context, size.width)
         self.blocks = nnx.List([block(size, products, dtype, rngs) for _ in range(size.layers)])
         self.norm = nnx.RMSNorm(size.width, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(
-            size.width,
-            NUM_TOKENS,
-            use_bias=False,
-            dtype=dtype,
-            dot_general=products.dot_general,
-            rngs=rngs,
-        )
+        self.head = linear(size.width, NUM_TOKENS)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Logits (batch, context, 256) of the byte that follows each."""
