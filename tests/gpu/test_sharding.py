@@ -75,6 +75,7 @@ def test_sharded_products(mesh, lhs, rhs, out, implementation, dtype):
     assert_close(grads[1], a.T @ ones, M, dtype)
 
 
+@pytest.mark.parametrize("mesh", [AxisType.Explicit], ids=str, indirect=True)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("implementation", ["wgmma", "cublaslt", None], ids=str)
 @pytest.mark.parametrize(
@@ -90,8 +91,6 @@ def test_sharded_products(mesh, lhs, rhs, out, implementation, dtype):
 def test_a_layer_with_out_sharding(mesh, x_spec, w_spec, out, implementation, dtype):
     """Bias, activation and residual once, after the sum over devices where there is one."""
     has_residual = implementation != "cublaslt"  # Its relu takes none.
-    if not mesh.are_all_axes_explicit:
-        pytest.skip("out_sharding is for explicit axes")
     x, w, bias = (draw(s, dtype, i) for i, s in enumerate([(M, K), (K, N), (N,)]))
     w, residual = w / 16, draw((M, N), dtype, 3)
 
