@@ -33,7 +33,7 @@ Status encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, int rank, c
   const cuuint32_t element_strides[] = {1, 1, 1, 1, 1};
   const CUresult result = function(map, type, rank, const_cast<void*>(data), extents, stride_bytes, box,
                                    element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return Status::ok();
   return Status::internal("cuTensorMapEncodeTiled failed with CUresult " + std::to_string(result));
 }
