@@ -44,50 +44,52 @@ WITH_EPILOGUE = frozenset(
 class Calibration:
     """What an H200 does; clocks are SM clocks, bytes a clock are of one SM."""
 
-    clocks_per_us: float = 1625.0  # of a busy tensor core, as far as power and issue let it
-    launch_us: float = 2.45  # first load and last store included
-    cluster_us: float = 0.74  # starting and ending in step
-    cluster_k_us: float = 1.3  # and waiting for what the others have of a tile
+    clocks_per_us: float = 1856.0  # of a busy tensor core, as far as power and issue let it
+    launch_us: float = 0.97
+    fill_kib_per_us: float = 67.0  # of a block's first loads, which nothing hides
+    cluster_us: float = 0.89  # starting and ending in step
+    cluster_k_us: float = 0.39  # and waiting for what the others have of a tile
     # A k block: the multiplications, reading N x K from shared memory for every 64 rows of them.
-    shared_clocks_per_row: float = 0.21
-    overhead_clocks: tuple[float, float] = (24.0, 58.0)  # ping-pong, cooperative
-    least_clocks: float = 139.0
+    shared_clocks_per_row: float = 0.362
+    overhead_clocks: tuple[float, float] = (24.0, 17.0)  # ping-pong, cooperative
+    least_clocks: float = 239.0
     # The way from L2, for one SM alone and for each when all of them load.
-    l2_bytes_per_clock: tuple[float, float] = (179.0, 73.0)
-    padding_weight: float = 2.26  # loads beyond a tile, which come as boxes of their own
-    straddling: float = 2.2  # where rows do not start on a 128-byte line, each load takes two
+    l2_bytes_per_clock: tuple[float, float] = (75.4, 55.7)
+    padding_weight: float = 1.4  # loads beyond a tile, which come as boxes of their own
+    straddling: float = 1.57  # where rows do not start on a 128-byte line, each load takes two
     # A tile: what ping-pong cannot hide, and the epilogue.
-    handover_us: float = 0.17
-    epilogue_us: float = 0.30
-    epilogue_kib_per_us: float = 140.0
-    exchange_kib_per_us: float = 60.0  # from other blocks, where a cluster splits K
+    handover_us: float = 0.357
+    epilogue_us: float = 0.20
+    epilogue_kib_per_us: float = 64.5
+    exchange_kib_per_us: float = 54.4  # from other blocks, where a cluster splits K
     # What 1024 elements take a warpgroup that its epilogue stores, reads (where they have 16 bits),
     # activates, or adds up by columns.
-    fused_stored_us: float = 0.26
+    fused_stored_us: float = 0.30
     fused_read_us: float = 0.28
-    fused_activation_us: float = 0.1
-    fused_sums_us: float = 0.48
+    fused_activation_us: float = 0.12
+    fused_sums_us: float = 0.44
     # The part of it by which ping-pong's other warpgroup is held up.
-    fused_interference: float = 0.14
-    unaligned_epilogue: float = 5.0  # times as long where rows of D are not 16-byte aligned
+    fused_interference: float = 0.10
+    unaligned_epilogue: float = 3.22  # times as long where rows of D are not 16-byte aligned
     # Memory. What several clusters read crosses between the halves of L2.
-    hbm_bytes_per_us: float = 3.9e6
-    crossing_bytes_per_us: float = 2.27e6
-    overlap: float = 3.76  # the norm that joins what overlaps
-    stage_overlap: float = 4.13  # the same inside a k block
+    hbm_bytes_per_us: float = 4.65e6
+    crossing_bytes_per_us: float = 2.75e6
+    overlap: float = 3.06  # the norm that joins what overlaps
+    stage_overlap: float = 4.84  # the same inside a k block
     # A launch that adds partial sums.
-    reduction_us: float = 0.47
-    reduction_round_us: float = 0.89  # eight splits
+    reduction_us: float = 2.08
+    reduction_round_us: float = 0.16  # eight splits
     reduction_epilogues_per_us: float = 2.4e5  # where it runs an epilogue
     # A launch that copies operands.
-    copy_us: float = 0.6
-    copy_bytes_per_us: float = 5.0e6
+    copy_us: float = 2.2
+    copy_bytes_per_us: float = 4.0e6
     # cuBLASLt, in terms of our kernels without their copies: close to them, also where TF32 would
     # make us transpose an operand; far behind where rows are not aligned.
     cublaslt: float = 1.03
     cublaslt_tf32: float = 1.06
-    cublaslt_unaligned_flops_per_us: float = 1.3e8
-    cublaslt_unaligned_bytes_per_us: float = 0.7e6
+    cublaslt_unaligned_us: float = 5.0
+    cublaslt_unaligned_flops_per_us: float = 1.0e8
+    cublaslt_unaligned_bytes_per_us: float = 0.6e6
     # Its epilogues: an activation, and what is read or written beside D.
     cublaslt_activations_per_us: float = 1.8e6
     cublaslt_epilogue_bytes_per_us: float = 5.0e6
@@ -171,7 +173,9 @@ def predict_cublaslt_us(
     c = calibration
     if any(not _is_aligned(operand) for operand in (problem.a, problem.b)):
         arithmetic = problem.flops / c.cublaslt_unaligned_flops_per_us
-        return c.launch_us + max(arithmetic, problem.bytes / c.cublaslt_unaligned_bytes_per_us)
+        return c.cublaslt_unaligned_us + max(
+            arithmetic, problem.bytes / c.cublaslt_unaligned_bytes_per_us
+        )
     bare = dataclasses.replace(problem, alpha=1.0, beta=0.0, epilogue=BARE)
     best = float(np.min(_kernel_us(bare, num_sms, _parse(names), c)))
     needs_transpose = problem.compute == "tf32" and problem.layout != "NT"
@@ -281,6 +285,7 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     reduction = reduction + c.reduction_us + c.reduction_round_us * rounds
     starts = c.launch_us + c.cluster_us * (x.cluster_m * x.cluster_n > 1)
     starts = starts + c.cluster_k_us * (x.cluster_k > 1)
+    starts = starts + loaded / 8 / c.fill_kib_per_us
     product = starts + _norm(compute, memory, c.overlap)
     return launches * product + is_summed * reduction
 

@@ -63,7 +63,7 @@ def us(p, config):
     [
         ((8192, 8192, 8192), r"(128x256|256x128|128x192|128x128)x64_c(2x1|1x2)x1_(co|pp)(_t)?"),
         ((4096, 4096, 4096), r"(128x256|256x128)x64_c\dx\dx1_co"),
-        ((512, 512, 512), r"64x64x64_c1x1x1_pp(_t)?"),
+        ((512, 512, 512), r"64x(32|64)x64_c1x1x1_pp(_t)?"),
         ((1, 6144, 4096), r"\d+x16x64_c1x1x\d_.._t(_split\d+)?"),
         ((16, 28672, 4096), r"\d+x16x64_c1x1x\d_.._t(_split\d+)?"),
         ((4096, 16, 28672), r"((64|128)x(16|64)x64|64x128x64_\w+_t)_.*"),
@@ -127,9 +127,9 @@ def test_what_it_chooses_among_measured_configs_is_near_the_fastest():
         configs = tuple(of_config)
         choice = configs[int(np.argmin(cost_model.predict_us(p, NUM_SMS, configs)))]
         losses.append(of_config[choice] / min(of_config.values()) - 1)
-    assert len(losses) >= 30
+    assert len(losses) >= 150
     assert np.mean(losses) < 0.025
-    assert max(losses) < 0.12
+    assert max(losses) < 0.2
 
 
 def fused_problem(row):
@@ -183,9 +183,10 @@ def test_what_it_chooses_among_measured_epilogues_is_near_the_fastest():
 
 
 def test_clusters_of_four_do_not_fill_the_device():
-    # 32 tiles of four SMs, measured: 13.7 us and 10.7 us.
-    p = problem(1000, 1000, 1000)
-    assert us(p, "128x64x64_c1x4x1_co") > 1.2 * us(p, "128x128x64_c1x1x1_co")
+    # 28 of four SMs run at once.
+    config = "64x64x64_c1x4x1_pp"
+    one_turn, two_turns = problem(64, 28 * 256, 4096), problem(64, 32 * 256, 4096)
+    assert us(two_turns, config) > 1.2 * us(one_turn, config)
 
 
 def test_more_work_takes_longer():
@@ -197,7 +198,7 @@ def test_more_work_takes_longer():
 
 
 def test_an_operand_that_must_be_copied_costs_its_copy():
-    config = "128x256x64_c1x2x1_co"
+    config = "128x256x64_c2x1x1_co"
     aligned, odd = problem(4096, 4096, 4096), problem(4096, 4096, 4096, pad=1)
     assert us(odd, config) > us(aligned, config) + 2 * 2 * 4096**2 * 2 / 5.2e6
 
@@ -251,7 +252,8 @@ def test_an_epilogue_runs_in_a_kernel_that_hides_it():
         assert us(bare, best(bare)) < us(fused, best(fused)) < 1.2 * us(bare, best(bare))
         cooperative = "128x256x64_c2x1x1_co"
         assert us(fused, cooperative) > us(bare, cooperative) + 1
-        assert us(fused, "256x128x64_c1x2x1_co") > 1.05 * us(bare, "256x128x64_c1x2x1_co")
+        other = "128x256x64_c1x1x1_co"
+        assert us(fused, other) > 1.05 * us(bare, other)
 
 
 def test_a_gated_product_is_one_of_twice_the_columns():

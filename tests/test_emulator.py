@@ -89,7 +89,7 @@ MISTAKES = {
 }
 
 
-PING_PONG, SPLIT = "128x128x64_c2x1x1_pp", "128x128x64_c1x1x2_co"
+PING_PONG, SPLIT = "128x128x64_c2x1x1_pp", "128x64x64_c1x1x2_co"
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,8 @@ def test_residues_mod_8(config, layout):
 
 
 @pytest.mark.parametrize(
-    "config", [*RESIDUE_CONFIGS, "128x128x64_c1x2x2_co", "128x16x64_c1x1x4_co_t"]
+    "config",
+    [*RESIDUE_CONFIGS, "64x64x64_c1x1x2_pp", "64x64x64_c1x4x1_pp", "128x16x64_c1x1x4_co_t"],
 )
 def test_twenty_runs_from_four_threads_agree_bit_for_bit(config):
     types = Types("bf16", "bf16", "f32")
