@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jax_tcgemm import selection, tuning
 from jax_tcgemm.explain import explain
-from jax_tcgemm.measuring import Measurement, contenders, measure
+from jax_tcgemm.measuring import Measurement, contenders, measure, start_up
 from jax_tcgemm.problem import Problem
 
 BUDGET_S = 5.0
@@ -274,7 +274,9 @@ def tune_problems(
     )
     found = []
     with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
-        task = bar.add_task("", total=len(problems))
+        task = bar.add_task("starting", total=len(problems))
+        if problems:
+            start_up(device)
         for problem in problems:
             bar.update(task, description=f"tuning {problem}")
             before = selection.select("autotune", problem, device)

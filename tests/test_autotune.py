@@ -315,6 +315,25 @@ def test_the_model_ranks_what_is_measured(fake_cuda):
     assert ("xla", "default") not in without
 
 
+def test_a_slow_contender_is_left_out_but_for_the_one_to_compare_with():
+    def sleeper(seconds):
+        def function(x):
+            time.sleep(seconds)
+            return x
+
+        return timing.Runnable(f"sleep/{seconds}", "", function)
+
+    def fails(x):
+        raise RuntimeError("no such kernel")
+
+    sleepers = [sleeper(0.02), sleeper(0.001), sleeper(0.03)]
+    runnables = [*sleepers, timing.Runnable("fails/always", "", fails)]
+    alive, seconds = measuring._warm_up(runnables, [jnp.ones(1)], time.perf_counter() + 60)
+    assert [r.name for r in alive] == ["sleep/0.02", "sleep/0.001"]
+    assert seconds["sleep/0.03"] > seconds["sleep/0.001"]
+    assert "fails/always" not in seconds
+
+
 # --- regret and the command ---------------------------------------------------------------------
 
 
@@ -333,8 +352,10 @@ def test_regret_is_against_the_best():
     best, chosen = (measuring.Measurement("host", name, us) for name, us in (("a", 2), ("b", 3)))
     tuned = autotune_module.Tuned(problem, best, chosen, (best, chosen))
     assert regret(tuned) == 0.5
-    table, summary = regret_table([tuned])
-    assert "max 50.0 %; 0 of 1 within 5 %" in summary
+    failed = autotune_module.Tuned(problem, best, None, (best,))
+    table, summary = regret_table([failed, tuned])
+    assert "max 50.0 %; 0 of 1 within 5 %; 1 choices did not run" in summary
+    assert regret_table([failed])[1] == "regret: none of the 1 choices ran"
     out = io.StringIO()
     Console(width=120, file=out).print(table)
     assert "host/b" in out.getvalue()
