@@ -2,12 +2,12 @@
 
 A persistent grid of one block for each SM (or of as many clusters as fit) walks the output tiles:
 
-    time = launch + max~(compute, memory) + partial sums + copies of operands
+    time = launch + first loads + max~(compute, memory) + partial sums + copies of operands
 
 where max~ is a norm, a little more than the larger. `compute` is the waves of tiles, each as long
 as its k blocks take the tensor cores or the way from L2, whichever is slower; `memory` is what
-HBM has to move. The constants in `Calibration` were fitted to measured times of the fastest five
-configs of 40 problems; docs/tuning.md says what the model gets right and what it cannot know.
+HBM has to move. The constants in `Calibration` were fitted to measured times of 164 problems;
+docs/tuning.md says what the model gets right and what it cannot know.
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ class Calibration:
     cublaslt_activations_per_us: float = 1.8e6
     cublaslt_epilogue_bytes_per_us: float = 5.0e6
     # XLA's own kernels for a few rows.
-    xla_launch_us: float = 2.6
+    xla_launch_us: float = 2.8
     xla_bytes_per_us: float = 4.65e6
 
 
@@ -188,7 +188,7 @@ def predict_cublaslt_us(
 def predict_xla_us(problem: Problem, calibration: Calibration = H200) -> float | None:
     """Microseconds of XLA's own dot where it is known to be fast: a few rows of 16-bit elements.
 
-    It streams B, which is all there is to do, faster than tiles can.
+    It streams B, which is all there is to do, if rows are aligned.
 
     Args:
       problem: one that `models` knows.
@@ -197,9 +197,10 @@ def predict_xla_us(problem: Problem, calibration: Calibration = H200) -> float |
     Returns:
       The time, or None elsewhere.
     """
-    if problem.m > 8 or problem.batch > 1 or problem.compute == "tf32":
+    p = problem
+    if p.m > 8 or p.batch > 1 or p.compute == "tf32" or not (_is_aligned(p.a) and _is_aligned(p.b)):
         return None
-    return calibration.xla_launch_us + problem.bytes / calibration.xla_bytes_per_us
+    return calibration.xla_launch_us + p.bytes / calibration.xla_bytes_per_us
 
 
 def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndarray:

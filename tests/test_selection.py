@@ -108,11 +108,13 @@ def test_the_cost_model_chooses_and_says_so(fake_wgmma):
 
 
 def test_a_few_rows_are_left_to_xla(fake_wgmma):
-    """Which streams the weights faster; a choice by name stands."""
+    """If rows are aligned; a choice by name stands."""
     wide = Operand("bf16", False, 4096)
     few = {"m": 1, "n": 4096, "k": 4096, "a": wide, "b": wide}
     assert choose(**few).implementation == "xla"
     assert choose(**few | {"m": 9}).implementation == "wgmma"
+    odd = Operand("bf16", False, 4098)
+    assert choose(**few | {"b": odd}).implementation == "wgmma"
     assert selection.select("matmul", problem(**few), GPU, "wgmma").config == WGMMA[2]
 
 

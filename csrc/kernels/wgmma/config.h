@@ -40,6 +40,7 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("192x176x64_c1x1x1_co", 192, 176, 1, 1, 1, false, false, false)  \
   X("192x176x64_c1x2x1_co_t", 192, 176, 1, 2, 1, false, true, false) \
   X("128x256x64_c1x1x1_co", 128, 256, 1, 1, 1, false, false, false)  \
+  X("128x256x64_c1x2x1_co", 128, 256, 1, 2, 1, false, false, false)  \
   X("128x256x64_c1x1x1_co_t", 128, 256, 1, 1, 1, false, true, false) \
   X("128x224x64_c2x1x1_co_t", 128, 224, 2, 1, 1, false, true, false) \
   X("192x128x64_c1x1x1_co", 192, 128, 1, 1, 1, false, false, false)  \
