@@ -44,24 +44,24 @@ WITH_EPILOGUE = frozenset(
 class Calibration:
     """What an H200 does; clocks are SM clocks, bytes a clock are of one SM."""
 
-    clocks_per_us: float = 1856.0  # of a busy tensor core, as far as power and issue let it
-    launch_us: float = 0.97
-    fill_kib_per_us: float = 67.0  # of a block's first loads, which nothing hides
+    clocks_per_us: float = 1830.0  # of a busy tensor core, as far as power and issue let it
+    launch_us: float = 0.99
+    fill_kib_per_us: float = 53.0  # of a block's first loads, which nothing hides
     cluster_us: float = 0.89  # starting and ending in step
-    cluster_k_us: float = 0.39  # and waiting for what the others have of a tile
+    cluster_k_us: float = 0.41  # and waiting for what the others have of a tile
     # A k block: the multiplications, reading N x K from shared memory for every 64 rows of them.
-    shared_clocks_per_row: float = 0.362
-    overhead_clocks: tuple[float, float] = (24.0, 17.0)  # ping-pong, cooperative
-    least_clocks: float = 239.0
+    shared_clocks_per_row: float = 0.343
+    overhead_clocks: tuple[float, float] = (26.8, 15.1)  # ping-pong, cooperative
+    least_clocks: float = 234.0
     # The way from L2, for one SM alone and for each when all of them load.
-    l2_bytes_per_clock: tuple[float, float] = (75.4, 55.7)
-    padding_weight: float = 1.4  # loads beyond a tile, which come as boxes of their own
-    straddling: float = 1.57  # where rows do not start on a 128-byte line, each load takes two
+    l2_bytes_per_clock: tuple[float, float] = (90.1, 64.7)
+    padding_weight: float = 1.29  # loads beyond a tile, which come as boxes of their own
+    straddling: float = 1.67  # where rows do not start on a 128-byte line, each load takes two
     # A tile: what ping-pong cannot hide, and the epilogue.
-    handover_us: float = 0.357
-    epilogue_us: float = 0.20
-    epilogue_kib_per_us: float = 64.5
-    exchange_kib_per_us: float = 54.4  # from other blocks, where a cluster splits K
+    handover_us: float = 0.362
+    epilogue_us: float = 0.222
+    epilogue_kib_per_us: float = 72.0
+    exchange_kib_per_us: float = 54.9  # from other blocks, where a cluster splits K
     # What 1024 elements take a warpgroup that its epilogue stores, reads (where they have 16 bits),
     # activates, or adds up by columns.
     fused_stored_us: float = 0.30
@@ -70,19 +70,19 @@ class Calibration:
     fused_sums_us: float = 0.44
     # The part of it by which ping-pong's other warpgroup is held up.
     fused_interference: float = 0.10
-    unaligned_epilogue: float = 3.22  # times as long where rows of D are not 16-byte aligned
+    unaligned_epilogue: float = 3.48  # times as long where rows of D are not 16-byte aligned
     # Memory. What several clusters read crosses between the halves of L2.
-    hbm_bytes_per_us: float = 4.65e6
-    crossing_bytes_per_us: float = 2.75e6
-    overlap: float = 3.06  # the norm that joins what overlaps
-    stage_overlap: float = 4.84  # the same inside a k block
+    hbm_bytes_per_us: float = 4.54e6
+    crossing_bytes_per_us: float = 2.5e6
+    overlap: float = 2.84  # the norm that joins what overlaps
+    stage_overlap: float = 4.59  # the same inside a k block
     # A launch that adds partial sums.
-    reduction_us: float = 2.08
-    reduction_round_us: float = 0.16  # eight splits
+    reduction_us: float = 1.95
+    reduction_round_us: float = 0.142  # eight splits
     reduction_epilogues_per_us: float = 2.4e5  # where it runs an epilogue
     # A launch that copies operands.
-    copy_us: float = 2.2
-    copy_bytes_per_us: float = 4.0e6
+    copy_us: float = 2.26
+    copy_bytes_per_us: float = 3.9e6
     # cuBLASLt, in terms of our kernels without their copies: close to them, also where TF32 would
     # make us transpose an operand; far behind where rows are not aligned.
     cublaslt: float = 1.03

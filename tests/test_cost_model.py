@@ -61,8 +61,8 @@ def us(p, config):
 @pytest.mark.parametrize(
     ("extents", "expected"),
     [
-        ((8192, 8192, 8192), r"(128x256|256x128|128x192|128x128)x64_c(2x1|1x2)x1_(co|pp)(_t)?"),
-        ((4096, 4096, 4096), r"(128x256|256x128)x64_c\dx\dx1_co"),
+        ((8192, 8192, 8192), r"128x(128|192|224|256)x64_c(2x1|1x2)x1_(co|pp)(_t)?"),
+        ((4096, 4096, 4096), r"128x256x64_c\dx\dx1_co"),
         ((512, 512, 512), r"64x(32|64)x64_c1x1x1_pp(_t)?"),
         ((1, 6144, 4096), r"\d+x16x64_c1x1x\d_.._t(_split\d+)?"),
         ((16, 28672, 4096), r"\d+x16x64_c1x1x\d_.._t(_split\d+)?"),
@@ -129,7 +129,7 @@ def test_what_it_chooses_among_measured_configs_is_near_the_fastest():
         losses.append(of_config[choice] / min(of_config.values()) - 1)
     assert len(losses) >= 150
     assert np.mean(losses) < 0.025
-    assert max(losses) < 0.2
+    assert max(losses) < 0.25
 
 
 def fused_problem(row):

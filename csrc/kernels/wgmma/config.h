@@ -52,24 +52,19 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("128x128x64_c1x2x1_pp", 128, 128, 1, 2, 1, true, false, true)    \
   X("128x128x64_c2x1x1_co", 128, 128, 2, 1, 1, false, false, false)  \
   X("128x128x64_c2x1x1_pp", 128, 128, 2, 1, 1, true, false, true)    \
-  X("128x128x64_c4x2x1_co", 128, 128, 4, 2, 1, false, false, false)  \
   X("64x256x64_c1x1x1_pp", 64, 256, 1, 1, 1, true, false, false)     \
   X("192x80x64_c1x2x1_co_t", 192, 80, 1, 2, 1, false, true, false)   \
-  X("128x112x64_c2x1x1_co_t", 128, 112, 2, 1, 1, false, true, false) \
   X("64x192x64_c2x1x1_pp", 64, 192, 2, 1, 1, true, false, false)     \
   X("128x64x64_c1x1x1_pp", 128, 64, 1, 1, 1, true, false, true)      \
   X("128x64x64_c1x1x2_co", 128, 64, 1, 1, 2, false, false, false)    \
-  X("128x64x64_c2x1x1_pp", 128, 64, 2, 1, 1, true, false, false)     \
   X("64x128x64_c1x1x1_pp", 64, 128, 1, 1, 1, true, false, true)      \
   X("64x128x64_c1x1x1_pp_t", 64, 128, 1, 1, 1, true, true, false)    \
   X("64x128x64_c2x1x1_pp", 64, 128, 2, 1, 1, true, false, false)     \
-  X("64x96x64_c2x1x1_pp", 64, 96, 2, 1, 1, true, false, false)       \
   X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)        \
   X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true, false)      \
   X("64x64x64_c1x1x2_pp", 64, 64, 1, 1, 2, true, false, false)       \
   X("64x64x64_c2x1x1_pp", 64, 64, 2, 1, 1, true, false, false)       \
   X("64x64x64_c1x4x1_pp", 64, 64, 1, 4, 1, true, false, false)       \
-  X("128x16x64_c1x1x1_co_t", 128, 16, 1, 1, 1, false, true, false)   \
   X("128x16x64_c1x1x4_co_t", 128, 16, 1, 1, 4, false, true, false)   \
   X("64x32x64_c1x1x1_pp_t", 64, 32, 1, 1, 1, true, true, false)      \
   X("64x16x64_c1x1x1_pp_t", 64, 16, 1, 1, 1, true, true, false)      \
