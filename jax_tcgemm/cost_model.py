@@ -171,7 +171,7 @@ def predict_cublaslt_us(
       calibration: the device's constants.
     """
     c = calibration
-    if any(not _is_aligned(operand) for operand in (problem.a, problem.b)):
+    if not _operands_are_aligned(problem):
         arithmetic = problem.flops / c.cublaslt_unaligned_flops_per_us
         return c.cublaslt_unaligned_us + max(
             arithmetic, problem.bytes / c.cublaslt_unaligned_bytes_per_us
@@ -198,7 +198,7 @@ def predict_xla_us(problem: Problem, calibration: Calibration = H200) -> float |
       The time, or None elsewhere.
     """
     p = problem
-    if p.m > 8 or p.batch > 1 or p.compute == "tf32" or not (_is_aligned(p.a) and _is_aligned(p.b)):
+    if p.m > 8 or p.batch > 1 or p.compute == "tf32" or not _operands_are_aligned(p):
         return None
     return calibration.xla_launch_us + p.bytes / calibration.xla_bytes_per_us
 
@@ -286,7 +286,7 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     reduction = reduction + c.reduction_us + c.reduction_round_us * rounds
     starts = c.launch_us + c.cluster_us * (x.cluster_m * x.cluster_n > 1)
     starts = starts + c.cluster_k_us * (x.cluster_k > 1)
-    starts = starts + loaded / 8 / c.fill_kib_per_us
+    starts = starts + 128 * loaded / 1024 / c.fill_kib_per_us
     product = starts + _norm(compute, memory, c.overlap)
     return launches * product + is_summed * reduction
 
@@ -323,6 +323,10 @@ def _copy_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
     copied_a, copied_b = _copied(p, x)
     copied_bytes = copied_a * p.a_bytes + copied_b * p.b_bytes
     return (copied_bytes > 0) * c.copy_us + 2 * copied_bytes / c.copy_bytes_per_us
+
+
+def _operands_are_aligned(p: Problem) -> bool:
+    return _is_aligned(p.a) and _is_aligned(p.b)
 
 
 def _is_aligned(operand: Operand) -> bool:

@@ -187,21 +187,17 @@ def _warm_up(runnables, operands, deadline) -> tuple[list, dict[str, float]]:
         with contextlib.suppress(Exception):
             # The first call also loads what it needs, unless it takes so long that this is nothing;
             # the host may hold up either of the others.
-            for call in range(3):
+            times = []
+            for _ in range(3):
                 start = time.perf_counter()
                 jax.block_until_ready(runnable.function(*operands))
-                elapsed = time.perf_counter() - start
-                seconds[runnable.name] = (
-                    min(elapsed, seconds[runnable.name]) if call > 1 else elapsed
-                )
-                if elapsed > _SLOW_S:
+                times.append(time.perf_counter() - start)
+                if times[-1] > _SLOW_S:
                     break
+            seconds[runnable.name] = min(times[1:] or times)
     limit = _FAR_BEHIND * min(seconds.values(), default=0.0)
-    first = runnables[0].name if runnables else ""
-    alive = [
-        r for r in runnables if r.name in seconds and (r.name == first or seconds[r.name] <= limit)
-    ]
-    return alive, seconds
+    ran = [(i, r) for i, r in enumerate(runnables) if r.name in seconds]
+    return [r for i, r in ran if i == 0 or seconds[r.name] <= limit], seconds
 
 
 def _function(problem: Problem, implementation: str, config: str):

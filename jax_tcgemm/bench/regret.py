@@ -85,7 +85,7 @@ def regret(tuned: Tuned) -> float:
 def regret_table(found: Sequence[Tuned]) -> tuple[Table, str]:
     """A table of all problems, the worst first, and one line that sums it up."""
     table = Table("problem", "chosen", "us", "best", "us", "regret")
-    for tuned in sorted(found, key=lambda t: -np.nan_to_num(regret(t), nan=np.inf)):
+    for tuned in sorted(found, key=lambda t: (t.before is not None, -regret(t))):
         best, chosen = tuned.measured[0], tuned.before
         table.add_row(
             str(tuned.problem),
@@ -95,13 +95,14 @@ def regret_table(found: Sequence[Tuned]) -> tuple[Table, str]:
             f"{best.us:.4g}",
             f"{100 * regret(tuned):.1f} %",
         )
-    values = np.array([regret(tuned) for tuned in found])
-    failed, values = int(np.isnan(values).sum()), values[~np.isnan(values)]
-    if not values.size:
+    values = [regret(tuned) for tuned in found if tuned.before is not None]
+    failed = len(found) - len(values)
+    if not values:
         return table, f"regret: none of the {failed} choices ran"
+    within = sum(value <= 0.05 for value in values)
     summary = (
-        f"regret on {values.size} problems: median {100 * np.median(values):.1f} %, "
+        f"regret on {len(values)} problems: median {100 * np.median(values):.1f} %, "
         f"mean {100 * np.mean(values):.1f} %, max {100 * np.max(values):.1f} %; "
-        f"{np.sum(values <= 0.05)} of {values.size} within 5 %"
+        f"{within} of {len(values)} within 5 %"
     )
     return table, summary + (f"; {failed} choices did not run" if failed else "")
