@@ -13,6 +13,7 @@ import jax
 
 from jax_tcgemm import _build, _modules
 from jax_tcgemm.problem import Operand, Problem
+from jax_tcgemm.selection import listed
 from jax_tcgemm.tensor import cutensor
 from jax_tcgemm.tensor.contract import ALGORITHMS
 
@@ -95,7 +96,7 @@ class Info:
                 entry.name,
                 entry.platform,
                 "yes" if entry.available else "no",
-                Text(" ".join(entry.configs) if entry.available else entry.reason),
+                Text(listed(entry.configs, " ") if entry.available else entry.reason),
             )
         plans = ", ".join(f"{name} {count}" for name, count in self.plan_cache.items())
         return Group(versions, "", gpus, "", implementations, "", f"Plans of cuTENSOR: {plans}")

@@ -12,7 +12,7 @@ import functools
 import os
 import platform as host_platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jax_tcgemm import _modules, cost_model, tuning
 from jax_tcgemm.debug import switch
@@ -157,9 +157,20 @@ def check_names(
     configs = _configs(implementation, kind)
     if config is not None and configs and config not in configs:
         raise ValueError(
-            f"{op}: config must be one of {', '.join(configs)} for {implementation}, "
+            f"{op}: config must be one of {listed(configs, ', ')} for {implementation}, "
             f"got {config=}; None selects the best one"
         )
+
+
+def listed(configs: Sequence[str], separator: str) -> str:
+    """Configs as text; those that are others with K split are not said one by one."""
+    bases = [config for config in configs if "_split" not in config]
+    parts = dict.fromkeys(
+        config.rpartition("_split")[2] for config in configs if "_split" in config
+    )
+    return separator.join(bases) + (
+        f", each also with _split and {', '.join(parts)}" if parts else ""
+    )
 
 
 def candidates(problem: AnyProblem, device: Device) -> tuple[Candidate, ...]:
@@ -340,7 +351,7 @@ def _modelled(problem: AnyProblem, device: Device, considered) -> tuple[Candidat
 def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candidate, float | None]]:
     """The candidates that can run, best first, each with its predicted time where there is one.
 
-    Those with a prediction, wgmma, cuBLASLt beside it and XLA for a few rows, come first; on CUDA
+    Those with a prediction, wgmma, cuBLASLt beside it and XLA for one row, come first; on CUDA
     the others follow in the order of _CUDA_PREFERENCE, and within one implementation in the order
     of its configs.
     """
@@ -453,7 +464,7 @@ def _configs(implementation: str, kind: str = "gemm") -> tuple[str, ...]:
 def _considered(
     implementation: str, configs: tuple[str, ...], problem: AnyProblem, device: Device
 ) -> tuple[Candidate, ...]:
-    """Configs of one implementation, each with the rule that stops it, "" when none does."""
+    """One config of an implementation, or all, each with the rule that stops it, "" for none."""
     platform, reason = _PLATFORM_OF[implementation], ""
     if platform != device.platform:
         reason = f"it runs on {platform}, not on {device.platform}"
@@ -463,9 +474,12 @@ def _considered(
         reason = _modules.cublaslt_reason()
     if reason:
         return tuple(Candidate(implementation, config, reason) for config in configs)
-    reject = _queries(implementation, problem.kind).reject
+    module = _queries(implementation, problem.kind)
     queries = (problem.query(), device.query())
+    if len(configs) == 1:
+        reasons = [module.reject(implementation, configs[0], *queries)]
+    else:
+        reasons = module.rejections(implementation, *queries)
     return tuple(
-        Candidate(implementation, config, reject(implementation, config, *queries))
-        for config in configs
+        Candidate(implementation, config, why) for config, why in zip(configs, reasons, strict=True)
     )

@@ -171,6 +171,9 @@ def fake_cuda(monkeypatch):
             workspace_bytes=lambda name, config, problem, device: 256,
         ),
     )
+    module.rejections = lambda name, problem, device: [
+        module.reject(name, config, problem, device) for config in module.implementations()[name]
+    ]
     monkeypatch.setattr(_modules, "cuda", module)
     monkeypatch.delitem(_modules._reasons, "cuda", raising=False)
     monkeypatch.setattr(_modules, "cuda_device", lambda: None)

@@ -1,6 +1,7 @@
 // The interface shared by hand-written kernels, vendor libraries and the host implementation.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -39,6 +40,11 @@ class ImplementationOf {
   // Every config that can be forced by name; the first is the default.
   virtual const std::vector<std::string>& configs() const = 0;
 
+  // Whether `config` is one of them.
+  virtual bool has_config(std::string_view config) const {
+    return std::find(configs().begin(), configs().end(), config) != configs().end();
+  }
+
   // Empty when `config` runs `problem` exactly on `device`; else the rule that stops it, as a
   // phrase that reads after "<name> cannot run this: ". `problem` has passed check_problem().
   virtual std::string reject(const Problem& problem, const Device& device, std::string_view config) const = 0;
@@ -76,14 +82,6 @@ const ImplementationOf<Problem, Buffers>* find_implementation(
     if (name == implementation->name()) return implementation;
   }
   return nullptr;
-}
-
-template <typename Problem, typename Buffers>
-bool has_config(const ImplementationOf<Problem, Buffers>& implementation, std::string_view config) {
-  for (const std::string& known : implementation.configs()) {
-    if (known == config) return true;
-  }
-  return false;
 }
 
 }  // namespace tcgemm

@@ -54,7 +54,7 @@ xla::ffi::Error launch_checked(const ImplementationsOf<Problem, Buffers>& implem
     return invalid("implementation " + std::string(implementation_name) + " is not part of this build");
   }
   const std::string name = implementation->name();
-  if (!has_config(*implementation, config)) return invalid(name + " has no config " + std::string(config));
+  if (!implementation->has_config(config)) return invalid(name + " has no config " + std::string(config));
   if (std::string reason = implementation->reject(problem, device, config); !reason.empty()) {
     return invalid(name + " cannot run this: " + reason);
   }

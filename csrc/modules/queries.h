@@ -140,11 +140,24 @@ void define_queries(nb::module_& module, const ImplementationsOf<Problem, Buffer
       "reject",
       [&all, problem_from](const std::string& name, const std::string& config, nb::dict problem, nb::dict device) {
         const auto& implementation = implementation_from<Problem, Buffers>(all, name);
-        if (!has_config(implementation, config)) return "it has no config " + config;
+        if (!implementation.has_config(config)) return "it has no config " + config;
         return implementation.reject(problem_from(problem), device_from(device), config);
       },
       nb::arg("implementation"), nb::arg("config"), nb::arg("problem"), nb::arg("device"),
       "The rule that stops this implementation from running the problem; empty when none does.");
+  module.def(
+      "rejections",
+      [&all, problem_from](const std::string& name, nb::dict problem, nb::dict device) {
+        const auto& implementation = implementation_from<Problem, Buffers>(all, name);
+        const Problem described = problem_from(problem);
+        const Device queried = device_from(device);
+        std::vector<std::string> reasons;
+        for (const std::string& config : implementation.configs()) {
+          reasons.push_back(implementation.reject(described, queried, config));
+        }
+        return reasons;
+      },
+      nb::arg("implementation"), nb::arg("problem"), nb::arg("device"), "What reject() says of each config in turn.");
   module.def(
       "workspace_bytes",
       [&all, problem_from](const std::string& name, const std::string& config, nb::dict problem, nb::dict device) {

@@ -164,7 +164,7 @@ std::string run(const Fields& f, const Named<Problem, Buffers>& implementations,
   if (found == implementations.end()) return "unknown implementation: " + f.text("implementation");
   const ImplementationOf<Problem, Buffers>& implementation = *found->second();
   const std::string& config = f.text("config");
-  if (!has_config(implementation, config)) return "it has no config " + config;
+  if (!implementation.has_config(config)) return "it has no config " + config;
 
   emulator::Machine& machine = emulator::Machine::get();
   machine.options.seed = static_cast<uint64_t>(f.integer("seed"));
