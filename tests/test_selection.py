@@ -107,15 +107,15 @@ def test_the_cost_model_chooses_and_says_so(fake_wgmma):
     assert choose(m=16, n=4096, k=4096, a=wide, b=wide).config == WGMMA[2]
 
 
-def test_a_few_rows_are_left_to_xla(fake_wgmma):
-    """If rows are aligned; a choice by name stands."""
+def test_one_row_is_left_to_xla(fake_wgmma):
+    """Wherever rows start; a choice by name stands."""
     wide = Operand("bf16", False, 4096)
-    few = {"m": 1, "n": 4096, "k": 4096, "a": wide, "b": wide}
-    assert choose(**few).implementation == "xla"
-    assert choose(**few | {"m": 9}).implementation == "wgmma"
+    row = {"m": 1, "n": 4096, "k": 4096, "a": wide, "b": wide}
+    assert choose(**row).implementation == "xla"
+    assert choose(**row | {"m": 2}).implementation == "wgmma"
     odd = Operand("bf16", False, 4098)
-    assert choose(**few | {"b": odd}).implementation == "wgmma"
-    assert selection.select("matmul", problem(**few), GPU, "wgmma").config == WGMMA[2]
+    assert choose(**row | {"b": odd}).implementation == "xla"
+    assert selection.select("matmul", problem(**row), GPU, "wgmma").config == WGMMA[2]
 
 
 def test_the_cost_model_respects_rejections(fake_wgmma):
