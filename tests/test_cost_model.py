@@ -18,16 +18,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIG_H = REPOSITORY / "csrc" / "kernels" / "wgmma" / "config.h"
 MEASURED = REPOSITORY / "benchmarks" / "results" / "h200-wgmma-configs.csv"
 MEASURED_FUSED = MEASURED.with_name("h200-fused-configs.csv")
+WGMMA_CC = CONFIG_H.with_name("wgmma.cc")
 BASES = re.findall(r'^  X\("([^"]+)"', CONFIG_H.read_text(encoding="utf-8"), re.MULTILINE)
-CONFIGS = tuple(
-    BASES
-    + [
-        f"{base}_split{splits}"
-        for base in BASES
-        if re.search(r"_c\dx\dx1_", base)
-        for splits in (2, 3, 4, 6, 8, 16, 32, 64, 128)
-    ]
+SPLITS = re.findall(
+    r"\d+", re.search(r"kSplits\[\] = \{(.*?)\}", WGMMA_CC.read_text("utf-8"), re.DOTALL)[1]
 )
+CONFIGS = (*BASES, *(f"{base}_split{splits}" for base in BASES for splits in SPLITS))
 NUM_SMS = 132
 
 
@@ -67,7 +63,7 @@ def us(p, config):
         ((1, 6144, 4096), r"\d+x16x64_c1x1x\d_.._t(_split\d+)?"),
         ((16, 28672, 4096), r"\d+x16x64_c1x1x\d_.._t(_split\d+)?"),
         ((4096, 16, 28672), r"((64|128)x(16|64)x64|64x128x64_\w+_t)_.*"),
-        ((128, 128, 65536), r"\d+x\d+x64_.*_split(8|16|32)"),
+        ((128, 128, 65536), r"\d+x\d+x64_.*_split\d\d"),
         ((3072, 3072, 3072), r"(128x192|192x192|128x144)x64_.*"),
         ((128, 4096, 7168), r"(128x64|64x64|64x128)x64_.*"),
     ],
@@ -79,6 +75,7 @@ def test_what_is_preferred(extents, expected):
 
 def test_every_config_of_the_kernels_is_understood():
     assert len(BASES) > 10
+    assert len(SPLITS) > 10
     assert cost_model.models(problem(64, 64, 64), CONFIGS)
     assert not cost_model.models(problem(64, 64, 64), ("small", "large"))
     assert not cost_model.models(problem(64, 64, 64, dtype="f64"), CONFIGS)

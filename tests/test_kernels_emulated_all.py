@@ -51,7 +51,7 @@ def test_wgmma(dtype, tmp_path):
         configs("wgmma/config.h", "TCGEMM_WGMMA_CONFIGS"),
     )
     for i, (case, layout, split, out, config) in enumerate(everything):
-        if i % 7 or (split and re.search(r"_c\dx\dx[2-9]_", config)):
+        if i % 7:
             continue
         how = {"implementation": "wgmma", "config": config + split, "seed": i, "num_sms": 4 + i % 5}
         check(emulator, Types(inputs, out, compute), layout, case, **how)

@@ -71,6 +71,19 @@ __device__ __forceinline__ void store_floats(const float (&values)[kCount], void
   });
 }
 
+// D = values + beta * C. Changes the values.
+template <int kCount>
+__device__ __forceinline__ void add_c_and_store(float (&values)[kCount], FloatType type, float beta, const void* c,
+                                                void* d, int64_t offset, int count, bool vectors) {
+  if (beta != 0.0f) {
+    float source[kCount];
+    load_floats(source, c, type, offset, count, vectors);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] += beta * source[i];
+  }
+  store_floats(values, d, type, offset, count, vectors);
+}
+
 // The values move down by kBy places, the first ones to the end.
 template <int kBy, int kCount>
 __device__ __forceinline__ void rotate(float (&x)[kCount]) {
@@ -204,13 +217,7 @@ struct Fused {
   template <int kCount>
   __device__ __forceinline__ void add_c_and_store(float (&values)[kCount], int64_t offset, int count,
                                                   bool whole) const {
-    if (beta != 0.0f) {
-      float source[kCount];
-      load_floats(source, c, type, offset, count, whole);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) values[i] += beta * source[i];
-    }
-    store_floats(values, d, type, offset, count, whole);
+    epilogue::add_c_and_store(values, type, beta, c, d, offset, count, whole);
   }
 };
 

@@ -146,9 +146,11 @@ def test_config(name, config, types, layouts):
 
 @pytest.mark.parametrize(("name", "base"), SPLIT_RUNS)
 def test_split_configs(name, base):
-    """All numbers of parts; types and layouts take turns."""
+    """Numbers of parts, of very many some for each base; types and layouts take turns."""
     kinds = [types for types in ALL_TYPES if accepted_layouts(name, base, types)]
     splits = [config for config in BY_NAME[name] if split_base(config) == base]
+    step = max(len(splits) // 9, 1)
+    splits = splits[BY_NAME[name].index(base) % step :: step]
     for split_idx, config in enumerate(splits):
         types = kinds[split_idx % len(kinds)]
         inputs = [

@@ -50,16 +50,9 @@ struct Floats {
   template <int kCount>
   __device__ __forceinline__ void store(float (&sums)[kCount], float (&)[kCount], int64_t, int64_t, int64_t n_idx,
                                         int count) const {
-    const bool whole = vectors && count == kCount;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sums[i] *= alpha;
-    if (beta != 0.0f) {
-      float source[kCount];
-      epilogue::load_floats(source, c, type, n_idx, count, whole);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i] += beta * source[i];
-    }
-    epilogue::store_floats(sums, d, type, n_idx, count, whole);
+    epilogue::add_c_and_store(sums, type, beta, c, d, n_idx, count, vectors && count == kCount);
   }
 };
 

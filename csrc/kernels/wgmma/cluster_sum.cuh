@@ -28,8 +28,7 @@ class ClusterSum {
       : full_(first_barrier(shared) + consumer),
         empty_(full_ + Config::kConsumers),
         received_(shared + T::kPartialOffset + (kShares == 1 ? 0 : consumer * (kRanks - 1) * kShareBytes)),
-        rank_(cta_rank / Config::kSharers),
-        sharer_(cta_rank % Config::kSharers),
+        rank_(cta_rank),
         owner_(consumer * kRanks / Config::kConsumers) {}
 
   // By one thread of the block, before the cluster's first barrier.
@@ -80,7 +79,7 @@ class ClusterSum {
       });
     }
     ptx::named_barrier_sync(barrier_id, 128);
-    if (thread_idx < kRanks && thread_idx != rank_) ptx::mbarrier_arrive_remote(empty_, block_of(thread_idx));
+    if (thread_idx < kRanks && thread_idx != rank_) ptx::mbarrier_arrive_remote(empty_, thread_idx);
     return true;
   }
 
@@ -95,8 +94,6 @@ class ClusterSum {
   static __device__ __forceinline__ uint64_t* first_barrier(uint8_t* shared) {
     return reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset) + 2 * T::kStages + Config::kConsumers;
   }
-
-  __device__ __forceinline__ uint32_t block_of(int rank) const { return rank * Config::kSharers + sharer_; }
 
   // The share of block `rank`, by an index that the compiler knows.
   static __device__ __forceinline__ void take(const float (&acc)[T::kBlocksM][Config::kTileN / 2],
@@ -124,9 +121,8 @@ class ClusterSum {
   __device__ __forceinline__ void send(float (&share)[T::kBlocksM][Share::kTileN / 2], int target,
                                        int thread_idx) const {
     const int slot = rank_ < target ? rank_ : rank_ - 1;
-    const uint32_t to =
-        ptx::mapa(ptx::shared_address(received_ + slot * kShareBytes) + thread_idx * 16, block_of(target));
-    const uint32_t barrier = ptx::mapa(ptx::shared_address(full_), block_of(target));
+    const uint32_t to = ptx::mapa(ptx::shared_address(received_ + slot * kShareBytes) + thread_idx * 16, target);
+    const uint32_t barrier = ptx::mapa(ptx::shared_address(full_), target);
     for_each_four(share,
                   [&](const float* x, int i) { ptx::st_async_v4(to + i * 2048, x[0], x[1], x[2], x[3], barrier); });
   }
@@ -134,7 +130,7 @@ class ClusterSum {
   uint64_t* const full_;
   uint64_t* const empty_;
   uint8_t* const received_;
-  const int rank_, sharer_, owner_;  // ranks among the blocks that have our tile
+  const int rank_, owner_;  // in the cluster
   uint32_t phase_ = 0;
 };
 

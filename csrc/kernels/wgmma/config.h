@@ -16,12 +16,13 @@ struct Config {
   static constexpr int kTileM = kTileM_, kTileN = kTileN_;
   static constexpr int kClusterM = kClusterM_, kClusterN = kClusterN_, kClusterK = kClusterK_;
   static constexpr int kClusterSize = kClusterM * kClusterN * kClusterK;
-  static constexpr int kSharers = kClusterM * kClusterN;  // blocks of a cluster that have the same part of K
+  static constexpr int kSharers = kClusterM * kClusterN;  // blocks of a cluster, where it does not split K
   static constexpr bool kPingPong = kPingPong_, kSwapped = kSwapped_;
   // Warpgroups that multiply; three for 192 rows, of which a wgmma takes 64.
   static constexpr int kConsumers = !kPingPong && kTileM % 128 != 0 ? kTileM / 64 : 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static_assert(kConsumers >= 2, "a cooperative tile has at least 128 rows");
+  static_assert(kSharers == 1 || kClusterK == 1, "the blocks of a cluster share operands or split K");
 };
 
 // Whether a config multiplies by the two matrices of a gated product: each block of a pair loads one
@@ -48,22 +49,26 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("128x192x64_c2x1x1_co_t", 128, 192, 2, 1, 1, false, true, false) \
   X("128x160x64_c2x1x1_pp", 128, 160, 2, 1, 1, true, false, false)   \
   X("128x144x64_c2x1x1_co_t", 128, 144, 2, 1, 1, false, true, false) \
+  X("128x112x64_c2x1x1_co_t", 128, 112, 2, 1, 1, false, true, false) \
   X("128x128x64_c1x1x1_co", 128, 128, 1, 1, 1, false, false, false)  \
   X("128x128x64_c1x2x1_pp", 128, 128, 1, 2, 1, true, false, true)    \
+  X("128x128x64_c1x1x2_co", 128, 128, 1, 1, 2, false, false, false)  \
   X("128x128x64_c2x1x1_co", 128, 128, 2, 1, 1, false, false, false)  \
   X("128x128x64_c2x1x1_pp", 128, 128, 2, 1, 1, true, false, true)    \
   X("64x256x64_c1x1x1_pp", 64, 256, 1, 1, 1, true, false, false)     \
   X("192x80x64_c1x2x1_co_t", 192, 80, 1, 2, 1, false, true, false)   \
   X("64x192x64_c2x1x1_pp", 64, 192, 2, 1, 1, true, false, false)     \
   X("128x64x64_c1x1x1_pp", 128, 64, 1, 1, 1, true, false, true)      \
+  X("128x64x64_c1x2x1_co", 128, 64, 1, 2, 1, false, false, false)    \
   X("128x64x64_c1x1x2_co", 128, 64, 1, 1, 2, false, false, false)    \
   X("64x128x64_c1x1x1_pp", 64, 128, 1, 1, 1, true, false, true)      \
   X("64x128x64_c1x1x1_pp_t", 64, 128, 1, 1, 1, true, true, false)    \
   X("64x128x64_c2x1x1_pp", 64, 128, 2, 1, 1, true, false, false)     \
+  X("64x128x64_c4x2x1_pp", 64, 128, 4, 2, 1, true, false, false)     \
   X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)        \
   X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true, false)      \
   X("64x64x64_c1x1x2_pp", 64, 64, 1, 1, 2, true, false, false)       \
-  X("64x64x64_c2x1x1_pp", 64, 64, 2, 1, 1, true, false, false)       \
+  X("64x64x64_c4x2x1_pp", 64, 64, 4, 2, 1, true, false, false)       \
   X("64x64x64_c1x4x1_pp", 64, 64, 1, 4, 1, true, false, false)       \
   X("128x16x64_c1x1x4_co_t", 128, 16, 1, 1, 4, false, true, false)   \
   X("64x32x64_c1x1x1_pp_t", 64, 32, 1, 1, 1, true, true, false)      \

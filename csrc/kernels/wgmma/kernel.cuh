@@ -92,13 +92,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
 
     // Thread i tells the producer of the i-th block that shares a stage with us that it is free.
     const int rank_m = cta_rank % Config::kClusterM, rank_n = cta_rank / Config::kClusterM % Config::kClusterN;
-    const int first_sharer = cta_rank / Config::kSharers * Config::kSharers;
     int32_t peer = -1;
     if (thread_idx < Config::kClusterM) {
-      peer = first_sharer + rank_n * Config::kClusterM + thread_idx;
+      peer = rank_n * Config::kClusterM + thread_idx;
     } else if (thread_idx < Config::kSharers && thread_idx - Config::kClusterM < Config::kClusterN - 1) {
       const int other_n = thread_idx - Config::kClusterM;
-      peer = first_sharer + (other_n < rank_n ? other_n : other_n + 1) * Config::kClusterM + rank_m;
+      peer = (other_n < rank_n ? other_n : other_n + 1) * Config::kClusterM + rank_m;
     }
     const auto release = [&](int stage) {
       if constexpr (Config::kSharers == 1) {

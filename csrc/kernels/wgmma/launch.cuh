@@ -88,13 +88,15 @@ Status launch_clusters(const Parameters& params, int64_t num_tiles, int64_t tile
 
 inline Grid make_grid(const Call& call, int64_t tiles_m, int64_t tiles_n) {
   Grid grid{};
-  grid.tiles_m = static_cast<int32_t>(tiles_m);
-  grid.tiles_n = static_cast<int32_t>(tiles_n);
+  grid.n_is_longer = call.n > call.m;
+  const int64_t longer = grid.n_is_longer ? tiles_n : tiles_m, shorter = grid.n_is_longer ? tiles_m : tiles_n;
+  grid.longer = static_cast<int32_t>(longer);
+  grid.shorter = static_cast<int32_t>(shorter);
   grid.num_tiles = static_cast<int32_t>(tiles_m * tiles_n * call.batch * call.num_splits);
   grid.per_batch = Divisor(tiles_m * tiles_n);
   // Past the tiles of a batch entry, as it may be, it divides to 0, as it must.
-  grid.per_group = Divisor(std::min<int64_t>(Grid::kGroupRows * tiles_n, INT32_MAX));
-  grid.last_group_rows = Divisor(tiles_m - (tiles_m - 1) / Grid::kGroupRows * Grid::kGroupRows);
+  grid.per_group = Divisor(std::min<int64_t>(Grid::kGroup * shorter, INT32_MAX));
+  grid.last_group = Divisor(longer - (longer - 1) / Grid::kGroup * Grid::kGroup);
   grid.batch = Divisor(call.batch);
   grid.batch_inner = Divisor(call.batch_inner);
   return grid;

@@ -69,11 +69,10 @@ class Loader {
         rank_n_(cta_rank / Config::kClusterM % Config::kClusterN) {
     // Blocks of one row of the cluster share A, those of one column share B.
     constexpr uint32_t kColumnMask = (1u << Config::kClusterM) - 1;
-    const int first_sharer = cta_rank / Config::kSharers * Config::kSharers;
     uint32_t row_mask = 0;
     for (int i = 0; i < Config::kClusterN; ++i) row_mask |= 1u << (i * Config::kClusterM + rank_m_);
-    a_mask_ = static_cast<uint16_t>(row_mask << first_sharer);
-    b_mask_ = static_cast<uint16_t>(kColumnMask << (first_sharer + rank_n_ * Config::kClusterM));
+    a_mask_ = static_cast<uint16_t>(row_mask);
+    b_mask_ = static_cast<uint16_t>(kColumnMask << rank_n_ * Config::kClusterM);
   }
 
   // Announces and loads the tile's k block number `i` into a stage that is free.

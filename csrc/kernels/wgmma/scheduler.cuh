@@ -16,15 +16,17 @@ struct Work {
   int32_t first_k_block, num_k_blocks;
 };
 
-// Walks the tiles of one cluster. Inside a batch entry, tiles run down a group of cluster rows before
-// moving one column right, every other group from the right: neighbours in time share both operands'
-// panels in L2. Divides by multiplying: the producer's first load and every short tile wait for it.
+// Walks the tiles of one cluster. Inside a batch entry, the walk takes the tiles of a group along the longer side
+// of D before it moves one on along the shorter, every other group backwards: neighbours in time share both
+// operands' panels in L2. Blocks whose numbers lie eight apart are close to each other, as a rule, and those that share
+// a panel of the larger operand, or a part of K where it is split, are such blocks. Divides by multiplying: the
+// producer's first load and every short tile wait.
 template <typename Config, int kTileK, typename Epilogue>
 class TileWalk {
  public:
   // At the first tile. There is one for each cluster.
   __device__ __forceinline__ explicit TileWalk(const Params<Epilogue>& params)
-      : rank_(ptx::cluster_ctarank()), tile_idx_(blockIdx.x / Config::kClusterSize) {
+      : rank_(ptx::cluster_ctarank()), tile_idx_(first_tile(params)) {
     work_ = locate(params);
   }
 
@@ -41,18 +43,29 @@ class TileWalk {
   }
 
  private:
+  // Where K is split, every eighth cluster takes the next tile.
+  static __device__ __forceinline__ int32_t first_tile(const Params<Epilogue>& params) {
+    constexpr int32_t kApart = Grid::kGroup;
+    const int32_t cluster = blockIdx.x / Config::kClusterSize, clusters = gridDim.x / Config::kClusterSize;
+    if (params.num_splits == 1) return cluster;
+    const int32_t place = cluster % kApart;
+    return place * (clusters / kApart) + min(place, clusters % kApart) + cluster / kApart;
+  }
+
   __device__ __forceinline__ Work locate(const Params<Epilogue>& params) const {
     Work work;
     const Grid& grid = params.grid;
     const int32_t d_batch_idx = grid.per_batch.divide(tile_idx_);
-    const int32_t in_batch = tile_idx_ - d_batch_idx * grid.tiles_m * grid.tiles_n;
-    const int32_t group_idx = grid.per_group.divide(in_batch), first_row = group_idx * Grid::kGroupRows;
-    const int32_t in_group = in_batch - first_row * grid.tiles_n;
-    const bool is_full = first_row + Grid::kGroupRows <= grid.tiles_m;
-    const int32_t column = is_full ? in_group / Grid::kGroupRows : grid.last_group_rows.divide(in_group);
-    const int32_t rows = is_full ? Grid::kGroupRows : grid.tiles_m - first_row;
-    const int32_t cluster_m = first_row + in_group - column * rows;
-    const int32_t cluster_n = group_idx & 1 ? grid.tiles_n - 1 - column : column;
+    const int32_t in_batch = tile_idx_ - d_batch_idx * grid.longer * grid.shorter;
+    const int32_t group_idx = grid.per_group.divide(in_batch), first = group_idx * Grid::kGroup;
+    const int32_t in_group = in_batch - first * grid.shorter;
+    const bool is_full = first + Grid::kGroup <= grid.longer;
+    const int32_t step = is_full ? in_group / Grid::kGroup : grid.last_group.divide(in_group);
+    const int32_t width = is_full ? Grid::kGroup : grid.longer - first;
+    const int32_t along_longer = first + in_group - step * width;
+    const int32_t along_shorter = group_idx & 1 ? grid.shorter - 1 - step : step;
+    const int32_t cluster_m = grid.n_is_longer ? along_shorter : along_longer;
+    const int32_t cluster_n = grid.n_is_longer ? along_longer : along_shorter;
     const int32_t rank_m = rank_ % Config::kClusterM, rank_n = rank_ / Config::kClusterM % Config::kClusterN;
     work.m_idx = (cluster_m * Config::kClusterM + rank_m) * Config::kTileM;
     work.n_idx = (cluster_n * Config::kClusterN + rank_n) * tile_n(params);
@@ -63,7 +76,7 @@ class TileWalk {
     int32_t end = min(begin + params.k_blocks_per_split, k_blocks);
     if constexpr (Config::kClusterK > 1) {
       const int32_t share = (end - begin + Config::kClusterK - 1) / Config::kClusterK;
-      begin += rank_ / Config::kSharers * share;
+      begin += rank_ * share;
       end = min(begin + share, end);
     }
     // A k block wholly past K would start inside the map's padding of K = 0, so step over it.

@@ -19,11 +19,13 @@ struct Bare {
 
 // The tiles of a launch, in units of what a cluster computes at once.
 struct Grid {
-  // Inside a batch entry, tiles run down this many rows before moving one column right.
-  static constexpr int32_t kGroupRows = 8;
+  // Inside a batch entry, the walk takes this many tiles along the longer side of D before it moves one on
+  // along the other.
+  static constexpr int32_t kGroup = 8;
 
-  int32_t tiles_m, tiles_n, num_tiles;
-  Divisor per_batch, per_group, last_group_rows;  // tiles of a batch entry and of a group; rows of the last one
+  bool n_is_longer;
+  int32_t longer, shorter, num_tiles;        // along D's sides, and in all
+  Divisor per_batch, per_group, last_group;  // tiles of a batch entry and of a group; how wide the last group is
   Divisor batch, batch_inner;
 };
 

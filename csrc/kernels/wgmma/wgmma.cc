@@ -1,5 +1,6 @@
 // The wgmma family behind the common interface.
 #include <algorithm>
+#include <charconv>
 #include <optional>
 #include <string>
 
@@ -21,37 +22,40 @@ namespace {
 struct Base {
   const char* name;
   int tile_n;
-  int cluster_k;
   bool swapped, any_epilogue, gated;
+
+  bool operator==(std::string_view other) const { return name == other; }
 };
 
 constexpr Base kBases[] = {
 #define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
-  {name,    tile_n, cluster_k,                                                                       \
-   swapped, any,    kRunsGated<Config<tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped>>},
+  {name, tile_n, swapped, any, kRunsGated<Config<tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped>>},
     TCGEMM_WGMMA_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
 };
-constexpr int kNumBases = sizeof(kBases) / sizeof(kBases[0]);
 
-// Numbers of parts into which K can be split through the workspace, for any base whose blocks do
-// not split it among themselves already.
-constexpr int kSplits[] = {2, 3, 4, 6, 8, 16, 32, 64, 128};
+// Numbers of parts into which K can be split through the workspace: dense, for what is left of a wave is lost.
+constexpr int kSplits[] = {2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16,
+                           18, 20, 22, 24, 28, 32, 36, 40, 44, 48, 56, 64, 96, 128};
 
 struct Parsed {
-  int base_idx = -1;
+  int base_idx = 0;
   int num_splits = 1;
 };
 
-// "<base>" or "<base>_split<n>". Only called with names from configs().
-Parsed parse(std::string_view config) {
+// "<base>" or "<base>_split<n>", n one of kSplits; nothing for any other name.
+std::optional<Parsed> parse(std::string_view config) {
+  constexpr std::string_view kSplit = "_split";
   Parsed parsed;
-  const size_t split = config.find("_split");
-  const std::string_view base = config.substr(0, split);
-  for (int i = 0; i < kNumBases; ++i) {
-    if (base == kBases[i].name) parsed.base_idx = i;
-  }
-  if (split != std::string_view::npos) parsed.num_splits = std::stoi(std::string(config.substr(split + 6)));
+  const size_t split = config.find(kSplit);
+  const auto base = std::find(std::begin(kBases), std::end(kBases), config.substr(0, split));
+  if (base == std::end(kBases)) return std::nullopt;
+  parsed.base_idx = static_cast<int>(base - kBases);
+  if (split == std::string_view::npos) return parsed;
+  const char* const end = config.data() + config.size();
+  const auto [rest, error] = std::from_chars(config.data() + split + kSplit.size(), end, parsed.num_splits);
+  const bool is_known = std::find(std::begin(kSplits), std::end(kSplits), parsed.num_splits) != std::end(kSplits);
+  if (error != std::errc() || rest != end || !is_known) return std::nullopt;
   return parsed;
 }
 
@@ -130,13 +134,13 @@ class Wgmma final : public Implementation {
   Wgmma() {
     for (const Base& base : kBases) names_.push_back(base.name);
     for (const Base& base : kBases) {
-      if (base.cluster_k > 1) continue;
       for (int splits : kSplits) names_.push_back(std::string(base.name) + "_split" + std::to_string(splits));
     }
   }
 
   const char* name() const override { return "wgmma"; }
   const std::vector<std::string>& configs() const override { return names_; }
+  bool has_config(std::string_view config) const override { return parse(config).has_value(); }
 
   std::string reject(const Problem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
@@ -153,7 +157,7 @@ class Wgmma final : public Implementation {
     if (std::string rule = reject_column_sums(p); !rule.empty()) return rule;
     if (p.batch > 0 && p.m > 0 && p.n > 0) {
       constexpr int64_t kMaxTiles = 1LL << 31;
-      if (p.batch * parse(config).num_splits * ((p.m + 63) / 64) * ((p.n + 15) / 16) >= kMaxTiles) {
+      if (p.batch * parse(config)->num_splits * ((p.m + 63) / 64) * ((p.n + 15) / 16) >= kMaxTiles) {
         return "the output must be less than 2^31 tiles of 64x16";
       }
     }
@@ -163,7 +167,7 @@ class Wgmma final : public Implementation {
   int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view config) const override {
     // XLA's buffers are aligned, so that only the strides decide here, and where the second B begins.
     const void* b_up = reinterpret_cast<const void*>(p.epilogue.up_offset * dtype_bytes(p.b.dtype));
-    const Parsed parsed = parse(config);
+    const Parsed parsed = *parse(config);
     const bool swapped = kBases[parsed.base_idx].swapped;
     return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, swapped), b_up) +
            column_sums_bytes(p, parsed, device);
@@ -171,7 +175,7 @@ class Wgmma final : public Implementation {
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
                 void* stream) const override {
-    const Parsed parsed = parse(config);
+    const Parsed parsed = *parse(config);
     const Base& base = kBases[parsed.base_idx];
     const Plan plan = Plan::make(p, buffers.a, buffers.b, base.swapped);
     const int64_t needed = needed_bytes(p, parsed, plan, buffers.b_up);
