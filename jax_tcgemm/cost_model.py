@@ -223,7 +223,7 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     tiles_n = np.ceil(n / (d_tile_n * x.cluster_n))
     tiles = tiles_m * tiles_n * batch * x.splits
     # A GPC has a number of SMs that need not divide by four: of an H200's 132 SMs, 28 clusters of
-    # four ran at once, and 32 took two turns.
+    # four ran at once, of another one's 30.
     slots = np.maximum(np.where(cluster > 2, num_sms * 0.88, num_sms) // cluster, 1)
     waves = np.ceil(tiles / slots)
     busy = np.minimum(tiles, slots) * cluster / num_sms

@@ -124,9 +124,9 @@ def test_what_it_chooses_among_measured_configs_is_near_the_fastest():
         configs = tuple(of_config)
         choice = configs[int(np.argmin(cost_model.predict_us(p, NUM_SMS, configs)))]
         losses.append(of_config[choice] / min(of_config.values()) - 1)
-    assert len(losses) >= 150
-    assert np.mean(losses) < 0.025
-    assert max(losses) < 0.25
+    assert len(losses) >= 390
+    assert np.mean(losses) < 0.035
+    assert max(losses) < 0.3
 
 
 def fused_problem(row):
