@@ -13,6 +13,7 @@ import os
 import platform as host_platform
 import sys
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from jax_tcgemm import _modules, cost_model, tuning
 from jax_tcgemm.debug import switch
@@ -76,8 +77,7 @@ class Device:
 ASSUMED_GPU = Device("cuda", 90, 132, 232448, assumed=True, name="NVIDIA H200")
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """An implementation with a config; `reason` says why it cannot run, "" when it can."""
 
     implementation: str
@@ -306,6 +306,7 @@ def _best(problem: AnyProblem, device: Device) -> Choice:
 def forget() -> None:
     """Forgets past choices, after the modules or the rules have changed under them."""
     _best.cache_clear()
+    _configs.cache_clear()
 
 
 def _tuned(problem: AnyProblem, device: Device, considered) -> tuple[Candidate, str] | None:
@@ -453,6 +454,7 @@ def _queries(implementation: str, kind: str):
     return module if kind == "gemm" else getattr(module, kind, None)
 
 
+@functools.cache
 def _configs(implementation: str, kind: str = "gemm") -> tuple[str, ...]:
     """The configs of an implementation, the default first; empty when it is not in this build."""
     if implementation == XLA:

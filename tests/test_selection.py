@@ -235,7 +235,7 @@ def test_the_cpu_rule(dtype, m, k, implementation):
     out = "s32" if dtype == "s8" else dtype
     shape = problem(dtype, out, size=k, m=m, n=k, k=k)
     assert selection._cpu_rule(shape, (*host, xla))[0].implementation == implementation
-    other = (host[0], dataclasses.replace(host[1], reason="this CPU has no AVX-512"), host[2], xla)
+    other = (host[0], host[1]._replace(reason="this CPU has no AVX-512"), host[2], xla)
     best, why = selection._cpu_rule(shape, other)
     assert best.implementation == "xla"
     assert "AVX-512 only" in why
