@@ -56,9 +56,8 @@ def main(tool):
         splits = [config for config in configs if split_base(config)]
         if tool == "initcheck" and name == "wgmma":
             splits = []  # Partial sums are written by TMA, which initcheck does not see.
-        for config in [c for c in configs if not split_base(c)] + splits[
-            :: max(len(splits) // 25, 1)
-        ]:
+        splits = splits[:: max(len(splits) // 25, 1)]
+        for config in [c for c in configs if not split_base(c)] + splits:
             inputs = list(inputs_of(name, configs, config))
             results = run_all(inputs, implementation=name, config=config, poisoned=False)
             for got, each in zip(results, inputs, strict=True):
