@@ -9,7 +9,7 @@ import dataclasses
 import io
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -110,9 +110,15 @@ class Tuning(Sequence):
 
     def _tune(self, found: Iterable[tuple[Problem, selection.Device]]) -> None:
         problems = dict.fromkeys(problem for problem, device in found if device == self.device)
-        self._tuned = tuple(tune_problems(list(problems), self.device, **self._options))
-        if not self._tuned:
-            return
+        try:
+            for tuned in tune_problems(list(problems), self.device, **self._options):
+                self._tuned += (tuned,)
+        finally:
+            # Also of what was measured until an interruption.
+            if self._tuned:
+                self._use()
+
+    def _use(self) -> None:
         if self._cache:
             self.path = tuning.save_to_cache(self.table)
         tuning.adopt(self.table, "autotune in this process")
@@ -247,7 +253,7 @@ def tune_problems(
     candidates: int = CANDIDATES,
     xla: bool = True,
     progress: bool = True,
-) -> list[Tuned]:
+) -> Iterator[Tuned]:
     """Measures problems, one after the other; changes no choice.
 
     Args:
@@ -259,8 +265,8 @@ def tune_problems(
         takes longer than all the rest.
       progress: show a progress bar on standard error.
 
-    Returns:
-      One `Tuned` for each problem of which anything could be measured.
+    Yields:
+      One `Tuned` for each problem of which anything could be measured, as soon as it has been.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -272,7 +278,6 @@ def tune_problems(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    found = []
     with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
         task = bar.add_task("starting", total=len(problems))
         if problems:
@@ -283,9 +288,8 @@ def tune_problems(
             names = contenders(problem, device, candidates, xla)
             measured = measure(problem, names, budget_s)
             if measured:
-                found.append(_decide(problem, before, measured))
+                yield _decide(problem, before, measured)
             bar.advance(task)
-    return found
 
 
 def _decide(problem, before: selection.Choice, measured: list[Measurement]) -> Tuned:

@@ -9,7 +9,7 @@ import typer
 
 import jax_tcgemm
 from jax_tcgemm import selection, tuning
-from jax_tcgemm.autotune import BUDGET_S, CANDIDATES, Tuning, tune_problems
+from jax_tcgemm.autotune import BUDGET_S, CANDIDATES, Tuned, Tuning, tune_problems
 from jax_tcgemm.bench import contenders, suites
 from jax_tcgemm.bench.cli import app as bench_app
 from jax_tcgemm.bench.regret import random_problems, regret_table
@@ -115,20 +115,30 @@ def tune(
 def _tune(console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla):
     """Tunes suites and shapes, and writes the table."""
     device = _default_device()
-    found = tune_problems(
-        _problems(suite, shape, layout, dtype),
-        device,
-        budget_s=budget or BUDGET_S,
-        candidates=configs or CANDIDATES,
-        xla=xla,
-    )
-    result = Tuning(device, found)
-    console.print(result)
+    found: list[Tuned] = []
+    try:
+        for tuned in tune_problems(
+            _problems(suite, shape, layout, dtype),
+            device,
+            budget_s=budget or BUDGET_S,
+            candidates=configs or CANDIDATES,
+            xla=xla,
+        ):
+            found.append(tuned)
+    finally:
+        # Also of what was measured until an interruption.
+        if found:
+            _write(console, Tuning(device, found), out, merge, provenance)
     if not found:
         raise ValueError(
             "tune: a problem must be one that can be measured here, got none; "
             "see python -m jax_tcgemm info"
         )
+
+
+def _write(console, result: Tuning, out, merge, provenance):
+    """Prints what was tuned and writes its table."""
+    console.print(result)
     table = dataclasses.replace(result.table, provenance=provenance)
     if out is None:
         path = tuning.save_to_cache(table)
@@ -174,13 +184,13 @@ def _default_device():
 
 def _regret(console, count, seed, dtype, scale, budget, configs):
     """Measures random problems and tells how good the choices are."""
-    found = tune_problems(
+    tuned = tune_problems(
         random_problems(count, seed, dtype, scale),
         _default_device(),
         budget_s=budget or 2.5,
         candidates=configs or 30,
         xla=False,
     )
-    table, summary = regret_table(found)
+    table, summary = regret_table(list(tuned))
     console.print(table)
     console.print(summary, highlight=False, soft_wrap=True)

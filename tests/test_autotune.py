@@ -135,6 +135,42 @@ def test_as_a_context_it_tunes_at_the_end_and_compiles_again(measured):
     assert len(chosen) == 3
 
 
+@pytest.fixture
+def interrupted(measured, monkeypatch):
+    """The same, but the third problem is interrupted."""
+    measure = autotune_module.measure
+
+    def measure_two(problem, names, budget_s):
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return measure(problem, names, budget_s)
+
+    monkeypatch.setattr(autotune_module, "start_up", lambda device: None)
+    monkeypatch.setattr(autotune_module, "measure", measure_two)
+
+
+def test_what_was_measured_until_an_interruption_is_kept(interrupted, cache):
+    def f(x):
+        for size in (48, 40, 32):
+            jax_tcgemm.matmul(x[:size, :size], x[:size, :size])
+
+    tuned = jax_tcgemm.autotune(progress=False)
+    with pytest.raises(KeyboardInterrupt), tuned:
+        f(jnp.ones((48, 48)))
+    assert [each.problem.m for each in tuned] == [48, 40]
+    assert tuning.read_table(tuned.path) == tuned.table
+
+
+def test_an_interrupted_tune_writes_what_it_has(interrupted, tmp_path):
+    out = tmp_path / "table.json"
+    shapes = [word for size in (48, 40, 32) for word in ("--shape", f"{size},{size},{size}")]
+    code, text = run(*shapes, "--out", out)
+    assert code != 0
+    assert "wrote" in text
+    entries = tuning.read_table(out).entries
+    assert [key.split()[0] for key in entries] == ["40x40x40", "48x48x48"]
+
+
 def test_a_context_that_fails_tunes_nothing(measured):
     def step():
         jax_tcgemm.matmul(jnp.ones((8, 8)), jnp.ones((8, 8)))
