@@ -249,7 +249,7 @@ def test_a_gpu_runs_it_in_one_kernel_where_groups_have_rows_enough(rows, gathere
     fused = "256x128x64_c1x2x1_co_t"
     fake_cuda.ragged = types.SimpleNamespace(
         implementations=lambda: {"wgmma": ["bare", fused]},
-        reject=lambda name, config, problem, device: "" if config == fused else "it is bare",
+        rejections=lambda name, problem, device: ["it is bare", ""],
         workspace_bytes=lambda *_: 0,
     )
     x, weights = jnp.ones((rows, 16), jnp.bfloat16), jnp.ones((4, 16, 2, 8), jnp.bfloat16)
