@@ -110,6 +110,7 @@ class Tuning(Sequence):
 
     def _tune(self, found: Iterable[tuple[Problem, selection.Device]]) -> None:
         problems = dict.fromkeys(problem for problem, device in found if device == self.device)
+        self._tuned = ()
         try:
             for tuned in tune_problems(list(problems), self.device, **self._options):
                 self._tuned += (tuned,)

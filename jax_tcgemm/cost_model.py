@@ -171,7 +171,7 @@ def predict_cublaslt_us(
       calibration: the device's constants.
     """
     c = calibration
-    if not _operands_are_aligned(problem):
+    if not (_is_aligned(problem.a) and _is_aligned(problem.b)):
         arithmetic = problem.flops / c.cublaslt_unaligned_flops_per_us
         return c.cublaslt_unaligned_us + max(
             arithmetic, problem.bytes / c.cublaslt_unaligned_bytes_per_us
@@ -323,10 +323,6 @@ def _copy_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
     copied_a, copied_b = _copied(p, x)
     copied_bytes = copied_a * p.a_bytes + copied_b * p.b_bytes
     return (copied_bytes > 0) * c.copy_us + 2 * copied_bytes / c.copy_bytes_per_us
-
-
-def _operands_are_aligned(p: Problem) -> bool:
-    return _is_aligned(p.a) and _is_aligned(p.b)
 
 
 def _is_aligned(operand: Operand) -> bool:

@@ -164,13 +164,10 @@ def check_names(
 
 def listed(configs: Sequence[str], separator: str) -> str:
     """Configs as text; those that are others with K split are not said one by one."""
-    bases = [config for config in configs if "_split" not in config]
-    parts = dict.fromkeys(
-        config.rpartition("_split")[2] for config in configs if "_split" in config
-    )
-    return separator.join(bases) + (
-        f", each also with _split and {', '.join(parts)}" if parts else ""
-    )
+    names = [config.partition("_split") for config in configs]
+    bases = separator.join(dict.fromkeys(base for base, _, _ in names))
+    parts = dict.fromkeys(splits for _, _, splits in names if splits)
+    return f"{bases}, each also with _split and {', '.join(parts)}" if parts else bases
 
 
 def candidates(problem: AnyProblem, device: Device) -> tuple[Candidate, ...]:

@@ -135,6 +135,14 @@ def test_as_a_context_it_tunes_at_the_end_and_compiles_again(measured):
     assert len(chosen) == 3
 
 
+def test_a_context_used_again_has_its_last_result(measured):
+    tuned = jax_tcgemm.autotune(progress=False)
+    for size in (24, 16):
+        with tuned:
+            jax_tcgemm.matmul(jnp.ones((size, size)), jnp.ones((size, size)))
+        assert [each.problem.m for each in tuned] == [size]
+
+
 @pytest.fixture
 def interrupted(measured, monkeypatch):
     """The same, but the third problem is interrupted."""

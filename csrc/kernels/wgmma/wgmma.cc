@@ -20,11 +20,9 @@ namespace wgmma_family {
 namespace {
 
 struct Base {
-  const char* name;
+  std::string_view name;
   int tile_n;
   bool swapped, any_epilogue, gated;
-
-  bool operator==(std::string_view other) const { return name == other; }
 };
 
 constexpr Base kBases[] = {
@@ -48,7 +46,8 @@ std::optional<Parsed> parse(std::string_view config) {
   constexpr std::string_view kSplit = "_split";
   Parsed parsed;
   const size_t split = config.find(kSplit);
-  const auto base = std::find(std::begin(kBases), std::end(kBases), config.substr(0, split));
+  const auto base = std::find_if(std::begin(kBases), std::end(kBases),
+                                 [&](const Base& known) { return known.name == config.substr(0, split); });
   if (base == std::end(kBases)) return std::nullopt;
   parsed.base_idx = static_cast<int>(base - kBases);
   if (split == std::string_view::npos) return parsed;
@@ -132,7 +131,7 @@ Source second_b(const Plan& plan, bool swapped, const void* data) {
 class Wgmma final : public Implementation {
  public:
   Wgmma() {
-    for (const Base& base : kBases) names_.push_back(base.name);
+    for (const Base& base : kBases) names_.emplace_back(base.name);
     for (const Base& base : kBases) {
       for (int splits : kSplits) names_.push_back(std::string(base.name) + "_split" + std::to_string(splits));
     }
