@@ -83,10 +83,14 @@ Status launch_clusters(const Parameters& params, int64_t num_tiles, int64_t tile
   int64_t num_clusters = std::min<int64_t>(num_tiles, num_resident);
   if (uses_several_devices(ordinal)) num_clusters = std::max(num_clusters, num_tiles / tiles_at_least);
   launch.gridDim.x *= static_cast<unsigned>(num_clusters);
+  // Blocks without clusters are placed as the walk expects them only by a launch that knows of none.
+  if (Config::kClusterSize == 1) launch.numAttrs = 1;
   return cuda_status(cudaLaunchKernelEx(&launch, kKernel, params), what);
 }
 
-inline Grid make_grid(const Call& call, int64_t tiles_m, int64_t tiles_n) {
+template <typename Config>
+Grid make_grid(const Call& call, int64_t tiles_m, int64_t tiles_n) {
+  constexpr int64_t kAlong = kTilesAlongLonger<Config>;
   Grid grid{};
   grid.n_is_longer = call.n > call.m;
   const int64_t longer = grid.n_is_longer ? tiles_n : tiles_m, shorter = grid.n_is_longer ? tiles_m : tiles_n;
@@ -95,8 +99,8 @@ inline Grid make_grid(const Call& call, int64_t tiles_m, int64_t tiles_n) {
   grid.num_tiles = static_cast<int32_t>(tiles_m * tiles_n * call.batch * call.num_splits);
   grid.per_batch = Divisor(tiles_m * tiles_n);
   // Past the tiles of a batch entry, as it may be, it divides to 0, as it must.
-  grid.per_group = Divisor(std::min<int64_t>(Grid::kGroup * shorter, INT32_MAX));
-  grid.last_group = Divisor(longer - (longer - 1) / Grid::kGroup * Grid::kGroup);
+  grid.per_group = Divisor(std::min<int64_t>(kAlong * shorter, INT32_MAX));
+  grid.last_group = Divisor(longer - (longer - 1) / kAlong * kAlong);
   grid.batch = Divisor(call.batch);
   grid.batch_inner = Divisor(call.batch_inner);
   return grid;
@@ -166,7 +170,7 @@ Status launch_kernel(const Call& call) {
   const int64_t tiles_n = ceil_div(call.n, tile_n * Config::kClusterN);
   const int64_t num_tiles = tiles_m * tiles_n * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
-  params.grid = make_grid(call, tiles_m, tiles_n);
+  params.grid = make_grid<Config>(call, tiles_m, tiles_n);
 
   // What a block loads and stores alone is then 3 % of its time; ping-pong needs two tiles to hide any of it.
   constexpr int64_t kEnoughWork = int64_t{128} * 128 * 256;

@@ -18,9 +18,8 @@ struct Work {
 
 // Walks the tiles of one cluster. Inside a batch entry, the walk takes the tiles of a group along the longer side
 // of D before it moves one on along the shorter, every other group backwards: neighbours in time share both
-// operands' panels in L2. Blocks whose numbers lie eight apart are close to each other, as a rule, and those that share
-// a panel of the larger operand, or a part of K where it is split, are such blocks. Divides by multiplying: the
-// producer's first load and every short tile wait.
+// operands' panels in L2, and neighbours on the chip (kTilesAlongLonger) share panels or, where K is split, a part of
+// K. Divides by multiplying: the producer's first load and every short tile wait.
 template <typename Config, int kTileK, typename Epilogue>
 class TileWalk {
  public:
@@ -43,25 +42,26 @@ class TileWalk {
   }
 
  private:
-  // Where K is split, every eighth cluster takes the next tile.
+  // Where K is split, every eighth cluster takes the next tile; blocks without clusters lie side by side.
   static __device__ __forceinline__ int32_t first_tile(const Params<Epilogue>& params) {
-    constexpr int32_t kApart = Grid::kGroup;
+    constexpr int32_t kApart = 8;
     const int32_t cluster = blockIdx.x / Config::kClusterSize, clusters = gridDim.x / Config::kClusterSize;
-    if (params.num_splits == 1) return cluster;
+    if (Config::kClusterSize == 1 || params.num_splits == 1) return cluster;
     const int32_t place = cluster % kApart;
     return place * (clusters / kApart) + min(place, clusters % kApart) + cluster / kApart;
   }
 
   __device__ __forceinline__ Work locate(const Params<Epilogue>& params) const {
     Work work;
+    constexpr int32_t kAlong = kTilesAlongLonger<Config>;
     const Grid& grid = params.grid;
     const int32_t d_batch_idx = grid.per_batch.divide(tile_idx_);
     const int32_t in_batch = tile_idx_ - d_batch_idx * grid.longer * grid.shorter;
-    const int32_t group_idx = grid.per_group.divide(in_batch), first = group_idx * Grid::kGroup;
+    const int32_t group_idx = grid.per_group.divide(in_batch), first = group_idx * kAlong;
     const int32_t in_group = in_batch - first * grid.shorter;
-    const bool is_full = first + Grid::kGroup <= grid.longer;
-    const int32_t step = is_full ? in_group / Grid::kGroup : grid.last_group.divide(in_group);
-    const int32_t width = is_full ? Grid::kGroup : grid.longer - first;
+    const bool is_full = first + kAlong <= grid.longer;
+    const int32_t step = is_full ? in_group / kAlong : grid.last_group.divide(in_group);
+    const int32_t width = is_full ? kAlong : grid.longer - first;
     const int32_t along_longer = first + in_group - step * width;
     const int32_t along_shorter = group_idx & 1 ? grid.shorter - 1 - step : step;
     const int32_t cluster_m = grid.n_is_longer ? along_shorter : along_longer;

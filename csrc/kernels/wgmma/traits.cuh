@@ -17,12 +17,15 @@ struct Bare {
   static constexpr bool kFused = false;
 };
 
+// Inside a batch entry, the walk takes this many tiles along the longer side of D before it moves one on along the
+// other. Blocks without clusters fill one GPC after the other, 16 SMs that get a line of L2 together if they ask for
+// it at about the same time: of four by four tiles each panel goes to four. Clusters are dealt to GPCs in turns, so
+// that every eighth lies in the same one.
+template <typename Config>
+inline constexpr int32_t kTilesAlongLonger = Config::kClusterSize == 1 ? 4 : 8;
+
 // The tiles of a launch, in units of what a cluster computes at once.
 struct Grid {
-  // Inside a batch entry, the walk takes this many tiles along the longer side of D before it moves one on
-  // along the other.
-  static constexpr int32_t kGroup = 8;
-
   bool n_is_longer;
   int32_t longer, shorter, num_tiles;        // along D's sides, and in all
   Divisor per_batch, per_group, last_group;  // tiles of a batch entry and of a group; how wide the last group is

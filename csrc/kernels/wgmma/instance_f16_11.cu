@@ -2,11 +2,6 @@
 
 namespace tcgemm::wgmma_family {
 
-const std::vector<LaunchFunction>& f16_table_10() {
-  static const std::vector<LaunchFunction> table = launch_table<__half, 1, 0>();
-  return table;
-}
-
 const std::vector<LaunchFunction>& f16_table_11() {
   static const std::vector<LaunchFunction> table = launch_table<__half, 1, 1>();
   return table;

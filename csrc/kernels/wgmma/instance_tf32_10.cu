@@ -2,11 +2,6 @@
 
 namespace tcgemm::wgmma_family {
 
-const std::vector<LaunchFunction>& tf32_table_00() {
-  static const std::vector<LaunchFunction> table = launch_table<float, 0, 0>();
-  return table;
-}
-
 const std::vector<LaunchFunction>& tf32_table_10() {
   static const std::vector<LaunchFunction> table = launch_table<float, 1, 0>();
   return table;

@@ -2,11 +2,6 @@
 
 namespace tcgemm::wgmma_family {
 
-const std::vector<LaunchFunction>& bf16_table_10() {
-  static const std::vector<LaunchFunction> table = launch_table<__nv_bfloat16, 1, 0>();
-  return table;
-}
-
 const std::vector<LaunchFunction>& bf16_table_11() {
   static const std::vector<LaunchFunction> table = launch_table<__nv_bfloat16, 1, 1>();
   return table;

@@ -7,9 +7,4 @@ const std::vector<LaunchFunction>& f16_table_00() {
   return table;
 }
 
-const std::vector<LaunchFunction>& f16_table_01() {
-  static const std::vector<LaunchFunction> table = launch_table<__half, 0, 1>();
-  return table;
-}
-
 }  // namespace tcgemm::wgmma_family

@@ -2,11 +2,6 @@
 
 namespace tcgemm::wgmma_family {
 
-const std::vector<LaunchFunction>& bf16_table_00() {
-  static const std::vector<LaunchFunction> table = launch_table<__nv_bfloat16, 0, 0>();
-  return table;
-}
-
 const std::vector<LaunchFunction>& bf16_table_01() {
   static const std::vector<LaunchFunction> table = launch_table<__nv_bfloat16, 0, 1>();
   return table;
