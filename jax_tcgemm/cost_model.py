@@ -6,7 +6,7 @@ A persistent grid of one block for each SM (or of as many clusters as fit) walks
 
 where max~ is a norm, a little more than the larger. `compute` is the waves of tiles, each as long
 as its k blocks take the tensor cores or the way from L2, whichever is slower; `memory` is what
-HBM has to move. The constants in `Calibration` were fitted to measured times of 164 problems;
+HBM has to move. The constants in `Calibration` were fitted to measured times of 712 problems;
 docs/tuning.md says what the model gets right and what it cannot know.
 """
 
@@ -44,24 +44,27 @@ WITH_EPILOGUE = frozenset(
 class Calibration:
     """What an H200 does; clocks are SM clocks, bytes a clock are of one SM."""
 
-    clocks_per_us: float = 1830.0  # of a busy tensor core, as far as power and issue let it
-    launch_us: float = 0.99
-    fill_kib_per_us: float = 53.0  # of a block's first loads, which nothing hides
-    cluster_us: float = 0.89  # starting and ending in step
-    cluster_k_us: float = 0.41  # and waiting for what the others have of a tile
+    clocks_per_us: float = 1820.0  # of a busy tensor core, as far as power and issue let it
+    launch_us: float = 0.569
+    fill_kib_per_us: float = 31.5  # of a block's first loads, which nothing hides
+    cluster_us: float = 0.94  # starting and ending in step
+    cluster_k_us: float = 0.5  # and waiting for what the others have of a tile
     # A k block: the multiplications, reading N x K from shared memory for every 64 rows of them.
-    shared_clocks_per_row: float = 0.343
-    overhead_clocks: tuple[float, float] = (26.8, 15.1)  # ping-pong, cooperative
-    least_clocks: float = 234.0
-    # The way from L2, for one SM alone and for each when all of them load.
-    l2_bytes_per_clock: tuple[float, float] = (90.1, 64.7)
-    padding_weight: float = 1.29  # loads beyond a tile, which come as boxes of their own
-    straddling: float = 1.67  # where rows do not start on a 128-byte line, each load takes two
+    shared_clocks_per_row: float = 0.417
+    overhead_clocks: tuple[float, float] = (22.1, 15.5)  # ping-pong, cooperative
+    least_clocks: float = 226.0
+    # The way from L2, for one SM alone, and for each when all of them load: in clusters, and
+    # without, where neighbours get what they have in common together.
+    l2_bytes_per_clock: tuple[float, float, float] = (101.0, 52.4, 62.1)
+    # What arrives at an SM, of a multicast too.
+    arriving_bytes_per_clock: float = 128.0
+    padding_weight: float = 1.11  # loads beyond a tile, which come as boxes of their own
+    straddling: float = 1.73  # where rows do not start on a 128-byte line, each load takes two
     # A tile: what ping-pong cannot hide, and the epilogue.
-    handover_us: float = 0.362
-    epilogue_us: float = 0.222
-    epilogue_kib_per_us: float = 72.0
-    exchange_kib_per_us: float = 54.9  # from other blocks, where a cluster splits K
+    handover_us: float = 0.347
+    epilogue_us: float = 0.143
+    epilogue_kib_per_us: float = 59.7
+    exchange_kib_per_us: float = 50.2  # from other blocks, where a cluster splits K
     # What 1024 elements take a warpgroup that its epilogue stores, reads (where they have 16 bits),
     # activates, or adds up by columns.
     fused_stored_us: float = 0.30
@@ -70,19 +73,17 @@ class Calibration:
     fused_sums_us: float = 0.44
     # The part of it by which ping-pong's other warpgroup is held up.
     fused_interference: float = 0.10
-    unaligned_epilogue: float = 3.48  # times as long where rows of D are not 16-byte aligned
-    # Memory. What several clusters read crosses between the halves of L2.
-    hbm_bytes_per_us: float = 4.54e6
-    crossing_bytes_per_us: float = 2.5e6
-    overlap: float = 2.84  # the norm that joins what overlaps
-    stage_overlap: float = 4.59  # the same inside a k block
+    unaligned_epilogue: float = 1.71  # times as long where rows of D are not 16-byte aligned
+    hbm_bytes_per_us: float = 4.36e6
+    overlap: float = 3.5  # the norm that joins what overlaps
+    stage_overlap: float = 7.88  # the same inside a k block
     # A launch that adds partial sums.
     reduction_us: float = 1.95
-    reduction_round_us: float = 0.142  # eight splits
+    reduction_round_us: float = 0.0985  # eight splits
     reduction_epilogues_per_us: float = 2.4e5  # where it runs an epilogue
     # A launch that copies operands.
-    copy_us: float = 2.26
-    copy_bytes_per_us: float = 3.9e6
+    copy_us: float = 2.7
+    copy_bytes_per_us: float = 3.8e6
     # cuBLASLt, in terms of our kernels without their copies: close to them, also where TF32 would
     # make us transpose an operand; far behind where rows are not aligned.
     cublaslt: float = 1.03
@@ -242,8 +243,11 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
         lines_n = np.where(x.swapped, lines_a, lines_b)
         padding = n_major * (-x.tile_n % 64) * lines_n
         loaded = loaded + padding / x.cluster_m * c.padding_weight
-    alone, together = c.l2_bytes_per_clock
+    alone, in_clusters, side_by_side = c.l2_bytes_per_clock
+    together = np.where(cluster == 1, side_by_side, in_clusters)
     load = 128 * loaded * _norm(1 / alone, busy / together, 4)
+    arrival = 128 * (x.tile_m + x.tile_n) / c.arriving_bytes_per_clock
+    load = _norm(load, arrival, 4)
     k_block = np.maximum(_norm(multiply, load, c.stage_overlap), c.least_clocks)
     k_blocks = np.ceil(np.ceil(p.k * in_bytes / 128) / x.splits / x.cluster_k)
     mainloop = k_blocks * k_block / c.clocks_per_us + x.ping_pong * c.handover_us
@@ -256,7 +260,10 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
         x.tile_n % (16 * x.cluster_k) == 0, x.cluster_k, np.minimum(groups, x.cluster_k)
     )
     share_kib = x.tile_m * x.tile_n / shares / 1024
-    store = share_kib * stored_bytes / c.epilogue_kib_per_us
+    # In turns of 128 bytes along D, or as many rows; the last repeats some that it does not fill.
+    turn, columns = 128 / stored_bytes, x.tile_n / shares
+    store = share_kib * np.ceil(columns / turn) * turn / columns
+    store = store * stored_bytes / c.epilogue_kib_per_us
     exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
     is_unaligned = ~is_summed & (p.n * out_bytes % 16 != 0)
     store = store * np.where(x.ping_pong, 2, 1) * np.where(is_unaligned, c.unaligned_epilogue, 1)
@@ -270,12 +277,7 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     compute = np.where(x.ping_pong, alternating, waves * (mainloop + epilogue))
 
     stored = np.where(is_summed, sums / launches * 4, others * out_bytes)
-    hbm = (p.a_bytes + p.b_bytes / launches + stored) / c.hbm_bytes_per_us
-    # An element that d clusters read is far from its home for all of them with chance 2^-d.
-    readers_a = np.where(x.swapped, tiles_m, tiles_n)
-    readers_b = np.where(x.swapped, tiles_n, tiles_m)
-    crossing = p.a_bytes * (1 - 0.5**readers_a) + p.b_bytes * (1 - 0.5**readers_b)
-    memory = np.maximum(hbm, crossing / c.crossing_bytes_per_us)
+    memory = (p.a_bytes + p.b_bytes / launches + stored) / c.hbm_bytes_per_us
 
     summed_bytes = sums * 4 * x.splits + others * out_bytes
     rounds = np.ceil(x.splits / 8)
