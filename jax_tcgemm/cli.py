@@ -12,7 +12,7 @@ from jax_tcgemm import selection, tuning
 from jax_tcgemm.autotune import BUDGET_S, CANDIDATES, Tuned, Tuning, tune_problems
 from jax_tcgemm.bench import contenders, suites
 from jax_tcgemm.bench.cli import app as bench_app
-from jax_tcgemm.bench.regret import random_problems, regret_table
+from jax_tcgemm.bench.regret import random_problems, regret_table, time_again
 from jax_tcgemm.demo import run_demo
 from jax_tcgemm.fragments import fragment_grid
 from jax_tcgemm.terminal import errors_as_text, output
@@ -184,13 +184,14 @@ def _default_device():
 
 def _regret(console, count, seed, dtype, scale, budget, configs):
     """Measures random problems and tells how good the choices are."""
+    budget = budget or 2.5
     tuned = tune_problems(
         random_problems(count, seed, dtype, scale),
         _default_device(),
-        budget_s=budget or 2.5,
+        budget_s=budget,
         candidates=configs or 30,
         xla=False,
     )
-    table, summary = regret_table(list(tuned))
+    table, summary = regret_table([time_again(each, budget) for each in tuned])
     console.print(table)
     console.print(summary, highlight=False, soft_wrap=True)

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 import jax_tcgemm
 from jax_tcgemm import measuring, selection, tuning
+from jax_tcgemm.bench import regret as regret_module
 from jax_tcgemm.bench import timing
-from jax_tcgemm.bench.regret import random_problems, regret, regret_table
+from jax_tcgemm.bench.regret import random_problems, regret, regret_table, time_again
 from jax_tcgemm.cli import app
 from jax_tcgemm.problem import Operand, Problem
 
@@ -403,6 +404,35 @@ def test_regret_is_against_the_best():
     out = io.StringIO()
     Console(width=120, file=out).print(table)
     assert "host/b" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("again", "expected"),
+    [
+        ({"a": 2.0, "b": 2.5}, 0.25),
+        ({"b": 1.9, "a": 2.0}, 0.0),  # the lead was luck
+        ({"b": 2.5}, 0.5),  # the best did not run again
+    ],
+    ids=str,
+)
+def test_regret_is_by_times_taken_again(monkeypatch, again, expected):
+    (problem,) = random_problems(1)
+    best, chosen = (measuring.Measurement("host", name, us) for name, us in (("a", 2), ("b", 3)))
+    tuned = autotune_module.Tuned(problem, best, chosen, (best, chosen))
+    asked = []
+
+    def measure(problem, names, budget_s):
+        asked.append((problem, names, budget_s))
+        return [measuring.Measurement("host", name, us) for name, us in again.items()]
+
+    monkeypatch.setattr(regret_module, "measure", measure)
+    assert regret(time_again(tuned, 1.5)) == expected
+    assert asked == [(problem, [("host", "b"), ("host", "a")], 1.5)]
+    # Nothing is compared with itself, or with what failed.
+    for before in (best, None):
+        same = autotune_module.Tuned(problem, best, before, (best, chosen))
+        assert time_again(same, 1.5) is same
+    assert len(asked) == 1
 
 
 def run(*arguments):
