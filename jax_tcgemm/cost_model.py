@@ -74,7 +74,7 @@ class Calibration:
     # The part of it by which ping-pong's other warpgroup is held up.
     fused_interference: float = 0.10
     unaligned_epilogue: float = 1.71  # times as long where rows of D are not 16-byte aligned
-    hbm_bytes_per_us: float = 4.36e6
+    hbm_bytes_per_us: float = 4.36e6  # of memory
     overlap: float = 3.5  # the norm that joins what overlaps
     stage_overlap: float = 7.88  # the same inside a k block
     # A launch that adds partial sums.
