@@ -6,7 +6,7 @@ A persistent grid of one block for each SM (or of as many clusters as fit) walks
 
 where max~ is a norm, a little more than the larger. `compute` is the waves of tiles, each as long
 as its k blocks take the tensor cores or the way from L2, whichever is slower; `memory` is what
-HBM has to move. The constants in `Calibration` were fitted to measured times of 712 problems;
+HBM has to move. The constants in `Calibration` were fitted to measured times of 700 problems;
 docs/tuning.md says what the model gets right and what it cannot know.
 """
 
