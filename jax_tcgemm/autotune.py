@@ -289,11 +289,14 @@ def tune_problems(
             names = contenders(problem, device, candidates, xla)
             measured = measure(problem, names, budget_s)
             if measured:
-                yield _decide(problem, before, measured)
+                yield decide(problem, before, measured)
             bar.advance(task)
 
 
-def _decide(problem, before: selection.Choice, measured: list[Measurement]) -> Tuned:
+def decide(
+    problem: Problem, before: selection.Choice | Measurement, measured: list[Measurement]
+) -> Tuned:
+    """What is used from now on, by what was measured of `before` and others, the fastest first."""
     best = measured[0]
     name = f"{before.implementation}/{before.config}"
     old = next((m for m in measured if m.name == name), None)

@@ -259,11 +259,10 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     shares = np.where(
         x.tile_n % (16 * x.cluster_k) == 0, x.cluster_k, np.minimum(groups, x.cluster_k)
     )
-    share_kib = x.tile_m * x.tile_n / shares / 1024
     # In turns of 128 bytes along D, or as many rows; the last repeats some that it does not fill.
-    turn, columns = 128 / stored_bytes, x.tile_n / shares
-    store = share_kib * np.ceil(columns / turn) * turn / columns
-    store = store * stored_bytes / c.epilogue_kib_per_us
+    turns = np.ceil(x.tile_n / shares * stored_bytes / 128)
+    store = x.tile_m * turns * 128 / 1024 / c.epilogue_kib_per_us
+    share_kib = x.tile_m * x.tile_n / shares / 1024
     exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
     is_unaligned = ~is_summed & (p.n * out_bytes % 16 != 0)
     store = store * np.where(x.ping_pong, 2, 1) * np.where(is_unaligned, c.unaligned_epilogue, 1)

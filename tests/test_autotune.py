@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 import jax_tcgemm
 from jax_tcgemm import measuring, selection, tuning
-from jax_tcgemm.bench import regret as regret_module
 from jax_tcgemm.bench import timing
 from jax_tcgemm.bench.regret import random_problems, regret, regret_table, time_again
 from jax_tcgemm.cli import app
@@ -224,10 +223,10 @@ def test_the_present_choice_stays_when_the_gain_is_noise():
         measuring.Measurement("xla", "default", 1.0),
         measuring.Measurement("host", "auto", 1.005),
     ]
-    assert autotune_module._decide(problem, now, close).best.name == "host/auto"
+    assert autotune_module.decide(problem, now, close).best.name == "host/auto"
     clear = [close[0], measuring.Measurement("host", "auto", 1.5)]
-    assert autotune_module._decide(problem, now, clear).best.name == "xla/default"
-    assert autotune_module._decide(problem, now, clear[:1]).before is None
+    assert autotune_module.decide(problem, now, clear).best.name == "xla/default"
+    assert autotune_module.decide(problem, now, clear[:1]).before is None
 
 
 def test_the_documented_examples_run(measured, capsys):
@@ -425,7 +424,7 @@ def test_regret_is_by_times_taken_again(monkeypatch, again, expected):
         asked.append((problem, names, budget_s))
         return [measuring.Measurement("host", name, us) for name, us in again.items()]
 
-    monkeypatch.setattr(regret_module, "measure", measure)
+    monkeypatch.setattr("jax_tcgemm.bench.regret.measure", measure)
     assert regret(time_again(tuned, 1.5)) == expected
     assert asked == [(problem, [("host", "b"), ("host", "a")], 1.5)]
     # Nothing is compared with itself, or with what failed.

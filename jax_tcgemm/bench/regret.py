@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from jax_tcgemm.autotune import Tuned
+from jax_tcgemm.autotune import Tuned, decide
 from jax_tcgemm.measuring import measure
 from jax_tcgemm.problem import Operand, Problem
 
@@ -94,10 +93,7 @@ def time_again(tuned: Tuned, budget_s: float) -> Tuned:
         return tuned
     names = [(m.implementation, m.config) for m in (chosen, best)]
     again = measure(tuned.problem, names, budget_s)
-    if len(again) < len(names):
-        return tuned
-    chosen = next(m for m in again if m.name == chosen.name)
-    return dataclasses.replace(tuned, before=chosen, measured=tuple(again))
+    return decide(tuned.problem, chosen, again) if len(again) == len(names) else tuned
 
 
 def regret(tuned: Tuned) -> float:

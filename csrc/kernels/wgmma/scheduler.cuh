@@ -44,7 +44,7 @@ class TileWalk {
  private:
   // Where K is split, every eighth cluster takes the next tile; blocks without clusters lie side by side.
   static __device__ __forceinline__ int32_t first_tile(const Params<Epilogue>& params) {
-    constexpr int32_t kApart = 8;
+    constexpr int32_t kApart = kTilesAlongLonger<Config>;
     const int32_t cluster = blockIdx.x / Config::kClusterSize, clusters = gridDim.x / Config::kClusterSize;
     if (Config::kClusterSize == 1 || params.num_splits == 1) return cluster;
     const int32_t place = cluster % kApart;
