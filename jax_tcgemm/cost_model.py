@@ -6,7 +6,7 @@ A persistent grid of one block for each SM (or of as many clusters as fit) walks
 
 where max~ is a norm, a little more than the larger. `compute` is the waves of tiles, each as long
 as its k blocks take the tensor cores or the way from L2, whichever is slower; `memory` is what
-HBM has to move. The constants in `Calibration` were fitted to measured times of 700 problems;
+HBM has to move. The constants in `Calibration` were fitted to measured times of 729 problems;
 docs/tuning.md says what the model gets right and what it cannot know.
 """
 
@@ -44,43 +44,47 @@ WITH_EPILOGUE = frozenset(
 class Calibration:
     """What an H200 does; clocks are SM clocks, bytes a clock are of one SM."""
 
-    clocks_per_us: float = 1820.0  # of a busy tensor core, as far as power and issue let it
-    launch_us: float = 0.569
-    fill_kib_per_us: float = 31.5  # of a block's first loads, which nothing hides
-    cluster_us: float = 0.94  # starting and ending in step
-    cluster_k_us: float = 0.5  # and waiting for what the others have of a tile
+    clocks_per_us: float = 1610.0  # of a busy tensor core, as far as power and issue let it
+    launch_us: float = 0.688
+    fill_kib_per_us: float = 28.0  # of a block's first loads, which nothing hides
+    cluster_us: float = 0.827  # starting and ending in step
+    cluster_k_us: float = 0.521  # and waiting for what the others have of a tile
     # A k block: the multiplications, reading N x K from shared memory for every 64 rows of them.
-    shared_clocks_per_row: float = 0.417
-    overhead_clocks: tuple[float, float] = (22.1, 15.5)  # ping-pong, cooperative
-    least_clocks: float = 226.0
+    shared_clocks_per_row: float = 0.293
+    overhead_clocks: tuple[float, float] = (20.7, 16.1)  # ping-pong, cooperative
+    least_clocks: float = 184.0
     # The way from L2, for one SM alone, and for each when all of them load: in clusters, and
     # without, where neighbours get what they have in common together.
-    l2_bytes_per_clock: tuple[float, float, float] = (101.0, 52.4, 62.1)
+    l2_bytes_per_clock: tuple[float, float, float] = (143.0, 65.9, 85.0)
     # What arrives at an SM, of a multicast too.
-    arriving_bytes_per_clock: float = 128.0
-    padding_weight: float = 1.11  # loads beyond a tile, which come as boxes of their own
-    straddling: float = 1.73  # where rows do not start on a 128-byte line, each load takes two
+    arriving_bytes_per_clock: float = 170.0
+    padding_weight: float = 2.04  # loads beyond a tile, which come as boxes of their own
+    straddling: float = 1.52  # where rows do not start on a 128-byte line, each load takes two
+    # What takes TMA longer than L2: 128 bytes of a row that starts in the middle of a sector of 32,
+    # and 128 bytes outside the operand.
+    cut_clocks: float = 3.13
+    outside_clocks: float = 7.28
     # A tile: what ping-pong cannot hide, and the epilogue.
-    handover_us: float = 0.347
-    epilogue_us: float = 0.143
-    epilogue_kib_per_us: float = 59.7
-    exchange_kib_per_us: float = 50.2  # from other blocks, where a cluster splits K
+    handover_us: float = 0.275
+    epilogue_us: float = 0.108
+    epilogue_kib_per_us: float = 82.1
+    exchange_kib_per_us: float = 48.3  # from other blocks, where a cluster splits K
     # What 1024 elements take a warpgroup that its epilogue stores, reads (where they have 16 bits),
     # activates, or adds up by columns.
-    fused_stored_us: float = 0.30
-    fused_read_us: float = 0.28
-    fused_activation_us: float = 0.12
-    fused_sums_us: float = 0.44
+    fused_stored_us: float = 0.34
+    fused_read_us: float = 0.24
+    fused_activation_us: float = 0.14
+    fused_sums_us: float = 0.31
     # The part of it by which ping-pong's other warpgroup is held up.
-    fused_interference: float = 0.10
+    fused_interference: float = 0.12
     unaligned_epilogue: float = 1.71  # times as long where rows of D are not 16-byte aligned
-    hbm_bytes_per_us: float = 4.36e6  # of memory
-    overlap: float = 3.5  # the norm that joins what overlaps
-    stage_overlap: float = 7.88  # the same inside a k block
+    hbm_bytes_per_us: float = 4.37e6  # of memory
+    overlap: float = 2.62  # the norm that joins what overlaps
+    stage_overlap: float = 9.11  # the same inside a k block
     # A launch that adds partial sums.
-    reduction_us: float = 1.95
-    reduction_round_us: float = 0.0985  # eight splits
-    reduction_epilogues_per_us: float = 2.4e5  # where it runs an epilogue
+    reduction_us: float = 2.03
+    reduction_round_us: float = 0.089  # eight splits
+    reduction_epilogues_per_us: float = 2.2e5  # where it runs an epilogue
     # A launch that copies operands.
     copy_us: float = 2.7
     copy_bytes_per_us: float = 3.8e6
@@ -234,22 +238,30 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     overhead = np.where(x.ping_pong, *c.overhead_clocks)
     multiply = x.tile_m / 64 * 4 * pairs + overhead
     copied_a, copied_b = _copied(p, x)
-    lines_a, lines_b = np.where(copied_a, 1, _lines(p.a, c)), np.where(copied_b, 1, _lines(p.b, c))
-    loaded_m = x.tile_m * np.where(x.swapped, lines_b, lines_a)
-    loaded_n = x.tile_n * np.where(x.swapped, lines_a, lines_b)
-    loaded = loaded_m / x.cluster_n + loaded_n / x.cluster_m
+    # What a block loads of A and B itself, in rows of 128 bytes.
+    rows_m, rows_n = x.tile_m / x.cluster_n, x.tile_n / x.cluster_m
     if in_bytes == 2:  # TF32's B is K-major, if need be by a copy
         n_major = np.where(x.swapped, p.a.transposed, not p.b.transposed)
-        lines_n = np.where(x.swapped, lines_a, lines_b)
-        padding = n_major * (-x.tile_n % 64) * lines_n
-        loaded = loaded + padding / x.cluster_m * c.padding_weight
+        rows_n = rows_n + n_major * (-x.tile_n % 64) / x.cluster_m * c.padding_weight
+    rows_a, rows_b = np.where(x.swapped, (rows_n, rows_m), (rows_m, rows_n))
+    loaded = rows_a * np.where(copied_a | _starts_at(p.a, 128), 1, c.straddling)
+    loaded = loaded + rows_b * np.where(copied_b | _starts_at(p.b, 128), 1, c.straddling)
+    cut = rows_a * ~(copied_a | _starts_at(p.a, 32)) + rows_b * ~(copied_b | _starts_at(p.b, 32))
+    # Of more than a few k blocks tiles overlap instead, if D has room and there is no epilogue.
+    k_blocks = np.ceil(np.ceil(p.k * in_bytes / 128) / x.splits / x.cluster_k)
+    overlap = ~in_kernel & (k_blocks >= 5)
+    share = ~overlap / np.maximum(waves, 1)  # of tiles that reach past D
+    outside_m = np.where(m < x.tile_m, x.tile_m - m, share * (-m % x.tile_m))
+    outside_n = np.where(n < d_tile_n, d_tile_n - n, share * (-n % d_tile_n))
+    outside = np.minimum(outside_m, rows_m)
+    outside = outside + np.minimum(outside_n * x.tile_n / d_tile_n, rows_n)
+    tma = cut * c.cut_clocks + outside * c.outside_clocks
     alone, in_clusters, side_by_side = c.l2_bytes_per_clock
     together = np.where(cluster == 1, side_by_side, in_clusters)
     load = 128 * loaded * _norm(1 / alone, busy / together, 4)
     arrival = 128 * (x.tile_m + x.tile_n) / c.arriving_bytes_per_clock
-    load = _norm(load, arrival, 4)
+    load = _norm(_norm(load, arrival, 4), tma, 4)
     k_block = np.maximum(_norm(multiply, load, c.stage_overlap), c.least_clocks)
-    k_blocks = np.ceil(np.ceil(p.k * in_bytes / 128) / x.splits / x.cluster_k)
     mainloop = k_blocks * k_block / c.clocks_per_us + x.ping_pong * c.handover_us
 
     # One tile, and the walk over them: ping-pong stores one while it multiplies the next.
@@ -333,10 +345,9 @@ def _is_aligned(operand: Operand) -> bool:
     return all(stride * itemsize % 16 == 0 for stride in strides)
 
 
-def _lines(operand: Operand, calibration: Calibration) -> float:
-    """What loading 128 bytes of a row costs, 1 where they are one line, as in a copy."""
-    is_line = operand.ld * DTYPES[operand.dtype].itemsize % 128 == 0
-    return 1.0 if is_line else calibration.straddling
+def _starts_at(operand: Operand, num_bytes: int) -> bool:
+    """Whether every row starts at a multiple of so many bytes, in a buffer that does."""
+    return operand.ld * DTYPES[operand.dtype].itemsize % num_bytes == 0
 
 
 def _norm(x, y, order):

@@ -14,6 +14,7 @@ from jax_tcgemm.ragged_problem import RaggedProblem
 CASE = {case.label: case for case in CASES}
 # Several tiles a block, stages used several times, every edge cut.
 CASE["several_tiles"] = Case("several_tiles", 264, 136, 328)
+CASE["odd_overlap"] = Case("odd_overlap", 133, 203, 331)  # tiles overlap at the edges of D
 BF16, TF32 = Types("bf16", "bf16", "f32"), Types("f32", "f32", "tf32")
 
 

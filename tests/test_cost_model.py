@@ -62,7 +62,7 @@ def us(p, config):
         ((512, 512, 512), r"64x(32|64)x64_c1x1x1_pp(_t)?"),
         ((1, 6144, 4096), r"\d+x16x64_c1x1x\d_.._t(_split\d+)?"),
         ((16, 28672, 4096), r"\d+x16x64_c1x1x\d_.._t(_split\d+)?"),
-        ((4096, 16, 28672), r"((64|128|192)x(16|64)x64|64x(128|192)x64_\w+_t)_.*"),
+        ((4096, 16, 28672), r"((64|128|192)x(16|32|64)x64|64x(128|192|256)x64_\w+_t)_.*"),
         ((128, 128, 65536), r"\d+x\d+x64_.*_split(24|28|32|36|40|44|48)"),
         ((3072, 3072, 3072), r"(128x192|192x192|128x144)x64_.*"),
         ((128, 4096, 7168), r"(128x64|64x64|64x128)x64_.*"),
@@ -124,7 +124,7 @@ def test_what_it_chooses_among_measured_configs_is_near_the_fastest():
         configs = tuple(of_config)
         choice = configs[int(np.argmin(cost_model.predict_us(p, NUM_SMS, configs)))]
         losses.append(of_config[choice] / min(of_config.values()) - 1)
-    assert len(losses) >= 700
+    assert len(losses) >= 800
     assert np.mean(losses) < 0.04
     assert max(losses) < 0.34
 

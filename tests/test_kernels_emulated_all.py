@@ -44,7 +44,7 @@ def test_wgmma(dtype, tmp_path):
     emulator = build(tmp_path, f"instance_{dtype}*.cu", "wgmma")
     inputs, compute = ("f32", "tf32") if dtype == "tf32" else (dtype, "f32")
     everything = itertools.product(
-        [*CONFIG_CASES, CASE["several_tiles"]],
+        [*CONFIG_CASES, CASE["several_tiles"], CASE["odd_overlap"]],
         LAYOUTS,
         ["", "_split3"],
         ["f32", "bf16", "f16"],

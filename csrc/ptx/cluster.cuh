@@ -1,4 +1,4 @@
-// Thread block cluster, register allocation and dependent-launch instructions.
+// Thread block cluster, election, register allocation and dependent-launch instructions.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,21 @@ __device__ __forceinline__ uint32_t cluster_ctarank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
+}
+
+// True in one thread of a warp that is converged. The compiler then knows that what this thread issues comes from
+// one thread: a bulk copy in a branch by threadIdx.x is wrapped in a loop over the threads that might be there, and
+// what its uniform registers hold is moved there each time. PTX 8.0, sm_90
+__device__ __forceinline__ bool elect_one() {
+  uint32_t is_elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, elected;\n"
+      "}"
+      : "=r"(is_elected));
+  return is_elected != 0;
 }
 
 // threadIdx.x, read anew at each call: what is derived from it is not kept in registers across a

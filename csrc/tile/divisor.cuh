@@ -11,17 +11,17 @@ class Divisor {
  public:
   Divisor() = default;
   // 1 <= divisor < 2^31
-  __host__ explicit Divisor(int64_t divisor) : divisor_(static_cast<uint32_t>(divisor)) {
-    while ((uint64_t{1} << (shift_ + 1)) < divisor_) ++shift_;
-    multiplier_ = static_cast<uint32_t>(((uint64_t{1} << (32 + shift_)) + divisor_ - 1) / divisor_);
+  __host__ explicit Divisor(int64_t divisor) {
+    while ((int64_t{1} << shift_) < divisor) ++shift_;
+    multiplier_ = static_cast<uint32_t>(((int64_t{1} << (31 + shift_)) + divisor - 1) / divisor);
   }
 
   __device__ __forceinline__ int32_t divide(int32_t n) const {
-    return divisor_ == 1 ? n : static_cast<int32_t>(__umulhi(n, multiplier_) >> shift_);
+    return static_cast<int32_t>(__umulhi(2 * static_cast<uint32_t>(n), multiplier_) >> shift_);
   }
 
  private:
-  uint32_t divisor_ = 1, multiplier_ = 0, shift_ = 0;
+  uint32_t multiplier_ = uint32_t{1} << 31, shift_ = 0;
 };
 
 }  // namespace tcgemm

@@ -13,23 +13,31 @@ from .gemm_call import LAYOUTS, Case, Types, implementations, make_inputs, misma
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
 
-# A cooperative tile with multicast, ping-pong, the transposed problem, and three warpgroups that
-# store a width which store boxes do not divide.
+# A cooperative tile with multicast, ping-pong, the transposed problem, and widths which store boxes
+# do not divide, the last of three warpgroups.
 RESIDUE_CONFIGS = (
     "128x256x64_c2x1x1_co",
     "64x64x64_c1x1x1_pp",
     "64x16x64_c1x1x1_pp_t",
-    "192x176x64_c1x1x1_co",
+    "128x160x64_c2x1x1_pp",
     "192x176x64_c1x2x1_co_t",
 )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("config", RESIDUE_CONFIGS)
-def test_residues_mod_8(config, layout):
-    """Every pair of residues of M, N and K: what TMA can read and store changes with each."""
+@pytest.mark.parametrize("least", [(120, 72, 64), (328, 360, 328)], ids=["part", "overlap"])
+def test_residues_mod_8(least, config, layout):
+    """Every pair of residues of M, N and K: what TMA can read and store changes with each.
+
+    In a part of a tile, and where tiles overlap at the edges of D.
+    """
+    least_m, least_n, least_k = least
     cases = [
-        Case(f"m{m}_n{n}", 120 + m, 72 + n, 64 + (m + n) % 8, batch=(1, 1 + (m + 2 * n) % 2))
+        Case(
+            *(f"m{m}_n{n}", least_m + m, least_n + n, least_k + (m + n) % 8),
+            batch=(1, 1 + (m + 2 * n) % 2),
+        )
         for m in range(8)
         for n in range(8)
     ]

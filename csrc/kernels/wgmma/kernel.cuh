@@ -48,37 +48,48 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
 
   // Shuffled so that the compiler knows it is the same in a whole warp.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
-  const uint32_t cta_rank = ptx::cluster_ctarank();
+  const uint32_t cta_rank = cluster_rank<Config>();
 
-  // A block begins with nothing in the instruction cache, which costs five clocks for each instruction. So
-  // the producer's way to its first load is short and straight, and waits for no other warp of its block.
-  if (warp == 0 && threadIdx.x % 32 == 0) {
-    pipeline.init();
-    if constexpr (Config::kClusterK > 1) ClusterSum<Config, T>::init(shared);
-    ptx::fence_mbarrier_init();
-  } else if (warp == 1 && threadIdx.x % 32 == 0) {
-    ptx::prefetch_tensormap(&params.a_map);
-    ptx::prefetch_tensormap(&params.b_map);
-    if constexpr (!Epilogue::kFused) ptx::prefetch_tensormap(&params.d_map);
+  // A block begins with nothing in the instruction cache, which costs five clocks for each instruction. So the
+  // producer's way to its first load is short and straight: other warps do what can be done beside it. Branches by
+  // warp and by thread are apart, so that the compiler knows that warps are whole after them, and where a tile lies
+  // is worked out in uniform registers.
+  if (warp == kInitializingWarp) {
+    if (ptx::elect_one()) {
+      pipeline.init();
+      if constexpr (Config::kClusterK > 1) ClusterSum<Config, T>::init(shared);
+      ptx::fence_mbarrier_init();
+    }
+  } else if (warp == 2) {
+    if (ptx::elect_one()) {
+      ptx::prefetch_tensormap(&params.a_map);
+      ptx::prefetch_tensormap(&params.b_map);
+      if constexpr (!Epilogue::kFused) ptx::prefetch_tensormap(&params.d_map);
+    }
   }
-  TileWalk<Config, T::kTileK, Epilogue> walk(params);
-  start_block<Config>(group != 0);
-  const Loader<Config, In, kTransA, kTransB, Epilogue> loader(params, shared, pipeline.full, cta_rank);
-  if (threadIdx.x == 0) loader.load(walk.work(), 0, 0);
+  BlockStart<Config>::arrive(warp);
+  TileWalk<Config, Epilogue> walk(params);
+  BlockStart<Config>::wait(warp);
+  Loader<Config, In, kTransA, kTransB, Epilogue> loader(params, shared, pipeline.full, cta_rank);
+  loader.begin(walk.work());
+  if (warp == 0 && ptx::elect_one()) loader.load(0);
 
   if (group == 0) {
     ptx::setmaxnreg_dec<T::kProducerRegisters>();
-    if (threadIdx.x == 0) {
+    if (warp == 0 && ptx::elect_one()) {
       PipelineState<T::kStages> state;
       state.advance();
-      int32_t i = 1;  // the first k block is under way
-      do {
-        for (; i < walk.work().num_k_blocks; ++i, state.advance()) {
+      int32_t left = params.k_blocks - 1;  // the first k block is under way
+      for (;;) {
+#pragma unroll 1  // the first way through it is the slowest: its instructions come from afar
+        for (; left > 0; --left, state.advance()) {
           ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);
-          loader.load(walk.work(), i, state.stage);
+          loader.load(state.stage);
         }
-        i = 0;
-      } while (walk.next(params));
+        if (!walk.next(params)) break;
+        loader.begin(walk.work());
+        left = params.k_blocks;
+      }
       // Not earlier: blocks of the next kernel would wait on SMs that have no tile of ours.
       ptx::griddepcontrol_launch_dependents();
       pipeline.drain(state);
@@ -118,8 +129,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
 #pragma unroll 1
     for (bool has_tile = true; has_tile; has_tile = walk.next(params)) {
       const Work work = walk.work();
-      if (Config::kPingPong && (walk.sequence() & 1) != consumer) {
-        state.advance(work.num_k_blocks);
+      if (Config::kPingPong && (walk.number() & 1) != consumer) {
+        state.advance(params.k_blocks);
         continue;
       }
       if constexpr (Epilogue::kFused) {
@@ -127,7 +138,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       }
       if constexpr (Config::kPingPong) {
         // Group 0 begins; from then on each one waits for the other's previous tile.
-        if (walk.sequence() > 0) {
+        if (walk.number() > 0) {
           ptx::mbarrier_wait(&pipeline.order[consumer], turn);
           turn ^= 1;
         }
@@ -137,7 +148,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       float acc[T::kBlocksM][Config::kTileN / 2];
       int previous_stage = -1;
 #pragma unroll 1
-      for (int32_t i = 0; i < work.num_k_blocks; ++i) {
+      for (int32_t i = 0; i < params.k_blocks; ++i) {
         ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);
         const uint32_t a = ptx::shared_address(shared + state.stage * T::kStageBytes) + first_row_bytes;
         const uint32_t b = ptx::shared_address(shared + state.stage * T::kStageBytes + T::kABytes);

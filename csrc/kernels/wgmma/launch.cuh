@@ -89,7 +89,7 @@ Status launch_clusters(const Parameters& params, int64_t num_tiles, int64_t tile
 }
 
 template <typename Config>
-Grid make_grid(const Call& call, int64_t tiles_m, int64_t tiles_n) {
+Grid make_grid(const Call& call, int64_t tile_n, int64_t tiles_m, int64_t tiles_n, int64_t k_blocks) {
   constexpr int64_t kAlong = kTilesAlongLonger<Config>;
   Grid grid{};
   grid.n_is_longer = call.n > call.m;
@@ -97,6 +97,16 @@ Grid make_grid(const Call& call, int64_t tiles_m, int64_t tiles_n) {
   grid.longer = static_cast<int32_t>(longer);
   grid.shorter = static_cast<int32_t>(shorter);
   grid.num_tiles = static_cast<int32_t>(tiles_m * tiles_n * call.batch * call.num_splits);
+  // An epilogue must see each element once: it adds up columns, and may read what is stored in its place. Of fewer
+  // k blocks, storing twice takes longer than loads from outside.
+  constexpr int64_t kWorthOverlap = 5, kAlignment = 8;  // k blocks; elements that TMA loads and stores at their best
+  const bool may_overlap = call.epilogue == nullptr && k_blocks >= kWorthOverlap;
+  const auto last = [&](int64_t extent, int64_t tile) {
+    if (!may_overlap || extent < tile) return INT32_MAX;
+    return static_cast<int32_t>(ceil_div(extent - tile, kAlignment) * kAlignment);
+  };
+  grid.last_m = last(call.m, Config::kTileM);
+  grid.last_n = last(call.n, tile_n);
   grid.per_batch = Divisor(tiles_m * tiles_n);
   // Past the tiles of a batch entry, as it may be, it divides to 0, as it must.
   grid.per_group = Divisor(std::min<int64_t>(kAlong * shorter, INT32_MAX));
@@ -120,7 +130,9 @@ Status launch_kernel(const Call& call) {
   params.b_outer = call.b.outer_stride != 0;
   params.b_inner = call.b.inner_stride != 0;
   params.num_splits = call.num_splits;
-  params.k_blocks_per_split = static_cast<int32_t>(ceil_div(ceil_div(call.k, T::kTileK), call.num_splits));
+  const int64_t k_blocks = ceil_div(ceil_div(call.k, T::kTileK), int64_t{call.num_splits} * Config::kClusterK);
+  params.k_blocks = static_cast<int32_t>(std::max<int64_t>(k_blocks, 1));
+  params.first_k_block = call.k == 0;  // a map of K = 0 is one of a little more
   params.out_type = call.out_type;
   params.d = call.d;
   params.ldd = Config::kSwapped ? call.m : call.n;
@@ -170,13 +182,12 @@ Status launch_kernel(const Call& call) {
   const int64_t tiles_n = ceil_div(call.n, tile_n * Config::kClusterN);
   const int64_t num_tiles = tiles_m * tiles_n * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
-  params.grid = make_grid<Config>(call, tiles_m, tiles_n);
+  params.grid = make_grid<Config>(call, tile_n, tiles_m, tiles_n, params.k_blocks);
 
   // What a block loads and stores alone is then 3 % of its time; ping-pong needs two tiles to hide any of it.
   constexpr int64_t kEnoughWork = int64_t{128} * 128 * 256;
-  const int64_t tile_work = int64_t{params.k_blocks_per_split} * Config::kTileM * Config::kTileN;
-  const int64_t tiles_at_least =
-      std::max<int64_t>(ceil_div(kEnoughWork, std::max<int64_t>(tile_work, 1)), Config::kPingPong ? 2 : 1);
+  const int64_t tile_work = int64_t{params.k_blocks} * Config::kTileM * Config::kTileN;
+  const int64_t tiles_at_least = std::max<int64_t>(ceil_div(kEnoughWork, tile_work), Config::kPingPong ? 2 : 1);
   return launch_clusters<kernel<Config, In, kTransA, kTransB, Epilogue>, Config, T::kSharedBytes>(
       params, num_tiles, tiles_at_least, call.stream, "wgmma kernel");
 }

@@ -26,7 +26,7 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const CUtensorMap* map,
   };
   if constexpr (kTrans) {
     constexpr int kRows = T::kTileK / kSharers;
-#pragma unroll 1  // the producer has few registers
+#pragma unroll
     for (int chunk = 0; chunk < kExtent / T::kChunk; ++chunk) {
       load(tile + chunk * T::kTileK * 128 + part * kRows * 128, first_idx + chunk * T::kChunk, k_idx + part * kRows);
     }
@@ -55,7 +55,8 @@ __device__ __forceinline__ void load_gated_tile(uint8_t* tile, const CUtensorMap
   }
 }
 
-// What the producer knows of this block's place in its cluster, and one stage's loads.
+// The producer's way through the k blocks of its tiles. What a tile decides is worked out once: between two k
+// blocks of a narrow tile there are 128 clocks.
 template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
 class Loader {
  public:
@@ -75,35 +76,46 @@ class Loader {
     b_mask_ = static_cast<uint16_t>(kColumnMask << rank_n_ * Config::kClusterM);
   }
 
-  // Announces and loads the tile's k block number `i` into a stage that is free.
-  __device__ __forceinline__ void load(const Work& work, int32_t i, int stage) const {
+  // Goes to the first k block of a tile.
+  __device__ __forceinline__ void begin(const Work& work) {
+    const int32_t outer = params_.grid.batch_inner.divide(work.batch_idx);
+    const int32_t inner = work.batch_idx - outer * params_.batch_inner;
+    a_inner_ = inner * params_.a_inner, a_outer_ = outer * params_.a_outer;
+    b_inner_ = inner * params_.b_inner, b_outer_ = outer * params_.b_outer;
+    m_idx_ = work.m_idx, n_idx_ = work.n_idx, k_idx_ = work.first_k_block * T::kTileK;
+  }
+
+  // Announces and loads the next k block into a stage that is free.
+  __device__ __forceinline__ void load(int stage) {
     uint64_t* barrier = &full_[stage];
     ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);
     uint8_t* a = shared_ + stage * T::kStageBytes;
-    uint8_t* b = a + T::kABytes;
-    const int32_t outer = params_.grid.batch_inner.divide(work.batch_idx);
-    const int32_t inner = work.batch_idx - outer * params_.batch_inner;
-    const int32_t b_inner = inner * params_.b_inner, b_outer = outer * params_.b_outer;
-    const int32_t k_idx = (work.first_k_block + i) * T::kTileK;
-    load_tile<kTransA, Config::kTileM, Config::kClusterN, T>(a, &params_.a_map, barrier, a_mask_, rank_n_, work.m_idx,
-                                                             k_idx, inner * params_.a_inner, outer * params_.a_outer);
-    if constexpr (Epilogue::kFused && kRunsGated<Config>) {
-      if (params_.epilogue.values.has_two_z()) {
-        load_gated_tile<kTransB, Config, T>(b, &params_.b_map, &params_.epilogue.b_up_map, barrier, b_mask_, rank_m_,
-                                            work.n_idx, k_idx, b_inner, b_outer);
-        return;
-      }
-    }
-    load_tile<kTransB, T::kPaddedN, Config::kClusterM, T>(b, &params_.b_map, barrier, b_mask_, rank_m_, work.n_idx,
-                                                          k_idx, b_inner, b_outer);
+    load_tile<kTransA, Config::kTileM, Config::kClusterN, T>(a, &params_.a_map, barrier, a_mask_, rank_n_, m_idx_,
+                                                             k_idx_, a_inner_, a_outer_);
+    load_b(a + T::kABytes, barrier);
+    k_idx_ += T::kTileK;
   }
 
  private:
+  __device__ __forceinline__ void load_b(uint8_t* b, uint64_t* barrier) const {
+    if constexpr (Epilogue::kFused && kRunsGated<Config>) {
+      if (params_.epilogue.values.has_two_z()) {
+        load_gated_tile<kTransB, Config, T>(b, &params_.b_map, &params_.epilogue.b_up_map, barrier, b_mask_, rank_m_,
+                                            n_idx_, k_idx_, b_inner_, b_outer_);
+        return;
+      }
+    }
+    load_tile<kTransB, T::kPaddedN, Config::kClusterM, T>(b, &params_.b_map, barrier, b_mask_, rank_m_, n_idx_, k_idx_,
+                                                          b_inner_, b_outer_);
+  }
+
   const Params<Epilogue>& params_;
   uint8_t* const shared_;
   uint64_t* const full_;
   const int rank_m_, rank_n_;
   uint16_t a_mask_, b_mask_;
+  int32_t m_idx_, n_idx_, k_idx_;
+  int32_t a_inner_, a_outer_, b_inner_, b_outer_;
 };
 
 }  // namespace tcgemm::wgmma_family

@@ -8,6 +8,15 @@
 
 namespace tcgemm::wgmma_family {
 
+// Initialises a block's barriers while warp 0 looks for what to load first.
+inline constexpr int kInitializingWarp = 1;
+
+// Rank of this block in its cluster. A grid of single blocks is launched without clusters.
+template <typename Config>
+__device__ __forceinline__ uint32_t cluster_rank() {
+  return Config::kClusterSize == 1 ? 0 : ptx::cluster_ctarank();
+}
+
 // Where a thread stands in the ring of stages.
 template <int kStages>
 struct PipelineState {
@@ -70,23 +79,36 @@ struct Pipeline {
   }
 };
 
-// Once the barriers are initialised, by a thread of a warpgroup that need not wait for the others: nothing
-// that these do comes before what it needs. All of it, and what comes before, runs while the kernel before
-// us on the stream still does.
+// How a block begins once its barriers are initialised. All of it, and what comes before, runs while the kernel
+// before us on the stream still does.
 template <typename Config>
-__device__ __forceinline__ void start_block(bool must_wait = true) {
-  constexpr uint32_t kBarrierId = 15;
-  if constexpr (Config::kClusterSize > 1) {
-    // Of all blocks' threads, ours among them.
-    ptx::cluster_arrive_relaxed();
-    ptx::cluster_wait();
-  } else if (must_wait) {
-    ptx::named_barrier_sync(kBarrierId, Config::kThreads);
-  } else {
-    __syncwarp();
-    ptx::named_barrier_arrive(kBarrierId, Config::kThreads);
+struct BlockStart {
+  // By all threads, those of kInitializingWarp after one of them has initialised the barriers.
+  static __device__ __forceinline__ void arrive(int warp) {
+    if constexpr (Config::kClusterSize > 1) {
+      ptx::cluster_arrive_relaxed();
+    } else if (warp == kInitializingWarp) {
+      __syncwarp();
+      ptx::named_barrier_arrive(kProducerBarrier, kProducerThreads);
+      ptx::named_barrier_arrive(kConsumerBarrier, kConsumerThreads);
+    }
   }
-  ptx::griddepcontrol_wait();
-}
+  // By all threads. Those of warp 0 and of the consumers may then use the barriers of all blocks.
+  static __device__ __forceinline__ void wait(int warp) {
+    if constexpr (Config::kClusterSize > 1) {
+      ptx::cluster_wait();
+    } else if (warp == 0) {
+      ptx::named_barrier_sync(kProducerBarrier, kProducerThreads);
+    } else if (warp >= 4) {
+      ptx::named_barrier_sync(kConsumerBarrier, kConsumerThreads);
+    }
+    ptx::griddepcontrol_wait();
+  }
+
+ private:
+  // The loading warp waits for the initialising one only.
+  static constexpr uint32_t kProducerBarrier = 14, kProducerThreads = 64;
+  static constexpr uint32_t kConsumerBarrier = 15, kConsumerThreads = 32 + 128 * Config::kConsumers;
+};
 
 }  // namespace tcgemm::wgmma_family

@@ -110,19 +110,26 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     return false;
   }();
 
-  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  const int rank = Config::kClusterSize == 1 ? 0 : static_cast<int>(ptx::cluster_ctarank());
+  // Shuffled so that the compiler knows it is the same in a whole warp.
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
+  const int rank = static_cast<int>(cluster_rank<Config>());
   const int rank_m = rank % Config::kClusterM, rank_n = rank / Config::kClusterM;
   constexpr uint16_t kMask = (1u << Config::kClusterSize) - 1;
 
-  if (threadIdx.x == 0) {
+  if (warp == 0 && ptx::elect_one()) {
     ptx::prefetch_tensormap(&gemm.a_map);
     ptx::prefetch_tensormap(&gemm.d_map);
     pipeline.init(gathers ? 1 + T::kGatherThreads : 1);
     ring.init();
     ptx::fence_mbarrier_init();
   }
-  start_block<Config>();
+  if constexpr (Config::kClusterSize > 1) {
+    ptx::cluster_arrive_relaxed();
+    ptx::cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  ptx::griddepcontrol_wait();
 
   const auto num_k_blocks = [&](const RaggedWork& work) {
     if (!T::kIsRows) return (work.num_tokens() + T::kTileK - 1) / T::kTileK;
@@ -135,12 +142,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (group == 0) {
     ptx::setmaxnreg_dec<T::kProducerRegisters>();
-    if (threadIdx.x == 0) {
+    if (warp == 0 && ptx::elect_one()) {
       PipelineState<T::kStages> state;
       for (;;) {
         const RaggedWork work = ring.pop();
         if (work.tokens.group == RaggedWork::kEnd) break;
         const int32_t k_blocks = num_k_blocks(work);
+#pragma unroll 1  // as in kernel.cuh
         for (int32_t i = 0; i < k_blocks; ++i, state.advance()) {
           ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);
           uint64_t* barrier = &pipeline.full[state.stage];
@@ -174,7 +182,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       // Not earlier: blocks of the next kernel would wait on SMs that have no tile of ours.
       ptx::griddepcontrol_launch_dependents();
       pipeline.drain(state);
-    } else if (threadIdx.x / 32 == 1) {
+    } else if (warp == 1) {
       using Tiles = std::conditional_t<T::kIsRows, RowTiles<Config>, ContractionTiles<Config>>;
       Tiles tiles;
       const auto clusters = [](int32_t extent, int32_t tile) { return (extent + tile - 1) / tile; };
@@ -195,7 +203,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       }
       work.tokens.group = RaggedWork::kEnd;
       if (threadIdx.x % 32 == 0) ring.push(work);
-    } else if (threadIdx.x / 32 >= 2) {
+    } else if (warp >= 2) {
       if constexpr (T::kGatherThreads > 0) {
         PipelineState<T::kStages> state;
         for (;;) {

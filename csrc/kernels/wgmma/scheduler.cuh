@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/traits.cuh"
-#include "ptx/cluster.cuh"
 
 namespace tcgemm::wgmma_family {
 
@@ -12,32 +12,31 @@ namespace tcgemm::wgmma_family {
 struct Work {
   int32_t m_idx, n_idx;  // first row and column of this block's tile
   int32_t batch_idx, split_idx;
-  // At least one: blocks past the end of K load zeros, so an empty share still gives a result.
-  int32_t first_k_block, num_k_blocks;
+  int32_t first_k_block;  // of Params::k_blocks
 };
 
 // Walks the tiles of one cluster. Inside a batch entry, the walk takes the tiles of a group along the longer side
 // of D before it moves one on along the shorter, every other group backwards: neighbours in time share both
 // operands' panels in L2, and neighbours on the chip (kTilesAlongLonger) share panels or, where K is split, a part of
 // K. Divides by multiplying: the producer's first load and every short tile wait.
-template <typename Config, int kTileK, typename Epilogue>
+template <typename Config, typename Epilogue>
 class TileWalk {
  public:
   // At the first tile. There is one for each cluster.
-  __device__ __forceinline__ explicit TileWalk(const Params<Epilogue>& params)
-      : rank_(ptx::cluster_ctarank()), tile_idx_(first_tile(params)) {
-    work_ = locate(params);
+  __device__ __forceinline__ explicit TileWalk(const Params<Epilogue>& params) : rank_(cluster_rank<Config>()) {
+    work_ = locate(params, first_tile(params));
   }
 
   __device__ __forceinline__ const Work& work() const { return work_; }
-  __device__ __forceinline__ int32_t sequence() const { return sequence_; }  // of this tile in our walk
+  __device__ __forceinline__ int32_t number() const { return number_; }  // of this tile in our walk
 
   // Goes on to the next tile; whether there is one.
   __device__ __forceinline__ bool next(const Params<Epilogue>& params) {
-    tile_idx_ += gridDim.x / Config::kClusterSize;
-    ++sequence_;
-    if (tile_idx_ >= params.grid.num_tiles) return false;
-    work_ = locate(params);
+    ++number_;
+    // Worked out anew: kept across a tile it would take a register that TF32's epilogues need.
+    const int32_t tile_idx = first_tile(params) + number_ * (gridDim.x / Config::kClusterSize);
+    if (tile_idx >= params.grid.num_tiles) return false;
+    work_ = locate(params, tile_idx);
     return true;
   }
 
@@ -51,37 +50,29 @@ class TileWalk {
     return place * (clusters / kApart) + min(place, clusters % kApart) + cluster / kApart;
   }
 
-  __device__ __forceinline__ Work locate(const Params<Epilogue>& params) const {
+  __device__ __forceinline__ Work locate(const Params<Epilogue>& params, int32_t tile_idx) const {
     Work work;
     constexpr int32_t kAlong = kTilesAlongLonger<Config>;
     const Grid& grid = params.grid;
-    const int32_t d_batch_idx = grid.per_batch.divide(tile_idx_);
-    const int32_t in_batch = tile_idx_ - d_batch_idx * grid.longer * grid.shorter;
+    const int32_t d_batch_idx = grid.per_batch.divide(tile_idx);
+    const int32_t in_batch = tile_idx - d_batch_idx * grid.longer * grid.shorter;
     const int32_t group_idx = grid.per_group.divide(in_batch), first = group_idx * kAlong;
     const int32_t in_group = in_batch - first * grid.shorter;
     const bool is_full = first + kAlong <= grid.longer;
-    const int32_t step = is_full ? in_group / kAlong : grid.last_group.divide(in_group);
+    const int32_t step = is_full ? static_cast<uint32_t>(in_group) / kAlong : grid.last_group.divide(in_group);
     const int32_t width = is_full ? kAlong : grid.longer - first;
     const int32_t along_longer = first + in_group - step * width;
     const int32_t along_shorter = group_idx & 1 ? grid.shorter - 1 - step : step;
     const int32_t cluster_m = grid.n_is_longer ? along_shorter : along_longer;
     const int32_t cluster_n = grid.n_is_longer ? along_longer : along_shorter;
     const int32_t rank_m = rank_ % Config::kClusterM, rank_n = rank_ / Config::kClusterM % Config::kClusterN;
-    work.m_idx = (cluster_m * Config::kClusterM + rank_m) * Config::kTileM;
-    work.n_idx = (cluster_n * Config::kClusterN + rank_n) * tile_n(params);
+    work.m_idx = min((cluster_m * Config::kClusterM + rank_m) * Config::kTileM, grid.last_m);
+    work.n_idx = min((cluster_n * Config::kClusterN + rank_n) * tile_n(params), grid.last_n);
     work.split_idx = grid.batch.divide(d_batch_idx);
     work.batch_idx = d_batch_idx - work.split_idx * params.batch;
-    const int32_t k_blocks = (params.k + kTileK - 1) / kTileK;
-    int32_t begin = work.split_idx * params.k_blocks_per_split;
-    int32_t end = min(begin + params.k_blocks_per_split, k_blocks);
-    if constexpr (Config::kClusterK > 1) {
-      const int32_t share = (end - begin + Config::kClusterK - 1) / Config::kClusterK;
-      begin += rank_ * share;
-      end = min(begin + share, end);
-    }
-    // A k block wholly past K would start inside the map's padding of K = 0, so step over it.
-    work.first_k_block = end > begin ? begin : k_blocks + 1;
-    work.num_k_blocks = max(end - begin, 1);
+    int32_t part = work.split_idx;
+    if constexpr (Config::kClusterK > 1) part = part * Config::kClusterK + rank_;
+    work.first_k_block = params.first_k_block + part * params.k_blocks;
     return work;
   }
 
@@ -91,7 +82,7 @@ class TileWalk {
     return Config::kTileN;
   }
 
-  int32_t rank_, tile_idx_, sequence_ = 0;
+  int32_t rank_, number_ = 0;
   Work work_;
 };
 

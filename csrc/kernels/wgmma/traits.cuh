@@ -27,7 +27,10 @@ inline constexpr int32_t kTilesAlongLonger = Config::kClusterSize == 1 ? 4 : 8;
 // The tiles of a launch, in units of what a cluster computes at once.
 struct Grid {
   bool n_is_longer;
-  int32_t longer, shorter, num_tiles;        // along D's sides, and in all
+  int32_t longer, shorter, num_tiles;  // along D's sides, and in all
+  // Where the last tiles begin at most. What lies outside an operand takes TMA eight times as long as what lies
+  // inside, so they overlap the ones before them, and some elements are computed twice, to the same bits.
+  int32_t last_m, last_n;
   Divisor per_batch, per_group, last_group;  // tiles of a batch entry and of a group; how wide the last group is
   Divisor batch, batch_inner;
 };
@@ -41,7 +44,9 @@ struct Params {
   // 0 where an operand is broadcast along that level, else 1.
   int32_t a_outer, a_inner, b_outer, b_inner;
   int32_t num_splits;  // parts of K written as separate batches of D
-  int32_t k_blocks_per_split;
+  // Each block multiplies this many k blocks of a tile, at least one; the part number 0 of K begins at the k block
+  // `first_k_block`. Past the end of K they load zeros.
+  int32_t k_blocks, first_k_block;
   FloatType out_type;
   bool store_with_tma;
   void* d;

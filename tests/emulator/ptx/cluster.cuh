@@ -6,6 +6,10 @@
 namespace tcgemm::ptx {
 
 inline uint32_t cluster_ctarank() { return emulator::current().block->rank; }
+inline bool elect_one() {
+  __syncwarp();  // of a whole warp
+  return emulator::current().lane == 0;
+}
 inline uint32_t tid_x() { return threadIdx.x; }
 inline void cluster_arrive_relaxed() { emulator::cluster_arrive(); }
 inline void cluster_arrive() {
