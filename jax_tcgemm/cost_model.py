@@ -6,7 +6,7 @@ A persistent grid of one block for each SM (or of as many clusters as fit) walks
 
 where max~ is a norm, a little more than the larger. `compute` is the waves of tiles, each as long
 as its k blocks take the tensor cores or the way from L2, whichever is slower; `memory` is what
-HBM has to move. The constants in `Calibration` were fitted to measured times of 729 problems;
+HBM has to move. The constants in `Calibration` were fitted to measured times of 816 problems;
 docs/tuning.md says what the model gets right and what it cannot know.
 """
 
@@ -44,31 +44,31 @@ WITH_EPILOGUE = frozenset(
 class Calibration:
     """What an H200 does; clocks are SM clocks, bytes a clock are of one SM."""
 
-    clocks_per_us: float = 1610.0  # of a busy tensor core, as far as power and issue let it
-    launch_us: float = 0.688
-    fill_kib_per_us: float = 28.0  # of a block's first loads, which nothing hides
-    cluster_us: float = 0.827  # starting and ending in step
-    cluster_k_us: float = 0.521  # and waiting for what the others have of a tile
+    clocks_per_us: float = 1650.0  # of a busy tensor core, as far as power and issue let it
+    launch_us: float = 0.682
+    fill_kib_per_us: float = 33.1  # of a block's first loads, which nothing hides
+    cluster_us: float = 0.815  # starting and ending in step
+    cluster_k_us: float = 0.494  # and waiting for what the others have of a tile
     # A k block: the multiplications, reading N x K from shared memory for every 64 rows of them.
-    shared_clocks_per_row: float = 0.293
-    overhead_clocks: tuple[float, float] = (20.7, 16.1)  # ping-pong, cooperative
-    least_clocks: float = 184.0
+    shared_clocks_per_row: float = 0.311
+    overhead_clocks: tuple[float, float] = (21.5, 16.1)  # ping-pong, cooperative
+    least_clocks: float = 191.0
     # The way from L2, for one SM alone, and for each when all of them load: in clusters, and
     # without, where neighbours get what they have in common together.
-    l2_bytes_per_clock: tuple[float, float, float] = (143.0, 65.9, 85.0)
+    l2_bytes_per_clock: tuple[float, float, float] = (154.0, 62.0, 76.3)
     # What arrives at an SM, of a multicast too.
-    arriving_bytes_per_clock: float = 170.0
-    padding_weight: float = 2.04  # loads beyond a tile, which come as boxes of their own
-    straddling: float = 1.52  # where rows do not start on a 128-byte line, each load takes two
+    arriving_bytes_per_clock: float = 171.0
+    padding_weight: float = 1.79  # loads beyond a tile, which come as boxes of their own
+    straddling: float = 1.53  # where rows do not start on a 128-byte line, each load takes two
     # What takes TMA longer than L2: 128 bytes of a row that starts in the middle of a sector of 32,
     # and 128 bytes outside the operand.
-    cut_clocks: float = 3.13
-    outside_clocks: float = 7.28
+    cut_clocks: float = 3.17
+    outside_clocks: float = 4.93
     # A tile: what ping-pong cannot hide, and the epilogue.
-    handover_us: float = 0.275
-    epilogue_us: float = 0.108
-    epilogue_kib_per_us: float = 82.1
-    exchange_kib_per_us: float = 48.3  # from other blocks, where a cluster splits K
+    handover_us: float = 0.333
+    epilogue_us: float = 0.111
+    epilogue_kib_per_us: float = 65.5
+    exchange_kib_per_us: float = 47.3  # from other blocks, where a cluster splits K
     # What 1024 elements take a warpgroup that its epilogue stores, reads (where they have 16 bits),
     # activates, or adds up by columns.
     fused_stored_us: float = 0.34
@@ -77,17 +77,17 @@ class Calibration:
     fused_sums_us: float = 0.31
     # The part of it by which ping-pong's other warpgroup is held up.
     fused_interference: float = 0.12
-    unaligned_epilogue: float = 1.71  # times as long where rows of D are not 16-byte aligned
-    hbm_bytes_per_us: float = 4.37e6  # of memory
-    overlap: float = 2.62  # the norm that joins what overlaps
-    stage_overlap: float = 9.11  # the same inside a k block
+    unaligned_epilogue: float = 1.46  # times as long where rows of D are not 16-byte aligned
+    hbm_bytes_per_us: float = 4.43e6  # of memory
+    overlap: float = 2.53  # the norm that joins what overlaps
+    stage_overlap: float = 8.82  # the same inside a k block
     # A launch that adds partial sums.
-    reduction_us: float = 2.03
-    reduction_round_us: float = 0.089  # eight splits
+    reduction_us: float = 2.02
+    reduction_round_us: float = 0.0863  # eight splits
     reduction_epilogues_per_us: float = 2.2e5  # where it runs an epilogue
     # A launch that copies operands.
-    copy_us: float = 2.7
-    copy_bytes_per_us: float = 3.8e6
+    copy_us: float = 2.94
+    copy_bytes_per_us: float = 4.03e6
     # cuBLASLt, in terms of our kernels without their copies: close to them, also where TF32 would
     # make us transpose an operand; far behind where rows are not aligned.
     cublaslt: float = 1.03
@@ -247,9 +247,11 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     loaded = rows_a * np.where(copied_a | _starts_at(p.a, 128), 1, c.straddling)
     loaded = loaded + rows_b * np.where(copied_b | _starts_at(p.b, 128), 1, c.straddling)
     cut = rows_a * ~(copied_a | _starts_at(p.a, 32)) + rows_b * ~(copied_b | _starts_at(p.b, 32))
-    # Of more than a few k blocks tiles overlap instead, if D has room and there is no epilogue.
+    # Of more than a few k blocks tiles overlap instead, where D has room for one, TMA stores it,
+    # and there is no epilogue.
     k_blocks = np.ceil(np.ceil(p.k * in_bytes / 128) / x.splits / x.cluster_k)
-    overlap = ~in_kernel & (k_blocks >= 5)
+    stored_bytes = np.where(is_summed, 4, out_bytes)
+    overlap = ~in_kernel & (k_blocks >= 5) & (p.n * stored_bytes % 16 == 0)
     share = ~overlap / np.maximum(waves, 1)  # of tiles that reach past D
     outside_m = np.where(m < x.tile_m, x.tile_m - m, share * (-m % x.tile_m))
     outside_n = np.where(n < d_tile_n, d_tile_n - n, share * (-n % d_tile_n))
@@ -265,7 +267,6 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     mainloop = k_blocks * k_block / c.clocks_per_us + x.ping_pong * c.handover_us
 
     # One tile, and the walk over them: ping-pong stores one while it multiplies the next.
-    stored_bytes = np.where(is_summed, 4, out_bytes)
     # Blocks that split K store a share each; of narrow tiles one stores all that a warpgroup has.
     groups = np.where(x.ping_pong, 1, 2)
     shares = np.where(

@@ -89,7 +89,7 @@ Status launch_clusters(const Parameters& params, int64_t num_tiles, int64_t tile
 }
 
 template <typename Config>
-Grid make_grid(const Call& call, int64_t tile_n, int64_t tiles_m, int64_t tiles_n, int64_t k_blocks) {
+Grid make_grid(const Call& call, int64_t tile_n, int64_t tiles_m, int64_t tiles_n, bool may_overlap) {
   constexpr int64_t kAlong = kTilesAlongLonger<Config>;
   Grid grid{};
   grid.n_is_longer = call.n > call.m;
@@ -97,11 +97,8 @@ Grid make_grid(const Call& call, int64_t tile_n, int64_t tiles_m, int64_t tiles_
   grid.longer = static_cast<int32_t>(longer);
   grid.shorter = static_cast<int32_t>(shorter);
   grid.num_tiles = static_cast<int32_t>(tiles_m * tiles_n * call.batch * call.num_splits);
-  // An epilogue must see each element once: it adds up columns, and may read what is stored in its place. Of fewer
-  // k blocks, storing twice takes longer than loads from outside.
-  constexpr int64_t kWorthOverlap = 5, kAlignment = 8;  // k blocks; elements that TMA loads and stores at their best
-  const bool may_overlap = call.epilogue == nullptr && k_blocks >= kWorthOverlap;
   const auto last = [&](int64_t extent, int64_t tile) {
+    constexpr int64_t kAlignment = 8;  // of elements that TMA loads and stores at their best
     if (!may_overlap || extent < tile) return INT32_MAX;
     return static_cast<int32_t>(ceil_div(extent - tile, kAlignment) * kAlignment);
   };
@@ -182,7 +179,11 @@ Status launch_kernel(const Call& call) {
   const int64_t tiles_n = ceil_div(call.n, tile_n * Config::kClusterN);
   const int64_t num_tiles = tiles_m * tiles_n * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
-  params.grid = make_grid<Config>(call, tile_n, tiles_m, tiles_n, params.k_blocks);
+  // An epilogue must see each element once: it adds up columns, and may read what is stored in its place. Of fewer
+  // k blocks, and where threads store, storing twice takes longer than loads from outside.
+  constexpr int32_t kWorthOverlap = 5;
+  const bool may_overlap = !Epilogue::kFused && params.store_with_tma && params.k_blocks >= kWorthOverlap;
+  params.grid = make_grid<Config>(call, tile_n, tiles_m, tiles_n, may_overlap);
 
   // What a block loads and stores alone is then 3 % of its time; ping-pong needs two tiles to hide any of it.
   constexpr int64_t kEnoughWork = int64_t{128} * 128 * 256;
