@@ -7,7 +7,8 @@
 // what lies outside a matrix with zeros, so no extent has to be a multiple of anything.
 //
 // Roles (384 threads, 512 for tiles of 192 rows):
-//   warpgroup 0     producer: one thread walks this block's tiles and keeps kStages loads in flight
+//   warpgroup 0     producer: one thread walks this block's tiles and keeps kStages loads in flight;
+//                   two other warps initialise the barriers and ask for the tensor maps
 //   warpgroups 1.. consumers: wgmma from shared memory, epilogue in registers, staged store
 // Cooperative: the consumers split a tile's rows. Ping-pong: they take alternate tiles, and an
 // order barrier lets one multiply while the other one stores.
