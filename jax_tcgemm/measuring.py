@@ -7,6 +7,7 @@ import functools
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Sequence
 
 import jax
@@ -111,6 +112,12 @@ def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[M
         num_sets = timing.num_input_sets(problem.a_bytes + problem.b_bytes, cache_bytes)
         sets = _make_inputs(problem, num_sets)
         runnables = _compile(problem, names, start + budget_s / 2, sets[0])
+        if 2 * len(runnables) < len(names):
+            warnings.warn(
+                f"jax_tcgemm: {len(runnables)} of {len(names)} ways to run {problem} compiled in "
+                f"{budget_s / 2:g} s, half of the budget; give it more, or the machine less to do",
+                stacklevel=2,
+            )
         runnables, seconds = _warm_up(runnables, sets[-1], start + budget_s * 0.6)
         if not runnables:
             return []

@@ -323,6 +323,15 @@ def test_measurements_are_sorted_and_within_the_budget():
     assert [m.us for m in found] == sorted(m.us for m in found)
 
 
+def test_a_budget_too_short_to_compile_is_told(monkeypatch):
+    names = [("host", "auto"), ("xla", "default"), ("host", "portable")]
+    original = measuring._compile
+    monkeypatch.setattr(measuring, "_compile", lambda *args: original(*args)[:1])
+    with pytest.warns(UserWarning, match=r"1 of 3 ways to run .* in 0\.25 s, half of the budget"):
+        found = measuring.measure(PROBLEMS["layouts"], names, 0.5)
+    assert [m.name for m in found] == ["host/auto"]
+
+
 def test_without_a_trace_the_wall_clock_is_used(monkeypatch):
     problem = PROBLEMS["layouts"]
     names = [("host", "auto"), ("xla", "default")]
