@@ -40,7 +40,7 @@ WGMMA = [
     ("128x128x64_c2x1x1_pp", BF16, "NN", "several_tiles"),
     ("192x176x64_c1x2x1_co_t", BF16, "TN", "several_tiles"),
     ("192x176x64_c1x2x1_co_t", BF16, "TN", "all_odd"),
-    ("64x128x64_c2x2x1_pp", BF16, "TN", "odd_overlap"),
+    ("64x64x64_c1x4x1_pp", BF16, "TN", "odd_overlap"),
     ("64x64x64_c1x4x1_pp", BF16, "TN", "several_tiles"),
     ("64x16x64_c1x1x2_pp_t", BF16, "TN", "several_tiles"),
     ("128x64x64_c1x1x2_co", BF16, "TN", "several_tiles"),
