@@ -247,8 +247,8 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     loaded = rows_a * np.where(copied_a | _starts_at(p.a, 128), 1, c.straddling)
     loaded = loaded + rows_b * np.where(copied_b | _starts_at(p.b, 128), 1, c.straddling)
     cut = rows_a * ~(copied_a | _starts_at(p.a, 32)) + rows_b * ~(copied_b | _starts_at(p.b, 32))
-    # Of more than a few k blocks tiles overlap instead, where D has room for one, TMA stores it,
-    # and there is no epilogue.
+    # Tiles overlap instead where D has room for one, TMA stores it, there is no epilogue, and k
+    # blocks are worth it (kWorthOverlap in csrc/kernels/wgmma/launch.cuh).
     k_blocks = np.ceil(np.ceil(p.k * in_bytes / 128) / x.splits / x.cluster_k)
     stored_bytes = np.where(is_summed, 4, out_bytes)
     overlap = ~in_kernel & (k_blocks >= 5) & (p.n * stored_bytes % 16 == 0)

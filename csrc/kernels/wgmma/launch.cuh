@@ -180,7 +180,8 @@ Status launch_kernel(const Call& call) {
   const int64_t num_tiles = tiles_m * tiles_n * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
   // An epilogue must see each element once: it adds up columns, and may read what is stored in its place. Of fewer
-  // k blocks, and where threads store, storing twice takes longer than loads from outside.
+  // k blocks, and where threads store, storing twice takes longer than loads from outside. The cost
+  // model knows the same bounds.
   constexpr int32_t kWorthOverlap = 5;
   const bool may_overlap = !Epilogue::kFused && params.store_with_tma && params.k_blocks >= kWorthOverlap;
   params.grid = make_grid<Config>(call, tile_n, tiles_m, tiles_n, may_overlap);

@@ -1,4 +1,4 @@
-// What every kernel of this family begins and ends with: its barriers, the ring of stages, the start of a block.
+// What kernels of this family begin and end with: their barriers, the ring of stages, the start of a block.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tcgemm::wgmma_family {
 
-// Initialises a block's barriers while warp 0 looks for what to load first.
+// Initialises the barriers of a block of kernel.cuh while warp 0 looks for what to load first.
 inline constexpr int kInitializingWarp = 1;
 
 // Rank of this block in its cluster. A grid of single blocks is launched without clusters.
@@ -79,8 +79,8 @@ struct Pipeline {
   }
 };
 
-// How a block begins once its barriers are initialised. All of it, and what comes before, runs while the kernel
-// before us on the stream still does.
+// How a block of kernel.cuh begins once its barriers are initialised. All of it, and what comes before, runs while the
+// kernel before us on the stream still does.
 template <typename Config>
 struct BlockStart {
   // By all threads, those of kInitializingWarp after one of them has initialised the barriers.
