@@ -1,7 +1,7 @@
 """How long a call takes: device time from a profiler trace, wall-clock time where there is none.
 
-Contenders are run in turns (A B C, B C A, ...), so that clocks, temperature and power are the
-same for all, and every call takes the next set of inputs, so that none finds its data in cache.
+Contenders are run in turns, each in an order of its own, so that clocks, temperature and power are
+the same for all, and every call takes the next set of inputs, so that none finds its data in cache.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import pathlib
+import random
 import tempfile
 import time
 import warnings
@@ -106,11 +107,12 @@ def measure(
 def _turns(contenders: Sequence[Runnable], repeats: Sequence[int]) -> Iterable[int]:
     """Contender indices in the order of the calls; those with fewer repeats stop earlier.
 
-    Each turn begins with the next contender, so that none always follows the same one.
+    Each turn has an order of its own, the same ones in every run: how long a call takes depends on
+    the power that the one before it drew, which none may always come after.
     """
+    orders = random.Random(0)
     for turn in range(max(repeats)):
-        for i in range(len(contenders)):
-            index = (turn + i) % len(contenders)
+        for index in orders.sample(range(len(contenders)), len(contenders)):
             if turn < repeats[index]:
                 yield index
 
