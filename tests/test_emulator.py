@@ -63,8 +63,8 @@ MISTAKES = {
     ),
     "buffer_overwritten": (
         STORE,
-        "if (thread_idx == 0) ptx::tma_store_wait_read<2 - kAtOnce>();",
-        "if (thread_idx == 0) ptx::tma_store_wait_read<3 - kAtOnce>();",
+        "if (thread_idx == 0) ptx::tma_store_wait_read<kTmaBuffers - kAtOnce>();",
+        "if (thread_idx == 0) ptx::tma_store_wait_read<kTmaBuffers + 1 - kAtOnce>();",
         "wrong",
     ),
     "unfenced_store": (STORE, "ptx::fence_proxy_async();", "", "without fence.proxy.async"),

@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
   // Shuffled so that the compiler knows it is the same in a whole warp.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
   const uint32_t cta_rank = cluster_rank<Config>();
+  const int stages = num_stages<T>(params);
 
   // A block begins with nothing in the instruction cache, which costs five clocks for each instruction. So the
   // producer's way to its first load is short and straight: other warps do what can be done beside it. Branches by
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
   if (group == 0) {
     ptx::setmaxnreg_dec<T::kProducerRegisters>();
     if (warp == 0 && ptx::elect_one()) {
-      PipelineState<T::kStages> state;
+      PipelineState state{stages};
       state.advance();
       int32_t left = params.k_blocks - 1;  // the first k block is under way
       for (;;) {
@@ -98,7 +99,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
   } else {
     ptx::setmaxnreg_inc<T::kConsumerRegisters>();
     const int consumer = group - 1, thread_idx = threadIdx.x % 128;
-    uint8_t* store_buffers = shared + T::kStoreOffset + consumer * 2 * T::kStoreBytes;
+    const int store_bytes = (stages > T::kStages ? T::kTmaStoreBuffers : 2) * T::kStoreBytes;
+    uint8_t* store_buffers = shared + stages * T::kStageBytes + consumer * store_bytes;
     int buffer_idx = 0;
     const uint32_t barrier_id = 1 + consumer;
 
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     const uint32_t first_row_bytes = first_row * 128;
     [[maybe_unused]] uint32_t fragment_offsets[4];
     if constexpr (T::kRegisterA) m_major_fragment_offsets(fragment_offsets, thread_idx);
-    PipelineState<T::kStages> state;
+    PipelineState state{stages};
     uint32_t turn = 0;
     [[maybe_unused]] ClusterSum<Config, T> cluster_sum(shared, cta_rank, consumer);
 
@@ -179,11 +181,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         if constexpr (Config::kClusterK > 1) {
           float share[T::kBlocksM][T::Share::kTileN / 2];
           if (cluster_sum.add_up(acc, share, thread_idx, barrier_id)) {
-            store_tile<typename T::Share>(share, params, store_buffers, buffer_idx, m_idx,
-                                          work.n_idx + cluster_sum.first_column(), d_batch_idx, barrier_id);
+            store_tile<typename T::Share, T::kTmaStoreBuffers>(share, params, store_buffers, buffer_idx, m_idx,
+                                                               work.n_idx + cluster_sum.first_column(), d_batch_idx,
+                                                               barrier_id);
           }
         } else {
-          store_tile<Config>(acc, params, store_buffers, buffer_idx, m_idx, work.n_idx, d_batch_idx, barrier_id);
+          store_tile<Config, T::kTmaStoreBuffers>(acc, params, store_buffers, buffer_idx, m_idx, work.n_idx,
+                                                  d_batch_idx, barrier_id);
         }
       }
     }

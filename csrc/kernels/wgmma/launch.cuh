@@ -175,6 +175,8 @@ Status launch_kernel(const Call& call) {
     }
   }
 
+  params.stages = params.store_with_tma ? T::kStagesForTma : T::kStages;
+
   const int64_t tiles_m = ceil_div(call.m, Config::kTileM * Config::kClusterM);
   const int64_t tiles_n = ceil_div(call.n, tile_n * Config::kClusterN);
   const int64_t num_tiles = tiles_m * tiles_n * call.batch * call.num_splits;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/wgmma/traits.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 
@@ -17,22 +18,28 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return Config::kClusterSize == 1 ? 0 : ptx::cluster_ctarank();
 }
 
-// Where a thread stands in the ring of stages.
-template <int kStages>
+// Stages of a kernel's ring: a constant but where TMA storing D makes room for more.
+template <typename T, typename Epilogue>
+__device__ __forceinline__ int num_stages(const Params<Epilogue>& params) {
+  return Epilogue::kFused || T::kStagesForTma == T::kStages ? T::kStages : params.stages;
+}
+
+// Where a thread stands in a ring of `stages`.
 struct PipelineState {
+  int stages;
   int stage = 0;
   uint32_t phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
+    if (++stage == stages) {
       stage = 0;
       phase ^= 1;
     }
   }
   __device__ __forceinline__ void advance(int count) {
     stage += count;
-    phase ^= stage / kStages & 1;
-    stage %= kStages;
+    phase ^= stage / stages & 1;
+    stage %= stages;
   }
 };
 
@@ -45,8 +52,8 @@ struct Pipeline {
 
   __device__ __forceinline__ explicit Pipeline(uint8_t* shared)
       : full(reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset)),
-        empty(full + T::kStages),
-        order(empty + T::kStages) {}
+        empty(full + T::kStagesForTma),
+        order(empty + T::kStagesForTma) {}
 
   // By one thread. Its fence_mbarrier_init is left to the caller, who may have barriers of its own.
   // `loaders`: arrivals at `full`.
@@ -55,7 +62,7 @@ struct Pipeline {
     // The blocks that load into our stage or receive our multicast lie in our row and column of
     // the cluster; we are in both.
     constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
-    for (int i = 0; i < T::kStages; ++i) {
+    for (int i = 0; i < T::kStagesForTma; ++i) {
       ptx::mbarrier_init(&full[i], loaders);
       ptx::mbarrier_init(&empty[i], kReaders * kPeers);
     }
@@ -64,10 +71,10 @@ struct Pipeline {
 
   // By the producer, where it stands after its last load: waits until all stages have been released. No
   // block may leave while other blocks' arrivals and multicasts to it are under way, and these are the last.
-  __device__ __forceinline__ void drain(PipelineState<T::kStages> state) const {
+  __device__ __forceinline__ void drain(PipelineState state) const {
     if constexpr (Config::kSharers > 1) {
 #pragma unroll 1
-      for (int i = 0; i < T::kStages; ++i, state.advance()) ptx::mbarrier_wait(&empty[state.stage], state.phase ^ 1);
+      for (int i = 0; i < state.stages; ++i, state.advance()) ptx::mbarrier_wait(&empty[state.stage], state.phase ^ 1);
     }
   }
 

@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (group == 0) {
     ptx::setmaxnreg_dec<T::kProducerRegisters>();
     if (warp == 0 && ptx::elect_one()) {
-      PipelineState<T::kStages> state;
+      PipelineState state{T::kStages};
       for (;;) {
         const RaggedWork work = ring.pop();
         if (work.tokens.group == RaggedWork::kEnd) break;
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if (threadIdx.x % 32 == 0) ring.push(work);
     } else if (warp >= 2) {
       if constexpr (T::kGatherThreads > 0) {
-        PipelineState<T::kStages> state;
+        PipelineState state{T::kStages};
         for (;;) {
           const RaggedWork work = ring.pop();
           if (work.tokens.group == RaggedWork::kEnd) break;
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     };
 
     const int first_row = consumer * T::kRowsPerGroup;
-    PipelineState<T::kStages> state;
+    PipelineState state{T::kStages};
     for (;;) {
       const RaggedWork work = ring.pop_by_warp();
       if (work.tokens.group == RaggedWork::kEnd) break;

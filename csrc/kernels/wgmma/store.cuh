@@ -233,8 +233,8 @@ __device__ __forceinline__ void store_unaligned_rows(const float (&acc)[Config::
 }
 
 // Rows 64 * block .. + 63 of a warpgroup's accumulators. (m_idx, n_idx): element of D that acc's
-// first one is, in the kernel's (possibly swapped) problem.
-template <typename Config, typename Epilogue, int kOutBytes>
+// first one is, in the kernel's (possibly swapped) problem. kTmaBuffers: those of 8 KB that there are where TMA stores.
+template <typename Config, typename Epilogue, int kOutBytes, int kTmaBuffers = 2>
 __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], const Params<Epilogue>& params,
                                            uint8_t* buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
                                            int32_t d_batch_idx, uint32_t barrier_id) {
@@ -246,10 +246,10 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
   // A block's first tile finds none of the instructions in the cache, so what runs must be short and in
   // one place: two loops, of which the second copies by the same code in each turn.
   if (params.store_with_tma) {
-    // Two turns at a time, one in each buffer: their barriers and the fence take longer than what they copy.
-    constexpr int kAtOnce = Shape::kTurns > 1 ? 2 : 1;
+    // One turn in each buffer at a time: their barriers and the fence take longer than what they copy.
+    constexpr int kAtOnce = Shape::kTurns > 1 ? kTmaBuffers : 1;
 #pragma unroll
-    for (int first = 0; first < Shape::kTurns; first += kAtOnce, buffer_idx ^= 1) {
+    for (int first = 0; first < Shape::kTurns; first += kAtOnce, buffer_idx ^= kTmaBuffers - 1) {
       const auto for_each_turn = [&](auto f) {
 #pragma unroll
         for (int turn = first; turn < first + kAtOnce && turn < Shape::kTurns; ++turn) {
@@ -257,7 +257,7 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
         }
       };
       // Stores issued before, by this same thread, have read these buffers.
-      if (thread_idx == 0) ptx::tma_store_wait_read<2 - kAtOnce>();
+      if (thread_idx == 0) ptx::tma_store_wait_read<kTmaBuffers - kAtOnce>();
       ptx::named_barrier_sync(barrier_id, 128);
       for_each_turn([&](int turn, uint8_t* buffer) {
         stage<Config, kOutBytes>(acc, buffer, Shape::first_column(turn), params.out_type, thread_idx);
@@ -281,18 +281,18 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
 }
 
 // A warpgroup's accumulators, whose first element is (m_idx, n_idx) of D.
-template <typename Config, typename Epilogue, int kBlocksM>
+template <typename Config, int kTmaBuffers, typename Epilogue, int kBlocksM>
 __device__ __forceinline__ void store_tile(float (&acc)[kBlocksM][Config::kTileN / 2], const Params<Epilogue>& params,
                                            uint8_t* buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
                                            int32_t d_batch_idx, uint32_t barrier_id) {
 #pragma unroll
   for (int block = 0; block < kBlocksM; ++block) {
     if (params.out_type == FloatType::kF32) {
-      store_rows<Config, Epilogue, 4>(acc[block], params, buffers, buffer_idx, m_idx + block * 64, n_idx, d_batch_idx,
-                                      barrier_id);
+      store_rows<Config, Epilogue, 4, kTmaBuffers>(acc[block], params, buffers, buffer_idx, m_idx + block * 64, n_idx,
+                                                   d_batch_idx, barrier_id);
     } else {
-      store_rows<Config, Epilogue, 2>(acc[block], params, buffers, buffer_idx, m_idx + block * 64, n_idx, d_batch_idx,
-                                      barrier_id);
+      store_rows<Config, Epilogue, 2, kTmaBuffers>(acc[block], params, buffers, buffer_idx, m_idx + block * 64, n_idx,
+                                                   d_batch_idx, barrier_id);
     }
   }
 }

@@ -49,6 +49,7 @@ struct Params {
   int32_t k_blocks, first_k_block;
   FloatType out_type;
   bool store_with_tma;
+  int32_t stages;  // of the ring, where that is not Traits::kStages
   void* d;
   int64_t ldd;  // of D as stored, packed batches of rows_d * ldd
   Epilogue epilogue;
@@ -88,13 +89,23 @@ struct Traits {
 
   // As deep as shared memory allows; deeper than kMaxStages never measured faster.
   static constexpr int kMaxStages = 12;
-  static constexpr int kFittingStages = (kMaxSharedMemory - 2048 - kFixedBytes) / kStageBytes;
-  static constexpr int kStages = kFittingStages < kMaxStages ? kFittingStages : kMaxStages;
+  static constexpr int fitting_stages(int fixed_bytes) {
+    const int fitting = (kMaxSharedMemory - 2048 - fixed_bytes) / kStageBytes;
+    return fitting < kMaxStages ? fitting : kMaxStages;
+  }
+  static constexpr int kStages = fitting_stages(kFixedBytes);
+  // Threads store a D whose rows start anywhere through both of a warpgroup's store buffers. For TMA one is enough,
+  // and makes room for a fourth stage; a fifth or sixth is not worth the stores that wait for each other.
+  static constexpr int kStagesForTma =
+      kStages < 4 && Config::kClusterK == 1 ? fitting_stages(Config::kConsumers * kStoreBytes) : kStages;
+  static constexpr int kTmaStoreBuffers = kStagesForTma > kStages ? 1 : 2;
 
   static constexpr int kStoreOffset = kStages * kStageBytes;
   static constexpr int kPartialOffset = kStoreOffset + Config::kConsumers * 2 * kStoreBytes;
-  static constexpr int kBarrierOffset = kStoreOffset + kFixedBytes;
-  static constexpr int kNumBarriers = 2 * kStages + 3 * Config::kConsumers;
+  static constexpr int kEnd = kStoreOffset + kFixedBytes;
+  static constexpr int kEndForTma = kStagesForTma * kStageBytes + Config::kConsumers * kTmaStoreBuffers * kStoreBytes;
+  static constexpr int kBarrierOffset = kEnd > kEndForTma ? kEnd : kEndForTma;
+  static constexpr int kNumBarriers = 2 * kStagesForTma + 3 * Config::kConsumers;
   static constexpr int kSharedBytes = kBarrierOffset + 8 * kNumBarriers;
 
   static_assert(Config::kTileM % 64 == 0 && kBlocksM >= 1, "wgmma multiplies 64 rows at a time");
