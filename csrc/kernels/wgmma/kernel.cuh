@@ -7,7 +7,7 @@
 // what lies outside a matrix with zeros, so no extent has to be a multiple of anything.
 //
 // Roles (384 threads, 512 for tiles of 192 rows):
-//   warpgroup 0     producer: one thread walks this block's tiles and keeps kStages loads in flight;
+//   warpgroup 0     producer: one thread walks this block's tiles and keeps loads of all stages in flight;
 //                   two other warps initialise the barriers and ask for the tensor maps
 //   warpgroups 1.. consumers: wgmma from shared memory, epilogue in registers, staged store
 // Cooperative: the consumers split a tile's rows. Ping-pong: they take alternate tiles, and an
@@ -21,7 +21,8 @@
 //   two more for each group where a cluster splits K: see cluster_sum.cuh
 //
 // Shared memory, from a 1024-byte boundary: stages of (A tile, B tile); two store buffers of
-// 8 KB for each consumer warpgroup; other blocks' products (kClusterK > 1); barriers.
+// 8 KB for each consumer warpgroup, or one (Traits::kStagesForTma); other blocks' products
+// (kClusterK > 1); barriers.
 #pragma once
 
 #include <cstdint>
