@@ -397,8 +397,9 @@ def _cpu_rule(problem: AnyProblem, considered) -> tuple[Candidate, str]:
         return hosts[0], "XLA multiplies every row by every group on CPU"
     if problem.kind == "rows":
         return hosts[0], "it reads each row once"
-    if any(host.config == "avx512" and host.reason for host in hosts):
-        return xla, "host is known beside XLA's own dot with AVX-512 only"
+    refused = {host.config for host in hosts if host.reason}
+    if "avx512" in refused and ("avx2" in refused or problem.a.dtype not in ("f16", "bf16")):
+        return xla, "host is known beside XLA's own dot with AVX-512, or AVX2 in 16-bit types, only"
     if not _host_is_as_fast(problem):
         return xla, "XLA's own dot is faster on CPU for such sizes"
     return hosts[0], "at least about as fast as XLA's own dot on CPU"

@@ -281,10 +281,11 @@ PROBLEMS = {
 def test_contenders_compute_the_same(problem):
     device = selection.target_device("cpu")
     names = measuring.contenders(problem, device, 20)
+    is_packed = problem is not PROBLEMS["strided"]
     now = selection.select("autotune", problem, device)  # which of the two depends on the processor
-    assert names[0] == (now.implementation, now.config)
+    assert names[0] == (now.implementation, now.config) or not is_packed
     assert "host" in dict(names)
-    assert ("xla" in dict(names)) == (problem is not PROBLEMS["strided"])
+    assert ("xla" in dict(names)) == is_packed
     with jax.enable_x64(True):
         (operands,) = measuring._make_inputs(problem, 1)
         assert jnp.std(operands[0].astype(jnp.float32)) > 0.5

@@ -286,7 +286,8 @@ def test_contract(implementation):
         args = put(mesh, (a, b, c), (P(None, "x", "y"), P("y"), P()))
         text, found = compiled(jax.vmap(ours, in_axes), *args)
         got, grads = result_and_gradients(jax.vmap(ours, in_axes), args)
-    assert (" dot(" in text) == (implementation == "xla")
+    if implementation is not None:  # else it depends on the processor
+        assert (" dot(" in text) == (implementation == "xla")
     assert found == {"all-reduce": 1}
     assert got.sharding.is_equivalent_to(NamedSharding(mesh, P(None, None, "x")), 3)
     assert_close((got, grads), expected(jax.vmap(plain, in_axes), (a, b, c)))

@@ -230,15 +230,19 @@ def test_debug_switches_force_and_print(monkeypatch, capsys):
     ],
 )
 def test_the_cpu_rule(dtype, m, k, implementation):
-    host = [selection.Candidate("host", config, "") for config in ("auto", "avx512", "portable")]
+    names = "auto", "avx512", "avx2", "portable"
+    host = {name: selection.Candidate("host", name, "") for name in names}
     xla = selection.Candidate("xla", "default", "")
     out = "s32" if dtype == "s8" else dtype
     shape = problem(dtype, out, size=k, m=m, n=k, k=k)
-    assert selection._cpu_rule(shape, (*host, xla))[0].implementation == implementation
-    other = (host[0], host[1]._replace(reason="this CPU has no AVX-512"), host[2], xla)
-    best, why = selection._cpu_rule(shape, other)
+    assert selection._cpu_rule(shape, (*host.values(), xla))[0].implementation == implementation
+    host["avx512"] = host["avx512"]._replace(reason="this CPU has no AVX-512")
+    best, _ = selection._cpu_rule(shape, (*host.values(), xla))
+    assert best.implementation == ("host" if dtype in ("f16", "bf16") else "xla")
+    host["avx2"] = host["avx2"]._replace(reason="this CPU has no AVX2")
+    best, why = selection._cpu_rule(shape, (*host.values(), xla))
     assert best.implementation == "xla"
-    assert "AVX-512 only" in why
+    assert "host is known" in why
 
 
 def test_the_query_is_what_the_modules_take():
