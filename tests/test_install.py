@@ -49,13 +49,16 @@ def module_file(root, name):
 def test_import_is_quick(run_python):
     code = """
 import time
+times = [time.process_time()]
 import jax
-start = time.process_time()
+times.append(time.process_time())
 import jax_tcgemm
-print(time.process_time() - start)
+times.append(time.process_time())
+print((times[2] - times[1]) / (times[1] - times[0]))
 """
-    # The processor's time, and the least of three: the machine may be busy with something else.
-    assert min(float(run_python(code)) for _ in range(3)) < 0.3
+    # The processor's time beside what JAX itself takes, and the least of three: the machine may be
+    # slow, and busy with something else.
+    assert min(float(run_python(code)) for _ in range(3)) < 0.5
 
 
 def test_import_starts_no_backend(run_python):
