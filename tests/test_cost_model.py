@@ -225,14 +225,20 @@ def test_cublaslt_is_left_what_would_be_copied_and_hardly_multiplied():
 
 
 def test_it_is_fast():
+    def least_time(f):
+        times = []
+        for _ in range(20):
+            start = time.perf_counter()
+            f()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
     p = problem(4096, 4096, 4096)
     cost_model.predict_us(p, NUM_SMS, CONFIGS)
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        cost_model.predict_us(p, NUM_SMS, CONFIGS)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 3e-3  # 0.3 ms on a quick processor; this one may be slow, and busy
+    # Beside its own kind of arithmetic, whatever the processor: it takes 12 of these norms.
+    x = np.linspace(1, 2, len(CONFIGS))
+    one_norm = least_time(lambda: cost_model._norm(x, x, 2.5))
+    assert least_time(lambda: cost_model.predict_us(p, NUM_SMS, CONFIGS)) < 20 * one_norm
 
 
 def test_it_knows_which_kernels_have_an_epilogue():
