@@ -40,39 +40,39 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("192x192x64_c1x1x1_co", 192, 192, 1, 1, 1, false, false, false)  \
   X("192x176x64_c1x1x1_co", 192, 176, 1, 1, 1, false, false, false)  \
   X("192x176x64_c1x2x1_co_t", 192, 176, 1, 2, 1, false, true, false) \
+  X("256x160x64_c1x1x1_co_t", 256, 160, 1, 1, 1, false, true, false) \
   X("128x256x64_c1x1x1_co", 128, 256, 1, 1, 1, false, false, false)  \
   X("128x256x64_c1x2x1_co", 128, 256, 1, 2, 1, false, false, false)  \
   X("128x256x64_c1x1x1_co_t", 128, 256, 1, 1, 1, false, true, false) \
   X("128x224x64_c2x1x1_co_t", 128, 224, 2, 1, 1, false, true, false) \
   X("192x128x64_c1x1x1_co", 192, 128, 1, 1, 1, false, false, false)  \
+  X("192x128x64_c1x1x1_co_t", 192, 128, 1, 1, 1, false, true, false) \
   X("128x192x64_c1x1x1_co", 128, 192, 1, 1, 1, false, false, false)  \
   X("128x192x64_c2x1x1_co", 128, 192, 2, 1, 1, false, false, false)  \
   X("128x192x64_c2x1x1_co_t", 128, 192, 2, 1, 1, false, true, false) \
   X("128x160x64_c2x1x1_pp", 128, 160, 2, 1, 1, true, false, false)   \
   X("128x144x64_c1x1x1_co_t", 128, 144, 1, 1, 1, false, true, false) \
-  X("128x112x64_c1x1x1_co_t", 128, 112, 1, 1, 1, false, true, false) \
   X("128x128x64_c1x1x1_co", 128, 128, 1, 1, 1, false, false, false)  \
   X("128x128x64_c1x1x1_pp", 128, 128, 1, 1, 1, true, false, false)   \
   X("128x128x64_c1x2x1_pp", 128, 128, 1, 2, 1, true, false, true)    \
-  X("128x128x64_c1x1x2_co", 128, 128, 1, 1, 2, false, false, false)  \
   X("128x128x64_c2x1x1_pp", 128, 128, 2, 1, 1, true, false, true)    \
   X("64x256x64_c1x1x1_pp_t", 64, 256, 1, 1, 1, true, true, false)    \
+  X("64x224x64_c1x1x1_pp_t", 64, 224, 1, 1, 1, true, true, false)    \
   X("64x192x64_c1x1x1_pp", 64, 192, 1, 1, 1, true, false, false)     \
   X("64x192x64_c1x1x1_pp_t", 64, 192, 1, 1, 1, true, true, false)    \
   X("64x192x64_c2x1x1_pp", 64, 192, 2, 1, 1, true, false, false)     \
-  X("192x80x64_c1x1x1_co_t", 192, 80, 1, 1, 1, false, true, false)   \
+  X("192x96x64_c1x1x1_co_t", 192, 96, 1, 1, 1, false, true, false)   \
   X("192x64x64_c1x1x1_co", 192, 64, 1, 1, 1, false, false, false)    \
+  X("128x80x64_c1x1x1_co_t", 128, 80, 1, 1, 1, false, true, false)   \
   X("128x64x64_c1x1x1_pp", 128, 64, 1, 1, 1, true, false, true)      \
   X("128x64x64_c1x1x2_co", 128, 64, 1, 1, 2, false, false, false)    \
   X("64x128x64_c1x1x1_pp", 64, 128, 1, 1, 1, true, false, true)      \
   X("64x128x64_c1x1x1_pp_t", 64, 128, 1, 1, 1, true, true, false)    \
   X("64x128x64_c2x1x1_pp", 64, 128, 2, 1, 1, true, false, false)     \
-  X("64x128x64_c2x2x1_pp", 64, 128, 2, 2, 1, true, false, false)     \
   X("64x128x64_c4x2x1_pp", 64, 128, 4, 2, 1, true, false, false)     \
   X("64x112x64_c1x1x1_pp_t", 64, 112, 1, 1, 1, true, true, false)    \
   X("64x96x64_c1x1x1_pp", 64, 96, 1, 1, 1, true, false, false)       \
   X("64x96x64_c1x1x1_pp_t", 64, 96, 1, 1, 1, true, true, false)      \
-  X("64x80x64_c1x1x1_pp_t", 64, 80, 1, 1, 1, true, true, false)      \
   X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)        \
   X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true, false)      \
   X("64x64x64_c1x1x2_pp", 64, 64, 1, 1, 2, true, false, false)       \
