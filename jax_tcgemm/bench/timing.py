@@ -27,9 +27,9 @@ TIMERS = ("trace", "chained", "wall")
 # Sets of inputs that are rotated. Products too small to fill the cache with this many are
 # separated by a read of more than the cache instead.
 MAX_SETS = 16
-# Calls of each contender at the start of a trace that are left out: starting the profiler lets
-# the GPU idle.
-_UNCOUNTED = 3
+# Turns at the start of a trace that are left out, for starting the profiler lets the GPU idle: as
+# many as fill the time that was asked for, within these bounds.
+_LEAST_UNCOUNTED, _MOST_UNCOUNTED = 3, 500
 # Stands for the last-level cache of a machine without a GPU.
 _HOST_CACHE_BYTES = 32 << 20
 
@@ -79,6 +79,7 @@ def measure(
     *,
     timer: str,
     flush_bytes: int = 0,
+    lead_s: float = 0.0,
 ) -> dict[str, Timing]:
     """Times every contender ``repeats`` times, interleaved.
 
@@ -89,6 +90,8 @@ def measure(
       timer: ``"trace"`` (device time by CUPTI, through the JAX profiler), ``"chained"`` (wall
         clock of all sets in one program, divided) or ``"wall"`` (wall clock of a call).
       flush_bytes: when over 0, this many bytes are read on the device between the calls.
+      lead_s: seconds of turns before those that count, so that clock and power have settled; with
+        ``timer="trace"``.
 
     Returns:
       Timings by contender name.
@@ -97,7 +100,7 @@ def measure(
       TraceError: with ``timer="trace"``, when the trace does not hold the calls' kernels.
     """
     if timer == "trace":
-        return _measure_trace(contenders, sets, repeats, flush_bytes)
+        return _measure_trace(contenders, sets, repeats, flush_bytes, lead_s)
     if timer == "chained":
         return _measure_chained(contenders, sets, repeats)
     assert timer == "wall"
@@ -141,21 +144,29 @@ def _measure_chained(contenders, sets, repeats) -> dict[str, Timing]:
     }
 
 
-def _measure_trace(contenders, sets, repeats, flush_bytes) -> dict[str, Timing]:
+def _measure_trace(contenders, sets, repeats, flush_bytes, lead_s) -> dict[str, Timing]:
     flush = _flush(flush_bytes) if flush_bytes else None
-    counts = [count + _UNCOUNTED for count in repeats]
+
+    def run_turns(counts):
+        out = None
+        for call, i in enumerate(_turns(contenders, counts)):
+            if flush is not None:
+                flush()
+            out = contenders[i].function(*sets[call % len(sets)])
+        jax.block_until_ready(out)
+
+    start = time.perf_counter()
+    run_turns([1] * len(contenders))
+    turns = math.ceil(lead_s / (time.perf_counter() - start))
+    uncounted = min(max(turns, _LEAST_UNCOUNTED), _MOST_UNCOUNTED)
+    counts = [count + uncounted for count in repeats]
     with tempfile.TemporaryDirectory(prefix="tcgemm-trace-") as folder:
         options = jax.profiler.ProfileOptions()
         options.host_tracer_level = 0
         options.python_tracer_level = 0
-        out = None
         jax.profiler.start_trace(folder, profiler_options=options)
         try:
-            for call, i in enumerate(_turns(contenders, counts)):
-                if flush is not None:
-                    flush()
-                out = contenders[i].function(*sets[call % len(sets)])
-            jax.block_until_ready(out)
+            run_turns(counts)
         finally:
             jax.profiler.stop_trace()
         traces = list(pathlib.Path(folder).glob("**/*.xplane.pb"))
@@ -165,7 +176,7 @@ def _measure_trace(contenders, sets, repeats, flush_bytes) -> dict[str, Timing]:
         calls = {c.module: count for c, count in zip(contenders, counts, strict=True)}
         times = device_times(data, calls)
     return {
-        c.name: dataclasses.replace(times[c.module], us=times[c.module].us[_UNCOUNTED:])
+        c.name: dataclasses.replace(times[c.module], us=times[c.module].us[uncounted:])
         for c in contenders
     }
 
