@@ -1,5 +1,8 @@
 """The benchmark's timers: traces, the wall clock, and what a call costs the host."""
 
+import pathlib
+import types
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -105,6 +108,43 @@ def test_contenders_are_interleaved_and_slow_ones_get_fewer_calls(timer):
         turns = ["".join(calls[i : i + 2]) for i in range(0, 16, 2)]
         assert set(turns) == {"xy", "yx"}  # so that neither always follows the other
         assert calls[16:] == ["x", "x"]
+
+
+@pytest.mark.parametrize(("lead_s", "uncounted"), [(0.0, 3), (0.1, 50), (5.0, 500)])
+def test_calls_of_a_trace_count_after_the_lead(monkeypatch, lead_s, uncounted):
+    # A call takes a millisecond, a turn two; in the trace, the n-th call of a module took n.
+    clock, folders, calls = [0], [], []
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: clock[0] / 1000))
+
+    def start_trace(folder, profiler_options):
+        folders.append(pathlib.Path(folder))
+        calls.clear()
+
+    def stop_trace():
+        (folders[0] / "x.xplane.pb").write_bytes(b"")
+
+    def device_times(data, counts):
+        return {name: timing.Timing(tuple(range(n)), "trace", 1) for name, n in counts.items()}
+
+    monkeypatch.setattr(jax.profiler, "start_trace", start_trace)
+    monkeypatch.setattr(jax.profiler, "stop_trace", stop_trace)
+    monkeypatch.setattr(jax.profiler.ProfileData, "from_file", lambda path: None)
+    monkeypatch.setattr(timing, "device_times", device_times)
+
+    def contender(name):
+        def function(x):
+            calls.append(name)
+            clock[0] += 1
+            return x
+
+        return timing.Runnable(name, f"jit_{name}", function)
+
+    found = timing.measure(
+        [contender("x"), contender("y")], [(jnp.ones(1),)], [10, 8], timer="trace", lead_s=lead_s
+    )
+    for name, repeats in (("x", 10), ("y", 8)):
+        assert calls.count(name) == uncounted + repeats
+        assert found[name].us == tuple(range(uncounted, uncounted + repeats))
 
 
 @pytest.mark.gpu
