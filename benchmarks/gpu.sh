@@ -45,7 +45,7 @@ for each in $steps; do
     ;;
   suites)
     bench suites 500 --suite squares,squares_f16,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk \
-      --impl auto --budget 0.3
+      --impl auto --budget 0.3 --repeats 100
     ;;
   residues) bench residues 900 --suite residues --budget 0.3 ;;
   functions)
