@@ -8,7 +8,16 @@ from bench_cases import make_case, make_record, make_records, make_workload
 from jax import lax
 from rich.console import Console
 
-from jax_tcgemm.bench import contenders, harness, parallel, records, reference, render, suites
+from jax_tcgemm.bench import (
+    contenders,
+    harness,
+    parallel,
+    records,
+    reference,
+    render,
+    suites,
+    timing,
+)
 
 
 def measure(cases, names=("auto",), peers=(), *, out=None, console=None, **options):
@@ -135,6 +144,22 @@ def test_grouped_products_are_measured_beside_xla():
         *("gated", "gathered gated", "combine", "forward", "lhs gradient", "rhs gradient"),
     ]
     assert all("xla" in r["peers"] for r in runner.records)
+
+
+def test_without_device_time_a_case_is_timed_by_the_clock(monkeypatch, capsys):
+    asked, real = [], timing.measure
+
+    def measured(*given, timer, **options):
+        asked.append(timer)
+        if timer == "trace":
+            raise timing.TraceError("the trace is empty")
+        return real(*given, timer=timer, **options)
+
+    monkeypatch.setattr(timing, "measure", measured)
+    runner = measure([make_case()], timer="trace", console=Console())
+    assert asked == ["trace", "trace", "chained"]  # one trace may be lost
+    assert [r["timer"] for r in runner.records] == ["chained"]
+    assert "no device time: the trace is empty" in " ".join(capsys.readouterr().out.split())
 
 
 def test_clocks_are_read_under_load(monkeypatch):

@@ -113,11 +113,12 @@ def test_contenders_are_interleaved_and_slow_ones_get_fewer_calls(timer):
 @pytest.mark.parametrize(("lead_s", "uncounted"), [(0.0, 3), (0.1, 50), (5.0, 500)])
 def test_calls_of_a_trace_count_after_the_lead(monkeypatch, lead_s, uncounted):
     # A call takes a millisecond, a turn two; in the trace, the n-th call of a module took n.
-    clock, folders, calls = [0], [], []
+    clock, folders, calls, before = [0], [], [], []
     monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: clock[0] / 1000))
 
     def start_trace(folder, profiler_options):
         folders.append(pathlib.Path(folder))
+        before.extend(calls)
         calls.clear()
 
     def stop_trace():
@@ -142,6 +143,7 @@ def test_calls_of_a_trace_count_after_the_lead(monkeypatch, lead_s, uncounted):
     found = timing.measure(
         [contender("x"), contender("y")], [(jnp.ones(1),)], [10, 8], timer="trace", lead_s=lead_s
     )
+    assert len(before) == (2 if lead_s else 0)  # a turn tells how many the lead takes
     for name, repeats in (("x", 10), ("y", 8)):
         assert calls.count(name) == uncounted + repeats
         assert found[name].us == tuple(range(uncounted, uncounted + repeats))

@@ -222,27 +222,21 @@ class Harness:
 
     def _time(self, case, contenders, sets, repeats, flush_bytes) -> dict[str, timing.Timing]:
         runnables = [timing.Runnable(c.name, c.module, c.function) for c in contenders]
-
-        def measured():
-            return timing.measure(
-                runnables,
-                sets,
-                repeats,
-                timer=self._timer,
-                flush_bytes=flush_bytes,
-                lead_s=_LEAD_S,
-            )
-
-        with contextlib.suppress(timing.TraceError):
-            return measured()
         # A trace can lose activities; a second that does, too, means that it cannot be relied on.
-        try:
-            return measured()
-        except timing.TraceError as failure:
-            self._say(
-                case, f"[yellow]no device time[/]: {escape(str(failure))}; using wall-clock time"
-            )
-            return timing.measure(runnables, sets, repeats, timer="chained")
+        for _ in range(2):
+            try:
+                return timing.measure(
+                    runnables,
+                    sets,
+                    repeats,
+                    timer=self._timer,
+                    flush_bytes=flush_bytes,
+                    lead_s=_LEAD_S,
+                )
+            except timing.TraceError as failure:
+                why = str(failure)
+        self._say(case, f"[yellow]no device time[/]: {escape(why)}; using wall-clock time")
+        return timing.measure(runnables, sets, repeats, timer="chained")
 
     def _records(self, case, contenders, timings, error, memory, clocks) -> list[dict]:
         def summary(name):

@@ -155,10 +155,12 @@ def _measure_trace(contenders, sets, repeats, flush_bytes, lead_s) -> dict[str, 
             out = contenders[i].function(*sets[call % len(sets)])
         jax.block_until_ready(out)
 
-    start = time.perf_counter()
-    run_turns([1] * len(contenders))
-    turns = math.ceil(lead_s / (time.perf_counter() - start))
-    uncounted = min(max(turns, _LEAST_UNCOUNTED), _MOST_UNCOUNTED)
+    uncounted = _LEAST_UNCOUNTED
+    if lead_s > 0:
+        start = time.perf_counter()
+        run_turns([1] * len(contenders))
+        turns = math.ceil(lead_s / (time.perf_counter() - start))
+        uncounted = min(max(turns, _LEAST_UNCOUNTED), _MOST_UNCOUNTED)
     counts = [count + uncounted for count in repeats]
     with tempfile.TemporaryDirectory(prefix="tcgemm-trace-") as folder:
         options = jax.profiler.ProfileOptions()
