@@ -13,14 +13,15 @@ from .gemm_call import LAYOUTS, Case, Types, implementations, make_inputs, misma
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
 
-# A cooperative tile with multicast, ping-pong, the transposed problem, and widths which store boxes
-# do not divide, the last of three warpgroups.
+# A cooperative tile with multicast, ping-pong, the transposed problem, widths which store boxes do not
+# divide, the last of three warpgroups, and a cluster of eight, of which each block loads 18 rows.
 RESIDUE_CONFIGS = (
     "128x256x64_c2x1x1_co",
     "64x64x64_c1x1x1_pp",
     "64x16x64_c1x1x1_pp_t",
     "128x160x64_c2x1x1_pp",
     "192x176x64_c1x2x1_co_t",
+    "64x144x64_c8x1x1_pp_t",
 )
 
 

@@ -54,6 +54,7 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("128x144x64_c1x1x1_co_t", 128, 144, 1, 1, 1, false, true, false) \
   X("128x112x64_c1x1x1_co_t", 128, 112, 1, 1, 1, false, true, false) \
   X("128x128x64_c1x1x1_co", 128, 128, 1, 1, 1, false, false, false)  \
+  X("128x128x64_c2x2x1_co", 128, 128, 2, 2, 1, false, false, false)  \
   X("128x128x64_c1x1x1_pp", 128, 128, 1, 1, 1, true, false, false)   \
   X("128x128x64_c1x2x1_pp", 128, 128, 1, 2, 1, true, false, true)    \
   X("128x128x64_c2x1x1_pp", 128, 128, 2, 1, 1, true, false, true)    \
@@ -61,8 +62,9 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("64x224x64_c1x1x1_pp_t", 64, 224, 1, 1, 1, true, true, false)    \
   X("64x192x64_c1x1x1_pp", 64, 192, 1, 1, 1, true, false, false)     \
   X("64x192x64_c1x1x1_pp_t", 64, 192, 1, 1, 1, true, true, false)    \
-  X("64x192x64_c2x1x1_pp", 64, 192, 2, 1, 1, true, false, false)     \
-  X("192x64x64_c1x1x1_co", 192, 64, 1, 1, 1, false, false, false)    \
+  X("64x192x64_c4x1x1_pp", 64, 192, 4, 1, 1, true, false, false)     \
+  X("192x64x64_c1x4x1_co", 192, 64, 1, 4, 1, false, false, false)    \
+  X("64x144x64_c8x1x1_pp_t", 64, 144, 8, 1, 1, true, true, false)    \
   X("128x80x64_c1x1x1_co_t", 128, 80, 1, 1, 1, false, true, false)   \
   X("128x64x64_c1x1x1_pp", 128, 64, 1, 1, 1, true, false, true)      \
   X("128x64x64_c1x1x2_co", 128, 64, 1, 1, 2, false, false, false)    \
@@ -70,7 +72,7 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("64x128x64_c1x1x1_pp_t", 64, 128, 1, 1, 1, true, true, false)    \
   X("64x128x64_c2x1x1_pp", 64, 128, 2, 1, 1, true, false, false)     \
   X("64x128x64_c4x2x1_pp", 64, 128, 4, 2, 1, true, false, false)     \
-  X("64x112x64_c1x1x1_pp_t", 64, 112, 1, 1, 1, true, true, false)    \
+  X("64x128x64_c4x1x1_pp_t", 64, 128, 4, 1, 1, true, true, false)    \
   X("64x96x64_c1x1x1_pp", 64, 96, 1, 1, 1, true, false, false)       \
   X("64x96x64_c1x1x1_pp_t", 64, 96, 1, 1, 1, true, true, false)      \
   X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)        \

@@ -32,7 +32,8 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const CUtensorMap* map,
     }
   } else {
     constexpr int kRows = kExtent / kSharers;
-    static_assert(kSharers == 1 || kRows % 8 == 0, "each block loads whole swizzle groups");
+    // Of a swizzle group of eight rows each block may load a part: TMA swizzles by the address in shared memory.
+    static_assert(kExtent % kSharers == 0, "each block loads as many rows");
     load(tile + part * kRows * 128, k_idx, first_idx + part * kRows);
   }
 }
