@@ -6,7 +6,7 @@ A persistent grid of one block for each SM (or of as many clusters as fit) walks
 
 where max~ is a norm, a little more than the larger. `compute` is the waves of tiles, each as long
 as its k blocks take the tensor cores or the way from L2, whichever is slower; `memory` is what
-HBM has to move. The constants in `Calibration` were fitted to measured times of 816 problems;
+HBM has to move. The constants in `Calibration` were fitted to measured times of 966 problems;
 docs/tuning.md says what the model gets right and what it cannot know.
 """
 
@@ -59,7 +59,7 @@ class Calibration:
     # What arrives at an SM, of a multicast too.
     arriving_bytes_per_clock: float = 171.0
     padding_weight: float = 1.79  # loads beyond a tile, which come as boxes of their own
-    straddling: float = 1.53  # where rows do not start on a 128-byte line, each load takes two
+    straddling: float = 1.53  # where it does not start on a 128-byte line, each load takes two
     # What takes TMA longer than L2: 128 bytes of a row that starts in the middle of a sector of 32,
     # and 128 bytes outside the operand.
     cut_clocks: float = 3.17
@@ -77,7 +77,10 @@ class Calibration:
     fused_sums_us: float = 0.31
     # The part of it by which ping-pong's other warpgroup is held up.
     fused_interference: float = 0.12
-    unaligned_epilogue: float = 1.46  # times as long where rows of D are not 16-byte aligned
+    # Where rows of D are not 16-byte aligned: a tile, and as many bytes more of each of its rows,
+    # at whose ends are sectors that are written in part.
+    unaligned_tile_us: float = 0.77
+    unaligned_piece_bytes: float = 250.0
     hbm_bytes_per_us: float = 4.43e6  # of memory
     overlap: float = 2.53  # the norm that joins what overlaps
     stage_overlap: float = 8.82  # the same inside a k block
@@ -240,12 +243,16 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     copied_a, copied_b = _copied(p, x)
     # What a block loads of A and B itself, in rows of 128 bytes.
     rows_m, rows_n = x.tile_m / x.cluster_n, x.tile_n / x.cluster_m
-    if in_bytes == 2:  # TF32's B is K-major, if need be by a copy
-        n_major = np.where(x.swapped, p.a.transposed, not p.b.transposed)
-        rows_n = rows_n + n_major * (-x.tile_n % 64) / x.cluster_m * c.padding_weight
+    # TF32's B is K-major, if need be by a copy.
+    n_major = (in_bytes == 2) & np.where(x.swapped, p.a.transposed, not p.b.transposed)
+    rows_n = rows_n + n_major * (-x.tile_n % 64) / x.cluster_m * c.padding_weight
+    # Most tiles of an N-major B begin inside a line where they are no whole number of lines wide.
+    off_line = n_major & (x.tile_n % 64 != 0)
     rows_a, rows_b = np.where(x.swapped, (rows_n, rows_m), (rows_m, rows_n))
-    loaded = rows_a * np.where(copied_a | _starts_at(p.a, 128), 1, c.straddling)
-    loaded = loaded + rows_b * np.where(copied_b | _starts_at(p.b, 128), 1, c.straddling)
+    on_line_a = (copied_a | _starts_at(p.a, 128)) & ~(x.swapped & off_line)
+    on_line_b = (copied_b | _starts_at(p.b, 128)) & ~(~x.swapped & off_line)
+    loaded = rows_a * np.where(on_line_a, 1, c.straddling)
+    loaded = loaded + rows_b * np.where(on_line_b, 1, c.straddling)
     cut = rows_a * ~(copied_a | _starts_at(p.a, 32)) + rows_b * ~(copied_b | _starts_at(p.b, 32))
     # Tiles overlap instead where D has room for one, TMA stores it, there is no epilogue, and k
     # blocks are worth it (kWorthOverlap in csrc/kernels/wgmma/launch.cuh).
@@ -278,7 +285,7 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     share_kib = x.tile_m * x.tile_n / shares / 1024
     exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
     is_unaligned = ~is_summed & (p.n * out_bytes % 16 != 0)
-    store = store * np.where(x.ping_pong, 2, 1) * np.where(is_unaligned, c.unaligned_epilogue, 1)
+    store = store * np.where(x.ping_pong, 2, 1) + is_unaligned * c.unaligned_tile_us
     sums = batch * p.m * p.n * p.num_b
     others = (p.bytes - p.a_bytes - p.b_bytes) / out_bytes
     fused = in_kernel * x.tile_m * x.tile_n / groups / 1024 * _fused_us(p, c)
@@ -289,6 +296,9 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     compute = np.where(x.ping_pong, alternating, waves * (mainloop + epilogue))
 
     stored = np.where(is_summed, sums / launches * 4, others * out_bytes)
+    # As wide as a tile, or as the 64 rows of the transposed problem that an instruction has.
+    pieces = batch * p.m * np.ceil(p.n / np.where(x.swapped, 64, x.tile_n))
+    stored = stored + is_unaligned * pieces * c.unaligned_piece_bytes
     memory = (p.a_bytes + p.b_bytes / launches + stored) / c.hbm_bytes_per_us
 
     summed_bytes = sums * 4 * x.splits + others * out_bytes

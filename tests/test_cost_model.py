@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIG_H = REPOSITORY / "csrc" / "kernels" / "wgmma" / "config.h"
 MEASURED = REPOSITORY / "benchmarks" / "results" / "h200-wgmma-configs.csv"
 MEASURED_FUSED = MEASURED.with_name("h200-fused-configs.csv")
+MEASURED_ROWS = MEASURED.with_name("h200-wgmma-rows.csv")
 WGMMA_CC = CONFIG_H.with_name("wgmma.cc")
 BASES = re.findall(r'^  X\("([^"]+)"', CONFIG_H.read_text(encoding="utf-8"), re.MULTILINE)
 SPLITS = re.findall(
@@ -27,16 +28,18 @@ CONFIGS = (*BASES, *(f"{base}_split{splits}" for base in BASES for splits in SPL
 NUM_SMS = 132
 
 
-def problem(m, n, k, layout="NN", dtype="bf16", batch=1, pad=0):
+def problem(m, n, k, layout="NN", dtype="bf16", batch=1, pad=0, pitch=1):
+    """`pitch`: the number of elements of which rows of A and B are multiples."""
     a, b = (letter == "T" for letter in layout)
+    lda, ldb = (x + pad + -(x + pad) % pitch for x in (m if a else k, k if b else n))
     return Problem(
         batch,
         batch,
         m,
         n,
         k,
-        Operand(dtype, a, (m if a else k) + pad, 0, m * k if batch > 1 else 0),
-        Operand(dtype, b, (k if b else n) + pad, 0, k * n if batch > 1 else 0),
+        Operand(dtype, a, lda, 0, m * k if batch > 1 else 0),
+        Operand(dtype, b, ldb, 0, k * n if batch > 1 else 0),
         dtype,
         "tf32" if dtype == "f32" else "f32",
     )
@@ -112,21 +115,38 @@ def test_the_shipped_measurements_are_predicted():
     assert np.median(losses) < 0.05
 
 
-def test_what_it_chooses_among_measured_configs_is_near_the_fastest():
+def measured_rows(path):
+    with path.open(encoding="utf-8") as file:
+        yield from csv.DictReader(line for line in file if not line.startswith("#"))
+
+
+def losses(rows, **how):
+    """Of each problem how much slower the chosen one of its configs is than the fastest."""
     times = collections.defaultdict(dict)
-    with MEASURED.open(encoding="utf-8") as file:
-        for row in csv.DictReader(line for line in file if not line.startswith("#")):
-            m, n, k, batch = (int(row[name]) for name in ("m", "n", "k", "batch"))
-            p = problem(m, n, k, row["layout"], row["dtype"], batch)
-            times[p][row["config"]] = float(row["us"])
-    losses = []
+    for row in rows:
+        m, n, k, batch = (int(row.get(name, 1)) for name in ("m", "n", "k", "batch"))
+        p = problem(m, n, k, row["layout"], row.get("dtype", "bf16"), batch, **how)
+        times[p][row["config"]] = float(row["us"])
+    found = []
     for p, of_config in times.items():
         configs = tuple(of_config)
         choice = configs[int(np.argmin(cost_model.predict_us(p, NUM_SMS, configs)))]
-        losses.append(of_config[choice] / min(of_config.values()) - 1)
-    assert len(losses) >= 800
-    assert np.mean(losses) < 0.04
-    assert max(losses) < 0.34
+        found.append(of_config[choice] / min(of_config.values()) - 1)
+    return found
+
+
+def test_what_it_chooses_among_measured_configs_is_near_the_fastest():
+    found = losses(measured_rows(MEASURED))
+    assert len(found) >= 800
+    assert np.mean(found) < 0.036
+    assert max(found) < 0.34
+
+
+@pytest.mark.parametrize(("start", "pitch"), [("exact", 1), ("lines", 64)])
+def test_what_it_chooses_is_near_the_fastest_wherever_rows_start(start, pitch):
+    found = losses((r for r in measured_rows(MEASURED_ROWS) if r["rows"] == start), pitch=pitch)
+    assert len(found) >= 149
+    assert np.mean(found) < 0.045
 
 
 def fused_problem(row):
@@ -150,13 +170,12 @@ def fused_problem(row):
 def measured_fused():
     """Of each turn the times of wgmma's configs and, or infinity, of cuBLASLt, by problem."""
     times = collections.defaultdict(dict)
-    with MEASURED_FUSED.open(encoding="utf-8") as file:
-        for row in csv.DictReader(line for line in file if not line.startswith("#")):
-            p = fused_problem(row)
-            is_bare = p.epilogue == Epilogue() and (p.alpha, p.beta) == (1, 0)
-            name = "cublaslt" if row["config"] == "heuristic0" else row["config"]
-            if not is_bare and (name == "cublaslt" or row["implementation"] == "wgmma"):
-                times[p][name] = float(row["us"])
+    for row in measured_rows(MEASURED_FUSED):
+        p = fused_problem(row)
+        is_bare = p.epilogue == Epilogue() and (p.alpha, p.beta) == (1, 0)
+        name = "cublaslt" if row["config"] == "heuristic0" else row["config"]
+        if not is_bare and (name == "cublaslt" or row["implementation"] == "wgmma"):
+            times[p][name] = float(row["us"])
     return times
 
 

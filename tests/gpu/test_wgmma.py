@@ -13,8 +13,8 @@ from .gemm_call import LAYOUTS, Case, Types, implementations, make_inputs, misma
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
 
-# A cooperative tile with multicast, ping-pong, the transposed problem, widths which store boxes do not
-# divide, the last of three warpgroups, and a cluster of eight, of which each block loads 18 rows.
+# A cooperative tile with multicast, ping-pong, the transposed problem, widths which store boxes
+# do not divide, the last of three warpgroups, and a cluster of eight, where a block loads 18 rows.
 RESIDUE_CONFIGS = (
     "128x256x64_c2x1x1_co",
     "64x64x64_c1x1x1_pp",
