@@ -142,11 +142,11 @@ def test_what_it_chooses_among_measured_configs_is_near_the_fastest():
     assert max(found) < 0.34
 
 
-@pytest.mark.parametrize(("start", "pitch"), [("exact", 1), ("lines", 64)])
-def test_what_it_chooses_is_near_the_fastest_wherever_rows_start(start, pitch):
+@pytest.mark.parametrize(("start", "pitch", "most"), [("exact", 1, 0.032), ("lines", 64, 0.043)])
+def test_what_it_chooses_is_near_the_fastest_wherever_rows_start(start, pitch, most):
     found = losses((r for r in measured_rows(MEASURED_ROWS) if r["rows"] == start), pitch=pitch)
-    assert len(found) >= 149
-    assert np.mean(found) < 0.045
+    assert len(found) == 150
+    assert np.mean(found) < most
 
 
 def fused_problem(row):
