@@ -149,12 +149,10 @@ def _times(runnables, sets, repeats, flush_bytes, on_gpu) -> dict:
 
     if not on_gpu:
         return timing.measure(runnables, sets, repeats, timer="wall")
-    for _ in range(2):
-        # A trace can lose activities, and there is none while the user takes one. What else fails
-        # here fails below, too.
-        with contextlib.suppress(RuntimeError):
-            return timing.measure(runnables, sets, repeats, timer="trace", flush_bytes=flush_bytes)
-    return timing.measure(runnables, sets, repeats, timer="chained")
+    # There is no trace while the user takes one. What else fails there fails by the clock, too.
+    return timing.measure_device_time(
+        runnables, sets, repeats, flush_bytes=flush_bytes, lost=RuntimeError
+    )
 
 
 def _compile(problem, names, deadline, operands) -> list:

@@ -222,21 +222,17 @@ class Harness:
 
     def _time(self, case, contenders, sets, repeats, flush_bytes) -> dict[str, timing.Timing]:
         runnables = [timing.Runnable(c.name, c.module, c.function) for c in contenders]
-        # A trace can lose activities; a second that does, too, means that it cannot be relied on.
-        for _ in range(2):
-            try:
-                return timing.measure(
-                    runnables,
-                    sets,
-                    repeats,
-                    timer=self._timer,
-                    flush_bytes=flush_bytes,
-                    lead_s=_LEAD_S,
-                )
-            except timing.TraceError as failure:
-                why = str(failure)
-        self._say(case, f"[yellow]no device time[/]: {escape(why)}; using wall-clock time")
-        return timing.measure(runnables, sets, repeats, timer="chained")
+        if self._timer != "trace":
+            return timing.measure(runnables, sets, repeats, timer=self._timer)
+
+        def report(failure):
+            self._say(
+                case, f"[yellow]no device time[/]: {escape(str(failure))}; using wall-clock time"
+            )
+
+        return timing.measure_device_time(
+            runnables, sets, repeats, flush_bytes=flush_bytes, lead_s=_LEAD_S, report=report
+        )
 
     def _records(self, case, contenders, timings, error, memory, clocks) -> list[dict]:
         def summary(name):

@@ -107,6 +107,39 @@ def measure(
     return _measure_wall(contenders, sets, repeats)
 
 
+def measure_device_time(
+    contenders: Sequence[Runnable],
+    sets: Sequence[tuple],
+    repeats: Sequence[int],
+    *,
+    lost: type[Exception] = TraceError,
+    report: Callable[[Exception], None] = lambda failure: None,
+    **options,
+) -> dict[str, Timing]:
+    """Times by a trace, or ``"chained"`` where two of them are lost.
+
+    A trace can lose activities; a second that does, too, means that it cannot be relied on.
+
+    Args:
+      contenders: as of `measure`.
+      sets: as of `measure`.
+      repeats: as of `measure`.
+      lost: what a lost trace raises.
+      report: told what the second trace raised.
+      **options: of `measure`, for a trace.
+
+    Returns:
+      Timings by contender name.
+    """
+    for _ in range(2):
+        try:
+            return measure(contenders, sets, repeats, timer="trace", **options)
+        except lost as failure:
+            why = failure
+    report(why)
+    return measure(contenders, sets, repeats, timer="chained")
+
+
 def _turns(contenders: Sequence[Runnable], repeats: Sequence[int]) -> Iterable[int]:
     """Contender indices in the order of the calls; those with fewer repeats stop earlier.
 
