@@ -264,7 +264,12 @@ class Harness:
                 "error": error[contender.name],
                 "peak_bytes": memory.get(contender.name),
                 "peers": {
-                    p: {"us": summary(p), "error": error[p], "peak_bytes": memory.get(p)}
+                    p: {
+                        "us": summary(p),
+                        "ratio": round(timings[contender.name].ratio(timings[p]), 4),
+                        "error": error[p],
+                        "peak_bytes": memory.get(p),
+                    }
                     for p in peers
                 },
                 "ratio": None,
@@ -273,8 +278,8 @@ class Harness:
                 "kernels": timings[contender.name].kernels,
                 "machine": {k: v for k, v in self._machine.items() if k != "revision"} | clocks,
             }
-            if best := rec.best_peer(record):
-                record["ratio"] = round(best[1] / us["p50"], 4)
+            if peers:
+                record["ratio"] = min(peer["ratio"] for peer in record["peers"].values())
             new.append(record)
         return new
 

@@ -14,8 +14,9 @@ that were interleaved with it::
     tflops, gbps     at the median; bytes count A, B and D once each
     error            max |D - reference| / max |reference|
     peak_bytes       device memory of the call as XLA accounts for it, operands and results included
-    peers            {name: {"us": {...}, "error": ..., "peak_bytes": ...}}
-    ratio            the best peer's median / ours: above 1, ours is faster
+    peers            {name: {"us": {...}, "ratio": ..., "error": ..., "peak_bytes": ...}}
+    ratio            the least of the peers' ratios: a peer's time / ours in each turn, of these the
+                     median; above 1, ours is faster. Where peers have none: of their medians
     timer, samples, kernels
     machine          GPU, driver, CUDA, JAX, Python, clocks and power around the measurement
 

@@ -50,6 +50,14 @@ class Timing:
         """The q-th percentile in microseconds."""
         return float(np.percentile(self.us, q))
 
+    def ratio(self, other: Timing) -> float:
+        """The other's time / ours in each turn that both ran in, of these ratios the median.
+
+        The clock changes from turn to turn at the power limit, but hardly within one.
+        """
+        turns = zip(other.us, self.us, strict=False)
+        return float(np.median([theirs / ours for theirs, ours in turns]))
+
 
 @dataclasses.dataclass(frozen=True)
 class Runnable:
