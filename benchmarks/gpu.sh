@@ -44,8 +44,8 @@ for each in $steps; do
     bench overhead 60 overhead
     ;;
   suites)
-    bench suites 500 --suite squares,squares_f16,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk \
-      --impl auto --budget 0.3 --repeats 100
+    bench suites 700 --suite squares,squares_f16,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk \
+      --impl auto --budget 0.6 --repeats 100
     ;;
   residues) bench residues 900 --suite residues --budget 0.3 ;;
   functions)

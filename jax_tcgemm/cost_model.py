@@ -33,7 +33,6 @@ WITH_EPILOGUE = frozenset(
         "128x256x64_c2x1x1_co",
         "128x128x64_c2x1x1_pp",
         "128x128x64_c1x2x1_pp",
-        "128x64x64_c1x1x1_pp",
         "64x128x64_c1x1x1_pp",
         "64x64x64_c1x1x1_pp",
     }
@@ -63,6 +62,7 @@ class Calibration:
     # What takes TMA longer than L2: 128 bytes of a row that starts in the middle of a sector of 32,
     # and 128 bytes outside the operand.
     cut_clocks: float = 3.17
+    cut_arrival_clocks: float = 1.8  # of what arrives by multicast, too
     outside_clocks: float = 4.93
     # A tile: what ping-pong cannot hide, and the epilogue.
     handover_us: float = 0.333
@@ -253,7 +253,10 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     on_line_b = (copied_b | _starts_at(p.b, 128)) & ~(~x.swapped & off_line)
     loaded = rows_a * np.where(on_line_a, 1, c.straddling)
     loaded = loaded + rows_b * np.where(on_line_b, 1, c.straddling)
-    cut = rows_a * ~(copied_a | _starts_at(p.a, 32)) + rows_b * ~(copied_b | _starts_at(p.b, 32))
+    tile_a, tile_b = np.where(x.swapped, (x.tile_n, x.tile_m), (x.tile_m, x.tile_n))
+    is_cut_a, is_cut_b = ~(copied_a | _starts_at(p.a, 32)), ~(copied_b | _starts_at(p.b, 32))
+    cut = rows_a * is_cut_a + rows_b * is_cut_b
+    cut_arrival = tile_a * is_cut_a + tile_b * is_cut_b
     # Tiles overlap instead where D has room for one, TMA stores it, there is no epilogue, and k
     # blocks are worth it (kWorthOverlap in csrc/kernels/wgmma/launch.cuh).
     k_blocks = np.ceil(np.ceil(p.k * in_bytes / 128) / x.splits / x.cluster_k)
@@ -265,6 +268,7 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     outside = np.minimum(outside_m, rows_m)
     outside = outside + np.minimum(outside_n * x.tile_n / d_tile_n, rows_n)
     tma = cut * c.cut_clocks + outside * c.outside_clocks
+    tma = _norm(tma, cut_arrival * c.cut_arrival_clocks, c.stage_overlap)
     alone, in_clusters, side_by_side = c.l2_bytes_per_clock
     together = np.where(cluster == 1, side_by_side, in_clusters)
     load = 128 * loaded * _norm(1 / alone, busy / together, 4)

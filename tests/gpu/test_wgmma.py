@@ -51,7 +51,11 @@ def test_residues_mod_8(least, config, layout):
 
 @pytest.mark.parametrize(
     "config",
-    [*RESIDUE_CONFIGS, "64x64x64_c1x1x2_pp", "64x64x64_c1x4x1_pp", "128x16x64_c1x1x4_co_t"],
+    [
+        *RESIDUE_CONFIGS,
+        *("64x64x64_c1x1x4_pp", "64x64x64_c1x4x1_pp", "128x16x64_c1x1x4_co_t"),
+        *("64x32x64_c1x1x4_pp_t", "64x128x64_c1x1x2_pp_t"),
+    ],
 )
 def test_twenty_runs_from_four_threads_agree_bit_for_bit(config):
     types = Types("bf16", "bf16", "f32")

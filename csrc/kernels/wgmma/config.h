@@ -59,17 +59,16 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("128x128x64_c1x2x1_pp", 128, 128, 1, 2, 1, true, false, true)    \
   X("128x128x64_c2x1x1_pp", 128, 128, 2, 1, 1, true, false, true)    \
   X("64x256x64_c1x1x1_pp_t", 64, 256, 1, 1, 1, true, true, false)    \
-  X("64x224x64_c1x1x1_pp_t", 64, 224, 1, 1, 1, true, true, false)    \
   X("64x192x64_c1x1x1_pp", 64, 192, 1, 1, 1, true, false, false)     \
   X("64x192x64_c1x1x1_pp_t", 64, 192, 1, 1, 1, true, true, false)    \
   X("64x192x64_c4x1x1_pp", 64, 192, 4, 1, 1, true, false, false)     \
   X("192x64x64_c1x4x1_co", 192, 64, 1, 4, 1, false, false, false)    \
   X("64x144x64_c8x1x1_pp_t", 64, 144, 8, 1, 1, true, true, false)    \
   X("128x80x64_c1x1x1_co_t", 128, 80, 1, 1, 1, false, true, false)   \
-  X("128x64x64_c1x1x1_pp", 128, 64, 1, 1, 1, true, false, true)      \
   X("128x64x64_c1x1x2_co", 128, 64, 1, 1, 2, false, false, false)    \
   X("64x128x64_c1x1x1_pp", 64, 128, 1, 1, 1, true, false, true)      \
   X("64x128x64_c1x1x1_pp_t", 64, 128, 1, 1, 1, true, true, false)    \
+  X("64x128x64_c1x1x2_pp_t", 64, 128, 1, 1, 2, true, true, false)    \
   X("64x128x64_c2x1x1_pp", 64, 128, 2, 1, 1, true, false, false)     \
   X("64x128x64_c4x2x1_pp", 64, 128, 4, 2, 1, true, false, false)     \
   X("64x128x64_c4x1x1_pp_t", 64, 128, 4, 1, 1, true, true, false)    \
@@ -78,12 +77,14 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)        \
   X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true, false)      \
   X("64x64x64_c1x1x2_pp", 64, 64, 1, 1, 2, true, false, false)       \
+  X("64x64x64_c1x1x4_pp", 64, 64, 1, 1, 4, true, false, false)       \
   X("64x64x64_c1x4x1_pp", 64, 64, 1, 4, 1, true, false, false)       \
   X("64x48x64_c1x1x1_pp_t", 64, 48, 1, 1, 1, true, true, false)      \
   X("128x32x64_c1x1x2_co", 128, 32, 1, 1, 2, false, false, false)    \
   X("128x16x64_c1x1x4_co", 128, 16, 1, 1, 4, false, false, false)    \
   X("128x16x64_c1x1x4_co_t", 128, 16, 1, 1, 4, false, true, false)   \
   X("64x32x64_c1x1x1_pp_t", 64, 32, 1, 1, 1, true, true, false)      \
+  X("64x32x64_c1x1x4_pp_t", 64, 32, 1, 1, 4, true, true, false)      \
   X("64x16x64_c1x1x1_pp_t", 64, 16, 1, 1, 1, true, true, false)      \
   X("64x16x64_c1x1x2_pp_t", 64, 16, 1, 1, 2, true, true, false)
 
