@@ -41,11 +41,14 @@ class TileWalk {
   }
 
  private:
-  // Where K is split, every eighth cluster takes the next tile; blocks without clusters lie side by side.
+  // Where K is split over the grid, every eighth cluster takes the next tile; blocks without clusters lie side by
+  // side. Also where clusters split K and the walk is less than eight tiles wide: else every eighth has a tile of
+  // another row and column, and GPCs find nothing to share.
   static __device__ __forceinline__ int32_t first_tile(const Params<Epilogue>& params) {
     constexpr int32_t kApart = kTilesAlongLonger<Config>;
     const int32_t cluster = blockIdx.x / Config::kClusterSize, clusters = gridDim.x / Config::kClusterSize;
-    if (Config::kClusterSize == 1 || params.num_splits == 1) return cluster;
+    const bool is_narrow = Config::kClusterK > 1 && params.grid.longer < kApart && params.grid.num_tiles == clusters;
+    if (Config::kClusterSize == 1 || (params.num_splits == 1 && !is_narrow)) return cluster;
     const int32_t place = cluster % kApart;
     return place * (clusters / kApart) + min(place, clusters % kApart) + cluster / kApart;
   }
