@@ -38,15 +38,17 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
 #define TCGEMM_WGMMA_CONFIGS(X)                                      \
   X("128x256x64_c2x1x1_co", 128, 256, 2, 1, 1, false, false, true)   \
   X("192x192x64_c1x1x1_co", 192, 192, 1, 1, 1, false, false, false)  \
+  X("192x192x64_c2x1x1_co", 192, 192, 2, 1, 1, false, false, false)  \
   X("192x176x64_c1x1x1_co", 192, 176, 1, 1, 1, false, false, false)  \
   X("192x176x64_c1x2x1_co_t", 192, 176, 1, 2, 1, false, true, false) \
-  X("256x160x64_c1x1x1_co_t", 256, 160, 1, 1, 1, false, true, false) \
+  X("192x160x64_c1x2x1_co_t", 192, 160, 1, 2, 1, false, true, false) \
+  X("256x160x64_c1x2x1_co_t", 256, 160, 1, 2, 1, false, true, false) \
   X("128x256x64_c1x1x1_co", 128, 256, 1, 1, 1, false, false, false)  \
   X("128x256x64_c1x2x1_co", 128, 256, 1, 2, 1, false, false, false)  \
   X("128x256x64_c1x1x1_co_t", 128, 256, 1, 1, 1, false, true, false) \
+  X("128x224x64_c2x1x1_co", 128, 224, 2, 1, 1, false, false, false)  \
   X("128x224x64_c2x1x1_co_t", 128, 224, 2, 1, 1, false, true, false) \
   X("192x128x64_c1x1x1_co", 192, 128, 1, 1, 1, false, false, false)  \
-  X("192x128x64_c1x1x1_co_t", 192, 128, 1, 1, 1, false, true, false) \
   X("128x192x64_c1x1x1_co", 128, 192, 1, 1, 1, false, false, false)  \
   X("128x192x64_c2x1x1_co", 128, 192, 2, 1, 1, false, false, false)  \
   X("128x192x64_c2x1x1_co_t", 128, 192, 2, 1, 1, false, true, false) \
@@ -79,7 +81,6 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("64x64x64_c1x1x2_pp", 64, 64, 1, 1, 2, true, false, false)       \
   X("64x64x64_c1x1x4_pp", 64, 64, 1, 1, 4, true, false, false)       \
   X("64x64x64_c1x4x1_pp", 64, 64, 1, 4, 1, true, false, false)       \
-  X("64x48x64_c1x1x1_pp_t", 64, 48, 1, 1, 1, true, true, false)      \
   X("128x32x64_c1x1x2_co", 128, 32, 1, 1, 2, false, false, false)    \
   X("128x16x64_c1x1x4_co", 128, 16, 1, 1, 4, false, false, false)    \
   X("128x16x64_c1x1x4_co_t", 128, 16, 1, 1, 4, false, true, false)   \
