@@ -230,9 +230,9 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     tiles_m = np.ceil(m / (x.tile_m * x.cluster_m))
     tiles_n = np.ceil(n / (d_tile_n * x.cluster_n))
     tiles = tiles_m * tiles_n * batch * x.splits
-    # A GPC has a number of SMs that need not divide by four: of an H200's 132 SMs, 28 clusters of
-    # four ran at once, of another one's 30.
-    slots = np.maximum(np.where(cluster > 2, num_sms * 0.88, num_sms) // cluster, 1)
+    # A GPC has a number of SMs that need not divide by four: of most H200s' 132 SMs, 30 clusters of
+    # four and 15 of eight ran at once, of one's 28 of four.
+    slots = np.maximum(np.where(cluster > 2, num_sms * 0.91, num_sms) // cluster, 1)
     waves = np.ceil(tiles / slots)
     busy = np.minimum(tiles, slots) * cluster / num_sms
 

@@ -143,7 +143,7 @@ def test_what_it_chooses_among_measured_configs_is_near_the_fastest():
     assert max(found) < 0.34
 
 
-@pytest.mark.parametrize(("start", "pitch", "most"), [("exact", 1, 0.022), ("lines", 64, 0.043)])
+@pytest.mark.parametrize(("start", "pitch", "most"), [("exact", 1, 0.014), ("lines", 64, 0.041)])
 def test_what_it_chooses_is_near_the_fastest_wherever_rows_start(start, pitch, most):
     rows = (row for row in measured_rows(MEASURED_ROWS) if row["rows"] == start)
     found = losses_among(rows, pitch=pitch)
@@ -152,12 +152,12 @@ def test_what_it_chooses_is_near_the_fastest_wherever_rows_start(start, pitch, m
 
 
 @pytest.mark.parametrize(
-    ("which", "number", "most"), [("skinny", 64, 0.027), ("sides", 159, 0.021)]
+    ("which", "number", "most"), [("skinny", 64, 0.029), ("sides", 159, 0.016)]
 )
 def test_what_it_chooses_where_k_may_be_split_is_near_the_fastest(which, number, most):
     found = losses_among(row for row in measured_rows(MEASURED_CHOICES) if row["set"] == which)
     assert len(found) == number
-    assert np.median(found) < 0.004
+    assert np.median(found) < 0.007
     assert np.mean(found) < most
 
 
@@ -211,7 +211,7 @@ def test_what_it_chooses_among_measured_epilogues_is_near_the_fastest():
 
 
 def test_clusters_of_four_do_not_fill_the_device():
-    # 28 of four SMs run at once.
+    # 30 of four SMs run at once.
     config = "64x64x64_c1x4x1_pp"
     one_turn, two_turns = problem(64, 28 * 256, 4096), problem(64, 32 * 256, 4096)
     assert us(two_turns, config) > 1.2 * us(one_turn, config)
