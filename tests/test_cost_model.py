@@ -16,6 +16,7 @@ from jax_tcgemm.problem import Operand, Problem
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIG_H = REPOSITORY / "csrc" / "kernels" / "wgmma" / "config.h"
+SHIPPED = REPOSITORY / "jax_tcgemm" / "data" / "tuned" / "h200.json"
 MEASURED = REPOSITORY / "benchmarks" / "results" / "h200-wgmma-configs.csv"
 MEASURED_FUSED = MEASURED.with_name("h200-fused-configs.csv")
 MEASURED_ROWS = MEASURED.with_name("h200-wgmma-rows.csv")
@@ -94,6 +95,16 @@ def test_predictions_are_times(extents, dtype):
     assert predicted.shape == (len(CONFIGS),)
     assert np.all(np.isfinite(predicted))
     assert np.all(predicted > 1)
+
+
+def test_every_shipped_entry_can_be_chosen():
+    # One of another ABI, or of a config that is gone, would be passed over in silence.
+    entries = tuning.read_table(SHIPPED).entries
+    assert len(entries) > 100
+    for key, entry in entries.items():
+        like = "xla" if entry.implementation == "xla" else "host"  # the modules share one number
+        assert entry.abi == selection.abi_of(like), key
+        assert entry.implementation != "wgmma" or entry.config in CONFIGS, key
 
 
 def test_the_shipped_measurements_are_predicted():
