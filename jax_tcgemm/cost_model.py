@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import math
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -111,7 +112,10 @@ H200 = Calibration()
 
 @dataclasses.dataclass(frozen=True)
 class _Configs:
-    """Columns of numbers, one row for each config."""
+    """Configs as a table: a row for each without its split, a column for each number of splits.
+
+    What depends on one of the two is computed once for it, since NumPy repeats it as needed.
+    """
 
     tile_m: np.ndarray
     tile_n: np.ndarray
@@ -120,24 +124,38 @@ class _Configs:
     cluster_k: np.ndarray
     ping_pong: np.ndarray
     swapped: np.ndarray
-    splits: np.ndarray
     with_epilogue: np.ndarray
+    splits: np.ndarray
+    places: tuple[np.ndarray, np.ndarray]  # row and column of each config
+
+
+@functools.cache
+def _parse_one(name: str) -> tuple[str, float] | None:
+    """A config without its split, and the split; None for what is no such config."""
+    match = _NAME.fullmatch(name)
+    return match and (name.partition("_split")[0], float(match["splits"] or 1))
 
 
 @functools.lru_cache(maxsize=64)
 def _parse(names: tuple[str, ...]) -> _Configs | None:
-    found = [_NAME.fullmatch(name) for name in names]
+    found = [_parse_one(name) for name in names]
     if not found or None in found:
         return None
-    columns = [
-        np.array([float(match[key] or 1) for match in found])
-        for key in ("m", "n", "cm", "cn", "ck", "splits")
-    ]
-    *tiles, splits = columns
-    ping_pong = np.array([match["kind"] == "pp" for match in found])
-    swapped = np.array([bool(match["swapped"]) for match in found])
-    with_epilogue = np.array([name.partition("_split")[0] in WITH_EPILOGUE for name in names])
-    return _Configs(*tiles, ping_pong, swapped, splits, with_epilogue)
+    bases, rows = np.unique([base for base, _ in found], return_inverse=True)
+    splits, columns = np.unique([splits for _, splits in found], return_inverse=True)
+    matches = [_NAME.fullmatch(base) for base in bases.tolist()]
+
+    def of_rows(values) -> np.ndarray:
+        return np.array(list(values))[:, None]
+
+    return _Configs(
+        *(of_rows(float(match[key]) for match in matches) for key in ("m", "n", "cm", "cn", "ck")),
+        ping_pong=of_rows(match["kind"] == "pp" for match in matches),
+        swapped=of_rows(bool(match["swapped"]) for match in matches),
+        with_epilogue=of_rows(base in WITH_EPILOGUE for base in bases),
+        splits=splits,
+        places=(rows, columns),
+    )
 
 
 def models(problem: Problem, names: tuple[str, ...]) -> bool:
@@ -148,67 +166,55 @@ def models(problem: Problem, names: tuple[str, ...]) -> bool:
     return is_real and problem.bytes > 0 and problem.k > 0 and _parse(names) is not None
 
 
-def predict_us(
+class Prediction(NamedTuple):
+    """Microseconds of what may run a problem."""
+
+    wgmma: np.ndarray  # float64, one for each config, whether or not it can run the problem
+    cublaslt: float  # roughly: told from our own kernels without copies and epilogues
+    xla: float | None  # None where XLA's own dot is not known to be fast
+
+
+def predict(
     problem: Problem, num_sms: int, names: tuple[str, ...], calibration: Calibration = H200
-) -> np.ndarray:
-    """Microseconds of each wgmma config, whether or not it can run the problem.
+) -> Prediction:
+    """How long a problem takes.
 
     Args:
       problem: one that `models` knows.
       num_sms: of the device.
       names: configs of wgmma.
       calibration: the device's constants.
-
-    Returns:
-      Float64, one for each name.
     """
     configs = _parse(names)
     kernel = _kernel_us(problem, num_sms, configs, calibration)
-    return kernel + _copy_us(problem, configs, calibration)
-
-
-def predict_cublaslt_us(
-    problem: Problem, num_sms: int, names: tuple[str, ...], calibration: Calibration = H200
-) -> float:
-    """Microseconds of cuBLASLt, roughly: told from our own kernels without copies and epilogues.
-
-    Args:
-      problem: one that `models` knows.
-      num_sms: of the device.
-      names: configs of wgmma.
-      calibration: the device's constants.
-    """
-    c = calibration
-    if not (_is_aligned(problem.a) and _is_aligned(problem.b)):
-        arithmetic = problem.flops / c.cublaslt_unaligned_flops_per_us
-        return c.cublaslt_unaligned_us + max(
-            arithmetic, problem.bytes / c.cublaslt_unaligned_bytes_per_us
-        )
     bare = dataclasses.replace(problem, alpha=1.0, beta=0.0, epilogue=BARE)
-    best = float(np.min(_kernel_us(bare, num_sms, _parse(names), c)))
-    needs_transpose = problem.compute == "tf32" and problem.layout != "NT"
-    best *= c.cublaslt_tf32 if needs_transpose else c.cublaslt
-    if problem.epilogue.activation != "none":
-        best += problem.batch * problem.m * problem.n / c.cublaslt_activations_per_us
-    return best + (problem.bytes - bare.bytes) / c.cublaslt_epilogue_bytes_per_us
+    bare_kernel = kernel if bare == problem else _kernel_us(bare, num_sms, configs, calibration)
+    return Prediction(
+        (kernel + _copy_us(problem, configs, calibration))[configs.places],
+        _cublaslt_us(problem, bare, float(np.min(bare_kernel[configs.places])), calibration),
+        _xla_us(problem, calibration),
+    )
 
 
-def predict_xla_us(problem: Problem, calibration: Calibration = H200) -> float | None:
-    """Microseconds of XLA's own dot where it is known to be fast: one row of 16-bit elements.
+def _cublaslt_us(p: Problem, bare: Problem, kernel_us: float, c: Calibration) -> float:
+    """What cuBLASLt takes, told from the fastest of our kernels for the bare product."""
+    if not (_is_aligned(p.a) and _is_aligned(p.b)):
+        arithmetic = p.flops / c.cublaslt_unaligned_flops_per_us
+        return c.cublaslt_unaligned_us + max(
+            arithmetic, p.bytes / c.cublaslt_unaligned_bytes_per_us
+        )
+    needs_transpose = p.compute == "tf32" and p.layout != "NT"
+    us = kernel_us * (c.cublaslt_tf32 if needs_transpose else c.cublaslt)
+    if p.epilogue.activation != "none":
+        us += p.batch * p.m * p.n / c.cublaslt_activations_per_us
+    return us + (p.bytes - bare.bytes) / c.cublaslt_epilogue_bytes_per_us
 
-    It streams B, which is all there is to do, wherever rows start.
 
-    Args:
-      problem: one that `models` knows.
-      calibration: the device's constants.
-
-    Returns:
-      The time, or None elsewhere.
-    """
-    p = problem
+def _xla_us(p: Problem, c: Calibration) -> float | None:
+    """XLA's own dot for one row of 16-bit elements: it streams B, wherever rows start."""
     if p.m > 1 or p.batch > 1 or p.compute == "tf32":
         return None
-    return calibration.xla_launch_us + p.bytes / calibration.xla_bytes_per_us
+    return c.xla_launch_us + p.bytes / c.xla_bytes_per_us
 
 
 def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndarray:
@@ -223,8 +229,8 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     if is_gated:
         in_kernel = in_kernel & (x.tile_n % 128 == 0) & (x.cluster_m == 2)
     is_summed = (x.splits > 1) | ~(in_kernel | is_bare)
-    launches = np.where(is_gated & ~in_kernel, 2, 1)
-    d_tile_n = np.where(is_gated & in_kernel, x.tile_n / 2, x.tile_n)
+    launches = np.where(in_kernel, 1, 2) if is_gated else 1
+    d_tile_n = np.where(in_kernel, x.tile_n / 2, x.tile_n) if is_gated else x.tile_n
 
     cluster = x.cluster_m * x.cluster_n * x.cluster_k
     tiles_m = np.ceil(m / (x.tile_m * x.cluster_m))
@@ -367,4 +373,7 @@ def _starts_at(operand: Operand, num_bytes: int) -> bool:
 
 def _norm(x, y, order):
     """Between the larger of two times that overlap and their sum."""
+    if order == 4:  # by squares, in a tenth of the time of powers
+        x, y = x * x, y * y
+        return np.sqrt(np.sqrt(x * x + y * y))
     return (x**order + y**order) ** (1 / order)

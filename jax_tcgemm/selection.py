@@ -9,6 +9,7 @@ that are read once in a process, so the same program always makes the same choic
 import contextlib
 import dataclasses
 import functools
+import operator
 import os
 import platform as host_platform
 import sys
@@ -310,10 +311,9 @@ def _tuned(problem: AnyProblem, device: Device, considered) -> tuple[Candidate, 
     """What a table says, where what it says exists in this build and can run the problem."""
     if problem.kind != "gemm":
         return None
-    can_run = {(c.implementation, c.config): c for c in considered if not c.reason}
     for entry, source in tuning.lookup(problem, device.key):
-        candidate = can_run.get((entry.implementation, entry.config))
-        if candidate is not None and entry.abi == abi_of(entry.implementation):
+        candidate = Candidate(entry.implementation, entry.config, "")
+        if candidate in considered and entry.abi == abi_of(entry.implementation):
             return candidate, f"measured, {entry.us:.4g} us ({source})"
     return None
 
@@ -358,25 +358,22 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
         runnable.sort(key=functools.partial(_is_of_wrong_width, problem))
     if problem.kind != "gemm":
         return [(candidate, None) for candidate in runnable]
-    wgmma = tuple(c.config for c in runnable if c.implementation == "wgmma")
-    if not wgmma or not cost_model.models(problem, wgmma):
-        return [(candidate, None) for candidate in runnable]
-    predicted = dict(
-        zip(wgmma, cost_model.predict_us(problem, device.num_sms, wgmma).tolist(), strict=True)
-    )
-    cublaslt = cost_model.predict_cublaslt_us(problem, device.num_sms, wgmma)
-    xla = cost_model.predict_xla_us(problem)
-    timed, others = [], []
+    wgmma, rest = [], []
     for candidate in runnable:
-        if candidate.implementation == "wgmma":
-            timed.append((candidate, predicted[candidate.config]))
-        elif candidate.implementation == "cublaslt" and candidate.config == _configs("cublaslt")[0]:
-            timed.append((candidate, cublaslt))
-        elif candidate.implementation == XLA and xla is not None:
-            timed.append((candidate, xla))
+        (wgmma if candidate.implementation == "wgmma" else rest).append(candidate)
+    names = tuple(candidate.config for candidate in wgmma)
+    if not names or not cost_model.models(problem, names):
+        return [(candidate, None) for candidate in runnable]
+    predicted = cost_model.predict(problem, device.num_sms, names)
+    timed, others = list(zip(wgmma, predicted.wgmma.tolist(), strict=True)), []
+    for candidate in rest:
+        if candidate.implementation == "cublaslt" and candidate.config == _configs("cublaslt")[0]:
+            timed.append((candidate, predicted.cublaslt))
+        elif candidate.implementation == XLA and predicted.xla is not None:
+            timed.append((candidate, predicted.xla))
         else:
             others.append((candidate, None))
-    return sorted(timed, key=lambda pair: pair[1]) + others
+    return sorted(timed, key=operator.itemgetter(1)) + others
 
 
 def _is_of_wrong_width(problem: RaggedProblem, candidate: Candidate) -> bool:
@@ -480,6 +477,14 @@ def _considered(
         reasons = [module.reject(implementation, configs[0], *queries)]
     else:
         reasons = module.rejections(implementation, *queries)
+    able = _able(implementation, configs)
     return tuple(
-        Candidate(implementation, config, why) for config, why in zip(configs, reasons, strict=True)
+        candidate._replace(reason=why) if why else candidate
+        for candidate, why in zip(able, reasons, strict=True)
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _able(implementation: str, configs: tuple[str, ...]) -> tuple[Candidate, ...]:
+    """Candidates that nothing stops: the same for every problem, for wgmma has over a thousand."""
+    return tuple(Candidate(implementation, config, "") for config in configs)

@@ -48,7 +48,7 @@ def problem(m, n, k, layout="NN", dtype="bf16", batch=1, pad=0, pitch=1):
 
 
 def best(p):
-    return CONFIGS[int(np.argmin(cost_model.predict_us(p, NUM_SMS, CONFIGS)))]
+    return CONFIGS[int(np.argmin(cost_model.predict(p, NUM_SMS, CONFIGS).wgmma))]
 
 
 def with_epilogue(p, **epilogue):
@@ -56,7 +56,7 @@ def with_epilogue(p, **epilogue):
 
 
 def us(p, config):
-    return float(cost_model.predict_us(p, NUM_SMS, (config,))[0])
+    return float(cost_model.predict(p, NUM_SMS, (config,)).wgmma[0])
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_every_config_of_the_kernels_is_understood():
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_predictions_are_times(extents, dtype):
     p = problem(*extents, dtype=dtype)
-    predicted = cost_model.predict_us(p, NUM_SMS, CONFIGS)
+    predicted = cost_model.predict(p, NUM_SMS, CONFIGS).wgmma
     assert predicted.shape == (len(CONFIGS),)
     assert np.all(np.isfinite(predicted))
     assert np.all(predicted > 1)
@@ -142,7 +142,7 @@ def losses_among(rows, **how):
     found = []
     for p, of_config in times.items():
         configs = tuple(of_config)
-        choice = configs[int(np.argmin(cost_model.predict_us(p, NUM_SMS, configs)))]
+        choice = configs[int(np.argmin(cost_model.predict(p, NUM_SMS, configs).wgmma))]
         found.append(of_config[choice] / min(of_config.values()) - 1)
     return found
 
@@ -206,12 +206,12 @@ def test_what_it_chooses_among_measured_epilogues_is_near_the_fastest():
     losses, against_cublaslt = [], []
     for p, of_config in measured_fused().items():
         configs = tuple(name for name in of_config if name != "cublaslt")
-        predicted = cost_model.predict_us(p, NUM_SMS, configs)
+        predicted = cost_model.predict(p, NUM_SMS, configs).wgmma
         ours = of_config[configs[int(np.argmin(predicted))]]
         losses.append(ours / min(of_config[name] for name in configs) - 1)
         if "cublaslt" in of_config:
             theirs = of_config["cublaslt"]
-            takes_theirs = cost_model.predict_cublaslt_us(p, NUM_SMS, CONFIGS) < min(predicted)
+            takes_theirs = cost_model.predict(p, NUM_SMS, CONFIGS).cublaslt < min(predicted)
             against_cublaslt.append((theirs if takes_theirs else ours) / min(theirs, ours) - 1)
     assert len(losses) >= 60
     assert len(against_cublaslt) >= 25
@@ -257,8 +257,8 @@ def test_tf32_copies_one_operand_where_it_is_not_k_major(config, copied):
 
 def test_cublaslt_is_left_what_would_be_copied_and_hardly_multiplied():
     def ratio(p):
-        ours = float(np.min(cost_model.predict_us(p, NUM_SMS, CONFIGS)))
-        return cost_model.predict_cublaslt_us(p, NUM_SMS, CONFIGS) / ours
+        predicted = cost_model.predict(p, NUM_SMS, CONFIGS)
+        return predicted.cublaslt / min(predicted.wgmma)
 
     assert ratio(problem(4096, 4096, 4096, "TN", "f32")) < 1
     assert ratio(problem(4096, 4096, 4096, "NT", "f32")) > 1
@@ -276,11 +276,11 @@ def test_it_is_fast():
         return min(times)
 
     p = problem(4096, 4096, 4096)
-    cost_model.predict_us(p, NUM_SMS, CONFIGS)
-    # Beside its own kind of arithmetic, whatever the processor: it takes 12 of these norms.
+    cost_model.predict(p, NUM_SMS, CONFIGS)
+    # Beside its own kind of arithmetic, whatever the processor: it takes about 10 of these norms.
     x = np.linspace(1, 2, len(CONFIGS))
     one_norm = least_time(lambda: cost_model._norm(x, x, 2.5))
-    assert least_time(lambda: cost_model.predict_us(p, NUM_SMS, CONFIGS)) < 20 * one_norm
+    assert least_time(lambda: cost_model.predict(p, NUM_SMS, CONFIGS)) < 16 * one_norm
 
 
 def test_it_knows_which_kernels_have_an_epilogue():
