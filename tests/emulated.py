@@ -116,6 +116,13 @@ def as_host_code(text: str) -> str:
     return re.sub(r"(\w+(?:<[^;<>]*>)?)<<<(.*?)>>>\(", r"emulator::start(\1, \2)(", text)
 
 
+def _write(path: Path, text: str) -> None:
+    """Leaves a file as it is that holds the text: what was made of it is not made again."""
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
 def _stage(directory: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
     """Copies the sources as host code; `changes`: what to replace in a file, and by what."""
     unknown = set(changes)
@@ -133,10 +140,7 @@ def _stage(directory: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
                 text = text.replace(old, new)
             unknown.discard(str(relative))
             staged = directory / target / relative
-            text = as_host_code(text) if target == "csrc" else text
-            if not staged.exists() or staged.read_text() != text:
-                staged.parent.mkdir(parents=True, exist_ok=True)
-                staged.write_text(text)
+            _write(staged, as_host_code(text) if target == "csrc" else text)
     if unknown:
         raise ValueError(f"changes must be of files of csrc, got {sorted(unknown)}")
 
@@ -148,14 +152,13 @@ def _run(command: list[str], directory: Path) -> str:
     return done.stdout
 
 
-def _compile(command: list[str], output: str, directory: Path) -> str:
-    """The object's path; compiled unless that was done with the same command and files before."""
+def _compile(command: list[str], output: str, directory: Path, objects=()) -> str:
+    """The output's path; made unless that was done with the same command and files before."""
     command = [*command, "-MMD", "-MF", f"{output}.d", "-o", output]
     made, record = directory / output, directory / f"{output}.command"
     if made.exists() and record.exists() and record.read_text() == " ".join(command):
-        files = (
-            (directory / f"{output}.d").read_text().replace("\\\n", " ").split(":", 1)[1].split()
-        )
+        rule = (directory / f"{output}.d").read_text().replace("\\\n", " ")
+        files = [*rule.split(":", 1)[1].split(), *objects]
         if all((directory / f).stat().st_mtime < made.stat().st_mtime for f in files):
             return str(made)
     record.unlink(missing_ok=True)
@@ -240,10 +243,10 @@ class Emulator:
                 self._prefix, self._objects = like._prefix, like._objects
             chosen = [Source(s) if isinstance(s, str) else s for s in sources]
             objects = [*self._objects, *pool.map(compile_one, chosen)]
-        (directory / "stubs.c").write_text(_stubs(_run(["nm", "-P", *objects], directory)))
+        _write(directory / "stubs.c", _stubs(_run(["nm", "-P", *objects], directory)))
         link = ["g++", "-shared", "-fPIC", "-fexceptions", "-Wl,-Bsymbolic", *objects]
-        _run([*link, "-x", "c", "stubs.c", "-o", "emulator.so"], directory)
-        self._library = ctypes.CDLL(str(directory / "emulator.so"))
+        link += ["-x", "c", "stubs.c"]
+        self._library = ctypes.CDLL(_compile(link, "emulator.so", directory, objects))
 
     def run(
         self,
