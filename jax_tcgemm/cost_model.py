@@ -187,24 +187,30 @@ def predict(
     """
     configs = _parse(names)
     kernel = _kernel_us(problem, num_sms, configs, calibration)
-    bare = dataclasses.replace(problem, alpha=1.0, beta=0.0, epilogue=BARE)
-    bare_kernel = kernel if bare == problem else _kernel_us(bare, num_sms, configs, calibration)
     return Prediction(
         (kernel + _copy_us(problem, configs, calibration))[configs.places],
-        _cublaslt_us(problem, bare, float(np.min(bare_kernel[configs.places])), calibration),
+        _cublaslt_us(problem, num_sms, configs, calibration, kernel),
         _xla_us(problem, calibration),
     )
 
 
-def _cublaslt_us(p: Problem, bare: Problem, kernel_us: float, c: Calibration) -> float:
-    """What cuBLASLt takes, told from the fastest of our kernels for the bare product."""
+def _cublaslt_us(
+    p: Problem, num_sms: int, x: _Configs, c: Calibration, kernel: np.ndarray
+) -> float:
+    """What cuBLASLt takes, told from the fastest of our kernels for the bare product.
+
+    `kernel`: their times for the problem itself, which are used again where it is bare.
+    """
     if not (_is_aligned(p.a) and _is_aligned(p.b)):
         arithmetic = p.flops / c.cublaslt_unaligned_flops_per_us
         return c.cublaslt_unaligned_us + max(
             arithmetic, p.bytes / c.cublaslt_unaligned_bytes_per_us
         )
+    bare = dataclasses.replace(p, alpha=1.0, beta=0.0, epilogue=BARE)
+    if bare != p:
+        kernel = _kernel_us(bare, num_sms, x, c)
     needs_transpose = p.compute == "tf32" and p.layout != "NT"
-    us = kernel_us * (c.cublaslt_tf32 if needs_transpose else c.cublaslt)
+    us = float(np.min(kernel[x.places])) * (c.cublaslt_tf32 if needs_transpose else c.cublaslt)
     if p.epilogue.activation != "none":
         us += p.batch * p.m * p.n / c.cublaslt_activations_per_us
     return us + (p.bytes - bare.bytes) / c.cublaslt_epilogue_bytes_per_us

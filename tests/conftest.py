@@ -97,30 +97,32 @@ def gpu():
 
 
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory):
+def run_folder(tmp_path_factory) -> Path:
+    """A folder that the processes of one test run have in common."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def emulator(run_folder):
     """The kernels that tests run on the CPU by default; see emulated.py."""
-    import filelock
     from emulated import Emulator, mma_sync_tile, wgmma_table
 
-    # The processes of one run share a folder, where the first one builds and the others find it.
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    with filelock.FileLock(folder / "emulator.lock"):
-        return Emulator(
-            folder / "emulator",
-            wgmma_table("bf16", "01", "64x64x64_c1x1x1_pp", "128x128x64_c2x1x1_pp", fused=True),
-            wgmma_table(
-                *("bf16", "11", "192x176x64_c1x2x1_co_t", "64x64x64_c1x4x1_pp"),
-                *("64x16x64_c1x1x2_pp_t", "128x64x64_c1x1x2_co"),
-            ),
-            wgmma_table("tf32", "10", "128x128x64_c1x1x1_co"),
-            "kernels/wgmma/ragged_instance_bf16_1.cu",
-            "kernels/wgmma/ragged_fused_instance_bf16.cu",
-            mma_sync_tile("Tile64Stages4", "BF16F32"),
-            "kernels/mma_sync/ragged_instances.cu",
-            "kernels/simt/tiled_f32.cu",
-            families=("wgmma", "mma_sync", "simt", "rows"),
-        )
+    return Emulator(
+        run_folder / "emulator",
+        wgmma_table("bf16", "01", "64x64x64_c1x1x1_pp", "128x128x64_c2x1x1_pp", fused=True),
+        wgmma_table(
+            *("bf16", "11", "192x176x64_c1x2x1_co_t", "64x64x64_c1x4x1_pp"),
+            *("64x16x64_c1x1x2_pp_t", "128x64x64_c1x1x2_co"),
+        ),
+        wgmma_table("tf32", "10", "128x128x64_c1x1x1_co"),
+        "kernels/wgmma/ragged_instance_bf16_1.cu",
+        "kernels/wgmma/ragged_fused_instance_bf16.cu",
+        mma_sync_tile("Tile64Stages4", "BF16F32"),
+        "kernels/mma_sync/ragged_instances.cu",
+        "kernels/simt/tiled_f32.cu",
+        families=("wgmma", "mma_sync", "simt", "rows"),
+    )
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import filelock
 import numpy as np
 
 from jax_tcgemm.problem import DTYPES
@@ -185,7 +186,8 @@ class Emulator:
     """Kernels compiled for the CPU.
 
     Args:
-      directory: where to build; what an earlier one has left there is used again.
+      directory: where to build; what an earlier one has left there, of this process or another,
+        is used again.
       sources: what to compile besides what `families` need: files of csrc with kernels, mostly.
       families: keys of SOURCES.
       compute_capability: 80 or 90, as which the kernels are compiled.
@@ -208,7 +210,6 @@ class Emulator:
     ):
         self.mutant = 0  # Which of the changes that ask is_mutant() are in force.
         directory.mkdir(parents=True, exist_ok=True)
-        _stage(directory, changes or {})
         flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-unique", "-w"]
         flags += [
             "-Iemulator",
@@ -230,7 +231,8 @@ class Emulator:
             command = ["g++", *flags, *prefix, *fast, *defines, "-x", "c++", "-c", path]
             return _compile(command, name, directory)
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with filelock.FileLock(directory / "lock"), ThreadPoolExecutor(os.cpu_count()) as pool:
+            _stage(directory, changes or {})
             if like is None:
                 # The headers that every file begins with take most of the time.
                 header = ["g++", *flags, "-x", "c++-header", "emulator/prefix.h"]
@@ -243,10 +245,10 @@ class Emulator:
                 self._prefix, self._objects = like._prefix, like._objects
             chosen = [Source(s) if isinstance(s, str) else s for s in sources]
             objects = [*self._objects, *pool.map(compile_one, chosen)]
-        _write(directory / "stubs.c", _stubs(_run(["nm", "-P", *objects], directory)))
-        link = ["g++", "-shared", "-fPIC", "-fexceptions", "-Wl,-Bsymbolic", *objects]
-        link += ["-x", "c", "stubs.c"]
-        self._library = ctypes.CDLL(_compile(link, "emulator.so", directory, objects))
+            _write(directory / "stubs.c", _stubs(_run(["nm", "-P", *objects], directory)))
+            link = ["g++", "-shared", "-fPIC", "-fexceptions", "-Wl,-Bsymbolic", *objects]
+            link += ["-x", "c", "stubs.c"]
+            self._library = ctypes.CDLL(_compile(link, "emulator.so", directory, objects))
 
     def run(
         self,

@@ -163,12 +163,13 @@ def test_what_it_chooses_is_near_the_fastest_wherever_rows_start(start, pitch, m
 
 
 @pytest.mark.parametrize(
-    ("which", "number", "most"), [("skinny", 64, 0.029), ("sides", 159, 0.016)]
+    ("which", "number", "middle", "most"),
+    [("skinny", 64, 0.007, 0.029), ("sides", 159, 0.001, 0.016)],
 )
-def test_what_it_chooses_where_k_may_be_split_is_near_the_fastest(which, number, most):
+def test_what_it_chooses_where_k_may_be_split_is_near_the_fastest(which, number, middle, most):
     found = losses_among(row for row in measured_rows(MEASURED_CHOICES) if row["set"] == which)
     assert len(found) == number
-    assert np.median(found) < 0.007
+    assert np.median(found) < middle
     assert np.mean(found) < most
 
 

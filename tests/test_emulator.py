@@ -93,7 +93,7 @@ PING_PONG, SPLIT = "128x128x64_c2x1x1_pp", "128x64x64_c1x1x2_co"
 
 
 @pytest.fixture(scope="session")
-def mistaken(emulator, tmp_path_factory):
+def mistaken(emulator, run_folder):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
     changes = {}
     for i, (file, old, new, _) in enumerate(MISTAKES.values(), 1):
@@ -103,7 +103,7 @@ def mistaken(emulator, tmp_path_factory):
             made = f"(emulator::is_mutant({i}) ? ({new}) : ({old}))"
         changes.setdefault(file, []).append((old, made))
     return Emulator(
-        tmp_path_factory.mktemp("mistaken"),
+        run_folder / "mistaken",
         wgmma_table("bf16", "01", PING_PONG, SPLIT),
         changes=changes,
         like=emulator,
