@@ -66,7 +66,8 @@ def us(p, config):
         ((4096, 4096, 4096), r"128x256x64_c\dx\dx1_co"),
         ((512, 512, 512), r"64x(32|64)x64_c1x1x1_pp(_t)?"),
         ((1, 6144, 4096), r"\d+x16x64_c1x1x\d_.._t(_split\d+)?"),
-        ((16, 28672, 4096), r"\d+x16x64_c1x1x\d_.._t(_split\d+)?"),
+        ((16, 6144, 4096), r"\d+x16x64_c1x1x\d_.._t(_split\d+)?"),
+        ((16, 28672, 4096), r"64x256x64_c1x1x1_pp"),
         ((4096, 16, 28672), r"((64|128|192)x(16|32|64)x64|64x(128|192|256)x64_\w+_t)_.*"),
         ((128, 128, 65536), r"\d+x\d+x64_.*_split(24|28|32|36|40|44|48)"),
         ((3072, 3072, 3072), r"(128x192|192x192|128x144)x64_.*"),
@@ -164,7 +165,7 @@ def test_what_it_chooses_is_near_the_fastest_wherever_rows_start(start, pitch, m
 
 @pytest.mark.parametrize(
     ("which", "number", "middle", "most"),
-    [("skinny", 64, 0.007, 0.029), ("sides", 159, 0.001, 0.016)],
+    [("skinny", 64, 0.007, 0.029), ("sides", 159, 0.001, 0.016), ("streams", 86, 0.005, 0.029)],
 )
 def test_what_it_chooses_where_k_may_be_split_is_near_the_fastest(which, number, middle, most):
     found = losses_among(row for row in measured_rows(MEASURED_CHOICES) if row["set"] == which)

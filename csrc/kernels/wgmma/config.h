@@ -43,6 +43,7 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("192x176x64_c1x2x1_co_t", 192, 176, 1, 2, 1, false, true, false) \
   X("192x160x64_c1x2x1_co_t", 192, 160, 1, 2, 1, false, true, false) \
   X("256x160x64_c1x2x1_co_t", 256, 160, 1, 2, 1, false, true, false) \
+  X("256x128x64_c1x1x1_co_t", 256, 128, 1, 1, 1, false, true, false) \
   X("128x256x64_c1x1x1_co", 128, 256, 1, 1, 1, false, false, false)  \
   X("128x256x64_c1x2x1_co", 128, 256, 1, 2, 1, false, false, false)  \
   X("128x256x64_c1x1x1_co_t", 128, 256, 1, 1, 1, false, true, false) \
@@ -60,6 +61,7 @@ inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kCluster
   X("128x128x64_c1x1x1_pp", 128, 128, 1, 1, 1, true, false, false)   \
   X("128x128x64_c1x2x1_pp", 128, 128, 1, 2, 1, true, false, true)    \
   X("128x128x64_c2x1x1_pp", 128, 128, 2, 1, 1, true, false, true)    \
+  X("64x256x64_c1x1x1_pp", 64, 256, 1, 1, 1, true, false, false)     \
   X("64x256x64_c1x1x1_pp_t", 64, 256, 1, 1, 1, true, true, false)    \
   X("64x192x64_c1x1x1_pp", 64, 192, 1, 1, 1, true, false, false)     \
   X("64x192x64_c1x1x1_pp_t", 64, 192, 1, 1, 1, true, true, false)    \
