@@ -82,7 +82,9 @@ set(portable_sources ${cuda_sources})
 list(FILTER portable_sources INCLUDE REGEX "/csrc/kernels/(simt|wmma)/")
 set(wgmma_sources ${cuda_sources})
 list(FILTER wgmma_sources INCLUDE REGEX "/csrc/kernels/wgmma/")
-list(REMOVE_ITEM cuda_sources ${portable_sources} ${wgmma_sources})
+set(reduction_sources ${cuda_sources})
+list(FILTER reduction_sources INCLUDE REGEX "/csrc/kernels/common/split_reduction.cu$")
+list(REMOVE_ITEM cuda_sources ${portable_sources} ${wgmma_sources} ${reduction_sources})
 
 add_cuda_library(tcgemm_kernels ${cuda_sources})
 add_cuda_library(tcgemm_portable ${portable_sources})
@@ -91,6 +93,12 @@ share_ptx(tcgemm_portable)
 # compile time.
 add_cuda_library(tcgemm_wgmma ${wgmma_sources})
 set_target_properties(tcgemm_wgmma PROPERTIES CUDA_ARCHITECTURES 90a-real)
+# What adds up a product's parts begins before wgmma ends, and waits for it, which only code for sm_90 does:
+# that of an older target, compiled by the driver, would read what is not there yet.
+add_cuda_library(tcgemm_reduction ${reduction_sources})
+if(CMAKE_CUDA_ARCHITECTURES MATCHES "^[0-9]" AND NOT CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90")
+  set_property(TARGET tcgemm_reduction APPEND PROPERTY CUDA_ARCHITECTURES 90a-real)
+endif()
 set(wgmma_shapes ${CMAKE_CURRENT_BINARY_DIR}/generated/ptx/wgmma_shapes.cuh)
 add_custom_command(
   OUTPUT ${wgmma_shapes}
@@ -100,7 +108,8 @@ target_sources(tcgemm_wgmma PRIVATE ${wgmma_shapes})
 target_include_directories(tcgemm_wgmma PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
 
 nanobind_add_module(_cuda NOMINSIZE NB_STATIC csrc/modules/cuda_module.cc)
-target_link_libraries(_cuda PRIVATE tcgemm_shared tcgemm_kernels tcgemm_portable tcgemm_wgmma Threads::Threads)
+target_link_libraries(_cuda PRIVATE tcgemm_shared tcgemm_kernels tcgemm_portable tcgemm_reduction tcgemm_wgmma
+                                    Threads::Threads)
 # Linked as C++ against the static runtime by its path: nothing is left for nvcc's own link step,
 # whose library folder is the one that the wheels lack.
 set_target_properties(_cuda PROPERTIES LINKER_LANGUAGE CXX)

@@ -24,6 +24,7 @@ from emulated_checks import (
     ragged_problem,
 )
 from epilogue_call import FORMS, wide
+from gpu.gemm_call import make_inputs
 
 from jax_tcgemm.ragged_problem import RaggedProblem
 from jax_tcgemm.rows_problem import RowsProblem
@@ -45,6 +46,7 @@ WGMMA = [
     ("64x16x64_c1x1x2_pp_t", BF16, "TN", "several_tiles"),
     ("128x64x64_c1x1x2_co", BF16, "TN", "several_tiles"),
     ("128x64x64_c1x1x2_co", BF16, "TN", "k_below_a_stage"),
+    ("128x16x64_c1x1x4_co_t", BF16, "TN", "several_tiles"),
     ("128x128x64_c1x1x1_co", TF32, "TT", "one_off_a_tile"),
     ("128x128x64_c1x1x1_co", TF32, "TN", "k_below_a_stage"),
 ]
@@ -68,6 +70,21 @@ def test_wgmma_rows_that_start_anywhere(emulator, config, layout, out):
         case = Case(f"rows_{i}", 37 + i, 128 + i, 24, batch=(1, 1 + i % 3))
         how = {"implementation": "wgmma", "config": config, "seed": i}
         check(emulator, Types("bf16", out, "f32"), layout, case, **how)
+
+
+def test_an_elements_sum_does_not_depend_on_its_place(emulator):
+    """Tiles that overlap compute an element twice, in warpgroups whose sums other blocks add up."""
+    case = Case("overlap", 24, 200, 1280)
+    inputs = make_inputs(Types("bf16", "f32", "f32"), "TN", case, real=True)
+    how = {"implementation": "wgmma", "config": "128x16x64_c1x1x4_co_t"}
+
+    def run(b):
+        return emulator.run(inputs.problem, {"a": inputs.a, "b": b}, **how)[0]
+
+    b = inputs.b.reshape(case.k, case.n)
+    d = run(b)
+    for shift in (40, 72, 128):
+        np.testing.assert_array_equal(run(np.roll(b, shift, 1)), np.roll(d, shift, -1))
 
 
 def test_ping_pong_waits_for_warps_that_are_slow(emulator):

@@ -65,7 +65,6 @@ bool parse_dtype(std::string_view name, DType* out) { return parse_name(kDTypes,
 bool parse_compute(std::string_view name, Compute* out) { return parse_name(kComputes, name, out); }
 bool parse_bias(std::string_view name, Bias* out) { return parse_name(kBiases, name, out); }
 bool parse_activation(std::string_view name, Activation* out) { return parse_name(kActivations, name, out); }
-const char* activation_name(Activation activation) { return kActivations[static_cast<size_t>(activation)]; }
 std::vector<std::string> activation_names() { return {kActivations.begin(), kActivations.end()}; }
 
 std::string check_problem(const Problem& p) {

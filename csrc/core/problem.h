@@ -33,7 +33,6 @@ bool parse_compute(std::string_view name, Compute* out);
 enum class Bias : int32_t { kNone, kN, kM };
 bool parse_bias(std::string_view name, Bias* out);
 bool parse_activation(std::string_view name, Activation* out);
-const char* activation_name(Activation activation);
 std::vector<std::string> activation_names();
 
 // An input matrix for each batch index. Strides are in elements and never negative.

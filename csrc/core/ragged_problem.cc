@@ -14,7 +14,6 @@ constexpr std::array<const char*, 2> kForms{"rows", "contraction"};
 
 }  // namespace
 
-const char* ragged_form_name(RaggedForm form) { return kForms[static_cast<size_t>(form)]; }
 bool parse_ragged_form(std::string_view name, RaggedForm* out) { return parse_name(kForms, name, out); }
 
 std::string check_problem(const RaggedProblem& p) {

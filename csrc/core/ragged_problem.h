@@ -29,7 +29,6 @@ namespace tcgemm {
 
 enum class RaggedForm : int32_t { kRows, kContraction };
 
-const char* ragged_form_name(RaggedForm form);
 bool parse_ragged_form(std::string_view name, RaggedForm* out);
 
 struct RaggedProblem {

@@ -13,7 +13,6 @@ constexpr std::array<const char*, 2> kForms{"sums", "dots"};
 
 }  // namespace
 
-const char* rows_form_name(RowsForm form) { return kForms[static_cast<size_t>(form)]; }
 bool parse_rows_form(std::string_view name, RowsForm* out) { return parse_name(kForms, name, out); }
 
 std::string check_problem(const RowsProblem& p) {

@@ -21,7 +21,6 @@ namespace tcgemm {
 
 enum class RowsForm : int32_t { kSums, kDots };
 
-const char* rows_form_name(RowsForm form);
 bool parse_rows_form(std::string_view name, RowsForm* out);
 
 struct RowsProblem {

@@ -78,4 +78,10 @@ xla::ffi::Error without_exceptions(const Body& body) {
   }
 }
 
+// A handler for the FFI that does what `body` does.
+template <typename... Arguments>
+auto guarded(xla::ffi::Error (*body)(Arguments...)) {
+  return [body](Arguments... arguments) { return without_exceptions([&] { return body(arguments...); }); };
+}
+
 }  // namespace tcgemm

@@ -3,28 +3,20 @@
 
 #include <cuda_runtime_api.h>
 
-#include <string>
 #include <string_view>
 
+#include "ffi/checks.h"
 #include "kernels/wmma/fragment_probe.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tcgemm {
 
-inline xla::ffi::Error to_ffi_error(const Status& status) {
-  switch (status.code) {
-    case Status::Code::kOk: return xla::ffi::Error::Success();
-    case Status::Code::kInvalidArgument: return xla::ffi::Error::InvalidArgument("jax_tcgemm: " + status.message);
-    case Status::Code::kInternal: break;
-  }
-  return xla::ffi::Error::Internal("jax_tcgemm: " + status.message);
-}
-
 // "tcgemm_fragment_probe": out, int32 [32, fragment size].
 inline xla::ffi::Error fragment_probe(cudaStream_t stream, std::string_view shape, std::string_view dtype,
                                       std::string_view operand, bool column_major,
                                       xla::ffi::Result<xla::ffi::Buffer<xla::ffi::S32>> out) {
-  return to_ffi_error(wmma::launch_fragment_probe(shape, dtype, operand, column_major, out->typed_data(),
+  return to_ffi_error("fragment_probe",
+                      wmma::launch_fragment_probe(shape, dtype, operand, column_major, out->typed_data(),
                                                   static_cast<int64_t>(out->element_count()), stream));
 }
 
@@ -39,7 +31,7 @@ inline xla::ffi::Error fragment_mma(cudaStream_t stream, std::string_view shape,
                                       static_cast<int64_t>(a.element_count()),
                                       static_cast<int64_t>(b.element_count()),
                                       static_cast<int64_t>(d->element_count())};
-  return to_ffi_error(wmma::launch_fragment_mma(shape, dtype, accumulator, buffers, stream));
+  return to_ffi_error("fragment_mma", wmma::launch_fragment_mma(shape, dtype, accumulator, buffers, stream));
 }
 
 }  // namespace tcgemm

@@ -120,7 +120,7 @@ XLA_FFI_DEFINE_HANDLER(rows_handler, rows,
                            .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER(transpose_handler, transpose,
+XLA_FFI_DEFINE_HANDLER(transpose_handler, guarded(transpose),
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Attrs<TransposeAttributes>()
@@ -135,7 +135,7 @@ ffi::Error reduce_here(cudaStream_t stream, ReduceAttributes attributes, ffi::An
   return reduce(device, stream, attributes, in, results);
 }
 
-XLA_FFI_DEFINE_HANDLER(reduce_handler, reduce_here,
+XLA_FFI_DEFINE_HANDLER(reduce_handler, guarded(reduce_here),
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Attrs<ReduceAttributes>()
@@ -164,10 +164,10 @@ ffi::Error blas_initialize(BlasAttributes) {
   return status.is_ok() ? ffi::Error::Success() : ffi::Error::Internal("jax_tcgemm: " + status.message);
 }
 
-XLA_FFI_DEFINE_HANDLER(blas_initialize_handler, blas_initialize,
+XLA_FFI_DEFINE_HANDLER(blas_initialize_handler, guarded(blas_initialize),
                        ffi::Ffi::BindInitialize().Attr<BlasAttributes>("blas"));
 
-XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, fragment_probe,
+XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, guarded(fragment_probe),
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Attr<std::string_view>("shape")
@@ -176,7 +176,7 @@ XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, fragment_probe,
                            .Attr<bool>("column_major")
                            .Ret<ffi::Buffer<ffi::S32>>());
 
-XLA_FFI_DEFINE_HANDLER(fragment_mma_handler, fragment_mma,
+XLA_FFI_DEFINE_HANDLER(fragment_mma_handler, guarded(fragment_mma),
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Attr<std::string_view>("shape")

@@ -161,8 +161,9 @@ void define_queries(nb::module_& module, const ImplementationsOf<Problem, Buffer
   module.def(
       "workspace_bytes",
       [&all, problem_from](const std::string& name, const std::string& config, nb::dict problem, nb::dict device) {
-        return implementation_from<Problem, Buffers>(all, name).workspace_bytes(problem_from(problem),
-                                                                                device_from(device), config);
+        const auto& implementation = implementation_from<Problem, Buffers>(all, name);
+        if (!implementation.has_config(config)) throw nb::value_error((name + " has no config " + config).c_str());
+        return implementation.workspace_bytes(problem_from(problem), device_from(device), config);
       },
       nb::arg("implementation"), nb::arg("config"), nb::arg("problem"), nb::arg("device"));
 }

@@ -39,10 +39,6 @@ __device__ __forceinline__ uint32_t tid_x() {
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-// Orders this thread's memory accesses before those after the others' cluster_wait. PTX 7.8, sm_90
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
 // PTX 7.8, sm_90
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 

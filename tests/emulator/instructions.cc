@@ -103,8 +103,6 @@ uint32_t map_to_block(uint32_t address, uint32_t rank) {
 
 void write_remotely(std::function<void()> write) { current().remote_writes.issue(std::move(write)); }
 
-void release_remote_writes() { current().remote_writes.run_all(); }
-
 void store_async(uint32_t address, std::array<float, 4> values, uint32_t barrier) {
   const SharedPlace place = resolve(address, 16, 16), counted_at = resolve(barrier, 8, 8);
   if (place.block != counted_at.block) fail("stores into one block what a barrier of another one counts");

@@ -40,9 +40,8 @@ void mbarrier_complete(Block& block, uint32_t offset, uint32_t bytes);
 // Clusters -----------------------------------------------------------------------------------------
 
 uint32_t map_to_block(uint32_t address, uint32_t rank);
-// At any time until the thread releases its writes.
+// At any time.
 void write_remotely(std::function<void()> write);
-void release_remote_writes();
 // 16 bytes, which a barrier of the same block counts.
 void store_async(uint32_t address, std::array<float, 4> values, uint32_t barrier);
 void cluster_arrive();

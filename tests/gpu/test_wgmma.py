@@ -1,6 +1,7 @@
 """What the wgmma family promises beyond the other families."""
 
 import concurrent.futures
+import dataclasses
 
 import jax
 import numpy as np
@@ -22,6 +23,12 @@ RESIDUE_CONFIGS = (
     "128x160x64_c2x1x1_pp",
     "192x176x64_c1x2x1_co_t",
     "64x144x64_c8x1x1_pp_t",
+)
+# And those where blocks add up each other's sums.
+SUMMING_CONFIGS = (
+    *RESIDUE_CONFIGS,
+    *("64x64x64_c1x1x4_pp", "64x64x64_c1x4x1_pp", "128x16x64_c1x1x4_co_t"),
+    *("64x32x64_c1x1x4_pp_t", "64x128x64_c1x1x2_pp_t"),
 )
 
 
@@ -49,23 +56,33 @@ def test_residues_mod_8(least, config, layout):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        *RESIDUE_CONFIGS,
-        *("64x64x64_c1x1x4_pp", "64x64x64_c1x4x1_pp", "128x16x64_c1x1x4_co_t"),
-        *("64x32x64_c1x1x4_pp_t", "64x128x64_c1x1x2_pp_t"),
-    ],
-)
+@pytest.mark.parametrize("config", SUMMING_CONFIGS)
 def test_twenty_runs_from_four_threads_agree_bit_for_bit(config):
-    types = Types("bf16", "bf16", "f32")
-    inputs = [make_inputs(types, "NN", Case("ragged", 515, 777, 2056), real=True)]
+    cases = Case("ragged", 515, 777, 2056), Case("overlap", 520, 776, 2056)
+    inputs = [make_inputs(Types("bf16", "bf16", "f32"), "NN", case, real=True) for case in cases]
 
     def run(_):
-        return run_all(inputs, implementation="wgmma", config=config)[0].tobytes()
+        results = run_all(inputs, implementation="wgmma", config=config)
+        return b"".join(result.tobytes() for result in results)
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(run, range(20)))) == 1
+
+
+@pytest.mark.parametrize("config", SUMMING_CONFIGS)
+def test_an_elements_sum_does_not_depend_on_its_place(config):
+    """Tiles that overlap compute an element twice, and in clusters different blocks add it up."""
+    case = Case("overlap", 520, 776, 2056)
+    inputs = make_inputs(Types("bf16", "f32", "f32"), "NN", case, real=True)
+    a, b = inputs.a.reshape(case.m, case.k), inputs.b.reshape(case.k, case.n)
+    shifts = (0, 0), (8, 40), (72, 8), (136, 264)
+    moved = [
+        dataclasses.replace(inputs, a=np.roll(a, down, 0).ravel(), b=np.roll(b, right, 1).ravel())
+        for down, right in shifts
+    ]
+    d, *others = run_all(moved, implementation="wgmma", config=config)
+    for other, shift in zip(others, shifts[1:], strict=True):
+        np.testing.assert_array_equal(other, np.roll(d, shift, (-2, -1)))
 
 
 @pytest.mark.parametrize("case", [Case("odd", 131, 77, 43), Case("aligned", 136, 80, 48)], ids=str)

@@ -1,8 +1,9 @@
 // How the blocks of a cluster that split K add up their products of one tile.
 //
-// Each block receives the others' products of a share of the tile, adds them to its own in the order
-// of their ranks, and stores the sum. They come by st.async, whose bytes the receiver's barrier counts:
-// a release to the cluster would be a memory barrier for the whole GPU.
+// Each block receives the others' products of a share of the tile, adds them up with its own, and stores
+// the sum. It adds in pairs, (0 + 1) + (2 + 3) by ranks, which gives the same bits whoever does it: where
+// tiles overlap it depends on the tile. Products come by st.async, whose bytes the receiver's barrier
+// counts: a release to the cluster would be a memory barrier for the whole GPU.
 //
 // Barriers, one of each for each consumer warpgroup (arrivals that complete a phase):
 //   full    1 (the receiver's expect_tx) + the bytes of the other blocks' products
@@ -68,14 +69,14 @@ class ClusterSum {
     ptx::mbarrier_wait_cluster(full_, phase_);
     phase_ ^= 1;
     const float4* source = reinterpret_cast<const float4*>(received_) + thread_idx;
-#pragma unroll
-    for (int other = 0; other < kRanks - 1; ++other) {
+    for_each_four(share, [&](float* x, int i) {
+      const float4 y = source[i * 128];
+      add(x, y.x, y.y, y.z, y.w);
+    });
+    if constexpr (kRanks == 4) {
       for_each_four(share, [&](float* x, int i) {
-        const float4 y = source[other * kShareBytes / 16 + i * 128];
-        x[0] += y.x;
-        x[1] += y.y;
-        x[2] += y.z;
-        x[3] += y.w;
+        const float4 y = source[kShareBytes / 16 + i * 128], z = source[2 * kShareBytes / 16 + i * 128];
+        add(x, y.x + z.x, y.y + z.y, y.z + z.z, y.w + z.w);
       });
     }
     ptx::named_barrier_sync(barrier_id, 128);
@@ -89,10 +90,18 @@ class ClusterSum {
   }
 
  private:
+  static_assert(kRanks == 1 || kRanks == 2 || kRanks == 4, "others would be added up in another order");
   static constexpr int kShareBytes = T::kBlocksM * Share::kTileN / 2 * 128 * 4;
 
   static __device__ __forceinline__ uint64_t* first_barrier(uint8_t* shared) {
     return reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset) + 2 * T::kStages + Config::kConsumers;
+  }
+
+  static __device__ __forceinline__ void add(float* x, float y0, float y1, float y2, float y3) {
+    x[0] += y0;
+    x[1] += y1;
+    x[2] += y2;
+    x[3] += y3;
   }
 
   // The share of block `rank`, by an index that the compiler knows.
@@ -120,7 +129,8 @@ class ClusterSum {
 
   __device__ __forceinline__ void send(float (&share)[T::kBlocksM][Share::kTileN / 2], int target,
                                        int thread_idx) const {
-    const int slot = rank_ < target ? rank_ : rank_ - 1;
+    // That of the other block of the receiver's pair comes first, then the other pair's.
+    const int slot = (rank_ ^ target) - 1;
     const uint32_t to = ptx::mapa(ptx::shared_address(received_ + slot * kShareBytes) + thread_idx * 16, target);
     const uint32_t barrier = ptx::mapa(ptx::shared_address(full_), target);
     for_each_four(share,

@@ -38,8 +38,6 @@ enum cutensorOperationDescriptorAttribute_t : int {
   CUTENSOR_OPERATION_DESCRIPTOR_SCALAR_TYPE = 1,  // cudaDataType_t
 };
 
-enum cutensorPlanAttribute_t : int { CUTENSOR_PLAN_REQUIRED_WORKSPACE = 0 };  // uint64_t
-
 // Values of cutensorOperator_t: names and numbers are in operation.cc.
 using cutensorOperator_t = int;
 
@@ -114,8 +112,6 @@ struct Api {
                                          cutensorOperationDescriptor_t desc, cutensorPlanPreference_t preference,
                                          uint64_t workspace_limit);
   cutensorStatus_t (*cutensorDestroyPlan)(cutensorPlan_t plan);
-  cutensorStatus_t (*cutensorPlanGetAttribute)(cutensorHandle_t handle, cutensorPlan_t plan,
-                                               cutensorPlanAttribute_t attribute, void* value, size_t bytes);
   cutensorStatus_t (*cutensorContract)(cutensorHandle_t handle, cutensorPlan_t plan, const void* alpha, const void* a,
                                        const void* b, const void* beta, const void* c, void* d, void* workspace,
                                        uint64_t workspace_bytes, cudaStream_t stream);

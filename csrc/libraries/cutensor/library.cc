@@ -22,7 +22,6 @@ std::string Api::resolve_all(const SharedLibrary& library) {
   TCGEMM_RESOLVE(cutensorEstimateWorkspaceSize);
   TCGEMM_RESOLVE(cutensorCreatePlan);
   TCGEMM_RESOLVE(cutensorDestroyPlan);
-  TCGEMM_RESOLVE(cutensorPlanGetAttribute);
   TCGEMM_RESOLVE(cutensorContract);
   TCGEMM_RESOLVE(cutensorPermute);
   TCGEMM_RESOLVE(cutensorElementwiseBinaryExecute);

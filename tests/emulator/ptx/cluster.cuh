@@ -12,10 +12,6 @@ inline bool elect_one() {
 }
 inline uint32_t tid_x() { return threadIdx.x; }
 inline void cluster_arrive_relaxed() { emulator::cluster_arrive(); }
-inline void cluster_arrive() {
-  emulator::release_remote_writes();
-  emulator::cluster_arrive();
-}
 inline void cluster_wait() { emulator::cluster_wait(); }
 inline void st_async_v4(uint32_t address, float x, float y, float z, float w, uint32_t barrier) {
   emulator::store_async(address, {x, y, z, w}, barrier);
