@@ -1,6 +1,7 @@
 """The command line: ``python -m jax_tcgemm info | demo | bench | tune | fragment``."""
 
 import dataclasses
+import os
 import pathlib
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from jax_tcgemm.bench.cli import app as bench_app
 from jax_tcgemm.bench.regret import random_problems, regret_table, time_again
 from jax_tcgemm.demo import run_demo
 from jax_tcgemm.fragments import fragment_grid
+from jax_tcgemm.problem import Problem
 from jax_tcgemm.terminal import errors_as_text, output
 
 app = typer.Typer(
@@ -114,6 +116,11 @@ def tune(
 
 def _tune(console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla):
     """Tunes suites and shapes, and writes the table."""
+    if out is not None and not os.access(out.parent, os.W_OK):
+        raise ValueError(
+            f"tune: out must lie in a folder that can be written, got out={str(out)!r}; "
+            "make it first"
+        )
     device = _default_device()
     found: list[Tuned] = []
     try:
@@ -131,7 +138,7 @@ def _tune(console, suite, shape, layout, dtype, out, merge, provenance, budget, 
             _write(console, Tuning(device, found), out, merge, provenance)
     if not found:
         raise ValueError(
-            "tune: a problem must be one that can be measured here, got none; "
+            "tune: a problem must be a product that can be measured here, got none; "
             "see python -m jax_tcgemm info"
         )
 
@@ -172,7 +179,7 @@ def _problems(suite, shape, layout, dtype) -> list:
         for case in cases:
             for contender in contenders.plan(case, ["auto"], [], None)[0]:
                 for call in jax_tcgemm.explain(contender.function, *case.operands):
-                    if call.problem is not None:
+                    if isinstance(call.problem, Problem):  # others have nothing to choose
                         found[call.problem] = None
     return list(found)
 

@@ -1,10 +1,10 @@
-"""The debug switches: environment variables, read whenever a program is lowered."""
+"""The debug switches: environment variables, read when a program is lowered."""
 
 import os
 
 SWITCHES = {
     "TCGEMM_PRINT_CHOICE": "1: print each product, the implementation and config chosen, and why",
-    "TCGEMM_IMPLEMENTATION": "the implementation of every call that does not name one itself",
+    "TCGEMM_IMPLEMENTATION": "the implementation of every product and layer that names none itself",
     "TCGEMM_CONFIG": "its config; needs TCGEMM_IMPLEMENTATION",
     "TCGEMM_CACHE_DIR": "the folder of tuned choices; off: neither read nor written",
 }

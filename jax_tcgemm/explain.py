@@ -244,7 +244,9 @@ def _plan(eqn, platform, device):
     outs = [v.aval for v in eqn.outvars]
     obstacle = primitive.obstacle_of(platform, *avals, *outs)
     one_device = [*avals, *outs]
-    if not obstacle and hasattr(rules, "division_of"):  # BLAS calls are never divided.
+    if not obstacle and rules is blas and partitioning.has_explicit_axes(*avals):
+        obstacle = blas.DIVIDED
+    if not obstacle and hasattr(rules, "division_of"):
         division = rules.division_of(*avals, eqn.params)
         one_device = partitioning.shards(division, avals, outs)
         if rules is fused_primitive and partitioning.waits_for_sum(division, avals, outs):

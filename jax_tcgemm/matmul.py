@@ -152,7 +152,7 @@ def matmul(
         implementation=implementation,
         config=config,
     )
-    return weakened(out) if is_weak else out
+    return weakened(out) if is_weak and bias is None and residual is None else out
 
 
 def _aligned_axes(x, num_batch: int) -> list[int | None]:

@@ -19,7 +19,7 @@ from jax_tcgemm.linear import (
     pair_of_biases,
 )
 from jax_tcgemm.precision import canonical_precision
-from jax_tcgemm.primitives import shardings
+from jax_tcgemm.primitives import partitioning, shardings
 from jax_tcgemm.primitives.backward import accumulating_tangent, activated_tangent
 from jax_tcgemm.primitives.dot_general import dot_general
 from jax_tcgemm.primitives.fused_dot_general import fused_dot_general
@@ -211,6 +211,7 @@ def _checked_buffers(op, accumulate, given) -> dict:
         )
     buffers = {}
     for name, buffer in accumulate.items():
+        buffer = tuple(buffer) if isinstance(buffer, list) else buffer
         buffer = jax.tree.map(functools.partial(as_array, op, f"accumulate[{name!r}]"), buffer)
         got, wanted = (jax.tree.map(jnp.shape, tree) for tree in (buffer, given[name]))
         if got != wanted:
@@ -356,7 +357,7 @@ def _block_jvp(spec: _Spec, primals, tangents):
         bias = dgiven["down_bias"].astype(wide_dtype(out.dtype))
         dout.append(broadcast_to(bias, out, (out.ndim - 1,)))
     if dgiven.get("residual") is not None:
-        dout.append(dgiven["residual"])
+        dout.append(partitioning.resharded(dgiven["residual"], jax.typeof(out).sharding))
     dout = [t.astype(out.dtype) for t in dout]
     return out, functools.reduce(lax.add, dout) if dout else jnp.zeros_like(out)
 

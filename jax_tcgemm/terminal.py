@@ -13,7 +13,7 @@ def errors_as_text() -> Iterator[None]:
     """Ends the command with the message of an error the user can act on, and no traceback."""
     try:
         yield
-    except (ValueError, TypeError, ModuleNotFoundError) as error:
+    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
         console = Console(stderr=True, highlight=False, soft_wrap=True)
         console.print(f"[red]error:[/] {escape(str(error))}")
         raise typer.Exit(1) from error

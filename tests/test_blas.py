@@ -141,18 +141,20 @@ def test_half_types_are_summed_in_float32(implementation):
 
 
 @pytest.mark.parametrize("implementation", ["host", "xla"])
-def test_what_beta_zero_leaves_out_is_not_read(implementation):
+@pytest.mark.parametrize("alpha", [1, jnp.ones(())], ids=["number", "array"])
+def test_what_beta_zero_leaves_out_is_not_read(alpha, implementation):
     a, nan = jnp.eye(3), jnp.full((3, 3), jnp.nan)
-    out = blas.gemm(a, a, nan, beta=0, implementation=implementation)
+    out = blas.gemm(a, a, nan, alpha=alpha, beta=0, implementation=implementation)
     np.testing.assert_array_equal(out, a)
-    out = blas.gemv(a, jnp.ones(3), nan[0], beta=0.0, implementation=implementation)
+    out = blas.gemv(a, jnp.ones(3), nan[0], alpha=alpha, beta=0.0, implementation=implementation)
     np.testing.assert_array_equal(out, np.ones(3))
 
 
 @pytest.mark.parametrize("implementation", ["host", "xla"])
 def test_what_a_band_or_a_triangle_leaves_out_is_not_read(implementation):
     band = blas.to_band(BAND, 1, 1).at[0, 0].set(jnp.nan).at[3, 2].set(jnp.nan)
-    out = blas.gbmv(band, jnp.arange(1.0, 5), kl=1, ku=1, implementation=implementation)
+    widths = {"kl": np.int32(1), "ku": np.int64(1)}
+    out = blas.gbmv(band, jnp.arange(1.0, 5), **widths, implementation=implementation)
     np.testing.assert_array_equal(out, [7, 13, 19, 10])
     a = jnp.array([[jnp.nan, jnp.nan], [3.0, jnp.nan]])
     out = blas.trsv(a, jnp.array([1.0, 5]), unit_diagonal=True, implementation="host")
@@ -167,6 +169,9 @@ def test_empty_arrays():
     np.testing.assert_array_equal(blas.gemv(empty.T, jnp.ones(0), jnp.ones(3), beta=2), [2, 2, 2])
     np.testing.assert_array_equal(blas.gemm(empty.T, empty, jnp.ones((3, 3))), np.ones((3, 3)))
     assert blas.trsm(jnp.eye(2), jnp.zeros((2, 0))).shape == (2, 0)
+    for shape in ((0, 3), (3, 0)):
+        gradient = jax.grad(lambda a: blas.gemv(a, jnp.ones(a.shape[1])).sum())(jnp.ones(shape))
+        assert gradient.shape == shape
     band = {"kl": 1, "ku": 1, "columns": 0, "beta": 2}
     f = lambda a, x, y: blas.gbmv(a, x, y, **band)  # noqa: E731
     args = jnp.ones((2, 3)), jnp.zeros(0), jnp.ones(2)

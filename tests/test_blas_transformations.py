@@ -23,7 +23,6 @@ def triangle(n, dtype, *batch):
     return normal(*batch, n, n, dtype=dtype) / n + 2 * jnp.eye(n)
 
 
-VECTOR = functools.partial(normal, 7)
 STEPS = {"increment_x": 2, "increment_y": 3, "n": 3}
 
 # label: (function of arrays, shapes of normal arrays; a tuple (n,) stands for a triangle)
@@ -137,7 +136,7 @@ def test_an_index_has_no_derivative():
 
 @pytest.mark.parametrize("label", list(DIFFERENTIABLE)[::2])
 def test_vmap_is_a_batch(label):
-    """Of every subset of the arguments: the same as a loop, in one call."""
+    """Of some of the arguments: the same as a loop, in one call."""
     f, shapes = DIFFERENTIABLE[label]
     rng = np.random.default_rng(len(label))
     in_axes = [None if rng.random() < 0.4 else 0 for _ in shapes]
@@ -168,6 +167,45 @@ def test_vmap_is_a_batch(label):
         )
         for whole, one in zip(jax.tree.leaves(out), jax.tree.leaves(item), strict=True):
             np.testing.assert_allclose(whole[i], one, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "label", ["axpy", "swap", "gemv_N", "gbmv_T", "trsv_N", "trsm_N_left", "gemm_NT"]
+)
+def test_derivatives_by_what_a_batch_shares(label):
+    """By one argument at a time, the first array or the others having a batch: as of a loop."""
+    f, shapes = DIFFERENTIABLE[label]
+    arrays = make_arrays(label, shapes, "float64")
+    first = _first_array(shapes)
+    for mapped in ([first], range(first + 1, len(arrays))):
+        args = [jnp.stack([x, 2 * x, -x]) if i in mapped else x for i, x in enumerate(arrays)]
+        in_axes = [0 if i in mapped else None for i in range(len(args))]
+
+        def loop(*args, in_axes=in_axes):
+            items = [
+                f(*(x if axis is None else x[i] for x, axis in zip(args, in_axes, strict=True)))
+                for i in range(3)
+            ]
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *items)
+
+        for i, x in enumerate(args):
+            ours, expected = (
+                jax.jit(lambda x, g=g, i=i, args=args: pushed_and_pulled(g, args, i, x))(x)
+                for g in (jax.vmap(f, in_axes), loop)
+            )
+            for got, wanted in zip(ours, expected, strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=1e-11, atol=1e-11)
+
+
+def pushed_and_pulled(f, args, i, x):
+    """The tangents by one argument, and the cotangent that they give back."""
+
+    def of_one(x):
+        return f(*args[:i], x, *args[i + 1 :])
+
+    out, tangent = jax.jvp(of_one, (x,), (jnp.cos(x),))
+    (cotangent,) = jax.vjp(of_one, x)[1](jax.tree.map(jnp.sin, out))
+    return *jax.tree.leaves(tangent), cotangent
 
 
 def test_vmap_of_vmap():

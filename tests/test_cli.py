@@ -117,6 +117,21 @@ def test_bench_refuses_what_it_does_not_know(invoke, arguments, message):
     assert message in text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tune", "--suite", "smoke_moe"], "a problem must be a product"),
+        (["tune", "--shape", "8,8,8", "--out", "nowhere/table.json"], "out must lie in a folder"),
+        (["bench", "parallel", "--devices", "two"], "invalid literal for int"),
+        (["bench", "render", "--root", "nowhere"], "nowhere"),
+    ],
+)
+def test_errors_are_told_without_a_traceback(invoke, arguments, message):
+    code, text = invoke(*arguments)
+    assert code == 1
+    assert message in text
+
+
 def test_bench_overhead_writes_its_records(invoke, tmp_path):
     out = tmp_path / "records.jsonl"
     code, text = invoke("bench", "overhead", "--samples", 2, "--impl", "xla", "--out", out)

@@ -181,6 +181,10 @@ def test_narrow_types_are_summed_wide(dtype):
     assert (np.abs(np.asarray(got).astype(np.float64) - x @ w) <= bound).all()
 
 
+def test_a_product_without_columns():
+    assert jax.jit(scattering(8))(jnp.ones((16, 8)), jnp.ones((8, 0))).shape == (16, 0)
+
+
 def test_every_device_gathers_the_same_bits():
     def f(x, w):
         return gather_product(x, w, "model")[None]

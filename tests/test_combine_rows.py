@@ -125,6 +125,12 @@ def test_unique_indices_sort_nothing(implementation):
     )
 
 
+def test_vmap_of_rows_without_columns():
+    indices = jnp.zeros((2, 1), jnp.int32)
+    out = jax.vmap(lambda rows: jax_tcgemm.combine_rows(rows, indices))(jnp.ones((3, 4, 0)))
+    assert out.shape == (3, 2, 0)
+
+
 @pytest.mark.parametrize("mapped", [(0, None, None), (None, 0, 0)])
 def test_vmap_and_its_gradients(mapped):
     entries = [operands(9, 5, 7, 3, seed) for seed in range(3)]

@@ -181,6 +181,14 @@ def test_weak_types_promote_as_jnp(value, dtype):
         assert (ours.dtype, ours.weak_type) == (theirs.dtype, theirs.weak_type)
 
 
+@pytest.mark.parametrize("name", ["bias", "residual"])
+def test_what_is_added_makes_a_weak_product_strong(name):
+    weak = jnp.full((2, 2), 0) * 1.0
+    assert jax.typeof(weak).weak_type
+    out = jax.eval_shape(jax_tcgemm.matmul, weak, weak, **{name: jnp.ones(2)})
+    assert (out.dtype, out.weak_type) == (jnp.float32, False)
+
+
 def test_numpy_arrays_are_operands():
     a = np.ones((2, 3), np.float32)
     np.testing.assert_array_equal(jax_tcgemm.matmul(a, a.T), np.full((2, 2), 3))

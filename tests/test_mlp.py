@@ -244,6 +244,20 @@ def test_weight_gradients_accumulate_over_microbatches(kind, dtype, implementati
     assert_near(got, expected, rounding=2**-20 if dtype == "float32" else 2**-8 / 4)
 
 
+def test_a_pair_of_weights_and_of_buffers_may_be_a_list():
+    x, params, _ = block("pair")
+    params["up"] = list(params["up"])
+
+    def gradient(buffers):
+        return jax.grad(lambda b: jnp.sum(jax_tcgemm.mlp(x, params, accumulate=b)))(buffers)
+
+    as_list, as_tuple = (
+        gradient({"up": kind(jnp.ones_like(w) for w in params["up"])})["up"]
+        for kind in (list, tuple)
+    )
+    jax.tree.map(np.testing.assert_array_equal, tuple(as_list), as_tuple)
+
+
 def test_accumulation_is_one_product_for_each_weight_in_the_buffers_place():
     x, params, _ = block("array", "bfloat16", batch=(16,))
     buffers = {name: jnp.zeros(params[name].shape, jnp.float32) for name in ("up", "down")}

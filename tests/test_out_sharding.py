@@ -171,6 +171,59 @@ def test_one_gradient_alone(argnum):
     assert_close(got, expected(reference, values)[1][argnum])
 
 
+@pytest.mark.parametrize("what", ["bias", "residual", "gated", "mlp", "contract", "reduce"])
+def test_tangents_are_divided_as_results(what):
+    """By an operand that is divided along fewer axes; so the cotangent of the result pulls back."""
+    x, w, down = normal(8, 4, seed=0), normal(4, 6, seed=1), normal(6, 4, seed=2)
+
+    def f(x, w, down, v, **out):
+        match what:
+            case "bias":
+                return jax_tcgemm.linear(x, w, v)
+            case "residual":
+                return jax_tcgemm.linear(x, w, residual=v)
+            case "gated":
+                return jax_tcgemm.gated_linear(x, (w, 2 * w), bias=v)
+            case "mlp":
+                return jax_tcgemm.mlp(x, {"up": w, "down": down}, residual=v, **out)
+            case "contract":
+                return tensor.contract("mk,kn->mn", x, w, c=v, beta=2.0)
+            case "reduce":
+                return tensor.reduce("mk->m", x, c=v, beta=2.0)
+
+    def pushed_and_pulled(x, w, down, v, **out):
+        def of_one(v):
+            return f(x, w, down, v, **out)
+
+        result, tangent = jax.jvp(of_one, (v,), (jnp.cos(v),))
+        (cotangent,) = jax.vjp(of_one, v)[1](result)
+        return result, tangent, cotangent
+
+    shapes = {"bias": (6,), "gated": (2, 6), "mlp": (8, 4), "reduce": (8,)}
+    values = x, w, down, normal(*shapes.get(what, (8, 6)), seed=3)
+    mesh = mesh_of(AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        args = put(mesh, values, (P("x"), P(None, "y"), P("y"), P()))
+        got = jax.jit(functools.partial(pushed_and_pulled, out_sharding=P("x")))(*args)
+        assert got[0].sharding.spec[0] == "x"
+        assert_divided_alike(got[1:], (got[0], args[3]))
+    assert_close(got, jax.jit(pushed_and_pulled)(*values))
+
+
+@pytest.mark.parametrize("subscripts", ["mk->k", "mk->m", "mk->"])
+def test_the_gradient_of_a_sum_over_a_divided_mode(subscripts):
+    def grad(f, x):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(f(subscripts, x))))(x)
+
+    x = normal(8, 4, seed=0)
+    mesh = mesh_of(AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        (placed,) = put(mesh, (x,), (P("x"),))
+        got = jax.jit(functools.partial(grad, tensor.reduce))(placed)
+        assert_divided_alike(got, placed)
+    assert_close(got, grad(jnp.einsum, x))
+
+
 @pytest.mark.parametrize("gated", ["", "gated", "pair"])
 @pytest.mark.parametrize("out", [P("data"), P(("data", "model"))], ids=str)
 def test_a_tensor_parallel_block(gated, out):

@@ -21,6 +21,7 @@ from test_sharding import (
 )
 
 import jax_tcgemm
+from jax_tcgemm import blas
 from jax_tcgemm.local import TARGET
 
 matmul = functools.partial(jax_tcgemm.matmul, implementation="host")
@@ -167,6 +168,19 @@ def test_explain_shows_what_each_device_does():
         (call,) = jax_tcgemm.explain(f, x, y, platform="cpu")
     assert (call.problem.m, call.problem.n, call.problem.k) == (8, 32, 6)
     assert call.implementation == "host"
+
+
+def test_explain_says_that_blas_calls_are_not_divided(capfd, monkeypatch):
+    mesh = mesh_of(AxisType.Explicit, (2, 4), ("x", "y"))
+    a, b = normal(16, 24, seed=0), normal(24, 32, seed=1)
+    with jax.set_mesh(mesh):
+        x, y = put(mesh, (a, P("x")), (b, P()))
+        (call,) = jax_tcgemm.explain(blas.gemm, x, y, platform="cpu")
+        monkeypatch.setenv("TCGEMM_PRINT_CHOICE", "1")
+        got = jax.jit(blas.gemm)(x, y)
+    assert call.implementation == "xla"
+    assert call.why in capfd.readouterr().err
+    assert_close(got, a.astype(np.float64) @ b)
 
 
 @pytest.mark.parametrize("num_axes", [0, 2])

@@ -50,6 +50,23 @@ def test_derivatives(f):
     check_grads(jax.jit(f), (draw((2, 3, 2)),), 2, atol=1e-5, rtol=1e-5)
 
 
+def test_cotangents_are_as_wide_as_the_result():
+    """Rounded to float16 first, they would be infinite."""
+    a, b = 1e-3 * draw((3, 4), "float16"), 1e-3 * draw((4, 2), "float16", 1)
+
+    def gradients(einsum, a, b):
+        def loss(a, b):
+            return 1e5 * einsum("ij,jk->ik", a, b, preferred_element_type="float32").sum()
+
+        return jax.grad(loss, (0, 1))(a, b)
+
+    wide = a.astype("float64"), b.astype("float64")
+    expected = gradients(lambda *args, **_: jnp.einsum(*args), *wide)
+    for got, wanted in zip(gradients(tensor.einsum, a, b), expected, strict=True):
+        assert got.dtype == "float16"
+        np.testing.assert_allclose(got, wanted, rtol=3e-3, atol=0.1)
+
+
 def test_gradient_by_c_alone():
     a, c = draw((3, 4)), draw((3, 3))
     loss = lambda c: (tensor.contract("ij,kj->ik", a, a, c=c, beta=2) * c).sum()  # noqa: E731

@@ -145,7 +145,9 @@ def parallel(
 ) -> None:
     """Measure a tensor-parallel MLP, forward and backward, beside XLA's."""
     console = output()
-    for count in map(int, devices.split(",")):
+    with errors_as_text():
+        counts = [int(count) for count in devices.split(",")]
+    for count in counts:
         with errors_as_text(), console.status(f"measuring on {count} devices"):
             record = layer.measure(
                 count,

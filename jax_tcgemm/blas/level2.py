@@ -152,7 +152,7 @@ def gbmv(
     """
     op = "gbmv"
     a, x, y = arrays(op, {"a": 2, "x": 1, "y": 1}, a=a, x=x, y=y)
-    _check_band(op, kl=kl, ku=ku)
+    kl, ku = _checked_band(op, kl=kl, ku=ku)
     if a.shape[-1] != kl + ku + 1:
         raise ValueError(
             f"{op}: the last dimension of a must be kl + ku + 1 = {kl + ku + 1}, got a.shape="
@@ -182,9 +182,10 @@ def gbmv(
     return _product(call, shape, a, x, y, alpha, beta, "T", *given).conj()
 
 
-def _check_band(op: str, **widths) -> None:
-    for name, width in widths.items():
-        check_integer(op, name, width, 0, "it counts diagonals")
+def _checked_band(op: str, **widths) -> list[int]:
+    return [
+        check_integer(op, name, width, 0, "it counts diagonals") for name, width in widths.items()
+    ]
 
 
 def to_band(a, kl: int, ku: int) -> jax.Array:
@@ -198,7 +199,7 @@ def to_band(a, kl: int, ku: int) -> jax.Array:
       >>> blas.to_band(jnp.arange(1.0, 10).reshape(3, 3), 1, 0).tolist()
       [[0.0, 1.0], [4.0, 5.0], [8.0, 9.0]]
     """
-    _check_band("to_band", kl=kl, ku=ku)
+    kl, ku = _checked_band("to_band", kl=kl, ku=ku)
     (a,) = arrays("to_band", {"a": 2}, a=a)
     column, exists = xla.band_index(*a.shape[-2:], kl, ku)
     rows = jnp.arange(a.shape[-2])[:, None]
@@ -214,7 +215,7 @@ def from_band(band, columns: int, kl: int, ku: int) -> jax.Array:
       >>> blas.from_band(jnp.array([[0.0, 1], [4, 5]]), 2, 1, 0).tolist()
       [[1.0, 0.0], [4.0, 5.0]]
     """
-    _check_band("from_band", kl=kl, ku=ku)
+    kl, ku = _checked_band("from_band", kl=kl, ku=ku)
     (band,) = arrays("from_band", {"band": 2}, band=band)
     column, exists = xla.band_index(band.shape[-2], columns, kl, ku)
     rows = jnp.arange(band.shape[-2])[:, None]

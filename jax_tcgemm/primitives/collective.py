@@ -33,6 +33,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 from jax.interpreters import ad, batching
 
+from jax_tcgemm.fusion import wide_dtype
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives.backward import define_linear
 from jax_tcgemm.primitives.fused_dot_general import moved
@@ -104,7 +105,8 @@ def _piece(x, devices: int, chunks: int, i: int):
     if chunks == 1:
         return x
     axis = x.ndim - 2
-    x = x.reshape(*x.shape[:axis], devices, chunks, -1, x.shape[-1])
+    *batch, rows, columns = x.shape
+    x = x.reshape(*batch, devices, chunks, rows // (devices * chunks), columns)
     x = lax.index_in_dim(x, i, axis + 1, keepdims=False)
     return lax.collapse(x, axis, axis + 2)
 
@@ -114,7 +116,8 @@ def _joined(pieces, devices: int):
     if len(pieces) == 1:
         return pieces[0]
     axis = pieces[0].ndim - 2
-    split = [x.reshape(*x.shape[:axis], devices, -1, x.shape[-1]) for x in pieces]
+    *batch, rows, columns = pieces[0].shape
+    split = [x.reshape(*batch, devices, rows // devices, columns) for x in pieces]
     return lax.collapse(lax.concatenate(split, axis + 1), axis, axis + 2)
 
 
@@ -192,10 +195,10 @@ def _scatter(how: How, *pairs):
     for i in range(chunks):
         addends = product(i)
         axis = addends.ndim - 2
-        addends = addends.reshape(*addends.shape[:axis], size, -1, addends.shape[-1])
+        *batch, rows, columns = addends.shape
+        addends = addends.reshape(*batch, size, rows // size, columns)
         addends = lax.all_to_all(addends, how.axis_name, axis, axis)
-        is_narrow = jnp.issubdtype(how.dtype, jnp.floating) and how.dtype.itemsize < 4
-        wide = jnp.float32 if is_narrow else how.dtype
+        wide = wide_dtype(how.dtype)
         sums.append(jnp.sum(addends.astype(wide), axis, dtype=wide).astype(how.dtype))
     return lax.concatenate(sums, sums[0].ndim - 2) if len(sums) > 1 else sums[0]
 

@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, xla
 
 from jax_tcgemm.primitives import partitioning, shardings, tensor_lowering
 from jax_tcgemm.primitives.dot_general import same_varying
+from jax_tcgemm.primitives.fused_dot_general import moved
 from jax_tcgemm.tensor import modes as mode_names
 from jax_tcgemm.tensor import planning, reference
 from jax_tcgemm.tensor.operation import Operation
@@ -138,20 +139,12 @@ def _batch(axis_data, args, dims, *, modes, result, out_sharding, **params):
         position = 0
     result = (*result[:position], new, *result[position:])
     if c:
-        c = [with_axis(c[0], c_dim, position, axis_data.size)]
+        c = [moved(c[0], c_dim, position, axis_data.size)]
     out_sharding = shardings.with_dimension(
         out_sharding, position, len(result), axis_data.explicit_mesh_axis
     )
     params |= {"modes": modes, "result": result, "out_sharding": out_sharding}
     return contract(a, b, *c, **params), position
-
-
-def with_axis(x, dim, position, size):
-    """Moves the mapped dimension of x to `position`, or repeats x there if it has none."""
-    if dim is not None:
-        return jnp.moveaxis(x, dim, position)
-    shape = (*x.shape[:position], size, *x.shape[position:])
-    return jnp.broadcast_to(jnp.expand_dims(x, position), shape)
 
 
 batching.fancy_primitive_batchers[contract_p] = _batch
@@ -173,7 +166,7 @@ def _jvp(primals, tangents, **params):
             total = contract(*operands(tangent), *addend, **params | {"beta": beta})
     if total is None:
         return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-    return out, total
+    return out, partitioning.resharded(total, jax.typeof(out).sharding)
 
 
 def _transpose(ct, a, b, *c, modes, result, conj, alpha, beta, **params):
@@ -198,9 +191,11 @@ def _transpose(ct, a, b, *c, modes, result, conj, alpha, beta, **params):
         assert not missing, "every mode of an operand is in the result or in the other operand"
         params["result_dtype"] = np.dtype(x.aval.dtype)
         params["out_sharding"] = shardings.of_cotangent(x.aval)
+        # The result, and with it its cotangent, may be wider than the operands.
+        dtype = jnp.promote_types(ct.dtype, other.dtype)
         cotangents[i] = contract(
-            ct.astype(other.dtype),
-            other,
+            ct.astype(dtype),
+            other.astype(dtype),
             modes=(result, modes[1 - i]),
             result=modes[i],
             conj=(flipped, flipped != conj[1 - i]),

@@ -238,7 +238,8 @@ def _jvp(primals, tangents, *, fusion: Fusion, config, **params):
         z = out[1].astype(wide) if needs_z else None
         dd = dz if z is None else push_forward(fusion.activation, z, dz, fusion.pair)
     if "residual" in moving:
-        dresidual = moving["residual"].astype(wide)
+        dresidual = partitioning.resharded(moving["residual"], jax.typeof(out[0]).sharding)
+        dresidual = dresidual.astype(wide)
         dd = dresidual if dd is None else dd + dresidual
     found = [dd]
     if fusion.aux_out:
@@ -248,7 +249,9 @@ def _jvp(primals, tangents, *, fusion: Fusion, config, **params):
     if needs_z and not fusion.aux_out:
         del out[1]
     return out, [
-        ad.Zero(jax.typeof(x).to_tangent_aval()) if t is None else t.astype(x.dtype)
+        ad.Zero(jax.typeof(x).to_tangent_aval())
+        if t is None
+        else partitioning.resharded(t.astype(x.dtype), jax.typeof(x).sharding)
         for x, t in zip(out, found, strict=True)
     ]
 

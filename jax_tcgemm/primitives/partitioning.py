@@ -156,6 +156,11 @@ def is_divided(ctx: mlir.LoweringRuleContext) -> bool:
     return getattr(axis_context, "num_devices", 1) > 1
 
 
+def has_explicit_axes(*avals) -> bool:
+    """Whether the types are those of a program for several devices, outside of a shard_map."""
+    return bool(_axes(_mesh(avals), AxisType.Explicit))
+
+
 def obstacle_of(*avals) -> str:
     """Why, by the types of operands and results, XLA must partition a call; "" if it need not."""
     mesh = _mesh(avals)

@@ -226,7 +226,7 @@ def parts(operands: Operands, params) -> jax.Array:
             # Columns that are divided by explicit axes cannot be put side by side.
             gate, up = (affine(*(x[..., i, :] for x in given)) for i in range(2))
         else:
-            side_by_side = [jnp.reshape(x, (*x.shape[:-2], -1)) for x in given]
+            side_by_side = [lax.collapse(x, x.ndim - 2) for x in given]
             gate, up = jnp.split(affine(*side_by_side), 2, axis=-1)
         return f(gate) * up
     z = affine(rhs, bias)

@@ -18,8 +18,8 @@ from jax.extend import core
 from jax.interpreters import ad, batching, xla
 
 from jax_tcgemm.primitives import partitioning, tensor_lowering
-from jax_tcgemm.primitives.contract import with_axis
 from jax_tcgemm.primitives.dot_general import same_varying
+from jax_tcgemm.primitives.fused_dot_general import moved
 from jax_tcgemm.tensor import modes as mode_names
 from jax_tcgemm.tensor import planning, reference
 from jax_tcgemm.tensor.operation import Operation
@@ -89,7 +89,7 @@ def _batch(axis_data, args, dims, *, modes, result, **params):
     new = 1 + max(modes, default=-1)
     modes = (*modes[: dims[0]], new, *modes[dims[0] :])
     if c:
-        c = [with_axis(c[0], dims[1], 0, axis_data.size)]
+        c = [moved(c[0], dims[1], 0, axis_data.size)]
     return reduce(a, *c, modes=modes, result=(new, *result), **params), 0
 
 
@@ -107,9 +107,10 @@ def _jvp(primals, tangents, **params):
     out = reduce_p.bind(*primals, **params)
     tangents = tuple(ad.instantiate_zeros(t) for t in tangents)
     if _is_linear(params):
-        return out, reduce_p.bind(*same_varying(*tangents), **params)
-    _, tangent = jax.jvp(functools.partial(_reference, **params), primals, tangents)
-    return out, tangent
+        tangent = reduce_p.bind(*same_varying(*tangents), **params)
+    else:
+        _, tangent = jax.jvp(functools.partial(_reference, **params), primals, tangents)
+    return out, partitioning.resharded(tangent, jax.typeof(out).sharding)
 
 
 def _transpose(ct, a, *c, modes, result, alpha, beta, **params):
@@ -129,7 +130,10 @@ def _transpose(ct, a, *c, modes, result, alpha, beta, **params):
         cotangents[0] = lax.broadcast_in_dim(
             lax.transpose(cotangents[0], order), a.aval.shape, tuple(sorted(dimensions))
         )
-    return cotangents
+    return [
+        own if own is None or type(own) is ad.Zero else partitioning.resharded(own, x.aval.sharding)
+        for x, own in zip((a, *c), cotangents, strict=True)
+    ]
 
 
 ad.primitive_jvps[reduce_p] = _jvp

@@ -112,7 +112,7 @@ def _batch(axis_data, args, dims, *, num_targets, patterns, **params):
         else:
             patterns = (*patterns[:i], None, *patterns[i + 1 :])
     matrices = [
-        jnp.reshape(x, (-1, x.shape[-1])) if mapped else x
+        jnp.reshape(x, (size * x.shape[1], x.shape[2])) if mapped else x
         for x, mapped in zip(matrices, is_mapped, strict=False)
     ]
     extent = num_targets if params["form"] == "sums" else vectors[0].shape[1]

@@ -1,5 +1,7 @@
 """Cotangents of BLAS calls, made of BLAS calls: each routine says what transposes its F."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -172,8 +174,8 @@ def _gemv_a(call, g, given):
     batch = jnp.broadcast_shapes(left.shape[:-1], right.shape[:-1])
     left, right = (jnp.broadcast_to(v, (*batch, v.shape[-1])) for v in (left, right))
     if np.prod(a.shape[:-2], dtype=int) == 1:
-        ones = (1,) * len(batch)
-        left, right = (v.reshape(*ones, -1, v.shape[-1]) for v in (left, right))
+        rows = (*(1 for _ in batch), math.prod(batch))
+        left, right = (v.reshape(*rows, v.shape[-1]) for v in (left, right))
     else:
         left, right = left[..., None, :], right[..., None, :]
     outer = Call(

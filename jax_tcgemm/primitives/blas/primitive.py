@@ -24,6 +24,8 @@ blas_p.multiple_results = True
 
 # The function that messages name, where a call does not.
 OP = "blas"
+# Why XLA runs a call of a program for several devices: it is never divided.
+DIVIDED = "the program runs on several devices, and XLA must partition the call"
 
 
 def bind(call: Call, *operands) -> list:
@@ -78,7 +80,7 @@ def product_of(*types_and_params) -> local.BlasProblem:
 def _lower(ctx, *operands, platform, call):
     obstacle = obstacle_of(platform, *ctx.avals_in)
     if not obstacle and partitioning.is_divided(ctx):
-        obstacle = "the program runs on several devices, and XLA must partition the call"
+        obstacle = DIVIDED
     problem = product_of(*ctx.avals_in, ctx.avals_out[0], {"call": call})
     plan = local.make_plan(OP, problem, platform, selection.target_device(platform), obstacle)
     run = functools.partial(local.run, call, plan=plan, types=ctx.avals_out)

@@ -55,7 +55,8 @@ def _multilinear_tangent(call, primal, tangent, out):
             elif of_product or call.has_c:
                 total = total or mapped(jnp.zeros_like, out)
                 total = mapped(lambda t, c, s=scalar: add_scaled(call, t, s, c), total, primal.c)
-    return total
+    # c may lack dimensions of the batch.
+    return total and mapped(lambda t, like: jnp.broadcast_to(t, like.shape), total, out)
 
 
 def _swap_tangent(call, primal, tangent, out):

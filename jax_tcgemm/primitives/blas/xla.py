@@ -53,12 +53,13 @@ def _times(scalar, x):
 
 
 def _update(scalars, product, c):
-    """The sum alpha * product + beta * c; c is not read where beta is a static 0."""
+    """The sum alpha * product + beta * c; what c holds does not matter where beta is 0."""
     alpha, beta = scalars
     out = _times(alpha, product)
     if c is None or (not isinstance(beta, jax.Array) and beta == 0):
         return out
-    return out + _times(beta, wide(c))
+    addend = _times(beta, wide(c))
+    return out + (jnp.where(beta == 0, 0, addend) if isinstance(beta, jax.Array) else addend)
 
 
 def elements(x, n: int, increment: int):
@@ -132,6 +133,8 @@ def _axpy(call, scalars, x, y):
 
 def _swap(call, x, y):
     x_increment, y_increment = call.increments
+    batch = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    x, y = (jnp.broadcast_to(vector, (*batch, vector.shape[-1])) for vector in (x, y))
     from_x, from_y = elements(x, call.n, x_increment), elements(y, call.n, y_increment)
     return [place(x, from_y, x_increment), place(y, from_x, y_increment)]
 
