@@ -244,9 +244,10 @@ def _plan(eqn, platform, device):
     outs = [v.aval for v in eqn.outvars]
     obstacle = primitive.obstacle_of(platform, *avals, *outs)
     one_device = [*avals, *outs]
-    if not obstacle and rules is blas and partitioning.has_explicit_axes(*avals):
-        obstacle = blas.DIVIDED
-    if not obstacle and hasattr(rules, "division_of"):
+    if rules is blas:
+        if not obstacle and partitioning.has_explicit_axes(*avals):
+            obstacle = blas.DIVIDED
+    elif not obstacle:
         division = rules.division_of(*avals, eqn.params)
         one_device = partitioning.shards(division, avals, outs)
         if rules is fused_primitive and partitioning.waits_for_sum(division, avals, outs):

@@ -178,7 +178,7 @@ def obstacle_of(*avals) -> str:
 
 def obstacle_to_automatic(ctx: mlir.LoweringRuleContext) -> str:
     """Why XLA cannot be told how to partition the call that is being lowered; "" if it can."""
-    if _axes(_mesh(ctx.avals_in), AxisType.Explicit) or not is_divided(ctx):
+    if has_explicit_axes(*ctx.avals_in) or not is_divided(ctx):
         return ""
     if ctx.module_context.lowering_parameters.for_export:
         return "it is exported for several devices with automatic mesh axes"

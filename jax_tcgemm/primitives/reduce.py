@@ -117,23 +117,17 @@ def _transpose(ct, a, *c, modes, result, alpha, beta, **params):
     """Of a sum: alpha times the cotangent, repeated along the modes that were reduced."""
     del params
     cotangents = []
-    for x, scalar in zip((a, *c), (alpha, beta), strict=False):
+    for x, scalar, own in zip((a, *c), (alpha, beta), (modes, result), strict=False):
         if not ad.is_undefined_primal(x):
             cotangents.append(None)
         elif type(ct) is ad.Zero:
             cotangents.append(ad.Zero(x.aval))
         else:
-            cotangents.append(scaled(ct, scalar))
-    if cotangents[0] is not None and type(ct) is not ad.Zero:
-        dimensions = tuple(modes.index(mode) for mode in result)
-        order = np.argsort(dimensions)
-        cotangents[0] = lax.broadcast_in_dim(
-            lax.transpose(cotangents[0], order), a.aval.shape, tuple(sorted(dimensions))
-        )
-    return [
-        own if own is None or type(own) is ad.Zero else partitioning.resharded(own, x.aval.sharding)
-        for x, own in zip((a, *c), cotangents, strict=True)
-    ]
+            dimensions = tuple(own.index(mode) for mode in result)
+            bar = lax.transpose(scaled(ct, scalar), np.argsort(dimensions))
+            bar = lax.broadcast_in_dim(bar, x.aval.shape, tuple(sorted(dimensions)))
+            cotangents.append(partitioning.resharded(bar, x.aval.sharding))
+    return cotangents
 
 
 ad.primitive_jvps[reduce_p] = _jvp

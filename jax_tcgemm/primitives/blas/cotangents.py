@@ -174,8 +174,8 @@ def _gemv_a(call, g, given):
     batch = jnp.broadcast_shapes(left.shape[:-1], right.shape[:-1])
     left, right = (jnp.broadcast_to(v, (*batch, v.shape[-1])) for v in (left, right))
     if np.prod(a.shape[:-2], dtype=int) == 1:
-        rows = (*(1 for _ in batch), math.prod(batch))
-        left, right = (v.reshape(*rows, v.shape[-1]) for v in (left, right))
+        ones = (1,) * len(batch)
+        left, right = (v.reshape(*ones, math.prod(batch), v.shape[-1]) for v in (left, right))
     else:
         left, right = left[..., None, :], right[..., None, :]
     outer = Call(

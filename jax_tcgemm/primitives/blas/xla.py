@@ -56,10 +56,11 @@ def _update(scalars, product, c):
     """The sum alpha * product + beta * c; what c holds does not matter where beta is 0."""
     alpha, beta = scalars
     out = _times(alpha, product)
-    if c is None or (not isinstance(beta, jax.Array) and beta == 0):
+    if c is None:
         return out
-    addend = _times(beta, wide(c))
-    return out + (jnp.where(beta == 0, 0, addend) if isinstance(beta, jax.Array) else addend)
+    if isinstance(beta, jax.Array):
+        return out + jnp.where(beta == 0, 0, beta * wide(c))
+    return out if beta == 0 else out + _times(beta, wide(c))
 
 
 def elements(x, n: int, increment: int):
