@@ -99,11 +99,6 @@ add_cuda_library(tcgemm_reduction ${reduction_sources})
 if(CMAKE_CUDA_ARCHITECTURES MATCHES "^[0-9]" AND NOT CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90")
   set_property(TARGET tcgemm_reduction APPEND PROPERTY CUDA_ARCHITECTURES 90a-real)
 endif()
-set(wgmma_shapes ${CMAKE_CURRENT_BINARY_DIR}/generated/ptx/wgmma_shapes.cuh)
-add_custom_command(
-  OUTPUT ${wgmma_shapes}
-  COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/csrc/ptx/generate_wgmma.py ${wgmma_shapes}
-  DEPENDS csrc/ptx/generate_wgmma.py)
 target_sources(tcgemm_wgmma PRIVATE ${wgmma_shapes})
 target_include_directories(tcgemm_wgmma PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
 

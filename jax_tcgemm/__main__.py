@@ -1,5 +1,6 @@
 """``python -m jax_tcgemm``."""
 
 from jax_tcgemm.cli import app
+from jax_tcgemm.terminal import run
 
-app(prog_name="python -m jax_tcgemm")
+run(app, "python -m jax_tcgemm")

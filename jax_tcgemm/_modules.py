@@ -10,29 +10,15 @@ import ctypes
 import functools
 import importlib
 import importlib.util
-import os
 import re
-import struct
 from pathlib import Path
 from types import ModuleType
 
 import jax
 
+from jax_tcgemm import module_files
+
 _reasons: dict[str, str] = {}
-
-
-def _check_complete(path: str) -> None:
-    """Raises ImportError for a shared object cut short: loading one kills the process."""
-    with open(path, "rb") as file:
-        header = file.read(64)
-        size = file.seek(0, os.SEEK_END)
-    if len(header) < 64 or not header.startswith(b"\x7fELF"):
-        raise ImportError(f"{path} is not a shared object")
-    # The section headers are the last part of the file: e_shoff, e_shentsize, e_shnum of ELF64.
-    (offset,) = struct.unpack_from("<Q", header, 40)
-    entry_bytes, num_entries = struct.unpack_from("<HH", header, 58)
-    if size < offset + entry_bytes * num_entries:
-        raise ImportError(f"{path} is cut short: {size} bytes; install again")
 
 
 def _load(name: str) -> ModuleType | None:
@@ -40,7 +26,7 @@ def _load(name: str) -> ModuleType | None:
     try:
         spec = importlib.util.find_spec(full_name)
         if spec is not None and spec.origin is not None:
-            _check_complete(spec.origin)
+            module_files.check(spec.origin)
         module = importlib.import_module(full_name)
         # XLA matches platform names exactly: it never looks at targets registered for "cuda".
         platform = "cpu" if name == "cpu" else "CUDA"
@@ -106,6 +92,13 @@ def _has_driver() -> bool:
     return True
 
 
+def nvidia_folders(folder: str) -> list[Path]:
+    """Where the packages that pip installs may have a folder, such as "cu13/lib"."""
+    spec = importlib.util.find_spec("nvidia")
+    # "nvidia" is a namespace package and may lie in several site-packages folders at once.
+    return [Path(root, folder) for root in (spec.submodule_search_locations or ())] if spec else []
+
+
 def library_candidates(name: str, folders: tuple[str, ...]) -> list[str]:
     """Paths of a vendor's library, newest first: in the packages that pip installs, then by name.
 
@@ -113,12 +106,12 @@ def library_candidates(name: str, folders: tuple[str, ...]) -> list[str]:
       name: such as "cublasLt" of libcublasLt.so.13.
       folders: where it may lie below a root of the namespace package "nvidia".
     """
-    found: list[Path] = []
-    spec = importlib.util.find_spec("nvidia")
-    # "nvidia" is a namespace package and may lie in several site-packages folders at once.
-    for root in (spec.submodule_search_locations or ()) if spec else ():
-        for folder in folders:
-            found += Path(root, folder).glob(f"lib{name}.so.*")
+    found = [
+        path
+        for folder in folders
+        for root in nvidia_folders(folder)
+        for path in root.glob(f"lib{name}.so.*")
+    ]
 
     def version(path: Path) -> int:
         match = re.search(r"\.so\.(\d+)", path.name)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jax_tcgemm import selection, tuning
 from jax_tcgemm.explain import explain
-from jax_tcgemm.measuring import Measurement, contenders, measure, start_up
+from jax_tcgemm.measuring import Measurement, check_positive, contenders, measure, start_up
 from jax_tcgemm.problem import Problem
 
 BUDGET_S = 5.0
@@ -203,6 +203,7 @@ def autotune(
       `jax_tcgemm.tuning.load(path)` reads it again.
 
     Raises:
+      TypeError: for a function that is none.
       ValueError: inside a traced function, where nothing can be measured; for arguments without a
         function; and for a budget or number of candidates that is not positive.
 
@@ -214,8 +215,14 @@ def autotune(
       (64, True)
     """
     for name, value in (("budget_s", budget_s), ("candidates", candidates)):
-        if not value > 0:
-            raise ValueError(f"autotune: {name} must be positive, got {name}={value}; leave it out")
+        check_positive("autotune", name, value)
+    if not isinstance(candidates, int):
+        raise TypeError(f"autotune: candidates must be an integer, got {candidates=}; leave it out")
+    if f is not None and not callable(f):
+        raise TypeError(
+            f"autotune: f must be a function or None, got f of type {type(f).__name__}; "
+            "pass its arguments after it"
+        )
     if f is None and (args or kwargs):
         raise ValueError(
             f"autotune: arguments must come with a function, got {len(args) + len(kwargs)}; "

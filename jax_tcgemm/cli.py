@@ -1,7 +1,6 @@
 """The command line: ``python -m jax_tcgemm info | demo | bench | tune | fragment``."""
 
 import dataclasses
-import os
 import pathlib
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from jax_tcgemm.bench.cli import app as bench_app
 from jax_tcgemm.bench.regret import random_problems, regret_table, time_again
 from jax_tcgemm.demo import run_demo
 from jax_tcgemm.fragments import fragment_grid
+from jax_tcgemm.measuring import check_fits, check_positive
 from jax_tcgemm.problem import Problem
 from jax_tcgemm.terminal import errors_as_text, output
 
@@ -106,6 +106,9 @@ def tune(
                 "tune: problems must come from --suite and --shape, or from --regret alone, got "
                 f"{suite=}, {shape=}, {regret=}; bench --list shows the suites"
             )
+        for name, value in (("budget", budget), ("scale", scale)):
+            if value is not None:
+                check_positive("tune", name, value)
         if regret is None:
             _tune(
                 console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla
@@ -116,16 +119,15 @@ def tune(
 
 def _tune(console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla):
     """Tunes suites and shapes, and writes the table."""
-    if out is not None and not os.access(out.parent, os.W_OK):
-        raise ValueError(
-            f"tune: out must lie in a folder that can be written, got out={str(out)!r}; "
-            "make it first"
-        )
     device = _default_device()
+    _check_writable(out, device)
+    problems = _problems(suite, shape, layout, dtype)
+    for problem in problems:
+        check_fits("tune", problem)
     found: list[Tuned] = []
     try:
         for tuned in tune_problems(
-            _problems(suite, shape, layout, dtype),
+            problems,
             device,
             budget_s=budget or BUDGET_S,
             candidates=configs or CANDIDATES,
@@ -141,6 +143,22 @@ def _tune(console, suite, shape, layout, dtype, out, merge, provenance, budget, 
             "tune: a problem must be a product that can be measured here, got none; "
             "see python -m jax_tcgemm info"
         )
+
+
+def _check_writable(out, device) -> None:
+    """Raises ValueError where the table could not be written once everything is measured."""
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(
+            f"tune: out must lie in a folder that is there, got out={str(out)!r}; make it first"
+        )
+    path = tuning.cache_file(device.key) if out is None else out
+    try:
+        if path is not None:
+            tuning.check_writable(path)
+    except OSError as error:
+        raise ValueError(
+            f"tune: the table must be written, got {str(path)!r}: {error}; pass another --out"
+        ) from error
 
 
 def _write(console, result: Tuning, out, merge, provenance):

@@ -1,10 +1,9 @@
 """The public `all_gather_matmul` and `matmul_reduce_scatter`, for use inside `jax.shard_map`."""
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
-from jax_tcgemm.arguments import as_array, canonical_element_type
+from jax_tcgemm.arguments import as_array, canonical_element_type, promoted_dtype
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives.collective import How, gather_product, scatter_product
 from jax_tcgemm.primitives.dot_general import same_varying
@@ -161,16 +160,16 @@ def _checked(op, x, w, axis_name, chunks, precision, preferred_element_type, imp
             f"{op}: chunks must be a positive integer or None, got {chunks=}; None is the default"
         )
     try:
+        hash(axis_name)
         lax.axis_size(axis_name)
-    except NameError:
+    except (NameError, TypeError, ValueError):
         raise ValueError(
             f"{op}: axis_name must be a mesh axis that is manual here, got {axis_name=}; call it "
             "inside jax.shard_map"
         ) from None
-    dtype = canonical_element_type(op, preferred_element_type) or jnp.promote_types(
-        x.dtype, w.dtype
-    )
-    x, w = (operand.astype(jnp.promote_types(x.dtype, w.dtype)) for operand in (x, w))
-    how = How(axis_name, chunks, 0, dtype, canonical_precision(op, precision), implementation)
+    promoted = promoted_dtype(op, x.dtype, w.dtype)
+    dtype = canonical_element_type(op, preferred_element_type) or promoted
+    x, w = (operand.astype(promoted) for operand in (x, w))
+    how = How(op, axis_name, chunks, 0, dtype, canonical_precision(op, precision), implementation)
     axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     return how, *same_varying(x, w, over=axes)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tcgemm.arguments import as_array, as_integers
+from jax_tcgemm.arguments import as_array, as_integers, check_flag
 from jax_tcgemm.fusion import wide_dtype
 from jax_tcgemm.primitives import rows as primitive
 from jax_tcgemm.selection import check_names
@@ -58,7 +58,7 @@ def combine_rows(
       Array([[ 51., 102.],
              [ 21.,  42.]], dtype=float32)
     """
-    op = primitive.OP
+    op = "combine_rows"
     check_names(op, implementation, None, "rows")
     rows, indices = as_array(op, "rows", rows), as_integers(op, "indices", indices)
     _check_floating(op, "rows", rows)
@@ -76,6 +76,7 @@ def combine_rows(
                 f"weights.shape={weights.shape}; pass one weight for each index"
             )
         weights = jnp.ravel(weights).astype(wide_dtype(rows.dtype))
+    is_unique = check_flag(op, "unique_indices", unique_indices)
     num_targets, degree = indices.shape
     if indices.size == 0:
         return jnp.zeros((num_targets, rows.shape[1]), rows.dtype)
@@ -85,8 +86,9 @@ def combine_rows(
         jnp.ravel(indices),
         jnp.ravel(targets),
         weights,
+        op=op,
         num_targets=num_targets,
-        patterns=("unique" if unique_indices else None, degree),
+        patterns=("unique" if is_unique else None, degree),
         implementation=implementation,
     )
 

@@ -270,7 +270,7 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     cut = rows_a * is_cut_a + rows_b * is_cut_b
     cut_arrival = tile_a * is_cut_a + tile_b * is_cut_b
     # Tiles overlap instead where D has room for one, TMA stores it, there is no epilogue, and k
-    # blocks are worth it (kWorthOverlap in csrc/kernels/wgmma/launch.cuh).
+    # blocks are worth it (kWorthOverlap in csrc/kernels/wgmma/launch.cu).
     k_blocks = np.ceil(np.ceil(p.k * in_bytes / 128) / x.splits / x.cluster_k)
     stored_bytes = np.where(is_summed, 4, out_bytes)
     overlap = ~in_kernel & (k_blocks >= 5) & (p.n * stored_bytes % 16 == 0)

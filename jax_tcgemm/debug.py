@@ -1,19 +1,26 @@
 """The debug switches: environment variables, read when a program is lowered."""
 
-import os
+import sys
+from os import environ
 
 SWITCHES = {
     "TCGEMM_PRINT_CHOICE": "1: print each product, the implementation and config chosen, and why",
     "TCGEMM_IMPLEMENTATION": "the implementation of every product and layer that names none itself",
     "TCGEMM_CONFIG": "its config; needs TCGEMM_IMPLEMENTATION",
-    "TCGEMM_CACHE_DIR": "the folder of tuned choices; off: neither read nor written",
+    "TCGEMM_CACHE_DIR": "the folder of tuned choices and kernels; off: neither read nor written",
 }
 
 
 def switch(name: str) -> str | None:
     """The value of a switch, None when unset or empty."""
-    assert name in SWITCHES
-    return os.environ.get(name) or None
+    return environ.get(name) or None
+
+
+def print_choice(op: str, problem, choice) -> None:
+    """Prints what was chosen for a problem, and why, where TCGEMM_PRINT_CHOICE is on."""
+    value = switch("TCGEMM_PRINT_CHOICE")
+    if value and value.lower() not in ("0", "false", "off", "no"):
+        print(f"jax_tcgemm: {op}: {problem}: {choice}", file=sys.stderr)
 
 
 def debug_switches() -> None:

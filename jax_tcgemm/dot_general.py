@@ -1,8 +1,15 @@
 """The public `dot_general`."""
 
+from operator import index
+
 import jax
 
-from jax_tcgemm.arguments import as_array, canonical_element_type, canonical_sharding
+from jax_tcgemm.arguments import (
+    ShapeError,
+    as_array,
+    canonical_element_type,
+    canonical_sharding,
+)
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.selection import check_names
@@ -47,9 +54,10 @@ def dot_general(
 
     Raises:
       TypeError: for operands that are not numeric arrays or dtypes that do not go together.
-      ValueError: for dimension numbers or shapes that do not fit, a dimension over 2**31 - 1, an
-        unknown implementation or config, or, when the program is lowered, an implementation that
-        was asked for by name and cannot run the product, with the rule that stops it.
+      ValueError: for dimension numbers or shapes that do not fit (a TypeError, too, as of
+        `lax.dot_general`), a dimension over 2**31 - 1, an unknown implementation or config, or,
+        when the program is lowered, an implementation that was asked for by name and cannot run
+        the product, with the rule that stops it.
 
     Numerics:
       float16 and bfloat16 are multiplied exactly and accumulated in float32 (in float16 under the
@@ -75,6 +83,7 @@ def dot_general(
     return primitive.dot_general(
         lhs,
         rhs,
+        op=op,
         dimension_numbers=dimension_numbers,
         precision=canonical_precision(op, precision),
         preferred_element_type=canonical_element_type(op, preferred_element_type),
@@ -86,10 +95,12 @@ def dot_general(
 
 def _canonical_dimension_numbers(op: str, dimension_numbers, lhs, rhs):
     try:
+        if not isinstance(dimension_numbers, list | tuple):
+            raise TypeError
         (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
         canonical = (
-            (tuple(map(int, lhs_contract)), tuple(map(int, rhs_contract))),
-            (tuple(map(int, lhs_batch)), tuple(map(int, rhs_batch))),
+            (tuple(map(index, lhs_contract)), tuple(map(index, rhs_contract))),
+            (tuple(map(index, lhs_batch)), tuple(map(index, rhs_batch))),
         )
     except (TypeError, ValueError):
         raise TypeError(
@@ -98,19 +109,19 @@ def _canonical_dimension_numbers(op: str, dimension_numbers, lhs, rhs):
         ) from None
     for kind, lhs_axes, rhs_axes in (("contracting", *canonical[0]), ("batch", *canonical[1])):
         if len(lhs_axes) != len(rhs_axes):
-            raise ValueError(
+            raise ShapeError(
                 f"{op}: {kind} dimensions must come in pairs, got {lhs_axes} of lhs and "
                 f"{rhs_axes} of rhs; name as many of each"
             )
         for lhs_axis, rhs_axis in zip(lhs_axes, rhs_axes, strict=True):
             for name, x, axis in (("lhs", lhs, lhs_axis), ("rhs", rhs, rhs_axis)):
                 if not 0 <= axis < x.ndim:
-                    raise ValueError(
+                    raise ShapeError(
                         f"{op}: {kind} dimensions of {name} must be in [0, {x.ndim}), got {axis} "
                         f"for {name}.shape={x.shape}; count from the front"
                     )
             if lhs.shape[lhs_axis] != rhs.shape[rhs_axis]:
-                raise ValueError(
+                raise ShapeError(
                     f"{op}: {kind} dimensions must have equal sizes, got lhs.shape[{lhs_axis}]="
                     f"{lhs.shape[lhs_axis]} and rhs.shape[{rhs_axis}]={rhs.shape[rhs_axis]}; "
                     f"the shapes are {lhs.shape} and {rhs.shape}"
@@ -120,7 +131,7 @@ def _canonical_dimension_numbers(op: str, dimension_numbers, lhs, rhs):
         ("rhs", canonical[0][1] + canonical[1][1]),
     ):
         if len(set(axes)) != len(axes):
-            raise ValueError(
+            raise ShapeError(
                 f"{op}: contracting and batch dimensions of {name} must be distinct, got {axes}; "
                 "name each at most once"
             )

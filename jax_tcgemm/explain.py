@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 
 import jax
 from jax.extend import core
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tcgemm import local, local_fused, local_ragged, local_rows, selection
+from jax_tcgemm.jax_internals import as_jaxpr, source_frames
 from jax_tcgemm.primitives import backward, blas, contract, elementwise, partitioning, reduce, rows
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import fused_dot_general as fused_primitive
@@ -163,16 +164,21 @@ def explain(f, *args, platform: str | None = None, **kwargs) -> Explanation:
       >>> report[0].problem.m, report[0].problem.flops
       (256, 16777216)
     """
+    if not callable(f):
+        raise TypeError(
+            f"explain: f must be a function, got f of type {type(f).__name__}; pass its arguments "
+            "after it"
+        )
     if platform is None:
         platform = jax.default_backend()
         platform = "cuda" if platform == "gpu" else platform
-    if platform not in ("cuda", "cpu"):
+    if not isinstance(platform, str) or platform not in ("cuda", "cpu"):
         raise ValueError(
             f"explain: platform must be cuda or cpu, got {platform=}; None takes JAX's default"
         )
     device = selection.target_device(platform)
-    closed = jax.make_jaxpr(lambda args, kwargs: f(*args, **kwargs))(args, kwargs)
-    found = _calls(closed.jaxpr, platform, device, 1, ())
+    jaxpr = as_jaxpr(jax.make_jaxpr(lambda args, kwargs: f(*args, **kwargs))(args, kwargs))
+    found = _calls(jaxpr, platform, device, 1, ())
     return Explanation(tuple(found), platform, device)
 
 
@@ -203,9 +209,9 @@ def _inner_jaxprs(eqn) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
     name = eqn.primitive.name
     for key, value in eqn.params.items():
         jaxprs = [
-            getattr(item, "jaxpr", item)
+            jaxpr
             for item in (value if isinstance(value, list | tuple) else (value,))
-            if isinstance(item, core.Jaxpr | core.ClosedJaxpr)
+            if (jaxpr := as_jaxpr(item)) is not None
         ]
         for index, jaxpr in enumerate(jaxprs):
             if name == "scan":
@@ -223,18 +229,28 @@ def _unfused(eqn, f) -> core.Jaxpr:
     f = functools.partial(f, **eqn.params)
     avals = [v.aval for v in eqn.invars]
     mesh = avals[0].sharding.mesh
-    if not mesh.manual_axes:
-        return jax.make_jaxpr(f)(*avals).jaxpr
+    manual = {
+        axis
+        for axis, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if axis_type == AxisType.Manual
+    }
+    if not manual:
+        return as_jaxpr(jax.make_jaxpr(f)(*avals))
     # It may have collectives, which can only be traced inside a shard_map over their axes.
-    outside = mesh.update_axis_types(dict.fromkeys(mesh.manual_axes, AxisType.Auto))
-    specs = {"in_specs": P(), "out_specs": P(), "axis_names": set(mesh.manual_axes)}
+    types = tuple(
+        AxisType.Auto if axis in manual else axis_type
+        for axis, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    )
+    outside = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
+    specs = {"in_specs": P(), "out_specs": P(), "axis_names": manual}
     f = jax.shard_map(f, mesh=outside, **specs, check_vma=False)
     args = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(outside, a.sharding.spec))
         for a in avals
     ]
-    (shard_map,) = jax.make_jaxpr(f)(*args).jaxpr.eqns
-    return shard_map.params["jaxpr"]
+    (shard_map,) = as_jaxpr(jax.make_jaxpr(f)(*args)).eqns
+    ((jaxpr, _, _),) = _inner_jaxprs(shard_map)
+    return jaxpr
 
 
 def _plan(eqn, platform, device):
@@ -253,7 +269,7 @@ def _plan(eqn, platform, device):
         if rules is fused_primitive and partitioning.waits_for_sum(division, avals, outs):
             obstacle = "what follows the product waits for its sum over devices"
     product = rules.product_of(*one_device[: len(avals) + 1], eqn.params)
-    return planner.make_plan(rules.OP, product, platform, device, obstacle)
+    return planner.make_plan(product, platform, device, obstacle)
 
 
 def _explain_call(eqn, plan, device, times, path) -> Call:
@@ -283,10 +299,7 @@ def _explain_call(eqn, plan, device, times, path) -> Call:
 
 
 def _source(eqn) -> str:
-    traceback = eqn.source_info.traceback
-    if traceback is None:
-        return ""
-    for frame in traceback.frames:
+    for frame in source_frames(eqn):
         folders = frame.file_name.replace("\\", "/").split("/")
         if "jax_tcgemm" not in folders and "jax" not in folders:
             return f"{frame.file_name}:{frame.line_num}"

@@ -106,8 +106,16 @@ def fold(
     is_permuted = list(permutation) != list(range(len(permutation)))
     by_lhs = sorted(contracted, key=lambda d: d.lhs)
     by_rhs = sorted(contracted, key=lambda d: d.rhs)
-    folds = []
-    for copy_lhs, copy_rhs, copy_result in itertools.product((False, True), repeat=3):
+    sizes = math.prod(lhs_shape), math.prod(rhs_shape), math.prod(d.extent for d in natural)
+    nbytes = [size * itemsize for size, itemsize in zip(sizes, itemsizes, strict=True)]
+    best, least = None, math.inf
+    for copies in itertools.product((False, True), repeat=3):
+        # What costs at least this much cannot be better, and the first of equals is kept. (A copy
+        # into the order that there is costs nothing, but was tried before as none.)
+        bound = 2 * sum(itertools.compress(nbytes, copies))
+        if bound >= least:
+            continue
+        copy_lhs, copy_rhs, copy_result = copies
         result = natural if copy_result else permuted
         lhs_order = rhs_order = None
         # A copied operand takes the result's order, then the other's order of contraction.
@@ -117,16 +125,14 @@ def fold(
         if copy_rhs:
             rhs_order = [d.rhs for d in (*result, *by_lhs) if d.rhs is not None]
         result_order = tuple(permutation) if copy_result and is_permuted else None
-        folds += [
-            dataclasses.replace(found, result_order=result_order)
-            for found in _folds(lhs_shape, rhs_shape, result, contracted, lhs_order, rhs_order)
-        ]
-    if not folds:
-        return f"a folded extent is over {MAX_EXTENT}"
-    sizes = math.prod(lhs_shape), math.prod(rhs_shape), math.prod(d.extent for d in natural)
-    nbytes = [size * itemsize for size, itemsize in zip(sizes, itemsizes, strict=True)]
-    # min() keeps the first of equals, and the folds without copies come first.
-    return min(folds, key=lambda found: _cost(found, nbytes, itemsizes))
+        for found in _folds(lhs_shape, rhs_shape, result, contracted, lhs_order, rhs_order):
+            found = dataclasses.replace(found, result_order=result_order)
+            cost = _cost(found, nbytes, itemsizes)
+            if cost < least:
+                best, least = found, cost
+            if bound >= least:
+                break
+    return f"a folded extent is over {MAX_EXTENT}" if best is None else best
 
 
 def _cost(found: Fold, nbytes: Sequence[int], itemsizes: Sequence[int]) -> float:

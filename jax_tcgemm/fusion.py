@@ -68,7 +68,7 @@ class Fusion:
 def broadcast_to(x: jax.Array, like: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """`x`, whose dimensions are `axes` of `like`, in its shape and divided over devices like it."""
     sharding = jax.typeof(like).sharding
-    is_divided = any(axis is not None for axis in sharding.spec)
+    is_divided = any(axis is not None for axis in sharding.spec.partitions)
     out_sharding = sharding if is_divided else None
     return lax.broadcast_in_dim(x, like.shape, axes, out_sharding=out_sharding)
 
@@ -107,7 +107,7 @@ def pull_back(activation: str, z: jax.Array, g: jax.Array, pair: int | None) -> 
 
 
 def _halves(z, pair):
-    return [lax.index_in_dim(z, i, pair, keepdims=False) for i in range(2)]
+    return [lax.squeeze(half, (pair,)) for half in lax.split(z, (1, 1), pair)]
 
 
 def _value_and_slope(activation, x):

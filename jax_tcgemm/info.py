@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 
 from jax_tcgemm import _build, _modules
+from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.problem import Operand, Problem
 from jax_tcgemm.selection import listed
 from jax_tcgemm.tensor import cutensor
@@ -148,6 +149,7 @@ def _versions() -> dict[str, str]:
         "CUDA of this build": cuda,
         "NVIDIA driver": _driver_version(),
         "cuTENSOR": cutensor.version() or "not installed",
+        "NVRTC": nvrtc.version() or f"not available: {nvrtc.reason()}",
         "cuBLAS": "not found" if _modules.cublas_reason() else _modules.cuda.cublas_version(),
     }
 

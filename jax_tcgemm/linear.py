@@ -1,13 +1,18 @@
 """The public `linear` and `gated_linear`: products with what follows them in a layer."""
 
-import numbers
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from jax_tcgemm.activations import canonical_activation
-from jax_tcgemm.arguments import as_array, canonical_element_type, canonical_sharding
+from jax_tcgemm.arguments import (
+    as_array,
+    canonical_element_type,
+    canonical_sharding,
+    check_flag,
+    real_number,
+)
 from jax_tcgemm.fusion import Fusion
 from jax_tcgemm.precision import canonical_precision
 from jax_tcgemm.primitives import dot_general as plain
@@ -132,7 +137,8 @@ def gated_linear(
         out[..., n] = f(sum over k of x[..., k] * gate[k, n]) * (sum over k of x[..., k] * up[k, n])
 
     with a bias inside each of the brackets where there is one, and a residual added. Neither
-    product is written to memory, but where derivatives keep both.
+    product is written to memory where the config's kernel joins them itself, but for derivatives,
+    which keep both.
 
     Args:
       x: array of shape (..., k).
@@ -226,7 +232,13 @@ def gated_weights(op: str, name: str, x, weights) -> jax.Array | tuple[jax.Array
 def pair_of_biases(op: str, name: str, bias) -> jax.Array | None:
     """The biases of a gated layer as an array of shape (2, n), or None."""
     if isinstance(bias, Sequence) and len(bias) == 2:
-        bias = jnp.stack([as_array(op, f"{name}[{i}]", b) for i, b in enumerate(bias)])
+        own = [as_array(op, f"{name}[{i}]", b) for i, b in enumerate(bias)]
+        if own[0].shape != own[1].shape:
+            raise ValueError(
+                f"{op}: {name} must be a pair of arrays of one shape, got {own[0].shape} and "
+                f"{own[1].shape}; reshape one"
+            )
+        bias = jnp.stack(own)
     if bias is None:
         return None
     bias = as_array(op, name, bias)
@@ -280,17 +292,15 @@ def product(
       config: a checked name, or None.
     """
     name = canonical_activation(op, activation)
-    if not isinstance(alpha, numbers.Real) or isinstance(alpha, bool):
-        raise TypeError(
-            f"{op}: alpha must be a real number, got alpha of type {type(alpha).__name__}; "
-            "multiply the result by an array"
-        )
+    alpha = real_number(op, "alpha", alpha)
+    donate_residual = check_flag(op, "donate_residual", donate_residual)
     ndim = plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
     is_packed = pair is not None and rhs_up is None
     out_sharding = canonical_sharding(op, out_sharding, ndim - is_packed)
     if is_packed:
         out_sharding = shardings.with_dimension(out_sharding, pair, ndim)
     params = {
+        "op": op,
         "dimension_numbers": dimension_numbers,
         "permutation": permutation,
         "precision": canonical_precision(op, precision),
@@ -325,7 +335,7 @@ def product(
     fusion = Fusion(
         activation=name,
         pair=pair,
-        alpha=float(alpha),
+        alpha=alpha,
         bias_axes=bias_axes,
         in_place=donate_residual,
     )

@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -25,6 +26,7 @@ class Product:
     """transpose(dot_general(lhs, rhs), permutation) of given shapes: what a primitive call says.
 
     Attributes:
+      op: the public function, for messages.
       lhs_shape: extents of the left operand.
       lhs_dtype: its dtype.
       rhs_shape: extents of the right operand.
@@ -38,6 +40,7 @@ class Product:
       config: config to force, or None.
     """
 
+    op: str
     lhs_shape: tuple[int, ...]
     lhs_dtype: np.dtype
     rhs_shape: tuple[int, ...]
@@ -110,12 +113,11 @@ def is_covered(product: Product, platform: str) -> bool:
 
 
 def make_plan(
-    op: str, product: Product, platform: str, device: selection.Device, obstacle: str = ""
+    product: Product, platform: str, device: selection.Device, obstacle: str = ""
 ) -> Plan:
     """Folds a product and chooses what runs it.
 
     Args:
-      op: the public function, for messages.
       product: the product.
       platform: the platform it is lowered for.
       device: the device it will run on.
@@ -129,12 +131,17 @@ def make_plan(
     """
     folded = obstacle or fold_product(product, platform)
     if isinstance(folded, str):
-        choice = selection.select(op, folded, device, product.implementation, product.config)
+        choice = selection.select(
+            product.op, folded, device, product.implementation, product.config
+        )
         return Plan(product, platform, None, None, None, choice)
-    choice = selection.select(op, folded[-1], device, product.implementation, product.config)
+    choice = selection.select(
+        product.op, folded[-1], device, product.implementation, product.config
+    )
     return Plan(product, platform, *folded, choice)
 
 
+@functools.lru_cache(maxsize=4096)
 def fold_product(product: Product, platform: str) -> tuple[Numerics, Fold, Problem] | str:
     """How a product is done as one matrix product, or why none of ours covers it."""
     numerics = resolve(
@@ -177,7 +184,7 @@ def _operand(layout: MatrixLayout, dtype: np.dtype) -> Operand:
 
 
 def dot_general(lhs: jax.Array, rhs: jax.Array, plan: Plan, out_sharding=None) -> jax.Array:
-    """Carries out a plan. `out_sharding` is for XLA's dot, in dot_general's own order."""
+    """Carries out a plan. `out_sharding` is that of the `LaxProduct`, for XLA's dot."""
     if plan.choice.implementation == selection.XLA:
         return _xla(lhs, rhs, plan, out_sharding)
     numerics, folded = plan.numerics, plan.fold
@@ -196,26 +203,60 @@ def prepare(x: jax.Array, dtype, order: tuple[int, ...] | None) -> jax.Array:
     return x if order is None else lax.transpose(x, order)
 
 
+@dataclasses.dataclass(frozen=True)
+class LaxProduct:
+    """How XLA is asked for a product: as the transpose of a `lax.dot_general`.
+
+    Attributes:
+      exchanged: whether the right operand comes first.
+      dimension_numbers: as of `lax.dot_general`.
+      permutation: order of the result's dimensions.
+      precision: as of `lax.dot_general`.
+    """
+
+    exchanged: bool
+    dimension_numbers: tuple
+    permutation: tuple[int, ...]
+    precision: object
+
+    @classmethod
+    def of(cls, product: Product) -> "LaxProduct":
+        """With the operands exchanged where the result then comes out in its order."""
+        precision, permutation = product.precision, product.permutation
+        (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = product.dimension_numbers
+        num_batch, ndim = len(lhs_batch), len(permutation)
+        first_of_rhs = len(product.lhs_shape) - len(lhs_contract)
+        free = [*range(first_of_rhs, ndim), *range(num_batch, first_of_rhs)]
+        identity = tuple(range(ndim))
+        # A DotAlgorithm is a tuple, too.
+        can_exchange = precision is None or type(precision) is tuple
+        if identity != permutation == (*identity[:num_batch], *free) and can_exchange:
+            numbers = ((rhs_contract, lhs_contract), (rhs_batch, lhs_batch))
+            return cls(True, numbers, identity, precision and precision[::-1])
+        return cls(False, product.dimension_numbers, permutation, precision)
+
+
 def _xla(lhs, rhs, plan, out_sharding):
-    product, precision = plan.product, plan.product.precision
+    product, dtype = plan.product, plan.product.result_dtype
+    asked = LaxProduct.of(product)
+    precision = asked.precision
     is_preset = isinstance(precision, lax.DotAlgorithmPreset)
     if plan.platform == "cpu" and is_preset and plan.numerics is not None:
         # XLA:CPU refuses some presets. Converting as they say and multiplying in full precision
         # is at least as accurate, and lets a program written for the GPU run.
         lhs = lax.convert_element_type(lhs, plan.numerics.operand_dtype)
         rhs = lax.convert_element_type(rhs, plan.numerics.operand_dtype)
-        precision = lax.Precision.HIGHEST
+        precision, dtype = lax.Precision.HIGHEST, plan.numerics.out_dtype
     out = lax.dot_general(
-        lhs,
-        rhs,
-        product.dimension_numbers,
+        *((rhs, lhs) if asked.exchanged else (lhs, rhs)),
+        asked.dimension_numbers,
         precision=precision,
-        preferred_element_type=product.result_dtype,
+        preferred_element_type=dtype,
         out_sharding=out_sharding,
     )
-    if product.permutation != tuple(range(out.ndim)):
-        out = lax.transpose(out, product.permutation)
-    return out
+    if asked.permutation != tuple(range(out.ndim)):
+        out = lax.transpose(out, asked.permutation)
+    return lax.convert_element_type(out, product.result_dtype)
 
 
 def local_gemm(
@@ -279,10 +320,12 @@ def local_gemm(
     results = [jax.ShapeDtypeStruct(shape, out_dtype)]
     if epilogue.aux_out:
         results.append(jax.ShapeDtypeStruct(aux_shape or problem.aux_shape, out_dtype))
+    has_sums = epilogue.column_sums and problem.m > 0  # Of no rows, the call does not write them.
     if epilogue.column_sums:
         batch, _, *columns = problem.d_shape
         sum_dtype = jnp.float64 if problem.compute == "f64" else jnp.float32
-        results.append(jax.ShapeDtypeStruct((batch, *columns), sum_dtype))
+        sums = jax.ShapeDtypeStruct((batch, *columns), sum_dtype)
+        results += [sums] * has_sums
     num_results = len(results)
     if choice.workspace_bytes:
         results.append(jax.ShapeDtypeStruct((choice.workspace_bytes,), jnp.uint8))
@@ -304,7 +347,8 @@ def local_gemm(
     call = jax.ffi.ffi_call(
         TARGET, results, input_output_aliases=None if replaced is None else {replaced: 0}
     )
-    found = call(*operands, gemm=gemm | problem.attributes())[:num_results]
-    if epilogue.column_sums and problem.m == 0:
-        found[-1] = jnp.zeros_like(found[-1])  # The call does nothing when D is empty.
-    return found[0] if num_results == 1 else tuple(found)
+    gemm |= problem.attributes() | {"column_sums": has_sums}
+    found = call(*operands, gemm=gemm)[:num_results]
+    if epilogue.column_sums and not has_sums:
+        found.append(jnp.zeros(sums.shape, sums.dtype))
+    return found[0] if len(found) == 1 else tuple(found)

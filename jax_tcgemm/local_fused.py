@@ -81,12 +81,11 @@ class _Runs:
 
 
 def make_plan(
-    op: str, product: Product, platform: str, device: selection.Device, obstacle: str = ""
+    product: Product, platform: str, device: selection.Device, obstacle: str = ""
 ) -> Plan:
     """Folds a product with its epilogue and chooses what runs it.
 
     Args:
-      op: the public function, for messages.
       product: the product.
       platform: the platform it is lowered for.
       device: the device it will run on.
@@ -120,7 +119,7 @@ def make_plan(
         beta=float("residual" in product.fusion.operands),
         epilogue=epilogue,
     )
-    choice = selection.select(op, problem, device, bare.implementation, bare.config)
+    choice = selection.select(bare.op, problem, device, bare.implementation, bare.config)
     return Plan(product, platform, numerics, fold, problem, bias_axes, choice)
 
 

@@ -32,6 +32,7 @@ class Product:
     """What one call of the primitive says (primitives/ragged_dot.py).
 
     Attributes:
+      op: the public function, for messages.
       form: "rows" or "contraction".
       batches: the batch dimensions of lhs, of rhs and bias, of the group sizes, offset and gather;
         1 where one is broadcast.
@@ -48,6 +49,7 @@ class Product:
       config: config to force, or None.
     """
 
+    op: str
     form: str
     batches: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     m: int
@@ -117,12 +119,11 @@ class Plan:
 
 
 def make_plan(
-    op: str, product: Product, platform: str, device: selection.Device, obstacle: str = ""
+    product: Product, platform: str, device: selection.Device, obstacle: str = ""
 ) -> Plan:
     """Chooses what runs a grouped product.
 
     Args:
-      op: the public function, for messages.
       product: the product.
       platform: the platform it is lowered for.
       device: the device it will run on.
@@ -138,7 +139,9 @@ def make_plan(
         product.lhs_dtype, product.rhs_dtype, product.result_dtype, product.precision, platform
     )
     if isinstance(numerics, str):
-        choice = selection.select(op, numerics, device, product.implementation, product.config)
+        choice = selection.select(
+            product.op, numerics, device, product.implementation, product.config
+        )
         return Plan(product, platform, None, None, choice)
     lhs_batched, rhs_batched, sizes_batched = map(product.is_batched, product.batches)
     problem = RaggedProblem(
@@ -163,7 +166,7 @@ def make_plan(
         gathered=product.gathered_rows is not None,
         a_rows=product.gathered_rows or 0,
     )
-    choice = selection.select(op, problem, device, product.implementation, product.config)
+    choice = selection.select(product.op, problem, device, product.implementation, product.config)
     is_forced = product.implementation is not None
     if choice.implementation == selection.XLA and product.has_steps and not is_forced:
         why = f"as bare grouped products with steps of XLA's around them; {choice.why}"

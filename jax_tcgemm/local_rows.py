@@ -20,10 +20,12 @@ class Request:
     """What one call of the primitive says (primitives/rows.py).
 
     Attributes:
+      op: the public function, for messages.
       problem: the problem; or a phrase saying why there is none.
       implementation: name to force, or None.
     """
 
+    op: str
     problem: RowsProblem | str
     implementation: str | None
 
@@ -38,12 +40,11 @@ class Plan:
 
 
 def make_plan(
-    op: str, request: Request, platform: str, device: selection.Device, obstacle: str = ""
+    request: Request, platform: str, device: selection.Device, obstacle: str = ""
 ) -> Plan:
     """Chooses what runs a call.
 
     Args:
-      op: the public function, for messages.
       request: the call.
       platform: the platform it is lowered for.
       device: the device it will run on.
@@ -57,7 +58,7 @@ def make_plan(
     """
     del platform
     problem = obstacle or request.problem
-    choice = selection.select(op, problem, device, request.implementation)
+    choice = selection.select(request.op, problem, device, request.implementation)
     return Plan(None if isinstance(problem, str) else problem, choice)
 
 

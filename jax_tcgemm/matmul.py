@@ -3,7 +3,13 @@
 import jax
 from jax import lax
 
-from jax_tcgemm.arguments import as_array, canonical_element_type, promoted_type, weakened
+from jax_tcgemm.arguments import (
+    ShapeError,
+    as_array,
+    canonical_element_type,
+    promoted_type,
+    weakened,
+)
 from jax_tcgemm.linear import product
 from jax_tcgemm.selection import check_names
 
@@ -28,7 +34,7 @@ def matmul(
         out[..., m, n] = sum over k of a[..., m, k] * b[..., k, n]
 
     With more arguments than `jax.numpy.matmul` has, what follows the product is done by the same
-    kernel: f(alpha * a b + bias) + residual, as by `linear`.
+    call: f(alpha * a b + bias) + residual, as by `linear`.
 
     A 1-D `a` is a row and a 1-D `b` a column, whose dimension the result lacks. Batch dimensions
     broadcast, and a broadcast operand is read in place, never repeated in memory, unless three or
@@ -91,7 +97,7 @@ def matmul(
             )
     result_type, is_weak = canonical_element_type(op, preferred_element_type), False
     if result_type is None:
-        result_type, is_weak = promoted_type(a, b)
+        result_type, is_weak = promoted_type(op, a, b)
 
     num_batch = max(a.ndim, b.ndim, 2) - 2
     a_axes = _aligned_axes(a, num_batch)
@@ -99,7 +105,7 @@ def matmul(
     contract = a.ndim - 1, max(b.ndim - 2, 0)
     if a.shape[contract[0]] != b.shape[contract[1]]:
         which = "last but one" if b.ndim > 1 else "only"
-        raise ValueError(
+        raise ShapeError(
             f"{op}: the last dimension of a must equal the {which} one of b, got a.shape={a.shape} "
             f"and b.shape={b.shape}; transpose or reshape one"
         )
@@ -119,7 +125,7 @@ def matmul(
                 b_squeeze.append(b_axis)
                 b_axis = None
             else:
-                raise ValueError(
+                raise ShapeError(
                     f"{op}: batch dimensions must broadcast, got a.shape={a.shape} and "
                     f"b.shape={b.shape}; sizes must be equal or 1"
                 )

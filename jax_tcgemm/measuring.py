@@ -4,6 +4,8 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import math
+import numbers
 import os
 import statistics
 import time
@@ -44,6 +46,28 @@ class Measurement:
     def name(self) -> str:
         """`implementation/config`."""
         return f"{self.implementation}/{self.config}"
+
+
+def check_positive(op: str, name: str, value) -> None:
+    """Raises ValueError for what is no positive, finite number."""
+    if not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+        raise ValueError(
+            f"{op}: {name} must be a positive, finite number, got {name}={value!r}; leave it out"
+        )
+
+
+def check_fits(op: str, problem: Problem) -> None:
+    """Raises ValueError for a problem that is too large for the memory of the default device."""
+    stats = jax.devices()[0].memory_stats() or {}
+    host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory_bytes = stats.get("bytes_limit", host_bytes)
+    # Inputs are rotated, of which there are two sets at least.
+    needed = problem.bytes + problem.a_bytes + problem.b_bytes
+    if needed > memory_bytes:
+        raise ValueError(
+            f"{op}: a problem must fit in the memory of {memory_bytes / 1e9:.4g} GB, got {problem} "
+            f"of {needed / 1e9:.4g} GB; measure a smaller one"
+        )
 
 
 def contenders(

@@ -10,7 +10,13 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jax_tcgemm.activations import canonical_activation
-from jax_tcgemm.arguments import as_array, canonical_element_type, canonical_sharding
+from jax_tcgemm.arguments import (
+    as_array,
+    canonical_element_type,
+    canonical_sharding,
+    check_flag,
+    promoted_dtype,
+)
 from jax_tcgemm.fusion import Fusion, broadcast_to, wide_dtype
 from jax_tcgemm.linear import (
     check_addend,
@@ -109,16 +115,17 @@ def mlp(
     given = _checked_params(op, x, params)
     is_gated = isinstance(given["up"], tuple) or given["up"].ndim == 3
     spec = _Spec(
+        op=op,
         activation=canonical_activation(op, activation),
         pair=x.ndim - 1 if is_gated else None,
         precision=canonical_precision(op, precision),
         preferred_element_type=canonical_element_type(op, preferred_element_type),
         out_sharding=canonical_sharding(op, out_sharding, x.ndim),
-        donate_residual=donate_residual,
+        donate_residual=check_flag(op, "donate_residual", donate_residual),
         implementation=implementation,
     )
-    hidden = jnp.promote_types(x.dtype, jax.tree.leaves(given["up"])[0].dtype)
-    dtype = spec.preferred_element_type or jnp.promote_types(hidden, given["down"].dtype)
+    hidden = promoted_dtype(op, x.dtype, jax.tree.leaves(given["up"])[0].dtype)
+    dtype = spec.preferred_element_type or promoted_dtype(op, hidden, given["down"].dtype)
     for name, of in (("up_bias", hidden), ("down_bias", dtype)):
         if name in given:
             check_addend(op, name, given[name], given[name].shape, of)
@@ -139,6 +146,7 @@ def mlp(
 class _Spec:
     """What is static of a block; `pair` is the dimension of Z that tells gate and up apart."""
 
+    op: str
     activation: str
     pair: int | None
     precision: object
@@ -150,7 +158,11 @@ class _Spec:
     @property
     def products(self) -> dict:
         """Parameters of all products."""
-        return {"precision": self.precision, "implementation": self.implementation}
+        return {
+            "op": self.op,
+            "precision": self.precision,
+            "implementation": self.implementation,
+        }
 
 
 def _checked_params(op, x, params) -> dict:
@@ -164,14 +176,14 @@ def _checked_params(op, x, params) -> dict:
     if unknown or missing:
         raise ValueError(
             f"{op}: params must have up and down, and may have up_bias and down_bias, got "
-            f"{sorted(params)}; rename or add"
+            f"{sorted(map(str, params))}; rename or add"
         )
     up, gated = params["up"], isinstance(params["up"], tuple | list)
-    if gated or jnp.ndim(up) == 3:
+    up = up if gated else as_array(op, "up", up)
+    if gated or up.ndim == 3:
         up, gated = gated_weights(op, "up", x, up), True
         num_hidden = jax.tree.leaves(up)[0].shape[-1]
     else:
-        up = as_array(op, "up", up)
         check_weight(op, "up", x, up)
         num_hidden = up.shape[-1]
         if up.ndim != 2:

@@ -6,35 +6,31 @@ are replaced, for as long as any thread is inside `patch`; the replacement does 
 that is not.
 """
 
-import contextlib
 import functools
-import sys
+import inspect
 import threading
+import warnings
 
-from jax._src.lax.lax import ragged_dot_general_p  # Not public anywhere.
+import jax
 from jax.extend.core.primitives import dot_general_p
 
 from jax_tcgemm.dot_general import dot_general
+from jax_tcgemm.jax_internals import in_pallas_kernel, ragged_dot_general_p
 from jax_tcgemm.ragged_dot import ragged_dot_general
-from jax_tcgemm.routing import Routing, routed, routing
+from jax_tcgemm.routing import Routing, enter, leave, routing
 from jax_tcgemm.selection import check_names
 
-
-def _dot_general(how: Routing, lhs, rhs, **params):
-    return dot_general(lhs, rhs, **params, implementation=how.implementation)
-
-
-def _ragged_dot_general(how: Routing, lhs, rhs, group_sizes, **params):
-    return ragged_dot_general(lhs, rhs, group_sizes, **params, implementation=how.implementation)
-
-
-_ROUTES = {dot_general_p: _dot_general, ragged_dot_general_p: _ragged_dot_general}
-
-_lock = threading.Lock()
-_num_inside = 0
+# What takes the place of each primitive of JAX's that there is.
+_ROUTES = {
+    primitive: ours
+    for primitive, ours in (
+        (dot_general_p, dot_general),
+        (ragged_dot_general_p, ragged_dot_general),
+    )
+    if primitive is not None
+}
 
 
-@contextlib.contextmanager
 def patch(*, implementation: str | None = None):
     """Runs the products of code that takes no `dot_general`, as if it called ours.
 
@@ -66,12 +62,16 @@ def patch(*, implementation: str | None = None):
 
     Returns:
       A context manager, which is also a decorator. On exit, also by an exception, everything is as
-      it was.
+      it was; `patch().__enter__()` without one lasts as long as the process, in this thread.
 
     Raises:
       TypeError: for an implementation that is not a string.
       ValueError: for an unknown implementation; and, from a product in the block, what
         `jax_tcgemm.dot_general` and `ragged_dot_general` raise for what they cannot take.
+
+    Warns:
+      RuntimeWarning: where this version of JAX does not let its primitives be replaced; products
+        then stay its own.
 
     Numerics:
       Those of `jax_tcgemm.dot_general`, with the precision that the code asks for.
@@ -84,37 +84,74 @@ def patch(*, implementation: str | None = None):
       2
     """
     check_names("patch", implementation, None)
-    with _replaced_binds(), routed(Routing(implementation)):
-        yield
+    return _Block(Routing(implementation))
 
 
-@contextlib.contextmanager
-def _replaced_binds():
-    """Replaces the bind of each routed primitive, until the last thread leaves."""
+class _Block:
+    """What `patch` returns. It has no finalizer: entered and never left, it stays."""
+
+    def __init__(self, how: Routing):
+        self._how = how
+
+    def __enter__(self):
+        _replace_binds()
+        enter(self._how)
+
+    def __exit__(self, *exception):
+        leave(self._how)
+        _restore_binds()
+
+    def __call__(self, f):
+        @functools.wraps(f)
+        def inside(*args, **kwargs):
+            with self:
+                return f(*args, **kwargs)
+
+        return inside
+
+
+_lock = threading.Lock()
+_num_inside = 0
+_replaced = []
+
+
+def _replace_binds() -> None:
+    """Replaces the bind of each routed primitive, until the last block is left."""
     global _num_inside
     with _lock:
         if _num_inside == 0:
-            for primitive, route in _ROUTES.items():
-                primitive.bind = functools.partial(_bind, primitive, route)
+            try:
+                for primitive, ours in _ROUTES.items():
+                    primitive.bind = functools.partial(_bind, primitive, ours)
+                    _replaced.append(primitive)
+            except (AttributeError, TypeError):
+                warnings.warn(
+                    "patch: JAX must let the bind of its primitives be replaced, got JAX "
+                    f"{jax.__version__}, which does not, so that products stay its own; call "
+                    "jax_tcgemm.matmul, or pass jax_tcgemm.dot_general where one is taken",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
         _num_inside += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _num_inside -= 1
-            if _num_inside == 0:
-                for primitive in _ROUTES:
-                    del primitive.bind
 
 
-def _bind(primitive, route, *args, **params):
+def _restore_binds() -> None:
+    global _num_inside
+    with _lock:
+        _num_inside -= 1
+        if _num_inside == 0:
+            while _replaced:
+                del _replaced.pop().bind
+
+
+@functools.cache
+def _parameters(ours) -> frozenset[str]:
+    return frozenset(inspect.signature(ours).parameters)
+
+
+def _bind(primitive, ours, *args, **params):
     how = routing.value
-    if how is None or _in_pallas_kernel():
+    # A later JAX may ask for what ours do not know.
+    if how is None or not params.keys() <= _parameters(ours) or in_pallas_kernel():
         return type(primitive).bind(primitive, *args, **params)
-    return route(how, *args, **params)
-
-
-def _in_pallas_kernel() -> bool:
-    """A kernel's body is traced like any function, but Pallas lowers only JAX's primitives."""
-    pallas = sys.modules.get("jax._src.pallas.core")
-    return pallas is not None and pallas._pallas_tracing_env.grid_context is not None
+    return ours(*args, **params, implementation=how.implementation)

@@ -62,6 +62,8 @@ def canonical_precision(op: str, precision):
     is_pair = isinstance(precision, list | tuple) and len(precision) == 2
     pair = precision if is_pair else (precision, precision)
     try:
+        if not all(isinstance(p, str | lax.Precision | None) for p in pair):
+            raise ValueError
         return tuple(lax.Precision(p) for p in pair)
     except ValueError:
         raise ValueError(

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tcgemm.arguments import ShapeError
 from jax_tcgemm.primitives import ragged_dot as primitive
 from jax_tcgemm.primitives.partitioning import resharded
 
@@ -64,8 +65,10 @@ class Dimensions:
         batch = () if self.form == "batch" else self.lhs_batch
         expected = tuple(lhs.shape[d] for d in (*batch, *self.x))
         if group_sizes.ndim > 1 and group_sizes.shape[:-1] != expected:
+            outside = "".join(f"{extent}, " for extent in expected)
+            rule = f"(s,) or ({outside}s)" if expected else "(s,)"
             self._fail(
-                f"group_sizes must have shape (s,) or {(*expected, 's')}, got "
+                f"group_sizes must have shape {rule}, got "
                 f"group_sizes.shape={group_sizes.shape}; its leading dimensions are those outside "
                 "the ragged one"
             )
@@ -79,7 +82,7 @@ class Dimensions:
         return {"rows": "free", "contraction": "contracted", "batch": "batch"}[self.form]
 
     def _fail(self, message):
-        raise ValueError(f"{self.op}: {message}")
+        raise ShapeError(f"{self.op}: {message}")
 
     def _check_numbers(self, numbers, lhs, rhs):
         if len(numbers.lhs_ragged_dimensions) != 1:
@@ -92,7 +95,9 @@ class Dimensions:
             ("lhs", lhs, numbers.lhs_ragged_dimensions),
             ("rhs", rhs, (*self.rhs_contract, *self.rhs_batch, *numbers.rhs_group_dimensions)),
         ):
-            if len(set(dims)) != len(dims) or not all(0 <= d < x.ndim for d in dims):
+            if len(set(dims)) != len(dims) or not all(
+                isinstance(d, int | np.integer) and 0 <= d < x.ndim for d in dims
+            ):
                 self._fail(
                     f"dimensions of {name} must be distinct and in [0, {x.ndim}), got {dims} for "
                     f"{name}.shape={x.shape}; name each at most once, counting from the front"
@@ -148,6 +153,7 @@ class Dimensions:
             rhs,
             sizes,
             self._offset(offset),
+            op=self.op,
             form="rows",
             rhs_transposed=is_transposed,
             groups=self.groups,
@@ -169,6 +175,7 @@ class Dimensions:
             jnp.reshape(rhs, (*op_shape, tokens, math.prod(self.n_shape))),
             sizes,
             self._offset(offset),
+            op=self.op,
             form="contraction",
             groups=self.groups,
             out_sharding=out_sharding if is_as_returned else None,

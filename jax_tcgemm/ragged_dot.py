@@ -1,18 +1,22 @@
 """The public `ragged_dot`, `ragged_dot_general` and `gated_ragged_linear`: products by groups."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.activations import canonical_activation
 from jax_tcgemm.arguments import (
+    ShapeError,
     as_array,
     as_integers,
     canonical_element_type,
     canonical_sharding,
+    promoted_dtype,
 )
-from jax_tcgemm.dot_general import dot_general as dense_dot_general
 from jax_tcgemm.precision import canonical_precision
+from jax_tcgemm.primitives import dot_general as dense
 from jax_tcgemm.primitives import ragged_dot as primitive
 from jax_tcgemm.ragged_dimensions import Dimensions
 from jax_tcgemm.selection import check_names
@@ -88,9 +92,10 @@ def ragged_dot(
     Raises:
       TypeError: for operands that are not numeric arrays, sizes, an offset or indices that are not
         integers, and an activation or a bias of a product that is not real floating point.
-      ValueError: for shapes that do not fit, a dimension over 2**31 - 1, an unknown implementation
-        or config, or, when the program is lowered, an implementation that was asked for by name and
-        cannot run the product, with the rule that stops it.
+      ValueError: for shapes that do not fit (a TypeError, too, as of `lax.ragged_dot`), a dimension
+        over 2**31 - 1, an unknown implementation or config, or, when the program is lowered, an
+        implementation that was asked for by name and cannot run the product, with the rule that
+        stops it.
 
     Numerics:
       As `jax_tcgemm.dot_general`. A row's values reach only its own row of the result, and only
@@ -311,7 +316,7 @@ def _fused(
 
     def check_shape(name, x, rule, holds):
         if not holds:
-            raise ValueError(
+            raise ShapeError(
                 f"{op}: {name} must have shape {rule}, got {name}.shape={x.shape} with "
                 f"{lhs_name}.shape={lhs.shape} and {rhs_name}.shape={rhs.shape}; reshape it"
             )
@@ -331,7 +336,7 @@ def _fused(
         check_shape("gather_indices", gather_indices, "(rows,)", gather_indices.ndim == 1)
     activation = canonical_activation(op, activation)
     preferred = canonical_element_type(op, preferred_element_type)
-    dtype = jnp.promote_types(lhs.dtype, rhs.dtype) if preferred is None else preferred
+    dtype = promoted_dtype(op, lhs.dtype, rhs.dtype) if preferred is None else preferred
     if (activation != "none" or bias is not None) and not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(
             f"{op}: the result must be real floating point where there is an activation or a bias, "
@@ -344,6 +349,7 @@ def _fused(
         _as_offset(op, group_offset),
         bias,
         gather_indices,
+        op=op,
         groups=rhs.shape[0],
         activation=activation,
         gated=gated,
@@ -377,13 +383,13 @@ def _ragged_dot_general(
         "implementation": implementation,
         "config": config,
     }
+    check_names(op, implementation, config, "gemm" if dims.form == "batch" else "ragged")
+    common["out_sharding"] = canonical_sharding(op, out_sharding, dims.result_ndim)
     if dims.form == "batch":
-        common["out_sharding"] = out_sharding
-        return dense_dot_general(lhs, rhs, numbers.dot_dimension_numbers, **common)
-    check_names(op, implementation, config, "ragged")
+        numbers = numbers.dot_dimension_numbers
+        return dense.dot_general(lhs, rhs, op=op, dimension_numbers=numbers, **common)
     offset = _as_offset(op, group_offset)
     group_sizes = dims.scaled(group_sizes)
-    common["out_sharding"] = canonical_sharding(op, out_sharding, dims.result_ndim)
     run = dims.rows if dims.form == "rows" else dims.contraction
     return run(lhs, rhs, group_sizes, offset, **common)
 
@@ -391,19 +397,25 @@ def _ragged_dot_general(
 def _as_sizes(op: str, x) -> jax.Array:
     x = as_integers(op, "group_sizes", x)
     if x.ndim == 0:
-        raise ValueError(
+        raise ShapeError(
             f"{op}: group_sizes must have at least one dimension, got group_sizes.shape=(); "
             "pass one size for each group"
         )
     return x
 
 
+@functools.partial(jax.jit, inline=True)
+def _no_offset() -> jax.Array:
+    """Zero, made on the device: an eager call would else copy one there, which may be forbidden."""
+    return jnp.zeros((1,), jnp.int32)
+
+
 def _as_offset(op: str, group_offset) -> jax.Array:
     if group_offset is None:
-        return jnp.zeros((1,), jnp.int32)
+        return _no_offset()
     offset = as_integers(op, "group_offset", group_offset)
     if offset.size != 1:
-        raise ValueError(
+        raise ShapeError(
             f"{op}: group_offset must be one integer, got group_offset.shape={offset.shape}; "
             "pass an array of shape (1,)"
         )

@@ -4,7 +4,6 @@ A `jax.make_user_context` is local to its thread and part of the key of each of 
 traces, lowerings and executables. So nothing traced with one value is ever used with another.
 """
 
-import contextlib
 import dataclasses
 import threading
 
@@ -23,31 +22,37 @@ class Routing:
 routing = jax.make_user_context(None)
 
 
-class _Blocks(threading.local):
-    """The blocks of this thread that are open, and the value around them."""
+class _Entered(threading.local):
+    """What this thread has entered and not left, and the value around it."""
 
     def __init__(self):
-        self.open = []
+        self.routings = []
         self.outside = None
 
 
-_blocks = _Blocks()
+_entered = _Entered()
 
 
-@contextlib.contextmanager
-def routed(how: Routing):
-    """A block in which products are routed.
+def enter(how: Routing) -> None:
+    """Routes products from here on, in this thread."""
+    if not _entered.routings:
+        _entered.outside = routing.value
+    _entered.routings.append(how)
+    _set(how)
+
+
+def leave(how: Routing) -> None:
+    """Undoes one `enter`.
 
     Generators and coroutines leave blocks in any order; what counts then is the last one entered
     that is still open.
     """
-    if not _blocks.open:
-        _blocks.outside = routing.value
-    entry = [how]
-    _blocks.open.append(entry)
+    for i in reversed(range(len(_entered.routings))):
+        if _entered.routings[i] is how:
+            del _entered.routings[i]
+            break
+    _set(_entered.routings[-1] if _entered.routings else _entered.outside)
+
+
+def _set(how: Routing | None) -> None:
     routing(how).__enter__()  # Left open: what it would restore need not be what is due then.
-    try:
-        yield
-    finally:
-        _blocks.open = [other for other in _blocks.open if other is not entry]
-        routing(_blocks.open[-1][0] if _blocks.open else _blocks.outside).__enter__()

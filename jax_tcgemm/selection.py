@@ -12,12 +12,11 @@ import functools
 import operator
 import os
 import platform as host_platform
-import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jax_tcgemm import _modules, cost_model, tuning
-from jax_tcgemm.debug import switch
+from jax_tcgemm.debug import print_choice, switch
 from jax_tcgemm.problem import Problem
 from jax_tcgemm.ragged_problem import RaggedProblem
 from jax_tcgemm.rows_problem import RowsProblem
@@ -130,14 +129,36 @@ def _cpu_name() -> str:
     return f"{name} x {len(os.sched_getaffinity(0))}"
 
 
+class Source(NamedTuple):
+    """Where an implementation and its config are asked for by name, in the words of messages."""
+
+    implementation: str
+    config: str
+    why: str
+    remedy: str
+
+
+ARGUMENTS = Source("implementation", "config", "asked for by name", "None selects one that can")
+SWITCHES = Source(
+    "TCGEMM_IMPLEMENTATION",
+    "TCGEMM_CONFIG",
+    "forced by TCGEMM_IMPLEMENTATION",
+    "unset the variable",
+)
+
+
 def check_names(
-    op: str, implementation: str | None, config: str | None, kind: str = "gemm"
+    op: str,
+    implementation: str | None,
+    config: str | None,
+    kind: str = "gemm",
+    source: Source = ARGUMENTS,
 ) -> None:
     """Raises ValueError for an unknown implementation or config, TypeError for a non-string.
 
     `kind` says of what problems, as `Problem.kind` does.
     """
-    for what, value in (("implementation", implementation), ("config", config)):
+    for what, value in ((source.implementation, implementation), (source.config, config)):
         if value is not None and not isinstance(value, str):
             raise TypeError(
                 f"{op}: {what} must be a string or None, got {what}={value!r}; "
@@ -146,20 +167,20 @@ def check_names(
     if implementation is None:
         if config is not None:
             raise ValueError(
-                f"{op}: config must come with an implementation, got {config=}; "
-                "pass implementation= too"
+                f"{op}: {source.config} must come with an implementation, got "
+                f"{source.config}={config!r}; give {source.implementation}, too"
             )
         return
     if implementation not in IMPLEMENTATIONS_OF[kind]:
         raise ValueError(
-            f"{op}: implementation must be one of {', '.join(IMPLEMENTATIONS_OF[kind])}, "
-            f"got {implementation=}; None selects the best one"
+            f"{op}: {source.implementation} must be one of {', '.join(IMPLEMENTATIONS_OF[kind])}, "
+            f"got {source.implementation}={implementation!r}; {source.remedy}"
         )
     configs = _configs(implementation, kind)
     if config is not None and configs and config not in configs:
         raise ValueError(
-            f"{op}: config must be one of {listed(configs, ', ')} for {implementation}, "
-            f"got {config=}; None selects the best one"
+            f"{op}: {source.config} must be one of {listed(configs, ', ')} for {implementation}, "
+            f"got {source.config}={config!r}; {source.remedy}"
         )
 
 
@@ -241,12 +262,12 @@ def select(
     Raises:
       ValueError: when what was forced, here or by a debug switch, cannot run the problem.
     """
-    source = "asked for by name"
-    is_product = isinstance(problem, str) or problem.kind != "rows"
-    if implementation is None and is_product and switch("TCGEMM_IMPLEMENTATION") is not None:
+    source = ARGUMENTS
+    if implementation is None and (isinstance(problem, str) or problem.kind != "rows"):
         implementation, config = switch("TCGEMM_IMPLEMENTATION"), switch("TCGEMM_CONFIG")
-        check_names("TCGEMM_IMPLEMENTATION", implementation, config)
-        source = "forced by TCGEMM_IMPLEMENTATION"
+        if implementation or config:
+            source = SWITCHES
+            check_names(op, implementation, config, source=source)
     if isinstance(problem, str):
         choice = _without_problem(op, problem, implementation, source)
     elif implementation is None:
@@ -256,37 +277,36 @@ def select(
         choice = _best(problem, device)
     else:
         choice = _forced(op, problem, device, implementation, config, source)
-    if switch("TCGEMM_PRINT_CHOICE"):
-        print(f"jax_tcgemm: {op}: {problem}: {choice}", file=sys.stderr)
+    print_choice(op, problem, choice)
     return choice
 
 
 def _without_problem(op, reason, implementation, source) -> Choice:
     if implementation in (None, XLA):
-        return Choice(XLA, _XLA_CONFIG, reason if implementation is None else source)
-    raise ValueError(_refusal(op, implementation, reason))
+        return Choice(XLA, _XLA_CONFIG, reason if implementation is None else source.why)
+    raise ValueError(_refusal(op, source, implementation, reason))
 
 
-def _refusal(op, name, reason) -> str:
+def _refusal(op, source: Source, name, reason) -> str:
     return (
-        f"{op}: implementation must be able to run the product, got implementation={name!r}: "
-        f"{name} cannot run this: {reason}; implementation=None selects one that can"
+        f"{op}: {source.implementation} must be able to run the product, got "
+        f"{source.implementation}={name!r}: {name} cannot run this: {reason}; {source.remedy}"
     )
 
 
 def _forced(op, problem, device, implementation, config, source) -> Choice:
     if implementation == XLA:
-        return Choice(XLA, _XLA_CONFIG, source)
+        return Choice(XLA, _XLA_CONFIG, source.why)
     if implementation not in (able := IMPLEMENTATIONS_OF[problem.kind]):
-        raise ValueError(_refusal(op, implementation, f"only {', '.join(able)} can"))
+        raise ValueError(_refusal(op, source, implementation, f"only {', '.join(able)} can"))
     configs = (config,) if config is not None else _configs(implementation, problem.kind) or ("",)
     considered = _considered(implementation, configs, problem, device)
     best = _tuned(problem, device, considered) or _modelled(problem, device, considered)
     if best is not None:
         # One config is no choice, and needs no reason but who asked for it.
-        why = source if len(considered) == 1 else f"{source}; {best[1]}"
+        why = source.why if len(considered) == 1 else f"{source.why}; {best[1]}"
         return _chosen(best[0], why, problem, device, considered)
-    raise ValueError(_refusal(op, implementation, considered[0].reason))
+    raise ValueError(_refusal(op, source, implementation, considered[0].reason))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -386,46 +406,48 @@ def _is_of_wrong_width(problem: RaggedProblem, candidate: Candidate) -> bool:
 
 
 def _cpu_rule(problem: AnyProblem, considered) -> tuple[Candidate, str]:
-    """The CPU's default: `host` wherever it was measured not to be slower, else XLA's own dot."""
+    """The CPU's default: XLA's own product, but for what `host` was measured to gain at."""
     *hosts, xla = considered
     if hosts[0].reason:
         return xla, f"host cannot run this: {hosts[0].reason}"
-    if problem.kind == "ragged":
-        return hosts[0], "XLA multiplies every row by every group on CPU"
-    if problem.kind == "rows":
-        return hosts[0], "it reads each row once"
     refused = {host.config for host in hosts if host.reason}
-    if "avx512" in refused and ("avx2" in refused or problem.a.dtype not in ("f16", "bf16")):
-        return xla, "host is known beside XLA's own dot with AVX-512, or AVX2 in 16-bit types, only"
-    if not _host_is_as_fast(problem):
-        return xla, "XLA's own dot is faster on CPU for such sizes"
-    return hosts[0], "at least about as fast as XLA's own dot on CPU"
+    if problem.kind == "gemm" and {"avx512", "avx2"} <= refused:
+        return xla, "host is known beside XLA's own product with AVX2 or AVX-512 only"
+    if not _gains_on_host(problem):
+        return xla, "host is not known to gain on XLA's own product inside a CPU program"
+    return hosts[0], "host is known to gain on XLA's own product inside a CPU program"
 
 
-def _host_is_as_fast(problem: Problem) -> bool:
-    """Where `host` took at most about 1.1 of XLA:CPU's time; csrc/cpu/README.md has the figures.
+def _gains_on_host(problem: AnyProblem) -> bool:
+    """Whether `host` took at most about 0.8 of XLA:CPU's time in a loop, with AVX2 and AVX-512.
 
-    uint8 and complex128 follow int8 and complex64, not being measured themselves.
+    A call in a program costs a microsecond or two where XLA would inline the product, and keeps it
+    from fusing what follows. So a gain needs work, and something that XLA:CPU does badly: batches
+    of products from 4x4x4 to below 8x8x8, a transposed A with few columns of B, a matrix of 16
+    bits times a vector, integers whose sums run down the columns of A, complex numbers, and
+    groups, of which it multiplies every row by each. uint8 and complex128 follow int8 and
+    complex64. csrc/cpu/README.md has figures.
     """
-    m, n = problem.m, problem.n
-    volume = m * n * problem.k
-    tiny, small = volume <= 2**9, volume <= 2**21
-    narrow = min(m, n) < 128
+    match problem.kind:
+        case "rows":
+            return problem.pairs * problem.n >= 2**13
+        case "ragged":
+            return problem.groups * problem.m * problem.n * problem.k >= 2**18
+    m, n, k = problem.m, problem.n, problem.k
+    work = m * n * k
+    if problem.batch >= 64 and min(m, n, k) >= 4 and work < 2**9:
+        return True
+    few_columns = problem.a.transposed and m >= 512 and 1 < n <= m // 16
     match problem.a.dtype:
+        case "f32":
+            return few_columns and work >= 2**16
         case "f16" | "bf16":
-            return True
-        case "f32" | "f64" if problem.batch > 1:
-            return tiny or (volume > 2**15 and min(m, n) >= 64)
-        case "f32" | "f64":
-            few_columns = problem.a.transposed and 1 < n <= 64 < m and problem.a.dtype == "f32"
-            return small or not narrow or few_columns
-        case "s8" | "u8" if problem.batch > 1:
-            return tiny or volume > 2**15
+            return (few_columns or n == 1) and work >= 2**16
         case "s8" | "u8":
-            wide = n > 12 and m > 8
-            return min(m, n) == 1 or problem.a.transposed or wide or volume <= 2**15
-        case _:
-            return (m > 1 and n > 4) or volume <= 2**12
+            return problem.a.transposed and n > 1 and work >= 2**20
+        case "c64" | "c128":
+            return min(m, n) >= 64 and work >= 2**20
+    return False
 
 
 def _chosen(candidate, why, problem, device, considered) -> Choice:

@@ -15,22 +15,24 @@ package, the user's cache folder, and tables given to `load`. All are read once 
 the first product is lowered, so the same program makes the same choices for as long as it runs.
 """
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
 import os
 import re
+import sys
 import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from pathlib import Path
 
 from jax_tcgemm.debug import switch
 from jax_tcgemm.problem import Problem
 
 FORMAT = 1
+SHIPPED = Path(__file__).parent / "data/tuned"
 _LOCK_TIMEOUT_S = 10.0
 
 
@@ -120,45 +122,56 @@ def read_table(path: str | os.PathLike) -> Table:
       The table.
 
     Raises:
-      OSError: when it cannot be read.
+      OSError: when it cannot be read, as what is no regular file cannot.
       ValueError: when it is no table of this format.
     """
-    return _parse(Path(path).read_text(encoding="utf-8"), str(path))
-
-
-def _parse(text: str, source: str) -> Table:
+    path = Path(path)
+    _check_regular(path)
     try:
-        data = json.loads(text)
+        data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ValueError(f"its format is {data['format']!r}, not {FORMAT}")
-        entries = {}
-        for key, fields in data["entries"].items():
-            entry = Entry(**fields)
-            for field in dataclasses.fields(Entry):
-                accepted = (int, float) if field.type is float else field.type
-                if not isinstance(getattr(entry, field.name), accepted):
-                    raise ValueError(f"{field.name} of {key!r} must be {field.type.__name__}")
-            entries[key] = entry
-        device = DeviceKey(**data["device"])
+        entries = {key: _typed(Entry, fields, key) for key, fields in data["entries"].items()}
+        device = _typed(DeviceKey, data["device"], "device")
         return Table(device, entries, str(data.get("provenance", "")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"tuning: the table must be JSON of format {FORMAT}, got {source}: {error}; "
+            f"tuning: the table must be JSON of format {FORMAT}, got {path}: {error}; "
             "delete it, or write it again with `python -m jax_tcgemm tune`"
         ) from error
+
+
+def _typed(kind: type, fields: Mapping, key: str) -> Entry | DeviceKey:
+    """An Entry or a DeviceKey of what a file says of `key`."""
+    made = kind(**fields)
+    for name, wanted in kind.__annotations__.items():
+        value = getattr(made, name)
+        accepted = (int, float) if wanted is float else wanted
+        if not isinstance(value, accepted) or isinstance(value, bool):
+            raise ValueError(f"{name} of {key!r} must be of type {wanted.__name__}")
+        if wanted is float and not 0 <= value <= sys.float_info.max:
+            raise ValueError(f"{name} of {key!r} must be finite and not negative")
+    return made
+
+
+def _check_regular(path: Path) -> None:
+    """Raises OSError for a folder, a FIFO, a device: no table is read from one, or replaces it."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"tuning: the table must be a regular file, got {path}; take another path")
 
 
 def write_table(path: str | os.PathLike, table: Table) -> None:
     """Writes a table so that whoever reads the file sees all of it or what was there before.
 
     Args:
-      path: the file; its folder is made where missing.
+      path: the file, or a link to it; its folder is made where missing.
       table: the table.
 
     Raises:
       OSError: when it cannot be written; the file is then as it was.
     """
-    path = Path(path)
+    path = Path(path).resolve()
+    _check_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {
         "format": FORMAT,
@@ -184,6 +197,15 @@ def write_table(path: str | os.PathLike, table: Table) -> None:
         raise
 
 
+def check_writable(path: str | os.PathLike) -> None:
+    """Raises OSError where `write_table` would, as far as that can be known without a table."""
+    path = Path(path).resolve()
+    _check_regular(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
+
+
 def merge_table(path: str | os.PathLike, table: Table) -> None:
     """Adds a table's entries to a file; those of other writers stay, also of concurrent ones.
 
@@ -191,17 +213,15 @@ def merge_table(path: str | os.PathLike, table: Table) -> None:
     or one of another device, is replaced, with a warning.
 
     Args:
-      path: the file; made where missing.
+      path: the file, or a link to it; made where missing.
       table: what to add.
 
     Raises:
-      OSError: when it cannot be written, or is locked for longer than ten seconds.
+      OSError: when it cannot be written, or is locked for ten seconds in which nobody writes it.
     """
-    import filelock
-
-    path = Path(path)
+    path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S):
+    with _locked(path):
         entries, provenance = {}, table.provenance
         try:
             found = read_table(path)
@@ -220,6 +240,36 @@ def merge_table(path: str | os.PathLike, table: Table) -> None:
                 )
         merged = {**entries, **table.entries}
         write_table(path, dataclasses.replace(table, entries=merged, provenance=provenance))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a file, however long the queue of those who write it."""
+    import filelock
+
+    lock = filelock.FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S, poll_interval=0.01)
+    while True:
+        before = _version_of(path)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            if _version_of(path) == before:
+                raise
+        else:
+            break
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _version_of(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is replaced; None where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 # --- the tables of this process -----------------------------------------------------------------
@@ -243,6 +293,12 @@ def cache_folder() -> Path | None:
     return Path(platformdirs.user_cache_dir("jax_tcgemm", False))
 
 
+def cache_file(device: DeviceKey) -> Path | None:
+    """The user's table of a device; None when TCGEMM_CACHE_DIR is "off"."""
+    folder = cache_folder()
+    return None if folder is None else folder / f"{device.slug}.json"
+
+
 def lookup(problem: Problem, device: DeviceKey) -> Iterator[tuple[Entry, str]]:
     """What is known about a problem, the most trusted first, each with where it stands."""
     with _lock:
@@ -254,21 +310,19 @@ def lookup(problem: Problem, device: DeviceKey) -> Iterator[tuple[Entry, str]]:
 
 
 def _read_all(device: DeviceKey) -> Iterator[tuple[str, Mapping[str, Entry]]]:
-    for file in sorted((resources.files("jax_tcgemm") / "data/tuned").iterdir(), key=str):
-        if file.name.endswith(".json"):
-            table = _parse(file.read_text(encoding="utf-8"), file.name)
-            if table.device == device:
-                yield f"shipped table {file.name}", table.entries
-    if (folder := cache_folder()) is not None:
-        path = folder / f"{device.slug}.json"
+    places = [(f"shipped table {path.name}", path) for path in sorted(SHIPPED.glob("*.json"))]
+    if (path := cache_file(device)) is not None:
+        places.append((f"user cache {path}", path))
+    for source, path in places:
         try:
             table = read_table(path)
-            if table.device == device:
-                yield f"user cache {path}", table.entries
         except (FileNotFoundError, NotADirectoryError):
-            pass
+            continue
         except (OSError, ValueError) as error:
-            _warn_once(f"the cache of tuned choices is not used: {error}")
+            _warn_once(f"a table of tuned choices is not used: {error}")
+            continue
+        if table.device == device:
+            yield source, table.entries
     for source, table in _loaded:
         if table.device == device:
             yield source, table.entries
@@ -301,11 +355,17 @@ def load(path: str | os.PathLike) -> Table:
       The table.
 
     Raises:
+      TypeError: for what is no path.
       OSError: when it cannot be read.
       ValueError: when it is no table of this format.
     """
     from jax_tcgemm import selection
 
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"tuning.load: path must be a path, got path of type {type(path).__name__}; "
+            "pass the name of a file"
+        )
     table = read_table(path)
     adopt(table, f"table {path}")
     selection.forget()
@@ -323,9 +383,8 @@ def save_to_cache(table: Table) -> Path | None:
     Returns:
       The file, or None when it was not written.
     """
-    if (folder := cache_folder()) is None or not table.entries:
+    if (path := cache_file(table.device)) is None or not table.entries:
         return None
-    path = folder / f"{table.device.slug}.json"
     try:
         merge_table(path, table)
     except OSError as error:

@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -68,12 +69,26 @@ def _sanitizer_reason(config) -> str:
     return ""
 
 
+# What touches JAX where it may change: transformations, lowering, export, sharding, `patch`, what
+# is not public, libraries on top, the documentation. `-m surface` runs these, and so does CI with
+# the oldest JAX supported, where each must be quick.
+SURFACE = re.compile(
+    r"tests/test_(transformations|blas_transformations|tensor_rules|lowering|tensor_lowering|export|patch"
+    r"|patch_transformations|jax_internals|sharding\w*|out_sharding|libraries|docs)\.py::"
+)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    if "emulated_all" not in config.option.markexpr:
-        skipped = pytest.mark.skip(reason="slow: ask for it with -m emulated_all")
-        for item in items:
-            if item.get_closest_marker("emulated_all"):
-                item.add_marker(skipped)
+    for item in items:
+        if SURFACE.match(item.nodeid):
+            item.add_marker("surface")
+    for slow in ("emulated_all", "compiled_all", "fuzz"):
+        if slow not in config.option.markexpr:
+            skipped = pytest.mark.skip(reason=f"slow: ask for it with -m {slow}")
+            for item in items:
+                if item.get_closest_marker(slow):
+                    item.add_marker(skipped)
 
     def is_marked(item):
         return item.get_closest_marker("gpu") or item.get_closest_marker("sanitizer")
@@ -86,6 +101,42 @@ def pytest_collection_modifyitems(config, items):
             reason = _sanitizer_reason(config)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def host_rules():
+    """On a CPU `host` runs every product that it can, unless another implementation is asked for.
+
+    The products of tests are small, and those the rules leave to XLA: by them, tests that name no
+    implementation would test XLA's own product and none of our calls. What the rules themselves
+    give, tests see by the fixture `cpu_rule`. Yields them, by module.
+    """
+    from jax_tcgemm import selection
+    from jax_tcgemm.primitives.blas import local as blas
+
+    rules = {module: module._gains_on_host for module in (selection, blas)}
+    with pytest.MonkeyPatch.context() as patch:
+        for module in rules:
+            patch.setattr(module, "_gains_on_host", lambda problem: True)
+        yield rules
+
+
+@pytest.fixture
+def cpu_rule(host_rules, monkeypatch):
+    """What runs on a CPU is chosen as outside of these tests."""
+    import jax
+
+    from jax_tcgemm import selection
+
+    def forget():
+        selection.forget()
+        jax.clear_caches()
+
+    for module, rule in host_rules.items():
+        monkeypatch.setattr(module, "_gains_on_host", rule)
+    forget()
+    yield
+    forget()
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +157,7 @@ def run_folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def emulator(run_folder):
     """The kernels that tests run on the CPU by default; see emulated.py."""
-    from emulated import Emulator, mma_sync_tile, wgmma_table
+    from emulated import Emulator, mma_sync_tile, wgmma_ragged_table, wgmma_table
 
     return Emulator(
         run_folder / "emulator",
@@ -116,8 +167,7 @@ def emulator(run_folder):
             *("64x16x64_c1x1x2_pp_t", "128x64x64_c1x1x2_co", "128x16x64_c1x1x4_co_t"),
         ),
         wgmma_table("tf32", "10", "128x128x64_c1x1x1_co"),
-        "kernels/wgmma/ragged_instance_bf16_1.cu",
-        "kernels/wgmma/ragged_fused_instance_bf16.cu",
+        wgmma_ragged_table("bf16"),
         mma_sync_tile("Tile64Stages4", "BF16F32"),
         "kernels/mma_sync/ragged_instances.cu",
         "kernels/simt/tiled_f32.cu",

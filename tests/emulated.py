@@ -38,8 +38,9 @@ SOURCES = {
     "wgmma": [
         *_COMMON,
         *_REDUCTIONS,
-        *(f"kernels/wgmma/{name}" for name in ("wgmma.cc", "ragged.cc", "operand_copy.cu")),
-        "kernels/wgmma/tensor_map.cc",
+        "kernels/common/kernel.cc",
+        *(f"kernels/wgmma/{name}.cc" for name in ("wgmma", "ragged", "tensor_map")),
+        *(f"kernels/wgmma/{name}.cu" for name in ("launch", "ragged_launch", "operand_copy")),
         "tile/tensor_map.cc",
     ],
 }
@@ -56,18 +57,32 @@ class Source:
     defines: tuple[tuple[str, str], ...] = ()
 
 
+_ELEMENT_TYPES = {"bf16": "__nv_bfloat16", "f16": "__half", "tf32": "float"}
+
+
 def wgmma_table(dtype: str, layout: str, *configs: str, fused: bool = False) -> Source:
     """The kernels of some of wgmma's configs; `layout`: "0" for K-major, "1" for M- or N-major."""
-    element = {"bf16": "__nv_bfloat16", "f16": "__half", "tf32": "float"}[dtype]
     return Source(
         "emulator/instances/wgmma.cc",
         (
-            ("EMULATED_TABLE", f"{dtype}_table_{layout}"),
-            ("EMULATED_IN", element),
+            ("EMULATED_TABLE", f"{dtype}_{layout}"),
+            ("EMULATED_IN", _ELEMENT_TYPES[dtype]),
             ("EMULATED_TRANS_A", layout[0]),
             ("EMULATED_TRANS_B", layout[1]),
             ("EMULATED_FUSED", str(fused).lower()),
             ("EMULATED_CONFIGS", ",".join(f'"{config}"' for config in configs)),
+        ),
+    )
+
+
+def wgmma_ragged_table(dtype: str, *, k_major: bool = False) -> Source:
+    """The kernels of wgmma's grouped products; `k_major`: also of weights with rows of N."""
+    return Source(
+        "emulator/instances/wgmma_ragged.cc",
+        (
+            ("EMULATED_TABLE", f"{dtype}_{int(not k_major)}"),
+            ("EMULATED_IN", _ELEMENT_TYPES[dtype]),
+            ("EMULATED_TRANS_A", str(int(not k_major))),
         ),
     )
 

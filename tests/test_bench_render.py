@@ -68,6 +68,30 @@ def test_overhead_records_are_rendered():
     assert render.summary_section(found) == render.summary_section([])
 
 
+def test_programs_are_rendered():
+    def program(label, ratio, **changes):
+        us = {"p10": 1.0, "p50": 2.0, "p90": 3.0}
+        machine = {"device": "A CPU x 2", "jax": "0.12"}
+        return {
+            **{"kind": "program", "group": "models", "label": label, "dtype": "", "ratio": ratio},
+            "processor_ratio": ratio / 2,
+            **{"time": "2026-01-01", "us": us, "plain_us": us, "ran": {"xla": 2, "host": 1}},
+            **{"identical": False, "machine": machine},
+        } | changes
+
+    found = [
+        program("net", 0.5),
+        program("net", 1.25, time="2026-01-02"),
+        program("same", 1.0, identical=True),
+        program("8×8×8 NN", 0.25, group="products", dtype="f32"),
+    ]
+    section = render.full_section([*make_records(), *found])
+    assert "under `patch`, A CPU x 2, JAX 0.12" in section
+    assert "| net |  | 2 xla, 1 host | 2 | 2 | 1.25 | 0.62 |" in section
+    assert "| same |  | 2 xla, 1 host | 2 | 2 | identical | identical |" in section
+    assert "| 8×8×8 NN | f32 | 2 xla, 1 host | 2 | 2 | 0.25 | 0.12 |" in section
+
+
 def test_committed_documents_show_the_committed_records():
     stale = render.render(REPOSITORY, check=True)
     assert stale == [], "run: python -m jax_tcgemm bench render"

@@ -5,10 +5,12 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from bench_cases import make_case
 
-from jax_tcgemm.bench import contenders, overhead, reference, timing
+import jax_tcgemm
+from jax_tcgemm.bench import contenders, overhead, programs, reference, timing
 
 
 def xspace(activities, plane="/device:GPU:0", line="Stream #14(Compute)"):
@@ -177,3 +179,39 @@ def test_overhead_measures_one_call_and_a_chain():
         assert record["overhead_us"] == pytest.approx(
             difference / record["calls_per_step"], abs=2e-3
         )
+
+
+def test_programs_are_measured_in_loops(cpu_rule):
+    """By the rule, XLA makes of a small model under `patch` what it makes of plain JAX."""
+    model = next(p for p in programs.models() if p.label == "tanh(w @ h), width 8")
+    found = programs.measure(model, 2, "abc")
+    assert (found["kind"], found["group"], found["revision"]) == ("program", "models", "abc")
+    assert (found["ran"], found["identical"], found["error"]) == ({"xla": 1}, True, 0)
+    assert found["us"]["p50"] > 0 < found["plain_us"]["p50"]
+
+
+def test_products_are_measured_in_loops():
+    case = make_case(dtype="c64", layout="TN", batch=3)
+    (product,) = programs.products([case], "host")
+    found = programs.measure(product, 2, "abc")
+    assert (found["label"], found["dtype"]) == ("3×24×40×56 TN", "c64")
+    assert (found["ran"], found["identical"]) == ({"host": 1}, False)
+    assert 0 < found["error"] < 1e-5
+
+
+def test_a_program_that_ends_elsewhere_is_not_measured():
+    one = jnp.ones(4)
+    wrong = programs.Program("models", "wrong", lambda x: (x,), lambda x: (x + 0.1,), (one,))
+    with pytest.raises(ValueError, match="wrong must end as plain JAX does"):
+        programs.measure(wrong, 2)
+
+
+@pytest.mark.parametrize("name", ["hessian", "mixture of 4 experts", "vmap of 16 nets"])
+def test_small_models_end_as_plain_jax_does(name):
+    """With our calls in them: outside of tests the rule leaves most of such products to XLA."""
+    model = next(p for p in programs.models() if p.label.startswith(name))
+    calls = jax_tcgemm.explain(model.ours, *model.carry)
+    assert "host" in {call.implementation for call in calls}
+    ours, plain = (jax.jit(step)(*model.carry) for step in (model.ours, model.plain))
+    for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)

@@ -15,6 +15,19 @@ pytestmark = pytest.mark.usefixtures("x64")
 # --- what is chosen -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("routine", "size", "ran"),
+    [("gemv", 2048, "xla"), ("trsv", 64, "xla"), ("trsv", 1024, "host")],
+)
+def test_on_a_cpu_host_runs_what_it_gains_at(routine, size, ran, cpu_rule):
+    a, x = (jax.ShapeDtypeStruct((size,) * rank, jnp.float32) for rank in (2, 1))
+    (call,) = jax_tcgemm.explain(getattr(blas, routine), a, x, platform="cpu")
+    assert call.implementation == ran
+    forced = functools.partial(getattr(blas, routine), implementation="host")
+    (call,) = jax_tcgemm.explain(forced, a, x, platform="cpu")
+    assert call.implementation == "host"
+
+
 def test_explain_lists_calls_and_derivatives():
     a, x = jnp.ones((4, 3)), jnp.ones(3)
     report = jax_tcgemm.explain(jax.grad(lambda a, x: blas.gemv(a, x).sum(), (0, 1)), a, x)
@@ -101,7 +114,7 @@ def test_updates_take_the_place_of_what_they_update(routine, fake_cuda):
 
 # --- refusals -----------------------------------------------------------------------------------
 
-FORMAT = re.compile(r"^\w+: .+ must .+, got .+; .+", re.DOTALL)
+FORMAT = re.compile(r"^blas\.\w+: .+ must .+, got .+; .+", re.DOTALL)
 V, M = jnp.ones(4), jnp.ones((4, 4))
 
 

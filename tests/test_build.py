@@ -1,10 +1,14 @@
 """The parts of the build that decide something: which compiler, and what ptxas output fails."""
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from jax_tcgemm import _modules
+from jax_tcgemm.kernels import ptxas
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -18,6 +22,26 @@ def load(path):
 
 check_ptxas = load(REPOSITORY / "cmake" / "check_ptxas.py")
 find_nvcc = load(REPOSITORY / "build_backend" / "find_nvcc.py")
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "cutensor"])
+def test_a_module_defines_nothing_of_the_cpp_library_for_others(name):
+    """Functions of a C++ library that is linked as an archive would mix with the process's."""
+    module = getattr(_modules, name)
+    if module is None:
+        pytest.skip(_modules.reason(name) or f"this build has no _{name}")
+    listed = subprocess.run(
+        ["nm", "--dynamic", "--defined-only", module.__file__],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # Weak ones are what our own objects instantiate of the library's templates.
+    symbols = [line.split()[-2:] for line in listed.stdout.splitlines()]
+    assert ["T", f"PyInit__{name}"] in symbols
+    assert not [x for kind, x in symbols if kind == "T" and x.startswith(("_ZNS", "_ZNKS", "_ZS"))]
+    assert not any("basic_ostream" in symbol and "_M_insert" in symbol for _, symbol in symbols)
+
 
 CLEAN = """\
 ptxas info    : 0 bytes gmem
@@ -39,24 +63,24 @@ SERIALISED = (
 
 
 def test_clean_report_passes():
-    assert check_ptxas.find_faults(CLEAN, "gemm.cu") == []
+    assert ptxas.find_faults(CLEAN, "gemm.cu") == []
 
 
 def test_spill_on_one_target_is_a_fault():
-    faults = check_ptxas.find_faults(CLEAN + SPILL, "gemm.cu")
+    faults = ptxas.find_faults(CLEAN + SPILL, "gemm.cu")
     assert faults == [
         "_Z4gemmPf for sm_90a spills registers: 808 bytes spill stores, 832 bytes spill loads"
     ]
 
 
 def test_serialised_wgmma_is_a_fault():
-    assert len(check_ptxas.find_faults(SERIALISED + CLEAN, "gemm.cu")) == 1
+    assert len(ptxas.find_faults(SERIALISED + CLEAN, "gemm.cu")) == 1
 
 
 def test_allowed_spill_is_no_fault_elsewhere_it_is(monkeypatch):
-    monkeypatch.setattr(check_ptxas, "ALLOWED_SPILLS", {r"gemm\.cu sm_90a _Z4gemm": "a reason"})
-    assert check_ptxas.find_faults(SPILL, "gemm.cu") == []
-    assert len(check_ptxas.find_faults(SPILL, "other.cu")) == 1
+    monkeypatch.setattr(ptxas, "ALLOWED_SPILLS", {r"gemm\.cu sm_90a _Z4gemm": "a reason"})
+    assert ptxas.find_faults(SPILL, "gemm.cu") == []
+    assert len(ptxas.find_faults(SPILL, "other.cu")) == 1
 
 
 def fake_compiler(tmp_path, report, status):

@@ -1,5 +1,6 @@
 """The command line."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from jax_tcgemm import cli
 from jax_tcgemm.bench import records
 from jax_tcgemm.cli import app
 
@@ -109,6 +111,17 @@ def test_bench_measures_records_and_draws(invoke, tmp_path):
         (["--suite", "smoke", "--peers", "nope"], "peers must be among xla, cublaslt"),
         (["--suite", "smoke", "--dtype", "f12"], "dtype must be one of"),
         (["--suite", "smoke", "--timer", "sundial"], "timer must be"),
+        (["--suite", "smoke", "--budget", "nan"], "budget must be a positive, finite number"),
+        (["--suite", "smoke", "--budget", "-1"], "budget must be a positive, finite number"),
+        (
+            ["--suite", "smoke", "--impl", "host", "--config", "magic"],
+            "config must be one of auto, avx512, avx2, portable of host, got config='magic'",
+        ),
+        (
+            ["--suite", "smoke", "--config", "portable"],
+            "config must come with an implementation that has configs, got config='portable' and "
+            "impl='auto'",
+        ),
     ],
 )
 def test_bench_refuses_what_it_does_not_know(invoke, arguments, message):
@@ -122,7 +135,17 @@ def test_bench_refuses_what_it_does_not_know(invoke, arguments, message):
     [
         (["tune", "--suite", "smoke_moe"], "a problem must be a product"),
         (["tune", "--shape", "8,8,8", "--out", "nowhere/table.json"], "out must lie in a folder"),
-        (["bench", "parallel", "--devices", "two"], "invalid literal for int"),
+        (["tune", "--shape", "8,8,8", "--out", "/dev/null"], "must be a regular file"),
+        (["tune", "--shape", "8,8,8", "--budget", "inf"], "budget must be a positive"),
+        (["tune", "--regret", 2, "--scale", "inf"], "scale must be a positive"),
+        (["tune", "--shape", "2000000000,1000000,8"], "a problem must fit in the memory of"),
+        (["bench", "parallel", "--devices", "two"], "devices must be numbers"),
+        (["bench", "programs", "--only", "magic"], "only must be in the name of a program"),
+        (["bench", "programs", "--suite", "smoke_moe"], "a suite must be of products"),
+        (["bench", "parallel", "--devices", "0"], "devices must be from 1 to 8 here, got"),
+        (["bench", "parallel", "--devices", "3"], "must be multiples of devices, got tokens=8192"),
+        (["bench", "parallel", "--dtype", "magic"], "dtype must be a floating-point dtype"),
+        (["bench", "parallel", "--chunks", "a"], "chunks must be numbers"),
         (["bench", "render", "--root", "nowhere"], "nowhere"),
     ],
 )
@@ -132,12 +155,55 @@ def test_errors_are_told_without_a_traceback(invoke, arguments, message):
     assert message in text
 
 
+@pytest.mark.parametrize("arguments", [["info"], ["fragment", "m16n16k16", "f16", "c"]])
+def test_a_reader_may_leave_early(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "jax_tcgemm", *arguments]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_the_demo_prints_what_the_output_can_encode():
+    command = [sys.executable, "-m", "jax_tcgemm", "demo", "--steps", "2"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert b"test accuracy" in done.stdout
+
+
+def test_tune_writes_nothing_where_it_could_not(invoke, tmp_path, monkeypatch):
+    """It says so before it measures anything."""
+    measured = []
+    monkeypatch.setattr(cli, "tune_problems", lambda *_, **__: measured)
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path / "cache"))
+    os.mkfifo(tmp_path / "fifo")
+    for out in ([], ["--out", tmp_path / "fifo"]):
+        code, text = invoke("tune", "--shape", "8,8,8", *out)
+        assert code == 1
+        assert text.startswith("error: tune: the table must be written, got ")
+    assert (tmp_path / "fifo").is_fifo()
+
+
 def test_bench_overhead_writes_its_records(invoke, tmp_path):
     out = tmp_path / "records.jsonl"
     code, text = invoke("bench", "overhead", "--samples", 2, "--impl", "xla", "--out", out)
     assert code == 0
     assert "products a step" in text
     assert [r["kind"] for r in records.read_records([out])] == ["overhead", "overhead"]
+
+
+def test_bench_programs_writes_its_records(invoke, tmp_path):
+    out = tmp_path / "records.jsonl"
+    for what in (["--only", "width 2"], ["--suite", "smoke", "--impl", "xla"]):
+        code, text = invoke("bench", "programs", *what, "--samples", 2, "--out", out)
+        assert code == 0, text
+        assert "plain JAX, µs" in text
+    found = records.read_records([out])
+    assert [r["group"] for r in found][:2] == ["models", "products"]
+    assert {r["kind"] for r in found} == {"program"}
 
 
 def test_bench_render_checks_the_committed_documents(invoke):

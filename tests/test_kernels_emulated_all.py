@@ -11,7 +11,7 @@ import re
 import emulated
 import numpy as np
 import pytest
-from emulated import Emulator
+from emulated import Emulator, wgmma_ragged_table, wgmma_table
 from emulated_checks import CASE, Types, check, check_ragged
 from epilogue_call import FORMS, wide
 from gpu.gemm_call import CONFIG_CASES, LAYOUTS
@@ -33,6 +33,17 @@ def configs(file: str, macro: str) -> list[str]:
     return re.findall(r'X\("([^"]+)"', text.split(f"#define {macro}(X)")[1].split("\n\n")[0])
 
 
+def build_wgmma(directory, *sources) -> Emulator:
+    return Emulator(directory, *sources, families=("wgmma",), sanitize=True)
+
+
+def wgmma_tables(dtype: str, **how) -> list[emulated.Source]:
+    """The kernels of all configs in all layouts."""
+    names = configs("wgmma/config.h", "TCGEMM_WGMMA_CONFIGS")
+    layouts = ("00", "10") if dtype == "tf32" else ("00", "01", "10", "11")
+    return [wgmma_table(dtype, layout, *names, **how) for layout in layouts]
+
+
 def build(directory, pattern: str, family: str, **how) -> Emulator:
     """With all files of kernels that match."""
     sources = [str(path.relative_to(CSRC)) for path in CSRC.glob(f"kernels/{family}/{pattern}")]
@@ -41,7 +52,7 @@ def build(directory, pattern: str, family: str, **how) -> Emulator:
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32"])
 def test_wgmma(dtype, tmp_path):
-    emulator = build(tmp_path, f"instance_{dtype}*.cu", "wgmma")
+    emulator = build_wgmma(tmp_path, *wgmma_tables(dtype))
     inputs, compute = ("f32", "tf32") if dtype == "tf32" else (dtype, "f32")
     everything = itertools.product(
         [*CONFIG_CASES, CASE["several_tiles"], CASE["odd_overlap"]],
@@ -59,7 +70,7 @@ def test_wgmma(dtype, tmp_path):
 
 @pytest.mark.usefixtures("x64")
 def test_wgmma_epilogues(tmp_path):
-    emulator = build(tmp_path, "instance_bf16*.cu", "wgmma")
+    emulator = build_wgmma(tmp_path, *wgmma_tables("bf16", fused=True))
     everything = itertools.product(
         FORMS.values(),
         LAYOUTS,
@@ -86,14 +97,13 @@ RAGGED_SIZES = {
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_wgmma_ragged(dtype, tmp_path):
-    emulator = build(tmp_path, f"ragged_*instance_{dtype}*.cu", "wgmma")
-    plain = configs("wgmma/ragged_config.h", "TCGEMM_WGMMA_RAGGED_CONFIGS")
-    fused = configs("wgmma/ragged_config.h", "TCGEMM_WGMMA_RAGGED_FUSED_CONFIGS")
+    emulator = build_wgmma(tmp_path, wgmma_ragged_table(dtype, k_major=True))
+    *plain, fused = configs("wgmma/ragged_config.h", "TCGEMM_WGMMA_RAGGED_CONFIGS")
     everything = itertools.product(RAGGED_SIZES.values(), ["NN", "NT", "contraction"])
     for seed, (sizes, form) in enumerate(everything):
         rows = form != "contraction"
         fitting = [config for config in plain if config.endswith("_t") == rows]
-        for config in [*fitting, *(fused if form == "NN" else ())]:
+        for config in [*fitting, *([fused] if form == "NN" else [])]:
             how = {"implementation": "wgmma", "config": config, "seed": seed, "dtype": dtype}
             extents = (840, 264, 136) if rows else (136, 264, 840)
             name = "rows" if rows else form

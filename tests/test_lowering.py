@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gpu.gemm_call import split_base
+from jax import lax
 
 import jax_tcgemm
 from jax_tcgemm import local, selection
@@ -175,6 +176,91 @@ def test_platforms_lower_each_in_its_way(fake_cuda):
     assert re.findall(r'implementation = "(\w+)"', text) == ["host", "wgmma"]
     with pytest.raises(ValueError, match="no implementation runs on tpu"):
         lower(functools.partial(jax_tcgemm.matmul, implementation="wgmma"), x, x, platform="tpu")
+
+
+@pytest.mark.parametrize(
+    ("f", "shapes"),
+    [
+        (jnp.matmul, ((8, 16), (16, 4))),
+        (jnp.matmul, ((2, 3, 8, 16), (2, 3, 16, 4))),
+        (jnp.dot, ((16,), (16,))),
+        (functools.partial(jnp.einsum, "ik,kj->ji"), ((8, 16), (16, 4))),
+        (
+            functools.partial(jnp.einsum, "bqhd,bkhd->bhqk", precision="highest"),
+            ((2, 5, 3, 4),) * 2,
+        ),
+        (functools.partial(jnp.einsum, "bsd,dhe->bhse"), ((2, 5, 8), (8, 3, 4))),
+        (functools.partial(jnp.einsum, "ij,kl->jlik"), ((2, 3), (4, 5))),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_xlas_own_product_is_what_jax_lowers_it_to(f, shapes, dtype):
+    """With nothing traced on the way: a program of many products is lowered as fast."""
+    args = [struct(*shape, dtype=dtype) for shape in shapes]
+
+    def program(*args):
+        return f(*args)
+
+    ours = jax_tcgemm.patch(implementation="xla")(program)
+    assert lower(ours, *args, platform="cpu") == lower(program, *args, platform="cpu")
+
+
+@pytest.mark.parametrize("precision", [None, ("highest", "default")])
+def test_xlas_own_product_comes_out_in_the_order_wanted(precision):
+    """XLA would copy a result that it is told to permute."""
+
+    def loss(w, x):
+        product = functools.partial(
+            jax_tcgemm.dot_general,
+            w,
+            dimension_numbers=(((1,), (0,)), ((), ())),
+            precision=precision,
+            implementation="xla",
+        )
+        return jnp.sum(jax.vmap(product)(x) ** 2)
+
+    rng = np.random.default_rng(0)
+    w, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((5, 7), (3, 7)))
+    text = lower(jax.grad(loss, (0, 1)), w, x, platform="cpu")
+    assert text.count("stablehlo.dot_general") == 3
+    assert "stablehlo.transpose" not in text
+    # In the two that come out in order with their operands exchanged.
+    assert text.count("precision = [DEFAULT, HIGHEST]") == (2 if precision else 0)
+    y_bar = 2 * x.astype(np.float64) @ w.T
+    bars = jax.grad(loss, (0, 1))(w, x)
+    for got, expected in zip(bars, (y_bar.T @ x, y_bar @ w), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_cotangents_of_gate_and_up_are_put_together_in_one_step():
+    """XLA:CPU computes both everywhere where each is padded to the whole and they are added."""
+
+    def loss(x, w):
+        return jnp.sum(jax_tcgemm.gated_linear(x, w, implementation="xla") ** 2)
+
+    x, w = struct(8, 16, dtype=jnp.float32), struct(16, 2, 4, dtype=jnp.float32)
+    text = lower(jax.grad(loss, (0, 1)), x, w, platform="cpu")
+    assert "stablehlo.pad" not in text
+    assert text.count("stablehlo.concatenate") == 1
+
+
+def test_an_algorithm_is_not_exchanged_with_the_operands(fake_cuda):
+    algorithm = lax.DotAlgorithm(*[np.float32] * 3)
+
+    def product(dot_general, **how):
+        return lambda w, x: jax.vmap(
+            lambda x: dot_general(w, x, (((1,), (0,)), ((), ())), precision=algorithm, **how)
+        )(x)
+
+    args = struct(5, 7, dtype=jnp.float32), struct(3, 7, dtype=jnp.float32)
+    ours, plain = (
+        re.findall(r"algorithm = <[^>]*>", lower(f, *args))
+        for f in (
+            product(jax_tcgemm.dot_general, implementation="xla"),
+            product(jax.lax.dot_general),
+        )
+    )
+    assert ours == plain != []
 
 
 def test_unsharded_programs_have_no_custom_partitioning(fake_cuda):

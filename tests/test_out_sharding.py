@@ -402,8 +402,8 @@ FUNCTIONS = {
     "linear": lambda x, out: jax_tcgemm.linear(x, x.T, out_sharding=out),
     "gated_linear": lambda x, out: jax_tcgemm.gated_linear(x, (x.T, x.T), out_sharding=out),
     "mlp": lambda x, out: jax_tcgemm.mlp(x, {"up": x.T, "down": x}, out_sharding=out),
-    "einsum": lambda x, out: tensor.einsum("ij,kj->ik", x, x, out_sharding=out),
-    "contract": lambda x, out: tensor.contract("ij,kj->ik", x, x, out_sharding=out),
+    "tensor.einsum": lambda x, out: tensor.einsum("ij,kj->ik", x, x, out_sharding=out),
+    "tensor.contract": lambda x, out: tensor.contract("ij,kj->ik", x, x, out_sharding=out),
     "ragged_dot": lambda x, out: jax_tcgemm.ragged_dot(
         x, x.T[None], jnp.array([3]), out_sharding=out
     ),

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import operator
 import re
+import sys
 import threading
 
 import jax
@@ -13,13 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from jax._src.lax.lax import ragged_dot_general_p
 from jax.experimental import pallas
 from jax.extend.core.primitives import dot_general_p
 from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm import measuring, selection
+from jax_tcgemm.jax_internals import ragged_dot_general_p
+
+# `jax_tcgemm.patch` is the function.
+module = sys.modules["jax_tcgemm.patch"]
 
 
 def products(f, *args) -> tuple[int, int]:
@@ -335,18 +339,88 @@ def test_a_thread_started_inside_is_not_affected():
     assert found == [(0, 1)]
 
 
-def test_pallas_kernels_are_left_alone():
+def _in_pallas(x, w):
     def kernel(x, w, out):
-        out[...] = jnp.dot(x[...], w[...])
+        out[...] = KEPT["jit"](x[...], w[...])
+
+    return pallas.pallas_call(kernel, jax.ShapeDtypeStruct((5, 5), x.dtype), interpret=True)(x, w)
+
+
+@pytest.mark.parametrize(
+    ("transformed", "expected", "num_kernels"),
+    [
+        (_in_pallas, lambda x, w: x @ w, 1),
+        (lambda x, w: jax.jvp(_in_pallas, (x, w), (w, x))[1], lambda x, w: w @ w + x @ x, 3),
+        (lambda x, w: jax.vmap(_in_pallas)(x[None], w[None])[0], lambda x, w: x @ w, 1),
+    ],
+    ids=["itself", "its tangent", "batched"],
+)
+def test_pallas_kernels_are_left_alone(transformed, expected, num_kernels):
+    """Also what they call that is ours outside of them."""
 
     def f(x, w):
-        shape = jax.ShapeDtypeStruct((5, 5), jnp.float32)
-        return pallas.pallas_call(kernel, shape, interpret=True)(x, w) @ w
+        return KEPT["jit"](x, w) + transformed(x, w) @ w
 
     with jax_tcgemm.patch():
-        assert products(f, X, W) == (1, 1)
-        got = f(X, W)
-    np.testing.assert_allclose(got, X @ W @ W, rtol=1e-4, atol=1e-4)
+        assert products(f, X, W) == (2, num_kernels)
+        got = jax.jit(f)(X, W)
+    np.testing.assert_allclose(got, X @ W + expected(X, W) @ W, rtol=1e-4, atol=1e-4)
+
+
+def test_pallas_operations_are_ours_outside_of_their_kernels():
+    """What has "pallas" in its module's name and is no kernel."""
+    code = "import jax\ndef f(x, w): return jax.lax.dot(x, w)"
+    for name, ours in [
+        ("jax.experimental.pallas.ops.gpu.attention", 1),
+        ("my.pallas.model", 1),
+        ("jax._src.pallas.pallas_call", 0),
+        ("jax.somewhere.else.pallas.core", 0),
+    ]:
+        scope = {"__name__": name}
+        exec(code, scope)
+        with jax_tcgemm.patch():
+            assert products(scope["f"], X, W) == (ours, 1 - ours)
+
+
+def test_it_lasts_as_long_as_the_process(run_python, tmp_path):
+    """Entered before the program begins and never left, with nothing said at its end."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import jax_tcgemm; jax_tcgemm.patch().__enter__()")
+    code = """
+import gc, os
+os.dup2(1, 2)
+import jax, jax.numpy as jnp
+gc.collect()
+f = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(x @ x))))
+x = jnp.ones((4, 4))
+print(str(jax.make_jaxpr(f)(x)).count("tcgemm_dot_general["), float(f(x)[0, 0]))
+"""
+    num_products, value = run_python(code, first=folder, JAX_PLATFORMS="cpu").split()
+    assert num_products == "3"
+    np.testing.assert_allclose(float(value), 8 * np.cos(4), rtol=1e-5)
+
+
+class _Fixed:
+    """A primitive that cannot be changed."""
+
+    __slots__ = ()
+
+
+def test_primitives_that_cannot_be_replaced_are_left_alone(monkeypatch):
+    monkeypatch.setattr(module, "_ROUTES", {_Fixed(): jax_tcgemm.dot_general})
+    block = jax_tcgemm.patch()
+    with pytest.warns(RuntimeWarning, match="products stay its own"):
+        block.__enter__()
+    assert products(lax.dot, X, W) == (0, 1)
+    np.testing.assert_allclose(lax.dot(X, W), np.matmul(X, W), rtol=1e-5)
+    block.__exit__(None, None, None)
+
+
+def test_products_with_parameters_that_ours_do_not_know_are_left_alone(monkeypatch):
+    monkeypatch.setattr(module, "_parameters", lambda ours: {"dimension_numbers"})
+    with jax_tcgemm.patch():
+        assert products(lax.dot, X, W) == (0, 1)
 
 
 def test_what_no_implementation_covers_runs_on_xla_and_is_reported():

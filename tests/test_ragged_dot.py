@@ -301,7 +301,8 @@ sizes = jnp.array([3, 0, 4, 1, 0, 5, 2, 2])
 
 def local(x, w, sizes):
     offset = 2 * jax.lax.axis_index("experts")
-    return jax.lax.psum(jax_tcgemm.ragged_dot(x, w, sizes, group_offset=offset), "experts")
+    out = jax_tcgemm.ragged_dot(x, w, sizes, group_offset=offset, implementation="host")
+    return jax.lax.psum(out, "experts")
 
 f = jax.shard_map(local, mesh=mesh, in_specs=(P(), P("experts"), P()), out_specs=P())
 loss = lambda f: lambda x, w: jnp.sum(jnp.sin(f(x, w, sizes)))
@@ -438,7 +439,12 @@ FORMAT = re.compile(r"^(ragged_dot|ragged_dot_general): .+ must .+, got .+; .+",
         ((X, W, struct(4, dtype=jnp.int32)), {}, ValueError, "group_sizes.shape=(4,)"),
         ((X, W, struct(3)), {}, TypeError, "group_sizes.dtype=float32"),
         ((X, W, struct(dtype=jnp.int32)), {}, ValueError, "group_sizes.shape=()"),
-        ((X, W, struct(2, 3, dtype=jnp.int32)), {}, ValueError, "group_sizes.shape=(2, 3)"),
+        (
+            (X, W, struct(2, 3, dtype=jnp.int32)),
+            {},
+            ValueError,
+            "must have shape (s,), got group_sizes.shape=(2, 3)",
+        ),
         (
             (X, W, SIZES),
             {"group_offset": np.zeros(2, np.int32)},
@@ -522,12 +528,13 @@ def test_raw_call():
         ({"config": "magic"}, "no config magic"),
         ({"m": -1}, "m must be in"),
         ({"m": 9}, "a must hold at least 45 elements"),
-        ({"groups": 4}, "b must hold at least 80 elements"),
+        ({"groups": 4}, "groups must be at most num_sizes=3, got 4"),
+        ({"groups": 4, "num_sizes": 4}, "b must hold at least 80 elements"),
         ({"num_sizes": 4}, "group_sizes must hold at least 4 elements"),
         ({"batch": 2, "sizes_batched": True}, "group_sizes must hold at least 6 elements"),
         ({"batch": 2}, "d must hold at least 64 elements"),
         ({"form": "contraction", "b_transposed": True}, "b_transposed must be false"),
-        ({"m": 2**31 - 1, "k": 2**31 - 1, "batch": 2**31 - 1}, "fewer than 2^63"),
+        ({"m": 2**31 - 1, "k": 2**31 - 1, "batch": 2**31 - 1}, "fewer than 2^59"),
         ({"activation": "magic"}, "activation is unknown: magic"),
         ({"form": "contraction", "activation": "relu"}, "epilogue must be empty"),
         ({"gated": True}, "b must hold at least 120 elements"),

@@ -15,7 +15,7 @@ def names_in_table(heading: str) -> list[str]:
     return re.findall(r"^\| `([^`=]+)", table, re.MULTILINE)
 
 
-def test_examples_run(capsys):
+def test_examples_run(capsys, cpu_rule):
     namespace: dict = {}
     for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         exec(compile(code, "README.md", "exec"), namespace)

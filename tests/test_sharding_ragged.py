@@ -92,6 +92,29 @@ def test_bias_and_activation_come_once(lhs, rhs, gathered, axis_type):
     assert_close(got, z / (1 + np.exp(-z)))
 
 
+@pytest.mark.parametrize("mesh_sizes", [(2, 2, 2), (1, 1, 1)], ids=["eight", "one"])
+def test_xlas_own_product_over_explicit_axes(mesh_sizes):
+    """Of which it has no rule: lax.ragged_dot must be told how its result is divided."""
+    x, w = normal(32, 6, seed=0), normal(8, 6, 10, seed=1)
+    f = functools.partial(jax_tcgemm.ragged_dot, out_sharding=P("y", "z"), implementation="xla")
+    with jax.set_mesh(mesh := mesh_of(AxisType.Explicit, mesh_sizes)):
+        args = [
+            jax.device_put(v, NamedSharding(mesh, s))
+            for v, s in ((x, P("y")), (w, P("x", None, "z")), (SIZES, P()))
+        ]
+        got = jax.jit(f)(*args)
+        assert jax.typeof(got).sharding.spec == P("y", "z")
+        loss = jax.grad(lambda x, w: jnp.sum(jnp.sin(f(x, w, args[2]))), (0, 1))
+        grads = jax.jit(loss)(*args[:2])
+        integers = jax.jit(f)(*(v.astype(np.int32) for v in args))
+    out = reference(x, w)
+    assert_close(got, out)
+    ct = np.cos(out)
+    assert_close(grads[0], reference(ct, w.swapaxes(1, 2)))
+    assert_close(grads[1], ragged_reference.contraction(x, ct, SIZES))
+    np.testing.assert_array_equal(integers, reference(*(v.astype(np.int32) for v in (x, w))))
+
+
 @pytest.mark.parametrize("sizes", [[40, 2, 0], [31, 0, 0], [2**31 - 1] * 3, [3, 30, 7]], ids=str)
 def test_sizes_that_say_more_than_there_are_rows(sizes):
     mesh = mesh_of(AxisType.Auto, (8,), ("x",))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 
+import filelock
 import pytest
 
 from jax_tcgemm import selection, tuning
@@ -88,6 +89,11 @@ def valid():
     return {"format": 1, "device": device, "entries": {KEY: dataclasses.asdict(entry())}}
 
 
+def with_time(us):
+    fields = dataclasses.asdict(entry()) | {"us": us}
+    return json.dumps(valid() | {"entries": {KEY: fields}})
+
+
 BAD = {
     "empty": "",
     "cut short": json.dumps(valid())[:-30],
@@ -97,9 +103,13 @@ BAD = {
     "no entries": json.dumps({k: v for k, v in valid().items() if k != "entries"}),
     "entries of text": json.dumps(valid() | {"entries": {"a": "b"}}),
     "a field too many": json.dumps(valid() | {"device": {"more": 1}}),
-    "time as text": json.dumps(
-        valid() | {"entries": {KEY: dataclasses.asdict(entry()) | {"us": "fast"}}}
-    ),
+    "time as text": with_time("fast"),
+    "time that is none": with_time(float("nan")),
+    "time beyond float": with_time(10**400),
+    "a number of 5000 digits": with_time(0).replace('"us": 0', '"us": 1' + "0" * 5000),
+    "true for a number": with_time(True),
+    "lists in lists": "[" * 200_000,
+    "a device of lists": json.dumps(valid() | {"device": {key: [] for key in valid()["device"]}}),
 }
 
 
@@ -107,7 +117,7 @@ BAD = {
 def test_a_corrupt_cache_is_survived_with_one_warning_and_replaced(text, cache):
     cache.parent.mkdir()
     cache.write_text(text)
-    with pytest.warns(UserWarning, match="the cache of tuned choices is not used"):
+    with pytest.warns(UserWarning, match="a table of tuned choices is not used"):
         assert list(tuning.lookup(PROBLEM, DEVICE)) == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -124,8 +134,39 @@ def test_a_corrupt_cache_is_survived_with_one_warning_and_replaced(text, cache):
 def test_bytes_that_are_no_text_are_a_corrupt_cache(cache):
     cache.parent.mkdir()
     cache.write_bytes(b"\xff\xfe\xfa")
-    with pytest.warns(UserWarning, match="the cache of tuned choices is not used"):
+    with pytest.warns(UserWarning, match=f"a table of tuned choices is not used: .*{cache}"):
         assert list(tuning.lookup(PROBLEM, DEVICE)) == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a FIFO", "a folder"])
+def test_what_is_no_file_is_neither_read_nor_replaced(make, cache):
+    cache.parent.mkdir()
+    make(cache)
+    with pytest.warns(UserWarning, match=f"table must be a regular file, got {cache}"):
+        assert list(tuning.lookup(PROBLEM, DEVICE)) == []
+    with pytest.warns(UserWarning, match="hold for this process only: .* must be a regular file"):
+        assert tuning.save_to_cache(table(a=1.0)) is None
+    for write in (tuning.write_table, tuning.merge_table):
+        with pytest.raises(OSError, match=f"table must be a regular file, got {cache}"):
+            write(cache, table(a=1.0))
+    assert not cache.is_file()
+
+
+def test_the_file_behind_a_link_is_written(tmp_path):
+    path, link = tmp_path / "table.json", tmp_path / "link.json"
+    link.symlink_to(path)
+    tuning.write_table(link, table(a=1.0))
+    tuning.merge_table(link, table(b=2.0))
+    assert link.is_symlink()
+    assert tuning.read_table(path).entries.keys() == {"a", "b"}
+
+
+def test_a_broken_shipped_table_is_survived_with_a_warning(cache, tmp_path, monkeypatch):
+    (tmp_path / "broken.json").write_text("{")
+    monkeypatch.setattr(tuning, "SHIPPED", tmp_path)
+    tuning.merge_table(cache, table(**{KEY: 1.0}))
+    with pytest.warns(UserWarning, match="a table of tuned choices is not used: .*broken.json"):
+        assert [found.us for found, _ in tuning.lookup(PROBLEM, DEVICE)] == [1.0]
 
 
 def test_a_folder_that_cannot_be_written_is_survived_with_one_warning(cache):
@@ -161,6 +202,33 @@ for i in range(20):
     found = {f"{name}-{i}": tuning.Entry("wgmma", "small", float(i), "0.1.0", 1)}
     tuning.merge_table(path, tuning.Table(device, found))
 """
+
+
+def test_a_writer_waits_as_long_as_others_write(tmp_path, monkeypatch):
+    """Where many write a large table, each may have to wait for longer than any fixed time."""
+    path, turns = tmp_path / "table.json", []
+
+    class Busy(filelock.FileLock):
+        def acquire(self, *args, **kwargs):
+            if len(turns) < 3:
+                turns.append(f"other-{len(turns)}")
+                others = dict.fromkeys(turns, 1.0)
+                tuning.write_table(path, table(**others))
+                raise filelock.Timeout(self.lock_file)
+            return super().acquire(*args, **kwargs)
+
+    monkeypatch.setattr(filelock, "FileLock", Busy)
+    tuning.merge_table(path, table(mine=2.0))
+    assert tuning.read_table(path).entries.keys() == {"mine", *turns}
+
+
+def test_a_lock_that_nobody_gives_back_is_an_error(tmp_path, monkeypatch):
+    path = tmp_path / "table.json"
+    tuning.write_table(path, table(a=1.0))
+    monkeypatch.setattr(tuning, "_LOCK_TIMEOUT_S", 0.05)
+    with filelock.FileLock(f"{path}.lock"), pytest.raises(OSError, match="table.json.lock"):
+        tuning.merge_table(path, table(b=1.0))
+    assert tuning.read_table(path).entries.keys() == {"a"}
 
 
 def test_concurrent_writers_lose_nothing_and_readers_see_whole_files(tmp_path):

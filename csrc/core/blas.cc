@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 #include <utility>
 
 #include "core/extent.h"
@@ -14,6 +15,8 @@ constexpr std::array<const char*, 13> kRoutines{"iamax", "iamin", "asum", "nrm2"
                                                 "swap",  "gemv",  "gbmv", "trsv", "trsm", "gemm"};
 constexpr std::array<const char*, 3> kOps{"N", "T", "C"};
 constexpr std::array<const char*, 4> kMaths{"default", "tf32", "pedantic", "no_reduced_precision"};
+
+const char* op_name(Op op) { return kOps[static_cast<size_t>(op)]; }
 
 struct Shape {
   int64_t rows, columns;  // a vector is a column
@@ -61,7 +64,65 @@ std::string check_layout(const char* name, const Layout& x, Shape shape) {
     return must(std::string(name) + "_ld", "be in [" + std::to_string(least) + ", 2147483647]", x.ld);
   }
   if (x.batch_stride < 0) return must(std::string(name) + "_stride", "not be negative", x.batch_stride);
+  // Over a batch the buffer bears it out; else its bytes must fit all the same.
+  if (x.batch_stride >= int64_t{1} << 59)
+    return must(std::string(name) + "_stride", "be less than 2^59", x.batch_stride);
   return "";
+}
+
+// Where every element of a result comes from: entries of a batch do not overlap, and what lies between
+// elements is passed on from c.
+std::string check_written(const Problem& p, const char* name, const Layout& x, Shape shape) {
+  const int64_t entry = multiply_add(shape.rows - 1, x.ld, shape.columns);
+  if (p.batch > 1 && x.batch_stride < entry) {
+    return must(std::string(name) + "_stride", "be at least " + std::to_string(entry) + " over a batch",
+                x.batch_stride);
+  }
+  const bool has_gaps = (shape.rows > 1 && x.ld != shape.columns) || (p.batch > 1 && x.batch_stride != entry);
+  return has_gaps && !p.has_c ? "c must be given where its layout leaves gaps" : "";
+}
+
+// What a routine does not have is left as it is by default, so that no implementation need know that it is not used.
+std::string check_unused(const Problem& p) {
+  const Routine routine = p.routine;
+  const std::string of = std::string(" for ") + routine_name(routine);
+  const bool is_triangular = routine == Routine::kTrsv || routine == Routine::kTrsm;
+  const bool is_level1 = routine <= Routine::kSwap;
+  struct Extent {
+    const char* name;
+    int64_t got, unused;
+    bool is_used;
+  };
+  for (const auto& [name, got, unused, is_used] :
+       {Extent{"items", p.items, routine == Routine::kSwap ? 2 : 1, routine == Routine::kGemm},
+        {"m", p.m, 1, !is_level1},
+        {"n", p.n, 1, routine != Routine::kTrsv},
+        {"k", p.k, 1, routine == Routine::kGemm},
+        {"kl", p.kl, 0, routine == Routine::kGbmv},
+        {"ku", p.ku, 0, routine == Routine::kGbmv}}) {
+    if (!is_used && got != unused) return must(name, "be " + std::to_string(unused) + of, got);
+  }
+  for (const auto& [name, got, is_used] : {std::tuple{"right", p.right, routine == Routine::kTrsm},
+                                           {"upper", p.upper, is_triangular},
+                                           {"unit", p.unit, is_triangular},
+                                           {"has_c", p.has_c, has_result_like_c(routine)},
+                                           {"scalar_args", p.scalar_args, has_alpha(routine)}}) {
+    if (got && !is_used) return std::string(name) + " must be false" + of + ", got true";
+  }
+  for (const auto& [name, op, is_used] : {std::tuple{"op_a", p.op_a, !is_level1 || routine == Routine::kDot},
+                                          {"op_b", p.op_b, routine == Routine::kGemm}}) {
+    if (!is_used && op != Op::kN) return std::string(name) + " must be N" + of + ", got " + op_name(op);
+  }
+  const auto check_scalar = [&](const char* name, std::complex<double> x, bool is_used, double unused) -> std::string {
+    if (is_used ? x.imag() == 0.0 || is_complex(p.dtype) : x == unused) return "";
+    const std::string rule =
+        is_used ? std::string("real for ") + dtype_name(p.dtype) : (unused == 0.0 ? "0" : "1") + of;
+    return std::string(name) + " must be " + rule + ", got " + std::to_string(x.real()) + " + " +
+           std::to_string(x.imag()) + "i";
+  };
+  if (std::string error = check_scalar("alpha", p.alpha, has_alpha(routine), 1.0); !error.empty()) return error;
+  // axpy's is 1 whatever is said, and nothing reads it.
+  return check_scalar("beta", p.beta, has_beta(routine) || routine == Routine::kAxpy, 0.0);
 }
 
 Op transposed(Op op) { return op == Op::kN ? Op::kT : Op::kN; }
@@ -95,6 +156,14 @@ bool has_b(Routine routine) {
          routine == Routine::kGemm;
 }
 
+bool has_alpha(Routine routine) {
+  return routine >= Routine::kScal && routine != Routine::kSwap && routine != Routine::kTrsv;
+}
+
+bool has_beta(Routine routine) {
+  return routine == Routine::kGemv || routine == Routine::kGbmv || routine == Routine::kGemm;
+}
+
 bool has_result_like_c(Routine routine) { return routine >= Routine::kScal; }
 
 std::string check_problem(const Problem& p) {
@@ -115,25 +184,24 @@ std::string check_problem(const Problem& p) {
   for (const auto& [name, extent] : {std::pair{"kl", p.kl}, {"ku", p.ku}}) {
     if (extent < 0 || extent >= kMaxExtent / 2) return must(name, "be in [0, 1073741822]", extent);
   }
-  const int64_t items = p.routine == Routine::kSwap ? 2 : p.routine == Routine::kGemm ? p.items : 1;
-  if (p.items != items) return must("items", "be " + std::to_string(items), p.items);
-  // In place over more than one entry, the entries must not overlap.
-  if (has_result_like_c(p.routine) && p.batch > 1 && p.c.batch_stride == 0) {
-    return must("c_stride", "not be 0 over a batch", 0);
-  }
+  if (std::string error = check_unused(p); !error.empty()) return error;
   if (p.routine == Routine::kGbmv && p.op_a == Op::kC && is_complex(p.dtype)) {
     return "gbmv's op_a must be N or T; conjugate the vectors and use T";
   }
-  const bool reads_c = has_result_like_c(p.routine) && p.routine != Routine::kGemv && p.routine != Routine::kGbmv &&
-                       p.routine != Routine::kGemm;
-  if (!p.has_c && (reads_c || (!p.scalar_args && p.beta != 0.0))) return "c must be given";
+  if (!p.has_c && has_result_like_c(p.routine)) {
+    if (!has_beta(p.routine) || (!p.scalar_args && p.beta != 0.0)) return "c must be given";
+  }
   if (has_a(p.routine)) {
     if (std::string error = check_layout("a", p.a, shape_of_a(p)); !error.empty()) return error;
   }
-  if (has_b(p.routine) || p.routine == Routine::kSwap) {
+  const bool updates_b = p.routine == Routine::kSwap;
+  if (has_b(p.routine) || updates_b) {
     if (std::string error = check_layout("b", p.b, shape_of_b(p)); !error.empty()) return error;
+    if (std::string error = updates_b ? check_written(p, "b", p.b, shape_of_b(p)) : ""; !error.empty()) return error;
   }
-  return has_result_like_c(p.routine) ? check_layout("c", p.c, shape_of_c(p)) : "";
+  if (!has_result_like_c(p.routine)) return "";
+  if (std::string error = check_layout("c", p.c, shape_of_c(p)); !error.empty()) return error;
+  return check_written(p, "c", p.c, shape_of_c(p));
 }
 
 int64_t required_elements_a(const Problem& p) { return required(p, p.a, shape_of_a(p)); }
@@ -148,6 +216,8 @@ void fold_batch(Problem* problem, Buffers* buffers) {
     p.*extent *= p.batch;
     p.batch = 1;
   };
+  // Of batch strides that become leading dimensions, which have 31 bits.
+  const auto is_ld = [](int64_t stride, int64_t columns) { return stride >= columns && stride < int64_t{1} << 31; };
   const bool shares_a = p.a.batch_stride == 0 && !(p.op_a == Op::kC && is_complex(p.dtype));
   switch (p.routine) {
     case Routine::kScal:
@@ -158,7 +228,8 @@ void fold_batch(Problem* problem, Buffers* buffers) {
       return;
     case Routine::kGemv:
       // Y = X op(A)^T: the vectors are rows, and X is the first matrix.
-      if (!shares_a || p.b.ld != 1 || p.c.ld != 1 || p.b.batch_stride == 0) return;
+      if (!shares_a || p.b.ld != 1 || p.c.ld != 1) return;
+      if (!is_ld(p.b.batch_stride, shape_of_b(p).rows) || !is_ld(p.c.batch_stride, shape_of_c(p).rows)) return;
       if (p.op_a != Op::kN) std::swap(p.m, p.n);
       p.k = p.n;
       p.n = p.m;
@@ -173,7 +244,7 @@ void fold_batch(Problem* problem, Buffers* buffers) {
       return;
     case Routine::kTrsv:
       // X op(A)^T = B: the right-hand sides are rows.
-      if (!shares_a || p.c.ld != 1) return;
+      if (!shares_a || p.c.ld != 1 || !is_ld(p.c.batch_stride, p.m)) return;
       p.n = p.m;
       p.m = p.batch;
       p.batch = 1;
@@ -196,8 +267,8 @@ void fold_batch(Problem* problem, Buffers* buffers) {
 
 std::string describe(const Problem& p) {
   std::string text = std::string(routine_name(p.routine)) + " " + dtype_name(p.dtype) + " ";
-  text += kOps[static_cast<size_t>(p.op_a)];
-  text += kOps[static_cast<size_t>(p.op_b)];
+  text += op_name(p.op_a);
+  text += op_name(p.op_b);
   if (p.routine == Routine::kTrsv || p.routine == Routine::kTrsm) {
     text += p.right ? " right" : " left";
     text += p.upper ? " upper" : " lower";

@@ -58,7 +58,7 @@ struct Problem {
   bool upper = false, right = false, unit = false;
   Layout a, b, c;
   std::complex<double> alpha{1}, beta{0};
-  bool has_c = false;        // c is given; else it is written only
+  bool has_c = false;        // c is given; else it is written only, and beta counts as 0
   bool scalar_args = false;  // alpha and beta are arrays on the device, and those above not used
   Math math = Math::kDefault;
   bool atomics = false;
@@ -70,6 +70,7 @@ struct Problem {
 struct Buffers {
   std::vector<const void*> a, b, c;
   std::vector<void*> d;
+  std::vector<int64_t> c_bytes;  // of each c, and of the d in its place: what lies beyond the elements is passed on
   const void* alpha = nullptr;
   const void* beta = nullptr;
   void* workspace = nullptr;
@@ -83,9 +84,12 @@ DType scale_dtype(DType dtype);  // of alpha and beta: float32 for half types
 // What a routine has: arrays named a and b, one updated in place, scalars.
 bool has_a(Routine routine);
 bool has_b(Routine routine);
+bool has_alpha(Routine routine);
+bool has_beta(Routine routine);
 bool has_result_like_c(Routine routine);
 
-// Empty when extents (at least 1), strides and flags make sense, else the rule broken first.
+// Empty when extents (at least 1), strides and flags make sense, else the rule broken first. Then what the
+// routine does not have is at its default, and every element of a result comes from the product or from c.
 std::string check_problem(const Problem& problem);
 
 // Elements that an array must hold; `b` is also the layout of swap's second vector.

@@ -1,6 +1,7 @@
 #include "core/problem.h"
 
 #include <array>
+#include <utility>
 
 #include "core/extent.h"
 #include "core/names.h"
@@ -18,15 +19,27 @@ constexpr std::array kActivations{
 #undef TCGEMM_ENTRY
 };
 
-int64_t required_elements(const Problem& p, const Operand& x, int64_t rows, int64_t columns) {
-  if (p.batch == 0 || rows == 0 || columns == 0) return 0;
-  const int64_t matrix = multiply_add(rows - 1, x.ld, columns);
-  return multiply_add(p.batch_outer() - 1, x.batch_outer_stride,
-                      multiply_add(p.batch_inner - 1, x.batch_inner_stride, matrix));
+struct Shape {
+  int64_t rows, columns;  // in memory
+};
+
+Shape shape_of_a(const Problem& p) { return p.a.transposed ? Shape{p.k, p.m} : Shape{p.m, p.k}; }
+Shape shape_of_b(const Problem& p) { return p.b.transposed ? Shape{p.n, p.k} : Shape{p.k, p.n}; }
+
+bool has_elements(const Problem& p, Shape shape) { return p.batch > 0 && shape.rows > 0 && shape.columns > 0; }
+
+// From the first element to the end of the last.
+int64_t span(const Problem& p, const Operand& x, Shape shape) {
+  const auto steps = [](int64_t extent) { return extent > 0 ? extent - 1 : 0; };
+  const int64_t matrix = multiply_add(steps(shape.rows), x.ld, shape.columns);
+  return multiply_add(steps(p.batch_outer()), x.batch_outer_stride,
+                      multiply_add(steps(p.batch_inner), x.batch_inner_stride, matrix));
 }
 
-std::string check_operand(const char* name, const Operand& x, int64_t columns) {
+// `offset`: from the operand to a second one.
+std::string check_operand(const char* name, const Problem& p, const Operand& x, Shape shape, int64_t offset) {
   const std::string prefix = std::string(name) + ".";
+  const int64_t columns = shape.columns;
   if (x.ld < columns) {
     return must(prefix + "ld", "be at least " + std::to_string(columns), x.ld);
   }
@@ -34,11 +47,25 @@ std::string check_operand(const char* name, const Operand& x, int64_t columns) {
     return must(prefix + "batch stride", "not be negative",
                 x.batch_outer_stride < 0 ? x.batch_outer_stride : x.batch_inner_stride);
   }
+  // Strides that are taken are borne out by the buffer. Others are kept to what a TMA descriptor can hold.
+  constexpr int64_t kMaxSpan = int64_t{1} << 36;
+  if (const int64_t got = multiply_add(1, offset, span(p, x, shape)); !has_elements(p, shape) && got >= kMaxSpan) {
+    return must(name, "span fewer than 2^36 elements where it has none", got);
+  }
+  for (const auto& [extent, stride] :
+       {std::pair{shape.rows, x.ld}, {p.batch_outer(), x.batch_outer_stride}, {p.batch_inner, x.batch_inner_stride}}) {
+    if (extent <= 1 && stride >= kMaxSpan)
+      return must(prefix + "stride", "be less than 2^36 where none follows", stride);
+  }
   return "";
 }
 
 std::string check_epilogue(const Problem& p) {
   const Epilogue& e = p.epilogue;
+  if (e.up_offset < 0 || (e.up_offset != 0 && !p.has_two_b())) {
+    return must("up_offset", p.has_two_b() ? "not be negative" : "be 0 unless gated and no derivative", e.up_offset);
+  }
+  if (e.bias_batch_stride < 0) return must("bias_batch_stride", "not be negative", e.bias_batch_stride);
   if (e.is_none()) return "";
   if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32 && p.out != DType::kF64) {
     return std::string("d of a product with an epilogue must be f16, bf16, f32 or f64, got ") + dtype_name(p.out);
@@ -46,10 +73,6 @@ std::string check_epilogue(const Problem& p) {
   if (e.bias != Bias::kNone && e.bias_dtype != p.out && e.bias_dtype != sum_dtype(p)) {
     return std::string("bias must have the dtype of d or ") + dtype_name(sum_dtype(p)) + ", got " +
            dtype_name(e.bias_dtype);
-  }
-  if (e.bias_batch_stride < 0) return must("bias_batch_stride", "not be negative", e.bias_batch_stride);
-  if (e.up_offset < 0 || (e.up_offset != 0 && !p.has_two_b())) {
-    return must("up_offset", p.has_two_b() ? "not be negative" : "be 0 unless gated and no derivative", e.up_offset);
   }
   if (e.gated && e.bias == Bias::kM) return "bias of a gated product must be n, got m";
   if (e.derivative && e.aux_out) return "aux_out must be false in a derivative, got true";
@@ -74,9 +97,9 @@ std::string check_problem(const Problem& p) {
   if (p.batch > 0 && (p.batch_inner <= 0 || p.batch % p.batch_inner != 0)) {
     return must("batch_inner", "divide batch=" + std::to_string(p.batch), p.batch_inner);
   }
-  if (std::string error = check_operand("a", p.a, p.a.transposed ? p.m : p.k); !error.empty()) return error;
-  if (std::string error = check_operand("b", p.b, p.b.transposed ? p.k : p.n); !error.empty()) return error;
-  return check_epilogue(p);
+  if (std::string error = check_epilogue(p); !error.empty()) return error;
+  if (std::string error = check_operand("a", p, p.a, shape_of_a(p), 0); !error.empty()) return error;
+  return check_operand("b", p, p.b, shape_of_b(p), p.epilogue.up_offset);
 }
 
 int64_t required_elements_d(const Problem& p) { return multiply_add(multiply_add(p.batch, p.m, 0), p.d_columns(), 0); }
@@ -93,12 +116,12 @@ int64_t required_elements_bias(const Problem& p) {
 int64_t required_elements_column_sums(const Problem& p) { return multiply_add(p.batch, p.d_columns(), 0); }
 
 int64_t required_elements_a(const Problem& p) {
-  return p.a.transposed ? required_elements(p, p.a, p.k, p.m) : required_elements(p, p.a, p.m, p.k);
+  return has_elements(p, shape_of_a(p)) ? span(p, p.a, shape_of_a(p)) : 0;
 }
 
 int64_t required_elements_b(const Problem& p) {
-  const int64_t one = p.b.transposed ? required_elements(p, p.b, p.n, p.k) : required_elements(p, p.b, p.k, p.n);
-  return one == 0 ? 0 : multiply_add(1, p.epilogue.up_offset, one);
+  if (!has_elements(p, shape_of_b(p))) return 0;
+  return multiply_add(1, p.epilogue.up_offset, span(p, p.b, shape_of_b(p)));
 }
 
 }  // namespace tcgemm

@@ -11,6 +11,7 @@ namespace tcgemm {
 namespace {
 
 constexpr std::array<const char*, 2> kForms{"rows", "contraction"};
+constexpr int64_t kMaxElements = int64_t{1} << 59;
 
 }  // namespace
 
@@ -27,6 +28,7 @@ std::string check_problem(const RaggedProblem& p) {
       !error.empty()) {
     return error;
   }
+  if (p.groups > p.num_sizes) return must("groups", "be at most num_sizes=" + std::to_string(p.num_sizes), p.groups);
   if (p.b_transposed && !p.is_rows()) return "b_transposed must be false when form is contraction, got true";
   if (!p.epilogue.is_none()) {
     const Epilogue& e = p.epilogue;
@@ -37,13 +39,14 @@ std::string check_problem(const RaggedProblem& p) {
     if (e.gated && p.b_transposed) return "b_transposed must be false when the product is gated, got true";
     if (std::string error = check_problem(group_problem(p, p.tokens())); !error.empty()) return error;
   }
+  // Elements of up to 16 bytes, so that sizes in bytes fit too: those of the gathered rows of A as well.
   const auto fits = [&](int64_t x, int64_t y, int64_t z) {
-    int64_t product;
-    return !__builtin_mul_overflow(x * y, z, &product) && !__builtin_mul_overflow(product, p.batch, &product);
+    return multiply_add(multiply_add(x, y, 0), z, 0) < kMaxElements / std::max<int64_t>(p.batch, 1);
   };
   if (!fits(p.m, p.k, 1) || !fits(p.a_rows, p.a_columns(), 1) ||
-      !fits(p.k, p.b_columns(), p.is_rows() ? p.groups : 1) || !fits(p.m, p.n, p.is_rows() ? 1 : p.groups)) {
-    return "a, b and d must have fewer than 2^63 elements";
+      !fits(std::max<int64_t>(p.k, 1), p.b_columns(), p.is_rows() ? p.groups : 1) ||
+      !fits(p.m, p.n, p.is_rows() ? 1 : p.groups)) {
+    return "a, b, d and the bias must have fewer than 2^59 elements";
   }
   return "";
 }

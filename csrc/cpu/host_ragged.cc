@@ -61,6 +61,7 @@ class HostRagged final : public RaggedImplementation {
 
   static void gather(const RaggedProblem& p, const RaggedBuffers& buffers) {
     const int64_t row_bytes = p.a_columns() * dtype_bytes(p.in);
+    if (row_bytes == 0) return;  // Then there is no workspace either.
     for (int64_t i = 0; i < p.tokens(); ++i) {
       char* target = static_cast<char*>(buffers.workspace) + i * row_bytes;
       const int64_t row = buffers.gather[i];

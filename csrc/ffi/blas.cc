@@ -14,16 +14,18 @@ class Reader {
 
   const std::string& error() const { return error_; }
 
-  const void* operand(const std::string& name, DType dtype, int64_t elements) {
+  // `count`, where given, becomes how many there are.
+  const void* operand(const std::string& name, DType dtype, int64_t elements, int64_t* count = nullptr) {
     auto buffer = operands_.get<ffi::AnyBuffer>(next_operand_++);
     if (buffer.has_error()) return fail(name + " must be a buffer");
-    return checked(name, *buffer, dtype, elements);
+    if (count != nullptr) *count = static_cast<int64_t>(buffer->element_count());
+    return checked(name, *buffer, dtype, elements, &check_buffer);
   }
 
   void* result(const std::string& name, DType dtype, int64_t elements) {
     auto buffer = results_.get<ffi::AnyBuffer>(next_result_++);
     if (buffer.has_error()) return fail(name + " must be a buffer");
-    return checked(name, **buffer, dtype, elements);
+    return checked(name, **buffer, dtype, elements, &check_result);
   }
 
  private:
@@ -32,15 +34,14 @@ class Reader {
     return nullptr;
   }
 
-  void* checked(const std::string& name, ffi::AnyBuffer buffer, DType dtype, int64_t elements) {
+  template <typename Check>
+  void* checked(const std::string& name, ffi::AnyBuffer buffer, DType dtype, int64_t elements, const Check& check) {
     DType got;
     if (!from_xla(buffer.element_type(), &got) || got != dtype) {
       return fail(name + " must have the dtype " + dtype_name(dtype) + ", got XLA type " +
                   std::to_string(static_cast<int>(buffer.element_type())));
     }
-    if (const auto count = static_cast<int64_t>(buffer.element_count()); count < elements) {
-      return fail(name + " must hold at least " + std::to_string(elements) + " elements, got " + std::to_string(count));
-    }
+    if (std::string error = check(name, buffer, elements, &got); !error.empty()) return fail(std::move(error));
     return buffer.untyped_data();
   }
 
@@ -100,23 +101,27 @@ ffi::Error run_blas_checked(const blas::Implementations& implementations, const 
     if (!blas::has_result_like_c(routine)) return p.batch;
     return routine == blas::Routine::kSwap && i == 1 ? blas::required_elements_b(p) : blas::required_elements_c(p);
   };
-  for (size_t i = 0; p.has_c && i < items; ++i) {
-    buffers.c.push_back(reader.operand("c", p.dtype, c_elements(i)));
+  std::vector<int64_t> written;  // elements of each result, which has all of the c that it replaces
+  for (size_t i = 0; i < items; ++i) {
+    written.push_back(c_elements(i));
+    if (!p.has_c) continue;
+    buffers.c.push_back(reader.operand("c", p.dtype, c_elements(i), &written[i]));
+    buffers.c_bytes.push_back(written[i] * dtype_bytes(p.dtype));
   }
   if (p.scalar_args) {
     buffers.alpha = reader.operand("alpha", blas::scale_dtype(p.dtype), 1);
     buffers.beta = reader.operand("beta", blas::scale_dtype(p.dtype), 1);
   }
   for (size_t i = 0; i < items; ++i) {
-    buffers.d.push_back(reader.result("the result", result_dtype(p), c_elements(i)));
-  }
-  if (has_workspace) {
-    auto workspace = results.get<ffi::AnyBuffer>(items);
-    if (workspace.has_error()) return invalid("workspace must be a buffer");
-    buffers.workspace = (*workspace)->untyped_data();
-    buffers.workspace_bytes = static_cast<int64_t>((*workspace)->size_bytes());
+    buffers.d.push_back(reader.result("the result", result_dtype(p), written[i]));
   }
   if (!reader.error().empty()) return invalid(reader.error());
+  if (has_workspace) {
+    if (std::string error = take_workspace(results, items, &buffers); !error.empty()) return invalid(error);
+  }
+  const size_t first_c = items * (has_a + has_b);
+  const auto replaces = [&](size_t operand, size_t result) { return p.has_c && operand == first_c + result; };
+  if (std::string error = check_overlaps(operands, results, replaces); !error.empty()) return invalid(error);
 
   return launch_checked(implementations, p, buffers, device, attrs.implementation, attrs.config, stream);
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -39,8 +40,35 @@ inline xla::ffi::Error to_ffi_error(const std::string& name, const Status& statu
 // False for types that no implementation knows.
 bool from_xla(xla::ffi::DataType type, DType* out);
 
+// Whether elements of a type are whole bytes in memory; others are packed.
+bool has_whole_bytes(xla::ffi::DataType type);
+
 // Checks that `buffer` has a dtype we know and at least `elements` elements.
 std::string check_buffer(std::string_view name, const xla::ffi::AnyBuffer& buffer, int64_t elements, DType* dtype);
+
+// The same of a result, which must have exactly so many: no other would be written.
+std::string check_result(std::string_view name, const xla::ffi::AnyBuffer& buffer, int64_t elements, DType* dtype);
+
+// Checks that result `index` is bytes and says where they are; for a call that may have a workspace.
+template <typename Buffers>
+std::string take_workspace(const xla::ffi::RemainingRets& results, size_t index, Buffers* buffers) {
+  auto workspace = results.get<xla::ffi::AnyBuffer>(index);
+  if (workspace.has_error()) return "workspace must be a buffer";
+  // Of other types, some are packed and have fewer bytes than elements.
+  if ((*workspace)->element_type() != xla::ffi::DataType::U8) {
+    return "workspace must be u8, got XLA type " + std::to_string(static_cast<int>((*workspace)->element_type()));
+  }
+  buffers->workspace = (*workspace)->untyped_data();
+  buffers->workspace_bytes = static_cast<int64_t>((*workspace)->size_bytes());
+  return "";
+}
+
+// Checks that no result overlaps an operand or another result, but for those that lie exactly where the
+// operand lies that they replace: `replaces(operand, result)`, of their positions.
+std::string check_overlaps(const xla::ffi::RemainingArgs& operands, const xla::ffi::RemainingRets& results,
+                           const std::function<bool(size_t, size_t)>& replaces);
+inline bool replaces_none(size_t, size_t) { return false; }
+bool overlap(const xla::ffi::AnyBuffer& x, const xla::ffi::AnyBuffer& y);
 
 // The rest of a call whose problem and buffers have been checked: finds the implementation, asks it,
 // checks its workspace, launches.
@@ -58,13 +86,13 @@ xla::ffi::Error launch_checked(const ImplementationsOf<Problem, Buffers>& implem
   if (std::string reason = implementation->reject(problem, device, config); !reason.empty()) {
     return invalid(name + " cannot run this: " + reason);
   }
+  // Extents of an empty one are those of no buffer, so that nothing can be computed from them.
+  if (problem.is_empty()) return ffi::Error::Success();
   const int64_t workspace_bytes = implementation->workspace_bytes(problem, device, config);
   if (buffers.workspace_bytes < workspace_bytes) {
     return invalid("workspace of " + name + " must hold " + std::to_string(workspace_bytes) + " bytes, got " +
                    std::to_string(buffers.workspace_bytes));
   }
-  if (problem.is_empty()) return ffi::Error::Success();
-
   return to_ffi_error(name, implementation->launch(problem, buffers, device, config, stream));
 }
 

@@ -95,23 +95,24 @@ std::string check_buffers(const NamedBuffers& buffers, const Problem& p) {
     std::string_view name;
     int64_t elements;
     DType dtype;
+    std::string (*check)(std::string_view, const ffi::AnyBuffer&, int64_t, DType*);
   };
   const Rule rules[] = {
-      {"a", required_elements_a(p), p.a.dtype},
-      {"b", required_elements_b(p), p.b.dtype},
-      {"b_up", required_elements_b(p), p.b.dtype},
-      {"c", required_elements_d(p), p.out},
-      {"bias", required_elements_bias(p), p.epilogue.bias_dtype},
-      {"aux_in", required_elements_aux(p), p.out},
-      {"d", required_elements_d(p), p.out},
-      {"aux_out", required_elements_aux(p), p.out},
-      {"column_sums", required_elements_column_sums(p), sum_dtype(p)},
+      {"a", required_elements_a(p), p.a.dtype, &check_buffer},
+      {"b", required_elements_b(p), p.b.dtype, &check_buffer},
+      {"b_up", required_elements_b(p), p.b.dtype, &check_buffer},
+      {"c", required_elements_d(p), p.out, &check_buffer},
+      {"bias", required_elements_bias(p), p.epilogue.bias_dtype, &check_buffer},
+      {"aux_in", required_elements_aux(p), p.out, &check_buffer},
+      {"d", required_elements_d(p), p.out, &check_result},
+      {"aux_out", required_elements_aux(p), p.out, &check_result},
+      {"column_sums", required_elements_column_sums(p), sum_dtype(p), &check_result},
   };
-  for (const auto& [name, elements, dtype] : rules) {
+  for (const auto& [name, elements, dtype, check] : rules) {
     const ffi::AnyBuffer* buffer = find(buffers, name);
     if (buffer == nullptr) continue;
     DType got;
-    if (std::string error = check_buffer(name, *buffer, elements, &got); !error.empty()) return error;
+    if (std::string error = check(name, *buffer, elements, &got); !error.empty()) return error;
     if (got != dtype) {
       return std::string(name) + " must have the dtype " + dtype_name(dtype) + ", got " + dtype_name(got);
     }
@@ -142,6 +143,12 @@ ffi::Error run_gemm_checked(const Implementations& implementations, const Device
   if (std::string error = read_dtypes(named, &p); !error.empty()) return invalid(error);
   if (std::string error = check_problem(p); !error.empty()) return invalid(error);
   if (std::string error = check_buffers(named, p); !error.empty()) return invalid(error);
+  if (e.column_sums && p.m == 0) return invalid("m must be at least 1 with column_sums, got 0");
+  // D may take the place of C, or of the aux_in that it is the derivative at.
+  const auto replaces = [&](size_t operand, size_t result) {
+    return result == 0 && (inputs[operand] == "c" || inputs[operand] == "aux_in");
+  };
+  if (std::string error = check_overlaps(operands, results, replaces); !error.empty()) return invalid(error);
 
   Buffers buffers;
   buffers.a = data(named, "a");
@@ -156,11 +163,10 @@ ffi::Error run_gemm_checked(const Implementations& implementations, const Device
   buffers.d = data(named, "d");
   buffers.aux_out = data(named, "aux_out");
   buffers.column_sums = data(named, "column_sums");
-  if (const ffi::AnyBuffer* workspace = find(named, "workspace")) {
-    buffers.workspace = workspace->untyped_data();
-    buffers.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
+  if (find(named, "workspace") != nullptr) {
+    if (std::string error = take_workspace(results, outputs.size() - 1, &buffers); !error.empty())
+      return invalid(error);
   }
-
   return launch_checked(implementations, p, buffers, device, attrs.implementation, attrs.config, stream);
 }
 

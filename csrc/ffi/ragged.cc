@@ -72,7 +72,7 @@ ffi::Error run_ragged_checked(const RaggedImplementations& implementations, cons
         check_buffer("bias", *bias, attrs.biased ? entries(p.b_batched) * p.bias_elements() : 0,
                      &p.epilogue.bias_dtype),
         check_buffer("gather", *gather, attrs.gathered ? entries(p.sizes_batched) * p.tokens() : 0, &gather_dtype),
-        check_buffer("d", **d, p.batch * p.d_elements(), &p.out)}) {
+        check_result("d", **d, p.batch * p.d_elements(), &p.out)}) {
     if (!error.empty()) return invalid(error);
   }
   if (b_dtype != p.in) {
@@ -82,6 +82,8 @@ ffi::Error run_ragged_checked(const RaggedImplementations& implementations, cons
        {std::pair{"group_sizes", sizes_dtype}, {"group_offset", offset_dtype}, {"gather", gather_dtype}}) {
     if (dtype != DType::kS32) return invalid(std::string(name) + " must be s32, got " + dtype_name(dtype));
   }
+
+  if (std::string error = check_overlaps(operands, results, replaces_none); !error.empty()) return invalid(error);
 
   RaggedBuffers buffers{a->untyped_data(),
                         b->untyped_data(),
@@ -93,10 +95,7 @@ ffi::Error run_ragged_checked(const RaggedImplementations& implementations, cons
   if (attrs.biased) buffers.bias = bias->untyped_data();
   if (attrs.gathered) buffers.gather = static_cast<const int32_t*>(gather->untyped_data());
   if (results.size() == 2) {
-    auto workspace = results.get<ffi::AnyBuffer>(1);
-    if (workspace.has_error()) return invalid("workspace must be a buffer");
-    buffers.workspace = (*workspace)->untyped_data();
-    buffers.workspace_bytes = static_cast<int64_t>((*workspace)->size_bytes());
+    if (std::string error = take_workspace(results, 1, &buffers); !error.empty()) return invalid(error);
   }
   return launch_checked(implementations, p, buffers, device, attrs.implementation, attrs.config, stream);
 }

@@ -37,7 +37,7 @@ ffi::Error run_rows_checked(const RowsImplementations& implementations, const De
         check_buffer("indices", *indices, p.pairs, &indices_dtype),
         check_buffer(second_name, *second, is_sums ? p.targets + 1 : p.pairs, &second_dtype),
         check_buffer("weights", *weights, p.weighted ? p.pairs : 0, &weights_dtype),
-        check_buffer("d", **d, p.d_elements(), &d_dtype)}) {
+        check_result("d", **d, p.d_elements(), &d_dtype)}) {
     if (!error.empty()) return invalid(error);
   }
   struct Expected {
@@ -52,6 +52,7 @@ ffi::Error run_rows_checked(const RowsImplementations& implementations, const De
         {"d", d_dtype, is_sums ? p.in : p.accumulator()}}) {
     if (dtype != expected) return invalid(name + " must be " + dtype_name(expected) + ", got " + dtype_name(dtype));
   }
+  if (std::string error = check_overlaps(operands, results, replaces_none); !error.empty()) return invalid(error);
   RowsBuffers buffers{};
   buffers.a = a->untyped_data();
   buffers.indices = static_cast<const int32_t*>(indices->untyped_data());

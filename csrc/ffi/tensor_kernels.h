@@ -41,6 +41,7 @@ namespace tcgemm {
 inline xla::ffi::Error transpose(cudaStream_t stream, const TransposeAttributes& attributes, xla::ffi::AnyBuffer in,
                                  xla::ffi::Result<xla::ffi::AnyBuffer> out) {
   if (std::string error = check_abi(attributes.abi); !error.empty()) return invalid(error);
+  if (!has_whole_bytes(in.element_type())) return invalid("transpose: elements must be whole bytes");
   const auto num_batch = attributes.batch_extents.size();
   if (num_batch > Transposition::kMaxBatchModes || attributes.batch_in_strides.size() != num_batch ||
       attributes.batch_out_strides.size() != num_batch) {
@@ -61,6 +62,7 @@ inline xla::ffi::Error transpose(cudaStream_t stream, const TransposeAttributes&
   if (out->element_type() != in.element_type() || in.element_count() != count || out->element_count() != count) {
     return invalid("transpose: operand and result must have one dtype and " + std::to_string(count) + " elements");
   }
+  if (overlap(in, *out)) return invalid("transpose: the result must not overlap the operand");
   return to_ffi_error("transpose", launch_transposition(t, in.untyped_data(), out->untyped_data(), stream));
 }
 
@@ -80,18 +82,22 @@ inline xla::ffi::Error reduce(const Device& device, cudaStream_t stream, const R
       (*out)->element_count() != static_cast<size_t>(r.outer * r.inner)) {
     return invalid("reduce: the extents must be those of the operand and the result");
   }
-  void* workspace = nullptr;
-  const auto needed = static_cast<size_t>(reduction_workspace_bytes(r, device.num_sms));
-  if (needed > 0) {
-    if (results.size() != 2) return invalid("reduce: a workspace is needed");
-    auto buffer = results.get<xla::ffi::AnyBuffer>(1);
-    if (buffer.has_error() || (*buffer)->size_bytes() < needed) {
-      return invalid("reduce: the workspace must hold " + std::to_string(needed) + " bytes");
-    }
-    workspace = (*buffer)->untyped_data();
+  struct {
+    void* workspace = nullptr;
+    int64_t workspace_bytes = 0;
+  } buffers;
+  if (results.size() == 2) {
+    if (std::string error = take_workspace(results, 1, &buffers); !error.empty()) return invalid("reduce: " + error);
+    auto workspace = results.get<xla::ffi::AnyBuffer>(1);
+    if (overlap(in, **workspace) || overlap(**out, **workspace)) return invalid("reduce: buffers must not overlap");
   }
-  return to_ffi_error(
-      "reduce", launch_reduction(r, device.num_sms, in.untyped_data(), (*out)->untyped_data(), workspace, stream));
+  if (overlap(in, **out)) return invalid("reduce: buffers must not overlap");
+  const int64_t needed = reduction_workspace_bytes(r, device.num_sms);
+  if (buffers.workspace_bytes < needed) {
+    return invalid("reduce: the workspace must hold " + std::to_string(needed) + " bytes");
+  }
+  return to_ffi_error("reduce", launch_reduction(r, device.num_sms, in.untyped_data(), (*out)->untyped_data(),
+                                                 buffers.workspace, stream));
 }
 
 }  // namespace tcgemm

@@ -11,7 +11,7 @@ class Divisor {
  public:
   Divisor() = default;
   // 1 <= divisor < 2^31
-  __host__ explicit Divisor(int64_t divisor) {
+  __host__ __device__ explicit Divisor(int64_t divisor) {
     while ((int64_t{1} << shift_) < divisor) ++shift_;
     multiplier_ = static_cast<uint32_t>(((int64_t{1} << (31 + shift_)) + divisor - 1) / divisor);
   }

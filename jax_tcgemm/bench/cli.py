@@ -4,6 +4,7 @@ import math
 import pathlib
 from typing import Annotated
 
+import jax
 import typer
 from rich import box
 from rich.console import Console
@@ -12,8 +13,10 @@ from rich.table import Table
 
 from jax_tcgemm.bench import contenders, harness, records, suites, timing
 from jax_tcgemm.bench import parallel as layer
+from jax_tcgemm.bench import programs as in_programs
 from jax_tcgemm.bench.overhead import measure_overhead
 from jax_tcgemm.bench.render import render as render_files
+from jax_tcgemm.measuring import check_positive
 from jax_tcgemm.terminal import errors_as_text, output
 
 app = typer.Typer(help="Measure products beside XLA and cuBLASLt.", invoke_without_command=True)
@@ -77,11 +80,14 @@ def bench(
                 f"bench: timer must be auto, {', '.join(timing.TIMERS)}, got timer={timer!r}; "
                 "auto takes the best one there is"
             )
+        check_positive("bench", "budget", budget)
         dtypes = dtype.split(",") if dtype else None
         chosen = [suites.load_suite(name, dtypes) for name in suite.split(",")]
         chosen = suites.part_of(chosen, part)
+        implementations = contenders.parse_implementations(impl)
+        contenders.check_configs(implementations, config)
         options = harness.Options(
-            implementations=contenders.parse_implementations(impl),
+            implementations=implementations,
             peers=contenders.parse_peers(peers),
             configs=config,
             repeats=repeats,
@@ -128,6 +134,52 @@ def overhead(
 
 
 @app.command()
+def programs(
+    suite: Annotated[
+        str | None, typer.Option(help="Products of these suites; small models by default.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Programs with this in their names.")] = "",
+    impl: _Forced = None,
+    samples: Annotated[int, typer.Option(min=2, help="Calls of each program.")] = 21,
+    out: _Records = None,
+    revision: _Revision = None,
+) -> None:
+    """Measure products inside programs, in loops, beside plain JAX."""
+    console = output()
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    table = Table(*in_programs.HEAD)
+    with errors_as_text(), jax.enable_x64(suite is not None):  # Cases say their own types.
+        if suite is None:
+            found = in_programs.models(impl)
+        else:
+            found = in_programs.products(_products(suite), impl)
+        for program in found:
+            if only not in program.label:
+                continue
+            with console.status(f"measuring {program.label}"):
+                record = in_programs.measure(program, samples, revision)
+            if out is not None:
+                records.append_records(out, [record])
+            table.add_row(*in_programs.row(record))
+        if not table.rows:
+            raise ValueError(
+                f"bench: only must be in the name of a program, got {only=}; "
+                "without it all are measured"
+            )
+    console.print(table)
+
+
+def _products(names: str) -> list[suites.Case]:
+    cases = [case for name in names.split(",") for case in suites.load_suite(name).cases]
+    if others := {case.suite for case in cases if case.kind != "product"}:
+        raise ValueError(
+            f"bench: a suite must be of products, got {', '.join(sorted(others))}; "
+            "--list shows what there is"
+        )
+    return cases
+
+
+@app.command()
 def parallel(
     devices: Annotated[str, typer.Option(help="Numbers of devices, comma-separated.")] = "2,4",
     tokens: Annotated[int, typer.Option(min=1, help="Rows of the layer's input.")] = 8192,
@@ -146,7 +198,10 @@ def parallel(
     """Measure a tensor-parallel MLP, forward and backward, beside XLA's."""
     console = output()
     with errors_as_text():
-        counts = [int(count) for count in devices.split(",")]
+        counts = [_number("devices", count) for count in devices.split(",")]
+        pieces = [
+            None if count == "auto" else _number("chunks", count) for count in chunks.split(",")
+        ]
     for count in counts:
         with errors_as_text(), console.status(f"measuring on {count} devices"):
             record = layer.measure(
@@ -155,7 +210,7 @@ def parallel(
                 model,
                 hidden,
                 dtype=dtype,
-                chunks=[None if count == "auto" else int(count) for count in chunks.split(",")],
+                chunks=pieces,
                 implementation=impl,
                 steps=steps,
                 samples=samples,
@@ -182,6 +237,14 @@ def render(
         typer.echo(f"{'out of date' if check else 'wrote'}: {path}")
     if check and changed:
         raise typer.Exit(1)
+
+
+def _number(name: str, text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError(
+            f"bench: {name} must be numbers, comma-separated, got {text!r}; write such as 2,4"
+        )
+    return int(text)
 
 
 def _print_suites(console: Console) -> None:

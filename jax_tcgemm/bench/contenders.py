@@ -13,6 +13,7 @@ import jax
 from jax import lax
 
 import jax_tcgemm
+from jax_tcgemm import selection
 from jax_tcgemm.bench.suites import Case
 from jax_tcgemm.bench.workload import Workload
 
@@ -103,6 +104,23 @@ def parse_configs(implementation: str, text: str | None) -> list[str | None]:
     if text == "all":
         return list(device_implementations()[implementation])
     return [part.strip() for part in text.split(",")]
+
+
+def check_configs(implementations: Sequence[str], text: str | None) -> None:
+    """Raises ValueError where ``--config`` names what none of the implementations has."""
+    forced = [name for name in implementations if name not in ("auto", "xla")]
+    if text is not None and not forced:
+        raise ValueError(
+            f"bench: config must come with an implementation that has configs, got config={text!r} "
+            f"and impl={','.join(implementations)!r}; name one with --impl"
+        )
+    known = [config for name in forced for config in device_implementations()[name]]
+    for config in parse_configs(forced[0], text) if forced else ():
+        if config is not None and config not in known:
+            raise ValueError(
+                f"bench: config must be one of {selection.listed(known, ', ')} of "
+                f"{', '.join(forced)}, got config={config!r}; all takes each"
+            )
 
 
 def build(

@@ -61,7 +61,7 @@ def measure_overhead(
                 jax.block_until_ready(out)
                 if sample >= 5:  # The first ones compile and settle.
                     seconds[name].append(elapsed)
-        us = {name: _percentiles(values) for name, values in seconds.items()}
+        us = {name: percentiles(values) for name, values in seconds.items()}
         found.append(
             {
                 "schema": rec.SCHEMA,
@@ -87,6 +87,7 @@ def _chain(product, length: int, a, b):
     return a
 
 
-def _percentiles(seconds: list[float]) -> dict[str, float]:
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """The deciles that records hold, in microseconds."""
     deciles = statistics.quantiles(seconds, n=10)
     return {f"p{10 * (i + 1)}": round(deciles[i] * 1e6, 3) for i in (0, 4, 8)}

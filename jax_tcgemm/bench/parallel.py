@@ -87,11 +87,22 @@ def measure(
       the options and the message of what ``failed``.
 
     Raises:
-      ValueError: when there are not so many devices, or results differ from XLA's.
+      ValueError: when there are not so many devices, for tokens or hidden columns that they cannot
+        share, another dtype, or results that differ from XLA's.
     """
-    if len(jax.devices()) < devices:
+    if not 1 <= devices <= len(jax.devices()):
         raise ValueError(
-            f"bench: devices must be at most {len(jax.devices())} here, got {devices=}; use fewer"
+            f"bench: devices must be from 1 to {len(jax.devices())} here, got {devices=}; "
+            "name as many as take part"
+        )
+    if tokens % devices or hidden % devices:
+        raise ValueError(
+            f"bench: tokens and hidden must be multiples of devices, got {tokens=}, {hidden=} and "
+            f"{devices=}; each device gets as many"
+        )
+    if not _is_floating(dtype):
+        raise ValueError(
+            f"bench: dtype must be a floating-point dtype, got {dtype=}; bfloat16 is the default"
         )
     mesh = jax.make_mesh(
         (devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
@@ -139,6 +150,13 @@ def measure(
         "contenders": found,
         "machine": rec.machine(),
     }
+
+
+def _is_floating(dtype: str) -> bool:
+    try:
+        return jnp.issubdtype(dtype, jnp.floating)
+    except TypeError:
+        return False
 
 
 def _arrays(mesh: Mesh, tokens: int, model: int, hidden: int, dtype: str) -> list[jax.Array]:

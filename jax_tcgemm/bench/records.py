@@ -21,7 +21,8 @@ that were interleaved with it::
     machine          GPU, driver, CUDA, JAX, Python, clocks and power around the measurement
 
 A record of kind "overhead" holds host microseconds a step of tiny products; see overhead.py. One
-of kind "parallel" holds a layer over several devices; see parallel.py.
+of kind "parallel" holds a layer over several devices; see parallel.py. One of kind "program" holds
+products inside a loop beside plain JAX; see programs.py.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import jax
 import jaxlib
 
 from jax_tcgemm.info import CUDA_IMPLEMENTATIONS
+from jax_tcgemm.selection import target_device
 
 SCHEMA = 1
 
@@ -109,7 +111,7 @@ def machine() -> dict:
     state = gpu_state() if device.platform == "gpu" else {}
     return {
         "platform": device.platform,
-        "device": device.device_kind,
+        "device": target_device("cpu").name if device.platform == "cpu" else device.device_kind,
         "driver": state.get("driver"),
         "backend": device.client.platform_version.replace("\n", "; "),
         "jax": jax.__version__,

@@ -8,7 +8,7 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from jax_tcgemm.bench import parallel
+from jax_tcgemm.bench import parallel, programs
 from jax_tcgemm.bench import records as rec
 from jax_tcgemm.bench.suites import Case, suite_names
 
@@ -16,6 +16,10 @@ BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 _RESULTS = pathlib.Path("benchmarks/results")
 _CHARTS = pathlib.Path("benchmarks/charts")
 _PEERS = {"xla": "XLA", "cublaslt": "cuBLASLt"}
+_PROGRAMS = {
+    "models": "Small models in a loop, under `patch`",
+    "products": "Single products in a loop, `host` beside XLA's own",
+}
 # Longer suites are shown by their chart alone.
 _MAX_ROWS = 64
 _NO_RECORDS = "No records are committed yet."
@@ -125,6 +129,7 @@ def full_section(records: Sequence[dict]) -> str:
                 parts += [f"{dtype}, µs, and the memory of the call in MB:", _times_table(group)]
     groups = rec.grouped([*products, *workloads])
     parts += filter(None, (_flags_note(groups), _overhead_table(records), _parallel_table(records)))
+    parts += _program_tables(records)
     return "\n\n".join(parts)
 
 
@@ -289,3 +294,18 @@ def _parallel_table(records: Sequence[dict]) -> str:
         "A tensor-parallel MLP, forward and backward, wall-clock time of a step (what each row is: "
         "`jax_tcgemm/bench/parallel.py`):\n\n" + _table(head, rows, left=3)
     )
+
+
+def _program_tables(records: Sequence[dict]) -> list[str]:
+    """Small models and single products in loops, a table of each for each machine."""
+    newest: dict[tuple, dict[tuple, dict]] = {}
+    for record in sorted(records, key=lambda r: r["time"]):
+        if record["kind"] == "program":
+            machine = record["machine"]
+            group = newest.setdefault((record["group"], machine["device"], machine["jax"]), {})
+            group[record["label"], record["dtype"]] = record
+    return [
+        f"{_PROGRAMS[group]}, {device}, JAX {jax}, microseconds of a step:\n\n"
+        + _table(programs.HEAD, [programs.row(record) for record in found.values()], left=3)
+        for (group, device, jax), found in newest.items()
+    ]

@@ -1,4 +1,4 @@
-"""BLAS for JAX: cuBLAS on a GPU, C++ on the host, behind one primitive.
+"""BLAS for JAX: cuBLAS on a GPU, C++ or XLA on the host, behind one primitive.
 
 The functions of BLAS levels 1 to 3 with their options, as JAX expects functions to be: arrays are
 row-major, indices count from 0, results are returned and inputs never change. They go through jit,

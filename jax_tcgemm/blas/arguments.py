@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.arguments import as_array
+from jax_tcgemm.arguments import as_array, in_range, promoted_dtype
 from jax_tcgemm.primitives import blas as primitive
 from jax_tcgemm.primitives.blas import Call, Options, span
+from jax_tcgemm.problem import MAX_EXTENT
 
 _DTYPES = tuple(
     np.dtype(t)
@@ -25,17 +26,21 @@ def check_options(op: str, implementation, options) -> None:
         )
 
 
-def arrays(op: str, ranks: dict[str, int], **given) -> list:
+def arrays(op: str, ranks: dict[str, int], optional: str = "", **given) -> list:
     """The arrays as JAX arrays of one dtype that BLAS has, of enough dimensions each.
 
     Args:
       op: the function.
       ranks: for each name, the dimensions it has without batch.
-      **given: the arrays by name; None is passed through.
+      optional: the name of one that may be None, which is passed through.
+      **given: the arrays by name.
     """
-    found = {name: x if x is None else as_array(op, name, x) for name, x in given.items()}
+    found = {
+        name: x if x is None and name == optional else as_array(op, name, x)
+        for name, x in given.items()
+    }
     present = {name: x for name, x in found.items() if x is not None}
-    dtype = jnp.result_type(*present.values())
+    dtype = promoted_dtype(op, *present.values())
     for name, x in present.items():
         if x.ndim < ranks[name]:
             raise ValueError(
@@ -52,16 +57,22 @@ def arrays(op: str, ranks: dict[str, int], **given) -> list:
 
 
 def check_integer(op: str, name: str, value, least: int, remedy: str) -> int:
-    """The value as an int; raises where it is none or too small."""
+    """The value as an int; raises where it is none, too small, or beyond every extent."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(
             f"{op}: {name} must be an integer of at least {least}, got {name}={value!r}; {remedy}"
+        )
+    if value > MAX_EXTENT:
+        raise ValueError(
+            f"{op}: {name} must be at most 2**31 - 1, got {name}={value}; no array is longer"
         )
     return int(value)
 
 
 def check_increment(op: str, name: str, value) -> int:
-    """An increment: a positive integer."""
+    """An increment: a positive integer. One beyond every extent means the same as the largest."""
+    if isinstance(value, int | np.integer):
+        value = min(value, MAX_EXTENT)
     return check_integer(op, name, value, 1, "reverse a vector with x[..., ::-1]")
 
 
@@ -88,13 +99,30 @@ def check_square(op: str, a) -> None:
         )
 
 
+def check_shape(op: str, name: str, x) -> tuple[int, ...]:
+    """The shape of an array; raises where it is symbolic."""
+    if not all(isinstance(extent, int) for extent in x.shape):
+        raise ValueError(
+            f"{op}: {name} must have a known shape, got {name}.shape={x.shape}; fix its extents"
+        )
+    return x.shape
+
+
 def check_span(op: str, name: str, x, n: int, step: int) -> None:
     """Raises where a vector is too short for n elements `step` apart."""
-    if x.shape[-1] < span(n, step):
+    if not _is_at_least(x.shape[-1], span(n, step)):
         raise ValueError(
             f"{op}: {name} must hold {n} elements {step} apart, {span(n, step)} in all, got "
             f"{name}.shape={x.shape}; pass a longer one or a smaller increment"
         )
+
+
+def _is_at_least(extent, least) -> bool:
+    """Whether an extent is known to be large enough."""
+    try:
+        return extent >= least
+    except Exception:  # Of symbolic extents that cannot be compared; it has no public name.
+        return False
 
 
 def vector_length(op: str, n, **vectors) -> int:
@@ -126,9 +154,8 @@ def scalars(op: str, dtype, **given) -> tuple[dict, tuple]:
     """
     is_complex = np.dtype(dtype).kind == "c"
     for name, value in given.items():
-        if np.ndim(value) or not (
-            isinstance(value, int | float | complex | np.number) or hasattr(value, "dtype")
-        ):
+        is_array = hasattr(value, "dtype") and as_array(op, name, value).ndim == 0
+        if not is_array and not isinstance(value, int | float | complex):
             raise TypeError(
                 f"{op}: {name} must be a scalar, got {name}={value!r}; vmap over a vector of them"
             )
@@ -138,7 +165,7 @@ def scalars(op: str, dtype, **given) -> tuple[dict, tuple]:
                 "convert the arrays"
             )
     if not any(isinstance(value, jax.Array) for value in given.values()):
-        return {name: complex(value) for name, value in given.items()}, ()
+        return {name: in_range(op, name, complex, value) for name, value in given.items()}, ()
     given = {"beta": 0.0} | given
     scale = primitive.scale_dtype(dtype)
     return {"scalar_args": True}, tuple(

@@ -7,6 +7,7 @@ increment-th element takes part, beginning with the first, and the others are pa
 import jax
 import jax.numpy as jnp
 
+from jax_tcgemm.arguments import check_flag
 from jax_tcgemm.blas.arguments import (
     arrays,
     bind,
@@ -18,16 +19,16 @@ from jax_tcgemm.blas.arguments import (
 from jax_tcgemm.primitives.blas import DEFAULT_OPTIONS, Call, Options
 
 
-def _call(op, vectors, n, implementation, options, *, routine=None, factors=None, **fields):
+def _call(op, routine, vectors, n, implementation, options, *, factors=None, **fields):
     """A call on vectors, given as (array, increment) by name, and its operands, all checked.
 
     Args:
       op: the function.
+      routine: of `Call`.
       vectors: x, and y where there is one.
       n: how many elements take part, or None.
       implementation: as of the function.
       options: as of the function.
-      routine: of `Call`; None where it is the function's name.
       factors: alpha by name where there is one.
       **fields: more of `Call`.
     """
@@ -40,7 +41,7 @@ def _call(op, vectors, n, implementation, options, *, routine=None, factors=None
     changes, operands = scalars(op, given[0].dtype, **factors or {})
     call = Call(
         op,
-        routine or op,
+        routine,
         n=vector_length(op, n, **checked),
         increments=(*(increment for _, increment in checked.values()), 1)[:2],
         options=options,
@@ -53,7 +54,7 @@ def _call(op, vectors, n, implementation, options, *, routine=None, factors=None
 
 def _index(op, routine, x, n, increment, implementation, options):
     """The increment and x, both checked, and the index that a routine finds."""
-    call, (x,) = _call(op, {"x": (x, increment)}, n, implementation, options, routine=routine)
+    call, (x,) = _call(op, routine, {"x": (x, increment)}, n, implementation, options)
     if call.n == 0:
         raise ValueError(
             f"{op}: x must have an element, got x.shape={x.shape} and n={call.n}; "
@@ -98,7 +99,7 @@ def iamax(
       >>> int(blas.iamax(x)), int(blas.iamax(x, increment=3))
       (2, 0)
     """
-    return _index("iamax", "iamax", x, n, increment, implementation, options)[-1]
+    return _index("blas.iamax", "iamax", x, n, increment, implementation, options)[-1]
 
 
 def iamin(
@@ -117,7 +118,7 @@ def iamin(
       >>> int(blas.iamin(jnp.array([2.0, -4, 1, -1])))
       2
     """
-    return _index("iamin", "iamin", x, n, increment, implementation, options)[-1]
+    return _index("blas.iamin", "iamin", x, n, increment, implementation, options)[-1]
 
 
 def _extreme(op, routine, x, n, increment, implementation, options):
@@ -148,7 +149,7 @@ def amax(
       >>> float(blas.amax(jnp.array([2.0, -4, 1])))
       4.0
     """
-    return _extreme("amax", "iamax", x, n, increment, implementation, options)
+    return _extreme("blas.amax", "iamax", x, n, increment, implementation, options)
 
 
 def amin(
@@ -167,7 +168,7 @@ def amin(
       >>> float(blas.amin(jnp.array([2.0, -4, 1])))
       1.0
     """
-    return _extreme("amin", "iamin", x, n, increment, implementation, options)
+    return _extreme("blas.amin", "iamin", x, n, increment, implementation, options)
 
 
 def asum(
@@ -193,7 +194,7 @@ def asum(
       >>> float(blas.asum(jnp.array([1 + 2j, -3 - 4j])))
       10.0
     """
-    call, operands = _call("asum", {"x": (x, increment)}, n, implementation, options)
+    call, operands = _call("blas.asum", "asum", {"x": (x, increment)}, n, implementation, options)
     return bind(call, *operands)[0]
 
 
@@ -221,7 +222,7 @@ def nrm2(
       >>> float(blas.nrm2(2.0**100 * jnp.array([3.0, 4]))) / 2.0**100
       5.0
     """
-    call, operands = _call("nrm2", {"x": (x, increment)}, n, implementation, options)
+    call, operands = _call("blas.nrm2", "nrm2", {"x": (x, increment)}, n, implementation, options)
     return bind(call, *operands)[0]
 
 
@@ -266,8 +267,8 @@ def dot(
       48.0
     """
     vectors = {"x": (x, increment_x), "y": (y, increment_y)}
-    op_a = "C" if conjugate else "N"
-    call, operands = _call("dot", vectors, n, implementation, options, op_a=op_a)
+    op_a = "C" if check_flag("blas.dot", "conjugate", conjugate) else "N"
+    call, operands = _call("blas.dot", "dot", vectors, n, implementation, options, op_a=op_a)
     return bind(call, *operands)[0]
 
 
@@ -306,6 +307,7 @@ def scal(
       [10.0, 2.0, 30.0, 4.0, 50.0]
     """
     call, operands = _call(
+        "blas.scal",
         "scal",
         {"x": (x, increment)},
         n,
@@ -349,6 +351,7 @@ def axpy(
       [2.0, 3.0, 4.0]
     """
     call, operands = _call(
+        "blas.axpy",
         "axpy",
         {"x": (x, increment_x), "y": (y, increment_y)},
         n,
@@ -385,6 +388,8 @@ def swap(
       ([10.0, 1.0, 11.0, 3.0], [0.0, 2.0])
     """
     vectors = {"x": (x, increment_x), "y": (y, increment_y)}
-    call, operands = _call("swap", vectors, n, implementation, options, has_c=True, items=2)
+    call, operands = _call(
+        "blas.swap", "swap", vectors, n, implementation, options, has_c=True, items=2
+    )
     x, y = bind(call, *operands)
     return x, y

@@ -7,18 +7,21 @@ only every increment-th element takes part, beginning with the first; the others
 import jax
 import jax.numpy as jnp
 
+from jax_tcgemm.arguments import check_flag
 from jax_tcgemm.blas.arguments import (
     arrays,
     bind,
     check_increment,
     check_integer,
     check_options,
+    check_shape,
     check_span,
     check_square,
     scalars,
     transposition,
 )
 from jax_tcgemm.primitives.blas import DEFAULT_OPTIONS, Call, Options, xla
+from jax_tcgemm.problem import MAX_EXTENT
 
 
 def gemv(
@@ -67,8 +70,8 @@ def gemv(
       >>> blas.gemv(a, jnp.arange(1.0, 5), jnp.arange(5.0, 9)).tolist()
       [12.0, 19.0, 26.0, 18.0]
     """
-    op = "gemv"
-    a, x, y = arrays(op, {"a": 2, "x": 1, "y": 1}, a=a, x=x, y=y)
+    op = "blas.gemv"
+    a, x, y = arrays(op, {"a": 2, "x": 1, "y": 1}, "y", a=a, x=x, y=y)
     shape = a.shape[-2:]
     trans = transposition(op, "trans", trans, a.dtype)
     call = Call(op, "gemv", options=options, implementation=implementation)
@@ -150,14 +153,9 @@ def gbmv(
       >>> blas.gbmv(blas.to_band(a, 1, 1), jnp.arange(1.0, 5), kl=1, ku=1).tolist()
       [7.0, 13.0, 19.0, 10.0]
     """
-    op = "gbmv"
-    a, x, y = arrays(op, {"a": 2, "x": 1, "y": 1}, a=a, x=x, y=y)
-    kl, ku = _checked_band(op, kl=kl, ku=ku)
-    if a.shape[-1] != kl + ku + 1:
-        raise ValueError(
-            f"{op}: the last dimension of a must be kl + ku + 1 = {kl + ku + 1}, got a.shape="
-            f"{a.shape}; blas.to_band makes a band of a full matrix"
-        )
+    op = "blas.gbmv"
+    a, x, y = arrays(op, {"a": 2, "x": 1, "y": 1}, "y", a=a, x=x, y=y)
+    kl, ku = _checked_band(op, kl, ku, a=a)
     if columns is None:
         columns = a.shape[-2]
     columns = check_integer(op, "columns", columns, 0, "None means as many as rows")
@@ -182,10 +180,24 @@ def gbmv(
     return _product(call, shape, a, x, y, alpha, beta, "T", *given).conj()
 
 
-def _checked_band(op: str, **widths) -> list[int]:
-    return [
-        check_integer(op, name, width, 0, "it counts diagonals") for name, width in widths.items()
-    ]
+def _checked_band(op: str, kl, ku, **band) -> tuple[int, int]:
+    """The numbers of diagonals as integers, checked against the band's width where there is one."""
+    kl, ku = (
+        check_integer(op, name, width, 0, "it counts diagonals")
+        for name, width in (("kl", kl), ("ku", ku))
+    )
+    if kl + ku + 1 > MAX_EXTENT:
+        raise ValueError(
+            f"{op}: kl + ku + 1 must be at most 2**31 - 1, got {kl=} and {ku=}; "
+            "a matrix has no more diagonals than rows and columns"
+        )
+    for name, x in band.items():
+        if x.shape[-1] != kl + ku + 1:
+            raise ValueError(
+                f"{op}: the last dimension of {name} must be kl + ku + 1 = {kl + ku + 1}, got "
+                f"{name}.shape={x.shape}; blas.to_band makes a band of a full matrix"
+            )
+    return kl, ku
 
 
 def to_band(a, kl: int, ku: int) -> jax.Array:
@@ -199,10 +211,14 @@ def to_band(a, kl: int, ku: int) -> jax.Array:
       >>> blas.to_band(jnp.arange(1.0, 10).reshape(3, 3), 1, 0).tolist()
       [[0.0, 1.0], [4.0, 5.0], [8.0, 9.0]]
     """
-    kl, ku = _checked_band("to_band", kl=kl, ku=ku)
-    (a,) = arrays("to_band", {"a": 2}, a=a)
-    column, exists = xla.band_index(*a.shape[-2:], kl, ku)
-    rows = jnp.arange(a.shape[-2])[:, None]
+    op = "blas.to_band"
+    kl, ku = _checked_band(op, kl, ku)
+    (a,) = arrays(op, {"a": 2}, a=a)
+    *batch, m, n = check_shape(op, "a", a)
+    column, exists = xla.band_index(m, n, kl, ku)
+    if n == 0:  # Of which nothing can be taken.
+        return jnp.zeros((*batch, m, kl + ku + 1), a.dtype)
+    rows = jnp.arange(m)[:, None]
     return jnp.where(exists, a[..., rows, column], 0)
 
 
@@ -215,10 +231,13 @@ def from_band(band, columns: int, kl: int, ku: int) -> jax.Array:
       >>> blas.from_band(jnp.array([[0.0, 1], [4, 5]]), 2, 1, 0).tolist()
       [[1.0, 0.0], [4.0, 5.0]]
     """
-    kl, ku = _checked_band("from_band", kl=kl, ku=ku)
-    (band,) = arrays("from_band", {"band": 2}, band=band)
-    column, exists = xla.band_index(band.shape[-2], columns, kl, ku)
-    rows = jnp.arange(band.shape[-2])[:, None]
+    op = "blas.from_band"
+    (band,) = arrays(op, {"band": 2}, band=band)
+    kl, ku = _checked_band(op, kl, ku, band=band)
+    columns = check_integer(op, "columns", columns, 0, "it counts those of the matrix")
+    m = check_shape(op, "band", band)[-2]
+    column, exists = xla.band_index(m, columns, kl, ku)
+    rows = jnp.arange(m)[:, None]
     full = jnp.zeros((*band.shape[:-1], columns), band.dtype)
     return full.at[..., rows, column].add(jnp.where(exists, band, 0))
 
@@ -262,7 +281,7 @@ def trsv(
       >>> blas.trsv(jnp.array([[2.0, 0], [1, 4]]), jnp.array([2.0, 9])).tolist()
       [1.0, 2.0]
     """
-    op = "trsv"
+    op = "blas.trsv"
     check_options(op, implementation, options)
     a, b = arrays(op, {"a": 2, "b": 1}, a=a, b=b)
     check_square(op, a)
@@ -274,8 +293,8 @@ def trsv(
         n=a.shape[-1],
         increments=(increment, 1),
         op_a=transposition(op, "trans", trans, a.dtype),
-        upper=not lower,
-        unit=bool(unit_diagonal),
+        upper=not check_flag(op, "lower", lower),
+        unit=check_flag(op, "unit_diagonal", unit_diagonal),
         has_c=True,
         options=options,
         implementation=implementation,

@@ -1,9 +1,10 @@
 """BLAS level 3: functions of matrices. Every array may have batch dimensions in front."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 
+from jax_tcgemm.arguments import as_array, check_flag
 from jax_tcgemm.blas.arguments import (
     arrays,
     bind,
@@ -61,8 +62,8 @@ def gemm(
       >>> blas.gemm(a, b, jnp.ones((2, 2)), beta=-1).tolist()
       [[15.0, 35.0], [5.0, 22.0]]
     """
-    op = "gemm"
-    a, b, c = arrays(op, {"a": 2, "b": 2, "c": 2}, a=a, b=b, c=c)
+    op = "blas.gemm"
+    a, b, c = arrays(op, {"a": 2, "b": 2, "c": 2}, "c", a=a, b=b, c=c)
     call = Call(op, "gemm", options=options, implementation=implementation)
     call, operands = _gemm_call(call, a, b, c, alpha, beta, trans_a, trans_b)
     return bind(call, a, b, *(() if c is None else (c,)), *operands)[0]
@@ -135,8 +136,9 @@ def gemm_batched(
       >>> [out.tolist() for out in blas.gemm_batched(x, x)]
       [[[1.0, 0.0], [0.0, 1.0]], [[4.0, 0.0], [0.0, 4.0]]]
     """
-    op = "gemm_batched"
-    groups = {"a": list(a), "b": list(b)} | ({} if c is None else {"c": list(c)})
+    op = "blas.gemm_batched"
+    given = {"a": a, "b": b} | ({} if c is None else {"c": c})
+    groups = {name: _items(op, name, group) for name, group in given.items()}
     lengths = {name: len(group) for name, group in groups.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(
@@ -160,6 +162,20 @@ def gemm_batched(
         call, first["a"], first["b"], first.get("c"), alpha, beta, trans_a, trans_b
     )
     return bind(call, *flat, *operands)
+
+
+def _items(op: str, name: str, group) -> list:
+    """A sequence of arrays as a list; of one array, its entries."""
+    is_sequence = isinstance(group, Iterable)
+    if hasattr(group, "dtype"):
+        group = as_array(op, name, group)
+        is_sequence = group.ndim > 0 and isinstance(group.shape[0], int)
+    if not is_sequence:
+        raise TypeError(
+            f"{op}: {name} must be a sequence of arrays, got {name} of type "
+            f"{type(group).__name__}; pass a list"
+        )
+    return list(group)
 
 
 def trsm(
@@ -204,7 +220,7 @@ def trsm(
       >>> blas.trsm(jnp.array([[2.0, 0], [1, 4]]), jnp.array([[2.0, 4], [9, 6]])).tolist()
       [[1.0, 2.0], [2.0, 1.0]]
     """
-    op = "trsm"
+    op = "blas.trsm"
     check_options(op, implementation, options)
     a, b = arrays(op, {"a": 2, "b": 2}, a=a, b=b)
     check_square(op, a)
@@ -220,9 +236,9 @@ def trsm(
         op,
         "trsm",
         op_a=transposition(op, "trans", trans, a.dtype),
-        upper=not lower,
+        upper=not check_flag(op, "lower", lower),
         right=side == "right",
-        unit=bool(unit_diagonal),
+        unit=check_flag(op, "unit_diagonal", unit_diagonal),
         has_c=True,
         options=options,
         implementation=implementation,

@@ -18,7 +18,7 @@ def set_logging(path) -> None:
     """
     if reason := _modules.cublas_reason():
         raise RuntimeError(
-            f"set_logging: cuBLAS must be there to log, got path={path!r} and {reason}; "
+            f"blas.set_logging: cuBLAS must be there to log, got path={path!r} and {reason}; "
             "jax_tcgemm.info() says what is found"
         )
     _modules.cuda.set_cublas_logging("" if path is None else str(path))

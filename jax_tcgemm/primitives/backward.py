@@ -8,7 +8,7 @@
 
 Going forwards both are their unfused selves.
 
-Parameters, all static: dimension_numbers, permutation, precision, preferred_element_type,
+Parameters, all static: op, dimension_numbers, permutation, precision, preferred_element_type,
 out_sharding, implementation; of the first also activation, pair (the dimension of Z that tells gate
 and up apart, or None) and bias_axes (the dimensions of Z that dbias has, None where there is none).
 """
@@ -18,9 +18,10 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.extend import core
-from jax.interpreters import ad, batching, mlir, xla
 
+from jax_tcgemm import jax_internals
 from jax_tcgemm.fusion import Fusion, broadcast_to, push_forward, wide_dtype
+from jax_tcgemm.jax_internals import ad, batching, mlir, xla
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import fused_dot_general as fused
 from jax_tcgemm.primitives import partitioning, shardings
@@ -104,6 +105,8 @@ def define_linear(p: core.Primitive, f, run=None) -> None:
     p.def_effectful_abstract_eval(functools.partial(_abstract_eval, f))
     ad.primitive_jvps[p] = functools.partial(_jvp, f)
     mlir.register_lowering(p, mlir.lower_fun(run or f, multiple_results=False))
+    jax_internals.check_nans(p)
+    jax_internals.register_jet(p, functools.partial(fused.series_by_parts, f))
 
 
 def _abstract_eval(f, *avals, **params):

@@ -31,9 +31,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
-from jax.interpreters import ad, batching
 
 from jax_tcgemm.fusion import wide_dtype
+from jax_tcgemm.jax_internals import ad, batching
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives.backward import define_linear
 from jax_tcgemm.primitives.fused_dot_general import moved
@@ -44,6 +44,7 @@ class How:
     """What a call says beside its arrays.
 
     Attributes:
+      op: the public function, for messages.
       axis_name: the mesh axis, or several.
       chunks: pieces in which a shard is moved; None takes what is best as a rule.
       w_axis: the contracted one of w's last two dimensions: 0, or 1 where w is transposed.
@@ -52,6 +53,7 @@ class How:
       implementation: name to force, or None.
     """
 
+    op: str
     axis_name: str | tuple[str, ...]
     chunks: int | None
     w_axis: int
@@ -65,6 +67,7 @@ class How:
         return primitive.dot_general(
             lhs,
             rhs,
+            op=self.op,
             dimension_numbers=(contract, (batch, batch)),
             precision=self.precision,
             preferred_element_type=dtype or self.dtype,

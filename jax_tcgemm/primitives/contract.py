@@ -5,9 +5,9 @@ the result's modes, is optional. The primitive is closed under differentiation a
 gradient of an operand comes out in that operand's own order of modes, and a mapped dimension is
 one more mode.
 
-Parameters, all static: modes (of a and b), result, conj (of a and b), alpha, beta, compute (a name
-or ""), precision (canonical), result_dtype, out_sharding (of the product), algorithm,
-implementation.
+Parameters, all static: op (for messages), modes (of a and b), result, conj (of a and b), alpha,
+beta, compute (a name or ""), precision (canonical), result_dtype, out_sharding (of the product),
+algorithm, implementation.
 """
 
 import functools
@@ -15,12 +15,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import dot_general_p, transpose_p
-from jax.interpreters import ad, batching, xla
 
-from jax_tcgemm.primitives import partitioning, shardings, tensor_lowering
-from jax_tcgemm.primitives.dot_general import same_varying
+from jax_tcgemm.jax_internals import ad, batching, register_jet, xla, zero_tangent
+from jax_tcgemm.primitives import lowering, partitioning, shardings, tensor_lowering
+from jax_tcgemm.primitives.dot_general import bilinear_series, same_varying
 from jax_tcgemm.primitives.fused_dot_general import moved
 from jax_tcgemm.tensor import modes as mode_names
 from jax_tcgemm.tensor import planning, reference
@@ -29,12 +30,10 @@ from jax_tcgemm.tensor.operators import scaled
 
 contract_p = core.Primitive("tcgemm_contract")
 
-# What messages call it: a call does not know which public function bound it.
-OP = "contract"
-
 
 def contract(
     *operands,
+    op,
     modes,
     result,
     conj=(False, False),
@@ -50,6 +49,7 @@ def contract(
     """Binds the primitive; arguments are checked and canonical already."""
     return contract_p.bind(
         *same_varying(*operands),
+        op=op,
         modes=tuple(modes),
         result=tuple(result),
         conj=tuple(conj),
@@ -80,6 +80,7 @@ def request_of(operands, params) -> planning.Request:
         algorithm=params["algorithm"],
     )
     return planning.Request(
+        params["op"],
         operation,
         params["precision"],
         params["result_dtype"],
@@ -94,13 +95,14 @@ def request_of(operands, params) -> planning.Request:
 def _abstract_eval(*avals, **params):
     request = request_of(avals, params)
     numbers, permutation = reference.dot_dimensions(*params["modes"], params["result"])
-    out, _ = dot_general_p.abstract_eval(
-        *avals[:2],
-        dimension_numbers=numbers,
-        precision=None,
-        preferred_element_type=request.result_dtype,
-        out_sharding=shardings.natural(params["out_sharding"], permutation),
-    )
+    with lowering.named(params["op"]):
+        out, _ = dot_general_p.abstract_eval(
+            *avals[:2],
+            dimension_numbers=numbers,
+            precision=None,
+            preferred_element_type=request.result_dtype,
+            out_sharding=shardings.natural(params["out_sharding"], permutation),
+        )
     out, _ = transpose_p.abstract_eval(out, permutation=permutation)
     return out
 
@@ -165,7 +167,7 @@ def _jvp(primals, tangents, **params):
             addend, beta = ((total,), 1) if total is not None else ((), 0)
             total = contract(*operands(tangent), *addend, **params | {"beta": beta})
     if total is None:
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+        return out, zero_tangent(out)
     return out, partitioning.resharded(total, jax.typeof(out).sharding)
 
 
@@ -207,6 +209,18 @@ def _transpose(ct, a, b, *c, modes, result, conj, alpha, beta, **params):
 
 ad.primitive_jvps[contract_p] = _jvp
 ad.primitive_transposes[contract_p] = _transpose
+
+
+def _series(primals, series, **params):
+    """Bilinear in A and B, and beta * C beside it."""
+    value, terms = bilinear_series(contract_p, primals[:2], series[:2], **params | {"beta": 0})
+    if len(primals) == 3:
+        c = [scaled(x, params["beta"]) for x in (primals[2], *series[2])]
+        value, *terms = map(lax.add, (value, *terms), c)
+    return value, terms
+
+
+register_jet(contract_p, _series)
 
 
 # --- lowering -----------------------------------------------------------------------------------

@@ -6,33 +6,33 @@ The permutation closes the primitive under differentiation and batching: the gra
 comes out in the operand's own order, so that no rule here ever emits a transpose, and what is a
 layout stays one until the device-local code turns it into strides.
 
-Parameters, all static: dimension_numbers, permutation, precision (canonical),
-preferred_element_type, out_sharding (of the permuted result), implementation, config.
+Parameters, all static: op (the public function that was called, for messages; derivatives inherit
+it), dimension_numbers, permutation, precision (canonical), preferred_element_type, out_sharding (of
+the permuted result), implementation, config.
 """
 
 import functools
+import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.extend.core.primitives import dot_general_p as lax_dot_general_p
 from jax.extend.core.primitives import transpose_p
-from jax.interpreters import ad, batching, xla
 
-from jax_tcgemm import local, selection
+from jax_tcgemm import jax_internals, local, selection
+from jax_tcgemm.jax_internals import ad, batching, converted, product_type, varying_axes, xla
 from jax_tcgemm.primitives import lowering, partitioning, shardings
 
 dot_general_p = core.Primitive("tcgemm_dot_general")
-
-# The function that messages name: a call does not know which public one bound it.
-OP = "dot_general"
 
 
 def dot_general(
     lhs,
     rhs,
     *,
+    op,
     dimension_numbers,
     permutation=None,
     precision=None,
@@ -42,10 +42,14 @@ def dot_general(
     config=None,
 ):
     """Binds the primitive; arguments are checked and canonical already."""
+    jax_internals.register_imported()
     if permutation is None:
-        permutation = tuple(range(result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)))
+        # Residuals of derivatives may be Python scalars, which have no `ndim`.
+        ndims = np.ndim(lhs), np.ndim(rhs)
+        permutation = tuple(range(result_ndim(*ndims, dimension_numbers)))
     return dot_general_p.bind(
         *same_varying(lhs, rhs),
+        op=op,
         dimension_numbers=dimension_numbers,
         permutation=tuple(permutation),
         precision=precision,
@@ -64,7 +68,7 @@ def result_ndim(lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> int:
 
 def same_varying(*operands, over=()):
     """Inside shard_map, makes all operands vary over the union of their manual axes, and `over`."""
-    varying = [jax.typeof(x).manual_axis_type.varying for x in operands]
+    varying = [varying_axes(x) for x in operands]
     union = frozenset(over).union(*varying)
     return [
         lax.pcast(x, tuple(union - own), to="varying") if union - own else x
@@ -79,6 +83,7 @@ def _abstract_eval(
     lhs,
     rhs,
     *,
+    op,
     dimension_numbers,
     permutation,
     precision,
@@ -88,14 +93,15 @@ def _abstract_eval(
     config,
 ):
     del implementation, config
-    out, _ = lax_dot_general_p.abstract_eval(
-        lhs,
-        rhs,
-        dimension_numbers=dimension_numbers,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=shardings.natural(out_sharding, permutation),
-    )
+    with lowering.named(op):
+        out = product_type(
+            lhs,
+            rhs,
+            dimension_numbers=dimension_numbers,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            out_sharding=shardings.natural(out_sharding, permutation),
+        )
     if permutation != tuple(range(out.ndim)):
         out, _ = transpose_p.abstract_eval(out, permutation=permutation)
     return out
@@ -122,7 +128,7 @@ def _batch(axis_data, args, dims, *, dimension_numbers, permutation, out_shardin
         )
         return out, None
     new_numbers, order, position = batched_numbers(
-        (lhs.ndim, rhs.ndim), dims, dimension_numbers, permutation
+        (np.ndim(lhs), np.ndim(rhs)), dims, dimension_numbers, permutation
     )
     out = dot_general_p.bind(
         lhs,
@@ -217,6 +223,7 @@ def _transpose_operand(
     x,
     y,
     *,
+    op,
     dimension_numbers,
     permutation,
     precision,
@@ -234,10 +241,11 @@ def _transpose_operand(
     del out_sharding, config
     operands = (y, g) if is_rhs else (g, y)
     numbers, order = cotangent_numbers(
-        x.aval.ndim, y.ndim, dimension_numbers, permutation, is_rhs=is_rhs
+        x.aval.ndim, np.ndim(y), dimension_numbers, permutation, is_rhs=is_rhs
     )
     x_bar = dot_general(
         *operands,
+        op=op,
         dimension_numbers=numbers,
         permutation=order,
         precision=precision,
@@ -246,7 +254,16 @@ def _transpose_operand(
         implementation=implementation,
         config=None,
     )
-    return lax.convert_element_type(x_bar, x.aval.dtype)
+    return as_cotangent(x_bar, x.aval)
+
+
+def as_cotangent(x_bar: jax.Array, aval) -> jax.Array:
+    """A cotangent in the dtype of its primal, and as weak as that where it is converted."""
+    if x_bar.dtype == aval.dtype:
+        return x_bar
+    if jnp.iscomplexobj(x_bar) and not jnp.issubdtype(aval.dtype, jnp.complexfloating):
+        x_bar = lax.real(x_bar)
+    return converted(x_bar, aval.dtype, weak_type=aval.weak_type)
 
 
 def cotangent_numbers(x_ndim, y_ndim, dimension_numbers, permutation, *, is_rhs):
@@ -291,12 +308,52 @@ def cotangent_numbers(x_ndim, y_ndim, dimension_numbers, permutation, *, is_rhs)
 ad.defbilinear(dot_general_p, _transpose_lhs, _transpose_rhs)
 
 
+def bilinear_series(primitive, primals, series, **params):
+    """The Taylor series of a primitive that is linear in its first two operands."""
+    (x, y, *constants), (x_terms, y_terms, *_) = primals, series
+    xs, ys = [x, *x_terms], [y, *y_terms]
+    terms = [
+        functools.reduce(
+            lax.add,
+            [primitive.bind(xs[j], ys[i - j], *constants, **params) for j in range(i + 1)],
+        )
+        for i in range(len(xs))
+    ]
+    return terms[0], terms[1:]
+
+
+jax_internals.register_jet(dot_general_p, functools.partial(bilinear_series, dot_general_p))
+
+
+# --- other interpreters of JAX ------------------------------------------------------------------
+
+
+def _to_lax(params):
+    """The parameters of `lax.dot_general_p`, and how its result is permuted."""
+    keys = ("dimension_numbers", "precision", "preferred_element_type")
+    permutation = params["permutation"]
+    out_sharding = shardings.natural(params["out_sharding"], permutation)
+    return {key: params[key] for key in keys} | {"out_sharding": out_sharding}, permutation
+
+
+def flops(lhs, rhs, *, dimension_numbers, **_) -> int:
+    """Multiplications and additions of a product."""
+    (contract, _), (batch, _) = dimension_numbers
+    shared = math.prod(lhs.shape[axis] for axis in (*contract, *batch))
+    return 2 * lhs.size * rhs.size // shared if shared else 0
+
+
+jax_internals.register_sparse_product(dot_general_p, _to_lax)
+jax_internals.register_roofline(dot_general_p, flops)
+
+
 # --- lowering -----------------------------------------------------------------------------------
 
 
 def product_of(lhs, rhs, out, params) -> local.Product:
     """What one call of the primitive says, from the types of its operands and result."""
     return local.Product(
+        op=params["op"],
         lhs_shape=tuple(lhs.shape),
         lhs_dtype=np.dtype(lhs.dtype),
         rhs_shape=tuple(rhs.shape),
@@ -348,13 +405,27 @@ def _lower(ctx, lhs, rhs, *, platform, **params):
     product = product_of(*ctx.avals_in, out, params)
     if not obstacle and partitioning.is_divided(ctx) and local.is_covered(product, platform):
         return partitioning.lower(ctx, (lhs, rhs), division_of(*ctx.avals_in, params))
-    plan = local.make_plan(OP, product, platform, selection.target_device(platform), obstacle)
-    out_sharding = shardings.natural(params["out_sharding"], params["permutation"])
+    plan = local.make_plan(product, platform, selection.target_device(platform), obstacle)
+    asked = local.LaxProduct.of(product)
+    if plan.choice.implementation == selection.XLA and _is_plain(asked, *ctx.avals_in, out):
+        operands = (rhs, lhs) if asked.exchanged else (lhs, rhs)
+        return (lowering.dot_general(*operands, asked),)
+    out_sharding = shardings.natural(params["out_sharding"], asked.permutation)
 
     def on_device(lhs, rhs):
         return (local.dot_general(lhs, rhs, plan, out_sharding),)
 
     return partitioning.lower_on_device(ctx, on_device, lhs, rhs)
+
+
+def _is_plain(asked: local.LaxProduct, *avals) -> bool:
+    """Whether XLA's own product is one operation and a transpose, with no dtype or mesh to mind."""
+    return (
+        (asked.precision is None or type(asked.precision) is tuple)  # A DotAlgorithm is one, too.
+        and len({aval.dtype for aval in avals}) == 1
+        and all(aval.sharding.mesh.empty for aval in avals)
+        and all(isinstance(extent, int) for aval in avals for extent in aval.shape)
+    )
 
 
 lowering.register(dot_general_p, _lower)

@@ -7,8 +7,8 @@
 A mode that an operand lacks broadcasts it. A mapped dimension is one more mode. The derivative of a
 permutation is a permutation; any other is that of the same operation in JAX's own terms.
 
-Parameters, all static: modes (of each operand), result, unary, combine, scalars (alpha, beta,
-gamma), compute (a name or ""), implementation.
+Parameters, all static: op (for messages), modes (of each operand), result, unary, combine, scalars
+(alpha, beta, gamma), compute (a name or ""), implementation.
 """
 
 import functools
@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from jax.interpreters import ad, batching, xla
 
+from jax_tcgemm.jax_internals import ad, batching, xla
 from jax_tcgemm.primitives import partitioning, tensor_lowering
 from jax_tcgemm.primitives.dot_general import same_varying
 from jax_tcgemm.tensor import modes as mode_names
@@ -28,16 +28,14 @@ from jax_tcgemm.tensor.typing import type_of
 
 elementwise_p = core.Primitive("tcgemm_elementwise")
 
-# What messages call it: a call does not know which public function bound it.
-OP = "elementwise"
-
 _KINDS = {1: "permute", 2: "elementwise_binary", 3: "elementwise_trinary"}
 
 
-def elementwise(*operands, modes, result, unary, combine, scalars, compute, implementation):
+def elementwise(*operands, op, modes, result, unary, combine, scalars, compute, implementation):
     """Binds the primitive; arguments are checked and canonical already."""
     return elementwise_p.bind(
         *same_varying(*operands),
+        op=op,
         modes=tuple(modes),
         result=tuple(result),
         unary=tuple(unary),
@@ -61,7 +59,7 @@ def request_of(operands, params) -> planning.Request:
         scalars=params["scalars"],
         compute=params["compute"],
     )
-    return planning.Request(operation, implementation=params["implementation"])
+    return planning.Request(params["op"], operation, implementation=params["implementation"])
 
 
 # --- typing -------------------------------------------------------------------------------------

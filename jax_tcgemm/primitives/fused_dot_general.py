@@ -18,24 +18,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.interpreters import ad, batching, xla
 
-from jax_tcgemm import local, local_fused, selection
+from jax_tcgemm import jax_internals, local, local_fused, selection
 from jax_tcgemm.fusion import OPTIONAL_OPERANDS, Fusion, finish, push_forward, wide_dtype
+from jax_tcgemm.jax_internals import ad, batching, xla, zero_tangent
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering, partitioning, shardings
 
 fused_dot_general_p = core.Primitive("tcgemm_fused_dot_general")
 fused_dot_general_p.multiple_results = True
 
-# The function that messages name: a call does not know which public one bound it.
-OP = "linear"
-
 
 def fused_dot_general(
     lhs,
     rhs,
     *,
+    op,
     dimension_numbers,
     fusion: Fusion,
     permutation=None,
@@ -50,11 +48,13 @@ def fused_dot_general(
 
     `given` holds the optional operands by name; those that are None are left out.
     """
+    jax_internals.register_imported()
     names = tuple(name for name in OPTIONAL_OPERANDS if given.get(name) is not None)
     if permutation is None:
         permutation = tuple(range(plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)))
     return fused_dot_general_p.bind(
         *plain.same_varying(lhs, rhs, *(given[name] for name in names)),
+        op=op,
         dimension_numbers=dimension_numbers,
         permutation=tuple(permutation),
         precision=precision,
@@ -96,7 +96,8 @@ def _product(lhs, rhs, rhs_up, fusion: Fusion, **params):
 def _abstract_eval(*avals, **params):
     # What was asked for by name is found out when the primitive is lowered.
     params |= {"implementation": None, "config": None}
-    jaxpr = jax.make_jaxpr(functools.partial(unfused, **params))(*avals)
+    with lowering.named(params["op"]):
+        jaxpr = jax.make_jaxpr(functools.partial(unfused, **params))(*avals)
     return jaxpr.out_avals, set()
 
 
@@ -249,7 +250,7 @@ def _jvp(primals, tangents, *, fusion: Fusion, config, **params):
     if needs_z and not fusion.aux_out:
         del out[1]
     return out, [
-        ad.Zero(jax.typeof(x).to_tangent_aval())
+        zero_tangent(x)
         if t is None
         else partitioning.resharded(t.astype(x.dtype), jax.typeof(x).sharding)
         for x, t in zip(out, found, strict=True)
@@ -294,6 +295,7 @@ def _product_shape(given, params):
     return jax.eval_shape(
         functools.partial(
             plain.dot_general,
+            op=params["op"],
             dimension_numbers=params["dimension_numbers"],
             permutation=params["permutation"],
             out_sharding=params["out_sharding"],
@@ -324,6 +326,40 @@ ad.primitive_jvps[fused_dot_general_p] = _jvp
 ad.primitive_transposes[fused_dot_general_p] = _transpose
 
 
+def series_by_parts(f, primals, series, **params):
+    """The Taylor series of a function, f, of arrays and parameters; none by integers."""
+    from jax.experimental import jet
+
+    moving = [i for i, x in enumerate(primals) if jnp.issubdtype(x.dtype, np.inexact)]
+
+    def of_moving(*values):
+        operands = [*primals]
+        for i, value in zip(moving, values, strict=True):
+            operands[i] = value
+        return f(*operands, **params)
+
+    own = [primals[i] for i in moving], [series[i] for i in moving]
+    return jet.jet(of_moving, *own, factorial_scaled=False)
+
+
+def _series(primals, series, **params):
+    return series_by_parts(unfused, primals, series, **params | {"config": None})
+
+
+jax_internals.register_jet(fused_dot_general_p, _series)
+
+
+# --- other interpreters of JAX ------------------------------------------------------------------
+
+
+def _flops(lhs, rhs, *_, fusion, **params) -> int:
+    """Those of the products."""
+    return plain.flops(lhs, rhs, **params) * (1 + ("rhs_up" in fusion.operands))
+
+
+jax_internals.register_roofline(fused_dot_general_p, _flops)
+
+
 # --- lowering -----------------------------------------------------------------------------------
 
 
@@ -334,6 +370,7 @@ def product_of(lhs, rhs, *rest) -> local_fused.Product:
     given = dict(zip(fusion.operands, optional, strict=True))
     shape = _product_shape({"lhs": lhs, "rhs": rhs}, params)
     product = local.Product(
+        op=params["op"],
         lhs_shape=tuple(lhs.shape),
         lhs_dtype=np.dtype(lhs.dtype),
         rhs_shape=tuple(rhs.shape),
@@ -417,7 +454,7 @@ def _lower(ctx, *operands, platform, **params):
     is_covered = local.is_covered(product.product, platform)
     if not obstacle and partitioning.is_divided(ctx) and is_covered:
         return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
-    plan = local_fused.make_plan(OP, product, platform, selection.target_device(platform), obstacle)
+    plan = local_fused.make_plan(product, platform, selection.target_device(platform), obstacle)
     if not plan.is_fused:
         unfused_call = functools.partial(unfused, **params)
         return partitioning.lower_on_device(ctx, unfused_call, *operands)

@@ -19,7 +19,7 @@ Spec = tuple[tuple[str, ...], ...]
 
 def canonical_spec(spec: PartitionSpec, ndim: int) -> Spec:
     """A `PartitionSpec` with a tuple of axes for every dimension."""
-    entries = [*spec, *[None] * (ndim - len(spec))]
+    entries = [*spec.partitions, *[None] * (ndim - len(spec))]
     return tuple(
         () if entry is None else entry if isinstance(entry, tuple) else (entry,)
         for entry in entries
@@ -37,6 +37,7 @@ class Layout:
       scattered: for names of the addends the axes, of those that divide contracted names, over
         which the sum leaves each device another part of the dimension.
       reduced: every axis that divides a contracted name.
+      unreduced: those of them over which the sum is left to whoever needs it.
     """
 
     extents: dict[str, int]
@@ -44,6 +45,7 @@ class Layout:
     divided: dict[str, tuple[str, ...]]
     scattered: dict[str, tuple[str, ...]]
     reduced: tuple[str, ...]
+    unreduced: frozenset[str] = frozenset()
 
     def spec(self, names: Names, *, summed: bool) -> PartitionSpec:
         """How an array is divided, before or after the products are summed."""
@@ -74,7 +76,7 @@ class Layout:
 
     def reduce(self, addend: jax.Array, names: Names) -> jax.Array:
         """The sum of all devices' addends, or this device's part of it."""
-        rest = list(self.reduced)
+        rest = [axis for axis in self.reduced if axis not in self.unreduced]
         for dim, name in enumerate(names):
             if axes := self.scattered.get(name):
                 addend = lax.psum_scatter(addend, axes, scatter_dimension=dim, tiled=True)

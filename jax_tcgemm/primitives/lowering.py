@@ -1,23 +1,77 @@
-"""How the primitives register their lowering: one rule, told the platform."""
+"""How the primitives register their lowering: one rule, told the platform; and XLA's product."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from jax import lax
 from jax.extend import core
-from jax.interpreters import mlir
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+
+from jax_tcgemm import local
+from jax_tcgemm.jax_internals import check_nans, mlir, platforms
+
+
+@contextlib.contextmanager
+def named(op: str) -> Iterator[None]:
+    """Puts the public function's name before what JAX's own rules refuse in its stead."""
+    try:
+        yield
+    except (TypeError, ValueError, NotImplementedError) as error:
+        if not str(error).startswith(f"{op}: "):
+            error.args = (f"{op}: {error}",)
+        raise
 
 
 def register(primitive: core.Primitive, lower: Callable) -> None:
     """Registers `lower(ctx, *operands, platform=..., **params)` for every platform.
 
+    And what checkify is to make of it, which is to look at what it returns.
+
     The platform is "cpu" or "cuda"; elsewhere the name of that, or of those, joined by slashes.
     """
 
-    def lower_elsewhere(ctx, *operands, **params):
-        platforms = ctx.platforms or ctx.module_context.platforms
-        return lower(ctx, *operands, platform="/".join(platforms), **params)
+    def rule(ctx, *operands, platform=None, **params):
+        with named(params["op"] if "op" in params else params["call"].op):
+            platform = platform or "/".join(platforms(ctx))
+            return lower(ctx, *operands, platform=platform, **params)
 
     for platform in ("cpu", "cuda"):
-        rule = functools.partial(lower, platform=platform)
-        mlir.register_lowering(primitive, rule, platform=platform)
-    mlir.register_lowering(primitive, lower_elsewhere)
+        own = functools.partial(rule, platform=platform)
+        mlir.register_lowering(primitive, own, platform=platform)
+    mlir.register_lowering(primitive, rule)
+    check_nans(primitive)
+
+
+def dot_general(lhs: ir.Value, rhs: ir.Value, asked: local.LaxProduct) -> ir.Value:
+    """XLA's own product of operands of one dtype, without tracing it first.
+
+    What `lax.dot_general` becomes, too. Most of the time that a trace would take is for what
+    `_abstract_eval` and `LaxProduct` have said already.
+    """
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = map(_lists, asked.dimension_numbers)
+    numbers = stablehlo.DotDimensionNumbers.get(lhs_batch, rhs_batch, lhs_contract, rhs_contract)
+    precision = asked.precision or (lax.Precision.DEFAULT,) * 2
+    lhs_type, rhs_type = lhs.type, rhs.type
+    shape = [
+        *(lhs_type.shape[axis] for axis in lhs_batch),
+        *(e for axis, e in enumerate(lhs_type.shape) if axis not in (*lhs_batch, *lhs_contract)),
+        *(e for axis, e in enumerate(rhs_type.shape) if axis not in (*rhs_batch, *rhs_contract)),
+    ]
+    out = stablehlo.dot_general(
+        ir.RankedTensorType.get(shape, lhs_type.element_type),
+        lhs,
+        rhs,
+        numbers,
+        precision_config=ir.ArrayAttr.get(
+            [stablehlo.PrecisionAttr.get(one.name) for one in precision]
+        ),
+    )
+    if asked.permutation == tuple(range(len(shape))):
+        return out
+    return stablehlo.transpose(out, ir.DenseI64ArrayAttr.get(asked.permutation))
+
+
+def _lists(pair) -> tuple[list[int], list[int]]:
+    return list(pair[0]), list(pair[1])

@@ -14,6 +14,7 @@ cache in every process, so it is used only where nothing else can be: programs f
 those whose mesh axes are explicit or manual, have both.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -24,15 +25,24 @@ from jax.experimental.custom_partitioning import (
     SdyShardingRule,
     custom_partitioning,
 )
-from jax.interpreters import mlir
+from jax.extend.lowering import LoweringRuleContext
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from jax_tcgemm import jax_internals
+from jax_tcgemm.jax_internals import mlir
 from jax_tcgemm.primitives.layout import Layout, Names, canonical_spec, lay_out
 from jax_tcgemm.routing import routing
 
 
 def _unchanged(sums, *_):
     return sums
+
+
+@contextlib.contextmanager
+def _promotion():
+    """Steps of ours promote dtypes and ranks also where the caller's must not."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +115,7 @@ class Division:
         """How the layout divides each result."""
         return tuple(layout.spec(names, summed=True) for names in self.results)
 
+    @_promotion()
     def on_device(self, layout: Layout, *shards: jax.Array) -> tuple[jax.Array, ...]:
         """What one device makes of its shards: computes, sums over devices, finishes."""
         shards = [
@@ -147,13 +158,9 @@ def _axes(mesh: AbstractMesh | None, axis_type: AxisType) -> tuple[str, ...]:
     )
 
 
-def is_divided(ctx: mlir.LoweringRuleContext) -> bool:
+def is_divided(ctx: LoweringRuleContext) -> bool:
     """Whether the call that is being lowered is not yet what a single device does."""
-    axis_context = ctx.module_context.axis_context
-    if isinstance(axis_context, mlir.SPMDAxisContext):
-        axes = set(axis_context.mesh.axis_names) - axis_context.manual_axes
-        return any(axis_context.mesh.shape[axis] > 1 for axis in axes)
-    return getattr(axis_context, "num_devices", 1) > 1
+    return has_explicit_axes(*ctx.avals_in) or jax_internals.num_automatic_devices(ctx) > 1
 
 
 def has_explicit_axes(*avals) -> bool:
@@ -171,22 +178,20 @@ def obstacle_of(*avals) -> str:
         return "it is inside a partly manual shard_map, and XLA must partition the product"
     if _axes(mesh, AxisType.Auto) and _axes(mesh, AxisType.Explicit):
         return "its mesh has automatic and explicit axes, and XLA must partition the product"
-    if any(aval.sharding.spec.unreduced or aval.sharding.spec.reduced for aval in avals):
-        return "it is unreduced over a mesh axis"
     return ""
 
 
-def obstacle_to_automatic(ctx: mlir.LoweringRuleContext) -> str:
+def obstacle_to_automatic(ctx: LoweringRuleContext) -> str:
     """Why XLA cannot be told how to partition the call that is being lowered; "" if it can."""
     if has_explicit_axes(*ctx.avals_in) or not is_divided(ctx):
         return ""
-    if ctx.module_context.lowering_parameters.for_export:
+    if jax_internals.is_exported(ctx):
         return "it is exported for several devices with automatic mesh axes"
-    if not jax.config.jax_use_shardy_partitioner:
+    if not jax_internals.uses_shardy():
         return "the Shardy partitioner is off"
     if any(0 in aval.shape for aval in ctx.avals_in):
         return "it is empty"
-    num_devices = ctx.module_context.axis_context.num_devices
+    num_devices = jax_internals.num_automatic_devices(ctx)
     if _mesh(ctx.avals_in) is None and num_devices & (num_devices - 1):
         return f"how its mesh arranges {num_devices} devices is not known"
     return ""
@@ -200,7 +205,11 @@ def explicit_layout(division: Division, operands: Sequence, results: Sequence) -
     both = operands, results
     shapes = [[aval.shape for aval in avals] for avals in both]
     specs = [[canonical_spec(x.sharding.spec, x.ndim) for x in avals] for avals in both]
-    return division.layout(*shapes, *specs, dict(mesh.shape))
+    layout = division.layout(*shapes, *specs, dict(mesh.shape))
+    unreduced, *others = {x.sharding.spec.unreduced for x in results}
+    if others or division.epilogue or not unreduced <= {*layout.reduced}:
+        return layout
+    return dataclasses.replace(layout, unreduced=unreduced)
 
 
 def shards(division: Division, operands: Sequence, results: Sequence) -> list:
@@ -229,19 +238,30 @@ def waits_for_sum(division: Division, operands: Sequence, results: Sequence) -> 
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def lower_on_device(ctx: mlir.LoweringRuleContext, function: Callable, *operands):
+def lower_on_device(ctx: LoweringRuleContext, function: Callable, *operands):
     """Lowers what one device does: a function of arrays to a tuple of arrays.
 
     XLA, when it partitions a program, may ask for this in a thread of its own, where nothing is
     left of what the caller has set. So nothing here depends on that: JAX's own products are not
-    ours (`patch`), and types are what they are (`jax.enable_x64`). But a program with symbolic
-    dimensions, which XLA cannot partition, has values of them of the types that the caller has.
+    ours (`patch`), and types are what they are (`jax.enable_x64`) and go together. But a program
+    with symbolic dimensions, which XLA cannot partition, has values of them of the types that the
+    caller has.
     """
-    with routing(None), jax.enable_x64(not ctx.dim_var_values or jax.config.jax_enable_x64):
-        return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
+
+    def run(*operands):
+        results = function(*operands)
+        # One device has nothing to sum, but the types may say that it is not summed.
+        return tuple(
+            resharded(x, aval.sharding) if aval.sharding.spec.unreduced else x
+            for x, aval in zip(results, ctx.avals_out, strict=True)
+        )
+
+    x64 = not jax_internals.has_symbolic_dimensions(ctx) or jax.config.jax_enable_x64
+    with routing(None), jax.enable_x64(x64), _promotion():
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
 
-def lower(ctx: mlir.LoweringRuleContext, operands, division: Division):
+def lower(ctx: LoweringRuleContext, operands, division: Division):
     """Lowers a call that `is_divided` and has no obstacle."""
     layout = explicit_layout(division, ctx.avals_in, ctx.avals_out)
     if layout is not None:
@@ -251,21 +271,21 @@ def lower(ctx: mlir.LoweringRuleContext, operands, division: Division):
 
 def _lower_explicit(ctx, operands, division, layout):
     mesh = _mesh(ctx.avals_in)
-    explicit = {
-        name
-        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if axis_type == AxisType.Explicit
-    }
     wanted = [aval.sharding for aval in ctx.avals_out]
 
     def run(*operands):
         in_specs, out_specs = division.operand_specs(layout), division.result_specs(layout)
+        if layout.unreduced:
+            out_specs = tuple(
+                jax_internals.with_partitions(sharding.spec, spec.partitions)
+                for sharding, spec in zip(wanted, out_specs, strict=True)
+            )
         on_devices = jax.shard_map(
             functools.partial(division.on_device, layout),
             mesh=mesh,
             in_specs=in_specs,
             out_specs=out_specs,
-            axis_names=explicit,
+            axis_names=_explicit_axes(mesh),
             check_vma=False,
         )
         operands = map(resharded, operands, (NamedSharding(mesh, spec) for spec in in_specs))
@@ -275,12 +295,52 @@ def _lower_explicit(ctx, operands, division, layout):
         return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
 
+def _explicit_axes(mesh: AbstractMesh) -> set[str]:
+    """All of them, also those of one device."""
+    return {
+        name
+        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if axis_type == AxisType.Explicit
+    }
+
+
+def of_whole_arrays(function: Callable, *avals) -> Callable:
+    """A function for arrays in whose types no axis is explicit, for those of a mesh that has some.
+
+    Args:
+      function: from arrays to a tuple of arrays.
+      *avals: the types that its results shall have.
+    """
+    mesh = _mesh(avals)
+    if mesh is None or not (explicit := _explicit_axes(mesh)):
+        return function
+
+    def run(*operands):
+        whole = NamedSharding(mesh, PartitionSpec())
+        on_devices = jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=PartitionSpec(),
+            out_specs=PartitionSpec(),
+            axis_names=explicit,
+            check_vma=False,
+        )
+        with jax.sharding.use_abstract_mesh(mesh):
+            results = on_devices(*(resharded(x, whole) for x in operands))
+            return tuple(map(resharded, results, (aval.sharding for aval in avals)))
+
+    return run
+
+
 def resharded(x, sharding: NamedSharding | None):
     """`x` divided over explicit mesh axes as `sharding` says; None leaves it as it is."""
-    own = canonical_spec(jax.typeof(x).sharding.spec, x.ndim)
-    if sharding is None or own == canonical_spec(sharding.spec, x.ndim):
+    if sharding is None:
         return x
-    return jax.sharding.reshard(x, sharding)
+    own, wanted = (
+        (canonical_spec(spec, x.ndim), spec.unreduced, spec.reduced)
+        for spec in (jax.typeof(x).sharding.spec, sharding.spec)
+    )
+    return x if own == wanted else jax.sharding.reshard(x, sharding)
 
 
 def _lower_automatic(ctx, operands, division):
@@ -313,12 +373,8 @@ def _lower_automatic(ctx, operands, division):
         need_replication_factors=tuple(n for n in division.names if n in division.whole),
     )
     call.def_partition(partition, sharding_rule=rule)
-    # Devices are needed only to number them, so that any will do.
-    mesh = _fine_mesh(_mesh(ctx.avals_in), ctx.module_context.axis_context.num_devices)
-    devices = (jax.devices()[0],) * mesh.size
-    axis_context = mlir.ShardingContext(mesh.size, devices, mesh)
-    ctx = ctx.replace(module_context=ctx.module_context.replace(axis_context=axis_context))
-    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+    mesh = _fine_mesh(_mesh(ctx.avals_in), jax_internals.num_automatic_devices(ctx))
+    return mlir.lower_fun(call, multiple_results=True)(jax_internals.on_mesh(ctx, mesh), *operands)
 
 
 def _fine_mesh(mesh: AbstractMesh | None, num_devices: int) -> AbstractMesh:

@@ -90,12 +90,11 @@ def result_spec(lhs, rhs, params, ndim: int) -> PartitionSpec:
     """How the result is divided over explicit mesh axes: like the dimensions it has of operands."""
     is_contraction = params["form"] == "contraction"
     n_axis = -2 if params["rhs_transposed"] and not is_contraction else -1
-    m, n = lhs.sharding.spec[-1 if is_contraction else -2], rhs.sharding.spec[n_axis]
+    m = lhs.sharding.spec.partitions[-1 if is_contraction else -2]
+    n = rhs.sharding.spec.partitions[n_axis]
     m = None if params["gathered"] and not is_contraction else m
-    spec = [*[None] * (ndim - 2), m, n]
-    if set(canonical_spec([m], 1)[0]) & set(canonical_spec([n], 1)[0]):
-        spec[-1] = None
-    return PartitionSpec(*spec)
+    (m_axes,), (n_axes,) = (canonical_spec(PartitionSpec(axes), 1) for axes in (m, n))
+    return PartitionSpec(*[None] * (ndim - 2), m, None if {*m_axes} & {*n_axes} else n)
 
 
 def _columns(params) -> tuple[str, ...]:

@@ -15,34 +15,39 @@ broadcast.
 Without an epilogue the two forms are closed under differentiation: each one's gradients are the
 other or itself. With one, derivatives are those of the same function made of plain products.
 
-Parameters, all static: form, rhs_transposed, groups (of rhs or of the result), activation, gated,
-biased, gathered, precision (canonical), preferred_element_type, out_sharding (None follows lhs and
-rhs), implementation, config.
+Parameters, all static: op (for messages), form, rhs_transposed, groups (of rhs or of the result),
+activation, gated, biased, gathered, precision (canonical), preferred_element_type, out_sharding
+(None follows lhs and rhs), implementation, config.
 """
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.interpreters import ad, batching, xla
+from jax.sharding import NamedSharding
 
-from jax_tcgemm import local, local_ragged, selection
+from jax_tcgemm import jax_internals, local, local_ragged, selection
 from jax_tcgemm.activations import ACTIVATIONS
+from jax_tcgemm.jax_internals import ad, batching, xla, zero_tangent
 from jax_tcgemm.primitives import lowering, partitioning, ragged_division, rows, shardings
-from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
+from jax_tcgemm.primitives.dot_general import (
+    as_cotangent,
+    bilinear_series,
+    obstacle_of,
+    same_varying,
+)
+from jax_tcgemm.primitives.fused_dot_general import series_by_parts
 from jax_tcgemm.primitives.ragged_division import result_spec
 
 ragged_dot_p = core.Primitive("tcgemm_ragged_dot")
 
 # Implementations, None being whichever is chosen, that gather rows in any form or take them first.
 _GATHER_ANYTHING = (None, "host", selection.XLA)
-
-# The function that messages name: a call does not know which public one bound it.
-OP = "ragged_dot"
 
 
 def ragged_dot(
@@ -53,6 +58,7 @@ def ragged_dot(
     bias=None,
     gather=None,
     *,
+    op,
     form="rows",
     rhs_transposed=False,
     groups,
@@ -65,9 +71,11 @@ def ragged_dot(
     config=None,
 ):
     """Binds the primitive; arguments are checked and canonical already."""
+    jax_internals.register_imported()
     extra = [x for x in (bias, gather) if x is not None]
     return ragged_dot_p.bind(
         *same_varying(lhs, rhs, group_sizes, group_offset, *extra),
+        op=op,
         form=form,
         rhs_transposed=rhs_transposed,
         groups=groups,
@@ -110,16 +118,18 @@ def _abstract_eval(*args, **params):
     operands = Operands.of(args, params)
     extents = _extents(operands, params)
     groups = (params["groups"],) if params["form"] == "contraction" else ()
-    dtype = jax.eval_shape(
-        functools.partial(lax.dot, preferred_element_type=params["preferred_element_type"]),
-        *(jax.ShapeDtypeStruct((1, 1), x.dtype) for x in (operands.lhs, operands.rhs)),
-    ).dtype
+    with lowering.named(params["op"]):
+        dtype = jax.eval_shape(
+            functools.partial(lax.dot, preferred_element_type=params["preferred_element_type"]),
+            *(jax.ShapeDtypeStruct((1, 1), x.dtype) for x in (operands.lhs, operands.rhs)),
+        ).dtype
     shape = (*batch, *groups, extents["m"], extents["n"])
     lhs = operands.lhs
     sharding = params["out_sharding"]
     if sharding is None:
-        sharding = lhs.sharding.update(spec=result_spec(lhs, operands.rhs, params, len(shape)))
-    return lhs.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+        spec = result_spec(lhs, operands.rhs, params, len(shape))
+        sharding = NamedSharding(lhs.sharding.mesh, spec)
+    return jax_internals.like(lhs, shape, dtype, sharding)
 
 
 def _extents(operands: Operands, params) -> dict:
@@ -176,7 +186,7 @@ def _jvp(primals, tangents, **params):
             operands[i] = tangents[i]
             parts.append(ragged_dot_p.bind(*same_varying(*operands), **params))
     if not parts:
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+        return out, zero_tangent(out)
     return out, functools.reduce(lax.add, parts)
 
 
@@ -193,7 +203,7 @@ def _jvp_of_parts(primals, tangents, params):
 
     if not moving:
         out = ragged_dot_p.bind(*primals, **params)
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+        return out, zero_tangent(out)
     return jax.jvp(f, [primals[i] for i in moving], [tangents[i] for i in moving])
 
 
@@ -201,7 +211,7 @@ def parts(operands: Operands, params) -> jax.Array:
     """A call with an epilogue made of plain products; a group's bias is a product with ones."""
     plain = {
         **{"form": "rows", "rhs_transposed": params["rhs_transposed"]},
-        **{key: params[key] for key in ("groups", "precision", "implementation")},
+        **{key: params[key] for key in ("op", "groups", "precision", "implementation")},
         "preferred_element_type": params["preferred_element_type"],
     }
     # What only says which rows are in which group is no product that was asked for by name.
@@ -222,7 +232,7 @@ def parts(operands: Operands, params) -> jax.Array:
     rhs, bias = operands.rhs, operands.bias
     if params["gated"]:
         given = (rhs,) if bias is None else (rhs, bias)
-        if any(jax.typeof(x).sharding.spec[-1] for x in given):
+        if any(jax.typeof(x).sharding.spec.partitions[-1] for x in given):
             # Columns that are divided by explicit axes cannot be put side by side.
             gate, up = (affine(*(x[..., i, :] for x in given)) for i in range(2))
         else:
@@ -253,7 +263,7 @@ def _transpose(ct, *args, **params):
         sharding = None if repeated else shardings.of_cotangent(aval)
         bar = _cotangent(ct, Operands.of(args, params), is_lhs, sharding, params)
         bar = jnp.sum(bar, repeated, keepdims=True) if repeated else bar
-        bar = partitioning.resharded(lax.convert_element_type(bar, aval.dtype), aval.sharding)
+        bar = partitioning.resharded(as_cotangent(bar, aval), aval.sharding)
     others = [None] * (len(args) - 2)
     return [bar, None, *others] if is_lhs else [None, bar, *others]
 
@@ -265,7 +275,7 @@ def _aval(x):
 def _cotangent(ct, operands: Operands, is_lhs: bool, out_sharding, params) -> jax.Array:
     lhs, rhs, gather = operands.lhs, operands.rhs, operands.gather
     groups = operands.group_sizes, operands.group_offset
-    keys = ("groups", "precision", "preferred_element_type", "implementation")
+    keys = ("op", "groups", "precision", "preferred_element_type", "implementation")
     bind = functools.partial(ragged_dot, **{key: params[key] for key in keys})
     is_contraction, transposed = params["form"] == "contraction", params["rhs_transposed"]
     if is_lhs:
@@ -274,35 +284,35 @@ def _cotangent(ct, operands: Operands, is_lhs: bool, out_sharding, params) -> ja
         if gather is None:
             return bind(x, y, *groups, rhs_transposed=flipped, out_sharding=out_sharding)
         bar = bind(x, y, *groups, rhs_transposed=flipped)
-        return _add_rows(bar, gather, lhs.aval.shape[-2])
+        return _add_rows(params["op"], bar, gather, lhs.aval.shape[-2])
     bind = functools.partial(bind, out_sharding=out_sharding)
     if is_contraction:
         return bind(lhs, ct, *groups, None, gather)
     # Only the first operand of a contraction can be gathered, and by no kernel that is asked for.
     if gather is not None and (transposed or params["implementation"] not in _GATHER_ANYTHING):
-        lhs, gather = _take_rows(lhs, gather), None
+        lhs, gather = _take_rows(params["op"], lhs, gather), None
     if transposed:
         return bind(ct, lhs, *groups, form="contraction")
     return bind(lhs, ct, *groups, None, gather, form="contraction")
 
 
-def _take_rows(x, gather):
+def _take_rows(op, x, gather):
     """x[..., gather[i], :], zero for an index out of range; a sum of one row for each."""
 
     def take(x, indices):
         (count,) = indices.shape
         own = lax.iota(indices.dtype, count)
-        return rows.sums(x, indices, own, num_targets=count, patterns=(None, 1))
+        return rows.sums(x, indices, own, op=op, num_targets=count, patterns=(None, 1))
 
     return _over_batch(take, x, gather)
 
 
-def _add_rows(x, gather, num_rows: int):
+def _add_rows(op, x, gather, num_rows: int):
     """The transpose of `_take_rows`: out[gather[i]] is the sum of all its x[i]."""
 
     def add(x, indices):
         own = lax.iota(indices.dtype, *indices.shape)
-        return rows.sums(x, own, indices, num_targets=num_rows, patterns=(1, None))
+        return rows.sums(x, own, indices, op=op, num_targets=num_rows, patterns=(1, None))
 
     return _over_batch(add, x, gather)
 
@@ -318,6 +328,32 @@ def _over_batch(f, x, gather):
 
 ad.primitive_jvps[ragged_dot_p] = _jvp
 ad.primitive_transposes[ragged_dot_p] = _transpose
+
+
+def _series(primals, series, **params):
+    if not is_fused(params):
+        return bilinear_series(ragged_dot_p, primals, series, **params)
+
+    def f(*args):
+        return parts(Operands.of(args, params), params)
+
+    return series_by_parts(f, primals, series)
+
+
+jax_internals.register_jet(ragged_dot_p, _series)
+
+
+# --- other interpreters of JAX ------------------------------------------------------------------
+
+
+def _flops(*args, **params) -> int:
+    """Those of all rows, as if each were of a group."""
+    operands = Operands.of(args, params)
+    batch = np.broadcast_shapes(*(x.shape[: args[2].ndim - 1] for x in args))
+    return 2 * math.prod((*batch, *_extents(operands, params).values(), 1 + params["gated"]))
+
+
+jax_internals.register_roofline(ragged_dot_p, _flops)
 
 
 # --- lowering -----------------------------------------------------------------------------------
@@ -337,6 +373,7 @@ def product_of(*avals_and_params) -> local_ragged.Product:
     # Of a device that has some of the groups, fewer than the parameters say.
     groups = (out if params["form"] == "contraction" else operands.rhs).shape[num_batch]
     return local_ragged.Product(
+        op=params["op"],
         form=params["form"],
         batches=(
             batch("lhs"),
@@ -371,7 +408,7 @@ def _gathered_first(operands: Operands, params) -> jax.Array:
     """The same product of rows that are gathered before, by whatever can run that."""
     taken = _over_batch(rows.take, operands.lhs, operands.gather)
     groups = operands.group_sizes, operands.group_offset
-    keys = ("form", "rhs_transposed", "groups", "precision", "preferred_element_type")
+    keys = ("op", "form", "rhs_transposed", "groups", "precision", "preferred_element_type")
     return ragged_dot(
         taken,
         operands.rhs,
@@ -385,11 +422,12 @@ def _lower(ctx, *args, platform, **params):
     obstacle = obstacle_of(platform, *ctx.avals_in, out_aval)
     obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
     product = product_of(*ctx.avals_in, out_aval, params)
-    if not obstacle and partitioning.is_divided(ctx) and local.is_covered(product, platform):
+    # XLA's own product has no rule for explicit axes.
+    is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)
+    is_divisible = is_explicit or local.is_covered(product, platform)
+    if not obstacle and partitioning.is_divided(ctx) and is_divisible:
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
-    plan = local_ragged.make_plan(
-        OP, product, platform, selection.target_device(platform), obstacle
-    )
+    plan = local_ragged.make_plan(product, platform, selection.target_device(platform), obstacle)
 
     def on_device(*args):
         operands = Operands.of(args, params)
@@ -400,6 +438,8 @@ def _lower(ctx, *args, platform, **params):
                 return (_gathered_first(operands, params),)
         return (local_ragged.ragged_dot(**vars(operands), plan=plan),)
 
+    if plan.choice.implementation == selection.XLA:
+        on_device = partitioning.of_whole_arrays(on_device, out_aval)
     return partitioning.lower_on_device(ctx, on_device, *args)
 
 

@@ -4,8 +4,8 @@ C, which has the result's modes, is optional. A mapped dimension is one more mod
 linear and its gradient a broadcast; the derivative of any other reduction is that of the same one
 in JAX's own terms.
 
-Parameters, all static: modes (of a), result, unary (of a), combine (add, mul, max or min), alpha,
-beta, compute (a name or ""), implementation.
+Parameters, all static: op (for messages), modes (of a), result, unary (of a), combine (add, mul,
+max or min), alpha, beta, compute (a name or ""), implementation.
 """
 
 import functools
@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.interpreters import ad, batching, xla
 
+from jax_tcgemm.jax_internals import ad, batching, xla
 from jax_tcgemm.primitives import partitioning, tensor_lowering
 from jax_tcgemm.primitives.dot_general import same_varying
 from jax_tcgemm.primitives.fused_dot_general import moved
@@ -28,14 +28,12 @@ from jax_tcgemm.tensor.typing import type_of
 
 reduce_p = core.Primitive("tcgemm_reduce")
 
-# What messages call it: a call does not know which public function bound it.
-OP = "reduce"
 
-
-def reduce(*operands, modes, result, unary, combine, alpha, beta, compute, implementation):
+def reduce(*operands, op, modes, result, unary, combine, alpha, beta, compute, implementation):
     """Binds the primitive; arguments are checked and canonical already."""
     return reduce_p.bind(
         *same_varying(*operands),
+        op=op,
         modes=tuple(modes),
         result=tuple(result),
         unary=unary,
@@ -61,7 +59,7 @@ def request_of(operands, params) -> planning.Request:
         scalars=(params["alpha"], params["beta"], 1),
         compute=params["compute"],
     )
-    return planning.Request(operation, implementation=params["implementation"])
+    return planning.Request(params["op"], operation, implementation=params["implementation"])
 
 
 # --- typing -------------------------------------------------------------------------------------

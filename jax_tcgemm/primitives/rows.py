@@ -9,25 +9,24 @@ Indices are int32. A pair with an index outside its matrix adds nothing, and its
 two forms are closed under differentiation: a sum's cotangents are the sum with sources and targets
 exchanged and the products, and those of products are sums.
 
-Parameters, all static: form, num_targets (0 for dots), weighted, implementation, and what is known
-of the indices, for sources and targets or for those of a and b: an integer d where pair p has index
-p // d, and d times as many pairs as rows; "unique" where no two are equal; or None. Where a sum's
-targets are of the first kind its pairs are sorted; else our kernels sort them first, by counting
-where they are unique.
+Parameters, all static: op (for messages), form, num_targets (0 for dots), weighted, implementation,
+and what is known of the indices, for sources and targets or for those of a and b: an integer d
+where pair p has index p // d, and d times as many pairs as rows; "unique" where no two are equal;
+or None. Where a sum's targets are of the first kind its pairs are sorted; else our kernels sort
+them first, by counting where they are unique.
 """
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.interpreters import ad, batching, xla
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_tcgemm import local_rows, selection
 from jax_tcgemm.fusion import wide_dtype
+from jax_tcgemm.jax_internals import ad, batching, like, xla, zero_tangent
 from jax_tcgemm.primitives import lowering, partitioning
 from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
 from jax_tcgemm.primitives.segment_sums import segment_sums
@@ -36,17 +35,23 @@ from jax_tcgemm.rows_problem import RowsProblem
 
 rows_p = core.Primitive("tcgemm_rows")
 
-# The function that messages name.
-OP = "combine_rows"
-
 
 def sums(
-    a, sources, targets, weights=None, *, num_targets, patterns=(None, None), implementation=None
+    a,
+    sources,
+    targets,
+    weights=None,
+    *,
+    op,
+    num_targets,
+    patterns=(None, None),
+    implementation=None,
 ):
     """Binds the form sums; `patterns` is what is known of sources and targets."""
     weights = () if weights is None else (weights,)
     return rows_p.bind(
         *same_varying(a, sources, targets, *weights),
+        op=op,
         form="sums",
         num_targets=num_targets,
         weighted=bool(weights),
@@ -55,10 +60,11 @@ def sums(
     )
 
 
-def dots(a, b, a_indices, b_indices, *, patterns=(None, None), implementation=None):
+def dots(a, b, a_indices, b_indices, *, op, patterns=(None, None), implementation=None):
     """Binds the form dots; `patterns` is what is known of the indices of a and b."""
     return rows_p.bind(
         *same_varying(a, b, a_indices, b_indices),
+        op=op,
         form="dots",
         num_targets=0,
         weighted=False,
@@ -72,13 +78,12 @@ def dots(a, b, a_indices, b_indices, *, patterns=(None, None), implementation=No
 
 def _abstract_eval(a, *others, form, num_targets, **params):
     del params
-    column = a.sharding.spec[-1]
+    column = a.sharding.spec.partitions[-1]
     if form == "sums":
         shape, spec, dtype = (num_targets, a.shape[1]), (None, column), a.dtype
     else:
         shape, spec, dtype = others[1].shape, (None,), wide_dtype(a.dtype)
-    sharding = a.sharding.update(spec=PartitionSpec(*spec))
-    return a.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+    return like(a, shape, dtype, NamedSharding(a.sharding.mesh, PartitionSpec(*spec)))
 
 
 rows_p.def_impl(functools.partial(xla.apply_primitive, rows_p))
@@ -156,24 +161,24 @@ def _jvp(primals, tangents, **params):
             operands[i] = tangents[i]
             parts.append(rows_p.bind(*same_varying(*operands), **params))
     if not parts:
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+        return out, zero_tangent(out)
     return out, functools.reduce(lax.add, parts)
 
 
-def _transpose(ct, *args, form, num_targets, weighted, patterns, implementation):
+def _transpose(ct, *args, form, num_targets, weighted, patterns, **params):
     del num_targets
-    params = {"form": form, "weighted": weighted}
-    position = next(i for i in _linear_operands(params) if ad.is_undefined_primal(args[i]))
+    linear = _linear_operands({"form": form, "weighted": weighted})
+    position = next(i for i in linear if ad.is_undefined_primal(args[i]))
     aval, nothing = args[position].aval, [None] * len(args)
     if type(ct) is ad.Zero:
         bar = ad.Zero(aval)
     else:
-        bar = _cotangent(ct, args, position, form, patterns, aval, implementation)
+        bar = _cotangent(ct, args, position, form, patterns, aval, params)
         bar = partitioning.resharded(lax.convert_element_type(bar, aval.dtype), aval.sharding)
     return [*nothing[:position], bar, *nothing[position + 1 :]]
 
 
-def _cotangent(ct, args, position, form, patterns, aval, implementation):
+def _cotangent(ct, args, position, form, patterns, aval, params):
     swapped = patterns[::-1]
     if form == "dots":
         a, b, a_indices, b_indices = args
@@ -184,7 +189,7 @@ def _cotangent(ct, args, position, form, patterns, aval, implementation):
             ct,
             num_targets=aval.shape[0],
             patterns=swapped if position == 0 else patterns,
-            implementation=implementation,
+            **params,
         )
     a, sources, targets, *weights = args
     if position == 0:
@@ -195,9 +200,9 @@ def _cotangent(ct, args, position, form, patterns, aval, implementation):
             *weights,
             num_targets=aval.shape[0],
             patterns=swapped,
-            implementation=implementation,
+            **params,
         )
-    return dots(ct, a, targets, sources, patterns=swapped, implementation=implementation)
+    return dots(ct, a, targets, sources, patterns=swapped, **params)
 
 
 ad.primitive_jvps[rows_p] = _jvp
@@ -211,9 +216,10 @@ def product_of(a, *others_and_params) -> local_rows.Request:
     """What one call of the primitive says, from the types of its operands and result."""
     *others, _, params = others_and_params
     is_sums = params["form"] == "sums"
+    op, implementation = params["op"], params["implementation"]
     dtype = np.dtype(a.dtype)
     if dtype not in map(np.dtype, ("float16", "bfloat16", "float32", "float64")):
-        return local_rows.Request(f"rows of {dtype} are XLA's", params["implementation"])
+        return local_rows.Request(op, f"rows of {dtype} are XLA's", implementation)
     problem = RowsProblem(
         form=params["form"],
         a_rows=a.shape[0],
@@ -224,7 +230,7 @@ def product_of(a, *others_and_params) -> local_rows.Request:
         weighted=params["weighted"],
         in_dtype=DTYPE_NAMES[dtype],
     )
-    return local_rows.Request(problem, params["implementation"])
+    return local_rows.Request(op, problem, implementation)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
@@ -292,8 +298,7 @@ def _sorted_by_target(targets, num_targets: int, pattern):
     return jnp.argsort(targets, stable=True).astype(jnp.int32), starts
 
 
-def _on_device(plan, *args, form, num_targets, weighted, patterns, implementation):
-    del weighted, implementation
+def _on_device(plan, *args, form, num_targets, patterns, **_):
     is_xla = plan.choice.implementation == selection.XLA
     if form == "dots":
         return _dots_by_xla(*args) if is_xla else local_rows.dots(*args, plan=plan)
@@ -311,7 +316,7 @@ def _lower(ctx, *args, platform, **params):
     obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
     request = product_of(*ctx.avals_in, *ctx.avals_out, params)
     device = selection.target_device(platform)
-    plan = local_rows.make_plan(OP, request, platform, device, obstacle)
+    plan = local_rows.make_plan(request, platform, device, obstacle)
     # What XLA runs, it also partitions.
     is_ours = plan.choice.implementation != selection.XLA
     if is_ours and partitioning.is_divided(ctx):

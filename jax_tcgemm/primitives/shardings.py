@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jax_tcgemm.jax_internals import with_partitions
 from jax_tcgemm.primitives.layout import canonical_spec
 
 
@@ -79,8 +80,9 @@ def following(
 
 
 def _entries(sharding: NamedSharding, ndim: int) -> list:
-    return [*sharding.spec, *[None] * (ndim - len(sharding.spec))]
+    return [*sharding.spec.partitions, *[None] * (ndim - len(sharding.spec))]
 
 
 def _with_entries(sharding: NamedSharding, entries) -> NamedSharding:
-    return sharding.update(spec=sharding.spec.update(partitions=tuple(entries)))
+    spec = with_partitions(sharding.spec, entries)
+    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)

@@ -26,7 +26,7 @@ def register(primitive: core.Primitive, request_of: Callable, division_of: Calla
         is_ours = not planning.is_xla(request)
         if not obstacle and is_ours and partitioning.is_divided(ctx):
             return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
-        run = planning.lowered(request.operation.kind, request, platform, obstacle)
+        run = planning.lowered(request, platform, obstacle)
         return partitioning.lower_on_device(ctx, lambda *operands: (run(*operands),), *operands)
 
     lowering.register(primitive, lower)

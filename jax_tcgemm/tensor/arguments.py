@@ -3,16 +3,15 @@
 import numbers
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from jax_tcgemm.arguments import as_array
+from jax_tcgemm.arguments import as_array, in_range, promoted_dtype
 
 
 def arrays(op: str, **operands) -> list:
     """The operands as arrays of the dtype that they promote to."""
     found = [as_array(op, name, x) for name, x in operands.items()]
-    dtype = jnp.result_type(*(x.dtype for x in found))
+    dtype = promoted_dtype(op, *(x.dtype for x in found))
     if not jnp.issubdtype(dtype, jnp.inexact):
         dtypes = zip(operands, found, strict=True)
         raise TypeError(
@@ -33,7 +32,7 @@ def scalar(op: str, name: str, value, dtype) -> complex | float:
             f"{op}: {name} must be {kind} of Python or NumPy, got {name} of type "
             f"{type(value).__name__}; multiply by an array outside"
         )
-    return complex(value) if isinstance(value, complex) else float(value)
+    return in_range(op, name, complex if isinstance(value, complex) else float, value)
 
 
 def addend(op: str, c, beta, shape, dtype):
@@ -42,12 +41,12 @@ def addend(op: str, c, beta, shape, dtype):
         return None
     if c is None:
         raise ValueError(f"{op}: c must be given unless beta is 0, got c=None and {beta=}; pass it")
-    if np.shape(c) != shape:
+    c = as_array(op, "c", c)
+    if c.shape != shape:
         raise ValueError(
-            f"{op}: c must have the result's shape, got c.shape={np.shape(c)} and {shape}; "
+            f"{op}: c must have the result's shape, got c.shape={c.shape} and {shape}; "
             "broadcast or transpose it"
         )
-    c = as_array(op, "c", c)
     if jnp.iscomplexobj(c) and not jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(
             f"{op}: c must be real where the operands are, got c.dtype={c.dtype} and a result of "

@@ -82,7 +82,7 @@ def contract(
       >>> tensor.contract("mhkn,ukvh->munv", a, b, alpha=0.5).shape
       (3, 6, 2, 7)
     """
-    op = "contract"
+    op = "tensor.contract"
     a, b = arguments.arrays(op, a=a, b=b)
     operands, result = modes.parse(op, subscripts, ("a", "b"), (a.shape, b.shape))
     _check_modes(op, subscripts, operands, result)
@@ -101,6 +101,7 @@ def contract(
     return primitive.contract(
         *factors,
         *([] if c is None else [c]),
+        op=op,
         modes=operands,
         result=result,
         conj=conj,
@@ -129,7 +130,7 @@ def _check_modes(op, subscripts, operands, result):
 def _check_algorithm(op, algorithm, implementation):
     if algorithm is None:
         return
-    if algorithm not in ALGORITHMS:
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise ValueError(
             f"{op}: algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm=}; "
             "None is the default"

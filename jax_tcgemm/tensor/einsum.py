@@ -70,15 +70,16 @@ def einsum(
       >>> tensor.einsum("bqhd,bkhd->bhqk", q, k).shape
       (2, 4, 16, 20)
     """
-    op = "einsum"
+    op = "tensor.einsum"
     check_implementation(op, "contract", implementation)
     terms, output, arrays = _parse(op, subscripts, operands)
     dtype, is_weak = canonical_element_type(op, preferred_element_type), False
     if dtype is None:
-        dtype, is_weak = promoted_type(*arrays)
-    terms, arrays = _without_broadcast(terms, arrays)
+        dtype, is_weak = promoted_type(op, *arrays)
+    terms, arrays = _without_broadcast(op, terms, arrays)
     steps = _steps(op, terms, output, arrays, optimize)
     params = {
+        "op": op,
         "precision": canonical_precision(op, precision),
         "implementation": implementation,
         "result_dtype": dtype,
@@ -128,7 +129,7 @@ def _last(subscripts, operands) -> int:
     return count - count % 2
 
 
-def _without_broadcast(terms, arrays):
+def _without_broadcast(op, terms, arrays):
     """Without modes of extent 1 that are longer in another operand, and broadcast there."""
     extents = {}
     for i, (term, x) in enumerate(zip(terms, arrays, strict=True)):
@@ -136,7 +137,7 @@ def _without_broadcast(terms, arrays):
             known = extents.setdefault(letter, extent)
             if known != extent and 1 not in (known, extent):
                 raise ValueError(
-                    f"einsum: a mode must have one extent, got {letter!r} with {known} and, in "
+                    f"{op}: a mode must have one extent, got {letter!r} with {known} and, in "
                     f"operand {i}, {extent}; give different modes different letters"
                 )
             extents[letter] = extent if known == 1 else known
@@ -153,6 +154,11 @@ def _steps(op, terms, output, arrays, optimize) -> list[tuple[tuple[int, ...], s
     """Positions of the operands to take, in the order to take them, and their subscripts."""
     if len(arrays) == 1:
         return [((0,), f"{terms[0]}->{output}")]
+    if hasattr(optimize, "dtype"):
+        raise TypeError(
+            f"{op}: optimize must be a strategy of opt_einsum or a path, got an array; "
+            '"auto" is the default'
+        )
     if optimize is False:
         optimize = [(0, 1)] * (len(arrays) - 1)
     elif optimize is True:

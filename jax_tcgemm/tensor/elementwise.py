@@ -52,7 +52,7 @@ def permute(
              [ 2.,  8.],
              [ 4., 10.]], dtype=float32)
     """
-    op = "permute"
+    op = "tensor.permute"
     (a,) = arguments.arrays(op, a=a)
     operands, result = modes.parse(op, subscripts, ("a",), (a.shape,))
     if len(result) != len(operands[0]):
@@ -123,7 +123,7 @@ def elementwise_binary(
       Array([[2., 2., 2.],
              [2., 2., 2.]], dtype=float32)
     """
-    name = "elementwise_binary"
+    name = "tensor.elementwise_binary"
     a, c = arguments.arrays(name, a=a, c=c)
     operands, result = modes.parse(name, subscripts, ("a", "c"), (a.shape, c.shape))
     return _bind(
@@ -195,7 +195,7 @@ def elementwise_trinary(
       Array([[3., 3., 3.],
              [3., 3., 3.]], dtype=float32)
     """
-    name = "elementwise_trinary"
+    name = "tensor.elementwise_trinary"
     a, b, c = arguments.arrays(name, a=a, b=b, c=c)
     operands, result = modes.parse(name, subscripts, ("a", "b", "c"), (a.shape, b.shape, c.shape))
     return _bind(
@@ -230,9 +230,10 @@ def _bind(
         for name, operator in combine.items()
     ]
     check_compute_type(op, compute_type, dtype, ELEMENTWISE_COMPUTE)
-    check_implementation(op, op, implementation)
+    check_implementation(op, op.removeprefix("tensor."), implementation)
     return primitive.elementwise(
         *arrays.values(),
+        op=op,
         modes=operands,
         result=result,
         unary=unary,

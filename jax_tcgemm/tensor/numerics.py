@@ -39,7 +39,7 @@ _PRESETS = {
 def check_compute_type(op: str, compute_type, dtype: np.dtype, known) -> None:
     """Raises ValueError for a compute type that the dtype does not have."""
     names = known.get(np.dtype(dtype), ())
-    if compute_type is not None and compute_type not in names:
+    if not isinstance(compute_type, str | None) or compute_type not in (None, *names):
         rule = f"one of {', '.join(names)} or None" if names else "None"
         raise ValueError(
             f"{op}: compute_type must be {rule} for {np.dtype(dtype)}, got {compute_type=}; "

@@ -8,14 +8,13 @@ neighbours.
 
 import dataclasses
 import functools
-import sys
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
 from jax_tcgemm import _modules, local, selection
-from jax_tcgemm.debug import switch
+from jax_tcgemm.debug import print_choice
 from jax_tcgemm.selection import XLA, Candidate, Choice, Device
 from jax_tcgemm.tensor import cost_model, cutensor, kernels, reference
 from jax_tcgemm.tensor.numerics import cutensor_compute, precision_of
@@ -37,6 +36,7 @@ class Request:
     """What one call of a primitive says.
 
     Attributes:
+      op: the public function, for messages.
       operation: the operation; its `compute` is what was asked for by name, or "".
       precision: of a contraction, as `precision.canonical_precision` returns it.
       result_dtype: of a contraction's result.
@@ -44,6 +44,7 @@ class Request:
       implementation: name to force, or None.
     """
 
+    op: str
     operation: Operation
     precision: object = None
     result_dtype: np.dtype | None = None
@@ -89,18 +90,17 @@ def is_xla(request: Request) -> bool:
 def check_implementation(op: str, kind: str, implementation) -> None:
     """Raises ValueError for a name that is none of this kind's implementations."""
     names = IMPLEMENTATIONS[kind]
-    if implementation is not None and implementation not in names:
+    if not isinstance(implementation, str | None) or implementation not in (None, *names):
         raise ValueError(
             f"{op}: implementation must be one of {', '.join(names)}, got {implementation=}; "
             "None selects the best one"
         )
 
 
-def make_plan(op: str, request: Request, platform: str, device: Device, obstacle: str = "") -> Plan:
+def make_plan(request: Request, platform: str, device: Device, obstacle: str = "") -> Plan:
     """Chooses what runs an operation.
 
     Args:
-      op: the public function, for messages.
       request: what was asked for.
       platform: the platform it is lowered for.
       device: the device it will run on.
@@ -112,13 +112,12 @@ def make_plan(op: str, request: Request, platform: str, device: Device, obstacle
     Raises:
       ValueError: when an implementation was forced that cannot run the operation.
     """
-    plan = _make_plan(op, request, platform, device, obstacle)
-    if switch("TCGEMM_PRINT_CHOICE"):
-        print(f"jax_tcgemm: {op}: {plan.problem}: {plan.choice}", file=sys.stderr)
+    plan = _make_plan(request, platform, device, obstacle)
+    print_choice(request.op, plan.problem, plan.choice)
     return plan
 
 
-def _make_plan(op, request, platform, device, obstacle) -> Plan:
+def _make_plan(request, platform, device, obstacle) -> Plan:
     kind, gemm, operation = request.operation.kind, None, request.operation
     considered = _considered(request)
     if obstacle:
@@ -127,14 +126,14 @@ def _make_plan(op, request, platform, device, obstacle) -> Plan:
         operation, no_compute = _with_compute(request)
         reasons = {XLA: ""}
         if "gemm" in considered:
-            gemm, reasons["gemm"] = _gemm_plan(op, request, platform, device)
+            gemm, reasons["gemm"] = _gemm_plan(request, platform, device)
         if "cutensor" in considered:
             reasons["cutensor"] = no_compute or _reject_cutensor(operation, platform)
         if "tcgemm" in considered:
             reasons["tcgemm"] = _reject_kernels(operation, platform)
     candidates = tuple(Candidate(name, "default", reasons[name]) for name in considered)
     if request.implementation is not None:
-        name, why = _forced(op, request.implementation, reasons)
+        name, why = _forced(request.op, request.implementation, reasons)
     elif obstacle:
         name, why = XLA, obstacle
     elif kind != "contract":
@@ -208,7 +207,7 @@ def _with_compute(request: Request) -> tuple[Operation, str]:
     return dataclasses.replace(operation, compute=compute), reason
 
 
-def _gemm_plan(op, request, platform, device) -> tuple[local.Plan | None, str]:
+def _gemm_plan(request, platform, device) -> tuple[local.Plan | None, str]:
     """A contraction as one of our products, and why none of ours runs it."""
     operation = request.operation
     if operation.kind != "contract":
@@ -223,6 +222,7 @@ def _gemm_plan(op, request, platform, device) -> tuple[local.Plan | None, str]:
         return None, f"our products of {operation.dtype} are computed in float64"
     sum_dtype = _sum_dtype(request)
     product = local.Product(
+        op=request.op,
         lhs_shape=operation.shape(a),
         lhs_dtype=operation.dtype,
         rhs_shape=operation.shape(b),
@@ -236,7 +236,7 @@ def _gemm_plan(op, request, platform, device) -> tuple[local.Plan | None, str]:
         implementation="host" if platform == "cpu" and request.implementation == "gemm" else None,
         config=None,
     )
-    plan = local.make_plan(op, product, platform, device)
+    plan = local.make_plan(product, platform, device)
     reason = plan.choice.why if plan.choice.implementation == XLA else ""
     return plan, reason
 
@@ -297,7 +297,7 @@ def _run_gemm(plan, a, b, c=None) -> jax.Array:
     return reference.finish_contraction(d, c, alpha, beta, plan.request.result_dtype)
 
 
-def lowered(op: str, request: Request, platform: str, obstacle: str):
+def lowered(request: Request, platform: str, obstacle: str):
     """The function that a primitive lowers to."""
-    plan = make_plan(op, request, platform, selection.target_device(platform), obstacle)
+    plan = make_plan(request, platform, selection.target_device(platform), obstacle)
     return functools.partial(run, plan)

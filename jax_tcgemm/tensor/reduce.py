@@ -59,7 +59,7 @@ def reduce(
       Array([[2., 2., 2.],
              [2., 2., 2.]], dtype=float32)
     """
-    name = "reduce"
+    name = "tensor.reduce"
     (a,) = arguments.arrays(name, a=a)
     (term,), result = modes.parse(name, subscripts, ("a",), (a.shape,))
     op = operators.canonical(name, "op", op, a.dtype, operators.REDUCTIONS)
@@ -80,6 +80,7 @@ def reduce(
     return primitive.reduce(
         a,
         *([] if c is None else [c]),
+        op=name,
         modes=term,
         result=result,
         unary=op_a,

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import jax
 
+from jax_tcgemm.jax_internals import strong_type
+
 
 def type_of(function: Callable) -> Callable:
     """An abstract evaluation rule that says what `function` of such operands would return.
@@ -12,13 +14,8 @@ def type_of(function: Callable) -> Callable:
     """
 
     def abstract_eval(*avals, **params):
-        structs = [
-            jax.ShapeDtypeStruct(
-                x.shape, x.dtype, sharding=x.sharding, manual_axis_type=x.manual_axis_type
-            )
-            for x in avals
-        ]
-        closed = jax.make_jaxpr(lambda *operands: function(*operands, **params))(*structs)
+        strong = map(strong_type, avals)
+        closed = jax.make_jaxpr(lambda *operands: function(*operands, **params))(*strong)
         (out,) = closed.out_avals
         return out
 

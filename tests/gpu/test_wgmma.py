@@ -6,9 +6,9 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from ffi_frame import Api, Buffer, DeviceMemory, call, handler_of
 
 from jax_tcgemm import _modules
-from jax_tcgemm.problem import DTYPES
 
 from .gemm_call import LAYOUTS, Case, Types, implementations, make_inputs, mismatch, run_all, wide
 
@@ -89,32 +89,52 @@ def test_an_elements_sum_does_not_depend_on_its_place(config):
 @pytest.mark.parametrize("config", [*RESIDUE_CONFIGS, "64x64x64_c1x1x1_pp_split3"])
 @pytest.mark.parametrize("types", ["bf16 bf16 f32", "f16 f32 f32", "f32 f32 tf32"])
 def test_no_byte_beside_a_buffer_is_touched(types, config, case):
-    """Canaries behind D stay; those behind A and B do not show in it."""
+    """NaN behind each buffer stays, and does not show in D."""
     inputs = make_inputs(Types(*types.split()), "NT", case)
     problem = inputs.problem
-    canaries = 4096
     workspace = _modules.cuda.workspace_bytes(
         "wgmma", config, problem.query(), _modules.cuda_device()
     )
     operands = [
-        np.concatenate([x, np.full(canaries, np.nan, x.dtype)]) for x in (inputs.a, inputs.b)
+        Buffer.of(x, operand.dtype) for operand, x in ((problem.a, inputs.a), (problem.b, inputs.b))
     ]
-    rng = np.random.default_rng(case.m)
-    d = rng.integers(0, 100, inputs.expected.size + canaries).astype(DTYPES[problem.out_dtype])
+    d = Buffer(problem.out_dtype, inputs.expected.shape)
     attributes = problem.attributes() | {
         "abi": _modules.cuda.abi_version,
         "implementation": "wgmma",
         "config": config,
     }
-    results = [jax.ShapeDtypeStruct(d.shape, d.dtype), jax.ShapeDtypeStruct((workspace,), np.uint8)]
-    # The third operand is C, which is not read and lends D its memory.
-    run = jax.ffi.ffi_call(
-        "tcgemm_gemm", results[: 1 + (workspace > 0)], input_output_aliases={2: 0}
+    memory = GuardedMemory()
+    outcome = call(
+        handler_of(_modules.cuda.registrations()["tcgemm_gemm"]),
+        {"gemm": attributes},
+        operands,
+        [d, Buffer("u8", (workspace,))][: 1 + (workspace > 0)],
+        api=Api(),
+        memory=memory,
     )
-    got = jax.device_get(jax.jit(lambda *x: run(*x, gemm=attributes))(*operands, d))[0]
-    result, behind = np.split(got, [inputs.expected.size])
-    np.testing.assert_array_equal(behind, d[-canaries:])
-    assert not mismatch(result.reshape(inputs.expected.shape), inputs)
+    assert not outcome.code, outcome.message
+    assert memory.is_untouched()
+    assert not mismatch(d.array(), inputs)
+
+
+class GuardedMemory(DeviceMemory):
+    """The GPU's, with NaN behind each buffer."""
+
+    GUARD = b"\xff" * 4096
+
+    def __init__(self):
+        super().__init__()
+        self.at_end = False
+        self._ends = []
+
+    def put(self, index: int, data: bytes, alignment: int) -> int:
+        address = super().put(index, data + self.GUARD, alignment)
+        self._ends.append(address + len(data))
+        return address
+
+    def is_untouched(self) -> bool:
+        return all(self.get(end, len(self.GUARD)) == self.GUARD for end in self._ends)
 
 
 @pytest.mark.parametrize("config", RESIDUE_CONFIGS)

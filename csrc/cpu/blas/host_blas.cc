@@ -193,13 +193,13 @@ class HostBlas final : public blas::Implementation {
     std::complex<double> alpha = p.alpha, beta = p.beta;
     if (p.scalar_args) {
       alpha = read_scalar(buffers.alpha, blas::scale_dtype(p.dtype));
-      beta = read_scalar(buffers.beta, blas::scale_dtype(p.dtype));
+      beta = p.has_c ? read_scalar(buffers.beta, blas::scale_dtype(p.dtype)) : 0.0;
+    }
+    for (size_t i = 0; i < buffers.c.size(); ++i) {
+      if (buffers.c[i] != buffers.d[i])
+        std::memcpy(buffers.d[i], buffers.c[i], static_cast<size_t>(buffers.c_bytes[i]));
     }
     if (p.routine == Routine::kGemm) return host_blas_gemm(p, buffers, alpha, beta, stream);
-    for (size_t i = 0; i < buffers.c.size(); ++i) {
-      const int64_t elements = i == 1 ? blas::required_elements_b(given) : blas::required_elements_c(given);
-      if (buffers.c[i] != buffers.d[i]) std::memcpy(buffers.d[i], buffers.c[i], elements * dtype_bytes(p.dtype));
-    }
     const Executor& executor = *static_cast<const Executor*>(stream);
     switch (p.dtype) {
       case DType::kF16: Run<host::F16>(p, buffers, alpha, beta, executor)(); break;

@@ -4,7 +4,9 @@
 // One block a tile, 256 threads, 4 to 33 KiB of shared memory.
 #include <algorithm>
 #include <limits>
+#include <vector>
 
+#include "core/extent.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/tensor/tensor.h"
 #include "tile/transpose.cuh"
@@ -53,6 +55,17 @@ Status launch_typed(const Transposition& t, const void* in, void* out, cudaStrea
                        static_cast<const T*>(in), static_cast<T*>(out), t, tiles_r, tiles_c);
 }
 
+// Whether the modes, by their strides in one of the arrays, cover it without a gap and without an overlap.
+bool is_packed(std::vector<Transposition::Mode> modes, int64_t Transposition::Mode::* stride) {
+  std::sort(modes.begin(), modes.end(), [&](const auto& x, const auto& y) { return x.*stride < y.*stride; });
+  int64_t count = 1;
+  for (const Transposition::Mode& mode : modes) {
+    if (mode.extent == 1) continue;  // its stride is never used
+    if (mode.*stride != count || __builtin_mul_overflow(count, mode.extent, &count)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string reject_transposition(const Transposition& t) {
@@ -63,22 +76,15 @@ std::string reject_transposition(const Transposition& t) {
     return "there must be at most 4 batch modes after folding, got " + std::to_string(t.num_batch);
   }
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
-  // The last index of either array, with every step checked against overflow.
-  int64_t count = 1, last_in = 0, last_out = 0;
-  const auto extend = [&](int64_t extent, int64_t in_stride, int64_t out_stride) {
-    int64_t in_reach, out_reach;
-    return extent >= 1 && extent <= kMax && in_stride >= 1 && out_stride >= 1 &&
-           !__builtin_mul_overflow(count, extent, &count) &&
-           !__builtin_mul_overflow(extent - 1, in_stride, &in_reach) &&
-           !__builtin_mul_overflow(extent - 1, out_stride, &out_reach) &&
-           !__builtin_add_overflow(last_in, in_reach, &last_in) &&
-           !__builtin_add_overflow(last_out, out_reach, &last_out);
-  };
-  bool fits = extend(t.rows, t.in_row_stride, 1) && extend(t.cols, 1, t.out_col_stride);
-  for (int i = 0; fits && i < t.num_batch; ++i) {
-    fits = extend(t.batch[i].extent, t.batch[i].in_stride, t.batch[i].out_stride);
+  std::vector<Transposition::Mode> modes(t.batch, t.batch + t.num_batch);
+  modes.push_back({t.rows, t.in_row_stride, 1});
+  modes.push_back({t.cols, 1, t.out_col_stride});
+  for (const Transposition::Mode& mode : modes) {
+    if (mode.extent < 1 || mode.extent > kMax) return must("every extent", "be in [1, 2147483647]", mode.extent);
   }
-  if (!fits || last_in >= count || last_out >= count) return "extents and strides must permute one packed array";
+  for (const auto stride : {&Transposition::Mode::in_stride, &Transposition::Mode::out_stride}) {
+    if (!is_packed(modes, stride)) return "extents and strides must permute one packed array";
+  }
   if (num_tiles(t) > kMax) return "there must be at most 2^31 - 1 tiles";
   return "";
 }

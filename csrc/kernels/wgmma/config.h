@@ -1,34 +1,26 @@
 // Configs of the wgmma family: the one list of what is instantiated.
 #pragma once
 
-#include <cstdint>
+#include "kernels/wgmma/geometry.h"
 
 namespace tcgemm::wgmma_family {
 
-// kTileM x kTileN: output tile of one block.
-// kClusterM x kClusterN blocks share operand tiles by multicast: the blocks along M share B,
-// those along N share A. kClusterK blocks split K among them and add up through distributed
-// shared memory. kPingPong: each consumer warpgroup has a tile of its own and stores it while
-// the other one multiplies; otherwise all work on parts of one tile. kSwapped: the problem is
-// transposed (D^T = B^T A^T), so that a skinny M becomes the flexible N of the instruction.
+// A shape as a type, for kernels.
 template <int kTileM_, int kTileN_, int kClusterM_, int kClusterN_, int kClusterK_, bool kPingPong_, bool kSwapped_>
 struct Config {
   static constexpr int kTileM = kTileM_, kTileN = kTileN_;
   static constexpr int kClusterM = kClusterM_, kClusterN = kClusterN_, kClusterK = kClusterK_;
-  static constexpr int kClusterSize = kClusterM * kClusterN * kClusterK;
-  static constexpr int kSharers = kClusterM * kClusterN;  // blocks of a cluster, where it does not split K
   static constexpr bool kPingPong = kPingPong_, kSwapped = kSwapped_;
-  // Warpgroups that multiply; three for 192 rows, of which a wgmma takes 64.
-  static constexpr int kConsumers = !kPingPong && kTileM % 128 != 0 ? kTileM / 64 : 2;
-  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr Shape kShape{kTileM, kTileN, kClusterM, kClusterN, kClusterK, kPingPong, kSwapped};
+  static constexpr int kClusterSize = kShape.cluster_size();
+  static constexpr int kSharers = kClusterM * kClusterN;  // blocks of a cluster, where it does not split K
+  static constexpr int kConsumers = kShape.consumers();
+  static constexpr int kThreads = kShape.threads();
+  static constexpr int kTilesAlongLonger = kShape.tiles_along_longer();
+  static constexpr bool kRunsGated = kShape.runs_gated();
   static_assert(kConsumers >= 2, "a cooperative tile has at least 128 rows");
   static_assert(kSharers == 1 || kClusterK == 1, "the blocks of a cluster share operands or split K");
 };
-
-// Whether a config multiplies by the two matrices of a gated product: each block of a pair loads one
-// matrix's half of the tile, 64 columns or more.
-template <typename Config>
-inline constexpr bool kRunsGated = Config::kTileN % 128 == 0 && Config::kClusterM == 2;
 
 // X(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any_epilogue)
 //

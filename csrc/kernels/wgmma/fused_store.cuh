@@ -15,23 +15,6 @@
 
 namespace tcgemm::wgmma_family {
 
-// The epilogue of a kernel that can do all of them.
-struct Fused {
-  static constexpr bool kFused = true;
-
-  epilogue::Fused values;
-  CUtensorMap b_up_map;        // of a gated product
-  CUtensorMap d_map, aux_map;  // (column, half, row, batch) of D and of aux_out
-  float* column_sums;          // [batch][sum_blocks][columns of D], or null
-  int32_t sum_blocks;
-
-  // Columns of the product in a tile.
-  template <typename Config>
-  __host__ __device__ int32_t tile_columns() const {
-    return values.has_two_z() ? Config::kTileN / 2 : Config::kTileN;
-  }
-};
-
 // A part: a thread's values of 64 x 32 elements. Number 4 * j + 2 * h + i is that of row warp * 16 + h * 8 +
 // lane / 4 and column 8 * j + lane % 4 * 2 + i. As many as a float32 box is wide, as hide the latency of what is
 // loaded for them, and as leave registers beside the accumulators.
@@ -372,7 +355,7 @@ __device__ __forceinline__ void prefetch_epilogue(const Params<Fused>& params, i
                                                   int32_t batch_idx) {
   const epilogue::Fused& f = params.epilogue.values;
   const int64_t element_bytes = f.type == FloatType::kF32 ? 4 : 2;
-  const int32_t columns = min(params.epilogue.tile_columns<Config>(), params.n - n_idx);
+  const int32_t columns = min(params.epilogue.tile_columns(Config::kTileN), params.n - n_idx);
   const auto prefetch = [&](const void* matrix, bool has_two) {
     for (int32_t row = m_idx + ptx::tid_x() % 128; row < min(m_idx + kBlocksM * 64, params.m); row += 128) {
       const int64_t first = ((int64_t{batch_idx} * params.m + row) * params.n << has_two) + n_idx;
@@ -393,7 +376,7 @@ __device__ __forceinline__ void store_fused(const float (&acc)[kBlocksM][Config:
                                             int32_t m_idx, int32_t n_idx, int32_t batch_idx, uint32_t barrier_id) {
   static_assert(Config::kTileN % 64 == 0 && !Config::kSwapped, "boxes are 64 columns of D wide");
   constexpr int kPartsN = Config::kTileN / kPartColumns;
-  const int32_t columns = params.epilogue.tile_columns<Config>();
+  const int32_t columns = params.epilogue.tile_columns(Config::kTileN);
   const float alpha = params.epilogue.values.alpha;
 #pragma unroll 1
   for (int block = 0; block < kBlocksM; ++block) {

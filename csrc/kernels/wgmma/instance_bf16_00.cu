@@ -1,10 +1,7 @@
-#include "kernels/wgmma/launch.cuh"
+#include "kernels/wgmma/instances.cuh"
 
 namespace tcgemm::wgmma_family {
 
-const std::vector<LaunchFunction>& bf16_table_00() {
-  static const std::vector<LaunchFunction> table = launch_table<__nv_bfloat16, 0, 0>();
-  return table;
-}
+static const bool added = add_configs<__nv_bfloat16, 0, 0>("__nv_bfloat16");
 
 }  // namespace tcgemm::wgmma_family

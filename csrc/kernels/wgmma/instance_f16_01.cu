@@ -1,10 +1,7 @@
-#include "kernels/wgmma/launch.cuh"
+#include "kernels/wgmma/instances.cuh"
 
 namespace tcgemm::wgmma_family {
 
-const std::vector<LaunchFunction>& f16_table_01() {
-  static const std::vector<LaunchFunction> table = launch_table<__half, 0, 1>();
-  return table;
-}
+static const bool added = add_configs<__half, 0, 1>("__half");
 
 }  // namespace tcgemm::wgmma_family

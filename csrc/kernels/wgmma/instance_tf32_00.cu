@@ -1,10 +1,7 @@
-#include "kernels/wgmma/launch.cuh"
+#include "kernels/wgmma/instances.cuh"
 
 namespace tcgemm::wgmma_family {
 
-const std::vector<LaunchFunction>& tf32_table_00() {
-  static const std::vector<LaunchFunction> table = launch_table<float, 0, 0>();
-  return table;
-}
+static const bool added = add_configs<float, 0, 0>("float");
 
 }  // namespace tcgemm::wgmma_family

@@ -1,14 +1,15 @@
-// What passes between the implementation (wgmma.cc) and the instances (instance_*.cu).
+// What passes between the implementation (wgmma.cc) and the launcher (launch.cu).
 #pragma once
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <vector>
 
 #include "core/implementation.h"
 #include "epilogue/fused.cuh"
+#include "kernels/common/kernel.h"
+#include "kernels/wgmma/geometry.h"
 #include "tile/numeric.cuh"
 
 namespace tcgemm::wgmma_family {
@@ -21,9 +22,11 @@ struct AlignedOperand {
 
 // One launch, in the kernel's terms: already swapped where the config is.
 struct Call {
+  Kernel* kernel;
+  Geometry geometry;
+  CUtensorMapDataType element;  // of a and b
   int64_t batch, batch_inner, m, n, k;
   AlignedOperand a, b;
-  int64_t element_bytes;  // of a and b
   FloatType out_type;
   void* d;
   int32_t num_splits;  // > 1: d receives that many partial products, one batch set after another
@@ -37,30 +40,23 @@ struct Call {
 struct OperandExtent {
   int64_t contiguous, rows;
 };
-struct OutputBox {
-  int columns, rows, row_bytes;
-};
 
-Status encode_operand_map(CUtensorMap* map, CUtensorMapDataType type, const Call& call, const AlignedOperand& operand,
-                          OperandExtent extent, const int (&box)[2]);
-Status encode_output_map(CUtensorMap* map, const Call& call, bool swapped, OutputBox box);
+Status encode_operand_map(CUtensorMap* map, const Call& call, const AlignedOperand& operand, OperandExtent extent,
+                          const int (&box)[2]);
+// `tile_n`: of what is stored of a tile.
+Status encode_output_map(CUtensorMap* map, const Call& call, int tile_n);
 // A matrix [batch][m][halves][n] that the epilogue stores in boxes of 64 rows and 128 bytes.
 Status encode_fused_map(CUtensorMap* map, const Call& call, const void* data, int64_t halves);
 
-using LaunchFunction = Status (*)(const Call&);
+inline CUtensorMapDataType map_type(DType dtype) {
+  if (dtype == DType::kBF16) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if (dtype == DType::kF16) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  // Rounds float32 to TF32 while loading; the tensor core itself would truncate.
+  return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+}
 
-// Launch functions in the order of TCGEMM_WGMMA_CONFIGS, one table for each element type and layout
-// (a, b: 0 K-major, 1 M- or N-major), in several files, which compile side by side.
-const std::vector<LaunchFunction>& bf16_table_00();
-const std::vector<LaunchFunction>& bf16_table_01();
-const std::vector<LaunchFunction>& bf16_table_10();
-const std::vector<LaunchFunction>& bf16_table_11();
-const std::vector<LaunchFunction>& f16_table_00();
-const std::vector<LaunchFunction>& f16_table_01();
-const std::vector<LaunchFunction>& f16_table_10();
-const std::vector<LaunchFunction>& f16_table_11();
-const std::vector<LaunchFunction>& tf32_table_00();
-const std::vector<LaunchFunction>& tf32_table_10();
+// Launches call.kernel, which is of call.geometry, and of kind Fused where there is an epilogue.
+Status launch_product(const Call& call);
 
 // Copies of operands that TMA cannot read, or whose layout the instruction cannot.
 struct CopyJob {

@@ -99,7 +99,7 @@ class Loader {
 
  private:
   __device__ __forceinline__ void load_b(uint8_t* b, uint64_t* barrier) const {
-    if constexpr (Epilogue::kFused && kRunsGated<Config>) {
+    if constexpr (Epilogue::kFused && Config::kRunsGated) {
       if (params_.epilogue.values.has_two_z()) {
         load_gated_tile<kTransB, Config, T>(b, &params_.b_map, &params_.epilogue.b_up_map, barrier, b_mask_, rank_m_,
                                             n_idx_, k_idx_, b_inner_, b_outer_);

@@ -1,7 +1,10 @@
 // The wgmma family's grouped products behind the common interface.
+#include <algorithm>
+#include <deque>
 #include <string>
 
 #include "kernels/kernels.h"
+#include "kernels/wgmma/instance.h"
 #include "kernels/wgmma/ragged_config.h"
 #include "kernels/wgmma/ragged_launch.h"
 #include "tile/alignment.h"
@@ -13,51 +16,38 @@ namespace wgmma_family {
 namespace {
 
 struct RaggedBase {
-  const char* name;
-  bool is_rows;
+  std::string_view name;
+  Shape shape;
   bool is_fused;  // runs any epilogue, of weights with rows of K, and may gather
+
+  bool is_rows() const { return shape.swapped; }
 };
 
-constexpr RaggedBase kRaggedBases[] = {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, swapped) {name, swapped, false},
+constexpr RaggedBase kBases[] = {
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, swapped, fused) \
+  {name, {tile_m, tile_n, cluster_m, cluster_n, 1, false, swapped}, fused},
     TCGEMM_WGMMA_RAGGED_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
 };
-constexpr RaggedBase kFusedBases[] = {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, swapped) {name, swapped, true},
-    TCGEMM_WGMMA_RAGGED_FUSED_CONFIGS(TCGEMM_ENTRY)
-#undef TCGEMM_ENTRY
-};
-
-struct Found {
-  const RaggedBase* base;
-  int idx;  // in its table
-};
 
 // Only called with names from configs().
-Found find_base(std::string_view config) {
-  for (const RaggedBase& base : kRaggedBases) {
-    if (config == base.name) return {&base, static_cast<int>(&base - kRaggedBases)};
-  }
-  for (const RaggedBase& base : kFusedBases) {
-    if (config == base.name) return {&base, static_cast<int>(&base - kFusedBases)};
-  }
-  return {};
-}
-
-RaggedLaunchFunction launch_function(const RaggedProblem& p, std::string_view config) {
-  const Found found = find_base(config);
-  const bool is_bf16 = p.in == DType::kBF16;
-  if (found.base->is_fused) return (is_bf16 ? ragged_fused_bf16_table() : ragged_fused_f16_table())[found.idx];
-  if (p.b_transposed) return (is_bf16 ? ragged_bf16_table_0() : ragged_f16_table_0())[found.idx];
-  return (is_bf16 ? ragged_bf16_table_1() : ragged_f16_table_1())[found.idx];
+int find_base(std::string_view config) {
+  const auto found =
+      std::find_if(std::begin(kBases), std::end(kBases), [&](const RaggedBase& base) { return base.name == config; });
+  return static_cast<int>(found - kBases);
 }
 
 class WgmmaRagged final : public RaggedImplementation {
  public:
   WgmmaRagged() {
-    for (const RaggedBase& base : kRaggedBases) names_.push_back(base.name);
-    for (const RaggedBase& base : kFusedBases) names_.push_back(base.name);
+    for (const RaggedBase& base : kBases) {
+      names_.emplace_back(base.name);
+      for (DType dtype : {DType::kBF16, DType::kF16}) {
+        for (bool trans_a : {false, true}) {
+          kernels_.emplace_back(ragged_kernel_name(base.shape, element_type(dtype), trans_a, base.is_fused));
+        }
+      }
+    }
   }
 
   const char* name() const override { return "wgmma"; }
@@ -82,7 +72,7 @@ class WgmmaRagged final : public RaggedImplementation {
     if (p.epilogue.bias != Bias::kNone && p.epilogue.bias_dtype == DType::kF64) return "the bias must not be f64";
     const bool is_bare = p.epilogue.is_none() && !p.gathered;
     if (!is_bare && p.b_transposed) return "b must lie as (groups, k, n) where a has gathered rows or d an epilogue";
-    return reject_config(p, *find_base(config).base);
+    return reject_config(p, kBases[find_base(config)]);
   }
 
   Status launch(const RaggedProblem& p, const RaggedBuffers& buffers, const Device& device, std::string_view config,
@@ -90,19 +80,34 @@ class WgmmaRagged final : public RaggedImplementation {
     if (!is_aligned(buffers.a, 16) || !is_aligned(buffers.b, 16)) {
       return Status::invalid("a and b must start on a 16-byte boundary");
     }
-    const RaggedLaunchFunction product = launch_function(p, config);
+    const RaggedBase& base = kBases[find_base(config)];
+    const KernelReference& kernel = kernel_of(p, config);
+    RaggedCall call{};
+    call.kernel = kernel.find();
+    if (call.kernel == nullptr) return Status::internal("there is no " + kernel.name());
+    call.geometry = {base.shape, static_cast<int>(dtype_bytes(p.in)), is_m_major(p), !base.is_rows()};
+    call.has_epilogue = base.is_fused;
+    call.problem = &p;
+    call.stream = static_cast<cudaStream_t>(stream);
     for (int64_t i = 0; i < p.batch; ++i) {
-      const RaggedCall call{&p, batch_entry(p, buffers, i), static_cast<cudaStream_t>(stream)};
-      if (Status s = product(call); !s.is_ok()) return s;
+      call.buffers = batch_entry(p, buffers, i);
+      if (Status s = launch_ragged(call); !s.is_ok()) return s;
     }
     return Status::ok();
   }
 
  private:
+  // Of the instruction's A: weights with rows of N, or the tokens of a contraction.
+  static bool is_m_major(const RaggedProblem& p) { return !p.b_transposed; }
+
+  const KernelReference& kernel_of(const RaggedProblem& p, std::string_view config) const {
+    return kernels_[(find_base(config) * 2 + (p.in == DType::kF16)) * 2 + is_m_major(p)];
+  }
+
   // What one config cannot run and another one can.
   static std::string reject_config(const RaggedProblem& p, const RaggedBase& base) {
-    const std::string name = std::string("config ") + base.name;
-    if (base.is_rows != p.is_rows()) return name + " is of form " + (base.is_rows ? "rows" : "contraction");
+    const std::string name = "config " + std::string(base.name);
+    if (base.is_rows() != p.is_rows()) return name + " is of form " + (base.is_rows() ? "rows" : "contraction");
     if (!p.epilogue.is_none() && !base.is_fused) return name + " has no epilogues";
     if (p.gathered && !base.is_fused) return name + " gathers no rows";
     if (p.b_transposed && base.is_fused) return name + " reads b as (groups, k, n) only";
@@ -110,6 +115,7 @@ class WgmmaRagged final : public RaggedImplementation {
   }
 
   std::vector<std::string> names_;
+  std::deque<KernelReference> kernels_;  // [config][f16][weights or tokens of a contraction are M-major]
 };
 
 }  // namespace

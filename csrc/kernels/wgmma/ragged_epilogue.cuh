@@ -12,26 +12,6 @@
 
 namespace tcgemm::wgmma_family {
 
-// The epilogue of a kernel that can do all of them, and that may gather its tokens.
-struct RaggedFused {
-  static constexpr bool kFused = true;
-
-  Activation activation;
-  bool gated;
-  FloatType bias_type;
-  const void* bias;  // (groups, 1 or, gated, 2, columns of D); or null
-  // Null, or for each token its row among `num_rows` rows of k at `rows`.
-  const int32_t* gather;
-  const void* rows;
-  int32_t num_rows;
-
-  // Columns of D in a tile.
-  template <typename Config>
-  __host__ __device__ int32_t tile_columns() const {
-    return gated ? Config::kTileM / 2 : Config::kTileM;
-  }
-};
-
 // What becomes of the sums of 64 columns of D from `column` on, times a tile's tokens. A thread's value number
 // 4 * j + 2 * h + i is that of column warp * 16 + h * 8 + lane / 4 and token 8 * j + lane % 4 * 2 + i. `up`: the
 // sums of a gated product's second matrix.

@@ -1,10 +1,7 @@
-#include "kernels/wgmma/ragged_launch.cuh"
+#include "kernels/wgmma/instances.cuh"
 
 namespace tcgemm::wgmma_family {
 
-const std::vector<RaggedLaunchFunction>& ragged_bf16_table_0() {
-  static const std::vector<RaggedLaunchFunction> table = ragged_launch_table<__nv_bfloat16, 0>();
-  return table;
-}
+static const bool added = add_ragged_configs<__nv_bfloat16, 0>("__nv_bfloat16");
 
 }  // namespace tcgemm::wgmma_family

@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       const auto clusters = [](int32_t extent, int32_t tile) { return (extent + tile - 1) / tile; };
       if constexpr (T::kIsRows) {
         int32_t tile_columns = Config::kTileM;
-        if constexpr (Epilogue::kFused) tile_columns = gemm.epilogue.template tile_columns<Config>();
+        if constexpr (Epilogue::kFused) tile_columns = gemm.epilogue.tile_columns(Config::kTileM);
         tiles = {clusters(gemm.m, tile_columns * Config::kClusterM), tile_columns};
       } else {
         tiles = {clusters(gemm.m, Config::kTileM * Config::kClusterM), clusters(gemm.n, Config::kTileN)};

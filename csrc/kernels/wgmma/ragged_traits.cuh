@@ -1,25 +1,15 @@
-// What a config decides at compile time for grouped products, and the arguments of a launch.
+// What a config decides at compile time for grouped products.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/wgmma/ragged_config.h"
+#include "kernels/wgmma/ragged_params.cuh"
 #include "kernels/wgmma/ragged_work.cuh"
 #include "kernels/wgmma/scheduler.cuh"
 #include "kernels/wgmma/traits.cuh"
 
 namespace tcgemm::wgmma_family {
-
-// Boxes of tokens of form rows have 16, 32 ... 128 of them: a k block takes one box, the smallest that holds
-// what a block loads.
-inline constexpr int kBoxStep = 16, kNumBoxes = 8;
-
-template <typename Epilogue>
-struct RaggedParams {
-  Params<Epilogue> gemm;  // rows: the swapped product, D's rows being n; contraction: D's batch is the group
-  CUtensorMap token_boxes[kNumBoxes];
-  Groups groups;
-};
 
 // The form is the orientation of the config.
 // rows (swapped): A of the instruction is the weights and B the tokens, whose number is the flexible extent of
@@ -36,8 +26,7 @@ struct RaggedTraits : Traits<Config, In, kTransA, !Config::kSwapped> {
   static constexpr int kGatherThreads = Epilogue::kFused ? 64 : 0;
   // The producer, those that gather and both consumers read what tile comes next.
   using Ring = WorkRing<1 + kGatherThreads + 128 * Config::kConsumers>;
-  static constexpr int kRingOffset = (Base::kBarrierOffset + 8 * Base::kNumBarriers + 31) / 32 * 32;
-  static constexpr int kSharedBytes = kRingOffset + Ring::kBytes;
+  static constexpr int kRingOffset = ring_offset(Base::kGeometry);
 
   // Threads that gather keep indices. A block may hand out no more than the 168 registers of each thread that
   // it starts with: it would wait for ever.
@@ -46,7 +35,8 @@ struct RaggedTraits : Traits<Config, In, kTransA, !Config::kSwapped> {
   static_assert(kProducerRegisters + Config::kConsumers * kConsumerRegisters <= 168 * Config::kThreads / 128,
                 "registers of a block");
 
-  static_assert(kSharedBytes <= kMaxSharedMemory, "the ring of tiles must fit beside the stages");
+  static_assert(Ring::kBytes == kRingBytes, "the launcher's idea of it");
+  static_assert(kRingOffset + kRingBytes <= kMaxSharedMemory, "the ring of tiles must fit beside the stages");
   static_assert(Config::kClusterK == 1 && Config::kClusterN == (Epilogue::kFused ? 2 : 1) && !Config::kPingPong,
                 "blocks of a cluster share the tokens, or with an epilogue the weights");
   static_assert(!Epilogue::kFused || Config::kClusterM == 1, "tokens that are gathered are not shared");

@@ -17,8 +17,8 @@ struct Work {
 
 // Walks the tiles of one cluster. Inside a batch entry, the walk takes the tiles of a group along the longer side
 // of D before it moves one on along the shorter, every other group backwards: neighbours in time share both
-// operands' panels in L2, and neighbours on the chip (kTilesAlongLonger) share panels or, where K is split, a part of
-// K. Divides by multiplying: the producer's first load and every short tile wait.
+// operands' panels in L2, and neighbours on the chip (Shape::tiles_along_longer) share panels or, where K is split, a
+// part of K. Divides by multiplying: the producer's first load and every short tile wait.
 template <typename Config, typename Epilogue>
 class TileWalk {
  public:
@@ -45,7 +45,7 @@ class TileWalk {
   // side. Also where clusters split K and the walk is less than eight tiles wide: else every eighth has a tile of
   // another row and column, and GPCs find nothing to share.
   static __device__ __forceinline__ int32_t first_tile(const Params<Epilogue>& params) {
-    constexpr int32_t kApart = kTilesAlongLonger<Config>;
+    constexpr int32_t kApart = Config::kTilesAlongLonger;
     const int32_t cluster = blockIdx.x / Config::kClusterSize, clusters = gridDim.x / Config::kClusterSize;
     const bool is_narrow = Config::kClusterK > 1 && params.grid.longer < kApart && params.grid.num_tiles == clusters;
     if (Config::kClusterSize == 1 || (params.num_splits == 1 && !is_narrow)) return cluster;
@@ -55,7 +55,7 @@ class TileWalk {
 
   __device__ __forceinline__ Work locate(const Params<Epilogue>& params, int32_t tile_idx) const {
     Work work;
-    constexpr int32_t kAlong = kTilesAlongLonger<Config>;
+    constexpr int32_t kAlong = Config::kTilesAlongLonger;
     const Grid& grid = params.grid;
     const int32_t d_batch_idx = grid.per_batch.divide(tile_idx);
     const int32_t in_batch = tile_idx - d_batch_idx * grid.longer * grid.shorter;
@@ -81,7 +81,7 @@ class TileWalk {
 
   // Columns of D: of a gated product half of those that are multiplied.
   static __device__ __forceinline__ int32_t tile_n(const Params<Epilogue>& params) {
-    if constexpr (Epilogue::kFused) return params.epilogue.template tile_columns<Config>();
+    if constexpr (Epilogue::kFused) return params.epilogue.tile_columns(Config::kTileN);
     return Config::kTileN;
   }
 

@@ -32,18 +32,12 @@ __device__ __forceinline__ uint32_t pack(float x, float y, FloatType type) {
   return reinterpret_cast<const uint32_t&>(packed);
 }
 
-// How 64 rows of a tile are staged and stored: in turns across the tile's columns, each of one box, or
-// of two side by side when the problem is swapped and the 64 rows are wider than the swizzle (float32).
+// How 64 rows of a tile are staged and stored for TMA.
 template <typename Config, int kOutBytes>
 struct StoreShape {
-  // Columns along D's contiguous dimension: as many as the swizzle allows without reaching past the tile.
-  static constexpr int kAlong = Config::kSwapped ? 64 : Config::kTileN;
-  static constexpr int kWidest = 128 / kOutBytes;
-  static constexpr int kBoxColumns = kAlong >= kWidest ? kWidest : kAlong >= kWidest / 2 ? kWidest / 2 : kWidest / 4;
-  static constexpr int kRowBytes = kBoxColumns * kOutBytes;
-  static constexpr int kBoxes = Config::kSwapped ? 64 / kBoxColumns : 1;
-  static constexpr int kMostRows = 64 / kBoxes;
-  static constexpr int kBoxRows = Config::kSwapped && Config::kTileN < kMostRows ? Config::kTileN : kMostRows;
+  static constexpr StoreBox kBox = StoreBox::make(Config::kSwapped, Config::kTileN, kOutBytes);
+  static constexpr int kBoxColumns = kBox.columns, kBoxRows = kBox.rows, kRowBytes = kBox.row_bytes;
+  static constexpr int kBoxes = kBox.count;
   static constexpr int kBoxBytes = kBoxRows * kRowBytes;
   // Of the tile. The last turn ends where the tile does, and repeats columns of the one before where
   // turns do not divide the tile.
@@ -59,7 +53,7 @@ struct StoreShape {
   static __device__ __forceinline__ constexpr int across(int turn) { return Config::kSwapped ? first_column(turn) : 0; }
 
   static_assert(Config::kTileN % 16 == 0, "stmatrix stores 16 columns");
-  static_assert(kBoxColumns <= kAlong && kBoxes * kBoxBytes <= 8192, "a turn must fit in a store buffer");
+  static_assert(kBoxes * kBoxBytes <= 8192, "a turn must fit in a store buffer");
 };
 
 // How they are staged for the threads to copy. Each warp's rows are 16 of D's, rings of 256 bytes, of which a turn

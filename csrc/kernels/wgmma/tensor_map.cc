@@ -14,9 +14,9 @@ CUtensorMapDataType output_type(FloatType type) {
 
 }  // namespace
 
-Status encode_operand_map(CUtensorMap* map, CUtensorMapDataType type, const Call& call, const AlignedOperand& operand,
-                          OperandExtent extent, const int (&box)[2]) {
-  const int64_t bytes = call.element_bytes;
+Status encode_operand_map(CUtensorMap* map, const Call& call, const AlignedOperand& operand, OperandExtent extent,
+                          const int (&box)[2]) {
+  const int64_t bytes = call.geometry.element_bytes;
   const TensorOperand tensor{operand.data,
                              extent.contiguous,
                              extent.rows,
@@ -25,12 +25,14 @@ Status encode_operand_map(CUtensorMap* map, CUtensorMapDataType type, const Call
                              operand.ld * bytes,
                              operand.inner_stride * bytes,
                              operand.outer_stride * bytes};
-  return tcgemm::encode_operand_map(map, type, tensor, box, CU_TENSOR_MAP_SWIZZLE_128B);
+  return tcgemm::encode_operand_map(map, call.element, tensor, box, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
-Status encode_output_map(CUtensorMap* map, const Call& call, bool swapped, OutputBox box) {
+Status encode_output_map(CUtensorMap* map, const Call& call, int tile_n) {
+  const bool swapped = call.geometry.shape.swapped;
   const int64_t columns = swapped ? call.m : call.n, rows = swapped ? call.n : call.m;
-  const int64_t out_bytes = call.out_type == FloatType::kF32 ? 4 : 2;
+  const int out_bytes = call.out_type == FloatType::kF32 ? 4 : 2;
+  const StoreBox box = StoreBox::make(swapped, tile_n, out_bytes);
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                                 static_cast<cuuint64_t>(call.batch * call.num_splits)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns * out_bytes),

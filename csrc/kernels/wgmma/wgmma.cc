@@ -1,14 +1,17 @@
 // The wgmma family behind the common interface.
 #include <algorithm>
 #include <charconv>
+#include <deque>
 #include <optional>
 #include <string>
 
 #include "core/cuda_status.h"
+#include "core/extent.h"
 #include "epilogue/fused.h"
 #include "kernels/common/epilogue_launch.h"
 #include "kernels/kernels.h"
 #include "kernels/wgmma/config.h"
+#include "kernels/wgmma/instance.h"
 #include "kernels/wgmma/launch.h"
 #include "tile/alignment.h"
 #include "tile/limits.h"
@@ -21,13 +24,13 @@ namespace {
 
 struct Base {
   std::string_view name;
-  int tile_n;
-  bool swapped, any_epilogue, gated;
+  Shape shape;
+  bool any_epilogue;
 };
 
 constexpr Base kBases[] = {
 #define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
-  {name, tile_n, swapped, any, kRunsGated<Config<tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped>>},
+  {name, {tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped}, any},
     TCGEMM_WGMMA_CONFIGS(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
 };
@@ -58,14 +61,6 @@ std::optional<Parsed> parse(std::string_view config) {
   return parsed;
 }
 
-const std::vector<LaunchFunction>& table(DType type, bool trans_a, bool trans_b) {
-  if (type == DType::kF32) return trans_a ? tf32_table_10() : tf32_table_00();
-  if (type == DType::kBF16) {
-    return trans_a ? (trans_b ? bf16_table_11() : bf16_table_10()) : (trans_b ? bf16_table_01() : bf16_table_00());
-  }
-  return trans_a ? (trans_b ? f16_table_11() : f16_table_10()) : (trans_b ? f16_table_01() : f16_table_00());
-}
-
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 // A matrix of `rows` x `columns` as the kernel wants it, columns contiguous, and whether its
@@ -83,7 +78,11 @@ struct Source {
   int64_t inner(const Problem& p) const { return operand->batch_inner_stride == 0 ? 1 : p.batch_inner; }
   int64_t copy_bytes(const Problem& p) const {
     if (!needs_copy()) return 0;
-    return round_up(outer(p) * inner(p) * rows * padded_columns() * dtype_bytes(operand->dtype), 256);
+    // Entries that overlap in memory do not overlap in a copy, which no workspace may be able to hold.
+    constexpr int64_t kTooMany = int64_t{1} << 60;
+    const int64_t elements =
+        multiply_add(multiply_add(outer(p), inner(p), 0), multiply_add(rows, padded_columns(), 0), 0);
+    return round_up(std::min(multiply_add(elements, dtype_bytes(operand->dtype), 0), kTooMany), 256);
   }
 };
 
@@ -114,7 +113,7 @@ struct Plan {
 // the workspace and a second kernel does.
 bool runs_epilogue(const Problem& p, const Parsed& parsed) {
   const Base& base = kBases[parsed.base_idx];
-  return parsed.num_splits == 1 && (is_bare(p) || (base.any_epilogue && (!p.has_two_b() || base.gated)));
+  return parsed.num_splits == 1 && (is_bare(p) || (base.any_epilogue && (!p.has_two_b() || base.shape.runs_gated())));
 }
 
 int64_t sums_bytes(const Problem& p, const Parsed& parsed) {
@@ -134,6 +133,13 @@ class Wgmma final : public Implementation {
     for (const Base& base : kBases) names_.emplace_back(base.name);
     for (const Base& base : kBases) {
       for (int splits : kSplits) names_.push_back(std::string(base.name) + "_split" + std::to_string(splits));
+    }
+    for (const Base& base : kBases) {
+      for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+        for (int how = 0; how < 8; ++how) {
+          kernels_.emplace_back(kernel_name(base.shape, element_type(dtype), how & 4, how & 2, how & 1));
+        }
+      }
     }
   }
 
@@ -167,7 +173,7 @@ class Wgmma final : public Implementation {
     // XLA's buffers are aligned, so that only the strides decide here, and where the second B begins.
     const void* b_up = reinterpret_cast<const void*>(p.epilogue.up_offset * dtype_bytes(p.b.dtype));
     const Parsed parsed = *parse(config);
-    const bool swapped = kBases[parsed.base_idx].swapped;
+    const bool swapped = kBases[parsed.base_idx].shape.swapped;
     return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, swapped), b_up) +
            column_sums_bytes(p, parsed, device);
   }
@@ -176,7 +182,7 @@ class Wgmma final : public Implementation {
                 void* stream) const override {
     const Parsed parsed = *parse(config);
     const Base& base = kBases[parsed.base_idx];
-    const Plan plan = Plan::make(p, buffers.a, buffers.b, base.swapped);
+    const Plan plan = Plan::make(p, buffers.a, buffers.b, base.shape.swapped);
     const int64_t needed = needed_bytes(p, parsed, plan, buffers.b_up);
     if (needed + column_sums_bytes(p, parsed, device) > buffers.workspace_bytes) {
       return Status::invalid("a and b must start on a 16-byte boundary where their strides are multiples of 16 bytes");
@@ -185,10 +191,14 @@ class Wgmma final : public Implementation {
     Call call{};
     call.batch = p.batch;
     call.batch_inner = p.batch_inner;
-    call.m = base.swapped ? p.n : p.m;
-    call.n = base.swapped ? p.m : p.n;
+    call.m = base.shape.swapped ? p.n : p.m;
+    call.n = base.shape.swapped ? p.m : p.n;
     call.k = p.k;
-    call.element_bytes = dtype_bytes(p.a.dtype);
+    call.geometry = geometry(p, plan, base);
+    call.element = map_type(p.a.dtype);
+    const KernelReference& kernel = kernel_of(p, plan, parsed);
+    call.kernel = kernel.find();
+    if (call.kernel == nullptr) return Status::internal("there is no " + kernel.name());
     call.out_type = epilogue::float_type(p.out);
     call.d = buffers.d;
     call.num_splits = parsed.num_splits;
@@ -199,7 +209,7 @@ class Wgmma final : public Implementation {
     call.a = prepare(plan.a, p, &workspace, &copies[0]);
     call.b = prepare(plan.b, p, &workspace, &copies[1]);
     if (p.has_two_b()) {
-      call.b_up = prepare(second_b(plan, base.swapped, buffers.b_up), p, &workspace, &up_copies[0]);
+      call.b_up = prepare(second_b(plan, base.shape.swapped, buffers.b_up), p, &workspace, &up_copies[0]);
     }
     if (p.k == 0) {
       // Nothing to read, and addresses may be null: the kernel asks for zeros past the end of K only.
@@ -207,18 +217,17 @@ class Wgmma final : public Implementation {
     } else {
       for (const auto& jobs : {&copies, &up_copies}) {
         if ((*jobs)[0].rows == 0 && (*jobs)[1].rows == 0) continue;
-        if (Status s = launch_copies(*jobs, call.element_bytes, call.stream); !s.is_ok()) return s;
+        if (Status s = launch_copies(*jobs, call.geometry.element_bytes, call.stream); !s.is_ok()) return s;
       }
     }
 
-    const LaunchFunction product = table(p.a.dtype, plan.trans_a, plan.trans_b)[parsed.base_idx];
     float* sums = reinterpret_cast<float*>(workspace);
     char* column_sums = static_cast<char*>(buffers.workspace) + needed;
     if (runs_epilogue(p, parsed)) {
       const epilogue::Fused fused = epilogue::make_fused(p, buffers);
       if (!is_bare(p)) call.epilogue = &fused;
       if (has_column_sums(p)) call.column_sums = reinterpret_cast<float*>(column_sums);
-      Status status = product(call);
+      Status status = launch_product(call);
       if (!status.is_ok() || !has_column_sums(p)) return status;
       return launch_reduction(sum_of_partials(p), device.num_sms, column_sums, buffers.column_sums,
                               column_sums + partial_sums_bytes(p), stream);
@@ -227,9 +236,9 @@ class Wgmma final : public Implementation {
     Call partial = call;
     partial.out_type = FloatType::kF32;
     for (int set = 0; set < SplitSums::num_sets(p); ++set) {
-      if (set == 1) (base.swapped ? partial.a : partial.b) = call.b_up;
+      if (set == 1) (base.shape.swapped ? partial.a : partial.b) = call.b_up;
       partial.d = sums + set * SplitSums::set_elements(p, parsed.num_splits);
-      if (Status s = product(partial); !s.is_ok()) return s;
+      if (Status s = launch_product(partial); !s.is_ok()) return s;
     }
     Status status = launch_split_reduction(p, buffers, {sums, parsed.num_splits}, true, call.stream);
     if (!status.is_ok() || !has_column_sums(p)) return status;
@@ -237,9 +246,18 @@ class Wgmma final : public Implementation {
   }
 
  private:
+  static Geometry geometry(const Problem& p, const Plan& plan, const Base& base) {
+    return {base.shape, static_cast<int>(dtype_bytes(p.a.dtype)), plan.trans_a, plan.trans_b};
+  }
+  const KernelReference& kernel_of(const Problem& p, const Plan& plan, const Parsed& parsed) const {
+    const bool has_epilogue = runs_epilogue(p, parsed) && !is_bare(p);
+    const int element = p.a.dtype == DType::kBF16 ? 0 : p.a.dtype == DType::kF16 ? 1 : 2;
+    return kernels_[(parsed.base_idx * 3 + element) * 8 + plan.trans_a * 4 + plan.trans_b * 2 + has_epilogue];
+  }
+
   static int64_t needed_bytes(const Problem& p, const Parsed& parsed, const Plan& plan, const void* b_up) {
     int64_t bytes = plan.a.copy_bytes(p) + plan.b.copy_bytes(p) + sums_bytes(p, parsed);
-    if (p.has_two_b()) bytes += second_b(plan, kBases[parsed.base_idx].swapped, b_up).copy_bytes(p);
+    if (p.has_two_b()) bytes += second_b(plan, kBases[parsed.base_idx].shape.swapped, b_up).copy_bytes(p);
     return round_up(bytes, 256);
   }
 
@@ -266,6 +284,7 @@ class Wgmma final : public Implementation {
   }
 
   std::vector<std::string> names_;
+  std::deque<KernelReference> kernels_;  // [config][element][trans_a][trans_b][has_epilogue]
 };
 
 }  // namespace

@@ -183,6 +183,10 @@ Status launch_fragment_probe(std::string_view shape, std::string_view dtype, std
 
 Status launch_fragment_mma(std::string_view shape, std::string_view dtype, std::string_view accumulator,
                            const FragmentBuffers& buffers, void* stream) {
+  const bool is_integer = dtype == "s8" || dtype == "u8";
+  if (accumulator != (is_integer ? "s32" : "f32") && !(dtype == "f16" && accumulator == "f16")) {
+    return Status::invalid("accumulator must be f32, or f16 of f16, or s32 of integers");
+  }
   if (shape == "m16n8k16" && dtype == "f16") {
     return accumulator == "f16" ? launch_mma<Mma::kF16F16, __half>(buffers, stream)
                                 : launch_mma<Mma::kF16, __half>(buffers, stream);

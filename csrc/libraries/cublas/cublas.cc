@@ -82,15 +82,19 @@ Status set_modes(const cublas::Api& api, cublas::cublasHandle_t handle, const Pr
   return s;
 }
 
-// What is updated in place starts as a copy of c where XLA has not put both in one place.
+// What is updated in place starts as a copy of c where XLA has not put both in one place; and where there is no
+// c, as zeros if cuBLAS is to multiply it by a beta that only the device knows.
 Status copy_c(const Problem& p, const Buffers& buffers, cudaStream_t stream) {
   for (size_t i = 0; i < buffers.c.size(); ++i) {
     if (buffers.c[i] == buffers.d[i]) continue;
-    const int64_t elements =
-        i == 1 && p.routine == Routine::kSwap ? blas::required_elements_b(p) : blas::required_elements_c(p);
-    const auto bytes = static_cast<size_t>(elements * dtype_bytes(p.dtype));
+    const auto bytes = static_cast<size_t>(buffers.c_bytes[i]);
     const auto error = cudaMemcpyAsync(buffers.d[i], buffers.c[i], bytes, cudaMemcpyDeviceToDevice, stream);
     if (Status s = cuda_status(error, "cudaMemcpyAsync"); !s.is_ok()) return s;
+  }
+  if (p.has_c || !p.scalar_args) return Status::ok();
+  const auto bytes = static_cast<size_t>(blas::required_elements_c(p) * dtype_bytes(p.dtype));
+  for (void* d : buffers.d) {
+    if (Status s = cuda_status(cudaMemsetAsync(d, 0, bytes, stream), "cudaMemsetAsync"); !s.is_ok()) return s;
   }
   return Status::ok();
 }

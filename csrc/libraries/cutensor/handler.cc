@@ -13,6 +13,11 @@ std::string operation_from(const TensorAttributes& attributes, Operation* o) {
   if (std::string error = check_abi(attributes.abi); !error.empty()) return error;
   if (!parse_dtype(attributes.dtype, &o->dtype)) return "dtype is unknown: " + std::string(attributes.dtype);
   if (attributes.scalars.size() != 6) return "scalars must be six numbers";
+  for (const auto& span : {attributes.a_modes, attributes.b_modes, attributes.c_modes, attributes.d_modes}) {
+    for (const int64_t mode : span) {
+      if (mode < 0 || static_cast<size_t>(mode) >= attributes.extents.size()) return "a mode has no extent";
+    }
+  }
   const auto modes = [](ffi::Span<const int64_t> span) { return std::vector<int32_t>(span.begin(), span.end()); };
   o->kind_name = attributes.operation;
   o->compute = attributes.compute;
@@ -33,12 +38,13 @@ std::string operation_from(const TensorAttributes& attributes, Operation* o) {
   return check_operation(o);
 }
 
-// The address of an array of the operation, or what is wrong with the buffer.
-template <typename Buffer>
-std::string check_array(const Operation& o, const char* name, const std::vector<int32_t>& modes, Buffer& buffer) {
+// What is wrong with the buffer of an array of the operation; `check` is check_buffer or check_result.
+template <typename Buffer, typename Check>
+std::string check_array(const Operation& o, const char* name, const std::vector<int32_t>& modes, Buffer& buffer,
+                        const Check& check) {
   DType dtype;
   const int64_t count = o.num_elements(modes);
-  if (std::string error = check_buffer(name, buffer, count, &dtype); !error.empty()) return error;
+  if (std::string error = check(name, buffer, count, &dtype); !error.empty()) return error;
   if (dtype != o.dtype) return std::string(name) + " must be " + dtype_name(o.dtype) + ", got " + dtype_name(dtype);
   if (reinterpret_cast<uintptr_t>(buffer.untyped_data()) % kAlignment != 0) {
     return std::string(name) + " must be aligned to 16 bytes";
@@ -56,7 +62,7 @@ std::string find_buffers(const Operation& o, ffi::RemainingArgs& operands, ffi::
     auto buffer = operands.get<ffi::AnyBuffer>(index++);
     if (buffer.has_error()) return std::string(name) + " must be a buffer";
     *address = buffer->untyped_data();
-    return check_array(o, name, modes, *buffer);
+    return check_array(o, name, modes, *buffer, check_buffer);
   };
   if (std::string error = take("a", o.a_modes, &buffers->a); !error.empty()) return error;
   if (o.has_b()) {
@@ -68,16 +74,25 @@ std::string find_buffers(const Operation& o, ffi::RemainingArgs& operands, ffi::
   if (results.size() != (o.workspace_bytes > 0 ? 2 : 1)) return "results must be d and, where needed, a workspace";
   auto d = results.get<ffi::AnyBuffer>(0);
   if (d.has_error()) return "d must be a buffer";
-  if (std::string error = check_array(o, "d", o.d_modes, **d); !error.empty()) return error;
+  if (std::string error = check_array(o, "d", o.d_modes, **d, check_result); !error.empty()) return error;
   buffers->d = (*d)->untyped_data();
+  const auto replaces = [&](size_t operand, size_t result) {
+    return o.has_c && operand + 1 == operands.size() && result == 0;
+  };
+  if (std::string error = check_overlaps(operands, results, replaces); !error.empty()) return error;
   if (o.workspace_bytes == 0) return "";
-  auto workspace = results.get<ffi::AnyBuffer>(1);
-  if (workspace.has_error() ||
-      static_cast<int64_t>((*workspace)->size_bytes()) < o.workspace_bytes + kWorkspaceAlignment) {
-    return "the workspace must hold " + std::to_string(o.workspace_bytes + kWorkspaceAlignment) + " bytes";
+  struct {
+    void* workspace;
+    int64_t workspace_bytes;
+  } given;
+  if (std::string error = take_workspace(results, 1, &given); !error.empty()) return error;
+  if (given.workspace_bytes - kWorkspaceAlignment < o.workspace_bytes) {
+    return "the workspace must hold " + std::to_string(kWorkspaceAlignment) +
+           " bytes over workspace_bytes=" + std::to_string(o.workspace_bytes) + ", got " +
+           std::to_string(given.workspace_bytes);
   }
   // XLA aligns buffers to 128 bytes, cuTENSOR wants 256.
-  const auto address = reinterpret_cast<uintptr_t>((*workspace)->untyped_data());
+  const auto address = reinterpret_cast<uintptr_t>(given.workspace);
   const uintptr_t mask = kWorkspaceAlignment - 1;
   buffers->workspace = reinterpret_cast<void*>((address + mask) & ~mask);
   return "";

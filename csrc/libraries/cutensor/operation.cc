@@ -53,7 +53,10 @@ std::string check_modes(const Operation& o, const char* name, const std::vector<
   for (size_t i = 0; i < modes.size(); ++i) {
     if (modes[i] < 0 || static_cast<size_t>(modes[i]) >= o.extents.size()) return "a mode has no extent";
     if (std::count(modes.begin(), modes.end(), modes[i]) != 1) return std::string(name) + " must have distinct modes";
-    if (__builtin_mul_overflow(count, o.extents[modes[i]], &count)) return "an array has over 2^63 - 1 elements";
+    // Elements of up to 16 bytes, so that sizes in bytes fit too.
+    if (__builtin_mul_overflow(count, o.extents[modes[i]], &count) || count >= int64_t{1} << 59) {
+      return "an array must have fewer than 2^59 elements";
+    }
   }
   return "";
 }

@@ -3,13 +3,12 @@
 from jax_tcgemm.primitives.blas import cotangents, local, tangents
 from jax_tcgemm.primitives.blas.call import DEFAULT_OPTIONS, Call, Options, scale_dtype, span
 from jax_tcgemm.primitives.blas.local import IMPLEMENTATIONS, BlasProblem, check_implementation
-from jax_tcgemm.primitives.blas.primitive import DIVIDED, OP, bind, blas_p, product_of
+from jax_tcgemm.primitives.blas.primitive import DIVIDED, bind, blas_p, product_of
 
 __all__ = [
     "DEFAULT_OPTIONS",
     "DIVIDED",
     "IMPLEMENTATIONS",
-    "OP",
     "BlasProblem",
     "Call",
     "Options",

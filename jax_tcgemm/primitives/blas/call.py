@@ -31,20 +31,23 @@ class Options:
     workspace_bytes: int | None = None
 
     def __post_init__(self):
-        if self.math not in MATHS:
+        if not isinstance(self.math, str) or self.math not in MATHS:
             raise ValueError(
-                f"Options: math must be one of {', '.join(MATHS)}, got math={self.math!r}; "
+                f"blas.Options: math must be one of {', '.join(MATHS)}, got math={self.math!r}; "
                 "see jax_tcgemm.blas.Options"
             )
         if not isinstance(self.atomics, bool):
             raise TypeError(
-                f"Options: atomics must be a bool, got atomics={self.atomics!r}; pass True or False"
+                f"blas.Options: atomics must be a bool, got atomics={self.atomics!r}; "
+                "pass True or False"
             )
         bytes_ = self.workspace_bytes
-        if bytes_ is not None and not (isinstance(bytes_, int) and bytes_ >= _LEAST_WORKSPACE):
+        if bytes_ is not None and not (
+            isinstance(bytes_, int) and _LEAST_WORKSPACE <= bytes_ < 2**63
+        ):
             raise ValueError(
-                f"Options: workspace_bytes must be an integer of at least {_LEAST_WORKSPACE}, got "
-                f"workspace_bytes={bytes_!r}; None takes the recommended size"
+                f"blas.Options: workspace_bytes must be an integer of at least {_LEAST_WORKSPACE}, "
+                f"got workspace_bytes={bytes_!r}; None takes the recommended size"
             )
 
 

@@ -5,8 +5,8 @@ import math
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.interpreters import ad
 
+from jax_tcgemm.jax_internals import ad
 from jax_tcgemm.primitives.blas import xla
 from jax_tcgemm.primitives.blas.call import Call
 from jax_tcgemm.primitives.blas.multilinear import (

@@ -6,7 +6,6 @@ prints one, so what is explained is what runs.
 
 import dataclasses
 import math
-import sys
 from collections.abc import Sequence
 
 import jax
@@ -15,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import _modules, selection
-from jax_tcgemm.debug import switch
+from jax_tcgemm.debug import print_choice
 from jax_tcgemm.primitives.blas import xla
 from jax_tcgemm.primitives.blas.call import (
     DEFAULT_OPTIONS,
@@ -99,7 +98,7 @@ class Plan:
 
 def check_implementation(op: str, implementation: str | None) -> None:
     """Raises for a name that is no implementation of BLAS calls."""
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
+    if not isinstance(implementation, str | None) or implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(
             f"{op}: implementation must be one of {', '.join(IMPLEMENTATIONS)}, "
             f"got {implementation=}; None selects the best one"
@@ -107,12 +106,11 @@ def check_implementation(op: str, implementation: str | None) -> None:
 
 
 def make_plan(
-    op: str, problem: BlasProblem, platform: str, device: selection.Device, obstacle: str = ""
+    problem: BlasProblem, platform: str, device: selection.Device, obstacle: str = ""
 ) -> Plan:
     """Chooses what runs a call.
 
     Args:
-      op: the public function, for messages; where a call knows a better name, that is used.
       problem: the call and its shapes.
       platform: the platform it is lowered for.
       device: the device it will run on.
@@ -124,14 +122,12 @@ def make_plan(
     Raises:
       ValueError: when an implementation was forced that cannot run the call.
     """
-    op = problem.call.op or op
-    choice, attributes = _choose(op, problem, platform, device, obstacle)
-    if switch("TCGEMM_PRINT_CHOICE"):
-        print(f"jax_tcgemm: {op}: {problem}: {choice}", file=sys.stderr)
+    choice, attributes = _choose(problem, platform, device, obstacle)
+    print_choice(problem.call.op, problem, choice)
     return Plan(problem, choice, attributes, _copies(problem) if attributes else ())
 
 
-def _choose(op, problem, platform, device, obstacle) -> tuple[selection.Choice, dict | None]:
+def _choose(problem, platform, device, obstacle) -> tuple[selection.Choice, dict | None]:
     """What runs a problem, and the attributes of its FFI call; None where that is XLA."""
     call, forced = problem.call, problem.call.implementation
     if forced == XLA:
@@ -148,8 +144,9 @@ def _choose(op, problem, platform, device, obstacle) -> tuple[selection.Choice, 
         reason = queries.reject(name, _CONFIG, query, device.query())
     if reason and forced is not None:
         raise ValueError(
-            f"{op}: implementation must be able to run the call, got implementation={forced!r}: "
-            f"{forced} cannot run this: {reason}; implementation=None selects one that can"
+            f"{call.op}: implementation must be able to run the call, got "
+            f"implementation={forced!r}: {forced} cannot run this: {reason}; "
+            "implementation=None selects one that can"
         )
     if reason:
         candidates = (selection.Candidate(name, _CONFIG, reason),) if name else ()
@@ -160,6 +157,8 @@ def _choose(op, problem, platform, device, obstacle) -> tuple[selection.Choice, 
         return selection.Choice(XLA, _CONFIG, why), None
     if forced is None and name == CUBLAS and _is_slower(problem):
         return selection.Choice(XLA, _CONFIG, _SLOWER_IN_CUBLAS), None
+    if forced is None and name == HOST and not _gains_on_host(problem):
+        return selection.Choice(XLA, _CONFIG, "host is not known to gain on XLA on a CPU"), None
     workspace_bytes = queries.workspace_bytes(name, _CONFIG, query, device.query())
     if name == CUBLAS:
         recommended = _WORKSPACE.get(call.routine, _SMALL_WORKSPACE)
@@ -179,6 +178,15 @@ def _is_slower(problem: BlasProblem) -> bool:
         return False
     rows = call.routine == "gemv" and call.op_a == "N" and problem.in_dtype == "f32"
     return call.routine == "gbmv" or rows
+
+
+def _gains_on_host(problem: BlasProblem) -> bool:
+    """Whether `host` took clearly less time than XLA:CPU in a loop.
+
+    Below this work a call costs more than it brings. XLA does the other routines as fast, and fuses
+    them with what is around.
+    """
+    return problem.call.routine in ("gbmv", "nrm2", "trsm", "trsv") and problem.flops > 2**18
 
 
 def _copies(problem: BlasProblem) -> tuple[str, ...]:
@@ -210,7 +218,7 @@ def _obstacle(problem: BlasProblem, name, platform) -> str:
         return _modules.reason("cpu" if name == HOST else "cuda")
     if name == CUBLAS and (reason := _modules.cublas_reason()):
         return reason
-    if any(0 in shape for shape in problem.shapes) or problem.call.n == 0:
+    if any(0 in shape for shape in problem.shapes) or 0 in (problem.call.n, problem.call.columns):
         return "it is empty"
     if math.prod(problem.batch) > MAX_EXTENT:
         return "its batch has more than 2**31 - 1 entries"

@@ -6,8 +6,8 @@ Elements of c between the increments pass through. Tangents and cotangents are m
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.interpreters import ad
 
+from jax_tcgemm.jax_internals import ad
 from jax_tcgemm.primitives.blas import xla
 from jax_tcgemm.primitives.blas.call import Call, Operands, scale_dtype
 from jax_tcgemm.primitives.blas.primitive import bind

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from jax.interpreters import batching, xla
 
 from jax_tcgemm import selection
+from jax_tcgemm.jax_internals import batching, strong_type, xla
 from jax_tcgemm.primitives import lowering, partitioning
 from jax_tcgemm.primitives.blas import local
 from jax_tcgemm.primitives.blas import xla as in_xla
@@ -22,8 +22,6 @@ from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
 blas_p = core.Primitive("tcgemm_blas")
 blas_p.multiple_results = True
 
-# The function that messages name, where a call does not.
-OP = "blas"
 # Why XLA runs a call of a program for several devices: it is never divided.
 DIVIDED = "the program runs on several devices, and XLA must partition the call"
 
@@ -43,9 +41,7 @@ def _typed(call, mesh, *avals):
 
 
 def _abstract_eval(*avals, call):
-    return [
-        aval.strip_weak_type() for aval in _typed(call, jax.sharding.get_abstract_mesh(), *avals)
-    ]
+    return list(map(strong_type, _typed(call, jax.sharding.get_abstract_mesh(), *avals)))
 
 
 blas_p.def_impl(functools.partial(xla.apply_primitive, blas_p))
@@ -82,7 +78,7 @@ def _lower(ctx, *operands, platform, call):
     if not obstacle and partitioning.is_divided(ctx):
         obstacle = DIVIDED
     problem = product_of(*ctx.avals_in, ctx.avals_out[0], {"call": call})
-    plan = local.make_plan(OP, problem, platform, selection.target_device(platform), obstacle)
+    plan = local.make_plan(problem, platform, selection.target_device(platform), obstacle)
     run = functools.partial(local.run, call, plan=plan, types=ctx.avals_out)
     return partitioning.lower_on_device(ctx, run, *operands)
 

@@ -5,11 +5,10 @@ time, accumulated in place. A solve also follows its matrix, asum and nrm2 their
 index has no derivative.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.interpreters import ad
 
+from jax_tcgemm.jax_internals import ad, zero_tangent
 from jax_tcgemm.primitives.blas.call import Call
 from jax_tcgemm.primitives.blas.multilinear import (
     add_product,
@@ -28,7 +27,7 @@ def _jvp(primals, tangents, *, call):
     rule = _TANGENTS.get(call.routine, _multilinear_tangent)
     tangent = rule(call, call.split(primals), call.split(tangents), out)
     if tangent is None:
-        tangent = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in out]
+        tangent = [zero_tangent(x) for x in out]
     return out, list(tangent)
 
 

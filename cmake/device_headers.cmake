@@ -1,0 +1,20 @@
+# The headers of the kernels, installed so that kernels can be compiled while a program is lowered, on
+# machines without a GPU too: what they include is each other, CUDA's own, and csrc/nvrtc.
+
+set(wgmma_shapes ${CMAKE_CURRENT_BINARY_DIR}/generated/ptx/wgmma_shapes.cuh)
+add_custom_command(
+  OUTPUT ${wgmma_shapes}
+  COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/csrc/ptx/generate_wgmma.py ${wgmma_shapes}
+  DEPENDS csrc/ptx/generate_wgmma.py)
+add_custom_target(tcgemm_generated_headers ALL DEPENDS ${wgmma_shapes})
+
+file(GLOB device_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/csrc csrc/nvrtc/* csrc/ptx/*.cuh
+     csrc/tile/*.cuh csrc/epilogue/*.cuh csrc/epilogue/activations.h csrc/kernels/*/*.cuh csrc/kernels/*/*config.h
+     csrc/kernels/*/geometry.h)
+# Host code, and kernels that are compiled with it alone.
+list(FILTER device_headers EXCLUDE REGEX "launch.cuh$|instances.cuh$|^kernels/common/")
+foreach(header ${device_headers})
+  cmake_path(GET header PARENT_PATH folder)
+  install(FILES csrc/${header} DESTINATION jax_tcgemm/include/${folder})
+endforeach()
+install(FILES ${wgmma_shapes} DESTINATION jax_tcgemm/include/ptx)

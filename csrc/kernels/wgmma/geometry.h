@@ -1,0 +1,104 @@
+// What a config and the types and layout of operands decide: the same numbers for a kernel, which is compiled for
+// them, and for its launcher, which takes any kernel.
+#pragma once
+
+#include <cstdint>
+
+namespace tcgemm::wgmma_family {
+
+// tile_m x tile_n: output tile of one block.
+// cluster_m x cluster_n blocks share operand tiles by multicast: the blocks along M share B, those along N share A.
+// cluster_k blocks split K among them and add up through distributed shared memory. ping_pong: each consumer
+// warpgroup has a tile of its own and stores it while the other one multiplies; otherwise all work on parts of one
+// tile. swapped: the problem is transposed (D^T = B^T A^T), so that a skinny M becomes the flexible N of the
+// instruction.
+struct Shape {
+  int tile_m, tile_n;
+  int cluster_m, cluster_n, cluster_k;
+  bool ping_pong, swapped;
+
+  constexpr int cluster_size() const { return cluster_m * cluster_n * cluster_k; }
+  // Warpgroups that multiply; three for 192 rows, of which a wgmma takes 64.
+  constexpr int consumers() const { return !ping_pong && tile_m % 128 != 0 ? tile_m / 64 : 2; }
+  constexpr int threads() const { return 128 * (1 + consumers()); }
+  // Whether it multiplies by the two matrices of a gated product: each block of a pair loads one matrix's half of the
+  // tile, 64 columns or more.
+  constexpr bool runs_gated() const { return tile_n % 128 == 0 && cluster_m == 2; }
+  // Inside a batch entry, the walk takes this many tiles along the longer side of D before it moves one on along the
+  // other. Blocks without clusters fill one GPC after the other, 16 SMs that get a line of L2 together if they ask for
+  // it at about the same time: of four by four tiles each panel goes to four. Clusters are dealt to GPCs in turns, so
+  // that every eighth lies in the same one.
+  constexpr int tiles_along_longer() const { return cluster_size() == 1 ? 4 : 8; }
+};
+
+inline constexpr int kMaxSharedMemory = 232448;
+
+// Of a kernel that multiplies elements of `element_bytes`. trans_a: A is M-major, else K-major; trans_b: B is N-major,
+// else K-major.
+struct Geometry {
+  Shape shape;
+  int element_bytes;
+  bool trans_a, trans_b;
+
+  static constexpr int kStoreBytes = 8192;
+  // As deep as shared memory allows; deeper than this never measured faster.
+  static constexpr int kMaxStages = 12;
+
+  constexpr int tile_k() const { return 128 / element_bytes; }  // one 128-byte swizzle row
+  constexpr int chunk() const { return 128 / element_bytes; }   // elements of a 128-byte row along M or N
+  constexpr int rows_per_group() const { return shape.ping_pong ? shape.tile_m : shape.tile_m / shape.consumers(); }
+  constexpr int padded_n() const { return trans_b ? (shape.tile_n + chunk() - 1) / chunk() * chunk() : shape.tile_n; }
+  constexpr int a_bytes() const { return shape.tile_m * 128; }
+  constexpr int b_bytes() const { return (padded_n() * 128 + 1023) / 1024 * 1024; }
+  constexpr int stage_bytes() const { return a_bytes() + b_bytes(); }
+
+  // Of a cluster that splits K each block adds up a share of the columns of every warpgroup's tile or, where a share
+  // would be narrower than the 16 that are stored at once, all that one of the warpgroups has.
+  constexpr int shares() const { return shape.tile_n % (16 * shape.cluster_k) == 0 ? shape.cluster_k : 1; }
+  constexpr int share_tile_n() const { return shape.tile_n / shares(); }
+  constexpr int shared_groups() const { return shares() == 1 ? 1 : shape.consumers(); }  // whose tiles it has shares of
+  constexpr int partial_bytes() const {
+    return (shape.cluster_k - 1) * shared_groups() * rows_per_group() * share_tile_n() * 4;
+  }
+
+  constexpr int fixed_bytes() const { return shape.consumers() * 2 * kStoreBytes + partial_bytes(); }
+  constexpr int fitting_stages(int fixed) const {
+    const int fitting = (kMaxSharedMemory - 2048 - fixed) / stage_bytes();
+    return fitting < kMaxStages ? fitting : kMaxStages;
+  }
+  constexpr int stages() const { return fitting_stages(fixed_bytes()); }
+  // Threads store a D whose rows start anywhere through both of a warpgroup's store buffers. For TMA one is enough,
+  // and makes room for a fourth stage; a fifth or sixth is not worth the stores that wait for each other.
+  constexpr int stages_for_tma() const {
+    return stages() < 4 && shape.cluster_k == 1 ? fitting_stages(shape.consumers() * kStoreBytes) : stages();
+  }
+  constexpr int tma_store_buffers() const { return stages_for_tma() > stages() ? 1 : 2; }
+
+  // Shared memory, from a 1024-byte boundary: stages, store buffers, other blocks' products, barriers.
+  constexpr int store_offset() const { return stages() * stage_bytes(); }
+  constexpr int partial_offset() const { return store_offset() + shape.consumers() * 2 * kStoreBytes; }
+  constexpr int barrier_offset() const {
+    const int end = store_offset() + fixed_bytes();
+    const int end_for_tma = stages_for_tma() * stage_bytes() + shape.consumers() * tma_store_buffers() * kStoreBytes;
+    return end > end_for_tma ? end : end_for_tma;
+  }
+  constexpr int num_barriers() const { return 2 * stages_for_tma() + 3 * shape.consumers(); }
+  constexpr int shared_bytes() const { return barrier_offset() + 8 * num_barriers(); }
+};
+
+// How 64 rows of a tile are staged and stored: in turns across the tile's columns, each of one box, or of two side by
+// side when the problem is swapped and the 64 rows are wider than the swizzle (float32).
+struct StoreBox {
+  int columns;  // along D's contiguous dimension: as many as the swizzle allows without reaching past the tile
+  int rows, row_bytes;
+  int count;  // side by side
+
+  static constexpr StoreBox make(bool swapped, int tile_n, int out_bytes) {
+    const int along = swapped ? 64 : tile_n, widest = 128 / out_bytes;
+    const int columns = along >= widest ? widest : along >= widest / 2 ? widest / 2 : widest / 4;
+    const int count = swapped ? 64 / columns : 1, most_rows = 64 / count;
+    return {columns, swapped && tile_n < most_rows ? tile_n : most_rows, columns * out_bytes, count};
+  }
+};
+
+}  // namespace tcgemm::wgmma_family

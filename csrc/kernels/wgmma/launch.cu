@@ -1,0 +1,125 @@
+// One launch: tensor maps, the walk over tiles, cluster launch.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "core/extent.h"
+#include "kernels/common/column_sums.h"
+#include "kernels/wgmma/cluster_launch.h"
+#include "kernels/wgmma/launch.h"
+#include "kernels/wgmma/params.cuh"
+#include "tile/alignment.h"
+
+namespace tcgemm::wgmma_family {
+namespace {
+
+Grid make_grid(const Call& call, int64_t tile_n, int64_t tiles_m, int64_t tiles_n, bool may_overlap) {
+  const int64_t along = call.geometry.shape.tiles_along_longer();
+  Grid grid{};
+  grid.n_is_longer = call.n > call.m;
+  const int64_t longer = grid.n_is_longer ? tiles_n : tiles_m, shorter = grid.n_is_longer ? tiles_m : tiles_n;
+  grid.longer = static_cast<int32_t>(longer);
+  grid.shorter = static_cast<int32_t>(shorter);
+  grid.num_tiles = static_cast<int32_t>(tiles_m * tiles_n * call.batch * call.num_splits);
+  const auto last = [&](int64_t extent, int64_t tile) {
+    constexpr int64_t kAlignment = 8;  // of elements that TMA loads and stores at their best
+    if (!may_overlap || extent < tile) return INT32_MAX;
+    return static_cast<int32_t>(ceil_div(extent - tile, kAlignment) * kAlignment);
+  };
+  grid.last_m = last(call.m, call.geometry.shape.tile_m);
+  grid.last_n = last(call.n, tile_n);
+  grid.per_batch = Divisor(tiles_m * tiles_n);
+  // Past the tiles of a batch entry, as it may be, it divides to 0, as it must.
+  grid.per_group = Divisor(std::min<int64_t>(along * shorter, INT32_MAX));
+  grid.last_group = Divisor(longer - (longer - 1) / along * along);
+  grid.batch = Divisor(call.batch);
+  grid.batch_inner = Divisor(call.batch_inner);
+  return grid;
+}
+
+template <typename Epilogue>
+Status launch(const Call& call) {
+  const Geometry& geometry = call.geometry;
+  const Shape& shape = geometry.shape;
+  Params<Epilogue> params{};
+  params.m = static_cast<int32_t>(call.m);
+  params.n = static_cast<int32_t>(call.n);
+  params.k = static_cast<int32_t>(call.k);
+  params.batch = static_cast<int32_t>(call.batch);
+  params.batch_inner = static_cast<int32_t>(call.batch_inner);
+  params.a_outer = call.a.outer_stride != 0;
+  params.a_inner = call.a.inner_stride != 0;
+  params.b_outer = call.b.outer_stride != 0;
+  params.b_inner = call.b.inner_stride != 0;
+  params.num_splits = call.num_splits;
+  const int64_t k_blocks = ceil_div(ceil_div(call.k, geometry.tile_k()), int64_t{call.num_splits} * shape.cluster_k);
+  params.k_blocks = static_cast<int32_t>(std::max<int64_t>(k_blocks, 1));
+  params.first_k_block = call.k == 0;  // a map of K = 0 is one of a little more
+  params.out_type = call.out_type;
+  params.d = call.d;
+  params.ldd = shape.swapped ? call.m : call.n;
+
+  // Boxes as the producer asks for them: see loads.cuh.
+  const int tile_k = geometry.tile_k(), chunk = geometry.chunk();
+  const int a_box[2] = {geometry.trans_a ? chunk : tile_k,
+                        (geometry.trans_a ? tile_k : shape.tile_m) / shape.cluster_n};
+  const int b_box[2] = {geometry.trans_b ? chunk : tile_k,
+                        (geometry.trans_b ? tile_k : shape.tile_n) / shape.cluster_m};
+  const OperandExtent a_extent = geometry.trans_a ? OperandExtent{call.m, call.k} : OperandExtent{call.k, call.m};
+  const OperandExtent b_extent = geometry.trans_b ? OperandExtent{call.n, call.k} : OperandExtent{call.k, call.n};
+  if (Status s = encode_operand_map(&params.a_map, call, call.a, a_extent, a_box); !s.is_ok()) return s;
+  if (Status s = encode_operand_map(&params.b_map, call, call.b, b_extent, b_box); !s.is_ok()) return s;
+
+  int64_t tile_n = shape.tile_n;
+  if constexpr (Epilogue::kFused) {
+    const epilogue::Fused& fused = *call.epilogue;
+    Fused& target = params.epilogue;
+    target.values = fused;
+    target.column_sums = call.column_sums;
+    target.sum_blocks = static_cast<int32_t>((call.m + kSumRows - 1) / kSumRows);
+    tile_n = target.tile_columns(shape.tile_n);
+    params.store_with_tma = fused.vectors;
+    if (fused.has_two_z()) {
+      if (Status s = encode_operand_map(&target.b_up_map, call, call.b_up, b_extent, b_box); !s.is_ok()) return s;
+    }
+    if (fused.vectors) {
+      if (Status s = encode_fused_map(&target.d_map, call, fused.d, fused.has_two_d() ? 2 : 1); !s.is_ok()) return s;
+      if (fused.aux_out != nullptr) {
+        if (Status s = encode_fused_map(&target.aux_map, call, fused.aux_out, fused.gated ? 2 : 1); !s.is_ok())
+          return s;
+      }
+    }
+  } else {
+    const int64_t out_bytes = call.out_type == FloatType::kF32 ? 4 : 2;
+    params.store_with_tma = is_aligned(call.d, 16) && params.ldd * out_bytes % 16 == 0;
+    if (params.store_with_tma) {
+      if (Status s = encode_output_map(&params.d_map, call, geometry.share_tile_n()); !s.is_ok()) return s;
+    }
+  }
+
+  params.stages = params.store_with_tma ? geometry.stages_for_tma() : geometry.stages();
+
+  const int64_t tiles_m = ceil_div(call.m, shape.tile_m * shape.cluster_m);
+  const int64_t tiles_n = ceil_div(call.n, tile_n * shape.cluster_n);
+  const int64_t num_tiles = tiles_m * tiles_n * call.batch * call.num_splits;
+  if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
+  // An epilogue must see each element once: it adds up columns, and may read what is stored in its place. Of fewer
+  // k blocks, and where threads store, storing twice takes longer than loads from outside. The cost
+  // model knows the same bounds.
+  constexpr int32_t kWorthOverlap = 5;
+  const bool may_overlap = !Epilogue::kFused && params.store_with_tma && params.k_blocks >= kWorthOverlap;
+  params.grid = make_grid(call, tile_n, tiles_m, tiles_n, may_overlap);
+
+  // What a block loads and stores alone is then 3 % of its time; ping-pong needs two tiles to hide any of it.
+  constexpr int64_t kEnoughWork = int64_t{128} * 128 * 256;
+  const int64_t tile_work = int64_t{params.k_blocks} * shape.tile_m * shape.tile_n;
+  const int64_t tiles_at_least = std::max<int64_t>(ceil_div(kEnoughWork, tile_work), shape.ping_pong ? 2 : 1);
+  return launch_clusters(*call.kernel, shape, geometry.shared_bytes(), params, num_tiles, tiles_at_least, call.stream,
+                         "wgmma kernel");
+}
+
+}  // namespace
+
+Status launch_product(const Call& call) { return call.epilogue == nullptr ? launch<Bare>(call) : launch<Fused>(call); }
+
+}  // namespace tcgemm::wgmma_family

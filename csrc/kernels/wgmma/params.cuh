@@ -1,0 +1,64 @@
+// The arguments of a launch.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "epilogue/fused.cuh"
+#include "tile/divisor.cuh"
+#include "tile/numeric.cuh"
+
+namespace tcgemm::wgmma_family {
+
+// The epilogue of a kernel that stores the product as it is. The other one is Fused.
+struct Bare {
+  static constexpr bool kFused = false;
+};
+
+// The epilogue of a kernel that can do all of them.
+struct Fused {
+  static constexpr bool kFused = true;
+
+  epilogue::Fused values;
+  CUtensorMap b_up_map;        // of a gated product
+  CUtensorMap d_map, aux_map;  // (column, half, row, batch) of D and of aux_out
+  float* column_sums;          // [batch][sum_blocks][columns of D], or null
+  int32_t sum_blocks;
+
+  // Columns of the product in a tile of `tile_n`.
+  __host__ __device__ int32_t tile_columns(int32_t tile_n) const { return values.has_two_z() ? tile_n / 2 : tile_n; }
+};
+
+// The tiles of a launch, in units of what a cluster computes at once.
+struct Grid {
+  bool n_is_longer;
+  int32_t longer, shorter, num_tiles;  // along D's sides, and in all
+  // Where the last tiles begin at most. What lies outside an operand takes TMA eight times as long as what lies
+  // inside, so they overlap the ones before them, and some elements are computed twice, to the same bits.
+  int32_t last_m, last_n;
+  Divisor per_batch, per_group, last_group;  // tiles of a batch entry and of a group; how wide the last group is
+  Divisor batch, batch_inner;
+};
+
+template <typename Epilogue>
+struct Params {
+  CUtensorMap a_map, b_map, d_map;
+  int32_t m, n, k;
+  int32_t batch, batch_inner;
+  Grid grid;
+  // 0 where an operand is broadcast along that level, else 1.
+  int32_t a_outer, a_inner, b_outer, b_inner;
+  int32_t num_splits;  // parts of K written as separate batches of D
+  // Each block multiplies this many k blocks of a tile, at least one; the part number 0 of K begins at the k block
+  // `first_k_block`. Past the end of K they load zeros.
+  int32_t k_blocks, first_k_block;
+  FloatType out_type;
+  bool store_with_tma;
+  int32_t stages;  // of the ring, where that is not Traits::kStages
+  void* d;
+  int64_t ldd;  // of D as stored, packed batches of rows_d * ldd
+  Epilogue epilogue;
+};
+
+}  // namespace tcgemm::wgmma_family

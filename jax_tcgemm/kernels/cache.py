@@ -1,0 +1,112 @@
+"""Compiled kernels on disk, in the folder `kernels` beside the user's tuned choices.
+
+A file is named by a hash of all that a kernel is compiled from, so that it is never out of date.
+It holds a digest of the rest, a line of JSON and the cubin. Any number of processes may read and
+write: files are replaced as a whole. One that is damaged is compiled again, and a folder that
+cannot be read or written costs time only; both are warned about.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+from jax_tcgemm import tuning
+from jax_tcgemm.kernels import nvrtc
+from jax_tcgemm.kernels.instance import Instance, Kernel
+
+FORMAT = 1
+# Of all files together; a kernel takes 20 to 300 KB.
+LIMIT_BYTES = 512 * 2**20
+_SUFFIX = ".kernel"
+# A file under way is left behind where a process was killed.
+_ABANDONED_S = 3600.0
+
+_warned: set[str] = set()
+
+
+def path(instance: Instance) -> Path | None:
+    """The instance's file, which need not exist; None when the cache is off."""
+    folder = tuning.cache_folder()
+    if folder is None:
+        return None
+    parts = (FORMAT, nvrtc.digest(), instance.target, instance.kernel, instance.source)
+    return folder / "kernels" / (hashlib.sha256(repr(parts).encode()).hexdigest() + _SUFFIX)
+
+
+def read(instance: Instance) -> Kernel | None:
+    """The kernel, when its file is there and whole."""
+    file = path(instance)
+    if file is None:
+        return None
+    try:
+        content = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        _warn_once("kernels are compiled anew in each process", str(error))
+        return None
+    digest, content = content[:32], content[32:]
+    if hashlib.sha256(content).digest() != digest:
+        warnings.warn(
+            f"jax_tcgemm: a cached kernel is damaged and compiled again: {file}", stacklevel=2
+        )
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(file)  # used just now
+    header, _, cubin = content.partition(b"\n")
+    fields = json.loads(header)
+    return Kernel(fields["name"], cubin, tuple(fields["faults"]))
+
+
+def write(instance: Instance, kernel: Kernel) -> None:
+    """Keeps a kernel."""
+    file = path(instance)
+    if file is None:
+        return
+    fields = {"name": kernel.name, "faults": kernel.faults, "instance": str(instance)}
+    content = json.dumps(fields).encode() + b"\n" + kernel.cubin
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(suffix=".tmp", dir=file.parent)
+        try:
+            with os.fdopen(handle, "wb") as target:
+                target.write(hashlib.sha256(content).digest() + content)
+            os.replace(temporary, file)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        _warn_once("kernels are compiled anew in each process", str(error))
+
+
+def trim() -> None:
+    """Removes what was used least recently while there is more than `LIMIT_BYTES`."""
+    folder = tuning.cache_folder()
+    if folder is None:
+        return
+    files = []
+    with contextlib.suppress(OSError), os.scandir(folder / "kernels") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # another process removed it
+                status = entry.stat()
+                is_kernel = entry.name.endswith(_SUFFIX)
+                if is_kernel or status.st_mtime < time.time() - _ABANDONED_S:
+                    files.append((is_kernel, status.st_mtime, status.st_size, entry.path))
+    total = sum(size for _, _, size, _ in files)
+    for is_kernel, _, size, name in sorted(files):
+        if is_kernel and total <= LIMIT_BYTES:
+            break
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        total -= size
+
+
+def _warn_once(what: str, why: str) -> None:
+    if what not in _warned:
+        _warned.add(what)
+        warnings.warn(f"jax_tcgemm: {what}: {why}", stacklevel=3)

@@ -1,0 +1,56 @@
+"""What is compiled, and what becomes of it."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """A kernel and a target: all that its machine code depends on besides the headers.
+
+    Attributes:
+      family: of the kernel, such as "wgmma"; messages name it.
+      headers: that declare the kernel and what `kernel` names, below csrc.
+      kernel: the ``__global__`` function, a C++ expression with all template arguments.
+      target: the architecture, such as "sm_90a".
+      definitions: C++ text after the headers, such as that of a generated epilogue.
+
+    Examples:
+      >>> family = "tcgemm::wgmma_family"
+      >>> config = f"{family}::Config<128, 256, 2, 1, 1, false, false>"
+      >>> Instance(
+      ...     family="wgmma",
+      ...     headers=("kernels/wgmma/kernel.cuh",),
+      ...     kernel=f"{family}::kernel<{config}, __nv_bfloat16, 0, 1, {family}::Bare>",
+      ...     target="sm_90a",
+      ... )  # doctest: +SKIP
+    """
+
+    family: str
+    headers: tuple[str, ...]
+    kernel: str
+    target: str
+    definitions: str = ""
+
+    @property
+    def source(self) -> str:
+        """The translation unit, of which `kernel` is all that is instantiated."""
+        includes = "".join(f'#include "{header}"\n' for header in self.headers)
+        return f"{includes}\n{self.definitions}\n" if self.definitions else includes
+
+    def __str__(self) -> str:
+        return f"{self.family} kernel {self.kernel} for {self.target}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel.
+
+    Attributes:
+      name: of the function in the cubin, where it is the only one.
+      cubin: machine code of the instance's target, as the driver loads it.
+      faults: where the compiler gave up performance, see `ptxas.find_faults`.
+    """
+
+    name: str
+    cubin: bytes = dataclasses.field(repr=False)
+    faults: tuple[str, ...] = ()

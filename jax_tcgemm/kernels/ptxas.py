@@ -1,0 +1,38 @@
+"""What ptxas reports of a kernel: where it gave up performance.
+
+A kernel that spills registers, whose wgmma instructions are serialised or whose setmaxnreg is
+ignored still computes the right numbers, several times slower, so nothing else would notice. Both
+the build and the run-time compiler look for it here; this file imports nothing of the package.
+"""
+
+import re
+
+# Spills that are accepted: a regular expression, searched in "<source> <target> <function>",
+# to the reason why.
+ALLOWED_SPILLS: dict[str, str] = {}
+
+_ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
+_FUNCTION = re.compile(r"Function properties for (\S+)")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+# C7510 and its kin (serialised wgmma), C7508 (setmaxnreg).
+_LOSS = re.compile(
+    r"Potential Performance Loss|wgmma\.mma_async instructions are serialized|setmaxnreg ignored"
+)
+
+
+def find_faults(log: str, source: str) -> list[str]:
+    """Returns one sentence for each fault that ptxas reports in `log`."""
+    faults = []
+    target = function = "?"
+    for line in log.splitlines():
+        if match := _ENTRY.search(line):
+            function, target = match.groups()
+        elif match := _FUNCTION.search(line):
+            function = match[1]
+        if _LOSS.search(line):
+            faults.append(line.strip())
+        elif (match := _SPILLS.search(line)) and match.groups() != ("0", "0"):
+            where = f"{source} {target} {function}"
+            if not any(re.search(pattern, where) for pattern in ALLOWED_SPILLS):
+                faults.append(f"{function} for {target} spills registers: {match[0]}")
+    return faults

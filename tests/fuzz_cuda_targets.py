@@ -1,0 +1,283 @@
+"""The targets that only a GPU has, as fuzz_targets.py has the others."""
+
+import numpy as np
+from ffi_frame import NUMPY, Buffer
+from fuzz_targets import (
+    FLOATS,
+    HOST,
+    ROUNDING,
+    Call,
+    Expected,
+    Platform,
+    anything,
+    draw,
+    flip,
+    one_of,
+    wide,
+)
+
+from jax_tcgemm import _modules, fragments
+from jax_tcgemm.tensor.cutensor import ELEMENTWISE_COMPUTE
+from jax_tcgemm.tensor.numerics import CONTRACTION_COMPUTE
+
+
+class Transpose:
+    """tcgemm_transpose: csrc/kernels/tensor/tensor.h."""
+
+    target = "tcgemm_transpose"
+
+    @staticmethod
+    def draw(rng, platform: Platform) -> Call:
+        extents = [int(x) for x in rng.integers(1, 40, 2)]
+        extents += [int(x) for x in rng.integers(1, 4, int(rng.integers(0, 4)))]
+        modes = np.arange(len(extents))
+        order_in, order_out = rng.permutation(modes), rng.permutation(modes)
+        # The last mode of either is a row or a column, and they are two.
+        if order_in[-1] == order_out[-1]:
+            order_out = np.roll(order_out, 1)
+        strides = [_strides(order, extents) for order in (order_in, order_out)]
+        row, col = int(order_out[-1]), int(order_in[-1])
+        batch = [int(mode) for mode in modes if mode not in (row, col)]
+        attributes = {"abi": platform.abi, "rows": extents[row], "cols": extents[col]}
+        attributes |= {"in_row_stride": strides[0][row], "out_col_stride": strides[1][col]}
+        attributes["batch_extents"] = [extents[mode] for mode in batch]
+        attributes["batch_in_strides"] = [strides[0][mode] for mode in batch]
+        attributes["batch_out_strides"] = [strides[1][mode] for mode in batch]
+        dtype = one_of(rng, ["u8", "f16", "bf16", "f32", "f64", "c64", "c128", "s32"])
+        a = draw(rng, dtype, (int(np.prod(extents)),))
+        return Call(
+            "tcgemm_transpose", "", attributes, [a], [Buffer(dtype, a.shape)], flip(rng, 0.7)
+        )
+
+    @staticmethod
+    def names(attributes) -> tuple[list[str], list[str]]:
+        return ["a"], ["out"]
+
+    @staticmethod
+    def expected(call: Call) -> list:
+        p = call.attributes
+        modes = [(p["rows"], p["in_row_stride"], 1), (p["cols"], 1, p["out_col_stride"])]
+        batch = ("batch_extents", "batch_in_strides", "batch_out_strides")
+        modes += zip(*(p[name] for name in batch), strict=True)
+        source = target = np.zeros(1, np.int64)
+        for extent, in_stride, out_stride in modes:
+            index = np.arange(extent)
+            source = (source[:, None] + index * in_stride).ravel()
+            target = (target[:, None] + index * out_stride).ravel()
+        if call.results[0].dtype not in NUMPY:
+            return [None]
+        values = np.full(int(np.prod(call.results[0].shape)), np.nan, np.complex128)
+        values[target] = wide(call.operands[0])[source]
+        return [Expected(values, np.ones(values.shape), 0)]
+
+
+def _strides(order, extents) -> list[int]:
+    """Of a packed array whose modes lie in an order, the last one fastest."""
+    strides, stride = [0] * len(extents), 1
+    for mode in reversed(order):
+        strides[mode] = stride
+        stride *= extents[mode]
+    return strides
+
+
+class Reduce:
+    """tcgemm_reduce: csrc/kernels/tensor/tensor.h."""
+
+    target = "tcgemm_reduce"
+
+    @staticmethod
+    def draw(rng, platform: Platform) -> Call:
+        dtype = one_of(rng, FLOATS)
+        out = dtype if dtype == "f64" or flip(rng) else "f32"
+        op = one_of(rng, ["add", "max", "min"])
+        outer, reduced, inner = (int(x) for x in rng.integers(1, 30, 3))
+        if flip(rng, 0.3):
+            reduced = int(rng.integers(200, 3000))
+        if flip(rng, 0.3):
+            inner = 1
+        attributes = {"abi": platform.abi, "op": op, "outer": outer, "reduced": reduced}
+        attributes["inner"] = inner
+        workspace = platform.module.reduction_workspace_bytes(
+            dtype, out, op, outer, reduced, inner, platform.device["num_sms"]
+        )
+        results = [Buffer(out, (outer, inner))]
+        results += [Buffer("u8", (workspace,))] if workspace or flip(rng, 0.1) else []
+        a = draw(rng, dtype, (outer, reduced, inner))
+        return Call("tcgemm_reduce", "", attributes, [a], results, flip(rng, 0.7))
+
+    @staticmethod
+    def names(attributes) -> tuple[list[str], list[str]]:
+        return ["a"], ["out"]
+
+    @staticmethod
+    def expected(call: Call) -> list:
+        p = call.attributes
+        a = wide(call.operands[0]).reshape(p["outer"], p["reduced"], p["inner"])
+        reduce = {"add": np.sum, "max": np.max, "min": np.min}[p["op"]]
+        return [Expected(reduce(a, 1), np.abs(a).sum(1) + 1, ROUNDING[call.results[0].dtype])]
+
+
+class FragmentProbe:
+    """tcgemm_fragment_probe: csrc/kernels/wmma/fragment_probe.h."""
+
+    target = "tcgemm_fragment_probe"
+
+    @staticmethod
+    def draw(rng, platform: Platform) -> Call:
+        cases = [case for case in fragments.fragment_cases() if fragments.is_wmma(case[0])]
+        case = cases[rng.integers(len(cases))]
+        attributes = dict(zip(("shape", "dtype", "operand"), case, strict=True))
+        attributes["column_major"] = flip(rng)
+        size = fragments.fragment_size(*case)
+        result = Buffer("s32", (fragments.LANES, size))
+        return Call("tcgemm_fragment_probe", "", attributes, [], [result], flip(rng, 0.7))
+
+    @staticmethod
+    def names(attributes) -> tuple[list[str], list[str]]:
+        return [], ["out"]
+
+    @staticmethod
+    def expected(call: Call) -> list:
+        case = [call.attributes[name] for name in ("shape", "dtype", "operand")]
+        elements = fragments.fragment_elements(*case)
+        _, columns = fragments.fragment_shape(case[0], case[2])
+        values = (elements["row"] * columns + elements["col"]).astype(np.float64)
+        return [Expected(values, np.ones(values.shape), 0)]
+
+
+class FragmentMma:
+    """tcgemm_fragment_mma: csrc/kernels/wmma/fragment_probe.h."""
+
+    target = "tcgemm_fragment_mma"
+
+    @staticmethod
+    def draw(rng, platform: Platform) -> Call:
+        case = one_of(rng, _MMA_CASES)
+        shape, dtype, accumulator = case
+        attributes = {"shape": shape, "dtype": dtype, "accumulator": accumulator}
+        operands = []
+        for operand in "ab":
+            where = (fragments.LANES, fragments.fragment_size(shape, dtype, operand))
+            operands.append(Buffer.of(rng.integers(0, 4, where, np.int32), "s32"))
+        size = fragments.fragment_size(shape, accumulator, "c")
+        results = [Buffer("s32", (fragments.LANES, size))]
+        return Call("tcgemm_fragment_mma", "", attributes, operands, results, flip(rng, 0.7))
+
+    @staticmethod
+    def names(attributes) -> tuple[list[str], list[str]]:
+        return ["a", "b"], ["d"]
+
+    @staticmethod
+    def expected(call: Call) -> list:
+        shape, dtype, accumulator = (
+            call.attributes[name] for name in ("shape", "dtype", "accumulator")
+        )
+        matrices = []
+        for operand, buffer in zip("ab", call.operands, strict=True):
+            values = buffer.array().reshape(fragments.LANES, -1)
+            if np.abs(values).max() > 8:  # Not every type holds them.
+                return [anything(call.results[0])]
+            where = fragments.fragment_map(shape, dtype, operand)
+            matrices.append(values[where["lane"], where["index"]].astype(np.float64))
+        product = matrices[0] @ matrices[1]
+        elements = fragments.fragment_elements(shape, accumulator, "c")
+        values = product[elements["row"], elements["col"]]
+        return [Expected(values, np.ones(values.shape), 0)]
+
+
+_MMA_CASES = [
+    ("m16n8k16", "f16", "f16"),
+    ("m16n8k16", "f16", "f32"),
+    ("m16n8k16", "bf16", "f32"),
+    ("m16n8k8", "tf32", "f32"),
+    ("m16n8k32", "s8", "s32"),
+    ("m16n8k32", "u8", "s32"),
+]
+
+
+class Tensor:
+    """tcgemm_tensor: csrc/libraries/cutensor/handler.h."""
+
+    target = "tcgemm_tensor"
+
+    @staticmethod
+    def draw(rng, platform: Platform) -> Call:
+        kind = one_of(rng, ["contract", "permute", "elementwise_binary", "reduce"])
+        dtype = one_of(rng, (*FLOATS, "c64", "c128"))
+        extents = [int(x) for x in rng.integers(1, 9, 4)]
+        modes = {  # a, b, d; c has d's
+            "contract": ([0, 1], [1, 2], [0, 2]),
+            "permute": ([0, 1, 2], [], [2, 0, 1]),
+            "elementwise_binary": ([1, 0], [], [0, 1]),
+            "reduce": ([0, 1, 2], [], [1]),
+        }[kind]
+        extents = extents[: 1 + max(max(x, default=0) for x in modes)]
+        has_c = kind == "elementwise_binary" or (kind != "permute" and flip(rng))
+        a, b, d = modes
+        known = CONTRACTION_COMPUTE if kind == "contract" else ELEMENTWISE_COMPUTE
+        compute = known[np.dtype(NUMPY[dtype])][0]
+        attributes = {"abi": platform.abi, "operation": kind, "dtype": dtype, "compute": compute}
+        attributes |= {"algorithm": "default", "extents": extents, "a_modes": a, "b_modes": b}
+        attributes |= {"c_modes": d if has_c else [], "d_modes": d, "has_c": has_c}
+        attributes |= dict.fromkeys(("a_op", "b_op", "c_op"), "identity")
+        attributes |= dict.fromkeys(("combine_ab", "combine"), "add")
+        beta = 1.0 if kind == "contract" and has_c else 0.0
+        beta = 1.0 if kind == "reduce" and has_c else beta
+        attributes["scalars"] = [1.0, 0.0, beta, 0.0, 1.0, 0.0]
+        attributes["workspace_bytes"] = int(one_of(rng, [0, 1 << 16]))
+
+        def shape(names):
+            return tuple(extents[mode] for mode in names)
+
+        operands = [draw(rng, dtype, shape(x)) for x in ([a, b] if b else [a])]
+        operands += [draw(rng, dtype, shape(d))] if has_c else []
+        results = [Buffer(dtype, shape(d), shares=len(operands) - 1 if has_c else None)]
+        if attributes["workspace_bytes"]:
+            results.append(Buffer("u8", (attributes["workspace_bytes"] + 256,)))
+        return Call("tcgemm_tensor", "", attributes, operands, results, at_end=False)
+
+    @staticmethod
+    def names(attributes) -> tuple[list[str], list[str]]:
+        has_b = attributes["operation"] in ("contract", "elementwise_trinary")
+        return ["a"] + ["b"] * has_b + ["c"] * attributes["has_c"], ["d"]
+
+    @staticmethod
+    def expected(call: Call) -> list:
+        p = call.attributes
+        usual = dict.fromkeys(("a_op", "b_op", "c_op"), "identity") | {"combine": "add"}
+        usual |= {"combine_ab": "add"}
+        scalars = p["scalars"]
+        if p["operation"] == "elementwise_trinary" or any(
+            p[name] != x for name, x in usual.items()
+        ):
+            return [anything(call.results[0])]
+        alpha, beta, gamma = (complex(*scalars[2 * i : 2 * i + 2]) for i in range(3))
+        arrays = {}
+        for name, buffer in zip(Tensor.names(p)[0], call.operands, strict=True):
+            shape = [p["extents"][mode] for mode in p[f"{name}_modes"]]
+            arrays[name] = wide(buffer)[: int(np.prod(shape))].reshape(shape)
+        subscripts = [p[f"{name}_modes"] for name in arrays if name != "c"]
+        inputs = [x for name, x in arrays.items() if name != "c"]
+        pairs = [item for pair in zip(inputs, subscripts, strict=True) for item in pair]
+        values = alpha * np.einsum(*pairs, p["d_modes"])
+        pairs[::2] = [np.abs(x) for x in inputs]
+        magnitude = abs(alpha) * np.einsum(*pairs, p["d_modes"]) + 1
+        if "c" in arrays:
+            factor = gamma if p["operation"] == "elementwise_binary" else beta
+            values = values + factor * arrays["c"]
+            magnitude = magnitude + np.abs(factor * arrays["c"])
+        finite = np.isfinite(magnitude) & (magnitude < 1e4)
+        return [Expected(np.where(finite, values, np.nan), magnitude, ROUNDING[p["dtype"]])]
+
+
+def targets() -> tuple:
+    """Every target of the GPU that is there."""
+    found = (*HOST, Transpose, Reduce, FragmentProbe, FragmentMma)
+    return found if _modules.cutensor_reason() else (*found, Tensor)
+
+
+def platform() -> Platform:
+    """The first GPU's implementations, with the vendor's libraries opened."""
+    _modules.cublaslt_reason()
+    _modules.cublas_reason()
+    return Platform("cuda", _modules.cuda, _modules.cuda_device())

@@ -1,0 +1,373 @@
+"""What is taken from JAX beyond its documented interface: everything works, or does less, where a
+name is gone. JAX is made to lack names in what is imported anew, since it needs them itself."""
+
+import ast
+import functools
+import importlib
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend import core
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from random_arrays import normal
+
+import jax_tcgemm
+from jax_tcgemm import jax_internals
+
+PACKAGE = Path(jax_tcgemm.__file__).parent
+
+# What a program sees that has it on its path as `lacking`.
+LACKING = """
+import importlib, types
+
+real = importlib.import_module
+
+def lacking(*names, folders=("jax.interpreters", "jax._src.interpreters")):
+    '''import_module, as if these names were gone from the modules of these folders.'''
+    def import_module(name, package=None):
+        module = real(name, package)
+        if name.rpartition(".")[0] not in folders:
+            return module
+        return types.SimpleNamespace(**{k: v for k, v in vars(module).items() if k not in names})
+    return import_module
+"""
+
+
+def imported_without(monkeypatch, *names, **kwargs):
+    """`jax_internals`, imported anew from a JAX that lacks these names."""
+    scope = {}
+    exec(LACKING, scope)
+    monkeypatch.setattr(importlib, "import_module", scope["lacking"](*names, **kwargs))
+    spec = importlib.util.find_spec("jax_tcgemm.jax_internals")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_nothing_else_imports_what_is_not_public():
+    allowed = {PACKAGE / "jax_internals.py"}
+    for file in set(PACKAGE.rglob("*.py")) - allowed:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            names = [alias.name for alias in getattr(node, "names", ()) if hasattr(alias, "name")]
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{name}" for name in names]
+            for name in names:
+                assert not name.startswith(("jax._", "jax.interpreters", "jaxlib._")), (file, name)
+
+
+NAMES = {
+    "ad": ["Zero", "is_undefined_primal", "instantiate_zeros", "defbilinear"],
+    "batching": ["fancy_primitive_batchers", "primitive_batchers"],
+    "xla": ["apply_primitive"],
+    "mlir": ["lower_fun", "register_lowering"],
+}
+
+
+def test_what_is_no_longer_exported_is_taken_from_where_it_is_defined(monkeypatch):
+    names = [name for group in NAMES.values() for name in group if name != "apply_primitive"]
+    fresh = imported_without(monkeypatch, *names, folders=("jax.interpreters",))
+    for group, names in NAMES.items():
+        if group != "xla":
+            for name in names:
+                own = getattr(jax_internals, group)
+                assert getattr(getattr(fresh, group), name) is getattr(own, name)
+
+
+# Each line needs one of them.
+WITHOUT = [*NAMES["ad"], "fancy_primitive_batchers", "apply_primitive", "ShardingContext"]
+PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np
+importlib.import_module = lacking(*{names})
+import jax_tcgemm
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+importlib.import_module = real
+from jax_tcgemm import jax_internals
+for function in (jax_internals.ad.defbilinear, jax_internals.ad.is_undefined_primal,
+                 jax_internals.ad.instantiate_zeros, jax_internals.xla.apply_primitive):
+    assert function.__module__ == "jax_tcgemm.jax_internals"
+
+x, w = (jax.random.normal(jax.random.key(i), (8, 8)) for i in range(2))
+c = w[0]
+
+def check(ours, theirs, *operands):
+    got, exact = ours(*operands), theirs(*operands)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, exact)
+
+def each(ours, theirs, *operands):
+    check(ours, theirs, *operands)
+    check(jax.vmap(ours, (None, 0)), jax.vmap(theirs, (None, 0)), operands[0],
+          jnp.stack([operands[1], 2 * operands[1]]))
+    ours, theirs = (lambda *a, f=f: jnp.sum(jnp.sin(f(*a))) for f in (ours, theirs))
+    check(jax.jit(jax.grad(ours, (0, 1))), jax.jit(jax.grad(theirs, (0, 1))), *operands)
+
+each(jax_tcgemm.matmul, jnp.matmul, x, w)
+each(lambda x, c: jax_tcgemm.linear(x, w, bias=c, activation="silu"),
+     lambda x, c: jax.nn.silu(x @ w + c), x, c)
+each(lambda x, w: jax_tcgemm.ragged_dot(x, w[None], jnp.array([8])), jnp.matmul, x, w)
+each(lambda x, w: jax_tcgemm.tensor.einsum("ij,kj->ki", x, w), lambda x, w: w @ x.T, x, w)
+each(lambda x, w: jax_tcgemm.blas.gemm(x, w), jnp.matmul, x, w)
+for axis_type in (AxisType.Auto, AxisType.Explicit):
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(axis_type,) * 2)
+    with jax.set_mesh(mesh):
+        on = [jax.device_put(a, NamedSharding(mesh, spec))
+              for a, spec in ((x, P("a")), (w, P(None, "b")))]
+        check(jax.jit(jax_tcgemm.matmul), lambda *_: x @ w, *on)
+print("done")
+"""
+
+
+def test_everything_works_without_what_can_be_replaced(run_python):
+    out = run_python(LACKING + PROGRAM.format(names=WITHOUT), TCGEMM_IMPLEMENTATION="host")
+    assert out == "done\n"
+
+
+def test_without_registries_of_rules_products_are_left(run_python):
+    code = """
+import jax, jax.numpy as jnp
+registries = "primitive_jvps", "primitive_transposes", "primitive_batchers"
+importlib.import_module = lacking(*registries, "fancy_primitive_batchers")
+import jax_tcgemm
+x = jnp.ones((4, 4))
+f = lambda x: jax_tcgemm.tensor.einsum("ij,jk->ik", x, x).sum()
+print(float(jax.jit(f)(x)))
+for transformed, operand in ((jax.vmap(f), x[None]), (jax.grad(f), x)):
+    try:
+        transformed(operand)
+    except NotImplementedError as error:
+        print(error)
+"""
+    product, batching, differentiation = run_python(LACKING + code).splitlines()
+    assert product == "64.0"
+    assert "Batching rule for 'tcgemm_contract'" in batching
+    assert "Differentiation rule for 'tcgemm_contract'" in differentiation
+
+
+@pytest.mark.parametrize("name", NAMES["mlir"])
+def test_without_a_way_to_lower_the_import_fails_by_name(name, monkeypatch):
+    with pytest.raises(ImportError, match=rf"mlir\.{name}, got JAX .* install another version"):
+        imported_without(monkeypatch, name)
+
+
+# --- types, contexts and jaxprs -----------------------------------------------------------------
+
+
+class Lacking:
+    """An object of JAX's without some of its attributes."""
+
+    def __init__(self, real, *names):
+        self._real, self._names = real, names
+
+    def __getattr__(self, name):
+        if name in self._names:
+            raise AttributeError(name)
+        return getattr(self._real, name)
+
+
+A, B = normal(8, 6), normal(6, 4, seed=1)
+NUMBERS = (((1,), (0,)), ((), ()))
+
+
+def test_the_type_of_a_product(monkeypatch):
+    params = {
+        "dimension_numbers": NUMBERS,
+        "precision": None,
+        "preferred_element_type": np.dtype(np.float32),
+        "out_sharding": None,
+    }
+    avals = jax.typeof(A), jax.typeof(B)
+    expected = jax_internals.product_type(*avals, **params)
+    assert expected.shape == (8, 4)
+    monkeypatch.setattr(
+        jax_internals, "dot_general_p", Lacking(jax_internals.dot_general_p, "abstract_eval")
+    )
+    with jax_tcgemm.patch():  # By JAX's own product, which would be ours here.
+        assert jax_internals.product_type(*avals, **params) == expected
+        with pytest.raises(TypeError, match="dot_general requires contracting dimensions"):
+            jax_internals.product_type(avals[0], avals[0], **params)
+
+
+def test_weak_types(monkeypatch):
+    def bind(x, **params):
+        raise TypeError("sharding")
+
+    aval = Lacking(jax.typeof(jnp.asarray(1.0)), "strip_weak_type")
+    assert jax_internals.strong_type(aval) is aval
+    for gone in (False, True):
+        if gone:
+            lacking = types.SimpleNamespace(bind=bind)
+            monkeypatch.setattr(jax_internals, "convert_element_type_p", lacking)
+        got = jax_internals.converted(A, jnp.bfloat16, weak_type=True)
+        assert (got.dtype, got.weak_type) == (jnp.bfloat16, not gone)
+        np.testing.assert_array_equal(got, A.astype(jnp.bfloat16))
+
+
+def test_types_like_another():
+    aval = jax.typeof(A)
+    for given in (aval, Lacking(aval, "update")):
+        got = jax_internals.like(given, (3,), jnp.dtype("float16"), aval.sharding)
+        assert (got.shape, got.dtype, got.weak_type) == ((3,), jnp.float16, False)
+
+
+@pytest.mark.parametrize("gone", [(), ("manual_axis_type",)], ids=["there", "gone"])
+def test_operands_that_vary_over_other_axes(gone, monkeypatch):
+    """Without the attribute nothing is known of it, which `check_vma=False` does not ask for."""
+    typeof = jax.typeof
+    monkeypatch.setattr(jax, "typeof", lambda x: Lacking(typeof(x), *gone) if gone else typeof(x))
+    found = []
+
+    def f(a, b):
+        found.append(jax_internals.varying_axes(a))
+        return a @ b
+
+    mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,), devices=jax.devices()[:2])
+    jax.eval_shape(jax.shard_map(f, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x")), A, B)
+    assert found == [frozenset() if gone else {"x"}]
+
+
+def test_the_tangent_of_what_does_not_move(monkeypatch):
+    for gone in ((), ("to_tangent_aval",)):
+        monkeypatch.setattr(jax_internals.jax, "typeof", _typeof_without(*gone))
+        zero = jax_internals.zero_tangent(A)
+        assert type(zero) is jax_internals.Zero
+        assert zero.aval.shape == A.shape
+
+
+def _typeof_without(*names, real=jax.typeof):
+    return lambda x: Lacking(real(x), *names)
+
+
+def test_partitions_of_a_spec():
+    spec = P("x", None, unreduced={"y"})
+    for given in (spec, Lacking(spec, "update")):
+        assert jax_internals.with_partitions(given, [None, "x"]) == P(None, "x", unreduced={"y"})
+
+
+def test_contexts_of_lowering_that_say_nothing():
+    """Then it is a program for one device, by JAX's default platform, and as most are."""
+    ctx = types.SimpleNamespace()
+    assert jax_internals.platforms(ctx) == (jax.default_backend(),)
+    assert jax_internals.num_automatic_devices(ctx) == 1
+    assert not jax_internals.is_exported(ctx)
+    assert not jax_internals.has_symbolic_dimensions(ctx)
+
+
+def test_products_of_sharded_arrays_where_lowering_says_nothing(monkeypatch):
+    """XLA then gathers the operands, and every device has the whole product."""
+    mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,), devices=jax.devices()[:4])
+    a = jax.device_put(A, NamedSharding(mesh, P("x")))
+    f = functools.partial(jax_tcgemm.matmul, implementation="host")
+    assert "CustomSPMDPartitioning" in jax.jit(f).lower(a, B).as_text()
+    monkeypatch.setattr(jax_internals, "num_automatic_devices", lambda ctx: 1)
+    jax.clear_caches()
+    compiled = jax.jit(f).lower(a, B).compile()
+    assert "all-gather" in compiled.as_text()
+    np.testing.assert_allclose(compiled(a, B), np.matmul(A, B), rtol=1e-5, atol=1e-5)
+    jax.clear_caches()
+
+
+def test_jaxprs_closed_and_not():
+    closed = jax.make_jaxpr(jnp.sin)(1.0)
+    assert jax_internals.as_jaxpr(closed) is jax_internals.as_jaxpr(closed.jaxpr)
+    assert jax_internals.as_jaxpr(closed).eqns
+    assert jax_internals.as_jaxpr("sin") is None
+
+
+def test_where_a_product_was_written():
+    (eqn,) = jax_internals.as_jaxpr(jax.make_jaxpr(lambda a, b: jax_tcgemm.matmul(a, b))(A, B)).eqns
+    assert any(frame.file_name == __file__ for frame in jax_internals.source_frames(eqn))
+    for gone in ("traceback", "frames"):
+        info = types.SimpleNamespace(traceback=types.SimpleNamespace(frames=[]))
+        delattr(info if gone == "traceback" else info.traceback, gone)
+        assert not list(jax_internals.source_frames(types.SimpleNamespace(source_info=info)))
+
+
+def test_without_a_choice_of_partitioners_it_is_shardy(monkeypatch):
+    assert jax_internals.uses_shardy() == jax.config.jax_use_shardy_partitioner
+    monkeypatch.setattr(
+        jax_internals.jax, "config", Lacking(jax.config, "jax_use_shardy_partitioner")
+    )
+    assert jax_internals.uses_shardy()
+
+
+def test_without_a_primitive_of_their_own_ragged_products_are_patched_as_others(monkeypatch):
+    """As where JAX makes them of `dot_general`."""
+    assert jax_internals.ragged_dot_general_p.name == "ragged_dot_general"
+    monkeypatch.setattr(lax, "ragged_dot", lambda x, w, sizes: x @ w[0])
+    fresh = imported_without(monkeypatch)
+    assert fresh.ragged_dot_general_p is None
+
+
+# --- rules for JAX's other interpreters ---------------------------------------------------------
+
+
+@pytest.fixture
+def primitive():
+    return core.Primitive("test")
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """A list of what waits, with nothing in it."""
+    monkeypatch.setattr(jax_internals, "_waiting", found := [])
+    return found
+
+
+def test_rules_wait_for_the_import(waiting, monkeypatch):
+    found = []
+    jax_internals.when_imported("test_module", lambda module: found.append(module.table))
+    jax_internals.register_imported()
+    assert not found
+    module = types.ModuleType("test_module")
+    monkeypatch.setitem(sys.modules, "test_module", module)
+    jax_internals.register_imported()
+    assert not found  # It is being imported still.
+    module.table = "table"
+    jax_internals.register_imported()
+    jax_internals.register_imported()
+    assert found == ["table"]
+    assert not waiting
+
+
+MODULES = (
+    "jax._src.checkify",
+    "jax.experimental.jet",
+    "jax.experimental.sparse.transform",
+    "jax.experimental.roofline",
+)
+
+
+def register_all(primitive):
+    jax_internals.check_nans(primitive)
+    jax_internals.register_jet(primitive, lambda *_, **__: None)
+    jax_internals.register_sparse_product(primitive, lambda params: (params, ()))
+    jax_internals.register_roofline(primitive, lambda *_, **__: 0)
+
+
+def test_every_interpreter_has_the_place_where_rules_go(primitive, waiting):
+    checkify, jet, sparse, _ = map(importlib.import_module, MODULES)
+    register_all(primitive)
+    assert not waiting
+    tables = (
+        checkify.error_checks,
+        jet.jet_rules,
+        sparse.sparse_rules_bcoo,
+        sparse.sparse_rules_bcsr,
+    )
+    for table in tables:
+        assert callable(table.pop(primitive))
+
+
+def test_without_these_places_nothing_fails(primitive, waiting, monkeypatch):
+    for name in MODULES:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    register_all(primitive)
+    jax_internals.register_imported()
+    assert len(waiting) == len(MODULES)

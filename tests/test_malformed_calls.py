@@ -1,0 +1,308 @@
+"""Malformed calls that once read, wrote or allocated what is not theirs, or returned anything.
+
+Each ends at a page that cannot be touched, in a process of its own: see ffi_frame.py.
+"""
+
+import numpy as np
+import pytest
+from ffi_frame import INVALID_ARGUMENT, Buffer
+from ffi_worker import Worker
+from fuzz import execute
+from fuzz_targets import Call
+
+from jax_tcgemm import _modules
+
+ABI = {"abi": _modules.cpu.abi_version, "implementation": "host", "config": "default"}
+BLAS = ABI | {"routine": "gemv", "op_a": "N", "op_b": "N", "math": "default"}
+BLAS |= dict.fromkeys(("batch", "items", "m", "n", "k", "a_ld", "b_ld", "c_ld"), 1)
+BLAS |= dict.fromkeys(("kl", "ku", "a_stride", "b_stride", "c_stride"), 0)
+BLAS |= dict.fromkeys(("upper", "right", "unit", "has_c", "scalar_args", "atomics"), False)
+BLAS |= {"alpha_re": 1.0, "alpha_im": 0.0, "beta_re": 0.0, "beta_im": 0.0}
+GEMM = ABI | {
+    "config": "auto",
+    "compute": "f32",
+    "batch": 1,
+    "batch_inner": 1,
+    "m": 2,
+    "n": 3,
+    "k": 4,
+}
+GEMM |= {"a_transposed": False, "a_ld": 4, "a_outer_stride": 0, "a_inner_stride": 0}
+GEMM |= {"b_transposed": False, "b_ld": 3, "b_outer_stride": 0, "b_inner_stride": 0}
+GEMM |= {"alpha": 1.0, "beta": 0.0, "activation": "none", "bias": "none"}
+GEMM |= dict.fromkeys(("derivative", "gated", "aux_out", "column_sums"), False)
+GEMM |= {"up_offset": 0, "bias_batch_stride": 0}
+RAGGED = ABI | {"config": "auto", "form": "rows", "compute": "f32", "activation": "none"}
+RAGGED |= {"batch": 1, "m": 6, "n": 4, "k": 5, "groups": 2, "num_sizes": 2, "a_rows": 0}
+RAGGED |= dict.fromkeys(("b_transposed", "a_batched", "b_batched", "sizes_batched"), False)
+RAGGED |= dict.fromkeys(("gated", "biased", "gathered"), False)
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker(_modules.cpu.__file__) as started:
+        yield started
+
+
+def numbers(*shape, dtype="f32") -> Buffer:
+    types = {"f32": np.float32, "f64": np.float64, "c64": np.complex64, "s32": np.int32}
+    return Buffer.of(np.arange(1, 1 + np.prod(shape)).astype(types[dtype]).reshape(shape), dtype)
+
+
+def run(worker, key, attributes, operands, *results) -> str:
+    """The message with which a call is refused; "" when it is not."""
+    call = Call(f"tcgemm_{key}", key, attributes, list(operands), list(results))
+    outcome = execute(worker, call)
+    assert outcome.code in (0, INVALID_ARGUMENT), outcome
+    return outcome.message
+
+
+# --- BLAS -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("routine", ["dot", "asum", "nrm2", "iamax", "iamin"])
+def test_a_reduction_has_no_c(worker, routine):
+    attributes = BLAS | {"routine": routine, "n": 4096, "has_c": True}
+    operands = [numbers(4096)] * (1 + (routine == "dot")) + [numbers(1)]
+    said = run(
+        worker, "blas", attributes, operands, Buffer("s32" if "i" in routine else "f32", (1,))
+    )
+    assert f"has_c must be false for {routine}, got true" in said
+
+
+@pytest.mark.parametrize("scalar", ["alpha", "beta"])
+def test_scalars_of_real_products_are_real(worker, scalar):
+    attributes = BLAS | {"routine": "gemm", "m": 32, "n": 32, "k": 32, "has_c": True}
+    attributes |= {"a_ld": 32, "b_ld": 32, "c_ld": 32, f"{scalar}_im": 1.0}
+    operands = [numbers(32, 32)] * 3
+    assert f"{scalar} must be real for f32" in run(
+        worker, "blas", attributes, operands, Buffer("f32", (32, 32))
+    )
+
+
+@pytest.mark.parametrize("routine", ["gemv", "gemm"])
+def test_a_beta_on_the_device_is_not_used_without_c(worker, routine):
+    attributes = BLAS | {"routine": routine, "m": 2, "a_ld": 2, "scalar_args": True}
+    attributes |= {"n": 2} if routine == "gemv" else {"k": 2}
+    d = Buffer("f32", (2, 1))
+    assert (
+        run(worker, "blas", attributes, [numbers(2, 2), numbers(2), numbers(1), numbers(1)], d)
+        == ""
+    )
+    np.testing.assert_array_equal(d.array()[:, 0], [5, 11])
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("change", [{"alpha_re": 2.0}, {"scalar_args": True}])
+def test_trsv_has_no_alpha_whatever_its_batch(worker, batch, change):
+    attributes = BLAS | {"routine": "trsv", "m": 2, "a_ld": 2, "c_stride": 2, "batch": batch}
+    operands = [numbers(2, 2), numbers(batch, 2)]
+    operands += [numbers(1), numbers(1)] if "scalar_args" in change else []
+    said = run(
+        worker, "blas", attributes | {"has_c": True} | change, operands, Buffer("f32", (batch, 2))
+    )
+    assert f"{next(iter(change)).removesuffix('_re')} must be" in said
+
+
+@pytest.mark.parametrize("routine", ["scal", "gemm"])
+def test_what_lies_beyond_c_is_passed_on(worker, routine):
+    attributes = BLAS | {"routine": routine, "n": 2, "alpha_re": 10.0, "has_c": True}
+    attributes |= {"b_ld": 2, "c_ld": 2, "beta_re": 1.0} if routine == "gemm" else {}
+    c, d = numbers(5), Buffer("f32", (5,))
+    operands = [numbers(1), numbers(2), c] if routine == "gemm" else [c]
+    assert run(worker, "blas", attributes, operands, d) == ""
+    np.testing.assert_array_equal(
+        d.array(), [11, 22, 3, 4, 5] if routine == "gemm" else [10, 20, 3, 4, 5]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "operands", "size", "says"),
+    [
+        ({"m": 3, "a_ld": 1}, (3, 1), 4, "the result must hold exactly 3 elements, got 4"),
+        ({"m": 3, "c_ld": 2}, (3, 1), 5, "c must be given where its layout leaves gaps"),
+        ({"batch": 2, "c_stride": 2}, (1, 1), 3, "c must be given where its layout leaves gaps"),
+        (
+            {"batch": 2, "m": 3, "c_stride": 1, "has_c": True},
+            (3, 1, 4),
+            4,
+            "c_stride must be at least 3 over a batch, got 1",
+        ),
+        ({"routine": "dot", "m": 2}, (1, 1), 1, "m must be 1 for dot, got 2"),
+        ({"routine": "asum", "alpha_re": 2.0}, (1,), 1, "alpha must be 1 for asum"),
+        ({"routine": "nrm2", "beta_re": 1.0}, (1,), 1, "beta must be 0 for nrm2"),
+        ({"routine": "dot", "op_b": "T"}, (1, 1), 1, "op_b must be N for dot, got T"),
+        (
+            {"routine": "trsv", "right": True, "has_c": True},
+            (1, 1),
+            1,
+            "right must be false for trsv",
+        ),
+        (
+            {"scalar_args": True, "routine": "iamax"},
+            (1, 1, 1),
+            1,
+            "scalar_args must be false for iamax",
+        ),
+    ],
+    ids=str,
+)
+def test_calls_that_leave_something_open(worker, change, operands, size, says):
+    arrays = [numbers(elements) for elements in operands]
+    assert says in run(worker, "blas", BLAS | change, arrays, Buffer("f32", (size,)))
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [-12, 1])
+def test_up_offset_without_a_second_matrix(worker, offset):
+    operands = [numbers(2, 4), numbers(12 + min(offset, 0) or 1)]
+    said = run(worker, "gemm", GEMM | {"up_offset": offset}, operands, Buffer("f32", (2, 3)))
+    assert f"up_offset must be 0 unless gated and no derivative, got {offset}" in said
+
+
+def test_strides_that_no_buffer_bears_out(worker):
+    for change in (
+        {"m": 1, "a_ld": 2**62},
+        {"a_outer_stride": 2**40},
+        {"b_inner_stride": 2**63 - 1},
+    ):
+        d = Buffer("f32", (change.get("m", 2), 3))
+        said = run(worker, "gemm", GEMM | change, [numbers(2, 4), numbers(4, 3)], d)
+        assert "stride must be less than 2^36 where none follows" in said
+    said = run(worker, "blas", BLAS | {"a_stride": 2**60}, [numbers(1)] * 2, Buffer("f32", (1,)))
+    assert "a_stride must be less than 2^59" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"batch": 4, "a_outer_stride": 2**62}, "a"),
+        ({"batch": 2, "batch_inner": 2, "b_inner_stride": 2**63 - 1}, "b"),
+        ({"a_ld": 2**61}, "a"),
+        ({"gated": True, "up_offset": 2**62}, "b"),
+    ],
+    ids=str,
+)
+def test_strides_of_what_has_no_elements(worker, change, name):
+    """No buffer holds what they reach, and what they reach has no address."""
+    attributes = GEMM | {"k": 0} | change
+    batch = attributes["batch"]
+    said = run(worker, "gemm", attributes, [numbers(0), numbers(0)], Buffer("f32", (batch, 2, 3)))
+    assert f"{name} must span fewer than 2^36 elements where it has none" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "results", "says"),
+    [
+        ({}, [("f32", (7,))], "d must hold exactly 6 elements, got 7"),
+        ({"aux_out": True}, [("f32", (6,)), ("f32", (7,))], "aux_out must hold exactly 6 elements"),
+        ({"column_sums": True}, [("f32", (6,)), ("f32", (4,))], "column_sums must hold exactly 3"),
+        ({"column_sums": True, "m": 0}, [("f32", (0,)), ("f32", (3,))], "m must be at least 1"),
+        ({}, [("f32", (6,)), ("s4", (512,))], "workspace must be u8"),
+    ],
+    ids=str,
+)
+def test_results_of_a_product(worker, change, results, says):
+    said = run(
+        worker,
+        "gemm",
+        GEMM | change,
+        [numbers(2, 4), numbers(4, 3)],
+        *(Buffer(*x) for x in results),
+    )
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    ("change", "shared"),
+    [({}, 0), ({}, 1), ({"beta": 1.0}, 0), ({"activation": "relu"}, 1)],
+    ids=str,
+)
+def test_a_result_in_the_place_of_a_factor(worker, change, shared):
+    attributes = GEMM | {"n": 4, "m": 4, "b_ld": 4} | change
+    operands = [numbers(4, 4)] * (3 if "beta" in change else 2)
+    said = run(worker, "gemm", attributes, operands, Buffer("f32", (4, 4), shares=shared))
+    assert f"operand {shared} must not overlap result 0" in said
+
+
+def test_a_result_in_the_place_of_c(worker):
+    attributes = GEMM | {"n": 4, "m": 4, "b_ld": 4, "beta": 1.0}
+    operands = [numbers(4, 4)] * 3
+    d = Buffer("f32", (4, 4), shares=2)
+    assert run(worker, "gemm", attributes, operands, d) == ""
+    x = operands[0].array()
+    np.testing.assert_array_equal(d.array(), x @ x + x)
+
+
+def test_results_in_one_place(worker):
+    attributes = GEMM | {"n": 4, "m": 4, "b_ld": 4, "beta": 1.0, "aux_out": True}
+    results = [Buffer("f32", (4, 4), shares=2) for _ in range(2)]
+    assert "results must not overlap" in run(
+        worker, "gemm", attributes, [numbers(4, 4)] * 3, *results
+    )
+
+
+# --- grouped products -----------------------------------------------------------------------------
+
+
+def ragged_operands(k=5, groups=2, num_sizes=2):
+    sizes = Buffer.of(np.full(num_sizes, 3, np.int32), "s32")
+    return [numbers(6, k), numbers(groups, k, 4), sizes, Buffer.of(np.zeros(1, np.int32), "s32")]
+
+
+@pytest.mark.parametrize("dtype", ["s4", "u4", "s8", "f32", "token", "unknown"])
+def test_a_workspace_is_bytes(worker, dtype):
+    """Packed types have fewer bytes than elements."""
+    attributes = RAGGED | {"gathered": True, "a_rows": 6}
+    operands = [*ragged_operands(), Buffer.of(np.arange(6, dtype=np.int32), "s32")]
+    workspace = Buffer(dtype, (6 * 5 * 4,))
+    said = run(worker, "ragged", attributes, operands, Buffer("f32", (6, 4)), workspace)
+    assert "workspace must be u8, got XLA type" in said
+
+
+def test_a_gather_of_more_bytes_than_there_are(worker):
+    """Its rows are few, and what it gathers them into would have 2^64 bytes."""
+    most = 2**31 - 1
+    attributes = RAGGED | {"form": "contraction", "gathered": True, "m": most, "k": most, "n": 0}
+    operands = ragged_operands()
+    said = run(worker, "ragged", attributes, [*operands, operands[2]], Buffer("f32", (2, 0)))
+    assert "must have fewer than 2^59 elements" in said
+
+
+def test_no_more_groups_than_sizes(worker):
+    """With K = 0 nothing else holds them."""
+    attributes = RAGGED | {"k": 0, "groups": 2**31 - 1}
+    said = run(worker, "ragged", attributes, ragged_operands(k=0), Buffer("f32", (6, 4)))
+    assert "groups must be at most num_sizes=2, got 2147483647" in said
+
+
+def test_the_result_of_a_grouped_product(worker):
+    said = run(worker, "ragged", RAGGED, ragged_operands(), Buffer("f32", (25,)))
+    assert "d must hold exactly 24 elements, got 25" in said
+
+
+# --- transpositions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        ({}, True),
+        ({"out_col_stride": 4}, False),  # It would write some elements twice and others never.
+        ({"in_row_stride": 4}, False),
+        ({"rows": 2**31 - 1, "in_row_stride": 2**62, "out_col_stride": 2**31 - 1}, False),
+        ({"batch_out_strides": [7]}, False),
+        ({"batch_out_strides": [3], "out_col_stride": 6}, True),
+        ({"rows": 1, "in_row_stride": 99, "out_col_stride": 1, "batch_in_strides": [5]}, False),
+    ],
+    ids=str,
+)
+def test_a_transposition_permutes_a_packed_array(change, fits):
+    if _modules.cuda is None:
+        pytest.skip(_modules.reason("cuda"))
+    transposition = {"element_bytes": 4, "rows": 3, "cols": 5, "in_row_stride": 5}
+    transposition |= {"out_col_stride": 3, "batch_extents": [2], "batch_in_strides": [15]}
+    transposition |= {"batch_out_strides": [15]} | change
+    assert (_modules.cuda.reject_transposition(transposition) == "") == fits
