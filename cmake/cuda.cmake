@@ -75,13 +75,13 @@ function(share_ptx library)
     ${library} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_${oldest},code=[${codes}]>)
 endfunction()
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu csrc/kernels/*/*.cc csrc/tile/*.cc csrc/libraries/*/*.cu
+file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu csrc/kernels/*/*.cc csrc/libraries/*/*.cu
      csrc/libraries/*/*.cc)
 list(FILTER cuda_sources EXCLUDE REGEX "/csrc/libraries/cutensor/")
 set(portable_sources ${cuda_sources})
 list(FILTER portable_sources INCLUDE REGEX "/csrc/kernels/(simt|wmma)/")
 set(wgmma_sources ${cuda_sources})
-list(FILTER wgmma_sources INCLUDE REGEX "/csrc/kernels/wgmma/")
+list(FILTER wgmma_sources INCLUDE REGEX "/csrc/kernels/(wgmma/|common/operand_copy.cu$)")
 set(reduction_sources ${cuda_sources})
 list(FILTER reduction_sources INCLUDE REGEX "/csrc/kernels/common/split_reduction.cu$")
 list(REMOVE_ITEM cuda_sources ${portable_sources} ${wgmma_sources} ${reduction_sources})
@@ -111,7 +111,7 @@ set_target_properties(_cuda PROPERTIES LINKER_LANGUAGE CXX)
 install(TARGETS _cuda LIBRARY DESTINATION jax_tcgemm)
 
 # Host code alone, and a module of its own: whatever is wrong with it leaves the others alone.
-file(GLOB cutensor_sources CONFIGURE_DEPENDS csrc/libraries/cutensor/*.cc)
+file(GLOB cutensor_sources CONFIGURE_DEPENDS csrc/libraries/cutensor/*.cc csrc/ffi/cutensor.cc)
 nanobind_add_module(_cutensor NOMINSIZE NB_STATIC csrc/modules/cutensor_module.cc ${cutensor_sources})
 target_link_libraries(_cutensor PRIVATE tcgemm_shared CUDA::cudart_static Threads::Threads)
 install(TARGETS _cutensor LIBRARY DESTINATION jax_tcgemm)

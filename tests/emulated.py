@@ -24,7 +24,7 @@ _MACHINE = tuple(
 
 # Host code and kernels that each implementation needs besides those that multiply.
 _COMMON = ["core/problem.cc", "core/ragged_problem.cc"]
-_REDUCTIONS = ["kernels/common/split_reduction.cu", "kernels/tensor/reduction.cu"]
+_REDUCTIONS = ["kernels/common/split_reduction.cu", "kernels/common/reduction.cu"]
 SOURCES = {
     "simt": [*_COMMON, "kernels/simt/simt.cc"],
     "mma_sync": [
@@ -32,16 +32,17 @@ SOURCES = {
         *_REDUCTIONS,
         "kernels/mma_sync/mma_sync.cc",
         "kernels/mma_sync/ragged.cc",
-        "tile/tensor_map.cc",
+        "kernels/common/tensor_map.cc",
     ],
     "rows": [*_COMMON, "core/rows_problem.cc", "kernels/rows/rows.cu"],
     "wgmma": [
         *_COMMON,
         *_REDUCTIONS,
         "kernels/common/kernel.cc",
+        "kernels/common/operand_copy.cu",
         *(f"kernels/wgmma/{name}.cc" for name in ("wgmma", "ragged", "tensor_map")),
-        *(f"kernels/wgmma/{name}.cu" for name in ("launch", "ragged_launch", "operand_copy")),
-        "tile/tensor_map.cc",
+        *(f"kernels/wgmma/{name}.cu" for name in ("launch", "ragged_launch")),
+        "kernels/common/tensor_map.cc",
     ],
 }
 

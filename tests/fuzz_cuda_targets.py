@@ -22,7 +22,7 @@ from jax_tcgemm.tensor.numerics import CONTRACTION_COMPUTE
 
 
 class Transpose:
-    """tcgemm_transpose: csrc/kernels/tensor/tensor.h."""
+    """tcgemm_transpose: csrc/kernels/tensor/transposition.h."""
 
     target = "tcgemm_transpose"
 
@@ -81,7 +81,7 @@ def _strides(order, extents) -> list[int]:
 
 
 class Reduce:
-    """tcgemm_reduce: csrc/kernels/tensor/tensor.h."""
+    """tcgemm_reduce: csrc/kernels/common/reduction.h."""
 
     target = "tcgemm_reduce"
 
@@ -196,7 +196,7 @@ _MMA_CASES = [
 
 
 class Tensor:
-    """tcgemm_tensor: csrc/libraries/cutensor/handler.h."""
+    """tcgemm_tensor: csrc/ffi/cutensor.h."""
 
     target = "tcgemm_tensor"
 

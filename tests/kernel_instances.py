@@ -9,7 +9,7 @@ from jax_tcgemm.kernels import Instance
 INCLUDE = Path(_build.__file__).parent / "include"
 
 WGMMA, MMA_SYNC = "tcgemm::wgmma_family", "tcgemm::mma"
-OUTPUTS = ("tile/output.cuh", "epilogue/epilogue.cuh")
+OUTPUTS = ("epilogue/output.cuh", "epilogue/epilogue.cuh")
 
 
 def wgmma(

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "epilogue/activations.h"
+#include "core/activation.h"
 
 namespace tcgemm {
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/number_formats.h"
+#include "epilogue/activations.h"
 
 namespace tcgemm::host {
 namespace {

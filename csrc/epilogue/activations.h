@@ -1,6 +1,5 @@
-// The one list of activations, for the host and the device: an entry of TCGEMM_ACTIVATIONS and a
-// functor with the function itself and its derivative. jax_tcgemm/activations.py has the same
-// functions from JAX, and a test compares both sides.
+// The activations of core/activation.h, for the host and the device: each a functor with the function itself
+// and its derivative. jax_tcgemm/activations.py has the same functions from JAX, and a test compares both sides.
 //
 //   value(x)        f(x)
 //   gradient(x, g)  g * f'(x)
@@ -15,6 +14,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "core/activation.h"
+
 #if defined(__CUDACC__)
 #include "ptx/math.cuh"
 #define TCGEMM_HOST_DEVICE __host__ __device__ __forceinline__
@@ -22,25 +23,7 @@
 #define TCGEMM_HOST_DEVICE inline
 #endif
 
-// X(name, functor)
-#define TCGEMM_ACTIVATIONS(X) \
-  X(none, None)               \
-  X(relu, Relu)               \
-  X(relu2, Relu2)             \
-  X(gelu_tanh, GeluTanh)      \
-  X(gelu_erf, GeluErf)        \
-  X(silu, Silu)               \
-  X(sigmoid, Sigmoid)         \
-  X(tanh, Tanh)               \
-  X(leaky_relu, LeakyRelu)
-
 namespace tcgemm {
-
-enum class Activation : int32_t {
-#define TCGEMM_ENTRY(name, functor) k##functor,
-  TCGEMM_ACTIVATIONS(TCGEMM_ENTRY)
-#undef TCGEMM_ENTRY
-};
 
 namespace activation {
 

@@ -1,4 +1,4 @@
-// XLA FFI handlers of the tensor kernels (kernels/tensor/tensor.h).
+// XLA FFI handlers of the kernels for tensors.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,7 +6,8 @@
 #include <string_view>
 
 #include "ffi/checks.h"
-#include "kernels/tensor/tensor.h"
+#include "kernels/common/reduction.h"
+#include "kernels/tensor/transposition.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tcgemm {

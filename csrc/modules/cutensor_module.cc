@@ -5,7 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "ffi/checks.h"
-#include "libraries/cutensor/handler.h"
+#include "ffi/cutensor.h"
 #include "libraries/cutensor/library.h"
 
 namespace nb = nanobind;

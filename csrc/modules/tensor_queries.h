@@ -1,7 +1,8 @@
 // What the _cuda module tells Python about its tensor kernels.
 #pragma once
 
-#include "kernels/tensor/tensor.h"
+#include "kernels/common/reduction.h"
+#include "kernels/tensor/transposition.h"
 #include "modules/queries.h"
 
 namespace tcgemm {

@@ -1,4 +1,4 @@
-"""Folds a permutation or a reduction to the forms of csrc/kernels/tensor."""
+"""Folds a permutation or a reduction to the forms of our kernels (kernels.py)."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Our transposition and reduction kernels (csrc/kernels/tensor): what they run, and the calls."""
+"""Our kernels tensor/transposition and common/reduction: what they run, and the calls."""
 
 import dataclasses
 

@@ -50,7 +50,7 @@ class Operation:
     algorithm: str = "default"
 
     def attributes(self, workspace_bytes: int = 0) -> dict:
-        """The attributes of the FFI call (csrc/libraries/cutensor/handler.h) but its ABI number."""
+        """The attributes of the FFI call (csrc/ffi/cutensor.h) but its ABI number."""
         roles = dict(zip(_ROLES[self.kind], range(len(self.operands)), strict=False))
         numbers = np.array([[complex(x).real, complex(x).imag] for x in self.scalars], np.float64)
         attributes = {

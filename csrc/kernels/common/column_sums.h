@@ -7,7 +7,7 @@
 #include <string>
 
 #include "core/implementation.h"
-#include "kernels/tensor/tensor.h"
+#include "kernels/common/reduction.h"
 
 namespace tcgemm {
 

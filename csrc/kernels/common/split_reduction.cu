@@ -1,10 +1,10 @@
 #include <algorithm>
 
 #include "core/cuda_status.h"
-#include "epilogue/fused.h"
+#include "kernels/common/alignment.h"
 #include "kernels/common/early_start.cuh"
+#include "kernels/common/fused.h"
 #include "kernels/common/split_reduction.h"
-#include "tile/alignment.h"
 #include "tile/divisor.cuh"
 #include "tile/store_vectors.cuh"
 

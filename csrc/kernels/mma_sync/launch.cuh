@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "epilogue/fused.h"
 #include "kernels/common/epilogue_launch.h"
+#include "kernels/common/fused.h"
 #include "kernels/common/launch.cuh"
+#include "kernels/common/tensor_map.h"
 #include "kernels/mma_sync/instruction.cuh"
 #include "kernels/mma_sync/kernel.cuh"
 #include "kernels/mma_sync/launch.h"
-#include "tile/tensor_map.h"
 
 namespace tcgemm::mma {
 

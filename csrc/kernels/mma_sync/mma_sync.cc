@@ -4,9 +4,9 @@
 #include <charconv>
 
 #include "kernels/common/epilogue_launch.h"
+#include "kernels/common/limits.h"
 #include "kernels/kernels.h"
 #include "kernels/mma_sync/launch.h"
-#include "tile/limits.h"
 
 namespace tcgemm {
 namespace {

@@ -1,7 +1,7 @@
 // The grouped products of "mma_sync" behind the common interface.
+#include "kernels/common/limits.h"
 #include "kernels/kernels.h"
 #include "kernels/mma_sync/ragged_launch.h"
-#include "tile/limits.h"
 
 namespace tcgemm {
 namespace {

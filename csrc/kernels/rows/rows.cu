@@ -3,10 +3,10 @@
 #include <string>
 
 #include "core/extent.h"
+#include "kernels/common/alignment.h"
 #include "kernels/common/launch.cuh"
+#include "kernels/common/limits.h"
 #include "kernels/kernels.h"
-#include "tile/alignment.h"
-#include "tile/limits.h"
 #include "tile/numeric.cuh"
 #include "tile/store_vectors.cuh"
 

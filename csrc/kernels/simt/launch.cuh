@@ -2,11 +2,11 @@
 #pragma once
 
 #include "epilogue/epilogue.cuh"
+#include "kernels/common/gemm_args.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/naive_kernel.cuh"
 #include "kernels/simt/tiled_kernel.cuh"
-#include "tile/gemm_args.h"
 
 namespace tcgemm::simt {
 

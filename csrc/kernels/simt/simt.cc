@@ -1,8 +1,8 @@
 // simt_naive and simt_tiled: what they accept, and which instantiation runs it.
+#include "kernels/common/limits.h"
 #include "kernels/kernels.h"
 #include "kernels/simt/config.h"
 #include "kernels/simt/launch.h"
-#include "tile/limits.h"
 
 namespace tcgemm {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "core/extent.h"
 #include "kernels/common/launch.cuh"
-#include "kernels/tensor/tensor.h"
+#include "kernels/tensor/transposition.h"
 #include "tile/transpose.cuh"
 
 namespace tcgemm {

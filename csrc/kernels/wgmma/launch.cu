@@ -4,36 +4,26 @@
 #include <algorithm>
 
 #include "core/extent.h"
+#include "kernels/common/alignment.h"
+#include "kernels/common/cluster_launch.h"
 #include "kernels/common/column_sums.h"
-#include "kernels/wgmma/cluster_launch.h"
 #include "kernels/wgmma/launch.h"
 #include "kernels/wgmma/params.cuh"
-#include "tile/alignment.h"
 
 namespace tcgemm::wgmma_family {
 namespace {
 
-Grid make_grid(const Call& call, int64_t tile_n, int64_t tiles_m, int64_t tiles_n, bool may_overlap) {
-  const int64_t along = call.geometry.shape.tiles_along_longer();
-  Grid grid{};
-  grid.n_is_longer = call.n > call.m;
-  const int64_t longer = grid.n_is_longer ? tiles_n : tiles_m, shorter = grid.n_is_longer ? tiles_m : tiles_n;
-  grid.longer = static_cast<int32_t>(longer);
-  grid.shorter = static_cast<int32_t>(shorter);
-  grid.num_tiles = static_cast<int32_t>(tiles_m * tiles_n * call.batch * call.num_splits);
+PersistentGrid make_grid(const Call& call, int64_t tile_n, int64_t tiles_m, int64_t tiles_n, bool may_overlap) {
+  const Shape& shape = call.geometry.shape;
+  PersistentGrid grid = PersistentGrid::make(call.n > call.m, tiles_m, tiles_n, shape.tiles_along_longer(), call.batch,
+                                             call.batch_inner, call.num_splits);
   const auto last = [&](int64_t extent, int64_t tile) {
     constexpr int64_t kAlignment = 8;  // of elements that TMA loads and stores at their best
-    if (!may_overlap || extent < tile) return INT32_MAX;
+    if (!may_overlap || extent < tile) return PersistentGrid::kLargest;
     return static_cast<int32_t>(ceil_div(extent - tile, kAlignment) * kAlignment);
   };
-  grid.last_m = last(call.m, call.geometry.shape.tile_m);
+  grid.last_m = last(call.m, shape.tile_m);
   grid.last_n = last(call.n, tile_n);
-  grid.per_batch = Divisor(tiles_m * tiles_n);
-  // Past the tiles of a batch entry, as it may be, it divides to 0, as it must.
-  grid.per_group = Divisor(std::min<int64_t>(along * shorter, INT32_MAX));
-  grid.last_group = Divisor(longer - (longer - 1) / along * along);
-  grid.batch = Divisor(call.batch);
-  grid.batch_inner = Divisor(call.batch_inner);
   return grid;
 }
 
@@ -114,8 +104,8 @@ Status launch(const Call& call) {
   constexpr int64_t kEnoughWork = int64_t{128} * 128 * 256;
   const int64_t tile_work = int64_t{params.k_blocks} * shape.tile_m * shape.tile_n;
   const int64_t tiles_at_least = std::max<int64_t>(ceil_div(kEnoughWork, tile_work), shape.ping_pong ? 2 : 1);
-  return launch_clusters(*call.kernel, shape, geometry.shared_bytes(), params, num_tiles, tiles_at_least, call.stream,
-                         "wgmma kernel");
+  return launch_clusters(*call.kernel, shape.cluster_size(), shape.threads(), geometry.shared_bytes(), params,
+                         num_tiles, tiles_at_least, call.stream, "wgmma kernel");
 }
 
 }  // namespace

@@ -58,17 +58,4 @@ inline CUtensorMapDataType map_type(DType dtype) {
 // Launches call.kernel, which is of call.geometry, and of kind Fused where there is an epilogue.
 Status launch_product(const Call& call);
 
-// Copies of operands that TMA cannot read, or whose layout the instruction cannot.
-struct CopyJob {
-  const void* source;
-  void* target;
-  int64_t rows, columns;  // of the target, columns contiguous
-  int64_t source_ld, source_outer_stride, source_inner_stride;
-  int64_t target_ld;     // multiple of 16 bytes; what lies past `columns` is undefined
-  int64_t outer, inner;  // batch extents, packed in the target
-  bool transpose;        // source holds columns x rows
-};
-// One launch for both operands; a job without rows does nothing.
-Status launch_copies(const CopyJob (&jobs)[2], int64_t element_bytes, cudaStream_t stream);
-
 }  // namespace tcgemm::wgmma_family

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "epilogue/fused.cuh"
-#include "tile/divisor.cuh"
 #include "tile/numeric.cuh"
+#include "tile/persistent_grid.cuh"
 
 namespace tcgemm::wgmma_family {
 
@@ -30,23 +30,12 @@ struct Fused {
   __host__ __device__ int32_t tile_columns(int32_t tile_n) const { return values.has_two_z() ? tile_n / 2 : tile_n; }
 };
 
-// The tiles of a launch, in units of what a cluster computes at once.
-struct Grid {
-  bool n_is_longer;
-  int32_t longer, shorter, num_tiles;  // along D's sides, and in all
-  // Where the last tiles begin at most. What lies outside an operand takes TMA eight times as long as what lies
-  // inside, so they overlap the ones before them, and some elements are computed twice, to the same bits.
-  int32_t last_m, last_n;
-  Divisor per_batch, per_group, last_group;  // tiles of a batch entry and of a group; how wide the last group is
-  Divisor batch, batch_inner;
-};
-
 template <typename Epilogue>
 struct Params {
   CUtensorMap a_map, b_map, d_map;
   int32_t m, n, k;
   int32_t batch, batch_inner;
-  Grid grid;
+  PersistentGrid grid;
   // 0 where an operand is broadcast along that level, else 1.
   int32_t a_outer, a_inner, b_outer, b_inner;
   int32_t num_splits;  // parts of K written as separate batches of D

@@ -6,6 +6,7 @@
 #include "kernels/wgmma/traits.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
+#include "tile/pipeline.cuh"
 
 namespace tcgemm::wgmma_family {
 
@@ -23,25 +24,6 @@ template <typename T, typename Epilogue>
 __device__ __forceinline__ int num_stages(const Params<Epilogue>& params) {
   return Epilogue::kFused || T::kStagesForTma == T::kStages ? T::kStages : params.stages;
 }
-
-// Where a thread stands in a ring of `stages`.
-struct PipelineState {
-  int stages;
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == stages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-  __device__ __forceinline__ void advance(int count) {
-    stage += count;
-    phase ^= stage / stages & 1;
-    stage %= stages;
-  }
-};
 
 // The barriers between the producer and the consumers of a block, and between those; see kernel.cuh.
 template <typename Config, typename T>

@@ -3,12 +3,12 @@
 #include <deque>
 #include <string>
 
+#include "kernels/common/alignment.h"
+#include "kernels/common/limits.h"
 #include "kernels/kernels.h"
 #include "kernels/wgmma/instance.h"
 #include "kernels/wgmma/ragged_config.h"
 #include "kernels/wgmma/ragged_launch.h"
-#include "tile/alignment.h"
-#include "tile/limits.h"
 
 namespace tcgemm {
 

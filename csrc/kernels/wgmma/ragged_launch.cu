@@ -1,11 +1,11 @@
 // One launch of a grouped product.
 #include <algorithm>
 
-#include "epilogue/fused.h"
-#include "kernels/wgmma/cluster_launch.h"
+#include "kernels/common/alignment.h"
+#include "kernels/common/cluster_launch.h"
+#include "kernels/common/fused.h"
 #include "kernels/wgmma/ragged_launch.h"
 #include "kernels/wgmma/ragged_params.cuh"
-#include "tile/alignment.h"
 
 namespace tcgemm::wgmma_family {
 namespace {
@@ -122,8 +122,8 @@ Status launch(const RaggedCall& call) {
   const int64_t num_tiles = is_rows
                                 ? max_ragged_tiles(p, shape.tile_n * shape.cluster_n, tile_columns * shape.cluster_m)
                                 : max_ragged_tiles(p, shape.tile_m * shape.cluster_m, shape.tile_n);
-  return launch_clusters(*call.kernel, shape, ring_offset(geometry) + kRingBytes, params, num_tiles, INT32_MAX,
-                         call.stream, "wgmma grouped kernel");
+  return launch_clusters(*call.kernel, shape.cluster_size(), shape.threads(), ring_offset(geometry) + kRingBytes,
+                         params, num_tiles, INT32_MAX, call.stream, "wgmma grouped kernel");
 }
 
 }  // namespace

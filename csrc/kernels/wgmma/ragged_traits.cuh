@@ -5,9 +5,9 @@
 
 #include "kernels/wgmma/ragged_config.h"
 #include "kernels/wgmma/ragged_params.cuh"
-#include "kernels/wgmma/ragged_work.cuh"
 #include "kernels/wgmma/scheduler.cuh"
 #include "kernels/wgmma/traits.cuh"
+#include "tile/work_ring.cuh"
 
 namespace tcgemm::wgmma_family {
 

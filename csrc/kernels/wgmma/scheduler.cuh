@@ -15,10 +15,8 @@ struct Work {
   int32_t first_k_block;  // of Params::k_blocks
 };
 
-// Walks the tiles of one cluster. Inside a batch entry, the walk takes the tiles of a group along the longer side
-// of D before it moves one on along the shorter, every other group backwards: neighbours in time share both
-// operands' panels in L2, and neighbours on the chip (Shape::tiles_along_longer) share panels or, where K is split, a
-// part of K. Divides by multiplying: the producer's first load and every short tile wait.
+// Walks the tiles of one cluster, groups being so wide (Shape::tiles_along_longer) that neighbours on the chip share
+// panels or, where K is split, a part of K.
 template <typename Config, typename Epilogue>
 class TileWalk {
  public:
@@ -55,24 +53,13 @@ class TileWalk {
 
   __device__ __forceinline__ Work locate(const Params<Epilogue>& params, int32_t tile_idx) const {
     Work work;
-    constexpr int32_t kAlong = Config::kTilesAlongLonger;
-    const Grid& grid = params.grid;
-    const int32_t d_batch_idx = grid.per_batch.divide(tile_idx);
-    const int32_t in_batch = tile_idx - d_batch_idx * grid.longer * grid.shorter;
-    const int32_t group_idx = grid.per_group.divide(in_batch), first = group_idx * kAlong;
-    const int32_t in_group = in_batch - first * grid.shorter;
-    const bool is_full = first + kAlong <= grid.longer;
-    const int32_t step = is_full ? static_cast<uint32_t>(in_group) / kAlong : grid.last_group.divide(in_group);
-    const int32_t width = is_full ? kAlong : grid.longer - first;
-    const int32_t along_longer = first + in_group - step * width;
-    const int32_t along_shorter = group_idx & 1 ? grid.shorter - 1 - step : step;
-    const int32_t cluster_m = grid.n_is_longer ? along_shorter : along_longer;
-    const int32_t cluster_n = grid.n_is_longer ? along_longer : along_shorter;
+    const PersistentGrid& grid = params.grid;
+    const PersistentGrid::Place place = grid.at<Config::kTilesAlongLonger>(tile_idx);
     const int32_t rank_m = rank_ % Config::kClusterM, rank_n = rank_ / Config::kClusterM % Config::kClusterN;
-    work.m_idx = min((cluster_m * Config::kClusterM + rank_m) * Config::kTileM, grid.last_m);
-    work.n_idx = min((cluster_n * Config::kClusterN + rank_n) * tile_n(params), grid.last_n);
-    work.split_idx = grid.batch.divide(d_batch_idx);
-    work.batch_idx = d_batch_idx - work.split_idx * params.batch;
+    work.m_idx = min((place.m_idx * Config::kClusterM + rank_m) * Config::kTileM, grid.last_m);
+    work.n_idx = min((place.n_idx * Config::kClusterN + rank_n) * tile_n(params), grid.last_n);
+    work.split_idx = grid.batch.divide(place.batch_idx);
+    work.batch_idx = place.batch_idx - work.split_idx * params.batch;
     int32_t part = work.split_idx;
     if constexpr (Config::kClusterK > 1) part = part * Config::kClusterK + rank_;
     work.first_k_block = params.first_k_block + part * params.k_blocks;

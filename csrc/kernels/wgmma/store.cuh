@@ -7,12 +7,12 @@
 #include <type_traits>
 
 #include "kernels/wgmma/traits.cuh"
-#include "kernels/wgmma/unaligned_store.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
 #include "tile/numeric.cuh"
+#include "tile/unaligned_store.cuh"
 
 namespace tcgemm::wgmma_family {
 
@@ -201,7 +201,8 @@ __device__ __forceinline__ void store_unaligned_rows(const float (&acc)[Config::
     for (int i = 0; i < Shape::kTurns; ++i) {
       constexpr int kLast = Config::kTileN - (Shape::kTurns - 1) * kTurnColumns;
       const auto place = [&](int row, int column) {
-        return ring_offset<Shape::kRowBytes>(row, (Config::kSwapped ? column : column + i * kTurnColumns) * kOutBytes);
+        return staged_offset<Shape::kRowBytes>(row,
+                                               (Config::kSwapped ? column : column + i * kTurnColumns) * kOutBytes);
       };
       if (i != turn) continue;
       if (i < Shape::kTurns - 1) {

@@ -1,5 +1,5 @@
 // Tensor maps of one launch.
-#include "tile/tensor_map.h"
+#include "kernels/common/tensor_map.h"
 
 #include "kernels/wgmma/launch.h"
 

@@ -7,14 +7,15 @@
 
 #include "core/cuda_status.h"
 #include "core/extent.h"
-#include "epilogue/fused.h"
+#include "kernels/common/alignment.h"
 #include "kernels/common/epilogue_launch.h"
+#include "kernels/common/fused.h"
+#include "kernels/common/limits.h"
+#include "kernels/common/operand_copy.h"
 #include "kernels/kernels.h"
 #include "kernels/wgmma/config.h"
 #include "kernels/wgmma/instance.h"
 #include "kernels/wgmma/launch.h"
-#include "tile/alignment.h"
-#include "tile/limits.h"
 
 namespace tcgemm {
 

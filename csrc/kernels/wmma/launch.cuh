@@ -5,12 +5,12 @@
 
 #include "epilogue/epilogue.cuh"
 #include "kernels/common/epilogue_launch.h"
+#include "kernels/common/gemm_args.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/wmma/config.h"
 #include "kernels/wmma/launch.h"
 #include "kernels/wmma/naive_kernel.cuh"
 #include "kernels/wmma/tiled_kernel.cuh"
-#include "tile/gemm_args.h"
 
 namespace tcgemm::wmma {
 

@@ -1,8 +1,8 @@
 // wmma_naive and wmma_tiled: what they accept, and which instantiation runs it.
 #include "kernels/common/epilogue_launch.h"
+#include "kernels/common/limits.h"
 #include "kernels/kernels.h"
 #include "kernels/wmma/launch.h"
-#include "tile/limits.h"
 
 namespace tcgemm {
 namespace {

@@ -8,12 +8,12 @@
 #include "ptx/global_memory.cuh"
 #include "tile/unaligned.cuh"
 
-namespace tcgemm::wgmma_family {
+namespace tcgemm {
 
 // Where byte `byte` of a staged row lies. Rows are rings of kRowBytes, a power of two, and eight of them together
 // are swizzled: those of 128 bytes as TMA does it.
 template <int kRowBytes>
-__device__ __forceinline__ uint32_t ring_offset(int row, int byte) {
+__device__ __forceinline__ uint32_t staged_offset(int row, int byte) {
   return row * kRowBytes + ((byte & (kRowBytes - 1)) ^ (row & 7) << 4);
 }
 
@@ -53,8 +53,8 @@ struct UnalignedRows {
       for (int i = 0; i < kSteps; ++i) {
         // The two staged pieces that these 16 bytes lie in.
         const int staged = piece - piece_skipped + i * 2 * kSector;
-        const uint4 low = *reinterpret_cast<const uint4*>(buffer + ring_offset<kRowBytes>(row, staged));
-        const uint4 high = *reinterpret_cast<const uint4*>(buffer + ring_offset<kRowBytes>(row, staged + 16));
+        const uint4 low = *reinterpret_cast<const uint4*>(buffer + staged_offset<kRowBytes>(row, staged));
+        const uint4 high = *reinterpret_cast<const uint4*>(buffer + staged_offset<kRowBytes>(row, staged + 16));
         bytes[i] = skip_bytes(low, high, piece_skipped);
       }
       const int end = row < end_row ? width - kSector : -2 * kSector;
@@ -121,4 +121,4 @@ struct UnalignedRows {
   }
 };
 
-}  // namespace tcgemm::wgmma_family
+}  // namespace tcgemm

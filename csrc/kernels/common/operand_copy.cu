@@ -4,12 +4,12 @@
 #include "core/cuda_status.h"
 #include "core/extent.h"
 #include "kernels/common/early_start.cuh"
-#include "kernels/wgmma/launch.h"
+#include "kernels/common/operand_copy.h"
 #include "ptx/cluster.cuh"
 #include "tile/divisor.cuh"
 #include "tile/unaligned.cuh"
 
-namespace tcgemm::wgmma_family {
+namespace tcgemm {
 namespace {
 
 constexpr int kThreads = 256;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) copy_operands(const _
     pad_segment<T>(part, block_idx);
   }
 #else
-  __trap();  // only sm_90a machine code of this family is ever launched
+  __trap();  // only sm_90a machine code is ever launched
 #endif
 }
 
@@ -216,4 +216,4 @@ Status launch_copies(const CopyJob (&jobs)[2], int64_t element_bytes, cudaStream
   return element_bytes == 2 ? launch_typed<uint16_t>(jobs, stream) : launch_typed<uint32_t>(jobs, stream);
 }
 
-}  // namespace tcgemm::wgmma_family
+}  // namespace tcgemm

@@ -1,4 +1,4 @@
-#include "libraries/cutensor/handler.h"
+#include "ffi/cutensor.h"
 
 #include "core/cuda_status.h"
 #include "ffi/checks.h"

@@ -6,10 +6,10 @@
 
 #include "core/problem.h"
 #include "epilogue/epilogue.cuh"
-#include "epilogue/fused.h"
-#include "tile/alignment.h"
+#include "epilogue/output.cuh"
+#include "kernels/common/alignment.h"
+#include "kernels/common/fused.h"
 #include "tile/gemm_args.cuh"
-#include "tile/output.cuh"
 
 namespace tcgemm {
 

@@ -1,10 +1,8 @@
-// Host side of the tensor kernels: transposition and reduction of arrays of any rank that fold to the
-// forms below.
+// Host side of the kernel that transposes arrays of any rank which fold to the form below.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "core/implementation.h"
 
@@ -36,20 +34,5 @@ struct Transposition {
 // over num_elements().
 std::string reject_transposition(const Transposition& t);
 Status launch_transposition(const Transposition& t, const void* in, void* out, void* stream);
-
-// out[o, i] = reduce over r of in[o, r, i], packed row-major: in (outer, reduced, inner).
-//
-// `in` is f16, bf16, f32 or f64; sums of all but f64 are kept in f32. `out` has in's dtype or f32 (f64
-// for f64), rounded once. The order of the additions depends on the shape and the number of SMs only.
-struct Reduction {
-  DType in, out;
-  std::string_view op;  // "add", "max", "min"
-  int64_t outer, reduced, inner;
-};
-
-std::string reject_reduction(const Reduction& r);
-// Partial results of a reduction that one pass of the grid cannot keep the device busy with.
-int64_t reduction_workspace_bytes(const Reduction& r, int num_sms);
-Status launch_reduction(const Reduction& r, int num_sms, const void* in, void* out, void* workspace, void* stream);
 
 }  // namespace tcgemm

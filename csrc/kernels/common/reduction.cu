@@ -12,7 +12,7 @@
 
 #include "core/extent.h"
 #include "kernels/common/launch.cuh"
-#include "kernels/tensor/tensor.h"
+#include "kernels/common/reduction.h"
 #include "tile/numeric.cuh"
 #include "tile/reduction.cuh"
 

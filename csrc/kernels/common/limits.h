@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "core/extent.h"
 #include "core/implementation.h"
 #include "core/problem.h"
-#include "tile/grid.cuh"
 
 namespace tcgemm {
 
@@ -67,7 +67,7 @@ inline std::string reject_types(const Problem& p, const std::vector<TypeRule>& r
 inline std::string reject_grid(const Problem& p, int64_t tile_m, int64_t tile_n) {
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
   if (p.m > kMax || p.n > kMax || p.k > kMax) return "m, n and k must be at most 2^31 - 1 each";
-  if (p.batch > 0 && TileGrid::make(1, p.m, p.n, tile_m, tile_n).num_tiles() > kMax / p.batch) {
+  if (p.batch > 0 && ceil_div(p.m, tile_m) * ceil_div(p.n, tile_n) > kMax / p.batch) {
     return "the output must be at most 2^31 - 1 tiles of " + std::to_string(tile_m) + "x" + std::to_string(tile_n);
   }
   return "";

@@ -9,9 +9,8 @@
 #include "core/cuda_status.h"
 #include "kernels/common/early_start.cuh"
 #include "kernels/common/kernel.h"
-#include "kernels/wgmma/geometry.h"
 
-namespace tcgemm::wgmma_family {
+namespace tcgemm {
 
 // Raises a kernel's shared-memory limit on the current device, `ordinal`, once, and finds how many
 // clusters of `launch` run there at once.
@@ -46,15 +45,15 @@ inline bool uses_several_devices(int ordinal) {
 // may be missing there are more, each for `tiles_at_least` tiles or a little more, so that those that run take
 // over from those that cannot start.
 template <typename Parameters>
-Status launch_clusters(Kernel& kernel, const Shape& shape, int shared_bytes, const Parameters& params,
+Status launch_clusters(Kernel& kernel, int cluster_size, int num_threads, int shared_bytes, const Parameters& params,
                        int64_t num_tiles, int64_t tiles_at_least, cudaStream_t stream, const char* what) {
   cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = shape.cluster_size();
+  attributes[1].val.clusterDim.x = cluster_size;
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(shape.cluster_size());
-  launch.blockDim = dim3(shape.threads());
+  launch.gridDim = dim3(cluster_size);
+  launch.blockDim = dim3(num_threads);
   launch.dynamicSmemBytes = shared_bytes;
   launch.stream = stream;
   launch.attrs = attributes;
@@ -67,8 +66,8 @@ Status launch_clusters(Kernel& kernel, const Shape& shape, int shared_bytes, con
   if (uses_several_devices(ordinal)) num_clusters = std::max(num_clusters, num_tiles / tiles_at_least);
   launch.gridDim.x *= static_cast<unsigned>(num_clusters);
   // Blocks without clusters are placed as the walk expects them only by a launch that knows of none.
-  if (shape.cluster_size() == 1) launch.numAttrs = 1;
+  if (cluster_size == 1) launch.numAttrs = 1;
   return cuda_status(cudaLaunchKernelEx(&launch, function, params), what);
 }
 
-}  // namespace tcgemm::wgmma_family
+}  // namespace tcgemm

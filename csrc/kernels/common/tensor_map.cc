@@ -1,4 +1,4 @@
-#include "tile/tensor_map.h"
+#include "kernels/common/tensor_map.h"
 
 #include <cuda_runtime_api.h>
 

@@ -7,7 +7,7 @@
 #include "ptx/mbarrier.cuh"
 #include "tile/segment_walk.cuh"
 
-namespace tcgemm::wgmma_family {
+namespace tcgemm {
 
 // One tile; rows: its tokens, contraction: those its sums go over. group is kNoGroup for rows that are
 // to be zero, kEnd where there are no more tiles.
@@ -85,4 +85,4 @@ struct WorkRing {
   }
 };
 
-}  // namespace tcgemm::wgmma_family
+}  // namespace tcgemm
