@@ -4,6 +4,7 @@ import ctypes
 import dataclasses
 import functools
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 import filelock
 import numpy as np
 
+from jax_tcgemm import tuning
 from jax_tcgemm.problem import DTYPES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -74,6 +76,45 @@ def wgmma_table(dtype: str, layout: str, *configs: str, fused: bool = False) -> 
             ("EMULATED_CONFIGS", ",".join(f'"{config}"' for config in configs)),
         ),
     )
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class TunedProduct:
+    """A kernel that a shipped table of measured choices names: its config, and what it multiplies."""
+
+    config: str
+    layout: str
+    dtype: str  # of the operands
+
+    @property
+    def table(self) -> tuple[str, str]:
+        """Element type and layout of the operands of its kernel, as `wgmma_table` takes them."""
+        element = "tf32" if self.dtype == "f32" else self.dtype
+        a, b = str(int(self.layout[0] == "T")), str(int(self.layout[1] == "N"))
+        if self.config.partition("_split")[0].endswith("_t"):
+            a, b = b, a
+        # TF32's B is copied to be K-major.
+        return element, a + ("0" if element == "tf32" else b)
+
+
+def tuned_products() -> list[TunedProduct]:
+    """What shipped tables run by wgmma, each but once."""
+    found = set()
+    for path in tuning.SHIPPED.glob("*.json"):
+        for problem, entry in json.loads(path.read_text())["entries"].items():
+            match = re.search(r"x\d+ ([NT]{2}) (\w+)->", problem)
+            if entry["implementation"] == "wgmma":
+                found.add(TunedProduct(entry["config"], *match.groups()))
+    return sorted(found)
+
+
+def tuned_tables() -> list[Source]:
+    """The kernels of `tuned_products`."""
+    configs = {}
+    for product in tuned_products():
+        names = configs.setdefault(product.table, {})
+        names[product.config.partition("_split")[0]] = True
+    return [wgmma_table(*table, *names) for table, names in configs.items()]
 
 
 def wgmma_ragged_table(dtype: str, *, k_major: bool = False) -> Source:

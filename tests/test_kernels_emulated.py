@@ -11,6 +11,7 @@ import emulated
 import numpy as np
 import pytest
 import ragged_reference as reference
+from emulated import Emulator
 from emulated_checks import (
     BF16,
     CASE,
@@ -57,6 +58,22 @@ def test_wgmma(emulator, config, types, layout, label):
     for seed in range(3):
         how = {"implementation": "wgmma", "config": config, "seed": seed}
         check(emulator, types, layout, CASE[label], **how)
+
+
+@pytest.fixture(scope="session")
+def tuned(emulator, run_folder):
+    """The kernels that shipped tables name."""
+    return Emulator(run_folder / "tuned", *emulated.tuned_tables(), like=emulator)
+
+
+@pytest.mark.parametrize(
+    "product", emulated.tuned_products(), ids=lambda x: "-".join(vars(x).values())
+)
+def test_wgmma_as_shipped_tables_run_it(tuned, product):
+    for seed, case in enumerate(("several_tiles", "odd_overlap")):
+        types = TF32 if product.dtype == "f32" else Types(product.dtype, product.dtype, "f32")
+        how = {"implementation": "wgmma", "config": product.config, "seed": seed}
+        check(tuned, types, product.layout, CASE[case], **how)
 
 
 @pytest.mark.parametrize("out", ["bf16", "f32"])
