@@ -80,7 +80,7 @@ def wgmma_table(dtype: str, layout: str, *configs: str, fused: bool = False) -> 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class TunedProduct:
-    """A kernel that a shipped table of measured choices names: its config, and what it multiplies."""
+    """A kernel that a shipped table of choices names: its config, and what it multiplies."""
 
     config: str
     layout: str

@@ -1,7 +1,7 @@
 """The CUDA kernels run by the emulator of tests/emulator: what they compute, without a GPU.
 
-A seed says in which order threads go on and when asynchronous operations happen. Few configs are
-tested here; test_kernels_emulated_all.py has them all.
+A seed says in which order threads go on and when asynchronous operations happen. Tested here
+are the configs that shipped tables name and a few more; test_kernels_emulated_all.py has them all.
 """
 
 import dataclasses
