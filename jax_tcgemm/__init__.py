@@ -23,19 +23,20 @@ if importlib.util.find_spec("jax_tcgemm._build") is None:
         )
     __path__.insert(0, str(_installed[0]))
 
-from jax_tcgemm import blas, checkpoint_policies, tensor, tuning
-from jax_tcgemm.autotune import autotune
-from jax_tcgemm.collective import all_gather_matmul, matmul_reduce_scatter
-from jax_tcgemm.combine_rows import combine_rows
-from jax_tcgemm.debug import debug_switches
-from jax_tcgemm.dot_general import dot_general
-from jax_tcgemm.explain import explain
-from jax_tcgemm.info import info
-from jax_tcgemm.linear import gated_linear, linear
-from jax_tcgemm.matmul import matmul
-from jax_tcgemm.mlp import mlp
-from jax_tcgemm.patch import patch
-from jax_tcgemm.ragged_dot import gated_ragged_linear, ragged_dot, ragged_dot_general
+from jax_tcgemm import blas, tensor, tuning
+from jax_tcgemm.inspect.explain import explain
+from jax_tcgemm.inspect.info import info
+from jax_tcgemm.products import checkpoint_policies
+from jax_tcgemm.products.collective import all_gather_matmul, matmul_reduce_scatter
+from jax_tcgemm.products.combine_rows import combine_rows
+from jax_tcgemm.products.dot_general import dot_general
+from jax_tcgemm.products.linear import gated_linear, linear
+from jax_tcgemm.products.matmul import matmul
+from jax_tcgemm.products.mlp import mlp
+from jax_tcgemm.products.patch import patch
+from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot, ragged_dot_general
+from jax_tcgemm.system.switches import debug_switches
+from jax_tcgemm.tuning.autotune import autotune
 
 __all__ = [
     "all_gather_matmul",

@@ -1,6 +1,6 @@
 """``python -m jax_tcgemm``."""
 
-from jax_tcgemm.cli import app
-from jax_tcgemm.terminal import run
+from jax_tcgemm.command.cli import app
+from jax_tcgemm.command.terminal import run
 
 run(app, "python -m jax_tcgemm")

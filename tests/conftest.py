@@ -50,9 +50,9 @@ def _gpu_reason() -> str:
     """Why tests marked gpu cannot run; starts JAX's CUDA backend only where there is a GPU."""
     import jax
 
-    from jax_tcgemm import _modules
+    from jax_tcgemm.system import modules
 
-    if reason := _modules.reason("gpu"):
+    if reason := modules.reason("gpu"):
         return reason
     try:
         jax.devices("cuda")
@@ -111,10 +111,10 @@ def host_rules():
     implementation would test XLA's own product and none of our calls. What the rules themselves
     give, tests see by the fixture `cpu_rule`. Yields them, by module.
     """
-    from jax_tcgemm import selection
-    from jax_tcgemm.primitives.blas import local as blas
+    from jax_tcgemm.device.blas import planning
+    from jax_tcgemm.selection import choice
 
-    rules = {module: module._gains_on_host for module in (selection, blas)}
+    rules = {module: module._gains_on_host for module in (choice, planning)}
     with pytest.MonkeyPatch.context() as patch:
         for module in rules:
             patch.setattr(module, "_gains_on_host", lambda problem: True)
@@ -213,7 +213,8 @@ def fake_cuda(monkeypatch):
     """
     import types
 
-    from jax_tcgemm import _modules, selection
+    from jax_tcgemm import selection
+    from jax_tcgemm.system import modules
 
     rejects = {}
     names = ("simt_naive", "simt_tiled", "wmma_naive", "wmma_tiled", "mma_sync", "wgmma")
@@ -231,11 +232,11 @@ def fake_cuda(monkeypatch):
     module.rejections = lambda name, problem, device: [
         module.reject(name, config, problem, device) for config in module.implementations()[name]
     ]
-    monkeypatch.setattr(_modules, "cuda", module)
-    monkeypatch.delitem(_modules._reasons, "cuda", raising=False)
-    monkeypatch.setattr(_modules, "cuda_device", lambda: None)
-    monkeypatch.setattr(_modules, "cublaslt_reason", lambda: rejects.get("cublaslt", ""))
-    monkeypatch.setattr(_modules, "cublas_reason", lambda: rejects.get("cublas", ""))
+    monkeypatch.setattr(modules, "cuda", module)
+    monkeypatch.delitem(modules._reasons, "cuda", raising=False)
+    monkeypatch.setattr(modules, "cuda_device", lambda: None)
+    monkeypatch.setattr(modules, "cublaslt_reason", lambda: rejects.get("cublaslt", ""))
+    monkeypatch.setattr(modules, "cublas_reason", lambda: rejects.get("cublas", ""))
     selection.forget()
     yield module
     selection.forget()

@@ -15,8 +15,8 @@ from pathlib import Path
 import filelock
 import numpy as np
 
-from jax_tcgemm import tuning
-from jax_tcgemm.problem import DTYPES
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.selection import tables
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -100,7 +100,7 @@ class TunedProduct:
 def tuned_products() -> list[TunedProduct]:
     """What shipped tables run by wgmma, each but once."""
     found = set()
-    for path in tuning.SHIPPED.glob("*.json"):
+    for path in tables.SHIPPED.glob("*.json"):
         for problem, entry in json.loads(path.read_text())["entries"].items():
             match = re.search(r"x\d+ ([NT]{2}) (\w+)->", problem)
             if entry["implementation"] == "wgmma":

@@ -8,8 +8,8 @@ import numpy as np
 import ragged_reference as reference
 from gpu.gemm_call import CASES, Case, Types, make_inputs, mismatch
 
-from jax_tcgemm.problem import DTYPES
-from jax_tcgemm.ragged_problem import RaggedProblem
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.ragged import RaggedProblem
 
 CASE = {case.label: case for case in CASES}
 # Several tiles a block, stages used several times, every edge cut.

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tcgemm import local
-from jax_tcgemm.activations import ACTIVATIONS
-from jax_tcgemm.epilogue import Epilogue
-from jax_tcgemm.problem import DTYPES, Operand, Problem
+from jax_tcgemm.device import dense
+from jax_tcgemm.problem.activations import ACTIVATIONS
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.epilogue import Epilogue
+from jax_tcgemm.problem.gemm import Operand, Problem
 
 # Relative rounding of a result, and of a sum of products relative to the sum of their magnitudes.
 ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "f32": 2**-23, "f64": 2**-52}
@@ -161,7 +162,7 @@ class Fused:
 
     def call(self, arrays: dict, choice):
         """All results, as a tuple."""
-        found = local.local_gemm(self.problem, **arrays, choice=choice)
+        found = dense.local_gemm(self.problem, **arrays, choice=choice)
         return found if isinstance(found, tuple) else (found,)
 
     def run(self, arrays: dict[str, np.ndarray], choice) -> list[np.ndarray]:

@@ -112,12 +112,12 @@ def _load(path: str):
 
 def cuda_registrations() -> dict:
     """Every target of the GPU, with the vendor's libraries opened that are there."""
-    from jax_tcgemm import _modules
+    from jax_tcgemm.system import modules
 
-    _modules.cublaslt_reason()
-    _modules.cublas_reason()
-    found = _modules.cuda.registrations()
-    return found if _modules.cutensor_reason() else found | _modules.cutensor.registrations()
+    modules.cublaslt_reason()
+    modules.cublas_reason()
+    found = modules.cuda.registrations()
+    return found if modules.cutensor_reason() else found | modules.cutensor.registrations()
 
 
 def _main(path: str, threads: str) -> None:

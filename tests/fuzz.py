@@ -24,7 +24,7 @@ from ffi_frame import DTYPES, INVALID_ARGUMENT, NUMPY, Buffer, Typed, poison
 from ffi_worker import CrashError, Worker
 from fuzz_targets import Call, Platform, flip, one_of, wide
 
-from jax_tcgemm import _modules
+from jax_tcgemm.system import modules
 
 HOST_DEVICE = {"compute_capability": 0, "num_sms": 0, "shared_memory_bytes": 0}
 
@@ -341,7 +341,7 @@ def is_library(message: str) -> bool:
 
 def host_platform() -> Platform:
     """The host's implementations."""
-    return Platform("host", _modules.cpu, HOST_DEVICE)
+    return Platform("host", modules.cpu, HOST_DEVICE)
 
 
 def main() -> None:
@@ -354,7 +354,7 @@ def main() -> None:
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     start = time.monotonic()
-    with Worker(_modules.cpu.__file__) as worker:
+    with Worker(modules.cpu.__file__) as worker:
         report = run(
             worker,
             fuzz_targets.HOST,

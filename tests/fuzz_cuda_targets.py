@@ -16,9 +16,10 @@ from fuzz_targets import (
     wide,
 )
 
-from jax_tcgemm import _modules, fragments
-from jax_tcgemm.tensor.cutensor import ELEMENTWISE_COMPUTE
-from jax_tcgemm.tensor.numerics import CONTRACTION_COMPUTE
+from jax_tcgemm.device.tensor.cutensor import ELEMENTWISE_COMPUTE
+from jax_tcgemm.inspect import fragments
+from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE
+from jax_tcgemm.system import modules
 
 
 class Transpose:
@@ -273,11 +274,11 @@ class Tensor:
 def targets() -> tuple:
     """Every target of the GPU that is there."""
     found = (*HOST, Transpose, Reduce, FragmentProbe, FragmentMma)
-    return found if _modules.cutensor_reason() else (*found, Tensor)
+    return found if modules.cutensor_reason() else (*found, Tensor)
 
 
 def platform() -> Platform:
     """The first GPU's implementations, with the vendor's libraries opened."""
-    _modules.cublaslt_reason()
-    _modules.cublas_reason()
-    return Platform("cuda", _modules.cuda, _modules.cuda_device())
+    modules.cublaslt_reason()
+    modules.cublas_reason()
+    return Platform("cuda", modules.cuda, modules.cuda_device())

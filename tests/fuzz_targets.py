@@ -12,7 +12,7 @@ from epilogue_call import evaluate
 from ffi_frame import NUMPY, Buffer
 from host_call import CASES, SHORT
 
-from jax_tcgemm.activations import ACTIVATIONS
+from jax_tcgemm.problem.activations import ACTIVATIONS
 
 LONG = {long: short for short, long in SHORT.items()}
 # dtypes of A, B and D and the accumulator.

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tcgemm import _modules
-from jax_tcgemm.epilogue import Epilogue
+from jax_tcgemm.problem.epilogue import Epilogue
+from jax_tcgemm.system import modules
 
 ISAS = ["avx512", "avx2", "portable"]
 
@@ -111,7 +111,7 @@ class Call:
     def attributes(self):
         (a_outer, a_inner), (b_outer, b_inner) = self.strides
         integers = {
-            "abi": _modules.cpu.abi_version,
+            "abi": modules.cpu.abi_version,
             "batch": self.batch[0] * self.batch[1],
             "batch_inner": self.batch[1],
             "m": self.m,

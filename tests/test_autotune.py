@@ -1,7 +1,6 @@
 """autotune: every product found, measured outside the program, and used afterwards."""
 
 import dataclasses
-import importlib
 import io
 import re
 import time
@@ -18,14 +17,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import jax_tcgemm
-from jax_tcgemm import measuring, selection, tuning
-from jax_tcgemm.bench import timing
+from jax_tcgemm import selection
 from jax_tcgemm.bench.regret import random_problems, regret, regret_table, time_again
-from jax_tcgemm.cli import app
-from jax_tcgemm.problem import Operand, Problem
+from jax_tcgemm.command.cli import app
+from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.selection import tables
+from jax_tcgemm.selection.choice import _collectors
+from jax_tcgemm.tuning import autotune, measuring, timing
 
 # In the package, this name is the function.
-autotune_module = importlib.import_module("jax_tcgemm.autotune")
 
 X = jax.ShapeDtypeStruct((48, 48), jnp.float32)
 
@@ -34,9 +34,9 @@ X = jax.ShapeDtypeStruct((48, 48), jnp.float32)
 def cache(tmp_path, monkeypatch):
     """An empty cache folder, and no tables from other tests."""
     monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path / "cache"))
-    tuning.reset()
+    tables.reset()
     yield tmp_path / "cache"
-    tuning.reset()
+    tables.reset()
     jax.clear_caches()
 
 
@@ -51,7 +51,7 @@ def measured(monkeypatch):
         times = [measuring.Measurement(*name, 10.0 + i) for i, name in enumerate(reversed(names))]
         return times
 
-    monkeypatch.setattr(autotune_module, "measure", measure)
+    monkeypatch.setattr(autotune, "measure", measure)
     return found
 
 
@@ -82,7 +82,7 @@ def test_every_distinct_product_is_tuned_and_used(measured, cache):
 
 def test_a_later_process_reads_the_cache(measured, cache):
     result = jax_tcgemm.autotune(jax_tcgemm.matmul, X, X, progress=False)
-    tuning.reset()
+    tables.reset()
     (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, X, X)
     assert call.why == f"measured, {result[0].best.us:.4g} us (user cache {result.path})"
 
@@ -97,10 +97,10 @@ def test_save_and_load(measured, tmp_path):
     result = jax_tcgemm.autotune(jax_tcgemm.matmul, X, X, progress=False, cache=False)
     path = tmp_path / "table.json"
     result.save(path)
-    tuning.reset()
+    tables.reset()
     (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, X, X)
     assert "measured" not in call.why
-    assert tuning.load(path) == result.table
+    assert tables.load(path) == result.table
     (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, X, X)
     assert call.why == f"measured, {result[0].best.us:.4g} us (table {path})"
 
@@ -147,15 +147,15 @@ def test_a_context_used_again_has_its_last_result(measured):
 @pytest.fixture
 def interrupted(measured, monkeypatch):
     """The same, but the third problem is interrupted."""
-    measure = autotune_module.measure
+    measure = autotune.measure
 
     def measure_two(problem, names, budget_s):
         if len(measured) == 2:
             raise KeyboardInterrupt
         return measure(problem, names, budget_s)
 
-    monkeypatch.setattr(autotune_module, "start_up", lambda device: None)
-    monkeypatch.setattr(autotune_module, "measure", measure_two)
+    monkeypatch.setattr(autotune, "start_up", lambda device: None)
+    monkeypatch.setattr(autotune, "measure", measure_two)
 
 
 def test_what_was_measured_until_an_interruption_is_kept(interrupted, cache):
@@ -167,7 +167,7 @@ def test_what_was_measured_until_an_interruption_is_kept(interrupted, cache):
     with pytest.raises(KeyboardInterrupt), tuned:
         f(jnp.ones((48, 48)))
     assert [each.problem.m for each in tuned] == [48, 40]
-    assert tuning.read_table(tuned.path) == tuned.table
+    assert tables.read_table(tuned.path) == tuned.table
 
 
 def test_an_interrupted_tune_writes_what_it_has(interrupted, tmp_path):
@@ -176,7 +176,7 @@ def test_an_interrupted_tune_writes_what_it_has(interrupted, tmp_path):
     code, text = run(*shapes, "--out", out)
     assert code != 0
     assert "wrote" in text
-    entries = tuning.read_table(out).entries
+    entries = tables.read_table(out).entries
     assert [key.split()[0] for key in entries] == ["40x40x40", "48x48x48"]
 
 
@@ -190,7 +190,7 @@ def test_a_context_that_fails_tunes_nothing(measured):
         step()
     assert measured == []
     assert len(result) == 0
-    assert selection._collectors == []
+    assert _collectors == []
 
 
 def test_nothing_is_measured_while_tracing(measured):
@@ -226,10 +226,10 @@ def test_the_present_choice_stays_when_the_gain_is_noise():
         measuring.Measurement("xla", "default", 1.0),
         measuring.Measurement("host", "auto", 1.005),
     ]
-    assert autotune_module.decide(problem, now, close).best.name == "host/auto"
+    assert autotune.decide(problem, now, close).best.name == "host/auto"
     clear = [close[0], measuring.Measurement("host", "auto", 1.5)]
-    assert autotune_module.decide(problem, now, clear).best.name == "xla/default"
-    assert autotune_module.decide(problem, now, clear[:1]).before is None
+    assert autotune.decide(problem, now, clear).best.name == "xla/default"
+    assert autotune.decide(problem, now, clear[:1]).before is None
 
 
 def test_the_documented_examples_run(measured, capsys):
@@ -410,9 +410,9 @@ def test_random_problems_are_the_same_for_the_same_seed():
 def test_regret_is_against_the_best():
     (problem,) = random_problems(1)
     best, chosen = (measuring.Measurement("host", name, us) for name, us in (("a", 2), ("b", 3)))
-    tuned = autotune_module.Tuned(problem, best, chosen, (best, chosen))
+    tuned = autotune.Tuned(problem, best, chosen, (best, chosen))
     assert regret(tuned) == 0.5
-    failed = autotune_module.Tuned(problem, best, None, (best,))
+    failed = autotune.Tuned(problem, best, None, (best,))
     table, summary = regret_table([failed, tuned])
     assert "max 50.0 %; 0 of 1 within 5 %; 1 choices did not run" in summary
     assert regret_table([failed])[1] == "regret: none of the 1 choices ran"
@@ -433,7 +433,7 @@ def test_regret_is_against_the_best():
 def test_regret_is_by_times_taken_again(monkeypatch, again, expected):
     (problem,) = random_problems(1)
     best, chosen = (measuring.Measurement("host", name, us) for name, us in (("a", 2), ("b", 3)))
-    tuned = autotune_module.Tuned(problem, best, chosen, (best, chosen))
+    tuned = autotune.Tuned(problem, best, chosen, (best, chosen))
     asked = []
 
     def measure(problem, names, budget_s):
@@ -445,7 +445,7 @@ def test_regret_is_by_times_taken_again(monkeypatch, again, expected):
     assert asked == [(problem, [("host", "b"), ("host", "a")], 1.5)]
     # Nothing is compared with itself, or with what failed.
     for before in (best, None):
-        same = autotune_module.Tuned(problem, best, before, (best, chosen))
+        same = autotune.Tuned(problem, best, before, (best, chosen))
         assert time_again(same, 1.5) is same
     assert len(asked) == 1
 
@@ -461,13 +461,13 @@ def test_tune_writes_and_merges_tables(tmp_path):
     out = tmp_path / "table.json"
     code, text = run("--shape", "16,24,32", "--layout", "NN,TN", "--out", out, "--budget", 0.3)
     assert code == 0, text
-    assert len(tuning.read_table(out).entries) == 2
+    assert len(tables.read_table(out).entries) == 2
     code, text = run(
         *("--shape", "2,8,8,8", "--dtype", "f32", "--out", out, "--merge", "--budget", 0.3),
         *("--provenance", "a test"),
     )
     assert code == 0, text
-    found = tuning.read_table(out)
+    found = tables.read_table(out)
     assert "16x24x32 TN bf16->bf16 (f32)" in found.entries
     assert "2 x 8x8x8 NN f32->f32 (f32)" in found.entries
     assert found.provenance == "a test"
@@ -478,7 +478,7 @@ def test_tune_goes_to_the_cache_by_default(cache):
     code, text = run("--suite", "smoke", "--dtype", "f32", "--budget", 0.2)
     assert code == 0, text
     (path,) = cache.glob("*.json")
-    assert len(tuning.read_table(path).entries) == 6
+    assert len(tables.read_table(path).entries) == 6
 
 
 def test_tune_measures_regret():

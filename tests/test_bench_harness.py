@@ -8,16 +8,8 @@ from bench_cases import make_case, make_record, make_records, make_workload
 from jax import lax
 from rich.console import Console
 
-from jax_tcgemm.bench import (
-    contenders,
-    harness,
-    parallel,
-    records,
-    reference,
-    render,
-    suites,
-    timing,
-)
+from jax_tcgemm.bench import contenders, harness, parallel, records, reference, render, suites
+from jax_tcgemm.tuning import timing
 
 
 def measure(cases, names=("auto",), peers=(), *, out=None, console=None, **options):

@@ -10,7 +10,8 @@ import pytest
 from bench_cases import make_case
 
 import jax_tcgemm
-from jax_tcgemm.bench import contenders, overhead, programs, reference, timing
+from jax_tcgemm.bench import contenders, overhead, programs, reference
+from jax_tcgemm.tuning import timing
 
 
 def xspace(activities, plane="/device:GPU:0", line="Stream #14(Compute)"):

@@ -11,7 +11,8 @@ from jax import export
 from jax.sharding import PartitionSpec
 from jax.test_util import check_grads
 
-from jax_tcgemm import _modules, blas
+from jax_tcgemm import blas
+from jax_tcgemm.system import modules
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -290,7 +291,7 @@ def test_export():
 
 def ffi(a, x, y, **changes):
     """The custom call of 2 a x + y, a of 3 x 4, with changes."""
-    attributes = {"abi": _modules.cpu.abi_version, "implementation": "host", "config": "default"}
+    attributes = {"abi": modules.cpu.abi_version, "implementation": "host", "config": "default"}
     attributes |= {"routine": "gemv", "op_a": "N", "op_b": "N", "math": "default"}
     attributes |= dict.fromkeys(("batch", "items", "k"), 1) | {"m": 3, "n": 4, "kl": 0, "ku": 0}
     attributes |= {"a_ld": 4, "b_ld": 1, "c_ld": 1, "a_stride": 0, "b_stride": 0, "c_stride": 0}

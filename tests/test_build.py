@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jax_tcgemm import _modules
 from jax_tcgemm.kernels import ptxas
+from jax_tcgemm.system import modules
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -27,9 +27,9 @@ find_nvcc = load(REPOSITORY / "build_backend" / "find_nvcc.py")
 @pytest.mark.parametrize("name", ["cpu", "cuda", "cutensor"])
 def test_a_module_defines_nothing_of_the_cpp_library_for_others(name):
     """Functions of a C++ library that is linked as an archive would mix with the process's."""
-    module = getattr(_modules, name)
+    module = getattr(modules, name)
     if module is None:
-        pytest.skip(_modules.reason(name) or f"this build has no _{name}")
+        pytest.skip(modules.reason(name) or f"this build has no _{name}")
     listed = subprocess.run(
         ["nm", "--dynamic", "--defined-only", module.__file__],
         capture_output=True,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from jax_tcgemm import cli
 from jax_tcgemm.bench import records
-from jax_tcgemm.cli import app
+from jax_tcgemm.command import cli
+from jax_tcgemm.command.cli import app
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

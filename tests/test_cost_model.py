@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from work import steps
 
-from jax_tcgemm import cost_model, selection, tuning
-from jax_tcgemm.epilogue import Epilogue
-from jax_tcgemm.problem import Operand, Problem
+from jax_tcgemm import selection
+from jax_tcgemm.problem.epilogue import Epilogue
+from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.selection import cost_model, tables
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIG_H = REPOSITORY / "csrc" / "kernels" / "wgmma" / "config.h"
@@ -100,7 +101,7 @@ def test_predictions_are_times(extents, dtype):
 
 def test_every_shipped_entry_can_be_chosen():
     # One of another ABI, or of a config that is gone, would be passed over in silence.
-    entries = tuning.read_table(SHIPPED).entries
+    entries = tables.read_table(SHIPPED).entries
     assert len(entries) > 100
     for key, entry in entries.items():
         like = "xla" if entry.implementation == "xla" else "host"  # the modules share one number
@@ -118,7 +119,7 @@ def test_the_shipped_measurements_are_predicted():
     errors, losses = [], []
     for extents in sizes:
         p = problem(*extents)
-        for entry, source in tuning.lookup(p, selection.ASSUMED_GPU.key):
+        for entry, source in tables.lookup(p, selection.ASSUMED_GPU.key):
             if source.startswith("shipped") and entry.config in CONFIGS:
                 predicted = us(p, entry.config)
                 errors.append(abs(np.log(predicted / entry.us)))

@@ -5,7 +5,8 @@ import builtins
 import pytest
 from rich.console import Console
 
-from jax_tcgemm import demo, info
+from jax_tcgemm import info
+from jax_tcgemm.command import demo
 
 
 def run(num_steps, implementation=None):

@@ -1,4 +1,4 @@
-"""Epilogues through the custom call: csrc/epilogue, csrc/cpu/host_epilogue.cc, epilogue.py.
+"""Epilogues through the custom call: csrc/epilogue, csrc/cpu/host_epilogue.cc, problem/epilogue.py.
 
 The reference is JAX in float64 on the same rounded inputs.
 """
@@ -12,11 +12,13 @@ from epilogue_call import FORMS, Fused, check_activation, check_limits, toleranc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_tcgemm import _modules, local, selection
-from jax_tcgemm.activations import ACTIVATIONS
-from jax_tcgemm.epilogue import Epilogue
-from jax_tcgemm.problem import Operand
-from jax_tcgemm.tuning import problem_key
+from jax_tcgemm import selection
+from jax_tcgemm.device import dense
+from jax_tcgemm.problem.activations import ACTIVATIONS
+from jax_tcgemm.problem.epilogue import Epilogue
+from jax_tcgemm.problem.gemm import Operand
+from jax_tcgemm.selection.tables import problem_key
+from jax_tcgemm.system import modules
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -38,7 +40,7 @@ def check(case, rng):
 
 
 def test_both_sides_have_the_same_activations():
-    assert _modules.cpu.activations() == list(ACTIVATIONS)
+    assert modules.cpu.activations() == list(ACTIVATIONS)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def with_epilogue(**changes):
 def test_contradictions_are_refused(epilogue, message):
     problem = with_epilogue(**epilogue)
     with pytest.raises(ValueError, match=message):
-        _modules.cpu.reject("host", "auto", problem.query(), selection.Device("cpu").query())
+        modules.cpu.reject("host", "auto", problem.query(), selection.Device("cpu").query())
 
 
 def test_integers_have_no_epilogue():
@@ -173,7 +175,7 @@ def test_integers_have_no_epilogue():
         compute="s32",
     )
     with pytest.raises(ValueError, match="must be f16, bf16, f32 or f64, got s32"):
-        _modules.cpu.reject("host", "auto", problem.query(), selection.Device("cpu").query())
+        modules.cpu.reject("host", "auto", problem.query(), selection.Device("cpu").query())
 
 
 def test_the_handler_checks_the_operands():
@@ -181,7 +183,7 @@ def test_the_handler_checks_the_operands():
     good = {"bias": np.ones(6, np.float32), "aux_in": np.ones((4, 6), np.float32)}
     problem = with_epilogue(activation="relu", derivative=True, bias="n", bias_dtype="f32")
     choice = host(problem)
-    assert local.local_gemm(problem, a, b, **good, choice=choice).shape == (1, 4, 6)
+    assert dense.local_gemm(problem, a, b, **good, choice=choice).shape == (1, 4, 6)
     for changes, message in [
         ({"bias": np.ones(5, np.float32)}, "bias must hold at least 6 elements, got 5"),
         ({"aux_in": np.ones((4, 5), np.float32)}, "aux_in must hold at least 24 elements, got 20"),
@@ -189,10 +191,10 @@ def test_the_handler_checks_the_operands():
         ({"bias": np.ones(6, np.float16)}, "bias must have the dtype of d or f32, got f16"),
     ]:
         with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT.*{message}"):
-            local.local_gemm(problem, a, b, **good | changes, in_place=False, choice=choice)
+            dense.local_gemm(problem, a, b, **good | changes, in_place=False, choice=choice)
     gated = with_epilogue(gated=True, up_offset=2**62)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"INVALID_ARGUMENT.*b must hold at least"):
-        local.local_gemm(gated, a, b, choice=choice)
+        dense.local_gemm(gated, a, b, choice=choice)
 
 
 def test_missing_and_needless_operands():
@@ -206,7 +208,7 @@ def test_missing_and_needless_operands():
         (with_epilogue(derivative=True), {}, "aux_in must be given"),
     ]:
         with pytest.raises(ValueError, match=f"local_gemm: {message}"):
-            local.local_gemm(problem, a, b, **operands, choice=choice)
+            dense.local_gemm(problem, a, b, **operands, choice=choice)
 
 
 # --- the description ----------------------------------------------------------------------------

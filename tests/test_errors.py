@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import jax_tcgemm
-from jax_tcgemm import local, selection
-from jax_tcgemm.problem import Operand, Problem
+from jax_tcgemm import selection
+from jax_tcgemm.device import dense as local
+from jax_tcgemm.problem.gemm import Operand, Problem
 
 NN = (((1,), (0,)), ((), ()))
 X = jax.ShapeDtypeStruct((4, 4), jnp.float32)

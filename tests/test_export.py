@@ -9,9 +9,9 @@ import pytest
 from jax import export
 
 import jax_tcgemm
-from jax_tcgemm import _modules
-from jax_tcgemm.epilogue import Epilogue
-from jax_tcgemm.local import TARGET
+from jax_tcgemm.device.dense import TARGET
+from jax_tcgemm.problem.epilogue import Epilogue
+from jax_tcgemm.system import modules
 
 CHECKS = [export.DisabledSafetyCheck.custom_call(TARGET)]
 matmul = functools.partial(jax_tcgemm.matmul, implementation="host")
@@ -67,7 +67,7 @@ def test_symbolic_shapes_go_to_xla(f):
 def ffi(a, b, out=(4, 4), **changes):
     """The custom call of a 4x4x4 float32 product, with changes."""
     gemm = {"implementation": "host", "config": "auto", "compute": "f32"}
-    gemm |= {"abi": _modules.cpu.abi_version} | Epilogue().attributes()
+    gemm |= {"abi": modules.cpu.abi_version} | Epilogue().attributes()
     gemm |= dict.fromkeys(("batch", "batch_inner"), 1) | dict.fromkeys("mnk", 4)
     for side in "ab":
         gemm |= {f"{side}_transposed": False, f"{side}_ld": 4}

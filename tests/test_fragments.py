@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tcgemm import fragments
+from jax_tcgemm.inspect import fragments
 
 CASES = fragments.fragment_cases()
 WMMA_CASES = [case for case in CASES if fragments.is_wmma(case[0])]

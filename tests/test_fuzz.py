@@ -19,7 +19,7 @@ import pytest
 from ffi_frame import Api, Buffer, HostMemory, call, poison
 from ffi_worker import CrashError, Worker
 
-from jax_tcgemm import _modules
+from jax_tcgemm.system import modules
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -28,7 +28,7 @@ MANY = int(os.environ.get("TCGEMM_FUZZ_CALLS", "100000"))
 
 
 def check(targets, count: int) -> fuzz.Report:
-    with Worker(_modules.cpu.__file__) as worker:
+    with Worker(modules.cpu.__file__) as worker:
         report = fuzz.run(worker, targets, fuzz.host_platform(), SEED, count)
     assert not report.failures, "\n\n".join(report.failures[:10])
     return report
@@ -51,14 +51,14 @@ def test_many_malformed_calls():
 
 
 def test_every_target_of_the_host_is_met():
-    assert {target.target for target in fuzz_targets.HOST} == set(_modules.cpu.registrations())
+    assert {target.target for target in fuzz_targets.HOST} == set(modules.cpu.registrations())
 
 
 # --- what the checks would see --------------------------------------------------------------------
 
 
 def test_a_crash_is_a_failed_call():
-    with Worker(_modules.cpu.__file__) as worker:
+    with Worker(modules.cpu.__file__) as worker:
         with pytest.raises(CrashError, match="the call ended the process"):
             worker.run("no such target", {}, [], [])
         assert worker.run("tcgemm_gemm", {}, [], []).code == 3  # By the process after it.
@@ -133,7 +133,7 @@ extern "C" XLA_FFI_Error* read_at(XLA_FFI_CallFrame* frame) {
 def test_wrong_results_are_seen():
     """The product of a call whose operand is changed before it is compared."""
     rng, target = fuzz.np.random.default_rng(0), fuzz_targets.Gemm
-    with Worker(_modules.cpu.__file__) as worker:
+    with Worker(modules.cpu.__file__) as worker:
         seen = 0
         for _ in range(20):
             drawn = target.draw(rng, fuzz.host_platform())

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from host_call import CASES, DEVICE, ISAS, LAYOUTS, Call, check_all, query, wide
 
-from jax_tcgemm import _modules
+from jax_tcgemm.system import modules
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 
 def skip_without(config):
-    reason = _modules.cpu.reject("host", config, query(Call(1, 1, 1)), DEVICE)
+    reason = modules.cpu.reject("host", config, query(Call(1, 1, 1)), DEVICE)
     if reason:
         pytest.skip(reason)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from host_call import DEVICE, ISAS, Call, query
 
-from jax_tcgemm import _modules
+from jax_tcgemm.system import modules
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -98,10 +98,10 @@ REJECTED = {
 @pytest.mark.parametrize(("case", "changes", "reason"), REJECTED.values(), ids=REJECTED.keys())
 def test_reject_names_the_rule(case, changes, reason):
     problem = query(Call(3, 4, 5, case))
-    assert _modules.cpu.reject("host", "auto", problem, DEVICE) == ""
-    assert reason in _modules.cpu.reject("host", "auto", problem | changes, DEVICE)
+    assert modules.cpu.reject("host", "auto", problem, DEVICE) == ""
+    assert reason in modules.cpu.reject("host", "auto", problem | changes, DEVICE)
 
 
 def test_configs():
-    assert _modules.cpu.implementations() == {"host": ["auto", *ISAS]}
-    assert _modules.cpu.reject("host", "portable", query(Call(1, 1, 1)), DEVICE) == ""
+    assert modules.cpu.implementations() == {"host": ["auto", *ISAS]}
+    assert modules.cpu.reject("host", "portable", query(Call(1, 1, 1)), DEVICE) == ""

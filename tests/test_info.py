@@ -1,14 +1,14 @@
 """info(): fields and printed form."""
 
 import dataclasses
-import importlib
 import importlib.metadata
 
 import jax
 import pytest
 
 import jax_tcgemm
-from jax_tcgemm import _modules
+from jax_tcgemm.inspect.info import _implementations
+from jax_tcgemm.system import modules
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +37,11 @@ def test_every_implementation_runs_or_says_why_not(info):
 
 
 def test_known_names_are_those_of_the_module(info):
-    from jax_tcgemm.info import CUDA_IMPLEMENTATIONS
+    from jax_tcgemm.inspect.info import CUDA_IMPLEMENTATIONS
 
-    if _modules.cuda is None:
-        pytest.skip(_modules.reason("cuda"))
-    assert tuple(_modules.cuda.implementations()) == CUDA_IMPLEMENTATIONS
+    if modules.cuda is None:
+        pytest.skip(modules.reason("cuda"))
+    assert tuple(modules.cuda.implementations()) == CUDA_IMPLEMENTATIONS
 
 
 def test_prints_every_implementation_and_reason(info):
@@ -56,7 +56,6 @@ def test_prints_every_implementation_and_reason(info):
 
 def test_reports_a_refusal_of_the_device(monkeypatch):
     """A GPU that an implementation refuses is a reason, not an absence of one."""
-    module = importlib.import_module("jax_tcgemm.info")  # the function hides it as an attribute
 
     class Cuda:
         def implementations(self):
@@ -67,9 +66,9 @@ def test_reports_a_refusal_of_the_device(monkeypatch):
                 return f"it needs compute capability 9.0, got {device['compute_capability']}"
             return "" if problem["a_dtype"] == "f64" else "its operands must be f64"
 
-    monkeypatch.setattr(_modules, "cuda", Cuda())
-    monkeypatch.setattr(_modules, "cuda_device", lambda: {"compute_capability": 80})
-    wgmma, mma_sync = list(module._implementations(""))[:2]
+    monkeypatch.setattr(modules, "cuda", Cuda())
+    monkeypatch.setattr(modules, "cuda_device", lambda: {"compute_capability": 80})
+    wgmma, mma_sync = list(_implementations(""))[:2]
     assert (wgmma.available, wgmma.reason) == (False, "it needs compute capability 9.0, got 80")
     assert (mma_sync.available, mma_sync.configs) == (True, ("only",))
 

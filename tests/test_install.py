@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 import jax_tcgemm
-from jax_tcgemm import _build, _modules, module_files
+from jax_tcgemm import _build
+from jax_tcgemm.system import module_files, modules
 
 PACKAGE = Path(jax_tcgemm.__file__).parent
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 PRINT_REASON = """
 import jax_tcgemm
-from jax_tcgemm import _modules
-print(_modules.reason({name!r}))
-assert _modules.{name} is None
+from jax_tcgemm.system import modules
+print(modules.reason({name!r}))
+assert modules.{name} is None
 assert str(jax_tcgemm.info())
 """
 MULTIPLY = """
@@ -30,7 +31,7 @@ def copied_package(tmp_path):
     """A folder with a copy of the installed package, to damage."""
     root = tmp_path / "copy"
     shutil.copytree(PACKAGE, root / "jax_tcgemm")
-    for module in (_modules.cpu, _modules.cuda):
+    for module in (modules.cpu, modules.cuda):
         # In an editable installation the modules lie apart from the Python files.
         if module is not None and Path(module.__file__).parent != PACKAGE:
             shutil.copy(module.__file__, root / "jax_tcgemm")
@@ -96,7 +97,7 @@ DAMAGED = {
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_module_is_found_out(damage, tmp_path):
     file, (make, expected) = tmp_path / "module.so", DAMAGED[damage]
-    content = Path(_modules.cpu.__file__).read_bytes()
+    content = Path(modules.cpu.__file__).read_bytes()
     file.write_bytes(content)
     module_files.check(str(file))
     file.write_bytes(make(content))
@@ -119,7 +120,7 @@ def test_import_survives_module(name, damage, copied_package, run_python):
 
 def test_a_module_from_a_build_folder_needs_no_checksum(tmp_path):
     """One that was linked anew and copied, as in the development of its sources, is loaded."""
-    content = Path(_modules.cpu.__file__).read_bytes()
+    content = Path(modules.cpu.__file__).read_bytes()
     file = tmp_path / "module.so"
     file.write_bytes(content[: content.rindex(b"\ntcgemm crc32 ")])
     module_files.check(str(file))
@@ -135,9 +136,9 @@ def test_product_without_cuda_module(copied_package, run_python):
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_module_needs_no_cuda_library(name):
-    module = getattr(_modules, name)
+    module = getattr(modules, name)
     if module is None:
-        pytest.skip(_modules.reason(name))
+        pytest.skip(modules.reason(name))
     if shutil.which("readelf") is None:
         pytest.skip("readelf is not on the PATH")
     out = subprocess.run(
@@ -150,13 +151,13 @@ def test_module_needs_no_cuda_library(name):
 
 def test_reasons_agree_with_modules():
     for name in ("cpu", "cuda"):
-        assert bool(_modules.reason(name)) == (getattr(_modules, name) is None)
-    assert bool(_modules.reason("gpu")) == (_modules.cuda_device() is None)
+        assert bool(modules.reason(name)) == (getattr(modules, name) is None)
+    assert bool(modules.reason("gpu")) == (modules.cuda_device() is None)
 
 
 def test_reason_refuses_unknown_name():
     with pytest.raises(ValueError, match="name must be cpu, .*, got name='tpu'"):
-        _modules.reason("tpu")
+        modules.reason("tpu")
 
 
 def test_data_files_are_installed():
@@ -171,6 +172,6 @@ def test_data_files_are_installed():
 
 @pytest.mark.gpu
 def test_device_is_the_one_of_jax(gpu):
-    device = _modules.cuda_device()
+    device = modules.cuda_device()
     assert device["name"] == gpu.device_kind
     assert f"{device['compute_capability'] / 10:.1f}" == gpu.compute_capability

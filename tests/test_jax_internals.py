@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from random_arrays import normal
 
 import jax_tcgemm
-from jax_tcgemm import jax_internals
+from jax_tcgemm.system import jax_internals
 
 PACKAGE = Path(jax_tcgemm.__file__).parent
 
@@ -46,14 +46,14 @@ def imported_without(monkeypatch, *names, **kwargs):
     scope = {}
     exec(LACKING, scope)
     monkeypatch.setattr(importlib, "import_module", scope["lacking"](*names, **kwargs))
-    spec = importlib.util.find_spec("jax_tcgemm.jax_internals")
+    spec = importlib.util.find_spec("jax_tcgemm.system.jax_internals")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def test_nothing_else_imports_what_is_not_public():
-    allowed = {PACKAGE / "jax_internals.py"}
+    allowed = {PACKAGE / "system" / "jax_internals.py"}
     for file in set(PACKAGE.rglob("*.py")) - allowed:
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             names = [alias.name for alias in getattr(node, "names", ()) if hasattr(alias, "name")]
@@ -89,10 +89,10 @@ importlib.import_module = lacking(*{names})
 import jax_tcgemm
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 importlib.import_module = real
-from jax_tcgemm import jax_internals
+from jax_tcgemm.system import jax_internals
 for function in (jax_internals.ad.defbilinear, jax_internals.ad.is_undefined_primal,
                  jax_internals.ad.instantiate_zeros, jax_internals.xla.apply_primitive):
-    assert function.__module__ == "jax_tcgemm.jax_internals"
+    assert function.__module__ == "jax_tcgemm.system.jax_internals"
 
 x, w = (jax.random.normal(jax.random.key(i), (8, 8)) for i in range(2))
 c = w[0]

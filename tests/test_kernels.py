@@ -14,8 +14,8 @@ import pytest
 from kernel_instances import INCLUDE, all_wgmma, instances, wgmma
 
 import jax_tcgemm
-from jax_tcgemm import _modules
 from jax_tcgemm.kernels import CompileError, Instance, cache, compile_kernels, compiler, nvrtc
+from jax_tcgemm.system import modules
 
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc.reason()), reason=nvrtc.reason())
 
@@ -141,7 +141,7 @@ def test_missing_headers_are_told_with_their_package(tmp_path, monkeypatch, forg
         patch.setattr(nvrtc, "_USUAL_TOOLKIT", tmp_path)
         patch.delenv("CUDA_HOME", raising=False)
         patch.delenv("CUDA_PATH", raising=False)
-        patch.setattr(_modules, "nvidia_folders", lambda folder: [tmp_path])
+        patch.setattr(modules, "nvidia_folders", lambda folder: [tmp_path])
         assert nvrtc.reason().startswith("cuda_bf16.h was not found; install nvidia-cuda-runtime")
         for header in ("cuda_bf16.h", "cuda_bf16.hpp", "cuda_fp16.h", "cuda_fp16.hpp", "mma.h"):
             (tmp_path / header).touch()

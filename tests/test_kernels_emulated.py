@@ -27,8 +27,8 @@ from emulated_checks import (
 from epilogue_call import FORMS, wide
 from gpu.gemm_call import make_inputs
 
-from jax_tcgemm.ragged_problem import RaggedProblem
-from jax_tcgemm.rows_problem import RowsProblem
+from jax_tcgemm.problem.ragged import RaggedProblem
+from jax_tcgemm.problem.rows import RowsProblem
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 

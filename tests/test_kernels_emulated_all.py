@@ -16,7 +16,7 @@ from emulated_checks import CASE, Types, check, check_ragged
 from epilogue_call import FORMS, wide
 from gpu.gemm_call import CONFIG_CASES, LAYOUTS
 
-from jax_tcgemm.problem import DTYPES
+from jax_tcgemm.problem.dtypes import DTYPES
 
 pytestmark = [
     pytest.mark.emulated_all,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax import test_util
 
 import jax_tcgemm
-from jax_tcgemm.activations import ACTIVATIONS, canonical_activation
+from jax_tcgemm.problem.activations import ACTIVATIONS, canonical_activation
 
 # The relative rounding of each result dtype; sums of these lengths err by less in float32.
 ROUNDING = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-21, "float64": 2**-48}

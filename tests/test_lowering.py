@@ -11,8 +11,9 @@ from gpu.gemm_call import split_base
 from jax import lax
 
 import jax_tcgemm
-from jax_tcgemm import local, selection
-from jax_tcgemm.problem import Operand, Problem
+from jax_tcgemm import selection
+from jax_tcgemm.device import dense
+from jax_tcgemm.problem.gemm import Operand, Problem
 
 NT = (((1,), (1,)), ((), ()))
 TN = (((0,), (0,)), ((), ()))
@@ -269,12 +270,12 @@ def test_unsharded_programs_have_no_custom_partitioning(fake_cuda):
 
 
 def test_the_real_cuda_module_lowers_what_it_accepts():
-    from jax_tcgemm import _modules
+    from jax_tcgemm.system import modules
 
-    if _modules.cuda is None:
-        pytest.skip(_modules.reason("cuda"))
+    if modules.cuda is None:
+        pytest.skip(modules.reason("cuda"))
     x = struct(256, 256)
-    for name, configs in _modules.cuda.implementations().items():
+    for name, configs in modules.cuda.implementations().items():
         dtype = "float32" if name.startswith("simt") else "bfloat16"
         x = struct(256, 256, dtype=dtype)
         # Every kernel, and the first one with K split in every way.
@@ -308,7 +309,7 @@ def test_alpha_beta_c_and_batch_levels_on_the_host():
         beta=-0.5,
     )
     choice = selection.select("local_gemm", problem, selection.Device("cpu"), "host")
-    f = jax.jit(functools.partial(local.local_gemm, problem, choice=choice))
+    f = jax.jit(functools.partial(dense.local_gemm, problem, choice=choice))
     args = [jnp.asarray(x, jnp.float32) for x in (a, b, c)]
     expected = 1.5 * np.einsum("bmik,ikn->bimn", a, b) - 0.5 * c
     out = f(*args)

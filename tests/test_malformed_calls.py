@@ -10,9 +10,9 @@ from ffi_worker import Worker
 from fuzz import execute
 from fuzz_targets import Call
 
-from jax_tcgemm import _modules
+from jax_tcgemm.system import modules
 
-ABI = {"abi": _modules.cpu.abi_version, "implementation": "host", "config": "default"}
+ABI = {"abi": modules.cpu.abi_version, "implementation": "host", "config": "default"}
 BLAS = ABI | {"routine": "gemv", "op_a": "N", "op_b": "N", "math": "default"}
 BLAS |= dict.fromkeys(("batch", "items", "m", "n", "k", "a_ld", "b_ld", "c_ld"), 1)
 BLAS |= dict.fromkeys(("kl", "ku", "a_stride", "b_stride", "c_stride"), 0)
@@ -40,7 +40,7 @@ RAGGED |= dict.fromkeys(("gated", "biased", "gathered"), False)
 
 @pytest.fixture(scope="module")
 def worker():
-    with Worker(_modules.cpu.__file__) as started:
+    with Worker(modules.cpu.__file__) as started:
         yield started
 
 
@@ -300,9 +300,9 @@ def test_the_result_of_a_grouped_product(worker):
     ids=str,
 )
 def test_a_transposition_permutes_a_packed_array(change, fits):
-    if _modules.cuda is None:
-        pytest.skip(_modules.reason("cuda"))
+    if modules.cuda is None:
+        pytest.skip(modules.reason("cuda"))
     transposition = {"element_bytes": 4, "rows": 3, "cols": 5, "in_row_stride": 5}
     transposition |= {"out_col_stride": 3, "batch_extents": [2], "batch_in_strides": [15]}
     transposition |= {"batch_out_strides": [15]} | change
-    assert (_modules.cuda.reject_transposition(transposition) == "") == fits
+    assert (modules.cuda.reject_transposition(transposition) == "") == fits

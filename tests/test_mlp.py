@@ -11,7 +11,7 @@ from jax import test_util
 
 import jax_tcgemm
 from jax_tcgemm import checkpoint_policies
-from jax_tcgemm.activations import ACTIVATIONS, canonical_activation
+from jax_tcgemm.problem.activations import ACTIVATIONS, canonical_activation
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", [None, "host"], ids=["default", "host"])
 KINDS = pytest.mark.parametrize("kind", ["plain", "array", "pair"])

@@ -4,7 +4,6 @@ import asyncio
 import functools
 import operator
 import re
-import sys
 import threading
 
 import jax
@@ -19,11 +18,10 @@ from jax.extend.core.primitives import dot_general_p
 from random_arrays import normal
 
 import jax_tcgemm
-from jax_tcgemm import measuring, selection
-from jax_tcgemm.jax_internals import ragged_dot_general_p
-
-# `jax_tcgemm.patch` is the function.
-module = sys.modules["jax_tcgemm.patch"]
+from jax_tcgemm import selection
+from jax_tcgemm.products import patch
+from jax_tcgemm.system.jax_internals import ragged_dot_general_p
+from jax_tcgemm.tuning import measuring
 
 
 def products(f, *args) -> tuple[int, int]:
@@ -408,7 +406,7 @@ class _Fixed:
 
 
 def test_primitives_that_cannot_be_replaced_are_left_alone(monkeypatch):
-    monkeypatch.setattr(module, "_ROUTES", {_Fixed(): jax_tcgemm.dot_general})
+    monkeypatch.setattr(patch, "_ROUTES", {_Fixed(): jax_tcgemm.dot_general})
     block = jax_tcgemm.patch()
     with pytest.warns(RuntimeWarning, match="products stay its own"):
         block.__enter__()
@@ -418,7 +416,7 @@ def test_primitives_that_cannot_be_replaced_are_left_alone(monkeypatch):
 
 
 def test_products_with_parameters_that_ours_do_not_know_are_left_alone(monkeypatch):
-    monkeypatch.setattr(module, "_parameters", lambda ours: {"dimension_numbers"})
+    monkeypatch.setattr(patch, "_parameters", lambda ours: {"dimension_numbers"})
     with jax_tcgemm.patch():
         assert products(lax.dot, X, W) == (0, 1)
 

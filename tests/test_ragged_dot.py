@@ -17,7 +17,7 @@ from jax.test_util import check_grads
 from random_arrays import normal
 
 import jax_tcgemm
-from jax_tcgemm import _modules
+from jax_tcgemm.system import modules
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["host", "xla"])
 
@@ -487,7 +487,7 @@ def test_general_refuses(dims, says):
 
 
 GOOD = {
-    "abi": _modules.cpu.abi_version,
+    "abi": modules.cpu.abi_version,
     "implementation": "host",
     "config": "auto",
     "form": "rows",

@@ -11,7 +11,7 @@ import ragged_reference as reference
 from random_arrays import normal
 
 import jax_tcgemm
-from jax_tcgemm.activations import ACTIVATIONS
+from jax_tcgemm.problem.activations import ACTIVATIONS
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["host", "xla"])
 SIZES = [4, 0, 5, 3]

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from jax_tcgemm import debug, selection
+from jax_tcgemm import selection
+from jax_tcgemm.system import switches
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,7 +33,7 @@ def test_every_implementation_is_in_the_table():
 
 
 def test_every_debug_switch_is_in_the_table():
-    assert names_in_table("variable | meaning") == list(debug.SWITCHES)
+    assert names_in_table("variable | meaning") == list(switches.SWITCHES)
 
 
 def test_links_lead_somewhere():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_tcgemm.primitives.segment_sums import segment_sums
+from jax_tcgemm.device.segment_sums import segment_sums
 
 jitted = jax.jit(segment_sums, static_argnums=2)
 

@@ -10,11 +10,14 @@ from jax import lax
 from work import steps
 
 import jax_tcgemm
-from jax_tcgemm import _modules, cost_model, selection, tuning
-from jax_tcgemm.precision import Numerics, canonical_precision, resolve
-from jax_tcgemm.problem import Operand, Problem
-from jax_tcgemm.ragged_problem import RaggedProblem
-from jax_tcgemm.rows_problem import RowsProblem
+from jax_tcgemm import selection
+from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.problem.precision import Numerics, canonical_precision, resolve
+from jax_tcgemm.problem.ragged import RaggedProblem
+from jax_tcgemm.problem.rows import RowsProblem
+from jax_tcgemm.selection import cost_model, tables
+from jax_tcgemm.selection.choice import _cpu_rule
+from jax_tcgemm.system import modules
 
 GPU = selection.ASSUMED_GPU
 CPU = selection.Device("cpu")
@@ -70,8 +73,8 @@ def test_same_inputs_same_choice(fake_cuda):
 
 
 def test_without_the_cuda_module_xla_runs_visibly(monkeypatch):
-    monkeypatch.setattr(_modules, "cuda", None)
-    monkeypatch.setitem(_modules._reasons, "cuda", "this build has none")
+    monkeypatch.setattr(modules, "cuda", None)
+    monkeypatch.setitem(modules._reasons, "cuda", "this build has none")
     selection.forget()
     choice = selection.select("matmul", problem(), GPU)
     selection.forget()
@@ -92,9 +95,9 @@ def fake_wgmma(fake_cuda):
         "cublaslt": ["heuristic0", "heuristic1"],
         "mma_sync": ["small"],
     }
-    tuning.reset()
+    tables.reset()
     yield fake_cuda
-    tuning.reset()
+    tables.reset()
 
 
 def choose(**changes):
@@ -140,9 +143,9 @@ def test_cublaslt_is_chosen_where_it_is_predicted_to_be_faster(fake_wgmma):
 
 
 def adopt(size, implementation, config, abi=1, **device):
-    entry = tuning.make_entry(implementation, config, 1.5, abi)
+    entry = tables.make_entry(implementation, config, 1.5, abi)
     key = dataclasses.replace(GPU.key, **device)
-    tuning.adopt(tuning.Table(key, {tuning.problem_key(problem(size=size)): entry}), "a table")
+    tables.adopt(tables.Table(key, {tables.problem_key(problem(size=size)): entry}), "a table")
     selection.forget()
 
 
@@ -322,29 +325,29 @@ LOSSES = [
 @pytest.mark.parametrize("shape", GAINS, ids=str)
 def test_host_runs_what_it_gains_at(shape, cpu_rule):
     candidates = cpu_candidates("avx512")
-    assert selection._cpu_rule(shape, candidates)[0].implementation == "host"
+    assert _cpu_rule(shape, candidates)[0].implementation == "host"
 
 
 @pytest.mark.parametrize("shape", LOSSES, ids=str)
 def test_xla_runs_the_rest_on_a_cpu(shape, cpu_rule):
-    assert selection._cpu_rule(shape, cpu_candidates())[0].implementation == "xla"
+    assert _cpu_rule(shape, cpu_candidates())[0].implementation == "xla"
 
 
 def test_host_runs_no_product_without_vector_instructions(cpu_rule):
     product, grouped = GAINS[0], GAINS[-2]
     candidates = cpu_candidates("avx512", "avx2")
-    best, why = selection._cpu_rule(product, candidates)
+    best, why = _cpu_rule(product, candidates)
     assert best.implementation == "xla"
     assert "host is known beside XLA's own product with AVX2 or AVX-512" in why
-    assert selection._cpu_rule(grouped, candidates)[0].implementation == "host"
+    assert _cpu_rule(grouped, candidates)[0].implementation == "host"
 
 
 def test_the_query_is_what_the_modules_take():
     device = CPU.query()
     query = problem().query()
-    for config in _modules.cpu.implementations()["host"]:
-        assert isinstance(_modules.cpu.reject("host", config, query, device), str)
-        assert _modules.cpu.workspace_bytes("host", config, query, device) >= 0
+    for config in modules.cpu.implementations()["host"]:
+        assert isinstance(modules.cpu.reject("host", config, query, device), str)
+        assert modules.cpu.workspace_bytes("host", config, query, device) >= 0
 
 
 def test_problem_counts_distinct_elements():

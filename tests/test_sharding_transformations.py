@@ -22,7 +22,7 @@ from test_sharding import (
 
 import jax_tcgemm
 from jax_tcgemm import blas
-from jax_tcgemm.local import TARGET
+from jax_tcgemm.device.dense import TARGET
 
 matmul = functools.partial(jax_tcgemm.matmul, implementation="host")
 

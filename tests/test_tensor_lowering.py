@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from random_arrays import draw
 
 import jax_tcgemm
-from jax_tcgemm import _modules, tensor
-from jax_tcgemm.tensor.folding import fold_permutation, fold_reduction
-from jax_tcgemm.tensor.operation import Operation
+from jax_tcgemm import tensor
+from jax_tcgemm.device.tensor.folding import fold_permutation, fold_reduction
+from jax_tcgemm.problem.operation import Operation
+from jax_tcgemm.system import modules
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -80,8 +81,8 @@ def test_folded_reductions_have_the_same_sums(data):
 def fake_cutensor(monkeypatch, fake_cuda):
     """A _cutensor module, and no GPU to ask."""
     module = types.SimpleNamespace(abi_version=7, workspace_alignment=256)
-    monkeypatch.setattr(_modules, "cutensor", module)
-    monkeypatch.setattr(_modules, "cutensor_reason", lambda: "")
+    monkeypatch.setattr(modules, "cutensor", module)
+    monkeypatch.setattr(modules, "cutensor_reason", lambda: "")
     return module
 
 
@@ -208,17 +209,17 @@ def test_refusals_when_lowered(call, reason, fake_cutensor):
 )
 def test_the_cutensor_module_checks_again(change, message):
     """As an exported program may say anything."""
-    if _modules.cutensor is None:
+    if modules.cutensor is None:
         pytest.skip("this build has no _cutensor")
     modes = ((0, 1), (1, 2))
     operation = Operation("contract", np.dtype("f4"), (4, 5, 6), modes, (0, 2), ("identity",) * 2)
-    _modules.cutensor.check(operation.query())
+    modules.cutensor.check(operation.query())
     with pytest.raises(ValueError, match=message):
-        _modules.cutensor.check(operation.query() | change)
+        modules.cutensor.check(operation.query() | change)
 
 
 def test_without_cutensor_the_error_says_what_to_install():
-    if _modules.cutensor is not None and not _modules.reason("cutensor"):
+    if modules.cutensor is not None and not modules.reason("cutensor"):
         pytest.skip("cuTENSOR is here")
     a = jnp.ones((3, 4))
     with pytest.raises(ValueError, match=r"pip install 'jax_tcgemm\[cutensor\]'"):

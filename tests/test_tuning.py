@@ -10,30 +10,31 @@ import warnings
 import filelock
 import pytest
 
-from jax_tcgemm import selection, tuning
-from jax_tcgemm.problem import Operand, Problem
+from jax_tcgemm import selection
+from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.selection import tables
 
-DEVICE = tuning.DeviceKey("cuda", "NVIDIA Test 1", 90, 4)
+DEVICE = tables.DeviceKey("cuda", "NVIDIA Test 1", 90, 4)
 DENSE = Operand("bf16", False, 64)
 PROBLEM = Problem(1, 1, 64, 64, 64, DENSE, DENSE, "bf16", "f32")
 KEY = "64x64x64 NN bf16->bf16 (f32)"
 
 
 def entry(us=2.5, config="small"):
-    return tuning.Entry("wgmma", config, us, "0.1.0", 1)
+    return tables.Entry("wgmma", config, us, "0.1.0", 1)
 
 
 def table(**entries):
-    return tuning.Table(DEVICE, {key: entry(us) for key, us in entries.items()}, "a test")
+    return tables.Table(DEVICE, {key: entry(us) for key, us in entries.items()}, "a test")
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """The path of DEVICE's table in an empty cache folder."""
     monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path / "cache"))
-    tuning.reset()
+    tables.reset()
     yield tmp_path / "cache" / "cuda-nvidia-test-1-90-4.json"
-    tuning.reset()
+    tables.reset()
 
 
 @pytest.mark.parametrize(
@@ -60,28 +61,28 @@ def cache(tmp_path, monkeypatch):
     ids=["packed", "padded rows", "alpha", "output", "broadcast", "two levels"],
 )
 def test_keys_tell_problems_apart(changes, key):
-    assert tuning.problem_key(dataclasses.replace(PROBLEM, **changes)) == key
+    assert tables.problem_key(dataclasses.replace(PROBLEM, **changes)) == key
 
 
 def test_round_trip(tmp_path):
     path = tmp_path / "folder" / "table.json"
-    written = tuning.Table(DEVICE, {KEY: entry(), "b": entry(3.0, "large")}, "a test")
-    tuning.write_table(path, written)
-    assert tuning.read_table(path) == written
+    written = tables.Table(DEVICE, {KEY: entry(), "b": entry(3.0, "large")}, "a test")
+    tables.write_table(path, written)
+    assert tables.read_table(path) == written
     assert os.listdir(path.parent) == ["table.json"]
     assert len(path.read_text().splitlines()) == 14
 
 
 def test_merging_keeps_what_others_wrote(tmp_path):
     path = tmp_path / "table.json"
-    tuning.merge_table(path, table(a=1.0, b=2.0))
-    tuning.merge_table(path, table(b=3.0, c=4.0))
-    us = {key: found.us for key, found in tuning.read_table(path).entries.items()}
+    tables.merge_table(path, table(a=1.0, b=2.0))
+    tables.merge_table(path, table(b=3.0, c=4.0))
+    us = {key: found.us for key, found in tables.read_table(path).entries.items()}
     assert us == {"a": 1.0, "b": 3.0, "c": 4.0}
     other = dataclasses.replace(table(d=5.0), device=dataclasses.replace(DEVICE, name="other"))
     with pytest.warns(UserWarning, match="which is of 'NVIDIA Test 1', by one of 'other'"):
-        tuning.merge_table(path, other)
-    assert list(tuning.read_table(path).entries) == ["d"]
+        tables.merge_table(path, other)
+    assert list(tables.read_table(path).entries) == ["d"]
 
 
 def valid():
@@ -118,16 +119,16 @@ def test_a_corrupt_cache_is_survived_with_one_warning_and_replaced(text, cache):
     cache.parent.mkdir()
     cache.write_text(text)
     with pytest.warns(UserWarning, match="a table of tuned choices is not used"):
-        assert list(tuning.lookup(PROBLEM, DEVICE)) == []
+        assert list(tables.lookup(PROBLEM, DEVICE)) == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert list(tuning.lookup(dataclasses.replace(PROBLEM, m=32), DEVICE)) == []
+        assert list(tables.lookup(dataclasses.replace(PROBLEM, m=32), DEVICE)) == []
     with pytest.raises(ValueError, match="tuning: the table must be JSON of format 1, got"):
-        tuning.load(cache)
+        tables.load(cache)
     with pytest.warns(UserWarning, match="replacing a table"):
-        assert tuning.save_to_cache(table(**{KEY: 2.5})) == cache
-    tuning.reset()
-    ((found, source),) = tuning.lookup(PROBLEM, DEVICE)
+        assert tables.save_to_cache(table(**{KEY: 2.5})) == cache
+    tables.reset()
+    ((found, source),) = tables.lookup(PROBLEM, DEVICE)
     assert (found, source) == (entry(), f"user cache {cache}")
 
 
@@ -135,7 +136,7 @@ def test_bytes_that_are_no_text_are_a_corrupt_cache(cache):
     cache.parent.mkdir()
     cache.write_bytes(b"\xff\xfe\xfa")
     with pytest.warns(UserWarning, match=f"a table of tuned choices is not used: .*{cache}"):
-        assert list(tuning.lookup(PROBLEM, DEVICE)) == []
+        assert list(tables.lookup(PROBLEM, DEVICE)) == []
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a FIFO", "a folder"])
@@ -143,10 +144,10 @@ def test_what_is_no_file_is_neither_read_nor_replaced(make, cache):
     cache.parent.mkdir()
     make(cache)
     with pytest.warns(UserWarning, match=f"table must be a regular file, got {cache}"):
-        assert list(tuning.lookup(PROBLEM, DEVICE)) == []
+        assert list(tables.lookup(PROBLEM, DEVICE)) == []
     with pytest.warns(UserWarning, match="hold for this process only: .* must be a regular file"):
-        assert tuning.save_to_cache(table(a=1.0)) is None
-    for write in (tuning.write_table, tuning.merge_table):
+        assert tables.save_to_cache(table(a=1.0)) is None
+    for write in (tables.write_table, tables.merge_table):
         with pytest.raises(OSError, match=f"table must be a regular file, got {cache}"):
             write(cache, table(a=1.0))
     assert not cache.is_file()
@@ -155,52 +156,52 @@ def test_what_is_no_file_is_neither_read_nor_replaced(make, cache):
 def test_the_file_behind_a_link_is_written(tmp_path):
     path, link = tmp_path / "table.json", tmp_path / "link.json"
     link.symlink_to(path)
-    tuning.write_table(link, table(a=1.0))
-    tuning.merge_table(link, table(b=2.0))
+    tables.write_table(link, table(a=1.0))
+    tables.merge_table(link, table(b=2.0))
     assert link.is_symlink()
-    assert tuning.read_table(path).entries.keys() == {"a", "b"}
+    assert tables.read_table(path).entries.keys() == {"a", "b"}
 
 
 def test_a_broken_shipped_table_is_survived_with_a_warning(cache, tmp_path, monkeypatch):
     (tmp_path / "broken.json").write_text("{")
-    monkeypatch.setattr(tuning, "SHIPPED", tmp_path)
-    tuning.merge_table(cache, table(**{KEY: 1.0}))
+    monkeypatch.setattr(tables, "SHIPPED", tmp_path)
+    tables.merge_table(cache, table(**{KEY: 1.0}))
     with pytest.warns(UserWarning, match="a table of tuned choices is not used: .*broken.json"):
-        assert [found.us for found, _ in tuning.lookup(PROBLEM, DEVICE)] == [1.0]
+        assert [found.us for found, _ in tables.lookup(PROBLEM, DEVICE)] == [1.0]
 
 
 def test_a_folder_that_cannot_be_written_is_survived_with_one_warning(cache):
     cache.parent.write_text("a file where the folder should be")
     with pytest.warns(UserWarning, match="tuned choices hold for this process only"):
-        assert tuning.save_to_cache(table(a=1.0)) is None
+        assert tables.save_to_cache(table(a=1.0)) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert tuning.save_to_cache(table(b=1.0)) is None
-        assert list(tuning.lookup(PROBLEM, DEVICE)) == []
+        assert tables.save_to_cache(table(b=1.0)) is None
+        assert list(tables.lookup(PROBLEM, DEVICE)) == []
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     path = tmp_path / "table.json"
-    tuning.write_table(path, table(a=1.0))
+    tables.write_table(path, table(a=1.0))
 
     def fail(*_):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        tuning.write_table(path, table(b=2.0))
+        tables.write_table(path, table(b=2.0))
     assert os.listdir(tmp_path) == ["table.json"]
-    assert list(tuning.read_table(path).entries) == ["a"]
+    assert list(tables.read_table(path).entries) == ["a"]
 
 
 WRITER = """
 import sys
-from jax_tcgemm import tuning
+from jax_tcgemm.selection import tables
 path, name = sys.argv[1:]
-device = tuning.DeviceKey("cuda", "NVIDIA Test 1", 90, 4)
+device = tables.DeviceKey("cuda", "NVIDIA Test 1", 90, 4)
 for i in range(20):
-    found = {f"{name}-{i}": tuning.Entry("wgmma", "small", float(i), "0.1.0", 1)}
-    tuning.merge_table(path, tuning.Table(device, found))
+    found = {f"{name}-{i}": tables.Entry("wgmma", "small", float(i), "0.1.0", 1)}
+    tables.merge_table(path, tables.Table(device, found))
 """
 
 
@@ -213,22 +214,22 @@ def test_a_writer_waits_as_long_as_others_write(tmp_path, monkeypatch):
             if len(turns) < 3:
                 turns.append(f"other-{len(turns)}")
                 others = dict.fromkeys(turns, 1.0)
-                tuning.write_table(path, table(**others))
+                tables.write_table(path, table(**others))
                 raise filelock.Timeout(self.lock_file)
             return super().acquire(*args, **kwargs)
 
     monkeypatch.setattr(filelock, "FileLock", Busy)
-    tuning.merge_table(path, table(mine=2.0))
-    assert tuning.read_table(path).entries.keys() == {"mine", *turns}
+    tables.merge_table(path, table(mine=2.0))
+    assert tables.read_table(path).entries.keys() == {"mine", *turns}
 
 
 def test_a_lock_that_nobody_gives_back_is_an_error(tmp_path, monkeypatch):
     path = tmp_path / "table.json"
-    tuning.write_table(path, table(a=1.0))
-    monkeypatch.setattr(tuning, "_LOCK_TIMEOUT_S", 0.05)
+    tables.write_table(path, table(a=1.0))
+    monkeypatch.setattr(tables, "_LOCK_TIMEOUT_S", 0.05)
     with filelock.FileLock(f"{path}.lock"), pytest.raises(OSError, match="table.json.lock"):
-        tuning.merge_table(path, table(b=1.0))
-    assert tuning.read_table(path).entries.keys() == {"a"}
+        tables.merge_table(path, table(b=1.0))
+    assert tables.read_table(path).entries.keys() == {"a"}
 
 
 def test_concurrent_writers_lose_nothing_and_readers_see_whole_files(tmp_path):
@@ -240,45 +241,45 @@ def test_concurrent_writers_lose_nothing_and_readers_see_whole_files(tmp_path):
     seen = set()
     while any(writer.poll() is None for writer in writers):
         if path.exists():
-            seen.add(len(tuning.read_table(path).entries))
+            seen.add(len(tables.read_table(path).entries))
     assert [writer.returncode for writer in writers] == [0, 0, 0]
-    assert len(tuning.read_table(path).entries) == 60
+    assert len(tables.read_table(path).entries) == 60
     assert len(seen) > 1
 
 
 def test_tables_are_read_once_in_a_process(cache):
-    tuning.merge_table(cache, table(**{KEY: 1.0}))
-    assert [found.us for found, _ in tuning.lookup(PROBLEM, DEVICE)] == [1.0]
-    tuning.merge_table(cache, table(**{KEY: 9.0}))
-    assert [found.us for found, _ in tuning.lookup(PROBLEM, DEVICE)] == [1.0]
-    tuning.reset()
-    assert [found.us for found, _ in tuning.lookup(PROBLEM, DEVICE)] == [9.0]
+    tables.merge_table(cache, table(**{KEY: 1.0}))
+    assert [found.us for found, _ in tables.lookup(PROBLEM, DEVICE)] == [1.0]
+    tables.merge_table(cache, table(**{KEY: 9.0}))
+    assert [found.us for found, _ in tables.lookup(PROBLEM, DEVICE)] == [1.0]
+    tables.reset()
+    assert [found.us for found, _ in tables.lookup(PROBLEM, DEVICE)] == [9.0]
 
 
 def test_the_last_table_wins(cache, tmp_path):
-    tuning.merge_table(cache, table(**{KEY: 1.0}))
+    tables.merge_table(cache, table(**{KEY: 1.0}))
     path = tmp_path / "mine.json"
-    tuning.write_table(path, table(**{KEY: 2.0}))
-    tuning.load(path)
-    tuning.adopt(table(**{KEY: 3.0}), "autotune")
-    found = [(known.us, source.split()[0]) for known, source in tuning.lookup(PROBLEM, DEVICE)]
+    tables.write_table(path, table(**{KEY: 2.0}))
+    tables.load(path)
+    tables.adopt(table(**{KEY: 3.0}), "autotune")
+    found = [(known.us, source.split()[0]) for known, source in tables.lookup(PROBLEM, DEVICE)]
     assert found == [(3.0, "autotune"), (2.0, "table"), (1.0, "user")]
 
 
 def test_the_cache_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("TCGEMM_CACHE_DIR", "off")
-    assert tuning.cache_folder() is None
-    assert tuning.save_to_cache(table(a=1.0)) is None
+    assert tables.cache_folder() is None
+    assert tables.save_to_cache(table(a=1.0)) is None
     monkeypatch.delenv("TCGEMM_CACHE_DIR")
-    assert tuning.cache_folder().name == "jax_tcgemm"
+    assert tables.cache_folder().name == "jax_tcgemm"
 
 
 def test_the_shipped_table_is_read_without_a_warning():
-    tuning.reset()
+    tables.reset()
     square = dataclasses.replace(DENSE, ld=4096)
     large = dataclasses.replace(PROBLEM, m=4096, n=4096, k=4096, a=square, b=square)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ((found, source),) = tuning.lookup(large, selection.ASSUMED_GPU.key)
+        ((found, source),) = tables.lookup(large, selection.ASSUMED_GPU.key)
     assert source == "shipped table h200.json"
     assert found.us > 100

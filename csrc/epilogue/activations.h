@@ -1,5 +1,6 @@
 // The activations of core/activation.h, for the host and the device: each a functor with the function itself
-// and its derivative. jax_tcgemm/activations.py has the same functions from JAX, and a test compares both sides.
+// and its derivative. jax_tcgemm/problem/activations.py has the same functions from JAX, and a test compares both
+// sides.
 //
 //   value(x)        f(x)
 //   gradient(x, g)  g * f'(x)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jax_tcgemm import blas
 from jax_tcgemm.bench.workload import Workload
-from jax_tcgemm.problem import DTYPES
+from jax_tcgemm.problem.dtypes import DTYPES
 
 
 def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:

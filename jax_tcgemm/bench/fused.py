@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 import jax_tcgemm
-from jax_tcgemm.activations import ACTIVATIONS, canonical_activation
 from jax_tcgemm.bench import reference
 from jax_tcgemm.bench.suites import DTYPES
 from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
+from jax_tcgemm.problem.activations import ACTIVATIONS, canonical_activation
 
 
 def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:

@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jax_tcgemm import _modules
 from jax_tcgemm.bench import records as rec
-from jax_tcgemm.bench import reference, timing
+from jax_tcgemm.bench import reference
 from jax_tcgemm.bench.contenders import Contender, plan
 from jax_tcgemm.bench.suites import Case, Suite
 from jax_tcgemm.bench.workload import Workload
+from jax_tcgemm.system import modules
+from jax_tcgemm.tuning import timing
 
 # Fewer calls than this say nothing about spread; a slow contender gets no less.
 MIN_REPEATS = 5
@@ -73,7 +74,7 @@ class Harness:
         self._timer = default_timer if options.timer == "auto" else options.timer
         self._machine = rec.machine()
         self._machine["revision"] = options.revision or rec.git_revision()
-        properties = _modules.cuda_device() if on_gpu else None
+        properties = modules.cuda_device() if on_gpu else None
         self._machine["driver_cuda"] = properties["driver_version"] if properties else None
         self._cache_bytes = timing.cache_bytes()
         self._probe = concurrent.futures.ThreadPoolExecutor(1)

@@ -38,7 +38,7 @@ from collections.abc import Iterable
 import jax
 import jaxlib
 
-from jax_tcgemm.info import CUDA_IMPLEMENTATIONS
+from jax_tcgemm.inspect.info import CUDA_IMPLEMENTATIONS
 from jax_tcgemm.selection import target_device
 
 SCHEMA = 1

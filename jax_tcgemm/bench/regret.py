@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from jax_tcgemm.autotune import Tuned, decide
-from jax_tcgemm.measuring import measure
-from jax_tcgemm.problem import Operand, Problem
+from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.tuning.autotune import Tuned, decide
+from jax_tcgemm.tuning.measuring import measure
 
 # Extents are drawn from these ranges: m, n, k, and the batch. Each regime is as likely as another.
 _REGIMES = (

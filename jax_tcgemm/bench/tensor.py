@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax_tcgemm import tensor
 from jax_tcgemm.bench.suites import DTYPES
 from jax_tcgemm.bench.workload import Workload
-from jax_tcgemm.explain import explain
+from jax_tcgemm.device.tensor.planning import IMPLEMENTATIONS
+from jax_tcgemm.inspect.explain import explain
 from jax_tcgemm.tensor.contract import ALGORITHMS
-from jax_tcgemm.tensor.planning import IMPLEMENTATIONS
 
 # Of max |result - reference| / max |reference|: one rounding of the result, TF32's products, or
 # float32's sums. A permutation rounds nothing.

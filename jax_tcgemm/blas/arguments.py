@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.arguments import as_array, in_range, promoted_dtype
-from jax_tcgemm.primitives import blas as primitive
-from jax_tcgemm.primitives.blas import Call, Options, span
-from jax_tcgemm.problem import MAX_EXTENT
+from jax_tcgemm.device.blas.planning import check_implementation
+from jax_tcgemm.primitives.blas import bind as bind_call
+from jax_tcgemm.problem.blas_call import Call, Options, scale_dtype, span
+from jax_tcgemm.problem.dtypes import MAX_EXTENT
+from jax_tcgemm.products.arguments import as_array, in_range, promoted_dtype
 
 _DTYPES = tuple(
     np.dtype(t)
@@ -18,7 +19,7 @@ _DTYPES = tuple(
 
 def check_options(op: str, implementation, options) -> None:
     """Raises for an unknown implementation or options of another type."""
-    primitive.check_implementation(op, implementation)
+    check_implementation(op, implementation)
     if not isinstance(options, Options):
         raise TypeError(
             f"{op}: options must be a blas.Options, got options={options!r}; "
@@ -167,7 +168,7 @@ def scalars(op: str, dtype, **given) -> tuple[dict, tuple]:
     if not any(isinstance(value, jax.Array) for value in given.values()):
         return {name: in_range(op, name, complex, value) for name, value in given.items()}, ()
     given = {"beta": 0.0} | given
-    scale = primitive.scale_dtype(dtype)
+    scale = scale_dtype(dtype)
     return {"scalar_args": True}, tuple(
         jnp.asarray(given[name]).astype(scale) for name in ("alpha", "beta")
     )
@@ -194,4 +195,4 @@ def bind(call: Call, *operands):
             f"{call.op}: batch dimensions must broadcast, got arrays of shapes {shapes}; "
             "sizes must be equal or 1"
         ) from None
-    return primitive.bind(call, *operands)
+    return bind_call(call, *operands)

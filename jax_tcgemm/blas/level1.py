@@ -7,7 +7,6 @@ increment-th element takes part, beginning with the first, and the others are pa
 import jax
 import jax.numpy as jnp
 
-from jax_tcgemm.arguments import check_flag
 from jax_tcgemm.blas.arguments import (
     arrays,
     bind,
@@ -16,7 +15,8 @@ from jax_tcgemm.blas.arguments import (
     scalars,
     vector_length,
 )
-from jax_tcgemm.primitives.blas import DEFAULT_OPTIONS, Call, Options
+from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS, Call, Options
+from jax_tcgemm.products.arguments import check_flag
 
 
 def _call(op, routine, vectors, n, implementation, options, *, factors=None, **fields):

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 import jax
 
-from jax_tcgemm.arguments import as_array, check_flag
 from jax_tcgemm.blas.arguments import (
     arrays,
     bind,
@@ -14,7 +13,8 @@ from jax_tcgemm.blas.arguments import (
     scalars,
     transposition,
 )
-from jax_tcgemm.primitives.blas import DEFAULT_OPTIONS, Call, Options
+from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS, Call, Options
+from jax_tcgemm.products.arguments import as_array, check_flag
 
 
 def gemm(

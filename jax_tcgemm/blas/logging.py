@@ -1,6 +1,6 @@
 """cuBLAS's own log."""
 
-from jax_tcgemm import _modules
+from jax_tcgemm.system import modules
 
 
 def set_logging(path) -> None:
@@ -16,9 +16,9 @@ def set_logging(path) -> None:
       >>> from jax_tcgemm import blas
       >>> blas.set_logging("cublas.log")  # doctest: +SKIP
     """
-    if reason := _modules.cublas_reason():
+    if reason := modules.cublas_reason():
         raise RuntimeError(
             f"blas.set_logging: cuBLAS must be there to log, got path={path!r} and {reason}; "
             "jax_tcgemm.info() says what is found"
         )
-    _modules.cuda.set_cublas_logging("" if path is None else str(path))
+    modules.cuda.set_cublas_logging("" if path is None else str(path))

@@ -15,9 +15,9 @@ import time
 import warnings
 from pathlib import Path
 
-from jax_tcgemm import tuning
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.kernels.instance import Instance, Kernel
+from jax_tcgemm.selection import tables
 
 FORMAT = 1
 # Of all files together; a kernel takes 20 to 300 KB.
@@ -31,7 +31,7 @@ _warned: set[str] = set()
 
 def path(instance: Instance) -> Path | None:
     """The instance's file, which need not exist; None when the cache is off."""
-    folder = tuning.cache_folder()
+    folder = tables.cache_folder()
     if folder is None:
         return None
     parts = (FORMAT, nvrtc.digest(), instance.target, instance.kernel, instance.source)
@@ -86,7 +86,7 @@ def write(instance: Instance, kernel: Kernel) -> None:
 
 def trim() -> None:
     """Removes what was used least recently while there is more than `LIMIT_BYTES`."""
-    folder = tuning.cache_folder()
+    folder = tables.cache_folder()
     if folder is None:
         return
     files = []

@@ -7,9 +7,10 @@ import hashlib
 import os
 from pathlib import Path
 
-from jax_tcgemm import _build, _modules
+from jax_tcgemm import _build
 from jax_tcgemm.kernels.instance import Instance, Kernel
 from jax_tcgemm.kernels.ptxas import find_faults
+from jax_tcgemm.system import modules
 
 # That of the CUDA compiler that builds the package.
 _OLDEST = (12, 4)
@@ -62,7 +63,7 @@ def _find() -> _Compiler | str:
     """The compiler, or why there is none."""
     toolkits = [Path(os.environ[x]) for x in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(x)]
     toolkits.append(_USUAL_TOOLKIT)
-    paths = _modules.library_candidates("nvrtc", ("cu13/lib",))
+    paths = modules.library_candidates("nvrtc", ("cu13/lib",))
     paths += [str(x) for toolkit in toolkits for x in toolkit.glob("lib64/libnvrtc.so.1?")]
     library = next(filter(None, map(_open, paths)), None)
     if library is None:
@@ -77,7 +78,7 @@ def _find() -> _Compiler | str:
         )
 
     folders = []
-    candidates = (*_modules.nvidia_folders("cu13/include"), *(x / "include" for x in toolkits))
+    candidates = (*modules.nvidia_folders("cu13/include"), *(x / "include" for x in toolkits))
     for header, package in _CUDA_HEADERS.items():
         folder = next((x for x in candidates if (x / header).is_file()), None)
         if folder is None:

@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jax_tcgemm import jax_internals
-from jax_tcgemm.fusion import Fusion, broadcast_to, push_forward, wide_dtype
-from jax_tcgemm.jax_internals import ad, batching, mlir, xla
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import fused_dot_general as fused
-from jax_tcgemm.primitives import partitioning, shardings
+from jax_tcgemm.problem.fusion import Fusion, broadcast_to, push_forward, wide_dtype
+from jax_tcgemm.sharding import partitioning, shardings
+from jax_tcgemm.system import jax_internals
+from jax_tcgemm.system.jax_internals import ad, batching, mlir, xla
 
 activated_tangent_p = core.Primitive("tcgemm_activated_tangent")
 accumulating_tangent_p = core.Primitive("tcgemm_accumulating_tangent")

@@ -32,11 +32,11 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
-from jax_tcgemm.fusion import wide_dtype
-from jax_tcgemm.jax_internals import ad, batching
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives.backward import define_linear
 from jax_tcgemm.primitives.fused_dot_general import moved
+from jax_tcgemm.problem.fusion import wide_dtype
+from jax_tcgemm.system.jax_internals import ad, batching
 
 
 @dataclasses.dataclass(frozen=True)

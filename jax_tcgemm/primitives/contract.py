@@ -19,14 +19,15 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import dot_general_p, transpose_p
 
-from jax_tcgemm.jax_internals import ad, batching, register_jet, xla, zero_tangent
-from jax_tcgemm.primitives import lowering, partitioning, shardings, tensor_lowering
+from jax_tcgemm.device.tensor import planning, reference
+from jax_tcgemm.primitives import lowering, tensor_lowering
 from jax_tcgemm.primitives.dot_general import bilinear_series, same_varying
 from jax_tcgemm.primitives.fused_dot_general import moved
-from jax_tcgemm.tensor import modes as mode_names
-from jax_tcgemm.tensor import planning, reference
-from jax_tcgemm.tensor.operation import Operation
-from jax_tcgemm.tensor.operators import scaled
+from jax_tcgemm.problem import modes as mode_names
+from jax_tcgemm.problem.operation import Operation
+from jax_tcgemm.problem.operators import scaled
+from jax_tcgemm.sharding import partitioning, shardings
+from jax_tcgemm.system.jax_internals import ad, batching, register_jet, xla, zero_tangent
 
 contract_p = core.Primitive("tcgemm_contract")
 

@@ -21,9 +21,12 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import transpose_p
 
-from jax_tcgemm import jax_internals, local, selection
-from jax_tcgemm.jax_internals import ad, batching, converted, product_type, varying_axes, xla
-from jax_tcgemm.primitives import lowering, partitioning, shardings
+from jax_tcgemm import selection
+from jax_tcgemm.device import dense
+from jax_tcgemm.primitives import lowering
+from jax_tcgemm.sharding import partitioning, shardings
+from jax_tcgemm.system import jax_internals
+from jax_tcgemm.system.jax_internals import ad, batching, converted, product_type, varying_axes, xla
 
 dot_general_p = core.Primitive("tcgemm_dot_general")
 
@@ -350,9 +353,9 @@ jax_internals.register_roofline(dot_general_p, flops)
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(lhs, rhs, out, params) -> local.Product:
+def product_of(lhs, rhs, out, params) -> dense.Product:
     """What one call of the primitive says, from the types of its operands and result."""
-    return local.Product(
+    return dense.Product(
         op=params["op"],
         lhs_shape=tuple(lhs.shape),
         lhs_dtype=np.dtype(lhs.dtype),
@@ -403,22 +406,22 @@ def _lower(ctx, lhs, rhs, *, platform, **params):
     obstacle = obstacle_of(platform, *ctx.avals_in, out)
     obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
     product = product_of(*ctx.avals_in, out, params)
-    if not obstacle and partitioning.is_divided(ctx) and local.is_covered(product, platform):
+    if not obstacle and partitioning.is_divided(ctx) and dense.is_covered(product, platform):
         return partitioning.lower(ctx, (lhs, rhs), division_of(*ctx.avals_in, params))
-    plan = local.make_plan(product, platform, selection.target_device(platform), obstacle)
-    asked = local.LaxProduct.of(product)
+    plan = dense.make_plan(product, platform, selection.target_device(platform), obstacle)
+    asked = dense.LaxProduct.of(product)
     if plan.choice.implementation == selection.XLA and _is_plain(asked, *ctx.avals_in, out):
         operands = (rhs, lhs) if asked.exchanged else (lhs, rhs)
         return (lowering.dot_general(*operands, asked),)
     out_sharding = shardings.natural(params["out_sharding"], asked.permutation)
 
     def on_device(lhs, rhs):
-        return (local.dot_general(lhs, rhs, plan, out_sharding),)
+        return (dense.dot_general(lhs, rhs, plan, out_sharding),)
 
     return partitioning.lower_on_device(ctx, on_device, lhs, rhs)
 
 
-def _is_plain(asked: local.LaxProduct, *avals) -> bool:
+def _is_plain(asked: dense.LaxProduct, *avals) -> bool:
     """Whether XLA's own product is one operation and a transpose, with no dtype or mesh to mind."""
     return (
         (asked.precision is None or type(asked.precision) is tuple)  # A DotAlgorithm is one, too.

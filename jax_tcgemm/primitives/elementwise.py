@@ -18,13 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jax_tcgemm.jax_internals import ad, batching, xla
-from jax_tcgemm.primitives import partitioning, tensor_lowering
+from jax_tcgemm.device.tensor import planning, reference
+from jax_tcgemm.primitives import tensor_lowering
 from jax_tcgemm.primitives.dot_general import same_varying
-from jax_tcgemm.tensor import modes as mode_names
-from jax_tcgemm.tensor import planning, reference
-from jax_tcgemm.tensor.operation import Operation
-from jax_tcgemm.tensor.typing import type_of
+from jax_tcgemm.primitives.tensor_typing import type_of
+from jax_tcgemm.problem import modes as mode_names
+from jax_tcgemm.problem.operation import Operation
+from jax_tcgemm.sharding import partitioning
+from jax_tcgemm.system.jax_internals import ad, batching, xla
 
 elementwise_p = core.Primitive("tcgemm_elementwise")
 

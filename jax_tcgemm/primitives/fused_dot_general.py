@@ -1,7 +1,7 @@
 """The primitive `tcgemm_fused_dot_general`: a dot_general with all that one call can do beside it.
 
     P = transpose(dot_general(lhs, rhs, dimension_numbers), permutation)
-    D [, aux_out] [, sums of D] = what fusion.py says of P and the optional operands
+    D [, aux_out] [, sums of D] = what problem/fusion.py says of P and the optional operands
 
 Operands are lhs, rhs and those of `fusion.OPTIONAL_OPERANDS` that `fusion.operands` names.
 `unfused` is the same in JAX, made of `tcgemm_dot_general`: it types the primitive, differentiates
@@ -19,11 +19,14 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from jax_tcgemm import jax_internals, local, local_fused, selection
-from jax_tcgemm.fusion import OPTIONAL_OPERANDS, Fusion, finish, push_forward, wide_dtype
-from jax_tcgemm.jax_internals import ad, batching, xla, zero_tangent
+from jax_tcgemm import selection
+from jax_tcgemm.device import dense, fused
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives import lowering, partitioning, shardings
+from jax_tcgemm.primitives import lowering
+from jax_tcgemm.problem.fusion import OPTIONAL_OPERANDS, Fusion, finish, push_forward, wide_dtype
+from jax_tcgemm.sharding import partitioning, shardings
+from jax_tcgemm.system import jax_internals
+from jax_tcgemm.system.jax_internals import ad, batching, xla, zero_tangent
 
 fused_dot_general_p = core.Primitive("tcgemm_fused_dot_general")
 fused_dot_general_p.multiple_results = True
@@ -285,7 +288,7 @@ def _tangent_of_z(given, moving, fusion: Fusion, dtype, *, preferred_element_typ
         zeros = [jnp.zeros_like(given["rhs"]) if t is None else t for t in ups]
         product(given["lhs"], zeros[0], zeros[1] if "rhs_up" in given else None)
     if "bias" in moving:
-        _, shape = local_fused.shapes(_product_shape(given, params), fusion)
+        _, shape = fused.shapes(_product_shape(given, params), fusion)
         bias = moving["bias"].astype(wide)
         addends.append(lax.broadcast_in_dim(bias, shape, fusion.bias_axes))
     return functools.reduce(lax.add, addends) if addends else None
@@ -363,13 +366,13 @@ jax_internals.register_roofline(fused_dot_general_p, _flops)
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(lhs, rhs, *rest) -> local_fused.Product:
+def product_of(lhs, rhs, *rest) -> fused.Product:
     """What one call of the primitive says, from the types of its operands and D, and its params."""
     *optional, out, params = rest
     fusion = params["fusion"]
     given = dict(zip(fusion.operands, optional, strict=True))
     shape = _product_shape({"lhs": lhs, "rhs": rhs}, params)
-    product = local.Product(
+    product = dense.Product(
         op=params["op"],
         lhs_shape=tuple(lhs.shape),
         lhs_dtype=np.dtype(lhs.dtype),
@@ -384,7 +387,7 @@ def product_of(lhs, rhs, *rest) -> local_fused.Product:
         config=params["config"],
     )
     bias = given.get("bias")
-    return local_fused.Product(
+    return fused.Product(
         product,
         fusion,
         () if bias is None else tuple(bias.shape),
@@ -451,17 +454,17 @@ def _lower(ctx, *operands, platform, **params):
     obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
     obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
     product = product_of(*ctx.avals_in, ctx.avals_out[0], params)
-    is_covered = local.is_covered(product.product, platform)
+    is_covered = dense.is_covered(product.product, platform)
     if not obstacle and partitioning.is_divided(ctx) and is_covered:
         return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
-    plan = local_fused.make_plan(product, platform, selection.target_device(platform), obstacle)
+    plan = fused.make_plan(product, platform, selection.target_device(platform), obstacle)
     if not plan.is_fused:
         unfused_call = functools.partial(unfused, **params)
         return partitioning.lower_on_device(ctx, unfused_call, *operands)
 
     def on_device(lhs, rhs, *optional):
         given = dict(zip(params["fusion"].operands, optional, strict=True))
-        return local_fused.fused_dot_general(plan, lhs, rhs, given)
+        return fused.fused_dot_general(plan, lhs, rhs, given)
 
     return partitioning.lower_on_device(ctx, on_device, *operands)
 

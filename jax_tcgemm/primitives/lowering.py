@@ -9,8 +9,8 @@ from jax.extend import core
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
-from jax_tcgemm import local
-from jax_tcgemm.jax_internals import check_nans, mlir, platforms
+from jax_tcgemm.device import dense
+from jax_tcgemm.system.jax_internals import check_nans, mlir, platforms
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def register(primitive: core.Primitive, lower: Callable) -> None:
     check_nans(primitive)
 
 
-def dot_general(lhs: ir.Value, rhs: ir.Value, asked: local.LaxProduct) -> ir.Value:
+def dot_general(lhs: ir.Value, rhs: ir.Value, asked: dense.LaxProduct) -> ir.Value:
     """XLA's own product of operands of one dtype, without tracing it first.
 
     What `lax.dot_general` becomes, too. Most of the time that a trace would take is for what

@@ -31,10 +31,9 @@ from jax import lax
 from jax.extend import core
 from jax.sharding import NamedSharding
 
-from jax_tcgemm import jax_internals, local, local_ragged, selection
-from jax_tcgemm.activations import ACTIVATIONS
-from jax_tcgemm.jax_internals import ad, batching, xla, zero_tangent
-from jax_tcgemm.primitives import lowering, partitioning, ragged_division, rows, shardings
+from jax_tcgemm import selection
+from jax_tcgemm.device import dense, grouped
+from jax_tcgemm.primitives import lowering, rows
 from jax_tcgemm.primitives.dot_general import (
     as_cotangent,
     bilinear_series,
@@ -42,7 +41,11 @@ from jax_tcgemm.primitives.dot_general import (
     same_varying,
 )
 from jax_tcgemm.primitives.fused_dot_general import series_by_parts
-from jax_tcgemm.primitives.ragged_division import result_spec
+from jax_tcgemm.problem.activations import ACTIVATIONS
+from jax_tcgemm.sharding import partitioning, ragged_division, shardings
+from jax_tcgemm.sharding.ragged_division import result_spec
+from jax_tcgemm.system import jax_internals
+from jax_tcgemm.system.jax_internals import ad, batching, xla, zero_tangent
 
 ragged_dot_p = core.Primitive("tcgemm_ragged_dot")
 
@@ -359,7 +362,7 @@ jax_internals.register_roofline(ragged_dot_p, _flops)
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(*avals_and_params) -> local_ragged.Product:
+def product_of(*avals_and_params) -> grouped.Product:
     """What one call of the primitive says, from the types of its operands and result."""
     *args, out, params = avals_and_params
     operands = Operands.of(args, params)
@@ -372,7 +375,7 @@ def product_of(*avals_and_params) -> local_ragged.Product:
     bias = operands.bias
     # Of a device that has some of the groups, fewer than the parameters say.
     groups = (out if params["form"] == "contraction" else operands.rhs).shape[num_batch]
-    return local_ragged.Product(
+    return grouped.Product(
         op=params["op"],
         form=params["form"],
         batches=(
@@ -424,10 +427,10 @@ def _lower(ctx, *args, platform, **params):
     product = product_of(*ctx.avals_in, out_aval, params)
     # XLA's own product has no rule for explicit axes.
     is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)
-    is_divisible = is_explicit or local.is_covered(product, platform)
+    is_divisible = is_explicit or dense.is_covered(product, platform)
     if not obstacle and partitioning.is_divided(ctx) and is_divisible:
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
-    plan = local_ragged.make_plan(product, platform, selection.target_device(platform), obstacle)
+    plan = grouped.make_plan(product, platform, selection.target_device(platform), obstacle)
 
     def on_device(*args):
         operands = Operands.of(args, params)
@@ -436,7 +439,7 @@ def _lower(ctx, *args, platform, **params):
                 return (parts(operands, params),)
             if operands.gather is not None:
                 return (_gathered_first(operands, params),)
-        return (local_ragged.ragged_dot(**vars(operands), plan=plan),)
+        return (grouped.ragged_dot(**vars(operands), plan=plan),)
 
     if plan.choice.implementation == selection.XLA:
         on_device = partitioning.of_whole_arrays(on_device, out_aval)

@@ -24,14 +24,16 @@ from jax import lax
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_tcgemm import local_rows, selection
-from jax_tcgemm.fusion import wide_dtype
-from jax_tcgemm.jax_internals import ad, batching, like, xla, zero_tangent
-from jax_tcgemm.primitives import lowering, partitioning
+from jax_tcgemm import selection
+from jax_tcgemm.device import rows as device_rows
+from jax_tcgemm.device.segment_sums import segment_sums
+from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
-from jax_tcgemm.primitives.segment_sums import segment_sums
-from jax_tcgemm.problem import DTYPE_NAMES
-from jax_tcgemm.rows_problem import RowsProblem
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES
+from jax_tcgemm.problem.fusion import wide_dtype
+from jax_tcgemm.problem.rows import RowsProblem
+from jax_tcgemm.sharding import partitioning
+from jax_tcgemm.system.jax_internals import ad, batching, like, xla, zero_tangent
 
 rows_p = core.Primitive("tcgemm_rows")
 
@@ -212,14 +214,14 @@ ad.primitive_transposes[rows_p] = _transpose
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(a, *others_and_params) -> local_rows.Request:
+def product_of(a, *others_and_params) -> device_rows.Request:
     """What one call of the primitive says, from the types of its operands and result."""
     *others, _, params = others_and_params
     is_sums = params["form"] == "sums"
     op, implementation = params["op"], params["implementation"]
     dtype = np.dtype(a.dtype)
     if dtype not in map(np.dtype, ("float16", "bfloat16", "float32", "float64")):
-        return local_rows.Request(op, f"rows of {dtype} are XLA's", implementation)
+        return device_rows.Request(op, f"rows of {dtype} are XLA's", implementation)
     problem = RowsProblem(
         form=params["form"],
         a_rows=a.shape[0],
@@ -230,7 +232,7 @@ def product_of(a, *others_and_params) -> local_rows.Request:
         weighted=params["weighted"],
         in_dtype=DTYPE_NAMES[dtype],
     )
-    return local_rows.Request(op, problem, implementation)
+    return device_rows.Request(op, problem, implementation)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
@@ -301,14 +303,14 @@ def _sorted_by_target(targets, num_targets: int, pattern):
 def _on_device(plan, *args, form, num_targets, patterns, **_):
     is_xla = plan.choice.implementation == selection.XLA
     if form == "dots":
-        return _dots_by_xla(*args) if is_xla else local_rows.dots(*args, plan=plan)
+        return _dots_by_xla(*args) if is_xla else device_rows.dots(*args, plan=plan)
     if is_xla:
         return _sums_by_xla(*args, num_targets=num_targets, patterns=patterns)
     a, sources, targets, *weights = args
     order, starts = _sorted_by_target(targets, num_targets, patterns[1])
     if order is not None:
         sources, *weights = (x[order] for x in (sources, *weights))
-    return local_rows.sums(a, sources, starts, *weights, plan=plan)
+    return device_rows.sums(a, sources, starts, *weights, plan=plan)
 
 
 def _lower(ctx, *args, platform, **params):
@@ -316,7 +318,7 @@ def _lower(ctx, *args, platform, **params):
     obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
     request = product_of(*ctx.avals_in, *ctx.avals_out, params)
     device = selection.target_device(platform)
-    plan = local_rows.make_plan(request, platform, device, obstacle)
+    plan = device_rows.make_plan(request, platform, device, obstacle)
     # What XLA runs, it also partitions.
     is_ours = plan.choice.implementation != selection.XLA
     if is_ours and partitioning.is_divided(ctx):

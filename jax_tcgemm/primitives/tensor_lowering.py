@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from jax.extend import core
 
-from jax_tcgemm.primitives import lowering, partitioning
+from jax_tcgemm.device.tensor import planning
+from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.dot_general import obstacle_of
-from jax_tcgemm.tensor import planning
+from jax_tcgemm.sharding import partitioning
 
 
 def register(primitive: core.Primitive, request_of: Callable, division_of: Callable) -> None:

@@ -5,7 +5,7 @@ import numbers
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tcgemm.arguments import as_array, in_range, promoted_dtype
+from jax_tcgemm.products.arguments import as_array, in_range, promoted_dtype
 
 
 def arrays(op: str, **operands) -> list:

@@ -2,12 +2,13 @@
 
 import jax
 
-from jax_tcgemm.arguments import canonical_sharding
-from jax_tcgemm.precision import canonical_precision
+from jax_tcgemm.device.tensor.planning import check_implementation
 from jax_tcgemm.primitives import contract as primitive
-from jax_tcgemm.tensor import arguments, modes, operators
-from jax_tcgemm.tensor.numerics import CONTRACTION_COMPUTE, check_compute_type
-from jax_tcgemm.tensor.planning import check_implementation
+from jax_tcgemm.problem import modes, operators
+from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE, check_compute_type
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products.arguments import canonical_sharding
+from jax_tcgemm.tensor import arguments
 
 ALGORITHMS = ("default", "default_patient", "gett", "tgett", "ttgt")
 

@@ -6,18 +6,18 @@ import opt_einsum
 from jax import lax
 from opt_einsum import parser
 
-from jax_tcgemm.arguments import (
+from jax_tcgemm.device.tensor.planning import check_implementation
+from jax_tcgemm.primitives import contract as primitive
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products.arguments import (
     as_array,
     canonical_element_type,
     canonical_sharding,
     promoted_type,
     weakened,
 )
-from jax_tcgemm.precision import canonical_precision
-from jax_tcgemm.primitives import contract as primitive
-from jax_tcgemm.primitives import shardings
-from jax_tcgemm.primitives.partitioning import resharded
-from jax_tcgemm.tensor.planning import check_implementation
+from jax_tcgemm.sharding import shardings
+from jax_tcgemm.sharding.partitioning import resharded
 
 
 def einsum(

@@ -2,11 +2,12 @@
 
 import jax
 
+from jax_tcgemm.device.tensor.cutensor import ELEMENTWISE_COMPUTE
+from jax_tcgemm.device.tensor.planning import check_implementation
 from jax_tcgemm.primitives import elementwise as primitive
-from jax_tcgemm.tensor import arguments, modes, operators
-from jax_tcgemm.tensor.cutensor import ELEMENTWISE_COMPUTE
-from jax_tcgemm.tensor.numerics import check_compute_type
-from jax_tcgemm.tensor.planning import check_implementation
+from jax_tcgemm.problem import modes, operators
+from jax_tcgemm.problem.compute_types import check_compute_type
+from jax_tcgemm.tensor import arguments
 
 
 def permute(

@@ -16,8 +16,9 @@ import jax
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from jax_tcgemm import _modules
-from jax_tcgemm.problem import DTYPES, Operand, Problem
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.system import modules
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
@@ -116,10 +117,10 @@ SPLIT_CASES = [case for case in CASES if case.label in SPLIT_LABELS]
 @functools.cache
 def implementations() -> dict[str, list[str]]:
     """Every CUDA implementation with its configs, the default first."""
-    if _modules.cuda is None:
+    if modules.cuda is None:
         return {}
-    _modules.reason("cublaslt")  # Loads it, without which it accepts nothing.
-    return _modules.cuda.implementations()
+    modules.reason("cublaslt")  # Loads it, without which it accepts nothing.
+    return modules.cuda.implementations()
 
 
 def split_base(config: str) -> str:
@@ -149,8 +150,8 @@ def accepted_layouts(implementation: str, config: str, types: Types) -> list[str
 
 
 def rejection(implementation: str, config: str, problem: Problem) -> str:
-    device = _modules.cuda_device() or H200
-    return _modules.cuda.reject(implementation, config, problem.query(), device)
+    device = modules.cuda_device() or H200
+    return modules.cuda.reject(implementation, config, problem.query(), device)
 
 
 def _poison(dtype: np.dtype):
@@ -270,12 +271,12 @@ def call(problem: Problem, a, b, c=None, *, implementation: str, config: str, in
 
     With beta == 0 that means a D full of whatever C holds, which must not show.
     """
-    module = _modules.cuda
+    module = modules.cuda
     results = [
         jax.ShapeDtypeStruct((problem.batch, problem.m, problem.n), DTYPES[problem.out_dtype])
     ]
     workspace = module.workspace_bytes(
-        implementation, config, problem.query(), _modules.cuda_device()
+        implementation, config, problem.query(), modules.cuda_device()
     )
     if workspace:
         results.append(jax.ShapeDtypeStruct((workspace,), np.uint8))

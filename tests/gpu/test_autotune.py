@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 import jax_tcgemm
-from jax_tcgemm import measuring, selection, tuning
+from jax_tcgemm import selection
 from jax_tcgemm.bench.regret import random_problems
+from jax_tcgemm.selection import tables
+from jax_tcgemm.tuning import measuring
 
 pytestmark = pytest.mark.gpu
 
@@ -14,9 +16,9 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def cache(gpu, tmp_path, monkeypatch):
     monkeypatch.setenv("TCGEMM_CACHE_DIR", str(tmp_path))
-    tuning.reset()
+    tables.reset()
     yield tmp_path
-    tuning.reset()
+    tables.reset()
     jax.clear_caches()
 
 

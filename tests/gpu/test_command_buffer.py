@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tcgemm.problem import DTYPES
+from jax_tcgemm.problem.dtypes import DTYPES
 
 from .gemm_call import ALL_TYPES, Case, call, first_accepted, implementations, make_inputs
 

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from epilogue_call import FORMS, ROUNDING, Fused, check_activation, check_limits, wide
 
-from jax_tcgemm import _modules, selection
-from jax_tcgemm.activations import ACTIVATIONS
-from jax_tcgemm.problem import DTYPES, Problem
+from jax_tcgemm import selection
+from jax_tcgemm.problem.activations import ACTIVATIONS
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.system import modules
 
 from .gemm_call import H200, LAYOUTS, implementations, split_base
 
@@ -38,15 +40,15 @@ LIBRARY_FORMS = ("bias", "gelu", "gelu_aux", "gelu_bare", "relu", "residual", "d
 
 
 def device() -> dict:
-    return _modules.cuda_device() or H200
+    return modules.cuda_device() or H200
 
 
 def rejection(name: str, config: str, problem: Problem) -> str:
-    return _modules.cuda.reject(name, config, problem.query(), device())
+    return modules.cuda.reject(name, config, problem.query(), device())
 
 
 def choice(name: str, config: str, problem: Problem) -> selection.Choice:
-    workspace = _modules.cuda.workspace_bytes(name, config, problem.query(), device())
+    workspace = modules.cuda.workspace_bytes(name, config, problem.query(), device())
     return selection.Choice(name, config, "", workspace)
 
 
@@ -109,7 +111,7 @@ def in_kernel_configs():
         config
         for config in implementations().get("wgmma", ())
         if not split_base(config)
-        and _modules.cuda.workspace_bytes("wgmma", config, case.problem.query(), device()) == 0
+        and modules.cuda.workspace_bytes("wgmma", config, case.problem.query(), device()) == 0
     ]
 
 
@@ -191,7 +193,7 @@ def test_cublaslt(form, layout):
 
 
 def test_both_sides_have_the_same_activations():
-    assert _modules.cuda.activations() == list(ACTIVATIONS)
+    assert modules.cuda.activations() == list(ACTIVATIONS)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_tcgemm
-from jax_tcgemm.problem import DTYPES
+from jax_tcgemm.problem.dtypes import DTYPES
 
 from .gemm_call import (
     ALL_TYPES,

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tcgemm.problem import DTYPES, Operand, Problem
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.gemm import Operand, Problem
 
 from .gemm_call import Case, Types, accepted_layouts, call, implementations, make_inputs, rejection
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_tcgemm
-from jax_tcgemm.activations import ACTIVATIONS, canonical_activation
+from jax_tcgemm.problem.activations import ACTIVATIONS, canonical_activation
 
 pytestmark = pytest.mark.gpu
 

@@ -10,13 +10,13 @@ import pytest
 import ragged_reference as reference
 
 import jax_tcgemm
-from jax_tcgemm import _modules
+from jax_tcgemm.system import modules
 
 pytestmark = pytest.mark.gpu
 
 
 def configs():
-    found = _modules.cuda.ragged.implementations() if _modules.cuda is not None else {}
+    found = modules.cuda.ragged.implementations() if modules.cuda is not None else {}
     return [(name, config) for name, all_of_it in found.items() for config in all_of_it]
 
 
@@ -106,7 +106,7 @@ def test_selection_runs_training_on_our_kernels(gpu):
         return jnp.sum(jax_tcgemm.ragged_dot(x, w, sizes).astype(jnp.float32) ** 2)
 
     calls = jax_tcgemm.explain(jax.grad(loss, (0, 1)), x, w, platform="cuda")
-    expected = "wgmma" if _modules.cuda_device()["compute_capability"] == 90 else "mma_sync"
+    expected = "wgmma" if modules.cuda_device()["compute_capability"] == 90 else "mma_sync"
     assert [call.implementation for call in calls] == [expected] * 3
 
 

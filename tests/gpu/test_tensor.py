@@ -12,9 +12,11 @@ import pytest
 from random_arrays import draw, widened
 
 import jax_tcgemm
-from jax_tcgemm import _modules, tensor
-from jax_tcgemm.tensor.numerics import CONTRACTION_COMPUTE
-from jax_tcgemm.tensor.operators import BINARY, UNARY
+from jax_tcgemm import tensor
+from jax_tcgemm.device.tensor import cutensor as library
+from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE
+from jax_tcgemm.problem.operators import BINARY, UNARY
+from jax_tcgemm.system import modules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
 
@@ -31,7 +33,7 @@ LATER_COMPUTE = {"9xbf16": (90, 20300), "8xint8": (90, 20300), "4xf16": (100, 20
 
 
 def require_cutensor():
-    if reason := jax_tcgemm.tensor.cutensor.reason():
+    if reason := library.reason():
         pytest.skip(reason)
 
 
@@ -107,8 +109,8 @@ def test_compute_types(dtype, compute_type, cutensor):
         got = f(a, b)
     except ValueError as error:
         capability, version = LATER_COMPUTE.get(compute_type, (0, 0))
-        has_it = _modules.cuda_device()["compute_capability"] >= capability
-        if "cuTENSOR" not in str(error) or (has_it and _modules.cutensor.version() >= version):
+        has_it = modules.cuda_device()["compute_capability"] >= capability
+        if "cuTENSOR" not in str(error) or (has_it and modules.cutensor.version() >= version):
             raise
         pytest.skip(str(error))
     tolerance = max(COMPUTE_TOLERANCE[compute_type], 4 * TOLERANCE[dtype])
@@ -334,4 +336,4 @@ def test_choice_is_explained():
 
 
 def test_module_is_there():
-    assert _modules.cutensor is not None, _modules.reason("cutensor")
+    assert modules.cutensor is not None, modules.reason("cutensor")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ffi_frame import Api, Buffer, DeviceMemory, call, handler_of
 
-from jax_tcgemm import _modules
+from jax_tcgemm.system import modules
 
 from .gemm_call import LAYOUTS, Case, Types, implementations, make_inputs, mismatch, run_all, wide
 
@@ -92,21 +92,21 @@ def test_no_byte_beside_a_buffer_is_touched(types, config, case):
     """NaN behind each buffer stays, and does not show in D."""
     inputs = make_inputs(Types(*types.split()), "NT", case)
     problem = inputs.problem
-    workspace = _modules.cuda.workspace_bytes(
-        "wgmma", config, problem.query(), _modules.cuda_device()
+    workspace = modules.cuda.workspace_bytes(
+        "wgmma", config, problem.query(), modules.cuda_device()
     )
     operands = [
         Buffer.of(x, operand.dtype) for operand, x in ((problem.a, inputs.a), (problem.b, inputs.b))
     ]
     d = Buffer(problem.out_dtype, inputs.expected.shape)
     attributes = problem.attributes() | {
-        "abi": _modules.cuda.abi_version,
+        "abi": modules.cuda.abi_version,
         "implementation": "wgmma",
         "config": config,
     }
     memory = GuardedMemory()
     outcome = call(
-        handler_of(_modules.cuda.registrations()["tcgemm_gemm"]),
+        handler_of(modules.cuda.registrations()["tcgemm_gemm"]),
         {"gemm": attributes},
         operands,
         [d, Buffer("u8", (workspace,))][: 1 + (workspace > 0)],

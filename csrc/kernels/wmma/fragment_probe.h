@@ -1,5 +1,5 @@
 // What tensor-core fragments hold, asked of the hardware. Behind the tests of
-// jax_tcgemm/fragments.py, whose words (shape, dtype, operand) these functions take.
+// jax_tcgemm/inspect/fragments.py, whose words (shape, dtype, operand) these functions take.
 #pragma once
 
 #include <cstdint>

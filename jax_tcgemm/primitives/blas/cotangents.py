@@ -6,9 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.jax_internals import ad
-from jax_tcgemm.primitives.blas import xla
-from jax_tcgemm.primitives.blas.call import Call
+from jax_tcgemm.device.blas import reference
 from jax_tcgemm.primitives.blas.multilinear import (
     add_product,
     add_scaled,
@@ -19,6 +17,8 @@ from jax_tcgemm.primitives.blas.multilinear import (
     times,
 )
 from jax_tcgemm.primitives.blas.primitive import blas_p
+from jax_tcgemm.problem.blas_call import Call
+from jax_tcgemm.system.jax_internals import ad
 
 _FLIPPED = {"N": "T", "T": "N"}
 
@@ -62,7 +62,7 @@ def _like(x, aval):
         i for i, (own, extent) in enumerate(zip(aval.shape, x.shape, strict=True)) if own != extent
     ]
     if axes:
-        x = xla.wide(x).sum(axes, keepdims=True)
+        x = reference.wide(x).sum(axes, keepdims=True)
     return lax.convert_element_type(x, aval.dtype)
 
 
@@ -81,7 +81,7 @@ def _scalar_cotangents(call, g, given):
 
     def total(of, x):
         axes = tuple(range(of.ndim - call.ranks.c, of.ndim))
-        return (xla.wide(of) * xla.wide(x)).sum(axes)
+        return (reference.wide(of) * reference.wide(x)).sum(axes)
 
     def of_c():
         return mapped(lambda c, t: add_scaled(call, jnp.zeros_like(t), jnp.ones(()), c), given.c, g)
@@ -105,14 +105,14 @@ def _scalar_cotangents(call, g, given):
 def _dot_x(call, g, given):
     """Of sum op(x) y: the cotangent of x is g y, conjugated where x is."""
     x, (y,) = given.inputs[0][0].aval, given.inputs[1]
-    values = xla.elements(y, call.n, call.increments[1]) * g[0][..., None]
+    values = reference.elements(y, call.n, call.increments[1]) * g[0][..., None]
     values = values.conj() if call.op_a == "C" else values
     return (_scattered(values, x, call.increments[0]),)
 
 
 def _dot_y(call, g, given):
     (x,), y = given.inputs[0], given.inputs[1][0].aval
-    values = xla.elements(x, call.n, call.increments[0])
+    values = reference.elements(x, call.n, call.increments[0])
     values = (values.conj() if call.op_a == "C" else values) * g[0][..., None]
     return (_scattered(values, y, call.increments[1]),)
 
@@ -120,7 +120,7 @@ def _dot_y(call, g, given):
 def _scattered(values, aval, increment):
     """Zeros with `values` in the elements that a vector of this type contributes."""
     zeros = jnp.zeros((*values.shape[:-1], aval.shape[-1]), aval.dtype)
-    return xla.place(zeros, values, increment)
+    return reference.place(zeros, values, increment)
 
 
 def _axpy_x(call, g, given):
@@ -159,8 +159,8 @@ def _vectors_of_outer(call, g, given):
     a, (x,) = given.inputs[0][0].aval, given.inputs[1]
     rows, columns = _matrix_shape(call, a)
     g_length, x_length = (rows, columns) if call.op_a == "N" else (columns, rows)
-    g_vector = xla.elements(g[0], g_length, call.increments[1])
-    x_vector = xla.elements(x, x_length, call.increments[0])
+    g_vector = reference.elements(g[0], g_length, call.increments[1])
+    x_vector = reference.elements(x, x_length, call.increments[0])
     alpha = call.alpha if given.scalars is None else given.scalars[0]
     g_vector = times(call, alpha, g_vector)
     pair = (g_vector, x_vector) if call.op_a == "N" else (x_vector, g_vector)
@@ -190,7 +190,7 @@ def _gbmv_a(call, g, given):
     if call.columns == 0:
         return (jnp.zeros(a.shape, a.dtype),)
     left, right = _vectors_of_outer(call, g, given)
-    column, exists = xla.band_index(a.shape[-2], call.columns, call.kl, call.ku)
+    column, exists = reference.band_index(a.shape[-2], call.columns, call.kl, call.ku)
     return (jnp.where(exists, left[..., None] * right[..., column], 0),)
 
 

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tcgemm.jax_internals import ad
-from jax_tcgemm.primitives.blas import xla
-from jax_tcgemm.primitives.blas.call import Call, Operands, scale_dtype
+from jax_tcgemm.device.blas import reference
 from jax_tcgemm.primitives.blas.primitive import bind
+from jax_tcgemm.problem.blas_call import Call, Operands, scale_dtype
+from jax_tcgemm.system.jax_internals import ad
 
 
 def apply(call: Call, inputs, c=None, scalars=None) -> tuple:
@@ -36,9 +36,9 @@ def _is_vector(call: Call) -> bool:
 def times(call: Call, scalar, x):
     """The product in x's dtype; an array scalar has batch dimensions only."""
     if not isinstance(scalar, jax.Array):
-        return (xla.static(scalar, scale_dtype(x.dtype)) * xla.wide(x)).astype(x.dtype)
+        return (reference.static(scalar, scale_dtype(x.dtype)) * reference.wide(x)).astype(x.dtype)
     scalar = jnp.expand_dims(scalar, tuple(range(scalar.ndim, scalar.ndim + call.ranks.c)))
-    return (scalar * xla.wide(x)).astype(x.dtype)
+    return (scalar * reference.wide(x)).astype(x.dtype)
 
 
 def through_c(call, c, scalars) -> tuple:
@@ -50,8 +50,10 @@ def through_c(call, c, scalars) -> tuple:
     beta = call.beta if scalars is None else scalars[1]
     if call.routine == "gemm":
         return mapped(lambda x: times(call, beta, x), c)
-    scaled = mapped(lambda x: xla.elements(x, call.n, call.increment_c), c)
-    return mapped(lambda x, s: xla.place(x, times(call, beta, s), call.increment_c), c, scaled)
+    scaled = mapped(lambda x: reference.elements(x, call.n, call.increment_c), c)
+    return mapped(
+        lambda x, s: reference.place(x, times(call, beta, s), call.increment_c), c, scaled
+    )
 
 
 def add_product(call, inputs, scalars, total, out) -> tuple:
@@ -73,6 +75,6 @@ def add_scaled(call, total, scalar, c):
     """`total` plus scalar * c where the call updates c."""
     if not _is_vector(call):
         return total + times(call, scalar, c)
-    old = xla.elements(total, call.n, call.increment_c)
-    term = times(call, scalar, xla.elements(c, call.n, call.increment_c))
-    return xla.place(total, old + term, call.increment_c)
+    old = reference.elements(total, call.n, call.increment_c)
+    term = times(call, scalar, reference.elements(c, call.n, call.increment_c))
+    return reference.place(total, old + term, call.increment_c)

@@ -12,12 +12,13 @@ import numpy as np
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.jax_internals import batching, strong_type, xla
-from jax_tcgemm.primitives import lowering, partitioning
-from jax_tcgemm.primitives.blas import local
-from jax_tcgemm.primitives.blas import xla as in_xla
-from jax_tcgemm.primitives.blas.call import Call
+from jax_tcgemm.device.blas import planning
+from jax_tcgemm.device.blas import reference as in_xla
+from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
+from jax_tcgemm.problem.blas_call import Call
+from jax_tcgemm.sharding import partitioning
+from jax_tcgemm.system.jax_internals import batching, strong_type, xla
 
 blas_p = core.Primitive("tcgemm_blas")
 blas_p.multiple_results = True
@@ -66,11 +67,11 @@ batching.primitive_batchers[blas_p] = _batch
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(*types_and_params) -> local.BlasProblem:
+def product_of(*types_and_params) -> planning.BlasProblem:
     """What one call says, from the types of its operands and first result, and its parameters."""
     *operands, _, params = types_and_params
     shapes = tuple(tuple(x.shape) for x in operands)
-    return local.BlasProblem(params["call"], shapes, np.dtype(operands[0].dtype))
+    return planning.BlasProblem(params["call"], shapes, np.dtype(operands[0].dtype))
 
 
 def _lower(ctx, *operands, platform, call):
@@ -78,8 +79,8 @@ def _lower(ctx, *operands, platform, call):
     if not obstacle and partitioning.is_divided(ctx):
         obstacle = DIVIDED
     problem = product_of(*ctx.avals_in, ctx.avals_out[0], {"call": call})
-    plan = local.make_plan(problem, platform, selection.target_device(platform), obstacle)
-    run = functools.partial(local.run, call, plan=plan, types=ctx.avals_out)
+    plan = planning.make_plan(problem, platform, selection.target_device(platform), obstacle)
+    run = functools.partial(planning.run, call, plan=plan, types=ctx.avals_out)
     return partitioning.lower_on_device(ctx, run, *operands)
 
 

@@ -8,8 +8,6 @@ index has no derivative.
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tcgemm.jax_internals import ad, zero_tangent
-from jax_tcgemm.primitives.blas.call import Call
 from jax_tcgemm.primitives.blas.multilinear import (
     add_product,
     add_scaled,
@@ -20,6 +18,8 @@ from jax_tcgemm.primitives.blas.multilinear import (
     times,
 )
 from jax_tcgemm.primitives.blas.primitive import bind, blas_p
+from jax_tcgemm.problem.blas_call import Call
+from jax_tcgemm.system.jax_internals import ad, zero_tangent
 
 
 def _jvp(primals, tangents, *, call):

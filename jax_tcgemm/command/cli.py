@@ -1,0 +1,223 @@
+"""The command line: ``python -m jax_tcgemm info | demo | bench | tune | fragment``."""
+
+import dataclasses
+import pathlib
+from typing import Annotated
+
+import jax
+import typer
+
+import jax_tcgemm
+from jax_tcgemm import selection
+from jax_tcgemm.bench import contenders, suites
+from jax_tcgemm.bench.regret import random_problems, regret_table, time_again
+from jax_tcgemm.command.bench import app as bench_app
+from jax_tcgemm.command.demo import run_demo
+from jax_tcgemm.command.terminal import errors_as_text, output
+from jax_tcgemm.inspect.fragments import fragment_grid
+from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.selection import tables
+from jax_tcgemm.tuning.autotune import BUDGET_S, CANDIDATES, Tuned, Tuning, tune_problems
+from jax_tcgemm.tuning.measuring import check_fits, check_positive
+
+app = typer.Typer(
+    help="Tensor-core matrix multiplications for JAX.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(bench_app, name="bench")
+
+
+@app.command()
+def info() -> None:
+    """Show versions, GPUs, and which implementations can run here and why the others cannot."""
+    output().print(jax_tcgemm.info())
+
+
+@app.command()
+def demo(
+    implementation: Annotated[
+        str | None, typer.Option(help="Force one implementation for every product.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Training steps.")] = 600,
+) -> None:
+    """Train a network on handwritten digits, beside the same network with jnp.matmul."""
+    with errors_as_text():
+        run_demo(steps, implementation, output())
+
+
+@app.command()
+def fragment(
+    shape: Annotated[str, typer.Argument(help="Instruction shape, such as m16n16k16 or m16n8k16.")],
+    dtype: Annotated[str, typer.Argument(help="Element type, such as f16.")],
+    operand: Annotated[str, typer.Argument(help="a, b or c.")],
+) -> None:
+    """Show which lane and element of a fragment hold which matrix element."""
+    with errors_as_text():
+        # Plain, because a grid must not be wrapped to the terminal.
+        typer.echo(fragment_grid(shape, dtype, operand))
+
+
+@app.command()
+def tune(
+    suite: Annotated[str | None, typer.Option(help="Suites of bench, comma-separated.")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="M,N,K or BATCH,M,N,K; may be repeated.")
+    ] = None,
+    layout: Annotated[
+        str, typer.Option(help="Layouts of --shape, comma-separated: NN, NT, TN, TT.")
+    ] = "NN",
+    dtype: Annotated[
+        str | None, typer.Option(help="Dtypes, comma-separated; default bf16, or the suite's own.")
+    ] = None,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Write the table to this file, not to the user's cache folder."),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Keep what --out holds about other problems.")
+    ] = False,
+    provenance: Annotated[
+        str, typer.Option(help="A line for the table on where its figures come from.")
+    ] = "python -m jax_tcgemm tune",
+    regret: Annotated[
+        int | None,
+        typer.Option(min=1, help="Measure the regret of the choice on so many random problems."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random problems.")] = 0,
+    scale: Annotated[
+        float, typer.Option(min=0.001, help="Of the random extents; below 1 for slow machines.")
+    ] = 1.0,
+    budget: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Seconds for a problem: 5; 2.5 with --regret."),
+    ] = None,
+    configs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Configs to measure for a problem: 20; 30 with --regret."),
+    ] = None,
+    xla: Annotated[bool, typer.Option(help="Let XLA's own dot take part, too.")] = True,
+) -> None:
+    """Measure what runs each problem fastest, and remember it; or how good the choice is."""
+    console = output()
+    with errors_as_text():
+        if (regret is not None) + bool(suite or shape) != 1:
+            raise ValueError(
+                "tune: problems must come from --suite and --shape, or from --regret alone, got "
+                f"{suite=}, {shape=}, {regret=}; bench --list shows the suites"
+            )
+        for name, value in (("budget", budget), ("scale", scale)):
+            if value is not None:
+                check_positive("tune", name, value)
+        if regret is None:
+            _tune(
+                console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla
+            )
+        else:
+            _regret(console, regret, seed, dtype or "bf16", scale, budget, configs)
+
+
+def _tune(console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla):
+    """Tunes suites and shapes, and writes the table."""
+    device = _default_device()
+    _check_writable(out, device)
+    problems = _problems(suite, shape, layout, dtype)
+    for problem in problems:
+        check_fits("tune", problem)
+    found: list[Tuned] = []
+    try:
+        for tuned in tune_problems(
+            problems,
+            device,
+            budget_s=budget or BUDGET_S,
+            candidates=configs or CANDIDATES,
+            xla=xla,
+        ):
+            found.append(tuned)
+    finally:
+        # Also of what was measured until an interruption.
+        if found:
+            _write(console, Tuning(device, found), out, merge, provenance)
+    if not found:
+        raise ValueError(
+            "tune: a problem must be a product that can be measured here, got none; "
+            "see python -m jax_tcgemm info"
+        )
+
+
+def _check_writable(out, device) -> None:
+    """Raises ValueError where the table could not be written once everything is measured."""
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(
+            f"tune: out must lie in a folder that is there, got out={str(out)!r}; make it first"
+        )
+    path = tables.cache_file(device.key) if out is None else out
+    try:
+        if path is not None:
+            tables.check_writable(path)
+    except OSError as error:
+        raise ValueError(
+            f"tune: the table must be written, got {str(path)!r}: {error}; pass another --out"
+        ) from error
+
+
+def _write(console, result: Tuning, out, merge, provenance):
+    """Prints what was tuned and writes its table."""
+    console.print(result)
+    table = dataclasses.replace(result.table, provenance=provenance)
+    if out is None:
+        path = tables.save_to_cache(table)
+    else:
+        (tables.merge_table if merge else tables.write_table)(out, table)
+        path = out
+    console.print(f"wrote {path}" if path else "[yellow]nothing was written[/]", soft_wrap=True)
+
+
+def _problems(suite, shape, layout, dtype) -> list:
+    """The distinct problems that suites and shapes come to."""
+    dtypes = dtype.split(",") if dtype else None
+    cases = [
+        case
+        for name in (suite.split(",") if suite else ())
+        for case in suites.load_suite(name, dtypes).cases
+    ]
+    for text in shape or ():
+        extents = text.split(",")
+        if len(extents) not in (3, 4) or not all(extent.isdecimal() for extent in extents):
+            raise ValueError(
+                f"tune: shape must be M,N,K or BATCH,M,N,K, got shape={text!r}; "
+                "repeat --shape for several"
+            )
+        *batch, m, n, k = map(int, extents)
+        group = {"m": m, "n": n, "k": k, "batch": batch or 1, "layout": layout.split(",")}
+        described = {"description": "", "dtypes": ["bf16"], "groups": [group]}
+        cases += suites.parse_suite("--shape", described, dtypes).cases
+    found = {}
+    with jax.enable_x64(True):  # Cases say their own types.
+        for case in cases:
+            for contender in contenders.plan(case, ["auto"], [], None)[0]:
+                for call in jax_tcgemm.explain(contender.function, *case.operands):
+                    if isinstance(call.problem, Problem):  # others have nothing to choose
+                        found[call.problem] = None
+    return list(found)
+
+
+def _default_device():
+    platform = jax.default_backend()
+    return selection.target_device("cuda" if platform == "gpu" else platform)
+
+
+def _regret(console, count, seed, dtype, scale, budget, configs):
+    """Measures random problems and tells how good the choices are."""
+    budget = budget or 2.5
+    tuned = tune_problems(
+        random_problems(count, seed, dtype, scale),
+        _default_device(),
+        budget_s=budget,
+        candidates=configs or 30,
+        xla=False,
+    )
+    table, summary = regret_table([time_again(each, budget) for each in tuned])
+    console.print(table)
+    console.print(summary, highlight=False, soft_wrap=True)

@@ -1,0 +1,233 @@
+"""The demo: a network that reads handwritten digits, trained twice from the same start.
+
+Once every matrix product, forward and backward, is `jax_tcgemm.matmul`, once `jnp.matmul`. The
+data are the 1797 8x8 images that ship inside scikit-learn.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+import jax_tcgemm
+from jax_tcgemm.inspect.explain import Explanation
+
+LAYER_SIZES = (64, 256, 256, 10)
+_BATCH_SIZE = 128
+_NUM_TEST_IMAGES = 360
+_LEARNING_RATE = 0.05
+_MOMENTUM = 0.9
+_SEED = 0
+
+_MatMul = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Digits:
+    """Images as rows of 64 numbers in [0, 1], and the digit each shows."""
+
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one of the two trainings came to."""
+
+    test_accuracy: float
+    final_loss: float
+    step_us: float  # median wall-clock time of a training step
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoResult:
+    """Both trainings, and what the products of ours ran on."""
+
+    ours: Outcome
+    jnp: Outcome
+    explanation: Explanation
+
+
+def load_digits() -> Digits:
+    """Loads scikit-learn's handwritten digits, shuffled and split in a fixed way.
+
+    Raises:
+      ModuleNotFoundError: without scikit-learn, saying how to get it.
+    """
+    try:
+        from sklearn import datasets
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "demo: scikit-learn must be installed, because the digits are part of it; run"
+            " pip install 'jax_tcgemm[demo]', or pip install '.[demo]' in a checkout"
+        ) from error
+    data = datasets.load_digits()
+    order = np.random.default_rng(_SEED).permutation(len(data.target))
+    images = (data.data[order] / 16).astype(np.float32)
+    labels = data.target[order].astype(np.int32)
+    split = len(labels) - _NUM_TEST_IMAGES
+    return Digits(images[:split], labels[:split], images[split:], labels[split:])
+
+
+def init_params(key: jax.Array) -> list[dict[str, jax.Array]]:
+    """He-initialised weights and zero biases of every layer."""
+    keys = jax.random.split(key, len(LAYER_SIZES) - 1)
+    return [
+        {
+            "weights": jax.random.normal(k, (num_in, num_out)) * jnp.sqrt(2 / num_in),
+            "bias": jnp.zeros(num_out),
+        }
+        for k, num_in, num_out in zip(keys, LAYER_SIZES[:-1], LAYER_SIZES[1:], strict=True)
+    ]
+
+
+def logits(matmul: _MatMul, params, images: jax.Array) -> jax.Array:
+    """The network: products, biases, ReLU between the layers."""
+    x = images
+    for i, layer in enumerate(params):
+        x = matmul(x, layer["weights"]) + layer["bias"]
+        if i < len(params) - 1:
+            x = jax.nn.relu(x)
+    return x
+
+
+def loss(matmul: _MatMul, params, images: jax.Array, labels: jax.Array) -> jax.Array:
+    """Mean cross-entropy."""
+    log_probabilities = jax.nn.log_softmax(logits(matmul, params, images))
+    return -jnp.mean(jnp.take_along_axis(log_probabilities, labels[:, None], axis=1))
+
+
+def make_train_step(matmul: _MatMul) -> Callable:
+    """One step of gradient descent with momentum, as a function to be jitted."""
+
+    def train_step(params, velocity, images, labels):
+        value, gradients = jax.value_and_grad(functools.partial(loss, matmul))(
+            params, images, labels
+        )
+        velocity = jax.tree.map(lambda v, g: _MOMENTUM * v + g, velocity, gradients)
+        params = jax.tree.map(lambda p, v: p - _LEARNING_RATE * v, params, velocity)
+        return params, velocity, value
+
+    return train_step
+
+
+def batches(digits: Digits, num_steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The same random batches for everyone."""
+    rng = np.random.default_rng(_SEED)
+    for _ in range(num_steps):
+        rows = rng.choice(len(digits.train_labels), _BATCH_SIZE, replace=False)
+        yield digits.train_images[rows], digits.train_labels[rows]
+
+
+class _Training:
+    """Parameters on their way, and how long each step took."""
+
+    def __init__(self, matmul: _MatMul):
+        self._matmul = matmul
+        self._step = jax.jit(make_train_step(matmul))
+        self._params = init_params(jax.random.key(_SEED))
+        self._velocity = jax.tree.map(jnp.zeros_like, self._params)
+        self._seconds: list[float] = []
+        self.loss = float("nan")
+
+    def arguments(self, images, labels) -> tuple:
+        return self._params, self._velocity, images, labels
+
+    def step(self, images, labels) -> None:
+        start = time.perf_counter()
+        self._params, self._velocity, value = jax.block_until_ready(
+            self._step(*self.arguments(images, labels))
+        )
+        self._seconds.append(time.perf_counter() - start)
+        self.loss = float(value)
+
+    def outcome(self, digits: Digits) -> Outcome:
+        predict = jax.jit(functools.partial(logits, self._matmul))
+        predicted = np.argmax(predict(self._params, digits.test_images), axis=1)
+        accuracy = float(np.mean(predicted == digits.test_labels))
+        # The first step compiles.
+        return Outcome(accuracy, self.loss, float(np.median(self._seconds[1:])) * 1e6)
+
+
+def run_demo(
+    num_steps: int = 600,
+    implementation: str | None = None,
+    console: Console | None = None,
+) -> DemoResult:
+    """Trains both networks step by step in turns and prints them side by side.
+
+    Args:
+      num_steps: training steps, at least 2.
+      implementation: forces one implementation for every product; None lets the library choose.
+      console: where to print; the standard output by default.
+
+    Raises:
+      ModuleNotFoundError: without scikit-learn.
+      ValueError: for an implementation that cannot run one of the products.
+    """
+    if num_steps < 2:
+        raise ValueError(
+            f"demo: steps must be at least 2, got steps={num_steps}; the first one compiles"
+        )
+    console = console or Console()
+    digits = load_digits()
+    matmul = functools.partial(jax_tcgemm.matmul, implementation=implementation)
+    ours, theirs = _Training(matmul), _Training(jnp.matmul)
+
+    first = next(batches(digits, 1))
+    explanation = jax_tcgemm.explain(make_train_step(matmul), *ours.arguments(*first))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[losses]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("training both", total=num_steps, losses="")
+        for images, labels in batches(digits, num_steps):
+            ours.step(images, labels)
+            theirs.step(images, labels)
+            progress.update(task, advance=1, losses=f"loss {ours.loss:.4f} | {theirs.loss:.4f}")
+    result = DemoResult(ours.outcome(digits), theirs.outcome(digits), explanation)
+    _print(result, num_steps, console)
+    return result
+
+
+def _print(result: DemoResult, num_steps: int, console: Console) -> None:
+    explanation = result.explanation
+    ran = Table(title=f"Products of one training step, on {explanation.platform}")
+    for heading in ("M×N×K, layout, types", "implementation", "why"):
+        ran.add_column(heading)
+    for call in explanation:
+        ran.add_row(str(call.problem or "-"), f"{call.implementation}/{call.config}", call.why)
+    console.print(ran)
+    network = "→".join(map(str, LAYER_SIZES))
+    table = Table(title=f"{network} network, {num_steps} steps of {_BATCH_SIZE} digits")
+    table.add_column("")
+    table.add_column("jax_tcgemm.matmul", justify="right")
+    table.add_column("jnp.matmul", justify="right")
+    for name, text in (
+        ("test accuracy", lambda o: f"{o.test_accuracy:.2%}"),
+        ("last training loss", lambda o: f"{o.final_loss:.5f}"),
+        ("time of a step (median)", lambda o: f"{o.step_us:.0f} µs"),
+    ):
+        table.add_row(name, text(result.ours), text(result.jnp))
+    console.print(table)

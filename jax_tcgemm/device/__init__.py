@@ -1,0 +1,1 @@
+"""What one device does: folds a product, plans it and makes the call, or leaves it to XLA."""

@@ -1,0 +1,1 @@
+"""BLAS calls on one device."""

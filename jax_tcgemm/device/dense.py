@@ -1,0 +1,356 @@
+"""The device-local product: fold the dimensions, choose, call.
+
+`make_plan` decides everything from shapes and dtypes; `dot_general` carries a plan out and
+`explain` prints one, so what is explained is what runs.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm import selection
+from jax_tcgemm.device.folding import Fold, MatrixLayout, fold
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
+from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.problem.precision import Numerics, resolve
+from jax_tcgemm.system import modules
+
+TARGET = "tcgemm_gemm"
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """transpose(dot_general(lhs, rhs), permutation) of given shapes: what a primitive call says.
+
+    Attributes:
+      op: the public function, for messages.
+      lhs_shape: extents of the left operand.
+      lhs_dtype: its dtype.
+      rhs_shape: extents of the right operand.
+      rhs_dtype: its dtype.
+      result_shape: extents of the result, permuted.
+      result_dtype: its dtype.
+      dimension_numbers: as of `lax.dot_general`.
+      permutation: order of the result's dimensions.
+      precision: as `precision.canonical_precision` returns it.
+      implementation: name to force, or None.
+      config: config to force, or None.
+    """
+
+    op: str
+    lhs_shape: tuple[int, ...]
+    lhs_dtype: np.dtype
+    rhs_shape: tuple[int, ...]
+    rhs_dtype: np.dtype
+    result_shape: tuple[int, ...]
+    result_dtype: np.dtype
+    dimension_numbers: tuple
+    permutation: tuple[int, ...]
+    precision: object
+    implementation: str | None
+    config: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a product runs on one device.
+
+    `problem` is None where XLA's dot is all there is; `numerics` and `fold` are then None too,
+    and `choice.why` says why.
+    """
+
+    product: Product
+    platform: str
+    numerics: Numerics | None
+    fold: Fold | None
+    problem: Problem | None
+    choice: selection.Choice
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Every array XLA must rewrite for the call, with its bytes read and written."""
+        if self.choice.implementation == selection.XLA:
+            return ()
+        return copies(self.product, self.numerics, self.fold)
+
+
+def copies(product: Product, numerics: Numerics, folded: Fold) -> tuple[str, ...]:
+    """The arrays that XLA must rewrite so that a product can be called as it was folded."""
+    found = []
+    for name, shape, dtype, order in (
+        ("lhs", product.lhs_shape, product.lhs_dtype, folded.lhs_order),
+        ("rhs", product.rhs_shape, product.rhs_dtype, folded.rhs_order),
+    ):
+        itemsize = numerics.operand_dtype.itemsize
+        if dtype != numerics.operand_dtype:
+            moved = _bytes(shape, dtype.itemsize + itemsize)
+            found.append(f"{name} converted to {numerics.operand_dtype} ({moved})")
+        if order is not None:
+            found.append(f"{name} permuted to {order} ({_bytes(shape, 2 * itemsize)})")
+    if folded.result_order is not None:
+        moved = _bytes(product.result_shape, 2 * numerics.out_dtype.itemsize)
+        found.append(f"result permuted to {folded.result_order} ({moved})")
+    if product.result_dtype != numerics.out_dtype:
+        moved = product.result_dtype.itemsize + numerics.out_dtype.itemsize
+        moved = _bytes(product.result_shape, moved)
+        found.append(f"result converted to {product.result_dtype} ({moved})")
+    return tuple(found)
+
+
+def _bytes(shape, itemsize: int) -> str:
+    return f"{math.prod(shape) * itemsize / 1e6:.3g} MB"
+
+
+def is_covered(product: Product, platform: str) -> bool:
+    """Whether something else than XLA's own dot covers the dtypes and precision of a product."""
+    numerics = resolve(
+        product.lhs_dtype, product.rhs_dtype, product.result_dtype, product.precision, platform
+    )
+    return not isinstance(numerics, str)
+
+
+def make_plan(
+    product: Product, platform: str, device: selection.Device, obstacle: str = ""
+) -> Plan:
+    """Folds a product and chooses what runs it.
+
+    Args:
+      product: the product.
+      platform: the platform it is lowered for.
+      device: the device it will run on.
+      obstacle: a phrase saying why, all the same, only XLA's own dot can be used; "" when not.
+
+    Returns:
+      The plan.
+
+    Raises:
+      ValueError: when an implementation was forced that cannot run the product.
+    """
+    folded = obstacle or fold_product(product, platform)
+    if isinstance(folded, str):
+        choice = selection.select(
+            product.op, folded, device, product.implementation, product.config
+        )
+        return Plan(product, platform, None, None, None, choice)
+    choice = selection.select(
+        product.op, folded[-1], device, product.implementation, product.config
+    )
+    return Plan(product, platform, *folded, choice)
+
+
+@functools.lru_cache(maxsize=4096)
+def fold_product(product: Product, platform: str) -> tuple[Numerics, Fold, Problem] | str:
+    """How a product is done as one matrix product, or why none of ours covers it."""
+    numerics = resolve(
+        product.lhs_dtype, product.rhs_dtype, product.result_dtype, product.precision, platform
+    )
+    if isinstance(numerics, str):
+        return numerics
+    itemsize = numerics.operand_dtype.itemsize
+    folded = fold(
+        product.lhs_shape,
+        product.rhs_shape,
+        product.dimension_numbers,
+        product.permutation,
+        (itemsize, itemsize, numerics.out_dtype.itemsize),
+    )
+    if isinstance(folded, str):
+        return folded
+    problem = Problem(
+        batch=folded.batch,
+        batch_inner=folded.batch_inner,
+        m=folded.m,
+        n=folded.n,
+        k=folded.k,
+        a=_operand(folded.a, numerics.operand_dtype),
+        b=_operand(folded.b, numerics.operand_dtype),
+        out_dtype=DTYPE_NAMES[numerics.out_dtype],
+        compute=numerics.compute,
+    )
+    return numerics, folded, problem
+
+
+def _operand(layout: MatrixLayout, dtype: np.dtype) -> Operand:
+    return Operand(
+        DTYPE_NAMES[dtype],
+        layout.transposed,
+        layout.ld,
+        layout.outer_stride,
+        layout.inner_stride,
+    )
+
+
+def dot_general(lhs: jax.Array, rhs: jax.Array, plan: Plan, out_sharding=None) -> jax.Array:
+    """Carries out a plan. `out_sharding` is that of the `LaxProduct`, for XLA's dot."""
+    if plan.choice.implementation == selection.XLA:
+        return _xla(lhs, rhs, plan, out_sharding)
+    numerics, folded = plan.numerics, plan.fold
+    lhs = prepare(lhs, numerics.operand_dtype, folded.lhs_order)
+    rhs = prepare(rhs, numerics.operand_dtype, folded.rhs_order)
+    a, b = (rhs, lhs) if folded.swapped else (lhs, rhs)
+    d = local_gemm(plan.problem, a, b, choice=plan.choice, shape=folded.shape)
+    if folded.result_order is not None:
+        d = lax.transpose(d, folded.result_order)
+    return lax.convert_element_type(d, plan.product.result_dtype)
+
+
+def prepare(x: jax.Array, dtype, order: tuple[int, ...] | None) -> jax.Array:
+    """An operand in the dtype and order that it was folded in."""
+    x = lax.convert_element_type(x, dtype)
+    return x if order is None else lax.transpose(x, order)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaxProduct:
+    """How XLA is asked for a product: as the transpose of a `lax.dot_general`.
+
+    Attributes:
+      exchanged: whether the right operand comes first.
+      dimension_numbers: as of `lax.dot_general`.
+      permutation: order of the result's dimensions.
+      precision: as of `lax.dot_general`.
+    """
+
+    exchanged: bool
+    dimension_numbers: tuple
+    permutation: tuple[int, ...]
+    precision: object
+
+    @classmethod
+    def of(cls, product: Product) -> "LaxProduct":
+        """With the operands exchanged where the result then comes out in its order."""
+        precision, permutation = product.precision, product.permutation
+        (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = product.dimension_numbers
+        num_batch, ndim = len(lhs_batch), len(permutation)
+        first_of_rhs = len(product.lhs_shape) - len(lhs_contract)
+        free = [*range(first_of_rhs, ndim), *range(num_batch, first_of_rhs)]
+        identity = tuple(range(ndim))
+        # A DotAlgorithm is a tuple, too.
+        can_exchange = precision is None or type(precision) is tuple
+        if identity != permutation == (*identity[:num_batch], *free) and can_exchange:
+            numbers = ((rhs_contract, lhs_contract), (rhs_batch, lhs_batch))
+            return cls(True, numbers, identity, precision and precision[::-1])
+        return cls(False, product.dimension_numbers, permutation, precision)
+
+
+def _xla(lhs, rhs, plan, out_sharding):
+    product, dtype = plan.product, plan.product.result_dtype
+    asked = LaxProduct.of(product)
+    precision = asked.precision
+    is_preset = isinstance(precision, lax.DotAlgorithmPreset)
+    if plan.platform == "cpu" and is_preset and plan.numerics is not None:
+        # XLA:CPU refuses some presets. Converting as they say and multiplying in full precision
+        # is at least as accurate, and lets a program written for the GPU run.
+        lhs = lax.convert_element_type(lhs, plan.numerics.operand_dtype)
+        rhs = lax.convert_element_type(rhs, plan.numerics.operand_dtype)
+        precision, dtype = lax.Precision.HIGHEST, plan.numerics.out_dtype
+    out = lax.dot_general(
+        *((rhs, lhs) if asked.exchanged else (lhs, rhs)),
+        asked.dimension_numbers,
+        precision=precision,
+        preferred_element_type=dtype,
+        out_sharding=out_sharding,
+    )
+    if asked.permutation != tuple(range(out.ndim)):
+        out = lax.transpose(out, asked.permutation)
+    return lax.convert_element_type(out, product.result_dtype)
+
+
+def local_gemm(
+    problem: Problem,
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array | None = None,
+    *,
+    b_up: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    aux_in: jax.Array | None = None,
+    in_place: bool = True,
+    choice: selection.Choice,
+    shape: tuple[int, ...] | None = None,
+    aux_shape: tuple[int, ...] | None = None,
+):
+    """The custom call: D = alpha * op(A) op(B) + beta * C on flat row-major buffers.
+
+    Also with what `problem.epilogue` adds; see problem/epilogue.py.
+
+    Args:
+      problem: extents, strides, layouts, dtypes and epilogue; the arrays must have its dtypes.
+      a: buffer of A, of any shape with the elements that the problem addresses.
+      b: buffer of B, likewise; of both matrices where the epilogue has an `up_offset`.
+      c: buffer of C, packed like D; needed unless `problem.beta` is 0, and then never read.
+      b_up: buffer of the second B of a gated product, unless the epilogue has an `up_offset`.
+      bias: the bias, when the epilogue has one.
+      aux_in: what `aux_out` was, packed, when the epilogue is a derivative.
+      in_place: whether D takes the place in memory of C, or without one of `aux_in`: without a copy
+        where that is not needed afterwards and, if it is the caller's, donated; XLA copies it first
+        elsewhere. cuBLASLt does not promise to read `aux_in` before it writes.
+      choice: what runs it; not "xla".
+      shape: shape of D; the same elements as `problem.d_shape`, which is the default.
+      aux_shape: likewise of `aux_out`, by default `problem.aux_shape`. A reshape after the call
+        would keep XLA from letting another call's D take its place.
+
+    Returns:
+      D, of dtype `problem.out_dtype`, packed. When the epilogue asks for more results a tuple: D,
+      then `aux_out`, then `column_sums` (D's without m).
+
+    Raises:
+      ValueError: when an operand is missing or is one that the problem has no use for.
+    """
+    epilogue = problem.epilogue
+    two_b = epilogue.gated and not epilogue.derivative
+    for name, given, needed in (
+        ("c", c is not None or problem.beta == 0, True),
+        ("b_up", b_up is not None, two_b and not epilogue.up_offset),
+        ("bias", bias is not None, epilogue.bias != "none"),
+        ("aux_in", aux_in is not None, epilogue.derivative),
+    ):
+        if given != needed:
+            state = "be given" if needed else "not be given"
+            raise ValueError(
+                f"local_gemm: {name} must {state} for beta={problem.beta} and {epilogue}, "
+                f"got {name}={'None' if needed else 'an array'}; "
+                f"{'pass' if needed else 'leave out'} {name}"
+            )
+    shape = problem.d_shape if shape is None else shape
+    out_dtype = DTYPES[problem.out_dtype]
+    results = [jax.ShapeDtypeStruct(shape, out_dtype)]
+    if epilogue.aux_out:
+        results.append(jax.ShapeDtypeStruct(aux_shape or problem.aux_shape, out_dtype))
+    has_sums = epilogue.column_sums and problem.m > 0  # Of no rows, the call does not write them.
+    if epilogue.column_sums:
+        batch, _, *columns = problem.d_shape
+        sum_dtype = jnp.float64 if problem.compute == "f64" else jnp.float32
+        sums = jax.ShapeDtypeStruct((batch, *columns), sum_dtype)
+        results += [sums] * has_sums
+    num_results = len(results)
+    if choice.workspace_bytes:
+        results.append(jax.ShapeDtypeStruct((choice.workspace_bytes,), jnp.uint8))
+    module = modules.cpu if choice.implementation == "host" else modules.cuda
+    gemm = {
+        "abi": module.abi_version,
+        "implementation": choice.implementation,
+        "config": choice.config,
+    }
+    c = None if c is None else lax.reshape(c, shape)
+    operands = [x for x in (a, b, b_up, c, bias, aux_in) if x is not None]
+    replaced = None
+    if in_place and c is not None:
+        replaced = 2 + (b_up is not None)
+    elif in_place and aux_in is not None and choice.implementation != "cublaslt":
+        aux_in_idx = len(operands) - 1
+        operands[aux_in_idx] = lax.reshape(aux_in, shape)
+        replaced = aux_in_idx
+    call = jax.ffi.ffi_call(
+        TARGET, results, input_output_aliases=None if replaced is None else {replaced: 0}
+    )
+    gemm |= problem.attributes() | {"column_sums": has_sums}
+    found = call(*operands, gemm=gemm)[:num_results]
+    if epilogue.column_sums and not has_sums:
+        found.append(jnp.zeros(sums.shape, sums.dtype))
+    return found[0] if len(found) == 1 else tuple(found)

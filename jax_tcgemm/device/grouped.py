@@ -1,0 +1,272 @@
+"""The device-local grouped product: fold the batch dimensions, choose, call.
+
+As in dense.py, `make_plan` decides everything from shapes and dtypes, `ragged_dot` carries a plan
+out and `explain` prints one.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm import selection
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
+from jax_tcgemm.problem.precision import Numerics, resolve
+from jax_tcgemm.problem.ragged import RaggedProblem
+from jax_tcgemm.system import modules
+
+TARGET = "tcgemm_ragged"
+
+_CONTRACTION = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((0,), (0,)), ((), ())),
+    lhs_ragged_dimensions=(0,),
+    rhs_group_dimensions=(),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """What one call of the primitive says (primitives/ragged_dot.py).
+
+    Attributes:
+      op: the public function, for messages.
+      form: "rows" or "contraction".
+      batches: the batch dimensions of lhs, of rhs and bias, of the group sizes, offset and gather;
+        1 where one is broadcast.
+      m, n, k: extents of each product, as in RaggedProblem.
+      groups: groups of rhs or of the result.
+      num_sizes: length of group_sizes.
+      rhs_transposed: rhs lies as (groups, n, k).
+      activation, gated: as in RaggedProblem.
+      bias_dtype: dtype of the bias, None without one.
+      gathered_rows: rows of lhs where it is gathered, else None.
+      lhs_dtype, rhs_dtype, result_dtype: dtypes.
+      precision: as `precision.canonical_precision` returns it.
+      implementation: name to force, or None.
+      config: config to force, or None.
+    """
+
+    op: str
+    form: str
+    batches: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    m: int
+    n: int
+    k: int
+    groups: int
+    num_sizes: int
+    rhs_transposed: bool
+    activation: str
+    gated: bool
+    bias_dtype: np.dtype | None
+    gathered_rows: int | None
+    lhs_dtype: np.dtype
+    rhs_dtype: np.dtype
+    result_dtype: np.dtype
+    precision: object
+    implementation: str | None
+    config: str | None
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether it is more than a product of operands as they lie."""
+        is_fused = self.activation != "none" or self.gated or self.bias_dtype is not None
+        return is_fused or self.gathered_rows is not None
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The batch dimensions of the result."""
+        return np.broadcast_shapes(*self.batches)
+
+    def is_batched(self, batch_shape: tuple[int, ...]) -> bool:
+        """Whether an operand of these batch dimensions has an entry for each batch index."""
+        return math.prod(batch_shape) != 1 or math.prod(self.batch_shape) == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a grouped product runs on one device.
+
+    `problem` and `numerics` are None where XLA's ragged_dot is all there is; `choice.why` says why.
+    """
+
+    product: Product
+    platform: str
+    numerics: Numerics | None
+    problem: RaggedProblem | None
+    choice: selection.Choice
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Every array XLA must rewrite for the call."""
+        if self.choice.implementation == selection.XLA:
+            return ()
+        product, numerics = self.product, self.numerics
+        found = []
+        for name, dtype, batch in (
+            ("lhs", product.lhs_dtype, product.batches[0]),
+            ("rhs", product.rhs_dtype, product.batches[1]),
+        ):
+            if dtype != numerics.operand_dtype:
+                found.append(f"{name} converted to {numerics.operand_dtype}")
+            if product.is_batched(batch) and batch != product.batch_shape:
+                found.append(f"{name} repeated along batch dimensions {batch}")
+        if product.result_dtype != numerics.out_dtype:
+            found.append(f"result converted to {product.result_dtype}")
+        return tuple(found)
+
+
+def make_plan(
+    product: Product, platform: str, device: selection.Device, obstacle: str = ""
+) -> Plan:
+    """Chooses what runs a grouped product.
+
+    Args:
+      product: the product.
+      platform: the platform it is lowered for.
+      device: the device it will run on.
+      obstacle: a phrase saying why only XLA's own ragged_dot can be used; "" when not.
+
+    Returns:
+      The plan.
+
+    Raises:
+      ValueError: when an implementation was forced that cannot run the product.
+    """
+    numerics = obstacle or resolve(
+        product.lhs_dtype, product.rhs_dtype, product.result_dtype, product.precision, platform
+    )
+    if isinstance(numerics, str):
+        choice = selection.select(
+            product.op, numerics, device, product.implementation, product.config
+        )
+        return Plan(product, platform, None, None, choice)
+    lhs_batched, rhs_batched, sizes_batched = map(product.is_batched, product.batches)
+    problem = RaggedProblem(
+        form=product.form,
+        batch=math.prod(product.batch_shape),
+        m=product.m,
+        n=product.n,
+        k=product.k,
+        groups=product.groups,
+        num_sizes=product.num_sizes,
+        b_transposed=product.rhs_transposed,
+        a_batched=lhs_batched,
+        b_batched=rhs_batched,
+        sizes_batched=sizes_batched,
+        in_dtype=DTYPE_NAMES[numerics.operand_dtype],
+        out_dtype=DTYPE_NAMES[numerics.out_dtype],
+        compute=numerics.compute,
+        activation=product.activation,
+        gated=product.gated,
+        biased=product.bias_dtype is not None,
+        bias_dtype="" if product.bias_dtype is None else _bias_dtype(product.bias_dtype, numerics),
+        gathered=product.gathered_rows is not None,
+        a_rows=product.gathered_rows or 0,
+    )
+    choice = selection.select(product.op, problem, device, product.implementation, product.config)
+    is_forced = product.implementation is not None
+    if choice.implementation == selection.XLA and product.has_steps and not is_forced:
+        why = f"as bare grouped products with steps of XLA's around them; {choice.why}"
+        choice = dataclasses.replace(choice, why=why)
+    return Plan(product, platform, numerics, problem, choice)
+
+
+def _bias_dtype(dtype: np.dtype, numerics: Numerics) -> str:
+    """What the bias is converted to: the dtype of D where it has that, else the accumulator's."""
+    if dtype == numerics.out_dtype:
+        return DTYPE_NAMES[dtype]
+    return "f64" if numerics.compute == "f64" else "f32"
+
+
+def ragged_dot(
+    lhs, rhs, group_sizes, group_offset, bias=None, gather=None, *, plan: Plan
+) -> jax.Array:
+    """Carries out a plan. Where it is XLA's own product, without bias, gather and epilogue."""
+    product = plan.product
+    if plan.choice.implementation == selection.XLA:
+        return _xla(lhs, rhs, group_sizes, group_offset, product)
+    lhs_batch, rhs_batch, sizes_batch = product.batches
+    dtype = plan.numerics.operand_dtype
+    operands = [
+        _repeat(lax.convert_element_type(lhs, dtype), lhs_batch, product),
+        _repeat(lax.convert_element_type(rhs, dtype), rhs_batch, product),
+        _repeat(group_sizes, sizes_batch, product),
+        _repeat(group_offset, sizes_batch, product),
+    ]
+    if bias is not None:
+        bias = lax.convert_element_type(bias, DTYPES[plan.problem.bias_dtype])
+        operands.append(_repeat(bias, rhs_batch, product))
+    if gather is not None:
+        operands.append(_repeat(gather, sizes_batch, product))
+    return lax.convert_element_type(_call(plan, operands), product.result_dtype)
+
+
+def _repeat(x, batch, product):
+    """With either all batch dimensions of the result or none: what is between is copied."""
+    if not product.is_batched(batch):
+        return x
+    return jnp.broadcast_to(x, (*product.batch_shape, *x.shape[len(batch) :]))
+
+
+def _call(plan: Plan, operands) -> jax.Array:
+    """The custom call."""
+    product, problem, choice = plan.product, plan.problem, plan.choice
+    module = modules.cpu if choice.implementation == "host" else modules.cuda
+    d_shape = (problem.m, problem.n)
+    if problem.form == "contraction":
+        d_shape = (problem.groups, *d_shape)
+    shape = (*product.batch_shape, *d_shape)
+    results = [jax.ShapeDtypeStruct(shape, DTYPES[problem.out_dtype])]
+    if choice.workspace_bytes:
+        results.append(jax.ShapeDtypeStruct((choice.workspace_bytes,), jnp.uint8))
+    ragged = {
+        "abi": module.abi_version,
+        "implementation": choice.implementation,
+        "config": choice.config,
+    }
+    call = jax.ffi.ffi_call(TARGET, results)
+    return call(*operands, ragged=ragged | problem.attributes())[0]
+
+
+def _xla(lhs, rhs, sizes, offset, product: Product) -> jax.Array:
+    batch = product.batch_shape
+    f = functools.partial(_xla_entry, product=product)
+    if not batch:
+        return f(lhs, rhs, sizes, offset)
+    # As one dimension: lax.ragged_dot cannot be mapped over two.
+    flat, num_batch = math.prod(batch), len(batch)
+
+    def flattened(x):
+        entry = x.shape[num_batch:]
+        return jnp.reshape(jnp.broadcast_to(x, (*batch, *entry)), (flat, *entry))
+
+    out = jax.vmap(f)(*map(flattened, (lhs, rhs, sizes, offset)))
+    return jnp.reshape(out, (*batch, *out.shape[1:]))
+
+
+def _xla_entry(lhs, rhs, sizes, offset, *, product: Product) -> jax.Array:
+    """One batch entry by XLA's own ragged_dot, which has no group_offset: rolled into place."""
+    num_sizes, tokens = product.num_sizes, lhs.shape[0]
+    sizes = jnp.clip(sizes, 0, tokens)
+    first = jnp.clip(offset[0], 0, num_sizes)
+    before = jnp.sum(jnp.where(jnp.arange(num_sizes) < first, sizes, 0))
+    before = jnp.minimum(before, tokens)
+    sizes = lax.dynamic_slice(jnp.pad(sizes, (0, product.groups)), (first,), (product.groups,))
+    # What rolls from the front to the end must not be taken for the last groups' tokens.
+    ends = jnp.minimum(jnp.cumsum(sizes), tokens - before)
+    sizes = jnp.diff(ends, prepend=0)
+    lhs = jnp.roll(lhs, -before, 0)
+    kwargs = {
+        "precision": product.precision,
+        "preferred_element_type": product.result_dtype,
+    }
+    if product.form == "contraction":
+        rhs = jnp.roll(rhs, -before, 0)
+        return lax.ragged_dot_general(lhs, rhs, sizes, _CONTRACTION, **kwargs)
+    if product.rhs_transposed:
+        rhs = jnp.swapaxes(rhs, 1, 2)
+    return jnp.roll(lax.ragged_dot(lhs, rhs, sizes, **kwargs), before, 0)

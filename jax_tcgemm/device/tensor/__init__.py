@@ -1,0 +1,1 @@
+"""Tensor operations on one device."""

@@ -1,0 +1,310 @@
+"""`explain`: what runs each product of a JAX function, and why."""
+
+import dataclasses
+import functools
+import io
+import shutil
+from collections.abc import Iterator, Sequence
+
+import jax
+from jax.extend import core
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_tcgemm import selection
+from jax_tcgemm.device import dense, fused, grouped
+from jax_tcgemm.device import rows as device_rows
+from jax_tcgemm.device.blas import planning as blas_planning
+from jax_tcgemm.device.tensor import planning as tensor_planning
+from jax_tcgemm.primitives import backward, blas, contract, elementwise, reduce, rows
+from jax_tcgemm.primitives import dot_general as primitive
+from jax_tcgemm.primitives import fused_dot_general as fused_primitive
+from jax_tcgemm.primitives import ragged_dot as ragged_primitive
+from jax_tcgemm.selection.roofline import peaks, roofline_seconds
+from jax_tcgemm.sharding import partitioning
+from jax_tcgemm.system.jax_internals import as_jaxpr, source_frames
+
+# Of each primitive: its module, and the one that makes its plans.
+_RULES = {
+    primitive.dot_general_p: (primitive, dense),
+    fused_primitive.fused_dot_general_p: (fused_primitive, fused),
+    ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
+    rows.rows_p: (rows, device_rows),
+    contract.contract_p: (contract, tensor_planning),
+    elementwise.elementwise_p: (elementwise, tensor_planning),
+    reduce.reduce_p: (reduce, tensor_planning),
+    blas.blas_p: (blas, blas_planning),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of ours in a traced function.
+
+    Attributes:
+      implementation: what runs it.
+      config: the config of that.
+      why: why it was chosen.
+      problem: the product as the implementation sees it; None where XLA's own is all there is.
+      copies: arrays that XLA must rewrite for the call, in words; mostly none.
+      rejected: for every other implementation that cannot run it, the rule that stops it.
+      workspace_bytes: scratch memory.
+      bytes: least memory traffic of one execution, None without a problem.
+      flops: real operations of one execution, None without a problem.
+      roofline_us: microseconds that no implementation can beat, None where the device's peak rates
+        are not known.
+      times: how often it runs in one call of the function; None where only the data tell (while).
+      path: the control flow around it, outermost first, such as "scan[10]" or "cond[0]".
+      source: file and line of the call, as far as JAX knows it.
+    """
+
+    implementation: str
+    config: str
+    why: str
+    problem: selection.AnyProblem | blas_planning.BlasProblem | None
+    copies: tuple[str, ...]
+    rejected: dict[str, str]
+    workspace_bytes: int
+    bytes: int | None
+    flops: int | None
+    roofline_us: float | None
+    times: int | None
+    path: tuple[str, ...]
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation(Sequence):
+    """The result of `explain`: a sequence of `Call`s that prints as a table."""
+
+    calls: tuple[Call, ...]
+    platform: str
+    device: selection.Device
+
+    def __getitem__(self, index):
+        return self.calls[index]
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __rich__(self):
+        from rich import box
+        from rich.console import Group
+        from rich.table import Table
+
+        if not self.calls:
+            return "No product of jax_tcgemm in this function."
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for heading in ("#", "problem", "times", "implementation", "why"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("GFLOP", "MB", "roofline us"):
+            table.add_column(heading, justify="right")
+        notes = []
+        for i, call in enumerate(self.calls):
+            where = " ".join(call.path)
+            times = "?" if call.times is None else str(call.times)
+            table.add_row(
+                str(i),
+                "-" if call.problem is None else str(call.problem),
+                f"{times} {where}".rstrip(),
+                f"{call.implementation}/{call.config}",
+                call.why,
+                _scaled(call.flops, 1e9),
+                _scaled(call.bytes, 1e6),
+                _scaled(call.roofline_us, 1),
+            )
+            notes += [f"{i}: copy: {copy}" for copy in call.copies]
+            notes += [f"{i}: {name} cannot run this: {why}" for name, why in call.rejected.items()]
+        return Group(f"Lowered for {self._target()}", table, *notes)
+
+    def _target(self) -> str:
+        if self.platform != "cuda":
+            return self.platform
+        known = peaks(self.device.compute_capability)
+        major, minor = divmod(self.device.compute_capability, 10)
+        rates = f"peak rates of {known.name}" if known else "peak rates not known"
+        assumed = ", assumed" if self.device.assumed else ""
+        return f"cuda, compute capability {major}.{minor}{assumed} ({rates})"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        out = io.StringIO()
+        width = max(100, shutil.get_terminal_size((140, 24)).columns)
+        Console(file=out, width=width, highlight=False).print(self.__rich__(), markup=False)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _scaled(value: float | None, unit: float) -> str:
+    return "-" if value is None else f"{value / unit:.4g}"
+
+
+def explain(f, *args, platform: str | None = None, **kwargs) -> Explanation:
+    """Says, for every call of ours in a JAX function, what runs it and why. Runs nothing.
+
+    Args:
+      f: a function that JAX can trace, jitted or not.
+      *args: its arguments; `jax.ShapeDtypeStruct`s will do.
+      platform: "cuda" or "cpu", the platform to lower for; None takes JAX's default. For "cuda"
+        on a machine without a GPU, an H200 is assumed.
+      **kwargs: its keyword arguments.
+
+    Returns:
+      An `Explanation`: a sequence with one `Call` for each call, in the order of the program and
+      looked for inside jit, scan, while, cond, remat, custom derivatives and shard_map. It prints
+      as a table. Where explicit mesh axes or shard_map divide a product, the call is the one that
+      each device makes; how XLA will divide over automatic mesh axes is not known before it
+      compiles, so there it is the whole product (`TCGEMM_PRINT_CHOICE=1` prints what is chosen for
+      the parts).
+
+    Raises:
+      ValueError: for another platform, or when a call names an implementation or config that
+        cannot run it; the same as lowering the function would raise.
+
+    Examples:
+      >>> import jax.numpy as jnp, jax_tcgemm
+      >>> x = jnp.ones((256, 128), jnp.bfloat16)
+      >>> report = jax_tcgemm.explain(lambda x: jax_tcgemm.matmul(x, x.T), x, platform="cpu")
+      >>> report[0].problem.m, report[0].problem.flops
+      (256, 16777216)
+    """
+    if not callable(f):
+        raise TypeError(
+            f"explain: f must be a function, got f of type {type(f).__name__}; pass its arguments "
+            "after it"
+        )
+    if platform is None:
+        platform = jax.default_backend()
+        platform = "cuda" if platform == "gpu" else platform
+    if not isinstance(platform, str) or platform not in ("cuda", "cpu"):
+        raise ValueError(
+            f"explain: platform must be cuda or cpu, got {platform=}; None takes JAX's default"
+        )
+    device = selection.target_device(platform)
+    jaxpr = as_jaxpr(jax.make_jaxpr(lambda args, kwargs: f(*args, **kwargs))(args, kwargs))
+    found = _calls(jaxpr, platform, device, 1, ())
+    return Explanation(tuple(found), platform, device)
+
+
+def _calls(jaxpr, platform, device, times, path) -> Iterator[Call]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive in _RULES:
+            plan = _plan(eqn, platform, device)
+            if isinstance(plan, fused.Plan) and not plan.is_fused:
+                inner = _unfused(eqn, fused_primitive.unfused)
+                for call in _calls(inner, platform, device, times, path):
+                    why = f"{plan.choice.why}; its product: {call.why}"
+                    yield dataclasses.replace(call, why=why, source=_source(eqn))
+            else:
+                yield _explain_call(eqn, plan, device, times, path)
+            continue
+        if eqn.primitive in backward.UNFUSED:
+            inner = _unfused(eqn, backward.UNFUSED[eqn.primitive])
+            for call in _calls(inner, platform, device, times, path):
+                yield dataclasses.replace(call, source=_source(eqn))
+            continue
+        for inner, inner_times, label in _inner_jaxprs(eqn):
+            count = None if times is None or inner_times is None else times * inner_times
+            yield from _calls(inner, platform, device, count, path + ((label,) if label else ()))
+
+
+def _inner_jaxprs(eqn) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
+    """Each jaxpr inside an equation, how often it runs, and what to call it (mostly nothing)."""
+    name = eqn.primitive.name
+    for key, value in eqn.params.items():
+        jaxprs = [
+            jaxpr
+            for item in (value if isinstance(value, list | tuple) else (value,))
+            if (jaxpr := as_jaxpr(item)) is not None
+        ]
+        for index, jaxpr in enumerate(jaxprs):
+            if name == "scan":
+                yield jaxpr, eqn.params["length"], f"scan[{eqn.params['length']}]"
+            elif name == "while":
+                yield jaxpr, None, f"while.{key.removesuffix('_jaxpr')}"
+            elif name == "cond":
+                yield jaxpr, None, f"cond[{index}]"
+            else:
+                yield jaxpr, 1, name if name == "shard_map" else ""
+
+
+def _unfused(eqn, f) -> core.Jaxpr:
+    """The plain products that an equation is run as."""
+    f = functools.partial(f, **eqn.params)
+    avals = [v.aval for v in eqn.invars]
+    mesh = avals[0].sharding.mesh
+    manual = {
+        axis
+        for axis, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if axis_type == AxisType.Manual
+    }
+    if not manual:
+        return as_jaxpr(jax.make_jaxpr(f)(*avals))
+    # It may have collectives, which can only be traced inside a shard_map over their axes.
+    types = tuple(
+        AxisType.Auto if axis in manual else axis_type
+        for axis, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    )
+    outside = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
+    specs = {"in_specs": P(), "out_specs": P(), "axis_names": manual}
+    f = jax.shard_map(f, mesh=outside, **specs, check_vma=False)
+    args = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(outside, a.sharding.spec))
+        for a in avals
+    ]
+    (shard_map,) = as_jaxpr(jax.make_jaxpr(f)(*args)).eqns
+    ((jaxpr, _, _),) = _inner_jaxprs(shard_map)
+    return jaxpr
+
+
+def _plan(eqn, platform, device):
+    """What would be carried out for an equation."""
+    rules, planner = _RULES[eqn.primitive]
+    avals = [v.aval for v in eqn.invars]
+    outs = [v.aval for v in eqn.outvars]
+    obstacle = primitive.obstacle_of(platform, *avals, *outs)
+    one_device = [*avals, *outs]
+    if rules is blas:
+        if not obstacle and partitioning.has_explicit_axes(*avals):
+            obstacle = blas.DIVIDED
+    elif not obstacle:
+        division = rules.division_of(*avals, eqn.params)
+        one_device = partitioning.shards(division, avals, outs)
+        if rules is fused_primitive and partitioning.waits_for_sum(division, avals, outs):
+            obstacle = "what follows the product waits for its sum over devices"
+    product = rules.product_of(*one_device[: len(avals) + 1], eqn.params)
+    return planner.make_plan(product, platform, device, obstacle)
+
+
+def _explain_call(eqn, plan, device, times, path) -> Call:
+    problem, choice = plan.problem, plan.choice
+    can_run = {c.implementation for c in choice.candidates if not c.reason}
+    rejected = {
+        c.implementation: c.reason
+        for c in reversed(choice.candidates)
+        if c.reason and c.implementation not in can_run
+    }
+    seconds = problem and roofline_seconds(problem, device.compute_capability)
+    return Call(
+        implementation=choice.implementation,
+        config=choice.config,
+        why=choice.why,
+        problem=problem,
+        copies=plan.copies,
+        rejected=dict(reversed(rejected.items())),
+        workspace_bytes=choice.workspace_bytes,
+        bytes=problem.bytes if problem else None,
+        flops=problem.flops if problem else None,
+        roofline_us=seconds * 1e6 if seconds is not None else None,
+        times=times,
+        path=path,
+        source=_source(eqn),
+    )
+
+
+def _source(eqn) -> str:
+    for frame in source_frames(eqn):
+        folders = frame.file_name.replace("\\", "/").split("/")
+        if "jax_tcgemm" not in folders and "jax" not in folders:
+            return f"{frame.file_name}:{frame.line_num}"
+    return ""

@@ -1,0 +1,21 @@
+"""The element types and extents that every problem shares, as the C++ side knows them."""
+
+import jax.numpy as jnp
+import numpy as np
+
+# Names of the dtypes an implementation may meet, as the C++ side spells them.
+DTYPE_NAMES = {
+    np.dtype(jnp.float16): "f16",
+    np.dtype(jnp.bfloat16): "bf16",
+    np.dtype(jnp.float32): "f32",
+    np.dtype(jnp.float64): "f64",
+    np.dtype(jnp.int8): "s8",
+    np.dtype(jnp.uint8): "u8",
+    np.dtype(jnp.int32): "s32",
+    np.dtype(jnp.complex64): "c64",
+    np.dtype(jnp.complex128): "c128",
+}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+# Largest extent of one dimension; elements are indexed with 64 bits.
+MAX_EXTENT = 2**31 - 1

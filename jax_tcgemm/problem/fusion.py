@@ -1,0 +1,140 @@
+"""What a fused product does besides multiplying, in terms of its result's dimensions.
+
+`Fusion` says it for a primitive of any rank, `epilogue.Epilogue` for the folded problem. The
+arithmetic here is the unfused one: what every fused kernel is held to.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tcgemm.problem.activations import ACTIVATIONS
+
+# The operands after lhs and rhs, in this order, of which a call has any.
+OPTIONAL_OPERANDS = ("rhs_up", "residual", "bias", "aux_in")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fusion:
+    """What happens to a product.
+
+    With P the product in the order of its result, f the activation and Z = alpha * P + bias:
+
+        forward            D = f(Z) + residual                        aux_out = Z
+        derivative         D = f'(aux_in) * Z + residual
+        gated              D = f(Z_gate) * Z_up + residual            aux_out = Z
+        gated, derivative  D = [f'(gate) * up * Z | f(gate) * Z] + residual, [gate | up] = aux_in
+
+    A gated forward Z has a dimension of extent 2, `pair`, which D lacks: that of rhs or, with the
+    operand rhs_up, a new one for the two products. In a gated derivative D and aux_in have it.
+
+    Attributes:
+      activation: a name in `activations.ACTIVATIONS`.
+      derivative: multiply by the derivative, at the operand aux_in.
+      pair: the dimension of Z, or of aux_in, that tells gate and up apart; None when not gated.
+      alpha: factor of the product.
+      operands: which of OPTIONAL_OPERANDS the call has.
+      bias_axes: for each dimension of the operand bias the dimension of Z, in ascending order.
+      aux_out: whether Z is a result too.
+      sum_axes: the dimensions of D over which another result sums it; None for no such result.
+      in_place: whether D takes the place in memory of residual, or without one of aux_in. XLA
+        copies that first where it is needed afterwards, or belongs to a caller who does not donate
+        it.
+    """
+
+    activation: str = "none"
+    derivative: bool = False
+    pair: int | None = None
+    alpha: float = 1.0
+    operands: tuple[str, ...] = ()
+    bias_axes: tuple[int, ...] = ()
+    aux_out: bool = False
+    sum_axes: tuple[int, ...] | None = None
+    in_place: bool = False
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether D is linear in Z."""
+        return self.derivative or (self.activation == "none" and self.pair is None)
+
+    @property
+    def num_results(self) -> int:
+        """D and what else is asked for."""
+        return 1 + self.aux_out + (self.sum_axes is not None)
+
+
+def broadcast_to(x: jax.Array, like: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """`x`, whose dimensions are `axes` of `like`, in its shape and divided over devices like it."""
+    sharding = jax.typeof(like).sharding
+    is_divided = any(axis is not None for axis in sharding.spec.partitions)
+    out_sharding = sharding if is_divided else None
+    return lax.broadcast_in_dim(x, like.shape, axes, out_sharding=out_sharding)
+
+
+def wide_dtype(dtype) -> jnp.dtype:
+    """What is computed in between the product and the rounding to `dtype`."""
+    is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+    return jnp.dtype(jnp.float32 if is_narrow else dtype)
+
+
+def activate(activation: str, z: jax.Array, pair: int | None) -> jax.Array:
+    """f(Z), or f(Z_gate) * Z_up."""
+    f = ACTIVATIONS[activation]
+    if pair is None:
+        return f(z)
+    gate, up = _halves(z, pair)
+    return f(gate) * up
+
+
+def push_forward(activation: str, z: jax.Array, dz: jax.Array, pair: int | None) -> jax.Array:
+    """The tangent of `activate` for the tangent dz of Z."""
+    if pair is None:
+        return _value_and_slope(activation, z)[1] * dz
+    (gate, up), (dgate, dup) = _halves(z, pair), _halves(dz, pair)
+    value, slope = _value_and_slope(activation, gate)
+    return slope * up * dgate + value * dup
+
+
+def pull_back(activation: str, z: jax.Array, g: jax.Array, pair: int | None) -> jax.Array:
+    """The cotangent of Z for the cotangent g of `activate`."""
+    if pair is None:
+        return _value_and_slope(activation, z)[1] * g
+    gate, up = _halves(z, pair)
+    value, slope = _value_and_slope(activation, gate)
+    return jnp.stack([slope * up * g, value * g], axis=pair)
+
+
+def _halves(z, pair):
+    return [lax.squeeze(half, (pair,)) for half in lax.split(z, (1, 1), pair)]
+
+
+def _value_and_slope(activation, x):
+    return jax.jvp(ACTIVATIONS[activation], (x,), (jnp.ones_like(x),))
+
+
+def finish(fusion: Fusion, z: jax.Array, given: dict[str, jax.Array], dtype) -> list[jax.Array]:
+    """All results from alpha * P, in `wide_dtype`: what happens after the product.
+
+    Args:
+      fusion: what to do.
+      z: alpha * P, with its dimension `pair`.
+      given: the optional operands by name.
+      dtype: dtype of D and aux_out.
+    """
+    wide = z.dtype
+    if "bias" in given:
+        z = z + broadcast_to(given["bias"].astype(wide), z, fusion.bias_axes)
+    if fusion.derivative:
+        d = pull_back(fusion.activation, given["aux_in"].astype(wide), z, fusion.pair)
+    else:
+        d = activate(fusion.activation, z, fusion.pair)
+    if "residual" in given:
+        d = d + given["residual"].astype(wide)
+    results = [d.astype(dtype)]
+    if fusion.aux_out:
+        results.append(z.astype(dtype))
+    if fusion.sum_axes is not None:
+        results.append(jnp.sum(results[0].astype(wide), fusion.sum_axes))
+    return results

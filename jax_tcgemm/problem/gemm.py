@@ -1,0 +1,150 @@
+"""The one description of a matrix product, as the C++ side knows it (csrc/core/problem.h).
+
+D[b, m, n] = alpha * sum_k op(A)[b, m, k] * op(B)[b, k, n] + beta * C[b, m, n]
+
+and what epilogue.py adds to it.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.epilogue import BARE, Epilogue
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """One input matrix for each batch index; strides count elements.
+
+    A is (m, k) at `m * ld + k`, or `k * ld + m` when transposed; B is (k, n) at `k * ld + n`, or
+    `n * ld + k` when transposed. Batch index `b` adds `b // batch_inner * outer_stride +
+    b % batch_inner * inner_stride`; a stride of 0 broadcasts.
+    """
+
+    dtype: str
+    transposed: bool
+    ld: int
+    outer_stride: int = 0
+    inner_stride: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A batched product over flat buffers; D and C are packed (batch, m, n).
+
+    Those of a gated derivative are (batch, m, 2, n).
+    """
+
+    batch: int
+    batch_inner: int
+    m: int
+    n: int
+    k: int
+    a: Operand
+    b: Operand
+    out_dtype: str
+    compute: str
+    alpha: float = 1.0
+    beta: float = 0.0
+    epilogue: Epilogue = BARE
+
+    kind: ClassVar[str] = "gemm"
+
+    @property
+    def d_shape(self) -> tuple[int, ...]:
+        """Shape of D and C."""
+        halves = (2,) if self.epilogue.gated and self.epilogue.derivative else ()
+        return (self.batch, self.m, *halves, self.n)
+
+    @property
+    def aux_shape(self) -> tuple[int, ...]:
+        """Shape of `aux_in` and `aux_out`."""
+        return (self.batch, self.m, *((2,) if self.epilogue.gated else ()), self.n)
+
+    @property
+    def num_b(self) -> int:
+        """How many matrices B a batch entry has: two in a gated product."""
+        return 2 if self.epilogue.gated and not self.epilogue.derivative else 1
+
+    def attributes(self) -> dict:
+        """The part of the FFI attribute `gemm` (csrc/ffi/gemm.h) that the problem determines."""
+        return {
+            "compute": self.compute,
+            "batch": self.batch,
+            "batch_inner": self.batch_inner,
+            "m": self.m,
+            "n": self.n,
+            "k": self.k,
+            "a_transposed": self.a.transposed,
+            "b_transposed": self.b.transposed,
+            "a_ld": self.a.ld,
+            "a_outer_stride": self.a.outer_stride,
+            "a_inner_stride": self.a.inner_stride,
+            "b_ld": self.b.ld,
+            "b_outer_stride": self.b.outer_stride,
+            "b_inner_stride": self.b.inner_stride,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            **self.epilogue.attributes(),
+        }
+
+    def query(self) -> dict:
+        """What the modules' reject() and workspace_bytes() take (csrc/modules/queries.h)."""
+        dtypes = {
+            "a_dtype": self.a.dtype,
+            "b_dtype": self.b.dtype,
+            "out_dtype": self.out_dtype,
+            "bias_dtype": self.epilogue.bias_dtype,
+        }
+        return self.attributes() | dtypes
+
+    @property
+    def in_dtype(self) -> str:
+        """Dtype of the operands."""
+        return self.a.dtype
+
+    @property
+    def layout(self) -> str:
+        """NN, NT, TN or TT: whether A and B are transposed."""
+        return "NT"[self.a.transposed] + "NT"[self.b.transposed]
+
+    @property
+    def flops(self) -> int:
+        """Real multiplications and additions: 2 for a product of two real numbers."""
+        per_product = 8 if self.out_dtype in ("c64", "c128") else 2
+        return per_product * self.batch * self.m * self.n * self.num_b * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Least memory traffic: what is read, and what is written, once; vectors left out."""
+        d, aux = math.prod(self.d_shape), math.prod(self.aux_shape)
+        elements = d * (2 if self.beta else 1)
+        elements += aux * (self.epilogue.derivative + self.epilogue.aux_out)
+        return self.a_bytes + self.b_bytes + elements * DTYPES[self.out_dtype].itemsize
+
+    @property
+    def a_bytes(self) -> int:
+        """Bytes of the distinct elements of A."""
+        return self._distinct(self.a, self.m * self.k)
+
+    @property
+    def b_bytes(self) -> int:
+        """Bytes of the distinct elements of B, of both in a gated product."""
+        return self._distinct(self.b, self.k * self.n * self.num_b)
+
+    def _distinct(self, operand: Operand, elements: int) -> int:
+        inner = self.batch_inner if operand.inner_stride else min(self.batch_inner, 1)
+        outer = self.batch // max(self.batch_inner, 1)
+        outer = outer if operand.outer_stride else min(outer, 1)
+        return outer * inner * elements * DTYPES[operand.dtype].itemsize
+
+    def __str__(self) -> str:
+        if self.batch_inner not in (0, self.batch):
+            batch = f"{self.batch // self.batch_inner}x{self.batch_inner} x "
+        else:
+            batch = f"{self.batch} x " if self.batch != 1 else ""
+        inputs = self.a.dtype if self.a.dtype == self.b.dtype else f"{self.a.dtype},{self.b.dtype}"
+        types = f"{inputs}->{self.out_dtype} ({self.compute})"
+        epilogue = f" {self.epilogue}".rstrip()
+        return f"{batch}{self.m}x{self.n}x{self.k} {self.layout} {types}{epilogue}"

@@ -1,0 +1,134 @@
+"""Which arithmetic a product asks for: `lax.dot_general`'s dtypes and precision, resolved.
+
+Follows what XLA does on each platform:
+
+* CUDA: float32 and complex64 use TF32 unless the precision is HIGHEST. XLA's cuBLASLt path takes
+  TF32 for both DEFAULT and HIGH (`compute_precision <= 1` in GetBlasComputationType of
+  xla/stream_executor/gpu/gpu_blas_lt.cc), so HIGH is no more accurate there, nor here.
+* CPU: there is no TF32; float32 is always float32.
+* float16 and bfloat16 accumulate in float32, except under the preset F16_F16_F16.
+* int8 and uint8 accumulate in int32. A narrower integer result is that sum modulo its width.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES
+
+_F16, _BF16, _F32, _F64 = map(np.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64))
+_S32, _C64, _C128 = map(np.dtype, (jnp.int32, jnp.complex64, jnp.complex128))
+
+_Preset = lax.DotAlgorithmPreset
+
+# Preset: (dtype of both operands, compute, result dtypes without a conversion, the first one else).
+_PRESETS = {
+    _Preset.F16_F16_F16: (_F16, "f16", (_F16,)),
+    _Preset.F16_F16_F32: (_F16, "f32", (_F32, _F16)),
+    _Preset.BF16_BF16_F32: (_BF16, "f32", (_F32, _BF16)),
+    _Preset.TF32_TF32_F32: (_F32, "tf32", (_F32,)),
+    _Preset.F32_F32_F32: (_F32, "f32", (_F32,)),
+    _Preset.F64_F64_F64: (_F64, "f64", (_F64,)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Numerics:
+    """Dtypes and accumulator of one product.
+
+    Both operands are converted to `operand_dtype`, the product is formed in `compute` and written
+    as `out_dtype`; a result of another dtype is converted from that.
+    """
+
+    operand_dtype: np.dtype
+    out_dtype: np.dtype
+    compute: str
+
+
+def canonical_precision(op: str, precision):
+    """The canonical form of a `precision` argument: None, a pair, a preset or a DotAlgorithm.
+
+    None takes `jax.default_matmul_precision`. Raises ValueError for anything else.
+    """
+    if precision is None:
+        precision = jax.config.jax_default_matmul_precision
+    if precision is None or isinstance(precision, lax.DotAlgorithm | _Preset):
+        return precision
+    if isinstance(precision, str) and precision in _Preset.__members__:
+        return _Preset[precision]
+    is_pair = isinstance(precision, list | tuple) and len(precision) == 2
+    pair = precision if is_pair else (precision, precision)
+    try:
+        if not all(isinstance(p, str | lax.Precision | None) for p in pair):
+            raise ValueError
+        return tuple(lax.Precision(p) for p in pair)
+    except ValueError:
+        raise ValueError(
+            f"{op}: precision must be None, a lax.Precision or its name, a pair of them, a "
+            f"lax.DotAlgorithmPreset or its name, or a lax.DotAlgorithm, got {precision=}; see "
+            "jax.lax.Precision"
+        ) from None
+
+
+def resolve(lhs_dtype, rhs_dtype, result_dtype, precision, platform: str) -> Numerics | str:
+    """The arithmetic of a product, or why none of our implementations has it.
+
+    Args:
+      lhs_dtype: dtype of the left operand.
+      rhs_dtype: dtype of the right operand.
+      result_dtype: dtype of the result, as `lax.dot_general` types it.
+      precision: as `canonical_precision` returns it.
+      platform: "cuda" or "cpu".
+
+    Returns:
+      Numerics, or a phrase saying what is not covered.
+    """
+    if isinstance(precision, lax.DotAlgorithm):
+        return "it asks for a lax.DotAlgorithm, which only XLA reads"
+    if isinstance(precision, _Preset) and precision is not _Preset.DEFAULT:
+        return _resolve_preset(lhs_dtype, rhs_dtype, result_dtype, precision, platform)
+    # Like lax.dot_general, which converts operands of unlike dtypes to the result's.
+    dtype = lhs_dtype if lhs_dtype == rhs_dtype else result_dtype
+    if dtype not in DTYPE_NAMES or dtype == _S32:
+        return f"no implementation multiplies {dtype}"
+    is_pair = isinstance(precision, tuple)
+    full = is_pair and lax.Precision.HIGHEST in precision
+    single = "tf32" if platform == "cuda" and not full else "f32"
+    out = result_dtype
+    if dtype in (_F16, _BF16):
+        supported, compute = (_F16, _BF16, _F32), "f32"
+    elif dtype == _F32:
+        supported, compute = (_F16, _BF16, _F32), single
+    elif dtype == _F64:
+        # Narrower results are rounded from the float64 one.
+        supported, compute, out = (_F16, _BF16, _F32, _F64), "f64", _F64
+    elif dtype == _C64:
+        supported, compute = (_C64,), single
+    elif dtype == _C128:
+        supported, compute = (_C128,), "f64"
+    else:
+        # Sums modulo 2^32 are right modulo 2^8 and 2^16 too, but say nothing about 64 bits.
+        supported = tuple(np.dtype(t) for t in ("i1", "i2", "i4", "u1", "u2", "u4"))
+        compute, out = "s32", _S32
+    if result_dtype not in supported:
+        return f"no implementation makes {result_dtype} from {dtype}"
+    return Numerics(dtype, out, compute)
+
+
+def _resolve_preset(lhs_dtype, rhs_dtype, result_dtype, preset, platform):
+    if preset not in _PRESETS:
+        return f"no implementation has the algorithm {preset}"
+    operand_dtype, compute, outs = _PRESETS[preset]
+    if jnp.issubdtype(lhs_dtype, jnp.complexfloating) or jnp.issubdtype(
+        rhs_dtype, jnp.complexfloating
+    ):
+        return f"the algorithm {preset} is for real operands"
+    if preset is _Preset.BF16_BF16_F32 and _F32 in (lhs_dtype, rhs_dtype):
+        return f"the algorithm {preset} rounds float32 operands inside the product"
+    if platform == "cpu" and compute == "tf32":
+        compute = "f32"
+    out = result_dtype if result_dtype in outs else outs[0]
+    return Numerics(operand_dtype, out, compute)

@@ -1,0 +1,113 @@
+"""The one description of a grouped product, as the C++ side knows it (csrc/core/ragged_problem.h).
+
+The tokens are the rows of A, in groups of consecutive ones whose sizes only the device knows.
+
+rows:         D[b, i, n] = sum_k A[b, i, k] * op(B)[b, g, k, n] for the rows i of group g, else 0
+contraction:  D[b, g, m, n] = sum over the rows i of group g of A[b, i, m] * B[b, i, n]
+
+In the form rows there may be an epilogue: D = f(Z + bias[g]), or gated f(Z + bias[g]) * (Z_up +
+bias_up[g]), for the rows of a group. A may be gathered: token i is then A[gather[i]].
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from jax_tcgemm.problem.dtypes import DTYPES
+
+
+@dataclasses.dataclass(frozen=True)
+class RaggedProblem:
+    """A grouped product over flat, packed, row-major buffers.
+
+    Attributes:
+      form: "rows" or "contraction".
+      batch: number of independent products.
+      m: rows of D; the tokens, in form "rows".
+      n: columns of D.
+      k: what is summed over; the tokens, in form "contraction".
+      groups: groups of B ("rows") or of D ("contraction").
+      num_sizes: length of group_sizes, of which `groups` from group_offset on are computed.
+      b_transposed: B lies as (groups, n, k) and not (groups, k, n).
+      a_batched: whether A has an entry for each batch index; else all share one.
+      b_batched: the same of B.
+      sizes_batched: the same of group_sizes and group_offset.
+      in_dtype: dtype of A and B.
+      out_dtype: dtype of D.
+      compute: accumulator.
+      activation: f, a name in `activations.ACTIVATIONS`.
+      gated: B lies as (groups, k, 2, n), the bias as (groups, 2, n), of which `n` is said here.
+      biased: there is a bias, of `bias_dtype`.
+      bias_dtype: dtype of D or of the accumulator; "" without a bias.
+      gathered: A is gathered, from `a_rows` rows.
+      a_rows: rows of A where it is gathered, else 0.
+    """
+
+    form: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    groups: int
+    num_sizes: int
+    b_transposed: bool
+    a_batched: bool
+    b_batched: bool
+    sizes_batched: bool
+    in_dtype: str
+    out_dtype: str
+    compute: str
+    activation: str = "none"
+    gated: bool = False
+    biased: bool = False
+    bias_dtype: str = ""
+    gathered: bool = False
+    a_rows: int = 0
+
+    kind: ClassVar[str] = "ragged"
+
+    def attributes(self) -> dict:
+        """What of the FFI attribute `ragged` (csrc/ffi/ragged.h) the problem determines."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith("_dtype")}
+
+    def query(self) -> dict:
+        """What the modules' ragged.reject() and ragged.workspace_bytes() take."""
+        return dataclasses.asdict(self)
+
+    @property
+    def tokens(self) -> int:
+        """Rows of A, over all groups."""
+        return self.m if self.form == "rows" else self.k
+
+    @property
+    def flops(self) -> int:
+        """Real multiplications and additions when every token is in a group computed here."""
+        per_product = 8 if self.out_dtype in ("c64", "c128") else 2
+        return per_product * self.batch * self.m * self._b_columns * self.k
+
+    @property
+    def _b_columns(self) -> int:
+        return 2 * self.n if self.gated else self.n
+
+    @property
+    def bytes(self) -> int:
+        """Memory traffic when every group has tokens: each element of A, B and D once."""
+        rows = self.form == "rows"
+        a = (self.batch if self.a_batched else 1) * self.m * self.k
+        b = (self.groups if rows else 1) * self.k * self._b_columns
+        b *= self.batch if self.b_batched else 1
+        d = self.batch * (1 if rows else self.groups) * self.m * self.n
+        return (a + b) * DTYPES[self.in_dtype].itemsize + d * DTYPES[self.out_dtype].itemsize
+
+    def __str__(self) -> str:
+        batch = f"{self.batch} x " if self.batch != 1 else ""
+        layout = "" if self.form == "contraction" else " NT" if self.b_transposed else " NN"
+        types = f"{self.in_dtype}->{self.out_dtype} ({self.compute})"
+        ragged = "m" if self.form == "rows" else "k"
+        words = [f"{batch}{self.m}x{self.n}x{self.k}{layout}, {ragged} in {self.groups} groups"]
+        if self.gathered:
+            words.append(f"gathered from {self.a_rows} rows")
+        if self.biased:
+            words.append(f"+bias[{self.bias_dtype}]")
+        if self.activation != "none" or self.gated:
+            words.append(self.activation + " gated" * self.gated)
+        return ", ".join([*words, types])

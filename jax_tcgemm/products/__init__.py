@@ -1,0 +1,1 @@
+"""The public functions of `jax_tcgemm` that multiply."""

@@ -1,0 +1,197 @@
+"""Arguments of the public functions, checked and in the form that primitives take."""
+
+import functools
+import itertools
+import numbers
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jax_tcgemm.problem.dtypes import MAX_EXTENT
+from jax_tcgemm.sharding.layout import canonical_spec
+from jax_tcgemm.system.jax_internals import converted
+
+
+class ShapeError(ValueError, TypeError):
+    """Dimensions that do not fit: a TypeError, too, as which JAX's own products raise it."""
+
+
+def as_array(op: str, name: str, x) -> jax.Array:
+    """`x` as a JAX array or tracer of a numeric dtype whose dimensions can be indexed.
+
+    Raises:
+      TypeError: when it is not an array or scalar of a numeric dtype.
+      ValueError: when a dimension is too large.
+    """
+    if not isinstance(x, jax.Array) and hasattr(x, "__jax_array__"):
+        x = x.__jax_array__()
+    if not isinstance(x, jax.Array | np.ndarray | np.generic):
+        return _converted(op, name, x)
+    if not _is_numeric(x.dtype):
+        raise TypeError(
+            f"{op}: {name} must have a numeric dtype, got {name}.dtype={x.dtype}; convert it first"
+        )
+    for axis, extent in enumerate(np.shape(x)):
+        if isinstance(extent, int) and extent > MAX_EXTENT:
+            raise ValueError(
+                f"{op}: every dimension must be at most 2**31 - 1, got {name}.shape[{axis}]="
+                f"{extent}; reshape it into two dimensions"
+            )
+    return x if isinstance(x, jax.Array) else _converted(op, name, x)
+
+
+def _converted(op: str, name: str, x) -> jax.Array:
+    """A number, or an array of another library, as a JAX array."""
+    if not (isinstance(x, bool | int | float | complex) or hasattr(x, "dtype")):
+        raise TypeError(
+            f"{op}: {name} must be an array, got {name} of type {type(x).__name__}; "
+            "use jax.numpy.asarray"
+        )
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"{op}: {name} must be what jax.numpy.asarray takes, got {name} of type "
+            f"{type(x).__name__}: {error}; convert it first"
+        ) from None
+
+
+def check_flag(op: str, name: str, value) -> bool:
+    """A flag as a bool; raises TypeError for what is neither true nor false."""
+    if not isinstance(value, bool | int | np.bool_ | np.integer) or value not in (0, 1):
+        raise TypeError(
+            f"{op}: {name} must be True or False, got {name} of type {type(value).__name__}; "
+            "it is part of the program"
+        )
+    return bool(value)
+
+
+def real_number(op: str, name: str, value) -> float:
+    """A real number as a float.
+
+    Raises:
+      TypeError: when it is none.
+      ValueError: when a float cannot hold it.
+    """
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(
+            f"{op}: {name} must be a real number, got {name} of type {type(value).__name__}; "
+            "multiply the result by an array"
+        )
+    return in_range(op, name, float, value)
+
+
+def in_range(op: str, name: str, kind: type, value) -> float | complex:
+    """A number as a float or complex one; raises ValueError when that cannot hold it."""
+    try:
+        return kind(value)
+    except OverflowError:
+        raise ValueError(
+            f"{op}: {name} must be at most 1.8e308, got {name} of more digits; scale the arrays"
+        ) from None
+
+
+def _is_numeric(dtype) -> bool:
+    return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
+
+
+def as_integers(op: str, name: str, x) -> jax.Array:
+    """`x` as int32: a size, offset or index beyond that means the same as the last one in it."""
+    x = as_array(op, name, x)
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise TypeError(
+            f"{op}: {name} must be integers, got {name}.dtype={x.dtype}; convert it first"
+        )
+    if not np.can_cast(x.dtype, np.int32):
+        own, int32 = jnp.iinfo(x.dtype), jnp.iinfo(jnp.int32)
+        x = jnp.clip(x, max(own.min, int32.min), int32.max)
+    return lax.convert_element_type(x, jnp.int32)
+
+
+def canonical_element_type(op: str, dtype) -> np.dtype | None:
+    """A `preferred_element_type` as the dtype JAX would give an array of it.
+
+    Raises:
+      TypeError: when it is not a numeric dtype.
+    """
+    if dtype is None:
+        return None
+    try:
+        canonical = jax.dtypes.canonicalize_dtype(dtype)
+    except (TypeError, ValueError):
+        canonical = None
+    if canonical is None or not _is_numeric(canonical):
+        raise TypeError(
+            f"{op}: preferred_element_type must be a numeric dtype, got "
+            f"preferred_element_type={dtype!r}; None takes the operands'"
+        )
+    return np.dtype(canonical)
+
+
+def promoted_dtype(op: str, *operands) -> np.dtype:
+    """The dtype that arrays or dtypes promote to; raises TypeError where there is none."""
+    try:
+        return jnp.result_type(*operands)
+    except ValueError:
+        dtypes = " and ".join(str(getattr(x, "dtype", x)) for x in operands)
+        raise TypeError(
+            f"{op}: operands must have dtypes that promote to one, got {dtypes}; convert one"
+        ) from None
+
+
+def promoted_type(op: str, *arrays) -> tuple[np.dtype, bool]:
+    """The dtype of a product of these arrays, and whether it is weak."""
+    dtype = promoted_dtype(op, *arrays)
+    scalars = [jax.ShapeDtypeStruct((), x.dtype, weak_type=jax.typeof(x).weak_type) for x in arrays]
+    if not any(scalar.weak_type for scalar in scalars):
+        return dtype, False
+    product = jax.eval_shape(lambda *xs: functools.reduce(jnp.multiply, xs), *scalars)
+    return product.dtype, product.weak_type
+
+
+def weakened(x: jax.Array) -> jax.Array:
+    """`x` with a weak type."""
+    return converted(x, x.dtype, weak_type=True)
+
+
+def canonical_sharding(op: str, sharding, ndim: int) -> NamedSharding | None:
+    """The `out_sharding` of a result of `ndim` dimensions as JAX's primitives take it.
+
+    Raises:
+      TypeError: when it is not a NamedSharding, a PartitionSpec or None.
+      ValueError: when it has more entries than there are dimensions, or names an axis that is not
+        an explicit one of its mesh.
+    """
+    if sharding is None:
+        return None
+    if isinstance(sharding, PartitionSpec):
+        try:
+            sharding = NamedSharding(jax.sharding.get_abstract_mesh(), sharding)
+        except Exception as error:  # Duplicates are neither a ValueError nor a TypeError.
+            raise ValueError(
+                f"{op}: out_sharding must name axes of the mesh, each once, got {sharding}: "
+                f"{error}; see jax.set_mesh"
+            ) from None
+    if not isinstance(sharding, NamedSharding):
+        raise TypeError(
+            f"{op}: out_sharding must be a NamedSharding, a PartitionSpec or None, got "
+            f"{type(sharding).__name__}; see jax.sharding"
+        )
+    mesh, spec = sharding.mesh.abstract_mesh, sharding.spec
+    if len(spec) > ndim:
+        raise ValueError(
+            f"{op}: out_sharding must have an entry for each dimension of the result at most, got "
+            f"{spec} for {ndim} dimensions; leave out the others"
+        )
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    for axis in itertools.chain(*canonical_spec(spec, ndim)):
+        if types[axis] != AxisType.Explicit:
+            raise ValueError(
+                f"{op}: out_sharding must name explicit mesh axes only, got {spec} with {axis!r} "
+                f"of type {types[axis].name}; use jax.lax.with_sharding_constraint"
+            )
+    return NamedSharding(mesh, spec)

@@ -1,0 +1,366 @@
+"""The public `linear` and `gated_linear`: products with what follows them in a layer."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives.fused_dot_general import fused_dot_general
+from jax_tcgemm.problem.activations import canonical_activation
+from jax_tcgemm.problem.fusion import Fusion
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products.arguments import (
+    as_array,
+    canonical_element_type,
+    canonical_sharding,
+    check_flag,
+    real_number,
+)
+from jax_tcgemm.selection import check_names
+from jax_tcgemm.sharding import shardings
+
+
+def linear(
+    x,
+    w,
+    bias=None,
+    *,
+    activation=None,
+    residual=None,
+    alpha: float = 1.0,
+    precision=None,
+    preferred_element_type=None,
+    out_sharding=None,
+    donate_residual: bool = False,
+    implementation: str | None = None,
+    config: str | None = None,
+) -> jax.Array:
+    """A layer: a product, a bias, an activation and a residual, in one kernel where there is one.
+
+        out[..., n] = f(alpha * sum over k of x[..., k] * w[k, n] + bias) + residual
+
+    It can be differentiated any number of times, batched by `jax.vmap`, and used in jit, scan and
+    remat. Its first derivatives are made of plain products, with the activation's derivative
+    between them; for them the layer keeps its pre-activation. `mlp` fuses that derivative, too.
+    Where no implementation takes the whole layer as one call, it runs as a product and what XLA
+    makes of the rest, and `jax_tcgemm.explain` says so.
+
+    Args:
+      x: array of shape (..., k), of any number of dimensions from 1 up.
+      w: array of shape (k, ...), mostly (k, n).
+      bias: None, or an array that broadcasts to the result: (n,) for a number for each column,
+        (m, 1) for one for each row.
+      activation: None, "relu", "relu2" (the square of it), "gelu" (or "gelu_tanh"), "gelu_erf",
+        "silu", "sigmoid", "tanh", "leaky_relu" (of slope 0.01), or jax.nn's function of that name.
+      residual: None, or an array that broadcasts to the result; of the same shape nothing is
+        copied.
+      alpha: a number.
+      precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
+        pair of them, or a `lax.DotAlgorithmPreset` or its name; as for `matmul`.
+      preferred_element_type: dtype of the result; None takes what the dtypes of `x` and `w`
+        promote to.
+      out_sharding: sharding of the result, for meshes with explicit axes. Where a contracted
+        dimension is divided, the product is summed over devices as it says, and bias, activation
+        and residual come after the sum.
+      donate_residual: let the result take the residual's place in memory. XLA copies the residual
+        first where it is needed afterwards, or is an argument that the caller does not donate.
+      implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
+        the layer as one call, or the call fails; None selects one. What no call can say, such as a
+        bias that varies along rows and columns, stays outside. Derivatives inherit it.
+      config: a config of that implementation; None selects one. Derivatives do not inherit it.
+
+    Returns:
+      The result, of shape x.shape[:-1] + w.shape[1:].
+
+    Raises:
+      TypeError: for operands that are not numeric arrays, dtypes that do not go together, or an
+        activation of a result that is not real floating point.
+      ValueError: for shapes that do not fit, an unknown activation, implementation or config, or,
+        when the program is lowered, an implementation that was asked for by name and cannot run the
+        layer, with the rule that stops it.
+
+    Numerics:
+      The product accumulates as that of `matmul`. Bias, activation and residual are computed in
+      float32 (float64 for float64), and only the result is rounded, once. The pre-activation that
+      derivatives keep has the result's dtype. The same program on the same device gives the same
+      bits each time. Where cuBLASLt runs the layer, gelu is accurate to about 5e-4 absolutely, not
+      relatively, and a bias is added to a product that may have been rounded, if rows do not start
+      on 16-byte boundaries.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, jax_tcgemm
+      >>> x, w = jnp.ones((2, 5, 8)), jnp.ones((8, 16))
+      >>> bias, skip = jnp.zeros(16), jnp.ones((2, 5, 16))
+      >>> y = jax_tcgemm.linear(x, w, bias, activation="relu", residual=skip)
+      >>> y.shape, float(y[0, 0, 0])
+      ((2, 5, 16), 9.0)
+    """
+    op = "linear"
+    x, w = as_array(op, "x", x), as_array(op, "w", w)
+    check_names(op, implementation, config)
+    check_weight(op, "w", x, w)
+    return product(
+        op,
+        x,
+        w,
+        dimension_numbers=(((x.ndim - 1,), (0,)), ((), ())),
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        alpha=alpha,
+        precision=precision,
+        preferred_element_type=canonical_element_type(op, preferred_element_type),
+        out_sharding=out_sharding,
+        donate_residual=donate_residual,
+        implementation=implementation,
+        config=config,
+    )
+
+
+def gated_linear(
+    x,
+    weights,
+    *,
+    activation="silu",
+    bias=None,
+    residual=None,
+    precision=None,
+    preferred_element_type=None,
+    out_sharding=None,
+    donate_residual: bool = False,
+    implementation: str | None = None,
+    config: str | None = None,
+) -> jax.Array:
+    """A gated layer, such as SwiGLU: two products of one input, in one kernel where there is one.
+
+        out[..., n] = f(sum over k of x[..., k] * gate[k, n]) * (sum over k of x[..., k] * up[k, n])
+
+    with a bias inside each of the brackets where there is one, and a residual added. Neither
+    product is written to memory where the config's kernel joins them itself, but for derivatives,
+    which keep both.
+
+    Args:
+      x: array of shape (..., k).
+      weights: gate and up: an array of shape (k, 2, n), or a pair of arrays of shape (k, n).
+        Forwards nothing is copied for either. The array is the better way to keep them: its
+        gradient and that of x are one product each, of a pair two each, of copies.
+        `jnp.stack((gate, up), 1)` makes the array from a pair, once.
+      activation: f: None, or as for `linear`.
+      bias: None, or an array of shape (2, n), or a pair of arrays of shape (n,).
+      residual: None, or an array that broadcasts to the result.
+      precision: as for `linear`.
+      preferred_element_type: as for `linear`.
+      out_sharding: as for `linear`.
+      donate_residual: as for `linear`.
+      implementation: as for `linear`.
+      config: as for `linear`.
+
+    Returns:
+      The result, of shape x.shape[:-1] + (n,).
+
+    Raises:
+      TypeError: as `linear` does.
+      ValueError: as `linear` does.
+
+    Numerics:
+      As of `linear`: both products accumulate in float32 (float64 for float64), everything else is
+      computed in that, and the result is rounded once.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, jax_tcgemm
+      >>> x, weights = jnp.ones((4, 8)), jnp.ones((8, 2, 16))
+      >>> y = jax_tcgemm.gated_linear(x, weights, activation="relu")
+      >>> y.shape, float(y[0, 0])
+      ((4, 16), 64.0)
+    """
+    op = "gated_linear"
+    x = as_array(op, "x", x)
+    check_names(op, implementation, config)
+    weights = gated_weights(op, "weights", x, weights)
+    is_array = isinstance(weights, jax.Array)
+    element_type = canonical_element_type(op, preferred_element_type)
+    return product(
+        op,
+        x,
+        weights if is_array else weights[0],
+        dimension_numbers=(((x.ndim - 1,), (0,)), ((), ())),
+        rhs_up=None if is_array else weights[1],
+        pair=x.ndim - 1,
+        bias=pair_of_biases(op, "bias", bias),
+        activation=activation,
+        residual=residual,
+        precision=precision,
+        preferred_element_type=element_type,
+        out_sharding=out_sharding,
+        donate_residual=donate_residual,
+        implementation=implementation,
+        config=config,
+    )
+
+
+def check_weight(op: str, name: str, x, w) -> None:
+    """Raises ValueError unless the last dimension of x is the first of w."""
+    if x.ndim < 1 or w.ndim < 2 or x.shape[-1] != w.shape[0]:
+        raise ValueError(
+            f"{op}: the last dimension of x must equal the first of {name}, which must have two, "
+            f"got x.shape={x.shape} and {name}.shape={w.shape}; transpose or reshape one"
+        )
+
+
+def gated_weights(op: str, name: str, x, weights) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """The weights of a gated layer, checked: an array of shape (k, 2, n) or a pair of (k, n)."""
+    rule = f"{name} must be an array of shape (k, 2, n) or a pair of arrays of shape (k, n)"
+    if isinstance(weights, Sequence) and len(weights) == 2:
+        gate, up = (as_array(op, f"{name}[{i}]", w) for i, w in enumerate(weights))
+        if gate.ndim != 2 or gate.shape != up.shape or gate.dtype != up.dtype:
+            raise ValueError(
+                f"{op}: {rule}, got arrays of shape {gate.shape} and {up.shape} and dtype "
+                f"{gate.dtype} and {up.dtype}; make them alike"
+            )
+        check_weight(op, f"{name}[0]", x, gate)
+        return gate, up
+    array = as_array(op, name, weights)
+    if array.ndim != 3 or array.shape[1] != 2:
+        raise ValueError(
+            f"{op}: {rule}, got {name}.shape={array.shape}; use jnp.stack((gate, up), 1)"
+        )
+    check_weight(op, name, x, array)
+    return array
+
+
+def pair_of_biases(op: str, name: str, bias) -> jax.Array | None:
+    """The biases of a gated layer as an array of shape (2, n), or None."""
+    if isinstance(bias, Sequence) and len(bias) == 2:
+        own = [as_array(op, f"{name}[{i}]", b) for i, b in enumerate(bias)]
+        if own[0].shape != own[1].shape:
+            raise ValueError(
+                f"{op}: {name} must be a pair of arrays of one shape, got {own[0].shape} and "
+                f"{own[1].shape}; reshape one"
+            )
+        bias = jnp.stack(own)
+    if bias is None:
+        return None
+    bias = as_array(op, name, bias)
+    if bias.ndim != 2 or bias.shape[0] != 2:
+        raise ValueError(
+            f"{op}: {name} must have shape (2, n) or be a pair of arrays of shape (n,), got "
+            f"{name}.shape={bias.shape}; use jnp.stack"
+        )
+    return bias
+
+
+def product(
+    op: str,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    dimension_numbers,
+    permutation=None,
+    rhs_up=None,
+    pair: int | None = None,
+    bias=None,
+    activation=None,
+    residual=None,
+    alpha: float = 1.0,
+    precision=None,
+    preferred_element_type=None,
+    out_sharding=None,
+    donate_residual: bool = False,
+    implementation=None,
+    config=None,
+) -> jax.Array:
+    """Checks what is fused to a product and binds the primitive that says no more than is asked.
+
+    Args:
+      op: the public function, for messages.
+      lhs: left operand.
+      rhs: right operand.
+      dimension_numbers: canonical.
+      permutation: order of the result's dimensions.
+      rhs_up: None, or the second right operand of a gated product.
+      pair: None, or the dimension of the product that tells gate and up apart.
+      bias: None, or what broadcasts to the product.
+      activation: as for `linear`.
+      residual: None, or what broadcasts to the result.
+      alpha: factor.
+      precision: as for `linear`.
+      preferred_element_type: canonical dtype of the result, or None.
+      out_sharding: of the result, as for `linear`.
+      donate_residual: as for `linear`.
+      implementation: a checked name, or None.
+      config: a checked name, or None.
+    """
+    name = canonical_activation(op, activation)
+    alpha = real_number(op, "alpha", alpha)
+    donate_residual = check_flag(op, "donate_residual", donate_residual)
+    ndim = plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
+    is_packed = pair is not None and rhs_up is None
+    out_sharding = canonical_sharding(op, out_sharding, ndim - is_packed)
+    if is_packed:
+        out_sharding = shardings.with_dimension(out_sharding, pair, ndim)
+    params = {
+        "op": op,
+        "dimension_numbers": dimension_numbers,
+        "permutation": permutation,
+        "precision": canonical_precision(op, precision),
+        "preferred_element_type": preferred_element_type,
+        "out_sharding": out_sharding,
+        "implementation": implementation,
+        "config": config,
+    }
+    is_plain = name == "none" and bias is None and residual is None and alpha == 1 and pair is None
+    if is_plain:
+        return plain.dot_general(lhs, rhs, **params)
+    z = jax.eval_shape(lambda a, b: plain.dot_general(a, b, **params), lhs, rhs)
+    z_shape = z.shape if rhs_up is None else (*z.shape[:pair], 2, *z.shape[pair:])
+    d_shape = z_shape if pair is None else (*z_shape[:pair], *z_shape[pair + 1 :])
+    if name != "none" and not jnp.issubdtype(z.dtype, jnp.floating):
+        raise TypeError(
+            f"{op}: activation must be None for a result that is not real floating point, got "
+            f"activation={activation!r} and a result of {z.dtype}; convert the operands"
+        )
+    bias_axes = ()
+    if bias is not None:
+        bias = as_array(op, "bias", bias)
+        check_addend(op, "bias", bias, z_shape, z.dtype)
+        first = len(z_shape) - bias.ndim
+        kept = [i for i, extent in enumerate(bias.shape) if extent != 1]
+        bias_axes = tuple(first + i for i in kept)
+        bias = bias.reshape([bias.shape[i] for i in kept])
+    if residual is not None:
+        residual = as_array(op, "residual", residual)
+        check_addend(op, "residual", residual, d_shape, z.dtype)
+        residual = jnp.broadcast_to(residual, d_shape)
+    fusion = Fusion(
+        activation=name,
+        pair=pair,
+        alpha=alpha,
+        bias_axes=bias_axes,
+        in_place=donate_residual,
+    )
+    (out,) = fused_dot_general(
+        lhs, rhs, rhs_up=rhs_up, bias=bias, residual=residual, fusion=fusion, **params
+    )
+    return out
+
+
+def check_addend(op: str, name: str, x, shape: tuple[int, ...], dtype) -> None:
+    """Raises unless an array broadcasts to a shape and is of a kind that a result can hold.
+
+    Raises:
+      TypeError: when it is complex and the result real, or has fractions and the result none.
+      ValueError: when it does not broadcast.
+    """
+    tail = shape[len(shape) - x.ndim :]
+    if x.ndim > len(shape) or any(a not in (1, b) for a, b in zip(x.shape, tail, strict=True)):
+        raise ValueError(
+            f"{op}: {name} must broadcast to the shape {shape}, got {name}.shape={x.shape}; "
+            "add dimensions of size 1"
+        )
+    for kind in (jnp.complexfloating, jnp.inexact):
+        if jnp.issubdtype(x.dtype, kind) and not jnp.issubdtype(dtype, kind):
+            raise TypeError(
+                f"{op}: {name} must be of a kind that the result can hold, got {name}.dtype="
+                f"{x.dtype} and a result of {dtype}; convert it or set preferred_element_type"
+            )

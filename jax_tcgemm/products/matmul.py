@@ -1,0 +1,167 @@
+"""The public `matmul`."""
+
+import jax
+from jax import lax
+
+from jax_tcgemm.products.arguments import (
+    ShapeError,
+    as_array,
+    canonical_element_type,
+    promoted_type,
+    weakened,
+)
+from jax_tcgemm.products.linear import product
+from jax_tcgemm.selection import check_names
+
+
+def matmul(
+    a,
+    b,
+    *,
+    precision=None,
+    preferred_element_type=None,
+    out_sharding=None,
+    bias=None,
+    activation=None,
+    residual=None,
+    alpha: float = 1.0,
+    donate_residual: bool = False,
+    implementation: str | None = None,
+    config: str | None = None,
+) -> jax.Array:
+    """A drop-in for `jax.numpy.matmul`: the product of matrices, vectors and batches of them.
+
+        out[..., m, n] = sum over k of a[..., m, k] * b[..., k, n]
+
+    With more arguments than `jax.numpy.matmul` has, what follows the product is done by the same
+    call: f(alpha * a b + bias) + residual, as by `linear`.
+
+    A 1-D `a` is a row and a 1-D `b` a column, whose dimension the result lacks. Batch dimensions
+    broadcast, and a broadcast operand is read in place, never repeated in memory, unless three or
+    more batch dimensions alternate between the operands; then the result is transposed once.
+    It can be differentiated any number of times, batched by `jax.vmap`, and used in jit, scan,
+    while, cond, remat, shard_map and `jax.export`.
+
+    Args:
+      a: array of shape (k,) or (..., m, k), of any numeric dtype.
+      b: array of shape (k,) or (..., k, n), of any numeric dtype.
+      precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
+        pair of them, or a `lax.DotAlgorithmPreset` or its name; see Numerics.
+      preferred_element_type: dtype of the result; None takes what the dtypes of `a` and `b`
+        promote to.
+      out_sharding: sharding of the result, for meshes with explicit axes; as for `linear`.
+      bias: None, or an array that broadcasts to the result.
+      activation: None, or as for `linear`.
+      residual: None, or an array that broadcasts to the result.
+      alpha: a number.
+      donate_residual: as for `linear`.
+      implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
+        the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
+        Derivatives inherit it.
+      config: a config of that implementation; None selects one. Derivatives do not inherit it.
+
+    Returns:
+      The product, with the shape, dtype and weak type that `jax.numpy.matmul` gives.
+
+    Raises:
+      TypeError: for operands that are not numeric arrays or dtypes that do not go together, and
+        for an activation of a result that is not real floating point.
+      ValueError: for 0-D operands, contracted sizes that differ, batch dimensions that do not
+        broadcast, a dimension over 2**31 - 1, an unknown implementation or config, or, when the
+        program is lowered, an implementation that was asked for by name and cannot run the
+        product, with the rule that stops it.
+
+    Numerics:
+      float16 and bfloat16 are multiplied exactly and accumulated in float32 (in float16 under the
+      preset F16_F16_F16), and rounded once. float32 and complex64 use TF32 on CUDA, as XLA does,
+      unless the precision is HIGHEST; on CPU they are always float32. float64 and complex128
+      accumulate in float64. int8 and uint8 accumulate in int32; a narrower integer result is that
+      sum modulo its width. The same program on the same device gives the same bits each time.
+      What no implementation covers, such as float8 or int32, goes to XLA's own dot, and `explain`
+      says so.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, jax_tcgemm
+      >>> a, b = jnp.ones((8, 3, 5), jnp.bfloat16), jnp.ones((5, 4), jnp.bfloat16)
+      >>> jax.jit(jax_tcgemm.matmul)(a, b).shape
+      (8, 3, 4)
+    """
+    op = "matmul"
+    a, b = as_array(op, "a", a), as_array(op, "b", b)
+    check_names(op, implementation, config)
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim == 0:
+            raise ValueError(
+                f"{op}: {name} must have at least one dimension, got {name}.shape=(); "
+                "multiply scalars with *"
+            )
+    result_type, is_weak = canonical_element_type(op, preferred_element_type), False
+    if result_type is None:
+        result_type, is_weak = promoted_type(op, a, b)
+
+    num_batch = max(a.ndim, b.ndim, 2) - 2
+    a_axes = _aligned_axes(a, num_batch)
+    b_axes = _aligned_axes(b, num_batch)
+    contract = a.ndim - 1, max(b.ndim - 2, 0)
+    if a.shape[contract[0]] != b.shape[contract[1]]:
+        which = "last but one" if b.ndim > 1 else "only"
+        raise ShapeError(
+            f"{op}: the last dimension of a must equal the {which} one of b, got a.shape={a.shape} "
+            f"and b.shape={b.shape}; transpose or reshape one"
+        )
+    # Each batch dimension of the result comes from a, from b or from both; one of size 1 that
+    # broadcasts is dropped, so that the primitive sees a free dimension of the other operand.
+    a_squeeze, b_squeeze, batch = [], [], []
+    sources = []
+    for a_axis, b_axis in zip(a_axes, b_axes, strict=True):
+        if a_axis is not None and b_axis is not None:
+            a_size, b_size = a.shape[a_axis], b.shape[b_axis]
+            if a_size == b_size:
+                batch.append((a_axis, b_axis))
+            elif a_size == 1:
+                a_squeeze.append(a_axis)
+                a_axis = None
+            elif b_size == 1:
+                b_squeeze.append(b_axis)
+                b_axis = None
+            else:
+                raise ShapeError(
+                    f"{op}: batch dimensions must broadcast, got a.shape={a.shape} and "
+                    f"b.shape={b.shape}; sizes must be equal or 1"
+                )
+        sources.append((a_axis, b_axis))
+    sources += [(a.ndim - 2, None)] if a.ndim > 1 else []
+    sources += [(None, b.ndim - 1)] if b.ndim > 1 else []
+    kept_a = [axis for axis in range(a.ndim) if axis not in a_squeeze]
+    kept_b = [axis for axis in range(b.ndim) if axis not in b_squeeze]
+    a_batch, b_batch = [p[0] for p in batch], [p[1] for p in batch]
+    free_a = [axis for axis in kept_a if axis not in (*a_batch, contract[0])]
+    free_b = [axis for axis in kept_b if axis not in (*b_batch, contract[1])]
+    natural = [*batch, *((axis, None) for axis in free_a), *((None, axis) for axis in free_b)]
+    out = product(
+        op,
+        lax.squeeze(a, a_squeeze),
+        lax.squeeze(b, b_squeeze),
+        dimension_numbers=(
+            ((kept_a.index(contract[0]),), (kept_b.index(contract[1]),)),
+            (tuple(map(kept_a.index, a_batch)), tuple(map(kept_b.index, b_batch))),
+        ),
+        permutation=[natural.index(source) for source in sources],
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        alpha=alpha,
+        donate_residual=donate_residual,
+        precision=precision,
+        preferred_element_type=result_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+        config=config,
+    )
+    return weakened(out) if is_weak and bias is None and residual is None else out
+
+
+def _aligned_axes(x, num_batch: int) -> list[int | None]:
+    """For each batch dimension of the result, the axis of `x` that it comes from, or None."""
+    own = max(x.ndim - 2, 0)
+    return [None] * (num_batch - own) + list(range(own))

@@ -1,0 +1,383 @@
+"""The public `mlp`: the feed-forward block of a transformer, with its backward pass."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from jax_tcgemm.primitives.backward import accumulating_tangent, activated_tangent
+from jax_tcgemm.primitives.dot_general import dot_general
+from jax_tcgemm.primitives.fused_dot_general import fused_dot_general
+from jax_tcgemm.problem.activations import canonical_activation
+from jax_tcgemm.problem.fusion import Fusion, broadcast_to, wide_dtype
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products.arguments import (
+    as_array,
+    canonical_element_type,
+    canonical_sharding,
+    check_flag,
+    promoted_dtype,
+)
+from jax_tcgemm.products.linear import check_addend, check_weight, gated_weights, pair_of_biases
+from jax_tcgemm.selection import check_names
+from jax_tcgemm.sharding import partitioning, shardings
+
+_NAMES = ("up", "up_bias", "down", "down_bias")
+
+
+def mlp(
+    x,
+    params: Mapping[str, jax.Array],
+    *,
+    activation="gelu",
+    residual=None,
+    accumulate: Mapping[str, jax.Array] | None = None,
+    precision=None,
+    preferred_element_type=None,
+    out_sharding=None,
+    donate_residual: bool = False,
+    implementation: str | None = None,
+) -> jax.Array:
+    """A feed-forward block: up, activation, down; fused in both directions.
+
+        h[..., j]   = f(sum over k of x[..., k] * up[k, j] + up_bias[j])
+        out[..., n] = sum over j of h[..., j] * down[j, n] + down_bias[n] + residual[..., n]
+
+    and with gated weights h = f(x gate + bias_gate) * (x up + bias_up), as in Llama. Forwards it is
+    two calls, `linear` or `gated_linear` and `linear`. Backwards the activation's derivative is
+    applied by the product that needs it, the input gradient of `down`, which also sums its columns
+    for the gradient of up_bias: the gradients of a block are four products and no pass over
+    the hidden layer between them. The gradient of the pre-activation takes the place of the
+    pre-activation in memory, which XLA copies first where it is needed again, or is a residual that
+    one program hands to another.
+
+    Gradients of weights can be accumulated in float32 over several microbatches by the products
+    that compute them. Give buffers as `accumulate`: the "gradient" of a buffer is then what it
+    holds plus the gradient of its weight, and it takes the buffer's place in memory where the
+    buffer is donated or no longer needed::
+
+        def microbatch(buffers, batch):
+            return jax.grad(loss, argnums=1)(params, buffers, batch), None
+
+        buffers, _ = jax.lax.scan(microbatch, zeros, batches)
+
+    where `loss` passes each buffer to one call of `mlp`. The weights themselves must then not be
+    differentiated as well, as that would compute every gradient twice.
+
+    Args:
+      x: array of shape (..., k).
+      params: a mapping with "up", an array of shape (k, j), or gated (k, 2, j) or a pair of arrays
+        of shape (k, j); "down", of shape (j, n); and optionally "up_bias", of shape (j,), gated
+        (2, j) or a pair, and "down_bias", of shape (n,).
+      activation: f: None, or as for `linear`.
+      residual: None, or an array that broadcasts to the result.
+      accumulate: None, or a mapping with "up" and "down" or one of them: buffers of the shapes of
+        those weights, of any floating dtype.
+      precision: as for `linear`, of all products.
+      preferred_element_type: as for `linear`; h has the dtype that x and up promote to.
+      out_sharding: sharding of the result, as for `linear`. The rows of h are divided as those of
+        x, its columns as those of up, but not over the same axes twice.
+      donate_residual: as for `linear`.
+      implementation: as for `linear`, of all products.
+
+    Returns:
+      The result, of shape x.shape[:-1] + (n,).
+
+    Raises:
+      TypeError: as `linear` does, and for params that are no mapping.
+      ValueError: as `linear` does, and for unknown or missing names.
+
+    Numerics:
+      Each product as that of `linear`: h and the pre-activation are rounded to their dtype, and the
+      gradient of the pre-activation, too, of which the gradient of up_bias is the float32 sum.
+      Second derivatives, and forward mode, are made of plain products.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, jax_tcgemm
+      >>> x = jnp.ones((4, 8))
+      >>> params = {"up": jnp.ones((8, 2, 16)), "down": jnp.ones((16, 8))}
+      >>> block = lambda p: jax_tcgemm.mlp(x, p, activation="relu", residual=x).sum()
+      >>> float(block(params)), jax.grad(block)(params)["up"].shape
+      (32800.0, (8, 2, 16))
+    """
+    op = "mlp"
+    x = as_array(op, "x", x)
+    check_names(op, implementation, None)
+    given = _checked_params(op, x, params)
+    is_gated = isinstance(given["up"], tuple) or given["up"].ndim == 3
+    spec = _Spec(
+        op=op,
+        activation=canonical_activation(op, activation),
+        pair=x.ndim - 1 if is_gated else None,
+        precision=canonical_precision(op, precision),
+        preferred_element_type=canonical_element_type(op, preferred_element_type),
+        out_sharding=canonical_sharding(op, out_sharding, x.ndim),
+        donate_residual=check_flag(op, "donate_residual", donate_residual),
+        implementation=implementation,
+    )
+    hidden = promoted_dtype(op, x.dtype, jax.tree.leaves(given["up"])[0].dtype)
+    dtype = spec.preferred_element_type or promoted_dtype(op, hidden, given["down"].dtype)
+    for name, of in (("up_bias", hidden), ("down_bias", dtype)):
+        if name in given:
+            check_addend(op, name, given[name], given[name].shape, of)
+    if residual is not None:
+        residual = as_array(op, "residual", residual)
+        shape = (*x.shape[:-1], given["down"].shape[1])
+        check_addend(op, "residual", residual, shape, dtype)
+        given["residual"] = jnp.broadcast_to(residual, shape)
+    if spec.activation != "none" and not jnp.issubdtype(hidden, jnp.floating):
+        raise TypeError(
+            f"{op}: activation must be None for a result that is not real floating point, got "
+            f"activation={activation!r} and a hidden layer of {hidden}; convert the operands"
+        )
+    return _block(spec, x, given, _checked_buffers(op, accumulate, given))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spec:
+    """What is static of a block; `pair` is the dimension of Z that tells gate and up apart."""
+
+    op: str
+    activation: str
+    pair: int | None
+    precision: object
+    preferred_element_type: object
+    out_sharding: object
+    donate_residual: bool
+    implementation: str | None
+
+    @property
+    def products(self) -> dict:
+        """Parameters of all products."""
+        return {
+            "op": self.op,
+            "precision": self.precision,
+            "implementation": self.implementation,
+        }
+
+
+def _checked_params(op, x, params) -> dict:
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            f"{op}: params must be a mapping, got params of type {type(params).__name__}; "
+            f"its names are {', '.join(_NAMES)}"
+        )
+    unknown = set(params) - set(_NAMES)
+    missing = {"up", "down"} - set(params)
+    if unknown or missing:
+        raise ValueError(
+            f"{op}: params must have up and down, and may have up_bias and down_bias, got "
+            f"{sorted(map(str, params))}; rename or add"
+        )
+    up, gated = params["up"], isinstance(params["up"], tuple | list)
+    up = up if gated else as_array(op, "up", up)
+    if gated or up.ndim == 3:
+        up, gated = gated_weights(op, "up", x, up), True
+        num_hidden = jax.tree.leaves(up)[0].shape[-1]
+    else:
+        check_weight(op, "up", x, up)
+        num_hidden = up.shape[-1]
+        if up.ndim != 2:
+            raise ValueError(
+                f"{op}: up must have shape (k, j), or gated (k, 2, j) or a pair, got "
+                f"up.shape={up.shape}; reshape it"
+            )
+    down = as_array(op, "down", params["down"])
+    if down.ndim != 2 or down.shape[0] != num_hidden:
+        raise ValueError(
+            f"{op}: down must have shape ({num_hidden}, n), for up has {num_hidden} columns, got "
+            f"down.shape={down.shape}; transpose or reshape it"
+        )
+    given = {"up": up, "down": down}
+    for name, shape in (
+        ("up_bias", (2, num_hidden) if gated else (num_hidden,)),
+        ("down_bias", (down.shape[1],)),
+    ):
+        if (bias := params.get(name)) is None:
+            continue
+        bias = pair_of_biases(op, name, bias) if len(shape) == 2 else as_array(op, name, bias)
+        if bias.shape != shape:
+            raise ValueError(
+                f"{op}: {name} must have shape {shape}, got {name}.shape={bias.shape}; reshape it"
+            )
+        given[name] = bias
+    return given
+
+
+def _checked_buffers(op, accumulate, given) -> dict:
+    if accumulate is None:
+        return {}
+    if not isinstance(accumulate, Mapping) or set(accumulate) - {"up", "down"}:
+        raise ValueError(
+            f"{op}: accumulate must be a mapping with up, down or both, got {accumulate!r:.200}; "
+            "gradients of biases are not accumulated"
+        )
+    buffers = {}
+    for name, buffer in accumulate.items():
+        buffer = tuple(buffer) if isinstance(buffer, list) else buffer
+        buffer = jax.tree.map(functools.partial(as_array, op, f"accumulate[{name!r}]"), buffer)
+        got, wanted = (jax.tree.map(jnp.shape, tree) for tree in (buffer, given[name]))
+        if got != wanted:
+            raise ValueError(
+                f"{op}: accumulate[{name!r}] must be like {name}, of shape {wanted}, got {got}; "
+                "use jnp.zeros_like with a dtype"
+            )
+        buffers[name] = buffer
+    return buffers
+
+
+def _weights(up):
+    return up if isinstance(up, tuple) else (up,)
+
+
+def _contracting_last(x):
+    return ((x.ndim - 1,), (0,)), ((), ())
+
+
+def _hidden_sharding(x, up):
+    """Of the product of x and a weight: its rows as those of x, its columns as the weight's."""
+    columns = tuple(range(x.ndim, x.ndim + up.ndim - 1))
+    names = tuple(range(x.ndim)), (x.ndim - 1, *columns)
+    return shardings.following((x, up), names, (*names[0][:-1], *columns))
+
+
+def _up(spec: _Spec, x, up, bias, *, aux_out: bool) -> list[jax.Array]:
+    """The hidden layer and, as `aux_out`, its pre-activation."""
+    gate, *second = _weights(up)
+    bias_axes = ()
+    if bias is not None:
+        last = x.ndim - 1
+        bias_axes = (last,) if spec.pair is None else (last, last + 1)
+    return fused_dot_general(
+        x,
+        gate,
+        rhs_up=second[0] if second else None,
+        bias=bias,
+        dimension_numbers=_contracting_last(x),
+        out_sharding=_hidden_sharding(x, gate),
+        fusion=Fusion(
+            activation=spec.activation, pair=spec.pair, bias_axes=bias_axes, aux_out=aux_out
+        ),
+        **spec.products,
+    )
+
+
+def _down(spec: _Spec, h, down, bias, residual) -> jax.Array:
+    (out,) = fused_dot_general(
+        h,
+        down,
+        bias=bias,
+        residual=residual,
+        dimension_numbers=_contracting_last(h),
+        fusion=Fusion(
+            bias_axes=() if bias is None else (h.ndim - 1,), in_place=spec.donate_residual
+        ),
+        preferred_element_type=spec.preferred_element_type,
+        out_sharding=spec.out_sharding,
+        **spec.products,
+    )
+    return out
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _block(spec: _Spec, x, given: dict, buffers: dict) -> jax.Array:
+    del buffers  # There are only derivatives with respect to them.
+    (h,) = _up(spec, x, given["up"], given.get("up_bias"), aux_out=False)
+    return _down(spec, h, given["down"], given.get("down_bias"), given.get("residual"))
+
+
+def _block_jvp(spec: _Spec, primals, tangents):
+    """The tangent of a block, written so that its transpose is made of fused products."""
+    x, given, buffers = primals
+    dx, dgiven, dbuffers = jax.tree.map(
+        lambda t: None if isinstance(t, SymbolicZero) else t,
+        tangents,
+        is_leaf=lambda t: isinstance(t, SymbolicZero),
+    )
+    up, down = given["up"], given["down"]
+    h, z = _up(spec, x, up, given.get("up_bias"), aux_out=True)
+    out = _down(spec, h, down, given.get("down_bias"), given.get("residual"))
+
+    def product(a, b, out_sharding):
+        return dot_general(
+            a,
+            b,
+            dimension_numbers=_contracting_last(a),
+            out_sharding=out_sharding,
+            **spec.products,
+        )
+
+    def accumulating(tangent, a, buffer, out_sharding):
+        return accumulating_tangent(
+            tangent,
+            a,
+            buffer,
+            dimension_numbers=_contracting_last(a),
+            preferred_element_type=None,
+            out_sharding=out_sharding,
+            **spec.products,
+        )
+
+    def into_hidden(f, *ws):
+        """For one weight f(w), for a pair of them what they give side by side."""
+        found = [f(*each) for each in zip(*map(_weights, ws), strict=True)]
+        return found[0] if len(found) == 1 else jnp.stack(found, spec.pair)
+
+    hidden = _hidden_sharding(x, _weights(up)[0])
+    dz = []
+    if dx is not None:
+        dz.append(into_hidden(lambda w: product(dx, w, hidden), up))
+    if (dup := _instantiated(dgiven["up"], up)) is not None:
+        dz.append(into_hidden(lambda dw: product(x, dw, hidden), dup))
+    if "up" in buffers and (d := _instantiated(dbuffers["up"], buffers["up"])) is not None:
+        dz.append(
+            into_hidden(lambda dw, buffer: accumulating(dw, x, buffer, hidden), d, buffers["up"])
+        )
+    dup_bias = dgiven.get("up_bias")
+    dout = []
+    if dz or dup_bias is not None:
+        total = functools.reduce(lax.add, dz) if dz else jnp.zeros_like(z)
+        dout.append(
+            activated_tangent(
+                total.astype(z.dtype),
+                z,
+                down,
+                dup_bias,
+                dimension_numbers=_contracting_last(h),
+                activation=spec.activation,
+                pair=spec.pair,
+                bias_axes=tuple(range(h.ndim - 1, z.ndim)),
+                preferred_element_type=out.dtype,
+                out_sharding=spec.out_sharding,
+                **spec.products,
+            )
+        )
+    if dgiven["down"] is not None:
+        dout.append(product(h, dgiven["down"], spec.out_sharding))
+    if "down" in buffers and dbuffers["down"] is not None:
+        dout.append(accumulating(dbuffers["down"], h, buffers["down"], spec.out_sharding))
+    if dgiven.get("down_bias") is not None:
+        bias = dgiven["down_bias"].astype(wide_dtype(out.dtype))
+        dout.append(broadcast_to(bias, out, (out.ndim - 1,)))
+    if dgiven.get("residual") is not None:
+        dout.append(partitioning.resharded(dgiven["residual"], jax.typeof(out).sharding))
+    dout = [t.astype(out.dtype) for t in dout]
+    return out, functools.reduce(lax.add, dout) if dout else jnp.zeros_like(out)
+
+
+def _instantiated(tangent, primal):
+    """A tangent, whole where only a part of it is None; None where all is."""
+    if all(t is None for t in _weights(tangent)):
+        return None
+    if not isinstance(tangent, tuple):
+        return tangent
+    return tuple(
+        jnp.zeros_like(p) if t is None else t for t, p in zip(tangent, primal, strict=True)
+    )
+
+
+_block.defjvp(_block_jvp, symbolic_zeros=True)

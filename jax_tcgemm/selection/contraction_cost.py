@@ -1,0 +1,181 @@
+"""How long a contraction takes by each implementation: arithmetic or memory, what is longer.
+
+Contractions differ in what must be copied first. Our products read any two levels of batch strides
+in place; XLA's need the batch, free and contracted dimensions of each operand, and the result's,
+to be one run of neighbours each and the result's free ones in the operands' order, but products by
+a vector, which it turns into sums that it fuses; cuTENSOR reads everything in place at a lower
+rate, a much lower one where the fastest mode of an array is one of the batch. Where the cost model
+of products (cost_model.py) knows the product, it says what the product itself takes.
+"""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+
+from jax_tcgemm import selection
+from jax_tcgemm.device import dense
+from jax_tcgemm.problem.operation import Operation
+from jax_tcgemm.selection.roofline import peaks
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What an H200 does; rates are fractions of the data sheet's.
+
+    Fitted to benchmarks/results/h200-tensor.jsonl.
+    """
+
+    launch_us: float = 3.0
+    memory: float = 0.8  # of bytes that must move
+    copy: float = 0.72  # of bytes that a permutation of XLA moves
+    gemm: float = 0.75
+    # XLA's products in TF32, beside what the model of products says of cuBLASLt.
+    xla_tf32: float = 0.91
+    cutensor_launch_us: float = 8.0
+    cutensor_memory: float = 0.4
+    cutensor: dict[str, float] = dataclasses.field(
+        default_factory=lambda: {"f16": 0.6, "tf32": 0.3, "f32": 0.75, "f64": 0.7}
+    )
+    # cuTENSOR's loads are as wide as the fastest mode lets them be:
+    # https://docs.nvidia.com/cuda/cutensor/latest/user_guide.html#performance-guidelines
+    fastest_mode_of_batch: float = 8.0
+    # XLA runs unless another one is predicted to take less than this part of its time, and where it
+    # takes no longer than `short_us`: it fuses what short steps read and write.
+    margin: float = 0.95
+    cutensor_margin: float = 0.8
+    short_us: float = 10.0
+
+    def beats_xla(self, name: str, us: dict[str, float]) -> bool:
+        """Whether one of the predicted times is short enough to take the place of XLA's."""
+        margin = self.cutensor_margin if name == "cutensor" else self.margin
+        return us["xla"] >= self.short_us and us[name] < margin * us["xla"]
+
+
+H200 = Calibration()
+
+# Products that each compute type multiplies for one.
+_PRODUCTS = {"3xtf32": ("tf32", 3), "9xbf16": ("bf16", 9), "4xf16": ("f16", 4)}
+
+
+def contraction_us(
+    operation: Operation,
+    gemm: dense.Plan,
+    device: selection.Device,
+    calibration: Calibration = H200,
+) -> dict[str, float]:
+    """Microseconds by gemm, cutensor and xla.
+
+    Args:
+      operation: a contraction, its compute type set.
+      gemm: the plan of the same contraction as one of our products, its problem set.
+      device: where it runs.
+      calibration: the device's constants.
+    """
+    c, known = calibration, peaks(device.compute_capability) or peaks(90)
+    bandwidth = known.bytes / 1e6
+    kind, count = _PRODUCTS.get(operation.compute, (operation.compute, 1))
+    if operation.dtype.itemsize == 2 or kind in ("f16", "bf16"):
+        kind, rate = "f16", known.f16
+    else:
+        rate = {"tf32": known.tf32, "f64": known.f64}.get(kind, known.f32)
+    arithmetic = operation.flops * count / (rate / 1e6)
+    memory = operation.bytes / (bandwidth * c.memory)
+
+    ranked = selection.ranked(gemm.problem, device)
+    predicted = {(x.implementation, x.config): us for x, us in ranked if us is not None}
+    product = max(arithmetic / c.gemm, memory) + c.launch_us
+    ours = predicted.get((gemm.choice.implementation, gemm.choice.config), product)
+    # XLA runs cuBLASLt, whatever of ours is faster.
+    xla = next((us for (name, _), us in predicted.items() if name == "cublaslt"), product)
+    if kind == "tf32" and arithmetic / c.gemm > memory:
+        xla /= c.xla_tf32
+    xla_copied = xla_copied_bytes(operation)
+    if _is_by_a_vector(operation):
+        xla, xla_copied = max(operation.flops / (known.f32 / 1e6), memory) + c.launch_us, 0
+
+    def copies(num_bytes):
+        return num_bytes / (bandwidth * c.copy) + (c.launch_us if num_bytes else 0)
+
+    finish = 0.0
+    if operation.scalars[0] != 1 or len(operation.operands) == 3:
+        finish = copies(3 * math.prod(operation.shape(operation.result)) * operation.dtype.itemsize)
+    cutensor_memory = operation.bytes / (bandwidth * c.cutensor_memory)
+    cutensor_arithmetic = arithmetic / c.cutensor.get(kind, c.cutensor["f32"])
+    cutensor = max(cutensor_arithmetic, cutensor_memory)
+    if _has_fastest_mode_of_batch(operation):
+        cutensor *= c.fastest_mode_of_batch
+    return {
+        "gemm": ours + finish + copies(gemm_copied_bytes(gemm)),
+        "cutensor": cutensor + c.cutensor_launch_us,
+        "xla": xla + finish + copies(xla_copied),
+    }
+
+
+def gemm_copied_bytes(plan: dense.Plan) -> int:
+    """Bytes that are read and written to permute what one of our products cannot read in place."""
+    product, folded = plan.product, plan.fold
+    arrays = (
+        (product.lhs_shape, product.lhs_dtype, folded.lhs_order),
+        (product.rhs_shape, product.rhs_dtype, folded.rhs_order),
+        (product.result_shape, product.result_dtype, folded.result_order),
+    )
+    return sum(
+        2 * math.prod(shape) * np.dtype(dtype).itemsize
+        for shape, dtype, order in arrays
+        if order is not None
+    )
+
+
+def xla_copied_bytes(operation: Operation) -> int:
+    """Bytes that are read and written to permute what XLA's dot cannot read or write in place."""
+    a, b = operation.operands[:2]
+    result = operation.result
+    batch = {mode for mode in a if mode in b and mode in result}
+    contracted = {mode for mode in a if mode in b and mode not in result}
+    groups = (
+        (a, (batch, contracted, set(a) - batch - contracted)),
+        (b, (batch, contracted, set(b) - batch - contracted)),
+        (result, (batch, set(result) & set(a) - batch, set(result) & set(b) - batch)),
+    )
+
+    def order(modes, kept):
+        return [mode for mode in modes if mode in kept and operation.extents[mode] != 1]
+
+    reordered = {
+        "b": order(a, contracted) != order(b, contracted),
+        "d": any(order(x, set(result) - batch) != order(result, set(x) - batch) for x in (a, b)),
+    }
+    copied = 0
+    for name, (modes, runs) in zip("abd", groups, strict=True):
+        kept = [mode for mode in modes if operation.extents[mode] != 1]
+        if not _is_readable(kept, runs) or reordered.get(name):
+            copied += 2 * math.prod(operation.shape(modes)) * operation.dtype.itemsize
+    return copied
+
+
+def _is_by_a_vector(operation: Operation) -> bool:
+    """Whether an operand has neither rows nor columns, but for those of extent 1."""
+    others = (set(operation.operands[1]), set(operation.operands[0]))
+    return any(
+        all(mode in other or operation.extents[mode] == 1 for mode in modes)
+        for modes, other in zip(operation.operands[:2], others, strict=True)
+    )
+
+
+def _has_fastest_mode_of_batch(operation: Operation) -> bool:
+    a, b = operation.operands[:2]
+    batch = set(a) & set(b) & set(operation.result)
+    fastest = [
+        next((mode for mode in reversed(modes) if operation.extents[mode] != 1), None)
+        for modes in (a, b, operation.result)
+    ]
+    return any(mode in batch for mode in fastest)
+
+
+def _is_readable(modes, runs) -> bool:
+    """Whether each run is of neighbours, and the fastest mode is not of the batch."""
+    labels = [next(i for i, run in enumerate(runs) if mode in run) for mode in modes]
+    changes = sum(x != y for x, y in itertools.pairwise(labels))
+    return changes == len(set(labels)) - 1 and (not labels or labels[-1] != 0)

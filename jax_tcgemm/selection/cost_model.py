@@ -1,0 +1,386 @@
+"""How long a wgmma config takes, predicted from the problem and the device.
+
+A persistent grid of one block for each SM (or of as many clusters as fit) walks the output tiles:
+
+    time = launch + first loads + max~(compute, memory) + partial sums + copies of operands
+
+where max~ is a norm, a little more than the larger. `compute` is the waves of tiles, each as long
+as its k blocks take the tensor cores or the way from L2, whichever is slower; `memory` is what
+HBM has to move. The constants in `Calibration` were fitted to measured times of 966 problems;
+docs/tuning.md says what the model gets right and what it cannot know.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.epilogue import BARE
+from jax_tcgemm.problem.gemm import Operand, Problem
+
+_NAME = re.compile(
+    r"(?P<m>\d+)x(?P<n>\d+)x64_c(?P<cm>\d+)x(?P<cn>\d+)x(?P<ck>\d+)_(?P<kind>pp|co)(?P<swapped>_t)?"
+    r"(?:_split(?P<splits>\d+))?"
+)
+
+
+# Whose kernels run an epilogue themselves (any_epilogue in csrc/kernels/wgmma/config.h); the others
+# leave it to a second kernel.
+WITH_EPILOGUE = frozenset(
+    {
+        "128x256x64_c2x1x1_co",
+        "128x128x64_c2x1x1_pp",
+        "128x128x64_c1x2x1_pp",
+        "64x128x64_c1x1x1_pp",
+        "64x64x64_c1x1x1_pp",
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What an H200 does; clocks are SM clocks, bytes a clock are of one SM."""
+
+    clocks_per_us: float = 1650.0  # of a busy tensor core, as far as power and issue let it
+    launch_us: float = 0.682
+    fill_kib_per_us: float = 33.1  # of a block's first loads, which nothing hides
+    cluster_us: float = 0.815  # starting and ending in step
+    cluster_k_us: float = 0.494  # and waiting for what the others have of a tile
+    # A k block: the multiplications, reading N x K from shared memory for every 64 rows of them.
+    shared_clocks_per_row: float = 0.311
+    overhead_clocks: tuple[float, float] = (21.5, 16.1)  # ping-pong, cooperative
+    least_clocks: float = 191.0
+    # The way from L2, for one SM alone, and for each when all of them load: in clusters, and
+    # without, where neighbours get what they have in common together.
+    l2_bytes_per_clock: tuple[float, float, float] = (154.0, 62.0, 76.3)
+    # What arrives at an SM, of a multicast too.
+    arriving_bytes_per_clock: float = 171.0
+    padding_weight: float = 1.79  # loads beyond a tile, which come as boxes of their own
+    straddling: float = 1.53  # where it does not start on a 128-byte line, each load takes two
+    # What takes TMA longer than L2: 128 bytes of a row that starts in the middle of a sector of 32,
+    # and 128 bytes outside the operand.
+    cut_clocks: float = 3.17
+    cut_arrival_clocks: float = 1.8  # of what arrives by multicast, too
+    outside_clocks: float = 4.93
+    # A tile: what ping-pong cannot hide, and the epilogue.
+    handover_us: float = 0.333
+    epilogue_us: float = 0.111
+    epilogue_kib_per_us: float = 65.5
+    exchange_kib_per_us: float = 47.3  # from other blocks, where a cluster splits K
+    # What 1024 elements take a warpgroup that its epilogue stores, reads (where they have 16 bits),
+    # activates, or adds up by columns.
+    fused_stored_us: float = 0.34
+    fused_read_us: float = 0.24
+    fused_activation_us: float = 0.14
+    fused_sums_us: float = 0.31
+    # The part of it by which ping-pong's other warpgroup is held up.
+    fused_interference: float = 0.12
+    # Where rows of D are not 16-byte aligned: a tile, and as many bytes more of each of its rows,
+    # at whose ends are sectors that are written in part.
+    unaligned_tile_us: float = 0.77
+    unaligned_piece_bytes: float = 250.0
+    hbm_bytes_per_us: float = 4.43e6  # of memory
+    overlap: float = 2.53  # the norm that joins what overlaps
+    stage_overlap: float = 8.82  # the same inside a k block
+    # A launch that adds partial sums.
+    reduction_us: float = 2.02
+    reduction_round_us: float = 0.0863  # eight splits
+    reduction_epilogues_per_us: float = 2.2e5  # where it runs an epilogue
+    # A launch that copies operands.
+    copy_us: float = 2.94
+    copy_bytes_per_us: float = 4.03e6
+    # cuBLASLt, in terms of our kernels without their copies: close to them, also where TF32 would
+    # make us transpose an operand; far behind where rows are not aligned.
+    cublaslt: float = 1.03
+    cublaslt_tf32: float = 1.06
+    cublaslt_unaligned_us: float = 5.0
+    cublaslt_unaligned_flops_per_us: float = 1.0e8
+    cublaslt_unaligned_bytes_per_us: float = 0.6e6
+    # Its epilogues: an activation, and what is read or written beside D.
+    cublaslt_activations_per_us: float = 1.8e6
+    cublaslt_epilogue_bytes_per_us: float = 5.0e6
+    # XLA's own kernels for one row.
+    xla_launch_us: float = 2.8
+    xla_bytes_per_us: float = 4.65e6
+
+
+H200 = Calibration()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Configs:
+    """Configs as a table: a row for each without its split, a column for each number of splits.
+
+    What depends on one of the two is computed once for it, since NumPy repeats it as needed.
+    """
+
+    tile_m: np.ndarray
+    tile_n: np.ndarray
+    cluster_m: np.ndarray
+    cluster_n: np.ndarray
+    cluster_k: np.ndarray
+    ping_pong: np.ndarray
+    swapped: np.ndarray
+    with_epilogue: np.ndarray
+    splits: np.ndarray
+    places: tuple[np.ndarray, np.ndarray]  # row and column of each config
+
+
+@functools.cache
+def _parse_one(name: str) -> tuple[str, float] | None:
+    """A config without its split, and the split; None for what is no such config."""
+    match = _NAME.fullmatch(name)
+    return match and (name.partition("_split")[0], float(match["splits"] or 1))
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(names: tuple[str, ...]) -> _Configs | None:
+    found = [_parse_one(name) for name in names]
+    if not found or None in found:
+        return None
+    bases, rows = np.unique([base for base, _ in found], return_inverse=True)
+    splits, columns = np.unique([splits for _, splits in found], return_inverse=True)
+    matches = [_NAME.fullmatch(base) for base in bases.tolist()]
+
+    def of_rows(values) -> np.ndarray:
+        return np.array(list(values))[:, None]
+
+    return _Configs(
+        *(of_rows(float(match[key]) for match in matches) for key in ("m", "n", "cm", "cn", "ck")),
+        ping_pong=of_rows(match["kind"] == "pp" for match in matches),
+        swapped=of_rows(bool(match["swapped"]) for match in matches),
+        with_epilogue=of_rows(base in WITH_EPILOGUE for base in bases),
+        splits=splits,
+        places=(rows, columns),
+    )
+
+
+def models(problem: Problem, names: tuple[str, ...]) -> bool:
+    """Whether the model knows such problems and all of these configs of wgmma."""
+    is_16bit = problem.a.dtype in ("f16", "bf16") and problem.compute == "f32"
+    is_tf32 = problem.a.dtype == "f32" and problem.compute == "tf32"
+    is_real = is_16bit or is_tf32
+    return is_real and problem.bytes > 0 and problem.k > 0 and _parse(names) is not None
+
+
+class Prediction(NamedTuple):
+    """Microseconds of what may run a problem."""
+
+    wgmma: np.ndarray  # float64, one for each config, whether or not it can run the problem
+    cublaslt: float  # roughly: told from our own kernels without copies and epilogues
+    xla: float | None  # None where XLA's own dot is not known to be fast
+
+
+def predict(
+    problem: Problem, num_sms: int, names: tuple[str, ...], calibration: Calibration = H200
+) -> Prediction:
+    """How long a problem takes.
+
+    Args:
+      problem: one that `models` knows.
+      num_sms: of the device.
+      names: configs of wgmma.
+      calibration: the device's constants.
+    """
+    configs = _parse(names)
+    kernel = _kernel_us(problem, num_sms, configs, calibration)
+    return Prediction(
+        (kernel + _copy_us(problem, configs, calibration))[configs.places],
+        _cublaslt_us(problem, num_sms, configs, calibration, kernel),
+        _xla_us(problem, calibration),
+    )
+
+
+def _cublaslt_us(
+    p: Problem, num_sms: int, x: _Configs, c: Calibration, kernel: np.ndarray
+) -> float:
+    """What cuBLASLt takes, told from the fastest of our kernels for the bare product.
+
+    `kernel`: their times for the problem itself, which are used again where it is bare.
+    """
+    if not (_is_aligned(p.a) and _is_aligned(p.b)):
+        arithmetic = p.flops / c.cublaslt_unaligned_flops_per_us
+        return c.cublaslt_unaligned_us + max(
+            arithmetic, p.bytes / c.cublaslt_unaligned_bytes_per_us
+        )
+    bare = dataclasses.replace(p, alpha=1.0, beta=0.0, epilogue=BARE)
+    if bare != p:
+        kernel = _kernel_us(bare, num_sms, x, c)
+    needs_transpose = p.compute == "tf32" and p.layout != "NT"
+    us = float(np.min(kernel[x.places])) * (c.cublaslt_tf32 if needs_transpose else c.cublaslt)
+    if p.epilogue.activation != "none":
+        us += p.batch * p.m * p.n / c.cublaslt_activations_per_us
+    return us + (p.bytes - bare.bytes) / c.cublaslt_epilogue_bytes_per_us
+
+
+def _xla_us(p: Problem, c: Calibration) -> float | None:
+    """XLA's own dot for one row of 16-bit elements: it streams B, wherever rows start."""
+    if p.m > 1 or p.batch > 1 or p.compute == "tf32":
+        return None
+    return c.xla_launch_us + p.bytes / c.xla_bytes_per_us
+
+
+def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndarray:
+    in_bytes, out_bytes = DTYPES[p.a.dtype].itemsize, DTYPES[p.out_dtype].itemsize
+    m, n = np.where(x.swapped, p.n, p.m), np.where(x.swapped, p.m, p.n)
+    batch = max(p.batch, 1)
+    # Where the epilogue runs: in the kernel, or in the one that adds up parts of K. That takes the
+    # two matrices of a gated product one after the other; the kernel has half of a tile for each.
+    is_bare = p.epilogue == BARE and (p.alpha, p.beta) == (1.0, 0.0)
+    is_gated = p.num_b == 2
+    in_kernel = ~np.array(is_bare) & x.with_epilogue & (x.splits == 1)
+    if is_gated:
+        in_kernel = in_kernel & (x.tile_n % 128 == 0) & (x.cluster_m == 2)
+    is_summed = (x.splits > 1) | ~(in_kernel | is_bare)
+    launches = np.where(in_kernel, 1, 2) if is_gated else 1
+    d_tile_n = np.where(in_kernel, x.tile_n / 2, x.tile_n) if is_gated else x.tile_n
+
+    cluster = x.cluster_m * x.cluster_n * x.cluster_k
+    tiles_m = np.ceil(m / (x.tile_m * x.cluster_m))
+    tiles_n = np.ceil(n / (d_tile_n * x.cluster_n))
+    tiles = tiles_m * tiles_n * batch * x.splits
+    # A GPC has a number of SMs that need not divide by four: of most H200s' 132 SMs, 30 clusters of
+    # four and 15 of eight ran at once, of one's 28 of four.
+    slots = np.maximum(np.where(cluster > 2, num_sms * 0.91, num_sms) // cluster, 1)
+    waves = np.ceil(tiles / slots)
+    busy = np.minimum(tiles, slots) * cluster / num_sms
+
+    # One k block of 128 bytes.
+    pairs = _norm(x.tile_n / 2, (x.tile_n + 64) * c.shared_clocks_per_row, c.stage_overlap)
+    overhead = np.where(x.ping_pong, *c.overhead_clocks)
+    multiply = x.tile_m / 64 * 4 * pairs + overhead
+    copied_a, copied_b = _copied(p, x)
+    # What a block loads of A and B itself, in rows of 128 bytes.
+    rows_m, rows_n = x.tile_m / x.cluster_n, x.tile_n / x.cluster_m
+    # TF32's B is K-major, if need be by a copy.
+    n_major = (in_bytes == 2) & np.where(x.swapped, p.a.transposed, not p.b.transposed)
+    rows_n = rows_n + n_major * (-x.tile_n % 64) / x.cluster_m * c.padding_weight
+    # Most tiles of an N-major B begin inside a line where they are no whole number of lines wide.
+    off_line = n_major & (x.tile_n % 64 != 0)
+    rows_a, rows_b = np.where(x.swapped, (rows_n, rows_m), (rows_m, rows_n))
+    on_line_a = (copied_a | _starts_at(p.a, 128)) & ~(x.swapped & off_line)
+    on_line_b = (copied_b | _starts_at(p.b, 128)) & ~(~x.swapped & off_line)
+    loaded = rows_a * np.where(on_line_a, 1, c.straddling)
+    loaded = loaded + rows_b * np.where(on_line_b, 1, c.straddling)
+    tile_a, tile_b = np.where(x.swapped, (x.tile_n, x.tile_m), (x.tile_m, x.tile_n))
+    is_cut_a, is_cut_b = ~(copied_a | _starts_at(p.a, 32)), ~(copied_b | _starts_at(p.b, 32))
+    cut = rows_a * is_cut_a + rows_b * is_cut_b
+    cut_arrival = tile_a * is_cut_a + tile_b * is_cut_b
+    # Tiles overlap instead where D has room for one, TMA stores it, there is no epilogue, and k
+    # blocks are worth it (kWorthOverlap in csrc/kernels/wgmma/launch.cu).
+    k_blocks = np.ceil(np.ceil(p.k * in_bytes / 128) / x.splits / x.cluster_k)
+    stored_bytes = np.where(is_summed, 4, out_bytes)
+    overlap = ~in_kernel & (k_blocks >= 5) & (p.n * stored_bytes % 16 == 0)
+    share = ~overlap / np.maximum(waves, 1)  # of tiles that reach past D
+    outside_m = np.where(m < x.tile_m, x.tile_m - m, share * (-m % x.tile_m))
+    outside_n = np.where(n < d_tile_n, d_tile_n - n, share * (-n % d_tile_n))
+    outside = np.minimum(outside_m, rows_m)
+    outside = outside + np.minimum(outside_n * x.tile_n / d_tile_n, rows_n)
+    tma = cut * c.cut_clocks + outside * c.outside_clocks
+    tma = _norm(tma, cut_arrival * c.cut_arrival_clocks, c.stage_overlap)
+    alone, in_clusters, side_by_side = c.l2_bytes_per_clock
+    together = np.where(cluster == 1, side_by_side, in_clusters)
+    load = 128 * loaded * _norm(1 / alone, busy / together, 4)
+    arrival = 128 * (x.tile_m + x.tile_n) / c.arriving_bytes_per_clock
+    load = _norm(_norm(load, arrival, 4), tma, 4)
+    k_block = np.maximum(_norm(multiply, load, c.stage_overlap), c.least_clocks)
+    mainloop = k_blocks * k_block / c.clocks_per_us + x.ping_pong * c.handover_us
+
+    # One tile, and the walk over them: ping-pong stores one while it multiplies the next.
+    # Blocks that split K store a share each; of narrow tiles one stores all that a warpgroup has.
+    groups = np.where(x.ping_pong, 1, 2)
+    shares = np.where(
+        x.tile_n % (16 * x.cluster_k) == 0, x.cluster_k, np.minimum(groups, x.cluster_k)
+    )
+    # In turns of 128 bytes along D, or as many rows; the last repeats some that it does not fill.
+    turns = np.ceil(x.tile_n / shares * stored_bytes / 128)
+    store = x.tile_m * turns * 128 / 1024 / c.epilogue_kib_per_us
+    share_kib = x.tile_m * x.tile_n / shares / 1024
+    exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
+    is_unaligned = ~is_summed & (p.n * out_bytes % 16 != 0)
+    store = store * np.where(x.ping_pong, 2, 1) + is_unaligned * c.unaligned_tile_us
+    sums = batch * p.m * p.n * p.num_b
+    others = (p.bytes - p.a_bytes - p.b_bytes) / out_bytes
+    fused = in_kernel * x.tile_m * x.tile_n / groups / 1024 * _fused_us(p, c)
+    epilogue = c.epilogue_us + exchange + store + fused
+    in_turn = np.ceil(waves / 2) * (mainloop + epilogue)
+    alternating = waves * (mainloop + c.fused_interference * fused) + epilogue
+    alternating = np.maximum(alternating, in_turn)
+    compute = np.where(x.ping_pong, alternating, waves * (mainloop + epilogue))
+
+    stored = np.where(is_summed, sums / launches * 4, others * out_bytes)
+    # As wide as a tile, or as the 64 rows of the transposed problem that an instruction has.
+    pieces = batch * p.m * np.ceil(p.n / np.where(x.swapped, 64, x.tile_n))
+    stored = stored + is_unaligned * pieces * c.unaligned_piece_bytes
+    memory = (p.a_bytes + p.b_bytes / launches + stored) / c.hbm_bytes_per_us
+
+    summed_bytes = sums * 4 * x.splits + others * out_bytes
+    rounds = np.ceil(x.splits / 8)
+    reduction = np.maximum(
+        summed_bytes / c.hbm_bytes_per_us,
+        0 if is_bare else batch * p.m * p.n / c.reduction_epilogues_per_us,
+    )
+    reduction = reduction + c.reduction_us + c.reduction_round_us * rounds
+    starts = c.launch_us + c.cluster_us * (x.cluster_m * x.cluster_n > 1)
+    starts = starts + c.cluster_k_us * (x.cluster_k > 1)
+    starts = starts + 128 * loaded / 1024 / c.fill_kib_per_us
+    product = starts + _norm(compute, memory, c.overlap)
+    return launches * product + is_summed * reduction
+
+
+def _fused_us(p: Problem, c: Calibration) -> float:
+    """What 1024 elements of a product take a warpgroup through its epilogue."""
+    multiplied = p.batch * p.m * p.n * p.num_b
+    d, aux = math.prod(p.d_shape), math.prod(p.aux_shape)
+    stored = d + aux * p.epilogue.aux_out
+    read = d * (p.beta != 0) + aux * p.epilogue.derivative
+    active = min(d, multiplied) * (p.epilogue.activation != "none")
+    read *= DTYPES[p.out_dtype].itemsize / 2
+    us = c.fused_stored_us * stored + c.fused_read_us * read + c.fused_activation_us * active
+    us += c.fused_sums_us * p.epilogue.column_sums * d
+    return us / max(multiplied, 1)
+
+
+def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
+    """Whether A and B are copied: what TMA cannot read, or what has to be transposed.
+
+    TF32's instruction reads a K-major B; its A, which is the problem's B when swapped, is taken
+    from registers where it is M-major.
+    """
+    is_tf32 = p.compute == "tf32"
+    transposed_a = is_tf32 and p.a.transposed
+    transposed_b = is_tf32 and not p.b.transposed
+    copied_a = x.swapped & transposed_a | (not _is_aligned(p.a))
+    copied_b = ~x.swapped & transposed_b | (not _is_aligned(p.b))
+    return copied_a, copied_b
+
+
+def _copy_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
+    """The launch that copies operands."""
+    copied_a, copied_b = _copied(p, x)
+    copied_bytes = copied_a * p.a_bytes + copied_b * p.b_bytes
+    return (copied_bytes > 0) * c.copy_us + 2 * copied_bytes / c.copy_bytes_per_us
+
+
+def _is_aligned(operand: Operand) -> bool:
+    """Whether every row starts on a 16-byte boundary, in a buffer that does."""
+    itemsize = DTYPES[operand.dtype].itemsize
+    strides = (operand.ld, operand.outer_stride, operand.inner_stride)
+    return all(stride * itemsize % 16 == 0 for stride in strides)
+
+
+def _starts_at(operand: Operand, num_bytes: int) -> bool:
+    """Whether every row starts at a multiple of so many bytes, in a buffer that does."""
+    return operand.ld * DTYPES[operand.dtype].itemsize % num_bytes == 0
+
+
+def _norm(x, y, order):
+    """Between the larger of two times that overlap and their sum."""
+    if order == 4:  # by squares, in a tenth of the time of powers
+        x, y = x * x, y * y
+        return np.sqrt(np.sqrt(x * x + y * y))
+    return (x**order + y**order) ** (1 / order)

@@ -1,0 +1,54 @@
+"""Peak rates of GPUs, for the time that no implementation can beat."""
+
+import dataclasses
+
+from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.problem.ragged import RaggedProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class Peaks:
+    """Data-sheet figures of one GPU: dense, without sparsity, at boost clock.
+
+    Operations a second by arithmetic, and bytes of device memory a second. `f32` and `f64` are the
+    best of CUDA cores and tensor cores.
+    """
+
+    name: str
+    f16: float
+    tf32: float
+    s8: float
+    f32: float
+    f64: float
+    bytes: float
+
+
+# By compute capability; of several products with the same one, the named one.
+_PEAKS = {
+    80: Peaks("A100 80GB", 312e12, 156e12, 624e12, 19.5e12, 19.5e12, 2.04e12),
+    86: Peaks("A40", 149.7e12, 74.8e12, 299.3e12, 37.4e12, 0.58e12, 0.696e12),
+    89: Peaks("L40S", 362e12, 183e12, 733e12, 91.6e12, 1.43e12, 0.864e12),
+    90: Peaks("H200", 989.4e12, 494.7e12, 1978.9e12, 66.9e12, 66.9e12, 4.8e12),
+    100: Peaks("B200", 2250e12, 1100e12, 4500e12, 75e12, 37e12, 8e12),
+}
+
+
+def peaks(compute_capability: int) -> Peaks | None:
+    """The figures for a compute capability, None when they are not known."""
+    return _PEAKS.get(compute_capability)
+
+
+def roofline_seconds(problem: Problem | RaggedProblem, compute_capability: int) -> float | None:
+    """The longer of arithmetic at its peak and memory traffic at its peak.
+
+    None on the host and on GPUs whose figures are not known.
+    """
+    known = peaks(compute_capability)
+    if known is None:
+        return None
+    arithmetic = {"s32": known.s8, "tf32": known.tf32, "f64": known.f64, "f16": known.f16}
+    if problem.compute in arithmetic:
+        rate = arithmetic[problem.compute]
+    else:
+        rate = known.f16 if problem.in_dtype in ("f16", "bf16") else known.f32
+    return max(problem.flops / rate, problem.bytes / known.bytes)

@@ -1,0 +1,412 @@
+"""Tables of measured choices: what was fastest for a problem on a device.
+
+A table is a JSON file::
+
+    {"format": 1,
+     "device": {"platform": "cuda", "name": "NVIDIA H200",
+                "compute_capability": 90, "num_sms": 132},
+     "provenance": "where the figures come from",
+     "entries": {"512x512x512 NN bf16->bf16 (f32)": {
+         "implementation": "wgmma", "config": "64x64x64_c1x1x1_pp", "us": 4.0,
+         "version": "0.1.0", "abi": 1}}}
+
+Three places are searched, and the last that knows a problem wins: the tables that ship with the
+package, the user's cache folder, and tables given to `load`. All are read once in a process, when
+the first product is lowered, so the same program makes the same choices for as long as it runs.
+"""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import re
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.system.switches import switch
+
+FORMAT = 1
+SHIPPED = Path(__file__).parents[1] / "data/tuned"
+_LOCK_TIMEOUT_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What was fastest for one problem.
+
+    Attributes:
+      implementation: its name; "xla" is one too.
+      config: its config.
+      us: microseconds that it took.
+      version: of jax_tcgemm, when it was measured.
+      abi: of the module whose implementation it is; an entry of another one is not used.
+    """
+
+    implementation: str
+    config: str
+    us: float
+    version: str
+    abi: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceKey:
+    """The devices that a table is for: those that agree in all of this."""
+
+    platform: str
+    name: str
+    compute_capability: int
+    num_sms: int
+
+    @property
+    def slug(self) -> str:
+        """A file name for it."""
+        words = f"{self.platform}-{self.name}-{self.compute_capability}-{self.num_sms}"
+        return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Entries by problem (see `problem_key`), of one device."""
+
+    device: DeviceKey
+    entries: Mapping[str, Entry]
+    provenance: str = ""
+
+
+def problem_key(problem: Problem) -> str:
+    """All that a choice may depend on, as text: strides only where they are not the packed ones."""
+    p = problem
+    key = str(p)
+    for name, operand, rows, columns in (("a", p.a, p.m, p.k), ("b", p.b, p.k, p.n)):
+        if operand.transposed:
+            rows, columns = columns, rows
+        packed = rows * columns if p.batch > 1 else 0
+        is_inner_only = p.batch_inner in (0, p.batch)
+        strides = (operand.ld, operand.outer_stride, operand.inner_stride)
+        if strides != (columns, 0 if is_inner_only else p.batch_inner * packed, packed):
+            key += f" {name}={operand.ld},{operand.outer_stride},{operand.inner_stride}"
+    if (p.alpha, p.beta) != (1.0, 0.0):
+        key += f" alpha={p.alpha:g} beta={p.beta:g}"
+    if p.epilogue.up_offset:
+        key += f" up={p.epilogue.up_offset}"
+    return key
+
+
+def make_entry(implementation: str, config: str, us: float, abi: int) -> Entry:
+    """An entry measured by this version of the package."""
+    return Entry(implementation, config, round(float(us), 3), package_version(), abi)
+
+
+def package_version() -> str:
+    """The version of jax_tcgemm."""
+    return importlib.metadata.version("jax_tcgemm")
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def read_table(path: str | os.PathLike) -> Table:
+    """Reads a table.
+
+    Args:
+      path: a file that `write_table` or `merge_table` wrote.
+
+    Returns:
+      The table.
+
+    Raises:
+      OSError: when it cannot be read, as what is no regular file cannot.
+      ValueError: when it is no table of this format.
+    """
+    path = Path(path)
+    _check_regular(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            raise ValueError(f"its format is {data['format']!r}, not {FORMAT}")
+        entries = {key: _typed(Entry, fields, key) for key, fields in data["entries"].items()}
+        device = _typed(DeviceKey, data["device"], "device")
+        return Table(device, entries, str(data.get("provenance", "")))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"tuning: the table must be JSON of format {FORMAT}, got {path}: {error}; "
+            "delete it, or write it again with `python -m jax_tcgemm tune`"
+        ) from error
+
+
+def _typed(kind: type, fields: Mapping, key: str) -> Entry | DeviceKey:
+    """An Entry or a DeviceKey of what a file says of `key`."""
+    made = kind(**fields)
+    for name, wanted in kind.__annotations__.items():
+        value = getattr(made, name)
+        accepted = (int, float) if wanted is float else wanted
+        if not isinstance(value, accepted) or isinstance(value, bool):
+            raise ValueError(f"{name} of {key!r} must be of type {wanted.__name__}")
+        if wanted is float and not 0 <= value <= sys.float_info.max:
+            raise ValueError(f"{name} of {key!r} must be finite and not negative")
+    return made
+
+
+def _check_regular(path: Path) -> None:
+    """Raises OSError for a folder, a FIFO, a device: no table is read from one, or replaces it."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"tuning: the table must be a regular file, got {path}; take another path")
+
+
+def write_table(path: str | os.PathLike, table: Table) -> None:
+    """Writes a table so that whoever reads the file sees all of it or what was there before.
+
+    Args:
+      path: the file, or a link to it; its folder is made where missing.
+      table: the table.
+
+    Raises:
+      OSError: when it cannot be written; the file is then as it was.
+    """
+    path = Path(path).resolve()
+    _check_regular(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {
+        "format": FORMAT,
+        "device": dataclasses.asdict(table.device),
+        "provenance": table.provenance,
+        "entries": {key: dataclasses.asdict(table.entries[key]) for key in sorted(table.entries)},
+    }
+    # One line an entry, so that a diff shows what changed.
+    text = json.dumps({k: v for k, v in data.items() if k != "entries"}, indent=1)
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in data["entries"].items()]
+    body = ",\n".join(lines)
+    text = f'{text[:-2]},\n "entries": {{\n{body}\n }}\n}}\n'
+    handle, temporary = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Raises OSError where `write_table` would, as far as that can be known without a table."""
+    path = Path(path).resolve()
+    _check_regular(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
+
+
+def merge_table(path: str | os.PathLike, table: Table) -> None:
+    """Adds a table's entries to a file; those of other writers stay, also of concurrent ones.
+
+    A file lock beside it (`<path>.lock`, left in place) is held meanwhile. A file that is no table,
+    or one of another device, is replaced, with a warning.
+
+    Args:
+      path: the file, or a link to it; made where missing.
+      table: what to add.
+
+    Raises:
+      OSError: when it cannot be written, or is locked for ten seconds in which nobody writes it.
+    """
+    path = Path(path).resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        entries, provenance = {}, table.provenance
+        try:
+            found = read_table(path)
+        except FileNotFoundError:
+            pass
+        except ValueError as error:
+            warnings.warn(f"jax_tcgemm: replacing a table: {error}", stacklevel=2)
+        else:
+            if found.device == table.device:
+                entries, provenance = found.entries, table.provenance or found.provenance
+            else:
+                warnings.warn(
+                    f"jax_tcgemm: replacing the table {path}, which is of {found.device.name!r}, "
+                    f"by one of {table.device.name!r}",
+                    stacklevel=2,
+                )
+        merged = {**entries, **table.entries}
+        write_table(path, dataclasses.replace(table, entries=merged, provenance=provenance))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a file, however long the queue of those who write it."""
+    import filelock
+
+    lock = filelock.FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S, poll_interval=0.01)
+    while True:
+        before = _version_of(path)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            if _version_of(path) == before:
+                raise
+        else:
+            break
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _version_of(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is replaced; None where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+# --- the tables of this process -----------------------------------------------------------------
+
+_lock = threading.RLock()
+# For each device, tables in the order of precedence, the first one least.
+_tables: dict[DeviceKey, list[tuple[str, Mapping[str, Entry]]]] = {}
+_loaded: list[tuple[str, Table]] = []
+_warned: set[str] = set()
+
+
+def cache_folder() -> Path | None:
+    """The folder of the user's tables; None when TCGEMM_CACHE_DIR is "off"."""
+    folder = switch("TCGEMM_CACHE_DIR")
+    if folder == "off":
+        return None
+    if folder:
+        return Path(folder)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("jax_tcgemm", False))
+
+
+def cache_file(device: DeviceKey) -> Path | None:
+    """The user's table of a device; None when TCGEMM_CACHE_DIR is "off"."""
+    folder = cache_folder()
+    return None if folder is None else folder / f"{device.slug}.json"
+
+
+def lookup(problem: Problem, device: DeviceKey) -> Iterator[tuple[Entry, str]]:
+    """What is known about a problem, the most trusted first, each with where it stands."""
+    with _lock:
+        if device not in _tables:
+            _tables[device] = list(_read_all(device))
+        key = problem_key(problem)
+        found = [(table[key], source) for source, table in _tables[device] if key in table]
+    return reversed(found)
+
+
+def _read_all(device: DeviceKey) -> Iterator[tuple[str, Mapping[str, Entry]]]:
+    places = [(f"shipped table {path.name}", path) for path in sorted(SHIPPED.glob("*.json"))]
+    if (path := cache_file(device)) is not None:
+        places.append((f"user cache {path}", path))
+    for source, path in places:
+        try:
+            table = read_table(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
+            _warn_once(f"a table of tuned choices is not used: {error}")
+            continue
+        if table.device == device:
+            yield source, table.entries
+    for source, table in _loaded:
+        if table.device == device:
+            yield source, table.entries
+
+
+def adopt(table: Table, source: str) -> None:
+    """Lets a table decide in this process, above all that were there before.
+
+    Args:
+      table: the table.
+      source: what to call it where a choice says why.
+    """
+    with _lock:
+        _loaded.append((source, table))
+        if table.device in _tables:
+            _tables[table.device].append((source, table.entries))
+
+
+def load(path: str | os.PathLike) -> Table:
+    """Reads a table and lets it decide in this process, above the cache and what ships.
+
+    Programs that JAX has compiled keep the choices they were lowered with: call
+    `jax.clear_caches()` afterwards where some of them should change.
+
+    Args:
+      path: a file that `python -m jax_tcgemm tune --out` or `Tuning.save` wrote. A table of another
+        device has no effect here.
+
+    Returns:
+      The table.
+
+    Raises:
+      TypeError: for what is no path.
+      OSError: when it cannot be read.
+      ValueError: when it is no table of this format.
+    """
+    from jax_tcgemm import selection
+
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"tuning.load: path must be a path, got path of type {type(path).__name__}; "
+            "pass the name of a file"
+        )
+    table = read_table(path)
+    adopt(table, f"table {path}")
+    selection.forget()
+    return table
+
+
+def save_to_cache(table: Table) -> Path | None:
+    """Merges a table into the user's cache folder.
+
+    A folder that cannot be written is warned about once in a process, and nothing else happens.
+
+    Args:
+      table: what to add.
+
+    Returns:
+      The file, or None when it was not written.
+    """
+    if (path := cache_file(table.device)) is None or not table.entries:
+        return None
+    try:
+        merge_table(path, table)
+    except OSError as error:
+        _warn_once(f"tuned choices hold for this process only: {error}")
+        return None
+    return path
+
+
+def reset() -> None:
+    """Forgets every table, so that the files are read again when the next product is lowered."""
+    from jax_tcgemm import selection
+
+    with _lock:
+        _tables.clear()
+        _loaded.clear()
+        _warned.clear()
+    selection.forget()
+
+
+def _warn_once(text: str) -> None:
+    with _lock:
+        is_new = text not in _warned
+        _warned.add(text)
+    if is_new:
+        warnings.warn(f"jax_tcgemm: {text}", stacklevel=3)

@@ -1,0 +1,399 @@
+"""How a call divides over devices: from names of its dimensions to shards and sums of them.
+
+A primitive says once, in a `Division`, what each dimension of its operands and results is called.
+From that follows, for any mesh, which shards of the operands a device needs, what it computes with
+them and over which devices the products are summed. How that is written down depends on who knows
+the shardings:
+
+    automatic mesh axes   XLA, which decides them when it compiles    custom_partitioning
+    explicit mesh axes    the types of the operands                   shard_map
+    manual mesh axes      the caller, who divided everything          nothing to do here
+
+custom_partitioning can neither be exported nor has it the same key in JAX's persistent compilation
+cache in every process, so it is used only where nothing else can be: programs for one device, and
+those whose mesh axes are explicit or manual, have both.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.experimental.custom_partitioning import (
+    ArrayMapping,
+    SdyShardingRule,
+    custom_partitioning,
+)
+from jax.extend.lowering import LoweringRuleContext
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from jax_tcgemm.sharding.layout import Layout, Names, canonical_spec, lay_out
+from jax_tcgemm.system import jax_internals
+from jax_tcgemm.system.jax_internals import mlir
+from jax_tcgemm.system.routing import routing
+
+
+def _unchanged(sums, *_):
+    return sums
+
+
+@contextlib.contextmanager
+def _promotion():
+    """Steps of ours promote dtypes and ranks also where the caller's must not."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """How a call may be divided over devices.
+
+    Dimensions of the same name have the same extent and are divided together. A name in operands
+    and in no result is contracted: the call is a sum over it. A result that lacks another name of
+    the operands is a sum over that one.
+
+    Attributes:
+      operands: for each operand, the names of its dimensions.
+      results: for each result, the names of its dimensions.
+      call: from operands, or from shards of them in which no contracted dimension is divided, to a
+        tuple of results.
+      call_at: where `call` depends on which parts the shards are, from a layout to what takes its
+        place; None where it does not.
+      product: where one is, from shards of the operands to a tuple of addends, which are summed
+        over devices; None where that is `call`.
+      addends: the names of the addends' dimensions; None where they are the results'.
+      finish: from the sums, and the operands that `epilogue` lists, to the results: what must not
+        happen before the sum.
+      epilogue: which operands, by position, `finish` gets; the others are those of `product`.
+      whole: names of dimensions that every device needs whole; these are not contracted.
+      even: names of dimensions that are only divided into equal parts. The parts of others may be
+        padded, contracted ones with zeros.
+    """
+
+    operands: tuple[Names, ...]
+    results: tuple[Names, ...]
+    call: Callable
+    call_at: Callable[[Layout], Callable] | None = None
+    product: Callable | None = None
+    addends: tuple[Names, ...] | None = None
+    finish: Callable = _unchanged
+    epilogue: tuple[int, ...] = ()
+    whole: tuple[str, ...] = ()
+    even: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def contracted(self) -> tuple[str, ...]:
+        """The names that no result has, in order of appearance."""
+        kept = {name for names in self.results for name in names} | set(self.whole)
+        return tuple(name for name in self.names if name not in kept)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name, in order of appearance."""
+        return tuple(dict.fromkeys(n for names in self.operands + self.results for n in names))
+
+    def layout(
+        self, operand_shapes, result_shapes, operand_specs, result_specs, axis_sizes
+    ) -> Layout:
+        """What is divided over which mesh axes, given how all is divided now or wanted to be."""
+        names, shapes = self.operands + self.results, [*operand_shapes, *result_shapes]
+        extents = {
+            name: extent
+            for own, shape in zip(names, shapes, strict=True)
+            for name, extent in zip(own, shape, strict=True)
+        }
+        return lay_out(self, extents, operand_specs, result_specs, axis_sizes)
+
+    def operand_specs(self, layout: Layout) -> tuple[PartitionSpec, ...]:
+        """How the layout divides each operand."""
+        return tuple(
+            layout.spec(names, summed=i in self.epilogue) for i, names in enumerate(self.operands)
+        )
+
+    def result_specs(self, layout: Layout) -> tuple[PartitionSpec, ...]:
+        """How the layout divides each result."""
+        return tuple(layout.spec(names, summed=True) for names in self.results)
+
+    @_promotion()
+    def on_device(self, layout: Layout, *shards: jax.Array) -> tuple[jax.Array, ...]:
+        """What one device makes of its shards: computes, sums over devices, finishes."""
+        shards = [
+            layout.mask(x, names, self.contracted)
+            for x, names in zip(shards, self.operands, strict=True)
+        ]
+        call = self.call_at(layout) if self.call_at else self.call
+        if not layout.reduced:
+            results = call(*shards)
+        else:
+            factors = [x for i, x in enumerate(shards) if i not in self.epilogue]
+            addends = (self.product or call)(*factors)
+            sums = tuple(
+                layout.reduce(x, names)
+                for x, names in zip(addends, self.addends or self.results, strict=True)
+            )
+            results = self.finish(sums, *(shards[i] for i in self.epilogue))
+        return tuple(
+            layout.sum_over(x, set(layout.extents) - set(names) - set(self.contracted))
+            for x, names in zip(results, self.results, strict=True)
+        )
+
+
+# --- who knows the shardings --------------------------------------------------------------------
+
+
+def _mesh(avals) -> AbstractMesh | None:
+    """The mesh in the types of operands; None where none of them has one."""
+    return next((aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty), None)
+
+
+def _axes(mesh: AbstractMesh | None, axis_type: AxisType) -> tuple[str, ...]:
+    """The axes of this type with more than one device."""
+    if mesh is None:
+        return ()
+    return tuple(
+        name
+        for name, its_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if its_type == axis_type and mesh.shape[name] > 1
+    )
+
+
+def is_divided(ctx: LoweringRuleContext) -> bool:
+    """Whether the call that is being lowered is not yet what a single device does."""
+    return has_explicit_axes(*ctx.avals_in) or jax_internals.num_automatic_devices(ctx) > 1
+
+
+def has_explicit_axes(*avals) -> bool:
+    """Whether the types are those of a program for several devices, outside of a shard_map."""
+    return bool(_axes(_mesh(avals), AxisType.Explicit))
+
+
+def obstacle_of(*avals) -> str:
+    """Why, by the types of operands and results, XLA must partition a call; "" if it need not."""
+    mesh = _mesh(avals)
+    # There XLA counts the devices of one manual group, in an order that differs from call to call.
+    # A custom_partitioning that answers for the whole mesh aborts the process; one that answers for
+    # the group cannot tell two automatic axes apart, and sums over the wrong one.
+    if _axes(mesh, AxisType.Auto) and _axes(mesh, AxisType.Manual):
+        return "it is inside a partly manual shard_map, and XLA must partition the product"
+    if _axes(mesh, AxisType.Auto) and _axes(mesh, AxisType.Explicit):
+        return "its mesh has automatic and explicit axes, and XLA must partition the product"
+    return ""
+
+
+def obstacle_to_automatic(ctx: LoweringRuleContext) -> str:
+    """Why XLA cannot be told how to partition the call that is being lowered; "" if it can."""
+    if has_explicit_axes(*ctx.avals_in) or not is_divided(ctx):
+        return ""
+    if jax_internals.is_exported(ctx):
+        return "it is exported for several devices with automatic mesh axes"
+    if not jax_internals.uses_shardy():
+        return "the Shardy partitioner is off"
+    if any(0 in aval.shape for aval in ctx.avals_in):
+        return "it is empty"
+    num_devices = jax_internals.num_automatic_devices(ctx)
+    if _mesh(ctx.avals_in) is None and num_devices & (num_devices - 1):
+        return f"how its mesh arranges {num_devices} devices is not known"
+    return ""
+
+
+def explicit_layout(division: Division, operands: Sequence, results: Sequence) -> Layout | None:
+    """The layout by the types of operands and results; None without explicit mesh axes."""
+    mesh = _mesh(operands)
+    if not _axes(mesh, AxisType.Explicit):
+        return None
+    both = operands, results
+    shapes = [[aval.shape for aval in avals] for avals in both]
+    specs = [[canonical_spec(x.sharding.spec, x.ndim) for x in avals] for avals in both]
+    layout = division.layout(*shapes, *specs, dict(mesh.shape))
+    unreduced, *others = {x.sharding.spec.unreduced for x in results}
+    if others or division.epilogue or not unreduced <= {*layout.reduced}:
+        return layout
+    return dataclasses.replace(layout, unreduced=unreduced)
+
+
+def shards(division: Division, operands: Sequence, results: Sequence) -> list:
+    """Types of the operands and results of the call that one device makes, as far as known here.
+
+    Those are the shards where explicit mesh axes divide the call. Automatic axes say nothing before
+    XLA compiles, so that the whole arrays come back.
+    """
+    layout = explicit_layout(division, operands, results)
+    if layout is None:
+        return [*operands, *results]
+    return [
+        jax.ShapeDtypeStruct(tuple(map(layout.shard_extent, names)), aval.dtype)
+        for names, aval in zip(
+            division.operands + division.results, [*operands, *results], strict=True
+        )
+    ]
+
+
+def waits_for_sum(division: Division, operands: Sequence, results: Sequence) -> bool:
+    """Whether explicit mesh axes divide the call in a way that takes `finish` out of it."""
+    layout = explicit_layout(division, operands, results)
+    return layout is not None and bool(layout.reduced) and division.product is not None
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+def lower_on_device(ctx: LoweringRuleContext, function: Callable, *operands):
+    """Lowers what one device does: a function of arrays to a tuple of arrays.
+
+    XLA, when it partitions a program, may ask for this in a thread of its own, where nothing is
+    left of what the caller has set. So nothing here depends on that: JAX's own products are not
+    ours (`patch`), and types are what they are (`jax.enable_x64`) and go together. But a program
+    with symbolic dimensions, which XLA cannot partition, has values of them of the types that the
+    caller has.
+    """
+
+    def run(*operands):
+        results = function(*operands)
+        # One device has nothing to sum, but the types may say that it is not summed.
+        return tuple(
+            resharded(x, aval.sharding) if aval.sharding.spec.unreduced else x
+            for x, aval in zip(results, ctx.avals_out, strict=True)
+        )
+
+    x64 = not jax_internals.has_symbolic_dimensions(ctx) or jax.config.jax_enable_x64
+    with routing(None), jax.enable_x64(x64), _promotion():
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def lower(ctx: LoweringRuleContext, operands, division: Division):
+    """Lowers a call that `is_divided` and has no obstacle."""
+    layout = explicit_layout(division, ctx.avals_in, ctx.avals_out)
+    if layout is not None:
+        return _lower_explicit(ctx, operands, division, layout)
+    return _lower_automatic(ctx, operands, division)
+
+
+def _lower_explicit(ctx, operands, division, layout):
+    mesh = _mesh(ctx.avals_in)
+    wanted = [aval.sharding for aval in ctx.avals_out]
+
+    def run(*operands):
+        in_specs, out_specs = division.operand_specs(layout), division.result_specs(layout)
+        if layout.unreduced:
+            out_specs = tuple(
+                jax_internals.with_partitions(sharding.spec, spec.partitions)
+                for sharding, spec in zip(wanted, out_specs, strict=True)
+            )
+        on_devices = jax.shard_map(
+            functools.partial(division.on_device, layout),
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=_explicit_axes(mesh),
+            check_vma=False,
+        )
+        operands = map(resharded, operands, (NamedSharding(mesh, spec) for spec in in_specs))
+        return tuple(map(resharded, on_devices(*operands), wanted))
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def _explicit_axes(mesh: AbstractMesh) -> set[str]:
+    """All of them, also those of one device."""
+    return {
+        name
+        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if axis_type == AxisType.Explicit
+    }
+
+
+def of_whole_arrays(function: Callable, *avals) -> Callable:
+    """A function for arrays in whose types no axis is explicit, for those of a mesh that has some.
+
+    Args:
+      function: from arrays to a tuple of arrays.
+      *avals: the types that its results shall have.
+    """
+    mesh = _mesh(avals)
+    if mesh is None or not (explicit := _explicit_axes(mesh)):
+        return function
+
+    def run(*operands):
+        whole = NamedSharding(mesh, PartitionSpec())
+        on_devices = jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=PartitionSpec(),
+            out_specs=PartitionSpec(),
+            axis_names=explicit,
+            check_vma=False,
+        )
+        with jax.sharding.use_abstract_mesh(mesh):
+            results = on_devices(*(resharded(x, whole) for x in operands))
+            return tuple(map(resharded, results, (aval.sharding for aval in avals)))
+
+    return run
+
+
+def resharded(x, sharding: NamedSharding | None):
+    """`x` divided over explicit mesh axes as `sharding` says; None leaves it as it is."""
+    if sharding is None:
+        return x
+    own, wanted = (
+        (canonical_spec(spec, x.ndim), spec.unreduced, spec.reduced)
+        for spec in (jax.typeof(x).sharding.spec, sharding.spec)
+    )
+    return x if own == wanted else jax.sharding.reshard(x, sharding)
+
+
+def _lower_automatic(ctx, operands, division):
+    shapes = [[aval.shape for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)]
+    call = custom_partitioning(lambda *operands: division.call(*operands))
+    x64 = jax.config.jax_enable_x64
+
+    def partition(mesh, operands, results):
+        specs = [
+            [canonical_spec(x.sharding.spec, len(x.shape)) for x in arrays]
+            for arrays in (operands, results)
+        ]
+        layout = division.layout(*shapes, *specs, dict(mesh.shape))
+
+        def on_device(*shards):
+            # The thread may be XLA's own, or in a mesh that has nothing to do with this one.
+            with jax.enable_x64(x64), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+                return division.on_device(layout, *shards)
+
+        wanted = division.operand_specs(layout), division.result_specs(layout)
+        operand_shardings, result_shardings = (
+            tuple(NamedSharding(mesh, spec) for spec in specs) for specs in wanted
+        )
+        return mesh, on_device, result_shardings, operand_shardings
+
+    rule = SdyShardingRule(
+        tuple(ArrayMapping(*names) for names in division.operands),
+        tuple(ArrayMapping(*names) for names in division.results),
+        reduction_factors=division.contracted,
+        need_replication_factors=tuple(n for n in division.names if n in division.whole),
+    )
+    call.def_partition(partition, sharding_rule=rule)
+    mesh = _fine_mesh(_mesh(ctx.avals_in), jax_internals.num_automatic_devices(ctx))
+    return mlir.lower_fun(call, multiple_results=True)(jax_internals.on_mesh(ctx, mesh), *operands)
+
+
+def _fine_mesh(mesh: AbstractMesh | None, num_devices: int) -> AbstractMesh:
+    """The mesh with every axis cut into axes of prime size, so that parts of an axis have names.
+
+    XLA may divide a dimension over a part of an axis, for example one that is reshaped in two.
+    """
+    sizes = [num_devices] if mesh is None else mesh.axis_sizes
+    primes = [prime for size in sizes for prime in _prime_factors(size)]
+    return AbstractMesh(tuple(primes), tuple(f"axis{i}" for i in range(len(primes))))
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors = []
+    prime = 2
+    while number > 1:
+        if number % prime:
+            prime += 1
+        else:
+            factors.append(prime)
+            number //= prime
+    return factors

@@ -1,0 +1,398 @@
+"""What is taken from JAX beyond its documented interface, and what stands in where it is gone.
+
+JAX may move or drop any of this in any release. So it is taken here and nowhere else, and each has
+something to fall back on: the place it is defined in, something else that does the same, or less
+being done. Without a rule in its registry a primitive cannot be differentiated or batched, which
+JAX then says; only without a way to lower anything does the import fail.
+"""
+
+import contextlib
+import functools
+import importlib
+import math
+import sys
+import types
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+from jax.extend.core.primitives import convert_element_type_p, dot_general_p, transpose_p
+from jax.extend.lowering import LoweringRuleContext
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from jax_tcgemm.system.routing import routing
+
+
+def _find(module: str, name: str, instead=None):
+    """`name` of one of JAX's interpreters, from where it is exported or else where it is defined.
+
+    Where both lack it, `instead`.
+    """
+    for folder in ("jax.interpreters", "jax._src.interpreters"):
+        try:
+            return getattr(importlib.import_module(f"{folder}.{module}"), name)
+        except (ImportError, AttributeError):
+            pass
+    return instead
+
+
+# --- rules of primitives ------------------------------------------------------------------------
+
+
+primitive_jvps = _find("ad", "primitive_jvps", {})
+primitive_transposes = _find("ad", "primitive_transposes", {})
+primitive_batchers = _find("batching", "primitive_batchers", {})
+
+
+def _find_zero() -> type:
+    """The type of tangents that are zero, from what a rule is given."""
+    probe, tangents = core.Primitive("tcgemm_probe"), []
+    probe.def_abstract_eval(lambda x, y: x)
+
+    def jvp(primals, its_tangents):
+        tangents.extend(its_tangents)
+        return primals[0], its_tangents[0]
+
+    primitive_jvps[probe] = jvp
+    jax.eval_shape(lambda x: jax.jvp(lambda x: probe.bind(x, 1.0), (x,), (x,)), 1.0)
+    return type(tangents[1])
+
+
+def _is_undefined_primal(x) -> bool:
+    return hasattr(x, "aval") and not isinstance(x, jax.Array | np.ndarray)
+
+
+def _instantiate_zeros(tangent):
+    """Zeros for a tangent or cotangent that is a `Zero`, without their sharding."""
+    if type(tangent) is not Zero:
+        return tangent
+    zeros = np.zeros if tangent.aval.dtype == jax.dtypes.float0 else jnp.zeros
+    return zeros(tangent.aval.shape, tangent.aval.dtype)
+
+
+def _defbilinear(primitive, transpose_lhs: Callable, transpose_rhs: Callable) -> None:
+    """Differentiates a primitive that is linear in each of its two operands."""
+
+    def jvp(primals, tangents, **params):
+        (x, y), (dx, dy) = primals, tangents
+        pairs = [(dx, y)] * (type(dx) is not Zero) + [(x, dy)] * (type(dy) is not Zero)
+        terms = [primitive.bind(*pair, **params) for pair in pairs]
+        return primitive.bind(x, y, **params), functools.reduce(lax.add, terms)
+
+    def transpose(ct, x, y, **params):
+        if type(ct) is Zero:
+            return [None, None]
+        if is_undefined_primal(x):
+            return [transpose_lhs(ct, x, y, **params), None]
+        return [None, transpose_rhs(ct, x, y, **params)]
+
+    primitive_jvps[primitive], primitive_transposes[primitive] = jvp, transpose
+
+
+class _FancyPrimitiveBatchers(dict):
+    """Makes rules that are told the mapped axis of those that are not, and so know less of it."""
+
+    def __setitem__(self, primitive, rule):
+        def batch(args, dims, **params):
+            size = next(x.shape[dim] for x, dim in zip(args, dims, strict=True) if dim is not None)
+            axis_data = types.SimpleNamespace(size=size, explicit_mesh_axis=None)
+            return rule(axis_data, args, dims, **params)
+
+        primitive_batchers[primitive] = batch
+
+
+def _apply_primitive(primitive, *args, **params):
+    return _compiled(primitive, tuple(params.items()))(*args)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(primitive, params):
+    return jax.jit(functools.partial(primitive.bind, **dict(params)))
+
+
+Zero = _find("ad", "Zero") or _find_zero()
+is_undefined_primal = _find("ad", "is_undefined_primal", _is_undefined_primal)
+
+# Under the names that JAX's own modules have in every primitive's rules.
+ad = types.SimpleNamespace(
+    Zero=Zero,
+    is_undefined_primal=is_undefined_primal,
+    instantiate_zeros=_find("ad", "instantiate_zeros", _instantiate_zeros),
+    defbilinear=_find("ad", "defbilinear", _defbilinear),
+    primitive_jvps=primitive_jvps,
+    primitive_transposes=primitive_transposes,
+)
+batching = types.SimpleNamespace(
+    primitive_batchers=primitive_batchers,
+    fancy_primitive_batchers=_find(
+        "batching", "fancy_primitive_batchers", _FancyPrimitiveBatchers()
+    ),
+)
+xla = types.SimpleNamespace(apply_primitive=_find("xla", "apply_primitive", _apply_primitive))
+
+
+# --- types --------------------------------------------------------------------------------------
+
+
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """The manual mesh axes over which an array varies, inside of a shard_map."""
+    aval = jax.typeof(x)
+    if hasattr(aval, "manual_axis_type"):
+        return aval.manual_axis_type.varying
+    return getattr(aval, "vma", frozenset())
+
+
+def zero_tangent(x: jax.Array):
+    """The tangent of a result that does not move."""
+    aval = jax.typeof(x)
+    return Zero(aval.to_tangent_aval() if hasattr(aval, "to_tangent_aval") else aval)
+
+
+def strong_type(aval):
+    """A type that is not weak."""
+    return aval.strip_weak_type() if hasattr(aval, "strip_weak_type") else aval
+
+
+def with_partitions(spec: PartitionSpec, partitions) -> PartitionSpec:
+    """A spec that differs in how dimensions are divided only."""
+    if hasattr(spec, "update"):
+        return spec.update(partitions=tuple(partitions))
+    return PartitionSpec(*partitions, unreduced=spec.unreduced, reduced=spec.reduced)
+
+
+def product_type(lhs, rhs, **params):
+    """The type of `lax.dot_general(lhs, rhs, **params)`."""
+    try:
+        return dot_general_p.abstract_eval(lhs, rhs, **params)[0]
+    except (AttributeError, TypeError):
+        pass  # Also where operands do not go together, which is said again here.
+    with routing(None):
+        return jax.make_jaxpr(functools.partial(lax.dot_general, **params))(lhs, rhs).out_avals[0]
+
+
+def like(aval, shape, dtype, sharding: NamedSharding):
+    """The type of an array that varies over the manual mesh axes that one of type `aval` does."""
+    if hasattr(aval, "update"):
+        return aval.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+    return jax.core.ShapedArray(shape, dtype, sharding=sharding)
+
+
+def converted(x: jax.Array, dtype, *, weak_type: bool) -> jax.Array:
+    """`x` in another dtype and weak or not; not weak where JAX has another way of making that."""
+    try:
+        return convert_element_type_p.bind(x, new_dtype=dtype, weak_type=weak_type, sharding=None)
+    except TypeError:
+        return lax.convert_element_type(x, dtype)
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+mlir = types.SimpleNamespace(
+    register_lowering=_find("mlir", "register_lowering"), lower_fun=_find("mlir", "lower_fun")
+)
+_ShardingContext = _find("mlir", "ShardingContext")
+
+for _name, _function in vars(mlir).items():
+    if _function is None:
+        raise ImportError(
+            f"jax_tcgemm: JAX must have jax.interpreters.mlir.{_name}, got JAX {jax.__version__} "
+            "without it; install another version of JAX"
+        )
+
+
+def platforms(ctx: LoweringRuleContext) -> tuple[str, ...]:
+    """The platforms that a program is lowered for."""
+    for context in (ctx, getattr(ctx, "module_context", None)):
+        if found := getattr(context, "platforms", None):
+            return tuple(found)
+    return (jax.default_backend(),)
+
+
+def num_automatic_devices(ctx: LoweringRuleContext) -> int:
+    """Over how many devices XLA divides a program that is being lowered, if it can be told how.
+
+    Those along manual mesh axes are not counted. Where nothing is known it is one: what XLA is not
+    told how to divide it repeats on every device.
+    """
+    axis_context = getattr(getattr(ctx, "module_context", None), "axis_context", None)
+    if _ShardingContext is None:
+        return 1
+    if hasattr(axis_context, "manual_axes"):
+        sizes = axis_context.mesh.shape.items()
+        return math.prod(size for axis, size in sizes if axis not in axis_context.manual_axes)
+    return getattr(axis_context, "num_devices", 1)
+
+
+def on_mesh(ctx: LoweringRuleContext, mesh: AbstractMesh) -> LoweringRuleContext:
+    """The context of a program for several devices, with a mesh of them."""
+    # Devices are needed only to number them, so that any will do.
+    axis_context = _ShardingContext(mesh.size, (jax.devices()[0],) * mesh.size, mesh)
+    return ctx.replace(module_context=ctx.module_context.replace(axis_context=axis_context))
+
+
+def is_exported(ctx: LoweringRuleContext) -> bool:
+    """Whether a program is lowered by `jax.export`."""
+    module_context = getattr(ctx, "module_context", None)
+    return getattr(getattr(module_context, "lowering_parameters", None), "for_export", False)
+
+
+def has_symbolic_dimensions(ctx: LoweringRuleContext) -> bool:
+    """Whether shapes of the program that is lowered have variables in them."""
+    return bool(getattr(ctx, "dim_var_values", ()))
+
+
+def uses_shardy() -> bool:
+    """Whether programs are partitioned by Shardy, and not by GSPMD."""
+    return getattr(jax.config, "jax_use_shardy_partitioner", True)
+
+
+# --- jaxprs -------------------------------------------------------------------------------------
+
+
+def as_jaxpr(x) -> core.Jaxpr | None:
+    """The jaxpr that a parameter of an equation is, closed or not; None if it is something else."""
+    x = getattr(x, "jaxpr", x)
+    return x if isinstance(x, core.Jaxpr) else None
+
+
+def source_frames(eqn: core.JaxprEqn) -> list:
+    """The stack that bound an equation, the innermost frame first; empty if it is not known."""
+    return getattr(getattr(eqn.source_info, "traceback", None), "frames", [])
+
+
+# --- what `patch` replaces ----------------------------------------------------------------------
+
+
+def _find_ragged_dot_general_p() -> core.Primitive | None:
+    """The primitive of `lax.ragged_dot`, which has no public name, from a trace of one.
+
+    None where JAX makes its ragged products of other primitives.
+    """
+    shapes = ((1, 1), jnp.float32), ((1, 1, 1), jnp.float32), ((1,), jnp.int32)
+    jaxpr = jax.make_jaxpr(lax.ragged_dot)(*(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    found = (eqn.primitive for eqn in jaxpr.eqns if eqn.primitive.name.startswith("ragged_dot"))
+    return next(found, None)
+
+
+ragged_dot_general_p = _find_ragged_dot_general_p()
+
+
+def in_pallas_kernel() -> bool:
+    """Whether what is being traced is the body of a Pallas kernel.
+
+    Pallas says so to itself only, in a place that changes. But whoever traces, differentiates,
+    batches or lowers a body is one of its modules, and that is on the stack.
+    """
+    if "jax.experimental.pallas" not in sys.modules:
+        return False
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _is_of_pallas(frame.f_globals.get("__name__", "")):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_pallas(module: str) -> bool:
+    folders = module.split(".")
+    # Its `ops` are users of Pallas, with products of their own outside of kernels.
+    return folders[0] == "jax" and "pallas" in folders and "ops" not in folders
+
+
+# --- rules for JAX's other interpreters ---------------------------------------------------------
+
+# Of modules that are not imported yet, what is to be told to each.
+_waiting: list[tuple[str, Callable[[types.ModuleType], None]]] = []
+
+
+def when_imported(module: str, register: Callable[[types.ModuleType], None]) -> None:
+    """Calls `register` with a module of JAX's: now, or when a product is bound after its import.
+
+    We do not import it, because few need it and it takes time. Where it lacks what `register` looks
+    for, its interpreter does without our rule.
+    """
+    _waiting.append((module, register))
+    register_imported()
+
+
+def register_imported() -> None:
+    """Registers what has waited for modules that are imported now."""
+    for entry in [entry for entry in _waiting if entry[0] in sys.modules]:
+        module, register = entry
+        try:
+            register(sys.modules[module])
+        except (AttributeError, KeyError):
+            continue  # It is still being imported, or of a JAX that has no such table.
+        _waiting.remove(entry)
+
+
+def check_nans(primitive: core.Primitive) -> None:
+    """Lets `checkify.float_checks` look for NaN in what a primitive returns."""
+
+    def register(checkify):
+        rule = functools.partial(checkify.nan_error_check, primitive)
+        checkify.error_checks[primitive] = rule
+
+    when_imported("jax._src.checkify", register)
+
+
+def register_jet(primitive: core.Primitive, rule: Callable) -> None:
+    """Gives `jax.experimental.jet` the rule of a primitive, as its table `jet_rules` wants it."""
+
+    def register(jet):
+        jet.jet_rules[primitive] = rule
+
+    with contextlib.suppress(ImportError):  # It takes no time.
+        importlib.import_module("jax.experimental.jet")
+    when_imported("jax.experimental.jet", register)
+
+
+def register_sparse_product(primitive: core.Primitive, to_lax: Callable) -> None:
+    """Gives `jax.experimental.sparse` a product: its own of sparse arrays, transposed.
+
+    Args:
+      primitive: the primitive.
+      to_lax: from its parameters to those of `lax.dot_general_p`, and the order of the result.
+    """
+
+    def register(sparse):
+        for rules in (sparse.sparse_rules_bcoo, sparse.sparse_rules_bcsr):
+            rules[primitive] = functools.partial(run, rules[dot_general_p], sparse)
+
+    def run(product, sparse, environment, *operands, **params):
+        params, permutation = to_lax(params)
+        (out,) = product(environment, *operands, **params)
+        if permutation == tuple(range(len(permutation))):
+            return (out,)
+        if out.is_sparse():
+            transpose = sparse.sparse_rules_bcoo[transpose_p]
+            return transpose(environment, out, permutation=permutation)
+        return (environment.dense(lax.transpose(environment.data(out), permutation)),)
+
+    when_imported("jax.experimental.sparse.transform", register)
+
+
+def register_roofline(primitive: core.Primitive, flops: Callable) -> None:
+    """Gives `jax.experimental.roofline` the cost of a primitive.
+
+    Args:
+      primitive: the primitive.
+      flops: from the types of its operands and its parameters to its operations, by JAX's count: a
+        multiplication and an addition for each pair of factors, of whatever type.
+    """
+
+    def register(roofline):
+        def cost(ctx, *_, **params):
+            count = flops(*ctx.avals_in, **params)
+            moved = sum(x.size * x.dtype.itemsize for x in (*ctx.avals_in, *ctx.avals_out))
+            return roofline.RooflineResult(
+                flops=count, unfused_flops=count, hbm_bytes=moved, unfused_hbm_bytes=moved
+            )
+
+        roofline.register_roofline(primitive)(cost)
+
+    when_imported("jax.experimental.roofline", register)

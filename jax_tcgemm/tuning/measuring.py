@@ -1,0 +1,368 @@
+"""Times the ways to run one problem, in turns, on buffers of random numbers."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import math
+import numbers
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm import selection
+from jax_tcgemm.device import dense
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.epilogue import BARE
+from jax_tcgemm.problem.fusion import Fusion, finish, wide_dtype
+from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.system.routing import routing
+
+# Configs that come before cuBLASLt's when there is not the time for all.
+_FAVOURITES = 6
+# The first round tells the slow from the fast, the second tells the fast apart.
+_FIRST_REPEATS, _SECOND_REPEATS = 5, 15
+_FINALISTS = 5
+# A call that takes longer is not repeated to warm up; one that takes so many times the fastest
+# call's time is not measured further.
+_SLOW_S = 0.1
+_FAR_BEHIND = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One way to run a problem, and its median time."""
+
+    implementation: str
+    config: str
+    us: float
+
+    @property
+    def name(self) -> str:
+        """`implementation/config`."""
+        return f"{self.implementation}/{self.config}"
+
+
+def check_positive(op: str, name: str, value) -> None:
+    """Raises ValueError for what is no positive, finite number."""
+    if not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+        raise ValueError(
+            f"{op}: {name} must be a positive, finite number, got {name}={value!r}; leave it out"
+        )
+
+
+def check_fits(op: str, problem: Problem) -> None:
+    """Raises ValueError for a problem that is too large for the memory of the default device."""
+    stats = jax.devices()[0].memory_stats() or {}
+    host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory_bytes = stats.get("bytes_limit", host_bytes)
+    # Inputs are rotated, of which there are two sets at least.
+    needed = problem.bytes + problem.a_bytes + problem.b_bytes
+    if needed > memory_bytes:
+        raise ValueError(
+            f"{op}: a problem must fit in the memory of {memory_bytes / 1e9:.4g} GB, got {problem} "
+            f"of {needed / 1e9:.4g} GB; measure a smaller one"
+        )
+
+
+def contenders(
+    problem: Problem, device: selection.Device, candidates: int, xla: bool = True
+) -> list[tuple[str, str]]:
+    """(implementation, config) worth measuring, the present choice and XLA first.
+
+    Args:
+      problem: the problem.
+      device: where it runs.
+      candidates: configs beside the present choice, cuBLASLt's and XLA.
+      xla: whether XLA takes part where it need not.
+    """
+    now = selection.select("autotune", problem, device)
+    names = [(now.implementation, now.config), (selection.XLA, "default")]
+    ranked = selection.ranked(problem, device)
+    if any(us is not None for _, us in ranked):
+        ours = [(c.implementation, c.config) for c, us in ranked if us is not None][:candidates]
+        theirs = [(c.implementation, c.config) for c, _ in ranked if c.implementation == "cublaslt"]
+        names += ours[:_FAVOURITES] + theirs + ours[_FAVOURITES:]
+    else:
+        # In turns, so that each implementation gets its share.
+        by_name: dict[str, list] = {}
+        for candidate, _ in ranked:
+            by_name.setdefault(candidate.implementation, []).append(candidate.config)
+        depth = max(map(len, by_name.values()), default=0)
+        turns = [
+            (name, configs[i])
+            for i in range(depth)
+            for name, configs in by_name.items()
+            if i < len(configs)
+        ]
+        names += turns[:candidates]
+    if not _is_packed(problem) or not (xla or now.implementation == selection.XLA):
+        names = [name for name in names if name[0] != selection.XLA]
+    return list(dict.fromkeys(names))
+
+
+@functools.cache
+def start_up(device: selection.Device) -> None:
+    """Loads compilers and libraries, so that the first problem need not pay for it."""
+    operand = Operand("bf16", False, 16, 0, 0)
+    tiny = Problem(1, 1, 16, 16, 16, operand, operand, "bf16", "f32")
+    measure(tiny, contenders(tiny, device, candidates=1), budget_s=10.0)
+
+
+def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[Measurement]:
+    """Times contenders in turns on the default device; those that fail are left out.
+
+    Args:
+      problem: the problem.
+      names: (implementation, config) of each.
+      budget_s: seconds in all, compiling included; what has not compiled in half of them is left
+        out.
+
+    Returns:
+      Those that were measured to the end, the fastest first.
+    """
+    from jax_tcgemm.tuning import timing
+
+    start = time.perf_counter()
+    on_gpu = jax.default_backend() == "gpu"
+    cache_bytes = timing.cache_bytes()
+    # Operands say their own types; and inside `patch`, too, XLA's own dot is measured as itself.
+    with jax.enable_x64(True), routing(None):
+        num_sets = timing.num_input_sets(problem.a_bytes + problem.b_bytes, cache_bytes)
+        sets = _make_inputs(problem, num_sets)
+        runnables = _compile(problem, names, start + budget_s / 2, sets[0])
+        if 2 * len(runnables) < len(names):
+            warnings.warn(
+                f"jax_tcgemm: {len(runnables)} of {len(names)} ways to run {problem} compiled in "
+                f"{budget_s / 2:g} s, half of the budget; give it more, or the machine less to do",
+                stacklevel=2,
+            )
+        runnables, seconds = _warm_up(runnables, sets[-1], start + budget_s * 0.6)
+        if not runnables:
+            return []
+        filled = (problem.a_bytes + problem.b_bytes) * num_sets
+        flush_bytes = 2 * cache_bytes if filled < 2 * cache_bytes else 0
+        left_s = start + budget_s - time.perf_counter()
+
+        def timed(chosen, repeats, share_s):
+            each_s = statistics.fmean(seconds[r.name] for r in chosen) * len(chosen)
+            repeats = max(1, min(repeats, int(share_s / each_s)))
+            times = _times(chosen, sets, [repeats] * len(chosen), flush_bytes, on_gpu)
+            return {name: timing_.percentile(50) for name, timing_ in times.items()}
+
+        first = timed(runnables, _FIRST_REPEATS, left_s / 2)
+        order = sorted(runnables, key=lambda r: first[r.name])
+        asked_first = "/".join(names[0])
+        finalists = [r for i, r in enumerate(order) if i < _FINALISTS or r.name == asked_first]
+        left_s = start + budget_s - time.perf_counter()
+        times = timed(finalists, _SECOND_REPEATS, left_s)
+    rest = {r.name: first[r.name] for r in order if r.name not in times}
+    found = [Measurement(*name.split("/", 1), us) for name, us in times.items()]
+    slower = [Measurement(*name.split("/", 1), us) for name, us in rest.items()]
+    return sorted(found, key=lambda m: m.us) + slower
+
+
+def _times(runnables, sets, repeats, flush_bytes, on_gpu) -> dict:
+    """Timings by name: device time where a trace tells it, else wall-clock time."""
+    from jax_tcgemm.tuning import timing
+
+    if not on_gpu:
+        return timing.measure(runnables, sets, repeats, timer="wall")
+    # There is no trace while the user takes one. What else fails there fails by the clock, too.
+    return timing.measure_device_time(
+        runnables, sets, repeats, flush_bytes=flush_bytes, lost=RuntimeError
+    )
+
+
+def _compile(problem, names, deadline, operands) -> list:
+    """The contenders that compile before the deadline, in their order; the first in any case."""
+    from jax_tcgemm.tuning.timing import Runnable
+
+    def compiled(index, name):
+        with jax.enable_x64(True):  # Holds for one thread.
+            function = _function(problem, *name)
+            function.__name__ = function.__qualname__ = module = f"tcgemm_tune_{index}"
+            jitted = jax.jit(function)
+            jitted.lower(*operands).compile()
+        return Runnable("/".join(name), f"jit_{module}", jitted)
+
+    pool = concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+    futures = [pool.submit(compiled, index, name) for index, name in enumerate(names)]
+    found = []
+    for index, future in enumerate(futures):
+        timeout = None if index == 0 else max(deadline - time.perf_counter(), 0)
+        # What does not compile in time, or not at all, is no contender.
+        with contextlib.suppress(Exception):
+            found.append(future.result(timeout))
+    # What still compiles may run candidates of its own on the GPU, and must not meanwhile.
+    pool.shutdown(wait=True, cancel_futures=True)
+    return found
+
+
+def _warm_up(runnables, operands, deadline) -> tuple[list, dict[str, float]]:
+    """Those that run and are not far behind, and the seconds that a call of each takes.
+
+    The first, which the others are compared with, is never far behind.
+    """
+    seconds = {}
+    for index, runnable in enumerate(runnables):
+        if index > 0 and time.perf_counter() > deadline:
+            break
+        with contextlib.suppress(Exception):
+            # The first call also loads what it needs, unless it takes so long that this is nothing;
+            # the host may hold up either of the others.
+            times = []
+            for _ in range(3):
+                start = time.perf_counter()
+                jax.block_until_ready(runnable.function(*operands))
+                times.append(time.perf_counter() - start)
+                if times[-1] > _SLOW_S:
+                    break
+            seconds[runnable.name] = min(times[1:] or times)
+    limit = _FAR_BEHIND * min(seconds.values(), default=0.0)
+    ran = [(i, r) for i, r in enumerate(runnables) if r.name in seconds]
+    return [r for i, r in ran if i == 0 or seconds[r.name] <= limit], seconds
+
+
+def _function(problem: Problem, implementation: str, config: str):
+    """The problem as a function of its operands, in the order of `_operand_shapes`."""
+    if implementation == selection.XLA:
+        return functools.partial(_xla, problem)
+    device = selection.target_device("cpu" if implementation == "host" else "cuda")
+    choice = selection.select("autotune", problem, device, implementation, config)
+
+    def function(*operands):
+        given = dict(zip(_operand_shapes(problem), operands, strict=True))
+        return dense.local_gemm(problem, **given, in_place=False, choice=choice)
+
+    return function
+
+
+def _xla(problem: Problem, *operands):
+    """The problem by XLA's own dot, and what XLA makes of the epilogue."""
+    p, epilogue = problem, problem.epilogue
+    given = dict(zip(_operand_shapes(p), operands, strict=True))
+    out_dtype = DTYPES[p.out_dtype]
+    if (p.alpha, p.beta, epilogue) == (1.0, 0.0, BARE):
+        return _xla_product(p, given["a"], given["b"], out_dtype)
+    product = functools.partial(_xla_product, p, given["a"], dtype=wide_dtype(out_dtype))
+    z = jnp.reshape(product(given["b"]), (p.batch, p.m, -1))
+    if epilogue.up_offset:
+        z = jnp.reshape(z, p.aux_shape)
+    elif p.num_b == 2:
+        z = jnp.stack([z, jnp.reshape(product(given["b_up"]), z.shape)], 2)
+    if "c" in given:
+        given["residual"] = p.beta * given["c"].astype(z.dtype)
+    fusion = Fusion(
+        activation=epilogue.activation,
+        derivative=epilogue.derivative,
+        pair=2 if epilogue.gated else None,
+        bias_axes=tuple(_bias_axes(p)),
+        aux_out=epilogue.aux_out,
+        sum_axes=(1,) if epilogue.column_sums else None,
+    )
+    return finish(fusion, p.alpha * z, given, out_dtype)
+
+
+def _xla_product(problem: Problem, a, b, dtype):
+    p = problem
+    is_batched = p.batch > 1
+    first = int(is_batched)
+
+    def stored(x, operand, rows, columns):
+        shape = (columns, rows) if operand.transposed else (rows, columns)
+        return jnp.reshape(x, (p.batch, *shape) if is_batched else shape)
+
+    contract = (first + (not p.a.transposed), first + p.b.transposed)
+    batch = (0,) if is_batched else ()
+    return lax.dot_general(
+        stored(a, p.a, p.m, p.k),
+        stored(b, p.b, p.k, _columns(p)),
+        (((contract[0],), (contract[1],)), (batch, batch)),
+        precision="highest" if p.compute in ("f32", "f64") else "default",
+        preferred_element_type=dtype,
+    )
+
+
+def _columns(problem: Problem) -> int:
+    """Columns of the operand b, which may hold both matrices of a gated product."""
+    return problem.n * (2 if problem.epilogue.up_offset else 1)
+
+
+def _bias_axes(problem: Problem) -> list[int]:
+    """The dimensions of Z, (batch, m, [2,] n), that the bias has."""
+    epilogue = problem.epilogue
+    own = {"none": [], "m": [1], "n": [2, 3] if epilogue.gated else [2]}[epilogue.bias]
+    return [0, *own] if epilogue.bias_batch_stride else own
+
+
+def _operand_shapes(problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of each operand of `local.local_gemm`, by name; those of A and B are flat."""
+    p, epilogue = problem, problem.epilogue
+    b_size = _num_elements(p, p.b, p.k, _columns(p))
+    shapes = {"a": ((_num_elements(p, p.a, p.m, p.k),), p.a.dtype), "b": ((b_size,), p.b.dtype)}
+    if p.num_b == 2 and not epilogue.up_offset:
+        shapes["b_up"] = shapes["b"]
+    if p.beta:
+        shapes["c"] = p.d_shape, p.out_dtype
+    if epilogue.bias != "none":
+        z_shape = p.aux_shape
+        shapes["bias"] = tuple(z_shape[axis] for axis in _bias_axes(p)), epilogue.bias_dtype
+    if epilogue.derivative:
+        shapes["aux_in"] = p.aux_shape, p.out_dtype
+    return shapes
+
+
+def _is_packed(problem: Problem) -> bool:
+    """Whether XLA's dot can be given the operands as they are, and computes the same."""
+    p = problem
+    packed = dataclasses.replace(
+        p,
+        batch_inner=p.batch,
+        a=_packed(p.a, p.m, p.k, p.batch),
+        b=_packed(p.b, p.k, _columns(p), p.batch),
+    )
+    # The halves of B may only lie side by side.
+    offset = p.epilogue.up_offset
+    is_halved = offset in (0, p.n * (p.b.ld if p.b.transposed else 1))
+    return packed == p and is_halved and p.compute != "f16"
+
+
+def _packed(operand: Operand, rows: int, columns: int, batch: int) -> Operand:
+    ld = rows if operand.transposed else columns
+    return Operand(operand.dtype, operand.transposed, ld, 0, rows * columns if batch > 1 else 0)
+
+
+def _make_inputs(problem: Problem, num_sets: int) -> list[tuple[jax.Array, ...]]:
+    """Sets of operands: standard normal, integers over their whole range."""
+    shapes = list(_operand_shapes(problem).values())
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), (num_sets, len(shapes)))
+    return jax.block_until_ready(
+        [tuple(map(_random, own, *zip(*shapes, strict=True))) for own in keys]
+    )
+
+
+def _num_elements(problem: Problem, operand: Operand, rows: int, columns: int) -> int:
+    """Elements from the first that is addressed to the last."""
+    if operand.transposed:
+        rows, columns = columns, rows
+    outer = problem.batch // max(problem.batch_inner, 1)
+    inner = problem.batch_inner
+    last = (outer - 1) * operand.outer_stride + (inner - 1) * operand.inner_stride
+    return last + (rows - 1) * operand.ld + columns
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _random(key, shape, dtype_name):
+    dtype = DTYPES[dtype_name]
+    if np.issubdtype(dtype, np.integer):
+        bounds = jnp.iinfo(dtype)
+        return jax.random.randint(key, shape, bounds.min, bounds.max + 1, jnp.int32).astype(dtype)
+    return jax.random.normal(key, shape, dtype)
