@@ -100,7 +100,7 @@ def test_save_and_load(measured, tmp_path):
     tables.reset()
     (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, X, X)
     assert "measured" not in call.why
-    assert tables.load(path) == result.table
+    assert jax_tcgemm.tuning.load(path) == result.table
     (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, X, X)
     assert call.why == f"measured, {result[0].best.us:.4g} us (table {path})"
 

@@ -10,9 +10,11 @@ import warnings
 import filelock
 import pytest
 
+import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import tables
+from jax_tcgemm.system.switches import cache_folder
 
 DEVICE = tables.DeviceKey("cuda", "NVIDIA Test 1", 90, 4)
 DENSE = Operand("bf16", False, 64)
@@ -124,7 +126,7 @@ def test_a_corrupt_cache_is_survived_with_one_warning_and_replaced(text, cache):
         warnings.simplefilter("error")
         assert list(tables.lookup(dataclasses.replace(PROBLEM, m=32), DEVICE)) == []
     with pytest.raises(ValueError, match="tuning: the table must be JSON of format 1, got"):
-        tables.load(cache)
+        jax_tcgemm.tuning.load(cache)
     with pytest.warns(UserWarning, match="replacing a table"):
         assert tables.save_to_cache(table(**{KEY: 2.5})) == cache
     tables.reset()
@@ -197,6 +199,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 WRITER = """
 import sys
 from jax_tcgemm.selection import tables
+from jax_tcgemm.system.switches import cache_folder
 path, name = sys.argv[1:]
 device = tables.DeviceKey("cuda", "NVIDIA Test 1", 90, 4)
 for i in range(20):
@@ -260,7 +263,7 @@ def test_the_last_table_wins(cache, tmp_path):
     tables.merge_table(cache, table(**{KEY: 1.0}))
     path = tmp_path / "mine.json"
     tables.write_table(path, table(**{KEY: 2.0}))
-    tables.load(path)
+    jax_tcgemm.tuning.load(path)
     tables.adopt(table(**{KEY: 3.0}), "autotune")
     found = [(known.us, source.split()[0]) for known, source in tables.lookup(PROBLEM, DEVICE)]
     assert found == [(3.0, "autotune"), (2.0, "table"), (1.0, "user")]
@@ -268,10 +271,10 @@ def test_the_last_table_wins(cache, tmp_path):
 
 def test_the_cache_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("TCGEMM_CACHE_DIR", "off")
-    assert tables.cache_folder() is None
+    assert cache_folder() is None
     assert tables.save_to_cache(table(a=1.0)) is None
     monkeypatch.delenv("TCGEMM_CACHE_DIR")
-    assert tables.cache_folder().name == "jax_tcgemm"
+    assert cache_folder().name == "jax_tcgemm"
 
 
 def test_the_shipped_table_is_read_without_a_warning():

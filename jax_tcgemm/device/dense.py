@@ -79,6 +79,19 @@ class Plan:
         return copies(self.product, self.numerics, self.fold)
 
 
+def permuted_bytes(plan: Plan) -> int:
+    """Bytes that are read and written to permute what a call of ours cannot read in place."""
+    product, folded = plan.product, plan.fold
+    arrays = (
+        (product.lhs_shape, product.lhs_dtype, folded.lhs_order),
+        (product.rhs_shape, product.rhs_dtype, folded.rhs_order),
+        (product.result_shape, product.result_dtype, folded.result_order),
+    )
+    return sum(
+        2 * math.prod(shape) * dtype.itemsize for shape, dtype, order in arrays if order is not None
+    )
+
+
 def copies(product: Product, numerics: Numerics, folded: Fold) -> tuple[str, ...]:
     """The arrays that XLA must rewrite so that a product can be called as it was folded."""
     found = []

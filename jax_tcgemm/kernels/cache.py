@@ -17,7 +17,7 @@ from pathlib import Path
 
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.kernels.instance import Instance, Kernel
-from jax_tcgemm.selection import tables
+from jax_tcgemm.system.switches import cache_folder
 
 FORMAT = 1
 # Of all files together; a kernel takes 20 to 300 KB.
@@ -31,7 +31,7 @@ _warned: set[str] = set()
 
 def path(instance: Instance) -> Path | None:
     """The instance's file, which need not exist; None when the cache is off."""
-    folder = tables.cache_folder()
+    folder = cache_folder()
     if folder is None:
         return None
     parts = (FORMAT, nvrtc.digest(), instance.target, instance.kernel, instance.source)
@@ -86,7 +86,7 @@ def write(instance: Instance, kernel: Kernel) -> None:
 
 def trim() -> None:
     """Removes what was used least recently while there is more than `LIMIT_BYTES`."""
-    folder = tables.cache_folder()
+    folder = cache_folder()
     if folder is None:
         return
     files = []

@@ -19,12 +19,12 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import dot_general_p, transpose_p
 
-from jax_tcgemm.device.tensor import planning, reference
+from jax_tcgemm.device.tensor import planning
 from jax_tcgemm.primitives import lowering, tensor_lowering
 from jax_tcgemm.primitives.dot_general import bilinear_series, same_varying
 from jax_tcgemm.primitives.fused_dot_general import moved
 from jax_tcgemm.problem import modes as mode_names
-from jax_tcgemm.problem.operation import Operation
+from jax_tcgemm.problem.operation import Operation, dot_dimensions
 from jax_tcgemm.problem.operators import scaled
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system.jax_internals import ad, batching, register_jet, xla, zero_tangent
@@ -95,7 +95,7 @@ def request_of(operands, params) -> planning.Request:
 
 def _abstract_eval(*avals, **params):
     request = request_of(avals, params)
-    numbers, permutation = reference.dot_dimensions(*params["modes"], params["result"])
+    numbers, permutation = dot_dimensions(*params["modes"], params["result"])
     with lowering.named(params["op"]):
         out, _ = dot_general_p.abstract_eval(
             *avals[:2],

@@ -108,3 +108,16 @@ class Operation:
         sizes = "x".join(map(str, self.extents))
         compute = f" ({self.compute})" if self.compute else ""
         return f"{self.kind} {subscripts} {sizes} {self.in_dtype}{compute}"
+
+
+def dot_dimensions(a: Modes, b: Modes, result: Modes):
+    """A contraction as dot_general's dimension numbers and a permutation of its result."""
+    batch = [mode for mode in a if mode in b and mode in result]
+    contracted = [mode for mode in a if mode in b and mode not in result]
+    taken = {*batch, *contracted}
+    free = [mode for operand in (a, b) for mode in operand if mode not in taken]
+    natural = [*batch, *free]
+    numbers = tuple(
+        (tuple(map(a.index, modes)), tuple(map(b.index, modes))) for modes in (contracted, batch)
+    )
+    return numbers, tuple(natural.index(mode) for mode in result)

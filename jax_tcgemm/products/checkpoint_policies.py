@@ -23,12 +23,12 @@ from collections.abc import Callable
 import jax
 from jax.extend.core.primitives import dot_general_p as lax_dot_general_p
 
-from jax_tcgemm import tensor
 from jax_tcgemm.primitives.blas import blas_p
 from jax_tcgemm.primitives.contract import contract_p
 from jax_tcgemm.primitives.dot_general import dot_general_p
 from jax_tcgemm.primitives.fused_dot_general import fused_dot_general_p
 from jax_tcgemm.primitives.ragged_dot import ragged_dot_p
+from jax_tcgemm.problem.operation import dot_dimensions
 
 _NO_BATCH = (((), ()), ((), ()))
 _BATCH = (((), ()), ((0,), (0,)))
@@ -56,7 +56,7 @@ def _product_dimensions(primitive, avals, params):
     if primitive is ragged_dot_p:
         return _NO_BATCH
     if primitive is contract_p:
-        return tensor.reference.dot_dimensions(*params["modes"], params["result"])[0]
+        return dot_dimensions(*params["modes"], params["result"])[0]
     if primitive is blas_p and params["call"].routine in ("gemm", "gemv"):
         return _BATCH if avals[0].ndim > 2 else _NO_BATCH
     return None

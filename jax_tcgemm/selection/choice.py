@@ -275,7 +275,7 @@ def select(
         if problem.kind == "gemm":
             for found in tuple(_collectors):
                 found.append((problem, device))
-        choice = _best(problem, device)
+        choice = _best(problem, device, tables.revision())
     else:
         choice = _forced(op, problem, device, implementation, config, source)
     print_choice(op, problem, choice)
@@ -311,7 +311,8 @@ def _forced(op, problem, device, implementation, config, source) -> Choice:
 
 
 @functools.lru_cache(maxsize=4096)
-def _best(problem: AnyProblem, device: Device) -> Choice:
+def _best(problem: AnyProblem, device: Device, revision: int) -> Choice:
+    del revision  # What tables say depends on it.
     considered = candidates(problem, device)
     if (tuned := _tuned(problem, device, considered)) is not None:
         best, why = tuned

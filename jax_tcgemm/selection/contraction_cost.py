@@ -11,12 +11,11 @@ of products (cost_model.py) knows the product, it says what the product itself t
 import dataclasses
 import itertools
 import math
+from typing import NamedTuple
 
-import numpy as np
-
-from jax_tcgemm import selection
-from jax_tcgemm.device import dense
+from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.operation import Operation
+from jax_tcgemm.selection.choice import Choice, Device, ranked
 from jax_tcgemm.selection.roofline import peaks
 
 
@@ -59,17 +58,25 @@ H200 = Calibration()
 _PRODUCTS = {"3xtf32": ("tf32", 3), "9xbf16": ("bf16", 9), "4xf16": ("f16", 4)}
 
 
+class AsProduct(NamedTuple):
+    """A contraction as one of our products: what runs that, and bytes that are copied for it."""
+
+    problem: Problem
+    choice: Choice
+    copied_bytes: int
+
+
 def contraction_us(
     operation: Operation,
-    gemm: dense.Plan,
-    device: selection.Device,
+    product: AsProduct,
+    device: Device,
     calibration: Calibration = H200,
 ) -> dict[str, float]:
     """Microseconds by gemm, cutensor and xla.
 
     Args:
       operation: a contraction, its compute type set.
-      gemm: the plan of the same contraction as one of our products, its problem set.
+      product: the same contraction as one of our products.
       device: where it runs.
       calibration: the device's constants.
     """
@@ -83,12 +90,12 @@ def contraction_us(
     arithmetic = operation.flops * count / (rate / 1e6)
     memory = operation.bytes / (bandwidth * c.memory)
 
-    ranked = selection.ranked(gemm.problem, device)
-    predicted = {(x.implementation, x.config): us for x, us in ranked if us is not None}
-    product = max(arithmetic / c.gemm, memory) + c.launch_us
-    ours = predicted.get((gemm.choice.implementation, gemm.choice.config), product)
+    ranking = ranked(product.problem, device)
+    predicted = {(x.implementation, x.config): us for x, us in ranking if us is not None}
+    one_product = max(arithmetic / c.gemm, memory) + c.launch_us
+    ours = predicted.get((product.choice.implementation, product.choice.config), one_product)
     # XLA runs cuBLASLt, whatever of ours is faster.
-    xla = next((us for (name, _), us in predicted.items() if name == "cublaslt"), product)
+    xla = next((us for (name, _), us in predicted.items() if name == "cublaslt"), one_product)
     if kind == "tf32" and arithmetic / c.gemm > memory:
         xla /= c.xla_tf32
     xla_copied = xla_copied_bytes(operation)
@@ -107,25 +114,10 @@ def contraction_us(
     if _has_fastest_mode_of_batch(operation):
         cutensor *= c.fastest_mode_of_batch
     return {
-        "gemm": ours + finish + copies(gemm_copied_bytes(gemm)),
+        "gemm": ours + finish + copies(product.copied_bytes),
         "cutensor": cutensor + c.cutensor_launch_us,
         "xla": xla + finish + copies(xla_copied),
     }
-
-
-def gemm_copied_bytes(plan: dense.Plan) -> int:
-    """Bytes that are read and written to permute what one of our products cannot read in place."""
-    product, folded = plan.product, plan.fold
-    arrays = (
-        (product.lhs_shape, product.lhs_dtype, folded.lhs_order),
-        (product.rhs_shape, product.rhs_dtype, folded.rhs_order),
-        (product.result_shape, product.result_dtype, folded.result_order),
-    )
-    return sum(
-        2 * math.prod(shape) * np.dtype(dtype).itemsize
-        for shape, dtype, order in arrays
-        if order is not None
-    )
 
 
 def xla_copied_bytes(operation: Operation) -> int:

@@ -11,7 +11,7 @@ A table is a JSON file::
          "version": "0.1.0", "abi": 1}}}
 
 Three places are searched, and the last that knows a problem wins: the tables that ship with the
-package, the user's cache folder, and tables given to `load`. All are read once in a process, when
+package, the user's cache folder, and tables given to `adopt`. All are read once in a process, when
 the first product is lowered, so the same program makes the same choices for as long as it runs.
 """
 
@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jax_tcgemm.problem.gemm import Problem
-from jax_tcgemm.system.switches import switch
+from jax_tcgemm.system.switches import cache_folder
 
 FORMAT = 1
 SHIPPED = Path(__file__).parents[1] / "data/tuned"
@@ -278,19 +278,8 @@ _lock = threading.RLock()
 # For each device, tables in the order of precedence, the first one least.
 _tables: dict[DeviceKey, list[tuple[str, Mapping[str, Entry]]]] = {}
 _loaded: list[tuple[str, Table]] = []
+_revision = 0
 _warned: set[str] = set()
-
-
-def cache_folder() -> Path | None:
-    """The folder of the user's tables; None when TCGEMM_CACHE_DIR is "off"."""
-    folder = switch("TCGEMM_CACHE_DIR")
-    if folder == "off":
-        return None
-    if folder:
-        return Path(folder)
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("jax_tcgemm", False))
 
 
 def cache_file(device: DeviceKey) -> Path | None:
@@ -328,6 +317,11 @@ def _read_all(device: DeviceKey) -> Iterator[tuple[str, Mapping[str, Entry]]]:
             yield source, table.entries
 
 
+def revision() -> int:
+    """A number that is another one whenever what `lookup` says may be."""
+    return _revision
+
+
 def adopt(table: Table, source: str) -> None:
     """Lets a table decide in this process, above all that were there before.
 
@@ -335,41 +329,12 @@ def adopt(table: Table, source: str) -> None:
       table: the table.
       source: what to call it where a choice says why.
     """
+    global _revision
     with _lock:
+        _revision += 1
         _loaded.append((source, table))
         if table.device in _tables:
             _tables[table.device].append((source, table.entries))
-
-
-def load(path: str | os.PathLike) -> Table:
-    """Reads a table and lets it decide in this process, above the cache and what ships.
-
-    Programs that JAX has compiled keep the choices they were lowered with: call
-    `jax.clear_caches()` afterwards where some of them should change.
-
-    Args:
-      path: a file that `python -m jax_tcgemm tune --out` or `Tuning.save` wrote. A table of another
-        device has no effect here.
-
-    Returns:
-      The table.
-
-    Raises:
-      TypeError: for what is no path.
-      OSError: when it cannot be read.
-      ValueError: when it is no table of this format.
-    """
-    from jax_tcgemm import selection
-
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(
-            f"tuning.load: path must be a path, got path of type {type(path).__name__}; "
-            "pass the name of a file"
-        )
-    table = read_table(path)
-    adopt(table, f"table {path}")
-    selection.forget()
-    return table
 
 
 def save_to_cache(table: Table) -> Path | None:
@@ -395,13 +360,12 @@ def save_to_cache(table: Table) -> Path | None:
 
 def reset() -> None:
     """Forgets every table, so that the files are read again when the next product is lowered."""
-    from jax_tcgemm import selection
-
+    global _revision
     with _lock:
+        _revision += 1
         _tables.clear()
         _loaded.clear()
         _warned.clear()
-    selection.forget()
 
 
 def _warn_once(text: str) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from os import environ
+from pathlib import Path
 
 SWITCHES = {
     "TCGEMM_PRINT_CHOICE": "1: print each product, the implementation and config chosen, and why",
@@ -14,6 +15,18 @@ SWITCHES = {
 def switch(name: str) -> str | None:
     """The value of a switch, None when unset or empty."""
     return environ.get(name) or None
+
+
+def cache_folder() -> Path | None:
+    """The folder of the user's tuned choices and kernels; None when TCGEMM_CACHE_DIR is "off"."""
+    folder = switch("TCGEMM_CACHE_DIR")
+    if folder == "off":
+        return None
+    if folder:
+        return Path(folder)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("jax_tcgemm", False))
 
 
 def print_choice(op: str, problem, choice) -> None:

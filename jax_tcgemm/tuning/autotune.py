@@ -124,7 +124,6 @@ class Tuning(Sequence):
         if self._cache:
             self.path = tables.save_to_cache(self.table)
         tables.adopt(self.table, "autotune in this process")
-        selection.forget()
         if any(tuned.before is None or tuned.before.name != tuned.best.name for tuned in self):
             jax.clear_caches()
 

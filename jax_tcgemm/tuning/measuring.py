@@ -24,6 +24,7 @@ from jax_tcgemm.problem.epilogue import BARE
 from jax_tcgemm.problem.fusion import Fusion, finish, wide_dtype
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.system.routing import routing
+from jax_tcgemm.tuning import timing
 
 # Configs that come before cuBLASLt's when there is not the time for all.
 _FAVOURITES = 6
@@ -128,8 +129,6 @@ def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[M
     Returns:
       Those that were measured to the end, the fastest first.
     """
-    from jax_tcgemm.tuning import timing
-
     start = time.perf_counter()
     on_gpu = jax.default_backend() == "gpu"
     cache_bytes = timing.cache_bytes()
@@ -155,7 +154,7 @@ def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[M
             each_s = statistics.fmean(seconds[r.name] for r in chosen) * len(chosen)
             repeats = max(1, min(repeats, int(share_s / each_s)))
             times = _times(chosen, sets, [repeats] * len(chosen), flush_bytes, on_gpu)
-            return {name: timing_.percentile(50) for name, timing_ in times.items()}
+            return {name: found.percentile(50) for name, found in times.items()}
 
         first = timed(runnables, _FIRST_REPEATS, left_s / 2)
         order = sorted(runnables, key=lambda r: first[r.name])
@@ -171,8 +170,6 @@ def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[M
 
 def _times(runnables, sets, repeats, flush_bytes, on_gpu) -> dict:
     """Timings by name: device time where a trace tells it, else wall-clock time."""
-    from jax_tcgemm.tuning import timing
-
     if not on_gpu:
         return timing.measure(runnables, sets, repeats, timer="wall")
     # There is no trace while the user takes one. What else fails there fails by the clock, too.
@@ -183,7 +180,6 @@ def _times(runnables, sets, repeats, flush_bytes, on_gpu) -> dict:
 
 def _compile(problem, names, deadline, operands) -> list:
     """The contenders that compile before the deadline, in their order; the first in any case."""
-    from jax_tcgemm.tuning.timing import Runnable
 
     def compiled(index, name):
         with jax.enable_x64(True):  # Holds for one thread.
@@ -191,7 +187,7 @@ def _compile(problem, names, deadline, operands) -> list:
             function.__name__ = function.__qualname__ = module = f"tcgemm_tune_{index}"
             jitted = jax.jit(function)
             jitted.lower(*operands).compile()
-        return Runnable("/".join(name), f"jit_{module}", jitted)
+        return timing.Runnable("/".join(name), f"jit_{module}", jitted)
 
     pool = concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1))
     futures = [pool.submit(compiled, index, name) for index, name in enumerate(names)]

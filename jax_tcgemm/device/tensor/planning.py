@@ -17,7 +17,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.device.tensor import cutensor, kernels, reference
 from jax_tcgemm.problem.compute_types import cutensor_compute, precision_of
-from jax_tcgemm.problem.operation import Operation
+from jax_tcgemm.problem.operation import Operation, dot_dimensions
 from jax_tcgemm.problem.operators import UNARY
 from jax_tcgemm.selection import XLA, Candidate, Choice, Device, contraction_cost
 from jax_tcgemm.system import modules
@@ -182,7 +182,8 @@ def _choose(operation, gemm, platform, device, reasons) -> tuple[str, str]:
 
 
 def _by_cost(operation, gemm, device, reasons) -> tuple[str, str]:
-    us = contraction_cost.contraction_us(operation, gemm, device)
+    product = contraction_cost.AsProduct(gemm.problem, gemm.choice, dense.permuted_bytes(gemm))
+    us = contraction_cost.contraction_us(operation, product, device)
     able = [name for name in IMPLEMENTATIONS["contract"] if not reasons[name]]
     better = [name for name in able if name != XLA and contraction_cost.H200.beats_xla(name, us)]
     best = min(better, key=us.get, default=XLA)
@@ -215,7 +216,7 @@ def _gemm_plan(request, platform, device) -> tuple[dense.Plan | None, str]:
     if operation.kind != "contract":
         return None, "it is no contraction"
     a, b = operation.operands[:2]
-    numbers, permutation = reference.dot_dimensions(a, b, operation.result)
+    numbers, permutation = dot_dimensions(a, b, operation.result)
     if not numbers[0][0] and request.implementation is None:
         return None, "nothing is contracted"
     if operation.compute and operation.compute not in ("f32", "tf32", "f64"):

@@ -5,22 +5,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.problem.modes import Modes
-from jax_tcgemm.problem.operation import Operation
+from jax_tcgemm.problem.operation import Operation, dot_dimensions
 from jax_tcgemm.problem.operators import BINARY, REDUCTIONS, UNARY, scaled, wide
 from jax_tcgemm.sharding import shardings
-
-
-def dot_dimensions(a: Modes, b: Modes, result: Modes):
-    """A contraction as dot_general's dimension numbers and a permutation of its result."""
-    batch = [mode for mode in a if mode in b and mode in result]
-    contracted = [mode for mode in a if mode in b and mode not in result]
-    taken = {*batch, *contracted}
-    free = [mode for operand in (a, b) for mode in operand if mode not in taken]
-    natural = [*batch, *free]
-    numbers = tuple(
-        (tuple(map(a.index, modes)), tuple(map(b.index, modes))) for modes in (contracted, batch)
-    )
-    return numbers, tuple(natural.index(mode) for mode in result)
 
 
 def contract(
