@@ -109,16 +109,14 @@ def host_rules():
 
     The products of tests are small, and those the rules leave to XLA: by them, tests that name no
     implementation would test XLA's own product and none of our calls. What the rules themselves
-    give, tests see by the fixture `cpu_rule`. Yields them, by module.
+    give, tests see by the fixture `cpu_rule`. Yields them.
     """
-    from jax_tcgemm.device.blas import planning
-    from jax_tcgemm.selection import choice
+    from jax_tcgemm.selection import rules
 
-    rules = {module: module._gains_on_host for module in (choice, planning)}
+    gains_on_host = rules._gains_on_host
     with pytest.MonkeyPatch.context() as patch:
-        for module in rules:
-            patch.setattr(module, "_gains_on_host", lambda problem: True)
-        yield rules
+        patch.setattr(rules, "_gains_on_host", lambda problem: True)
+        yield gains_on_host
 
 
 @pytest.fixture
@@ -127,13 +125,13 @@ def cpu_rule(host_rules, monkeypatch):
     import jax
 
     from jax_tcgemm import selection
+    from jax_tcgemm.selection import rules
 
     def forget():
         selection.forget()
         jax.clear_caches()
 
-    for module, rule in host_rules.items():
-        monkeypatch.setattr(module, "_gains_on_host", rule)
+    monkeypatch.setattr(rules, "_gains_on_host", host_rules)
     forget()
     yield
     forget()
@@ -225,6 +223,7 @@ def fake_cuda(monkeypatch):
         reject=lambda name, config, problem, device: rejects.get(name, ""),
         workspace_bytes=lambda name, config, problem, device: 4096 if name == "mma_sync" else 0,
         blas=types.SimpleNamespace(
+            implementations=lambda: {"cublas": ["default"]},
             reject=lambda name, config, problem, device: rejects.get(name, ""),
             workspace_bytes=lambda name, config, problem, device: 256,
         ),

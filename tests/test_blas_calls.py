@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_tcgemm
-from jax_tcgemm import blas
+from jax_tcgemm import blas, selection
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -55,6 +55,7 @@ def test_choice_on_cuda(fake_cuda):
     )
     assert call.workspace_bytes == 512 + 256
     fake_cuda.rejects["cublas"] = "libcublas was not found"
+    selection.forget()
     (call,) = explain(blas.nrm2, x)
     assert (call.implementation, call.why) == ("xla", "libcublas was not found")
     assert call.rejected == {"cublas": "libcublas was not found"}
@@ -175,6 +176,7 @@ def test_refuses(call, error, says):
 
 def test_logging_says_why_it_cannot(fake_cuda):
     fake_cuda.rejects["cublas"] = "libcublas was not found"
+    selection.forget()
     with pytest.raises(RuntimeError, match="libcublas was not found"):
         blas.set_logging("cublas.log")
 

@@ -15,8 +15,7 @@ from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.problem.precision import Numerics, canonical_precision, resolve
 from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.problem.rows import RowsProblem
-from jax_tcgemm.selection import cost_model, tables
-from jax_tcgemm.selection.choice import _cpu_rule
+from jax_tcgemm.selection import cost_model, rules, tables
 from jax_tcgemm.system import modules
 
 GPU = selection.ASSUMED_GPU
@@ -254,7 +253,7 @@ def test_a_refusal_of_what_a_variable_asks_for_names_the_variable(monkeypatch):
     with pytest.raises(ValueError, match=f"^matmul: {says}: wgmma cannot run this: .*; unset"):
         selection.select("matmul", problem(), CPU)
     with pytest.raises(ValueError, match=f"^matmul: {says}: wgmma cannot run this: no product"):
-        selection.select("matmul", "no product", CPU)
+        selection.select("matmul", None, CPU, obstacle="no product")
     with pytest.raises(ValueError, match="^matmul: implementation must .*; None selects one"):
         selection.select("matmul", problem(), CPU, "mma_sync")
 
@@ -325,21 +324,21 @@ LOSSES = [
 @pytest.mark.parametrize("shape", GAINS, ids=str)
 def test_host_runs_what_it_gains_at(shape, cpu_rule):
     candidates = cpu_candidates("avx512")
-    assert _cpu_rule(shape, candidates)[0].implementation == "host"
+    assert rules.on_cpu(shape, candidates)[0].implementation == "host"
 
 
 @pytest.mark.parametrize("shape", LOSSES, ids=str)
 def test_xla_runs_the_rest_on_a_cpu(shape, cpu_rule):
-    assert _cpu_rule(shape, cpu_candidates())[0].implementation == "xla"
+    assert rules.on_cpu(shape, cpu_candidates())[0].implementation == "xla"
 
 
 def test_host_runs_no_product_without_vector_instructions(cpu_rule):
     product, grouped = GAINS[0], GAINS[-2]
     candidates = cpu_candidates("avx512", "avx2")
-    best, why = _cpu_rule(product, candidates)
+    best, why = rules.on_cpu(product, candidates)
     assert best.implementation == "xla"
     assert "host is known beside XLA's own product with AVX2 or AVX-512" in why
-    assert _cpu_rule(grouped, candidates)[0].implementation == "host"
+    assert rules.on_cpu(grouped, candidates)[0].implementation == "host"
 
 
 def test_the_query_is_what_the_modules_take():

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.device.blas.planning import check_implementation
 from jax_tcgemm.primitives.blas import bind as bind_call
 from jax_tcgemm.problem.blas_call import Call, Options, scale_dtype, span
 from jax_tcgemm.problem.dtypes import MAX_EXTENT
 from jax_tcgemm.products.arguments import as_array, in_range, promoted_dtype
+from jax_tcgemm.selection import check_names
 
 _DTYPES = tuple(
     np.dtype(t)
@@ -19,7 +19,7 @@ _DTYPES = tuple(
 
 def check_options(op: str, implementation, options) -> None:
     """Raises for an unknown implementation or options of another type."""
-    check_implementation(op, implementation)
+    check_names(op, implementation, kind="blas")
     if not isinstance(options, Options):
         raise TypeError(
             f"{op}: options must be a blas.Options, got options={options!r}; "

@@ -146,13 +146,9 @@ def make_plan(
     """
     folded = obstacle or fold_product(product, platform)
     if isinstance(folded, str):
-        choice = selection.select(
-            product.op, folded, device, product.implementation, product.config
-        )
-        return Plan(product, platform, None, None, None, choice)
-    choice = selection.select(
-        product.op, folded[-1], device, product.implementation, product.config
-    )
+        obstacle, folded = folded, (None, None, None)
+    asked = product.implementation, product.config
+    choice = selection.select(product.op, folded[-1], device, *asked, obstacle=obstacle)
     return Plan(product, platform, *folded, choice)
 
 

@@ -141,7 +141,13 @@ def make_plan(
     )
     if isinstance(numerics, str):
         choice = selection.select(
-            product.op, numerics, device, product.implementation, product.config
+            product.op,
+            None,
+            device,
+            product.implementation,
+            product.config,
+            kind="ragged",
+            obstacle=numerics,
         )
         return Plan(product, platform, None, None, choice)
     lhs_batched, rhs_batched, sizes_batched = map(product.is_batched, product.batches)

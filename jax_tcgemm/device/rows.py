@@ -59,8 +59,12 @@ def make_plan(
     """
     del platform
     problem = obstacle or request.problem
-    choice = selection.select(request.op, problem, device, request.implementation)
-    return Plan(None if isinstance(problem, str) else problem, choice)
+    if isinstance(problem, str):
+        problem, obstacle = None, problem
+    choice = selection.select(
+        request.op, problem, device, request.implementation, kind="rows", obstacle=obstacle
+    )
+    return Plan(problem, choice)
 
 
 def sums(a, indices, starts, weights=None, *, plan: Plan) -> jax.Array:

@@ -61,7 +61,7 @@ class Call:
     implementation: str
     config: str
     why: str
-    problem: selection.AnyProblem | blas_planning.BlasProblem | None
+    problem: selection.AnyProblem | None
     copies: tuple[str, ...]
     rejected: dict[str, str]
     workspace_bytes: int

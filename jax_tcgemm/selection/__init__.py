@@ -1,32 +1,29 @@
 """Which implementation and config runs a problem."""
 
-from jax_tcgemm.selection.choice import (
-    ASSUMED_GPU,
+from jax_tcgemm.selection.choice import Choice, candidates, collect, forget, ranked, select
+from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, target_device
+from jax_tcgemm.selection.implementations import (
     IMPLEMENTATIONS,
+    IMPLEMENTATIONS_OF,
     XLA,
     AnyProblem,
     Candidate,
-    Choice,
-    Device,
     abi_of,
     check_names,
-    collect,
-    forget,
     listed,
-    ranked,
-    select,
-    target_device,
 )
 
 __all__ = [
     "ASSUMED_GPU",
     "IMPLEMENTATIONS",
+    "IMPLEMENTATIONS_OF",
     "XLA",
     "AnyProblem",
     "Candidate",
     "Choice",
     "Device",
     "abi_of",
+    "candidates",
     "check_names",
     "collect",
     "forget",

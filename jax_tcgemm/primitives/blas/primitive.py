@@ -16,6 +16,7 @@ from jax_tcgemm.device.blas import planning
 from jax_tcgemm.device.blas import reference as in_xla
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
+from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.blas_call import Call
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import batching, strong_type, xla
@@ -67,11 +68,11 @@ batching.primitive_batchers[blas_p] = _batch
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(*types_and_params) -> planning.BlasProblem:
+def product_of(*types_and_params) -> BlasProblem:
     """What one call says, from the types of its operands and first result, and its parameters."""
     *operands, _, params = types_and_params
     shapes = tuple(tuple(x.shape) for x in operands)
-    return planning.BlasProblem(params["call"], shapes, np.dtype(operands[0].dtype))
+    return BlasProblem(params["call"], shapes, np.dtype(operands[0].dtype))
 
 
 def _lower(ctx, *operands, platform, call):

@@ -1,0 +1,85 @@
+"""What runs a problem where neither a table nor a model says: rules made of measurements."""
+
+from jax_tcgemm.problem.blas import BlasProblem
+from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS
+from jax_tcgemm.problem.ragged import RaggedProblem
+from jax_tcgemm.selection.implementations import AnyProblem, Candidate
+
+# A batch of these is one launch an entry, unless it folds into one call (csrc/core/blas.cc).
+_NOT_BATCHED_IN_CUBLAS = ("iamax", "iamin", "asum", "nrm2", "swap", "gbmv")
+
+
+def on_cpu(problem: AnyProblem, considered) -> tuple[Candidate, str]:
+    """The CPU's default: XLA's own product, but for what `host` was measured to gain at."""
+    *hosts, xla = considered
+    if hosts[0].reason:
+        return xla, f"host cannot run this: {hosts[0].reason}"
+    refused = {host.config for host in hosts if host.reason}
+    if problem.kind == "gemm" and {"avx512", "avx2"} <= refused:
+        return xla, "host is known beside XLA's own product with AVX2 or AVX-512 only"
+    if not _gains_on_host(problem):
+        return xla, "host is not known to gain on XLA inside a CPU program"
+    return hosts[0], "host is known to gain on XLA inside a CPU program"
+
+
+def _gains_on_host(problem: AnyProblem) -> bool:
+    """Whether `host` took at most about 0.8 of XLA:CPU's time in a loop, with AVX2 and AVX-512.
+
+    A call in a program costs a microsecond or two where XLA would inline the product, and keeps it
+    from fusing what follows. So a gain needs work, and something that XLA:CPU does badly: batches
+    of products from 4x4x4 to below 8x8x8, a transposed A with few columns of B, a matrix of 16
+    bits times a vector, integers whose sums run down the columns of A, complex numbers, groups, of
+    which it multiplies every row by each, bands and triangles. uint8 and complex128 follow int8 and
+    complex64. csrc/cpu/README.md has figures.
+    """
+    match problem.kind:
+        case "rows":
+            return problem.pairs * problem.n >= 2**13
+        case "ragged":
+            return problem.groups * problem.m * problem.n * problem.k >= 2**18
+        case "blas":
+            return (
+                problem.call.routine in ("gbmv", "nrm2", "trsm", "trsv") and problem.flops > 2**18
+            )
+    m, n, k = problem.m, problem.n, problem.k
+    work = m * n * k
+    if problem.batch >= 64 and min(m, n, k) >= 4 and work < 2**9:
+        return True
+    few_columns = problem.a.transposed and m >= 512 and 1 < n <= m // 16
+    match problem.a.dtype:
+        case "f32":
+            return few_columns and work >= 2**16
+        case "f16" | "bf16":
+            return (few_columns or n == 1) and work >= 2**16
+        case "s8" | "u8":
+            return problem.a.transposed and n > 1 and work >= 2**20
+        case "c64" | "c128":
+            return min(m, n) >= 64 and work >= 2**20
+    return False
+
+
+def of_blas(problem: BlasProblem, considered) -> tuple[Candidate, str]:
+    """BLAS calls on a GPU: cuBLAS, but for what it was measured to be slower at than XLA.
+
+    Options that were set need cuBLAS. Bands are a hundred times slower and more, rows of float32
+    matrices 1.3 times (benchmarks/results/h200-blas.jsonl).
+    """
+    cublas, xla = considered
+    call = problem.call
+    if cublas.reason:
+        return xla, cublas.reason
+    if call.routine in _NOT_BATCHED_IN_CUBLAS and problem.num_entries > 1:
+        return xla, f"cuBLAS has no batched {call.routine}: it would be a launch an entry"
+    rows = call.routine == "gemv" and call.op_a == "N" and problem.in_dtype == "f32"
+    if call.options == DEFAULT_OPTIONS and (call.routine == "gbmv" or rows):
+        return xla, "cuBLAS was measured slower than XLA"
+    return cublas, "the library of BLAS calls on a GPU"
+
+
+def is_of_wrong_width(problem: RaggedProblem, candidate: Candidate) -> bool:
+    """Whether a config of wgmma has tiles of many tokens where groups have few, or the reverse.
+
+    With few, weights pass by once whatever the tile, and narrow ones leave room for more stages.
+    """
+    few = problem.form == "rows" and problem.tokens <= 32 * problem.groups
+    return candidate.implementation == "wgmma" and few != ("x64x64_" in candidate.config)
