@@ -149,7 +149,7 @@ def extent(rng, least: int = 0) -> int:
 
 
 class Gemm:
-    """tcgemm_gemm: csrc/ffi/gemm.h."""
+    """tcgemm_gemm: csrc/core/problem.h."""
 
     target, key = "tcgemm_gemm", "gemm"
 
@@ -323,7 +323,7 @@ def _epilogue(rng, m: int, n: int, k: int) -> dict:
 
 
 class Ragged:
-    """tcgemm_ragged: csrc/ffi/ragged.h."""
+    """tcgemm_ragged: csrc/core/ragged_problem.h."""
 
     target, key = "tcgemm_ragged", "ragged"
 
@@ -446,7 +446,7 @@ class Ragged:
 
 
 class Rows:
-    """tcgemm_rows: csrc/ffi/rows.h."""
+    """tcgemm_rows: csrc/core/rows_problem.h."""
 
     target, key = "tcgemm_rows", "rows"
 

@@ -147,8 +147,8 @@ def with_epilogue(**changes):
 @pytest.mark.parametrize(
     ("epilogue", "message"),
     [
-        ({"activation": "nosuch"}, "activation is unknown: nosuch"),
-        ({"bias": "k"}, "bias is unknown: k"),
+        ({"activation": "nosuch"}, "activation must be none, .* or leaky_relu, got nosuch"),
+        ({"bias": "k"}, "bias must be none, n or m, got k"),
         ({"bias": "n", "bias_dtype": "bf16"}, "bias must have the dtype of d or f32, got bf16"),
         (
             {"bias": "n", "bias_dtype": "f32", "bias_batch_stride": -1},

@@ -37,6 +37,9 @@ RAGGED |= {"batch": 1, "m": 6, "n": 4, "k": 5, "groups": 2, "num_sizes": 2, "a_r
 RAGGED |= dict.fromkeys(("b_transposed", "a_batched", "b_batched", "sizes_batched"), False)
 RAGGED |= dict.fromkeys(("gated", "biased", "gathered"), False)
 
+ROWS = ABI | {"form": "sums", "weighted": False}
+ROWS |= {"a_rows": 2, "b_rows": 0, "targets": 1, "pairs": 2, "n": 3}
+
 
 @pytest.fixture(scope="module")
 def worker():
@@ -55,6 +58,67 @@ def run(worker, key, attributes, operands, *results) -> str:
     outcome = execute(worker, call)
     assert outcome.code in (0, INVALID_ARGUMENT), outcome
     return outcome.message
+
+
+# --- attributes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["gemm", "ragged", "rows", "blas"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"n": None}, "n must be given"),
+        ({"n": 2.0}, "n must be a 64-bit integer"),
+        ({"config": 1}, "config must be a string"),
+        ({"abi": 1}, "the program was lowered for ABI version 1"),
+        ({"abi": 1, "n": None, "new": 1}, "the program was lowered for ABI version 1"),
+        ({"new": True}, "new must not be given: no attribute has this name"),
+    ],
+    ids=str,
+)
+def test_attributes_are_those_of_the_problem(worker, key, change, says):
+    changed = {"gemm": GEMM, "ragged": RAGGED, "rows": ROWS, "blas": BLAS}[key] | change
+    attributes = {name: value for name, value in changed.items() if value is not None}
+    assert says in run(worker, key, attributes, [], Buffer("f32", (1,)))
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "says"),
+    [
+        ("gemm", "compute", "compute must be f16, f32, tf32, f64 or s32, got x"),
+        ("gemm", "bias", "bias must be none, n or m, got x"),
+        ("gemm", "activation", "tanh or leaky_relu, got x"),
+        ("gemm", "gated", "gated must be a boolean"),
+        ("gemm", "beta", "beta must be a 64-bit float"),
+        ("ragged", "form", "form must be rows or contraction, got x"),
+        ("rows", "form", "form must be sums or dots, got x"),
+        ("blas", "op_b", "op_b must be N, T or C, got x"),
+        ("blas", "math", "math must be default, tf32, pedantic or no_reduced_precision, got x"),
+    ],
+)
+def test_attributes_have_the_values_that_there_are(worker, key, name, says):
+    attributes = {"gemm": GEMM, "ragged": RAGGED, "rows": ROWS, "blas": BLAS}[key] | {name: "x"}
+    assert says in run(worker, key, attributes, [], Buffer("f32", (1,)))
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "operands", "results", "says"),
+    [
+        ("gemm", {"gated": True}, 2, 1, "operands must be a, b, b_up, got 2"),
+        ("gemm", {"bias": "n"}, 4, 3, "results must be d, workspace, got 3"),
+        ("gemm", {"beta": 1.0, "bias": "m"}, 3, 1, "operands must be a, b, c, bias, got 3"),
+        ("ragged", {"gathered": True}, 4, 1, "group_sizes, group_offset, gather, got 4"),
+        ("rows", {}, 2, 1, "operands must be a, indices, starts, got 2"),
+        ("rows", {"form": "dots"}, 3, 1, "operands must be a, b, indices, b_indices, got 3"),
+        ("blas", {"routine": "gemm", "items": 2}, 3, 2, "operands must be 2 a, 2 b, got 3"),
+        ("blas", {"items": -1, "scalar_args": True}, 1, 0, "operands must be alpha, beta, got 1"),
+    ],
+    ids=str,
+)
+def test_a_call_has_the_arrays_of_its_problem(worker, key, change, operands, results, says):
+    attributes = {"gemm": GEMM, "ragged": RAGGED, "rows": ROWS, "blas": BLAS}[key] | change
+    found = [Buffer("f32", (1,)) for _ in range(results)]
+    assert says in run(worker, key, attributes, [numbers(1)] * operands, *found)
 
 
 # --- BLAS -----------------------------------------------------------------------------------------
@@ -119,7 +183,7 @@ def test_what_lies_beyond_c_is_passed_on(worker, routine):
 @pytest.mark.parametrize(
     ("change", "operands", "size", "says"),
     [
-        ({"m": 3, "a_ld": 1}, (3, 1), 4, "the result must hold exactly 3 elements, got 4"),
+        ({"m": 3, "a_ld": 1}, (3, 1), 4, "d must hold exactly 3 elements, got 4"),
         ({"m": 3, "c_ld": 2}, (3, 1), 5, "c must be given where its layout leaves gaps"),
         ({"batch": 2, "c_stride": 2}, (1, 1), 3, "c must be given where its layout leaves gaps"),
         (
@@ -199,7 +263,11 @@ def test_strides_of_what_has_no_elements(worker, change, name):
         ({}, [("f32", (7,))], "d must hold exactly 6 elements, got 7"),
         ({"aux_out": True}, [("f32", (6,)), ("f32", (7,))], "aux_out must hold exactly 6 elements"),
         ({"column_sums": True}, [("f32", (6,)), ("f32", (4,))], "column_sums must hold exactly 3"),
-        ({"column_sums": True, "m": 0}, [("f32", (0,)), ("f32", (3,))], "m must be at least 1"),
+        (
+            {"column_sums": True, "m": 0},
+            [("f32", (0,)), ("f32", (3,))],
+            "column_sums must not be asked for where there is no element of d",
+        ),
         ({}, [("f32", (6,)), ("s4", (512,))], "workspace must be u8"),
     ],
     ids=str,

@@ -1,22 +1,13 @@
 #include "core/blas.h"
 
 #include <algorithm>
-#include <array>
 #include <tuple>
 #include <utility>
 
 #include "core/extent.h"
-#include "core/names.h"
 
 namespace tcgemm::blas {
 namespace {
-
-constexpr std::array<const char*, 13> kRoutines{"iamax", "iamin", "asum", "nrm2", "dot",  "scal", "axpy",
-                                                "swap",  "gemv",  "gbmv", "trsv", "trsm", "gemm"};
-constexpr std::array<const char*, 3> kOps{"N", "T", "C"};
-constexpr std::array<const char*, 4> kMaths{"default", "tf32", "pedantic", "no_reduced_precision"};
-
-const char* op_name(Op op) { return kOps[static_cast<size_t>(op)]; }
 
 struct Shape {
   int64_t rows, columns;  // a vector is a column
@@ -85,7 +76,7 @@ std::string check_written(const Problem& p, const char* name, const Layout& x, S
 // What a routine does not have is left as it is by default, so that no implementation need know that it is not used.
 std::string check_unused(const Problem& p) {
   const Routine routine = p.routine;
-  const std::string of = std::string(" for ") + routine_name(routine);
+  const std::string of = std::string(" for ") + name_of(routine);
   const bool is_triangular = routine == Routine::kTrsv || routine == Routine::kTrsm;
   const bool is_level1 = routine <= Routine::kSwap;
   struct Extent {
@@ -111,12 +102,11 @@ std::string check_unused(const Problem& p) {
   }
   for (const auto& [name, op, is_used] : {std::tuple{"op_a", p.op_a, !is_level1 || routine == Routine::kDot},
                                           {"op_b", p.op_b, routine == Routine::kGemm}}) {
-    if (!is_used && op != Op::kN) return std::string(name) + " must be N" + of + ", got " + op_name(op);
+    if (!is_used && op != Op::kN) return std::string(name) + " must be N" + of + ", got " + name_of(op);
   }
   const auto check_scalar = [&](const char* name, std::complex<double> x, bool is_used, double unused) -> std::string {
     if (is_used ? x.imag() == 0.0 || is_complex(p.dtype) : x == unused) return "";
-    const std::string rule =
-        is_used ? std::string("real for ") + dtype_name(p.dtype) : (unused == 0.0 ? "0" : "1") + of;
+    const std::string rule = is_used ? std::string("real for ") + name_of(p.dtype) : (unused == 0.0 ? "0" : "1") + of;
     return std::string(name) + " must be " + rule + ", got " + std::to_string(x.real()) + " + " +
            std::to_string(x.imag()) + "i";
   };
@@ -125,17 +115,25 @@ std::string check_unused(const Problem& p) {
   return check_scalar("beta", p.beta, has_beta(routine) || routine == Routine::kAxpy, 0.0);
 }
 
+// Of each name, without the second vector of a swap.
+int64_t num_items(const Problem& p) { return p.routine == Routine::kSwap ? 1 : std::max<int64_t>(p.items, 0); }
+
+DType result_dtype(const Problem& p) {
+  switch (p.routine) {
+    case Routine::kIamax:
+    case Routine::kIamin: return DType::kS32;
+    case Routine::kAsum:
+    case Routine::kNrm2: return real_dtype(p.dtype);
+    default: return p.dtype;
+  }
+}
+
 Op transposed(Op op) { return op == Op::kN ? Op::kT : Op::kN; }
 
 // Entry after entry, without a gap, each of `rows` rows.
 bool is_stacked(const Layout& x, int64_t rows) { return x.batch_stride == rows * x.ld; }
 
 }  // namespace
-
-const char* routine_name(Routine routine) { return kRoutines[static_cast<size_t>(routine)]; }
-bool parse_routine(std::string_view name, Routine* out) { return parse_name(kRoutines, name, out); }
-bool parse_op(std::string_view name, Op* out) { return parse_name(kOps, name, out); }
-bool parse_math(std::string_view name, Math* out) { return parse_name(kMaths, name, out); }
 
 bool is_complex(DType dtype) { return dtype == DType::kC64 || dtype == DType::kC128; }
 
@@ -174,7 +172,7 @@ std::string check_problem(const Problem& p) {
     case DType::kF64:
     case DType::kC64:
     case DType::kC128: break;
-    default: return std::string("the dtype must be f16, bf16, f32, f64, c64 or c128, got ") + dtype_name(p.dtype);
+    default: return std::string("the dtype must be f16, bf16, f32, f64, c64 or c128, got ") + name_of(p.dtype);
   }
   constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 1;
   for (const auto& [name, extent] :
@@ -207,6 +205,36 @@ std::string check_problem(const Problem& p) {
 int64_t required_elements_a(const Problem& p) { return required(p, p.a, shape_of_a(p)); }
 int64_t required_elements_b(const Problem& p) { return required(p, p.b, shape_of_b(p)); }
 int64_t required_elements_c(const Problem& p) { return required(p, p.c, shape_of_c(p)); }
+
+const BufferTable<Problem, Buffers>& buffer_table(const Problem&) {
+  using P = const Problem;
+  const auto dtype = [](P& p) { return p.dtype; };
+  const auto scale = [](P& p) { return scale_dtype(p.dtype); };
+  const auto one = [](P&) -> int64_t { return 1; };
+  const auto scalars = [](P& p) -> int64_t { return p.scalar_args; };
+  const auto put_c = [](P& p, Buffers& buffers, void* x, int64_t elements) {
+    buffers.c.push_back(x);
+    buffers.c_bytes.push_back(elements * dtype_bytes(p.dtype));
+  };
+  const auto put_d = [](P&, Buffers& buffers, void* x, int64_t) { buffers.d.push_back(x); };
+  // The second vector of a swap has the layout b.
+  static const BufferTable<Problem, Buffers> table{
+      {"a", BufferRole::kOperand, [](P& p) { return has_a(p.routine) ? num_items(p) : 0; }, required_elements_a, dtype,
+       [](P&, Buffers& buffers, void* x, int64_t) { buffers.a.push_back(x); }},
+      {"b", BufferRole::kOperand, [](P& p) { return has_b(p.routine) ? num_items(p) : 0; }, required_elements_b, dtype,
+       [](P&, Buffers& buffers, void* x, int64_t) { buffers.b.push_back(x); }},
+      {"c", BufferRole::kReplaced, [](P& p) { return p.has_c ? num_items(p) : 0; }, required_elements_c, dtype, put_c},
+      {"c", BufferRole::kReplaced, [](P& p) -> int64_t { return p.has_c && p.routine == Routine::kSwap; },
+       required_elements_b, dtype, put_c},
+      {"alpha", BufferRole::kOperand, scalars, one, scale, put<&Buffers::alpha>},
+      {"beta", BufferRole::kOperand, scalars, one, scale, put<&Buffers::beta>},
+      {"d", BufferRole::kSuccessor, num_items,
+       [](P& p) { return has_result_like_c(p.routine) ? required_elements_c(p) : p.batch; }, result_dtype, put_d},
+      {"d", BufferRole::kSuccessor, [](P& p) -> int64_t { return p.routine == Routine::kSwap; }, required_elements_b,
+       dtype, put_d},
+  };
+  return table;
+}
 
 void fold_batch(Problem* problem, Buffers* buffers) {
   Problem& p = *problem;
@@ -266,9 +294,9 @@ void fold_batch(Problem* problem, Buffers* buffers) {
 }
 
 std::string describe(const Problem& p) {
-  std::string text = std::string(routine_name(p.routine)) + " " + dtype_name(p.dtype) + " ";
-  text += op_name(p.op_a);
-  text += op_name(p.op_b);
+  std::string text = std::string(name_of(p.routine)) + " " + name_of(p.dtype) + " ";
+  text += name_of(p.op_a);
+  text += name_of(p.op_b);
   if (p.routine == Routine::kTrsv || p.routine == Routine::kTrsm) {
     text += p.right ? " right" : " left";
     text += p.upper ? " upper" : " lower";

@@ -5,16 +5,17 @@
 // Host-only, free of CUDA and XLA.
 #pragma once
 
+#include <array>
 #include <complex>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/implementation.h"
 #include "core/problem.h"
 
-namespace tcgemm::blas {
+namespace tcgemm {
+namespace blas {
 
 //              a         b        c, in place           result
 enum class Routine : int32_t {
@@ -36,10 +37,17 @@ enum class Routine : int32_t {
 enum class Op : int32_t { kN, kT, kC };
 enum class Math : int32_t { kDefault, kTF32, kPedantic, kNoReducedPrecision };
 
-const char* routine_name(Routine routine);
-bool parse_routine(std::string_view name, Routine* out);
-bool parse_op(std::string_view name, Op* out);
-bool parse_math(std::string_view name, Math* out);
+}  // namespace blas
+
+template <>
+inline constexpr std::array kNames<blas::Routine>{"iamax", "iamin", "asum", "nrm2", "dot",  "scal", "axpy",
+                                                  "swap",  "gemv",  "gbmv", "trsv", "trsm", "gemm"};
+template <>
+inline constexpr std::array kNames<blas::Op>{"N", "T", "C"};
+template <>
+inline constexpr std::array kNames<blas::Math>{"default", "tf32", "pedantic", "no_reduced_precision"};
+
+namespace blas {
 
 // A vector's increment or a matrix' leading dimension, and the distance of batch entries; 0
 // broadcasts.
@@ -49,8 +57,8 @@ struct Layout {
 };
 
 struct Problem {
-  Routine routine;
-  DType dtype;                   // of all vectors and matrices
+  Routine routine = Routine::kIamax;
+  DType dtype = DType::kF32;     // of all vectors and matrices
   int64_t batch = 1, items = 1;  // items: arrays of each name, for gemm as many products
   int64_t m = 1, n = 1, k = 1;   // n alone is the length of level 1's vectors; not used: 1
   int64_t kl = 0, ku = 0;
@@ -65,6 +73,53 @@ struct Problem {
 
   bool is_empty() const { return false; }  // Extents are at least 1.
 };
+
+// What a routine has: arrays named a and b, one updated in place, scalars.
+bool has_a(Routine routine);
+bool has_b(Routine routine);
+bool has_alpha(Routine routine);
+bool has_beta(Routine routine);
+bool has_result_like_c(Routine routine);
+
+// See problem.h.
+template <typename Visit>
+void visit_fields(Problem& p, Visit&& visit) {
+  visit("routine", p.routine);
+  visit("batch", p.batch);
+  visit("items", p.items);
+  visit("m", p.m);
+  visit("n", p.n);
+  visit("k", p.k);
+  visit("kl", p.kl);
+  visit("ku", p.ku);
+  visit("op_a", p.op_a);
+  visit("op_b", p.op_b);
+  visit("upper", p.upper);
+  visit("right", p.right);
+  visit("unit", p.unit);
+  visit("a_ld", p.a.ld);
+  visit("a_stride", p.a.batch_stride);
+  visit("b_ld", p.b.ld);
+  visit("b_stride", p.b.batch_stride);
+  visit("c_ld", p.c.ld);
+  visit("c_stride", p.c.batch_stride);
+  visit("has_c", p.has_c);
+  visit("scalar_args", p.scalar_args);
+  visit("math", p.math);
+  visit("atomics", p.atomics);
+  double parts[]{p.alpha.real(), p.alpha.imag(), p.beta.real(), p.beta.imag()};
+  visit("alpha_re", parts[0]);
+  visit("alpha_im", parts[1]);
+  visit("beta_re", parts[2]);
+  visit("beta_im", parts[3]);
+  p.alpha = {parts[0], parts[1]};
+  p.beta = {parts[2], parts[3]};
+}
+
+template <typename Visit>
+void visit_dtypes(Problem& p, Visit&& visit) {
+  visit(has_a(p.routine) ? "a" : "c", "dtype", p.dtype);
+}
 
 // One address for each item. `d` has the shape of c, or holds one element for each batch entry.
 struct Buffers {
@@ -81,12 +136,9 @@ bool is_complex(DType dtype);
 DType real_dtype(DType dtype);   // of asum and nrm2
 DType scale_dtype(DType dtype);  // of alpha and beta: float32 for half types
 
-// What a routine has: arrays named a and b, one updated in place, scalars.
-bool has_a(Routine routine);
-bool has_b(Routine routine);
-bool has_alpha(Routine routine);
-bool has_beta(Routine routine);
-bool has_result_like_c(Routine routine);
+// The arrays of a call: [a...] [b...] [c...] [alpha, beta] -> d..., items of each; d replaces c, or has one element
+// for each batch entry.
+const BufferTable<Problem, Buffers>& buffer_table(const Problem& problem);
 
 // Empty when extents (at least 1), strides and flags make sense, else the rule broken first. Then what the
 // routine does not have is at its default, and every element of a result comes from the product or from c.
@@ -108,4 +160,5 @@ std::string describe(const Problem& problem);
 using Implementation = ImplementationOf<Problem, Buffers>;
 using Implementations = ImplementationsOf<Problem, Buffers>;
 
-}  // namespace tcgemm::blas
+}  // namespace blas
+}  // namespace tcgemm

@@ -1,23 +1,11 @@
 #include "core/problem.h"
 
-#include <array>
 #include <utility>
 
 #include "core/extent.h"
-#include "core/names.h"
 
 namespace tcgemm {
 namespace {
-
-constexpr std::array<const char*, 9> kDTypes{"f16", "bf16", "f32", "f64", "s8", "u8", "s32", "c64", "c128"};
-constexpr std::array<int64_t, 9> kDTypeBytes{2, 2, 4, 8, 1, 1, 4, 8, 16};
-constexpr std::array<const char*, 5> kComputes{"f16", "f32", "tf32", "f64", "s32"};
-constexpr std::array<const char*, 3> kBiases{"none", "n", "m"};
-constexpr std::array kActivations{
-#define TCGEMM_ENTRY(name, functor) #name,
-    TCGEMM_ACTIVATIONS(TCGEMM_ENTRY)
-#undef TCGEMM_ENTRY
-};
 
 struct Shape {
   int64_t rows, columns;  // in memory
@@ -68,27 +56,37 @@ std::string check_epilogue(const Problem& p) {
   if (e.bias_batch_stride < 0) return must("bias_batch_stride", "not be negative", e.bias_batch_stride);
   if (e.is_none()) return "";
   if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32 && p.out != DType::kF64) {
-    return std::string("d of a product with an epilogue must be f16, bf16, f32 or f64, got ") + dtype_name(p.out);
+    return std::string("d of a product with an epilogue must be f16, bf16, f32 or f64, got ") + name_of(p.out);
   }
   if (e.bias != Bias::kNone && e.bias_dtype != p.out && e.bias_dtype != sum_dtype(p)) {
-    return std::string("bias must have the dtype of d or ") + dtype_name(sum_dtype(p)) + ", got " +
-           dtype_name(e.bias_dtype);
+    return std::string("bias must have the dtype of d or ") + name_of(sum_dtype(p)) + ", got " + name_of(e.bias_dtype);
   }
   if (e.gated && e.bias == Bias::kM) return "bias of a gated product must be n, got m";
   if (e.derivative && e.aux_out) return "aux_out must be false in a derivative, got true";
   return "";
 }
 
-}  // namespace
+// Elements an operand or a result must hold so that no index of `p` falls outside it; the largest int64 where that
+// does not fit one. B: with up_offset both matrices of a gated product, else each of them.
+int64_t d_elements(const Problem& p) { return multiply_add(multiply_add(p.batch, p.m, 0), p.d_columns(), 0); }
 
-int64_t dtype_bytes(DType dtype) { return kDTypeBytes[static_cast<size_t>(dtype)]; }
-const char* dtype_name(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
-const char* compute_name(Compute compute) { return kComputes[static_cast<size_t>(compute)]; }
-bool parse_dtype(std::string_view name, DType* out) { return parse_name(kDTypes, name, out); }
-bool parse_compute(std::string_view name, Compute* out) { return parse_name(kComputes, name, out); }
-bool parse_bias(std::string_view name, Bias* out) { return parse_name(kBiases, name, out); }
-bool parse_activation(std::string_view name, Activation* out) { return parse_name(kActivations, name, out); }
-std::vector<std::string> activation_names() { return {kActivations.begin(), kActivations.end()}; }
+int64_t aux_elements(const Problem& p) { return multiply_add(multiply_add(p.batch, p.m, 0), p.aux_columns(), 0); }
+
+int64_t bias_elements(const Problem& p) {
+  if (p.batch == 0 || p.epilogue.bias == Bias::kNone) return 0;
+  return multiply_add(p.batch - 1, p.epilogue.bias_batch_stride, p.epilogue.bias == Bias::kN ? p.bias_columns() : p.m);
+}
+
+int64_t column_sums_elements(const Problem& p) { return multiply_add(p.batch, p.d_columns(), 0); }
+
+int64_t a_elements(const Problem& p) { return has_elements(p, shape_of_a(p)) ? span(p, p.a, shape_of_a(p)) : 0; }
+
+int64_t b_elements(const Problem& p) {
+  if (!has_elements(p, shape_of_b(p))) return 0;
+  return multiply_add(1, p.epilogue.up_offset, span(p, p.b, shape_of_b(p)));
+}
+
+}  // namespace
 
 std::string check_problem(const Problem& p) {
   if (std::string error = check_extents({{"m", p.m}, {"n", p.n}, {"k", p.k}, {"batch", p.batch}}); !error.empty()) {
@@ -102,26 +100,36 @@ std::string check_problem(const Problem& p) {
   return check_operand("b", p, p.b, shape_of_b(p), p.epilogue.up_offset);
 }
 
-int64_t required_elements_d(const Problem& p) { return multiply_add(multiply_add(p.batch, p.m, 0), p.d_columns(), 0); }
-
-int64_t required_elements_aux(const Problem& p) {
-  return multiply_add(multiply_add(p.batch, p.m, 0), p.aux_columns(), 0);
-}
-
-int64_t required_elements_bias(const Problem& p) {
-  if (p.batch == 0 || p.epilogue.bias == Bias::kNone) return 0;
-  return multiply_add(p.batch - 1, p.epilogue.bias_batch_stride, p.epilogue.bias == Bias::kN ? p.bias_columns() : p.m);
-}
-
-int64_t required_elements_column_sums(const Problem& p) { return multiply_add(p.batch, p.d_columns(), 0); }
-
-int64_t required_elements_a(const Problem& p) {
-  return has_elements(p, shape_of_a(p)) ? span(p, p.a, shape_of_a(p)) : 0;
-}
-
-int64_t required_elements_b(const Problem& p) {
-  if (!has_elements(p, shape_of_b(p))) return 0;
-  return multiply_add(1, p.epilogue.up_offset, span(p, p.b, shape_of_b(p)));
+const BufferTable<Problem, Buffers>& buffer_table(const Problem&) {
+  using P = const Problem;
+  const auto always = [](P&) -> int64_t { return 1; };
+  const auto out = [](P& p) { return p.out; };
+  const auto b_dtype = [](P& p) { return p.b.dtype; };
+  static const BufferTable<Problem, Buffers> table{
+      {"a", BufferRole::kOperand, always, a_elements, [](P& p) { return p.a.dtype; }, put<&Buffers::a>},
+      {"b", BufferRole::kOperand, always, b_elements, b_dtype,
+       [](P& p, Buffers& buffers, void* x, int64_t) {
+         buffers.b = x;
+         // The second one may lie in the same array.
+         if (p.epilogue.up_offset != 0 && x != nullptr) {
+           buffers.b_up = static_cast<char*>(x) + p.epilogue.up_offset * dtype_bytes(p.b.dtype);
+         }
+       }},
+      {"b_up", BufferRole::kOperand, [](P& p) -> int64_t { return p.has_two_b() && p.epilogue.up_offset == 0; },
+       b_elements, b_dtype, put<&Buffers::b_up>},
+      {"c", BufferRole::kOptional, [](P& p) -> int64_t { return p.beta != 0.0; }, d_elements, out,
+       [](P& p, Buffers& buffers, void* x, int64_t) { buffers.c = p.beta != 0.0 ? x : nullptr; }},
+      {"bias", BufferRole::kOperand, [](P& p) -> int64_t { return p.epilogue.bias != Bias::kNone; }, bias_elements,
+       [](P& p) { return p.epilogue.bias_dtype; }, put<&Buffers::bias>},
+      {"aux_in", BufferRole::kReplaced, [](P& p) -> int64_t { return p.epilogue.derivative; }, aux_elements, out,
+       put<&Buffers::aux_in>},
+      {"d", BufferRole::kResult, always, d_elements, out, put<&Buffers::d>},
+      {"aux_out", BufferRole::kResult, [](P& p) -> int64_t { return p.epilogue.aux_out; }, aux_elements, out,
+       put<&Buffers::aux_out>},
+      {"column_sums", BufferRole::kResult, [](P& p) -> int64_t { return p.epilogue.column_sums; }, column_sums_elements,
+       sum_dtype, put<&Buffers::column_sums>},
+  };
+  return table;
 }
 
 }  // namespace tcgemm

@@ -7,33 +7,28 @@
 // Host-only, free of CUDA and XLA, so that the CPU module and the queries share it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "core/activation.h"
+#include "core/buffers.h"
+#include "core/dtype.h"
+#include "core/names.h"
 
 namespace tcgemm {
 
-enum class DType : int32_t { kF16, kBF16, kF32, kF64, kS8, kU8, kS32, kC64, kC128 };
-
-// How products are formed and accumulated. kTF32 rounds float32 operands to TF32 and
-// accumulates in float32; for complex types it speaks of the real components.
-enum class Compute : int32_t { kF16, kF32, kTF32, kF64, kS32 };
-
-int64_t dtype_bytes(DType dtype);
-const char* dtype_name(DType dtype);
-const char* compute_name(Compute compute);
-// False when `name` is not a known name; `out` is then untouched.
-bool parse_dtype(std::string_view name, DType* out);
-bool parse_compute(std::string_view name, Compute* out);
+template <>
+inline constexpr std::array kNames<Activation>{
+#define TCGEMM_ENTRY(name, functor) #name,
+    TCGEMM_ACTIVATIONS(TCGEMM_ENTRY)
+#undef TCGEMM_ENTRY
+};
 
 // A bias has an element for each column (n) or each row (m) of the product.
 enum class Bias : int32_t { kNone, kN, kM };
-bool parse_bias(std::string_view name, Bias* out);
-bool parse_activation(std::string_view name, Activation* out);
-std::vector<std::string> activation_names();
+template <>
+inline constexpr std::array kNames<Bias>{"none", "n", "m"};
 
 // An input matrix for each batch index. Strides are in elements and never negative.
 //   A, not transposed: element (m, k) at m * ld + k;  transposed: at k * ld + m.
@@ -94,6 +89,44 @@ struct Problem {
   bool is_empty() const { return batch == 0 || m == 0 || n == 0; }
 };
 
+// Calls visit(name, field) for each field that the attributes of a call tell, by their names there.
+template <typename Visit>
+void visit_fields(Problem& p, Visit&& visit) {
+  visit("compute", p.compute);
+  visit("batch", p.batch);
+  visit("batch_inner", p.batch_inner);
+  visit("m", p.m);
+  visit("n", p.n);
+  visit("k", p.k);
+  visit("a_transposed", p.a.transposed);
+  visit("b_transposed", p.b.transposed);
+  visit("a_ld", p.a.ld);
+  visit("a_outer_stride", p.a.batch_outer_stride);
+  visit("a_inner_stride", p.a.batch_inner_stride);
+  visit("b_ld", p.b.ld);
+  visit("b_outer_stride", p.b.batch_outer_stride);
+  visit("b_inner_stride", p.b.batch_inner_stride);
+  visit("alpha", p.alpha);
+  visit("beta", p.beta);
+  visit("activation", p.epilogue.activation);
+  visit("bias", p.epilogue.bias);
+  visit("derivative", p.epilogue.derivative);
+  visit("gated", p.epilogue.gated);
+  visit("aux_out", p.epilogue.aux_out);
+  visit("column_sums", p.epilogue.column_sums);
+  visit("up_offset", p.epilogue.up_offset);
+  visit("bias_batch_stride", p.epilogue.bias_batch_stride);
+}
+
+// Calls visit(buffer, name, field) for each dtype: in a call the buffer tells it, in a query a field of this name.
+template <typename Visit>
+void visit_dtypes(Problem& p, Visit&& visit) {
+  visit("a", "a_dtype", p.a.dtype);
+  visit("b", "b_dtype", p.b.dtype);
+  visit("d", "out_dtype", p.out);
+  if (p.epilogue.bias != Bias::kNone) visit("bias", "bias_dtype", p.epilogue.bias_dtype);
+}
+
 // Addresses of one call. `c` is null when beta == 0; `workspace` holds at least the bytes the
 // implementation asked for and is 128-byte aligned.
 struct Buffers {
@@ -111,20 +144,16 @@ struct Buffers {
   void* column_sums = nullptr;
 };
 
+// The arrays of a call: a, b [, b_up] [, c] [, bias] [, aux_in] -> d [, aux_out] [, column_sums].
+//   b_up    of a gated product, unless up_offset finds it inside b
+//   c       where beta != 0; it may be given, but is not read, otherwise
+//   aux_in  of a derivative
+const BufferTable<Problem, Buffers>& buffer_table(const Problem& problem);
+
 // The rules every implementation may rely on: extents and strides are non-negative, leading
 // dimensions cover their rows, batch_inner divides batch, and the epilogue makes sense for the
 // dtypes. Empty when they hold, else a sentence naming the first one broken.
 std::string check_problem(const Problem& problem);
-
-// Elements an operand or a result must hold so that no index of `problem` falls outside it; the
-// largest int64 where that does not fit one. B: with up_offset both matrices of a gated product,
-// else each of them.
-int64_t required_elements_a(const Problem& problem);
-int64_t required_elements_b(const Problem& problem);
-int64_t required_elements_d(const Problem& problem);
-int64_t required_elements_aux(const Problem& problem);
-int64_t required_elements_bias(const Problem& problem);
-int64_t required_elements_column_sums(const Problem& problem);
 
 // The dtype of column sums, and of what a floating-point product accumulates in.
 inline DType sum_dtype(const Problem& problem) { return problem.compute == Compute::kF64 ? DType::kF64 : DType::kF32; }

@@ -1,21 +1,44 @@
 #include "core/ragged_problem.h"
 
 #include <algorithm>
-#include <array>
 
 #include "core/extent.h"
-#include "core/names.h"
 
 namespace tcgemm {
 
 namespace {
 
-constexpr std::array<const char*, 2> kForms{"rows", "contraction"};
 constexpr int64_t kMaxElements = int64_t{1} << 59;
+
+// Of an operand with an entry for each batch index, or of one that all share.
+int64_t entries(const RaggedProblem& p, bool is_batched) { return is_batched ? p.batch : 1; }
 
 }  // namespace
 
-bool parse_ragged_form(std::string_view name, RaggedForm* out) { return parse_name(kForms, name, out); }
+const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProblem&) {
+  using P = const RaggedProblem;
+  const auto always = [](P&) -> int64_t { return 1; };
+  const auto in = [](P& p) { return p.in; };
+  const auto integer = [](P&) { return DType::kS32; };
+  static const BufferTable<RaggedProblem, RaggedBuffers> table{
+      {"a", BufferRole::kOperand, always, [](P& p) { return entries(p, p.a_batched) * p.a_elements(); }, in,
+       put<&RaggedBuffers::a>},
+      {"b", BufferRole::kOperand, always, [](P& p) { return entries(p, p.b_batched) * p.b_elements(); }, in,
+       put<&RaggedBuffers::b>},
+      {"group_sizes", BufferRole::kOperand, always, [](P& p) { return entries(p, p.sizes_batched) * p.num_sizes; },
+       integer, put<&RaggedBuffers::group_sizes>},
+      {"group_offset", BufferRole::kOperand, always, [](P& p) { return entries(p, p.sizes_batched); }, integer,
+       put<&RaggedBuffers::group_offset>},
+      {"bias", BufferRole::kOperand, [](P& p) -> int64_t { return p.epilogue.bias != Bias::kNone; },
+       [](P& p) { return entries(p, p.b_batched) * p.bias_elements(); }, [](P& p) { return p.epilogue.bias_dtype; },
+       put<&RaggedBuffers::bias>},
+      {"gather", BufferRole::kOperand, [](P& p) -> int64_t { return p.gathered; },
+       [](P& p) { return entries(p, p.sizes_batched) * p.tokens(); }, integer, put<&RaggedBuffers::gather>},
+      {"d", BufferRole::kResult, always, [](P& p) { return p.batch * p.d_elements(); }, [](P& p) { return p.out; },
+       put<&RaggedBuffers::d>},
+  };
+  return table;
+}
 
 std::string check_problem(const RaggedProblem& p) {
   if (std::string error = check_extents({{"m", p.m},

@@ -17,9 +17,9 @@
 // Everything is packed row-major. A size below 0 counts as 0, and groups end with the tokens.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/implementation.h"
@@ -28,8 +28,8 @@
 namespace tcgemm {
 
 enum class RaggedForm : int32_t { kRows, kContraction };
-
-bool parse_ragged_form(std::string_view name, RaggedForm* out);
+template <>
+inline constexpr std::array kNames<RaggedForm>{"rows", "contraction"};
 
 struct RaggedProblem {
   RaggedForm form;
@@ -61,18 +61,52 @@ struct RaggedProblem {
   int64_t d_elements() const { return (is_rows() ? 1 : groups) * m * n; }
 };
 
+// See problem.h.
+template <typename Visit>
+void visit_fields(RaggedProblem& p, Visit&& visit) {
+  visit("form", p.form);
+  visit("compute", p.compute);
+  visit("batch", p.batch);
+  visit("m", p.m);
+  visit("n", p.n);
+  visit("k", p.k);
+  visit("groups", p.groups);
+  visit("num_sizes", p.num_sizes);
+  visit("b_transposed", p.b_transposed);
+  visit("a_batched", p.a_batched);
+  visit("b_batched", p.b_batched);
+  visit("sizes_batched", p.sizes_batched);
+  visit("activation", p.epilogue.activation);
+  visit("gated", p.epilogue.gated);
+  bool is_biased = p.epilogue.bias != Bias::kNone;
+  visit("biased", is_biased);
+  p.epilogue.bias = is_biased ? Bias::kN : Bias::kNone;
+  visit("gathered", p.gathered);
+  visit("a_rows", p.a_rows);
+}
+
+template <typename Visit>
+void visit_dtypes(RaggedProblem& p, Visit&& visit) {
+  visit("a", "in_dtype", p.in);
+  visit("d", "out_dtype", p.out);
+  if (p.epilogue.bias != Bias::kNone) visit("bias", "bias_dtype", p.epilogue.bias_dtype);
+}
+
 // Addresses of one call. group_sizes and group_offset are device memory where D is.
 struct RaggedBuffers {
-  const void* a;
-  const void* b;
-  const int32_t* group_sizes;
-  const int32_t* group_offset;  // one number for each entry of group_sizes
-  void* d;
-  void* workspace;
-  int64_t workspace_bytes;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const int32_t* group_sizes = nullptr;
+  const int32_t* group_offset = nullptr;  // one number for each entry of group_sizes
+  void* d = nullptr;
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
   const void* bias = nullptr;
   const int32_t* gather = nullptr;
 };
+
+// The arrays of a call: a, b, group_sizes, group_offset [, bias] [, gather] -> d; integers are int32.
+const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProblem& problem);
 
 using RaggedImplementation = ImplementationOf<RaggedProblem, RaggedBuffers>;
 using RaggedImplementations = ImplementationsOf<RaggedProblem, RaggedBuffers>;

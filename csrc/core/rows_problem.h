@@ -10,9 +10,9 @@
 // 0; starts are cut off at 0 and at the number of pairs.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "core/implementation.h"
 #include "core/problem.h"
@@ -20,8 +20,8 @@
 namespace tcgemm {
 
 enum class RowsForm : int32_t { kSums, kDots };
-
-bool parse_rows_form(std::string_view name, RowsForm* out);
+template <>
+inline constexpr std::array kNames<RowsForm>{"sums", "dots"};
 
 struct RowsProblem {
   RowsForm form;
@@ -39,18 +39,39 @@ struct RowsProblem {
   int64_t d_elements() const { return is_sums() ? targets * n : pairs; }
 };
 
+// See problem.h.
+template <typename Visit>
+void visit_fields(RowsProblem& p, Visit&& visit) {
+  visit("form", p.form);
+  visit("a_rows", p.a_rows);
+  visit("b_rows", p.b_rows);
+  visit("targets", p.targets);
+  visit("pairs", p.pairs);
+  visit("n", p.n);
+  visit("weighted", p.weighted);
+}
+
+template <typename Visit>
+void visit_dtypes(RowsProblem& p, Visit&& visit) {
+  visit("a", "in_dtype", p.in);
+}
+
 // Addresses of one call; of those that the form does not have, null.
 struct RowsBuffers {
-  const void* a;
-  const void* b;
-  const int32_t* indices;
-  const int32_t* b_indices;
-  const int32_t* starts;
-  const void* weights;
-  void* d;
-  void* workspace;
-  int64_t workspace_bytes;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const int32_t* indices = nullptr;
+  const int32_t* b_indices = nullptr;
+  const int32_t* starts = nullptr;
+  const void* weights = nullptr;
+  void* d = nullptr;
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
 };
+
+// The arrays of a call: sums have a, indices, starts [, weights], dots a, b, indices, b_indices -> d. Indices and
+// starts are int32.
+const BufferTable<RowsProblem, RowsBuffers>& buffer_table(const RowsProblem& problem);
 
 using RowsImplementation = ImplementationOf<RowsProblem, RowsBuffers>;
 using RowsImplementations = ImplementationsOf<RowsProblem, RowsBuffers>;

@@ -222,7 +222,7 @@ class HostGemm : public Implementation {
   static std::string reject_types(const Problem& p) {
     const auto is_integer = [](DType t) { return t == DType::kS8 || t == DType::kU8; };
     if (!(p.a.dtype == p.b.dtype || (is_integer(p.a.dtype) && is_integer(p.b.dtype)))) {
-      return must("b's dtype", dtype_name(p.a.dtype), dtype_name(p.b.dtype));
+      return must("b's dtype", name_of(p.a.dtype), name_of(p.b.dtype));
     }
     switch (p.a.dtype) {
       case DType::kF16:
@@ -230,10 +230,10 @@ class HostGemm : public Implementation {
       case DType::kF32: {
         const bool tf32 = p.a.dtype == DType::kF32 && p.compute == Compute::kTF32;
         if (p.compute != Compute::kF32 && !tf32) {
-          return must("compute", p.a.dtype == DType::kF32 ? "f32 or tf32" : "f32", compute_name(p.compute));
+          return must("compute", p.a.dtype == DType::kF32 ? "f32 or tf32" : "f32", name_of(p.compute));
         }
         if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32) {
-          return must("the output's dtype", "f16, bf16 or f32", dtype_name(p.out));
+          return must("the output's dtype", "f16, bf16 or f32", name_of(p.out));
         }
         return "";
       }
@@ -256,8 +256,8 @@ class HostGemm : public Implementation {
   }
 
   static std::string exactly(const Problem& p, DType out, bool compute_fits, const char* compute_rule) {
-    if (!compute_fits) return must("compute", compute_rule, compute_name(p.compute));
-    if (p.out != out) return must("the output's dtype", dtype_name(out), dtype_name(p.out));
+    if (!compute_fits) return must("compute", compute_rule, name_of(p.compute));
+    if (p.out != out) return must("the output's dtype", name_of(out), name_of(p.out));
     return "";
   }
 };

@@ -1,4 +1,4 @@
-// What the bodies of the FFI handlers share: checks of the buffers, and the last steps of a call.
+// What the bodies of the FFI handlers share: the ABI number, errors, checks of buffers.
 #pragma once
 
 #include <cstdint>
@@ -67,34 +67,7 @@ std::string take_workspace(const xla::ffi::RemainingRets& results, size_t index,
 // operand lies that they replace: `replaces(operand, result)`, of their positions.
 std::string check_overlaps(const xla::ffi::RemainingArgs& operands, const xla::ffi::RemainingRets& results,
                            const std::function<bool(size_t, size_t)>& replaces);
-inline bool replaces_none(size_t, size_t) { return false; }
 bool overlap(const xla::ffi::AnyBuffer& x, const xla::ffi::AnyBuffer& y);
-
-// The rest of a call whose problem and buffers have been checked: finds the implementation, asks it,
-// checks its workspace, launches.
-template <typename Problem, typename Buffers>
-xla::ffi::Error launch_checked(const ImplementationsOf<Problem, Buffers>& implementations, const Problem& problem,
-                               const Buffers& buffers, const Device& device, std::string_view implementation_name,
-                               std::string_view config, void* stream) {
-  namespace ffi = xla::ffi;
-  const auto* implementation = find_implementation(implementations, implementation_name);
-  if (implementation == nullptr) {
-    return invalid("implementation " + std::string(implementation_name) + " is not part of this build");
-  }
-  const std::string name = implementation->name();
-  if (!implementation->has_config(config)) return invalid(name + " has no config " + std::string(config));
-  if (std::string reason = implementation->reject(problem, device, config); !reason.empty()) {
-    return invalid(name + " cannot run this: " + reason);
-  }
-  // Extents of an empty one are those of no buffer, so that nothing can be computed from them.
-  if (problem.is_empty()) return ffi::Error::Success();
-  const int64_t workspace_bytes = implementation->workspace_bytes(problem, device, config);
-  if (buffers.workspace_bytes < workspace_bytes) {
-    return invalid("workspace of " + name + " must hold " + std::to_string(workspace_bytes) + " bytes, got " +
-                   std::to_string(buffers.workspace_bytes));
-  }
-  return to_ffi_error(name, implementation->launch(problem, buffers, device, config, stream));
-}
 
 // Nothing may throw across the FFI.
 template <typename Body>

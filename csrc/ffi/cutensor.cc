@@ -11,7 +11,7 @@ namespace ffi = xla::ffi;
 
 std::string operation_from(const TensorAttributes& attributes, Operation* o) {
   if (std::string error = check_abi(attributes.abi); !error.empty()) return error;
-  if (!parse_dtype(attributes.dtype, &o->dtype)) return "dtype is unknown: " + std::string(attributes.dtype);
+  if (!parse_name(attributes.dtype, &o->dtype)) return "dtype is unknown: " + std::string(attributes.dtype);
   if (attributes.scalars.size() != 6) return "scalars must be six numbers";
   for (const auto& span : {attributes.a_modes, attributes.b_modes, attributes.c_modes, attributes.d_modes}) {
     for (const int64_t mode : span) {
@@ -45,7 +45,7 @@ std::string check_array(const Operation& o, const char* name, const std::vector<
   DType dtype;
   const int64_t count = o.num_elements(modes);
   if (std::string error = check(name, buffer, count, &dtype); !error.empty()) return error;
-  if (dtype != o.dtype) return std::string(name) + " must be " + dtype_name(o.dtype) + ", got " + dtype_name(dtype);
+  if (dtype != o.dtype) return std::string(name) + " must be " + name_of(o.dtype) + ", got " + name_of(dtype);
   if (reinterpret_cast<uintptr_t>(buffer.untyped_data()) % kAlignment != 0) {
     return std::string(name) + " must be aligned to 16 bytes";
   }

@@ -6,11 +6,7 @@
 #include "cpu/host_gemm.h"
 #include "cpu/host_ragged.h"
 #include "cpu/host_rows.h"
-#include "ffi/blas.h"
-#include "ffi/gemm.h"
-#include "ffi/ragged.h"
-#include "ffi/rows.h"
-#include "modules/blas_queries.h"
+#include "ffi/call.h"
 #include "modules/queries.h"
 
 namespace nb = nanobind;
@@ -44,45 +40,21 @@ Executor executor_on(ffi::ThreadPool& pool) {
                   [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); });
 }
 
-ffi::Error gemm(ffi::ThreadPool pool, GemmAttributes attributes, ffi::RemainingArgs operands,
+template <const auto& (*kImplementations)()>
+ffi::Error call(ffi::ThreadPool pool, ffi::Dictionary attributes, ffi::RemainingArgs operands,
                 ffi::RemainingRets results) {
   Executor executor = executor_on(pool);
-  return run_gemm(implementations(), Device{}, &executor, attributes, operands, results);
+  return run_call(kImplementations(), Device{}, &executor, attributes, operands, results);
 }
 
-ffi::Error ragged(ffi::ThreadPool pool, RaggedAttributes attributes, ffi::RemainingArgs operands,
-                  ffi::RemainingRets results) {
-  Executor executor = executor_on(pool);
-  return run_ragged(ragged_implementations(), Device{}, &executor, attributes, operands, results);
+auto binding(const char* attributes) {
+  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<ffi::Dictionary>(attributes).RemainingArgs().RemainingRets();
 }
 
-ffi::Error rows(ffi::ThreadPool pool, RowsAttributes attributes, ffi::RemainingArgs operands,
-                ffi::RemainingRets results) {
-  Executor executor = executor_on(pool);
-  return run_rows(rows_implementations(), Device{}, &executor, attributes, operands, results);
-}
-
-ffi::Error blas_call(ffi::ThreadPool pool, BlasAttributes attributes, ffi::RemainingArgs operands,
-                     ffi::RemainingRets results) {
-  Executor executor = executor_on(pool);
-  return run_blas(blas_implementations(), Device{}, &executor, attributes, operands, results);
-}
-
-XLA_FFI_DEFINE_HANDLER(
-    gemm_handler, gemm,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<GemmAttributes>("gemm").RemainingArgs().RemainingRets());
-
-XLA_FFI_DEFINE_HANDLER(
-    ragged_handler, ragged,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<RaggedAttributes>("ragged").RemainingArgs().RemainingRets());
-
-XLA_FFI_DEFINE_HANDLER(
-    rows_handler, rows,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<RowsAttributes>("rows").RemainingArgs().RemainingRets());
-
-XLA_FFI_DEFINE_HANDLER(
-    blas_handler, blas_call,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<BlasAttributes>("blas").RemainingArgs().RemainingRets());
+XLA_FFI_DEFINE_HANDLER(gemm_handler, call<implementations>, binding("gemm"));
+XLA_FFI_DEFINE_HANDLER(ragged_handler, call<ragged_implementations>, binding("ragged"));
+XLA_FFI_DEFINE_HANDLER(rows_handler, call<rows_implementations>, binding("rows"));
+XLA_FFI_DEFINE_HANDLER(blas_handler, call<blas_implementations>, binding("blas"));
 
 }  // namespace
 }  // namespace tcgemm
@@ -98,11 +70,11 @@ NB_MODULE(_cpu, module) {
   });
   module.attr("abi_version") = tcgemm::kAbiVersion;
   module.def("activations", &tcgemm::activation_names);
-  tcgemm::define_queries(module, tcgemm::implementations(), &tcgemm::problem_from);
+  tcgemm::define_queries(module, tcgemm::implementations());
   nb::module_ ragged = module.def_submodule("ragged", "The same queries for grouped products.");
-  tcgemm::define_queries(ragged, tcgemm::ragged_implementations(), &tcgemm::ragged_problem_from);
+  tcgemm::define_queries(ragged, tcgemm::ragged_implementations());
   nb::module_ rows = module.def_submodule("rows", "The same queries for sums and products of rows.");
-  tcgemm::define_queries(rows, tcgemm::rows_implementations(), &tcgemm::rows_problem_from);
+  tcgemm::define_queries(rows, tcgemm::rows_implementations());
   nb::module_ blas = module.def_submodule("blas", "The same queries for BLAS calls.");
-  tcgemm::define_queries(blas, tcgemm::blas_implementations(), &tcgemm::blas_problem_from);
+  tcgemm::define_queries(blas, tcgemm::blas_implementations());
 }

@@ -7,16 +7,12 @@
 #include <mutex>
 
 #include "core/cuda_status.h"
-#include "ffi/blas.h"
+#include "ffi/call.h"
 #include "ffi/fragment_probe.h"
-#include "ffi/gemm.h"
-#include "ffi/ragged.h"
-#include "ffi/rows.h"
 #include "ffi/tensor_kernels.h"
 #include "kernels/kernels.h"
 #include "libraries/cublas/cublas.h"
 #include "libraries/cublaslt/cublaslt.h"
-#include "modules/blas_queries.h"
 #include "modules/queries.h"
 #include "modules/tensor_queries.h"
 
@@ -75,50 +71,36 @@ Status current_device(Device* device) {
   return status[ordinal];
 }
 
-ffi::Error gemm(cudaStream_t stream, GemmAttributes attributes, ffi::RemainingArgs operands,
+template <const auto& (*kImplementations)()>
+ffi::Error call(cudaStream_t stream, ffi::Dictionary attributes, ffi::RemainingArgs operands,
                 ffi::RemainingRets results) {
   Device device;
   if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
-  return run_gemm(implementations(), device, stream, attributes, operands, results);
+  return run_call(kImplementations(), device, stream, attributes, operands, results);
 }
 
-XLA_FFI_DEFINE_HANDLER(gemm_handler, gemm,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Attr<GemmAttributes>("gemm")
-                           .RemainingArgs()
-                           .RemainingRets(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-ffi::Error ragged(cudaStream_t stream, RaggedAttributes attributes, ffi::RemainingArgs operands,
-                  ffi::RemainingRets results) {
-  Device device;
-  if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
-  return run_ragged(ragged_implementations(), device, stream, attributes, operands, results);
+auto binding(const char* attributes) {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Attr<ffi::Dictionary>(attributes)
+      .RemainingArgs()
+      .RemainingRets();
 }
 
-XLA_FFI_DEFINE_HANDLER(ragged_handler, ragged,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Attr<RaggedAttributes>("ragged")
-                           .RemainingArgs()
-                           .RemainingRets(),
+XLA_FFI_DEFINE_HANDLER(gemm_handler, call<implementations>, binding("gemm"), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(ragged_handler, call<ragged_implementations>, binding("ragged"),
                        {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(rows_handler, call<rows_implementations>, binding("rows"), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(blas_handler, call<blas_implementations>, binding("blas"), {ffi::Traits::kCmdBufferCompatible});
 
-ffi::Error rows(cudaStream_t stream, RowsAttributes attributes, ffi::RemainingArgs operands,
-                ffi::RemainingRets results) {
-  Device device;
-  if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
-  return run_rows(rows_implementations(), device, stream, attributes, operands, results);
+// Before the first execution, so that no handle need be created while a graph is captured.
+ffi::Error blas_initialize(ffi::Dictionary) {
+  const Status status = prepare_cublas();
+  return status.is_ok() ? ffi::Error::Success() : ffi::Error::Internal("jax_tcgemm: " + status.message);
 }
 
-XLA_FFI_DEFINE_HANDLER(rows_handler, rows,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Attr<RowsAttributes>("rows")
-                           .RemainingArgs()
-                           .RemainingRets(),
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(blas_initialize_handler, guarded(blas_initialize),
+                       ffi::Ffi::BindInitialize().Attr<ffi::Dictionary>("blas"));
 
 XLA_FFI_DEFINE_HANDLER(transpose_handler, guarded(transpose),
                        ffi::Ffi::Bind()
@@ -142,30 +124,6 @@ XLA_FFI_DEFINE_HANDLER(reduce_handler, guarded(reduce_here),
                            .Arg<ffi::AnyBuffer>()
                            .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});
-
-ffi::Error blas_call(cudaStream_t stream, BlasAttributes attributes, ffi::RemainingArgs operands,
-                     ffi::RemainingRets results) {
-  Device device;
-  if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
-  return run_blas(blas_implementations(), device, stream, attributes, operands, results);
-}
-
-XLA_FFI_DEFINE_HANDLER(blas_handler, blas_call,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Attr<BlasAttributes>("blas")
-                           .RemainingArgs()
-                           .RemainingRets(),
-                       {ffi::Traits::kCmdBufferCompatible});
-
-// Before the first execution, so that no handle need be created while a graph is captured.
-ffi::Error blas_initialize(BlasAttributes) {
-  const Status status = prepare_cublas();
-  return status.is_ok() ? ffi::Error::Success() : ffi::Error::Internal("jax_tcgemm: " + status.message);
-}
-
-XLA_FFI_DEFINE_HANDLER(blas_initialize_handler, guarded(blas_initialize),
-                       ffi::Ffi::BindInitialize().Attr<BlasAttributes>("blas"));
 
 XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, guarded(fragment_probe),
                        ffi::Ffi::Bind()
@@ -208,14 +166,14 @@ NB_MODULE(_cuda, module) {
   });
   module.attr("abi_version") = kAbiVersion;
   module.def("activations", &activation_names);
-  define_queries(module, implementations(), &problem_from);
+  define_queries(module, implementations());
   nb::module_ ragged_queries = module.def_submodule("ragged", "The same queries for grouped products.");
-  define_queries(ragged_queries, ragged_implementations(), &ragged_problem_from);
+  define_queries(ragged_queries, ragged_implementations());
   nb::module_ rows_queries = module.def_submodule("rows", "The same queries for sums and products of rows.");
-  define_queries(rows_queries, rows_implementations(), &rows_problem_from);
+  define_queries(rows_queries, rows_implementations());
   define_tensor_queries(module);
   nb::module_ blas_queries = module.def_submodule("blas", "The same queries for BLAS calls.");
-  define_queries(blas_queries, blas_implementations(), &blas_problem_from);
+  define_queries(blas_queries, blas_implementations());
   module.def("load_cublas", &load_cublas, nb::arg("path"), "As load_cublaslt, for cuBLAS.");
   module.def("cublas_version", &cublas_version);
   module.def(

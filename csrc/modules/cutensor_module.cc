@@ -31,7 +31,7 @@ Operation operation_from(nb::dict dict) {
   const auto modes = [&](const char* key) { return nb::cast<std::vector<int32_t>>(dict[key]); };
   Operation o;
   o.kind_name = text("operation");
-  if (!parse_dtype(text("dtype"), &o.dtype)) throw nb::value_error(("dtype is unknown: " + text("dtype")).c_str());
+  if (!parse_name(text("dtype"), &o.dtype)) throw nb::value_error(("dtype is unknown: " + text("dtype")).c_str());
   o.compute = text("compute");
   o.algorithm = text("algorithm");
   o.extents = nb::cast<std::vector<int64_t>>(dict["extents"]);

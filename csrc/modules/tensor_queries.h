@@ -36,7 +36,7 @@ inline void define_tensor_queries(nb::module_& module) {
   const auto reduction_from = [](const std::string& in, const std::string& out, const std::string& op, int64_t outer,
                                  int64_t reduced, int64_t inner) {
     Reduction r{DType::kF32, DType::kF32, op, outer, reduced, inner};
-    if (!parse_dtype(in, &r.in) || !parse_dtype(out, &r.out)) throw nb::value_error("a dtype is unknown");
+    if (!parse_name(in, &r.in) || !parse_name(out, &r.out)) throw nb::value_error("a dtype is unknown");
     return r;
   };
   module.def(

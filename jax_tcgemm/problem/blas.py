@@ -69,7 +69,7 @@ class BlasProblem:
         return self.call.options.workspace_bytes or recommended
 
     def attributes(self) -> dict:
-        """What of the FFI attribute `blas` (csrc/ffi/blas.h) the problem determines."""
+        """What of the FFI attribute `blas` (csrc/core/blas.h) the problem determines."""
         call = self.call
         alpha, beta = complex(call.alpha), complex(call.beta)
         found = {

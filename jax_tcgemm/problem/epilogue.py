@@ -42,7 +42,7 @@ class Epilogue:
     column_sums: bool = False
 
     def attributes(self) -> dict:
-        """Its part of the FFI attribute `gemm` (csrc/ffi/gemm.h)."""
+        """Its part of the FFI attribute `gemm` (csrc/core/problem.h)."""
         attributes = dataclasses.asdict(self)
         del attributes["bias_dtype"]  # The operand says it.
         return attributes

@@ -68,7 +68,7 @@ class Problem:
         return 2 if self.epilogue.gated and not self.epilogue.derivative else 1
 
     def attributes(self) -> dict:
-        """The part of the FFI attribute `gemm` (csrc/ffi/gemm.h) that the problem determines."""
+        """What of the FFI attribute `gemm` (csrc/core/problem.h) the problem determines."""
         return {
             "compute": self.compute,
             "batch": self.batch,

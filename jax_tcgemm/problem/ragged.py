@@ -66,7 +66,7 @@ class RaggedProblem:
     kind: ClassVar[str] = "ragged"
 
     def attributes(self) -> dict:
-        """What of the FFI attribute `ragged` (csrc/ffi/ragged.h) the problem determines."""
+        """What of the attribute `ragged` (csrc/core/ragged_problem.h) the problem determines."""
         return {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith("_dtype")}
 
     def query(self) -> dict:

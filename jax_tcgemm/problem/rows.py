@@ -47,7 +47,7 @@ class RowsProblem:
         return self.in_dtype if self.form == "sums" else self.compute
 
     def attributes(self) -> dict:
-        """What of the FFI attribute `rows` (csrc/ffi/rows.h) the problem determines."""
+        """What of the FFI attribute `rows` (csrc/core/rows_problem.h) the problem determines."""
         return {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith("_dtype")}
 
     def query(self) -> dict:

@@ -78,8 +78,10 @@ Status host_blas_gemm(const blas::Problem& given, const blas::Buffers& buffers, 
   for (int64_t item = 0; item < given.items; ++item) {
     std::vector<char> a_copy, b_copy, product, packed;
     Buffers host_buffers{};
-    host_buffers.a = without_conjugate(buffers.a[item], given.op_a, given.dtype, required_elements_a(p), &a_copy);
-    host_buffers.b = without_conjugate(buffers.b[item], given.op_b, given.dtype, required_elements_b(p), &b_copy);
+    host_buffers.a =
+        without_conjugate(buffers.a[item], given.op_a, given.dtype, blas::required_elements_a(given), &a_copy);
+    host_buffers.b =
+        without_conjugate(buffers.b[item], given.op_b, given.dtype, blas::required_elements_b(given), &b_copy);
     const void* c = given.has_c && beta != 0.0 ? buffers.c[item] : nullptr;
     void* d = buffers.d[item];
     if (!is_packed) {

@@ -208,7 +208,7 @@ class HostBlas final : public blas::Implementation {
       case DType::kF64: Run<double>(p, buffers, alpha, beta, executor)(); break;
       case DType::kC64: Run<std::complex<float>>(p, buffers, alpha, beta, executor)(); break;
       case DType::kC128: Run<std::complex<double>>(p, buffers, alpha, beta, executor)(); break;
-      default: return Status::invalid(std::string("no routine for ") + dtype_name(p.dtype));
+      default: return Status::invalid(std::string("no routine for ") + name_of(p.dtype));
     }
     return Status::ok();
   }

@@ -41,26 +41,24 @@ inline std::string reject_types(DType in, Compute compute, DType out, const std:
   };
   std::string ins, computes, outs;
   for (const TypeRule& rule : rules) {
-    append(ins, dtype_name(rule.in));
+    append(ins, name_of(rule.in));
     if (rule.in != in) continue;
-    append(computes, compute_name(rule.compute));
+    append(computes, name_of(rule.compute));
     if (rule.compute != compute) continue;
     for (const DType known : rule.outs) {
       if (known == out) return "";
-      append(outs, dtype_name(known));
+      append(outs, name_of(known));
     }
   }
-  const std::string name = dtype_name(in);
-  if (!outs.empty()) return "the output of " + name + " inputs must be " + outs + ", got " + dtype_name(out);
-  if (!computes.empty())
-    return "compute for " + name + " inputs must be " + computes + ", got " + compute_name(compute);
+  const std::string name = name_of(in);
+  if (!outs.empty()) return "the output of " + name + " inputs must be " + outs + ", got " + name_of(out);
+  if (!computes.empty()) return "compute for " + name + " inputs must be " + computes + ", got " + name_of(compute);
   return "inputs must be " + ins + ", got " + name;
 }
 
 inline std::string reject_types(const Problem& p, const std::vector<TypeRule>& rules) {
   if (p.a.dtype == p.b.dtype) return reject_types(p.a.dtype, p.compute, p.out, rules);
-  return std::string("a and b must have the same dtype, got ") + dtype_name(p.a.dtype) + " and " +
-         dtype_name(p.b.dtype);
+  return std::string("a and b must have the same dtype, got ") + name_of(p.a.dtype) + " and " + name_of(p.b.dtype);
 }
 
 // A grid of one block a tile.

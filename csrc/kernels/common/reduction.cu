@@ -218,11 +218,11 @@ Status launch_pass(DType in_type, const Pass& pass, const void* in, void* out, c
 
 std::string reject_reduction(const Reduction& r) {
   if (r.in != DType::kF16 && r.in != DType::kBF16 && r.in != DType::kF32 && r.in != DType::kF64) {
-    return std::string("the operand must be f16, bf16, f32 or f64, got ") + dtype_name(r.in);
+    return std::string("the operand must be f16, bf16, f32 or f64, got ") + name_of(r.in);
   }
   if (r.out != r.in && r.out != accumulator_dtype(r.in)) {
-    return std::string("the result must have the operand's dtype or ") + dtype_name(accumulator_dtype(r.in)) +
-           ", got " + dtype_name(r.out);
+    return std::string("the result must have the operand's dtype or ") + name_of(accumulator_dtype(r.in)) + ", got " +
+           name_of(r.out);
   }
   ReduceOp op;
   if (!parse_op(r.op, &op)) return "op must be add, max or min, got " + std::string(r.op);

@@ -125,8 +125,8 @@ class MmaSync final : public Implementation {
     const ParsedConfig parsed = parse_config(config);
     const Kernel* kernel = find_kernel(p, parsed.tile);
     if (kernel == nullptr) {
-      return "config " + std::string(config) + " is not built for " + dtype_name(p.a.dtype) + " with compute " +
-             compute_name(p.compute);
+      return "config " + std::string(config) + " is not built for " + name_of(p.a.dtype) + " with compute " +
+             name_of(p.compute);
     }
     if (kernel->shared_bytes > device.shared_memory_bytes) {
       return "config " + std::string(config) + " needs " + std::to_string(kernel->shared_bytes) +

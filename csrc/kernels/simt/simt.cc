@@ -57,7 +57,7 @@ class SimtTiled final : public Implementation {
     const bool is_small = config == "64x64x8";
     if (is_small == (p.a.dtype == DType::kF32)) {
       return "config " + std::string(config) + " multiplies " + (is_small ? "f64, c64, c128" : "f32") + ", got " +
-             dtype_name(p.a.dtype);
+             name_of(p.a.dtype);
     }
     return is_small ? reject_grid(p, 64, 64) : reject_grid(p, 128, config == "128x64x16" ? 64 : 128);
   }

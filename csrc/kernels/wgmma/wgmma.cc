@@ -153,12 +153,12 @@ class Wgmma final : public Implementation {
     if (p.a.dtype != p.b.dtype) return "a and b must have the same dtype";
     const bool is_16bit = p.a.dtype == DType::kF16 || p.a.dtype == DType::kBF16;
     if (!is_16bit && p.a.dtype != DType::kF32)
-      return std::string("inputs must be f16, bf16 or f32, not ") + dtype_name(p.a.dtype);
+      return std::string("inputs must be f16, bf16 or f32, not ") + name_of(p.a.dtype);
     if (is_16bit && p.compute != Compute::kF32)
-      return std::string("it accumulates in f32 only, not ") + compute_name(p.compute);
+      return std::string("it accumulates in f32 only, not ") + name_of(p.compute);
     if (!is_16bit && p.compute != Compute::kTF32) return "f32 inputs are multiplied as TF32 only";
     if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32) {
-      return std::string("the output must be f16, bf16 or f32, not ") + dtype_name(p.out);
+      return std::string("the output must be f16, bf16 or f32, not ") + name_of(p.out);
     }
     if (std::string rule = reject_column_sums(p); !rule.empty()) return rule;
     if (p.batch > 0 && p.m > 0 && p.n > 0) {

@@ -45,10 +45,10 @@ std::string reject_common(const Problem& p, const Device& device, const wmma::Co
            (is_tf32  ? "f32 as tf32"
             : is_f64 ? "f64"
                      : "f16, bf16, s8, u8") +
-           ", got " + dtype_name(p.a.dtype);
+           ", got " + name_of(p.a.dtype);
   }
   if (config.saturates && p.compute != Compute::kF16 && p.compute != Compute::kS32) {
-    return std::string("only f16 and s32 accumulators saturate, got compute ") + compute_name(p.compute);
+    return std::string("only f16 and s32 accumulators saturate, got compute ") + name_of(p.compute);
   }
   return "";
 }
@@ -119,7 +119,7 @@ class WmmaTiled final : public Wmma {
     if (std::string reason = reject_common(p, device, config); !reason.empty()) return reason;
     if (is_8bit(p.a.dtype) != (config.tile == "128x128x64")) {
       return "tile " + std::string(config.tile) +
-             (is_8bit(p.a.dtype) ? " does not multiply " : " multiplies s8, u8, got ") + dtype_name(p.a.dtype);
+             (is_8bit(p.a.dtype) ? " does not multiply " : " multiplies s8, u8, got ") + name_of(p.a.dtype);
     }
     if (config.tile == "64x64x32" && p.compute == Compute::kF16)
       return "tile 64x64x32 accumulates in f32, got compute f16";

@@ -115,7 +115,7 @@ class Cublas final : public blas::Implementation {
     const bool is_half = p.dtype == DType::kF16 || p.dtype == DType::kBF16;
     if (is_half && (p.routine == Routine::kAsum || p.routine == Routine::kGbmv || p.routine == Routine::kTrsv ||
                     p.routine == Routine::kTrsm)) {
-      return std::string("cuBLAS has no ") + blas::routine_name(p.routine) + " of " + dtype_name(p.dtype);
+      return std::string("cuBLAS has no ") + name_of(p.routine) + " of " + name_of(p.dtype);
     }
     return "";
   }

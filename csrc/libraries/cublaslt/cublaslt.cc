@@ -60,8 +60,8 @@ const lt::Types* find_types(const Problem& p) {
 }
 
 std::string describe_types(const Problem& p) {
-  return std::string(dtype_name(p.a.dtype)) + " x " + dtype_name(p.b.dtype) + " -> " + dtype_name(p.out) +
-         " accumulated in " + compute_name(p.compute);
+  return std::string(name_of(p.a.dtype)) + " x " + name_of(p.b.dtype) + " -> " + name_of(p.out) + " accumulated in " +
+         name_of(p.compute);
 }
 
 std::string describe(const Problem& p) {
@@ -125,7 +125,7 @@ std::string reject_epilogue(const Problem& p) {
     return "of epilogues it has bias along n, relu and gelu_tanh with it, gelu_tanh with aux_out, and gelu_tanh's "
            "derivative";
   }
-  if (p.a.dtype != p.out) return std::string("an epilogue needs d of the dtype of a, got ") + dtype_name(p.out);
+  if (p.a.dtype != p.out) return std::string("an epilogue needs d of the dtype of a, got ") + name_of(p.out);
   if (p.a.dtype != DType::kF16 && p.a.dtype != DType::kBF16) return "an epilogue needs f16 or bf16";
   if (p.compute != Compute::kF32) return "an epilogue needs the accumulator f32";
   if (e.bias != Bias::kNone && e.bias_dtype != p.out) return "bias must have the dtype of d";

@@ -114,7 +114,7 @@ std::string check_operation(Operation* operation) {
     case DType::kF64:
     case DType::kC64:
     case DType::kC128: break;
-    default: return std::string("dtype must be f16, bf16, f32, f64, c64 or c128, got ") + dtype_name(o.dtype);
+    default: return std::string("dtype must be f16, bf16, f32, f64, c64 or c128, got ") + name_of(o.dtype);
   }
   for (const int64_t extent : o.extents) {
     if (extent < 1) return "every extent must be at least 1, got " + std::to_string(extent);

@@ -29,7 +29,7 @@ cudaDataType_t library_type(DType dtype) {
 }
 
 std::string describe(const Operation& o) {
-  std::string text = o.kind_name + " of " + dtype_name(o.dtype) + " in " + o.compute + ", extents";
+  std::string text = o.kind_name + " of " + name_of(o.dtype) + " in " + o.compute + ", extents";
   for (const int64_t extent : o.extents) text += " " + std::to_string(extent);
   return text;
 }
@@ -140,7 +140,7 @@ struct Scalar {
 // Everything that a plan depends on. Without iostreams: a module that has its own C++ runtime linked in shares the
 // locale with that of other libraries in the process, and a stream then calls the wrong facet.
 std::string plan_key(int ordinal, const Operation& o) {
-  std::string key = o.kind_name + ' ' + dtype_name(o.dtype) + ' ' + o.compute + ' ' + o.algorithm;
+  std::string key = o.kind_name + ' ' + name_of(o.dtype) + ' ' + o.compute + ' ' + o.algorithm;
   for (const std::string* name : {&o.a_op, &o.b_op, &o.c_op, &o.combine_ab, &o.combine}) key += ' ' + *name;
   const auto add = [&key](int64_t value) { key += ' ' + std::to_string(value); };
   add(ordinal);
