@@ -14,6 +14,7 @@ from pathlib import Path
 
 import filelock
 import numpy as np
+from kernel_instances import WGMMA_INSTRUCTIONS
 
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.selection import tables
@@ -60,18 +61,13 @@ class Source:
     defines: tuple[tuple[str, str], ...] = ()
 
 
-_ELEMENT_TYPES = {"bf16": "__nv_bfloat16", "f16": "__half", "tf32": "float"}
-
-
 def wgmma_table(dtype: str, layout: str, *configs: str, fused: bool = False) -> Source:
     """The kernels of some of wgmma's configs; `layout`: "0" for K-major, "1" for M- or N-major."""
     return Source(
         "emulator/instances/wgmma.cc",
         (
             ("EMULATED_TABLE", f"{dtype}_{layout}"),
-            ("EMULATED_IN", _ELEMENT_TYPES[dtype]),
-            ("EMULATED_TRANS_A", layout[0]),
-            ("EMULATED_TRANS_B", layout[1]),
+            *_wgmma_types(dtype, layout),
             ("EMULATED_FUSED", str(fused).lower()),
             ("EMULATED_CONFIGS", ",".join(f'"{config}"' for config in configs)),
         ),
@@ -88,13 +84,13 @@ class TunedProduct:
 
     @property
     def table(self) -> tuple[str, str]:
-        """Element type and layout of the operands of its kernel, as `wgmma_table` takes them."""
-        element = "tf32" if self.dtype == "f32" else self.dtype
+        """The instruction and its operands' layout, as `wgmma_table` takes them."""
+        name = "tf32" if self.dtype == "f32" else self.dtype
         a, b = str(int(self.layout[0] == "T")), str(int(self.layout[1] == "N"))
         if self.config.partition("_split")[0].endswith("_t"):
             a, b = b, a
-        # TF32's B is copied to be K-major.
-        return element, a + ("0" if element == "tf32" else b)
+        # A copy makes an operand K-major that has to be.
+        return name, a + (b if WGMMA_INSTRUCTIONS[name].b_mn else "0")
 
 
 def tuned_products() -> list[TunedProduct]:
@@ -117,15 +113,19 @@ def tuned_tables() -> list[Source]:
     return [wgmma_table(*table, *names) for table, names in configs.items()]
 
 
-def wgmma_ragged_table(dtype: str, *, k_major: bool = False) -> Source:
-    """The kernels of wgmma's grouped products; `k_major`: also of weights with rows of N."""
+def wgmma_ragged_table(dtype: str, layout: str) -> Source:
+    """The kernels of wgmma's grouped products; tokens of form rows are K-major."""
+    types = _wgmma_types(dtype, layout)
     return Source(
-        "emulator/instances/wgmma_ragged.cc",
-        (
-            ("EMULATED_TABLE", f"{dtype}_{int(not k_major)}"),
-            ("EMULATED_IN", _ELEMENT_TYPES[dtype]),
-            ("EMULATED_TRANS_A", str(int(not k_major))),
-        ),
+        "emulator/instances/wgmma_ragged.cc", (("EMULATED_TABLE", f"{dtype}_{layout}"), *types)
+    )
+
+
+def _wgmma_types(dtype: str, layout: str) -> tuple[tuple[str, str], ...]:
+    types = WGMMA_INSTRUCTIONS[dtype]
+    return (
+        ("EMULATED_MMA", types.mma_type),
+        ("EMULATED_OPERANDS", types.operands_type(layout)),
     )
 
 

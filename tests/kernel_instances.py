@@ -1,5 +1,7 @@
 """Instances of every kernel that ships, for the targets that it has."""
 
+import dataclasses
+import itertools
 import re
 from pathlib import Path
 
@@ -9,30 +11,82 @@ from jax_tcgemm.kernels import Instance
 INCLUDE = Path(_build.__file__).parent / "include"
 
 WGMMA, MMA_SYNC = "tcgemm::wgmma_family", "tcgemm::mma"
+TILE = "tcgemm::tile"
+BF16, TF32 = "__nv_bfloat16", "tcgemm::ptx::TF32"
 OUTPUTS = ("epilogue/output.cuh", "epilogue/epilogue.cuh")
 
 
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """What a kernel multiplies.
+
+    Attributes:
+      a, b: elements of the operands in memory.
+      mma: types of the instruction: of A, of B, of sums.
+      a_mn, b_mn: the Source of an operand that is not K-major; None: it has to be.
+    """
+
+    a: str
+    b: str
+    mma: tuple[str, str, str]
+    a_mn: str | None = "kShared"
+    b_mn: str | None = "kShared"
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Of A and B: "0" for K-major, "1" for M- or N-major."""
+        majors = ("01" if source else "0" for source in (self.a_mn, self.b_mn))
+        return tuple(map("".join, itertools.product(*majors)))
+
+    @property
+    def mma_type(self) -> str:
+        return f"{TILE}::Mma<{', '.join(self.mma)}, 0>"
+
+    def operands_type(self, layout: str) -> str:
+        both = (self.a, self.a_mn), (self.b, self.b_mn)
+        types = [
+            f"{TILE}::Operand<{element}, {TILE}::Major::{'kMN' if mn == '1' else 'kK'},"
+            f" {TILE}::Source::{source if mn == '1' else 'kShared'}>"
+            for mn, (element, source) in zip(layout, both, strict=True)
+        ]
+        return f"{TILE}::Operands<{', '.join(types)}>"
+
+
+# As in csrc/kernels/wgmma/instructions.h.
+WGMMA_INSTRUCTIONS = {
+    "bf16": Instruction(BF16, BF16, (BF16, BF16, "float")),
+    "f16": Instruction("__half", "__half", ("__half", "__half", "float")),
+    "tf32": Instruction("float", "float", (TF32, TF32, "float"), "kTransposed", None),
+}
+
+
 def wgmma(
-    config: str, epilogue: str = "Bare", element: str = "__nv_bfloat16", layout: str = "0, 1"
+    config: str,
+    epilogue: str = "Bare",
+    instruction: str = "bf16",
+    layout: str = "01",
+    kernel: str = "kernel",
 ) -> Instance:
     """`config`: the arguments of its Config."""
+    types = WGMMA_INSTRUCTIONS[instruction]
+    arguments = (
+        f"{WGMMA}::Config<{config}>",
+        types.mma_type,
+        types.operands_type(layout),
+        f"{WGMMA}::{epilogue}",
+    )
     return Instance(
         "wgmma",
-        ("kernels/wgmma/kernel.cuh",),
-        f"{WGMMA}::kernel<{WGMMA}::Config<{config}>, {element}, {layout}, {WGMMA}::{epilogue}>",
+        (f"kernels/wgmma/{kernel}.cuh",),
+        f"{WGMMA}::{kernel}<{', '.join(arguments)}>",
         "sm_90a",
     )
 
 
-def wgmma_ragged(config: str, epilogue: str = "Bare", trans_a: int = 1) -> Instance:
-    """The same for grouped products."""
-    arguments = f"{WGMMA}::Config<{config}>, __nv_bfloat16, {trans_a}, {WGMMA}::{epilogue}"
-    return Instance(
-        "wgmma",
-        ("kernels/wgmma/ragged_kernel.cuh",),
-        f"{WGMMA}::ragged_kernel<{arguments}>",
-        "sm_90a",
-    )
+def wgmma_ragged(config: str, epilogue: str = "Bare") -> Instance:
+    """The same for grouped products: tokens are K-major of form rows, whose configs are swapped."""
+    layout = "10" if config.endswith("true") else "11"
+    return wgmma(config, epilogue, layout=layout, kernel="ragged_kernel")
 
 
 def mma_sync(kernel: str, *arguments: str, target: str) -> Instance:

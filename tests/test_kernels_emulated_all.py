@@ -15,6 +15,7 @@ from emulated import Emulator, wgmma_ragged_table, wgmma_table
 from emulated_checks import CASE, Types, check, check_ragged
 from epilogue_call import FORMS, wide
 from gpu.gemm_call import CONFIG_CASES, LAYOUTS
+from kernel_instances import WGMMA_INSTRUCTIONS
 
 from jax_tcgemm.problem.dtypes import DTYPES
 
@@ -40,7 +41,7 @@ def build_wgmma(directory, *sources) -> Emulator:
 def wgmma_tables(dtype: str, **how) -> list[emulated.Source]:
     """The kernels of all configs in all layouts."""
     names = configs("wgmma/config.h", "TCGEMM_WGMMA_CONFIGS")
-    layouts = ("00", "10") if dtype == "tf32" else ("00", "01", "10", "11")
+    layouts = WGMMA_INSTRUCTIONS[dtype].layouts
     return [wgmma_table(dtype, layout, *names, **how) for layout in layouts]
 
 
@@ -97,7 +98,7 @@ RAGGED_SIZES = {
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_wgmma_ragged(dtype, tmp_path):
-    emulator = build_wgmma(tmp_path, wgmma_ragged_table(dtype, k_major=True))
+    emulator = build_wgmma(tmp_path, *(wgmma_ragged_table(dtype, x) for x in ("00", "10", "11")))
     *plain, fused = configs("wgmma/ragged_config.h", "TCGEMM_WGMMA_RAGGED_CONFIGS")
     everything = itertools.product(RAGGED_SIZES.values(), ["NN", "NT", "contraction"])
     for seed, (sizes, form) in enumerate(everything):

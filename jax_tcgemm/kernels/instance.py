@@ -17,10 +17,13 @@ class Instance:
     Examples:
       >>> family = "tcgemm::wgmma_family"
       >>> config = f"{family}::Config<128, 256, 2, 1, 1, false, false>"
+      >>> mma = "tcgemm::tile::Mma<__nv_bfloat16, __nv_bfloat16, float>"
+      >>> x = "__nv_bfloat16, tcgemm::tile::Major::kK, tcgemm::tile::Source::kShared"
+      >>> operands = "tcgemm::tile::Operands<{0}, {0}>".format(f"tcgemm::tile::Operand<{x}>")
       >>> Instance(
       ...     family="wgmma",
       ...     headers=("kernels/wgmma/kernel.cuh",),
-      ...     kernel=f"{family}::kernel<{config}, __nv_bfloat16, 0, 1, {family}::Bare>",
+      ...     kernel=f"{family}::kernel<{config}, {mma}, {operands}, {family}::Bare>",
       ...     target="sm_90a",
       ... )  # doctest: +SKIP
     """

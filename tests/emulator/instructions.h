@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "machine.h"
+#include "ptx/types.cuh"
 
 namespace emulator {
 
@@ -20,7 +21,8 @@ template <typename T>
 constexpr Format format_of() {
   if constexpr (std::is_same_v<T, __half>) return Format::kF16;
   if constexpr (std::is_same_v<T, __nv_bfloat16>) return Format::kBF16;
-  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, float>);
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16> ||
+                std::is_same_v<T, tcgemm::ptx::TF32>);
   return Format::kTF32;
 }
 inline int bytes_of(Format format) { return format == Format::kTF32 ? 4 : format >= Format::kS8 ? 1 : 2; }

@@ -2,9 +2,11 @@
 // function returns the rule that is broken as a phrase, or nothing.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/extent.h"
@@ -13,11 +15,17 @@
 
 namespace tcgemm {
 
-// One combination of types a kernel was built for.
+// One combination of types that a family has kernels for.
 struct TypeRule {
-  DType in;
+  DType a, b;
   Compute compute;
   std::vector<DType> outs;
+
+  TypeRule(DType a, DType b, Compute compute, std::vector<DType> outs)
+      : a(a), b(b), compute(compute), outs(std::move(outs)) {}
+  TypeRule(DType both, Compute compute, std::vector<DType> outs) : TypeRule(both, both, compute, std::move(outs)) {}
+
+  bool allows(DType out) const { return std::find(outs.begin(), outs.end(), out) != outs.end(); }
 };
 
 inline std::string compute_capability_name(int x) { return std::to_string(x / 10) + "." + std::to_string(x % 10); }
@@ -35,30 +43,33 @@ inline std::string reject_other_devices(const Device& device, int compute_capabi
          compute_capability_name(device.compute_capability);
 }
 
-inline std::string reject_types(DType in, Compute compute, DType out, const std::vector<TypeRule>& rules) {
-  const auto append = [](std::string& list, const char* name) {
-    if (list.find(name) == std::string::npos) list += (list.empty() ? "" : ", ") + std::string(name);
-  };
-  std::string ins, computes, outs;
+inline std::string reject_types(DType a, DType b, Compute compute, DType out, const std::vector<TypeRule>& rules) {
   for (const TypeRule& rule : rules) {
-    append(ins, name_of(rule.in));
-    if (rule.in != in) continue;
+    if (rule.a == a && rule.b == b && rule.compute == compute && rule.allows(out)) return "";
+  }
+  const auto append = [](std::string& list, const char* name) {
+    if ((", " + list + ", ").find(std::string(", ") + name + ", ") != std::string::npos) return;
+    list += (list.empty() ? "" : ", ") + std::string(name);
+  };
+  std::string of_a, of_b, computes, outs;
+  for (const TypeRule& rule : rules) {
+    append(of_a, name_of(rule.a));
+    if (rule.a != a) continue;
+    append(of_b, name_of(rule.b));
+    if (rule.b != b) continue;
     append(computes, name_of(rule.compute));
     if (rule.compute != compute) continue;
-    for (const DType known : rule.outs) {
-      if (known == out) return "";
-      append(outs, name_of(known));
-    }
+    for (const DType known : rule.outs) append(outs, name_of(known));
   }
-  const std::string name = name_of(in);
-  if (!outs.empty()) return "the output of " + name + " inputs must be " + outs + ", got " + name_of(out);
-  if (!computes.empty()) return "compute for " + name + " inputs must be " + computes + ", got " + name_of(compute);
-  return "inputs must be " + ins + ", got " + name;
+  if (of_b.empty()) return "inputs must be " + of_a + ", got " + name_of(a);
+  if (computes.empty()) return "b must be " + of_b + " where a is " + name_of(a) + ", got " + name_of(b);
+  const std::string inputs = a == b ? name_of(a) : name_of(a) + std::string(" and ") + name_of(b);
+  if (outs.empty()) return "compute for " + inputs + " inputs must be " + computes + ", got " + name_of(compute);
+  return "the output of " + inputs + " inputs must be " + outs + ", got " + name_of(out);
 }
 
 inline std::string reject_types(const Problem& p, const std::vector<TypeRule>& rules) {
-  if (p.a.dtype == p.b.dtype) return reject_types(p.a.dtype, p.compute, p.out, rules);
-  return std::string("a and b must have the same dtype, got ") + name_of(p.a.dtype) + " and " + name_of(p.b.dtype);
+  return reject_types(p.a.dtype, p.b.dtype, p.compute, p.out, rules);
 }
 
 // A grid of one block a tile.

@@ -198,22 +198,28 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) copy_operands(const _
 #endif
 }
 
+// Those jobs whose elements have the size of T.
 template <typename T>
 Status launch_typed(const CopyJob (&jobs)[2], cudaStream_t stream) {
-  const Copies copies{{Part::of(jobs[0], sizeof(T)), Part::of(jobs[1], sizeof(T))}};
+  const auto part = [](const CopyJob& job) {
+    return Part::of(job.element_bytes == sizeof(T) ? job : CopyJob{}, sizeof(T));
+  };
+  const Copies copies{{part(jobs[0]), part(jobs[1])}};
   for (const Part& part : copies.parts) {
     if (part.job.outer * part.job.inner * part.job.rows > INT32_MAX - 32 || part.blocks * kWarps > INT32_MAX) {
       return Status::invalid("an operand that needs a copy must have less than 2^31 rows and pieces of 2 KiB");
     }
   }
   const int64_t blocks = copies.parts[0].blocks + copies.parts[1].blocks;
+  if (blocks == 0) return Status::ok();
   return launch_early(copy_operands<T>, blocks, kThreads, true, stream, "operand copy kernel", copies);
 }
 
 }  // namespace
 
-Status launch_copies(const CopyJob (&jobs)[2], int64_t element_bytes, cudaStream_t stream) {
-  return element_bytes == 2 ? launch_typed<uint16_t>(jobs, stream) : launch_typed<uint32_t>(jobs, stream);
+Status launch_copies(const CopyJob (&jobs)[2], cudaStream_t stream) {
+  if (Status s = launch_typed<uint16_t>(jobs, stream); !s.is_ok()) return s;
+  return launch_typed<uint32_t>(jobs, stream);
 }
 
 }  // namespace tcgemm

@@ -23,7 +23,7 @@ class MmaSyncRagged final : public RaggedImplementation {
     if (!p.epilogue.is_none()) return "it has no epilogues";
     if (p.gathered) return "it gathers no rows";
     const std::vector<DType> floats{DType::kF16, DType::kBF16, DType::kF32};
-    if (std::string rule = reject_types(p.in, p.compute, p.out,
+    if (std::string rule = reject_types(p.in, p.in, p.compute, p.out,
                                         {{DType::kF16, Compute::kF32, floats},
                                          {DType::kBF16, Compute::kF32, floats},
                                          {DType::kF32, Compute::kTF32, floats}});

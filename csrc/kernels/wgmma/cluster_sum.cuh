@@ -18,9 +18,10 @@
 
 namespace tcgemm::wgmma_family {
 
-template <typename Config, typename T>
+template <typename T>
 class ClusterSum {
  public:
+  using Config = typename T::Config;
   using Share = typename T::Share;
   static constexpr int kRanks = Config::kClusterK, kShares = T::kShares;
 

@@ -1,8 +1,10 @@
-// What a config and the types and layout of operands decide: the same numbers for a kernel, which is compiled for
-// them, and for its launcher, which takes any kernel.
+// What a config and its operands decide: the same numbers for a kernel, which is compiled for them, and for its
+// launcher, which takes any kernel.
 #pragma once
 
 #include <cstdint>
+
+#include "tile/operands.cuh"
 
 namespace tcgemm::wgmma_family {
 
@@ -33,24 +35,43 @@ struct Shape {
 
 inline constexpr int kMaxSharedMemory = 232448;
 
-// Of a kernel that multiplies elements of `element_bytes`. trans_a: A is M-major, else K-major; trans_b: B is N-major,
-// else K-major.
+// What TMA loads at once.
+struct Box {
+  int contiguous, rows;
+};
+
+// How one operand's tile lies in a stage: in rows of 128 bytes, which are swizzled. K-major, a row for each element of
+// `extent`, along M or N; else, for each chunk of it, a row for each k.
+struct OperandShape {
+  int element_bytes;
+  tile::Major major;
+
+  constexpr bool is_k_major() const { return major == tile::Major::kK; }
+  constexpr int chunk() const { return 128 / element_bytes; }  // elements of a row
+  constexpr int padded(int extent) const { return is_k_major() ? extent : (extent + chunk() - 1) / chunk() * chunk(); }
+  constexpr int bytes(int extent, int tile_k) const { return padded(extent) * tile_k * element_bytes; }
+  // Of a tile that `sharers` blocks load an equal part of each.
+  constexpr Box box(int extent, int tile_k, int sharers) const {
+    return is_k_major() ? Box{tile_k, extent / sharers} : Box{chunk(), tile_k / sharers};
+  }
+};
+
 struct Geometry {
   Shape shape;
-  int element_bytes;
-  bool trans_a, trans_b;
+  OperandShape a, b;
 
   static constexpr int kStoreBytes = 8192;
   // As deep as shared memory allows; deeper than this never measured faster.
   static constexpr int kMaxStages = 12;
 
-  constexpr int tile_k() const { return 128 / element_bytes; }  // one 128-byte swizzle row
-  constexpr int chunk() const { return 128 / element_bytes; }   // elements of a 128-byte row along M or N
+  // One row of the swizzle.
+  constexpr int tile_k() const { return a.chunk() < b.chunk() ? a.chunk() : b.chunk(); }
   constexpr int rows_per_group() const { return shape.ping_pong ? shape.tile_m : shape.tile_m / shape.consumers(); }
-  constexpr int padded_n() const { return trans_b ? (shape.tile_n + chunk() - 1) / chunk() * chunk() : shape.tile_n; }
-  constexpr int a_bytes() const { return shape.tile_m * 128; }
-  constexpr int b_bytes() const { return (padded_n() * 128 + 1023) / 1024 * 1024; }
+  constexpr int a_bytes() const { return a.bytes(shape.tile_m, tile_k()); }
+  constexpr int b_bytes() const { return (b.bytes(shape.tile_n, tile_k()) + 1023) / 1024 * 1024; }
   constexpr int stage_bytes() const { return a_bytes() + b_bytes(); }
+  constexpr Box a_box() const { return a.box(shape.tile_m, tile_k(), shape.cluster_n); }
+  constexpr Box b_box() const { return b.box(shape.tile_n, tile_k(), shape.cluster_m); }
 
   // Of a cluster that splits K each block adds up a share of the columns of every warpgroup's tile or, where a share
   // would be narrower than the 16 that are stored at once, all that one of the warpgroups has.

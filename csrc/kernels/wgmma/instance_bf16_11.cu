@@ -2,6 +2,6 @@
 
 namespace tcgemm::wgmma_family {
 
-static const bool added = add_configs<__nv_bfloat16, 1, 1>("__nv_bfloat16");
+static const bool added = add_configs<BF16, tile::Operands<MNMajor<__nv_bfloat16>, MNMajor<__nv_bfloat16>>>();
 
 }  // namespace tcgemm::wgmma_family

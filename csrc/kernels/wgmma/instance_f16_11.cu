@@ -2,6 +2,6 @@
 
 namespace tcgemm::wgmma_family {
 
-static const bool added = add_configs<__half, 1, 1>("__half");
+static const bool added = add_configs<F16, tile::Operands<MNMajor<__half>, MNMajor<__half>>>();
 
 }  // namespace tcgemm::wgmma_family

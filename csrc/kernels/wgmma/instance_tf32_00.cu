@@ -2,6 +2,6 @@
 
 namespace tcgemm::wgmma_family {
 
-static const bool added = add_configs<float, 0, 0>("float");
+static const bool added = add_configs<TF32, tile::Operands<KMajor<float>, KMajor<float>>>();
 
 }  // namespace tcgemm::wgmma_family

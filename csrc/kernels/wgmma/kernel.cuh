@@ -1,8 +1,8 @@
 // D[b] = epilogue(A[b] * B[b]) on Hopper: TMA loads, wgmma, one persistent grid.
 //
-// Layouts: A K-major (kTransA == 0: rows of K) or M-major; B K-major (kTransB == 0: stored
-// N x K) or N-major. 16-bit types take all four; TF32 needs a K-major B, and loads an M-major A
-// from shared memory to registers before it multiplies. TMA needs bases and
+// Operands (tile/operands.cuh): each K-major or not. The instruction takes 16-bit types from shared memory
+// either way; of TF32 it takes a B that is K-major only, and an A that is not from registers, to which it
+// is loaded from shared memory first. TMA needs bases and
 // strides that are multiples of 16 bytes (the launcher copies an operand that is not) and fills
 // what lies outside a matrix with zeros, so no extent has to be a multiple of anything.
 //
@@ -41,12 +41,12 @@
 
 namespace tcgemm::wgmma_family {
 
-template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
+template <typename Config, typename Mma, typename Operands, typename Epilogue>
 __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_constant__ Params<Epilogue> params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using T = Traits<Config, In, kTransA, kTransB>;
+  using T = Traits<Config, Mma, Operands>;
   extern __shared__ __align__(1024) uint8_t shared[];
-  const Pipeline<Config, T> pipeline(shared);
+  const Pipeline<T> pipeline(shared);
 
   // Shuffled so that the compiler knows it is the same in a whole warp.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
   if (warp == kInitializingWarp) {
     if (ptx::elect_one()) {
       pipeline.init();
-      if constexpr (Config::kClusterK > 1) ClusterSum<Config, T>::init(shared);
+      if constexpr (Config::kClusterK > 1) ClusterSum<T>::init(shared);
       ptx::fence_mbarrier_init();
     }
   } else if (warp == 2) {
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
   BlockStart<Config>::arrive(warp);
   TileWalk<Config, Epilogue> walk(params);
   BlockStart<Config>::wait(warp);
-  Loader<Config, In, kTransA, kTransB, Epilogue> loader(params, shared, pipeline.full, cta_rank);
+  Loader<T, Epilogue> loader(params, shared, pipeline.full, cta_rank);
   loader.begin(walk.work());
   if (warp == 0 && ptx::elect_one()) loader.load(0);
 
@@ -124,11 +124,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
 
     const int32_t first_row = Config::kPingPong ? 0 : consumer * T::kRowsPerGroup;
     const uint32_t first_row_bytes = first_row * 128;
-    [[maybe_unused]] uint32_t fragment_offsets[4];
-    if constexpr (T::kRegisterA) m_major_fragment_offsets(fragment_offsets, thread_idx);
+    [[maybe_unused]] const Fragments<typename T::A> fragments(thread_idx);
     PipelineState state{stages};
     uint32_t turn = 0;
-    [[maybe_unused]] ClusterSum<Config, T> cluster_sum(shared, cta_rank, consumer);
+    [[maybe_unused]] ClusterSum<T> cluster_sum(shared, cta_rank, consumer);
 
 #pragma unroll 1
     for (bool has_tile = true; has_tile; has_tile = walk.next(params)) {
@@ -160,9 +159,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
           if (previous_stage >= 0) release(previous_stage);
         };
         if constexpr (T::kRegisterA) {
-          multiply_from_registers<T>(acc, a, b, fragment_offsets, i != 0, release_previous);
+          multiply_from_registers<T>(acc, a, b, fragments, i != 0, release_previous);
         } else {
-          multiply_from_shared<T, In, kTransA, kTransB>(acc, a, b, i != 0, release_previous);
+          multiply_from_shared<T>(acc, a, b, i != 0, release_previous);
         }
         previous_stage = state.stage;
         state.advance();

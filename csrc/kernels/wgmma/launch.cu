@@ -49,16 +49,13 @@ Status launch(const Call& call) {
   params.d = call.d;
   params.ldd = shape.swapped ? call.m : call.n;
 
-  // Boxes as the producer asks for them: see loads.cuh.
-  const int tile_k = geometry.tile_k(), chunk = geometry.chunk();
-  const int a_box[2] = {geometry.trans_a ? chunk : tile_k,
-                        (geometry.trans_a ? tile_k : shape.tile_m) / shape.cluster_n};
-  const int b_box[2] = {geometry.trans_b ? chunk : tile_k,
-                        (geometry.trans_b ? tile_k : shape.tile_n) / shape.cluster_m};
-  const OperandExtent a_extent = geometry.trans_a ? OperandExtent{call.m, call.k} : OperandExtent{call.k, call.m};
-  const OperandExtent b_extent = geometry.trans_b ? OperandExtent{call.n, call.k} : OperandExtent{call.k, call.n};
-  if (Status s = encode_operand_map(&params.a_map, call, call.a, a_extent, a_box); !s.is_ok()) return s;
-  if (Status s = encode_operand_map(&params.b_map, call, call.b, b_extent, b_box); !s.is_ok()) return s;
+  const auto encode = [&](CUtensorMap* map, const AlignedOperand& operand, const OperandShape& operand_shape,
+                          int64_t along, Box box) {
+    const bool is_k_major = operand_shape.is_k_major();
+    return encode_operand_map(map, call, operand, {is_k_major ? call.k : along, is_k_major ? along : call.k}, box);
+  };
+  if (Status s = encode(&params.a_map, call.a, geometry.a, call.m, geometry.a_box()); !s.is_ok()) return s;
+  if (Status s = encode(&params.b_map, call.b, geometry.b, call.n, geometry.b_box()); !s.is_ok()) return s;
 
   int64_t tile_n = shape.tile_n;
   if constexpr (Epilogue::kFused) {
@@ -70,7 +67,8 @@ Status launch(const Call& call) {
     tile_n = target.tile_columns(shape.tile_n);
     params.store_with_tma = fused.vectors;
     if (fused.has_two_z()) {
-      if (Status s = encode_operand_map(&target.b_up_map, call, call.b_up, b_extent, b_box); !s.is_ok()) return s;
+      Status s = encode(&target.b_up_map, call.b_up, geometry.b, call.n, geometry.b_box());
+      if (!s.is_ok()) return s;
     }
     if (fused.vectors) {
       if (Status s = encode_fused_map(&target.d_map, call, fused.d, fused.has_two_d() ? 2 : 1); !s.is_ok()) return s;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/implementation.h"
+#include "core/problem.h"
 #include "epilogue/fused.cuh"
 #include "kernels/common/kernel.h"
 #include "kernels/wgmma/geometry.h"
@@ -17,6 +18,7 @@ namespace tcgemm::wgmma_family {
 // An operand that TMA can read: 16-byte aligned base and strides. Strides in elements.
 struct AlignedOperand {
   const void* data;
+  DType dtype;
   int64_t ld, outer_stride, inner_stride;
 };
 
@@ -24,7 +26,6 @@ struct AlignedOperand {
 struct Call {
   Kernel* kernel;
   Geometry geometry;
-  CUtensorMapDataType element;  // of a and b
   int64_t batch, batch_inner, m, n, k;
   AlignedOperand a, b;
   FloatType out_type;
@@ -42,18 +43,11 @@ struct OperandExtent {
 };
 
 Status encode_operand_map(CUtensorMap* map, const Call& call, const AlignedOperand& operand, OperandExtent extent,
-                          const int (&box)[2]);
+                          Box box);
 // `tile_n`: of what is stored of a tile.
 Status encode_output_map(CUtensorMap* map, const Call& call, int tile_n);
 // A matrix [batch][m][halves][n] that the epilogue stores in boxes of 64 rows and 128 bytes.
 Status encode_fused_map(CUtensorMap* map, const Call& call, const void* data, int64_t halves);
-
-inline CUtensorMapDataType map_type(DType dtype) {
-  if (dtype == DType::kBF16) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  if (dtype == DType::kF16) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  // Rounds float32 to TF32 while loading; the tensor core itself would truncate.
-  return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
-}
 
 // Launches call.kernel, which is of call.geometry, and of kind Fused where there is an epilogue.
 Status launch_product(const Call& call);

@@ -11,10 +11,10 @@
 
 namespace tcgemm::wgmma_family {
 
-// Loads one k block of an operand tile: kExtent rows of K when it is K-major, else chunks of 128
+// Loads one k block of an operand's tile: kExtent rows of K when it is K-major, else chunks of 128
 // bytes along M or N, a row for each k. The kSharers blocks that multiply by the same tile each
 // load an equal part of it for all of them, this one the part number `part`.
-template <int kTrans, int kExtent, int kSharers, typename T>
+template <typename Tile, int kSharers>
 __device__ __forceinline__ void load_tile(uint8_t* tile, const CUtensorMap* map, uint64_t* barrier, uint16_t mask,
                                           int part, int32_t first_idx, int32_t k_idx, int32_t inner, int32_t outer) {
   const auto load = [&](uint8_t* destination, int32_t c0, int32_t c1) {
@@ -24,44 +24,45 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const CUtensorMap* map,
       ptx::tma_load_4d(destination, map, barrier, c0, c1, inner, outer);
     }
   };
-  if constexpr (kTrans) {
-    constexpr int kRows = T::kTileK / kSharers;
-#pragma unroll
-    for (int chunk = 0; chunk < kExtent / T::kChunk; ++chunk) {
-      load(tile + chunk * T::kTileK * 128 + part * kRows * 128, first_idx + chunk * T::kChunk, k_idx + part * kRows);
-    }
-  } else {
-    constexpr int kRows = kExtent / kSharers;
+  if constexpr (Tile::kIsKMajor) {
+    constexpr int kRows = Tile::kExtent / kSharers;
     // Of a swizzle group of eight rows each block may load a part: TMA swizzles by the address in shared memory.
-    static_assert(kExtent % kSharers == 0, "each block loads as many rows");
+    static_assert(Tile::kExtent % kSharers == 0, "each block loads as many rows");
     load(tile + part * kRows * 128, k_idx, first_idx + part * kRows);
+  } else {
+    constexpr int kRows = Tile::kTileK / kSharers;
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kExtent / Tile::kChunk; ++chunk) {
+      load(tile + chunk * Tile::kTileK * 128 + part * kRows * 128, first_idx + chunk * Tile::kChunk,
+           k_idx + part * kRows);
+    }
   }
 }
 
 // The same for B of a gated product: its tile's right half is of the second matrix.
-template <int kTrans, typename Config, typename T>
+template <typename T>
 __device__ __forceinline__ void load_gated_tile(uint8_t* tile, const CUtensorMap* map, const CUtensorMap* up_map,
                                                 uint64_t* barrier, uint16_t mask, int part, int32_t first_idx,
                                                 int32_t k_idx, int32_t inner, int32_t outer) {
-  constexpr int kHalf = Config::kTileN / 2;
-  if constexpr (kTrans) {
-    load_tile<kTrans, kHalf, Config::kClusterM, T>(tile, map, barrier, mask, part, first_idx, k_idx, inner, outer);
-    load_tile<kTrans, kHalf, Config::kClusterM, T>(tile + kHalf * 128, up_map, barrier, mask, part, first_idx, k_idx,
-                                                   inner, outer);
-  } else {
+  constexpr int kSharers = T::Config::kClusterM;
+  using Half = OperandTile<typename T::Operands::B, T::Config::kTileN / 2, T::kTileK>;
+  if constexpr (Half::kIsKMajor) {
     // Of the two blocks that share the tile, each loads the rows of one matrix.
-    static_assert(Config::kClusterM == 2, "a part of the tile is of one matrix");
-    ptx::tma_load_4d_multicast(tile + part * kHalf * 128, part == 0 ? map : up_map, barrier, mask, k_idx, first_idx,
+    static_assert(kSharers == 2, "a part of the tile is of one matrix");
+    ptx::tma_load_4d_multicast(tile + part * Half::kBytes, part == 0 ? map : up_map, barrier, mask, k_idx, first_idx,
                                inner, outer);
+  } else {
+    load_tile<Half, kSharers>(tile, map, barrier, mask, part, first_idx, k_idx, inner, outer);
+    load_tile<Half, kSharers>(tile + Half::kBytes, up_map, barrier, mask, part, first_idx, k_idx, inner, outer);
   }
 }
 
 // The producer's way through the k blocks of its tiles. What a tile decides is worked out once: between two k
 // blocks of a narrow tile there are 128 clocks.
-template <typename Config, typename In, int kTransA, int kTransB, typename Epilogue>
+template <typename T, typename Epilogue>
 class Loader {
  public:
-  using T = Traits<Config, In, kTransA, kTransB>;
+  using Config = typename T::Config;
 
   __device__ __forceinline__ Loader(const Params<Epilogue>& params, uint8_t* shared, uint64_t* full, uint32_t cta_rank)
       : params_(params),
@@ -91,8 +92,8 @@ class Loader {
     uint64_t* barrier = &full_[stage];
     ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);
     uint8_t* a = shared_ + stage * T::kStageBytes;
-    load_tile<kTransA, Config::kTileM, Config::kClusterN, T>(a, &params_.a_map, barrier, a_mask_, rank_n_, m_idx_,
-                                                             k_idx_, a_inner_, a_outer_);
+    load_tile<typename T::A, Config::kClusterN>(a, &params_.a_map, barrier, a_mask_, rank_n_, m_idx_, k_idx_, a_inner_,
+                                                a_outer_);
     load_b(a + T::kABytes, barrier);
     k_idx_ += T::kTileK;
   }
@@ -101,13 +102,13 @@ class Loader {
   __device__ __forceinline__ void load_b(uint8_t* b, uint64_t* barrier) const {
     if constexpr (Epilogue::kFused && Config::kRunsGated) {
       if (params_.epilogue.values.has_two_z()) {
-        load_gated_tile<kTransB, Config, T>(b, &params_.b_map, &params_.epilogue.b_up_map, barrier, b_mask_, rank_m_,
-                                            n_idx_, k_idx_, b_inner_, b_outer_);
+        load_gated_tile<T>(b, &params_.b_map, &params_.epilogue.b_up_map, barrier, b_mask_, rank_m_, n_idx_, k_idx_,
+                           b_inner_, b_outer_);
         return;
       }
     }
-    load_tile<kTransB, T::kPaddedN, Config::kClusterM, T>(b, &params_.b_map, barrier, b_mask_, rank_m_, n_idx_, k_idx_,
-                                                          b_inner_, b_outer_);
+    load_tile<typename T::B, Config::kClusterM>(b, &params_.b_map, barrier, b_mask_, rank_m_, n_idx_, k_idx_, b_inner_,
+                                                b_outer_);
   }
 
   const Params<Epilogue>& params_;

@@ -26,8 +26,10 @@ __device__ __forceinline__ int num_stages(const Params<Epilogue>& params) {
 }
 
 // The barriers between the producer and the consumers of a block, and between those; see kernel.cuh.
-template <typename Config, typename T>
+template <typename T>
 struct Pipeline {
+  using Config = typename T::Config;
+
   uint64_t* full;
   uint64_t* empty;
   uint64_t* order;

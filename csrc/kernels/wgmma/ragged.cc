@@ -7,6 +7,7 @@
 #include "kernels/common/limits.h"
 #include "kernels/kernels.h"
 #include "kernels/wgmma/instance.h"
+#include "kernels/wgmma/instructions.h"
 #include "kernels/wgmma/ragged_config.h"
 #include "kernels/wgmma/ragged_launch.h"
 
@@ -15,12 +16,16 @@ namespace tcgemm {
 namespace wgmma_family {
 namespace {
 
+using tile::Major;
+
 struct RaggedBase {
   std::string_view name;
   Shape shape;
   bool is_fused;  // runs any epilogue, of weights with rows of K, and may gather
 
   bool is_rows() const { return shape.swapped; }
+  // Of the instruction's B: the tokens, in rows of K, or what else a contraction multiplies them by.
+  Major tokens_major() const { return is_rows() ? Major::kK : Major::kMN; }
 };
 
 constexpr RaggedBase kBases[] = {
@@ -37,14 +42,38 @@ int find_base(std::string_view config) {
   return static_cast<int>(found - kBases);
 }
 
+// Those of which a kernel takes operands of any major from shared memory.
+const std::vector<const Instruction*>& grouped_instructions() {
+  static const std::vector<const Instruction*> all = [] {
+    std::vector<const Instruction*> found;
+    for (const Instruction& x : instructions()) {
+      if (x.a.source_mn == tile::Source::kShared && x.b.source_mn == tile::Source::kShared) found.push_back(&x);
+    }
+    return found;
+  }();
+  return all;
+}
+
+const std::vector<TypeRule>& type_rules() {
+  static const std::vector<TypeRule> rules = [] {
+    std::vector<TypeRule> of_all;
+    for (const Instruction* x : grouped_instructions()) {
+      of_all.emplace_back(x->a.dtype, x->b.dtype, x->compute, std::vector{DType::kF16, DType::kBF16, DType::kF32});
+    }
+    return of_all;
+  }();
+  return rules;
+}
+
 class WgmmaRagged final : public RaggedImplementation {
  public:
   WgmmaRagged() {
     for (const RaggedBase& base : kBases) {
       names_.emplace_back(base.name);
-      for (DType dtype : {DType::kBF16, DType::kF16}) {
-        for (bool trans_a : {false, true}) {
-          kernels_.emplace_back(ragged_kernel_name(base.shape, element_type(dtype), trans_a, base.is_fused));
+      for (const Instruction* x : grouped_instructions()) {
+        for (Major a : {Major::kK, Major::kMN}) {
+          const std::string operands = operands_text(x->a.text(a), x->b.text(base.tokens_major()));
+          kernels_.emplace_back(ragged_kernel_name({base.shape, x->mma, operands, base.is_fused}));
         }
       }
     }
@@ -55,12 +84,7 @@ class WgmmaRagged final : public RaggedImplementation {
 
   std::string reject(const RaggedProblem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
-    const std::vector<DType> floats{DType::kF16, DType::kBF16, DType::kF32};
-    if (std::string rule = reject_types(p.in, p.compute, p.out,
-                                        {{DType::kF16, Compute::kF32, floats}, {DType::kBF16, Compute::kF32, floats}});
-        !rule.empty()) {
-      return rule;
-    }
+    if (std::string rule = reject_types(p.in, p.in, p.compute, p.out, type_rules()); !rule.empty()) return rule;
     // TMA's strides. Tokens are rows of K (rows) or of M and N (contraction); weights of N or K.
     const auto is_multiple = [](int64_t extent) { return extent % 8 == 0; };
     if (p.is_rows() && !is_multiple(p.k)) return "k must be a multiple of 8, got " + std::to_string(p.k);
@@ -85,7 +109,8 @@ class WgmmaRagged final : public RaggedImplementation {
     RaggedCall call{};
     call.kernel = kernel.find();
     if (call.kernel == nullptr) return Status::internal("there is no " + kernel.name());
-    call.geometry = {base.shape, static_cast<int>(dtype_bytes(p.in)), is_m_major(p), !base.is_rows()};
+    const int bytes = static_cast<int>(dtype_bytes(p.in));
+    call.geometry = {base.shape, {bytes, weights_major(p)}, {bytes, base.tokens_major()}};
     call.has_epilogue = base.is_fused;
     call.problem = &p;
     call.stream = static_cast<cudaStream_t>(stream);
@@ -98,10 +123,13 @@ class WgmmaRagged final : public RaggedImplementation {
 
  private:
   // Of the instruction's A: weights with rows of N, or the tokens of a contraction.
-  static bool is_m_major(const RaggedProblem& p) { return !p.b_transposed; }
+  static Major weights_major(const RaggedProblem& p) { return p.b_transposed ? Major::kK : Major::kMN; }
 
   const KernelReference& kernel_of(const RaggedProblem& p, std::string_view config) const {
-    return kernels_[(find_base(config) * 2 + (p.in == DType::kF16)) * 2 + is_m_major(p)];
+    const auto& all = grouped_instructions();
+    const auto found = std::find_if(all.begin(), all.end(), [&](const Instruction* x) { return x->a.dtype == p.in; });
+    const size_t row = find_base(config) * all.size() + (found - all.begin());
+    return kernels_[row * 2 + (weights_major(p) == Major::kMN)];
   }
 
   // What one config cannot run and another one can.
@@ -115,7 +143,7 @@ class WgmmaRagged final : public RaggedImplementation {
   }
 
   std::vector<std::string> names_;
-  std::deque<KernelReference> kernels_;  // [config][f16][weights or tokens of a contraction are M-major]
+  std::deque<KernelReference> kernels_;  // [config][instruction][major of A]
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace tcgemm::wgmma_family {
 // Copies a tile's tokens to the stages, by kGatherThreads threads of which this is number `thread_idx`:
 // eight of them, with 16 bytes each, have a row of 64 elements of k; rows are 8 apart. Rows beyond the
 // tile's tokens and indices of no row give zeros, and so do columns beyond k, which is a multiple of 8.
-template <typename Config, typename T>
+template <typename T>
 class TokenGather {
  public:
   // The units that are counted: elements of k, of rows that are a whole number of them.
@@ -52,7 +52,7 @@ class TokenGather {
   }
 
  private:
-  static constexpr int kRowStep = T::kGatherThreads / 8, kRows = Config::kTileN / kRowStep;
+  static constexpr int kRowStep = T::kGatherThreads / 8, kRows = T::Config::kTileN / kRowStep;
   static_assert(kRowStep == 8, "rows of a thread lie in one place of their swizzle groups");
 
   const uint4* rows_;

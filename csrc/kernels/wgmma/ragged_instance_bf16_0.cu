@@ -2,6 +2,6 @@
 
 namespace tcgemm::wgmma_family {
 
-static const bool added = add_ragged_configs<__nv_bfloat16, 0>("__nv_bfloat16");
+static const bool added = add_ragged_configs<BF16, tile::Operands<KMajor<__nv_bfloat16>, KMajor<__nv_bfloat16>>>();
 
 }  // namespace tcgemm::wgmma_family

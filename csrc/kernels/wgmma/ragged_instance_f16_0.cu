@@ -2,6 +2,6 @@
 
 namespace tcgemm::wgmma_family {
 
-static const bool added = add_ragged_configs<__half, 0>("__half");
+static const bool added = add_ragged_configs<F16, tile::Operands<KMajor<__half>, KMajor<__half>>>();
 
 }  // namespace tcgemm::wgmma_family

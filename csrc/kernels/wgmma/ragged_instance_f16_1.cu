@@ -2,6 +2,7 @@
 
 namespace tcgemm::wgmma_family {
 
-static const bool added = add_ragged_configs<__half, 1>("__half");
+static const bool rows_added = add_ragged_configs<F16, tile::Operands<MNMajor<__half>, KMajor<__half>>>();
+static const bool contractions_added = add_ragged_configs<F16, tile::Operands<MNMajor<__half>, MNMajor<__half>>>();
 
 }  // namespace tcgemm::wgmma_family

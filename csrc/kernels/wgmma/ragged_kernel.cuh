@@ -3,7 +3,7 @@
 // differs is which tiles there are, which only the group sizes in device memory tell, and that
 // nothing of one group may reach another.
 //
-//   rows         A of the instruction: a group's weights, M-major (kTransA) or K-major; B: tokens. A
+//   rows         A of the instruction: a group's weights, M-major or K-major; B: tokens. A
 //                tile's tokens end with its group, but are loaded in whole boxes; the instruction's n is what
 //                the tokens need, and what it multiplies beyond them is not stored. Rows of no group are
 //                stored as zeros.
@@ -52,13 +52,14 @@ __device__ __forceinline__ void load_tokens(uint8_t* tile, const CUtensorMap* bo
 
 // One k block of a group's weights with rows of K; of a gated product, 64 columns of both matrices in turn.
 // Each of the blocks that multiply by them loads an equal part for all of them.
-template <typename Config, typename T>
+template <typename T>
 __device__ __forceinline__ void load_weights(uint8_t* tile, const CUtensorMap* map, uint64_t* barrier, uint16_t mask,
                                              int part, int32_t m_idx, int32_t k_idx, int32_t group, bool gated) {
-  constexpr int kChunks = Config::kTileM / T::kChunk / Config::kClusterN;
+  using A = typename T::A;
+  constexpr int kChunks = A::kExtent / A::kChunk / T::Config::kClusterN;
 #pragma unroll 1
   for (int chunk = part * kChunks; chunk < (part + 1) * kChunks; ++chunk) {
-    const int32_t column = m_idx + (gated ? chunk / 2 : chunk) * T::kChunk;
+    const int32_t column = m_idx + (gated ? chunk / 2 : chunk) * A::kChunk;
     ptx::tma_load_4d_multicast(tile + chunk * T::kTileK * 128, map, barrier, mask, column, k_idx, gated ? chunk % 2 : 0,
                                group);
   }
@@ -67,9 +68,12 @@ __device__ __forceinline__ void load_weights(uint8_t* tile, const CUtensorMap* m
 // Overwrites rows `begin` to the next multiple of the instruction's along K in all chunks of a stage, by the
 // consumers that multiply from it; these are all done when it returns. Without a branch of some threads: the
 // compiler would take the stage's number for one that differs between them, and move descriptors.
-template <typename Config, typename T>
+template <typename T>
 __device__ __forceinline__ void zero_rows(uint8_t* stage, int32_t begin, int consumer, int thread_idx) {
-  constexpr int kChunks = (Config::kTileM + T::kPaddedN) / T::kChunk, kRows = T::kMmaK;
+  using A = typename T::A;
+  using B = typename T::B;
+  using Config = typename T::Config;
+  constexpr int kChunks = A::kExtent / A::kChunk + B::kExtent / B::kChunk, kRows = T::kMmaK;
   static_assert(kRows * 8 == 128 && kChunks % Config::kConsumers == 0, "a thread has 16 bytes of each of its chunks");
   const int32_t row = begin / kRows * kRows + thread_idx / 8;
   const uint32_t address = ptx::shared_address(stage) + row * 128 + thread_idx % 8 * 16;
@@ -93,14 +97,15 @@ __device__ __forceinline__ void visit_width(int32_t width, Visitor&& f) {
   f(std::integral_constant<int, kMax>{});
 }
 
-template <typename Config, typename In, int kTransA, typename Epilogue>
+template <typename Config, typename Mma, typename Operands, typename Epilogue>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     ragged_kernel(const __grid_constant__ RaggedParams<Epilogue> params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using T = RaggedTraits<Config, In, kTransA, Epilogue>;
-  constexpr int kTransB = T::kIsRows ? 0 : 1;
+  using T = RaggedTraits<Config, Mma, Operands, Epilogue>;
+  using A = typename T::A;
+  using B = typename T::B;
   extern __shared__ __align__(1024) uint8_t shared[];
-  const Pipeline<Config, T> pipeline(shared);
+  const Pipeline<T> pipeline(shared);
   typename T::Ring ring(shared + T::kRingOffset);
   const Params<Epilogue>& gemm = params.gemm;
 
@@ -160,11 +165,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
             const int32_t token_bytes = gathers ? 0 : (box + 1) * kBoxStep * Config::kClusterM * 128;
             ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes + token_bytes);
             if constexpr (Epilogue::kFused) {
-              load_weights<Config, T>(a, &gemm.a_map, barrier, kMask, rank_n, work.m_idx, i * T::kTileK,
-                                      work.tokens.group, gemm.epilogue.gated);
+              load_weights<T>(a, &gemm.a_map, barrier, kMask, rank_n, work.m_idx, i * T::kTileK, work.tokens.group,
+                              gemm.epilogue.gated);
             } else {
-              load_tile<kTransA, Config::kTileM, 1, T>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, i * T::kTileK,
-                                                       work.tokens.group, 0);
+              load_tile<A, 1>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, i * T::kTileK, work.tokens.group, 0);
             }
             if (!gathers) {
               load_tokens<Config::kClusterM>(b + rank_m * own * 128, &params.token_boxes[box], barrier, kMask,
@@ -173,9 +177,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           } else {
             const int32_t k_idx = work.tokens.token_begin + i * T::kTileK;
             ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);
-            load_tile<1, Config::kTileM, 1, T>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, k_idx, 0, 0);
-            load_tile<1, T::kPaddedN, Config::kClusterM, T>(b, &gemm.b_map, barrier, kMask, rank_m, work.n_idx, k_idx,
-                                                            0, 0);
+            load_tile<A, 1>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, k_idx, 0, 0);
+            load_tile<B, Config::kClusterM>(b, &gemm.b_map, barrier, kMask, rank_m, work.n_idx, k_idx, 0, 0);
           }
         }
       }
@@ -210,7 +213,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           const RaggedWork work = ring.pop();
           if (work.tokens.group == RaggedWork::kEnd) break;
           if (!gathers) continue;
-          const TokenGather<Config, T> gather(gemm.epilogue, gemm.k, work, threadIdx.x % T::kGatherThreads);
+          const TokenGather<T> gather(gemm.epilogue, gemm.k, work, threadIdx.x % T::kGatherThreads);
           const int32_t k_blocks = num_k_blocks(work);
           for (int32_t i = 0; i < k_blocks; ++i, state.advance()) {
             ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);
@@ -253,10 +256,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         const auto multiply_block = [&](auto steps) {
           const uint32_t a = ptx::shared_address(shared + state.stage * T::kStageBytes + first_row * 128);
           const uint32_t b = ptx::shared_address(shared + state.stage * T::kStageBytes + T::kABytes);
-          multiply_from_shared<T, In, kTransA, kTransB, decltype(width)::value, decltype(steps)::value>(
-              acc, a, b, true, [&] {
-                if (previous_stage >= 0) release(previous_stage);
-              });
+          multiply_from_shared<T, decltype(width)::value, decltype(steps)::value>(acc, a, b, true, [&] {
+            if (previous_stage >= 0) release(previous_stage);
+          });
           previous_stage = state.stage;
           state.advance();
         };
@@ -268,13 +270,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);
           // What threads have copied, before what the multiplication reads.
           if (gathers) ptx::fence_proxy_async();
-          multiply_block(std::integral_constant<int, 0>{});
+          multiply_block(std::integral_constant<int, T::kSteps>{});
         }
         if constexpr (!T::kIsRows) {
           if (tail > 0) {
             ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);
-            zero_rows<Config, T>(shared + state.stage * T::kStageBytes, tail, consumer, thread_idx);
-            visit_width<1, T::kTileK / T::kMmaK>((tail + T::kMmaK - 1) / T::kMmaK, multiply_block);
+            zero_rows<T>(shared + state.stage * T::kStageBytes, tail, consumer, thread_idx);
+            visit_width<1, T::kSteps>((tail + T::kMmaK - 1) / T::kMmaK, multiply_block);
           }
         }
         ptx::wgmma_wait_group<0>();

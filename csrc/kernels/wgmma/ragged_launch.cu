@@ -17,29 +17,24 @@ struct RaggedOperand {
   int64_t contiguous, rows, groups;
 };
 
-Status encode_ragged_map(CUtensorMap* map, const RaggedCall& call, const RaggedOperand& x, int columns, int rows) {
+Status encode_ragged_map(CUtensorMap* map, const RaggedCall& call, const RaggedOperand& x, Box box) {
   Call extents{};
   extents.batch = extents.batch_inner = std::max<int64_t>(x.groups, 1);
-  extents.geometry = call.geometry;
-  extents.element = map_type(call.problem->in);
   const bool is_empty = x.contiguous == 0 || x.rows == 0 || x.groups == 0;
-  const AlignedOperand operand{is_empty ? call.buffers.d : x.data, x.contiguous, 0, x.contiguous * x.rows};
-  const int box[2] = {columns, rows};
+  const AlignedOperand operand{is_empty ? call.buffers.d : x.data, call.problem->in, x.contiguous, 0,
+                               x.contiguous * x.rows};
   return encode_operand_map(map, extents, operand, {x.contiguous, x.rows}, box);
 }
 
 // The weights of a kernel with an epilogue: (column, k, which of a gated product's two matrices, group).
-Status encode_weights_map(CUtensorMap* map, const RaggedCall& call, int columns, int rows) {
+Status encode_weights_map(CUtensorMap* map, const RaggedCall& call, Box box) {
   const RaggedProblem& p = *call.problem;
   const int64_t halves = p.epilogue.gated ? 2 : 1;
   Call extents{};
   extents.batch_inner = halves;
   extents.batch = halves * std::max<int64_t>(p.groups, 1);
-  extents.geometry = call.geometry;
-  extents.element = map_type(call.problem->in);
   const bool is_empty = p.n == 0 || p.k == 0 || p.groups == 0;
-  const AlignedOperand operand{is_empty ? call.buffers.d : call.buffers.b, halves * p.n, halves * p.n * p.k, p.n};
-  const int box[2] = {columns, rows};
+  const AlignedOperand operand{is_empty ? call.buffers.d : call.buffers.b, p.in, halves * p.n, halves * p.n * p.k, p.n};
   return encode_operand_map(map, extents, operand, {p.n, p.k}, box);
 }
 
@@ -79,10 +74,10 @@ Status launch(const RaggedCall& call) {
 
   int64_t tile_columns = shape.tile_m;  // of D, where the weights are A
   if (is_rows) {
-    const RaggedOperand weights{buffers.b, geometry.trans_a ? p.n : p.k, geometry.trans_a ? p.k : p.n, p.groups};
+    const bool is_k_major = geometry.a.is_k_major();
+    const RaggedOperand weights{buffers.b, is_k_major ? p.k : p.n, is_k_major ? p.n : p.k, p.groups};
     const RaggedOperand tokens{buffers.a, p.k, p.m, 1};
-    const int box[2] = {geometry.trans_a ? geometry.chunk() : geometry.tile_k(),
-                        geometry.trans_a ? geometry.tile_k() : shape.tile_m};
+    const Box box = geometry.a.box(shape.tile_m, geometry.tile_k(), 1);
     Status status = Status::ok();
     if constexpr (Epilogue::kFused) {
       RaggedFused& fused = gemm.epilogue;
@@ -94,28 +89,21 @@ Status launch(const RaggedCall& call) {
       fused.rows = buffers.a;
       fused.num_rows = static_cast<int32_t>(p.a_rows);
       tile_columns = fused.tile_columns(shape.tile_m);
-      status = encode_weights_map(&gemm.a_map, call, box[0], box[1]);
+      status = encode_weights_map(&gemm.a_map, call, box);
     } else {
-      status = encode_ragged_map(&gemm.a_map, call, weights, box[0], box[1]);
+      status = encode_ragged_map(&gemm.a_map, call, weights, box);
     }
     if (!status.is_ok()) return status;
     // Gathered tokens are not loaded through maps, and may have no address where there are none.
     const int num_boxes = p.gathered ? 0 : shape.tile_n / shape.cluster_m / kBoxStep;
     for (int i = 0; i < num_boxes; ++i) {
-      const int rows = (i + 1) * kBoxStep;
-      if (Status s = encode_ragged_map(&params.token_boxes[i], call, tokens, geometry.tile_k(), rows); !s.is_ok())
-        return s;
+      const Box tokens_box = geometry.b.box((i + 1) * kBoxStep, geometry.tile_k(), 1);
+      if (Status s = encode_ragged_map(&params.token_boxes[i], call, tokens, tokens_box); !s.is_ok()) return s;
     }
   } else {
-    if (Status s = encode_ragged_map(&gemm.a_map, call, {buffers.a, p.m, p.k, 1}, geometry.chunk(), geometry.tile_k());
-        !s.is_ok()) {
-      return s;
-    }
-    if (Status s = encode_ragged_map(&gemm.b_map, call, {buffers.b, p.n, p.k, 1}, geometry.chunk(),
-                                     geometry.tile_k() / shape.cluster_m);
-        !s.is_ok()) {
-      return s;
-    }
+    Status s = encode_ragged_map(&gemm.a_map, call, {buffers.a, p.m, p.k, 1}, geometry.a_box());
+    if (s.is_ok()) s = encode_ragged_map(&gemm.b_map, call, {buffers.b, p.n, p.k, 1}, geometry.b_box());
+    if (!s.is_ok()) return s;
   }
 
   // At most so many tiles: how many there are is known on the device only.

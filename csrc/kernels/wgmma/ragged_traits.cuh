@@ -16,10 +16,10 @@ namespace tcgemm::wgmma_family {
 // the instruction: a block's tile is as wide as its tokens need, in steps of 8. Blocks beside each other
 // (kClusterN) have an equal part of a cluster's each.
 // contraction (not swapped): both operands are stored with rows of K.
-template <typename Config, typename In, int kTransA, typename Epilogue>
-struct RaggedTraits : Traits<Config, In, kTransA, !Config::kSwapped> {
+template <typename Config, typename Mma, typename Operands, typename Epilogue>
+struct RaggedTraits : Traits<Config, Mma, Operands> {
+  using Base = Traits<Config, Mma, Operands>;
   static constexpr bool kIsRows = Config::kSwapped;
-  using Base = Traits<Config, In, kTransA, !kIsRows>;
   static constexpr int kMaxWidth = Config::kTileN;
   static constexpr int kWidthStep = 8;
   // Warps 2 and 3 gather the tokens, which blocks do not share where there is an epilogue.
@@ -41,8 +41,10 @@ struct RaggedTraits : Traits<Config, In, kTransA, !Config::kSwapped> {
                 "blocks of a cluster share the tokens, or with an epilogue the weights");
   static_assert(!Epilogue::kFused || Config::kClusterM == 1, "tokens that are gathered are not shared");
   static_assert(!kIsRows || kMaxWidth / Config::kClusterM <= kBoxStep * kNumBoxes, "one box of tokens a k block");
-  static_assert(kIsRows || kTransA, "a contraction's operands are stored with rows of K");
-  static_assert(!Epilogue::kFused || (kIsRows && kTransA), "epilogues of form rows, of weights with rows of K");
+  static_assert(Base::B::kIsKMajor == kIsRows && (kIsRows || !Base::A::kIsKMajor),
+                "tokens lie in rows of K, a contraction's operands in rows of M and of N");
+  static_assert(!Base::kRegisterA, "the instruction takes A from shared memory");
+  static_assert(!Epilogue::kFused || (kIsRows && !Base::A::kIsKMajor), "epilogues of weights with rows of N");
 };
 
 // Counts the tiles of a segment of rows and finds out where they lie.

@@ -6,6 +6,13 @@
 namespace tcgemm::wgmma_family {
 namespace {
 
+CUtensorMapDataType input_type(DType dtype) {
+  if (dtype == DType::kBF16) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if (dtype == DType::kF16) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  // Rounds float32 to TF32 while loading; the tensor core itself would truncate.
+  return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+}
+
 CUtensorMapDataType output_type(FloatType type) {
   return type == FloatType::kF32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
          : type == FloatType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -15,8 +22,8 @@ CUtensorMapDataType output_type(FloatType type) {
 }  // namespace
 
 Status encode_operand_map(CUtensorMap* map, const Call& call, const AlignedOperand& operand, OperandExtent extent,
-                          const int (&box)[2]) {
-  const int64_t bytes = call.geometry.element_bytes;
+                          Box box) {
+  const int64_t bytes = dtype_bytes(operand.dtype);
   const TensorOperand tensor{operand.data,
                              extent.contiguous,
                              extent.rows,
@@ -25,7 +32,8 @@ Status encode_operand_map(CUtensorMap* map, const Call& call, const AlignedOpera
                              operand.ld * bytes,
                              operand.inner_stride * bytes,
                              operand.outer_stride * bytes};
-  return tcgemm::encode_operand_map(map, call.element, tensor, box, CU_TENSOR_MAP_SWIZZLE_128B);
+  return tcgemm::encode_operand_map(map, input_type(operand.dtype), tensor, {box.contiguous, box.rows},
+                                    CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 Status encode_output_map(CUtensorMap* map, const Call& call, int tile_n) {

@@ -1,25 +1,43 @@
-// What a config and an element type decide at compile time.
+// What a config, an instruction and its operands decide at compile time.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/wgmma/config.h"
 #include "kernels/wgmma/params.cuh"
 
 namespace tcgemm::wgmma_family {
 
-template <typename Config, typename In, int kTransA, int kTransB>
+template <typename Operand>
+inline constexpr OperandShape operand_shape{sizeof(typename Operand::Element), Operand::kMajor};
+
+// One operand's tile in a stage.
+template <typename Operand, int kExtentInUse, int kTileK_>
+struct OperandTile : Operand {
+  static constexpr OperandShape kShape = operand_shape<Operand>;
+  static constexpr int kTileK = kTileK_, kChunk = kShape.chunk();
+  static constexpr int kExtent = kShape.padded(kExtentInUse), kBytes = kShape.bytes(kExtentInUse, kTileK);
+
+  static_assert(kTileK * sizeof(typename Operand::Element) == 128, "a row of the swizzle");
+};
+
+template <typename ConfigType, typename MmaType, typename OperandsType>
 struct Traits {
-  static constexpr Geometry kGeometry{Config::kShape, sizeof(In), kTransA != 0, kTransB != 0};
-  static constexpr int kTileK = kGeometry.tile_k(), kChunk = kGeometry.chunk();
-  static constexpr int kMmaK = 32 / sizeof(In);
+  using Config = ConfigType;
+  using Mma = MmaType;
+  using Operands = OperandsType;
+  static constexpr Geometry kGeometry{Config::kShape, operand_shape<typename Operands::A>,
+                                      operand_shape<typename Operands::B>};
+  static constexpr int kTileK = kGeometry.tile_k();
+  using A = OperandTile<typename Operands::A, Config::kTileM, kTileK>;
+  using B = OperandTile<typename Operands::B, Config::kTileN, kTileK>;
+  static constexpr int kMmaK = 32 / sizeof(typename Mma::A), kSteps = kTileK / kMmaK;
   static constexpr int kRowsPerGroup = kGeometry.rows_per_group();
   static constexpr int kBlocksM = kRowsPerGroup / 64;
-  // TF32 wgmma reads K-major shared memory only. An M-major A goes through registers.
-  static constexpr bool kRegisterA = kTransA && sizeof(In) == 4;
-  static constexpr int kPaddedN = kGeometry.padded_n();
+  static constexpr bool kRegisterA = A::kSource != tile::Source::kShared;
   static constexpr int kABytes = kGeometry.a_bytes(), kStageBytes = kGeometry.stage_bytes();
-  static constexpr int kLoadedBytes = kABytes + kPaddedN * 128;
+  static constexpr int kLoadedBytes = A::kBytes + B::kBytes;
   static constexpr int kAccumulators = Config::kTileN / 2 * kBlocksM;
   // Of each thread once its role is known, together at most what a block has at launch. The producer
   // needs 40 for multicast; fragments of A need 160 where accumulators are 96.
@@ -44,7 +62,12 @@ struct Traits {
   static_assert(Config::kClusterSize <= 8, "portable cluster size");
   static_assert(Config::kClusterK == 1 || kShares > 1 || Config::kClusterK >= Config::kConsumers,
                 "no block adds up what two warpgroups have");
-  static_assert(!kTransB || sizeof(In) == 2, "B comes from shared memory, N-major in 16-bit types only");
+  static_assert(B::kSource == tile::Source::kShared, "the instruction takes B from shared memory");
+  static_assert((kRegisterA || sizeof(typename A::Element) == sizeof(typename Mma::A)) &&
+                    sizeof(typename B::Element) == sizeof(typename Mma::B),
+                "it takes the elements there as they are");
+  static_assert(std::is_same_v<typename Mma::Accumulator, float> && Mma::kPromoteEvery == 0,
+                "sums are float32, and stay in the instruction's registers");
 };
 
 }  // namespace tcgemm::wgmma_family

@@ -1,5 +1,6 @@
 // The wgmma family behind the common interface.
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <deque>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "kernels/kernels.h"
 #include "kernels/wgmma/config.h"
 #include "kernels/wgmma/instance.h"
+#include "kernels/wgmma/instructions.h"
 #include "kernels/wgmma/launch.h"
 
 namespace tcgemm {
@@ -64,14 +66,25 @@ std::optional<Parsed> parse(std::string_view config) {
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
+using tile::Major;
+
 // A matrix of `rows` x `columns` as the kernel wants it, columns contiguous, and whether its
 // operand must be copied to be that.
 struct Source {
   const void* data;
   const Operand* operand;
+  Major major;  // K-major: it has a row for each m or n, else for each k
   int64_t rows, columns;
   bool transpose;  // the operand is stored columns x rows and has to be transposed by the copy
 
+  static Source make(const Instruction::Input& input, const void* data, const Operand& operand, int64_t extent,
+                     int64_t k, Major stored) {
+    const Major major = input.takes(stored) ? stored : Major::kK;
+    const bool is_k_major = major == Major::kK;
+    return {data, &operand, major, is_k_major ? extent : k, is_k_major ? k : extent, stored != major};
+  }
+
+  OperandShape shape() const { return {static_cast<int>(dtype_bytes(operand->dtype)), major}; }
   bool needs_copy() const { return transpose || !rows_aligned(data, *operand, 16); }
   // A copy's rows start on 128-byte lines: a load of 128 bytes that straddles two costs about twice.
   int64_t padded_columns() const { return round_up(std::max<int64_t>(columns, 1), 128 / dtype_bytes(operand->dtype)); }
@@ -87,26 +100,43 @@ struct Source {
   }
 };
 
-// The two operands in the kernel's terms: A with rows of M (or, M-major, of K), B likewise.
-// Layouts in this family: trans_a == false is K-major, trans_b == false is K-major (N x K).
+// What multiplies a problem's operands; null: nothing does. Where a config is swapped A is the problem's B.
+const Instruction* find_instruction(const Problem& p, bool swapped) {
+  const DType a = swapped ? p.b.dtype : p.a.dtype, b = swapped ? p.a.dtype : p.b.dtype;
+  for (const Instruction& x : instructions()) {
+    if (x.a.dtype == a && x.b.dtype == b && x.compute == p.compute) return &x;
+  }
+  return nullptr;
+}
+
+// The same as rules.
+const std::vector<TypeRule>& type_rules(bool swapped) {
+  static const auto all = [] {
+    const std::vector<DType> floats{DType::kF16, DType::kBF16, DType::kF32};
+    std::array<std::vector<TypeRule>, 2> rules;
+    for (const Instruction& x : instructions()) {
+      rules[0].emplace_back(x.a.dtype, x.b.dtype, x.compute, floats);
+      rules[1].emplace_back(x.b.dtype, x.a.dtype, x.compute, floats);
+    }
+    return rules;
+  }();
+  return all[swapped];
+}
+
+// The two operands in the kernel's terms.
 struct Plan {
+  const Instruction* instruction;
   Source a, b;
-  bool trans_a, trans_b;
 
   static Plan make(const Problem& p, const void* a_data, const void* b_data, bool swapped) {
-    struct Input {
-      const void* data;
-      const Operand* operand;
-      int64_t extent;  // M or N
-      bool is_k_major;
+    const Instruction* const x = find_instruction(p, swapped);
+    const auto a = [&](const Instruction::Input& input) {
+      return Source::make(input, a_data, p.a, p.m, p.k, p.a.transposed ? Major::kMN : Major::kK);
     };
-    Input a{a_data, &p.a, p.m, !p.a.transposed}, b{b_data, &p.b, p.n, p.b.transposed};
-    if (swapped) std::swap(a, b);
-    const auto k_major = [&](const Input& x) { return Source{x.data, x.operand, x.extent, p.k, !x.is_k_major}; };
-    const auto other = [&](const Input& x) { return Source{x.data, x.operand, p.k, x.extent, false}; };
-    // TF32's B has to be K-major: where it is not, the copy transposes it.
-    const bool trans_b = !b.is_k_major && p.a.dtype != DType::kF32;
-    return {a.is_k_major ? k_major(a) : other(a), trans_b ? other(b) : k_major(b), !a.is_k_major, trans_b};
+    const auto b = [&](const Instruction::Input& input) {
+      return Source::make(input, b_data, p.b, p.n, p.k, p.b.transposed ? Major::kK : Major::kMN);
+    };
+    return swapped ? Plan{x, b(x->a), a(x->b)} : Plan{x, a(x->a), b(x->b)};
   }
 };
 
@@ -136,9 +166,15 @@ class Wgmma final : public Implementation {
       for (int splits : kSplits) names_.push_back(std::string(base.name) + "_split" + std::to_string(splits));
     }
     for (const Base& base : kBases) {
-      for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
-        for (int how = 0; how < 8; ++how) {
-          kernels_.emplace_back(kernel_name(base.shape, element_type(dtype), how & 4, how & 2, how & 1));
+      for (const Instruction& instruction : instructions()) {
+        for (Major a : kMajors) {
+          for (Major b : kMajors) {
+            const bool is_taken = instruction.a.takes(a) && instruction.b.takes(b);
+            const std::string operands = is_taken ? operands_text(instruction.a.text(a), instruction.b.text(b)) : "";
+            for (bool has_epilogue : {false, true}) {
+              kernels_.emplace_back(kernel_name({base.shape, instruction.mma, operands, has_epilogue}));
+            }
+          }
         }
       }
     }
@@ -150,20 +186,14 @@ class Wgmma final : public Implementation {
 
   std::string reject(const Problem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
-    if (p.a.dtype != p.b.dtype) return "a and b must have the same dtype";
-    const bool is_16bit = p.a.dtype == DType::kF16 || p.a.dtype == DType::kBF16;
-    if (!is_16bit && p.a.dtype != DType::kF32)
-      return std::string("inputs must be f16, bf16 or f32, not ") + name_of(p.a.dtype);
-    if (is_16bit && p.compute != Compute::kF32)
-      return std::string("it accumulates in f32 only, not ") + name_of(p.compute);
-    if (!is_16bit && p.compute != Compute::kTF32) return "f32 inputs are multiplied as TF32 only";
-    if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32) {
-      return std::string("the output must be f16, bf16 or f32, not ") + name_of(p.out);
+    const Parsed parsed = *parse(config);
+    if (std::string rule = reject_types(p, type_rules(kBases[parsed.base_idx].shape.swapped)); !rule.empty()) {
+      return rule;
     }
     if (std::string rule = reject_column_sums(p); !rule.empty()) return rule;
     if (p.batch > 0 && p.m > 0 && p.n > 0) {
       constexpr int64_t kMaxTiles = 1LL << 31;
-      if (p.batch * parse(config)->num_splits * ((p.m + 63) / 64) * ((p.n + 15) / 16) >= kMaxTiles) {
+      if (p.batch * parsed.num_splits * ((p.m + 63) / 64) * ((p.n + 15) / 16) >= kMaxTiles) {
         return "the output must be less than 2^31 tiles of 64x16";
       }
     }
@@ -175,6 +205,7 @@ class Wgmma final : public Implementation {
     const void* b_up = reinterpret_cast<const void*>(p.epilogue.up_offset * dtype_bytes(p.b.dtype));
     const Parsed parsed = *parse(config);
     const bool swapped = kBases[parsed.base_idx].shape.swapped;
+    if (find_instruction(p, swapped) == nullptr) return 0;
     return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, swapped), b_up) +
            column_sums_bytes(p, parsed, device);
   }
@@ -195,8 +226,7 @@ class Wgmma final : public Implementation {
     call.m = base.shape.swapped ? p.n : p.m;
     call.n = base.shape.swapped ? p.m : p.n;
     call.k = p.k;
-    call.geometry = geometry(p, plan, base);
-    call.element = map_type(p.a.dtype);
+    call.geometry = {base.shape, plan.a.shape(), plan.b.shape()};
     const KernelReference& kernel = kernel_of(p, plan, parsed);
     call.kernel = kernel.find();
     if (call.kernel == nullptr) return Status::internal("there is no " + kernel.name());
@@ -217,8 +247,7 @@ class Wgmma final : public Implementation {
       call.a.data = call.b.data = call.b_up.data = buffers.d;
     } else {
       for (const auto& jobs : {&copies, &up_copies}) {
-        if ((*jobs)[0].rows == 0 && (*jobs)[1].rows == 0) continue;
-        if (Status s = launch_copies(*jobs, call.geometry.element_bytes, call.stream); !s.is_ok()) return s;
+        if (Status s = launch_copies(*jobs, call.stream); !s.is_ok()) return s;
       }
     }
 
@@ -247,13 +276,11 @@ class Wgmma final : public Implementation {
   }
 
  private:
-  static Geometry geometry(const Problem& p, const Plan& plan, const Base& base) {
-    return {base.shape, static_cast<int>(dtype_bytes(p.a.dtype)), plan.trans_a, plan.trans_b};
-  }
   const KernelReference& kernel_of(const Problem& p, const Plan& plan, const Parsed& parsed) const {
     const bool has_epilogue = runs_epilogue(p, parsed) && !is_bare(p);
-    const int element = p.a.dtype == DType::kBF16 ? 0 : p.a.dtype == DType::kF16 ? 1 : 2;
-    return kernels_[(parsed.base_idx * 3 + element) * 8 + plan.trans_a * 4 + plan.trans_b * 2 + has_epilogue];
+    const size_t row = parsed.base_idx * instructions().size() + (plan.instruction - instructions().data());
+    const int majors = (plan.a.major == Major::kMN) * 2 + (plan.b.major == Major::kMN);
+    return kernels_[(row * 4 + majors) * 2 + has_epilogue];
   }
 
   static int64_t needed_bytes(const Problem& p, const Parsed& parsed, const Plan& plan, const void* b_up) {
@@ -276,16 +303,28 @@ class Wgmma final : public Implementation {
   // the job that makes it.
   static AlignedOperand prepare(const Source& source, const Problem& p, char** workspace, CopyJob* job) {
     const Operand& x = *source.operand;
-    if (!source.needs_copy()) return {source.data, x.ld, x.batch_outer_stride, x.batch_inner_stride};
+    if (!source.needs_copy()) return {source.data, x.dtype, x.ld, x.batch_outer_stride, x.batch_inner_stride};
     const int64_t ld = source.padded_columns(), inner = source.inner(p), outer = source.outer(p);
-    *job = {source.data, *workspace, source.rows, source.columns,  x.ld, x.batch_outer_stride, x.batch_inner_stride,
-            ld,          outer,      inner,       source.transpose};
+    *job = {source.data,
+            *workspace,
+            source.rows,
+            source.columns,
+            x.ld,
+            x.batch_outer_stride,
+            x.batch_inner_stride,
+            ld,
+            outer,
+            inner,
+            source.transpose,
+            static_cast<int32_t>(dtype_bytes(x.dtype))};
     *workspace += source.copy_bytes(p);
-    return {job->target, ld, outer == 1 ? 0 : inner * source.rows * ld, inner == 1 ? 0 : source.rows * ld};
+    return {job->target, x.dtype, ld, outer == 1 ? 0 : inner * source.rows * ld, inner == 1 ? 0 : source.rows * ld};
   }
 
   std::vector<std::string> names_;
-  std::deque<KernelReference> kernels_;  // [config][element][trans_a][trans_b][has_epilogue]
+  static constexpr Major kMajors[] = {Major::kK, Major::kMN};
+
+  std::deque<KernelReference> kernels_;  // [config][instruction][major of A][of B][has_epilogue]
 };
 
 }  // namespace

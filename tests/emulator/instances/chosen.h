@@ -3,10 +3,6 @@
 
 #include <string_view>
 
-// An element type as text.
-#define EMULATED_NAME(type) EMULATED_TEXT(type)
-#define EMULATED_TEXT(type) #type
-
 namespace emulator {
 
 #ifdef EMULATED_CONFIGS

@@ -1,29 +1,16 @@
-// The wgmma kernels of some configs for one element type and layout.
-//   EMULATED_IN, EMULATED_TRANS_A, EMULATED_TRANS_B   the element type and layout
+// The wgmma kernels of some configs for one instruction and its operands.
+//   EMULATED_MMA, EMULATED_OPERANDS   their types
 //   EMULATED_FUSED   whether with the kernels that run epilogues
 #include "chosen.h"
-#include "kernels/common/kernel.h"
-#include "kernels/wgmma/instance.h"
-#include "kernels/wgmma/kernel.cuh"
+#include "kernels/wgmma/instances.cuh"
 
 namespace tcgemm::wgmma_family {
 namespace {
 
-template <typename Config, typename Epilogue>
-bool add() {
-  return add_kernel(
-      kernel_name(Config::kShape, EMULATED_NAME(EMULATED_IN), EMULATED_TRANS_A, EMULATED_TRANS_B, Epilogue::kFused),
-      reinterpret_cast<const void*>(&kernel<Config, EMULATED_IN, EMULATED_TRANS_A, EMULATED_TRANS_B, Epilogue>));
-}
-
 template <bool kIsChosen, typename Config, bool kAnyEpilogue>
 bool add_chosen() {
-  if constexpr (kIsChosen) {
-    if constexpr (kAnyEpilogue && EMULATED_FUSED) add<Config, Fused>();
-    return add<Config, Bare>();
-  } else {
-    return false;
-  }
+  if constexpr (kIsChosen) return add_config<Config, EMULATED_MMA, EMULATED_OPERANDS, kAnyEpilogue && EMULATED_FUSED>();
+  return false;
 }
 
 const bool added[] = {

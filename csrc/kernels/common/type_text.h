@@ -1,0 +1,66 @@
+// C++ text of the types that kernels are instantiated with: from the types themselves where kernels are built, from
+// what a problem says where one is asked for.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <string>
+
+#include "core/problem.h"
+#include "ptx/types.cuh"
+#include "tile/operands.cuh"
+
+namespace tcgemm {
+
+// Of an operand's element: its dtype; of an instruction's: text alone.
+template <typename T>
+struct ElementType;
+template <>
+struct ElementType<__half> {
+  static constexpr DType kDType = DType::kF16;
+  static constexpr const char* kText = "__half";
+};
+template <>
+struct ElementType<__nv_bfloat16> {
+  static constexpr DType kDType = DType::kBF16;
+  static constexpr const char* kText = "__nv_bfloat16";
+};
+template <>
+struct ElementType<float> {
+  static constexpr DType kDType = DType::kF32;
+  static constexpr const char* kText = "float";
+};
+template <>
+struct ElementType<ptx::TF32> {
+  static constexpr const char* kText = "tcgemm::ptx::TF32";
+};
+
+inline std::string operand_text(const char* element, tile::Major major, tile::Source source) {
+  return std::string("tcgemm::tile::Operand<") + element +
+         ", tcgemm::tile::Major::" + (major == tile::Major::kK ? "kK" : "kMN") +
+         ", tcgemm::tile::Source::" + (source == tile::Source::kShared ? "kShared>" : "kTransposed>");
+}
+inline std::string operands_text(const std::string& a, const std::string& b) {
+  return "tcgemm::tile::Operands<" + a + ", " + b + ">";
+}
+
+template <typename Element, tile::Major kMajor, tile::Source kSource>
+std::string text_of(tile::Operand<Element, kMajor, kSource>) {
+  return operand_text(ElementType<Element>::kText, kMajor, kSource);
+}
+template <typename A, typename B>
+std::string text_of(tile::Operands<A, B>) {
+  return operands_text(text_of(A{}), text_of(B{}));
+}
+template <typename A, typename B, typename Accumulator, int kPromoteEvery>
+std::string text_of(tile::Mma<A, B, Accumulator, kPromoteEvery>) {
+  std::string text = "tcgemm::tile::Mma<";
+  for (const char* type : {ElementType<A>::kText, ElementType<B>::kText, ElementType<Accumulator>::kText}) {
+    text += type + std::string(", ");
+  }
+  return text + std::to_string(kPromoteEvery) + ">";
+}
+
+}  // namespace tcgemm
