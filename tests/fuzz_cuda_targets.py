@@ -16,9 +16,8 @@ from fuzz_targets import (
     wide,
 )
 
-from jax_tcgemm.device.tensor.cutensor import ELEMENTWISE_COMPUTE
 from jax_tcgemm.inspect import fragments
-from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE
+from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE, ELEMENTWISE_COMPUTE
 from jax_tcgemm.system import modules
 
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax_tcgemm import tensor
 from jax_tcgemm.bench.suites import DTYPES
 from jax_tcgemm.bench.workload import Workload
-from jax_tcgemm.device.tensor.planning import IMPLEMENTATIONS
 from jax_tcgemm.inspect.explain import explain
+from jax_tcgemm.selection import IMPLEMENTATIONS_OF
 from jax_tcgemm.tensor.contract import ALGORITHMS
 
 # Of max |result - reference| / max |reference|: one rounding of the result, TF32's products, or
@@ -52,7 +52,7 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
 def _functions(operation: str, subscripts: str, precision: str) -> dict[str, Callable]:
     """Ours by implementation, and XLA's own operation."""
     kind = "contract" if operation == "einsum" else operation
-    names = {"auto": None} | {name: name for name in IMPLEMENTATIONS[kind] if name != "xla"}
+    names = {"auto": None} | {name: name for name in IMPLEMENTATIONS_OF[kind] if name != "xla"}
 
     def ours(implementation, **options):
         def run(*operands):

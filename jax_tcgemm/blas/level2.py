@@ -19,8 +19,7 @@ from jax_tcgemm.blas.arguments import (
     scalars,
     transposition,
 )
-from jax_tcgemm.device.blas import reference
-from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS, Call, Options
+from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS, Call, Options, band_index
 from jax_tcgemm.problem.dtypes import MAX_EXTENT
 from jax_tcgemm.products.arguments import check_flag
 
@@ -216,7 +215,7 @@ def to_band(a, kl: int, ku: int) -> jax.Array:
     kl, ku = _checked_band(op, kl, ku)
     (a,) = arrays(op, {"a": 2}, a=a)
     *batch, m, n = check_shape(op, "a", a)
-    column, exists = reference.band_index(m, n, kl, ku)
+    column, exists = band_index(m, n, kl, ku)
     if n == 0:  # Of which nothing can be taken.
         return jnp.zeros((*batch, m, kl + ku + 1), a.dtype)
     rows = jnp.arange(m)[:, None]
@@ -237,7 +236,7 @@ def from_band(band, columns: int, kl: int, ku: int) -> jax.Array:
     kl, ku = _checked_band(op, kl, ku, band=band)
     columns = check_integer(op, "columns", columns, 0, "it counts those of the matrix")
     m = check_shape(op, "band", band)[-2]
-    column, exists = reference.band_index(m, columns, kl, ku)
+    column, exists = band_index(m, columns, kl, ku)
     rows = jnp.arange(m)[:, None]
     full = jnp.zeros((*band.shape[:-1], columns), band.dtype)
     return full.at[..., rows, column].add(jnp.where(exists, band, 0))

@@ -12,10 +12,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tcgemm import selection
+from jax_tcgemm.device import blas as device_blas
 from jax_tcgemm.device import dense, fused, grouped
 from jax_tcgemm.device import rows as device_rows
-from jax_tcgemm.device.blas import planning as blas_planning
-from jax_tcgemm.device.tensor import planning as tensor_planning
+from jax_tcgemm.device import tensor as device_tensor
 from jax_tcgemm.primitives import backward, blas, contract, elementwise, reduce, rows
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import fused_dot_general as fused_primitive
@@ -30,10 +30,10 @@ _RULES = {
     fused_primitive.fused_dot_general_p: (fused_primitive, fused),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
     rows.rows_p: (rows, device_rows),
-    contract.contract_p: (contract, tensor_planning),
-    elementwise.elementwise_p: (elementwise, tensor_planning),
-    reduce.reduce_p: (reduce, tensor_planning),
-    blas.blas_p: (blas, blas_planning),
+    contract.contract_p: (contract, device_tensor),
+    elementwise.elementwise_p: (elementwise, device_tensor),
+    reduce.reduce_p: (reduce, device_tensor),
+    blas.blas_p: (blas, device_blas),
 }
 
 

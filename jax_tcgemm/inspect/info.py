@@ -11,11 +11,10 @@ from pathlib import Path
 
 import jax
 
-from jax_tcgemm import _build
-from jax_tcgemm.device.tensor import cutensor
+from jax_tcgemm import _build, tensor
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.problem.gemm import Operand, Problem
-from jax_tcgemm.selection import listed
+from jax_tcgemm.selection import cutensor, listed
 from jax_tcgemm.system import modules
 from jax_tcgemm.tensor.contract import ALGORITHMS
 
@@ -149,10 +148,18 @@ def _versions() -> dict[str, str]:
         "C++ compiler of this build": _build.CXX_COMPILER,
         "CUDA of this build": cuda,
         "NVIDIA driver": _driver_version(),
-        "cuTENSOR": cutensor.version() or "not installed",
+        "cuTENSOR": _cutensor_version() or "not installed",
         "NVRTC": nvrtc.version() or f"not available: {nvrtc.reason()}",
         "cuBLAS": "not found" if modules.cublas_reason() else modules.cuda.cublas_version(),
     }
+
+
+def _cutensor_version() -> str:
+    """The version of the library, such as 2.8.1; "" where it cannot be used."""
+    if modules.reason("cutensor"):
+        return ""
+    number = modules.cutensor.version()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def _gpus() -> Iterator[Gpu]:
@@ -241,5 +248,5 @@ def info() -> Info:
         tuple(_gpus()),
         gpu_reason,
         tuple(_implementations(gpu_reason)),
-        cutensor.plan_cache(),
+        tensor.plan_cache(),
     )

@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import dot_general_p, transpose_p
 
-from jax_tcgemm.device.tensor import planning
+from jax_tcgemm.device import tensor
 from jax_tcgemm.primitives import lowering, tensor_lowering
 from jax_tcgemm.primitives.dot_general import bilinear_series, same_varying
 from jax_tcgemm.primitives.fused_dot_general import moved
@@ -65,7 +65,7 @@ def contract(
     )
 
 
-def request_of(operands, params) -> planning.Request:
+def request_of(operands, params) -> tensor.Request:
     """What one call of the primitive says, from the types of its operands."""
     unary = tuple("conj" if conj else "identity" for conj in params["conj"])
     has_c = len(operands) == 3
@@ -80,7 +80,7 @@ def request_of(operands, params) -> planning.Request:
         compute=params["compute"],
         algorithm=params["algorithm"],
     )
-    return planning.Request(
+    return tensor.Request(
         params["op"],
         operation,
         params["precision"],
@@ -227,7 +227,7 @@ register_jet(contract_p, _series)
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(*avals_and_params) -> planning.Request:
+def product_of(*avals_and_params) -> tensor.Request:
     """What one call says, from the types of its operands and result, and its parameters."""
     *operands, _, params = avals_and_params
     return request_of(operands, params)

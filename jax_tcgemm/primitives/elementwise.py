@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jax_tcgemm.device.tensor import planning, reference
+from jax_tcgemm.device import tensor
+from jax_tcgemm.device import tensor_reference as reference
 from jax_tcgemm.primitives import tensor_lowering
 from jax_tcgemm.primitives.dot_general import same_varying
 from jax_tcgemm.primitives.tensor_typing import type_of
@@ -47,7 +48,7 @@ def elementwise(*operands, op, modes, result, unary, combine, scalars, compute, 
     )
 
 
-def request_of(operands, params) -> planning.Request:
+def request_of(operands, params) -> tensor.Request:
     """What one call of the primitive says, from the types of its operands."""
     operation = Operation(
         kind=_KINDS[len(operands)],
@@ -60,7 +61,7 @@ def request_of(operands, params) -> planning.Request:
         scalars=params["scalars"],
         compute=params["compute"],
     )
-    return planning.Request(params["op"], operation, implementation=params["implementation"])
+    return tensor.Request(params["op"], operation, implementation=params["implementation"])
 
 
 # --- typing -------------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ ad.primitive_transposes[elementwise_p] = _transpose
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(*avals_and_params) -> planning.Request:
+def product_of(*avals_and_params) -> tensor.Request:
     """What one call says, from the types of its operands and result, and its parameters."""
     *operands, _, params = avals_and_params
     return request_of(operands, params)

@@ -16,7 +16,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from jax_tcgemm.device.tensor import planning, reference
+from jax_tcgemm.device import tensor
+from jax_tcgemm.device import tensor_reference as reference
 from jax_tcgemm.primitives import tensor_lowering
 from jax_tcgemm.primitives.dot_general import same_varying
 from jax_tcgemm.primitives.fused_dot_general import moved
@@ -46,7 +47,7 @@ def reduce(*operands, op, modes, result, unary, combine, alpha, beta, compute, i
     )
 
 
-def request_of(operands, params) -> planning.Request:
+def request_of(operands, params) -> tensor.Request:
     """What one call of the primitive says, from the types of its operands."""
     has_c = len(operands) == 2
     operation = Operation(
@@ -60,7 +61,7 @@ def request_of(operands, params) -> planning.Request:
         scalars=(params["alpha"], params["beta"], 1),
         compute=params["compute"],
     )
-    return planning.Request(params["op"], operation, implementation=params["implementation"])
+    return tensor.Request(params["op"], operation, implementation=params["implementation"])
 
 
 # --- typing -------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ ad.primitive_transposes[reduce_p] = _transpose
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(*avals_and_params) -> planning.Request:
+def product_of(*avals_and_params) -> tensor.Request:
     """What one call says, from the types of its operands and result, and its parameters."""
     *operands, _, params = avals_and_params
     return request_of(operands, params)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from jax.extend import core
 
-from jax_tcgemm.device.tensor import planning
+from jax_tcgemm.device import tensor
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.dot_general import obstacle_of
 from jax_tcgemm.sharding import partitioning
@@ -15,7 +15,7 @@ def register(primitive: core.Primitive, request_of: Callable, division_of: Calla
 
     Args:
       primitive: the primitive.
-      request_of: from the types of the operands and the parameters to a `planning.Request`.
+      request_of: from the types of the operands and the parameters to a `tensor.Request`.
       division_of: from the types of each operand and the parameters to a `partitioning.Division`.
     """
 
@@ -24,10 +24,10 @@ def register(primitive: core.Primitive, request_of: Callable, division_of: Calla
         obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
         request = request_of(ctx.avals_in, params)
         # What XLA runs anyway, it also partitions.
-        is_ours = not planning.is_xla(request)
+        is_ours = not tensor.is_xla(request)
         if not obstacle and is_ours and partitioning.is_divided(ctx):
             return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
-        run = planning.lowered(request, platform, obstacle)
+        run = tensor.lowered(request, platform, obstacle)
         return partitioning.lower_on_device(ctx, lambda *operands: (run(*operands),), *operands)
 
     lowering.register(primitive, lower)

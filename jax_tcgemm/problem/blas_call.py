@@ -209,3 +209,9 @@ def flops(call: Call, shapes, dtype) -> int:
             return 2 * call.items * batch * m * n * k
         case _:
             return 2 * batch * call.n
+
+
+def band_index(rows: int, columns: int, kl: int, ku: int):
+    """For each stored element (i, d) of a band its column i + d - kl, and whether it exists."""
+    column = np.arange(rows)[:, None] + np.arange(kl + ku + 1) - kl
+    return np.clip(column, 0, max(columns - 1, 0)), (column >= 0) & (column < columns)

@@ -27,6 +27,16 @@ CONTRACTION_COMPUTE = {
     np.dtype(jnp.complex128): _DOUBLE,
 }
 
+# Compute types of everything but contractions.
+ELEMENTWISE_COMPUTE = {
+    np.dtype(jnp.float16): ("f32", "f16"),
+    np.dtype(jnp.bfloat16): ("f32", "bf16"),
+    np.dtype(jnp.float32): ("f32",),
+    np.dtype(jnp.float64): ("f64",),
+    np.dtype(jnp.complex64): ("f32",),
+    np.dtype(jnp.complex128): ("f64",),
+}
+
 _PRESETS = {
     "tf32": lax.DotAlgorithmPreset.TF32_TF32_F32,
     "3xtf32": lax.DotAlgorithmPreset.TF32_TF32_F32_X3,

@@ -1,6 +1,7 @@
 """Which implementation and config runs a problem."""
 
 from jax_tcgemm.selection.choice import Choice, candidates, collect, forget, ranked, select
+from jax_tcgemm.selection.contraction_cost import AsProduct
 from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, target_device
 from jax_tcgemm.selection.implementations import (
     IMPLEMENTATIONS,
@@ -12,6 +13,7 @@ from jax_tcgemm.selection.implementations import (
     check_names,
     listed,
 )
+from jax_tcgemm.selection.operations import select_operation
 
 __all__ = [
     "ASSUMED_GPU",
@@ -19,6 +21,7 @@ __all__ = [
     "IMPLEMENTATIONS_OF",
     "XLA",
     "AnyProblem",
+    "AsProduct",
     "Candidate",
     "Choice",
     "Device",
@@ -30,5 +33,6 @@ __all__ = [
     "listed",
     "ranked",
     "select",
+    "select_operation",
     "target_device",
 ]

@@ -36,9 +36,17 @@ IMPLEMENTATIONS_OF = {
     "ragged": ("wgmma", "mma_sync", "host", XLA),
     "rows": ("simt", "host", XLA),
     "blas": ("cublas", "host", XLA),
+    # In the order of preference among equals; "gemm" is one of our products.
+    "contract": (XLA, "gemm", "cutensor"),
+    "permute": (XLA, "cutensor", "tcgemm"),
+    "elementwise_binary": (XLA, "cutensor"),
+    "elementwise_trinary": (XLA, "cutensor"),
+    "reduce": (XLA, "cutensor", "tcgemm"),
 }
-# What messages call a problem of each kind.
-_NOUNS = {"blas": "call"}
+# What messages call a problem that is none of a product.
+_NOUNS = {"blas": "call"} | dict.fromkeys(
+    ("contract", "permute", "elementwise_binary", "elementwise_trinary", "reduce"), "operation"
+)
 
 
 # --- asking for one by name ---------------------------------------------------------------------

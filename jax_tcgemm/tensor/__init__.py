@@ -5,10 +5,10 @@ kernels, or on XLA, whichever is predicted to be fastest; without a GPU or witho
 remains. `jax_tcgemm.explain` says what runs, and `implementation=` forces it.
 """
 
-from jax_tcgemm.device.tensor.cutensor import plan_cache
 from jax_tcgemm.tensor.contract import contract
 from jax_tcgemm.tensor.einsum import einsum
 from jax_tcgemm.tensor.elementwise import elementwise_binary, elementwise_trinary, permute
+from jax_tcgemm.tensor.plan_cache import plan_cache
 from jax_tcgemm.tensor.reduce import reduce
 
 __all__ = [

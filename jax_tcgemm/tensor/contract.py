@@ -2,12 +2,12 @@
 
 import jax
 
-from jax_tcgemm.device.tensor.planning import check_implementation
 from jax_tcgemm.primitives import contract as primitive
 from jax_tcgemm.problem import modes, operators
 from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE, check_compute_type
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import canonical_sharding
+from jax_tcgemm.selection import check_names
 from jax_tcgemm.tensor import arguments
 
 ALGORITHMS = ("default", "default_patient", "gett", "tgett", "ttgt")
@@ -97,7 +97,7 @@ def contract(
         conj.append(operator == "conj")
         factors.append(x if operator == "conj" else operators.UNARY[operator](x))
     check_compute_type(op, compute_type, a.dtype, CONTRACTION_COMPUTE)
-    check_implementation(op, "contract", implementation)
+    check_names(op, implementation, kind="contract")
     _check_algorithm(op, algorithm, implementation)
     return primitive.contract(
         *factors,

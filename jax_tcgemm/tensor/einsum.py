@@ -6,7 +6,6 @@ import opt_einsum
 from jax import lax
 from opt_einsum import parser
 
-from jax_tcgemm.device.tensor.planning import check_implementation
 from jax_tcgemm.primitives import contract as primitive
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
@@ -16,6 +15,7 @@ from jax_tcgemm.products.arguments import (
     promoted_type,
     weakened,
 )
+from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding import shardings
 from jax_tcgemm.sharding.partitioning import resharded
 
@@ -71,7 +71,7 @@ def einsum(
       (2, 4, 16, 20)
     """
     op = "tensor.einsum"
-    check_implementation(op, "contract", implementation)
+    check_names(op, implementation, kind="contract")
     terms, output, arrays = _parse(op, subscripts, operands)
     dtype, is_weak = canonical_element_type(op, preferred_element_type), False
     if dtype is None:

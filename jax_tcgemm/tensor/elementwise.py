@@ -2,11 +2,10 @@
 
 import jax
 
-from jax_tcgemm.device.tensor.cutensor import ELEMENTWISE_COMPUTE
-from jax_tcgemm.device.tensor.planning import check_implementation
 from jax_tcgemm.primitives import elementwise as primitive
 from jax_tcgemm.problem import modes, operators
-from jax_tcgemm.problem.compute_types import check_compute_type
+from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, check_compute_type
+from jax_tcgemm.selection import check_names
 from jax_tcgemm.tensor import arguments
 
 
@@ -231,7 +230,7 @@ def _bind(
         for name, operator in combine.items()
     ]
     check_compute_type(op, compute_type, dtype, ELEMENTWISE_COMPUTE)
-    check_implementation(op, op.removeprefix("tensor."), implementation)
+    check_names(op, implementation, kind=op.removeprefix("tensor."))
     return primitive.elementwise(
         *arrays.values(),
         op=op,

@@ -2,11 +2,10 @@
 
 import jax
 
-from jax_tcgemm.device.tensor.cutensor import ELEMENTWISE_COMPUTE
-from jax_tcgemm.device.tensor.planning import check_implementation
 from jax_tcgemm.primitives import reduce as primitive
 from jax_tcgemm.problem import modes, operators
-from jax_tcgemm.problem.compute_types import check_compute_type
+from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, check_compute_type
+from jax_tcgemm.selection import check_names
 from jax_tcgemm.tensor import arguments
 
 
@@ -68,7 +67,7 @@ def reduce(
     alpha = arguments.scalar(name, "alpha", alpha, a.dtype)
     beta = arguments.scalar(name, "beta", beta, a.dtype)
     check_compute_type(name, compute_type, a.dtype, ELEMENTWISE_COMPUTE)
-    check_implementation(name, "reduce", implementation)
+    check_names(name, implementation, kind="reduce")
     extents = modes.extents((term,), (a.shape,))
     shape = tuple(extents[mode] for mode in result)
     reduced = [mode for mode in term if mode not in result]

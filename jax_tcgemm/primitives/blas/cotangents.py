@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.device.blas import reference
+from jax_tcgemm.device import blas_reference as reference
 from jax_tcgemm.primitives.blas.multilinear import (
     add_product,
     add_scaled,
@@ -17,7 +17,7 @@ from jax_tcgemm.primitives.blas.multilinear import (
     times,
 )
 from jax_tcgemm.primitives.blas.primitive import blas_p
-from jax_tcgemm.problem.blas_call import Call
+from jax_tcgemm.problem.blas_call import Call, band_index
 from jax_tcgemm.system.jax_internals import ad
 
 _FLIPPED = {"N": "T", "T": "N"}
@@ -190,7 +190,7 @@ def _gbmv_a(call, g, given):
     if call.columns == 0:
         return (jnp.zeros(a.shape, a.dtype),)
     left, right = _vectors_of_outer(call, g, given)
-    column, exists = reference.band_index(a.shape[-2], call.columns, call.kl, call.ku)
+    column, exists = band_index(a.shape[-2], call.columns, call.kl, call.ku)
     return (jnp.where(exists, left[..., None] * right[..., column], 0),)
 
 

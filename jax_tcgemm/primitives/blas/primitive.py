@@ -12,8 +12,7 @@ import numpy as np
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device.blas import planning
-from jax_tcgemm.device.blas import reference as in_xla
+from jax_tcgemm.device import blas, blas_reference
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
 from jax_tcgemm.problem.blas import BlasProblem
@@ -39,7 +38,7 @@ def bind(call: Call, *operands) -> list:
 @functools.lru_cache(maxsize=4096)
 def _typed(call, mesh, *avals):
     del mesh  # Tracing depends on it.
-    return jax.make_jaxpr(functools.partial(in_xla.run, call))(*avals).out_avals
+    return jax.make_jaxpr(functools.partial(blas_reference.run, call))(*avals).out_avals
 
 
 def _abstract_eval(*avals, call):
@@ -80,8 +79,8 @@ def _lower(ctx, *operands, platform, call):
     if not obstacle and partitioning.is_divided(ctx):
         obstacle = DIVIDED
     problem = product_of(*ctx.avals_in, ctx.avals_out[0], {"call": call})
-    plan = planning.make_plan(problem, platform, selection.target_device(platform), obstacle)
-    run = functools.partial(planning.run, call, plan=plan, types=ctx.avals_out)
+    plan = blas.make_plan(problem, platform, selection.target_device(platform), obstacle)
+    run = functools.partial(blas.run, call, plan=plan, types=ctx.avals_out)
     return partitioning.lower_on_device(ctx, run, *operands)
 
 

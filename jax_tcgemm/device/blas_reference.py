@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.problem.blas_call import Call, batch_shape, scale_dtype, span
+from jax_tcgemm.problem.blas_call import Call, band_index, batch_shape, scale_dtype, span
 
 
 def run(call: Call, *operands) -> list:
@@ -168,12 +168,6 @@ def _gemv(call, scalars, a, x, y=None):
     x = elements(x, matrix.shape[-1], call.increments[0])
     product = matmul(call, matrix, x[..., None])[..., 0]
     return _update_vector(call, scalars, product, y).astype(a.dtype)
-
-
-def band_index(rows: int, columns: int, kl: int, ku: int):
-    """For each stored element (i, d) of a band its column i + d - kl, and whether it exists."""
-    column = np.arange(rows)[:, None] + np.arange(kl + ku + 1) - kl
-    return np.clip(column, 0, max(columns - 1, 0)), (column >= 0) & (column < columns)
 
 
 def _gbmv(call, scalars, a, x, y=None):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm import selection
-from jax_tcgemm.device.blas import reference
+from jax_tcgemm.device import blas_reference as reference
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.blas_call import Call, batch_shape, scale_dtype
 from jax_tcgemm.system import modules

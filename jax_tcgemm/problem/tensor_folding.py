@@ -1,8 +1,10 @@
-"""Folds a permutation or a reduction to the forms of our kernels (kernels.py)."""
+"""Folds a permutation or a reduction to what our kernels for them do."""
 
 import dataclasses
 import itertools
 import math
+
+import numpy as np
 
 from jax_tcgemm.problem.modes import Modes
 from jax_tcgemm.problem.operation import Operation
@@ -21,6 +23,18 @@ class Transposition:
     batch_extents: tuple[int, ...]
     batch_in_strides: tuple[int, ...]
     batch_out_strides: tuple[int, ...]
+
+    def attributes(self) -> dict:
+        """The attributes of "tcgemm_transpose" (csrc/ffi/tensor_kernels.h) but their ABI number."""
+        return {
+            key: np.array(value, np.int64) if isinstance(value, tuple) else value
+            for key, value in dataclasses.asdict(self).items()
+        }
+
+    def query(self) -> dict:
+        """What the module's reject_transposition() takes but the size of an element."""
+        fields = dataclasses.asdict(self).items()
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in fields}
 
 
 @dataclasses.dataclass(frozen=True)

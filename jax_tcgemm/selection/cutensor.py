@@ -1,29 +1,13 @@
-"""cuTENSOR: what it can run, how much workspace it wants, and the call."""
+"""cuTENSOR: whether it is here, what it can run and how much workspace it wants."""
 
 import functools
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
 from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE
 from jax_tcgemm.problem.modes import MAX_MODES
 from jax_tcgemm.problem.operation import Operation
 from jax_tcgemm.system import modules
 
-TARGET = "tcgemm_tensor"
 INSTALL = "pip install 'jax_tcgemm[cutensor]'"
-
-# Compute types of everything but contractions.
-ELEMENTWISE_COMPUTE = {
-    np.dtype(jnp.float16): ("f32", "f16"),
-    np.dtype(jnp.bfloat16): ("f32", "bf16"),
-    np.dtype(jnp.float32): ("f32",),
-    np.dtype(jnp.float64): ("f64",),
-    np.dtype(jnp.complex64): ("f32",),
-    np.dtype(jnp.complex128): ("f64",),
-}
 
 # Where no GPU is there to ask, a contraction gets room for a permuted copy of every array, up to
 # this.
@@ -34,14 +18,6 @@ def reason() -> str:
     """Why cuTENSOR cannot be used here, with what to install, or ""."""
     missing = modules.reason("cutensor")
     return f"{missing}; {INSTALL}" if missing else ""
-
-
-def version() -> str:
-    """The version of the library, such as 2.8.1; "" where it cannot be used."""
-    if modules.reason("cutensor"):
-        return ""
-    number = modules.cutensor.version()
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def reject(operation: Operation) -> str:
@@ -80,23 +56,3 @@ def estimate(operation: Operation) -> tuple[str, int]:
     if operation.kind not in ("contract", "reduce"):
         return "", 0
     return "", min(-(-operation.bytes // 256) * 256, _MAX_GUESS)
-
-
-def call(operation: Operation, operands, workspace_bytes: int) -> jax.Array:
-    """The custom call. C, where there is one, has the result's modes."""
-    shape = operation.shape(operation.result)
-    results = [jax.ShapeDtypeStruct(shape, operation.dtype)]
-    if workspace_bytes:
-        total = workspace_bytes + modules.cutensor.workspace_alignment
-        results.append(jax.ShapeDtypeStruct((total,), jnp.uint8))
-    attributes = operation.attributes(workspace_bytes)
-    attributes["abi"] = modules.cutensor.abi_version
-    operands = [lax.convert_element_type(x, operation.dtype) for x in operands]
-    return jax.ffi.ffi_call(TARGET, results)(*operands, **attributes)[0]
-
-
-def plan_cache() -> dict[str, int]:
-    """Hits, misses, evictions and size of the cache of plans; all 0 without cuTENSOR."""
-    if modules.cutensor is None:
-        return dict.fromkeys(("hits", "misses", "evictions", "size", "capacity"), 0)
-    return modules.cutensor.plan_cache() | {"capacity": modules.cutensor.max_plans}

@@ -1,36 +1,27 @@
-"""What runs a tensor operation: one component, one printable result.
+"""The device-local tensor operation: say what else it is, choose, call.
 
-`make_plan` decides from the operation and the device, `run` carries a plan out and `explain` prints
-one. In this order: what was asked for by name; for contractions what the cost model predicts to be
-fastest; for everything else XLA, which runs at memory's speed as well and fuses with its
-neighbours.
+As in dense.py, `make_plan` decides everything from shapes and dtypes, `run` carries a plan out and
+`explain` prints one.
 """
 
 import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
-from jax_tcgemm.device.tensor import cutensor, kernels, reference
-from jax_tcgemm.problem.compute_types import cutensor_compute, precision_of
+from jax_tcgemm.device import tensor_reference as reference
+from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, cutensor_compute, precision_of
 from jax_tcgemm.problem.operation import Operation, dot_dimensions
 from jax_tcgemm.problem.operators import UNARY
-from jax_tcgemm.selection import XLA, Candidate, Choice, Device, contraction_cost
+from jax_tcgemm.problem.tensor_folding import fold_permutation, fold_reduction
+from jax_tcgemm.selection import XLA, AsProduct, Choice, Device, select_operation
 from jax_tcgemm.system import modules
-from jax_tcgemm.system.switches import print_choice
-
-# Of each kind of operation, in the order of preference among equals.
-IMPLEMENTATIONS = {
-    "contract": (XLA, "gemm", "cutensor"),
-    "permute": (XLA, "cutensor", "tcgemm"),
-    "elementwise_binary": (XLA, "cutensor"),
-    "elementwise_trinary": (XLA, "cutensor"),
-    "reduce": (XLA, "cutensor", "tcgemm"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,16 +80,6 @@ def is_xla(request: Request) -> bool:
     return by_default or request.implementation == XLA
 
 
-def check_implementation(op: str, kind: str, implementation) -> None:
-    """Raises ValueError for a name that is none of this kind's implementations."""
-    names = IMPLEMENTATIONS[kind]
-    if not isinstance(implementation, str | None) or implementation not in (None, *names):
-        raise ValueError(
-            f"{op}: implementation must be one of {', '.join(names)}, got {implementation=}; "
-            "None selects the best one"
-        )
-
-
 def make_plan(request: Request, platform: str, device: Device, obstacle: str = "") -> Plan:
     """Chooses what runs an operation.
 
@@ -114,87 +95,21 @@ def make_plan(request: Request, platform: str, device: Device, obstacle: str = "
     Raises:
       ValueError: when an implementation was forced that cannot run the operation.
     """
-    plan = _make_plan(request, platform, device, obstacle)
-    print_choice(request.op, plan.problem, plan.choice)
-    return plan
-
-
-def _make_plan(request, platform, device, obstacle) -> Plan:
-    kind, gemm, operation = request.operation.kind, None, request.operation
-    considered = _considered(request)
-    if obstacle:
-        reasons = dict.fromkeys(considered, obstacle) | {XLA: ""}
-    else:
+    operation, gemm, product, no_compute = request.operation, None, "", ""
+    if not obstacle:
         operation, no_compute = _with_compute(request)
-        reasons = {XLA: ""}
-        if "gemm" in considered:
-            gemm, reasons["gemm"] = _gemm_plan(request, platform, device)
-        if "cutensor" in considered:
-            reasons["cutensor"] = no_compute or _reject_cutensor(operation, platform)
-        if "tcgemm" in considered:
-            reasons["tcgemm"] = _reject_kernels(operation, platform)
-    candidates = tuple(Candidate(name, "default", reasons[name]) for name in considered)
-    if request.implementation is not None:
-        name, why = _forced(request.op, request.implementation, reasons)
-    elif obstacle:
-        name, why = XLA, obstacle
-    elif kind != "contract":
-        name, why = XLA, "XLA moves memory as fast, and fuses with its neighbours"
-    else:
-        name, why = _choose(operation, gemm, platform, device, reasons)
-    config, workspace_bytes = "default", 0
-    if name == "gemm":
-        config = f"{gemm.choice.implementation}/{gemm.choice.config}"
-        workspace_bytes = gemm.choice.workspace_bytes
-    elif name == "cutensor":
-        config, workspace_bytes = operation.algorithm, cutensor.estimate(operation)[1]
-    elif name == "tcgemm":
-        workspace_bytes = kernels.workspace_bytes(operation, device)
-    choice = Choice(name, config, why, workspace_bytes, candidates)
+        if operation.kind == "contract" and request.implementation in (None, "gemm"):
+            gemm, product = _as_product(request, platform, device)
+    choice = select_operation(
+        request.op,
+        operation,
+        device,
+        product=product,
+        no_compute=no_compute,
+        implementation=request.implementation,
+        obstacle=obstacle,
+    )
     return Plan(request, platform, operation, gemm, choice)
-
-
-def _considered(request: Request) -> tuple[str, ...]:
-    """What is asked whether it can run: asking cuTENSOR makes a plan."""
-    kind = request.operation.kind
-    if request.implementation is not None:
-        return (request.implementation,)
-    return IMPLEMENTATIONS[kind] if kind == "contract" else (XLA,)
-
-
-def _forced(op, name, reasons) -> tuple[str, str]:
-    if reasons[name]:
-        raise ValueError(
-            f"{op}: implementation must be able to run the operation, got "
-            f"implementation={name!r}: {name} cannot run this: {reasons[name]}; "
-            "implementation=None selects one that can"
-        )
-    return name, "asked for by name"
-
-
-def _choose(operation, gemm, platform, device, reasons) -> tuple[str, str]:
-    """The implementation of a contraction and why."""
-    if platform != "cuda":
-        return (XLA, reasons["gemm"]) if reasons["gemm"] else ("gemm", gemm.choice.why)
-    if gemm is None or gemm.problem is None:
-        return XLA, reasons["gemm"]
-    return _by_cost(operation, gemm, device, reasons)
-
-
-def _by_cost(operation, gemm, device, reasons) -> tuple[str, str]:
-    product = contraction_cost.AsProduct(gemm.problem, gemm.choice, dense.permuted_bytes(gemm))
-    us = contraction_cost.contraction_us(operation, product, device)
-    able = [name for name in IMPLEMENTATIONS["contract"] if not reasons[name]]
-    better = [name for name in able if name != XLA and contraction_cost.H200.beats_xla(name, us)]
-    best = min(better, key=us.get, default=XLA)
-    others = ", ".join(f"{us[name]:.4g} us for {name}" for name in able if name != best)
-    missing = [name for name in IMPLEMENTATIONS["contract"] if reasons[name]]
-    why = f"the cost model predicts {us[best]:.4g} us" + (f", {others}" if others else "")
-    if missing:
-        why += f"; not considered: {', '.join(missing)}"
-    if device.assumed:
-        why += "; no GPU here, so an H200 is assumed"
-    return best, why
 
 
 def _with_compute(request: Request) -> tuple[Operation, str]:
@@ -205,16 +120,14 @@ def _with_compute(request: Request) -> tuple[Operation, str]:
             operation.compute or None, request.precision, operation.dtype, request.result_dtype
         )
     else:
-        known = cutensor.ELEMENTWISE_COMPUTE.get(operation.dtype, ("",))
+        known = ELEMENTWISE_COMPUTE.get(operation.dtype, ("",))
         compute, reason = operation.compute or known[0], ""
     return dataclasses.replace(operation, compute=compute), reason
 
 
-def _gemm_plan(request, platform, device) -> tuple[dense.Plan | None, str]:
-    """A contraction as one of our products, and why none of ours runs it."""
+def _as_product(request, platform, device) -> tuple[dense.Plan | None, AsProduct | str]:
+    """A contraction as one of our products; or why none of ours runs it."""
     operation = request.operation
-    if operation.kind != "contract":
-        return None, "it is no contraction"
     a, b = operation.operands[:2]
     numbers, permutation = dot_dimensions(a, b, operation.result)
     if not numbers[0][0] and request.implementation is None:
@@ -240,8 +153,9 @@ def _gemm_plan(request, platform, device) -> tuple[dense.Plan | None, str]:
         config=None,
     )
     plan = dense.make_plan(product, platform, device)
-    reason = plan.choice.why if plan.choice.implementation == XLA else ""
-    return plan, reason
+    if plan.problem is None:
+        return plan, plan.choice.why
+    return plan, AsProduct(plan.problem, plan.choice, dense.permuted_bytes(plan))
 
 
 def _sum_dtype(request: Request) -> np.dtype:
@@ -257,29 +171,14 @@ def _precision(request: Request, platform: str):
     return precision_of(operation.compute or None, request.precision, operation.dtype, platform)
 
 
-def _reject_cutensor(operation: Operation, platform: str) -> str:
-    if platform != "cuda":
-        missing = cutensor.reason()
-        return f"it runs on cuda, not on {platform}" + (f"; {missing}" if missing else "")
-    return cutensor.reason() or cutensor.reject(operation) or cutensor.estimate(operation)[0]
-
-
-def _reject_kernels(operation: Operation, platform: str) -> str:
-    if platform != "cuda":
-        return f"it runs on cuda, not on {platform}"
-    if operation.kind not in ("permute", "reduce"):
-        return "it has kernels for permute and reduce alone"
-    return modules.reason("cuda") or kernels.reject(operation)
-
-
 def run(plan: Plan, *operands: jax.Array) -> jax.Array:
     """Carries out a plan."""
     request, operation = plan.request, plan.problem
     match plan.choice.implementation, operation.kind:
         case "cutensor", _:
-            return cutensor.call(operation, operands, plan.choice.workspace_bytes)
+            return _call_cutensor(operation, operands, plan.choice.workspace_bytes)
         case "tcgemm", _:
-            return kernels.call(operation, *operands, plan.choice.workspace_bytes)
+            return _call_kernel(operation, *operands, plan.choice.workspace_bytes)
         case "gemm", _:
             return _run_gemm(plan, *operands)
         case _, "contract":
@@ -298,6 +197,32 @@ def _run_gemm(plan, a, b, c=None) -> jax.Array:
     d = dense.dot_general(a, b, plan.gemm)
     alpha, beta, _ = operation.scalars
     return reference.finish_contraction(d, c, alpha, beta, plan.request.result_dtype)
+
+
+def _call_cutensor(operation: Operation, operands, workspace_bytes: int) -> jax.Array:
+    """The custom call of cuTENSOR. C, where there is one, has the result's modes."""
+    shape = operation.shape(operation.result)
+    results = [jax.ShapeDtypeStruct(shape, operation.dtype)]
+    if workspace_bytes:
+        total = workspace_bytes + modules.cutensor.workspace_alignment
+        results.append(jax.ShapeDtypeStruct((total,), jnp.uint8))
+    attributes = operation.attributes(workspace_bytes)
+    attributes["abi"] = modules.cutensor.abi_version
+    operands = [lax.convert_element_type(x, operation.dtype) for x in operands]
+    return jax.ffi.ffi_call("tcgemm_tensor", results)(*operands, **attributes)[0]
+
+
+def _call_kernel(operation: Operation, a: jax.Array, num_bytes: int) -> jax.Array:
+    """The custom call of our transposition or reduction; `num_bytes` of workspace."""
+    results = [jax.ShapeDtypeStruct(operation.shape(operation.result), operation.dtype)]
+    abi = {"abi": modules.cuda.abi_version}
+    if operation.kind == "permute":
+        attributes = fold_permutation(operation).attributes()
+        return jax.ffi.ffi_call("tcgemm_transpose", results)(a, **abi, **attributes)[0]
+    if num_bytes:
+        results.append(jax.ShapeDtypeStruct((num_bytes,), jnp.uint8))
+    attributes = dataclasses.asdict(fold_reduction(operation)) | {"op": operation.combine[0]}
+    return jax.ffi.ffi_call("tcgemm_reduce", results)(a, **abi, **attributes)[0]
 
 
 def lowered(request: Request, platform: str, obstacle: str):

@@ -1,1 +1,0 @@
-"""BLAS calls on one device."""

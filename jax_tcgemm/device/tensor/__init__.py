@@ -1,1 +1,0 @@
-"""Tensor operations on one device."""
