@@ -37,7 +37,7 @@ SOURCES = {
         "kernels/mma_sync/ragged.cc",
         "kernels/common/tensor_map.cc",
     ],
-    "rows": [*_COMMON, "core/rows_problem.cc", "kernels/rows/rows.cu"],
+    "rows": [*_COMMON, "core/rows_problem.cc", "kernels/rows/rows.cc", "kernels/rows/launch.cu"],
     "wgmma": [
         *_COMMON,
         *_REDUCTIONS,

@@ -186,7 +186,7 @@ def test_wgmma_refuses_for_what_no_config_runs_first(emulator):
     with pytest.raises(RuntimeError, match="n must be a multiple of 8, got 5"):
         emulator.run(problem, {}, implementation="wgmma", config=config)
     problem = dataclasses.replace(problem, n=8)
-    with pytest.raises(RuntimeError, match=f"config {config} has no epilogues"):
+    with pytest.raises(RuntimeError, match=f"config {config} has no activation"):
         emulator.run(problem, {}, implementation="wgmma", config=config)
 
 

@@ -121,6 +121,15 @@ void visit_dtypes(Problem& p, Visit&& visit) {
   visit(has_a(p.routine) ? "a" : "c", "dtype", p.dtype);
 }
 
+inline Features features_of(const Problem& p) {
+  Features needed;
+  needed.add(Feature::kAlpha, p.alpha != 1.0);
+  needed.add(Feature::kBeta, p.beta != 0.0);
+  needed.add(Feature::kScalarArgs, p.scalar_args);
+  needed.add(Feature::kItems, p.items != 1);
+  return needed;
+}
+
 // One address for each item. `d` has the shape of c, or holds one element for each batch entry.
 struct Buffers {
   std::vector<const void*> a, b, c;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/features.h"
 #include "core/problem.h"
 
 namespace tcgemm {
@@ -45,9 +46,20 @@ class ImplementationOf {
     return std::find(configs().begin(), configs().end(), config) != configs().end();
   }
 
+  // What of the features that problems may have (features_of) some config can do, and what this one can.
+  virtual Features features() const = 0;
+  virtual Features config_features(std::string_view config) const { return features(); }
+
   // Empty when `config` runs `problem` exactly on `device`; else the rule that stops it, as a
-  // phrase that reads after "<name> cannot run this: ". `problem` has passed check_problem().
-  virtual std::string reject(const Problem& problem, const Device& device, std::string_view config) const = 0;
+  // phrase that reads after "<name> cannot run this: ". `problem` has passed check_problem(). What stops every config
+  // comes first.
+  std::string reject(const Problem& problem, const Device& device, std::string_view config) const {
+    const Features needed = features_of(problem);
+    if (std::string lack = features().lack(needed); !lack.empty()) return "it has " + lack;
+    if (std::string rule = reject_rest(problem, device, config); !rule.empty()) return rule;
+    const std::string lack = config_features(config).lack(needed);
+    return lack.empty() ? "" : "config " + std::string(config) + " has " + lack;
+  }
 
   // Scratch bytes launch() needs. May be an upper bound; must depend on its arguments only.
   virtual int64_t workspace_bytes(const Problem& problem, const Device& device, std::string_view config) const {
@@ -61,6 +73,10 @@ class ImplementationOf {
   // element size.
   virtual Status launch(const Problem& problem, const Buffers& buffers, const Device& device, std::string_view config,
                         void* stream) const = 0;
+
+ protected:
+  // reject() beyond features.
+  virtual std::string reject_rest(const Problem& problem, const Device& device, std::string_view config) const = 0;
 };
 
 // All implementations of one kind of product in one module, in the order of the ladder.
@@ -69,11 +85,6 @@ using ImplementationsOf = std::vector<const ImplementationOf<Problem, Buffers>*>
 
 using Implementation = ImplementationOf<Problem, Buffers>;
 using Implementations = ImplementationsOf<Problem, Buffers>;
-
-// The rule of an implementation that knows alpha and beta but nothing else of an epilogue.
-inline std::string reject_any_epilogue(const Problem& problem) {
-  return problem.epilogue.is_none() ? "" : "it scales and adds C, but has no other epilogue";
-}
 
 template <typename Problem, typename Buffers>
 const ImplementationOf<Problem, Buffers>* find_implementation(

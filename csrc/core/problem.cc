@@ -100,6 +100,25 @@ std::string check_problem(const Problem& p) {
   return check_operand("b", p, p.b, shape_of_b(p), p.epilogue.up_offset);
 }
 
+Features features_of(const Epilogue& e) {
+  Features needed;
+  needed.add(Feature::kActivation, e.activation != Activation::kNone);
+  needed.add(Feature::kDerivative, e.derivative);
+  needed.add(Feature::kGated, e.gated);
+  needed.add(Feature::kBiasN, e.bias == Bias::kN);
+  needed.add(Feature::kBiasM, e.bias == Bias::kM);
+  needed.add(Feature::kAuxOut, e.aux_out);
+  needed.add(Feature::kColumnSums, e.column_sums);
+  return needed;
+}
+
+Features features_of(const Problem& p) {
+  Features needed = features_of(p.epilogue);
+  needed.add(Feature::kAlpha, p.alpha != 1.0);
+  needed.add(Feature::kBeta, p.beta != 0.0);
+  return needed;
+}
+
 const BufferTable<Problem, Buffers>& buffer_table(const Problem&) {
   using P = const Problem;
   const auto always = [](P&) -> int64_t { return 1; };

@@ -14,6 +14,7 @@
 #include "core/activation.h"
 #include "core/buffers.h"
 #include "core/dtype.h"
+#include "core/features.h"
 #include "core/names.h"
 
 namespace tcgemm {
@@ -126,6 +127,9 @@ void visit_dtypes(Problem& p, Visit&& visit) {
   visit("d", "out_dtype", p.out);
   if (p.epilogue.bias != Bias::kNone) visit("bias", "bias_dtype", p.epilogue.bias_dtype);
 }
+
+Features features_of(const Epilogue& epilogue);
+Features features_of(const Problem& problem);
 
 // Addresses of one call. `c` is null when beta == 0; `workspace` holds at least the bytes the
 // implementation asked for and is 128-byte aligned.

@@ -92,6 +92,12 @@ void visit_dtypes(RaggedProblem& p, Visit&& visit) {
   if (p.epilogue.bias != Bias::kNone) visit("bias", "bias_dtype", p.epilogue.bias_dtype);
 }
 
+inline Features features_of(const RaggedProblem& p) {
+  Features needed = features_of(p.epilogue);
+  needed.add(Feature::kGathered, p.gathered);
+  return needed;
+}
+
 // Addresses of one call. group_sizes and group_offset are device memory where D is.
 struct RaggedBuffers {
   const void* a = nullptr;

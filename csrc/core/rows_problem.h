@@ -56,6 +56,12 @@ void visit_dtypes(RowsProblem& p, Visit&& visit) {
   visit("a", "in_dtype", p.in);
 }
 
+inline Features features_of(const RowsProblem& p) {
+  Features needed;
+  needed.add(Feature::kWeighted, p.weighted);
+  return needed;
+}
+
 // Addresses of one call; of those that the form does not have, null.
 struct RowsBuffers {
   const void* a = nullptr;

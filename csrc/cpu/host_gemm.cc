@@ -116,7 +116,12 @@ class HostGemm : public Implementation {
     return configs;
   }
 
-  std::string reject(const Problem& p, const Device&, std::string_view config) const override {
+  Features features() const override {
+    return {Feature::kAlpha, Feature::kBeta,  Feature::kActivation, Feature::kDerivative, Feature::kGated,
+            Feature::kBiasN, Feature::kBiasM, Feature::kAuxOut,     Feature::kColumnSums};
+  }
+
+  std::string reject_rest(const Problem& p, const Device&, std::string_view config) const override {
     if (std::string error = reject_types(p); !error.empty()) return error;
     if (config == "auto") return "";
     const BlockKernels* kernels = named_kernels(config);

@@ -12,7 +12,11 @@ class HostRagged final : public RaggedImplementation {
   const char* name() const override { return "host"; }
   const std::vector<std::string>& configs() const override { return host_gemm()->configs(); }
 
-  std::string reject(const RaggedProblem& p, const Device& device, std::string_view config) const override {
+  Features features() const override {
+    return {Feature::kActivation, Feature::kGated, Feature::kBiasN, Feature::kGathered};
+  }
+
+  std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view config) const override {
     return host_gemm()->reject(group_problem(p, p.tokens()), device, config);
   }
 

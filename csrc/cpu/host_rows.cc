@@ -79,7 +79,9 @@ class HostRows final : public RowsImplementation {
   const char* name() const override { return "host"; }
   const std::vector<std::string>& configs() const override { return configs_; }
 
-  std::string reject(const RowsProblem&, const Device& device, std::string_view) const override {
+  Features features() const override { return {Feature::kWeighted}; }
+
+  std::string reject_rest(const RowsProblem&, const Device& device, std::string_view) const override {
     return device.compute_capability == 0 ? "" : "it runs on the host only";
   }
 

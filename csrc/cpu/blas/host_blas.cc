@@ -180,7 +180,11 @@ class HostBlas final : public blas::Implementation {
     return configs;
   }
 
-  std::string reject(const Problem& p, const Device&, std::string_view) const override {
+  Features features() const override {
+    return {Feature::kAlpha, Feature::kBeta, Feature::kScalarArgs, Feature::kItems};
+  }
+
+  std::string reject_rest(const Problem& p, const Device&, std::string_view) const override {
     if (p.routine == Routine::kGemm && p.c.ld != p.n) return "c_ld must be n, got " + std::to_string(p.c.ld);
     return "";
   }

@@ -7,6 +7,11 @@
 
 namespace tcgemm {
 
+// What epilogue/fused.cuh computes, and sums of columns.
+inline constexpr Features kEpilogueFeatures{Feature::kAlpha,      Feature::kBeta,   Feature::kActivation,
+                                            Feature::kDerivative, Feature::kGated,  Feature::kBiasN,
+                                            Feature::kBiasM,      Feature::kAuxOut, Feature::kColumnSums};
+
 inline bool is_bare(const Problem& p) { return p.epilogue.is_none() && p.alpha == 1.0 && p.beta == 0.0; }
 
 struct EpilogueLaunch {

@@ -117,7 +117,9 @@ class MmaSync final : public Implementation {
     return all;
   }
 
-  std::string reject(const Problem& p, const Device& device, std::string_view config) const override {
+  Features features() const override { return kEpilogueFeatures; }
+
+  std::string reject_rest(const Problem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
     if (std::string rule = reject_types(p, type_rules()); !rule.empty()) return rule;
     if (std::string rule = reject_scalars(p); !rule.empty()) return rule;

@@ -18,10 +18,10 @@ class MmaSyncRagged final : public RaggedImplementation {
     return all;
   }
 
-  std::string reject(const RaggedProblem& p, const Device& device, std::string_view) const override {
+  Features features() const override { return {}; }
+
+  std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view) const override {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
-    if (!p.epilogue.is_none()) return "it has no epilogues";
-    if (p.gathered) return "it gathers no rows";
     const std::vector<DType> floats{DType::kF16, DType::kBF16, DType::kF32};
     if (std::string rule = reject_types(p.in, p.in, p.compute, p.out,
                                         {{DType::kF16, Compute::kF32, floats},

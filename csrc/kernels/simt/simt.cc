@@ -18,7 +18,9 @@ class SimtNaive final : public Implementation {
     return names;
   }
 
-  std::string reject(const Problem& p, const Device& device, std::string_view config) const override {
+  Features features() const override { return {Feature::kAlpha, Feature::kBeta}; }
+
+  std::string reject_rest(const Problem& p, const Device& device, std::string_view config) const override {
     static const std::vector<TypeRule> rules{
         {DType::kF16, Compute::kF32, kFloats},       {DType::kBF16, Compute::kF32, kFloats},
         {DType::kF32, Compute::kF32, kFloats},       {DType::kF64, Compute::kF64, {DType::kF64}},
@@ -26,7 +28,6 @@ class SimtNaive final : public Implementation {
         {DType::kC64, Compute::kF32, {DType::kC64}}, {DType::kC128, Compute::kF64, {DType::kC128}}};
     if (std::string reason = reject_device(device, 80); !reason.empty()) return reason;
     if (std::string reason = reject_types(p, rules); !reason.empty()) return reason;
-    if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
     if (std::string reason = reject_scalars(p); !reason.empty()) return reason;
     return reject_grid(p, simt::NaiveConfig::kTileM, simt::NaiveConfig::kTileN);
   }
@@ -46,14 +47,15 @@ class SimtTiled final : public Implementation {
     return names;
   }
 
-  std::string reject(const Problem& p, const Device& device, std::string_view config) const override {
+  Features features() const override { return {Feature::kAlpha, Feature::kBeta}; }
+
+  std::string reject_rest(const Problem& p, const Device& device, std::string_view config) const override {
     static const std::vector<TypeRule> rules{{DType::kF32, Compute::kF32, kFloats},
                                              {DType::kF64, Compute::kF64, {DType::kF64}},
                                              {DType::kC64, Compute::kF32, {DType::kC64}},
                                              {DType::kC128, Compute::kF64, {DType::kC128}}};
     if (std::string reason = reject_device(device, 80); !reason.empty()) return reason;
     if (std::string reason = reject_types(p, rules); !reason.empty()) return reason;
-    if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
     const bool is_small = config == "64x64x8";
     if (is_small == (p.a.dtype == DType::kF32)) {
       return "config " + std::string(config) + " multiplies " + (is_small ? "f64, c64, c128" : "f32") + ", got " +

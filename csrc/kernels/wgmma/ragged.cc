@@ -35,6 +35,8 @@ constexpr RaggedBase kBases[] = {
 #undef TCGEMM_ENTRY
 };
 
+constexpr Features kFused{Feature::kActivation, Feature::kGated, Feature::kBiasN, Feature::kGathered};
+
 // Only called with names from configs().
 int find_base(std::string_view config) {
   const auto found =
@@ -82,7 +84,13 @@ class WgmmaRagged final : public RaggedImplementation {
   const char* name() const override { return "wgmma"; }
   const std::vector<std::string>& configs() const override { return names_; }
 
-  std::string reject(const RaggedProblem& p, const Device& device, std::string_view config) const override {
+  Features features() const override { return kFused; }
+
+  Features config_features(std::string_view config) const override {
+    return kBases[find_base(config)].is_fused ? kFused : Features{};
+  }
+
+  std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
     if (std::string rule = reject_types(p.in, p.in, p.compute, p.out, type_rules()); !rule.empty()) return rule;
     // TMA's strides. Tokens are rows of K (rows) or of M and N (contraction); weights of N or K.
@@ -136,8 +144,6 @@ class WgmmaRagged final : public RaggedImplementation {
   static std::string reject_config(const RaggedProblem& p, const RaggedBase& base) {
     const std::string name = "config " + std::string(base.name);
     if (base.is_rows() != p.is_rows()) return name + " is of form " + (base.is_rows() ? "rows" : "contraction");
-    if (!p.epilogue.is_none() && !base.is_fused) return name + " has no epilogues";
-    if (p.gathered && !base.is_fused) return name + " gathers no rows";
     if (p.b_transposed && base.is_fused) return name + " reads b as (groups, k, n) only";
     return "";
   }

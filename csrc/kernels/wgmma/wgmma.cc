@@ -184,7 +184,9 @@ class Wgmma final : public Implementation {
   const std::vector<std::string>& configs() const override { return names_; }
   bool has_config(std::string_view config) const override { return parse(config).has_value(); }
 
-  std::string reject(const Problem& p, const Device& device, std::string_view config) const override {
+  Features features() const override { return kEpilogueFeatures; }
+
+  std::string reject_rest(const Problem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
     const Parsed parsed = *parse(config);
     if (std::string rule = reject_types(p, type_rules(kBases[parsed.base_idx].shape.swapped)); !rule.empty()) {

@@ -32,9 +32,6 @@ std::string reject_common(const Problem& p, const Device& device, const wmma::Co
   if (std::string reason = reject_device(device, 80); !reason.empty()) return reason;
   if (std::string reason = reject_types(p, rules); !reason.empty()) return reason;
   if (std::string reason = reject_scalars(p); !reason.empty()) return reason;
-  if (p.a.dtype == DType::kF64) {
-    if (std::string reason = reject_any_epilogue(p); !reason.empty()) return reason;
-  }
   if (std::string reason = reject_column_sums(p); !reason.empty()) return reason;
   const bool is_tf32 = config.shape == "m16n16k8", is_f64 = config.shape == "m8n8k4";
   const bool fits = is_tf32  ? p.a.dtype == DType::kF32
@@ -56,6 +53,12 @@ std::string reject_common(const Problem& p, const Device& device, const wmma::Co
 // What both have: kernels with every epilogue but column sums and the two products of a gated one.
 class Wmma : public Implementation {
  public:
+  Features features() const override { return kEpilogueFeatures; }
+
+  Features config_features(std::string_view config) const override {
+    return parse(config).shape == "m8n8k4" ? Features{Feature::kAlpha, Feature::kBeta} : kEpilogueFeatures;
+  }
+
   int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view) const override {
     return EpilogueLaunch::make(p, 1, true).workspace_bytes(p, device);
   }
@@ -85,7 +88,7 @@ class WmmaNaive final : public Wmma {
     return names;
   }
 
-  std::string reject(const Problem& p, const Device& device, std::string_view name) const override {
+  std::string reject_rest(const Problem& p, const Device& device, std::string_view name) const override {
     const wmma::ConfigName config = parse(name);
     if (std::string reason = reject_common(p, device, config); !reason.empty()) return reason;
     if (config.shape == "m32n8k16") return reject_grid(p, 32, 8);
@@ -114,7 +117,7 @@ class WmmaTiled final : public Wmma {
     return names;
   }
 
-  std::string reject(const Problem& p, const Device& device, std::string_view name) const override {
+  std::string reject_rest(const Problem& p, const Device& device, std::string_view name) const override {
     const wmma::ConfigName config = parse(name);
     if (std::string reason = reject_common(p, device, config); !reason.empty()) return reason;
     if (is_8bit(p.a.dtype) != (config.tile == "128x128x64")) {

@@ -108,7 +108,11 @@ class Cublas final : public blas::Implementation {
     return configs;
   }
 
-  std::string reject(const Problem& p, const Device&, std::string_view) const override {
+  Features features() const override {
+    return {Feature::kAlpha, Feature::kBeta, Feature::kScalarArgs, Feature::kItems};
+  }
+
+  std::string reject_rest(const Problem& p, const Device&, std::string_view) const override {
     if (cublas::api() == nullptr) {
       return "cuBLAS was not found: neither loaded by JAX nor among the CUDA packages; pip install 'jax[cuda13]'";
     }

@@ -97,7 +97,6 @@ std::string reject_int8(const Problem& p) {
 std::optional<lt::cublasLtEpilogue_t> find_epilogue(const Problem& p) {
   const Epilogue& e = p.epilogue;
   const bool has_bias = e.bias != Bias::kNone;
-  if (e.gated || e.column_sums || e.bias == Bias::kM) return std::nullopt;
   if (e.derivative) {
     if (e.activation == Activation::kGeluTanh && !has_bias && p.beta == 0.0) return lt::CUBLASLT_EPILOGUE_DGELU;
     return std::nullopt;
@@ -213,7 +212,12 @@ class CublasLt final : public Implementation {
     return all;
   }
 
-  std::string reject(const Problem& p, const Device&, std::string_view) const override {
+  Features features() const override {
+    return {Feature::kAlpha,      Feature::kBeta,  Feature::kActivation,
+            Feature::kDerivative, Feature::kBiasN, Feature::kAuxOut};
+  }
+
+  std::string reject_rest(const Problem& p, const Device&, std::string_view) const override {
     if (lt::api() == nullptr) {
       return "cuBLASLt was not found: neither loaded by JAX nor among the CUDA packages; pip install 'jax[cuda13]'";
     }

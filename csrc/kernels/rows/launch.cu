@@ -1,16 +1,13 @@
 // The kernels of core/rows_problem.h. Bound by memory: rows move in 16-byte loads where they lie on such
 // boundaries, element by element elsewhere. Sums are kept in float32 and in the order of the pairs.
-#include <string>
-
 #include "core/extent.h"
 #include "kernels/common/alignment.h"
 #include "kernels/common/launch.cuh"
-#include "kernels/common/limits.h"
-#include "kernels/kernels.h"
+#include "kernels/rows/launch.h"
 #include "tile/numeric.cuh"
 #include "tile/store_vectors.cuh"
 
-namespace tcgemm {
+namespace tcgemm::rows {
 namespace {
 
 constexpr int kThreads = 256;
@@ -173,37 +170,18 @@ Status launch_typed(const RowsProblem& p, const RowsBuffers& buffers, cudaStream
   return whole ? launch_dots<T, kCount>(p, buffers, stream) : launch_dots<T, 1>(p, buffers, stream);
 }
 
-class SimtRows final : public RowsImplementation {
- public:
-  const char* name() const override { return "simt"; }
-  const std::vector<std::string>& configs() const override { return configs_; }
-
-  std::string reject(const RowsProblem& p, const Device& device, std::string_view) const override {
-    if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
-    if (p.in == DType::kF64) return "rows must be f16, bf16 or f32, got f64";
-    // Of the launch with an element a thread, which has the most blocks.
-    const int64_t blocks = p.is_sums() ? sums_blocks(p, p.n, 1) : ceil_div(p.pairs, kThreads / 32);
-    return blocks <= (int64_t{1} << 31) - 1 ? "" : "the grid must have at most 2^31 - 1 blocks";
-  }
-
-  Status launch(const RowsProblem& p, const RowsBuffers& buffers, const Device&, std::string_view,
-                void* stream) const override {
-    switch (p.in) {
-      case DType::kF16: return launch_typed<__half>(p, buffers, static_cast<cudaStream_t>(stream));
-      case DType::kBF16: return launch_typed<__nv_bfloat16>(p, buffers, static_cast<cudaStream_t>(stream));
-      default: return launch_typed<float>(p, buffers, static_cast<cudaStream_t>(stream));
-    }
-  }
-
- private:
-  const std::vector<std::string> configs_{"default"};
-};
-
 }  // namespace
 
-const RowsImplementation* simt_rows() {
-  static const SimtRows implementation;
-  return &implementation;
+int64_t most_blocks(const RowsProblem& p) {
+  return p.is_sums() ? sums_blocks(p, p.n, 1) : ceil_div(p.pairs, kThreads / 32);
 }
 
-}  // namespace tcgemm
+Status launch(const RowsProblem& p, const RowsBuffers& buffers, cudaStream_t stream) {
+  switch (p.in) {
+    case DType::kF16: return launch_typed<__half>(p, buffers, stream);
+    case DType::kBF16: return launch_typed<__nv_bfloat16>(p, buffers, stream);
+    default: return launch_typed<float>(p, buffers, stream);
+  }
+}
+
+}  // namespace tcgemm::rows
