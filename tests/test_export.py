@@ -9,10 +9,10 @@ import pytest
 from jax import export
 
 import jax_tcgemm
-from jax_tcgemm.device.dense import TARGET
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.system import modules
 
+TARGET = "tcgemm_gemm"
 CHECKS = [export.DisabledSafetyCheck.custom_call(TARGET)]
 matmul = functools.partial(jax_tcgemm.matmul, implementation="host")
 

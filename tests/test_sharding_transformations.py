@@ -22,8 +22,8 @@ from test_sharding import (
 
 import jax_tcgemm
 from jax_tcgemm import blas
-from jax_tcgemm.device.dense import TARGET
 
+TARGET = "tcgemm_gemm"
 matmul = functools.partial(jax_tcgemm.matmul, implementation="host")
 
 

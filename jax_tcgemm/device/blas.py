@@ -14,11 +14,9 @@ from jax import lax
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import blas_reference as reference
+from jax_tcgemm.device.call import call as custom_call
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.blas_call import Call, batch_shape, scale_dtype
-from jax_tcgemm.system import modules
-
-TARGET = "tcgemm_blas"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +46,11 @@ class Plan:
         )
 
 
-def make_plan(
-    problem: BlasProblem, platform: str, device: selection.Device, obstacle: str = ""
-) -> Plan:
+def make_plan(problem: BlasProblem, device: selection.Device, obstacle: str = "") -> Plan:
     """Chooses what runs a call.
 
     Args:
       problem: the call and its shapes.
-      platform: the platform it is lowered for.
       device: the device it will run on.
       obstacle: a phrase saying why only XLA can run it; "" when it need not.
 
@@ -65,7 +60,6 @@ def make_plan(
     Raises:
       ValueError: when an implementation was forced that cannot run the call.
     """
-    del platform
     call = problem.call
     choice = selection.select(call.op, problem, device, call.implementation, obstacle=obstacle)
     return Plan(problem, choice)
@@ -86,20 +80,11 @@ def run(call: Call, *operands, plan: Plan, types: Sequence) -> list:
         dtype = scale_dtype(flat[0].dtype)
         flat += [lax.convert_element_type(x.reshape(()), dtype) for x in scalars]
     results = [jax.ShapeDtypeStruct(out.shape, out.dtype) for out in types]
-    if plan.choice.workspace_bytes:
-        results.append(jax.ShapeDtypeStruct((plan.choice.workspace_bytes,), jnp.uint8))
     aliases = {first_c + i: i for i in range(call.items)} if c else None
-    module = modules.cpu if plan.choice.implementation == "host" else modules.cuda
-    attributes = {
-        "abi": module.abi_version,
-        "implementation": plan.choice.implementation,
-        "config": plan.choice.config,
-    }
-    ffi_call = jax.ffi.ffi_call(TARGET, results, input_output_aliases=aliases)
-    found = ffi_call(*flat, blas=attributes | plan.problem.attributes())[: call.items]
+    found = custom_call(plan.problem, plan.choice, flat, results, aliases)
     if call.routine in ("iamax", "iamin"):
         return [found[0] - 1]  # BLAS counts from 1.
-    return list(found)
+    return found
 
 
 def _with_batch(group, batch):

@@ -14,13 +14,11 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
+from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold, MatrixLayout, fold
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.problem.precision import Numerics, resolve
-from jax_tcgemm.system import modules
-
-TARGET = "tcgemm_gemm"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,14 +125,11 @@ def is_covered(product: Product, platform: str) -> bool:
     return not isinstance(numerics, str)
 
 
-def make_plan(
-    product: Product, platform: str, device: selection.Device, obstacle: str = ""
-) -> Plan:
+def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
     """Folds a product and chooses what runs it.
 
     Args:
       product: the product.
-      platform: the platform it is lowered for.
       device: the device it will run on.
       obstacle: a phrase saying why, all the same, only XLA's own dot can be used; "" when not.
 
@@ -144,12 +139,12 @@ def make_plan(
     Raises:
       ValueError: when an implementation was forced that cannot run the product.
     """
-    folded = obstacle or fold_product(product, platform)
+    folded = obstacle or fold_product(product, device.platform)
     if isinstance(folded, str):
         obstacle, folded = folded, (None, None, None)
     asked = product.implementation, product.config
     choice = selection.select(product.op, folded[-1], device, *asked, obstacle=obstacle)
-    return Plan(product, platform, *folded, choice)
+    return Plan(product, device.platform, *folded, choice)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -311,55 +306,49 @@ def local_gemm(
     Raises:
       ValueError: when an operand is missing or is one that the problem has no use for.
     """
-    epilogue = problem.epilogue
-    two_b = epilogue.gated and not epilogue.derivative
-    for name, given, needed in (
-        ("c", c is not None or problem.beta == 0, True),
-        ("b_up", b_up is not None, two_b and not epilogue.up_offset),
-        ("bias", bias is not None, epilogue.bias != "none"),
-        ("aux_in", aux_in is not None, epilogue.derivative),
-    ):
-        if given != needed:
-            state = "be given" if needed else "not be given"
-            raise ValueError(
-                f"local_gemm: {name} must {state} for beta={problem.beta} and {epilogue}, "
-                f"got {name}={'None' if needed else 'an array'}; "
-                f"{'pass' if needed else 'leave out'} {name}"
-            )
+    _check_operands(problem, c=c, b_up=b_up, bias=bias, aux_in=aux_in)
+    epilogue, out_dtype = problem.epilogue, DTYPES[problem.out_dtype]
     shape = problem.d_shape if shape is None else shape
-    out_dtype = DTYPES[problem.out_dtype]
     results = [jax.ShapeDtypeStruct(shape, out_dtype)]
     if epilogue.aux_out:
         results.append(jax.ShapeDtypeStruct(aux_shape or problem.aux_shape, out_dtype))
-    has_sums = epilogue.column_sums and problem.m > 0  # Of no rows, the call does not write them.
+    no_sums = []
     if epilogue.column_sums:
         batch, _, *columns = problem.d_shape
         sum_dtype = jnp.float64 if problem.compute == "f64" else jnp.float32
-        sums = jax.ShapeDtypeStruct((batch, *columns), sum_dtype)
-        results += [sums] * has_sums
-    num_results = len(results)
-    if choice.workspace_bytes:
-        results.append(jax.ShapeDtypeStruct((choice.workspace_bytes,), jnp.uint8))
-    module = modules.cpu if choice.implementation == "host" else modules.cuda
-    gemm = {
-        "abi": module.abi_version,
-        "implementation": choice.implementation,
-        "config": choice.config,
-    }
+        if problem.m > 0:
+            results.append(jax.ShapeDtypeStruct((batch, *columns), sum_dtype))
+        else:  # Of no rows, the call does not write them.
+            no_sums = [jnp.zeros((batch, *columns), sum_dtype)]
+            bare = dataclasses.replace(epilogue, column_sums=False)
+            problem = dataclasses.replace(problem, epilogue=bare)
     c = None if c is None else lax.reshape(c, shape)
     operands = [x for x in (a, b, b_up, c, bias, aux_in) if x is not None]
-    replaced = None
+    aliases = None
     if in_place and c is not None:
-        replaced = 2 + (b_up is not None)
+        aliases = {2 + (b_up is not None): 0}
     elif in_place and aux_in is not None and choice.implementation != "cublaslt":
-        aux_in_idx = len(operands) - 1
-        operands[aux_in_idx] = lax.reshape(aux_in, shape)
-        replaced = aux_in_idx
-    call = jax.ffi.ffi_call(
-        TARGET, results, input_output_aliases=None if replaced is None else {replaced: 0}
-    )
-    gemm |= problem.attributes() | {"column_sums": has_sums}
-    found = call(*operands, gemm=gemm)[:num_results]
-    if epilogue.column_sums and not has_sums:
-        found.append(jnp.zeros(sums.shape, sums.dtype))
+        operands[-1] = lax.reshape(aux_in, shape)
+        aliases = {len(operands) - 1: 0}
+    found = call(problem, choice, operands, results, aliases) + no_sums
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def _check_operands(problem: Problem, **operands) -> None:
+    """Raises ValueError where an operand is missing or has no use."""
+    epilogue = problem.epilogue
+    needed = {
+        "c": problem.beta != 0,
+        "b_up": epilogue.gated and not epilogue.derivative and not epilogue.up_offset,
+        "bias": epilogue.bias != "none",
+        "aux_in": epilogue.derivative,
+    }
+    for name, x in operands.items():
+        # What C holds may be given all the same.
+        if (x is None) == needed[name] and (needed[name] or name != "c"):
+            state = "be given" if needed[name] else "not be given"
+            raise ValueError(
+                f"local_gemm: {name} must {state} for beta={problem.beta} and {epilogue}, "
+                f"got {name}={'None' if needed[name] else 'an array'}; "
+                f"{'pass' if needed[name] else 'leave out'} {name}"
+            )

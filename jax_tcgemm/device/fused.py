@@ -50,7 +50,6 @@ class Plan:
     """
 
     product: Product
-    platform: str
     numerics: Numerics | None
     fold: Fold | None
     problem: Problem | None
@@ -82,14 +81,11 @@ class _Runs:
     n: tuple[int, ...]
 
 
-def make_plan(
-    product: Product, platform: str, device: selection.Device, obstacle: str = ""
-) -> Plan:
+def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
     """Folds a product with its epilogue and chooses what runs it.
 
     Args:
       product: the product.
-      platform: the platform it is lowered for.
       device: the device it will run on.
       obstacle: a phrase saying why it can only be run unfused; "" when it need not.
 
@@ -103,9 +99,9 @@ def make_plan(
 
     def unfused(reason):
         choice = selection.Choice(selection.XLA, "default", f"unfused: {reason}")
-        return Plan(product, platform, None, None, None, (), choice)
+        return Plan(product, None, None, None, (), choice)
 
-    folded = obstacle or dense.fold_product(bare, platform)
+    folded = obstacle or dense.fold_product(bare, device.platform)
     if isinstance(folded, str):
         return unfused(folded)
     numerics, fold, problem = folded
@@ -122,7 +118,7 @@ def make_plan(
         epilogue=epilogue,
     )
     choice = selection.select(bare.op, problem, device, bare.implementation, bare.config)
-    return Plan(product, platform, numerics, fold, problem, bias_axes, choice)
+    return Plan(product, numerics, fold, problem, bias_axes, choice)
 
 
 def _epilogue(

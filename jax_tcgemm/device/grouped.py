@@ -14,12 +14,10 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
+from jax_tcgemm.device.call import call
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.precision import Numerics, resolve
 from jax_tcgemm.problem.ragged import RaggedProblem
-from jax_tcgemm.system import modules
-
-TARGET = "tcgemm_ragged"
 
 _CONTRACTION = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((0,), (0,)), ((), ())),
@@ -94,7 +92,6 @@ class Plan:
     """
 
     product: Product
-    platform: str
     numerics: Numerics | None
     problem: RaggedProblem | None
     choice: selection.Choice
@@ -119,14 +116,11 @@ class Plan:
         return tuple(found)
 
 
-def make_plan(
-    product: Product, platform: str, device: selection.Device, obstacle: str = ""
-) -> Plan:
+def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
     """Chooses what runs a grouped product.
 
     Args:
       product: the product.
-      platform: the platform it is lowered for.
       device: the device it will run on.
       obstacle: a phrase saying why only XLA's own ragged_dot can be used; "" when not.
 
@@ -136,9 +130,8 @@ def make_plan(
     Raises:
       ValueError: when an implementation was forced that cannot run the product.
     """
-    numerics = obstacle or resolve(
-        product.lhs_dtype, product.rhs_dtype, product.result_dtype, product.precision, platform
-    )
+    dtypes = product.lhs_dtype, product.rhs_dtype, product.result_dtype
+    numerics = obstacle or resolve(*dtypes, product.precision, device.platform)
     if isinstance(numerics, str):
         choice = selection.select(
             product.op,
@@ -149,7 +142,7 @@ def make_plan(
             kind="ragged",
             obstacle=numerics,
         )
-        return Plan(product, platform, None, None, choice)
+        return Plan(product, None, None, choice)
     lhs_batched, rhs_batched, sizes_batched = map(product.is_batched, product.batches)
     problem = RaggedProblem(
         form=product.form,
@@ -178,7 +171,7 @@ def make_plan(
     if choice.implementation == selection.XLA and product.has_steps and not is_forced:
         why = f"as bare grouped products with steps of XLA's around them; {choice.why}"
         choice = dataclasses.replace(choice, why=why)
-    return Plan(product, platform, numerics, problem, choice)
+    return Plan(product, numerics, problem, choice)
 
 
 def _bias_dtype(dtype: np.dtype, numerics: Numerics) -> str:
@@ -220,22 +213,13 @@ def _repeat(x, batch, product):
 
 def _call(plan: Plan, operands) -> jax.Array:
     """The custom call."""
-    product, problem, choice = plan.product, plan.problem, plan.choice
-    module = modules.cpu if choice.implementation == "host" else modules.cuda
+    problem = plan.problem
     d_shape = (problem.m, problem.n)
     if problem.form == "contraction":
         d_shape = (problem.groups, *d_shape)
-    shape = (*product.batch_shape, *d_shape)
-    results = [jax.ShapeDtypeStruct(shape, DTYPES[problem.out_dtype])]
-    if choice.workspace_bytes:
-        results.append(jax.ShapeDtypeStruct((choice.workspace_bytes,), jnp.uint8))
-    ragged = {
-        "abi": module.abi_version,
-        "implementation": choice.implementation,
-        "config": choice.config,
-    }
-    call = jax.ffi.ffi_call(TARGET, results)
-    return call(*operands, ragged=ragged | problem.attributes())[0]
+    shape = (*plan.product.batch_shape, *d_shape)
+    result = jax.ShapeDtypeStruct(shape, DTYPES[problem.out_dtype])
+    return call(problem, plan.choice, operands, [result])[0]
 
 
 def _xla(lhs, rhs, sizes, offset, product: Product) -> jax.Array:

@@ -9,11 +9,9 @@ import dataclasses
 import jax
 
 from jax_tcgemm import selection
+from jax_tcgemm.device.call import call
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.rows import RowsProblem
-from jax_tcgemm.system import modules
-
-TARGET = "tcgemm_rows"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +38,11 @@ class Plan:
     copies: tuple[str, ...] = ()
 
 
-def make_plan(
-    request: Request, platform: str, device: selection.Device, obstacle: str = ""
-) -> Plan:
+def make_plan(request: Request, device: selection.Device, obstacle: str = "") -> Plan:
     """Chooses what runs a call.
 
     Args:
       request: the call.
-      platform: the platform it is lowered for.
       device: the device it will run on.
       obstacle: a phrase saying why only XLA can run it; "" when not.
 
@@ -57,7 +52,6 @@ def make_plan(
     Raises:
       ValueError: when an implementation was forced that cannot run it.
     """
-    del platform
     problem = obstacle or request.problem
     if isinstance(problem, str):
         problem, obstacle = None, problem
@@ -81,12 +75,5 @@ def dots(a, b, indices, b_indices, *, plan: Plan) -> jax.Array:
 
 
 def _call(plan: Plan, operands, shape) -> jax.Array:
-    problem, choice = plan.problem, plan.choice
-    module = modules.cpu if choice.implementation == "host" else modules.cuda
-    result = jax.ShapeDtypeStruct(shape, DTYPES[problem.out_dtype])
-    rows = {
-        "abi": module.abi_version,
-        "implementation": choice.implementation,
-        "config": choice.config,
-    }
-    return jax.ffi.ffi_call(TARGET, result)(*operands, rows=rows | problem.attributes())
+    result = jax.ShapeDtypeStruct(shape, DTYPES[plan.problem.out_dtype])
+    return call(plan.problem, plan.choice, operands, [result])[0]

@@ -5,7 +5,6 @@ As in dense.py, `make_plan` decides everything from shapes and dtypes, `run` car
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.device import tensor_reference as reference
 from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, cutensor_compute, precision_of
@@ -80,12 +78,11 @@ def is_xla(request: Request) -> bool:
     return by_default or request.implementation == XLA
 
 
-def make_plan(request: Request, platform: str, device: Device, obstacle: str = "") -> Plan:
+def make_plan(request: Request, device: Device, obstacle: str = "") -> Plan:
     """Chooses what runs an operation.
 
     Args:
       request: what was asked for.
-      platform: the platform it is lowered for.
       device: the device it will run on.
       obstacle: a phrase saying why only XLA can be used; "" when not.
 
@@ -99,7 +96,7 @@ def make_plan(request: Request, platform: str, device: Device, obstacle: str = "
     if not obstacle:
         operation, no_compute = _with_compute(request)
         if operation.kind == "contract" and request.implementation in (None, "gemm"):
-            gemm, product = _as_product(request, platform, device)
+            gemm, product = _as_product(request, device)
     choice = select_operation(
         request.op,
         operation,
@@ -109,7 +106,7 @@ def make_plan(request: Request, platform: str, device: Device, obstacle: str = "
         implementation=request.implementation,
         obstacle=obstacle,
     )
-    return Plan(request, platform, operation, gemm, choice)
+    return Plan(request, device.platform, operation, gemm, choice)
 
 
 def _with_compute(request: Request) -> tuple[Operation, str]:
@@ -125,7 +122,7 @@ def _with_compute(request: Request) -> tuple[Operation, str]:
     return dataclasses.replace(operation, compute=compute), reason
 
 
-def _as_product(request, platform, device) -> tuple[dense.Plan | None, AsProduct | str]:
+def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
     """A contraction as one of our products; or why none of ours runs it."""
     operation = request.operation
     a, b = operation.operands[:2]
@@ -137,6 +134,8 @@ def _as_product(request, platform, device) -> tuple[dense.Plan | None, AsProduct
     if operation.compute == "f32" and operation.dtype.name in ("float64", "complex128"):
         return None, f"our products of {operation.dtype} are computed in float64"
     sum_dtype = _sum_dtype(request)
+    # Left to itself, it may be XLA's own product there.
+    is_host = device.platform == "cpu" and request.implementation == "gemm"
     product = dense.Product(
         op=request.op,
         lhs_shape=operation.shape(a),
@@ -147,12 +146,11 @@ def _as_product(request, platform, device) -> tuple[dense.Plan | None, AsProduct
         result_dtype=sum_dtype,
         dimension_numbers=numbers,
         permutation=permutation,
-        precision=_precision(request, platform),
-        # On CPU, left to itself, it may be XLA's own product.
-        implementation="host" if platform == "cpu" and request.implementation == "gemm" else None,
+        precision=_precision(request, device.platform),
+        implementation="host" if is_host else None,
         config=None,
     )
-    plan = dense.make_plan(product, platform, device)
+    plan = dense.make_plan(product, device)
     if plan.problem is None:
         return plan, plan.choice.why
     return plan, AsProduct(plan.problem, plan.choice, dense.permuted_bytes(plan))
@@ -223,9 +221,3 @@ def _call_kernel(operation: Operation, a: jax.Array, num_bytes: int) -> jax.Arra
         results.append(jax.ShapeDtypeStruct((num_bytes,), jnp.uint8))
     attributes = dataclasses.asdict(fold_reduction(operation)) | {"op": operation.combine[0]}
     return jax.ffi.ffi_call("tcgemm_reduce", results)(a, **abi, **attributes)[0]
-
-
-def lowered(request: Request, platform: str, obstacle: str):
-    """The function that a primitive lowers to."""
-    plan = make_plan(request, platform, selection.target_device(platform), obstacle)
-    return functools.partial(run, plan)

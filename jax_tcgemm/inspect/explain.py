@@ -16,7 +16,7 @@ from jax_tcgemm.device import blas as device_blas
 from jax_tcgemm.device import dense, fused, grouped
 from jax_tcgemm.device import rows as device_rows
 from jax_tcgemm.device import tensor as device_tensor
-from jax_tcgemm.primitives import backward, blas, contract, elementwise, reduce, rows
+from jax_tcgemm.primitives import backward, blas, contract, elementwise, lowering, reduce, rows
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import fused_dot_general as fused_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
@@ -182,17 +182,17 @@ def explain(f, *args, platform: str | None = None, **kwargs) -> Explanation:
         )
     device = selection.target_device(platform)
     jaxpr = as_jaxpr(jax.make_jaxpr(lambda args, kwargs: f(*args, **kwargs))(args, kwargs))
-    found = _calls(jaxpr, platform, device, 1, ())
+    found = _calls(jaxpr, device, 1, ())
     return Explanation(tuple(found), platform, device)
 
 
-def _calls(jaxpr, platform, device, times, path) -> Iterator[Call]:
+def _calls(jaxpr, device, times, path) -> Iterator[Call]:
     for eqn in jaxpr.eqns:
         if eqn.primitive in _RULES:
-            plan = _plan(eqn, platform, device)
+            plan = _plan(eqn, device)
             if isinstance(plan, fused.Plan) and not plan.is_fused:
                 inner = _unfused(eqn, fused_primitive.unfused)
-                for call in _calls(inner, platform, device, times, path):
+                for call in _calls(inner, device, times, path):
                     why = f"{plan.choice.why}; its product: {call.why}"
                     yield dataclasses.replace(call, why=why, source=_source(eqn))
             else:
@@ -200,12 +200,12 @@ def _calls(jaxpr, platform, device, times, path) -> Iterator[Call]:
             continue
         if eqn.primitive in backward.UNFUSED:
             inner = _unfused(eqn, backward.UNFUSED[eqn.primitive])
-            for call in _calls(inner, platform, device, times, path):
+            for call in _calls(inner, device, times, path):
                 yield dataclasses.replace(call, source=_source(eqn))
             continue
         for inner, inner_times, label in _inner_jaxprs(eqn):
             count = None if times is None or inner_times is None else times * inner_times
-            yield from _calls(inner, platform, device, count, path + ((label,) if label else ()))
+            yield from _calls(inner, device, count, path + ((label,) if label else ()))
 
 
 def _inner_jaxprs(eqn) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
@@ -257,12 +257,12 @@ def _unfused(eqn, f) -> core.Jaxpr:
     return jaxpr
 
 
-def _plan(eqn, platform, device):
+def _plan(eqn, device):
     """What would be carried out for an equation."""
     rules, planner = _RULES[eqn.primitive]
     avals = [v.aval for v in eqn.invars]
     outs = [v.aval for v in eqn.outvars]
-    obstacle = primitive.obstacle_of(platform, *avals, *outs)
+    obstacle = lowering.obstacle_of(device.platform, *avals, *outs)
     one_device = [*avals, *outs]
     if rules is blas:
         if not obstacle and partitioning.has_explicit_axes(*avals):
@@ -273,7 +273,7 @@ def _plan(eqn, platform, device):
         if rules is fused_primitive and partitioning.waits_for_sum(division, avals, outs):
             obstacle = "what follows the product waits for its sum over devices"
     product = rules.product_of(*one_device[: len(avals) + 1], eqn.params)
-    return planner.make_plan(product, platform, device, obstacle)
+    return planner.make_plan(product, device, obstacle)
 
 
 def _explain_call(eqn, plan, device, times, path) -> Call:

@@ -371,15 +371,6 @@ def product_of(lhs, rhs, out, params) -> dense.Product:
     )
 
 
-def obstacle_of(platform: str, *avals) -> str:
-    """Why a call must be XLA's own dot whatever the problem; "" when it need not be."""
-    if platform not in ("cpu", "cuda"):
-        return f"no implementation runs on {platform}"
-    if not all(isinstance(extent, int) for aval in avals for extent in aval.shape):
-        return "its shapes are symbolic"
-    return partitioning.obstacle_of(*avals)
-
-
 def division_of(lhs, rhs, params) -> partitioning.Division:
     """How a call may be divided over devices: along every dimension."""
     numbers = (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = params["dimension_numbers"]
@@ -401,14 +392,12 @@ def division_of(lhs, rhs, params) -> partitioning.Division:
     )
 
 
-def _lower(ctx, lhs, rhs, *, platform, **params):
+def _lower(ctx, lhs, rhs, *, device, obstacle, **params):
     (out,) = ctx.avals_out
-    obstacle = obstacle_of(platform, *ctx.avals_in, out)
-    obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
     product = product_of(*ctx.avals_in, out, params)
-    if not obstacle and partitioning.is_divided(ctx) and dense.is_covered(product, platform):
+    if not obstacle and partitioning.is_divided(ctx) and dense.is_covered(product, device.platform):
         return partitioning.lower(ctx, (lhs, rhs), division_of(*ctx.avals_in, params))
-    plan = dense.make_plan(product, platform, selection.target_device(platform), obstacle)
+    plan = dense.make_plan(product, device, obstacle)
     asked = dense.LaxProduct.of(product)
     if plan.choice.implementation == selection.XLA and _is_plain(asked, *ctx.avals_in, out):
         operands = (rhs, lhs) if asked.exchanged else (lhs, rhs)

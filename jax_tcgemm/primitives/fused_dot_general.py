@@ -19,7 +19,6 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from jax_tcgemm import selection
 from jax_tcgemm.device import dense, fused
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
@@ -372,20 +371,7 @@ def product_of(lhs, rhs, *rest) -> fused.Product:
     fusion = params["fusion"]
     given = dict(zip(fusion.operands, optional, strict=True))
     shape = _product_shape({"lhs": lhs, "rhs": rhs}, params)
-    product = dense.Product(
-        op=params["op"],
-        lhs_shape=tuple(lhs.shape),
-        lhs_dtype=np.dtype(lhs.dtype),
-        rhs_shape=tuple(rhs.shape),
-        rhs_dtype=np.dtype(rhs.dtype),
-        result_shape=tuple(shape),
-        result_dtype=np.dtype(out.dtype),
-        dimension_numbers=params["dimension_numbers"],
-        permutation=params["permutation"],
-        precision=params["precision"],
-        implementation=params["implementation"],
-        config=params["config"],
-    )
+    product = plain.product_of(lhs, rhs, jax.ShapeDtypeStruct(shape, out.dtype), params)
     bias = given.get("bias")
     return fused.Product(
         product,
@@ -393,11 +379,6 @@ def product_of(lhs, rhs, *rest) -> fused.Product:
         () if bias is None else tuple(bias.shape),
         None if bias is None else np.dtype(bias.dtype),
     )
-
-
-def obstacle_of(platform: str, *avals) -> str:
-    """Why a call must be run unfused whatever the problem; "" when it need not be."""
-    return plain.obstacle_of(platform, *avals)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
@@ -450,14 +431,12 @@ def division_of(*avals_and_params) -> partitioning.Division:
     )
 
 
-def _lower(ctx, *operands, platform, **params):
-    obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
-    obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
+def _lower(ctx, *operands, device, obstacle, **params):
     product = product_of(*ctx.avals_in, ctx.avals_out[0], params)
-    is_covered = dense.is_covered(product.product, platform)
+    is_covered = dense.is_covered(product.product, device.platform)
     if not obstacle and partitioning.is_divided(ctx) and is_covered:
         return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
-    plan = fused.make_plan(product, platform, selection.target_device(platform), obstacle)
+    plan = fused.make_plan(product, device, obstacle)
     if not plan.is_fused:
         unfused_call = functools.partial(unfused, **params)
         return partitioning.lower_on_device(ctx, unfused_call, *operands)

@@ -9,7 +9,9 @@ from jax.extend import core
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
+from jax_tcgemm import selection
 from jax_tcgemm.device import dense
+from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import check_nans, mlir, platforms
 
 
@@ -25,23 +27,39 @@ def named(op: str) -> Iterator[None]:
 
 
 def register(primitive: core.Primitive, lower: Callable) -> None:
-    """Registers `lower(ctx, *operands, platform=..., **params)` for every platform.
+    """Registers `lower(ctx, *operands, device=..., obstacle=..., **params)` for every platform.
 
-    And what checkify is to make of it, which is to look at what it returns.
-
-    The platform is "cpu" or "cuda"; elsewhere the name of that, or of those, joined by slashes.
+    And what checkify is to make of it, which is to look at what it returns. `device` is what the
+    program will run on, and `obstacle` says why only XLA can run the call, "" when not.
     """
 
     def rule(ctx, *operands, platform=None, **params):
         with named(params["op"] if "op" in params else params["call"].op):
             platform = platform or "/".join(platforms(ctx))
-            return lower(ctx, *operands, platform=platform, **params)
+            obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
+            obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
+            device = selection.target_device(platform)
+            return lower(ctx, *operands, device=device, obstacle=obstacle, **params)
 
     for platform in ("cpu", "cuda"):
         own = functools.partial(rule, platform=platform)
         mlir.register_lowering(primitive, own, platform=platform)
     mlir.register_lowering(primitive, rule)
     check_nans(primitive)
+
+
+def obstacle_of(platform: str, *avals) -> str:
+    """Why only XLA can run a call, whatever it is; "" when others may.
+
+    Args:
+      platform: "cpu", "cuda", or the name of another one, or of several, joined by slashes.
+      *avals: the types of operands and results.
+    """
+    if platform not in ("cpu", "cuda"):
+        return f"no implementation runs on {platform}"
+    if not all(isinstance(extent, int) for aval in avals for extent in aval.shape):
+        return "its shapes are symbolic"
+    return partitioning.obstacle_of(*avals)
 
 
 def dot_general(lhs: ir.Value, rhs: ir.Value, asked: dense.LaxProduct) -> ir.Value:

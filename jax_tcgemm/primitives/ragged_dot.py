@@ -37,7 +37,6 @@ from jax_tcgemm.primitives import lowering, rows
 from jax_tcgemm.primitives.dot_general import (
     as_cotangent,
     bilinear_series,
-    obstacle_of,
     same_varying,
 )
 from jax_tcgemm.primitives.fused_dot_general import series_by_parts
@@ -420,17 +419,15 @@ def _gathered_first(operands: Operands, params) -> jax.Array:
     )
 
 
-def _lower(ctx, *args, platform, **params):
+def _lower(ctx, *args, device, obstacle, **params):
     out_aval = ctx.avals_out[0]
-    obstacle = obstacle_of(platform, *ctx.avals_in, out_aval)
-    obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
     product = product_of(*ctx.avals_in, out_aval, params)
     # XLA's own product has no rule for explicit axes.
     is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)
-    is_divisible = is_explicit or dense.is_covered(product, platform)
+    is_divisible = is_explicit or dense.is_covered(product, device.platform)
     if not obstacle and partitioning.is_divided(ctx) and is_divisible:
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
-    plan = grouped.make_plan(product, platform, selection.target_device(platform), obstacle)
+    plan = grouped.make_plan(product, device, obstacle)
 
     def on_device(*args):
         operands = Operands.of(args, params)

@@ -28,7 +28,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import rows as device_rows
 from jax_tcgemm.device.segment_sums import segment_sums
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
+from jax_tcgemm.primitives.dot_general import same_varying
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.fusion import wide_dtype
 from jax_tcgemm.problem.rows import RowsProblem
@@ -313,12 +313,9 @@ def _on_device(plan, *args, form, num_targets, patterns, **_):
     return device_rows.sums(a, sources, starts, *weights, plan=plan)
 
 
-def _lower(ctx, *args, platform, **params):
-    obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
-    obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
+def _lower(ctx, *args, device, obstacle, **params):
     request = product_of(*ctx.avals_in, *ctx.avals_out, params)
-    device = selection.target_device(platform)
-    plan = device_rows.make_plan(request, platform, device, obstacle)
+    plan = device_rows.make_plan(request, device, obstacle)
     # What XLA runs, it also partitions.
     is_ours = plan.choice.implementation != selection.XLA
     if is_ours and partitioning.is_divided(ctx):

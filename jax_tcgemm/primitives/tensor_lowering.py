@@ -1,12 +1,12 @@
 """How the primitives of tensor operations are lowered: all in the same way."""
 
+import functools
 from collections.abc import Callable
 
 from jax.extend import core
 
 from jax_tcgemm.device import tensor
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.primitives.dot_general import obstacle_of
 from jax_tcgemm.sharding import partitioning
 
 
@@ -19,15 +19,13 @@ def register(primitive: core.Primitive, request_of: Callable, division_of: Calla
       division_of: from the types of each operand and the parameters to a `partitioning.Division`.
     """
 
-    def lower(ctx, *operands, platform, **params):
-        obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
-        obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
+    def lower(ctx, *operands, device, obstacle, **params):
         request = request_of(ctx.avals_in, params)
         # What XLA runs anyway, it also partitions.
         is_ours = not tensor.is_xla(request)
         if not obstacle and is_ours and partitioning.is_divided(ctx):
             return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
-        run = tensor.lowered(request, platform, obstacle)
+        run = functools.partial(tensor.run, tensor.make_plan(request, device, obstacle))
         return partitioning.lower_on_device(ctx, lambda *operands: (run(*operands),), *operands)
 
     lowering.register(primitive, lower)

@@ -96,8 +96,7 @@ class BlasProblem:
 
     def query(self) -> dict:
         """What the modules' blas.reject() and blas.workspace_bytes() take."""
-        call = {"abi": 0, "implementation": "", "config": ""}  # They are read, and not looked at.
-        return self.attributes() | call | {"dtype": self.in_dtype}
+        return self.attributes() | {"dtype": self.in_dtype}
 
     @property
     def flops(self) -> int:

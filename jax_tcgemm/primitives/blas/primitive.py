@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jax_tcgemm import selection
 from jax_tcgemm.device import blas, blas_reference
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.primitives.dot_general import obstacle_of, same_varying
+from jax_tcgemm.primitives.dot_general import same_varying
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.blas_call import Call
 from jax_tcgemm.sharding import partitioning
@@ -74,12 +73,11 @@ def product_of(*types_and_params) -> BlasProblem:
     return BlasProblem(params["call"], shapes, np.dtype(operands[0].dtype))
 
 
-def _lower(ctx, *operands, platform, call):
-    obstacle = obstacle_of(platform, *ctx.avals_in)
+def _lower(ctx, *operands, device, obstacle, call):
     if not obstacle and partitioning.is_divided(ctx):
         obstacle = DIVIDED
     problem = product_of(*ctx.avals_in, ctx.avals_out[0], {"call": call})
-    plan = blas.make_plan(problem, platform, selection.target_device(platform), obstacle)
+    plan = blas.make_plan(problem, device, obstacle)
     run = functools.partial(blas.run, call, plan=plan, types=ctx.avals_out)
     return partitioning.lower_on_device(ctx, run, *operands)
 
