@@ -102,7 +102,8 @@ endif()
 target_sources(tcgemm_wgmma PRIVATE ${wgmma_shapes})
 target_include_directories(tcgemm_wgmma PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
 
-nanobind_add_module(_cuda NOMINSIZE NB_STATIC csrc/modules/cuda_module.cc)
+nanobind_add_module(_cuda NOMINSIZE NB_STATIC csrc/modules/cuda_module.cc ${device_headers_hash})
+target_include_directories(_cuda PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
 target_link_libraries(_cuda PRIVATE tcgemm_shared tcgemm_kernels tcgemm_portable tcgemm_reduction tcgemm_wgmma
                                     Threads::Threads)
 # Linked as C++ against the static runtime by its path: nothing is left for nvcc's own link step,

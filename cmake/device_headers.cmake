@@ -18,3 +18,14 @@ foreach(header ${device_headers})
   install(FILES csrc/${header} DESTINATION jax_tcgemm/include/${folder})
 endforeach()
 install(FILES ${wgmma_shapes} DESTINATION jax_tcgemm/include/ptx)
+
+# Programs carry kernels that were compiled from these headers, and say so by their hash.
+set(device_headers_hash ${CMAKE_CURRENT_BINARY_DIR}/generated/core/device_headers_hash.h)
+list(TRANSFORM device_headers PREPEND ${PROJECT_SOURCE_DIR}/csrc/ OUTPUT_VARIABLE hashed_headers)
+list(APPEND hashed_headers ${wgmma_shapes})
+list(JOIN hashed_headers "|" joined_headers)
+add_custom_command(
+  OUTPUT ${device_headers_hash}
+  COMMAND ${CMAKE_COMMAND} -DOUT=${device_headers_hash} "-DHEADERS=${joined_headers}" -P
+          ${PROJECT_SOURCE_DIR}/cmake/hash_headers.cmake
+  DEPENDS ${hashed_headers} cmake/hash_headers.cmake VERBATIM)

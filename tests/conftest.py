@@ -223,10 +223,12 @@ def fake_cuda(monkeypatch):
         implementations=lambda: {name: ["small", "large"] for name in (*names, "cublaslt")},
         reject=lambda name, config, problem, device: rejects.get(name, ""),
         workspace_bytes=lambda name, config, problem, device: 4096 if name == "mma_sync" else 0,
+        kernels=lambda *_: (),
         blas=types.SimpleNamespace(
             implementations=lambda: {"cublas": ["default"]},
             reject=lambda name, config, problem, device: rejects.get(name, ""),
             workspace_bytes=lambda name, config, problem, device: 256,
+            kernels=lambda *_: (),
         ),
     )
     module.rejections = lambda name, problem, device: [

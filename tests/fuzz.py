@@ -26,7 +26,12 @@ from fuzz_targets import Call, Platform, flip, one_of, wide
 
 from jax_tcgemm.system import modules
 
-HOST_DEVICE = {"compute_capability": 0, "num_sms": 0, "shared_memory_bytes": 0}
+HOST_DEVICE = {
+    "compute_capability": 0,
+    "num_sms": 0,
+    "shared_memory_bytes": 0,
+    "compiles_kernels": False,
+}
 
 _INTEGERS = [0, 1, 2, 3, 4, 7, 8, 16, 63, 64, 65, 100, 4096, -1, -2, -8, 2**16, 2**31 - 1, 2**31]
 _INTEGERS += [

@@ -228,7 +228,12 @@ def wide(x, dtype, tf32=False):
     return x.astype(np.float64)
 
 
-DEVICE = {"compute_capability": 0, "num_sms": 0, "shared_memory_bytes": 0}
+DEVICE = {
+    "compute_capability": 0,
+    "num_sms": 0,
+    "shared_memory_bytes": 0,
+    "compiles_kernels": False,
+}
 
 
 def query(call):

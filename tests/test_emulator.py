@@ -16,7 +16,7 @@ def test_a_rejected_problem_and_a_kernel_left_out_are_errors(emulator):
     with pytest.raises(RuntimeError, match="rejected: inputs must be bf16, f16, f32, got f64"):
         check(emulator, Types("f64", "f64", "f64"), "NN", CASE["aligned"], **how)
     missing = wgmma("64, 64, 1, 1, 1, true, false", layout="00").kernel
-    with pytest.raises(RuntimeError, match=f"there is no {re.escape(missing)}"):
+    with pytest.raises(RuntimeError, match=f"must bring the kernel {re.escape(missing)}"):
         check(emulator, BF16, "NT", CASE["aligned"], **how)
 
 

@@ -67,7 +67,8 @@ def test_reports_a_refusal_of_the_device(monkeypatch):
             return "" if problem["a_dtype"] == "f64" else "its operands must be f64"
 
     monkeypatch.setattr(modules, "cuda", Cuda())
-    monkeypatch.setattr(modules, "cuda_device", lambda: {"compute_capability": 80})
+    a100 = {"compute_capability": 80, "num_sms": 108, "shared_memory_bytes": 166912, "name": "A100"}
+    monkeypatch.setattr(modules, "cuda_device", lambda: a100)
     wgmma, mma_sync = list(_implementations(""))[:2]
     assert (wgmma.available, wgmma.reason) == (False, "it needs compute capability 9.0, got 80")
     assert (mma_sync.available, mma_sync.configs) == (True, ("only",))

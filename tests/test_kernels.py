@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kernel_instances import INCLUDE, all_wgmma, instances, wgmma
@@ -178,11 +179,13 @@ def slow(monkeypatch):
         event.wait(60)
         return nvrtc.Kernel(instance.kernel, b"cubin")
 
+    executor = ThreadPoolExecutor(1)
     monkeypatch.setattr(nvrtc, "compile_kernel", compile_kernel)
     monkeypatch.setattr(compiler, "_kernels", {})
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(compiler, "_executor", lambda: executor)
     yield event, begun
     event.set()
+    executor.shutdown()
 
 
 @pytest.mark.parametrize("is_terminal", [False, True], ids=["file", "terminal"])
@@ -205,6 +208,26 @@ def test_what_takes_long_is_told(slow, monkeypatch, capsys, is_terminal):
         assert "compiling CUDA kernels" in error
     else:
         assert error == "jax_tcgemm: compiling CUDA kernels (0 of 2 done)\n"
+
+
+def test_what_has_begun_is_waited_for_and_not_begun_again(slow):
+    event, begun = slow
+    compiler.start([tiny("a"), tiny("b")])
+    threading.Timer(0.1, event.set).start()
+    assert list(compile_kernels([tiny("b"), tiny("c")])) == [tiny("b"), tiny("c")]
+    assert begun == [tiny("a"), tiny("b"), tiny("c")]
+    assert compiler.start([tiny("a"), tiny("b"), tiny("c")]) == []
+
+
+@needs_nvrtc
+def test_what_does_not_compile_ahead_is_an_error_when_it_is_asked_for(compiled):
+    wrong = tiny("wrong", "return 1;")
+    (future,) = compiler.start([wrong])
+    assert isinstance(future.exception(60), CompileError)
+    for _ in range(2):
+        with pytest.raises(CompileError, match="kernel wrong for sm_80 must compile"):
+            compile_kernels([wrong])
+    assert len(compiled) == 3
 
 
 def test_an_interrupt_ends_the_wait(slow):

@@ -251,6 +251,7 @@ def test_a_gpu_runs_it_in_one_kernel_where_groups_have_rows_enough(rows, gathere
         implementations=lambda: {"wgmma": ["bare", fused]},
         rejections=lambda name, problem, device: ["it is bare", ""],
         workspace_bytes=lambda *_: 0,
+        kernels=lambda *_: (),
     )
     x, weights = jnp.ones((rows, 16), jnp.bfloat16), jnp.ones((4, 16, 2, 8), jnp.bfloat16)
     indices = jnp.arange(rows) if gathered else None

@@ -17,6 +17,14 @@ struct Device {
   int compute_capability = 0;  // 10 * major + minor; 0 for the host
   int num_sms = 0;
   int64_t shared_memory_bytes = 0;  // largest opt-in dynamic shared memory of one block
+  bool compiles_kernels = true;     // whether programs for it can bring kernels that this library was not built with
+};
+
+// What a kernel is compiled from: the device headers that every build ships.
+struct KernelSource {
+  std::string header;  // that declares it, below csrc
+  std::string name;    // the C++ expression that instantiates it
+  std::string target;  // such as "sm_90a"
 };
 
 struct Status {
@@ -57,13 +65,22 @@ class ImplementationOf {
     const Features needed = features_of(problem);
     if (std::string lack = features().lack(needed); !lack.empty()) return "it has " + lack;
     if (std::string rule = reject_rest(problem, device, config); !rule.empty()) return rule;
-    const std::string lack = config_features(config).lack(needed);
-    return lack.empty() ? "" : "config " + std::string(config) + " has " + lack;
+    if (std::string lack = config_features(config).lack(needed); !lack.empty()) {
+      return "config " + std::string(config) + " has " + lack;
+    }
+    if (device.compiles_kernels || kernels(problem, device, config).empty()) return "";
+    return "this build lacks the kernel, and NVRTC to compile it is missing; install nvidia-cuda-nvrtc";
   }
 
   // Scratch bytes launch() needs. May be an upper bound; must depend on its arguments only.
   virtual int64_t workspace_bytes(const Problem& problem, const Device& device, std::string_view config) const {
     return 0;
+  }
+
+  // The kernels of launch() that this library was not built with, which a program must bring.
+  virtual std::vector<KernelSource> kernels(const Problem& problem, const Device& device,
+                                            std::string_view config) const {
+    return {};
   }
 
   // Enqueues the product on `stream` (a cudaStream_t; on the host an Executor). No allocation, no

@@ -1,8 +1,9 @@
 // The body of the XLA FFI handlers of products, sums of rows and BLAS routines, shared by both platforms: decodes the
 // attributes, checks them against the buffers, finds the implementation, launches it.
 //
-//   operands, results   those of the problem's buffer_table(); after the results a workspace of uint8, where the
-//                       implementation asks for one
+//   operands, results   those of the problem's buffer_table(); after the operands one for each kernel that the program
+//                       carries (kernel.h), after the results a workspace of uint8, where the implementation asks for
+//                       one
 //   attributes          abi, implementation, config, and the problem's fields, as visit_fields() names them
 #pragma once
 
@@ -30,12 +31,25 @@ struct GivenBuffer {
 inline xla::ffi::AnyBuffer buffer_of(xla::ffi::AnyBuffer& operand) { return operand; }
 inline xla::ffi::AnyBuffer buffer_of(xla::ffi::Result<xla::ffi::AnyBuffer>& result) { return *result; }
 
-// Appends the operands or the results of a call, each with its rule. What is wrong with them, or nothing.
+// How many operands a call has but for kernels, which are of a type that no problem has.
+inline size_t count_operands(const xla::ffi::RemainingArgs& operands) {
+  size_t count = operands.size();
+  while (count > 0) {
+    auto last = operands.get<xla::ffi::AnyBuffer>(count - 1);
+    if (last.has_error() || last->element_type() != xla::ffi::DataType::PRED) break;
+    --count;
+  }
+  return count;
+}
+
+// Appends the first `num_values` of the operands or the results of a call, each with its rule. What is wrong with them,
+// or nothing.
 template <typename Values, typename Problem, typename Buffers>
-std::string match_buffers(const Values& values, const Problem& p, const BufferTable<Problem, Buffers>& table,
+std::string match_buffers(const Values& values, size_t num_values, const Problem& p,
+                          const BufferTable<Problem, Buffers>& table,
                           std::vector<GivenBuffer<Problem, Buffers>>* given) {
   constexpr bool kAreResults = std::is_same_v<Values, xla::ffi::RemainingRets>;
-  const auto num_given = static_cast<int64_t>(values.size());
+  const auto num_given = static_cast<int64_t>(num_values);
   int64_t num_needed = 0;
   for (const auto& rule : table) num_needed += rule.is_result() == kAreResults ? rule.count(p) : 0;
   const bool has_more = num_given > num_needed;
@@ -131,8 +145,13 @@ xla::ffi::Error run_call_checked(const ImplementationsOf<Problem, Buffers>& impl
   const BufferTable<Problem, Buffers>& table = buffer_table(p);
   std::vector<GivenBuffer<Problem, Buffers>> given;
   given.reserve(operands.size() + results.size());
-  if (error = match_buffers(operands, p, table, &given); !error.empty()) return invalid("operands " + error);
-  if (error = match_buffers(results, p, table, &given); !error.empty()) return invalid("results " + error);
+  const size_t num_operands = count_operands(operands);
+  if (error = match_buffers(operands, num_operands, p, table, &given); !error.empty()) {
+    return invalid("operands " + error);
+  }
+  if (error = match_buffers(results, results.size(), p, table, &given); !error.empty()) {
+    return invalid("results " + error);
+  }
   visit_dtypes(p, [&](std::string_view name, const char*, DType& dtype) {
     for (const auto& [rule, buffer] : given) {
       if (name != rule->name) continue;
@@ -144,12 +163,12 @@ xla::ffi::Error run_call_checked(const ImplementationsOf<Problem, Buffers>& impl
   if (error = check_problem(p); !error.empty()) return invalid(error);
   Buffers buffers;
   if (error = take_buffers(given, p, &buffers); !error.empty()) return invalid(error);
-  const size_t num_results = given.size() - operands.size();
+  const size_t num_results = given.size() - num_operands;
   const auto replaces = [&](size_t operand, size_t result) {
-    if (!given[operand].is_replaced() || result >= num_results) return false;
+    if (operand >= num_operands || !given[operand].is_replaced() || result >= num_results) return false;
     size_t number = 0;  // of the operand among those that are replaced
     for (size_t i = 0; i < operand; ++i) number += given[i].is_replaced();
-    return result == (given[operands.size()].rule->role == BufferRole::kSuccessor ? number : 0);
+    return result == (given[num_operands].rule->role == BufferRole::kSuccessor ? number : 0);
   };
   if (error = check_overlaps(operands, results, replaces); !error.empty()) return invalid(error);
   if (results.size() > num_results) {

@@ -1,8 +1,8 @@
 #include "ffi/cutensor.h"
 
 #include "core/cuda_status.h"
+#include "core/relaxed_capture.h"
 #include "ffi/checks.h"
-#include "libraries/relaxed_capture.h"
 
 namespace tcgemm::cutensor {
 namespace {

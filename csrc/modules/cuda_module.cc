@@ -7,9 +7,12 @@
 #include <mutex>
 
 #include "core/cuda_status.h"
+#include "core/device_headers_hash.h"
 #include "ffi/call.h"
 #include "ffi/fragment_probe.h"
+#include "ffi/kernel.h"
 #include "ffi/tensor_kernels.h"
+#include "kernels/common/kernel.h"
 #include "kernels/kernels.h"
 #include "libraries/cublas/cublas.h"
 #include "libraries/cublaslt/cublaslt.h"
@@ -125,6 +128,19 @@ XLA_FFI_DEFINE_HANDLER(reduce_handler, guarded(reduce_here),
                            .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});
 
+ffi::Error kernel_initialize(ffi::Dictionary attributes) {
+  return initialize_kernel(attributes, kDeviceHeadersHash, &load_kernel);
+}
+
+XLA_FFI_DEFINE_HANDLER(kernel_initialize_handler, guarded(kernel_initialize),
+                       ffi::Ffi::BindInitialize().Attr<ffi::Dictionary>("kernel"));
+
+ffi::Error kernel_execute(ffi::Dictionary, ffi::Result<ffi::Buffer<ffi::PRED>>) { return ffi::Error::Success(); }
+
+XLA_FFI_DEFINE_HANDLER(kernel_handler, kernel_execute,
+                       ffi::Ffi::Bind().Attr<ffi::Dictionary>("kernel").Ret<ffi::Buffer<ffi::PRED>>(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
 XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, guarded(fragment_probe),
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -160,11 +176,16 @@ NB_MODULE(_cuda, module) {
     blas_stages["initialize"] = nb::capsule(reinterpret_cast<void*>(blas_initialize_handler));
     blas_stages["execute"] = nb::capsule(reinterpret_cast<void*>(blas_handler));
     targets["tcgemm_blas"] = blas_stages;
+    nb::dict kernel_stages;
+    kernel_stages["initialize"] = nb::capsule(reinterpret_cast<void*>(kernel_initialize_handler));
+    kernel_stages["execute"] = nb::capsule(reinterpret_cast<void*>(kernel_handler));
+    targets["tcgemm_kernel"] = kernel_stages;
     targets["tcgemm_fragment_probe"] = nb::capsule(reinterpret_cast<void*>(fragment_probe_handler));
     targets["tcgemm_fragment_mma"] = nb::capsule(reinterpret_cast<void*>(fragment_mma_handler));
     return targets;
   });
   module.attr("abi_version") = kAbiVersion;
+  module.attr("device_headers_hash") = kDeviceHeadersHash;
   module.def("activations", &activation_names);
   define_queries(module, implementations());
   nb::module_ ragged_queries = module.def_submodule("ragged", "The same queries for grouped products.");

@@ -48,7 +48,7 @@ inline std::vector<std::string> activation_names() { return {kNames<Activation>.
 
 inline Device device_from(nb::dict dict) {
   return {nb::cast<int>(dict["compute_capability"]), nb::cast<int>(dict["num_sms"]),
-          nb::cast<int64_t>(dict["shared_memory_bytes"])};
+          nb::cast<int64_t>(dict["shared_memory_bytes"]), nb::cast<bool>(dict["compiles_kernels"])};
 }
 
 template <typename Problem, typename Buffers>
@@ -100,6 +100,20 @@ void define_queries(nb::module_& module, const ImplementationsOf<Problem, Buffer
         return implementation.workspace_bytes(problem_from<Problem>(problem), device_from(device), config);
       },
       nb::arg("implementation"), nb::arg("config"), nb::arg("problem"), nb::arg("device"));
+  module.def(
+      "kernels",
+      [&all](const std::string& name, const std::string& config, nb::dict problem, nb::dict device) {
+        const auto& implementation = implementation_from<Problem, Buffers>(all, name);
+        if (!implementation.has_config(config)) throw nb::value_error((name + " has no config " + config).c_str());
+        nb::list sources;
+        for (const KernelSource& x :
+             implementation.kernels(problem_from<Problem>(problem), device_from(device), config)) {
+          sources.append(nb::make_tuple(x.header, x.name, x.target));
+        }
+        return sources;
+      },
+      nb::arg("implementation"), nb::arg("config"), nb::arg("problem"), nb::arg("device"),
+      "The kernels that a call runs and this library was not built with: (header, C++ expression, target) of each.");
 }
 
 }  // namespace tcgemm

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
+from jax_tcgemm.kernels.program import carried
 from jax_tcgemm.selection import AnyProblem, Choice, abi_of
 
 
@@ -19,7 +20,7 @@ def call(
 
     Args:
       problem: what is computed.
-      choice: what runs it, in how much scratch memory; not "xla".
+      choice: what runs it, by which kernels, in how much scratch memory; not "xla".
       operands: the buffers that the problem reads, in the order of its table of arrays.
       results: shapes and dtypes of those that it writes.
       aliases: operands, by position, and the results that take their places in memory.
@@ -35,5 +36,6 @@ def call(
     function = jax.ffi.ffi_call(
         f"tcgemm_{problem.kind}", [*results, *workspace], input_output_aliases=aliases
     )
-    found = function(*operands, **{problem.kind: attributes | problem.attributes()})
+    kernels = map(carried, choice.kernels)
+    found = function(*operands, *kernels, **{problem.kind: attributes | problem.attributes()})
     return list(found[: len(results)])

@@ -14,7 +14,7 @@ import jax
 from jax_tcgemm import _build, tensor
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.problem.gemm import Operand, Problem
-from jax_tcgemm.selection import cutensor, listed
+from jax_tcgemm.selection import cutensor, listed, target_device
 from jax_tcgemm.system import modules
 from jax_tcgemm.tensor.contract import ALGORITHMS
 
@@ -197,7 +197,7 @@ def _probe(dtype: str, out_dtype: str, compute: str) -> Problem:
 
 def _device_reason(name: str, config: str) -> str:
     """Why the implementation refuses even the plainest products on this GPU, or ""."""
-    device = modules.cuda_device()
+    device = target_device("cuda").query()
     reasons = []
     for probe in _PROBES:
         reason = modules.cuda.reject(name, config, _probe(*probe).query(), device)

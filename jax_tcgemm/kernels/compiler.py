@@ -1,24 +1,46 @@
 """From instances to kernels, each compiled once."""
 
 import contextlib
+import functools
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from jax_tcgemm.kernels import cache, nvrtc
 from jax_tcgemm.kernels.instance import Instance, Kernel
 from jax_tcgemm.kernels.nvrtc import CompileError
 
-__all__ = ["CompileError", "compile_kernels"]
+__all__ = ["CompileError", "compile_kernels", "start"]
 
 # What takes longer is said to be under way.
 _QUIET_S = 2.0
 
-# Of this process. A dictionary's own operations need no lock, and a kernel that two threads ask for
-# at once is compiled by both.
+# Of this process: the kernels that it has, and those under way. What failed is in neither.
 _kernels: dict[Instance, Kernel] = {}
+_under_way: dict[Instance, Future] = {}
+_lock = threading.Lock()
+
+
+@functools.cache
+def _executor() -> ThreadPoolExecutor:
+    # NVRTC takes one core for a kernel, and lets other threads of Python run meanwhile.
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="nvrtc")
+
+
+def start(instances: Iterable[Instance]) -> list[Future]:
+    """Begins to compile kernels that will be asked for; returns at once, with what is under way."""
+    futures = []
+    for instance in instances:
+        with _lock:
+            if instance in _kernels:
+                continue
+            if instance not in _under_way:
+                _under_way[instance] = _executor().submit(_compile, instance)
+            futures.append(_under_way[instance])
+    return futures
 
 
 def compile_kernels(instances: Iterable[Instance]) -> dict[Instance, Kernel]:
@@ -37,48 +59,47 @@ def compile_kernels(instances: Iterable[Instance]) -> dict[Instance, Kernel]:
       CompileError: names the kernel, with NVRTC's messages, or says why there is no NVRTC.
     """
     instances = list(dict.fromkeys(instances))
-    missing = []
-    for instance in instances:
-        if instance not in _kernels:
-            if kernel := cache.read(instance):
-                _kernels[instance] = kernel
-            else:
-                missing.append(instance)
-    if missing:
-        _compile(missing)
+    while futures := start(instances):
+        _wait(futures)
     return {instance: _kernels[instance] for instance in instances}
 
 
-def _compile(instances: list[Instance]) -> None:
-    executor = ThreadPoolExecutor(
-        min(len(instances), len(os.sched_getaffinity(0))), thread_name_prefix="nvrtc"
-    )
-    # Threads of their own even for one kernel: the caller's can be interrupted while it waits.
+def _compile(instance: Instance) -> None:
+    """In a thread of the executor: makes a kernel one of those that this process has."""
     try:
-        futures = {executor.submit(nvrtc.compile_kernel, x): x for x in instances}
-        with contextlib.ExitStack() as stack:
-            begin, advance, pending = time.monotonic(), None, set(futures)
+        kernel = cache.read(instance)
+        if kernel is None:
+            kernel = nvrtc.compile_kernel(instance)
+            cache.write(instance, kernel)
+            cache.trim()
+            if kernel.faults:
+                faults = "; ".join(kernel.faults)
+                warnings.warn(f"jax_tcgemm: the {instance} will be slow: {faults}", stacklevel=2)
+        _kernels[instance] = kernel
+    finally:
+        with _lock:
+            _under_way.pop(instance, None)
+
+
+def _wait(futures: list[Future]) -> None:
+    with contextlib.ExitStack() as stack:
+        begin, advance, pending = time.monotonic(), None, set(futures)
+        try:
             while pending:
                 quiet_s = begin + _QUIET_S - time.monotonic() if advance is None else None
                 done, pending = wait(pending, quiet_s, FIRST_COMPLETED)
                 for future in done:
-                    _keep(futures[future], future.result())
+                    if not future.cancelled():  # by another thread, which was interrupted
+                        future.result()
                 if advance is not None:
                     advance(len(done))
                 elif pending and time.monotonic() >= begin + _QUIET_S:
                     advance = _show_progress(stack, len(futures), len(futures) - len(pending))
-    finally:
-        executor.shutdown(wait=False, cancel_futures=True)
-    cache.trim()
-
-
-def _keep(instance: Instance, kernel: Kernel) -> None:
-    _kernels[instance] = kernel
-    cache.write(instance, kernel)
-    if kernel.faults:
-        warnings.warn(
-            f"jax_tcgemm: the {instance} will be slow: {'; '.join(kernel.faults)}", stacklevel=4
-        )
+        except BaseException:
+            for instance, future in tuple(_under_way.items()):
+                if future in pending and future.cancel():
+                    _under_way.pop(instance, None)
+            raise
 
 
 def _show_progress(stack: contextlib.ExitStack, total: int, completed: int) -> Callable:

@@ -11,6 +11,7 @@ from jax.extend.mlir.dialects import stablehlo
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
+from jax_tcgemm.kernels import program
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import check_nans, mlir, platforms
 
@@ -38,13 +39,20 @@ def register(primitive: core.Primitive, lower: Callable) -> None:
             platform = platform or "/".join(platforms(ctx))
             obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
             obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
-            device = selection.target_device(platform)
-            return lower(ctx, *operands, device=device, obstacle=obstacle, **params)
+            device, before = selection.target_device(platform), program.num_carried()
+            results = lower(ctx, *operands, device=device, obstacle=obstacle, **params)
+            # What JAX keeps of a call's lowering it would copy for others with the kernels in it.
+            if program.num_carried() > before:
+                set_rules(cacheable=False)
+            return results
 
-    for platform in ("cpu", "cuda"):
-        own = functools.partial(rule, platform=platform)
-        mlir.register_lowering(primitive, own, platform=platform)
-    mlir.register_lowering(primitive, rule)
+    def set_rules(**how):
+        for platform in ("cpu", "cuda"):
+            own = functools.partial(rule, platform=platform)
+            mlir.register_lowering(primitive, own, platform=platform, **how)
+        mlir.register_lowering(primitive, rule, **how)
+
+    set_rules()
     check_nans(primitive)
 
 

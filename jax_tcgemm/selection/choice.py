@@ -12,6 +12,7 @@ import functools
 import operator
 from collections.abc import Iterator, Sequence
 
+from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.selection import cost_model, implementations, rules, tables
 from jax_tcgemm.selection.devices import Device
@@ -38,12 +39,16 @@ _SWITCHED = ("gemm", "ragged")
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What runs a problem, why, and what was considered."""
+    """What runs a problem, why, and what was considered.
+
+    `kernels` are those that a program must bring, see `kernels.program`.
+    """
 
     implementation: str
     config: str
     why: str
     workspace_bytes: int = 0
+    kernels: tuple[Instance, ...] = ()
     candidates: tuple[Candidate, ...] = ()
 
     def __str__(self) -> str:
@@ -261,5 +266,11 @@ def _chosen(
 ) -> Choice:
     # cuBLAS takes the same calls on every GPU.
     why += device.assumption if problem.kind != "blas" else ""
-    bytes_ = implementations.workspace_bytes(candidate, problem, device)
-    return Choice(candidate.implementation, candidate.config, why, bytes_, considered)
+    return Choice(
+        candidate.implementation,
+        candidate.config,
+        why,
+        implementations.workspace_bytes(candidate, problem, device),
+        implementations.kernels(candidate, problem, device),
+        considered,
+    )

@@ -6,6 +6,7 @@ import functools
 import os
 import platform as host_platform
 
+from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.selection.tables import DeviceKey
 from jax_tcgemm.system import modules
 
@@ -37,6 +38,7 @@ class Device:
             "compute_capability": self.compute_capability,
             "num_sms": self.num_sms,
             "shared_memory_bytes": self.shared_memory_bytes,
+            "compiles_kernels": self.platform == "cuda" and not nvrtc.reason(),
         }
 
 

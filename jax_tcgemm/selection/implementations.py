@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.ragged import RaggedProblem
@@ -214,3 +215,15 @@ def workspace_bytes(candidate: Candidate, problem: AnyProblem, device: Device) -
     if candidate.implementation == "cublas":
         num_bytes += problem.cublas_workspace_bytes
     return num_bytes
+
+
+def kernels(candidate: Candidate, problem: AnyProblem, device: Device) -> tuple[Instance, ...]:
+    """What a program must bring for a candidate: kernels that the library was not built with."""
+    if candidate.implementation == XLA:
+        return ()
+    queries = _queries(candidate.implementation, problem.kind)
+    arguments = (candidate.implementation, candidate.config, problem.query(), device.query())
+    return tuple(
+        Instance(candidate.implementation, (header,), name, target)
+        for header, name, target in queries.kernels(*arguments)
+    )

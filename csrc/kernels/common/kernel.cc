@@ -26,10 +26,10 @@ Kernel* find_kernel(const std::string& name) {
   return found == all.by_name.end() ? nullptr : &found->second;
 }
 
-bool add_kernel(const std::string& name, const void* function) {
+bool add_kernel(const std::string& name, const void* function, bool is_built_in) {
   Kernels& all = kernels();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  return all.by_name.try_emplace(name, function).second;
+  return all.by_name.try_emplace(name, function, is_built_in).second;
 }
 
 }  // namespace tcgemm

@@ -1,25 +1,17 @@
 #include "kernels/common/tensor_map.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <string>
+
+#include "core/driver.h"
 
 namespace tcgemm {
 namespace {
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's function, reached through the runtime so that libcuda is never linked.
 EncodeTiled encode_tiled() {
-  static const EncodeTiled function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(found)
-                                                                         : nullptr;
-  }();
+  static const auto function = find_driver_function<EncodeTiled>("cuTensorMapEncodeTiled", 12000);
   return function;
 }
 

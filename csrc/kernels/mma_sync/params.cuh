@@ -1,18 +1,17 @@
 // Kernel arguments.
 #pragma once
 
-#include <cuda.h>
-
 #include <cstdint>
 
 #include "tile/grid.cuh"
 #include "tile/matrix.cuh"
 #include "tile/numeric.cuh"
+#include "tile/tensor_map.cuh"
 
 namespace tcgemm::mma {
 
 struct Params {
-  CUtensorMap a_map, b_map;          // of the tiles of a stage; only where TensorCopies copies them
+  tile::TensorMap a_map, b_map;      // of the tiles of a stage; only where TensorCopies copies them
   BatchedMatrix<char> a, b;          // ld and strides in bytes
   int a_granularity, b_granularity;  // 16, 8, 4 or the element's bytes: divides addresses, strides and extents
   void* d;

@@ -1,9 +1,10 @@
 // What the kernels of this family are called: the C++ expressions that instantiate them, from which any compiler makes
-// the same code. kernel.cuh declares the dense ones, ragged_kernel.cuh the others.
+// the same code.
 #pragma once
 
 #include <string>
 
+#include "core/implementation.h"
 #include "kernels/wgmma/geometry.h"
 
 namespace tcgemm::wgmma_family {
@@ -23,14 +24,18 @@ inline std::string config_text(const Shape& shape) {
   return text + (shape.ping_pong ? "true, " : "false, ") + (shape.swapped ? "true>" : "false>");
 }
 
-inline std::string kernel_name(const Instance& x) {
-  return "tcgemm::wgmma_family::kernel<" + config_text(x.shape) + ", " + x.mma + ", " + x.operands +
-         ", tcgemm::wgmma_family::" + (x.has_epilogue ? "Fused>" : "Bare>");
+inline KernelSource kernel_source(const Instance& x) {
+  return {"kernels/wgmma/kernel.cuh",
+          "tcgemm::wgmma_family::kernel<" + config_text(x.shape) + ", " + x.mma + ", " + x.operands +
+              ", tcgemm::wgmma_family::" + (x.has_epilogue ? "Fused>" : "Bare>"),
+          "sm_90a"};
 }
 
-inline std::string ragged_kernel_name(const Instance& x) {
-  return "tcgemm::wgmma_family::ragged_kernel<" + config_text(x.shape) + ", " + x.mma + ", " + x.operands +
-         ", tcgemm::wgmma_family::" + (x.has_epilogue ? "RaggedFused>" : "Bare>");
+inline KernelSource ragged_kernel_source(const Instance& x) {
+  return {"kernels/wgmma/ragged_kernel.cuh",
+          "tcgemm::wgmma_family::ragged_kernel<" + config_text(x.shape) + ", " + x.mma + ", " + x.operands +
+              ", tcgemm::wgmma_family::" + (x.has_epilogue ? "RaggedFused>" : "Bare>"),
+          "sm_90a"};
 }
 
 }  // namespace tcgemm::wgmma_family

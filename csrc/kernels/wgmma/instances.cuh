@@ -13,7 +13,7 @@ namespace tcgemm::wgmma_family {
 
 template <typename Config, typename Mma, typename Operands, typename Epilogue>
 bool add() {
-  return add_kernel(kernel_name({Config::kShape, text_of(Mma{}), text_of(Operands{}), Epilogue::kFused}),
+  return add_kernel(kernel_source({Config::kShape, text_of(Mma{}), text_of(Operands{}), Epilogue::kFused}).name,
                     reinterpret_cast<const void*>(&kernel<Config, Mma, Operands, Epilogue>));
 }
 
@@ -37,7 +37,7 @@ bool add_configs() {
 
 template <typename Config, typename Mma, typename Operands, typename Epilogue>
 bool add_ragged() {
-  return add_kernel(ragged_kernel_name({Config::kShape, text_of(Mma{}), text_of(Operands{}), Epilogue::kFused}),
+  return add_kernel(ragged_kernel_source({Config::kShape, text_of(Mma{}), text_of(Operands{}), Epilogue::kFused}).name,
                     reinterpret_cast<const void*>(&ragged_kernel<Config, Mma, Operands, Epilogue>));
 }
 

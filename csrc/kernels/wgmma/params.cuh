@@ -1,13 +1,12 @@
 // The arguments of a launch.
 #pragma once
 
-#include <cuda.h>
-
 #include <cstdint>
 
 #include "epilogue/fused.cuh"
 #include "tile/numeric.cuh"
 #include "tile/persistent_grid.cuh"
+#include "tile/tensor_map.cuh"
 
 namespace tcgemm::wgmma_family {
 
@@ -21,9 +20,9 @@ struct Fused {
   static constexpr bool kFused = true;
 
   epilogue::Fused values;
-  CUtensorMap b_up_map;        // of a gated product
-  CUtensorMap d_map, aux_map;  // (column, half, row, batch) of D and of aux_out
-  float* column_sums;          // [batch][sum_blocks][columns of D], or null
+  tile::TensorMap b_up_map;        // of a gated product
+  tile::TensorMap d_map, aux_map;  // (column, half, row, batch) of D and of aux_out
+  float* column_sums;              // [batch][sum_blocks][columns of D], or null
   int32_t sum_blocks;
 
   // Columns of the product in a tile of `tile_n`.
@@ -32,7 +31,7 @@ struct Fused {
 
 template <typename Epilogue>
 struct Params {
-  CUtensorMap a_map, b_map, d_map;
+  tile::TensorMap a_map, b_map, d_map;
   int32_t m, n, k;
   int32_t batch, batch_inner;
   PersistentGrid grid;

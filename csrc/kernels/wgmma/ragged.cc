@@ -75,7 +75,7 @@ class WgmmaRagged final : public RaggedImplementation {
       for (const Instruction* x : grouped_instructions()) {
         for (Major a : {Major::kK, Major::kMN}) {
           const std::string operands = operands_text(x->a.text(a), x->b.text(base.tokens_major()));
-          kernels_.emplace_back(ragged_kernel_name({base.shape, x->mma, operands, base.is_fused}));
+          kernels_.emplace_back(ragged_kernel_source({base.shape, x->mma, operands, base.is_fused}));
         }
       }
     }
@@ -107,16 +107,18 @@ class WgmmaRagged final : public RaggedImplementation {
     return reject_config(p, kBases[find_base(config)]);
   }
 
+  std::vector<KernelSource> kernels(const RaggedProblem& p, const Device&, std::string_view config) const override {
+    return kernel_of(p, config).missing();
+  }
+
   Status launch(const RaggedProblem& p, const RaggedBuffers& buffers, const Device& device, std::string_view config,
                 void* stream) const override {
     if (!is_aligned(buffers.a, 16) || !is_aligned(buffers.b, 16)) {
       return Status::invalid("a and b must start on a 16-byte boundary");
     }
     const RaggedBase& base = kBases[find_base(config)];
-    const KernelReference& kernel = kernel_of(p, config);
     RaggedCall call{};
-    call.kernel = kernel.find();
-    if (call.kernel == nullptr) return Status::internal("there is no " + kernel.name());
+    if (Status s = kernel_of(p, config).find(&call.kernel); !s.is_ok()) return s;
     const int bytes = static_cast<int>(dtype_bytes(p.in));
     call.geometry = {base.shape, {bytes, weights_major(p)}, {bytes, base.tokens_major()}};
     call.has_epilogue = base.is_fused;

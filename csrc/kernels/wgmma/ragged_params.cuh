@@ -34,7 +34,7 @@ inline constexpr int kBoxStep = 16, kNumBoxes = 8;
 template <typename Epilogue>
 struct RaggedParams {
   Params<Epilogue> gemm;  // rows: the swapped product, D's rows being n; contraction: D's batch is the group
-  CUtensorMap token_boxes[kNumBoxes];
+  tile::TensorMap token_boxes[kNumBoxes];
   Groups groups;
 };
 

@@ -172,7 +172,7 @@ class Wgmma final : public Implementation {
             const bool is_taken = instruction.a.takes(a) && instruction.b.takes(b);
             const std::string operands = is_taken ? operands_text(instruction.a.text(a), instruction.b.text(b)) : "";
             for (bool has_epilogue : {false, true}) {
-              kernels_.emplace_back(kernel_name({base.shape, instruction.mma, operands, has_epilogue}));
+              kernels_.emplace_back(kernel_source({base.shape, instruction.mma, operands, has_epilogue}));
             }
           }
         }
@@ -212,6 +212,11 @@ class Wgmma final : public Implementation {
            column_sums_bytes(p, parsed, device);
   }
 
+  std::vector<KernelSource> kernels(const Problem& p, const Device&, std::string_view config) const override {
+    const Parsed parsed = *parse(config);
+    return kernel_of(p, Plan::make(p, nullptr, nullptr, kBases[parsed.base_idx].shape.swapped), parsed).missing();
+  }
+
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
                 void* stream) const override {
     const Parsed parsed = *parse(config);
@@ -229,9 +234,7 @@ class Wgmma final : public Implementation {
     call.n = base.shape.swapped ? p.m : p.n;
     call.k = p.k;
     call.geometry = {base.shape, plan.a.shape(), plan.b.shape()};
-    const KernelReference& kernel = kernel_of(p, plan, parsed);
-    call.kernel = kernel.find();
-    if (call.kernel == nullptr) return Status::internal("there is no " + kernel.name());
+    if (Status s = kernel_of(p, plan, parsed).find(&call.kernel); !s.is_ok()) return s;
     call.out_type = epilogue::float_type(p.out);
     call.d = buffers.d;
     call.num_splits = parsed.num_splits;

@@ -3,9 +3,9 @@
 #include "libraries/cublas/cublas.h"
 
 #include "core/cuda_status.h"
+#include "core/relaxed_capture.h"
 #include "libraries/cublas/library.h"
 #include "libraries/cublas/routines.h"
-#include "libraries/relaxed_capture.h"
 
 namespace tcgemm {
 namespace {

@@ -17,9 +17,9 @@
 #include <optional>
 
 #include "core/cuda_status.h"
+#include "core/relaxed_capture.h"
 #include "libraries/cublaslt/library.h"
 #include "libraries/cublaslt/plan.h"
-#include "libraries/relaxed_capture.h"
 
 namespace tcgemm {
 namespace {

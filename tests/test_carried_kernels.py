@@ -1,0 +1,123 @@
+"""Kernels that programs carry: how often, where, and through what programs go through."""
+
+import base64
+import types
+import zlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export, lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_tcgemm.kernels import Instance, compile_kernels, nvrtc, program
+from jax_tcgemm.system import modules
+from jax_tcgemm.system.jax_internals import mlir
+
+pytestmark = [
+    pytest.mark.surface,
+    pytest.mark.skipif(bool(nvrtc.reason()), reason=nvrtc.reason()),
+]
+
+CALL = f"stablehlo.custom_call @{program.TARGET}("
+
+
+def kernel(name="tiny"):
+    """One that compiles in no time."""
+    return Instance("tests", (), name, "sm_80", f"__global__ void {name}(float* x) {{}}")
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    """What a program is told of the library, which not every build has."""
+    known = types.SimpleNamespace(abi_version=7, device_headers_hash="abc")
+    monkeypatch.setattr(modules, "cuda", known)
+
+
+def run(x, *names):
+    """A call that runs kernels."""
+    call = jax.ffi.ffi_call("runs_kernels", jax.ShapeDtypeStruct(x.shape, x.dtype))
+    return call(x, *(program.carried(kernel(name)) for name in names))
+
+
+def lowered(f, *args):
+    return jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_what_is_carried():
+    text = lowered(lambda x: run(x, "tiny"), jnp.ones(3))
+    (made,) = compile_kernels([kernel()]).values()
+    for field in (
+        "abi = 7 : i64",
+        'headers = "abc"',
+        'name = "tiny"',
+        f'entry = "{made.name}"',
+        f'cubin = "{base64.b64encode(made.cubin).decode()}"',
+        f"checksum = {zlib.crc32(made.cubin)} : i64",
+    ):
+        assert field in text
+    # Not a side effect, which XLA would not let alone in a program for several devices.
+    assert "has_side_effect" not in text
+
+
+def test_calls_of_a_block_share_a_kernel():
+    def f(x):
+        for _ in range(20):
+            x = run(run(x, "first"), "first", "second") + 1
+        return x
+
+    assert lowered(f, jnp.ones(3)).count(CALL) == 2
+
+
+def test_each_function_and_loop_has_its_own():
+    def f(x):
+        x = run(run(x, "tiny"), "tiny")
+        x = lax.fori_loop(0, 5, lambda i, x: run(run(x, "tiny"), "tiny"), x)
+        return jax.jit(lambda x: run(run(x, "tiny"), "tiny"))(x)
+
+    assert lowered(f, jnp.ones(3)).count(CALL) == 3
+
+
+def test_a_kernel_goes_with_the_calls_that_run_it():
+    def f(x):
+        run(x, "unused")
+        return run(x, "used")
+
+    text = lowered(f, jnp.ones(3))
+    assert 'name = "used"' in text
+    assert 'name = "unused"' not in text
+
+
+def test_an_exported_program_carries_it():
+    checks = [export.DisabledSafetyCheck.custom_call(x) for x in (program.TARGET, "runs_kernels")]
+    exported = export.export(
+        jax.jit(lambda x: run(run(x, "tiny"), "tiny")), platforms=["cuda"], disabled_checks=checks
+    )(jnp.ones(3))
+    again = export.deserialize(exported.serialize())
+    assert again.mlir_module().count(CALL) == 1
+    (made,) = compile_kernels([kernel()]).values()
+    assert base64.b64encode(made.cubin).decode() in again.mlir_module()
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=lambda x: x.name)
+def test_programs_for_several_devices(monkeypatch, axis_type):
+    """They pass XLA's partitioner; on the CPU, which knows the targets by other handlers."""
+    handler = modules.cpu.registrations()["tcgemm_gemm"]
+    for target in (program.TARGET, "runs_kernels"):
+        jax.ffi.register_ffi_target(target, handler, platform="cpu")
+    mlir.register_lowering(program.kernel_p, program._lower, platform="cpu", cacheable=False)
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(axis_type,), devices=jax.devices()[:4])
+    x = jax.device_put(jnp.ones((8, 3)), NamedSharding(mesh, P("x")))
+
+    def f(x):
+        on_shards = jax.shard_map(
+            lambda x: run(run(x, "tiny"), "tiny"), mesh=mesh, in_specs=P("x"), out_specs=P("x")
+        )
+        x = on_shards(x * 2)
+        return lax.fori_loop(0, 3, lambda i, x: on_shards(x), x)
+
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(f).lower(x).compile().as_text()
+    assert compiled.count('custom_call_target="runs_kernels"') == 4
+    assert compiled.count(f'custom_call_target="{program.TARGET}"') == 2
