@@ -16,9 +16,9 @@ from jax import lax
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.device.folding import Fold
-from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES, wide_dtype
 from jax_tcgemm.problem.epilogue import Epilogue
-from jax_tcgemm.problem.fusion import Fusion, wide_dtype
+from jax_tcgemm.problem.fusion import Fusion
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.precision import Numerics
 

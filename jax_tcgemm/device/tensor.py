@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax_tcgemm.device import dense
 from jax_tcgemm.device import tensor_reference as reference
 from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, cutensor_compute, precision_of
+from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.operation import Operation, dot_dimensions
 from jax_tcgemm.problem.operators import UNARY
 from jax_tcgemm.problem.tensor_folding import fold_permutation, fold_reduction
@@ -161,7 +162,7 @@ def _sum_dtype(request: Request) -> np.dtype:
     operation = request.operation
     if operation.scalars[0] == 1 and len(operation.operands) == 2:
         return np.dtype(request.result_dtype)
-    return reference.wide(request.result_dtype)
+    return wide_dtype(request.result_dtype)
 
 
 def _precision(request: Request, platform: str):

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.modes import Modes
 from jax_tcgemm.problem.operation import Operation, dot_dimensions
-from jax_tcgemm.problem.operators import BINARY, REDUCTIONS, UNARY, scaled, wide
+from jax_tcgemm.problem.operators import BINARY, REDUCTIONS, UNARY, scaled
 from jax_tcgemm.sharding import shardings
 
 
@@ -19,7 +20,7 @@ def contract(
     a, b = (UNARY[op](x) for op, x in zip(operation.unary[:2], (a, b), strict=True))
     alpha, beta, _ = operation.scalars
     is_bare = alpha == 1 and not c
-    sum_dtype = result_dtype if is_bare else wide(result_dtype)
+    sum_dtype = result_dtype if is_bare else wide_dtype(result_dtype)
     numbers, permutation = dot_dimensions(a_modes, b_modes, operation.result)
     if numbers[0][0] or out_sharding is not None:
         if isinstance(a.size, int) and isinstance(b.size, int) and b.size >= a.size:
@@ -58,7 +59,7 @@ def elementwise(operation: Operation, operands) -> jax.Array:
     alpha, beta, gamma = operation.scalars
     scalars = {1: (alpha,), 2: (alpha, gamma), 3: (alpha, beta, gamma)}[len(operands)]
     first, *others = (
-        scaled(UNARY[op](_aligned(x, modes, operation.result).astype(wide(dtype))), scalar)
+        scaled(UNARY[op](_aligned(x, modes, operation.result).astype(wide_dtype(dtype))), scalar)
         for x, modes, op, scalar in zip(
             operands, operation.operands, operation.unary, scalars, strict=True
         )
@@ -74,7 +75,7 @@ def reduce(operation: Operation, operands) -> jax.Array:
     modes, dtype = operation.operands[0], a.dtype
     axes = tuple(i for i, mode in enumerate(modes) if mode not in operation.result)
     kept = [mode for mode in modes if mode in operation.result]
-    x = UNARY[operation.unary[0]](a.astype(wide(dtype)))
+    x = UNARY[operation.unary[0]](a.astype(wide_dtype(dtype)))
     x = REDUCTIONS[operation.combine[0]](x, axis=axes)
     x = lax.transpose(x, [kept.index(mode) for mode in operation.result])
     alpha, beta, _ = operation.scalars

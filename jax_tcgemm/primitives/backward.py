@@ -21,7 +21,9 @@ from jax.extend import core
 
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import fused_dot_general as fused
-from jax_tcgemm.problem.fusion import Fusion, broadcast_to, push_forward, wide_dtype
+from jax_tcgemm.primitives.rules import jvp_of_moving, moved, same_varying, series_by_parts
+from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.problem.fusion import Fusion, broadcast_to, push_forward
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching, mlir, xla
@@ -47,7 +49,7 @@ def activated_tangent(
     ndim = z.ndim - (pair is not None)
     vectors = () if dbias is None else (dbias,)
     return activated_tangent_p.bind(
-        *plain.same_varying(dz, z, rhs, *vectors),
+        *same_varying(dz, z, rhs, *vectors),
         dimension_numbers=dimension_numbers,
         permutation=tuple(range(plain.result_ndim(ndim, rhs.ndim, dimension_numbers))),
         activation=activation,
@@ -61,7 +63,7 @@ def activated_tangent(
 def accumulating_tangent(drhs, lhs, buffer, *, dimension_numbers, out_sharding=None, **params):
     """Binds the second; `buffer` and `drhs` are alike."""
     return accumulating_tangent_p.bind(
-        *plain.same_varying(drhs, lhs, buffer),
+        *same_varying(drhs, lhs, buffer),
         dimension_numbers=dimension_numbers,
         permutation=tuple(range(plain.result_ndim(lhs.ndim, drhs.ndim, dimension_numbers))),
         out_sharding=out_sharding,
@@ -106,7 +108,7 @@ def define_linear(p: core.Primitive, f, run=None) -> None:
     ad.primitive_jvps[p] = functools.partial(_jvp, f)
     mlir.register_lowering(p, mlir.lower_fun(run or f, multiple_results=False))
     jax_internals.check_nans(p)
-    jax_internals.register_jet(p, functools.partial(fused.series_by_parts, f))
+    jax_internals.register_jet(p, functools.partial(series_by_parts, f))
 
 
 def _abstract_eval(f, *avals, **params):
@@ -116,7 +118,7 @@ def _abstract_eval(f, *avals, **params):
 
 
 def _jvp(f, primals, tangents, **params):
-    return fused.jvp_of_moving(functools.partial(f, **params), primals, tangents)
+    return jvp_of_moving(functools.partial(f, **params), primals, tangents)
 
 
 define_linear(activated_tangent_p, activated_unfused)
@@ -134,7 +136,7 @@ def _batch_activated(axis_data, args, dims, **params):
     lhs_dim = None
     if any(dim is not None for dim in (dz_dim, z_dim, *bias_dim)):
         lhs_dim, size = 0, axis_data.size
-        dz, z = (fused.moved(x, d, 0, size) for x, d in ((dz, dz_dim), (z, z_dim)))
+        dz, z = (moved(x, d, 0, size) for x, d in ((dz, dz_dim), (z, z_dim)))
         if params["pair"] is not None:
             params["pair"] += 1
         if dbias:
@@ -160,8 +162,8 @@ def _batch_accumulating(axis_data, args, dims, **params):
     rhs_ndim, rhs_dim = drhs.ndim - (drhs_dim is not None), None
     if drhs_dim is not None or buffer_dim is not None:
         rhs_dim = 0
-        drhs = fused.moved(drhs, drhs_dim, 0, axis_data.size)
-        buffer = fused.moved(buffer, buffer_dim, 0, axis_data.size)
+        drhs = moved(drhs, drhs_dim, 0, axis_data.size)
+        buffer = moved(buffer, buffer_dim, 0, axis_data.size)
     return _bind_batched(
         accumulating_tangent_p,
         axis_data,

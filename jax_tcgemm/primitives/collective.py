@@ -34,8 +34,8 @@ from jax.extend import core
 
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives.backward import define_linear
-from jax_tcgemm.primitives.fused_dot_general import moved
-from jax_tcgemm.problem.fusion import wide_dtype
+from jax_tcgemm.primitives.rules import moved
+from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.system.jax_internals import ad, batching
 
 

@@ -21,8 +21,7 @@ from jax.extend.core.primitives import dot_general_p, transpose_p
 
 from jax_tcgemm.device import tensor
 from jax_tcgemm.primitives import lowering, tensor_lowering
-from jax_tcgemm.primitives.dot_general import bilinear_series, same_varying
-from jax_tcgemm.primitives.fused_dot_general import moved
+from jax_tcgemm.primitives.rules import bilinear_series, moved, same_varying
 from jax_tcgemm.problem import modes as mode_names
 from jax_tcgemm.problem.operation import Operation, dot_dimensions
 from jax_tcgemm.problem.operators import scaled

@@ -14,19 +14,17 @@ the permuted result), implementation, config.
 import functools
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import transpose_p
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.primitives import lowering
+from jax_tcgemm.primitives.rules import as_cotangent, bilinear_series, same_varying
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
-from jax_tcgemm.system.jax_internals import ad, batching, converted, product_type, varying_axes, xla
+from jax_tcgemm.system.jax_internals import ad, batching, product_type, xla
 
 dot_general_p = core.Primitive("tcgemm_dot_general")
 
@@ -67,16 +65,6 @@ def result_ndim(lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> int:
     """The number of dimensions of a product."""
     (contract, _), (batch, _) = dimension_numbers
     return lhs_ndim + rhs_ndim - 2 * len(contract) - len(batch)
-
-
-def same_varying(*operands, over=()):
-    """Inside shard_map, makes all operands vary over the union of their manual axes, and `over`."""
-    varying = [varying_axes(x) for x in operands]
-    union = frozenset(over).union(*varying)
-    return [
-        lax.pcast(x, tuple(union - own), to="varying") if union - own else x
-        for x, own in zip(operands, varying, strict=True)
-    ]
 
 
 # --- typing -------------------------------------------------------------------------------------
@@ -260,15 +248,6 @@ def _transpose_operand(
     return as_cotangent(x_bar, x.aval)
 
 
-def as_cotangent(x_bar: jax.Array, aval) -> jax.Array:
-    """A cotangent in the dtype of its primal, and as weak as that where it is converted."""
-    if x_bar.dtype == aval.dtype:
-        return x_bar
-    if jnp.iscomplexobj(x_bar) and not jnp.issubdtype(aval.dtype, jnp.complexfloating):
-        x_bar = lax.real(x_bar)
-    return converted(x_bar, aval.dtype, weak_type=aval.weak_type)
-
-
 def cotangent_numbers(x_ndim, y_ndim, dimension_numbers, permutation, *, is_rhs):
     """The product that gives the cotangent of one operand, x, in x's own order.
 
@@ -309,20 +288,6 @@ def cotangent_numbers(x_ndim, y_ndim, dimension_numbers, permutation, *, is_rhs)
 
 
 ad.defbilinear(dot_general_p, _transpose_lhs, _transpose_rhs)
-
-
-def bilinear_series(primitive, primals, series, **params):
-    """The Taylor series of a primitive that is linear in its first two operands."""
-    (x, y, *constants), (x_terms, y_terms, *_) = primals, series
-    xs, ys = [x, *x_terms], [y, *y_terms]
-    terms = [
-        functools.reduce(
-            lax.add,
-            [primitive.bind(xs[j], ys[i - j], *constants, **params) for j in range(i + 1)],
-        )
-        for i in range(len(xs))
-    ]
-    return terms[0], terms[1:]
 
 
 jax_internals.register_jet(dot_general_p, functools.partial(bilinear_series, dot_general_p))

@@ -22,7 +22,9 @@ from jax.extend import core
 from jax_tcgemm.device import dense, fused
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.problem.fusion import OPTIONAL_OPERANDS, Fusion, finish, push_forward, wide_dtype
+from jax_tcgemm.primitives.rules import jvp_of_moving, moved, same_varying, series_by_parts
+from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.problem.fusion import OPTIONAL_OPERANDS, Fusion, finish, push_forward
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching, xla, zero_tangent
@@ -55,7 +57,7 @@ def fused_dot_general(
     if permutation is None:
         permutation = tuple(range(plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)))
     return fused_dot_general_p.bind(
-        *plain.same_varying(lhs, rhs, *(given[name] for name in names)),
+        *same_varying(lhs, rhs, *(given[name] for name in names)),
         op=op,
         dimension_numbers=dimension_numbers,
         permutation=tuple(permutation),
@@ -203,14 +205,6 @@ def _placed(fusion: Fusion, position: int) -> _Placed:
     return _Placed(d, z, pair, bumped(fusion.bias_axes, z), sum_axes)
 
 
-def moved(x: jax.Array, dim: int | None, new: int, size: int) -> jax.Array:
-    """`x` with its mapped dimension at `new`, repeated where it has none."""
-    if dim is None:
-        shape = (*x.shape[:new], size, *x.shape[new:])
-        return lax.broadcast_in_dim(x, shape, [i + (i >= new) for i in range(x.ndim)])
-    return jnp.moveaxis(x, dim, new)
-
-
 batching.fancy_primitive_batchers[fused_dot_general_p] = _batch
 
 
@@ -257,18 +251,6 @@ def _jvp(primals, tangents, *, fusion: Fusion, config, **params):
         else partitioning.resharded(t.astype(x.dtype), jax.typeof(x).sharding)
         for x, t in zip(out, found, strict=True)
     ]
-
-
-def jvp_of_moving(f, primals, tangents):
-    """`jax.jvp` of a function of arrays, some of whose tangents are `ad.Zero`."""
-    moving = [type(t) is not ad.Zero for t in tangents]
-
-    def of_moving(*xs):
-        rest = iter(xs)
-        return f(*(next(rest) if m else x for m, x in zip(moving, primals, strict=True)))
-
-    pairs = [(x, t) for m, x, t in zip(moving, primals, tangents, strict=True) if m]
-    return jax.jvp(of_moving, *map(tuple, zip(*pairs, strict=True)))
 
 
 def _tangent_of_z(given, moving, fusion: Fusion, dtype, *, preferred_element_type, **params):
@@ -326,22 +308,6 @@ def _transpose(cotangents, *operands, **params):
 
 ad.primitive_jvps[fused_dot_general_p] = _jvp
 ad.primitive_transposes[fused_dot_general_p] = _transpose
-
-
-def series_by_parts(f, primals, series, **params):
-    """The Taylor series of a function, f, of arrays and parameters; none by integers."""
-    from jax.experimental import jet
-
-    moving = [i for i, x in enumerate(primals) if jnp.issubdtype(x.dtype, np.inexact)]
-
-    def of_moving(*values):
-        operands = [*primals]
-        for i, value in zip(moving, values, strict=True):
-            operands[i] = value
-        return f(*operands, **params)
-
-    own = [primals[i] for i in moving], [series[i] for i in moving]
-    return jet.jet(of_moving, *own, factorial_scaled=False)
 
 
 def _series(primals, series, **params):

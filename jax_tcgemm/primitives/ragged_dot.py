@@ -33,13 +33,9 @@ from jax.sharding import NamedSharding
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense, grouped
+from jax_tcgemm.device import rows as device_rows
 from jax_tcgemm.primitives import lowering, rows
-from jax_tcgemm.primitives.dot_general import (
-    as_cotangent,
-    bilinear_series,
-    same_varying,
-)
-from jax_tcgemm.primitives.fused_dot_general import series_by_parts
+from jax_tcgemm.primitives.rules import as_cotangent, bilinear_series, same_varying, series_by_parts
 from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
 from jax_tcgemm.sharding.ragged_division import result_spec
@@ -408,7 +404,7 @@ def division_of(*avals_and_params) -> partitioning.Division:
 
 def _gathered_first(operands: Operands, params) -> jax.Array:
     """The same product of rows that are gathered before, by whatever can run that."""
-    taken = _over_batch(rows.take, operands.lhs, operands.gather)
+    taken = _over_batch(device_rows.take, operands.lhs, operands.gather)
     groups = operands.group_sizes, operands.group_offset
     keys = ("op", "form", "rhs_transposed", "groups", "precision", "preferred_element_type")
     return ragged_dot(

@@ -19,9 +19,7 @@ from jax.extend import core
 from jax_tcgemm.device import tensor
 from jax_tcgemm.device import tensor_reference as reference
 from jax_tcgemm.primitives import tensor_lowering
-from jax_tcgemm.primitives.dot_general import same_varying
-from jax_tcgemm.primitives.fused_dot_general import moved
-from jax_tcgemm.primitives.tensor_typing import type_of
+from jax_tcgemm.primitives.rules import moved, same_varying, type_of
 from jax_tcgemm.problem import modes as mode_names
 from jax_tcgemm.problem.operation import Operation
 from jax_tcgemm.problem.operators import scaled

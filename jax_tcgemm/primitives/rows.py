@@ -26,11 +26,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import rows as device_rows
-from jax_tcgemm.device.segment_sums import segment_sums
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.primitives.dot_general import same_varying
-from jax_tcgemm.problem.dtypes import DTYPE_NAMES
-from jax_tcgemm.problem.fusion import wide_dtype
+from jax_tcgemm.primitives.rules import same_varying
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES, wide_dtype
 from jax_tcgemm.problem.rows import RowsProblem
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import ad, batching, like, xla, zero_tangent
@@ -255,64 +253,6 @@ def division_of(*avals_and_params) -> partitioning.Division:
     )
 
 
-def take(x, indices):
-    """The rows x[indices[i]]; zeros where there is no such row."""
-    if x.shape[0] == 0:  # Which JAX takes nothing from, out of range or not.
-        return jnp.zeros((*indices.shape, *x.shape[1:]), x.dtype)
-    indices = jnp.where(indices < 0, x.shape[0], indices)
-    return x.at[indices].get(mode="fill", fill_value=0)
-
-
-def _sums_by_xla(a, sources, targets, weights=None, *, num_targets, patterns):
-    rows = take(a, sources).astype(wide_dtype(a.dtype))
-    if weights is not None:
-        # Not 0 * weight where there is no row, for the weight may be infinite.
-        inside = (sources >= 0) & (sources < a.shape[0])
-        rows = rows * jnp.where(inside, weights, 0).astype(rows.dtype)[:, None]
-    if isinstance(patterns[1], int):
-        out = jnp.sum(jnp.reshape(rows, (num_targets, patterns[1], a.shape[1])), 1)
-        return out.astype(a.dtype)
-    if patterns[1] == "unique":
-        out = jnp.zeros((num_targets, a.shape[1]), rows.dtype)
-        targets = jnp.where(targets < 0, num_targets, targets)
-        return out.at[targets].add(rows, mode="drop", unique_indices=True).astype(a.dtype)
-    return segment_sums(rows, targets, num_targets).astype(a.dtype)
-
-
-def _dots_by_xla(a, b, a_indices, b_indices):
-    wide = wide_dtype(a.dtype)
-    return jnp.sum(take(a, a_indices).astype(wide) * take(b, b_indices).astype(wide), -1)
-
-
-def _sorted_by_target(targets, num_targets: int, pattern):
-    """The order of the pairs by target, None where they lie in it, and where each target begins."""
-    num_pairs = targets.shape[0]
-    if isinstance(pattern, int):
-        return None, jnp.arange(num_targets + 1, dtype=jnp.int32) * pattern
-    inside = (targets >= 0) & (targets < num_targets)
-    targets = jnp.where(inside, targets, num_targets)
-    counts = jnp.zeros((num_targets,), jnp.int32).at[targets].add(1, mode="drop")
-    starts = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
-    if pattern == "unique":
-        pairs = jnp.arange(num_pairs, dtype=jnp.int32)
-        position = jnp.where(inside, starts[targets], num_pairs)
-        return jnp.zeros_like(pairs).at[position].set(pairs, mode="drop"), starts
-    return jnp.argsort(targets, stable=True).astype(jnp.int32), starts
-
-
-def _on_device(plan, *args, form, num_targets, patterns, **_):
-    is_xla = plan.choice.implementation == selection.XLA
-    if form == "dots":
-        return _dots_by_xla(*args) if is_xla else device_rows.dots(*args, plan=plan)
-    if is_xla:
-        return _sums_by_xla(*args, num_targets=num_targets, patterns=patterns)
-    a, sources, targets, *weights = args
-    order, starts = _sorted_by_target(targets, num_targets, patterns[1])
-    if order is not None:
-        sources, *weights = (x[order] for x in (sources, *weights))
-    return device_rows.sums(a, sources, starts, *weights, plan=plan)
-
-
 def _lower(ctx, *args, device, obstacle, **params):
     request = product_of(*ctx.avals_in, *ctx.avals_out, params)
     plan = device_rows.make_plan(request, device, obstacle)
@@ -320,9 +260,14 @@ def _lower(ctx, *args, device, obstacle, **params):
     is_ours = plan.choice.implementation != selection.XLA
     if is_ours and partitioning.is_divided(ctx):
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
-    return partitioning.lower_on_device(
-        ctx, lambda *args: (_on_device(plan, *args, **params),), *args
-    )
+
+    def on_device(*args):
+        if params["form"] == "dots":
+            return (device_rows.dots(*args, plan=plan),)
+        targets = {"num_targets": params["num_targets"], "pattern": params["patterns"][1]}
+        return (device_rows.sums(*args, plan=plan, **targets),)
+
+    return partitioning.lower_on_device(ctx, on_device, *args)
 
 
 lowering.register(rows_p, _lower)

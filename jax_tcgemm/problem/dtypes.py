@@ -19,3 +19,9 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 # Largest extent of one dimension; elements are indexed with 64 bits.
 MAX_EXTENT = 2**31 - 1
+
+
+def wide_dtype(dtype) -> jnp.dtype:
+    """What is computed in between the product and the rounding to `dtype`."""
+    is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+    return jnp.dtype(jnp.float32 if is_narrow else dtype)

@@ -73,12 +73,6 @@ def broadcast_to(x: jax.Array, like: jax.Array, axes: tuple[int, ...]) -> jax.Ar
     return lax.broadcast_in_dim(x, like.shape, axes, out_sharding=out_sharding)
 
 
-def wide_dtype(dtype) -> jnp.dtype:
-    """What is computed in between the product and the rounding to `dtype`."""
-    is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
-    return jnp.dtype(jnp.float32 if is_narrow else dtype)
-
-
 def activate(activation: str, z: jax.Array, pair: int | None) -> jax.Array:
     """f(Z), or f(Z_gate) * Z_up."""
     f = ACTIVATIONS[activation]

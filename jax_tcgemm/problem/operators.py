@@ -67,11 +67,6 @@ def canonical(op: str, name: str, operator, dtype: np.dtype, known) -> str:
     return "identity" if operator == "conj" and not is_complex else operator
 
 
-def wide(dtype) -> np.dtype:
-    """The dtype in which elements of `dtype` are computed with: float32 for the 16-bit ones."""
-    return np.dtype(jnp.float32) if dtype in (jnp.float16, jnp.bfloat16) else np.dtype(dtype)
-
-
 def scaled(x: jax.Array, scalar: complex) -> jax.Array:
     """`scalar * x`, without a multiplication by 1, in the dtype of x."""
     if scalar == 1:

@@ -4,7 +4,7 @@ import jax
 from jax import lax
 
 from jax_tcgemm.primitives.collective import How, gather_product, scatter_product
-from jax_tcgemm.primitives.dot_general import same_varying
+from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import as_array, canonical_element_type, promoted_dtype
 from jax_tcgemm.selection import check_names

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.primitives import rows as primitive
-from jax_tcgemm.problem.fusion import wide_dtype
+from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.products.arguments import as_array, as_integers, check_flag
 from jax_tcgemm.selection import check_names
 

@@ -13,7 +13,8 @@ from jax_tcgemm.primitives.backward import accumulating_tangent, activated_tange
 from jax_tcgemm.primitives.dot_general import dot_general
 from jax_tcgemm.primitives.fused_dot_general import fused_dot_general
 from jax_tcgemm.problem.activations import canonical_activation
-from jax_tcgemm.problem.fusion import Fusion, broadcast_to, wide_dtype
+from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.problem.fusion import Fusion, broadcast_to
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     as_array,

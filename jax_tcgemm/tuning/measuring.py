@@ -19,9 +19,9 @@ from jax import lax
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
-from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.dtypes import DTYPES, wide_dtype
 from jax_tcgemm.problem.epilogue import BARE
-from jax_tcgemm.problem.fusion import Fusion, finish, wide_dtype
+from jax_tcgemm.problem.fusion import Fusion, finish
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.system.routing import routing
 from jax_tcgemm.tuning import timing

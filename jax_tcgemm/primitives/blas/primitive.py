@@ -13,7 +13,7 @@ from jax.extend import core
 
 from jax_tcgemm.device import blas, blas_reference
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.primitives.dot_general import same_varying
+from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.blas_call import Call
 from jax_tcgemm.sharding import partitioning
