@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "core/names.h"
 
@@ -13,8 +14,8 @@ namespace tcgemm {
 
 enum class Found { kYes, kNo, kOfOtherType };
 
-// A visitor. `Source` has Found get(std::string_view name, T* out) const for T int64_t, bool, double and
-// std::string_view; enumerations are told by their names. What follows the first field that is wrong is not read.
+// A visitor. `Source` has Found get(std::string_view name, T* out) const for the types of fields that it meets and for
+// std::string_view: enumerations are told by their names. What follows the first field that is wrong is not read.
 template <typename Source>
 class FieldReader {
  public:
@@ -54,6 +55,9 @@ class FieldReader {
     if constexpr (std::is_same_v<T, int64_t>) return "a 64-bit integer";
     if constexpr (std::is_same_v<T, bool>) return "a boolean";
     if constexpr (std::is_same_v<T, double>) return "a 64-bit float";
+    if constexpr (std::is_same_v<T, std::vector<int64_t>>) return "a list of 64-bit integers";
+    if constexpr (std::is_same_v<T, std::vector<int32_t>>) return "a list of 32-bit integers";
+    if constexpr (std::is_same_v<T, std::vector<double>>) return "a list of 64-bit floats";
     return "a string";
   }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/fields.h"
@@ -22,6 +23,29 @@ class Attributes {
     auto value = attributes_.get<T>(name);
     if (value.has_error()) return attributes_.contains(name) ? Found::kOfOtherType : Found::kNo;
     *out = *value;
+    return Found::kYes;
+  }
+
+  Found get(std::string_view name, std::string* out) const {
+    std::string_view text;
+    const Found found = get(name, &text);
+    *out = text;
+    return found;
+  }
+
+  // Of int32_t too, which attributes have as 64-bit integers.
+  template <typename T>
+  Found get(std::string_view name, std::vector<T>* out) const {
+    using Given = std::conditional_t<std::is_same_v<T, double>, double, int64_t>;
+    xla::ffi::Span<const Given> values;
+    if (const Found found = get(name, &values); found != Found::kYes) return found;
+    out->clear();
+    for (const Given value : values) {
+      out->push_back(static_cast<T>(value));
+      if constexpr (!std::is_same_v<T, Given>) {
+        if (out->back() != value) return Found::kOfOtherType;
+      }
+    }
     return Found::kYes;
   }
 

@@ -2,41 +2,13 @@
 
 #include "core/cuda_status.h"
 #include "core/relaxed_capture.h"
+#include "ffi/attributes.h"
 #include "ffi/checks.h"
 
 namespace tcgemm::cutensor {
 namespace {
 
 namespace ffi = xla::ffi;
-
-std::string operation_from(const TensorAttributes& attributes, Operation* o) {
-  if (std::string error = check_abi(attributes.abi); !error.empty()) return error;
-  if (!parse_name(attributes.dtype, &o->dtype)) return "dtype is unknown: " + std::string(attributes.dtype);
-  if (attributes.scalars.size() != 6) return "scalars must be six numbers";
-  for (const auto& span : {attributes.a_modes, attributes.b_modes, attributes.c_modes, attributes.d_modes}) {
-    for (const int64_t mode : span) {
-      if (mode < 0 || static_cast<size_t>(mode) >= attributes.extents.size()) return "a mode has no extent";
-    }
-  }
-  const auto modes = [](ffi::Span<const int64_t> span) { return std::vector<int32_t>(span.begin(), span.end()); };
-  o->kind_name = attributes.operation;
-  o->compute = attributes.compute;
-  o->algorithm = attributes.algorithm;
-  o->extents.assign(attributes.extents.begin(), attributes.extents.end());
-  o->a_modes = modes(attributes.a_modes);
-  o->b_modes = modes(attributes.b_modes);
-  o->c_modes = modes(attributes.c_modes);
-  o->d_modes = modes(attributes.d_modes);
-  o->a_op = attributes.a_op;
-  o->b_op = attributes.b_op;
-  o->c_op = attributes.c_op;
-  o->combine_ab = attributes.combine_ab;
-  o->combine = attributes.combine;
-  o->has_c = attributes.has_c;
-  for (size_t i = 0; i < 3; ++i) o->scalars[i] = {attributes.scalars[2 * i], attributes.scalars[2 * i + 1]};
-  o->workspace_bytes = attributes.workspace_bytes;
-  return check_operation(o);
-}
 
 // What is wrong with the buffer of an array of the operation; `check` is check_buffer or check_result.
 template <typename Buffer, typename Check>
@@ -116,12 +88,12 @@ Status PlannedCall::plan(int ordinal, const Plan** plan) {
   return Status::ok();
 }
 
-ffi::ErrorOr<std::unique_ptr<PlannedCall>> instantiate(TensorAttributes attributes) {
+ffi::ErrorOr<std::unique_ptr<PlannedCall>> instantiate(ffi::Dictionary attributes) {
   try {
     Operation operation;
-    if (std::string error = operation_from(attributes, &operation); !error.empty()) {
-      return ffi::Unexpected(invalid("cutensor: " + error));
-    }
+    std::string error = read_attributes(attributes, [&](auto&& visit) { visit_fields(operation, visit); });
+    if (error.empty()) error = check_operation(operation);
+    if (!error.empty()) return ffi::Unexpected(invalid("cutensor: " + error));
     auto call = std::make_unique<PlannedCall>(std::move(operation));
     int ordinal = 0;
     // Where no device is current, such as when a program is compiled for one elsewhere, the first call
@@ -138,7 +110,7 @@ ffi::ErrorOr<std::unique_ptr<PlannedCall>> instantiate(TensorAttributes attribut
   }
 }
 
-ffi::Error execute(cudaStream_t stream, PlannedCall* call, TensorAttributes, ffi::RemainingArgs operands,
+ffi::Error execute(cudaStream_t stream, PlannedCall* call, ffi::Dictionary, ffi::RemainingArgs operands,
                    ffi::RemainingRets results) {
   return without_exceptions([&] {
     const Operation& operation = call->operation();

@@ -3,8 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include <string_view>
+#include <string>
+#include <tuple>
 
+#include "ffi/attributes.h"
 #include "ffi/checks.h"
 #include "kernels/common/reduction.h"
 #include "kernels/tensor/transposition.h"
@@ -12,52 +14,14 @@
 
 namespace tcgemm {
 
-struct TransposeAttributes {
-  int64_t abi, rows, cols, in_row_stride, out_col_stride;
-  xla::ffi::Span<const int64_t> batch_extents, batch_in_strides, batch_out_strides;
-};
-
-struct ReduceAttributes {
-  int64_t abi;
-  std::string_view op;
-  int64_t outer, reduced, inner;
-};
-
-}  // namespace tcgemm
-
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::tcgemm::TransposeAttributes, StructMember<int64_t>("abi"),
-                                      StructMember<int64_t>("rows"), StructMember<int64_t>("cols"),
-                                      StructMember<int64_t>("in_row_stride"), StructMember<int64_t>("out_col_stride"),
-                                      StructMember<Span<const int64_t>>("batch_extents"),
-                                      StructMember<Span<const int64_t>>("batch_in_strides"),
-                                      StructMember<Span<const int64_t>>("batch_out_strides"));
-
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(::tcgemm::ReduceAttributes, StructMember<int64_t>("abi"),
-                                      StructMember<std::string_view>("op"), StructMember<int64_t>("outer"),
-                                      StructMember<int64_t>("reduced"), StructMember<int64_t>("inner"));
-
-namespace tcgemm {
-
 // "tcgemm_transpose": operand a, result of the same dtype and number of elements.
-inline xla::ffi::Error transpose(cudaStream_t stream, const TransposeAttributes& attributes, xla::ffi::AnyBuffer in,
+inline xla::ffi::Error transpose(cudaStream_t stream, xla::ffi::Dictionary attributes, xla::ffi::AnyBuffer in,
                                  xla::ffi::Result<xla::ffi::AnyBuffer> out) {
-  if (std::string error = check_abi(attributes.abi); !error.empty()) return invalid(error);
+  Transposition t{};
+  const std::string error = read_attributes(attributes, [&](auto&& visit) { visit_fields(t, visit); });
+  if (!error.empty()) return invalid("transpose: " + error);
   if (!has_whole_bytes(in.element_type())) return invalid("transpose: elements must be whole bytes");
-  const auto num_batch = attributes.batch_extents.size();
-  if (num_batch > Transposition::kMaxBatchModes || attributes.batch_in_strides.size() != num_batch ||
-      attributes.batch_out_strides.size() != num_batch) {
-    return invalid("transpose: batch modes must be at most 4, each with an extent and two strides");
-  }
-  Transposition t{static_cast<int64_t>(xla::ffi::ByteWidth(in.element_type())),
-                  attributes.rows,
-                  attributes.cols,
-                  attributes.in_row_stride,
-                  attributes.out_col_stride,
-                  static_cast<int>(num_batch),
-                  {}};
-  for (size_t i = 0; i < num_batch; ++i) {
-    t.batch[i] = {attributes.batch_extents[i], attributes.batch_in_strides[i], attributes.batch_out_strides[i]};
-  }
+  t.element_bytes = static_cast<int64_t>(xla::ffi::ByteWidth(in.element_type()));
   if (std::string reason = reject_transposition(t); !reason.empty()) return invalid("transpose: " + reason);
   const auto count = static_cast<size_t>(t.num_elements());
   if (out->element_type() != in.element_type() || in.element_count() != count || out->element_count() != count) {
@@ -68,13 +32,14 @@ inline xla::ffi::Error transpose(cudaStream_t stream, const TransposeAttributes&
 }
 
 // "tcgemm_reduce": operand a; results out [, workspace].
-inline xla::ffi::Error reduce(const Device& device, cudaStream_t stream, const ReduceAttributes& attributes,
+inline xla::ffi::Error reduce(const Device& device, cudaStream_t stream, xla::ffi::Dictionary attributes,
                               xla::ffi::AnyBuffer in, xla::ffi::RemainingRets results) {
-  if (std::string error = check_abi(attributes.abi); !error.empty()) return invalid(error);
+  Reduction r{};
+  const std::string error = read_attributes(attributes, [&](auto&& visit) { visit_fields(r, visit); });
+  if (!error.empty()) return invalid("reduce: " + error);
   if (results.size() != 1 && results.size() != 2) return invalid("reduce: results must be out and a workspace");
   auto out = results.get<xla::ffi::AnyBuffer>(0);
   if (out.has_error()) return invalid("reduce: out must be a buffer");
-  Reduction r{DType::kF32, DType::kF32, attributes.op, attributes.outer, attributes.reduced, attributes.inner};
   for (const auto& [name, buffer, dtype] : {std::tuple{"a", &in, &r.in}, std::tuple{"out", &**out, &r.out}}) {
     if (std::string error = check_buffer(name, *buffer, 0, dtype); !error.empty()) return invalid("reduce: " + error);
   }

@@ -108,13 +108,12 @@ XLA_FFI_DEFINE_HANDLER(blas_initialize_handler, guarded(blas_initialize),
 XLA_FFI_DEFINE_HANDLER(transpose_handler, guarded(transpose),
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Attrs<TransposeAttributes>()
+                           .Attrs<ffi::Dictionary>()
                            .Arg<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
-ffi::Error reduce_here(cudaStream_t stream, ReduceAttributes attributes, ffi::AnyBuffer in,
-                       ffi::RemainingRets results) {
+ffi::Error reduce_here(cudaStream_t stream, ffi::Dictionary attributes, ffi::AnyBuffer in, ffi::RemainingRets results) {
   Device device;
   if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
   return reduce(device, stream, attributes, in, results);
@@ -123,7 +122,7 @@ ffi::Error reduce_here(cudaStream_t stream, ReduceAttributes attributes, ffi::An
 XLA_FFI_DEFINE_HANDLER(reduce_handler, guarded(reduce_here),
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Attrs<ReduceAttributes>()
+                           .Attrs<ffi::Dictionary>()
                            .Arg<ffi::AnyBuffer>()
                            .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});

@@ -4,9 +4,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "core/fields.h"
 #include "ffi/checks.h"
 #include "ffi/cutensor.h"
 #include "libraries/cutensor/library.h"
+#include "modules/queries.h"
 
 namespace nb = nanobind;
 namespace ffi = xla::ffi;
@@ -14,39 +16,25 @@ namespace ffi = xla::ffi;
 namespace tcgemm::cutensor {
 namespace {
 
-XLA_FFI_DEFINE_HANDLER(instantiate_handler, instantiate, ffi::Ffi::BindInstantiate().Attrs<TensorAttributes>());
+XLA_FFI_DEFINE_HANDLER(instantiate_handler, instantiate, ffi::Ffi::BindInstantiate().Attrs<ffi::Dictionary>());
 
 XLA_FFI_DEFINE_HANDLER(execute_handler, execute,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Ctx<ffi::State<PlannedCall>>()
-                           .Attrs<TensorAttributes>()
+                           .Attrs<ffi::Dictionary>()
                            .RemainingArgs()
                            .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});
 
-// The dictionary has the attributes of the FFI call.
-Operation operation_from(nb::dict dict) {
-  const auto text = [&](const char* key) { return nb::cast<std::string>(dict[key]); };
-  const auto modes = [&](const char* key) { return nb::cast<std::vector<int32_t>>(dict[key]); };
+// The operation that a query describes, by the attributes of the FFI call; its workspace is what is asked for.
+Operation operation_from(const nb::dict& fields) {
   Operation o;
-  o.kind_name = text("operation");
-  if (!parse_name(text("dtype"), &o.dtype)) throw nb::value_error(("dtype is unknown: " + text("dtype")).c_str());
-  o.compute = text("compute");
-  o.algorithm = text("algorithm");
-  o.extents = nb::cast<std::vector<int64_t>>(dict["extents"]);
-  o.a_modes = modes("a_modes");
-  o.b_modes = modes("b_modes");
-  o.c_modes = modes("c_modes");
-  o.d_modes = modes("d_modes");
-  o.a_op = text("a_op");
-  o.b_op = text("b_op");
-  o.c_op = text("c_op");
-  o.combine_ab = text("combine_ab");
-  o.combine = text("combine");
-  o.has_c = nb::cast<bool>(dict["has_c"]);
-  o.workspace_bytes = 0;
-  if (std::string error = check_operation(&o); !error.empty()) throw nb::value_error(error.c_str());
+  const Query query(fields);
+  FieldReader<Query> reader(query);
+  visit_fields(o, reader);
+  const std::string error = reader.error().empty() ? check_operation(o) : reader.error();
+  if (!error.empty()) throw nb::value_error(error.c_str());
   return o;
 }
 

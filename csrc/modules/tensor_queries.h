@@ -1,6 +1,7 @@
 // What the _cuda module tells Python about its tensor kernels.
 #pragma once
 
+#include "core/fields.h"
 #include "kernels/common/reduction.h"
 #include "kernels/tensor/transposition.h"
 #include "modules/queries.h"
@@ -8,23 +9,13 @@
 namespace tcgemm {
 
 // The dictionary has the attributes of "tcgemm_transpose" (ffi/tensor_kernels.h) and element_bytes.
-inline Transposition transposition_from(nb::dict dict) {
-  const auto integer = [&](const char* key) { return nb::cast<int64_t>(dict[key]); };
-  const auto list = [&](const char* key) { return nb::cast<std::vector<int64_t>>(dict[key]); };
-  const auto extents = list("batch_extents"), ins = list("batch_in_strides"), outs = list("batch_out_strides");
-  Transposition t{integer("element_bytes"),
-                  integer("rows"),
-                  integer("cols"),
-                  integer("in_row_stride"),
-                  integer("out_col_stride"),
-                  static_cast<int>(extents.size()),
-                  {}};
-  if (ins.size() != extents.size() || outs.size() != extents.size()) {
-    throw nb::value_error("each batch mode must have an extent and two strides");
-  }
-  for (size_t i = 0; i < extents.size() && i < Transposition::kMaxBatchModes; ++i) {
-    t.batch[i] = {extents[i], ins[i], outs[i]};
-  }
+inline Transposition transposition_from(const nb::dict& fields) {
+  Transposition t{};
+  const Query query(fields);
+  FieldReader<Query> reader(query);
+  reader("element_bytes", t.element_bytes);
+  visit_fields(t, reader);
+  if (!reader.error().empty()) throw nb::value_error(reader.error().c_str());
   return t;
 }
 

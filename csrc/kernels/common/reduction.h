@@ -19,6 +19,15 @@ struct Reduction {
   int64_t outer, reduced, inner;
 };
 
+// See core/problem.h; the arrays of a call tell the dtypes.
+template <typename Visit>
+void visit_fields(Reduction& r, Visit&& visit) {
+  visit("op", r.op);
+  visit("outer", r.outer);
+  visit("reduced", r.reduced);
+  visit("inner", r.inner);
+}
+
 std::string reject_reduction(const Reduction& r);
 // Partial results of a reduction that one pass of the grid cannot keep the device busy with.
 int64_t reduction_workspace_bytes(const Reduction& r, int num_sms);

@@ -1,8 +1,10 @@
 // Host side of the kernel that transposes arrays of any rank which fold to the form below.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/implementation.h"
 
@@ -29,6 +31,26 @@ struct Transposition {
     return count;
   }
 };
+
+// See core/problem.h; element_bytes is left out, which the array of a call tells. What lists of other lengths lack is
+// 0.
+template <typename Visit>
+void visit_fields(Transposition& t, Visit&& visit) {
+  visit("rows", t.rows);
+  visit("cols", t.cols);
+  visit("in_row_stride", t.in_row_stride);
+  visit("out_col_stride", t.out_col_stride);
+  std::vector<int64_t> extents, ins, outs;
+  visit("batch_extents", extents);
+  visit("batch_in_strides", ins);
+  visit("batch_out_strides", outs);
+  const size_t count = std::max({extents.size(), ins.size(), outs.size()});
+  for (auto* list : {&extents, &ins, &outs}) list->resize(count);
+  t.num_batch = static_cast<int>(count);
+  for (size_t i = 0; i < std::min<size_t>(count, Transposition::kMaxBatchModes); ++i) {
+    t.batch[i] = {extents[i], ins[i], outs[i]};
+  }
+}
 
 // The rule that stops the kernel; "" when none does. Also holds that no index of either array is at or
 // over num_elements().

@@ -22,13 +22,6 @@ constexpr std::array<std::pair<const char*, cutensorAlgo_t>, 5> kAlgorithms{{
     {"tgett", CUTENSOR_ALGO_TGETT},
     {"ttgt", CUTENSOR_ALGO_TTGT},
 }};
-constexpr std::array<std::pair<const char*, Kind>, 5> kKinds{{
-    {"contract", Kind::kContract},
-    {"permute", Kind::kPermute},
-    {"elementwise_binary", Kind::kElementwiseBinary},
-    {"elementwise_trinary", Kind::kElementwiseTrinary},
-    {"reduce", Kind::kReduce},
-}};
 
 template <typename Table>
 auto find(const Table& table, const std::string& name) {
@@ -102,11 +95,7 @@ int64_t Operation::num_elements(const std::vector<int32_t>& modes) const {
   return count;
 }
 
-std::string check_operation(Operation* operation) {
-  Operation& o = *operation;
-  const auto kind = find(kKinds, o.kind_name);
-  if (kind == kKinds.end()) return "operation is unknown: " + o.kind_name;
-  o.kind = kind->second;
+std::string check_operation(const Operation& o) {
   switch (o.dtype) {
     case DType::kF16:
     case DType::kBF16:
@@ -131,6 +120,7 @@ std::string check_operation(Operation* operation) {
   }
   if (!knows(kAlgorithms, o.algorithm)) return "algorithm is unknown: " + o.algorithm;
   if (o.has_c && o.c_modes != o.d_modes) return "c must have the modes of d, in their order";
+  if (o.scalars.size() != 6) return "scalars must be six numbers, got " + std::to_string(o.scalars.size());
   if (o.workspace_bytes < 0) return "workspace_bytes must not be negative";
   return check_kind(o);
 }

@@ -29,7 +29,7 @@ cudaDataType_t library_type(DType dtype) {
 }
 
 std::string describe(const Operation& o) {
-  std::string text = o.kind_name + " of " + name_of(o.dtype) + " in " + o.compute + ", extents";
+  std::string text = std::string(name_of(o.kind)) + " of " + name_of(o.dtype) + " in " + o.compute + ", extents";
   for (const int64_t extent : o.extents) text += " " + std::to_string(extent);
   return text;
 }
@@ -140,7 +140,7 @@ struct Scalar {
 // Everything that a plan depends on. Without iostreams: a module that has its own C++ runtime linked in shares the
 // locale with that of other libraries in the process, and a stream then calls the wrong facet.
 std::string plan_key(int ordinal, const Operation& o) {
-  std::string key = o.kind_name + ' ' + name_of(o.dtype) + ' ' + o.compute + ' ' + o.algorithm;
+  std::string key = std::string(name_of(o.kind)) + ' ' + name_of(o.dtype) + ' ' + o.compute + ' ' + o.algorithm;
   for (const std::string* name : {&o.a_op, &o.b_op, &o.c_op, &o.combine_ab, &o.combine}) key += ' ' + *name;
   const auto add = [&key](int64_t value) { key += ' ' + std::to_string(value); };
   add(ordinal);
@@ -202,7 +202,7 @@ Status Plan::build(const Operation& operation) {
 }
 
 Status Plan::run(const Operation& o, const Buffers& buffers, cudaStream_t stream) const {
-  const Scalar alpha(o.scalars[0], scalar_type_), beta(o.scalars[1], scalar_type_), gamma(o.scalars[2], scalar_type_);
+  const Scalar alpha(o.scalar(0), scalar_type_), beta(o.scalar(1), scalar_type_), gamma(o.scalar(2), scalar_type_);
   // C must be a valid address even where beta == 0 says that it is not read.
   const void* c = buffers.c == nullptr ? buffers.d : buffers.c;
   const auto workspace_bytes = static_cast<uint64_t>(o.workspace_bytes);
