@@ -108,23 +108,7 @@ def measure(
         (devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
     )
     arrays = _arrays(mesh, tokens, model, hidden, dtype)
-    found, functions, expected = {}, {}, None
-    for name, (function, options) in _contenders(mesh, chunks, implementation).items():
-        found[name] = {"options": options}
-        try:
-            got = jax.block_until_ready(function(*arrays))
-        except jax.errors.JaxRuntimeError as error:
-            found[name]["failed"] = str(error)
-            continue
-        functions[name] = function
-        if name == "alone":
-            continue
-        expected = expected or got
-        errors = [float(_relative_error(g, e)) for g, e in zip(got, expected, strict=True)]
-        found[name]["error"] = max(errors)
-        if not max(errors) <= _TOLERANCE:
-            raise ValueError(f"bench: {name} gives other results than xla, by {errors}")
-    del expected, got
+    found, functions = _checked(_contenders(mesh, chunks, implementation), arrays)
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(samples):
         for name, function in functions.items():
@@ -150,6 +134,27 @@ def measure(
         "contenders": found,
         "machine": rec.machine(),
     }
+
+
+def _checked(contenders: dict, arrays) -> tuple[dict, dict]:
+    """What a record says of each contender but its times, and the functions of those that run."""
+    found, functions, expected = {}, {}, None
+    for name, (function, options) in contenders.items():
+        found[name] = {"options": options}
+        try:
+            got = jax.block_until_ready(function(*arrays))
+        except jax.errors.JaxRuntimeError as error:
+            found[name]["failed"] = str(error)
+            continue
+        functions[name] = function
+        if name == "alone":
+            continue
+        expected = expected or got
+        errors = [float(_relative_error(g, e)) for g, e in zip(got, expected, strict=True)]
+        found[name]["error"] = max(errors)
+        if not max(errors) <= _TOLERANCE:
+            raise ValueError(f"bench: {name} gives other results than xla, by {errors}")
+    return found, functions
 
 
 def _is_floating(dtype: str) -> bool:

@@ -320,14 +320,7 @@ def product(
             f"{op}: activation must be None for a result that is not real floating point, got "
             f"activation={activation!r} and a result of {z.dtype}; convert the operands"
         )
-    bias_axes = ()
-    if bias is not None:
-        bias = as_array(op, "bias", bias)
-        check_addend(op, "bias", bias, z_shape, z.dtype)
-        first = len(z_shape) - bias.ndim
-        kept = [i for i, extent in enumerate(bias.shape) if extent != 1]
-        bias_axes = tuple(first + i for i in kept)
-        bias = bias.reshape([bias.shape[i] for i in kept])
+    bias, bias_axes = _without_units(op, bias, z_shape, z.dtype)
     if residual is not None:
         residual = as_array(op, "residual", residual)
         check_addend(op, "residual", residual, d_shape, z.dtype)
@@ -343,6 +336,17 @@ def product(
         lhs, rhs, rhs_up=rhs_up, bias=bias, residual=residual, fusion=fusion, **params
     )
     return out
+
+
+def _without_units(op: str, bias, shape: tuple[int, ...], dtype):
+    """A bias without its dimensions of 1, and the dimensions of the product that it has."""
+    if bias is None:
+        return None, ()
+    bias = as_array(op, "bias", bias)
+    check_addend(op, "bias", bias, shape, dtype)
+    kept = [i for i, extent in enumerate(bias.shape) if extent != 1]
+    first = len(shape) - bias.ndim
+    return bias.reshape([bias.shape[i] for i in kept]), tuple(first + i for i in kept)
 
 
 def check_addend(op: str, name: str, x, shape: tuple[int, ...], dtype) -> None:

@@ -99,54 +99,13 @@ def matmul(
     if result_type is None:
         result_type, is_weak = promoted_type(op, a, b)
 
-    num_batch = max(a.ndim, b.ndim, 2) - 2
-    a_axes = _aligned_axes(a, num_batch)
-    b_axes = _aligned_axes(b, num_batch)
-    contract = a.ndim - 1, max(b.ndim - 2, 0)
-    if a.shape[contract[0]] != b.shape[contract[1]]:
-        which = "last but one" if b.ndim > 1 else "only"
-        raise ShapeError(
-            f"{op}: the last dimension of a must equal the {which} one of b, got a.shape={a.shape} "
-            f"and b.shape={b.shape}; transpose or reshape one"
-        )
-    # Each batch dimension of the result comes from a, from b or from both; one of size 1 that
-    # broadcasts is dropped, so that the primitive sees a free dimension of the other operand.
-    a_squeeze, b_squeeze, batch = [], [], []
-    sources = []
-    for a_axis, b_axis in zip(a_axes, b_axes, strict=True):
-        if a_axis is not None and b_axis is not None:
-            a_size, b_size = a.shape[a_axis], b.shape[b_axis]
-            if a_size == b_size:
-                batch.append((a_axis, b_axis))
-            elif a_size == 1:
-                a_squeeze.append(a_axis)
-                a_axis = None
-            elif b_size == 1:
-                b_squeeze.append(b_axis)
-                b_axis = None
-            else:
-                raise ShapeError(
-                    f"{op}: batch dimensions must broadcast, got a.shape={a.shape} and "
-                    f"b.shape={b.shape}; sizes must be equal or 1"
-                )
-        sources.append((a_axis, b_axis))
-    sources += [(a.ndim - 2, None)] if a.ndim > 1 else []
-    sources += [(None, b.ndim - 1)] if b.ndim > 1 else []
-    kept_a = [axis for axis in range(a.ndim) if axis not in a_squeeze]
-    kept_b = [axis for axis in range(b.ndim) if axis not in b_squeeze]
-    a_batch, b_batch = [p[0] for p in batch], [p[1] for p in batch]
-    free_a = [axis for axis in kept_a if axis not in (*a_batch, contract[0])]
-    free_b = [axis for axis in kept_b if axis not in (*b_batch, contract[1])]
-    natural = [*batch, *((axis, None) for axis in free_a), *((None, axis) for axis in free_b)]
+    (a, b), dimension_numbers, permutation = _as_dot_general(op, a, b)
     out = product(
         op,
-        lax.squeeze(a, a_squeeze),
-        lax.squeeze(b, b_squeeze),
-        dimension_numbers=(
-            ((kept_a.index(contract[0]),), (kept_b.index(contract[1]),)),
-            (tuple(map(kept_a.index, a_batch)), tuple(map(kept_b.index, b_batch))),
-        ),
-        permutation=[natural.index(source) for source in sources],
+        a,
+        b,
+        dimension_numbers=dimension_numbers,
+        permutation=permutation,
         bias=bias,
         activation=activation,
         residual=residual,
@@ -159,6 +118,62 @@ def matmul(
         config=config,
     )
     return weakened(out) if is_weak and bias is None and residual is None else out
+
+
+def _as_dot_general(op: str, a, b):
+    """The operands of a dot_general, its dimension numbers, and how its result is permuted.
+
+    A batch dimension of size 1 that broadcasts is dropped, so that the primitive sees a free
+    dimension of the other operand.
+    """
+    contract = a.ndim - 1, max(b.ndim - 2, 0)
+    if a.shape[contract[0]] != b.shape[contract[1]]:
+        which = "last but one" if b.ndim > 1 else "only"
+        raise ShapeError(
+            f"{op}: the last dimension of a must equal the {which} one of b, got a.shape={a.shape} "
+            f"and b.shape={b.shape}; transpose or reshape one"
+        )
+    sources = _sources(op, a, b)
+    batch = [source for source in sources if None not in source]
+    sources += [(a.ndim - 2, None)] if a.ndim > 1 else []
+    sources += [(None, b.ndim - 1)] if b.ndim > 1 else []
+    kept, free = [], []
+    for x, contracted, side in ((a, contract[0], 0), (b, contract[1], 1)):
+        axes = {source[side] for source in sources} | {contracted}
+        kept.append([axis for axis in range(x.ndim) if axis in axes])
+        batched = {source[side] for source in batch} | {contracted}
+        free.append([axis for axis in kept[side] if axis not in batched])
+    natural = [*batch, *((axis, None) for axis in free[0]), *((None, axis) for axis in free[1])]
+    numbers = (
+        tuple((own.index(axis),) for own, axis in zip(kept, contract, strict=True)),
+        tuple(tuple(own.index(pair[i]) for pair in batch) for i, own in enumerate(kept)),
+    )
+    operands = [
+        lax.squeeze(x, [axis for axis in range(x.ndim) if axis not in own])
+        for x, own in zip((a, b), kept, strict=True)
+    ]
+    return operands, numbers, [natural.index(source) for source in sources]
+
+
+def _sources(op: str, a, b) -> list[tuple[int | None, int | None]]:
+    """For each batch dimension of the result, the axes of a and b that it comes from."""
+    num_batch = max(a.ndim, b.ndim, 2) - 2
+    sources = []
+    for a_axis, b_axis in zip(
+        _aligned_axes(a, num_batch), _aligned_axes(b, num_batch), strict=True
+    ):
+        if a_axis is not None and b_axis is not None and a.shape[a_axis] != b.shape[b_axis]:
+            if a.shape[a_axis] == 1:
+                a_axis = None
+            elif b.shape[b_axis] == 1:
+                b_axis = None
+            else:
+                raise ShapeError(
+                    f"{op}: batch dimensions must broadcast, got a.shape={a.shape} and "
+                    f"b.shape={b.shape}; sizes must be equal or 1"
+                )
+        sources.append((a_axis, b_axis))
+    return sources
 
 
 def _aligned_axes(x, num_batch: int) -> list[int | None]:

@@ -299,46 +299,10 @@ def _block_jvp(spec: _Spec, primals, tangents):
         tangents,
         is_leaf=lambda t: isinstance(t, SymbolicZero),
     )
-    up, down = given["up"], given["down"]
-    h, z = _up(spec, x, up, given.get("up_bias"), aux_out=True)
+    down = given["down"]
+    h, z = _up(spec, x, given["up"], given.get("up_bias"), aux_out=True)
     out = _down(spec, h, down, given.get("down_bias"), given.get("residual"))
-
-    def product(a, b, out_sharding):
-        return dot_general(
-            a,
-            b,
-            dimension_numbers=_contracting_last(a),
-            out_sharding=out_sharding,
-            **spec.products,
-        )
-
-    def accumulating(tangent, a, buffer, out_sharding):
-        return accumulating_tangent(
-            tangent,
-            a,
-            buffer,
-            dimension_numbers=_contracting_last(a),
-            preferred_element_type=None,
-            out_sharding=out_sharding,
-            **spec.products,
-        )
-
-    def into_hidden(f, *ws):
-        """For one weight f(w), for a pair of them what they give side by side."""
-        found = [f(*each) for each in zip(*map(_weights, ws), strict=True)]
-        return found[0] if len(found) == 1 else jnp.stack(found, spec.pair)
-
-    hidden = _hidden_sharding(x, _weights(up)[0])
-    dz = []
-    if dx is not None:
-        dz.append(into_hidden(lambda w: product(dx, w, hidden), up))
-    if (dup := _instantiated(dgiven["up"], up)) is not None:
-        dz.append(into_hidden(lambda dw: product(x, dw, hidden), dup))
-    if "up" in buffers and (d := _instantiated(dbuffers["up"], buffers["up"])) is not None:
-        dz.append(
-            into_hidden(lambda dw, buffer: accumulating(dw, x, buffer, hidden), d, buffers["up"])
-        )
-    dup_bias = dgiven.get("up_bias")
+    dz, dup_bias = _tangents_of_z(spec, primals, (dx, dgiven, dbuffers)), dgiven.get("up_bias")
     dout = []
     if dz or dup_bias is not None:
         total = functools.reduce(lax.add, dz) if dz else jnp.zeros_like(z)
@@ -358,9 +322,10 @@ def _block_jvp(spec: _Spec, primals, tangents):
             )
         )
     if dgiven["down"] is not None:
-        dout.append(product(h, dgiven["down"], spec.out_sharding))
+        dout.append(_product(spec, h, dgiven["down"], spec.out_sharding))
     if "down" in buffers and dbuffers["down"] is not None:
-        dout.append(accumulating(dbuffers["down"], h, buffers["down"], spec.out_sharding))
+        buffer = dbuffers["down"], buffers["down"]
+        dout.append(_accumulating(spec, h, *buffer, spec.out_sharding))
     if dgiven.get("down_bias") is not None:
         bias = dgiven["down_bias"].astype(wide_dtype(out.dtype))
         dout.append(broadcast_to(bias, out, (out.ndim - 1,)))
@@ -368,6 +333,44 @@ def _block_jvp(spec: _Spec, primals, tangents):
         dout.append(partitioning.resharded(dgiven["residual"], jax.typeof(out).sharding))
     dout = [t.astype(out.dtype) for t in dout]
     return out, functools.reduce(lax.add, dout) if dout else jnp.zeros_like(out)
+
+
+def _tangents_of_z(spec: _Spec, primals, tangents) -> list[jax.Array]:
+    """The addends of Z's tangent but that of its bias."""
+    (x, given, buffers), (dx, dgiven, dbuffers) = primals, tangents
+    up, found = given["up"], []
+    hidden = _hidden_sharding(x, _weights(up)[0])
+
+    def add(f, *ws):
+        """For one weight f(w), for a pair of them what they give side by side."""
+        parts = [f(*each) for each in zip(*map(_weights, ws), strict=True)]
+        found.append(parts[0] if len(parts) == 1 else jnp.stack(parts, spec.pair))
+
+    if dx is not None:
+        add(lambda w: _product(spec, dx, w, hidden), up)
+    if (dup := _instantiated(dgiven["up"], up)) is not None:
+        add(lambda dw: _product(spec, x, dw, hidden), dup)
+    if "up" in buffers and (d := _instantiated(dbuffers["up"], buffers["up"])) is not None:
+        add(lambda dw, buffer: _accumulating(spec, x, dw, buffer, hidden), d, buffers["up"])
+    return found
+
+
+def _product(spec: _Spec, a, b, out_sharding):
+    numbers = _contracting_last(a)
+    return dot_general(a, b, dimension_numbers=numbers, out_sharding=out_sharding, **spec.products)
+
+
+def _accumulating(spec: _Spec, a, tangent, buffer, out_sharding):
+    """The product of `a` and a weight's tangent, whose transpose adds to what a buffer holds."""
+    return accumulating_tangent(
+        tangent,
+        a,
+        buffer,
+        dimension_numbers=_contracting_last(a),
+        preferred_element_type=None,
+        out_sharding=out_sharding,
+        **spec.products,
+    )
 
 
 def _instantiated(tangent, primal):

@@ -225,9 +225,36 @@ def _xla_us(p: Problem, c: Calibration) -> float | None:
 
 
 def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndarray:
-    in_bytes, out_bytes = DTYPES[p.a.dtype].itemsize, DTYPES[p.out_dtype].itemsize
-    m, n = np.where(x.swapped, p.n, p.m), np.where(x.swapped, p.m, p.n)
-    batch = max(p.batch, 1)
+    walk, loads = _walk(p, num_sms, x), _loads(p, x, c)
+    compute = _compute_us(p, x, c, walk, _mainloop_us(p, x, c, walk, loads))
+    starts = c.launch_us + c.cluster_us * (x.cluster_m * x.cluster_n > 1)
+    starts = starts + c.cluster_k_us * (x.cluster_k > 1)
+    starts = starts + 128 * loads.loaded / 1024 / c.fill_kib_per_us
+    product = starts + _norm(compute, _memory_us(p, x, c, walk), c.overlap)
+    return walk.launches * product + walk.is_summed * _reduction_us(p, x, c, walk)
+
+
+class _Walk(NamedTuple):
+    """How a grid walks over D: where the epilogue runs, and how many tiles it takes in turn."""
+
+    is_bare: bool
+    in_kernel: np.ndarray  # whether the kernel runs the epilogue
+    is_summed: np.ndarray  # whether another one does, or adds up parts of K
+    launches: np.ndarray | int
+    d_tile_n: np.ndarray  # columns of D in a tile
+    waves: np.ndarray
+    busy: np.ndarray  # the part of the SMs that have a tile
+
+    def stored_bytes(self, p: Problem) -> np.ndarray:
+        """Of an element that the kernel stores."""
+        return np.where(self.is_summed, 4, DTYPES[p.out_dtype].itemsize)
+
+    def is_unaligned(self, p: Problem) -> np.ndarray:
+        """Whether rows of D are stored that do not start on a 16-byte boundary."""
+        return ~self.is_summed & (p.n * DTYPES[p.out_dtype].itemsize % 16 != 0)
+
+
+def _walk(p: Problem, num_sms: int, x: _Configs) -> _Walk:
     # Where the epilogue runs: in the kernel, or in the one that adds up parts of K. That takes the
     # two matrices of a gated product one after the other; the kernel has half of a tile for each.
     is_bare = p.epilogue == BARE and (p.alpha, p.beta) == (1.0, 0.0)
@@ -240,24 +267,39 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     d_tile_n = np.where(in_kernel, x.tile_n / 2, x.tile_n) if is_gated else x.tile_n
 
     cluster = x.cluster_m * x.cluster_n * x.cluster_k
+    m, n = _sides(p, x)
     tiles_m = np.ceil(m / (x.tile_m * x.cluster_m))
     tiles_n = np.ceil(n / (d_tile_n * x.cluster_n))
-    tiles = tiles_m * tiles_n * batch * x.splits
+    tiles = tiles_m * tiles_n * max(p.batch, 1) * x.splits
     # A GPC has a number of SMs that need not divide by four: of most H200s' 132 SMs, 30 clusters of
     # four and 15 of eight ran at once, of one's 28 of four.
     slots = np.maximum(np.where(cluster > 2, num_sms * 0.91, num_sms) // cluster, 1)
     waves = np.ceil(tiles / slots)
     busy = np.minimum(tiles, slots) * cluster / num_sms
+    return _Walk(is_bare, in_kernel, is_summed, launches, d_tile_n, waves, busy)
 
-    # One k block of 128 bytes.
-    pairs = _norm(x.tile_n / 2, (x.tile_n + 64) * c.shared_clocks_per_row, c.stage_overlap)
-    overhead = np.where(x.ping_pong, *c.overhead_clocks)
-    multiply = x.tile_m / 64 * 4 * pairs + overhead
+
+def _sides(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of what the kernel computes, which may be the transposed problem."""
+    return np.where(x.swapped, p.n, p.m), np.where(x.swapped, p.m, p.n)
+
+
+class _Loads(NamedTuple):
+    """What a block loads of A and B itself for a k block, in rows of 128 bytes."""
+
+    rows_m: np.ndarray
+    rows_n: np.ndarray
+    loaded: np.ndarray  # with those that take two lines counted twice
+    cut: np.ndarray  # those that start in the middle of a sector
+    cut_arrival: np.ndarray  # the same with what others load for it
+
+
+def _loads(p: Problem, x: _Configs, c: Calibration) -> _Loads:
     copied_a, copied_b = _copied(p, x)
-    # What a block loads of A and B itself, in rows of 128 bytes.
     rows_m, rows_n = x.tile_m / x.cluster_n, x.tile_n / x.cluster_m
     # TF32's B is K-major, if need be by a copy.
-    n_major = (in_bytes == 2) & np.where(x.swapped, p.a.transposed, not p.b.transposed)
+    is_16bit = DTYPES[p.a.dtype].itemsize == 2
+    n_major = is_16bit & np.where(x.swapped, p.a.transposed, not p.b.transposed)
     rows_n = rows_n + n_major * (-x.tile_n % 64) / x.cluster_m * c.padding_weight
     # Most tiles of an N-major B begin inside a line where they are no whole number of lines wide.
     off_line = n_major & (x.tile_n % 64 != 0)
@@ -269,67 +311,92 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
     tile_a, tile_b = np.where(x.swapped, (x.tile_n, x.tile_m), (x.tile_m, x.tile_n))
     is_cut_a, is_cut_b = ~(copied_a | _starts_at(p.a, 32)), ~(copied_b | _starts_at(p.b, 32))
     cut = rows_a * is_cut_a + rows_b * is_cut_b
-    cut_arrival = tile_a * is_cut_a + tile_b * is_cut_b
-    # Tiles overlap instead where D has room for one, TMA stores it, there is no epilogue, and k
-    # blocks are worth it (kWorthOverlap in csrc/kernels/wgmma/launch.cu).
-    k_blocks = np.ceil(np.ceil(p.k * in_bytes / 128) / x.splits / x.cluster_k)
-    stored_bytes = np.where(is_summed, 4, out_bytes)
-    overlap = ~in_kernel & (k_blocks >= 5) & (p.n * stored_bytes % 16 == 0)
-    share = ~overlap / np.maximum(waves, 1)  # of tiles that reach past D
-    outside_m = np.where(m < x.tile_m, x.tile_m - m, share * (-m % x.tile_m))
-    outside_n = np.where(n < d_tile_n, d_tile_n - n, share * (-n % d_tile_n))
-    outside = np.minimum(outside_m, rows_m)
-    outside = outside + np.minimum(outside_n * x.tile_n / d_tile_n, rows_n)
-    tma = cut * c.cut_clocks + outside * c.outside_clocks
-    tma = _norm(tma, cut_arrival * c.cut_arrival_clocks, c.stage_overlap)
+    return _Loads(rows_m, rows_n, loaded, cut, tile_a * is_cut_a + tile_b * is_cut_b)
+
+
+def _mainloop_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk, loads: _Loads) -> np.ndarray:
+    """The k blocks of one tile, each of 128 bytes."""
+    pairs = _norm(x.tile_n / 2, (x.tile_n + 64) * c.shared_clocks_per_row, c.stage_overlap)
+    overhead = np.where(x.ping_pong, *c.overhead_clocks)
+    multiply = x.tile_m / 64 * 4 * pairs + overhead
+    k_bytes = p.k * DTYPES[p.a.dtype].itemsize
+    k_blocks = np.ceil(np.ceil(k_bytes / 128) / x.splits / x.cluster_k)
+    tma = loads.cut * c.cut_clocks + _outside(p, x, walk, loads, k_blocks) * c.outside_clocks
+    tma = _norm(tma, loads.cut_arrival * c.cut_arrival_clocks, c.stage_overlap)
     alone, in_clusters, side_by_side = c.l2_bytes_per_clock
-    together = np.where(cluster == 1, side_by_side, in_clusters)
-    load = 128 * loaded * _norm(1 / alone, busy / together, 4)
+    is_single = x.cluster_m * x.cluster_n * x.cluster_k == 1
+    together = np.where(is_single, side_by_side, in_clusters)
+    load = 128 * loads.loaded * _norm(1 / alone, walk.busy / together, 4)
     arrival = 128 * (x.tile_m + x.tile_n) / c.arriving_bytes_per_clock
     load = _norm(_norm(load, arrival, 4), tma, 4)
     k_block = np.maximum(_norm(multiply, load, c.stage_overlap), c.least_clocks)
-    mainloop = k_blocks * k_block / c.clocks_per_us + x.ping_pong * c.handover_us
+    return k_blocks * k_block / c.clocks_per_us + x.ping_pong * c.handover_us
 
-    # One tile, and the walk over them: ping-pong stores one while it multiplies the next.
+
+def _outside(
+    p: Problem, x: _Configs, walk: _Walk, loads: _Loads, k_blocks: np.ndarray
+) -> np.ndarray:
+    """Rows of 128 bytes that a block loads from outside of the operands.
+
+    Tiles overlap instead where D has room for one, TMA stores it, there is no epilogue, and k
+    blocks are worth it (kWorthOverlap in csrc/kernels/wgmma/launch.cu).
+    """
+    m, n = _sides(p, x)
+    overlap = ~walk.in_kernel & (k_blocks >= 5) & (p.n * walk.stored_bytes(p) % 16 == 0)
+    share = ~overlap / np.maximum(walk.waves, 1)  # of tiles that reach past D
+    outside_m = np.where(m < x.tile_m, x.tile_m - m, share * (-m % x.tile_m))
+    outside_n = np.where(n < walk.d_tile_n, walk.d_tile_n - n, share * (-n % walk.d_tile_n))
+    outside = np.minimum(outside_m, loads.rows_m)
+    return outside + np.minimum(outside_n * x.tile_n / walk.d_tile_n, loads.rows_n)
+
+
+def _compute_us(
+    p: Problem, x: _Configs, c: Calibration, walk: _Walk, mainloop: np.ndarray
+) -> np.ndarray:
+    """The walk over all tiles: ping-pong stores one while it multiplies the next."""
     # Blocks that split K store a share each; of narrow tiles one stores all that a warpgroup has.
     groups = np.where(x.ping_pong, 1, 2)
     shares = np.where(
         x.tile_n % (16 * x.cluster_k) == 0, x.cluster_k, np.minimum(groups, x.cluster_k)
     )
     # In turns of 128 bytes along D, or as many rows; the last repeats some that it does not fill.
-    turns = np.ceil(x.tile_n / shares * stored_bytes / 128)
+    turns = np.ceil(x.tile_n / shares * walk.stored_bytes(p) / 128)
     store = x.tile_m * turns * 128 / 1024 / c.epilogue_kib_per_us
     share_kib = x.tile_m * x.tile_n / shares / 1024
     exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
-    is_unaligned = ~is_summed & (p.n * out_bytes % 16 != 0)
-    store = store * np.where(x.ping_pong, 2, 1) + is_unaligned * c.unaligned_tile_us
-    sums = batch * p.m * p.n * p.num_b
-    others = (p.bytes - p.a_bytes - p.b_bytes) / out_bytes
-    fused = in_kernel * x.tile_m * x.tile_n / groups / 1024 * _fused_us(p, c)
+    store = store * np.where(x.ping_pong, 2, 1) + walk.is_unaligned(p) * c.unaligned_tile_us
+    fused = walk.in_kernel * x.tile_m * x.tile_n / groups / 1024 * _fused_us(p, c)
     epilogue = c.epilogue_us + exchange + store + fused
-    in_turn = np.ceil(waves / 2) * (mainloop + epilogue)
-    alternating = waves * (mainloop + c.fused_interference * fused) + epilogue
+    in_turn = np.ceil(walk.waves / 2) * (mainloop + epilogue)
+    alternating = walk.waves * (mainloop + c.fused_interference * fused) + epilogue
     alternating = np.maximum(alternating, in_turn)
-    compute = np.where(x.ping_pong, alternating, waves * (mainloop + epilogue))
+    return np.where(x.ping_pong, alternating, walk.waves * (mainloop + epilogue))
 
-    stored = np.where(is_summed, sums / launches * 4, others * out_bytes)
+
+def _memory_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk) -> np.ndarray:
+    """What one launch moves to and from HBM."""
+    sums = max(p.batch, 1) * p.m * p.n * p.num_b
+    stored = np.where(walk.is_summed, sums / walk.launches * 4, _other_bytes(p))
     # As wide as a tile, or as the 64 rows of the transposed problem that an instruction has.
-    pieces = batch * p.m * np.ceil(p.n / np.where(x.swapped, 64, x.tile_n))
-    stored = stored + is_unaligned * pieces * c.unaligned_piece_bytes
-    memory = (p.a_bytes + p.b_bytes / launches + stored) / c.hbm_bytes_per_us
+    pieces = max(p.batch, 1) * p.m * np.ceil(p.n / np.where(x.swapped, 64, x.tile_n))
+    stored = stored + walk.is_unaligned(p) * pieces * c.unaligned_piece_bytes
+    return (p.a_bytes + p.b_bytes / walk.launches + stored) / c.hbm_bytes_per_us
 
-    summed_bytes = sums * 4 * x.splits + others * out_bytes
-    rounds = np.ceil(x.splits / 8)
+
+def _reduction_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk) -> np.ndarray:
+    """The launch that adds up parts of K and runs the epilogue."""
+    elements = max(p.batch, 1) * p.m * p.n
+    summed_bytes = elements * p.num_b * 4 * x.splits + _other_bytes(p)
     reduction = np.maximum(
         summed_bytes / c.hbm_bytes_per_us,
-        0 if is_bare else batch * p.m * p.n / c.reduction_epilogues_per_us,
+        0 if walk.is_bare else elements / c.reduction_epilogues_per_us,
     )
-    reduction = reduction + c.reduction_us + c.reduction_round_us * rounds
-    starts = c.launch_us + c.cluster_us * (x.cluster_m * x.cluster_n > 1)
-    starts = starts + c.cluster_k_us * (x.cluster_k > 1)
-    starts = starts + 128 * loaded / 1024 / c.fill_kib_per_us
-    product = starts + _norm(compute, memory, c.overlap)
-    return launches * product + is_summed * reduction
+    return reduction + c.reduction_us + c.reduction_round_us * np.ceil(x.splits / 8)
+
+
+def _other_bytes(p: Problem) -> int:
+    """Of what is read and written beside A and B."""
+    return p.bytes - p.a_bytes - p.b_bytes
 
 
 def _fused_us(p: Problem, c: Calibration) -> float:
