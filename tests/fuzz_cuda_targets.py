@@ -1,5 +1,7 @@
 """The targets that only a GPU has, as fuzz_targets.py has the others."""
 
+import base64
+
 import numpy as np
 from ffi_frame import NUMPY, Buffer
 from fuzz_targets import (
@@ -17,7 +19,9 @@ from fuzz_targets import (
 )
 
 from jax_tcgemm.inspect import fragments
+from jax_tcgemm.kernels import Instance, program
 from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE, ELEMENTWISE_COMPUTE
+from jax_tcgemm.selection import target_device
 from jax_tcgemm.system import modules
 
 
@@ -270,9 +274,42 @@ class Tensor:
         return [Expected(np.where(finite, values, np.nan), magnitude, ROUNDING[p["dtype"]])]
 
 
+class Kernel:
+    """tcgemm_kernel: csrc/ffi/kernel.h. What is loaded is never run."""
+
+    target = "tcgemm_kernel"
+
+    @staticmethod
+    def draw(rng, platform: Platform) -> Call:
+        name = one_of(rng, ["fuzzed", "fuzzed_too"])
+        major, minor = divmod(platform.device["compute_capability"], 10)
+        source = f"__global__ void {name}(float* x) {{ *x = 1; }}"
+        instance = Instance("fuzz", (), name, f"sm_{major}{minor}", source)
+        attributes = program.attributes(instance)
+        if flip(rng, 0.3):
+            attributes["cubin"] = _damaged(rng, attributes["cubin"])
+        return Call("tcgemm_kernel", "kernel", attributes, [], [Buffer("pred", (1,))])
+
+    @staticmethod
+    def names(attributes) -> tuple[list[str], list[str]]:
+        return [], ["kernel"]
+
+    @staticmethod
+    def expected(call: Call) -> list:
+        return [None]
+
+
+def _damaged(rng, text: str) -> str:
+    """Another base64 text, as likely as not of a cubin."""
+    data = bytearray(base64.b64decode(text))
+    for _ in range(int(rng.integers(1, 4))):
+        data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+    return base64.b64encode(data[: int(rng.integers(len(data) // 2, len(data) + 1))]).decode()
+
+
 def targets() -> tuple:
     """Every target of the GPU that is there."""
-    found = (*HOST, Transpose, Reduce, FragmentProbe, FragmentMma)
+    found = (*HOST, Transpose, Reduce, FragmentProbe, FragmentMma, Kernel)
     return found if modules.cutensor_reason() else (*found, Tensor)
 
 
@@ -280,4 +317,4 @@ def platform() -> Platform:
     """The first GPU's implementations, with the vendor's libraries opened."""
     modules.cublaslt_reason()
     modules.cublas_reason()
-    return Platform("cuda", modules.cuda, modules.cuda_device())
+    return Platform("cuda", modules.cuda, target_device("cuda").query())

@@ -1,17 +1,25 @@
 """Kernels that programs carry: how often, where, and through what programs go through."""
 
 import base64
+import importlib
+import re
 import types
 import zlib
 
 import jax
 import jax.numpy as jnp
 import pytest
+from ffi_frame import INVALID_ARGUMENT, Buffer
+from ffi_worker import Worker
+from fuzz import execute
+from fuzz_targets import Call
 from jax import export, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tcgemm.kernels import Instance, compile_kernels, nvrtc, program
+import jax_tcgemm
+from jax_tcgemm import selection
+from jax_tcgemm.kernels import Instance, compile_kernels, compiler, nvrtc, program
 from jax_tcgemm.system import modules
 from jax_tcgemm.system.jax_internals import mlir
 
@@ -26,6 +34,14 @@ CALL = f"stablehlo.custom_call @{program.TARGET}("
 def kernel(name="tiny"):
     """One that compiles in no time."""
     return Instance("tests", (), name, "sm_80", f"__global__ void {name}(float* x) {{}}")
+
+
+@pytest.fixture
+def cuda_module():
+    """The module, where this build has it."""
+    if modules.reason("cuda"):
+        pytest.skip(modules.reason("cuda"))
+    return importlib.import_module("jax_tcgemm._cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +137,64 @@ def test_programs_for_several_devices(monkeypatch, axis_type):
         compiled = jax.jit(f).lower(x).compile().as_text()
     assert compiled.count('custom_call_target="runs_kernels"') == 4
     assert compiled.count(f'custom_call_target="{program.TARGET}"') == 2
+
+
+@pytest.fixture
+def cuda_worker(cuda_module):
+    """Runs calls of the module's targets, without a GPU as far as they need none."""
+    with Worker(cuda_module.__file__) as worker:
+        yield worker
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"abi": 1}, "was lowered for ABI version 1"),
+        ({"headers": "others"}, "a kernel for another version of this library; lower it again"),
+        ({"cubin": "AB="}, "cubin must be base64"),
+        ({"cubin": "A\u00e9BC"}, "cubin must be base64"),
+        ({"cubin": ""}, "the cubin is damaged"),
+        ({"cubin": "AAAA", "checksum": zlib.crc32(bytes(3))}, "the cubin is damaged"),
+        ({"checksum": 1}, "the cubin is damaged"),
+        ({"entry": 1}, "entry must be a string"),
+        ({"more": 1}, "more must not be given"),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
+)
+def test_what_a_program_brings_is_checked(cuda_module, cuda_worker, monkeypatch, change, message):
+    monkeypatch.setattr(modules, "cuda", cuda_module)
+    fields = program.attributes(kernel()) | change
+    call = Call(program.TARGET, "kernel", fields, [], [Buffer("pred", (1,))])
+    outcome = execute(cuda_worker, call)
+    assert outcome.code == INVALID_ARGUMENT
+    assert message in outcome.message
+
+
+def test_a_call_takes_kernels_after_its_operands(cuda_module, monkeypatch):
+    """What would run it is not part of the library: the call is lowered with it, once."""
+    monkeypatch.setattr(modules, "cuda", cuda_module)
+    source = ("kernels/wgmma/kernel.cuh", "kernel<...>", "sm_90a")
+    monkeypatch.setattr(cuda_module, "kernels", lambda *_: [source])
+    monkeypatch.setattr(compiler, "_kernels", {})
+    asked = []
+
+    def compile_kernel(instance):
+        asked.append(instance)
+        return nvrtc.Kernel("entry", b"cubin")
+
+    monkeypatch.setattr(nvrtc, "compile_kernel", compile_kernel)
+    selection.forget()
+
+    def f(x):
+        for _ in range(10):
+            x = jnp.tanh(jax_tcgemm.matmul(x, x, implementation="wgmma"))
+        return x
+
+    text = lowered(f, jnp.ones((64, 64), jnp.bfloat16))
+    selection.forget()
+    assert asked == [Instance("wgmma", source[:1], *source[1:])]
+    # JAX copies what the first call was lowered to, and after it none.
+    assert text.count(CALL) <= 2
+    calls = re.findall(r"custom_call @tcgemm_gemm\((%\w+), (%\w+), (%\w+)\)", text)
+    assert len(calls) == 10
+    assert len({carried for *_, carried in calls}) <= 2

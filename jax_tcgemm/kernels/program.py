@@ -49,11 +49,10 @@ def num_carried() -> int:
     return _num_carried
 
 
-def _lower(ctx, *, instance):
-    global _num_carried
-    _num_carried += 1
+def attributes(instance: Instance) -> dict[str, int | str]:
+    """What a program says of a kernel. It is compiled for that, if need be."""
     kernel = compile_kernels([instance])[instance]
-    attributes = {
+    return {
         "abi": modules.cuda.abi_version,
         "headers": modules.cuda.device_headers_hash,
         "name": instance.kernel,
@@ -61,9 +60,14 @@ def _lower(ctx, *, instance):
         "cubin": base64.b64encode(kernel.cubin).decode(),
         "checksum": zlib.crc32(kernel.cubin),
     }
+
+
+def _lower(ctx, *, instance):
+    global _num_carried
+    _num_carried += 1
     block = ir.InsertionPoint.current.block
     with ir.InsertionPoint.at_block_begin(block):
-        (result,) = _call(ctx, kernel=attributes)
+        (result,) = _call(ctx, kernel=attributes(instance))
     own = result.owner
     for other in list(block.operations)[1:]:
         if other.name != own.name or other.attributes["call_target_name"].value != TARGET:

@@ -16,15 +16,13 @@ import jax
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from jax_tcgemm import selection
+from jax_tcgemm.device.call import call as custom_call
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.system import modules
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
-
-# Lets tests be collected, and so be reported as skipped, where there is no GPU.
-H200 = {"compute_capability": 90, "num_sms": 132, "shared_memory_bytes": 232448}
-H200["compiles_kernels"] = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,9 +148,18 @@ def accepted_layouts(implementation: str, config: str, types: Types) -> list[str
     ]
 
 
+def device() -> selection.Device:
+    """The GPU, or an H200, which lets tests be collected and skipped where there is none."""
+    return selection.target_device("cuda")
+
+
+def choice(implementation: str, config: str, problem: Problem) -> selection.Choice:
+    """What runs a problem, with the scratch memory and the kernels that it takes."""
+    return selection.select("gpu tests", problem, device(), implementation, config)
+
+
 def rejection(implementation: str, config: str, problem: Problem) -> str:
-    device = modules.cuda_device() or H200
-    return modules.cuda.reject(implementation, config, problem.query(), device)
+    return modules.cuda.reject(implementation, config, problem.query(), device().query())
 
 
 def _poison(dtype: np.dtype):
@@ -272,24 +279,12 @@ def call(problem: Problem, a, b, c=None, *, implementation: str, config: str, in
 
     With beta == 0 that means a D full of whatever C holds, which must not show.
     """
-    module = modules.cuda
-    results = [
-        jax.ShapeDtypeStruct((problem.batch, problem.m, problem.n), DTYPES[problem.out_dtype])
-    ]
-    workspace = module.workspace_bytes(
-        implementation, config, problem.query(), modules.cuda_device()
-    )
-    if workspace:
-        results.append(jax.ShapeDtypeStruct((workspace,), np.uint8))
-    attributes = problem.attributes() | {
-        "abi": module.abi_version,
-        "implementation": implementation,
-        "config": config,
-    }
+    shape = (problem.batch, problem.m, problem.n)
+    result = jax.ShapeDtypeStruct(shape, DTYPES[problem.out_dtype])
     operands = (a, b) if c is None else (a, b, c)
-    aliases = {2: 0} if in_place and c is not None else {}
-    run = jax.ffi.ffi_call("tcgemm_gemm", results, input_output_aliases=aliases)
-    return run(*operands, gemm=attributes)[0]
+    aliases = {2: 0} if in_place and c is not None else None
+    chosen = choice(implementation, config, problem)
+    return custom_call(problem, chosen, operands, [result], aliases)[0]
 
 
 def run_all(inputs: list[Inputs], *, implementation: str, config: str, poisoned: bool = True):

@@ -15,7 +15,7 @@ from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.system import modules
 
-from .gemm_call import H200, LAYOUTS, implementations, split_base
+from .gemm_call import LAYOUTS, choice, implementations, rejection, split_base
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
 
@@ -37,19 +37,6 @@ MANY_TILES = {"m": 2056, "n": 2056, "k": 128}
 # What an implementation runs of what, so that refusing it is a failure.
 HAND_WRITTEN = ("wgmma", "mma_sync", "wmma_tiled", "wmma_naive")
 LIBRARY_FORMS = ("bias", "gelu", "gelu_aux", "gelu_bare", "relu", "residual", "dgelu")
-
-
-def device() -> dict:
-    return modules.cuda_device() or H200
-
-
-def rejection(name: str, config: str, problem: Problem) -> str:
-    return modules.cuda.reject(name, config, problem.query(), device())
-
-
-def choice(name: str, config: str, problem: Problem) -> selection.Choice:
-    workspace = modules.cuda.workspace_bytes(name, config, problem.query(), device())
-    return selection.Choice(name, config, "", workspace)
 
 
 def run(name: str, calls: list[tuple[str, Fused]], seed=0):
@@ -110,8 +97,7 @@ def in_kernel_configs():
     return [
         config
         for config in implementations().get("wgmma", ())
-        if not split_base(config)
-        and modules.cuda.workspace_bytes("wgmma", config, case.problem.query(), device()) == 0
+        if not split_base(config) and choice("wgmma", config, case.problem).workspace_bytes == 0
     ]
 
 

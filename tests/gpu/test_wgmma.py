@@ -10,7 +10,17 @@ from ffi_frame import Api, Buffer, DeviceMemory, call, handler_of
 
 from jax_tcgemm.system import modules
 
-from .gemm_call import LAYOUTS, Case, Types, implementations, make_inputs, mismatch, run_all, wide
+from .gemm_call import (
+    LAYOUTS,
+    Case,
+    Types,
+    choice,
+    implementations,
+    make_inputs,
+    mismatch,
+    run_all,
+    wide,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
 
@@ -92,9 +102,7 @@ def test_no_byte_beside_a_buffer_is_touched(types, config, case):
     """NaN behind each buffer stays, and does not show in D."""
     inputs = make_inputs(Types(*types.split()), "NT", case)
     problem = inputs.problem
-    workspace = modules.cuda.workspace_bytes(
-        "wgmma", config, problem.query(), modules.cuda_device()
-    )
+    workspace = choice("wgmma", config, problem).workspace_bytes
     operands = [
         Buffer.of(x, operand.dtype) for operand, x in ((problem.a, inputs.a), (problem.b, inputs.b))
     ]

@@ -2,7 +2,9 @@
 #include <cuda_runtime_api.h>
 
 #include <mutex>
+#include <string>
 #include <type_traits>
+#include <utility>
 
 #include "core/driver.h"
 #include "core/relaxed_capture.h"
@@ -39,7 +41,14 @@ struct Loader {
     if (result == CUDA_SUCCESS) return Status::ok();
     const char* name = nullptr;
     if (get_error_name(result, &name) != CUDA_SUCCESS || name == nullptr) name = "an unknown error";
-    return Status::internal(what + " failed: " + name);
+    std::string message = what + " failed: " + name;
+    switch (result) {
+      case CUDA_ERROR_INVALID_IMAGE:
+      case CUDA_ERROR_INVALID_SOURCE:
+      case CUDA_ERROR_NO_BINARY_FOR_GPU:
+      case CUDA_ERROR_NOT_FOUND: return Status::invalid(std::move(message));
+      default: return Status::internal(std::move(message));
+    }
   }
 };
 
@@ -54,24 +63,25 @@ Status load_kernel(const std::string& name, const std::string& entry, std::strin
   const std::string what = "loading " + name;
   if (loader.load_data == nullptr) return Status::internal(what + " takes a driver of CUDA 12.0 or newer");
   const RelaxedCapture relaxed;
-  CUkernel kernel = nullptr;
-  if (known != nullptr) {
-    kernel = static_cast<CUkernel>(const_cast<void*>(known->function()));
-  } else {
-    // Unloaded only where it has no such function: programs that have it may be executed until the process ends.
-    CUlibrary library = nullptr;
-    CUresult result = loader.load_data(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
-    if (result != CUDA_SUCCESS) return loader.status(result, what);
-    result = loader.get_kernel(&kernel, library, entry.c_str());
-    if (result != CUDA_SUCCESS) {
-      loader.unload(library);
-      return loader.status(result, what);
-    }
-    add_kernel(name, kernel, false);
-  }
-  // The driver would otherwise load it on the current device when it is launched there first.
+  // Asked for here, for the driver would otherwise load it on the current device when it is launched there first.
   CUfunction function = nullptr;
-  return loader.status(loader.get_function(&function, kernel), what);
+  if (known != nullptr) {
+    const auto kernel = static_cast<CUkernel>(const_cast<void*>(known->function()));
+    return loader.status(loader.get_function(&function, kernel), what);
+  }
+  CUlibrary library = nullptr;
+  CUkernel kernel = nullptr;
+  CUresult result = loader.load_data(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+  if (result != CUDA_SUCCESS) return loader.status(result, what);
+  result = loader.get_kernel(&kernel, library, entry.c_str());
+  if (result == CUDA_SUCCESS) result = loader.get_function(&function, kernel);
+  if (result != CUDA_SUCCESS) {
+    loader.unload(library);
+    return loader.status(result, what);
+  }
+  // Never unloaded from here on: a program that has it may be executed until the process ends.
+  add_kernel(name, kernel, false);
+  return Status::ok();
 }
 
 }  // namespace tcgemm
