@@ -23,10 +23,9 @@ if importlib.util.find_spec("jax_tcgemm._build") is None:
         )
     __path__.insert(0, str(_installed[0]))
 
-from jax_tcgemm import blas, tensor, tuning
+from jax_tcgemm import blas, checkpoint_policies, tensor, tuning
 from jax_tcgemm.inspect.explain import explain
 from jax_tcgemm.inspect.info import info
-from jax_tcgemm.products import checkpoint_policies
 from jax_tcgemm.products.collective import all_gather_matmul, matmul_reduce_scatter
 from jax_tcgemm.products.combine_rows import combine_rows
 from jax_tcgemm.products.dot_general import dot_general

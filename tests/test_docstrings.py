@@ -13,7 +13,7 @@ MODULES = (
     "blas.level3",
     "inspect.explain",
     "inspect.fragments",
-    "products.checkpoint_policies",
+    "checkpoint_policies",
     "products.collective",
     "products.combine_rows",
     "products.dot_general",

@@ -1,6 +1,6 @@
 """Which implementation and config runs a problem."""
 
-from jax_tcgemm.selection.choice import Choice, candidates, collect, forget, ranked, select
+from jax_tcgemm.selection.choice import Choice, collect, forget, ranked, select
 from jax_tcgemm.selection.contraction_cost import AsProduct
 from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, target_device
 from jax_tcgemm.selection.implementations import (
@@ -26,7 +26,6 @@ __all__ = [
     "Choice",
     "Device",
     "abi_of",
-    "candidates",
     "check_names",
     "collect",
     "forget",
