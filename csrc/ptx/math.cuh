@@ -1,8 +1,10 @@
-// Approximate functions of the special function unit, one instruction each; subnormals count as 0.
-// PTX ISA 1.4, https://docs.nvidia.com/cuda/parallel-thread-execution/#floating-point-instructions
+// Functions of floats, one instruction each.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#floating-point-instructions
 #pragma once
 
 namespace tcgemm::ptx {
+
+// Approximate functions of the special function unit: subnormals count as 0. PTX ISA 1.4.
 
 // 2^x, relative error at most 2^-22.5.
 __device__ __forceinline__ float ex2_approx_ftz_f32(float x) {
@@ -16,6 +18,20 @@ __device__ __forceinline__ float rcp_approx_ftz_f32(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// NaN where either is, and -0 is less than 0. PTX ISA 7.0, sm_80.
+
+__device__ __forceinline__ float max_nan_f32(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
+__device__ __forceinline__ float min_nan_f32(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
 }
 
 }  // namespace tcgemm::ptx

@@ -22,7 +22,7 @@ from jax_tcgemm.primitives import fused_dot_general as fused_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
-from jax_tcgemm.system.jax_internals import as_jaxpr, source_frames
+from jax_tcgemm.system.jax_internals import as_jaxpr, source_line
 
 # Of each primitive: its module, and the one that makes its plans.
 _RULES = {
@@ -194,14 +194,14 @@ def _calls(jaxpr, device, times, path) -> Iterator[Call]:
                 inner = _unfused(eqn, fused_primitive.unfused)
                 for call in _calls(inner, device, times, path):
                     why = f"{plan.choice.why}; its product: {call.why}"
-                    yield dataclasses.replace(call, why=why, source=_source(eqn))
+                    yield dataclasses.replace(call, why=why, source=source_line(eqn))
             else:
                 yield _explain_call(eqn, plan, device, times, path)
             continue
         if eqn.primitive in backward.UNFUSED:
             inner = _unfused(eqn, backward.UNFUSED[eqn.primitive])
             for call in _calls(inner, device, times, path):
-                yield dataclasses.replace(call, source=_source(eqn))
+                yield dataclasses.replace(call, source=source_line(eqn))
             continue
         for inner, inner_times, label in _inner_jaxprs(eqn):
             count = None if times is None or inner_times is None else times * inner_times
@@ -298,13 +298,5 @@ def _explain_call(eqn, plan, device, times, path) -> Call:
         roofline_us=seconds * 1e6 if seconds is not None else None,
         times=times,
         path=path,
-        source=_source(eqn),
+        source=source_line(eqn),
     )
-
-
-def _source(eqn) -> str:
-    for frame in source_frames(eqn):
-        folders = frame.file_name.replace("\\", "/").split("/")
-        if "jax_tcgemm" not in folders and "jax" not in folders:
-            return f"{frame.file_name}:{frame.line_num}"
-    return ""

@@ -258,9 +258,13 @@ def as_jaxpr(x) -> core.Jaxpr | None:
     return x if isinstance(x, core.Jaxpr) else None
 
 
-def source_frames(eqn: core.JaxprEqn) -> list:
-    """The stack that bound an equation, the innermost frame first; empty if it is not known."""
-    return getattr(getattr(eqn.source_info, "traceback", None), "frames", [])
+def source_line(eqn: core.JaxprEqn) -> str:
+    """Where an equation was written, outside of JAX and us, as "file:line"; "" if unknown."""
+    for frame in getattr(getattr(eqn.source_info, "traceback", None), "frames", []):
+        folders = frame.file_name.replace("\\", "/").split("/")
+        if "jax_tcgemm" not in folders and "jax" not in folders:
+            return f"{frame.file_name}:{frame.line_num}"
+    return ""
 
 
 # --- what `patch` replaces ----------------------------------------------------------------------

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "device_math.h"
 #include "machine.h"
 
 // From here on the sources are compiled as for the device.
@@ -25,8 +26,6 @@
 #define __CUDA_ARCH_FEAT_SM90_ALL 1
 #endif
 
-#undef __forceinline__
-#define __forceinline__ inline
 #define __launch_bounds__(...)
 
 // Set whenever a thread goes on.
@@ -108,39 +107,6 @@ T __ldg(const T* address) {
   return *address;
 }
 inline size_t __cvta_generic_to_shared(const void* pointer) { return emulator::shared_offset(pointer); }
-
-inline float __uint_as_float(unsigned bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-inline unsigned __float_as_uint(float value) {
-  unsigned bits;
-  std::memcpy(&bits, &value, 4);
-  return bits;
-}
-inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(uint64_t{x} * y >> 32); }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
-  return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (shift & 31));
-}
-inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
-  const uint64_t bytes = uint64_t{y} << 32 | x;
-  unsigned result = 0;
-  for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
-  return result;
-}
-
-template <typename X, typename Y>
-constexpr std::common_type_t<X, Y> min(X x, Y y) {
-  using T = std::common_type_t<X, Y>;
-  return static_cast<T>(x) < static_cast<T>(y) ? x : y;
-}
-template <typename X, typename Y>
-constexpr std::common_type_t<X, Y> max(X x, Y y) {
-  using T = std::common_type_t<X, Y>;
-  return static_cast<T>(x) < static_cast<T>(y) ? y : x;
-}
 
 // Whether the sources, where a test has changed them, behave as number `mutant`.
 namespace emulator {
