@@ -64,43 +64,17 @@ def contract(
     )
 
 
-def request_of(operands, params) -> tensor.Request:
-    """What one call of the primitive says, from the types of its operands."""
-    unary = tuple("conj" if conj else "identity" for conj in params["conj"])
-    has_c = len(operands) == 3
-    operation = Operation(
-        kind="contract",
-        dtype=np.dtype(operands[0].dtype),
-        extents=mode_names.extents(params["modes"], [x.shape for x in operands[:2]]),
-        operands=params["modes"] + ((params["result"],) if has_c else ()),
-        result=params["result"],
-        unary=unary + (("identity",) if has_c else ()),
-        scalars=(params["alpha"], params["beta"], 1),
-        compute=params["compute"],
-        algorithm=params["algorithm"],
-    )
-    return tensor.Request(
-        params["op"],
-        operation,
-        params["precision"],
-        params["result_dtype"],
-        params["out_sharding"],
-        params["implementation"],
-    )
-
-
 # --- typing -------------------------------------------------------------------------------------
 
 
 def _abstract_eval(*avals, **params):
-    request = request_of(avals, params)
     numbers, permutation = dot_dimensions(*params["modes"], params["result"])
     with lowering.named(params["op"]):
         out, _ = dot_general_p.abstract_eval(
             *avals[:2],
             dimension_numbers=numbers,
             precision=None,
-            preferred_element_type=request.result_dtype,
+            preferred_element_type=params["result_dtype"],
             out_sharding=shardings.natural(params["out_sharding"], permutation),
         )
     out, _ = transpose_p.abstract_eval(out, permutation=permutation)
@@ -226,10 +200,30 @@ register_jet(contract_p, _series)
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(*avals_and_params) -> tensor.Request:
+def product_of(*types_and_params) -> tensor.Request:
     """What one call says, from the types of its operands and result, and its parameters."""
-    *operands, _, params = avals_and_params
-    return request_of(operands, params)
+    *operands, _, params = types_and_params
+    unary = tuple("conj" if conj else "identity" for conj in params["conj"])
+    has_c = len(operands) == 3
+    operation = Operation(
+        kind="contract",
+        dtype=np.dtype(operands[0].dtype),
+        extents=mode_names.extents(params["modes"], [x.shape for x in operands[:2]]),
+        operands=params["modes"] + ((params["result"],) if has_c else ()),
+        result=params["result"],
+        unary=unary + (("identity",) if has_c else ()),
+        scalars=(params["alpha"], params["beta"], 1),
+        compute=params["compute"],
+        algorithm=params["algorithm"],
+    )
+    return tensor.Request(
+        params["op"],
+        operation,
+        params["precision"],
+        params["result_dtype"],
+        params["out_sharding"],
+        params["implementation"],
+    )
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
@@ -255,4 +249,4 @@ def division_of(*avals_and_params) -> partitioning.Division:
     )
 
 
-tensor_lowering.register(contract_p, request_of, division_of)
+tensor_lowering.register(contract_p, product_of, division_of)

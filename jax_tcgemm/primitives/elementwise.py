@@ -47,27 +47,11 @@ def elementwise(*operands, op, modes, result, unary, combine, scalars, compute, 
     )
 
 
-def request_of(operands, params) -> tensor.Request:
-    """What one call of the primitive says, from the types of its operands."""
-    operation = Operation(
-        kind=_KINDS[len(operands)],
-        dtype=np.dtype(operands[0].dtype),
-        extents=mode_names.extents(params["modes"], [x.shape for x in operands]),
-        operands=params["modes"],
-        result=params["result"],
-        unary=params["unary"],
-        combine=params["combine"],
-        scalars=params["scalars"],
-        compute=params["compute"],
-    )
-    return tensor.Request(params["op"], operation, implementation=params["implementation"])
-
-
 # --- typing -------------------------------------------------------------------------------------
 
 
 def _reference(*operands, **params):
-    return reference.elementwise(request_of(operands, params).operation, operands)
+    return reference.elementwise(product_of(*operands, None, params).operation, operands)
 
 
 elementwise_p.def_impl(functools.partial(xla.apply_primitive, elementwise_p))
@@ -122,10 +106,21 @@ ad.primitive_transposes[elementwise_p] = _transpose
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(*avals_and_params) -> tensor.Request:
+def product_of(*types_and_params) -> tensor.Request:
     """What one call says, from the types of its operands and result, and its parameters."""
-    *operands, _, params = avals_and_params
-    return request_of(operands, params)
+    *operands, _, params = types_and_params
+    operation = Operation(
+        kind=_KINDS[len(operands)],
+        dtype=np.dtype(operands[0].dtype),
+        extents=mode_names.extents(params["modes"], [x.shape for x in operands]),
+        operands=params["modes"],
+        result=params["result"],
+        unary=params["unary"],
+        combine=params["combine"],
+        scalars=params["scalars"],
+        compute=params["compute"],
+    )
+    return tensor.Request(params["op"], operation, implementation=params["implementation"])
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
@@ -138,4 +133,4 @@ def division_of(*avals_and_params) -> partitioning.Division:
     )
 
 
-tensor_lowering.register(elementwise_p, request_of, division_of)
+tensor_lowering.register(elementwise_p, product_of, division_of)

@@ -45,28 +45,11 @@ def reduce(*operands, op, modes, result, unary, combine, alpha, beta, compute, i
     )
 
 
-def request_of(operands, params) -> tensor.Request:
-    """What one call of the primitive says, from the types of its operands."""
-    has_c = len(operands) == 2
-    operation = Operation(
-        kind="reduce",
-        dtype=np.dtype(operands[0].dtype),
-        extents=mode_names.extents((params["modes"],), [operands[0].shape]),
-        operands=(params["modes"], *([params["result"]] if has_c else [])),
-        result=params["result"],
-        unary=(params["unary"], *(["identity"] if has_c else [])),
-        combine=(params["combine"],),
-        scalars=(params["alpha"], params["beta"], 1),
-        compute=params["compute"],
-    )
-    return tensor.Request(params["op"], operation, implementation=params["implementation"])
-
-
 # --- typing -------------------------------------------------------------------------------------
 
 
 def _reference(*operands, **params):
-    return reference.reduce(request_of(operands, params).operation, operands)
+    return reference.reduce(product_of(*operands, None, params).operation, operands)
 
 
 reduce_p.def_impl(functools.partial(xla.apply_primitive, reduce_p))
@@ -135,10 +118,22 @@ ad.primitive_transposes[reduce_p] = _transpose
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(*avals_and_params) -> tensor.Request:
+def product_of(*types_and_params) -> tensor.Request:
     """What one call says, from the types of its operands and result, and its parameters."""
-    *operands, _, params = avals_and_params
-    return request_of(operands, params)
+    *operands, _, params = types_and_params
+    has_c = len(operands) == 2
+    operation = Operation(
+        kind="reduce",
+        dtype=np.dtype(operands[0].dtype),
+        extents=mode_names.extents((params["modes"],), [operands[0].shape]),
+        operands=(params["modes"], *([params["result"]] if has_c else [])),
+        result=params["result"],
+        unary=(params["unary"], *(["identity"] if has_c else [])),
+        combine=(params["combine"],),
+        scalars=(params["alpha"], params["beta"], 1),
+        compute=params["compute"],
+    )
+    return tensor.Request(params["op"], operation, implementation=params["implementation"])
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
@@ -162,4 +157,4 @@ def division_of(*avals_and_params) -> partitioning.Division:
     )
 
 
-tensor_lowering.register(reduce_p, request_of, division_of)
+tensor_lowering.register(reduce_p, product_of, division_of)

@@ -10,17 +10,17 @@ from jax_tcgemm.primitives import lowering
 from jax_tcgemm.sharding import partitioning
 
 
-def register(primitive: core.Primitive, request_of: Callable, division_of: Callable) -> None:
+def register(primitive: core.Primitive, product_of: Callable, division_of: Callable) -> None:
     """Registers the lowering of a primitive on every platform.
 
     Args:
       primitive: the primitive.
-      request_of: from the types of the operands and the parameters to a `tensor.Request`.
+      product_of: from the types of operands and result and the parameters to a `tensor.Request`.
       division_of: from the types of each operand and the parameters to a `partitioning.Division`.
     """
 
     def lower(ctx, *operands, device, obstacle, **params):
-        request = request_of(ctx.avals_in, params)
+        request = product_of(*ctx.avals_in, *ctx.avals_out, params)
         # What XLA runs anyway, it also partitions.
         is_ours = not tensor.is_xla(request)
         if not obstacle and is_ours and partitioning.is_divided(ctx):
