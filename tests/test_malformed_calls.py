@@ -134,6 +134,15 @@ def test_a_reduction_has_no_c(worker, routine):
     assert f"has_c must be false for {routine}, got true" in said
 
 
+@pytest.mark.parametrize("items", [2**63 - 1, 2**62, -1, -(2**63)])
+@pytest.mark.parametrize("routine", ["gemv", "axpy"])
+def test_arrays_are_counted_as_they_are_given(worker, routine, items):
+    """As many as an integer says are too many to be added up."""
+    attributes = BLAS | {"routine": routine, "items": items, "has_c": True}
+    operands = [numbers(1), numbers(1), numbers(1)]
+    assert run(worker, "blas", attributes, operands, Buffer("f32", (1,)))
+
+
 @pytest.mark.parametrize("scalar", ["alpha", "beta"])
 def test_scalars_of_real_products_are_real(worker, scalar):
     attributes = BLAS | {"routine": "gemm", "m": 32, "n": 32, "k": 32, "has_c": True}
@@ -310,6 +319,17 @@ def test_results_in_one_place(worker):
     assert "results must not overlap" in run(
         worker, "gemm", attributes, [numbers(4, 4)] * 3, *results
     )
+
+
+def test_only_a_single_element_is_a_kernel(worker):
+    """What a program has after its operands, of kernels that it carries."""
+    operands = [numbers(2, 4), numbers(4, 3)]
+    kernel, none = Buffer.of(np.ones(1, bool), "pred"), Buffer.of(np.ones(0, bool), "pred")
+    d = Buffer("f32", (2, 3))
+    assert not run(worker, "gemm", GEMM, [*operands, kernel, kernel], d)
+    np.testing.assert_array_equal(d.array(), operands[0].array() @ operands[1].array())
+    assert run(worker, "gemm", GEMM, [*operands, none], d)
+    assert run(worker, "gemm", GEMM, [*operands, kernel, numbers(1)], d)
 
 
 # --- grouped products -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 //   attributes          abi, implementation, config, and the problem's fields, as visit_fields() names them
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -31,12 +32,12 @@ struct GivenBuffer {
 inline xla::ffi::AnyBuffer buffer_of(xla::ffi::AnyBuffer& operand) { return operand; }
 inline xla::ffi::AnyBuffer buffer_of(xla::ffi::Result<xla::ffi::AnyBuffer>& result) { return *result; }
 
-// How many operands a call has but for kernels, which are of a type that no problem has.
+// How many operands a call has but for kernels: single elements of a type that no problem has.
 inline size_t count_operands(const xla::ffi::RemainingArgs& operands) {
   size_t count = operands.size();
   while (count > 0) {
     auto last = operands.get<xla::ffi::AnyBuffer>(count - 1);
-    if (last.has_error() || last->element_type() != xla::ffi::DataType::PRED) break;
+    if (last.has_error() || last->element_type() != xla::ffi::DataType::PRED || last->element_count() != 1) break;
     --count;
   }
   return count;
@@ -50,8 +51,12 @@ std::string match_buffers(const Values& values, size_t num_values, const Problem
                           std::vector<GivenBuffer<Problem, Buffers>>* given) {
   constexpr bool kAreResults = std::is_same_v<Values, xla::ffi::RemainingRets>;
   const auto num_given = static_cast<int64_t>(num_values);
+  // Nothing has checked the problem yet: it may ask for as many as an integer says, which are not to be added up.
+  const auto at_most_too_many = [&](int64_t count) { return std::clamp<int64_t>(count, 0, num_given + 1); };
   int64_t num_needed = 0;
-  for (const auto& rule : table) num_needed += rule.is_result() == kAreResults ? rule.count(p) : 0;
+  for (const auto& rule : table) {
+    if (rule.is_result() == kAreResults) num_needed += at_most_too_many(rule.count(p));
+  }
   const bool has_more = num_given > num_needed;
   const auto count = [&](const BufferRule<Problem, Buffers>& rule) -> int64_t {
     if (rule.is_result() != kAreResults) return 0;
@@ -59,7 +64,7 @@ std::string match_buffers(const Values& values, size_t num_values, const Problem
   };
   const int64_t num_workspaces = kAreResults && has_more;
   int64_t num_expected = num_workspaces;
-  for (const auto& rule : table) num_expected += count(rule);
+  for (const auto& rule : table) num_expected += at_most_too_many(count(rule));
   if (num_given != num_expected) {
     std::string names;
     const auto add = [&](int64_t number, const char* name) {
