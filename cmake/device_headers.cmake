@@ -12,7 +12,7 @@ file(GLOB device_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/csrc c
      csrc/tile/* csrc/epilogue/* csrc/core/activation.h csrc/kernels/*/*.cuh csrc/kernels/*/*config.h
      csrc/kernels/*/geometry.h)
 # Host code, and kernels that are compiled with it alone.
-list(FILTER device_headers EXCLUDE REGEX "launch.cuh$|instances.cuh$|^kernels/common/")
+list(FILTER device_headers EXCLUDE REGEX "launch.cuh$|(instances|prebuilt).cuh$|^kernels/common/")
 foreach(header ${device_headers})
   cmake_path(GET header PARENT_PATH folder)
   install(FILES csrc/${header} DESTINATION jax_tcgemm/include/${folder})

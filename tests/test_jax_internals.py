@@ -250,6 +250,23 @@ def test_partitions_of_a_spec():
         assert jax_internals.with_partitions(given, [None, "x"]) == P(None, "x", unreduced={"y"})
 
 
+STARTED = """
+import sys, types
+import jax
+from jax_tcgemm.system import jax_internals
+
+assert jax_internals.started_platform() == ""
+jax.devices()
+assert jax_internals.started_platform() == "cpu"
+sys.modules["jax._src.xla_bridge"] = types.ModuleType("lacking")
+assert jax_internals.started_platform() == ""
+"""
+
+
+def test_the_platform_that_has_started(run_python):
+    run_python(STARTED)
+
+
 def test_contexts_of_lowering_that_say_nothing():
     """Then it is a program for one device, by JAX's default platform, and as most are."""
     ctx = types.SimpleNamespace()

@@ -13,6 +13,7 @@ from jax import lax
 import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
+from jax_tcgemm.primitives import lowering
 from jax_tcgemm.problem.gemm import Operand, Problem
 
 NT = (((1,), (1,)), ((), ()))
@@ -318,3 +319,49 @@ def test_alpha_beta_c_and_batch_levels_on_the_host():
     assert "output_operand_alias" in f.lower(*args).as_text()
     # C was not donated, so it is as it was.
     np.testing.assert_array_equal(args[2], c.astype(np.float32))
+
+
+@pytest.fixture
+def started(fake_cuda, monkeypatch):
+    """Kernels that begin to be compiled where a GPU is the default device and each call has one."""
+    found = []
+    fake_cuda.kernels = lambda name, config, problem, device: (("a.cuh", f"{name}_{config}", "sm"),)
+    monkeypatch.setattr(lowering, "started_platform", lambda: "gpu")
+    monkeypatch.setattr(lowering.compiler, "start", lambda kernels: found.extend(kernels))
+    lowering._expect.cache_clear()
+    yield found
+    lowering._expect.cache_clear()
+
+
+def test_kernels_begin_to_be_compiled_while_a_program_is_traced(started, capfd, monkeypatch):
+    monkeypatch.setenv("TCGEMM_PRINT_CHOICE", "1")
+
+    def f(x):
+        for config in ("small", "large", "small"):
+            x = jax_tcgemm.matmul(x, x, implementation="wgmma", config=config)
+        return jax_tcgemm.linear(x, x, activation="relu", implementation="mma_sync", config="large")
+
+    with selection.collect() as collected:
+        jax.make_jaxpr(f)(struct(64, 64))
+    # Of the linear layer its own kernel, and not that of a product without what follows.
+    assert [x.kernel for x in started] == ["wgmma_small", "wgmma_large", "mma_sync_large"]
+    # Programs say what they were lowered with.
+    assert not collected
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize("platform", ["cpu", ""])
+def test_no_kernel_is_expected_elsewhere(platform, started, monkeypatch):
+    monkeypatch.setattr(lowering, "started_platform", lambda: platform)
+    jax.make_jaxpr(jax_tcgemm.matmul)(struct(64, 64), struct(64, 64))
+    assert not started
+
+
+def test_what_cannot_run_is_said_when_it_is_lowered(started, fake_cuda):
+    fake_cuda.rejects["wgmma"] = "it cannot"
+    call = functools.partial(jax_tcgemm.matmul, implementation="wgmma", config="small")
+    jaxpr = jax.make_jaxpr(call)(struct(8, 8), struct(8, 8))
+    assert len(jaxpr.eqns) == 1
+    assert not started
+    with pytest.raises(ValueError, match="wgmma cannot run this: it cannot"):
+        lower(call, struct(8, 8), struct(8, 8))

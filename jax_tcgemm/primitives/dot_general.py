@@ -14,6 +14,7 @@ the permuted result), implementation, config.
 import functools
 import math
 
+import jax
 import numpy as np
 from jax.extend import core
 from jax.extend.core.primitives import transpose_p
@@ -61,6 +62,12 @@ def dot_general(
     )
 
 
+def result_type(lhs, rhs, **params) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of what `dot_general` returns, of a product that is not part of a program."""
+    with selection.unseen():
+        return jax.eval_shape(functools.partial(dot_general, **params), lhs, rhs)
+
+
 def result_ndim(lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> int:
     """The number of dimensions of a product."""
     (contract, _), (batch, _) = dimension_numbers
@@ -70,31 +77,20 @@ def result_ndim(lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> int:
 # --- typing -------------------------------------------------------------------------------------
 
 
-def _abstract_eval(
-    lhs,
-    rhs,
-    *,
-    op,
-    dimension_numbers,
-    permutation,
-    precision,
-    preferred_element_type,
-    out_sharding,
-    implementation,
-    config,
-):
-    del implementation, config
-    with lowering.named(op):
+def _abstract_eval(lhs, rhs, **params):
+    permutation = params["permutation"]
+    with lowering.named(params["op"]):
         out = product_type(
             lhs,
             rhs,
-            dimension_numbers=dimension_numbers,
-            precision=precision,
-            preferred_element_type=preferred_element_type,
-            out_sharding=shardings.natural(out_sharding, permutation),
+            dimension_numbers=params["dimension_numbers"],
+            precision=params["precision"],
+            preferred_element_type=params["preferred_element_type"],
+            out_sharding=shardings.natural(params["out_sharding"], permutation),
         )
     if permutation != tuple(range(out.ndim)):
         out, _ = transpose_p.abstract_eval(out, permutation=permutation)
+    lowering.expect(dense.make_plan, product_of, lhs, rhs, out, params)
     return out
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
+from jax_tcgemm import selection
 from jax_tcgemm.device import dense, fused
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
@@ -99,9 +100,10 @@ def _product(lhs, rhs, rhs_up, fusion: Fusion, **params):
 
 def _abstract_eval(*avals, **params):
     # What was asked for by name is found out when the primitive is lowered.
-    params |= {"implementation": None, "config": None}
-    with lowering.named(params["op"]):
-        jaxpr = jax.make_jaxpr(functools.partial(unfused, **params))(*avals)
+    unnamed = params | {"implementation": None, "config": None}
+    with lowering.named(params["op"]), selection.unseen():
+        jaxpr = jax.make_jaxpr(functools.partial(unfused, **unnamed))(*avals)
+    lowering.expect(fused.make_plan, product_of, *avals, jaxpr.out_avals[0], params)
     return jaxpr.out_avals, set()
 
 
@@ -276,17 +278,9 @@ def _tangent_of_z(given, moving, fusion: Fusion, dtype, *, preferred_element_typ
 
 
 def _product_shape(given, params):
-    return jax.eval_shape(
-        functools.partial(
-            plain.dot_general,
-            op=params["op"],
-            dimension_numbers=params["dimension_numbers"],
-            permutation=params["permutation"],
-            out_sharding=params["out_sharding"],
-        ),
-        given["lhs"],
-        given["rhs"],
-    ).shape
+    keys = ("op", "dimension_numbers", "permutation", "out_sharding")
+    shared = {key: params[key] for key in keys}
+    return plain.result_type(given["lhs"], given["rhs"], **shared).shape
 
 
 def _transpose(cotangents, *operands, **params):

@@ -11,9 +11,9 @@ from jax.extend.mlir.dialects import stablehlo
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
-from jax_tcgemm.kernels import program
+from jax_tcgemm.kernels import compiler, program
 from jax_tcgemm.sharding import partitioning
-from jax_tcgemm.system.jax_internals import check_nans, mlir, platforms
+from jax_tcgemm.system.jax_internals import check_nans, mlir, platforms, started_platform
 
 
 @contextlib.contextmanager
@@ -68,6 +68,29 @@ def obstacle_of(platform: str, *avals) -> str:
     if not all(isinstance(extent, int) for aval in avals for extent in aval.shape):
         return "its shapes are symbolic"
     return partitioning.obstacle_of(*avals)
+
+
+def expect(make_plan: Callable, product_of: Callable, *types_and_params) -> None:
+    """Begins to compile the kernels that a call will need, as soon as it is traced.
+
+    Calls are lowered one after the other, and each would wait for its own kernels alone.
+
+    Args:
+      make_plan: from what the call says and the device to a plan, as when it is lowered.
+      product_of: from the types of operands and result and the parameters to what the call says.
+      *types_and_params: what `product_of` takes.
+    """
+    *avals, _ = types_and_params
+    is_asked = started_platform() == "gpu" and not selection.is_unseen()
+    if is_asked and not obstacle_of("cuda", *avals):
+        _expect(make_plan, product_of(*types_and_params), selection.target_device("cuda"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _expect(make_plan: Callable, product, device: selection.Device) -> None:
+    # What is wrong with a call is said when it is lowered.
+    with contextlib.suppress(Exception), selection.unseen():
+        compiler.start(make_plan(product, device).choice.kernels)
 
 
 def dot_general(lhs: ir.Value, rhs: ir.Value, asked: dense.LaxProduct) -> ir.Value:

@@ -127,7 +127,9 @@ def _abstract_eval(*args, **params):
     if sharding is None:
         spec = result_spec(lhs, operands.rhs, params, len(shape))
         sharding = NamedSharding(lhs.sharding.mesh, spec)
-    return jax_internals.like(lhs, shape, dtype, sharding)
+    out = jax_internals.like(lhs, shape, dtype, sharding)
+    lowering.expect(grouped.make_plan, product_of, *args, out, params)
+    return out
 
 
 def _extents(operands: Operands, params) -> dict:

@@ -312,7 +312,7 @@ def product(
     is_plain = name == "none" and bias is None and residual is None and alpha == 1 and pair is None
     if is_plain:
         return plain.dot_general(lhs, rhs, **params)
-    z = jax.eval_shape(lambda a, b: plain.dot_general(a, b, **params), lhs, rhs)
+    z = plain.result_type(lhs, rhs, **params)
     z_shape = z.shape if rhs_up is None else (*z.shape[:pair], 2, *z.shape[pair:])
     d_shape = z_shape if pair is None else (*z_shape[:pair], *z_shape[pair + 1 :])
     if name != "none" and not jnp.issubdtype(z.dtype, jnp.floating):

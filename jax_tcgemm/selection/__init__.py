@@ -1,6 +1,6 @@
 """Which implementation and config runs a problem."""
 
-from jax_tcgemm.selection.choice import Choice, collect, forget, ranked, select
+from jax_tcgemm.selection.choice import Choice, collect, forget, is_unseen, ranked, select, unseen
 from jax_tcgemm.selection.contraction_cost import AsProduct
 from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, target_device
 from jax_tcgemm.selection.implementations import (
@@ -29,9 +29,11 @@ __all__ = [
     "check_names",
     "collect",
     "forget",
+    "is_unseen",
     "listed",
     "ranked",
     "select",
     "select_operation",
     "target_device",
+    "unseen",
 ]

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import operator
+import threading
 from collections.abc import Iterator, Sequence
 
 from jax_tcgemm.kernels import Instance
@@ -103,6 +104,28 @@ def collect() -> Iterator[list[tuple[Problem, Device]]]:
         _collectors[:] = [other for other in _collectors if other is not found]
 
 
+class _Unseen(threading.local):
+    is_on = False
+
+
+_unseen = _Unseen()
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """What this thread chooses meanwhile is for no program: neither collected nor printed."""
+    before, _unseen.is_on = _unseen.is_on, True
+    try:
+        yield
+    finally:
+        _unseen.is_on = before
+
+
+def is_unseen() -> bool:
+    """Whether this thread is in an `unseen` block."""
+    return _unseen.is_on
+
+
 def select(
     op: str,
     problem: AnyProblem | None,
@@ -145,11 +168,12 @@ def select(
     elif obstacle:
         choice = Choice(XLA, XLA_CONFIG, obstacle)
     else:
-        if kind == "gemm":
+        if kind == "gemm" and not _unseen.is_on:
             for found in tuple(_collectors):
                 found.append((problem, device))
         choice = _best(problem, device, tables.revision())
-    print_choice(op, problem or obstacle, choice)
+    if not _unseen.is_on:
+        print_choice(op, problem or obstacle, choice)
     return choice
 
 

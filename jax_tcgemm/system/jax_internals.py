@@ -211,6 +211,15 @@ def platforms(ctx: LoweringRuleContext) -> tuple[str, ...]:
     return (jax.default_backend(),)
 
 
+def started_platform() -> str:
+    """The platform of the default device; "" where JAX has not started, which is left to others."""
+    try:
+        from jax._src.xla_bridge import backends_are_initialized
+    except ImportError:
+        return ""
+    return jax.default_backend() if backends_are_initialized() else ""
+
+
 def num_automatic_devices(ctx: LoweringRuleContext) -> int:
     """Over how many devices XLA divides a program that is being lowered, if it can be told how.
 

@@ -190,7 +190,8 @@ def autotune(
     Args:
       f: a function of JAX arrays, such as one made by `jax.grad` or `jax.jit`; None for a context.
       *args: its arguments; `jax.ShapeDtypeStruct`s do. The function itself does not run.
-      budget_s: seconds for each problem, compiling included.
+      budget_s: seconds for each problem, with the compilation of programs, but not of kernels that
+        are not cached yet.
       candidates: configs to measure for each problem, beside cuBLASLt and XLA.
       cache: merge the result into the user's cache folder (TCGEMM_CACHE_DIR), which later
         processes read; where it cannot be written, the result holds for this process, with a

@@ -19,6 +19,7 @@ from jax import lax
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
+from jax_tcgemm.kernels import CompileError, compile_kernels
 from jax_tcgemm.problem.dtypes import DTYPES, wide_dtype
 from jax_tcgemm.problem.epilogue import BARE
 from jax_tcgemm.problem.fusion import Fusion, finish
@@ -123,12 +124,13 @@ def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[M
     Args:
       problem: the problem.
       names: (implementation, config) of each.
-      budget_s: seconds in all, compiling included; what has not compiled in half of them is left
-        out.
+      budget_s: seconds in all, with the programs' compilation; what has not compiled in half of
+        them is left out. Kernels that are not cached yet are compiled before, side by side.
 
     Returns:
       Those that were measured to the end, the fastest first.
     """
+    _compile_kernels(problem, names)
     start = time.perf_counter()
     on_gpu = jax.default_backend() == "gpu"
     cache_bytes = timing.cache_bytes()
@@ -166,6 +168,16 @@ def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[M
     found = [Measurement(*name.split("/", 1), us) for name, us in times.items()]
     slower = [Measurement(*name.split("/", 1), us) for name, us in rest.items()]
     return sorted(found, key=lambda m: m.us) + slower
+
+
+def _compile_kernels(problem: Problem, names: Sequence[tuple]) -> None:
+    """Compiles what the contenders' programs bring; what fails will fail there, too."""
+    kernels = []
+    for name in names:
+        with contextlib.suppress(ValueError):
+            kernels += _choice(problem, *name).kernels if name[0] != selection.XLA else ()
+    with contextlib.suppress(CompileError):
+        compile_kernels(kernels)
 
 
 def _times(runnables, sets, repeats, flush_bytes, on_gpu) -> dict:
@@ -231,14 +243,18 @@ def _function(problem: Problem, implementation: str, config: str):
     """The problem as a function of its operands, in the order of `_operand_shapes`."""
     if implementation == selection.XLA:
         return functools.partial(_xla, problem)
-    device = selection.target_device("cpu" if implementation == "host" else "cuda")
-    choice = selection.select("autotune", problem, device, implementation, config)
+    choice = _choice(problem, implementation, config)
 
     def function(*operands):
         given = dict(zip(_operand_shapes(problem), operands, strict=True))
         return dense.local_gemm(problem, **given, in_place=False, choice=choice)
 
     return function
+
+
+def _choice(problem: Problem, implementation: str, config: str) -> selection.Choice:
+    device = selection.target_device("cpu" if implementation == "host" else "cuda")
+    return selection.select("autotune", problem, device, implementation, config)
 
 
 def _xla(problem: Problem, *operands):

@@ -107,6 +107,7 @@ def test_no_byte_beside_a_buffer_is_touched(types, config, case):
         Buffer.of(x, operand.dtype) for operand, x in ((problem.a, inputs.a), (problem.b, inputs.b))
     ]
     d = Buffer(problem.out_dtype, inputs.expected.shape)
+    run_all([inputs], implementation="wgmma", config=config)  # Programs bring what is not built.
     attributes = problem.attributes() | {
         "abi": modules.cuda.abi_version,
         "implementation": "wgmma",

@@ -1,7 +1,0 @@
-#include "kernels/wgmma/instances.cuh"
-
-namespace tcgemm::wgmma_family {
-
-static const bool added = add_configs<F16, tile::Operands<KMajor<__half>, MNMajor<__half>>>();
-
-}  // namespace tcgemm::wgmma_family

@@ -1,7 +1,0 @@
-#include "kernels/wgmma/instances.cuh"
-
-namespace tcgemm::wgmma_family {
-
-static const bool added = add_configs<TF32, tile::Operands<KMajor<float>, KMajor<float>>>();
-
-}  // namespace tcgemm::wgmma_family
