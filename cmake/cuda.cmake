@@ -47,7 +47,7 @@ function(add_cuda_library name)
   add_library(${name} OBJECT ${ARGN})
   target_include_directories(${name} PUBLIC csrc)
   target_link_libraries(${name} PUBLIC CUDA::cudart_static)
-  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v --compress-mode=balance>)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v --compress-mode=size>)
   set_target_properties(
     ${name} PROPERTIES CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${PROJECT_SOURCE_DIR}/cmake/check_ptxas.py")
 endfunction()

@@ -2,13 +2,11 @@
 //
 // Kernels take an `Outputs` with one function, visit(f), which calls f with the Output to store
 // through. Output itself is the case of one output type; FloatOutputs holds float16, bfloat16
-// and float32 behind a switch that the whole grid takes alike, so one kernel serves all three; and
-// FusedOutput serves these with every epilogue. kIsLarge: the code of a store is worth a rolled loop.
+// and float32 behind a switch that the whole grid takes alike, so one kernel serves all three.
 #pragma once
 
 #include <cstdint>
 
-#include "epilogue/fused.cuh"
 #include "tile/numeric.cuh"
 #include "tile/store_vectors.cuh"
 
@@ -17,8 +15,6 @@ namespace tcgemm {
 // D is packed row-major with batch stride m * n. `aligned`: each row starts on 16 bytes.
 template <typename Out, typename Epilogue>
 struct Output {
-  static constexpr bool kIsLarge = false;
-
   Out* d;
   int64_t m, n;
   bool aligned;
@@ -53,8 +49,6 @@ struct Output {
 // Only the member that `type` names is set.
 template <template <typename, typename> class Epilogue, typename Acc>
 struct FloatOutputs {
-  static constexpr bool kIsLarge = false;
-
   FloatType type;
   Output<__half, Epilogue<Acc, __half>> f16;
   Output<__nv_bfloat16, Epilogue<Acc, __nv_bfloat16>> bf16;
@@ -67,24 +61,6 @@ struct FloatOutputs {
       case FloatType::kBF16: visitor(bf16); break;
       case FloatType::kF32: visitor(f32); break;
     }
-  }
-};
-
-// Every epilogue of one product; see epilogue/fused.cuh.
-struct FusedOutput {
-  static constexpr bool kIsLarge = true;
-
-  epilogue::Fused fused;
-
-  template <typename Visitor>
-  __device__ __forceinline__ void visit(Visitor&& visitor) const {
-    visitor(*this);
-  }
-
-  template <int kCount>
-  __device__ __forceinline__ void store(float (&acc)[kCount], int64_t batch_idx, int64_t m_idx, int64_t n_idx) const {
-    float second[kCount];
-    fused.store(acc, second, batch_idx, m_idx, n_idx, static_cast<int>(min(fused.n - n_idx, int64_t{kCount})));
   }
 };
 

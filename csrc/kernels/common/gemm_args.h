@@ -8,7 +8,6 @@
 #include "epilogue/epilogue.cuh"
 #include "epilogue/output.cuh"
 #include "kernels/common/alignment.h"
-#include "kernels/common/fused.h"
 #include "tile/gemm_args.cuh"
 
 namespace tcgemm {
@@ -55,11 +54,6 @@ struct MakeOutputs<FloatOutputs<Epilogue, Acc>> {
     }
     return outputs;
   }
-};
-
-template <>
-struct MakeOutputs<FusedOutput> {
-  static FusedOutput make(const Problem& p, const Buffers& buffers) { return {epilogue::make_fused(p, buffers)}; }
 };
 
 // `vector_bytes`: what the kernel's widest access to a row of a or b needs.

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "epilogue/epilogue.cuh"
-#include "kernels/common/epilogue_launch.h"
 #include "kernels/common/gemm_args.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/wmma/config.h"
@@ -14,9 +13,8 @@
 
 namespace tcgemm::wmma {
 
-// Float16, bfloat16 or float32: the bare product, and any epilogue.
-using BareFloat = FloatOutputs<epilogue::Identity, float>;
-using AnyFloat = FusedOutput;
+// Float16, bfloat16 or float32: the bare product, which a second kernel gives its epilogue.
+using AnyFloat = FloatOutputs<epilogue::Identity, float>;
 template <typename Acc>
 using Exact = Output<Acc, epilogue::AlphaBetaC<Acc, Acc>>;
 

@@ -143,19 +143,15 @@ __global__ void __launch_bounds__(TiledShared<Config, In, Acc>::kThreads, Config
     Acc values[kVector];
   };
   Acc* const staging = reinterpret_cast<Acc*>(dynamic_shared) + warp_idx * Shared::kStagingElements;
-#pragma unroll(Outputs::kIsLarge ? 1 : kFragmentsM)
+#pragma unroll
   for (int i = 0; i < kFragmentsM; ++i) {
 #pragma unroll
-    for (int other = 0; other < kFragmentsM; ++other) {
-      if (other != i) continue;  // registers have no index that changes
-#pragma unroll
-      for (int j = 0; j < kFragmentsN; ++j) {
-        store_matrix_sync(staging + j * kMmaN, acc[other][j], Shared::kStagingLd, mem_row_major);
-      }
+    for (int j = 0; j < kFragmentsN; ++j) {
+      store_matrix_sync(staging + j * kMmaN, acc[i][j], Shared::kStagingLd, mem_row_major);
     }
     __syncwarp();
     args.outputs.visit([&](const auto& output) {
-#pragma unroll(Outputs::kIsLarge ? 1 : 2)
+#pragma unroll 2
       for (int chunk = lane; chunk < kMmaM * kChunksAcross; chunk += 32) {
         const int row = chunk / kChunksAcross, column = chunk % kChunksAcross * kVector;
         const int64_t m_idx = first_m + warp_m + i * kMmaM + row;

@@ -50,7 +50,7 @@ std::string reject_common(const Problem& p, const Device& device, const wmma::Co
   return "";
 }
 
-// What both have: kernels with every epilogue but column sums and the two products of a gated one.
+// What both have: kernels of bare products, and epilogues by a second one, but for alpha and beta of exact sums.
 class Wmma : public Implementation {
  public:
   Features features() const override { return kEpilogueFeatures; }
@@ -60,20 +60,23 @@ class Wmma : public Implementation {
   }
 
   int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view) const override {
-    return EpilogueLaunch::make(p, 1, true).workspace_bytes(p, device);
+    return launch_of(p).workspace_bytes(p, device);
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view name,
                 void* stream_handle) const override {
     const wmma::ConfigName config = parse(name);
     const auto stream = static_cast<cudaStream_t>(stream_handle);
-    return EpilogueLaunch::make(p, 1, true)
-        .run(p, buffers, device, stream, [&](const Problem& product, const Buffers& product_buffers) {
-          return launch_product(product, product_buffers, config, stream);
-        });
+    return launch_of(p).run(p, buffers, device, stream, [&](const Problem& product, const Buffers& product_buffers) {
+      return launch_product(product, product_buffers, config, stream);
+    });
   }
 
  private:
+  static EpilogueLaunch launch_of(const Problem& p) {
+    return EpilogueLaunch::make(p, 1, p.compute == Compute::kS32 || p.compute == Compute::kF64);
+  }
+
   virtual Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config,
                                 cudaStream_t stream) const = 0;
 };
