@@ -155,7 +155,13 @@ def run_folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def emulator(run_folder):
     """The kernels that tests run on the CPU by default; see emulated.py."""
-    from emulated import Emulator, mma_sync_tile, wgmma_ragged_table, wgmma_table
+    from emulated import (
+        Emulator,
+        mma_sync_ragged_table,
+        mma_sync_table,
+        wgmma_ragged_table,
+        wgmma_table,
+    )
 
     return Emulator(
         run_folder / "emulator",
@@ -167,8 +173,8 @@ def emulator(run_folder):
         wgmma_table("tf32", "10", "128x128x64_c1x1x1_co"),
         wgmma_ragged_table("bf16", "10"),
         wgmma_ragged_table("bf16", "11"),
-        mma_sync_tile("Tile64Stages4", "BF16F32"),
-        "kernels/mma_sync/ragged_instances.cu",
+        mma_sync_table("bf16", "64x64"),
+        mma_sync_ragged_table("bf16"),
         "kernels/simt/tiled_f32.cu",
         families=("wgmma", "mma_sync", "simt", "rows"),
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import filelock
 import numpy as np
-from kernel_instances import WGMMA_INSTRUCTIONS
+from kernel_instances import MMA_SYNC_INSTRUCTIONS, WGMMA_INSTRUCTIONS
 
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.selection import tables
@@ -33,8 +33,9 @@ SOURCES = {
     "mma_sync": [
         *_COMMON,
         *_REDUCTIONS,
-        "kernels/mma_sync/mma_sync.cc",
-        "kernels/mma_sync/ragged.cc",
+        "kernels/common/kernel.cc",
+        *(f"kernels/mma_sync/{name}.cc" for name in ("mma_sync", "ragged")),
+        *(f"kernels/mma_sync/{name}.cu" for name in ("launch", "ragged_launch")),
         "kernels/common/tensor_map.cc",
     ],
     "rows": [*_COMMON, "core/rows_problem.cc", "kernels/rows/rows.cc", "kernels/rows/launch.cu"],
@@ -129,10 +130,30 @@ def _wgmma_types(dtype: str, layout: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-def mma_sync_tile(tile: str, instruction: str) -> Source:
-    """The kernels of one tile of mma_sync for one type."""
-    defines = (("EMULATED_TILE", tile), ("EMULATED_INSTRUCTION", instruction))
-    return Source("emulator/instances/mma_sync.cc", defines)
+def mma_sync_table(dtype: str, *tiles: str) -> Source:
+    """The kernels of some of mma_sync's tiles, each "<tile M>x<tile N>"."""
+    return Source(
+        "emulator/instances/mma_sync.cc",
+        (
+            *_mma_sync_types(dtype),
+            ("EMULATED_CONFIGS", ",".join(f'"{tile}"' for tile in tiles)),
+        ),
+    )
+
+
+def mma_sync_ragged_table(dtype: str) -> Source:
+    """The kernels of mma_sync's grouped products."""
+    return Source("emulator/instances/mma_sync_ragged.cc", _mma_sync_types(dtype))
+
+
+def _mma_sync_types(dtype: str) -> tuple[tuple[str, str], ...]:
+    types = MMA_SYNC_INSTRUCTIONS[dtype]
+    return (
+        ("EMULATED_TABLE", dtype),
+        ("EMULATED_A", types.a),
+        ("EMULATED_B", types.b),
+        ("EMULATED_MMA", types.mma_type),
+    )
 
 
 @functools.cache

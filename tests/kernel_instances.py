@@ -24,6 +24,7 @@ class Instruction:
       a, b: elements of the operands in memory.
       mma: types of the instruction: of A, of B, of sums.
       a_mn, b_mn: the Source of an operand that is not K-major; None: it has to be.
+      k_major: the Source of one that is.
     """
 
     a: str
@@ -31,6 +32,7 @@ class Instruction:
     mma: tuple[str, str, str]
     a_mn: str | None = "kShared"
     b_mn: str | None = "kShared"
+    k_major: str = "kShared"
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -46,7 +48,7 @@ class Instruction:
         both = (self.a, self.a_mn), (self.b, self.b_mn)
         types = [
             f"{TILE}::Operand<{element}, {TILE}::Major::{'kMN' if mn == '1' else 'kK'},"
-            f" {TILE}::Source::{source if mn == '1' else 'kShared'}>"
+            f" {TILE}::Source::{source if mn == '1' else self.k_major}>"
             for mn, (element, source) in zip(layout, both, strict=True)
         ]
         return f"{TILE}::Operands<{', '.join(types)}>"
@@ -57,6 +59,21 @@ WGMMA_INSTRUCTIONS = {
     "bf16": Instruction(BF16, BF16, (BF16, BF16, "float")),
     "f16": Instruction("__half", "__half", ("__half", "__half", "float")),
     "tf32": Instruction("float", "float", (TF32, TF32, "float"), "kTransposed", None),
+}
+
+
+def _mma_sync(element: str, mma: tuple[str, str, str]) -> Instruction:
+    return Instruction(element, element, mma, *3 * ("kRegisters",))
+
+
+# As in csrc/kernels/mma_sync/instructions.h.
+MMA_SYNC_INSTRUCTIONS = {
+    "f16": _mma_sync("__half", ("__half", "__half", "float")),
+    "bf16": _mma_sync(BF16, (BF16, BF16, "float")),
+    "f16_f16": _mma_sync("__half", ("__half", "__half", "__half")),
+    "tf32": _mma_sync("float", (TF32, TF32, "float")),
+    "s8": _mma_sync("int8_t", ("int8_t", "int8_t", "int32_t")),
+    "u8": _mma_sync("uint8_t", ("uint8_t", "uint8_t", "int32_t")),
 }
 
 
@@ -89,14 +106,23 @@ def wgmma_ragged(config: str, epilogue: str = "Bare") -> Instance:
     return wgmma(config, epilogue, layout=layout, kernel="ragged_kernel")
 
 
-def mma_sync(kernel: str, *arguments: str, target: str) -> Instance:
-    """`arguments` of the kernel, after the config."""
-    config = f"{MMA_SYNC}::Config<{MMA_SYNC}::Tile64Stages4, false, true>"
-    header = "kernel" if kernel == "gemm_kernel" else kernel
+def mma_sync(
+    tile: str,
+    epilogue: str | None = "Bare",
+    instruction: str = "bf16",
+    layout: str = "00",
+    target: str = "sm_80",
+) -> Instance:
+    """`tile`: the arguments of its Config; without an epilogue: of grouped products."""
+    types = MMA_SYNC_INSTRUCTIONS[instruction]
+    arguments = [f"{MMA_SYNC}::Config<{tile}>", types.mma_type, types.operands_type(layout)]
+    header, kernel = ("kernel", "gemm_kernel") if epilogue else ("ragged_kernel",) * 2
+    if epilogue:
+        arguments.append(f"{MMA_SYNC}::{epilogue}")
     return Instance(
         "mma_sync",
         (f"kernels/mma_sync/{header}.cuh",),
-        f"{MMA_SYNC}::{kernel}<{', '.join((config, *arguments))}>",
+        f"{MMA_SYNC}::{kernel}<{', '.join(arguments)}>",
         target,
     )
 
@@ -115,7 +141,7 @@ def instances() -> dict[str, Instance]:
     """One of each kernel, quick to compile; the portable ones for either target in turns."""
     bare = "tcgemm::FloatOutputs<tcgemm::epilogue::Identity, float>"
     simt, wmma = "tcgemm::simt", "tcgemm::wmma"
-    mma = f"{MMA_SYNC}::BF16F32"
+    small = "64, 64, 128, 32, 32, 4, 3"
     tile = f"{wmma}::M16N16K16, {wmma}::Tile64x64x32, {wmma}::OneLayout<false, true>"
     exact = "tcgemm::Output<double, tcgemm::epilogue::AlphaBetaC<double, double>>"
     return {
@@ -135,26 +161,52 @@ def instances() -> dict[str, Instance]:
             f"{wmma}::TiledConfig<{tile}>, __nv_bfloat16, float, {bare}",
             "sm_80",
         ),
-        "mma_sync_sm80": mma_sync(
-            "gemm_kernel", mma, "tcgemm::epilogue::Identity<float, void>", target="sm_80"
-        ),
-        "mma_sync_sm90": mma_sync(
-            "gemm_kernel", mma, "tcgemm::epilogue::Identity<float, void>", target="sm_90a"
-        ),
-        "mma_sync_ragged": mma_sync("ragged_kernel", mma, target="sm_80"),
+        "mma_sync_sm80": mma_sync(small),
+        "mma_sync_sm90": mma_sync(small, target="sm_90"),
+        "mma_sync_ragged": mma_sync("128, 128, 64, 64, 64, 4, 2", None),
         "wgmma": wgmma("128, 256, 2, 1, 1, false, false"),
         "wgmma_fused": wgmma("64, 64, 1, 1, 1, true, false", "Fused"),
         "wgmma_ragged": wgmma_ragged("128, 64, 1, 1, 1, false, true"),
     }
 
 
+def _text(file: str) -> str:
+    return (INCLUDE / "kernels" / file).read_text(encoding="utf-8")
+
+
+def _table(file: str, macro: str) -> str:
+    """The rows of a list of configs that ships: #define macro(X) X(...) ..."""
+    return re.search(rf"#define {macro}\(X\)((?:.*\\\n)*.*\n)", _text(file))[1]
+
+
+def all_mma_sync() -> dict[str, Instance]:
+    """Every tile of config.h, each for all instructions and layouts in turns, on both targets."""
+    found = {}
+    tiles = re.findall(r"X\(([^)]*)\)", _table("mma_sync/config.h", "TCGEMM_MMA_SYNC_TILES"))
+    everything = itertools.product(tiles, MMA_SYNC_INSTRUCTIONS.items(), ("sm_80", "sm_90"))
+    for i, (row, (name, types), target) in enumerate(everything):
+        *tile, has_epilogue, of_every_type = row.split(", ")
+        if of_every_type == "false" and name not in ("f16", "bf16"):
+            continue
+        epilogues = ["Scaled"] if types.mma[2] == "int32_t" else ["Bare", "Fused"]
+        if has_epilogue == "false" and "Fused" in epilogues:
+            epilogues.remove("Fused")
+        for j, epilogue in enumerate(epilogues):
+            layout = types.layouts[(i + i // 4 + 2 * j) % 4]
+            instance = mma_sync(", ".join(tile), epilogue, name, layout, target)
+            found["-".join((*tile[:2], name, layout, epilogue, target))] = instance
+    ragged = ", ".join(re.findall(r"kRaggedTile\{([^}]*)\}", _text("mma_sync/config.h")))
+    for i, name in enumerate(("f16", "bf16", "tf32")):
+        layout, target = ("00", "01", "11")[i], ("sm_80", "sm_90")[i % 2]
+        found[f"ragged-{name}-{layout}-{target}"] = mma_sync(ragged, None, name, layout, target)
+    return found
+
+
 def all_wgmma() -> dict[str, Instance]:
-    """Every config of config.h and ragged_config.h that the build compiles, in bfloat16."""
+    """Every config of config.h and ragged_config.h, in bfloat16."""
 
     def entries(file: str, macro: str) -> list[tuple[str, str]]:
-        text = (INCLUDE / "kernels/wgmma" / file).read_text(encoding="utf-8")
-        table = re.search(rf"#define {macro}\(X\)((?:.*\\\n)*.*\n)", text)[1]
-        return re.findall(r'X\("([^"]+)", ([^)]*)\)', table)
+        return re.findall(r'X\("([^"]+)", ([^)]*)\)', _table(f"wgmma/{file}", macro))
 
     found = {}
     for name, arguments in entries("config.h", "TCGEMM_WGMMA_CONFIGS"):

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from kernel_instances import INCLUDE, all_wgmma, instances, wgmma
+from kernel_instances import INCLUDE, all_mma_sync, all_wgmma, instances, wgmma
 
 import jax_tcgemm
 from jax_tcgemm.kernels import CompileError, Instance, cache, compile_kernels, compiler, nvrtc
@@ -79,7 +79,10 @@ def test_every_kernel_compiles_without_faults(instance):
 
 @needs_nvrtc
 @pytest.mark.compiled_all
-@pytest.mark.parametrize("instance", [pytest.param(x, id=name) for name, x in all_wgmma().items()])
+@pytest.mark.parametrize(
+    "instance",
+    [pytest.param(x, id=name) for name, x in (all_mma_sync() | all_wgmma()).items()],
+)
 def test_every_config_compiles_without_faults(instance):
     assert nvrtc.compile_kernel(instance).faults == ()
 

@@ -11,11 +11,17 @@ import re
 import emulated
 import numpy as np
 import pytest
-from emulated import Emulator, wgmma_ragged_table, wgmma_table
+from emulated import (
+    Emulator,
+    mma_sync_ragged_table,
+    mma_sync_table,
+    wgmma_ragged_table,
+    wgmma_table,
+)
 from emulated_checks import CASE, Types, check, check_ragged
 from epilogue_call import FORMS, wide
 from gpu.gemm_call import CONFIG_CASES, LAYOUTS
-from kernel_instances import WGMMA_INSTRUCTIONS
+from kernel_instances import MMA_SYNC_INSTRUCTIONS, WGMMA_INSTRUCTIONS
 
 from jax_tcgemm.problem.dtypes import DTYPES
 
@@ -45,10 +51,18 @@ def wgmma_tables(dtype: str, **how) -> list[emulated.Source]:
     return [wgmma_table(dtype, layout, *names, **how) for layout in layouts]
 
 
-def build(directory, pattern: str, family: str, **how) -> Emulator:
+MMA_SYNC_TILES = ("128x256", "128x128", "64x64")
+
+
+def build_mma_sync(directory, compute_capability: int, *sources) -> Emulator:
+    how = {"compute_capability": compute_capability, "sanitize": True}
+    return Emulator(directory, *sources, families=("mma_sync",), **how)
+
+
+def build(directory, pattern: str, family: str) -> Emulator:
     """With all files of kernels that match."""
     sources = [str(path.relative_to(CSRC)) for path in CSRC.glob(f"kernels/{family}/{pattern}")]
-    return Emulator(directory, *sources, families=(family,), sanitize=True, **how)
+    return Emulator(directory, *sources, families=(family,), sanitize=True)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32"])
@@ -114,8 +128,8 @@ def test_wgmma_ragged(dtype, tmp_path):
 @pytest.mark.parametrize("compute_capability", [80, 90])
 def test_mma_sync(compute_capability, tmp_path):
     """Every tile and type, by cp.async and, where there is TMA, by that."""
-    how = {"compute_capability": compute_capability}
-    emulator = build(tmp_path, "instance_*.cu", "mma_sync", **how)
+    tables = [mma_sync_table(dtype, *MMA_SYNC_TILES) for dtype in MMA_SYNC_INSTRUCTIONS]
+    emulator = build_mma_sync(tmp_path, compute_capability, *tables)
     tiles = ["128x256x{}_w64x64_s3", "128x128x{}_w64x64_s4", "64x64x{}_w32x32_s4"]
     types = ["bf16 f32 f32", "f16 f16 f32", "f16 f16 f16", "f32 f32 tf32"]
     types += ["s8 s32 s32", "u8 s32 s32"]
@@ -131,8 +145,8 @@ def test_mma_sync(compute_capability, tmp_path):
 
 @pytest.mark.parametrize("compute_capability", [80, 90])
 def test_mma_sync_ragged(compute_capability, tmp_path):
-    how = {"compute_capability": compute_capability}
-    emulator = build(tmp_path, "ragged_instances.cu", "mma_sync", **how)
+    tables = map(mma_sync_ragged_table, ("bf16", "f16", "tf32"))
+    emulator = build_mma_sync(tmp_path, compute_capability, *tables)
     everything = itertools.product(
         RAGGED_SIZES.values(), ["rows", "contraction"], ["bf16", "f16", "f32"], [0, 1]
     )

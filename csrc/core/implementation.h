@@ -24,7 +24,7 @@ struct Device {
 struct KernelSource {
   std::string header;  // that declares it, below csrc
   std::string name;    // the C++ expression that instantiates it
-  std::string target;  // such as "sm_90a"
+  std::string target;  // such as "sm_90a"; of a kernel that every device has for itself: empty, until one is known
 };
 
 struct Status {

@@ -52,14 +52,15 @@ std::optional<std::string> decode_base64(std::string_view text) {
 }
 
 xla::ffi::Error initialize_kernel(const xla::ffi::Dictionary& attributes, std::string_view headers,
-                                  Status (*load)(const std::string& name, const std::string& entry,
-                                                 std::string_view cubin)) {
+                                  Status (*load)(const std::string& name, const std::string& target,
+                                                 const std::string& entry, std::string_view cubin)) {
   CarriedKernel kernel;
   std::string error = read_attributes(attributes, [&](auto&& visit) { visit_fields(kernel, visit); });
   if (!error.empty()) return invalid("kernel: " + error);
   if (kernel.headers != headers) {
     return invalid("the program carries a kernel for another version of this library; lower it again");
   }
+  if (kernel.target.empty()) return invalid("kernel: target must name an architecture");
   const std::optional<std::string> cubin = decode_base64(kernel.cubin);
   if (!cubin) return invalid("kernel: cubin must be base64");
   // The driver takes what a cubin says of its own sizes for granted.
@@ -68,7 +69,8 @@ xla::ffi::Error initialize_kernel(const xla::ffi::Dictionary& attributes, std::s
                                                                   "ELF") != 0) {
     return invalid("kernel: the cubin is damaged");
   }
-  return to_ffi_error("kernel", load(std::string(kernel.name), std::string(kernel.entry), *cubin));
+  return to_ffi_error("kernel",
+                      load(std::string(kernel.name), std::string(kernel.target), std::string(kernel.entry), *cubin));
 }
 
 }  // namespace tcgemm

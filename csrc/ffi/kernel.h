@@ -23,6 +23,7 @@ namespace tcgemm {
 struct CarriedKernel {
   std::string_view headers;  // a hash of those it was compiled from, which must be this library's
   std::string_view name;     // the C++ expression that instantiates it
+  std::string_view target;   // the architecture that it was compiled for
   std::string_view entry;    // its name in the cubin
   std::string_view cubin;    // in base64
   int64_t checksum = 0;      // of the cubin: its CRC-32
@@ -32,6 +33,7 @@ template <typename Visitor>
 void visit_fields(CarriedKernel& x, Visitor&& visit) {
   visit("headers", x.headers);
   visit("name", x.name);
+  visit("target", x.target);
   visit("entry", x.entry);
   visit("cubin", x.cubin);
   visit("checksum", x.checksum);
@@ -40,9 +42,9 @@ void visit_fields(CarriedKernel& x, Visitor&& visit) {
 // Nothing for what is no base64 with its padding.
 std::optional<std::string> decode_base64(std::string_view text);
 
-// `load(name, entry, cubin)` makes the kernel known. `headers` are this library's.
+// `load(name, target, entry, cubin)` makes the kernel known. `headers` are this library's.
 xla::ffi::Error initialize_kernel(const xla::ffi::Dictionary& attributes, std::string_view headers,
-                                  Status (*load)(const std::string& name, const std::string& entry,
-                                                 std::string_view cubin));
+                                  Status (*load)(const std::string& name, const std::string& target,
+                                                 const std::string& entry, std::string_view cubin));
 
 }  // namespace tcgemm

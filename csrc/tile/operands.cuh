@@ -13,6 +13,7 @@ enum class Major { kK, kMN };
 enum class Source {
   kShared,      // shared memory, as it lies in device memory
   kTransposed,  // registers, which threads load from shared memory so that K comes first
+  kRegisters,   // registers, into which threads load fragments of either major
 };
 
 // `Element`: in memory.

@@ -14,6 +14,11 @@ enum class ReadPattern {
   kRows4Apart,  // chunks i and i + 4 of 4 consecutive rows: 32-bit loads
 };
 
+// Whether rows of 64 and 128 bytes lie as TMA writes them in its swizzle modes of those widths.
+constexpr bool is_tensor_swizzle(ReadPattern pattern) {
+  return pattern == ReadPattern::kRows8 || pattern == ReadPattern::kRows4Apart;
+}
+
 template <ReadPattern kPattern, int kRowBytes>
 struct Swizzle {
   static_assert(kRowBytes == 64 || kRowBytes % 128 == 0, "rows of 64 bytes pair up in one line of 32 banks");
@@ -24,9 +29,6 @@ struct Swizzle {
   static constexpr int kPeriod = kPattern == ReadPattern::kRowPairs4    ? 16
                                  : kPattern == ReadPattern::kRows4Twice ? 4
                                                                         : 8;
-
-  // Whether rows of 64 and 128 bytes lie as TMA writes them in its swizzle modes of those widths.
-  static constexpr bool kIsTensorSwizzle = kPattern == ReadPattern::kRows8 || kPattern == ReadPattern::kRows4Apart;
 
   __host__ __device__ static constexpr int mask(int row) {
     switch (kPattern) {

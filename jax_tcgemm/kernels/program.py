@@ -56,6 +56,7 @@ def attributes(instance: Instance) -> dict[str, int | str]:
         "abi": modules.cuda.abi_version,
         "headers": modules.cuda.device_headers_hash,
         "name": instance.kernel,
+        "target": instance.target,
         "entry": kernel.name,
         "cubin": base64.b64encode(kernel.cubin).decode(),
         "checksum": zlib.crc32(kernel.cubin),

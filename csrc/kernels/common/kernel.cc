@@ -1,14 +1,14 @@
 #include "kernels/common/kernel.h"
 
+#include <map>
 #include <mutex>
-#include <unordered_map>
 
 namespace tcgemm {
 namespace {
 
 struct Kernels {
   std::mutex mutex;
-  std::unordered_map<std::string, Kernel> by_name;
+  std::map<std::pair<std::string, std::string>, Kernel> by_name_and_target;
 };
 
 // Never destroyed: programs may outlive static variables.
@@ -19,17 +19,18 @@ Kernels& kernels() {
 
 }  // namespace
 
-Kernel* find_kernel(const std::string& name) {
+Kernel* find_kernel(const std::string& name, const std::string& target) {
   Kernels& all = kernels();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto found = all.by_name.find(name);
-  return found == all.by_name.end() ? nullptr : &found->second;
+  auto found = all.by_name_and_target.find({name, ""});
+  if (found == all.by_name_and_target.end()) found = all.by_name_and_target.find({name, target});
+  return found == all.by_name_and_target.end() ? nullptr : &found->second;
 }
 
-bool add_kernel(const std::string& name, const void* function, bool is_built_in) {
+bool add_kernel(const std::string& name, const void* function, const std::string& target) {
   Kernels& all = kernels();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  return all.by_name.try_emplace(name, function, is_built_in).second;
+  return all.by_name_and_target.try_emplace({name, target}, function, target).second;
 }
 
 }  // namespace tcgemm

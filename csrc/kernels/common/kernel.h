@@ -14,12 +14,14 @@ namespace tcgemm {
 
 class Kernel {
  public:
-  Kernel(const void* function, bool is_built_in) : function_(function), is_built_in_(is_built_in) {}
+  Kernel(const void* function, std::string target) : function_(function), target_(std::move(target)) {}
 
   // What the runtime launches.
   const void* function() const { return function_; }
   // Whether it is part of this library, and not of a program.
-  bool is_built_in() const { return is_built_in_; }
+  bool is_built_in() const { return target_.empty(); }
+  // Whether it is code for `target`, as this library's own are for every one.
+  bool serves(const std::string& target) const { return is_built_in() || target_ == target; }
 
   // Clusters of it that a device runs at once; 0 where that is not known yet. Fewer than fit by number of SMs, for a
   // cluster lies inside a GPC: 132 SMs took 30 of four and 15 of eight.
@@ -27,46 +29,62 @@ class Kernel {
 
  private:
   const void* const function_;
-  const bool is_built_in_;
+  const std::string target_;
   std::array<std::atomic<int>, 64> resident_clusters_{};
 };
 
-// Null where there is none of this name.
-Kernel* find_kernel(const std::string& name);
+// The architecture of a device, of which it runs any code.
+inline std::string target_of(const Device& device) { return "sm_" + std::to_string(device.compute_capability); }
 
-// False where there is one of this name already. For static variables, but for those of programs.
-bool add_kernel(const std::string& name, const void* function, bool is_built_in = true);
+// Null where there is none of this name that serves `target`.
+Kernel* find_kernel(const std::string& name, const std::string& target);
 
-// Makes a kernel known by what a program carries of it, unless one of this name is: loads the only function of `cubin`,
-// which is called `entry`, for all devices, and for the current one at once. For the time before a program's first
-// execution: what may not happen while a graph is captured happens here.
-Status load_kernel(const std::string& name, const std::string& entry, std::string_view cubin);
+// False where there is one of this name and target already. For static variables, whose kernels have no target, but for
+// those of programs.
+bool add_kernel(const std::string& name, const void* function, const std::string& target = "");
 
-// A kernel by what it is compiled from, looked for until it is there.
+// Makes a kernel known by what a program carries of it, unless one that serves `target` is: loads the only function of
+// `cubin`, which is called `entry`, for all devices, and for the current one at once. For the time before a program's
+// first execution: what may not happen while a graph is captured happens here.
+Status load_kernel(const std::string& name, const std::string& target, const std::string& entry,
+                   std::string_view cubin);
+
+// A kernel by what it is compiled from, looked for until it is there. Where the source names no target it is the
+// device's.
 class KernelReference {
  public:
   explicit KernelReference(KernelSource source) : source_(std::move(source)) {}
 
-  Status find(Kernel** kernel) const {
-    *kernel = find();
-    return *kernel != nullptr ? Status::ok() : Status::invalid("the program must bring the kernel " + source_.name);
+  Status find(const Device& device, Kernel** kernel) const {
+    const std::string target = target_for(device);
+    *kernel = find(target);
+    if (*kernel != nullptr) return Status::ok();
+    return Status::invalid("the program must bring the kernel " + source_.name + " for " + target);
   }
 
   // What a program has to bring: nothing where this library was built with the kernel.
-  std::vector<KernelSource> missing() const {
-    const Kernel* kernel = find();
+  std::vector<KernelSource> missing(const Device& device) const {
+    const std::string target = target_for(device);
+    const Kernel* kernel = find(target);
     if (kernel != nullptr && kernel->is_built_in()) return {};
-    return {source_};
+    return {{source_.header, source_.name, target}};
   }
 
  private:
-  Kernel* find() const {
+  std::string target_for(const Device& device) const {
+    return source_.target.empty() ? target_of(device) : source_.target;
+  }
+
+  Kernel* find(const std::string& target) const {
     Kernel* kernel = found_.load(std::memory_order_acquire);
-    if (kernel == nullptr) found_.store(kernel = find_kernel(source_.name), std::memory_order_release);
+    if (kernel == nullptr || !kernel->serves(target)) {
+      found_.store(kernel = find_kernel(source_.name, target), std::memory_order_release);
+    }
     return kernel;
   }
 
   const KernelSource source_;
+  // The last one, which another device's call may have found.
   mutable std::atomic<Kernel*> found_{nullptr};
 };
 

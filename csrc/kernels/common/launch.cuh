@@ -8,6 +8,7 @@
 
 #include "core/cuda_status.h"
 #include "core/problem.h"
+#include "kernels/common/kernel.h"
 
 namespace tcgemm {
 
@@ -28,8 +29,20 @@ Status launch_blocks(const char* name, void (*kernel)(Parameters...), int64_t nu
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     if (Status s = cuda_status(error, name); !s.is_ok()) return s;
   }
-  kernel<<<static_cast<unsigned>(num_blocks), num_threads, shared_bytes, stream>>>(arguments...);
-  return launch_status(name);
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(num_blocks));
+  launch.blockDim = dim3(num_threads);
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  return cuda_status(cudaLaunchKernelEx(&launch, kernel, arguments...), name);
+}
+
+// The same of a kernel with these parameters, whoever compiled it.
+template <typename... Parameters>
+Status launch_blocks(const char* name, const Kernel& kernel, int64_t num_blocks, int num_threads, int shared_bytes,
+                     cudaStream_t stream, const Parameters&... arguments) {
+  const auto function = reinterpret_cast<void (*)(Parameters...)>(const_cast<void*>(kernel.function()));
+  return launch_blocks(name, function, num_blocks, num_threads, shared_bytes, stream, arguments...);
 }
 
 }  // namespace tcgemm

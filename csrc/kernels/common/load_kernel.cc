@@ -54,13 +54,14 @@ struct Loader {
 
 }  // namespace
 
-Status load_kernel(const std::string& name, const std::string& entry, std::string_view cubin) {
+Status load_kernel(const std::string& name, const std::string& target, const std::string& entry,
+                   std::string_view cubin) {
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
-  const Kernel* known = find_kernel(name);
+  const Kernel* known = find_kernel(name, target);
   if (known != nullptr && known->is_built_in()) return Status::ok();
   const Loader& loader = Loader::get();
-  const std::string what = "loading " + name;
+  const std::string what = "loading " + name + " for " + target;
   if (loader.load_data == nullptr) return Status::internal(what + " takes a driver of CUDA 12.0 or newer");
   const RelaxedCapture relaxed;
   // Asked for here, for the driver would otherwise load it on the current device when it is launched there first.
@@ -80,7 +81,7 @@ Status load_kernel(const std::string& name, const std::string& entry, std::strin
     return loader.status(result, what);
   }
   // Never unloaded from here on: a program that has it may be executed until the process ends.
-  add_kernel(name, kernel, false);
+  add_kernel(name, kernel, target);
   return Status::ok();
 }
 

@@ -36,11 +36,33 @@ template <>
 struct ElementType<ptx::TF32> {
   static constexpr const char* kText = "tcgemm::ptx::TF32";
 };
+template <>
+struct ElementType<int8_t> {
+  static constexpr DType kDType = DType::kS8;
+  static constexpr const char* kText = "int8_t";
+};
+template <>
+struct ElementType<uint8_t> {
+  static constexpr DType kDType = DType::kU8;
+  static constexpr const char* kText = "uint8_t";
+};
+template <>
+struct ElementType<int32_t> {
+  static constexpr const char* kText = "int32_t";
+};
+
+inline const char* text_of(tile::Source source) {
+  switch (source) {
+    case tile::Source::kShared: return "kShared";
+    case tile::Source::kTransposed: return "kTransposed";
+    default: return "kRegisters";
+  }
+}
 
 inline std::string operand_text(const char* element, tile::Major major, tile::Source source) {
   return std::string("tcgemm::tile::Operand<") + element +
          ", tcgemm::tile::Major::" + (major == tile::Major::kK ? "kK" : "kMN") +
-         ", tcgemm::tile::Source::" + (source == tile::Source::kShared ? "kShared>" : "kTransposed>");
+         ", tcgemm::tile::Source::" + text_of(source) + ">";
 }
 inline std::string operands_text(const std::string& a, const std::string& b) {
   return "tcgemm::tile::Operands<" + a + ", " + b + ">";

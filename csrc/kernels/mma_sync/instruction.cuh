@@ -1,4 +1,4 @@
-// The mma.sync instructions of the family: element type, accumulator, operand preparation.
+// The mma.sync instructions of the family, by the types that they multiply and add up.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,73 +7,53 @@
 #include <cstdint>
 
 #include "ptx/mma.cuh"
+#include "ptx/types.cuh"
+#include "tile/operands.cuh"
 
 namespace tcgemm::mma {
 
-// kElementBytes: size of an element of A and B. Accumulator: what a lane holds of a 16x8 tile.
-// Partial: the type in which sums leave it. kHasIdentityEpilogue: see launch.cuh.
-template <typename PartialType>
-struct FourRegisterAccumulator {
-  using Partial = PartialType;
-  using Accumulator = Partial[4];
+// What a lane holds of a 16x8 tile of sums, and the type in which they leave it.
+template <typename Sum>
+struct Sums {
+  using Partial = Sum;
+  using Accumulator = Sum[4];
 
   // Element `i`: rows g, g, g + 8, g + 8 and columns 2 * (lane % 4) + {0, 1, 0, 1} of the tile.
   static __device__ __forceinline__ Partial element(const Accumulator& accumulator, int i) { return accumulator[i]; }
 };
 
-struct F16F32 : FourRegisterAccumulator<float> {
-  static constexpr int kElementBytes = 2;
-  static constexpr bool kHasIdentityEpilogue = true;
-  static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    ptx::mma_m16n8k16_f32_f16(d, a[0], a[1], a[2], a[3], b[0], b[1]);
-  }
-};
-
-struct BF16F32 : FourRegisterAccumulator<float> {
-  static constexpr int kElementBytes = 2;
-  static constexpr bool kHasIdentityEpilogue = true;
-  static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    ptx::mma_m16n8k16_f32_bf16(d, a[0], a[1], a[2], a[3], b[0], b[1]);
-  }
-};
-
-struct TF32F32 : FourRegisterAccumulator<float> {
-  static constexpr int kElementBytes = 4;
-  static constexpr bool kHasIdentityEpilogue = false;
-  static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    ptx::mma_m16n8k8_f32_tf32(d, a[0], a[1], a[2], a[3], b[0], b[1]);
-  }
-};
-
-struct S8S32 : FourRegisterAccumulator<int32_t> {
-  static constexpr int kElementBytes = 1;
-  static constexpr bool kHasIdentityEpilogue = false;
-  static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    ptx::mma_m16n8k32_s32_s8(d, a[0], a[1], a[2], a[3], b[0], b[1]);
-  }
-};
-
-struct U8S32 : FourRegisterAccumulator<int32_t> {
-  static constexpr int kElementBytes = 1;
-  static constexpr bool kHasIdentityEpilogue = false;
-  static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    ptx::mma_m16n8k32_s32_u8(d, a[0], a[1], a[2], a[3], b[0], b[1]);
-  }
-};
-
 // Sums stay in f16 until K is exhausted; alpha, beta and split-K then work in f32.
-struct F16F16 {
+template <>
+struct Sums<__half> {
   using Partial = float;
   using Accumulator = uint32_t[2];
-  static constexpr int kElementBytes = 2;
-  static constexpr bool kHasIdentityEpilogue = false;
-  static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    ptx::mma_m16n8k16_f16_f16(d, a[0], a[1], a[2], a[3], b[0], b[1]);
-  }
+
   static __device__ __forceinline__ Partial element(const Accumulator& accumulator, int i) {
     const uint32_t pair = accumulator[i / 2];
     return __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 == 0 ? pair & 0xffff : pair >> 16)));
   }
 };
+
+// The instruction itself.
+template <typename Mma>
+struct WarpMma;
+
+#define TCGEMM_MMA_SYNC_INSTRUCTION(Element, Sum, function)                                     \
+  template <>                                                                                   \
+  struct WarpMma<tile::Mma<Element, Element, Sum>> : Sums<Sum> {                                \
+    static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], \
+                                                        const uint32_t (&b)[2]) {               \
+      ptx::function(d, a[0], a[1], a[2], a[3], b[0], b[1]);                                     \
+    }                                                                                           \
+  };
+
+TCGEMM_MMA_SYNC_INSTRUCTION(__half, float, mma_m16n8k16_f32_f16)
+TCGEMM_MMA_SYNC_INSTRUCTION(__nv_bfloat16, float, mma_m16n8k16_f32_bf16)
+TCGEMM_MMA_SYNC_INSTRUCTION(__half, __half, mma_m16n8k16_f16_f16)
+TCGEMM_MMA_SYNC_INSTRUCTION(ptx::TF32, float, mma_m16n8k8_f32_tf32)
+TCGEMM_MMA_SYNC_INSTRUCTION(int8_t, int32_t, mma_m16n8k32_s32_s8)
+TCGEMM_MMA_SYNC_INSTRUCTION(uint8_t, int32_t, mma_m16n8k32_s32_u8)
+
+#undef TCGEMM_MMA_SYNC_INSTRUCTION
 
 }  // namespace tcgemm::mma

@@ -22,14 +22,14 @@
 
 namespace tcgemm::mma {
 
-template <typename Config, typename Instruction, typename Epilogue>
+template <typename Config, typename Mma, typename Operands, typename Epilogue>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     gemm_kernel(const __grid_constant__ Params params, const __grid_constant__ Epilogue epilogue) {
 #if __CUDA_ARCH__ >= 800
-  using Traits = KernelTraits<Config, Instruction>;
+  using Traits = mma::Traits<Config, Mma, Operands>;
   using A = typename Traits::A;
   using B = typename Traits::B;
-  using Partial = typename Instruction::Partial;
+  using Partial = typename Traits::Partial;
   extern __shared__ __align__(1024) uint8_t shared_memory[];
   const uint32_t a_address = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory));
   const uint32_t b_address = a_address + A::kBytes;
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const int warp_m = warp % Config::kWarpsM * Config::kWarpM;
   const int warp_n = warp / Config::kWarpsM * Config::kWarpN;
   const Work work = Work::make(params, blockIdx.x, Config::kTileM, Config::kTileN);
-  Mainloop<Config, Instruction> loop;
+  Mainloop<Traits> loop;
   loop.a_address = a_address + A::lane_offset(warp_m);
   loop.b_address = b_address + B::lane_offset(warp_n);
   if (work.k > 0) {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     constexpr bool kHasTensorCopies = __CUDA_ARCH__ >= 900 && Traits::kIsTensorLayout;
     if (kHasTensorCopies && is_aligned) {
       if constexpr (kHasTensorCopies) {
-        loop.run(TensorCopies<Config, Instruction>(params, work, shared_memory), num_tiles);
+        loop.run(TensorCopies<Traits>(params, work, shared_memory), num_tiles);
       }
     } else {
       const auto a_source =
@@ -55,18 +55,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       const auto b_source =
           B::make_source(params.b.at_batch(work.batch_idx), params.b.ld, work.n_idx, work.k_begin, params.n, b_address);
       if (is_aligned) {
-        loop.run(AlignedCopies<Config, Instruction>(a_source, b_source, num_tiles, work.k), num_tiles);
+        loop.run(AlignedCopies<Traits>(a_source, b_source, num_tiles, work.k), num_tiles);
       } else {
-        loop.run(
-            UnalignedCopies<Config, Instruction>{
-                {}, a_source, b_source, params.a_granularity, params.b_granularity, work.k},
-            num_tiles);
+        loop.run(UnalignedCopies<Traits>{{}, a_source, b_source, params.a_granularity, params.b_granularity, work.k},
+                 num_tiles);
       }
     }
   }
-  store_tile<Config, Instruction>(params, epilogue, loop.accumulators,
-                                  reinterpret_cast<Partial*>(shared_memory + warp * Traits::kStagingBytesPerWarp),
-                                  {work.split_idx, work.batch_idx, work.m_idx + warp_m, work.n_idx + warp_n});
+  store_tile<Traits>(params, epilogue, loop.accumulators,
+                     reinterpret_cast<Partial*>(shared_memory + warp * Traits::kStagingBytesPerWarp),
+                     {work.split_idx, work.batch_idx, work.m_idx + warp_m, work.n_idx + warp_n});
 #else
   __trap();  // cp.async and these mma shapes begin with sm_80.
 #endif

@@ -1,25 +1,36 @@
-// Host side of the family: one launcher for each (tile, instruction), an object file for each instruction.
+// What passes between the implementations (mma_sync.cc, ragged.cc) and the launchers (launch.cu, ragged_launch.cu).
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 #include "core/implementation.h"
 #include "core/problem.h"
-#include "kernels/mma_sync/config.cuh"
+#include "kernels/common/kernel.h"
+#include "kernels/mma_sync/geometry.h"
+#include "kernels/mma_sync/instance.h"
+#include "tile/matrix.cuh"
 
 namespace tcgemm::mma {
 
-// instruction.cuh
-struct F16F32;
-struct BF16F32;
-struct F16F16;
-struct TF32F32;
-struct S8S32;
-struct U8S32;
+struct Call {
+  Kernel* kernel;
+  Geometry geometry;
+  EpilogueKind epilogue;
+  bool has_tma;  // the device's kernels copy by TMA what they can
+  const Problem* problem;
+  const Buffers* buffers;
+  int num_splits;  // > 1: D is not the sum but so many parts of it along K, one batch after another
+  cudaStream_t stream;
+};
 
-// Enqueues the product. With `splits` > 1 D is not the sum but the `splits` parts of it along K, one
-// batch after another. Explicitly instantiated by the instance_*.cu files.
-template <typename Tile, typename Instruction>
-Status launch(const Problem& problem, const Buffers& buffers, const Device& device, int splits, cudaStream_t stream);
+// Launches call.kernel, which is of call.geometry and of kind call.epilogue.
+Status launch_product(const Call& call);
+
+// The operand in bytes, and the largest copy (16, 8, 4, 2 or 1 bytes) that divides its address,
+// every stride in use and the contiguous extent: such a copy is inside or outside as a whole.
+BatchedMatrix<char> in_bytes(const Problem& problem, const Operand& operand, const void* data, int64_t rows,
+                             int64_t contiguous, int* granularity);
 
 }  // namespace tcgemm::mma

@@ -3,47 +3,16 @@
 
 #include <cstdint>
 
-#include "kernels/mma_sync/config.cuh"
-#include "kernels/mma_sync/instruction.cuh"
-#include "kernels/mma_sync/operand_tile.cuh"
 #include "kernels/mma_sync/params.cuh"
+#include "kernels/mma_sync/traits.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 
 namespace tcgemm::mma {
 
-template <typename Config, typename Instruction>
-struct KernelTraits {
-  static constexpr int kElementBytes = Instruction::kElementBytes;
-  static constexpr int kTileK = Config::kTileKBytes / kElementBytes;
-  static constexpr int kSteps = Config::kTileKBytes / 32;
-  using A = OperandTile<Role::kA, kElementBytes, Config::kTileM, Config::kWarpM, Config::kTileKBytes,
-                        !Config::kATransposed, Config::kThreads>;
-  using B = OperandTile<Role::kB, kElementBytes, Config::kTileN, Config::kWarpN, Config::kTileKBytes,
-                        Config::kBTransposed, Config::kThreads>;
-  static constexpr int kMmasM = Config::kWarpM / 16;
-  static constexpr int kMmasN = Config::kWarpN / 8;
-  using Accumulators = typename Instruction::Accumulator[kMmasM][kMmasN];
-
-  // Partial sums of 16 rows of a warp. The padding spreads rows over the banks: a fragment store
-  // covers 8 columns of 4 rows, 16 columns of 2 rows or twice 4 columns of 4 rows.
-  static constexpr int kStagingPadding = B::kOrder == FragmentOrder::kConsecutive ? 8
-                                         : B::kOrder == FragmentOrder::kPairs     ? 16
-                                                                                  : 4;
-  static constexpr int kStagingPitch = Config::kWarpN + kStagingPadding;
-  static constexpr int kStagingBytesPerWarp = 16 * kStagingPitch * 4;
-
-  static_assert(A::kBytes + B::kBytes == Config::kStageBytes, "the stage holds both tiles");
-  static_assert(Config::kThreads / 32 * kStagingBytesPerWarp <= Config::kStagesBytes, "partial sums reuse the stages");
-  static_assert(kSteps % 2 == 0, "two fragment buffers alternate within a tile");
-
-  // TMA can write both tiles as the fragment loads want them, in boxes that are worth it (64-byte rows are not).
-  static constexpr bool kIsTensorLayout = A::kIsTensorLayout && B::kIsTensorLayout && Config::kTileKBytes == 128;
-};
-
 // All instructions of a k-step. After the first few, the fragments of the next step have arrived and
 // are prepared, a share before each instruction.
-template <typename Traits, typename Instruction, bool kPrepares>
+template <typename Traits, bool kPrepares>
 __device__ __forceinline__ void multiply_step(typename Traits::Accumulators& accumulators,
                                               const typename Traits::A::Fragments& a,
                                               const typename Traits::B::Fragments& b,
@@ -72,13 +41,13 @@ __device__ __forceinline__ void multiply_step(typename Traits::Accumulators& acc
       }
       // Serpentine: neighbouring instructions share a register operand.
       const int j = i % 2 == 0 ? step : Traits::kMmasN - 1 - step;
-      Instruction::multiply_add(accumulators[i][j], a_registers, b[j]);
+      Traits::Instruction::multiply_add(accumulators[i][j], a_registers, b[j]);
     }
   }
 }
 
 // Copies by cp.async, one group a tile.
-template <typename Config>
+template <typename Traits>
 struct GroupedCopies {
   static constexpr bool kRoundsToTF32 = false;
 
@@ -86,16 +55,15 @@ struct GroupedCopies {
   __device__ __forceinline__ void close_tile() { ptx::cp_async_commit_group(); }
 
   // Until this thread's copies of the tile at `read_offset`, the next one to be read, are there.
-  __device__ __forceinline__ void wait_tile(uint32_t) { ptx::cp_async_wait_group<Config::kStages - 2>(); }
+  __device__ __forceinline__ void wait_tile(uint32_t) { ptx::cp_async_wait_group<Traits::Config::kStages - 2>(); }
 
   __device__ __forceinline__ void wait_all() { ptx::cp_async_wait_group<0>(); }
 };
 
 // The copy pipeline where every chunk of both operands is 16 aligned bytes, inside or outside as a
 // whole. Nothing about edges is left to the loop but one bit for each chunk.
-template <typename Config, typename Instruction>
-struct AlignedCopies : GroupedCopies<Config> {
-  using Traits = KernelTraits<Config, Instruction>;
+template <typename Traits>
+struct AlignedCopies : GroupedCopies<Traits> {
   using A = typename Traits::A;
   using B = typename Traits::B;
   static_assert(A::kPasses + B::kPasses <= 32, "predicates are one 32-bit mask");
@@ -131,9 +99,8 @@ struct AlignedCopies : GroupedCopies<Config> {
 };
 
 // The same for all other operands.
-template <typename Config, typename Instruction>
-struct UnalignedCopies : GroupedCopies<Config> {
-  using Traits = KernelTraits<Config, Instruction>;
+template <typename Traits>
+struct UnalignedCopies : GroupedCopies<Traits> {
   using A = typename Traits::A;
   using B = typename Traits::B;
 
@@ -154,9 +121,9 @@ struct UnalignedCopies : GroupedCopies<Config> {
 
 // The same as AlignedCopies by TMA, for sm_90 and later: one thread asks for the boxes of both tiles, a barrier for
 // each stage counts their bytes. Float32 is rounded to TF32 on the way.
-template <typename Config, typename Instruction>
+template <typename Traits>
 struct TensorCopies {
-  using Traits = KernelTraits<Config, Instruction>;
+  using Config = typename Traits::Config;
   using A = typename Traits::A;
   using B = typename Traits::B;
   static constexpr bool kRoundsToTF32 = true;
@@ -184,7 +151,7 @@ struct TensorCopies {
   }
 
   __device__ __forceinline__ uint64_t* barrier(int stage) const {
-    return reinterpret_cast<uint64_t*>(stages + Config::kStagesBytes) + stage;
+    return reinterpret_cast<uint64_t*>(stages + Traits::kStagesBytes) + stage;
   }
 
   template <int kPart, int kParts>
@@ -199,24 +166,23 @@ struct TensorCopies {
   __device__ __forceinline__ void close_tile() {}
 
   __device__ __forceinline__ void wait_tile(uint32_t read_offset) {
-    if (tiles_to_wait > 0) ptx::mbarrier_wait(barrier(read_offset / Config::kStageBytes), parity);
+    if (tiles_to_wait > 0) ptx::mbarrier_wait(barrier(read_offset / Traits::kStageBytes), parity);
     --tiles_to_wait;
-    parity ^= read_offset == (Config::kStages - 1) * Config::kStageBytes;
+    parity ^= read_offset == (Config::kStages - 1) * Traits::kStageBytes;
   }
 
   __device__ __forceinline__ void wait_all() {}
 
  private:
   __device__ __forceinline__ void copy_tile(uint32_t write_offset) const {
-    uint64_t* const full = barrier(write_offset / Config::kStageBytes);
-    ptx::mbarrier_arrive_expect_tx(full, Config::kStageBytes);
+    uint64_t* const full = barrier(write_offset / Traits::kStageBytes);
+    ptx::mbarrier_arrive_expect_tx(full, Traits::kStageBytes);
     uint8_t* const a_tile = stages + write_offset;
-    copy_operand<A, !Config::kATransposed>(&params.a_map, params.a, a_tile, full, static_cast<int32_t>(work.m_idx));
-    copy_operand<B, Config::kBTransposed>(&params.b_map, params.b, a_tile + A::kBytes, full,
-                                          static_cast<int32_t>(work.n_idx));
+    copy_operand<A>(&params.a_map, params.a, a_tile, full, static_cast<int32_t>(work.m_idx));
+    copy_operand<B>(&params.b_map, params.b, a_tile + A::kBytes, full, static_cast<int32_t>(work.n_idx));
   }
 
-  template <typename Tile, bool kKMajor>
+  template <typename Tile>
   __device__ __forceinline__ void copy_operand(const CUtensorMap* map, const BatchedMatrix<char>& matrix, uint8_t* tile,
                                                uint64_t* full, int32_t first) const {
     const int32_t batch_inner = static_cast<int32_t>(matrix.batch_inner);
@@ -225,14 +191,15 @@ struct TensorCopies {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
       ptx::tma_load_4d(tile + panel * Tile::kPanelBytes, map, full,
-                       (kKMajor ? k_idx : first) + panel * Tile::kBoxContiguous, kKMajor ? first : k_idx, inner, outer);
+                       (Tile::kKMajor ? k_idx : first) + panel * Tile::kBox.contiguous, Tile::kKMajor ? first : k_idx,
+                       inner, outer);
     }
   }
 };
 
-template <typename Config, typename Instruction>
+template <typename Traits>
 struct Mainloop {
-  using Traits = KernelTraits<Config, Instruction>;
+  using Config = typename Traits::Config;
   using A = typename Traits::A;
   using B = typename Traits::B;
 
@@ -243,8 +210,8 @@ struct Mainloop {
   typename Traits::Accumulators accumulators = {};
 
   static __device__ __forceinline__ uint32_t next_stage(uint32_t offset) {
-    constexpr uint32_t kLast = (Config::kStages - 1) * Config::kStageBytes;
-    return offset == kLast ? 0 : offset + Config::kStageBytes;
+    constexpr uint32_t kLast = (Config::kStages - 1) * Traits::kStageBytes;
+    return offset == kLast ? 0 : offset + Traits::kStageBytes;
   }
 
   template <typename Copies>
@@ -269,9 +236,8 @@ struct Mainloop {
       copies.template copy<kStep, kCopySteps>(write_offset);
       if constexpr (kStep == kCopySteps - 1) finish_copy(copies);
     }
-    multiply_step<Traits, Instruction, !Copies::kRoundsToTF32>(accumulators, a_fragments[kStep % 2],
-                                                               b_fragments[kStep % 2], a_fragments[kNextStep % 2],
-                                                               b_fragments[kNextStep % 2]);
+    multiply_step<Traits, !Copies::kRoundsToTF32>(accumulators, a_fragments[kStep % 2], b_fragments[kStep % 2],
+                                                  a_fragments[kNextStep % 2], b_fragments[kNextStep % 2]);
   }
 
   // Copies beyond the last tile write zeros, or nothing, which nothing multiplies.

@@ -1,61 +1,69 @@
-// The implementation "mma_sync": what runs, and by which launcher.
+// The implementation "mma_sync": what runs, and by which kernel.
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <deque>
+#include <string>
 
+#include "core/extent.h"
 #include "kernels/common/epilogue_launch.h"
 #include "kernels/common/limits.h"
 #include "kernels/kernels.h"
+#include "kernels/mma_sync/config.h"
+#include "kernels/mma_sync/instance.h"
+#include "kernels/mma_sync/instructions.h"
 #include "kernels/mma_sync/launch.h"
 
 namespace tcgemm {
+namespace mma {
 namespace {
 
-using namespace tcgemm::mma;
+using tile::Major;
 
-// One config of one element type. Every tile shape is a config of each type whose kernels are built.
-struct Kernel {
-  std::string config;
-  DType in;
-  Compute compute;
-  int64_t tile_m, tile_n, shared_bytes;
-  bool has_epilogue;
-  Status (*launch)(const Problem&, const Buffers&, const Device&, int splits, cudaStream_t);
+struct TileRow {
+  Tile tile;
+  bool has_epilogue, of_every_type;
 };
 
-template <typename Tile, typename Instruction>
-Kernel make_kernel(DType in, Compute compute) {
-  const auto text = [](int64_t x) { return std::to_string(x); };
-  const std::string config = text(Tile::kTileM) + "x" + text(Tile::kTileN) + "x" +
-                             text(Tile::kTileKBytes / dtype_bytes(in)) + "_w" + text(Tile::kWarpM) + "x" +
-                             text(Tile::kWarpN) + "_s" + text(Tile::kStages);
-  return {config,
-          in,
-          compute,
-          Tile::kTileM,
-          Tile::kTileN,
-          Tile::kSharedBytes,
-          Tile::kHasEpilogue || compute == Compute::kS32,
-          &launch<Tile, Instruction>};
-}
+constexpr TileRow kTiles[] = {
+#define TCGEMM_ENTRY(m, n, k_bytes, warp_m, warp_n, stages, min_blocks_per_sm, has_epilogue, of_every_type) \
+  {{m, n, k_bytes, warp_m, warp_n, stages, min_blocks_per_sm}, has_epilogue, of_every_type},
+    TCGEMM_MMA_SYNC_TILES(TCGEMM_ENTRY)
+#undef TCGEMM_ENTRY
+};
 
-template <typename Instruction, typename... Tiles>
-void add_kernels(std::vector<Kernel>& kernels, DType in, Compute compute) {
-  (kernels.push_back(make_kernel<Tiles, Instruction>(in, compute)), ...);
-}
+// One config of one instruction.
+struct Entry {
+  std::string config;
+  const Instruction* instruction;
+  Tile tile;
+  bool has_epilogue;
 
-// For each type in order of preference. Must agree with the instance_*.cu files, or linking fails.
-const std::vector<Kernel>& kernels() {
-  static const std::vector<Kernel> all = [] {
-    std::vector<Kernel> list;
-    add_kernels<F16F32, Tile256Stages3, Tile256TallStages3, Tile128Stages4, Tile64Stages4>(list, DType::kF16,
-                                                                                           Compute::kF32);
-    add_kernels<BF16F32, Tile256Stages3, Tile256TallStages3, Tile128Stages4, Tile64Stages4>(list, DType::kBF16,
-                                                                                            Compute::kF32);
-    add_kernels<F16F16, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kF16, Compute::kF16);
-    add_kernels<TF32F32, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kF32, Compute::kTF32);
-    add_kernels<S8S32, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kS8, Compute::kS32);
-    add_kernels<U8S32, Tile256Stages3, Tile128Stages4, Tile64Stages4>(list, DType::kU8, Compute::kS32);
+  static Entry make(const Instruction& x, const TileRow& row) {
+    const Tile& tile = row.tile;
+    const auto text = [](int number) { return std::to_string(number); };
+    return {text(tile.m) + "x" + text(tile.n) + "x" + text(tile.k_bytes / x.mma_bytes) + "_w" + text(tile.warp_m) +
+                "x" + text(tile.warp_n) + "_s" + text(tile.stages),
+            &x, tile, row.has_epilogue || x.compute == Compute::kS32};
+  }
+
+  Geometry geometry(Major a, Major b) const {
+    const auto bytes = [](const Instruction::Input& x) { return static_cast<int>(dtype_bytes(x.dtype)); };
+    return {tile, instruction->mma_bytes, {Role::kA, bytes(instruction->a), a}, {Role::kB, bytes(instruction->b), b}};
+  }
+};
+
+// For each instruction in order of preference.
+const std::vector<Entry>& entries() {
+  static const std::vector<Entry> all = [] {
+    std::vector<Entry> list;
+    for (const Instruction& x : instructions()) {
+      for (const TileRow& row : kTiles) {
+        if (x.has_every_tile || row.of_every_type) list.push_back(Entry::make(x, row));
+      }
+    }
     return list;
   }();
   return all;
@@ -77,9 +85,12 @@ ParsedConfig parse_config(std::string_view config) {
   return parsed;
 }
 
-const Kernel* find_kernel(const Problem& p, std::string_view tile) {
-  for (const Kernel& kernel : kernels()) {
-    if (kernel.in == p.a.dtype && kernel.compute == p.compute && kernel.config == tile) return &kernel;
+const Entry* find_entry(const Problem& p, std::string_view tile) {
+  for (const Entry& entry : entries()) {
+    const Instruction& x = *entry.instruction;
+    if (x.a.dtype == p.a.dtype && x.b.dtype == p.b.dtype && x.compute == p.compute && entry.config == tile) {
+      return &entry;
+    }
   }
   return nullptr;
 }
@@ -88,8 +99,9 @@ const std::vector<TypeRule>& type_rules() {
   static const std::vector<TypeRule> rules = [] {
     const std::vector<DType> floats{DType::kF16, DType::kBF16, DType::kF32};
     std::vector<TypeRule> list;
-    for (const Kernel& kernel : kernels()) {
-      list.push_back({kernel.in, kernel.compute, kernel.compute == Compute::kS32 ? std::vector{DType::kS32} : floats});
+    for (const Instruction& x : instructions()) {
+      list.emplace_back(x.a.dtype, x.b.dtype, x.compute,
+                        x.compute == Compute::kS32 ? std::vector{DType::kS32} : floats);
     }
     return list;
   }();
@@ -98,8 +110,8 @@ const std::vector<TypeRule>& type_rules() {
 
 std::vector<std::string> make_configs() {
   std::vector<std::string> tiles;
-  for (const Kernel& kernel : kernels()) {
-    if (std::find(tiles.begin(), tiles.end(), kernel.config) == tiles.end()) tiles.push_back(kernel.config);
+  for (const Entry& entry : entries()) {
+    if (std::find(tiles.begin(), tiles.end(), entry.config) == tiles.end()) tiles.push_back(entry.config);
   }
   std::vector<std::string> configs = tiles;
   for (int splits : kSplits) {
@@ -108,8 +120,25 @@ std::vector<std::string> make_configs() {
   return configs;
 }
 
+Major major_of_a(const Problem& p) { return p.a.transposed ? Major::kMN : Major::kK; }
+Major major_of_b(const Problem& p) { return p.b.transposed ? Major::kK : Major::kMN; }
+
 class MmaSync final : public Implementation {
  public:
+  MmaSync() {
+    for (const Entry& entry : entries()) {
+      const Instruction& x = *entry.instruction;
+      for (Major a : {Major::kK, Major::kMN}) {
+        for (Major b : {Major::kK, Major::kMN}) {
+          const Instance instance{entry.tile, x.mma, operands_text(x.a.text(a), x.b.text(b))};
+          for (bool is_bare : {false, true}) {
+            kernels_.emplace_back(kernel_source(instance, epilogue_of(entry, is_bare)));
+          }
+        }
+      }
+    }
+  }
+
   const char* name() const override { return "mma_sync"; }
 
   const std::vector<std::string>& configs() const override {
@@ -125,18 +154,19 @@ class MmaSync final : public Implementation {
     if (std::string rule = reject_scalars(p); !rule.empty()) return rule;
     if (std::string rule = reject_column_sums(p); !rule.empty()) return rule;
     const ParsedConfig parsed = parse_config(config);
-    const Kernel* kernel = find_kernel(p, parsed.tile);
-    if (kernel == nullptr) {
+    const Entry* entry = find_entry(p, parsed.tile);
+    if (entry == nullptr) {
       return "config " + std::string(config) + " is not built for " + name_of(p.a.dtype) + " with compute " +
              name_of(p.compute);
     }
-    if (kernel->shared_bytes > device.shared_memory_bytes) {
-      return "config " + std::string(config) + " needs " + std::to_string(kernel->shared_bytes) +
+    const int shared_bytes = entry->geometry(major_of_a(p), major_of_b(p)).shared_bytes();
+    if (shared_bytes > device.shared_memory_bytes) {
+      return "config " + std::string(config) + " needs " + std::to_string(shared_bytes) +
              " bytes of shared memory in a block, the device has " + std::to_string(device.shared_memory_bytes);
     }
     constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
-    const int64_t tiles_m = (p.m + kernel->tile_m - 1) / kernel->tile_m;
-    const int64_t tiles_n = (p.n + kernel->tile_n - 1) / kernel->tile_n;
+    const int64_t tiles_m = ceil_div(p.m, entry->tile.m);
+    const int64_t tiles_n = ceil_div(p.n, entry->tile.n);
     // Divisions, because the product of three such counts may not fit 64 bits.
     if (!p.is_empty() && tiles_m > kMaxBlocks / tiles_n / parsed.splits / p.batch) {
       return "config " + std::string(config) + " must make fewer than 2^31 blocks, got " + std::to_string(tiles_m) +
@@ -148,28 +178,61 @@ class MmaSync final : public Implementation {
 
   int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view config) const override {
     const ParsedConfig parsed = parse_config(config);
-    const Kernel* kernel = find_kernel(p, parsed.tile);
-    return kernel == nullptr ? 0
-                             : EpilogueLaunch::make(p, parsed.splits, kernel->has_epilogue).workspace_bytes(p, device);
+    const Entry* entry = find_entry(p, parsed.tile);
+    return entry == nullptr ? 0
+                            : EpilogueLaunch::make(p, parsed.splits, entry->has_epilogue).workspace_bytes(p, device);
+  }
+
+  std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view config) const override {
+    const ParsedConfig parsed = parse_config(config);
+    const Entry* entry = find_entry(p, parsed.tile);
+    if (entry == nullptr) return {};
+    const bool is_direct = EpilogueLaunch::make(p, parsed.splits, entry->has_epilogue).is_direct;
+    return kernel_of(p, *entry, !is_direct || is_bare(p)).missing(device);
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
                 void* stream_handle) const override {
     const auto stream = static_cast<cudaStream_t>(stream_handle);
     const ParsedConfig parsed = parse_config(config);
-    const Kernel* kernel = find_kernel(p, parsed.tile);
-    if (kernel == nullptr) return Status::invalid("no kernel for config " + std::string(config));
-    return EpilogueLaunch::make(p, parsed.splits, kernel->has_epilogue)
+    const Entry* entry = find_entry(p, parsed.tile);
+    if (entry == nullptr) return Status::invalid("no kernel for config " + std::string(config));
+    const Geometry geometry = entry->geometry(major_of_a(p), major_of_b(p));
+    return EpilogueLaunch::make(p, parsed.splits, entry->has_epilogue)
         .run(p, buffers, device, stream, [&](const Problem& product, const Buffers& product_buffers) {
-          return kernel->launch(product, product_buffers, device, parsed.splits, stream);
+          Call call{nullptr,
+                    geometry,
+                    epilogue_of(*entry, is_bare(product)),
+                    device.compute_capability >= 90,
+                    &product,
+                    &product_buffers,
+                    parsed.splits,
+                    stream};
+          if (Status s = kernel_of(p, *entry, is_bare(product)).find(device, &call.kernel); !s.is_ok()) return s;
+          return launch_product(call);
         });
   }
+
+ private:
+  static EpilogueKind epilogue_of(const Entry& entry, bool is_bare) {
+    if (entry.instruction->compute == Compute::kS32) return EpilogueKind::kScaled;
+    return is_bare ? EpilogueKind::kBare : EpilogueKind::kFused;
+  }
+
+  const KernelReference& kernel_of(const Problem& p, const Entry& entry, bool is_bare) const {
+    const size_t row = &entry - entries().data();
+    const int majors = (major_of_a(p) == Major::kMN) * 2 + (major_of_b(p) == Major::kMN);
+    return kernels_[(row * 4 + majors) * 2 + is_bare];
+  }
+
+  std::deque<KernelReference> kernels_;  // [entry][major of A][of B][is_bare]
 };
 
 }  // namespace
+}  // namespace mma
 
 const Implementation* mma_sync() {
-  static const MmaSync implementation;
+  static const mma::MmaSync implementation;
   return &implementation;
 }
 

@@ -18,36 +18,33 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/mma_sync/geometry.h"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/shared_memory.cuh"
-#include "tile/fragment.cuh"
-#include "tile/swizzle.cuh"
+#include "ptx/types.cuh"
 
 namespace tcgemm::mma {
 
 inline constexpr int kChunkBytes = 16;
 
-enum class Role { kA, kB };
-
-template <Role kRole, int kElementBytes, int kExtent, int kWarpExtent, int kTileKBytes, bool kKMajor, int kThreads>
+// `MmaElement`: of what the instruction takes.
+template <Role kRole, typename Operand, typename MmaElement, typename Config>
 struct OperandTile {
-  static constexpr FragmentOrder kOrder = kKMajor || kElementBytes == 2             ? FragmentOrder::kConsecutive
-                                          : kElementBytes == 4 && kRole == Role::kB ? FragmentOrder::kQuads
-                                                                                    : FragmentOrder::kPairs;
-  static constexpr ReadPattern kPattern = kOrder == FragmentOrder::kConsecutive ? ReadPattern::kRows8
-                                          : kOrder == FragmentOrder::kQuads     ? ReadPattern::kRows4Apart
-                                          : kElementBytes == 1                  ? ReadPattern::kRowPairs4
-                                                                                : ReadPattern::kRows4Twice;
-  static constexpr int kTileK = kTileKBytes / kElementBytes;
-  static constexpr int kRows = kKMajor ? kExtent : kTileK;
-  static constexpr int kRowBytes = kKMajor ? kTileKBytes : kExtent * kElementBytes;
+  static constexpr int kElementBytes = sizeof(typename Operand::Element);
+  static constexpr bool kKMajor = Operand::kIsKMajor;
+  static constexpr OperandShape kShape{kRole, kElementBytes, Operand::kMajor};
+  static constexpr FragmentOrder kOrder = kShape.order();
+  static constexpr ReadPattern kPattern = kShape.pattern();
+  static constexpr int kExtent = kRole == Role::kA ? Config::kTileM : Config::kTileN;
+  static constexpr int kWarpExtent = kRole == Role::kA ? Config::kWarpM : Config::kWarpN;
+  static constexpr int kTileK = Config::kTileKBytes / sizeof(MmaElement);
+  static constexpr int kRows = kShape.rows(kExtent, kTileK);
+  static constexpr int kRowBytes = kShape.row_bytes(kExtent, kTileK);
   static constexpr int kBytes = kRows * kRowBytes;
   static constexpr int kGroups = kWarpExtent / 8;
-  // Rows of more than 128 bytes are cut into panels, one after another, where TMA is to write them.
-  static constexpr bool kIsTensorLayout = Swizzle<kPattern, 128>::kIsTensorSwizzle;
-  static constexpr int kPitch = kIsTensorLayout && kRowBytes > 128 ? 128 : kRowBytes;
+  static constexpr int kPitch = kShape.pitch(kExtent, kTileK);
   static constexpr int kPanels = kRowBytes / kPitch;
   static constexpr int kPanelBytes = kRows * kPitch;
   using Layout = Swizzle<kPattern, kPitch>;
@@ -56,9 +53,9 @@ struct OperandTile {
   // Copy: each thread moves the chunks of one column, kRowsPerPass rows apart.
   static constexpr int kChunkElements = kChunkBytes / kElementBytes;
   static constexpr int kChunksPerRow = kRowBytes / kChunkBytes;
-  static constexpr int kRowsPerPass = kThreads / kChunksPerRow;
+  static constexpr int kRowsPerPass = Config::kThreads / kChunksPerRow;
   static constexpr int kPasses = kRows / kRowsPerPass;
-  static_assert(kThreads % kChunksPerRow == 0, "a pass must copy whole rows");
+  static_assert(Config::kThreads % kChunksPerRow == 0, "a pass must copy whole rows");
   static_assert(kRows % kRowsPerPass == 0, "passes must end with the tile");
   static_assert(kRowsPerPass % Layout::kPeriod == 0 ||
                     (kPattern == ReadPattern::kRows4Apart && Layout::kPeriod % kRowsPerPass == 0),
@@ -66,10 +63,10 @@ struct OperandTile {
   static_assert(kPanelBytes % 1024 == 0, "TMA swizzles by address bits 7 to 9");
   static_assert(kWarpExtent % 16 == 0, "a load fills two groups");
 
-  // The box that TMA copies, with its swizzle of 128 bytes: a panel.
-  static constexpr int kBoxContiguous = kPitch / kElementBytes;
-  static constexpr int kBoxRows = kRows;
-  static_assert(kBoxRows <= 256, "an extent of a box");
+  static constexpr Box kBox = kShape.box(kExtent, kTileK);
+  static_assert(kBox.rows <= 256, "an extent of a box");
+  static_assert(Operand::kSource == tile::Source::kRegisters && kElementBytes == sizeof(MmaElement),
+                "fragments are loaded as the instruction takes them");
 
   // Byte offset in the tile of a 16-byte chunk.
   static __device__ __forceinline__ uint32_t offset(int row, int chunk) {
@@ -99,7 +96,7 @@ struct OperandTile {
     const int64_t column_idx = chunk * kChunkElements + (kKMajor ? k_begin : first);
     source.pointer = matrix + row_idx * ld + column_idx * kElementBytes;
     source.pass_bytes = kRowsPerPass * ld;
-    source.tile_bytes = (kKMajor ? kTileKBytes : kTileK * ld) - (kPasses - 1) * source.pass_bytes;
+    source.tile_bytes = (kKMajor ? kRowBytes : kTileK * ld) - (kPasses - 1) * source.pass_bytes;
     source.destination = tile_address + offset(row, chunk);
     source.k_offset = kKMajor ? chunk * kChunkElements : row;
     const int left = static_cast<int>(extent < first + kExtent ? extent - first : kExtent);
@@ -234,7 +231,7 @@ struct OperandTile {
     for (int half = 0; half < 2; ++half) {
       uint32_t& first = fragments[group][half];
       uint32_t& second = fragments[group + 1][half];
-      if constexpr (kElementBytes == 4) {
+      if constexpr (std::is_same_v<MmaElement, ptx::TF32>) {
         first = round_to_tf32(first);
         second = round_to_tf32(second);
       } else if constexpr (kElementBytes == 1 && !kKMajor) {

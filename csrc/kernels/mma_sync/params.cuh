@@ -3,12 +3,19 @@
 
 #include <cstdint>
 
+#include "epilogue/epilogue.cuh"
+#include "epilogue/fused.cuh"
 #include "tile/grid.cuh"
 #include "tile/matrix.cuh"
 #include "tile/numeric.cuh"
 #include "tile/tensor_map.cuh"
 
 namespace tcgemm::mma {
+
+// What a kernel does with its sums before they are D.
+using Bare = epilogue::Identity<float, void>;
+using Fused = epilogue::Fused;
+using Scaled = epilogue::AlphaBetaC<int32_t, int32_t>;  // of integers: all of their epilogue, and none
 
 struct Params {
   tile::TensorMap a_map, b_map;      // of the tiles of a stage; only where TensorCopies copies them

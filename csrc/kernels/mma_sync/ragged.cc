@@ -1,20 +1,71 @@
 // The grouped products of "mma_sync" behind the common interface.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <deque>
+#include <iterator>
+#include <string>
+
 #include "kernels/common/limits.h"
 #include "kernels/kernels.h"
+#include "kernels/mma_sync/config.h"
+#include "kernels/mma_sync/instance.h"
+#include "kernels/mma_sync/instructions.h"
 #include "kernels/mma_sync/ragged_launch.h"
 
 namespace tcgemm {
+namespace mma {
 namespace {
 
-using namespace tcgemm::mma;
+using tile::Major;
+
+// Those whose sums are f32: for each type of tokens and weights one.
+const std::vector<const Instruction*>& grouped_instructions() {
+  static const std::vector<const Instruction*> all = [] {
+    std::vector<const Instruction*> found;
+    for (const Instruction& x : instructions()) {
+      if (x.compute == Compute::kF32 || x.compute == Compute::kTF32) found.push_back(&x);
+    }
+    return found;
+  }();
+  return all;
+}
+
+const std::vector<TypeRule>& type_rules() {
+  static const std::vector<TypeRule> rules = [] {
+    std::vector<TypeRule> of_all;
+    for (const Instruction* x : grouped_instructions()) {
+      of_all.emplace_back(x->a.dtype, x->b.dtype, x->compute, std::vector{DType::kF16, DType::kBF16, DType::kF32});
+    }
+    return of_all;
+  }();
+  return rules;
+}
+
+// Of the tokens, rows of K or of M, and of what multiplies them.
+struct Majors {
+  Major a, b;
+};
+// Rows, rows by transposed weights, contraction.
+constexpr Majors kForms[] = {{Major::kK, Major::kMN}, {Major::kK, Major::kK}, {Major::kMN, Major::kMN}};
+
+int form_of(const RaggedProblem& p) { return !p.is_rows() ? 2 : p.b_transposed ? 1 : 0; }
 
 class MmaSyncRagged final : public RaggedImplementation {
  public:
+  MmaSyncRagged() {
+    for (const Instruction* x : grouped_instructions()) {
+      for (const Majors& form : kForms) {
+        const std::string operands = operands_text(x->a.text(form.a), x->b.text(form.b));
+        kernels_.emplace_back(ragged_kernel_source({kRaggedTile, x->mma, operands}));
+      }
+    }
+  }
+
   const char* name() const override { return "mma_sync"; }
 
   const std::vector<std::string>& configs() const override {
-    static const std::vector<std::string> all{std::to_string(RaggedTile::kTileM) + "x" +
-                                              std::to_string(RaggedTile::kTileN)};
+    static const std::vector<std::string> all{std::to_string(kRaggedTile.m) + "x" + std::to_string(kRaggedTile.n)};
     return all;
   }
 
@@ -22,41 +73,45 @@ class MmaSyncRagged final : public RaggedImplementation {
 
   std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view) const override {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
-    const std::vector<DType> floats{DType::kF16, DType::kBF16, DType::kF32};
-    if (std::string rule = reject_types(p.in, p.in, p.compute, p.out,
-                                        {{DType::kF16, Compute::kF32, floats},
-                                         {DType::kBF16, Compute::kF32, floats},
-                                         {DType::kF32, Compute::kTF32, floats}});
-        !rule.empty()) {
-      return rule;
-    }
-    return reject_ragged_tiles(p, RaggedTile::kTileM, RaggedTile::kTileN);
+    if (std::string rule = reject_types(p.in, p.in, p.compute, p.out, type_rules()); !rule.empty()) return rule;
+    return reject_ragged_tiles(p, kRaggedTile.m, kRaggedTile.n);
   }
 
-  Status launch(const RaggedProblem& p, const RaggedBuffers& buffers, const Device&, std::string_view,
+  std::vector<KernelSource> kernels(const RaggedProblem& p, const Device& device, std::string_view) const override {
+    return kernels_[index_of(p)].missing(device);
+  }
+
+  Status launch(const RaggedProblem& p, const RaggedBuffers& buffers, const Device& device, std::string_view,
                 void* stream) const override {
+    RaggedCall call{};
+    if (Status s = kernels_[index_of(p)].find(device, &call.kernel); !s.is_ok()) return s;
+    const int bytes = static_cast<int>(dtype_bytes(p.in));
+    const Majors& form = kForms[form_of(p)];
+    call.geometry = {kRaggedTile, bytes, {Role::kA, bytes, form.a}, {Role::kB, bytes, form.b}};
+    call.problem = &p;
+    call.stream = static_cast<cudaStream_t>(stream);
     for (int64_t i = 0; i < p.batch; ++i) {
-      if (Status s = launch_entry(p, batch_entry(p, buffers, i), static_cast<cudaStream_t>(stream)); !s.is_ok()) {
-        return s;
-      }
+      call.buffers = batch_entry(p, buffers, i);
+      if (Status s = launch_ragged(call); !s.is_ok()) return s;
     }
     return Status::ok();
   }
 
  private:
-  static Status launch_entry(const RaggedProblem& p, const RaggedBuffers& buffers, cudaStream_t stream) {
-    switch (p.in) {
-      case DType::kF16: return launch_ragged<F16F32>(p, buffers, stream);
-      case DType::kBF16: return launch_ragged<BF16F32>(p, buffers, stream);
-      default: return launch_ragged<TF32F32>(p, buffers, stream);
-    }
+  static size_t index_of(const RaggedProblem& p) {
+    const auto& all = grouped_instructions();
+    const auto found = std::find_if(all.begin(), all.end(), [&](const Instruction* x) { return x->a.dtype == p.in; });
+    return (found - all.begin()) * std::size(kForms) + form_of(p);
   }
+
+  std::deque<KernelReference> kernels_;  // [instruction][form]
 };
 
 }  // namespace
+}  // namespace mma
 
 const RaggedImplementation* mma_sync_ragged() {
-  static const MmaSyncRagged implementation;
+  static const mma::MmaSyncRagged implementation;
   return &implementation;
 }
 

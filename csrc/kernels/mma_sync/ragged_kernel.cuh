@@ -9,23 +9,18 @@
 
 #include <cstdint>
 
-#include "epilogue/epilogue.cuh"
 #include "kernels/mma_sync/mainloop.cuh"
-#include "kernels/mma_sync/params.cuh"
+#include "kernels/mma_sync/ragged_params.cuh"
 #include "kernels/mma_sync/store.cuh"
 #include "tile/segment_walk.cuh"
 
 namespace tcgemm::mma {
 
-struct RaggedParams {
-  Params gemm;  // batch entries of B (rows) or of D (contraction) are the groups
-  Groups groups;
-};
-
 // Tiles of a segment, and where each of them lies: in rows m counts from the segment's first token.
-template <typename Config>
+template <typename Traits>
 struct RaggedTiles {
-  static constexpr bool kIsRows = !Config::kATransposed;
+  using Config = typename Traits::Config;
+  static constexpr bool kIsRows = Traits::A::kKMajor;
   int32_t rows, columns;  // rows: of a contraction's D
 
   __device__ __forceinline__ int32_t num_tiles(bool is_group, int32_t tokens) const {
@@ -37,9 +32,10 @@ struct RaggedTiles {
 };
 
 // By the first warp; what it finds out all threads learn. k < 0: there is no such tile.
-template <typename Config>
+template <typename Traits>
 __device__ __forceinline__ void find_work(const RaggedParams& params, Work* work, int64_t* m_end) {
-  using Tiles = RaggedTiles<Config>;
+  using Config = typename Traits::Config;
+  using Tiles = RaggedTiles<Traits>;
   __shared__ Segment shared_segment;
   __shared__ int32_t shared_tile;
   const auto tiles_of = [](int64_t extent, int tile) { return static_cast<int32_t>((extent + tile - 1) / tile); };
@@ -71,26 +67,26 @@ __device__ __forceinline__ void find_work(const RaggedParams& params, Work* work
   *m_end = Tiles::kIsRows ? segment.token_end : params.gemm.m;
 }
 
-template <typename Config, typename Instruction>
+template <typename Config, typename Mma, typename Operands>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ragged_kernel(const __grid_constant__ RaggedParams params) {
 #if __CUDA_ARCH__ >= 800
-  using Traits = KernelTraits<Config, Instruction>;
+  using Traits = mma::Traits<Config, Mma, Operands>;
   using A = typename Traits::A;
   using B = typename Traits::B;
-  using Partial = typename Instruction::Partial;
+  using Partial = typename Traits::Partial;
   extern __shared__ __align__(1024) uint8_t shared_memory[];
   const uint32_t a_address = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory));
   const uint32_t b_address = a_address + A::kBytes;
 
   Work work;
   int64_t m_end;
-  find_work<Config>(params, &work, &m_end);
+  find_work<Traits>(params, &work, &m_end);
   if (work.k < 0) return;
   const int warp = threadIdx.x / 32;
   const int warp_m = warp % Config::kWarpsM * Config::kWarpM;
   const int warp_n = warp / Config::kWarpsM * Config::kWarpN;
-  Mainloop<Config, Instruction> loop;
+  Mainloop<Traits> loop;
   loop.a_address = a_address + A::lane_offset(warp_m);
   loop.b_address = b_address + B::lane_offset(warp_n);
   const Params& gemm = params.gemm;
@@ -100,20 +96,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     const auto b_source =
         B::make_source(gemm.b.at_batch(work.batch_idx), gemm.b.ld, work.n_idx, work.k_begin, gemm.n, b_address);
     if (gemm.a_granularity == kChunkBytes && gemm.b_granularity == kChunkBytes) {
-      loop.run(AlignedCopies<Config, Instruction>(a_source, b_source, num_tiles, work.k), num_tiles);
+      loop.run(AlignedCopies<Traits>(a_source, b_source, num_tiles, work.k), num_tiles);
     } else {
-      loop.run(
-          UnalignedCopies<Config, Instruction>{{}, a_source, b_source, gemm.a_granularity, gemm.b_granularity, work.k},
-          num_tiles);
+      loop.run(UnalignedCopies<Traits>{{}, a_source, b_source, gemm.a_granularity, gemm.b_granularity, work.k},
+               num_tiles);
     }
   }
   // In rows D is one matrix, of which this tile's group may write as far as its tokens go.
   Params stored = gemm;
   stored.m = m_end;
-  store_tile<Config, Instruction>(
-      stored, epilogue::Identity<Partial, void>{}, loop.accumulators,
-      reinterpret_cast<Partial*>(shared_memory + warp * Traits::kStagingBytesPerWarp),
-      {0, RaggedTiles<Config>::kIsRows ? 0 : work.batch_idx, work.m_idx + warp_m, work.n_idx + warp_n});
+  store_tile<Traits>(stored, Bare{}, loop.accumulators,
+                     reinterpret_cast<Partial*>(shared_memory + warp * Traits::kStagingBytesPerWarp),
+                     {0, RaggedTiles<Traits>::kIsRows ? 0 : work.batch_idx, work.m_idx + warp_m, work.n_idx + warp_n});
 #else
   __trap();  // cp.async and these mma shapes begin with sm_80.
 #endif

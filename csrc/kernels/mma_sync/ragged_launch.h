@@ -1,18 +1,21 @@
-// Host side of mma_sync's grouped products.
+// What passes between the implementation (ragged.cc) and the launcher (ragged_launch.cu).
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include "core/ragged_problem.h"
 #include "kernels/mma_sync/launch.h"
 
 namespace tcgemm::mma {
 
-// The one tile of grouped products.
-using RaggedTile = Tile128Stages4;
+// One batch entry.
+struct RaggedCall {
+  Kernel* kernel;
+  Geometry geometry;
+  const RaggedProblem* problem;
+  RaggedBuffers buffers;
+  cudaStream_t stream;
+};
 
-// Enqueues one batch entry. Explicitly instantiated by ragged_instances.cu.
-template <typename Instruction>
-Status launch_ragged(const RaggedProblem& problem, const RaggedBuffers& buffers, cudaStream_t stream);
+// Launches call.kernel, which is of call.geometry.
+Status launch_ragged(const RaggedCall& call);
 
 }  // namespace tcgemm::mma

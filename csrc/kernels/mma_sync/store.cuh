@@ -6,8 +6,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "epilogue/epilogue.cuh"
-#include "epilogue/fused.cuh"
 #include "kernels/mma_sync/mainloop.cuh"
 #include "kernels/mma_sync/params.cuh"
 #include "ptx/global_memory.cuh"
@@ -17,10 +15,10 @@ namespace tcgemm::mma {
 
 // Writes 16 rows of accumulators to the warp's staging rows: row g or g + 8 of the instruction's
 // tile in this order, columns where they belong. Adjacent columns of a lane go in one store.
-template <typename Traits, typename Instruction>
-__device__ __forceinline__ void stage_rows(typename Instruction::Partial* staging,
-                                           const typename Instruction::Accumulator (&row)[Traits::kMmasN]) {
-  using Partial = typename Instruction::Partial;
+template <typename Traits>
+__device__ __forceinline__ void stage_rows(typename Traits::Partial* staging,
+                                           const typename Traits::Instruction::Accumulator (&row)[Traits::kMmasN]) {
+  using Partial = typename Traits::Partial;
   // Columns 2 * (lane % 4) and + 1 of kRun tiles are 2 * kRun adjacent columns.
   constexpr int kRun = Traits::B::kOrder == FragmentOrder::kPairs ? 2 : 1;
   using Vector = std::conditional_t<kRun == 2, uint4, uint2>;
@@ -32,7 +30,8 @@ __device__ __forceinline__ void stage_rows(typename Instruction::Partial* stagin
     for (int j = 0; j < Traits::kMmasN; j += kRun) {
       alignas(16) Partial values[2 * kRun];
 #pragma unroll
-      for (int i = 0; i < 2 * kRun; ++i) values[i] = Instruction::element(row[j + i % kRun], half * 2 + i / kRun);
+      for (int i = 0; i < 2 * kRun; ++i)
+        values[i] = Traits::Instruction::element(row[j + i % kRun], half * 2 + i / kRun);
       const int column = fragment_row<Traits::B::kOrder>(j, lane % 4 * 2);
       *reinterpret_cast<Vector*>(slot + column) = *reinterpret_cast<const Vector*>(values);
     }
@@ -59,10 +58,10 @@ __device__ __forceinline__ uint32_t pack_word(const Partial (&values)[kCount], i
 
 // Applies the epilogue to the staged rows of instruction row `mma_idx` and stores them, kCount
 // adjacent columns at a time: either one element or 16 bytes.
-template <typename Config, typename Traits, typename Out, int kCount, typename Partial, typename Functor>
+template <typename Traits, typename Out, int kCount, typename Partial, typename Functor>
 __device__ __forceinline__ void store_rows(const Params& params, const Functor& functor, const Partial* staging,
                                            int mma_idx, const WarpTile& warp_tile) {
-  constexpr int kVectorsPerRow = Config::kWarpN / kCount;
+  constexpr int kVectorsPerRow = Traits::Config::kWarpN / kCount;
   constexpr int kIterations = 16 * kVectorsPerRow / 32;
   const int lane = threadIdx.x % 32;
   const int64_t d_batch_idx = warp_tile.split_idx * params.batch + warp_tile.batch_idx;
@@ -93,10 +92,10 @@ __device__ __forceinline__ void store_rows(const Params& params, const Functor& 
 }
 
 // The same with an epilogue that stores by itself, 4 columns at a time: half the code of 8.
-template <typename Config, typename Traits>
-__device__ __forceinline__ void store_rows_fused(const Params& params, const epilogue::Fused& fused,
-                                                 const float* staging, int mma_idx, const WarpTile& warp_tile) {
-  constexpr int kCount = 4, kVectorsPerRow = Config::kWarpN / kCount;
+template <typename Traits>
+__device__ __forceinline__ void store_rows_fused(const Params& params, const Fused& fused, const float* staging,
+                                                 int mma_idx, const WarpTile& warp_tile) {
+  constexpr int kCount = 4, kVectorsPerRow = Traits::Config::kWarpN / kCount;
   const int lane = threadIdx.x % 32;
   const int64_t d_batch_idx = warp_tile.split_idx * params.batch + warp_tile.batch_idx;
 #pragma unroll 1
@@ -112,39 +111,38 @@ __device__ __forceinline__ void store_rows_fused(const Params& params, const epi
   }
 }
 
-template <typename Config, typename Traits, typename Out, typename Partial, typename Functor>
+template <typename Traits, typename Out, typename Partial, typename Functor>
 __device__ __forceinline__ void store_rows_as(const Params& params, const Functor& functor, const Partial* staging,
                                               int mma_idx, const WarpTile& warp_tile) {
   if (params.stores_vectors) {
-    store_rows<Config, Traits, Out, 16 / sizeof(Out)>(params, functor, staging, mma_idx, warp_tile);
+    store_rows<Traits, Out, 16 / sizeof(Out)>(params, functor, staging, mma_idx, warp_tile);
   } else {
-    store_rows<Config, Traits, Out, 1>(params, functor, staging, mma_idx, warp_tile);
+    store_rows<Traits, Out, 1>(params, functor, staging, mma_idx, warp_tile);
   }
 }
 
 // Every lane of the warp calls this; no other warp touches `staging`.
-template <typename Config, typename Instruction, typename Epilogue>
+template <typename Traits, typename Epilogue>
 __device__ __forceinline__ void store_tile(const Params& params, const Epilogue& stored_by,
-                                           const typename KernelTraits<Config, Instruction>::Accumulators& accumulators,
-                                           typename Instruction::Partial* staging, const WarpTile& warp_tile) {
-  using Traits = KernelTraits<Config, Instruction>;
-  using Partial = typename Instruction::Partial;
+                                           const typename Traits::Accumulators& accumulators,
+                                           typename Traits::Partial* staging, const WarpTile& warp_tile) {
+  using Partial = typename Traits::Partial;
   // Rolled, with the register choice as a branch: the output paths then exist once.
 #pragma unroll 1
   for (int mma_idx = 0; mma_idx < Traits::kMmasM; ++mma_idx) {
 #pragma unroll
     for (int i = 0; i < Traits::kMmasM; ++i) {
-      if (i == mma_idx) stage_rows<Traits, Instruction>(staging, accumulators[i]);
+      if (i == mma_idx) stage_rows<Traits>(staging, accumulators[i]);
     }
     __syncwarp();
     const auto store_as = [&](auto out) {
       using Out = decltype(out);
-      store_rows_as<Config, Traits, Out>(params, epilogue::Identity<Partial, Out>{}, staging, mma_idx, warp_tile);
+      store_rows_as<Traits, Out>(params, epilogue::Identity<Partial, Out>{}, staging, mma_idx, warp_tile);
     };
-    if constexpr (std::is_same_v<Epilogue, epilogue::Fused>) {
-      store_rows_fused<Config, Traits>(params, stored_by, staging, mma_idx, warp_tile);
-    } else if constexpr (std::is_same_v<Partial, int32_t>) {
-      store_rows_as<Config, Traits, int32_t>(params, stored_by, staging, mma_idx, warp_tile);
+    if constexpr (std::is_same_v<Epilogue, Fused>) {
+      store_rows_fused<Traits>(params, stored_by, staging, mma_idx, warp_tile);
+    } else if constexpr (std::is_same_v<Epilogue, Scaled>) {
+      store_rows_as<Traits, int32_t>(params, stored_by, staging, mma_idx, warp_tile);
     } else {
       epilogue::visit(params.out, store_as);
     }

@@ -107,8 +107,9 @@ class WgmmaRagged final : public RaggedImplementation {
     return reject_config(p, kBases[find_base(config)]);
   }
 
-  std::vector<KernelSource> kernels(const RaggedProblem& p, const Device&, std::string_view config) const override {
-    return kernel_of(p, config).missing();
+  std::vector<KernelSource> kernels(const RaggedProblem& p, const Device& device,
+                                    std::string_view config) const override {
+    return kernel_of(p, config).missing(device);
   }
 
   Status launch(const RaggedProblem& p, const RaggedBuffers& buffers, const Device& device, std::string_view config,
@@ -118,7 +119,7 @@ class WgmmaRagged final : public RaggedImplementation {
     }
     const RaggedBase& base = kBases[find_base(config)];
     RaggedCall call{};
-    if (Status s = kernel_of(p, config).find(&call.kernel); !s.is_ok()) return s;
+    if (Status s = kernel_of(p, config).find(device, &call.kernel); !s.is_ok()) return s;
     const int bytes = static_cast<int>(dtype_bytes(p.in));
     call.geometry = {base.shape, {bytes, weights_major(p)}, {bytes, base.tokens_major()}};
     call.has_epilogue = base.is_fused;

@@ -212,9 +212,9 @@ class Wgmma final : public Implementation {
            column_sums_bytes(p, parsed, device);
   }
 
-  std::vector<KernelSource> kernels(const Problem& p, const Device&, std::string_view config) const override {
+  std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view config) const override {
     const Parsed parsed = *parse(config);
-    return kernel_of(p, Plan::make(p, nullptr, nullptr, kBases[parsed.base_idx].shape.swapped), parsed).missing();
+    return kernel_of(p, Plan::make(p, nullptr, nullptr, kBases[parsed.base_idx].shape.swapped), parsed).missing(device);
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
@@ -234,7 +234,7 @@ class Wgmma final : public Implementation {
     call.n = base.shape.swapped ? p.m : p.n;
     call.k = p.k;
     call.geometry = {base.shape, plan.a.shape(), plan.b.shape()};
-    if (Status s = kernel_of(p, plan, parsed).find(&call.kernel); !s.is_ok()) return s;
+    if (Status s = kernel_of(p, plan, parsed).find(device, &call.kernel); !s.is_ok()) return s;
     call.out_type = epilogue::float_type(p.out);
     call.d = buffers.d;
     call.num_splits = parsed.num_splits;

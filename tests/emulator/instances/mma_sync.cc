@@ -1,9 +1,37 @@
-// One tile of mma_sync for one type: EMULATED_TILE, EMULATED_INSTRUCTION.
-#include "kernels/mma_sync/launch.cuh"
+// The mma_sync kernels of some tiles for one instruction, in all layouts and with all epilogues.
+//   EMULATED_A, EMULATED_B   elements of the operands
+//   EMULATED_MMA   the instruction's types
+#include "chosen.h"
+#include "kernels/mma_sync/config.h"
+#include "kernels/mma_sync/instances.cuh"
 
 namespace tcgemm::mma {
+namespace {
 
-template Status launch<EMULATED_TILE, EMULATED_INSTRUCTION>(const Problem&, const Buffers&, const Device&, int,
-                                                            cudaStream_t);
+using Mma = EMULATED_MMA;
 
+template <bool kIsChosen, typename Config, bool kHasEpilogue>
+bool add_chosen() {
+  if constexpr (kIsChosen) {
+    add_layouts<EMULATED_A, EMULATED_B>([](auto operands) {
+      using Operands = decltype(operands);
+      if constexpr (std::is_same_v<Mma::Accumulator, int32_t>) {
+        add<Config, Mma, Operands, Scaled>();
+      } else {
+        add<Config, Mma, Operands, Bare>();
+        if constexpr (kHasEpilogue) add<Config, Mma, Operands, Fused>();
+      }
+    });
+  }
+  return kIsChosen;
+}
+
+const bool added[] = {
+#define EMULATED_ENTRY(m, n, k_bytes, warp_m, warp_n, stages, min_blocks, has_epilogue, every_type) \
+  add_chosen<emulator::is_chosen(#m "x" #n), Config<m, n, k_bytes, warp_m, warp_n, stages, min_blocks>, has_epilogue>(),
+    TCGEMM_MMA_SYNC_TILES(EMULATED_ENTRY)
+#undef EMULATED_ENTRY
+};
+
+}  // namespace
 }  // namespace tcgemm::mma

@@ -1,0 +1,43 @@
+// What the kernels of this family are called: the C++ expressions that instantiate them, from which any compiler makes
+// the same code.
+#pragma once
+
+#include <string>
+
+#include "core/implementation.h"
+#include "kernels/mma_sync/geometry.h"
+
+namespace tcgemm::mma {
+
+// What a kernel does with its sums: see params.cuh.
+enum class EpilogueKind { kBare, kFused, kScaled };
+
+// What a kernel is compiled for, as C++ text.
+struct Instance {
+  Tile tile;
+  std::string mma, operands;
+};
+
+inline std::string arguments_text(const Instance& x) {
+  std::string text = "tcgemm::mma::Config<";
+  for (int number : {x.tile.m, x.tile.n, x.tile.k_bytes, x.tile.warp_m, x.tile.warp_n, x.tile.stages}) {
+    text += std::to_string(number) + ", ";
+  }
+  return text + std::to_string(x.tile.min_blocks_per_sm) + ">, " + x.mma + ", " + x.operands;
+}
+
+// Their target is the device's, for copies and rounding take what it has.
+inline KernelSource kernel_source(const Instance& x, EpilogueKind epilogue) {
+  const char* const name = epilogue == EpilogueKind::kBare    ? "Bare"
+                           : epilogue == EpilogueKind::kFused ? "Fused"
+                                                              : "Scaled";
+  return {"kernels/mma_sync/kernel.cuh",
+          "tcgemm::mma::gemm_kernel<" + arguments_text(x) + ", tcgemm::mma::" + name + ">",
+          {}};
+}
+
+inline KernelSource ragged_kernel_source(const Instance& x) {
+  return {"kernels/mma_sync/ragged_kernel.cuh", "tcgemm::mma::ragged_kernel<" + arguments_text(x) + ">", {}};
+}
+
+}  // namespace tcgemm::mma

@@ -1,0 +1,14 @@
+// The arguments of a launch of a grouped product.
+#pragma once
+
+#include "kernels/mma_sync/params.cuh"
+#include "tile/segment_walk.cuh"
+
+namespace tcgemm::mma {
+
+struct RaggedParams {
+  Params gemm;  // batch entries of B (rows) or of D (contraction) are the groups
+  Groups groups;
+};
+
+}  // namespace tcgemm::mma
