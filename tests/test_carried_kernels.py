@@ -200,3 +200,65 @@ def test_a_call_takes_kernels_after_its_operands(cuda_module, monkeypatch):
     calls = re.findall(r"custom_call @tcgemm_gemm\((%\w+), (%\w+), (%\w+)\)", text)
     assert len(calls) == 10
     assert len({carried for *_, carried in calls}) <= 2
+
+
+F16, BF16, INT8 = (jax.ShapeDtypeStruct((256, 256), x) for x in ("float16", "bfloat16", "int8"))
+SIZES = jax.ShapeDtypeStruct((4,), "int32")
+WEIGHTS = jax.ShapeDtypeStruct((4, 256, 256), "bfloat16")
+
+
+def mma_sync(function, **how):
+    return lambda *args: function(*args, implementation="mma_sync", **how)
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "names"),
+    [
+        (mma_sync(jax_tcgemm.matmul), (F16, F16), []),
+        (mma_sync(jax_tcgemm.matmul, config="128x256x32_w64x64_s3"), 2 * [jnp.ones((8, 8))], []),
+        (
+            mma_sync(jax_tcgemm.matmul, config="64x64x64_w32x32_s4_k4"),
+            (BF16, BF16),
+            [],
+        ),
+        (
+            mma_sync(jax_tcgemm.matmul, config="128x128x32_w64x64_s4"),
+            (BF16, BF16),
+            ["gemm_kernel<.*128, 128.*::Mma<__nv_bfloat16, __nv_bfloat16, float, .*::Bare>"],
+        ),
+        (
+            mma_sync(jax_tcgemm.matmul),
+            (INT8, INT8),
+            ["gemm_kernel<.*::Mma<int8_t, int8_t, int32_t, .*::Scaled>"],
+        ),
+        (
+            mma_sync(jax_tcgemm.linear, activation="relu"),
+            (F16, F16),
+            ["gemm_kernel<.*::Mma<__half, __half, float, .*::Fused>"],
+        ),
+        (mma_sync(jax_tcgemm.ragged_dot), (BF16, WEIGHTS, SIZES), ["ragged_kernel<.*128, 128"]),
+    ],
+    ids=["f16", "tf32", "split", "tile", "int8", "fused", "ragged"],
+)
+def test_a_program_brings_what_is_not_prebuilt(cuda_module, monkeypatch, f, args, names):
+    monkeypatch.setattr(modules, "cuda", cuda_module)
+    monkeypatch.setattr(compiler, "_kernels", {})
+    monkeypatch.setattr(nvrtc, "compile_kernel", lambda x: nvrtc.Kernel("entry", b"cubin"))
+    selection.forget()
+    text = lowered(f, *args)
+    selection.forget()
+    # The device's architecture, of which an H200 is assumed.
+    brought = re.findall(r'name = "tcgemm::mma::([^"]*)", target = "sm_90"', text)
+    assert text.count(CALL) == len(brought) == len(names)
+    for name, expected in zip(brought, names, strict=True):
+        assert re.match(expected, name)
+
+
+@pytest.mark.parametrize("compute_capability", [80, 89, 120])
+def test_a_kernel_is_of_its_devices_architecture(cuda_module, monkeypatch, compute_capability):
+    monkeypatch.setattr(modules, "cuda", cuda_module)
+    device = selection.target_device("cuda").query() | {"compute_capability": compute_capability}
+    (call,) = jax_tcgemm.explain(mma_sync(jax_tcgemm.matmul), INT8, INT8, platform="cuda")
+    query = call.problem.query()
+    ((_, _, target),) = cuda_module.kernels("mma_sync", "64x64x128_w32x32_s4", query, device)
+    assert target == f"sm_{compute_capability}"

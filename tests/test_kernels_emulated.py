@@ -224,6 +224,14 @@ def test_mma_sync(emulator, layout):
         check(emulator, BF16, layout, CASE[label], **how)
 
 
+def test_a_kernel_that_nobody_brought_is_named(emulator):
+    """With the architecture that it would have to be compiled for."""
+    how = {"implementation": "mma_sync", "config": "128x256x64_w64x64_s3"}
+    missing = "the program must bring the kernel .*gemm_kernel<.*Config<128, 256, .* for sm_90"
+    with pytest.raises(RuntimeError, match=missing):
+        check(emulator, BF16, "NN", CASE["all_odd"], **how)
+
+
 @pytest.mark.parametrize("form", ["rows", "contraction"])
 def test_mma_sync_ragged(emulator, form):
     how = {"implementation": "mma_sync", "config": "128x128", "seed": 2}
