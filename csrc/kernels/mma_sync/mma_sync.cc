@@ -192,25 +192,23 @@ class MmaSync final : public Implementation {
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
-                void* stream_handle) const override {
-    const auto stream = static_cast<cudaStream_t>(stream_handle);
+                void* stream) const override {
     const ParsedConfig parsed = parse_config(config);
     const Entry* entry = find_entry(p, parsed.tile);
     if (entry == nullptr) return Status::invalid("no kernel for config " + std::string(config));
-    const Geometry geometry = entry->geometry(major_of_a(p), major_of_b(p));
-    return EpilogueLaunch::make(p, parsed.splits, entry->has_epilogue)
-        .run(p, buffers, device, stream, [&](const Problem& product, const Buffers& product_buffers) {
-          Call call{nullptr,
-                    geometry,
-                    epilogue_of(*entry, is_bare(product)),
-                    device.compute_capability >= 90,
-                    &product,
-                    &product_buffers,
-                    parsed.splits,
-                    stream};
-          if (Status s = kernel_of(p, *entry, is_bare(product)).find(device, &call.kernel); !s.is_ok()) return s;
-          return launch_product(call);
-        });
+    Call call{};
+    call.geometry = entry->geometry(major_of_a(p), major_of_b(p));
+    call.has_tma = device.compute_capability >= 90;
+    call.num_splits = parsed.splits;
+    call.stream = static_cast<cudaStream_t>(stream);
+    const auto product = [&](const Problem& part, const Buffers& part_buffers) {
+      if (Status s = kernel_of(part, *entry, is_bare(part)).find(device, &call.kernel); !s.is_ok()) return s;
+      call.epilogue = epilogue_of(*entry, is_bare(part));
+      call.problem = &part;
+      call.buffers = &part_buffers;
+      return launch_product(call);
+    };
+    return EpilogueLaunch::make(p, parsed.splits, entry->has_epilogue).run(p, buffers, device, call.stream, product);
   }
 
  private:

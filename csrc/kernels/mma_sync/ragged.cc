@@ -42,11 +42,10 @@ const std::vector<TypeRule>& type_rules() {
   return rules;
 }
 
-// Of the tokens, rows of K or of M, and of what multiplies them.
+// The operands' majors for each form: rows, rows by transposed weights, contraction.
 struct Majors {
   Major a, b;
 };
-// Rows, rows by transposed weights, contraction.
 constexpr Majors kForms[] = {{Major::kK, Major::kMN}, {Major::kK, Major::kK}, {Major::kMN, Major::kMN}};
 
 int form_of(const RaggedProblem& p) { return !p.is_rows() ? 2 : p.b_transposed ? 1 : 0; }
