@@ -262,3 +262,12 @@ def test_a_kernel_is_of_its_devices_architecture(cuda_module, monkeypatch, compu
     query = call.problem.query()
     ((_, _, target),) = cuda_module.kernels("mma_sync", "64x64x128_w32x32_s4", query, device)
     assert target == f"sm_{compute_capability}"
+
+
+def test_what_is_not_prebuilt_takes_a_compiler(cuda_module, monkeypatch):
+    monkeypatch.setattr(modules, "cuda", cuda_module)
+    monkeypatch.setattr(nvrtc, "reason", lambda: "there is none")
+    product = mma_sync(jax_tcgemm.matmul)
+    assert jax_tcgemm.explain(product, F16, F16, platform="cuda")
+    with pytest.raises(ValueError, match="this build lacks the kernel, and NVRTC to compile it is"):
+        jax_tcgemm.explain(product, INT8, INT8, platform="cuda")

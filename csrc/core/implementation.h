@@ -60,7 +60,7 @@ class ImplementationOf {
 
   // Empty when `config` runs `problem` exactly on `device`; else the rule that stops it, as a
   // phrase that reads after "<name> cannot run this: ". `problem` has passed check_problem(). What stops every config
-  // comes first.
+  // comes first; a rule that is of this one alone begins with its name: "config 64x64x64 ...".
   std::string reject(const Problem& problem, const Device& device, std::string_view config) const {
     const Features needed = features_of(problem);
     if (std::string lack = features().lack(needed); !lack.empty()) return "it has " + lack;

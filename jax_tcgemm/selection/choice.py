@@ -192,10 +192,16 @@ def _forced(
     considered = implementations.considered(implementation, configs, problem, device)
     best = _tuned(problem, device, considered) or _modelled(problem, device, considered)
     if best is None:
-        raise refusal(op, kind, implementation, considered[0].reason, source)
+        raise refusal(op, kind, implementation, _obstacle(considered), source)
     # One config is no choice, and needs no reason but who asked for it.
     why = source.why if len(considered) == 1 else f"{source.why}; {best[1]}"
     return _chosen(best[0], why, problem, device, considered)
+
+
+def _obstacle(considered: Sequence[Candidate]) -> str:
+    """Why none can run; a rule of one config alone only where there is nothing else."""
+    reasons = [candidate.reason for candidate in considered]
+    return next((why for why in reasons if not why.startswith("config ")), reasons[0])
 
 
 @functools.lru_cache(maxsize=4096)
