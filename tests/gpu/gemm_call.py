@@ -274,23 +274,42 @@ def make_inputs(types: Types, layout: str, case: Case, real: bool = False) -> In
     return Inputs(problem, a_buffer, b_buffer, c, a_values, b_values)
 
 
-def call(problem: Problem, a, b, c=None, *, implementation: str, config: str, in_place=True):
+def call(
+    problem: Problem,
+    a,
+    b,
+    c=None,
+    *,
+    implementation: str,
+    config: str,
+    in_place: bool = True,
+    chosen: selection.Choice | None = None,
+):
     """The FFI call. With `in_place`, D lies in C's memory (XLA copies C there if it must).
 
-    With beta == 0 that means a D full of whatever C holds, which must not show.
+    With beta == 0 that means a D full of whatever C holds, which must not show. `chosen` runs it,
+    whether it can or not.
     """
     shape = (problem.batch, problem.m, problem.n)
     result = jax.ShapeDtypeStruct(shape, DTYPES[problem.out_dtype])
     operands = (a, b) if c is None else (a, b, c)
     aliases = {2: 0} if in_place and c is not None else None
-    chosen = choice(implementation, config, problem)
+    chosen = chosen or choice(implementation, config, problem)
     return custom_call(problem, chosen, operands, [result], aliases)[0]
 
 
-def run_all(inputs: list[Inputs], *, implementation: str, config: str, poisoned: bool = True):
+def run_all(
+    inputs: list[Inputs],
+    *,
+    implementation: str,
+    config: str,
+    poisoned: bool = True,
+    chosen: selection.Choice | None = None,
+):
     """The results of all calls, made by one compiled program, in place of C.
 
-    Unless `poisoned`, D lies in memory of its own, and C is given only where it is read.
+    Unless `poisoned`, D lies in memory of its own, and C is given only where it is read. `chosen`
+    is as of `call`.
     """
 
     def program(buffers):
@@ -301,6 +320,7 @@ def run_all(inputs: list[Inputs], *, implementation: str, config: str, poisoned:
                 implementation=implementation,
                 config=config,
                 in_place=poisoned,
+                chosen=chosen,
             )
             for each, operands in zip(inputs, buffers, strict=True)
         ]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jax_tcgemm
+from jax_tcgemm import selection
 from jax_tcgemm.problem.dtypes import DTYPES
 
 from .gemm_call import (
@@ -314,9 +315,11 @@ def test_handler_refuses_with_the_rule(name):
     """A program that was lowered for what an implementation does not run: an error, no crash."""
     types = Types("f16", "c128", "f64")
     inputs = make_inputs(types, "NN", PLAIN)
-    reason = rejection(name, BY_NAME[name][0], inputs.problem)
+    config = BY_NAME[name][0]
+    reason = rejection(name, config, inputs.problem)
     assert reason
+    refused = selection.Choice(name, config, "as a program may say that nobody chose for")
     with pytest.raises(jax.errors.JaxRuntimeError) as raised:
-        run_all([inputs], implementation=name, config=BY_NAME[name][0])
+        run_all([inputs], implementation=name, config=config, chosen=refused)
     assert "INVALID_ARGUMENT" in str(raised.value)
     assert f"{name} cannot run this: {reason}" in str(raised.value)
