@@ -23,16 +23,16 @@ def test_a_rejected_problem_and_a_kernel_left_out_are_errors(emulator):
 KERNEL, LOADS = "kernels/wgmma/kernel.cuh", "kernels/wgmma/loads.cuh"
 MULTIPLY, STORE = "kernels/wgmma/multiply.cuh", "kernels/wgmma/store.cuh"
 CLUSTER_SUM = "kernels/wgmma/cluster_sum.cuh"
-EMPTY_WAIT = "ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);"
-FULL_WAIT = "ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);"
+EMPTY_WAIT = "ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);"
+FULL_WAIT = "ptx::mbarrier_wait(pipeline.full(state.stage), state.phase);"
 
 # File, what it holds, what to put in its place, and what the emulator then finds.
 MISTAKES = {
     "stages_overwritten": (KERNEL, EMPTY_WAIT, "", "more often than it expects|wrong"),
     "wrong_parity": (
         KERNEL,
-        "ptx::mbarrier_wait(&pipeline.order[consumer], turn);",
-        "ptx::mbarrier_wait(&pipeline.order[consumer], turn ^ 1);",
+        "ptx::mbarrier_wait(pipeline.order(consumer), turn);",
+        "ptx::mbarrier_wait(pipeline.order(consumer), turn ^ 1);",
         "deadlock|wrong",
     ),
     "stages_not_awaited": (KERNEL, FULL_WAIT, "", "more often than it expects|wrong"),

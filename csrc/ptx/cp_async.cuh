@@ -43,10 +43,8 @@ __device__ __forceinline__ void cp_async_wait_group() {
 
 // An arrival at a barrier of this block that happens when all copies that this thread has issued are
 // complete; the barrier expects it. PTX 7.0, sm_80
-__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
-               : "memory");
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 }  // namespace tcgemm::ptx

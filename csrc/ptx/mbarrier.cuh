@@ -1,4 +1,5 @@
-// mbarrier and named-barrier instructions (PTX ISA: parallel synchronization and communication).
+// mbarrier and named-barrier instructions (PTX ISA: parallel synchronization and communication). Barriers are addresses
+// in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,17 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// That of a kernel's shared memory, to which it adds all others. The compiler does not see where it comes from: else it
+// converts the pointer anew at each use, which has 32 bits with nvcc and 64 with NVRTC, and makes other code of it.
+__device__ __forceinline__ uint32_t shared_base_address(const void* memory) {
+  uint32_t address = shared_address(memory);
+  asm("" : "+r"(address));
+  return address;
+}
+
 // PTX 7.0, sm_80
-__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrive_count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrive_count));
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrive_count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrive_count));
 }
 
 // Makes mbarrier_init visible to the copy engine and to the other blocks of the cluster. PTX 8.0, sm_90
@@ -20,14 +29,13 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // PTX 7.0, sm_80
-__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // One arrival that also announces `bytes` to come through the copy engine. PTX 8.0, sm_90
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 // The address, in the cluster's shared window, of `address` in block `cta_rank`. PTX 7.8, sm_90
@@ -38,13 +46,12 @@ __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t cta_rank) {
 }
 
 // Arrival at a barrier of another block of the cluster. PTX 7.8, sm_90
-__device__ __forceinline__ void mbarrier_arrive_remote(uint64_t* barrier, uint32_t cta_rank) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa(shared_address(barrier), cta_rank))
-               : "memory");
+__device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier, uint32_t cta_rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa(barrier, cta_rank)) : "memory");
 }
 
 // Waits until the phase of parity `parity` has completed. PTX 7.8, sm_90
-__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
@@ -53,13 +60,13 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
       "@done bra DONE;\n"
       "bra WAIT;\n"
       "DONE:\n"
-      "}" ::"r"(shared_address(barrier)),
+      "}" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }
 
 // The same, seeing also what other blocks of the cluster released. PTX 8.0, sm_90
-__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
@@ -68,9 +75,20 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, uint32_
       "@done bra DONE;\n"
       "bra WAIT;\n"
       "DONE:\n"
-      "}" ::"r"(shared_address(barrier)),
+      "}" ::"r"(barrier),
       "r"(parity)
       : "memory");
+}
+
+// The same of a barrier by its pointer.
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrive_count) {
+  mbarrier_init(shared_address(barrier), arrive_count);
+}
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
+  mbarrier_arrive_expect_tx(shared_address(barrier), bytes);
+}
+__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+  mbarrier_wait(shared_address(barrier), parity);
 }
 
 // Barrier `id` (1..15; 0 is __syncthreads) among `num_threads` threads. PTX 6.0, sm_70

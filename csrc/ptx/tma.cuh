@@ -15,39 +15,45 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
 }
 
 // Box at coordinates (c0, c1, c2, c3), completing on `barrier` in bytes.
-__device__ __forceinline__ void tma_load_4d(void* destination, const CUtensorMap* map, uint64_t* barrier, int32_t c0,
+__device__ __forceinline__ void tma_load_4d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int32_t c0,
                                             int32_t c1, int32_t c2, int32_t c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(destination)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
+}
+
+// The same by pointers.
+__device__ __forceinline__ void tma_load_4d(void* destination, const CUtensorMap* map, uint64_t* barrier, int32_t c0,
+                                            int32_t c1, int32_t c2, int32_t c3) {
+  tma_load_4d(shared_address(destination), map, shared_address(barrier), c0, c1, c2, c3);
 }
 
 // The same into every block whose bit is set in `cta_mask`, at the same offset of its shared
 // memory and completing on its own barrier at the same offset.
-__device__ __forceinline__ void tma_load_4d_multicast(void* destination, const CUtensorMap* map, uint64_t* barrier,
+__device__ __forceinline__ void tma_load_4d_multicast(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
                                                       uint16_t cta_mask, int32_t c0, int32_t c1, int32_t c2,
                                                       int32_t c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(shared_address(destination)),
-      "l"(map), "r"(shared_address(barrier)), "h"(cta_mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(destination),
+      "l"(map), "r"(barrier), "h"(cta_mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
 
 // Box from shared memory to coordinates (c0, c1, c2); elements outside the tensor are dropped.
-__device__ __forceinline__ void tma_store_3d(const CUtensorMap* map, const void* source, int32_t c0, int32_t c1,
+__device__ __forceinline__ void tma_store_3d(const CUtensorMap* map, uint32_t source, int32_t c0, int32_t c1,
                                              int32_t c2) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-               "r"(shared_address(source)), "r"(c0), "r"(c1), "r"(c2)
+               "r"(source), "r"(c0), "r"(c1), "r"(c2)
                : "memory");
 }
 
-__device__ __forceinline__ void tma_store_4d(const CUtensorMap* map, const void* source, int32_t c0, int32_t c1,
+__device__ __forceinline__ void tma_store_4d(const CUtensorMap* map, uint32_t source, int32_t c0, int32_t c1,
                                              int32_t c2, int32_t c3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
-               "r"(shared_address(source)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                : "memory");
 }
 

@@ -6,6 +6,7 @@
 
 #include "ptx/cluster.cuh"
 #include "ptx/global_memory.cuh"
+#include "ptx/shared_memory.cuh"
 #include "tile/unaligned.cuh"
 
 namespace tcgemm {
@@ -23,7 +24,7 @@ struct UnalignedRows {
   static constexpr int kSector = 32;
   static constexpr int kElement = sizeof(Element);
 
-  const uint8_t* buffer;
+  uint32_t buffer;  // in shared memory
   char* d;
   int64_t ldd;
   int32_t width;  // of what D has of a row; 0 or more
@@ -53,8 +54,8 @@ struct UnalignedRows {
       for (int i = 0; i < kSteps; ++i) {
         // The two staged pieces that these 16 bytes lie in.
         const int staged = piece - piece_skipped + i * 2 * kSector;
-        const uint4 low = *reinterpret_cast<const uint4*>(buffer + staged_offset<kRowBytes>(row, staged));
-        const uint4 high = *reinterpret_cast<const uint4*>(buffer + staged_offset<kRowBytes>(row, staged + 16));
+        const uint4 low = ptx::ld_shared_v4_u32(buffer + staged_offset<kRowBytes>(row, staged));
+        const uint4 high = ptx::ld_shared_v4_u32(buffer + staged_offset<kRowBytes>(row, staged + 16));
         bytes[i] = skip_bytes(low, high, piece_skipped);
       }
       const int end = row < end_row ? width - kSector : -2 * kSector;
@@ -90,8 +91,8 @@ struct UnalignedRows {
         int byte = element - skipped;
         if (kEdge == Edge::kTail || (kEdge == Edge::kBoth && byte < 0)) byte += (skipped + width) & -kSector;
         const int place = (byte & (kRowBytes - 1)) ^ (swizzle ^ (i * kRowStep & 7) << 4);
-        const uint8_t* from = buffer + first_row * kRowBytes + i * kRowStep * kRowBytes + place;
-        values[i] = *reinterpret_cast<const volatile Element*>(from);
+        const uint32_t from = buffer + first_row * kRowBytes + i * kRowStep * kRowBytes + place;
+        ptx::ld_shared(values[i], from);
         // A head of nothing is a whole sector.
         const bool is_edge = kEdge == Edge::kTail || skipped > 0 || width < kSector;
         is_wanted[i] = static_cast<uint32_t>(byte) < static_cast<uint32_t>(width) && is_edge;

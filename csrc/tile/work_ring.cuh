@@ -29,28 +29,26 @@ struct WorkRing {
   static constexpr int kBytes = kSlots * (sizeof(RaggedWork) + 2 * sizeof(uint64_t));
 
   RaggedWork* slots;
-  uint64_t* full;
-  uint64_t* empty;
+  uint32_t barriers;  // the first one
   int slot = 0;
   uint32_t phase = 0;
 
   __device__ __forceinline__ explicit WorkRing(uint8_t* memory)
       : slots(reinterpret_cast<RaggedWork*>(memory)),
-        full(reinterpret_cast<uint64_t*>(memory + kSlots * sizeof(RaggedWork))),
-        empty(full + kSlots) {}
+        barriers(ptx::shared_address(memory) + kSlots * sizeof(RaggedWork)) {}
 
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < kSlots; ++i) {
-      ptx::mbarrier_init(&full[i], 1);
-      ptx::mbarrier_init(&empty[i], kReaders);
+      ptx::mbarrier_init(full(i), 1);
+      ptx::mbarrier_init(empty(i), kReaders);
     }
   }
 
   // By one thread.
   __device__ __forceinline__ void push(const RaggedWork& work) {
-    ptx::mbarrier_wait(&empty[slot], phase ^ 1);
+    ptx::mbarrier_wait(empty(slot), phase ^ 1);
     slots[slot] = work;
-    ptx::mbarrier_arrive(&full[slot]);
+    ptx::mbarrier_arrive(full(slot));
     advance();
   }
 
@@ -69,14 +67,16 @@ struct WorkRing {
 
   // By each of the kReaders threads.
   __device__ __forceinline__ RaggedWork pop() {
-    ptx::mbarrier_wait(&full[slot], phase);
+    ptx::mbarrier_wait(full(slot), phase);
     const RaggedWork work = slots[slot];
-    ptx::mbarrier_arrive(&empty[slot]);
+    ptx::mbarrier_arrive(empty(slot));
     advance();
     return work;
   }
 
  private:
+  __device__ __forceinline__ uint32_t full(int i) const { return barriers + 8 * i; }
+  __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 8 * (kSlots + i); }
   __device__ __forceinline__ void advance() {
     if (++slot == kSlots) {
       slot = 0;

@@ -81,8 +81,8 @@ uint32_t swizzle(const Map& map, uint32_t offset) {
   return offset ^ ((offset >> 7 & (map.swizzle_bytes / 16 - 1)) << 4);
 }
 
-uint32_t box_place(const Map& map, const void* shared) {
-  const uint32_t offset = resolve(shared_offset(shared), map.box_bytes(), 128).offset;
+uint32_t box_place(const Map& map, uint32_t address) {
+  const uint32_t offset = resolve(address, map.box_bytes(), 128).offset;
   const Thread& thread = current();
   if (Machine::get().launch.starts_early && !thread.waited_for_previous) {
     fail("copies by TMA before griddepcontrol.wait");
@@ -129,11 +129,11 @@ void check_address(const CUtensorMap* map) {
   if (reinterpret_cast<uintptr_t>(map) % 64 != 0) fail("a tensor map is not aligned to 64 bytes");
 }
 
-void tma_load(void* destination, const CUtensorMap* tensor_map, uint64_t* barrier, uint32_t cta_mask,
+void tma_load(uint32_t destination, const CUtensorMap* tensor_map, uint32_t barrier, uint32_t cta_mask,
               const std::vector<int32_t>& coordinates) {
   const Map map = read_map(tensor_map);
   if (coordinates.size() != map.rank) fail("a TMA load has another rank than its tensor map");
-  const uint32_t offset = box_place(map, destination), barrier_offset = shared_offset(barrier);
+  const uint32_t offset = box_place(map, destination), barrier_offset = resolve(barrier, 8, 8).offset;
   for (uint32_t rank = 0; cta_mask >> rank != 0; ++rank) {
     if ((cta_mask >> rank & 1) == 0) continue;
     Block* block = resolve(map_to_block(offset, rank), 16, 16).block;
@@ -156,7 +156,7 @@ void tma_load(void* destination, const CUtensorMap* tensor_map, uint64_t* barrie
   Machine::get().may_switch();
 }
 
-void tma_store(const CUtensorMap* tensor_map, const void* source, const std::vector<int32_t>& coordinates) {
+void tma_store(const CUtensorMap* tensor_map, uint32_t source, const std::vector<int32_t>& coordinates) {
   const Map map = read_map(tensor_map);
   if (coordinates.size() != map.rank) fail("a TMA store has another rank than its tensor map");
   const uint32_t offset = box_place(map, source);

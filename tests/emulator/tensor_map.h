@@ -16,8 +16,8 @@ CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t ran
 
 void check_address(const CUtensorMap* map);
 // Into each block whose bit is set, at a time of its own.
-void tma_load(void* destination, const CUtensorMap* map, uint64_t* barrier, uint32_t cta_mask,
+void tma_load(uint32_t destination, const CUtensorMap* map, uint32_t barrier, uint32_t cta_mask,
               const std::vector<int32_t>& coordinates);
-void tma_store(const CUtensorMap* map, const void* source, const std::vector<int32_t>& coordinates);
+void tma_store(const CUtensorMap* map, uint32_t source, const std::vector<int32_t>& coordinates);
 
 }  // namespace emulator

@@ -15,6 +15,7 @@
 #include "kernels/wgmma/traits.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared_memory.cuh"
 
 namespace tcgemm::wgmma_family {
 
@@ -26,19 +27,19 @@ class ClusterSum {
   static constexpr int kRanks = Config::kClusterK, kShares = T::kShares;
 
   // Of consumer warpgroup `consumer`.
-  __device__ __forceinline__ ClusterSum(uint8_t* shared, uint32_t cta_rank, int consumer)
-      : full_(first_barrier(shared) + consumer),
-        empty_(full_ + Config::kConsumers),
+  __device__ __forceinline__ ClusterSum(uint32_t shared, uint32_t cta_rank, int consumer)
+      : full_(first_barrier(shared) + 8 * consumer),
+        empty_(full_ + 8 * Config::kConsumers),
         received_(shared + T::kPartialOffset + (kShares == 1 ? 0 : consumer * (kRanks - 1) * kShareBytes)),
         rank_(cta_rank),
         owner_(consumer * kRanks / Config::kConsumers) {}
 
   // By one thread of the block, before the cluster's first barrier.
-  static __device__ __forceinline__ void init(uint8_t* shared) {
-    uint64_t* full = first_barrier(shared);
+  static __device__ __forceinline__ void init(uint32_t shared) {
+    const uint32_t full = first_barrier(shared);
     for (int i = 0; i < Config::kConsumers; ++i) {
-      ptx::mbarrier_init(&full[i], 1);
-      ptx::mbarrier_init(&full[Config::kConsumers + i], kShares == 1 ? 1 : kRanks - 1);
+      ptx::mbarrier_init(full + 8 * i, 1);
+      ptx::mbarrier_init(full + 8 * (Config::kConsumers + i), kShares == 1 ? 1 : kRanks - 1);
     }
   }
 
@@ -69,14 +70,16 @@ class ClusterSum {
     if (thread_idx == 0) ptx::mbarrier_arrive_expect_tx(full_, (kRanks - 1) * kShareBytes);
     ptx::mbarrier_wait_cluster(full_, phase_);
     phase_ ^= 1;
-    const float4* source = reinterpret_cast<const float4*>(received_) + thread_idx;
+    const auto received = [&](int slot, int i) {
+      return ptx::ld_shared_v4_f32(received_ + slot * kShareBytes + (i * 128 + thread_idx) * 16);
+    };
     for_each_four(share, [&](float* x, int i) {
-      const float4 y = source[i * 128];
+      const float4 y = received(0, i);
       add(x, y.x, y.y, y.z, y.w);
     });
     if constexpr (kRanks == 4) {
       for_each_four(share, [&](float* x, int i) {
-        const float4 y = source[kShareBytes / 16 + i * 128], z = source[2 * kShareBytes / 16 + i * 128];
+        const float4 y = received(1, i), z = received(2, i);
         add(x, y.x + z.x, y.y + z.y, y.z + z.z, y.w + z.w);
       });
     }
@@ -94,8 +97,8 @@ class ClusterSum {
   static_assert(kRanks == 1 || kRanks == 2 || kRanks == 4, "others would be added up in another order");
   static constexpr int kShareBytes = T::kBlocksM * Share::kTileN / 2 * 128 * 4;
 
-  static __device__ __forceinline__ uint64_t* first_barrier(uint8_t* shared) {
-    return reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset) + 2 * T::kStages + Config::kConsumers;
+  static __device__ __forceinline__ uint32_t first_barrier(uint32_t shared) {
+    return shared + T::kBarrierOffset + 8 * (2 * T::kStages + Config::kConsumers);
   }
 
   static __device__ __forceinline__ void add(float* x, float y0, float y1, float y2, float y3) {
@@ -132,15 +135,14 @@ class ClusterSum {
                                        int thread_idx) const {
     // That of the other block of the receiver's pair comes first, then the other pair's.
     const int slot = (rank_ ^ target) - 1;
-    const uint32_t to = ptx::mapa(ptx::shared_address(received_ + slot * kShareBytes) + thread_idx * 16, target);
-    const uint32_t barrier = ptx::mapa(ptx::shared_address(full_), target);
+    const uint32_t to = ptx::mapa(received_ + slot * kShareBytes + thread_idx * 16, target);
+    const uint32_t barrier = ptx::mapa(full_, target);
     for_each_four(share,
                   [&](const float* x, int i) { ptx::st_async_v4(to + i * 2048, x[0], x[1], x[2], x[3], barrier); });
   }
 
-  uint64_t* const full_;
-  uint64_t* const empty_;
-  uint8_t* const received_;
+  const uint32_t full_, empty_;
+  const uint32_t received_;
   const int rank_, owner_;  // in the cluster
   uint32_t phase_ = 0;
 };

@@ -25,7 +25,7 @@ class FusedBox {
  public:
   // (row, column, batch_idx): of the first element. `buffers`: two of 8 KiB, which take turns.
   __device__ __forceinline__ FusedBox(const Params<Fused>& params, int32_t row, int32_t column, int32_t batch_idx,
-                                      uint8_t* buffers, int& buffer_idx, uint32_t barrier_id, int thread_idx)
+                                      uint32_t buffers, int& buffer_idx, uint32_t barrier_id, int thread_idx)
       : params_(params),
         f_(params.epilogue.values),
         row_(row),
@@ -250,7 +250,7 @@ class FusedBox {
   }
 
   // The buffers of the two boxes being staged, or of the one and the one stored before.
-  __device__ __forceinline__ uint8_t* buffer(int half) const { return buffers_ + (buffer_idx_ ^ half) * 8192; }
+  __device__ __forceinline__ uint32_t buffer(int half) const { return buffers_ + (buffer_idx_ ^ half) * 8192; }
 
   __device__ __forceinline__ void begin_boxes(bool has_two) const {
     // The stores that this same thread has issued from these buffers have read them.
@@ -274,8 +274,8 @@ class FusedBox {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int row = warp * 16 + h * 8 + lane / 4, column = j * 8 + lane % 4 * 2;
-          *reinterpret_cast<float2*>(buffer(half) + swizzle<128>(row * 128 + column * 4)) =
-              make_float2(values[4 * j + 2 * h], values[4 * j + 2 * h + 1]);
+          ptx::st_shared_v2_f32(buffer(half) + swizzle<128>(row * 128 + column * 4), values[4 * j + 2 * h],
+                                values[4 * j + 2 * h + 1]);
         }
       }
       return;
@@ -288,7 +288,7 @@ class FusedBox {
       for (int i = 0; i < 4; ++i) r[i] = pack(values[4 * j + 2 * i], values[4 * j + 2 * i + 1], f_.type);
       const int column = part * kPartColumns + (j + lane / 16) * 8;
       const uint32_t offset = swizzle<128>(row * 128 + column * 2);
-      ptx::stmatrix_x4(ptx::shared_address(buffer(half)) + offset, r[0], r[1], r[2], r[3]);
+      ptx::stmatrix_x4(buffer(half) + offset, r[0], r[1], r[2], r[3]);
     }
   }
 
@@ -342,7 +342,7 @@ class FusedBox {
   const Params<Fused>& params_;
   const epilogue::Fused& f_;
   const int32_t row_, column_, batch_idx_;
-  uint8_t* const buffers_;
+  const uint32_t buffers_;
   int& buffer_idx_;
   const uint32_t barrier_id_;
   const int thread_idx_;
@@ -372,7 +372,7 @@ __device__ __forceinline__ void prefetch_epilogue(const Params<Fused>& params, i
 // All of a warpgroup's accumulators. (m_idx, n_idx): element of the product that the first one is.
 template <typename Config, int kBlocksM>
 __device__ __forceinline__ void store_fused(const float (&acc)[kBlocksM][Config::kTileN / 2],
-                                            const Params<Fused>& params, uint8_t* buffers, int& buffer_idx,
+                                            const Params<Fused>& params, uint32_t buffers, int& buffer_idx,
                                             int32_t m_idx, int32_t n_idx, int32_t batch_idx, uint32_t barrier_id) {
   static_assert(Config::kTileN % 64 == 0 && !Config::kSwapped, "boxes are 64 columns of D wide");
   constexpr int kPartsN = Config::kTileN / kPartColumns;

@@ -45,7 +45,8 @@ template <typename Config, typename Mma, typename Operands, typename Epilogue>
 __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_constant__ Params<Epilogue> params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using T = Traits<Config, Mma, Operands>;
-  extern __shared__ __align__(1024) uint8_t shared[];
+  extern __shared__ __align__(1024) uint8_t shared_memory[];
+  const uint32_t shared = ptx::shared_base_address(shared_memory);
   const Pipeline<T> pipeline(shared);
 
   // Shuffled so that the compiler knows it is the same in a whole warp.
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
   BlockStart<Config>::arrive(warp);
   TileWalk<Config, Epilogue> walk(params);
   BlockStart<Config>::wait(warp);
-  Loader<T, Epilogue> loader(params, shared, pipeline.full, cta_rank);
+  Loader<T, Epilogue> loader(params, shared, pipeline, cta_rank);
   loader.begin(walk.work());
   if (warp == 0 && ptx::elect_one()) loader.load(0);
 
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       for (;;) {
 #pragma unroll 1  // the first way through it is the slowest: its instructions come from afar
         for (; left > 0; --left, state.advance()) {
-          ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);
+          ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
           loader.load(state.stage);
         }
         if (!walk.next(params)) break;
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     ptx::setmaxnreg_inc<T::kConsumerRegisters>();
     const int consumer = group - 1, thread_idx = threadIdx.x % 128;
     const int store_bytes = (stages > T::kStages ? T::kTmaStoreBuffers : 2) * T::kStoreBytes;
-    uint8_t* store_buffers = shared + stages * T::kStageBytes + consumer * store_bytes;
+    const uint32_t store_buffers = shared + stages * T::kStageBytes + consumer * store_bytes;
     int buffer_idx = 0;
     const uint32_t barrier_id = 1 + consumer;
 
@@ -116,9 +117,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     }
     const auto release = [&](int stage) {
       if constexpr (Config::kSharers == 1) {
-        if (thread_idx == 0) ptx::mbarrier_arrive(&pipeline.empty[stage]);
+        if (thread_idx == 0) ptx::mbarrier_arrive(pipeline.empty(stage));
       } else {
-        if (peer >= 0) ptx::mbarrier_arrive_remote(&pipeline.empty[stage], peer);
+        if (peer >= 0) ptx::mbarrier_arrive_remote(pipeline.empty(stage), peer);
       }
     };
 
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       if constexpr (Config::kPingPong) {
         // Group 0 begins; from then on each one waits for the other's previous tile.
         if (walk.number() > 0) {
-          ptx::mbarrier_wait(&pipeline.order[consumer], turn);
+          ptx::mbarrier_wait(pipeline.order(consumer), turn);
           turn ^= 1;
         }
       }
@@ -152,9 +153,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       int previous_stage = -1;
 #pragma unroll 1
       for (int32_t i = 0; i < params.k_blocks; ++i) {
-        ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);
-        const uint32_t a = ptx::shared_address(shared + state.stage * T::kStageBytes) + first_row_bytes;
-        const uint32_t b = ptx::shared_address(shared + state.stage * T::kStageBytes + T::kABytes);
+        ptx::mbarrier_wait(pipeline.full(state.stage), state.phase);
+        const uint32_t stage = shared + state.stage * T::kStageBytes;
+        const uint32_t a = stage + first_row_bytes, b = stage + T::kABytes;
         const auto release_previous = [&] {
           if (previous_stage >= 0) release(previous_stage);
         };

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/wgmma/config.h"
+#include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/scheduler.cuh"
 #include "kernels/wgmma/traits.cuh"
 #include "ptx/mbarrier.cuh"
@@ -15,9 +16,9 @@ namespace tcgemm::wgmma_family {
 // bytes along M or N, a row for each k. The kSharers blocks that multiply by the same tile each
 // load an equal part of it for all of them, this one the part number `part`.
 template <typename Tile, int kSharers>
-__device__ __forceinline__ void load_tile(uint8_t* tile, const CUtensorMap* map, uint64_t* barrier, uint16_t mask,
+__device__ __forceinline__ void load_tile(uint32_t tile, const CUtensorMap* map, uint32_t barrier, uint16_t mask,
                                           int part, int32_t first_idx, int32_t k_idx, int32_t inner, int32_t outer) {
-  const auto load = [&](uint8_t* destination, int32_t c0, int32_t c1) {
+  const auto load = [&](uint32_t destination, int32_t c0, int32_t c1) {
     if constexpr (kSharers > 1) {
       ptx::tma_load_4d_multicast(destination, map, barrier, mask, c0, c1, inner, outer);
     } else {
@@ -41,8 +42,8 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const CUtensorMap* map,
 
 // The same for B of a gated product: its tile's right half is of the second matrix.
 template <typename T>
-__device__ __forceinline__ void load_gated_tile(uint8_t* tile, const CUtensorMap* map, const CUtensorMap* up_map,
-                                                uint64_t* barrier, uint16_t mask, int part, int32_t first_idx,
+__device__ __forceinline__ void load_gated_tile(uint32_t tile, const CUtensorMap* map, const CUtensorMap* up_map,
+                                                uint32_t barrier, uint16_t mask, int part, int32_t first_idx,
                                                 int32_t k_idx, int32_t inner, int32_t outer) {
   constexpr int kSharers = T::Config::kClusterM;
   using Half = OperandTile<typename T::Operands::B, T::Config::kTileN / 2, T::kTileK>;
@@ -64,10 +65,11 @@ class Loader {
  public:
   using Config = typename T::Config;
 
-  __device__ __forceinline__ Loader(const Params<Epilogue>& params, uint8_t* shared, uint64_t* full, uint32_t cta_rank)
+  __device__ __forceinline__ Loader(const Params<Epilogue>& params, uint32_t shared, const Pipeline<T>& pipeline,
+                                    uint32_t cta_rank)
       : params_(params),
         shared_(shared),
-        full_(full),
+        pipeline_(pipeline),
         rank_m_(cta_rank % Config::kClusterM),
         rank_n_(cta_rank / Config::kClusterM % Config::kClusterN) {
     // Blocks of one row of the cluster share A, those of one column share B.
@@ -89,9 +91,9 @@ class Loader {
 
   // Announces and loads the next k block into a stage that is free.
   __device__ __forceinline__ void load(int stage) {
-    uint64_t* barrier = &full_[stage];
+    const uint32_t barrier = pipeline_.full(stage);
     ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);
-    uint8_t* a = shared_ + stage * T::kStageBytes;
+    const uint32_t a = shared_ + stage * T::kStageBytes;
     load_tile<typename T::A, Config::kClusterN>(a, &params_.a_map, barrier, a_mask_, rank_n_, m_idx_, k_idx_, a_inner_,
                                                 a_outer_);
     load_b(a + T::kABytes, barrier);
@@ -99,7 +101,7 @@ class Loader {
   }
 
  private:
-  __device__ __forceinline__ void load_b(uint8_t* b, uint64_t* barrier) const {
+  __device__ __forceinline__ void load_b(uint32_t b, uint32_t barrier) const {
     if constexpr (Epilogue::kFused && Config::kRunsGated) {
       if (params_.epilogue.values.has_two_z()) {
         load_gated_tile<T>(b, &params_.b_map, &params_.epilogue.b_up_map, barrier, b_mask_, rank_m_, n_idx_, k_idx_,
@@ -112,8 +114,8 @@ class Loader {
   }
 
   const Params<Epilogue>& params_;
-  uint8_t* const shared_;
-  uint64_t* const full_;
+  const uint32_t shared_;
+  const Pipeline<T> pipeline_;
   const int rank_m_, rank_n_;
   uint16_t a_mask_, b_mask_;
   int32_t m_idx_, n_idx_, k_idx_;

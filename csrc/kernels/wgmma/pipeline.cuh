@@ -30,14 +30,13 @@ template <typename T>
 struct Pipeline {
   using Config = typename T::Config;
 
-  uint64_t* full;
-  uint64_t* empty;
-  uint64_t* order;
+  uint32_t barriers;  // the first one
 
-  __device__ __forceinline__ explicit Pipeline(uint8_t* shared)
-      : full(reinterpret_cast<uint64_t*>(shared + T::kBarrierOffset)),
-        empty(full + T::kStagesForTma),
-        order(empty + T::kStagesForTma) {}
+  __device__ __forceinline__ explicit Pipeline(uint32_t shared) : barriers(shared + T::kBarrierOffset) {}
+
+  __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 8 * stage; }
+  __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 8 * (T::kStagesForTma + stage); }
+  __device__ __forceinline__ uint32_t order(int group) const { return barriers + 8 * (2 * T::kStagesForTma + group); }
 
   // By one thread. Its fence_mbarrier_init is left to the caller, who may have barriers of its own.
   // `loaders`: arrivals at `full`.
@@ -47,10 +46,10 @@ struct Pipeline {
     // the cluster; we are in both.
     constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
     for (int i = 0; i < T::kStagesForTma; ++i) {
-      ptx::mbarrier_init(&full[i], loaders);
-      ptx::mbarrier_init(&empty[i], kReaders * kPeers);
+      ptx::mbarrier_init(full(i), loaders);
+      ptx::mbarrier_init(empty(i), kReaders * kPeers);
     }
-    for (int i = 0; i < Config::kConsumers; ++i) ptx::mbarrier_init(&order[i], 4);
+    for (int i = 0; i < Config::kConsumers; ++i) ptx::mbarrier_init(order(i), 4);
   }
 
   // By the producer, where it stands after its last load: waits until all stages have been released. No
@@ -58,7 +57,7 @@ struct Pipeline {
   __device__ __forceinline__ void drain(PipelineState state) const {
     if constexpr (Config::kSharers > 1) {
 #pragma unroll 1
-      for (int i = 0; i < state.stages; ++i, state.advance()) ptx::mbarrier_wait(&empty[state.stage], state.phase ^ 1);
+      for (int i = 0; i < state.stages; ++i, state.advance()) ptx::mbarrier_wait(empty(state.stage), state.phase ^ 1);
     }
   }
 
@@ -66,7 +65,7 @@ struct Pipeline {
   // four have seen that it came.
   __device__ __forceinline__ void pass_turn(int consumer, int thread_idx) const {
     __syncwarp();
-    if (thread_idx % 32 == 0) ptx::mbarrier_arrive(&order[consumer ^ 1]);
+    if (thread_idx % 32 == 0) ptx::mbarrier_arrive(order(consumer ^ 1));
   }
 };
 

@@ -59,7 +59,7 @@ __device__ __forceinline__ void apply_epilogue(float (&z)[kValues], float (&up)[
 // All of a warpgroup's accumulators, the first of which is that of tile row `first_row`.
 template <typename Config, int kBlocksM>
 __device__ __forceinline__ void store_fused_tokens(float (&acc)[kBlocksM][Config::kTileN / 2],
-                                                   const Params<RaggedFused>& params, uint8_t* buffers, int& buffer_idx,
+                                                   const Params<RaggedFused>& params, uint32_t buffers, int& buffer_idx,
                                                    int32_t first_row, const RaggedWork& work, uint32_t barrier_id) {
   static_assert(kBlocksM == 2, "a gated product's two matrices");
   const bool gated = params.epilogue.gated;

@@ -36,9 +36,9 @@ class TokenGather {
   }
 
   // The k block number `block` of the first `width` rows; arrives at `barrier` once all is there.
-  __device__ __forceinline__ void load(uint8_t* tile, uint64_t* barrier, int32_t width, int32_t block) const {
+  __device__ __forceinline__ void load(uint32_t tile, uint32_t barrier, int32_t width, int32_t block) const {
     // Of a row's eight units of 16 bytes TMA's swizzle flips the number by the row's.
-    const uint32_t target = ptx::shared_address(tile) + first_row_ * 128 + (vector_ ^ first_row_) * 16;
+    const uint32_t target = tile + first_row_ * 128 + (vector_ ^ first_row_) * 16;
     const int32_t vector = block * 8 + vector_;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {

@@ -41,7 +41,7 @@ namespace tcgemm::wgmma_family {
 // One k block of a block's `count` tokens, in one box, which may hold rows past the last: of blocks that share
 // a tile, the first ones load rows of those after them too, as they do themselves.
 template <int kSharers>
-__device__ __forceinline__ void load_tokens(uint8_t* tile, const CUtensorMap* box, uint64_t* barrier, uint16_t mask,
+__device__ __forceinline__ void load_tokens(uint32_t tile, const CUtensorMap* box, uint32_t barrier, uint16_t mask,
                                             int32_t row_idx, int32_t k_idx) {
   if constexpr (kSharers > 1) {
     ptx::tma_load_4d_multicast(tile, box, barrier, mask, k_idx, row_idx, 0, 0);
@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_tokens(uint8_t* tile, const CUtensorMap* bo
 // One k block of a group's weights with rows of K; of a gated product, 64 columns of both matrices in turn.
 // Each of the blocks that multiply by them loads an equal part for all of them.
 template <typename T>
-__device__ __forceinline__ void load_weights(uint8_t* tile, const CUtensorMap* map, uint64_t* barrier, uint16_t mask,
+__device__ __forceinline__ void load_weights(uint32_t tile, const CUtensorMap* map, uint32_t barrier, uint16_t mask,
                                              int part, int32_t m_idx, int32_t k_idx, int32_t group, bool gated) {
   using A = typename T::A;
   constexpr int kChunks = A::kExtent / A::kChunk / T::Config::kClusterN;
@@ -69,14 +69,14 @@ __device__ __forceinline__ void load_weights(uint8_t* tile, const CUtensorMap* m
 // consumers that multiply from it; these are all done when it returns. Without a branch of some threads: the
 // compiler would take the stage's number for one that differs between them, and move descriptors.
 template <typename T>
-__device__ __forceinline__ void zero_rows(uint8_t* stage, int32_t begin, int consumer, int thread_idx) {
+__device__ __forceinline__ void zero_rows(uint32_t stage, int32_t begin, int consumer, int thread_idx) {
   using A = typename T::A;
   using B = typename T::B;
   using Config = typename T::Config;
   constexpr int kChunks = A::kExtent / A::kChunk + B::kExtent / B::kChunk, kRows = T::kMmaK;
   static_assert(kRows * 8 == 128 && kChunks % Config::kConsumers == 0, "a thread has 16 bytes of each of its chunks");
   const int32_t row = begin / kRows * kRows + thread_idx / 8;
-  const uint32_t address = ptx::shared_address(stage) + row * 128 + thread_idx % 8 * 16;
+  const uint32_t address = stage + row * 128 + thread_idx % 8 * 16;
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; chunk += Config::kConsumers) {
     ptx::st_shared_zeros_16(address + (chunk + consumer) * T::kTileK * 128, row >= begin);
@@ -104,9 +104,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   using T = RaggedTraits<Config, Mma, Operands, Epilogue>;
   using A = typename T::A;
   using B = typename T::B;
-  extern __shared__ __align__(1024) uint8_t shared[];
+  extern __shared__ __align__(1024) uint8_t shared_memory[];
+  const uint32_t shared = ptx::shared_base_address(shared_memory);
   const Pipeline<T> pipeline(shared);
-  typename T::Ring ring(shared + T::kRingOffset);
+  typename T::Ring ring(shared_memory + T::kRingOffset);
   const Params<Epilogue>& gemm = params.gemm;
 
   // Whether warps 2 and 3 load the tokens.
@@ -155,10 +156,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         const int32_t k_blocks = num_k_blocks(work);
 #pragma unroll 1  // as in kernel.cuh
         for (int32_t i = 0; i < k_blocks; ++i, state.advance()) {
-          ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);
-          uint64_t* barrier = &pipeline.full[state.stage];
-          uint8_t* a = shared + state.stage * T::kStageBytes;
-          uint8_t* b = a + T::kABytes;
+          ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
+          const uint32_t barrier = pipeline.full(state.stage);
+          const uint32_t a = shared + state.stage * T::kStageBytes;
+          const uint32_t b = a + T::kABytes;
           if constexpr (T::kIsRows) {
             // Whole swizzle groups.
             const int32_t own = (width_of(work) / Config::kClusterM + 7) / 8 * 8, box = (own - 1) / kBoxStep;
@@ -216,8 +217,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           const TokenGather<T> gather(gemm.epilogue, gemm.k, work, threadIdx.x % T::kGatherThreads);
           const int32_t k_blocks = num_k_blocks(work);
           for (int32_t i = 0; i < k_blocks; ++i, state.advance()) {
-            ptx::mbarrier_wait(&pipeline.empty[state.stage], state.phase ^ 1);
-            gather.load(shared + state.stage * T::kStageBytes + T::kABytes, &pipeline.full[state.stage], width_of(work),
+            ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
+            gather.load(shared + state.stage * T::kStageBytes + T::kABytes, pipeline.full(state.stage), width_of(work),
                         i);
           }
         }
@@ -226,15 +227,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   } else {
     ptx::setmaxnreg_inc<T::kConsumerRegisters>();
     const int consumer = group - 1, thread_idx = threadIdx.x % 128;
-    uint8_t* store_buffers = shared + T::kStoreOffset + consumer * 2 * T::kStoreBytes;
+    const uint32_t store_buffers = shared + T::kStoreOffset + consumer * 2 * T::kStoreBytes;
     int buffer_idx = 0;
     const uint32_t barrier_id = 1 + consumer;
     // Thread i tells the producer of the i-th block of the cluster that a stage is free.
     const auto release = [&](int stage) {
       if constexpr (Config::kClusterSize == 1) {
-        if (thread_idx == 0) ptx::mbarrier_arrive(&pipeline.empty[stage]);
+        if (thread_idx == 0) ptx::mbarrier_arrive(pipeline.empty(stage));
       } else {
-        if (thread_idx < Config::kClusterSize) ptx::mbarrier_arrive_remote(&pipeline.empty[stage], thread_idx);
+        if (thread_idx < Config::kClusterSize) ptx::mbarrier_arrive_remote(pipeline.empty(stage), thread_idx);
       }
     };
 
@@ -254,8 +255,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       const auto multiply = [&](auto width) {
         int previous_stage = -1;
         const auto multiply_block = [&](auto steps) {
-          const uint32_t a = ptx::shared_address(shared + state.stage * T::kStageBytes + first_row * 128);
-          const uint32_t b = ptx::shared_address(shared + state.stage * T::kStageBytes + T::kABytes);
+          const uint32_t a = shared + state.stage * T::kStageBytes + first_row * 128;
+          const uint32_t b = shared + state.stage * T::kStageBytes + T::kABytes;
           multiply_from_shared<T, decltype(width)::value, decltype(steps)::value>(acc, a, b, true, [&] {
             if (previous_stage >= 0) release(previous_stage);
           });
@@ -267,14 +268,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         const int32_t whole_blocks = tail > 0 ? k_blocks - 1 : k_blocks;
 #pragma unroll 1
         for (int32_t i = 0; i < whole_blocks; ++i) {
-          ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);
+          ptx::mbarrier_wait(pipeline.full(state.stage), state.phase);
           // What threads have copied, before what the multiplication reads.
           if (gathers) ptx::fence_proxy_async();
           multiply_block(std::integral_constant<int, T::kSteps>{});
         }
         if constexpr (!T::kIsRows) {
           if (tail > 0) {
-            ptx::mbarrier_wait(&pipeline.full[state.stage], state.phase);
+            ptx::mbarrier_wait(pipeline.full(state.stage), state.phase);
             zero_rows<T>(shared + state.stage * T::kStageBytes, tail, consumer, thread_idx);
             visit_width<1, T::kSteps>((tail + T::kMmaK - 1) / T::kMmaK, multiply_block);
           }

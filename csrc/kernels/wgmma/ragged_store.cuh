@@ -11,7 +11,7 @@ namespace tcgemm::wgmma_family {
 
 // The first `rows` rows and `columns` columns of a staged box. `aligned`: D's rows start on 16 bytes.
 template <typename Out, int kRowBytes>
-__device__ __forceinline__ void copy_rows(const uint8_t* buffer, Out* d, int64_t ldd, int32_t rows, int32_t columns,
+__device__ __forceinline__ void copy_rows(uint32_t buffer, Out* d, int64_t ldd, int32_t rows, int32_t columns,
                                           bool aligned, int thread_idx) {
   if (aligned) {
     constexpr int kPieces = kRowBytes / 16, kPieceColumns = 16 / sizeof(Out);
@@ -19,15 +19,14 @@ __device__ __forceinline__ void copy_rows(const uint8_t* buffer, Out* d, int64_t
     if (piece * kPieceColumns >= columns) return;
     for (int row = thread_idx / kPieces; row < rows; row += 128 / kPieces) {
       *reinterpret_cast<uint4*>(d + row * ldd + piece * kPieceColumns) =
-          *reinterpret_cast<const uint4*>(buffer + swizzle<kRowBytes>(row * kRowBytes + piece * 16));
+          ptx::ld_shared_v4_u32(buffer + swizzle<kRowBytes>(row * kRowBytes + piece * 16));
     }
   } else {
     constexpr int kColumns = kRowBytes / sizeof(Out);
     const int column = thread_idx % kColumns;
     if (column >= columns) return;
     for (int row = thread_idx / kColumns; row < rows; row += 128 / kColumns) {
-      d[row * ldd + column] =
-          *reinterpret_cast<const Out*>(buffer + swizzle<kRowBytes>(row * kRowBytes + column * sizeof(Out)));
+      ptx::ld_shared(d[row * ldd + column], buffer + swizzle<kRowBytes>(row * kRowBytes + column * sizeof(Out)));
     }
   }
 }
@@ -35,7 +34,7 @@ __device__ __forceinline__ void copy_rows(const uint8_t* buffer, Out* d, int64_t
 // 64 rows of accumulators, those of D's columns from m_idx on, one column for each token of the tile.
 template <typename Config, typename Epilogue, typename Out>
 __device__ __forceinline__ void store_tokens(float (&acc)[Config::kTileN / 2], const Params<Epilogue>& params,
-                                             uint8_t* buffers, int& buffer_idx, int32_t m_idx, const RaggedWork& work,
+                                             uint32_t buffers, int& buffer_idx, int32_t m_idx, const RaggedWork& work,
                                              uint32_t barrier_id) {
   using Shape = StoreShape<Config, sizeof(Out)>;
   const int thread_idx = ptx::tid_x() % 128;
@@ -43,7 +42,7 @@ __device__ __forceinline__ void store_tokens(float (&acc)[Config::kTileN / 2], c
   for (int turn = 0; turn < Shape::kTurns; ++turn, buffer_idx ^= 1) {
     const int32_t tokens = work.num_tokens() - Shape::across(turn);
     if (tokens <= 0) break;
-    uint8_t* buffer = buffers + buffer_idx * 8192;
+    const uint32_t buffer = buffers + buffer_idx * 8192;
     // The stores issued two turns ago, by this same thread, have read the buffer.
     if (thread_idx == 0) ptx::tma_store_wait_read<1>();
     ptx::named_barrier_sync(barrier_id, 128);
@@ -54,7 +53,7 @@ __device__ __forceinline__ void store_tokens(float (&acc)[Config::kTileN / 2], c
     const int32_t row = work.n_idx + Shape::across(turn);
 #pragma unroll
     for (int box = 0; box < Shape::kBoxes; ++box) {
-      const uint8_t* staged = buffer + box * Shape::kBoxBytes;
+      const uint32_t staged = buffer + box * Shape::kBoxBytes;
       const int32_t column = m_idx + Shape::along(turn, box);
       if (!is_whole) {
         copy_rows<Out, Shape::kRowBytes>(staged, static_cast<Out*>(params.d) + row * params.ldd + column, params.ldd,

@@ -9,6 +9,7 @@
 #include "kernels/wgmma/traits.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared_memory.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
 #include "tile/numeric.cuh"
@@ -74,20 +75,20 @@ struct UnalignedShape {
 // Partial sums of a staged box's columns: a lane adds up one word of every fourth row, the lanes of a
 // warp a quarter of the box's width. The rows read together are swizzled to different banks.
 template <int kOutBytes>
-__device__ __forceinline__ void sum_box(const uint8_t* buffer, FloatType type, float* sums, int32_t rows,
-                                        int32_t columns, int thread_idx) {
+__device__ __forceinline__ void sum_box(uint32_t buffer, FloatType type, float* sums, int32_t rows, int32_t columns,
+                                        int thread_idx) {
   constexpr int kPerWord = 4 / kOutBytes;
   const int lane = thread_idx % 32, word = thread_idx / 32 * 8 + lane % 8, group = lane / 8;
   float sum[kPerWord] = {};
   // Rows that lie eight apart are swizzled alike.
-  const uint8_t* first[2];
+  uint32_t first[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) first[i] = buffer + swizzle<128>((group * 2 + i) * 128 + word * 4);
   rows -= group * 2;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     uint32_t bits = 0;
-    if (i / 2 * 8 + i % 2 < rows) bits = *reinterpret_cast<const uint32_t*>(first[i % 2] + i / 2 * 1024);
+    if (i / 2 * 8 + i % 2 < rows) bits = ptx::ld_shared_u32(first[i % 2] + i / 2 * 1024);
     if constexpr (kOutBytes == 4) {
       sum[0] += __uint_as_float(bits);
     } else if (type == FloatType::kBF16) {
@@ -113,11 +114,10 @@ __device__ __forceinline__ void sum_box(const uint8_t* buffer, FloatType type, f
 // byte of the buffer where an element goes, by its place in these columns as D has them; eight rows further on it
 // lies 8 * kRowBytes further.
 template <typename Config, int kOutBytes, int kColumns, int kRowBytes, typename Place>
-__device__ __forceinline__ void stage_columns(const float (&acc)[Config::kTileN / 2], uint8_t* buffer, int first_column,
+__device__ __forceinline__ void stage_columns(const float (&acc)[Config::kTileN / 2], uint32_t buffer, int first_column,
                                               FloatType out_type, int thread_idx, Place place) {
   const int warp = thread_idx / 32, lane = thread_idx % 32;
   if constexpr (kOutBytes == 2) {
-    const uint32_t base = ptx::shared_address(buffer);
 #pragma unroll
     for (int j = 0; j < kColumns / 8; j += 2) {
       const int first = 4 * (first_column / 8 + j);
@@ -126,10 +126,10 @@ __device__ __forceinline__ void stage_columns(const float (&acc)[Config::kTileN 
       for (int i = 0; i < 4; ++i) r[i] = pack(acc[first + 2 * i], acc[first + 2 * i + 1], out_type);
       if constexpr (Config::kSwapped) {
         const int row = (j + lane / 16) * 8 + lane % 8, column = warp * 16 + lane / 8 % 2 * 8;
-        ptx::stmatrix_x4_trans(base + place(row, column), r[0], r[1], r[2], r[3]);
+        ptx::stmatrix_x4_trans(buffer + place(row, column), r[0], r[1], r[2], r[3]);
       } else {
         const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8, column = (j + lane / 16) * 8;
-        ptx::stmatrix_x4(base + place(row, column), r[0], r[1], r[2], r[3]);
+        ptx::stmatrix_x4(buffer + place(row, column), r[0], r[1], r[2], r[3]);
       }
     }
   } else if constexpr (Config::kSwapped) {
@@ -139,10 +139,10 @@ __device__ __forceinline__ void stage_columns(const float (&acc)[Config::kTileN 
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float* target = reinterpret_cast<float*>(buffer + place(across + i, along + h * 8));
+        const uint32_t target = buffer + place(across + i, along + h * 8);
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) {
-          target[j * 2 * kRowBytes] = acc[4 * (first_column / 8 + j) + 2 * h + i];
+          ptx::st_shared_f32(target + j * 8 * kRowBytes, acc[4 * (first_column / 8 + j) + 2 * h + i]);
         }
       }
     }
@@ -153,7 +153,7 @@ __device__ __forceinline__ void stage_columns(const float (&acc)[Config::kTileN 
       for (int h = 0; h < 2; ++h) {
         const int first = 4 * (first_column / 8 + j) + 2 * h;
         const int row = warp * 16 + h * 8 + lane / 4, column = j * 8 + lane % 4 * 2;
-        *reinterpret_cast<float2*>(buffer + place(row, column)) = make_float2(acc[first], acc[first + 1]);
+        ptx::st_shared_v2_f32(buffer + place(row, column), acc[first], acc[first + 1]);
       }
     }
   }
@@ -161,7 +161,7 @@ __device__ __forceinline__ void stage_columns(const float (&acc)[Config::kTileN 
 
 // Stages the turn that starts at column `first_column` as TMA's boxes.
 template <typename Config, int kOutBytes>
-__device__ __forceinline__ void stage(const float (&acc)[Config::kTileN / 2], uint8_t* buffer, int first_column,
+__device__ __forceinline__ void stage(const float (&acc)[Config::kTileN / 2], uint32_t buffer, int first_column,
                                       FloatType out_type, int thread_idx) {
   using Shape = StoreShape<Config, kOutBytes>;
   constexpr int kRowBytes = Shape::kRowBytes;
@@ -176,7 +176,7 @@ __device__ __forceinline__ void stage(const float (&acc)[Config::kTileN / 2], ui
 // As store_rows below, where TMA cannot. (along, across): the place in D as it is stored.
 template <typename Config, typename Epilogue, int kOutBytes>
 __device__ __forceinline__ void store_unaligned_rows(const float (&acc)[Config::kTileN / 2],
-                                                     const Params<Epilogue>& params, uint8_t* buffer, int32_t along,
+                                                     const Params<Epilogue>& params, uint32_t buffer, int32_t along,
                                                      int32_t across, int32_t d_batch_idx, uint32_t barrier_id) {
   using Shape = UnalignedShape<Config, kOutBytes>;
   using Rows = UnalignedRows<std::conditional_t<kOutBytes == 2, uint16_t, float>, Shape::kRowBytes>;
@@ -231,7 +231,7 @@ __device__ __forceinline__ void store_unaligned_rows(const float (&acc)[Config::
 // first one is, in the kernel's (possibly swapped) problem. kTmaBuffers: those of 8 KB that there are where TMA stores.
 template <typename Config, typename Epilogue, int kOutBytes, int kTmaBuffers = 2>
 __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], const Params<Epilogue>& params,
-                                           uint8_t* buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
+                                           uint32_t buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
                                            int32_t d_batch_idx, uint32_t barrier_id) {
   using Shape = StoreShape<Config, kOutBytes>;
   const int thread_idx = ptx::tid_x() % 128;
@@ -254,13 +254,13 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
       // Stores issued before, by this same thread, have read these buffers.
       if (thread_idx == 0) ptx::tma_store_wait_read<kTmaBuffers - kAtOnce>();
       ptx::named_barrier_sync(barrier_id, 128);
-      for_each_turn([&](int turn, uint8_t* buffer) {
+      for_each_turn([&](int turn, uint32_t buffer) {
         stage<Config, kOutBytes>(acc, buffer, Shape::first_column(turn), params.out_type, thread_idx);
       });
       ptx::fence_proxy_async();
       ptx::named_barrier_sync(barrier_id, 128);
       if (thread_idx == 0) {
-        for_each_turn([&](int turn, uint8_t* buffer) {
+        for_each_turn([&](int turn, uint32_t buffer) {
 #pragma unroll
           for (int box = 0; box < Shape::kBoxes; ++box) {
             ptx::tma_store_3d(&params.d_map, buffer + box * Shape::kBoxBytes, along + Shape::along(turn, box),
@@ -278,7 +278,7 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
 // A warpgroup's accumulators, whose first element is (m_idx, n_idx) of D.
 template <typename Config, int kTmaBuffers, typename Epilogue, int kBlocksM>
 __device__ __forceinline__ void store_tile(float (&acc)[kBlocksM][Config::kTileN / 2], const Params<Epilogue>& params,
-                                           uint8_t* buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
+                                           uint32_t buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
                                            int32_t d_batch_idx, uint32_t barrier_id) {
 #pragma unroll
   for (int block = 0; block < kBlocksM; ++block) {

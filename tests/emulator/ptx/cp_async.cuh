@@ -13,9 +13,7 @@ void cp_async_narrow(uint32_t destination, const void* source, bool valid) {
   static_assert(kBytes == 4 || kBytes == 8, "cp.async.ca copies 4, 8 or 16 bytes");
   emulator::cp_async(destination, source, kBytes, valid);
 }
-inline void cp_async_mbarrier_arrive_noinc(uint64_t* barrier) {
-  emulator::cp_async_arrive(emulator::shared_offset(barrier));
-}
+inline void cp_async_mbarrier_arrive_noinc(uint32_t barrier) { emulator::cp_async_arrive(barrier); }
 inline void cp_async_commit_group() { emulator::current().copies.commit(); }
 template <int kPending>
 void cp_async_wait_group() {
