@@ -157,20 +157,25 @@ def _mma_sync_types(dtype: str) -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def cuda_include() -> Path | None:
-    """The headers of the CUDA toolkit whose compiler the build would use."""
+def nvcc() -> str | None:
+    """The CUDA compiler that the build would use."""
     path = REPOSITORY / "build_backend" / "find_nvcc.py"
     spec = importlib.util.spec_from_file_location("find_nvcc", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    nvcc = module.find_nvcc()
-    if nvcc is None:
+    return module.find_nvcc()
+
+
+@functools.cache
+def cuda_include() -> Path | None:
+    """The headers of its CUDA toolkit."""
+    if nvcc() is None:
         return None
     said = subprocess.run(
-        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True
+        [nvcc(), "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True
     )
     top = re.search(r"^#\$ TOP=(.*)$", said.stderr, re.MULTILINE)
-    include = Path(top[1] if top else nvcc, "include")
+    include = Path(top[1] if top else nvcc(), "include")
     return include if (include / "cuda_bf16.h").exists() else None
 
 
