@@ -217,6 +217,6 @@ def all_wgmma() -> dict[str, Instance]:
     for name, arguments in entries("ragged_config.h", "TCGEMM_WGMMA_RAGGED_CONFIGS"):
         *tile, swapped, is_fused = arguments.split(", ")
         config = ", ".join((*tile, "1", "false", swapped))
-        epilogue = "RaggedFused" if is_fused == "true" else "Bare"
+        epilogue = "Fused" if is_fused == "true" else "Bare"
         found[f"{name}_ragged_{epilogue}"] = wgmma_ragged(config, epilogue)
     return found

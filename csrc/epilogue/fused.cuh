@@ -127,6 +127,12 @@ __device__ __forceinline__ void apply_gradient(Activation activation, float (&x)
   });
 }
 
+template <int kCount>
+__device__ __forceinline__ void multiply(float (&x)[kCount], const float (&y)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] *= y[i];
+}
+
 // See Epilogue in core/problem.h; addresses are null where it has no use for them.
 struct Fused {
   Activation activation;
@@ -187,12 +193,6 @@ struct Fused {
   }
 
  private:
-  template <int kCount>
-  __device__ __forceinline__ static void multiply(float (&x)[kCount], const float (&y)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] *= y[i];
-  }
-
   // `bias_idx`: of the first column.
   template <int kCount>
   __device__ __forceinline__ void scale(float (&sums)[kCount], int64_t batch_idx, int64_t m_idx, int64_t bias_idx,

@@ -75,10 +75,6 @@ class FusedBox {
 #pragma unroll
     for (int v = 0; v < kPart; ++v) x[v] = y[v];
   }
-  static __device__ __forceinline__ void multiply(float (&x)[kPart], const float (&y)[kPart]) {
-#pragma unroll
-    for (int v = 0; v < kPart; ++v) x[v] *= y[v];
-  }
 
   // D of a part whose Z is `values` and, of a gated product, `others`; D's second matrix in `others`. All that a
   // part reads is read before anything of it is stored: D may lie in the place of aux_in.
@@ -88,16 +84,16 @@ class FusedBox {
       copy(others, values);
       load(f_.aux_in, f_.gated, part, [&](bool second, const float (&x)[kPart]) {
         if (second) {
-          multiply(values, x);
+          epilogue::multiply(values, x);
         } else {
           copy(saved, x);
         }
       });
       epilogue::apply_gradient(f_.activation, saved, values);
-      multiply(others, saved);
+      epilogue::multiply(others, saved);
     } else {
       epilogue::apply_value(f_.activation, values);
-      if (f_.gated) multiply(values, others);
+      if (f_.gated) epilogue::multiply(values, others);
     }
     if (f_.beta != 0.0f) {
       load(f_.c, f_.has_two_d(), part, [&](bool second, const float (&x)[kPart]) {

@@ -34,7 +34,7 @@ inline KernelSource kernel_source(const Instance& x) {
 inline KernelSource ragged_kernel_source(const Instance& x) {
   return {"kernels/wgmma/ragged_kernel.cuh",
           "tcgemm::wgmma_family::ragged_kernel<" + config_text(x.shape) + ", " + x.mma + ", " + x.operands +
-              ", tcgemm::wgmma_family::" + (x.has_epilogue ? "RaggedFused>" : "Bare>"),
+              ", tcgemm::wgmma_family::" + (x.has_epilogue ? "Fused>" : "Bare>"),
           "sm_90a"};
 }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "core/extent.h"
-#include "kernels/common/alignment.h"
 #include "kernels/common/cluster_launch.h"
 #include "kernels/common/column_sums.h"
 #include "kernels/wgmma/launch.h"
@@ -51,8 +50,8 @@ Status launch(const Call& call) {
 
   const auto encode = [&](CUtensorMap* map, const AlignedOperand& operand, const OperandShape& operand_shape,
                           int64_t along, Box box) {
-    const bool is_k_major = operand_shape.is_k_major();
-    return encode_operand_map(map, call, operand, {is_k_major ? call.k : along, is_k_major ? along : call.k}, box);
+    const OperandExtents extents{along, call.k, call.batch_inner, call.batch / call.batch_inner};
+    return encode_operand_map(map, operand, operand_shape, extents, box);
   };
   if (Status s = encode(&params.a_map, call.a, geometry.a, call.m, geometry.a_box()); !s.is_ok()) return s;
   if (Status s = encode(&params.b_map, call.b, geometry.b, call.n, geometry.b_box()); !s.is_ok()) return s;
@@ -71,17 +70,22 @@ Status launch(const Call& call) {
       if (!s.is_ok()) return s;
     }
     if (fused.vectors) {
-      if (Status s = encode_fused_map(&target.d_map, call, fused.d, fused.has_two_d() ? 2 : 1); !s.is_ok()) return s;
-      if (fused.aux_out != nullptr) {
-        if (Status s = encode_fused_map(&target.aux_map, call, fused.aux_out, fused.gated ? 2 : 1); !s.is_ok())
-          return s;
+      const auto encode_stored = [&](CUtensorMap* map, const void* data, int64_t halves) {
+        return encode_fused_map(map, {data, call.out_type, call.batch, call.m, call.n}, halves);
+      };
+      Status s = encode_stored(&target.d_map, fused.d, fused.has_two_d() ? 2 : 1);
+      if (s.is_ok() && fused.aux_out != nullptr) {
+        s = encode_stored(&target.aux_map, fused.aux_out, fused.gated ? 2 : 1);
       }
+      if (!s.is_ok()) return s;
     }
   } else {
-    const int64_t out_bytes = call.out_type == FloatType::kF32 ? 4 : 2;
-    params.store_with_tma = is_aligned(call.d, 16) && params.ldd * out_bytes % 16 == 0;
+    const OutputMatrices d{call.d, call.out_type, call.batch * call.num_splits, shape.swapped ? call.n : call.m,
+                           params.ldd};
+    const StoreBox box = StoreBox::make(shape.swapped, geometry.share_tile_n(), d.element_bytes());
+    params.store_with_tma = d.is_stored_by_tma();
     if (params.store_with_tma) {
-      if (Status s = encode_output_map(&params.d_map, call, geometry.share_tile_n()); !s.is_ok()) return s;
+      if (Status s = encode_output_map(&params.d_map, d, box); !s.is_ok()) return s;
     }
   }
 

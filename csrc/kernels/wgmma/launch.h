@@ -9,6 +9,7 @@
 #include "core/implementation.h"
 #include "core/problem.h"
 #include "epilogue/fused.cuh"
+#include "kernels/common/alignment.h"
 #include "kernels/common/kernel.h"
 #include "kernels/wgmma/geometry.h"
 #include "tile/numeric.cuh"
@@ -38,16 +39,27 @@ struct Call {
   cudaStream_t stream;
 };
 
-struct OperandExtent {
-  int64_t contiguous, rows;
+// How far an operand goes along M or N, along K, and over two batch levels.
+struct OperandExtents {
+  int64_t along, k, inner, outer;
 };
 
-Status encode_operand_map(CUtensorMap* map, const Call& call, const AlignedOperand& operand, OperandExtent extent,
-                          Box box);
-// `tile_n`: of what is stored of a tile.
-Status encode_output_map(CUtensorMap* map, const Call& call, int tile_n);
-// A matrix [batch][m][halves][n] that the epilogue stores in boxes of 64 rows and 128 bytes.
-Status encode_fused_map(CUtensorMap* map, const Call& call, const void* data, int64_t halves);
+Status encode_operand_map(CUtensorMap* map, const AlignedOperand& operand, const OperandShape& shape,
+                          const OperandExtents& extents, Box box);
+
+// Matrices that a kernel stores, one after another, in packed rows.
+struct OutputMatrices {
+  const void* data;
+  FloatType type;
+  int64_t batch, rows, columns;
+
+  int element_bytes() const { return type == FloatType::kF32 ? 4 : 2; }
+  bool is_stored_by_tma() const { return is_aligned(data, 16) && columns * element_bytes() % 16 == 0; }
+};
+
+Status encode_output_map(CUtensorMap* map, const OutputMatrices& d, const StoreBox& box);
+// The same of rows [halves][columns] that an epilogue stores in boxes of 64 rows and 128 bytes.
+Status encode_fused_map(CUtensorMap* map, const OutputMatrices& d, int64_t halves);
 
 // Launches call.kernel, which is of call.geometry, and of kind Fused where there is an epilogue.
 Status launch_product(const Call& call);

@@ -12,6 +12,17 @@
 
 namespace tcgemm::wgmma_family {
 
+// Loads one box, where blocks share it for all that `mask` names.
+template <int kSharers>
+__device__ __forceinline__ void load_box(uint32_t destination, const CUtensorMap* map, uint32_t barrier, uint16_t mask,
+                                         int32_t c0, int32_t c1, int32_t inner, int32_t outer) {
+  if constexpr (kSharers > 1) {
+    ptx::tma_load_4d_multicast(destination, map, barrier, mask, c0, c1, inner, outer);
+  } else {
+    ptx::tma_load_4d(destination, map, barrier, c0, c1, inner, outer);
+  }
+}
+
 // Loads one k block of an operand's tile: kExtent rows of K when it is K-major, else chunks of 128
 // bytes along M or N, a row for each k. The kSharers blocks that multiply by the same tile each
 // load an equal part of it for all of them, this one the part number `part`.
@@ -19,11 +30,7 @@ template <typename Tile, int kSharers>
 __device__ __forceinline__ void load_tile(uint32_t tile, const CUtensorMap* map, uint32_t barrier, uint16_t mask,
                                           int part, int32_t first_idx, int32_t k_idx, int32_t inner, int32_t outer) {
   const auto load = [&](uint32_t destination, int32_t c0, int32_t c1) {
-    if constexpr (kSharers > 1) {
-      ptx::tma_load_4d_multicast(destination, map, barrier, mask, c0, c1, inner, outer);
-    } else {
-      ptx::tma_load_4d(destination, map, barrier, c0, c1, inner, outer);
-    }
+    load_box<kSharers>(destination, map, barrier, mask, c0, c1, inner, outer);
   };
   if constexpr (Tile::kIsKMajor) {
     constexpr int kRows = Tile::kExtent / kSharers;

@@ -21,7 +21,7 @@ class TokenGather {
   // The units that are counted: elements of k, of rows that are a whole number of them.
   static constexpr int kVector = 8;
 
-  __device__ __forceinline__ TokenGather(const RaggedFused& source, int32_t k, const RaggedWork& work, int thread_idx)
+  __device__ __forceinline__ TokenGather(const Gather& source, int32_t k, const RaggedWork& work, int thread_idx)
       : rows_(static_cast<const uint4*>(source.rows)),
         vectors_(k / kVector),
         first_row_(thread_idx / 8),
@@ -30,7 +30,7 @@ class TokenGather {
     for (int i = 0; i < kRows; ++i) {
       const int32_t row = first_row_ + i * kRowStep;
       // From L2, as the sizes: this kernel may have begun before the one that wrote the indices.
-      const int32_t index = row < work.num_tokens() ? __ldcg(source.gather + work.n_idx + row) : -1;
+      const int32_t index = row < work.num_tokens() ? __ldcg(source.indices + work.n_idx + row) : -1;
       begins_[i] = index >= 0 && index < source.num_rows ? index * vectors_ : -1;
     }
   }

@@ -38,18 +38,6 @@
 
 namespace tcgemm::wgmma_family {
 
-// One k block of a block's `count` tokens, in one box, which may hold rows past the last: of blocks that share
-// a tile, the first ones load rows of those after them too, as they do themselves.
-template <int kSharers>
-__device__ __forceinline__ void load_tokens(uint32_t tile, const CUtensorMap* box, uint32_t barrier, uint16_t mask,
-                                            int32_t row_idx, int32_t k_idx) {
-  if constexpr (kSharers > 1) {
-    ptx::tma_load_4d_multicast(tile, box, barrier, mask, k_idx, row_idx, 0, 0);
-  } else {
-    ptx::tma_load_4d(tile, box, barrier, k_idx, row_idx, 0, 0);
-  }
-}
-
 // One k block of a group's weights with rows of K; of a gated product, 64 columns of both matrices in turn.
 // Each of the blocks that multiply by them loads an equal part for all of them.
 template <typename T>
@@ -112,7 +100,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   // Whether warps 2 and 3 load the tokens.
   const bool gathers = [&] {
-    if constexpr (T::kGatherThreads > 0) return gemm.epilogue.gather != nullptr;
+    if constexpr (T::kGatherThreads > 0) return params.gather.indices != nullptr;
     return false;
   }();
 
@@ -167,13 +155,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
             ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes + token_bytes);
             if constexpr (Epilogue::kFused) {
               load_weights<T>(a, &gemm.a_map, barrier, kMask, rank_n, work.m_idx, i * T::kTileK, work.tokens.group,
-                              gemm.epilogue.gated);
+                              gemm.epilogue.values.gated);
             } else {
-              load_tile<A, 1>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, i * T::kTileK, work.tokens.group, 0);
+              load_tile<A, 1>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, i * T::kTileK, 0, work.tokens.group);
             }
             if (!gathers) {
-              load_tokens<Config::kClusterM>(b + rank_m * own * 128, &params.token_boxes[box], barrier, kMask,
-                                             work.tokens.token_begin + rank_m * own, i * T::kTileK);
+              // The box may hold rows past the last: of blocks that share a tile, the first ones load rows of those
+              // after them too, as they do themselves.
+              load_box<Config::kClusterM>(b + rank_m * own * 128, &params.token_boxes[box], barrier, kMask,
+                                          i * T::kTileK, work.tokens.token_begin + rank_m * own, 0, 0);
             }
           } else {
             const int32_t k_idx = work.tokens.token_begin + i * T::kTileK;
@@ -214,7 +204,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           const RaggedWork work = ring.pop();
           if (work.tokens.group == RaggedWork::kEnd) break;
           if (!gathers) continue;
-          const TokenGather<T> gather(gemm.epilogue, gemm.k, work, threadIdx.x % T::kGatherThreads);
+          const TokenGather<T> gather(params.gather, gemm.k, work, threadIdx.x % T::kGatherThreads);
           const int32_t k_blocks = num_k_blocks(work);
           for (int32_t i = 0; i < k_blocks; ++i, state.advance()) {
             ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
@@ -293,25 +283,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
       if constexpr (Epilogue::kFused) {
         store_fused_tokens<Config>(acc, gemm, store_buffers, buffer_idx, first_row, work, barrier_id);
-      } else {
+      } else if constexpr (T::kIsRows) {
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) {
-          const int32_t m_idx = work.m_idx + first_row + block * 64;
-          if constexpr (!T::kIsRows) {
-            if (gemm.out_type == FloatType::kF32) {
-              store_rows<Config, Epilogue, 4>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work.n_idx,
-                                              work.tokens.group, barrier_id);
-            } else {
-              store_rows<Config, Epilogue, 2>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work.n_idx,
-                                              work.tokens.group, barrier_id);
-            }
-          } else if (gemm.out_type == FloatType::kF32) {
-            store_tokens<Config, Epilogue, float>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work, barrier_id);
-          } else {
-            store_tokens<Config, Epilogue, uint16_t>(acc[block], gemm, store_buffers, buffer_idx, m_idx, work,
-                                                     barrier_id);
-          }
+          store_tokens<Config>(acc[block], gemm, store_buffers, buffer_idx, work.m_idx + first_row + block * 64, work,
+                               barrier_id);
         }
+      } else {
+        store_tile<Config, 2>(acc, gemm, store_buffers, buffer_idx, work.m_idx + first_row, work.n_idx,
+                              work.tokens.group, barrier_id);
       }
     }
     if (thread_idx == 0) ptx::tma_store_wait_read<0>();

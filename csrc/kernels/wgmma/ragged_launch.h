@@ -16,7 +16,7 @@ struct RaggedCall {
   cudaStream_t stream;
 };
 
-// Launches call.kernel, which is of call.geometry and, if it has one, of kind RaggedFused.
+// Launches call.kernel, which is of call.geometry and, if it has one, of kind Fused.
 Status launch_ragged(const RaggedCall& call);
 
 }  // namespace tcgemm::wgmma_family

@@ -32,10 +32,10 @@ __device__ __forceinline__ void copy_rows(uint32_t buffer, Out* d, int64_t ldd, 
 }
 
 // 64 rows of accumulators, those of D's columns from m_idx on, one column for each token of the tile.
-template <typename Config, typename Epilogue, typename Out>
-__device__ __forceinline__ void store_tokens(float (&acc)[Config::kTileN / 2], const Params<Epilogue>& params,
-                                             uint32_t buffers, int& buffer_idx, int32_t m_idx, const RaggedWork& work,
-                                             uint32_t barrier_id) {
+template <typename Out, typename Config, typename Epilogue>
+__device__ __forceinline__ void store_tokens_as(float (&acc)[Config::kTileN / 2], const Params<Epilogue>& params,
+                                                uint32_t buffers, int& buffer_idx, int32_t m_idx,
+                                                const RaggedWork& work, uint32_t barrier_id) {
   using Shape = StoreShape<Config, sizeof(Out)>;
   const int thread_idx = ptx::tid_x() % 128;
 #pragma unroll
@@ -65,6 +65,17 @@ __device__ __forceinline__ void store_tokens(float (&acc)[Config::kTileN / 2], c
     }
     // Also without a store: the wait above counts groups.
     if (thread_idx == 0) ptx::tma_store_commit();
+  }
+}
+
+template <typename Config, typename Epilogue>
+__device__ __forceinline__ void store_tokens(float (&acc)[Config::kTileN / 2], const Params<Epilogue>& params,
+                                             uint32_t buffers, int& buffer_idx, int32_t m_idx, const RaggedWork& work,
+                                             uint32_t barrier_id) {
+  if (params.out_type == FloatType::kF32) {
+    store_tokens_as<float, Config>(acc, params, buffers, buffer_idx, m_idx, work, barrier_id);
+  } else {
+    store_tokens_as<uint16_t, Config>(acc, params, buffers, buffer_idx, m_idx, work, barrier_id);
   }
 }
 

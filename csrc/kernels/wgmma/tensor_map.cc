@@ -21,45 +21,41 @@ CUtensorMapDataType output_type(FloatType type) {
 
 }  // namespace
 
-Status encode_operand_map(CUtensorMap* map, const Call& call, const AlignedOperand& operand, OperandExtent extent,
-                          Box box) {
-  const int64_t bytes = dtype_bytes(operand.dtype);
+Status encode_operand_map(CUtensorMap* map, const AlignedOperand& operand, const OperandShape& shape,
+                          const OperandExtents& extents, Box box) {
+  const bool is_k_major = shape.is_k_major();
   const TensorOperand tensor{operand.data,
-                             extent.contiguous,
-                             extent.rows,
-                             call.batch_inner,
-                             call.batch / call.batch_inner,
-                             operand.ld * bytes,
-                             operand.inner_stride * bytes,
-                             operand.outer_stride * bytes};
+                             is_k_major ? extents.k : extents.along,
+                             is_k_major ? extents.along : extents.k,
+                             extents.inner,
+                             extents.outer,
+                             operand.ld * shape.element_bytes,
+                             operand.inner_stride * shape.element_bytes,
+                             operand.outer_stride * shape.element_bytes};
   return tcgemm::encode_operand_map(map, input_type(operand.dtype), tensor, {box.contiguous, box.rows},
                                     CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
-Status encode_output_map(CUtensorMap* map, const Call& call, int tile_n) {
-  const bool swapped = call.geometry.shape.swapped;
-  const int64_t columns = swapped ? call.m : call.n, rows = swapped ? call.n : call.m;
-  const int out_bytes = call.out_type == FloatType::kF32 ? 4 : 2;
-  const StoreBox box = StoreBox::make(swapped, tile_n, out_bytes);
-  const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
-                                static_cast<cuuint64_t>(call.batch * call.num_splits)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns * out_bytes),
-                                static_cast<cuuint64_t>(rows * columns * out_bytes)};
+Status encode_output_map(CUtensorMap* map, const OutputMatrices& d, const StoreBox& box) {
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(d.columns), static_cast<cuuint64_t>(d.rows),
+                                static_cast<cuuint64_t>(d.batch)};
+  const int64_t row_bytes = d.columns * d.element_bytes();
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(d.rows * row_bytes)};
   const cuuint32_t box_extents[] = {static_cast<cuuint32_t>(box.columns), static_cast<cuuint32_t>(box.rows), 1};
   const CUtensorMapSwizzle swizzle = box.row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : box.row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                            : CU_TENSOR_MAP_SWIZZLE_32B;
-  return encode_tensor_map(map, output_type(call.out_type), 3, call.d, extents, strides, box_extents, swizzle);
+  return encode_tensor_map(map, output_type(d.type), 3, d.data, extents, strides, box_extents, swizzle);
 }
 
-Status encode_fused_map(CUtensorMap* map, const Call& call, const void* data, int64_t halves) {
-  const int64_t out_bytes = call.out_type == FloatType::kF32 ? 4 : 2, row_bytes = call.n * out_bytes;
-  const cuuint64_t extents[] = {static_cast<cuuint64_t>(call.n), static_cast<cuuint64_t>(halves),
-                                static_cast<cuuint64_t>(call.m), static_cast<cuuint64_t>(call.batch)};
+Status encode_fused_map(CUtensorMap* map, const OutputMatrices& d, int64_t halves) {
+  const int64_t row_bytes = d.columns * d.element_bytes();
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(d.columns), static_cast<cuuint64_t>(halves),
+                                static_cast<cuuint64_t>(d.rows), static_cast<cuuint64_t>(d.batch)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(halves * row_bytes),
-                                static_cast<cuuint64_t>(call.m * halves * row_bytes)};
-  const cuuint32_t box_extents[] = {static_cast<cuuint32_t>(128 / out_bytes), 1, 64, 1};
-  return encode_tensor_map(map, output_type(call.out_type), 4, data, extents, strides, box_extents,
+                                static_cast<cuuint64_t>(d.rows * halves * row_bytes)};
+  const cuuint32_t box_extents[] = {static_cast<cuuint32_t>(128 / d.element_bytes()), 1, 64, 1};
+  return encode_tensor_map(map, output_type(d.type), 4, d.data, extents, strides, box_extents,
                            CU_TENSOR_MAP_SWIZZLE_128B);
 }
 

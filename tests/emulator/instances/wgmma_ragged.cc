@@ -10,7 +10,7 @@ template <typename Config, bool kIsFused>
 bool add_config() {
   using Operands = EMULATED_OPERANDS;
   if constexpr (Config::kSwapped == Operands::B::kIsKMajor && !(kIsFused && Operands::A::kIsKMajor)) {
-    return add_ragged<Config, EMULATED_MMA, Operands, std::conditional_t<kIsFused, RaggedFused, Bare>>();
+    return add_ragged<Config, EMULATED_MMA, Operands, std::conditional_t<kIsFused, Fused, Bare>>();
   }
   return false;
 }
