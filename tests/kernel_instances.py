@@ -203,20 +203,19 @@ def all_mma_sync() -> dict[str, Instance]:
 
 
 def all_wgmma() -> dict[str, Instance]:
-    """Every config of config.h and ragged_config.h, in bfloat16."""
+    """Every config of config.h, in bfloat16."""
 
-    def entries(file: str, macro: str) -> list[tuple[str, str]]:
-        return re.findall(r'X\("([^"]+)", ([^)]*)\)', _table(f"wgmma/{file}", macro))
+    def entries(macro: str) -> list[tuple[str, str, bool]]:
+        table = _table("wgmma/config.h", macro)
+        found = re.findall(r'X\("([^"]+)", ([^)]*), (\w+)\)', table)
+        return [(name, config, any_epilogue == "true") for name, config, any_epilogue in found]
 
     found = {}
-    for name, arguments in entries("config.h", "TCGEMM_WGMMA_CONFIGS"):
-        *config, has_epilogue = arguments.split(", ")
-        found[name] = wgmma(", ".join(config))
-        if has_epilogue == "true":
-            found[f"{name}_fused"] = wgmma(", ".join(config), "Fused")
-    for name, arguments in entries("ragged_config.h", "TCGEMM_WGMMA_RAGGED_CONFIGS"):
-        *tile, swapped, is_fused = arguments.split(", ")
-        config = ", ".join((*tile, "1", "false", swapped))
-        epilogue = "Fused" if is_fused == "true" else "Bare"
+    for name, config, any_epilogue in entries("TCGEMM_WGMMA_CONFIGS"):
+        found[name] = wgmma(config)
+        if any_epilogue:
+            found[f"{name}_fused"] = wgmma(config, "Fused")
+    for name, config, any_epilogue in entries("TCGEMM_WGMMA_RAGGED_CONFIGS"):
+        epilogue = "Fused" if any_epilogue else "Bare"
         found[f"{name}_ragged_{epilogue}"] = wgmma_ragged(config, epilogue)
     return found

@@ -113,7 +113,7 @@ RAGGED_SIZES = {
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_wgmma_ragged(dtype, tmp_path):
     emulator = build_wgmma(tmp_path, *(wgmma_ragged_table(dtype, x) for x in ("00", "10", "11")))
-    *plain, fused = configs("wgmma/ragged_config.h", "TCGEMM_WGMMA_RAGGED_CONFIGS")
+    *plain, fused = configs("wgmma/config.h", "TCGEMM_WGMMA_RAGGED_CONFIGS")
     everything = itertools.product(RAGGED_SIZES.values(), ["NN", "NT", "contraction"])
     for seed, (sizes, form) in enumerate(everything):
         rows = form != "contraction"

@@ -1,4 +1,4 @@
-// Configs of the wgmma family: the one list of what is instantiated.
+// Configs of the wgmma family: the lists of what is instantiated.
 #pragma once
 
 #include "kernels/wgmma/geometry.h"
@@ -82,5 +82,14 @@ struct Config {
   X("64x32x64_c1x1x4_pp_t", 64, 32, 1, 1, 4, true, true, false)      \
   X("64x16x64_c1x1x1_pp_t", 64, 16, 1, 1, 1, true, true, false)      \
   X("64x16x64_c1x1x2_pp_t", 64, 16, 1, 1, 2, true, true, false)
+
+// Those of grouped products, all cooperative. Swapped ones are of form rows, where tile_n is the most tokens of a tile,
+// the others of form contraction. any_epilogue: its only kernel has one, of form rows and weights with rows of K, and
+// may gather its tokens: a warpgroup has 128 rows of the tile, of a gated product 64 of each of its matrices.
+#define TCGEMM_WGMMA_RAGGED_CONFIGS(X)                               \
+  X("128x256x64_c2x1x1_co_t", 128, 256, 2, 1, 1, false, true, false) \
+  X("128x64x64_c1x1x1_co_t", 128, 64, 1, 1, 1, false, true, false)   \
+  X("128x256x64_c2x1x1_co", 128, 256, 2, 1, 1, false, false, false)  \
+  X("256x128x64_c1x2x1_co_t", 256, 128, 1, 2, 1, false, true, true)
 
 }  // namespace tcgemm::wgmma_family

@@ -1,19 +1,34 @@
-// What the kernels of this family are called: the C++ expressions that instantiate them, from which any compiler makes
-// the same code.
+// What configs and kernels of this family are called: those by the names of their lists, these by the C++ expressions
+// that instantiate them, from which any compiler makes the same code.
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "core/implementation.h"
-#include "kernels/wgmma/geometry.h"
+#include "kernels/wgmma/config.h"
 
 namespace tcgemm::wgmma_family {
+
+// A config as the lists have it.
+struct NamedConfig {
+  std::string_view name;
+  Shape shape;
+  bool any_epilogue;
+};
+
+#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
+  {name, {tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped}, any},
+inline constexpr NamedConfig kConfigs[] = {TCGEMM_WGMMA_CONFIGS(TCGEMM_ENTRY)};
+inline constexpr NamedConfig kRaggedConfigs[] = {TCGEMM_WGMMA_RAGGED_CONFIGS(TCGEMM_ENTRY)};
+#undef TCGEMM_ENTRY
 
 // What a kernel is compiled for, as C++ text.
 struct Instance {
   Shape shape;
   std::string mma, operands;
   bool has_epilogue;
+  bool is_ragged;
 };
 
 inline std::string config_text(const Shape& shape) {
@@ -25,15 +40,9 @@ inline std::string config_text(const Shape& shape) {
 }
 
 inline KernelSource kernel_source(const Instance& x) {
-  return {"kernels/wgmma/kernel.cuh",
-          "tcgemm::wgmma_family::kernel<" + config_text(x.shape) + ", " + x.mma + ", " + x.operands +
-              ", tcgemm::wgmma_family::" + (x.has_epilogue ? "Fused>" : "Bare>"),
-          "sm_90a"};
-}
-
-inline KernelSource ragged_kernel_source(const Instance& x) {
-  return {"kernels/wgmma/ragged_kernel.cuh",
-          "tcgemm::wgmma_family::ragged_kernel<" + config_text(x.shape) + ", " + x.mma + ", " + x.operands +
+  const std::string name = x.is_ragged ? "ragged_kernel" : "kernel";
+  return {"kernels/wgmma/" + name + ".cuh",
+          "tcgemm::wgmma_family::" + name + "<" + config_text(x.shape) + ", " + x.mma + ", " + x.operands +
               ", tcgemm::wgmma_family::" + (x.has_epilogue ? "Fused>" : "Bare>"),
           "sm_90a"};
 }

@@ -10,14 +10,19 @@
 namespace tcgemm::wgmma_family {
 
 template <typename Config, typename Mma, typename Operands, typename Epilogue>
+Instance instance_of(bool is_ragged) {
+  return {Config::kShape, text_of(Mma{}), text_of(Operands{}), Epilogue::kFused, is_ragged};
+}
+
+template <typename Config, typename Mma, typename Operands, typename Epilogue>
 bool add() {
-  return add_kernel(kernel_source({Config::kShape, text_of(Mma{}), text_of(Operands{}), Epilogue::kFused}).name,
+  return add_kernel(kernel_source(instance_of<Config, Mma, Operands, Epilogue>(false)).name,
                     reinterpret_cast<const void*>(&kernel<Config, Mma, Operands, Epilogue>));
 }
 
 template <typename Config, typename Mma, typename Operands, typename Epilogue>
 bool add_ragged() {
-  return add_kernel(ragged_kernel_source({Config::kShape, text_of(Mma{}), text_of(Operands{}), Epilogue::kFused}).name,
+  return add_kernel(kernel_source(instance_of<Config, Mma, Operands, Epilogue>(true)).name,
                     reinterpret_cast<const void*>(&ragged_kernel<Config, Mma, Operands, Epilogue>));
 }
 

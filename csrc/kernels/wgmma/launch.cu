@@ -26,6 +26,16 @@ PersistentGrid make_grid(const Call& call, int64_t tile_n, int64_t tiles_m, int6
   return grid;
 }
 
+Status encode_stored_maps(Fused* target, const Call& call) {
+  const epilogue::Fused& fused = *call.epilogue;
+  const auto encode = [&](CUtensorMap* map, const void* data, int64_t halves) {
+    return encode_fused_map(map, {data, call.out_type, call.batch, call.m, call.n}, halves);
+  };
+  Status s = encode(&target->d_map, fused.d, fused.has_two_d() ? 2 : 1);
+  if (!s.is_ok() || fused.aux_out == nullptr) return s;
+  return encode(&target->aux_map, fused.aux_out, fused.gated ? 2 : 1);
+}
+
 template <typename Epilogue>
 Status launch(const Call& call) {
   const Geometry& geometry = call.geometry;
@@ -70,14 +80,7 @@ Status launch(const Call& call) {
       if (!s.is_ok()) return s;
     }
     if (fused.vectors) {
-      const auto encode_stored = [&](CUtensorMap* map, const void* data, int64_t halves) {
-        return encode_fused_map(map, {data, call.out_type, call.batch, call.m, call.n}, halves);
-      };
-      Status s = encode_stored(&target.d_map, fused.d, fused.has_two_d() ? 2 : 1);
-      if (s.is_ok() && fused.aux_out != nullptr) {
-        s = encode_stored(&target.aux_map, fused.aux_out, fused.gated ? 2 : 1);
-      }
-      if (!s.is_ok()) return s;
+      if (Status s = encode_stored_maps(&target, call); !s.is_ok()) return s;
     }
   } else {
     const OutputMatrices d{call.d, call.out_type, call.batch * call.num_splits, shape.swapped ? call.n : call.m,

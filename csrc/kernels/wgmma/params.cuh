@@ -15,7 +15,8 @@ struct Bare {
   static constexpr bool kFused = false;
 };
 
-// The epilogue of a kernel that can do all of them.
+// The epilogue of a kernel that can do all of them. A grouped product's has an activation, a gate and a bias, of which
+// each group is a batch entry; its D is that of Params.
 struct Fused {
   static constexpr bool kFused = true;
 

@@ -8,7 +8,6 @@
 #include "kernels/kernels.h"
 #include "kernels/wgmma/instance.h"
 #include "kernels/wgmma/instructions.h"
-#include "kernels/wgmma/ragged_config.h"
 #include "kernels/wgmma/ragged_launch.h"
 
 namespace tcgemm {
@@ -18,30 +17,17 @@ namespace {
 
 using tile::Major;
 
-struct RaggedBase {
-  std::string_view name;
-  Shape shape;
-  bool is_fused;  // runs any epilogue, of weights with rows of K, and may gather
-
-  bool is_rows() const { return shape.swapped; }
-  // Of the instruction's B: the tokens, in rows of K, or what else a contraction multiplies them by.
-  Major tokens_major() const { return is_rows() ? Major::kK : Major::kMN; }
-};
-
-constexpr RaggedBase kBases[] = {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, swapped, fused) \
-  {name, {tile_m, tile_n, cluster_m, cluster_n, 1, false, swapped}, fused},
-    TCGEMM_WGMMA_RAGGED_CONFIGS(TCGEMM_ENTRY)
-#undef TCGEMM_ENTRY
-};
+// Of the instruction's B: the tokens, in rows of K, or what else a contraction multiplies them by. The form is the
+// orientation of the config.
+Major tokens_major(const Shape& shape) { return shape.swapped ? Major::kK : Major::kMN; }
 
 constexpr Features kFused{Feature::kActivation, Feature::kGated, Feature::kBiasN, Feature::kGathered};
 
 // Only called with names from configs().
 int find_base(std::string_view config) {
-  const auto found =
-      std::find_if(std::begin(kBases), std::end(kBases), [&](const RaggedBase& base) { return base.name == config; });
-  return static_cast<int>(found - kBases);
+  const auto found = std::find_if(std::begin(kRaggedConfigs), std::end(kRaggedConfigs),
+                                  [&](const NamedConfig& base) { return base.name == config; });
+  return static_cast<int>(found - kRaggedConfigs);
 }
 
 // Those of which a kernel takes operands of any major from shared memory.
@@ -70,12 +56,12 @@ const std::vector<TypeRule>& type_rules() {
 class WgmmaRagged final : public RaggedImplementation {
  public:
   WgmmaRagged() {
-    for (const RaggedBase& base : kBases) {
+    for (const NamedConfig& base : kRaggedConfigs) {
       names_.emplace_back(base.name);
       for (const Instruction* x : grouped_instructions()) {
         for (Major a : {Major::kK, Major::kMN}) {
-          const std::string operands = operands_text(x->a.text(a), x->b.text(base.tokens_major()));
-          kernels_.emplace_back(ragged_kernel_source({base.shape, x->mma, operands, base.is_fused}));
+          const std::string operands = operands_text(x->a.text(a), x->b.text(tokens_major(base.shape)));
+          kernels_.emplace_back(kernel_source({base.shape, x->mma, operands, base.any_epilogue, true}));
         }
       }
     }
@@ -87,7 +73,7 @@ class WgmmaRagged final : public RaggedImplementation {
   Features features() const override { return kFused; }
 
   Features config_features(std::string_view config) const override {
-    return kBases[find_base(config)].is_fused ? kFused : Features{};
+    return kRaggedConfigs[find_base(config)].any_epilogue ? kFused : Features{};
   }
 
   std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view config) const override {
@@ -104,7 +90,7 @@ class WgmmaRagged final : public RaggedImplementation {
     if (p.epilogue.bias != Bias::kNone && p.epilogue.bias_dtype == DType::kF64) return "the bias must not be f64";
     const bool is_bare = p.epilogue.is_none() && !p.gathered;
     if (!is_bare && p.b_transposed) return "b must lie as (groups, k, n) where a has gathered rows or d an epilogue";
-    return reject_config(p, kBases[find_base(config)]);
+    return reject_config(p, kRaggedConfigs[find_base(config)]);
   }
 
   std::vector<KernelSource> kernels(const RaggedProblem& p, const Device& device,
@@ -117,12 +103,12 @@ class WgmmaRagged final : public RaggedImplementation {
     if (!is_aligned(buffers.a, 16) || !is_aligned(buffers.b, 16)) {
       return Status::invalid("a and b must start on a 16-byte boundary");
     }
-    const RaggedBase& base = kBases[find_base(config)];
+    const NamedConfig& base = kRaggedConfigs[find_base(config)];
     RaggedCall call{};
     if (Status s = kernel_of(p, config).find(device, &call.kernel); !s.is_ok()) return s;
     const int bytes = static_cast<int>(dtype_bytes(p.in));
-    call.geometry = {base.shape, {bytes, weights_major(p)}, {bytes, base.tokens_major()}};
-    call.has_epilogue = base.is_fused;
+    call.geometry = {base.shape, {bytes, weights_major(p)}, {bytes, tokens_major(base.shape)}};
+    call.has_epilogue = base.any_epilogue;
     call.problem = &p;
     call.stream = static_cast<cudaStream_t>(stream);
     for (int64_t i = 0; i < p.batch; ++i) {
@@ -144,10 +130,10 @@ class WgmmaRagged final : public RaggedImplementation {
   }
 
   // What one config cannot run and another one can.
-  static std::string reject_config(const RaggedProblem& p, const RaggedBase& base) {
+  static std::string reject_config(const RaggedProblem& p, const NamedConfig& base) {
     const std::string name = "config " + std::string(base.name);
-    if (base.is_rows() != p.is_rows()) return name + " is of form " + (base.is_rows() ? "rows" : "contraction");
-    if (p.b_transposed && base.is_fused) return name + " reads b as (groups, k, n) only";
+    if (base.shape.swapped != p.is_rows()) return name + " is of form " + (base.shape.swapped ? "rows" : "contraction");
+    if (p.b_transposed && base.any_epilogue) return name + " reads b as (groups, k, n) only";
     return "";
   }
 

@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         if (previous_stage >= 0) release(previous_stage);
       };
       if constexpr (T::kIsRows) {
-        visit_width<T::kWidthStep, T::kMaxWidth>(width_of(work), multiply);
+        visit_width<T::kWidthStep, Config::kTileN>(width_of(work), multiply);
       } else {
         multiply(std::integral_constant<int, Config::kTileN>{});
       }

@@ -1,9 +1,8 @@
-// What a config decides at compile time for grouped products.
+// What a config decides at compile time for grouped products, besides what it decides for all.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/wgmma/ragged_config.h"
 #include "kernels/wgmma/ragged_params.cuh"
 #include "kernels/wgmma/scheduler.cuh"
 #include "kernels/wgmma/traits.cuh"
@@ -20,7 +19,6 @@ template <typename Config, typename Mma, typename Operands, typename Epilogue>
 struct RaggedTraits : Traits<Config, Mma, Operands> {
   using Base = Traits<Config, Mma, Operands>;
   static constexpr bool kIsRows = Config::kSwapped;
-  static constexpr int kMaxWidth = Config::kTileN;
   static constexpr int kWidthStep = 8;
   // Warps 2 and 3 gather the tokens, which blocks do not share where there is an epilogue.
   static constexpr int kGatherThreads = Epilogue::kFused ? 64 : 0;
@@ -40,7 +38,7 @@ struct RaggedTraits : Traits<Config, Mma, Operands> {
   static_assert(Config::kClusterK == 1 && Config::kClusterN == (Epilogue::kFused ? 2 : 1) && !Config::kPingPong,
                 "blocks of a cluster share the tokens, or with an epilogue the weights");
   static_assert(!Epilogue::kFused || Config::kClusterM == 1, "tokens that are gathered are not shared");
-  static_assert(!kIsRows || kMaxWidth / Config::kClusterM <= kBoxStep * kNumBoxes, "one box of tokens a k block");
+  static_assert(!kIsRows || Config::kTileN / Config::kClusterM <= kBoxStep * kNumBoxes, "one box of tokens a k block");
   static_assert(Base::B::kIsKMajor == kIsRows && (kIsRows || !Base::A::kIsKMajor),
                 "tokens lie in rows of K, a contraction's operands in rows of M and of N");
   static_assert(!Base::kRegisterA, "the instruction takes A from shared memory");

@@ -14,7 +14,6 @@
 #include "kernels/common/limits.h"
 #include "kernels/common/operand_copy.h"
 #include "kernels/kernels.h"
-#include "kernels/wgmma/config.h"
 #include "kernels/wgmma/instance.h"
 #include "kernels/wgmma/instructions.h"
 #include "kernels/wgmma/launch.h"
@@ -24,19 +23,6 @@ namespace tcgemm {
 namespace wgmma_family {
 
 namespace {
-
-struct Base {
-  std::string_view name;
-  Shape shape;
-  bool any_epilogue;
-};
-
-constexpr Base kBases[] = {
-#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
-  {name, {tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped}, any},
-    TCGEMM_WGMMA_CONFIGS(TCGEMM_ENTRY)
-#undef TCGEMM_ENTRY
-};
 
 // Numbers of parts into which K can be split through the workspace: dense, for what is left of a wave is lost.
 constexpr int kSplits[] = {2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16,
@@ -52,10 +38,10 @@ std::optional<Parsed> parse(std::string_view config) {
   constexpr std::string_view kSplit = "_split";
   Parsed parsed;
   const size_t split = config.find(kSplit);
-  const auto base = std::find_if(std::begin(kBases), std::end(kBases),
-                                 [&](const Base& known) { return known.name == config.substr(0, split); });
-  if (base == std::end(kBases)) return std::nullopt;
-  parsed.base_idx = static_cast<int>(base - kBases);
+  const auto base = std::find_if(std::begin(kConfigs), std::end(kConfigs),
+                                 [&](const NamedConfig& known) { return known.name == config.substr(0, split); });
+  if (base == std::end(kConfigs)) return std::nullopt;
+  parsed.base_idx = static_cast<int>(base - kConfigs);
   if (split == std::string_view::npos) return parsed;
   const char* const end = config.data() + config.size();
   const auto [rest, error] = std::from_chars(config.data() + split + kSplit.size(), end, parsed.num_splits);
@@ -143,7 +129,7 @@ struct Plan {
 // Whether the config's own kernel runs the epilogue. Else, as with split K, its products go through
 // the workspace and a second kernel does.
 bool runs_epilogue(const Problem& p, const Parsed& parsed) {
-  const Base& base = kBases[parsed.base_idx];
+  const NamedConfig& base = kConfigs[parsed.base_idx];
   return parsed.num_splits == 1 && (is_bare(p) || (base.any_epilogue && (!p.has_two_b() || base.shape.runs_gated())));
 }
 
@@ -161,18 +147,18 @@ Source second_b(const Plan& plan, bool swapped, const void* data) {
 class Wgmma final : public Implementation {
  public:
   Wgmma() {
-    for (const Base& base : kBases) names_.emplace_back(base.name);
-    for (const Base& base : kBases) {
+    for (const NamedConfig& base : kConfigs) names_.emplace_back(base.name);
+    for (const NamedConfig& base : kConfigs) {
       for (int splits : kSplits) names_.push_back(std::string(base.name) + "_split" + std::to_string(splits));
     }
-    for (const Base& base : kBases) {
+    for (const NamedConfig& base : kConfigs) {
       for (const Instruction& instruction : instructions()) {
         for (Major a : kMajors) {
           for (Major b : kMajors) {
             const bool is_taken = instruction.a.takes(a) && instruction.b.takes(b);
             const std::string operands = is_taken ? operands_text(instruction.a.text(a), instruction.b.text(b)) : "";
             for (bool has_epilogue : {false, true}) {
-              kernels_.emplace_back(kernel_source({base.shape, instruction.mma, operands, has_epilogue}));
+              kernels_.emplace_back(kernel_source({base.shape, instruction.mma, operands, has_epilogue, false}));
             }
           }
         }
@@ -189,7 +175,7 @@ class Wgmma final : public Implementation {
   std::string reject_rest(const Problem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
     const Parsed parsed = *parse(config);
-    if (std::string rule = reject_types(p, type_rules(kBases[parsed.base_idx].shape.swapped)); !rule.empty()) {
+    if (std::string rule = reject_types(p, type_rules(kConfigs[parsed.base_idx].shape.swapped)); !rule.empty()) {
       return rule;
     }
     if (std::string rule = reject_column_sums(p); !rule.empty()) return rule;
@@ -206,7 +192,7 @@ class Wgmma final : public Implementation {
     // XLA's buffers are aligned, so that only the strides decide here, and where the second B begins.
     const void* b_up = reinterpret_cast<const void*>(p.epilogue.up_offset * dtype_bytes(p.b.dtype));
     const Parsed parsed = *parse(config);
-    const bool swapped = kBases[parsed.base_idx].shape.swapped;
+    const bool swapped = kConfigs[parsed.base_idx].shape.swapped;
     if (find_instruction(p, swapped) == nullptr) return 0;
     return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, swapped), b_up) +
            column_sums_bytes(p, parsed, device);
@@ -214,13 +200,14 @@ class Wgmma final : public Implementation {
 
   std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view config) const override {
     const Parsed parsed = *parse(config);
-    return kernel_of(p, Plan::make(p, nullptr, nullptr, kBases[parsed.base_idx].shape.swapped), parsed).missing(device);
+    return kernel_of(p, Plan::make(p, nullptr, nullptr, kConfigs[parsed.base_idx].shape.swapped), parsed)
+        .missing(device);
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
                 void* stream) const override {
     const Parsed parsed = *parse(config);
-    const Base& base = kBases[parsed.base_idx];
+    const NamedConfig& base = kConfigs[parsed.base_idx];
     const Plan plan = Plan::make(p, buffers.a, buffers.b, base.shape.swapped);
     const int64_t needed = needed_bytes(p, parsed, plan, buffers.b_up);
     if (needed + column_sums_bytes(p, parsed, device) > buffers.workspace_bytes) {
@@ -290,7 +277,7 @@ class Wgmma final : public Implementation {
 
   static int64_t needed_bytes(const Problem& p, const Parsed& parsed, const Plan& plan, const void* b_up) {
     int64_t bytes = plan.a.copy_bytes(p) + plan.b.copy_bytes(p) + sums_bytes(p, parsed);
-    if (p.has_two_b()) bytes += second_b(plan, kBases[parsed.base_idx].shape.swapped, b_up).copy_bytes(p);
+    if (p.has_two_b()) bytes += second_b(plan, kConfigs[parsed.base_idx].shape.swapped, b_up).copy_bytes(p);
     return round_up(bytes, 256);
   }
 

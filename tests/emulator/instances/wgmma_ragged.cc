@@ -1,6 +1,6 @@
 // The wgmma kernels of grouped products for EMULATED_MMA and EMULATED_OPERANDS.
+#include "kernels/wgmma/config.h"
 #include "kernels/wgmma/instances.cuh"
-#include "kernels/wgmma/ragged_config.h"
 
 namespace tcgemm::wgmma_family {
 namespace {
@@ -16,8 +16,8 @@ bool add_config() {
 }
 
 const bool added[] = {
-#define EMULATED_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, swapped, fused) \
-  add_config<Config<tile_m, tile_n, cluster_m, cluster_n, 1, false, swapped>, fused>(),
+#define EMULATED_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, fused) \
+  add_config<Config<tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped>, fused>(),
     TCGEMM_WGMMA_RAGGED_CONFIGS(EMULATED_ENTRY)
 #undef EMULATED_ENTRY
 };
