@@ -12,13 +12,16 @@ import subprocess
 
 import pytest
 from emulated import cuda_include, nvcc
-from kernel_instances import INCLUDE, wgmma
+from kernel_instances import INCLUDE, mma_sync, wgmma
 
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.system import modules
 
 # Of each family one that is built ahead, as its prebuilt.h and prebuilt_*.cu name them.
 PREBUILT = {
+    "mma_sync_f16": mma_sync("128, 256, 128, 64, 64, 3, 1", instruction="f16"),
+    "mma_sync_bf16": mma_sync("64, 64, 128, 32, 32, 4, 3", layout="11"),
+    "mma_sync_tf32": mma_sync("64, 64, 128, 32, 32, 4, 3", instruction="tf32"),
     "wgmma_bf16": wgmma("128, 128, 1, 1, 1, true, false", layout="00"),
     "wgmma_f16": wgmma("128, 128, 2, 1, 1, true, false", instruction="f16", layout="11"),
     "wgmma_tf32": wgmma("64, 16, 1, 1, 1, true, true", instruction="tf32", layout="10"),

@@ -80,17 +80,6 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t
       : "memory");
 }
 
-// The same of a barrier by its pointer.
-__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrive_count) {
-  mbarrier_init(shared_address(barrier), arrive_count);
-}
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
-  mbarrier_arrive_expect_tx(shared_address(barrier), bytes);
-}
-__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
-  mbarrier_wait(shared_address(barrier), parity);
-}
-
 // Barrier `id` (1..15; 0 is __syncthreads) among `num_threads` threads. PTX 6.0, sm_70
 __device__ __forceinline__ void named_barrier_sync(uint32_t id, uint32_t num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");

@@ -49,6 +49,10 @@ __device__ __forceinline__ void st_shared_v2_f32(uint32_t address, float x, floa
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
+__device__ __forceinline__ void st_shared_v2_u32(uint32_t address, const uint32_t (&r)[2]) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1]) : "memory");
+}
+
 __device__ __forceinline__ void st_shared_v4_u32(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");

@@ -24,12 +24,6 @@ __device__ __forceinline__ void tma_load_4d(uint32_t destination, const CUtensor
       : "memory");
 }
 
-// The same by pointers.
-__device__ __forceinline__ void tma_load_4d(void* destination, const CUtensorMap* map, uint64_t* barrier, int32_t c0,
-                                            int32_t c1, int32_t c2, int32_t c3) {
-  tma_load_4d(shared_address(destination), map, shared_address(barrier), c0, c1, c2, c3);
-}
-
 // The same into every block whose bit is set in `cta_mask`, at the same offset of its shared
 // memory and completing on its own barrier at the same offset.
 __device__ __forceinline__ void tma_load_4d_multicast(uint32_t destination, const CUtensorMap* map, uint32_t barrier,

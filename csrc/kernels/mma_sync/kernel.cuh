@@ -29,9 +29,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   using Traits = mma::Traits<Config, Mma, Operands>;
   using A = typename Traits::A;
   using B = typename Traits::B;
-  using Partial = typename Traits::Partial;
   extern __shared__ __align__(1024) uint8_t shared_memory[];
-  const uint32_t a_address = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory));
+  const uint32_t a_address = ptx::shared_base_address(shared_memory);
   const uint32_t b_address = a_address + A::kBytes;
 
   const int warp = threadIdx.x / 32;
@@ -47,7 +46,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     constexpr bool kHasTensorCopies = __CUDA_ARCH__ >= 900 && Traits::kIsTensorLayout;
     if (kHasTensorCopies && is_aligned) {
       if constexpr (kHasTensorCopies) {
-        loop.run(TensorCopies<Traits>(params, work, shared_memory), num_tiles);
+        loop.run(TensorCopies<Traits>(params, work, a_address), num_tiles);
       }
     } else {
       const auto a_source =
@@ -62,8 +61,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       }
     }
   }
-  store_tile<Traits>(params, epilogue, loop.accumulators,
-                     reinterpret_cast<Partial*>(shared_memory + warp * Traits::kStagingBytesPerWarp),
+  store_tile<Traits>(params, epilogue, loop.accumulators, a_address + warp * Traits::kStagingBytesPerWarp,
                      {work.split_idx, work.batch_idx, work.m_idx + warp_m, work.n_idx + warp_n});
 #else
   __trap();  // cp.async and these mma shapes begin with sm_80.

@@ -130,13 +130,13 @@ struct TensorCopies {
 
   const Params& params;
   const Work& work;
-  uint8_t* stages;
+  uint32_t stages;
   int32_t k_idx;  // of the next tile to copy
   int tiles_to_copy, tiles_to_wait;
   uint32_t parity = 0;  // of the phase to wait for
 
   // Every thread of the block makes one.
-  __device__ __forceinline__ TensorCopies(const Params& params, const Work& work, uint8_t* stages)
+  __device__ __forceinline__ TensorCopies(const Params& params, const Work& work, uint32_t stages)
       : params(params),
         work(work),
         stages(stages),
@@ -150,9 +150,7 @@ struct TensorCopies {
     __syncthreads();
   }
 
-  __device__ __forceinline__ uint64_t* barrier(int stage) const {
-    return reinterpret_cast<uint64_t*>(stages + Traits::kStagesBytes) + stage;
-  }
+  __device__ __forceinline__ uint32_t barrier(int stage) const { return stages + Traits::kStagesBytes + 8 * stage; }
 
   template <int kPart, int kParts>
   __device__ __forceinline__ void copy(uint32_t write_offset) {
@@ -175,16 +173,16 @@ struct TensorCopies {
 
  private:
   __device__ __forceinline__ void copy_tile(uint32_t write_offset) const {
-    uint64_t* const full = barrier(write_offset / Traits::kStageBytes);
+    const uint32_t full = barrier(write_offset / Traits::kStageBytes);
     ptx::mbarrier_arrive_expect_tx(full, Traits::kStageBytes);
-    uint8_t* const a_tile = stages + write_offset;
+    const uint32_t a_tile = stages + write_offset;
     copy_operand<A>(&params.a_map, params.a, a_tile, full, static_cast<int32_t>(work.m_idx));
     copy_operand<B>(&params.b_map, params.b, a_tile + A::kBytes, full, static_cast<int32_t>(work.n_idx));
   }
 
   template <typename Tile>
-  __device__ __forceinline__ void copy_operand(const CUtensorMap* map, const BatchedMatrix<char>& matrix, uint8_t* tile,
-                                               uint64_t* full, int32_t first) const {
+  __device__ __forceinline__ void copy_operand(const CUtensorMap* map, const BatchedMatrix<char>& matrix, uint32_t tile,
+                                               uint32_t full, int32_t first) const {
     const int32_t batch_inner = static_cast<int32_t>(matrix.batch_inner);
     const int32_t outer = matrix.batch_outer_stride == 0 ? 0 : work.batch_idx / batch_inner;
     const int32_t inner = matrix.batch_inner_stride == 0 ? 0 : work.batch_idx % batch_inner;

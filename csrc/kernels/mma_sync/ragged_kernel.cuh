@@ -74,9 +74,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   using Traits = mma::Traits<Config, Mma, Operands>;
   using A = typename Traits::A;
   using B = typename Traits::B;
-  using Partial = typename Traits::Partial;
   extern __shared__ __align__(1024) uint8_t shared_memory[];
-  const uint32_t a_address = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory));
+  const uint32_t a_address = ptx::shared_base_address(shared_memory);
   const uint32_t b_address = a_address + A::kBytes;
 
   Work work;
@@ -105,8 +104,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   // In rows D is one matrix, of which this tile's group may write as far as its tokens go.
   Params stored = gemm;
   stored.m = m_end;
-  store_tile<Traits>(stored, Bare{}, loop.accumulators,
-                     reinterpret_cast<Partial*>(shared_memory + warp * Traits::kStagingBytesPerWarp),
+  store_tile<Traits>(stored, Bare{}, loop.accumulators, a_address + warp * Traits::kStagingBytesPerWarp,
                      {0, RaggedTiles<Traits>::kIsRows ? 0 : work.batch_idx, work.m_idx + warp_m, work.n_idx + warp_n});
 #else
   __trap();  // cp.async and these mma shapes begin with sm_80.

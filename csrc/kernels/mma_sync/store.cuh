@@ -9,31 +9,60 @@
 #include "kernels/mma_sync/mainloop.cuh"
 #include "kernels/mma_sync/params.cuh"
 #include "ptx/global_memory.cuh"
+#include "ptx/shared_memory.cuh"
 #include "tile/numeric.cuh"
 
 namespace tcgemm::mma {
 
+// The address of a warp's staged element.
+template <typename Traits>
+__device__ __forceinline__ uint32_t staged(uint32_t staging, int slot, int column) {
+  static_assert(sizeof(typename Traits::Partial) == 4, "an element is a word");
+  return staging + (slot * Traits::kStagingPitch + column) * 4;
+}
+
+// kCount adjacent ones: one, or whole vectors.
+template <typename Traits, int kCount>
+__device__ __forceinline__ void load_staged(typename Traits::Partial (&values)[kCount], uint32_t staging, int slot,
+                                            int column) {
+  if constexpr (kCount == 1) {
+    const uint32_t word = ptx::ld_shared_u32(staged<Traits>(staging, slot, column));
+    memcpy(values, &word, 4);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const uint4 words = ptx::ld_shared_v4_u32(staged<Traits>(staging, slot, column + i));
+      memcpy(values + i, &words, 16);
+    }
+  }
+}
+
 // Writes 16 rows of accumulators to the warp's staging rows: row g or g + 8 of the instruction's
 // tile in this order, columns where they belong. Adjacent columns of a lane go in one store.
 template <typename Traits>
-__device__ __forceinline__ void stage_rows(typename Traits::Partial* staging,
+__device__ __forceinline__ void stage_rows(uint32_t staging,
                                            const typename Traits::Instruction::Accumulator (&row)[Traits::kMmasN]) {
   using Partial = typename Traits::Partial;
   // Columns 2 * (lane % 4) and + 1 of kRun tiles are 2 * kRun adjacent columns.
   constexpr int kRun = Traits::B::kOrder == FragmentOrder::kPairs ? 2 : 1;
-  using Vector = std::conditional_t<kRun == 2, uint4, uint2>;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    Partial* slot = staging + (half * 8 + lane / 4) * Traits::kStagingPitch;
+    const int slot = half * 8 + lane / 4;
 #pragma unroll
     for (int j = 0; j < Traits::kMmasN; j += kRun) {
-      alignas(16) Partial values[2 * kRun];
+      Partial values[2 * kRun];
 #pragma unroll
       for (int i = 0; i < 2 * kRun; ++i)
         values[i] = Traits::Instruction::element(row[j + i % kRun], half * 2 + i / kRun);
       const int column = fragment_row<Traits::B::kOrder>(j, lane % 4 * 2);
-      *reinterpret_cast<Vector*>(slot + column) = *reinterpret_cast<const Vector*>(values);
+      uint32_t words[2 * kRun];
+      memcpy(words, values, sizeof(words));
+      if constexpr (kRun == 2) {
+        ptx::st_shared_v4_u32(staged<Traits>(staging, slot, column), words);
+      } else {
+        ptx::st_shared_v2_u32(staged<Traits>(staging, slot, column), words);
+      }
     }
   }
 }
@@ -58,42 +87,49 @@ __device__ __forceinline__ uint32_t pack_word(const Partial (&values)[kCount], i
 
 // Applies the epilogue to the staged rows of instruction row `mma_idx` and stores them, kCount
 // adjacent columns at a time: either one element or 16 bytes.
-template <typename Traits, typename Out, int kCount, typename Partial, typename Functor>
-__device__ __forceinline__ void store_rows(const Params& params, const Functor& functor, const Partial* staging,
-                                           int mma_idx, const WarpTile& warp_tile) {
+template <typename Traits, typename Out, int kCount, typename Functor>
+__device__ __forceinline__ void store_rows(const Params& params, const Functor& functor, uint32_t staging, int mma_idx,
+                                           const WarpTile& warp_tile) {
+  using Partial = typename Traits::Partial;
   constexpr int kVectorsPerRow = Traits::Config::kWarpN / kCount;
   constexpr int kIterations = 16 * kVectorsPerRow / 32;
+  // Vectors: two at once, so that their shared-memory latencies overlap. Elements: the rare path, small.
+  constexpr int kAtOnce = kCount == 1 ? 1 : 2;
+  static_assert(kIterations % kAtOnce == 0, "a lane stores as many at once every time");
   const int lane = threadIdx.x % 32;
   const int64_t d_batch_idx = warp_tile.split_idx * params.batch + warp_tile.batch_idx;
   Out* const d = static_cast<Out*>(params.d) + d_batch_idx * params.m * params.n;
-  // Vectors: two at once, so that their shared-memory latencies overlap. Elements: the rare path, small.
-#pragma unroll(kCount == 1 ? 1 : 2)
-  for (int iteration = 0; iteration < kIterations; ++iteration) {
-    const int i = iteration * 32 + lane;
-    const int slot = i / kVectorsPerRow;
-    const int column = i % kVectorsPerRow * kCount;
-    const int64_t m_idx = int64_t{warp_tile.m_idx} + fragment_row<Traits::A::kOrder>(mma_idx * 2 + slot / 8, slot % 8);
-    const int64_t n_idx = int64_t{warp_tile.n_idx} + column;
-    if (m_idx >= params.m || n_idx >= params.n) continue;
-    alignas(16) Partial values[kCount];
+#pragma unroll 1
+  for (int first = lane; first < 32 * kIterations; first += 32 * kAtOnce) {
+    Partial values[kAtOnce][kCount];
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) values[j] = staging[slot * Traits::kStagingPitch + column + j];
-    functor(values, warp_tile.batch_idx, m_idx, n_idx);
-    Out* const destination = d + m_idx * params.n + n_idx;
-    if constexpr (kCount == 1) {
-      *destination = convert<Out>(values[0]);
-    } else {
-      uint32_t words[4];
+    for (int at = 0; at < kAtOnce; ++at) {
+      const int i = first + 32 * at;
+      load_staged<Traits>(values[at], staging, i / kVectorsPerRow, i % kVectorsPerRow * kCount);
+    }
 #pragma unroll
-      for (int word = 0; word < 4; ++word) words[word] = pack_word<Out>(values, word);
-      ptx::st_global_v4_u32(destination, words);
+    for (int at = 0; at < kAtOnce; ++at) {
+      const int i = first + 32 * at, slot = i / kVectorsPerRow, column = i % kVectorsPerRow * kCount;
+      const int row = fragment_row<Traits::A::kOrder>(mma_idx * 2 + slot / 8, slot % 8);
+      const int64_t m_idx = int64_t{warp_tile.m_idx} + row, n_idx = int64_t{warp_tile.n_idx} + column;
+      if (m_idx >= params.m || n_idx >= params.n) continue;
+      functor(values[at], warp_tile.batch_idx, m_idx, n_idx);
+      Out* const destination = d + m_idx * params.n + n_idx;
+      if constexpr (kCount == 1) {
+        *destination = convert<Out>(values[at][0]);
+      } else {
+        uint32_t words[4];
+#pragma unroll
+        for (int word = 0; word < 4; ++word) words[word] = pack_word<Out>(values[at], word);
+        ptx::st_global_v4_u32(destination, words);
+      }
     }
   }
 }
 
 // The same with an epilogue that stores by itself, 4 columns at a time: half the code of 8.
 template <typename Traits>
-__device__ __forceinline__ void store_rows_fused(const Params& params, const Fused& fused, const float* staging,
+__device__ __forceinline__ void store_rows_fused(const Params& params, const Fused& fused, uint32_t staging,
                                                  int mma_idx, const WarpTile& warp_tile) {
   constexpr int kCount = 4, kVectorsPerRow = Traits::Config::kWarpN / kCount;
   const int lane = threadIdx.x % 32;
@@ -105,14 +141,13 @@ __device__ __forceinline__ void store_rows_fused(const Params& params, const Fus
     const int64_t n_idx = int64_t{warp_tile.n_idx} + column;
     if (m_idx >= params.m || n_idx >= params.n) continue;
     float values[kCount], up[kCount];
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) values[j] = staging[slot * Traits::kStagingPitch + column + j];
+    load_staged<Traits>(values, staging, slot, column);
     fused.store(values, up, d_batch_idx, m_idx, n_idx, static_cast<int>(min(params.n - n_idx, int64_t{kCount})));
   }
 }
 
-template <typename Traits, typename Out, typename Partial, typename Functor>
-__device__ __forceinline__ void store_rows_as(const Params& params, const Functor& functor, const Partial* staging,
+template <typename Traits, typename Out, typename Functor>
+__device__ __forceinline__ void store_rows_as(const Params& params, const Functor& functor, uint32_t staging,
                                               int mma_idx, const WarpTile& warp_tile) {
   if (params.stores_vectors) {
     store_rows<Traits, Out, 16 / sizeof(Out)>(params, functor, staging, mma_idx, warp_tile);
@@ -124,8 +159,8 @@ __device__ __forceinline__ void store_rows_as(const Params& params, const Functo
 // Every lane of the warp calls this; no other warp touches `staging`.
 template <typename Traits, typename Epilogue>
 __device__ __forceinline__ void store_tile(const Params& params, const Epilogue& stored_by,
-                                           const typename Traits::Accumulators& accumulators,
-                                           typename Traits::Partial* staging, const WarpTile& warp_tile) {
+                                           const typename Traits::Accumulators& accumulators, uint32_t staging,
+                                           const WarpTile& warp_tile) {
   using Partial = typename Traits::Partial;
   // Rolled, with the register choice as a branch: the output paths then exist once.
 #pragma unroll 1

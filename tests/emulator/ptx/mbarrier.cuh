@@ -20,13 +20,6 @@ inline void mbarrier_arrive_remote(uint32_t barrier, uint32_t cta_rank) {
 }
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) { emulator::mbarrier_wait(barrier, parity); }
 inline void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) { mbarrier_wait(barrier, parity); }
-inline void mbarrier_init(uint64_t* barrier, uint32_t arrive_count) {
-  mbarrier_init(shared_address(barrier), arrive_count);
-}
-inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
-  mbarrier_arrive_expect_tx(shared_address(barrier), bytes);
-}
-inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) { mbarrier_wait(shared_address(barrier), parity); }
 inline void named_barrier_sync(uint32_t id, uint32_t num_threads) { emulator::sync_named(id, num_threads); }
 inline void named_barrier_arrive(uint32_t id, uint32_t num_threads) { emulator::arrive_named(id, num_threads); }
 

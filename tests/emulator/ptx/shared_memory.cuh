@@ -28,6 +28,9 @@ inline void st_shared_v2_f32(uint32_t address, float x, float y) {
   const float both[2] = {x, y};
   std::memcpy(emulator::shared_pointer(address, 8), both, 8);
 }
+inline void st_shared_v2_u32(uint32_t address, const uint32_t (&r)[2]) {
+  std::memcpy(emulator::shared_pointer(address, 8), r, 8);
+}
 inline void st_shared_v4_u32(uint32_t address, const uint32_t (&r)[4]) {
   std::memcpy(emulator::shared_pointer(address, 16), r, 16);
 }

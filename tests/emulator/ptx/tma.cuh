@@ -11,10 +11,6 @@ inline void tma_load_4d(uint32_t destination, const CUtensorMap* map, uint32_t b
                         int32_t c2, int32_t c3) {
   emulator::tma_load(destination, map, barrier, 1u << emulator::current().block->rank, {c0, c1, c2, c3});
 }
-inline void tma_load_4d(void* destination, const CUtensorMap* map, uint64_t* barrier, int32_t c0, int32_t c1,
-                        int32_t c2, int32_t c3) {
-  tma_load_4d(shared_address(destination), map, shared_address(barrier), c0, c1, c2, c3);
-}
 inline void tma_load_4d_multicast(uint32_t destination, const CUtensorMap* map, uint32_t barrier, uint16_t cta_mask,
                                   int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
   emulator::tma_load(destination, map, barrier, cta_mask, {c0, c1, c2, c3});
