@@ -15,4 +15,4 @@ def shared_kernels(tmp_path_factory):
         folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache, "cache_folder", lambda: folder)
-        yield
+        yield folder

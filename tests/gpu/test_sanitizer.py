@@ -31,10 +31,11 @@ SUMMARIES = {
 
 
 @pytest.mark.parametrize("tool", OPTIONS)
-def test_no_finding(tool, tmp_path):
+def test_no_finding(tool, tmp_path, shared_kernels):
     command = ["compute-sanitizer", "--tool", tool, *COMMON, *OPTIONS[tool]]
     program = Path(__file__).with_name("sanitizer_program.py")
     environment = os.environ | {
+        "TCGEMM_CACHE_DIR": str(shared_kernels),
         # One allocation for each buffer, where the default allocator would carve them from one.
         "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
