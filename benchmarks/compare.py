@@ -31,7 +31,10 @@ class Side:
         path = os.pathsep.join([os.path.abspath(folder), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--worker", suites],
-            env=os.environ | {"PYTHONPATH": path},
+            # Each process keeps what memory it has had.
+            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
+            | os.environ
+            | {"PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -58,27 +61,34 @@ def compare(arguments) -> None:
         order = (before, after) if turn % 2 == 0 else (after, before)
         times = {side: side.ask("turn") for side in order}
         turns.append((times[before], times[after]))
+        # What is there stays, should a later turn fail.
+        rows = summarise(cases, turns)
+        with open(arguments.out, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(("suite", "case", "before_us", "after_us", "ratio", "spread"))
+            writer.writerows(rows)
         print(f"turn {turn + 1} of {arguments.turns}", file=sys.stderr, flush=True)
+    for suite in dict.fromkeys(row[0] for row in rows):
+        own = sorted((float(row[4]), row[1]) for row in rows if row[0] == suite)
+        mean = math.exp(statistics.fmean(math.log(ratio) for ratio, _ in own))
+        least, name = own[0]
+        print(f"{suite:12} {len(own):4} cases, geomean {mean:.4f}, least {least:.3f}: {name}")
+
+
+def summarise(cases: list[str], turns: list[tuple[dict, dict]]) -> list[tuple[str, ...]]:
+    """A row for each case: its medians, their ratio, and by how much a side's own turns differ."""
     rows = []
     for name in cases:
         pairs = [(a[name], b[name]) for a, b in turns if name in a and name in b]
         if not pairs:
             print(f"not measured: {name}", file=sys.stderr)
             continue
+        sides = list(zip(*pairs, strict=True))
         ratio = statistics.median(a / b for a, b in pairs)
-        noise = max(max(side) / min(side) for side in zip(*pairs, strict=True)) - 1
-        us = (statistics.median(side) for side in zip(*pairs, strict=True))
-        rows.append((name.split()[0], name, *(f"{x:.3f}" for x in (*us, ratio, noise))))
-    with open(arguments.out, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("suite", "case", "before_us", "after_us", "ratio", "spread"))
-        writer.writerows(rows)
-    for suite in dict.fromkeys(row[0] for row in rows):
-        own = sorted((float(row[4]), row[1]) for row in rows if row[0] == suite)
-        mean = math.exp(statistics.fmean(math.log(ratio) for ratio, _ in own))
-        print(
-            f"{suite:12} {len(own):4} cases, geomean {mean:.4f}, least {own[0][0]:.3f} {own[0][1]}"
-        )
+        spread = max(max(side) / min(side) for side in sides) - 1
+        numbers = (*map(statistics.median, sides), ratio, spread)
+        rows.append((name.split()[0], name, *(f"{x:.3f}" for x in numbers)))
+    return rows
 
 
 def work(suites: str) -> None:

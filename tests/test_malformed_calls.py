@@ -384,6 +384,8 @@ def test_the_result_of_a_grouped_product(worker):
         ({"batch_out_strides": [7]}, False),
         ({"batch_out_strides": [3], "out_col_stride": 6}, True),
         ({"rows": 1, "in_row_stride": 99, "out_col_stride": 1, "batch_in_strides": [5]}, False),
+        ({"batch_extents": [2, 1], "batch_out_strides": [15, 15]}, False),
+        ({"batch_extents": [2, 1], "batch_in_strides": [15, 1]}, False),
     ],
     ids=str,
 )
@@ -394,3 +396,18 @@ def test_a_transposition_permutes_a_packed_array(change, fits):
     transposition |= {"out_col_stride": 3, "batch_extents": [2], "batch_in_strides": [15]}
     transposition |= {"batch_out_strides": [15]} | change
     assert (modules.cuda.reject_transposition(transposition) == "") == fits
+
+
+@pytest.mark.parametrize("dtype", ["unknown", "token", "f64", "s4"])
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_fragments_are_of_integers(dtype, position):
+    if modules.cuda is None:
+        pytest.skip(modules.reason("cuda"))
+    buffers = [Buffer("s32", (32, 4)), Buffer("s32", (32, 2)), Buffer("s32", (32, 4))]
+    buffers[position] = Buffer(dtype, (32, 4))
+    attributes = {"shape": "m16n8k16", "dtype": "f16", "accumulator": "f32"}
+    call = Call("tcgemm_fragment_mma", "", attributes, buffers[:2], buffers[2:])
+    with Worker(modules.cuda.__file__) as worker:
+        outcome = execute(worker, call)
+    assert outcome.code == INVALID_ARGUMENT
+    assert "fragment_mma: " + "abd"[position] in outcome.message

@@ -134,10 +134,13 @@ ffi::Error kernel_initialize(ffi::Dictionary attributes) {
 XLA_FFI_DEFINE_HANDLER(kernel_initialize_handler, guarded(kernel_initialize),
                        ffi::Ffi::BindInitialize().Attr<ffi::Dictionary>("kernel"));
 
-ffi::Error kernel_execute(ffi::Dictionary, ffi::Result<ffi::Buffer<ffi::PRED>>) { return ffi::Error::Success(); }
+ffi::Error kernel_execute(ffi::Dictionary, ffi::Result<ffi::AnyBuffer> kernel) {
+  return kernel->element_type() == ffi::DataType::PRED ? ffi::Error::Success()
+                                                       : invalid("kernel: the result must be of type pred");
+}
 
 XLA_FFI_DEFINE_HANDLER(kernel_handler, kernel_execute,
-                       ffi::Ffi::Bind().Attr<ffi::Dictionary>("kernel").Ret<ffi::Buffer<ffi::PRED>>(),
+                       ffi::Ffi::Bind().Attr<ffi::Dictionary>("kernel").Ret<ffi::AnyBuffer>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, guarded(fragment_probe),
@@ -147,7 +150,7 @@ XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, guarded(fragment_probe),
                            .Attr<std::string_view>("dtype")
                            .Attr<std::string_view>("operand")
                            .Attr<bool>("column_major")
-                           .Ret<ffi::Buffer<ffi::S32>>());
+                           .Ret<ffi::AnyBuffer>());
 
 XLA_FFI_DEFINE_HANDLER(fragment_mma_handler, guarded(fragment_mma),
                        ffi::Ffi::Bind()
@@ -155,9 +158,9 @@ XLA_FFI_DEFINE_HANDLER(fragment_mma_handler, guarded(fragment_mma),
                            .Attr<std::string_view>("shape")
                            .Attr<std::string_view>("dtype")
                            .Attr<std::string_view>("accumulator")
-                           .Arg<ffi::Buffer<ffi::S32>>()
-                           .Arg<ffi::Buffer<ffi::S32>>()
-                           .Ret<ffi::Buffer<ffi::S32>>());
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>());
 
 }  // namespace
 }  // namespace tcgemm

@@ -72,9 +72,8 @@ std::string reject_transposition(const Transposition& t) {
   if (t.element_bytes < 1 || t.element_bytes > 16 || (t.element_bytes & (t.element_bytes - 1)) != 0) {
     return "elements must have 1, 2, 4, 8 or 16 bytes, got " + std::to_string(t.element_bytes);
   }
-  if (t.num_batch < 0 || t.num_batch > Transposition::kMaxBatchModes) {
-    return "there must be at most 4 batch modes after folding, got " + std::to_string(t.num_batch);
-  }
+  if (t.num_batch < 0) return "batch_extents, batch_in_strides and batch_out_strides must be equally long";
+  if (t.num_batch > Transposition::kMaxBatchModes) return "there must be at most 4 batch modes after folding";
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
   std::vector<Transposition::Mode> modes(t.batch, t.batch + t.num_batch);
   modes.push_back({t.rows, t.in_row_stride, 1});

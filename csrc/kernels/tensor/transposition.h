@@ -22,7 +22,7 @@ struct Transposition {
   int64_t element_bytes;  // 1, 2, 4, 8 or 16
   int64_t rows, cols;
   int64_t in_row_stride, out_col_stride;
-  int num_batch;
+  int num_batch;  // -1: the lists of a call are not equally long
   Mode batch[kMaxBatchModes];
 
   int64_t num_elements() const {
@@ -32,8 +32,7 @@ struct Transposition {
   }
 };
 
-// See core/problem.h; element_bytes is left out, which the array of a call tells. What lists of other lengths lack is
-// 0.
+// See core/problem.h; element_bytes is left out, which the array of a call tells.
 template <typename Visit>
 void visit_fields(Transposition& t, Visit&& visit) {
   visit("rows", t.rows);
@@ -44,10 +43,10 @@ void visit_fields(Transposition& t, Visit&& visit) {
   visit("batch_extents", extents);
   visit("batch_in_strides", ins);
   visit("batch_out_strides", outs);
-  const size_t count = std::max({extents.size(), ins.size(), outs.size()});
-  for (auto* list : {&extents, &ins, &outs}) list->resize(count);
-  t.num_batch = static_cast<int>(count);
-  for (size_t i = 0; i < std::min<size_t>(count, Transposition::kMaxBatchModes); ++i) {
+  const size_t count = extents.size();
+  const bool are_equally_long = ins.size() == count && outs.size() == count;
+  t.num_batch = are_equally_long ? static_cast<int>(std::min<size_t>(count, Transposition::kMaxBatchModes + 1)) : -1;
+  for (int i = 0; i < std::min(t.num_batch, Transposition::kMaxBatchModes); ++i) {
     t.batch[i] = {extents[i], ins[i], outs[i]};
   }
 }
