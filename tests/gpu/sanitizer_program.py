@@ -12,6 +12,7 @@ from gemm_call import (
     LAYOUTS,
     Case,
     Types,
+    choice,
     implementations,
     make_inputs,
     mismatch,
@@ -19,6 +20,8 @@ from gemm_call import (
     run_all,
     split_base,
 )
+
+from jax_tcgemm.kernels import compile_kernels
 
 DEFAULT_CASES = [
     Case("odd", 67, 45, 35),
@@ -46,25 +49,38 @@ def inputs_of(name, configs, config):
                 yield inputs
 
 
+def configs_of(tool, name, configs):
+    """Those that the tool sees."""
+    # Of the configs that only split K, there are many and one kernel to add up the parts.
+    splits = [config for config in configs if split_base(config)]
+    if tool == "initcheck" and name == "wgmma":
+        splits = []  # Partial sums are written by TMA, which initcheck does not see.
+    return [c for c in configs if not split_base(c)] + splits[:: max(len(splits) // 25, 1)]
+
+
 def main(tool):
     jax.config.update("jax_enable_x64", True)
-    for name, configs in implementations().items():
-        if name == "cublaslt":
-            continue
-        num_products = 0
-        # Of the configs that only split K, there are many and one kernel to add up the parts.
-        splits = [config for config in configs if split_base(config)]
-        if tool == "initcheck" and name == "wgmma":
-            splits = []  # Partial sums are written by TMA, which initcheck does not see.
-        splits = splits[:: max(len(splits) // 25, 1)]
-        for config in [c for c in configs if not split_base(c)] + splits:
-            inputs = list(inputs_of(name, configs, config))
+    planned = {
+        name: {config: list(inputs_of(name, configs, config)) for config in own}
+        for name, configs in implementations().items()
+        if name != "cublaslt"
+        for own in [configs_of(tool, name, configs)]
+    }
+    # All at once, on all cores.
+    compile_kernels(
+        kernel
+        for name, by_config in planned.items()
+        for config, inputs in by_config.items()
+        for each in inputs
+        for kernel in choice(name, config, each.problem).kernels
+    )
+    for name, by_config in planned.items():
+        for config, inputs in by_config.items():
             results = run_all(inputs, implementation=name, config=config, poisoned=False)
             for got, each in zip(results, inputs, strict=True):
                 if wrong := mismatch(got, each):
                     sys.exit(f"{name} {config}: {wrong}")
-            num_products += len(inputs)
-        print(f"{name}: {num_products} products", flush=True)
+        print(f"{name}: {sum(map(len, by_config.values()))} products", flush=True)
 
 
 if __name__ == "__main__":
