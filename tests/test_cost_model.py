@@ -23,7 +23,9 @@ MEASURED_FUSED = MEASURED.with_name("h200-fused-configs.csv")
 MEASURED_ROWS = MEASURED.with_name("h200-wgmma-rows.csv")
 MEASURED_CHOICES = MEASURED.with_name("h200-wgmma-choices.csv")
 WGMMA_CC = CONFIG_H.with_name("wgmma.cc")
-BASES = re.findall(r'^  X\("([^"]+)"', CONFIG_H.read_text(encoding="utf-8"), re.MULTILINE)
+# Those of dense products.
+DENSE, _, _ = CONFIG_H.read_text(encoding="utf-8").partition("#define TCGEMM_WGMMA_RAGGED")
+BASES = re.findall(r'^  X\("([^"]+)"', DENSE, re.MULTILINE)
 SPLITS = re.findall(
     r"\d+", re.search(r"kSplits\[\] = \{(.*?)\}", WGMMA_CC.read_text("utf-8"), re.DOTALL)[1]
 )
@@ -282,7 +284,7 @@ def test_it_goes_over_whole_arrays_of_configs():
 
 
 def test_it_knows_which_kernels_have_an_epilogue():
-    with_one = re.findall(r'^  X\("([^"]+)".*true\) *\\?$', CONFIG_H.read_text(), re.MULTILINE)
+    with_one = re.findall(r'^  X\("([^"]+)".*true\) *\\?$', DENSE, re.MULTILINE)
     assert set(with_one) == cost_model.WITH_EPILOGUE
 
 
