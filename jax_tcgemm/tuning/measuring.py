@@ -174,7 +174,7 @@ def _compile_kernels(problem: Problem, names: Sequence[tuple]) -> None:
     """Compiles what the contenders' programs bring; what fails will fail there, too."""
     kernels = []
     for name in names:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError), selection.unseen():
             kernels += _choice(problem, *name).kernels if name[0] != selection.XLA else ()
     with contextlib.suppress(CompileError):
         compile_kernels(kernels)
