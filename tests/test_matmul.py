@@ -143,9 +143,10 @@ def test_preferred_element_type(dtype, out, implementation):
 
 @pytest.mark.parametrize("implementation", [None, "host"])
 @pytest.mark.parametrize("out", ["int8", "uint8", "int16", "int32", "uint32"])
+@pytest.mark.parametrize("rhs_dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
-def test_integers_are_exact_modulo_their_width(dtype, out, implementation):
-    a, b = make((17, 300), dtype, 1), make((300, 9), dtype, 2)
+def test_integers_are_exact_modulo_their_width(dtype, rhs_dtype, out, implementation):
+    a, b = make((17, 300), dtype, 1), make((300, 9), rhs_dtype, 2)
     result = jax_tcgemm.matmul(a, b, preferred_element_type=out, implementation=implementation)
     assert result.dtype == out
     np.testing.assert_array_equal(result, (wide(a) @ wide(b)).astype(out))

@@ -93,16 +93,15 @@ def permuted_bytes(plan: Plan) -> int:
 def copies(product: Product, numerics: Numerics, folded: Fold) -> tuple[str, ...]:
     """The arrays that XLA must rewrite so that a product can be called as it was folded."""
     found = []
-    for name, shape, dtype, order in (
-        ("lhs", product.lhs_shape, product.lhs_dtype, folded.lhs_order),
-        ("rhs", product.rhs_shape, product.rhs_dtype, folded.rhs_order),
+    for name, shape, dtype, read, order in (
+        ("lhs", product.lhs_shape, product.lhs_dtype, numerics.lhs_dtype, folded.lhs_order),
+        ("rhs", product.rhs_shape, product.rhs_dtype, numerics.rhs_dtype, folded.rhs_order),
     ):
-        itemsize = numerics.operand_dtype.itemsize
-        if dtype != numerics.operand_dtype:
-            moved = _bytes(shape, dtype.itemsize + itemsize)
-            found.append(f"{name} converted to {numerics.operand_dtype} ({moved})")
+        if dtype != read:
+            moved = _bytes(shape, dtype.itemsize + read.itemsize)
+            found.append(f"{name} converted to {read} ({moved})")
         if order is not None:
-            found.append(f"{name} permuted to {order} ({_bytes(shape, 2 * itemsize)})")
+            found.append(f"{name} permuted to {order} ({_bytes(shape, 2 * read.itemsize)})")
     if folded.result_order is not None:
         moved = _bytes(product.result_shape, 2 * numerics.out_dtype.itemsize)
         found.append(f"result permuted to {folded.result_order} ({moved})")
@@ -155,24 +154,25 @@ def fold_product(product: Product, platform: str) -> tuple[Numerics, Fold, Probl
     )
     if isinstance(numerics, str):
         return numerics
-    itemsize = numerics.operand_dtype.itemsize
+    dtypes = numerics.lhs_dtype, numerics.rhs_dtype
     folded = fold(
         product.lhs_shape,
         product.rhs_shape,
         product.dimension_numbers,
         product.permutation,
-        (itemsize, itemsize, numerics.out_dtype.itemsize),
+        (*(x.itemsize for x in dtypes), numerics.out_dtype.itemsize),
     )
     if isinstance(folded, str):
         return folded
+    a_dtype, b_dtype = dtypes[::-1] if folded.swapped else dtypes
     problem = Problem(
         batch=folded.batch,
         batch_inner=folded.batch_inner,
         m=folded.m,
         n=folded.n,
         k=folded.k,
-        a=_operand(folded.a, numerics.operand_dtype),
-        b=_operand(folded.b, numerics.operand_dtype),
+        a=_operand(folded.a, a_dtype),
+        b=_operand(folded.b, b_dtype),
         out_dtype=DTYPE_NAMES[numerics.out_dtype],
         compute=numerics.compute,
     )
@@ -194,8 +194,8 @@ def dot_general(lhs: jax.Array, rhs: jax.Array, plan: Plan, out_sharding=None) -
     if plan.choice.implementation == selection.XLA:
         return _xla(lhs, rhs, plan, out_sharding)
     numerics, folded = plan.numerics, plan.fold
-    lhs = prepare(lhs, numerics.operand_dtype, folded.lhs_order)
-    rhs = prepare(rhs, numerics.operand_dtype, folded.rhs_order)
+    lhs = prepare(lhs, numerics.lhs_dtype, folded.lhs_order)
+    rhs = prepare(rhs, numerics.rhs_dtype, folded.rhs_order)
     a, b = (rhs, lhs) if folded.swapped else (lhs, rhs)
     d = local_gemm(plan.problem, a, b, choice=plan.choice, shape=folded.shape)
     if folded.result_order is not None:
@@ -250,8 +250,8 @@ def _xla(lhs, rhs, plan, out_sharding):
     if plan.platform == "cpu" and is_preset and plan.numerics is not None:
         # XLA:CPU refuses some presets. Converting as they say and multiplying in full precision
         # is at least as accurate, and lets a program written for the GPU run.
-        lhs = lax.convert_element_type(lhs, plan.numerics.operand_dtype)
-        rhs = lax.convert_element_type(rhs, plan.numerics.operand_dtype)
+        lhs = lax.convert_element_type(lhs, plan.numerics.lhs_dtype)
+        rhs = lax.convert_element_type(rhs, plan.numerics.rhs_dtype)
         precision, dtype = lax.Precision.HIGHEST, plan.numerics.out_dtype
     out = lax.dot_general(
         *((rhs, lhs) if asked.exchanged else (lhs, rhs)),

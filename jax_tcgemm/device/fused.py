@@ -241,13 +241,13 @@ def fused_dot_general(plan: Plan, lhs, rhs, given: dict[str, jax.Array]) -> list
       D and, as the fusion says, aux_out and the sums.
     """
     fusion, fold, problem = plan.product.fusion, plan.fold, plan.problem
-    dtype, out_dtype = plan.numerics.operand_dtype, plan.numerics.out_dtype
-    a = dense.prepare(lhs, dtype, fold.lhs_order)
-    b = dense.prepare(rhs, dtype, fold.rhs_order)
+    numerics, out_dtype = plan.numerics, plan.numerics.out_dtype
+    a = dense.prepare(lhs, numerics.lhs_dtype, fold.lhs_order)
+    b = dense.prepare(rhs, numerics.rhs_dtype, fold.rhs_order)
     a, b = (b, a) if fold.swapped else (a, b)
     vectors = {}
     if "rhs_up" in given:
-        vectors["b_up"] = dense.prepare(given["rhs_up"], dtype, fold.rhs_order)
+        vectors["b_up"] = dense.prepare(given["rhs_up"], numerics.rhs_dtype, fold.rhs_order)
     if "aux_in" in given:
         vectors["aux_in"] = given["aux_in"].astype(out_dtype)
     if "bias" in given:

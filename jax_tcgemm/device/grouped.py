@@ -103,12 +103,12 @@ class Plan:
             return ()
         product, numerics = self.product, self.numerics
         found = []
-        for name, dtype, batch in (
-            ("lhs", product.lhs_dtype, product.batches[0]),
-            ("rhs", product.rhs_dtype, product.batches[1]),
+        for name, dtype, read, batch in (
+            ("lhs", product.lhs_dtype, numerics.lhs_dtype, product.batches[0]),
+            ("rhs", product.rhs_dtype, numerics.rhs_dtype, product.batches[1]),
         ):
-            if dtype != numerics.operand_dtype:
-                found.append(f"{name} converted to {numerics.operand_dtype}")
+            if dtype != read:
+                found.append(f"{name} converted to {read}")
             if product.is_batched(batch) and batch != product.batch_shape:
                 found.append(f"{name} repeated along batch dimensions {batch}")
         if product.result_dtype != numerics.out_dtype:
@@ -132,6 +132,8 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     """
     dtypes = product.lhs_dtype, product.rhs_dtype, product.result_dtype
     numerics = obstacle or resolve(*dtypes, product.precision, device.platform)
+    if not isinstance(numerics, str) and numerics.lhs_dtype != numerics.rhs_dtype:
+        numerics = f"no implementation multiplies groups of {dtypes[0]} by {dtypes[1]}"
     if isinstance(numerics, str):
         choice = selection.select(
             product.op,
@@ -156,7 +158,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         a_batched=lhs_batched,
         b_batched=rhs_batched,
         sizes_batched=sizes_batched,
-        in_dtype=DTYPE_NAMES[numerics.operand_dtype],
+        in_dtype=DTYPE_NAMES[numerics.lhs_dtype],
         out_dtype=DTYPE_NAMES[numerics.out_dtype],
         compute=numerics.compute,
         activation=product.activation,
@@ -189,10 +191,10 @@ def ragged_dot(
     if plan.choice.implementation == selection.XLA:
         return _xla(lhs, rhs, group_sizes, group_offset, product)
     lhs_batch, rhs_batch, sizes_batch = product.batches
-    dtype = plan.numerics.operand_dtype
+    numerics = plan.numerics
     operands = [
-        _repeat(lax.convert_element_type(lhs, dtype), lhs_batch, product),
-        _repeat(lax.convert_element_type(rhs, dtype), rhs_batch, product),
+        _repeat(lax.convert_element_type(lhs, numerics.lhs_dtype), lhs_batch, product),
+        _repeat(lax.convert_element_type(rhs, numerics.rhs_dtype), rhs_batch, product),
         _repeat(group_sizes, sizes_batch, product),
         _repeat(group_offset, sizes_batch, product),
     ]

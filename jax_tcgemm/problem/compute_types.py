@@ -83,6 +83,6 @@ def cutensor_compute(compute_type: str | None, precision, dtype, result_dtype) -
     numerics = resolve(dtype, dtype, result_dtype, precision, "cuda")
     if isinstance(numerics, str):
         return "", numerics
-    if numerics.operand_dtype != dtype or numerics.compute not in CONTRACTION_COMPUTE[dtype]:
+    if numerics.lhs_dtype != dtype or numerics.compute not in CONTRACTION_COMPUTE[dtype]:
         return "", f"cuTENSOR does not contract {dtype} as the precision asks for"
     return numerics.compute, ""

@@ -7,7 +7,8 @@ Follows what XLA does on each platform:
   xla/stream_executor/gpu/gpu_blas_lt.cc), so HIGH is no more accurate there, nor here.
 * CPU: there is no TF32; float32 is always float32.
 * float16 and bfloat16 accumulate in float32, except under the preset F16_F16_F16.
-* int8 and uint8 accumulate in int32. A narrower integer result is that sum modulo its width.
+* int8 and uint8, also one by the other, accumulate in int32. A narrower integer result is that sum
+  modulo its width.
 """
 
 import dataclasses
@@ -20,7 +21,8 @@ from jax import lax
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 
 _F16, _BF16, _F32, _F64 = map(np.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64))
-_S32, _C64, _C128 = map(np.dtype, (jnp.int32, jnp.complex64, jnp.complex128))
+_S8, _U8, _S32 = map(np.dtype, (jnp.int8, jnp.uint8, jnp.int32))
+_C64, _C128 = map(np.dtype, (jnp.complex64, jnp.complex128))
 
 _Preset = lax.DotAlgorithmPreset
 
@@ -39,11 +41,12 @@ _PRESETS = {
 class Numerics:
     """Dtypes and accumulator of one product.
 
-    Both operands are converted to `operand_dtype`, the product is formed in `compute` and written
-    as `out_dtype`; a result of another dtype is converted from that.
+    The operands are converted to `lhs_dtype` and `rhs_dtype`, the product is formed in `compute` and
+    written as `out_dtype`; a result of another dtype is converted from that.
     """
 
-    operand_dtype: np.dtype
+    lhs_dtype: np.dtype
+    rhs_dtype: np.dtype
     out_dtype: np.dtype
     compute: str
 
@@ -90,7 +93,10 @@ def resolve(lhs_dtype, rhs_dtype, result_dtype, precision, platform: str) -> Num
         return "it asks for a lax.DotAlgorithm, which only XLA reads"
     if isinstance(precision, _Preset) and precision is not _Preset.DEFAULT:
         return _resolve_preset(lhs_dtype, rhs_dtype, result_dtype, precision, platform)
-    # Like lax.dot_general, which converts operands of unlike dtypes to the result's.
+    if {lhs_dtype, rhs_dtype} == {_S8, _U8}:
+        # What instructions multiply by one another as they are.
+        return _resolve_bytes(lhs_dtype, rhs_dtype, result_dtype)
+    # Like lax.dot_general, which converts other operands of unlike dtypes to the result's.
     dtype = lhs_dtype if lhs_dtype == rhs_dtype else result_dtype
     if dtype not in DTYPE_NAMES or dtype == _S32:
         return f"no implementation multiplies {dtype}"
@@ -110,12 +116,18 @@ def resolve(lhs_dtype, rhs_dtype, result_dtype, precision, platform: str) -> Num
     elif dtype == _C128:
         supported, compute = (_C128,), "f64"
     else:
-        # Sums modulo 2^32 are right modulo 2^8 and 2^16 too, but say nothing about 64 bits.
-        supported = tuple(np.dtype(t) for t in ("i1", "i2", "i4", "u1", "u2", "u4"))
-        compute, out = "s32", _S32
+        return _resolve_bytes(dtype, dtype, result_dtype)
     if result_dtype not in supported:
         return f"no implementation makes {result_dtype} from {dtype}"
-    return Numerics(dtype, out, compute)
+    return Numerics(dtype, dtype, out, compute)
+
+
+def _resolve_bytes(lhs_dtype, rhs_dtype, result_dtype):
+    # Sums modulo 2^32 are right modulo 2^8 and 2^16 too, but say nothing about 64 bits.
+    if result_dtype.kind not in "iu" or result_dtype.itemsize > 4:
+        inputs = lhs_dtype if lhs_dtype == rhs_dtype else f"{lhs_dtype} and {rhs_dtype}"
+        return f"no implementation makes {result_dtype} from {inputs}"
+    return Numerics(lhs_dtype, rhs_dtype, _S32, "s32")
 
 
 def _resolve_preset(lhs_dtype, rhs_dtype, result_dtype, preset, platform):
@@ -131,4 +143,4 @@ def _resolve_preset(lhs_dtype, rhs_dtype, result_dtype, preset, platform):
     if platform == "cpu" and compute == "tf32":
         compute = "f32"
     out = result_dtype if result_dtype in outs else outs[0]
-    return Numerics(operand_dtype, out, compute)
+    return Numerics(operand_dtype, operand_dtype, out, compute)
