@@ -147,11 +147,14 @@ def _times(jax, prepared) -> dict[str, float]:
             flush = timing._flush(2 * cache_bytes) if num_bytes < 2 * cache_bytes else None
             for name, (module, function) in made.items():
                 modules[name] = module
+                done = None
                 for call in range(UNCOUNTED + REPEATS):
                     if flush is not None:
                         flush()
                     done = function(*sets[call % len(sets)])
                 jax.block_until_ready(done)
+            # The memory that the next case takes may be these arrays'.
+            del sets, done
         jax.profiler.stop_trace()
         (trace,) = pathlib.Path(folder).glob("**/*.xplane.pb")
         data = jax.profiler.ProfileData.from_file(str(trace))
