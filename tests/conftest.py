@@ -174,6 +174,7 @@ def emulator(run_folder):
         wgmma_ragged_table("bf16", "10"),
         wgmma_ragged_table("bf16", "11"),
         mma_sync_table("bf16", "64x64"),
+        mma_sync_table("s8_u8", "64x64"),
         mma_sync_ragged_table("bf16"),
         "kernels/simt/tiled_f32.cu",
         families=("wgmma", "mma_sync", "simt", "rows"),

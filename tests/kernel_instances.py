@@ -62,8 +62,8 @@ WGMMA_INSTRUCTIONS = {
 }
 
 
-def _mma_sync(element: str, mma: tuple[str, str, str]) -> Instruction:
-    return Instruction(element, element, mma, *3 * ("kRegisters",))
+def _mma_sync(element: str, mma: tuple[str, str, str], b: str | None = None) -> Instruction:
+    return Instruction(element, b or element, mma, *3 * ("kRegisters",))
 
 
 # As in csrc/kernels/mma_sync/instructions.h.
@@ -74,6 +74,8 @@ MMA_SYNC_INSTRUCTIONS = {
     "tf32": _mma_sync("float", (TF32, TF32, "float")),
     "s8": _mma_sync("int8_t", ("int8_t", "int8_t", "int32_t")),
     "u8": _mma_sync("uint8_t", ("uint8_t", "uint8_t", "int32_t")),
+    "s8_u8": _mma_sync("int8_t", ("int8_t", "uint8_t", "int32_t"), "uint8_t"),
+    "u8_s8": _mma_sync("uint8_t", ("uint8_t", "int8_t", "int32_t"), "int8_t"),
 }
 
 

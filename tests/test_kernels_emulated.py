@@ -222,6 +222,8 @@ def test_mma_sync(emulator, layout):
     for seed, label in enumerate(["one_off_a_tile", "all_odd"]):
         how = {"implementation": "mma_sync", "config": "64x64x64_w32x32_s4", "seed": seed}
         check(emulator, BF16, layout, CASE[label], **how)
+        how["config"] = "64x64x128_w32x32_s4"
+        check(emulator, Types("s8,u8", "s32", "s32"), layout, CASE[label], **how)
 
 
 def test_a_kernel_that_nobody_brought_is_named(emulator):

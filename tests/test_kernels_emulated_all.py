@@ -132,14 +132,14 @@ def test_mma_sync(compute_capability, tmp_path):
     emulator = build_mma_sync(tmp_path, compute_capability, *tables)
     tiles = ["128x256x{}_w64x64_s3", "128x128x{}_w64x64_s4", "64x64x{}_w32x32_s4"]
     types = ["bf16 f32 f32", "f16 f16 f32", "f16 f16 f16", "f32 f32 tf32"]
-    types += ["s8 s32 s32", "u8 s32 s32"]
+    types += ["s8 s32 s32", "u8 s32 s32", "s8,u8 s32 s32", "u8,s8 s32 s32"]
     everything = itertools.product(CONFIG_CASES, LAYOUTS, ["", "_k2"], tiles, types)
     for i, (case, layout, split, tile, words) in enumerate(everything):
         if i % 7:
             continue
         of = Types(*words.split())
         tile_k_bytes = 64 if tile.startswith("128x128") else 128
-        config = tile.format(tile_k_bytes // DTYPES[of.inputs].itemsize) + split
+        config = tile.format(tile_k_bytes // DTYPES[of.a].itemsize) + split
         check(emulator, of, layout, case, implementation="mma_sync", config=config, seed=i)
 
 

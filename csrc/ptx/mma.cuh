@@ -24,6 +24,8 @@ TCGEMM_PTX_MMA(mma_m16n8k8_f32_tf32, "m16n8k8.row.col.f32.tf32.tf32.f32", float,
 // Without .satfinite: sums wrap around.
 TCGEMM_PTX_MMA(mma_m16n8k32_s32_s8, "m16n8k32.row.col.s32.s8.s8.s32", int32_t, "r")
 TCGEMM_PTX_MMA(mma_m16n8k32_s32_u8, "m16n8k32.row.col.s32.u8.u8.s32", int32_t, "r")
+TCGEMM_PTX_MMA(mma_m16n8k32_s32_s8_u8, "m16n8k32.row.col.s32.s8.u8.s32", int32_t, "r")
+TCGEMM_PTX_MMA(mma_m16n8k32_s32_u8_s8, "m16n8k32.row.col.s32.u8.s8.s32", int32_t, "r")
 
 #undef TCGEMM_PTX_MMA
 

@@ -214,22 +214,24 @@ namespace {
 // Of A, register 2 * h + r holds row lane / 4 + 8 * r and the h-th half of k; of B, register h the column
 // lane / 4 of that half. A register is the lane % 4-th run of 4 / size elements.
 template <typename Sum>
-void multiply(Format format, Sum (&d)[4], const std::array<uint32_t, 6>& operands) {
+void multiply(Format of_a, Format of_b, Sum (&d)[4], const std::array<uint32_t, 6>& operands) {
   struct Fragment {
     Sum* d;
     const uint32_t* operands;
   } fragment{d, operands.data()};
   meet("mma", ~0u, &fragment, [=](void** lanes) {
-    const int bytes = bytes_of(format), run = 4 / bytes, half = 4 * run;
+    const int bytes = bytes_of(of_a), run = 4 / bytes, half = 4 * run;
     Sum a[16][32], b[8][32];
     for (int lane = 0; lane < 32; ++lane) {
       const uint32_t* registers = static_cast<Fragment*>(lanes[lane])->operands;
       for (int h = 0; h < 2; ++h) {
         for (int i = 0; i < run; ++i) {
           const int k = h * half + lane % 4 * run + i;
-          const auto element = [&](int r) { return static_cast<Sum>(to_float(format, registers[r] >> i * 8 * bytes)); };
-          for (int r = 0; r < 2; ++r) a[lane / 4 + 8 * r][k] = element(2 * h + r);
-          b[lane / 4][k] = element(4 + h);
+          const auto element = [&](Format format, int r) {
+            return static_cast<Sum>(to_float(format, registers[r] >> i * 8 * bytes));
+          };
+          for (int r = 0; r < 2; ++r) a[lane / 4 + 8 * r][k] = element(of_a, 2 * h + r);
+          b[lane / 4][k] = element(of_b, 4 + h);
         }
       }
     }
@@ -245,7 +247,7 @@ void multiply(Format format, Sum (&d)[4], const std::array<uint32_t, 6>& operand
 
 }  // namespace
 
-void mma(Format format, float (&d)[4], std::array<uint32_t, 6> operands) { multiply(format, d, operands); }
-void mma(Format format, int32_t (&d)[4], std::array<uint32_t, 6> operands) { multiply(format, d, operands); }
+void mma(Format a, Format b, float (&d)[4], std::array<uint32_t, 6> operands) { multiply(a, b, d, operands); }
+void mma(Format a, Format b, int32_t (&d)[4], std::array<uint32_t, 6> operands) { multiply(a, b, d, operands); }
 
 }  // namespace emulator

@@ -59,8 +59,8 @@ void cp_async_arrive(uint32_t barrier);
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t address, bool transposed);
 void stmatrix_x4(uint32_t address, std::array<uint32_t, 4> r, bool transposed);
 // Registers of A, then of B.
-void mma(Format format, float (&d)[4], std::array<uint32_t, 6> operands);
-void mma(Format format, int32_t (&d)[4], std::array<uint32_t, 6> operands);
+void mma(Format a, Format b, float (&d)[4], std::array<uint32_t, 6> operands);
+void mma(Format a, Format b, int32_t (&d)[4], std::array<uint32_t, 6> operands);
 
 // wgmma --------------------------------------------------------------------------------------------
 

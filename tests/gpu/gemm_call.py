@@ -27,7 +27,7 @@ LAYOUTS = ("NN", "NT", "TN", "TT")
 
 @dataclasses.dataclass(frozen=True)
 class Types:
-    """Dtype of both inputs, of the result, and the accumulator."""
+    """Dtype of both inputs ("s8,u8": of A, then of B), of the result, and the accumulator."""
 
     inputs: str
     out: str
@@ -35,6 +35,16 @@ class Types:
 
     def __str__(self):
         return f"{self.inputs}-{self.out}-{self.compute}"
+
+    @property
+    def a(self) -> str:
+        """Dtype of A."""
+        return self.inputs.split(",")[0]
+
+    @property
+    def b(self) -> str:
+        """Dtype of B."""
+        return self.inputs.split(",")[-1]
 
 
 ALL_TYPES = [
@@ -44,7 +54,7 @@ ALL_TYPES = [
         *("bf16 bf16 f32", "bf16 f16 f32", "bf16 f32 f32"),
         *("f32 f32 f32", "f32 f16 f32", "f32 bf16 f32"),
         *("f32 f32 tf32", "f32 f16 tf32", "f32 bf16 tf32"),
-        *("f64 f64 f64", "s8 s32 s32", "u8 s32 s32"),
+        *("f64 f64 f64", "s8 s32 s32", "u8 s32 s32", "s8,u8 s32 s32", "u8,s8 s32 s32"),
         *("c64 c64 f32", "c64 c64 tf32", "c128 c128 f64"),
     )
 ]
@@ -246,9 +256,8 @@ def make_inputs(types: Types, layout: str, case: Case, real: bool = False) -> In
     draw = normal if real else functools.partial(_draw, rng)
     one_for_a = {"a": "all", "a_inner": "inner"}.get(case.broadcast, "")
     one_for_b = "all" if case.broadcast == "b" else ""
-    args = (draw, case, types.inputs)
-    a, a_buffer, a_values = _operand(*args, case.m, case.k, layout[0] == "T", one_for_a)
-    b, b_buffer, b_values = _operand(*args, case.k, case.n, layout[1] == "T", one_for_b)
+    a, a_buffer, a_values = _operand(draw, case, types.a, case.m, case.k, layout[0] == "T", one_for_a)
+    b, b_buffer, b_values = _operand(draw, case, types.b, case.k, case.n, layout[1] == "T", one_for_b)
     outer, inner = case.batch
     out = DTYPES[types.out]
     alpha = case.alpha

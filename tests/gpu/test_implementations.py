@@ -49,7 +49,10 @@ REQUIRED = {
         *TENSOR_CORE_HALF,
         *("f16 f16 f16", "f32 f32 tf32", "f64 f64 f64", "s8 s32 s32", "u8 s32 s32"),
     ),
-    "mma_sync": (*TENSOR_CORE_HALF, "f32 f32 tf32", "s8 s32 s32"),
+    "mma_sync": (
+        *(*TENSOR_CORE_HALF, "f32 f32 tf32"),
+        *("s8 s32 s32", "u8 s32 s32", "s8,u8 s32 s32", "u8,s8 s32 s32"),
+    ),
     "wgmma": (*TENSOR_CORE_HALF, "f32 f32 tf32"),
     "cublaslt": (
         *TENSOR_CORE_HALF,
@@ -287,7 +290,8 @@ def test_public_matmul(name):
     """`jax_tcgemm.matmul` by name under jit, vmap and grad."""
     types = first_types(name)
     rng = np.random.default_rng(0)
-    a, b = (rng.integers(-2, 3, s).astype(DTYPES[types.inputs]) for s in ((3, 72, 40), (40, 56)))
+    a = rng.integers(-2, 3, (3, 72, 40)).astype(DTYPES[types.a])
+    b = rng.integers(-2, 3, (40, 56)).astype(DTYPES[types.b])
     # Full float32 has to be asked for; for everything else the precision says nothing.
     precision = None if types.compute == "tf32" else "highest"
 

@@ -40,8 +40,8 @@ def types_of(name, out_f32):
 
 
 def make_problem(types, m, n, k, layout="NN"):
-    a = Operand(types.inputs, layout[0] == "T", m if layout[0] == "T" else k)
-    b = Operand(types.inputs, layout[1] == "T", k if layout[1] == "T" else n)
+    a = Operand(types.a, layout[0] == "T", m if layout[0] == "T" else k)
+    b = Operand(types.b, layout[1] == "T", k if layout[1] == "T" else n)
     return Problem(1, 1, m, n, k, a, b, types.out, types.compute)
 
 

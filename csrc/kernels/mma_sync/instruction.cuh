@@ -38,21 +38,23 @@ struct Sums<__half> {
 template <typename Mma>
 struct WarpMma;
 
-#define TCGEMM_MMA_SYNC_INSTRUCTION(Element, Sum, function)                                     \
+#define TCGEMM_MMA_SYNC_INSTRUCTION(A, B, Sum, function)                                        \
   template <>                                                                                   \
-  struct WarpMma<tile::Mma<Element, Element, Sum>> : Sums<Sum> {                                \
+  struct WarpMma<tile::Mma<A, B, Sum>> : Sums<Sum> {                                            \
     static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], \
                                                         const uint32_t (&b)[2]) {               \
       ptx::function(d, a[0], a[1], a[2], a[3], b[0], b[1]);                                     \
     }                                                                                           \
   };
 
-TCGEMM_MMA_SYNC_INSTRUCTION(__half, float, mma_m16n8k16_f32_f16)
-TCGEMM_MMA_SYNC_INSTRUCTION(__nv_bfloat16, float, mma_m16n8k16_f32_bf16)
-TCGEMM_MMA_SYNC_INSTRUCTION(__half, __half, mma_m16n8k16_f16_f16)
-TCGEMM_MMA_SYNC_INSTRUCTION(ptx::TF32, float, mma_m16n8k8_f32_tf32)
-TCGEMM_MMA_SYNC_INSTRUCTION(int8_t, int32_t, mma_m16n8k32_s32_s8)
-TCGEMM_MMA_SYNC_INSTRUCTION(uint8_t, int32_t, mma_m16n8k32_s32_u8)
+TCGEMM_MMA_SYNC_INSTRUCTION(__half, __half, float, mma_m16n8k16_f32_f16)
+TCGEMM_MMA_SYNC_INSTRUCTION(__nv_bfloat16, __nv_bfloat16, float, mma_m16n8k16_f32_bf16)
+TCGEMM_MMA_SYNC_INSTRUCTION(__half, __half, __half, mma_m16n8k16_f16_f16)
+TCGEMM_MMA_SYNC_INSTRUCTION(ptx::TF32, ptx::TF32, float, mma_m16n8k8_f32_tf32)
+TCGEMM_MMA_SYNC_INSTRUCTION(int8_t, int8_t, int32_t, mma_m16n8k32_s32_s8)
+TCGEMM_MMA_SYNC_INSTRUCTION(uint8_t, uint8_t, int32_t, mma_m16n8k32_s32_u8)
+TCGEMM_MMA_SYNC_INSTRUCTION(int8_t, uint8_t, int32_t, mma_m16n8k32_s32_s8_u8)
+TCGEMM_MMA_SYNC_INSTRUCTION(uint8_t, int8_t, int32_t, mma_m16n8k32_s32_u8_s8)
 
 #undef TCGEMM_MMA_SYNC_INSTRUCTION
 

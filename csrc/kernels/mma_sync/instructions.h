@@ -46,6 +46,8 @@ inline const std::vector<Instruction>& instructions() {
       Instruction::make<float, float, Mma<TF32, TF32, float>>(Compute::kTF32, false),
       Instruction::make<int8_t, int8_t, Mma<int8_t, int8_t, int32_t>>(Compute::kS32, false),
       Instruction::make<uint8_t, uint8_t, Mma<uint8_t, uint8_t, int32_t>>(Compute::kS32, false),
+      Instruction::make<int8_t, uint8_t, Mma<int8_t, uint8_t, int32_t>>(Compute::kS32, false),
+      Instruction::make<uint8_t, int8_t, Mma<uint8_t, int8_t, int32_t>>(Compute::kS32, false),
   };
   return rows;
 }
