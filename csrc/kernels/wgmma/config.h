@@ -70,6 +70,7 @@ struct Config {
   X("64x128x64_c4x1x1_pp_t", 64, 128, 4, 1, 1, true, true, false)    \
   X("64x96x64_c1x1x1_pp", 64, 96, 1, 1, 1, true, false, false)       \
   X("64x96x64_c1x1x1_pp_t", 64, 96, 1, 1, 1, true, true, false)      \
+  X("64x80x64_c1x1x1_pp_t", 64, 80, 1, 1, 1, true, true, false)      \
   X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)        \
   X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true, false)      \
   X("64x64x64_c1x1x2_pp", 64, 64, 1, 1, 2, true, false, false)       \
