@@ -26,6 +26,7 @@ from jax.extend.core.primitives import dot_general_p as lax_dot_general_p
 from jax_tcgemm.primitives.blas import blas_p
 from jax_tcgemm.primitives.contract import contract_p
 from jax_tcgemm.primitives.dot_general import dot_general_p
+from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general_p
 from jax_tcgemm.primitives.fused_dot_general import fused_dot_general_p
 from jax_tcgemm.primitives.ragged_dot import ragged_dot_p
 from jax_tcgemm.problem.operation import dot_dimensions
@@ -51,7 +52,7 @@ def _product_dimensions(primitive, avals, params):
 
     Policies ask whether there is a batch, and no more.
     """
-    if primitive in (dot_general_p, fused_dot_general_p):
+    if primitive in (dot_general_p, fused_dot_general_p, epilogue_dot_general_p):
         return params["dimension_numbers"]
     if primitive is ragged_dot_p:
         return _NO_BATCH

@@ -236,8 +236,8 @@ class Reader:
     def _equation(self, eqn: core.JaxprEqn, operands: list[Value]) -> list[Value]:
         name, equation = eqn.primitive.name, self._name(eqn)
         avals = [var.aval for var in eqn.outvars]
-        if name in _CALLS:
-            inner = next(eqn.params[key] for key in _CALLED if key in eqn.params)
+        if name in CALLS:
+            inner = next(eqn.params[key] for key in CALLED if key in eqn.params)
             before, self._call = self._call, equation
             try:
                 return self._inline(inner, operands)
@@ -250,7 +250,7 @@ class Reader:
                 number = operands[0].number.astype(avals[0].dtype)
             if number.item() == operands[0].number.item():  # exactly, as numbers of Python are
                 return [Constant((), number.dtype, number)]
-        if name in _EXPANSIONS:
+        if name in EXPANSIONS:
             return self._expand(eqn, operands)
         found, rule = None, ELEMENTWISE
         if any(_is_key(x) for x in (*operands, *avals)) and not _has_known_keys(operands, avals):
@@ -277,7 +277,7 @@ class Reader:
         """What a primitive is, in terms of others."""
         name = eqn.primitive.name
         types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-        jaxpr = jax.make_jaxpr(functools.partial(_EXPANSIONS[name], **eqn.params))(*types)
+        jaxpr = jax.make_jaxpr(functools.partial(EXPANSIONS[name], **eqn.params))(*types)
         before, self._part = self._part, self._part or name
         try:
             return self._inline(jaxpr, operands)
@@ -472,12 +472,12 @@ def _slice(x: Value, shape, starts, strides) -> Value:
 # --- primitives by name ---------------------------------------------------------------------------
 
 # Functions of functions, to which it does not matter here how these are differentiated.
-_CALLS = frozenset(
+CALLS = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
     | {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 )
 # Under which of its parameters each has its function.
-_CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 def _integer_pow(x, *, y):
@@ -508,7 +508,7 @@ def _polynomial(x, *coefficients, unroll=None):
 
 
 # Primitives that are several of others: each of these rounds.
-_EXPANSIONS = {
+EXPANSIONS = {
     "integer_pow": _integer_pow,
     "one_minus_square": _one_minus_square,
     "polynomial": _polynomial,

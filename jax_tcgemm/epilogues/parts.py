@@ -1,0 +1,226 @@
+"""The same elementwise function of a part of the accumulator, as each of several devices has one.
+
+A jaxpr is of arrays of given shapes. Which of its dimensions are the accumulator's follows from
+what its equations do with them; those then take the extents that the accumulator's part has.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+from jax.extend import core
+
+from jax_tcgemm.epilogues.expressions import EXPRESSIONS
+from jax_tcgemm.epilogues.values import CALLED, CALLS, EXPANSIONS
+from jax_tcgemm.system.jax_internals import as_jaxpr
+
+# For each dimension of an array the accumulator's that it is, None where it is none of these.
+Dimensions = tuple[int | None, ...]
+
+_ELEMENTWISE = frozenset(EXPRESSIONS) | frozenset(EXPANSIONS) | {"copy", "copy_p", "name"}
+_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"})
+
+
+class Parts:
+    """What a function makes of parts of the accumulator.
+
+    Args:
+      function: of one accumulator and operands, without constants.
+
+    Attributes:
+      operands: for each operand, which of the accumulator's dimensions its own are. Along these its
+        part is the accumulator's, along others it is whole.
+      results: the same of each result.
+      whole: the accumulator's dimensions along which the function is of all of it, not of each
+        element, such as those that it sums over or whose indices it asks for.
+    """
+
+    def __init__(self, function: core.ClosedJaxpr):
+        self._function = _without_calls(function)
+        jaxpr = self._function.jaxpr
+        self._classes = classes = _Classes()
+        for eqn in jaxpr.eqns:
+            _relate(eqn, classes)
+        acc, *operands = jaxpr.invars
+        for dim in range(len(acc.aval.shape)):
+            classes.name(acc, dim)
+        self.operands = tuple(classes.dimensions(x) for x in operands)
+        self.results = tuple(classes.dimensions(x) for x in jaxpr.outvars)
+        self.whole = frozenset(
+            dim
+            for dim in range(len(acc.aval.shape))
+            if not classes.is_free(acc, dim) or any(dim not in own for own in self.results)
+        )
+
+    def __call__(self, acc: jax.Array, *operands: jax.Array) -> list[jax.Array]:
+        """The parts of the results, from parts of the accumulator and the operands."""
+        jaxpr = self._function.jaxpr
+        known = dict(zip(jaxpr.invars, (acc, *operands), strict=True))
+        known |= zip(jaxpr.constvars, self._function.consts, strict=True)
+
+        def find(atom):
+            return atom.val if isinstance(atom, core.Literal) else known[atom]
+
+        for eqn in jaxpr.eqns:
+            shape = tuple(
+                extent if dim is None else acc.shape[dim]
+                for extent, dim in zip(
+                    eqn.outvars[0].aval.shape,
+                    self._classes.dimensions(eqn.outvars[0]),
+                    strict=True,
+                )
+            )
+            results = _of_part(eqn, shape, *map(find, eqn.invars))
+            known |= dict(zip(eqn.outvars, results, strict=True))
+        return [find(x) for x in jaxpr.outvars]
+
+
+@functools.lru_cache(maxsize=1024)
+def parts_of(function: core.ClosedJaxpr) -> Parts:
+    """`Parts` of a function, found once."""
+    return Parts(function)
+
+
+class _Classes:
+    """Sets of dimensions of variables that are divided together, or not at all."""
+
+    def __init__(self):
+        self._parents: dict = {}
+        self._whole, self._names = set(), {}
+
+    def _root(self, dimension):
+        while (parent := self._parents.get(dimension, dimension)) != dimension:
+            dimension = parent
+        return dimension
+
+    def unite(self, x, x_dim: int, y, y_dim: int) -> None:
+        """Two dimensions of equal extents are the same; literals have none."""
+        if isinstance(x, core.Literal) or isinstance(y, core.Literal):
+            return
+        own, other = self._root((x, x_dim)), self._root((y, y_dim))
+        if own != other:
+            self._parents[own] = other
+            if own in self._whole:
+                self._whole.add(other)
+
+    def keep(self, x, dims: Sequence[int] | None = None) -> None:
+        """These dimensions, or all, are not divided."""
+        if not isinstance(x, core.Literal):
+            for dim in range(len(x.aval.shape)) if dims is None else dims:
+                self._whole.add(self._root((x, dim)))
+
+    def name(self, acc, dim: int) -> None:
+        """A set is that of a dimension of the accumulator; one of two of them is kept."""
+        root = self._root((acc, dim))
+        if self._names.setdefault(root, dim) != dim:
+            self._whole.add(root)
+
+    def is_free(self, x, dim: int) -> bool:
+        """Whether a dimension may be divided."""
+        return self._root((x, dim)) not in self._whole
+
+    def dimensions(self, x) -> Dimensions:
+        """Which dimensions of the accumulator those of a variable are."""
+        if isinstance(x, core.Literal):
+            return (None,) * len(x.aval.shape)
+        return tuple(
+            self._names.get(self._root((x, dim))) if self.is_free(x, dim) else None
+            for dim in range(len(x.aval.shape))
+        )
+
+
+def _without_calls(function: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """The same function, with those that it calls written out."""
+
+    def run(jaxpr, consts, arguments):
+        known = dict(zip(jaxpr.invars, arguments, strict=True))
+        known |= zip(jaxpr.constvars, consts, strict=True)
+
+        def find(atom):
+            return atom.val if isinstance(atom, core.Literal) else known[atom]
+
+        for eqn in jaxpr.eqns:
+            operands = [find(x) for x in eqn.invars]
+            if eqn.primitive.name in CALLS:
+                inner = next(eqn.params[key] for key in CALLED if key in eqn.params)
+                results = run(
+                    getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands
+                )
+            else:
+                results = _bound(eqn, eqn.params, operands)
+            known |= dict(zip(eqn.outvars, results, strict=True))
+        return [find(x) for x in jaxpr.outvars]
+
+    def flat(*arguments):
+        return run(function.jaxpr, function.consts, arguments)
+
+    return jax.make_jaxpr(flat)(*function.in_avals)
+
+
+def _relate(eqn: core.JaxprEqn, classes: _Classes) -> None:
+    """What an equation says of the dimensions of its operands and results."""
+    name, operands, results, params = eqn.primitive.name, eqn.invars, eqn.outvars, eqn.params
+    out, shape = results[0], results[0].aval.shape
+    if name in _ELEMENTWISE:
+        for x in (*operands, *results[1:]):
+            for dim, extent in enumerate(x.aval.shape):
+                if extent == shape[dim]:
+                    classes.unite(x, dim, out, dim)
+    elif name == "broadcast_in_dim" and len(operands) == 1:
+        for dim, out_dim in enumerate(params["broadcast_dimensions"]):
+            if operands[0].aval.shape[dim] == shape[out_dim]:
+                classes.unite(operands[0], dim, out, out_dim)
+    elif _is_reshape(eqn):
+        _relate_reshape(operands[0], out, classes)
+    elif name == "transpose":
+        for dim, old in enumerate(params["permutation"]):
+            classes.unite(operands[0], old, out, dim)
+    elif name == "iota" and not operands:
+        classes.keep(out, [params["dimension"]])
+    elif name in _REDUCTIONS:
+        kept = [dim for dim in range(operands[0].aval.ndim) if dim not in params["axes"]]
+        classes.keep(operands[0], params["axes"])
+        for dim, old in enumerate(kept):
+            classes.unite(operands[0], old, out, dim)
+    else:
+        for x in (*operands, *results):
+            classes.keep(x)
+
+
+def _is_reshape(eqn: core.JaxprEqn) -> bool:
+    name = eqn.primitive.name
+    return name == "squeeze" or (name == "reshape" and eqn.params["dimensions"] is None)
+
+
+def _relate_reshape(x, out, classes: _Classes) -> None:
+    """Dimensions of extent 1 come and go; nothing else does, or all stay whole."""
+    own, new = ([dim for dim, n in enumerate(y.aval.shape) if n != 1] for y in (x, out))
+    if [x.aval.shape[dim] for dim in own] != [out.aval.shape[dim] for dim in new]:
+        classes.keep(x)
+        classes.keep(out)
+        return
+    for dim, new_dim in zip(own, new, strict=True):
+        classes.unite(x, dim, out, new_dim)
+
+
+def _of_part(eqn: core.JaxprEqn, shape: tuple[int, ...], *operands) -> list[jax.Array]:
+    """The results of an equation, of which the first is of another shape now."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "broadcast_in_dim" and len(operands) == 1:
+        return [lax.broadcast_in_dim(operands[0], shape, params["broadcast_dimensions"])]
+    if _is_reshape(eqn):
+        return [lax.reshape(operands[0], shape)]
+    if name == "iota" and not operands:
+        return [lax.broadcasted_iota(params["dtype"], shape, params["dimension"])]
+    # Parts have no mesh in their types.
+    params = {key: None if key in _SHARDINGS else value for key, value in params.items()}
+    return _bound(eqn, params, operands)
+
+
+def _bound(eqn: core.JaxprEqn, params, operands) -> list[jax.Array]:
+    results = eqn.primitive.bind(*operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+_SHARDINGS = ("sharding", "out_sharding")
