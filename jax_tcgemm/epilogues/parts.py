@@ -144,9 +144,7 @@ def _without_calls(function: core.ClosedJaxpr) -> core.ClosedJaxpr:
             operands = [find(x) for x in eqn.invars]
             if eqn.primitive.name in CALLS:
                 inner = next(eqn.params[key] for key in CALLED if key in eqn.params)
-                results = run(
-                    getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands
-                )
+                results = run(as_jaxpr(inner), getattr(inner, "consts", ()), operands)
             else:
                 results = _bound(eqn, eqn.params, operands)
             known |= dict(zip(eqn.outvars, results, strict=True))

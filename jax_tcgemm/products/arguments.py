@@ -60,6 +60,16 @@ def _converted(op: str, name: str, x) -> jax.Array:
         ) from None
 
 
+def check_broadcasts(op: str, name: str, x, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless an array broadcasts to a shape."""
+    tail = shape[len(shape) - x.ndim :]
+    if x.ndim > len(shape) or any(a not in (1, b) for a, b in zip(x.shape, tail, strict=True)):
+        raise ValueError(
+            f"{op}: {name} must broadcast to the shape {shape}, got {name}.shape={x.shape}; "
+            "add dimensions of size 1"
+        )
+
+
 def check_flag(op: str, name: str, value) -> bool:
     """A flag as a bool; raises TypeError for what is neither true nor false."""
     if not isinstance(value, bool | int | np.bool_ | np.integer) or value not in (0, 1):

@@ -1,8 +1,7 @@
 """The public `dot_general`."""
 
+from collections.abc import Callable, Sequence
 from operator import index
-
-import jax
 
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.problem.precision import canonical_precision
@@ -12,6 +11,7 @@ from jax_tcgemm.products.arguments import (
     canonical_element_type,
     canonical_sharding,
 )
+from jax_tcgemm.products.epilogue import check_alone, with_epilogue
 from jax_tcgemm.selection import check_names
 
 
@@ -23,9 +23,11 @@ def dot_general(
     preferred_element_type=None,
     *,
     out_sharding=None,
+    epilogue: Callable | None = None,
+    epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
-) -> jax.Array:
+):
     """A drop-in for `jax.lax.dot_general`: contracts and batches any dimensions of two arrays.
 
         out[b..., m..., n...] = sum over k... of lhs[b..., m..., k...] * rhs[b..., k..., n...]
@@ -43,6 +45,8 @@ def dot_general(
         pair of them, or a `lax.DotAlgorithmPreset` or its name. See Numerics.
       preferred_element_type: dtype of the result; None takes the operands'.
       out_sharding: sharding of the result, for meshes with explicit axes.
+      epilogue: None, or a function of the product, any that JAX can trace; as for `matmul`.
+      epilogue_operands: arrays that it takes after the product; as for `matmul`.
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
         the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
         Derivatives inherit it.
@@ -50,14 +54,16 @@ def dot_general(
 
     Returns:
       The result: batch dimensions in the order given, then the other dimensions of lhs, then those
-      of rhs.
+      of rhs. With an epilogue, what that returns.
 
     Raises:
-      TypeError: for operands that are not numeric arrays or dtypes that do not go together.
+      TypeError: for operands that are not numeric arrays or dtypes that do not go together, and for
+        an epilogue that is no function or returns something else than arrays.
       ValueError: for dimension numbers or shapes that do not fit (a TypeError, too, as of
-        `lax.dot_general`), a dimension over 2**31 - 1, an unknown implementation or config, or,
-        when the program is lowered, an implementation that was asked for by name and cannot run
-        the product, with the rule that stops it.
+        `lax.dot_general`), a dimension over 2**31 - 1, an unknown implementation or config, an
+        epilogue together with a preferred_element_type, or, when the program is lowered, an
+        implementation that was asked for by name and cannot run the product, with the rule that
+        stops it.
 
     Numerics:
       float16 and bfloat16 are multiplied exactly and accumulated in float32 (in float16 under the
@@ -79,6 +85,20 @@ def dot_general(
     lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
     check_names(op, implementation, config)
     dimension_numbers = _canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
+    check_alone(op, epilogue, epilogue_operands, preferred_element_type=preferred_element_type)
+    if epilogue is not None:
+        return with_epilogue(
+            op,
+            lhs,
+            rhs,
+            epilogue,
+            epilogue_operands,
+            dimension_numbers=dimension_numbers,
+            precision=precision,
+            out_sharding=out_sharding,
+            implementation=implementation,
+            config=config,
+        )
     ndim = primitive.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
     return primitive.dot_general(
         lhs,

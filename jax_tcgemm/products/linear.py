@@ -1,6 +1,6 @@
 """The public `linear` and `gated_linear`: products with what follows them in a layer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,11 @@ from jax_tcgemm.products.arguments import (
     as_array,
     canonical_element_type,
     canonical_sharding,
+    check_broadcasts,
     check_flag,
     real_number,
 )
+from jax_tcgemm.products.epilogue import check_alone, with_epilogue
 from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding import shardings
 
@@ -33,9 +35,11 @@ def linear(
     preferred_element_type=None,
     out_sharding=None,
     donate_residual: bool = False,
+    epilogue: Callable | None = None,
+    epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
-) -> jax.Array:
+):
     """A layer: a product, a bias, an activation and a residual, in one kernel where there is one.
 
         out[..., n] = f(alpha * sum over k of x[..., k] * w[k, n] + bias) + residual
@@ -65,20 +69,25 @@ def linear(
         and residual come after the sum.
       donate_residual: let the result take the residual's place in memory. XLA copies the residual
         first where it is needed afterwards, or is an argument that the caller does not donate.
+      epilogue: None, or a function of the product, any that JAX can trace, which takes the place of
+        bias, activation, residual and alpha; as for `matmul`.
+      epilogue_operands: arrays that it takes after the product; as for `matmul`.
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
         the layer as one call, or the call fails; None selects one. What no call can say, such as a
         bias that varies along rows and columns, stays outside. Derivatives inherit it.
       config: a config of that implementation; None selects one. Derivatives do not inherit it.
 
     Returns:
-      The result, of shape x.shape[:-1] + w.shape[1:].
+      The result, of shape x.shape[:-1] + w.shape[1:]; with an epilogue, what that returns.
 
     Raises:
-      TypeError: for operands that are not numeric arrays, dtypes that do not go together, or an
-        activation of a result that is not real floating point.
-      ValueError: for shapes that do not fit, an unknown activation, implementation or config, or,
-        when the program is lowered, an implementation that was asked for by name and cannot run the
-        layer, with the rule that stops it.
+      TypeError: for operands that are not numeric arrays, dtypes that do not go together, an
+        activation of a result that is not real floating point, or an epilogue that is no function
+        or returns something else than arrays.
+      ValueError: for shapes that do not fit, an unknown activation, implementation or config, an
+        epilogue together with what it takes the place of, or, when the program is lowered, an
+        implementation that was asked for by name and cannot run the layer, with the rule that stops
+        it.
 
     Numerics:
       The product accumulates as that of `matmul`. Bias, activation and residual are computed in
@@ -100,11 +109,31 @@ def linear(
     x, w = as_array(op, "x", x), as_array(op, "w", w)
     check_names(op, implementation, config)
     check_weight(op, "w", x, w)
+    dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
+    replaced = {
+        **{"bias": bias, "activation": activation, "residual": residual, "alpha": alpha},
+        "donate_residual": donate_residual,
+        "preferred_element_type": preferred_element_type,
+    }
+    check_alone(op, epilogue, epilogue_operands, **replaced)
+    if epilogue is not None:
+        return with_epilogue(
+            op,
+            x,
+            w,
+            epilogue,
+            epilogue_operands,
+            dimension_numbers=dimension_numbers,
+            precision=precision,
+            out_sharding=out_sharding,
+            implementation=implementation,
+            config=config,
+        )
     return product(
         op,
         x,
         w,
-        dimension_numbers=(((x.ndim - 1,), (0,)), ((), ())),
+        dimension_numbers=dimension_numbers,
         bias=bias,
         activation=activation,
         residual=residual,
@@ -356,12 +385,7 @@ def check_addend(op: str, name: str, x, shape: tuple[int, ...], dtype) -> None:
       TypeError: when it is complex and the result real, or has fractions and the result none.
       ValueError: when it does not broadcast.
     """
-    tail = shape[len(shape) - x.ndim :]
-    if x.ndim > len(shape) or any(a not in (1, b) for a, b in zip(x.shape, tail, strict=True)):
-        raise ValueError(
-            f"{op}: {name} must broadcast to the shape {shape}, got {name}.shape={x.shape}; "
-            "add dimensions of size 1"
-        )
+    check_broadcasts(op, name, x, shape)
     for kind in (jnp.complexfloating, jnp.inexact):
         if jnp.issubdtype(x.dtype, kind) and not jnp.issubdtype(dtype, kind):
             raise TypeError(

@@ -1,6 +1,7 @@
 """The public `matmul`."""
 
-import jax
+from collections.abc import Callable, Sequence
+
 from jax import lax
 
 from jax_tcgemm.products.arguments import (
@@ -10,6 +11,7 @@ from jax_tcgemm.products.arguments import (
     promoted_type,
     weakened,
 )
+from jax_tcgemm.products.epilogue import check_alone, with_epilogue
 from jax_tcgemm.products.linear import product
 from jax_tcgemm.selection import check_names
 
@@ -26,15 +28,23 @@ def matmul(
     residual=None,
     alpha: float = 1.0,
     donate_residual: bool = False,
+    epilogue: Callable | None = None,
+    epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
-) -> jax.Array:
+):
     """A drop-in for `jax.numpy.matmul`: the product of matrices, vectors and batches of them.
 
         out[..., m, n] = sum over k of a[..., m, k] * b[..., k, n]
 
     With more arguments than `jax.numpy.matmul` has, what follows the product is done by the same
-    call: f(alpha * a b + bias) + residual, as by `linear`.
+    call: f(alpha * a b + bias) + residual, as by `linear`, or any function of the product that JAX
+    can trace::
+
+        out = epilogue(acc, *epilogue_operands)
+
+    where acc is the product of the shape above before it is rounded. Where a kernel can compute the
+    function it does so before it writes; elsewhere XLA does, and `jax_tcgemm.explain` says why.
 
     A 1-D `a` is a row and a 1-D `b` a column, whose dimension the result lacks. Batch dimensions
     broadcast, and a broadcast operand is read in place, never repeated in memory, unless three or
@@ -55,21 +65,32 @@ def matmul(
       residual: None, or an array that broadcasts to the result.
       alpha: a number.
       donate_residual: as for `linear`.
+      epilogue: None, or a function of acc and of the operands, which takes the place of bias,
+        activation, residual and alpha. acc has the dtype that the product accumulates in, float32
+        for narrower floats and int32 for 8-bit integers. It returns an array or a pytree of arrays,
+        each of the shape of acc and any dtype, or a sum, maximum or minimum of such an array over
+        some dimensions. Arrays that it closes over are operands, too, but an eager call then traces
+        and compiles it each time.
+      epilogue_operands: arrays that broadcast to the shape of acc, of any dtypes, or random keys;
+        the function gets them as they are.
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
         the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
         Derivatives inherit it.
       config: a config of that implementation; None selects one. Derivatives do not inherit it.
 
     Returns:
-      The product, with the shape, dtype and weak type that `jax.numpy.matmul` gives.
+      The product, with the shape, dtype and weak type that `jax.numpy.matmul` gives; with an
+      epilogue, what that returns.
 
     Raises:
-      TypeError: for operands that are not numeric arrays or dtypes that do not go together, and
-        for an activation of a result that is not real floating point.
+      TypeError: for operands that are not numeric arrays or dtypes that do not go together, for
+        an activation of a result that is not real floating point, and for an epilogue that is no
+        function or returns something else than arrays.
       ValueError: for 0-D operands, contracted sizes that differ, batch dimensions that do not
-        broadcast, a dimension over 2**31 - 1, an unknown implementation or config, or, when the
-        program is lowered, an implementation that was asked for by name and cannot run the
-        product, with the rule that stops it.
+        broadcast, a dimension over 2**31 - 1, an unknown implementation or config, an epilogue
+        together with what it takes the place of, with effects, or with operands or results of other
+        shapes, or, when the program is lowered, an implementation that was asked for by name and
+        cannot run the product, with the rule that stops it.
 
     Numerics:
       float16 and bfloat16 are multiplied exactly and accumulated in float32 (in float16 under the
@@ -79,12 +100,20 @@ def matmul(
       sum modulo its width. The same program on the same device gives the same bits each time.
       What no implementation covers, such as float8 or int32, goes to XLA's own dot, and `explain`
       says so.
+      An epilogue's operations round to their own dtypes, as JAX means them. Its derivatives keep
+      acc, in its own dtype, if they depend on it. The cotangent of acc is rounded to the dtype of
+      the operands before it is multiplied by them; in forward mode the tangent of acc is.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
       >>> a, b = jnp.ones((8, 3, 5), jnp.bfloat16), jnp.ones((5, 4), jnp.bfloat16)
       >>> jax.jit(jax_tcgemm.matmul)(a, b).shape
       (8, 3, 4)
+      >>> def cap(acc, slope):
+      ...     return (30 * jnp.tanh(slope * acc / 30)).astype(jnp.bfloat16), acc.max(-1)
+      >>> capped, largest = jax_tcgemm.matmul(a, b, epilogue=cap, epilogue_operands=(jnp.ones(4),))
+      >>> capped.dtype, capped.shape, largest.shape
+      (dtype(bfloat16), (8, 3, 4), (8, 3))
     """
     op = "matmul"
     a, b = as_array(op, "a", a), as_array(op, "b", b)
@@ -95,11 +124,31 @@ def matmul(
                 f"{op}: {name} must have at least one dimension, got {name}.shape=(); "
                 "multiply scalars with *"
             )
+    replaced = {
+        **{"bias": bias, "activation": activation, "residual": residual, "alpha": alpha},
+        "donate_residual": donate_residual,
+        "preferred_element_type": preferred_element_type,
+    }
+    check_alone(op, epilogue, epilogue_operands, **replaced)
     result_type, is_weak = canonical_element_type(op, preferred_element_type), False
     if result_type is None:
         result_type, is_weak = promoted_type(op, a, b)
 
     (a, b), dimension_numbers, permutation = _as_dot_general(op, a, b)
+    if epilogue is not None:
+        return with_epilogue(
+            op,
+            a,
+            b,
+            epilogue,
+            epilogue_operands,
+            dimension_numbers=dimension_numbers,
+            permutation=permutation,
+            precision=precision,
+            out_sharding=out_sharding,
+            implementation=implementation,
+            config=config,
+        )
     out = product(
         op,
         a,

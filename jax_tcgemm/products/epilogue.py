@@ -1,0 +1,222 @@
+"""Products with a function of JAX as their epilogue: the part that the public functions share."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives import epilogue_dot_general as primitive
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products.arguments import (
+    as_array,
+    canonical_sharding,
+    check_broadcasts,
+)
+
+# What the arguments are whose place an epilogue takes, where they are not given.
+_DEFAULTS = {"alpha": 1.0, "donate_residual": False}
+
+
+def check_alone(op: str, epilogue, epilogue_operands, **replaced) -> None:
+    """Checks an epilogue, if there is one, and that nothing is given whose place it takes.
+
+    Raises:
+      TypeError: when it is no function, or its operands are no sequence.
+      ValueError: when it has operands and is None, or comes with what it replaces.
+    """
+    if not isinstance(epilogue_operands, tuple | list):
+        raise TypeError(
+            f"{op}: epilogue_operands must be a tuple or list of arrays, got epilogue_operands of "
+            f"type {type(epilogue_operands).__name__}; put one array into a tuple"
+        )
+    if epilogue is None:
+        if epilogue_operands:
+            raise ValueError(
+                f"{op}: epilogue_operands must be () without an epilogue, got "
+                f"{len(epilogue_operands)} operands; set epilogue to a function of them"
+            )
+        return
+    if not callable(epilogue):
+        raise TypeError(
+            f"{op}: epilogue must be a function of arrays or None, got epilogue of type "
+            f"{type(epilogue).__name__}; pass its arguments as epilogue_operands"
+        )
+    for name, value in replaced.items():
+        default = _DEFAULTS.get(name)
+        if value is not default and not _equal(value, default):
+            raise ValueError(
+                f"{op}: {name} must be {default} beside an epilogue, got {name} of type "
+                f"{type(value).__name__}; let the epilogue do it"
+            )
+
+
+def _equal(value, default) -> bool:
+    return default is not None and isinstance(value, bool | int | float) and value == default
+
+
+def with_epilogue(
+    op: str,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    epilogue: Callable,
+    operands: Sequence,
+    *,
+    dimension_numbers,
+    permutation=None,
+    precision=None,
+    out_sharding=None,
+    implementation=None,
+    config=None,
+):
+    """Traces an epilogue, checks its operands and results, and binds the primitive.
+
+    Args:
+      op: the public function, for messages.
+      lhs: left operand.
+      rhs: right operand.
+      epilogue: a function, `check_alone`.
+      operands: its own, a tuple or list.
+      dimension_numbers: canonical.
+      permutation: order of the result's dimensions.
+      precision: as for `matmul`.
+      out_sharding: of the product, as for `matmul`.
+      implementation: a checked name, or None.
+      config: a checked name, or None.
+
+    Returns:
+      What the epilogue returns.
+    """
+    ndim = plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
+    params = {
+        "op": op,
+        "dimension_numbers": dimension_numbers,
+        "permutation": permutation,
+        "precision": canonical_precision(op, precision),
+        "out_sharding": canonical_sharding(op, out_sharding, ndim),
+    }
+    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
+    acc = primitive.accumulator(lhs, rhs, **params)
+    for i, x in enumerate(operands):
+        check_broadcasts(op, f"epilogue_operands[{i}]", x, acc.shape)
+    traced = _trace(epilogue, (acc, *map(jax.typeof, operands)))
+    _check_results(op, traced, acc.shape)
+    out = primitive.epilogue_dot_general(
+        lhs,
+        rhs,
+        *operands,
+        function=traced.function,
+        implementation=implementation,
+        config=config,
+        **params,
+    )
+    return jax.tree.unflatten(traced.results, out)
+
+
+def _operand(op: str, name: str, x) -> jax.Array:
+    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return x if is_key else as_array(op, name, x)
+
+
+# --- tracing ------------------------------------------------------------------------------------
+
+
+class _Traced(NamedTuple):
+    """A function as a jaxpr, how its results are arranged, and what of them is no array."""
+
+    function: core.ClosedJaxpr
+    results: jax.tree_util.PyTreeDef
+    wrong: str
+
+
+class _ClosesOverArraysError(Exception):
+    """Leaves a trace, its argument, out of the cache: another one closes over other arrays."""
+
+
+def _trace(epilogue: Callable, types: tuple) -> _Traced:
+    """The trace of a function; of the same function and types the same one."""
+    config = jax.config
+    context = (
+        config.jax_enable_x64,
+        config.jax_numpy_dtype_promotion,
+        config.jax_numpy_rank_promotion,
+        config.jax_default_matmul_precision,
+        config.jax_default_prng_impl,
+        config.jax_threefry_partitionable,
+        jax.sharding.get_abstract_mesh(),
+    )
+    try:
+        hash(epilogue)
+    except TypeError:
+        return _traced(epilogue, types)
+    try:
+        return _known_trace(epilogue, types, context)
+    except _ClosesOverArraysError as found:
+        return found.args[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _known_trace(epilogue: Callable, types: tuple, context) -> _Traced:
+    del context
+    traced = _traced(epilogue, types)
+    if traced.function.consts:
+        raise _ClosesOverArraysError(traced)
+    return traced
+
+
+def _traced(epilogue: Callable, types: tuple) -> _Traced:
+    results, wrong = None, ""
+
+    def flat(*arguments):
+        nonlocal results, wrong
+        leaves, results = jax.tree.flatten(epilogue(*arguments))
+        wrong = next((type(x).__name__ for x in leaves if not _is_array(x)), "")
+        return () if wrong else leaves
+
+    return _Traced(jax.make_jaxpr(flat)(*types), results, wrong)
+
+
+def _is_array(x) -> bool:
+    if isinstance(x, bool | int | float | complex):
+        return True
+    dtype = getattr(x, "dtype", None)
+    is_numeric = dtype is not None and (
+        jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
+    )
+    return isinstance(x, jax.Array | np.ndarray | np.generic) and is_numeric
+
+
+def _check_results(op: str, traced: _Traced, shape: tuple[int, ...]) -> None:
+    if traced.wrong:
+        raise TypeError(
+            f"{op}: epilogue must return arrays of numeric dtypes, got a result of type "
+            f"{traced.wrong}; leave it out"
+        )
+    results = traced.function.out_avals
+    if not results:
+        raise ValueError(
+            f"{op}: epilogue must return an array at least, got {traced.results}; return what it "
+            "computes"
+        )
+    # Along axes of shard_map there are effects, too, which say no more than that.
+    if effects := [x for x in traced.function.effects if type(x).__name__ != "NamedAxisEffect"]:
+        raise ValueError(
+            f"{op}: epilogue must have no effects, got {effects}; print or raise outside of it"
+        )
+    for i, result in enumerate(results):
+        if not _is_reduced(result.shape, shape):
+            which = f"result {i}" if len(results) > 1 else "one"
+            raise ValueError(
+                f"{op}: epilogue must return arrays of the shape {shape} or reduced along some of "
+                f"its dimensions, got {which} of shape {result.shape}; reshape it outside"
+            )
+
+
+def _is_reduced(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a shape is another one without some of its dimensions, or with 1 in their place."""
+    rest = iter(shape)
+    return all(any(extent == other for other in rest) for extent in own if extent != 1)
