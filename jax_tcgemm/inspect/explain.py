@@ -13,11 +13,12 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import blas as device_blas
-from jax_tcgemm.device import dense, fused, grouped
+from jax_tcgemm.device import dense, epilogue, fused, grouped
 from jax_tcgemm.device import rows as device_rows
 from jax_tcgemm.device import tensor as device_tensor
 from jax_tcgemm.primitives import backward, blas, contract, elementwise, lowering, reduce, rows
 from jax_tcgemm.primitives import dot_general as primitive
+from jax_tcgemm.primitives import epilogue_dot_general as epilogue_primitive
 from jax_tcgemm.primitives import fused_dot_general as fused_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
@@ -28,6 +29,7 @@ from jax_tcgemm.system.jax_internals import as_jaxpr, source_line
 _RULES = {
     primitive.dot_general_p: (primitive, dense),
     fused_primitive.fused_dot_general_p: (fused_primitive, fused),
+    epilogue_primitive.epilogue_dot_general_p: (epilogue_primitive, epilogue),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
     rows.rows_p: (rows, device_rows),
     contract.contract_p: (contract, device_tensor),
@@ -56,6 +58,7 @@ class Call:
       times: how often it runs in one call of the function; None where only the data tell (while).
       path: the control flow around it, outermost first, such as "scan[10]" or "cond[0]".
       source: file and line of the call, as far as JAX knows it.
+      code: device code that was generated for it, if that was asked for and there is any.
     """
 
     implementation: str
@@ -71,6 +74,7 @@ class Call:
     times: int | None
     path: tuple[str, ...]
     source: str
+    code: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +119,8 @@ class Explanation(Sequence):
             )
             notes += [f"{i}: copy: {copy}" for copy in call.copies]
             notes += [f"{i}: {name} cannot run this: {why}" for name, why in call.rejected.items()]
-        return Group(f"Lowered for {self._target()}", table, *notes)
+        codes = [f"\n{i}:\n{call.code.rstrip()}" for i, call in enumerate(self.calls) if call.code]
+        return Group(f"Lowered for {self._target()}", table, *notes, *codes)
 
     def _target(self) -> str:
         if self.platform != "cuda":
@@ -139,7 +144,7 @@ def _scaled(value: float | None, unit: float) -> str:
     return "-" if value is None else f"{value / unit:.4g}"
 
 
-def explain(f, *args, platform: str | None = None, **kwargs) -> Explanation:
+def explain(f, *args, platform: str | None = None, source: bool = False, **kwargs) -> Explanation:
     """Says, for every call of ours in a JAX function, what runs it and why. Runs nothing.
 
     Args:
@@ -147,6 +152,8 @@ def explain(f, *args, platform: str | None = None, **kwargs) -> Explanation:
       *args: its arguments; `jax.ShapeDtypeStruct`s will do.
       platform: "cuda" or "cpu", the platform to lower for; None takes JAX's default. For "cuda"
         on a machine without a GPU, an H200 is assumed.
+      source: whether to show the device code that is generated for epilogues, too, as `Call.code`
+        and after the table.
       **kwargs: its keyword arguments.
 
     Returns:
@@ -180,9 +187,16 @@ def explain(f, *args, platform: str | None = None, **kwargs) -> Explanation:
         raise ValueError(
             f"explain: platform must be cuda or cpu, got {platform=}; None takes JAX's default"
         )
+    if not isinstance(source, bool):
+        raise TypeError(
+            f"explain: source must be True or False, got source of type {type(source).__name__}; "
+            "pass other arguments of f by position"
+        )
     device = selection.target_device(platform)
     jaxpr = as_jaxpr(jax.make_jaxpr(lambda args, kwargs: f(*args, **kwargs))(args, kwargs))
     found = _calls(jaxpr, device, 1, ())
+    if not source:
+        found = [dataclasses.replace(call, code="") for call in found]
     return Explanation(tuple(found), platform, device)
 
 
@@ -190,11 +204,13 @@ def _calls(jaxpr, device, times, path) -> Iterator[Call]:
     for eqn in jaxpr.eqns:
         if eqn.primitive in _RULES:
             plan = _plan(eqn, device)
-            if isinstance(plan, fused.Plan) and not plan.is_fused:
-                inner = _unfused(eqn, fused_primitive.unfused)
+            if isinstance(plan, fused.Plan | epilogue.Plan) and not plan.is_fused:
+                inner = _unfused(eqn, _RULES[eqn.primitive][0].unfused)
                 for call in _calls(inner, device, times, path):
                     why = f"{plan.choice.why}; its product: {call.why}"
-                    yield dataclasses.replace(call, why=why, source=source_line(eqn))
+                    yield dataclasses.replace(
+                        call, why=why, source=source_line(eqn), code=getattr(plan, "code", "")
+                    )
             else:
                 yield _explain_call(eqn, plan, device, times, path)
             continue
@@ -269,10 +285,16 @@ def _plan(eqn, device):
             obstacle = blas.DIVIDED
     elif not obstacle:
         division = rules.division_of(*avals, eqn.params)
-        one_device = partitioning.shards(division, avals, outs)
-        if rules is fused_primitive and partitioning.waits_for_sum(division, avals, outs):
-            obstacle = "what follows the product waits for its sum over devices"
-    product = rules.product_of(*one_device[: len(avals) + 1], eqn.params)
+        if rules is epilogue_primitive and partitioning.has_explicit_axes(*avals):
+            whole = rules.product_of(*avals, eqn.params)
+            obstacle = rules.obstacle_to_division(avals, whole, eqn.params, device)
+        if not obstacle:
+            one_device = partitioning.shards(division, avals, outs)
+            has_rest = rules in (fused_primitive, epilogue_primitive)
+            if has_rest and partitioning.waits_for_sum(division, avals, outs):
+                obstacle = "what follows the product waits for its sum over devices"
+    num_types = len(avals) + (rules is not epilogue_primitive)
+    product = rules.product_of(*one_device[:num_types], eqn.params)
     return planner.make_plan(product, device, obstacle)
 
 
@@ -290,7 +312,7 @@ def _explain_call(eqn, plan, device, times, path) -> Call:
         config=choice.config,
         why=choice.why,
         problem=problem,
-        copies=plan.copies,
+        copies=getattr(plan, "copies", ()),
         rejected=dict(reversed(rejected.items())),
         workspace_bytes=choice.workspace_bytes,
         bytes=problem.bytes if problem else None,
@@ -299,4 +321,5 @@ def _explain_call(eqn, plan, device, times, path) -> Call:
         times=times,
         path=path,
         source=source_line(eqn),
+        code=getattr(plan, "code", ""),
     )
