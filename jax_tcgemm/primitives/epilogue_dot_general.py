@@ -172,6 +172,9 @@ def _batch(
         numbers, order, position = plain.batched_numbers(
             (lhs.ndim, rhs.ndim), (lhs_dim, rhs_dim), dimension_numbers, permutation
         )
+        if position and _reduces(function):
+            # There every function of arrays with a new dimension has it; elsewhere some move it.
+            order, position = (order[position], *order[:position], *order[position + 1 :]), 0
         out_sharding = shardings.with_dimension(
             out_sharding, position, len(order), axis_data.explicit_mesh_axis
         )
@@ -187,7 +190,8 @@ def _batch(
         mapped = jax.vmap(core.jaxpr_as_fun(function), (None, *operand_dims), axis_size=size)
         out = mapped(acc, *operands)
         return out, [0] * len(out)
-    out_dims = _batched_results(function, position)
+    rank = function.in_avals[0].ndim
+    out_dims = tuple(position if x.ndim == rank else 0 for x in function.out_avals)
     types = accumulator(lhs, rhs, **product), *map(jax.typeof, operands)
     batched = _mapped(function, types, (position, *operand_dims), out_dims, size)
     del product["preferred_element_type"]
@@ -202,20 +206,12 @@ def _mapped(function: core.ClosedJaxpr, types, in_dims, out_dims, size: int) -> 
 
 
 @functools.lru_cache(maxsize=1024)
-def _batched_results(function: core.ClosedJaxpr, position: int) -> tuple[int, ...]:
-    """Where a new dimension of the accumulator, at `position`, is in each result: nothing moves."""
-    rank, ranks = function.in_avals[0].ndim, [x.ndim for x in function.out_avals]
-    if all(own == rank for own in ranks):
-        return (position,) * len(ranks)
+def _reduces(function: core.ClosedJaxpr) -> bool:
     try:
         source, _ = emit(function)
     except InexpressibleError:
-        return tuple(position if own == rank else 0 for own in ranks)
-    reduced = [() if x.reduction is None else x.reduction.dimensions for x in source.results]
-    return tuple(
-        position if own == rank else min(own, position - sum(dim < position for dim in dims))
-        for own, dims in zip(ranks, reduced, strict=True)
-    )
+        return False
+    return any(result.reduction is not None for result in source.results)
 
 
 batching.fancy_primitive_batchers[epilogue_dot_general_p] = _batch

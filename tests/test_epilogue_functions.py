@@ -1,0 +1,732 @@
+"""Products with a function of JAX as their epilogue, against the same function of JAX's product."""
+
+import functools
+import re
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import jet
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tcgemm
+from jax_tcgemm.epilogues.parts import parts_of
+
+M, K, N = 12, 20, 16
+KEY = jax.random.key(3)
+NN = (((1,), (0,)), ((), ()))
+
+
+def normal(seed, *shape, dtype="float32"):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype)))
+
+
+# --- functions ----------------------------------------------------------------------------------
+
+
+def soft_cap(acc):
+    return 30 * jnp.tanh(acc / 30)
+
+
+def swish(acc, slope):
+    return acc * jax.nn.sigmoid(slope * acc)
+
+
+def dropout_of_closed_key(acc):
+    return jnp.where(jax.random.bernoulli(KEY, 0.75, acc.shape), acc / 0.75, 0)
+
+
+def dropout(acc, key):
+    return jnp.where(jax.random.bernoulli(key, 0.75, acc.shape), acc / 0.75, 0)
+
+
+def position_bias(acc):
+    query, key = (lax.broadcasted_iota(jnp.int32, acc.shape, acc.ndim - i) for i in (2, 1))
+    return acc - 0.25 * abs(query - key)
+
+
+def clipped_swiglu(acc):
+    return jnp.clip(acc, -7, 7) * jax.nn.sigmoid(1.702 * acc)
+
+
+def quantise(acc, scale):
+    return jnp.clip(jnp.round(acc / scale), -127, 127).astype(jnp.int8)
+
+
+def two_results(acc, bias):
+    z = acc + bias
+    return {"out": jax.nn.gelu(z), "kept": (z.astype(jnp.bfloat16), z > 0)}
+
+
+def row_maxima(acc):
+    return acc, jnp.max(acc, -1)
+
+
+def column_sums(acc, bias):
+    z = jax.nn.relu(acc + bias)
+    return z, jnp.sum(z, 0)
+
+
+def masked(acc, mask):
+    return jnp.where(mask, acc, -1e3)
+
+
+def scaled_residual(acc, residual, scale, shift):
+    return residual + scale * acc + shift
+
+
+# Their operands, of float dtypes where they are.
+OPERANDS = {
+    soft_cap: lambda dtype: (),
+    swish: lambda dtype: (normal(2, N, dtype=dtype),),
+    dropout_of_closed_key: lambda dtype: (),
+    dropout: lambda dtype: (jax.random.key(7),),
+    position_bias: lambda dtype: (),
+    clipped_swiglu: lambda dtype: (),
+    quantise: lambda dtype: (abs(normal(2, M, 1, dtype=dtype)) / 8 + 0.125,),
+    two_results: lambda dtype: (normal(2, N, dtype=dtype),),
+    row_maxima: lambda dtype: (),
+    column_sums: lambda dtype: (normal(2, N, dtype=dtype),),
+    masked: lambda dtype: (normal(2, M, N) > 0,),
+    scaled_residual: lambda dtype: tuple(
+        normal(i, *shape, dtype=dtype) for i, shape in enumerate(((M, N), (N,), (1, N)), 2)
+    ),
+}
+FUNCTIONS = pytest.mark.parametrize("function", OPERANDS, ids=lambda f: f.__name__)
+DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+
+# Of products of K terms: what is summed in float32, and what derivatives round to the operands'.
+ROUNDING = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 2e-6}
+ROUNDING_OF_DERIVATIVES = {"float64": 1e-12, "float32": 4e-6, "bfloat16": 2**-6}
+
+
+def ours(function, *, product=jax_tcgemm.matmul, **how):
+    """A function of two factors and of the operands."""
+
+    def run(x, w, *operands):
+        return product(x, w, epilogue=function, epilogue_operands=operands, **how)
+
+    return run
+
+
+def theirs(function):
+    def run(x, w, *operands):
+        return function(jnp.matmul(x, w, precision="highest"), *operands)
+
+    return run
+
+
+def arguments(function, dtype):
+    x, w = normal(0, M, K, dtype=dtype), normal(1, K, N, dtype=dtype)
+    return x, w, *OPERANDS[function](dtype)
+
+
+def is_float(x):
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def wide(args):
+    return [x.astype(jnp.float64) if is_float(x) else x for x in args]
+
+
+def loss(f):
+    """A number that depends on every result with fractions, in float64."""
+
+    def run(*args):
+        leaves = [x for x in jax.tree.leaves(f(*args)) if is_float(x)]
+        return sum(jnp.sum(jnp.sin(x.astype(jnp.float64) / 3)) for x in leaves)
+
+    return run
+
+
+def moving(args):
+    """The arguments that have derivatives."""
+    return tuple(i for i, x in enumerate(args) if is_float(x))
+
+
+def assert_near(got, expected, rounding):
+    """Within a few roundings of the largest element; results may be narrower."""
+
+    def check(x, y):
+        assert x.shape == y.shape
+        eps = 2**-7 if x.dtype == jnp.bfloat16 else 0
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        limit = max(4 * rounding, eps) * max(np.abs(y).max(initial=0.0), 1.0)
+        np.testing.assert_allclose(x, y, rtol=0, atol=limit)
+
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    jax.tree.map(check, got, expected)
+
+
+# --- values and derivatives ---------------------------------------------------------------------
+
+
+@DTYPES
+@FUNCTIONS
+def test_values(function, dtype, x64):
+    args = arguments(function, dtype)
+    expected = theirs(function)(*wide(args))
+    for f in (ours(function), jax.jit(ours(function))):
+        got = f(*args)
+        # What is rounded to integers may be one off.
+        assert_near(got, expected, 0.01 if function is quantise else ROUNDING[dtype])
+    types = jax.eval_shape(theirs(function), *arguments(function, "float64"))
+    if dtype == "float64":
+        assert jax.tree.map(lambda x: x.dtype, got) == jax.tree.map(lambda x: x.dtype, types)
+
+
+@DTYPES
+@FUNCTIONS
+def test_first_derivatives(function, dtype, x64):
+    if function is quantise:
+        pytest.skip("its result has no derivatives")
+    args = arguments(function, dtype)
+    which = moving(args)
+    got = jax.jit(jax.grad(loss(ours(function)), which))(*args)
+    expected = jax.grad(loss(theirs(function)), which)(*wide(args))
+    # A result in bfloat16 rounds its own cotangent.
+    rounding = 2**-7 if function is two_results else ROUNDING_OF_DERIVATIVES[dtype]
+    assert_near(jax.tree.map(lambda x: x.astype(jnp.float64), got), expected, rounding)
+
+
+@FUNCTIONS
+def test_second_derivatives(function, x64):
+    if function in (quantise, two_results):
+        pytest.skip("its results have none in float64")
+    args = arguments(function, "float64")
+    which = moving(args)
+
+    def slopes(f):
+        grads = jax.grad(loss(f), which)
+        return lambda *args: sum(jnp.sum(jnp.cos(g)) for g in grads(*args))
+
+    own, other = slopes(ours(function)), slopes(theirs(function))
+    for second in (lambda f: jax.jit(jax.grad(f, which)), _forward_over(which)):
+        assert_near(second(own)(*args), second(other)(*args), 1e-11)
+
+
+def _forward_over(which):
+    def second(f):
+        def run(*args):
+            given = [args[i] for i in which]
+
+            def of_moving(*xs):
+                replaced = list(args)
+                for i, x in zip(which, xs, strict=True):
+                    replaced[i] = x
+                return f(*replaced)
+
+            return jax.jvp(of_moving, given, [jnp.cos(x) for x in given])
+
+        return run
+
+    return second
+
+
+@pytest.mark.parametrize("rhs_dtype", ["int8", "uint8"])
+def test_integers_requantised(rhs_dtype):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(-128, 128, (M, K)), jnp.int8)
+    w = jnp.asarray(rng.integers(0, 100, (K, N)), rhs_dtype)
+    scale = jnp.asarray(rng.uniform(0.001, 0.01, N), jnp.float32)
+
+    def requantise(acc, scale):
+        assert acc.dtype == jnp.int32
+        return jnp.clip(jnp.round(acc * scale), -128, 127).astype(jnp.int8), acc * scale
+
+    got, _ = jax.jit(ours(requantise))(x, w, scale)
+    exact = np.asarray(x, np.int64) @ np.asarray(w, np.int64)
+    expected = np.clip(np.round(exact * np.asarray(scale)), -128, 127)
+    np.testing.assert_array_equal(got, expected)
+    slope = jax.grad(lambda scale: ours(requantise)(x, w, scale)[1].sum())(scale)
+    np.testing.assert_allclose(slope, exact.sum(0), rtol=1e-5)
+
+
+def test_shapes_of_matmul_dot_general_and_linear():
+    def f(acc, bias):
+        assert acc.shape[-1:] == bias.shape[-1:] or bias.ndim == 0
+        return jnp.tanh(acc) + bias
+
+    shapes = [
+        ((K,), (K, N), (N,)),
+        ((M, K), (K,), (M,)),
+        ((K,), (K,), ()),
+        ((3, 1, M, K), (2, K, N), (2, 1, N)),
+        ((2, M, K), (K, N), (2, 1, 1)),
+    ]
+    for a, b, bias in shapes:
+        args = normal(0, *a, dtype="float32"), normal(1, *b, dtype="float32"), jnp.ones(bias)
+
+        def plain(a, b, bias):
+            return jnp.tanh(jnp.matmul(a, b, precision="highest")) + bias
+
+        got = ours(lambda acc, bias: jnp.tanh(acc) + bias)(*args)
+        assert_near(got, plain(*args), 1e-6)
+    x, w, bias = normal(0, 2, 3, K, dtype="float32"), normal(1, K, N, dtype="float32"), jnp.ones(N)
+    got = ours(f, product=jax_tcgemm.linear)(x, w, bias)
+    assert_near(got, jnp.tanh(jnp.matmul(x, w, precision="highest")) + bias, 1e-6)
+    heads = (((3,), (3,)), ((0, 2), (0, 2)))
+    q, k = normal(0, 2, 6, 4, 8, dtype="float32"), normal(1, 2, 5, 4, 8, dtype="float32")
+    got = jax_tcgemm.dot_general(q, k, heads, epilogue=soft_cap)
+    expected = lax.dot_general(q, k, heads, precision="highest")
+    assert_near(got, soft_cap(expected), 1e-6)
+
+
+def test_results_are_as_the_function_arranges_them():
+    x = jnp.ones((4, 4))
+
+    def f(acc):
+        return {"a": [acc, (acc > 0,)], "b": None, "c": acc.sum(), "d": acc.max(0, keepdims=True)}
+
+    out = jax_tcgemm.matmul(x, x, epilogue=f)
+    assert jax.tree.map(jnp.shape, out) == {
+        **{"a": [(4, 4), ((4, 4),)], "b": None, "c": (), "d": (1, 4)},
+    }
+
+
+# --- transformations ----------------------------------------------------------------------------
+
+
+def params_of(f, *args):
+    """Of every call of the primitive in a traced function, its equation."""
+    jaxpr = jax.make_jaxpr(f)(*args).jaxpr
+    return [x for x in jaxpr.eqns if x.primitive.name == "tcgemm_epilogue_dot_general"]
+
+
+AXES = {
+    "lhs": (0, None, None, None),
+    "lhs by its columns": (2, None, None, None),
+    "rhs": (None, 1, None, None),
+    "both": (1, 2, None, None),
+    "a vector": (None, None, 1, None),
+    "a matrix": (None, None, None, 2),
+    "all": (0, 1, 1, 0),
+    "lhs and a matrix": (0, None, None, 1),
+}
+
+
+@pytest.mark.surface
+@pytest.mark.parametrize("in_axes", AXES.values(), ids=AXES.keys())
+def test_vmap(in_axes):
+    shapes = [[M, K], [K, N], [N], [M, N]]
+    for shape, axis in zip(shapes, in_axes, strict=True):
+        if axis is not None:
+            shape.insert(axis, 3)
+    args = [normal(i, *shape, dtype="float32") for i, shape in enumerate(shapes)]
+
+    def f(acc, scale, residual):
+        z = jnp.tanh(acc / 4) * scale + residual
+        return z, z.sum(0), acc.max(-1)
+
+    own, other = (jax.vmap(g(f), in_axes) for g in (ours, theirs))
+    assert_near(jax.jit(own)(*args), other(*args), 4e-6)
+
+    def grads(g):
+        return jax.vmap(jax.grad(lambda *args: jnp.sin(g(*args)[0]).sum(), (0, 1, 2, 3)), in_axes)
+
+    own, other = grads(ours(f)), grads(theirs(f))
+    assert_near(jax.jit(own)(*args), other(*args), 1e-5)
+    calls = params_of(jax.vmap(ours(f), in_axes), *args)
+    is_product = in_axes[0] is not None or in_axes[1] is not None
+    assert len(calls) == is_product
+    if is_product:
+        # The function is elementwise still: it has no transposition.
+        source, _ = jax_tcgemm.epilogues.emit(calls[0].params["function"])
+        assert len(source.results) == 3
+
+
+@pytest.mark.surface
+def test_vmap_over_keys_and_of_what_closes_over_what_is_mapped():
+    keys, x, w = jax.random.split(KEY, 3), normal(0, 3, M, K), normal(1, K, N)
+    got = jax.vmap(ours(dropout), (0, None, 0))(x, w, keys)
+    expected = jax.vmap(theirs(dropout), (0, None, 0))(x, w, keys)
+    assert_near(got, expected, 1e-6)
+
+    def closing(product):
+        def f(x, w, b):
+            return product(lambda acc: jnp.tanh(acc) * b + jnp.arange(N))(x, w)
+
+        return jax.grad(lambda *args: jnp.sin(f(*args)).sum(), (0, 1, 2))
+
+    b = normal(2, 3, N)
+    got = jax.jit(jax.vmap(closing(ours), (0, None, 0)))(x, w, b)
+    assert_near(got, jax.vmap(closing(theirs), (0, None, 0))(x, w, b), 1e-5)
+
+
+@pytest.mark.surface
+def test_scan_and_remat():
+    x, w, scale = normal(0, K, K), normal(1, K, K) / 5, normal(2, 4, K)
+
+    def run(product, wrap):
+        layer = wrap(lambda x, scale: product(lambda acc, s: jnp.tanh(acc * s))(x, w, scale))
+        return jax.grad(
+            lambda x, scale: lax.scan(lambda x, s: (layer(x, s), ()), x, scale)[0].sum(), (0, 1)
+        )(x, scale)
+
+    saving = functools.partial(jax.checkpoint, policy=jax_tcgemm.checkpoint_policies.dots_saveable)
+    expected = run(theirs, lambda f: f)
+    for wrap in (lambda f: f, jax.checkpoint, saving):
+        assert_near(run(ours, wrap), expected, 1e-5)
+
+
+@pytest.mark.surface
+def test_only_what_derivatives_need_is_kept():
+    x, w, b = normal(0, M, K), normal(1, K, N), normal(2, N)
+
+    def num_results(f, which):
+        (call,) = params_of(jax.grad(lambda *args: ours(f)(*args).sum(), which), x, w, b)
+        return len(call.outvars)
+
+    assert num_results(lambda acc, b: 2 * acc + b, (0, 1, 2)) == 1
+    assert num_results(lambda acc, b: acc * b, (0, 1)) == 1
+    assert num_results(lambda acc, b: acc * b, (2,)) == 2
+    assert num_results(lambda acc, b: jnp.where(b > 0, acc, 0), (0, 1)) == 1
+    assert num_results(lambda acc, b: jnp.sin(acc) + b, (2,)) == 1
+    assert num_results(lambda acc, b: jnp.sin(acc), (0,)) == 2
+    # The accumulator is a result already.
+    (call,) = params_of(jax.grad(lambda x: ours(lambda acc: (jnp.sin(acc), acc))(x, w)[0].sum()), x)
+    assert len(call.outvars) == 2
+
+
+def test_products_of_derivatives_are_in_the_dtype_of_the_operands():
+    x, w = normal(0, M, K, dtype="bfloat16"), normal(1, K, N, dtype="bfloat16")
+    f = jax.grad(lambda x, w: ours(soft_cap)(x, w).sum(), (0, 1))
+    report = jax_tcgemm.explain(f, x, w, platform="cpu")
+    products = [x for x in jax.make_jaxpr(f)(x, w).eqns if x.primitive.name == "tcgemm_dot_general"]
+    assert len(report) == 3
+    for call in products:
+        assert {v.aval.dtype for v in (*call.invars, *call.outvars)} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.surface
+def test_linear_transpose_jet_and_custom_derivatives():
+    x, w = normal(0, M, K), normal(1, K, N)
+    g = jnp.ones((M, N))
+
+    def transposed(product):
+        return jax.linear_transpose(lambda x: product(lambda acc: 3 * acc)(x, w), x)(g)
+
+    assert_near(transposed(ours), transposed(theirs), 1e-6)
+
+    def series(product):
+        terms = (jnp.ones_like(x), jnp.zeros_like(x))
+        return jet.jet(lambda x: product(jnp.tanh)(x, w), (x,), (terms,))
+
+    assert_near(series(ours), series(theirs), 1e-4)
+
+    @jax.custom_vjp
+    def clipped(z):
+        return jnp.clip(z, -1, 1)
+
+    clipped.defvjp(lambda z: (clipped(z), z), lambda z, g: (g * jnp.exp(-z * z),))
+
+    def grads(product):
+        f = product(lambda acc, b: clipped(acc + b) * b)
+        return jax.jit(jax.grad(lambda *args: f(*args).sum(), (0, 1, 2)))(x, w, jnp.arange(1.0, 17))
+
+    assert_near(grads(ours), grads(theirs), 1e-5)
+
+
+@pytest.mark.surface
+def test_one_trace_for_each_function_and_types():
+    traces = []
+
+    def f(acc, b):
+        traces.append(acc.shape)
+        return acc + b
+
+    x, w = jnp.ones((4, 5)), jnp.ones((5, 6))
+    for _ in range(3):
+        ours(f)(x, w, jnp.ones(6))
+    assert traces == [(4, 6)]
+    ours(f)(x[:2], w, jnp.ones(6))
+    assert traces == [(4, 6), (2, 6)]
+    with jax.enable_x64(True):
+        ours(f)(x, w, jnp.ones(6, jnp.float32))
+    assert len(traces) == 3
+
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self, acc):
+            return -acc
+
+    assert jax_tcgemm.matmul(x, w, epilogue=Unhashable())[0, 0] == -5
+    # What is closed over may be another array the next time.
+    box = [jnp.ones(6)]
+    add = lambda acc: acc + box[0]  # noqa: E731
+    assert ours(add)(x, w)[0, 0] == 6
+    box[0] = jnp.zeros(6)
+    assert ours(add)(x, w)[0, 0] == 5
+
+
+@pytest.mark.surface
+def test_export_round_trip():
+    x, w = normal(0, M, K, dtype="float32"), normal(1, K, N, dtype="float32")
+    f = jax.jit(lambda x, w: ours(row_maxima)(x, w))
+    checks = [jax.export.DisabledSafetyCheck.custom_call("tcgemm_gemm")]
+    exported = jax.export.export(f, disabled_checks=checks)(x, w)
+    exported = jax.export.deserialize(exported.serialize())
+    assert_near(list(exported.call(x, w)), list(theirs(row_maxima)(x, w)), 1e-6)
+    (rows,) = jax.export.symbolic_shape("m")
+    symbolic = jax.ShapeDtypeStruct((rows, K), jnp.float32)
+    exported = jax.export.export(jax.jit(ours(soft_cap)))(symbolic, w)
+    assert_near(exported.call(x, w), soft_cap(x @ w), 1e-4)
+
+
+# --- several devices ----------------------------------------------------------------------------
+
+
+def mesh_of(axis_type):
+    devices = jax.devices("cpu")[:8]
+    types = (axis_type,) * 3
+    return jax.make_mesh((2, 2, 2), ("x", "y", "z"), axis_types=types, devices=devices)
+
+
+def collectives(f, *args):
+    text = jax.jit(f).lower(*args).compile().as_text()
+    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+    return text, sorted(re.findall(rf" ({kinds})(?:-start)?\(", text))
+
+
+def layer(acc, scale, residual):
+    return {"out": jnp.tanh(acc) * scale + residual, "sign": (acc > 0).astype(jnp.int8)}
+
+
+def largest(acc, scale, residual):
+    return {"out": jnp.tanh(acc) * scale + residual, "largest": acc.max(-1)}
+
+
+# How lhs, rhs, a vector along columns and a matrix are divided.
+SPECS = {
+    "m": ((P("x"), P(), P(), P("x")), []),
+    "n": ((P(), P(None, "x"), P("x"), P(None, "x")), []),
+    "m, n": ((P("x"), P(None, "y"), P("y"), P("x", "y")), []),
+    "k": ((P(None, "x"), P("x"), P(), P()), ["all-reduce"]),
+    "m, n, k": ((P("x", "z"), P("z", "y"), P("y"), P("x", "y")), ["all-reduce"]),
+}
+
+
+@pytest.mark.surface
+@pytest.mark.parametrize("function", [layer, largest], ids=["elementwise", "with row maxima"])
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize(("specs", "expected"), SPECS.values(), ids=SPECS.keys())
+def test_divided_over_devices(specs, expected, axis_type, function):
+    mesh = mesh_of(axis_type)
+    values = [
+        normal(i, *shape, dtype="float32")
+        for i, shape in enumerate([(16, 24), (24, 32), (32,), (16, 32)])
+    ]
+    how = {}
+    if axis_type == AxisType.Explicit:
+        how["out_sharding"] = NamedSharding(mesh, specs[-1])
+
+    def grads(f):
+        return jax.grad(lambda *args: jnp.sin(f(*args)["out"]).sum(), (0, 1, 2, 3))
+
+    with jax.set_mesh(mesh):
+        pairs = zip(values, specs, strict=True)
+        args = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in pairs]
+        f = ours(function, **how)
+        text, found = collectives(f, *args)
+        got, got_grads = jax.jit(f)(*args), jax.jit(grads(f))(*args)
+    assert 'custom_call_target="tcgemm_gemm"' in text
+    if function is layer:
+        assert found == expected
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert_near(jax.device_get(got), jax.device_get(theirs(function)(*values)), 4e-6)
+        expected_grads = grads(theirs(function))(*values)
+        assert_near(jax.device_get(got_grads), jax.device_get(expected_grads), 1e-5)
+
+
+@pytest.mark.surface
+def test_shardings_of_jit():
+    mesh = mesh_of(AxisType.Auto)
+    args = [normal(i, *shape, dtype="float32") for i, shape in enumerate([(16, 24), (24, 32)])]
+    specs = P("x"), P(None, ("y", "z"))
+    shardings = tuple(NamedSharding(mesh, spec) for spec in specs)
+    for function in (position_bias, dropout_of_closed_key, soft_cap, row_maxima):
+        f = jax.jit(ours(function), in_shardings=shardings)
+        assert_near(jax.device_get(f(*args)), jax.device_get(theirs(function)(*args)), 4e-6)
+
+
+@pytest.mark.surface
+def test_shard_map():
+    mesh = mesh_of(AxisType.Auto)
+    x, w, b = normal(0, 16, 24), normal(1, 24, 32), normal(2, 32)
+
+    def grads(f):
+        @functools.partial(jax.shard_map, mesh=mesh, in_specs=(P("x"), P(), P()), out_specs=P("x"))
+        def on_devices(x, w, b):
+            return f(x, w, b)
+
+        return jax.jit(jax.grad(lambda *args: jnp.sin(on_devices(*args)).sum(), (0, 1, 2)))
+
+    for function in (swish, lambda acc, b: acc + b, lambda acc, b: jnp.where(acc > 0, acc, 0.0)):
+        got, expected = grads(ours(function))(x, w, b), grads(theirs(function))(x, w, b)
+        assert_near(jax.device_get(got), jax.device_get(expected), 1e-5)
+
+    def total(acc):
+        return lax.psum(acc, "x")
+
+    f = jax.shard_map(ours(total), mesh=mesh, in_specs=(P(None, "x"), P("x")), out_specs=P())
+    assert_near(jax.device_get(jax.jit(f)(x, w)), jax.device_get(x @ w), 1e-5)
+
+
+def test_explain_says_how_explicit_axes_divide_it():
+    mesh = mesh_of(AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        specs = P("x"), P(None, "y")
+        args = [
+            jax.device_put(normal(i, *shape, dtype="float32"), NamedSharding(mesh, spec))
+            for i, (shape, spec) in enumerate(zip([(16, 24), (24, 32)], specs, strict=True))
+        ]
+        (call,) = jax_tcgemm.explain(ours(soft_cap), *args, platform="cpu")
+        (other,) = jax_tcgemm.explain(ours(row_maxima), *args, platform="cpu")
+    assert (call.problem.m, call.problem.n) == (8, 16)
+    assert "divide a dimension that the function takes whole" in other.why
+
+
+@pytest.mark.parametrize("function", [layer, largest, position_bias, column_sums, two_results])
+def test_a_function_of_a_part_is_a_part_of_the_function(function):
+    acc = normal(0, 8, 12, dtype="float32")
+    operands = [normal(1, 12, dtype="float32"), normal(2, 8, 12, dtype="float32")]
+    operands = operands[: function.__code__.co_argcount - 1]
+    parts = parts_of(jax.make_jaxpr(function)(acc, *operands))
+    slices = [slice(None) if dim in parts.whole else slice(2, 4) for dim in range(2)]
+
+    def part(x, dims):
+        return x[tuple(slice(None) if dim is None else slices[dim] for dim in dims)]
+
+    got = parts(part(acc, (0, 1)), *map(part, operands, parts.operands))
+    whole = jax.tree.leaves(function(acc, *operands))
+    assert_near(got, list(map(part, whole, parts.results)), 1e-6)
+
+
+# --- explain ------------------------------------------------------------------------------------
+
+
+def test_explain():
+    x, w = jnp.ones((M, K)), jnp.ones((K, N))
+    (call,) = jax_tcgemm.explain(ours(soft_cap), x, w, platform="cpu")
+    assert (call.problem.m, call.problem.n, call.problem.k) == (M, N, K)
+    assert call.why.startswith("unfused: ")
+    assert "; its product: " in call.why
+    assert "test_epilogue_functions.py" in call.source
+    assert call.code == ""
+
+
+def test_explain_shows_generated_code(monkeypatch):
+    from jax_tcgemm.device import epilogue
+
+    monkeypatch.setattr(epilogue.Plan, "code", "struct Epilogue {};\n", raising=False)
+    x, w = jnp.ones((M, K)), jnp.ones((K, N))
+    report = jax_tcgemm.explain(ours(soft_cap), x, w, platform="cpu", source=True)
+    assert report[0].code == "struct Epilogue {};\n"
+    assert "\n0:\nstruct Epilogue {};" in str(report)
+    assert "struct" not in str(jax_tcgemm.explain(ours(soft_cap), x, w, platform="cpu"))
+    with pytest.raises(TypeError, match="explain: source must be True or False, got"):
+        jax_tcgemm.explain(ours(soft_cap), x, w, source=1)
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+X, W = jnp.ones((4, 5)), jnp.ones((5, 6))
+ERRORS = {
+    "not a function": (
+        {"epilogue": "tanh"},
+        (TypeError, "epilogue must be a function of arrays or None, got epilogue of type str"),
+    ),
+    "operands alone": (
+        {"epilogue_operands": (1.0,)},
+        (ValueError, r"epilogue_operands must be \(\) without an epilogue, got 1 operands"),
+    ),
+    "an array for operands": (
+        {"epilogue": jnp.add, "epilogue_operands": jnp.ones(6)},
+        (TypeError, "epilogue_operands must be a tuple or list of arrays, got"),
+    ),
+    "an operand that is none": (
+        {"epilogue": jnp.add, "epilogue_operands": ("a",)},
+        (TypeError, r"epilogue_operands\[0\] must be an array, got"),
+    ),
+    "an operand of another shape": (
+        {"epilogue": jnp.add, "epilogue_operands": (jnp.ones(4),)},
+        (ValueError, r"epilogue_operands\[0\] must broadcast to the shape \(4, 6\), got"),
+    ),
+    "a result of another shape": (
+        {"epilogue": jnp.transpose},
+        (
+            ValueError,
+            r"epilogue must return arrays of the shape \(4, 6\) or reduced .*one of shape",
+        ),
+    ),
+    "one of the results": (
+        {"epilogue": lambda acc: (acc, acc.reshape(24))},
+        (ValueError, r"epilogue must return arrays .*got result 1 of shape \(24,\)"),
+    ),
+    "no result": (
+        {"epilogue": lambda acc: ()},
+        (ValueError, "epilogue must return an array at least, got"),
+    ),
+    "a result that is no array": (
+        {"epilogue": lambda acc: (acc, "name")},
+        (TypeError, "epilogue must return arrays of numeric dtypes, got a result of type str"),
+    ),
+    "a key": (
+        {"epilogue": lambda acc: (acc, jax.random.key(0))},
+        (TypeError, "epilogue must return arrays of numeric dtypes, got"),
+    ),
+    "effects": (
+        {"epilogue": lambda acc: (jax.debug.print("{}", acc), acc)[1]},
+        (ValueError, "epilogue must have no effects, got"),
+    ),
+    "a dtype": (
+        {"epilogue": jnp.tanh, "preferred_element_type": jnp.float32},
+        (ValueError, "preferred_element_type must be None beside an epilogue, got"),
+    ),
+}
+BESIDE = {
+    **{"bias": jnp.ones(6), "activation": "relu", "residual": jnp.ones((4, 6)), "alpha": 2},
+    "donate_residual": True,
+}
+PRODUCTS = {
+    "matmul": jax_tcgemm.matmul,
+    "linear": jax_tcgemm.linear,
+    "dot_general": lambda x, w, **how: jax_tcgemm.dot_general(x, w, NN, **how),
+}
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+@pytest.mark.parametrize(("how", "error"), ERRORS.values(), ids=ERRORS.keys())
+def test_refuses(how, error, op):
+    kind, message = error
+    with pytest.raises(kind, match=f"^{op}: {message}.*; "):
+        PRODUCTS[op](X, W, **how)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("op", ["matmul", "linear"])
+def test_refuses_what_an_epilogue_takes_the_place_of(op, name):
+    message = f"^{op}: {name} must be .* beside an epilogue, got {name} of type .*; let the"
+    with pytest.raises(ValueError, match=message):
+        PRODUCTS[op](X, W, epilogue=jnp.tanh, **{name: BESIDE[name]})
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+def test_what_cannot_run_is_refused_by_name(op):
+    f = functools.partial(PRODUCTS[op], epilogue=jnp.tanh, implementation="wgmma")
+    for attempt in (lambda: jax.jit(f).lower(X, W), lambda: jax_tcgemm.explain(f, X, W)):
+        with pytest.raises(ValueError, match=f"^{op}: implementation must be able to"):
+            attempt()
+
+
+def test_a_function_that_fails_fails_as_it_is():
+    def f(acc):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="^mine"):
+        jax_tcgemm.matmul(X, W, epilogue=f)
