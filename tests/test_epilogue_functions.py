@@ -432,6 +432,48 @@ def test_linear_transpose_jet_and_custom_derivatives():
 
 
 @pytest.mark.surface
+def test_hessians_and_arguments_without_derivatives():
+    x, w, s = normal(0, 4, 5), normal(1, 5, 6), normal(2, 6)
+
+    def hessian(product):
+        f = product(lambda acc, s: jnp.tanh(acc * s).sum())
+        return jax.hessian(f, (0, 2))(x, w, s)
+
+    assert_near(hessian(ours), hessian(theirs), 1e-5)
+
+    def f(acc, s, k):
+        return acc * k, acc > 0
+
+    k = jnp.arange(6)
+    no_tangent = np.zeros(6, jax.dtypes.float0)
+    _, tangents = jax.jvp(lambda x, k: ours(f)(x, w, s, k), (x, k), (x, no_tangent))
+    assert_near(tangents[0], x @ w * k, 1e-5)
+    assert tangents[1].dtype == jax.dtypes.float0
+    _, pull = jax.vjp(lambda x, key: ours(dropout)(x, w, key), x, KEY)
+    assert pull(jnp.ones((4, 6)))[1].dtype == jax.dtypes.float0
+
+
+def test_other_dtypes_and_empty_products():
+    x, w = normal(0, 4, 5), normal(1, 5, 6)
+    z, v = (x + 1j * x[::-1]).astype(jnp.complex64), w.astype(jnp.complex64)
+
+    def slope(product):
+        return jax.grad(lambda z: abs(product(lambda acc: acc * acc)(z, v)).sum())(z)
+
+    np.testing.assert_allclose(slope(ours), slope(theirs), rtol=1e-4)
+    narrow = [a.astype(jnp.float8_e4m3fn) for a in (x, w)]
+    assert jax_tcgemm.matmul(*narrow, epilogue=jnp.tanh).dtype == jnp.float32
+    assert jax_tcgemm.matmul(x > 0, w > 0, epilogue=jnp.logical_not).dtype == bool
+    mixed = jax.grad(lambda x: jax_tcgemm.matmul(x, k, epilogue=jnp.tanh).sum())
+    k = jnp.ones((5, 6), jnp.int8)
+    assert_near(mixed(x), jax.grad(lambda x: jnp.tanh(x @ jnp.ones((5, 6))).sum())(x), 1e-5)
+    numbers = jax_tcgemm.matmul(x, w, epilogue=jnp.multiply, epilogue_operands=[2])
+    assert_near(numbers, 2 * (x @ w), 1e-5)
+    assert jax_tcgemm.matmul(x[:0], w, epilogue=jnp.cos).shape == (0, 6)
+    assert (jax_tcgemm.matmul(x[:, :0], w[:0], epilogue=jnp.cos) == 1).all()
+
+
+@pytest.mark.surface
 def test_one_trace_for_each_function_and_types():
     traces = []
 
@@ -544,6 +586,42 @@ def test_divided_over_devices(specs, expected, axis_type, function):
 
 
 @pytest.mark.surface
+@pytest.mark.parametrize(
+    ("specs", "in_axes"),
+    [
+        ((P("x", "y"), P(None, "z"), P("z")), (0, None, None)),
+        ((P("x"), P("x"), P("x")), (0, 0, 0)),
+        ((P("y"), P("x"), P()), (None, 0, None)),
+        ((P("y"), P(), P("x")), (None, None, 0)),
+    ],
+    ids=["lhs", "all", "rhs", "an operand"],
+)
+def test_vmap_over_what_explicit_axes_divide(specs, in_axes):
+    shapes = [[8, 6], [6, 10], [10]]
+    for shape, axis in zip(shapes, in_axes, strict=True):
+        shape[:0] = [] if axis is None else [4]
+    mesh = mesh_of(AxisType.Explicit)
+
+    def f(acc, scale):
+        return jnp.tanh(acc) * scale, acc.max(-1)
+
+    def grads(f):
+        return jax.grad(lambda *args: sum(jnp.sin(y).sum() for y in f(*args)), (0, 1, 2))
+
+    with jax.set_mesh(mesh):
+        args = [
+            jax.device_put(normal(i, *shape), NamedSharding(mesh, spec))
+            for i, (shape, spec) in enumerate(zip(shapes, specs, strict=True))
+        ]
+        for of in (lambda f: f, grads):
+            got, expected = (
+                jax.jit(jax.vmap(of(product(f)), in_axes))(*args) for product in (ours, theirs)
+            )
+            assert [x.sharding for x in got] == [x.sharding for x in expected]
+            assert_near(jax.device_get(got), jax.device_get(expected), 1e-5)
+
+
+@pytest.mark.surface
 def test_shardings_of_jit():
     mesh = mesh_of(AxisType.Auto)
     args = [normal(i, *shape, dtype="float32") for i, shape in enumerate([(16, 24), (24, 32)])]
@@ -569,6 +647,13 @@ def test_shard_map():
     for function in (swish, lambda acc, b: acc + b, lambda acc, b: jnp.where(acc > 0, acc, 0.0)):
         got, expected = grads(ours(function))(x, w, b), grads(theirs(function))(x, w, b)
         assert_near(jax.device_get(got), jax.device_get(expected), 1e-5)
+
+    def numbered(x, w, b):
+        return ours(lambda acc, b: acc * b + lax.axis_index("x"))(x, w, b)
+
+    f = jax.shard_map(numbered, mesh=mesh, in_specs=(P("x"), P(), P()), out_specs=P("x"))
+    (call,) = jax_tcgemm.explain(f, x, w, b, platform="cpu")
+    assert (call.problem.m, call.problem.n, call.path) == (8, 32, ("shard_map",))
 
     def total(acc):
         return lax.psum(acc, "x")
@@ -618,6 +703,13 @@ def test_explain():
     assert "; its product: " in call.why
     assert "test_epilogue_functions.py" in call.source
     assert call.code == ""
+
+
+def test_explain_finds_products_of_the_function_itself():
+    x = jnp.ones((8, 8))
+    f = ours(lambda acc, b: acc + jax_tcgemm.matmul(b, b))
+    assert_near(f(x, x, x), 2 * (x @ x), 1e-6)
+    assert len(jax_tcgemm.explain(f, x, x, x, platform="cpu")) == 2
 
 
 def test_explain_shows_generated_code(monkeypatch):

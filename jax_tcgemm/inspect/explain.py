@@ -37,6 +37,11 @@ _RULES = {
     reduce.reduce_p: (reduce, device_tensor),
     blas.blas_p: (blas, device_blas),
 }
+# What runs a call that is not fused, in terms of others.
+_UNFUSED = {
+    fused_primitive.fused_dot_general_p: fused_primitive.unfused,
+    epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.bare_product,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,12 +210,15 @@ def _calls(jaxpr, device, times, path) -> Iterator[Call]:
         if eqn.primitive in _RULES:
             plan = _plan(eqn, device)
             if isinstance(plan, fused.Plan | epilogue.Plan) and not plan.is_fused:
-                inner = _unfused(eqn, _RULES[eqn.primitive][0].unfused)
+                # Of a function as epilogue the rest has no products, but those it calls itself.
+                inner = _unfused(eqn, _UNFUSED[eqn.primitive])
                 for call in _calls(inner, device, times, path):
-                    why = f"{plan.choice.why}; its product: {call.why}"
-                    yield dataclasses.replace(
-                        call, why=why, source=source_line(eqn), code=getattr(plan, "code", "")
-                    )
+                    why, code = f"{plan.choice.why}; its product: {call.why}", _code(plan)
+                    where = source_line(eqn)
+                    yield dataclasses.replace(call, why=why, source=where, code=code)
+                if isinstance(plan, epilogue.Plan):
+                    function = as_jaxpr(eqn.params["function"])
+                    yield from _calls(function, device, times, path)
             else:
                 yield _explain_call(eqn, plan, device, times, path)
             continue
@@ -280,15 +288,14 @@ def _plan(eqn, device):
     outs = [v.aval for v in eqn.outvars]
     obstacle = lowering.obstacle_of(device.platform, *avals, *outs)
     one_device = [*avals, *outs]
-    if rules is blas:
-        if not obstacle and partitioning.has_explicit_axes(*avals):
+    if not obstacle and partitioning.has_explicit_axes(*avals):
+        if rules is blas:
             obstacle = blas.DIVIDED
-    elif not obstacle:
-        division = rules.division_of(*avals, eqn.params)
-        if rules is epilogue_primitive and partitioning.has_explicit_axes(*avals):
+        elif rules is epilogue_primitive:
             whole = rules.product_of(*avals, eqn.params)
             obstacle = rules.obstacle_to_division(avals, whole, eqn.params, device)
         if not obstacle:
+            division = rules.division_of(*avals, eqn.params)
             one_device = partitioning.shards(division, avals, outs)
             has_rest = rules in (fused_primitive, epilogue_primitive)
             if has_rest and partitioning.waits_for_sum(division, avals, outs):
@@ -296,6 +303,11 @@ def _plan(eqn, device):
     num_types = len(avals) + (rules is not epilogue_primitive)
     product = rules.product_of(*one_device[:num_types], eqn.params)
     return planner.make_plan(product, device, obstacle)
+
+
+def _code(plan) -> str:
+    """The device code that was generated for a plan."""
+    return getattr(plan, "code", "")
 
 
 def _explain_call(eqn, plan, device, times, path) -> Call:
@@ -321,5 +333,5 @@ def _explain_call(eqn, plan, device, times, path) -> Call:
         times=times,
         path=path,
         source=source_line(eqn),
-        code=getattr(plan, "code", ""),
+        code=_code(plan),
     )

@@ -51,8 +51,7 @@ def accumulator(lhs, rhs, **params):
     # What was asked for by name is found out when the primitive is lowered.
     params |= {"implementation": None, "config": None}
     with selection.unseen():
-        product = functools.partial(plain.dot_general, **params)
-        (acc,) = jax.make_jaxpr(product)(lhs, rhs).out_avals
+        (acc,) = jax.make_jaxpr(functools.partial(plain.dot_general, **params))(lhs, rhs).out_avals
     return acc
 
 
@@ -138,6 +137,12 @@ def unfused(lhs, rhs, *operands, function: core.ClosedJaxpr, **params) -> list[j
     return core.jaxpr_as_fun(function)(acc, *operands)
 
 
+def bare_product(lhs, rhs, *_, function: core.ClosedJaxpr, **params) -> jax.Array:
+    """The plain product of the unfused call."""
+    del function
+    return plain.dot_general(lhs, rhs, **params)
+
+
 # --- typing -------------------------------------------------------------------------------------
 
 
@@ -178,24 +183,22 @@ def _batch(
         out_sharding = shardings.with_dimension(
             out_sharding, position, len(order), axis_data.explicit_mesh_axis
         )
-    product = {
-        **{"dimension_numbers": numbers, "permutation": order, "out_sharding": out_sharding},
-        **params,
-    }
+    own = {"dimension_numbers": numbers, "permutation": order, "out_sharding": out_sharding}
+    params = {**own, **params}
     if lhs_dim is None and rhs_dim is None:
         if all(dim is None for dim in operand_dims):
-            out = epilogue_dot_general_p.bind(*args, function=function, **product)
+            out = epilogue_dot_general_p.bind(*args, function=function, **params)
             return out, [None] * len(out)
-        acc = plain.dot_general(lhs, rhs, **product)
+        acc = plain.dot_general(lhs, rhs, **params)
         mapped = jax.vmap(core.jaxpr_as_fun(function), (None, *operand_dims), axis_size=size)
         out = mapped(acc, *operands)
         return out, [0] * len(out)
     rank = function.in_avals[0].ndim
     out_dims = tuple(position if x.ndim == rank else 0 for x in function.out_avals)
-    types = accumulator(lhs, rhs, **product), *map(jax.typeof, operands)
+    types = accumulator(lhs, rhs, **params), *map(jax.typeof, operands)
     batched = _mapped(function, types, (position, *operand_dims), out_dims, size)
-    del product["preferred_element_type"]
-    out = epilogue_dot_general(lhs, rhs, *operands, function=batched, **product)
+    del params["preferred_element_type"]
+    out = epilogue_dot_general(lhs, rhs, *operands, function=batched, **params)
     return out, out_dims
 
 
