@@ -339,6 +339,21 @@ def test_vmap(in_axes):
         assert len(source.results) == 3
 
 
+def test_vmap_of_an_elementwise_function_leaves_the_product_where_it_folds():
+    x, w = normal(0, M, K), normal(1, K, 3, N)
+
+    def f(acc, scale, residual):
+        return jnp.tanh(acc) * scale + residual + lax.broadcasted_iota(jnp.float32, acc.shape, 1)
+
+    mapped = jax.vmap(ours(f), (None, 1, None, 1))
+    args = x, w, normal(2, N), normal(3, M, 3, N)
+    (call,) = params_of(mapped, *args)
+    assert call.outvars[0].aval.shape == (M, 3, N)
+    source, _ = jax_tcgemm.epilogues.emit(call.params["function"])
+    assert [read.dimensions for read in source.reads] == [(2,), (0, 1, 2)]
+    assert_near(mapped(*args), jax.vmap(theirs(f), (None, 1, None, 1))(*args), 4e-6)
+
+
 @pytest.mark.surface
 def test_vmap_over_keys_and_of_what_closes_over_what_is_mapped():
     keys, x, w = jax.random.split(KEY, 3), normal(0, 3, M, K), normal(1, K, N)

@@ -162,44 +162,42 @@ epilogue_dot_general_p.def_effectful_abstract_eval(_abstract_eval)
 # --- batching -----------------------------------------------------------------------------------
 
 
-def _batch(
-    axis_data, args, dims, *, dimension_numbers, permutation, out_sharding, function, **params
-):
+def _batch(axis_data, args, dims, *, function, **params):
     """As of a plain product; the function of its result is mapped over the new dimension.
 
-    What does not move the product is computed for each of the operands outside of the call.
+    Where that is one of its other operands only, the product is the same for all, and made once.
     """
     (lhs, rhs, *operands), (lhs_dim, rhs_dim, *operand_dims) = args, dims
-    size = axis_data.size
+    if all(dim is None for dim in dims):
+        out = epilogue_dot_general_p.bind(*args, function=function, **params)
+        return out, [None] * len(out)
+    size, mesh_axis = axis_data.size, axis_data.explicit_mesh_axis
     if lhs_dim is None and rhs_dim is None:
-        numbers, order = dimension_numbers, permutation
-    else:
-        numbers, order, position = plain.batched_numbers(
-            (lhs.ndim, rhs.ndim), (lhs_dim, rhs_dim), dimension_numbers, permutation
-        )
-        if position and _reduces(function):
-            # There every function of arrays with a new dimension has it; elsewhere some move it.
-            order, position = (order[position], *order[:position], *order[position + 1 :]), 0
-        out_sharding = shardings.with_dimension(
-            out_sharding, position, len(order), axis_data.explicit_mesh_axis
-        )
-    own = {"dimension_numbers": numbers, "permutation": order, "out_sharding": out_sharding}
-    params = {**own, **params}
-    if lhs_dim is None and rhs_dim is None:
-        if all(dim is None for dim in operand_dims):
-            out = epilogue_dot_general_p.bind(*args, function=function, **params)
-            return out, [None] * len(out)
         acc = plain.dot_general(lhs, rhs, **params)
         mapped = jax.vmap(core.jaxpr_as_fun(function), (None, *operand_dims), axis_size=size)
         out = mapped(acc, *operands)
         return out, [0] * len(out)
+    numbers, order, position = plain.batched_numbers(
+        (lhs.ndim, rhs.ndim),
+        (lhs_dim, rhs_dim),
+        params.pop("dimension_numbers"),
+        params.pop("permutation"),
+    )
+    if position and _reduces(function):
+        # In front it is where JAX has it in between, too, and a result is a reduction of that.
+        order, position = (order[position], *order[:position], *order[position + 1 :]), 0
+    out_sharding = params.pop("out_sharding")
+    del params["preferred_element_type"]
+    params |= {
+        "dimension_numbers": numbers,
+        "permutation": order,
+        "out_sharding": shardings.with_dimension(out_sharding, position, len(order), mesh_axis),
+    }
     rank = function.in_avals[0].ndim
     out_dims = tuple(position if x.ndim == rank else 0 for x in function.out_avals)
     types = accumulator(lhs, rhs, **params), *map(jax.typeof, operands)
     batched = _mapped(function, types, (position, *operand_dims), out_dims, size)
-    del params["preferred_element_type"]
-    out = epilogue_dot_general(lhs, rhs, *operands, function=batched, **params)
-    return out, out_dims
+    return epilogue_dot_general(lhs, rhs, *operands, function=batched, **params), out_dims
 
 
 @functools.lru_cache(maxsize=1024)
@@ -409,23 +407,22 @@ def division_of(*avals_and_params) -> partitioning.Division:
     shared = {key: value for key, value in params.items() if key != "function"}
     product, parts = plain.division_of(lhs, rhs, shared), parts_of(function)
     (acc_names,) = product.results
-    whole = [acc_names[dim] for dim in sorted(parts.whole)]
 
-    def names_of(kind, all_dimensions):
-        for i, dims in enumerate(all_dimensions):
-            own = [f"{kind}{i}x{axis}" for axis in range(len(dims))]
-            whole.extend(name for name, dim in zip(own, dims, strict=True) if dim is None)
-            pairs = zip(own, dims, strict=True)
-            yield tuple(name if dim is None else acc_names[dim] for name, dim in pairs)
+    def names_of(kind, array, dims):
+        return tuple(
+            f"{kind}{array}x{axis}" if dim is None else acc_names[dim]
+            for axis, dim in enumerate(dims)
+        )
 
-    operands, results = names_of("e", parts.operands), names_of("r", parts.results)
+    operands = [names_of("e", i, dims) for i, dims in enumerate(parts.operands)]
+    results = [names_of("r", i, dims) for i, dims in enumerate(parts.results)]
+    whole = {name for names in (*operands, *results) for name in names} - {*acc_names}
+    whole |= {acc_names[dim] for dim in parts.whole}
 
     def call(lhs, rhs, *operands):
-        given = {key: value for key, value in shared.items() if key != "preferred_element_type"}
-        named = {key: shared[key] for key in ("op", "dimension_numbers", "permutation")}
-        acc = accumulator(lhs, rhs, precision=shared["precision"], **named)
+        acc = accumulator(lhs, rhs, **shared)
         of_part = jax.make_jaxpr(parts)(acc, *map(jax.typeof, operands))
-        return tuple(epilogue_dot_general(lhs, rhs, *operands, function=of_part, **given))
+        return tuple(epilogue_dot_general_p.bind(lhs, rhs, *operands, function=of_part, **shared))
 
     return partitioning.Division(
         operands=(*product.operands, *operands),
@@ -435,7 +432,7 @@ def division_of(*avals_and_params) -> partitioning.Division:
         addends=(acc_names,),
         finish=lambda sums, *operands: tuple(parts(*sums, *operands)),
         epilogue=tuple(range(2, len(avals))),
-        whole=tuple(whole),
+        whole=tuple(sorted(whole)),
     )
 
 
