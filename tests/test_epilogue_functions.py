@@ -522,6 +522,28 @@ def test_one_trace_for_each_function_and_types():
 
 
 @pytest.mark.surface
+def test_what_is_closed_over_becomes_operands_wherever_that_is():
+    x, w, b = normal(0, M, K), normal(1, K, N), normal(2, N)
+
+    @jax.custom_jvp
+    def scaled(acc):
+        return acc * b
+
+    scaled.defjvp(lambda primals, tangents: (scaled(*primals), tangents[0] * b))
+
+    def f(acc):
+        return jax.jit(lambda acc: jax.jit(scaled)(acc) + b)(acc) + 1
+
+    (call,) = params_of(ours(f), x, w)
+    function = call.params["function"]
+    assert not function.consts
+    source, constants = jax_tcgemm.epilogues.emit(function)
+    assert not constants
+    assert {read.operand for read in source.reads} <= {*range(len(function.in_avals) - 1)}
+    assert_near(ours(f)(x, w), x @ w * b + b + 1, 1e-5)
+
+
+@pytest.mark.surface
 def test_export_round_trip():
     x, w = normal(0, M, K, dtype="float32"), normal(1, K, N, dtype="float32")
     f = jax.jit(lambda x, w: ours(row_maxima)(x, w))

@@ -11,9 +11,10 @@ import jax
 from jax import lax
 from jax.extend import core
 
+from jax_tcgemm.epilogues.calls import written_out
 from jax_tcgemm.epilogues.expressions import EXPRESSIONS
-from jax_tcgemm.epilogues.values import CALLED, CALLS, EXPANSIONS
-from jax_tcgemm.system.jax_internals import as_jaxpr
+from jax_tcgemm.epilogues.values import EXPANSIONS
+from jax_tcgemm.system.jax_internals import bound
 
 # For each dimension of an array the accumulator's that it is, None where it is none of these.
 Dimensions = tuple[int | None, ...]
@@ -37,7 +38,7 @@ class Parts:
     """
 
     def __init__(self, function: core.ClosedJaxpr):
-        self._function = _without_calls(function)
+        self._function = written_out(function)
         jaxpr = self._function.jaxpr
         self._classes = classes = _Classes()
         for eqn in jaxpr.eqns:
@@ -130,32 +131,6 @@ class _Classes:
         )
 
 
-def _without_calls(function: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The same function, with those that it calls written out."""
-
-    def run(jaxpr, consts, arguments):
-        known = dict(zip(jaxpr.invars, arguments, strict=True))
-        known |= zip(jaxpr.constvars, consts, strict=True)
-
-        def find(atom):
-            return atom.val if isinstance(atom, core.Literal) else known[atom]
-
-        for eqn in jaxpr.eqns:
-            operands = [find(x) for x in eqn.invars]
-            if eqn.primitive.name in CALLS:
-                inner = next(eqn.params[key] for key in CALLED if key in eqn.params)
-                results = run(as_jaxpr(inner), getattr(inner, "consts", ()), operands)
-            else:
-                results = _bound(eqn, eqn.params, operands)
-            known |= dict(zip(eqn.outvars, results, strict=True))
-        return [find(x) for x in jaxpr.outvars]
-
-    def flat(*arguments):
-        return run(function.jaxpr, function.consts, arguments)
-
-    return jax.make_jaxpr(flat)(*function.in_avals)
-
-
 def _relate(eqn: core.JaxprEqn, classes: _Classes) -> None:
     """What an equation says of the dimensions of its operands and results."""
     name, operands, results, params = eqn.primitive.name, eqn.invars, eqn.outvars, eqn.params
@@ -213,12 +188,7 @@ def _of_part(eqn: core.JaxprEqn, shape: tuple[int, ...], *operands) -> list[jax.
         return [lax.broadcasted_iota(params["dtype"], shape, params["dimension"])]
     # Parts have no mesh in their types.
     params = {key: None if key in _SHARDINGS else value for key, value in params.items()}
-    return _bound(eqn, params, operands)
-
-
-def _bound(eqn: core.JaxprEqn, params, operands) -> list[jax.Array]:
-    results = eqn.primitive.bind(*operands, **params)
-    return list(results) if eqn.primitive.multiple_results else [results]
+    return bound(eqn, params, operands)
 
 
 _SHARDINGS = ("sharding", "out_sharding")

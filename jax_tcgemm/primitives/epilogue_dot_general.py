@@ -24,6 +24,7 @@ from jax.extend import core
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.epilogues import InexpressibleError, emit
+from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
@@ -95,6 +96,13 @@ def epilogue_dot_general(
 
 def hoist(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, Sequence[jax.Array]]:
     """A function without constants, which are its last arguments then; and these."""
+    # The same function each time: what is compiled is found by it.
+    return _hoisted(function) if function.consts else _hoisted_of_known(function)
+
+
+def _hoisted(function: core.ClosedJaxpr):
+    if any(map(closes_over_arrays, function.jaxpr.eqns)):
+        function = written_out(function, closes_over_arrays)
     constants, num_arguments = function.consts, len(function.in_avals)
     if not constants:
         return function, ()
@@ -105,6 +113,9 @@ def hoist(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, Sequence[jax.Ar
 
     types = map(jax.typeof, constants)
     return jax.make_jaxpr(of_constants)(*function.in_avals, *types), constants
+
+
+_hoisted_of_known = functools.lru_cache(maxsize=1024)(_hoisted)
 
 
 def _without_keys(function: core.ClosedJaxpr, operands):
@@ -120,7 +131,6 @@ def _is_key(x) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-# The same function each time: what is compiled is found by it.
 @functools.lru_cache(maxsize=1024)
 def _of_key_data(function: core.ClosedJaxpr, generators: tuple[Hashable, ...], types):
     def of_data(acc, *operands):

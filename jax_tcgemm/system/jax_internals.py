@@ -267,6 +267,28 @@ def as_jaxpr(x) -> core.Jaxpr | None:
     return x if isinstance(x, core.Jaxpr) else None
 
 
+def bound(eqn: core.JaxprEqn, params: dict, operands) -> list[jax.Array]:
+    """The results of an equation's primitive with other operands and parameters.
+
+    Written, as far as what is made of it is told, where the equation is.
+    """
+    primitive = eqn.primitive
+    if hasattr(primitive, "get_bind_params"):
+        params = primitive.get_bind_params(params)
+    with _written_at(eqn):
+        results = primitive.bind(*operands, **params)
+    return list(results) if primitive.multiple_results else [results]
+
+
+def _written_at(eqn: core.JaxprEqn) -> contextlib.AbstractContextManager:
+    try:
+        from jax._src.source_info_util import user_context
+
+        return user_context(eqn.source_info.traceback)
+    except (ImportError, AttributeError, TypeError):
+        return contextlib.nullcontext()
+
+
 def source_line(eqn: core.JaxprEqn) -> str:
     """Where an equation was written, outside of JAX and us, as "file:line"; "" if unknown."""
     for frame in getattr(getattr(eqn.source_info, "traceback", None), "frames", []):
