@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import functools
+import hashlib
 import importlib.util
 import json
 import os
@@ -16,6 +17,7 @@ import filelock
 import numpy as np
 from kernel_instances import MMA_SYNC_INSTRUCTIONS, WGMMA_INSTRUCTIONS
 
+from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.selection import tables
 
@@ -27,7 +29,9 @@ _MACHINE = tuple(
 
 # Host code and kernels that each implementation needs besides those that multiply.
 _COMMON = ["core/problem.cc", "core/ragged_problem.cc"]
-_REDUCTIONS = ["kernels/common/split_reduction.cu", "kernels/common/reduction.cu"]
+_REDUCTIONS = [
+    f"kernels/common/{name}.cu" for name in ("split_reduction", "reduction", "function_launch")
+]
 SOURCES = {
     "simt": [*_COMMON, "kernels/simt/simt.cc"],
     "mma_sync": [
@@ -56,10 +60,26 @@ _GUARD = 512
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A file to compile: of csrc, or of tests/emulator where it starts with "emulator/"."""
+    """A file to compile: of csrc, or of tests/emulator where it starts with "emulator/".
+
+    Or one that holds `text`.
+    """
 
     path: str
     defines: tuple[tuple[str, str], ...] = ()
+    text: str = ""
+
+
+def carried(instance: Instance) -> Source:
+    """A kernel as a program brings it."""
+    text = (
+        f'{instance.source}#include "kernels/common/kernel.h"\n'
+        "static const bool added = tcgemm::add_kernel(\n"
+        f'    "{instance.kernel}",\n'
+        f"    reinterpret_cast<const void*>(&{instance.kernel}));\n"
+    )
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Source(f"emulator/instances/carried_{digest}.cc", text=text)
 
 
 def wgmma_table(dtype: str, layout: str, *configs: str, fused: bool = False) -> Source:
@@ -327,6 +347,9 @@ class Emulator:
             else:
                 self._prefix, self._objects = like._prefix, like._objects
             chosen = [Source(s) if isinstance(s, str) else s for s in sources]
+            for source in chosen:
+                if source.text:
+                    _write(directory / source.path, as_host_code(source.text))
             objects = [*self._objects, *pool.map(compile_one, chosen)]
             _write(directory / "stubs.c", _stubs(_run(["nm", "-P", *objects], directory)))
             link = ["g++", "-shared", "-fPIC", "-fexceptions", "-Wl,-Bsymbolic", *objects]
@@ -367,6 +390,10 @@ class Emulator:
             "mutant": self.mutant,
         }
         fields |= {f"{name}_array": held.ctypes.data for name, (_, held) in places.items()}
+        fields |= {f"{name}_bytes": held.nbytes for name, (_, held) in places.items()}
+        for name, value in fields.items():
+            if isinstance(value, np.ndarray):
+                fields[name] = " ".join(map(str, value))
         text = "\n".join(f"{name}={value}" for name, value in fields.items())
         call = getattr(self._library, f"emulate_{problem.kind}")
         call.restype = ctypes.c_char_p
@@ -403,6 +430,9 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         is_sums = problem.form == "sums"
         return {"d": ((problem.targets, problem.n) if is_sums else (problem.pairs,), out)}
     found = {"d": (problem.d_shape, out)}
+    if (function := problem.epilogue.function) is not None:
+        for i, dtype in enumerate(function.dtypes[1:]):
+            found[f"function result {i}"] = (problem.d_shape, dtype)
     if problem.epilogue.aux_out:
         found["aux_out"] = (problem.aux_shape, out)
     if problem.epilogue.column_sums:

@@ -25,6 +25,8 @@ SOURCES = (
 
 PROGRAM = """
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "cpu/blas/host_blas.h"
 #include "cpu/host_gemm.h"
@@ -67,6 +69,10 @@ template <typename Field>
 void change(Field& field) {
   if constexpr (std::is_same_v<Field, bool>) {
     field = !field;
+  } else if constexpr (std::is_same_v<Field, std::string>) {
+    field += "changed";
+  } else if constexpr (std::is_same_v<Field, std::vector<int64_t>>) {
+    field.push_back(2);
   } else {
     field = static_cast<Field>(static_cast<int64_t>(field) + 2);
   }
@@ -115,10 +121,10 @@ EPILOGUES = (
 DECLARED = {
     "gemm simt_naive": SCALARS,
     "gemm simt_tiled": SCALARS,
-    "gemm wmma_naive": EPILOGUES,
-    "gemm wmma_tiled": EPILOGUES,
-    "gemm mma_sync": EPILOGUES,
-    "gemm wgmma": EPILOGUES,
+    "gemm wmma_naive": f"{EPILOGUES}, function",
+    "gemm wmma_tiled": f"{EPILOGUES}, function",
+    "gemm mma_sync": f"{EPILOGUES}, function",
+    "gemm wgmma": f"{EPILOGUES}, function",
     "gemm cublaslt": f"{SCALARS}, activation, derivative, bias along n, aux_out",
     "gemm host": EPILOGUES,
     "ragged mma_sync": "",
@@ -133,7 +139,8 @@ DECLARED = {
 # Fields that every implementation must look at, or that say more of a feature.
 PLAIN = {
     "gemm": "compute batch batch_inner m n k a_transposed b_transposed a_ld a_outer_stride "
-    "a_inner_stride b_ld b_outer_stride b_inner_stride up_offset bias_batch_stride",
+    "a_inner_stride b_ld b_outer_stride b_inner_stride up_offset bias_batch_stride "
+    "function_reads function_indices function_results",
     "ragged": "form compute batch m n k groups num_sizes b_transposed a_batched b_batched "
     "sizes_batched a_rows",
     "rows": "form a_rows b_rows targets pairs n",

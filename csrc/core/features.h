@@ -21,6 +21,7 @@ enum class Feature : int32_t {
   kBiasM,
   kAuxOut,
   kColumnSums,
+  kFunction,
   kGathered,    // of grouped products
   kWeighted,    // of sums of rows
   kScalarArgs,  // of BLAS
@@ -36,6 +37,7 @@ inline constexpr std::array kNames<Feature>{"alpha other than 1",
                                             "bias along m",
                                             "aux_out",
                                             "column_sums",
+                                            "function",
                                             "gathered rows",
                                             "weights",
                                             "scalars on the device",

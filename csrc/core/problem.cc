@@ -1,5 +1,6 @@
 #include "core/problem.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/extent.h"
@@ -48,13 +49,54 @@ std::string check_operand(const char* name, const Problem& p, const Operand& x, 
   return "";
 }
 
+std::string check_function(const Problem& p) {
+  const Function& f = p.epilogue.function;
+  if (f.is_none()) {
+    if (f.reads.empty() && f.indices.empty() && f.more_result_bytes.empty()) return "";
+    return "function must be named where it reads or gives something";
+  }
+  const auto is_identifier = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+  if (!std::all_of(f.name.begin(), f.name.end(), is_identifier)) return "function must be a name, got " + f.name;
+  const auto num_reads = static_cast<int64_t>(f.reads.size()), num_indices = static_cast<int64_t>(f.indices.size());
+  const auto num_results = static_cast<int64_t>(f.more_result_bytes.size());
+  if (num_reads % Function::kReadFields != 0 || f.num_reads() > Function::kMostReads) {
+    return must("function_reads", "be at most 12 times nine numbers", num_reads);
+  }
+  if (num_indices % Function::kIndexFields != 0 || f.num_indices() > Function::kMostIndices) {
+    return must("function_indices", "be at most 8 times three numbers", num_indices);
+  }
+  if (num_results >= Function::kMostResults) return must("function_results", "be fewer than six", num_results);
+  const auto is_size = [](int64_t bytes) { return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8; };
+  for (int64_t i = 0; i < f.num_reads(); ++i) {
+    const Function::Read x = f.read(i);
+    if (x.operand < 0 || x.operand >= Function::kMostReads) return must("a read's operand", "be in [0, 12)", x.operand);
+    if (!is_size(x.bytes)) return must("bytes of a read", "be 1, 2, 4 or 8", x.bytes);
+    if (x.period < 1 || x.period > INT32_MAX) return must("a read's period", "be in [1, 2^31)", x.period);
+  }
+  for (int64_t i = 0; i < f.num_indices(); ++i) {
+    const Function::Index x = f.index(i);
+    if (x.level < 0 || x.level > 3) return must("an index's level", "be in [0, 4)", x.level);
+    for (int64_t number : {x.divisor, x.extent}) {
+      if (number < 1 || number > INT32_MAX) return must("numbers of an index", "be in [1, 2^31)", number);
+    }
+  }
+  for (int64_t bytes : f.more_result_bytes) {
+    if (!is_size(bytes)) return must("bytes of a function's result", "be 1, 2, 4 or 8", bytes);
+  }
+  Epilogue rest = p.epilogue;
+  rest.function = {};
+  if (!rest.is_none() || p.alpha != 1.0 || p.beta != 0.0) return "a function must be all that follows the product";
+  return "";
+}
+
 std::string check_epilogue(const Problem& p) {
   const Epilogue& e = p.epilogue;
   if (e.up_offset < 0 || (e.up_offset != 0 && !p.has_two_b())) {
     return must("up_offset", p.has_two_b() ? "not be negative" : "be 0 unless gated and no derivative", e.up_offset);
   }
   if (e.bias_batch_stride < 0) return must("bias_batch_stride", "not be negative", e.bias_batch_stride);
-  if (e.is_none()) return "";
+  if (std::string error = check_function(p); !error.empty()) return error;
+  if (e.is_none() || !e.function.is_none()) return "";
   if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32 && p.out != DType::kF64) {
     return std::string("d of a product with an epilogue must be f16, bf16, f32 or f64, got ") + name_of(p.out);
   }
@@ -86,7 +128,52 @@ int64_t b_elements(const Problem& p) {
   return multiply_add(1, p.epilogue.up_offset, span(p, p.b, shape_of_b(p)));
 }
 
+// From the first element that is read to the last, both included; the least int64 and the largest where one does not
+// fit.
+struct Range {
+  __int128 first, last;
+};
+
+Range range_of(const Problem& p, const Function::Read& x) {
+  Range range{x.offset, x.offset};
+  const auto add = [&](int64_t stride, int64_t extent) {
+    const __int128 way = static_cast<__int128>(stride) * std::max<int64_t>(extent - 1, 0);
+    (way < 0 ? range.first : range.last) += way;
+  };
+  add(x.batch_outer, p.batch_outer());
+  add(x.batch_inner, p.batch_inner);
+  add(x.m_outer, ceil_div(p.m, x.period));
+  add(x.m_inner, std::min(p.m, x.period));
+  add(x.n, p.n);
+  return range;
+}
+
 }  // namespace
+
+int64_t Function::num_operands() const {
+  int64_t num = 0;
+  for (int64_t i = 0; i < num_reads(); ++i) num = std::max(num, read(i).operand + 1);
+  return num;
+}
+
+std::string check_buffers(const Problem& p, const Buffers& buffers) {
+  const Function& f = p.epilogue.function;
+  for (int64_t i = 0; i < f.num_reads() && !p.is_empty(); ++i) {
+    const Function::Read x = f.read(i);
+    const Range range = range_of(p, x);
+    if (range.first < 0 || (range.last + 1) * x.bytes > buffers.function_operands[x.operand].bytes) {
+      return "operand " + std::to_string(x.operand) + " of the function must hold all that is read of it";
+    }
+  }
+  for (size_t i = 0; i < f.more_result_bytes.size(); ++i) {
+    const int64_t bytes = multiply_add(f.more_result_bytes[i], d_elements(p), 0);
+    if (buffers.more_results[i].bytes != bytes) {
+      return must("a function's result", "have exactly " + std::to_string(bytes) + " bytes",
+                  buffers.more_results[i].bytes);
+    }
+  }
+  return "";
+}
 
 std::string check_problem(const Problem& p) {
   if (std::string error = check_extents({{"m", p.m}, {"n", p.n}, {"k", p.k}, {"batch", p.batch}}); !error.empty()) {
@@ -109,6 +196,7 @@ Features features_of(const Epilogue& e) {
   needed.add(Feature::kBiasM, e.bias == Bias::kM);
   needed.add(Feature::kAuxOut, e.aux_out);
   needed.add(Feature::kColumnSums, e.column_sums);
+  needed.add(Feature::kFunction, !e.function.is_none());
   return needed;
 }
 
@@ -142,11 +230,16 @@ const BufferTable<Problem, Buffers>& buffer_table(const Problem&) {
        [](P& p) { return p.epilogue.bias_dtype; }, put<&Buffers::bias>},
       {"aux_in", BufferRole::kReplaced, [](P& p) -> int64_t { return p.epilogue.derivative; }, aux_elements, out,
        put<&Buffers::aux_in>},
+      {"function operand", BufferRole::kOperand, [](P& p) { return p.epilogue.function.num_operands(); }, nullptr,
+       nullptr, [](P&, Buffers& buffers, void* x, int64_t bytes) { buffers.function_operands.push_back({x, bytes}); }},
       {"d", BufferRole::kResult, always, d_elements, out, put<&Buffers::d>},
       {"aux_out", BufferRole::kResult, [](P& p) -> int64_t { return p.epilogue.aux_out; }, aux_elements, out,
        put<&Buffers::aux_out>},
       {"column_sums", BufferRole::kResult, [](P& p) -> int64_t { return p.epilogue.column_sums; }, column_sums_elements,
        sum_dtype, put<&Buffers::column_sums>},
+      {"function result", BufferRole::kResult,
+       [](P& p) { return static_cast<int64_t>(p.epilogue.function.more_result_bytes.size()); }, nullptr, nullptr,
+       [](P&, Buffers& buffers, void* x, int64_t bytes) { buffers.more_results.push_back({x, bytes}); }},
   };
   return table;
 }

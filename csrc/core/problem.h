@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/activation.h"
 #include "core/buffers.h"
@@ -44,12 +45,53 @@ struct Operand {
   int64_t batch_inner_stride;
 };
 
+// An elementwise function of the sums and of operands, as device code: a struct of this name in the namespace
+// tcgemm::elementwise, which a program's kernels are compiled with. epilogue/function.cuh says how it is called. Places
+// and strides are in elements. Of a matrix with rows of `n`, row m lies at m / period * m_outer + m % period * m_inner.
+struct Function {
+  struct Read {
+    int64_t operand;  // its number among the function's operands
+    int64_t bytes;    // of an element
+    int64_t offset;   // of the first one
+    int64_t batch_outer, batch_inner, m_outer, m_inner, period, n;
+  };
+  static constexpr int64_t kReadFields = 9;
+  // The index along a dimension of the product that lies in a level: position / divisor % extent.
+  struct Index {
+    int64_t level;  // batch_outer, batch_inner, m, n
+    int64_t divisor, extent;
+  };
+  static constexpr int64_t kIndexFields = 3;
+  static constexpr int64_t kMostReads = 12, kMostResults = 6, kMostIndices = 8;
+
+  std::string name;                        // empty: none
+  std::vector<int64_t> reads;              // kReadFields of each
+  std::vector<int64_t> indices;            // kIndexFields of each
+  std::vector<int64_t> more_result_bytes;  // of an element of each result after D
+
+  bool is_none() const { return name.empty(); }
+  int64_t num_reads() const { return static_cast<int64_t>(reads.size()) / kReadFields; }
+  Read read(int64_t i) const {
+    const int64_t* x = &reads[i * kReadFields];
+    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8]};
+  }
+  int64_t num_indices() const { return static_cast<int64_t>(indices.size()) / kIndexFields; }
+  Index index(int64_t i) const {
+    const int64_t* x = &indices[i * kIndexFields];
+    return {x[0], x[1], x[2]};
+  }
+  // One more than the largest that is read.
+  int64_t num_operands() const;
+};
+
 // What happens to Z = alpha * op(A) op(B) + bias before it is stored; f is the activation.
 //
 //   forward            D = f(Z) + beta * C                       aux_out = Z
 //   derivative         D = f'(aux_in) * Z + beta * C
 //   gated              D = f(Z) * Z_up + beta * C                aux_out = [Z | Z_up]
 //   gated, derivative  D = [f'(gate) * up * Z | f(gate) * Z] + beta * C, aux_in = [gate | up]
+//
+// or D and more results are what `function` makes of Z, which is the plain product then.
 //
 // [x | y] has rows of 2n elements, x first. A gated product has two matrices B of the same layout,
 // for Z and for Z_up, and its bias (n only) has 2n elements. aux_in and aux_out have D's dtype.
@@ -64,9 +106,11 @@ struct Epilogue {
   bool aux_out = false;
   // Also the sums over m of D as stored, in float32 (float64 for float64): (batch, columns of D).
   bool column_sums = false;
+  Function function;
 
   bool is_none() const {
-    return activation == Activation::kNone && !derivative && !gated && bias == Bias::kNone && !aux_out && !column_sums;
+    return activation == Activation::kNone && !derivative && !gated && bias == Bias::kNone && !aux_out &&
+           !column_sums && function.is_none();
   }
 };
 
@@ -117,6 +161,10 @@ void visit_fields(Problem& p, Visit&& visit) {
   visit("column_sums", p.epilogue.column_sums);
   visit("up_offset", p.epilogue.up_offset);
   visit("bias_batch_stride", p.epilogue.bias_batch_stride);
+  visit("function", p.epilogue.function.name);
+  visit("function_reads", p.epilogue.function.reads);
+  visit("function_indices", p.epilogue.function.indices);
+  visit("function_results", p.epilogue.function.more_result_bytes);
 }
 
 // Calls visit(buffer, name, field) for each dtype: in a call the buffer tells it, in a query a field of this name.
@@ -146,9 +194,17 @@ struct Buffers {
   const void* aux_in = nullptr;
   void* aux_out = nullptr;
   void* column_sums = nullptr;
+  // Of a function.
+  struct Array {
+    void* data;
+    int64_t bytes;
+  };
+  std::vector<Array> function_operands, more_results;
 };
 
-// The arrays of a call: a, b [, b_up] [, c] [, bias] [, aux_in] -> d [, aux_out] [, column_sums].
+// The arrays of a call:
+//   a, b [, b_up] [, c] [, bias] [, aux_in] [, function operands]
+//   -> d [, aux_out] [, column_sums] [, function results].
 //   b_up    of a gated product, unless up_offset finds it inside b
 //   c       where beta != 0; it may be given, but is not read, otherwise
 //   aux_in  of a derivative
@@ -158,6 +214,9 @@ const BufferTable<Problem, Buffers>& buffer_table(const Problem& problem);
 // dimensions cover their rows, batch_inner divides batch, and the epilogue makes sense for the
 // dtypes. Empty when they hold, else a sentence naming the first one broken.
 std::string check_problem(const Problem& problem);
+
+// Whether the arrays hold all that a function reads, and its results exactly what it writes. As above.
+std::string check_buffers(const Problem& problem, const Buffers& buffers);
 
 // The dtype of column sums, and of what a floating-point product accumulates in.
 inline DType sum_dtype(const Problem& problem) { return problem.compute == Compute::kF64 ? DType::kF64 : DType::kF32; }

@@ -92,6 +92,14 @@ std::string take_buffers(const std::vector<GivenBuffer<Problem, Buffers>>& given
   std::vector<int64_t> replaced;  // elements of operands in whose place results may lie
   size_t num_successors = 0;
   for (const auto& [rule, buffer] : given) {
+    if (rule->elements == nullptr) {
+      if (!has_whole_bytes(buffer.element_type())) {
+        return std::string(rule->name) + " must have elements of whole bytes, got XLA type " +
+               std::to_string(static_cast<int>(buffer.element_type()));
+      }
+      rule->put(p, *buffers, buffer.untyped_data(), static_cast<int64_t>(buffer.size_bytes()));
+      continue;
+    }
     int64_t elements = rule->elements(p);
     if (rule->role == BufferRole::kSuccessor && num_successors < replaced.size()) elements = replaced[num_successors++];
     if (rule->is_result() && p.is_empty() && elements > 0) {  // Nothing is launched, and it would not be written.
@@ -107,7 +115,7 @@ std::string take_buffers(const std::vector<GivenBuffer<Problem, Buffers>>& given
     if (rule->role == BufferRole::kReplaced) replaced.push_back(count);
     rule->put(p, *buffers, buffer.untyped_data(), count);
   }
-  return "";
+  return check_buffers(p, *buffers);
 }
 
 // The rest of a call whose problem and buffers have been checked: finds the implementation, asks it,

@@ -6,14 +6,37 @@ which is planned in its own right, and what XLA makes of the function. The plan 
 """
 
 import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
 
 import jax
+import numpy as np
+from jax import lax
 from jax.extend import core
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
+from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold
+from jax_tcgemm.epilogues import EpilogueSource, InexpressibleError, emit
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
+from jax_tcgemm.problem.epilogue import Epilogue
+from jax_tcgemm.problem.function import (
+    MOST_INDICES,
+    MOST_READS,
+    MOST_RESULTS,
+    Function,
+    Index,
+    Strides,
+    make_function,
+    order_of_results,
+)
 from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.problem.precision import Numerics
+
+# What stands for D where no implementation knows its dtype, by its size.
+_CARRIERS = {1: "u8", 4: "s32", 8: "f64"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,19 +58,34 @@ class Product:
 class Plan:
     """How a product with an epilogue runs on one device.
 
-    `problem` and `fold` are None where it can only be run unfused, for the reason in `choice.why`.
-    With a problem, too, `choice.implementation` may be "xla": unfused.
+    `problem`, `numerics` and `fold` are None where it can only be run unfused, for the reason in
+    `choice.why`. With a problem, too, `choice.implementation` may be "xla": unfused. `operands` are
+    those of the function that the call takes, in their order there.
     """
 
     product: Product
+    numerics: Numerics | None
     fold: Fold | None
     problem: Problem | None
+    operands: tuple[int, ...]
     choice: selection.Choice
 
     @property
     def is_fused(self) -> bool:
         """Whether one call runs it."""
         return self.choice.implementation != selection.XLA
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Every array that XLA must rewrite for the call."""
+        if not self.is_fused:
+            return ()
+        return dense.copies(self.product.product, self.numerics, self.fold)
+
+    @property
+    def code(self) -> str:
+        """The generated code of the function, "" where it is not part of a kernel."""
+        return self.problem.epilogue.function.definitions if self.is_fused else ""
 
 
 def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
@@ -64,12 +102,190 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     Raises:
       ValueError: when an implementation was forced that cannot run it.
     """
-    choice = selection.Choice(
-        selection.XLA, "default", "unfused: " + (obstacle or "the CPU runs functions by XLA")
+    bare = product.product
+    asked = bare.implementation, bare.config
+    if device.platform == "cpu" and asked[0] in (None, "host", selection.XLA):
+        obstacle = obstacle or "on the CPU XLA runs the function"
+        return _unfused(product, obstacle)
+    folded = obstacle or _folded(product, device.platform)
+    if isinstance(folded, str):
+        if asked[0] in (None, selection.XLA):
+            return _unfused(product, folded)
+        # An implementation that was asked for by name: an error says why it cannot run the call.
+        selection.select(bare.op, None, device, *asked, obstacle=folded)
+    numerics, fold, problem, operands = folded
+    choice = selection.select(bare.op, problem, device, *asked)
+    return Plan(product, numerics, fold, problem, operands, choice)
+
+
+def _unfused(product: Product, why: str) -> Plan:
+    choice = selection.Choice(selection.XLA, "default", f"unfused: {why}")
+    return Plan(product, None, None, None, (), choice)
+
+
+@functools.lru_cache(maxsize=1024)
+def _folded(product: Product, platform: str):
+    """Numerics, fold, problem and the operands that are read, or what stands against it."""
+    folded = dense.fold_product(product.product, platform)
+    if isinstance(folded, str):
+        return folded
+    numerics, fold, problem = folded
+    if numerics.out_dtype != product.product.result_dtype:
+        return f"no implementation gives {product.product.result_dtype} to a function"
+    if fold.result_order is not None:
+        return "its result must be permuted"
+    if math.prod(product.product.result_shape) == 0:
+        return "its result is empty"
+    try:
+        source, _ = emit(product.function)
+    except InexpressibleError as error:
+        return str(error)
+    shape = product.product.result_shape
+    for levels in _Levels.all_of(fold, shape):
+        placed = _placed(source, product, levels)
+        if not isinstance(placed, str):
+            break
+    else:
+        return placed
+    function, operands = placed
+    problem = _in_levels(problem, math.prod(shape[axis] for axis in levels.inner))
+    dtype = function.dtypes[0]
+    out_dtype = DTYPE_NAMES.get(dtype) or _CARRIERS.get(dtype.itemsize)
+    if out_dtype is None:
+        return f"no implementation makes {dtype}"
+    epilogue = Epilogue(function=function)
+    problem = dataclasses.replace(problem, out_dtype=out_dtype, epilogue=epilogue)
+    return numerics, fold, problem, operands
+
+
+def _in_levels(problem: Problem, batch_inner: int) -> Problem:
+    """The same, with the batch's one level as two."""
+    if batch_inner == problem.batch_inner:
+        return problem
+    a, b = (
+        dataclasses.replace(x, outer_stride=x.inner_stride * batch_inner)
+        for x in (problem.a, problem.b)
     )
-    return Plan(product, None, None, choice)
+    return dataclasses.replace(problem, batch_inner=batch_inner, a=a, b=b)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Levels:
+    """The dimensions of the result, other than those of extent 1, in each of the problem's four."""
+
+    outer: tuple[int, ...]
+    inner: tuple[int, ...]
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+
+    @classmethod
+    def all_of(cls, fold: Fold, shape: tuple[int, ...]) -> Iterator["_Levels"]:
+        """That of the fold, then those in which its one level of the batch is cut in two."""
+        axes = [axis for axis, extent in enumerate(shape) if extent != 1]
+
+        def take(extent: int) -> tuple[int, ...]:
+            run = []
+            while math.prod(shape[axis] for axis in run) != extent:
+                run.append(axes.pop(0))
+            return tuple(run)
+
+        outer = take(fold.batch // max(fold.batch_inner, 1))
+        inner, m, n = take(fold.batch_inner), take(fold.m), take(fold.n)
+        yield cls(outer, inner, m, n)
+        for first in range(1, 0 if outer else len(inner)):
+            yield cls(inner[:first], inner[first:], m, n)
+
+
+def _placed(source: EpilogueSource, product: Product, levels: _Levels):
+    """The function with its operands beside the folded product and the operands, or an obstacle."""
+    if any(x.reduction is not None for x in source.results):
+        return "XLA reduces its results"
+    shape = product.product.result_shape
+    operands = tuple(dict.fromkeys(read.operand for read in source.reads))
+    for what, number, most in (
+        ("reads more than", len(source.reads), MOST_READS),
+        ("has more results than", len(source.results), MOST_RESULTS),
+        ("asks for indices of more dimensions than", max(source.index_dimensions, default=-1) + 1, MOST_INDICES),
+    ):
+        if number > most:
+            return f"its function {what} {most}"
+    strides = []
+    for read in source.reads:
+        found = _strides(read, product.operand_shapes[read.operand], levels, shape)
+        if found is None:
+            return f"operand {read.operand} of its function has no stride along the product"
+        strides.append(found)
+    indices = tuple(
+        _index(dim, levels, shape) for dim in range(max(source.index_dimensions, default=-1) + 1)
+    )
+    numbers = tuple(operands.index(read.operand) for read in source.reads)
+    return make_function(source, numbers, tuple(strides), indices), operands
+
+
+def _strides(read, held: tuple[int, ...], levels: _Levels, shape) -> Strides | None:
+    offset, factors = read.strides(held, len(shape))
+
+    def stride(axes: Sequence[int]) -> int | None:
+        """That along dimensions which collapse; None where they do not."""
+        if not axes:
+            return 0
+        expected = factors[axes[-1]]
+        for axis in reversed(axes):
+            if factors[axis] != expected:
+                return None
+            expected *= shape[axis]
+        return factors[axes[-1]]
+
+    m_outer, m_inner, period = 0, stride(levels.m), math.prod(shape[axis] for axis in levels.m)
+    for first in range(1, len(levels.m)):
+        if m_inner is not None:
+            break
+        m_outer, m_inner = stride(levels.m[:first]), stride(levels.m[first:])
+        period = math.prod(shape[axis] for axis in levels.m[first:])
+        m_inner = None if m_outer is None else m_inner
+    others = [stride(axes) for axes in (levels.outer, levels.inner, levels.n)]
+    if m_inner is None or None in others:
+        return None
+    outer, inner, n = others
+    return Strides(offset, outer, inner, m_outer, m_inner, max(period, 1), n)
+
+
+def _index(dim: int, levels: _Levels, shape) -> Index:
+    for level, axes in enumerate((levels.outer, levels.inner, levels.m, levels.n)):
+        if dim in axes:
+            after = axes[axes.index(dim) + 1 :]
+            return Index(level, math.prod(shape[x] for x in after), shape[dim], len(axes) == 1)
+    return Index(2, 1, 1, False)  # of extent 1, which nothing asks for
 
 
 def product_with_epilogue(plan: Plan, lhs, rhs, *operands) -> list[jax.Array]:
     """Carries out a plan that is fused."""
-    raise NotImplementedError
+    numerics, fold, function = plan.numerics, plan.fold, plan.problem.epilogue.function
+    a = dense.prepare(lhs, numerics.lhs_dtype, fold.lhs_order)
+    b = dense.prepare(rhs, numerics.rhs_dtype, fold.rhs_order)
+    a, b = (b, a) if fold.swapped else (a, b)
+    shape = plan.product.product.result_shape
+    d_dtype = DTYPES[plan.problem.out_dtype]
+    results = [
+        jax.ShapeDtypeStruct(shape, dtype) for dtype in (d_dtype, *function.dtypes[1:])
+    ]
+    given = [_stored(operands[i]) for i in plan.operands]
+    found = call(plan.problem, plan.choice, (a, b, *given), results)
+    found[0] = _carried(found[0], function.dtypes[0])
+    ordered: list[jax.Array] = [None] * len(found)
+    for place, number in enumerate(function.order):
+        ordered[number] = found[place]
+    own = zip(ordered, plan.product.function.out_avals, strict=True)
+    return [lax.reshape(x, aval.shape) for x, aval in own]
+
+
+def _stored(x: jax.Array) -> jax.Array:
+    """An operand as kernels read it. A single truth value would pass for a kernel."""
+    return x.astype(np.uint8) if x.dtype == bool else x
+
+
+def _carried(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """What a carrier of D holds."""
+    if x.dtype == dtype:
+        return x
+    return x != 0 if dtype == bool else lax.bitcast_convert_type(x, dtype)

@@ -9,7 +9,10 @@ import re
 
 # Spills that are accepted: a regular expression, searched in "<source> <target> <function>",
 # to the reason why.
-ALLOWED_SPILLS: dict[str, str] = {}
+ALLOWED_SPILLS: dict[str, str] = {
+    r"8FunctionINS_11elementwise": "what a function needs beyond the registers that accumulators "
+    "leave is spilled after the main loop, which has none",
+}
 
 _ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 _FUNCTION = re.compile(r"Function properties for (\S+)")

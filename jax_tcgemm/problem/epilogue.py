@@ -7,10 +7,13 @@ With Z = alpha * op(A) op(B) + bias and f the activation:
     gated              D = f(Z) * Z_up + beta * C                aux_out = [Z | Z_up]
     gated, derivative  D = [f'(gate) * up * Z | f(gate) * Z] + beta * C, aux_in = [gate | up]
 
-[x | y] is of shape (batch, m, 2, n).
+[x | y] is of shape (batch, m, 2, n). Or, in place of all that, D and more results are what a
+function makes of the product and of further operands.
 """
 
 import dataclasses
+
+from jax_tcgemm.problem.function import NO_FUNCTION, Function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Epilogue:
       bias_batch_stride: elements between the biases of two batch entries; 0 shares one.
       aux_out: also return Z, in the dtype of D. Not with `derivative`.
       column_sums: also return the sums over m of D as stored, in float32 (float64 for float64).
+      function: in place of all of the above; None: none.
     """
 
     activation: str = "none"
@@ -40,12 +44,15 @@ class Epilogue:
     bias_batch_stride: int = 0
     aux_out: bool = False
     column_sums: bool = False
+    function: Function | None = None
 
     def attributes(self) -> dict:
         """Its part of the FFI attribute `gemm` (csrc/core/problem.h)."""
-        attributes = dataclasses.asdict(self)
+        fields = (field.name for field in dataclasses.fields(self))
+        attributes = {name: getattr(self, name) for name in fields}
         del attributes["bias_dtype"]  # The operand says it.
-        return attributes
+        function = attributes.pop("function")
+        return attributes | (NO_FUNCTION if function is None else function.attributes())
 
     def __str__(self) -> str:
         """What it does in a few words, "" when nothing: "silu' gated +bias[n f32] aux sums"."""
@@ -57,6 +64,8 @@ class Epilogue:
         if self.bias != "none":
             per_batch = " batched" if self.bias_batch_stride else ""
             words.append(f"+bias[{self.bias} {self.bias_dtype}{per_batch}]")
+        if self.function is not None:
+            words.append(self.function.name)
         if self.aux_out:
             words.append("aux")
         if self.column_sums:

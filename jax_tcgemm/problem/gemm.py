@@ -63,6 +63,21 @@ class Problem:
         return (self.batch, self.m, *((2,) if self.epilogue.gated else ()), self.n)
 
     @property
+    def function_bytes(self) -> int:
+        """Of what a function reads, and of its results after D."""
+        function = self.epilogue.function
+        if function is None:
+            return 0
+        extents = {"kBoth": self.m * self.n, "kM": self.m, "kN": self.n, "kNothing": 1}
+        read = sum(
+            itemsize * extents[strides.along]
+            * (self.batch if strides.batch_outer or strides.batch_inner else 1)
+            for _, itemsize, strides in function.reads
+        )
+        more = sum(dtype.itemsize for dtype in function.dtypes[1:])
+        return read + more * self.batch * self.m * self.n
+
+    @property
     def num_b(self) -> int:
         """How many matrices B a batch entry has: two in a gated product."""
         return 2 if self.epilogue.gated and not self.epilogue.derivative else 1
@@ -121,7 +136,8 @@ class Problem:
         d, aux = math.prod(self.d_shape), math.prod(self.aux_shape)
         elements = d * (2 if self.beta else 1)
         elements += aux * (self.epilogue.derivative + self.epilogue.aux_out)
-        return self.a_bytes + self.b_bytes + elements * DTYPES[self.out_dtype].itemsize
+        written = elements * DTYPES[self.out_dtype].itemsize
+        return self.a_bytes + self.b_bytes + written + self.function_bytes
 
     @property
     def a_bytes(self) -> int:

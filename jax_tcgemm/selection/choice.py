@@ -168,7 +168,8 @@ def select(
     elif obstacle:
         choice = Choice(XLA, XLA_CONFIG, obstacle)
     else:
-        if kind == "gemm" and not _unseen.is_on:
+        # A function's operands are not known to those who measure.
+        if kind == "gemm" and problem.epilogue.function is None and not _unseen.is_on:
             for found in tuple(_collectors):
                 found.append((problem, device))
         choice = _best(problem, device, tables.revision())

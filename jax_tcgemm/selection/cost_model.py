@@ -77,6 +77,9 @@ class Calibration:
     fused_read_us: float = 0.24
     fused_activation_us: float = 0.14
     fused_sums_us: float = 0.31
+    # The same of a function: for itself, and for each unit of its work (`Function.work`).
+    function_us: float = 0.17
+    function_work_us: float = 0.017
     # The part of it by which ping-pong's other warpgroup is held up.
     fused_interference: float = 0.12
     # Where rows of D are not 16-byte aligned: a tile, and as many bytes more of each of its rows,
@@ -259,7 +262,9 @@ def _walk(p: Problem, num_sms: int, x: _Configs) -> _Walk:
     # two matrices of a gated product one after the other; the kernel has half of a tile for each.
     is_bare = p.epilogue == BARE and (p.alpha, p.beta) == (1.0, 0.0)
     is_gated = p.num_b == 2
-    in_kernel = ~np.array(is_bare) & x.with_epilogue & (x.splits == 1)
+    in_kernel = ~np.array(is_bare) & (x.splits == 1)
+    if p.epilogue.function is None:
+        in_kernel = in_kernel & x.with_epilogue
     if is_gated:
         in_kernel = in_kernel & (x.tile_n % 128 == 0) & (x.cluster_m == 2)
     is_summed = (x.splits > 1) | ~(in_kernel | is_bare)
@@ -402,6 +407,9 @@ def _other_bytes(p: Problem) -> int:
 def _fused_us(p: Problem, c: Calibration) -> float:
     """What 1024 elements of a product take a warpgroup through its epilogue."""
     multiplied = p.batch * p.m * p.n * p.num_b
+    if (function := p.epilogue.function) is not None:
+        more = p.function_bytes / max(2 * multiplied, 1)
+        return c.function_us + c.fused_read_us * more + c.function_work_us * function.work
     d, aux = math.prod(p.d_shape), math.prod(p.aux_shape)
     stored = d + aux * p.epilogue.aux_out
     read = d * (p.beta != 0) + aux * p.epilogue.derivative

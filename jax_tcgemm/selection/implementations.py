@@ -223,7 +223,13 @@ def kernels(candidate: Candidate, problem: AnyProblem, device: Device) -> tuple[
         return ()
     queries = _queries(candidate.implementation, problem.kind)
     arguments = (candidate.implementation, candidate.config, problem.query(), device.query())
+    epilogue = getattr(problem, "epilogue", None)
+    function = getattr(epilogue, "function", None)
+
+    def definitions(name: str) -> str:
+        return function.definitions if function is not None and function.name in name else ""
+
     return tuple(
-        Instance(candidate.implementation, (header,), name, target)
+        Instance(candidate.implementation, (header,), name, target, definitions(name))
         for header, name, target in queries.kernels(*arguments)
     )

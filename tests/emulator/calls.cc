@@ -1,6 +1,7 @@
 // What Python calls: one product, described by lines "name=value" with the names of the problem's fields and, as
 // numbers, the addresses of its arrays.
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <sstream>
 #include <stdexcept>
@@ -27,8 +28,11 @@ class Fields {
   Found get(std::string_view name, T* out) const {
     const auto found = values_.find(std::string(name));
     if (found == values_.end()) return Found::kNo;
-    if constexpr (std::is_same_v<T, std::string_view>) {
+    if constexpr (std::is_same_v<T, std::string_view> || std::is_same_v<T, std::string>) {
       *out = found->second;
+    } else if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
+      std::istringstream numbers(found->second);
+      out->assign(std::istream_iterator<int64_t>(numbers), {});
     } else {
       std::istringstream(found->second == "True" ? "1" : found->second == "False" ? "0" : found->second) >> *out;
     }
@@ -77,8 +81,13 @@ std::string run(const Fields& f, const Named<Problem, Buffers>& implementations)
   if (std::string reason = implementation.reject(p, device, config); !reason.empty()) return "rejected: " + reason;
   Buffers buffers;
   for (const auto& rule : buffer_table(p)) {
-    if (rule.count(p) > 0) rule.put(p, buffers, f.array(rule.name), rule.elements(p));
+    if (rule.count(p) > 0 && rule.elements != nullptr) rule.put(p, buffers, f.array(rule.name), rule.elements(p));
+    for (int64_t i = 0; i < rule.count(p) && rule.elements == nullptr; ++i) {
+      const std::string name = rule.name + (" " + std::to_string(i));
+      rule.put(p, buffers, f.array(name), f.value<int64_t>(name + "_bytes"));
+    }
   }
+  if (std::string error = check_buffers(p, buffers); !error.empty()) return error;
   buffers.workspace_bytes = implementation.workspace_bytes(p, device, config);
   const size_t bytes = (static_cast<size_t>(buffers.workspace_bytes) + 255) / 256 * 256;
   const std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(256, std::max<size_t>(bytes, 256)),

@@ -68,8 +68,13 @@ inline std::string reject_types(DType a, DType b, Compute compute, DType out, co
   return "the output of " + inputs + " inputs must be " + outs + ", got " + name_of(out);
 }
 
+// A function may give anything.
 inline std::string reject_types(const Problem& p, const std::vector<TypeRule>& rules) {
-  return reject_types(p.a.dtype, p.b.dtype, p.compute, p.out, rules);
+  DType out = p.out;
+  if (!p.epilogue.function.is_none()) {
+    out = p.compute == Compute::kS32 ? DType::kS32 : p.compute == Compute::kF64 ? DType::kF64 : DType::kF32;
+  }
+  return reject_types(p.a.dtype, p.b.dtype, p.compute, out, rules);
 }
 
 // A grid of one block a tile.

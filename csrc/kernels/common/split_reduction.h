@@ -10,15 +10,20 @@
 
 namespace tcgemm {
 
-// Partial products of one call in the workspace: [set][split][batch][m][n] of float32 (of int32 when
-// D is s32). A gated forward product has two sets, for Z and for Z_up; any other has one.
+// Partial products of one call in the workspace: [set][split][batch][m][n] of float32 (of what sums are, where those are
+// int32 or float64). A gated forward product has two sets, for Z and for Z_up; any other has one.
 struct SplitSums {
   const void* data;
   int num_splits;
 
   static int num_sets(const Problem& p) { return p.has_two_b() ? 2 : 1; }
   static int64_t set_elements(const Problem& p, int num_splits) { return num_splits * p.batch * p.m * p.n; }
-  static int64_t bytes(const Problem& p, int num_splits) { return 4 * num_sets(p) * set_elements(p, num_splits); }
+  static int64_t bytes(const Problem& p, int num_splits) {
+    return dtype_bytes(dtype(p)) * num_sets(p) * set_elements(p, num_splits);
+  }
+  static DType dtype(const Problem& p) {
+    return p.compute == Compute::kS32 ? DType::kS32 : p.compute == Compute::kF64 ? DType::kF64 : DType::kF32;
+  }
 };
 
 // `starts_early`: on compute capability 9.0, begins while the kernel before it ends; that one then

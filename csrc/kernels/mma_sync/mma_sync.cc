@@ -188,7 +188,9 @@ class MmaSync final : public Implementation {
     const Entry* entry = find_entry(p, parsed.tile);
     if (entry == nullptr) return {};
     const bool is_direct = EpilogueLaunch::make(p, parsed.splits, entry->has_epilogue).is_direct;
-    return kernel_of(p, *entry, !is_direct || is_bare(p)).missing(device);
+    std::vector<KernelSource> needed = EpilogueLaunch::kernels(p, device);
+    for (KernelSource& x : kernel_of(p, *entry, !is_direct || is_bare(p)).missing(device)) needed.push_back(x);
+    return needed;
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,

@@ -23,13 +23,15 @@ inline constexpr NamedConfig kConfigs[] = {TCGEMM_WGMMA_CONFIGS(TCGEMM_ENTRY)};
 inline constexpr NamedConfig kRaggedConfigs[] = {TCGEMM_WGMMA_RAGGED_CONFIGS(TCGEMM_ENTRY)};
 #undef TCGEMM_ENTRY
 
-// What a kernel is compiled for, as C++ text.
+// What a kernel is compiled for, as C++ text. `epilogue`: a type of params.cuh.
 struct Instance {
   Shape shape;
-  std::string mma, operands;
-  bool has_epilogue;
+  std::string mma, operands, epilogue;
   bool is_ragged;
 };
+
+inline const char* epilogue_text(bool has_epilogue) { return has_epilogue ? "Fused" : "Bare"; }
+inline std::string function_text(const std::string& name) { return "Function<tcgemm::elementwise::" + name + ">"; }
 
 inline std::string config_text(const Shape& shape) {
   std::string text = "tcgemm::wgmma_family::Config<";
@@ -43,7 +45,7 @@ inline KernelSource kernel_source(const Instance& x) {
   const std::string name = x.is_ragged ? "ragged_kernel" : "kernel";
   return {"kernels/wgmma/" + name + ".cuh",
           "tcgemm::wgmma_family::" + name + "<" + config_text(x.shape) + ", " + x.mma + ", " + x.operands +
-              ", tcgemm::wgmma_family::" + (x.has_epilogue ? "Fused>" : "Bare>"),
+              ", tcgemm::wgmma_family::" + x.epilogue + ">",
           "sm_90a"};
 }
 

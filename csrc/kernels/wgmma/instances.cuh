@@ -11,7 +11,7 @@ namespace tcgemm::wgmma_family {
 
 template <typename Config, typename Mma, typename Operands, typename Epilogue>
 Instance instance_of(bool is_ragged) {
-  return {Config::kShape, text_of(Mma{}), text_of(Operands{}), Epilogue::kFused, is_ragged};
+  return {Config::kShape, text_of(Mma{}), text_of(Operands{}), epilogue_text(Epilogue::kFused), is_ragged};
 }
 
 template <typename Config, typename Mma, typename Operands, typename Epilogue>

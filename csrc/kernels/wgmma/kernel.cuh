@@ -28,6 +28,7 @@
 #include <cstdint>
 
 #include "kernels/wgmma/cluster_sum.cuh"
+#include "kernels/wgmma/function_store.cuh"
 #include "kernels/wgmma/fused_store.cuh"
 #include "kernels/wgmma/loads.cuh"
 #include "kernels/wgmma/multiply.cuh"
@@ -140,6 +141,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       if constexpr (Epilogue::kFused) {
         prefetch_epilogue<Config, T::kBlocksM>(params, work.m_idx + first_row, work.n_idx, work.batch_idx);
       }
+      if constexpr (Epilogue::kIsFunction) {
+        prefetch_function<typename Epilogue::Code, Config, T::kRowsPerGroup>(
+            params.epilogue.values, work.m_idx + first_row, work.n_idx, work.batch_idx);
+      }
       if constexpr (Config::kPingPong) {
         // Group 0 begins; from then on each one waits for the other's previous tile.
         if (walk.number() > 0) {
@@ -178,17 +183,24 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         store_fused<Config>(acc, params, store_buffers, buffer_idx, work.m_idx + first_row, work.n_idx, work.batch_idx,
                             barrier_id);
       } else {
-        const int32_t m_idx = work.m_idx + first_row, d_batch_idx = work.split_idx * params.batch + work.batch_idx;
+        const int32_t m_idx = work.m_idx + first_row;
+        const auto store = [&](auto tile, auto& sums, int32_t n_idx) {
+          using Tile = decltype(tile);
+          if constexpr (Epilogue::kIsFunction) {
+            using Code = typename Epilogue::Code;
+            apply_function<Code, Config::kSwapped, T::kConsumerRegisters>(sums, params.epilogue.values, m_idx, n_idx, work.batch_idx);
+            if constexpr (!Code::kStoresRows) return;
+          }
+          store_tile<Tile, T::kTmaStoreBuffers>(sums, params, store_buffers, buffer_idx, m_idx, n_idx,
+                                                work.split_idx * params.batch + work.batch_idx, barrier_id);
+        };
         if constexpr (Config::kClusterK > 1) {
           float share[T::kBlocksM][T::Share::kTileN / 2];
           if (cluster_sum.add_up(acc, share, thread_idx, barrier_id)) {
-            store_tile<typename T::Share, T::kTmaStoreBuffers>(share, params, store_buffers, buffer_idx, m_idx,
-                                                               work.n_idx + cluster_sum.first_column(), d_batch_idx,
-                                                               barrier_id);
+            store(typename T::Share{}, share, work.n_idx + cluster_sum.first_column());
           }
         } else {
-          store_tile<Config, T::kTmaStoreBuffers>(acc, params, store_buffers, buffer_idx, m_idx, work.n_idx,
-                                                  d_batch_idx, barrier_id);
+          store(Config{}, acc, work.n_idx);
         }
       }
     }

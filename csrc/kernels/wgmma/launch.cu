@@ -6,6 +6,7 @@
 #include "core/extent.h"
 #include "kernels/common/cluster_launch.h"
 #include "kernels/common/column_sums.h"
+#include "kernels/common/function.h"
 #include "kernels/wgmma/launch.h"
 #include "kernels/wgmma/params.cuh"
 
@@ -87,6 +88,7 @@ Status launch(const Call& call) {
                            params.ldd};
     const StoreBox box = StoreBox::make(shape.swapped, geometry.share_tile_n(), d.element_bytes());
     params.store_with_tma = d.is_stored_by_tma();
+    if constexpr (Epilogue::kIsFunction) params.epilogue.values = make_function(*call.problem, *call.buffers);
     if (params.store_with_tma) {
       if (Status s = encode_output_map(&params.d_map, d, box); !s.is_ok()) return s;
     }
@@ -115,6 +117,9 @@ Status launch(const Call& call) {
 
 }  // namespace
 
-Status launch_product(const Call& call) { return call.epilogue == nullptr ? launch<Bare>(call) : launch<Fused>(call); }
+Status launch_product(const Call& call) {
+  if (call.problem != nullptr) return launch<FunctionArguments>(call);
+  return call.epilogue == nullptr ? launch<Bare>(call) : launch<Fused>(call);
+}
 
 }  // namespace tcgemm::wgmma_family

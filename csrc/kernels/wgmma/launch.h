@@ -36,6 +36,9 @@ struct Call {
   const epilogue::Fused* epilogue;
   AlignedOperand b_up;  // of a gated product
   float* column_sums;   // partial sums of 64 rows of D each, or null
+  // Only where the kernel itself runs a function: that of this problem.
+  const Problem* problem;
+  const Buffers* buffers;
   cudaStream_t stream;
 };
 
@@ -61,7 +64,7 @@ Status encode_output_map(CUtensorMap* map, const OutputMatrices& d, const StoreB
 // The same of rows [halves][columns] that an epilogue stores in boxes of 64 rows and 128 bytes.
 Status encode_fused_map(CUtensorMap* map, const OutputMatrices& d, int64_t halves);
 
-// Launches call.kernel, which is of call.geometry, and of kind Fused where there is an epilogue.
+// Launches call.kernel, which is of call.geometry, and of kind Fused or Function where there is an epilogue or function.
 Status launch_product(const Call& call);
 
 }  // namespace tcgemm::wgmma_family

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "epilogue/function_params.h"
 #include "epilogue/fused.cuh"
 #include "tile/numeric.cuh"
 #include "tile/persistent_grid.cuh"
@@ -13,12 +14,26 @@ namespace tcgemm::wgmma_family {
 // The epilogue of a kernel that stores the product as it is. The other one is Fused.
 struct Bare {
   static constexpr bool kFused = false;
+  static constexpr bool kIsFunction = false;
+};
+
+// Of one that is compiled with a function. `Code` is its struct; what a launch tells is the same for all.
+struct FunctionArguments {
+  static constexpr bool kFused = false;
+  static constexpr bool kIsFunction = true;
+
+  epilogue::FunctionParams values;
+};
+template <typename CodeType>
+struct Function : FunctionArguments {
+  using Code = CodeType;
 };
 
 // The epilogue of a kernel that can do all of them. A grouped product's has an activation, a gate and a bias, of which
 // each group is a batch entry; its D is that of Params.
 struct Fused {
   static constexpr bool kFused = true;
+  static constexpr bool kIsFunction = false;
 
   epilogue::Fused values;
   tile::TensorMap b_up_map;        // of a gated product

@@ -61,7 +61,7 @@ class WgmmaRagged final : public RaggedImplementation {
       for (const Instruction* x : grouped_instructions()) {
         for (Major a : {Major::kK, Major::kMN}) {
           const std::string operands = operands_text(x->a.text(a), x->b.text(tokens_major(base.shape)));
-          kernels_.emplace_back(kernel_source({base.shape, x->mma, operands, base.any_epilogue, true}));
+          kernels_.emplace_back(kernel_source({base.shape, x->mma, operands, epilogue_text(base.any_epilogue), true}));
         }
       }
     }

@@ -10,6 +10,7 @@
 #include "core/extent.h"
 #include "kernels/common/alignment.h"
 #include "kernels/common/epilogue_launch.h"
+#include "kernels/common/function_launch.h"
 #include "kernels/common/fused.h"
 #include "kernels/common/limits.h"
 #include "kernels/common/operand_copy.h"
@@ -130,6 +131,7 @@ struct Plan {
 // the workspace and a second kernel does.
 bool runs_epilogue(const Problem& p, const Parsed& parsed) {
   const NamedConfig& base = kConfigs[parsed.base_idx];
+  if (!p.epilogue.function.is_none()) return parsed.num_splits == 1;
   return parsed.num_splits == 1 && (is_bare(p) || (base.any_epilogue && (!p.has_two_b() || base.shape.runs_gated())));
 }
 
@@ -158,7 +160,8 @@ class Wgmma final : public Implementation {
             const bool is_taken = instruction.a.takes(a) && instruction.b.takes(b);
             const std::string operands = is_taken ? operands_text(instruction.a.text(a), instruction.b.text(b)) : "";
             for (bool has_epilogue : {false, true}) {
-              kernels_.emplace_back(kernel_source({base.shape, instruction.mma, operands, has_epilogue, false}));
+              kernels_.emplace_back(
+                  kernel_source({base.shape, instruction.mma, operands, epilogue_text(has_epilogue), false}));
             }
           }
         }
@@ -200,8 +203,12 @@ class Wgmma final : public Implementation {
 
   std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view config) const override {
     const Parsed parsed = *parse(config);
-    return kernel_of(p, Plan::make(p, nullptr, nullptr, kConfigs[parsed.base_idx].shape.swapped), parsed)
-        .missing(device);
+    const Plan plan = Plan::make(p, nullptr, nullptr, kConfigs[parsed.base_idx].shape.swapped);
+    if (p.epilogue.function.is_none()) return kernel_of(p, plan, parsed).missing(device);
+    if (runs_epilogue(p, parsed)) return kernel_of_function(p, plan, parsed).missing(device);
+    std::vector<KernelSource> both = kernel_of(p, plan, parsed).missing(device);
+    both.push_back(function_kernel_source(p, device));
+    return both;
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
@@ -221,7 +228,10 @@ class Wgmma final : public Implementation {
     call.n = base.shape.swapped ? p.m : p.n;
     call.k = p.k;
     call.geometry = {base.shape, plan.a.shape(), plan.b.shape()};
-    if (Status s = kernel_of(p, plan, parsed).find(device, &call.kernel); !s.is_ok()) return s;
+    const bool runs_function = !p.epilogue.function.is_none() && runs_epilogue(p, parsed);
+    Status found = runs_function ? kernel_of_function(p, plan, parsed).find(device, &call.kernel)
+                                 : kernel_of(p, plan, parsed).find(device, &call.kernel);
+    if (!found.is_ok()) return found;
     call.out_type = epilogue::float_type(p.out);
     call.d = buffers.d;
     call.num_splits = parsed.num_splits;
@@ -245,6 +255,11 @@ class Wgmma final : public Implementation {
 
     float* sums = reinterpret_cast<float*>(workspace);
     char* column_sums = static_cast<char*>(buffers.workspace) + needed;
+    if (runs_function) {
+      call.problem = &p;
+      call.buffers = &buffers;
+      return launch_product(call);
+    }
     if (runs_epilogue(p, parsed)) {
       const epilogue::Fused fused = epilogue::make_fused(p, buffers);
       if (!is_bare(p)) call.epilogue = &fused;
@@ -262,14 +277,25 @@ class Wgmma final : public Implementation {
       partial.d = sums + set * SplitSums::set_elements(p, parsed.num_splits);
       if (Status s = launch_product(partial); !s.is_ok()) return s;
     }
+    if (!p.epilogue.function.is_none()) {
+      return launch_function(p, buffers, {sums, parsed.num_splits}, device, call.stream);
+    }
     Status status = launch_split_reduction(p, buffers, {sums, parsed.num_splits}, true, call.stream);
     if (!status.is_ok() || !has_column_sums(p)) return status;
     return launch_reduction(sum_of_rows(p), device.num_sms, buffers.d, buffers.column_sums, column_sums, stream);
   }
 
  private:
+  // That which runs the problem's function itself.
+  static KernelReference kernel_of_function(const Problem& p, const Plan& plan, const Parsed& parsed) {
+    const Instruction& x = *plan.instruction;
+    const std::string operands = operands_text(x.a.text(plan.a.major), x.b.text(plan.b.major));
+    return KernelReference(kernel_source(
+        {kConfigs[parsed.base_idx].shape, x.mma, operands, function_text(p.epilogue.function.name), false}));
+  }
+
   const KernelReference& kernel_of(const Problem& p, const Plan& plan, const Parsed& parsed) const {
-    const bool has_epilogue = runs_epilogue(p, parsed) && !is_bare(p);
+    const bool has_epilogue = p.epilogue.function.is_none() && runs_epilogue(p, parsed) && !is_bare(p);
     const size_t row = parsed.base_idx * instructions().size() + (plan.instruction - instructions().data());
     const int majors = (plan.a.major == Major::kMN) * 2 + (plan.b.major == Major::kMN);
     return kernels_[(row * 4 + majors) * 2 + has_epilogue];

@@ -63,6 +63,10 @@ class Wmma : public Implementation {
     return launch_of(p).workspace_bytes(p, device);
   }
 
+  std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view) const override {
+    return EpilogueLaunch::kernels(p, device);
+  }
+
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view name,
                 void* stream_handle) const override {
     const wmma::ConfigName config = parse(name);

@@ -1,0 +1,327 @@
+// Elementwise functions of JAX as epilogues: how kernels call the code that is generated of them.
+//
+// A function is a struct F in tcgemm::elementwise with
+//
+//   Sum                          the type of the sums that it takes
+//   kStoresRows                  whether its first result, D, is of a type that kernels store by rows
+//   whole_level(dim)             the level that is all of dimension `dim`, or -1; see Index below
+//   load(tile), arrive(tile)     call tile.load<i, T, along>() and tile.arrive<i, T, along>() for each read
+//   run(sum, element, at)        calls element.read<i, T, along>(), and element.write<i>(y) with result i
+//   store(tile)                  calls tile.store<i, T>() for each result
+//   visit_matrices(visit)        calls visit.visit<i, T>() for each read along both rows and columns
+//
+// where `tile` is a FunctionTile below: the elements that a thread has of a few groups of eight columns.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "epilogue/elementwise.cuh"
+#include "epilogue/function_params.h"
+#include "ptx/cluster.cuh"
+#include "ptx/global_memory.cuh"
+
+namespace tcgemm::epilogue {
+
+// Along what of the product a read varies inside a matrix.
+enum class Along { kNothing, kM, kN, kBoth };
+
+// Where a matrix of the batch is.
+struct BatchPlace {
+  int32_t idx, outer, inner;
+
+  __device__ __forceinline__ BatchPlace(const FunctionParams& params, int32_t batch_idx)
+      : idx(batch_idx),
+        outer(params.per_batch_inner.divide(batch_idx)),
+        inner(batch_idx - outer * params.batch_inner) {}
+};
+
+// `kCount` elements side by side in memory.
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) PackOf {
+  T x[kCount];
+};
+
+// Four words of each of four neighbouring threads: word i of thread j becomes word j of thread i.
+template <typename Word>
+__device__ __forceinline__ void transpose_four(Word (&words)[4]) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool is_second = ptx::tid_x() & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const Word sent = is_second ? words[i] : words[i + step];
+      const Word received = __shfl_xor_sync(~0u, sent, step);
+      (is_second ? words[i] : words[i + step]) = received;
+    }
+  }
+}
+
+// A thread's elements of kGroups groups of eight columns and of kHalves rows that lie eight apart: two neighbours of a
+// row in each. Element (group, half, e) is that at (m + 8 * half, n + 8 * group + e), or, if kSwapped, at
+// (m + 8 * group + e, n + 8 * half). kRows: D is stored by rows, by the caller, who takes it from the sums. kWhole: all
+// are inside the product, and unless kSwapped eight columns of a matrix lie side by side, aligned; then four threads
+// that have the columns of a group between them load and store its rows together.
+template <typename F, bool kSwapped, bool kRows, bool kWhole, int kGroups, int kHalves>
+class FunctionTile {
+ public:
+  using Sum = typename F::Sum;
+
+  // `groups`: how many there are. Begins to load what is read, which run() waits for.
+  __device__ __forceinline__ FunctionTile(const FunctionParams& params, const BatchPlace& batch, int32_t m, int32_t n,
+                                          int groups)
+      : params_(params), batch_(batch), m_(m), n_(n), groups_(groups) {
+    F::load(*this);
+  }
+
+  // Replaces the sums by the elements of D that kernels store by rows.
+  __device__ __forceinline__ void run(Sum* sums) {
+    F::arrive(*this);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      if (group >= groups_) break;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          Element element{*this, group, half, e};
+          Sum& sum = sums[(group * kHalves + half) * 2 + e];
+          F::run(sum, element, Index{element});
+          if constexpr (kRows) sum = element.of_row;
+        }
+      }
+    }
+    F::store(*this);
+  }
+
+  // --- what the generated code calls ---
+
+  // What is known where it is compiled: registers have no index that changes.
+  struct Element {
+    FunctionTile& tile;
+    const int group, half, e;
+    float of_row = 0;
+
+    template <int i, typename T, Along along>
+    __device__ __forceinline__ T read() const {
+      const auto& found = tile.reads_[i][group][half];
+      if constexpr (kTogether<T> && along == Along::kBoth) {
+        return elementwise::bit_cast<PackOf<T, 2>>(static_cast<Two<T>>(found[0])).x[e];
+      } else {
+        return elementwise::bit_cast<T>(static_cast<elementwise::Bits<T>>(found[e]));
+      }
+    }
+
+    template <int i, typename T>
+    __device__ __forceinline__ void write(const T& y) {
+      if constexpr (i > 0 || !kRows) {
+        tile.results_[i][group][half][e] = bits_of(y);
+      } else if constexpr (std::is_same_v<T, float>) {
+        of_row = y;
+      } else {
+        of_row = elementwise::wide(y);
+      }
+    }
+
+    __device__ __forceinline__ int32_t position(int level) const {
+      if (level == 0) return tile.batch_.outer;
+      if (level == 1) return tile.batch_.inner;
+      return level == 2 ? tile.row(group, half, e) : tile.column(group, half, e);
+    }
+  };
+
+  struct Index {
+    const Element& element;
+
+    __device__ __forceinline__ int32_t operator[](int dim) const {
+      if (F::whole_level(dim) >= 0) return element.position(F::whole_level(dim));
+      const FunctionParams::Index& index = element.tile.params_.indices[dim];
+      const int32_t i = index.divisor.divide(element.position(index.level));
+      return i - index.per_extent.divide(i) * index.extent;
+    }
+  };
+
+  template <int i, typename T, Along along>
+  __device__ __forceinline__ void load() {
+    const FunctionParams::Read& read = params_.reads[i];
+    const T* data = static_cast<const T*>(read.data) + batch_.outer * read.batch_outer +
+                    batch_.inner * read.batch_inner;
+    if constexpr (kTogether<T> && along == Along::kBoth) return load_together<i>(read, data);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      if (group >= groups_) break;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int32_t m = row(group, half, e), n = column(group, half, e);
+          if (!is_inside(m, n)) continue;
+          int64_t place = 0;
+          if constexpr (along == Along::kM || along == Along::kBoth) place += row_offset(read, m);
+          if constexpr (along == Along::kN || along == Along::kBoth) place += n * read.n;
+          reads_[i][group][half][e] = get(data + place);
+        }
+      }
+    }
+  }
+
+  // Once all loads are under way.
+  template <int i, typename T, Along along>
+  __device__ __forceinline__ void arrive() {
+    if constexpr (kTogether<T> && along == Along::kBoth) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        Word<T> words[4];
+#pragma unroll
+        for (int group = 0; group < 4; ++group) words[group] = static_cast<Word<T>>(reads_[i][group][half][0]);
+        transpose_four(words);
+#pragma unroll
+        for (int group = 0; group < 4; ++group) reads_[i][group][half][0] = words[group];
+      }
+    }
+  }
+
+  template <int i, typename T>
+  __device__ __forceinline__ void store() {
+    if constexpr (i == 0 && kRows) return;
+    using Bits = elementwise::Bits<T>;
+    Bits* const matrix = static_cast<Bits*>(params_.results[i]) + int64_t{batch_.idx} * params_.m * params_.n;
+    if constexpr (kTogether<T>) return store_together<i, T>(matrix);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      if (group >= groups_) break;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int32_t m = row(group, half, e), n = column(group, half, e);
+          if (is_inside(m, n)) matrix[int64_t{m} * params_.n + n] = static_cast<Bits>(results_[i][group][half][e]);
+        }
+      }
+    }
+  }
+
+ private:
+  static_assert(!kRows || (F::kStoresRows && std::is_same_v<Sum, float>), "rows are stored of floats");
+
+  template <typename T>
+  static constexpr bool kTogether = kWhole && !kSwapped && kGroups == 4 && sizeof(T) <= 4;
+  // The bits of two.
+  template <typename T>
+  using Two = typename elementwise::Unsigned<sizeof(T) < 4 ? 2 * sizeof(T) : 8>::type;
+  // What threads exchange.
+  template <typename T>
+  using Word = std::conditional_t<sizeof(T) <= 2, uint32_t, uint64_t>;
+
+  template <typename T>
+  static __device__ __forceinline__ elementwise::Bits<T> bits_of(const T& x) {
+    return elementwise::bit_cast<elementwise::Bits<T>>(x);
+  }
+  template <typename T>
+  static __device__ __forceinline__ elementwise::Bits<T> get(const T* data) {
+    return __ldg(reinterpret_cast<const elementwise::Bits<T>*>(data));
+  }
+
+  // The columns of group number lane % 4, whose first is ours but for where a thread's are in its group.
+  __device__ __forceinline__ int32_t group_column() const { return (n_ & ~7) + 8 * (ptx::tid_x() % 4); }
+  __device__ __forceinline__ bool has_group() const { return static_cast<int>(ptx::tid_x() % 4) < groups_; }
+
+  template <int i, typename T>
+  __device__ __forceinline__ void load_together(const FunctionParams::Read& read, const T* data) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      // Loaded in pieces of at most 16 bytes.
+      constexpr int kPieces = sizeof(T) == 4 ? 2 : 1;
+      using Piece = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
+      Piece pieces[kPieces] = {};
+      const auto* source = reinterpret_cast<const Piece*>(data + row_offset(read, m_ + 8 * half) + group_column());
+      if (has_group()) {
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) pieces[piece] = __ldg(source + piece);
+      }
+      Two<T> pairs[4];
+      memcpy(pairs, pieces, sizeof(pairs));
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) reads_[i][pair][half][0] = pairs[pair];
+    }
+  }
+
+  template <int i, typename T, typename Bits>
+  __device__ __forceinline__ void store_together(Bits* matrix) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      Word<T> words[4];
+#pragma unroll
+      for (int group = 0; group < 4; ++group) {
+        const PackOf<Bits, 2> pair{static_cast<Bits>(results_[i][group][half][0]),
+                                   static_cast<Bits>(results_[i][group][half][1])};
+        words[group] = elementwise::bit_cast<Two<T>>(pair);
+      }
+      transpose_four(words);
+      Two<T> pairs[4];
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) pairs[pair] = static_cast<Two<T>>(words[pair]);
+      constexpr int kPieces = sizeof(T) == 4 ? 2 : 1;
+      using Piece = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
+      Piece pieces[kPieces];
+      memcpy(pieces, pairs, sizeof(pairs));
+      auto* target = reinterpret_cast<Piece*>(matrix + int64_t{m_ + 8 * half} * params_.n + group_column());
+      if (has_group()) {
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) target[piece] = pieces[piece];
+      }
+    }
+  }
+
+  static __device__ __forceinline__ int64_t row_offset(const FunctionParams::Read& read, int32_t m) {
+    const int32_t period = read.period.divide(m);
+    return period * read.m_outer + (m - period * read.period_rows) * read.m_inner;
+  }
+
+  __device__ __forceinline__ int32_t row(int group, int half, int e) const {
+    return m_ + (kSwapped ? 8 * group + e : 8 * half);
+  }
+  __device__ __forceinline__ int32_t column(int group, int half, int e) const {
+    return n_ + (kSwapped ? 8 * half : 8 * group + e);
+  }
+  __device__ __forceinline__ bool is_inside(int32_t m, int32_t n) const {
+    return kWhole || (m < params_.m && n < params_.n);
+  }
+
+  const FunctionParams& params_;
+  const BatchPlace& batch_;
+  const int32_t m_, n_;
+  const int groups_;
+  uint64_t reads_[FunctionParams::kMostReads][kGroups][kHalves][2];
+  uint64_t results_[FunctionParams::kMostResults][kGroups][kHalves][2];
+};
+
+// Brings to L2 what a function will read of matrices in a part of the product, by `num_threads` threads.
+template <typename F>
+struct FunctionPrefetch {
+  const FunctionParams& params;
+  const BatchPlace batch;
+  const int32_t m, n, rows, columns;  // may go past the product
+  const int thread_idx, num_threads;
+
+  __device__ __forceinline__ void run() const { F::visit_matrices(*this); }
+
+  template <int i, typename T>
+  __device__ __forceinline__ void visit() const {
+    const FunctionParams::Read& read = params.reads[i];
+    if (!params.in_eights) return;
+    const T* data = static_cast<const T*>(read.data) + batch.outer * read.batch_outer + batch.inner * read.batch_inner;
+    const int32_t end = min(m + rows, params.m);
+    const int64_t bytes = static_cast<int64_t>(min(columns, params.n - n)) * sizeof(T);
+    for (int32_t row = m + thread_idx; row < end; row += num_threads) {
+      const int32_t period = read.period.divide(row);
+      const int64_t offset = period * read.m_outer + (row - period * read.period_rows) * read.m_inner + n;
+      const char* line = reinterpret_cast<const char*>(data + offset);
+      for (int64_t byte = 0; byte < bytes; byte += 128) ptx::prefetch_global_l2(line + byte);
+    }
+  }
+};
+
+}  // namespace tcgemm::epilogue

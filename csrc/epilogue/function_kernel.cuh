@@ -1,0 +1,43 @@
+// Adds up the parts of a product in the workspace and runs a generated function of the sums, for kernels that cannot run
+// it themselves. Two neighbours of a row for each thread.
+#pragma once
+
+#include <cstdint>
+
+#include "epilogue/function.cuh"
+
+namespace tcgemm::epilogue {
+
+// Products as [split][batch][m][n].
+struct FunctionSums {
+  const void* data;
+  int32_t num_splits;
+  int64_t split_elements;
+  int64_t rows;  // of all matrices
+};
+
+inline constexpr int kFunctionThreads = 256;
+
+template <typename F>
+__global__ void __launch_bounds__(kFunctionThreads)
+    function_kernel(const __grid_constant__ FunctionSums sums, const __grid_constant__ FunctionParams params) {
+  using Sum = typename F::Sum;
+  const int64_t pairs_per_row = (params.n + 1) / 2;
+  const int64_t index = int64_t{blockIdx.x} * kFunctionThreads + threadIdx.x;
+  const int64_t row = index / pairs_per_row;
+  if (row >= sums.rows) return;
+  const int32_t n = static_cast<int32_t>(index - row * pairs_per_row) * 2;
+  const int32_t batch_idx = static_cast<int32_t>(row / params.m), m = static_cast<int32_t>(row - int64_t{batch_idx} * params.m);
+  const BatchPlace batch(params, batch_idx);
+  FunctionTile<F, false, false, false, 1, 1> tile(params, batch, m, n, 1);
+  Sum both[2] = {};
+  const Sum* part = static_cast<const Sum*>(sums.data) + row * params.n + n;
+  const bool has_second = n + 1 < params.n;
+  for (int32_t split = 0; split < sums.num_splits; ++split, part += sums.split_elements) {
+    both[0] += part[0];
+    if (has_second) both[1] += part[1];
+  }
+  tile.run(both);
+}
+
+}  // namespace tcgemm::epilogue

@@ -1,0 +1,35 @@
+// What a launch tells a generated function (epilogue/function.cuh).
+#pragma once
+
+#include <cstdint>
+
+#include "tile/divisor.cuh"
+
+namespace tcgemm::epilogue {
+
+// As core/problem.h has it, with addresses; made by kernels/common/function.h.
+struct FunctionParams {
+  static constexpr int kMostReads = 12, kMostResults = 6, kMostIndices = 8;
+
+  struct Read {
+    const void* data;  // the first element
+    int64_t batch_outer, batch_inner, m_outer, m_inner, n;
+    Divisor period;
+    int32_t period_rows;
+  };
+  struct Index {
+    Divisor divisor, per_extent;
+    int32_t level, extent;
+  };
+
+  int32_t m, n, batch_inner;
+  Divisor per_batch_inner;
+  // Whether eight elements of a row, from a column on that is a multiple of eight, lie side by side in all results and
+  // in all matrices that are read, aligned together, or to 16 bytes.
+  bool in_eights;
+  Read reads[kMostReads];
+  Index indices[kMostIndices];
+  void* results[kMostResults];  // packed matrices
+};
+
+}  // namespace tcgemm::epilogue

@@ -1,0 +1,49 @@
+// The arguments of epilogue/function.cuh from a problem.
+#pragma once
+
+#include <algorithm>
+
+#include "core/problem.h"
+#include "epilogue/function_params.h"
+#include "kernels/common/alignment.h"
+
+namespace tcgemm {
+
+static_assert(Function::kMostReads == epilogue::FunctionParams::kMostReads &&
+                  Function::kMostResults == epilogue::FunctionParams::kMostResults &&
+                  Function::kMostIndices == epilogue::FunctionParams::kMostIndices,
+              "what is checked fits");
+
+inline epilogue::FunctionParams make_function(const Problem& p, const Buffers& buffers) {
+  const Function& f = p.epilogue.function;
+  epilogue::FunctionParams params{};
+  params.m = static_cast<int32_t>(p.m);
+  params.n = static_cast<int32_t>(p.n);
+  params.batch_inner = static_cast<int32_t>(p.batch_inner);
+  params.per_batch_inner = Divisor(p.batch_inner);
+  params.in_eights = p.n % 8 == 0 && is_aligned(buffers.d, 16);
+  for (int64_t i = 0; i < f.num_reads(); ++i) {
+    const Function::Read x = f.read(i);
+    const char* data = static_cast<const char*>(buffers.function_operands[x.operand].data) + x.offset * x.bytes;
+    params.reads[i] = {data,      x.batch_outer, x.batch_inner,     x.m_outer,
+                       x.m_inner, x.n,           Divisor(x.period), static_cast<int32_t>(x.period)};
+    const int64_t strides = x.batch_outer | x.batch_inner | x.m_outer | x.m_inner;
+    const bool is_matrix = x.n != 0 && (x.m_outer != 0 || x.m_inner != 0);
+    if (is_matrix && x.bytes < 8) {
+      params.in_eights &= x.n == 1 && strides % 8 == 0 && is_aligned(data, std::min<int64_t>(8 * x.bytes, 16));
+    }
+  }
+  for (int64_t i = 0; i < f.num_indices(); ++i) {
+    const Function::Index x = f.index(i);
+    params.indices[i] = {Divisor(x.divisor), Divisor(x.extent), static_cast<int32_t>(x.level),
+                         static_cast<int32_t>(x.extent)};
+  }
+  params.results[0] = buffers.d;
+  for (size_t i = 0; i < buffers.more_results.size(); ++i) {
+    params.results[i + 1] = buffers.more_results[i].data;
+    params.in_eights &= is_aligned(buffers.more_results[i].data, std::min<int64_t>(8 * f.more_result_bytes[i], 16));
+  }
+  return params;
+}
+
+}  // namespace tcgemm

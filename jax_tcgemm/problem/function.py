@@ -1,0 +1,222 @@
+"""An elementwise function as a product's epilogue, as the C++ side knows it (csrc/core/problem.h).
+
+Its code is that of `jax_tcgemm.epilogues`; here is where its operands lie beside a folded product.
+"""
+
+import dataclasses
+import hashlib
+import re
+
+import numpy as np
+
+from jax_tcgemm.epilogues import HEADER, EpilogueSource
+from jax_tcgemm.epilogues.expressions import STORED, computed
+
+# Of csrc/core/problem.h.
+MOST_READS, MOST_RESULTS, MOST_INDICES = 12, 6, 8
+# Dtypes that kernels store by rows, as D.
+_ROWS = frozenset({"__half", "__nv_bfloat16", "float"})
+
+
+class Numbers(np.ndarray):
+    """64-bit integers as an attribute of an FFI call among others, which must be hashable."""
+
+    @classmethod
+    def of(cls, numbers) -> "Numbers":
+        """Those of a list."""
+        return np.array(numbers, np.int64).view(cls)
+
+    def __hash__(self) -> int:
+        return hash(self.tobytes())
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Numbers) and np.array_equal(self.view(np.ndarray), other)
+
+
+@dataclasses.dataclass(frozen=True)
+class Strides:
+    """Where an element of an operand lies, in elements.
+
+    That of (outer, inner, m, n) is at ``offset + outer * batch_outer + inner * batch_inner +
+    m // period * m_outer + m % period * m_inner + n * n_stride``.
+    """
+
+    offset: int
+    batch_outer: int
+    batch_inner: int
+    m_outer: int
+    m_inner: int
+    period: int
+    n_stride: int
+
+    @property
+    def along(self) -> str:
+        """Along what of a matrix it varies: a name of csrc/epilogue/function.cuh."""
+        rows, columns = self.m_outer or self.m_inner, self.n_stride
+        return ("kBoth" if columns else "kM") if rows else ("kN" if columns else "kNothing")
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """An index along a dimension of the result: that in `level`, // divisor % extent.
+
+    Levels are 0 and 1 of the batch, 2 for m, 3 for n; `is_whole`: the dimension is all of it.
+    """
+
+    level: int
+    divisor: int
+    extent: int
+    is_whole: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A function of the sums and of operands, which a kernel is compiled with.
+
+    Attributes:
+      name: of the C++ struct.
+      definitions: C++ text that defines it.
+      reads: for each element that it takes, the operand's number, its bytes, and where it lies.
+      indices: for each dimension of the result up to the last that is asked for.
+      order: for each result of the C++ struct, the number of the function's.
+      dtypes: theirs, in the struct's order; D is the first.
+      work: roughly how many instructions an element takes.
+    """
+
+    name: str
+    definitions: str
+    reads: tuple[tuple[int, int, Strides], ...]
+    indices: tuple[Index, ...]
+    order: tuple[int, ...]
+    dtypes: tuple[np.dtype, ...]
+    work: int
+
+    def attributes(self) -> dict:
+        """Its part of the FFI attribute `gemm`."""
+        reads = [
+            number
+            for operand, itemsize, strides in self.reads
+            for number in (operand, itemsize, *dataclasses.astuple(strides))
+        ]
+        indices = [n for x in self.indices for n in (x.level, x.divisor, x.extent)]
+        return {
+            "function": self.name,
+            "function_reads": Numbers.of(reads),
+            "function_indices": Numbers.of(indices),
+            "function_results": Numbers.of([x.itemsize for x in self.dtypes[1:]]),
+        }
+
+
+# The same of a product without one.
+NO_FUNCTION = {
+    "function": "",
+    "function_reads": Numbers.of([]),
+    "function_indices": Numbers.of([]),
+    "function_results": Numbers.of([]),
+}
+
+
+def order_of_results(source: EpilogueSource) -> tuple[int, ...]:
+    """The results with one first that kernels store by rows, if there is one."""
+    rows = [i for i, x in enumerate(source.results) if STORED[x.dtype] in _ROWS]
+    first = rows[0] if rows else 0
+    return (first, *(i for i in range(len(source.results)) if i != first))
+
+
+def make_function(
+    source: EpilogueSource,
+    operands: tuple[int, ...],
+    strides: tuple[Strides, ...],
+    indices: tuple[Index, ...],
+) -> Function:
+    """A function whose operands and indices have been placed.
+
+    Args:
+      source: its code.
+      operands: for each of `source.reads`, the number of the operand in the call.
+      strides: for each of them, where it lies.
+      indices: as of `Function`.
+    """
+    order = order_of_results(source)
+    dtypes = tuple(source.results[i].dtype for i in order)
+    body = _struct(source, order, strides, indices)
+    name = "Function_" + hashlib.sha256((source.struct + body).encode()).hexdigest()[:16]
+    namespace = "namespace tcgemm::elementwise"
+    definitions = (
+        f'#include "{HEADER}"\n\n{namespace}::of_{name} {{\n\n{source.struct}\n}}  // {namespace}\n'
+        f"\n{namespace} {{\n\n{body.replace('NAME', name)}\n}}  // {namespace}\n"
+    )
+    reads = zip(operands, (x.dtype.itemsize for x in source.reads), strides, strict=True)
+    return Function(name, definitions, tuple(reads), indices, order, dtypes, _work(source))
+
+
+# Roughly the instructions of what takes more than two.
+_LONG = {
+    r"threefry": 90,
+    r"tanhf?\(|erfc?f?\(|lgammaf?\(|digammaf?\(|powf?\(": 32,
+    r"(sin|cos|tan|log|log1p|exp|exp2|expm1|logistic|asinh|acosh|atanh?|atan2)f?\(": 14,
+    r" / |sqrtf?\(|remainder\(": 8,
+}
+
+
+def _work(source: EpilogueSource) -> int:
+    lines = source.struct.splitlines()
+    long = sum(
+        cost * len(re.findall(pattern, source.struct)) for pattern, cost in _LONG.items()
+    )
+    return len(lines) + long
+
+
+def _struct(source, order, strides, indices) -> str:
+    """What csrc/epilogue/function.cuh asks of a function."""
+    reads = [STORED[x.dtype] for x in source.reads]
+    results = [STORED[x.dtype] for x in source.results]
+    given = [
+        f"{i}, {x}, epilogue::Along::{y.along}"
+        for i, (x, y) in enumerate(zip(reads, strides, strict=True))
+    ]
+    arguments = ["sum", *(f"element.template read<{x}>()" for x in given), "at"]
+    arguments += [f"y{i}" for i in range(len(results))]
+    whole = "".join(
+        f"    if (dim == {dim}) return {x.level};\n" for dim, x in enumerate(indices) if x.is_whole
+    )
+
+    def calls(lines) -> str:
+        return "".join(f"    {line};\n" for line in lines)
+
+    def function(head: str, body: str) -> str:
+        return f"  {head} {{\n{body}  }}\n"
+
+    def steps(name: str) -> list[str]:
+        return [f"tile.template {name}<{x}>()" for x in given]
+
+    inline = "static __device__ __forceinline__"
+    run = [f"{x} y{i}" for i, x in enumerate(results)]
+    run.append(f"of_NAME::Epilogue::apply({', '.join(arguments)})")
+    run += [f"element.template write<{slot}>(y{i})" for slot, i in enumerate(order)]
+    stores = [f"tile.template store<{slot}, {results[i]}>()" for slot, i in enumerate(order)]
+    matrices = [
+        f"visit.template visit<{i}, {x}>()"
+        for i, (x, y) in enumerate(zip(reads, strides, strict=True))
+        if y.along == "kBoth" and y.n_stride == 1
+    ]
+    (accumulator,) = source.accumulators
+    return (
+        "struct NAME {\n"
+        f"  using Sum = {computed(accumulator)};\n"
+        f"  static constexpr bool kStoresRows = {str(results[order[0]] in _ROWS).lower()};\n"
+        + function(f"{inline} constexpr int whole_level(int dim)", f"{whole}    return -1;\n")
+        + "  template <typename Tile>\n"
+        + function(f"{inline} void load(Tile& tile)", calls(steps("load")))
+        + "  template <typename Tile>\n"
+        + function(f"{inline} void arrive(Tile& tile)", calls(steps("arrive")))
+        + "  template <typename Element, typename Index>\n"
+        + function(
+            f"{inline} void run(const Sum sum, Element& element, const Index& at)", calls(run)
+        )
+        + "  template <typename Tile>\n"
+        + function(f"{inline} void store(Tile& tile)", calls(stores))
+        + "  template <typename Visit>\n"
+        + function(f"{inline} void visit_matrices(const Visit& visit)", calls(matrices))
+        + "};\n"
+    )

@@ -1,0 +1,167 @@
+"""Products whose epilogue is a function of JAX: values, by every kind of tile and every family."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
+
+BF16, F16, F32, I8 = (jnp.dtype(x) for x in ("bfloat16", "float16", "float32", "int8"))
+U8, I32, F64 = (jnp.dtype(x) for x in ("uint8", "int32", "float64"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A function, and for each operand which of the result's dimensions it has, and its dtype."""
+
+    function: Callable
+    operands: tuple[tuple[str, jnp.dtype], ...] = ()
+
+
+def _alibi(acc):
+    rows, columns = (jax.lax.broadcasted_iota(jnp.float32, acc.shape, acc.ndim - d) for d in (2, 1))
+    return (acc - abs(rows - columns) / 64).astype(BF16)
+
+
+def _dropout(acc, key):
+    kept = jax.random.bernoulli(key, 0.75, acc.shape)
+    return jnp.where(kept, acc / 0.75, 0).astype(BF16)
+
+
+def _quantised(acc, scale):
+    return jnp.clip(jnp.round(acc * scale), -127, 127).astype(I8)
+
+
+def _clipped_swiglu(acc):
+    x = jnp.clip(acc, -7, 7)
+    return (x * jax.nn.sigmoid(1.702 * x)).astype(BF16)
+
+
+CASES = {
+    "soft cap": Case(lambda acc: (30 * jnp.tanh(acc / 30)).astype(BF16)),
+    "learned swish": Case(
+        lambda acc, slope: (acc * jax.nn.sigmoid(slope * acc)).astype(BF16), (("n", F32),)
+    ),
+    "dropout": Case(_dropout, (("key", U8),)),
+    "alibi": Case(_alibi),
+    "clipped swiglu": Case(_clipped_swiglu),
+    "quantised": Case(_quantised, (("m1", F32),)),
+    "two results": Case(lambda acc: (acc, jnp.exp(-(acc**2)).astype(F16))),
+    "three results": Case(
+        lambda acc, r: ((acc + r) > 0, (acc + r).astype(BF16), jnp.round(acc).astype(jnp.int64)),
+        (("mn", BF16),),
+    ),
+    "bias, gelu, residual": Case(
+        lambda acc, b, r: (jax.nn.gelu(acc + b, approximate=False) + r).astype(BF16),
+        (("n", BF16), ("mn", BF16)),
+    ),
+    "transposed residual": Case(lambda acc, r: acc + jnp.swapaxes(r, -1, -2), (("nm", F32),)),
+    "scales": Case(lambda acc, x, y, s: (acc * x * y + s).astype(F16), (("m1", F32), ("n", BF16), ("", F32))),
+    "mask": Case(lambda acc, mask: jnp.where(mask, acc, -jnp.inf).astype(F32), (("mn", jnp.dtype(bool)),)),
+    "bits": Case(lambda acc: jax.lax.bitcast_convert_type(acc, jnp.uint32) >> 16),
+}
+
+WGMMA = (
+    *("128x256x64_c2x1x1_co", "128x128x64_c1x1x1_pp", "192x176x64_c1x2x1_co_t", "64x256x64_c1x1x1_pp_t"),
+    *("64x64x64_c1x1x4_pp", "128x16x64_c1x1x4_co_t", "128x160x64_c2x1x1_pp", "128x256x64_c2x1x1_co_split3"),
+)
+OTHERS = (("mma_sync", "128x128x32_w64x64_s4"), ("mma_sync", "64x64x64_w32x32_s4_k2"))
+OTHERS += (("wmma_tiled", "m16n16k16_128x128x32"),)
+SHAPES = {"whole": (256, 512, 128), "odd": (193, 203, 72)}
+
+
+def operands_of(case: Case, m: int, n: int, batch=()):
+    rng = np.random.default_rng(0)
+    shapes = {"n": (n,), "m1": (*batch, m, 1), "mn": (*batch, m, n), "nm": (*batch, n, m), "": ()}
+    for dims, dtype in case.operands:
+        if dims == "key":
+            yield jax.random.key(3)
+        elif dtype == bool:
+            yield jnp.asarray(rng.random(shapes[dims]) < 0.5)
+        else:
+            yield jnp.asarray(rng.standard_normal(shapes[dims]), dtype)
+
+
+def product(case: Case, a, b, operands, **how):
+    nb = a.ndim - 2
+    shape = (*a.shape[:-1], b.shape[-1])
+    acc = jax.ShapeDtypeStruct(shape, I32 if a.dtype == I8 else F32)
+    function = jax.make_jaxpr(lambda *x: jax.tree.leaves(case.function(*x)))(acc, *operands)
+    numbers = (((nb + 1,), (nb,)), (tuple(range(nb)),) * 2)
+    call = functools.partial(
+        epilogue_dot_general, op="matmul", dimension_numbers=numbers, function=function, **how
+    )
+    return jax.jit(call)(a, b, *operands)
+
+
+def compare(case: Case, a, b, operands, got):
+    """With the function of exact sums, as float64; elements near a step of a result may differ."""
+    wide = np.float64 if a.dtype != I8 else np.int32
+    acc = jnp.asarray(np.asarray(a).astype(wide) @ np.asarray(b).astype(wide))
+    acc = acc.astype(F32) if a.dtype != I8 else acc
+    for x, y in zip(got, jax.tree.leaves(case.function(acc, *operands)), strict=True):
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
+        x, y = (np.asarray(z).astype(np.float64) for z in (x, y))
+        if np.issubdtype(np.asarray(got[0]).dtype, np.integer) or case.function is CASES["bits"].function:
+            assert (abs(x - y) > 1).mean() < 2e-3
+            continue
+        near = np.isclose(x, y, rtol=1e-2, atol=1e-2) | (np.isinf(x) & (x == y))
+        assert near.mean() > 0.999, (near.mean(), abs(x - y)[~near][:5])
+
+
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("how", [("wgmma", x) for x in WGMMA] + list(OTHERS), ids="-".join)
+def test_values(how, name, size):
+    case, (m, n, k) = CASES[name], SHAPES[size]
+    rng = np.random.default_rng(1)
+    a, b = (jnp.asarray(rng.standard_normal(s), BF16) for s in ((m, k), (k, n)))
+    operands = list(operands_of(case, m, n))
+    got = product(case, a, b, operands, implementation=how[0], config=how[1])
+    compare(case, a, b, operands, got)
+
+
+@pytest.mark.parametrize("name", ["bias, gelu, residual", "alibi", "quantised", "dropout"])
+@pytest.mark.parametrize("config", ["128x128x64_c1x1x1_pp", "192x176x64_c1x2x1_co_t"])
+def test_batches(config, name):
+    case, batch = CASES[name], (2, 3)
+    rng = np.random.default_rng(2)
+    a, b = (jnp.asarray(rng.standard_normal((*batch, *s)), F16) for s in ((70, 64), (64, 90)))
+    operands = list(operands_of(case, 70, 90, batch))
+    compare(case, a, b, operands, product(case, a, b, operands, implementation="wgmma", config=config))
+
+
+@pytest.mark.parametrize("name", ["scales", "two results"])
+def test_tf32(name):
+    case = CASES[name]
+    rng = np.random.default_rng(2)
+    a, b = (jnp.asarray(rng.integers(-3, 4, s), F32) for s in ((130, 64), (64, 72)))
+    operands = list(operands_of(case, 130, 72))
+    compare(case, a, b, operands, product(case, a, b, operands, implementation="wgmma"))
+
+
+def test_integer_sums():
+    case = Case(lambda acc, scale: jnp.clip(jnp.round(acc * scale), -128, 127).astype(I8), (("n", F32),))
+    rng = np.random.default_rng(2)
+    a, b = (jnp.asarray(rng.integers(-128, 128, s), I8) for s in ((130, 64), (64, 72)))
+    operands = [next(operands_of(case, 130, 72)) / 500]
+    got = product(case, a, b, operands, implementation="mma_sync")
+    np.testing.assert_array_equal(
+        got[0], case.function(jnp.asarray(np.asarray(a).astype(np.int32) @ np.asarray(b)), *operands)
+    )
+
+
+def test_same_bits_each_time():
+    case = CASES["bias, gelu, residual"]
+    rng = np.random.default_rng(2)
+    a, b = (jnp.asarray(rng.standard_normal(s), BF16) for s in ((1024, 512), (512, 768)))
+    operands = list(operands_of(case, 1024, 768))
+    first, second = (product(case, a, b, operands)[0] for _ in range(2))
+    np.testing.assert_array_equal(first.view(np.uint16), second.view(np.uint16))

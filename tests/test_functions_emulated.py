@@ -1,0 +1,172 @@
+"""Kernels with generated functions run by the emulator: where operands lie, what is stored where."""
+
+import dataclasses
+import functools
+
+import emulated
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from emulated import Emulator, carried
+from kernel_instances import mma_sync, wgmma
+
+from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.kernels import Instance
+
+pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
+
+BF16, F16, F32 = (np.dtype(x) for x in (jnp.bfloat16, np.float16, np.float32))
+K = 96
+
+WGMMA = {
+    "128x128x64_c2x1x1_pp": ("128, 128, 2, 1, 1, true, false", "01"),
+    "192x176x64_c1x2x1_co_t": ("192, 176, 1, 2, 1, false, true", "10"),
+    "128x16x64_c1x1x4_co": ("128, 16, 1, 1, 4, false, false", "01"),
+}
+MMA_SYNC = {"64x64x64_w32x32_s4": "64, 64, 128, 32, 32, 4, 3"}
+
+
+def everything(acc, scale, bias, residual, flag):
+    """Three results, of three widths, from operands of every kind and an index."""
+    z = acc * scale[..., None] + bias
+    y = jnp.where(flag, z, -z) + residual
+    column = jax.lax.broadcasted_iota(jnp.int32, acc.shape, acc.ndim - 1)
+    kept = jnp.where(column % 3 == 0, 0, y).astype(jnp.bfloat16)
+    return kept, (z * 4).astype(jnp.int8), z.astype(jnp.float16)
+
+
+def positions(acc, table, rows):
+    """An operand that is repeated for each of the dimensions that rows are made of, and an index."""
+    step = jax.lax.broadcasted_iota(jnp.int32, acc.shape, 1)
+    return acc + table + rows.T[:, :, None] * step, jnp.swapaxes(acc * 0, 1, 2).swapaxes(1, 2) + step
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A function of a product: its shape, how many batch dimensions it has, and operands."""
+
+    function: object
+    shape: tuple[int, ...]
+    num_batch: int
+    operands: tuple[np.ndarray, ...]
+
+    @functools.cached_property
+    def folded(self):
+        """The problem, and which operands it takes."""
+        *outer, n = self.shape
+        batch, free = outer[: self.num_batch], outer[self.num_batch :]
+        own = tuple(range(len(batch)))
+        jaxpr = jax.make_jaxpr(self.function)(jax.ShapeDtypeStruct(self.shape, F32), *self.operands)
+        product = dense.Product(
+            op="matmul",
+            lhs_shape=(*batch, *free, K),
+            lhs_dtype=BF16,
+            rhs_shape=(*batch, K, n),
+            rhs_dtype=BF16,
+            result_shape=self.shape,
+            result_dtype=F32,
+            dimension_numbers=(((len(outer),), (len(batch),)), (own, own)),
+            permutation=tuple(range(len(self.shape))),
+            precision=None,
+            implementation=None,
+            config=None,
+        )
+        shapes = tuple(x.shape for x in self.operands)
+        found = epilogue._folded(epilogue.Product(product, jaxpr, shapes), "cuda")
+        assert not isinstance(found, str), found
+        _, _, problem, operands = found
+        return problem, operands
+
+    def kernels(self):
+        """Those that run the function and those that leave it to another one, and that."""
+        function = self.folded[0].epilogue.function
+        struct = f"tcgemm::elementwise::{function.name}"
+        for config, layout in WGMMA.values():
+            own = wgmma(config, f"Function<{struct}>", layout=layout)
+            yield dataclasses.replace(own, definitions=function.definitions)
+        name = f"tcgemm::epilogue::function_kernel<{struct}>"
+        headers = ("epilogue/function_kernel.cuh",)
+        yield Instance("wgmma", headers, name, "sm_90", function.definitions)
+
+    def check(self, emulator, **how):
+        """All results, in any order of threads."""
+        problem, used = self.folded
+        function, rng = problem.epilogue.function, np.random.default_rng(0)
+        a = rng.integers(-2, 3, (problem.batch, problem.m, K)).astype(BF16)
+        b = rng.integers(-2, 3, (problem.batch, K, problem.n)).astype(BF16)
+        arrays = {"a": a, "b": b}
+        for i, number in enumerate(used):
+            x = self.operands[number]
+            arrays[f"function operand {i}"] = x.view(np.uint8) if x.dtype == bool else x
+        got = emulator.run(problem, arrays, **how)
+        sums = a.astype(np.float32) @ b.astype(np.float32)
+        expected = self.function(jnp.asarray(sums.reshape(self.shape)), *self.operands)
+        for place, number in enumerate(function.order):
+            own = np.asarray(expected[number])
+            assert own.dtype == got[place].dtype
+            np.testing.assert_array_equal(got[place].reshape(self.shape), own)
+
+
+def numbers(shape, dtype):
+    """Small ones that any order of roundings keeps."""
+    rng = np.random.default_rng(len(shape))
+    if dtype == bool:
+        return rng.random(shape) < 0.5
+    return rng.integers(-3, 4, shape).astype(dtype)
+
+
+def of_matrix(m, n):
+    operands = ((m,), F32), ((n,), BF16), ((m, n), BF16), ((m, n), np.dtype(bool))
+    return Call(everything, (m, n), 0, tuple(numbers(*x) for x in operands))
+
+
+WHOLE, ODD = of_matrix(256, 192), of_matrix(203, 173)
+STEPS = Call(positions, (3, 40, 72), 0, (numbers((40, 72), F32), numbers((40, 3), F32)))
+BATCHES = Call(
+    lambda acc, x, y: (acc * x[:, None, None, None] + y.astype(acc.dtype), acc > 0),
+    (2, 3, 70, 72),
+    2,
+    (numbers((2,), F32), numbers((3, 70, 72), F16)),
+)
+CALLS = {"whole": WHOLE, "odd": ODD, "steps": STEPS, "batches": BATCHES}
+
+
+@pytest.fixture(scope="session")
+def functions(run_folder):
+    """The kernels of all calls."""
+    bare = [wgmma(config, layout=layout) for config, layout in WGMMA.values()]
+    bare += [mma_sync(tile, target="sm_90", layout="01") for tile in MMA_SYNC.values()]
+    own = [kernel for call in CALLS.values() for kernel in call.kernels()]
+    families = ("wgmma", "mma_sync")
+    sources = map(carried, dict.fromkeys([*bare, *own]))
+    return Emulator(run_folder / "functions", *sources, families=families)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("config", [*WGMMA, "128x128x64_c2x1x1_pp_split2", *MMA_SYNC])
+def test_function(functions, config, name):
+    implementation = "mma_sync" if config in MMA_SYNC else "wgmma"
+    CALLS[name].check(functions, implementation=implementation, config=config, seed=len(name))
+
+
+MISTAKES = {
+    "not exchanged": (WHOLE, "function.cuh", "transpose_four(words);", ";"),
+    "wrong half": (WHOLE, "function.cuh", "m_ + 8 * half) + group", "m_ + 4 * half) + group"),
+    "not bounded": (ODD, "function.cuh", "(m < params_.m &&", "(m <= params_.m &&"),
+    "wrong column": (ODD, "function.cuh", "8 * group + e);", "8 * group);"),
+    "no period": (STEPS, "function.cuh", "period * read.m_outer +", "0 * read.m_outer +"),
+    "wrong extent": (STEPS, "function.cuh", "* index.extent;", "* 1;"),
+    "batches exchanged": (BATCHES, "function.cuh", "batch_idx - outer *", "outer *"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found(functions, name, tmp_path):
+    call, file, old, new = MISTAKES[name]
+    first = next(call.kernels())
+    wrong = Emulator(
+        tmp_path, carried(first), changes={f"epilogue/{file}": [(old, new)]}, like=functions
+    )
+    with pytest.raises((AssertionError, RuntimeError), match="not equal|wrote outside|Mismatched"):
+        call.check(wrong, implementation="wgmma", config=next(iter(WGMMA)))
