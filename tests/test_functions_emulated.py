@@ -1,4 +1,4 @@
-"""Kernels with generated functions run by the emulator: where operands lie, what is stored where."""
+"""Kernels with generated functions, emulated: where operands lie, and what is stored where."""
 
 import dataclasses
 import functools
@@ -37,9 +37,17 @@ def everything(acc, scale, bias, residual, flag):
 
 
 def positions(acc, table, rows):
-    """An operand that is repeated for each of the dimensions that rows are made of, and an index."""
+    """An operand that is repeated along one of the dimensions that rows are made of; an index."""
     step = jax.lax.broadcasted_iota(jnp.int32, acc.shape, 1)
-    return acc + table + rows.T[:, :, None] * step, jnp.swapaxes(acc * 0, 1, 2).swapaxes(1, 2) + step
+    return acc + table + rows.T[:, :, None] * step, acc * 0 + step
+
+
+def reductions(acc, bias):
+    """Of rows, of columns and of both, in every kind, of floats and integers."""
+    z = acc + bias
+    steps = (z * 2).astype(jnp.int8)
+    largest = (z.astype(jnp.bfloat16) - 50).max(-1)
+    return z, largest, steps.min(-2), z.sum(-2), abs(z).sum()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +61,7 @@ class Call:
 
     @functools.cached_property
     def folded(self):
-        """The problem, and which operands it takes."""
+        """The problem, which operands it takes, and what the dimensions are in it."""
         *outer, n = self.shape
         batch, free = outer[: self.num_batch], outer[self.num_batch :]
         own = tuple(range(len(batch)))
@@ -75,8 +83,7 @@ class Call:
         shapes = tuple(x.shape for x in self.operands)
         found = epilogue._folded(epilogue.Product(product, jaxpr, shapes), "cuda")
         assert not isinstance(found, str), found
-        _, _, problem, operands = found
-        return problem, operands
+        return found[2:]
 
     def kernels(self):
         """Those that run the function and those that leave it to another one, and that."""
@@ -91,27 +98,31 @@ class Call:
 
     def check(self, emulator, **how):
         """All results, in any order of threads."""
-        problem, used = self.folded
+        problem, used, levels = self.folded
         function, rng = problem.epilogue.function, np.random.default_rng(0)
         a = rng.integers(-2, 3, (problem.batch, problem.m, K)).astype(BF16)
         b = rng.integers(-2, 3, (problem.batch, K, problem.n)).astype(BF16)
         arrays = {"a": a, "b": b}
         for i, number in enumerate(used):
             x = self.operands[number]
-            arrays[f"function operand {i}"] = x.view(np.uint8) if x.dtype == bool else x
+            arrays[f"function operand {i}"] = x.view(np.uint8) if x.dtype == np.bool_ else x
         got = emulator.run(problem, arrays, **how)
         sums = a.astype(np.float32) @ b.astype(np.float32)
         expected = self.function(jnp.asarray(sums.reshape(self.shape)), *self.operands)
         for place, number in enumerate(function.order):
-            own = np.asarray(expected[number])
-            assert own.dtype == got[place].dtype
-            np.testing.assert_array_equal(got[place].reshape(self.shape), own)
+            own, result = np.asarray(expected[number]), function.results[place]
+            found = got[place]
+            if result.over:
+                found = epilogue._reduced(jnp.asarray(found), result, levels, self.shape)
+                found = found.astype(own.dtype)
+            assert own.dtype == found.dtype
+            np.testing.assert_array_equal(found.reshape(own.shape), own)
 
 
 def numbers(shape, dtype):
     """Small ones that any order of roundings keeps."""
     rng = np.random.default_rng(len(shape))
-    if dtype == bool:
+    if dtype == np.bool_:
         return rng.random(shape) < 0.5
     return rng.integers(-3, 4, shape).astype(dtype)
 
@@ -129,7 +140,10 @@ BATCHES = Call(
     2,
     (numbers((2,), F32), numbers((3, 70, 72), F16)),
 )
-CALLS = {"whole": WHOLE, "odd": ODD, "steps": STEPS, "batches": BATCHES}
+REDUCED = Call(reductions, (203, 173), 0, (numbers((173,), F32),))
+REDUCED_BATCHES = Call(reductions, (3, 64, 72), 1, (numbers((72,), F32),))
+CALLS = {"whole": WHOLE, "odd": ODD, "steps": STEPS, "batches": BATCHES, "reduced": REDUCED}
+CALLS["reduced batches"] = REDUCED_BATCHES
 
 
 @pytest.fixture(scope="session")
@@ -157,6 +171,21 @@ MISTAKES = {
     "wrong column": (ODD, "function.cuh", "8 * group + e);", "8 * group);"),
     "no period": (STEPS, "function.cuh", "period * read.m_outer +", "0 * read.m_outer +"),
     "wrong extent": (STEPS, "function.cuh", "* index.extent;", "* 1;"),
+    "half of eight columns": (
+        REDUCED,
+        "function.cuh",
+        "kLastBit = kPairs ? 2",
+        "kLastBit = kPairs ? 1",
+    ),
+    "half of eight rows": (REDUCED, "function.cuh", "? 2 : 16;", "? 2 : 8;"),
+    "outside is reduced": (
+        REDUCED,
+        "function.cuh",
+        "is_inside_it = is_inside(row(group, half, e), column(group, half, e));",
+        "is_inside_it = true;",
+    ),
+    "wrong eight": (REDUCED, "function.cuh", "(kRows8 ? m / 8 : m)", "(kRows8 ? m / 16 : m)"),
+    "maxima from 0": (REDUCED, "function.cuh", "? -elementwise::infinity<Value>()", "? Value(0)"),
     "batches exchanged": (BATCHES, "function.cuh", "batch_idx - outer *", "outer *"),
 }
 

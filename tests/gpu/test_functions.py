@@ -63,14 +63,28 @@ CASES = {
         (("n", BF16), ("mn", BF16)),
     ),
     "transposed residual": Case(lambda acc, r: acc + jnp.swapaxes(r, -1, -2), (("nm", F32),)),
-    "scales": Case(lambda acc, x, y, s: (acc * x * y + s).astype(F16), (("m1", F32), ("n", BF16), ("", F32))),
-    "mask": Case(lambda acc, mask: jnp.where(mask, acc, -jnp.inf).astype(F32), (("mn", jnp.dtype(bool)),)),
+    "scales": Case(
+        lambda acc, x, y, s: (acc * x * y + s).astype(F16), (("m1", F32), ("n", BF16), ("", F32))
+    ),
+    "mask": Case(
+        lambda acc, mask: jnp.where(mask, acc, -jnp.inf).astype(F32), (("mn", jnp.dtype(bool)),)
+    ),
     "bits": Case(lambda acc: jax.lax.bitcast_convert_type(acc, jnp.uint32) >> 16),
 }
 
 WGMMA = (
-    *("128x256x64_c2x1x1_co", "128x128x64_c1x1x1_pp", "192x176x64_c1x2x1_co_t", "64x256x64_c1x1x1_pp_t"),
-    *("64x64x64_c1x1x4_pp", "128x16x64_c1x1x4_co_t", "128x160x64_c2x1x1_pp", "128x256x64_c2x1x1_co_split3"),
+    *(
+        "128x256x64_c2x1x1_co",
+        "128x128x64_c1x1x1_pp",
+        "192x176x64_c1x2x1_co_t",
+        "64x256x64_c1x1x1_pp_t",
+    ),
+    *(
+        "64x64x64_c1x1x4_pp",
+        "128x16x64_c1x1x4_co_t",
+        "128x160x64_c2x1x1_pp",
+        "128x256x64_c2x1x1_co_split3",
+    ),
 )
 OTHERS = (("mma_sync", "128x128x32_w64x64_s4"), ("mma_sync", "64x64x64_w32x32_s4_k2"))
 OTHERS += (("wmma_tiled", "m16n16k16_128x128x32"),)
@@ -83,7 +97,7 @@ def operands_of(case: Case, m: int, n: int, batch=()):
     for dims, dtype in case.operands:
         if dims == "key":
             yield jax.random.key(3)
-        elif dtype == bool:
+        elif dtype == np.bool_:
             yield jnp.asarray(rng.random(shapes[dims]) < 0.5)
         else:
             yield jnp.asarray(rng.standard_normal(shapes[dims]), dtype)
@@ -109,7 +123,10 @@ def compare(case: Case, a, b, operands, got):
     for x, y in zip(got, jax.tree.leaves(case.function(acc, *operands)), strict=True):
         assert (x.dtype, x.shape) == (y.dtype, y.shape)
         x, y = (np.asarray(z).astype(np.float64) for z in (x, y))
-        if np.issubdtype(np.asarray(got[0]).dtype, np.integer) or case.function is CASES["bits"].function:
+        if (
+            np.issubdtype(np.asarray(got[0]).dtype, np.integer)
+            or case.function is CASES["bits"].function
+        ):
             assert (abs(x - y) > 1).mean() < 2e-3
             continue
         near = np.isclose(x, y, rtol=1e-2, atol=1e-2) | (np.isinf(x) & (x == y))
@@ -135,7 +152,9 @@ def test_batches(config, name):
     rng = np.random.default_rng(2)
     a, b = (jnp.asarray(rng.standard_normal((*batch, *s)), F16) for s in ((70, 64), (64, 90)))
     operands = list(operands_of(case, 70, 90, batch))
-    compare(case, a, b, operands, product(case, a, b, operands, implementation="wgmma", config=config))
+    compare(
+        case, a, b, operands, product(case, a, b, operands, implementation="wgmma", config=config)
+    )
 
 
 @pytest.mark.parametrize("name", ["scales", "two results"])
@@ -148,13 +167,16 @@ def test_tf32(name):
 
 
 def test_integer_sums():
-    case = Case(lambda acc, scale: jnp.clip(jnp.round(acc * scale), -128, 127).astype(I8), (("n", F32),))
+    case = Case(
+        lambda acc, scale: jnp.clip(jnp.round(acc * scale), -128, 127).astype(I8), (("n", F32),)
+    )
     rng = np.random.default_rng(2)
     a, b = (jnp.asarray(rng.integers(-128, 128, s), I8) for s in ((130, 64), (64, 72)))
     operands = [next(operands_of(case, 130, 72)) / 500]
     got = product(case, a, b, operands, implementation="mma_sync")
     np.testing.assert_array_equal(
-        got[0], case.function(jnp.asarray(np.asarray(a).astype(np.int32) @ np.asarray(b)), *operands)
+        got[0],
+        case.function(jnp.asarray(np.asarray(a).astype(np.int32) @ np.asarray(b)), *operands),
     )
 
 

@@ -11,8 +11,8 @@
 
 namespace tcgemm::wgmma_family {
 
-// The sums of kGroups times eight columns of a thread's rows, of which there are `groups`. Sum 4 * j + 2 * h + i is that
-// of row warp * 16 + h * 8 + lane / 4 and column 8 * j + lane % 4 * 2 + i. (row, column): of the first one, in the
+// The sums of kGroups times eight columns of a thread's rows, of which there are `groups`. Sum 4 * j + 2 * h + i is
+// that of row warp * 16 + h * 8 + lane / 4 and column 8 * j + lane % 4 * 2 + i. (row, column): of the first one, in the
 // kernel's (possibly swapped) problem.
 template <typename F, bool kSwapped, bool kWhole, int kGroups>
 __device__ __forceinline__ void apply_function_to(float (&sums)[4 * kGroups], const epilogue::FunctionParams& params,
@@ -35,8 +35,8 @@ __device__ __forceinline__ void apply_function_to(float (&sums)[4 * kGroups], co
   }
 }
 
-// All of a warpgroup's accumulators, part by part by the same code: so many at a time that little else is done for each,
-// so few that the code stays in the instruction cache and registers are left. (m_idx, n_idx): the first element.
+// All of a warpgroup's accumulators, part by part by the same code: so many at a time that little else is done for
+// each, so few that the code stays in the instruction cache and registers are left. (m_idx, n_idx): the first element.
 template <typename F, bool kSwapped, int kRegisters, int kBlocksM, int kAccumulators>
 __device__ __forceinline__ void apply_function(float (&acc)[kBlocksM][kAccumulators],
                                                const epilogue::FunctionParams& params, int32_t m_idx, int32_t n_idx,

@@ -188,7 +188,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
           using Tile = decltype(tile);
           if constexpr (Epilogue::kIsFunction) {
             using Code = typename Epilogue::Code;
-            apply_function<Code, Config::kSwapped, T::kConsumerRegisters>(sums, params.epilogue.values, m_idx, n_idx, work.batch_idx);
+            apply_function<Code, Config::kSwapped, T::kConsumerRegisters>(sums, params.epilogue.values, m_idx, n_idx,
+                                                                          work.batch_idx);
             if constexpr (!Code::kStoresRows) return;
           }
           store_tile<Tile, T::kTmaStoreBuffers>(sums, params, store_buffers, buffer_idx, m_idx, n_idx,
