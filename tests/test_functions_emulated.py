@@ -210,11 +210,11 @@ MISTAKES = {
     "wrong extent": (STEPS, TILE, "* index.extent;", "* 1;"),
     "batches exchanged": (BATCHES, TILE, "batch_idx - outer *", "outer *"),
     "gate for up": (GATED_ODD, TILE, "F::run(sums[i], up[i]", "F::run(sums[i], sums[i]"),
-    "no second sum": (GATED_ODD, STORE, "up_sums[v] = up[block][place]", "up_sums[v] = 0"),
-    "wrong end": (GATED_WHOLE, STORE, "n_idx + 2 * kAccumulators);", "n_idx + kAccumulators);"),
+    "no second sum": (GATED_ODD, STORE, "up_sums[v] = acc[block][kSums + place]", "up_sums[v] = 0"),
+    "wrong end": (GATED_WHOLE, STORE, "n_idx + 2 * kSums);", "n_idx + kSums);"),
     "halves exchanged": (
-        *(GATED_WHOLE, "kernels/wgmma/kernel.cuh"),
-        *("acc[i / kHalf][i % kHalf];", "acc[i / kHalf][(i + kHalf) % (2 * kHalf)];"),
+        *(GATED_WHOLE, "kernels/wgmma/function_store.cuh"),
+        *("acc[i / kHalf][i % kHalf];", "acc[i / kHalf][kHalf + i % kHalf];"),
     ),
     "tiles too far apart": (
         *(GATED_WHOLE, "kernels/wgmma/params.cuh"),

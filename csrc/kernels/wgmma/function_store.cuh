@@ -37,22 +37,22 @@ __device__ __forceinline__ void apply_function_to(float (&sums)[4 * kGroups], co
 }
 
 // All of a warpgroup's accumulators, part by part by the same code: so many at a time that little else is done for
-// each, so few that the code stays in the instruction cache and registers are left. `up`: those of a gated product's
-// second matrix. (m_idx, n_idx): the first element.
+// each, so few that the code stays in the instruction cache and registers are left. Of a gated product the right half
+// is of its second matrix, and what is stored by rows is left in the left one. (m_idx, n_idx): the first element.
 template <typename F, bool kSwapped, int kRegisters, int kBlocksM, int kAccumulators>
 __device__ __forceinline__ void apply_function(float (&acc)[kBlocksM][kAccumulators],
-                                               const float (&up)[kBlocksM][kAccumulators],
                                                const epilogue::FunctionParams& params, int32_t m_idx, int32_t n_idx,
                                                int32_t batch_idx) {
-  constexpr int kSets = F::kIsGated ? 2 : 1, kLeft = kRegisters - kSets * kBlocksM * kAccumulators;
-  constexpr int kAllGroups = kAccumulators / 4, kWanted = kLeft >= kSets * 64 + 32 ? 8 : 4;
+  constexpr int kSets = F::kIsGated ? 2 : 1, kSums = kAccumulators / kSets;
+  constexpr int kWanted = kRegisters - kBlocksM * kAccumulators >= 64 * kSets + 32 ? 8 : 4;
+  constexpr int kAllGroups = kSums / 4;
   constexpr int kGroups = kWanted < kAllGroups ? kWanted : kAllGroups, kPart = 4 * kGroups;
   constexpr int kParts = (kAllGroups + kGroups - 1) / kGroups;
   const int warp = ptx::tid_x() % 128 / 32, lane = ptx::tid_x() % 32;
   const epilogue::BatchPlace batch(params, batch_idx);
   // Whether D has all of the tile.
-  const int32_t m_end = (kSwapped ? n_idx + 2 * kAccumulators : m_idx + 64 * kBlocksM);
-  const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kAccumulators);
+  const int32_t m_end = (kSwapped ? n_idx + 2 * kSums : m_idx + 64 * kBlocksM);
+  const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kSums);
   const bool is_whole = m_end <= params.m && n_end <= params.n && (kSwapped || params.in_eights);
   const auto apply = [&](auto whole) {
 #pragma unroll 1
@@ -65,13 +65,13 @@ __device__ __forceinline__ void apply_function(float (&acc)[kBlocksM][kAccumulat
           if (i != part) continue;
 #pragma unroll
           for (int v = 0; v < kPart; ++v) {
-            if (i % kParts * kPart + v < kAccumulators) copy(i / kParts, i % kParts * kPart + v, v);
+            if (i % kParts * kPart + v < kSums) copy(i / kParts, i % kParts * kPart + v, v);
           }
         }
       };
       visit([&](int block, int place, int v) {
         sums[v] = acc[block][place];
-        if constexpr (F::kIsGated) up_sums[v] = up[block][place];
+        if constexpr (F::kIsGated) up_sums[v] = acc[block][kSums + place];
       });
       const int32_t row = m_idx + part / kParts * 64 + warp * 16 + lane / 4;
       const int32_t column = n_idx + part % kParts * kGroups * 8 + lane % 4 * 2;
@@ -85,6 +85,13 @@ __device__ __forceinline__ void apply_function(float (&acc)[kBlocksM][kAccumulat
   } else {
     apply(std::false_type{});
   }
+}
+
+// The left half of a warpgroup's accumulators.
+template <int kBlocksM, int kHalf>
+__device__ __forceinline__ void take_left(float (&left)[kBlocksM][kHalf], const float (&acc)[kBlocksM][2 * kHalf]) {
+#pragma unroll
+  for (int i = 0; i < kBlocksM * kHalf; ++i) left[i / kHalf][i % kHalf] = acc[i / kHalf][i % kHalf];
 }
 
 // Brings what the function reads of a warpgroup's tile to L2 while the product is being multiplied.

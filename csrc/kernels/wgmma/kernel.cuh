@@ -184,35 +184,33 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
                             barrier_id);
       } else {
         const int32_t m_idx = work.m_idx + first_row;
-        // `up`: where a function is of a gated product, the sums of the second matrix.
-        const auto store = [&](auto tile, auto& sums, const auto& up, int32_t n_idx) {
-          using Tile = decltype(tile);
+        const auto store_sums = [&](auto tile, auto& sums, int32_t n_idx) {
+          store_tile<decltype(tile), T::kTmaStoreBuffers>(sums, params, store_buffers, buffer_idx, m_idx, n_idx,
+                                                          work.split_idx * params.batch + work.batch_idx, barrier_id);
+        };
+        const auto store = [&](auto tile, auto& sums, int32_t n_idx) {
           if constexpr (Epilogue::kIsFunction) {
             using Code = typename Epilogue::Code;
-            apply_function<Code, Config::kSwapped, T::kConsumerRegisters>(sums, up, params.epilogue.values, m_idx,
-                                                                          n_idx, work.batch_idx);
+            apply_function<Code, Config::kSwapped, T::kConsumerRegisters>(sums, params.epilogue.values, m_idx, n_idx,
+                                                                          work.batch_idx);
             if constexpr (!Code::kStoresRows) return;
           }
-          store_tile<Tile, T::kTmaStoreBuffers>(sums, params, store_buffers, buffer_idx, m_idx, n_idx,
-                                                work.split_idx * params.batch + work.batch_idx, barrier_id);
+          if constexpr (Epilogue::kMayBeGated) {
+            static_assert(Config::kRunsGated, "columns of both matrices are in the same thread");
+            float left[T::kBlocksM][Config::kTileN / 4];
+            take_left(left, sums);
+            store_sums(typename T::template WithColumns<Config::kTileN / 2>{}, left, n_idx);
+          } else {
+            store_sums(tile, sums, n_idx);
+          }
         };
         if constexpr (Config::kClusterK > 1) {
           float share[T::kBlocksM][T::Share::kTileN / 2];
           if (cluster_sum.add_up(acc, share, thread_idx, barrier_id)) {
-            store(typename T::Share{}, share, share, work.n_idx + cluster_sum.first_column());
+            store(typename T::Share{}, share, work.n_idx + cluster_sum.first_column());
           }
-        } else if constexpr (Epilogue::kMayBeGated) {
-          static_assert(Config::kRunsGated, "columns of both matrices are in the same thread");
-          constexpr int kHalf = Config::kTileN / 4;
-          float z[T::kBlocksM][kHalf], up[T::kBlocksM][kHalf];
-#pragma unroll
-          for (int i = 0; i < T::kBlocksM * kHalf; ++i) {
-            z[i / kHalf][i % kHalf] = acc[i / kHalf][i % kHalf];
-            up[i / kHalf][i % kHalf] = acc[i / kHalf][kHalf + i % kHalf];
-          }
-          store(typename T::template WithColumns<Config::kTileN / 2>{}, z, up, work.n_idx);
         } else {
-          store(Config{}, acc, acc, work.n_idx);
+          store(Config{}, acc, work.n_idx);
         }
       }
     }
