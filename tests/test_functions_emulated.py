@@ -28,6 +28,7 @@ WGMMA = PING_PONG | {
 GATED = PING_PONG | {
     "128x256x64_c2x1x1_co": ("128, 256, 2, 1, 1, false, false", "01"),
     "64x128x64_c2x1x1_pp": ("64, 128, 2, 1, 1, true, false", "01"),
+    "128x128x64_c2x2x1_co": ("128, 128, 2, 2, 1, false, false", "01"),
 }
 MMA_SYNC = {"64x64x64_w32x32_s4": "64, 64, 128, 32, 32, 4, 3"}
 

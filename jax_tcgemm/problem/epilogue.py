@@ -57,7 +57,8 @@ class Epilogue:
     def __str__(self) -> str:
         """What it does in a few words, "" when nothing: "silu' gated +bias[n f32] aux sums"."""
         words = []
-        if self.activation != "none" or self.derivative or self.gated:
+        is_named = self.derivative or (self.gated and self.function is None)
+        if self.activation != "none" or is_named:
             words.append(self.activation + "'" * self.derivative)
         if self.gated:
             words.append("gated")
