@@ -303,6 +303,7 @@ class Gemm:
 _NO_EPILOGUE = {
     **{"activation": "none", "bias": "none", "up_offset": 0, "bias_batch_stride": 0},
     **dict.fromkeys(("derivative", "gated", "aux_out", "column_sums"), False),
+    **{"function": "", "function_reads": [], "function_indices": [], "function_results": []},
 }
 
 
@@ -310,7 +311,7 @@ def _epilogue(rng, m: int, n: int, k: int) -> dict:
     gated, derivative = flip(rng), flip(rng, 0.3)
     bias = one_of(rng, ["none", "n", "none" if gated else "m"])
     columns = m if bias == "m" else 2 * n
-    return {
+    return _NO_EPILOGUE | {
         "activation": one_of(rng, list(ACTIVATIONS)),
         "derivative": derivative,
         "gated": gated,
@@ -318,7 +319,6 @@ def _epilogue(rng, m: int, n: int, k: int) -> dict:
         "column_sums": m > 0 and flip(rng),
         "bias": bias,
         "bias_batch_stride": columns if flip(rng) else 0,
-        "up_offset": 0,
     }
 
 

@@ -12,6 +12,7 @@ from work import steps
 
 from jax_tcgemm import selection
 from jax_tcgemm.problem.epilogue import Epilogue
+from jax_tcgemm.problem.function import Function
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import cost_model, tables
 
@@ -99,6 +100,23 @@ def test_predictions_are_times(extents, dtype):
     assert predicted.shape == (len(CONFIGS),)
     assert np.all(np.isfinite(predicted))
     assert np.all(predicted > 1)
+
+
+@pytest.mark.parametrize("extents", [(4096, 4096, 4096), (4096, 14336, 4096), (16384, 2560, 768)])
+def test_functions_of_gated_products(extents):
+    """As one product of twice the columns, half of which are stored."""
+    m, n, k = extents
+    function = Function("f", "", (), (), (0,), (np.dtype(np.float16),), work=40)
+    bare, wide = problem(m, n, k), problem(m, 2 * n, k)
+    gated = with_epilogue(bare, gated=True, up_offset=n, function=function)
+    names = "128x256x64_c2x1x1_co", "128x128x64_c2x1x1_pp", "64x128x64_c2x1x1_pp"
+    assert best(gated) in names
+    for name in names:
+        one = with_epilogue(wide, function=function)
+        assert us(wide, name) * 0.9 < us(gated, name) < us(one, name)
+    # Where the kernel cannot do it there are two products of float32 and another kernel.
+    for name in ("128x256x64_c1x1x1_co", "128x256x64_c2x1x1_co_split2"):
+        assert us(gated, name) > 1.5 * us(bare, name)
 
 
 def test_every_shipped_entry_can_be_chosen():

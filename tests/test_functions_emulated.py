@@ -19,10 +19,16 @@ pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason(
 BF16, F16, F32 = (np.dtype(x) for x in (jnp.bfloat16, np.float16, np.float32))
 K = 96
 
-WGMMA = {
-    "128x128x64_c2x1x1_pp": ("128, 128, 2, 1, 1, true, false", "01"),
+PING_PONG = {"128x128x64_c2x1x1_pp": ("128, 128, 2, 1, 1, true, false", "01")}
+WGMMA = PING_PONG | {
     "192x176x64_c1x2x1_co_t": ("192, 176, 1, 2, 1, false, true", "10"),
     "128x16x64_c1x1x4_co": ("128, 16, 1, 1, 4, false, false", "01"),
+}
+# Those that multiply by both matrices of a gated product.
+GATED = PING_PONG | {
+    "128x256x64_c2x1x1_co": ("128, 256, 2, 1, 1, false, false", "01"),
+    "64x128x64_c2x1x1_pp": ("64, 128, 2, 1, 1, true, false", "01"),
+    "128x128x64_c2x2x1_co": ("128, 128, 2, 2, 1, false, false", "01"),
 }
 MMA_SYNC = {"64x64x64_w32x32_s4": "64, 64, 128, 32, 32, 4, 3"}
 
@@ -34,6 +40,12 @@ def everything(acc, scale, bias, residual, flag):
     column = jax.lax.broadcasted_iota(jnp.int32, acc.shape, acc.ndim - 1)
     kept = jnp.where(column % 3 == 0, 0, y).astype(jnp.bfloat16)
     return kept, (z * 4).astype(jnp.int8), z.astype(jnp.float16)
+
+
+def gate(acc, up, slope, bias, residual):
+    """Three results, of which the last is of one of the products alone."""
+    kept = jnp.where(acc > 0, acc * slope, acc) * (up + bias) + residual
+    return kept.astype(jnp.bfloat16), (up - acc) > 0, up.astype(jnp.float16)
 
 
 def positions(acc, table, rows):
@@ -52,12 +64,20 @@ def reductions(acc, bias):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A function of a product: its shape, how many batch dimensions it has, and operands."""
+    """A function of a product: its shape, how many batch dimensions it has, and operands.
+
+    `weights`: "one", "pair" for those of a gated product in two arrays, "packed" for one of both.
+    """
 
     function: object
     shape: tuple[int, ...]
     num_batch: int
     operands: tuple[np.ndarray, ...]
+    weights: str = "one"
+
+    @property
+    def num_b(self):
+        return 1 if self.weights == "one" else 2
 
     @functools.cached_property
     def folded(self):
@@ -65,23 +85,27 @@ class Call:
         *outer, n = self.shape
         batch, free = outer[: self.num_batch], outer[self.num_batch :]
         own = tuple(range(len(batch)))
-        jaxpr = jax.make_jaxpr(self.function)(jax.ShapeDtypeStruct(self.shape, F32), *self.operands)
+        pair = len(outer) if self.weights == "packed" else None
+        columns = (n,) if pair is None else (2, n)
+        accs = [jax.ShapeDtypeStruct(self.shape, F32)] * self.num_b
+        jaxpr = jax.make_jaxpr(self.function)(*accs, *self.operands)
         product = dense.Product(
             op="matmul",
             lhs_shape=(*batch, *free, K),
             lhs_dtype=BF16,
-            rhs_shape=(*batch, K, n),
+            rhs_shape=(*batch, K, *columns),
             rhs_dtype=BF16,
-            result_shape=self.shape,
+            result_shape=(*outer, *columns),
             result_dtype=F32,
             dimension_numbers=(((len(outer),), (len(batch),)), (own, own)),
-            permutation=tuple(range(len(self.shape))),
+            permutation=tuple(range(len(outer) + len(columns))),
             precision=None,
             implementation=None,
             config=None,
         )
         shapes = tuple(x.shape for x in self.operands)
-        found = epilogue._folded(epilogue.Product(product, jaxpr, shapes), "cuda")
+        num_rhs = self.num_b if pair is None else 1
+        found = epilogue._folded(epilogue.Product(product, jaxpr, shapes, num_rhs, pair), "cuda")
         assert not isinstance(found, str), found
         return found[2:]
 
@@ -89,7 +113,7 @@ class Call:
         """Those that run the function and those that leave it to another one, and that."""
         function = self.folded[0].epilogue.function
         struct = f"tcgemm::elementwise::{function.name}"
-        for config, layout in WGMMA.values():
+        for config, layout in (WGMMA if self.num_b == 1 else GATED).values():
             own = wgmma(config, f"Function<{struct}>", layout=layout)
             yield dataclasses.replace(own, definitions=function.definitions)
         name = f"tcgemm::epilogue::function_kernel<{struct}>"
@@ -101,14 +125,18 @@ class Call:
         problem, used, levels = self.folded
         function, rng = problem.epilogue.function, np.random.default_rng(0)
         a = rng.integers(-2, 3, (problem.batch, problem.m, K)).astype(BF16)
-        b = rng.integers(-2, 3, (problem.batch, K, problem.n)).astype(BF16)
-        arrays = {"a": a, "b": b}
+        shape = self.num_b, problem.batch, K, problem.n
+        b = rng.integers(-2, 3, shape).astype(BF16)
+        arrays = {"a": a, "b": np.stack(b, -2) if self.weights == "packed" else b[0]}
+        if self.weights == "pair":
+            arrays["b_up"] = b[1]
         for i, number in enumerate(used):
             x = self.operands[number]
             arrays[f"function operand {i}"] = x.view(np.uint8) if x.dtype == np.bool_ else x
         got = emulator.run(problem, arrays, **how)
         sums = a.astype(np.float32) @ b.astype(np.float32)
-        expected = self.function(jnp.asarray(sums.reshape(self.shape)), *self.operands)
+        sums = jnp.asarray(sums.reshape(self.num_b, *self.shape))
+        expected = self.function(*sums, *self.operands)
         for place, number in enumerate(function.order):
             own, result = np.asarray(expected[number]), function.results[place]
             found = got[place]
@@ -122,7 +150,7 @@ class Call:
 def numbers(shape, dtype):
     """Small ones that any order of roundings keeps."""
     rng = np.random.default_rng(len(shape))
-    if dtype == np.bool_:
+    if dtype.kind == "b":
         return rng.random(shape) < 0.5
     return rng.integers(-3, 4, shape).astype(dtype)
 
@@ -130,6 +158,11 @@ def numbers(shape, dtype):
 def of_matrix(m, n):
     operands = ((m,), F32), ((n,), BF16), ((m, n), BF16), ((m, n), np.dtype(bool))
     return Call(everything, (m, n), 0, tuple(numbers(*x) for x in operands))
+
+
+def gated(m, n, weights):
+    operands = ((m, 1), F32), ((n,), BF16), ((m, n), BF16)
+    return Call(gate, (m, n), 0, tuple(numbers(*x) for x in operands), weights)
 
 
 WHOLE, ODD = of_matrix(256, 192), of_matrix(203, 173)
@@ -144,6 +177,15 @@ REDUCED = Call(reductions, (203, 173), 0, (numbers((173,), F32),))
 REDUCED_BATCHES = Call(reductions, (3, 64, 72), 1, (numbers((72,), F32),))
 CALLS = {"whole": WHOLE, "odd": ODD, "steps": STEPS, "batches": BATCHES, "reduced": REDUCED}
 CALLS["reduced batches"] = REDUCED_BATCHES
+GATED_WHOLE, GATED_ODD = gated(256, 168, "packed"), gated(203, 173, "pair")
+# Not even the second matrix begins where TMA can read it.
+GATED_BATCHES = Call(
+    lambda acc, up, x: (acc * x[:, None, None, None] - up, acc > up),
+    *((2, 3, 70, 75), 2, (numbers((2,), F32),), "packed"),
+)
+GATED_CALLS = {"whole": GATED_WHOLE, "odd": GATED_ODD, "batches": GATED_BATCHES}
+# Configs that leave both sums to another kernel.
+NOT_GATED = "128x16x64_c1x1x4_co", "192x176x64_c1x2x1_co_t", "128x128x64_c2x1x1_pp_split2"
 
 
 @pytest.fixture(scope="session")
@@ -151,7 +193,8 @@ def functions(run_folder):
     """The kernels of all calls."""
     bare = [wgmma(config, layout=layout) for config, layout in WGMMA.values()]
     bare += [mma_sync(tile, target="sm_90", layout="01") for tile in MMA_SYNC.values()]
-    own = [kernel for call in CALLS.values() for kernel in call.kernels()]
+    calls = *CALLS.values(), *GATED_CALLS.values()
+    own = [kernel for call in calls for kernel in call.kernels()]
     families = ("wgmma", "mma_sync")
     sources = map(carried, dict.fromkeys([*bare, *own]))
     return Emulator(run_folder / "functions", *sources, families=families)
@@ -164,38 +207,64 @@ def test_function(functions, config, name):
     CALLS[name].check(functions, implementation=implementation, config=config, seed=len(name))
 
 
+@pytest.mark.parametrize("name", GATED_CALLS)
+@pytest.mark.parametrize("config", [*GATED, *NOT_GATED, *MMA_SYNC])
+def test_gated_function(functions, config, name):
+    implementation = "mma_sync" if config in MMA_SYNC else "wgmma"
+    GATED_CALLS[name].check(functions, implementation=implementation, config=config, seed=len(name))
+
+
+STORE, TILE = "kernels/wgmma/function_store.cuh", "epilogue/function.cuh"
 MISTAKES = {
-    "not exchanged": (WHOLE, "function.cuh", "transpose_four(words);", ";"),
-    "wrong half": (WHOLE, "function.cuh", "m_ + 8 * half) + group", "m_ + 4 * half) + group"),
-    "not bounded": (ODD, "function.cuh", "(m < params_.m &&", "(m <= params_.m &&"),
-    "wrong column": (ODD, "function.cuh", "8 * group + e);", "8 * group);"),
-    "no period": (STEPS, "function.cuh", "period * read.m_outer +", "0 * read.m_outer +"),
-    "wrong extent": (STEPS, "function.cuh", "* index.extent;", "* 1;"),
+    "not exchanged": (WHOLE, TILE, "transpose_four(words);", ";"),
+    "wrong half": (WHOLE, TILE, "m_ + 8 * half) + group", "m_ + 4 * half) + group"),
+    "not bounded": (ODD, TILE, "(m < params_.m &&", "(m <= params_.m &&"),
+    "wrong column": (ODD, TILE, "8 * group + e);", "8 * group);"),
+    "no period": (STEPS, TILE, "period * read.m_outer +", "0 * read.m_outer +"),
+    "wrong extent": (STEPS, TILE, "* index.extent;", "* 1;"),
+    "batches exchanged": (BATCHES, TILE, "batch_idx - outer *", "outer *"),
     "half of eight columns": (
         REDUCED,
-        "function.cuh",
+        TILE,
         "kLastBit = kPairs ? 2",
         "kLastBit = kPairs ? 1",
     ),
-    "half of eight rows": (REDUCED, "function.cuh", "? 2 : 16;", "? 2 : 8;"),
+    "half of eight rows": (REDUCED, TILE, "? 2 : 16;", "? 2 : 8;"),
     "outside is reduced": (
         REDUCED,
-        "function.cuh",
+        TILE,
         "is_inside_it = is_inside(row(group, half, e), column(group, half, e));",
         "is_inside_it = true;",
     ),
-    "wrong eight": (REDUCED, "function.cuh", "(kRows8 ? m / 8 : m)", "(kRows8 ? m / 16 : m)"),
-    "maxima from 0": (REDUCED, "function.cuh", "? -elementwise::infinity<Value>()", "? Value(0)"),
-    "batches exchanged": (BATCHES, "function.cuh", "batch_idx - outer *", "outer *"),
+    "wrong eight": (REDUCED, TILE, "(kRows8 ? m / 8 : m)", "(kRows8 ? m / 16 : m)"),
+    "maxima from 0": (REDUCED, TILE, "? -elementwise::infinity<Value>()", "? Value(0)"),
+    "gate for up": (GATED_ODD, TILE, "F::run(sums[i], up[i]", "F::run(sums[i], sums[i]"),
+    "no second sum": (GATED_ODD, STORE, "up_sums[v] = acc[block][kSums + place]", "up_sums[v] = 0"),
+    "wrong end": (GATED_WHOLE, STORE, "n_idx + 2 * kSums);", "n_idx + kSums);"),
+    "halves exchanged": (
+        *(GATED_WHOLE, "kernels/wgmma/function_store.cuh"),
+        *("acc[i / kHalf][i % kHalf];", "acc[i / kHalf][kHalf + i % kHalf];"),
+    ),
+    "tiles too far apart": (
+        *(GATED_WHOLE, "kernels/wgmma/params.cuh"),
+        *("return Code::kIsGated ? tile_n / 2 : tile_n", "return tile_n"),
+    ),
+    "gate for up in the second kernel": (
+        *(GATED_ODD, "epilogue/function_kernel.cuh"),
+        *("run(all[0], all[kSets - 1])", "run(all[0], all[0])"),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_found(functions, name, tmp_path):
     call, file, old, new = MISTAKES[name]
-    first = next(call.kernels())
-    wrong = Emulator(
-        tmp_path, carried(first), changes={f"epilogue/{file}": [(old, new)]}, like=functions
-    )
+    first, *_, last = call.kernels()
+    kernels, config, implementation = [first], next(iter(PING_PONG)), "wgmma"
+    if file == "epilogue/function_kernel.cuh":
+        (config, tile), implementation = next(iter(MMA_SYNC.items())), "mma_sync"
+        kernels = [last, mma_sync(tile, target="sm_90", layout="01")]
+    sources = map(carried, kernels)
+    wrong = Emulator(tmp_path, *sources, changes={file: [(old, new)]}, like=functions)
     with pytest.raises((AssertionError, RuntimeError), match="not equal|wrote outside|Mismatched"):
-        call.check(wrong, implementation="wgmma", config=next(iter(WGMMA)))
+        call.check(wrong, implementation=implementation, config=config)

@@ -31,7 +31,8 @@ GEMM |= {"a_transposed": False, "a_ld": 4, "a_outer_stride": 0, "a_inner_stride"
 GEMM |= {"b_transposed": False, "b_ld": 3, "b_outer_stride": 0, "b_inner_stride": 0}
 GEMM |= {"alpha": 1.0, "beta": 0.0, "activation": "none", "bias": "none"}
 GEMM |= dict.fromkeys(("derivative", "gated", "aux_out", "column_sums"), False)
-GEMM |= {"up_offset": 0, "bias_batch_stride": 0}
+GEMM |= {"up_offset": 0, "bias_batch_stride": 0, "function": ""}
+GEMM |= {key: [] for key in ("function_reads", "function_indices", "function_results")}
 RAGGED = ABI | {"config": "auto", "form": "rows", "compute": "f32", "activation": "none"}
 RAGGED |= {"batch": 1, "m": 6, "n": 4, "k": 5, "groups": 2, "num_sizes": 2, "a_rows": 0}
 RAGGED |= dict.fromkeys(("b_transposed", "a_batched", "b_batched", "sizes_batched"), False)
@@ -233,6 +234,33 @@ def test_up_offset_without_a_second_matrix(worker, offset):
     operands = [numbers(2, 4), numbers(12 + min(offset, 0) or 1)]
     said = run(worker, "gemm", GEMM | {"up_offset": offset}, operands, Buffer("f32", (2, 3)))
     assert f"up_offset must be 0 unless gated and no derivative, got {offset}" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, "host cannot run this: it has no function"),
+        ({"gated": True}, "host cannot run this: it has no function"),
+        ({"gated": True, "up_offset": 3}, "host cannot run this: it has no function"),
+        ({"gated": True, "derivative": True}, "a function must be all that follows the product"),
+        ({"gated": True, "beta": 1.0}, "a function must be all that follows the product"),
+        ({"gated": True, "bias": "n"}, "a function must be all that follows the product"),
+        ({"up_offset": 3}, "up_offset must be 0 unless gated and no derivative, got 3"),
+        ({"gated": True, "function": ""}, ""),
+        ({"function_reads": [0] * 8}, "function_reads must be at most 12 times nine numbers"),
+    ],
+    ids=str,
+)
+def test_a_function_is_of_a_product_or_of_both_of_a_gated_one(worker, change, says):
+    attributes = GEMM | {"function": "f", "b_ld": 6} | change
+    operands = [numbers(2, 4), numbers(4, 6)]
+    if attributes["gated"] and not attributes["derivative"] and not attributes["up_offset"]:
+        operands.append(numbers(4, 6))
+    shapes = {"beta": (2, 3), "bias": (6,), "derivative": (2, 2, 3)}
+    operands += [numbers(*shape) for name, shape in shapes.items() if name in change]
+    columns = 6 if "derivative" in change else 3
+    said = run(worker, "gemm", attributes, operands, Buffer("f32", (2, columns)))
+    assert said == says if not says else says in said
 
 
 def test_strides_that_no_buffer_bears_out(worker):

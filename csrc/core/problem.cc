@@ -90,6 +90,7 @@ std::string check_function(const Problem& p) {
   }
   Epilogue rest = p.epilogue;
   rest.function = {};
+  rest.gated = false;  // Of two products it is a function of both.
   if (!rest.is_none() || p.alpha != 1.0 || p.beta != 0.0) return "a function must be all that follows the product";
   return "";
 }

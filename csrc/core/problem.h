@@ -105,7 +105,7 @@ struct Function {
 //   gated              D = f(Z) * Z_up + beta * C                aux_out = [Z | Z_up]
 //   gated, derivative  D = [f'(gate) * up * Z | f(gate) * Z] + beta * C, aux_in = [gate | up]
 //
-// or D and more results are what `function` makes of Z, which is the plain product then.
+// or D and more results are what `function` makes of the plain product, of a gated one of both.
 //
 // [x | y] has rows of 2n elements, x first. A gated product has two matrices B of the same layout,
 // for Z and for Z_up, and its bias (n only) has 2n elements. aux_in and aux_out have D's dtype.

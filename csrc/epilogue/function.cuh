@@ -3,10 +3,11 @@
 // A function is a struct F in tcgemm::elementwise with
 //
 //   Sum                          the type of the sums that it takes
+//   kIsGated                     whether it takes two sums, of the two products of a gated one
 //   kStoresRows                  whether its first result, D, is of a type that kernels store by rows
 //   whole_level(dim)             the level that is all of dimension `dim`, or -1; see Index below
 //   load(tile), arrive(tile)     call tile.load<i, T, along>() and tile.arrive<i, T, along>() for each read
-//   run(sum, element, at)        calls element.read<i, T, along>(), and element.write<i>(y) with result i
+//   run(sum[, up], element, at)  calls element.read<i, T, along>(), and element.write<i>(y) with result i
 //   store(tile)                  calls tile.store<i, T>() for each result, or, for one that is reduced,
 //                                tile.reduce<i, T, Value, kind, over>(), Value being what T is computed with
 //   visit_matrices(visit)        calls visit.visit<i, T>() for each read along both rows and columns
@@ -109,8 +110,8 @@ class FunctionTile {
     F::load(*this);
   }
 
-  // Replaces the sums by the elements of D that kernels store by rows.
-  __device__ __forceinline__ void run(Sum* sums) {
+  // Replaces the sums by the elements of D that kernels store by rows. `up`: those of a gated product's second matrix.
+  __device__ __forceinline__ void run(Sum* sums, const Sum* up) {
     F::arrive(*this);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -120,9 +121,13 @@ class FunctionTile {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           Element element{*this, group, half, e};
-          Sum& sum = sums[(group * kHalves + half) * 2 + e];
-          F::run(sum, element, Index{element});
-          if constexpr (kRows) sum = element.of_row;
+          const int i = (group * kHalves + half) * 2 + e;
+          if constexpr (F::kIsGated) {
+            F::run(sums[i], up[i], element, Index{element});
+          } else {
+            F::run(sums[i], element, Index{element});
+          }
+          if constexpr (kRows) sums[i] = element.of_row;
         }
       }
     }

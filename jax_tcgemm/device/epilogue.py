@@ -45,13 +45,28 @@ class Product:
 
     Attributes:
       product: the product itself, in the dtype that it accumulates in.
-      function: of the accumulator and the operands.
+      function: of the accumulators and the operands.
       operand_shapes: theirs.
+      num_rhs: how many right operands there are, with a product of each.
+      pair: the dimension of the product that tells two accumulators apart, or None.
     """
 
     product: dense.Product
     function: core.ClosedJaxpr
     operand_shapes: tuple[tuple[int, ...], ...] = ()
+    num_rhs: int = 1
+    pair: int | None = None
+
+    @property
+    def num_accumulators(self) -> int:
+        """How many the function takes."""
+        return self.num_rhs if self.pair is None else 2
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of an accumulator."""
+        shape, pair = self.product.result_shape, self.pair
+        return shape if pair is None else (*shape[:pair], *shape[pair + 1 :])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,11 +154,15 @@ def _folded(product: Product, platform: str):
     if math.prod(product.product.result_shape) == 0:
         return "its result is empty"
     try:
-        source, _ = emit(product.function)
+        source, _ = emit(product.function, product.num_accumulators)
     except InexpressibleError as error:
         return str(error)
-    shape = product.product.result_shape
-    for levels in _Levels.all_of(fold, shape):
+    if product.num_accumulators == 2:
+        problem = _gated(product, fold, problem)
+        if isinstance(problem, str):
+            return problem
+    shape = product.shape
+    for levels in _Levels.all_of(problem, shape):
         placed = _placed(source, product, levels)
         if not isinstance(placed, str):
             break
@@ -155,9 +174,23 @@ def _folded(product: Product, platform: str):
     out_dtype = DTYPE_NAMES.get(dtype) or _CARRIERS.get(dtype.itemsize)
     if out_dtype is None:
         return f"no implementation makes {dtype}"
-    epilogue = Epilogue(function=function)
+    epilogue = dataclasses.replace(problem.epilogue, function=function)
     problem = dataclasses.replace(problem, out_dtype=out_dtype, epilogue=epilogue)
     return numerics, fold, problem, operands, levels
+
+
+def _gated(product: Product, fold: Fold, problem: Problem) -> Problem | str:
+    """The problem with two matrices B, or what stands against it."""
+    obstacle = "gate and up are not the outermost columns of the result"
+    if fold.swapped:
+        return obstacle
+    if product.pair is None:
+        return dataclasses.replace(problem, epilogue=Epilogue(gated=True))
+    if math.prod(product.product.result_shape[product.pair :]) != fold.n:
+        return obstacle
+    n = fold.n // 2
+    up_offset = n * (problem.b.ld if problem.b.transposed else 1)
+    return dataclasses.replace(problem, n=n, epilogue=Epilogue(gated=True, up_offset=up_offset))
 
 
 def _in_levels(problem: Problem, batch_inner: int) -> Problem:
@@ -181,8 +214,8 @@ class _Levels:
     n: tuple[int, ...]
 
     @classmethod
-    def all_of(cls, fold: Fold, shape: tuple[int, ...]) -> Iterator["_Levels"]:
-        """That of the fold, then those in which its one level of the batch is cut in two."""
+    def all_of(cls, problem: Problem, shape: tuple[int, ...]) -> Iterator["_Levels"]:
+        """That of the problem, then those in which its one level of the batch is cut in two."""
         axes = [axis for axis, extent in enumerate(shape) if extent != 1]
 
         def take(extent: int) -> tuple[int, ...]:
@@ -191,8 +224,8 @@ class _Levels:
                 run.append(axes.pop(0))
             return tuple(run)
 
-        outer = take(fold.batch // max(fold.batch_inner, 1))
-        inner, m, n = take(fold.batch_inner), take(fold.m), take(fold.n)
+        outer = take(problem.batch // max(problem.batch_inner, 1))
+        inner, m, n = take(problem.batch_inner), take(problem.m), take(problem.n)
         yield cls(outer, inner, m, n)
         for first in range(1, 0 if outer else len(inner)):
             yield cls(inner[:first], inner[first:], m, n)
@@ -205,16 +238,13 @@ def _placed(source: EpilogueSource, product: Product, levels: _Levels):
         return "a result is a reduction of neither whole rows nor whole columns, which XLA does"
     if all(over):
         return "its function has no result of the product's shape"
-    shape = product.product.result_shape
+    shape = product.shape
     operands = tuple(dict.fromkeys(read.operand for read in source.reads))
+    num_indices = max(source.index_dimensions, default=-1) + 1
     for what, number, most in (
         ("reads more than", len(source.reads), MOST_READS),
         ("has more results than", len(source.results), MOST_RESULTS),
-        (
-            "asks for indices of more dimensions than",
-            max(source.index_dimensions, default=-1) + 1,
-            MOST_INDICES,
-        ),
+        ("asks for indices of more dimensions than", num_indices, MOST_INDICES),
     ):
         if number > most:
             return f"its function {what} {most}"
@@ -224,9 +254,7 @@ def _placed(source: EpilogueSource, product: Product, levels: _Levels):
         if found is None:
             return f"operand {read.operand} of its function has no stride along the product"
         strides.append(found)
-    indices = tuple(
-        _index(dim, levels, shape) for dim in range(max(source.index_dimensions, default=-1) + 1)
-    )
+    indices = tuple(_index(dim, levels, shape) for dim in range(num_indices))
     numbers = tuple(operands.index(read.operand) for read in source.reads)
     return make_function(source, numbers, tuple(strides), indices, over), operands
 
@@ -277,19 +305,23 @@ def _index(dim: int, levels: _Levels, shape) -> Index:
     return Index(2, 1, 1, False)  # of extent 1, which nothing asks for
 
 
-def product_with_epilogue(plan: Plan, lhs, rhs, *operands) -> list[jax.Array]:
+def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
     """Carries out a plan that is fused."""
     numerics, fold, function = plan.numerics, plan.fold, plan.problem.epilogue.function
-    a = dense.prepare(lhs, numerics.lhs_dtype, fold.lhs_order)
-    b = dense.prepare(rhs, numerics.rhs_dtype, fold.rhs_order)
-    a, b = (b, a) if fold.swapped else (a, b)
-    shape = plan.product.product.result_shape
+    rights, operands = others[: plan.product.num_rhs], others[plan.product.num_rhs :]
+    factors = [
+        dense.prepare(lhs, numerics.lhs_dtype, fold.lhs_order),
+        *(dense.prepare(x, numerics.rhs_dtype, fold.rhs_order) for x in rights),
+    ]
+    if fold.swapped:
+        factors.reverse()
+    shape = plan.product.shape
     results = [jax.ShapeDtypeStruct(shape, DTYPES[plan.problem.out_dtype])]
     for x in function.results[1:]:
         own = x.shape(plan.problem.batch, plan.problem.m, plan.problem.n) if x.over else shape
         results.append(jax.ShapeDtypeStruct(own, x.dtype))
     given = [_stored(operands[i]) for i in plan.operands]
-    found = call(plan.problem, plan.choice, (a, b, *given), results)
+    found = call(plan.problem, plan.choice, (*factors, *given), results)
     found[0] = _carried(found[0], function.results[0].dtype)
     types, ordered = plan.product.function.out_avals, [None] * len(found)
     for x, result, number in zip(found, function.results, function.order, strict=True):
@@ -325,4 +357,4 @@ def _carried(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """What a carrier of D holds."""
     if x.dtype == dtype:
         return x
-    return x != 0 if dtype == np.bool_ else lax.bitcast_convert_type(x, dtype)
+    return x != 0 if dtype.kind == "b" else lax.bitcast_convert_type(x, dtype)

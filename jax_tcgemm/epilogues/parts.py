@@ -27,7 +27,8 @@ class Parts:
     """What a function makes of parts of the accumulator.
 
     Args:
-      function: of one accumulator and operands, without constants.
+      function: of accumulators of one shape and operands, without constants.
+      num_accumulators: how many of its arguments are accumulators, which are divided alike.
 
     Attributes:
       operands: for each operand, which of the accumulator's dimensions its own are. Along these its
@@ -37,13 +38,19 @@ class Parts:
         element, such as those that it sums over or whose indices it asks for.
     """
 
-    def __init__(self, function: core.ClosedJaxpr):
+    def __init__(self, function: core.ClosedJaxpr, num_accumulators: int = 1):
         self._function = written_out(function)
         jaxpr = self._function.jaxpr
         self._classes = classes = _Classes()
         for eqn in jaxpr.eqns:
             _relate(eqn, classes)
-        acc, *operands = jaxpr.invars
+        (acc, *others), operands = (
+            jaxpr.invars[:num_accumulators],
+            jaxpr.invars[num_accumulators:],
+        )
+        for dim in range(len(acc.aval.shape)):
+            for other in others:
+                classes.unite(other, dim, acc, dim)
         for dim in range(len(acc.aval.shape)):
             classes.name(acc, dim)
         self.operands = tuple(classes.dimensions(x) for x in operands)
@@ -54,10 +61,10 @@ class Parts:
             if not classes.is_free(acc, dim) or any(dim not in own for own in self.results)
         )
 
-    def __call__(self, acc: jax.Array, *operands: jax.Array) -> list[jax.Array]:
-        """The parts of the results, from parts of the accumulator and the operands."""
+    def __call__(self, acc: jax.Array, *others: jax.Array) -> list[jax.Array]:
+        """The parts of the results, from parts of the accumulators and the operands."""
         jaxpr = self._function.jaxpr
-        known = dict(zip(jaxpr.invars, (acc, *operands), strict=True))
+        known = dict(zip(jaxpr.invars, (acc, *others), strict=True))
         known |= zip(jaxpr.constvars, self._function.consts, strict=True)
 
         def find(atom):
@@ -78,9 +85,9 @@ class Parts:
 
 
 @functools.lru_cache(maxsize=1024)
-def parts_of(function: core.ClosedJaxpr) -> Parts:
+def parts_of(function: core.ClosedJaxpr, num_accumulators: int = 1) -> Parts:
     """`Parts` of a function, found once."""
-    return Parts(function)
+    return Parts(function, num_accumulators)
 
 
 class _Classes:

@@ -40,7 +40,7 @@ _RULES = {
 # What runs a call that is not fused, in terms of others.
 _UNFUSED = {
     fused_primitive.fused_dot_general_p: fused_primitive.unfused,
-    epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.bare_product,
+    epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.bare_products,
 }
 
 

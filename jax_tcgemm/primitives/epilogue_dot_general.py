@@ -7,9 +7,13 @@
 function makes of it. `unfused` is the same in JAX, by a plain product and XLA: it types the
 primitive and runs it wherever nothing takes it as one call.
 
+A gated product has two accumulators, which the function takes both: of two right operands, or of
+one with a dimension of extent 2 that tells them apart, which is `pair` of the product.
+
 Parameters, all static: those of `tcgemm_dot_general`, whose preferred_element_type is the
-accumulator's here and whose out_sharding is that of `acc`, and function, a closed jaxpr without
-constants, none of whose arguments are random keys.
+accumulator's here and whose out_sharding is that of the product, num_rhs, pair (None: there is no
+such dimension), and function, a closed jaxpr without constants, none of whose arguments are random
+keys.
 """
 
 import functools
@@ -28,8 +32,9 @@ from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.primitives.rules import jvp_of_moving, same_varying, series_by_parts
+from jax_tcgemm.primitives.rules import jvp_of_moving, moved, same_varying, series_by_parts
 from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.problem.fusion import halves
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, as_jaxpr, batching, xla, zero_tangent
@@ -46,14 +51,32 @@ def accumulator_dtype(lhs_dtype, rhs_dtype) -> np.dtype:
     return wide_dtype(dtype)
 
 
-def accumulator(lhs, rhs, **params):
-    """The type of `acc`, of a product with these parameters of `tcgemm_dot_general`."""
-    params |= {"preferred_element_type": accumulator_dtype(lhs.dtype, rhs.dtype)}
+def accumulators(lhs, *rights, pair: int | None = None, **params) -> list:
+    """The types of what a function takes, of products with parameters of `tcgemm_dot_general`."""
+    params |= {"preferred_element_type": accumulator_dtype(lhs.dtype, rights[0].dtype)}
     # What was asked for by name is found out when the primitive is lowered.
     params |= {"implementation": None, "config": None}
     with selection.unseen():
-        (acc,) = jax.make_jaxpr(functools.partial(plain.dot_general, **params))(lhs, rhs).out_avals
-    return acc
+        made = jax.make_jaxpr(lambda *x: _apart(_products(*x, **params), pair))(lhs, *rights)
+    return made.out_avals
+
+
+def _products(lhs, *rights, **params) -> list[jax.Array]:
+    return [plain.dot_general(lhs, rhs, **params) for rhs in rights]
+
+
+def _apart(products: Sequence[jax.Array], pair: int | None) -> Sequence[jax.Array]:
+    """The accumulators in products."""
+    return products if pair is None else halves(*products, pair)
+
+
+def _split(arguments: Sequence, num_rhs: int) -> tuple[Sequence, Sequence]:
+    """The factors of the products, and the operands of the function."""
+    return arguments[: 1 + num_rhs], arguments[1 + num_rhs :]
+
+
+def _num_accumulators(num_rhs: int, pair: int | None) -> int:
+    return num_rhs if pair is None else 2
 
 
 def epilogue_dot_general(
@@ -63,6 +86,8 @@ def epilogue_dot_general(
     op,
     dimension_numbers,
     function: core.ClosedJaxpr,
+    rhs_up=None,
+    pair: int | None = None,
     permutation=None,
     precision=None,
     out_sharding=None,
@@ -71,16 +96,17 @@ def epilogue_dot_general(
 ) -> list[jax.Array]:
     """Binds the primitive; arguments are checked and canonical already.
 
-    `function` is of `accumulator(...)` and the operands, random keys among them; arrays that it has
-    closed over become operands, too.
+    `function` is of `accumulators(...)` and the operands, random keys among them; arrays that it
+    has closed over become operands, too. `rhs_up`: None, or a second right operand.
     """
     jax_internals.register_imported()
+    rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
     if permutation is None:
         permutation = tuple(range(plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)))
     function, constants = hoist(function)
     function, operands = _without_keys(function, (*operands, *constants))
     return epilogue_dot_general_p.bind(
-        *same_varying(lhs, rhs),
+        *same_varying(lhs, *rights),
         *operands,
         op=op,
         dimension_numbers=dimension_numbers,
@@ -91,6 +117,8 @@ def epilogue_dot_general(
         implementation=implementation,
         config=config,
         function=function,
+        num_rhs=len(rights),
+        pair=pair,
     )
 
 
@@ -133,24 +161,27 @@ def _is_key(x) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _of_key_data(function: core.ClosedJaxpr, generators: tuple[Hashable, ...], types):
-    def of_data(acc, *operands):
-        pairs = zip(operands, generators, strict=True)
+    num_accumulators = len(function.in_avals) - len(types)
+
+    def of_data(*arguments):
+        pairs = zip(arguments[num_accumulators:], generators, strict=True)
         operands = (x if how is None else jax.random.wrap_key_data(x, impl=how) for x, how in pairs)
-        return core.jaxpr_as_fun(function)(acc, *operands)
+        return core.jaxpr_as_fun(function)(*arguments[:num_accumulators], *operands)
 
-    return jax.make_jaxpr(of_data)(function.in_avals[0], *types)
-
-
-def unfused(lhs, rhs, *operands, function: core.ClosedJaxpr, **params) -> list[jax.Array]:
-    """The same by a plain product and what XLA makes of the function."""
-    acc = plain.dot_general(lhs, rhs, **params)
-    return core.jaxpr_as_fun(function)(acc, *operands)
+    return jax.make_jaxpr(of_data)(*function.in_avals[:num_accumulators], *types)
 
 
-def bare_product(lhs, rhs, *_, function: core.ClosedJaxpr, **params) -> jax.Array:
-    """The plain product of the unfused call."""
-    del function
-    return plain.dot_general(lhs, rhs, **params)
+def unfused(*arguments, function: core.ClosedJaxpr, num_rhs, pair, **params) -> list[jax.Array]:
+    """The same by plain products and what XLA makes of the function."""
+    factors, operands = _split(arguments, num_rhs)
+    accs = _apart(_products(*factors, **params), pair)
+    return core.jaxpr_as_fun(function)(*accs, *operands)
+
+
+def bare_products(*arguments, function, num_rhs, pair, **params) -> list[jax.Array]:
+    """The plain products of the unfused call."""
+    del function, pair
+    return _products(*_split(arguments, num_rhs)[0], **params)
 
 
 # --- typing -------------------------------------------------------------------------------------
@@ -172,30 +203,42 @@ epilogue_dot_general_p.def_effectful_abstract_eval(_abstract_eval)
 # --- batching -----------------------------------------------------------------------------------
 
 
-def _batch(axis_data, args, dims, *, function, **params):
+def _batch(axis_data, args, dims, *, function, num_rhs, pair, **params):
     """As of a plain product; the function of its result is mapped over the new dimension.
 
     Where that is one of its other operands only, the product is the same for all, and made once.
     """
-    (lhs, rhs, *operands), (lhs_dim, rhs_dim, *operand_dims) = args, dims
     if all(dim is None for dim in dims):
-        out = epilogue_dot_general_p.bind(*args, function=function, **params)
+        params |= {"function": function, "num_rhs": num_rhs, "pair": pair}
+        out = epilogue_dot_general_p.bind(*args, **params)
         return out, [None] * len(out)
+    (lhs, *rights), operands = _split(args, num_rhs)
+    factor_dims, operand_dims = _split(dims, num_rhs)
     size, mesh_axis = axis_data.size, axis_data.explicit_mesh_axis
-    if lhs_dim is None and rhs_dim is None:
-        acc = plain.dot_general(lhs, rhs, **params)
-        mapped = jax.vmap(core.jaxpr_as_fun(function), (None, *operand_dims), axis_size=size)
-        out = mapped(acc, *operands)
+    num_accumulators = _num_accumulators(num_rhs, pair)
+    if all(dim is None for dim in factor_dims):
+        accs = _apart(_products(lhs, *rights, **params), pair)
+        in_axes = *[None] * num_accumulators, *operand_dims
+        out = jax.vmap(core.jaxpr_as_fun(function), in_axes, axis_size=size)(*accs, *operands)
         return out, [0] * len(out)
+    lhs_dim, *right_dims = factor_dims
+    rhs_dim = next((dim for dim in right_dims if dim is not None), None)
+    if rhs_dim is not None:
+        pairs = zip(rights, right_dims, strict=True)
+        rights = [moved(x, dim, rhs_dim, size) for x, dim in pairs]
     numbers, order, position = plain.batched_numbers(
-        (lhs.ndim, rhs.ndim),
+        (lhs.ndim, rights[0].ndim),
         (lhs_dim, rhs_dim),
         params.pop("dimension_numbers"),
         params.pop("permutation"),
     )
-    if position and _reduces(function):
+    if position and _reduces(function, num_accumulators):
         # In front it is where JAX has it in between, too, and a result is a reduction of that.
         order, position = (order[position], *order[:position], *order[position + 1 :]), 0
+    in_acc = position
+    if pair is not None:
+        pair += position <= pair
+        in_acc -= pair < position
     out_sharding = params.pop("out_sharding")
     del params["preferred_element_type"]
     params |= {
@@ -204,10 +247,12 @@ def _batch(axis_data, args, dims, *, function, **params):
         "out_sharding": shardings.with_dimension(out_sharding, position, len(order), mesh_axis),
     }
     rank = function.in_avals[0].ndim
-    out_dims = tuple(position if x.ndim == rank else 0 for x in function.out_avals)
-    types = accumulator(lhs, rhs, **params), *map(jax.typeof, operands)
-    batched = _mapped(function, types, (position, *operand_dims), out_dims, size)
-    return epilogue_dot_general(lhs, rhs, *operands, function=batched, **params), out_dims
+    out_dims = tuple(in_acc if x.ndim == rank else 0 for x in function.out_avals)
+    types = *accumulators(lhs, *rights, pair=pair, **params), *map(jax.typeof, operands)
+    in_dims = *[in_acc] * num_accumulators, *operand_dims
+    params["function"] = _mapped(function, types, in_dims, out_dims, size)
+    rhs, rhs_up = (*rights, None)[:2]
+    return epilogue_dot_general(lhs, rhs, *operands, rhs_up=rhs_up, pair=pair, **params), out_dims
 
 
 @functools.lru_cache(maxsize=1024)
@@ -217,9 +262,9 @@ def _mapped(function: core.ClosedJaxpr, types, in_dims, out_dims, size: int) -> 
 
 
 @functools.lru_cache(maxsize=1024)
-def _reduces(function: core.ClosedJaxpr) -> bool:
+def _reduces(function: core.ClosedJaxpr, num_accumulators: int) -> bool:
     try:
-        source, _ = emit(function)
+        source, _ = emit(function, num_accumulators)
     except InexpressibleError:
         return False
     return any(result.reduction is not None for result in source.results)
@@ -231,33 +276,31 @@ batching.fancy_primitive_batchers[epilogue_dot_general_p] = _batch
 # --- differentiation ----------------------------------------------------------------------------
 
 
-def _jvp(primals, tangents, *, function, config, **params):
-    """The tangents of the function, for which the accumulator is one more result where needed.
+def _jvp(primals, tangents, *, function, config, num_rhs, pair, **params):
+    """The tangents of the function, for which accumulators are more results where needed.
 
-    The accumulator's own tangent is made of plain products in the dtype of the operands, so that
+    The accumulators' own tangents are made of plain products in the dtype of the operands, so that
     reverse mode is made of such products, too. Derivatives inherit the implementation, but not the
     config.
     """
-    (lhs, rhs, *operands), (dlhs, drhs, *rest) = primals, tangents
-    acc_type = function.in_avals[0]
-    moves = [_moves(t) for t in rest]
-    dacc = _tangent_of_accumulator((lhs, rhs), (dlhs, drhs), **params)
-    is_kept = _needs_accumulator(function, (dacc is not None, *moves))
-    kept, number = _keeping(function) if is_kept else (function, None)
-    out = epilogue_dot_general_p.bind(*primals, function=kept, config=config, **params)
-    if is_kept:
-        acc = out[number]
-    else:
-        acc = jnp.zeros(acc_type.shape, acc_type.dtype)
-        acc = same_varying(partitioning.resharded(acc, acc_type.sharding), lhs, rhs)[0]
+    (factors, operands), (dfactors, rest) = (_split(x, num_rhs) for x in (primals, tangents))
+    daccs = _tangents_of_accumulators(factors, dfactors, pair, **params)
+    moving = [*daccs, *(t if _moves(t) else None for t in rest)]
+    moves = tuple(t is not None for t in moving)
+    kept, numbers = _keeping(function, _needed_accumulators(function, moves, len(daccs)))
+    own = {"function": kept, "num_rhs": num_rhs, "pair": pair}
+    out = epilogue_dot_general_p.bind(*primals, config=config, **own, **params)
+    accs = [
+        _zeros(aval, factors) if number is None else out[number]
+        for number, aval in zip(numbers, function.in_avals, strict=False)
+    ]
     out = out[: len(function.out_avals)]
     found = [zero_tangent(x) for x in out]
-    if dacc is not None or any(moves):
-        zeros = [zero_tangent(x) for x in operands]
-        pairs = zip(moves, rest, zeros, strict=True)
-        dacc = zero_tangent(acc) if dacc is None else dacc
-        moving = [dacc, *(t if is_moving else zero for is_moving, t, zero in pairs)]
-        _, found = jvp_of_moving(core.jaxpr_as_fun(function), (acc, *operands), moving)
+    if any(moves):
+        arguments = *accs, *operands
+        pairs = zip(moving, arguments, strict=True)
+        moving = [zero_tangent(x) if t is None else t for t, x in pairs]
+        _, found = jvp_of_moving(core.jaxpr_as_fun(function), arguments, moving)
     return out, [
         partitioning.resharded(t, jax.typeof(x).sharding) if _moves(t) else zero_tangent(x)
         for x, t in zip(out, found, strict=True)
@@ -268,40 +311,60 @@ def _moves(tangent) -> bool:
     return type(tangent) is not ad.Zero and jnp.result_type(tangent) != jax.dtypes.float0
 
 
-def _tangent_of_accumulator(primals, tangents, *, preferred_element_type, **params):
-    """None where nothing moves it."""
-    (lhs, rhs), (dlhs, drhs) = primals, tangents
-    dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
+def _zeros(aval, factors) -> jax.Array:
+    """What stands for an accumulator on which nothing depends."""
+    zeros = partitioning.resharded(jnp.zeros(aval.shape, aval.dtype), aval.sharding)
+    return same_varying(zeros, *factors)[0]
+
+
+def _tangents_of_accumulators(primals, tangents, pair, *, preferred_element_type, **params):
+    """Those that nothing moves are None."""
+    (lhs, *rights), (dlhs, *drights) = primals, tangents
+    dtype = jnp.promote_types(lhs.dtype, rights[0].dtype)
     if np.dtype(dtype).itemsize < 2:
         dtype = preferred_element_type
-    pairs = [(dlhs, rhs)] * _moves(dlhs) + [(lhs, drhs)] * _moves(drhs)
-    addends = [
-        plain.dot_general(*pair, preferred_element_type=dtype, config=None, **params)
-        for pair in pairs
-    ]
-    wide = [lax.convert_element_type(x, preferred_element_type) for x in addends]
-    return functools.reduce(lax.add, wide) if wide else None
+    found = []
+    for rhs, drhs in zip(rights, drights, strict=True):
+        addends = [
+            plain.dot_general(*both, preferred_element_type=dtype, config=None, **params)
+            for both in [(dlhs, rhs)] * _moves(dlhs) + [(lhs, drhs)] * _moves(drhs)
+        ]
+        wide = [lax.convert_element_type(x, preferred_element_type) for x in addends]
+        found.append(functools.reduce(lax.add, wide) if wide else None)
+    if pair is not None and found[0] is None:
+        return [None, None]
+    return _apart(found, pair)
 
 
 @functools.lru_cache(maxsize=1024)
-def _keeping(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, int]:
-    """A function with the accumulator among its results, and where that is."""
-    results, acc = function.jaxpr.outvars, function.jaxpr.invars[0]
-    for number, result in enumerate(results):
-        if result is acc:
-            return function, number
+def _keeping(
+    function: core.ClosedJaxpr, wanted: tuple[bool, ...]
+) -> tuple[core.ClosedJaxpr, tuple[int | None, ...]]:
+    """A function with the wanted accumulators among its results, and where each of them is."""
+    results, numbers, added = list(function.jaxpr.outvars), [], []
+    for place, (acc, is_wanted) in enumerate(zip(function.jaxpr.invars, wanted, strict=False)):
+        known = [number for number, result in enumerate(results) if result is acc]
+        if is_wanted and not known:
+            known = [len(results)]
+            results.append(acc)
+            added.append(place)
+        numbers.append(known[0] if is_wanted else None)
+    if not added:
+        return function, tuple(numbers)
 
-    def keeping(acc, *operands):
-        return [*core.jaxpr_as_fun(function)(acc, *operands), acc]
+    def keeping(*arguments):
+        return [*core.jaxpr_as_fun(function)(*arguments), *(arguments[place] for place in added)]
 
-    return jax.make_jaxpr(keeping)(*function.in_avals), len(results)
+    return jax.make_jaxpr(keeping)(*function.in_avals), tuple(numbers)
 
 
 @functools.lru_cache(maxsize=1024)
-def _needs_accumulator(function: core.ClosedJaxpr, moving: tuple[bool, ...]) -> bool:
-    """Whether the tangents depend on the accumulator itself, where these arguments move."""
+def _needed_accumulators(
+    function: core.ClosedJaxpr, moving: tuple[bool, ...], number: int
+) -> tuple[bool, ...]:
+    """Which of so many accumulators the tangents depend on, where these arguments move."""
     if not any(moving):
-        return False
+        return (False,) * number
     types, num_primals = function.in_avals, len(moving)
 
     def tangents(*arguments):
@@ -313,7 +376,7 @@ def _needs_accumulator(function: core.ClosedJaxpr, moving: tuple[bool, ...]) -> 
 
     moved = [x for x, is_moving in zip(types, moving, strict=True) if is_moving]
     jaxpr = as_jaxpr(jax.make_jaxpr(tangents)(*types, *moved))
-    return _needed(jaxpr, [True] * len(jaxpr.outvars))[0]
+    return tuple(_needed(jaxpr, [True] * len(jaxpr.outvars))[:number])
 
 
 def _needed(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> list[bool]:
@@ -365,10 +428,9 @@ jax_internals.register_jet(epilogue_dot_general_p, _series)
 # --- other interpreters of JAX ------------------------------------------------------------------
 
 
-def _flops(lhs, rhs, *_, function, **params) -> int:
-    """Those of the product."""
-    del function
-    return plain.flops(lhs, rhs, **params)
+def _flops(lhs, rhs, *_, num_rhs, **params) -> int:
+    """Those of the products."""
+    return plain.flops(lhs, rhs, **params) * num_rhs
 
 
 jax_internals.register_roofline(epilogue_dot_general_p, _flops)
@@ -377,20 +439,28 @@ jax_internals.register_roofline(epilogue_dot_general_p, _flops)
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(lhs, rhs, *rest) -> epilogue.Product:
+def product_of(*avals_and_params) -> epilogue.Product:
     """What one call of the primitive says, from the types of its operands and its params.
 
     The operands may be one device's parts of those that the function is of.
     """
-    *operands, params = rest
-    function = params["function"]
-    acc = function.in_avals[0]
-    shape = _product_shape(lhs, rhs, params)
-    if shape != acc.shape:
-        acc = jax.ShapeDtypeStruct(shape, acc.dtype)
-        function = _of_part(function, acc, *operands)
-    product = plain.product_of(lhs, rhs, acc, params)
-    return epilogue.Product(product, function, tuple(tuple(x.shape) for x in operands))
+    *avals, params = avals_and_params
+    function, num_rhs, pair = (params[key] for key in ("function", "num_rhs", "pair"))
+    (lhs, rhs, *_), operands = _split(avals, num_rhs)
+    dtype = function.in_avals[0].dtype
+    out = jax.ShapeDtypeStruct(_product_shape(lhs, rhs, params), dtype)
+    acc = jax.ShapeDtypeStruct(_without_pair(out.shape, pair), dtype)
+    if acc.shape != function.in_avals[0].shape:
+        accs = [acc] * _num_accumulators(num_rhs, pair)
+        function = _of_part(function, len(accs), *accs, *operands)
+    product = plain.product_of(lhs, rhs, out, params)
+    operand_shapes = tuple(tuple(x.shape) for x in operands)
+    return epilogue.Product(product, function, operand_shapes, num_rhs, pair)
+
+
+def _without_pair(dims: tuple, pair: int | None) -> tuple:
+    """What is said of each dimension of the product, for those of an accumulator."""
+    return dims if pair is None else (*dims[:pair], *dims[pair + 1 :])
 
 
 def _product_shape(lhs, rhs, params) -> tuple[int, ...]:
@@ -402,8 +472,8 @@ def _product_shape(lhs, rhs, params) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_part(function: core.ClosedJaxpr, *types) -> core.ClosedJaxpr:
-    return jax.make_jaxpr(parts_of(function))(*types)
+def _of_part(function: core.ClosedJaxpr, num_accumulators: int, *types) -> core.ClosedJaxpr:
+    return jax.make_jaxpr(parts_of(function, num_accumulators))(*types)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
@@ -412,11 +482,12 @@ def division_of(*avals_and_params) -> partitioning.Division:
     Where a contracted dimension is divided, the function waits for the sum.
     """
     *avals, params = avals_and_params
-    lhs, rhs, function = *avals[:2], params["function"]
-    params = params | {"out_sharding": None}
-    shared = {key: value for key, value in params.items() if key != "function"}
-    product, parts = plain.division_of(lhs, rhs, shared), parts_of(function)
-    (acc_names,) = product.results
+    shared = params | {"out_sharding": None}
+    function, num_rhs, pair = (shared.pop(key) for key in ("function", "num_rhs", "pair"))
+    num_accumulators = _num_accumulators(num_rhs, pair)
+    product, parts = plain.division_of(*avals[:2], shared), parts_of(function, num_accumulators)
+    (lhs_names, rhs_names), (names,) = product.operands, product.results
+    acc_names = _without_pair(names, pair)
 
     def names_of(kind, array, dims):
         return tuple(
@@ -426,22 +497,24 @@ def division_of(*avals_and_params) -> partitioning.Division:
 
     operands = [names_of("e", i, dims) for i, dims in enumerate(parts.operands)]
     results = [names_of("r", i, dims) for i, dims in enumerate(parts.results)]
-    whole = {name for names in (*operands, *results) for name in names} - {*acc_names}
+    whole = {name for own in (names, *operands, *results) for name in own} - {*acc_names}
     whole |= {acc_names[dim] for dim in parts.whole}
 
-    def call(lhs, rhs, *operands):
-        acc = accumulator(lhs, rhs, **shared)
-        of_part = jax.make_jaxpr(parts)(acc, *map(jax.typeof, operands))
-        return tuple(epilogue_dot_general_p.bind(lhs, rhs, *operands, function=of_part, **shared))
+    def call(*arguments):
+        factors, operands = _split(arguments, num_rhs)
+        accs = accumulators(*factors, pair=pair, **shared)
+        own = {"function": jax.make_jaxpr(parts)(*accs, *map(jax.typeof, operands))}
+        own |= {"num_rhs": num_rhs, "pair": pair}
+        return tuple(epilogue_dot_general_p.bind(*arguments, **own, **shared))
 
     return partitioning.Division(
-        operands=(*product.operands, *operands),
+        operands=(lhs_names, *[rhs_names] * num_rhs, *operands),
         results=tuple(results),
         call=call,
-        product=lambda lhs, rhs: (plain.dot_general(lhs, rhs, **shared),),
-        addends=(acc_names,),
-        finish=lambda sums, *operands: tuple(parts(*sums, *operands)),
-        epilogue=tuple(range(2, len(avals))),
+        product=lambda *factors: tuple(_products(*factors, **shared)),
+        addends=(names,) * num_rhs,
+        finish=lambda sums, *operands: tuple(parts(*_apart(sums, pair), *operands)),
+        epilogue=tuple(range(1 + num_rhs, len(avals))),
         whole=tuple(sorted(whole)),
     )
 
@@ -454,15 +527,18 @@ def obstacle_to_division(operands, product: epilogue.Product, params, device) ->
     """
     if not dense.is_covered(product.product, device.platform):
         return "no implementation covers the dtypes of the product"
-    function, operands = params["function"], operands[:2]
-    acc = function.in_avals[0]
-    whole = [dim for dim in parts_of(function).whole if acc.shape[dim] != 1]
+    shared = dict(params)
+    function, num_rhs, pair = (shared.pop(key) for key in ("function", "num_rhs", "pair"))
+    parts = parts_of(function, _num_accumulators(num_rhs, pair))
+    whole = [dim for dim in parts.whole if function.in_avals[0].shape[dim] != 1]
     if not whole:
         return ""
-    if partitioning.has_explicit_axes(*operands):
-        division = plain.division_of(*operands, params)
-        layout = partitioning.explicit_layout(division, operands, [acc])
-        names = {division.results[0][dim] for dim in whole}
+    factors = operands[:2]
+    if partitioning.has_explicit_axes(*factors):
+        division = plain.division_of(*factors, shared)
+        layout = partitioning.explicit_layout(division, factors, accumulators(*factors, **shared))
+        acc_names = _without_pair(division.results[0], pair)
+        names = {acc_names[dim] for dim in whole}
         if not names & (layout.divided.keys() | layout.scattered.keys()):
             return ""
     return "devices may divide a dimension that the function takes whole"

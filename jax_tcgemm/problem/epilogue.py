@@ -8,7 +8,7 @@ With Z = alpha * op(A) op(B) + bias and f the activation:
     gated, derivative  D = [f'(gate) * up * Z | f(gate) * Z] + beta * C, aux_in = [gate | up]
 
 [x | y] is of shape (batch, m, 2, n). Or, in place of all that, D and more results are what a
-function makes of the product and of further operands.
+function makes of the product, or both of a gated one, and of further operands.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Epilogue:
       bias_batch_stride: elements between the biases of two batch entries; 0 shares one.
       aux_out: also return Z, in the dtype of D. Not with `derivative`.
       column_sums: also return the sums over m of D as stored, in float32 (float64 for float64).
-      function: in place of all of the above; None: none.
+      function: in place of all of the above but `gated` and `up_offset`; None: none.
     """
 
     activation: str = "none"
@@ -57,7 +57,8 @@ class Epilogue:
     def __str__(self) -> str:
         """What it does in a few words, "" when nothing: "silu' gated +bias[n f32] aux sums"."""
         words = []
-        if self.activation != "none" or self.derivative or self.gated:
+        is_named = self.derivative or (self.gated and self.function is None)
+        if self.activation != "none" or is_named:
             words.append(self.activation + "'" * self.derivative)
         if self.gated:
             words.append("gated")

@@ -211,7 +211,8 @@ def _struct(source, order, strides, indices, over) -> str:
         f"{i}, {x}, epilogue::Along::{y.along}"
         for i, (x, y) in enumerate(zip(reads, strides, strict=True))
     ]
-    arguments = ["sum", *(f"element.template read<{x}>()" for x in given), "at"]
+    sums = ["sum", "up"][: len(source.accumulators)]
+    arguments = [*sums, *(f"element.template read<{x}>()" for x in given), "at"]
     arguments += [f"y{i}" for i in range(len(results))]
     whole = "".join(
         f"    if (dim == {dim}) return {x.level};\n" for dim, x in enumerate(indices) if x.is_whole
@@ -236,10 +237,11 @@ def _struct(source, order, strides, indices, over) -> str:
         for i, (x, y) in enumerate(zip(reads, strides, strict=True))
         if y.along == "kBoth" and y.n_stride == 1
     ]
-    (accumulator,) = source.accumulators
+    parameters = ", ".join(f"const Sum {x}" for x in sums)
     return (
         "struct NAME {\n"
-        f"  using Sum = {computed(accumulator)};\n"
+        f"  using Sum = {computed(source.accumulators[0])};\n"
+        f"  static constexpr bool kIsGated = {str(len(sums) == 2).lower()};\n"
         f"  static constexpr bool kStoresRows = {str(results[order[0]] in _ROWS).lower()};\n"
         + function(f"{inline} constexpr int whole_level(int dim)", f"{whole}    return -1;\n")
         + "  template <typename Tile>\n"
@@ -248,7 +250,7 @@ def _struct(source, order, strides, indices, over) -> str:
         + function(f"{inline} void arrive(Tile& tile)", calls(steps("arrive")))
         + "  template <typename Element, typename Index>\n"
         + function(
-            f"{inline} void run(const Sum sum, Element& element, const Index& at)", calls(run)
+            f"{inline} void run({parameters}, Element& element, const Index& at)", calls(run)
         )
         + "  template <typename Tile>\n"
         + function(f"{inline} void store(Tile& tile)", calls(stores))

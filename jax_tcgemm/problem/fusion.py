@@ -78,7 +78,7 @@ def activate(activation: str, z: jax.Array, pair: int | None) -> jax.Array:
     f = ACTIVATIONS[activation]
     if pair is None:
         return f(z)
-    gate, up = _halves(z, pair)
+    gate, up = halves(z, pair)
     return f(gate) * up
 
 
@@ -86,7 +86,7 @@ def push_forward(activation: str, z: jax.Array, dz: jax.Array, pair: int | None)
     """The tangent of `activate` for the tangent dz of Z."""
     if pair is None:
         return _value_and_slope(activation, z)[1] * dz
-    (gate, up), (dgate, dup) = _halves(z, pair), _halves(dz, pair)
+    (gate, up), (dgate, dup) = halves(z, pair), halves(dz, pair)
     value, slope = _value_and_slope(activation, gate)
     return slope * up * dgate + value * dup
 
@@ -95,12 +95,13 @@ def pull_back(activation: str, z: jax.Array, g: jax.Array, pair: int | None) -> 
     """The cotangent of Z for the cotangent g of `activate`."""
     if pair is None:
         return _value_and_slope(activation, z)[1] * g
-    gate, up = _halves(z, pair)
+    gate, up = halves(z, pair)
     value, slope = _value_and_slope(activation, gate)
     return jnp.stack([slope * up * g, value * g], axis=pair)
 
 
-def _halves(z, pair):
+def halves(z: jax.Array, pair: int) -> list[jax.Array]:
+    """Gate and up, which a dimension tells apart."""
     return [lax.squeeze(half, (pair,)) for half in lax.split(z, (1, 1), pair)]
 
 

@@ -17,6 +17,7 @@ from jax_tcgemm.products.arguments import (
     canonical_sharding,
     check_broadcasts,
 )
+from jax_tcgemm.sharding import shardings
 
 # What the arguments are whose place an epilogue takes, where they are not given.
 _DEFAULTS = {"alpha": 1.0, "donate_residual": False}
@@ -67,6 +68,8 @@ def with_epilogue(
     operands: Sequence,
     *,
     dimension_numbers,
+    rhs_up=None,
+    pair: int | None = None,
     permutation=None,
     precision=None,
     out_sharding=None,
@@ -79,12 +82,14 @@ def with_epilogue(
       op: the public function, for messages.
       lhs: left operand.
       rhs: right operand.
-      epilogue: a function, `check_alone`.
+      epilogue: a function, `check_alone`; of both products of a gated one.
       operands: its own, a tuple or list.
       dimension_numbers: canonical.
+      rhs_up: None, or the second right operand of a gated product.
+      pair: None, or the dimension of the product that tells gate and up apart.
       permutation: order of the result's dimensions.
       precision: as for `matmul`.
-      out_sharding: of the product, as for `matmul`.
+      out_sharding: of what the epilogue is given, as for `matmul`.
       implementation: a checked name, or None.
       config: a checked name, or None.
 
@@ -92,24 +97,31 @@ def with_epilogue(
       What the epilogue returns.
     """
     ndim = plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
+    out_sharding = canonical_sharding(op, out_sharding, ndim - (pair is not None))
+    if pair is not None:
+        out_sharding = shardings.with_dimension(out_sharding, pair, ndim)
     params = {
         "op": op,
         "dimension_numbers": dimension_numbers,
         "permutation": permutation,
         "precision": canonical_precision(op, precision),
-        "out_sharding": canonical_sharding(op, out_sharding, ndim),
+        "out_sharding": out_sharding,
+        "pair": pair,
     }
     operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
-    acc = primitive.accumulator(lhs, rhs, **params)
+    rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
+    accs = primitive.accumulators(lhs, *rights, **params)
+    shape = accs[0].shape
     for i, x in enumerate(operands):
-        check_broadcasts(op, f"epilogue_operands[{i}]", x, acc.shape)
-    traced = _trace(epilogue, (acc, *map(jax.typeof, operands)))
-    _check_results(op, traced, acc.shape)
+        check_broadcasts(op, f"epilogue_operands[{i}]", x, shape)
+    traced = _trace(epilogue, (*accs, *map(jax.typeof, operands)))
+    _check_results(op, traced, shape)
     out = primitive.epilogue_dot_general(
         lhs,
         rhs,
         *operands,
         function=traced.function,
+        rhs_up=rhs_up,
         implementation=implementation,
         config=config,
         **params,

@@ -158,9 +158,11 @@ def gated_linear(
     preferred_element_type=None,
     out_sharding=None,
     donate_residual: bool = False,
+    epilogue: Callable | None = None,
+    epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
-) -> jax.Array:
+):
     """A gated layer, such as SwiGLU: two products of one input, in one kernel where there is one.
 
         out[..., n] = f(sum over k of x[..., k] * gate[k, n]) * (sum over k of x[..., k] * up[k, n])
@@ -182,11 +184,14 @@ def gated_linear(
       preferred_element_type: as for `linear`.
       out_sharding: as for `linear`.
       donate_residual: as for `linear`.
+      epilogue: None, or a function of both products, gate first, any that JAX can trace, which
+        takes the place of activation, bias and residual; as for `matmul`.
+      epilogue_operands: arrays that it takes after the products; as for `matmul`.
       implementation: as for `linear`.
       config: as for `linear`.
 
     Returns:
-      The result, of shape x.shape[:-1] + (n,).
+      The result, of shape x.shape[:-1] + (n,); with an epilogue, what that returns.
 
     Raises:
       TypeError: as `linear` does.
@@ -207,14 +212,37 @@ def gated_linear(
     x = as_array(op, "x", x)
     check_names(op, implementation, config)
     weights = gated_weights(op, "weights", x, weights)
-    is_array = isinstance(weights, jax.Array)
+    rhs, rhs_up = (weights, None) if isinstance(weights, jax.Array) else weights
+    dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
+    replaced = {
+        # That it has by default is not asked for.
+        "activation": None if isinstance(activation, str) and activation == "silu" else activation,
+        **{"bias": bias, "residual": residual, "donate_residual": donate_residual},
+        "preferred_element_type": preferred_element_type,
+    }
+    check_alone(op, epilogue, epilogue_operands, **replaced)
+    if epilogue is not None:
+        return with_epilogue(
+            op,
+            x,
+            rhs,
+            epilogue,
+            epilogue_operands,
+            dimension_numbers=dimension_numbers,
+            rhs_up=rhs_up,
+            pair=x.ndim - 1 if rhs_up is None else None,
+            precision=precision,
+            out_sharding=out_sharding,
+            implementation=implementation,
+            config=config,
+        )
     element_type = canonical_element_type(op, preferred_element_type)
     return product(
         op,
         x,
-        weights if is_array else weights[0],
-        dimension_numbers=(((x.ndim - 1,), (0,)), ((), ())),
-        rhs_up=None if is_array else weights[1],
+        rhs,
+        dimension_numbers=dimension_numbers,
+        rhs_up=rhs_up,
         pair=x.ndim - 1,
         bias=pair_of_biases(op, "bias", bias),
         activation=activation,

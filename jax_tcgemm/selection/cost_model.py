@@ -365,7 +365,9 @@ def _compute_us(
         x.tile_n % (16 * x.cluster_k) == 0, x.cluster_k, np.minimum(groups, x.cluster_k)
     )
     # In turns of 128 bytes along D, or as many rows; the last repeats some that it does not fill.
-    turns = np.ceil(x.tile_n / shares * walk.stored_bytes(p) / 128)
+    # What a function makes of a gated product's tile is stored as a bare one of half its columns.
+    columns = x.tile_n if p.epilogue.function is None else walk.d_tile_n
+    turns = np.ceil(columns / shares * walk.stored_bytes(p) / 128)
     store = x.tile_m * turns * 128 / 1024 / c.epilogue_kib_per_us
     share_kib = x.tile_m * x.tile_n / shares / 1024
     exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
@@ -409,7 +411,9 @@ def _fused_us(p: Problem, c: Calibration) -> float:
     multiplied = p.batch * p.m * p.n * p.num_b
     if (function := p.epilogue.function) is not None:
         more = p.function_bytes / max(2 * multiplied, 1)
-        return c.function_us + c.fused_read_us * more + c.function_work_us * function.work
+        # Of a gated product it takes two sums for each element that it computes.
+        once = c.function_us + c.function_work_us * function.work
+        return c.fused_read_us * more + once / p.num_b
     d, aux = math.prod(p.d_shape), math.prod(p.aux_shape)
     stored = d + aux * p.epilogue.aux_out
     read = d * (p.beta != 0) + aux * p.epilogue.derivative

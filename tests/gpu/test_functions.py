@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax_tcgemm
 from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
@@ -97,7 +98,7 @@ def operands_of(case: Case, m: int, n: int, batch=()):
     for dims, dtype in case.operands:
         if dims == "key":
             yield jax.random.key(3)
-        elif dtype == np.bool_:
+        elif dtype.kind == "b":
             yield jnp.asarray(rng.random(shapes[dims]) < 0.5)
         else:
             yield jnp.asarray(rng.standard_normal(shapes[dims]), dtype)
@@ -116,11 +117,15 @@ def product(case: Case, a, b, operands, **how):
 
 
 def compare(case: Case, a, b, operands, got):
-    """With the function of exact sums, as float64; elements near a step of a result may differ."""
+    """With the function of exact sums, as float64; elements near a step of a result may differ.
+
+    `b`: a matrix, or the two of a gated product.
+    """
     wide = np.float64 if a.dtype != I8 else np.int32
-    acc = jnp.asarray(np.asarray(a).astype(wide) @ np.asarray(b).astype(wide))
-    acc = acc.astype(F32) if a.dtype != I8 else acc
-    for x, y in zip(got, jax.tree.leaves(case.function(acc, *operands)), strict=True):
+    both = b if isinstance(b, tuple) else (b,)
+    accs = [jnp.asarray(np.asarray(a).astype(wide) @ np.asarray(x).astype(wide)) for x in both]
+    accs = [x.astype(F32) if a.dtype != I8 else x for x in accs]
+    for x, y in zip(got, jax.tree.leaves(case.function(*accs, *operands)), strict=True):
         assert (x.dtype, x.shape) == (y.dtype, y.shape)
         x, y = (np.asarray(z).astype(np.float64) for z in (x, y))
         if (
@@ -187,3 +192,102 @@ def test_same_bits_each_time():
     operands = list(operands_of(case, 1024, 768))
     first, second = (product(case, a, b, operands)[0] for _ in range(2))
     np.testing.assert_array_equal(first.view(np.uint16), second.view(np.uint16))
+
+
+# --- gated products -------------------------------------------------------------------------------
+
+
+def _clipped_gate(gate, up):
+    gate, up = jnp.minimum(gate, 7), jnp.clip(up, -7, 7)
+    return (gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)).astype(BF16)
+
+
+GATED = {
+    "clipped swiglu": Case(_clipped_gate),
+    "learned swish": Case(
+        lambda gate, up, slope: (gate * jax.nn.sigmoid(slope * gate) * up).astype(BF16),
+        (("n", F32),),
+    ),
+    "two results": Case(
+        lambda gate, up, r: (jax.nn.silu(gate) * up + r, (gate * up).astype(F16)), (("mn", BF16),)
+    ),
+}
+# What runs the function itself, with every case, and what leaves it to another kernel, with one.
+GATED_HOW = [
+    *(("wgmma", x, "") for x in ("128x256x64_c2x1x1_co", "128x128x64_c2x1x1_pp")),
+    *(("wgmma", "128x128x64_c2x2x1_co", "two results"), ("wgmma", "64x128x64_c2x1x1_pp", "")),
+    *(("wgmma", "128x256x64_c2x1x1_co_split3", "two results"),),
+    *(("wgmma", "128x16x64_c1x1x4_co_t", "two results"),),
+    *((*how, "two results") for how in OTHERS),
+]
+
+
+def gated(case: Case, a, weights, operands, **how):
+    def call(a, weights, *operands):
+        out = jax_tcgemm.gated_linear(
+            a, weights, epilogue=case.function, epilogue_operands=operands, **how
+        )
+        return jax.tree.leaves(out)
+
+    return jax.jit(call)(a, weights, *operands)
+
+
+def factors_of(m, n, k, dtype=BF16):
+    rng = np.random.default_rng(1)
+    return tuple(jnp.asarray(rng.standard_normal(s), dtype) for s in ((m, k), (k, n), (k, n)))
+
+
+@pytest.mark.parametrize("how", GATED_HOW, ids=lambda how: "-".join(how[:2]))
+def test_gated_values(how):
+    """Weights in one array, and in two, where edges are cut: the same kernels."""
+    implementation, config, only = how
+    for size, (m, n, k) in SHAPES.items():
+        a, *both = factors_of(m, n, k)
+        weights = jnp.stack(both, 1) if size == "whole" else tuple(both)
+        for name in [only] if only else GATED:
+            case = GATED[name]
+            operands = list(operands_of(case, m, n))
+            how = {"implementation": implementation, "config": config}
+            got = gated(case, a, weights, operands, **how)
+            compare(case, a, tuple(both), operands, got)
+
+
+def test_gated_values_of_what_is_chosen():
+    """Large enough for several tiles of each block, in any tile."""
+    case, (m, n, k) = GATED["learned swish"], (2048, 2816, 1024)
+    a, *both = factors_of(m, n, k)
+    operands = list(operands_of(case, m, n))
+    first, second = (gated(case, a, jnp.stack(both, 1), operands)[0] for _ in range(2))
+    np.testing.assert_array_equal(first.view(np.uint16), second.view(np.uint16))
+    compare(case, a, tuple(both), operands, [first])
+
+
+def test_gated_tf32():
+    case = GATED["two results"]
+    rng = np.random.default_rng(2)
+    a, *both = (jnp.asarray(rng.integers(-3, 4, s), F32) for s in ((130, 64), *[(64, 72)] * 2))
+    operands = list(operands_of(case, 130, 72))
+    got = gated(case, a, tuple(both), operands, implementation="wgmma")
+    compare(case, a, tuple(both), operands, got)
+
+
+def test_gated_derivatives():
+    case, (m, n, k) = GATED["learned swish"], (256, 384, 128)
+    a, *both = factors_of(m, n, k)
+    a = a / 8
+    (slope,) = operands_of(case, m, n)
+
+    def loss(product):
+        return lambda *args: jnp.sum(jnp.sin(product(*args).astype(F32)))
+
+    def ours(a, weights, slope):
+        return gated(case, a, weights, [slope], implementation="wgmma")[0]
+
+    def theirs(a, weights, slope):
+        accs = (jnp.matmul(a, weights[:, i], preferred_element_type=F32) for i in (0, 1))
+        return case.function(*accs, slope)
+
+    args = a, jnp.stack(both, 1), slope
+    for x, y in zip(*(jax.grad(loss(f), (0, 1, 2))(*args) for f in (ours, theirs)), strict=True):
+        x, y = (np.asarray(z, np.float64) for z in (x, y))
+        np.testing.assert_allclose(x, y, rtol=0, atol=2**-6 * abs(y).max())

@@ -25,7 +25,7 @@ struct Shape {
   constexpr int threads() const { return 128 * (1 + consumers()); }
   // Whether it multiplies by the two matrices of a gated product: each block of a pair loads one matrix's half of the
   // tile, 64 columns or more.
-  constexpr bool runs_gated() const { return tile_n % 128 == 0 && cluster_m == 2; }
+  constexpr bool runs_gated() const { return !swapped && tile_n % 128 == 0 && cluster_m == 2; }
   // Inside a batch entry, the walk takes this many tiles along the longer side of D before it moves one on along the
   // other. Blocks without clusters fill one GPC after the other, 16 SMs that get a line of L2 together if they ask for
   // it at about the same time: of four by four tiles each panel goes to four. Clusters are dealt to GPCs in turns, so

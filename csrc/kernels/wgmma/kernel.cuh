@@ -184,16 +184,25 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
                             barrier_id);
       } else {
         const int32_t m_idx = work.m_idx + first_row;
+        const auto store_sums = [&](auto tile, auto& sums, int32_t n_idx) {
+          store_tile<decltype(tile), T::kTmaStoreBuffers>(sums, params, store_buffers, buffer_idx, m_idx, n_idx,
+                                                          work.split_idx * params.batch + work.batch_idx, barrier_id);
+        };
         const auto store = [&](auto tile, auto& sums, int32_t n_idx) {
-          using Tile = decltype(tile);
           if constexpr (Epilogue::kIsFunction) {
             using Code = typename Epilogue::Code;
             apply_function<Code, Config::kSwapped, T::kConsumerRegisters>(sums, params.epilogue.values, m_idx, n_idx,
                                                                           work.batch_idx);
             if constexpr (!Code::kStoresRows) return;
           }
-          store_tile<Tile, T::kTmaStoreBuffers>(sums, params, store_buffers, buffer_idx, m_idx, n_idx,
-                                                work.split_idx * params.batch + work.batch_idx, barrier_id);
+          if constexpr (Epilogue::kMayBeGated) {
+            static_assert(Config::kRunsGated, "columns of both matrices are in the same thread");
+            float left[T::kBlocksM][Config::kTileN / 4];
+            take_left(left, sums);
+            store_sums(typename T::template WithColumns<Config::kTileN / 2>{}, left, n_idx);
+          } else {
+            store_sums(tile, sums, n_idx);
+          }
         };
         if constexpr (Config::kClusterK > 1) {
           float share[T::kBlocksM][T::Share::kTileN / 2];

@@ -67,26 +67,31 @@ Status launch(const Call& call) {
   if (Status s = encode(&params.a_map, call.a, geometry.a, call.m, geometry.a_box()); !s.is_ok()) return s;
   if (Status s = encode(&params.b_map, call.b, geometry.b, call.n, geometry.b_box()); !s.is_ok()) return s;
 
-  int64_t tile_n = shape.tile_n;
+  bool is_gated = false;
+  if constexpr (Epilogue::kFused) is_gated = call.epilogue->has_two_z();
+  if constexpr (Epilogue::kIsFunction) is_gated = call.problem->has_two_b();
+  const int64_t tile_n = is_gated ? shape.tile_n / 2 : shape.tile_n;
+  if constexpr (Epilogue::kFused || Epilogue::kIsFunction) {
+    if (is_gated) {
+      Status s = encode(&params.epilogue.b_up_map, call.b_up, geometry.b, call.n, geometry.b_box());
+      if (!s.is_ok()) return s;
+    }
+  }
   if constexpr (Epilogue::kFused) {
     const epilogue::Fused& fused = *call.epilogue;
     Fused& target = params.epilogue;
     target.values = fused;
     target.column_sums = call.column_sums;
     target.sum_blocks = static_cast<int32_t>((call.m + kSumRows - 1) / kSumRows);
-    tile_n = target.tile_columns(shape.tile_n);
     params.store_with_tma = fused.vectors;
-    if (fused.has_two_z()) {
-      Status s = encode(&target.b_up_map, call.b_up, geometry.b, call.n, geometry.b_box());
-      if (!s.is_ok()) return s;
-    }
     if (fused.vectors) {
       if (Status s = encode_stored_maps(&target, call); !s.is_ok()) return s;
     }
   } else {
     const OutputMatrices d{call.d, call.out_type, call.batch * call.num_splits, shape.swapped ? call.n : call.m,
                            params.ldd};
-    const StoreBox box = StoreBox::make(shape.swapped, geometry.share_tile_n(), d.element_bytes());
+    const int columns = is_gated ? shape.tile_n / 2 : geometry.share_tile_n();  // of a warpgroup
+    const StoreBox box = StoreBox::make(shape.swapped, columns, d.element_bytes());
     params.store_with_tma = d.is_stored_by_tma();
     if constexpr (Epilogue::kIsFunction) params.epilogue.values = make_function(*call.problem, *call.buffers);
     if (params.store_with_tma) {

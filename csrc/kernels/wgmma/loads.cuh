@@ -109,8 +109,8 @@ class Loader {
 
  private:
   __device__ __forceinline__ void load_b(uint32_t b, uint32_t barrier) const {
-    if constexpr (Epilogue::kFused && Config::kRunsGated) {
-      if (params_.epilogue.values.has_two_z()) {
+    if constexpr (Epilogue::kMayBeGated && Config::kRunsGated) {
+      if (params_.epilogue.is_gated()) {
         load_gated_tile<T>(b, &params_.b_map, &params_.epilogue.b_up_map, barrier, b_mask_, rank_m_, n_idx_, k_idx_,
                            b_inner_, b_outer_);
         return;

@@ -11,10 +11,12 @@
 
 namespace tcgemm::wgmma_family {
 
-// The epilogue of a kernel that stores the product as it is. The other one is Fused.
+// The epilogue of a kernel that stores the product as it is. Another one may be of a gated product: a tile then holds
+// columns of two matrices B, those of the second, at `b_up_map`, in its right half.
 struct Bare {
   static constexpr bool kFused = false;
   static constexpr bool kIsFunction = false;
+  static constexpr bool kMayBeGated = false;
 };
 
 // Of one that is compiled with a function. `Code` is its struct; what a launch tells is the same for all.
@@ -23,10 +25,15 @@ struct FunctionArguments {
   static constexpr bool kIsFunction = true;
 
   epilogue::FunctionParams values;
+  tile::TensorMap b_up_map;
 };
 template <typename CodeType>
 struct Function : FunctionArguments {
   using Code = CodeType;
+  static constexpr bool kMayBeGated = Code::kIsGated;
+
+  __device__ static constexpr bool is_gated() { return Code::kIsGated; }
+  __device__ static constexpr int32_t tile_columns(int32_t tile_n) { return Code::kIsGated ? tile_n / 2 : tile_n; }
 };
 
 // The epilogue of a kernel that can do all of them. A grouped product's has an activation, a gate and a bias, of which
@@ -34,15 +41,17 @@ struct Function : FunctionArguments {
 struct Fused {
   static constexpr bool kFused = true;
   static constexpr bool kIsFunction = false;
+  static constexpr bool kMayBeGated = true;
 
   epilogue::Fused values;
-  tile::TensorMap b_up_map;        // of a gated product
+  tile::TensorMap b_up_map;
   tile::TensorMap d_map, aux_map;  // (column, half, row, batch) of D and of aux_out
   float* column_sums;              // [batch][sum_blocks][columns of D], or null
   int32_t sum_blocks;
 
+  __host__ __device__ bool is_gated() const { return values.has_two_z(); }
   // Columns of the product in a tile of `tile_n`.
-  __host__ __device__ int32_t tile_columns(int32_t tile_n) const { return values.has_two_z() ? tile_n / 2 : tile_n; }
+  __host__ __device__ int32_t tile_columns(int32_t tile_n) const { return is_gated() ? tile_n / 2 : tile_n; }
 };
 
 template <typename Epilogue>

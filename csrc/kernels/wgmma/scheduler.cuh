@@ -68,7 +68,7 @@ class TileWalk {
 
   // Columns of D: of a gated product half of those that are multiplied.
   static __device__ __forceinline__ int32_t tile_n(const Params<Epilogue>& params) {
-    if constexpr (Epilogue::kFused) return params.epilogue.tile_columns(Config::kTileN);
+    if constexpr (Epilogue::kMayBeGated) return params.epilogue.tile_columns(Config::kTileN);
     return Config::kTileN;
   }
 

@@ -46,8 +46,10 @@ struct Traits {
   static constexpr int kConsumerRegisters = Config::kConsumers == 3 ? (kRegisterA ? 160 : 152) : (kIsLarge ? 232 : 224);
   static constexpr int kStoreBytes = Geometry::kStoreBytes;
   static constexpr int kShares = kGeometry.shares();
-  using Share = wgmma_family::Config<Config::kTileM, kGeometry.share_tile_n(), Config::kClusterM, Config::kClusterN,
-                                     Config::kClusterK, Config::kPingPong, Config::kSwapped>;
+  template <int kTileN>
+  using WithColumns = wgmma_family::Config<Config::kTileM, kTileN, Config::kClusterM, Config::kClusterN,
+                                           Config::kClusterK, Config::kPingPong, Config::kSwapped>;
+  using Share = WithColumns<kGeometry.share_tile_n()>;
   static constexpr int kStages = kGeometry.stages(), kStagesForTma = kGeometry.stages_for_tma();
   static constexpr int kTmaStoreBuffers = kGeometry.tma_store_buffers();
   static constexpr int kStoreOffset = kGeometry.store_offset();

@@ -131,8 +131,8 @@ struct Plan {
 // the workspace and a second kernel does.
 bool runs_epilogue(const Problem& p, const Parsed& parsed) {
   const NamedConfig& base = kConfigs[parsed.base_idx];
-  if (!p.epilogue.function.is_none()) return parsed.num_splits == 1;
-  return parsed.num_splits == 1 && (is_bare(p) || (base.any_epilogue && (!p.has_two_b() || base.shape.runs_gated())));
+  if (parsed.num_splits > 1 || (p.has_two_b() && !base.shape.runs_gated())) return false;
+  return is_bare(p) || base.any_epilogue || !p.epilogue.function.is_none();
 }
 
 int64_t sums_bytes(const Problem& p, const Parsed& parsed) {
