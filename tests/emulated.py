@@ -431,8 +431,9 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         return {"d": ((problem.targets, problem.n) if is_sums else (problem.pairs,), out)}
     found = {"d": (problem.d_shape, out)}
     if (function := problem.epilogue.function) is not None:
-        for i, dtype in enumerate(function.dtypes[1:]):
-            found[f"function result {i}"] = (problem.d_shape, dtype)
+        for i, x in enumerate(function.results[1:]):
+            shape = x.shape(problem.batch, problem.m, problem.n)
+            found[f"function result {i}"] = (shape, x.dtype)
     if problem.epilogue.aux_out:
         found["aux_out"] = (problem.aux_shape, out)
     if problem.epilogue.column_sums:

@@ -1,4 +1,4 @@
-"""Kernels with generated functions run by the emulator: where operands lie, what is stored."""
+"""Kernels with generated functions, emulated: where operands lie, and what is stored where."""
 
 import dataclasses
 import functools
@@ -49,10 +49,17 @@ def gate(acc, up, slope, bias, residual):
 
 
 def positions(acc, table, rows):
-    """An operand that is repeated for each of the dimensions of the rows, and an index."""
+    """An operand that is repeated along one of the dimensions that rows are made of; an index."""
     step = jax.lax.broadcasted_iota(jnp.int32, acc.shape, 1)
-    zeros = jnp.swapaxes(acc * 0, 1, 2).swapaxes(1, 2)
-    return acc + table + rows.T[:, :, None] * step, zeros + step
+    return acc + table + rows.T[:, :, None] * step, acc * 0 + step
+
+
+def reductions(acc, bias):
+    """Of rows, of columns and of both, in every kind, of floats and integers."""
+    z = acc + bias
+    steps = (z * 2).astype(jnp.int8)
+    largest = (z.astype(jnp.bfloat16) - 50).max(-1)
+    return z, largest, steps.min(-2), z.sum(-2), abs(z).sum()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +81,7 @@ class Call:
 
     @functools.cached_property
     def folded(self):
-        """The problem, and which operands it takes."""
+        """The problem, which operands it takes, and what the dimensions are in it."""
         *outer, n = self.shape
         batch, free = outer[: self.num_batch], outer[self.num_batch :]
         own = tuple(range(len(batch)))
@@ -100,8 +107,7 @@ class Call:
         num_rhs = self.num_b if pair is None else 1
         found = epilogue._folded(epilogue.Product(product, jaxpr, shapes, num_rhs, pair), "cuda")
         assert not isinstance(found, str), found
-        _, _, problem, operands = found
-        return problem, operands
+        return found[2:]
 
     def kernels(self):
         """Those that run the function and those that leave it to another one, and that."""
@@ -116,7 +122,7 @@ class Call:
 
     def check(self, emulator, **how):
         """All results, in any order of threads."""
-        problem, used = self.folded
+        problem, used, levels = self.folded
         function, rng = problem.epilogue.function, np.random.default_rng(0)
         a = rng.integers(-2, 3, (problem.batch, problem.m, K)).astype(BF16)
         shape = self.num_b, problem.batch, K, problem.n
@@ -126,21 +132,25 @@ class Call:
             arrays["b_up"] = b[1]
         for i, number in enumerate(used):
             x = self.operands[number]
-            arrays[f"function operand {i}"] = x.view(np.uint8) if x.dtype == bool else x
+            arrays[f"function operand {i}"] = x.view(np.uint8) if x.dtype == np.bool_ else x
         got = emulator.run(problem, arrays, **how)
         sums = a.astype(np.float32) @ b.astype(np.float32)
         sums = jnp.asarray(sums.reshape(self.num_b, *self.shape))
         expected = self.function(*sums, *self.operands)
         for place, number in enumerate(function.order):
-            own = np.asarray(expected[number])
-            assert own.dtype == got[place].dtype
-            np.testing.assert_array_equal(got[place].reshape(self.shape), own)
+            own, result = np.asarray(expected[number]), function.results[place]
+            found = got[place]
+            if result.over:
+                found = epilogue._reduced(jnp.asarray(found), result, levels, self.shape)
+                found = found.astype(own.dtype)
+            assert own.dtype == found.dtype
+            np.testing.assert_array_equal(found.reshape(own.shape), own)
 
 
 def numbers(shape, dtype):
     """Small ones that any order of roundings keeps."""
     rng = np.random.default_rng(len(shape))
-    if dtype.kind == "b":
+    if dtype == np.bool_:
         return rng.random(shape) < 0.5
     return rng.integers(-3, 4, shape).astype(dtype)
 
@@ -163,11 +173,14 @@ BATCHES = Call(
     2,
     (numbers((2,), F32), numbers((3, 70, 72), F16)),
 )
-CALLS = {"whole": WHOLE, "odd": ODD, "steps": STEPS, "batches": BATCHES}
+REDUCED = Call(reductions, (203, 173), 0, (numbers((173,), F32),))
+REDUCED_BATCHES = Call(reductions, (3, 64, 72), 1, (numbers((72,), F32),))
+CALLS = {"whole": WHOLE, "odd": ODD, "steps": STEPS, "batches": BATCHES, "reduced": REDUCED}
+CALLS["reduced batches"] = REDUCED_BATCHES
 GATED_WHOLE, GATED_ODD = gated(256, 168, "packed"), gated(203, 173, "pair")
 # Not even the second matrix begins where TMA can read it.
 GATED_BATCHES = Call(
-    lambda acc, up, x: (acc * x[:, None, None, None] - up, acc > up),
+    lambda acc, up, x: (acc * x[:, None, None, None] - up, acc > up, (acc + up).max(-1)),
     *((2, 3, 70, 75), 2, (numbers((2,), F32),), "packed"),
 )
 GATED_CALLS = {"whole": GATED_WHOLE, "odd": GATED_ODD, "batches": GATED_BATCHES}
@@ -209,13 +222,20 @@ MISTAKES = {
     "wrong column": (ODD, TILE, "8 * group + e);", "8 * group);"),
     "no period": (STEPS, TILE, "period * read.m_outer +", "0 * read.m_outer +"),
     "wrong extent": (STEPS, TILE, "* index.extent;", "* 1;"),
+    "half of eight columns": (*(REDUCED, TILE, "kLastBit = kPairs ? 2", "kLastBit = kPairs ? 1"),),
+    "half of eight rows": (REDUCED, TILE, "? 2 : 16;", "? 2 : 8;"),
+    "outside is reduced": (
+        *(REDUCED, TILE, "is_inside_it = is_inside(row(group, half, e), column(group, half, e));"),
+        "is_inside_it = true;",
+    ),
+    "wrong eight": (REDUCED, TILE, "(kRows8 ? m / 8 : m)", "(kRows8 ? m / 16 : m)"),
+    "maxima from 0": (REDUCED, TILE, "? -elementwise::infinity<Value>()", "? Value(0)"),
     "batches exchanged": (BATCHES, TILE, "batch_idx - outer *", "outer *"),
     "gate for up": (GATED_ODD, TILE, "F::run(sums[i], up[i]", "F::run(sums[i], sums[i]"),
     "no second sum": (GATED_ODD, STORE, "up_sums[v] = acc[block][kSums + place]", "up_sums[v] = 0"),
     "wrong end": (GATED_WHOLE, STORE, "n_idx + 2 * kSums);", "n_idx + kSums);"),
     "halves exchanged": (
-        *(GATED_WHOLE, "kernels/wgmma/function_store.cuh"),
-        *("acc[i / kHalf][i % kHalf];", "acc[i / kHalf][kHalf + i % kHalf];"),
+        *(GATED_WHOLE, STORE, "acc[i / kHalf][i % kHalf];", "acc[i / kHalf][kHalf + i % kHalf];"),
     ),
     "tiles too far apart": (
         *(GATED_WHOLE, "kernels/wgmma/params.cuh"),
@@ -223,7 +243,7 @@ MISTAKES = {
     ),
     "gate for up in the second kernel": (
         *(GATED_ODD, "epilogue/function_kernel.cuh"),
-        *("run(both[0], both[kSets - 1])", "run(both[0], both[0])"),
+        *("run(all[0], all[kSets - 1])", "run(all[0], all[0])"),
     ),
 }
 

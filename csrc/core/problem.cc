@@ -52,20 +52,22 @@ std::string check_operand(const char* name, const Problem& p, const Operand& x, 
 std::string check_function(const Problem& p) {
   const Function& f = p.epilogue.function;
   if (f.is_none()) {
-    if (f.reads.empty() && f.indices.empty() && f.more_result_bytes.empty()) return "";
+    if (f.reads.empty() && f.indices.empty() && f.more_results.empty()) return "";
     return "function must be named where it reads or gives something";
   }
   const auto is_identifier = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
   if (!std::all_of(f.name.begin(), f.name.end(), is_identifier)) return "function must be a name, got " + f.name;
   const auto num_reads = static_cast<int64_t>(f.reads.size()), num_indices = static_cast<int64_t>(f.indices.size());
-  const auto num_results = static_cast<int64_t>(f.more_result_bytes.size());
+  const auto num_results = static_cast<int64_t>(f.more_results.size());
   if (num_reads % Function::kReadFields != 0 || f.num_reads() > Function::kMostReads) {
     return must("function_reads", "be at most 12 times nine numbers", num_reads);
   }
   if (num_indices % Function::kIndexFields != 0 || f.num_indices() > Function::kMostIndices) {
     return must("function_indices", "be at most 8 times three numbers", num_indices);
   }
-  if (num_results >= Function::kMostResults) return must("function_results", "be fewer than six", num_results);
+  if (num_results % Function::kResultFields != 0 || f.num_more_results() >= Function::kMostResults) {
+    return must("function_results", "be fewer than six times two numbers", num_results);
+  }
   const auto is_size = [](int64_t bytes) { return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8; };
   for (int64_t i = 0; i < f.num_reads(); ++i) {
     const Function::Read x = f.read(i);
@@ -80,8 +82,11 @@ std::string check_function(const Problem& p) {
       if (number < 1 || number > INT32_MAX) return must("numbers of an index", "be in [1, 2^31)", number);
     }
   }
-  for (int64_t bytes : f.more_result_bytes) {
+  for (int64_t i = 0; i < f.num_more_results(); ++i) {
+    const int64_t bytes = f.more_results[i * Function::kResultFields];
+    const int64_t form = f.more_results[i * Function::kResultFields + 1];
     if (!is_size(bytes)) return must("bytes of a function's result", "be 1, 2, 4 or 8", bytes);
+    if (form < 0 || form > 2) return must("a function's result", "be whole or reduced over columns or rows", form);
   }
   Epilogue rest = p.epilogue;
   rest.function = {};
@@ -166,8 +171,11 @@ std::string check_buffers(const Problem& p, const Buffers& buffers) {
       return "operand " + std::to_string(x.operand) + " of the function must hold all that is read of it";
     }
   }
-  for (size_t i = 0; i < f.more_result_bytes.size(); ++i) {
-    const int64_t bytes = multiply_add(f.more_result_bytes[i], d_elements(p), 0);
+  for (int64_t i = 0; i < f.num_more_results(); ++i) {
+    const Function::Result x = f.more_result(i);
+    const int64_t m = x.form == Function::Form::kOverRows ? ceil_div(p.m, Function::kReduced) : p.m;
+    const int64_t n = x.form == Function::Form::kOverColumns ? ceil_div(p.n, Function::kReduced) : p.n;
+    const int64_t bytes = multiply_add(x.bytes, multiply_add(p.batch, multiply_add(m, n, 0), 0), 0);
     if (buffers.more_results[i].bytes != bytes) {
       return must("a function's result", "have exactly " + std::to_string(bytes) + " bytes",
                   buffers.more_results[i].bytes);
@@ -238,9 +246,8 @@ const BufferTable<Problem, Buffers>& buffer_table(const Problem&) {
        put<&Buffers::aux_out>},
       {"column_sums", BufferRole::kResult, [](P& p) -> int64_t { return p.epilogue.column_sums; }, column_sums_elements,
        sum_dtype, put<&Buffers::column_sums>},
-      {"function result", BufferRole::kResult,
-       [](P& p) { return static_cast<int64_t>(p.epilogue.function.more_result_bytes.size()); }, nullptr, nullptr,
-       [](P&, Buffers& buffers, void* x, int64_t bytes) { buffers.more_results.push_back({x, bytes}); }},
+      {"function result", BufferRole::kResult, [](P& p) { return p.epilogue.function.num_more_results(); }, nullptr,
+       nullptr, [](P&, Buffers& buffers, void* x, int64_t bytes) { buffers.more_results.push_back({x, bytes}); }},
   };
   return table;
 }

@@ -62,12 +62,21 @@ struct Function {
     int64_t divisor, extent;
   };
   static constexpr int64_t kIndexFields = 3;
+  // A result after D: as many elements as D has, or a reduction of these over eight columns or over eight rows, from a
+  // multiple of eight on: (batch, m, n / 8) or (batch, m / 8, n), rounded up.
+  enum class Form : int64_t { kWhole, kOverColumns, kOverRows };
+  struct Result {
+    int64_t bytes;  // of an element
+    Form form;
+  };
+  static constexpr int64_t kResultFields = 2;
+  static constexpr int64_t kReduced = 8;
   static constexpr int64_t kMostReads = 12, kMostResults = 6, kMostIndices = 8;
 
-  std::string name;                        // empty: none
-  std::vector<int64_t> reads;              // kReadFields of each
-  std::vector<int64_t> indices;            // kIndexFields of each
-  std::vector<int64_t> more_result_bytes;  // of an element of each result after D
+  std::string name;                   // empty: none
+  std::vector<int64_t> reads;         // kReadFields of each
+  std::vector<int64_t> indices;       // kIndexFields of each
+  std::vector<int64_t> more_results;  // kResultFields of each result after D
 
   bool is_none() const { return name.empty(); }
   int64_t num_reads() const { return static_cast<int64_t>(reads.size()) / kReadFields; }
@@ -79,6 +88,11 @@ struct Function {
   Index index(int64_t i) const {
     const int64_t* x = &indices[i * kIndexFields];
     return {x[0], x[1], x[2]};
+  }
+  int64_t num_more_results() const { return static_cast<int64_t>(more_results.size()) / kResultFields; }
+  Result more_result(int64_t i) const {
+    const int64_t* x = &more_results[i * kResultFields];
+    return {x[0], static_cast<Form>(x[1])};
   }
   // One more than the largest that is read.
   int64_t num_operands() const;
@@ -164,7 +178,7 @@ void visit_fields(Problem& p, Visit&& visit) {
   visit("function", p.epilogue.function.name);
   visit("function_reads", p.epilogue.function.reads);
   visit("function_indices", p.epilogue.function.indices);
-  visit("function_results", p.epilogue.function.more_result_bytes);
+  visit("function_results", p.epilogue.function.more_results);
 }
 
 // Calls visit(buffer, name, field) for each dtype: in a call the buffer tells it, in a query a field of this name.

@@ -8,7 +8,8 @@
 //   whole_level(dim)             the level that is all of dimension `dim`, or -1; see Index below
 //   load(tile), arrive(tile)     call tile.load<i, T, along>() and tile.arrive<i, T, along>() for each read
 //   run(sum[, up], element, at)  calls element.read<i, T, along>(), and element.write<i>(y) with result i
-//   store(tile)                  calls tile.store<i, T>() for each result
+//   store(tile)                  calls tile.store<i, T>() for each result, or, for one that is reduced,
+//                                tile.reduce<i, T, Value, kind, over>(), Value being what T is computed with
 //   visit_matrices(visit)        calls visit.visit<i, T>() for each read along both rows and columns
 //
 // where `tile` is a FunctionTile below: the elements that a thread has of a few groups of eight columns.
@@ -27,6 +28,38 @@ namespace tcgemm::epilogue {
 
 // Along what of the product a read varies inside a matrix.
 enum class Along { kNothing, kM, kN, kBoth };
+
+// What becomes of a result that is reduced, over eight columns or over eight rows.
+enum class Reduction { kSum, kMax, kMin };
+enum class Over { kColumns, kRows };
+
+template <Reduction kind, typename Value>
+__device__ __forceinline__ Value combine(Value x, Value y) {
+  if constexpr (kind == Reduction::kSum) return x + y;
+  if constexpr (kind == Reduction::kMax) return elementwise::maximum(x, y);
+  if constexpr (kind == Reduction::kMin) return elementwise::minimum(x, y);
+}
+
+// What changes nothing where it is combined.
+template <Reduction kind, typename Value>
+__device__ __forceinline__ Value identity() {
+  constexpr bool kIsReal = std::is_same_v<Value, float> || std::is_same_v<Value, double>;
+  if constexpr (kind == Reduction::kSum) {
+    return Value(0);
+  } else if constexpr (kIsReal) {
+    return kind == Reduction::kMax ? -elementwise::infinity<Value>() : elementwise::infinity<Value>();
+  } else {
+    return kind == Reduction::kMax ? elementwise::kSmallest<Value> : elementwise::kLargest<Value>;
+  }
+}
+
+// That of the thread whose number differs in these bits, of the same warp.
+template <typename Value>
+__device__ __forceinline__ Value exchange(Value x, int bits) {
+  using Word = std::conditional_t<sizeof(Value) == 8, unsigned long long, uint32_t>;
+  const Word word = __shfl_xor_sync(~0u, static_cast<Word>(elementwise::bit_cast<elementwise::Bits<Value>>(x)), bits);
+  return elementwise::bit_cast<Value>(static_cast<elementwise::Bits<Value>>(word));
+}
 
 // Where a matrix of the batch is.
 struct BatchPlace {
@@ -208,6 +241,38 @@ class FunctionTile {
     }
   }
 
+  // Stores what is left of a result, by the thread that has the first element of eight.
+  template <int i, typename T, typename Value, Reduction kind, Over over>
+  __device__ __forceinline__ void reduce() {
+    // The eight are two neighbours in each of four threads side by side, or one in each of eight threads.
+    constexpr bool kPairs = (over == Over::kColumns) != kSwapped;
+    constexpr int kFirstBit = kPairs ? 1 : 4, kLastBit = kPairs ? 2 : 16;
+    const bool is_first = kPairs ? ptx::tid_x() % 4 == 0 : ptx::tid_x() % 32 < 4;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      if (group >= groups_) break;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        Value values[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const bool is_inside_it = is_inside(row(group, half, e), column(group, half, e));
+          values[e] = is_inside_it ? value_of<T, Value>(results_[i][group][half][e]) : identity<kind, Value>();
+        }
+        if constexpr (kPairs) values[0] = combine<kind>(values[0], values[1]);
+#pragma unroll
+        for (int e = 0; e < (kPairs ? 1 : 2); ++e) {
+#pragma unroll
+          for (int bit = kFirstBit; bit <= kLastBit; bit *= 2) {
+            values[e] = combine<kind>(values[e], exchange(values[e], bit));
+          }
+          const int32_t m = row(group, half, e), n = column(group, half, e);
+          if (is_first && is_inside(m, n)) place_of<i, Value, over>(m, n) = values[e];
+        }
+      }
+    }
+  }
+
  private:
   static_assert(!kRows || (F::kStoresRows && std::is_same_v<Sum, float>), "rows are stored of floats");
 
@@ -223,6 +288,20 @@ class FunctionTile {
   template <typename T>
   static __device__ __forceinline__ elementwise::Bits<T> bits_of(const T& x) {
     return elementwise::bit_cast<elementwise::Bits<T>>(x);
+  }
+  template <typename T, typename Value>
+  static __device__ __forceinline__ Value value_of(uint64_t bits) {
+    const T x = elementwise::bit_cast<T>(static_cast<elementwise::Bits<T>>(bits));
+    if constexpr (std::is_same_v<T, Value>) return x;
+    if constexpr (!std::is_same_v<T, Value>) return elementwise::wide(x);
+  }
+  // Where what is left of eight elements lies of which this is the first.
+  template <int i, typename Value, Over over>
+  __device__ __forceinline__ Value& place_of(int32_t m, int32_t n) const {
+    constexpr bool kRows8 = over == Over::kRows;
+    const int32_t rows = kRows8 ? (params_.m + 7) / 8 : params_.m, columns = kRows8 ? params_.n : (params_.n + 7) / 8;
+    const int64_t line = int64_t{batch_.idx} * rows + (kRows8 ? m / 8 : m);
+    return static_cast<Value*>(params_.results[i])[line * columns + (kRows8 ? n : n / 8)];
   }
   template <typename T>
   static __device__ __forceinline__ elementwise::Bits<T> get(const T* data) {

@@ -1,10 +1,12 @@
 // Adds up the parts of a product in the workspace and runs a generated function of the sums, for kernels that cannot
-// run it themselves. Two neighbours of a row for each thread.
+// run it themselves. A warp has eight rows of four times eight columns, and of these a thread what it has of a fragment
+// of tensor cores: element (lane / 4, 8 * group + lane % 4 * 2 + e).
 #pragma once
 
 #include <cstdint>
 
 #include "epilogue/function.cuh"
+#include "tile/divisor.cuh"
 
 namespace tcgemm::epilogue {
 
@@ -13,36 +15,55 @@ struct FunctionSums {
   const void* data;
   int32_t num_splits;
   int64_t split_elements;
-  int64_t rows;  // of all matrices
+  // What warps have, along columns and rows, and how many there are.
+  Divisor per_columns, per_rows;
+  int32_t columns, rows;
+  int64_t num_warps;
 };
 
-inline constexpr int kFunctionThreads = 256;
+inline constexpr int kFunctionThreads = 256, kFunctionRows = 8, kFunctionGroups = 4,
+                     kFunctionColumns = 8 * kFunctionGroups;
+
+// `kWhole`: all of a warp's elements are inside, and lie as FunctionTile wants it.
+template <typename F, bool kWhole>
+__device__ __forceinline__ void run_function(const FunctionSums& sums, const FunctionParams& params,
+                                             const BatchPlace& batch, int32_t m, int32_t n, int groups) {
+  using Sum = typename F::Sum;
+  FunctionTile<F, false, false, kWhole, kFunctionGroups, 1> tile(params, batch, m, n, groups);
+  constexpr int kSets = F::kIsGated ? 2 : 1, kSums = 2 * kFunctionGroups;
+  Sum all[kSets][kSums] = {};
+  const Sum* part = static_cast<const Sum*>(sums.data) + (int64_t{batch.idx} * params.m + m) * params.n + n;
+#pragma unroll
+  for (int set = 0; set < kSets; ++set) {
+    for (int32_t split = 0; split < sums.num_splits; ++split, part += sums.split_elements) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        const int32_t column = i / 2 * 8 + i % 2;
+        if (kWhole || (m < params.m && n + column < params.n)) all[set][i] += part[column];
+      }
+    }
+  }
+  tile.run(all[0], all[kSets - 1]);
+}
 
 template <typename F>
 __global__ void __launch_bounds__(kFunctionThreads)
     function_kernel(const __grid_constant__ FunctionSums sums, const __grid_constant__ FunctionParams params) {
-  using Sum = typename F::Sum;
-  const int64_t pairs_per_row = (params.n + 1) / 2;
-  const int64_t index = int64_t{blockIdx.x} * kFunctionThreads + threadIdx.x;
-  const int64_t row = index / pairs_per_row;
-  if (row >= sums.rows) return;
-  const int32_t n = static_cast<int32_t>(index - row * pairs_per_row) * 2;
-  const int32_t batch_idx = static_cast<int32_t>(row / params.m),
-                m = static_cast<int32_t>(row - int64_t{batch_idx} * params.m);
+  const int64_t warp = (int64_t{blockIdx.x} * kFunctionThreads + threadIdx.x) / 32;
+  if (warp >= sums.num_warps) return;
+  const int32_t lane = threadIdx.x % 32;
+  const int32_t line = sums.per_columns.divide(static_cast<int32_t>(warp));
+  const int32_t batch_idx = sums.per_rows.divide(line);
+  const int32_t n_idx = (static_cast<int32_t>(warp) - line * sums.columns) * kFunctionColumns;
+  const int32_t m_idx = (line - batch_idx * sums.rows) * kFunctionRows;
+  const int32_t m = m_idx + lane / 4, n = n_idx + lane % 4 * 2;
   const BatchPlace batch(params, batch_idx);
-  FunctionTile<F, false, false, false, 1, 1> tile(params, batch, m, n, 1);
-  constexpr int kSets = F::kIsGated ? 2 : 1;
-  Sum both[kSets][2] = {};
-  const Sum* part = static_cast<const Sum*>(sums.data) + row * params.n + n;
-  const bool has_second = n + 1 < params.n;
-#pragma unroll
-  for (int set = 0; set < kSets; ++set) {
-    for (int32_t split = 0; split < sums.num_splits; ++split, part += sums.split_elements) {
-      both[set][0] += part[0];
-      if (has_second) both[set][1] += part[1];
-    }
+  const int groups = min(kFunctionGroups, (params.n - n_idx + 7) / 8);
+  if (params.in_eights && m_idx + kFunctionRows <= params.m && n_idx + kFunctionColumns <= params.n) {
+    run_function<F, true>(sums, params, batch, m, n, groups);
+  } else {
+    run_function<F, false>(sums, params, batch, m, n, groups);
   }
-  tile.run(both[0], both[kSets - 1]);
 }
 
 }  // namespace tcgemm::epilogue

@@ -35,6 +35,7 @@ class Contender:
       why: the reason for the choice.
       module: the name its device work carries in a profiler trace.
       function: a jitted function of the operands.
+      is_part: whether it computes a part of a workload only, and is timed beside it for that.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Contender:
     why: str
     module: str
     function: Callable
+    is_part: bool = False
 
 
 @functools.cache
@@ -182,7 +184,8 @@ def plan(
 
 def _plan_workload(workload: Workload) -> tuple[list[Contender], dict[str, str]]:
     contenders, refused = [], {}
-    for index, (name, function) in enumerate([*workload.ours.items(), *workload.peers.items()]):
+    functions = [*workload.ours.items(), *workload.peers.items(), *workload.parts.items()]
+    for index, (name, function) in enumerate(functions):
         try:
             contenders.append(_build_workload(workload, name, function, f"tcgemm_bench_{index}"))
         except (ValueError, TypeError) as error:
@@ -210,4 +213,5 @@ def _build_workload(workload: Workload, name: str, function: Callable, module: s
         why="; ".join(dict.fromkeys(call.why for call in calls)),
         module=f"jit_{module}",
         function=jax.jit(named),
+        is_part=name in workload.parts,
     )

@@ -17,6 +17,8 @@ that were interleaved with it::
     peers            {name: {"us": {...}, "ratio": ..., "error": ..., "peak_bytes": ...}}
     ratio            the least of the peers' ratios: a peer's time / ours in each turn, of these the
                      median; above 1, ours is faster. Where peers have none: of their medians
+    parts            {name: {"us": {...}, "ratio": ..., "peak_bytes": ...}} of what computes a part
+                     of a workload only, such as the product alone; where there is any
     timer, samples, kernels
     machine          GPU, driver, CUDA, JAX, Python, clocks and power around the measurement
 

@@ -198,6 +198,7 @@ def _times_table(group: Sequence[dict]) -> str:
         cases.setdefault((record["label"], record["shape"]), {})[record["implementation"]] = record
     ours = list(dict.fromkeys(record["implementation"] for record in group))
     peers = list(dict.fromkeys(peer for record in group for peer in record["peers"]))
+    parts = list(dict.fromkeys(part for record in group for part in record.get("parts", ())))
 
     def cell(measured: dict | None) -> str:
         if measured is None:
@@ -208,16 +209,23 @@ def _times_table(group: Sequence[dict]) -> str:
     rows = []
     for (label, shape), by_name in cases.items():
         of_peers = {name: p for r in by_name.values() for name, p in r["peers"].items()}
+        of_parts = {name: p for r in by_name.values() for name, p in r.get("parts", {}).items()}
         ratios = [by_name[name]["ratio"] if name in by_name else None for name in ours]
+        # Of the first of ours, which is the one that the parts are of.
+        beside = by_name.get(ours[0], {}).get("parts", {})
+        ratios += [beside[part]["ratio"] if part in beside else None for part in parts]
         rows.append(
             [
                 f"{label} {shape}".strip(),
                 *(cell(by_name.get(name)) for name in ours),
                 *(cell(of_peers.get(name)) for name in peers),
+                *(cell(of_parts.get(name)) for name in parts),
                 *("–" if ratio is None else f"{ratio:.3f}" for ratio in ratios),
             ]
         )
-    head = ["case", *ours, *(_PEERS.get(p, p) for p in peers), *(f"{o} : best peer" for o in ours)]
+    head = ["case", *ours, *(_PEERS.get(p, p) for p in peers), *parts]
+    head += [f"{name} : best peer" for name in ours]
+    head += [f"{ours[0]} : {part}" for part in parts]
     return _table(head, rows)
 
 

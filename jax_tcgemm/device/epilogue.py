@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
@@ -19,7 +20,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold
-from jax_tcgemm.epilogues import EpilogueSource, InexpressibleError, emit
+from jax_tcgemm.epilogues import EpilogueSource, InexpressibleError, Reduction, emit
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import (
@@ -27,6 +28,7 @@ from jax_tcgemm.problem.function import (
     MOST_READS,
     MOST_RESULTS,
     Index,
+    Result,
     Strides,
     make_function,
 )
@@ -73,7 +75,8 @@ class Plan:
 
     `problem`, `numerics` and `fold` are None where it can only be run unfused, for the reason in
     `choice.why`. With a problem, too, `choice.implementation` may be "xla": unfused. `operands` are
-    those of the function that the call takes, in their order there.
+    those of the function that the call takes, in their order there. `levels` says what the result's
+    dimensions are in the problem.
     """
 
     product: Product
@@ -81,6 +84,7 @@ class Plan:
     fold: Fold | None
     problem: Problem | None
     operands: tuple[int, ...]
+    levels: "_Levels | None"
     choice: selection.Choice
 
     @property
@@ -126,19 +130,19 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
             return _unfused(product, folded)
         # An implementation that was asked for by name: an error says why it cannot run the call.
         selection.select(bare.op, None, device, *asked, obstacle=folded)
-    numerics, fold, problem, operands = folded
+    _, _, problem, *_ = folded
     choice = selection.select(bare.op, problem, device, *asked)
-    return Plan(product, numerics, fold, problem, operands, choice)
+    return Plan(product, *folded, choice)
 
 
 def _unfused(product: Product, why: str) -> Plan:
     choice = selection.Choice(selection.XLA, "default", f"unfused: {why}")
-    return Plan(product, None, None, None, (), choice)
+    return Plan(product, None, None, None, (), None, choice)
 
 
 @functools.lru_cache(maxsize=1024)
 def _folded(product: Product, platform: str):
-    """Numerics, fold, problem and the operands that are read, or what stands against it."""
+    """What a `Plan` has of it, or what stands against it."""
     folded = dense.fold_product(product.product, platform)
     if isinstance(folded, str):
         return folded
@@ -166,13 +170,13 @@ def _folded(product: Product, platform: str):
         return placed
     function, operands = placed
     problem = _in_levels(problem, math.prod(shape[axis] for axis in levels.inner))
-    dtype = function.dtypes[0]
+    dtype = function.results[0].dtype
     out_dtype = DTYPE_NAMES.get(dtype) or _CARRIERS.get(dtype.itemsize)
     if out_dtype is None:
         return f"no implementation makes {dtype}"
     epilogue = dataclasses.replace(problem.epilogue, function=function)
     problem = dataclasses.replace(problem, out_dtype=out_dtype, epilogue=epilogue)
-    return numerics, fold, problem, operands
+    return numerics, fold, problem, operands, levels
 
 
 def _gated(product: Product, fold: Fold, problem: Problem) -> Problem | str:
@@ -229,8 +233,11 @@ class _Levels:
 
 def _placed(source: EpilogueSource, product: Product, levels: _Levels):
     """The function with its operands beside the folded product and the operands, or an obstacle."""
-    if any(x.reduction is not None for x in source.results):
-        return "XLA reduces its results"
+    over = tuple(_over(x.reduction, levels) for x in source.results)
+    if None in over:
+        return "a result is a reduction of neither whole rows nor whole columns, which XLA does"
+    if all(over):
+        return "its function has no result of the product's shape"
     shape = product.shape
     operands = tuple(dict.fromkeys(read.operand for read in source.reads))
     num_indices = max(source.index_dimensions, default=-1) + 1
@@ -249,7 +256,17 @@ def _placed(source: EpilogueSource, product: Product, levels: _Levels):
         strides.append(found)
     indices = tuple(_index(dim, levels, shape) for dim in range(num_indices))
     numbers = tuple(operands.index(read.operand) for read in source.reads)
-    return make_function(source, numbers, tuple(strides), indices), operands
+    return make_function(source, numbers, tuple(strides), indices, over), operands
+
+
+def _over(reduction: Reduction | None, levels: _Levels) -> str | None:
+    """Over what a kernel begins to reduce a result, as of `Result`; None where it cannot."""
+    if reduction is None:
+        return ""
+    reduced = set(reduction.dimensions)
+    if levels.n and reduced.issuperset(levels.n):
+        return "columns"
+    return "rows" if levels.m and reduced.issuperset(levels.m) else None
 
 
 def _strides(read, held: tuple[int, ...], levels: _Levels, shape) -> Strides | None:
@@ -298,27 +315,46 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
     ]
     if fold.swapped:
         factors.reverse()
-    d_dtype = DTYPES[plan.problem.out_dtype]
-    results = [
-        jax.ShapeDtypeStruct(plan.product.shape, dtype) for dtype in (d_dtype, *function.dtypes[1:])
-    ]
+    shape = plan.product.shape
+    results = [jax.ShapeDtypeStruct(shape, DTYPES[plan.problem.out_dtype])]
+    for x in function.results[1:]:
+        own = x.shape(plan.problem.batch, plan.problem.m, plan.problem.n) if x.over else shape
+        results.append(jax.ShapeDtypeStruct(own, x.dtype))
     given = [_stored(operands[i]) for i in plan.operands]
     found = call(plan.problem, plan.choice, (*factors, *given), results)
-    found[0] = _carried(found[0], function.dtypes[0])
-    ordered: list[jax.Array] = [None] * len(found)
-    for place, number in enumerate(function.order):
-        ordered[number] = found[place]
-    own = zip(ordered, plan.product.function.out_avals, strict=True)
-    return [lax.reshape(x, aval.shape) for x, aval in own]
+    found[0] = _carried(found[0], function.results[0].dtype)
+    types, ordered = plan.product.function.out_avals, [None] * len(found)
+    for x, result, number in zip(found, function.results, function.order, strict=True):
+        x = _reduced(x, result, plan.levels, shape) if result.over else x
+        ordered[number] = lax.reshape(x, types[number].shape).astype(types[number].dtype)
+    return ordered
+
+
+_REDUCTIONS = {
+    "sum": lambda x, axes: jnp.sum(x, axes, dtype=x.dtype),
+    "max": jnp.max,
+    "min": jnp.min,
+}
+
+
+def _reduced(x: jax.Array, result: Result, levels: _Levels, shape) -> jax.Array:
+    """What is left of a result that a kernel has reduced by eights."""
+    batch = (*levels.outer, *levels.inner)
+    # None stands for the eights.
+    axes = (*batch, *levels.m, None) if result.over == "columns" else (*batch, None, *levels.n)
+    num_eights = x.shape[2 if result.over == "columns" else 1]
+    x = lax.reshape(x, [num_eights if axis is None else shape[axis] for axis in axes])
+    over = [i for i, axis in enumerate(axes) if axis is None or axis in result.dimensions]
+    return _REDUCTIONS[result.kind](x, tuple(over))
 
 
 def _stored(x: jax.Array) -> jax.Array:
     """An operand as kernels read it. A single truth value would pass for a kernel."""
-    return x.astype(np.uint8) if x.dtype == bool else x
+    return x.astype(np.uint8) if x.dtype == np.bool_ else x
 
 
 def _carried(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """What a carrier of D holds."""
     if x.dtype == dtype:
         return x
-    return x != 0 if dtype.kind == "b" else lax.bitcast_convert_type(x, dtype)
+    return x != 0 if dtype == np.bool_ else lax.bitcast_convert_type(x, dtype)

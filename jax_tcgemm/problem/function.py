@@ -10,10 +10,12 @@ import re
 import numpy as np
 
 from jax_tcgemm.epilogues import HEADER, EpilogueSource
-from jax_tcgemm.epilogues.expressions import STORED, computed
+from jax_tcgemm.epilogues.expressions import STORED, computed, is_narrow
 
 # Of csrc/core/problem.h.
 MOST_READS, MOST_RESULTS, MOST_INDICES = 12, 6, 8
+# How many neighbours a kernel reduces to one.
+REDUCED = 8
 # Dtypes that kernels store by rows, as D.
 _ROWS = frozenset({"__half", "__nv_bfloat16", "float"})
 
@@ -70,6 +72,29 @@ class Index:
 
 
 @dataclasses.dataclass(frozen=True)
+class Result:
+    """An array that a kernel gives.
+
+    Attributes:
+      dtype: of an element of it.
+      over: "" for one of the product's shape; "columns" for what eight neighbours in a row, or
+        "rows" for what eight in a column, are reduced to.
+      kind: "sum", "max" or "min" of these; "" for none.
+      dimensions: of the function's result, which go in the end.
+    """
+
+    dtype: np.dtype
+    over: str = ""
+    kind: str = ""
+    dimensions: tuple[int, ...] = ()
+
+    def shape(self, batch: int, m: int, n: int) -> tuple[int, int, int]:
+        """Its shape, of a product of this one."""
+        eighth = {"columns": (m, -(-n // REDUCED)), "rows": (-(-m // REDUCED), n)}
+        return batch, *eighth.get(self.over, (m, n))
+
+
+@dataclasses.dataclass(frozen=True)
 class Function:
     """A function of the sums and of operands, which a kernel is compiled with.
 
@@ -79,7 +104,7 @@ class Function:
       reads: for each element that it takes, the operand's number, its bytes, and where it lies.
       indices: for each dimension of the result up to the last that is asked for.
       order: for each result of the C++ struct, the number of the function's.
-      dtypes: theirs, in the struct's order; D is the first.
+      results: they, in the struct's order; D is the first.
       work: roughly how many instructions an element takes.
     """
 
@@ -88,7 +113,7 @@ class Function:
     reads: tuple[tuple[int, int, Strides], ...]
     indices: tuple[Index, ...]
     order: tuple[int, ...]
-    dtypes: tuple[np.dtype, ...]
+    results: tuple[Result, ...]
     work: int
 
     def attributes(self) -> dict:
@@ -99,11 +124,13 @@ class Function:
             for number in (operand, itemsize, *dataclasses.astuple(strides))
         ]
         indices = [n for x in self.indices for n in (x.level, x.divisor, x.extent)]
+        forms = ("", "columns", "rows")
+        results = [n for x in self.results[1:] for n in (x.dtype.itemsize, forms.index(x.over))]
         return {
             "function": self.name,
             "function_reads": Numbers.of(reads),
             "function_indices": Numbers.of(indices),
-            "function_results": Numbers.of([x.itemsize for x in self.dtypes[1:]]),
+            "function_results": Numbers.of(results),
         }
 
 
@@ -116,10 +143,11 @@ NO_FUNCTION = {
 }
 
 
-def order_of_results(source: EpilogueSource) -> tuple[int, ...]:
-    """The results with one first that kernels store by rows, if there is one."""
-    rows = [i for i, x in enumerate(source.results) if STORED[x.dtype] in _ROWS]
-    first = rows[0] if rows else 0
+def _order_of_results(source: EpilogueSource) -> tuple[int, ...]:
+    """The results with a whole one first, if there is any one that kernels store by rows."""
+    whole = [i for i, x in enumerate(source.results) if x.reduction is None]
+    rows = [i for i in whole if STORED[source.results[i].dtype] in _ROWS]
+    first = (rows or whole)[0]
     return (first, *(i for i in range(len(source.results)) if i != first))
 
 
@@ -128,18 +156,20 @@ def make_function(
     operands: tuple[int, ...],
     strides: tuple[Strides, ...],
     indices: tuple[Index, ...],
+    over: tuple[str, ...],
 ) -> Function:
-    """A function whose operands and indices have been placed.
+    """A function whose operands, indices and results have been placed.
 
     Args:
       source: its code.
       operands: for each of `source.reads`, the number of the operand in the call.
       strides: for each of them, where it lies.
       indices: as of `Function`.
+      over: for each of `source.results`, as of `Result`; one of them is whole.
     """
-    order = order_of_results(source)
-    dtypes = tuple(source.results[i].dtype for i in order)
-    body = _struct(source, order, strides, indices)
+    order = _order_of_results(source)
+    results = tuple(_result(source.results[i], over[i]) for i in order)
+    body = _struct(source, order, strides, indices, over)
     name = "Function_" + hashlib.sha256((source.struct + body).encode()).hexdigest()[:16]
     namespace = "namespace tcgemm::elementwise"
     definitions = (
@@ -147,7 +177,15 @@ def make_function(
         f"\n{namespace} {{\n\n{body.replace('NAME', name)}\n}}  // {namespace}\n"
     )
     reads = zip(operands, (x.dtype.itemsize for x in source.reads), strides, strict=True)
-    return Function(name, definitions, tuple(reads), indices, order, dtypes, _work(source))
+    return Function(name, definitions, tuple(reads), indices, order, results, _work(source))
+
+
+def _result(x, over: str) -> Result:
+    if x.reduction is None:
+        return Result(x.dtype)
+    # What is narrow is added up as it is computed with.
+    dtype = np.dtype(np.float32) if is_narrow(x.dtype) else x.dtype
+    return Result(dtype, over, x.reduction.kind, x.reduction.dimensions)
 
 
 # Roughly the instructions of what takes more than two.
@@ -165,7 +203,7 @@ def _work(source: EpilogueSource) -> int:
     return len(lines) + long
 
 
-def _struct(source, order, strides, indices) -> str:
+def _struct(source, order, strides, indices, over) -> str:
     """What csrc/epilogue/function.cuh asks of a function."""
     reads = [STORED[x.dtype] for x in source.reads]
     results = [STORED[x.dtype] for x in source.results]
@@ -193,7 +231,7 @@ def _struct(source, order, strides, indices) -> str:
     run = [f"{x} y{i}" for i, x in enumerate(results)]
     run.append(f"of_NAME::Epilogue::apply({', '.join(arguments)})")
     run += [f"element.template write<{slot}>(y{i})" for slot, i in enumerate(order)]
-    stores = [f"tile.template store<{slot}, {results[i]}>()" for slot, i in enumerate(order)]
+    stores = [_stored(slot, source.results[i], over[i]) for slot, i in enumerate(order)]
     matrices = [
         f"visit.template visit<{i}, {x}>()"
         for i, (x, y) in enumerate(zip(reads, strides, strict=True))
@@ -220,3 +258,12 @@ def _struct(source, order, strides, indices) -> str:
         + function(f"{inline} void visit_matrices(const Visit& visit)", calls(matrices))
         + "};\n"
     )
+
+
+def _stored(slot: int, x, over: str) -> str:
+    """What stores a result."""
+    if x.reduction is None:
+        return f"tile.template store<{slot}, {STORED[x.dtype]}>()"
+    kind = f"epilogue::Reduction::k{x.reduction.kind.capitalize()}"
+    types = f"{slot}, {STORED[x.dtype]}, {computed(x.dtype)}"
+    return f"tile.template reduce<{types}, {kind}, epilogue::Over::k{over.capitalize()}>()"

@@ -70,12 +70,15 @@ class Problem:
             return 0
         extents = {"kBoth": self.m * self.n, "kM": self.m, "kN": self.n, "kNothing": 1}
         read = sum(
-            itemsize * extents[strides.along]
+            itemsize
+            * extents[strides.along]
             * (self.batch if strides.batch_outer or strides.batch_inner else 1)
             for _, itemsize, strides in function.reads
         )
-        more = sum(dtype.itemsize for dtype in function.dtypes[1:])
-        return read + more * self.batch * self.m * self.n
+        shape = self.batch, self.m, self.n
+        return read + sum(
+            x.dtype.itemsize * math.prod(x.shape(*shape)) for x in function.results[1:]
+        )
 
     @property
     def num_b(self) -> int:

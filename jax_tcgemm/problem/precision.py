@@ -41,8 +41,8 @@ _PRESETS = {
 class Numerics:
     """Dtypes and accumulator of one product.
 
-    The operands are converted to `lhs_dtype` and `rhs_dtype`, the product is formed in `compute` and
-    written as `out_dtype`; a result of another dtype is converted from that.
+    The operands are converted to `lhs_dtype` and `rhs_dtype`, the product is formed in `compute`
+    and written as `out_dtype`; a result of another dtype is converted from that.
     """
 
     lhs_dtype: np.dtype

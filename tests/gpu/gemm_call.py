@@ -256,8 +256,12 @@ def make_inputs(types: Types, layout: str, case: Case, real: bool = False) -> In
     draw = normal if real else functools.partial(_draw, rng)
     one_for_a = {"a": "all", "a_inner": "inner"}.get(case.broadcast, "")
     one_for_b = "all" if case.broadcast == "b" else ""
-    a, a_buffer, a_values = _operand(draw, case, types.a, case.m, case.k, layout[0] == "T", one_for_a)
-    b, b_buffer, b_values = _operand(draw, case, types.b, case.k, case.n, layout[1] == "T", one_for_b)
+    a, a_buffer, a_values = _operand(
+        draw, case, types.a, case.m, case.k, layout[0] == "T", one_for_a
+    )
+    b, b_buffer, b_values = _operand(
+        draw, case, types.b, case.k, case.n, layout[1] == "T", one_for_b
+    )
     outer, inner = case.batch
     out = DTYPES[types.out]
     alpha = case.alpha

@@ -98,7 +98,7 @@ def operands_of(case: Case, m: int, n: int, batch=()):
     for dims, dtype in case.operands:
         if dims == "key":
             yield jax.random.key(3)
-        elif dtype.kind == "b":
+        elif dtype == np.bool_:
             yield jnp.asarray(rng.random(shapes[dims]) < 0.5)
         else:
             yield jnp.asarray(rng.standard_normal(shapes[dims]), dtype)

@@ -11,10 +11,9 @@
 namespace tcgemm {
 
 // What epilogue/fused.cuh computes, sums of columns, and functions.
-inline constexpr Features kEpilogueFeatures{Feature::kAlpha,      Feature::kBeta,   Feature::kActivation,
-                                            Feature::kDerivative, Feature::kGated,  Feature::kBiasN,
-                                            Feature::kBiasM,      Feature::kAuxOut, Feature::kColumnSums,
-                                            Feature::kFunction};
+inline constexpr Features kEpilogueFeatures{
+    Feature::kAlpha, Feature::kBeta,  Feature::kActivation, Feature::kDerivative, Feature::kGated,
+    Feature::kBiasN, Feature::kBiasM, Feature::kAuxOut,     Feature::kColumnSums, Feature::kFunction};
 
 inline bool is_bare(const Problem& p) { return p.epilogue.is_none() && p.alpha == 1.0 && p.beta == 0.0; }
 
@@ -66,8 +65,8 @@ struct EpilogueLaunch {
     Buffers part_buffers = buffers;
     for (int set = 0; set < SplitSums::num_sets(p); ++set) {
       if (set == 1) part_buffers.b = buffers.b_up;
-      part_buffers.d = static_cast<char*>(buffers.workspace) +
-                       dtype_bytes(part.out) * set * SplitSums::set_elements(p, num_splits);
+      part_buffers.d =
+          static_cast<char*>(buffers.workspace) + dtype_bytes(part.out) * set * SplitSums::set_elements(p, num_splits);
       if (Status s = product(part, part_buffers); !s.is_ok()) return s;
     }
     const SplitSums sums{buffers.workspace, num_splits};

@@ -41,7 +41,9 @@ inline epilogue::FunctionParams make_function(const Problem& p, const Buffers& b
   params.results[0] = buffers.d;
   for (size_t i = 0; i < buffers.more_results.size(); ++i) {
     params.results[i + 1] = buffers.more_results[i].data;
-    params.in_eights &= is_aligned(buffers.more_results[i].data, std::min<int64_t>(8 * f.more_result_bytes[i], 16));
+    const Function::Result x = f.more_result(static_cast<int64_t>(i));
+    if (x.form != Function::Form::kWhole) continue;
+    params.in_eights &= is_aligned(buffers.more_results[i].data, std::min<int64_t>(8 * x.bytes, 16));
   }
   return params;
 }

@@ -10,8 +10,8 @@
 
 namespace tcgemm {
 
-// Partial products of one call in the workspace: [set][split][batch][m][n] of float32 (of what sums are, where those are
-// int32 or float64). A gated forward product has two sets, for Z and for Z_up; any other has one.
+// Partial products of one call in the workspace: [set][split][batch][m][n] of float32 (of what sums are, where those
+// are int32 or float64). A gated forward product has two sets, for Z and for Z_up; any other has one.
 struct SplitSums {
   const void* data;
   int num_splits;

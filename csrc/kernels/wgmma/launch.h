@@ -64,7 +64,8 @@ Status encode_output_map(CUtensorMap* map, const OutputMatrices& d, const StoreB
 // The same of rows [halves][columns] that an epilogue stores in boxes of 64 rows and 128 bytes.
 Status encode_fused_map(CUtensorMap* map, const OutputMatrices& d, int64_t halves);
 
-// Launches call.kernel, which is of call.geometry, and of kind Fused or Function where there is an epilogue or function.
+// Launches call.kernel, which is of call.geometry, and of kind Fused or Function where there is an epilogue or
+// function.
 Status launch_product(const Call& call);
 
 }  // namespace tcgemm::wgmma_family
