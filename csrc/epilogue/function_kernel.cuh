@@ -30,14 +30,14 @@ __device__ __forceinline__ void run_function(const FunctionSums& sums, const Fun
                                              const BatchPlace& batch, int32_t m, int32_t n, int groups) {
   using Sum = typename F::Sum;
   FunctionTile<F, false, false, kWhole, kFunctionGroups, 1> tile(params, batch, m, n, groups);
-  constexpr int kSets = F::kIsGated ? 2 : 1;
-  Sum all[kSets][2 * kFunctionGroups] = {};
+  constexpr int kSets = F::kIsGated ? 2 : 1, kSums = 2 * kFunctionGroups;
+  Sum all[kSets][kSums] = {};
   const Sum* part = static_cast<const Sum*>(sums.data) + (int64_t{batch.idx} * params.m + m) * params.n + n;
 #pragma unroll
   for (int set = 0; set < kSets; ++set) {
     for (int32_t split = 0; split < sums.num_splits; ++split, part += sums.split_elements) {
 #pragma unroll
-      for (int i = 0; i < 2 * kFunctionGroups; ++i) {
+      for (int i = 0; i < kSums; ++i) {
         const int32_t column = i / 2 * 8 + i % 2;
         if (kWhole || (m < params.m && n + column < params.n)) all[set][i] += part[column];
       }

@@ -357,4 +357,4 @@ def _carried(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """What a carrier of D holds."""
     if x.dtype == dtype:
         return x
-    return x != 0 if dtype.kind == "b" else lax.bitcast_convert_type(x, dtype)
+    return x != 0 if dtype == np.bool_ else lax.bitcast_convert_type(x, dtype)

@@ -98,7 +98,7 @@ def operands_of(case: Case, m: int, n: int, batch=()):
     for dims, dtype in case.operands:
         if dims == "key":
             yield jax.random.key(3)
-        elif dtype.kind == "b":
+        elif dtype == np.bool_:
             yield jnp.asarray(rng.random(shapes[dims]) < 0.5)
         else:
             yield jnp.asarray(rng.standard_normal(shapes[dims]), dtype)
@@ -212,14 +212,16 @@ GATED = {
         lambda gate, up, r: (jax.nn.silu(gate) * up + r, (gate * up).astype(F16)), (("mn", BF16),)
     ),
 }
-# What runs the function itself, with every case, and what leaves it to another kernel, with one.
-GATED_HOW = [
-    *(("wgmma", x, "") for x in ("128x256x64_c2x1x1_co", "128x128x64_c2x1x1_pp")),
-    *(("wgmma", "128x128x64_c2x2x1_co", "two results"), ("wgmma", "64x128x64_c2x1x1_pp", "")),
-    *(("wgmma", "128x256x64_c2x1x1_co_split3", "two results"),),
-    *(("wgmma", "128x16x64_c1x1x4_co_t", "two results"),),
-    *((*how, "two results") for how in OTHERS),
-]
+# What runs the function itself, and what leaves it to another kernel, each with one case or all.
+GATED_HOW = {
+    ("wgmma", "128x256x64_c2x1x1_co"): tuple(GATED),
+    ("wgmma", "128x128x64_c2x1x1_pp"): tuple(GATED),
+    ("wgmma", "128x128x64_c2x2x1_co"): ("two results",),
+    ("wgmma", "64x128x64_c2x1x1_pp"): ("learned swish",),
+    ("wgmma", "128x256x64_c2x1x1_co_split3"): ("two results",),
+    ("wgmma", "128x16x64_c1x1x4_co_t"): ("two results",),
+    **dict.fromkeys(OTHERS, ("two results",)),
+}
 
 
 def gated(case: Case, a, weights, operands, **how):
@@ -237,19 +239,17 @@ def factors_of(m, n, k, dtype=BF16):
     return tuple(jnp.asarray(rng.standard_normal(s), dtype) for s in ((m, k), (k, n), (k, n)))
 
 
-@pytest.mark.parametrize("how", GATED_HOW, ids=lambda how: "-".join(how[:2]))
-def test_gated_values(how):
+@pytest.mark.parametrize(("how", "names"), GATED_HOW.items(), ids=map("-".join, GATED_HOW))
+def test_gated_values(how, names):
     """Weights in one array, and in two, where edges are cut: the same kernels."""
-    implementation, config, only = how
+    how = dict(zip(("implementation", "config"), how, strict=True))
     for size, (m, n, k) in SHAPES.items():
         a, *both = factors_of(m, n, k)
         weights = jnp.stack(both, 1) if size == "whole" else tuple(both)
-        for name in [only] if only else GATED:
-            case = GATED[name]
-            operands = list(operands_of(case, m, n))
-            how = {"implementation": implementation, "config": config}
-            got = gated(case, a, weights, operands, **how)
-            compare(case, a, tuple(both), operands, got)
+        for name in names:
+            operands = list(operands_of(GATED[name], m, n))
+            got = gated(GATED[name], a, weights, operands, **how)
+            compare(GATED[name], a, tuple(both), operands, got)
 
 
 def test_gated_values_of_what_is_chosen():
@@ -269,6 +269,17 @@ def test_gated_tf32():
     operands = list(operands_of(case, 130, 72))
     got = gated(case, a, tuple(both), operands, implementation="wgmma")
     compare(case, a, tuple(both), operands, got)
+
+
+def test_gated_integer_sums():
+    case = Case(lambda gate, up: (jnp.maximum(gate, 0) - 2 * up, gate > up))
+    rng = np.random.default_rng(2)
+    shapes = (130, 64), (64, 72), (64, 72)
+    a, *both = (jnp.asarray(rng.integers(-128, 128, s), I8) for s in shapes)
+    got = gated(case, a, jnp.stack(both, 1), [], implementation="mma_sync")
+    accs = (np.asarray(a).astype(np.int32) @ np.asarray(x) for x in both)
+    for x, y in zip(got, case.function(*map(jnp.asarray, accs)), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_gated_derivatives():
