@@ -8,7 +8,16 @@ from bench_cases import make_case, make_record, make_records, make_workload
 from jax import lax
 from rich.console import Console
 
-from jax_tcgemm.bench import contenders, harness, parallel, records, reference, render, suites
+from jax_tcgemm.bench import (
+    contenders,
+    functions,
+    harness,
+    parallel,
+    records,
+    reference,
+    render,
+    suites,
+)
 from jax_tcgemm.tuning import timing
 
 
@@ -140,6 +149,21 @@ def test_fused_layers_are_measured_beside_the_expressions():
         found["gelu", "fused"]["peak_bytes"]
         < 2 * found["gelu", "fused"]["peers"]["xla"]["peak_bytes"]
     )
+
+
+def test_functions_are_measured_beside_the_product_alone():
+    runner = measure(suites.load_suite("smoke_functions").cases)
+    assert not runner.wrong
+    found = {(r["label"], r["implementation"]) for r in runner.records}
+    assert found == {(name, how) for name in functions.FUNCTIONS for how in ("auto", "bare")}
+    for record in runner.records:
+        assert record["parts"].keys() == {"product"}
+        assert record["parts"]["product"]["ratio"] > 0
+        assert record["peers"].keys() == {"xla"}
+        # The product alone computes something else, and nothing is compared with it.
+        assert record["ratio"] == record["peers"]["xla"]["ratio"]
+    section = render.full_section([make_record(), *runner.records])
+    assert "auto : product | bare : product |" in section
 
 
 def test_grouped_products_are_measured_beside_xla():

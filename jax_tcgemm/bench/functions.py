@@ -4,9 +4,10 @@ A group has these keys::
 
     m, n, k, function      a name in FUNCTIONS; each may be a list
 
-`fused` is the product with the function as one call, `bare` our plain product with the function
-left to XLA, `xla` the expression under jit. `product`, the plain product alone, is timed beside
-them: what `fused` can at best take.
+`auto` is the product with the function as our choice runs it, those of TILES the same in one call
+by a tile of each kind, `bare` our plain product with the function left to XLA, `xla` the
+expression under jit. `product`, the plain product alone, is timed beside them: what one call can at
+best take.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ import jax_tcgemm
 from jax_tcgemm.bench import reference
 from jax_tcgemm.bench.suites import DTYPES
 from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
+
+# Configs of wgmma: two warpgroups that take turns at the tensor cores, and two that share a tile.
+TILES = ("128x128x64_c2x1x1_pp", "128x256x64_c2x1x1_co")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +122,7 @@ def _workload(suite, label, dtype, m, n, k, name) -> Workload:
         x, w, *rest = (
             reference.random(each, x.shape, x.dtype)
             if x.dtype != jnp.uint32
-            else jax.random.bits(each, x.shape)
+            else jax.random.bits(each, x.shape, x.dtype)
             for each, x in zip(jax.random.split(key, len(operands)), operands, strict=True)
         )
         return x, w * jnp.asarray(k**-0.5, w.dtype), *rest
@@ -132,10 +136,13 @@ def _workload(suite, label, dtype, m, n, k, name) -> Workload:
     def expression(product):
         return lambda x, w, *rest: function.call(product(x, w), *given(rest))
 
-    def fused(x, w, *rest):
-        epilogue = {"epilogue": function.call, "epilogue_operands": tuple(given(rest))}
-        return jax_tcgemm.matmul(x, w, **epilogue)
+    def fused(x, w, *rest, **how):
+        how |= {"epilogue": function.call, "epilogue_operands": tuple(given(rest))}
+        return jax_tcgemm.matmul(x, w, **how)
 
+    by_tile = {
+        tile: functools.partial(fused, implementation="wgmma", config=tile) for tile in TILES
+    }
     wide = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
     ours = functools.partial(jax_tcgemm.matmul, preferred_element_type=jnp.float32)
     return Workload(
@@ -145,7 +152,7 @@ def _workload(suite, label, dtype, m, n, k, name) -> Workload:
         shape=f"{m}×{n}×{k}",
         sizes={"m": m, "n": n, "k": k},
         operands=tuple(operands),
-        ours={"fused": fused, "bare": expression(ours)},
+        ours={"auto": fused, **by_tile, "bare": expression(ours)},
         peers={"xla": expression(wide)},
         parts={"product": lambda x, w, *_: jax_tcgemm.matmul(x, w)},
         reference=expression(functools.partial(jnp.matmul, precision="highest")),

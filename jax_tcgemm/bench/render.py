@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import pathlib
@@ -211,9 +212,9 @@ def _times_table(group: Sequence[dict]) -> str:
         of_peers = {name: p for r in by_name.values() for name, p in r["peers"].items()}
         of_parts = {name: p for r in by_name.values() for name, p in r.get("parts", {}).items()}
         ratios = [by_name[name]["ratio"] if name in by_name else None for name in ours]
-        # Of the first of ours, which is the one that the parts are of.
-        beside = by_name.get(ours[0], {}).get("parts", {})
-        ratios += [beside[part]["ratio"] if part in beside else None for part in parts]
+        for name, part in itertools.product(ours, parts):
+            beside = by_name.get(name, {}).get("parts", {})
+            ratios.append(beside[part]["ratio"] if part in beside else None)
         rows.append(
             [
                 f"{label} {shape}".strip(),
@@ -225,7 +226,7 @@ def _times_table(group: Sequence[dict]) -> str:
         )
     head = ["case", *ours, *(_PEERS.get(p, p) for p in peers), *parts]
     head += [f"{name} : best peer" for name in ours]
-    head += [f"{ours[0]} : {part}" for part in parts]
+    head += [f"{name} : {part}" for name, part in itertools.product(ours, parts)]
     return _table(head, rows)
 
 

@@ -71,6 +71,10 @@ CASES = {
         lambda acc, mask: jnp.where(mask, acc, -jnp.inf).astype(F32), (("mn", jnp.dtype(bool)),)
     ),
     "bits": Case(lambda acc: jax.lax.bitcast_convert_type(acc, jnp.uint32) >> 16),
+    "reductions": Case(
+        lambda acc, b: ((acc + b).astype(BF16), acc.max(-1), (acc + b).sum(-2), abs(acc).sum()),
+        (("n", F32),),
+    ),
 }
 
 WGMMA = (
