@@ -16,6 +16,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.problem.epilogue import Epilogue
+from jax_tcgemm.problem.function import Function, Result
 from jax_tcgemm.problem.gemm import Operand
 from jax_tcgemm.selection.tables import problem_key
 from jax_tcgemm.system import modules
@@ -237,6 +238,7 @@ def test_every_field_is_in_the_key():
         "bias_batch_stride": 7,
         "aux_out": True,
         "column_sums": True,
+        "function": Function("f", "", (), (), (0,), (Result(np.dtype(np.float32)),), work=1),
     }
     assert set(values) == {field.name for field in dataclasses.fields(Epilogue)}
     full = Epilogue(**values)
