@@ -142,15 +142,48 @@ def _of_key_data(function: core.ClosedJaxpr, generators: tuple[Hashable, ...], t
 
 
 def unfused(lhs, rhs, *operands, function: core.ClosedJaxpr, **params) -> list[jax.Array]:
-    """The same by a plain product and what XLA makes of the function."""
-    acc = plain.dot_general(lhs, rhs, **params)
-    return core.jaxpr_as_fun(function)(acc, *operands)
+    """The same by a plain product and what XLA makes of the function.
+
+    The product is rounded by itself where the function does that first, so that it is stored so.
+    """
+    dtype, of_rounded = of_stored(function)
+    acc = plain.dot_general(lhs, rhs, **params | {"preferred_element_type": dtype})
+    return core.jaxpr_as_fun(of_rounded)(acc, *operands)
 
 
 def bare_product(lhs, rhs, *_, function: core.ClosedJaxpr, **params) -> jax.Array:
     """The plain product of the unfused call."""
-    del function
-    return plain.dot_general(lhs, rhs, **params)
+    dtype, _ = of_stored(function)
+    return plain.dot_general(lhs, rhs, **params | {"preferred_element_type": dtype})
+
+
+@functools.lru_cache(maxsize=1024)
+def of_stored(function: core.ClosedJaxpr) -> tuple[np.dtype, core.ClosedJaxpr]:
+    """What a plain product must be stored as, and the function of that.
+
+    The accumulator's own dtype; a narrower one, if all that the function does with the accumulator
+    is to round it to that.
+    """
+    jaxpr = as_jaxpr(function)
+    acc, own = jaxpr.invars[0], np.dtype(jaxpr.invars[0].aval.dtype)
+    readers = [eqn for eqn in jaxpr.eqns if acc in eqn.invars]
+    if len(readers) != 1 or acc in jaxpr.outvars or own not in _ROUNDED_TO:
+        return own, function
+    (eqn,) = readers
+    (rounded, *_) = eqn.outvars
+    dtype = np.dtype(rounded.aval.dtype)
+    if eqn.primitive.name != "convert_element_type" or dtype not in _ROUNDED_TO[own]:
+        return own, function
+    rest = [x for x in jaxpr.eqns if x is not eqn]
+    arguments = [rounded, *jaxpr.invars[1:]]
+    return dtype, jax_internals.function_of(arguments, rest, jaxpr.outvars)
+
+
+# What products are rounded to by themselves, by what they accumulate in.
+_ROUNDED_TO = {
+    np.dtype(np.float32): (np.dtype(jnp.bfloat16), np.dtype(np.float16)),
+    np.dtype(np.float64): (np.dtype(np.float32),),
+}
 
 
 # --- typing -------------------------------------------------------------------------------------
@@ -160,8 +193,15 @@ def _abstract_eval(*avals, **params):
     # What was asked for by name is found out when the primitive is lowered.
     unnamed = params | {"implementation": None, "config": None}
     with lowering.named(params["op"]), selection.unseen():
-        jaxpr = jax.make_jaxpr(functools.partial(unfused, **unnamed))(*avals)
+        types = _types(avals, tuple(unnamed.items()), jax_internals.trace_context())
     lowering.expect(epilogue.make_plan, product_of, *avals, params)
+    return types
+
+
+@functools.lru_cache(maxsize=1024)
+def _types(avals, params, context):
+    del context
+    jaxpr = jax.make_jaxpr(functools.partial(unfused, **dict(params)))(*avals)
     return jaxpr.out_avals, jaxpr.effects
 
 
