@@ -20,6 +20,7 @@ from jax_tcgemm.device import dense
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold
 from jax_tcgemm.epilogues import EpilogueSource, InexpressibleError, emit
+from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import (
@@ -34,6 +35,7 @@ from jax_tcgemm.problem.function import (
 )
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.precision import Numerics
+from jax_tcgemm.system.jax_internals import as_jaxpr
 
 # What stands for D where no implementation knows its dtype, by its size.
 _CARRIERS = {1: "u8", 4: "s32", 8: "f64"}
@@ -114,8 +116,46 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         # An implementation that was asked for by name: an error says why it cannot run the call.
         selection.select(bare.op, None, device, *asked, obstacle=folded)
     numerics, fold, problem, operands = folded
+    if not selection.is_forced(asked[0]):
+        loss = _loss(product, problem, operands, device)
+        if loss:
+            return _unfused(product, loss)
     choice = selection.select(bare.op, problem, device, *asked)
     return Plan(product, numerics, fold, problem, operands, choice)
+
+
+def _loss(product: Product, problem: Problem, operands, device: selection.Device) -> str:
+    """Why one call takes longer than two; "" where it should take less, or nothing is known.
+
+    One call is worth it where
+
+        t(product with function) < t(bare product) + t(loop)
+
+    by the cost model: t(loop) is what XLA takes for the function, a launch and the longer of its
+    arithmetic and, at the rate of the device's memory, the bytes of the product, which is read
+    again, of the operands and of the results other than the product itself.
+    """
+    stored, function = of_stored(product.function)
+    bare = dense.fold_product(
+        dataclasses.replace(product.product, result_dtype=stored), device.platform
+    )
+    if isinstance(bare, str):
+        return ""
+    alone, fused = (selection.predicted_us(x, device) for x in (bare[2], problem))
+    if alone is None or fused is None:
+        return ""
+    jaxpr = as_jaxpr(function)
+    read = [jaxpr.invars[0], *(jaxpr.invars[1 + number] for number in operands)]
+    written = [x for x in jaxpr.outvars if x is not jaxpr.invars[0]]
+    moved = sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in (*read, *written))
+    elements, work = math.prod(product.product.result_shape), problem.epilogue.function.work
+    loop = selection.loop_us(moved, elements, work, device.num_sms)
+    if fused < alone + loop:
+        return ""
+    return (
+        f"the cost model predicts {fused:.4g} us for one call, {alone:.4g} us for the product and "
+        f"{loop:.4g} us for its function"
+    )
 
 
 def _unfused(product: Product, why: str) -> Plan:

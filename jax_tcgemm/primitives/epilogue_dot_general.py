@@ -26,6 +26,7 @@ from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import jvp_of_moving, same_varying, series_by_parts
@@ -155,35 +156,6 @@ def bare_product(lhs, rhs, *_, function: core.ClosedJaxpr, **params) -> jax.Arra
     """The plain product of the unfused call."""
     dtype, _ = of_stored(function)
     return plain.dot_general(lhs, rhs, **params | {"preferred_element_type": dtype})
-
-
-@functools.lru_cache(maxsize=1024)
-def of_stored(function: core.ClosedJaxpr) -> tuple[np.dtype, core.ClosedJaxpr]:
-    """What a plain product must be stored as, and the function of that.
-
-    The accumulator's own dtype; a narrower one, if all that the function does with the accumulator
-    is to round it to that.
-    """
-    jaxpr = as_jaxpr(function)
-    acc, own = jaxpr.invars[0], np.dtype(jaxpr.invars[0].aval.dtype)
-    readers = [eqn for eqn in jaxpr.eqns if acc in eqn.invars]
-    if len(readers) != 1 or acc in jaxpr.outvars or own not in _ROUNDED_TO:
-        return own, function
-    (eqn,) = readers
-    (rounded, *_) = eqn.outvars
-    dtype = np.dtype(rounded.aval.dtype)
-    if eqn.primitive.name != "convert_element_type" or dtype not in _ROUNDED_TO[own]:
-        return own, function
-    rest = [x for x in jaxpr.eqns if x is not eqn]
-    arguments = [rounded, *jaxpr.invars[1:]]
-    return dtype, jax_internals.function_of(arguments, rest, jaxpr.outvars)
-
-
-# What products are rounded to by themselves, by what they accumulate in.
-_ROUNDED_TO = {
-    np.dtype(np.float32): (np.dtype(jnp.bfloat16), np.dtype(np.float16)),
-    np.dtype(np.float64): (np.dtype(np.float32),),
-}
 
 
 # --- typing -------------------------------------------------------------------------------------

@@ -228,7 +228,10 @@ def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
         if eqn.primitive is ragged_dot_general_p:
             found += _ragged(eqn)
         elif _is_known_product(eqn):
-            found.append(_transposed_result(_transposed_operands(_ours(eqn), made_by), users, gone))
+            ours = _transposed_result(_transposed_operands(_ours(eqn), made_by), users, gone)
+            # What is a part of it now can be no part of another one.
+            made_by.pop(ours.outvars[0], None)
+            found.append(ours)
         else:
             found.append(eqn)
     return _without_unused_transpositions(found, results)
