@@ -73,12 +73,23 @@ class Grouping:
     Attributes:
       groups: in the order of the program.
       gone: numbers of the equations that are in groups only.
-      why: for each product that has no group the reason, "" where nothing elementwise follows.
+      why: for each product that has no group the reason, if anything follows it.
     """
 
     groups: tuple[Group, ...]
     gone: frozenset[int]
-    why: dict[int, str]
+    why: dict[int, "Reason"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """What keeps an equation out of a product's epilogue: the equation, or None, and a rule."""
+
+    eqn: core.JaxprEqn | None
+    rule: str
+
+    def __str__(self) -> str:
+        return self.rule if self.eqn is None else f"{Equation(self.eqn)} must {self.rule}"
 
 
 def find_groups(
@@ -121,6 +132,8 @@ class _Program:
             if not isinstance(x, core.Literal):
                 self._users[x].add(self._end)
         self._places: dict[int, _Place] = {}  # of groups
+        # Of equations, the shape for which they are elementwise, None where there is none.
+        self._shapes: dict[int, tuple[int, ...] | None] = {}
         # Of variables that groups have as results, the group.
         self._group_of: dict[core.Var, int] = {}
         self.groups: list[Group] = []
@@ -131,7 +144,8 @@ class _Program:
         """Makes the group of a product, if there is something for it."""
         members = self._following(product)
         if not members:
-            self.why[number] = self._obstacle(product)
+            if (reason := self._obstacle(product)) is not None:
+                self.why[number] = reason
             return
         found = _Draft(product, tuple(members))
         while found.members:
@@ -140,7 +154,6 @@ class _Program:
                 break
             self.why[number] = reason
         if not found.members:
-            self.why.setdefault(number, "XLA fuses what follows into what reads it")
             return
         self.why.pop(number, None)
         self._add(number, found)
@@ -164,17 +177,24 @@ class _Program:
 
     def _can_join(self, number: int, shape) -> bool:
         is_free = number < self._end and number not in self.gone
-        return is_free and is_elementwise(self._equations[number], shape)
+        return is_free and self._is_elementwise(number, shape)
 
-    def _obstacle(self, product: core.Var) -> str:
-        """Why nothing follows a product: names the first equation that does, "" if none does."""
+    def _is_elementwise(self, number: int, shape) -> bool:
+        if number not in self._shapes:
+            eqn = self._equations[number]
+            own = eqn.outvars[0].aval.shape if eqn.outvars else None
+            self._shapes[number] = own if is_elementwise(eqn, own) else None
+        return self._shapes[number] == shape
+
+    def _obstacle(self, product: core.Var) -> Reason | None:
+        """Why nothing follows a product: names the first equation that does, None if none does."""
         users = sorted(self._users[product])
-        if not users or users[0] >= self._end:
-            return ""
+        if not users or users[0] == self._end:
+            return None
+        if users[0] > self._end:
+            return Reason(None, "what follows is part of another product's epilogue")
         eqn = self._equations[users[0]]
-        if users[0] in self.gone:
-            return "what follows is part of another product's epilogue"
-        return f"{Equation(eqn)} must {rule_against(eqn, product.aval.shape)}"
+        return Reason(eqn, rule_against(eqn, product.aval.shape))
 
     # --- one place for all of it ------------------------------------------------------------------
 
@@ -189,7 +209,7 @@ class _Program:
     def _users_outside(self, x: core.Var, draft: "_Draft") -> set[int]:
         return self._users[x] - draft.known_members
 
-    def _shrink(self, draft: "_Draft") -> str | None:
+    def _shrink(self, draft: "_Draft") -> Reason | None:
         """Leaves out of a draft what cannot be part of it: None if nothing, else the reason."""
         own = draft.own(self._equations)
         users = {x: self._users_outside(x, draft) for x in own}
@@ -206,24 +226,24 @@ class _Program:
         if late:
             eqn = self._equations[late[0]]
             draft.remove(self._with_following(late, draft))
-            return f"{Equation(eqn)} needs what is only known after the product is needed"
-        if idle := self._idle(draft, own, users):
+            return Reason(eqn, "need nothing that comes after another use of the product")
+        if (idle := self._idle(draft, own, users)) is not None:
             draft.remove({idle})
-            return "XLA fuses what follows into what reads it"
+            return Reason(self._equations[idle], "be read by more than what XLA fuses it into")
         draft.results = [x for x in own if users[x]]
         if draft.results == [draft.product]:
             draft.remove(set(draft.members))
-            return "nothing reads what follows"
+            return Reason(None, "nothing reads what follows")
         draft.place = place
         self._cut(draft, own)
         for what, count, most in (
-            ("reads more than", len(draft.inputs), self._limits.reads),
-            ("has more results than", len(draft.results), self._limits.results),
+            ("would read more than", len(draft.inputs), self._limits.reads),
+            ("would have more results than", len(draft.results), self._limits.results),
         ):
             if count > most:
                 last = draft.members[-1]
                 draft.remove({last})
-                return f"with {Equation(self._equations[last])} its epilogue {what} {most}"
+                return Reason(self._equations[last], f"be left out of an epilogue, which {what} {most}")
         return None
 
     def _inputs(self, number: int) -> list[core.Var]:
@@ -278,11 +298,13 @@ class _Program:
         before: dict[int, list[core.Var]] = {}
         while waiting and len(before) < _MOST_BEFORE:
             number = -heapq.heappop(waiting)
-            if number < 0 or number in before or not self._may_repeat(number, shape):
+            if number < 0 or number in before:
+                continue
+            if not (self._may_repeat(number, shape) or self._is_constant(number)):
                 continue
             before[number] = self._inputs(number)
             for x in before[number]:
-                if _bytes(x) * _SMALL > size:
+                if _bytes(x) * _SMALL > size or x.aval.shape == ():
                     heapq.heappush(waiting, -self._producer.get(x, -1))
         cut = cheapest_cut(wanted, self._producer, before, lambda x: self._cost(x, size, before))
         draft.before = tuple(sorted(cut.computed))
@@ -292,14 +314,20 @@ class _Program:
         eqn = self._equations[number]
         if number in self.gone or any(x in self._group_of for x in eqn.outvars):
             return False
-        return is_elementwise(eqn, shape) or is_repeated(eqn, shape)
+        return self._is_elementwise(number, shape) or is_repeated(eqn, shape)
+
+    def _is_constant(self, number: int) -> bool:
+        """Whether it makes a number of numbers."""
+        eqn = self._equations[number]
+        is_of_numbers = all(isinstance(x, core.Literal) for x in eqn.invars)
+        return is_of_numbers and self._is_elementwise(number, ())
 
     def _cost(self, x: core.Var, size: int, before) -> int:
         """Bytes of an element to read, and to write if it is only for this."""
-        if _bytes(x) * _SMALL <= size:
-            return 0
-        users = self._users[x]
         number = self._producer.get(x, -1)
+        if _bytes(x) * _SMALL <= size:
+            return int(x.aval.shape == () and number in before)
+        users = self._users[x]
         is_stored = number < 0 or any(not self._is_fusable_user(user) for user in users)
         return x.aval.dtype.itemsize * (1 if is_stored else 2)
 
@@ -336,7 +364,7 @@ class _Program:
             if number in self.gone or any(self._users[x] for x in eqn.outvars):
                 continue
             shape = eqn.outvars[0].aval.shape
-            if is_elementwise(eqn, shape) or is_repeated(eqn, shape):
+            if self._is_elementwise(number, shape) or is_repeated(eqn, shape):
                 self._leave(number)
                 waiting += [self._producer[x] for x in self._inputs(number) if x in self._producer]
 
