@@ -38,7 +38,7 @@ def cheapest_cut(
         while flow.augment(x):
             pass
     # What can still get a flow is computed; what cannot is read.
-    read, computed, seen, waiting = {}, set(), set(), list(wanted)
+    read, computed, seen, waiting = {}, set(), set(), list(wanted)[::-1]
     reached = flow.reached(wanted)
     while waiting:
         x = waiting.pop()
@@ -48,7 +48,7 @@ def cheapest_cut(
         if (x, _BEFORE) in reached:
             number = producer[x]
             computed.add(number)
-            waiting += equations[number]
+            waiting += reversed(equations[number])
         else:
             read[x] = None
     return Cut(tuple(read), frozenset(computed))

@@ -290,9 +290,10 @@ class _Program:
     def _cut(self, draft: "_Draft", own: set) -> None:
         """Chooses what a draft reads: sets its inputs, and the members that come before."""
         shape = draft.product.aval.shape
-        wanted = {x for n in draft.members for x in self._inputs(n) if x not in own}
+        # In order, so that groups that are alike read in the same one.
+        wanted = [x for n in draft.members for x in self._inputs(n) if x not in own]
+        wanted = list(dict.fromkeys(wanted))
         size = _bytes(draft.product)
-        # From the last to the first, so that what reads a result is seen before what makes it.
         waiting = [-self._producer.get(x, -1) for x in wanted]
         heapq.heapify(waiting)
         before: dict[int, list[core.Var]] = {}
@@ -300,15 +301,13 @@ class _Program:
             number = -heapq.heappop(waiting)
             if number < 0 or number in before:
                 continue
-            if not (self._may_repeat(number, shape) or self._is_constant(number)):
-                continue
-            before[number] = self._inputs(number)
-            for x in before[number]:
-                if _bytes(x) * _SMALL > size or x.aval.shape == ():
+            if self._may_repeat(number, shape) or self._is_for_nothing(number):
+                before[number] = self._inputs(number)
+                for x in before[number]:
                     heapq.heappush(waiting, -self._producer.get(x, -1))
         cut = cheapest_cut(wanted, self._producer, before, lambda x: self._cost(x, size, before))
         draft.before = tuple(sorted(cut.computed))
-        draft.inputs = sorted(cut.read, key=lambda x: (self._place_of(x), self._producer.get(x, 0)))
+        draft.inputs = sorted(cut.read, key=self._place_of)
 
     def _may_repeat(self, number: int, shape) -> bool:
         eqn = self._equations[number]
@@ -316,17 +315,20 @@ class _Program:
             return False
         return self._is_elementwise(number, shape) or is_repeated(eqn, shape)
 
-    def _is_constant(self, number: int) -> bool:
-        """Whether it makes a number of numbers."""
+    def _is_for_nothing(self, number: int) -> bool:
+        """Whether it makes a number of numbers, or gives a small array more dimensions."""
         eqn = self._equations[number]
         is_of_numbers = all(isinstance(x, core.Literal) for x in eqn.invars)
-        return is_of_numbers and self._is_elementwise(number, ())
+        if is_of_numbers and self._is_elementwise(number, ()):
+            return True
+        shape = eqn.outvars[0].aval.shape if eqn.outvars else ()
+        return is_repeated(eqn, shape) and _bytes(eqn.invars[0]) == _bytes(eqn.outvars[0])
 
     def _cost(self, x: core.Var, size: int, before) -> int:
         """Bytes of an element to read, and to write if it is only for this."""
         number = self._producer.get(x, -1)
         if _bytes(x) * _SMALL <= size:
-            return int(x.aval.shape == () and number in before)
+            return int(number in before)
         users = self._users[x]
         is_stored = number < 0 or any(not self._is_fusable_user(user) for user in users)
         return x.aval.dtype.itemsize * (1 if is_stored else 2)
