@@ -273,13 +273,20 @@ class _Program:
             if not all(self._is_fusable_user(user) for user in outside):
                 continue
             others = [x for x in self._inputs(number) if x not in own]
-            if any(_bytes(x) * _SMALL > _bytes(draft.product) for x in others):
+            if not all(self._costs_nothing(x, _bytes(draft.product)) for x in others):
                 continue
             saved = sum(_bytes(x) for x in eqn.outvars if users[x])
             added = sum(_bytes(x) for x in dict.fromkeys(read) if not users[x])
             if added <= saved:
                 return number
         return None
+
+    def _costs_nothing(self, x: core.Var, size: int) -> bool:
+        """Whether it is small, or something small repeated."""
+        number = self._producer.get(x)
+        if number is not None and is_repeated(self._equations[number], x.aval.shape):
+            x = self._equations[number].invars[0]
+        return _bytes(x) * _SMALL <= size
 
     def _is_fusable_user(self, unit: int) -> bool:
         is_equation = unit < self._end and unit not in self.gone
