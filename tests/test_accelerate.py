@@ -1,6 +1,7 @@
 """`accelerate`: which equations go with which product, and that programs compute what they did."""
 
 import functools
+import itertools
 import re
 
 import jax
@@ -96,7 +97,7 @@ def mlp_loss(params, x, y):
 def mlp_params(*widths, dtype="float32"):
     return [
         (normal(m, n, seed=m, dtype=dtype) / m**0.5, normal(n, seed=n, dtype=dtype) / 4)
-        for m, n in zip(widths[:-1], widths[1:], strict=True)
+        for m, n in itertools.pairwise(widths)
     ]
 
 
@@ -243,7 +244,8 @@ def test_roundings_stay_where_they_are():
     """Of sums that are exact in any order nothing but roundings is left to differ."""
     rng = np.random.default_rng(0)
     x, w, b = (
-        jnp.asarray(rng.integers(-8, 9, shape) / 8, jnp.bfloat16) for shape in ((M, K), (K, N), (N,))
+        jnp.asarray(rng.integers(-8, 9, shape) / 8, jnp.bfloat16)
+        for shape in ((M, K), (K, N), (N,))
     )
 
     def f(x, w, b):
@@ -427,12 +429,15 @@ def test_transformations_around_it():
     x, w, bias, residual = LAYER
     for argnums in (0, 1, 2, 3):
         got, expected = (
-            jax.grad(lambda *args, f=f: jnp.sum(f(*args) ** 2), argnums)(*LAYER) for f in (fast, layer)
+            jax.grad(lambda *args, f=f: jnp.sum(f(*args) ** 2), argnums)(*LAYER)
+            for f in (fast, layer)
         )
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
     stacked = jnp.stack([x, 2 * x])
     for f in (jax.vmap, lambda f, *how: jax.jit(jax.vmap(f, *how))):
-        got, expected = (f(g, (0, None, None, None))(stacked, w, bias, residual) for g in (fast, layer))
+        got, expected = (
+            f(g, (0, None, None, None))(stacked, w, bias, residual) for g in (fast, layer)
+        )
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
     got, expected = (jax.jvp(f, LAYER, LAYER) for f in (fast, layer))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, expected)
@@ -501,7 +506,8 @@ def test_sharded_programs(axis_type):
     args = [normal(8, 16), normal(16, 8), normal(8), normal(8, 8)]
     with jax.set_mesh(mesh):
         args = [
-            jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(args, specs, strict=True)
+            jax.device_put(x, NamedSharding(mesh, spec))
+            for x, spec in zip(args, specs, strict=True)
         ]
         expected, got = (jax.jit(f)(*args) for f in (layer, jax_tcgemm.accelerate(layer)))
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
@@ -569,7 +575,7 @@ def test_closed_over_arrays():
 
     np.testing.assert_allclose(outer(w, w), jnp.sin(w @ w), rtol=1e-5, atol=1e-6)
     got, expected = (
-        jax.grad(lambda v: jnp.sum(how(lambda x: jnp.sin(x @ v))(w)))(w)
+        jax.grad(lambda v: jnp.sum(how(lambda x: jnp.sin(x @ v))(w)))(w)  # noqa: B023
         for how in (jax_tcgemm.accelerate, lambda f: f)
     )
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
@@ -605,7 +611,14 @@ def test_errors():
 
 # --- random programs ------------------------------------------------------------------------------
 
-_UNARY = (jnp.sin, jnp.tanh, jax.nn.gelu, jax.nn.relu, lambda x: jnp.where(x > 0, x, 0.5 * x), jnp.abs)
+_UNARY = (
+    jnp.sin,
+    jnp.tanh,
+    jax.nn.gelu,
+    jax.nn.relu,
+    lambda x: jnp.where(x > 0, x, 0.5 * x),
+    jnp.abs,
+)
 _BINARY = (jnp.add, jnp.multiply, jnp.maximum, lambda x, y: x - 0.5 * y)
 
 
@@ -648,9 +661,7 @@ def test_random_programs(program):
     if is_differentiated:
         f = jax.grad(lambda x, y, f=f: sum(jnp.sum(jnp.tanh(z)) for z in f(x, y)), (0, 1))
     args = normal(5, 5), normal(5, 5, seed=1)
-    before, after = (
-        str(jax.make_jaxpr(g)(*args)) for g in (f, jax_tcgemm.accelerate(f))
-    )
+    before, after = (str(jax.make_jaxpr(g)(*args)) for g in (f, jax_tcgemm.accelerate(f)))
     assert len(OURS.findall(after)) == len(THEIRS.findall(before))
     expected = jax.jit(f)(*args)
     got = jax.jit(jax_tcgemm.accelerate(f))(*args)

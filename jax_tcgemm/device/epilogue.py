@@ -116,18 +116,23 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         # An implementation that was asked for by name: an error says why it cannot run the call.
         selection.select(bare.op, None, device, *asked, obstacle=folded)
     numerics, fold, problem, operands = folded
+    compared = ""
     if not selection.is_forced(asked[0]):
-        loss = _loss(product, problem, operands, device)
-        if loss:
-            return _unfused(product, loss)
+        gains, compared = _compared(product, problem, operands, device)
+        if not gains:
+            return _unfused(product, compared)
     choice = selection.select(bare.op, problem, device, *asked)
+    if compared:
+        choice = dataclasses.replace(choice, why=f"{choice.why}; {compared}")
     return Plan(product, numerics, fold, problem, operands, choice)
 
 
-def _loss(product: Product, problem: Problem, operands, device: selection.Device) -> str:
-    """Why one call takes longer than two; "" where it should take less, or nothing is known.
+def _compared(
+    product: Product, problem: Problem, operands, device: selection.Device
+) -> tuple[bool, str]:
+    """Whether one call is worth it, and the times that say so; where none are known it is.
 
-    One call is worth it where
+    It is where
 
         t(product with function) < t(bare product) + t(loop)
 
@@ -140,22 +145,20 @@ def _loss(product: Product, problem: Problem, operands, device: selection.Device
         dataclasses.replace(product.product, result_dtype=stored), device.platform
     )
     if isinstance(bare, str):
-        return ""
+        return True, ""
     alone, fused = (selection.predicted_us(x, device) for x in (bare[2], problem))
     if alone is None or fused is None:
-        return ""
+        return True, ""
     jaxpr = as_jaxpr(function)
     read = [jaxpr.invars[0], *(jaxpr.invars[1 + number] for number in operands)]
     written = [x for x in jaxpr.outvars if x is not jaxpr.invars[0]]
     moved = sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in (*read, *written))
     elements, work = math.prod(product.product.result_shape), problem.epilogue.function.work
     loop = selection.loop_us(moved, elements, work, device.num_sms)
+    apart = f"{alone:.4g} us for the product and {loop:.4g} us for its function"
     if fused < alone + loop:
-        return ""
-    return (
-        f"the cost model predicts {fused:.4g} us for one call, {alone:.4g} us for the product and "
-        f"{loop:.4g} us for its function"
-    )
+        return True, f"apart they would take {apart}"
+    return False, f"the cost model predicts {fused:.4g} us for one call, {apart}"
 
 
 def _unfused(product: Product, why: str) -> Plan:
@@ -245,7 +248,11 @@ def _placed(source: EpilogueSource, product: Product, levels: _Levels):
     for what, number, most in (
         ("reads more than", len(source.reads), MOST_READS),
         ("has more results than", len(source.results), MOST_RESULTS),
-        ("asks for indices of more dimensions than", max(source.index_dimensions, default=-1) + 1, MOST_INDICES),
+        (
+            "asks for indices of more dimensions than",
+            max(source.index_dimensions, default=-1) + 1,
+            MOST_INDICES,
+        ),
     ):
         if number > most:
             return f"its function {what} {most}"
@@ -306,9 +313,7 @@ def product_with_epilogue(plan: Plan, lhs, rhs, *operands) -> list[jax.Array]:
     a, b = (b, a) if fold.swapped else (a, b)
     shape = plan.product.product.result_shape
     d_dtype = DTYPES[plan.problem.out_dtype]
-    results = [
-        jax.ShapeDtypeStruct(shape, dtype) for dtype in (d_dtype, *function.dtypes[1:])
-    ]
+    results = [jax.ShapeDtypeStruct(shape, dtype) for dtype in (d_dtype, *function.dtypes[1:])]
     given = [_stored(operands[i]) for i in plan.operands]
     found = call(plan.problem, plan.choice, (a, b, *given), results)
     found[0] = _carried(found[0], function.dtypes[0])

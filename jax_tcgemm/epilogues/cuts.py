@@ -115,7 +115,7 @@ class _Flow:
 
     def _send(self, node, came_from) -> None:
         while (before := came_from[node]) is not None:
-            (x, side), (y, other) = before, node
+            (x, side), (y, _) = before, node
             if x is y:
                 self._through[x] += 1 if side == _AFTER else -1
             elif side == _BEFORE:

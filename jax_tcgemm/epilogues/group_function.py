@@ -79,9 +79,7 @@ def _exact(product, accumulator, equations, inputs, results) -> core.ClosedJaxpr
     aval = like(out.aval, out.aval.shape, accumulator, out.aval.sharding)
     acc = new_variable(out, aval)
     conversion = with_context_of(_conversion(accumulator, out.aval.dtype), product)
-    conversion = conversion.replace(
-        invars=[acc], outvars=[out], source_info=product.source_info
-    )
+    conversion = conversion.replace(invars=[acc], outvars=[out], source_info=product.source_info)
     return function_of((acc, *inputs), (conversion, *equations), results)
 
 

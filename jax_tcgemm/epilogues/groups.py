@@ -4,9 +4,9 @@ A `Group` is a product and equations that follow it, of elements at the same pla
 takes products from the last to the first. The equations that follow one and that no later one has
 are its own, as far as there is one place in the program for all of them: after everything that they
 need, and before everything that needs them. What they read of arrays of the product's shape is the
-cheapest cut through the elementwise equations before them: these are computed again where that reads
-less, or moves to where it is needed. So a derivative f'(z), which is computed long before the
-product that it is multiplied by, becomes a part of that one's group, and z its operand.
+cheapest cut through the elementwise equations before them: these move to where they are needed, or
+are computed again there, where less is read then. So a derivative f'(z), which is computed long
+before the product that it is multiplied by, becomes a part of that one's group, and z its operand.
 
 Work is linear in the size of the program: what is looked at for one product is bounded.
 """
@@ -243,7 +243,9 @@ class _Program:
             if count > most:
                 last = draft.members[-1]
                 draft.remove({last})
-                return Reason(self._equations[last], f"be left out of an epilogue, which {what} {most}")
+                return Reason(
+                    self._equations[last], f"be left out of an epilogue, which {what} {most}"
+                )
         return None
 
     def _inputs(self, number: int) -> list[core.Var]:

@@ -36,7 +36,7 @@ def is_elementwise(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
 
 
 def is_repeated(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
-    """Whether it only repeats what is smaller in an array of a shape, which kernels do by reading."""
+    """Whether it only repeats what is smaller in an array of a shape: kernels just read that."""
     if eqn.primitive.name != "broadcast_in_dim" or len(eqn.invars) != 1:
         return False
     (x,), (out,) = eqn.invars, eqn.outvars
@@ -55,7 +55,7 @@ def is_fusable(eqn: core.JaxprEqn) -> bool:
 
 
 def is_call_of_elements(eqn: core.JaxprEqn) -> bool:
-    """Whether it is a call by `jax.jit` of elementwise equations, to be written out in its place."""
+    """Whether it is a call by `jax.jit` of elementwise equations, to be written out instead."""
     if eqn.primitive.name not in ("jit", "pjit") or eqn.effects or closes_over_arrays(eqn):
         return False
     params = eqn.params

@@ -28,18 +28,18 @@ def accelerate(fn: Callable, *, wide: bool = False) -> Callable:
 
         step = jax.jit(jax_tcgemm.accelerate(train_step))
 
-    Looked into are jit, scan, while, cond, remat, shard_map, and functions with derivatives of their
-    own, whose derivatives stay as they are. So do the bodies of Pallas kernels, what has effects,
-    and remat with a policy that is still to be differentiated, since a policy tells primitives
-    apart. What cannot be rewritten runs as it was. No product is computed twice, and none is left
-    out.
+    Looked into are jit, scan, while, cond, remat, shard_map, and functions with derivatives of
+    their own, whose derivatives stay as they are. So do the bodies of Pallas kernels, what has
+    effects, and remat with a policy that is still to be differentiated, since a policy tells
+    primitives apart. What cannot be rewritten runs as it was. No product is computed twice, and
+    none is left out.
 
     Whether a kernel computes an epilogue is decided where the program is lowered: only where that
     should take less time than the bare product and what XLA makes of the rest. Everywhere else it
     runs as those; `jax_tcgemm.explain` shows each group, and why.
 
-    It composes with `jax.grad`, `jax.vmap` and `jax.jit` around it and inside of it. The derivatives
-    of a loss are best taken inside, as above: then they are accelerated, too.
+    It composes with `jax.grad`, `jax.vmap` and `jax.jit` around it and inside of it. The
+    derivatives of a loss are best taken inside, as above: then they are accelerated, too.
 
     Args:
       fn: a function that JAX can trace. Arguments that are arrays are traced; Python's own numbers

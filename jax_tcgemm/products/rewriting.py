@@ -35,7 +35,7 @@ from jax_tcgemm.system.jax_internals import (
 
 OP = "accelerate"
 
-# Of each primitive that runs a program, under which parameters there is one to rewrite; None is all.
+# Of each primitive that runs a program, the parameters with one to rewrite; None means all.
 _INSIDE = {
     **dict.fromkeys(("jit", "pjit", "closed_call", "core_call", "scan", "while", "cond"), None),
     **dict.fromkeys(("checkpoint", "remat", "remat2", "shard_map"), None),
@@ -47,7 +47,12 @@ _INSIDE = {
 _LIMITS = Limits(MOST_READS, MOST_RESULTS)
 # What lax.dot_general is called with; a later JAX may ask for what ours do not know.
 _PARAMETERS = {"dimension_numbers", "precision", "preferred_element_type", "out_sharding"}
-_FLOATS = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16), np.dtype(np.float32), np.dtype(np.float64))
+_FLOATS = (
+    np.dtype(jnp.float16),
+    np.dtype(jnp.bfloat16),
+    np.dtype(np.float32),
+    np.dtype(np.float64),
+)
 _BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
 _MOST_EXTENT = 2**31 - 1
 
@@ -134,8 +139,36 @@ class Rewriter:
         )
 
 
+def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
+    """What there is to say of the products of a rewritten program, by their numbers.
+
+    Of one without an epilogue it is why there is none: the equation that follows and that cannot be
+    part of one. Of one with an epilogue it is how many roundings this leaves out.
+    """
+    if not any(_op(eqn).startswith(OP) for eqn in equations):
+        return {}
+
+    def product_of(number: int) -> core.Var | None:
+        eqn = equations[number]
+        is_rewritten = can_have_epilogue(eqn) and eqn.params["op"] == OP
+        return eqn.outvars[0] if is_rewritten else None
+
+    why = find_groups(equations, results, product_of, _LIMITS).why
+    found = {number: f"no epilogue: {reason}" for number, reason in why.items()}
+    for number, eqn in enumerate(equations):
+        _, comma, left_out = _op(eqn).partition(f"{OP}, ")
+        if comma:
+            found[number] = left_out
+    return found
+
+
+def _op(eqn: core.JaxprEqn) -> str:
+    op = eqn.params.get("op", "")
+    return op if isinstance(op, str) else ""
+
+
 def _decides_by_primitives(eqn: core.JaxprEqn) -> bool:
-    """Whether what derivatives are to keep of it is told by its primitives, which must stay then."""
+    """Whether its primitives say what derivatives are to keep of it, and so must stay."""
     return eqn.params.get("policy") is not None and not eqn.params.get("differentiated", False)
 
 
@@ -253,7 +286,9 @@ def _is_known_product(eqn: core.JaxprEqn) -> bool:
 def _ours(eqn: core.JaxprEqn) -> core.JaxprEqn:
     if eqn.primitive is plain.dot_general_p:
         return eqn
-    numbers = tuple(tuple(tuple(map(int, axes)) for axes in pair) for pair in eqn.params["dimension_numbers"])
+    numbers = tuple(
+        tuple(tuple(map(int, axes)) for axes in pair) for pair in eqn.params["dimension_numbers"]
+    )
     params = {
         "op": OP,
         "dimension_numbers": numbers,
@@ -314,9 +349,7 @@ def _transposed_result(eqn: core.JaxprEqn, users, gone: set) -> core.JaxprEqn:
         before = eqn.params["permutation"]
         order = tuple(before[axis] for axis in following.params["permutation"])
         gone.add(id(following))
-        eqn = eqn.replace(
-            outvars=following.outvars, params=eqn.params | {"permutation": order}
-        )
+        eqn = eqn.replace(outvars=following.outvars, params=eqn.params | {"permutation": order})
     return eqn
 
 

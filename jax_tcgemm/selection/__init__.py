@@ -11,8 +11,8 @@ from jax_tcgemm.selection.choice import (
     select,
     unseen,
 )
-from jax_tcgemm.selection.cost_model import loop_us
 from jax_tcgemm.selection.contraction_cost import AsProduct
+from jax_tcgemm.selection.cost_model import loop_us
 from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, target_device
 from jax_tcgemm.selection.implementations import (
     IMPLEMENTATIONS,
