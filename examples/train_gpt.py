@@ -8,8 +8,9 @@
 A decoder-only transformer in Flax NNX over bytes: `nnx.Linear(dot_general=jax_tcgemm.dot_general)`
 where a layer is a product, `jax_tcgemm.linear` where a residual follows it, and `jax_tcgemm.mlp`
 for the gated feed-forward blocks with their fused backward pass. `--stock` trains the same network
-from the same start with stock Flax and jnp, step by step in turns. Written to --out: the losses and
-the time of every step as JSON, and both curves as a plot.
+from the same start with stock Flax and jnp, step by step in turns, and `--accelerate` that stock
+network, unchanged, under `jax_tcgemm.accelerate`. Written to --out: the losses and the time of
+every step as JSON, and the curves as a plot.
 
 `--mesh` trains on several devices, beside one: `data=2` divides the batch, `model=2` the heads and
 the hidden layer (tensor parallelism). The program is the same; only its arrays lie elsewhere, and
@@ -216,6 +217,7 @@ class Training:
         dtype,
         steps: int,
         mesh: jax.sharding.Mesh | None = None,
+        accelerated: bool = False,
     ):
         self.name, self.mesh = name, mesh
         model = Gpt(size, products, dtype, nnx.Rngs(_SEED))
@@ -243,6 +245,8 @@ class Training:
             updates, state = optimizer.update(gradients, state, params)
             return optax.apply_updates(params, updates), state, value
 
+        if accelerated:
+            step = jax_tcgemm.accelerate(step)
         self.function = step
         self._step = jax.jit(step, donate_argnums=(0, 1), out_shardings=out_shardings)
         self.compiled: jax.stages.Compiled | None = None
@@ -274,6 +278,7 @@ def train(
     out: pathlib.Path = pathlib.Path("train_gpt"),
     console: Console | None = None,
     mesh: str | None = None,
+    accelerate: bool = False,
 ) -> dict:
     """Trains and writes what happened.
 
@@ -285,6 +290,7 @@ def train(
       out: folder for `record.json` and `loss.png`.
       console: where to print.
       mesh: several devices to train on, such as "data=2" or "model=2", beside one.
+      accelerate: train the network with stock Flax under `jax_tcgemm.accelerate`, too.
 
     Returns:
       The record.
@@ -298,6 +304,9 @@ def train(
         trainings.append(Training(f"jax_tcgemm, {mesh}", OURS, sizes, dtype, steps, devices))
     if stock:
         trainings.append(Training("stock Flax", STOCK, sizes, dtype, steps))
+    if accelerate:
+        name = "stock Flax, accelerated"
+        trainings.append(Training(name, STOCK, sizes, dtype, steps, accelerated=True))
     ours = trainings[0]
     num_params = sum(leaf.size for leaf in jax.tree.leaves(ours.params))
     device = jax.devices()[0].device_kind
@@ -305,7 +314,11 @@ def train(
         f"{num_params / 1e6:.1f} M parameters, {dtype}, {len(text) / 1e6:.1f} MB, {device}"
     )
     stream = batches(text, sizes)
-    explanation = jax_tcgemm.explain(ours.function, ours.params, ours.state, next(stream))
+    tokens = next(stream)
+    explanation, *others = (
+        jax_tcgemm.explain(t.function, t.params, t.state, tokens)
+        for t in (ours, *(t for t in trainings if t.name.endswith("accelerated")))
+    )
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -329,6 +342,7 @@ def train(
         "device": device,
         "jax": jax.__version__,
         "products": [f"{c.problem}: {c.implementation}/{c.config}" for c in explanation],
+        "accelerated": [f"{c.implementation}/{c.config}: {c.why}" for x in others for c in x],
         "trainings": {
             t.name: {
                 "losses": t.losses,
@@ -359,7 +373,7 @@ def plot(trainings: list[Training], path: pathlib.Path) -> None:
 
     figure = Figure(figsize=(8, 4.5), layout="constrained", dpi=130)
     axis = figure.subplots()
-    for training, style in zip(trainings, ("-", "--", ":"), strict=False):
+    for training, style in zip(trainings, ("-", "--", ":", "-."), strict=False):
         label = f"{training.name}, {training.step_ms:.1f} ms a step"
         axis.plot(training.losses, style, label=label, linewidth=1.5)
     axis.set_xlabel("step")
@@ -394,9 +408,12 @@ def main(
         pathlib.Path("train_gpt")
     ),
     mesh: Annotated[str | None, typer.Option(help="Devices: data=2, model=2 or both.")] = None,
+    accelerate: Annotated[
+        bool, typer.Option("--accelerate", help="Train with stock Flax, accelerated, too.")
+    ] = False,
 ) -> None:
     """Train a small language model on Python's own sources."""
-    train(size, steps, stock, dtype, out, mesh=mesh)
+    train(size, steps, stock, dtype, out, mesh=mesh, accelerate=accelerate)
 
 
 if __name__ == "__main__":

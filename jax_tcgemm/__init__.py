@@ -26,6 +26,7 @@ if importlib.util.find_spec("jax_tcgemm._build") is None:
 from jax_tcgemm import blas, checkpoint_policies, tensor, tuning
 from jax_tcgemm.inspect.explain import explain
 from jax_tcgemm.inspect.info import info
+from jax_tcgemm.products.accelerate import accelerate
 from jax_tcgemm.products.collective import all_gather_matmul, matmul_reduce_scatter
 from jax_tcgemm.products.combine_rows import combine_rows
 from jax_tcgemm.products.dot_general import dot_general
@@ -38,6 +39,7 @@ from jax_tcgemm.system.switches import debug_switches
 from jax_tcgemm.tuning.autotune import autotune
 
 __all__ = [
+    "accelerate",
     "all_gather_matmul",
     "autotune",
     "blas",

@@ -23,12 +23,16 @@ def example():
 
 def test_trains_as_stock_flax_does(example, tmp_path, monkeypatch):
     monkeypatch.setenv("TCGEMM_IMPLEMENTATION", "host")  # the choice, whatever the processor
-    record = example.train("test", 12, True, "float32", tmp_path, Console(quiet=True))
+    record = example.train(
+        "test", 12, True, "float32", tmp_path, Console(quiet=True), accelerate=True
+    )
     assert json.loads((tmp_path / "record.json").read_text()) == record
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    ours, stock = (t["losses"] for t in record["trainings"].values())
+    assert list(record["trainings"]) == ["jax_tcgemm", "stock Flax", "stock Flax, accelerated"]
+    ours, stock, accelerated = (t["losses"] for t in record["trainings"].values())
     # The same network from the same start: float32 roundings, which training amplifies.
     np.testing.assert_allclose(ours, stock, rtol=2e-3)
+    np.testing.assert_allclose(accelerated, stock, rtol=2e-3)
     # From guessing among 256 bytes, with logits of variance 1, which costs half a nat.
     assert ours[0] == pytest.approx(np.log(256) + 0.5, rel=0.2)
     assert ours[-1] < ours[0] - 0.5
@@ -37,6 +41,8 @@ def test_trains_as_stock_flax_does(example, tmp_path, monkeypatch):
     assert len(record["products"]) == 3 * (1 + 2 * 4) + 2
     assert sum("silu gated aux" in product for product in record["products"]) == 2
     assert sum("silu' gated" in product for product in record["products"]) == 2
+    # The same products and, in each block, the two of attention and their two gradients each.
+    assert len(record["accelerated"]) == len(record["products"]) + 2 * 2 * 3
 
 
 def test_text_is_python_source(example):

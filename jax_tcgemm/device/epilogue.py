@@ -21,6 +21,7 @@ from jax_tcgemm.device import dense
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold
 from jax_tcgemm.epilogues import EpilogueSource, InexpressibleError, Reduction, emit
+from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import (
@@ -34,6 +35,7 @@ from jax_tcgemm.problem.function import (
 )
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.precision import Numerics
+from jax_tcgemm.system.jax_internals import as_jaxpr
 
 # What stands for D where no implementation knows its dtype, by its size.
 _CARRIERS = {1: "u8", 4: "s32", 8: "f64"}
@@ -130,9 +132,53 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
             return _unfused(product, folded)
         # An implementation that was asked for by name: an error says why it cannot run the call.
         selection.select(bare.op, None, device, *asked, obstacle=folded)
-    _, _, problem, *_ = folded
+    _, _, problem, operands, _ = folded
+    compared = ""
+    if not selection.is_forced(asked[0]):
+        gains, compared = _compared(product, problem, operands, device)
+        if not gains:
+            return _unfused(product, compared)
     choice = selection.select(bare.op, problem, device, *asked)
+    if compared:
+        choice = dataclasses.replace(choice, why=f"{choice.why}; {compared}")
     return Plan(product, *folded, choice)
+
+
+def _compared(
+    product: Product, problem: Problem, operands, device: selection.Device
+) -> tuple[bool, str]:
+    """Whether one call is worth it, and the times that say so; where none are known it is.
+
+    It is where
+
+        t(products with function) < t(bare products) + t(loop)
+
+    by the cost model: t(loop) is what XLA takes for the function, a launch and the longer of its
+    arithmetic and, at the rate of the device's memory, the bytes of the products, which are read
+    again, of the operands and of the results other than a product itself.
+    """
+    num_accumulators = product.num_accumulators
+    stored, function = of_stored(product.function, num_accumulators)
+    bare = dense.fold_product(
+        dataclasses.replace(product.product, result_dtype=stored), device.platform
+    )
+    if isinstance(bare, str):
+        return True, ""
+    alone, fused = (selection.predicted_us(x, device) for x in (bare[2], problem))
+    if alone is None or fused is None:
+        return True, ""
+    alone *= product.num_rhs
+    jaxpr = as_jaxpr(function)
+    accumulators = jaxpr.invars[:num_accumulators]
+    read = [*accumulators, *(jaxpr.invars[num_accumulators + number] for number in operands)]
+    written = [x for x in jaxpr.outvars if x not in accumulators]
+    moved = sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in (*read, *written))
+    elements, work = math.prod(product.shape), problem.epilogue.function.work
+    loop = selection.loop_us(moved, elements, work, device.num_sms)
+    apart = f"{alone:.4g} us for the product and {loop:.4g} us for its function"
+    if fused < alone + loop:
+        return True, f"apart they would take {apart}"
+    return False, f"the cost model predicts {fused:.4g} us for one call, {apart}"
 
 
 def _unfused(product: Product, why: str) -> Plan:

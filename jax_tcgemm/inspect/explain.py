@@ -21,6 +21,7 @@ from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import epilogue_dot_general as epilogue_primitive
 from jax_tcgemm.primitives import fused_dot_general as fused_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
+from jax_tcgemm.products import rewriting
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import as_jaxpr, source_line
@@ -206,30 +207,38 @@ def explain(f, *args, platform: str | None = None, source: bool = False, **kwarg
 
 
 def _calls(jaxpr, device, times, path) -> Iterator[Call]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive in _RULES:
-            plan = _plan(eqn, device)
-            if isinstance(plan, fused.Plan | epilogue.Plan) and not plan.is_fused:
-                # Of a function as epilogue the rest has no products, but those it calls itself.
-                inner = _unfused(eqn, _UNFUSED[eqn.primitive])
-                for call in _calls(inner, device, times, path):
-                    why, code = f"{plan.choice.why}; its product: {call.why}", _code(plan)
-                    where = source_line(eqn)
-                    yield dataclasses.replace(call, why=why, source=where, code=code)
-                if isinstance(plan, epilogue.Plan):
-                    function = as_jaxpr(eqn.params["function"])
-                    yield from _calls(function, device, times, path)
-            else:
-                yield _explain_call(eqn, plan, device, times, path)
-            continue
-        if eqn.primitive in backward.UNFUSED:
-            inner = _unfused(eqn, backward.UNFUSED[eqn.primitive])
+    notes = rewriting.notes(jaxpr.eqns, jaxpr.outvars)
+    for number, eqn in enumerate(jaxpr.eqns):
+        for call in _calls_of(eqn, device, times, path):
+            if number in notes and eqn.primitive in _RULES:
+                call = dataclasses.replace(call, why=f"{call.why}; {notes[number]}")
+            yield call
+
+
+def _calls_of(eqn, device, times, path) -> Iterator[Call]:
+    if eqn.primitive in _RULES:
+        plan = _plan(eqn, device)
+        if isinstance(plan, fused.Plan | epilogue.Plan) and not plan.is_fused:
+            # Of a function as epilogue the rest has no products, but those it calls itself.
+            inner = _unfused(eqn, _UNFUSED[eqn.primitive])
             for call in _calls(inner, device, times, path):
-                yield dataclasses.replace(call, source=source_line(eqn))
-            continue
-        for inner, inner_times, label in _inner_jaxprs(eqn):
-            count = None if times is None or inner_times is None else times * inner_times
-            yield from _calls(inner, device, count, path + ((label,) if label else ()))
+                why, code = f"{plan.choice.why}; its product: {call.why}", _code(plan)
+                where = source_line(eqn)
+                yield dataclasses.replace(call, why=why, source=where, code=code)
+            if isinstance(plan, epilogue.Plan):
+                function = as_jaxpr(eqn.params["function"])
+                yield from _calls(function, device, times, path)
+        else:
+            yield _explain_call(eqn, plan, device, times, path)
+        return
+    if eqn.primitive in backward.UNFUSED:
+        inner = _unfused(eqn, backward.UNFUSED[eqn.primitive])
+        for call in _calls(inner, device, times, path):
+            yield dataclasses.replace(call, source=source_line(eqn))
+        return
+    for inner, inner_times, label in _inner_jaxprs(eqn):
+        count = None if times is None or inner_times is None else times * inner_times
+        yield from _calls(inner, device, count, path + ((label,) if label else ()))
 
 
 def _inner_jaxprs(eqn) -> Iterator[tuple[core.Jaxpr, int | None, str]]:

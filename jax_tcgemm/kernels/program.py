@@ -7,6 +7,7 @@ share it, unless JAX copies what one of them was lowered to (`primitives.lowerin
 """
 
 import base64
+import itertools
 import zlib
 
 import jax
@@ -70,7 +71,8 @@ def _lower(ctx, *, instance):
     with ir.InsertionPoint.at_block_begin(block):
         (result,) = _call(ctx, kernel=attributes(instance))
     own = result.owner
-    for other in list(block.operations)[1:]:
+    # What follows are the others, then the program, which may be long.
+    for other in itertools.islice(block.operations, 1, None):
         if other.name != own.name or other.attributes["call_target_name"].value != TARGET:
             break
         if dict(other.attributes) == dict(own.attributes):

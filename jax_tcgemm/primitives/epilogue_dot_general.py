@@ -30,6 +30,7 @@ from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import jvp_of_moving, moved, same_varying, series_by_parts
@@ -172,15 +173,21 @@ def _of_key_data(function: core.ClosedJaxpr, generators: tuple[Hashable, ...], t
 
 
 def unfused(*arguments, function: core.ClosedJaxpr, num_rhs, pair, **params) -> list[jax.Array]:
-    """The same by plain products and what XLA makes of the function."""
+    """The same by plain products and what XLA makes of the function.
+
+    Products are rounded by themselves where the function does that first, so that they are stored
+    so.
+    """
     factors, operands = _split(arguments, num_rhs)
-    accs = _apart(_products(*factors, **params), pair)
-    return core.jaxpr_as_fun(function)(*accs, *operands)
+    dtype, of_rounded = of_stored(function, _num_accumulators(num_rhs, pair))
+    products = _products(*factors, **params | {"preferred_element_type": dtype})
+    return core.jaxpr_as_fun(of_rounded)(*_apart(products, pair), *operands)
 
 
 def bare_products(*arguments, function, num_rhs, pair, **params) -> list[jax.Array]:
     """The plain products of the unfused call."""
-    del function, pair
+    dtype, _ = of_stored(function, _num_accumulators(num_rhs, pair))
+    params |= {"preferred_element_type": dtype}
     return _products(*_split(arguments, num_rhs)[0], **params)
 
 
@@ -191,8 +198,15 @@ def _abstract_eval(*avals, **params):
     # What was asked for by name is found out when the primitive is lowered.
     unnamed = params | {"implementation": None, "config": None}
     with lowering.named(params["op"]), selection.unseen():
-        jaxpr = jax.make_jaxpr(functools.partial(unfused, **unnamed))(*avals)
+        types = _types(avals, tuple(unnamed.items()), jax_internals.trace_context())
     lowering.expect(epilogue.make_plan, product_of, *avals, params)
+    return types
+
+
+@functools.lru_cache(maxsize=1024)
+def _types(avals, params, context):
+    del context
+    jaxpr = jax.make_jaxpr(functools.partial(unfused, **dict(params)))(*avals)
     return jaxpr.out_avals, jaxpr.effects
 
 

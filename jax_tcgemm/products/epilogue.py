@@ -18,6 +18,7 @@ from jax_tcgemm.products.arguments import (
     check_broadcasts,
 )
 from jax_tcgemm.sharding import shardings
+from jax_tcgemm.system.jax_internals import trace_context
 
 # What the arguments are whose place an epilogue takes, where they are not given.
 _DEFAULTS = {"alpha": 1.0, "donate_residual": False}
@@ -151,22 +152,12 @@ class _ClosesOverArraysError(Exception):
 
 def _trace(epilogue: Callable, types: tuple) -> _Traced:
     """The trace of a function; of the same function and types the same one."""
-    config = jax.config
-    context = (
-        config.jax_enable_x64,
-        config.jax_numpy_dtype_promotion,
-        config.jax_numpy_rank_promotion,
-        config.jax_default_matmul_precision,
-        config.jax_default_prng_impl,
-        config.jax_threefry_partitionable,
-        jax.sharding.get_abstract_mesh(),
-    )
     try:
         hash(epilogue)
     except TypeError:
         return _traced(epilogue, types)
     try:
-        return _known_trace(epilogue, types, context)
+        return _known_trace(epilogue, types, trace_context())
     except _ClosesOverArraysError as found:
         return found.args[0]
 

@@ -1,7 +1,18 @@
 """Which implementation and config runs a problem."""
 
-from jax_tcgemm.selection.choice import Choice, collect, forget, is_unseen, ranked, select, unseen
+from jax_tcgemm.selection.choice import (
+    Choice,
+    collect,
+    forget,
+    is_forced,
+    is_unseen,
+    predicted_us,
+    ranked,
+    select,
+    unseen,
+)
 from jax_tcgemm.selection.contraction_cost import AsProduct
+from jax_tcgemm.selection.cost_model import loop_us
 from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, target_device
 from jax_tcgemm.selection.implementations import (
     IMPLEMENTATIONS,
@@ -29,8 +40,11 @@ __all__ = [
     "check_names",
     "collect",
     "forget",
+    "is_forced",
     "is_unseen",
     "listed",
+    "loop_us",
+    "predicted_us",
     "ranked",
     "select",
     "select_operation",

@@ -88,6 +88,16 @@ def ranked(
     return _rank(problem, device, considered)
 
 
+@functools.lru_cache(maxsize=4096)
+def predicted_us(problem: Problem, device: Device) -> float | None:
+    """Microseconds that the cost model expects of the best that can run a problem, None if unknown.
+
+    It is not asked what was measured, so that two problems are told apart by one measure.
+    """
+    order = ranked(problem, device)
+    return order[0][1] if order else None
+
+
 # Lists of (problem, device), for those who want to know which problems are lowered.
 _collectors: list[list[tuple[Problem, Device]]] = []
 
@@ -176,6 +186,14 @@ def select(
     if not _unseen.is_on:
         print_choice(op, problem or obstacle, choice)
     return choice
+
+
+def is_forced(implementation: str | None, kind: str = "gemm") -> bool:
+    """Whether an argument or a debug switch names what runs a problem of a kind."""
+    if implementation is not None:
+        return True
+    names = switch("TCGEMM_IMPLEMENTATION"), switch("TCGEMM_CONFIG")
+    return kind in _SWITCHED and any(names)
 
 
 def _forced(

@@ -80,6 +80,8 @@ class Calibration:
     # The same of a function: for itself, and for each unit of its work (`Function.work`).
     function_us: float = 0.17
     function_work_us: float = 0.017
+    # Of a loop of XLA's, in which more warps share an SM: half of it, as an estimate.
+    loop_work_us: float = 0.0085
     # The part of it by which ping-pong's other warpgroup is held up.
     fused_interference: float = 0.12
     # Where rows of D are not 16-byte aligned: a tile, and as many bytes more of each of its rows,
@@ -196,6 +198,22 @@ def predict(
         _cublaslt_us(problem, num_sms, configs, calibration, kernel),
         _xla_us(problem, calibration),
     )
+
+
+def loop_us(
+    num_bytes: int, elements: int, work: int, num_sms: int, calibration: Calibration = H200
+) -> float:
+    """Microseconds of a loop that XLA makes of an elementwise function.
+
+    Args:
+      num_bytes: what it reads and writes.
+      elements: of each result.
+      work: of an element, as `Function.work` has it.
+      num_sms: of the device.
+      calibration: the device's constants.
+    """
+    arithmetic = elements / 1024 * work * calibration.loop_work_us / num_sms
+    return calibration.xla_launch_us + max(num_bytes / calibration.hbm_bytes_per_us, arithmetic)
 
 
 def _cublaslt_us(

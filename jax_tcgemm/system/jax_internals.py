@@ -7,6 +7,7 @@ JAX then says; only without a way to lower anything does the import fail.
 """
 
 import contextlib
+import copy
 import functools
 import importlib
 import math
@@ -287,6 +288,61 @@ def _written_at(eqn: core.JaxprEqn) -> contextlib.AbstractContextManager:
         return user_context(eqn.source_info.traceback)
     except (ImportError, AttributeError, TypeError):
         return contextlib.nullcontext()
+
+
+def with_equations(x, equations, results):
+    """A jaxpr, closed or not, with other equations and results, of the same types."""
+    own = {"eqns": list(equations), "outvars": list(results), "debug_info": as_jaxpr(x).debug_info}
+    if as_jaxpr(x) is x:
+        return x.replace(**own)
+    return core.ClosedJaxpr(x.jaxpr.replace(**own), x.consts)
+
+
+def function_of(arguments, equations, results) -> core.ClosedJaxpr:
+    """The function that equations are, from variables to variables."""
+    frame = jax.make_jaxpr(lambda: ())()
+    own = {"invars": list(arguments), "outvars": list(results), "eqns": list(equations)}
+    return core.ClosedJaxpr(as_jaxpr(frame).replace(**own), ())
+
+
+def new_variable(x: core.Var, aval=None) -> core.Var:
+    """Another variable, of the type of `x` or another type."""
+    made = copy.copy(x)
+    if aval is not None:
+        made.aval = aval
+    return made
+
+
+def with_context_of(eqn: core.JaxprEqn, other: core.JaxprEqn) -> core.JaxprEqn:
+    """An equation of the mesh, and what else is said there, of another one."""
+    return eqn.replace(ctx=other.ctx) if hasattr(other, "ctx") else eqn
+
+
+def has_plain_context(eqn: core.JaxprEqn) -> bool:
+    """Whether nothing was said of how or where XLA is to run an equation."""
+    context = getattr(eqn, "ctx", None)
+    metadata = getattr(context, "xla_metadata", None)
+    return getattr(context, "compute_type", None) is None and not metadata
+
+
+def is_tracer(x) -> bool:
+    """Whether an array is one of a trace that is under way."""
+    return isinstance(x, jax.core.Tracer)
+
+
+def trace_context() -> tuple:
+    """What a trace depends on besides its function and the types of its arguments."""
+    config = jax.config
+    return (
+        config.jax_enable_x64,
+        config.jax_numpy_dtype_promotion,
+        config.jax_numpy_rank_promotion,
+        config.jax_default_matmul_precision,
+        config.jax_default_prng_impl,
+        config.jax_threefry_partitionable,
+        jax.sharding.get_abstract_mesh(),
+        routing.value,
+    )
 
 
 def source_line(eqn: core.JaxprEqn) -> str:

@@ -1,0 +1,126 @@
+"""The cheapest cut through equations: what to read so that the rest can be computed from it."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from jax.extend import core
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """What is read, and the equations that are computed from that, by their numbers."""
+
+    read: tuple[core.Var, ...]
+    computed: frozenset[int]
+
+
+def cheapest_cut(
+    wanted: Iterable[core.Var],
+    producer: Mapping[core.Var, int],
+    equations: Mapping[int, Sequence[core.Var]],
+    cost: Callable[[core.Var], int],
+) -> Cut:
+    """Finds variables of least cost from which others can be computed.
+
+    Of several cuts it is the one that computes least. It is a minimum cut, found by a maximum flow
+    from the variables that nothing computes to those that are wanted.
+
+    Args:
+      wanted: the variables to compute, or to read.
+      producer: of variables, the number of the equation that computes them.
+      equations: those that may be computed: from their numbers to the variables that they read.
+      cost: of reading a variable, a small number; those that cost nothing are never computed.
+    """
+    flow = _Flow(producer, equations, cost)
+    wanted = dict.fromkeys(wanted)
+    for x in wanted:
+        while flow.augment(x):
+            pass
+    # What can still get a flow is computed; what cannot is read.
+    read, computed, seen, waiting = {}, set(), set(), list(wanted)[::-1]
+    reached = flow.reached(wanted)
+    while waiting:
+        x = waiting.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if (x, _BEFORE) in reached:
+            number = producer[x]
+            computed.add(number)
+            waiting += reversed(equations[number])
+        else:
+            read[x] = None
+    return Cut(tuple(read), frozenset(computed))
+
+
+# A variable is two nodes, joined by an edge of its cost: before it is read, and after.
+_BEFORE, _AFTER = 0, 1
+
+
+class _Flow:
+    """Flows from what wants variables back to where they come from."""
+
+    def __init__(self, producer, equations, cost):
+        self._producer, self._equations, self._cost = producer, equations, cost
+        self._through: dict[core.Var, int] = collections.defaultdict(int)
+        # On the edge from a variable to one that its equation reads.
+        self._between: dict[tuple[core.Var, core.Var], int] = collections.defaultdict(int)
+        self._readers: dict[core.Var, set[core.Var]] = collections.defaultdict(set)
+
+    def augment(self, wanted: core.Var) -> bool:
+        """Sends one more unit, or more, from a wanted variable to a source, if that is possible."""
+        start = (wanted, _AFTER)
+        came_from, queue = {start: None}, collections.deque([start])
+        while queue:
+            node = queue.popleft()
+            x, side = node
+            if side == _BEFORE and self._is_source(x):
+                self._send(node, came_from)
+                return True
+            for following in self._neighbours(node):
+                if following not in came_from:
+                    came_from[following] = node
+                    queue.append(following)
+        return False
+
+    def reached(self, wanted: Iterable[core.Var]) -> set:
+        """Every node that a wanted variable could still get a flow from."""
+        seen = {(x, _AFTER) for x in wanted}
+        queue = collections.deque(seen)
+        while queue:
+            for following in self._neighbours(queue.popleft()):
+                if following not in seen:
+                    seen.add(following)
+                    queue.append(following)
+        return seen
+
+    def _is_source(self, x: core.Var) -> bool:
+        return self._producer.get(x) not in self._equations
+
+    def _neighbours(self, node):
+        x, side = node
+        if side == _AFTER:
+            if self._through[x] < self._cost(x):
+                yield x, _BEFORE
+            for reader in self._readers[x]:  # a flow that came by here may be sent elsewhere
+                if self._between[reader, x] > 0:
+                    yield reader, _BEFORE
+            return
+        if self._through[x] > 0:
+            yield x, _AFTER
+        if not self._is_source(x):
+            for other in self._equations[self._producer[x]]:
+                yield other, _AFTER
+
+    def _send(self, node, came_from) -> None:
+        while (before := came_from[node]) is not None:
+            (x, side), (y, _) = before, node
+            if x is y:
+                self._through[x] += 1 if side == _AFTER else -1
+            elif side == _BEFORE:
+                self._between[x, y] += 1
+                self._readers[y].add(x)
+            else:
+                self._between[y, x] -= 1
+            node = before

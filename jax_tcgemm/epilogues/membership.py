@@ -1,0 +1,125 @@
+"""What an equation is to a product's group: a part of it, repeated for it, or a loop of XLA's."""
+
+import functools
+import math
+
+from jax.extend import core
+
+from jax_tcgemm.epilogues.calls import called, closes_over_arrays
+from jax_tcgemm.epilogues.expressions import EXPRESSIONS, STORED
+from jax_tcgemm.epilogues.values import ELEMENTWISE, EXPANSIONS
+from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context
+
+# Of one element each, as they are.
+_SAME = frozenset({"copy", "copy_p", "stop_gradient", "pvary", "pcast", "name"})
+_ELEMENTWISE = frozenset(EXPRESSIONS.keys() | EXPANSIONS.keys() | _SAME) - {"threefry2x32"}
+# Calls that keep what they are differentiated by; calls by `jax.jit` are written out before.
+_CALLS = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+_REDUCTIONS = frozenset(
+    {f"reduce_{kind}" for kind in ("sum", "max", "min", "prod", "and", "or")} | {"argmax", "argmin"}
+)
+
+
+def is_elementwise(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
+    """Whether each element of its results, all of a shape, is computed from those at its place."""
+    if eqn.effects or not has_plain_context(eqn):
+        return False
+    if not all(_is_stored(x.aval) and x.aval.shape == shape for x in eqn.outvars):
+        return False
+    if not all(_is_stored(x.aval) and _broadcasts(x.aval.shape, shape) for x in eqn.invars):
+        return False
+    name = eqn.primitive.name
+    if name in _CALLS:
+        inner = called(eqn)
+        return inner is not None and _is_of_elements(inner, shape)
+    return name in _ELEMENTWISE
+
+
+def is_repeated(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
+    """Whether it only repeats what is smaller in an array of a shape: kernels just read that."""
+    if eqn.primitive.name != "broadcast_in_dim" or len(eqn.invars) != 1:
+        return False
+    (x,), (out,) = eqn.invars, eqn.outvars
+    return out.aval.shape == shape and _is_stored(x.aval) and has_plain_context(eqn)
+
+
+def is_fusable(eqn: core.JaxprEqn) -> bool:
+    """Whether XLA makes a loop of it, which may compute what the equation reads on its way."""
+    name = eqn.primitive.name
+    if eqn.effects:
+        return False
+    if name in ("jit", "pjit", *_CALLS):
+        inner = called(eqn)
+        return inner is not None and _is_fusable(as_jaxpr(inner))
+    return name in _ELEMENTWISE or name in _REDUCTIONS
+
+
+def is_call_of_elements(eqn: core.JaxprEqn) -> bool:
+    """Whether it is a call by `jax.jit` of elementwise equations, to be written out instead."""
+    if eqn.primitive.name not in ("jit", "pjit") or eqn.effects or closes_over_arrays(eqn):
+        return False
+    params = eqn.params
+    shardings = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+    return (
+        not any(params.get("donated_invars", ()))
+        and all(type(x).__name__ == "UnspecifiedValue" for x in shardings)
+        and not any(params.get("in_layouts", ()) + params.get("out_layouts", ()))
+        and not params.get("compiler_options_kvs", ())
+        and has_plain_context(eqn)
+        and bool(eqn.outvars)
+        and _is_of_some_elements(as_jaxpr(called(eqn)))
+    )
+
+
+def rule_against(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> str:
+    """What an equation that is not elementwise for a shape would have to do."""
+    if eqn.effects:
+        return "have no effects to be part of a kernel"
+    if eqn.primitive.name in _ELEMENTWISE and any(x.aval.shape != shape for x in eqn.outvars):
+        return f"be of the product's shape, {shape}, to be part of its kernel"
+    return ELEMENTWISE
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_elements(inner, shape) -> bool:
+    """Whether a function's equations are elementwise for a shape, or make scalars."""
+    if getattr(inner, "consts", ()) or as_jaxpr(inner).constvars:
+        return False
+    return all(_is_inner(eqn, shape) for eqn in as_jaxpr(inner).eqns)
+
+
+def _is_inner(eqn: core.JaxprEqn, shape) -> bool:
+    if all(x.aval.shape == () for x in (*eqn.invars, *eqn.outvars)):
+        shape = ()
+    if eqn.primitive.name in ("jit", "pjit"):
+        return not eqn.effects and _is_of_elements(called(eqn), shape)
+    return is_elementwise(eqn, shape) or is_repeated(eqn, shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_some_elements(jaxpr: core.Jaxpr) -> bool:
+    shape = max((x.aval.shape for x in jaxpr.outvars), key=math.prod, default=())
+    return all(x.aval.shape in (shape, ()) for x in jaxpr.outvars) and all(
+        _is_inner(eqn, shape) for eqn in jaxpr.eqns
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_fusable(jaxpr: core.Jaxpr) -> bool:
+    return all(is_fusable(eqn) or eqn.primitive.name in _MOVES for eqn in jaxpr.eqns)
+
+
+# Inside of calls only: where they stand between a product and another one, they may be its operand.
+_MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota"})
+
+
+def _broadcasts(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether equations take one shape for another: a scalar's, or one with 1 for some extents."""
+    is_scalar = own == ()
+    return is_scalar or (
+        len(own) == len(shape) and all(x in (1, y) for x, y in zip(own, shape, strict=True))
+    )
+
+
+def _is_stored(aval) -> bool:
+    return getattr(aval, "dtype", None) in STORED

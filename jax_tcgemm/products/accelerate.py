@@ -1,0 +1,157 @@
+"""The public `accelerate`."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from jax_tcgemm.products.rewriting import Rewriter
+from jax_tcgemm.system.jax_internals import is_tracer, trace_context
+
+# Programs that one function keeps.
+_MOST_PROGRAMS = 64
+
+
+def accelerate(fn: Callable, *, wide: bool = False) -> Callable:
+    """Runs a function with its products as ours, and what follows them as their epilogues.
+
+        out = f(lax.dot_general(a, b), *operands)    becomes one call
+
+    where f is elementwise: a bias, an activation, a residual, a mask, a conversion, and in a
+    backward pass the derivative of an activation. The function is traced, and in its program each
+    `lax.dot_general`, under whatever name it was called, becomes a product of this library,
+    together with the elementwise equations that follow it where there is one place in the program
+    for all of them; `lax.ragged_dot` becomes `jax_tcgemm.ragged_dot_general`. The program may be
+    one that JAX has differentiated already::
+
+        step = jax.jit(jax_tcgemm.accelerate(train_step))
+
+    Looked into are jit, scan, while, cond, remat, shard_map, and functions with derivatives of
+    their own, whose derivatives stay as they are. So do the bodies of Pallas kernels, what has
+    effects, and remat with a policy that is still to be differentiated, since a policy tells
+    primitives apart. What cannot be rewritten runs as it was. No product is computed twice, and
+    none is left out.
+
+    Whether a kernel computes an epilogue is decided where the program is lowered: only where that
+    should take less time than the bare product and what XLA makes of the rest. Everywhere else it
+    runs as those; `jax_tcgemm.explain` shows each group, and why.
+
+    It composes with `jax.grad`, `jax.vmap` and `jax.jit` around it and inside of it. The
+    derivatives of a loss are best taken inside, as above: then they are accelerated, too.
+
+    Args:
+      fn: a function that JAX can trace. Arguments that are arrays are traced; Python's own numbers
+        and everything else that is no array it gets as they are. As for `jax.jit` it must be pure:
+        it is traced once for the types of the arrays, and the others.
+      wide: compute epilogues in float32 from the accumulator to their results: what the function
+        rounds to narrower floats in between is not rounded, and neither is the product.
+
+    Returns:
+      A function of the same arguments and results.
+
+    Raises:
+      TypeError: when `fn` is no function or `wide` no truth value.
+
+    Numerics:
+      Those of the function, with its products summed as by `jax_tcgemm.dot_general`: every rounding
+      to a narrower dtype that the program has stays where it is. With `wide` they are fewer, and
+      the results of an epilogue are each rounded once.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, jax_tcgemm
+      >>> def layer(x, w, bias):
+      ...     return x + jax.nn.gelu(x @ w + bias)
+      >>> x, w, bias = jnp.ones((8, 16)), jnp.ones((16, 16)), jnp.ones(16)
+      >>> fast = jax_tcgemm.accelerate(layer)
+      >>> bool(jnp.allclose(fast(x, w, bias), layer(x, w, bias)))
+      True
+      >>> [eqn.primitive.name for eqn in jax.make_jaxpr(fast)(x, w, bias).eqns]
+      ['tcgemm_epilogue_dot_general']
+    """
+    if not callable(fn):
+        raise TypeError(
+            f"accelerate: fn must be a function, got fn of type {type(fn).__name__}; decorate one, "
+            "or pass it"
+        )
+    if not isinstance(wide, bool):
+        raise TypeError(
+            f"accelerate: wide must be True or False, got wide of type {type(wide).__name__}; pass "
+            "other arguments to the function that it returns"
+        )
+    programs: dict = {}
+
+    @functools.wraps(fn)
+    def accelerated(*args, **kwargs):
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        arrays = [x for x in leaves if _is_array(x)]
+        others = tuple(_Traced if _is_array(x) else x for x in leaves)
+        types = tuple(map(jax.typeof, arrays))
+        key = tree, others, tuple(map(type, others)), types, trace_context()
+        program = _known(programs, key)
+        if program is None:
+            program = _Program.of(fn, tree, others, types, wide=wide)
+            if not program.holds_tracers:
+                _keep(programs, key, program)
+        return program(arrays)
+
+    return accelerated
+
+
+class _Traced:
+    """Stands for an argument or a result that is traced."""
+
+
+def _is_array(x) -> bool:
+    return isinstance(x, jax.Array | np.ndarray | np.generic) or is_tracer(x)
+
+
+def _known(programs: dict, key):
+    try:
+        return programs.get(key)
+    except TypeError:  # an argument that has no hash
+        return None
+
+
+def _keep(programs: dict, key, program) -> None:
+    try:
+        programs[key] = program
+    except TypeError:
+        return
+    if len(programs) > _MOST_PROGRAMS:
+        programs.pop(next(iter(programs)), None)
+
+
+class _Program:
+    """A rewritten program, how its results are arranged, and what of them is no array."""
+
+    def __init__(self, closed: core.ClosedJaxpr, tree, others: list):
+        self._closed, self._tree, self._others = closed, tree, others
+
+    @classmethod
+    def of(cls, fn: Callable, tree, others: tuple, types: tuple, *, wide: bool) -> "_Program":
+        """Traces a function and rewrites what it does."""
+        results = None, []
+
+        def flat(*arrays):
+            nonlocal results
+            rest = iter(arrays)
+            leaves = [next(rest) if x is _Traced else x for x in others]
+            args, kwargs = jax.tree.unflatten(tree, leaves)
+            found, out_tree = jax.tree.flatten(fn(*args, **kwargs))
+            results = out_tree, [_Traced if _is_array(x) else x for x in found]
+            return [x for x in found if _is_array(x)]
+
+        closed = jax.make_jaxpr(flat)(*types)
+        return cls(Rewriter(wide=wide)(closed), *results)
+
+    @property
+    def holds_tracers(self) -> bool:
+        """Whether it is of one trace only, whose arrays the function has closed over."""
+        return any(map(is_tracer, self._closed.consts))
+
+    def __call__(self, arrays):
+        found = iter(core.jaxpr_as_fun(self._closed)(*arrays))
+        leaves = [next(found) if x is _Traced else x for x in self._others]
+        return jax.tree.unflatten(self._tree, leaves)

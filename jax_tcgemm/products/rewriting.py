@@ -1,0 +1,388 @@
+"""Rewrites programs: products become ours, with what follows them as their epilogue.
+
+A program is a jaxpr, and stays one: the equations that nothing is done to are the same objects, and
+those of other programs inside of it, such as the body of a scan, are given the rewritten program
+and keep all else.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+from jax.extend.core.primitives import dot_general_p, transpose_p
+
+from jax_tcgemm.epilogues.calls import called
+from jax_tcgemm.epilogues.group_function import group_function
+from jax_tcgemm.epilogues.groups import Limits, find_groups
+from jax_tcgemm.epilogues.membership import is_call_of_elements
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives.epilogue_dot_general import accumulator_dtype, epilogue_dot_general_p
+from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
+from jax_tcgemm.products.ragged_dot import ragged_dot_general
+from jax_tcgemm.system.jax_internals import (
+    as_jaxpr,
+    has_plain_context,
+    new_variable,
+    ragged_dot_general_p,
+    with_equations,
+)
+
+OP = "accelerate"
+
+# Of each primitive that runs a program, the parameters with one to rewrite; None means all.
+_INSIDE = {
+    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call", "scan", "while", "cond"), None),
+    **dict.fromkeys(("checkpoint", "remat", "remat2", "shard_map"), None),
+    # Their derivatives are functions of JAX's, and stay as they are.
+    **dict.fromkeys(
+        ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), ("call_jaxpr", "fun_jaxpr")
+    ),
+}
+_LIMITS = Limits(MOST_READS, MOST_RESULTS)
+# What lax.dot_general is called with; a later JAX may ask for what ours do not know.
+_PARAMETERS = {"dimension_numbers", "precision", "preferred_element_type", "out_sharding"}
+_FLOATS = (
+    np.dtype(jnp.float16),
+    np.dtype(jnp.bfloat16),
+    np.dtype(np.float32),
+    np.dtype(np.float64),
+)
+_BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
+_MOST_EXTENT = 2**31 - 1
+
+
+class Rewriter:
+    """Rewrites one program, and each one inside of it once.
+
+    Args:
+      wide: leave out roundings inside of epilogues.
+    """
+
+    def __init__(self, *, wide: bool = False):
+        self._wide = wide
+        self._known: dict[int, tuple] = {}  # with the programs themselves, whose ids these are
+
+    def __call__(self, program):
+        """The rewritten program: a jaxpr, closed or not; the same object where nothing changes."""
+        if id(program) not in self._known:
+            self._known[id(program)] = program, self._rewritten(program)
+        return self._known[id(program)][1]
+
+    def _rewritten(self, program):
+        jaxpr = as_jaxpr(program)
+        inside = [self._with_inner(eqn) for eqn in jaxpr.eqns]
+        if not any(map(_is_product, inside)):
+            if all(x is y for x, y in zip(inside, jaxpr.eqns, strict=True)):
+                return program
+            return with_equations(program, inside, jaxpr.outvars)
+        equations, results = _written_out(inside, jaxpr.outvars)
+        equations = _products_as_ours(equations, results)
+        equations = self._grouped(equations, results)
+        return with_equations(program, equations, results)
+
+    def _with_inner(self, eqn: core.JaxprEqn) -> core.JaxprEqn:
+        """An equation whose programs are rewritten."""
+        name = eqn.primitive.name
+        if name not in _INSIDE or _decides_by_primitives(eqn):
+            return eqn
+        changed = {}
+        for key, value in eqn.params.items():
+            if _INSIDE[name] is not None and key not in _INSIDE[name]:
+                continue
+            if as_jaxpr(value) is not None:
+                new = self(value)
+            elif isinstance(value, tuple) and value and all(as_jaxpr(x) is not None for x in value):
+                new = tuple(map(self, value))
+                new = value if all(x is y for x, y in zip(new, value, strict=True)) else new
+            else:
+                continue
+            if new is not value:
+                changed[key] = new
+        return eqn.replace(params=eqn.params | changed) if changed else eqn
+
+    def _grouped(self, equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
+        def product_of(number: int) -> core.Var | None:
+            eqn = equations[number]
+            return eqn.outvars[0] if can_have_epilogue(eqn) else None
+
+        grouping = find_groups(equations, results, product_of, _LIMITS)
+        placed = [
+            ((number, 0), eqn)
+            for number, eqn in enumerate(equations)
+            if number not in grouping.gone
+        ]
+        own = {group.product for group in grouping.groups}
+        placed = [(place, eqn) for place, eqn in placed if place[0] not in own]
+        placed += [(group.place, self._call(equations, group)) for group in grouping.groups]
+        return [eqn for _, eqn in sorted(placed, key=lambda pair: pair[0])]
+
+    def _call(self, equations, group) -> core.JaxprEqn:
+        eqn = equations[group.product]
+        dtype = accumulator_dtype(*(x.aval.dtype for x in eqn.invars))
+        members = [equations[number] for number in group.members]
+        function, left_out = group_function(
+            eqn, dtype, members, group.inputs, group.results, wide=self._wide
+        )
+        op = f"{OP}, {left_out} roundings left out" if left_out else OP
+        params = {"op": op, "preferred_element_type": dtype, "function": function}
+        return eqn.replace(
+            primitive=epilogue_dot_general_p,
+            invars=[*eqn.invars, *group.inputs],
+            outvars=list(group.results),
+            params=eqn.params | params,
+        )
+
+
+def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
+    """What there is to say of the products of a rewritten program, by their numbers.
+
+    Of one without an epilogue it is why there is none: the equation that follows and that cannot be
+    part of one. Of one with an epilogue it is how many roundings this leaves out.
+    """
+    if not any(_op(eqn).startswith(OP) for eqn in equations):
+        return {}
+
+    def product_of(number: int) -> core.Var | None:
+        eqn = equations[number]
+        is_rewritten = can_have_epilogue(eqn) and eqn.params["op"] == OP
+        return eqn.outvars[0] if is_rewritten else None
+
+    why = find_groups(equations, results, product_of, _LIMITS).why
+    found = {number: f"no epilogue: {reason}" for number, reason in why.items()}
+    for number, eqn in enumerate(equations):
+        _, comma, left_out = _op(eqn).partition(f"{OP}, ")
+        if comma:
+            found[number] = left_out
+    return found
+
+
+def _op(eqn: core.JaxprEqn) -> str:
+    op = eqn.params.get("op", "")
+    return op if isinstance(op, str) else ""
+
+
+def _decides_by_primitives(eqn: core.JaxprEqn) -> bool:
+    """Whether its primitives say what derivatives are to keep of it, and so must stay."""
+    return eqn.params.get("policy") is not None and not eqn.params.get("differentiated", False)
+
+
+def _is_product(eqn: core.JaxprEqn) -> bool:
+    return eqn.primitive in (dot_general_p, ragged_dot_general_p, plain.dot_general_p)
+
+
+def can_have_epilogue(eqn: core.JaxprEqn) -> bool:
+    """Whether an equation is a product of ours that a function may follow in one call."""
+    if eqn.primitive is not plain.dot_general_p or not has_plain_context(eqn):
+        return False
+    params, (out,), (lhs, rhs) = eqn.params, eqn.outvars, eqn.invars
+    if params["implementation"] is not None or params["config"] is not None:
+        return False
+    if isinstance(params["precision"], lax.DotAlgorithm | lax.DotAlgorithmPreset):
+        return False
+    shape = out.aval.shape
+    if not all(isinstance(extent, int) and extent > 0 for extent in shape):
+        return False
+    dtypes = lhs.aval.dtype, rhs.aval.dtype
+    if dtypes[0] in _BYTES and dtypes[1] in _BYTES:
+        return out.aval.dtype == np.int32
+    is_float = dtypes[0] == dtypes[1] and dtypes[0] in _FLOATS and out.aval.dtype in _FLOATS
+    is_narrower = is_float and out.aval.dtype.itemsize <= accumulator_dtype(*dtypes).itemsize
+    return is_narrower and not getattr(out.aval, "weak_type", False)
+
+
+# --- calls of elementwise functions ---------------------------------------------------------------
+
+
+def _written_out(equations, results) -> tuple[list[core.JaxprEqn], list]:
+    """Equations with those of elementwise functions in the place of the calls, and the results."""
+    known: dict = {}
+    written: list[core.JaxprEqn] = []
+    for eqn in equations:
+        eqn = _renamed(eqn, known)
+        if is_call_of_elements(eqn):
+            _write(as_jaxpr(called(eqn)), eqn.invars, eqn.outvars, known, written)
+        else:
+            written.append(eqn)
+    return written, [_found(x, known) for x in results]
+
+
+def _found(atom, known):
+    return atom if isinstance(atom, core.Literal) else known.get(atom, atom)
+
+
+def _renamed(eqn: core.JaxprEqn, known) -> core.JaxprEqn:
+    found = [_found(x, known) for x in eqn.invars]
+    if all(x is y for x, y in zip(found, eqn.invars, strict=True)):
+        return eqn
+    return eqn.replace(invars=found)
+
+
+def _write(jaxpr: core.Jaxpr, operands, results, known: dict, written: list) -> None:
+    """Writes a function's equations with variables of their own; `known` gets its results."""
+    own = dict(zip(jaxpr.invars, operands, strict=True))
+    for inner in jaxpr.eqns:
+        inner = inner.replace(invars=[_found(x, own) for x in inner.invars])
+        made = [new_variable(x) for x in inner.outvars]
+        own |= zip(inner.outvars, made, strict=True)
+        inner = inner.replace(outvars=made)
+        if is_call_of_elements(inner):
+            renamed: dict = {}
+            _write(as_jaxpr(called(inner)), inner.invars, inner.outvars, renamed, written)
+            own |= {x: renamed.get(y, y) for x, y in own.items() if not isinstance(y, core.Literal)}
+        else:
+            written.append(inner)
+    known |= {x: _found(y, own) for x, y in zip(results, jaxpr.outvars, strict=True)}
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
+    """JAX's products as ours, and the transpositions beside them as a part of these."""
+    made_by = {x: eqn for eqn in equations for x in eqn.outvars}
+    users: dict = {}
+    for eqn in equations:
+        for x in eqn.invars:
+            if not isinstance(x, core.Literal):
+                users.setdefault(x, []).append(eqn)
+    for x in results:
+        if not isinstance(x, core.Literal):
+            users.setdefault(x, []).append(None)
+    found, gone = [], set()
+    for eqn in equations:
+        if id(eqn) in gone:
+            continue
+        if eqn.primitive is ragged_dot_general_p:
+            found += _ragged(eqn)
+        elif _is_known_product(eqn):
+            ours = _transposed_result(_transposed_operands(_ours(eqn), made_by), users, gone)
+            # What is a part of it now can be no part of another one.
+            made_by.pop(ours.outvars[0], None)
+            found.append(ours)
+        else:
+            found.append(eqn)
+    return _without_unused_transpositions(found, results)
+
+
+def _is_known_product(eqn: core.JaxprEqn) -> bool:
+    if eqn.primitive is plain.dot_general_p:
+        return True
+    is_known = eqn.primitive is dot_general_p and eqn.params.keys() <= _PARAMETERS
+    extents = [extent for x in (*eqn.invars, *eqn.outvars) for extent in x.aval.shape]
+    is_known = is_known and not any(isinstance(x, core.Literal) for x in eqn.invars)
+    return (
+        is_known
+        and has_plain_context(eqn)
+        and all(not isinstance(x, int) or x <= _MOST_EXTENT for x in extents)
+    )
+
+
+def _ours(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    if eqn.primitive is plain.dot_general_p:
+        return eqn
+    numbers = tuple(
+        tuple(tuple(map(int, axes)) for axes in pair) for pair in eqn.params["dimension_numbers"]
+    )
+    params = {
+        "op": OP,
+        "dimension_numbers": numbers,
+        "permutation": tuple(range(eqn.outvars[0].aval.ndim)),
+        "precision": eqn.params["precision"],
+        "preferred_element_type": eqn.params["preferred_element_type"],
+        "out_sharding": eqn.params.get("out_sharding"),
+        "implementation": None,
+        "config": None,
+    }
+    return eqn.replace(primitive=plain.dot_general_p, params=params)
+
+
+def _transposed_operands(eqn: core.JaxprEqn, made_by) -> core.JaxprEqn:
+    """A product that reads operands as they are before they are transposed."""
+    if eqn.params["out_sharding"] is not None:
+        return eqn
+    for side in (0, 1):
+        while (made := made_by.get(eqn.invars[side])) is not None and _is_transposition(made):
+            eqn = _reading(eqn, side, made)
+    return eqn
+
+
+def _is_transposition(eqn: core.JaxprEqn) -> bool:
+    return eqn.primitive is transpose_p and has_plain_context(eqn)
+
+
+def _reading(eqn: core.JaxprEqn, side: int, made: core.JaxprEqn) -> core.JaxprEqn:
+    order = [int(axis) for axis in made.params["permutation"]]
+    contract, batch = (list(pair) for pair in eqn.params["dimension_numbers"])
+    before = _free_axes(eqn, side)
+    contract[side] = tuple(order[axis] for axis in contract[side])
+    batch[side] = tuple(order[axis] for axis in batch[side])
+    invars = list(eqn.invars)
+    invars[side] = made.invars[0]
+    # The free dimensions come in the order of the operand's axes.
+    moved = sorted(order[axis] for axis in before)
+    first = len(batch[0]) + (len(_free_axes(eqn, 0)) if side else 0)
+    place = {first + i: first + moved.index(order[axis]) for i, axis in enumerate(before)}
+    permutation = tuple(place.get(axis, axis) for axis in eqn.params["permutation"])
+    params = {"dimension_numbers": (tuple(contract), tuple(batch)), "permutation": permutation}
+    return eqn.replace(invars=invars, params=eqn.params | params)
+
+
+def _free_axes(eqn: core.JaxprEqn, side: int) -> list[int]:
+    contract, batch = eqn.params["dimension_numbers"]
+    taken = {*contract[side], *batch[side]}
+    return [axis for axis in range(eqn.invars[side].aval.ndim) if axis not in taken]
+
+
+def _transposed_result(eqn: core.JaxprEqn, users, gone: set) -> core.JaxprEqn:
+    """A product with the transposition of its result, where nothing else reads that."""
+    while eqn.params["out_sharding"] is None:
+        found = users.get(eqn.outvars[0], ())
+        if len(found) != 1 or found[0] is None or not _is_transposition(found[0]):
+            break
+        (following,) = found
+        before = eqn.params["permutation"]
+        order = tuple(before[axis] for axis in following.params["permutation"])
+        gone.add(id(following))
+        eqn = eqn.replace(outvars=following.outvars, params=eqn.params | {"permutation": order})
+    return eqn
+
+
+def _without_unused_transpositions(equations, results) -> list[core.JaxprEqn]:
+    used = {x for x in results if not isinstance(x, core.Literal)}
+    kept = []
+    for eqn in reversed(equations):
+        if _is_transposition(eqn) and eqn.outvars[0] not in used:
+            continue
+        used.update(x for x in eqn.invars if not isinstance(x, core.Literal))
+        kept.append(eqn)
+    return kept[::-1]
+
+
+def _ragged(eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
+    """The equations of our ragged product of the same operands; its own where that is none."""
+    if not eqn.params.keys() <= _ragged_parameters() or not has_plain_context(eqn):
+        return [eqn]
+    with contextlib.suppress(Exception):
+        closed = jax.make_jaxpr(functools.partial(ragged_dot_general, **eqn.params))(
+            *(x.aval for x in eqn.invars)
+        )
+        if closed.consts:
+            return [eqn]
+        written: list[core.JaxprEqn] = []
+        known: dict = {}
+        _write(as_jaxpr(closed), eqn.invars, eqn.outvars, known, written)
+        names = {known[x]: x for x in eqn.outvars}
+        if len(names) == len(eqn.outvars):
+            return [x.replace(outvars=[names.get(y, y) for y in x.outvars]) for x in written]
+    return [eqn]
+
+
+@functools.cache
+def _ragged_parameters() -> frozenset[str]:
+    return frozenset(inspect.signature(ragged_dot_general).parameters)

@@ -1,0 +1,670 @@
+"""`accelerate`: which equations go with which product, and that programs compute what they did."""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from library_modules import CASES, X, loss
+from random_arrays import normal
+
+import jax_tcgemm
+from jax_tcgemm.bench import small_models
+from jax_tcgemm.system.jax_internals import as_jaxpr
+
+OURS = re.compile(r" tcgemm_(?:epilogue_)?dot_general\[")
+THEIRS = re.compile(r" dot_general\[")
+EPILOGUE = "tcgemm_epilogue_dot_general"
+
+
+def equations(f, *args, **how):
+    return as_jaxpr(jax.make_jaxpr(jax_tcgemm.accelerate(f, **how))(*args)).eqns
+
+
+def groups(f, *args, **how):
+    return [eqn for eqn in equations(f, *args, **how) if eqn.primitive.name == EPILOGUE]
+
+
+def names(function):
+    return [eqn.primitive.name for eqn in as_jaxpr(function).eqns]
+
+
+def check(f, *args, exact=False, tolerance=1e-5, **how):
+    """The values of a function, accelerated, jitted or not."""
+    expected = jax.jit(f)(*args)
+    for run in (jax_tcgemm.accelerate(f, **how), jax.jit(jax_tcgemm.accelerate(f, **how))):
+        got = run(*args)
+        assert jax.tree.structure(got) == jax.tree.structure(expected)
+        for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            assert (x.dtype, x.shape) == (y.dtype, y.shape)
+            assert jax.typeof(x).weak_type == jax.typeof(y).weak_type
+            x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+            if exact:
+                np.testing.assert_array_equal(x, y)
+            else:
+                scale = max(1.0, abs(y).max(initial=0))
+                np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * scale)
+
+
+def check_every_product(f, *args):
+    """All products are ours, as many as before, and none is JAX's."""
+    before = str(jax.make_jaxpr(f)(*args))
+    after = str(jax.make_jaxpr(jax_tcgemm.accelerate(f))(*args))
+    assert THEIRS.search(before)
+    assert not THEIRS.search(after)
+    assert len(OURS.findall(after)) == len(THEIRS.findall(before))
+
+
+# --- which groups there are ---------------------------------------------------------------------
+
+M, K, N = 12, 20, 16
+
+
+def layer(x, w, bias, residual):
+    return residual + jax.nn.gelu(x @ w + bias)
+
+
+LAYER = normal(M, K), normal(K, N, seed=1), normal(N, seed=2), normal(M, N, seed=3)
+
+
+def test_a_layer_is_one_call():
+    (eqn,) = equations(layer, *LAYER)
+    assert eqn.primitive.name == EPILOGUE
+    # The bias as it is, not repeated.
+    assert [x.aval.shape for x in eqn.invars] == [(M, K), (K, N), (N,), (M, N)]
+    check(layer, *LAYER)
+
+
+def mlp(params, x):
+    for w, b in params[:-1]:
+        x = jnp.tanh(x @ w + b)
+    w, b = params[-1]
+    return x @ w + b
+
+
+def mlp_loss(params, x, y):
+    return jnp.mean((mlp(params, x) - y) ** 2)
+
+
+def mlp_params(*widths, dtype="float32"):
+    return [
+        (normal(m, n, seed=m, dtype=dtype) / m**0.5, normal(n, seed=n, dtype=dtype) / 4)
+        for m, n in itertools.pairwise(widths)
+    ]
+
+
+def test_a_backward_pass_reads_the_pre_activation():
+    def gelu_loss(w, v, x):
+        return jnp.sum(jax.nn.gelu(x @ w) @ v)
+
+    x, w, v = normal(M, K), normal(K, N, seed=1), normal(N, 24, seed=2)
+    forward, backward = groups(jax.grad(gelu_loss, (0, 1)), w, v, x)
+    # The activation, and z, of which the backward pass makes the derivative itself.
+    assert [x.aval.shape for x in forward.outvars] == [(M, N)] * 2
+    assert len(backward.invars) == 3
+    assert backward.invars[2] in forward.outvars
+    assert "tanh" in names(backward.params["function"])
+    assert [x.aval.shape for x in backward.outvars] == [(M, N)]
+    check(jax.grad(gelu_loss, (0, 1)), w, v, x)
+
+
+def test_a_derivative_of_what_is_stored_reads_that():
+    """tanh' is a function of tanh, which the next product reads: nothing more is stored."""
+    params, x, y = mlp_params(8, 16, 4), normal(M, 8), normal(M, 4)
+    forward, *_, backward = groups(jax.grad(mlp_loss), params, x, y)
+    assert len(forward.outvars) == 1
+    assert backward.invars[2] is forward.outvars[0]
+
+
+def test_two_products_that_use_each_other_make_no_circle():
+    def crossed(x, w, v):
+        a = jnp.sin(x @ w)
+        b = jnp.cos(a @ v)
+        c = a * b
+        return (c + b) @ w, a + c
+
+    x, w = normal(8, 8), normal(8, 8, seed=1)
+    check(crossed, x, w, w.T)
+    check_every_product(crossed, x, w, w.T)
+    first, second, *_ = groups(crossed, x, w, w.T)
+    assert first.outvars[0] in second.invars
+
+
+def test_what_comes_after_a_use_of_the_result_stays_outside():
+    def normed(x, w):
+        z = jax.nn.silu(x @ w)
+        return z / jnp.sum(z, -1, keepdims=True)
+
+    (eqn,) = groups(normed, normal(M, K), normal(K, N))
+    assert "div" not in names(eqn.params["function"])
+    check(normed, normal(M, K), normal(K, N))
+
+
+def test_softmax_alone_has_no_epilogue():
+    """XLA computes a scale and a mask on its way, so that nothing is gained by storing them."""
+
+    def attention(q, k):
+        return jax.nn.softmax(jnp.where(jnp.tri(M, dtype=bool), q @ k.mT / 4, -1e9), -1)
+
+    args = normal(3, 4, M, K), normal(3, 4, M, K, seed=1)
+    assert not groups(attention, *args)
+    check_every_product(attention, *args)
+    check(attention, *args)
+
+
+def test_a_gate_reads_the_other_product():
+    def gated(x, w, v):
+        return jax.nn.silu(x @ w) * (x @ v)
+
+    args = normal(M, K), normal(K, N), normal(K, N, seed=1)
+    gate, product = groups(gated, *args)
+    assert "logistic" in names(gate.params["function"])
+    assert product.invars[2:] == gate.outvars
+    check(gated, *args)
+
+
+def test_transpositions_are_parts_of_products():
+    def f(x, w):
+        return jax.grad(lambda w: jnp.sum(jnp.sin(jnp.swapaxes(x, 0, 1) @ w)))(w).T
+
+    args = normal(K, M), normal(K, N)
+    assert "transpose" not in [eqn.primitive.name for eqn in equations(f, *args)]
+    check(f, *args)
+
+    def chained(a, b, c):
+        return jnp.einsum("ahb,bc->cha", a, b).transpose(1, 0, 2) @ c.T
+
+    args = normal(3, 4, 5), normal(5, 6), normal(2, 3)
+    check(chained, *args)
+    check_every_product(chained, *args)
+
+
+def test_limits_of_kernels_are_kept():
+    def many(x, w, *others):
+        return functools.reduce(lambda y, z: jnp.sin(y) * z, others, x @ w)
+
+    others = [normal(M, N, seed=i) for i in range(20)]
+    args = normal(M, K), normal(K, N), *others
+    (eqn,) = groups(many, *args)
+    assert len(eqn.invars) == 2 + 12
+    check(many, *args)
+
+    def results(x, w):
+        z = x @ w
+        return [jnp.sin(z * i) for i in range(10)]
+
+    (eqn,) = groups(results, *args[:2])
+    assert len(eqn.outvars) <= 6
+    check(results, *args[:2])
+
+
+def test_layers_that_are_alike_share_a_function():
+    params = mlp_params(8, 8, 8, 8, 8)
+    found = groups(jax.grad(mlp_loss), params, normal(M, 8), normal(M, 8))
+    functions = [eqn.params["function"] for eqn in found]
+    assert len({id(x) for x in functions[:3]}) == 1
+    assert len({id(x) for x in functions}) < len(functions)
+
+
+def test_nothing_is_rewritten_without_products():
+    def f(x):
+        return lax.scan(lambda c, _: (jnp.sin(c), c), x, None, length=3)
+
+    before, after = (str(jax.make_jaxpr(g)(X)) for g in (f, jax_tcgemm.accelerate(f)))
+    assert before == after
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_a_training_step(dtype, x64):
+    params = mlp_params(8, 16, 16, 4, dtype=dtype)
+    x, y = normal(M, 8, dtype=dtype), normal(M, 4, dtype=dtype)
+
+    def step(params, x, y):
+        value, grads = jax.value_and_grad(mlp_loss)(params, x, y)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    # Sums differ in their order at most; every rounding to 16 bits is where it was.
+    tolerance = {"float64": 1e-13, "float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
+    check(step, params, x, y, tolerance=tolerance)
+    check_every_product(step, params, x, y)
+
+
+def test_roundings_stay_where_they_are():
+    """Of sums that are exact in any order nothing but roundings is left to differ."""
+    rng = np.random.default_rng(0)
+    x, w, b = (
+        jnp.asarray(rng.integers(-8, 9, shape) / 8, jnp.bfloat16)
+        for shape in ((M, K), (K, N), (N,))
+    )
+
+    def f(x, w, b):
+        return jax.value_and_grad(lambda w: jnp.sum(jax.nn.gelu(x @ w + b) ** 2))(w)
+
+    check(lambda *args: jax.nn.gelu(args[0] @ args[1] + args[2]), x, w, b, exact=True)
+    check(f, x, w, b, tolerance=2**-7)
+
+
+def test_wide_leaves_out_roundings():
+    rng = np.random.default_rng(0)
+    x, w, b = (
+        jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((M, K), (K, N), (N,))
+    )
+
+    def f(x, w, b):
+        return jnp.tanh((x @ w + b) / 8) + 1
+
+    (eqn,) = groups(f, x, w, b, wide=True)
+    assert eqn.params["op"] == "accelerate, 4 roundings left out"
+    exact = np.tanh((np.asarray(x, "f8") @ np.asarray(w, "f8") + np.asarray(b, "f8")) / 8) + 1
+    got = jax_tcgemm.accelerate(f, wide=True)(x, w, b)
+    assert got.dtype == jnp.bfloat16
+    # Rounded once.
+    np.testing.assert_allclose(np.asarray(got, "f8"), exact, rtol=2**-8, atol=1e-5)
+    plain = np.asarray(f(x, w, b), "f8")
+    assert abs(plain - exact).max() > abs(np.asarray(got, "f8") - exact).max()
+    (eqn,) = groups(f, *(y.astype(jnp.float32) for y in (x, w, b)), wide=True)
+    assert eqn.params["op"] == "accelerate"
+
+
+MODELS = {model.name: model for model in small_models.models()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_small_models(name):
+    model = MODELS[name]
+    check(model.step, *model.carry, tolerance=2e-2 if "bfloat16" in name else 1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_libraries(name):
+    """Stock modules of Flax, Equinox and Haiku, and their gradients."""
+    make, num_ours, num_theirs = CASES[name]
+    theirs, _, parameters = make()
+    check(theirs, parameters, X, tolerance=1e-4)
+    step = jax.value_and_grad(loss(theirs), (0, 1))
+    check(step, parameters, X, tolerance=1e-3)
+    check_every_product(step, parameters, X)
+    assert num_ours + num_theirs > 0
+
+
+def test_a_mixture_of_experts_of_einsums():
+    def layer(params, x):
+        router, up, down = params
+        gates = jax.nn.softmax(jnp.einsum("td,de->te", x, router))
+        h = jax.nn.silu(jnp.einsum("td,edf->etf", x, up))
+        return jnp.einsum("etf,efd,te->td", h, down, gates)
+
+    params = normal(8, 4), normal(4, 8, 16), normal(4, 16, 8, seed=1)
+    step = jax.value_and_grad(lambda p, x: jnp.sum(layer(p, x) ** 2))
+    check(step, params, normal(M, 8), tolerance=1e-4)
+    check_every_product(step, params, normal(M, 8))
+
+
+def test_integers_and_what_no_kernel_knows():
+    a = jnp.asarray(np.random.default_rng(0).integers(-8, 8, (8, 8)), jnp.int8)
+
+    def quantised(a, scale):
+        z = lax.dot_general(a, a, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+        return jnp.round(z * scale).astype(jnp.int8)
+
+    check(quantised, a, jnp.float32(0.01), exact=True)
+    assert len(groups(quantised, a, jnp.float32(0.01))) == 1
+    c = normal(4, 4, dtype="complex64")
+    check(lambda c: jnp.abs(c @ c) + 1, c)
+    check(lambda a: a.astype(jnp.int32) @ a.astype(jnp.int32) + 1, a, exact=True)
+
+
+# --- other programs inside ------------------------------------------------------------------------
+
+
+def test_control_flow():
+    w = normal(8, 8) / 4
+
+    def scanned(x, w):
+        def body(x, w):
+            return x + jnp.tanh(x @ w), jnp.sum(x)
+
+        return lax.scan(body, x, w)
+
+    def looped(x, w):
+        return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sin(c[1] @ w)), (0, x))
+
+    def branched(x, w):
+        return lax.cond(x[0, 0] > 0, lambda: jnp.sin(x @ w), lambda: x)
+
+    x, ws = normal(4, 8), jnp.stack([w, w.T, w])
+    for f, args in ((scanned, (x, ws)), (looped, (x, w)), (branched, (x, w))):
+        check(f, *args)
+        check_every_product(f, *args)
+        assert EPILOGUE in str(jax.make_jaxpr(jax_tcgemm.accelerate(f))(*args))
+    step = jax.value_and_grad(lambda ws: jnp.sum(scanned(x, ws)[0] ** 2))
+    check(step, ws, tolerance=1e-4)
+    check_every_product(step, ws)
+
+
+def test_remat():
+    block = jax.checkpoint(lambda x, w: x + jax.nn.gelu(x @ w))
+
+    def f(x, w):
+        return jnp.sum(block(block(x, w), w) ** 2)
+
+    x, w = normal(4, 8), normal(8, 8) / 4
+    for g in (f, jax.value_and_grad(f, (0, 1))):
+        check(g, x, w)
+        check_every_product(g, x, w)
+    policy = jax.checkpoint_policies.dots_saveable
+
+    def saved(x, w):
+        return jnp.sum(jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w)), policy=policy)(x, w))
+
+    # A policy still sees the primitives that it knows.
+    check(saved, x, w)
+    inside = str(jax.make_jaxpr(jax.grad(jax_tcgemm.accelerate(saved)))(x, w))
+    outside = str(jax.make_jaxpr(jax.grad(saved))(x, w))
+    assert len(THEIRS.findall(inside)) == len(THEIRS.findall(outside))
+
+
+@jax.custom_vjp
+def doubling(x, w):
+    return jnp.sin(x @ w)
+
+
+doubling.defvjp(
+    lambda x, w: (jnp.sin(x @ w), (x, w)),
+    lambda kept, g: (2 * g @ kept[1].T, 2 * kept[0].T @ g),
+)
+
+
+@jax.custom_jvp
+def halving(x, w):
+    return jnp.sin(x @ w)
+
+
+halving.defjvp(lambda primals, tangents: (halving(*primals), 0.5 * tangents[0] @ primals[1]))
+
+
+@pytest.mark.parametrize("f", [doubling, halving])
+def test_functions_with_derivatives_of_their_own(f):
+    x, w = normal(4, 8), normal(8, 8)
+    check(f, x, w)
+    check_every_product(f, x, w)
+
+    def total(x, w):
+        return jnp.sum(f(x, w) ** 2)
+
+    check(jax.grad(total), x, w)
+    check_every_product(jax.grad(total), x, w)
+    # And where it is differentiated afterwards.
+    np.testing.assert_allclose(
+        jax.grad(jax_tcgemm.accelerate(total))(x, w), jax.grad(total)(x, w), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_activations_keep_their_derivatives():
+    """relu has half of none of it at zero."""
+
+    def f(x, w):
+        return jnp.sum(jax.nn.relu(x @ w))
+
+    x, w = jnp.zeros((4, 8)), normal(8, 8)
+    (eqn,) = groups(lambda x, w: jax.nn.relu(x @ w), x, w)
+    assert names(eqn.params["function"]) == ["custom_jvp_call"]
+    got = jax.grad(jax_tcgemm.accelerate(f))(x, w)
+    np.testing.assert_array_equal(got, jax.grad(f)(x, w))
+
+
+def test_transformations_around_it():
+    fast = jax_tcgemm.accelerate(layer)
+    x, w, bias, residual = LAYER
+    for argnums in (0, 1, 2, 3):
+        got, expected = (
+            jax.grad(lambda *args, f=f: jnp.sum(f(*args) ** 2), argnums)(*LAYER)
+            for f in (fast, layer)
+        )
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    stacked = jnp.stack([x, 2 * x])
+    for f in (jax.vmap, lambda f, *how: jax.jit(jax.vmap(f, *how))):
+        got, expected = (
+            f(g, (0, None, None, None))(stacked, w, bias, residual) for g in (fast, layer)
+        )
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    got, expected = (jax.jvp(f, LAYER, LAYER) for f in (fast, layer))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, expected)
+    check(lambda *args: fast(*args) + 1, *LAYER)  # and inside of itself
+    check(jax.jit(layer), *LAYER)
+    check(jax.vmap(layer, (0, None, None, None)), stacked, w, bias, residual)
+
+
+def test_donation_is_kept():
+    @functools.partial(jax.jit, donate_argnums=0)
+    def inner(x, w):
+        return jnp.sin(x @ w)
+
+    x, w = normal(8, 8), normal(8, 8)
+    (eqn,) = equations(inner, x, w)
+    assert eqn.primitive.name == "jit"
+    assert eqn.params["donated_invars"] == (True, False)
+    assert eqn.params["name"] == "inner"
+
+
+def test_effects_stay_as_they_are():
+    seen = []
+
+    def f(x, w):
+        jax.debug.callback(lambda x: seen.append(("before", float(x))), x[0, 0], ordered=True)
+        z = x @ w
+        y = jnp.sin(z)
+        jax.debug.callback(lambda z: seen.append(("between", float(z))), z[0, 0], ordered=True)
+        out = y @ w + 1
+        jax.debug.callback(lambda z: seen.append(("after", float(z))), out[0, 0], ordered=True)
+        return out
+
+    x = jnp.eye(4)
+    check(f, x, x)
+    jax.effects_barrier()
+    assert len(seen) == 9
+    assert seen[:3] == seen[3:6] == seen[6:]
+    assert [name for name, _ in seen[:3]] == ["before", "between", "after"]
+
+
+def test_ragged_products():
+    sizes = jnp.array([2, 4], jnp.int32)
+
+    def f(x, w):
+        return jnp.sum(jax.nn.relu(lax.ragged_dot(x, w, sizes)) ** 2)
+
+    args = normal(6, 5), normal(2, 5, 4)
+    for g in (f, jax.grad(f, (0, 1))):
+        check(g, *args, tolerance=1e-4)
+        text = str(jax.make_jaxpr(jax_tcgemm.accelerate(g))(*args))
+        assert "tcgemm_ragged_dot" in text
+        assert " ragged_dot_general[" not in text
+
+
+# --- several devices ------------------------------------------------------------------------------
+
+
+def mesh_of(axis_type):
+    return jax.make_mesh((2, 4), ("x", "y"), axis_types=(axis_type,) * 2)
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_sharded_programs(axis_type):
+    mesh = mesh_of(axis_type)
+    specs = P("x"), P(None, "y"), P("y"), P("x", "y")
+    args = [normal(8, 16), normal(16, 8), normal(8), normal(8, 8)]
+    with jax.set_mesh(mesh):
+        args = [
+            jax.device_put(x, NamedSharding(mesh, spec))
+            for x, spec in zip(args, specs, strict=True)
+        ]
+        expected, got = (jax.jit(f)(*args) for f in (layer, jax_tcgemm.accelerate(layer)))
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+        assert got.sharding.is_equivalent_to(expected.sharding, 2)
+        assert len(groups(layer, *args)) == 1
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_shard_map(check_vma):
+    mesh = mesh_of(AxisType.Auto)
+
+    def part(x, w, bias):
+        y = jax.nn.gelu(lax.psum(x @ w, "y") + bias)
+        return lax.pmean(jnp.sum((y @ w.T) ** 2), ("x", "y"))
+
+    f = jax.shard_map(
+        part,
+        mesh=mesh,
+        in_specs=(P("x", "y"), P("y"), P()),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+    args = normal(8, 16), normal(16, 8), normal(8)
+    check(f, *args, tolerance=1e-4)
+    check_every_product(f, *args)
+
+    def local(x, w, bias):
+        return jnp.sin(x @ w + bias)
+
+    g = jax.shard_map(
+        local, mesh=mesh, in_specs=(P("x"), P(), P()), out_specs=P("x"), check_vma=check_vma
+    )
+    args = normal(8, 16), normal(16, 8), normal(8)
+    check(g, *args)
+    assert EPILOGUE in str(jax.make_jaxpr(jax_tcgemm.accelerate(g))(*args))
+    if check_vma:
+        step = jax.grad(lambda *args: jnp.sum(g(*args) ** 2), (0, 1, 2))
+        check(step, *args, tolerance=1e-4)
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def test_arguments_that_are_no_arrays():
+    def f(x, *, power, name, flags):
+        assert isinstance(power, int)
+        return {"out": (x @ x) ** power, "name": name, "none": None} if flags["on"] else x
+
+    x = normal(4, 4)
+    fast = jax_tcgemm.accelerate(f)
+    for power in (2, 3):
+        got = fast(x, power=power, name="n", flags={"on": True})
+        np.testing.assert_allclose(got["out"], (x @ x) ** power, rtol=1e-5)
+        assert got["name"] == "n"
+    assert fast(x, power=2, name=[], flags={"on": False}) is not None
+    assert fast.__name__ == "f"
+
+
+def test_closed_over_arrays():
+    w = normal(4, 4)
+
+    @jax.jit
+    def outer(w, x):
+        return jax_tcgemm.accelerate(lambda x: jnp.sin(x @ w))(x)
+
+    np.testing.assert_allclose(outer(w, w), jnp.sin(w @ w), rtol=1e-5, atol=1e-6)
+    got, expected = (
+        jax.grad(lambda v: jnp.sum(how(lambda x: jnp.sin(x @ v))(w)))(w)  # noqa: B023
+        for how in (jax_tcgemm.accelerate, lambda f: f)
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_program_is_traced_once():
+    traces = []
+
+    def f(x, scale):
+        traces.append(scale)
+        return scale * (x @ x)
+
+    fast = jax_tcgemm.accelerate(f)
+    x = normal(4, 4)
+    for _ in range(2):
+        fast(x, 2)
+    assert traces == [2]
+    fast(x, 2.0)
+    fast(x, 3)
+    fast(x[:2, :2], 3)
+    assert traces == [2, 2.0, 3, 3]
+    with jax.default_matmul_precision("highest"):
+        fast(x, 3)
+    assert len(traces) == 5
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="accelerate: fn must be a function, got fn of type int"):
+        jax_tcgemm.accelerate(3)
+    with pytest.raises(TypeError, match="accelerate: wide must be True or False"):
+        jax_tcgemm.accelerate(layer, wide=1)
+
+
+# --- random programs ------------------------------------------------------------------------------
+
+_UNARY = (
+    jnp.sin,
+    jnp.tanh,
+    jax.nn.gelu,
+    jax.nn.relu,
+    lambda x: jnp.where(x > 0, x, 0.5 * x),
+    jnp.abs,
+)
+_BINARY = (jnp.add, jnp.multiply, jnp.maximum, lambda x, y: x - 0.5 * y)
+
+
+@st.composite
+def programs(draw):
+    """Steps on square matrices, each of earlier ones: products, elementwise ones and reductions."""
+    steps = []
+    for number in range(draw(st.integers(2, 12))):
+        earlier = st.integers(0, number + 1)
+        kind = draw(st.sampled_from(["product", "product", "unary", "binary", "norm", "transpose"]))
+        which = draw(st.integers(0, 5))
+        steps.append((kind, which, draw(earlier), draw(earlier)))
+    results = draw(st.lists(st.integers(0, len(steps) + 1), min_size=1, max_size=3))
+    return steps, results, draw(st.booleans())
+
+
+def run_program(steps, results, x, y):
+    values = [x, y]
+    for kind, which, i, j in steps:
+        a, b = values[i], values[j]
+        if kind == "product":
+            made = (a @ b) / 4
+        elif kind == "unary":
+            made = _UNARY[which](a)
+        elif kind == "binary":
+            made = _BINARY[which % 4](a, b)
+        elif kind == "norm":
+            made = a / (1 + jnp.sum(b**2, -1, keepdims=True))
+        else:
+            made = a.T
+        values.append(made)
+    return [values[i] for i in results]
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs())
+def test_random_programs(program):
+    steps, results, is_differentiated = program
+    f = functools.partial(run_program, steps, results)
+    if is_differentiated:
+        f = jax.grad(lambda x, y, f=f: sum(jnp.sum(jnp.tanh(z)) for z in f(x, y)), (0, 1))
+    args = normal(5, 5), normal(5, 5, seed=1)
+    before, after = (str(jax.make_jaxpr(g)(*args)) for g in (f, jax_tcgemm.accelerate(f)))
+    assert len(OURS.findall(after)) == len(THEIRS.findall(before))
+    expected = jax.jit(f)(*args)
+    got = jax.jit(jax_tcgemm.accelerate(f))(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        scale = max(1.0, float(abs(b).max()))
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * scale)
