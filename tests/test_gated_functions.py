@@ -359,14 +359,14 @@ def folded(lhs_shape, rhs_shape, contracted, batch=(), num_rhs=1, pair=None, dty
 
 
 def test_both_matrices_are_read_where_they_are():
-    _, fold, problem, operands = folded((6, 4, K), (K, 2, N), ((2,), (0,)), pair=2)
+    _, fold, problem, operands, _ = folded((6, 4, K), (K, 2, N), ((2,), (0,)), pair=2)
     assert (problem.m, problem.n, problem.k, problem.b.ld) == (24, N, K, 2 * N)
     assert problem.epilogue.gated
     assert problem.epilogue.up_offset == N
     assert (fold.num_copies, operands) == (0, ())
-    _, _, problem, _ = folded((M, K), (2, N, K), ((1,), (2,)), pair=1)
+    _, _, problem, *_ = folded((M, K), (2, N, K), ((1,), (2,)), pair=1)
     assert (problem.b.transposed, problem.epilogue.up_offset) == (True, N * K)
-    _, _, problem, _ = folded((3, M, K), (3, K, N), ((2,), (1,)), (0,), num_rhs=2)
+    _, _, problem, *_ = folded((3, M, K), (3, K, N), ((2,), (1,)), (0,), num_rhs=2)
     assert problem.epilogue.gated
     assert (problem.batch, problem.n, problem.epilogue.up_offset) == (3, N, 0)
     assert "kIsGated = true" in problem.epilogue.function.definitions
