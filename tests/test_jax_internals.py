@@ -52,6 +52,34 @@ def imported_without(monkeypatch, *names, **kwargs):
     return module
 
 
+def test_a_program_that_cannot_be_rewritten_runs_as_it_was(monkeypatch):
+    """Of a JAX whose programs have no such parts."""
+
+    def f(x):
+        return jnp.sin(x @ x)
+
+    monkeypatch.setattr("jax_tcgemm.products.rewriting.with_equations", lambda *_: jnp.no_such_name)
+    x = normal(4, 4)
+    with pytest.warns(RuntimeWarning, match="accelerate: JAX's programs must be made as"):
+        got = jax_tcgemm.accelerate(f)(x)
+    np.testing.assert_allclose(got, f(x), rtol=1e-6)
+
+
+def test_variables_and_programs_of_ours():
+    closed = jax.make_jaxpr(lambda x: jnp.sin(jnp.cos(x)))(1.0)
+    jaxpr = jax_internals.as_jaxpr(closed)
+    x = jaxpr.eqns[0].invars[0]
+    other = jax_internals.new_variable(x)
+    assert other is not x
+    assert other != x
+    assert other.aval == x.aval
+    only = jax_internals.function_of([x], jaxpr.eqns[:1], jaxpr.eqns[0].outvars)
+    np.testing.assert_allclose(core.jaxpr_as_fun(only)(1.0)[0], np.cos(1.0), rtol=1e-6)
+    fewer = jax_internals.with_equations(closed, jaxpr.eqns[:1], jaxpr.eqns[0].outvars)
+    np.testing.assert_allclose(core.jaxpr_as_fun(fewer)(1.0)[0], np.cos(1.0), rtol=1e-6)
+    assert jax_internals.has_plain_context(jaxpr.eqns[0])
+
+
 def test_nothing_else_imports_what_is_not_public():
     allowed = {PACKAGE / "system" / "jax_internals.py"}
     for file in set(PACKAGE.rglob("*.py")) - allowed:

@@ -8,6 +8,7 @@ and keep all else.
 import contextlib
 import functools
 import inspect
+import warnings
 from collections.abc import Sequence
 
 import jax
@@ -71,7 +72,18 @@ class Rewriter:
     def __call__(self, program):
         """The rewritten program: a jaxpr, closed or not; the same object where nothing changes."""
         if id(program) not in self._known:
-            self._known[id(program)] = program, self._rewritten(program)
+            try:
+                rewritten = self._rewritten(program)
+            except Exception as error:  # of a JAX whose programs are made otherwise
+                warnings.warn(
+                    f"accelerate: JAX's programs must be made as this library knows them, got "
+                    f"{type(error).__name__}: {error}, so that one runs as it was; call "
+                    "jax_tcgemm.matmul, or report it",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                rewritten = program
+            self._known[id(program)] = program, rewritten
         return self._known[id(program)][1]
 
     def _rewritten(self, program):
