@@ -143,6 +143,7 @@ class Rewriter:
         )
         op = f"{OP}, {left_out} roundings left out" if left_out else OP
         params = {"op": op, "preferred_element_type": dtype, "function": function}
+        params |= {"num_rhs": 1, "pair": None}
         return eqn.replace(
             primitive=epilogue_dot_general_p,
             invars=[*eqn.invars, *group.inputs],
