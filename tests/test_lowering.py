@@ -1,6 +1,7 @@
 """What a program becomes, lowered for the host's platform and, on any machine, for CUDA."""
 
 import functools
+import json
 import re
 
 import jax
@@ -30,9 +31,11 @@ def attributes(text):
     """The gemm attribute of the only custom call."""
     (gemm,) = re.findall(r"gemm = \{([^}]*)\}", text)
     found = {}
-    for name, value in re.findall(r'(\w+) = ("[^"]*"|[^,: ]+)', gemm):
+    for name, value in re.findall(r'(\w+) = ("[^"]*"|dense<.*?>|[^,: ]+)', gemm):
         if value.startswith('"'):
             found[name] = value.strip('"')
+        elif value.startswith("dense<"):
+            found[name] = json.loads(value[len("dense<") : -1] or "[]")
         elif value in ("true", "false"):
             found[name] = value == "true"
         else:
@@ -45,7 +48,7 @@ def struct(*shape, dtype=jnp.bfloat16):
 
 
 def test_attributes_of_the_custom_call(fake_cuda):
-    text = lower(jax_tcgemm.matmul, struct(128, 256), struct(256, 64))
+    text, empty = lower(jax_tcgemm.matmul, struct(128, 256), struct(256, 64)), []
     assert "custom_call @tcgemm_gemm" in text
     assert attributes(text) == {
         "abi": 1,
@@ -75,6 +78,8 @@ def test_attributes_of_the_custom_call(fake_cuda):
         "bias_batch_stride": 0,
         "aux_out": False,
         "column_sums": False,
+        "function": "",
+        **dict.fromkeys(("function_reads", "function_indices", "function_results"), empty),
     }
 
 
