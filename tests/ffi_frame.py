@@ -262,7 +262,7 @@ def _encoded(value, keep: list) -> tuple[int, int]:
     elif isinstance(value, str):
         data = value.encode()
         made, kind = _ByteSpan(data, len(data)), 4
-    elif isinstance(value, list):
+    elif isinstance(value, list | np.ndarray):
         elements = np.asarray(
             value, np.float64 if any(isinstance(x, float) for x in value) else np.int64
         )
