@@ -10,17 +10,21 @@ import numpy as np
 import pytest
 from work import steps
 
+import jax_tcgemm
 from jax_tcgemm import selection
+from jax_tcgemm.bench import functions, records, suites
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Function, Result
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import cost_model, tables
+from jax_tcgemm.system import modules
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIG_H = REPOSITORY / "csrc" / "kernels" / "wgmma" / "config.h"
 SHIPPED = REPOSITORY / "jax_tcgemm" / "data" / "tuned" / "h200.json"
 MEASURED = REPOSITORY / "benchmarks" / "results" / "h200-wgmma-configs.csv"
 MEASURED_FUSED = MEASURED.with_name("h200-fused-configs.csv")
+MEASURED_FUNCTIONS = MEASURED.with_name("h100-functions.jsonl")
 MEASURED_ROWS = MEASURED.with_name("h200-wgmma-rows.csv")
 MEASURED_CHOICES = MEASURED.with_name("h200-wgmma-choices.csv")
 WGMMA_CC = CONFIG_H.with_name("wgmma.cc")
@@ -328,3 +332,25 @@ def test_a_gated_product_is_one_of_twice_the_columns():
     # Elsewhere it is two products and the sum of their epilogues.
     other = "128x192x64_c2x1x1_co"
     assert us(gated, other) > 2 * us(half, other) + 100
+
+
+@pytest.mark.skipif(modules.cuda is None, reason="this build has no CUDA module")
+def test_functions_run_in_about_the_fastest_way_that_was_measured():
+    """By a tile of either kind, or as the product and a loop of XLA's."""
+    measured = collections.defaultdict(dict)
+    for record in records.read_records([MEASURED_FUNCTIONS]):
+        ratio = record["parts"]["product"]["ratio"]
+        measured[record["label"], record["shape"]][record["implementation"]] = 1 / ratio
+    ping_pong, cooperative = functions.TILES
+    losses = []
+    for case in suites.load_suite("functions").cases:
+        if (case.label, case.shape) not in measured:
+            continue
+        times = measured[case.label, case.shape]
+        (call,) = jax_tcgemm.explain(case.ours["auto"], *case.operands, platform="cuda")
+        own = ping_pong if "_pp" in call.config else cooperative
+        way = "bare" if "unfused" in call.why else own
+        losses.append(times[way] / min(times[x] for x in ("bare", *functions.TILES)))
+    assert len(losses) == 18
+    assert max(losses) < 1.1
+    assert np.exp(np.mean(np.log(losses))) < 1.02

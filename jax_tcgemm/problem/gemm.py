@@ -63,22 +63,23 @@ class Problem:
         return (self.batch, self.m, *((2,) if self.epilogue.gated else ()), self.n)
 
     @property
-    def function_bytes(self) -> int:
-        """Of what a function reads, and of its results after D."""
-        function = self.epilogue.function
-        if function is None:
-            return 0
+    def function_read_bytes(self) -> int:
+        """Of what a function reads."""
         extents = {"kBoth": self.m * self.n, "kM": self.m, "kN": self.n, "kNothing": 1}
-        read = sum(
+        function = self.epilogue.function
+        return sum(
             itemsize
             * extents[strides.along]
             * (self.batch if strides.batch_outer or strides.batch_inner else 1)
-            for _, itemsize, strides in function.reads
+            for _, itemsize, strides in (function.reads if function else ())
         )
-        shape = self.batch, self.m, self.n
-        return read + sum(
-            x.dtype.itemsize * math.prod(x.shape(*shape)) for x in function.results[1:]
-        )
+
+    @property
+    def function_result_bytes(self) -> int:
+        """Of its results after D."""
+        function, shape = self.epilogue.function, (self.batch, self.m, self.n)
+        results = function.results[1:] if function else ()
+        return sum(x.dtype.itemsize * math.prod(x.shape(*shape)) for x in results)
 
     @property
     def num_b(self) -> int:
@@ -140,7 +141,8 @@ class Problem:
         elements = d * (2 if self.beta else 1)
         elements += aux * (self.epilogue.derivative + self.epilogue.aux_out)
         written = elements * DTYPES[self.out_dtype].itemsize
-        return self.a_bytes + self.b_bytes + written + self.function_bytes
+        of_function = self.function_read_bytes + self.function_result_bytes
+        return self.a_bytes + self.b_bytes + written + of_function
 
     @property
     def a_bytes(self) -> int:

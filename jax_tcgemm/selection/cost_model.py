@@ -77,13 +77,20 @@ class Calibration:
     fused_read_us: float = 0.24
     fused_activation_us: float = 0.14
     fused_sums_us: float = 0.31
-    # The same of a function: for itself, and for each unit of its work (`Function.work`).
-    function_us: float = 0.17
-    function_work_us: float = 0.017
-    # Of a loop of XLA's, in which more warps share an SM: half of it, as an estimate.
-    loop_work_us: float = 0.0085
     # The part of it by which ping-pong's other warpgroup is held up.
     fused_interference: float = 0.12
+    # The same of a function: for itself, for each unit of its work (`Function.work`), for each
+    # number, row or column that it reads, and for what it reads and stores of 16-bit matrices.
+    function_us: float = 0.09
+    function_work_us: float = 0.0032
+    function_vector_us: float = 0.1
+    function_read_us: float = 0.6
+    function_stored_us: float = 0.12
+    # For a result that it reduces over columns, and over rows, with what XLA does of it.
+    function_reduced_us: tuple[float, float] = (0.35, 0.8)
+    function_interference: float = 0.38
+    # A unit of its work in 1024 elements, in a loop of XLA's.
+    loop_work_us: float = 0.0011
     # Where rows of D are not 16-byte aligned: a tile, and as many bytes more of each of its rows,
     # at whose ends are sectors that are written in part.
     unaligned_tile_us: float = 0.77
@@ -393,7 +400,9 @@ def _compute_us(
     fused = walk.in_kernel * x.tile_m * x.tile_n / groups / 1024 * _fused_us(p, c)
     epilogue = c.epilogue_us + exchange + store + fused
     in_turn = np.ceil(walk.waves / 2) * (mainloop + epilogue)
-    alternating = walk.waves * (mainloop + c.fused_interference * fused) + epilogue
+    is_function = p.epilogue.function is not None
+    interference = c.function_interference if is_function else c.fused_interference
+    alternating = walk.waves * (mainloop + interference * fused) + epilogue
     alternating = np.maximum(alternating, in_turn)
     return np.where(x.ping_pong, alternating, walk.waves * (mainloop + epilogue))
 
@@ -428,10 +437,14 @@ def _fused_us(p: Problem, c: Calibration) -> float:
     """What 1024 elements of a product take a warpgroup through its epilogue."""
     multiplied = p.batch * p.m * p.n * p.num_b
     if (function := p.epilogue.function) is not None:
-        more = p.function_bytes / max(2 * multiplied, 1)
+        vectors = sum(strides.along != "kBoth" for _, _, strides in function.reads)
+        us = c.function_us + c.function_work_us * function.work + c.function_vector_us * vectors
+        for over, reduced_us in zip(("columns", "rows"), c.function_reduced_us, strict=True):
+            us += reduced_us * sum(x.over == over for x in function.results)
+        moved = c.function_read_us * p.function_read_bytes
+        moved += c.function_stored_us * p.function_result_bytes
         # Of a gated product it takes two sums for each element that it computes.
-        once = c.function_us + c.function_work_us * function.work
-        return c.fused_read_us * more + once / p.num_b
+        return (us + moved / max(2 * math.prod(p.d_shape), 1)) / p.num_b
     d, aux = math.prod(p.d_shape), math.prod(p.aux_shape)
     stored = d + aux * p.epilogue.aux_out
     read = d * (p.beta != 0) + aux * p.epilogue.derivative
