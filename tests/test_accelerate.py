@@ -5,6 +5,7 @@ import itertools
 import re
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -517,6 +518,38 @@ def test_sharded_programs(axis_type):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
         assert got.sharding.is_equivalent_to(expected.sharding, 2)
         assert len(groups(layer, *args)) == 1
+
+
+def test_gradients_over_explicit_axes():
+    mesh = mesh_of(AxisType.Explicit)
+    specs = P("x"), P(None, "y"), P("y")
+    with jax.set_mesh(mesh):
+        args = [
+            jax.device_put(normal(*shape), NamedSharding(mesh, spec))
+            for shape, spec in zip(((8, 16), (16, 8), (8, 4)), specs, strict=True)
+        ]
+        x, w, v = args
+
+        def f(x, w, v):
+            y = jnp.tanh(jnp.einsum("ik,kj->ij", x, w, out_sharding=P("x", "y")))
+            return jnp.einsum("ij,jk->ik", y, v, out_sharding=P("x"))
+
+        step = jax.grad(lambda x, w, v: jnp.sum(f(x, w, v) ** 2), (0, 1, 2))
+        expected, got = (jax.jit(g)(x, w, v) for g in (step, jax_tcgemm.accelerate(step)))
+        for a, b in zip(got, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+            assert a.sharding.is_equivalent_to(b.sharding, 2)
+        assert len(groups(step, x, w, v)) >= 2
+
+
+def test_export_with_symbolic_dimensions():
+    (rows,) = jax.export.symbolic_shape("rows")
+    accelerated = jax.jit(jax_tcgemm.accelerate(lambda x, w, b: jax.nn.gelu(x @ w + b)))
+    types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, K), (K, N), (N,))]
+    exported = jax.export.export(accelerated)(*types)
+    args = normal(5, K), normal(K, N), normal(N)
+    expected = jax.nn.gelu(args[0] @ args[1] + args[2])
+    np.testing.assert_allclose(exported.call(*args), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])

@@ -65,6 +65,23 @@ def test_a_program_that_cannot_be_rewritten_runs_as_it_was(monkeypatch):
     np.testing.assert_allclose(got, f(x), rtol=1e-6)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_programs_are_lowered_where_jax_says_how(is_known, monkeypatch):
+    """And traced once more where it does not."""
+    if is_known:
+        assert jax_internals._lowers_programs()
+    monkeypatch.setattr(jax_internals, "_lowers_programs", lambda: is_known)
+    x = normal(6, 6)
+
+    def f(x):
+        y = jax_tcgemm.matmul(x, x, epilogue=jnp.sin)
+        return jax_tcgemm.matmul(y, y, epilogue=jnp.sin)
+
+    y = jnp.sin(x @ x)
+    # Twice of one key and the same types: the second one is not traced.
+    np.testing.assert_allclose(jax.jit(f)(x), jnp.sin(y @ y), rtol=1e-4, atol=1e-5)
+
+
 def test_variables_and_programs_of_ours():
     closed = jax.make_jaxpr(lambda x: jnp.sin(jnp.cos(x)))(1.0)
     jaxpr = jax_internals.as_jaxpr(closed)

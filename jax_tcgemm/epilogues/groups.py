@@ -182,7 +182,7 @@ class _Program:
     def _is_elementwise(self, number: int, shape) -> bool:
         if number not in self._shapes:
             eqn = self._equations[number]
-            own = eqn.outvars[0].aval.shape if eqn.outvars else None
+            own = _shape(eqn)
             self._shapes[number] = own if is_elementwise(eqn, own) else None
         return self._shapes[number] == shape
 
@@ -330,8 +330,7 @@ class _Program:
         is_of_numbers = all(isinstance(x, core.Literal) for x in eqn.invars)
         if is_of_numbers and self._is_elementwise(number, ()):
             return True
-        shape = eqn.outvars[0].aval.shape if eqn.outvars else ()
-        return is_repeated(eqn, shape) and _bytes(eqn.invars[0]) == _bytes(eqn.outvars[0])
+        return is_repeated(eqn, _shape(eqn)) and _bytes(eqn.invars[0]) == _bytes(eqn.outvars[0])
 
     def _cost(self, x: core.Var, size: int, before) -> int:
         """Bytes of an element to read, and to write if it is only for this."""
@@ -374,7 +373,7 @@ class _Program:
             eqn = self._equations[number]
             if number in self.gone or any(self._users[x] for x in eqn.outvars):
                 continue
-            shape = eqn.outvars[0].aval.shape
+            shape = _shape(eqn)
             if self._is_elementwise(number, shape) or is_repeated(eqn, shape):
                 self._leave(number)
                 waiting += [self._producer[x] for x in self._inputs(number) if x in self._producer]
@@ -405,6 +404,11 @@ class _Draft:
     def remove(self, numbers: set[int]) -> None:
         """Leaves members out."""
         self.members = tuple(n for n in self.members if n not in numbers)
+
+
+def _shape(eqn: core.JaxprEqn) -> tuple[int, ...] | None:
+    """That of its first result, if this is an array."""
+    return getattr(eqn.outvars[0].aval, "shape", None) if eqn.outvars else None
 
 
 def _bytes(x) -> int:

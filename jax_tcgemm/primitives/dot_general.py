@@ -368,7 +368,8 @@ def _lower(ctx, lhs, rhs, *, device, obstacle, **params):
     def on_device(lhs, rhs):
         return (dense.dot_general(lhs, rhs, plan, out_sharding),)
 
-    return partitioning.lower_on_device(ctx, on_device, lhs, rhs)
+    key = lowering.key_of(dot_general_p, params, plan.choice)
+    return partitioning.lower_on_device(ctx, on_device, lhs, rhs, key=key)
 
 
 def _is_plain(asked: dense.LaxProduct, *avals) -> bool:

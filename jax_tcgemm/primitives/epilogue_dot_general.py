@@ -565,11 +565,12 @@ def _lower(ctx, *operands, device, obstacle, **params):
         if not obstacle:
             return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
     plan = epilogue.make_plan(product, device, obstacle)
+    key = lowering.key_of(epilogue_dot_general_p, params, plan.choice)
     if not plan.is_fused:
         unfused_call = functools.partial(unfused, **params)
-        return partitioning.lower_on_device(ctx, unfused_call, *operands)
+        return partitioning.lower_on_device(ctx, unfused_call, *operands, key=key)
     on_device = functools.partial(epilogue.product_with_epilogue, plan)
-    return partitioning.lower_on_device(ctx, on_device, *operands)
+    return partitioning.lower_on_device(ctx, on_device, *operands, key=key)
 
 
 lowering.register(epilogue_dot_general_p, _lower)

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from jax import lax
 from jax.extend import core
@@ -54,6 +54,19 @@ def register(primitive: core.Primitive, lower: Callable) -> None:
 
     set_rules()
     check_nans(primitive)
+
+
+def key_of(primitive: core.Primitive, params, choice: selection.Choice) -> Hashable:
+    """What tells one lowered call from another, of operands of the same types.
+
+    Args:
+      primitive: the primitive.
+      params: its parameters.
+      choice: what runs the call, or that it is run unfused.
+    """
+    own = choice.implementation, choice.config, choice.workspace_bytes, choice.kernels
+    abi = None if choice.implementation == selection.XLA else selection.abi_of(own[0])
+    return primitive, tuple(params.items()), own, abi
 
 
 def obstacle_of(platform: str, *avals) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import importlib
+import inspect
 import math
 import sys
 import types
@@ -202,6 +203,42 @@ for _name, _function in vars(mlir).items():
             f"jax_tcgemm: JAX must have jax.interpreters.mlir.{_name}, got JAX {jax.__version__} "
             "without it; install another version of JAX"
         )
+
+
+_jaxpr_subcomp = _find("mlir", "jaxpr_subcomp")
+# What it takes; where that is something else, programs are traced again.
+_SUBCOMP_PARAMETERS = (
+    *("ctx", "jaxpr", "name_stack", "tokens", "consts_for_constvars", "args"),
+    *("dim_var_values", "const_lowering", "outer_traceback"),
+)
+
+
+@functools.cache
+def _lowers_programs() -> bool:
+    found = () if _jaxpr_subcomp is None else inspect.signature(_jaxpr_subcomp).parameters
+    return tuple(found) == _SUBCOMP_PARAMETERS
+
+
+def lower_program(ctx: LoweringRuleContext, closed: core.ClosedJaxpr, *operands):
+    """Lowers a program that has been traced, if possible without tracing it again."""
+    if closed.consts or not _lowers_programs():
+        return mlir.lower_fun(core.jaxpr_as_fun(closed), multiple_results=True)(ctx, *operands)
+    context = ctx.module_context
+    if ctx.platforms is not None:
+        context = context.replace(platforms=ctx.platforms)
+    out, tokens = _jaxpr_subcomp(
+        context,
+        as_jaxpr(closed),
+        ctx.name_stack,
+        ctx.tokens_in,
+        (),
+        *operands,
+        dim_var_values=ctx.dim_var_values,
+        const_lowering=ctx.const_lowering,
+        outer_traceback=None,
+    )
+    ctx.set_tokens_out(tokens)
+    return out
 
 
 def platforms(ctx: LoweringRuleContext) -> tuple[str, ...]:
