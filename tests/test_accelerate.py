@@ -20,6 +20,7 @@ from random_arrays import normal
 import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.bench import small_models
+from jax_tcgemm.selection import tables
 from jax_tcgemm.system.jax_internals import as_jaxpr
 
 # A program that is not rewritten is a warning.
@@ -625,7 +626,7 @@ TIMES = r"([\d.]+) us for the product and ([\d.]+) us for its function"
 
 def test_one_call_where_that_should_gain(gains):
     (call,) = jax_tcgemm.explain(jax_tcgemm.accelerate(biased), *BIASED, platform="cuda")
-    assert call.implementation == "wgmma"
+    assert call.implementation == ("wgmma" if gains else "xla")
     assert call.why.startswith("unfused: ") == (not gains)
     fused = float(re.search(r"the cost model predicts ([\d.]+) us", call.why)[1])
     product, loop = map(float, re.search(TIMES, call.why).groups())
@@ -659,11 +660,35 @@ def test_the_same_rule_for_an_epilogue_of_ones_own(gains):
 def test_what_is_lowered_is_what_is_explained(gains):
     accelerated = jax.jit(jax_tcgemm.accelerate(biased))
     text = accelerated.trace(*BIASED).lower(lowering_platforms=("cuda",)).as_text()
-    (call,) = re.findall(r"custom_call @tcgemm_gemm.*", text)
+    calls = re.findall(r"custom_call @tcgemm_gemm.*|stablehlo.dot_general.*", text)
     assert ("stablehlo.sine" in text) == (not gains)
+    (call,) = calls
+    assert call.startswith("custom_call") == gains
     # It stores what the program does: no float32 product is written for it.
     assert "tensor<4096x4096xbf16>" in call
     assert "xf32>" not in call
+
+
+def test_a_product_stays_xlas_where_nothing_is_known_to_gain(modelled, monkeypatch):
+    def choice(*operands):
+        product = jax_tcgemm.accelerate(lambda x, w: x @ w)
+        (call,) = jax_tcgemm.explain(product, *operands, platform="cuda")
+        return call
+
+    aligned, odd = (
+        (struct(4096, 1000), struct(1000, 4096)),
+        (struct(4096, 1001), struct(1001, 4096)),
+    )
+    stays = choice(*aligned)
+    assert (stays.implementation, stays.why.partition(", which")[0]) == (
+        "xla",
+        "nothing is known to run it faster than XLA's own product",
+    )
+    assert choice(*odd).implementation == "wgmma"
+    entry = tables.Entry("wgmma", "128x256x64_c2x1x1_co", 100.0, "0.1.0", abi=1)
+    monkeypatch.setattr(tables, "lookup", lambda *_: iter([(entry, "a table")]))
+    selection.forget()
+    assert "measured, 100 us (a table)" in choice(*aligned).why
 
 
 def test_explain_names_what_stops_an_epilogue():

@@ -142,6 +142,8 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     if isinstance(folded, str):
         obstacle, folded = folded, (None, None, None)
     asked = product.implementation, product.config
+    if not obstacle and not selection.is_forced(asked[0]):
+        obstacle = selection.reason_to_stay(product.op, folded[-1], device)
     choice = selection.select(product.op, folded[-1], device, *asked, obstacle=obstacle)
     return Plan(product, device.platform, *folded, choice)
 

@@ -28,6 +28,13 @@ class Operand:
     outer_stride: int = 0
     inner_stride: int = 0
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether every row starts on a 16-byte boundary, in a buffer that does."""
+        itemsize = DTYPES[self.dtype].itemsize
+        strides = (self.ld, self.outer_stride, self.inner_stride)
+        return all(stride * itemsize % 16 == 0 for stride in strides)
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:

@@ -26,6 +26,7 @@ from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_dot_general import accumulator_dtype, epilogue_dot_general_p
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
 from jax_tcgemm.products.ragged_dot import ragged_dot_general
+from jax_tcgemm.selection import ACCELERATE
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
     has_plain_context,
@@ -33,8 +34,6 @@ from jax_tcgemm.system.jax_internals import (
     ragged_dot_general_p,
     with_equations,
 )
-
-OP = "accelerate"
 
 # Of each primitive that runs a program, the parameters with one to rewrite; None means all.
 _INSIDE = {
@@ -141,7 +140,7 @@ class Rewriter:
         function, left_out = group_function(
             eqn, dtype, members, group.inputs, group.results, wide=self._wide
         )
-        op = f"{OP}, {left_out} roundings left out" if left_out else OP
+        op = f"{ACCELERATE}, {left_out} roundings left out" if left_out else ACCELERATE
         params = {"op": op, "preferred_element_type": dtype, "function": function}
         params |= {"num_rhs": 1, "pair": None}
         return eqn.replace(
@@ -158,18 +157,18 @@ def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
     Of one without an epilogue it is why there is none: the equation that follows and that cannot be
     part of one. Of one with an epilogue it is how many roundings this leaves out.
     """
-    if not any(_op(eqn).startswith(OP) for eqn in equations):
+    if not any(_op(eqn).startswith(ACCELERATE) for eqn in equations):
         return {}
 
     def product_of(number: int) -> core.Var | None:
         eqn = equations[number]
-        is_rewritten = can_have_epilogue(eqn) and eqn.params["op"] == OP
+        is_rewritten = can_have_epilogue(eqn) and eqn.params["op"] == ACCELERATE
         return eqn.outvars[0] if is_rewritten else None
 
     why = find_groups(equations, results, product_of, _LIMITS).why
     found = {number: f"no epilogue: {reason}" for number, reason in why.items()}
     for number, eqn in enumerate(equations):
-        _, comma, left_out = _op(eqn).partition(f"{OP}, ")
+        _, comma, left_out = _op(eqn).partition(f"{ACCELERATE}, ")
         if comma:
             found[number] = left_out
     return found
@@ -303,7 +302,7 @@ def _ours(eqn: core.JaxprEqn) -> core.JaxprEqn:
         tuple(tuple(map(int, axes)) for axes in pair) for pair in eqn.params["dimension_numbers"]
     )
     params = {
-        "op": OP,
+        "op": ACCELERATE,
         "dimension_numbers": numbers,
         "permutation": tuple(range(eqn.outvars[0].aval.ndim)),
         "precision": eqn.params["precision"],

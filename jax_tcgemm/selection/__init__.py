@@ -1,6 +1,7 @@
 """Which implementation and config runs a problem."""
 
 from jax_tcgemm.selection.choice import (
+    ACCELERATE,
     Choice,
     collect,
     forget,
@@ -8,6 +9,7 @@ from jax_tcgemm.selection.choice import (
     is_unseen,
     predicted_us,
     ranked,
+    reason_to_stay,
     select,
     unseen,
 )
@@ -27,6 +29,7 @@ from jax_tcgemm.selection.implementations import (
 from jax_tcgemm.selection.operations import select_operation
 
 __all__ = [
+    "ACCELERATE",
     "ASSUMED_GPU",
     "IMPLEMENTATIONS",
     "IMPLEMENTATIONS_OF",
@@ -46,6 +49,7 @@ __all__ = [
     "loop_us",
     "predicted_us",
     "ranked",
+    "reason_to_stay",
     "select",
     "select_operation",
     "target_device",

@@ -34,6 +34,8 @@ from jax_tcgemm.selection.implementations import (
 from jax_tcgemm.system import modules
 from jax_tcgemm.system.switches import print_choice, switch
 
+# What `accelerate` is called where it calls products.
+ACCELERATE = "accelerate"
 # The kinds of problems that the debug switches name an implementation for.
 _SWITCHED = ("gemm", "ragged")
 
@@ -186,6 +188,21 @@ def select(
     if not _unseen.is_on:
         print_choice(op, problem or obstacle, choice)
     return choice
+
+
+def reason_to_stay(op: str, problem: Problem, device: Device) -> str:
+    """Why a product that `accelerate` has found in a program stays XLA's own; "" where it need not.
+
+    XLA chooses layouts for its own products, and fuses with some what is around them, which a call
+    ends. So a call must be known to gain: from a measurement; or because rows do not begin on 16
+    bytes, where XLA's products take two to five times as long.
+    """
+    if not op.startswith(ACCELERATE) or device.platform != "cuda":
+        return ""
+    is_measured = next(tables.lookup(problem, device.key), None) is not None
+    if is_measured or not (problem.a.is_aligned and problem.b.is_aligned):
+        return ""
+    return "nothing is known to run it faster than XLA's own product, which the program has"
 
 
 def is_forced(implementation: str | None, kind: str = "gemm") -> bool:

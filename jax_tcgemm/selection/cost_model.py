@@ -230,7 +230,7 @@ def _cublaslt_us(
 
     `kernel`: their times for the problem itself, which are used again where it is bare.
     """
-    if not (_is_aligned(p.a) and _is_aligned(p.b)):
+    if not (p.a.is_aligned and p.b.is_aligned):
         arithmetic = p.flops / c.cublaslt_unaligned_flops_per_us
         return c.cublaslt_unaligned_us + max(
             arithmetic, p.bytes / c.cublaslt_unaligned_bytes_per_us
@@ -464,8 +464,8 @@ def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
     is_tf32 = p.compute == "tf32"
     transposed_a = is_tf32 and p.a.transposed
     transposed_b = is_tf32 and not p.b.transposed
-    copied_a = x.swapped & transposed_a | (not _is_aligned(p.a))
-    copied_b = ~x.swapped & transposed_b | (not _is_aligned(p.b))
+    copied_a = x.swapped & transposed_a | (not p.a.is_aligned)
+    copied_b = ~x.swapped & transposed_b | (not p.b.is_aligned)
     return copied_a, copied_b
 
 
@@ -474,13 +474,6 @@ def _copy_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
     copied_a, copied_b = _copied(p, x)
     copied_bytes = copied_a * p.a_bytes + copied_b * p.b_bytes
     return (copied_bytes > 0) * c.copy_us + 2 * copied_bytes / c.copy_bytes_per_us
-
-
-def _is_aligned(operand: Operand) -> bool:
-    """Whether every row starts on a 16-byte boundary, in a buffer that does."""
-    itemsize = DTYPES[operand.dtype].itemsize
-    strides = (operand.ld, operand.outer_stride, operand.inner_stride)
-    return all(stride * itemsize % 16 == 0 for stride in strides)
 
 
 def _starts_at(operand: Operand, num_bytes: int) -> bool:
