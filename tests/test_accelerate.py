@@ -147,7 +147,7 @@ def test_two_products_that_use_each_other_make_no_circle():
 def test_what_comes_after_a_use_of_the_result_stays_outside():
     def normed(x, w):
         z = jax.nn.silu(x @ w)
-        return z / jnp.sum(z, -1, keepdims=True)
+        return z / jnp.sum(z, -1, keepdims=True), z
 
     (eqn,) = groups(normed, normal(M, K), normal(K, N))
     assert "div" not in names(eqn.params["function"])
@@ -164,6 +164,43 @@ def test_softmax_alone_has_no_epilogue():
     assert not groups(attention, *args)
     check_every_product(attention, *args)
     check(attention, *args)
+
+
+def test_what_only_loops_of_xla_read_is_not_stored():
+    """The gradient is stored as the product gives it, not its square, and not in float32."""
+
+    def clipped(x, w):
+        g = (x.mT @ w).astype(jnp.float32)
+        return g / jnp.sqrt(jnp.sum(g**2 + jnp.zeros_like(g)))
+
+    args = normal(K, M, dtype="bfloat16"), normal(K, N, dtype="bfloat16")
+    assert not groups(clipped, *args)
+    check(clipped, *args, tolerance=2**-7)
+
+
+def test_conversions_to_wider_dtypes_are_made_again_for_others():
+    def f(x, w):
+        z = (x @ w).astype(jnp.float32)
+        y = jnp.sin(z).astype(jnp.bfloat16)
+        return y @ w.T, jnp.sum(z**2)
+
+    args = normal(M, K, dtype="bfloat16"), normal(K, N, dtype="bfloat16")
+    (eqn,) = groups(f, *args)
+    assert [x.aval.dtype for x in eqn.outvars] == [jnp.bfloat16] * 2
+    check(f, *args, tolerance=2**-6)
+    check_every_product(f, *args)
+
+
+def test_a_sum_that_is_read_twice_is_stored():
+    """A norm reads its input twice, and so it would both parts of the sum."""
+
+    def f(x, w, residual):
+        y = residual + x @ w
+        return y / jnp.sqrt(jnp.mean(y**2, -1, keepdims=True))
+
+    args = normal(M, K), normal(K, N), normal(M, N)
+    assert len(groups(f, *args)) == 1
+    check(f, *args)
 
 
 def test_a_gate_reads_the_other_product():
@@ -195,12 +232,13 @@ def test_transpositions_are_parts_of_products():
 
 def test_limits_of_kernels_are_kept():
     def many(x, w, *others):
-        return functools.reduce(lambda y, z: jnp.sin(y) * z, others, x @ w)
+        return list(itertools.accumulate(others, lambda y, z: jnp.sin(y) * z, initial=x @ w))[10::2]
 
     others = [normal(M, N, seed=i) for i in range(20)]
     args = normal(M, K), normal(K, N), *others
     (eqn,) = groups(many, *args)
     assert len(eqn.invars) == 2 + 12
+    assert len(eqn.outvars) == 2
     check(many, *args)
 
     def results(x, w):

@@ -56,6 +56,7 @@ class Group:
       members: the numbers of the others, in order.
       inputs: variables that they read besides the product.
       results: variables that others read.
+      repeated: the numbers of members that are computed again after the call, from its results.
       place: where it is in the program.
     """
 
@@ -63,6 +64,7 @@ class Group:
     members: tuple[int, ...]
     inputs: tuple[core.Var, ...]
     results: tuple[core.Var, ...]
+    repeated: tuple[int, ...]
     place: _Place
 
 
@@ -207,7 +209,7 @@ class _Program:
         return self._place(unit)
 
     def _users_outside(self, x: core.Var, draft: "_Draft") -> set[int]:
-        return self._users[x] - draft.known_members
+        return self._users[x] - draft.known
 
     def _shrink(self, draft: "_Draft") -> Reason | None:
         """Leaves out of a draft what cannot be part of it: None if nothing, else the reason."""
@@ -227,9 +229,10 @@ class _Program:
             eqn = self._equations[late[0]]
             draft.remove(self._with_following(late, draft))
             return Reason(eqn, "need nothing that comes after another use of the product")
-        if (idle := self._idle(draft, own, users)) is not None:
-            draft.remove({idle})
-            return Reason(self._equations[idle], "be read by more than what XLA fuses it into")
+        self._repeat_conversions(draft, users)
+        if left := self._left_to_xla(draft, own, users):
+            draft.remove(left)
+            return Reason(self._equations[max(left)], "be read by more than what XLA fuses it into")
         draft.results = [x for x in own if users[x]]
         if draft.results == [draft.product]:
             draft.remove(set(draft.members))
@@ -260,35 +263,86 @@ class _Program:
                 values.update(self._equations[number].outvars)
         return found
 
-    def _idle(self, draft: "_Draft", own, users) -> int | None:
-        """The last member that XLA may as well compute, at no more traffic.
+    def _repeat_conversions(self, draft: "_Draft", users) -> None:
+        """Lets XLA convert to wider dtypes what only its loops need, too: the narrow one is stored.
 
-        Only equations read its result which XLA makes loops of, of which it would be part; and what
-        it reads itself is stored anyway, or is no larger than what need not be stored then.
+        `users` are changed to that.
         """
+        repeated = []
         for number in reversed(draft.members):
             eqn = self._equations[number]
-            read = [x for x in self._inputs(number) if x in own]
-            if any(self._users[x] & draft.known_members for x in eqn.outvars):
+            if eqn.primitive.name != "convert_element_type":
                 continue
-            outside = set().union(*(users[x] for x in eqn.outvars))
+            (x,), (wide,) = eqn.invars, eqn.outvars
+            is_needed = users[wide] and all(map(self._is_fusable_user, users[wide]))
+            if is_needed and x in users and _bytes(x) < _bytes(wide):
+                repeated.append(number)
+                users[wide], users[x] = set(), users[x] | {number}
+        draft.repeated = tuple(reversed(repeated))
+
+    def _left_to_xla(self, draft: "_Draft", own, users) -> set[int]:
+        """The last members that XLA may as well compute, at no more traffic; the empty set if none.
+
+        Only equations read the last one's result which XLA makes loops of, of which it would be a
+        part. They would read what it is computed from instead, again in each loop; the product's
+        kernel would neither read that, if it is for nothing else, nor store the result.
+        """
+        size = _bytes(draft.product)
+        for number in reversed(draft.members):
+            outs = self._equations[number].outvars
+            if any(self._users[x] & draft.known for x in outs):
+                continue
+            outside = set().union(*(users[x] for x in outs))
             if not all(self._is_fusable_user(user) for user in outside):
                 continue
-            others = [x for x in self._inputs(number) if x not in own]
-            if not all(self._costs_nothing(x, _bytes(draft.product)) for x in others):
-                continue
-            saved = sum(_bytes(x) for x in eqn.outvars if users[x])
-            added = sum(_bytes(x) for x in dict.fromkeys(read) if not users[x])
-            if added <= saved:
-                return number
-        return None
+            last = self._only_for(number, draft, users)
+            made = {x for n in last for x in self._equations[n].outvars}
+            read = {x for n in last for x in self._inputs(n)} - made
+            rest = {x for n in draft.members if n not in last for x in self._inputs(n)}
+            others = {x for x in read if x not in own and not self._costs_nothing(x, size)}
+            sources = {self._source(x, size) for x in others}
+            read = {self._source(x, size) for x in read if x in own}
+            passes = min(len(outside), 2)
+            stored = sum(_bytes(x) for x in outs if users[x])
+            kept = stored * (1 + passes)
+            kept += sum(_bytes(self._source(x, size)) for x in others - rest)
+            left = sum(_bytes(x) for x in read if not users[x])
+            left += passes * sum(map(_bytes, read | sources))
+            if left <= kept:
+                return last
+        return set()
 
-    def _costs_nothing(self, x: core.Var, size: int) -> bool:
-        """Whether it is small, or something small repeated."""
+    def _only_for(self, number: int, draft: "_Draft", users) -> set[int]:
+        """A member and those that are there for it alone."""
+        found = {number}
+        for other in reversed(draft.members):
+            outs = self._equations[other].outvars
+            inside = set().union(*(self._users[x] & draft.known for x in outs))
+            if inside and inside <= found and not any(users[x] for x in outs):
+                found.add(other)
+        return found
+
+    def _source(self, x: core.Var, size: int, depth: int = 4) -> core.Var:
+        """The narrowest array of which another one is made, which XLA may read instead."""
         number = self._producer.get(x)
-        if number is not None and is_repeated(self._equations[number], x.aval.shape):
-            x = self._equations[number].invars[0]
-        return _bytes(x) * _SMALL <= size
+        if number is None or depth == 0 or not self._may_repeat(number, x.aval.shape):
+            return x
+        large = [y for y in self._inputs(number) if not self._costs_nothing(y, size, depth - 1)]
+        if len(large) != 1:
+            return x
+        found = self._source(large[0], size, depth - 1)
+        return found if _bytes(found) < _bytes(x) else x
+
+    def _costs_nothing(self, x: core.Var, size: int, depth: int = 4) -> bool:
+        """Whether it is small, or made of what is small."""
+        if _bytes(x) * _SMALL <= size:
+            return True
+        number = self._producer.get(x)
+        if number is None or depth == 0:
+            return False
+        if not self._may_repeat(number, x.aval.shape):
+            return False
+        return all(self._costs_nothing(y, size, depth - 1) for y in self._inputs(number))
 
     def _is_fusable_user(self, unit: int) -> bool:
         is_equation = unit < self._end and unit not in self.gone
@@ -348,11 +402,15 @@ class _Program:
         self._places[unit] = draft.place
         members = (*draft.before, *draft.members)
         self.groups.append(
-            Group(number, members, tuple(draft.inputs), tuple(draft.results), draft.place)
+            Group(
+                *(number, members, tuple(draft.inputs), tuple(draft.results)),
+                *(draft.repeated, draft.place),
+            )
         )
         for member in draft.members:
             self._leave(member)
-        for x in draft.results:
+        again = [x for n in draft.repeated for x in self._equations[n].outvars]
+        for x in (*draft.results, *again):
             self._group_of[x] = unit
         for x in draft.inputs:
             self._users[x].add(unit)
@@ -388,12 +446,12 @@ class _Draft:
     before: tuple[int, ...] = ()
     inputs: Sequence[core.Var] = ()
     results: Sequence[core.Var] = ()
+    repeated: tuple[int, ...] = ()
     place: _Place = (0, 0)
+    known: frozenset[int] = frozenset()
 
-    @property
-    def known_members(self) -> set[int]:
-        """As a set."""
-        return set(self.members)
+    def __post_init__(self):
+        self.known = frozenset(self.members)
 
     def own(self, equations) -> dict[core.Var, None]:
         """The variables that it computes, in order."""
@@ -404,6 +462,7 @@ class _Draft:
     def remove(self, numbers: set[int]) -> None:
         """Leaves members out."""
         self.members = tuple(n for n in self.members if n not in numbers)
+        self.known = frozenset(self.members)
 
 
 def _shape(eqn: core.JaxprEqn) -> tuple[int, ...] | None:

@@ -44,7 +44,8 @@ def matmul(
         out = epilogue(acc, *epilogue_operands)
 
     where acc is the product of the shape above before it is rounded. Where a kernel can compute the
-    function it does so before it writes; elsewhere XLA does, and `jax_tcgemm.explain` says why.
+    function, and that should take less time, it does so before it writes; elsewhere XLA does, and
+    `jax_tcgemm.explain` says why.
 
     A 1-D `a` is a row and a 1-D `b` a column, whose dimension the result lacks. Batch dimensions
     broadcast, and a broadcast operand is read in place, never repeated in memory, unless three or

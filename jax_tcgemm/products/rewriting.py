@@ -130,7 +130,9 @@ class Rewriter:
         ]
         own = {group.product for group in grouping.groups}
         placed = [(place, eqn) for place, eqn in placed if place[0] not in own]
-        placed += [(group.place, self._call(equations, group)) for group in grouping.groups]
+        for group in grouping.groups:
+            placed.append((group.place, self._call(equations, group)))
+            placed += [(group.place, equations[number]) for number in group.repeated]
         return [eqn for _, eqn in sorted(placed, key=lambda pair: pair[0])]
 
     def _call(self, equations, group) -> core.JaxprEqn:
