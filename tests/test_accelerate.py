@@ -355,6 +355,42 @@ def test_a_mixture_of_experts_of_einsums():
     check_every_product(step, params, normal(M, 8))
 
 
+def test_dropout():
+    """Its mask is an operand, and the same in the backward pass."""
+
+    def step(key, x, w, v):
+        def loss(w):
+            y = jax.nn.relu(x @ w)
+            kept = jax.random.bernoulli(key, 0.75, y.shape)
+            return jnp.sum((jnp.where(kept, y / 0.75, 0) @ v) ** 2)
+
+        return jax.value_and_grad(loss)(w)
+
+    args = jax.random.key(1), normal(M, K), normal(K, N), normal(N, 8)
+    check(step, *args, tolerance=1e-4)
+    check_every_product(step, *args)
+    forward, backward = groups(step, *args)
+    # Both read it, or the second one what the first one has made of it.
+    assert "bool" in [str(x.aval.dtype) for x in forward.invars]
+    assert "bool" in [str(x.aval.dtype) for x in backward.invars]
+
+
+def test_a_step_of_adam():
+    import optax
+
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
+    params = mlp_params(8, 16, 4)
+
+    def step(params, state, x, y):
+        value, grads = jax.value_and_grad(mlp_loss)(params, x, y)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    args = params, optimizer.init(params), normal(M, 8), normal(M, 4)
+    check(step, *args, tolerance=1e-4)
+    check_every_product(step, *args)
+
+
 def test_integers_and_what_no_kernel_knows():
     a = jnp.asarray(np.random.default_rng(0).integers(-8, 8, (8, 8)), jnp.int8)
 
@@ -682,7 +718,7 @@ def test_what_xla_takes_for_the_rest(modelled):
     assert loop == pytest.approx(2.8 + 2 * 4096**2 * 2 / 4.43e6, rel=0.01)
 
 
-def test_the_same_rule_for_an_epilogue_of_ones_own(gains):
+def test_the_same_rule_for_an_epilogue_of_ones_own(gains, monkeypatch):
     def own(x, w, bias, **how):
         return jax_tcgemm.matmul(
             x, w, epilogue=lambda acc, b: jnp.sin(acc + b), epilogue_operands=(bias,), **how
@@ -692,6 +728,9 @@ def test_the_same_rule_for_an_epilogue_of_ones_own(gains):
     assert call.why.startswith("unfused: ") == (not gains)
     forced = functools.partial(own, implementation="wgmma")
     (call,) = jax_tcgemm.explain(forced, *BIASED, platform="cuda")
+    assert "unfused" not in call.why
+    monkeypatch.setenv("TCGEMM_IMPLEMENTATION", "wgmma")
+    (call,) = jax_tcgemm.explain(own, *BIASED, platform="cuda")
     assert "unfused" not in call.why
 
 
