@@ -74,8 +74,7 @@ def _sanitizer_reason(config) -> str:
 # the oldest JAX supported, where each must be quick.
 SURFACE = re.compile(
     r"tests/test_(transformations|blas_transformations|tensor_rules|lowering|tensor_lowering|export|patch"
-    r"|patch_transformations|jax_internals|sharding\w*|out_sharding|libraries|docs|accelerate|gated_functions"
-    r"|epilogue_functions)\.py::"
+    r"|patch_transformations|jax_internals|sharding\w*|out_sharding|libraries|docs|accelerate)\.py::"
 )
 
 
