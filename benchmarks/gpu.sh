@@ -49,14 +49,14 @@ for each in $steps; do
     ;;
   residues) bench residues 900 --suite residues --budget 0.3 ;;
   functions)
-    bench fused 300 --suite fused,gated,mlp
+    bench fused 420 --suite fused,gated,mlp,functions
     # XLA's search among Triton's kernels takes minutes for each of its dense expansions.
     XLA_FLAGS=--xla_gpu_enable_triton_gemm=false bench moe 300 --suite moe
     bench blas 200 --suite blas
     bench tensor 300 --suite einsum,tensor
     ;;
   examples)
-    step train_gpt 300 python3 examples/train_gpt.py --size 100m --stock --out "$out/train_gpt"
+    step train_gpt 300 python3 examples/train_gpt.py --size 100m --stock --accelerate --out "$out/train_gpt"
     step train_moe 300 python3 examples/train_moe.py --size 100m --out "$out/train_moe"
     ;;
   devices)
