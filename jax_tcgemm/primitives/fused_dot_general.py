@@ -23,7 +23,13 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense, fused
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.primitives.rules import jvp_of_moving, moved, same_varying, series_by_parts
+from jax_tcgemm.primitives.rules import (
+    jvp_of_moving,
+    moved,
+    same_varying,
+    series_by_parts,
+    transpose_by_parts,
+)
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.fusion import OPTIONAL_OPERANDS, Fusion, finish, push_forward
 from jax_tcgemm.sharding import partitioning, shardings
@@ -285,19 +291,7 @@ def _product_shape(given, params):
 
 def _transpose(cotangents, *operands, **params):
     """Of a call that is linear in some operands: that of the unfused one."""
-    undefined = [ad.is_undefined_primal(x) for x in operands]
-
-    def linear(*moving):
-        rest = iter(moving)
-        return unfused(
-            *(next(rest) if u else x for u, x in zip(undefined, operands, strict=True)),
-            **params | {"config": None},
-        )
-
-    avals = [x.aval for x, u in zip(operands, undefined, strict=True) if u]
-    instantiated = [ad.instantiate_zeros(ct) for ct in cotangents]
-    found = iter(jax.linear_transpose(linear, *avals)(instantiated))
-    return [next(found) if u else None for u in undefined]
+    return transpose_by_parts(unfused, cotangents, operands, **params | {"config": None})
 
 
 ad.primitive_jvps[fused_dot_general_p] = _jvp

@@ -80,6 +80,21 @@ def series_by_parts(f, primals, series, **params):
     return jet.jet(of_moving, *own, factorial_scaled=False)
 
 
+def transpose_by_parts(f, cotangents, operands, **params):
+    """The transpose of a function, f, of arrays and parameters, in the unknown operands."""
+    undefined = [ad.is_undefined_primal(x) for x in operands]
+
+    def linear(*moving):
+        rest = iter(moving)
+        known = zip(undefined, operands, strict=True)
+        return f(*(next(rest) if u else x for u, x in known), **params)
+
+    avals = [x.aval for x, u in zip(operands, undefined, strict=True) if u]
+    instantiated = [ad.instantiate_zeros(ct) for ct in cotangents]
+    found = iter(jax.linear_transpose(linear, *avals)(instantiated))
+    return [next(found) if u else None for u in undefined]
+
+
 def type_of(function: Callable) -> Callable:
     """An abstract evaluation rule that says what `function` of such operands would return.
 
