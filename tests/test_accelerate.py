@@ -709,6 +709,17 @@ def test_one_call_where_that_should_gain(gains):
     assert "bf16->bf16" in str(call.problem)
 
 
+def test_predictions_are_of_the_modules_that_there_are(fake_cuda):
+    def predicted(config):
+        fake_cuda.implementations = lambda: {"wgmma": [config], "cublaslt": ["heuristic0"]}
+        fake_cuda.rejects["cublaslt"] = "is not asked"
+        selection.forget()
+        (call,) = jax_tcgemm.explain(jax_tcgemm.accelerate(biased), *BIASED, platform="cuda")
+        return float(re.search(TIMES, call.why)[1])
+
+    assert predicted("64x64x64_c1x1x1_pp") > 1.5 * predicted("128x256x64_c2x1x1_co")
+
+
 def test_what_xla_takes_for_the_rest(modelled):
     """It reads the product and the bias and writes the result, 32 MiB each, at 4.43 TB/s."""
     (call,) = jax_tcgemm.explain(

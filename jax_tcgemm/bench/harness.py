@@ -247,13 +247,13 @@ class Harness:
 
         new = []
         measured = {c.name for c in contenders}
+        parts = [c.name for c in contenders if c.is_part]
         all_peers = case.peers if isinstance(case, Workload) else self.options.peers
         for contender in contenders:
             # Peers that were not asked for as implementations appear in others' records only.
             if not contender.recorded:
                 continue
             peers = [p for p in all_peers if p in measured and p != contender.name]
-            parts = [c.name for c in contenders if c.is_part]
             us = summary(contender.name)
 
             def beside(name, own=contender.name):

@@ -140,7 +140,7 @@ class _Program:
         self._group_of: dict[core.Var, int] = {}
         self.groups: list[Group] = []
         self.gone: set[int] = set()
-        self.why: dict[int, str] = {}
+        self.why: dict[int, Reason] = {}
 
     def take(self, number: int, product: core.Var) -> None:
         """Makes the group of a product, if there is something for it."""
@@ -208,13 +208,10 @@ class _Program:
         unit = self._group_of.get(x, self._producer.get(x, -1))
         return self._place(unit)
 
-    def _users_outside(self, x: core.Var, draft: "_Draft") -> set[int]:
-        return self._users[x] - draft.known
-
     def _shrink(self, draft: "_Draft") -> Reason | None:
         """Leaves out of a draft what cannot be part of it: None if nothing, else the reason."""
         own = draft.own(self._equations)
-        users = {x: self._users_outside(x, draft) for x in own}
+        users = {x: self._users[x] - draft.known for x in own}
         first = min(
             (self._place(user) for found in users.values() for user in found),
             default=(self._end, 0),

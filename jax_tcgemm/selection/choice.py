@@ -167,7 +167,7 @@ def select(
     """
     source, kind = ARGUMENTS, problem.kind if problem is not None else kind
     if implementation is None and kind in _SWITCHED:
-        implementation, config = switch("TCGEMM_IMPLEMENTATION"), switch("TCGEMM_CONFIG")
+        implementation, config = _switches()
         if implementation or config:
             source = SWITCHES
             check_names(op, implementation, config, source=source)
@@ -205,12 +205,14 @@ def reason_to_stay(op: str, problem: Problem, device: Device) -> str:
     return "nothing is known to run it faster than XLA's own product, which the program has"
 
 
-def is_forced(implementation: str | None, kind: str = "gemm") -> bool:
-    """Whether an argument or a debug switch names what runs a problem of a kind."""
-    if implementation is not None:
-        return True
-    names = switch("TCGEMM_IMPLEMENTATION"), switch("TCGEMM_CONFIG")
-    return kind in _SWITCHED and any(names)
+def is_forced(implementation: str | None) -> bool:
+    """Whether an argument or a debug switch names what runs a product."""
+    return implementation is not None or any(_switches())
+
+
+def _switches() -> tuple[str | None, str | None]:
+    """The implementation and config that debug switches name."""
+    return switch("TCGEMM_IMPLEMENTATION"), switch("TCGEMM_CONFIG")
 
 
 def _forced(
@@ -258,6 +260,7 @@ def _best(problem: AnyProblem, device: Device, revision: int) -> Choice:
 def forget() -> None:
     """Forgets past choices, after the modules or the rules have changed under them."""
     _best.cache_clear()
+    predicted_us.cache_clear()
     configs_of.cache_clear()
 
 
