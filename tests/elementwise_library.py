@@ -75,17 +75,22 @@ def _function(number: int, source: EpilogueSource) -> str:
         for i, x in enumerate(source.reads)
     ]
     arguments += ["at"]
-    arguments += [
-        f"element<{STORED[x.dtype]}>(results[{i}], place)" for i, x in enumerate(source.results)
-    ]
+    arguments += [f"y{i}" for i in range(len(source.results))]
+    declared, stored = "", ""
+    for i, x in enumerate(source.results):
+        declared += f"    {computed(x.dtype)} y{i};\n"
+        stored += (
+            f"    element<Bits<{STORED[x.dtype]}>>(results[{i}], place) = "
+            f"stored_bits<{STORED[x.dtype]}>(y{i});\n"
+        )
     return f"""
 namespace tcgemm::elementwise::number_{number} {{
 {source.struct}
 extern "C" void run_{number}(int rank, const int64_t* shape, void* const* accumulators,
     void* const* reads, const int64_t* strides, void* const* results) {{
   for_each(rank, shape, [&](const Index& at, int64_t place) {{
-    Epilogue::apply({", ".join(arguments)});
-  }});
+{declared}    Epilogue::apply({", ".join(arguments)});
+{stored}  }});
 }}
 }}
 """

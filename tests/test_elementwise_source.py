@@ -880,12 +880,12 @@ def test_the_text():
 struct Epilogue {
   template <typename Index>
   static __device__ __forceinline__ void apply(
-      const float acc0, const __nv_bfloat16 x0, const Index& at, __nv_bfloat16& y0, float& y1) {
+      const float acc0, const __nv_bfloat16 x0, const Index& at, float& y0, float& y1) {
     const float v0 = wide(x0);
     const float v1 = acc0 + v0;
     const float v2 = v1 * v1;  // integer_pow
     const float v3 = v1 * v2;  // integer_pow
-    y0 = narrow<__nv_bfloat16>(v3);
+    y0 = v3;
     const int32_t v4 = at[2];
     const bool v5 = v4 < 7;
     const float v6 = v5 ? v1 : -infinity<float>();
@@ -1060,7 +1060,7 @@ def kernel(sources, target) -> Instance:
         types += [STORED[read.dtype] for read in source.reads]
         arguments = [f"element<{x}>(arrays, {i})" for i, x in enumerate(types)] + ["Index{}"]
         arguments += [
-            f"element<{STORED[result.dtype]}>(arrays, {i + len(types)})"
+            f"element<{computed(result.dtype)}>(arrays, {i + len(types)})"
             for i, result in enumerate(source.results)
         ]
         apply = f"number_{number}::Epilogue::apply({', '.join(arguments)});"

@@ -54,6 +54,13 @@ def positions(acc, table, rows):
     return acc + table + rows.T[:, :, None] * step, acc * 0 + step
 
 
+def heavy(acc, bias):
+    """So many steps that a tile's elements are computed in turns."""
+    for step in range(40):
+        acc = jnp.where(acc > step, acc - bias, acc + 2)
+    return acc.astype(jnp.bfloat16), acc.sum(0)
+
+
 def reductions(acc, bias):
     """Of rows, of columns and of both, in every kind, of floats and integers."""
     z = acc + bias
@@ -173,10 +180,11 @@ BATCHES = Call(
     2,
     (numbers((2,), F32), numbers((3, 70, 72), F16)),
 )
+HEAVY = Call(heavy, (256, 192), 0, (numbers((192,), F32),))
 REDUCED = Call(reductions, (203, 173), 0, (numbers((173,), F32),))
 REDUCED_BATCHES = Call(reductions, (3, 64, 72), 1, (numbers((72,), F32),))
 CALLS = {"whole": WHOLE, "odd": ODD, "steps": STEPS, "batches": BATCHES, "reduced": REDUCED}
-CALLS["reduced batches"] = REDUCED_BATCHES
+CALLS |= {"reduced batches": REDUCED_BATCHES, "heavy": HEAVY}
 GATED_WHOLE, GATED_ODD = gated(256, 168, "packed"), gated(203, 173, "pair")
 # Not even the second matrix begins where TMA can read it.
 GATED_BATCHES = Call(
@@ -214,25 +222,40 @@ def test_gated_function(functions, config, name):
     GATED_CALLS[name].check(functions, implementation=implementation, config=config, seed=len(name))
 
 
+# Where a column is, not a row of a swapped tile.
+COLUMN = "across_ + 8 * group + pair() + e;\n  }\n  __device__ __forceinline__ bool"
 STORE, TILE = "kernels/wgmma/function_store.cuh", "epilogue/function.cuh"
 MISTAKES = {
-    "not exchanged": (WHOLE, TILE, "transpose_four(words);", ";"),
-    "wrong half": (WHOLE, TILE, "m_ + 8 * half) + group", "m_ + 4 * half) + group"),
+    "not exchanged": (WHOLE, TILE, "transpose_four(words, lane_);", ";"),
+    "wrong half": (WHOLE, TILE, "line_ + 8 * half) + group", "line_ + 4 * half) + group"),
     "not bounded": (ODD, TILE, "(m < params_.m &&", "(m <= params_.m &&"),
-    "wrong column": (ODD, TILE, "8 * group + e);", "8 * group);"),
+    "wrong column": (ODD, TILE, COLUMN, COLUMN.replace(" + e", "")),
+    "wrong pair": (WHOLE, TILE, "__ldg(pairs + 4 * group)", "__ldg(pairs + 2 * group)"),
+    "one line for all": (WHOLE, TILE, "[kAlong<along> ? half : 0]", "[0]"),
     "no period": (STEPS, TILE, "period * read.m_outer +", "0 * read.m_outer +"),
     "wrong extent": (STEPS, TILE, "* index.extent;", "* 1;"),
-    "half of eight columns": (*(REDUCED, TILE, "kLastBit = kPairs ? 2", "kLastBit = kPairs ? 1"),),
-    "half of eight rows": (REDUCED, TILE, "? 2 : 16;", "? 2 : 8;"),
+    "one of two neighbours": (REDUCED, TILE, "value(group, half, 1));", "value(group, half, 0));"),
+    "half of eight rows": (REDUCED, TILE, "? values[i] : values[i + step], kept", "? 0 : 0, kept"),
     "outside is reduced": (
-        *(REDUCED, TILE, "is_inside_it = is_inside(row(group, half, e), column(group, half, e));"),
-        "is_inside_it = true;",
+        REDUCED,
+        TILE,
+        "group < groups_ && is_inside(row",
+        "true || is_inside(row",
     ),
     "wrong eight": (REDUCED, TILE, "(kRows8 ? m / 8 : m)", "(kRows8 ? m / 16 : m)"),
+    "wrong place": (REDUCED, TILE, "pair() + place % 2", "pair() + 0"),
     "maxima from 0": (REDUCED, TILE, "? -elementwise::infinity<Value>()", "? Value(0)"),
     "batches exchanged": (BATCHES, TILE, "batch_idx - outer *", "outer *"),
     "gate for up": (GATED_ODD, TILE, "F::run(sums[i], up[i]", "F::run(sums[i], sums[i]"),
-    "no second sum": (GATED_ODD, STORE, "up_sums[v] = acc[block][kSums + place]", "up_sums[v] = 0"),
+    "no second sum": (GATED_ODD, STORE, "up[v] = acc[block][kSums + place]", "up[v] = 0"),
+    "a part twice": (WHOLE, STORE, "run_from<kFirst + kPart>(next, sums,", "next.run(sums,"),
+    "a turn's line": (HEAVY, STORE, "line + turn / kTurns * 64", "line + turn / kTurns * 32"),
+    "a turn's columns": (
+        HEAVY,
+        STORE,
+        "const int first = turn % kTurns * kAtOnce",
+        "const int first = 0",
+    ),
     "wrong end": (GATED_WHOLE, STORE, "n_idx + 2 * kSums);", "n_idx + kSums);"),
     "halves exchanged": (
         *(GATED_WHOLE, STORE, "acc[i / kHalf][i % kHalf];", "acc[i / kHalf][kHalf + i % kHalf];"),

@@ -103,7 +103,9 @@ __device__ __forceinline__ uint32_t encode_magnitude(uint32_t magnitude) {
 
 template <typename T>
 __device__ __forceinline__ T narrow(float x) {
-  if constexpr (std::is_same_v<T, Float8E4M3> || std::is_same_v<T, Float8E5M2>) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return bit_cast<T>(static_cast<uint16_t>(ptx::cvt_rn_bf16x2_f32(0.0f, x)));
+  } else if constexpr (std::is_same_v<T, Float8E4M3> || std::is_same_v<T, Float8E5M2>) {
     const uint32_t bits = bit_cast<uint32_t>(x), magnitude = bits & 0x7FFFFFFF;
     uint32_t code;
     if constexpr (std::is_same_v<T, Float8E4M3>) {
@@ -135,7 +137,11 @@ __device__ __forceinline__ T narrow(double x) {
 
 template <typename T, typename Real>
 __device__ __forceinline__ float rounded(Real x) {
-  return wide(narrow<T>(x));
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return bit_cast<float>(ptx::cvt_rn_bf16x2_f32(static_cast<float>(x), 0.0f));
+  } else {
+    return wide(narrow<T>(x));
+  }
 }
 
 // The bits of a number as it is stored as T, and the number of these bits.
@@ -217,6 +223,10 @@ __device__ __forceinline__ bool is_finite(double x) { return fabs(x) < infinity<
 
 __device__ __forceinline__ float sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
 __device__ __forceinline__ double sign(double x) { return x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : x; }
+
+// At most 2 ulp off, as XLA's is.
+__device__ __forceinline__ float divide(float x, float y) { return ptx::div_full_f32(x, y); }
+__device__ __forceinline__ double divide(double x, double y) { return x / y; }
 
 // The hardware's reciprocal is 1 ulp off at most, and a division would be three times the code. Subnormal results are
 // 0: those below -87.3.

@@ -7,7 +7,9 @@
 //   kStoresRows                  whether its first result, D, is of a type that kernels store by rows
 //   whole_level(dim)             the level that is all of dimension `dim`, or -1; see Index below
 //   load(tile), arrive(tile)     call tile.load<i, T, along>() and tile.arrive<i, T, along>() for each read
-//   run(sum[, up], element, at)  calls element.read<i, T, along>(), and element.write<i>(y) with result i
+//   kWork                        roughly how many instructions an element takes
+//   run(sum[, up], element, at)  calls element.read<i, T, along>(), and element.write<i, T>(y) with result i, which
+//                                that rounds to T
 //   store(tile)                  calls tile.store<i, T>() for each result, or, for one that is reduced,
 //                                tile.reduce<i, T, Value, kind, over>(), Value being what T is computed with
 //   visit_matrices(visit)        calls visit.visit<i, T>() for each read along both rows and columns
@@ -21,7 +23,6 @@
 
 #include "epilogue/elementwise.cuh"
 #include "epilogue/function_params.h"
-#include "ptx/cluster.cuh"
 #include "ptx/global_memory.cuh"
 
 namespace tcgemm::epilogue {
@@ -79,10 +80,10 @@ struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) PackOf {
 
 // Four words of each of four neighbouring threads: word i of thread j becomes word j of thread i.
 template <typename Word>
-__device__ __forceinline__ void transpose_four(Word (&words)[4]) {
+__device__ __forceinline__ void transpose_four(Word (&words)[4], int lane) {
 #pragma unroll
   for (int step = 1; step < 4; step *= 2) {
-    const bool is_second = ptx::tid_x() & step;
+    const bool is_second = lane & step;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i & step) continue;
@@ -93,44 +94,58 @@ __device__ __forceinline__ void transpose_four(Word (&words)[4]) {
   }
 }
 
+// What kThreads threads, whose numbers differ in this many times kStride, have of each of kPlaces places is combined;
+// then that of place number (lane / kStride) % kPlaces is in values[0].
+template <Reduction kind, int kThreads, int kStride, typename Value, int kPlaces>
+__device__ __forceinline__ void reduce_places(Value (&values)[kPlaces], int lane) {
+  static_assert((kPlaces & (kPlaces - 1)) == 0 && kPlaces <= kThreads, "each place is that of some thread");
+#pragma unroll
+  for (int step = 1; step < kPlaces; step *= 2) {
+    const bool is_second = lane / kStride & step;
+#pragma unroll
+    for (int i = 0; i < kPlaces; i += 2 * step) {
+      const Value sent = is_second ? values[i] : values[i + step], kept = is_second ? values[i + step] : values[i];
+      values[i] = combine<kind>(kept, exchange(sent, step * kStride));
+    }
+  }
+#pragma unroll
+  for (int step = kPlaces; step < kThreads; step *= 2) {
+    values[0] = combine<kind>(values[0], exchange(values[0], step * kStride));
+  }
+}
+
 // A thread's elements of kGroups groups of eight columns and of kHalves rows that lie eight apart: two neighbours of a
-// row in each. Element (group, half, e) is that at (m + 8 * half, n + 8 * group + e), or, if kSwapped, at
-// (m + 8 * group + e, n + 8 * half). kRows: D is stored by rows, by the caller, who takes it from the sums. kWhole: all
-// are inside the product, and unless kSwapped eight columns of a matrix lie side by side, aligned; then four threads
-// that have the columns of a group between them load and store its rows together.
+// row in each, the first in column lane % 4 * 2 of its group. Or, if kSwapped, the same with rows and columns
+// exchanged: `line` is along that of which there are halves, `across` along groups. kRows: D is stored by rows, by the
+// caller, who takes it from the sums. kWhole: all are inside the product, and unless kSwapped eight columns of a matrix
+// lie side by side, aligned; then four threads that have the columns of a group between them load and store its rows
+// together.
 template <typename F, bool kSwapped, bool kRows, bool kWhole, int kGroups, int kHalves>
 class FunctionTile {
  public:
   using Sum = typename F::Sum;
 
-  // `groups`: how many there are. Begins to load what is read, which run() waits for.
-  __device__ __forceinline__ FunctionTile(const FunctionParams& params, const BatchPlace& batch, int32_t m, int32_t n,
-                                          int groups)
-      : params_(params), batch_(batch), m_(m), n_(n), groups_(groups) {
+  // (line, across): the thread's line, and the first one of the groups, of which there are `groups`. Begins to load
+  // what is read, which run() waits for.
+  __device__ __forceinline__ FunctionTile(const FunctionParams& params, const BatchPlace& batch, int lane, int32_t line,
+                                          int32_t across, int groups)
+      : params_(params), batch_(batch), lane_(lane), line_(line), across_(across), groups_(groups) {
     F::load(*this);
   }
 
   // Replaces the sums by the elements of D that kernels store by rows. `up`: those of a gated product's second matrix.
   __device__ __forceinline__ void run(Sum* sums, const Sum* up) {
     F::arrive(*this);
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      if (group >= groups_) break;
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          Element element{*this, group, half, e};
-          const int i = (group * kHalves + half) * 2 + e;
-          if constexpr (F::kIsGated) {
-            F::run(sums[i], up[i], element, Index{element});
-          } else {
-            F::run(sums[i], element, Index{element});
-          }
-          if constexpr (kRows) sums[i] = element.of_row;
-        }
+    visit([&](int group, int half, int e) {
+      Element element{*this, group, half, e};
+      const int i = (group * kHalves + half) * 2 + e;
+      if constexpr (F::kIsGated) {
+        F::run(sums[i], up[i], element, Index{element});
+      } else {
+        F::run(sums[i], element, Index{element});
       }
-    }
+      if constexpr (kRows) sums[i] = element.of_row;
+    });
     F::store(*this);
   }
 
@@ -144,22 +159,21 @@ class FunctionTile {
 
     template <int i, typename T, Along along>
     __device__ __forceinline__ T read() const {
-      const auto& found = tile.reads_[i][group][half];
-      if constexpr (kTogether<T> && along == Along::kBoth) {
+      const auto& found = tile.reads_[i][kAcross<along> ? group : 0][kAlong<along> ? half : 0];
+      if constexpr (kInPairs<T, along>) {
         return elementwise::bit_cast<PackOf<T, 2>>(static_cast<Two<T>>(found[0])).x[e];
       } else {
-        return elementwise::bit_cast<T>(static_cast<elementwise::Bits<T>>(found[e]));
+        return elementwise::bit_cast<T>(static_cast<elementwise::Bits<T>>(found[kAcross<along> ? e : 0]));
       }
     }
 
-    template <int i, typename T>
-    __device__ __forceinline__ void write(const T& y) {
-      if constexpr (i > 0 || !kRows) {
-        tile.results_[i][group][half][e] = bits_of(y);
-      } else if constexpr (std::is_same_v<T, float>) {
+    // A number as it is computed with.
+    template <int i, typename T, typename Value>
+    __device__ __forceinline__ void write(const Value& y) {
+      if constexpr (i == 0 && kRows) {
         of_row = y;
       } else {
-        of_row = elementwise::wide(y);
+        tile.results_[i][group][half][e] = elementwise::stored_bits<T>(y);
       }
     }
 
@@ -186,22 +200,21 @@ class FunctionTile {
     const FunctionParams::Read& read = params_.reads[i];
     const T* data =
         static_cast<const T*>(read.data) + batch_.outer * read.batch_outer + batch_.inner * read.batch_inner;
-    if constexpr (kTogether<T> && along == Along::kBoth) return load_together<i>(read, data);
+    if constexpr (kTogether<T> && along == Along::kBoth) {
+      load_together<i>(read, data);
+    } else if constexpr (kInPairs<T, along>) {
+      const auto* pairs = reinterpret_cast<const Two<T>*>(data + across_ + pair());
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      if (group >= groups_) break;
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int32_t m = row(group, half, e), n = column(group, half, e);
-          if (!is_inside(m, n)) continue;
-          int64_t place = 0;
-          if constexpr (along == Along::kM || along == Along::kBoth) place += row_offset(read, m);
-          if constexpr (along == Along::kN || along == Along::kBoth) place += n * read.n;
-          reads_[i][group][half][e] = get(data + place);
-        }
-      }
+      for (int group = 0; group < kGroups; ++group) reads_[i][group][0][0] = __ldg(pairs + 4 * group);
+    } else {
+      visit<along>([&](int group, int half, int e) {
+        const int32_t m = row(group, half, e), n = column(group, half, e);
+        if (!kWhole && ((kVariesM<along> && m >= params_.m) || (kVariesN<along> && n >= params_.n))) return;
+        int64_t place = 0;
+        if constexpr (kVariesM<along>) place += row_offset(read, m);
+        if constexpr (kVariesN<along>) place += n * read.n;
+        reads_[i][group][half][e] = __ldg(reinterpret_cast<const elementwise::Bits<T>*>(data + place));
+      });
     }
   }
 
@@ -214,7 +227,7 @@ class FunctionTile {
         Word<T> words[4];
 #pragma unroll
         for (int group = 0; group < 4; ++group) words[group] = static_cast<Word<T>>(reads_[i][group][half][0]);
-        transpose_four(words);
+        transpose_four(words, lane_);
 #pragma unroll
         for (int group = 0; group < 4; ++group) reads_[i][group][half][0] = words[group];
       }
@@ -227,48 +240,38 @@ class FunctionTile {
     using Bits = elementwise::Bits<T>;
     Bits* const matrix = static_cast<Bits*>(params_.results[i]) + int64_t{batch_.idx} * params_.m * params_.n;
     if constexpr (kTogether<T>) return store_together<i, T>(matrix);
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      if (group >= groups_) break;
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int32_t m = row(group, half, e), n = column(group, half, e);
-          if (is_inside(m, n)) matrix[int64_t{m} * params_.n + n] = static_cast<Bits>(results_[i][group][half][e]);
-        }
-      }
-    }
+    visit([&](int group, int half, int e) {
+      const int32_t m = row(group, half, e), n = column(group, half, e);
+      if (is_inside(m, n)) matrix[int64_t{m} * params_.n + n] = static_cast<Bits>(results_[i][group][half][e]);
+    });
   }
 
-  // Stores what is left of a result, by the thread that has the first element of eight.
+  // Stores what is left of a result: of eights across, which are two neighbours in each of four threads side by side,
+  // or of eight lines, which are those of eight threads.
   template <int i, typename T, typename Value, Reduction kind, Over over>
   __device__ __forceinline__ void reduce() {
-    // The eight are two neighbours in each of four threads side by side, or one in each of eight threads.
-    constexpr bool kPairs = (over == Over::kColumns) != kSwapped;
-    constexpr int kFirstBit = kPairs ? 1 : 4, kLastBit = kPairs ? 2 : 16;
-    const bool is_first = kPairs ? ptx::tid_x() % 4 == 0 : ptx::tid_x() % 32 < 4;
+    constexpr bool kAcrossGroups = (over == Over::kColumns) != kSwapped;
+    const auto value = [&](int group, int half, int e) {
+      const bool is_inside_it = group < groups_ && is_inside(row(group, half, e), column(group, half, e));
+      return is_inside_it ? value_of<T, Value>(results_[i][group][half][e]) : identity<kind, Value>();
+    };
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      if (group >= groups_) break;
+    for (int half = 0; half < kHalves; ++half) {
+      if constexpr (kAcrossGroups) {
+        Value values[kGroups];
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        Value values[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const bool is_inside_it = is_inside(row(group, half, e), column(group, half, e));
-          values[e] = is_inside_it ? value_of<T, Value>(results_[i][group][half][e]) : identity<kind, Value>();
+        for (int group = 0; group < kGroups; ++group) {
+          values[group] = combine<kind>(value(group, half, 0), value(group, half, 1));
         }
-        if constexpr (kPairs) values[0] = combine<kind>(values[0], values[1]);
+        reduce_places<kind, 4, 1>(values, lane_);
+        store_reduced<i, over>(lane_ % 4, line_ + 8 * half, 0, values[0]);
+      } else {
+        Value values[2 * kGroups];
 #pragma unroll
-        for (int e = 0; e < (kPairs ? 1 : 2); ++e) {
-#pragma unroll
-          for (int bit = kFirstBit; bit <= kLastBit; bit *= 2) {
-            values[e] = combine<kind>(values[e], exchange(values[e], bit));
-          }
-          const int32_t m = row(group, half, e), n = column(group, half, e);
-          if (is_first && is_inside(m, n)) place_of<i, Value, over>(m, n) = values[e];
-        }
+        for (int place = 0; place < 2 * kGroups; ++place) values[place] = value(place / 2, half, place % 2);
+        reduce_places<kind, 8, 4>(values, lane_);
+        const int place = lane_ / 4;
+        store_reduced<i, over>(place / 2, line_ - place + 8 * half, pair() + place % 2, values[0]);
       }
     }
   }
@@ -276,8 +279,22 @@ class FunctionTile {
  private:
   static_assert(!kRows || (F::kStoresRows && std::is_same_v<Sum, float>), "rows are stored of floats");
 
+  template <Along along>
+  static constexpr bool kVariesM = along == Along::kM || along == Along::kBoth;
+  template <Along along>
+  static constexpr bool kVariesN = along == Along::kN || along == Along::kBoth;
+  // Whether it is another number in another group, and on another line.
+  template <Along along>
+  static constexpr bool kAcross = kSwapped ? kVariesM<along> : kVariesN<along>;
+  template <Along along>
+  static constexpr bool kAlong = kSwapped ? kVariesN<along> : kVariesM<along>;
+
   template <typename T>
   static constexpr bool kTogether = kWhole && !kSwapped && kGroups == 4 && sizeof(T) <= 4;
+  // Whether two neighbours are loaded as one.
+  template <typename T, Along along>
+  static constexpr bool kInPairs =
+      (kTogether<T> && along == Along::kBoth) || (kWhole && !kSwapped && sizeof(T) <= 4 && along == Along::kN);
   // The bits of two.
   template <typename T>
   using Two = typename elementwise::Unsigned<sizeof(T) < 4 ? 2 * sizeof(T) : 8>::type;
@@ -285,32 +302,43 @@ class FunctionTile {
   template <typename T>
   using Word = std::conditional_t<sizeof(T) <= 2, uint32_t, uint64_t>;
 
-  template <typename T>
-  static __device__ __forceinline__ elementwise::Bits<T> bits_of(const T& x) {
-    return elementwise::bit_cast<elementwise::Bits<T>>(x);
+  // Calls f(group, half, e) for each element, or for the first one of those that share what varies like this.
+  template <Along along = Along::kBoth, typename Visitor>
+  __device__ __forceinline__ void visit(Visitor&& f) const {
+#pragma unroll
+    for (int group = 0; group < (kAcross<along> ? kGroups : 1); ++group) {
+      if (!kWhole && group >= groups_) break;
+#pragma unroll
+      for (int half = 0; half < (kAlong<along> ? kHalves : 1); ++half) {
+#pragma unroll
+        for (int e = 0; e < (kAcross<along> ? 2 : 1); ++e) f(group, half, e);
+      }
+    }
   }
+
   template <typename T, typename Value>
   static __device__ __forceinline__ Value value_of(uint64_t bits) {
     const T x = elementwise::bit_cast<T>(static_cast<elementwise::Bits<T>>(bits));
     if constexpr (std::is_same_v<T, Value>) return x;
     if constexpr (!std::is_same_v<T, Value>) return elementwise::wide(x);
   }
-  // Where what is left of eight elements lies of which this is the first.
-  template <int i, typename Value, Over over>
-  __device__ __forceinline__ Value& place_of(int32_t m, int32_t n) const {
+
+  // Stores what is left of eight elements, of which the first is on this line and so many after the first of a group,
+  // which may be that of no group.
+  template <int i, Over over, typename Value>
+  __device__ __forceinline__ void store_reduced(int group, int32_t line, int offset, Value value) const {
+    if (group >= groups_) return;
+    const int32_t across = across_ + 8 * group + offset;
+    const int32_t m = kSwapped ? across : line, n = kSwapped ? line : across;
+    if (!is_inside(m, n)) return;
     constexpr bool kRows8 = over == Over::kRows;
     const int32_t rows = kRows8 ? (params_.m + 7) / 8 : params_.m, columns = kRows8 ? params_.n : (params_.n + 7) / 8;
-    const int64_t line = int64_t{batch_.idx} * rows + (kRows8 ? m / 8 : m);
-    return static_cast<Value*>(params_.results[i])[line * columns + (kRows8 ? n : n / 8)];
-  }
-  template <typename T>
-  static __device__ __forceinline__ elementwise::Bits<T> get(const T* data) {
-    return __ldg(reinterpret_cast<const elementwise::Bits<T>*>(data));
+    const int64_t row = int64_t{batch_.idx} * rows + (kRows8 ? m / 8 : m);
+    static_cast<Value*>(params_.results[i])[row * columns + (kRows8 ? n : n / 8)] = value;
   }
 
-  // The columns of group number lane % 4, whose first is ours but for where a thread's are in its group.
-  __device__ __forceinline__ int32_t group_column() const { return (n_ & ~7) + 8 * (ptx::tid_x() % 4); }
-  __device__ __forceinline__ bool has_group() const { return static_cast<int>(ptx::tid_x() % 4) < groups_; }
+  // The columns of group number lane % 4.
+  __device__ __forceinline__ int32_t group_column() const { return across_ + 8 * (lane_ % 4); }
 
   template <int i, typename T>
   __device__ __forceinline__ void load_together(const FunctionParams::Read& read, const T* data) {
@@ -319,12 +347,10 @@ class FunctionTile {
       // Loaded in pieces of at most 16 bytes.
       constexpr int kPieces = sizeof(T) == 4 ? 2 : 1;
       using Piece = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
-      Piece pieces[kPieces] = {};
-      const auto* source = reinterpret_cast<const Piece*>(data + row_offset(read, m_ + 8 * half) + group_column());
-      if (has_group()) {
+      Piece pieces[kPieces];
+      const auto* source = reinterpret_cast<const Piece*>(data + row_offset(read, line_ + 8 * half) + group_column());
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) pieces[piece] = __ldg(source + piece);
-      }
+      for (int piece = 0; piece < kPieces; ++piece) pieces[piece] = __ldg(source + piece);
       Two<T> pairs[4];
       memcpy(pairs, pieces, sizeof(pairs));
 #pragma unroll
@@ -343,7 +369,7 @@ class FunctionTile {
                                    static_cast<Bits>(results_[i][group][half][1])};
         words[group] = elementwise::bit_cast<Two<T>>(pair);
       }
-      transpose_four(words);
+      transpose_four(words, lane_);
       Two<T> pairs[4];
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) pairs[pair] = static_cast<Two<T>>(words[pair]);
@@ -351,11 +377,9 @@ class FunctionTile {
       using Piece = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
       Piece pieces[kPieces];
       memcpy(pieces, pairs, sizeof(pairs));
-      auto* target = reinterpret_cast<Piece*>(matrix + int64_t{m_ + 8 * half} * params_.n + group_column());
-      if (has_group()) {
+      auto* target = reinterpret_cast<Piece*>(matrix + int64_t{line_ + 8 * half} * params_.n + group_column());
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) target[piece] = pieces[piece];
-      }
+      for (int piece = 0; piece < kPieces; ++piece) target[piece] = pieces[piece];
     }
   }
 
@@ -364,11 +388,13 @@ class FunctionTile {
     return period * read.m_outer + (m - period * read.period_rows) * read.m_inner;
   }
 
+  // Of a thread's first element of a group.
+  __device__ __forceinline__ int32_t pair() const { return lane_ % 4 * 2; }
   __device__ __forceinline__ int32_t row(int group, int half, int e) const {
-    return m_ + (kSwapped ? 8 * group + e : 8 * half);
+    return kSwapped ? across_ + 8 * group + pair() + e : line_ + 8 * half;
   }
   __device__ __forceinline__ int32_t column(int group, int half, int e) const {
-    return n_ + (kSwapped ? 8 * half : 8 * group + e);
+    return kSwapped ? line_ + 8 * half : across_ + 8 * group + pair() + e;
   }
   __device__ __forceinline__ bool is_inside(int32_t m, int32_t n) const {
     return kWhole || (m < params_.m && n < params_.n);
@@ -376,7 +402,8 @@ class FunctionTile {
 
   const FunctionParams& params_;
   const BatchPlace& batch_;
-  const int32_t m_, n_;
+  const int lane_;
+  const int32_t line_, across_;
   const int groups_;
   uint64_t reads_[FunctionParams::kMostReads][kGroups][kHalves][2];
   uint64_t results_[FunctionParams::kMostResults][kGroups][kHalves][2];

@@ -27,10 +27,11 @@ inline constexpr int kFunctionThreads = 256, kFunctionRows = 8, kFunctionGroups 
 // `kWhole`: all of a warp's elements are inside, and lie as FunctionTile wants it.
 template <typename F, bool kWhole>
 __device__ __forceinline__ void run_function(const FunctionSums& sums, const FunctionParams& params,
-                                             const BatchPlace& batch, int32_t m, int32_t n, int groups) {
+                                             const BatchPlace& batch, int lane, int32_t m, int32_t n_idx, int groups) {
   using Sum = typename F::Sum;
-  FunctionTile<F, false, false, kWhole, kFunctionGroups, 1> tile(params, batch, m, n, groups);
+  FunctionTile<F, false, false, kWhole, kFunctionGroups, 1> tile(params, batch, lane, m, n_idx, groups);
   constexpr int kSets = F::kIsGated ? 2 : 1, kSums = 2 * kFunctionGroups;
+  const int32_t n = n_idx + lane % 4 * 2;
   Sum all[kSets][kSums] = {};
   const Sum* part = static_cast<const Sum*>(sums.data) + (int64_t{batch.idx} * params.m + m) * params.n + n;
 #pragma unroll
@@ -56,13 +57,13 @@ __global__ void __launch_bounds__(kFunctionThreads)
   const int32_t batch_idx = sums.per_rows.divide(line);
   const int32_t n_idx = (static_cast<int32_t>(warp) - line * sums.columns) * kFunctionColumns;
   const int32_t m_idx = (line - batch_idx * sums.rows) * kFunctionRows;
-  const int32_t m = m_idx + lane / 4, n = n_idx + lane % 4 * 2;
+  const int32_t m = m_idx + lane / 4;
   const BatchPlace batch(params, batch_idx);
   const int groups = min(kFunctionGroups, (params.n - n_idx + 7) / 8);
   if (params.in_eights && m_idx + kFunctionRows <= params.m && n_idx + kFunctionColumns <= params.n) {
-    run_function<F, true>(sums, params, batch, m, n, groups);
+    run_function<F, true>(sums, params, batch, lane, m, n_idx, groups);
   } else {
-    run_function<F, false>(sums, params, batch, m, n, groups);
+    run_function<F, false>(sums, params, batch, lane, m, n_idx, groups);
   }
 }
 

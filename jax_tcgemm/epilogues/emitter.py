@@ -35,6 +35,8 @@ def emit(
     Results are arrays of the accumulators' shape, of any dtypes, or their sums, maxima or minima
     along some dimensions, which may be converted afterwards.
 
+    Results of less than 32 bits are given as they are computed, in float32: who stores them rounds.
+
     Numerics: each primitive rounds to its dtype, as JAX means it, except that a compiler may
     contract a product and a sum of float32 or float64 into one operation, as XLA's do. Conversions
     to integers are towards zero and saturate, NaN becomes 0. The payload of a NaN is not kept.
@@ -86,6 +88,8 @@ def emit(
     return source, tuple(emitter.constants)
 
 
+_F64 = np.dtype(np.float64)
+
 # A value's element, by where it lies.
 _Element = tuple[Value, Places]
 
@@ -115,7 +119,7 @@ class _Emitter:
         parameters = [f"const {computed(x)} acc{i}" for i, x in enumerate(accumulators)]
         parameters += [f"const {STORED[x.dtype]} x{i}" for i, x in enumerate(self.reads)]
         parameters += ["const Index& at" if self.index_dimensions else "const Index&"]
-        parameters += [f"{STORED[x.dtype]}& y{i}" for i, x in enumerate(results)]
+        parameters += [f"{computed(x.dtype)}& y{i}" for i, x in enumerate(results)]
         lines = [
             "struct Epilogue {",
             "  template <typename Index>",
@@ -145,8 +149,8 @@ class _Emitter:
                 f"some dimensions, got shape {element.shape}",
             )
         text = self._element(element, self._everywhere)
-        if is_narrow(dtype):
-            text = f"narrow<{STORED[dtype]}>({self._unrounded.get(text, text)})"
+        # Who stores it rounds it.
+        text = self._unrounded.get(text, text)
         self._lines.append((f"y{number}", f"y{number} = {text};"))
         if reduced is None:
             return Result(dtype)
@@ -274,7 +278,12 @@ class _Emitter:
             return text
         if value.primitive == "threefry2x32":
             return self._line(None, text)
-        return self._line(value.dtype, text, value.part)
+        name = self._line(value.dtype, text, value.part)
+        prefix = f"rounded<{STORED[value.dtype]}>("
+        # A float64 is rounded to 8 bits at once.
+        if text.startswith(prefix) and (value.dtype.itemsize > 1 or _F64 not in types.operands):
+            self._unrounded[name] = text[len(prefix) : -1]
+        return name
 
     @_text.register
     def _(self, value: values.Member, at: Places) -> str:
@@ -298,10 +307,6 @@ class _Emitter:
         kind = "Words" if dtype is None else computed(dtype)
         note = f"  // {comment}" if comment else ""
         self._lines.append((name, f"const {kind} {name} = {text};{note}"))
-        if dtype is not None and is_narrow(dtype):
-            prefix = f"rounded<{STORED[dtype]}>("
-            if text.startswith(prefix):
-                self._unrounded[name] = text[len(prefix) : -1]
         return name
 
 

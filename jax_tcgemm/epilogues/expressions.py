@@ -3,9 +3,9 @@
 Rounding:
   float16, bfloat16, 8-bit floats: computed as float32, rounded after each primitive, and after each
     step of those that are several (`integer_pow`, `polynomial`). Exact ones are not rounded again.
-  +, -, *, / and `sqrt` of float32 and float64: to nearest. A compiler may contract a product and a
-    sum into one operation that rounds once, as XLA's do. XLA itself multiplies by the reciprocal of
-    a constant where we divide.
+  +, -, * and `sqrt` of float32 and float64, / of float64: to nearest. A compiler may contract a
+    product and a sum into one operation that rounds once, as XLA's do.
+  / of float32: 2 units of the last place; by a constant, times its reciprocal. Both as XLA does it.
   functions of float32 and float64: CUDA's accurate ones, whose errors are in its Programming Guide
     (https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/mathematical-functions.html):
     1 or 2 units of the last place for most, 4 for `tan`, `acosh`, `erfc` and `pow`. The tests have
@@ -17,6 +17,7 @@ Rounding:
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -95,6 +96,9 @@ class NoExpressionError(ValueError):
     """There is none for these dtypes or parameters; the message is the rule."""
 
 
+# A float32 in C++ text, such as `literal` gives.
+_CONSTANT = re.compile(r"(-?(?=\d)[\d.]+(?:e[+-]?\d+)?)f")
+
 # From operands' expressions, each a name or a literal, to one for the result.
 Rule = Callable[..., str]
 
@@ -120,6 +124,15 @@ def _arithmetic(operator: str, function: str) -> Rule:
         return f"{x} {operator} {y}" if is_float(types.result) else f"{function}({x}, {y})"
 
     return rule
+
+
+@_rounding
+def _div(types, x, y):
+    constant = _CONSTANT.fullmatch(y)
+    if types.result == _F32 and constant and np.isfinite(1 / np.float32(constant[1])):
+        # As XLA does it.
+        return f"{x} * {literal(1 / np.float32(constant[1]))}"
+    return f"divide({x}, {y})"
 
 
 def _function(name: str) -> Rule:
@@ -271,7 +284,7 @@ EXPRESSIONS: dict[str, Rule] = {
     "clamp": _clamp,
     "clz": _function("count_leading_zeros"),
     "convert_element_type": _convert_element_type,
-    "div": _arithmetic("/", "divide"),
+    "div": _div,
     "eq": _comparison("=="),
     "erf_inv": _mathematical("erfinv"),
     "ge": _comparison(">="),

@@ -169,7 +169,8 @@ def make_function(
     """
     order = _order_of_results(source)
     results = tuple(_result(source.results[i], over[i]) for i in order)
-    body = _struct(source, order, strides, indices, over)
+    work = _work(source)
+    body = _struct(source, order, strides, indices, over, work)
     name = "Function_" + hashlib.sha256((source.struct + body).encode()).hexdigest()[:16]
     namespace = "namespace tcgemm::elementwise"
     definitions = (
@@ -177,7 +178,7 @@ def make_function(
         f"\n{namespace} {{\n\n{body.replace('NAME', name)}\n}}  // {namespace}\n"
     )
     reads = zip(operands, (x.dtype.itemsize for x in source.reads), strides, strict=True)
-    return Function(name, definitions, tuple(reads), indices, order, results, _work(source))
+    return Function(name, definitions, tuple(reads), indices, order, results, work)
 
 
 def _result(x, over: str) -> Result:
@@ -190,11 +191,11 @@ def _result(x, over: str) -> Result:
 
 # Roughly the instructions of what takes more than two.
 _LONG = {
-    r"threefry": 470,
-    r"erfc?f?\(|lgammaf?\(|digammaf?\(": 170,
-    r"tanhf?\(|powf?\(": 32,
-    r"(sin|cos|tan|log|log1p|exp|exp2|expm1|logistic|asinh|acosh|atanh?|atan2)f?\(": 14,
-    r" / |sqrtf?\(|remainder\(": 8,
+    r"threefry": 85,
+    r"lgammaf?\(|digammaf?\(": 100,
+    r"erfc?f?\(|powf?\(": 42,
+    r"(sin|cos|tan|tanh|asinh|acosh|atanh?|atan2)f?\(": 14,
+    r"(log|log1p|exp|exp2|expm1|logistic|sqrt|divide|remainder)f?\(": 8,
 }
 
 
@@ -204,7 +205,7 @@ def _work(source: EpilogueSource) -> int:
     return len(lines) + long
 
 
-def _struct(source, order, strides, indices, over) -> str:
+def _struct(source, order, strides, indices, over, work) -> str:
     """What csrc/epilogue/function.cuh asks of a function."""
     reads = [STORED[x.dtype] for x in source.reads]
     results = [STORED[x.dtype] for x in source.results]
@@ -229,9 +230,9 @@ def _struct(source, order, strides, indices, over) -> str:
         return [f"tile.template {name}<{x}>()" for x in given]
 
     inline = "static __device__ __forceinline__"
-    run = [f"{x} y{i}" for i, x in enumerate(results)]
+    run = [f"{computed(x.dtype)} y{i}" for i, x in enumerate(source.results)]
     run.append(f"of_NAME::Epilogue::apply({', '.join(arguments)})")
-    run += [f"element.template write<{slot}>(y{i})" for slot, i in enumerate(order)]
+    run += [f"element.template write<{slot}, {results[i]}>(y{i})" for slot, i in enumerate(order)]
     stores = [_stored(slot, source.results[i], over[i]) for slot, i in enumerate(order)]
     matrices = [
         f"visit.template visit<{i}, {x}>()"
@@ -243,6 +244,7 @@ def _struct(source, order, strides, indices, over) -> str:
         "struct NAME {\n"
         f"  using Sum = {computed(source.accumulators[0])};\n"
         f"  static constexpr bool kIsGated = {str(len(sums) == 2).lower()};\n"
+        f"  static constexpr int kWork = {work};\n"
         f"  static constexpr bool kStoresRows = {str(results[order[0]] in _ROWS).lower()};\n"
         + function(f"{inline} constexpr int whole_level(int dim)", f"{whole}    return -1;\n")
         + "  template <typename Tile>\n"
