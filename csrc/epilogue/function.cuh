@@ -7,12 +7,13 @@
 //   kStoresRows                  whether its first result, D, is of a type that kernels store by rows
 //   whole_level(dim)             the level that is all of dimension `dim`, or -1; see Index below
 //   load(tile), arrive(tile)     call tile.load<i, T, along>() and tile.arrive<i, T, along>() for each read
+//   bytes(along)                 of an element of all reads along this, together
+//   kMostReads, kNumResults      how many reads there are, or 1, and results
 //   kWork                        roughly how many instructions an element takes
 //   run(sum[, up], element, at)  calls element.read<i, T, along>(), and element.write<i, T>(y) with result i, which
 //                                that rounds to T
 //   store(tile)                  calls tile.store<i, T>() for each result, or, for one that is reduced,
 //                                tile.reduce<i, T, Value, kind, over>(), Value being what T is computed with
-//   visit_matrices(visit)        calls visit.visit<i, T>() for each read along both rows and columns
 //
 // where `tile` is a FunctionTile below: the elements that a thread has of a few groups of eight columns.
 #pragma once
@@ -70,7 +71,26 @@ struct BatchPlace {
       : idx(batch_idx),
         outer(params.per_batch_inner.divide(batch_idx)),
         inner(batch_idx - outer * params.batch_inner) {}
+
+  // Of what is read of it.
+  template <typename T>
+  __device__ __forceinline__ const T* first(const FunctionParams::Read& read) const {
+    return static_cast<const T*>(read.data) + outer * read.batch_outer + inner * read.batch_inner;
+  }
 };
+
+// Of a row, from the first one.
+__device__ __forceinline__ int64_t row_offset(const FunctionParams::Read& read, int32_t m) {
+  const int32_t period = read.period.divide(m);
+  return period * read.m_outer + (m - period * read.period_rows) * read.m_inner;
+}
+
+// The bits of two.
+template <typename T>
+using Two = typename elementwise::Unsigned<sizeof(T) < 4 ? 2 * sizeof(T) : 8>::type;
+// What threads exchange of them.
+template <typename T>
+using Word = std::conditional_t<sizeof(T) <= 2, uint32_t, uint64_t>;
 
 // `kCount` elements side by side in memory.
 template <typename T, int kCount>
@@ -114,23 +134,143 @@ __device__ __forceinline__ void reduce_places(Value (&values)[kPlaces], int lane
   }
 }
 
+template <Along along>
+inline constexpr bool kVariesM = along == Along::kM || along == Along::kBoth;
+template <Along along>
+inline constexpr bool kVariesN = along == Along::kN || along == Along::kBoth;
+// Whether it is another number in another column of a kernel's (possibly swapped) problem, and in another row.
+template <Along along, bool kSwapped>
+inline constexpr bool kVariesAcross = kSwapped ? kVariesM<along> : kVariesN<along>;
+template <Along along, bool kSwapped>
+inline constexpr bool kVariesAlong = kSwapped ? kVariesN<along> : kVariesM<along>;
+
+// What is read of scalars and of vectors, for all of a warp's elements of a tile that is inside the product, before the
+// sums are known: loads would have to wait for those of the next tile's operands afterwards. Of what varies across, two
+// neighbours in every 64 are a thread's. kBlocks: times 64 lines.
+template <typename F, bool kSwapped, int kBlocks, int kGroups>
+class FunctionVectors {
+ public:
+  // Whether a read is one of these.
+  template <typename T, Along along>
+  static constexpr bool kHas = along != Along::kBoth && sizeof(T) <= 4;
+  static constexpr bool kHasAny = true;
+  static constexpr int kPairs = (kGroups + 7) / 8;
+  // How many registers they take.
+  static constexpr int kWords = kPairs * F::bytes(kSwapped ? Along::kM : Along::kN) / 2 +
+                                2 * kBlocks * F::bytes(kSwapped ? Along::kN : Along::kM) / 4;
+
+  // (line, across): the thread's first line, and the first element across.
+  __device__ __forceinline__ void load_all(const FunctionParams& params, const BatchPlace& batch, int lane,
+                                           int32_t line, int32_t across) {
+    Loader loader{*this, params, batch, lane, line, across};
+    F::load(loader);
+    __syncwarp();
+  }
+
+  // The bits of an element on a line, or of a scalar.
+  template <int i>
+  __device__ __forceinline__ uint64_t on_line(int block, int half) const {
+    return lines_[i][block][half];
+  }
+  // Two neighbours of group number `group`.
+  template <int i, typename T>
+  __device__ __forceinline__ Two<T> across(int group, int lane) const {
+    const auto held = static_cast<Word<T>>(pairs_[i][group / 8]);
+    return static_cast<Two<T>>(__shfl_sync(~0u, held, group % 8 * 4 + lane % 4));
+  }
+
+ private:
+  struct Loader {
+    FunctionVectors& vectors;
+    const FunctionParams& params;
+    const BatchPlace& batch;
+    const int lane;
+    const int32_t line, across;
+
+    template <int i, typename T, Along along>
+    __device__ __forceinline__ void load() const {
+      if constexpr (kHas<T, along>) {
+        using Bits = elementwise::Bits<T>;
+        const FunctionParams::Read& read = params.reads[i];
+        const T* data = batch.first<T>(read);
+        const auto place = [&](int32_t x) { return along == Along::kM ? row_offset(read, x) : x * read.n; };
+        if constexpr (along == Along::kNothing) {
+          vectors.lines_[i][0][0] = ptx::ld_global<Bits>(data);
+        } else if constexpr (kVariesAlong<along, kSwapped>) {
+#pragma unroll
+          for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              vectors.lines_[i][block][half] = ptx::ld_global<Bits>(data + place(line + 64 * block + 8 * half));
+            }
+          }
+        } else {
+#pragma unroll
+          for (int pair = 0; pair < kPairs; ++pair) {
+            const int first = 64 * pair + 2 * lane;
+            if (first >= 8 * kGroups) continue;
+            if constexpr (kSwapped) {
+              const PackOf<Bits, 2> two{ptx::ld_global<Bits>(data + place(across + first)),
+                                        ptx::ld_global<Bits>(data + place(across + first + 1))};
+              vectors.pairs_[i][pair] = elementwise::bit_cast<Two<T>>(two);
+            } else {
+              vectors.pairs_[i][pair] = ptx::ld_global<Two<T>>(data + across + first);
+            }
+          }
+        }
+      }
+    }
+  };
+
+  uint64_t lines_[F::kMostReads][kBlocks][2];
+  uint64_t pairs_[F::kMostReads][kPairs];
+};
+
+// Those of a part of a tile: of a block of 64 lines, from a group on.
+template <typename All>
+struct FunctionVectorsOfPart {
+  static constexpr bool kHasAny = true;
+
+  const All& all;
+  const int block, first_group;
+};
+struct NoVectors {
+  static constexpr bool kHasAny = false;
+};
+
 // A thread's elements of kGroups groups of eight columns and of kHalves rows that lie eight apart: two neighbours of a
 // row in each, the first in column lane % 4 * 2 of its group. Or, if kSwapped, the same with rows and columns
 // exchanged: `line` is along that of which there are halves, `across` along groups. kRows: D is stored by rows, by the
 // caller, who takes it from the sums. kWhole: all are inside the product, and unless kSwapped eight columns of a matrix
 // lie side by side, aligned; then four threads that have the columns of a group between them load and store its rows
-// together.
-template <typename F, bool kSwapped, bool kRows, bool kWhole, int kGroups, int kHalves>
+// together. Vectors: those that have been loaded before, NoVectors or a FunctionVectorsOfPart.
+template <typename F, bool kSwapped, bool kRows, bool kWhole, int kGroups, int kHalves, typename Vectors = NoVectors>
 class FunctionTile {
  public:
   using Sum = typename F::Sum;
 
-  // (line, across): the thread's line, and the first one of the groups, of which there are `groups`. Begins to load
-  // what is read, which run() waits for.
+  // What is read, as it comes from memory.
+  struct Reads {
+    uint64_t values[F::kMostReads][kGroups][kHalves][2];
+  };
+
+  // (line, across): the thread's line, and the first one of the groups, of which there are `groups`.
   __device__ __forceinline__ FunctionTile(const FunctionParams& params, const BatchPlace& batch, int lane, int32_t line,
-                                          int32_t across, int groups)
-      : params_(params), batch_(batch), lane_(lane), line_(line), across_(across), groups_(groups) {
+                                          int32_t across, int groups, Reads& reads, const Vectors& vectors = {})
+      : params_(params),
+        batch_(batch),
+        lane_(lane),
+        line_(line),
+        across_(across),
+        groups_(groups),
+        reads_(reads),
+        vectors_(vectors) {}
+
+  // Begins to load what is read, which run() waits for.
+  __device__ __forceinline__ void load() {
     F::load(*this);
+    // Else the compiler would issue loads late, where nothing hides how long they take.
+    if constexpr (kWhole) __syncwarp();
   }
 
   // Replaces the sums by the elements of D that kernels store by rows. `up`: those of a gated product's second matrix.
@@ -159,11 +299,13 @@ class FunctionTile {
 
     template <int i, typename T, Along along>
     __device__ __forceinline__ T read() const {
-      const auto& found = tile.reads_[i][kAcross<along> ? group : 0][kAlong<along> ? half : 0];
+      const auto& found =
+          tile.reads_.values[i][kVariesAcross<along, kSwapped> ? group : 0][kVariesAlong<along, kSwapped> ? half : 0];
       if constexpr (kInPairs<T, along>) {
         return elementwise::bit_cast<PackOf<T, 2>>(static_cast<Two<T>>(found[0])).x[e];
       } else {
-        return elementwise::bit_cast<T>(static_cast<elementwise::Bits<T>>(found[kAcross<along> ? e : 0]));
+        return elementwise::bit_cast<T>(
+            static_cast<elementwise::Bits<T>>(found[kVariesAcross<along, kSwapped> ? e : 0]));
       }
     }
 
@@ -198,14 +340,23 @@ class FunctionTile {
   template <int i, typename T, Along along>
   __device__ __forceinline__ void load() {
     const FunctionParams::Read& read = params_.reads[i];
-    const T* data =
-        static_cast<const T*>(read.data) + batch_.outer * read.batch_outer + batch_.inner * read.batch_inner;
-    if constexpr (kTogether<T> && along == Along::kBoth) {
+    const T* data = batch_.first<T>(read);
+    if constexpr (kIsLoaded<T, along>) {
+      if constexpr (!kVariesAcross<along, kSwapped>) {
+#pragma unroll
+        for (int half = 0; half < (along == Along::kNothing ? 1 : kHalves); ++half) {
+          const int block = along == Along::kNothing ? 0 : vectors_.block;
+          reads_.values[i][0][half][0] = vectors_.all.template on_line<i>(block, half);
+        }
+      }
+    } else if constexpr (kTogether<T> && along == Along::kBoth) {
       load_together<i>(read, data);
     } else if constexpr (kInPairs<T, along>) {
-      const auto* pairs = reinterpret_cast<const Two<T>*>(data + across_ + pair());
+      const T* pairs = data + across_ + pair();
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) reads_[i][group][0][0] = __ldg(pairs + 4 * group);
+      for (int group = 0; group < kGroups; ++group) {
+        if (group < groups_) reads_.values[i][group][0][0] = ptx::ld_global<Two<T>>(pairs + 8 * group);
+      }
     } else {
       visit<along>([&](int group, int half, int e) {
         const int32_t m = row(group, half, e), n = column(group, half, e);
@@ -213,7 +364,7 @@ class FunctionTile {
         int64_t place = 0;
         if constexpr (kVariesM<along>) place += row_offset(read, m);
         if constexpr (kVariesN<along>) place += n * read.n;
-        reads_[i][group][half][e] = __ldg(reinterpret_cast<const elementwise::Bits<T>*>(data + place));
+        reads_.values[i][group][half][e] = ptx::ld_global<elementwise::Bits<T>>(data + place);
       });
     }
   }
@@ -226,10 +377,17 @@ class FunctionTile {
       for (int half = 0; half < kHalves; ++half) {
         Word<T> words[4];
 #pragma unroll
-        for (int group = 0; group < 4; ++group) words[group] = static_cast<Word<T>>(reads_[i][group][half][0]);
+        for (int group = 0; group < 4; ++group) words[group] = static_cast<Word<T>>(reads_.values[i][group][half][0]);
         transpose_four(words, lane_);
 #pragma unroll
-        for (int group = 0; group < 4; ++group) reads_[i][group][half][0] = words[group];
+        for (int group = 0; group < 4; ++group) reads_.values[i][group][half][0] = words[group];
+      }
+    } else if constexpr (kIsLoaded<T, along> && kVariesAcross<along, kSwapped>) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        if (group < groups_) {
+          reads_.values[i][group][0][0] = vectors_.all.template across<i, T>(vectors_.first_group + group, lane_);
+        }
       }
     }
   }
@@ -279,39 +437,26 @@ class FunctionTile {
  private:
   static_assert(!kRows || (F::kStoresRows && std::is_same_v<Sum, float>), "rows are stored of floats");
 
-  template <Along along>
-  static constexpr bool kVariesM = along == Along::kM || along == Along::kBoth;
-  template <Along along>
-  static constexpr bool kVariesN = along == Along::kN || along == Along::kBoth;
-  // Whether it is another number in another group, and on another line.
-  template <Along along>
-  static constexpr bool kAcross = kSwapped ? kVariesM<along> : kVariesN<along>;
-  template <Along along>
-  static constexpr bool kAlong = kSwapped ? kVariesN<along> : kVariesM<along>;
-
   template <typename T>
   static constexpr bool kTogether = kWhole && !kSwapped && kGroups == 4 && sizeof(T) <= 4;
-  // Whether two neighbours are loaded as one.
   template <typename T, Along along>
-  static constexpr bool kInPairs =
-      (kTogether<T> && along == Along::kBoth) || (kWhole && !kSwapped && sizeof(T) <= 4 && along == Along::kN);
-  // The bits of two.
-  template <typename T>
-  using Two = typename elementwise::Unsigned<sizeof(T) < 4 ? 2 * sizeof(T) : 8>::type;
-  // What threads exchange.
-  template <typename T>
-  using Word = std::conditional_t<sizeof(T) <= 2, uint32_t, uint64_t>;
+  static constexpr bool kIsLoaded = Vectors::kHasAny && along != Along::kBoth && sizeof(T) <= 4;
+  // Whether two neighbours are held as one.
+  template <typename T, Along along>
+  static constexpr bool kInPairs = along == Along::kBoth ? kTogether<T>
+                                                         : kVariesAcross<along, kSwapped> && sizeof(T) <= 4 &&
+                                                               (Vectors::kHasAny || (kWhole && !kSwapped));
 
   // Calls f(group, half, e) for each element, or for the first one of those that share what varies like this.
   template <Along along = Along::kBoth, typename Visitor>
   __device__ __forceinline__ void visit(Visitor&& f) const {
 #pragma unroll
-    for (int group = 0; group < (kAcross<along> ? kGroups : 1); ++group) {
-      if (!kWhole && group >= groups_) break;
+    for (int group = 0; group < (kVariesAcross<along, kSwapped> ? kGroups : 1); ++group) {
+      if (group >= groups_) break;
 #pragma unroll
-      for (int half = 0; half < (kAlong<along> ? kHalves : 1); ++half) {
+      for (int half = 0; half < (kVariesAlong<along, kSwapped> ? kHalves : 1); ++half) {
 #pragma unroll
-        for (int e = 0; e < (kAcross<along> ? 2 : 1); ++e) f(group, half, e);
+        for (int e = 0; e < (kVariesAcross<along, kSwapped> ? 2 : 1); ++e) f(group, half, e);
       }
     }
   }
@@ -337,24 +482,31 @@ class FunctionTile {
     static_cast<Value*>(params_.results[i])[row * columns + (kRows8 ? n : n / 8)] = value;
   }
 
-  // The columns of group number lane % 4.
+  // The columns of group number lane % 4, if there is one.
   __device__ __forceinline__ int32_t group_column() const { return across_ + 8 * (lane_ % 4); }
+  __device__ __forceinline__ bool has_group() const { return lane_ % 4 < groups_; }
 
   template <int i, typename T>
   __device__ __forceinline__ void load_together(const FunctionParams::Read& read, const T* data) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      // Loaded in pieces of at most 16 bytes.
-      constexpr int kPieces = sizeof(T) == 4 ? 2 : 1;
-      using Piece = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
-      Piece pieces[kPieces];
-      const auto* source = reinterpret_cast<const Piece*>(data + row_offset(read, line_ + 8 * half) + group_column());
+      uint32_t words[2 * sizeof(T)] = {};
+      const T* source = data + row_offset(read, line_ + 8 * half) + group_column();
+      if (has_group()) {
+        if constexpr (sizeof(T) == 1) {
+          const uint64_t all = ptx::ld_global<uint64_t>(source);
+          memcpy(words, &all, sizeof(all));
+        } else {
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) pieces[piece] = __ldg(source + piece);
+          for (int word = 0; word < 2 * sizeof(T); word += 4) {
+            ptx::ld_global_v4_u32(words + word, reinterpret_cast<const uint32_t*>(source) + word);
+          }
+        }
+      }
       Two<T> pairs[4];
-      memcpy(pairs, pieces, sizeof(pairs));
+      memcpy(pairs, words, sizeof(pairs));
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) reads_[i][pair][half][0] = pairs[pair];
+      for (int pair = 0; pair < 4; ++pair) reads_.values[i][pair][half][0] = pairs[pair];
     }
   }
 
@@ -379,13 +531,10 @@ class FunctionTile {
       memcpy(pieces, pairs, sizeof(pairs));
       auto* target = reinterpret_cast<Piece*>(matrix + int64_t{line_ + 8 * half} * params_.n + group_column());
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) target[piece] = pieces[piece];
+      for (int piece = 0; piece < kPieces; ++piece) {
+        if (has_group()) target[piece] = pieces[piece];
+      }
     }
-  }
-
-  static __device__ __forceinline__ int64_t row_offset(const FunctionParams::Read& read, int32_t m) {
-    const int32_t period = read.period.divide(m);
-    return period * read.m_outer + (m - period * read.period_rows) * read.m_inner;
   }
 
   // Of a thread's first element of a group.
@@ -405,8 +554,9 @@ class FunctionTile {
   const int lane_;
   const int32_t line_, across_;
   const int groups_;
-  uint64_t reads_[FunctionParams::kMostReads][kGroups][kHalves][2];
-  uint64_t results_[FunctionParams::kMostResults][kGroups][kHalves][2];
+  Reads& reads_;
+  const Vectors vectors_;
+  uint64_t results_[F::kNumResults][kGroups][kHalves][2];
 };
 
 // Brings to L2 what a function will read of matrices in a part of the product, by `num_threads` threads.
@@ -417,19 +567,17 @@ struct FunctionPrefetch {
   const int32_t m, n, rows, columns;  // may go past the product
   const int thread_idx, num_threads;
 
-  __device__ __forceinline__ void run() const { F::visit_matrices(*this); }
+  __device__ __forceinline__ void run() const { F::load(*this); }
 
-  template <int i, typename T>
-  __device__ __forceinline__ void visit() const {
+  template <int i, typename T, Along along>
+  __device__ __forceinline__ void load() const {
+    if (along != Along::kBoth || !params.in_eights) return;
     const FunctionParams::Read& read = params.reads[i];
-    if (!params.in_eights) return;
-    const T* data = static_cast<const T*>(read.data) + batch.outer * read.batch_outer + batch.inner * read.batch_inner;
+    const T* data = batch.first<T>(read);
     const int32_t end = min(m + rows, params.m);
     const int64_t bytes = static_cast<int64_t>(min(columns, params.n - n)) * sizeof(T);
     for (int32_t row = m + thread_idx; row < end; row += num_threads) {
-      const int32_t period = read.period.divide(row);
-      const int64_t offset = period * read.m_outer + (row - period * read.period_rows) * read.m_inner + n;
-      const char* line = reinterpret_cast<const char*>(data + offset);
+      const char* line = reinterpret_cast<const char*>(data + row_offset(read, row) + n);
       for (int64_t byte = 0; byte < bytes; byte += 128) ptx::prefetch_global_l2(line + byte);
     }
   }

@@ -29,7 +29,10 @@ template <typename F, bool kWhole>
 __device__ __forceinline__ void run_function(const FunctionSums& sums, const FunctionParams& params,
                                              const BatchPlace& batch, int lane, int32_t m, int32_t n_idx, int groups) {
   using Sum = typename F::Sum;
-  FunctionTile<F, false, false, kWhole, kFunctionGroups, 1> tile(params, batch, lane, m, n_idx, groups);
+  using Tile = FunctionTile<F, false, false, kWhole, kFunctionGroups, 1>;
+  typename Tile::Reads reads;
+  Tile tile(params, batch, lane, m, n_idx, groups, reads);
+  tile.load();
   constexpr int kSets = F::kIsGated ? 2 : 1, kSums = 2 * kFunctionGroups;
   const int32_t n = n_idx + lane % 4 * 2;
   Sum all[kSets][kSums] = {};

@@ -25,7 +25,7 @@ struct FunctionParams {
   int32_t m, n, batch_inner;
   Divisor per_batch_inner;
   // Whether eight elements of a row, from a column on that is a multiple of eight, lie side by side in all results and
-  // in all matrices that are read, aligned together, or to 16 bytes.
+  // in all matrices that are read, aligned together, or to 16 bytes, and two elements of all vectors along columns.
   bool in_eights;
   Read reads[kMostReads];
   Index indices[kMostIndices];

@@ -14,6 +14,29 @@ __device__ __forceinline__ void st_global_v2_u32(void* address, const uint32_t (
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(r[0]), "r"(r[1]) : "memory");
 }
 
+// Loads that are not moved past a barrier of the warp's threads, as those through the read-only path may be.
+
+template <typename Word>
+__device__ __forceinline__ Word ld_global(const void* address) {
+  if constexpr (sizeof(Word) == 8) {
+    uint64_t x;
+    asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(address));
+    return x;
+  } else {
+    uint32_t x;
+    if constexpr (sizeof(Word) == 4) asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(address));
+    if constexpr (sizeof(Word) == 2) asm volatile("ld.global.u16 %0, [%1];" : "=r"(x) : "l"(address));
+    if constexpr (sizeof(Word) == 1) asm volatile("ld.global.u8 %0, [%1];" : "=r"(x) : "l"(address));
+    return static_cast<Word>(x);
+  }
+}
+
+__device__ __forceinline__ void ld_global_v4_u32(uint32_t* r, const void* address) {
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "l"(address));
+}
+
 // Asks for the line of an address to be brought to L2. PTX 2.0
 __device__ __forceinline__ void prefetch_global_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));

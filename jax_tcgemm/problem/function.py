@@ -234,19 +234,26 @@ def _struct(source, order, strides, indices, over, work) -> str:
     run.append(f"of_NAME::Epilogue::apply({', '.join(arguments)})")
     run += [f"element.template write<{slot}, {results[i]}>(y{i})" for slot, i in enumerate(order)]
     stores = [_stored(slot, source.results[i], over[i]) for slot, i in enumerate(order)]
-    matrices = [
-        f"visit.template visit<{i}, {x}>()"
-        for i, (x, y) in enumerate(zip(reads, strides, strict=True))
-        if y.along == "kBoth" and y.n_stride == 1
-    ]
+    sizes = {along: 0 for along in ("kNothing", "kM", "kN", "kBoth")}
+    for x, y in zip(source.reads, strides, strict=True):
+        sizes[y.along] += x.dtype.itemsize
+    bytes_text = "".join(
+        f"    if (along == epilogue::Along::{along}) return {number};\n"
+        for along, number in sizes.items()
+        if number
+    )
     parameters = ", ".join(f"const Sum {x}" for x in sums)
     return (
         "struct NAME {\n"
         f"  using Sum = {computed(source.accumulators[0])};\n"
         f"  static constexpr bool kIsGated = {str(len(sums) == 2).lower()};\n"
+        f"  static constexpr int kMostReads = {max(len(reads), 1)}, kNumResults = {len(results)};\n"
         f"  static constexpr int kWork = {work};\n"
         f"  static constexpr bool kStoresRows = {str(results[order[0]] in _ROWS).lower()};\n"
         + function(f"{inline} constexpr int whole_level(int dim)", f"{whole}    return -1;\n")
+        + function(
+            f"{inline} constexpr int bytes(epilogue::Along along)", f"{bytes_text}    return 0;\n"
+        )
         + "  template <typename Tile>\n"
         + function(f"{inline} void load(Tile& tile)", calls(steps("load")))
         + "  template <typename Tile>\n"
@@ -257,8 +264,6 @@ def _struct(source, order, strides, indices, over, work) -> str:
         )
         + "  template <typename Tile>\n"
         + function(f"{inline} void store(Tile& tile)", calls(stores))
-        + "  template <typename Visit>\n"
-        + function(f"{inline} void visit_matrices(const Visit& visit)", calls(matrices))
         + "};\n"
     )
 

@@ -31,6 +31,8 @@ inline epilogue::FunctionParams make_function(const Problem& p, const Buffers& b
     const bool is_matrix = x.n != 0 && (x.m_outer != 0 || x.m_inner != 0);
     if (is_matrix && x.bytes < 8) {
       params.in_eights &= x.n == 1 && strides % 8 == 0 && is_aligned(data, std::min<int64_t>(8 * x.bytes, 16));
+    } else if (x.n != 0 && x.bytes < 8) {
+      params.in_eights &= x.n == 1 && strides % 2 == 0 && is_aligned(data, 2 * x.bytes);
     }
   }
   for (int64_t i = 0; i < f.num_indices(); ++i) {

@@ -11,122 +11,179 @@
 
 namespace tcgemm::wgmma_family {
 
-// A thread's sums of kGroups groups of eight columns, and, of a gated product, those of its second matrix. Sum 4 * j +
-// 2 * h + i is that of row `line` + 8 * h and column `across` + 8 * j + lane % 4 * 2 + i of the kernel's (possibly
-// swapped) problem. In parts of a few groups, of which each one's loads are under way while the one before is computed.
-template <typename F, bool kSwapped, bool kWhole, int kGroups>
-class FunctionParts {
+// A generated function of all of a warpgroup's accumulators, of which those of a thread are computed in parts of a few
+// groups of eight columns of 16 rows. Sum 4 * j + 2 * h + i of a block of 64 rows is that of row warp * 16 + lane / 4 +
+// 8 * h and column 8 * j + lane % 4 * 2 + i of the kernel's (possibly swapped) problem. Of a gated product the right
+// half of a block is of its second matrix, and what is stored by rows is left in the left one. kRegisters: of a thread.
+template <typename F, bool kSwapped, int kBlocksM, int kAccumulators, int kRegisters>
+class FunctionOfTile {
  public:
-  // `groups`: how many there are; all, unless that is not known where it is compiled.
-  __device__ __forceinline__ FunctionParts(const epilogue::FunctionParams& params, const epilogue::BatchPlace& batch,
-                                           int lane, int32_t line, int32_t across, int groups = kGroups)
-      : params_(params), batch_(batch), lane_(lane), line_(line), across_(across), groups_(groups) {}
-
-  __device__ __forceinline__ void run(float* sums, const float* up) const {
-    auto tile = begin<0>();
-    run_from<0>(tile, sums, up);
-  }
-
- private:
-  // What is read along the groups of swapped tiles is read one by one.
-  static constexpr int kPart = kSwapped ? 2 : 4;
-  template <int kFirst>
-  using Tile = epilogue::FunctionTile<F, kSwapped, F::kStoresRows, kWhole,
-                                      (kGroups - kFirst < kPart ? kGroups - kFirst : kPart), 2>;
-
-  template <int kFirst>
-  __device__ __forceinline__ Tile<kFirst> begin() const {
-    return Tile<kFirst>(params_, batch_, lane_, line_, across_ + 8 * kFirst, groups_ - kFirst);
-  }
-
-  template <int kFirst>
-  __device__ __forceinline__ void run_from(Tile<kFirst>& tile, float* sums, const float* up) const {
-    if constexpr (kFirst + kPart < kGroups) {
-      auto next = begin<kFirst + kPart>();
-      tile.run(sums + 4 * kFirst, up + 4 * kFirst);
-      run_from<kFirst + kPart>(next, sums, up);
-    } else {
-      tile.run(sums + 4 * kFirst, up + 4 * kFirst);
+  // (m_idx, n_idx): the first element. Before the sums are known: begins to load what is read, as much as there are
+  // registers for. Loads of later have to wait for those of the next tile's operands.
+  __device__ __forceinline__ FunctionOfTile(const epilogue::FunctionParams& params, int32_t m_idx, int32_t n_idx,
+                                            int32_t batch_idx)
+      : params_(params),
+        batch_(params, batch_idx),
+        lane_(ptx::tid_x() % 32),
+        line_(m_idx + ptx::tid_x() % 128 / 32 * 16 + lane_ / 4),
+        across_(n_idx) {
+    // Whether D has all of the tile.
+    const int32_t m_end = (kSwapped ? n_idx + 2 * kSums : m_idx + 64 * kBlocksM);
+    const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kSums);
+    is_whole_ = m_end <= params.m && n_end <= params.n && (kSwapped || params.in_eights);
+    if constexpr (kAtOnce) {
+      if (!is_whole_) return;
+      vectors_.load_all(params_, batch_, lane_, line_, across_);
+      load_parts<0, kEarly>();
     }
   }
 
-  const epilogue::FunctionParams& params_;
-  const epilogue::BatchPlace& batch_;
-  const int lane_;
-  const int32_t line_, across_;
-  const int groups_;
-};
-
-// How many of these groups are computed by one piece of code that has about so many instructions for a sum: all, if
-// that is little code, or so few that it stays in the instruction cache.
-template <typename F>
-constexpr int groups_at_once(int groups) {
-  constexpr int kMostInstructions = 4096;
-  int found = 1;
-  for (int count = 1; count <= groups; ++count) {
-    const bool is_even = count % 2 == 0 || count == groups;
-    if (groups % count == 0 && is_even && (count <= 4 || 4 * count * F::kWork <= kMostInstructions)) found = count;
+  __device__ __forceinline__ void apply(float (&acc)[kBlocksM][kAccumulators]) {
+    if (!is_whole_) {
+      apply_in_turns<false>(acc);
+    } else if constexpr (kAtOnce) {
+      load_parts<kEarly, kAhead>();
+      run_from<0>(acc);
+    } else {
+      apply_in_turns<true>(acc);
+    }
   }
-  return found;
-}
 
-// All of a warpgroup's accumulators. Of a gated product the right half is of its second matrix, and what is stored by
-// rows is left in the left one. (m_idx, n_idx): the first element.
-template <typename F, bool kSwapped, int kBlocksM, int kAccumulators>
-__device__ __forceinline__ void apply_function(float (&acc)[kBlocksM][kAccumulators],
-                                               const epilogue::FunctionParams& params, int32_t m_idx, int32_t n_idx,
-                                               int32_t batch_idx) {
-  constexpr int kSums = kAccumulators / (F::kIsGated ? 2 : 1), kGroups = kSums / 4;
-  const epilogue::BatchPlace batch(params, batch_idx);
-  const int warp = ptx::tid_x() % 128 / 32, lane = ptx::tid_x() % 32;
-  const int32_t line = m_idx + warp * 16 + lane / 4;
-  // Whether D has all of the tile.
-  const int32_t m_end = (kSwapped ? n_idx + 2 * kSums : m_idx + 64 * kBlocksM);
-  const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kSums);
-  const bool is_whole = m_end <= params.m && n_end <= params.n && (kSwapped || params.in_eights);
+ private:
+  static constexpr int kSums = kAccumulators / (F::kIsGated ? 2 : 1), kGroups = kSums / 4;
+  // What is read along the groups of swapped tiles is read one by one.
+  static constexpr int kMostGroups = kSwapped ? 2 : 4, kPart = kGroups < kMostGroups ? kGroups : kMostGroups;
+  static constexpr int kBlockParts = (kGroups + kPart - 1) / kPart, kNumParts = kBlocksM * kBlockParts;
+  // Whether there is code for each part: where that stays in the instruction cache.
+  static constexpr bool kAtOnce = kNumParts * kPart * 4 * F::kWork <= 8192;
 
-  // Part by part by the same code.
-  const auto apply_in_turns = [&](auto whole, auto at_once) {
-    constexpr int kAtOnce = at_once.value, kTurns = (kGroups + kAtOnce - 1) / kAtOnce;
+  using Vectors = epilogue::FunctionVectors<F, kSwapped, kBlocksM, kGroups>;
+  // A part of the matrices takes so many registers.
+  static constexpr int kOfPart = kPart * F::bytes(epilogue::Along::kBoth);
+  static constexpr int kSpare = kRegisters - kBlocksM * kAccumulators - 56 - Vectors::kWords;
+  // Parts that are loaded before the sums are known, and those whose loads are under way while one is computed.
+  static constexpr int kWanted = kOfPart > 0 && kSpare > 0 ? kSpare / kOfPart : 0;
+  static constexpr int kEarly = kWanted < kNumParts ? kWanted : kNumParts;
+  static constexpr int kAhead = kEarly > 0 || kNumParts == 1 ? kEarly + (kEarly == 0) : 1;
+
+  template <bool kWhole, typename VectorsOfPart = epilogue::NoVectors>
+  using Tile = epilogue::FunctionTile<F, kSwapped, F::kStoresRows, kWhole, kPart, 2, VectorsOfPart>;
+  using VectorsOfPart = epilogue::FunctionVectorsOfPart<Vectors>;
+  using PartTile = Tile<true, VectorsOfPart>;
+
+  template <typename AnyTile, typename AnyVectors>
+  __device__ __forceinline__ AnyTile tile(int part, typename AnyTile::Reads& reads, const AnyVectors& vectors) const {
+    const int block = part / kBlockParts, first = part % kBlockParts * kPart;
+    const int groups = min(kPart, kGroups - first);
+    return AnyTile(params_, batch_, lane_, line_ + 64 * block, across_ + 8 * first, groups, reads, vectors);
+  }
+
+  // In place: registers have no index that changes, so there is code for each part.
+  template <int kPartIdx>
+  __device__ __forceinline__ PartTile part_tile() {
+    const VectorsOfPart vectors{vectors_, kPartIdx / kBlockParts, kPartIdx % kBlockParts * kPart};
+    return tile<PartTile>(kPartIdx, reads_[kPartIdx], vectors);
+  }
+
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void load_parts() {
+    if constexpr (kBegin < kEnd && kBegin < kNumParts) {
+      part_tile<kBegin>().load();
+      load_parts<kBegin + 1, kEnd>();
+    }
+  }
+
+  template <int kPartIdx>
+  __device__ __forceinline__ void run_from(float (&acc)[kBlocksM][kAccumulators]) {
+    if constexpr (kPartIdx < kNumParts) {
+      load_parts<kPartIdx + kAhead, kPartIdx + kAhead + 1>();
+      float* const sums = acc[kPartIdx / kBlockParts] + kPartIdx % kBlockParts * kPart * 4;
+      part_tile<kPartIdx>().run(sums, sums + (F::kIsGated ? kSums : 0));
+      run_from<kPartIdx + 1>(acc);
+    }
+  }
+
+  // By the same code, to which a part's sums move.
+  template <bool kWhole>
+  __device__ __forceinline__ void apply_in_turns(float (&acc)[kBlocksM][kAccumulators]) const {
+    typename Tile<kWhole>::Reads reads;
+    tile<Tile<kWhole>>(0, reads, epilogue::NoVectors{}).load();
 #pragma unroll 1
-    for (int turn = 0; turn < kBlocksM * kTurns; ++turn) {
-      float sums[4 * kAtOnce], up[4 * kAtOnce];
-      // Registers have no index that changes.
+    for (int part = 0; part < kNumParts; ++part) {
+      float sums[4 * kPart], up[4 * kPart];
       const auto visit = [&](auto copy) {
+        visit_part(part, [&](auto i) {
 #pragma unroll
-        for (int i = 0; i < kBlocksM * kTurns; ++i) {
-          if (i != turn) continue;
-          asm volatile("");  // keeps this a branch: of all turns' values selected, few would be wanted
-#pragma unroll
-          for (int v = 0; v < 4 * kAtOnce; ++v) {
-            const int place = i % kTurns * 4 * kAtOnce + v;
-            if (place < kSums) copy(i / kTurns, place, v);
+          for (int v = 0; v < 4 * kPart; ++v) {
+            constexpr int kFirst = i.value % kBlockParts * kPart * 4;
+            if (kFirst + v < kSums) copy(i.value / kBlockParts, kFirst + v, v);
           }
-        }
+        });
       };
       visit([&](int block, int place, int v) {
         sums[v] = acc[block][place];
         if constexpr (F::kIsGated) up[v] = acc[block][kSums + place];
       });
-      const int first = turn % kTurns * kAtOnce;
-      const FunctionParts<F, kSwapped, whole.value, kAtOnce> parts(params, batch, lane, line + turn / kTurns * 64,
-                                                                   n_idx + first * 8, min(kAtOnce, kGroups - first));
-      parts.run(sums, up);
+      typename Tile<kWhole>::Reads own = reads;
+      if (part + 1 < kNumParts) tile<Tile<kWhole>>(part + 1, reads, epilogue::NoVectors{}).load();
+      tile<Tile<kWhole>>(part, own, epilogue::NoVectors{}).run(sums, up);
       if constexpr (F::kStoresRows) visit([&](int block, int place, int v) { acc[block][place] = sums[v]; });
     }
-  };
-
-  if (!is_whole) return apply_in_turns(std::false_type{}, std::integral_constant<int, (kGroups < 4 ? kGroups : 4)>{});
-  if constexpr (groups_at_once<F>(kBlocksM * kGroups) == kBlocksM * kGroups) {
-#pragma unroll
-    for (int block = 0; block < kBlocksM; ++block) {
-      const FunctionParts<F, kSwapped, true, kGroups> parts(params, batch, lane, line + block * 64, n_idx);
-      parts.run(acc[block], acc[block] + (F::kIsGated ? kSums : 0));
-    }
-  } else {
-    apply_in_turns(std::true_type{}, std::integral_constant<int, groups_at_once<F>(kGroups)>{});
   }
-}
+
+  // Calls f with a part's number as a constant, by one indirect branch.
+  template <typename Visitor>
+  static __device__ __forceinline__ void visit_part(int part, Visitor&& f) {
+    static_assert(kNumParts <= 16, "each has its case");
+    const auto visit = [&](auto i) {
+      if constexpr (i.value < kNumParts) f(i);
+    };
+    switch (part) {
+#define TCGEMM_CASE(i) \
+  case i: return visit(std::integral_constant<int, i>{});
+      TCGEMM_CASE(0)
+      TCGEMM_CASE(1)
+      TCGEMM_CASE(2)
+      TCGEMM_CASE(3)
+      TCGEMM_CASE(4)
+      TCGEMM_CASE(5)
+      TCGEMM_CASE(6)
+      TCGEMM_CASE(7)
+      TCGEMM_CASE(8)
+      TCGEMM_CASE(9)
+      TCGEMM_CASE(10)
+      TCGEMM_CASE(11)
+      TCGEMM_CASE(12)
+      TCGEMM_CASE(13)
+      TCGEMM_CASE(14)
+      TCGEMM_CASE(15)
+#undef TCGEMM_CASE
+    }
+  }
+
+  const epilogue::FunctionParams& params_;
+  const epilogue::BatchPlace batch_;
+  const int lane_;
+  const int32_t line_, across_;
+  bool is_whole_;
+  Vectors vectors_;
+  typename PartTile::Reads reads_[kAtOnce ? kNumParts : 1];
+};
+
+// That of a kernel's warpgroup, if it has one.
+template <typename T, typename Epilogue>
+struct EpilogueOfTile {
+  __device__ __forceinline__ EpilogueOfTile(const Epilogue&, int32_t, int32_t, int32_t) {}
+};
+template <typename T>
+inline constexpr int kSumsOfTile = (T::Config::kClusterK > 1 ? T::Share::kTileN : T::Config::kTileN) / 2;
+template <typename T, typename Code>
+struct EpilogueOfTile<T, Function<Code>>
+    : FunctionOfTile<Code, T::Config::kSwapped, T::kBlocksM, kSumsOfTile<T>, T::kConsumerRegisters> {
+  __device__ __forceinline__ EpilogueOfTile(const Function<Code>& epilogue, int32_t m_idx, int32_t n_idx,
+                                            int32_t batch_idx)
+      : EpilogueOfTile::FunctionOfTile(epilogue.values, m_idx, n_idx, batch_idx) {}
+};
 
 // The left half of a warpgroup's accumulators.
 template <int kBlocksM, int kHalf>

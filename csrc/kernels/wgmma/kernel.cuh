@@ -145,6 +145,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         prefetch_function<typename Epilogue::Code, Config, T::kRowsPerGroup>(
             params.epilogue.values, work.m_idx + first_row, work.n_idx, work.batch_idx);
       }
+      // Of the share of the sums that this block will have.
+      const int32_t first_column = Config::kClusterK > 1 ? cluster_sum.first_column() : 0;
+      [[maybe_unused]] EpilogueOfTile<T, Epilogue> function(params.epilogue, work.m_idx + first_row,
+                                                            work.n_idx + first_column, work.batch_idx);
       if constexpr (Config::kPingPong) {
         // Group 0 begins; from then on each one waits for the other's previous tile.
         if (walk.number() > 0) {
@@ -190,9 +194,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         };
         const auto store = [&](auto tile, auto& sums, int32_t n_idx) {
           if constexpr (Epilogue::kIsFunction) {
-            using Code = typename Epilogue::Code;
-            apply_function<Code, Config::kSwapped>(sums, params.epilogue.values, m_idx, n_idx, work.batch_idx);
-            if constexpr (!Code::kStoresRows) return;
+            function.apply(sums);
+            if constexpr (!Epilogue::Code::kStoresRows) return;
           }
           if constexpr (Epilogue::kMayBeGated) {
             static_assert(Config::kRunsGated, "columns of both matrices are in the same thread");
@@ -206,7 +209,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         if constexpr (Config::kClusterK > 1) {
           float share[T::kBlocksM][T::Share::kTileN / 2];
           if (cluster_sum.add_up(acc, share, thread_idx, barrier_id)) {
-            store(typename T::Share{}, share, work.n_idx + cluster_sum.first_column());
+            store(typename T::Share{}, share, work.n_idx + first_column);
           }
         } else {
           store(Config{}, acc, work.n_idx);
