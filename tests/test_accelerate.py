@@ -822,13 +822,16 @@ _UNARY = (
 _BINARY = (jnp.add, jnp.multiply, jnp.maximum, lambda x, y: x - 0.5 * y)
 
 
+_KINDS = ["product", "gate", "halves", "unary", "binary", "norm", "reduction", "transpose"]
+
+
 @st.composite
 def programs(draw):
     """Steps on square matrices, each of earlier ones: products, elementwise ones and reductions."""
     steps = []
     for number in range(draw(st.integers(2, 12))):
         earlier = st.integers(0, number + 1)
-        kind = draw(st.sampled_from(["product", "product", "unary", "binary", "norm", "transpose"]))
+        kind = draw(st.sampled_from(_KINDS))
         which = draw(st.integers(0, 5))
         steps.append((kind, which, draw(earlier), draw(earlier)))
     results = draw(st.lists(st.integers(0, len(steps) + 1), min_size=1, max_size=3))
@@ -841,6 +844,13 @@ def run_program(steps, results, x, y):
         a, b = values[i], values[j]
         if kind == "product":
             made = (a @ b) / 4
+        elif kind == "gate":
+            made = _BINARY[which % 4](_UNARY[which](a @ b / 4), a @ (b - a) / 4)
+        elif kind == "halves":
+            gate, up = jnp.split(a @ jnp.concatenate([b, a.T], 1) / 4 + y[0, 0], 2, -1)
+            made = _BINARY[which % 4](_UNARY[which](gate), up)
+        elif kind == "reduction":
+            made = jnp.sin(a) + (jnp.sum, jnp.max)[which % 2](abs(b), which // 3, keepdims=True)
         elif kind == "unary":
             made = _UNARY[which](a)
         elif kind == "binary":
@@ -860,7 +870,7 @@ def test_random_programs(program):
     f = functools.partial(run_program, steps, results)
     if is_differentiated:
         f = jax.grad(lambda x, y, f=f: sum(jnp.sum(jnp.tanh(z)) for z in f(x, y)), (0, 1))
-    args = normal(5, 5), normal(5, 5, seed=1)
+    args = normal(6, 6), normal(6, 6, seed=1)
     before, after = (str(jax.make_jaxpr(g)(*args)) for g in (f, jax_tcgemm.accelerate(f)))
     assert num_ours(after) == num_theirs(before)
     expected = jax.jit(f)(*args)

@@ -28,6 +28,7 @@ from jax_tcgemm.epilogues.membership import (
     is_call,
     is_elementwise,
     is_fusable,
+    is_reduction,
     is_repeated,
     rule_against,
 )
@@ -60,11 +61,14 @@ class Products:
 
     Attributes:
       product: its product, a variable; None of what is no product or cannot be part of a group.
+      lines: the dimensions of its product that are rows, and those that are columns; calls can
+        reduce results over either or both.
       partners: the products before it that can be one call with it.
       is_apart: whether a call can have the halves of its product along a dimension.
     """
 
     product: Callable[[int], core.Var | None]
+    lines: Callable[[int], tuple[frozenset[int], frozenset[int]]] = lambda _: (frozenset(),) * 2
     partners: Callable[[int], Sequence[int]] = lambda _: ()
     is_apart: Callable[[int, int], bool] = lambda *_: False
 
@@ -299,12 +303,14 @@ class _Program:
         late = [
             number
             for number in draft.members
-            if any(x not in own and self._place_of(x) >= place for x in self._inputs(number))
+            if any(x not in own and self._is_late(x, place) for x in self._inputs(number))
         ]
         if late:
             eqn = self._equations[late[0]]
             draft.remove(self._with_following(late, draft))
             return Reason(eqn, "need nothing that comes after another use of the product")
+        draft.place = place
+        self._reduce(draft, own, users)
         left = self._repeat(draft, own, users) or self._left_to_xla(draft, own, users)
         if left:
             draft.remove(left)
@@ -313,19 +319,33 @@ class _Program:
         if not any(x not in draft.products for x in draft.results):
             draft.remove(set(draft.members))
             return Reason(None, "nothing reads what follows")
-        draft.place = place
+        draft.results += [x for n in draft.reductions for x in self._equations[n].outvars]
         self._set_inputs(draft, own)
         for what, count, most in (
             ("would read more than", len(draft.inputs), self._limits.reads),
             ("would have more results than", len(draft.results), self._limits.results),
         ):
             if count > most:
+                if draft.reductions:
+                    draft.reduces = False
+                    return Reason(self._equations[draft.reductions[-1]], "be left to XLA")
                 last = draft.members[-1]
                 draft.remove({last})
                 return Reason(
                     self._equations[last], f"be left out of an epilogue, which {what} {most}"
                 )
         return None
+
+    def _is_late(self, x: core.Var, place: _Place) -> bool:
+        """Whether it is not known at a place, nor can be made there of numbers alone."""
+        return self._place_of(x) >= place and not self._is_of_numbers(x)
+
+    def _is_of_numbers(self, x: core.Var, depth: int = 8) -> bool:
+        number = self._producer.get(x)
+        if number is None or depth == 0 or x in self._group_of:
+            return False
+        is_made = self._may_repeat(number, x.aval.shape) or self._is_for_nothing(number)
+        return is_made and all(self._is_of_numbers(y, depth - 1) for y in self._inputs(number))
 
     def _inputs(self, number: int) -> list[core.Var]:
         return [x for x in self._equations[number].invars if not isinstance(x, core.Literal)]
@@ -339,6 +359,80 @@ class _Program:
                 values.update(self._equations[number].outvars)
         return found
 
+    def _reduce(self, draft: "_Draft", own, users) -> None:
+        """Adds reductions over whole rows or columns, and what is there for them alone.
+
+        Only where no loop of XLA's reads any more of what they are of: else that may reduce it on
+        its way, as it does in a norm. Changes `users` to that.
+        """
+        draft.reductions = draft.reduced = ()
+        if not draft.reduces:
+            return
+        reached, waiting = set(), [n for x in own for n in users[x]]
+        chains: dict[int, set[int]] = {}
+        while waiting and len(reached) < _MOST_BEFORE:
+            number = waiting.pop()
+            if number in reached or not number < self._end or number in self.gone:
+                continue
+            reached.add(number)
+            eqn = self._equations[number]
+            if self._is_reduction(eqn, draft):
+                chains[number] = set()
+            elif self._is_elementwise(number, draft.products[0].aval.shape):
+                waiting += [user for x in eqn.outvars for user in self._users[x]]
+        for number in chains:
+            chains[number] = self._only_before(number, reached, chains.keys(), own)
+        while chains:
+            taken = set(chains).union(*chains.values())
+            wrong = {n for n, chain in chains.items() if self._is_shared({n, *chain}, taken, users)}
+            if not wrong:
+                break
+            chains = {n: chain for n, chain in chains.items() if n not in wrong}
+        taken = set(chains).union(*chains.values())
+        late = any(
+            self._is_late(x, draft.place)
+            for n in taken
+            for x in self._inputs(n)
+            if x not in own and self._producer.get(x) not in taken
+        )
+        if late or not any(users[x] - taken for x in own if x not in draft.products):
+            return
+        draft.reductions = tuple(sorted(chains))
+        draft.reduced = tuple(sorted(taken - set(chains)))
+        for x in own:
+            users[x] = users[x] - taken
+
+    def _is_reduction(self, eqn: core.JaxprEqn, draft: "_Draft") -> bool:
+        """Whether a call can have an equation's result, of an array of the product's shape."""
+        if not is_reduction(eqn, draft.products[0].aval.shape):
+            return False
+        axes = set(eqn.params["axes"])
+        return any(line and axes >= line for line in draft.lines(self._products))
+
+    def _only_before(self, number: int, reached, reductions, own) -> set[int]:
+        """Of elementwise equations those that one reduction needs."""
+        found, waiting = set(), [number]
+        while waiting:
+            for x in self._inputs(waiting.pop()):
+                before = self._producer.get(x)
+                if x in own or before not in reached or before in reductions:
+                    continue
+                found.add(before)
+                waiting.append(before)
+        return found
+
+    def _is_shared(self, numbers: set[int], taken: set[int], users) -> bool:
+        """Whether others read what only reductions should, or XLA's loops what these read."""
+        for number in numbers:
+            made = self._equations[number].outvars if number in taken else ()
+            is_between = not self._equations[number].primitive.name.startswith("reduce")
+            if is_between and any(self._users[x] - taken for x in made):
+                return True
+            for x in self._inputs(number):
+                if x in users and any(map(self._is_fusable_user, users[x] - taken)):
+                    return True
+        return False
+
     def _repeat(self, draft: "_Draft", own, users) -> set[int]:
         """Lets XLA's loops compute again what only they need, from less that is stored.
 
@@ -351,6 +445,10 @@ class _Program:
         producer = {x: n for n in draft.members for x in self._equations[n].outvars}
         is_read = {x: users[x] and all(map(self._is_fusable_user, users[x])) for x in own}
         size = _bytes(draft.products[0])
+        wanted = [x for x in own if is_read[x]]
+        draft.repeated = ()
+        if not any(x in producer for x in wanted):
+            return set()
 
         def cost(x: core.Var) -> int:
             if x not in own:
@@ -362,7 +460,7 @@ class _Program:
             for n in draft.members
             if all(is_read[x] or not users[x] for x in self._equations[n].outvars)
         }
-        cut = cheapest_cut([x for x in own if is_read[x]], producer, members, cost)
+        cut = cheapest_cut(wanted, producer, members, cost)
         draft.repeated = tuple(sorted(cut.computed))
         for number in draft.repeated:
             users |= {x: set() for x in self._equations[number].outvars}
@@ -477,7 +575,9 @@ class _Program:
 
     def _set_inputs(self, draft: "_Draft", own) -> None:
         """Chooses what a draft reads, and sets the members that come before."""
-        wanted = [x for n in draft.members for x in self._inputs(n) if x not in own]
+        following = *draft.members, *draft.reduced
+        own = {*own, *(x for n in draft.reduced for x in self._equations[n].outvars)}
+        wanted = [x for n in following for x in self._inputs(n) if x not in own]
         cut = self._cut(wanted, draft.products[0])
         draft.before, read = tuple(sorted(cut.computed)), cut.read
         if (halves := draft.halves) is not None:
@@ -534,7 +634,8 @@ class _Program:
     def _add(self, draft: "_Draft") -> None:
         unit = self._end + 1 + len(self.groups)
         self._places[unit] = draft.place
-        members = (*draft.before, *draft.members)
+        following = (*draft.members, *draft.reduced, *draft.reductions)
+        members = (*draft.before, *following)
         self.groups.append(
             Group(
                 *(draft.numbers, draft.halves, draft.before_halves, members),
@@ -544,7 +645,7 @@ class _Program:
         self._taken.update(draft.numbers)
         factors = [x for n in draft.numbers for x in self._inputs(n)]
         halves = draft.halves
-        for member in (*draft.members, *((*halves.members, *halves.takers) if halves else ())):
+        for member in (*following, *((*halves.members, *halves.takers) if halves else ())):
             self._leave(member)
         again = [x for n in draft.repeated for x in self._equations[n].outvars]
         read_again = [x for n in draft.repeated for x in self._inputs(n)]
@@ -590,6 +691,10 @@ class _Draft:
     repeated: tuple[int, ...] = ()
     place: _Place = (0, 0)
     known: frozenset[int] = frozenset()
+    # Reductions that are results, what comes before them only, and whether there may be any.
+    reductions: tuple[int, ...] = ()
+    reduced: tuple[int, ...] = ()
+    reduces: bool = True
 
     def __post_init__(self):
         self.known = frozenset(self.members)
@@ -599,6 +704,15 @@ class _Draft:
         values = [*self.products]
         values += [x for number in self.members for x in equations[number].outvars]
         return dict.fromkeys(values)
+
+    def lines(self, products: Products) -> tuple[frozenset[int], frozenset[int]]:
+        """The dimensions that are rows, and those that are columns."""
+        found = products.lines(self.numbers[0])
+        if self.halves is None or not self.halves.is_dropped:
+            return found
+        gone = self.halves.dimension
+        rows, columns = (frozenset(x - (x > gone) for x in line if x != gone) for line in found)
+        return rows, columns
 
     def remove(self, numbers: set[int]) -> None:
         """Leaves members out."""

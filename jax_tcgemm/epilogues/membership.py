@@ -3,6 +3,8 @@
 import functools
 import math
 
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.epilogues.calls import called, closes_over_arrays
@@ -18,6 +20,7 @@ _ELEMENTWISE = frozenset(EXPRESSIONS.keys() | EXPANSIONS.keys() | _SAME) - {"thr
 JOINING = frozenset({"concatenate", "pad", "stack"})
 # Calls that keep what they are differentiated by; calls by `jax.jit` are written out before.
 _CALLS = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+_REDUCED = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 _REDUCTIONS = frozenset(
     {f"reduce_{kind}" for kind in ("sum", "max", "min", "prod", "and", "or")} | {"argmax", "argmin"}
 )
@@ -48,6 +51,15 @@ def is_repeated(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
 def is_call(eqn: core.JaxprEqn) -> bool:
     """Whether it calls a function that keeps what it is differentiated by."""
     return eqn.primitive.name in _CALLS
+
+
+def is_reduction(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
+    """Whether it reduces floats of a shape as a kernel can, to which it only adds what is left."""
+    if eqn.primitive.name not in _REDUCED or eqn.effects or not has_plain_context(eqn):
+        return False
+    (x,) = eqn.invars
+    is_float = _is_stored(x.aval) and jnp.issubdtype(x.aval.dtype, np.floating)
+    return is_float and x.aval.shape == shape and eqn.params.get("out_sharding") is None
 
 
 def is_fusable(eqn: core.JaxprEqn) -> bool:

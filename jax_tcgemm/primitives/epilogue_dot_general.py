@@ -30,6 +30,7 @@ from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.epilogues.reductions import reductions_apart
 from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
@@ -188,6 +189,14 @@ def unfused(*arguments, function: core.ClosedJaxpr, num_rhs, pair, **params) -> 
     dtype, of_rounded = of_stored(function, _num_accumulators(num_rhs, pair))
     products = _products(*factors, **params | {"preferred_element_type": dtype})
     return core.jaxpr_as_fun(of_rounded)(*_apart(products, pair), *operands)
+
+
+def _unfused_reductions(*arguments, function, **params) -> list[jax.Array]:
+    """The same by a call of what the function does to elements, and XLA's reductions."""
+    of_elements, reduce = reductions_apart(function)
+    return core.jaxpr_as_fun(reduce)(
+        *epilogue_dot_general_p.bind(*arguments, function=of_elements, **params)
+    )
 
 
 def bare_products(*arguments, function, num_rhs, pair, **params) -> list[jax.Array]:
@@ -554,15 +563,20 @@ def obstacle_to_division(operands, product: epilogue.Product, params, device) ->
 
 def _lower(ctx, *operands, device, obstacle, **params):
     product = product_of(*ctx.avals_in, params)
+    by_parts = unfused
     if not obstacle and partitioning.is_divided(ctx):
         obstacle = obstacle_to_division(ctx.avals_in, product, params, device)
         if not obstacle:
             return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
+        # Devices can share a call without the reductions, each for its elements.
+        is_apart = not partitioning.has_explicit_axes(*ctx.avals_in)
+        if is_apart and reductions_apart(params["function"]) is not None:
+            by_parts = _unfused_reductions
     plan = epilogue.make_plan(product, device, obstacle)
     key = lowering.key_of(epilogue_dot_general_p, params, plan.choice)
     if not plan.is_fused:
-        unfused_call = functools.partial(unfused, **params)
-        return partitioning.lower_on_device(ctx, unfused_call, *operands, key=key)
+        unfused_call = functools.partial(by_parts, **params)
+        return partitioning.lower_on_device(ctx, unfused_call, *operands, key=(key, by_parts))
     on_device = functools.partial(epilogue.product_with_epilogue, plan)
     return partitioning.lower_on_device(ctx, on_device, *operands, key=key)
 

@@ -41,6 +41,11 @@ def products_of(
     def product(number: int) -> core.Var | None:
         return products[number].outvars[0] if number in products else None
 
+    def lines(number: int) -> tuple[frozenset[int], frozenset[int]]:
+        lhs, rhs = map(frozenset, _dims(products[number]))
+        is_divided = any(not x.aval.sharding.mesh.empty for x in products[number].invars)
+        return (frozenset(),) * 2 if is_divided else (lhs, rhs)
+
     def partners(number: int) -> Sequence[int]:
         if (eqn := by_columns(number)) is None:
             return ()
@@ -50,7 +55,7 @@ def products_of(
         eqn = by_columns(number)
         return eqn is not None and _is_outermost(eqn, dimension)
 
-    return Products(product, partners, is_apart)
+    return Products(product, lines, partners, is_apart)
 
 
 def call_of(equations: Sequence[core.JaxprEqn], group: Group):

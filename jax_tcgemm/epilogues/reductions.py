@@ -1,0 +1,35 @@
+"""Functions that reduce some of their results, as an elementwise one and what reduces results."""
+
+import functools
+
+from jax.extend import core
+
+from jax_tcgemm.epilogues.parts import REDUCTIONS
+from jax_tcgemm.system.jax_internals import as_jaxpr, function_of
+
+
+@functools.lru_cache(maxsize=1024)
+def reductions_apart(
+    function: core.ClosedJaxpr,
+) -> tuple[core.ClosedJaxpr, core.ClosedJaxpr] | None:
+    """A function that reduces nothing, and one of its results that gives those of `function`.
+
+    None where it reduces nothing, or more than what it computes.
+    """
+    jaxpr = as_jaxpr(function)
+    late, following = set(), []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in REDUCTIONS or late.intersection(_variables(eqn.invars)):
+            late.update(eqn.outvars)
+            following.append(eqn)
+    needed = _variables(jaxpr.outvars) + [x for eqn in following for x in _variables(eqn.invars)]
+    between = tuple(dict.fromkeys(x for x in needed if x not in late))
+    if not following or not between or any(x in jaxpr.invars for x in between):
+        return None
+    first = [eqn for eqn in jaxpr.eqns if not any(x in late for x in eqn.outvars)]
+    before = function_of(jaxpr.invars, first, between)
+    return before, function_of(between, following, jaxpr.outvars)
+
+
+def _variables(atoms) -> list[core.Var]:
+    return [x for x in atoms if not isinstance(x, core.Literal)]
