@@ -445,6 +445,46 @@ def test_functions_with_derivatives_of_their_own(f):
     )
 
 
+@jax.custom_vjp
+def scaled_gelu(x, w, scale):
+    return jax.nn.gelu(x @ w) * scale
+
+
+def scaled_gelu_forward(x, w, scale):
+    z = x @ w
+    return jax.nn.gelu(z) * scale, (x, w, z, scale)
+
+
+def scaled_gelu_backward(kept, g):
+    x, w, z, scale = kept
+    dz = jax.vjp(jax.nn.gelu, z)[1](g * scale)[0]
+    return jnp.tanh(dz @ w.T), x.T @ dz, None
+
+
+scaled_gelu.defvjp(scaled_gelu_forward, scaled_gelu_backward)
+
+
+def test_derivatives_that_are_taken_later_are_accelerated():
+    args = normal(4, 8), normal(8, 8), 2.0
+
+    def total(x, w, scale):
+        return jnp.sum(scaled_gelu(x, w, scale) ** 2)
+
+    gradient = jax.grad(jax_tcgemm.accelerate(total), (0, 1))
+    for run in (gradient, jax.jit(gradient)):
+        got, expected = run(*args), jax.grad(total, (0, 1))(*args)
+        for a, b in zip(got, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * abs(b).max())
+    text = str(jax.make_jaxpr(gradient)(*args))
+    assert not num_theirs(text)
+    # Gelu and its argument of the first one, tanh of the gradient of x.
+    assert text.count(f" {EPILOGUE}[") == 2
+    second = jax.grad(lambda x, w: jnp.sum(gradient(x, w, 2.0)[0] ** 2), (0, 1))(*args[:2])
+    expected = jax.grad(lambda x, w: jnp.sum(jax.grad(total)(x, w, 2.0) ** 2), (0, 1))(*args[:2])
+    for a, b in zip(second, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * abs(b).max())
+
+
 def test_activations_keep_their_derivatives():
     """relu has half of none of it at zero."""
 

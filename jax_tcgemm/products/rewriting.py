@@ -9,7 +9,7 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from jax_tcgemm.system.jax_internals import (
     has_plain_context,
     new_variable,
     ragged_dot_general_p,
+    rewrapped,
     with_equations,
 )
 
@@ -40,7 +41,7 @@ from jax_tcgemm.system.jax_internals import (
 _INSIDE = {
     **dict.fromkeys(("jit", "pjit", "closed_call", "core_call", "scan", "while", "cond"), None),
     **dict.fromkeys(("checkpoint", "remat", "remat2", "shard_map"), None),
-    # Their derivatives are functions of JAX's, and stay as they are.
+    # The rules of a custom_jvp are functions of JAX's, and stay as they are.
     **dict.fromkeys(
         ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), ("call_jaxpr", "fun_jaxpr")
     ),
@@ -62,11 +63,12 @@ class Rewriter:
     """Rewrites one program, and each one inside of it once.
 
     Args:
+      accelerate: does so with a function that a program keeps, to be traced later.
       wide: leave out roundings inside of epilogues.
     """
 
-    def __init__(self, *, wide: bool = False):
-        self._wide = wide
+    def __init__(self, accelerate: Callable[[Callable], Callable], *, wide: bool = False):
+        self._accelerate, self._wide = accelerate, wide
         self._known: dict[int, tuple] = {}  # with the programs themselves, whose ids these are
 
     def __call__(self, program):
@@ -117,7 +119,26 @@ class Rewriter:
                 continue
             if new is not value:
                 changed[key] = new
+        if changed and "fwd_jaxpr_thunk" in eqn.params:
+            changed |= self._derivatives(eqn)
         return eqn.replace(params=eqn.params | changed) if changed else eqn
+
+    def _derivatives(self, eqn: core.JaxprEqn) -> dict:
+        """The parameters with what a function of `jax.custom_vjp` does for its derivatives."""
+
+        def forward(thunk):
+            def rewritten(*zeros):
+                program, constants = thunk(*zeros)
+                return self(program), constants
+
+            return rewritten
+
+        changes = {"fwd_jaxpr_thunk": forward, "bwd": self._accelerate}
+        return {
+            key: rewrapped(eqn.params[key], change)
+            for key, change in changes.items()
+            if key in eqn.params
+        }
 
     def _grouped(self, equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
         products = products_of(equations, can_have_epilogue)
