@@ -176,18 +176,22 @@ class _Program:
         product = self._products.product(number)
         if product is None or number in self._taken:
             return
+        apart = None
         for draft in self._gates(number, product):
-            if self._settle(draft) is None and self._joins(draft):
+            halves = draft.halves
+            if halves is not None and not self._products.is_apart(number, halves.dimension):
+                apart = Reason(None, "its halves are no columns of weights that lie side by side")
+                continue
+            apart = self._settle(draft)
+            if apart is None and self._joins(draft):
                 self._add(draft)
                 return
         draft = _Draft((number,), (product,), self._following([product]))
-        if not draft.members:
-            if (reason := self._obstacle(product)) is not None:
-                self.why[number] = reason
-        elif (reason := self._settle(draft)) is None:
+        reason = self._settle(draft) if draft.members else self._obstacle(product)
+        if draft.members:
             self._add(draft)
-        else:
-            self.why[number] = reason
+        elif apart or reason:
+            self.why[number] = apart or reason
 
     def _settle(self, draft: "_Draft") -> Reason | None:
         """Leaves out of a draft what cannot be part of it; why, if nothing is left."""
@@ -214,9 +218,7 @@ class _Program:
             return self._can_join(member, shape) and not is_call(self._equations[member])
 
         halves = find_halves(product, self._equations, self._users, can_join)
-        if halves is None or not self._products.is_apart(number, halves.dimension):
-            return
-        if members := self._joining(halves.parts):
+        if halves is not None and (members := self._joining(halves.parts)):
             yield _Draft((number,), halves.parts, members, halves)
 
     def _joining(self, pair: Sequence[core.Var]) -> tuple[int, ...]:

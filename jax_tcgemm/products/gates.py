@@ -141,10 +141,27 @@ def _exchanged(eqn: core.JaxprEqn) -> core.JaxprEqn:
 
 
 def _is_outermost(eqn: core.JaxprEqn, dimension: int) -> bool:
-    """Whether a dimension is the first of the columns, and nothing is said of its sharding."""
+    """Whether a dimension is the first of the columns, which are one stretch of the right operand.
+
+    Others would have to be copied. Nothing may be said of how devices share them.
+    """
     _, columns = _dims(eqn)
     is_divided = any(not x.aval.sharding.mesh.empty for x in eqn.invars)
-    return columns[0] == dimension and not is_divided and eqn.params["out_sharding"] is None
+    if columns[0] != dimension or is_divided or eqn.params["out_sharding"] is not None:
+        return False
+    axes = [_axis(eqn, dim) for dim in columns]
+    shape = eqn.invars[1].aval.shape
+    between = [axis for axis in range(axes[0], axes[-1] + 1) if shape[axis] != 1]
+    return axes == between
+
+
+def _axis(eqn: core.JaxprEqn, dimension: int) -> int:
+    """The right operand's axis that a dimension of the result is."""
+    num_batch, num_lhs, _ = _ranks(eqn)
+    contract, batch = eqn.params["dimension_numbers"]
+    taken = {*contract[1], *batch[1]}
+    free = [axis for axis in range(eqn.invars[1].aval.ndim) if axis not in taken]
+    return free[eqn.params["permutation"][dimension] - num_batch - num_lhs]
 
 
 def _with_pair(eqn: core.JaxprEqn, halves: Halves):
@@ -152,12 +169,9 @@ def _with_pair(eqn: core.JaxprEqn, halves: Halves):
     params, rhs = eqn.params, eqn.invars[1]
     if halves.is_dropped:
         return [], rhs, params
-    num_batch, num_lhs, _ = _ranks(eqn)
     contract, batch = params["dimension_numbers"]
     natural = params["permutation"][halves.dimension]
-    taken = {*contract[1], *batch[1]}
-    free = [axis for axis in range(rhs.aval.ndim) if axis not in taken]
-    axis, shape = free[natural - num_batch - num_lhs], list(rhs.aval.shape)
+    axis, shape = _axis(eqn, halves.dimension), list(rhs.aval.shape)
     shape[axis : axis + 1] = 2, shape[axis] // 2
     reshape = _reshape(rhs.aval, tuple(shape))
     made = new_variable(reshape.outvars[0])

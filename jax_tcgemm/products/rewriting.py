@@ -20,7 +20,7 @@ from jax.extend.core.primitives import dot_general_p, transpose_p
 
 from jax_tcgemm.epilogues.calls import called
 from jax_tcgemm.epilogues.group_function import group_function
-from jax_tcgemm.epilogues.groups import Group, Limits, Products, find_groups
+from jax_tcgemm.epilogues.groups import Group, Limits, find_groups
 from jax_tcgemm.epilogues.membership import is_call_of_elements
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_dot_general import accumulator_dtype, epilogue_dot_general_p
@@ -181,13 +181,15 @@ def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
     if not any(_op(eqn).startswith(ACCELERATE) for eqn in equations):
         return {}
 
-    def product_of(number: int) -> core.Var | None:
-        eqn = equations[number]
-        is_rewritten = can_have_epilogue(eqn) and eqn.params["op"] == ACCELERATE
-        return eqn.outvars[0] if is_rewritten else None
+    def is_alone(eqn: core.JaxprEqn) -> bool:
+        return can_have_epilogue(eqn) and eqn.params["op"] == ACCELERATE
 
-    why = find_groups(equations, results, Products(product_of), _LIMITS).why
-    found = {number: f"no epilogue: {reason}" for number, reason in why.items()}
+    why = find_groups(equations, results, products_of(equations, is_alone), _LIMITS).why
+    found = {}
+    for number, reason in why.items():
+        if reason.eqn is not None and reason.eqn.primitive is epilogue_dot_general_p:
+            reason = "what follows is part of another product's epilogue"
+        found[number] = f"no epilogue: {reason}"
     for number, eqn in enumerate(equations):
         _, comma, left_out = _op(eqn).partition(f"{ACCELERATE}, ")
         if comma:
