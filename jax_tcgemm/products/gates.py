@@ -143,13 +143,16 @@ def _exchanged(eqn: core.JaxprEqn) -> core.JaxprEqn:
 def _is_outermost(eqn: core.JaxprEqn, dimension: int) -> bool:
     """Whether a dimension is the first of the columns, which are one stretch of the right operand.
 
-    Others would have to be copied. Nothing may be said of how devices share them.
+    Or the halves are two, one after the other. Others would have to be copied. Nothing may be said
+    of how devices share them.
     """
     _, columns = _dims(eqn)
     is_divided = any(not x.aval.sharding.mesh.empty for x in eqn.invars)
     if columns[0] != dimension or is_divided or eqn.params["out_sharding"] is not None:
         return False
     axes = [_axis(eqn, dim) for dim in columns]
+    if eqn.outvars[0].aval.shape[dimension] == 2 and axes[0] == 0:
+        axes = axes[1:] or axes
     shape = eqn.invars[1].aval.shape
     between = [axis for axis in range(axes[0], axes[-1] + 1) if shape[axis] != 1]
     return axes == between
