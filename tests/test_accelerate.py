@@ -323,7 +323,7 @@ def test_dropout():
     args = jax.random.key(1), normal(M, K), normal(K, N), normal(N, 8)
     check(step, *args, tolerance=1e-4)
     check_every_product(step, *args)
-    forward, backward = groups(step, *args)
+    forward, _, backward = groups(step, *args)
     # Both read it, or the second one what the first one has made of it.
     assert "bool" in [str(x.aval.dtype) for x in forward.invars]
     assert "bool" in [str(x.aval.dtype) for x in backward.invars]

@@ -138,3 +138,36 @@ def test_divided_over_devices(specs):
     assert "stablehlo.reduce" in text
     expected, got = jax.jit(step)(*args), accelerated(*args)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, expected)
+
+
+@pytest.mark.parametrize("gains", ["all of it", "the rest", "nothing"])
+def test_a_reduction_that_costs_too_much_is_left_out(gains, fake_cuda, monkeypatch):
+    """The call is what it would be without it, and so are explanations."""
+    fake_cuda.implementations = lambda: {"wgmma": ["128x256x64_c2x1x1_co"]}
+    monkeypatch.setattr(selection, "loop_us", lambda *_: 0.0 if gains == "nothing" else 200.0)
+    predicted = selection.predicted_us
+
+    def costly(problem, device):
+        function = problem.epilogue.function
+        reduces = function is not None and any(x.over for x in function.results)
+        return predicted(problem, device) + 1000.0 * (reduces and gains != "all of it")
+
+    monkeypatch.setattr(selection, "predicted_us", costly)
+
+    def backward(g, w, z):
+        dz = (g @ w.T) * jax.nn.sigmoid(z)
+        return dz @ w, jnp.sum(dz, 0)
+
+    args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((4096, 512), (4096, 512), (4096, 4096))]
+    accelerated = jax_tcgemm.accelerate(backward)
+    assert shapes(groups(backward, *args)[0]) == [(4096, 4096), (4096,)]
+    call, _ = jax_tcgemm.explain(accelerated, *args, platform="cuda")
+    text = jax.jit(accelerated).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    assert (call.implementation == "wgmma") == (gains != "nothing")
+    assert ("stablehlo.exponential" in text) == (gains == "nothing")
+    # What the kernel gives of eight rows each, or all that it has stored.
+    reduced = "512x4096xf32" if gains == "all of it" else "4096x4096xf32"
+    assert f"across dimensions = [0] : (tensor<{reduced}>" in text
+    if gains != "nothing":
+        reduced = [x.over for x in call.problem.epilogue.function.results]
+        assert reduced == (["", "rows"] if gains == "all of it" else [""])

@@ -14,17 +14,20 @@ def reductions_apart(
 ) -> tuple[core.ClosedJaxpr, core.ClosedJaxpr] | None:
     """A function that reduces nothing, and one of its results that gives those of `function`.
 
-    None where it reduces nothing, or more than what it computes.
+    None where it reduces nothing, or something that is not a result, nor made of these alone.
     """
     jaxpr = as_jaxpr(function)
-    late, following = set(), []
+    results, late, following = set(_variables(jaxpr.outvars)), set(), []
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in REDUCTIONS or late.intersection(_variables(eqn.invars)):
+        read = set(_variables(eqn.invars))
+        is_of_results = read and read <= results and not results.intersection(eqn.outvars)
+        if eqn.primitive.name in REDUCTIONS or late & read or is_of_results:
             late.update(eqn.outvars)
             following.append(eqn)
     needed = _variables(jaxpr.outvars) + [x for eqn in following for x in _variables(eqn.invars)]
     between = tuple(dict.fromkeys(x for x in needed if x not in late))
-    if not following or not between or any(x in jaxpr.invars for x in between):
+    reduces = any(eqn.primitive.name in REDUCTIONS for eqn in following)
+    if not (reduces and between and results.issuperset(between)) or {*between} & {*jaxpr.invars}:
         return None
     first = [eqn for eqn in jaxpr.eqns if not any(x in late for x in eqn.outvars)]
     before = function_of(jaxpr.invars, first, between)

@@ -183,24 +183,23 @@ def unfused(*arguments, function: core.ClosedJaxpr, num_rhs, pair, **params) -> 
     """The same by plain products and what XLA makes of the function.
 
     Products are rounded by themselves where the function does that first, so that they are stored
-    so.
+    so. Of a function that reduces some of its other results only that is XLA's; for the rest there
+    is a call of its own.
     """
+    if (apart := reductions_apart(function)) is not None:
+        results = bare_products(*arguments, function=function, num_rhs=num_rhs, pair=pair, **params)
+        return core.jaxpr_as_fun(apart[1])(*results)
     factors, operands = _split(arguments, num_rhs)
     dtype, of_rounded = of_stored(function, _num_accumulators(num_rhs, pair))
     products = _products(*factors, **params | {"preferred_element_type": dtype})
     return core.jaxpr_as_fun(of_rounded)(*_apart(products, pair), *operands)
 
 
-def _unfused_reductions(*arguments, function, **params) -> list[jax.Array]:
-    """The same by a call of what the function does to elements, and XLA's reductions."""
-    of_elements, reduce = reductions_apart(function)
-    return core.jaxpr_as_fun(reduce)(
-        *epilogue_dot_general_p.bind(*arguments, function=of_elements, **params)
-    )
-
-
 def bare_products(*arguments, function, num_rhs, pair, **params) -> list[jax.Array]:
-    """The plain products of the unfused call."""
+    """The plain products of the unfused call, or its call without reductions."""
+    if (apart := reductions_apart(function)) is not None:
+        own = {"function": apart[0], "num_rhs": num_rhs, "pair": pair}
+        return epilogue_dot_general_p.bind(*arguments, **own, **params)
     dtype, _ = of_stored(function, _num_accumulators(num_rhs, pair))
     params |= {"preferred_element_type": dtype}
     return _products(*_split(arguments, num_rhs)[0], **params)
@@ -563,20 +562,15 @@ def obstacle_to_division(operands, product: epilogue.Product, params, device) ->
 
 def _lower(ctx, *operands, device, obstacle, **params):
     product = product_of(*ctx.avals_in, params)
-    by_parts = unfused
     if not obstacle and partitioning.is_divided(ctx):
         obstacle = obstacle_to_division(ctx.avals_in, product, params, device)
         if not obstacle:
             return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
-        # Devices can share a call without the reductions, each for its elements.
-        is_apart = not partitioning.has_explicit_axes(*ctx.avals_in)
-        if is_apart and reductions_apart(params["function"]) is not None:
-            by_parts = _unfused_reductions
     plan = epilogue.make_plan(product, device, obstacle)
     key = lowering.key_of(epilogue_dot_general_p, params, plan.choice)
     if not plan.is_fused:
-        unfused_call = functools.partial(by_parts, **params)
-        return partitioning.lower_on_device(ctx, unfused_call, *operands, key=(key, by_parts))
+        unfused_call = functools.partial(unfused, **params)
+        return partitioning.lower_on_device(ctx, unfused_call, *operands, key=key)
     on_device = functools.partial(epilogue.product_with_epilogue, plan)
     return partitioning.lower_on_device(ctx, on_device, *operands, key=key)
 
