@@ -157,6 +157,22 @@ def test_conversions_to_wider_dtypes_are_made_again_for_others():
     check_every_product(f, *args)
 
 
+def test_what_is_computed_again_needs_nothing_that_comes_later():
+    """The factor is made of numbers, but after the first use of the product."""
+
+    def f(x, w):
+        z = x @ w
+        total = jnp.cumsum(z, 0)
+        factor = jnp.full(z.shape, 3.0) * jnp.full(z.shape, 0.5)
+        y = jnp.sin(z).astype(jnp.float32) * factor
+        return total, jnp.cos(y) @ w.T, y / jnp.sum(y**2)
+
+    args = normal(M, K), normal(K, N)
+    check(f, *args)
+    check_every_product(f, *args)
+    assert len(groups(f, *args)) == 1
+
+
 def test_a_sum_that_is_read_twice_is_stored():
     """A norm reads its input twice, and so it would both parts of the sum."""
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from accelerated import check, check_every_product, groups, kinds, names
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from library_modules import of_equinox, of_haiku, of_linen, of_nnx
 from random_arrays import normal
 
@@ -263,6 +265,54 @@ def test_rows_of_weights_are_no_columns():
         assert kinds(groups(f, *args)) == ["one", "one"]
         check(f, *args)
         check_every_product(f, *args)
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_a_gate_over_devices(axis_type):
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(axis_type,) * 2)
+    with jax.set_mesh(mesh):
+        args = [
+            jax.device_put(x, NamedSharding(mesh, spec))
+            for x, spec in zip(ARGS, (P("x"), P(None, "y"), P(None, "y")), strict=True)
+        ]
+        step = jax.value_and_grad(lambda *args: jnp.sum(gated(*args) ** 2), (0, 1, 2))
+        for f in (gated, step):
+            # JAX reshards the numbers in a derivative, which stays JAX's own function then.
+            if f is gated or axis_type == AxisType.Auto:
+                assert kinds(groups(f, *args))[0] == "two"
+            expected, got = (jax.jit(g)(*args) for g in (f, jax_tcgemm.accelerate(f)))
+            for a, b in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+                assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_gates_in_a_shard_map(check_vma):
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    specs = P("x"), P(None, "y"), P(None, "y")
+
+    def part(x, w, v):
+        gate, up = jnp.split(x @ jnp.concatenate([w, v], 1), 2, -1)
+        return gated(x, w, v) + jnp.tanh(gate) * up
+
+    f = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=P("x", "y"), check_vma=check_vma)
+    check(f, *ARGS)
+    check_every_product(f, *ARGS)
+    assert "num_rhs=2" in str(jax.make_jaxpr(jax_tcgemm.accelerate(f))(*ARGS))
+
+
+def test_transformations_of_gates():
+    fast, (x, w, v) = jax_tcgemm.accelerate(gated), ARGS
+    stacked = jnp.stack([x, 2 * x])
+    got, expected = (jax.vmap(f, (0, None, None))(stacked, w, v) for f in (fast, gated))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    got, expected = (jax.jvp(f, ARGS, ARGS) for f in (fast, gated))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, expected)
+    got, expected = (
+        jax.grad(lambda *args, f=f: jnp.sum(f(*args) ** 2), (0, 1, 2))(*ARGS) for f in (fast, gated)
+    )
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * abs(b).max())
 
 
 STACKED = normal(M, K), normal(K, 2 * N, seed=2), normal(2 * N, seed=3)

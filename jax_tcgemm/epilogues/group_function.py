@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend import core
 
 from jax_tcgemm.epilogues.expressions import EXPRESSIONS, is_narrow
-from jax_tcgemm.epilogues.groups import Group
+from jax_tcgemm.epilogues.group import Group
 from jax_tcgemm.epilogues.halves import Halves
 from jax_tcgemm.epilogues.values import EXPANSIONS
 from jax_tcgemm.system.jax_internals import (

@@ -14,15 +14,15 @@ Work is linear in the size of the program: what is looked at for one product is 
 """
 
 import collections
-import dataclasses
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from jax.extend import core
 
 from jax_tcgemm.epilogues.cuts import Cut, cheapest_cut
-from jax_tcgemm.epilogues.halves import Halves, find_halves
+from jax_tcgemm.epilogues.group import Draft, Group, Grouping, Limits, Place, Products, Reason
+from jax_tcgemm.epilogues.halves import find_halves
 from jax_tcgemm.epilogues.membership import (
     JOINING,
     is_call,
@@ -32,7 +32,6 @@ from jax_tcgemm.epilogues.membership import (
     is_repeated,
     rule_against,
 )
-from jax_tcgemm.epilogues.values import Equation
 
 # Equations that one product's group may have after the product, and before it.
 _MOST_MEMBERS = 256
@@ -41,87 +40,6 @@ _MOST_BEFORE = 64
 _SHAPING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
 # An operand that is so many times smaller than the result costs nothing to read.
 _SMALL = 8
-
-# Where a unit, an equation or a group, is in the program: before the equation of the first number,
-# and among groups there in the order of the second. Equations have 0 for it.
-_Place = tuple[int, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """The most operands that a group reads, and results that it has."""
-
-    reads: int
-    results: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Products:
-    """The products of a program that groups may have: functions of the number of an equation.
-
-    Attributes:
-      product: its product, a variable; None of what is no product or cannot be part of a group.
-      lines: the dimensions of its product that are rows, and those that are columns; calls can
-        reduce results over either or both.
-      partners: the products before it that can be one call with it.
-      is_apart: whether a call can have the halves of its product along a dimension.
-    """
-
-    product: Callable[[int], core.Var | None]
-    lines: Callable[[int], tuple[frozenset[int], frozenset[int]]] = lambda _: (frozenset(),) * 2
-    partners: Callable[[int], Sequence[int]] = lambda _: ()
-    is_apart: Callable[[int, int], bool] = lambda *_: False
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """A product, or two, and elementwise equations.
-
-    Attributes:
-      products: the numbers of the equations of one or two products.
-      halves: None, or how the one product is taken apart, which makes two of it.
-      before: the numbers of equations of whole products, which `halves.members` need.
-      members: the numbers of the others, in order.
-      inputs: variables that they read besides the product.
-      results: variables that others read.
-      repeated: the numbers of members that are computed again after the call, from its results.
-      place: where it is in the program.
-    """
-
-    products: tuple[int, ...]
-    halves: Halves | None
-    before: tuple[int, ...]
-    members: tuple[int, ...]
-    inputs: tuple[core.Var, ...]
-    results: tuple[core.Var, ...]
-    repeated: tuple[int, ...]
-    place: _Place
-
-
-@dataclasses.dataclass(frozen=True)
-class Grouping:
-    """The groups of a program, and what is not in one.
-
-    Attributes:
-      groups: in the order of the program.
-      gone: numbers of the equations that are in groups only.
-      why: for each product that has no group the reason, if anything follows it.
-    """
-
-    groups: tuple[Group, ...]
-    gone: frozenset[int]
-    why: dict[int, "Reason"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Reason:
-    """What keeps an equation out of a product's epilogue: the equation, or None, and a rule."""
-
-    eqn: core.JaxprEqn | None
-    rule: str
-
-    def __str__(self) -> str:
-        return self.rule if self.eqn is None else f"{Equation(self.eqn)} must {self.rule}"
 
 
 def find_groups(
@@ -161,7 +79,7 @@ class _Program:
         for x in results:
             if not isinstance(x, core.Literal):
                 self._users[x].add(self._end)
-        self._places: dict[int, _Place] = {}  # of groups
+        self._places: dict[int, Place] = {}  # of groups
         # Of equations, the shape for which they are elementwise, None where there is none.
         self._shapes: dict[int, tuple[int, ...] | None] = {}
         # Of variables that groups have as results, the group.
@@ -186,14 +104,14 @@ class _Program:
             if apart is None and self._joins(draft):
                 self._add(draft)
                 return
-        draft = _Draft((number,), (product,), self._following([product]))
+        draft = Draft((number,), (product,), self._following([product]))
         reason = self._settle(draft) if draft.members else self._obstacle(product)
         if draft.members:
             self._add(draft)
         elif apart or reason:
             self.why[number] = apart or reason
 
-    def _settle(self, draft: "_Draft") -> Reason | None:
+    def _settle(self, draft: Draft) -> Reason | None:
         """Leaves out of a draft what cannot be part of it; why, if nothing is left."""
         last = None
         while draft.members:
@@ -205,13 +123,13 @@ class _Program:
 
     # --- two products -----------------------------------------------------------------------------
 
-    def _gates(self, number: int, product: core.Var) -> Iterator["_Draft"]:
+    def _gates(self, number: int, product: core.Var) -> Iterator[Draft]:
         """Drafts of a product and one before it, or of its two halves, that something joins."""
         for other in self._products.partners(number):
             if other not in self._taken:
                 pair = self._products.product(other), product
                 if members := self._joining(pair):
-                    yield _Draft((other, number), pair, members)
+                    yield Draft((other, number), pair, members)
         shape = product.aval.shape
 
         def can_join(member: int) -> bool:
@@ -219,7 +137,7 @@ class _Program:
 
         halves = find_halves(product, self._equations, self._users, can_join)
         if halves is not None and (members := self._joining(halves.parts)):
-            yield _Draft((number,), halves.parts, members, halves)
+            yield Draft((number,), halves.parts, members, halves)
 
     def _joining(self, pair: Sequence[core.Var]) -> tuple[int, ...]:
         """What follows two products, if any of it follows both."""
@@ -228,7 +146,7 @@ class _Program:
         each = [self._following([x]) for x in pair]
         return self._following(pair) if set(each[0]) & set(each[1]) else ()
 
-    def _joins(self, draft: "_Draft") -> bool:
+    def _joins(self, draft: Draft) -> bool:
         """Whether one member at least needs both products."""
         needs = {x: {place} for place, x in enumerate(draft.products)}
         for number in draft.members:
@@ -278,15 +196,15 @@ class _Program:
 
     # --- one place for all of it ------------------------------------------------------------------
 
-    def _place(self, unit: int) -> _Place:
+    def _place(self, unit: int) -> Place:
         return self._places.get(unit, (unit, 0))
 
-    def _place_of(self, x: core.Var) -> _Place:
+    def _place_of(self, x: core.Var) -> Place:
         """Where a variable is known."""
         unit = self._group_of.get(x, self._producer.get(x, -1))
         return self._place(unit)
 
-    def _shrink(self, draft: "_Draft") -> Reason | None:
+    def _shrink(self, draft: Draft) -> Reason | None:
         """Leaves out of a draft what cannot be part of it: None if nothing, else the reason."""
         own = draft.own(self._equations)
         users = {x: self._users[x] - draft.known for x in own}
@@ -338,7 +256,7 @@ class _Program:
                 )
         return None
 
-    def _is_late(self, x: core.Var, place: _Place) -> bool:
+    def _is_late(self, x: core.Var, place: Place) -> bool:
         """Whether it is not known at a place, nor can be made there of numbers alone."""
         return self._place_of(x) >= place and not self._is_of_numbers(x)
 
@@ -352,7 +270,7 @@ class _Program:
     def _inputs(self, number: int) -> list[core.Var]:
         return [x for x in self._equations[number].invars if not isinstance(x, core.Literal)]
 
-    def _with_following(self, numbers: Sequence[int], draft: "_Draft") -> set[int]:
+    def _with_following(self, numbers: Sequence[int], draft: Draft) -> set[int]:
         """Members and those that need their results."""
         found, values = set(), set()
         for number in draft.members:
@@ -361,7 +279,7 @@ class _Program:
                 values.update(self._equations[number].outvars)
         return found
 
-    def _reduce(self, draft: "_Draft", own, users) -> None:
+    def _reduce(self, draft: Draft, own, users) -> None:
         """Adds reductions over whole rows or columns, and what is there for them alone.
 
         Only where no loop of XLA's reads any more of what they are of: else that may reduce it on
@@ -404,7 +322,7 @@ class _Program:
         for x in own:
             users[x] = users[x] - taken
 
-    def _is_reduction(self, eqn: core.JaxprEqn, draft: "_Draft") -> bool:
+    def _is_reduction(self, eqn: core.JaxprEqn, draft: Draft) -> bool:
         """Whether a call can have an equation's result, of an array of the product's shape."""
         if not is_reduction(eqn, draft.products[0].aval.shape):
             return False
@@ -426,16 +344,16 @@ class _Program:
     def _is_shared(self, numbers: set[int], taken: set[int], users) -> bool:
         """Whether others read what only reductions should, or XLA's loops what these read."""
         for number in numbers:
-            made = self._equations[number].outvars if number in taken else ()
-            is_between = not self._equations[number].primitive.name.startswith("reduce")
-            if is_between and any(self._users[x] - taken for x in made):
+            eqn = self._equations[number]
+            is_between = not eqn.primitive.name.startswith("reduce")
+            if is_between and any(self._users[x] - taken for x in eqn.outvars):
                 return True
             for x in self._inputs(number):
                 if x in users and any(map(self._is_fusable_user, users[x] - taken)):
                     return True
         return False
 
-    def _repeat(self, draft: "_Draft", own, users) -> set[int]:
+    def _repeat(self, draft: Draft, own, users) -> set[int]:
         """Lets XLA's loops compute again what only they need, from less that is stored.
 
         Such as what is converted to a wider dtype, or the derivative of a gate. Sets which members
@@ -457,11 +375,12 @@ class _Program:
                 return self._cost(x, size, ())
             return x.aval.dtype.itemsize * (2 if is_read[x] or not users[x] else 1)
 
-        members = {
-            n: self._inputs(n)
-            for n in draft.members
-            if all(is_read[x] or not users[x] for x in self._equations[n].outvars)
-        }
+        def can_repeat(number: int) -> bool:
+            outs, read = self._equations[number].outvars, self._inputs(number)
+            are_known = all(x in own or self._place_of(x) < draft.place for x in read)
+            return are_known and all(is_read[x] or not users[x] for x in outs)
+
+        members = {n: self._inputs(n) for n in draft.members if can_repeat(n)}
         cut = cheapest_cut(wanted, producer, members, cost)
         draft.repeated = tuple(sorted(cut.computed))
         for number in draft.repeated:
@@ -478,7 +397,7 @@ class _Program:
                 left.add(number)
         return left
 
-    def _left_to_xla(self, draft: "_Draft", own, users) -> set[int]:
+    def _left_to_xla(self, draft: Draft, own, users) -> set[int]:
         """The last members that XLA may as well compute, at no more traffic; the empty set if none.
 
         Only equations read their results which XLA makes loops of, of which they would be a part.
@@ -537,7 +456,7 @@ class _Program:
             (unit,) = following
         return unit
 
-    def _only_for(self, numbers: frozenset[int], draft: "_Draft", users) -> set[int]:
+    def _only_for(self, numbers: frozenset[int], draft: Draft, users) -> set[int]:
         """Members and those that are there for them alone."""
         found = set(numbers)
         for other in reversed(draft.members):
@@ -575,7 +494,7 @@ class _Program:
 
     # --- what comes before ------------------------------------------------------------------------
 
-    def _set_inputs(self, draft: "_Draft", own) -> None:
+    def _set_inputs(self, draft: Draft, own) -> None:
         """Chooses what a draft reads, and sets the members that come before."""
         following = *draft.members, *draft.reduced
         own = {*own, *(x for n in draft.reduced for x in self._equations[n].outvars)}
@@ -633,7 +552,7 @@ class _Program:
 
     # --- the group --------------------------------------------------------------------------------
 
-    def _add(self, draft: "_Draft") -> None:
+    def _add(self, draft: Draft) -> None:
         unit = self._end + 1 + len(self.groups)
         self._places[unit] = draft.place
         following = (*draft.members, *draft.reduced, *draft.reductions)
@@ -676,50 +595,6 @@ class _Program:
             if self._is_elementwise(number, shape) or is_repeated(eqn, shape):
                 self._leave(number)
                 waiting += [self._producer[x] for x in self._inputs(number) if x in self._producer]
-
-
-@dataclasses.dataclass
-class _Draft:
-    """A group that is being made: `products` are one variable, or two of the same type."""
-
-    numbers: tuple[int, ...]
-    products: Sequence[core.Var]
-    members: tuple[int, ...]
-    halves: Halves | None = None
-    before: tuple[int, ...] = ()
-    before_halves: tuple[int, ...] = ()
-    inputs: Sequence[core.Var] = ()
-    results: Sequence[core.Var] = ()
-    repeated: tuple[int, ...] = ()
-    place: _Place = (0, 0)
-    known: frozenset[int] = frozenset()
-    # Reductions that are results, what comes before them only, and whether there may be any.
-    reductions: tuple[int, ...] = ()
-    reduced: tuple[int, ...] = ()
-    reduces: bool = True
-
-    def __post_init__(self):
-        self.known = frozenset(self.members)
-
-    def own(self, equations) -> dict[core.Var, None]:
-        """The variables that it computes, in order."""
-        values = [*self.products]
-        values += [x for number in self.members for x in equations[number].outvars]
-        return dict.fromkeys(values)
-
-    def lines(self, products: Products) -> tuple[frozenset[int], frozenset[int]]:
-        """The dimensions that are rows, and those that are columns."""
-        found = products.lines(self.numbers[0])
-        if self.halves is None or not self.halves.is_dropped:
-            return found
-        gone = self.halves.dimension
-        rows, columns = (frozenset(x - (x > gone) for x in line if x != gone) for line in found)
-        return rows, columns
-
-    def remove(self, numbers: set[int]) -> None:
-        """Leaves members out."""
-        self.members = tuple(n for n in self.members if n not in numbers)
-        self.known = frozenset(self.members)
 
 
 def _shape(eqn: core.JaxprEqn) -> tuple[int, ...] | None:

@@ -48,7 +48,7 @@ def find_halves(
     x, members = product, []
     while len(users[x]) == 1 and len(members) < _MOST_BETWEEN:
         (number,) = users[x]
-        if not can_join(number):
+        if not can_join(number) or len(equations[number].outvars) != 1:
             break
         members.append(number)
         (x,) = equations[number].outvars

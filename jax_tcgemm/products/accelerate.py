@@ -63,7 +63,8 @@ def accelerate(fn: Callable, *, wide: bool = False) -> Callable:
     Numerics:
       Those of the function, with its products summed as by `jax_tcgemm.dot_general`: every rounding
       to a narrower dtype that the program has stays where it is. With `wide` they are fewer, and
-      the results of an epilogue are each rounded once.
+      the results of an epilogue are each rounded once. Sums that are results of a call are added up
+      in float32 at least, eight numbers first.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm

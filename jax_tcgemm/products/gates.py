@@ -13,7 +13,7 @@ import jax
 from jax import lax
 from jax.extend import core
 
-from jax_tcgemm.epilogues.groups import Group, Products
+from jax_tcgemm.epilogues.group import Group, Products
 from jax_tcgemm.epilogues.halves import Halves
 from jax_tcgemm.system.jax_internals import as_jaxpr, new_variable
 

@@ -19,8 +19,9 @@ from jax.extend import core
 from jax.extend.core.primitives import dot_general_p, transpose_p
 
 from jax_tcgemm.epilogues.calls import called
+from jax_tcgemm.epilogues.group import Group, Limits
 from jax_tcgemm.epilogues.group_function import group_function
-from jax_tcgemm.epilogues.groups import Group, Limits, find_groups
+from jax_tcgemm.epilogues.groups import find_groups
 from jax_tcgemm.epilogues.membership import is_call_of_elements
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_dot_general import accumulator_dtype, epilogue_dot_general_p
@@ -275,8 +276,9 @@ def _write(jaxpr: core.Jaxpr, operands, results, known: dict, written: list) -> 
     known |= {x: _found(y, own) for x, y in zip(results, jaxpr.outvars, strict=True)}
 
 
-# What several modules do with the same array: Flax's convert their input to the dtype they have.
-_REPEATED = frozenset({"convert_element_type", "reshape", "squeeze", "transpose"})
+# What is done several times to the same array: modules of Flax each convert their input to their
+# dtype, and in a shard_map each product makes its operands vary.
+_REPEATED = frozenset({"convert_element_type", "pcast", "pvary", "reshape", "squeeze", "transpose"})
 
 
 def _without_repetitions(equations, results) -> tuple[list[core.JaxprEqn], list]:
