@@ -36,6 +36,8 @@ from jax_tcgemm.epilogues.membership import (
 # Equations that one product's group may have after the product, and before it.
 _MOST_MEMBERS = 256
 _MOST_BEFORE = 64
+# Those after it that are looked at for reductions.
+_MOST_REACHED = 24
 # What gives an array other dimensions of extent 1.
 _SHAPING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
 # An operand that is so many times smaller than the result costs nothing to read.
@@ -85,6 +87,7 @@ class _Program:
         # Of variables that groups have as results, the group.
         self._group_of: dict[core.Var, int] = {}
         self._taken: set[int] = set()
+        self._of_arrays: set[core.Var] = set()  # what is known not to be made of numbers alone
         self.groups: list[Group] = []
         self.gone: set[int] = set()
         self.why: dict[int, Reason] = {}
@@ -262,10 +265,13 @@ class _Program:
 
     def _is_of_numbers(self, x: core.Var, depth: int = 8) -> bool:
         number = self._producer.get(x)
-        if number is None or depth == 0 or x in self._group_of:
+        if number is None or depth == 0 or x in self._of_arrays or x in self._group_of:
             return False
         is_made = self._may_repeat(number, x.aval.shape) or self._is_for_nothing(number)
-        return is_made and all(self._is_of_numbers(y, depth - 1) for y in self._inputs(number))
+        if is_made and all(self._is_of_numbers(y, depth - 1) for y in self._inputs(number)):
+            return True
+        self._of_arrays.add(x)
+        return False
 
     def _inputs(self, number: int) -> list[core.Var]:
         return [x for x in self._equations[number].invars if not isinstance(x, core.Literal)]
@@ -290,7 +296,7 @@ class _Program:
             return
         reached, waiting = set(), [n for x in own for n in users[x]]
         chains: dict[int, set[int]] = {}
-        while waiting and len(reached) < _MOST_BEFORE:
+        while waiting and len(reached) < _MOST_REACHED:
             number = waiting.pop()
             if number in reached or not number < self._end or number in self.gone:
                 continue
