@@ -128,10 +128,12 @@ class _Program:
 
     def _gates(self, number: int, product: core.Var) -> Iterator[Draft]:
         """Drafts of a product and one before it, or of its two halves, that something joins."""
+        following = None
         for other in self._products.partners(number):
             if other not in self._taken:
+                following = following or frozenset(self._following([product]))
                 pair = self._products.product(other), product
-                if members := self._joining(pair):
+                if following and (members := self._joining(pair, following)):
                     yield Draft((other, number), pair, members)
         shape = product.aval.shape
 
@@ -139,15 +141,17 @@ class _Program:
             return self._can_join(member, shape) and not is_call(self._equations[member])
 
         halves = find_halves(product, self._equations, self._users, can_join)
-        if halves is not None and (members := self._joining(halves.parts)):
+        if halves is None:
+            return
+        following = frozenset(self._following(halves.parts[1:]))
+        if members := self._joining(halves.parts, following):
             yield Draft((number,), halves.parts, members, halves)
 
-    def _joining(self, pair: Sequence[core.Var]) -> tuple[int, ...]:
-        """What follows two products, if any of it follows both."""
-        if pair[0].aval != pair[1].aval:
+    def _joining(self, pair: Sequence[core.Var], following: frozenset[int]) -> tuple[int, ...]:
+        """What follows two products, if any of it follows both; `following` the second one."""
+        if pair[0].aval != pair[1].aval or following.isdisjoint(self._following(pair[:1])):
             return ()
-        each = [self._following([x]) for x in pair]
-        return self._following(pair) if set(each[0]) & set(each[1]) else ()
+        return self._following(pair)
 
     def _joins(self, draft: Draft) -> bool:
         """Whether one member at least needs both products."""
@@ -306,6 +310,8 @@ class _Program:
                 chains[number] = set()
             elif self._is_elementwise(number, draft.products[0].aval.shape):
                 waiting += [user for x in eqn.outvars for user in self._users[x]]
+        if not chains:
+            return
         for number in chains:
             chains[number] = self._only_before(number, reached, chains.keys(), own)
         while chains:
