@@ -73,7 +73,8 @@ def reductions(acc, bias):
 class Call:
     """A function of a product: its shape, how many batch dimensions it has, and operands.
 
-    `weights`: "one", "pair" for those of a gated product in two arrays, "packed" for one of both.
+    `weights`: "one", "pair" for those of a gated product in two arrays, "packed" for one of both
+    side by side, "stacked" for one of one after the other.
     """
 
     function: object
@@ -92,19 +93,25 @@ class Call:
         *outer, n = self.shape
         batch, free = outer[: self.num_batch], outer[self.num_batch :]
         own = tuple(range(len(batch)))
-        pair = len(outer) if self.weights == "packed" else None
+        pair = len(outer) if self.weights in ("packed", "stacked") else None
         columns = (n,) if pair is None else (2, n)
+        weights, first = (*batch, K, *columns), 0
+        if self.weights == "stacked":
+            weights, first = (2, *batch, K, n), 1
         accs = [jax.ShapeDtypeStruct(self.shape, F32)] * self.num_b
         jaxpr = jax.make_jaxpr(self.function)(*accs, *self.operands)
         product = dense.Product(
             op="matmul",
             lhs_shape=(*batch, *free, K),
             lhs_dtype=BF16,
-            rhs_shape=(*batch, K, *columns),
+            rhs_shape=weights,
             rhs_dtype=BF16,
             result_shape=(*outer, *columns),
             result_dtype=F32,
-            dimension_numbers=(((len(outer),), (len(batch),)), (own, own)),
+            dimension_numbers=(
+                ((len(outer),), (first + len(batch),)),
+                (own, tuple(first + axis for axis in own)),
+            ),
             permutation=tuple(range(len(outer) + len(columns))),
             precision=None,
             implementation=None,
@@ -134,7 +141,9 @@ class Call:
         a = rng.integers(-2, 3, (problem.batch, problem.m, K)).astype(BF16)
         shape = self.num_b, problem.batch, K, problem.n
         b = rng.integers(-2, 3, shape).astype(BF16)
-        arrays = {"a": a, "b": np.stack(b, -2) if self.weights == "packed" else b[0]}
+        arrays = {"a": a, "b": b if self.weights == "stacked" else b[0]}
+        if self.weights == "packed":
+            arrays["b"] = np.stack(b, -2)
         if self.weights == "pair":
             arrays["b_up"] = b[1]
         for i, number in enumerate(used):
@@ -192,6 +201,8 @@ GATED_BATCHES = Call(
     *((2, 3, 70, 75), 2, (numbers((2,), F32),), "packed"),
 )
 GATED_CALLS = {"whole": GATED_WHOLE, "odd": GATED_ODD, "batches": GATED_BATCHES}
+GATED_CALLS["stacked"] = gated(130, 104, "stacked")
+GATED_CALLS["stacked batches"] = dataclasses.replace(GATED_BATCHES, weights="stacked")
 # Configs that leave both sums to another kernel.
 NOT_GATED = "128x16x64_c1x1x4_co", "192x176x64_c1x2x1_co_t", "128x128x64_c2x1x1_pp_split2"
 

@@ -189,10 +189,13 @@ def _unfused(product: Product, why: str) -> Plan:
 @functools.lru_cache(maxsize=1024)
 def _folded(product: Product, platform: str):
     """What a `Plan` has of it, or what stands against it."""
-    folded = dense.fold_product(product.product, platform)
+    one = _one_of_stacked(product)
+    folded = dense.fold_product(one or product.product, platform)
     if isinstance(folded, str):
         return folded
     numerics, fold, problem = folded
+    if one is not None and fold.rhs_order is not None:
+        return "the weights of gate and up must be permuted"
     if numerics.out_dtype != product.product.result_dtype:
         return f"no implementation gives {product.product.result_dtype} to a function"
     if fold.result_order is not None:
@@ -204,7 +207,7 @@ def _folded(product: Product, platform: str):
     except InexpressibleError as error:
         return str(error)
     if product.num_accumulators == 2:
-        problem = _gated(product, fold, problem)
+        problem = _gated(product, fold, problem, one)
         if isinstance(problem, str):
             return problem
     shape = product.shape
@@ -225,13 +228,38 @@ def _folded(product: Product, platform: str):
     return numerics, fold, problem, operands, levels
 
 
-def _gated(product: Product, fold: Fold, problem: Problem) -> Problem | str:
-    """The problem with two matrices B, or what stands against it."""
+def _one_of_stacked(product: Product) -> dense.Product | None:
+    """The product with the first one of two matrices of weights that one array has one by one."""
+    bare, pair = product.product, product.pair
+    if pair is None:
+        return None
+    contract, batch = bare.dimension_numbers
+    natural = bare.permutation[pair]
+    if natural != len(bare.lhs_shape) - len(contract[0]) or 0 in (*contract[1], *batch[1]):
+        return None
+    numbers = ((own[0], tuple(axis - 1 for axis in own[1])) for own in (contract, batch))
+    order = tuple(axis - (axis > natural) for axis in bare.permutation if axis != natural)
+    return dataclasses.replace(
+        bare,
+        rhs_shape=bare.rhs_shape[1:],
+        result_shape=product.shape,
+        dimension_numbers=tuple(numbers),
+        permutation=order,
+    )
+
+
+def _gated(
+    product: Product, fold: Fold, problem: Problem, one: dense.Product | None
+) -> Problem | str:
+    """The problem with two matrices B, of which it is that of `one` if that is not None."""
     obstacle = "gate and up are not the outermost columns of the result"
     if fold.swapped:
         return obstacle
     if product.pair is None:
         return dataclasses.replace(problem, epilogue=Epilogue(gated=True))
+    if one is not None:
+        gated = Epilogue(gated=True, up_offset=math.prod(one.rhs_shape))
+        return dataclasses.replace(problem, epilogue=gated)
     if math.prod(product.product.result_shape[product.pair :]) != fold.n:
         return obstacle
     n = fold.n // 2

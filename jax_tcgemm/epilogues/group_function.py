@@ -1,4 +1,4 @@
-"""The function that a group of equations is: of the accumulator, and of what the group reads.
+"""The function that a group of equations is: of the accumulators, and of what the group reads.
 
 Groups that are alike have one function, the same object, so that what is planned, generated and
 compiled for it is so once.
@@ -6,6 +6,7 @@ compiled for it is so once.
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from jax import lax
 from jax.extend import core
 
 from jax_tcgemm.epilogues.expressions import EXPRESSIONS, is_narrow
+from jax_tcgemm.epilogues.group import Group
+from jax_tcgemm.epilogues.halves import Halves
 from jax_tcgemm.epilogues.values import EXPANSIONS
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
@@ -33,34 +36,26 @@ _lock = threading.Lock()
 
 
 def group_function(
-    product: core.JaxprEqn,
-    accumulator: np.dtype,
-    equations: Sequence[core.JaxprEqn],
-    inputs: Sequence[core.Var],
-    results: Sequence[core.Var],
-    *,
-    wide: bool = False,
+    equations: Sequence[core.JaxprEqn], group: Group, accumulator: np.dtype, *, wide: bool = False
 ) -> tuple[core.ClosedJaxpr, int]:
-    """Makes a function of equations, or finds it.
+    """Makes a function of a group's equations, or finds it.
 
     Args:
-      product: the equation of the product.
-      accumulator: the dtype that it accumulates in.
-      equations: what follows, in order.
-      inputs: the variables that they read besides the product.
-      results: the variables to return, the product itself perhaps among them.
-      wide: leave out roundings to narrower dtypes between the accumulator and the results.
+      equations: the program.
+      group: the group.
+      accumulator: the dtype that its products accumulate in.
+      wide: leave out roundings to narrower dtypes between the accumulators and the results.
 
     Returns:
-      The function of the accumulator and the inputs, and how many roundings it leaves out.
+      The function of the accumulators and the inputs, and how many roundings it leaves out.
     """
-    (out,) = product.outvars
-    key = _structure(equations, (out, *inputs), results), np.dtype(accumulator), wide
+    parts = _Parts.of(equations, group)
+    key = parts.structure, np.dtype(accumulator), wide
     with _lock:
         if key in _known:
             _known.move_to_end(key)
             return _known[key]
-    made = _exact(product, accumulator, equations, inputs, results), 0
+    made = parts.function(np.dtype(accumulator)), 0
     if wide:
         # What cannot be traced outside of its program stays as it is.
         with contextlib.suppress(Exception):
@@ -72,15 +67,132 @@ def group_function(
     return made
 
 
-def _exact(product, accumulator, equations, inputs, results) -> core.ClosedJaxpr:
-    (out,) = product.outvars
-    if out.aval.dtype == accumulator:
-        return function_of((out, *inputs), equations, results)
-    aval = like(out.aval, out.aval.shape, accumulator, out.aval.sharding)
-    acc = new_variable(out, aval)
-    conversion = with_context_of(_conversion(accumulator, out.aval.dtype), product)
-    conversion = conversion.replace(invars=[acc], outvars=[out], source_info=product.source_info)
-    return function_of((acc, *inputs), (conversion, *equations), results)
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What a group's function is made of.
+
+    Attributes:
+      calls: the equations of the products.
+      halves: None, or how the one product is taken apart.
+      whole: equations of it before that.
+      equations: the other ones.
+      inputs: variables that they read besides the products.
+      results: the variables to return, products perhaps among them.
+    """
+
+    calls: Sequence[core.JaxprEqn]
+    halves: Halves | None
+    whole: Sequence[core.JaxprEqn]
+    equations: Sequence[core.JaxprEqn]
+    inputs: Sequence[core.Var]
+    results: Sequence[core.Var]
+
+    @classmethod
+    def of(cls, equations: Sequence[core.JaxprEqn], group: Group) -> "_Parts":
+        """Those of a program's group."""
+        halves = group.halves
+        whole = (*group.before, *(halves.members if halves else ()))
+        numbers = group.products, whole, group.members
+        calls, whole, own = ([equations[number] for number in found] for found in numbers)
+        return cls(calls, halves, whole, own, group.inputs, group.results)
+
+    @property
+    def structure(self) -> tuple:
+        """What is the same of groups that are alike."""
+        products, halves = tuple(eqn.outvars[0] for eqn in self.calls), self.halves
+        if halves is None:
+            return _structure(self.equations, (*products, *self.inputs), self.results)
+        arguments = *products, *halves.parts, *self.inputs
+        taken = _taken(self.whole, halves)
+        whole = _structure(self.whole, arguments, (taken,))
+        own = _structure(self.equations, arguments, self.results)
+        return whole, own, halves.dimension, halves.is_dropped
+
+    def function(self, accumulator: np.dtype) -> core.ClosedJaxpr:
+        """The function of accumulators of a dtype."""
+        products = [eqn.outvars[0] for eqn in self.calls]
+        if self.halves is None:
+            accs, conversions = _converted(self.calls, products, accumulator)
+            arguments = *accs, *self.inputs
+            return function_of(arguments, (*conversions, *self.equations), self.results)
+        accs, conversions = _converted(self.calls * 2, self.halves.parts, accumulator)
+        if not self.whole:
+            arguments = *accs, *self.inputs
+            return function_of(arguments, (*conversions, *self.equations), self.results)
+        return self._function_of_halves(accumulator)
+
+    def _function_of_halves(self, accumulator: np.dtype) -> core.ClosedJaxpr:
+        """The function where something is done with the whole product first: to each half here."""
+        halves, (product,) = self.halves, (eqn.outvars[0] for eqn in self.calls)
+        of_product = _computed_from(product, self.whole)
+
+        def run(*arguments):
+            known = dict(zip(self.inputs, arguments[2:], strict=True))
+            _run([eqn for eqn in self.whole if eqn not in of_product], known)
+            for place, part in enumerate(halves.parts):
+                half = lax.convert_element_type(arguments[place], product.aval.dtype)
+                if halves.is_dropped:
+                    half = lax.expand_dims(half, (halves.dimension,))
+                own = {x: _half(y, place, product, halves.dimension) for x, y in known.items()}
+                own[product] = half
+                _run(of_product, own)
+                half = own[_taken(self.whole, halves)]
+                known[part] = lax.squeeze(half, (halves.dimension,)) if halves.is_dropped else half
+            _run(self.equations, known)
+            return [_value(x, known) for x in self.results]
+
+        accs, _ = _converted(self.calls * 2, halves.parts, accumulator)
+        return jax.make_jaxpr(run)(*(x.aval for x in (*accs, *self.inputs)))
+
+
+def _converted(calls, products, accumulator: np.dtype) -> tuple[list, list[core.JaxprEqn]]:
+    """Variables of the accumulators, and the equations that round these to the products."""
+    if products[0].aval.dtype == accumulator:
+        return list(products), []
+    accs, conversions = [], []
+    for call, product in zip(calls, products, strict=True):
+        aval = product.aval
+        acc = new_variable(product, like(aval, aval.shape, accumulator, aval.sharding))
+        eqn = with_context_of(_conversion(accumulator, aval.dtype), call)
+        conversions.append(
+            eqn.replace(invars=[acc], outvars=[product], source_info=call.source_info)
+        )
+        accs.append(acc)
+    return accs, conversions
+
+
+def _taken(whole: Sequence[core.JaxprEqn], halves: Halves) -> core.Var:
+    """What is taken apart."""
+    return whole[-1].outvars[0] if halves.members else halves.product
+
+
+def _computed_from(product: core.Var, equations: Sequence[core.JaxprEqn]) -> list[core.JaxprEqn]:
+    found, values = [], {product}
+    for eqn in equations:
+        if any(not isinstance(x, core.Literal) and x in values for x in eqn.invars):
+            found.append(eqn)
+            values.update(eqn.outvars)
+    return found
+
+
+def _half(x: jax.Array, place: int, product: core.Var, dimension: int) -> jax.Array:
+    """The half of an array that goes with that of a product; all of it where it broadcasts."""
+    extent = product.aval.shape[dimension]
+    if x.ndim != product.aval.ndim or x.shape[dimension] != extent:
+        return x
+    half = extent // 2
+    return lax.slice_in_dim(x, place * half, (place + 1) * half, axis=dimension)
+
+
+def _run(equations: Sequence[core.JaxprEqn], known: dict) -> None:
+    """Computes equations from values of variables, which their results are added to."""
+    for eqn in equations:
+        operands = [_value(x, known) for x in eqn.invars]
+        known |= zip(eqn.outvars, bound(eqn, eqn.params, operands), strict=True)
+
+
+def _value(atom, known: dict):
+    return atom.val if isinstance(atom, core.Literal) else known[atom]
 
 
 @functools.lru_cache(maxsize=64)
@@ -162,7 +274,7 @@ def _wide(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, int]:
         known = dict(zip(function.jaxpr.invars, arguments, strict=True))
 
         def find(atom):
-            return atom.val if isinstance(atom, core.Literal) else known[atom]
+            return _value(atom, known)
 
         for eqn in function.jaxpr.eqns:
             narrow = [is_narrow(x.aval.dtype) for x in eqn.outvars]

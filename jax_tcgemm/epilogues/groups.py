@@ -1,103 +1,53 @@
 """Which elementwise equations of a program go with which product.
 
-A `Group` is a product and equations that follow it, of elements at the same place. `find_groups`
-takes products from the last to the first. The equations that follow one and that no later one has
-are its own, as far as there is one place in the program for all of them: after everything that they
-need, and before everything that needs them. What they read of arrays of the product's shape is the
-cheapest cut through the elementwise equations before them: these move to where they are needed, or
-are computed again there, where less is read then. So a derivative f'(z), which is computed long
-before the product that it is multiplied by, becomes a part of that one's group, and z its operand.
+A `Group` is a product and equations that follow it, of elements at the same place; or two products
+of one operand, or the halves of one product, if what follows needs an element of both: a gate and
+what that gates. `find_groups` takes products from the last to the first. The equations that follow
+one and that no later one has are its own, as far as there is one place in the program for all of
+them: after everything that they need, and before everything that needs them. What they read of
+arrays of the product's shape is the cheapest cut through the elementwise equations before them:
+these move to where they are needed, or are computed again there, where less is read then. So a
+derivative f'(z), which is computed long before the product that it is multiplied by, becomes a part
+of that one's group, and z its operand.
 
 Work is linear in the size of the program: what is looked at for one product is bounded.
 """
 
 import collections
-import dataclasses
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from jax.extend import core
 
-from jax_tcgemm.epilogues.cuts import cheapest_cut
+from jax_tcgemm.epilogues.cuts import Cut, cheapest_cut
+from jax_tcgemm.epilogues.group import Draft, Group, Grouping, Limits, Place, Products, Reason
+from jax_tcgemm.epilogues.halves import find_halves
 from jax_tcgemm.epilogues.membership import (
+    JOINING,
+    is_call,
     is_elementwise,
     is_fusable,
+    is_reduction,
     is_repeated,
     rule_against,
 )
-from jax_tcgemm.epilogues.values import Equation
 
 # Equations that one product's group may have after the product, and before it.
 _MOST_MEMBERS = 256
 _MOST_BEFORE = 64
+# Those after it that are looked at for reductions.
+_MOST_REACHED = 24
+# What gives an array other dimensions of extent 1.
+_SHAPING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
 # An operand that is so many times smaller than the result costs nothing to read.
 _SMALL = 8
-
-# Where a unit, an equation or a group, is in the program: before the equation of the first number,
-# and among groups there in the order of the second. Equations have 0 for it.
-_Place = tuple[int, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """The most operands that a group reads, and results that it has."""
-
-    reads: int
-    results: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """A product and elementwise equations.
-
-    Attributes:
-      product: the equation's number.
-      members: the numbers of the others, in order.
-      inputs: variables that they read besides the product.
-      results: variables that others read.
-      repeated: the numbers of members that are computed again after the call, from its results.
-      place: where it is in the program.
-    """
-
-    product: int
-    members: tuple[int, ...]
-    inputs: tuple[core.Var, ...]
-    results: tuple[core.Var, ...]
-    repeated: tuple[int, ...]
-    place: _Place
-
-
-@dataclasses.dataclass(frozen=True)
-class Grouping:
-    """The groups of a program, and what is not in one.
-
-    Attributes:
-      groups: in the order of the program.
-      gone: numbers of the equations that are in groups only.
-      why: for each product that has no group the reason, if anything follows it.
-    """
-
-    groups: tuple[Group, ...]
-    gone: frozenset[int]
-    why: dict[int, "Reason"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Reason:
-    """What keeps an equation out of a product's epilogue: the equation, or None, and a rule."""
-
-    eqn: core.JaxprEqn | None
-    rule: str
-
-    def __str__(self) -> str:
-        return self.rule if self.eqn is None else f"{Equation(self.eqn)} must {self.rule}"
 
 
 def find_groups(
     equations: Sequence[core.JaxprEqn],
     results: Sequence,
-    product_of: Callable[[int], core.Var | None],
+    products: Products,
     limits: Limits,
 ) -> Grouping:
     """Groups the equations of a program.
@@ -105,22 +55,20 @@ def find_groups(
     Args:
       equations: the program, in order.
       results: its results, variables or literals.
-      product_of: from an equation's number to its product, a variable; None of what is no product
-        or cannot be part of a group.
+      products: which of them are products.
       limits: of each group.
     """
-    level = _Program(equations, results, limits)
+    level = _Program(equations, results, products, limits)
     for number in reversed(range(len(equations))):
-        if (product := product_of(number)) is not None:
-            level.take(number, product)
+        level.take(number)
     return Grouping(tuple(reversed(level.groups)), frozenset(level.gone), level.why)
 
 
 class _Program:
     """A program, and what is grouped of it so far. Units are equations, the results, and groups."""
 
-    def __init__(self, equations, results, limits: Limits):
-        self._equations, self._limits = equations, limits
+    def __init__(self, equations, results, products: Products, limits: Limits):
+        self._equations, self._products, self._limits = equations, products, limits
         self._end = len(equations)
         self._producer: dict[core.Var, int] = {}
         self._users: dict[core.Var, set[int]] = collections.defaultdict(set)
@@ -133,39 +81,94 @@ class _Program:
         for x in results:
             if not isinstance(x, core.Literal):
                 self._users[x].add(self._end)
-        self._places: dict[int, _Place] = {}  # of groups
+        self._places: dict[int, Place] = {}  # of groups
         # Of equations, the shape for which they are elementwise, None where there is none.
         self._shapes: dict[int, tuple[int, ...] | None] = {}
         # Of variables that groups have as results, the group.
         self._group_of: dict[core.Var, int] = {}
+        self._taken: set[int] = set()
+        self._of_arrays: set[core.Var] = set()  # what is known not to be made of numbers alone
         self.groups: list[Group] = []
         self.gone: set[int] = set()
         self.why: dict[int, Reason] = {}
 
-    def take(self, number: int, product: core.Var) -> None:
-        """Makes the group of a product, if there is something for it."""
-        members = self._following(product)
-        if not members:
-            if (reason := self._obstacle(product)) is not None:
-                self.why[number] = reason
+    def take(self, number: int) -> None:
+        """Makes the group of a product, if it is one and there is something for it."""
+        product = self._products.product(number)
+        if product is None or number in self._taken:
             return
-        found = _Draft(product, tuple(members))
-        while found.members:
-            reason = self._shrink(found)
+        apart = None
+        for draft in self._gates(number, product):
+            halves = draft.halves
+            if halves is not None and not self._products.is_apart(number, halves.dimension):
+                apart = Reason(None, "its halves are no columns of weights that lie side by side")
+                continue
+            apart = self._settle(draft)
+            if apart is None and self._joins(draft):
+                self._add(draft)
+                return
+        draft = Draft((number,), (product,), self._following([product]))
+        reason = self._settle(draft) if draft.members else self._obstacle(product)
+        if draft.members:
+            self._add(draft)
+        elif apart or reason:
+            self.why[number] = apart or reason
+
+    def _settle(self, draft: Draft) -> Reason | None:
+        """Leaves out of a draft what cannot be part of it; why, if nothing is left."""
+        last = None
+        while draft.members:
+            reason = self._shrink(draft)
             if reason is None:
-                break
-            self.why[number] = reason
-        if not found.members:
+                return None
+            last = reason
+        return last
+
+    # --- two products -----------------------------------------------------------------------------
+
+    def _gates(self, number: int, product: core.Var) -> Iterator[Draft]:
+        """Drafts of a product and one before it, or of its two halves, that something joins."""
+        following = None
+        for other in self._products.partners(number):
+            if other not in self._taken:
+                following = following or frozenset(self._following([product]))
+                pair = self._products.product(other), product
+                if following and (members := self._joining(pair, following)):
+                    yield Draft((other, number), pair, members)
+        shape = product.aval.shape
+
+        def can_join(member: int) -> bool:
+            return self._can_join(member, shape) and not is_call(self._equations[member])
+
+        halves = find_halves(product, self._equations, self._users, can_join)
+        if halves is None:
             return
-        self.why.pop(number, None)
-        self._add(number, found)
+        following = frozenset(self._following(halves.parts[1:]))
+        if members := self._joining(halves.parts, following):
+            yield Draft((number,), halves.parts, members, halves)
+
+    def _joining(self, pair: Sequence[core.Var], following: frozenset[int]) -> tuple[int, ...]:
+        """What follows two products, if any of it follows both; `following` the second one."""
+        if pair[0].aval != pair[1].aval or following.isdisjoint(self._following(pair[:1])):
+            return ()
+        return self._following(pair)
+
+    def _joins(self, draft: Draft) -> bool:
+        """Whether one member at least needs both products."""
+        needs = {x: {place} for place, x in enumerate(draft.products)}
+        for number in draft.members:
+            found = set().union(*(needs.get(x, set()) for x in self._inputs(number)))
+            if len(found) == 2:
+                return True
+            needs |= dict.fromkeys(self._equations[number].outvars, found)
+        return False
 
     # --- what follows a product -------------------------------------------------------------------
 
-    def _following(self, product: core.Var) -> list[int]:
-        """Elementwise equations of a product and others, in order, that no group has."""
-        shape, members, seen = product.aval.shape, [], set()
-        waiting = sorted(self._users[product])
+    def _following(self, products: Sequence[core.Var]) -> tuple[int, ...]:
+        """Elementwise equations of products and others, in order, that no group has."""
+        shape, members, seen = products[0].aval.shape, [], set()
+        waiting = sorted(set().union(*(self._users[x] for x in products)))
         while waiting and len(members) < _MOST_MEMBERS:
             number = heapq.heappop(waiting)
             if number in seen or not self._can_join(number, shape):
@@ -175,7 +178,7 @@ class _Program:
             for x in self._equations[number].outvars:
                 for user in self._users[x]:
                     heapq.heappush(waiting, user)
-        return members
+        return tuple(members)
 
     def _can_join(self, number: int, shape) -> bool:
         is_free = number < self._end and number not in self.gone
@@ -200,15 +203,15 @@ class _Program:
 
     # --- one place for all of it ------------------------------------------------------------------
 
-    def _place(self, unit: int) -> _Place:
+    def _place(self, unit: int) -> Place:
         return self._places.get(unit, (unit, 0))
 
-    def _place_of(self, x: core.Var) -> _Place:
+    def _place_of(self, x: core.Var) -> Place:
         """Where a variable is known."""
         unit = self._group_of.get(x, self._producer.get(x, -1))
         return self._place(unit)
 
-    def _shrink(self, draft: "_Draft") -> Reason | None:
+    def _shrink(self, draft: Draft) -> Reason | None:
         """Leaves out of a draft what cannot be part of it: None if nothing, else the reason."""
         own = draft.own(self._equations)
         users = {x: self._users[x] - draft.known for x in own}
@@ -217,30 +220,42 @@ class _Program:
             default=(self._end, 0),
         )
         place = first[0], first[1] - 1
+        between = draft.halves.members if draft.halves else ()
+        needed = [x for n in (*draft.numbers, *between) for x in self._inputs(n)]
+        if any(self._place_of(x) >= place for x in needed):
+            draft.remove(set(draft.members))
+            return Reason(
+                None, "a factor comes after another use of the product of the same operand"
+            )
         late = [
             number
             for number in draft.members
-            if any(x not in own and self._place_of(x) >= place for x in self._inputs(number))
+            if any(x not in own and self._is_late(x, place) for x in self._inputs(number))
         ]
         if late:
             eqn = self._equations[late[0]]
             draft.remove(self._with_following(late, draft))
             return Reason(eqn, "need nothing that comes after another use of the product")
-        self._repeat_conversions(draft, users)
-        if left := self._left_to_xla(draft, own, users):
+        draft.place = place
+        self._reduce(draft, own, users)
+        left = self._repeat(draft, own, users) or self._left_to_xla(draft, own, users)
+        if left:
             draft.remove(left)
             return Reason(self._equations[max(left)], "be read by more than what XLA fuses it into")
         draft.results = [x for x in own if users[x]]
-        if draft.results == [draft.product]:
+        if not any(x not in draft.products for x in draft.results):
             draft.remove(set(draft.members))
             return Reason(None, "nothing reads what follows")
-        draft.place = place
-        self._cut(draft, own)
+        draft.results += [x for n in draft.reductions for x in self._equations[n].outvars]
+        self._set_inputs(draft, own)
         for what, count, most in (
             ("would read more than", len(draft.inputs), self._limits.reads),
             ("would have more results than", len(draft.results), self._limits.results),
         ):
             if count > most:
+                if draft.reductions:
+                    draft.reduces = False
+                    return Reason(self._equations[draft.reductions[-1]], "be left to XLA")
                 last = draft.members[-1]
                 draft.remove({last})
                 return Reason(
@@ -248,10 +263,24 @@ class _Program:
                 )
         return None
 
+    def _is_late(self, x: core.Var, place: Place) -> bool:
+        """Whether it is not known at a place, nor can be made there of numbers alone."""
+        return self._place_of(x) >= place and not self._is_of_numbers(x)
+
+    def _is_of_numbers(self, x: core.Var, depth: int = 8) -> bool:
+        number = self._producer.get(x)
+        if number is None or depth == 0 or x in self._of_arrays or x in self._group_of:
+            return False
+        is_made = self._may_repeat(number, x.aval.shape) or self._is_for_nothing(number)
+        if is_made and all(self._is_of_numbers(y, depth - 1) for y in self._inputs(number)):
+            return True
+        self._of_arrays.add(x)
+        return False
+
     def _inputs(self, number: int) -> list[core.Var]:
         return [x for x in self._equations[number].invars if not isinstance(x, core.Literal)]
 
-    def _with_following(self, numbers: Sequence[int], draft: "_Draft") -> set[int]:
+    def _with_following(self, numbers: Sequence[int], draft: Draft) -> set[int]:
         """Members and those that need their results."""
         found, values = set(), set()
         for number in draft.members:
@@ -260,58 +289,188 @@ class _Program:
                 values.update(self._equations[number].outvars)
         return found
 
-    def _repeat_conversions(self, draft: "_Draft", users) -> None:
-        """Lets XLA convert to wider dtypes what only its loops need, too: the narrow one is stored.
+    def _reduce(self, draft: Draft, own, users) -> None:
+        """Adds reductions over whole rows or columns, and what is there for them alone.
 
-        `users` are changed to that.
+        Only where no loop of XLA's reads any more of what they are of: else that may reduce it on
+        its way, as it does in a norm. Changes `users` to that.
         """
-        repeated = []
-        for number in reversed(draft.members):
-            eqn = self._equations[number]
-            if eqn.primitive.name != "convert_element_type":
+        draft.reductions = draft.reduced = ()
+        if not draft.reduces:
+            return
+        reached, waiting = set(), [n for x in own for n in users[x]]
+        chains: dict[int, set[int]] = {}
+        while waiting and len(reached) < _MOST_REACHED:
+            number = waiting.pop()
+            if number in reached or not number < self._end or number in self.gone:
                 continue
-            (x,), (wide,) = eqn.invars, eqn.outvars
-            is_needed = users[wide] and all(map(self._is_fusable_user, users[wide]))
-            if is_needed and x in users and _bytes(x) < _bytes(wide):
-                repeated.append(number)
-                users[wide], users[x] = set(), users[x] | {number}
-        draft.repeated = tuple(reversed(repeated))
+            reached.add(number)
+            eqn = self._equations[number]
+            if self._is_reduction(eqn, draft):
+                chains[number] = set()
+            elif self._is_elementwise(number, draft.products[0].aval.shape):
+                waiting += [user for x in eqn.outvars for user in self._users[x]]
+        if not chains:
+            return
+        for number in chains:
+            chains[number] = self._only_before(number, reached, chains.keys(), own)
+        while chains:
+            taken = set(chains).union(*chains.values())
+            wrong = {n for n, chain in chains.items() if self._is_shared({n, *chain}, taken, users)}
+            if not wrong:
+                break
+            chains = {n: chain for n, chain in chains.items() if n not in wrong}
+        taken = set(chains).union(*chains.values())
+        late = any(
+            self._is_late(x, draft.place)
+            for n in taken
+            for x in self._inputs(n)
+            if x not in own and self._producer.get(x) not in taken
+        )
+        if late or not any(users[x] - taken for x in own if x not in draft.products):
+            return
+        draft.reductions = tuple(sorted(chains))
+        draft.reduced = tuple(sorted(taken - set(chains)))
+        for x in own:
+            users[x] = users[x] - taken
 
-    def _left_to_xla(self, draft: "_Draft", own, users) -> set[int]:
+    def _is_reduction(self, eqn: core.JaxprEqn, draft: Draft) -> bool:
+        """Whether a call can have an equation's result, of an array of the product's shape."""
+        if not is_reduction(eqn, draft.products[0].aval.shape):
+            return False
+        axes = set(eqn.params["axes"])
+        return any(line and axes >= line for line in draft.lines(self._products))
+
+    def _only_before(self, number: int, reached, reductions, own) -> set[int]:
+        """Of elementwise equations those that one reduction needs."""
+        found, waiting = set(), [number]
+        while waiting:
+            for x in self._inputs(waiting.pop()):
+                before = self._producer.get(x)
+                if x in own or before not in reached or before in reductions:
+                    continue
+                found.add(before)
+                waiting.append(before)
+        return found
+
+    def _is_shared(self, numbers: set[int], taken: set[int], users) -> bool:
+        """Whether others read what only reductions should, or XLA's loops what these read."""
+        for number in numbers:
+            eqn = self._equations[number]
+            is_between = not eqn.primitive.name.startswith("reduce")
+            if is_between and any(self._users[x] - taken for x in eqn.outvars):
+                return True
+            for x in self._inputs(number):
+                if x in users and any(map(self._is_fusable_user, users[x] - taken)):
+                    return True
+        return False
+
+    def _repeat(self, draft: Draft, own, users) -> set[int]:
+        """Lets XLA's loops compute again what only they need, from less that is stored.
+
+        Such as what is converted to a wider dtype, or the derivative of a gate. Sets which members
+        these are, and changes `users` to that.
+
+        Returns:
+          Members that no result needs any more.
+        """
+        producer = {x: n for n in draft.members for x in self._equations[n].outvars}
+        is_read = {x: users[x] and all(map(self._is_fusable_user, users[x])) for x in own}
+        size = _bytes(draft.products[0])
+        wanted = [x for x in own if is_read[x]]
+        draft.repeated = ()
+        if not any(x in producer for x in wanted):
+            return set()
+
+        def cost(x: core.Var) -> int:
+            if x not in own:
+                return self._cost(x, size, ())
+            return x.aval.dtype.itemsize * (2 if is_read[x] or not users[x] else 1)
+
+        def can_repeat(number: int) -> bool:
+            outs, read = self._equations[number].outvars, self._inputs(number)
+            are_known = all(x in own or self._place_of(x) < draft.place for x in read)
+            return are_known and all(is_read[x] or not users[x] for x in outs)
+
+        members = {n: self._inputs(n) for n in draft.members if can_repeat(n)}
+        cut = cheapest_cut(wanted, producer, members, cost)
+        draft.repeated = tuple(sorted(cut.computed))
+        for number in draft.repeated:
+            users |= {x: set() for x in self._equations[number].outvars}
+        for x in cut.read:
+            if x in own:
+                users[x] = users[x] | {n for n in draft.repeated if x in self._inputs(n)}
+        needed = {x for x in own if users[x]}
+        left = set()
+        for number in reversed(draft.members):
+            if any(x in needed for x in self._equations[number].outvars):
+                needed.update(self._inputs(number))
+            else:
+                left.add(number)
+        return left
+
+    def _left_to_xla(self, draft: Draft, own, users) -> set[int]:
         """The last members that XLA may as well compute, at no more traffic; the empty set if none.
 
-        Only equations read the last one's result which XLA makes loops of, of which it would be a
-        part. They would read what it is computed from instead, again in each loop; the product's
-        kernel would neither read that, if it is for nothing else, nor store the result.
+        Only equations read their results which XLA makes loops of, of which they would be a part.
+        They would read what these are computed from instead, again in each loop; the product's
+        kernel would neither read that, if it is for nothing else, nor store the results. Members
+        that the same loops read, such as those that put them side by side, are taken together, too.
         """
-        size = _bytes(draft.product)
-        for number in reversed(draft.members):
+        loops: dict[int, frozenset[int]] = {}
+        for number in draft.members:
             outs = self._equations[number].outvars
-            if any(self._users[x] & draft.known for x in outs):
-                continue
-            outside = set().union(*(users[x] for x in outs))
-            if not all(self._is_fusable_user(user) for user in outside):
-                continue
-            last = self._only_for(number, draft, users)
-            made = {x for n in last for x in self._equations[n].outvars}
-            read = {x for n in last for x in self._inputs(n)} - made
-            rest = {x for n in draft.members if n not in last for x in self._inputs(n)}
-            others = {x for x in read if x not in own and not self._costs_nothing(x, size)}
-            sources = {self._source(x, size) for x in others}
-            read = {self._source(x, size) for x in read if x in own}
-            passes = min(len(outside), 2)
-            stored = sum(_bytes(x) for x in outs if users[x])
-            kept = stored * (1 + passes)
-            kept += sum(_bytes(self._source(x, size)) for x in others - rest)
-            left = sum(_bytes(x) for x in read if not users[x])
-            left += passes * sum(map(_bytes, read | sources))
-            if left <= kept:
-                return last
+            if not any(self._users[x] & draft.known for x in outs):
+                outside = set().union(*(users[x] for x in outs))
+                found = frozenset(map(self._loop, outside))
+                if all(map(self._is_fusable_user, found)):
+                    loops[number] = found
+        for number in reversed(loops):
+            together = {other for other in loops if loops[other] == loops[number]}
+            for numbers in dict.fromkeys((frozenset({number}), frozenset(together))):
+                last = self._only_for(numbers, draft, users)
+                if self._may_leave(last, len(loops[number]), draft, own, users):
+                    return last
         return set()
 
-    def _only_for(self, number: int, draft: "_Draft", users) -> set[int]:
-        """A member and those that are there for it alone."""
-        found = {number}
+    def _may_leave(self, last: set[int], num_loops: int, draft, own, users) -> bool:
+        """Whether members cost no more traffic in so many loops of XLA's."""
+        size = _bytes(draft.products[0])
+        made = {x for n in last for x in self._equations[n].outvars}
+        read = {x for n in last for x in self._inputs(n)} - made
+        rest = {x for n in draft.members if n not in last for x in self._inputs(n)}
+        others = {x for x in read if x not in own and not self._costs_nothing(x, size)}
+        sources = {self._source(x, size) for x in others}
+        read = {self._source(x, size) for x in read if x in own}
+        passes = min(num_loops, 2)
+        stored = sum(_bytes(x) for x in made if users[x])
+        kept = stored * (1 + passes)
+        kept += sum(_bytes(self._source(x, size)) for x in others - rest)
+        left = sum(_bytes(x) for x in read if not users[x])
+        left += passes * sum(map(_bytes, read | sources))
+        return left <= kept
+
+    def _loop(self, unit: int) -> int:
+        """The unit in whose loop XLA computes another one, if that only puts arrays side by side.
+
+        It is the sum of arrays that are padded, or what gives one another shape before.
+        """
+        for _ in range(3):
+            if not unit < self._end:
+                break
+            eqn, following = self._equations[unit], [*self._users[self._equations[unit].outvars[0]]]
+            if len(following) != 1 or not following[0] < self._end:
+                break
+            name, then = eqn.primitive.name, self._equations[following[0]].primitive.name
+            is_part = name in _SHAPING and then in JOINING
+            if not is_part and not (name == "pad" and then in ("add", "add_any")):
+                break
+            (unit,) = following
+        return unit
+
+    def _only_for(self, numbers: frozenset[int], draft: Draft, users) -> set[int]:
+        """Members and those that are there for them alone."""
+        found = set(numbers)
         for other in reversed(draft.members):
             outs = self._equations[other].outvars
             inside = set().union(*(self._users[x] & draft.known for x in outs))
@@ -347,13 +506,26 @@ class _Program:
 
     # --- what comes before ------------------------------------------------------------------------
 
-    def _cut(self, draft: "_Draft", own: set) -> None:
-        """Chooses what a draft reads: sets its inputs, and the members that come before."""
-        shape = draft.product.aval.shape
+    def _set_inputs(self, draft: Draft, own) -> None:
+        """Chooses what a draft reads, and sets the members that come before."""
+        following = *draft.members, *draft.reduced
+        own = {*own, *(x for n in draft.reduced for x in self._equations[n].outvars)}
+        wanted = [x for n in following for x in self._inputs(n) if x not in own]
+        cut = self._cut(wanted, draft.products[0])
+        draft.before, read = tuple(sorted(cut.computed)), cut.read
+        if (halves := draft.halves) is not None:
+            made = [x for n in halves.members for x in self._equations[n].outvars]
+            own = {halves.product, *made}
+            wanted = [x for n in halves.members for x in self._inputs(n) if x not in own]
+            cut = self._cut(wanted, halves.product)
+            draft.before_halves, read = tuple(sorted(cut.computed)), (*read, *cut.read)
+        draft.inputs = sorted(dict.fromkeys(read), key=self._place_of)
+
+    def _cut(self, wanted: Sequence[core.Var], product: core.Var) -> Cut:
+        """What to read, beside a product, so that other variables can be computed."""
+        shape, size = product.aval.shape, _bytes(product)
         # In order, so that groups that are alike read in the same one.
-        wanted = [x for n in draft.members for x in self._inputs(n) if x not in own]
         wanted = list(dict.fromkeys(wanted))
-        size = _bytes(draft.product)
         waiting = [-self._producer.get(x, -1) for x in wanted]
         heapq.heapify(waiting)
         before: dict[int, list[core.Var]] = {}
@@ -365,9 +537,7 @@ class _Program:
                 before[number] = self._inputs(number)
                 for x in before[number]:
                     heapq.heappush(waiting, -self._producer.get(x, -1))
-        cut = cheapest_cut(wanted, self._producer, before, lambda x: self._cost(x, size, before))
-        draft.before = tuple(sorted(cut.computed))
-        draft.inputs = sorted(cut.read, key=self._place_of)
+        return cheapest_cut(wanted, self._producer, before, lambda x: self._cost(x, size, before))
 
     def _may_repeat(self, number: int, shape) -> bool:
         eqn = self._equations[number]
@@ -394,24 +564,29 @@ class _Program:
 
     # --- the group --------------------------------------------------------------------------------
 
-    def _add(self, number: int, draft: "_Draft") -> None:
+    def _add(self, draft: Draft) -> None:
         unit = self._end + 1 + len(self.groups)
         self._places[unit] = draft.place
-        members = (*draft.before, *draft.members)
+        following = (*draft.members, *draft.reduced, *draft.reductions)
+        members = (*draft.before, *following)
         self.groups.append(
             Group(
-                *(number, members, tuple(draft.inputs), tuple(draft.results)),
-                *(draft.repeated, draft.place),
+                *(draft.numbers, draft.halves, draft.before_halves, members),
+                *(tuple(draft.inputs), tuple(draft.results), draft.repeated, draft.place),
             )
         )
-        for member in draft.members:
+        self._taken.update(draft.numbers)
+        factors = [x for n in draft.numbers for x in self._inputs(n)]
+        halves = draft.halves
+        for member in (*following, *((*halves.members, *halves.takers) if halves else ())):
             self._leave(member)
         again = [x for n in draft.repeated for x in self._equations[n].outvars]
+        read_again = [x for n in draft.repeated for x in self._inputs(n)]
         for x in (*draft.results, *again):
             self._group_of[x] = unit
-        for x in draft.inputs:
+        for x in (*factors, *draft.inputs, *read_again):
             self._users[x].add(unit)
-        for member in reversed(draft.before):
+        for member in reversed((*draft.before_halves, *draft.before)):
             self._drop_unused(member)
 
     def _leave(self, number: int) -> None:
@@ -432,34 +607,6 @@ class _Program:
             if self._is_elementwise(number, shape) or is_repeated(eqn, shape):
                 self._leave(number)
                 waiting += [self._producer[x] for x in self._inputs(number) if x in self._producer]
-
-
-@dataclasses.dataclass
-class _Draft:
-    """A group that is being made."""
-
-    product: core.Var
-    members: tuple[int, ...]
-    before: tuple[int, ...] = ()
-    inputs: Sequence[core.Var] = ()
-    results: Sequence[core.Var] = ()
-    repeated: tuple[int, ...] = ()
-    place: _Place = (0, 0)
-    known: frozenset[int] = frozenset()
-
-    def __post_init__(self):
-        self.known = frozenset(self.members)
-
-    def own(self, equations) -> dict[core.Var, None]:
-        """The variables that it computes, in order."""
-        values = [self.product]
-        values += [x for number in self.members for x in equations[number].outvars]
-        return dict.fromkeys(values)
-
-    def remove(self, numbers: set[int]) -> None:
-        """Leaves members out."""
-        self.members = tuple(n for n in self.members if n not in numbers)
-        self.known = frozenset(self.members)
 
 
 def _shape(eqn: core.JaxprEqn) -> tuple[int, ...] | None:

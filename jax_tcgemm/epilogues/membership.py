@@ -3,18 +3,24 @@
 import functools
 import math
 
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.epilogues.calls import called, closes_over_arrays
 from jax_tcgemm.epilogues.expressions import EXPRESSIONS, STORED
+from jax_tcgemm.epilogues.halves import is_halving
 from jax_tcgemm.epilogues.values import ELEMENTWISE, EXPANSIONS
 from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context
 
 # Of one element each, as they are.
 _SAME = frozenset({"copy", "copy_p", "stop_gradient", "pvary", "pcast", "name"})
 _ELEMENTWISE = frozenset(EXPRESSIONS.keys() | EXPANSIONS.keys() | _SAME) - {"threefry2x32"}
+# These put arrays side by side; XLA computes each as it is written there.
+JOINING = frozenset({"concatenate", "pad", "stack"})
 # Calls that keep what they are differentiated by; calls by `jax.jit` are written out before.
 _CALLS = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+_REDUCED = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 _REDUCTIONS = frozenset(
     {f"reduce_{kind}" for kind in ("sum", "max", "min", "prod", "and", "or")} | {"argmax", "argmin"}
 )
@@ -28,11 +34,10 @@ def is_elementwise(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
         return False
     if not all(_is_stored(x.aval) and _broadcasts(x.aval.shape, shape) for x in eqn.invars):
         return False
-    name = eqn.primitive.name
-    if name in _CALLS:
+    if is_call(eqn):
         inner = called(eqn)
         return inner is not None and _is_of_elements(inner, shape)
-    return name in _ELEMENTWISE
+    return eqn.primitive.name in _ELEMENTWISE
 
 
 def is_repeated(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
@@ -43,6 +48,20 @@ def is_repeated(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
     return out.aval.shape == shape and _is_stored(x.aval) and has_plain_context(eqn)
 
 
+def is_call(eqn: core.JaxprEqn) -> bool:
+    """Whether it calls a function that keeps what it is differentiated by."""
+    return eqn.primitive.name in _CALLS
+
+
+def is_reduction(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
+    """Whether it reduces floats of a shape as a kernel can, to which it only adds what is left."""
+    if eqn.primitive.name not in _REDUCED or eqn.effects or not has_plain_context(eqn):
+        return False
+    (x,) = eqn.invars
+    is_float = _is_stored(x.aval) and jnp.issubdtype(x.aval.dtype, np.floating)
+    return is_float and x.aval.shape == shape and eqn.params.get("out_sharding") is None
+
+
 def is_fusable(eqn: core.JaxprEqn) -> bool:
     """Whether XLA makes a loop of it, which may compute what the equation reads on its way."""
     name = eqn.primitive.name
@@ -51,11 +70,14 @@ def is_fusable(eqn: core.JaxprEqn) -> bool:
     if name in ("jit", "pjit", *_CALLS):
         inner = called(eqn)
         return inner is not None and _is_fusable(as_jaxpr(inner))
-    return name in _ELEMENTWISE or name in _REDUCTIONS
+    return name in _ELEMENTWISE or name in _REDUCTIONS or name in JOINING
 
 
 def is_call_of_elements(eqn: core.JaxprEqn) -> bool:
-    """Whether it is a call by `jax.jit` of elementwise equations, to be written out instead."""
+    """Whether it is a call by `jax.jit` of elementwise equations, to be written out instead.
+
+    These may be of the halves of what it takes, and put halves together.
+    """
     if eqn.primitive.name not in ("jit", "pjit") or eqn.effects or closes_over_arrays(eqn):
         return False
     params = eqn.params
@@ -98,10 +120,19 @@ def _is_inner(eqn: core.JaxprEqn, shape) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of_some_elements(jaxpr: core.Jaxpr) -> bool:
-    shape = max((x.aval.shape for x in jaxpr.outvars), key=math.prod, default=())
-    return all(x.aval.shape in (shape, ()) for x in jaxpr.outvars) and all(
-        _is_inner(eqn, shape) for eqn in jaxpr.eqns
-    )
+    shapes = {x.aval.shape for x in jaxpr.outvars}
+    shape = max(shapes, key=math.prod, default=())
+    moving = [eqn for eqn in jaxpr.eqns if _is_of_halves(eqn)]
+    for eqn in moving:
+        shapes.update(x.aval.shape for x in (*eqn.invars, *eqn.outvars))
+    if not moving and not shapes.issubset({shape, ()}):
+        return False
+    rest = [eqn for eqn in jaxpr.eqns if not _is_of_halves(eqn)]
+    return all(any(_is_inner(eqn, own) for own in shapes) for eqn in rest)
+
+
+def _is_of_halves(eqn: core.JaxprEqn) -> bool:
+    return not eqn.effects and (is_halving(eqn) or eqn.primitive.name in ("concatenate", "stack"))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -20,7 +20,7 @@ from jax_tcgemm.system.jax_internals import bound
 Dimensions = tuple[int | None, ...]
 
 _ELEMENTWISE = frozenset(EXPRESSIONS) | frozenset(EXPANSIONS) | {"copy", "copy_p", "name"}
-_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"})
+REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"})
 
 
 class Parts:
@@ -158,7 +158,7 @@ def _relate(eqn: core.JaxprEqn, classes: _Classes) -> None:
             classes.unite(operands[0], old, out, dim)
     elif name == "iota" and not operands:
         classes.keep(out, [params["dimension"]])
-    elif name in _REDUCTIONS:
+    elif name in REDUCTIONS:
         kept = [dim for dim in range(operands[0].aval.ndim) if dim not in params["axes"]]
         classes.keep(operands[0], params["axes"])
         for dim, old in enumerate(kept):

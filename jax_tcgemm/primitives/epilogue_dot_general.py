@@ -30,6 +30,7 @@ from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.epilogues.reductions import reductions_apart
 from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
@@ -182,8 +183,12 @@ def unfused(*arguments, function: core.ClosedJaxpr, num_rhs, pair, **params) -> 
     """The same by plain products and what XLA makes of the function.
 
     Products are rounded by themselves where the function does that first, so that they are stored
-    so.
+    so. Of a function that reduces some of its other results only that is XLA's; for the rest there
+    is a call of its own.
     """
+    if (apart := reductions_apart(function)) is not None:
+        results = bare_products(*arguments, function=function, num_rhs=num_rhs, pair=pair, **params)
+        return core.jaxpr_as_fun(apart[1])(*results)
     factors, operands = _split(arguments, num_rhs)
     dtype, of_rounded = of_stored(function, _num_accumulators(num_rhs, pair))
     products = _products(*factors, **params | {"preferred_element_type": dtype})
@@ -191,7 +196,10 @@ def unfused(*arguments, function: core.ClosedJaxpr, num_rhs, pair, **params) -> 
 
 
 def bare_products(*arguments, function, num_rhs, pair, **params) -> list[jax.Array]:
-    """The plain products of the unfused call."""
+    """The plain products of the unfused call, or its call without reductions."""
+    if (apart := reductions_apart(function)) is not None:
+        own = {"function": apart[0], "num_rhs": num_rhs, "pair": pair}
+        return epilogue_dot_general_p.bind(*arguments, **own, **params)
     dtype, _ = of_stored(function, _num_accumulators(num_rhs, pair))
     params |= {"preferred_element_type": dtype}
     return _products(*_split(arguments, num_rhs)[0], **params)

@@ -28,11 +28,16 @@ def accelerate(fn: Callable, *, wide: bool = False) -> Callable:
 
         step = jax.jit(jax_tcgemm.accelerate(train_step))
 
-    Looked into are jit, scan, while, cond, remat, shard_map, and functions with derivatives of
-    their own, whose derivatives stay as they are. So do the bodies of Pallas kernels, what has
-    effects, and remat with a policy that is still to be differentiated, since a policy tells
-    primitives apart. What cannot be rewritten runs as it was. No product is computed twice, and
-    none is left out.
+    Two products of one operand are one call where elementwise equations need an element of each,
+    as a gate and what it gates; so are the halves of one product, as of stacked weights. Sums,
+    maxima and minima over whole rows or columns of what an epilogue computes are results of its
+    call, unless a loop of XLA's reads the same and may compute them on its way.
+
+    Looked into are jit, scan, while, cond, remat, shard_map, functions with derivatives of their
+    own, and what a `jax.custom_vjp` still has to do for its derivatives; the rules of a
+    `jax.custom_jvp` stay as they are. So do the bodies of Pallas kernels, what has effects, and
+    remat with a policy that is still to be differentiated, since a policy tells primitives apart.
+    What cannot be rewritten runs as it was. No product is computed twice, and none is left out.
 
     Whether a kernel computes an epilogue is decided where the program is lowered: only where that
     should take less time than the bare product and what XLA makes of the rest. Everywhere else it
@@ -58,7 +63,8 @@ def accelerate(fn: Callable, *, wide: bool = False) -> Callable:
     Numerics:
       Those of the function, with its products summed as by `jax_tcgemm.dot_general`: every rounding
       to a narrower dtype that the program has stays where it is. With `wide` they are fewer, and
-      the results of an epilogue are each rounded once.
+      the results of an epilogue are each rounded once. Sums that are results of a call are added up
+      in float32 at least, eight numbers first.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -145,7 +151,8 @@ class _Program:
             return [x for x in found if _is_array(x)]
 
         closed = jax.make_jaxpr(flat)(*types)
-        return cls(Rewriter(wide=wide)(closed), *results)
+        rewriter = Rewriter(functools.partial(accelerate, wide=wide), wide=wide)
+        return cls(rewriter(closed), *results)
 
     @property
     def holds_tracers(self) -> bool:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,14 @@ from jax.extend import core
 from jax.extend.core.primitives import dot_general_p, transpose_p
 
 from jax_tcgemm.epilogues.calls import called
+from jax_tcgemm.epilogues.group import Group, Limits
 from jax_tcgemm.epilogues.group_function import group_function
-from jax_tcgemm.epilogues.groups import Limits, find_groups
+from jax_tcgemm.epilogues.groups import find_groups
 from jax_tcgemm.epilogues.membership import is_call_of_elements
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_dot_general import accumulator_dtype, epilogue_dot_general_p
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
+from jax_tcgemm.products.gates import call_of, products_of
 from jax_tcgemm.products.ragged_dot import ragged_dot_general
 from jax_tcgemm.selection import ACCELERATE
 from jax_tcgemm.system.jax_internals import (
@@ -32,6 +34,7 @@ from jax_tcgemm.system.jax_internals import (
     has_plain_context,
     new_variable,
     ragged_dot_general_p,
+    rewrapped,
     with_equations,
 )
 
@@ -39,7 +42,7 @@ from jax_tcgemm.system.jax_internals import (
 _INSIDE = {
     **dict.fromkeys(("jit", "pjit", "closed_call", "core_call", "scan", "while", "cond"), None),
     **dict.fromkeys(("checkpoint", "remat", "remat2", "shard_map"), None),
-    # Their derivatives are functions of JAX's, and stay as they are.
+    # The rules of a custom_jvp are functions of JAX's, and stay as they are.
     **dict.fromkeys(
         ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), ("call_jaxpr", "fun_jaxpr")
     ),
@@ -61,11 +64,12 @@ class Rewriter:
     """Rewrites one program, and each one inside of it once.
 
     Args:
+      accelerate: does so with a function that a program keeps, to be traced later.
       wide: leave out roundings inside of epilogues.
     """
 
-    def __init__(self, *, wide: bool = False):
-        self._wide = wide
+    def __init__(self, accelerate: Callable[[Callable], Callable], *, wide: bool = False):
+        self._accelerate, self._wide = accelerate, wide
         self._known: dict[int, tuple] = {}  # with the programs themselves, whose ids these are
 
     def __call__(self, program):
@@ -93,6 +97,7 @@ class Rewriter:
                 return program
             return with_equations(program, inside, jaxpr.outvars)
         equations, results = _written_out(inside, jaxpr.outvars)
+        equations, results = _without_repetitions(equations, results)
         equations = _products_as_ours(equations, results)
         equations = self._grouped(equations, results)
         return with_equations(program, equations, results)
@@ -115,42 +120,57 @@ class Rewriter:
                 continue
             if new is not value:
                 changed[key] = new
+        if changed and "fwd_jaxpr_thunk" in eqn.params:
+            changed |= self._derivatives(eqn)
         return eqn.replace(params=eqn.params | changed) if changed else eqn
 
-    def _grouped(self, equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
-        def product_of(number: int) -> core.Var | None:
-            eqn = equations[number]
-            return eqn.outvars[0] if can_have_epilogue(eqn) else None
+    def _derivatives(self, eqn: core.JaxprEqn) -> dict:
+        """The parameters with what a function of `jax.custom_vjp` does for its derivatives."""
 
-        grouping = find_groups(equations, results, product_of, _LIMITS)
+        def forward(thunk):
+            def rewritten(*zeros):
+                program, constants = thunk(*zeros)
+                return self(program), constants
+
+            return rewritten
+
+        changes = {"fwd_jaxpr_thunk": forward, "bwd": self._accelerate}
+        return {
+            key: rewrapped(eqn.params[key], change)
+            for key, change in changes.items()
+            if key in eqn.params
+        }
+
+    def _grouped(self, equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
+        products = products_of(equations, can_have_epilogue)
+        grouping = find_groups(equations, results, products, _LIMITS)
         placed = [
             ((number, 0), eqn)
             for number, eqn in enumerate(equations)
             if number not in grouping.gone
         ]
-        own = {group.product for group in grouping.groups}
+        own = {number for group in grouping.groups for number in group.products}
         placed = [(place, eqn) for place, eqn in placed if place[0] not in own]
         for group in grouping.groups:
-            placed.append((group.place, self._call(equations, group)))
+            placed += [(group.place, eqn) for eqn in self._call(equations, group)]
             placed += [(group.place, equations[number]) for number in group.repeated]
         return [eqn for _, eqn in sorted(placed, key=lambda pair: pair[0])]
 
-    def _call(self, equations, group) -> core.JaxprEqn:
-        eqn = equations[group.product]
+    def _call(self, equations, group: Group) -> list[core.JaxprEqn]:
+        """The equation of a group, after one that reshapes a factor perhaps."""
+        eqn = equations[group.products[0]]
         dtype = accumulator_dtype(*(x.aval.dtype for x in eqn.invars))
-        members = [equations[number] for number in group.members]
-        function, left_out = group_function(
-            eqn, dtype, members, group.inputs, group.results, wide=self._wide
-        )
+        function, left_out = group_function(equations, group, dtype, wide=self._wide)
         op = f"{ACCELERATE}, {left_out} roundings left out" if left_out else ACCELERATE
-        params = {"op": op, "preferred_element_type": dtype, "function": function}
-        params |= {"num_rhs": 1, "pair": None}
-        return eqn.replace(
+        before, factors, params = call_of(equations, group)
+        params = params | {"op": op, "preferred_element_type": dtype, "function": function}
+        call = eqn.replace(
             primitive=epilogue_dot_general_p,
-            invars=[*eqn.invars, *group.inputs],
+            invars=[*factors, *group.inputs],
             outvars=list(group.results),
-            params=eqn.params | params,
+            params=params,
         )
+        return [*before, call]
 
 
 def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
@@ -162,13 +182,15 @@ def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
     if not any(_op(eqn).startswith(ACCELERATE) for eqn in equations):
         return {}
 
-    def product_of(number: int) -> core.Var | None:
-        eqn = equations[number]
-        is_rewritten = can_have_epilogue(eqn) and eqn.params["op"] == ACCELERATE
-        return eqn.outvars[0] if is_rewritten else None
+    def is_alone(eqn: core.JaxprEqn) -> bool:
+        return can_have_epilogue(eqn) and eqn.params["op"] == ACCELERATE
 
-    why = find_groups(equations, results, product_of, _LIMITS).why
-    found = {number: f"no epilogue: {reason}" for number, reason in why.items()}
+    why = find_groups(equations, results, products_of(equations, is_alone), _LIMITS).why
+    found = {}
+    for number, reason in why.items():
+        if reason.eqn is not None and reason.eqn.primitive is epilogue_dot_general_p:
+            reason = "what follows is part of another product's epilogue"
+        found[number] = f"no epilogue: {reason}"
     for number, eqn in enumerate(equations):
         _, comma, left_out = _op(eqn).partition(f"{ACCELERATE}, ")
         if comma:
@@ -252,6 +274,32 @@ def _write(jaxpr: core.Jaxpr, operands, results, known: dict, written: list) -> 
         else:
             written.append(inner)
     known |= {x: _found(y, own) for x, y in zip(results, jaxpr.outvars, strict=True)}
+
+
+# What is done several times to the same array: modules of Flax each convert their input to their
+# dtype, and in a shard_map each product makes its operands vary.
+_REPEATED = frozenset({"convert_element_type", "pcast", "pvary", "reshape", "squeeze", "transpose"})
+
+
+def _without_repetitions(equations, results) -> tuple[list[core.JaxprEqn], list]:
+    """Equations of which none converts or reshapes what another one has, and the results."""
+    known: dict = {}
+    seen: dict = {}
+    kept = []
+    for eqn in equations:
+        eqn = _renamed(eqn, known)
+        if eqn.primitive.name in _REPEATED and has_plain_context(eqn) and len(eqn.invars) == 1:
+            params = tuple(sorted(eqn.params.items()))
+            same = seen.setdefault((eqn.primitive, _atom(eqn.invars[0]), params), eqn)
+            if same is not eqn:
+                known[eqn.outvars[0]] = same.outvars[0]
+                continue
+        kept.append(eqn)
+    return kept, [_found(x, known) for x in results]
+
+
+def _atom(x):
+    return id(x) if isinstance(x, core.Literal) else x
 
 
 # --- products -------------------------------------------------------------------------------------

@@ -342,6 +342,21 @@ def function_of(arguments, equations, results) -> core.ClosedJaxpr:
     return core.ClosedJaxpr(as_jaxpr(frame).replace(**own), ())
 
 
+def rewrapped(function, change: Callable[[Callable], Callable]):
+    """A function that an equation keeps, as JAX wraps these, with what `change` makes of it inside.
+
+    The same one where JAX wraps them otherwise.
+    """
+    if not hasattr(function, "call_wrapped"):
+        return change(function) if callable(function) else function
+    try:
+        from jax.extend.linear_util import wrap_init
+
+        return wrap_init(change(function.call_wrapped), debug_info=function.debug_info)
+    except (ImportError, AttributeError, TypeError):
+        return function
+
+
 def new_variable(x: core.Var, aval=None) -> core.Var:
     """Another variable, of the type of `x` or another type."""
     made = copy.copy(x)

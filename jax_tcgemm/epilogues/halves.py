@@ -1,0 +1,124 @@
+"""Products that are taken apart into two halves, as those of stacked weights are: gate and up."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from jax.extend import core
+
+# Elementwise equations between a product and where it is taken apart.
+_MOST_BETWEEN = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves:
+    """How a product is taken apart.
+
+    Attributes:
+      product: the product.
+      dimension: that of which each half has a half.
+      is_dropped: whether halves, of extent 1 along it, lack it.
+      parts: the first half and the second.
+      members: numbers of elementwise equations of the whole product, each of the one before.
+      takers: numbers of the equations that take apart what the last of these computes.
+    """
+
+    product: core.Var
+    dimension: int
+    is_dropped: bool
+    parts: tuple[core.Var, core.Var]
+    members: tuple[int, ...]
+    takers: tuple[int, ...]
+
+
+def find_halves(
+    product: core.Var,
+    equations: Sequence[core.JaxprEqn],
+    users: Mapping[core.Var, Collection[int]],
+    can_join: Callable[[int], bool],
+) -> Halves | None:
+    """Finds the halves of a product, where nothing else is done with all of it.
+
+    Args:
+      product: the product.
+      equations: the program.
+      users: of each variable what reads it: numbers of equations, and others.
+      can_join: whether the equation of a number is free, and a primitive that is elementwise and of
+        the product's shape.
+    """
+    x, members = product, []
+    while len(users[x]) == 1 and len(members) < _MOST_BETWEEN:
+        (number,) = users[x]
+        if not can_join(number) or len(equations[number].outvars) != 1:
+            break
+        members.append(number)
+        (x,) = equations[number].outvars
+    takers = sorted(users[x])
+    if not takers or takers[-1] >= len(equations):
+        return None
+    found = _taken_apart(x, [equations[number] for number in takers])
+    if found is None:
+        return None
+    dimension, parts, is_dropped = found
+    if not is_dropped and parts[0].aval.shape[dimension] == 1:
+        dropping = [_without(part, dimension, equations, users) for part in parts]
+        if None in dropping:
+            return None
+        takers += dropping
+        parts = [equations[number].outvars[0] for number in dropping]
+        is_dropped = True
+    return Halves(product, dimension, is_dropped, tuple(parts), tuple(members), tuple(takers))
+
+
+def is_halving(eqn: core.JaxprEqn) -> bool:
+    """Whether an equation alone takes its operand apart into two halves."""
+    return len(eqn.invars) == 1 and _taken_apart(eqn.invars[0], [eqn]) is not None
+
+
+def _taken_apart(x, takers: Sequence[core.JaxprEqn]):
+    """The dimension along which, the halves, and whether they lack it; None where they are none."""
+    names = [eqn.primitive.name for eqn in takers]
+    if names == ["split"]:
+        (eqn,) = takers
+        axis, sizes = eqn.params["axis"], eqn.params["sizes"]
+        return (axis, eqn.outvars, False) if len(sizes) == 2 and sizes[0] == sizes[1] else None
+    if names == ["unstack"]:
+        (eqn,) = takers
+        return (eqn.params["axis"], eqn.outvars, True) if len(eqn.outvars) == 2 else None
+    if names != ["slice", "slice"]:
+        return None
+    shape = x.aval.shape
+    first, second = sorted(takers, key=lambda eqn: tuple(eqn.params["start_indices"]))
+    starts, limits = ([eqn.params[key] for eqn in (first, second)] for key in _BOUNDS)
+    differing = [dim for dim in range(len(shape)) if starts[0][dim] != starts[1][dim]]
+    if len(differing) != 1 or not (_is_dense(first) and _is_dense(second)):
+        return None
+    (dim,) = differing
+    half = shape[dim] // 2
+    expected = [(0,) * len(shape), tuple(shape)]
+    first_limits, second_starts = list(shape), [0] * len(shape)
+    first_limits[dim] = second_starts[dim] = half
+    are_halves = (
+        2 * half == shape[dim]
+        and [tuple(starts[0]), tuple(limits[1])] == expected
+        and [*limits[0]] == first_limits
+        and [*starts[1]] == second_starts
+    )
+    return (dim, (first.outvars[0], second.outvars[0]), False) if are_halves else None
+
+
+_BOUNDS = ("start_indices", "limit_indices")
+
+
+def _is_dense(eqn: core.JaxprEqn) -> bool:
+    return all(step == 1 for step in eqn.params["strides"] or ())
+
+
+def _without(part, dimension: int, equations, users) -> int | None:
+    """The number of the equation that leaves a dimension out, where that is all that is done."""
+    if len(users[part]) != 1:
+        return None
+    (number,) = users[part]
+    is_squeeze = number < len(equations) and equations[number].primitive.name == "squeeze"
+    if not is_squeeze or tuple(equations[number].params["dimensions"]) != (dimension,):
+        return None
+    return number

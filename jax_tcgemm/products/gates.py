@@ -1,0 +1,199 @@
+"""Two products as one call: of one operand with two others, or the halves of one product.
+
+Calls take the operand that both products share as their left one, and give results whose columns
+are of the other one. So the operands change sides where their result asks for it. Halves are told
+apart by the outermost columns, of which there are two: a reshape of the right operand, no copy.
+"""
+
+import collections
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+from jax import lax
+from jax.extend import core
+
+from jax_tcgemm.epilogues.group import Group, Products
+from jax_tcgemm.epilogues.halves import Halves
+from jax_tcgemm.system.jax_internals import as_jaxpr, new_variable
+
+# Of the products of one operand the nearest ones that are tried.
+_MOST_PARTNERS = 3
+
+
+def products_of(
+    equations: Sequence[core.JaxprEqn], can_have_epilogue: Callable[[core.JaxprEqn], bool]
+) -> Products:
+    """The products of a program: those of the equations that can have an epilogue."""
+    products = {n: eqn for n, eqn in enumerate(equations) if can_have_epilogue(eqn)}
+    known: dict = {}
+    alike: dict = collections.defaultdict(list)
+
+    def by_columns(number: int) -> core.JaxprEqn | None:
+        if number not in known:
+            known[number] = _by_columns(products[number])
+        return known[number]
+
+    for number in products:
+        if (eqn := by_columns(number)) is not None:
+            alike[_key(eqn)].append(number)
+
+    def product(number: int) -> core.Var | None:
+        return products[number].outvars[0] if number in products else None
+
+    def lines(number: int) -> tuple[frozenset[int], frozenset[int]]:
+        lhs, rhs = map(frozenset, _dims(products[number]))
+        is_divided = any(not x.aval.sharding.mesh.empty for x in products[number].invars)
+        return (frozenset(),) * 2 if is_divided else (lhs, rhs)
+
+    def partners(number: int) -> Sequence[int]:
+        if (eqn := by_columns(number)) is None:
+            return ()
+        return [other for other in reversed(alike[_key(eqn)]) if other < number][:_MOST_PARTNERS]
+
+    def is_apart(number: int, dimension: int) -> bool:
+        eqn = by_columns(number)
+        return eqn is not None and _is_outermost(eqn, dimension)
+
+    return Products(product, lines, partners, is_apart)
+
+
+def call_of(equations: Sequence[core.JaxprEqn], group: Group):
+    """The factors of a group's call and what it says of its products, after other equations.
+
+    Returns:
+      Equations of one equation at most; the factors; parameters.
+    """
+    eqn = equations[group.products[0]]
+    if group.halves is None and len(group.products) == 1:
+        return [], eqn.invars, eqn.params | {"num_rhs": 1, "pair": None}
+    eqn = _by_columns(eqn)
+    if group.halves is None:
+        other = _by_columns(equations[group.products[1]])
+        factors = [*eqn.invars, other.invars[1]]
+        return [], factors, eqn.params | {"num_rhs": 2, "pair": None}
+    pair = group.halves.dimension
+    before, rhs, params = _with_pair(eqn, group.halves)
+    return before, [eqn.invars[0], rhs], eqn.params | params | {"num_rhs": 1, "pair": pair}
+
+
+def _key(eqn: core.JaxprEqn) -> tuple:
+    """What two products have in common that one call can make."""
+    (lhs, rhs), (out,) = eqn.invars, eqn.outvars
+    params = tuple((name, value) for name, value in sorted(eqn.params.items()) if name != "op")
+    return lhs, rhs.aval, out.aval, params
+
+
+# --- rows and columns -----------------------------------------------------------------------------
+
+
+def _ranks(eqn: core.JaxprEqn) -> tuple[int, int, int]:
+    """How many dimensions of the result are of both operands, of the left one, of the right one."""
+    contract, batch = eqn.params["dimension_numbers"]
+    free = [
+        x.aval.ndim - len(own) - len(shared)
+        for x, own, shared in zip(eqn.invars, contract, batch, strict=True)
+    ]
+    return len(batch[0]), *free
+
+
+def _dims(eqn: core.JaxprEqn) -> tuple[list[int], list[int]]:
+    """The dimensions of the result that are of the left operand and of the right one, but units."""
+    num_batch, num_lhs, _ = _ranks(eqn)
+    (out,) = eqn.outvars
+    found: tuple[list[int], list[int]] = [], []
+    for dim, natural in enumerate(eqn.params["permutation"]):
+        if natural >= num_batch and out.aval.shape[dim] != 1:
+            found[natural >= num_batch + num_lhs].append(dim)
+    return found
+
+
+def _by_columns(eqn: core.JaxprEqn) -> core.JaxprEqn | None:
+    """The same product with those dimensions last that are of the right operand; None if neither's.
+
+    It may be one with the operands in the other order.
+    """
+    lhs, rhs = _dims(eqn)
+    if rhs and max(lhs, default=-1) < min(rhs):
+        return eqn
+    return _exchanged(eqn) if lhs and max(rhs, default=-1) < min(lhs) else None
+
+
+def _exchanged(eqn: core.JaxprEqn) -> core.JaxprEqn:
+    """The same product with its operands in the other order."""
+    num_batch, num_lhs, num_rhs = _ranks(eqn)
+
+    def moved(natural: int) -> int:
+        if natural < num_batch:
+            return natural
+        return natural + num_rhs if natural < num_batch + num_lhs else natural - num_lhs
+
+    params, precision = eqn.params, eqn.params["precision"]
+    changed = {
+        "dimension_numbers": tuple((right, left) for left, right in params["dimension_numbers"]),
+        "permutation": tuple(map(moved, params["permutation"])),
+        "precision": precision[::-1] if isinstance(precision, tuple) else precision,
+    }
+    return eqn.replace(invars=eqn.invars[::-1], params=params | changed)
+
+
+# --- halves ---------------------------------------------------------------------------------------
+
+
+def _is_outermost(eqn: core.JaxprEqn, dimension: int) -> bool:
+    """Whether a dimension is the first of the columns, which are one stretch of the right operand.
+
+    Or the halves are two, one after the other. Others would have to be copied. Nothing may be said
+    of how devices share them.
+    """
+    _, columns = _dims(eqn)
+    is_divided = any(not x.aval.sharding.mesh.empty for x in eqn.invars)
+    if columns[0] != dimension or is_divided or eqn.params["out_sharding"] is not None:
+        return False
+    axes = [_axis(eqn, dim) for dim in columns]
+    if eqn.outvars[0].aval.shape[dimension] == 2 and axes[0] == 0:
+        axes = axes[1:] or axes
+    shape = eqn.invars[1].aval.shape
+    between = [axis for axis in range(axes[0], axes[-1] + 1) if shape[axis] != 1]
+    return axes == between
+
+
+def _axis(eqn: core.JaxprEqn, dimension: int) -> int:
+    """The right operand's axis that a dimension of the result is."""
+    num_batch, num_lhs, _ = _ranks(eqn)
+    contract, batch = eqn.params["dimension_numbers"]
+    taken = {*contract[1], *batch[1]}
+    free = [axis for axis in range(eqn.invars[1].aval.ndim) if axis not in taken]
+    return free[eqn.params["permutation"][dimension] - num_batch - num_lhs]
+
+
+def _with_pair(eqn: core.JaxprEqn, halves: Halves):
+    """The right operand with a dimension for the two halves, what makes it, and the parameters."""
+    params, rhs = eqn.params, eqn.invars[1]
+    if halves.is_dropped:
+        return [], rhs, params
+    contract, batch = params["dimension_numbers"]
+    natural = params["permutation"][halves.dimension]
+    axis, shape = _axis(eqn, halves.dimension), list(rhs.aval.shape)
+    shape[axis : axis + 1] = 2, shape[axis] // 2
+    reshape = _reshape(rhs.aval, tuple(shape))
+    made = new_variable(reshape.outvars[0])
+    reshape = reshape.replace(invars=[rhs], outvars=[made], source_info=eqn.source_info)
+
+    def moved(axes):
+        return tuple(x + (x > axis) for x in axes)
+
+    order = [(x,) if x < natural else (x + 1,) for x in params["permutation"]]
+    order[halves.dimension] = natural, natural + 1
+    changed = {
+        "dimension_numbers": ((contract[0], moved(contract[1])), (batch[0], moved(batch[1]))),
+        "permutation": tuple(x for axes in order for x in axes),
+    }
+    return [reshape], made, params | changed
+
+
+@functools.lru_cache(maxsize=1024)
+def _reshape(aval, shape: tuple[int, ...]) -> core.JaxprEqn:
+    jaxpr = jax.make_jaxpr(lambda x: lax.reshape(x, shape))(aval)
+    (eqn,) = as_jaxpr(jaxpr).eqns
+    return eqn
