@@ -31,7 +31,7 @@ from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, wide_dtype
 from jax_tcgemm.problem.rows import RowsProblem
 from jax_tcgemm.sharding import partitioning
-from jax_tcgemm.system.jax_internals import ad, batching, like, xla, zero_tangent
+from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xla, zero_tangent
 
 rows_p = core.Primitive("tcgemm_rows")
 
@@ -207,6 +207,31 @@ def _cotangent(ct, args, position, form, patterns, aval, params):
 
 ad.primitive_jvps[rows_p] = _jvp
 ad.primitive_transposes[rows_p] = _transpose
+
+
+def _series(primals, series, **params):
+    """The terms of order i are the products of those of orders that add up to i."""
+    linear = _linear_operands(params)
+    terms = [[primals[i], *series[i]] for i in linear]
+
+    def of(*values):
+        operands = [*primals]
+        for i, value in zip(linear, values, strict=True):
+            operands[i] = value
+        return rows_p.bind(*operands, **params)
+
+    if len(linear) == 1:
+        found = list(map(of, *terms))
+    else:
+        xs, ys = terms
+        found = [
+            functools.reduce(lax.add, [of(xs[j], ys[i - j]) for j in range(i + 1)])
+            for i in range(len(xs))
+        ]
+    return found[0], found[1:]
+
+
+register_jet(rows_p, _series)
 
 
 # --- lowering -----------------------------------------------------------------------------------
