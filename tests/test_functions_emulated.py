@@ -218,7 +218,7 @@ STORE, TILE = "kernels/wgmma/function_store.cuh", "epilogue/function.cuh"
 MISTAKES = {
     "not exchanged": (WHOLE, TILE, "transpose_four(words);", ";"),
     "wrong half": (WHOLE, TILE, "m_ + 8 * half) + group", "m_ + 4 * half) + group"),
-    "not bounded": (ODD, TILE, "(m < params_.m &&", "(m <= params_.m &&"),
+    "not bounded": (ODD, TILE, "(m < batch_.m_end &&", "(m <= batch_.m_end &&"),
     "wrong column": (ODD, TILE, "8 * group + e);", "8 * group);"),
     "no period": (STEPS, TILE, "period * read.m_outer +", "0 * read.m_outer +"),
     "wrong extent": (STEPS, TILE, "* index.extent;", "* 1;"),

@@ -39,24 +39,25 @@ __device__ __forceinline__ void apply_function_to(float (&sums)[4 * kGroups], co
 // All of a warpgroup's accumulators, part by part by the same code: so many at a time that little else is done for
 // each, so few that the code stays in the instruction cache and registers are left. Of a gated product the right half
 // is of its second matrix, and what is stored by rows is left in the left one. (m_idx, n_idx): the first element.
+// Columns of the tile that are rows beyond the batch entry's last may be left as they are.
 template <typename F, bool kSwapped, int kRegisters, int kBlocksM, int kAccumulators>
 __device__ __forceinline__ void apply_function(float (&acc)[kBlocksM][kAccumulators],
                                                const epilogue::FunctionParams& params, int32_t m_idx, int32_t n_idx,
-                                               int32_t batch_idx) {
+                                               const epilogue::BatchPlace& batch) {
   constexpr int kSets = F::kIsGated ? 2 : 1, kSums = kAccumulators / kSets;
   constexpr int kWanted = kRegisters - kBlocksM * kAccumulators >= 64 * kSets + 32 ? 8 : 4;
   constexpr int kAllGroups = kSums / 4;
   constexpr int kGroups = kWanted < kAllGroups ? kWanted : kAllGroups, kPart = 4 * kGroups;
   constexpr int kParts = (kAllGroups + kGroups - 1) / kGroups;
   const int warp = ptx::tid_x() % 128 / 32, lane = ptx::tid_x() % 32;
-  const epilogue::BatchPlace batch(params, batch_idx);
   // Whether D has all of the tile.
   const int32_t m_end = (kSwapped ? n_idx + 2 * kSums : m_idx + 64 * kBlocksM);
   const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kSums);
-  const bool is_whole = m_end <= params.m && n_end <= params.n && (kSwapped || params.in_eights);
+  const bool is_whole = m_end <= batch.m_end && n_end <= params.n && (kSwapped || params.in_eights);
   const auto apply = [&](auto whole) {
 #pragma unroll 1
     for (int part = 0; part < kBlocksM * kParts; ++part) {
+      if (kSwapped && n_idx + part % kParts * kGroups * 8 >= batch.m_end) continue;
       float sums[kPart], up_sums[kPart];
       // Registers have no index that changes.
       const auto visit = [&](auto copy) {

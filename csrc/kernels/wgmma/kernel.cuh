@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
           if constexpr (Epilogue::kIsFunction) {
             using Code = typename Epilogue::Code;
             apply_function<Code, Config::kSwapped, T::kConsumerRegisters>(sums, params.epilogue.values, m_idx, n_idx,
-                                                                          work.batch_idx);
+                                                                          {params.epilogue.values, work.batch_idx});
             if constexpr (!Code::kStoresRows) return;
           }
           if constexpr (Epilogue::kMayBeGated) {
