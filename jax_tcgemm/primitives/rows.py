@@ -281,9 +281,10 @@ def division_of(*avals_and_params) -> partitioning.Division:
 def _lower(ctx, *args, device, obstacle, **params):
     request = product_of(*ctx.avals_in, *ctx.avals_out, params)
     plan = device_rows.make_plan(request, device, obstacle)
-    # What XLA runs, it also partitions.
+    # What XLA runs, it also partitions, but for explicit axes, of which gathers need to be told.
     is_ours = plan.choice.implementation != selection.XLA
-    if is_ours and partitioning.is_divided(ctx):
+    is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)
+    if is_explicit or (is_ours and partitioning.is_divided(ctx)):
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
 
     def on_device(*args):

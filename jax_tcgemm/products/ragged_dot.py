@@ -97,9 +97,9 @@ def ragged_dot(
         its group, as an array of shape (m, n) or (m, 1), and 0 for rows of no group.
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
         the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
-        Derivatives inherit it. On a GPU only "wgmma" has kernels with bias, activation and gathered
-        rows, which are not selected before they have been measured: those are XLA's steps around
-        our product then.
+        Derivatives inherit it. On a GPU only "wgmma" has kernels with bias, activation, gathered
+        rows and functions; where it has none, or groups have few rows for it, those are XLA's steps
+        around our product.
       config: a config of that implementation; None selects one. Derivatives do not inherit it.
 
     Returns:
