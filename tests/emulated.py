@@ -423,20 +423,23 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     out = DTYPES[problem.out_dtype]
     if problem.kind == "ragged":
         rows = problem.form == "rows"
-        return {
-            "d": ((problem.batch, *(() if rows else (problem.groups,)), problem.m, problem.n), out)
-        }
+        shape = (problem.batch, *(() if rows else (problem.groups,)), problem.m, problem.n)
+        return {"d": (shape, out)} | _function_results(problem, problem.function)
     if problem.kind == "rows":
         is_sums = problem.form == "sums"
         return {"d": ((problem.targets, problem.n) if is_sums else (problem.pairs,), out)}
     found = {"d": (problem.d_shape, out)}
-    if (function := problem.epilogue.function) is not None:
-        for i, x in enumerate(function.results[1:]):
-            shape = x.shape(problem.batch, problem.m, problem.n)
-            found[f"function result {i}"] = (shape, x.dtype)
+    found |= _function_results(problem, problem.epilogue.function)
     if problem.epilogue.aux_out:
         found["aux_out"] = (problem.aux_shape, out)
     if problem.epilogue.column_sums:
         shape = (problem.batch, *problem.d_shape[2:])
         found["column_sums"] = (shape, np.float64 if problem.out_dtype == "f64" else np.float32)
     return found
+
+
+def _function_results(problem, function) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Those after D."""
+    shape = problem.batch, problem.m, problem.n
+    results = function.results[1:] if function else ()
+    return {f"function result {i}": (x.shape(*shape), x.dtype) for i, x in enumerate(results)}

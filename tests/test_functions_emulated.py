@@ -239,11 +239,11 @@ STORE, TILE = "kernels/wgmma/function_store.cuh", "epilogue/function.cuh"
 MISTAKES = {
     "not exchanged": (WHOLE, TILE, "transpose_four(words, lane_);", ";"),
     "wrong half": (WHOLE, TILE, "line_ + 8 * half) + group", "line_ + 4 * half) + group"),
-    "not bounded": (ODD, TILE, "(m < params_.m &&", "(m <= params_.m &&"),
+    "not bounded": (ODD, TILE, "(m < batch_.m_end &&", "(m <= batch_.m_end &&"),
     "wrong column": (ODD, TILE, COLUMN, COLUMN.replace(" + e", "")),
     "wrong pair": (HEAVY, TILE, "pairs + 8 * group)", "pairs + 4 * group)"),
     "another thread's vector": (WHOLE, TILE, "group % 8 * 4 + lane % 4", "group % 8 * 4"),
-    "one line for all": (WHOLE, TILE, "[kAlong<along> ? half : 0]", "[0]"),
+    "one line for all": (WHOLE, TILE, "[kVariesAlong<along, kSwapped> ? half : 0]", "[0]"),
     "no period": (STEPS, TILE, "period * read.m_outer +", "0 * read.m_outer +"),
     "wrong extent": (STEPS, TILE, "* index.extent;", "* 1;"),
     "one of two neighbours": (REDUCED, TILE, "value(group, half, 1));", "value(group, half, 0));"),

@@ -31,12 +31,14 @@ GEMM |= {"a_transposed": False, "a_ld": 4, "a_outer_stride": 0, "a_inner_stride"
 GEMM |= {"b_transposed": False, "b_ld": 3, "b_outer_stride": 0, "b_inner_stride": 0}
 GEMM |= {"alpha": 1.0, "beta": 0.0, "activation": "none", "bias": "none"}
 GEMM |= dict.fromkeys(("derivative", "gated", "aux_out", "column_sums"), False)
-GEMM |= {"up_offset": 0, "bias_batch_stride": 0, "function": ""}
-GEMM |= {key: [] for key in ("function_reads", "function_indices", "function_results")}
+GEMM |= {"up_offset": 0, "bias_batch_stride": 0}
+NO_FUNCTION = {"function": "", "function_reads": [], "function_indices": [], "function_results": []}
+GEMM |= NO_FUNCTION
 RAGGED = ABI | {"config": "auto", "form": "rows", "compute": "f32", "activation": "none"}
 RAGGED |= {"batch": 1, "m": 6, "n": 4, "k": 5, "groups": 2, "num_sizes": 2, "a_rows": 0}
 RAGGED |= dict.fromkeys(("b_transposed", "a_batched", "b_batched", "sizes_batched"), False)
 RAGGED |= dict.fromkeys(("gated", "biased", "gathered"), False)
+RAGGED |= NO_FUNCTION
 
 ROWS = ABI | {"form": "sums", "weighted": False}
 ROWS |= {"a_rows": 2, "b_rows": 0, "targets": 1, "pairs": 2, "n": 3}
@@ -392,6 +394,34 @@ def test_no_more_groups_than_sizes(worker):
     attributes = RAGGED | {"k": 0, "groups": 2**31 - 1}
     said = run(worker, "ragged", attributes, ragged_operands(k=0), Buffer("f32", (6, 4)))
     assert "groups must be at most num_sizes=2, got 2147483647" in said
+
+
+# Of operand 0, four bytes each: a row of four for each of two groups.
+BY_GROUP = [0, 4, 0, 0, 4, 0, 0, 6, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "elements", "result", "says"),
+    [
+        ({}, 8, 24, "host cannot run this: it has no function"),
+        ({}, 7, 24, "operand 0 of the function must hold all that is read of it"),
+        ({"groups": 0}, 0, 24, "host cannot run this: it has no function"),
+        ({}, 8, 23, "a function's result must have exactly 96 bytes, got 92"),
+        ({"function_results": [4, 1]}, 8, 12, "must be whole in a grouped product"),
+        ({"function_reads": [*BY_GROUP[:2], -1, *BY_GROUP[3:]]}, 9, 24, "must hold all that is"),
+        ({"function_reads": [*BY_GROUP[:4], 2**62, *BY_GROUP[5:]]}, 8, 24, "must hold all that is"),
+        ({"activation": "relu"}, 8, 24, "a function must be all that follows the product"),
+        ({"form": "contraction"}, 8, 24, "epilogue must be empty when form is contraction"),
+        ({"function": "x; y"}, 8, 24, "function must be a name, got x; y"),
+    ],
+    ids=str,
+)
+def test_a_function_of_a_grouped_product(worker, change, elements, result, says):
+    function = {"function": "f", "function_reads": BY_GROUP, "function_results": [4, 0]}
+    attributes = RAGGED | function | change
+    operands = [*ragged_operands(groups=attributes["groups"]), numbers(elements)]
+    results = Buffer("f32", (6, 4)), Buffer("f32", (result,))
+    assert says in run(worker, "ragged", attributes, operands, *results)
 
 
 def test_the_result_of_a_grouped_product(worker):

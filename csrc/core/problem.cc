@@ -140,13 +140,13 @@ struct Range {
   __int128 first, last;
 };
 
-Range range_of(const Problem& p, const Function::Read& x) {
+Range range_of(const FunctionExtents& p, const Function::Read& x) {
   Range range{x.offset, x.offset};
   const auto add = [&](int64_t stride, int64_t extent) {
     const __int128 way = static_cast<__int128>(stride) * std::max<int64_t>(extent - 1, 0);
     (way < 0 ? range.first : range.last) += way;
   };
-  add(x.batch_outer, p.batch_outer());
+  add(x.batch_outer, p.batch_outer);
   add(x.batch_inner, p.batch_inner);
   add(x.m_outer, ceil_div(p.m, x.period));
   add(x.m_inner, std::min(p.m, x.period));
@@ -162,26 +162,31 @@ int64_t Function::num_operands() const {
   return num;
 }
 
-std::string check_buffers(const Problem& p, const Buffers& buffers) {
-  const Function& f = p.epilogue.function;
-  for (int64_t i = 0; i < f.num_reads() && !p.is_empty(); ++i) {
+std::string check_function_buffers(const Function& f, const FunctionExtents& extents, bool has_elements,
+                                   int64_t num_matrices, const std::vector<Buffers::Array>& operands,
+                                   const std::vector<Buffers::Array>& more_results) {
+  for (int64_t i = 0; i < f.num_reads() && has_elements; ++i) {
     const Function::Read x = f.read(i);
-    const Range range = range_of(p, x);
-    if (range.first < 0 || (range.last + 1) * x.bytes > buffers.function_operands[x.operand].bytes) {
+    const Range range = range_of(extents, x);
+    if (range.first < 0 || (range.last + 1) * x.bytes > operands[x.operand].bytes) {
       return "operand " + std::to_string(x.operand) + " of the function must hold all that is read of it";
     }
   }
   for (int64_t i = 0; i < f.num_more_results(); ++i) {
     const Function::Result x = f.more_result(i);
-    const int64_t m = x.form == Function::Form::kOverRows ? ceil_div(p.m, Function::kReduced) : p.m;
-    const int64_t n = x.form == Function::Form::kOverColumns ? ceil_div(p.n, Function::kReduced) : p.n;
-    const int64_t bytes = multiply_add(x.bytes, multiply_add(p.batch, multiply_add(m, n, 0), 0), 0);
-    if (buffers.more_results[i].bytes != bytes) {
-      return must("a function's result", "have exactly " + std::to_string(bytes) + " bytes",
-                  buffers.more_results[i].bytes);
+    const int64_t m = x.form == Function::Form::kOverRows ? ceil_div(extents.m, Function::kReduced) : extents.m;
+    const int64_t n = x.form == Function::Form::kOverColumns ? ceil_div(extents.n, Function::kReduced) : extents.n;
+    const int64_t bytes = multiply_add(x.bytes, multiply_add(num_matrices, multiply_add(m, n, 0), 0), 0);
+    if (more_results[i].bytes != bytes) {
+      return must("a function's result", "have exactly " + std::to_string(bytes) + " bytes", more_results[i].bytes);
     }
   }
   return "";
+}
+
+std::string check_buffers(const Problem& p, const Buffers& buffers) {
+  return check_function_buffers(p.epilogue.function, {p.batch_outer(), p.batch_inner, p.m, p.n}, !p.is_empty(), p.batch,
+                                buffers.function_operands, buffers.more_results);
 }
 
 std::string check_problem(const Problem& p) {

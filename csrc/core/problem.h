@@ -232,6 +232,15 @@ std::string check_problem(const Problem& problem);
 // Whether the arrays hold all that a function reads, and its results exactly what it writes. As above.
 std::string check_buffers(const Problem& problem, const Buffers& buffers);
 
+// The same of a function in any kind of product: over how much of its levels it goes, whether that has an element,
+// and of how many matrices each result is.
+struct FunctionExtents {
+  int64_t batch_outer, batch_inner, m, n;
+};
+std::string check_function_buffers(const Function& function, const FunctionExtents& extents, bool has_elements,
+                                   int64_t num_matrices, const std::vector<Buffers::Array>& operands,
+                                   const std::vector<Buffers::Array>& more_results);
+
 // The dtype of column sums, and of what a floating-point product accumulates in.
 inline DType sum_dtype(const Problem& problem) { return problem.compute == Compute::kF64 ? DType::kF64 : DType::kF32; }
 

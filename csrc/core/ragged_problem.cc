@@ -34,8 +34,13 @@ const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProble
        put<&RaggedBuffers::bias>},
       {"gather", BufferRole::kOperand, [](P& p) -> int64_t { return p.gathered; },
        [](P& p) { return entries(p, p.sizes_batched) * p.tokens(); }, integer, put<&RaggedBuffers::gather>},
+      {"function operand", BufferRole::kOperand, [](P& p) { return p.epilogue.function.num_operands(); }, nullptr,
+       nullptr,
+       [](P&, RaggedBuffers& buffers, void* x, int64_t bytes) { buffers.function_operands.push_back({x, bytes}); }},
       {"d", BufferRole::kResult, always, [](P& p) { return p.batch * p.d_elements(); }, [](P& p) { return p.out; },
        put<&RaggedBuffers::d>},
+      {"function result", BufferRole::kResult, [](P& p) { return p.epilogue.function.num_more_results(); }, nullptr,
+       nullptr, [](P&, RaggedBuffers& buffers, void* x, int64_t bytes) { buffers.more_results.push_back({x, bytes}); }},
   };
   return table;
 }
@@ -61,6 +66,11 @@ std::string check_problem(const RaggedProblem& p) {
     }
     if (e.gated && p.b_transposed) return "b_transposed must be false when the product is gated, got true";
     if (std::string error = check_problem(group_problem(p, p.tokens())); !error.empty()) return error;
+    for (int64_t i = 0; i < e.function.num_more_results(); ++i) {
+      if (e.function.more_result(i).form != Function::Form::kWhole) {
+        return "results of a function must be whole in a grouped product";
+      }
+    }
   }
   // Elements of up to 16 bytes, so that sizes in bytes fit too: those of the gathered rows of A as well.
   const auto fits = [&](int64_t x, int64_t y, int64_t z) {
@@ -72,6 +82,13 @@ std::string check_problem(const RaggedProblem& p) {
     return "a, b, d and the bias must have fewer than 2^59 elements";
   }
   return "";
+}
+
+std::string check_buffers(const RaggedProblem& p, const RaggedBuffers& buffers) {
+  // Rows of no group are given no operand.
+  const bool reads = !p.is_empty() && p.groups > 0;
+  return check_function_buffers(p.epilogue.function, {p.batch, p.groups, p.m, p.n}, reads, p.batch,
+                                buffers.function_operands, buffers.more_results);
 }
 
 int64_t max_ragged_tiles(const RaggedProblem& p, int64_t tile_m, int64_t tile_n) {

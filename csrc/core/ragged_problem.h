@@ -10,7 +10,8 @@
 //                A k x m, B k x n, D groups x m x n; k counts the tokens
 //
 // In the form rows the product of a group may have an epilogue (problem.h): an activation, a bias of
-// one row for each group, or gating, with B as groups x k x 2 x n. Rows of no group stay 0.
+// one row for each group, or gating, with B as groups x k x 2 x n; or a function, whose levels of the batch are
+// the batch entry and the group. Rows of no group are 0 in D and in each of a function's other results.
 //
 // A may be gathered: token i is row gather[i] of it, of a_rows, and zero where there is no such row.
 //
@@ -43,7 +44,7 @@ struct RaggedProblem {
   bool a_batched, b_batched, sizes_batched;
   DType in, out;
   Compute compute;
-  // Of it only activation, gated, bias (kN) and bias_dtype are used.
+  // Of it only activation, gated, bias (kN) and bias_dtype are used, or gated and a function of whole results.
   Epilogue epilogue = {};
   bool gathered = false;
   int64_t a_rows = 0;  // where A is gathered, else it has as many as there are tokens
@@ -83,6 +84,10 @@ void visit_fields(RaggedProblem& p, Visit&& visit) {
   p.epilogue.bias = is_biased ? Bias::kN : Bias::kNone;
   visit("gathered", p.gathered);
   visit("a_rows", p.a_rows);
+  visit("function", p.epilogue.function.name);
+  visit("function_reads", p.epilogue.function.reads);
+  visit("function_indices", p.epilogue.function.indices);
+  visit("function_results", p.epilogue.function.more_results);
 }
 
 template <typename Visit>
@@ -109,9 +114,12 @@ struct RaggedBuffers {
   int64_t workspace_bytes = 0;
   const void* bias = nullptr;
   const int32_t* gather = nullptr;
+  std::vector<Buffers::Array> function_operands, more_results;  // of all batch entries
 };
 
-// The arrays of a call: a, b, group_sizes, group_offset [, bias] [, gather] -> d; integers are int32.
+// The arrays of a call:
+//   a, b, group_sizes, group_offset [, bias] [, gather] [, function operands] -> d [, function results].
+// Integers are int32.
 const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProblem& problem);
 
 using RaggedImplementation = ImplementationOf<RaggedProblem, RaggedBuffers>;
@@ -119,6 +127,9 @@ using RaggedImplementations = ImplementationsOf<RaggedProblem, RaggedBuffers>;
 
 // Empty when extents are in range and their products fit 64 bits, else the first rule broken.
 std::string check_problem(const RaggedProblem& problem);
+
+// As that of problem.h.
+std::string check_buffers(const RaggedProblem& problem, const RaggedBuffers& buffers);
 
 // The most tiles there can be, whatever the sizes. A tile has tile_m rows, or fewer where a group ends.
 int64_t max_ragged_tiles(const RaggedProblem& problem, int64_t tile_m, int64_t tile_n);

@@ -63,14 +63,18 @@ __device__ __forceinline__ Value exchange(Value x, int bits) {
   return elementwise::bit_cast<Value>(static_cast<elementwise::Bits<Value>>(word));
 }
 
-// Where a matrix of the batch is.
+// Where a matrix of the batch is, and the end of its rows. Of a grouped product one for each group: `idx` and `outer`
+// are then the batch entry, `inner` the group, and rows are counted over all groups.
 struct BatchPlace {
-  int32_t idx, outer, inner;
+  int32_t idx, outer, inner, m_end;
 
   __device__ __forceinline__ BatchPlace(const FunctionParams& params, int32_t batch_idx)
       : idx(batch_idx),
         outer(params.per_batch_inner.divide(batch_idx)),
-        inner(batch_idx - outer * params.batch_inner) {}
+        inner(batch_idx - outer * params.batch_inner),
+        m_end(params.m) {}
+  __device__ __forceinline__ BatchPlace(int32_t entry, int32_t group, int32_t m_end)
+      : idx(entry), outer(entry), inner(group), m_end(m_end) {}
 
   // Of what is read of it.
   template <typename T>
@@ -360,7 +364,7 @@ class FunctionTile {
     } else {
       visit<along>([&](int group, int half, int e) {
         const int32_t m = row(group, half, e), n = column(group, half, e);
-        if (!kWhole && ((kVariesM<along> && m >= params_.m) || (kVariesN<along> && n >= params_.n))) return;
+        if (!kWhole && ((kVariesM<along> && m >= batch_.m_end) || (kVariesN<along> && n >= params_.n))) return;
         int64_t place = 0;
         if constexpr (kVariesM<along>) place += row_offset(read, m);
         if constexpr (kVariesN<along>) place += n * read.n;
@@ -546,7 +550,7 @@ class FunctionTile {
     return kSwapped ? line_ + 8 * half : across_ + 8 * group + pair() + e;
   }
   __device__ __forceinline__ bool is_inside(int32_t m, int32_t n) const {
-    return kWhole || (m < params_.m && n < params_.n);
+    return kWhole || (m < batch_.m_end && n < params_.n);
   }
 
   const FunctionParams& params_;

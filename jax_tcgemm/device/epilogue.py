@@ -8,7 +8,7 @@ which is planned in its own right, and what XLA makes of the function. The plan 
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from jax_tcgemm.problem.function import (
     MOST_INDICES,
     MOST_READS,
     MOST_RESULTS,
+    Function,
     Index,
     Result,
     Strides,
@@ -38,7 +39,7 @@ from jax_tcgemm.problem.precision import Numerics
 from jax_tcgemm.system.jax_internals import as_jaxpr
 
 # What stands for D where no implementation knows its dtype, by its size.
-_CARRIERS = {1: "u8", 4: "s32", 8: "f64"}
+CARRIERS = {1: "u8", 4: "s32", 8: "f64"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Plan:
     fold: Fold | None
     problem: Problem | None
     operands: tuple[int, ...]
-    levels: "_Levels | None"
+    levels: "Levels | None"
     choice: selection.Choice
 
     @property
@@ -211,8 +212,11 @@ def _folded(product: Product, platform: str):
         if isinstance(problem, str):
             return problem
     shape = product.shape
-    for levels in _Levels.all_of(problem, shape):
-        placed = _placed(source, product, levels)
+    for levels in Levels.all_of(problem, shape):
+        held = (product.operand_shapes[read.operand] for read in source.reads)
+        places = (x.strides(own, len(shape)) for x, own in zip(source.reads, held, strict=True))
+        strides = (strides_along(*place, levels, shape) for place in places)
+        placed = placed_function(source, shape, levels, strides)
         if not isinstance(placed, str):
             break
     else:
@@ -220,7 +224,7 @@ def _folded(product: Product, platform: str):
     function, operands = placed
     problem = _in_levels(problem, math.prod(shape[axis] for axis in levels.inner))
     dtype = function.results[0].dtype
-    out_dtype = DTYPE_NAMES.get(dtype) or _CARRIERS.get(dtype.itemsize)
+    out_dtype = DTYPE_NAMES.get(dtype) or CARRIERS.get(dtype.itemsize)
     if out_dtype is None:
         return f"no implementation makes {dtype}"
     epilogue = dataclasses.replace(problem.epilogue, function=function)
@@ -279,7 +283,7 @@ def _in_levels(problem: Problem, batch_inner: int) -> Problem:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Levels:
+class Levels:
     """The dimensions of the result, other than those of extent 1, in each of the problem's four."""
 
     outer: tuple[int, ...]
@@ -288,7 +292,7 @@ class _Levels:
     n: tuple[int, ...]
 
     @classmethod
-    def all_of(cls, problem: Problem, shape: tuple[int, ...]) -> Iterator["_Levels"]:
+    def all_of(cls, problem: Problem, shape: tuple[int, ...]) -> Iterator["Levels"]:
         """That of the problem, then those in which its one level of the batch is cut in two."""
         axes = [axis for axis, extent in enumerate(shape) if extent != 1]
 
@@ -305,14 +309,25 @@ class _Levels:
             yield cls(inner[:first], inner[first:], m, n)
 
 
-def _placed(source: EpilogueSource, product: Product, levels: _Levels):
-    """The function with its operands beside the folded product and the operands, or an obstacle."""
+def placed_function(
+    source: EpilogueSource,
+    shape: tuple[int, ...],
+    levels: Levels,
+    strides: Iterable[Strides | None],
+) -> tuple[Function, tuple[int, ...]] | str:
+    """The function with its operands beside the folded product and the operands, or an obstacle.
+
+    Args:
+      source: its code.
+      shape: of an accumulator.
+      levels: what its dimensions are in the problem.
+      strides: of each of `source.reads`, None where it has none.
+    """
     over = tuple(_over(x.reduction, levels) for x in source.results)
     if None in over:
         return "a result is a reduction of neither whole rows nor whole columns, which XLA does"
     if all(over):
         return "its function has no result of the product's shape"
-    shape = product.shape
     operands = tuple(dict.fromkeys(read.operand for read in source.reads))
     num_indices = max(source.index_dimensions, default=-1) + 1
     for what, number, most in (
@@ -322,18 +337,16 @@ def _placed(source: EpilogueSource, product: Product, levels: _Levels):
     ):
         if number > most:
             return f"its function {what} {most}"
-    strides = []
-    for read in source.reads:
-        found = _strides(read, product.operand_shapes[read.operand], levels, shape)
-        if found is None:
-            return f"operand {read.operand} of its function has no stride along the product"
-        strides.append(found)
+    strides = tuple(strides)
+    if None in strides:
+        operand = source.reads[strides.index(None)].operand
+        return f"operand {operand} of its function has no stride along the product"
     indices = tuple(_index(dim, levels, shape) for dim in range(num_indices))
     numbers = tuple(operands.index(read.operand) for read in source.reads)
-    return make_function(source, numbers, tuple(strides), indices, over), operands
+    return make_function(source, numbers, strides, indices, over), operands
 
 
-def _over(reduction: Reduction | None, levels: _Levels) -> str | None:
+def _over(reduction: Reduction | None, levels: Levels) -> str | None:
     """Over what a kernel begins to reduce a result, as of `Result`; None where it cannot."""
     if reduction is None:
         return ""
@@ -343,8 +356,17 @@ def _over(reduction: Reduction | None, levels: _Levels) -> str | None:
     return "rows" if levels.m and reduced.issuperset(levels.m) else None
 
 
-def _strides(read, held: tuple[int, ...], levels: _Levels, shape) -> Strides | None:
-    offset, factors = read.strides(held, len(shape))
+def strides_along(
+    offset: int, factors: tuple[int, ...], levels: Levels, shape: tuple[int, ...]
+) -> Strides | None:
+    """Strides in the problem from those along the result's dimensions; None where there are none.
+
+    Args:
+      offset: of the first element.
+      factors: the strides along the dimensions.
+      levels: what these are in the problem.
+      shape: their extents.
+    """
 
     def stride(axes: Sequence[int]) -> int | None:
         """That along dimensions which collapse; None where they do not."""
@@ -371,7 +393,7 @@ def _strides(read, held: tuple[int, ...], levels: _Levels, shape) -> Strides | N
     return Strides(offset, outer, inner, m_outer, m_inner, max(period, 1), n)
 
 
-def _index(dim: int, levels: _Levels, shape) -> Index:
+def _index(dim: int, levels: Levels, shape) -> Index:
     for level, axes in enumerate((levels.outer, levels.inner, levels.m, levels.n)):
         if dim in axes:
             after = axes[axes.index(dim) + 1 :]
@@ -394,9 +416,9 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
     for x in function.results[1:]:
         own = x.shape(plan.problem.batch, plan.problem.m, plan.problem.n) if x.over else shape
         results.append(jax.ShapeDtypeStruct(own, x.dtype))
-    given = [_stored(operands[i]) for i in plan.operands]
+    given = [stored(operands[i]) for i in plan.operands]
     found = call(plan.problem, plan.choice, (*factors, *given), results)
-    found[0] = _carried(found[0], function.results[0].dtype)
+    found[0] = carried(found[0], function.results[0].dtype)
     types, ordered = plan.product.function.out_avals, [None] * len(found)
     for x, result, number in zip(found, function.results, function.order, strict=True):
         x = _reduced(x, result, plan.levels, shape) if result.over else x
@@ -411,7 +433,7 @@ _REDUCTIONS = {
 }
 
 
-def _reduced(x: jax.Array, result: Result, levels: _Levels, shape) -> jax.Array:
+def _reduced(x: jax.Array, result: Result, levels: Levels, shape) -> jax.Array:
     """What is left of a result that a kernel has reduced by eights."""
     batch = (*levels.outer, *levels.inner)
     # None stands for the eights.
@@ -422,12 +444,12 @@ def _reduced(x: jax.Array, result: Result, levels: _Levels, shape) -> jax.Array:
     return _REDUCTIONS[result.kind](x, tuple(over))
 
 
-def _stored(x: jax.Array) -> jax.Array:
+def stored(x: jax.Array) -> jax.Array:
     """An operand as kernels read it. A single truth value would pass for a kernel."""
     return x.astype(np.uint8) if x.dtype == np.bool_ else x
 
 
-def _carried(x: jax.Array, dtype: np.dtype) -> jax.Array:
+def carried(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """What a carrier of D holds."""
     if x.dtype == dtype:
         return x

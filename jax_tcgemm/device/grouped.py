@@ -130,10 +130,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     Raises:
       ValueError: when an implementation was forced that cannot run the product.
     """
-    dtypes = product.lhs_dtype, product.rhs_dtype, product.result_dtype
-    numerics = obstacle or resolve(*dtypes, product.precision, device.platform)
-    if not isinstance(numerics, str) and numerics.lhs_dtype != numerics.rhs_dtype:
-        numerics = f"no implementation multiplies groups of {dtypes[0]} by {dtypes[1]}"
+    numerics = obstacle or numerics_of(product, device.platform)
     if isinstance(numerics, str):
         choice = selection.select(
             product.op,
@@ -145,8 +142,28 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
             obstacle=numerics,
         )
         return Plan(product, None, None, choice)
+    problem = problem_of(product, numerics)
+    choice = selection.select(product.op, problem, device, product.implementation, product.config)
+    is_forced = product.implementation is not None
+    if choice.implementation == selection.XLA and product.has_steps and not is_forced:
+        why = f"as bare grouped products with steps of XLA's around them; {choice.why}"
+        choice = dataclasses.replace(choice, why=why)
+    return Plan(product, numerics, problem, choice)
+
+
+def numerics_of(product: Product, platform: str) -> Numerics | str:
+    """How it is computed, or what stands against that."""
+    dtypes = product.lhs_dtype, product.rhs_dtype, product.result_dtype
+    numerics = resolve(*dtypes, product.precision, platform)
+    if not isinstance(numerics, str) and numerics.lhs_dtype != numerics.rhs_dtype:
+        return f"no implementation multiplies groups of {dtypes[0]} by {dtypes[1]}"
+    return numerics
+
+
+def problem_of(product: Product, numerics: Numerics) -> RaggedProblem:
+    """The problem that implementations take."""
     lhs_batched, rhs_batched, sizes_batched = map(product.is_batched, product.batches)
-    problem = RaggedProblem(
+    return RaggedProblem(
         form=product.form,
         batch=math.prod(product.batch_shape),
         m=product.m,
@@ -168,12 +185,6 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         gathered=product.gathered_rows is not None,
         a_rows=product.gathered_rows or 0,
     )
-    choice = selection.select(product.op, problem, device, product.implementation, product.config)
-    is_forced = product.implementation is not None
-    if choice.implementation == selection.XLA and product.has_steps and not is_forced:
-        why = f"as bare grouped products with steps of XLA's around them; {choice.why}"
-        choice = dataclasses.replace(choice, why=why)
-    return Plan(product, numerics, problem, choice)
 
 
 def _bias_dtype(dtype: np.dtype, numerics: Numerics) -> str:
@@ -190,20 +201,28 @@ def ragged_dot(
     product = plan.product
     if plan.choice.implementation == selection.XLA:
         return _xla(lhs, rhs, group_sizes, group_offset, product)
-    lhs_batch, rhs_batch, sizes_batch = product.batches
-    numerics = plan.numerics
-    operands = [
-        _repeat(lax.convert_element_type(lhs, numerics.lhs_dtype), lhs_batch, product),
-        _repeat(lax.convert_element_type(rhs, numerics.rhs_dtype), rhs_batch, product),
-        _repeat(group_sizes, sizes_batch, product),
-        _repeat(group_offset, sizes_batch, product),
-    ]
+    operands = prepared(product, plan.numerics, lhs, rhs, group_sizes, group_offset)
+    _, rhs_batch, sizes_batch = product.batches
     if bias is not None:
         bias = lax.convert_element_type(bias, DTYPES[plan.problem.bias_dtype])
         operands.append(_repeat(bias, rhs_batch, product))
     if gather is not None:
         operands.append(_repeat(gather, sizes_batch, product))
     return lax.convert_element_type(_call(plan, operands), product.result_dtype)
+
+
+def prepared(
+    product: Product, numerics: Numerics, lhs, rhs, group_sizes, group_offset, gather=None
+) -> list[jax.Array]:
+    """The operands that every call takes, as it takes them."""
+    lhs_batch, rhs_batch, sizes_batch = product.batches
+    operands = [
+        _repeat(lax.convert_element_type(lhs, numerics.lhs_dtype), lhs_batch, product),
+        _repeat(lax.convert_element_type(rhs, numerics.rhs_dtype), rhs_batch, product),
+        _repeat(group_sizes, sizes_batch, product),
+        _repeat(group_offset, sizes_batch, product),
+    ]
+    return operands if gather is None else [*operands, _repeat(gather, sizes_batch, product)]
 
 
 def _repeat(x, batch, product):

@@ -13,12 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import blas as device_blas
-from jax_tcgemm.device import dense, epilogue, fused, grouped
+from jax_tcgemm.device import dense, epilogue, fused, grouped, grouped_epilogue
 from jax_tcgemm.device import rows as device_rows
 from jax_tcgemm.device import tensor as device_tensor
 from jax_tcgemm.primitives import backward, blas, contract, elementwise, lowering, reduce, rows
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import epilogue_dot_general as epilogue_primitive
+from jax_tcgemm.primitives import epilogue_ragged_dot as epilogue_ragged_primitive
 from jax_tcgemm.primitives import fused_dot_general as fused_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.products import rewriting
@@ -32,6 +33,7 @@ _RULES = {
     fused_primitive.fused_dot_general_p: (fused_primitive, fused),
     epilogue_primitive.epilogue_dot_general_p: (epilogue_primitive, epilogue),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
+    epilogue_ragged_primitive.epilogue_ragged_dot_p: (epilogue_ragged_primitive, grouped_epilogue),
     rows.rows_p: (rows, device_rows),
     contract.contract_p: (contract, device_tensor),
     elementwise.elementwise_p: (elementwise, device_tensor),
@@ -42,7 +44,10 @@ _RULES = {
 _UNFUSED = {
     fused_primitive.fused_dot_general_p: fused_primitive.unfused,
     epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.bare_products,
+    epilogue_ragged_primitive.epilogue_ragged_dot_p: epilogue_ragged_primitive.bare_products,
 }
+# Those whose epilogue is a function.
+_WITH_FUNCTIONS = (epilogue_primitive, epilogue_ragged_primitive)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,14 +223,14 @@ def _calls(jaxpr, device, times, path) -> Iterator[Call]:
 def _calls_of(eqn, device, times, path) -> Iterator[Call]:
     if eqn.primitive in _RULES:
         plan = _plan(eqn, device)
-        if isinstance(plan, fused.Plan | epilogue.Plan) and not plan.is_fused:
+        if eqn.primitive in _UNFUSED and not plan.is_fused:
             # Of a function as epilogue the rest has no products, but those it calls itself.
             inner = _unfused(eqn, _UNFUSED[eqn.primitive])
             for call in _calls(inner, device, times, path):
                 why, code = f"{plan.choice.why}; its product: {call.why}", _code(plan)
                 where = source_line(eqn)
                 yield dataclasses.replace(call, why=why, source=where, code=code)
-            if isinstance(plan, epilogue.Plan):
+            if _RULES[eqn.primitive][0] in _WITH_FUNCTIONS:
                 function = as_jaxpr(eqn.params["function"])
                 yield from _calls(function, device, times, path)
         else:
@@ -300,7 +305,7 @@ def _plan(eqn, device):
     if not obstacle and partitioning.has_explicit_axes(*avals):
         if rules is blas:
             obstacle = blas.DIVIDED
-        elif rules is epilogue_primitive:
+        elif rules in _WITH_FUNCTIONS:
             whole = rules.product_of(*avals, eqn.params)
             obstacle = rules.obstacle_to_division(avals, whole, eqn.params, device)
         if not obstacle:
@@ -309,7 +314,7 @@ def _plan(eqn, device):
             has_rest = rules in (fused_primitive, epilogue_primitive)
             if has_rest and partitioning.waits_for_sum(division, avals, outs):
                 obstacle = "what follows the product waits for its sum over devices"
-    num_types = len(avals) + (rules is not epilogue_primitive)
+    num_types = len(avals) + (rules not in _WITH_FUNCTIONS)
     product = rules.product_of(*one_device[:num_types], eqn.params)
     return planner.make_plan(product, device, obstacle)
 

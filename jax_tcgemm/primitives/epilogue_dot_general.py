@@ -17,7 +17,7 @@ keys.
 """
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -28,40 +28,30 @@ from jax.extend import core
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.epilogues import InexpressibleError, emit
-from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.epilogues.reductions import reductions_apart
 from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives import lowering
+from jax_tcgemm.primitives import functions, lowering
+from jax_tcgemm.primitives.functions import is_moving
 from jax_tcgemm.primitives.rules import (
-    jvp_of_moving,
     moved,
     same_varying,
     series_by_parts,
     transpose_by_parts,
 )
-from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.fusion import halves
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
-from jax_tcgemm.system.jax_internals import ad, as_jaxpr, batching, xla, zero_tangent
+from jax_tcgemm.system.jax_internals import ad, batching, xla
 
 epilogue_dot_general_p = core.Primitive("tcgemm_epilogue_dot_general")
 epilogue_dot_general_p.multiple_results = True
 
 
-def accumulator_dtype(lhs_dtype, rhs_dtype) -> np.dtype:
-    """What the product of such operands accumulates in: at least float32, of integers int32."""
-    dtype = jnp.promote_types(lhs_dtype, rhs_dtype)
-    if jnp.issubdtype(dtype, jnp.integer) and np.dtype(dtype).itemsize <= 4:
-        return np.dtype(np.int32)
-    return wide_dtype(dtype)
-
-
 def accumulators(lhs, *rights, pair: int | None = None, **params) -> list:
     """The types of what a function takes, of products with parameters of `tcgemm_dot_general`."""
-    params |= {"preferred_element_type": accumulator_dtype(lhs.dtype, rights[0].dtype)}
+    params |= {"preferred_element_type": functions.accumulator_dtype(lhs.dtype, rights[0].dtype)}
     # What was asked for by name is found out when the primitive is lowered.
     params |= {"implementation": None, "config": None}
     with selection.unseen():
@@ -111,8 +101,8 @@ def epilogue_dot_general(
     rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
     if permutation is None:
         permutation = tuple(range(plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)))
-    function, constants = hoist(function)
-    function, operands = _without_keys(function, (*operands, *constants))
+    function, constants = functions.hoist(function)
+    function, operands = functions.without_keys(function, (*operands, *constants))
     return epilogue_dot_general_p.bind(
         *same_varying(lhs, *rights),
         *operands,
@@ -120,7 +110,7 @@ def epilogue_dot_general(
         dimension_numbers=dimension_numbers,
         permutation=tuple(permutation),
         precision=precision,
-        preferred_element_type=accumulator_dtype(lhs.dtype, rhs.dtype),
+        preferred_element_type=functions.accumulator_dtype(lhs.dtype, rhs.dtype),
         out_sharding=out_sharding,
         implementation=implementation,
         config=config,
@@ -128,55 +118,6 @@ def epilogue_dot_general(
         num_rhs=len(rights),
         pair=pair,
     )
-
-
-def hoist(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, Sequence[jax.Array]]:
-    """A function without constants, which are its last arguments then; and these."""
-    # The same function each time: what is compiled is found by it.
-    return _hoisted(function) if function.consts else _hoisted_of_known(function)
-
-
-def _hoisted(function: core.ClosedJaxpr):
-    if any(map(closes_over_arrays, function.jaxpr.eqns)):
-        function = written_out(function, closes_over_arrays)
-    constants, num_arguments = function.consts, len(function.in_avals)
-    if not constants:
-        return function, ()
-
-    def of_constants(*arguments):
-        own, given = arguments[:num_arguments], arguments[num_arguments:]
-        return core.jaxpr_as_fun(core.ClosedJaxpr(function.jaxpr, given))(*own)
-
-    types = map(jax.typeof, constants)
-    return jax.make_jaxpr(of_constants)(*function.in_avals, *types), constants
-
-
-_hoisted_of_known = functools.lru_cache(maxsize=1024)(_hoisted)
-
-
-def _without_keys(function: core.ClosedJaxpr, operands):
-    """A function of the numbers in random keys, and these; kernels know no keys."""
-    if not any(_is_key(x) for x in operands):
-        return function, operands
-    generators = tuple(jax.random.key_impl(x) if _is_key(x) else None for x in operands)
-    operands = [jax.random.key_data(x) if _is_key(x) else x for x in operands]
-    return _of_key_data(function, generators, tuple(map(jax.typeof, operands))), operands
-
-
-def _is_key(x) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-@functools.lru_cache(maxsize=1024)
-def _of_key_data(function: core.ClosedJaxpr, generators: tuple[Hashable, ...], types):
-    num_accumulators = len(function.in_avals) - len(types)
-
-    def of_data(*arguments):
-        pairs = zip(arguments[num_accumulators:], generators, strict=True)
-        operands = (x if how is None else jax.random.wrap_key_data(x, impl=how) for x, how in pairs)
-        return core.jaxpr_as_fun(function)(*arguments[:num_accumulators], *operands)
-
-    return jax.make_jaxpr(of_data)(*function.in_avals[:num_accumulators], *types)
 
 
 def unfused(*arguments, function: core.ClosedJaxpr, num_rhs, pair, **params) -> list[jax.Array]:
@@ -278,15 +219,9 @@ def _batch(axis_data, args, dims, *, function, num_rhs, pair, **params):
     out_dims = tuple(in_acc if x.ndim == rank else 0 for x in function.out_avals)
     types = *accumulators(lhs, *rights, pair=pair, **params), *map(jax.typeof, operands)
     in_dims = *[in_acc] * num_accumulators, *operand_dims
-    params["function"] = _mapped(function, types, in_dims, out_dims, size)
+    params["function"] = functions.mapped(function, types, in_dims, out_dims, size)
     rhs, rhs_up = (*rights, None)[:2]
     return epilogue_dot_general(lhs, rhs, *operands, rhs_up=rhs_up, pair=pair, **params), out_dims
-
-
-@functools.lru_cache(maxsize=1024)
-def _mapped(function: core.ClosedJaxpr, types, in_dims, out_dims, size: int) -> core.ClosedJaxpr:
-    mapped = jax.vmap(core.jaxpr_as_fun(function), in_dims, list(out_dims), axis_size=size)
-    return jax.make_jaxpr(mapped)(*types)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -313,36 +248,13 @@ def _jvp(primals, tangents, *, function, config, num_rhs, pair, **params):
     """
     (factors, operands), (dfactors, rest) = (_split(x, num_rhs) for x in (primals, tangents))
     daccs = _tangents_of_accumulators(factors, dfactors, pair, **params)
-    moving = [*daccs, *(t if _moves(t) else None for t in rest)]
-    moves = tuple(t is not None for t in moving)
-    kept, numbers = _keeping(function, _needed_accumulators(function, moves, len(daccs)))
-    own = {"function": kept, "num_rhs": num_rhs, "pair": pair}
-    out = epilogue_dot_general_p.bind(*primals, config=config, **own, **params)
-    accs = [
-        _zeros(aval, factors) if number is None else out[number]
-        for number, aval in zip(numbers, function.in_avals, strict=False)
-    ]
-    out = out[: len(function.out_avals)]
-    found = [zero_tangent(x) for x in out]
-    if any(moves):
-        arguments = *accs, *operands
-        pairs = zip(moving, arguments, strict=True)
-        moving = [zero_tangent(x) if t is None else t for t, x in pairs]
-        _, found = jvp_of_moving(core.jaxpr_as_fun(function), arguments, moving)
-    return out, [
-        partitioning.resharded(t, jax.typeof(x).sharding) if _moves(t) else zero_tangent(x)
-        for x, t in zip(out, found, strict=True)
-    ]
 
+    def run(kept):
+        own = {"function": kept, "num_rhs": num_rhs, "pair": pair}
+        return epilogue_dot_general_p.bind(*primals, config=config, **own, **params)
 
-def _moves(tangent) -> bool:
-    return type(tangent) is not ad.Zero and jnp.result_type(tangent) != jax.dtypes.float0
-
-
-def _zeros(aval, factors) -> jax.Array:
-    """What stands for an accumulator on which nothing depends."""
-    zeros = partitioning.resharded(jnp.zeros(aval.shape, aval.dtype), aval.sharding)
-    return same_varying(zeros, *factors)[0]
+    f = core.jaxpr_as_fun(function)
+    return functions.jvp(function, run, f, (factors, operands), (daccs, rest))
 
 
 def _tangents_of_accumulators(primals, tangents, pair, *, preferred_element_type, **params):
@@ -355,74 +267,13 @@ def _tangents_of_accumulators(primals, tangents, pair, *, preferred_element_type
     for rhs, drhs in zip(rights, drights, strict=True):
         addends = [
             plain.dot_general(*both, preferred_element_type=dtype, config=None, **params)
-            for both in [(dlhs, rhs)] * _moves(dlhs) + [(lhs, drhs)] * _moves(drhs)
+            for both in [(dlhs, rhs)] * is_moving(dlhs) + [(lhs, drhs)] * is_moving(drhs)
         ]
         wide = [lax.convert_element_type(x, preferred_element_type) for x in addends]
         found.append(functools.reduce(lax.add, wide) if wide else None)
     if pair is not None and found[0] is None:
         return [None, None]
     return _apart(found, pair)
-
-
-@functools.lru_cache(maxsize=1024)
-def _keeping(
-    function: core.ClosedJaxpr, wanted: tuple[bool, ...]
-) -> tuple[core.ClosedJaxpr, tuple[int | None, ...]]:
-    """A function with the wanted accumulators among its results, and where each of them is."""
-    results, numbers, added = list(function.jaxpr.outvars), [], []
-    for place, (acc, is_wanted) in enumerate(zip(function.jaxpr.invars, wanted, strict=False)):
-        known = [number for number, result in enumerate(results) if result is acc]
-        if is_wanted and not known:
-            known = [len(results)]
-            results.append(acc)
-            added.append(place)
-        numbers.append(known[0] if is_wanted else None)
-    if not added:
-        return function, tuple(numbers)
-
-    def keeping(*arguments):
-        return [*core.jaxpr_as_fun(function)(*arguments), *(arguments[place] for place in added)]
-
-    return jax.make_jaxpr(keeping)(*function.in_avals), tuple(numbers)
-
-
-@functools.lru_cache(maxsize=1024)
-def _needed_accumulators(
-    function: core.ClosedJaxpr, moving: tuple[bool, ...], number: int
-) -> tuple[bool, ...]:
-    """Which of so many accumulators the tangents depend on, where these arguments move."""
-    if not any(moving):
-        return (False,) * number
-    types, num_primals = function.in_avals, len(moving)
-
-    def tangents(*arguments):
-        primals, given = arguments[:num_primals], iter(arguments[num_primals:])
-        pairs = zip(moving, primals, strict=True)
-        rest = [next(given) if is_moving else zero_tangent(x) for is_moving, x in pairs]
-        _, found = jvp_of_moving(core.jaxpr_as_fun(function), primals, rest)
-        return [x for x in found if _moves(x)]
-
-    moved = [x for x, is_moving in zip(types, moving, strict=True) if is_moving]
-    jaxpr = as_jaxpr(jax.make_jaxpr(tangents)(*types, *moved))
-    return tuple(_needed(jaxpr, [True] * len(jaxpr.outvars))[:number])
-
-
-def _needed(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> list[bool]:
-    """Which arguments of a jaxpr the wanted results depend on."""
-    live = {x for x, is_wanted in zip(jaxpr.outvars, wanted, strict=True) if is_wanted}
-    for eqn in reversed(jaxpr.eqns):
-        own = [x in live for x in eqn.outvars]
-        if not any(own):
-            continue
-        needed = [True] * len(eqn.invars)
-        if eqn.primitive.name in ("jit", "pjit"):
-            needed = _needed(as_jaxpr(eqn.params["jaxpr"]), own)
-        live.update(
-            x
-            for x, is_needed in zip(eqn.invars, needed, strict=True)
-            if is_needed and not isinstance(x, core.Literal)
-        )
-    return [x in live for x in jaxpr.invars]
 
 
 def _transpose(cotangents, *operands, **params):
@@ -468,7 +319,7 @@ def product_of(*avals_and_params) -> epilogue.Product:
     acc = jax.ShapeDtypeStruct(_without_pair(out.shape, pair), dtype)
     if acc.shape != function.in_avals[0].shape:
         accs = [acc] * _num_accumulators(num_rhs, pair)
-        function = _of_part(function, len(accs), *accs, *operands)
+        function = functions.of_part(function, len(accs), *accs, *operands)
     product = plain.product_of(lhs, rhs, out, params)
     operand_shapes = tuple(tuple(x.shape) for x in operands)
     return epilogue.Product(product, function, operand_shapes, num_rhs, pair)
@@ -485,11 +336,6 @@ def _product_shape(lhs, rhs, params) -> tuple[int, ...]:
     for x, known in ((lhs, (*lhs_contract, *lhs_batch)), (rhs, (*rhs_contract, *rhs_batch))):
         shape += [extent for axis, extent in enumerate(x.shape) if axis not in known]
     return tuple(shape[axis] for axis in params["permutation"])
-
-
-@functools.lru_cache(maxsize=1024)
-def _of_part(function: core.ClosedJaxpr, num_accumulators: int, *types) -> core.ClosedJaxpr:
-    return jax.make_jaxpr(parts_of(function, num_accumulators))(*types)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:

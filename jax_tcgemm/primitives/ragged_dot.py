@@ -290,34 +290,36 @@ def _cotangent(ct, operands: Operands, is_lhs: bool, out_sharding, params) -> ja
         return bind(lhs, ct, *groups, None, gather)
     # Only the first operand of a contraction can be gathered, and by no kernel that is asked for.
     if gather is not None and (transposed or params["implementation"] not in _GATHER_ANYTHING):
-        lhs, gather = _take_rows(params["op"], lhs, gather), None
+        lhs, gather = take_rows(params["op"], lhs, gather), None
     if transposed:
         return bind(ct, lhs, *groups, form="contraction")
     return bind(lhs, ct, *groups, None, gather, form="contraction")
 
 
-def _take_rows(op, x, gather):
+def take_rows(op, x, gather, implementation=None):
     """x[..., gather[i], :], zero for an index out of range; a sum of one row for each."""
 
     def take(x, indices):
         (count,) = indices.shape
         own = lax.iota(indices.dtype, count)
-        return rows.sums(x, indices, own, op=op, num_targets=count, patterns=(None, 1))
+        how = {"patterns": (None, 1), "implementation": implementation}
+        return rows.sums(x, indices, own, op=op, num_targets=count, **how)
 
-    return _over_batch(take, x, gather)
+    return over_batch(take, x, gather)
 
 
 def _add_rows(op, x, gather, num_rows: int):
-    """The transpose of `_take_rows`: out[gather[i]] is the sum of all its x[i]."""
+    """The transpose of `take_rows`: out[gather[i]] is the sum of all its x[i]."""
 
     def add(x, indices):
         own = lax.iota(indices.dtype, *indices.shape)
         return rows.sums(x, own, indices, op=op, num_targets=num_rows, patterns=(1, None))
 
-    return _over_batch(add, x, gather)
+    return over_batch(add, x, gather)
 
 
-def _over_batch(f, x, gather):
+def over_batch(f, x, gather):
+    """f(x, indices) for each index of the batch dimensions, in which both broadcast."""
     batch = np.broadcast_shapes(x.shape[:-2], gather.shape[:-1])
     x = jnp.broadcast_to(x, (*batch, *x.shape[-2:]))
     gather = jnp.broadcast_to(gather, (*batch, gather.shape[-1]))
@@ -346,14 +348,14 @@ jax_internals.register_jet(ragged_dot_p, _series)
 # --- other interpreters of JAX ------------------------------------------------------------------
 
 
-def _flops(*args, **params) -> int:
+def flops(*args, **params) -> int:
     """Those of all rows, as if each were of a group."""
     operands = Operands.of(args, params)
     batch = np.broadcast_shapes(*(x.shape[: args[2].ndim - 1] for x in args))
     return 2 * math.prod((*batch, *_extents(operands, params).values(), 1 + params["gated"]))
 
 
-jax_internals.register_roofline(ragged_dot_p, _flops)
+jax_internals.register_roofline(ragged_dot_p, flops)
 
 
 # --- lowering -----------------------------------------------------------------------------------
@@ -406,7 +408,7 @@ def division_of(*avals_and_params) -> partitioning.Division:
 
 def _gathered_first(operands: Operands, params) -> jax.Array:
     """The same product of rows that are gathered before, by whatever can run that."""
-    taken = _over_batch(device_rows.take, operands.lhs, operands.gather)
+    taken = over_batch(device_rows.take, operands.lhs, operands.gather)
     groups = operands.group_sizes, operands.group_offset
     keys = ("op", "form", "rhs_transposed", "groups", "precision", "preferred_element_type")
     return ragged_dot(

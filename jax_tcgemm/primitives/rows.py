@@ -31,7 +31,7 @@ from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, wide_dtype
 from jax_tcgemm.problem.rows import RowsProblem
 from jax_tcgemm.sharding import partitioning
-from jax_tcgemm.system.jax_internals import ad, batching, like, xla, zero_tangent
+from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xla, zero_tangent
 
 rows_p = core.Primitive("tcgemm_rows")
 
@@ -209,6 +209,31 @@ ad.primitive_jvps[rows_p] = _jvp
 ad.primitive_transposes[rows_p] = _transpose
 
 
+def _series(primals, series, **params):
+    """The terms of order i are the products of those of orders that add up to i."""
+    linear = _linear_operands(params)
+    terms = [[primals[i], *series[i]] for i in linear]
+
+    def of(*values):
+        operands = [*primals]
+        for i, value in zip(linear, values, strict=True):
+            operands[i] = value
+        return rows_p.bind(*operands, **params)
+
+    if len(linear) == 1:
+        found = list(map(of, *terms))
+    else:
+        xs, ys = terms
+        found = [
+            functools.reduce(lax.add, [of(xs[j], ys[i - j]) for j in range(i + 1)])
+            for i in range(len(xs))
+        ]
+    return found[0], found[1:]
+
+
+register_jet(rows_p, _series)
+
+
 # --- lowering -----------------------------------------------------------------------------------
 
 
@@ -256,9 +281,10 @@ def division_of(*avals_and_params) -> partitioning.Division:
 def _lower(ctx, *args, device, obstacle, **params):
     request = product_of(*ctx.avals_in, *ctx.avals_out, params)
     plan = device_rows.make_plan(request, device, obstacle)
-    # What XLA runs, it also partitions.
+    # What XLA runs, it also partitions, but for explicit axes, of which gathers need to be told.
     is_ours = plan.choice.implementation != selection.XLA
-    if is_ours and partitioning.is_divided(ctx):
+    is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)
+    if is_explicit or (is_ours and partitioning.is_divided(ctx)):
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
 
     def on_device(*args):

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.epilogue import BARE, Epilogue
+from jax_tcgemm.problem.function import Function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,11 @@ class Problem:
     def aux_shape(self) -> tuple[int, ...]:
         """Shape of `aux_in` and `aux_out`."""
         return (self.batch, self.m, *((2,) if self.epilogue.gated else ()), self.n)
+
+    @property
+    def function(self) -> Function | None:
+        """That of the epilogue."""
+        return self.epilogue.function
 
     @property
     def function_read_bytes(self) -> int:

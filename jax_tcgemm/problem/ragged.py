@@ -6,13 +6,16 @@ rows:         D[b, i, n] = sum_k A[b, i, k] * op(B)[b, g, k, n] for the rows i o
 contraction:  D[b, g, m, n] = sum over the rows i of group g of A[b, i, m] * B[b, i, n]
 
 In the form rows there may be an epilogue: D = f(Z + bias[g]), or gated f(Z + bias[g]) * (Z_up +
-bias_up[g]), for the rows of a group. A may be gathered: token i is then A[gather[i]].
+bias_up[g]), for the rows of a group; or D and more results are what a function makes of Z, or Z and
+Z_up, and of further operands. A may be gathered: token i is then A[gather[i]].
 """
 
 import dataclasses
+import math
 from typing import ClassVar
 
 from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.function import NO_FUNCTION, Function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,8 @@ class RaggedProblem:
       bias_dtype: dtype of D or of the accumulator; "" without a bias.
       gathered: A is gathered, from `a_rows` rows.
       a_rows: rows of A where it is gathered, else 0.
+      function: in place of activation and bias; None: none. Its batch is the batch entry and, as
+        the inner level, the group. Its results are whole.
     """
 
     form: str
@@ -62,16 +67,19 @@ class RaggedProblem:
     bias_dtype: str = ""
     gathered: bool = False
     a_rows: int = 0
+    function: Function | None = None
 
     kind: ClassVar[str] = "ragged"
 
     def attributes(self) -> dict:
         """What of the attribute `ragged` (csrc/core/ragged_problem.h) the problem determines."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith("_dtype")}
+        return {k: v for k, v in self.query().items() if not k.endswith("_dtype")}
 
     def query(self) -> dict:
         """What the modules' ragged.reject() and ragged.workspace_bytes() take."""
-        return dataclasses.asdict(self)
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        function = fields.pop("function")
+        return fields | (NO_FUNCTION if function is None else function.attributes())
 
     @property
     def tokens(self) -> int:
@@ -96,7 +104,27 @@ class RaggedProblem:
         b = (self.groups if rows else 1) * self.k * self._b_columns
         b *= self.batch if self.b_batched else 1
         d = self.batch * (1 if rows else self.groups) * self.m * self.n
-        return (a + b) * DTYPES[self.in_dtype].itemsize + d * DTYPES[self.out_dtype].itemsize
+        product = (a + b) * DTYPES[self.in_dtype].itemsize + d * DTYPES[self.out_dtype].itemsize
+        return product + self._function_bytes
+
+    @property
+    def _function_bytes(self) -> int:
+        """Of what a function reads, and of its results after D."""
+        if self.function is None:
+            return 0
+        extents = {"kBoth": self.m * self.n, "kM": self.m, "kN": self.n, "kNothing": 1}
+        read = sum(
+            itemsize
+            * extents[strides.along]
+            * (self.batch if strides.batch_outer else 1)
+            * (self.groups if strides.batch_inner else 1)
+            for _, itemsize, strides in self.function.reads
+        )
+        results = self.function.results[1:]
+        shapes = (x.shape(self.batch, self.m, self.n) for x in results)
+        return read + sum(
+            x.dtype.itemsize * math.prod(shape) for x, shape in zip(results, shapes, strict=True)
+        )
 
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch != 1 else ""
@@ -110,4 +138,6 @@ class RaggedProblem:
             words.append(f"+bias[{self.bias_dtype}]")
         if self.activation != "none" or self.gated:
             words.append(self.activation + " gated" * self.gated)
+        if self.function is not None:
+            words.append(self.function.name)
         return ", ".join([*words, types])

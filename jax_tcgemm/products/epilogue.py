@@ -11,6 +11,7 @@ from jax.extend import core
 
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import epilogue_dot_general as primitive
+from jax_tcgemm.primitives import epilogue_ragged_dot as grouped
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     as_array,
@@ -130,9 +131,86 @@ def with_epilogue(
     return jax.tree.unflatten(traced.results, out)
 
 
+def with_grouped_epilogue(
+    op: str,
+    factors: grouped.Factors,
+    epilogue: Callable,
+    operands: Sequence,
+    *,
+    gated: bool,
+    precision=None,
+    out_sharding=None,
+    implementation=None,
+    config=None,
+):
+    """The same of a grouped product of form rows, whose operands may be by group.
+
+    Args:
+      op: the public function, for messages.
+      factors: checked, without batch dimensions.
+      epilogue: a function, `check_alone`; of both products of a gated one.
+      operands: its own, a tuple or list.
+      gated: whether rhs has two matrices for each group.
+      precision: as for `ragged_dot`.
+      out_sharding: of what the epilogue is given, as for `ragged_dot`.
+      implementation: a checked name, or None.
+      config: a checked name, or None.
+
+    Returns:
+      What the epilogue returns.
+    """
+    groups, *_, n = factors.rhs.shape
+    rows = factors.lhs if factors.gather is None else factors.gather
+    shape = rows.shape[0], n
+    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
+    by_group = tuple(_is_by_group(op, i, x, groups, shape) for i, x in enumerate(operands))
+    params = {
+        "op": op,
+        "groups": groups,
+        "gated": gated,
+        "by_group": by_group,
+        "precision": canonical_precision(op, precision),
+        "out_sharding": canonical_sharding(op, out_sharding, 2),
+    }
+    traced = _trace(epilogue, tuple(grouped.arguments_of(factors, operands, **params)))
+    _check_results(op, traced, shape, may_reduce=False)
+    out = grouped.epilogue_ragged_dot(
+        factors,
+        operands,
+        function=traced.function,
+        implementation=implementation,
+        config=config,
+        **params,
+    )
+    return jax.tree.unflatten(traced.results, out)
+
+
+def _is_by_group(op: str, number: int, x, groups: int, shape: tuple[int, int]) -> bool:
+    """Whether an operand has a value for each group, once its shape is checked."""
+    name = f"epilogue_operands[{number}]"
+    if x.ndim != 3:
+        check_broadcasts(op, name, x, shape)
+        return False
+    if x.shape[0] != groups or x.shape[1] != 1 or x.shape[2] not in (1, shape[1]):
+        raise ValueError(
+            f"{op}: {name} must have shape ({groups}, 1, {shape[1]}) or ({groups}, 1, 1), a row or "
+            f"a number for each group, if it has three dimensions, got {name}.shape={x.shape}; one "
+            f"that broadcasts to the rows and columns {shape} has two at most"
+        )
+    if _is_key(x):
+        raise TypeError(
+            f"{op}: {name} must have a numeric dtype if it has three dimensions, got {name}.dtype="
+            f"{x.dtype}; pass one key for all groups"
+        )
+    return True
+
+
 def _operand(op: str, name: str, x) -> jax.Array:
-    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return x if is_key else as_array(op, name, x)
+    return x if isinstance(x, jax.Array) and _is_key(x) else as_array(op, name, x)
+
+
+def _is_key(x) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 # --- tracing ------------------------------------------------------------------------------------
@@ -193,7 +271,9 @@ def _is_array(x) -> bool:
     return isinstance(x, jax.Array | np.ndarray | np.generic) and is_numeric
 
 
-def _check_results(op: str, traced: _Traced, shape: tuple[int, ...]) -> None:
+def _check_results(
+    op: str, traced: _Traced, shape: tuple[int, ...], may_reduce: bool = True
+) -> None:
     if traced.wrong:
         raise TypeError(
             f"{op}: epilogue must return arrays of numeric dtypes, got a result of type "
@@ -211,12 +291,14 @@ def _check_results(op: str, traced: _Traced, shape: tuple[int, ...]) -> None:
             f"{op}: epilogue must have no effects, got {effects}; print or raise outside of it"
         )
     for i, result in enumerate(results):
-        if not _is_reduced(result.shape, shape):
-            which = f"result {i}" if len(results) > 1 else "one"
-            raise ValueError(
-                f"{op}: epilogue must return arrays of the shape {shape} or reduced along some of "
-                f"its dimensions, got {which} of shape {result.shape}; reshape it outside"
-            )
+        if result.shape == shape or (may_reduce and _is_reduced(result.shape, shape)):
+            continue
+        which = f"result {i}" if len(results) > 1 else "one"
+        rule = f"{shape} or reduced along some of its dimensions" if may_reduce else f"{shape}"
+        raise ValueError(
+            f"{op}: epilogue must return arrays of the shape {rule}, got {which} of shape "
+            f"{result.shape}; {'reshape' if may_reduce else 'reduce'} it outside"
+        )
 
 
 def _is_reduced(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -1,6 +1,7 @@
 """The public `ragged_dot`, `ragged_dot_general` and `gated_ragged_linear`: products by groups."""
 
 import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ from jax import lax
 
 from jax_tcgemm.primitives import dot_general as dense
 from jax_tcgemm.primitives import ragged_dot as primitive
+from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
@@ -18,6 +20,7 @@ from jax_tcgemm.products.arguments import (
     canonical_sharding,
     promoted_dtype,
 )
+from jax_tcgemm.products.epilogue import check_alone, with_grouped_epilogue
 from jax_tcgemm.products.ragged_dimensions import Dimensions
 from jax_tcgemm.selection import check_names
 
@@ -40,15 +43,20 @@ def ragged_dot(
     activation=None,
     bias=None,
     gather_indices=None,
+    epilogue: Callable | None = None,
+    epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
-) -> jax.Array:
+):
     """A drop-in for `jax.lax.ragged_dot`: each group of rows times a matrix of its own.
 
         out[i, n] = sum over k of lhs[i, k] * rhs[g, k, n]   for the rows i of group g
 
     and, where they are given, f(that + bias[g, n]) with an activation f, and
-    lhs[gather_indices[i], k] in place of lhs[i, k]; in one kernel.
+    lhs[gather_indices[i], k] in place of lhs[i, k]; in one kernel. Or, with a function of JAX of
+    the product before that is rounded,
+
+        out = epilogue(acc, *epilogue_operands), 0 in rows of no group
 
     The first `group_sizes[0]` rows of lhs are group 0, the next `group_sizes[1]` group 1, and so
     on; rows past the last group give zeros. This is the product of a mixture of experts whose
@@ -79,23 +87,33 @@ def ragged_dot(
       gather_indices: integers of shape (rows,): row i of the product is that of lhs at this index,
         or zeros where lhs has no such row. Then lhs is read through them, never copied in their
         order; its gradient adds up what comes back to each row, as that of `combine_rows` does.
+      epilogue: None, or a function of acc and of the operands, any that JAX can trace, which takes
+        the place of activation, bias and preferred_element_type; as for `matmul`. acc is the
+        product, of shape (m, n), and so is each of its results, of any dtype. Rows of no group are
+        0 in acc, and in every result.
+      epilogue_operands: arrays that it takes after acc, of any dtypes, or random keys. What has two
+        dimensions at most broadcasts to (m, n), and it is given that as it is. What has shape
+        (g, 1, n) or (g, 1, 1) is a row or a number for each group: it is given for each row that of
+        its group, as an array of shape (m, n) or (m, 1), and 0 for rows of no group.
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
         the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
-        Derivatives inherit it. On a GPU only "wgmma" has kernels with bias, activation and gathered
-        rows, which are not selected before they have been measured: those are XLA's steps around
-        our product then.
+        Derivatives inherit it. On a GPU only "wgmma" has kernels with bias, activation, gathered
+        rows and functions; where it has none, or groups have few rows for it, those are XLA's steps
+        around our product.
       config: a config of that implementation; None selects one. Derivatives do not inherit it.
 
     Returns:
-      Array of shape (m, n), or (rows, n) with gather_indices.
+      Array of shape (m, n), or (rows, n) with gather_indices; with an epilogue, what that returns.
 
     Raises:
       TypeError: for operands that are not numeric arrays, sizes, an offset or indices that are not
-        integers, and an activation or a bias of a product that is not real floating point.
+        integers, an activation or a bias of a product that is not real floating point, and an
+        epilogue that is no function or returns something else than arrays.
       ValueError: for shapes that do not fit (a TypeError, too, as of `lax.ragged_dot`), a dimension
-        over 2**31 - 1, an unknown implementation or config, or, when the program is lowered, an
-        implementation that was asked for by name and cannot run the product, with the rule that
-        stops it.
+        over 2**31 - 1, an unknown implementation or config, an epilogue together with what it
+        takes the place of, with effects, or with operands or results of other shapes, or, when the
+        program is lowered, an implementation that was asked for by name and cannot run the product,
+        with the rule that stops it.
 
     Numerics:
       As `jax_tcgemm.dot_general`. A row's values reach only its own row of the result, and only
@@ -104,16 +122,32 @@ def ragged_dot(
       Bias and activation are applied to the accumulator, in one rounding; derivatives of such a
       product are those of its parts, each of them rounded.
       Where only XLA's own product can run (`explain` says so) its rules hold instead.
+      An epilogue and its derivatives round as those of `matmul`; its plain products are grouped
+      ones, and the gradient of an operand by group is the sum over the rows of each group.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
       >>> tokens, experts = jnp.ones((10, 8)), jnp.ones((3, 8, 4))
       >>> jax_tcgemm.ragged_dot(tokens, experts, jnp.array([4, 0, 5]))[:, 0]
       Array([8., 8., 8., 8., 8., 8., 8., 8., 8., 0.], dtype=float32)
+      >>> scales = jnp.array([1.0, 2.0, 3.0]).reshape(3, 1, 1)
+      >>> jax_tcgemm.ragged_dot(
+      ...     tokens,
+      ...     experts,
+      ...     jnp.array([4, 0, 5]),
+      ...     epilogue=lambda acc, scale: acc * scale + 1,
+      ...     epilogue_operands=(scales,),
+      ... )[:, 0]
+      Array([ 9.,  9.,  9.,  9., 25., 25., 25., 25., 25.,  0.], dtype=float32)
     """
     op = "ragged_dot"
     lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
-    if activation is None and bias is None and gather_indices is None:
+    replaced = {
+        **{"activation": activation, "bias": bias},
+        "preferred_element_type": preferred_element_type,
+    }
+    check_alone(op, epilogue, epilogue_operands, **replaced)
+    if activation is None and bias is None and gather_indices is None and epilogue is None:
         return _ragged_dot_general(
             op,
             lhs,
@@ -140,6 +174,8 @@ def ragged_dot(
         precision,
         preferred_element_type,
         out_sharding,
+        epilogue,
+        epilogue_operands,
         implementation,
         config,
     )
@@ -233,9 +269,11 @@ def gated_ragged_linear(
     precision=None,
     preferred_element_type=None,
     out_sharding=None,
+    epilogue: Callable | None = None,
+    epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
-) -> jax.Array:
+):
     """The first half of an expert's gated MLP, both its products and their combination in one call.
 
         out[i] = f(x[i] @ weights[g, :, 0] + bias[g, 0]) * (x[i] @ weights[g, :, 1] + bias[g, 1])
@@ -254,11 +292,14 @@ def gated_ragged_linear(
       precision: as of `ragged_dot`.
       preferred_element_type: as of `ragged_dot`.
       out_sharding: as of `ragged_dot`.
+      epilogue: None, or a function of both products, gate first, which takes the place of
+        activation, bias and preferred_element_type; as of `ragged_dot`.
+      epilogue_operands: arrays that it takes after the products; as of `ragged_dot`.
       implementation: as of `ragged_dot`.
       config: as of `ragged_dot`.
 
     Returns:
-      Array of shape (m, n).
+      Array of shape (m, n); with an epilogue, what that returns.
 
     Raises:
       TypeError: as `ragged_dot`.
@@ -275,6 +316,12 @@ def gated_ragged_linear(
     """
     op = "gated_ragged_linear"
     x, weights = as_array(op, "x", x), as_array(op, "weights", weights)
+    replaced = {
+        # That it has by default is not asked for.
+        "activation": None if isinstance(activation, str) and activation == "silu" else activation,
+        **{"bias": bias, "preferred_element_type": preferred_element_type},
+    }
+    check_alone(op, epilogue, epilogue_operands, **replaced)
     return _fused(
         op,
         ("x", x),
@@ -288,6 +335,8 @@ def gated_ragged_linear(
         precision,
         preferred_element_type,
         out_sharding,
+        epilogue,
+        epilogue_operands,
         implementation,
         config,
     )
@@ -306,6 +355,8 @@ def _fused(
     precision,
     preferred_element_type,
     out_sharding,
+    epilogue,
+    epilogue_operands,
     implementation,
     config,
 ):
@@ -334,6 +385,19 @@ def _fused(
     if gather_indices is not None:
         gather_indices = as_integers(op, "gather_indices", gather_indices)
         check_shape("gather_indices", gather_indices, "(rows,)", gather_indices.ndim == 1)
+    offset = _as_offset(op, group_offset)
+    if epilogue is not None:
+        return with_grouped_epilogue(
+            op,
+            Factors(lhs, rhs, group_sizes, offset, gather_indices),
+            epilogue,
+            epilogue_operands,
+            gated=gated,
+            precision=precision,
+            out_sharding=out_sharding,
+            implementation=implementation,
+            config=config,
+        )
     activation = canonical_activation(op, activation)
     preferred = canonical_element_type(op, preferred_element_type)
     dtype = promoted_dtype(op, lhs.dtype, rhs.dtype) if preferred is None else preferred
@@ -346,7 +410,7 @@ def _fused(
         lhs,
         rhs,
         group_sizes,
-        _as_offset(op, group_offset),
+        offset,
         bias,
         gather_indices,
         op=op,

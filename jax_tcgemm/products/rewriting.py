@@ -24,7 +24,8 @@ from jax_tcgemm.epilogues.group_function import group_function
 from jax_tcgemm.epilogues.groups import find_groups
 from jax_tcgemm.epilogues.membership import is_call_of_elements
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives.epilogue_dot_general import accumulator_dtype, epilogue_dot_general_p
+from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general_p
+from jax_tcgemm.primitives.functions import accumulator_dtype
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
 from jax_tcgemm.products.gates import call_of, products_of
 from jax_tcgemm.products.ragged_dot import ragged_dot_general

@@ -223,8 +223,7 @@ def kernels(candidate: Candidate, problem: AnyProblem, device: Device) -> tuple[
         return ()
     queries = _queries(candidate.implementation, problem.kind)
     arguments = (candidate.implementation, candidate.config, problem.query(), device.query())
-    epilogue = getattr(problem, "epilogue", None)
-    function = getattr(epilogue, "function", None)
+    function = getattr(problem, "function", None)
 
     def definitions(name: str) -> str:
         return function.definitions if function is not None and function.name in name else ""

@@ -7,6 +7,7 @@ that a device does not have are zero there, so that the sum over devices is that
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -67,11 +68,7 @@ def division_of(bind, operands: dict, params) -> Division:
 
     def call_at(layout: Layout):
         def call(*shards):
-            here = dict(zip(operands, shards, strict=True))
-            here["group_sizes"] = _sizes_here(layout, ragged, here["group_sizes"])
-            # Groups count from the end nearest to an offset that is out of range, on every device.
-            offset = jnp.clip(here["group_offset"], 0, here["group_sizes"].shape[-1])
-            here["group_offset"] = offset + layout.start("g")
+            here = _here(layout, ragged, dict(zip(operands, shards, strict=True)))
             return (bind(**here, **static | {"groups": layout.shard_extent("g")}),)
 
         return call
@@ -97,6 +94,80 @@ def result_spec(lhs, rhs, params, ndim: int) -> PartitionSpec:
     return PartitionSpec(*[None] * (ndim - 2), m, None if {*m_axes} & {*n_axes} else n)
 
 
+def with_function(
+    product: Division, bind, factors: dict, operands, by_group, parts, params
+) -> Division:
+    """The division of a product whose results are a function of it.
+
+    Args:
+      product: that of the product, which is of form rows.
+      bind: makes the call, of factors by name, the function's operands, and so many groups.
+      factors: types by name, in order.
+      operands: types of the function's operands.
+      by_group: for each of these whether it is held by group.
+      parts: the function, of parts.
+      params: the primitive's parameters.
+    """
+    (acc_names,) = product.results
+    num_batch = len(acc_names) - 2
+
+    def names_of(kind, array, dims):
+        return [
+            f"{kind}{array}x{axis}" if dim is None else acc_names[dim]
+            for axis, dim in enumerate(dims)
+        ]
+
+    names = [names_of("e", i, dims) for i, dims in enumerate(parts.operands)]
+    function = params["function"]
+    extents = function.in_avals[0].shape
+    for i, (own, is_by_group, aval) in enumerate(zip(names, by_group, operands, strict=True)):
+        if is_by_group:
+            # It is the rows of its groups that the function is given.
+            own[num_batch:-1] = "g", f"e{i}one"
+            for axis in range(num_batch):
+                if aval.shape[axis] != extents[axis]:
+                    own[axis] = f"e{i}x{axis}"
+    results = [names_of("r", i, dims) for i, dims in enumerate(parts.results)]
+    known = {*acc_names, "g"}
+    whole = {name for own in (*names, *results) for name in own} - known
+    whole |= {acc_names[dim] for dim in parts.whole}
+    # The function cannot wait for a sum over k without the groups of its rows.
+    whole |= {*product.whole, "k"}
+
+    def call(*arguments, here=lambda given: given, groups=params["groups"]):
+        given, rest = arguments[: len(factors)], arguments[len(factors) :]
+        return bind(here(dict(zip(factors, given, strict=True))), *rest, groups=groups)
+
+    def call_at(layout: Layout):
+        here = functools.partial(_here, layout, "m")
+        at = functools.partial(call, here=here, groups=layout.shard_extent("g"))
+        return lambda *shards: tuple(map(_addend, at(*shards))) if layout.reduced else at(*shards)
+
+    dtypes = [x.dtype for x in function.out_avals]
+    return Division(
+        operands=(*product.operands, *map(tuple, names)),
+        results=tuple(map(tuple, results)),
+        call=call,
+        call_at=call_at,
+        finish=lambda sums: tuple(x.astype(t) for x, t in zip(sums, dtypes, strict=True)),
+        whole=tuple(sorted(whole)),
+        even=product.even,
+    )
+
+
+def _addend(x):
+    """A result as it is summed over devices, of which all but one have zeros."""
+    return x.astype(np.uint8) if x.dtype == np.bool_ else x
+
+
+def _here(layout: Layout, ragged: str, factors: dict) -> dict:
+    """The factors as this device has them, which of the groups it has among them."""
+    sizes = _sizes_here(layout, ragged, factors["group_sizes"])
+    # Groups count from the end nearest to an offset that is out of range, on every device.
+    offset = jnp.clip(factors["group_offset"], 0, sizes.shape[-1]) + layout.start("g")
+    return factors | {"group_sizes": sizes, "group_offset": offset}
+
+
 def _columns(params) -> tuple[str, ...]:
     return ("gate", "n") if params["gated"] else ("n",)
 
@@ -106,12 +177,16 @@ def _sizes_here(layout: Layout, ragged: str, sizes):
     if ragged not in layout.divided:
         return sizes
     total, here = layout.extents[ragged], layout.shard_extent(ragged)
-    # Sizes may say more than there are rows, so sums stop there; unsigned ones cannot overflow.
-    rows = jnp.clip(sizes, 0, total).astype(np.uint32)
-    add = functools.partial(_add_up_to, np.uint32(total))
-    ends = lax.associative_scan(add, rows, axis=rows.ndim - 1).astype(np.int32)
-    ends = jnp.clip(ends - layout.start(ragged), 0, here)
+    ends = jnp.clip(ends_of_groups(sizes, total) - layout.start(ragged), 0, here)
     return jnp.diff(ends, axis=-1, prepend=0).astype(sizes.dtype)
+
+
+def ends_of_groups(sizes, num_rows: int) -> jax.Array:
+    """Where the rows of each group end, of so many rows in all; int32."""
+    # Sizes may say more than there are rows, so sums stop there; unsigned ones cannot overflow.
+    rows = jnp.clip(sizes, 0, num_rows).astype(np.uint32)
+    add = functools.partial(_add_up_to, jnp.asarray(num_rows).astype(np.uint32))
+    return lax.associative_scan(add, rows, axis=rows.ndim - 1).astype(np.int32)
 
 
 def _add_up_to(limit, x, y):

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/problem.h"
+#include "core/ragged_problem.h"
 #include "epilogue/function_params.h"
 #include "kernels/common/alignment.h"
 
@@ -14,13 +15,15 @@ static_assert(Function::kMostReads == epilogue::FunctionParams::kMostReads &&
                   Function::kMostIndices == epilogue::FunctionParams::kMostIndices,
               "what is checked fits");
 
-inline epilogue::FunctionParams make_function(const Problem& p, const Buffers& buffers) {
+// `batch_inner`: extent of that level. Of a batched product of either kind.
+template <typename Problem, typename Buffers>
+epilogue::FunctionParams make_function(const Problem& p, const Buffers& buffers, int64_t batch_inner) {
   const Function& f = p.epilogue.function;
   epilogue::FunctionParams params{};
   params.m = static_cast<int32_t>(p.m);
   params.n = static_cast<int32_t>(p.n);
-  params.batch_inner = static_cast<int32_t>(p.batch_inner);
-  params.per_batch_inner = Divisor(p.batch_inner);
+  params.batch_inner = static_cast<int32_t>(batch_inner);
+  params.per_batch_inner = Divisor(batch_inner);
   params.in_eights = p.n % 8 == 0 && is_aligned(buffers.d, 16);
   for (int64_t i = 0; i < f.num_reads(); ++i) {
     const Function::Read x = f.read(i);
@@ -48,6 +51,15 @@ inline epilogue::FunctionParams make_function(const Problem& p, const Buffers& b
     params.in_eights &= is_aligned(buffers.more_results[i].data, std::min<int64_t>(8 * x.bytes, 16));
   }
   return params;
+}
+
+inline epilogue::FunctionParams make_function(const Problem& p, const Buffers& buffers) {
+  return make_function(p, buffers, p.batch_inner);
+}
+
+// The inner level is the group.
+inline epilogue::FunctionParams make_function(const RaggedProblem& p, const RaggedBuffers& buffers) {
+  return make_function(p, buffers, std::max<int64_t>(p.groups, 1));
 }
 
 }  // namespace tcgemm

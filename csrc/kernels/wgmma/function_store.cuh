@@ -18,19 +18,20 @@ namespace tcgemm::wgmma_family {
 template <typename F, bool kSwapped, int kBlocksM, int kAccumulators, int kRegisters>
 class FunctionOfTile {
  public:
-  // (m_idx, n_idx): the first element. Before the sums are known: begins to load what is read, as much as there are
+  // (m_idx, n_idx): the first element. Columns of the tile that are rows beyond the batch entry's last may be left as
+  // they are. Before the sums are known: begins to load what is read, as much as there are
   // registers for. Loads of later have to wait for those of the next tile's operands.
   __device__ __forceinline__ FunctionOfTile(const epilogue::FunctionParams& params, int32_t m_idx, int32_t n_idx,
-                                            int32_t batch_idx)
+                                            const epilogue::BatchPlace& batch)
       : params_(params),
-        batch_(params, batch_idx),
+        batch_(batch),
         lane_(ptx::tid_x() % 32),
         line_(m_idx + ptx::tid_x() % 128 / 32 * 16 + lane_ / 4),
         across_(n_idx) {
     // Whether D has all of the tile.
     const int32_t m_end = (kSwapped ? n_idx + 2 * kSums : m_idx + 64 * kBlocksM);
     const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kSums);
-    is_whole_ = m_end <= params.m && n_end <= params.n && (kSwapped || params.in_eights);
+    is_whole_ = m_end <= batch.m_end && n_end <= params.n && (kSwapped || params.in_eights);
     if constexpr (kAtOnce) {
       if (!is_whole_) return;
       vectors_.load_all(params_, batch_, lane_, line_, across_);
@@ -110,6 +111,7 @@ class FunctionOfTile {
     tile<Tile<kWhole>>(0, reads, epilogue::NoVectors{}).load();
 #pragma unroll 1
     for (int part = 0; part < kNumParts; ++part) {
+      if (kSwapped && !kWhole && across_ + part % kBlockParts * kPart * 8 >= batch_.m_end) continue;
       float sums[4 * kPart], up[4 * kPart];
       const auto visit = [&](auto copy) {
         visit_part(part, [&](auto i) {
@@ -182,7 +184,7 @@ struct EpilogueOfTile<T, Function<Code>>
     : FunctionOfTile<Code, T::Config::kSwapped, T::kBlocksM, kSumsOfTile<T>, T::kConsumerRegisters> {
   __device__ __forceinline__ EpilogueOfTile(const Function<Code>& epilogue, int32_t m_idx, int32_t n_idx,
                                             int32_t batch_idx)
-      : EpilogueOfTile::FunctionOfTile(epilogue.values, m_idx, n_idx, batch_idx) {}
+      : EpilogueOfTile::FunctionOfTile(epilogue.values, m_idx, n_idx, {epilogue.values, batch_idx}) {}
 };
 
 // The left half of a warpgroup's accumulators.

@@ -21,7 +21,8 @@ using tile::Major;
 // orientation of the config.
 Major tokens_major(const Shape& shape) { return shape.swapped ? Major::kK : Major::kMN; }
 
-constexpr Features kFused{Feature::kActivation, Feature::kGated, Feature::kBiasN, Feature::kGathered};
+constexpr Features kFused{Feature::kActivation, Feature::kGated, Feature::kBiasN, Feature::kGathered,
+                          Feature::kFunction};
 
 // Only called with names from configs().
 int find_base(std::string_view config) {
@@ -73,12 +74,16 @@ class WgmmaRagged final : public RaggedImplementation {
   Features features() const override { return kFused; }
 
   Features config_features(std::string_view config) const override {
-    return kRaggedConfigs[find_base(config)].any_epilogue ? kFused : Features{};
+    const NamedConfig& base = kRaggedConfigs[find_base(config)];
+    if (base.any_epilogue) return kFused;
+    return base.shape.swapped ? Features{Feature::kFunction} : Features{};
   }
 
   std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
-    if (std::string rule = reject_types(p.in, p.in, p.compute, p.out, type_rules()); !rule.empty()) return rule;
+    // A function may give anything.
+    const DType out = p.epilogue.function.is_none() ? p.out : DType::kF32;
+    if (std::string rule = reject_types(p.in, p.in, p.compute, out, type_rules()); !rule.empty()) return rule;
     // TMA's strides. Tokens are rows of K (rows) or of M and N (contraction); weights of N or K.
     const auto is_multiple = [](int64_t extent) { return extent % 8 == 0; };
     if (p.is_rows() && !is_multiple(p.k)) return "k must be a multiple of 8, got " + std::to_string(p.k);
@@ -95,6 +100,7 @@ class WgmmaRagged final : public RaggedImplementation {
 
   std::vector<KernelSource> kernels(const RaggedProblem& p, const Device& device,
                                     std::string_view config) const override {
+    if (!p.epilogue.function.is_none()) return kernel_of_function(p, config).missing(device);
     return kernel_of(p, config).missing(device);
   }
 
@@ -105,13 +111,17 @@ class WgmmaRagged final : public RaggedImplementation {
     }
     const NamedConfig& base = kRaggedConfigs[find_base(config)];
     RaggedCall call{};
-    if (Status s = kernel_of(p, config).find(device, &call.kernel); !s.is_ok()) return s;
+    Status found = p.epilogue.function.is_none() ? kernel_of(p, config).find(device, &call.kernel)
+                                                 : kernel_of_function(p, config).find(device, &call.kernel);
+    if (!found.is_ok()) return found;
     const int bytes = static_cast<int>(dtype_bytes(p.in));
     call.geometry = {base.shape, {bytes, weights_major(p)}, {bytes, tokens_major(base.shape)}};
     call.has_epilogue = base.any_epilogue;
     call.problem = &p;
+    call.all_buffers = &buffers;
     call.stream = static_cast<cudaStream_t>(stream);
     for (int64_t i = 0; i < p.batch; ++i) {
+      call.entry = i;
       call.buffers = batch_entry(p, buffers, i);
       if (Status s = launch_ragged(call); !s.is_ok()) return s;
     }
@@ -121,6 +131,16 @@ class WgmmaRagged final : public RaggedImplementation {
  private:
   // Of the instruction's A: weights with rows of N, or the tokens of a contraction.
   static Major weights_major(const RaggedProblem& p) { return p.b_transposed ? Major::kK : Major::kMN; }
+
+  // That which runs the problem's function.
+  static KernelReference kernel_of_function(const RaggedProblem& p, std::string_view config) {
+    const NamedConfig& base = kRaggedConfigs[find_base(config)];
+    const auto& all = grouped_instructions();
+    const auto found = std::find_if(all.begin(), all.end(), [&](const Instruction* x) { return x->a.dtype == p.in; });
+    const Instruction& x = **found;
+    const std::string operands = operands_text(x.a.text(weights_major(p)), x.b.text(tokens_major(base.shape)));
+    return KernelReference(kernel_source({base.shape, x.mma, operands, function_text(p.epilogue.function.name), true}));
+  }
 
   const KernelReference& kernel_of(const RaggedProblem& p, std::string_view config) const {
     const auto& all = grouped_instructions();

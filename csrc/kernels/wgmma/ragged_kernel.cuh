@@ -32,6 +32,7 @@
 #include "kernels/wgmma/multiply.cuh"
 #include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/ragged_epilogue.cuh"
+#include "kernels/wgmma/ragged_function.cuh"
 #include "kernels/wgmma/ragged_gather.cuh"
 #include "kernels/wgmma/ragged_store.cuh"
 #include "kernels/wgmma/ragged_traits.cuh"
@@ -98,6 +99,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   typename T::Ring ring(shared_memory + T::kRingOffset);
   const Params<Epilogue>& gemm = params.gemm;
 
+  const bool is_gated = [&] {
+    if constexpr (Epilogue::kMayBeGated) return gemm.epilogue.is_gated();
+    return false;
+  }();
+
   // Whether warps 2 and 3 load the tokens.
   const bool gathers = [&] {
     if constexpr (T::kGatherThreads > 0) return params.gather.indices != nullptr;
@@ -153,9 +159,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
             const int32_t own = (width_of(work) / Config::kClusterM + 7) / 8 * 8, box = (own - 1) / kBoxStep;
             const int32_t token_bytes = gathers ? 0 : (box + 1) * kBoxStep * Config::kClusterM * 128;
             ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes + token_bytes);
-            if constexpr (Epilogue::kFused) {
+            if constexpr (T::kSharesWeights) {
               load_weights<T>(a, &gemm.a_map, barrier, kMask, rank_n, work.m_idx, i * T::kTileK, work.tokens.group,
-                              gemm.epilogue.values.gated);
+                              is_gated);
             } else {
               load_tile<A, 1>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, i * T::kTileK, 0, work.tokens.group);
             }
@@ -181,8 +187,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       Tiles tiles;
       const auto clusters = [](int32_t extent, int32_t tile) { return (extent + tile - 1) / tile; };
       if constexpr (T::kIsRows) {
-        int32_t tile_columns = Config::kTileM;
-        if constexpr (Epilogue::kFused) tile_columns = gemm.epilogue.tile_columns(Config::kTileM);
+        const int32_t tile_columns = is_gated ? Config::kTileM / 2 : Config::kTileM;
         tiles = {clusters(gemm.m, tile_columns * Config::kClusterM), tile_columns};
       } else {
         tiles = {clusters(gemm.m, Config::kTileM * Config::kClusterM), clusters(gemm.n, Config::kTileN)};
@@ -235,6 +240,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       const RaggedWork work = ring.pop_by_warp();
       if (work.tokens.group == RaggedWork::kEnd) break;
       const int32_t k_blocks = num_k_blocks(work);
+      // Of D, where the weights are A.
+      const int32_t column = work.m_idx + (is_gated ? first_row / 2 : first_row);
+      if constexpr (Epilogue::kIsFunction) {
+        prefetch_function_of_tokens<typename Epilogue::Code>(gemm.epilogue.values, params.entry, column,
+                                                             is_gated ? 64 : T::kRowsPerGroup, work);
+      }
 
       float acc[T::kBlocksM][Config::kTileN / 2];
 #pragma unroll
@@ -283,11 +294,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
       if constexpr (Epilogue::kFused) {
         store_fused_tokens<Config>(acc, gemm, store_buffers, buffer_idx, first_row, work, barrier_id);
+      } else if constexpr (Epilogue::kIsFunction) {
+        store_function_of_tokens<Config, typename Epilogue::Code, T::kConsumerRegisters>(
+            acc, gemm, params.entry, store_buffers, buffer_idx, column, work, barrier_id);
       } else if constexpr (T::kIsRows) {
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) {
-          store_tokens<Config>(acc[block], gemm, store_buffers, buffer_idx, work.m_idx + first_row + block * 64, work,
-                               barrier_id);
+          store_tokens<Config>(acc[block], gemm, store_buffers, buffer_idx, column + block * 64, work, barrier_id);
         }
       } else {
         store_tile<Config, 2>(acc, gemm, store_buffers, buffer_idx, work.m_idx + first_row, work.n_idx,

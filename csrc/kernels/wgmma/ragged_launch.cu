@@ -1,5 +1,6 @@
 // One launch of a grouped product.
 #include "kernels/common/cluster_launch.h"
+#include "kernels/common/function.h"
 #include "kernels/common/fused.h"
 #include "kernels/wgmma/ragged_launch.h"
 #include "kernels/wgmma/ragged_params.cuh"
@@ -44,6 +45,7 @@ Status launch(const RaggedCall& call) {
   RaggedParams<Epilogue> params{};
   params.groups = {buffers.group_sizes, buffers.group_offset, static_cast<int32_t>(p.num_sizes),
                    static_cast<int32_t>(p.groups), static_cast<int32_t>(p.tokens())};
+  params.entry = static_cast<int32_t>(call.entry);
   if (p.gathered) params.gather = {buffers.gather, buffers.a, static_cast<int32_t>(p.a_rows)};
 
   // Of form rows the kernel's product is the swapped one.
@@ -62,7 +64,8 @@ Status launch(const RaggedCall& call) {
     if (Status s = encode_output_map(&gemm.d_map, d, box); !s.is_ok()) return s;
   }
 
-  int64_t tile_columns = shape.tile_m;  // of D, where the weights are A
+  const int64_t tile_columns = p.epilogue.gated ? shape.tile_m / 2 : shape.tile_m;  // of D, where the weights are A
+  if constexpr (Epilogue::kIsFunction) gemm.epilogue.values = make_function(p, *call.all_buffers);
   if constexpr (Epilogue::kFused) {
     Buffers of_groups;
     of_groups.bias = buffers.bias;
@@ -70,7 +73,6 @@ Status launch(const RaggedCall& call) {
     epilogue::Fused& values = gemm.epilogue.values;
     values = epilogue::make_fused(group_problem(p, p.m), of_groups);
     values.bias_batch_stride = p.b_columns();
-    tile_columns = gemm.epilogue.tile_columns(shape.tile_m);
   }
 
   // At most so many tiles: how many there are is known on the device only.
@@ -83,6 +85,9 @@ Status launch(const RaggedCall& call) {
 
 }  // namespace
 
-Status launch_ragged(const RaggedCall& call) { return call.has_epilogue ? launch<Fused>(call) : launch<Bare>(call); }
+Status launch_ragged(const RaggedCall& call) {
+  if (!call.problem->epilogue.function.is_none()) return launch<FunctionArguments>(call);
+  return call.has_epilogue ? launch<Fused>(call) : launch<Bare>(call);
+}
 
 }  // namespace tcgemm::wgmma_family

@@ -10,13 +10,16 @@ namespace tcgemm::wgmma_family {
 struct RaggedCall {
   Kernel* kernel;
   Geometry geometry;
-  bool has_epilogue;  // and may gather
+  bool has_epilogue;
   const RaggedProblem* problem;
-  RaggedBuffers buffers;
+  int64_t entry;
+  RaggedBuffers buffers;             // of the entry
+  const RaggedBuffers* all_buffers;  // of all, as a function takes them
   cudaStream_t stream;
 };
 
-// Launches call.kernel, which is of call.geometry and, if it has one, of kind Fused.
+// Launches call.kernel, which is of call.geometry, of kind Fused if it has an epilogue, and of kind Function if the
+// problem has one.
 Status launch_ragged(const RaggedCall& call);
 
 }  // namespace tcgemm::wgmma_family

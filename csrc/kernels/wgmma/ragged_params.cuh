@@ -25,7 +25,8 @@ struct RaggedParams {
   Params<Epilogue> gemm;  // rows: the swapped product, D's rows being n; contraction: D's batch is the group
   tile::TensorMap token_boxes[kNumBoxes];
   Groups groups;
-  Gather gather;  // of a kernel with an epilogue; without indices the tokens are loaded as they lie
+  Gather gather;  // where blocks share the weights; without indices the tokens are loaded as they lie
+  int32_t entry;  // of the batch, which D and everything else here is of, but what a function reads and stores
 };
 
 // Behind the barriers: the ring through which a block's warps learn their tiles.

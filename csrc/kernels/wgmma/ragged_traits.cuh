@@ -13,36 +13,40 @@ namespace tcgemm::wgmma_family {
 // The form is the orientation of the config.
 // rows (swapped): A of the instruction is the weights and B the tokens, whose number is the flexible extent of
 // the instruction: a block's tile is as wide as its tokens need, in steps of 8. Blocks beside each other
-// (kClusterN) have an equal part of a cluster's each.
+// (kClusterN) have an equal part of a cluster's each, and share the weights: then tokens may be gathered, and the
+// weights be both matrices of a gated product.
 // contraction (not swapped): both operands are stored with rows of K.
 template <typename Config, typename Mma, typename Operands, typename Epilogue>
 struct RaggedTraits : Traits<Config, Mma, Operands> {
   using Base = Traits<Config, Mma, Operands>;
   static constexpr bool kIsRows = Config::kSwapped;
   static constexpr int kWidthStep = 8;
-  // Warps 2 and 3 gather the tokens, which blocks do not share where there is an epilogue.
-  static constexpr int kGatherThreads = Epilogue::kFused ? 64 : 0;
+  static constexpr bool kSharesWeights = Config::kClusterN > 1;
+  // Warps 2 and 3 gather the tokens, where blocks do not share those.
+  static constexpr int kGatherThreads = kSharesWeights ? 64 : 0;
   // The producer, those that gather and both consumers read what tile comes next.
   using Ring = WorkRing<1 + kGatherThreads + 128 * Config::kConsumers>;
   static constexpr int kRingOffset = ring_offset(Base::kGeometry);
 
   // Threads that gather keep indices. A block may hand out no more than the 168 registers of each thread that
   // it starts with: it would wait for ever.
-  static constexpr int kProducerRegisters = Epilogue::kFused ? 56 : 40;
-  static constexpr int kConsumerRegisters = Epilogue::kFused ? 224 : 232;
+  static constexpr int kProducerRegisters = kSharesWeights ? 56 : 40;
+  static constexpr int kConsumerRegisters = kSharesWeights ? 224 : 232;
   static_assert(kProducerRegisters + Config::kConsumers * kConsumerRegisters <= 168 * Config::kThreads / 128,
                 "registers of a block");
 
   static_assert(Ring::kBytes == kRingBytes, "the launcher's idea of it");
   static_assert(kRingOffset + kRingBytes <= kMaxSharedMemory, "the ring of tiles must fit beside the stages");
-  static_assert(Config::kClusterK == 1 && Config::kClusterN == (Epilogue::kFused ? 2 : 1) && !Config::kPingPong,
-                "blocks of a cluster share the tokens, or with an epilogue the weights");
-  static_assert(!Epilogue::kFused || Config::kClusterM == 1, "tokens that are gathered are not shared");
+  static_assert(Config::kClusterK == 1 && Config::kClusterN <= 2 && !Config::kPingPong,
+                "blocks of a cluster share the tokens or the weights");
+  static_assert(!kSharesWeights || Config::kClusterM == 1, "tokens that are gathered are not shared");
   static_assert(!kIsRows || Config::kTileN / Config::kClusterM <= kBoxStep * kNumBoxes, "one box of tokens a k block");
   static_assert(Base::B::kIsKMajor == kIsRows && (kIsRows || !Base::A::kIsKMajor),
                 "tokens lie in rows of K, a contraction's operands in rows of M and of N");
   static_assert(!Base::kRegisterA, "the instruction takes A from shared memory");
-  static_assert(!Epilogue::kFused || (kIsRows && !Base::A::kIsKMajor), "epilogues of weights with rows of N");
+  static_assert(!kSharesWeights || (kIsRows && !Base::A::kIsKMajor), "weights that are shared have rows of N");
+  static_assert(kIsRows || !(Epilogue::kFused || Epilogue::kIsFunction), "a contraction has no epilogue");
+  static_assert(kSharesWeights || !Epilogue::kMayBeGated, "of both matrices a tile has 64 columns in turns");
 };
 
 // Counts the tiles of a segment of rows and finds out where they lie.

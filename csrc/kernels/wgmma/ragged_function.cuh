@@ -1,0 +1,76 @@
+// A generated function of grouped products of form rows, in the registers of the swapped product: its elements are
+// those of the tile's tokens, which end with their group.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/wgmma/function_store.cuh"
+#include "kernels/wgmma/ragged_store.cuh"
+#include "tile/work_ring.cuh"
+
+namespace tcgemm::wgmma_family {
+
+// What a function gives of rows of no group in 64 columns: zeros, by a warpgroup. kStoresRows: D leaves it with the
+// accumulators.
+template <bool kStoresRows>
+struct ZeroRows {
+  const epilogue::FunctionParams& params;
+  const int32_t entry, begin, end, column;
+  const int thread_idx;
+
+  template <int i, typename T>
+  __device__ __forceinline__ void store() const {
+    if constexpr (i == 0 && kStoresRows) return;
+    using Bits = elementwise::Bits<T>;
+    Bits* const matrix = static_cast<Bits*>(params.results[i]) + int64_t{entry} * params.m * params.n;
+    const int32_t n = column + thread_idx % 64;
+    if (n >= params.n) return;
+    for (int32_t m = begin + thread_idx / 64; m < end; m += 2) matrix[int64_t{m} * params.n + n] = Bits{0};
+  }
+};
+
+// All of a warpgroup's accumulators, the first of which is that of D's column `column`. Those of a gated product's
+// second matrix follow the others, which become what is stored by rows.
+template <typename Config, typename F, int kRegisters, int kBlocksM>
+__device__ __forceinline__ void store_function_of_tokens(float (&acc)[kBlocksM][Config::kTileN / 2],
+                                                         const Params<Function<F>>& params, int32_t entry,
+                                                         uint32_t buffers, int& buffer_idx, int32_t column,
+                                                         const RaggedWork& work, uint32_t barrier_id) {
+  static_assert(Config::kSwapped && (!F::kIsGated || kBlocksM == 2), "a block of 64 columns of each matrix");
+  const epilogue::FunctionParams& function = params.epilogue.values;
+  const epilogue::BatchPlace place(entry, work.tokens.group, work.tokens.token_end);
+  // In one place in the code, to which the second block's values move: registers have no index that changes, and where
+  // it may be either block's the compiler makes multiplications wait for each other.
+#pragma unroll 1
+  for (int block = 0; block < (F::kIsGated ? 1 : kBlocksM); ++block, column += 64) {
+    if (work.tokens.group < 0) {
+      ZeroRows<F::kStoresRows> zeros{function,          entry, work.tokens.token_begin, work.tokens.token_end, column,
+                                     ptx::tid_x() % 128};
+      F::store(zeros);
+    } else {
+      constexpr int kSums = F::kIsGated ? Config::kTileN : Config::kTileN / 2;
+      FunctionOfTile<F, true, 1, kSums, kRegisters>(function, column, work.n_idx, place)
+          .apply(reinterpret_cast<float (&)[1][kSums]>(acc));
+    }
+    if constexpr (F::kStoresRows) {
+      store_tokens<Config>(acc[0], params, buffers, buffer_idx, column, work, barrier_id);
+    }
+    if constexpr (!F::kIsGated && kBlocksM > 1) {
+#pragma unroll
+      for (int v = 0; v < Config::kTileN / 2; ++v) acc[0][v] = acc[1][v];
+    }
+  }
+}
+
+// Brings what the function reads of a warpgroup's part of the tile to L2 while the product is being multiplied.
+template <typename F>
+__device__ __forceinline__ void prefetch_function_of_tokens(const epilogue::FunctionParams& params, int32_t entry,
+                                                            int32_t column, int32_t columns, const RaggedWork& work) {
+  if (work.tokens.group < 0) return;
+  const epilogue::BatchPlace place(entry, work.tokens.group, work.tokens.token_end);
+  epilogue::FunctionPrefetch<F>{
+      params, place, work.n_idx, column, work.num_tokens(), columns, static_cast<int>(ptx::tid_x() % 128), 128}
+      .run();
+}
+
+}  // namespace tcgemm::wgmma_family

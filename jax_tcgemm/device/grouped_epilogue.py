@@ -1,0 +1,194 @@
+"""The device-local grouped product with a function as its epilogue, as epilogue.py has dense ones.
+
+Rows are counted over all groups; an operand with a value for each group has a stride along these.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core
+
+from jax_tcgemm import selection
+from jax_tcgemm.device import grouped
+from jax_tcgemm.device.call import call
+from jax_tcgemm.device.epilogue import (
+    CARRIERS,
+    Levels,
+    carried,
+    placed_function,
+    stored,
+    strides_along,
+)
+from jax_tcgemm.epilogues import InexpressibleError, Read, emit
+from jax_tcgemm.epilogues.places import everywhere, linear
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
+from jax_tcgemm.problem.function import Strides
+from jax_tcgemm.problem.precision import Numerics
+from jax_tcgemm.problem.ragged import RaggedProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A grouped product of form rows and its epilogue: what a primitive call says.
+
+    Attributes:
+      product: the product itself, in the dtype that it accumulates in; gated: both.
+      function: of the accumulators and the operands, of those by group for each row its group's.
+      operand_shapes: theirs as they are held.
+      by_group: for each operand, whether it is held by group, as (*batch, groups, 1, columns).
+    """
+
+    product: grouped.Product
+    function: core.ClosedJaxpr
+    operand_shapes: tuple[tuple[int, ...], ...]
+    by_group: tuple[bool, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of an accumulator."""
+        return (*self.product.batch_shape, self.product.m, self.product.n)
+
+    @property
+    def num_accumulators(self) -> int:
+        """How many the function takes."""
+        return 2 if self.product.gated else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How it runs on one device.
+
+    `problem` and `numerics` are None where it can only be run unfused, for the reason in
+    `choice.why`; so it is, too, where `choice.implementation` is "xla". `operands` are those of the
+    function that the call takes, in their order there.
+    """
+
+    product: Product
+    numerics: Numerics | None
+    problem: RaggedProblem | None
+    operands: tuple[int, ...]
+    choice: selection.Choice
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether one call runs it."""
+        return self.choice.implementation != selection.XLA
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Every array that XLA must rewrite for the call."""
+        bare = grouped.Plan(self.product.product, self.numerics, self.problem, self.choice)
+        return bare.copies
+
+    @property
+    def code(self) -> str:
+        """The generated code of the function, "" where it is not part of a kernel."""
+        return self.problem.function.definitions if self.is_fused else ""
+
+
+def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
+    """Chooses what runs a grouped product with its epilogue.
+
+    Args:
+      product: the product.
+      device: the device it will run on.
+      obstacle: a phrase saying why it can only be run unfused; "" when it need not.
+
+    Returns:
+      The plan.
+
+    Raises:
+      ValueError: when an implementation was forced that cannot run it.
+    """
+    bare = product.product
+    asked = bare.implementation, bare.config
+    if device.platform == "cpu" and asked[0] in (None, "host", selection.XLA):
+        return _unfused(product, obstacle or "on the CPU XLA runs the function")
+    folded = obstacle or _folded(product, device.platform)
+    if isinstance(folded, str):
+        if asked[0] in (None, selection.XLA):
+            return _unfused(product, folded)
+        # An implementation that was asked for by name: an error says why it cannot run the call.
+        selection.select(bare.op, None, device, *asked, kind="ragged", obstacle=folded)
+    choice = selection.select(bare.op, folded[1], device, *asked)
+    if choice.implementation == selection.XLA:
+        choice = dataclasses.replace(choice, why=f"unfused: {choice.why}")
+    return Plan(product, *folded, choice)
+
+
+def _unfused(product: Product, why: str) -> Plan:
+    choice = selection.Choice(selection.XLA, "default", f"unfused: {why}")
+    return Plan(product, None, None, (), choice)
+
+
+@functools.lru_cache(maxsize=1024)
+def _folded(product: Product, platform: str):
+    """What a `Plan` has of it, or what stands against it."""
+    bare = product.product
+    numerics = grouped.numerics_of(bare, platform)
+    if isinstance(numerics, str):
+        return numerics
+    if numerics.out_dtype != bare.result_dtype:
+        return f"no implementation gives {bare.result_dtype} to a function"
+    shape = product.shape
+    if math.prod(shape) == 0:
+        return "its result is empty"
+    try:
+        source, _ = emit(product.function, product.num_accumulators)
+    except InexpressibleError as error:
+        return str(error)
+    *batch, m, n = (() if extent == 1 else (axis,) for axis, extent in enumerate(shape))
+    levels = Levels(sum(batch, ()), (), m, n)
+    strides = [_strides(read, product, levels) for read in source.reads]
+    placed = placed_function(source, shape, levels, strides)
+    if isinstance(placed, str):
+        return placed
+    function, operands = placed
+    if any(result.over for result in function.results):
+        return "a result is a reduction, which XLA does"
+    dtype = function.results[0].dtype
+    out_dtype = DTYPE_NAMES.get(dtype) or CARRIERS.get(dtype.itemsize)
+    if out_dtype is None:
+        return f"no implementation makes {dtype}"
+    problem = grouped.problem_of(bare, numerics)
+    problem = dataclasses.replace(problem, out_dtype=out_dtype, function=function)
+    return numerics, problem, operands
+
+
+def _strides(read: Read, product: Product, levels: Levels) -> Strides | None:
+    """Where an element of an operand lies; None where no strides say that."""
+    shape, held = product.shape, product.operand_shapes[read.operand]
+    rank = len(shape)
+    if not product.by_group[read.operand]:
+        return strides_along(*read.strides(held, rank), levels, shape)
+    *batch, groups, _, columns = held
+    if read.places[-2] != everywhere(shape)[-2]:
+        return None  # Another row's group is asked for.
+    # Batch dimensions of extent 1 stand for any; the row says nothing beside its group.
+    packed = [math.prod(batch[i + 1 :]) * groups * columns for i in range(len(batch))]
+    packed = [0 if n == 1 else stride for n, stride in zip(batch, packed, strict=True)]
+    place = linear(read.places, (*packed, 0, 1), rank)
+    found = strides_along(place.offset, place.factors, levels, shape)
+    return found and dataclasses.replace(found, batch_inner=columns)
+
+
+def product_with_epilogue(
+    plan: Plan, lhs, rhs, group_sizes, group_offset, gather, operands
+) -> list[jax.Array]:
+    """Carries out a plan that is fused."""
+    product, function = plan.product, plan.problem.function
+    factors = lhs, rhs, group_sizes, group_offset, gather
+    given = grouped.prepared(product.product, plan.numerics, *factors)
+    given += [stored(operands[i]) for i in plan.operands]
+    dtypes = DTYPES[plan.problem.out_dtype], *(x.dtype for x in function.results[1:])
+    results = [jax.ShapeDtypeStruct(product.shape, np.dtype(dtype)) for dtype in dtypes]
+    found = call(plan.problem, plan.choice, given, results)
+    found[0] = carried(found[0], function.results[0].dtype)
+    types, ordered = product.function.out_avals, [None] * len(found)
+    for x, number in zip(found, function.order, strict=True):
+        ordered[number] = lax.convert_element_type(x, types[number].dtype)
+    return ordered

@@ -1,0 +1,451 @@
+"""The primitive `tcgemm_epilogue_ragged_dot`: a grouped product and an elementwise function of it.
+
+    acc[*b, i, n] = sum over k of lhs[*b, i, k] * rhs[*b, g, k, n]   for the rows i of group g
+    results = function(acc, *operands), and 0 in the rows of no group
+
+Operands of the products are those of `tcgemm_ragged_dot` of form rows: lhs, rhs, group_sizes,
+group_offset and, where gathered, gather. A gated product has rhs (*b, g, k, 2, n) and two
+accumulators. `acc` has the dtype that the product accumulates in.
+
+The function's operands follow: those that `by_group` marks are held as (*b, g, 1, n) or
+(*b, g, 1, 1), each batch dimension of size 1 where it is broadcast; the function is given for each
+row that of its group, as (*b, m, n) or (*b, m, 1), 0 for rows of no group. The others it is given
+as they are. Each result has the shape of `acc`.
+
+`unfused` is the same in JAX, by plain products and XLA: it types the primitive and runs it wherever
+nothing takes it as one call.
+
+Parameters, all static: op (for messages), groups (of rhs), gated, gathered, by_group, function (a
+closed jaxpr without constants, none of whose arguments are random keys), precision (canonical),
+out_sharding (that of acc; None follows lhs and rhs), implementation, config.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+
+from jax_tcgemm import selection
+from jax_tcgemm.device import dense, grouped_epilogue
+from jax_tcgemm.device.rows import take
+from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.epilogues.rounding import of_stored
+from jax_tcgemm.primitives import functions, lowering
+from jax_tcgemm.primitives import ragged_dot as plain
+from jax_tcgemm.primitives.functions import is_moving
+from jax_tcgemm.primitives.rules import same_varying, series_by_parts, transpose_by_parts
+from jax_tcgemm.sharding import partitioning, ragged_division, shardings
+from jax_tcgemm.system import jax_internals
+from jax_tcgemm.system.jax_internals import ad, batching, xla
+
+epilogue_ragged_dot_p = core.Primitive("tcgemm_epilogue_ragged_dot")
+epilogue_ragged_dot_p.multiple_results = True
+
+
+class Factors(NamedTuple):
+    """What the products are of."""
+
+    lhs: object
+    rhs: object
+    group_sizes: object
+    group_offset: object
+    gather: object = None
+
+
+def _split(arguments: Sequence, gathered: bool) -> tuple[Factors, Sequence]:
+    """The factors of the products, and the operands of the function."""
+    number = 4 + gathered
+    return Factors(*arguments[:number]), arguments[number:]
+
+
+def _num_accumulators(gated: bool) -> int:
+    return 2 if gated else 1
+
+
+def arguments_of(factors: Factors, operands, **params) -> list:
+    """The types of what a function takes, of random keys and arrays; params but the function."""
+    given = [x for x in factors if x is not None]
+    # What was asked for by name is found out when the primitive is lowered.
+    params |= {"implementation": None, "config": None}
+
+    def arguments(factors, *operands):
+        factors = Factors(*factors)
+        accs = _products(factors, **params)
+        shape = accs[0].shape
+        numbers = _groups_of_rows(factors, shape[-2], params["groups"])
+        return accs, _for_rows(operands, numbers, shape, params)
+
+    with selection.unseen():
+        return jax.make_jaxpr(arguments)(given, *operands).out_avals
+
+
+def _products(factors: Factors, *, gated, by_group=None, gathered=None, **params) -> list:
+    """The accumulators; params of the primitive but the function."""
+    del by_group, gathered
+    params = {"preferred_element_type": _accumulator_dtype(factors)} | params
+    if not gated:
+        return [plain.ragged_dot(*factors[:4], None, factors.gather, **params)]
+    rhs = factors.rhs
+    if jax.typeof(rhs).sharding.spec.partitions[-1]:
+        # Columns that are divided by explicit axes cannot be put side by side.
+        rights = (rhs[..., 0, :], rhs[..., 1, :])
+        both = [factors._replace(rhs=one) for one in rights]
+        return [plain.ragged_dot(*x[:4], None, x.gather, **params) for x in both]
+    rhs = lax.collapse(rhs, rhs.ndim - 2)
+    product = plain.ragged_dot(factors.lhs, rhs, *factors[2:4], None, factors.gather, **params)
+    return jnp.split(product, 2, axis=-1)
+
+
+def _accumulator_dtype(factors: Factors) -> np.dtype:
+    return functions.accumulator_dtype(factors.lhs.dtype, factors.rhs.dtype)
+
+
+# --- rows and their groups ----------------------------------------------------------------------
+
+
+def _groups_of_rows(factors: Factors, num_rows: int, groups: int) -> jax.Array:
+    """For each row its group's number in rhs, -1 where it is of no group; (*b, rows)."""
+    sizes, num_sizes = factors.group_sizes, factors.group_sizes.shape[-1]
+    ends = ragged_division.ends_of_groups(sizes, num_rows)
+    first = jnp.clip(factors.group_offset, 0, num_sizes)
+
+    def before(ends):
+        """How many groups end at each row or before it."""
+        counts = jnp.zeros(num_rows + 1, np.int32).at[ends].add(1)
+        return jnp.cumsum(counts[:num_rows], dtype=np.int32)
+
+    for _ in sizes.shape[:-1]:
+        before = jax.vmap(before)
+    found = before(ends)
+    own = found - first
+    is_there = (found < num_sizes) & (own >= 0) & (own < groups)
+    return jnp.where(is_there, own, -1)
+
+
+def _for_rows(operands, numbers, shape, params) -> list:
+    """What the function is given of its operands, where these are the numbers of rows' groups."""
+    return [
+        _of_groups(params["op"], x, numbers, shape) if is_by_group else x
+        for x, is_by_group in zip(operands, params["by_group"], strict=True)
+    ]
+
+
+def _of_groups(op: str, x, numbers, shape) -> jax.Array:
+    """x[..., numbers[i], 0, :] for each row i, of all batch dimensions; 0 where there is none."""
+    x = lax.squeeze(x, (x.ndim - 2,))
+    if jnp.issubdtype(x.dtype, np.floating):
+        # XLA does it inside of the function's loop, and adds up few groups of many rows well.
+        found = plain.take_rows(op, x, numbers, implementation=selection.XLA)
+    else:
+        found = plain.over_batch(take, x, numbers)
+    return jnp.broadcast_to(found, (*shape[:-1], x.shape[-1]))
+
+
+def _of_accumulators(function: core.ClosedJaxpr, factors: Factors, **params) -> Callable:
+    """What becomes of the accumulators and the operands: the results."""
+
+    def results(*arguments):
+        number = _num_accumulators(params["gated"])
+        accs, operands = arguments[:number], arguments[number:]
+        shape = accs[0].shape
+        numbers = _groups_of_rows(factors, shape[-2], params["groups"])
+        given = _for_rows(operands, numbers, shape, params)
+        found = core.jaxpr_as_fun(function)(*accs, *given)
+        is_there = jnp.broadcast_to((numbers >= 0)[..., None], shape)
+        return [_kept(is_there, y) for y in found]
+
+    return results
+
+
+def _kept(is_there, y) -> jax.Array:
+    is_there = partitioning.resharded(is_there, jax.typeof(y).sharding)
+    return jnp.where(is_there, y, jnp.zeros((), y.dtype))
+
+
+def unfused(*arguments, function: core.ClosedJaxpr, **params) -> list[jax.Array]:
+    """The same by plain products and what XLA makes of the function."""
+    factors, operands = _split(arguments, params["gathered"])
+    dtype, of_rounded = of_stored(function, _num_accumulators(params["gated"]))
+    products = _products(factors, **params, preferred_element_type=dtype)
+    return _of_accumulators(of_rounded, factors, **params)(*products, *operands)
+
+
+def bare_products(*arguments, function, **params) -> list[jax.Array]:
+    """The plain products of the unfused call."""
+    dtype, _ = of_stored(function, _num_accumulators(params["gated"]))
+    factors, _ = _split(arguments, params["gathered"])
+    return _products(factors, **params, preferred_element_type=dtype)
+
+
+def epilogue_ragged_dot(
+    factors: Factors,
+    operands,
+    *,
+    op,
+    groups,
+    gated,
+    by_group,
+    function: core.ClosedJaxpr,
+    precision=None,
+    out_sharding=None,
+    implementation=None,
+    config=None,
+) -> list[jax.Array]:
+    """Binds the primitive; arguments are checked and canonical already.
+
+    `function` is of `arguments_of(...)`, random keys among them; arrays that it has closed over
+    become operands, too.
+    """
+    jax_internals.register_imported()
+    function, constants = functions.hoist(function)
+    function, operands = functions.without_keys(function, (*operands, *constants))
+    return epilogue_ragged_dot_p.bind(
+        *same_varying(*(x for x in factors if x is not None)),
+        *operands,
+        op=op,
+        groups=groups,
+        gated=gated,
+        gathered=factors.gather is not None,
+        by_group=(*by_group, *(False for _ in constants)),
+        function=function,
+        precision=precision,
+        out_sharding=out_sharding,
+        implementation=implementation,
+        config=config,
+    )
+
+
+# --- typing -------------------------------------------------------------------------------------
+
+
+def _abstract_eval(*avals, **params):
+    # What was asked for by name is found out when the primitive is lowered.
+    unnamed = params | {"implementation": None, "config": None}
+    with lowering.named(params["op"]), selection.unseen():
+        types = _types(avals, tuple(unnamed.items()), jax_internals.trace_context())
+    lowering.expect(grouped_epilogue.make_plan, product_of, *avals, params)
+    return types
+
+
+@functools.lru_cache(maxsize=1024)
+def _types(avals, params, context):
+    del context
+    jaxpr = jax.make_jaxpr(functools.partial(unfused, **dict(params)))(*avals)
+    return jaxpr.out_avals, jaxpr.effects
+
+
+epilogue_ragged_dot_p.def_impl(functools.partial(xla.apply_primitive, epilogue_ragged_dot_p))
+epilogue_ragged_dot_p.def_effectful_abstract_eval(_abstract_eval)
+
+
+# --- batching -----------------------------------------------------------------------------------
+
+
+def _batch(axis_data, args, dims, *, function, **params):
+    """As of a plain product; the function of its result is mapped over the new dimension.
+
+    Where that is one of the function's other operands only, the product is made once.
+    """
+    if all(dim is None for dim in dims):
+        out = epilogue_ragged_dot_p.bind(*args, function=function, **params)
+        return out, [None] * len(out)
+    gathered, by_group, size = params["gathered"], params["by_group"], axis_data.size
+    factors, operands = _split(args, gathered)
+    factor_dims, operand_dims = _split(dims, gathered)
+    num_accumulators = _num_accumulators(params["gated"])
+    if all(dim is None for dim in factor_dims):
+        accs = _products(factors, **params)
+        f = _of_accumulators(function, factors, **params)
+        in_axes = *[None] * num_accumulators, *operand_dims
+        out = jax.vmap(f, in_axes, axis_size=size)(*accs, *operands)
+        return out, [0] * len(out)
+
+    def leading(x, dim):
+        """With the mapped dimension first, of size 1 where there is none."""
+        return lax.expand_dims(x, (0,)) if dim is None else jnp.moveaxis(x, dim, 0)
+
+    given = [x for x in factors if x is not None]
+    factors = Factors(*map(leading, given, factor_dims))
+    triples = zip(operands, operand_dims, by_group, strict=True)
+    operands = [
+        leading(x, dim) if is_by_group or dim is not None else x for x, dim, is_by_group in triples
+    ]
+    ndim = factors.group_sizes.ndim + 1
+    params["out_sharding"] = shardings.with_dimension(
+        params["out_sharding"], 0, ndim, axis_data.explicit_mesh_axis
+    )
+    types = tuple(arguments_of(factors, operands, **params))
+    in_dims = (
+        *[0] * num_accumulators,
+        *(
+            0 if is_by_group or dim is not None else None
+            for dim, is_by_group in zip(operand_dims, by_group, strict=True)
+        ),
+    )
+    out_dims = (0,) * len(function.out_avals)
+    function = functions.mapped(function, types, in_dims, out_dims, size)
+    given = (x for x in factors if x is not None)
+    out = epilogue_ragged_dot_p.bind(*given, *operands, function=function, **params)
+    return out, out_dims
+
+
+batching.fancy_primitive_batchers[epilogue_ragged_dot_p] = _batch
+
+
+# --- differentiation ----------------------------------------------------------------------------
+
+
+def _jvp(primals, tangents, *, function, config, **params):
+    """As of `tcgemm_epilogue_dot_general`, the plain products being grouped ones."""
+    (factors, operands), (dfactors, rest) = (
+        _split(x, params["gathered"]) for x in (primals, tangents)
+    )
+    daccs = _tangents_of_accumulators(factors, dfactors, params)
+
+    def run(kept):
+        return epilogue_ragged_dot_p.bind(*primals, function=kept, config=config, **params)
+
+    f = _of_accumulators(function, factors, **params)
+    given = [x for x in factors if x is not None]
+    return functions.jvp(function, run, f, (given, operands), (daccs, rest))
+
+
+def _tangents_of_accumulators(factors: Factors, dfactors: Factors, params) -> list:
+    """Those that nothing moves are None."""
+    wide = _accumulator_dtype(factors)
+    dtype = np.dtype(jnp.promote_types(factors.lhs.dtype, factors.rhs.dtype))
+    how = params | {"config": None, "preferred_element_type": dtype if dtype.itemsize > 1 else wide}
+    addends = [
+        _products(factors._replace(**{name: tangent}), **how)
+        for name, tangent in (("lhs", dfactors.lhs), ("rhs", dfactors.rhs))
+        if is_moving(tangent)
+    ]
+    if not addends:
+        return [None] * _num_accumulators(params["gated"])
+    sums = zip(*addends, strict=True)
+    return [functools.reduce(lax.add, [x.astype(wide) for x in own]) for own in sums]
+
+
+def _transpose(cotangents, *operands, **params):
+    """Of a call that is linear in some operands: that of the unfused one."""
+    return transpose_by_parts(unfused, cotangents, operands, **params | {"config": None})
+
+
+ad.primitive_jvps[epilogue_ragged_dot_p] = _jvp
+ad.primitive_transposes[epilogue_ragged_dot_p] = _transpose
+
+
+def _series(primals, series, **params):
+    return series_by_parts(unfused, primals, series, **params | {"config": None})
+
+
+jax_internals.register_jet(epilogue_ragged_dot_p, _series)
+
+
+# --- other interpreters of JAX ------------------------------------------------------------------
+
+
+def _of_product(params) -> dict:
+    """The parameters of `tcgemm_ragged_dot` of the bare product."""
+    rest = {"form": "rows", "rhs_transposed": False, "activation": "none", "biased": False}
+    return rest | {k: v for k, v in params.items() if k not in ("function", "by_group")}
+
+
+def _flops(*args, **params) -> int:
+    """Those of the products of all rows, as if each were of a group."""
+    factors, _ = _split(args, params["gathered"])
+    return plain.flops(*(x for x in factors if x is not None), **_of_product(params))
+
+
+jax_internals.register_roofline(epilogue_ragged_dot_p, _flops)
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+def product_of(*avals_and_params) -> grouped_epilogue.Product:
+    """What one call of the primitive says, from the types of its operands and its params.
+
+    The operands may be one device's parts of those that the function is of.
+    """
+    *avals, params = avals_and_params
+    factors, operands = _split(avals, params["gathered"])
+    function, by_group = params["function"], params["by_group"]
+    dtype = function.in_avals[0].dtype
+    given = (x for x in factors if x is not None)
+    result = jax.ShapeDtypeStruct((), dtype)
+    product = plain.product_of(*given, result, _of_product(params))
+    shape = (*product.batch_shape, product.m, product.n)
+    if shape != function.in_avals[0].shape:
+        accs = [jax.ShapeDtypeStruct(shape, dtype)] * _num_accumulators(params["gated"])
+        given = [
+            jax.ShapeDtypeStruct((*shape[:-1], x.shape[-1]), x.dtype) if is_by_group else x
+            for x, is_by_group in zip(operands, by_group, strict=True)
+        ]
+        function = functions.of_part(function, len(accs), *accs, *given)
+    shapes = tuple(tuple(x.shape) for x in operands)
+    return grouped_epilogue.Product(product, function, shapes, by_group)
+
+
+def division_of(*avals_and_params) -> partitioning.Division:
+    """How a call may be divided over devices: as the plain product, and as the function allows it.
+
+    An operand is divided like the results; the groups of an operand by group are whole, or divided
+    as those of rhs.
+    """
+    *avals, params = avals_and_params
+    factors, operands = _split(avals, params["gathered"])
+    shared = {k: v for k, v in params.items() if k not in ("function", "out_sharding")}
+    parts = parts_of(params["function"], _num_accumulators(params["gated"]))
+    named = {name: x for name, x in factors._asdict().items() if x is not None}
+
+    def bind(factors, *operands, groups):
+        how = shared | {"groups": groups}
+        types = arguments_of(Factors(**factors), operands, **how)
+        function = jax.make_jaxpr(parts)(*types)
+        given = *factors.values(), *operands
+        return tuple(
+            epilogue_ragged_dot_p.bind(*given, function=function, out_sharding=None, **how)
+        )
+
+    product = ragged_division.division_of(None, named, _of_product(params))
+    by_group = params["by_group"]
+    return ragged_division.with_function(product, bind, named, operands, by_group, parts, params)
+
+
+def obstacle_to_division(operands, product: grouped_epilogue.Product, params, device) -> str:
+    """Why a call is divided as a product and a function of that; "" where it is one."""
+    if not dense.is_covered(product.product, device.platform):
+        return "no implementation covers the dtypes of the product"
+    acc = params["function"].in_avals[0]
+    whole = parts_of(params["function"], _num_accumulators(params["gated"])).whole
+    if any(acc.shape[dim] != 1 for dim in whole):
+        return "devices may divide a dimension that the function takes whole"
+    return ""
+
+
+def _lower(ctx, *args, device, obstacle, **params):
+    product = product_of(*ctx.avals_in, params)
+    if not obstacle and partitioning.is_divided(ctx):
+        obstacle = obstacle_to_division(ctx.avals_in, product, params, device)
+        if not obstacle:
+            return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
+    plan = grouped_epilogue.make_plan(product, device, obstacle)
+    key = lowering.key_of(epilogue_ragged_dot_p, params, plan.choice)
+    if not plan.is_fused:
+        unfused_call = functools.partial(unfused, **params)
+        return partitioning.lower_on_device(ctx, unfused_call, *args, key=key)
+
+    def on_device(*args):
+        factors, operands = _split(args, params["gathered"])
+        return grouped_epilogue.product_with_epilogue(plan, *factors, operands)
+
+    return partitioning.lower_on_device(ctx, on_device, *args, key=key)
+
+
+lowering.register(epilogue_ragged_dot_p, _lower)

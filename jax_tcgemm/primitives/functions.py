@@ -1,0 +1,199 @@
+"""Functions as epilogues: what the primitives that have them as a parameter share.
+
+A function is a closed jaxpr of accumulators and operands, without constants.
+"""
+
+import functools
+from collections.abc import Hashable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
+from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.primitives.rules import jvp_of_moving, same_varying
+from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.sharding import partitioning
+from jax_tcgemm.system.jax_internals import ad, as_jaxpr, zero_tangent
+
+
+def accumulator_dtype(lhs_dtype, rhs_dtype) -> np.dtype:
+    """What the product of such operands accumulates in: at least float32, of integers int32."""
+    dtype = jnp.promote_types(lhs_dtype, rhs_dtype)
+    if jnp.issubdtype(dtype, jnp.integer) and np.dtype(dtype).itemsize <= 4:
+        return np.dtype(np.int32)
+    return wide_dtype(dtype)
+
+
+def hoist(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, Sequence[jax.Array]]:
+    """A function without constants, which are its last arguments then; and these."""
+    # The same function each time: what is compiled is found by it.
+    return _hoisted(function) if function.consts else _hoisted_of_known(function)
+
+
+def _hoisted(function: core.ClosedJaxpr):
+    if any(map(closes_over_arrays, function.jaxpr.eqns)):
+        function = written_out(function, closes_over_arrays)
+    constants, num_arguments = function.consts, len(function.in_avals)
+    if not constants:
+        return function, ()
+
+    def of_constants(*arguments):
+        own, given = arguments[:num_arguments], arguments[num_arguments:]
+        return core.jaxpr_as_fun(core.ClosedJaxpr(function.jaxpr, given))(*own)
+
+    types = map(jax.typeof, constants)
+    return jax.make_jaxpr(of_constants)(*function.in_avals, *types), constants
+
+
+_hoisted_of_known = functools.lru_cache(maxsize=1024)(_hoisted)
+
+
+def without_keys(function: core.ClosedJaxpr, operands):
+    """A function of the numbers in random keys, and these; kernels know no keys."""
+    if not any(_is_key(x) for x in operands):
+        return function, operands
+    generators = tuple(jax.random.key_impl(x) if _is_key(x) else None for x in operands)
+    operands = [jax.random.key_data(x) if _is_key(x) else x for x in operands]
+    return _of_key_data(function, generators, tuple(map(jax.typeof, operands))), operands
+
+
+def _is_key(x) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_key_data(function: core.ClosedJaxpr, generators: tuple[Hashable, ...], types):
+    num_accumulators = len(function.in_avals) - len(types)
+
+    def of_data(*arguments):
+        pairs = zip(arguments[num_accumulators:], generators, strict=True)
+        operands = (x if how is None else jax.random.wrap_key_data(x, impl=how) for x, how in pairs)
+        return core.jaxpr_as_fun(function)(*arguments[:num_accumulators], *operands)
+
+    return jax.make_jaxpr(of_data)(*function.in_avals[:num_accumulators], *types)
+
+
+@functools.lru_cache(maxsize=1024)
+def mapped(function: core.ClosedJaxpr, types, in_dims, out_dims, size: int) -> core.ClosedJaxpr:
+    """A function mapped over `in_dims` of its arguments, of these types then.
+
+    Its results have the new dimension at `out_dims`.
+    """
+    f = jax.vmap(core.jaxpr_as_fun(function), in_dims, list(out_dims), axis_size=size)
+    return jax.make_jaxpr(f)(*types)
+
+
+@functools.lru_cache(maxsize=1024)
+def of_part(function: core.ClosedJaxpr, num_accumulators: int, *types) -> core.ClosedJaxpr:
+    """The same function of parts of its arguments, of these types."""
+    return jax.make_jaxpr(parts_of(function, num_accumulators))(*types)
+
+
+def jvp(function: core.ClosedJaxpr, run, f, primals, tangents):
+    """The results of a product with a function as its epilogue, and their tangents.
+
+    Accumulators that the tangents depend on are more results of the call; the tangents are those
+    of the function, by JAX.
+
+    Args:
+      function: of the accumulators and the operands.
+      run: makes the call, with a function in the place of that.
+      f: what becomes of accumulators and operands: the call's results.
+      primals: the products' factors, and the function's operands.
+      tangents: those of the accumulators, None where nothing moves one, and of the operands.
+    """
+    (factors, operands), (daccs, doperands) = primals, tangents
+    moving = [*daccs, *(t if is_moving(t) else None for t in doperands)]
+    moves = tuple(t is not None for t in moving)
+    kept, numbers = _keeping(function, _needed_accumulators(function, moves, len(daccs)))
+    out = run(kept)
+    accs = [
+        _zeros(aval, factors) if number is None else out[number]
+        for number, aval in zip(numbers, function.in_avals, strict=False)
+    ]
+    out = out[: len(function.out_avals)]
+    found = [zero_tangent(x) for x in out]
+    if any(moves):
+        arguments = *accs, *operands
+        pairs = zip(moving, arguments, strict=True)
+        moving = [zero_tangent(x) if t is None else t for t, x in pairs]
+        _, found = jvp_of_moving(f, arguments, moving)
+    return out, [
+        partitioning.resharded(t, jax.typeof(x).sharding) if is_moving(t) else zero_tangent(x)
+        for x, t in zip(out, found, strict=True)
+    ]
+
+
+def is_moving(tangent) -> bool:
+    """Whether a tangent is one of numbers and not known to be zero."""
+    return type(tangent) is not ad.Zero and jnp.result_type(tangent) != jax.dtypes.float0
+
+
+def _zeros(aval, factors) -> jax.Array:
+    """What stands for an accumulator on which nothing depends."""
+    zeros = partitioning.resharded(jnp.zeros(aval.shape, aval.dtype), aval.sharding)
+    return same_varying(zeros, *factors)[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _keeping(
+    function: core.ClosedJaxpr, wanted: tuple[bool, ...]
+) -> tuple[core.ClosedJaxpr, tuple[int | None, ...]]:
+    """A function with the wanted accumulators among its results, and where each of them is."""
+    results, numbers, added = list(function.jaxpr.outvars), [], []
+    for place, (acc, is_wanted) in enumerate(zip(function.jaxpr.invars, wanted, strict=False)):
+        known = [number for number, result in enumerate(results) if result is acc]
+        if is_wanted and not known:
+            known = [len(results)]
+            results.append(acc)
+            added.append(place)
+        numbers.append(known[0] if is_wanted else None)
+    if not added:
+        return function, tuple(numbers)
+
+    def with_accumulators(*arguments):
+        return [*core.jaxpr_as_fun(function)(*arguments), *(arguments[place] for place in added)]
+
+    return jax.make_jaxpr(with_accumulators)(*function.in_avals), tuple(numbers)
+
+
+@functools.lru_cache(maxsize=1024)
+def _needed_accumulators(
+    function: core.ClosedJaxpr, moving: tuple[bool, ...], number: int
+) -> tuple[bool, ...]:
+    """Which of so many accumulators the tangents depend on, where these arguments move."""
+    if not any(moving):
+        return (False,) * number
+    types, num_primals = function.in_avals, len(moving)
+
+    def tangents(*arguments):
+        primals, given = arguments[:num_primals], iter(arguments[num_primals:])
+        pairs = zip(moving, primals, strict=True)
+        rest = [next(given) if does_move else zero_tangent(x) for does_move, x in pairs]
+        _, found = jvp_of_moving(core.jaxpr_as_fun(function), primals, rest)
+        return [x for x in found if is_moving(x)]
+
+    moved = [x for x, does_move in zip(types, moving, strict=True) if does_move]
+    jaxpr = as_jaxpr(jax.make_jaxpr(tangents)(*types, *moved))
+    return tuple(_needed(jaxpr, [True] * len(jaxpr.outvars))[:number])
+
+
+def _needed(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> list[bool]:
+    """Which arguments of a jaxpr the wanted results depend on."""
+    live = {x for x, is_wanted in zip(jaxpr.outvars, wanted, strict=True) if is_wanted}
+    for eqn in reversed(jaxpr.eqns):
+        own = [x in live for x in eqn.outvars]
+        if not any(own):
+            continue
+        needed = [True] * len(eqn.invars)
+        if eqn.primitive.name in ("jit", "pjit"):
+            needed = _needed(as_jaxpr(eqn.params["jaxpr"]), own)
+        live.update(
+            x
+            for x, is_needed in zip(eqn.invars, needed, strict=True)
+            if is_needed and not isinstance(x, core.Literal)
+        )
+    return [x in live for x in jaxpr.invars]
