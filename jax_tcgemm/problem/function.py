@@ -234,7 +234,7 @@ def _struct(source, order, strides, indices, over, work) -> str:
     run.append(f"of_NAME::Epilogue::apply({', '.join(arguments)})")
     run += [f"element.template write<{slot}, {results[i]}>(y{i})" for slot, i in enumerate(order)]
     stores = [_stored(slot, source.results[i], over[i]) for slot, i in enumerate(order)]
-    sizes = {along: 0 for along in ("kNothing", "kM", "kN", "kBoth")}
+    sizes = dict.fromkeys(("kNothing", "kM", "kN", "kBoth"), 0)
     for x, y in zip(source.reads, strides, strict=True):
         sizes[y.along] += x.dtype.itemsize
     bytes_text = "".join(
