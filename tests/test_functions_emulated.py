@@ -189,11 +189,16 @@ BATCHES = Call(
     2,
     (numbers((2,), F32), numbers((3, 70, 72), F16)),
 )
+# So many tiles that stages come around again.
+WHOLE_BATCHES = Call(
+    lambda acc, x, y: (acc * x + y, acc > 0),
+    *((12, 256, 256), 1, (numbers((12, 256, 256), F32), numbers((256, 256), BF16))),
+)
 HEAVY = Call(heavy, (256, 192), 0, (numbers((192,), F32),))
 REDUCED = Call(reductions, (203, 173), 0, (numbers((173,), F32),))
 REDUCED_BATCHES = Call(reductions, (3, 64, 72), 1, (numbers((72,), F32),))
 CALLS = {"whole": WHOLE, "odd": ODD, "steps": STEPS, "batches": BATCHES, "reduced": REDUCED}
-CALLS |= {"reduced batches": REDUCED_BATCHES, "heavy": HEAVY}
+CALLS |= {"reduced batches": REDUCED_BATCHES, "heavy": HEAVY, "whole batches": WHOLE_BATCHES}
 GATED_WHOLE, GATED_ODD = gated(256, 168, "packed"), gated(203, 173, "pair")
 # Not even the second matrix begins where TMA can read it.
 GATED_BATCHES = Call(
@@ -236,6 +241,7 @@ def test_gated_function(functions, config, name):
 # Where a column is, not a row of a swapped tile.
 COLUMN = "across_ + 8 * group + pair() + e;\n  }\n  __device__ __forceinline__ bool"
 STORE, TILE = "kernels/wgmma/function_store.cuh", "epilogue/function.cuh"
+BOXES = "kernels/wgmma/function_boxes.cuh"
 MISTAKES = {
     "not exchanged": (WHOLE, TILE, "transpose_four(words, lane_);", ";"),
     "wrong half": (WHOLE, TILE, "line_ + 8 * half) + group", "line_ + 4 * half) + group"),
@@ -261,10 +267,16 @@ MISTAKES = {
     "gate for up": (GATED_ODD, TILE, "F::run(sums[i], up[i]", "F::run(sums[i], sums[i]"),
     "no second sum": (GATED_ODD, STORE, "up[v] = acc[block][kSums + place]", "up[v] = 0"),
     "a part twice": (WHOLE, STORE, "kPartIdx % kBlockParts * kPart * 4;", "0;"),
-    "another part's reads": (WHOLE, STORE, "reads_[kPartIdx], vectors", "reads_[0], vectors"),
+    "another part's reads": (WHOLE, STORE, "reads_[kPartIdx], Loaded", "reads_[0], Loaded"),
     "the next turn's reads": (HEAVY, STORE, "(part, own, e", "(part, reads, e"),
     "a turn's line": (HEAVY, STORE, "line_ + 64 * block", "line_ + 32 * block"),
     "a turn's sums": (HEAVY, STORE, "i.value / kBlockParts, kFirst + v, v)", "0, v, v)"),
+    "another row's box": (WHOLE, BOXES, "step / Plan::kStepsOfBlock) * 64", "0) * 64"),
+    "another column's box": (WHOLE, BOXES, "step % Plan::kStepsOfBlock * 64", "0"),
+    "another half's matrix": (WHOLE, BOXES, "(row + 8 * half) * 128", "row * 128"),
+    "a step too late": (WHOLE, BOXES, "(kStep % Plan::kStepsOfStage *", "(kStep % 1 *"),
+    "a stage not given back": (WHOLE_BATCHES, BOXES, "release_(state_.stage);", ""),
+    "the next stage not taken": (WHOLE_BATCHES, BOXES, "state_.advance();", ""),
     "wrong end": (GATED_WHOLE, STORE, "n_idx + 2 * kSums);", "n_idx + kSums);"),
     "halves exchanged": (
         *(GATED_WHOLE, STORE, "acc[i / kHalf][i % kHalf];", "acc[i / kHalf][kHalf + i % kHalf];"),
@@ -290,5 +302,7 @@ def test_mistakes_are_found(functions, name, tmp_path):
         kernels = [last, mma_sync(tile, target="sm_90", layout="01")]
     sources = map(carried, kernels)
     wrong = Emulator(tmp_path, *sources, changes={file: [(old, new)]}, like=functions)
-    with pytest.raises((AssertionError, RuntimeError), match="not equal|wrote outside|Mismatched"):
+    with pytest.raises(
+        (AssertionError, RuntimeError), match="not equal|wrote outside|Mismatched|deadlock"
+    ):
         call.check(wrong, implementation=implementation, config=config)

@@ -8,9 +8,10 @@
 //   whole_level(dim)             the level that is all of dimension `dim`, or -1; see Index below
 //   load(tile), arrive(tile)     call tile.load<i, T, along>() and tile.arrive<i, T, along>() for each read
 //   bytes(along)                 of an element of all reads along this, together
-//   kMostReads, kNumResults      how many reads there are, or 1, and results
-//   kWork                        roughly how many instructions an element takes
-//   run(sum[, up], element, at)  calls element.read<i, T, along>(), and element.write<i, T>(y) with result i, which
+//   boxed(i), boxed_bytes(i)     of the reads that may come by TMA the number of this one, or -1, and its element's
+//   bytes kMostReads, kNumResults      how many reads there are, or 1, and results kWork                        roughly
+//   how many instructions an element takes run(sum[, up], element, at)  calls element.read<i, T, along>(), and
+//   element.write<i, T>(y) with result i, which
 //                                that rounds to T
 //   store(tile)                  calls tile.store<i, T>() for each result, or, for one that is reduced,
 //                                tile.reduce<i, T, Value, kind, over>(), Value being what T is computed with
@@ -157,7 +158,6 @@ class FunctionVectors {
   // Whether a read is one of these.
   template <typename T, Along along>
   static constexpr bool kHas = along != Along::kBoth && sizeof(T) <= 4;
-  static constexpr bool kHasAny = true;
   static constexpr int kPairs = (kGroups + 7) / 8;
   // How many registers they take.
   static constexpr int kWords = kPairs * F::bytes(kSwapped ? Along::kM : Along::kN) / 2 +
@@ -230,16 +230,25 @@ class FunctionVectors {
   uint64_t pairs_[F::kMostReads][kPairs];
 };
 
-// Those of a part of a tile: of a block of 64 lines, from a group on.
-template <typename All>
-struct FunctionVectorsOfPart {
-  static constexpr bool kHasAny = true;
+// What has been loaded of a part of a tile: vectors, from a block of 64 lines and a group on, and matrices, if any.
+template <typename Vectors, typename MatricesType>
+struct LoadedPart {
+  using Matrices = MatricesType;
+  static constexpr bool kHasVectors = true;
 
-  const All& all;
+  const Vectors& vectors;
   const int block, first_group;
+  // pair<i, T>(column, half): two neighbours, of which the first is in this column after the part's first.
+  const Matrices matrices;
 };
-struct NoVectors {
+struct NoMatrices {
   static constexpr bool kHasAny = false;
+  template <int i>
+  static constexpr bool kHas = false;
+};
+struct NothingLoaded {
+  using Matrices = NoMatrices;
+  static constexpr bool kHasVectors = false;
 };
 
 // A thread's elements of kGroups groups of eight columns and of kHalves rows that lie eight apart: two neighbours of a
@@ -247,8 +256,8 @@ struct NoVectors {
 // exchanged: `line` is along that of which there are halves, `across` along groups. kRows: D is stored by rows, by the
 // caller, who takes it from the sums. kWhole: all are inside the product, and unless kSwapped eight columns of a matrix
 // lie side by side, aligned; then four threads that have the columns of a group between them load and store its rows
-// together. Vectors: those that have been loaded before, NoVectors or a FunctionVectorsOfPart.
-template <typename F, bool kSwapped, bool kRows, bool kWhole, int kGroups, int kHalves, typename Vectors = NoVectors>
+// together. Loaded: what has been before, NothingLoaded or a LoadedPart.
+template <typename F, bool kSwapped, bool kRows, bool kWhole, int kGroups, int kHalves, typename Loaded = NothingLoaded>
 class FunctionTile {
  public:
   using Sum = typename F::Sum;
@@ -260,7 +269,7 @@ class FunctionTile {
 
   // (line, across): the thread's line, and the first one of the groups, of which there are `groups`.
   __device__ __forceinline__ FunctionTile(const FunctionParams& params, const BatchPlace& batch, int lane, int32_t line,
-                                          int32_t across, int groups, Reads& reads, const Vectors& vectors = {})
+                                          int32_t across, int groups, Reads& reads, const Loaded& loaded = {})
       : params_(params),
         batch_(batch),
         lane_(lane),
@@ -268,7 +277,7 @@ class FunctionTile {
         across_(across),
         groups_(groups),
         reads_(reads),
-        vectors_(vectors) {}
+        loaded_(loaded) {}
 
   // Begins to load what is read, which run() waits for.
   __device__ __forceinline__ void load() {
@@ -305,7 +314,7 @@ class FunctionTile {
     __device__ __forceinline__ T read() const {
       const auto& found =
           tile.reads_.values[i][kVariesAcross<along, kSwapped> ? group : 0][kVariesAlong<along, kSwapped> ? half : 0];
-      if constexpr (kInPairs<T, along>) {
+      if constexpr (kInPairs<i, T, along>) {
         return elementwise::bit_cast<PackOf<T, 2>>(static_cast<Two<T>>(found[0])).x[e];
       } else {
         return elementwise::bit_cast<T>(
@@ -349,13 +358,15 @@ class FunctionTile {
       if constexpr (!kVariesAcross<along, kSwapped>) {
 #pragma unroll
         for (int half = 0; half < (along == Along::kNothing ? 1 : kHalves); ++half) {
-          const int block = along == Along::kNothing ? 0 : vectors_.block;
-          reads_.values[i][0][half][0] = vectors_.all.template on_line<i>(block, half);
+          const int block = along == Along::kNothing ? 0 : loaded_.block;
+          reads_.values[i][0][half][0] = loaded_.vectors.template on_line<i>(block, half);
         }
       }
+    } else if constexpr (kIsMatrix<i>) {
+      // They are in shared memory.
     } else if constexpr (kTogether<T> && along == Along::kBoth) {
       load_together<i>(read, data);
-    } else if constexpr (kInPairs<T, along>) {
+    } else if constexpr (kInPairs<i, T, along>) {
       const T* pairs = data + across_ + pair();
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
@@ -376,7 +387,16 @@ class FunctionTile {
   // Once all loads are under way.
   template <int i, typename T, Along along>
   __device__ __forceinline__ void arrive() {
-    if constexpr (kTogether<T> && along == Along::kBoth) {
+    if constexpr (kIsMatrix<i>) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        if (group >= groups_) break;
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          reads_.values[i][group][half][0] = loaded_.matrices.template pair<i, T>(8 * group, half);
+        }
+      }
+    } else if constexpr (kTogether<T> && along == Along::kBoth) {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
         Word<T> words[4];
@@ -390,7 +410,7 @@ class FunctionTile {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         if (group < groups_) {
-          reads_.values[i][group][0][0] = vectors_.all.template across<i, T>(vectors_.first_group + group, lane_);
+          reads_.values[i][group][0][0] = loaded_.vectors.template across<i, T>(loaded_.first_group + group, lane_);
         }
       }
     }
@@ -444,12 +464,15 @@ class FunctionTile {
   template <typename T>
   static constexpr bool kTogether = kWhole && !kSwapped && kGroups == 4 && sizeof(T) <= 4;
   template <typename T, Along along>
-  static constexpr bool kIsLoaded = Vectors::kHasAny && along != Along::kBoth && sizeof(T) <= 4;
+  static constexpr bool kIsLoaded = Loaded::kHasVectors && along != Along::kBoth && sizeof(T) <= 4;
+  template <int i>
+  static constexpr bool kIsMatrix = Loaded::Matrices::template kHas<i>;
   // Whether two neighbours are held as one.
-  template <typename T, Along along>
-  static constexpr bool kInPairs = along == Along::kBoth ? kTogether<T>
-                                                         : kVariesAcross<along, kSwapped> && sizeof(T) <= 4 &&
-                                                               (Vectors::kHasAny || (kWhole && !kSwapped));
+  template <int i, typename T, Along along>
+  static constexpr bool kInPairs = along == Along::kBoth
+                                       ? kTogether<T> || kIsMatrix<i>
+                                       : kVariesAcross<along, kSwapped> && sizeof(T) <= 4 &&
+                                             (Loaded::kHasVectors || (kWhole && !kSwapped));
 
   // Calls f(group, half, e) for each element, or for the first one of those that share what varies like this.
   template <Along along = Along::kBoth, typename Visitor>
@@ -559,7 +582,7 @@ class FunctionTile {
   const int32_t line_, across_;
   const int groups_;
   Reads& reads_;
-  const Vectors vectors_;
+  const Loaded loaded_;
   uint64_t results_[F::kNumResults][kGroups][kHalves][2];
 };
 

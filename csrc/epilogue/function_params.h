@@ -10,6 +10,8 @@ namespace tcgemm::epilogue {
 // As core/problem.h has it, with addresses; made by kernels/common/function.h.
 struct FunctionParams {
   static constexpr int kMostReads = 12, kMostResults = 6, kMostIndices = 8;
+  // Of reads along both rows and columns, so many of 2 or 4 bytes may come by TMA: the first ones.
+  static constexpr int kMostBoxed = 2;
 
   struct Read {
     const void* data;  // the first element
@@ -27,6 +29,8 @@ struct FunctionParams {
   // Whether eight elements of a row, from a column on that is a multiple of eight, lie side by side in all results and
   // in all matrices that are read, aligned together, or to 16 bytes, and two elements of all vectors along columns.
   bool in_eights;
+  // Whether TMA can read these.
+  bool in_boxes;
   Read reads[kMostReads];
   Index indices[kMostIndices];
   void* results[kMostResults];  // packed matrices

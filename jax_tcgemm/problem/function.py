@@ -14,6 +14,8 @@ from jax_tcgemm.epilogues.expressions import STORED, computed, is_narrow
 
 # Of csrc/core/problem.h.
 MOST_READS, MOST_RESULTS, MOST_INDICES = 12, 6, 8
+# Matrices that TMA can bring, see csrc/epilogue/function_params.h.
+MOST_BOXED = 2
 # How many neighbours a kernel reduces to one.
 REDUCED = 8
 # Dtypes that kernels store by rows, as D.
@@ -242,18 +244,31 @@ def _struct(source, order, strides, indices, over, work) -> str:
         for along, number in sizes.items()
         if number
     )
+    boxed = [
+        i
+        for i, (x, y) in enumerate(zip(source.reads, strides, strict=True))
+        if y.along == "kBoth" and x.dtype.itemsize in (2, 4)
+    ][:MOST_BOXED]
+    boxed_bytes = [source.reads[i].dtype.itemsize for i in boxed]
+
+    def of_boxed(numbers, default: int) -> str:
+        lines = (f"    if (i == {i}) return {n};\n" for i, n in zip(boxed, numbers, strict=True))
+        return "".join(lines) + f"    return {default};\n"
+
     parameters = ", ".join(f"const Sum {x}" for x in sums)
     return (
         "struct NAME {\n"
         f"  using Sum = {computed(source.accumulators[0])};\n"
         f"  static constexpr bool kIsGated = {str(len(sums) == 2).lower()};\n"
         f"  static constexpr int kMostReads = {max(len(reads), 1)}, kNumResults = {len(results)};\n"
-        f"  static constexpr int kWork = {work};\n"
+        f"  static constexpr int kBoxedBytes = {sum(boxed_bytes)}, kWork = {work};\n"
         f"  static constexpr bool kStoresRows = {str(results[order[0]] in _ROWS).lower()};\n"
         + function(f"{inline} constexpr int whole_level(int dim)", f"{whole}    return -1;\n")
         + function(
             f"{inline} constexpr int bytes(epilogue::Along along)", f"{bytes_text}    return 0;\n"
         )
+        + function(f"{inline} constexpr int boxed(int i)", of_boxed(range(len(boxed)), -1))
+        + function(f"{inline} constexpr int boxed_bytes(int i)", of_boxed(boxed_bytes, 0))
         + "  template <typename Tile>\n"
         + function(f"{inline} void load(Tile& tile)", calls(steps("load")))
         + "  template <typename Tile>\n"

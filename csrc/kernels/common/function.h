@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "core/problem.h"
 #include "core/ragged_problem.h"
@@ -14,6 +15,24 @@ static_assert(Function::kMostReads == epilogue::FunctionParams::kMostReads &&
                   Function::kMostResults == epilogue::FunctionParams::kMostResults &&
                   Function::kMostIndices == epilogue::FunctionParams::kMostIndices,
               "what is checked fits");
+
+inline bool is_matrix(const Function::Read& x) { return x.n != 0 && (x.m_outer != 0 || x.m_inner != 0); }
+
+// A read that TMA may bring, and how far its rows are apart; 0 where not all are as far.
+struct BoxedRead {
+  int64_t number, row_stride;
+};
+// Those that kernels are compiled to read so.
+inline std::vector<BoxedRead> boxed_reads(const Function& f, int64_t m) {
+  std::vector<BoxedRead> found;
+  for (int64_t i = 0; i < f.num_reads() && found.size() < epilogue::FunctionParams::kMostBoxed; ++i) {
+    const Function::Read x = f.read(i);
+    if (!is_matrix(x) || (x.bytes != 2 && x.bytes != 4)) continue;
+    const bool is_even = x.period >= m || x.m_outer == x.period * x.m_inner;
+    found.push_back({i, x.period == 1 ? x.m_outer : is_even ? x.m_inner : 0});
+  }
+  return found;
+}
 
 // `batch_inner`: extent of that level. Of a batched product of either kind.
 template <typename Problem, typename Buffers>
@@ -31,8 +50,7 @@ epilogue::FunctionParams make_function(const Problem& p, const Buffers& buffers,
     params.reads[i] = {data,      x.batch_outer, x.batch_inner,     x.m_outer,
                        x.m_inner, x.n,           Divisor(x.period), static_cast<int32_t>(x.period)};
     const int64_t strides = x.batch_outer | x.batch_inner | x.m_outer | x.m_inner;
-    const bool is_matrix = x.n != 0 && (x.m_outer != 0 || x.m_inner != 0);
-    if (is_matrix && x.bytes < 8) {
+    if (is_matrix(x) && x.bytes < 8) {
       params.in_eights &= x.n == 1 && strides % 8 == 0 && is_aligned(data, std::min<int64_t>(8 * x.bytes, 16));
     } else if (x.n != 0 && x.bytes < 8) {
       params.in_eights &= x.n == 1 && strides % 2 == 0 && is_aligned(data, 2 * x.bytes);
@@ -50,6 +68,8 @@ epilogue::FunctionParams make_function(const Problem& p, const Buffers& buffers,
     if (x.form != Function::Form::kWhole) continue;
     params.in_eights &= is_aligned(buffers.more_results[i].data, std::min<int64_t>(8 * x.bytes, 16));
   }
+  params.in_boxes = params.in_eights;
+  for (const BoxedRead& x : boxed_reads(f, p.m)) params.in_boxes &= x.row_stride > 0;
   return params;
 }
 

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "epilogue/function.cuh"
+#include "kernels/wgmma/function_boxes.cuh"
 #include "kernels/wgmma/params.cuh"
 #include "ptx/types.cuh"
 
@@ -15,7 +16,9 @@ namespace tcgemm::wgmma_family {
 // groups of eight columns of 16 rows. Sum 4 * j + 2 * h + i of a block of 64 rows is that of row warp * 16 + lane / 4 +
 // 8 * h and column 8 * j + lane % 4 * 2 + i of the kernel's (possibly swapped) problem. Of a gated product the right
 // half of a block is of its second matrix, and what is stored by rows is left in the left one. kRegisters: of a thread.
-template <typename F, bool kSwapped, int kBlocksM, int kAccumulators, int kRegisters>
+// Matrices: those in shared memory, a BoxedPart, if any.
+template <typename F, bool kSwapped, int kBlocksM, int kAccumulators, int kRegisters,
+          typename Matrices = epilogue::NoMatrices>
 class FunctionOfTile {
  public:
   // (m_idx, n_idx): the first element. Columns of the tile that are rows beyond the batch entry's last may be left as
@@ -31,7 +34,8 @@ class FunctionOfTile {
     // Whether D has all of the tile.
     const int32_t m_end = (kSwapped ? n_idx + 2 * kSums : m_idx + 64 * kBlocksM);
     const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kSums);
-    is_whole_ = m_end <= batch.m_end && n_end <= params.n && (kSwapped || params.in_eights);
+    is_whole_ = m_end <= batch.m_end && n_end <= params.n && (kSwapped || params.in_eights) &&
+                (!Matrices::kHasAny || params.in_boxes);
     if constexpr (kAtOnce) {
       if (!is_whole_) return;
       vectors_.load_all(params_, batch_, lane_, line_, across_);
@@ -39,12 +43,16 @@ class FunctionOfTile {
     }
   }
 
-  __device__ __forceinline__ void apply(float (&acc)[kBlocksM][kAccumulators]) {
+  // `boxes`: a BoxReader, where matrices are in shared memory.
+  template <typename Boxes>
+  __device__ __forceinline__ void apply(float (&acc)[kBlocksM][kAccumulators], Boxes& boxes) {
     if (!is_whole_) {
+      if constexpr (Matrices::kHasAny) {
+        if (params_.in_boxes) boxes.skip();
+      }
       apply_in_turns<false>(acc);
     } else if constexpr (kAtOnce) {
-      load_parts<kEarly, kAhead>();
-      run_from<0>(acc);
+      run_from<0>(acc, boxes, 0);
     } else {
       apply_in_turns<true>(acc);
     }
@@ -55,35 +63,40 @@ class FunctionOfTile {
   // What is read along the groups of swapped tiles is read one by one.
   static constexpr int kMostGroups = kSwapped ? 2 : 4, kPart = kGroups < kMostGroups ? kGroups : kMostGroups;
   static constexpr int kBlockParts = (kGroups + kPart - 1) / kPart, kNumParts = kBlocksM * kBlockParts;
-  // Whether there is code for each part: where that stays in the instruction cache.
-  static constexpr bool kAtOnce = kNumParts * kPart * 4 * F::kWork <= 8192;
+  static constexpr bool kAtOnce = is_at_once<F>(kBlocksM * kSums);
 
   using Vectors = epilogue::FunctionVectors<F, kSwapped, kBlocksM, kGroups>;
   // A part of the matrices takes so many registers.
-  static constexpr int kOfPart = kPart * F::bytes(epilogue::Along::kBoth);
+  static constexpr int kOfPart = kPart * (F::bytes(epilogue::Along::kBoth) - (Matrices::kHasAny ? F::kBoxedBytes : 0));
   static constexpr int kSpare = kRegisters - kBlocksM * kAccumulators - 56 - Vectors::kWords;
   // Parts that are loaded before the sums are known, and those whose loads are under way while one is computed.
   static constexpr int kWanted = kOfPart > 0 && kSpare > 0 ? kSpare / kOfPart : 0;
   static constexpr int kEarly = kWanted < kNumParts ? kWanted : kNumParts;
   static constexpr int kAhead = kEarly > 0 || kNumParts == 1 ? kEarly + (kEarly == 0) : 1;
 
-  template <bool kWhole, typename VectorsOfPart = epilogue::NoVectors>
-  using Tile = epilogue::FunctionTile<F, kSwapped, F::kStoresRows, kWhole, kPart, 2, VectorsOfPart>;
-  using VectorsOfPart = epilogue::FunctionVectorsOfPart<Vectors>;
-  using PartTile = Tile<true, VectorsOfPart>;
+  template <bool kWhole, typename Loaded = epilogue::NothingLoaded>
+  using Tile = epilogue::FunctionTile<F, kSwapped, F::kStoresRows, kWhole, kPart, 2, Loaded>;
+  using Loaded = epilogue::LoadedPart<Vectors, Matrices>;
+  using PartTile = Tile<true, Loaded>;
 
-  template <typename AnyTile, typename AnyVectors>
-  __device__ __forceinline__ AnyTile tile(int part, typename AnyTile::Reads& reads, const AnyVectors& vectors) const {
+  template <typename AnyTile, typename AnyLoaded>
+  __device__ __forceinline__ AnyTile tile(int part, typename AnyTile::Reads& reads, const AnyLoaded& loaded) const {
     const int block = part / kBlockParts, first = part % kBlockParts * kPart;
     const int groups = min(kPart, kGroups - first);
-    return AnyTile(params_, batch_, lane_, line_ + 64 * block, across_ + 8 * first, groups, reads, vectors);
+    return AnyTile(params_, batch_, lane_, line_ + 64 * block, across_ + 8 * first, groups, reads, loaded);
   }
 
-  // In place: registers have no index that changes, so there is code for each part.
+  // In place: registers have no index that changes, so there is code for each part. `step`: of the matrices in shared
+  // memory that of this part.
   template <int kPartIdx>
-  __device__ __forceinline__ PartTile part_tile() {
-    const VectorsOfPart vectors{vectors_, kPartIdx / kBlockParts, kPartIdx % kBlockParts * kPart};
-    return tile<PartTile>(kPartIdx, reads_[kPartIdx], vectors);
+  __device__ __forceinline__ PartTile part_tile(uint32_t step = 0) {
+    constexpr int kFirst = kPartIdx % kBlockParts * kPart;
+    Matrices matrices{};
+    if constexpr (Matrices::kHasAny) {
+      const int warp = ptx::tid_x() % 128 / 32;
+      matrices = {step, kFirst % 8 * 8 + lane_ % 4 * 2, warp * 16 + lane_ / 4};
+    }
+    return tile<PartTile>(kPartIdx, reads_[kPartIdx], Loaded{vectors_, kPartIdx / kBlockParts, kFirst, matrices});
   }
 
   template <int kBegin, int kEnd>
@@ -94,21 +107,36 @@ class FunctionOfTile {
     }
   }
 
-  template <int kPartIdx>
-  __device__ __forceinline__ void run_from(float (&acc)[kBlocksM][kAccumulators]) {
+  template <int kPartIdx, typename Boxes>
+  __device__ __forceinline__ void run_from(float (&acc)[kBlocksM][kAccumulators], Boxes& boxes, uint32_t step) {
     if constexpr (kPartIdx < kNumParts) {
+      if constexpr (kPartIdx == 0) load_parts<kEarly, kAhead>();
       load_parts<kPartIdx + kAhead, kPartIdx + kAhead + 1>();
-      float* const sums = acc[kPartIdx / kBlockParts] + kPartIdx % kBlockParts * kPart * 4;
-      part_tile<kPartIdx>().run(sums, sums + (F::kIsGated ? kSums : 0));
-      run_from<kPartIdx + 1>(acc);
+      constexpr int kFirst = kPartIdx % kBlockParts * kPart, kEnd = kFirst + kPart;
+      constexpr bool kBeginsStep = kFirst % 8 == 0, kEndsStep = kEnd % 8 == 0 || kEnd >= kGroups;
+      if constexpr (Matrices::kHasAny) {
+        constexpr int kStep = kPartIdx / kBlockParts * Matrices::kStepsOfBlock + kFirst / 8;
+        if constexpr (kBeginsStep) step = boxes.template begin<kStep>();
+        run_part<kPartIdx>(acc, step);
+        if constexpr (kEndsStep) boxes.template end<kStep>();
+      } else {
+        run_part<kPartIdx>(acc, step);
+      }
+      run_from<kPartIdx + 1>(acc, boxes, step);
     }
+  }
+
+  template <int kPartIdx>
+  __device__ __forceinline__ void run_part(float (&acc)[kBlocksM][kAccumulators], uint32_t step) {
+    float* const sums = acc[kPartIdx / kBlockParts] + kPartIdx % kBlockParts * kPart * 4;
+    part_tile<kPartIdx>(step).run(sums, sums + (F::kIsGated ? kSums : 0));
   }
 
   // By the same code, to which a part's sums move.
   template <bool kWhole>
   __device__ __forceinline__ void apply_in_turns(float (&acc)[kBlocksM][kAccumulators]) const {
     typename Tile<kWhole>::Reads reads;
-    tile<Tile<kWhole>>(0, reads, epilogue::NoVectors{}).load();
+    tile<Tile<kWhole>>(0, reads, epilogue::NothingLoaded{}).load();
 #pragma unroll 1
     for (int part = 0; part < kNumParts; ++part) {
       if (kSwapped && !kWhole && across_ + part % kBlockParts * kPart * 8 >= batch_.m_end) continue;
@@ -127,8 +155,8 @@ class FunctionOfTile {
         if constexpr (F::kIsGated) up[v] = acc[block][kSums + place];
       });
       typename Tile<kWhole>::Reads own = reads;
-      if (part + 1 < kNumParts) tile<Tile<kWhole>>(part + 1, reads, epilogue::NoVectors{}).load();
-      tile<Tile<kWhole>>(part, own, epilogue::NoVectors{}).run(sums, up);
+      if (part + 1 < kNumParts) tile<Tile<kWhole>>(part + 1, reads, epilogue::NothingLoaded{}).load();
+      tile<Tile<kWhole>>(part, own, epilogue::NothingLoaded{}).run(sums, up);
       if constexpr (F::kStoresRows) visit([&](int block, int place, int v) { acc[block][place] = sums[v]; });
     }
   }
@@ -180,8 +208,8 @@ struct EpilogueOfTile {
 template <typename T>
 inline constexpr int kSumsOfTile = (T::Config::kClusterK > 1 ? T::Share::kTileN : T::Config::kTileN) / 2;
 template <typename T, typename Code>
-struct EpilogueOfTile<T, Function<Code>>
-    : FunctionOfTile<Code, T::Config::kSwapped, T::kBlocksM, kSumsOfTile<T>, T::kConsumerRegisters> {
+struct EpilogueOfTile<T, Function<Code>> : FunctionOfTile<Code, T::Config::kSwapped, T::kBlocksM, kSumsOfTile<T>,
+                                                          T::kConsumerRegisters, BoxedPart<T, Code>> {
   __device__ __forceinline__ EpilogueOfTile(const Function<Code>& epilogue, int32_t m_idx, int32_t n_idx,
                                             int32_t batch_idx)
       : EpilogueOfTile::FunctionOfTile(epilogue.values, m_idx, n_idx, {epilogue.values, batch_idx}) {}

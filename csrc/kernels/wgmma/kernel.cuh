@@ -14,7 +14,7 @@
 // order barrier lets one multiply while the other one stores.
 //
 // Pipelines (arrivals that complete a phase):
-//   full[stage]    1 (the producer's expect_tx) + the bytes of both operand tiles
+//   full[stage]    1 (the producer's expect_tx) + the bytes of both operand tiles, or of a function's matrices
 //   empty[stage]   one for each consumer warpgroup that reads the stage, from each block of the
 //                  cluster that loads into it or receives its multicast
 //   order[group]   4: each warp of the other consumer has issued its last multiplication
@@ -46,6 +46,7 @@ template <typename Config, typename Mma, typename Operands, typename Epilogue>
 __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_constant__ Params<Epilogue> params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using T = Traits<Config, Mma, Operands>;
+  using Boxes = BoxesOf<T, Epilogue>;
   extern __shared__ __align__(1024) uint8_t shared_memory[];
   const uint32_t shared = ptx::shared_base_address(shared_memory);
   const Pipeline<T> pipeline(shared);
@@ -91,6 +92,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
           ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
           loader.load(state.stage);
         }
+        if constexpr (Boxes::kHasAny) {
+#pragma unroll 1
+          for (int i = 0; i < Boxes::stages(params); ++i, state.advance()) {
+            ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
+            load_boxes<T>(params, walk.work(), shared + state.stage * T::kStageBytes, pipeline.full(state.stage), i);
+          }
+        }
         if (!walk.next(params)) break;
         loader.begin(walk.work());
         left = params.k_blocks;
@@ -135,7 +143,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     for (bool has_tile = true; has_tile; has_tile = walk.next(params)) {
       const Work work = walk.work();
       if (Config::kPingPong && (walk.number() & 1) != consumer) {
-        state.advance(params.k_blocks);
+        state.advance(params.k_blocks + Boxes::stages(params));
         continue;
       }
       if constexpr (Epilogue::kFused) {
@@ -194,7 +202,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         };
         const auto store = [&](auto tile, auto& sums, int32_t n_idx) {
           if constexpr (Epilogue::kIsFunction) {
-            function.apply(sums);
+            BoxReader<T, typename Epilogue::Code, decltype(release)> boxes(pipeline, shared, consumer, barrier_id,
+                                                                           state, release);
+            function.apply(sums, boxes);
             if constexpr (!Epilogue::Code::kStoresRows) return;
           }
           if constexpr (Epilogue::kMayBeGated) {

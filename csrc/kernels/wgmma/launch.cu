@@ -7,6 +7,7 @@
 #include "kernels/common/cluster_launch.h"
 #include "kernels/common/column_sums.h"
 #include "kernels/common/function.h"
+#include "kernels/common/tensor_map.h"
 #include "kernels/wgmma/launch.h"
 #include "kernels/wgmma/params.cuh"
 
@@ -35,6 +36,29 @@ Status encode_stored_maps(Fused* target, const Call& call) {
   Status s = encode(&target->d_map, fused.d, fused.has_two_d() ? 2 : 1);
   if (!s.is_ok() || fused.aux_out == nullptr) return s;
   return encode(&target->aux_map, fused.aux_out, fused.gated ? 2 : 1);
+}
+
+// Of the matrices that the function reads by TMA, if it can.
+Status encode_boxes(FunctionArguments* target, const Call& call) {
+  if (call.geometry.shape.swapped || !target->values.in_boxes) return Status::ok();
+  const tcgemm::Function& function = call.problem->epilogue.function;
+  int number = 0;
+  for (const BoxedRead& boxed : boxed_reads(function, call.m)) {
+    const tcgemm::Function::Read x = function.read(boxed.number);
+    const TensorOperand matrix{target->values.reads[boxed.number].data,
+                               call.n,
+                               call.m,
+                               call.batch_inner,
+                               call.batch / call.batch_inner,
+                               boxed.row_stride * x.bytes,
+                               x.batch_inner * x.bytes,
+                               x.batch_outer * x.bytes};
+    const CUtensorMapDataType type = x.bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16 : CU_TENSOR_MAP_DATA_TYPE_UINT32;
+    Status s = tcgemm::encode_operand_map(&target->boxes[number++], type, matrix, {static_cast<int>(128 / x.bytes), 64},
+                                          CU_TENSOR_MAP_SWIZZLE_128B);
+    if (!s.is_ok()) return s;
+  }
+  return Status::ok();
 }
 
 template <typename Epilogue>
@@ -93,7 +117,10 @@ Status launch(const Call& call) {
     const int columns = is_gated ? shape.tile_n / 2 : geometry.share_tile_n();  // of a warpgroup
     const StoreBox box = StoreBox::make(shape.swapped, columns, d.element_bytes());
     params.store_with_tma = d.is_stored_by_tma();
-    if constexpr (Epilogue::kIsFunction) params.epilogue.values = make_function(*call.problem, *call.buffers);
+    if constexpr (Epilogue::kIsFunction) {
+      params.epilogue.values = make_function(*call.problem, *call.buffers);
+      if (Status s = encode_boxes(&params.epilogue, call); !s.is_ok()) return s;
+    }
     if (params.store_with_tma) {
       if (Status s = encode_output_map(&params.d_map, d, box); !s.is_ok()) return s;
     }

@@ -26,6 +26,7 @@ struct FunctionArguments {
 
   epilogue::FunctionParams values;
   tile::TensorMap b_up_map;
+  tile::TensorMap boxes[epilogue::FunctionParams::kMostBoxed];  // where values.in_boxes says so
 };
 template <typename CodeType>
 struct Function : FunctionArguments {

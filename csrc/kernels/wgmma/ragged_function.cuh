@@ -48,9 +48,10 @@ __device__ __forceinline__ void store_function_of_tokens(float (&acc)[kBlocksM][
                                      ptx::tid_x() % 128};
       F::store(zeros);
     } else {
+      epilogue::NoMatrices no_boxes;
       constexpr int kSums = F::kIsGated ? Config::kTileN : Config::kTileN / 2;
       FunctionOfTile<F, true, 1, kSums, kRegisters>(function, column, work.n_idx, place)
-          .apply(reinterpret_cast<float (&)[1][kSums]>(acc));
+          .apply(reinterpret_cast<float (&)[1][kSums]>(acc), no_boxes);
     }
     if constexpr (F::kStoresRows) {
       store_tokens<Config>(acc[0], params, buffers, buffer_idx, column, work, barrier_id);
