@@ -20,13 +20,15 @@ BF16, F16, F32 = (np.dtype(x) for x in (jnp.bfloat16, np.float16, np.float32))
 K = 96
 
 PING_PONG = {"128x128x64_c2x1x1_pp": ("128, 128, 2, 1, 1, true, false", "01")}
+COOPERATIVE = "128x256x64_c2x1x1_co"
 WGMMA = PING_PONG | {
+    COOPERATIVE: ("128, 256, 2, 1, 1, false, false", "01"),
     "192x176x64_c1x2x1_co_t": ("192, 176, 1, 2, 1, false, true", "10"),
     "128x16x64_c1x1x4_co": ("128, 16, 1, 1, 4, false, false", "01"),
 }
 # Those that multiply by both matrices of a gated product.
 GATED = PING_PONG | {
-    "128x256x64_c2x1x1_co": ("128, 256, 2, 1, 1, false, false", "01"),
+    COOPERATIVE: WGMMA[COOPERATIVE],
     "64x128x64_c2x1x1_pp": ("64, 128, 2, 1, 1, true, false", "01"),
     "128x128x64_c2x2x1_co": ("128, 128, 2, 2, 1, false, false", "01"),
 }
@@ -267,7 +269,7 @@ MISTAKES = {
     "gate for up": (GATED_ODD, TILE, "F::run(sums[i], up[i]", "F::run(sums[i], sums[i]"),
     "no second sum": (GATED_ODD, STORE, "up[v] = acc[block][kSums + place]", "up[v] = 0"),
     "a part twice": (WHOLE, STORE, "kPartIdx % kBlockParts * kPart * 4;", "0;"),
-    "another part's reads": (WHOLE, STORE, "reads_[kPartIdx], Loaded", "reads_[0], Loaded"),
+    "another part's reads": (WHOLE_BATCHES, STORE, "reads_[kPartIdx], Loaded", "reads_[0], Loaded"),
     "the next turn's reads": (HEAVY, STORE, "(part, own, e", "(part, reads, e"),
     "a turn's line": (HEAVY, STORE, "line_ + 64 * block", "line_ + 32 * block"),
     "a turn's sums": (HEAVY, STORE, "i.value / kBlockParts, kFirst + v, v)", "0, v, v)"),
@@ -295,8 +297,11 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_found(functions, name, tmp_path):
     call, file, old, new = MISTAKES[name]
-    first, *_, last = call.kernels()
+    first, *others, last = call.kernels()
     kernels, config, implementation = [first], next(iter(PING_PONG)), "wgmma"
+    if file == BOXES:
+        config = COOPERATIVE
+        kernels = [others[list(WGMMA).index(config) - 1]]
     if file == "epilogue/function_kernel.cuh":
         (config, tile), implementation = next(iter(MMA_SYNC.items())), "mma_sync"
         kernels = [last, mma_sync(tile, target="sm_90", layout="01")]

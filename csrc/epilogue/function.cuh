@@ -159,9 +159,6 @@ class FunctionVectors {
   template <typename T, Along along>
   static constexpr bool kHas = along != Along::kBoth && sizeof(T) <= 4;
   static constexpr int kPairs = (kGroups + 7) / 8;
-  // How many registers they take.
-  static constexpr int kWords = kPairs * F::bytes(kSwapped ? Along::kM : Along::kN) / 2 +
-                                2 * kBlocks * F::bytes(kSwapped ? Along::kN : Along::kM) / 4;
 
   // (line, across): the thread's first line, and the first element across.
   __device__ __forceinline__ void load_all(const FunctionParams& params, const BatchPlace& batch, int lane,
@@ -469,10 +466,9 @@ class FunctionTile {
   static constexpr bool kIsMatrix = Loaded::Matrices::template kHas<i>;
   // Whether two neighbours are held as one.
   template <int i, typename T, Along along>
-  static constexpr bool kInPairs = along == Along::kBoth
-                                       ? kTogether<T> || kIsMatrix<i>
-                                       : kVariesAcross<along, kSwapped> && sizeof(T) <= 4 &&
-                                             (Loaded::kHasVectors || (kWhole && !kSwapped));
+  static constexpr bool kInPairs = along == Along::kBoth ? kTogether<T> || kIsMatrix<i>
+                                                         : kVariesAcross<along, kSwapped> && sizeof(T) <= 4 &&
+                                                               (Loaded::kHasVectors || (kWhole && !kSwapped));
 
   // Calls f(group, half, e) for each element, or for the first one of those that share what varies like this.
   template <Along along = Along::kBoth, typename Visitor>

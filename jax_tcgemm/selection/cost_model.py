@@ -79,18 +79,17 @@ class Calibration:
     fused_sums_us: float = 0.31
     # The part of it by which ping-pong's other warpgroup is held up.
     fused_interference: float = 0.12
-    # The same of a function: for itself, for each unit of its work (`Function.work`), for each
-    # number, row or column that it reads, and for what it reads and stores of 16-bit matrices.
-    function_us: float = 0.09
-    function_work_us: float = 0.0032
-    function_vector_us: float = 0.1
-    function_read_us: float = 0.6
+    # The same of a function: for each unit of its work (`Function.work`), for each number, row or
+    # column that it reads, and for what it reads and stores of 16-bit matrices.
+    function_work_us: float = 0.009
+    function_vector_us: float = 0.02
+    function_read_us: float = 0.12
     function_stored_us: float = 0.12
     # For a result that it reduces over columns, and over rows, with what XLA does of it.
-    function_reduced_us: tuple[float, float] = (0.35, 0.8)
-    function_interference: float = 0.38
+    function_reduced_us: tuple[float, float] = (0.08, 0.11)
+    function_interference: float = 0.45
     # A unit of its work in 1024 elements, in a loop of XLA's.
-    loop_work_us: float = 0.0011
+    loop_work_us: float = 0.0065
     # Where rows of D are not 16-byte aligned: a tile, and as many bytes more of each of its rows,
     # at whose ends are sectors that are written in part.
     unaligned_tile_us: float = 0.77
@@ -438,7 +437,7 @@ def _fused_us(p: Problem, c: Calibration) -> float:
     multiplied = p.batch * p.m * p.n * p.num_b
     if (function := p.epilogue.function) is not None:
         vectors = sum(strides.along != "kBoth" for _, _, strides in function.reads)
-        us = c.function_us + c.function_work_us * function.work + c.function_vector_us * vectors
+        us = c.function_work_us * function.work + c.function_vector_us * vectors
         for over, reduced_us in zip(("columns", "rows"), c.function_reduced_us, strict=True):
             us += reduced_us * sum(x.over == over for x in function.results)
         moved = c.function_read_us * p.function_read_bytes

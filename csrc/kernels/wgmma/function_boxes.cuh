@@ -28,7 +28,7 @@ template <typename T, typename F>
 struct BoxPlan {
   using Config = typename T::Config;
   static constexpr int kBoxBytes = 64 * 128;
-  static constexpr int kSharers = Config::kPingPong ? 1 : Config::kConsumers;
+  static constexpr int kSharers = Config::kConsumers;
 
   // Of a read's boxes in a step, those of the reads before it come first.
   static constexpr int bytes_before(int read) {
@@ -39,9 +39,10 @@ struct BoxPlan {
   static constexpr int kStepBytes = bytes_before(F::kMostReads);
   static constexpr int kStepsOfStage = kStepBytes == 0 ? 0 : T::kStageBytes / (kSharers * kStepBytes);
   static constexpr int kColumns = Config::kTileN / (F::kIsGated ? 2 : 1);
-  // Whether there are any. Swapped tiles would read columns of them.
-  static constexpr bool kHasAny =
-      kStepsOfStage > 0 && !Config::kSwapped && Config::kClusterK == 1 && is_at_once<F>(T::kBlocksM * kColumns / 2);
+  // Whether there are any. Swapped tiles would read columns of them, and ping-pong's other consumer would wait for the
+  // stages that they are in.
+  static constexpr bool kHasAny = kStepsOfStage > 0 && !Config::kSwapped && !Config::kPingPong &&
+                                  Config::kClusterK == 1 && is_at_once<F>(T::kBlocksM * kColumns / 2);
   static constexpr int kStepsOfBlock = (kColumns + 63) / 64, kSteps = T::kBlocksM * kStepsOfBlock;
   static constexpr int kStages = kHasAny ? (kSteps + kStepsOfStage - 1) / kStepsOfStage : 0;
 };
@@ -127,7 +128,7 @@ class BoxReader {
                                        PipelineState& state, const Release& release)
       : pipeline_(pipeline),
         stages_(shared),
-        consumer_(Config::kPingPong ? 0 : consumer),
+        consumer_(consumer),
         barrier_id_(barrier_id),
         state_(state),
         release_(release) {}
@@ -154,8 +155,6 @@ class BoxReader {
   }
 
  private:
-  using Config = typename T::Config;
-
   __device__ __forceinline__ void give_back() {
     // What has been read, before what TMA writes in its place.
     ptx::fence_proxy_async();

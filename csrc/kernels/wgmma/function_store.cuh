@@ -15,15 +15,14 @@ namespace tcgemm::wgmma_family {
 // A generated function of all of a warpgroup's accumulators, of which those of a thread are computed in parts of a few
 // groups of eight columns of 16 rows. Sum 4 * j + 2 * h + i of a block of 64 rows is that of row warp * 16 + lane / 4 +
 // 8 * h and column 8 * j + lane % 4 * 2 + i of the kernel's (possibly swapped) problem. Of a gated product the right
-// half of a block is of its second matrix, and what is stored by rows is left in the left one. kRegisters: of a thread.
-// Matrices: those in shared memory, a BoxedPart, if any.
-template <typename F, bool kSwapped, int kBlocksM, int kAccumulators, int kRegisters,
-          typename Matrices = epilogue::NoMatrices>
+// half of a block is of its second matrix, and what is stored by rows is left in the left one. Matrices: those in
+// shared memory, a BoxedPart, if any.
+template <typename F, bool kSwapped, int kBlocksM, int kAccumulators, typename Matrices = epilogue::NoMatrices>
 class FunctionOfTile {
  public:
   // (m_idx, n_idx): the first element. Columns of the tile that are rows beyond the batch entry's last may be left as
-  // they are. Before the sums are known: begins to load what is read, as much as there are
-  // registers for. Loads of later have to wait for those of the next tile's operands.
+  // they are. Before the sums are known: begins to load vectors, which later would have to wait for the next tile's
+  // operands.
   __device__ __forceinline__ FunctionOfTile(const epilogue::FunctionParams& params, int32_t m_idx, int32_t n_idx,
                                             const epilogue::BatchPlace& batch)
       : params_(params),
@@ -39,7 +38,6 @@ class FunctionOfTile {
     if constexpr (kAtOnce) {
       if (!is_whole_) return;
       vectors_.load_all(params_, batch_, lane_, line_, across_);
-      load_parts<0, kEarly>();
     }
   }
 
@@ -66,13 +64,10 @@ class FunctionOfTile {
   static constexpr bool kAtOnce = is_at_once<F>(kBlocksM * kSums);
 
   using Vectors = epilogue::FunctionVectors<F, kSwapped, kBlocksM, kGroups>;
-  // A part of the matrices takes so many registers.
+  // A part of the matrices that threads load takes so many registers. Parts whose loads are under way while one is
+  // computed:
   static constexpr int kOfPart = kPart * (F::bytes(epilogue::Along::kBoth) - (Matrices::kHasAny ? F::kBoxedBytes : 0));
-  static constexpr int kSpare = kRegisters - kBlocksM * kAccumulators - 56 - Vectors::kWords;
-  // Parts that are loaded before the sums are known, and those whose loads are under way while one is computed.
-  static constexpr int kWanted = kOfPart > 0 && kSpare > 0 ? kSpare / kOfPart : 0;
-  static constexpr int kEarly = kWanted < kNumParts ? kWanted : kNumParts;
-  static constexpr int kAhead = kEarly > 0 || kNumParts == 1 ? kEarly + (kEarly == 0) : 1;
+  static constexpr int kAhead = kOfPart > 0 && kOfPart <= 16 ? 32 / kOfPart : 1;
 
   template <bool kWhole, typename Loaded = epilogue::NothingLoaded>
   using Tile = epilogue::FunctionTile<F, kSwapped, F::kStoresRows, kWhole, kPart, 2, Loaded>;
@@ -110,7 +105,7 @@ class FunctionOfTile {
   template <int kPartIdx, typename Boxes>
   __device__ __forceinline__ void run_from(float (&acc)[kBlocksM][kAccumulators], Boxes& boxes, uint32_t step) {
     if constexpr (kPartIdx < kNumParts) {
-      if constexpr (kPartIdx == 0) load_parts<kEarly, kAhead>();
+      if constexpr (kPartIdx == 0) load_parts<0, kAhead>();
       load_parts<kPartIdx + kAhead, kPartIdx + kAhead + 1>();
       constexpr int kFirst = kPartIdx % kBlockParts * kPart, kEnd = kFirst + kPart;
       constexpr bool kBeginsStep = kFirst % 8 == 0, kEndsStep = kEnd % 8 == 0 || kEnd >= kGroups;
@@ -208,8 +203,8 @@ struct EpilogueOfTile {
 template <typename T>
 inline constexpr int kSumsOfTile = (T::Config::kClusterK > 1 ? T::Share::kTileN : T::Config::kTileN) / 2;
 template <typename T, typename Code>
-struct EpilogueOfTile<T, Function<Code>> : FunctionOfTile<Code, T::Config::kSwapped, T::kBlocksM, kSumsOfTile<T>,
-                                                          T::kConsumerRegisters, BoxedPart<T, Code>> {
+struct EpilogueOfTile<T, Function<Code>>
+    : FunctionOfTile<Code, T::Config::kSwapped, T::kBlocksM, kSumsOfTile<T>, BoxedPart<T, Code>> {
   __device__ __forceinline__ EpilogueOfTile(const Function<Code>& epilogue, int32_t m_idx, int32_t n_idx,
                                             int32_t batch_idx)
       : EpilogueOfTile::FunctionOfTile(epilogue.values, m_idx, n_idx, {epilogue.values, batch_idx}) {}

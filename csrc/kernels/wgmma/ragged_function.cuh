@@ -31,7 +31,7 @@ struct ZeroRows {
 
 // All of a warpgroup's accumulators, the first of which is that of D's column `column`. Those of a gated product's
 // second matrix follow the others, which become what is stored by rows.
-template <typename Config, typename F, int kRegisters, int kBlocksM>
+template <typename Config, typename F, int kBlocksM>
 __device__ __forceinline__ void store_function_of_tokens(float (&acc)[kBlocksM][Config::kTileN / 2],
                                                          const Params<Function<F>>& params, int32_t entry,
                                                          uint32_t buffers, int& buffer_idx, int32_t column,
@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_function_of_tokens(float (&acc)[kBlocksM][
     } else {
       epilogue::NoMatrices no_boxes;
       constexpr int kSums = F::kIsGated ? Config::kTileN : Config::kTileN / 2;
-      FunctionOfTile<F, true, 1, kSums, kRegisters>(function, column, work.n_idx, place)
+      FunctionOfTile<F, true, 1, kSums>(function, column, work.n_idx, place)
           .apply(reinterpret_cast<float (&)[1][kSums]>(acc), no_boxes);
     }
     if constexpr (F::kStoresRows) {
