@@ -787,6 +787,9 @@ def test_a_product_stays_xlas_where_nothing_is_known_to_gain(modelled, monkeypat
     monkeypatch.setattr(tables, "lookup", lambda *_: iter([(entry, "a table")]))
     selection.forget()
     assert "measured, 100 us (a table)" in choice(*aligned).why
+    monkeypatch.setattr(tables, "lookup", lambda *_: iter([(entry, "shipped table x.json")]))
+    selection.forget()
+    assert choice(*aligned).implementation == "xla"
 
 
 def test_explain_names_what_stops_an_epilogue():

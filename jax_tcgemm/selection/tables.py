@@ -288,6 +288,9 @@ def cache_file(device: DeviceKey) -> Path | None:
     return None if folder is None else folder / f"{device.slug}.json"
 
 
+_SHIPPED = "shipped table"
+
+
 def lookup(problem: Problem, device: DeviceKey) -> Iterator[tuple[Entry, str]]:
     """What is known about a problem, the most trusted first, each with where it stands."""
     with _lock:
@@ -298,8 +301,13 @@ def lookup(problem: Problem, device: DeviceKey) -> Iterator[tuple[Entry, str]]:
     return reversed(found)
 
 
+def is_tuned(problem: Problem, device: DeviceKey) -> bool:
+    """Whether the user's own measurements, or a table that was loaded, know a problem."""
+    return any(not source.startswith(_SHIPPED) for _, source in lookup(problem, device))
+
+
 def _read_all(device: DeviceKey) -> Iterator[tuple[str, Mapping[str, Entry]]]:
-    places = [(f"shipped table {path.name}", path) for path in sorted(SHIPPED.glob("*.json"))]
+    places = [(f"{_SHIPPED} {path.name}", path) for path in sorted(SHIPPED.glob("*.json"))]
     if (path := cache_file(device)) is not None:
         places.append((f"user cache {path}", path))
     for source, path in places:
