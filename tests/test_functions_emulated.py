@@ -196,11 +196,18 @@ WHOLE_BATCHES = Call(
     lambda acc, x, y: (acc * x + y, acc > 0),
     *((12, 256, 256), 1, (numbers((12, 256, 256), F32), numbers((256, 256), BF16))),
 )
+# Two steps of matrices in a stage.
+RESIDUAL = Call(lambda acc, x: acc * 2 + x, (2, 256, 256), 1, (numbers((2, 256, 256), BF16),))
 HEAVY = Call(heavy, (256, 192), 0, (numbers((192,), F32),))
 REDUCED = Call(reductions, (203, 173), 0, (numbers((173,), F32),))
 REDUCED_BATCHES = Call(reductions, (3, 64, 72), 1, (numbers((72,), F32),))
 CALLS = {"whole": WHOLE, "odd": ODD, "steps": STEPS, "batches": BATCHES, "reduced": REDUCED}
-CALLS |= {"reduced batches": REDUCED_BATCHES, "heavy": HEAVY, "whole batches": WHOLE_BATCHES}
+CALLS |= {
+    "reduced batches": REDUCED_BATCHES,
+    "heavy": HEAVY,
+    "whole batches": WHOLE_BATCHES,
+    "residual": RESIDUAL,
+}
 GATED_WHOLE, GATED_ODD = gated(256, 168, "packed"), gated(203, 173, "pair")
 # Not even the second matrix begins where TMA can read it.
 GATED_BATCHES = Call(
@@ -281,7 +288,7 @@ MISTAKES = {
     ),
     "another column's box": (WHOLE_BATCHES, BOXES, "step % Plan::kStepsOfBlock * 64", "0"),
     "another half's matrix": (WHOLE_BATCHES, BOXES, "(row + 8 * half) * 128", "row * 128"),
-    "a step too late": (WHOLE_BATCHES, BOXES, "(kStep % Plan::kStepsOfStage *", "(kStep % 1 *"),
+    "a step too late": (RESIDUAL, BOXES, "(kStep % Plan::kStepsOfStage *", "(kStep % 1 *"),
     "a stage not given back": (WHOLE_BATCHES, BOXES, "release_(state_.stage);", ""),
     "the next stage not taken": (WHOLE_BATCHES, BOXES, "state_.advance();", ""),
     "wrong end": (GATED_WHOLE, STORE, "n_idx + 2 * kSums);", "n_idx + kSums);"),
