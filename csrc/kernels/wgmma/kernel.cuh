@@ -168,6 +168,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       // Declared here: what it held for the last tile must not stay live across the scheduler.
       float acc[T::kBlocksM][Config::kTileN / 2];
       int previous_stage = -1;
+      if constexpr (T::kPromotes) {
+#pragma unroll
+        for (int block = 0; block < T::kBlocksM; ++block) {
+#pragma unroll
+          for (float& sum : acc[block]) sum = 0;
+        }
+      }
 #pragma unroll 1
       for (int32_t i = 0; i < params.k_blocks; ++i) {
         ptx::mbarrier_wait(pipeline.full(state.stage), state.phase);
@@ -176,7 +183,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         const auto release_previous = [&] {
           if (previous_stage >= 0) release(previous_stage);
         };
-        if constexpr (T::kRegisterA) {
+        if constexpr (T::kPromotes) {
+          multiply_and_promote<T>(acc, a, b, release_previous);
+        } else if constexpr (T::kRegisterA) {
           multiply_from_registers<T>(acc, a, b, fragments, i != 0, release_previous);
         } else {
           multiply_from_shared<T>(acc, a, b, i != 0, release_previous);
