@@ -1,8 +1,12 @@
 """wgmma kernels of 8-bit floats, emulated: what they multiply, and that their sums are promoted."""
 
+import dataclasses
+import functools
 import re
 
 import emulated
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from emulated import Emulator, carried
@@ -10,6 +14,7 @@ from emulated_checks import CASE, check
 from gpu.gemm_call import Case, Types
 from kernel_instances import wgmma
 
+from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
 
@@ -29,6 +34,51 @@ CONFIGS = {
 CASE |= {"ten_k_blocks": Case("ten_k_blocks", 133, 203, 1270)}
 
 
+# Of rows and columns, with a matrix that follows: in boxes where tiles are cooperative.
+FUNCTION_CONFIGS = COOPERATIVE, PING_PONG
+M, N, K = 264, 200, 1000
+
+
+def scaled(acc, row, column, residual):
+    return (acc * row * column + residual).astype(jnp.bfloat16)
+
+
+@functools.cache
+def function_call():
+    """The problem of a scaled product with rows of K, and its function's operands."""
+    rng = np.random.default_rng(7)
+    row, column = (2.0 ** rng.integers(-2, 3, x) for x in ((M, 1), (1, N)))
+    residual = rng.integers(-99, 99, (M, N)).astype(DTYPES["bf16"])
+    operands = row.astype(np.float32), column.astype(np.float32), residual
+    product = dense.Product(
+        op="scaled_matmul",
+        lhs_shape=(M, K),
+        lhs_dtype=DTYPES["f8e4m3fn"],
+        rhs_shape=(N, K),
+        rhs_dtype=DTYPES["f8e4m3fn"],
+        result_shape=(M, N),
+        result_dtype=np.dtype(np.float32),
+        dimension_numbers=(((1,), (1,)), ((), ())),
+        permutation=(0, 1),
+        precision=None,
+        implementation=None,
+        config=None,
+    )
+    jaxpr = jax.make_jaxpr(scaled)(jax.ShapeDtypeStruct((M, N), jnp.float32), *operands)
+    whole = epilogue.Product(product, jaxpr, tuple(x.shape for x in operands), 1, None)
+    found = epilogue._folded(whole, "cuda")
+    assert not isinstance(found, str), found
+    _, _, problem, used, _ = found
+    return problem, operands, used
+
+
+def function_kernel(config):
+    function = function_call()[0].epilogue.function
+    struct = f"Function<tcgemm::elementwise::{function.name}>"
+    own = wgmma(CONFIGS[config], struct, PROMOTED, layout="00")
+    return carried(dataclasses.replace(own, definitions=function.definitions))
+
+
 def kernel(config, instruction=PROMOTED, epilogue="Bare"):
     return carried(wgmma(config, epilogue, instruction, layout="00"))
 
@@ -41,6 +91,7 @@ def kernels(run_folder):
     sources += [kernel("128, 256, 2, 1, 1, false, false", FAST)]
     for types in ("f8e4m3fn,f8e5m2", "f8e5m2,f8e4m3fn", "f8e5m2,f8e5m2"):
         sources.append(kernel(CONFIGS[COOPERATIVE], types))
+    sources += map(function_kernel, FUNCTION_CONFIGS)
     return Emulator(run_folder / "fp8", *sources)
 
 
@@ -66,6 +117,20 @@ def test_epilogue(kernels):
     types = Types("f8e4m3fn", "bf16", "f32")
     how = {"implementation": "wgmma", "config": PING_PONG, "seed": 1}
     check(kernels, types, "NT", CASE["alpha_beta_odd_batch"], **how)
+
+
+@pytest.mark.parametrize("config", FUNCTION_CONFIGS)
+def test_scales_as_a_function(kernels, config):
+    """Of promoted sums, which it takes in float32."""
+    problem, operands, used = function_call()
+    rng = np.random.default_rng(8)
+    a = rng.integers(-1, 8, (M, K), endpoint=True).astype(DTYPES["f8e4m3fn"])
+    b = rng.integers(-1, 8, (N, K), endpoint=True).astype(DTYPES["f8e4m3fn"])
+    arrays = {"a": a, "b": b}
+    arrays |= {f"function operand {i}": operands[number] for i, number in enumerate(used)}
+    got = kernels.run(problem, arrays, implementation="wgmma", config=config, seed=4)[0]
+    sums = a.astype(np.float32) @ b.astype(np.float32).T
+    np.testing.assert_array_equal(got.reshape(M, N), scaled(jnp.asarray(sums), *operands))
 
 
 @pytest.mark.parametrize("types", ["f8e4m3fn,f8e5m2", "f8e5m2,f8e4m3fn", "f8e5m2,f8e5m2"])

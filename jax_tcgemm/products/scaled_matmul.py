@@ -97,7 +97,7 @@ def scaled_matmul(
             _dequantised(rhs, rhs_scales),
             op=DEQUANTISED,
             dimension_numbers=numbers,
-            precision=canonical_precision(op, _of_float32(precision)),
+            precision=_of_float32(canonical_precision(op, precision)),
             preferred_element_type=np.dtype(np.float32),
             implementation=implementation,
             config=config,
@@ -130,9 +130,8 @@ def _scaled(dtype: np.dtype) -> Callable:
 
 
 def _of_float32(precision):
-    """A precision for operands that are no 8-bit floats any more."""
-    name = getattr(precision, "name", precision)
-    return None if isinstance(name, str) and name.startswith("ANY_F8_") else precision
+    """A canonical precision for operands that are no 8-bit floats any more."""
+    return None if getattr(precision, "name", "").startswith("ANY_F8_") else precision
 
 
 def _check_operands(op: str, lhs: jax.Array, rhs: jax.Array) -> None:
