@@ -34,7 +34,9 @@ from jax_tcgemm.products.linear import gated_linear, linear
 from jax_tcgemm.products.matmul import matmul
 from jax_tcgemm.products.mlp import mlp
 from jax_tcgemm.products.patch import patch
+from jax_tcgemm.products.quantize import quantize
 from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot, ragged_dot_general
+from jax_tcgemm.products.scaled_matmul import scaled_matmul
 from jax_tcgemm.system.switches import debug_switches
 from jax_tcgemm.tuning.autotune import autotune
 
@@ -56,8 +58,10 @@ __all__ = [
     "matmul_reduce_scatter",
     "mlp",
     "patch",
+    "quantize",
     "ragged_dot",
     "ragged_dot_general",
+    "scaled_matmul",
     "tensor",
     "tuning",
 ]

@@ -13,6 +13,7 @@ INCLUDE = Path(_build.__file__).parent / "include"
 WGMMA, MMA_SYNC = "tcgemm::wgmma_family", "tcgemm::mma"
 TILE = "tcgemm::tile"
 BF16, TF32 = "__nv_bfloat16", "tcgemm::ptx::TF32"
+E4M3, E5M2 = "tcgemm::ptx::E4M3", "tcgemm::ptx::E5M2"
 OUTPUTS = ("epilogue/output.cuh", "epilogue/epilogue.cuh")
 
 
@@ -25,6 +26,7 @@ class Instruction:
       mma: types of the instruction: of A, of B, of sums.
       a_mn, b_mn: the Source of an operand that is not K-major; None: it has to be.
       k_major: the Source of one that is.
+      promote_every: of how many elements of K the tensor core adds up products; 0: of all.
     """
 
     a: str
@@ -33,6 +35,7 @@ class Instruction:
     a_mn: str | None = "kShared"
     b_mn: str | None = "kShared"
     k_major: str = "kShared"
+    promote_every: int = 0
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -42,7 +45,7 @@ class Instruction:
 
     @property
     def mma_type(self) -> str:
-        return f"{TILE}::Mma<{', '.join(self.mma)}, 0>"
+        return f"{TILE}::Mma<{', '.join(self.mma)}, {self.promote_every}>"
 
     def operands_type(self, layout: str) -> str:
         both = (self.a, self.a_mn), (self.b, self.b_mn)
@@ -54,11 +57,22 @@ class Instruction:
         return f"{TILE}::Operands<{', '.join(types)}>"
 
 
-# As in csrc/kernels/wgmma/instructions.h.
+def _f8(a: str, b: str, promote_every: int = 128) -> Instruction:
+    mn = {"a_mn": None, "b_mn": None}
+    return Instruction(a, b, (a, b, "float"), **mn, promote_every=promote_every)
+
+
+# As in csrc/kernels/wgmma/instructions.h; what starts with "f8" are names of A's and B's dtypes.
 WGMMA_INSTRUCTIONS = {
     "bf16": Instruction(BF16, BF16, (BF16, BF16, "float")),
     "f16": Instruction("__half", "__half", ("__half", "__half", "float")),
     "tf32": Instruction("float", "float", (TF32, TF32, "float"), "kTransposed", None),
+    "f8e4m3fn,f8e4m3fn": _f8(E4M3, E4M3),
+    "f8e4m3fn,f8e5m2": _f8(E4M3, E5M2),
+    "f8e5m2,f8e4m3fn": _f8(E5M2, E4M3),
+    "f8e5m2,f8e5m2": _f8(E5M2, E5M2),
+    "f8e4m3fn,f8e4m3fn fast_accum": _f8(E4M3, E4M3, 0),
+    "f8e4m3fn,f8e5m2 fast_accum": _f8(E4M3, E5M2, 0),
 }
 
 

@@ -96,7 +96,7 @@ def test_unknown_keywords_are_errors():
     [
         ("wgmma", "float32", "wgmma cannot run this: it runs on cuda, not on cpu"),
         ("host", "int32", "host cannot run this: no implementation multiplies int32"),
-        ("host", "float8_e4m3fn", "no implementation multiplies float8_e4m3fn"),
+        ("host", "float8_e4m3fn", "host cannot run this: the operands' dtype must be f16, bf16"),
     ],
 )
 def test_a_forced_implementation_that_cannot_run_says_why(implementation, dtype, says):

@@ -15,7 +15,10 @@ MALFORMED = {
     "abi": ({"abi": 0}, "ABI version 0"),
     "implementation": ({"implementation": "nosuch"}, "implementation nosuch is not part of"),
     "config": ({"config": "nosuch"}, "host has no config nosuch"),
-    "unknown compute": ({"compute": "f8"}, "compute must be f16, f32, tf32, f64 or s32, got f8"),
+    "unknown compute": (
+        {"compute": "f8"},
+        "compute must be f16, f32, tf32, f64, s32 or f32_fast_accum, got f8",
+    ),
     "other compute": ({"compute": "f16"}, "compute must be f32 or tf32, got f16"),
     "negative m": ({"m": -1}, r"m must be in \[0, 2147483647\], got -1"),
     "large n": ({"n": 2**31}, r"n must be in \[0, 2147483647\], got 2147483648"),

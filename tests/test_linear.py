@@ -152,7 +152,7 @@ def test_matmul_takes_the_same_keywords(implementation):
 
 
 def test_float8_operands_have_epilogues():
-    """No call takes them: XLA multiplies, and what follows is computed in float32."""
+    """What follows the product is computed in float32."""
     x, w = (normal(i, 4, 4, dtype="float8_e4m3fn") for i in range(2))
     bias = normal(2, 4, dtype="float32")
     got = jax_tcgemm.linear(x, w, bias, activation="silu", preferred_element_type="float32")

@@ -88,7 +88,7 @@ def test_attributes_are_those_of_the_problem(worker, key, change, says):
 @pytest.mark.parametrize(
     ("key", "name", "says"),
     [
-        ("gemm", "compute", "compute must be f16, f32, tf32, f64 or s32, got x"),
+        ("gemm", "compute", "compute must be f16, f32, tf32, f64, s32 or f32_fast_accum, got x"),
         ("gemm", "bias", "bias must be none, n or m, got x"),
         ("gemm", "activation", "tanh or leaky_relu, got x"),
         ("gemm", "gated", "gated must be a boolean"),

@@ -45,6 +45,7 @@ CALLS = {
     "linear with an activation": lambda x, **how: jax_tcgemm.linear(x, X, activation="silu", **how),
     "gated_linear": lambda x, **how: jax_tcgemm.gated_linear(x, (X, X), **how),
     "mlp": lambda x, **how: jax_tcgemm.mlp(x, MLP, **how),
+    "scaled_matmul": lambda x, **how: jax_tcgemm.scaled_matmul(x, X, 2.0, VECTOR[:, None], **how),
     "ragged_dot": lambda x, **how: jax_tcgemm.ragged_dot(x, GROUPS, SIZES, **how),
     "ragged_dot with an activation": lambda x, **how: jax_tcgemm.ragged_dot(
         x, GROUPS, SIZES, activation="silu", **how
@@ -147,6 +148,11 @@ VALID = {
     "linear": (jax_tcgemm.linear, {"x": SQUARE, "w": SQUARE}),
     "gated_linear": (jax_tcgemm.gated_linear, {"x": SQUARE, "weights": jnp.ones((4, 2, 4))}),
     "mlp": (jax_tcgemm.mlp, {"x": SQUARE, "params": MLP}),
+    "scaled_matmul": (
+        jax_tcgemm.scaled_matmul,
+        {"lhs": SQUARE, "rhs": SQUARE, "lhs_scales": 1.0, "rhs_scales": VECTOR[:, None]},
+    ),
+    "quantize": (jax_tcgemm.quantize, {"x": SQUARE}),
     "ragged_dot": (jax_tcgemm.ragged_dot, {"lhs": SQUARE, "rhs": GROUPS, "group_sizes": SIZES}),
     "ragged_dot_general": (
         jax_tcgemm.ragged_dot_general,

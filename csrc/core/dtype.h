@@ -8,19 +8,22 @@
 
 namespace tcgemm {
 
-enum class DType : int32_t { kF16, kBF16, kF32, kF64, kS8, kU8, kS32, kC64, kC128 };
+enum class DType : int32_t { kF16, kBF16, kF32, kF64, kS8, kU8, kS32, kC64, kC128, kF8E4M3FN, kF8E5M2 };
 template <>
-inline constexpr std::array kNames<DType>{"f16", "bf16", "f32", "f64", "s8", "u8", "s32", "c64", "c128"};
+inline constexpr std::array kNames<DType>{"f16", "bf16", "f32",  "f64",      "s8",    "u8",
+                                          "s32", "c64",  "c128", "f8e4m3fn", "f8e5m2"};
 
 constexpr int64_t dtype_bytes(DType dtype) {
-  constexpr std::array<int64_t, 9> kBytes{2, 2, 4, 8, 1, 1, 4, 8, 16};
+  constexpr std::array<int64_t, 11> kBytes{2, 2, 4, 8, 1, 1, 4, 8, 16, 1, 1};
   return kBytes[static_cast<size_t>(dtype)];
 }
 
 // How products are formed and accumulated. kTF32 rounds float32 operands to TF32 and
-// accumulates in float32; for complex types it speaks of the real components.
-enum class Compute : int32_t { kF16, kF32, kTF32, kF64, kS32 };
+// accumulates in float32; for complex types it speaks of the real components. kF32FastAccum, of 8-bit floats,
+// accumulates as the tensor core does, of whose sums Hopper keeps about 14 bits of mantissa; for these kF32 is really
+// float32.
+enum class Compute : int32_t { kF16, kF32, kTF32, kF64, kS32, kF32FastAccum };
 template <>
-inline constexpr std::array kNames<Compute>{"f16", "f32", "tf32", "f64", "s32"};
+inline constexpr std::array kNames<Compute>{"f16", "f32", "tf32", "f64", "s32", "f32_fast_accum"};
 
 }  // namespace tcgemm

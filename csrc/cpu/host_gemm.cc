@@ -225,7 +225,13 @@ class HostGemm : public Implementation {
   }
 
   static std::string reject_types(const Problem& p) {
+    constexpr const char* kKnown = "f16, bf16, f32, f64, s8, u8, c64 or c128";
     const auto is_integer = [](DType t) { return t == DType::kS8 || t == DType::kU8; };
+    for (const DType t : {p.a.dtype, p.b.dtype}) {
+      if (t == DType::kS32 || t == DType::kF8E4M3FN || t == DType::kF8E5M2) {
+        return must("the operands' dtype", kKnown, name_of(t));
+      }
+    }
     if (!(p.a.dtype == p.b.dtype || (is_integer(p.a.dtype) && is_integer(p.b.dtype)))) {
       return must("b's dtype", name_of(p.a.dtype), name_of(p.b.dtype));
     }
@@ -255,7 +261,7 @@ class HostGemm : public Implementation {
         }
         return exactly(p, DType::kS32, p.compute == Compute::kS32, "s32");
       }
-      case DType::kS32: return must("the operands' dtype", "f16, bf16, f32, f64, s8, u8, c64 or c128", "s32");
+      default: break;
     }
     return "the operands' dtype is unknown";
   }

@@ -18,6 +18,8 @@ bool from_xla(ffi::DataType type, DType* out) {
     case ffi::DataType::S32: *out = DType::kS32; return true;
     case ffi::DataType::C64: *out = DType::kC64; return true;
     case ffi::DataType::C128: *out = DType::kC128; return true;
+    case ffi::DataType::F8E4M3FN: *out = DType::kF8E4M3FN; return true;
+    case ffi::DataType::F8E5M2: *out = DType::kF8E5M2; return true;
     default: return false;
   }
 }

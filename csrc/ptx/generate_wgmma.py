@@ -28,6 +28,10 @@ INSTRUCTIONS = (
     Instruction("__nv_bfloat16", "__nv_bfloat16", "bf16", "bf16", 16, has_majors=True),
     Instruction("__half", "__half", "f16", "f16", 16, has_majors=True),
     Instruction("TF32", "TF32", "tf32", "tf32", 8, has_registers=True),
+    Instruction("E4M3", "E4M3", "e4m3", "e4m3", 32),
+    Instruction("E4M3", "E5M2", "e4m3", "e5m2", 32),
+    Instruction("E5M2", "E4M3", "e5m2", "e4m3", 32),
+    Instruction("E5M2", "E5M2", "e5m2", "e5m2", 32),
 )
 
 HEADER = """\
@@ -88,7 +92,7 @@ def function(n: int) -> str:
     for what in INSTRUCTIONS:
         text = statement(n, what, ["desc_a"], ["kTransA", "kTransB"] if what.has_majors else [])
         if not what.has_majors:
-            rule = f'static_assert(kTransA == 0 && kTransB == 0, "{what.a} must be K-major");'
+            rule = f'static_assert(!kTransA && !kTransB, "{what.a} and {what.b} must be K-major");'
             text = f"    {rule}\n{text}"
         branches[what] = text
     return f"""

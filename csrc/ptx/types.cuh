@@ -10,4 +10,13 @@ struct TF32 {
   uint32_t bits;
 };
 
+// Floats of 8 bits: float8_e4m3fn, which has no infinity, and float8_e5m2. CUDA's own types bring conversions and half
+// precision with them, which nothing needs that only multiplies.
+struct E4M3 {
+  uint8_t bits;
+};
+struct E5M2 {
+  uint8_t bits;
+};
+
 }  // namespace tcgemm::ptx

@@ -13,12 +13,13 @@ from jax import lax
 from jax_tcgemm.bench.suites import Case
 from jax_tcgemm.bench.workload import Workload
 
-# What the reference is computed in: products of 16-bit operands are exact in float32.
+# What the reference is computed in: products of 8-bit and 16-bit floats are exact in float32.
 _WIDE = {
     "bfloat16": "float32",
     "float16": "float32",
     "float32": "float64",
     "float64": "float64",
+    "float8_e4m3fn": "float32",
     "int8": "float64",
     "uint8": "float64",
     "complex64": "complex128",

@@ -42,6 +42,8 @@ DTYPES = {
     "f64": ("float64", "default", None),
     "int8": ("int8", "default", "int32"),
     "uint8": ("uint8", "default", "int32"),
+    "f8": ("float8_e4m3fn", "ANY_F8_ANY_F8_F32", "bfloat16"),
+    "f8_fast_accum": ("float8_e4m3fn", "ANY_F8_ANY_F8_F32_FAST_ACCUM", "bfloat16"),
     "c64": ("complex64", "highest", None),
     "c128": ("complex128", "default", None),
 }
@@ -51,6 +53,7 @@ _ITEM_BYTES = {
     "float16": 2,
     "float32": 4,
     "float64": 8,
+    "float8_e4m3fn": 1,
     "int8": 1,
     "uint8": 1,
     "int32": 4,

@@ -138,6 +138,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     Raises:
       ValueError: when an implementation was forced that cannot run the product.
     """
+    obstacle = obstacle or selection.obstacle_of(product.op)
     folded = obstacle or fold_product(product, device.platform)
     if isinstance(folded, str):
         obstacle, folded = folded, (None, None, None)

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend import core
 
@@ -260,9 +259,9 @@ def _jvp(primals, tangents, *, function, config, num_rhs, pair, **params):
 def _tangents_of_accumulators(primals, tangents, pair, *, preferred_element_type, **params):
     """Those that nothing moves are None."""
     (lhs, *rights), (dlhs, *drights) = primals, tangents
-    dtype = jnp.promote_types(lhs.dtype, rights[0].dtype)
-    if np.dtype(dtype).itemsize < 2:
-        dtype = preferred_element_type
+    dtype = preferred_element_type
+    if max(lhs.dtype.itemsize, rights[0].dtype.itemsize) >= 2:
+        dtype = jnp.promote_types(lhs.dtype, rights[0].dtype)
     found = []
     for rhs, drhs in zip(rights, drights, strict=True):
         addends = [

@@ -14,8 +14,13 @@ DTYPE_NAMES = {
     np.dtype(jnp.int32): "s32",
     np.dtype(jnp.complex64): "c64",
     np.dtype(jnp.complex128): "c128",
+    np.dtype(jnp.float8_e4m3fn): "f8e4m3fn",
+    np.dtype(jnp.float8_e5m2): "f8e5m2",
 }
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+# Floats of 8 bits, any of which is multiplied by any other one.
+FLOAT8 = (np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2))
 
 # Largest extent of one dimension; elements are indexed with 64 bits.
 MAX_EXTENT = 2**31 - 1

@@ -7,6 +7,9 @@ Follows what XLA does on each platform:
   xla/stream_executor/gpu/gpu_blas_lt.cc), so HIGH is no more accurate there, nor here.
 * CPU: there is no TF32; float32 is always float32.
 * float16 and bfloat16 accumulate in float32, except under the preset F16_F16_F16.
+* float8_e4m3fn and float8_e5m2, also one by the other, accumulate in float32. Hopper's tensor core
+  adds up with a mantissa of about 14 bits, so that sums leave it every 128 of K, except under the
+  presets with FAST_ACCUM. A result of such a dtype is rounded from float32.
 * int8 and uint8, also one by the other, accumulate in int32. A narrower integer result is that sum
   modulo its width.
 """
@@ -18,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.problem.dtypes import DTYPE_NAMES
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES, FLOAT8
 
 _F16, _BF16, _F32, _F64 = map(np.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64))
 _S8, _U8, _S32 = map(np.dtype, (jnp.int8, jnp.uint8, jnp.int32))
@@ -34,6 +37,14 @@ _PRESETS = {
     _Preset.TF32_TF32_F32: (_F32, "tf32", (_F32,)),
     _Preset.F32_F32_F32: (_F32, "f32", (_F32,)),
     _Preset.F64_F64_F64: (_F64, "f64", (_F64,)),
+}
+
+# Preset of 8-bit floats: compute.
+_F8_PRESETS = {
+    _Preset.ANY_F8_ANY_F8_F32: "f32",
+    _Preset.ANY_F8_ANY_F8_ANY: "f32",
+    _Preset.ANY_F8_ANY_F8_F32_FAST_ACCUM: "f32_fast_accum",
+    _Preset.ANY_F8_ANY_F8_ANY_FAST_ACCUM: "f32_fast_accum",
 }
 
 
@@ -93,12 +104,14 @@ def resolve(lhs_dtype, rhs_dtype, result_dtype, precision, platform: str) -> Num
         return "it asks for a lax.DotAlgorithm, which only XLA reads"
     if isinstance(precision, _Preset) and precision is not _Preset.DEFAULT:
         return _resolve_preset(lhs_dtype, rhs_dtype, result_dtype, precision, platform)
+    if lhs_dtype in FLOAT8 and rhs_dtype in FLOAT8:
+        return _resolve_float8(lhs_dtype, rhs_dtype, result_dtype, "f32")
     if {lhs_dtype, rhs_dtype} == {_S8, _U8}:
         # What instructions multiply by one another as they are.
         return _resolve_bytes(lhs_dtype, rhs_dtype, result_dtype)
     # Like lax.dot_general, which converts other operands of unlike dtypes to the result's.
     dtype = lhs_dtype if lhs_dtype == rhs_dtype else result_dtype
-    if dtype not in DTYPE_NAMES or dtype == _S32:
+    if dtype not in DTYPE_NAMES or dtype == _S32 or dtype in FLOAT8:
         return f"no implementation multiplies {dtype}"
     is_pair = isinstance(precision, tuple)
     full = is_pair and lax.Precision.HIGHEST in precision
@@ -122,6 +135,13 @@ def resolve(lhs_dtype, rhs_dtype, result_dtype, precision, platform: str) -> Num
     return Numerics(dtype, dtype, out, compute)
 
 
+def _resolve_float8(lhs_dtype, rhs_dtype, result_dtype, compute):
+    if result_dtype not in (_F16, _BF16, _F32, *FLOAT8):
+        return f"no implementation makes {result_dtype} from {lhs_dtype} and {rhs_dtype}"
+    out = _F32 if result_dtype in FLOAT8 else result_dtype
+    return Numerics(lhs_dtype, rhs_dtype, out, compute)
+
+
 def _resolve_bytes(lhs_dtype, rhs_dtype, result_dtype):
     # Sums modulo 2^32 are right modulo 2^8 and 2^16 too, but say nothing about 64 bits.
     if result_dtype.kind not in "iu" or result_dtype.itemsize > 4:
@@ -131,6 +151,10 @@ def _resolve_bytes(lhs_dtype, rhs_dtype, result_dtype):
 
 
 def _resolve_preset(lhs_dtype, rhs_dtype, result_dtype, preset, platform):
+    if preset in _F8_PRESETS:
+        if not (lhs_dtype in FLOAT8 and rhs_dtype in FLOAT8):
+            return f"the algorithm {preset} is for {' and '.join(map(str, FLOAT8))}"
+        return _resolve_float8(lhs_dtype, rhs_dtype, result_dtype, _F8_PRESETS[preset])
     if preset not in _PRESETS:
         return f"no implementation has the algorithm {preset}"
     operand_dtype, compute, outs = _PRESETS[preset]

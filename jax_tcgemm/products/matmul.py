@@ -98,9 +98,12 @@ def matmul(
       preset F16_F16_F16), and rounded once. float32 and complex64 use TF32 on CUDA, as XLA does,
       unless the precision is HIGHEST; on CPU they are always float32. float64 and complex128
       accumulate in float64. int8 and uint8 accumulate in int32; a narrower integer result is that
-      sum modulo its width. The same program on the same device gives the same bits each time.
-      What no implementation covers, such as float8 or int32, goes to XLA's own dot, and `explain`
-      says so.
+      sum modulo its width. float8_e4m3fn and float8_e5m2, also one by the other, are multiplied
+      exactly and accumulated in float32: on Hopper, whose tensor core keeps 14 bits of mantissa of
+      their sums, these leave it every 128 of K, unless the precision is
+      `lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM`. The same program on the same device
+      gives the same bits each time. What no implementation covers, such as int32, goes to XLA's own
+      dot, and `explain` says so.
       An epilogue's operations round to their own dtypes, as JAX means them. Its derivatives keep
       acc, in its own dtype, if they depend on it. The cotangent of acc is rounded to the dtype of
       the operands before it is multiplied by them; in forward mode the tangent of acc is.

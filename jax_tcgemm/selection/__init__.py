@@ -2,11 +2,13 @@
 
 from jax_tcgemm.selection.choice import (
     ACCELERATE,
+    DEQUANTISED,
     Choice,
     collect,
     forget,
     is_forced,
     is_unseen,
+    obstacle_of,
     predicted_us,
     ranked,
     reason_to_stay,
@@ -31,6 +33,7 @@ from jax_tcgemm.selection.operations import select_operation
 __all__ = [
     "ACCELERATE",
     "ASSUMED_GPU",
+    "DEQUANTISED",
     "IMPLEMENTATIONS",
     "IMPLEMENTATIONS_OF",
     "XLA",
@@ -47,6 +50,7 @@ __all__ = [
     "is_unseen",
     "listed",
     "loop_us",
+    "obstacle_of",
     "predicted_us",
     "ranked",
     "reason_to_stay",

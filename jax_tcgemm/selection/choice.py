@@ -36,6 +36,8 @@ from jax_tcgemm.system.switches import print_choice, switch
 
 # What `accelerate` is called where it calls products.
 ACCELERATE = "accelerate"
+# That of products of operands that were multiplied by scales of their blocks.
+DEQUANTISED = "scaled_matmul, operands dequantised"
 # The kinds of problems that the debug switches name an implementation for.
 _SWITCHED = ("gemm", "ragged")
 
@@ -188,6 +190,13 @@ def select(
     if not _unseen.is_on:
         print_choice(op, problem or obstacle, choice)
     return choice
+
+
+def obstacle_of(op: str) -> str:
+    """Why only XLA runs the products of a function; "" where it is not so."""
+    if op != DEQUANTISED:
+        return ""
+    return "scales are of blocks of K, by which XLA multiplies the operands before their product"
 
 
 def reason_to_stay(op: str, problem: Problem, device: Device) -> str:

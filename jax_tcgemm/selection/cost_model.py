@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.dtypes import DTYPES, FLOAT8
 from jax_tcgemm.problem.epilogue import BARE
 from jax_tcgemm.problem.gemm import Operand, Problem
 
@@ -174,8 +174,12 @@ def models(problem: Problem, names: tuple[str, ...]) -> bool:
     """Whether the model knows such problems and all of these configs of wgmma."""
     is_16bit = problem.a.dtype in ("f16", "bf16") and problem.compute == "f32"
     is_tf32 = problem.a.dtype == "f32" and problem.compute == "tf32"
-    is_real = is_16bit or is_tf32
+    is_real = is_16bit or is_tf32 or _is_f8(problem)
     return is_real and problem.bytes > 0 and problem.k > 0 and _parse(names) is not None
+
+
+def _is_f8(problem: Problem) -> bool:
+    return DTYPES[problem.a.dtype] in FLOAT8
 
 
 class Prediction(NamedTuple):
@@ -246,7 +250,7 @@ def _cublaslt_us(
 
 def _xla_us(p: Problem, c: Calibration) -> float | None:
     """XLA's own dot for one row of 16-bit elements: it streams B, wherever rows start."""
-    if p.m > 1 or p.batch > 1 or p.compute == "tf32":
+    if p.m > 1 or p.batch > 1 or p.compute == "tf32" or _is_f8(p):
         return None
     return c.xla_launch_us + p.bytes / c.xla_bytes_per_us
 
@@ -458,13 +462,13 @@ def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
     """Whether A and B are copied: what TMA cannot read, or what has to be transposed.
 
     TF32's instruction reads a K-major B; its A, which is the problem's B when swapped, is taken
-    from registers where it is M-major.
+    from registers where it is M-major. That of 8-bit floats reads both K-major.
     """
-    is_tf32 = p.compute == "tf32"
-    transposed_a = is_tf32 and p.a.transposed
-    transposed_b = is_tf32 and not p.b.transposed
-    copied_a = x.swapped & transposed_a | (not p.a.is_aligned)
-    copied_b = ~x.swapped & transposed_b | (not p.b.is_aligned)
+    is_tf32, is_f8 = p.compute == "tf32", _is_f8(p)
+    transposed_a = (is_tf32 or is_f8) and p.a.transposed
+    transposed_b = (is_tf32 or is_f8) and not p.b.transposed
+    copied_a = (x.swapped | is_f8) & transposed_a | (not p.a.is_aligned)
+    copied_b = (~x.swapped | is_f8) & transposed_b | (not p.b.is_aligned)
     return copied_a, copied_b
 
 

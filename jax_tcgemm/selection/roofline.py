@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jax_tcgemm.problem.dtypes import DTYPES, FLOAT8
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.ragged import RaggedProblem
 
@@ -10,8 +11,8 @@ from jax_tcgemm.problem.ragged import RaggedProblem
 class Peaks:
     """Data-sheet figures of one GPU: dense, without sparsity, at boost clock.
 
-    Operations a second by arithmetic, and bytes of device memory a second. `f32` and `f64` are the
-    best of CUDA cores and tensor cores.
+    Operations a second by arithmetic, and bytes of device memory a second. `s8` is that of
+    8-bit floats, too; `f32` and `f64` are the best of CUDA cores and tensor cores.
     """
 
     name: str
@@ -47,7 +48,9 @@ def roofline_seconds(problem: Problem | RaggedProblem, compute_capability: int) 
     if known is None:
         return None
     arithmetic = {"s32": known.s8, "tf32": known.tf32, "f64": known.f64, "f16": known.f16}
-    if problem.compute in arithmetic:
+    if DTYPES[problem.in_dtype] in FLOAT8:
+        rate = known.s8
+    elif problem.compute in arithmetic:
         rate = arithmetic[problem.compute]
     else:
         rate = known.f16 if problem.in_dtype in ("f16", "bf16") else known.f32

@@ -1,6 +1,7 @@
 #include "instructions.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "tensor_map.h"
 
@@ -18,6 +19,14 @@ float to_float(Format format, uint32_t bits) {
     case Format::kTF32: bits &= ~0x1FFFu; break;
     case Format::kS8: return static_cast<int8_t>(bits);
     case Format::kU8: return static_cast<uint8_t>(bits);
+    case Format::kE4M3: {
+      const uint32_t exponent = bits >> 3 & 15, mantissa = bits & 7;
+      if ((bits & 0x7F) == 0x7F) return NAN;
+      value = std::ldexp(static_cast<float>(exponent == 0 ? mantissa : mantissa + 8),
+                         std::max(static_cast<int>(exponent), 1) - 10);
+      return bits & 0x80 ? -value : value;
+    }
+    case Format::kE5M2: return to_float(Format::kF16, bits << 8);  // a float16's high byte
   }
   std::memcpy(&value, &bits, 4);
   return value;

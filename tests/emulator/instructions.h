@@ -15,14 +15,16 @@ namespace emulator {
 
 // Element types of matrix instructions -------------------------------------------------------------
 
-enum class Format { kF16, kBF16, kTF32, kS8, kU8 };
+enum class Format { kF16, kBF16, kTF32, kS8, kU8, kE4M3, kE5M2 };
 
 template <typename T>
 constexpr Format format_of() {
   if constexpr (std::is_same_v<T, __half>) return Format::kF16;
   if constexpr (std::is_same_v<T, __nv_bfloat16>) return Format::kBF16;
-  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16> ||
-                std::is_same_v<T, tcgemm::ptx::TF32>);
+  if constexpr (std::is_same_v<T, tcgemm::ptx::E4M3>) return Format::kE4M3;
+  if constexpr (std::is_same_v<T, tcgemm::ptx::E5M2>) return Format::kE5M2;
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, tcgemm::ptx::E4M3> ||
+                std::is_same_v<T, tcgemm::ptx::E5M2> || std::is_same_v<T, tcgemm::ptx::TF32>);
   return Format::kTF32;
 }
 inline int bytes_of(Format format) { return format == Format::kTF32 ? 4 : format >= Format::kS8 ? 1 : 2; }
@@ -65,7 +67,7 @@ void mma(Format a, Format b, int32_t (&d)[4], std::array<uint32_t, 6> operands);
 // wgmma --------------------------------------------------------------------------------------------
 
 struct WgmmaShape {
-  Format format;
+  Format a, b;
   int n;
   bool trans_a, trans_b, a_in_registers;
   uint64_t desc_a, desc_b;

@@ -18,7 +18,7 @@ namespace {
 // What a lane finds in registers that wgmma still works on.
 constexpr uint32_t kTaken = 0x7FC0DEAD;
 
-constexpr int kMaxN = 256, kMaxK = 16;
+constexpr int kMaxN = 256, kMaxK = 32;
 
 // An operand's descriptor (PTX ISA, "Matrix Descriptor Format"): where a 16-byte chunk lies.
 struct Descriptor {
@@ -51,7 +51,7 @@ struct Descriptor {
 void read_operand(const Block& block, Format format, uint64_t bits, bool mn_major, int count, float* out) {
   const Descriptor descriptor(bits);
   const int bytes = bytes_of(format), per_chunk = 16 / bytes, depth = 32 / bytes;
-  const auto read_chunk = [&](uint32_t address, float (&values)[8]) {
+  const auto read_chunk = [&](uint32_t address, float (&values)[16]) {
     if (address + 16 > block.memory_bytes) fail("wgmma reads past its block's shared memory");
     for (int i = 0; i < per_chunk; ++i) {
       uint32_t element = 0;
@@ -59,7 +59,7 @@ void read_operand(const Block& block, Format format, uint64_t bits, bool mn_majo
       values[i] = to_float(format, element);
     }
   };
-  float values[8];
+  float values[16];
   if (mn_major) {
     for (int k = 0; k < depth; ++k) {
       for (int row = 0; row < count; row += per_chunk) {
@@ -77,20 +77,30 @@ void read_operand(const Block& block, Format format, uint64_t bits, bool mn_majo
   }
 }
 
+// To the 13 bits of mantissa that the tensor core keeps of sums of 8-bit floats.
+float truncated(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  bits &= ~0x3FFu;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
 void multiply(const Block& block, const Multiplication& x) {
   const WgmmaShape& shape = x.shape;
-  const int depth = 32 / bytes_of(shape.format);
+  const int depth = 32 / bytes_of(shape.a);
+  const bool is_8bit = bytes_of(shape.a) == 1;
   static float a[kMaxK * kMaxN], b[kMaxK * kMaxN], sums[kMaxN];
-  read_operand(block, shape.format, shape.desc_b, shape.trans_b, shape.n, b);
+  read_operand(block, shape.b, shape.desc_b, shape.trans_b, shape.n, b);
   if (shape.a_in_registers) {
     for (int thread = 0; thread < 128; ++thread) {
       for (int i = 0; i < 4; ++i) {
         const int row = thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8, k = thread % 4 + i / 2 * 4;
-        a[k * kMaxN + row] = to_float(shape.format, x.a_registers[thread][i]);
+        a[k * kMaxN + row] = to_float(shape.a, x.a_registers[thread][i]);
       }
     }
   } else {
-    read_operand(block, shape.format, shape.desc_a, shape.trans_a, 64, a);
+    read_operand(block, shape.a, shape.desc_a, shape.trans_a, 64, a);
   }
   for (int row = 0; row < 64; ++row) {
     std::fill_n(sums, shape.n, 0.0f);
@@ -102,12 +112,13 @@ void multiply(const Block& block, const Multiplication& x) {
     for (int n = 0; n < shape.n; ++n) {
       float& value = x.values[row / 16 * 32 + row % 8 * 4 + n % 8 / 2][n / 8 * 4 + row / 8 % 2 * 2 + n % 2];
       value = shape.accumulate ? value + sums[n] : sums[n];
+      if (is_8bit) value = truncated(value);
     }
   }
 }
 
 bool same(const WgmmaShape& x, const WgmmaShape& y) {
-  return x.format == y.format && x.n == y.n && x.trans_a == y.trans_a && x.trans_b == y.trans_b &&
+  return x.a == y.a && x.b == y.b && x.n == y.n && x.trans_a == y.trans_a && x.trans_b == y.trans_b &&
          x.a_in_registers == y.a_in_registers && x.desc_a == y.desc_a && x.desc_b == y.desc_b &&
          x.accumulate == y.accumulate;
 }
@@ -140,8 +151,10 @@ void wgmma(const WgmmaShape& shape, float* d, const uint32_t* a) {
   }
   Multiplication& x = *group.forming[i];
   if (!same(x.shape, shape)) fail("wgmma with other operands than other threads of its warpgroup");
-  if (shape.format == Format::kTF32 && (shape.trans_a || shape.trans_b))
-    fail("TF32 wgmma of an operand that is not K-major");
+  if (bytes_of(shape.a) != bytes_of(shape.b)) fail("wgmma of elements of unlike sizes");
+  if (bytes_of(shape.a) != 2 && (shape.trans_a || shape.trans_b)) {
+    fail("wgmma of an operand that is not K-major and has no elements of 16 bits");
+  }
   const int thread_idx = thread.idx.x % 128;
   x.values[thread_idx] = take(thread, d, shape.n / 2, shape.accumulate);
   if (a != nullptr) std::copy_n(a, 4, x.a_registers[thread_idx]);

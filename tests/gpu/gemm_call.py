@@ -14,7 +14,6 @@ import re
 
 import jax
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from jax_tcgemm import selection
 from jax_tcgemm.device.call import call as custom_call
@@ -206,10 +205,11 @@ def _operand(draw, case: Case, dtype_name: str, rows: int, columns: int, transpo
     buffer = np.full(elements, _poison(dtype), dtype)
     values = np.zeros((outer, inner, rows, columns), dtype)
     if elements:
-        held = as_strided(
-            buffer,
+        held = np.ndarray(
             (outer_held, inner_held, rows, columns),
-            [s * dtype.itemsize for s in (outer_stride, inner_stride, ld, 1)],
+            dtype,
+            buffer.view(np.uint8),
+            strides=[s * dtype.itemsize for s in (outer_stride, inner_stride, ld, 1)],
         )
         held[...] = draw(dtype, held.shape).astype(dtype)
         values[...] = held

@@ -16,9 +16,11 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
 // 16-byte chunks that a lane copies at most, and blocks that run on a processor at once: enough loads in flight to
-// hide the memory, and room for nearly all blocks of a small copy together.
+// hide the memory, and room for nearly all blocks of a small copy together. Of bytes there are more to a chunk than
+// registers for six.
 constexpr int kSteps = 4;
-constexpr int kBlocksAtOnce = 6;
+template <typename T>
+constexpr int kBlocksAtOnce = sizeof(T) == 1 ? 5 : 6;
 // Side of the square that a block transposes.
 constexpr int kTile = 64;
 
@@ -181,7 +183,7 @@ __device__ __forceinline__ void transpose_tile(const Part& part, int32_t block_i
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce) copy_operands(const __grid_constant__ Copies copies) {
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<T>) copy_operands(const __grid_constant__ Copies copies) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   ptx::griddepcontrol_launch_dependents();
   const int32_t first_blocks = static_cast<int32_t>(copies.parts[0].blocks);
@@ -218,6 +220,7 @@ Status launch_typed(const CopyJob (&jobs)[2], cudaStream_t stream) {
 }  // namespace
 
 Status launch_copies(const CopyJob (&jobs)[2], cudaStream_t stream) {
+  if (Status s = launch_typed<uint8_t>(jobs, stream); !s.is_ok()) return s;
   if (Status s = launch_typed<uint16_t>(jobs, stream); !s.is_ok()) return s;
   return launch_typed<uint32_t>(jobs, stream);
 }

@@ -17,7 +17,7 @@ struct CopyJob {
   int64_t target_ld;      // multiple of 16 bytes; what lies past `columns` is undefined
   int64_t outer, inner;   // batch extents, packed in the target
   bool transpose;         // source holds columns x rows
-  int32_t element_bytes;  // 2 or 4
+  int32_t element_bytes;  // 1, 2 or 4
 };
 // One launch for all operands whose elements are alike; a job without rows does nothing.
 Status launch_copies(const CopyJob (&jobs)[2], cudaStream_t stream);

@@ -37,6 +37,16 @@ struct ElementType<ptx::TF32> {
   static constexpr const char* kText = "tcgemm::ptx::TF32";
 };
 template <>
+struct ElementType<ptx::E4M3> {
+  static constexpr DType kDType = DType::kF8E4M3FN;
+  static constexpr const char* kText = "tcgemm::ptx::E4M3";
+};
+template <>
+struct ElementType<ptx::E5M2> {
+  static constexpr DType kDType = DType::kF8E5M2;
+  static constexpr const char* kText = "tcgemm::ptx::E5M2";
+};
+template <>
 struct ElementType<int8_t> {
   static constexpr DType kDType = DType::kS8;
   static constexpr const char* kText = "int8_t";

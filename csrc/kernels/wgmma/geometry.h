@@ -23,6 +23,10 @@ struct Shape {
   // Warpgroups that multiply; three for 192 rows, of which a wgmma takes 64.
   constexpr int consumers() const { return !ping_pong && tile_m % 128 != 0 ? tile_m / 64 : 2; }
   constexpr int threads() const { return 128 * (1 + consumers()); }
+  constexpr int rows_per_group() const { return ping_pong ? tile_m : tile_m / consumers(); }
+  constexpr int sums_per_thread() const { return tile_n / 2 * (rows_per_group() / 64); }
+  // Whether a thread has registers for two sets of sums: the instruction's, and those that they are promoted to.
+  constexpr bool can_promote() const { return 2 * sums_per_thread() <= (consumers() == 3 ? 112 : 128); }
   // Whether it multiplies by the two matrices of a gated product: each block of a pair loads one matrix's half of the
   // tile, 64 columns or more.
   constexpr bool runs_gated() const { return !swapped && tile_n % 128 == 0 && cluster_m == 2; }
@@ -66,7 +70,6 @@ struct Geometry {
 
   // One row of the swizzle.
   constexpr int tile_k() const { return a.chunk() < b.chunk() ? a.chunk() : b.chunk(); }
-  constexpr int rows_per_group() const { return shape.ping_pong ? shape.tile_m : shape.tile_m / shape.consumers(); }
   constexpr int a_bytes() const { return a.bytes(shape.tile_m, tile_k()); }
   constexpr int b_bytes() const { return (b.bytes(shape.tile_n, tile_k()) + 1023) / 1024 * 1024; }
   constexpr int stage_bytes() const { return a_bytes() + b_bytes(); }
@@ -79,7 +82,7 @@ struct Geometry {
   constexpr int share_tile_n() const { return shape.tile_n / shares(); }
   constexpr int shared_groups() const { return shares() == 1 ? 1 : shape.consumers(); }  // whose tiles it has shares of
   constexpr int partial_bytes() const {
-    return (shape.cluster_k - 1) * shared_groups() * rows_per_group() * share_tile_n() * 4;
+    return (shape.cluster_k - 1) * shared_groups() * shape.rows_per_group() * share_tile_n() * 4;
   }
 
   constexpr int fixed_bytes() const { return shape.consumers() * 2 * kStoreBytes + partial_bytes(); }

@@ -2,7 +2,7 @@
 //
 // Operands (tile/operands.cuh): each K-major or not. The instruction takes 16-bit types from shared memory
 // either way; of TF32 it takes a B that is K-major only, and an A that is not from registers, to which it
-// is loaded from shared memory first. TMA needs bases and
+// is loaded from shared memory first; of 8-bit floats both K-major. TMA needs bases and
 // strides that are multiples of 16 bytes (the launcher copies an operand that is not) and fills
 // what lies outside a matrix with zeros, so no extent has to be a multiple of anything.
 //
@@ -11,7 +11,8 @@
 //                   two other warps initialise the barriers and ask for the tensor maps
 //   warpgroups 1.. consumers: wgmma from shared memory, epilogue in registers, staged store
 // Cooperative: the consumers split a tile's rows. Ping-pong: they take alternate tiles, and an
-// order barrier lets one multiply while the other one stores.
+// order barrier lets one multiply while the other one stores. Sums of 8-bit floats leave the tensor
+// core with each k block, unless Mma::kPromoteEvery is 0.
 //
 // Pipelines (arrivals that complete a phase):
 //   full[stage]    1 (the producer's expect_tx) + the bytes of both operand tiles, or of a function's matrices
@@ -168,6 +169,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       // Declared here: what it held for the last tile must not stay live across the scheduler.
       float acc[T::kBlocksM][Config::kTileN / 2];
       int previous_stage = -1;
+      if constexpr (T::kPromotes) {
+#pragma unroll
+        for (int block = 0; block < T::kBlocksM; ++block) {
+#pragma unroll
+          for (float& sum : acc[block]) sum = 0;
+        }
+      }
 #pragma unroll 1
       for (int32_t i = 0; i < params.k_blocks; ++i) {
         ptx::mbarrier_wait(pipeline.full(state.stage), state.phase);
@@ -176,7 +184,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         const auto release_previous = [&] {
           if (previous_stage >= 0) release(previous_stage);
         };
-        if constexpr (T::kRegisterA) {
+        if constexpr (T::kPromotes) {
+          multiply_and_promote<T>(acc, a, b, release_previous);
+        } else if constexpr (T::kRegisterA) {
           multiply_from_registers<T>(acc, a, b, fragments, i != 0, release_previous);
         } else {
           multiply_from_shared<T>(acc, a, b, i != 0, release_previous);

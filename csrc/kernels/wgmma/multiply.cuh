@@ -81,7 +81,23 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[T::kBlocksM][T
   release_previous();
 }
 
-// The same with A in registers, in two halves: one's fragments are loaded while the other multiplies.
+// sums += A * B of one k block: what the tensor core has added up of it, from zero, is added to float32 sums.
+// Afterwards nothing is under way.
+template <typename T, typename Release>
+__device__ __forceinline__ void multiply_and_promote(float (&sums)[T::kBlocksM][T::Config::kTileN / 2], uint32_t a,
+                                                     uint32_t b, Release release_previous) {
+  float acc[T::kBlocksM][T::Config::kTileN / 2];
+  multiply_from_shared<T>(acc, a, b, false, release_previous);
+  ptx::wgmma_wait_group<0>();
+#pragma unroll
+  for (int block = 0; block < T::kBlocksM; ++block) {
+    ptx::wgmma_fence_operand(acc[block]);
+#pragma unroll
+    for (int i = 0; i < T::Config::kTileN / 2; ++i) sums[block][i] += acc[block][i];
+  }
+}
+
+// multiply_from_shared with A in registers, in two halves: one's fragments are loaded while the other multiplies.
 template <typename T, typename Release>
 __device__ __forceinline__ void multiply_from_registers(float (&acc)[T::kBlocksM][T::Config::kTileN / 2], uint32_t a,
                                                         uint32_t b, const Fragments<typename T::A>& fragments_of_a,

@@ -9,6 +9,7 @@ namespace {
 CUtensorMapDataType input_type(DType dtype) {
   if (dtype == DType::kBF16) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   if (dtype == DType::kF16) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  if (dtype_bytes(dtype) == 1) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
   // Rounds float32 to TF32 while loading; the tensor core itself would truncate.
   return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
 }

@@ -33,12 +33,15 @@ struct Traits {
   using A = OperandTile<typename Operands::A, Config::kTileM, kTileK>;
   using B = OperandTile<typename Operands::B, Config::kTileN, kTileK>;
   static constexpr int kMmaK = 32 / sizeof(typename Mma::A), kSteps = kTileK / kMmaK;
-  static constexpr int kRowsPerGroup = kGeometry.rows_per_group();
+  static constexpr int kRowsPerGroup = Config::kShape.rows_per_group();
   static constexpr int kBlocksM = kRowsPerGroup / 64;
   static constexpr bool kRegisterA = A::kSource != tile::Source::kShared;
   static constexpr int kABytes = kGeometry.a_bytes(), kStageBytes = kGeometry.stage_bytes();
   static constexpr int kLoadedBytes = A::kBytes + B::kBytes;
-  static constexpr int kAccumulators = Config::kTileN / 2 * kBlocksM;
+  // Of 8-bit floats, whose sums the tensor core does not keep in full: each k block has its own, which are added to
+  // others.
+  static constexpr bool kPromotes = Mma::kPromoteEvery != 0;
+  static constexpr int kAccumulators = Config::kShape.sums_per_thread() * (kPromotes ? 2 : 1);
   // Of each thread once its role is known, together at most what a block has at launch. The producer
   // needs 40 for multicast; fragments of A need 160 where accumulators are 96.
   static constexpr bool kIsLarge = kAccumulators + (kRegisterA ? 16 * kBlocksM : 0) > 128;
@@ -68,8 +71,9 @@ struct Traits {
   static_assert((kRegisterA || sizeof(typename A::Element) == sizeof(typename Mma::A)) &&
                     sizeof(typename B::Element) == sizeof(typename Mma::B),
                 "it takes the elements there as they are");
-  static_assert(std::is_same_v<typename Mma::Accumulator, float> && Mma::kPromoteEvery == 0,
-                "sums are float32, and stay in the instruction's registers");
+  static_assert(std::is_same_v<typename Mma::Accumulator, float>, "sums are float32");
+  static_assert(!kPromotes || (Mma::kPromoteEvery == kTileK && !kRegisterA && Config::kShape.can_promote()),
+                "promoted with each k block, from one set of registers to another");
 };
 
 }  // namespace tcgemm::wgmma_family

@@ -188,6 +188,11 @@ class Wgmma final : public Implementation {
         return "the output must be less than 2^31 tiles of 64x16";
       }
     }
+    const Shape& shape = kConfigs[parsed.base_idx].shape;
+    if (find_instruction(p, shape.swapped)->promotes && !shape.can_promote()) {
+      return "config " + std::string(config) + " has too many sums for a second set in registers, to which those of " +
+             "8-bit floats are promoted; F8 presets with FAST_ACCUM leave them in the tensor core";
+    }
     return "";
   }
 

@@ -16,15 +16,15 @@ void wgmma_fence_operand(float (&)[kCount]) {}
 
 template <typename A, typename B, int kTransA, int kTransB, int kCount>
 void wgmma_m64k32b(float (&d)[kCount], uint64_t desc_a, uint64_t desc_b, uint32_t accumulate) {
-  static_assert(std::is_same_v<A, B>);
-  emulator::wgmma(
-      {emulator::format_of<A>(), kCount / 2 * 4, kTransA != 0, kTransB != 0, false, desc_a, desc_b, accumulate != 0}, d,
-      nullptr);
+  emulator::wgmma({emulator::format_of<A>(), emulator::format_of<B>(), kCount / 2 * 4, kTransA != 0, kTransB != 0,
+                   false, desc_a, desc_b, accumulate != 0},
+                  d, nullptr);
 }
 template <typename A, typename B, int kCount>
 void wgmma_m64k32b(float (&d)[kCount], const uint32_t (&a)[4], uint64_t desc_b, uint32_t accumulate) {
-  static_assert(std::is_same_v<A, B>);
-  emulator::wgmma({emulator::format_of<A>(), kCount / 2 * 4, false, false, true, 0, desc_b, accumulate != 0}, d, a);
+  emulator::wgmma({emulator::format_of<A>(), emulator::format_of<B>(), kCount / 2 * 4, false, false, true, 0, desc_b,
+                   accumulate != 0},
+                  d, a);
 }
 
 inline uint64_t swizzle_128b_descriptor(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes) {
