@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason(
 
 def test_a_rejected_problem_and_a_kernel_left_out_are_errors(emulator):
     how = {"config": "64x64x64_c1x1x1_pp", "implementation": "wgmma"}
-    with pytest.raises(RuntimeError, match="rejected: inputs must be bf16, f16, f32, got f64"):
+    with pytest.raises(RuntimeError, match="rejected: inputs must be .*, got f64"):
         check(emulator, Types("f64", "f64", "f64"), "NN", CASE["aligned"], **how)
     missing = wgmma("64, 64, 1, 1, 1, true, false", layout="00").kernel
     with pytest.raises(RuntimeError, match=f"must bring the kernel {re.escape(missing)}"):

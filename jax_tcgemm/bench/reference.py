@@ -60,7 +60,8 @@ def tolerance(case: Case | Workload) -> float:
 
     A workload says its own. Of a product: one rounding of the result, one of TF32 operands, and
     accumulation that grows with sqrt(K). It is wide enough for any order of summation and far too
-    narrow for a wrong element.
+    narrow for a wrong element. Of 8-bit floats whose sums stay in the tensor core, where each 32 of
+    K are added in 13 bits, as many truncations of the largest sum.
     """
     if isinstance(case, Workload):
         return case.tolerance
@@ -70,6 +71,8 @@ def tolerance(case: Case | Workload) -> float:
     accumulator = jnp.float64 if case.element_type in ("float64", "complex128") else jnp.float32
     rounding = float(jnp.finfo(out).eps)
     operands = 2.0**-10 if case.dtype == "tf32" else 0.0
+    if case.dtype == "f8_fast_accum":
+        operands = case.k / 32 * 2.0**-13
     return rounding + operands + 8 * float(jnp.finfo(accumulator).eps) * math.sqrt(max(case.k, 1))
 
 
