@@ -128,7 +128,7 @@ DECLARED = {
     "gemm cublaslt": f"{SCALARS}, activation, derivative, bias along n, aux_out",
     "gemm host": EPILOGUES,
     "ragged mma_sync": "",
-    "ragged wgmma": "activation, gated product, bias along n, gathered rows",
+    "ragged wgmma": "activation, gated product, bias along n, function, gathered rows",
     "ragged host": "activation, gated product, bias along n, gathered rows",
     "rows simt": "weights",
     "rows host": "weights",
@@ -142,7 +142,7 @@ PLAIN = {
     "a_inner_stride b_ld b_outer_stride b_inner_stride up_offset bias_batch_stride "
     "function_reads function_indices function_results",
     "ragged": "form compute batch m n k groups num_sizes b_transposed a_batched b_batched "
-    "sizes_batched a_rows",
+    "sizes_batched a_rows function_reads function_indices function_results",
     "rows": "form a_rows b_rows targets pairs n",
     "blas": "routine batch m n k kl ku op_a op_b upper right unit a_ld a_stride b_ld b_stride "
     "c_ld c_stride has_c math atomics",

@@ -197,7 +197,7 @@ WHOLE_BATCHES = Call(
     *((12, 256, 256), 1, (numbers((12, 256, 256), F32), numbers((256, 256), BF16))),
 )
 # Two steps of matrices in a stage.
-RESIDUAL = Call(lambda acc, x: acc * 2 + x, (2, 256, 256), 1, (numbers((2, 256, 256), BF16),))
+RESIDUAL = Call(lambda acc, x: (acc * 2 + x,), (2, 256, 256), 1, (numbers((2, 256, 256), BF16),))
 HEAVY = Call(heavy, (256, 192), 0, (numbers((192,), F32),))
 REDUCED = Call(reductions, (203, 173), 0, (numbers((173,), F32),))
 REDUCED_BATCHES = Call(reductions, (3, 64, 72), 1, (numbers((72,), F32),))
