@@ -149,15 +149,16 @@ inline constexpr bool kVariesAcross = kSwapped ? kVariesM<along> : kVariesN<alon
 template <Along along, bool kSwapped>
 inline constexpr bool kVariesAlong = kSwapped ? kVariesN<along> : kVariesM<along>;
 
+// Whether a read is of a scalar or of a vector that is read before the sums are known.
+template <typename T, Along along>
+inline constexpr bool kIsVector = along != Along::kBoth && sizeof(T) <= 4;
+
 // What is read of scalars and of vectors, for all of a warp's elements of a tile that is inside the product, before the
 // sums are known: loads would have to wait for those of the next tile's operands afterwards. Of what varies across, two
 // neighbours in every 64 are a thread's. kBlocks: times 64 lines.
 template <typename F, bool kSwapped, int kBlocks, int kGroups>
 class FunctionVectors {
  public:
-  // Whether a read is one of these.
-  template <typename T, Along along>
-  static constexpr bool kHas = along != Along::kBoth && sizeof(T) <= 4;
   static constexpr int kPairs = (kGroups + 7) / 8;
 
   // (line, across): the thread's first line, and the first element across.
@@ -190,7 +191,7 @@ class FunctionVectors {
 
     template <int i, typename T, Along along>
     __device__ __forceinline__ void load() const {
-      if constexpr (kHas<T, along>) {
+      if constexpr (kIsVector<T, along>) {
         using Bits = elementwise::Bits<T>;
         const FunctionParams::Read& read = params.reads[i];
         const T* data = batch.first<T>(read);
@@ -461,7 +462,7 @@ class FunctionTile {
   template <typename T>
   static constexpr bool kTogether = kWhole && !kSwapped && kGroups == 4 && sizeof(T) <= 4;
   template <typename T, Along along>
-  static constexpr bool kIsLoaded = Loaded::kHasVectors && along != Along::kBoth && sizeof(T) <= 4;
+  static constexpr bool kIsLoaded = Loaded::kHasVectors && kIsVector<T, along>;
   template <int i>
   static constexpr bool kIsMatrix = Loaded::Matrices::template kHas<i>;
   // Whether two neighbours are held as one.

@@ -42,7 +42,7 @@ from jax_tcgemm.primitives.rules import (
 from jax_tcgemm.problem.fusion import halves
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
-from jax_tcgemm.system.jax_internals import ad, batching, xla
+from jax_tcgemm.system.jax_internals import ad, batching
 
 epilogue_dot_general_p = core.Primitive("tcgemm_epilogue_dot_general")
 epilogue_dot_general_p.multiple_results = True
@@ -143,29 +143,6 @@ def bare_products(*arguments, function, num_rhs, pair, **params) -> list[jax.Arr
     dtype, _ = of_stored(function, _num_accumulators(num_rhs, pair))
     params |= {"preferred_element_type": dtype}
     return _products(*_split(arguments, num_rhs)[0], **params)
-
-
-# --- typing -------------------------------------------------------------------------------------
-
-
-def _abstract_eval(*avals, **params):
-    # What was asked for by name is found out when the primitive is lowered.
-    unnamed = params | {"implementation": None, "config": None}
-    with lowering.named(params["op"]), selection.unseen():
-        types = _types(avals, tuple(unnamed.items()), jax_internals.trace_context())
-    lowering.expect(epilogue.make_plan, product_of, *avals, params)
-    return types
-
-
-@functools.lru_cache(maxsize=1024)
-def _types(avals, params, context):
-    del context
-    jaxpr = jax.make_jaxpr(functools.partial(unfused, **dict(params)))(*avals)
-    return jaxpr.out_avals, jaxpr.effects
-
-
-epilogue_dot_general_p.def_impl(functools.partial(xla.apply_primitive, epilogue_dot_general_p))
-epilogue_dot_general_p.def_effectful_abstract_eval(_abstract_eval)
 
 
 # --- batching -----------------------------------------------------------------------------------
@@ -302,7 +279,7 @@ def _flops(lhs, rhs, *_, num_rhs, **params) -> int:
 jax_internals.register_roofline(epilogue_dot_general_p, _flops)
 
 
-# --- lowering -----------------------------------------------------------------------------------
+# --- typing and lowering --------------------------------------------------------------------------
 
 
 def product_of(*avals_and_params) -> epilogue.Product:
@@ -420,4 +397,5 @@ def _lower(ctx, *operands, device, obstacle, **params):
     return partitioning.lower_on_device(ctx, on_device, *operands, key=key)
 
 
+functions.define_types(epilogue_dot_general_p, unfused, epilogue.make_plan, product_of)
 lowering.register(epilogue_dot_general_p, _lower)

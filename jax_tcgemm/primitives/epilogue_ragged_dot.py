@@ -41,7 +41,7 @@ from jax_tcgemm.primitives.functions import is_moving
 from jax_tcgemm.primitives.rules import same_varying, series_by_parts, transpose_by_parts
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
 from jax_tcgemm.system import jax_internals
-from jax_tcgemm.system.jax_internals import ad, batching, xla
+from jax_tcgemm.system.jax_internals import ad, batching
 
 epilogue_ragged_dot_p = core.Primitive("tcgemm_epilogue_ragged_dot")
 epilogue_ragged_dot_p.multiple_results = True
@@ -220,29 +220,6 @@ def epilogue_ragged_dot(
     )
 
 
-# --- typing -------------------------------------------------------------------------------------
-
-
-def _abstract_eval(*avals, **params):
-    # What was asked for by name is found out when the primitive is lowered.
-    unnamed = params | {"implementation": None, "config": None}
-    with lowering.named(params["op"]), selection.unseen():
-        types = _types(avals, tuple(unnamed.items()), jax_internals.trace_context())
-    lowering.expect(grouped_epilogue.make_plan, product_of, *avals, params)
-    return types
-
-
-@functools.lru_cache(maxsize=1024)
-def _types(avals, params, context):
-    del context
-    jaxpr = jax.make_jaxpr(functools.partial(unfused, **dict(params)))(*avals)
-    return jaxpr.out_avals, jaxpr.effects
-
-
-epilogue_ragged_dot_p.def_impl(functools.partial(xla.apply_primitive, epilogue_ragged_dot_p))
-epilogue_ragged_dot_p.def_effectful_abstract_eval(_abstract_eval)
-
-
 # --- batching -----------------------------------------------------------------------------------
 
 
@@ -365,7 +342,7 @@ def _flops(*args, **params) -> int:
 jax_internals.register_roofline(epilogue_ragged_dot_p, _flops)
 
 
-# --- lowering -----------------------------------------------------------------------------------
+# --- typing and lowering --------------------------------------------------------------------------
 
 
 def product_of(*avals_and_params) -> grouped_epilogue.Product:
@@ -448,4 +425,5 @@ def _lower(ctx, *args, device, obstacle, **params):
     return partitioning.lower_on_device(ctx, on_device, *args, key=key)
 
 
+functions.define_types(epilogue_ragged_dot_p, unfused, grouped_epilogue.make_plan, product_of)
 lowering.register(epilogue_ragged_dot_p, _lower)

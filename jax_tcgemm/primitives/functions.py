@@ -4,19 +4,22 @@ A function is a closed jaxpr of accumulators and operands, without constants.
 """
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from jax_tcgemm import selection
 from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import jvp_of_moving, same_varying
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
 from jax_tcgemm.sharding import partitioning
-from jax_tcgemm.system.jax_internals import ad, as_jaxpr, zero_tangent
+from jax_tcgemm.system import jax_internals
+from jax_tcgemm.system.jax_internals import ad, as_jaxpr, xla, zero_tangent
 
 
 def accumulator_dtype(lhs_dtype, rhs_dtype) -> np.dtype:
@@ -27,6 +30,36 @@ def accumulator_dtype(lhs_dtype, rhs_dtype) -> np.dtype:
     if jnp.issubdtype(dtype, jnp.integer) and np.dtype(dtype).itemsize <= 4:
         return np.dtype(np.int32)
     return wide_dtype(dtype)
+
+
+def define_types(
+    primitive: core.Primitive, unfused: Callable, make_plan: Callable, product_of: Callable
+) -> None:
+    """Gives a primitive its implementation and its typing, which is that of its unfused call.
+
+    Args:
+      primitive: the primitive, of several results.
+      unfused: of its operands and parameters, the same by plain products.
+      make_plan: as of `lowering.expect`.
+      product_of: as there.
+    """
+
+    @functools.lru_cache(maxsize=1024)
+    def types_of(avals, params, context):
+        del context
+        jaxpr = jax.make_jaxpr(functools.partial(unfused, **dict(params)))(*avals)
+        return jaxpr.out_avals, jaxpr.effects
+
+    def abstract_eval(*avals, **params):
+        # What was asked for by name is found out when the primitive is lowered.
+        unnamed = params | {"implementation": None, "config": None}
+        with lowering.named(params["op"]), selection.unseen():
+            types = types_of(avals, tuple(unnamed.items()), jax_internals.trace_context())
+        lowering.expect(make_plan, product_of, *avals, params)
+        return types
+
+    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+    primitive.def_effectful_abstract_eval(abstract_eval)
 
 
 def hoist(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, Sequence[jax.Array]]:
