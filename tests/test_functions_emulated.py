@@ -21,9 +21,12 @@ K = 96
 
 PING_PONG = {"128x128x64_c2x1x1_pp": ("128, 128, 2, 1, 1, true, false", "01")}
 COOPERATIVE = "128x256x64_c2x1x1_co"
+# Two blocks of 64 lines in a warpgroup, of which each may end with rows that the product has not.
+TWO_BLOCKS = "256x128x64_c1x1x1_co_t"
 WGMMA = PING_PONG | {
     COOPERATIVE: ("128, 256, 2, 1, 1, false, false", "01"),
     "192x176x64_c1x2x1_co_t": ("192, 176, 1, 2, 1, false, true", "10"),
+    TWO_BLOCKS: ("256, 128, 1, 1, 1, false, true", "10"),
     "128x16x64_c1x1x4_co": ("128, 16, 1, 1, 4, false, false", "01"),
 }
 # Those that multiply by both matrices of a gated product.
@@ -278,6 +281,10 @@ MISTAKES = {
     "a part twice": (WHOLE, STORE, "kPartIdx % kBlockParts * kPart * 4;", "0;"),
     "another part's reads": (WHOLE_BATCHES, STORE, "reads_[kPartIdx], Loaded", "reads_[0], Loaded"),
     "the next turn's reads": (HEAVY, STORE, "(part, own, e", "(part, reads, e"),
+    "the next block's reads": (
+        *(ODD, STORE, "&& is_used(part + 1)", "&& is_used(part + 1) && is_used(part)"),
+        TWO_BLOCKS,
+    ),
     "a turn's line": (HEAVY, STORE, "line_ + 64 * block", "line_ + 32 * block"),
     "a turn's sums": (HEAVY, STORE, "i.value / kBlockParts, kFirst + v, v)", "0, v, v)"),
     "another warpgroup's box": (
@@ -308,11 +315,11 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_found(functions, name, tmp_path):
-    call, file, old, new = MISTAKES[name]
+    call, file, old, new, *found_by = MISTAKES[name]
     first, *others, last = call.kernels()
     kernels, config, implementation = [first], next(iter(PING_PONG)), "wgmma"
-    if file == BOXES:
-        config = COOPERATIVE
+    if file == BOXES or found_by:
+        (config,) = found_by or (COOPERATIVE,)
         kernels = [others[list(WGMMA).index(config) - 1]]
     if file == "epilogue/function_kernel.cuh":
         (config, tile), implementation = next(iter(MMA_SYNC.items())), "mma_sync"

@@ -50,7 +50,6 @@ struct BoxPlan {
 template <typename T, typename Epilogue>
 struct BoxesOf {
   static constexpr bool kHasAny = false;
-  static __device__ __forceinline__ int stages(const Params<Epilogue>&) { return 0; }
 };
 template <typename T, typename Code>
 struct BoxesOf<T, Function<Code>> : BoxPlan<T, Code> {

@@ -130,11 +130,20 @@ class FunctionOfTile {
   // By the same code, to which a part's sums move.
   template <bool kWhole>
   __device__ __forceinline__ void apply_in_turns(float (&acc)[kBlocksM][kAccumulators]) const {
+    // Whether the product has any of a part; of swapped tiles there may be many that it has not.
+    const auto is_used = [&](int part) {
+      return !kSwapped || kWhole || across_ + part % kBlockParts * kPart * 8 < batch_.m_end;
+    };
     typename Tile<kWhole>::Reads reads;
     tile<Tile<kWhole>>(0, reads, epilogue::NothingLoaded{}).load();
 #pragma unroll 1
     for (int part = 0; part < kNumParts; ++part) {
-      if (kSwapped && !kWhole && across_ + part % kBlockParts * kPart * 8 >= batch_.m_end) continue;
+      typename Tile<kWhole>::Reads own = reads;
+      // Also by a part that is not used: the next one may be, of another block.
+      if (part + 1 < kNumParts && is_used(part + 1)) {
+        tile<Tile<kWhole>>(part + 1, reads, epilogue::NothingLoaded{}).load();
+      }
+      if (!is_used(part)) continue;
       float sums[4 * kPart], up[4 * kPart];
       const auto visit = [&](auto copy) {
         visit_part(part, [&](auto i) {
@@ -149,8 +158,6 @@ class FunctionOfTile {
         sums[v] = acc[block][place];
         if constexpr (F::kIsGated) up[v] = acc[block][kSums + place];
       });
-      typename Tile<kWhole>::Reads own = reads;
-      if (part + 1 < kNumParts) tile<Tile<kWhole>>(part + 1, reads, epilogue::NothingLoaded{}).load();
       tile<Tile<kWhole>>(part, own, epilogue::NothingLoaded{}).run(sums, up);
       if constexpr (F::kStoresRows) visit([&](int block, int place, int v) { acc[block][place] = sums[v]; });
     }

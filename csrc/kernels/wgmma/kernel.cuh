@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     for (bool has_tile = true; has_tile; has_tile = walk.next(params)) {
       const Work work = walk.work();
       if (Config::kPingPong && (walk.number() & 1) != consumer) {
-        state.advance(params.k_blocks + Boxes::stages(params));
+        state.advance(params.k_blocks);
         continue;
       }
       if constexpr (Epilogue::kFused) {
