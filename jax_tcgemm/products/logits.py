@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.products.epilogue import with_epilogue
 from jax_tcgemm.products.linear import product
@@ -261,6 +262,7 @@ def softmax(
     function = _exponentials(dtype, with_moments, with_totals)
 
     def beside(shift):
+        shift, _ = same_varying(shift, x)
         found = with_logits(how, x, vocabulary, function, (shift,))
         # Without exponentials a bit of each is what the kernel's sums come with.
         stored, *sums = found if dtype is not None else (None, *found[1:])

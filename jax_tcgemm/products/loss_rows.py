@@ -52,6 +52,8 @@ def _forward(how, with_entropy, x, w, bias, labels):
     chunks = lg.num_chunks(how, len(x), len(vocabulary.w), w)
     *results, lse = by_tokens(chunk, chunks, x, labels)
     kept = x, w, bias, labels, lse, *results[1:]
+    # Addends vary over the devices that share the vocabulary, also where all have the same one.
+    *results, _ = same_varying(*results, x)
     return tuple(r / how.devices for r in results), kept
 
 
