@@ -8,9 +8,10 @@
 A decoder-only transformer in Flax NNX over bytes: `nnx.Linear(dot_general=jax_tcgemm.dot_general)`
 where a layer is a product, `jax_tcgemm.linear` where a residual follows it, and `jax_tcgemm.mlp`
 for the gated feed-forward blocks with their fused backward pass. `--stock` trains the same network
-from the same start with stock Flax and jnp, step by step in turns, and `--accelerate` that stock
-network, unchanged, under `jax_tcgemm.accelerate`. Written to --out: the losses and the time of
-every step as JSON, and the curves as a plot.
+from the same start with stock Flax and jnp, step by step in turns, `--accelerate` that stock
+network, unchanged, under `jax_tcgemm.accelerate`, and `--fused-loss` ours with its head inside of
+`jax_tcgemm.linear_cross_entropy`, which keeps no logits. Written to --out: the losses and the time
+of every step as JSON, and the curves as a plot.
 
 `--mesh` trains on several devices, beside one: `data=2` divides the batch, `model=2` the heads and
 the hidden layer (tensor parallelism). The program is the same; only its arrays lie elsewhere, and
@@ -178,6 +179,15 @@ class Gpt(nnx.Module):
         """What is made of what comes out of the last block."""
         return self.head(self.norm(x)).astype(jnp.float32)
 
+    def loss(self, tokens: jax.Array, following: jax.Array) -> jax.Array:
+        """The mean cross-entropy of the bytes that follow, without their logits."""
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        # The kernel has the features first; it is small.
+        w = self.head.kernel[...].astype(x.dtype).T
+        return jax_tcgemm.linear_cross_entropy(self.norm(x), w, following)
+
 
 # --- the text -----------------------------------------------------------------------------------
 
@@ -218,6 +228,7 @@ class Training:
         steps: int,
         mesh: jax.sharding.Mesh | None = None,
         accelerated: bool = False,
+        fused_loss: bool = False,
     ):
         self.name, self.mesh = name, mesh
         model = Gpt(size, products, dtype, nnx.Rngs(_SEED))
@@ -237,6 +248,8 @@ class Training:
         self.seconds: list[float] = []
 
         def loss(params, tokens):
+            if fused_loss:
+                return nnx.merge(graph, params).loss(tokens[:, :-1], tokens[:, 1:])
             logits = nnx.merge(graph, params)(tokens[:, :-1])
             return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
@@ -279,6 +292,7 @@ def train(
     console: Console | None = None,
     mesh: str | None = None,
     accelerate: bool = False,
+    fused_loss: bool = False,
 ) -> dict:
     """Trains and writes what happened.
 
@@ -291,6 +305,7 @@ def train(
       console: where to print.
       mesh: several devices to train on, such as "data=2" or "model=2", beside one.
       accelerate: train the network with stock Flax under `jax_tcgemm.accelerate`, too.
+      fused_loss: train ours with its head inside of the loss, too.
 
     Returns:
       The record.
@@ -307,6 +322,8 @@ def train(
     if accelerate:
         name = "stock Flax, accelerated"
         trainings.append(Training(name, STOCK, sizes, dtype, steps, accelerated=True))
+    if fused_loss:
+        trainings.append(Training("fused loss", OURS, sizes, dtype, steps, fused_loss=True))
     ours = trainings[0]
     num_params = sum(leaf.size for leaf in jax.tree.leaves(ours.params))
     device = jax.devices()[0].device_kind
@@ -411,9 +428,12 @@ def main(
     accelerate: Annotated[
         bool, typer.Option("--accelerate", help="Train with stock Flax, accelerated, too.")
     ] = False,
+    fused_loss: Annotated[
+        bool, typer.Option("--fused-loss", help="Train with the head inside of the loss, too.")
+    ] = False,
 ) -> None:
     """Train a small language model on Python's own sources."""
-    train(size, steps, stock, dtype, out, mesh=mesh, accelerate=accelerate)
+    train(size, steps, stock, dtype, out, mesh=mesh, accelerate=accelerate, fused_loss=fused_loss)
 
 
 if __name__ == "__main__":

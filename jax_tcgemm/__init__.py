@@ -31,6 +31,7 @@ from jax_tcgemm.products.collective import all_gather_matmul, matmul_reduce_scat
 from jax_tcgemm.products.combine_rows import combine_rows
 from jax_tcgemm.products.dot_general import dot_general
 from jax_tcgemm.products.linear import gated_linear, linear
+from jax_tcgemm.products.losses import linear_cross_entropy, linear_log_prob
 from jax_tcgemm.products.matmul import matmul
 from jax_tcgemm.products.mlp import mlp
 from jax_tcgemm.products.patch import patch
@@ -54,6 +55,8 @@ __all__ = [
     "gated_ragged_linear",
     "info",
     "linear",
+    "linear_cross_entropy",
+    "linear_log_prob",
     "matmul",
     "matmul_reduce_scatter",
     "mlp",

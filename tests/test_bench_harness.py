@@ -166,6 +166,16 @@ def test_functions_are_measured_beside_the_product_alone():
     assert "auto : product | bare : product |" in section
 
 
+def test_losses_are_measured_beside_whole_logits_and_chunks():
+    runner = measure(suites.load_suite("smoke_losses").cases)
+    assert not runner.wrong
+    (record,) = runner.records
+    assert record["implementation"] == "fused"
+    assert record["peers"].keys() == {"logits", "chunks"}
+    assert record["parts"].keys() == {"forward"}
+    assert record["peak_bytes"] > 0
+
+
 def test_grouped_products_are_measured_beside_xla():
     runner = measure(suites.load_suite("smoke_moe").cases)
     assert not runner.wrong

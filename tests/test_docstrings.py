@@ -18,6 +18,7 @@ MODULES = (
     "products.combine_rows",
     "products.dot_general",
     "products.linear",
+    "products.losses",
     "products.matmul",
     "products.mlp",
     "products.patch",

@@ -20,6 +20,7 @@ from jax_tcgemm import blas, tensor
 X = jnp.ones((4, 4))
 VECTOR = jnp.ones(4)
 SIZES = jnp.array([3, 1])
+LABELS = jnp.array([0, 3, 1, 1])
 GROUPS = jnp.ones((2, 4, 4))
 MLP = {"up": jnp.ones((4, 8)), "down": jnp.ones((8, 4))}
 # A batch dimension is ragged: an ordinary product.
@@ -45,6 +46,8 @@ CALLS = {
     "linear with an activation": lambda x, **how: jax_tcgemm.linear(x, X, activation="silu", **how),
     "gated_linear": lambda x, **how: jax_tcgemm.gated_linear(x, (X, X), **how),
     "mlp": lambda x, **how: jax_tcgemm.mlp(x, MLP, **how),
+    "linear_cross_entropy": lambda x, **how: jax_tcgemm.linear_cross_entropy(x, X, LABELS, **how),
+    "linear_log_prob": lambda x, **how: jax_tcgemm.linear_log_prob(x, X, LABELS, **how),
     "scaled_matmul": lambda x, **how: jax_tcgemm.scaled_matmul(x, X, 2.0, VECTOR[:, None], **how),
     "ragged_dot": lambda x, **how: jax_tcgemm.ragged_dot(x, GROUPS, SIZES, **how),
     "ragged_dot with an activation": lambda x, **how: jax_tcgemm.ragged_dot(
@@ -148,6 +151,14 @@ VALID = {
     "linear": (jax_tcgemm.linear, {"x": SQUARE, "w": SQUARE}),
     "gated_linear": (jax_tcgemm.gated_linear, {"x": SQUARE, "weights": jnp.ones((4, 2, 4))}),
     "mlp": (jax_tcgemm.mlp, {"x": SQUARE, "params": MLP}),
+    "linear_cross_entropy": (
+        jax_tcgemm.linear_cross_entropy,
+        {"x": SQUARE, "w": SQUARE, "labels": LABELS},
+    ),
+    "linear_log_prob": (
+        jax_tcgemm.linear_log_prob,
+        {"x": SQUARE, "w": SQUARE, "labels": LABELS},
+    ),
     "scaled_matmul": (
         jax_tcgemm.scaled_matmul,
         {"lhs": SQUARE, "rhs": SQUARE, "lhs_scales": 1.0, "rhs_scales": VECTOR[:, None]},

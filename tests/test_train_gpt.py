@@ -24,15 +24,17 @@ def example():
 def test_trains_as_stock_flax_does(example, tmp_path, monkeypatch):
     monkeypatch.setenv("TCGEMM_IMPLEMENTATION", "host")  # the choice, whatever the processor
     record = example.train(
-        "test", 12, True, "float32", tmp_path, Console(quiet=True), accelerate=True
+        "test", 12, True, "float32", tmp_path, Console(quiet=True), accelerate=True, fused_loss=True
     )
     assert json.loads((tmp_path / "record.json").read_text()) == record
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert list(record["trainings"]) == ["jax_tcgemm", "stock Flax", "stock Flax, accelerated"]
-    ours, stock, accelerated = (t["losses"] for t in record["trainings"].values())
+    names = ["jax_tcgemm", "stock Flax", "stock Flax, accelerated", "fused loss"]
+    assert list(record["trainings"]) == names
+    ours, stock, accelerated, fused = (t["losses"] for t in record["trainings"].values())
     # The same network from the same start: float32 roundings, which training amplifies.
     np.testing.assert_allclose(ours, stock, rtol=2e-3)
     np.testing.assert_allclose(accelerated, stock, rtol=2e-3)
+    np.testing.assert_allclose(fused, stock, rtol=2e-3)
     # From guessing among 256 bytes, with logits of variance 1, which costs half a nat.
     assert ours[0] == pytest.approx(np.log(256) + 0.5, rel=0.2)
     assert ours[-1] < ours[0] - 0.5

@@ -1,0 +1,96 @@
+"""Workloads of a language model's head and its loss, with the gradients of the mean.
+
+A group has these keys::
+
+    tokens, features, vocabulary      each may be a list
+
+`fused` is `linear_cross_entropy`; `logits` the expression of whole logits by XLA, and `chunks` that
+of 1024 tokens at a time under `jax.checkpoint`, both jitted. `forward`, our loss alone, is timed
+beside them. Records have the memory that each takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import jax_tcgemm
+from jax_tcgemm.bench import reference
+from jax_tcgemm.bench.suites import DTYPES
+from jax_tcgemm.bench.workload import Workload, check_keys, listed
+
+_CHUNK = 1024
+
+
+def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
+    """The workloads of one group; see the module's documentation.
+
+    Raises:
+      ValueError: for an unknown key.
+    """
+    keys = ("tokens", "features", "vocabulary")
+    check_keys(f"a group of {suite}", group, ("name", *keys))
+    for extents in itertools.product(*(listed(group[key]) for key in keys)):
+        yield _workload(suite, group.get("name", ""), dtype, *extents)
+
+
+def _losses(x, w, labels, precision=None) -> jax.Array:
+    """Losses of tokens from whole logits."""
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    numbers = (((1,), (1,)), ((), ()))
+    z = lax.dot_general(x, w, numbers, precision, preferred_element_type=dtype)
+    at_label = jnp.take_along_axis(z, labels[:, None], 1)[:, 0]
+    return jax.nn.logsumexp(z, -1) - at_label
+
+
+def _in_chunks(precision, x, w, labels) -> jax.Array:
+    """The mean of them by chunks, whose logits are made again for gradients."""
+    size = min(_CHUNK, len(x))
+    split = x.reshape(-1, size, x.shape[1]), labels.reshape(-1, size)
+    one = jax.checkpoint(lambda each: _losses(each[0], w, each[1], precision))
+    return jnp.mean(lax.map(one, split))
+
+
+def _workload(suite, label, dtype, tokens, features, vocabulary) -> Workload:
+    element_type = DTYPES[dtype][0]
+    operands = (
+        jax.ShapeDtypeStruct((tokens, features), element_type),
+        jax.ShapeDtypeStruct((vocabulary, features), element_type),
+        jax.ShapeDtypeStruct((tokens,), jnp.int32),
+    )
+
+    def draw(key):
+        x, w = (
+            reference.random(each, like.shape, like.dtype)
+            for each, like in zip(jax.random.split(key), operands, strict=False)
+        )
+        labels = jax.random.randint(key, (tokens,), 0, vocabulary, jnp.int32)
+        return x, w * jnp.asarray(features**-0.5, w.dtype), labels
+
+    def both(f):
+        return jax.value_and_grad(f, (0, 1))
+
+    return Workload(
+        suite=suite,
+        label=label,
+        dtype=dtype,
+        shape=f"{tokens}×{features}→{vocabulary}",
+        sizes={"tokens": tokens, "features": features, "vocabulary": vocabulary},
+        operands=operands,
+        ours={"fused": both(jax_tcgemm.linear_cross_entropy)},
+        peers={
+            "logits": both(lambda *given: jnp.mean(_losses(*given))),
+            "chunks": both(functools.partial(_in_chunks, None)),
+        },
+        parts={"forward": jax_tcgemm.linear_cross_entropy},
+        reference=both(functools.partial(_in_chunks, "highest")),
+        # Gradients of logits, what they are multiplied by, and the result are rounded.
+        tolerance=4 * float(jnp.finfo(element_type).eps) + 1e-4,
+        flops=6 * tokens * features * vocabulary,
+        draw=draw,
+    )

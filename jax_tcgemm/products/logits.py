@@ -1,0 +1,323 @@
+"""Functions of logits that are never kept: what losses over a vocabulary are made of.
+
+    z[t, v] = cap(sum over k of x[t, k] * w[v, k] + bias[v])
+
+with t over the tokens of a chunk. Every pass over z is one product with a function as its epilogue;
+what is stored of it has a chunk's size, and rows that start on 128-byte boundaries: the vocabulary
+is padded with logits of minus infinity.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm.primitives.rules import same_varying
+from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.products.epilogue import with_epilogue
+from jax_tcgemm.products.linear import product
+
+ROWS_BY_ROWS = (((1,), (1,)), ((), ()))
+ROWS_BY_COLUMNS = (((1,), (0,)), ((), ()))
+COLUMNS_BY_COLUMNS = (((0,), (0,)), ((), ()))
+
+# Columns that a chunk has a multiple of.
+_ALIGNMENT = 64
+# What a chunk may take in any case.
+_CHUNK_BYTES = 1 << 30
+# Exponents are of logits beside a number near the largest one: of those between these bounds, sums
+# over any vocabulary and products with weights stay in the range of float32.
+_FURTHEST = 60.0
+EXPONENTS = -200.0, 80.0
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """What a call says beside its arrays.
+
+    Attributes:
+      op: the public function, for messages.
+      soft_cap: logits are at most that, by a hyperbolic tangent; None leaves them.
+      label_smoothing: part of the target that is spread over the vocabulary.
+      z_loss: factor of the squared logarithm of the sum of exponentials.
+      axis_name: the manual mesh axis that divides the vocabulary, or several; None if none does.
+      chunk_bytes: largest part of the logits that is stored; None leaves it to `num_chunks`.
+      precision: as for `matmul`.
+      implementation: name to force, or None.
+    """
+
+    op: str
+    soft_cap: float | None
+    label_smoothing: float
+    z_loss: float
+    axis_name: str | tuple[str, ...] | None
+    chunk_bytes: int | None
+    precision: object
+    implementation: str | None
+
+    @property
+    def devices(self) -> int:
+        """Devices that share the vocabulary."""
+        return 1 if self.axis_name is None else lax.axis_size(self.axis_name)
+
+    def total(self, x: jax.Array) -> jax.Array:
+        """The sum over the devices that share the vocabulary."""
+        return x if self.axis_name is None else lax.psum(x, self.axis_name)
+
+    def product(self, lhs, rhs, dimension_numbers, dtype, residual=None) -> jax.Array:
+        """A plain product, to which a residual is added in place."""
+        return product(
+            self.op,
+            lhs,
+            rhs,
+            dimension_numbers=dimension_numbers,
+            residual=residual,
+            donate_residual=residual is not None,
+            preferred_element_type=np.dtype(dtype),
+            precision=self.precision,
+            implementation=self.implementation,
+        )
+
+    def with_epilogue(self, lhs, rhs, dimension_numbers, epilogue, operands):
+        """A product and a function of it."""
+        return with_epilogue(
+            self.op,
+            lhs,
+            rhs,
+            epilogue,
+            operands,
+            dimension_numbers=dimension_numbers,
+            precision=self.precision,
+            implementation=self.implementation,
+        )
+
+
+def gradient_dtype(dtype) -> np.dtype:
+    """What gradients of logits are stored in: float16 has not the range of exponentials."""
+    return np.dtype(jnp.bfloat16) if dtype == jnp.float16 else np.dtype(dtype)
+
+
+def num_chunks(how: How, extent: int, other: int, w: jax.Array) -> int:
+    """Chunks of one extent of the logits, of which a slice has `other` elements.
+
+    By default a chunk is as large as a gradient of w in float32, if that is more than a gibibyte.
+    """
+    most = how.chunk_bytes or max(_CHUNK_BYTES, 4 * w.size)
+    slice_bytes = other * gradient_dtype(w.dtype).itemsize
+    return max(1, -(-extent // max(1, most // max(1, slice_bytes))))
+
+
+# --- the vocabulary -------------------------------------------------------------------------------
+
+
+class Vocabulary(NamedTuple):
+    """Its weights, padded, and what is added to their products.
+
+    Attributes:
+      w: (columns, k).
+      bias: (1, columns), before a soft cap; None if there is none of either.
+      offset: (1, columns), after it; None if it is zero.
+      totals: the sums of the weights, (1, k), and of the biases, where their mean is asked for.
+    """
+
+    w: jax.Array
+    bias: jax.Array | None
+    offset: jax.Array | None
+    totals: tuple[jax.Array, jax.Array] | None
+
+
+def padded(how: How, w, bias, columns: int) -> Vocabulary:
+    """The vocabulary with so many columns, of which those that are new have no probability."""
+    extra, wide = columns - len(w), wide_dtype(w.dtype)
+    before = None if bias is None else bias.astype(wide)
+    after = totals = None
+    if how.label_smoothing and how.soft_cap is None:
+        sum_of_biases = jnp.zeros((), wide) if bias is None else jnp.sum(before)
+        totals = jnp.sum(w.astype(wide), 0, keepdims=True), sum_of_biases
+    if how.soft_cap is None:
+        before, after = after, before
+    if extra:
+        w = jnp.pad(w, ((0, extra), (0, 0)))
+        before = None if before is None else jnp.pad(before, (0, extra))
+        after = jnp.zeros(columns - extra, wide) if after is None else after
+        after = jnp.pad(after, (0, extra), constant_values=-jnp.inf)
+    return Vocabulary(w, *(None if a is None else a[None] for a in (before, after)), totals)
+
+
+def aligned(extent: int) -> int:
+    """The columns that a part of the vocabulary is padded to."""
+    return -(-extent // _ALIGNMENT) * _ALIGNMENT
+
+
+def logits_of(soft_cap: float | None, acc, bias, offset):
+    """Logits, from products with the weights, and their derivatives by these."""
+    z = acc if bias is None else acc + bias
+    slope = None
+    if soft_cap is not None:
+        capped = jnp.tanh(z / soft_cap)
+        z, slope = soft_cap * capped, 1 - capped * capped
+    return z if offset is None else z + offset, slope
+
+
+def with_logits(how: How, x, vocabulary: Vocabulary, function: Callable, operands):
+    """`function(z, slope, *operands)` of a chunk's logits, as `logits_of` gives them."""
+    addends = vocabulary.bias, vocabulary.offset
+    epilogue = _of_logits(how.soft_cap, function, *(a is None for a in addends))
+    addends = [a for a in addends if a is not None]
+    return how.with_epilogue(x, vocabulary.w, ROWS_BY_ROWS, epilogue, (*addends, *operands))
+
+
+@functools.lru_cache(maxsize=256)
+def _of_logits(soft_cap, function: Callable, no_bias: bool, no_offset: bool) -> Callable:
+    """The epilogue; of the same function the same one, whose trace is known."""
+
+    def epilogue(acc, *operands):
+        rest = list(operands)
+        bias, offset = (None if absent else rest.pop(0) for absent in (no_bias, no_offset))
+        return function(*logits_of(soft_cap, acc, bias, offset), *rest)
+
+    return epilogue
+
+
+class Labels(NamedTuple):
+    """Of each token of a chunk, where its label is and what it has there, as columns.
+
+    Attributes:
+      columns: among those of this device; one that there is not where another device has it.
+      logits: NaN for a label that is none.
+      slopes: of the logits, or None.
+    """
+
+    columns: jax.Array
+    logits: jax.Array
+    slopes: jax.Array | None
+
+
+def labels_of(how: How, x, w, bias, labels) -> Labels:
+    """The labels' own logits, in float32 (float64 for float64) and without a product."""
+    size, wide = len(w), wide_dtype(w.dtype)
+    is_label = (labels >= 0) & (labels < size * how.devices)
+    if how.axis_name is not None:
+        labels = labels - size * lax.axis_index(how.axis_name)
+    is_own = (labels >= 0) & (labels < size)
+    columns = jnp.where(is_own, labels, np.iinfo(np.int32).max)
+    taken = jnp.where(is_own, labels, 0)
+    acc = jnp.sum(x.astype(wide) * w[taken].astype(wide), -1)
+    own_bias = None if bias is None else bias[taken].astype(wide)
+    z, slopes = logits_of(how.soft_cap, acc, own_bias, None)
+    z = jnp.where(is_label, how.total(jnp.where(is_own, z, 0)), jnp.nan)
+    return Labels(columns[:, None], z[:, None], None if slopes is None else slopes[:, None])
+
+
+# --- the softmax ----------------------------------------------------------------------------------
+
+
+class Softmax(NamedTuple):
+    """A chunk's exponentials and, of each token, sums of them, as columns.
+
+    Attributes:
+      stored: (tokens, columns) exp(z - shift), by its derivative by the product where logits are
+        capped; None if it was not asked for.
+      shift: a number near the largest logit: mostly that of the label.
+      sums: of exp(z - shift) over the vocabulary.
+      moments: of (z - shift) * exp(z - shift), or None.
+      totals: of z itself, or None.
+    """
+
+    stored: jax.Array | None
+    shift: jax.Array
+    sums: jax.Array
+    moments: jax.Array | None
+    totals: jax.Array | None
+
+    @property
+    def lse(self) -> jax.Array:
+        """The logarithm of the sum of the exponentials of the logits."""
+        return self.shift + jnp.log(self.sums)
+
+
+def softmax(
+    how: How, x, vocabulary: Vocabulary, labels: Labels, dtype=None, *, with_moments: bool = False
+) -> Softmax:
+    """The softmax of a chunk's logits, in one product.
+
+    The label's own logit is near enough to the largest one, and known before, unless a token's loss
+    is beyond all measure. Where there is such a token, or none of its logits is finite, the chunk
+    is done again beside the largest ones, which takes two more products.
+
+    Args:
+      how: what the call says.
+      x: (tokens, k).
+      vocabulary: that of this device.
+      labels: of the tokens.
+      dtype: what exponentials are stored in; None stores none.
+      with_moments: whether moments are asked for.
+    """
+    with_totals = how.soft_cap is not None and how.label_smoothing != 0
+    function = _exponentials(dtype, with_moments, with_totals)
+
+    def beside(shift):
+        shift, _ = same_varying(shift, x)
+        found = with_logits(how, x, vocabulary, function, (shift,))
+        # Without exponentials a bit of each is what the kernel's sums come with.
+        stored, *sums = found if dtype is not None else (None, *found[1:])
+        sums = [how.total(s[:, None]) for s in sums]
+        sums, *rest = sums
+        moments = rest.pop(0) if with_moments else None
+        return Softmax(stored, shift, sums, moments, rest.pop(0) if with_totals else None)
+
+    def beside_largest():
+        _, largest = with_logits(how, x, vocabulary, _largest, (labels.logits,))
+        largest = lax.stop_gradient(largest[:, None])
+        if how.axis_name is not None:
+            largest = lax.pmax(largest, how.axis_name)
+        return beside(_finite(largest))
+
+    usual = beside(_finite(labels.logits))
+    least, most = np.exp(-_FURTHEST), np.exp(_FURTHEST)
+    # Of NaN neither is true: what they are beside makes no difference.
+    is_off = jnp.any((usual.sums < least) | (usual.sums > most))
+    return lax.cond(is_off, beside_largest, lambda: usual)
+
+
+def _finite(x):
+    return jnp.where(jnp.isinf(x), 0, x)
+
+
+@functools.cache
+def _exponentials(dtype, with_moments: bool, with_totals: bool) -> Callable:
+    def exponentials(z, slope, shift):
+        exponents = jnp.clip(z - shift, *EXPONENTS)
+        values = jnp.exp(exponents)
+        if dtype is None:
+            stored = exponents > 0
+        else:
+            stored = (values if slope is None else values * slope).astype(dtype)
+        sums = [values.sum(-1)]
+        if with_moments:
+            sums.append((exponents * values).sum(-1))
+        if with_totals:
+            # Capped logits are finite; what was padded is not, and has none.
+            sums.append(jnp.where(z == -jnp.inf, 0, z).sum(-1))
+        return stored, *sums
+
+    return exponentials
+
+
+def _largest(z, slope, shift):
+    del slope
+    return z > shift, z.max(-1)
+
+
+def mean_logits(how: How, x, vocabulary: Vocabulary, softmax: Softmax, size: int) -> jax.Array:
+    """Of each token of a chunk the mean of the logits of `size` columns a device, as a column."""
+    if softmax.totals is not None:
+        return softmax.totals / (size * how.devices)
+    of_weights, of_biases = vocabulary.totals
+    totals = jnp.sum(x.astype(of_weights.dtype) * of_weights, -1, keepdims=True) + of_biases
+    return how.total(totals) / (size * how.devices)

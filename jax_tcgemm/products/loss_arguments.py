@@ -1,0 +1,158 @@
+"""Arguments of losses over a vocabulary, checked and in the form that these take."""
+
+import math
+from operator import index
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm.products.arguments import as_array, as_integers, promoted_dtype, real_number
+from jax_tcgemm.sharding.layout import canonical_spec
+from jax_tcgemm.system.jax_internals import is_tracer
+
+_DTYPES = tuple(map(np.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
+
+
+def checked_operands(op: str, x, w, labels, bias):
+    """The operands as arrays, x and w of one dtype, or what is wrong with them as an error."""
+    x, w = as_array(op, "x", x), as_array(op, "w", w)
+    labels = as_integers(op, "labels", labels)
+    bias = None if bias is None else as_array(op, "bias", bias)
+    given = {"x": x, "w": w, "labels": labels, "bias": bias}
+    for name, a in given.items():
+        if a is None:
+            continue
+        if not all(isinstance(extent, int) for extent in a.shape):
+            raise ValueError(
+                f"{op}: {name} must have a shape of numbers, got {name}.shape={a.shape}; export a "
+                "program for each"
+            )
+        sharding = jax.typeof(a).sharding
+        if not sharding.mesh.empty and any(canonical_spec(sharding.spec, a.ndim)):
+            raise ValueError(
+                f"{op}: {name} must not be divided over explicit mesh axes, got {name} of type "
+                f"{jax.typeof(a)}; use jax.shard_map with axis_name and token_axis_name"
+            )
+    for name in ("x", "w"):
+        if given[name].dtype not in _DTYPES:
+            raise TypeError(
+                f"{op}: {name} must be of one of the dtypes {', '.join(map(str, _DTYPES))}, got "
+                f"{name}.dtype={given[name].dtype}; convert it"
+            )
+    if x.ndim < 1 or w.ndim != 2 or x.shape[-1] != w.shape[1] or len(w) == 0:
+        raise ValueError(
+            f"{op}: x and w must have shapes (..., k) and (vocabulary, k), got {x.shape=} and "
+            f"{w.shape=}; transpose or reshape one"
+        )
+    if labels.shape != x.shape[:-1]:
+        raise ValueError(
+            f"{op}: labels must have the shape of x without its last dimension, "
+            f"{x.shape[:-1]}, got {labels.shape=}; reshape them"
+        )
+    if bias is not None:
+        if bias.shape != (len(w),):
+            raise ValueError(
+                f"{op}: bias must have a number for each row of w, shape ({len(w)},), got "
+                f"{bias.shape=}; reshape it"
+            )
+        if not jnp.issubdtype(bias.dtype, jnp.floating):
+            raise TypeError(
+                f"{op}: bias must be of a real floating-point dtype, got bias.dtype={bias.dtype}; "
+                "convert it"
+            )
+    dtype = promoted_dtype(op, x, w)
+    return x.astype(dtype), w.astype(dtype), labels, bias
+
+
+def check_labels(op: str, labels, size: int, ignore_index: int | None) -> None:
+    """Raises ValueError for labels that are known and out of range."""
+    if is_tracer(labels) or not labels.is_fully_addressable:
+        return
+    known = np.asarray(labels)
+    wrong = known[(known < 0) | (known >= size)]
+    if ignore_index is not None:
+        wrong = wrong[wrong != ignore_index]
+    if wrong.size:
+        rule = "" if ignore_index is None else f" or ignore_index={ignore_index}"
+        raise ValueError(
+            f"{op}: labels must be from 0 up to {size - 1}{rule}, got {wrong[0]} among labels; set "
+            "ignore_index to leave tokens out"
+        )
+
+
+def canonical_index(op: str, value) -> int | None:
+    """An `ignore_index`; raises ValueError for what no label can be."""
+    try:
+        own = None if value is None else index(value)
+    except TypeError:
+        own = math.inf
+    if (own is not None and not -(2**31) <= own < 2**31 - 1) or isinstance(value, bool):
+        raise ValueError(
+            f"{op}: ignore_index must be an integer of 32 bits or None, got ignore_index="
+            f"{_shown(value)}; -100 is usual"
+        )
+    return own
+
+
+def fraction(op: str, name: str, value) -> float:
+    """A number from 0 to 1 as a float; raises TypeError or ValueError for others."""
+    number = at_least_zero(op, name, value)
+    if number > 1:
+        raise ValueError(f"{op}: {name} must be from 0 to 1, got {name}={number}; 0 leaves it out")
+    return number
+
+
+def at_least_zero(op: str, name: str, value) -> float:
+    """A number from 0 up as a float; raises TypeError or ValueError for others."""
+    number = real_number(op, name, value)
+    if not 0 <= number < math.inf:
+        raise ValueError(
+            f"{op}: {name} must be at least 0 and finite, got {name}={number}; 0 leaves it out"
+        )
+    return number
+
+
+def canonical_cap(op: str, value) -> float | None:
+    """A `soft_cap`; raises TypeError or ValueError for what is none."""
+    number = None if value is None else real_number(op, "soft_cap", value)
+    if number is not None and not 0 < number < math.inf:
+        raise ValueError(
+            f"{op}: soft_cap must be above 0 and finite, got soft_cap={number}; None leaves it out"
+        )
+    return number
+
+
+def canonical_bytes(op: str, value) -> int | None:
+    """The most bytes of a chunk; raises ValueError for what is no such number."""
+    try:
+        own = None if value is None else index(value)
+    except TypeError:
+        own = 0
+    if (own is not None and own < 1) or isinstance(value, bool):
+        raise ValueError(
+            f"{op}: chunk_bytes must be a positive integer or None, got chunk_bytes="
+            f"{_shown(value)}; None is the default"
+        )
+    return own
+
+
+def _shown(value) -> str:
+    return str(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
+
+
+def manual_axes(op: str, name: str, value) -> tuple[str, ...]:
+    """Mesh axes that are manual here, as a tuple; raises ValueError for others."""
+    if value is None:
+        return ()
+    axes = value if isinstance(value, tuple) else (value,)
+    try:
+        hash(axes)
+        lax.axis_size(axes)
+    except (NameError, TypeError, ValueError):
+        raise ValueError(
+            f"{op}: {name} must be a mesh axis that is manual here, got {name}={value!r}; call it "
+            "inside jax.shard_map"
+        ) from None
+    return axes

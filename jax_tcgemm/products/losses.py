@@ -1,0 +1,277 @@
+"""The public `linear_cross_entropy` and `linear_log_prob`: losses over logits that are not kept."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tcgemm.primitives.rules import same_varying
+from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products.arguments import as_array, check_broadcasts, check_flag
+from jax_tcgemm.products.logits import How
+from jax_tcgemm.products.loss_arguments import (
+    at_least_zero,
+    canonical_bytes,
+    canonical_cap,
+    canonical_index,
+    check_labels,
+    checked_operands,
+    fraction,
+    manual_axes,
+)
+from jax_tcgemm.products.loss_rows import token_losses
+from jax_tcgemm.products.loss_sums import weighted_sum
+from jax_tcgemm.selection import check_names
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def linear_cross_entropy(
+    x,
+    w,
+    labels,
+    *,
+    bias=None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    ignore_index: int | None = None,
+    weights=None,
+    reduction: str = "mean",
+    axis_name=None,
+    token_axis_name=None,
+    chunk_bytes: int | None = None,
+    precision=None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """The cross-entropy of a linear layer's logits, which are never all in memory.
+
+        z[..., v] = sum over k of x[..., k] * w[v, k] + bias[v]
+        z = soft_cap * tanh(z / soft_cap), if there is a soft_cap
+        loss[...] = lse(z) - (1 - label_smoothing) * z[..., labels] - label_smoothing * mean(z)
+                    + z_loss * lse(z)**2
+
+    where lse is the logarithm of the sum of exponentials over v. Tokens are taken in chunks. Of a
+    "mean" or "sum" the gradients are made beside the loss, in three products all told; a loss that
+    is not differentiated takes one. With the reduction "none" the gradients make the logits again,
+    in four products, by chunks of the vocabulary. It can be differentiated once for that; further
+    derivatives are right, too, but keep what has the size of the logits. It can be batched by
+    `jax.vmap`, and used in jit, scan, remat and `jax.shard_map`.
+
+    Args:
+      x: array of shape (..., k), of float16, bfloat16, float32 or float64.
+      w: array of shape (vocabulary, k), as an embedding has it; of a head's kernel of shape
+        (k, vocabulary) pass its transpose, which is then copied.
+      labels: integers of shape (...), from 0 up to the vocabulary.
+      bias: None, or a floating-point array of shape (vocabulary,). Minus infinity takes an entry
+        out of the vocabulary, where there is no soft_cap.
+      label_smoothing: from 0 to 1, the part of the target that all of the vocabulary shares.
+      z_loss: factor of the square of lse.
+      soft_cap: None, or what the magnitude of logits stays below.
+      ignore_index: None, or a label of tokens that contribute nothing, whatever x has there.
+      weights: None, or a floating-point array that broadcasts to labels: what the loss of each
+        token is multiplied by. A mean is divided by their sum.
+      reduction: "mean", over the tokens that are not ignored (0 if there is none), "sum", or
+        "none".
+      axis_name: inside `jax.shard_map`, the mesh axis, or a tuple of axes, whose devices each have
+        an equal part of the vocabulary, in their order: w and bias are a device's own, labels are
+        those of the whole vocabulary. Three numbers a token are exchanged (two of a mean or sum).
+      token_axis_name: inside `jax.shard_map`, the mesh axis, or a tuple of axes, whose devices each
+        have other tokens: a mean or sum is that over all of them.
+      chunk_bytes: the most that is stored of the logits at a time; None takes a gibibyte, or the
+        size of w in float32 if that is more. They are stored in 2 bytes, of float32 4 and of
+        float64 8. Chunks have whole rows forwards, so that one is the least.
+      precision: as for `matmul`, of every product.
+      implementation: name of an implementation that runs every product, or the call fails; None
+        selects one.
+
+    Returns:
+      The loss, float32 (float64 for float64): a scalar, or of the shape of labels for "none".
+
+    Raises:
+      TypeError: for operands or labels of other dtypes.
+      ValueError: for shapes that do not fit, numbers out of range, an unknown reduction or
+        implementation, an axis that is not a manual one here, operands that are divided over
+        explicit mesh axes, or labels out of range, where they are known when it is traced. Of
+        others the loss is NaN, and so are the gradients.
+
+    Numerics:
+      Logits accumulate as of `matmul` and are not rounded: soft cap, exponentials and sums are
+      computed in float32 (float64 for float64). What gradients are multiplied from is rounded once
+      to the dtype of x and w, to bfloat16 where that is float16, and so is x once more, times a
+      number for each token. Gradients of w and x accumulate in float32 over chunks too, and are
+      rounded at the end, those of a mean or sum before they are multiplied by the cotangent
+      (float32 is kept of float16 until then). The label's logit is computed apart, in float32; on
+      CUDA those of float32 operands take part in TF32 unless the precision is HIGHEST. Exponentials
+      are taken beside the label's logit; where a token's loss is above 60, its chunk is done again
+      beside the largest logits. The same program on the same device gives the same bits each time.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, jax_tcgemm
+      >>> x, w = jnp.ones((2, 5, 8)), jnp.zeros((100, 8))
+      >>> labels = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, -100, -100]])
+      >>> loss = jax_tcgemm.linear_cross_entropy(x, w, labels, ignore_index=-100)
+      >>> bool(abs(loss - jnp.log(100)) < 1e-5)
+      True
+    """
+    op = "linear_cross_entropy"
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
+        raise ValueError(
+            f"{op}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction=}; sum it "
+            "up yourself"
+        )
+    call = _Call(
+        *(op, x, w, labels, bias, ignore_index, axis_name, token_axis_name),
+        label_smoothing=fraction(op, "label_smoothing", label_smoothing),
+        z_loss=at_least_zero(op, "z_loss", z_loss),
+        **{"soft_cap": soft_cap, "chunk_bytes": chunk_bytes, "precision": precision},
+        implementation=implementation,
+    )
+    weights = call.weights(weights)
+    if reduction == "none":
+        (losses,) = call.token_losses(with_entropy=False)
+        return losses * weights.reshape(losses.shape)
+    if reduction == "mean":
+        total = call.sum_of_tokens(jnp.sum(weights))
+        weights = jnp.where(total == 0, 0, weights / jnp.where(total == 0, 1, total))
+    return call.weighted_sum(weights)
+
+
+def linear_log_prob(
+    x,
+    w,
+    labels,
+    *,
+    bias=None,
+    soft_cap: float | None = None,
+    ignore_index: int | None = None,
+    with_entropy: bool = False,
+    axis_name=None,
+    chunk_bytes: int | None = None,
+    precision=None,
+    implementation: str | None = None,
+):
+    """The log-probabilities of given tokens by a linear layer's logits, which are never all kept.
+
+        z[..., v] = sum over k of x[..., k] * w[v, k] + bias[v]
+        log_prob[...] = z[..., labels] - lse(z)
+        entropy[...] = lse(z) - sum over v of softmax(z)[..., v] * z[..., v]
+
+    with a soft_cap as for `linear_cross_entropy`, whose losses these are with the other sign; for
+    policy gradients, ratios of policies, and scores. They take one product, and their gradients
+    three more, which make the logits again by chunks of the vocabulary.
+
+    Args:
+      x: as for `linear_cross_entropy`. A temperature divides it.
+      w: as for `linear_cross_entropy`.
+      labels: as for `linear_cross_entropy`: the tokens that were drawn.
+      bias: as for `linear_cross_entropy`.
+      soft_cap: as for `linear_cross_entropy`.
+      ignore_index: None, or a label of tokens of which everything is 0.
+      with_entropy: return the entropies, too.
+      axis_name: as for `linear_cross_entropy`.
+      chunk_bytes: as for `linear_cross_entropy`.
+      precision: as for `linear_cross_entropy`.
+      implementation: as for `linear_cross_entropy`.
+
+    Returns:
+      The log-probabilities, of the shape of labels and float32 (float64 for float64); with_entropy
+      a pair of these and the entropies, alike.
+
+    Raises:
+      TypeError: as `linear_cross_entropy` does.
+      ValueError: as `linear_cross_entropy` does.
+
+    Numerics:
+      As of `linear_cross_entropy`. Both results are differentiable.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, jax_tcgemm
+      >>> x, w = jnp.ones((2, 8)), jnp.zeros((100, 8))
+      >>> log_prob, entropy = jax_tcgemm.linear_log_prob(x, w, jnp.array([3, 1]), with_entropy=True)
+      >>> bool(abs(log_prob[0] + jnp.log(100)) < 1e-5), bool(abs(entropy[0] - jnp.log(100)) < 1e-5)
+      (True, True)
+    """
+    op = "linear_log_prob"
+    call = _Call(
+        *(op, x, w, labels, bias, ignore_index, axis_name, None),
+        **{"label_smoothing": 0.0, "z_loss": 0.0},
+        **{"soft_cap": soft_cap, "chunk_bytes": chunk_bytes, "precision": precision},
+        implementation=implementation,
+    )
+    losses, *entropies = call.token_losses(check_flag(op, "with_entropy", with_entropy))
+    return (-losses, *entropies) if entropies else -losses
+
+
+class _Call:
+    """The arguments of a call, checked, with its tokens along one dimension.
+
+    Tokens that are ignored have zeros as features and the first label, and are not `kept`.
+    """
+
+    def __init__(self, op, x, w, labels, bias, ignore_index, axis_name, token_axis_name, **how):
+        x, w, labels, bias = checked_operands(op, x, w, labels, bias)
+        ignore_index = canonical_index(op, ignore_index)
+        self.axes = manual_axes(op, "axis_name", axis_name)
+        self.token_axes = manual_axes(op, "token_axis_name", token_axis_name)
+        if shared := set(self.axes) & set(self.token_axes):
+            raise ValueError(
+                f"{op}: token_axis_name must not be among the axes that divide the vocabulary, got "
+                f"{token_axis_name=} and {axis_name=}; leave out {sorted(shared)}"
+            )
+        check_names(op, how["implementation"], None)
+        how |= {
+            "soft_cap": canonical_cap(op, how["soft_cap"]),
+            "chunk_bytes": canonical_bytes(op, how["chunk_bytes"]),
+            "precision": canonical_precision(op, how["precision"]),
+        }
+        self.how = How(op, axis_name=self.axes or None, **how)
+        check_labels(op, labels, len(w) * self.how.devices, ignore_index)
+        self.shape = labels.shape
+        x, labels = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
+        self.kept = None
+        if ignore_index is not None:
+            self.kept = labels != ignore_index
+            x, labels = jnp.where(self.kept[:, None], x, 0), jnp.where(self.kept, labels, 0)
+        self.operands = x, w, bias, labels
+
+    def weights(self, weights) -> jax.Array:
+        """The weights of the tokens, along one dimension, 0 for those that are ignored."""
+        op, dtype = self.how.op, wide_dtype(self.operands[0].dtype)
+        if weights is None:
+            weights = jnp.ones((), dtype)
+        weights = as_array(op, "weights", weights)
+        if not jnp.issubdtype(weights.dtype, jnp.floating):
+            raise TypeError(
+                f"{op}: weights must be of a real floating-point dtype, got weights.dtype="
+                f"{weights.dtype}; convert them"
+            )
+        check_broadcasts(op, "weights", weights, self.shape)
+        weights = jnp.broadcast_to(weights, self.shape).reshape(-1).astype(dtype)
+        return weights if self.kept is None else jnp.where(self.kept, weights, 0)
+
+    def token_losses(self, with_entropy: bool) -> list[jax.Array]:
+        """What `loss_rows.token_losses` makes of all devices' vocabularies, 0 where ignored."""
+        found = token_losses(self.how, with_entropy, *self._varying(*self.operands))
+        found = [self.how.total(f) for f in found]
+        if self.kept is not None:
+            found = [jnp.where(self.kept, f, 0) for f in found]
+        return [f.reshape(self.shape) for f in found]
+
+    def weighted_sum(self, scales) -> jax.Array:
+        """What `loss_sums.weighted_sum` makes of all devices' vocabularies and tokens."""
+        out = weighted_sum(self.how, *self._varying(*self.operands, scales))
+        axes = self.axes + self.token_axes
+        return lax.psum(out, axes) if axes else out
+
+    def sum_of_tokens(self, x) -> jax.Array:
+        """The sum over the devices that have other tokens."""
+        if not self.token_axes:
+            return x
+        return lax.psum(*same_varying(x, over=self.token_axes), self.token_axes)
+
+    def _varying(self, *operands):
+        """Operands that vary over all the axes that any of them does, None among them."""
+        present = [a for a in operands if a is not None]
+        made = iter(same_varying(*present, over=self.axes + self.token_axes))
+        return [None if a is None else next(made) for a in operands]

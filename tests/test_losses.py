@@ -1,0 +1,465 @@
+"""`linear_cross_entropy` and `linear_log_prob`: losses over logits that are never all there."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from random_arrays import draw
+
+import jax_tcgemm
+from jax_tcgemm.products.logits import num_chunks
+
+TOKENS, DEPTH, VOCABULARY = 37, 24, 101
+
+
+def reference(x, w, bias=None, labels=None, soft_cap=None, label_smoothing=0.0, z_loss=0.0):
+    """Losses and entropies of tokens from whole logits."""
+    z = x @ w.T + (0 if bias is None else bias)
+    z = z if soft_cap is None else soft_cap * jnp.tanh(z / soft_cap)
+    lse = jax.nn.logsumexp(z, -1)
+    at_label = jnp.take_along_axis(z, labels[..., None], -1)[..., 0]
+    losses = lse - at_label + z_loss * lse**2
+    if label_smoothing:
+        losses += label_smoothing * (at_label - z.mean(-1))
+    p = jax.nn.softmax(z)
+    return losses, lse - jnp.sum(jnp.where(p > 0, p * z, 0), -1)
+
+
+def operands(dtype="float64", tokens=TOKENS, vocabulary=VOCABULARY, seed=0):
+    rng = np.random.default_rng([seed, 7])
+    labels = jnp.asarray(rng.integers(0, vocabulary, tokens), jnp.int32)
+    x, w = draw((tokens, DEPTH), dtype, seed), draw((vocabulary, DEPTH), dtype, seed + 1)
+    return x, w * jnp.asarray(0.5, dtype), draw((vocabulary,), dtype, seed + 2), labels
+
+
+def assert_close(found, expected, tolerance):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        a, b = (np.asarray(n, np.float64) for n in (a, b))
+        assert np.max(abs(a - b)) <= tolerance * np.max(abs(b))
+
+
+# --- values and gradients -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["plain", "smoothed", "z_loss", "capped", "all"])
+@pytest.mark.parametrize("chunk_bytes", [None, 4000], ids=["one chunk", "chunks"])
+@pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
+def test_loss_and_gradients_in_float64(how, chunk_bytes, with_bias, x64):
+    extra = {
+        "plain": {},
+        "smoothed": {"label_smoothing": 0.1},
+        "z_loss": {"z_loss": 1e-2},
+        "capped": {"soft_cap": 5.0},
+        "all": {"label_smoothing": 0.1, "z_loss": 1e-2, "soft_cap": 5.0},
+    }[how]
+    x, w, bias, labels = operands()
+    weights = abs(draw((TOKENS,), "float64", 5))
+    moving = (0, 1, 2, 3) if with_bias else (0, 1, 3)
+
+    def by_us(reduction, x, w, bias, weights):
+        return jax_tcgemm.linear_cross_entropy(
+            *(x, w, labels),
+            bias=bias if with_bias else None,
+            weights=weights,
+            reduction=reduction,
+            chunk_bytes=chunk_bytes,
+            **extra,
+        )
+
+    def expected(x, w, bias, weights):
+        losses, _ = reference(x, w, bias if with_bias else None, labels, **extra)
+        return jnp.sum(weights * losses) / jnp.sum(weights)
+
+    arguments = x, w, bias, weights
+    value = jax.value_and_grad(expected, moving)(*arguments)
+    found = jax.jit(jax.value_and_grad(functools.partial(by_us, "mean"), moving))(*arguments)
+    assert_close(found, value, 1e-11)
+
+    def by_rows(x, w, bias, weights):
+        return jnp.sum(by_us("none", x, w, bias, weights)) / jnp.sum(weights)
+
+    assert_close(jax.jit(jax.value_and_grad(by_rows, moving))(*arguments), value, 1e-11)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 4000], ids=["one chunk", "chunks"])
+@pytest.mark.parametrize("soft_cap", [None, 5.0])
+def test_log_prob_and_entropy_in_float64(chunk_bytes, soft_cap, x64):
+    x, w, bias, labels = operands(seed=3)
+    cts = draw((2, TOKENS), "float64", 9)
+
+    def by_us(x, w, bias):
+        return jax_tcgemm.linear_log_prob(
+            *(x, w, labels),
+            **{"bias": bias, "soft_cap": soft_cap, "chunk_bytes": chunk_bytes},
+            with_entropy=True,
+        )
+
+    def expected(x, w, bias):
+        losses, entropies = reference(x, w, bias, labels, soft_cap)
+        return -losses, entropies
+
+    found, vjp = jax.vjp(jax.jit(by_us), x, w, bias)
+    values, expected_vjp = jax.vjp(expected, x, w, bias)
+    assert_close(found, values, 1e-12)
+    assert_close(vjp(tuple(cts)), expected_vjp(tuple(cts)), 1e-11)
+
+
+# Gradients of logits are rounded to 8 bits of mantissa, and so is what they are multiplied by.
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("bfloat16", 1e-2), ("float16", 1e-2), ("float32", 2e-5)]
+)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_dtypes(dtype, tolerance, reduction):
+    x, w, _, labels = operands(dtype, seed=11)
+
+    def loss(f, x, w):
+        return jnp.sum(f(x, w)) if reduction != "mean" else jnp.mean(f(x, w))
+
+    ours = functools.partial(jax_tcgemm.linear_cross_entropy, labels=labels, reduction=reduction)
+    value, gradients = jax.jit(jax.value_and_grad(functools.partial(loss, ours), (0, 1)))(x, w)
+    with jax.enable_x64(True):
+        wide = [a.astype(jnp.float64) for a in (x, w)]
+        plain = functools.partial(loss, lambda x, w: reference(x, w, labels=labels)[0])
+        expected = jax.value_and_grad(plain, (0, 1))(*wide)
+    assert value.dtype == jnp.float32
+    assert [g.dtype for g in gradients] == [x.dtype, w.dtype]
+    assert_close(value, expected[0], 2e-6)
+    assert_close(gradients, expected[1], tolerance)
+
+
+def test_batch_dimensions_and_vmap(x64):
+    x, w, _, labels = operands(tokens=12)
+    x, labels = x.reshape(3, 4, DEPTH), labels.reshape(3, 4)
+    losses, _ = reference(x, w, labels=labels)
+    f = functools.partial(jax_tcgemm.linear_cross_entropy, reduction="none")
+    assert_close(f(x, w, labels), losses, 1e-12)
+    gradient = jax.grad(lambda x, own: jax_tcgemm.linear_cross_entropy(x, w, own))
+    each = [gradient(x[i], labels[i]) for i in range(3)]
+    assert_close(jax.vmap(gradient)(x, labels), jnp.stack(each), 1e-12)
+
+
+def test_second_derivatives(x64):
+    x, w, _, labels = operands(tokens=9, vocabulary=70)
+    t = draw(x.shape, "float64", 4)
+
+    def ours(x):
+        return jax_tcgemm.linear_cross_entropy(x, w, labels, chunk_bytes=4000)
+
+    def plain(x):
+        return reference(x, w, labels=labels)[0].mean()
+
+    def products(f):
+        reverse = jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), t))(x)
+        return reverse, jax.jvp(jax.grad(f), (x,), (t,))[1]
+
+    assert_close(products(ours), products(plain), 1e-9)
+
+
+# --- tokens that are unlike others ----------------------------------------------------------------
+
+
+def test_logits_that_differ_by_ten_thousand():
+    x, w, _, labels = operands("float32", seed=20)
+    x = x.at[5].multiply(1e4).at[8].multiply(-3e3)
+    f = jax.value_and_grad(lambda f, x, w: f(x, w).mean(), (1, 2))
+    ours = functools.partial(jax_tcgemm.linear_cross_entropy, labels=labels, reduction="none")
+    with jax.enable_x64(True):
+        wide = [a.astype(jnp.float64) for a in (x, w)]
+        plain = functools.partial(lambda x, w: reference(x, w, labels=labels)[0])
+        losses = plain(*wide)
+        expected = f(plain, *wide)
+    assert losses.max() > 1e4
+    assert_close(ours(x, w), losses, 1e-6)
+    assert_close(f(ours, x, w), expected, 1e-4)
+    mean = functools.partial(jax_tcgemm.linear_cross_entropy, labels=labels)
+    for chunk_bytes in (None, 4000):
+        fused = functools.partial(mean, chunk_bytes=chunk_bytes)
+        assert_close(jax.jit(functools.partial(f, fused))(x, w), expected, 1e-4)
+
+
+def test_ignored_tokens_contribute_nothing():
+    x, w, bias, labels = operands("float32", seed=30)
+    gone = jnp.arange(TOKENS) % 3 == 1
+    x, given = jnp.where(gone[:, None], jnp.nan, x), jnp.where(gone, -100, labels)
+    kept = ~np.asarray(gone)
+
+    def loss(reduction, x, w, bias):
+        return jax_tcgemm.linear_cross_entropy(
+            x, w, given, bias=bias, ignore_index=-100, reduction=reduction
+        ).sum()
+
+    for reduction in ("mean", "sum", "none"):
+        f = functools.partial(loss, reduction)
+        value, (dx, dw, db) = jax.jit(jax.value_and_grad(f, (0, 1, 2)))(x, w, bias)
+        own = jax.value_and_grad(
+            lambda x, w, bias, own=reduction: getattr(
+                reference(x, w, bias, labels[kept])[0], "mean" if own == "mean" else "sum"
+            )(),
+            (0, 1, 2),
+        )
+        expected, (ex, ew, eb) = own(x[kept], w, bias)
+        assert_close((value, dx[kept], dw, db), (expected, ex, ew, eb), 1e-4)
+        np.testing.assert_array_equal(dx[~kept], 0)
+    nothing = jnp.full(TOKENS, -100)
+    f = functools.partial(jax_tcgemm.linear_cross_entropy, labels=nothing, ignore_index=-100)
+    value, gradients = jax.value_and_grad(f, (0, 1))(x, w)
+    assert value == 0
+    assert not any(np.any(g) for g in gradients)
+
+
+def test_all_of_the_vocabulary_but_one_taken_out():
+    x, w, _, _ = operands("float32", seed=40)
+    bias = jnp.full(VOCABULARY, -jnp.inf).at[7].set(3.0)
+    labels = jnp.full(TOKENS, 7)
+    f = functools.partial(jax_tcgemm.linear_cross_entropy, labels=labels, bias=bias)
+    value, gradients = jax.value_and_grad(f, (0, 1))(x, w)
+    assert abs(value) < 1e-6
+    assert max(float(abs(g).max()) for g in gradients) < 1e-6
+    elsewhere = jax_tcgemm.linear_cross_entropy(x, w, labels + 1, bias=bias, reduction="none")
+    np.testing.assert_array_equal(elsewhere, jnp.inf)
+    log_prob, entropy = jax_tcgemm.linear_log_prob(x, w, labels, bias=bias, with_entropy=True)
+    np.testing.assert_allclose(log_prob, 0, atol=1e-6)
+    np.testing.assert_allclose(entropy, 0, atol=1e-6)
+
+
+def test_nan_stays_in_its_token():
+    x, w, _, labels = operands("float32", seed=50)
+    f = jax.value_and_grad(lambda x: jax_tcgemm.linear_cross_entropy(x, w, labels, reduction="sum"))
+    clean = f(x)[1]
+    _, dx = f(x.at[4, 2].set(jnp.nan))
+    losses = jax_tcgemm.linear_cross_entropy(x.at[4, 2].set(jnp.nan), w, labels, reduction="none")
+    others = np.arange(TOKENS) != 4
+    assert np.isnan(losses[4])
+    assert np.all(np.isfinite(losses[others]))
+    assert np.all(np.isnan(dx[4]))
+    np.testing.assert_array_equal(dx[others], clean[others])
+
+
+def test_labels_out_of_range():
+    x, w, _, labels = operands("float32")
+    for wrong in (-1, VOCABULARY, 2**31 - 1):
+        given = labels.at[3].set(wrong)
+        rule = f"^linear_cross_entropy: labels must be from 0 up to 100, got {wrong} among labels"
+        with pytest.raises(ValueError, match=rule):
+            jax_tcgemm.linear_cross_entropy(x, w, given)
+        losses = jax.jit(functools.partial(jax_tcgemm.linear_cross_entropy, reduction="none"))(
+            x, w, given
+        )
+        assert np.isnan(losses).tolist() == (np.arange(TOKENS) == 3).tolist()
+
+
+def test_empty():
+    _, w, _, _ = operands("float32")
+    x, labels = jnp.zeros((0, DEPTH)), jnp.zeros(0, jnp.int32)
+    value, gradients = jax.value_and_grad(jax_tcgemm.linear_cross_entropy, (0, 1))(x, w, labels)
+    assert value == 0
+    assert [g.shape for g in gradients] == [x.shape, w.shape]
+    assert not np.any(gradients[1])
+    assert jax_tcgemm.linear_log_prob(x, w, labels).shape == (0,)
+
+
+# --- what runs ------------------------------------------------------------------------------------
+
+
+def _products(f, *arguments):
+    return jax_tcgemm.explain(f, *arguments, platform="cuda")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "depth", "vocabulary"),
+    [(8192, 4096, 128256), (4096, 3584, 262144), (16384, 768, 50257)],
+)
+def test_on_hopper_each_product_is_one_call(tokens, depth, vocabulary):
+    x = jax.ShapeDtypeStruct((tokens, depth), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((vocabulary, depth), jnp.bfloat16)
+    labels = jax.ShapeDtypeStruct((tokens,), jnp.int32)
+    loss = jax_tcgemm.linear_cross_entropy
+    # Where a loss is beyond all measure two more products run, under a condition.
+    forward = _products(loss, x, w, labels)
+    assert len(forward) == 3
+    both = _products(jax.grad(loss, (0, 1)), x, w, labels)
+    assert len(both) == 5
+    for call in (*forward, *both):
+        assert call.implementation == "wgmma"
+        assert "unfused" not in call.why
+    columns = -(-vocabulary // 64) * 64
+    assert all(str(columns) in str(call.problem) for call in both)
+
+
+def test_nothing_has_the_size_of_the_logits():
+    tokens, depth, vocabulary = 2048, 64, 4096
+    x, w = jnp.ones((tokens, depth)), jnp.ones((vocabulary, depth))
+    labels = jnp.zeros(tokens, jnp.int32)
+    chunk = 128 * vocabulary * 4
+
+    def largest(f):
+        compiled = jax.jit(jax.grad(f, (0, 1))).lower(x, w, labels).compile()
+        sizes = re.findall(r"(?:f32|bf16|pred)\[([\d,]+)\]", compiled.as_text())
+        return max(np.prod([int(n) for n in size.split(",")]) for size in sizes)
+
+    for reduction in ("mean", "none"):
+
+        def loss(x, w, labels, chunk_bytes, own=reduction):
+            return jax_tcgemm.linear_cross_entropy(
+                x, w, labels, reduction=own, chunk_bytes=chunk_bytes
+            ).sum()
+
+        assert largest(functools.partial(loss, chunk_bytes=chunk)) <= 128 * vocabulary
+        assert largest(functools.partial(loss, chunk_bytes=None)) >= tokens * vocabulary
+
+
+def test_how_many_chunks():
+    how = jax_tcgemm.products.logits.How("", None, 0.0, 0.0, None, None, None, None)
+    w = jax.ShapeDtypeStruct((128256, 4096), jnp.bfloat16)
+    assert num_chunks(how, 8192, 128256, w) == 1  # 2 bytes of 8192 are 4 bytes of 4096.
+    assert num_chunks(how, 8193, 128256, w) == 2
+    small = jax.ShapeDtypeStruct((50257, 768), jnp.bfloat16)
+    assert num_chunks(how, 16384, 50304, small) == 2
+
+
+def test_gradients_that_are_not_asked_for_are_not_made():
+    x, w, _, labels = operands("float32")
+    for argnums, count in ((0, 4), (1, 4), ((0, 1), 5)):
+        gradient = jax.grad(jax_tcgemm.linear_cross_entropy, argnums)
+        assert len(jax_tcgemm.explain(gradient, x, w, labels)) == count
+
+
+# --- several devices ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("chunk_bytes", [None, 3000], ids=["one chunk", "chunks"])
+@pytest.mark.parametrize("extra", [{}, {"label_smoothing": 0.1}, {"soft_cap": 5.0, "z_loss": 0.01}])
+def test_vocabulary_and_tokens_divided_by_hand(check_vma, chunk_bytes, extra, x64):
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    x, w, bias, labels = operands(tokens=32, vocabulary=104)
+    given = labels.at[:5].set(-1)  # More of one device's tokens than of the other's.
+
+    def own(x, w, bias, labels):
+        return jax_tcgemm.linear_cross_entropy(
+            *(x, w, labels),
+            **{"bias": bias, "ignore_index": -1, "chunk_bytes": chunk_bytes},
+            **{"axis_name": "model", "token_axis_name": "data"},
+            **extra,
+        )
+
+    divided = jax.shard_map(
+        own,
+        mesh=mesh,
+        in_specs=(P("data"), P("model"), P("model"), P("data")),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+
+    def plain(x, w, bias, labels):
+        return reference(x, w, bias, labels, **extra)[0][5:].mean()
+
+    f = jax.jit(jax.value_and_grad(divided, (0, 1, 2)))
+    expected = jax.value_and_grad(plain, (0, 1, 2))(x, w, bias, labels)
+    assert_close(f(x, w, bias, given), expected, 1e-11)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_log_prob_of_a_divided_vocabulary(check_vma, x64):
+    mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Auto,))
+    x, w, bias, labels = operands(tokens=20, vocabulary=104)
+
+    def own(x, w, bias, labels):
+        return jax_tcgemm.linear_log_prob(
+            x, w, labels, bias=bias, axis_name="model", with_entropy=True
+        )
+
+    divided = jax.shard_map(
+        own,
+        mesh=mesh,
+        in_specs=(P(), P("model"), P("model"), P()),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+
+    def mixed(f):
+        return jax.value_and_grad(
+            lambda x, w, bias: jnp.vdot(jnp.stack(f(x, w, bias)), draw((2, 20), "float64", 3)),
+            (0, 1, 2),
+        )
+
+    def plain(x, w, bias):
+        losses, entropies = reference(x, w, bias, labels)
+        return -losses, entropies
+
+    found = jax.jit(mixed(lambda *given: divided(*given, labels)))(x, w, bias)
+    assert_close(found, mixed(plain)(x, w, bias), 1e-11)
+
+
+@pytest.mark.parametrize("spec", [P("model"), P(None, "model"), P()])
+def test_automatic_axes(spec, x64):
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    x, w, _, labels = operands(tokens=32, vocabulary=104)
+    f = jax.value_and_grad(jax_tcgemm.linear_cross_entropy, (0, 1))
+    expected = f(x, w, labels)
+    x, labels = (jax.device_put(a, NamedSharding(mesh, P("data"))) for a in (x, labels))
+    w = jax.device_put(w, NamedSharding(mesh, spec))
+    assert_close(jax.jit(f)(x, w, labels), expected, 1e-11)
+
+
+def test_explicit_axes_are_refused():
+    mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Explicit,))
+    _, w, _, _ = operands("float32", vocabulary=104)
+    x, labels = jnp.ones((4, DEPTH)), jnp.zeros(4, jnp.int32)
+    with jax.set_mesh(mesh):
+        w = jax.device_put(w, NamedSharding(mesh, P("model")))
+        with pytest.raises(ValueError, match="linear_cross_entropy: w must not be divided over"):
+            jax.jit(jax_tcgemm.linear_cross_entropy)(x, w, labels)
+
+
+# --- transformations and refusals -----------------------------------------------------------------
+
+
+def test_inside_of_scan_and_checkpoint(x64):
+    x, w, _, labels = operands(tokens=12)
+
+    def total(f, w):
+        def step(sum_, each):
+            return sum_ + f(each[0], w, each[1]), None
+
+        return lax.scan(step, 0.0, (x.reshape(3, 4, DEPTH), labels.reshape(3, 4)))[0]
+
+    ours = jax.checkpoint(jax_tcgemm.linear_cross_entropy)
+
+    def plain(x, w, labels):
+        return reference(x, w, labels=labels)[0].mean()
+
+    found = jax.value_and_grad(functools.partial(total, ours))(w)
+    assert_close(found, jax.value_and_grad(functools.partial(total, plain))(w), 1e-11)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"reduction": "max"}, "reduction must be one of mean, sum, none, got reduction='max'"),
+        ({"label_smoothing": 1.5}, "label_smoothing must be from 0 to 1, got label_smoothing=1.5"),
+        ({"z_loss": -1}, "z_loss must be at least 0 and finite, got z_loss=-1.0"),
+        ({"soft_cap": 0}, "soft_cap must be above 0 and finite, got soft_cap=0.0"),
+        ({"chunk_bytes": 0}, "chunk_bytes must be a positive integer or None, got chunk_bytes=0"),
+        ({"ignore_index": 1.5}, "ignore_index must be an integer of 32 bits or None, got"),
+        ({"weights": jnp.ones(3)}, "weights must broadcast to the shape (37,), got"),
+        ({"weights": jnp.ones(37, jnp.int32)}, "weights must be of a real floating-point dtype"),
+        ({"bias": jnp.ones(3)}, "bias must have a number for each row of w, shape (101,), got"),
+        ({"axis_name": "model"}, "axis_name must be a mesh axis that is manual here, got"),
+        ({"w": jnp.ones((DEPTH, 101))}, "x and w must have shapes (..., k) and (vocabulary, k)"),
+        ({"labels": jnp.zeros(3, jnp.int32)}, "labels must have the shape of x without its last"),
+        ({"labels": jnp.zeros(37)}, "labels must be integers, got labels.dtype=float32"),
+        ({"x": jnp.ones((37, DEPTH), jnp.int32)}, "x must be of one of the dtypes float16, bfl"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_refusals(change, says):
+    x, w, _, labels = operands("float32")
+    with pytest.raises((TypeError, ValueError), match=re.escape(f"linear_cross_entropy: {says}")):
+        jax_tcgemm.linear_cross_entropy(**{"x": x, "w": w, "labels": labels} | change)
