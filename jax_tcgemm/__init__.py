@@ -37,11 +37,13 @@ from jax_tcgemm.products.mlp import mlp
 from jax_tcgemm.products.patch import patch
 from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot, ragged_dot_general
 from jax_tcgemm.products.scaled_matmul import scaled_matmul
+from jax_tcgemm.quantization.fp8_dot_general import Fp8DotGeneral
 from jax_tcgemm.quantization.quantize import dequantize, quantize
 from jax_tcgemm.system.switches import debug_switches
 from jax_tcgemm.tuning.autotune import autotune
 
 __all__ = [
+    "Fp8DotGeneral",
     "QuantizedArray",
     "accelerate",
     "all_gather_matmul",

@@ -24,6 +24,7 @@ MODULES = (
     "products.ragged_dot",
     "products.scaled_matmul",
     "problem.quantized",
+    "quantization.fp8_dot_general",
     "quantization.quantize",
     "system.switches",
     "tensor.contract",

@@ -89,7 +89,7 @@ def dot_general(
     op = "dot_general"
     lhs, rhs = as_operand(op, "lhs", lhs), as_operand(op, "rhs", rhs)
     check_names(op, implementation, config)
-    dimension_numbers = _canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
+    dimension_numbers = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
     check_alone(op, epilogue, epilogue_operands, preferred_element_type=preferred_element_type)
     if epilogue is not None:
         return with_epilogue(
@@ -131,7 +131,8 @@ def dot_general(
     )
 
 
-def _canonical_dimension_numbers(op: str, dimension_numbers, lhs, rhs):
+def canonical_dimension_numbers(op: str, dimension_numbers, lhs, rhs):
+    """Dimension numbers as tuples; raises TypeError or ValueError where they do not fit."""
     try:
         if not isinstance(dimension_numbers, list | tuple):
             raise TypeError

@@ -324,6 +324,7 @@ def with_epilogue(
         return unquantized.with_epilogue(
             op, lhs, rhs, epilogue, operands, **how, **gates, **sharded, **asked
         )
+    precision = sharded["precision"] = canonical_precision(op, precision)
     dtype, factors = _accumulated(lhs, *rights), _factors(lhs, *rights)
     axes = [(lhs, dimension_numbers[0][0]), *((x, dimension_numbers[0][1]) for x in rights)]
     if factors is not None and not any(_has_blocks(*each) for each in axes):

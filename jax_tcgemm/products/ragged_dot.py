@@ -24,7 +24,7 @@ from jax_tcgemm.products.arguments import (
 from jax_tcgemm.products.epilogue import check_alone, with_grouped_epilogue
 from jax_tcgemm.products.quantized import as_operand
 from jax_tcgemm.products.ragged_dimensions import Dimensions
-from jax_tcgemm.selection import check_names, dequantized_operands
+from jax_tcgemm.selection import check_names
 
 _ROWS = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (1,)), ((), ())),
@@ -412,7 +412,7 @@ def _fused(
         )
         if found is not None:
             return found
-        op, (lhs, rhs) = dequantized_operands(op), quantized.as_arrays(lhs, rhs)
+        lhs, rhs = quantized.as_arrays(lhs, rhs)
         precision = quantized.of_wide_numbers(op, precision)
     if epilogue is not None:
         return with_grouped_epilogue(

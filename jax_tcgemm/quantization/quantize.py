@@ -179,7 +179,7 @@ def _axes(op: str, axis, ndim: int) -> tuple[int, ...]:
 
 def _block(op: str, block, shape: tuple[int, ...]) -> tuple[int, ...]:
     try:
-        own = tuple(map(index, block))
+        own = tuple(map(index, block if isinstance(block, tuple | list) else (None,)))
     except TypeError:
         raise TypeError(
             f"{op}: block must be a tuple of integers or None, got block of type "
