@@ -9,7 +9,8 @@ A decoder-only transformer in Flax NNX over bytes: `nnx.Linear(dot_general=jax_t
 where a layer is a product, `jax_tcgemm.linear` where a residual follows it, and `jax_tcgemm.mlp`
 for the gated feed-forward blocks with their fused backward pass. `--stock` trains the same network
 from the same start with stock Flax and jnp, step by step in turns, and `--accelerate` that stock
-network, unchanged, under `jax_tcgemm.accelerate`. Written to --out: the losses and the time of
+network, unchanged, under `jax_tcgemm.accelerate`. `--fp8 RECIPE` trains it with the products of its
+blocks in 8 bits, by `jax_tcgemm.Fp8DotGeneral`. Written to --out: the losses and the time of
 every step as JSON, and the curves as a plot.
 
 `--mesh` trains on several devices, beside one: `data=2` divides the batch, `model=2` the heads and
@@ -70,11 +71,15 @@ SIZES = {
 
 
 class Products(NamedTuple):
-    """What multiplies: an argument of nnx.Linear, a projection that adds, a feed-forward block."""
+    """What multiplies: an argument of nnx.Linear, a projection that adds, a feed-forward block.
+
+    `ends` is an argument of nnx.Linear for the embedding and the head; None is as the others.
+    """
 
     dot_general: Callable
     project: Callable
     feed_forward: Callable
+    ends: Callable | None = None
 
 
 def _ours_feed_forward(x, up, down, residual):
@@ -97,6 +102,25 @@ STOCK = Products(
     project=lambda x, w, residual: residual + x @ w,
     feed_forward=_stock_feed_forward,
 )
+
+
+def in_8_bits(recipe: str) -> Products:
+    """Those of `jax_tcgemm.Fp8DotGeneral`; the embedding and the head stay as they are."""
+    dot_general = jax_tcgemm.Fp8DotGeneral(recipe)
+
+    def product(x, w):
+        return dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())))
+
+    def feed_forward(x, up, down, residual):
+        both = product(x, up)
+        return residual + product(jax.nn.silu(both[..., 0, :]) * both[..., 1, :], down)
+
+    return Products(
+        dot_general=dot_general,
+        project=lambda x, w, residual: residual + product(x, w),
+        feed_forward=feed_forward,
+        ends=jax_tcgemm.dot_general,
+    )
 
 
 def make_weight(rngs: nnx.Rngs, *shape: int) -> nnx.Param:
@@ -152,7 +176,11 @@ class Gpt(nnx.Module):
         self, size: Size, products: Products, dtype, rngs: nnx.Rngs, block: type[Block] = Block
     ):
         linear = functools.partial(
-            nnx.Linear, use_bias=False, dtype=dtype, dot_general=products.dot_general, rngs=rngs
+            nnx.Linear,
+            use_bias=False,
+            dtype=dtype,
+            dot_general=products.ends or products.dot_general,
+            rngs=rngs,
         )
         # A product, whose gradient is one, too; that of a lookup adds rows to so few others that
         # they wait for each other, which was 40 % of a step.
@@ -279,6 +307,7 @@ def train(
     console: Console | None = None,
     mesh: str | None = None,
     accelerate: bool = False,
+    fp8: str | None = None,
 ) -> dict:
     """Trains and writes what happened.
 
@@ -291,6 +320,7 @@ def train(
       console: where to print.
       mesh: several devices to train on, such as "data=2" or "model=2", beside one.
       accelerate: train the network with stock Flax under `jax_tcgemm.accelerate`, too.
+      fp8: a recipe of `jax_tcgemm.Fp8DotGeneral` to train the network with, too.
 
     Returns:
       The record.
@@ -304,6 +334,8 @@ def train(
         trainings.append(Training(f"jax_tcgemm, {mesh}", OURS, sizes, dtype, steps, devices))
     if stock:
         trainings.append(Training("stock Flax", STOCK, sizes, dtype, steps))
+    if fp8 is not None:
+        trainings.append(Training(f"8 bits, {fp8}", in_8_bits(fp8), sizes, dtype, steps))
     if accelerate:
         name = "stock Flax, accelerated"
         trainings.append(Training(name, STOCK, sizes, dtype, steps, accelerated=True))
@@ -411,9 +443,12 @@ def main(
     accelerate: Annotated[
         bool, typer.Option("--accelerate", help="Train with stock Flax, accelerated, too.")
     ] = False,
+    fp8: Annotated[
+        str | None, typer.Option(help="Train in 8 bits, too: current or block128.")
+    ] = None,
 ) -> None:
     """Train a small language model on Python's own sources."""
-    train(size, steps, stock, dtype, out, mesh=mesh, accelerate=accelerate)
+    train(size, steps, stock, dtype, out, mesh=mesh, accelerate=accelerate, fp8=fp8)
 
 
 if __name__ == "__main__":
