@@ -98,11 +98,9 @@ def test_products_are_of_8_bits():
     f = lambda x, w: Fp8DotGeneral()(x, w, NN).astype(jnp.float32).sum()  # noqa: E731
     calls = jax_tcgemm.explain(jax.grad(f, (0, 1)), x, w, platform="cuda")
     found = sorted((call.problem.a.dtype, call.problem.b.dtype) for call in calls)
-    mixed = [tuple(sorted(pair)) for pair in found]
-    assert mixed == [("f8e4m3fn", "f8e5m2")] * 2 or sorted(mixed) == [
-        ("f8e4m3fn", "f8e4m3fn"),
-        *[("f8e4m3fn", "f8e5m2")] * 2,
-    ]
+    backwards = [pair for pair in found if "f8e5m2" in pair]
+    assert len(backwards) == 2
+    assert all(set(pair) <= {"f8e4m3fn", "f8e5m2"} for pair in found)
     assert all(call.implementation == "wgmma" for call in calls)
 
 
