@@ -470,3 +470,10 @@ def test_what_does_not_fit_is_named(name):
     call, kind, message = REFUSED[name]
     with pytest.raises(kind, match=f"^{message}.*, got .*; "):
         call()
+
+
+def test_residuals_of_8_bits():
+    """Which JAX promotes to no other dtype."""
+    x, w, residual = quantize(normal(M, K)), quantize(normal(K, N)), normal(M, N).astype(E4M3)
+    out = jax_tcgemm.linear(x, w, residual=residual)
+    near(out, exact(x) @ exact(w) + exact(residual))

@@ -187,6 +187,8 @@ class _Layer:
         number = 1 + self.gated
         accs, biases = arguments[:number], arguments[number:][: number * self.has_bias]
         residuals = arguments[number + len(biases) :]
+        # 8-bit floats promote to nothing by themselves.
+        biases, residuals = ([x.astype(accs[0].dtype) for x in own] for own in (biases, residuals))
         sums = [self.alpha * acc if self.alpha != 1 else acc for acc in accs]
         sums = [z + bias for z, bias in zip(sums, biases, strict=True)] if biases else sums
         y = ACTIVATIONS[self.activation](sums[0])
