@@ -9,8 +9,9 @@ A decoder-only transformer in Flax NNX over bytes: `nnx.Linear(dot_general=jax_t
 where a layer is a product, `jax_tcgemm.linear` where a residual follows it, and `jax_tcgemm.mlp`
 for the gated feed-forward blocks with their fused backward pass. `--stock` trains the same network
 from the same start with stock Flax and jnp, step by step in turns, `--accelerate` that stock
-network, unchanged, under `jax_tcgemm.accelerate`, and `--fused-loss` ours with its head inside of
-`jax_tcgemm.linear_cross_entropy`, which keeps no logits. Written to --out: the losses and the time
+network, unchanged, under `jax_tcgemm.accelerate`, `--fused-loss` ours with its head inside of
+`jax_tcgemm.linear_cross_entropy`, which keeps no logits, and `--fp8 RECIPE` ours with the products
+of its blocks in 8 bits, by `jax_tcgemm.Fp8DotGeneral`. Written to --out: the losses and the time
 of every step as JSON, and the curves as a plot.
 
 `--mesh` trains on several devices, beside one: `data=2` divides the batch, `model=2` the heads and
@@ -20,6 +21,7 @@ XLA adds the exchanges, which are printed.
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import statistics
@@ -71,11 +73,15 @@ SIZES = {
 
 
 class Products(NamedTuple):
-    """What multiplies: an argument of nnx.Linear, a projection that adds, a feed-forward block."""
+    """What multiplies: an argument of nnx.Linear, a projection that adds, a feed-forward block.
+
+    `ends` is an argument of nnx.Linear for the embedding and the head; None is as the others.
+    """
 
     dot_general: Callable
     project: Callable
     feed_forward: Callable
+    ends: Callable | None = None
 
 
 def _ours_feed_forward(x, up, down, residual):
@@ -98,6 +104,25 @@ STOCK = Products(
     project=lambda x, w, residual: residual + x @ w,
     feed_forward=_stock_feed_forward,
 )
+
+
+def in_8_bits(recipe: str) -> Products:
+    """Those of `jax_tcgemm.Fp8DotGeneral`; the embedding and the head stay as they are."""
+    dot_general = jax_tcgemm.Fp8DotGeneral(recipe)
+
+    def product(x, w):
+        return dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())))
+
+    def feed_forward(x, up, down, residual):
+        both = product(x, up)
+        return residual + product(jax.nn.silu(both[..., 0, :]) * both[..., 1, :], down)
+
+    return Products(
+        dot_general=dot_general,
+        project=lambda x, w, residual: residual + product(x, w),
+        feed_forward=feed_forward,
+        ends=jax_tcgemm.dot_general,
+    )
 
 
 def make_weight(rngs: nnx.Rngs, *shape: int) -> nnx.Param:
@@ -153,7 +178,11 @@ class Gpt(nnx.Module):
         self, size: Size, products: Products, dtype, rngs: nnx.Rngs, block: type[Block] = Block
     ):
         linear = functools.partial(
-            nnx.Linear, use_bias=False, dtype=dtype, dot_general=products.dot_general, rngs=rngs
+            nnx.Linear,
+            use_bias=False,
+            dtype=dtype,
+            dot_general=products.ends or products.dot_general,
+            rngs=rngs,
         )
         # A product, whose gradient is one, too; that of a lookup adds rows to so few others that
         # they wait for each other, which was 40 % of a step.
@@ -293,6 +322,7 @@ def train(
     mesh: str | None = None,
     accelerate: bool = False,
     fused_loss: bool = False,
+    fp8: str | None = None,
 ) -> dict:
     """Trains and writes what happened.
 
@@ -306,6 +336,7 @@ def train(
       mesh: several devices to train on, such as "data=2" or "model=2", beside one.
       accelerate: train the network with stock Flax under `jax_tcgemm.accelerate`, too.
       fused_loss: train ours with its head inside of the loss, too.
+      fp8: a recipe of `jax_tcgemm.Fp8DotGeneral` to train the network with, too.
 
     Returns:
       The record.
@@ -319,6 +350,8 @@ def train(
         trainings.append(Training(f"jax_tcgemm, {mesh}", OURS, sizes, dtype, steps, devices))
     if stock:
         trainings.append(Training("stock Flax", STOCK, sizes, dtype, steps))
+    if fp8 is not None:
+        trainings.append(Training(f"8 bits, {fp8}", in_8_bits(fp8), sizes, dtype, steps))
     if accelerate:
         name = "stock Flax, accelerated"
         trainings.append(Training(name, STOCK, sizes, dtype, steps, accelerated=True))
@@ -390,7 +423,7 @@ def plot(trainings: list[Training], path: pathlib.Path) -> None:
 
     figure = Figure(figsize=(8, 4.5), layout="constrained", dpi=130)
     axis = figure.subplots()
-    for training, style in zip(trainings, ("-", "--", ":", "-."), strict=False):
+    for training, style in zip(trainings, itertools.cycle(("-", "--", ":", "-.")), strict=False):
         label = f"{training.name}, {training.step_ms:.1f} ms a step"
         axis.plot(training.losses, style, label=label, linewidth=1.5)
     axis.set_xlabel("step")
@@ -431,9 +464,22 @@ def main(
     fused_loss: Annotated[
         bool, typer.Option("--fused-loss", help="Train with the head inside of the loss, too.")
     ] = False,
+    fp8: Annotated[
+        str | None, typer.Option(help="Train in 8 bits, too: current or block128.")
+    ] = None,
 ) -> None:
     """Train a small language model on Python's own sources."""
-    train(size, steps, stock, dtype, out, mesh=mesh, accelerate=accelerate, fused_loss=fused_loss)
+    train(
+        size,
+        steps,
+        stock,
+        dtype,
+        out,
+        mesh=mesh,
+        accelerate=accelerate,
+        fused_loss=fused_loss,
+        fp8=fp8,
+    )
 
 
 if __name__ == "__main__":

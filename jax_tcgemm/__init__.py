@@ -26,6 +26,7 @@ if importlib.util.find_spec("jax_tcgemm._build") is None:
 from jax_tcgemm import blas, checkpoint_policies, tensor, tuning
 from jax_tcgemm.inspect.explain import explain
 from jax_tcgemm.inspect.info import info
+from jax_tcgemm.problem.quantized import QuantizedArray
 from jax_tcgemm.products.accelerate import accelerate
 from jax_tcgemm.products.collective import all_gather_matmul, matmul_reduce_scatter
 from jax_tcgemm.products.combine_rows import combine_rows
@@ -35,13 +36,16 @@ from jax_tcgemm.products.losses import linear_cross_entropy, linear_log_prob
 from jax_tcgemm.products.matmul import matmul
 from jax_tcgemm.products.mlp import mlp
 from jax_tcgemm.products.patch import patch
-from jax_tcgemm.products.quantize import quantize
 from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot, ragged_dot_general
 from jax_tcgemm.products.scaled_matmul import scaled_matmul
+from jax_tcgemm.quantization.fp8_dot_general import Fp8DotGeneral
+from jax_tcgemm.quantization.quantize import dequantize, quantize
 from jax_tcgemm.system.switches import debug_switches
 from jax_tcgemm.tuning.autotune import autotune
 
 __all__ = [
+    "Fp8DotGeneral",
+    "QuantizedArray",
     "accelerate",
     "all_gather_matmul",
     "autotune",
@@ -49,6 +53,7 @@ __all__ = [
     "checkpoint_policies",
     "combine_rows",
     "debug_switches",
+    "dequantize",
     "dot_general",
     "explain",
     "gated_linear",

@@ -22,6 +22,7 @@ VECTOR = jnp.ones(4)
 SIZES = jnp.array([3, 1])
 LABELS = jnp.array([0, 3, 1, 1])
 GROUPS = jnp.ones((2, 4, 4))
+QUANTIZED = jax_tcgemm.quantize(X, axis=0)
 MLP = {"up": jnp.ones((4, 8)), "down": jnp.ones((8, 4))}
 # A batch dimension is ragged: an ordinary product.
 RAGGED_BATCH = jax.lax.RaggedDotDimensionNumbers((((2,), (1,)), ((0,), (0,))), (0,), ())
@@ -48,6 +49,15 @@ CALLS = {
     "mlp": lambda x, **how: jax_tcgemm.mlp(x, MLP, **how),
     "linear_cross_entropy": lambda x, **how: jax_tcgemm.linear_cross_entropy(x, X, LABELS, **how),
     "linear_log_prob": lambda x, **how: jax_tcgemm.linear_log_prob(x, X, LABELS, **how),
+    "matmul of quantised arrays": lambda x, **how: jax_tcgemm.matmul(
+        jax_tcgemm.quantize(x), QUANTIZED, **how
+    ),
+    "linear of quantised arrays": lambda x, **how: jax_tcgemm.linear(
+        x, QUANTIZED, VECTOR, activation="silu", **how
+    ),
+    "ragged_dot of quantised arrays": lambda x, **how: jax_tcgemm.ragged_dot(
+        x, jax_tcgemm.quantize(GROUPS), SIZES, **how
+    ),
     "scaled_matmul": lambda x, **how: jax_tcgemm.scaled_matmul(x, X, 2.0, VECTOR[:, None], **how),
     "ragged_dot": lambda x, **how: jax_tcgemm.ragged_dot(x, GROUPS, SIZES, **how),
     "ragged_dot with an activation": lambda x, **how: jax_tcgemm.ragged_dot(
@@ -164,6 +174,16 @@ VALID = {
         {"lhs": SQUARE, "rhs": SQUARE, "lhs_scales": 1.0, "rhs_scales": VECTOR[:, None]},
     ),
     "quantize": (jax_tcgemm.quantize, {"x": SQUARE}),
+    "dequantize": (jax_tcgemm.dequantize, {"x": QUANTIZED}),
+    "matmul of quantised arrays": (jax_tcgemm.matmul, {"a": QUANTIZED, "b": SQUARE}),
+    "gated_linear of quantised arrays": (
+        jax_tcgemm.gated_linear,
+        {"x": QUANTIZED, "weights": jax_tcgemm.quantize(jnp.ones((4, 2, 4)))},
+    ),
+    "ragged_dot of quantised arrays": (
+        jax_tcgemm.ragged_dot,
+        {"lhs": QUANTIZED, "rhs": jax_tcgemm.quantize(GROUPS), "group_sizes": SIZES},
+    ),
     "ragged_dot": (jax_tcgemm.ragged_dot, {"lhs": SQUARE, "rhs": GROUPS, "group_sizes": SIZES}),
     "ragged_dot_general": (
         jax_tcgemm.ragged_dot_general,
@@ -242,6 +262,7 @@ UNUSUAL = {
         "a scalar": jnp.ones(()),
     },
     **{"5 x 7": jnp.ones((5, 7)), "integers": jnp.ones((4, 4), jnp.int32), "a vector": VECTOR},
+    **{"quantised": QUANTIZED, "quantised wrongly": jax_tcgemm.QuantizedArray(X, VECTOR)},
     **{"float8": jnp.ones((4, 4), jnp.float8_e4m3fn), "a key": jax.random.key(0)},
     **{"symbolic": jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, m"), jnp.float32)},
     **{"one symbolic": jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32)},
@@ -271,6 +292,7 @@ def _error_of(op, function, given) -> str:
 @hypothesis.given(data=strategies.data())
 def test_whatever_an_argument_is_the_message_names_the_function(op, data):
     function, valid = VALID[op]
+    op = op.partition(" ")[0]
     name = data.draw(strategies.sampled_from([*inspect.signature(function).parameters]))
     label = data.draw(strategies.sampled_from([*UNUSUAL]))
     # What the function that is explained, or an epilogue, raises is its own.

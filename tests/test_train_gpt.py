@@ -47,6 +47,17 @@ def test_trains_as_stock_flax_does(example, tmp_path, monkeypatch):
     assert len(record["accelerated"]) == len(record["products"]) + 2 * 2 * 3
 
 
+@pytest.mark.parametrize("recipe", ["current", "block128"])
+def test_trains_in_8_bits(example, tmp_path, recipe):
+    record = example.train("test", 30, False, "bfloat16", tmp_path, Console(quiet=True), fp8=recipe)
+    wide, narrow = (np.array(t["losses"]) for t in record["trainings"].values())
+    assert list(record["trainings"]) == ["jax_tcgemm", f"8 bits, {recipe}"]
+    assert wide[-1] < wide[0] - 0.5
+    # Another network from the first step on, whose losses are nearly the same.
+    assert (narrow != wide).any()
+    np.testing.assert_allclose(narrow[-10:].mean(), wide[-10:].mean(), rtol=0.02)
+
+
 def test_text_is_python_source(example):
     text = example.read_text(100_000)
     assert len(text) == 100_000

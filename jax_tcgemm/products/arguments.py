@@ -70,6 +70,22 @@ def check_broadcasts(op: str, name: str, x, shape: tuple[int, ...]) -> None:
         )
 
 
+def check_addend(op: str, name: str, x, shape: tuple[int, ...], dtype) -> None:
+    """Raises unless an array broadcasts to a shape and is of a kind that a result can hold.
+
+    Raises:
+      TypeError: when it is complex and the result real, or has fractions and the result none.
+      ValueError: when it does not broadcast.
+    """
+    check_broadcasts(op, name, x, shape)
+    for kind in (jnp.complexfloating, jnp.inexact):
+        if jnp.issubdtype(x.dtype, kind) and not jnp.issubdtype(dtype, kind):
+            raise TypeError(
+                f"{op}: {name} must be of a kind that the result can hold, got {name}.dtype="
+                f"{x.dtype} and a result of {dtype}; convert it or set preferred_element_type"
+            )
+
+
 def check_flag(op: str, name: str, value) -> bool:
     """A flag as a bool; raises TypeError for what is neither true nor false."""
     if not isinstance(value, bool | int | np.bool_ | np.integer) or value not in (0, 1):

@@ -7,11 +7,11 @@ from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     ShapeError,
-    as_array,
     canonical_element_type,
     canonical_sharding,
 )
-from jax_tcgemm.products.epilogue import check_alone, with_epilogue
+from jax_tcgemm.products.epilogue import check_alone
+from jax_tcgemm.products.quantized import as_operand, is_any, product, with_epilogue
 from jax_tcgemm.selection import check_names
 
 
@@ -38,12 +38,14 @@ def dot_general(
     `jax.export`; every derivative is made of the same products.
 
     Args:
-      lhs: array of any shape and numeric dtype.
+      lhs: array of any shape and numeric dtype, or a `QuantizedArray`.
       rhs: array of any shape and numeric dtype; unlike dtypes go together as in `lax.dot_general`.
+        Or a `QuantizedArray`.
       dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`.
       precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
         pair of them, or a `lax.DotAlgorithmPreset` or its name. See Numerics.
-      preferred_element_type: dtype of the result; None takes the operands'.
+      preferred_element_type: dtype of the result; None takes the operands', or of quantised ones
+        that of their scales.
       out_sharding: sharding of the result, for meshes with explicit axes.
       epilogue: None, or a function of the product, any that JAX can trace; as for `matmul`.
       epilogue_operands: arrays that it takes after the product; as for `matmul`.
@@ -75,7 +77,7 @@ def dot_general(
       their sums, these leave it every 128 of K, unless the precision is
       `lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM`. The same program on the same device
       gives the same bits each time. What no implementation covers, such as int32, goes to XLA's own
-      dot, and `explain` says so.
+      dot, and `explain` says so. Quantised operands are multiplied as by `matmul`.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -85,9 +87,9 @@ def dot_general(
       (2, 4, 16, 20)
     """
     op = "dot_general"
-    lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
+    lhs, rhs = as_operand(op, "lhs", lhs), as_operand(op, "rhs", rhs)
     check_names(op, implementation, config)
-    dimension_numbers = _canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
+    dimension_numbers = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
     check_alone(op, epilogue, epilogue_operands, preferred_element_type=preferred_element_type)
     if epilogue is not None:
         return with_epilogue(
@@ -102,6 +104,19 @@ def dot_general(
             implementation=implementation,
             config=config,
         )
+    preferred_element_type = canonical_element_type(op, preferred_element_type)
+    if is_any(lhs, rhs):
+        return product(
+            op,
+            lhs,
+            rhs,
+            dimension_numbers=dimension_numbers,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            out_sharding=out_sharding,
+            implementation=implementation,
+            config=config,
+        )
     ndim = primitive.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
     return primitive.dot_general(
         lhs,
@@ -109,14 +124,15 @@ def dot_general(
         op=op,
         dimension_numbers=dimension_numbers,
         precision=canonical_precision(op, precision),
-        preferred_element_type=canonical_element_type(op, preferred_element_type),
+        preferred_element_type=preferred_element_type,
         out_sharding=canonical_sharding(op, out_sharding, ndim),
         implementation=implementation,
         config=config,
     )
 
 
-def _canonical_dimension_numbers(op: str, dimension_numbers, lhs, rhs):
+def canonical_dimension_numbers(op: str, dimension_numbers, lhs, rhs):
+    """Dimension numbers as tuples; raises TypeError or ValueError where they do not fit."""
     try:
         if not isinstance(dimension_numbers, list | tuple):
             raise TypeError

@@ -131,6 +131,18 @@ def with_epilogue(
     return jax.tree.unflatten(traced.results, out)
 
 
+def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Sequence):
+    """What an epilogue makes of accumulators that are arrays already, checked likewise."""
+    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
+    shape = accs[0].shape
+    for i, x in enumerate(operands):
+        check_broadcasts(op, f"epilogue_operands[{i}]", x, shape)
+    traced = _trace(epilogue, tuple(map(jax.typeof, (*accs, *operands))))
+    _check_results(op, traced, shape)
+    out = core.jaxpr_as_fun(traced.function)(*accs, *operands)
+    return jax.tree.unflatten(traced.results, out)
+
+
 def with_grouped_epilogue(
     op: str,
     factors: grouped.Factors,

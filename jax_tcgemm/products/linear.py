@@ -10,15 +10,17 @@ from jax_tcgemm.primitives.fused_dot_general import fused_dot_general
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.fusion import Fusion
 from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products import quantized
 from jax_tcgemm.products.arguments import (
     as_array,
     canonical_element_type,
     canonical_sharding,
-    check_broadcasts,
+    check_addend,
     check_flag,
     real_number,
 )
-from jax_tcgemm.products.epilogue import check_alone, with_epilogue
+from jax_tcgemm.products.epilogue import check_alone
+from jax_tcgemm.products.quantized import as_operand, with_epilogue
 from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding import shardings
 
@@ -51,8 +53,8 @@ def linear(
     makes of the rest, and `jax_tcgemm.explain` says so.
 
     Args:
-      x: array of shape (..., k), of any number of dimensions from 1 up.
-      w: array of shape (k, ...), mostly (k, n).
+      x: array of shape (..., k), of any number of dimensions from 1 up, or a `QuantizedArray`.
+      w: array of shape (k, ...), mostly (k, n), or a `QuantizedArray`.
       bias: None, or an array that broadcasts to the result: (n,) for a number for each column,
         (m, 1) for one for each row.
       activation: None, "relu", "relu2" (the square of it), "gelu" (or "gelu_tanh"), "gelu_erf",
@@ -63,7 +65,7 @@ def linear(
       precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
         pair of them, or a `lax.DotAlgorithmPreset` or its name; as for `matmul`.
       preferred_element_type: dtype of the result; None takes what the dtypes of `x` and `w`
-        promote to.
+        promote to, of quantised ones those of their scales.
       out_sharding: sharding of the result, for meshes with explicit axes. Where a contracted
         dimension is divided, the product is summed over devices as it says, and bias, activation
         and residual come after the sum.
@@ -90,12 +92,12 @@ def linear(
         it.
 
     Numerics:
-      The product accumulates as that of `matmul`. Bias, activation and residual are computed in
-      float32 (float64 for float64), and only the result is rounded, once. The pre-activation that
-      derivatives keep has the result's dtype. The same program on the same device gives the same
-      bits each time. Where cuBLASLt runs the layer, gelu is accurate to about 5e-4 absolutely, not
-      relatively, and a bias is added to a product that may have been rounded, if rows do not start
-      on 16-byte boundaries.
+      The product accumulates as that of `matmul`, also of quantised operands. Bias, activation and
+      residual are computed in float32 (float64 for float64), and only the result is rounded, once.
+      The pre-activation that derivatives keep has the result's dtype. The same program on the same
+      device gives the same bits each time. Where cuBLASLt runs the layer, gelu is accurate to about
+      5e-4 absolutely, not relatively, and a bias is added to a product that may have been rounded,
+      if rows do not start on 16-byte boundaries.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -106,7 +108,7 @@ def linear(
       ((2, 5, 16), 9.0)
     """
     op = "linear"
-    x, w = as_array(op, "x", x), as_array(op, "w", w)
+    x, w = as_operand(op, "x", x), as_operand(op, "w", w)
     check_names(op, implementation, config)
     check_weight(op, "w", x, w)
     dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
@@ -172,11 +174,11 @@ def gated_linear(
     which keep both.
 
     Args:
-      x: array of shape (..., k).
-      weights: gate and up: an array of shape (k, 2, n), or a pair of arrays of shape (k, n).
-        Forwards nothing is copied for either. The array is the better way to keep them: its
-        gradient and that of x are one product each, of a pair two each, of copies.
-        `jnp.stack((gate, up), 1)` makes the array from a pair, once.
+      x: array of shape (..., k), or a `QuantizedArray`.
+      weights: gate and up: an array of shape (k, 2, n), or a pair of arrays of shape (k, n), or
+        `QuantizedArray`s of these shapes. Forwards nothing is copied for either. The array is the
+        better way to keep them: its gradient and that of x are one product each, of a pair two
+        each, of copies. `jnp.stack((gate, up), 1)` makes the array from a pair, once.
       activation: f: None, or as for `linear`.
       bias: None, or an array of shape (2, n), or a pair of arrays of shape (n,).
       residual: None, or an array that broadcasts to the result.
@@ -209,10 +211,10 @@ def gated_linear(
       ((4, 16), 64.0)
     """
     op = "gated_linear"
-    x = as_array(op, "x", x)
+    x = as_operand(op, "x", x)
     check_names(op, implementation, config)
-    weights = gated_weights(op, "weights", x, weights)
-    rhs, rhs_up = (weights, None) if isinstance(weights, jax.Array) else weights
+    weights = gated_weights(op, "weights", x, weights, as_operand)
+    rhs, rhs_up = weights if isinstance(weights, tuple) else (weights, None)
     dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
     replaced = {
         # That it has by default is not asked for.
@@ -265,11 +267,14 @@ def check_weight(op: str, name: str, x, w) -> None:
         )
 
 
-def gated_weights(op: str, name: str, x, weights) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """The weights of a gated layer, checked: an array of shape (k, 2, n) or a pair of (k, n)."""
+def gated_weights(op: str, name: str, x, weights, as_weight: Callable = as_array):
+    """The weights of a gated layer, checked: an array of shape (k, 2, n) or a pair of (k, n).
+
+    `as_weight` says what an array is: `as_array`, or `as_operand` where they may be quantised.
+    """
     rule = f"{name} must be an array of shape (k, 2, n) or a pair of arrays of shape (k, n)"
     if isinstance(weights, Sequence) and len(weights) == 2:
-        gate, up = (as_array(op, f"{name}[{i}]", w) for i, w in enumerate(weights))
+        gate, up = (as_weight(op, f"{name}[{i}]", w) for i, w in enumerate(weights))
         if gate.ndim != 2 or gate.shape != up.shape or gate.dtype != up.dtype:
             raise ValueError(
                 f"{op}: {rule}, got arrays of shape {gate.shape} and {up.shape} and dtype "
@@ -277,7 +282,7 @@ def gated_weights(op: str, name: str, x, weights) -> jax.Array | tuple[jax.Array
             )
         check_weight(op, f"{name}[0]", x, gate)
         return gate, up
-    array = as_array(op, name, weights)
+    array = as_weight(op, name, weights)
     if array.ndim != 3 or array.shape[1] != 2:
         raise ValueError(
             f"{op}: {rule}, got {name}.shape={array.shape}; use jnp.stack((gate, up), 1)"
@@ -331,8 +336,8 @@ def product(
 
     Args:
       op: the public function, for messages.
-      lhs: left operand.
-      rhs: right operand.
+      lhs: left operand, perhaps quantised.
+      rhs: right operand, perhaps quantised.
       dimension_numbers: canonical.
       permutation: order of the result's dimensions.
       rhs_up: None, or the second right operand of a gated product.
@@ -351,6 +356,30 @@ def product(
     name = canonical_activation(op, activation)
     alpha = real_number(op, "alpha", alpha)
     donate_residual = check_flag(op, "donate_residual", donate_residual)
+    if quantized.is_any(lhs, rhs, rhs_up):
+        if donate_residual:
+            raise ValueError(
+                f"{op}: donate_residual must be False for quantised operands, got "
+                f"{donate_residual=}; the result is made beside it"
+            )
+        return quantized.layer(
+            op,
+            lhs,
+            rhs,
+            rhs_up=rhs_up,
+            pair=pair,
+            bias=bias,
+            activation=name,
+            residual=residual,
+            alpha=alpha,
+            preferred_element_type=preferred_element_type,
+            dimension_numbers=dimension_numbers,
+            permutation=permutation,
+            precision=precision,
+            out_sharding=out_sharding,
+            implementation=implementation,
+            config=config,
+        )
     ndim = plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
     is_packed = pair is not None and rhs_up is None
     out_sharding = canonical_sharding(op, out_sharding, ndim - is_packed)
@@ -404,19 +433,3 @@ def _without_units(op: str, bias, shape: tuple[int, ...], dtype):
     kept = [i for i, extent in enumerate(bias.shape) if extent != 1]
     first = len(shape) - bias.ndim
     return bias.reshape([bias.shape[i] for i in kept]), tuple(first + i for i in kept)
-
-
-def check_addend(op: str, name: str, x, shape: tuple[int, ...], dtype) -> None:
-    """Raises unless an array broadcasts to a shape and is of a kind that a result can hold.
-
-    Raises:
-      TypeError: when it is complex and the result real, or has fractions and the result none.
-      ValueError: when it does not broadcast.
-    """
-    check_broadcasts(op, name, x, shape)
-    for kind in (jnp.complexfloating, jnp.inexact):
-        if jnp.issubdtype(x.dtype, kind) and not jnp.issubdtype(dtype, kind):
-            raise TypeError(
-                f"{op}: {name} must be of a kind that the result can hold, got {name}.dtype="
-                f"{x.dtype} and a result of {dtype}; convert it or set preferred_element_type"
-            )

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from jax import lax
-
 from jax_tcgemm.products.arguments import (
     ShapeError,
-    as_array,
     canonical_element_type,
     promoted_type,
     weakened,
 )
-from jax_tcgemm.products.epilogue import check_alone, with_epilogue
+from jax_tcgemm.products.epilogue import check_alone
 from jax_tcgemm.products.linear import product
+from jax_tcgemm.products.quantized import as_operand, is_any, squeezed, with_epilogue
 from jax_tcgemm.selection import check_names
 
 
@@ -54,12 +52,12 @@ def matmul(
     while, cond, remat, shard_map and `jax.export`.
 
     Args:
-      a: array of shape (k,) or (..., m, k), of any numeric dtype.
-      b: array of shape (k,) or (..., k, n), of any numeric dtype.
+      a: array of shape (k,) or (..., m, k), of any numeric dtype, or a `QuantizedArray`.
+      b: array of shape (k,) or (..., k, n), of any numeric dtype, or a `QuantizedArray`.
       precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
         pair of them, or a `lax.DotAlgorithmPreset` or its name; see Numerics.
       preferred_element_type: dtype of the result; None takes what the dtypes of `a` and `b`
-        promote to.
+        promote to, of quantised ones those of their scales.
       out_sharding: sharding of the result, for meshes with explicit axes; as for `linear`.
       bias: None, or an array that broadcasts to the result.
       activation: None, or as for `linear`.
@@ -68,7 +66,8 @@ def matmul(
       donate_residual: as for `linear`.
       epilogue: None, or a function of acc and of the operands, which takes the place of bias,
         activation, residual and alpha. acc has the dtype that the product accumulates in, float32
-        for narrower floats and int32 for 8-bit integers. It returns an array or a pytree of arrays,
+        for narrower floats and int32 for 8-bit integers; of quantised operands it is multiplied by
+        their scales already, in float32. It returns an array or a pytree of arrays,
         each of the shape of acc and any dtype, or a sum, maximum or minimum of such an array over
         some dimensions. Arrays that it closes over are operands, too, but an eager call then traces
         and compiles it each time.
@@ -104,6 +103,10 @@ def matmul(
       `lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM`. The same program on the same device
       gives the same bits each time. What no implementation covers, such as int32, goes to XLA's own
       dot, and `explain` says so.
+      Quantised operands are multiplied as they are where their scales are the same along what is
+      contracted, and beside wider ones in the dtype of those; the sums are multiplied by the scales
+      in float32, and rounded once. Scales of blocks of it are those of `scaled_matmul`. What has a
+      zero point, or dtypes of which neither is true, is dequantised first.
       An epilogue's operations round to their own dtypes, as JAX means them. Its derivatives keep
       acc, in its own dtype, if they depend on it. The cotangent of acc is rounded to the dtype of
       the operands before it is multiplied by them; in forward mode the tangent of acc is.
@@ -120,7 +123,7 @@ def matmul(
       (dtype(bfloat16), (8, 3, 4), (8, 3))
     """
     op = "matmul"
-    a, b = as_array(op, "a", a), as_array(op, "b", b)
+    a, b = as_operand(op, "a", a), as_operand(op, "b", b)
     check_names(op, implementation, config)
     for name, x in (("a", a), ("b", b)):
         if x.ndim == 0:
@@ -135,7 +138,7 @@ def matmul(
     }
     check_alone(op, epilogue, epilogue_operands, **replaced)
     result_type, is_weak = canonical_element_type(op, preferred_element_type), False
-    if result_type is None:
+    if result_type is None and not is_any(a, b):
         result_type, is_weak = promoted_type(op, a, b)
 
     (a, b), dimension_numbers, permutation = _as_dot_general(op, a, b)
@@ -202,7 +205,7 @@ def _as_dot_general(op: str, a, b):
         tuple(tuple(own.index(pair[i]) for pair in batch) for i, own in enumerate(kept)),
     )
     operands = [
-        lax.squeeze(x, [axis for axis in range(x.ndim) if axis not in own])
+        squeezed(x, [axis for axis in range(x.ndim) if axis not in own])
         for x, own in zip((a, b), kept, strict=True)
     ]
     return operands, numbers, [natural.index(source) for source in sources]

@@ -20,10 +20,11 @@ from jax_tcgemm.products.arguments import (
     as_array,
     canonical_element_type,
     canonical_sharding,
+    check_addend,
     check_flag,
     promoted_dtype,
 )
-from jax_tcgemm.products.linear import check_addend, check_weight, gated_weights, pair_of_biases
+from jax_tcgemm.products.linear import check_weight, gated_weights, pair_of_biases
 from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding import partitioning, shardings
 

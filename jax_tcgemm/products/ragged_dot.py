@@ -12,6 +12,7 @@ from jax_tcgemm.primitives import ragged_dot as primitive
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products import quantized
 from jax_tcgemm.products.arguments import (
     ShapeError,
     as_array,
@@ -21,6 +22,7 @@ from jax_tcgemm.products.arguments import (
     promoted_dtype,
 )
 from jax_tcgemm.products.epilogue import check_alone, with_grouped_epilogue
+from jax_tcgemm.products.quantized import as_operand
 from jax_tcgemm.products.ragged_dimensions import Dimensions
 from jax_tcgemm.selection import check_names
 
@@ -67,13 +69,15 @@ def ragged_dot(
     that of rhs one whose sums go over the rows of each group.
 
     Args:
-      lhs: array of shape (m, k).
-      rhs: array of shape (g, k, n), in any memory order that `ragged_dot_general` can say.
+      lhs: array of shape (m, k), or a `QuantizedArray`.
+      rhs: array of shape (g, k, n), in any memory order that `ragged_dot_general` can say, or a
+        `QuantizedArray`.
       group_sizes: integers of shape (s,), rows of each group, not negative. Groups end with the
         rows: what sizes say beyond m is not there. Without group_offset s must be g.
       precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
         pair of them, or a `lax.DotAlgorithmPreset` or its name. See Numerics.
-      preferred_element_type: dtype of the result; None takes the operands'.
+      preferred_element_type: dtype of the result; None takes the operands', or of quantised ones
+        that of their scales.
       group_offset: an integer, or an array of one: rhs[0] belongs to group `group_offset`, and rows
         of the groups before it and after those that rhs has are zero in the result. For experts
         spread over devices, each of which has some of the groups. What is outside [0, s] counts as
@@ -122,6 +126,8 @@ def ragged_dot(
       Bias and activation are applied to the accumulator, in one rounding; derivatives of such a
       product are those of its parts, each of them rounded.
       Where only XLA's own product can run (`explain` says so) its rules hold instead.
+      Quantised operands whose scales are of rows, groups and columns are multiplied as they are,
+      and scaled in an epilogue; others are dequantised before the product.
       An epilogue and its derivatives round as those of `matmul`; its plain products are grouped
       ones, and the gradient of an operand by group is the sum over the rows of each group.
 
@@ -141,13 +147,14 @@ def ragged_dot(
       Array([ 9.,  9.,  9.,  9., 25., 25., 25., 25., 25.,  0.], dtype=float32)
     """
     op = "ragged_dot"
-    lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
+    lhs, rhs = as_operand(op, "lhs", lhs), as_operand(op, "rhs", rhs)
     replaced = {
         **{"activation": activation, "bias": bias},
         "preferred_element_type": preferred_element_type,
     }
     check_alone(op, epilogue, epilogue_operands, **replaced)
-    if activation is None and bias is None and gather_indices is None and epilogue is None:
+    is_plain = activation is None and bias is None and gather_indices is None and epilogue is None
+    if is_plain and not quantized.is_any(lhs, rhs):
         return _ragged_dot_general(
             op,
             lhs,
@@ -281,9 +288,9 @@ def gated_ragged_linear(
     for the rows i of group g, and 0 for rows of no group.
 
     Args:
-      x: array of shape (m, k).
+      x: array of shape (m, k), or a `QuantizedArray`.
       weights: array of shape (g, k, 2, n): of each group the gate's and the other matrix. A reshape
-        of (g, k, 2n) whose first n columns are the gate's.
+        of (g, k, 2n) whose first n columns are the gate's. Or a `QuantizedArray`.
       group_sizes: as of `ragged_dot`.
       activation: f; as of `ragged_dot`.
       group_offset: as of `ragged_dot`.
@@ -315,7 +322,7 @@ def gated_ragged_linear(
       Array([64., 64., 64., 64., 64., 64., 64., 64., 64.,  0.], dtype=float32)
     """
     op = "gated_ragged_linear"
-    x, weights = as_array(op, "x", x), as_array(op, "weights", weights)
+    x, weights = as_operand(op, "x", x), as_operand(op, "weights", weights)
     replaced = {
         # That it has by default is not asked for.
         "activation": None if isinstance(activation, str) and activation == "silu" else activation,
@@ -386,6 +393,27 @@ def _fused(
         gather_indices = as_integers(op, "gather_indices", gather_indices)
         check_shape("gather_indices", gather_indices, "(rows,)", gather_indices.ndim == 1)
     offset = _as_offset(op, group_offset)
+    if quantized.is_any(lhs, rhs):
+        preferred = canonical_element_type(op, preferred_element_type)
+        preferred_element_type = quantized.result_dtype(op, preferred, lhs, rhs)
+        found = quantized.grouped(
+            op,
+            Factors(lhs, rhs, group_sizes, offset, gather_indices),
+            epilogue,
+            epilogue_operands,
+            gated=gated,
+            dtype=preferred_element_type,
+            activation=canonical_activation(op, activation) if epilogue is None else "none",
+            bias=bias,
+            precision=precision,
+            out_sharding=out_sharding,
+            implementation=implementation,
+            config=config,
+        )
+        if found is not None:
+            return found
+        lhs, rhs = quantized.as_arrays(lhs, rhs)
+        precision = quantized.of_wide_numbers(op, precision)
     if epilogue is not None:
         return with_grouped_epilogue(
             op,

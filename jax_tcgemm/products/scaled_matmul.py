@@ -71,9 +71,8 @@ def scaled_matmul(
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
       >>> x, w = jax.random.normal(jax.random.key(0), (2, 64, 256))
-      >>> x, x_scales = jax_tcgemm.quantize(x, axis=-1)
-      >>> w, w_scales = jax_tcgemm.quantize(w, axis=-1)
-      >>> y = jax_tcgemm.scaled_matmul(x, w, x_scales, w_scales)
+      >>> x, w = jax_tcgemm.quantize(x, axis=-1), jax_tcgemm.quantize(w, axis=-1)
+      >>> y = jax_tcgemm.scaled_matmul(x.qvalue, w.qvalue, x.scale, w.scale)
       >>> y.shape, y.dtype
       ((64, 64), dtype('float32'))
     """

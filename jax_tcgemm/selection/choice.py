@@ -38,6 +38,8 @@ from jax_tcgemm.system.switches import print_choice, switch
 ACCELERATE = "accelerate"
 # That of products of operands that were multiplied by scales of their blocks.
 DEQUANTISED = "scaled_matmul, operands dequantised"
+# What follows a function's name where it has dequantised operands otherwise.
+_DEQUANTISED_OPERANDS = ", quantised operands dequantised"
 # The kinds of problems that the debug switches name an implementation for.
 _SWITCHED = ("gemm", "ragged")
 
@@ -192,8 +194,15 @@ def select(
     return choice
 
 
+def dequantized_operands(op: str) -> str:
+    """What a function is called where no kernel takes the scales of its operands."""
+    return op + _DEQUANTISED_OPERANDS
+
+
 def obstacle_of(op: str) -> str:
     """Why only XLA runs the products of a function; "" where it is not so."""
+    if op.endswith(_DEQUANTISED_OPERANDS):
+        return "no kernel takes operands that are quantised so, which XLA dequantises before it"
     if op != DEQUANTISED:
         return ""
     return "scales are of blocks of K, by which XLA multiplies the operands before their product"

@@ -7,14 +7,16 @@ from jax import lax
 from opt_einsum import parser
 
 from jax_tcgemm.primitives import contract as primitive
+from jax_tcgemm.problem.operation import dot_dimensions
 from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products import quantized
 from jax_tcgemm.products.arguments import (
-    as_array,
     canonical_element_type,
     canonical_sharding,
     promoted_type,
     weakened,
 )
+from jax_tcgemm.products.quantized import as_operand, values_of
 from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding import shardings
 from jax_tcgemm.sharding.partitioning import resharded
@@ -40,13 +42,13 @@ def einsum(
     Args:
       subscripts: as of `jax.numpy.einsum`, such as `"bqhd,bkhd->bhqk"`, with or without `->` and
         ellipses; or operands and lists of mode numbers in turns.
-      *operands: arrays of any numeric dtype.
+      *operands: arrays of any numeric dtype, or `QuantizedArray`s.
       optimize: "auto", another strategy of opt_einsum, a path, True for the optimal one or False
         for left to right.
       precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
         pair of them, or a `lax.DotAlgorithmPreset` or its name.
       preferred_element_type: dtype of the result and of what lies between; None takes what the
-        operands promote to.
+        operands promote to, of quantised ones their scales.
       out_sharding: sharding of the result, for meshes with explicit axes. What lies between stays
         divided as the operands are that it is made of.
       implementation: what runs every step, as `contract` takes it; None selects for each.
@@ -61,7 +63,9 @@ def einsum(
         was asked for by name and cannot run a step.
 
     Numerics:
-      Those of `contract` for each step. What lies between has the dtype of the result.
+      Those of `contract` for each step. What lies between has the dtype of the result. A step with
+      a quantised operand is a product as by `matmul`, unless a mode of it is summed over alone:
+      then the operand is dequantised.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -74,7 +78,14 @@ def einsum(
     check_names(op, implementation, kind="contract")
     terms, output, arrays = _parse(op, subscripts, operands)
     dtype, is_weak = canonical_element_type(op, preferred_element_type), False
-    if dtype is None:
+    if quantized.is_any(*arrays):
+        dtype = quantized.result_dtype(op, dtype, *arrays)
+        if implementation not in (None, "gemm", "xla"):
+            raise ValueError(
+                f"{op}: implementation must be gemm, xla or None for quantised operands, got "
+                f"{implementation=}; only matrix products are scaled"
+            )
+    elif dtype is None:
         dtype, is_weak = promoted_type(op, *arrays)
     terms, arrays = _without_broadcast(op, terms, arrays)
     steps = _steps(op, terms, output, arrays, optimize)
@@ -89,7 +100,9 @@ def einsum(
         taken = [arrays.pop(position) for position in positions]
         inputs, result = step.split("->")
         terms = inputs.split(",")
-        sharding = shardings.following(taken, terms, result) if arrays else out_sharding
+        sharding = out_sharding
+        if arrays:
+            sharding = shardings.following([values_of(x) for x in taken], terms, result)
         arrays.append(_contract(taken, terms, result, sharding, params))
     out = lax.convert_element_type(arrays[0], dtype)
     return weakened(out) if is_weak else out
@@ -98,10 +111,11 @@ def einsum(
 def _parse(op, subscripts, operands):
     """The terms and the output without ellipses, and the operands as arrays."""
     if isinstance(subscripts, str):
-        arguments = [subscripts, *(as_array(op, f"operand {i}", x) for i, x in enumerate(operands))]
+        arrays = (as_operand(op, f"operand {i}", x) for i, x in enumerate(operands))
+        arguments = [subscripts, *arrays]
     else:
         arguments = [
-            as_array(op, f"operand {i // 2}", x)
+            as_operand(op, f"operand {i // 2}", x)
             if i % 2 == 0 and i < _last(subscripts, operands)
             else x
             for i, x in enumerate((subscripts, *operands))
@@ -145,7 +159,7 @@ def _without_broadcast(op, terms, arrays):
     for term, x in zip(terms, arrays, strict=True):
         axes = [i for i, letter in enumerate(term) if x.shape[i] == 1 != extents[letter]]
         kept = "".join(letter for i, letter in enumerate(term) if i not in axes)
-        found.append((kept, lax.squeeze(x, axes)))
+        found.append((kept, quantized.squeezed(x, axes)))
     terms, arrays = zip(*found, strict=True)
     return list(terms), list(arrays)
 
@@ -192,20 +206,34 @@ def _contract(arrays, terms, result, out_sharding, params) -> jax.Array:
         else:
             kept = "".join(dict.fromkeys(letter for letter in term if letter in others[i]))
         if kept != term:
+            (arrays[i],) = quantized.as_arrays(arrays[i])
             arrays[i] = jnp.einsum(
                 f"{term}->{kept}", arrays[i], preferred_element_type=params["result_dtype"]
             )
             terms[i] = kept
     if len(arrays) == 1:
-        return resharded(arrays[0], out_sharding)
-    dtype = jnp.result_type(*arrays)
-    arrays = [lax.convert_element_type(x, dtype) for x in arrays]
+        return resharded(*quantized.as_arrays(*arrays), out_sharding)
     letters = {letter: i for i, letter in enumerate(dict.fromkeys("".join(terms)))}
     modes = [tuple(map(letters.get, term)) for term in terms]
+    result = tuple(map(letters.get, result))
+    if quantized.is_any(*arrays):
+        numbers, permutation = dot_dimensions(*modes, result)
+        return quantized.product(
+            params["op"],
+            *arrays,
+            dimension_numbers=numbers,
+            permutation=permutation,
+            preferred_element_type=params["result_dtype"],
+            precision=params["precision"],
+            out_sharding=out_sharding,
+            implementation="xla" if params["implementation"] == "xla" else None,
+        )
+    dtype = jnp.result_type(*arrays)
+    arrays = [lax.convert_element_type(x, dtype) for x in arrays]
     return primitive.contract(
         *arrays,
         modes=modes,
-        result=map(letters.get, result),
+        result=result,
         out_sharding=out_sharding,
         **params,
     )

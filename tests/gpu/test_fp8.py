@@ -164,10 +164,10 @@ def test_scaled_matmul_by_blocks_and_derivatives():
 def test_quantized_products():
     """Row by row, as a model is served: a product of two roundings of 4 bits of mantissa."""
     x, w = jax.random.normal(jax.random.key(0), (2, 512, 4096))
-    parts = jax.jit(lambda y: jax_tcgemm.quantize(y, axis=-1))
-    (x8, s), (w8, t) = parts(x), parts(w)
-    y = jax_tcgemm.scaled_matmul(x8, w8, s, t)
     reference = product(x, w)
+    x, w = (jax.jit(lambda y: jax_tcgemm.quantize(y, axis=-1))(y) for y in (x, w))
+    (x8, s), (w8, t) = ((y.qvalue, y.scale) for y in (x, w))
+    y = jax_tcgemm.scaled_matmul(x8, w8, s, t)
     assert np.linalg.norm(np.asarray(y) - reference) < 0.05 * np.linalg.norm(reference)
     exact = product(x8, w8) * np.asarray(s, np.float64) * np.asarray(t, np.float64).T
     assert error(y, exact) < 2e-3

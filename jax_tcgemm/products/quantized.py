@@ -1,0 +1,520 @@
+"""Products of quantised arrays: which scales follow the product, and which come before it.
+
+A scale that is the same along what is contracted is a factor of the result, and part of the
+product's epilogue. Scales of blocks of a contracted dimension are those of `scaled_matmul`. What
+else there is, zero points among it, is multiplied out before an ordinary product.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
+from jax_tcgemm.problem.activations import ACTIVATIONS
+from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
+from jax_tcgemm.problem.fusion import halves
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, is_quantized, spread
+from jax_tcgemm.products import epilogue as unquantized
+from jax_tcgemm.products.arguments import as_array, canonical_sharding, check_addend
+from jax_tcgemm.products.scaled_matmul import scaled_matmul
+from jax_tcgemm.selection import dequantized_operands
+
+_INT8 = np.dtype(np.int8)
+
+
+# --- operands -----------------------------------------------------------------------------------
+
+
+def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
+    """An operand of a product: an array, `as_array`, or a quantised one whose blocks divide it.
+
+    Raises:
+      TypeError: when it is neither, and for scales that are not real floating point.
+      ValueError: for scales or zero points that do not go with the values.
+    """
+    if not is_quantized(x):
+        return as_array(op, name, x)
+    qvalue = as_array(op, f"{name}.qvalue", x.qvalue)
+    is_real = not jnp.issubdtype(qvalue.dtype, jnp.complexfloating) and qvalue.dtype != np.bool_
+    # A name that is none of a dtype stands for a table of values, such as nf4, or, of floats,
+    # for how they are scaled.
+    is_table = isinstance(x.qtype, str) and not jnp.issubdtype(qvalue.dtype, jnp.floating)
+    if not is_real or (is_table and x.qtype != qvalue.dtype.name):
+        raise TypeError(
+            f"{op}: {name} must have real numbers as its qvalue, got {name}.qvalue.dtype="
+            f"{qvalue.dtype} and {name}.qtype={x.qtype}; dequantize it first"
+        )
+    scale = as_array(op, f"{name}.scale", x.scale)
+    if not jnp.issubdtype(scale.dtype, jnp.floating):
+        raise TypeError(
+            f"{op}: {name}.scale must be of a real floating-point dtype, got {name}.scale.dtype="
+            f"{scale.dtype}; convert it"
+        )
+    tile = _tile(op, name, qvalue, getattr(x, "block", None))
+    scale = _of_whole_blocks(op, f"{name}.scale", scale, qvalue.shape, tile)
+    zero_point = x.zero_point
+    if zero_point is not None:
+        zero_point = as_array(op, f"{name}.zero_point", zero_point)
+        zero_point = _of_whole_blocks(op, f"{name}.zero_point", zero_point, qvalue.shape, tile)
+    return QuantizedArray(qvalue, scale, zero_point, x.qtype)
+
+
+def _tile(op: str, name: str, qvalue, block) -> tuple[int, ...] | None:
+    """The extents of blocks of all dimensions; those in front may have been mapped or sliced."""
+    if block is None:
+        return None
+    if not isinstance(block, tuple) or any(not isinstance(x, int) or x < 1 for x in block):
+        raise TypeError(
+            f"{op}: {name}.block must be a tuple of positive integers or None, got {name}.block="
+            f"{block!r}; see jax_tcgemm.quantize"
+        )
+    return ((1,) * qvalue.ndim + block)[-qvalue.ndim :] if qvalue.ndim else ()
+
+
+def _of_whole_blocks(op: str, what: str, factors, shape, tile) -> jax.Array:
+    """Scales whose numbers divide a shape: along a dimension with a short block one by one."""
+    fits, whole = factors.ndim == len(shape), list(factors.shape)
+    for axis, (own, extent) in enumerate(zip(factors.shape, shape, strict=False)):
+        if own in (1, extent):
+            continue
+        if tile is None:
+            fits &= own > 0 and extent % own == 0
+        else:
+            fits &= own == -(-extent // tile[axis])
+            whole[axis] = own if own * tile[axis] == extent else extent
+    if not fits:
+        rule = "numbers that divide" if tile is None else f"those of blocks {tile} of"
+        raise ValueError(
+            f"{op}: {what} must have as many dimensions as the values, and in each 1 or {rule} "
+            f"their extents {shape}, got {what}.shape={factors.shape}; reshape it"
+        )
+    partly = [n if n == w else 1 for n, w in zip(factors.shape, whole, strict=True)]
+    if partly == whole:
+        return factors
+    of = [extent if n != w else n for n, w, extent in zip(factors.shape, whole, shape, strict=True)]
+    return spread(factors, tuple(of), tile)
+
+
+def is_any(*operands) -> bool:
+    """Whether one of some operands, or Nones, is quantised."""
+    return any(isinstance(x, QuantizedArray) for x in operands)
+
+
+def squeezed(x, axes):
+    """An operand without some dimensions of extent 1."""
+    return jax.tree.map(lambda array: lax.squeeze(array, axes), x)
+
+
+def as_arrays(*operands) -> list[jax.Array]:
+    """Operands, dequantised."""
+    return [dequantized(x) if is_any(x) else x for x in operands]
+
+
+def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
+    """The dtype of a product: the one asked for, or what scales and plain operands promote to."""
+    if preferred is not None and not jnp.issubdtype(preferred, jnp.floating):
+        raise TypeError(
+            f"{op}: preferred_element_type must be None or a real floating-point dtype for "
+            f"quantised operands, got preferred_element_type={preferred}; convert the result"
+        )
+    dtypes = [x.dtype for x in operands if x.dtype not in FLOAT8]
+    dtype = preferred or jnp.result_type(*dtypes)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"{op}: operands beside quantised ones must have a real dtype, got a result of {dtype}"
+            "; dequantize them"
+        )
+    return np.dtype(dtype)
+
+
+def values_of(x) -> jax.Array:
+    """An array, or the values of a quantised one."""
+    return x.qvalue if is_any(x) else x
+
+
+def _factors(*operands) -> list[jax.Array] | None:
+    """What is multiplied before it is scaled, of dtypes that go together; None where there is none.
+
+    Beside wider numbers, 8 bits are converted to those, in which they are exact.
+    """
+    if any(is_any(x) and x.zero_point is not None for x in operands):
+        return None
+    values = [values_of(x) for x in operands]
+    dtypes = {x.dtype for x in values}
+    if dtypes <= {*FLOAT8} or dtypes == {_INT8}:
+        return values
+    wide = {dtype for dtype in dtypes if dtype not in (*FLOAT8, _INT8)}
+    if not wide:
+        wide = {np.dtype(jnp.bfloat16)}
+    if len(wide) > 1 or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in wide):
+        return None
+    return [x.astype(*wide) for x in values]
+
+
+# --- what follows a product ---------------------------------------------------------------------
+# Equal ones are one function, whose trace is known.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rounded:
+    """Nothing but the result's dtype."""
+
+    dtype: np.dtype
+
+    def __call__(self, acc):
+        return acc.astype(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    """What `linear` and its like do after their product, or products, before they round."""
+
+    activation: str
+    alpha: float
+    gated: bool
+    has_bias: bool
+    dtype: np.dtype
+
+    def __call__(self, *arguments):
+        number = 1 + self.gated
+        accs, biases = arguments[:number], arguments[number:][: number * self.has_bias]
+        residuals = arguments[number + len(biases) :]
+        # 8-bit floats promote to nothing by themselves.
+        biases, residuals = ([x.astype(accs[0].dtype) for x in own] for own in (biases, residuals))
+        sums = [self.alpha * acc if self.alpha != 1 else acc for acc in accs]
+        sums = [z + bias for z, bias in zip(sums, biases, strict=True)] if biases else sums
+        y = ACTIVATIONS[self.activation](sums[0])
+        y = y * sums[1] if self.gated else y
+        return sum(residuals, y).astype(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scaled:
+    """An epilogue of accumulators that are multiplied by scales first.
+
+    `places` are those of each accumulator's among the `number` of scales, which come before the
+    epilogue's own operands.
+    """
+
+    epilogue: Callable
+    dtype: np.dtype
+    number: int
+    places: tuple[tuple[int, ...], ...]
+
+    def __call__(self, *arguments):
+        accs, rest = arguments[: len(self.places)], arguments[len(self.places) :]
+        scales, operands = rest[: self.number], rest[self.number :]
+        scaled = [
+            functools.reduce(
+                jnp.multiply,
+                (scales[place].astype(self.dtype) for place in own),
+                acc.astype(self.dtype),
+            )
+            for acc, own in zip(accs, self.places, strict=True)
+        ]
+        return self.epilogue(*scaled, *operands)
+
+
+def _accumulated(*operands) -> np.dtype:
+    """The dtype in which products are scaled."""
+    dtypes = [x.dtype for x in operands if jnp.issubdtype(x.dtype, jnp.floating)]
+    return np.dtype(jnp.result_type(np.float32, *(wide_dtype(dtype) for dtype in dtypes)))
+
+
+def _scaling(epilogue, dtype, scales: Sequence[Sequence[jax.Array]]):
+    """An epilogue after scaling, and the scales that become operands, each once."""
+    flat = list({id(x): x for own in scales for x in own}.values())
+    numbers = {id(x): number for number, x in enumerate(flat)}
+    places = tuple(tuple(numbers[id(x)] for x in own) for own in scales)
+    return _Scaled(epilogue, dtype, len(flat), places), flat
+
+
+# --- products -----------------------------------------------------------------------------------
+
+
+def product(op, lhs, rhs, *, preferred_element_type=None, **how) -> jax.Array:
+    """A product of quantised operands, rounded; `how` as for `with_epilogue`."""
+    dtype = result_dtype(op, preferred_element_type, lhs, rhs)
+    return with_epilogue(op, lhs, rhs, _Rounded(dtype), (), **how)
+
+
+def layer(
+    op,
+    lhs,
+    rhs,
+    *,
+    rhs_up=None,
+    pair=None,
+    bias=None,
+    activation: str = "none",
+    residual=None,
+    alpha: float = 1.0,
+    preferred_element_type=None,
+    **how,
+) -> jax.Array:
+    """A layer of quantised operands; arguments are checked, and `how` is as for `with_epilogue`.
+
+    Args:
+      op: the public function, for messages.
+      lhs: left operand.
+      rhs: right operand.
+      rhs_up: None, or the second right operand of a gated product.
+      pair: None, or the dimension of the product that tells gate and up apart.
+      bias: None, or what broadcasts to the product; of a gated one, of shape (2, n).
+      activation: canonical.
+      residual: None, or what broadcasts to the result.
+      alpha: factor.
+      preferred_element_type: canonical dtype of the result, or None.
+      **how: of `with_epilogue`.
+    """
+    rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
+    gated = pair is not None
+    dtype = result_dtype(op, preferred_element_type, lhs, *rights)
+    types = [jax.ShapeDtypeStruct(x.shape, dtype) for x in (lhs, rhs)]
+    numbers = {name: how[name] for name in ("dimension_numbers", "permutation")}
+    shape = plain.result_type(*types, op=op, **numbers).shape
+    shape = shape if pair is None or rhs_up is not None else (*shape[:pair], *shape[pair + 1 :])
+    if bias is not None:
+        bias = as_array(op, "bias", bias)
+        check_addend(op, "bias", bias[0] if gated else bias, shape, dtype)
+    if residual is not None:
+        residual = as_array(op, "residual", residual)
+        check_addend(op, "residual", residual, shape, dtype)
+    biases = () if bias is None else tuple(bias) if gated else (bias,)
+    operands = (*biases, *(() if residual is None else (residual,)))
+    function = _Layer(activation, alpha, gated, bool(biases), dtype)
+    if function == _Layer("none", 1.0, False, False, dtype) and not operands:
+        function = _Rounded(dtype)
+    gates = {"rhs_up": rhs_up, "pair": pair if rhs_up is None else None}
+    return with_epilogue(op, lhs, rhs, function, operands, **gates, **how)
+
+
+def with_epilogue(
+    op: str,
+    lhs,
+    rhs,
+    epilogue: Callable,
+    operands: Sequence,
+    *,
+    dimension_numbers,
+    rhs_up=None,
+    pair: int | None = None,
+    permutation=None,
+    precision=None,
+    out_sharding=None,
+    implementation=None,
+    config=None,
+):
+    """`products.epilogue.with_epilogue`, of operands that may be quantised.
+
+    Of quantised ones the epilogue is given the product with its scales, in float32 at least.
+    """
+    how = {"dimension_numbers": dimension_numbers, "permutation": permutation}
+    asked = {"implementation": implementation, "config": config}
+    rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
+    gates = {"rhs_up": rhs_up, "pair": pair}
+    sharded = {"precision": precision, "out_sharding": out_sharding}
+    if not is_any(lhs, *rights):
+        return unquantized.with_epilogue(
+            op, lhs, rhs, epilogue, operands, **how, **gates, **sharded, **asked
+        )
+    precision = sharded["precision"] = canonical_precision(op, precision)
+    dtype, factors = _accumulated(lhs, *rights), _factors(lhs, *rights)
+    axes = [(lhs, dimension_numbers[0][0]), *((x, dimension_numbers[0][1]) for x in rights)]
+    if factors is not None and not any(_has_blocks(*each) for each in axes):
+        scales = _scales_of_result(lhs, rights, dimension_numbers, permutation, pair)
+        function, own = _scaling(epilogue, dtype, scales)
+        if factors[0].dtype not in FLOAT8:
+            sharded["precision"] = of_wide_numbers(op, precision)
+        gates["rhs_up"] = None if rhs_up is None else factors[2]
+        operands = (*own, *operands)
+        return unquantized.with_epilogue(
+            op, *factors[:2], function, operands, **how, **gates, **sharded, **asked
+        )
+    is_scaled = factors is not None and factors[0].dtype in (*FLOAT8, _INT8)
+    rounded = epilogue.dtype if isinstance(epilogue, _Rounded) else None
+    if is_scaled and out_sharding is None:
+        made = rounded or np.dtype(np.float32)
+        accs = [
+            _by_blocks(lhs, right, made, **how, precision=precision, **asked) for right in rights
+        ]
+    else:
+        arrays = as_arrays(lhs, *rights)
+        common = jnp.result_type(*arrays)
+        left, *others = (x.astype(common) for x in arrays)
+        ndim = plain.result_ndim(left.ndim, others[0].ndim, dimension_numbers)
+        accs = [
+            plain.dot_general(
+                left,
+                right,
+                op=dequantized_operands(op),
+                precision=of_wide_numbers(op, precision),
+                preferred_element_type=rounded or dtype,
+                out_sharding=canonical_sharding(op, out_sharding, ndim),
+                **how,
+                **asked,
+            )
+            for right in others
+        ]
+    if rounded is not None:
+        return accs[0]
+    accs = accs if pair is None else halves(*accs, pair)
+    return unquantized.applied(op, accs, epilogue, operands)
+
+
+def _has_blocks(x, contracted) -> bool:
+    """Whether the scales of an operand differ along a contracted dimension."""
+    return is_any(x) and any(x.scale.shape[axis] != 1 for axis in contracted)
+
+
+def of_wide_numbers(op: str, precision):
+    """A precision for operands that are no 8-bit floats any more."""
+    precision = canonical_precision(op, precision)
+    return None if getattr(precision, "name", "").startswith("ANY_F8_") else precision
+
+
+def _scales_of_result(lhs, rights, numbers, permutation, pair) -> list[list[jax.Array]]:
+    """For each accumulator, the scales that it is to be multiplied by."""
+    ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)) = numbers
+    counts = [
+        x.ndim - len(contract) - len(batch)
+        for x, contract, batch in (
+            (lhs, lhs_contract, lhs_batch),
+            (rights[0], rhs_contract, rhs_batch),
+        )
+    ]
+
+    def placed(x, contract, batch, before, after):
+        scale = spread(x.scale, x.shape)
+        free = [axis for axis in range(x.ndim) if axis not in (*contract, *batch)]
+        scale = lax.transpose(scale, (*contract, *batch, *free))
+        extents = scale.shape[len(contract) :]
+        own, rest = extents[: len(batch)], extents[len(batch) :]
+        scale = scale.reshape(*own, *(1,) * before, *rest, *(1,) * after)
+        return scale if permutation is None else lax.transpose(scale, tuple(permutation))
+
+    def halved(scale):
+        if scale.shape[pair] == 2:
+            return [lax.index_in_dim(scale, i, pair, keepdims=False) for i in range(2)]
+        return [lax.squeeze(scale, (pair,))] * 2
+
+    own = [[] for _ in rights]
+    if is_any(lhs):
+        scale = placed(lhs, lhs_contract, lhs_batch, 0, counts[1])
+        own = [[scale] for _ in rights]
+    for each, right in zip(own, rights, strict=True):
+        if is_any(right):
+            each.append(placed(right, rhs_contract, rhs_batch, counts[0], 0))
+    if pair is None or len(rights) == 2:
+        return own
+    return [list(each) for each in zip(*map(halved, own[0]), strict=True)]
+
+
+def _by_blocks(lhs, rhs, dtype, *, dimension_numbers, permutation, **how) -> jax.Array:
+    """A product by `scaled_matmul`, of operands folded to rows of one contracted dimension."""
+    ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)) = dimension_numbers
+    folded, shape = [], [lhs.shape[axis] for axis in lhs_batch]
+    for x, contract, batch in ((lhs, lhs_contract, lhs_batch), (rhs, rhs_contract, rhs_batch)):
+        free = [axis for axis in range(x.ndim) if axis not in (*contract, *batch)]
+        shape += [x.shape[axis] for axis in free]
+        folded.append(_folded(x, batch, free, contract))
+    (left, left_scale), (right, right_scale) = folded
+    out = scaled_matmul(
+        left, right, left_scale, right_scale, preferred_element_type=dtype, **how
+    ).reshape(shape)
+    return out if permutation is None else lax.transpose(out, tuple(permutation))
+
+
+def _folded(x, batch, free, contract) -> tuple[jax.Array, jax.Array]:
+    """Values of shape (*batch, rows, depth), and scales of blocks of these."""
+    order, num_batch = (*batch, *free, *contract), len(batch)
+    groups = [(i,) for i in range(num_batch)]
+    groups += [tuple(range(num_batch, num_batch + len(free)))]
+    groups += [tuple(range(num_batch + len(free), len(order)))]
+
+    def fold(array):
+        return array.reshape([math.prod(array.shape[axis] for axis in own) for own in groups])
+
+    values = lax.transpose(values_of(x), order)
+    if not is_any(x):
+        return fold(values), jnp.float32(1)
+    scale = lax.transpose(x.scale, order)
+    for own in groups:
+        # Blocks are of neighbours once all dimensions before the last that has several are whole.
+        several = [axis for axis in own if scale.shape[axis] > 1]
+        before = [axis for axis in own if several and axis < several[-1]]
+        if own[:1] == several[-1:] and own[0] < num_batch:
+            before = own
+        for axis in before:
+            repeats = values.shape[axis] // scale.shape[axis]
+            scale = jnp.repeat(scale, repeats, axis) if repeats > 1 else scale
+    return fold(values), fold(scale)
+
+
+# --- grouped products -----------------------------------------------------------------------------
+
+
+def grouped_scales(factors: Factors, gated: bool):
+    """The scales of a grouped product's accumulators, and its factors of plain arrays.
+
+    None where scales or zero points are not of rows, groups and columns.
+    """
+    lhs, rhs = factors.lhs, factors.rhs
+    if _has_blocks(lhs, (1,)) or _has_blocks(rhs, (1,)):
+        return None
+    if (values := _factors(lhs, rhs)) is None:
+        return None
+    scales = [[] for _ in range(1 + gated)]
+    if is_any(lhs):
+        scale = spread(lhs.scale, lhs.shape)
+        if factors.gather is not None and scale.shape[0] != 1:
+            scale = jnp.take(scale, factors.gather, axis=0, mode="fill", fill_value=0)
+        scales = [[scale] for _ in scales]
+    if is_any(rhs):
+        scale = spread(rhs.scale, rhs.shape)
+        for i, own in enumerate(scales):
+            each = scale[:, :, min(i, scale.shape[2] - 1)] if gated else scale
+            own.append(each[0] if each.shape[0] == 1 else each)
+    return scales, factors._replace(lhs=values[0], rhs=values[1])
+
+
+def grouped(
+    op, factors, epilogue, operands, *, gated, dtype, activation="none", bias=None, precision, **how
+):
+    """A grouped product of quantised operands, scaled in its epilogue; None where it cannot be.
+
+    Args:
+      op: the public function, for messages.
+      factors: checked, quantised ones among them.
+      epilogue: a function, or None for the layer that the following say.
+      operands: its own.
+      gated: whether rhs has two matrices for each group.
+      dtype: of the layer's result.
+      activation: canonical.
+      bias: None, or an array of shape (g, n), gated (g, 2, n).
+      precision: as for `ragged_dot`.
+      **how: of `products.epilogue.with_grouped_epilogue`.
+    """
+    if (found := grouped_scales(factors, gated)) is None:
+        return None
+    scales, factors_of_arrays = found
+    if epilogue is None:
+        biases = ()
+        if bias is not None:
+            biases = (bias[:, :1], bias[:, 1:]) if gated else (bias[:, None],)
+        epilogue, operands = _Layer(activation, 1.0, gated, bool(biases), dtype), biases
+    if factors_of_arrays.lhs.dtype not in FLOAT8:
+        precision = of_wide_numbers(op, precision)
+    wide = _accumulated(factors.lhs, factors.rhs)
+    function, own = _scaling(epilogue, wide, scales)
+    return unquantized.with_grouped_epilogue(
+        op, factors_of_arrays, function, (*own, *operands), gated=gated, precision=precision, **how
+    )

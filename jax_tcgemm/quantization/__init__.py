@@ -1,0 +1,1 @@
+"""Arrays of 8 bits: how they are made, and training with them."""

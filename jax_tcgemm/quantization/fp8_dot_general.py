@@ -1,0 +1,184 @@
+"""The public `Fp8DotGeneral`: products that train in 8 bits."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_tcgemm.problem.dtypes import FLOAT8
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products.arguments import (
+    as_array,
+    canonical_element_type,
+    canonical_sharding,
+    promoted_dtype,
+)
+from jax_tcgemm.products.dot_general import canonical_dimension_numbers, dot_general
+from jax_tcgemm.quantization.quantize import quantize
+from jax_tcgemm.sharding.partitioning import resharded
+
+# How activations and gradients are quantised, and how weights are, which come second.
+_RECIPES = {
+    "current": ({}, {}),
+    "block128": ({"block": (1, 128)}, {"block": (128, 128)}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8DotGeneral:
+    """A `dot_general` that multiplies 8-bit floats, forwards and backwards.
+
+        out = q(lhs) * q(rhs),   lhs_bar = g(out_bar) * q(rhs),   rhs_bar = q(lhs) * g(out_bar)
+
+    where q rounds to float8_e4m3fn and g to `grad_dtype`, each with scales of its own: what a
+    product contracts is quantised along that. It goes where a library takes a `dot_general` or a
+    class of them, such as Flax: ``nnx.Linear(..., dot_general=Fp8DotGeneral())``,
+    ``nn.Dense(..., dot_general_cls=Fp8DotGeneral)``. Parameters and their gradients stay as they
+    are, and there is no state.
+
+    For its gradients a call keeps both operands in 8 bits, transposed, and neither in more;
+    `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves these under `jax.remat`.
+
+    Args:
+      recipe: "current": one scale for each array, by its largest magnitude. "block128": scales of
+        blocks, as DeepSeek-V3 was trained, of 1 by 128 of lhs and of gradients and 128 by 128 of
+        rhs, which is taken for the weights.
+      grad_dtype: of gradients, float8_e5m2 or, for recipes of small blocks, float8_e4m3fn.
+
+    Raises:
+      TypeError: for another grad_dtype; when called, for operands that are no real floating-point
+        arrays.
+      ValueError: for another recipe; when called, as `dot_general` does.
+
+    Numerics:
+      Those of `quantize`, and of products of `QuantizedArray`s by `dot_general`: sums are float32,
+      scaled and rounded once, to the preferred_element_type or else what the operands promote to.
+      The cotangents of both operands are not rounded to 8 bits, but to the dtypes of these.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, jax_tcgemm
+      >>> x, w = jax.random.normal(jax.random.key(0), (2, 256, 256))
+      >>> product = jax_tcgemm.Fp8DotGeneral("block128")
+      >>> f = lambda x, w: product(x, w, (((1,), (0,)), ((), ())))
+      >>> y, pullback = jax.vjp(f, x, w)
+      >>> [round(float(jnp.corrcoef(a.ravel(), b.ravel())[0, 1]), 2)
+      ...     for a, b in [(y, x @ w), (pullback(y)[0], (x @ w) @ w.T)]]
+      [1.0, 1.0]
+    """
+
+    recipe: str = "current"
+    grad_dtype: object = jnp.float8_e5m2
+
+    def __post_init__(self):
+        op = "Fp8DotGeneral"
+        if not isinstance(self.recipe, str) or self.recipe not in _RECIPES:
+            raise ValueError(
+                f"{op}: recipe must be {' or '.join(_RECIPES)}, got recipe={self.recipe!r}; "
+                "delayed scaling, which keeps state, is flax.linen.fp8_ops.Fp8DotGeneral"
+            )
+        try:
+            dtype = canonical_element_type(op, self.grad_dtype)
+        except TypeError:
+            dtype = None
+        if dtype not in FLOAT8:
+            raise TypeError(
+                f"{op}: grad_dtype must be {' or '.join(map(str, FLOAT8))}, got grad_dtype="
+                f"{self.grad_dtype!r}; see jax.numpy"
+            )
+        object.__setattr__(self, "grad_dtype", dtype)
+
+    def __call__(
+        self,
+        lhs,
+        rhs,
+        dimension_numbers,
+        precision=None,
+        preferred_element_type=None,
+        *,
+        out_sharding=None,
+    ) -> jax.Array:
+        """The product; arguments are those of `jax_tcgemm.dot_general`."""
+        op = "Fp8DotGeneral"
+        lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
+        for name, x in (("lhs", lhs), ("rhs", rhs)):
+            if not jnp.issubdtype(x.dtype, jnp.floating):
+                raise TypeError(
+                    f"{op}: {name} must be of a real floating-point dtype, got {name}.dtype="
+                    f"{x.dtype}; convert it"
+                )
+        dimension_numbers = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
+        dtype = canonical_element_type(op, preferred_element_type)
+        how = _How(
+            recipe=self.recipe,
+            grad_dtype=self.grad_dtype,
+            precision=canonical_precision(op, precision),
+            dtype=promoted_dtype(op, lhs, rhs) if dtype is None else dtype,
+            operands=(lhs.dtype, rhs.dtype),
+        )
+        contract, batch = dimension_numbers
+        shape = [lhs.shape[axis] for axis in batch[0]]
+        folded = []
+        for x, contracted, batched in zip((lhs, rhs), contract, batch, strict=True):
+            free = [axis for axis in range(x.ndim) if axis not in (*contracted, *batched)]
+            shape += [x.shape[axis] for axis in free]
+            folded.append(_rows(x, batched, free, contracted))
+        out = _product(*folded, how).reshape(shape)
+        return resharded(out, canonical_sharding(op, out_sharding, out.ndim))
+
+
+@dataclasses.dataclass(frozen=True)
+class _How:
+    """What is static of a product of rows; `dtype` is that of its result."""
+
+    recipe: str
+    grad_dtype: np.dtype
+    precision: object
+    dtype: np.dtype
+    operands: tuple[np.dtype, np.dtype]
+
+
+def _rows(x, batch, free, contract) -> jax.Array:
+    """An operand as (*batch, rows, depth), whose rows are what it is multiplied by."""
+    shape = [x.shape[axis] for axis in batch]
+    shape += [math.prod(x.shape[axis] for axis in axes) for axes in (free, contract)]
+    return lax.transpose(x, (*batch, *free, *contract)).reshape(shape)
+
+
+def _by_rows(lhs, rhs, how: _How, dtype) -> jax.Array:
+    """(..., m, k) times (..., n, k)."""
+    batch = tuple(range(lhs.ndim - 2))
+    numbers = (((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch))
+    return dot_general(lhs, rhs, numbers, how.precision, dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(lhs, rhs, how: _How) -> jax.Array:
+    of_lhs, of_rhs = _RECIPES[how.recipe]
+    return _by_rows(quantize(lhs, **of_lhs), quantize(rhs, **of_rhs), how, how.dtype)
+
+
+def _forward(lhs, rhs, how: _How):
+    of_lhs, of_rhs = _RECIPES[how.recipe]
+    lhs, lhs_transposed = quantize(lhs, **of_lhs, with_transpose=True)
+    rhs, rhs_transposed = quantize(rhs, **of_rhs, with_transpose=True)
+    kept = checkpoint_name((lhs_transposed, rhs_transposed), "fp8_operands")
+    return _by_rows(lhs, rhs, how, how.dtype), kept
+
+
+def _backward(how: _How, kept, cotangent):
+    """Each product contracts last dimensions: of the cotangent's rows, and of its columns."""
+    lhs, rhs = kept
+    of_gradients, _ = _RECIPES[how.recipe]
+    rows, columns = quantize(cotangent, how.grad_dtype, **of_gradients, with_transpose=True)
+    return (
+        _by_rows(rows, rhs, how, how.operands[0]),
+        _by_rows(columns, lhs, how, how.operands[1]),
+    )
+
+
+_product.defvjp(_forward, _backward)
