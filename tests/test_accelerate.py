@@ -218,7 +218,8 @@ def test_limits_of_kernels_are_kept():
 
     (eqn,) = groups(results, *args[:2])
     assert len(eqn.outvars) <= 6
-    check(results, *args[:2])
+    # The sine of up to 9 z has nine times its rounding.
+    check(results, *args[:2], tolerance=1e-4)
 
 
 def test_layers_that_are_alike_share_a_function():

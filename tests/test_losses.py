@@ -1,5 +1,6 @@
 """`linear_cross_entropy` and `linear_log_prob`: losses over logits that are never all there."""
 
+import dataclasses
 import functools
 import re
 
@@ -316,11 +317,12 @@ def test_nothing_has_the_size_of_the_logits():
 
 def test_how_many_chunks():
     how = jax_tcgemm.products.logits.How("", None, 0.0, 0.0, None, None, None, None)
-    w = jax.ShapeDtypeStruct((128256, 4096), jnp.bfloat16)
-    assert num_chunks(how, 8192, 128256, w) == 1  # 2 bytes of 8192 are 4 bytes of 4096.
-    assert num_chunks(how, 8193, 128256, w) == 2
-    small = jax.ShapeDtypeStruct((50257, 768), jnp.bfloat16)
-    assert num_chunks(how, 16384, 50304, small) == 2
+    most = 4 * 128256 * 4096  # 2 bytes of 8192 are 4 bytes of 4096.
+    assert num_chunks(how, 8192, 128256, jnp.bfloat16, most) == 1
+    assert num_chunks(how, 8193, 128256, jnp.bfloat16, most) == 2
+    assert num_chunks(how, 16384, 50304, jnp.float32, 1 << 30) == 4
+    own = dataclasses.replace(how, chunk_bytes=1 << 20)
+    assert num_chunks(own, 16384, 1024, jnp.bfloat16, 1 << 30) == 32
 
 
 def test_gradients_that_are_not_asked_for_are_not_made():

@@ -298,7 +298,7 @@ def test_scales_are_an_epilogue_of_one_call(how):
 def test_integers_are_multiplied_as_they_are():
     (call,) = calls(layer, large({"axis": -1}, dtype=INT8), large({"axis": -1}, dtype=INT8))
     assert call.implementation == "mma_sync"
-    assert (call.problem.a.dtype, call.problem.out_dtype) == ("s8", "s32")
+    assert (call.problem.a.dtype, call.problem.compute) == ("s8", "s32")
 
 
 def test_weights_alone_are_converted_to_the_activations():

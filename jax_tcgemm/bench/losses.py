@@ -11,7 +11,6 @@ beside them. Records have the memory that each takes.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable
 
@@ -40,15 +39,19 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
 
 
 def _losses(x, w, labels, precision=None) -> jax.Array:
-    """Losses of tokens from whole logits."""
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
-    numbers = (((1,), (1,)), ((), ()))
-    z = lax.dot_general(x, w, numbers, precision, preferred_element_type=dtype)
+    """Losses of tokens from whole logits, as models have them: rounded to the operands' dtype."""
+    z = lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision)
+    z = z.astype(jnp.promote_types(x.dtype, jnp.float32))
     at_label = jnp.take_along_axis(z, labels[:, None], 1)[:, 0]
     return jax.nn.logsumexp(z, -1) - at_label
 
 
-def _in_chunks(precision, x, w, labels) -> jax.Array:
+def _reference(x, w, labels) -> jax.Array:
+    """The mean of them from logits in float32."""
+    return _in_chunks(*(a.astype(jnp.float32) for a in (x, w)), labels, precision="highest")
+
+
+def _in_chunks(x, w, labels, precision=None) -> jax.Array:
     """The mean of them by chunks, whose logits are made again for gradients."""
     size = min(_CHUNK, len(x))
     split = x.reshape(-1, size, x.shape[1]), labels.reshape(-1, size)
@@ -85,10 +88,10 @@ def _workload(suite, label, dtype, tokens, features, vocabulary) -> Workload:
         ours={"fused": both(jax_tcgemm.linear_cross_entropy)},
         peers={
             "logits": both(lambda *given: jnp.mean(_losses(*given))),
-            "chunks": both(functools.partial(_in_chunks, None)),
+            "chunks": both(_in_chunks),
         },
         parts={"forward": jax_tcgemm.linear_cross_entropy},
-        reference=both(functools.partial(_in_chunks, "highest")),
+        reference=both(_reference),
         # Gradients of logits, what they are multiplied by, and the result are rounded.
         tolerance=4 * float(jnp.finfo(element_type).eps) + 1e-4,
         flops=6 * tokens * features * vocabulary,

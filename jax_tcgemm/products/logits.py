@@ -28,8 +28,6 @@ COLUMNS_BY_COLUMNS = (((0,), (0,)), ((), ()))
 
 # Columns that a chunk has a multiple of.
 _ALIGNMENT = 64
-# What a chunk may take in any case.
-_CHUNK_BYTES = 1 << 30
 # Exponents are of logits beside a number near the largest one: of those between these bounds, sums
 # over any vocabulary and products with weights stay in the range of float32.
 _FURTHEST = 60.0
@@ -102,13 +100,13 @@ def gradient_dtype(dtype) -> np.dtype:
     return np.dtype(jnp.bfloat16) if dtype == jnp.float16 else np.dtype(dtype)
 
 
-def num_chunks(how: How, extent: int, other: int, w: jax.Array) -> int:
+def num_chunks(how: How, extent: int, other: int, dtype, most: int) -> int:
     """Chunks of one extent of the logits, of which a slice has `other` elements.
 
-    By default a chunk is as large as a gradient of w in float32, if that is more than a gibibyte.
+    Of so many bytes at most, unless the call says how many, of what gradients of logits take.
     """
-    most = how.chunk_bytes or max(_CHUNK_BYTES, 4 * w.size)
-    slice_bytes = other * gradient_dtype(w.dtype).itemsize
+    most = how.chunk_bytes or most
+    slice_bytes = other * gradient_dtype(dtype).itemsize
     return max(1, -(-extent // max(1, most // max(1, slice_bytes))))
 
 
@@ -241,8 +239,9 @@ class Softmax(NamedTuple):
         return self.shift + jnp.log(self.sums)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 4, 5))
 def softmax(
-    how: How, x, vocabulary: Vocabulary, labels: Labels, dtype=None, *, with_moments: bool = False
+    how: How, x, vocabulary: Vocabulary, labels: Labels, dtype=None, with_moments: bool = False
 ) -> Softmax:
     """The softmax of a chunk's logits, in one product.
 
@@ -258,31 +257,48 @@ def softmax(
       dtype: what exponentials are stored in; None stores none.
       with_moments: whether moments are asked for.
     """
-    with_totals = how.soft_cap is not None and how.label_smoothing != 0
-    function = _exponentials(dtype, with_moments, with_totals)
-
-    def beside(shift):
-        shift, _ = same_varying(shift, x)
-        found = with_logits(how, x, vocabulary, function, (shift,))
-        # Without exponentials a bit of each is what the kernel's sums come with.
-        stored, *sums = found if dtype is not None else (None, *found[1:])
-        sums = [how.total(s[:, None]) for s in sums]
-        sums, *rest = sums
-        moments = rest.pop(0) if with_moments else None
-        return Softmax(stored, shift, sums, moments, rest.pop(0) if with_totals else None)
 
     def beside_largest():
         _, largest = with_logits(how, x, vocabulary, _largest, (labels.logits,))
-        largest = lax.stop_gradient(largest[:, None])
+        largest = largest[:, None]
         if how.axis_name is not None:
             largest = lax.pmax(largest, how.axis_name)
-        return beside(_finite(largest))
+        return _softmax(how, x, vocabulary, _finite(largest), dtype, with_moments)
 
-    usual = beside(_finite(labels.logits))
+    usual = _softmax(how, x, vocabulary, _finite(labels.logits), dtype, with_moments)
     least, most = np.exp(-_FURTHEST), np.exp(_FURTHEST)
     # Of NaN neither is true: what they are beside makes no difference.
     is_off = jnp.any((usual.sums < least) | (usual.sums > most))
-    return lax.cond(is_off, beside_largest, lambda: usual)
+    # At most once, and a loop because it may store in the same place what a condition would copy.
+    found, _ = lax.while_loop(
+        lambda state: state[1], lambda state: (beside_largest(), state[1] & False), (usual, is_off)
+    )
+    return found
+
+
+@softmax.defjvp
+def _derivative_of_softmax(how, dtype, with_moments, primals, tangents):
+    """That of exponentials beside numbers that are constants."""
+    x, vocabulary, labels = primals
+    found = softmax(how, x, vocabulary, labels, dtype, with_moments)
+
+    def beside(x, vocabulary):
+        return _softmax(how, x, vocabulary, found.shift, dtype, with_moments)
+
+    return found, jax.jvp(beside, primals[:2], tangents[:2])[1]
+
+
+def _softmax(how: How, x, vocabulary: Vocabulary, shift, dtype, with_moments: bool) -> Softmax:
+    """The same beside given numbers."""
+    with_totals = how.soft_cap is not None and how.label_smoothing != 0
+    function = _exponentials(dtype, with_moments, with_totals)
+    shift, _ = same_varying(shift, x)
+    found = with_logits(how, x, vocabulary, function, (shift,))
+    # Without exponentials a bit of each is what the kernel's sums come with.
+    stored, *sums = found if dtype is not None else (None, *found[1:])
+    sums, *rest = (how.total(s[:, None]) for s in sums)
+    moments = rest.pop(0) if with_moments else None
+    return Softmax(stored, shift, sums, moments, rest.pop(0) if with_totals else None)
 
 
 def _finite(x):

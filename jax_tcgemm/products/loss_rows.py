@@ -17,6 +17,9 @@ from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.products import logits as lg
 from jax_tcgemm.products.logits import How
 
+# Of a chunk: that of a model's head has then rows or columns enough for products at full speed.
+_CHUNK_BYTES = 1 << 28
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def token_losses(how: How, with_entropy: bool, x, w, bias, labels) -> tuple[jax.Array, ...]:
@@ -43,13 +46,13 @@ def _forward(how, with_entropy, x, w, bias, labels):
 
     def chunk(x, labels):
         own = lg.labels_of(how, x, w, bias, labels)
-        softmax = lg.softmax(how, x, vocabulary, own, with_moments=with_entropy)
+        softmax = lg.softmax(how, x, vocabulary, own, None, with_entropy)
         found = [losses_of(how, x, vocabulary, own, softmax, len(w))]
         if with_entropy:
             found.append(jnp.log(softmax.sums) - softmax.moments / softmax.sums)
         return [f[:, 0] for f in (*found, softmax.lse)]
 
-    chunks = lg.num_chunks(how, len(x), len(vocabulary.w), w)
+    chunks = lg.num_chunks(how, len(x), len(vocabulary.w), w.dtype, _CHUNK_BYTES)
     *results, lse = by_tokens(chunk, chunks, x, labels)
     kept = x, w, bias, labels, lse, *results[1:]
     # Addends vary over the devices that share the vocabulary, also where all have the same one.
@@ -103,7 +106,8 @@ def _backward(how, with_entropy, kept, cotangents):
     function = _gradients(dtype, with_entropy, bool(how.label_smoothing))
     narrow = x.astype(dtype)
 
-    size = lg.aligned(-(-len(w) // lg.num_chunks(how, lg.aligned(len(w)), len(x), w)))
+    chunks = lg.num_chunks(how, lg.aligned(len(w)), len(x), w.dtype, _CHUNK_BYTES)
+    size = lg.aligned(-(-len(w) // chunks))
     chunks = -(-len(w) // size)
     vocabulary = lg.padded(how, w, bias, chunks * size)._replace(totals=None)
     first = len(w) * (0 if how.axis_name is None else lax.axis_index(how.axis_name))

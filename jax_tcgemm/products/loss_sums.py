@@ -23,6 +23,9 @@ from jax_tcgemm.products import logits as lg
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_rows import in_chunks, losses_of, token_losses
 
+# Of a chunk; or what a gradient of w in float32 takes, if that is more: one chunk alone needs none.
+_CHUNK_BYTES = 1 << 30
+
 
 def weighted_sum(how: How, x, w, bias, labels, scales) -> jax.Array:
     """The sum of the tokens' losses times their scales.
@@ -60,11 +63,12 @@ def _forward(how, *primals):
     vocabulary = lg.padded(how, w, bias, lg.aligned(len(w)))
     narrow = vocabulary.w.astype(dtype)
     share = how.label_smoothing / (len(w) * how.devices)
-    chunks = lg.num_chunks(how, len(x), len(vocabulary.w), w)
+    most = max(_CHUNK_BYTES, 4 * w.size)
+    chunks = lg.num_chunks(how, len(x), len(vocabulary.w), w.dtype, most)
 
     def chunk(sums, x, labels, scales):
         own = lg.labels_of(how, x, w, bias, labels)
-        softmax = lg.softmax(how, x, vocabulary, own, dtype)
+        softmax = lg.softmax(how, x, vocabulary, own, dtype, False)
         losses = losses_of(how, x, vocabulary, own, softmax, len(w))
         if not (moves_x or moves_w or moves_bias):
             return sums, (losses[:, 0], None)

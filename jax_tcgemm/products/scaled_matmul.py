@@ -6,6 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.problem.dtypes import FLOAT8
@@ -199,6 +200,8 @@ def _of_rows(x: jax.Array, scales: jax.Array) -> jax.Array:
 
 def _dequantised(x: jax.Array, scales: jax.Array) -> jax.Array:
     """An operand times its scales."""
+    # Where XLA finds conversions to 8 bits and back beside each other it may leave both out.
+    x = lax.optimization_barrier(x)
     if scales.ndim:
         scales = _of_rows(x, scales)
         if scales.shape[-1] > 1:
