@@ -54,8 +54,9 @@ SOURCES = {
     ],
 }
 
-# Bytes around each array that no kernel may write, and that are NaN when it reads them.
-_GUARD = 512
+# Bytes around each array that no kernel may write, and that are NaN when it reads them: more than a
+# row of any, so that a kernel that is a row off writes nowhere else.
+_GUARD = 8192
 
 
 @dataclasses.dataclass(frozen=True)
