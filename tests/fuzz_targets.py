@@ -164,6 +164,7 @@ class Gemm:
         attributes |= {"batch_inner": inner, "m": m, "n": n, "k": k}
         attributes["alpha"] = float(one_of(rng, [1, 1, 2, -1]))
         attributes["beta"] = float(one_of(rng, [0, 0, 1, -1]))
+        attributes["factors"] = []
         attributes |= _epilogue(rng, m, n, k) if out in FLOATS and flip(rng) else _NO_EPILOGUE
         two_b = attributes["gated"] and not attributes["derivative"]
         sizes = []

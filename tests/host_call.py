@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tcgemm.problem.epilogue import Epilogue
+from jax_tcgemm.problem.function import Numbers
 from jax_tcgemm.system import modules
 
 ISAS = ["avx512", "avx2", "portable"]
@@ -133,6 +134,7 @@ class Call:
             "alpha": np.float64(self.alpha),
             "beta": np.float64(self.beta),
             **{name: np.int64(value) for name, value in integers.items()},
+            "factors": Numbers.of([]),
             **Epilogue().attributes(),
             **dict(self.overrides),
         }

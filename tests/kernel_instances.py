@@ -47,12 +47,13 @@ class Instruction:
     def mma_type(self) -> str:
         return f"{TILE}::Mma<{', '.join(self.mma)}, {self.promote_every}>"
 
-    def operands_type(self, layout: str) -> str:
+    def operands_type(self, layout: str, scaled_rows: tuple[int, int] = (0, 0)) -> str:
         both = (self.a, self.a_mn), (self.b, self.b_mn)
         types = [
             f"{TILE}::Operand<{element}, {TILE}::Major::{'kMN' if mn == '1' else 'kK'},"
-            f" {TILE}::Source::{source if mn == '1' else self.k_major}>"
-            for mn, (element, source) in zip(layout, both, strict=True)
+            f" {TILE}::Source::{source if mn == '1' else self.k_major}"
+            f"{f', {rows}' if rows else ''}>"
+            for mn, (element, source), rows in zip(layout, both, scaled_rows, strict=True)
         ]
         return f"{TILE}::Operands<{', '.join(types)}>"
 
@@ -99,13 +100,14 @@ def wgmma(
     instruction: str = "bf16",
     layout: str = "01",
     kernel: str = "kernel",
+    scaled_rows: tuple[int, int] = (0, 0),
 ) -> Instance:
-    """`config`: the arguments of its Config."""
+    """`config`: the arguments of its Config; `scaled_rows`: of Operand, of A and of B."""
     types = WGMMA_INSTRUCTIONS[instruction]
     arguments = (
         f"{WGMMA}::Config<{config}>",
         types.mma_type,
-        types.operands_type(layout),
+        types.operands_type(layout, scaled_rows),
         f"{WGMMA}::{epilogue}",
     )
     return Instance(

@@ -166,6 +166,15 @@ def test_functions_are_measured_beside_the_product_alone():
     assert "auto : product | bare : product |" in section
 
 
+def test_scaled_products_are_measured_beside_those_of_xla():
+    runner = measure(suites.load_suite("smoke_scaled").cases)
+    assert not runner.wrong
+    assert [record["label"] for record in runner.records] == ["rows", "blocks"]
+    for record in runner.records:
+        assert set(record["peers"]) == {"xla"}
+        assert record["error"] < 2**-6
+
+
 def test_losses_are_measured_beside_whole_logits_and_chunks():
     runner = measure(suites.load_suite("smoke_losses").cases)
     assert not runner.wrong

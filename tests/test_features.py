@@ -124,7 +124,7 @@ DECLARED = {
     "gemm wmma_naive": f"{EPILOGUES}, function",
     "gemm wmma_tiled": f"{EPILOGUES}, function",
     "gemm mma_sync": f"{EPILOGUES}, function",
-    "gemm wgmma": f"{EPILOGUES}, function",
+    "gemm wgmma": f"{EPILOGUES}, function, factors of blocks",
     "gemm cublaslt": f"{SCALARS}, activation, derivative, bias along n, aux_out",
     "gemm host": EPILOGUES,
     "ragged mma_sync": "",

@@ -23,13 +23,15 @@ pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason(
 PROMOTED = "f8e4m3fn,f8e4m3fn"
 FAST = "f8e4m3fn,f8e4m3fn fast_accum"
 COOPERATIVE, PING_PONG = "128x128x64_c1x1x1_co", "64x128x64_c1x1x1_pp"
-LARGE = "128x256x64_c2x1x1_co"
+# Whose tiles are promoted in two parts, and one that has no registers for that.
+LARGE, TOO_LARGE = "128x256x64_c2x1x1_co", "192x192x64_c1x1x1_co"
 CONFIGS = {
     COOPERATIVE: "128, 128, 1, 1, 1, false, false",
     "128x128x64_c2x2x1_co": "128, 128, 2, 2, 1, false, false",
     "64x96x64_c1x1x1_pp_t": "64, 96, 1, 1, 1, true, true",
     "64x64x64_c1x1x2_pp": "64, 64, 1, 1, 2, true, false",
     PING_PONG: "64, 128, 1, 1, 1, true, false",
+    LARGE: "128, 256, 2, 1, 1, false, false",
 }
 CASE |= {"ten_k_blocks": Case("ten_k_blocks", 133, 203, 1270)}
 
@@ -88,7 +90,7 @@ def kernels(run_folder):
     """Those of all tests here."""
     sources = [kernel(config) for config in CONFIGS.values()]
     sources += [kernel(CONFIGS[PING_PONG], epilogue="Fused")]
-    sources += [kernel("128, 256, 2, 1, 1, false, false", FAST)]
+    sources += [kernel(CONFIGS[LARGE], FAST)]
     for types in ("f8e4m3fn,f8e5m2", "f8e5m2,f8e4m3fn", "f8e5m2,f8e5m2"):
         sources.append(kernel(CONFIGS[COOPERATIVE], types))
     sources += map(function_kernel, FUNCTION_CONFIGS)
@@ -139,7 +141,7 @@ def test_pairs(kernels, types):
     check(kernels, Types(types, "f32", "f32"), "NT", CASE["all_odd"], **how)
 
 
-def test_fast_accumulation_runs_large_tiles(kernels):
+def test_fast_accumulation(kernels):
     how = {"implementation": "wgmma", "config": LARGE, "seed": 2}
     check(kernels, Types("f8e4m3fn", "f32", "f32_fast_accum"), "NT", CASE["all_odd"], **how)
 
@@ -177,17 +179,22 @@ def test_fast_accumulation_leaves_sums_in_the_tensor_core(kernels):
 
 
 def test_large_tiles_have_no_registers_for_promoted_sums(kernels):
-    refused = "config 128x256x64_c2x1x1_co has too many sums for a second set in registers"
+    refused = f"config {TOO_LARGE} has too many sums for a second set in registers"
     with pytest.raises(RuntimeError, match=re.escape(refused)):
-        long_sums(kernels, LARGE)
+        long_sums(kernels, TOO_LARGE)
 
 
 MULTIPLY, KERNEL = "kernels/wgmma/multiply.cuh", "kernels/wgmma/kernel.cuh"
+FACTORS, ADD = "kernels/wgmma/factors.cuh", "[first_column / 2 + i] += acc[block][i];"
 MISTAKES = {
-    "no promotion": (MULTIPLY, "(acc, a, b, false, release", "(sums, a, b, true, release"),
-    "not started anew": (MULTIPLY, "(acc, a, b, false, release", "(acc, a, b, true, release"),
-    "not added": (MULTIPLY, "sums[block][i] += acc", "sums[block][i] = acc"),
-    "not waited for": (MULTIPLY, "  ptx::wgmma_wait_group<0>();\n#pragma", "#pragma"),
+    "no promotion": (
+        MULTIPLY,
+        "(acc, a + block * 8192, b + column * 128, false",
+        "(sums, a, b, true",
+    ),
+    "not started anew": (MULTIPLY, "b + column * 128, false", "b + column * 128, true"),
+    "not added": (FACTORS, ADD, ADD.replace("+=", "=")),
+    "not waited for": (MULTIPLY, "      ptx::wgmma_wait_group<0>();\n", ""),
     "sums of the tile before": (KERNEL, "for (float& sum : acc[block]) sum = 0;", ""),
     "wrong half of K": (MULTIPLY, "b_desc + step * kStepB, acc", "b_desc + step % 2 * kStepB, acc"),
     "half of a k block": ("kernels/wgmma/traits.cuh", "kSteps = kTileK / kMmaK", "kSteps = 2"),
@@ -207,10 +214,12 @@ def test_mistakes_are_found(kernels, name, tmp_path):
     changes = {file: [(old, new)]}
     if name == "no promotion":
         # With nothing added to what the tensor core has.
-        changes[file].append(("sums[block][i] += acc[block][i];", ";"))
+        changes[FACTORS] = [(ADD, "[0] += 0;")]
     source = kernel(CONFIGS[COOPERATIVE], types)
     wrong = Emulator(tmp_path, source, changes=changes, like=kernels)
-    with pytest.raises((AssertionError, RuntimeError), match="not equal|wrote to registers"):
+    with pytest.raises(
+        (AssertionError, RuntimeError), match="not equal|wrote to registers|wgmma works"
+    ):
         np.testing.assert_array_equal(*long_sums(wrong, types=types))
 
 

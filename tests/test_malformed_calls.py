@@ -29,7 +29,7 @@ GEMM = ABI | {
 }
 GEMM |= {"a_transposed": False, "a_ld": 4, "a_outer_stride": 0, "a_inner_stride": 0}
 GEMM |= {"b_transposed": False, "b_ld": 3, "b_outer_stride": 0, "b_inner_stride": 0}
-GEMM |= {"alpha": 1.0, "beta": 0.0, "activation": "none", "bias": "none"}
+GEMM |= {"alpha": 1.0, "beta": 0.0, "factors": [], "activation": "none", "bias": "none"}
 GEMM |= dict.fromkeys(("derivative", "gated", "aux_out", "column_sums"), False)
 GEMM |= {"up_offset": 0, "bias_batch_stride": 0}
 NO_FUNCTION = {"function": "", "function_reads": [], "function_indices": [], "function_results": []}
@@ -110,6 +110,7 @@ def test_attributes_have_the_values_that_there_are(worker, key, name, says):
         ("gemm", {"gated": True}, 2, 1, "operands must be a, b, b_up, got 2"),
         ("gemm", {"bias": "n"}, 4, 3, "results must be d, workspace, got 3"),
         ("gemm", {"beta": 1.0, "bias": "m"}, 3, 1, "operands must be a, b, c, bias, got 3"),
+        ("gemm", {"factors": [1] * 12}, 2, 1, "operands must be a, b, a_factors, b_factors, got 2"),
         ("ragged", {"gathered": True}, 4, 1, "group_sizes, group_offset, gather, got 4"),
         ("rows", {}, 2, 1, "operands must be a, indices, starts, got 2"),
         ("rows", {"form": "dots"}, 3, 1, "operands must be a, b, indices, b_indices, got 3"),
@@ -122,6 +123,13 @@ def test_a_call_has_the_arrays_of_its_problem(worker, key, change, operands, res
     attributes = {"gemm": GEMM, "ragged": RAGGED, "rows": ROWS, "blas": BLAS}[key] | change
     found = [Buffer("f32", (1,)) for _ in range(results)]
     assert says in run(worker, key, attributes, [numbers(1)] * operands, *found)
+
+
+def test_factors_are_all_there(worker):
+    attributes = GEMM | {"factors": [1, 1, 4, 1, 0, 0, 2, 4, 1, 1, 0, 0]}
+    operands = [numbers(8), numbers(12), numbers(7), numbers(2)]
+    said = run(worker, "gemm", attributes, operands, Buffer("f32", (6,)))
+    assert "a_factors must hold at least 8 elements, got 7" in said
 
 
 # --- BLAS -----------------------------------------------------------------------------------------

@@ -318,20 +318,17 @@ def test_dequantised_operands_are_xlas():
         calls(f, x, large({"block": (128, 128)}))
 
 
-def test_blocks_are_those_of_scaled_matmul(monkeypatch):
-    """Once for each product, with scales as they are, whatever runs that."""
-    from jax_tcgemm.products import quantized
-
-    seen, real = [], quantized.scaled_matmul
-
-    def spy(*args, **how):
-        seen.append([x.shape for x in args])
-        return real(*args, **how)
-
-    monkeypatch.setattr(quantized, "scaled_matmul", spy)
+def test_blocks_of_k_are_part_of_the_product():
+    """Operands of it as they are, with all dimensions that they have."""
     x, w = quantize(normal(4, 8, 256), block=(1, 128)), quantize(normal(256, 384), block=(128, 128))
     near(jax_tcgemm.matmul(x, w), exact(x) @ exact(w))
-    assert seen == [[(32, 256), (384, 256), (32, 2), (3, 2)]]
+    eqns = jax.make_jaxpr(jax_tcgemm.matmul)(x, w).eqns
+    (scaled,) = [eqn for eqn in eqns if eqn.primitive.name == "tcgemm_scaled_dot_general"]
+    shapes = [x.aval.shape for x in scaled.invars]
+    assert shapes == [(4, 8, 256), (384, 256), (4, 8, 2), (3, 2)]
+    assert (scaled.params["lhs_block"], scaled.params["rhs_block"]) == ((1, 128), (128, 128))
+    (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, x, w, platform="cuda")
+    assert call.implementation == "wgmma"
 
 
 # --- derivatives --------------------------------------------------------------------------------

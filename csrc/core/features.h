@@ -22,6 +22,7 @@ enum class Feature : int32_t {
   kAuxOut,
   kColumnSums,
   kFunction,
+  kBlockFactors,
   kGathered,    // of grouped products
   kWeighted,    // of sums of rows
   kScalarArgs,  // of BLAS
@@ -38,6 +39,7 @@ inline constexpr std::array kNames<Feature>{"alpha other than 1",
                                             "aux_out",
                                             "column_sums",
                                             "function",
+                                            "factors of blocks",
                                             "gathered rows",
                                             "weights",
                                             "scalars on the device",

@@ -2,8 +2,8 @@
 //
 //   D[b,m,n] = alpha * sum_k op(A)[b,m,k] * op(B)[b,k,n] + beta * C[b,m,n]
 //
-// op(X) is X or its transpose, said by Operand::transposed and never by a copy. `Epilogue` says
-// what else happens to a sum before it is stored.
+// where A and B may have factors of their blocks, which their elements are multiplied by. op(X) is X or its transpose,
+// said by Operand::transposed and never by a copy. `Epilogue` says what else happens to a sum before it is stored.
 // Host-only, free of CUDA and XLA, so that the CPU module and the queries share it.
 #pragma once
 
@@ -43,6 +43,13 @@ struct Operand {
   int64_t ld;
   int64_t batch_outer_stride;
   int64_t batch_inner_stride;
+};
+
+// Factors of blocks of an operand, in float32: of what is multiplied, that of its row r (m of A, n of B) and k lies at
+// r / rows * row_stride + k / depth * k_stride, after as many batch strides as of the operand.
+struct BlockFactors {
+  int64_t rows, depth;
+  int64_t row_stride, k_stride, batch_outer_stride, batch_inner_stride;
 };
 
 // An elementwise function of the sums and of operands, as device code: a struct of this name in the namespace
@@ -138,6 +145,12 @@ struct Problem {
   double alpha = 1.0;
   double beta = 0.0;  // 0: C is never read
   Epilogue epilogue;
+  std::vector<int64_t> factors;  // the numbers of a's BlockFactors, then of b's; or none
+
+  static constexpr int64_t kFactorFields = 6;
+  bool is_scaled() const { return !factors.empty(); }
+  BlockFactors a_factors() const { return factors_at(0); }
+  BlockFactors b_factors() const { return factors_at(kFactorFields); }
 
   // The derivative of a gated product multiplies by one matrix B.
   bool has_two_b() const { return epilogue.gated && !epilogue.derivative; }
@@ -146,6 +159,12 @@ struct Problem {
   int64_t bias_columns() const { return has_two_b() ? 2 * n : n; }
   int64_t batch_outer() const { return batch_inner > 0 ? batch / batch_inner : 0; }
   bool is_empty() const { return batch == 0 || m == 0 || n == 0; }
+
+ private:
+  BlockFactors factors_at(int64_t first) const {
+    const int64_t* x = &factors[first];
+    return {x[0], x[1], x[2], x[3], x[4], x[5]};
+  }
 };
 
 // Calls visit(name, field) for each field that the attributes of a call tell, by their names there.
@@ -167,6 +186,7 @@ void visit_fields(Problem& p, Visit&& visit) {
   visit("b_inner_stride", p.b.batch_inner_stride);
   visit("alpha", p.alpha);
   visit("beta", p.beta);
+  visit("factors", p.factors);
   visit("activation", p.epilogue.activation);
   visit("bias", p.epilogue.bias);
   visit("derivative", p.epilogue.derivative);
@@ -202,6 +222,9 @@ struct Buffers {
   void* d = nullptr;
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
+  // Of blocks of a and b; null where they have none.
+  const void* a_factors = nullptr;
+  const void* b_factors = nullptr;
   // Of the epilogue; each null unless it asks for it.
   const void* b_up = nullptr;
   const void* bias = nullptr;
@@ -217,7 +240,7 @@ struct Buffers {
 };
 
 // The arrays of a call:
-//   a, b [, b_up] [, c] [, bias] [, aux_in] [, function operands]
+//   a, b [, b_up] [, a_factors, b_factors] [, c] [, bias] [, aux_in] [, function operands]
 //   -> d [, aux_out] [, column_sums] [, function results].
 //   b_up    of a gated product, unless up_offset finds it inside b
 //   c       where beta != 0; it may be given, but is not read, otherwise

@@ -16,13 +16,15 @@ enum class Source {
   kRegisters,   // registers, into which threads load fragments of either major
 };
 
-// `Element`: in memory.
-template <typename ElementType, Major major, Source source>
+// `Element`: in memory. `scaled_rows`: of an operand whose blocks have factors, how many of its rows share them in a
+// kernel, which may be fewer than do in memory; 0: it has none.
+template <typename ElementType, Major major, Source source, int scaled_rows = 0>
 struct Operand {
   using Element = ElementType;
   static constexpr Major kMajor = major;
   static constexpr Source kSource = source;
   static constexpr bool kIsKMajor = major == Major::kK;
+  static constexpr int kScaledRows = scaled_rows;
 };
 
 template <typename AType, typename BType>

@@ -22,6 +22,7 @@ from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold
 from jax_tcgemm.epilogues import EpilogueSource, InexpressibleError, Reduction, emit
 from jax_tcgemm.epilogues.rounding import of_stored
+from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import (
@@ -52,6 +53,7 @@ class Product:
       operand_shapes: theirs.
       num_rhs: how many right operands there are, with a product of each.
       pair: the dimension of the product that tells two accumulators apart, or None.
+      scales: those of blocks of both operands, which follow these; or None.
     """
 
     product: dense.Product
@@ -59,6 +61,7 @@ class Product:
     operand_shapes: tuple[tuple[int, ...], ...] = ()
     num_rhs: int = 1
     pair: int | None = None
+    scales: tuple[BlockScales, BlockScales] | None = None
 
     @property
     def num_accumulators(self) -> int:
@@ -135,7 +138,8 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         selection.select(bare.op, None, device, *asked, obstacle=folded)
     _, _, problem, operands, _ = folded
     compared = ""
-    if not selection.is_forced(asked[0]):
+    # With scales of blocks the product alone is XLA's, of operands that are dequantised first.
+    if not selection.is_forced(asked[0]) and product.scales is None:
         gains, compared = _compared(product, problem, operands, device)
         if not gains:
             return _unfused(product, compared)
@@ -201,6 +205,10 @@ def _folded(product: Product, platform: str):
         return f"no implementation gives {product.product.result_dtype} to a function"
     if fold.result_order is not None:
         return "its result must be permuted"
+    if product.scales is not None and (problem.m, problem.n) != tuple(
+        math.prod(x.operand_shape[x.num_batch : -1]) for x in product.scales
+    ):
+        return "rows that scales are of must be those of a matrix"
     if math.prod(product.product.result_shape) == 0:
         return "its result is empty"
     try:
@@ -223,6 +231,9 @@ def _folded(product: Product, platform: str):
         return placed
     function, operands = placed
     problem = _in_levels(problem, math.prod(shape[axis] for axis in levels.inner))
+    if product.scales is not None:
+        factors = tuple(x.factors(problem.batch_inner) for x in product.scales)
+        problem = dataclasses.replace(problem, factors=factors)
     dtype = function.results[0].dtype
     out_dtype = DTYPE_NAMES.get(dtype) or CARRIERS.get(dtype.itemsize)
     if out_dtype is None:
@@ -411,6 +422,9 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
     ]
     if fold.swapped:
         factors.reverse()
+    if plan.product.scales is not None:
+        of_blocks, operands = operands[:2], operands[2:]
+        factors += [x.folded(own) for x, own in zip(plan.product.scales, of_blocks, strict=True)]
     shape = plan.product.shape
     results = [jax.ShapeDtypeStruct(shape, DTYPES[plan.problem.out_dtype])]
     for x in function.results[1:]:

@@ -22,6 +22,7 @@ from jax_tcgemm.primitives import epilogue_dot_general as epilogue_primitive
 from jax_tcgemm.primitives import epilogue_ragged_dot as epilogue_ragged_primitive
 from jax_tcgemm.primitives import fused_dot_general as fused_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
+from jax_tcgemm.primitives import scaled_dot_general as scaled_primitive
 from jax_tcgemm.products import rewriting
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
@@ -32,6 +33,7 @@ _RULES = {
     primitive.dot_general_p: (primitive, dense),
     fused_primitive.fused_dot_general_p: (fused_primitive, fused),
     epilogue_primitive.epilogue_dot_general_p: (epilogue_primitive, epilogue),
+    scaled_primitive.scaled_dot_general_p: (scaled_primitive, epilogue),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
     epilogue_ragged_primitive.epilogue_ragged_dot_p: (epilogue_ragged_primitive, grouped_epilogue),
     rows.rows_p: (rows, device_rows),
@@ -44,10 +46,11 @@ _RULES = {
 _UNFUSED = {
     fused_primitive.fused_dot_general_p: fused_primitive.unfused,
     epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.bare_products,
+    scaled_primitive.scaled_dot_general_p: scaled_primitive.bare_products,
     epilogue_ragged_primitive.epilogue_ragged_dot_p: epilogue_ragged_primitive.bare_products,
 }
 # Those whose epilogue is a function.
-_WITH_FUNCTIONS = (epilogue_primitive, epilogue_ragged_primitive)
+_WITH_FUNCTIONS = (epilogue_primitive, scaled_primitive, epilogue_ragged_primitive)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 D[b, m, n] = alpha * sum_k op(A)[b, m, k] * op(B)[b, k, n] + beta * C[b, m, n]
 
-and what epilogue.py adds to it.
+where A and B may have factors of their blocks; and what epilogue.py adds to it.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.epilogue import BARE, Epilogue
-from jax_tcgemm.problem.function import Function
+from jax_tcgemm.problem.function import Function, Numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,22 @@ class Operand:
 
 
 @dataclasses.dataclass(frozen=True)
+class BlockFactors:
+    """Factors of blocks of an operand, in float32.
+
+    Of what is multiplied, that of row r (m of A, n of B) and k lies at ``r // rows * row_stride +
+    k // depth * k_stride``, after as many batch strides as of the operand.
+    """
+
+    rows: int
+    depth: int
+    row_stride: int
+    k_stride: int
+    outer_stride: int = 0
+    inner_stride: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Problem:
     """A batched product over flat buffers; D and C are packed (batch, m, n).
 
@@ -56,6 +72,7 @@ class Problem:
     alpha: float = 1.0
     beta: float = 0.0
     epilogue: Epilogue = BARE
+    factors: tuple[BlockFactors, BlockFactors] | None = None
 
     kind: ClassVar[str] = "gemm"
 
@@ -118,6 +135,9 @@ class Problem:
             "b_inner_stride": self.b.inner_stride,
             "alpha": self.alpha,
             "beta": self.beta,
+            "factors": Numbers.of(
+                [number for x in self.factors or () for number in dataclasses.astuple(x)]
+            ),
             **self.epilogue.attributes(),
         }
 
@@ -181,4 +201,11 @@ class Problem:
         inputs = self.a.dtype if self.a.dtype == self.b.dtype else f"{self.a.dtype},{self.b.dtype}"
         types = f"{inputs}->{self.out_dtype} ({self.compute})"
         epilogue = f" {self.epilogue}".rstrip()
+        if self.factors:
+            a, b = ("x".join(map(str, x)) for x in self._blocks())
+            epilogue = f" scaled {a} by {b}{epilogue}"
         return f"{batch}{self.m}x{self.n}x{self.k} {self.layout} {types}{epilogue}"
+
+    def _blocks(self):
+        for x, rows in zip(self.factors, (self.m, self.n), strict=True):
+            yield min(x.rows, rows), min(x.depth, self.k)

@@ -12,6 +12,7 @@ from jax.extend import core
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import epilogue_dot_general as primitive
 from jax_tcgemm.primitives import epilogue_ragged_dot as grouped
+from jax_tcgemm.primitives import scaled_dot_general as scaled
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     as_array,
@@ -140,6 +141,59 @@ def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Se
     traced = _trace(epilogue, tuple(map(jax.typeof, (*accs, *operands))))
     _check_results(op, traced, shape)
     out = core.jaxpr_as_fun(traced.function)(*accs, *operands)
+    return jax.tree.unflatten(traced.results, out)
+
+
+def with_scaled_epilogue(
+    op: str,
+    factors: Sequence[jax.Array],
+    epilogue: Callable,
+    operands: Sequence,
+    *,
+    num_batch: int,
+    blocks: tuple[tuple[int, int], tuple[int, int]],
+    precision=None,
+    implementation=None,
+    config=None,
+):
+    """The same of a product of operands with scales of blocks.
+
+    Args:
+      op: the public function, for messages.
+      factors: both operands, of shape (*batch, *rows, k), and the scales of both in float32, as of
+        `BlockScales`.
+      epilogue: a function, `check_alone`.
+      operands: its own, a tuple or list.
+      num_batch: how many dimensions are of the batch.
+      blocks: extents of a block of the last two dimensions of each operand.
+      precision: as for `matmul`.
+      implementation: a checked name, or None.
+      config: a checked name, or None.
+
+    Returns:
+      What the epilogue returns.
+    """
+    params = {
+        "op": op,
+        "num_batch": num_batch,
+        "lhs_block": blocks[0],
+        "rhs_block": blocks[1],
+        "precision": canonical_precision(op, precision),
+    }
+    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
+    acc = scaled.accumulator(*factors, **params)
+    for i, x in enumerate(operands):
+        check_broadcasts(op, f"epilogue_operands[{i}]", x, acc.shape)
+    traced = _trace(epilogue, (acc, *map(jax.typeof, operands)))
+    _check_results(op, traced, acc.shape)
+    out = scaled.scaled_dot_general(
+        *factors,
+        *operands,
+        function=traced.function,
+        implementation=implementation,
+        config=config,
+        **params,
+    )
     return jax.tree.unflatten(traced.results, out)
 
 

@@ -24,7 +24,6 @@ from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, is_quantized, spread
 from jax_tcgemm.products import epilogue as unquantized
 from jax_tcgemm.products.arguments import as_array, canonical_sharding, check_addend
-from jax_tcgemm.products.scaled_matmul import scaled_matmul
 from jax_tcgemm.selection import dequantized_operands
 
 _INT8 = np.dtype(np.int8)
@@ -342,10 +341,11 @@ def with_epilogue(
     is_scaled = factors is not None and factors[0].dtype in (*FLOAT8, _INT8)
     rounded = epilogue.dtype if isinstance(epilogue, _Rounded) else None
     if is_scaled and out_sharding is None:
-        made = rounded or np.dtype(np.float32)
-        accs = [
-            _by_blocks(lhs, right, made, **how, precision=precision, **asked) for right in rights
-        ]
+        own = {**how, "precision": precision, **asked}
+        if pair is None and rhs_up is None:
+            return _by_blocks(op, lhs, rhs, epilogue, operands, **own)
+        wide = _Rounded(np.dtype(np.float32))
+        accs = [_by_blocks(op, lhs, right, wide, (), **own) for right in rights]
     else:
         arrays = as_arrays(lhs, *rights)
         common = jnp.result_type(*arrays)
@@ -364,8 +364,8 @@ def with_epilogue(
             )
             for right in others
         ]
-    if rounded is not None:
-        return accs[0]
+        if rounded is not None:
+            return accs[0]
     accs = accs if pair is None else halves(*accs, pair)
     return unquantized.applied(op, accs, epilogue, operands)
 
@@ -418,45 +418,56 @@ def _scales_of_result(lhs, rights, numbers, permutation, pair) -> list[list[jax.
     return [list(each) for each in zip(*map(halved, own[0]), strict=True)]
 
 
-def _by_blocks(lhs, rhs, dtype, *, dimension_numbers, permutation, **how) -> jax.Array:
-    """A product by `scaled_matmul`, of operands folded to rows of one contracted dimension."""
+def _by_blocks(
+    op, lhs, rhs, epilogue, operands, *, dimension_numbers, permutation, **how
+) -> jax.Array:
+    """A product of operands whose scales are of blocks, brought to (*batch, *rows, k)."""
     ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)) = dimension_numbers
-    folded, shape = [], [lhs.shape[axis] for axis in lhs_batch]
-    for x, contract, batch in ((lhs, lhs_contract, lhs_batch), (rhs, rhs_contract, rhs_batch)):
-        free = [axis for axis in range(x.ndim) if axis not in (*contract, *batch)]
-        shape += [x.shape[axis] for axis in free]
-        folded.append(_folded(x, batch, free, contract))
-    (left, left_scale), (right, right_scale) = folded
-    out = scaled_matmul(
-        left, right, left_scale, right_scale, preferred_element_type=dtype, **how
-    ).reshape(shape)
-    return out if permutation is None else lax.transpose(out, tuple(permutation))
+    lhs, *of_lhs = _of_rows(lhs, lhs_batch, lhs_contract)
+    rhs, *of_rhs = _of_rows(rhs, rhs_batch, rhs_contract)
+    num_batch = len(lhs_batch)
+    # Vectors have a row, whose dimension the result lacks.
+    ones = [num_batch] if of_lhs[2] else []
+    ones += [lhs.ndim - 1] if of_rhs[2] else []
+    own = {"num_batch": num_batch, "blocks": (of_lhs[1], of_rhs[1]), **how}
+    factors = lhs, rhs, of_lhs[0], of_rhs[0]
+    is_natural = permutation is None or tuple(permutation) == tuple(range(len(permutation)))
+    if is_natural and not ones:
+        return unquantized.with_scaled_epilogue(op, factors, epilogue, operands, **own)
+    wide = _Rounded(np.dtype(np.float32))
+    acc = lax.squeeze(unquantized.with_scaled_epilogue(op, factors, wide, (), **own), ones)
+    acc = acc if is_natural else lax.transpose(acc, tuple(permutation))
+    return unquantized.applied(op, [acc], epilogue, operands)
 
 
-def _folded(x, batch, free, contract) -> tuple[jax.Array, jax.Array]:
-    """Values of shape (*batch, rows, depth), and scales of blocks of these."""
-    order, num_batch = (*batch, *free, *contract), len(batch)
-    groups = [(i,) for i in range(num_batch)]
-    groups += [tuple(range(num_batch, num_batch + len(free)))]
-    groups += [tuple(range(num_batch + len(free), len(order)))]
+def _of_rows(x, batch, contract) -> tuple[jax.Array, jax.Array, tuple[int, int], bool]:
+    """Values and scales of shape (*batch, *rows, k), blocks of the last two, whether it has a row.
+
+    One that has none is given one.
+    """
+    free = [axis for axis in range(x.ndim) if axis not in (*contract, *batch)]
+    order, kept = (*batch, *free, *contract), len(batch) + len(free)
 
     def fold(array):
-        return array.reshape([math.prod(array.shape[axis] for axis in own) for own in groups])
+        rows = () if free else (1,)
+        return array.reshape(*array.shape[:kept], *rows, math.prod(array.shape[kept:]))
 
     values = lax.transpose(values_of(x), order)
-    if not is_any(x):
-        return fold(values), jnp.float32(1)
-    scale = lax.transpose(x.scale, order)
-    for own in groups:
-        # Blocks are of neighbours once all dimensions before the last that has several are whole.
-        several = [axis for axis in own if scale.shape[axis] > 1]
-        before = [axis for axis in own if several and axis < several[-1]]
-        if own[:1] == several[-1:] and own[0] < num_batch:
-            before = own
-        for axis in before:
-            repeats = values.shape[axis] // scale.shape[axis]
-            scale = jnp.repeat(scale, repeats, axis) if repeats > 1 else scale
-    return fold(values), fold(scale)
+    scale = jnp.ones((1,) * x.ndim)
+    if is_any(x):
+        scale = lax.transpose(x.scale, order).astype(jnp.float32)
+    # Only along the last of the rows are there blocks, and of K once all before the last dimension
+    # that has several are whole.
+    several = [axis for axis in range(kept, x.ndim) if scale.shape[axis] > 1]
+    for axis, extent in enumerate(values.shape):
+        is_of_k, number = axis >= kept, scale.shape[axis]
+        must_be_whole = several and axis < several[-1] if is_of_k else axis < kept - bool(free)
+        if must_be_whole and number != extent and (is_of_k or number > 1):
+            scale = jnp.repeat(scale, extent // number, axis)
+    values, scale = fold(values), fold(scale)
+    extents = zip(values.shape[-2:], scale.shape[-2:], strict=True)
+    rows, depth = (max(extent // max(number, 1), 1) for extent, number in extents)
+    return values, scale, (rows, depth), not free
 
 
 # --- grouped products -----------------------------------------------------------------------------

@@ -6,14 +6,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from jax_tcgemm.primitives import dot_general as primitive
+from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import FLOAT8
-from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import ShapeError, as_array, canonical_element_type
-from jax_tcgemm.products.epilogue import with_epilogue
-from jax_tcgemm.selection import DEQUANTISED, check_names
+from jax_tcgemm.products.epilogue import with_epilogue, with_scaled_epilogue
+from jax_tcgemm.selection import check_names
 
 
 def scaled_matmul(
@@ -22,6 +20,8 @@ def scaled_matmul(
     lhs_scales,
     rhs_scales,
     *,
+    lhs_block: tuple[int, int] | None = None,
+    rhs_block: tuple[int, int] | None = None,
     preferred_element_type=jnp.float32,
     precision=None,
     implementation: str | None = None,
@@ -34,8 +34,14 @@ def scaled_matmul(
     where scales are repeated to the shape of what they scale. With one scale for all of an operand,
     or one for each of its rows, the product is of the quantised operands, and what it adds up is
     multiplied by both scales before it is rounded: an epilogue of the same call, where one kernel
-    does both. With scales of blocks of K the operands are multiplied by them first, in float32, and
-    XLA multiplies what that gives; `jax_tcgemm.explain` says so.
+    does both. Scales of blocks of K are multiplied inside of the kernel, block by block, where the
+    operands are 8-bit floats and each block has a multiple of 128 of K, as in DeepSeek's scheme of
+    (1, 128) and (128, 128):
+
+        out = sum over k blocks of lhs_scale * rhs_scale * (lhs * rhs of the k block)
+
+    Other blocks, and on devices that have no such kernel, the operands are multiplied by first, in
+    float32, and XLA multiplies what that gives; `jax_tcgemm.explain` says so.
 
     Args:
       lhs: array of shape (..., m, k) of a real dtype, mostly float8_e4m3fn or float8_e5m2.
@@ -44,11 +50,14 @@ def scaled_matmul(
       lhs_scales: floating-point array of shape () or (..., 1, 1), (..., m, 1), or (..., m', k'),
         where m' and k' divide m and k into blocks: DeepSeek's is (m, k / 128).
       rhs_scales: the same for rhs: (), (..., 1, 1), (..., n, 1), or (..., n', k').
+      lhs_block: extents of a block of m and k; None takes those that divide them evenly. Given
+        ones may leave a last block that is short.
+      rhs_block: the same of n and k.
       preferred_element_type: real floating-point dtype of the result.
       precision: as for `matmul`. Of 8-bit floats, `lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32` is
         the default, and ANY_F8_ANY_F8_F32_FAST_ACCUM faster; see Numerics there.
-      implementation: name of an implementation that runs the product, or the call fails, as it does
-        with scales of blocks of K for all but "xla"; None selects one. Derivatives inherit it.
+      implementation: name of an implementation that runs the product, or the call fails; None
+        selects one. Derivatives of a product without scales of blocks of K inherit it.
       config: a config of that implementation; None selects one.
 
     Returns:
@@ -63,8 +72,10 @@ def scaled_matmul(
     Numerics:
       8-bit floats are multiplied exactly and added up as for `matmul`, in float32; the sum is
       multiplied by lhs_scales, then by rhs_scales in float32, and rounded once. With scales of
-      blocks of K the operands are multiplied by their scales in float32, and these products are
-      as those of float32 by `matmul`: on CUDA in TF32 unless the precision is HIGHEST.
+      blocks of K, sums of 128 products leave the tensor core, are multiplied by the product of
+      both scales and added in float32, whatever the precision. Operands that are multiplied by
+      their scales first are multiplied as float32 by `matmul`: on CUDA in TF32 unless the
+      precision is HIGHEST.
 
       Cotangents have the dtypes of what they are of, 8-bit floats for the operands; those of the
       scales are exact.
@@ -87,51 +98,38 @@ def scaled_matmul(
             f"{preferred_element_type=}; convert the result"
         )
     _check_operands(op, lhs, rhs)
-    lhs_scales = _checked_scales(op, "lhs", lhs, lhs_scales)
-    rhs_scales = _checked_scales(op, "rhs", rhs, rhs_scales)
-    batch = tuple(range(rhs.ndim - 2))
-    numbers = (((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch))
+    lhs_scales, lhs_block = _checked_scales(op, "lhs", lhs, lhs_scales, lhs_block)
+    rhs_scales, rhs_block = _checked_scales(op, "rhs", rhs, rhs_scales, rhs_block)
+    how = {"precision": precision, "implementation": implementation, "config": config}
+    num_batch = rhs.ndim - 2
     if any(scales.ndim and scales.shape[-1] > 1 for scales in (lhs_scales, rhs_scales)):
-        out = primitive.dot_general(
-            _dequantised(lhs, lhs_scales),
-            _dequantised(rhs, rhs_scales),
-            op=DEQUANTISED,
-            dimension_numbers=numbers,
-            precision=_of_float32(canonical_precision(op, precision)),
-            preferred_element_type=np.dtype(np.float32),
-            implementation=implementation,
-            config=config,
-        )
-        return out.astype(dtype)
-    lhs_scales, rhs_scales = _of_rows(lhs, lhs_scales), _of_rows(rhs, rhs_scales)
+        factors = lhs, rhs, _with_dimensions(lhs, lhs_scales), _with_dimensions(rhs, rhs_scales)
+        how |= {"num_batch": num_batch, "blocks": (lhs_block, rhs_block)}
+        return with_scaled_epilogue(op, factors, _rounded(dtype), (), **how)
+    lhs_scales = _of_rows(lhs, lhs_scales, lhs_block)
+    rhs_scales = _of_rows(rhs, rhs_scales, rhs_block)
     if rhs_scales.ndim:
         rhs_scales = jnp.swapaxes(rhs_scales, -1, -2)
-    return with_epilogue(
-        op,
-        lhs,
-        rhs,
-        _scaled(dtype),
-        (lhs_scales, rhs_scales),
-        dimension_numbers=numbers,
-        precision=precision,
-        implementation=implementation,
-        config=config,
-    )
+    batch = tuple(range(num_batch))
+    numbers = (((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch))
+    scales, numbers = (lhs_scales, rhs_scales), {"dimension_numbers": numbers}
+    return with_epilogue(op, lhs, rhs, _scaled(dtype), scales, **numbers, **how)
+
+
+# Of one dtype the same function, whose trace is known.
+
+
+@functools.cache
+def _rounded(dtype: np.dtype) -> Callable:
+    return lambda acc: acc.astype(dtype)
 
 
 @functools.cache
 def _scaled(dtype: np.dtype) -> Callable:
-    """The epilogue; of one dtype the same function, whose trace is known."""
-
     def scaled(acc, lhs_scales, rhs_scales):
         return (acc.astype(jnp.float32) * lhs_scales * rhs_scales).astype(dtype)
 
     return scaled
-
-
-def _of_float32(precision):
-    """A canonical precision for operands that are no 8-bit floats any more."""
-    return None if getattr(precision, "name", "").startswith("ANY_F8_") else precision
 
 
 def _check_operands(op: str, lhs: jax.Array, rhs: jax.Array) -> None:
@@ -162,8 +160,8 @@ def _check_operands(op: str, lhs: jax.Array, rhs: jax.Array) -> None:
         )
 
 
-def _checked_scales(op: str, name: str, x: jax.Array, scales) -> jax.Array:
-    """The scales of an operand in float32."""
+def _checked_scales(op: str, name: str, x: jax.Array, scales, block):
+    """The scales of an operand in float32, and the extents of their blocks."""
     what = f"{name}_scales"
     scales = as_array(op, what, scales)
     if not jnp.issubdtype(scales.dtype, jnp.floating):
@@ -172,38 +170,53 @@ def _checked_scales(op: str, name: str, x: jax.Array, scales) -> jax.Array:
             f"{scales.dtype}; convert them"
         )
     *batch, rows, depth = x.shape
-    fits = scales.ndim == 0
-    if scales.ndim == x.ndim:
+    is_block = isinstance(block, tuple | list) and len(block) == 2
+    if block is not None and not (is_block and all(isinstance(n, int) and n > 0 for n in block)):
+        raise ValueError(
+            f"{op}: {name}_block must be None or the two extents of a block of rows and of K, got "
+            f"{name}_block={block!r}; (1, 128) is a scale for each 128 elements of a row"
+        )
+    scales = scales.astype(jnp.float32)
+    if scales.ndim == 0:
+        return scales, (max(rows, 1), max(depth, 1))
+    fits = scales.ndim == x.ndim
+    if fits:
         *own, own_rows, own_depth = scales.shape
         fits = all(a in (1, b) for a, b in zip(own, batch, strict=True))
-        fits &= _divides(own_rows, rows) and _divides(own_depth, depth)
+        if block is None:
+            fits &= _divides(own_rows, rows) and _divides(own_depth, depth)
+        else:
+            fits &= (own_rows, own_depth) == (-(-rows // block[0]), -(-depth // block[1]))
     if not fits:
         leading = "".join(f"{extent}, " for extent in batch)
+        if block is None:
+            rule = (
+                f"the shape (), ({leading}1, 1), ({leading}{rows}, 1) or, with a scale for each "
+                f"block, of numbers that divide {name}.shape={x.shape}"
+            )
+            remedy = f"reshape them, or give {name}_block where a last block is short"
+        else:
+            numbers = -(-rows // block[0]), -(-depth // block[1])
+            rule = f"the shape ({leading}{numbers[0]}, {numbers[1]}), or 1 for what is in front"
+            remedy = f"that is a scale for each block of {name}_block={tuple(block)}"
         raise ValueError(
-            f"{op}: {what} must have the shape (), ({leading}1, 1), ({leading}{rows}, 1) or, with "
-            f"a scale for each block, of numbers that divide {name}.shape={x.shape}, got "
-            f"{what}.shape={scales.shape}; reshape them"
+            f"{op}: {what} must have {rule}, got {what}.shape={scales.shape}; {remedy}"
         )
-    return scales.astype(jnp.float32)
+    if block is None:
+        block = (max(rows // own_rows, 1), max(depth // own_depth, 1))
+    return scales, tuple(block)
+
+
+def _with_dimensions(x: jax.Array, scales: jax.Array) -> jax.Array:
+    return scales if scales.ndim else scales.reshape((1,) * x.ndim)
 
 
 def _divides(blocks: int, extent: int) -> bool:
     return blocks == 1 or (blocks > 0 and extent % blocks == 0)
 
 
-def _of_rows(x: jax.Array, scales: jax.Array) -> jax.Array:
+def _of_rows(x: jax.Array, scales: jax.Array, block) -> jax.Array:
     """Scales of blocks of rows as those of rows; one for all of them as it is."""
-    if scales.ndim == 0 or scales.shape[-2] == 1:
+    if scales.ndim == 0:
         return scales
-    return jnp.repeat(scales, x.shape[-2] // scales.shape[-2], axis=-2)
-
-
-def _dequantised(x: jax.Array, scales: jax.Array) -> jax.Array:
-    """An operand times its scales."""
-    # Where XLA finds conversions to 8 bits and back beside each other it may leave both out.
-    x = lax.optimization_barrier(x)
-    if scales.ndim:
-        scales = _of_rows(x, scales)
-        if scales.shape[-1] > 1:
-            scales = jnp.repeat(scales, x.shape[-1] // scales.shape[-1], axis=-1)
-    return x.astype(jnp.float32) * scales
+    return BlockScales(x.shape, scales.shape, block, x.ndim - 2).spread(scales)

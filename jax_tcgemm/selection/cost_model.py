@@ -90,6 +90,12 @@ class Calibration:
     function_interference: float = 0.45
     # A unit of its work in 1024 elements, in a loop of XLA's.
     loop_work_us: float = 0.0065
+    # What a thread takes for each sum of a k block of 8-bit floats that it promotes, more where it
+    # is scaled, and where it reads a factor for it: of ping-pong, which hides none of it, of two
+    # cooperative warpgroups and of three. As on an H100.
+    promotion_clocks: tuple[float, float, float] = (2.5, 1.2, 2.1)
+    scaled_clocks: tuple[float, float, float] = (0.3, 1.1, 4.0)
+    factor_clocks: tuple[float, float, float] = (6.0, 4.0, 4.0)
     # Where rows of D are not 16-byte aligned: a tile, and as many bytes more of each of its rows,
     # at whose ends are sectors that are written in part.
     unaligned_tile_us: float = 0.77
@@ -351,7 +357,7 @@ def _mainloop_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk, loads: _L
     """The k blocks of one tile, each of 128 bytes."""
     pairs = _norm(x.tile_n / 2, (x.tile_n + 64) * c.shared_clocks_per_row, c.stage_overlap)
     overhead = np.where(x.ping_pong, *c.overhead_clocks)
-    multiply = x.tile_m / 64 * 4 * pairs + overhead
+    multiply = x.tile_m / 64 * 4 * pairs + overhead + _promotion_clocks(p, x, c)
     k_bytes = p.k * DTYPES[p.a.dtype].itemsize
     k_blocks = np.ceil(np.ceil(k_bytes / 128) / x.splits / x.cluster_k)
     tma = loads.cut * c.cut_clocks + _outside(p, x, walk, loads, k_blocks) * c.outside_clocks
@@ -364,6 +370,25 @@ def _mainloop_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk, loads: _L
     load = _norm(_norm(load, arrival, 4), tma, 4)
     k_block = np.maximum(_norm(multiply, load, c.stage_overlap), c.least_clocks)
     return k_blocks * k_block / c.clocks_per_us + x.ping_pong * c.handover_us
+
+
+def _promotion_clocks(p: Problem, x: _Configs, c: Calibration) -> np.ndarray | int:
+    """What sums of a k block of 8-bit floats take to leave the tensor core, beyond what hides it.
+
+    Ping-pong multiplies by one warpgroup at a time, and cooperative ones hide a part of it by each
+    other. Where columns of a tile have factors of their own, these are read for each sum.
+    """
+    if not _is_f8(p) or p.compute != "f32":
+        return 0
+    groups = np.where(x.ping_pong, 1, np.where(x.tile_m == 192, 3, 2))
+    clocks = np.take(c.promotion_clocks, groups - 1)
+    if p.factors:
+        rows_a, rows_b = (factors.rows for factors in p.factors)
+        is_whole = (x.tile_n % 128 == 0) | (128 % x.tile_n == 0)
+        is_read = ~is_whole | (np.where(x.swapped, rows_a, rows_b) % 128 != 0)
+        clocks = clocks + np.take(c.scaled_clocks, groups - 1)
+        clocks = clocks + is_read * np.take(c.factor_clocks, groups - 1)
+    return clocks * x.tile_n / 2 * x.tile_m / groups / 64
 
 
 def _outside(

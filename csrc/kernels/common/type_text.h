@@ -69,18 +69,19 @@ inline const char* text_of(tile::Source source) {
   }
 }
 
-inline std::string operand_text(const char* element, tile::Major major, tile::Source source) {
+inline std::string operand_text(const char* element, tile::Major major, tile::Source source, int scaled_rows = 0) {
   return std::string("tcgemm::tile::Operand<") + element +
          ", tcgemm::tile::Major::" + (major == tile::Major::kK ? "kK" : "kMN") +
-         ", tcgemm::tile::Source::" + text_of(source) + ">";
+         ", tcgemm::tile::Source::" + text_of(source) + (scaled_rows > 0 ? ", " + std::to_string(scaled_rows) : "") +
+         ">";
 }
 inline std::string operands_text(const std::string& a, const std::string& b) {
   return "tcgemm::tile::Operands<" + a + ", " + b + ">";
 }
 
-template <typename Element, tile::Major kMajor, tile::Source kSource>
-std::string text_of(tile::Operand<Element, kMajor, kSource>) {
-  return operand_text(ElementType<Element>::kText, kMajor, kSource);
+template <typename Element, tile::Major kMajor, tile::Source kSource, int kScaledRows>
+std::string text_of(tile::Operand<Element, kMajor, kSource, kScaledRows>) {
+  return operand_text(ElementType<Element>::kText, kMajor, kSource, kScaledRows);
 }
 template <typename A, typename B>
 std::string text_of(tile::Operands<A, B>) {

@@ -18,8 +18,8 @@ struct Instruction {
     std::optional<tile::Source> source_mn;
 
     bool takes(tile::Major major) const { return major == tile::Major::kK || source_mn.has_value(); }
-    std::string text(tile::Major major) const {
-      return operand_text(element, major, major == tile::Major::kK ? tile::Source::kShared : *source_mn);
+    std::string text(tile::Major major, int scaled_rows = 0) const {
+      return operand_text(element, major, major == tile::Major::kK ? tile::Source::kShared : *source_mn, scaled_rows);
     }
   };
 

@@ -8,27 +8,30 @@
 //
 // Roles (384 threads, 512 for tiles of 192 rows):
 //   warpgroup 0     producer: one thread walks this block's tiles and keeps loads of all stages in flight;
-//                   two other warps initialise the barriers and ask for the tensor maps
+//                   two other warps initialise the barriers and ask for the tensor maps; then one of these and
+//                   the last one load factors of blocks, of operands that are scaled by such
 //   warpgroups 1.. consumers: wgmma from shared memory, epilogue in registers, staged store
 // Cooperative: the consumers split a tile's rows. Ping-pong: they take alternate tiles, and an
 // order barrier lets one multiply while the other one stores. Sums of 8-bit floats leave the tensor
-// core with each k block, unless Mma::kPromoteEvery is 0.
+// core with each k block, unless Mma::kPromoteEvery is 0, and are multiplied by its factors.
 //
 // Pipelines (arrivals that complete a phase):
-//   full[stage]    1 (the producer's expect_tx) + the bytes of both operand tiles, or of a function's matrices
-//   empty[stage]   one for each consumer warpgroup that reads the stage, from each block of the
-//                  cluster that loads into it or receives its multicast
+//   full[stage]    1 (the producer's expect_tx) + the bytes of both operand tiles, or of a function's matrices; one
+//                  more for each thread that loads factors
+//   empty[stage]   one for each consumer warpgroup that reads the stage, or each of its warps where it reads factors,
+//                  from each block of the cluster that loads into it or receives its multicast
 //   order[group]   4: each warp of the other consumer has issued its last multiplication
 //   two more for each group where a cluster splits K: see cluster_sum.cuh
 //
 // Shared memory, from a 1024-byte boundary: stages of (A tile, B tile); two store buffers of
 // 8 KB for each consumer warpgroup, or one (Traits::kStagesForTma); other blocks' products
-// (kClusterK > 1); barriers.
+// (kClusterK > 1); factors of all stages; barriers.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/wgmma/cluster_sum.cuh"
+#include "kernels/wgmma/factors.cuh"
 #include "kernels/wgmma/function_store.cuh"
 #include "kernels/wgmma/fused_store.cuh"
 #include "kernels/wgmma/loads.cuh"
@@ -63,7 +66,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
   // is worked out in uniform registers.
   if (warp == kInitializingWarp) {
     if (ptx::elect_one()) {
-      pipeline.init();
+      pipeline.init(T::kIsScaled ? 1 + kFactorThreads : 1);
       if constexpr (Config::kClusterK > 1) ClusterSum<T>::init(shared);
       ptx::fence_mbarrier_init();
     }
@@ -74,9 +77,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       if constexpr (!Epilogue::kFused) ptx::prefetch_tensormap(&params.d_map);
     }
   }
-  BlockStart<Config>::arrive(warp);
+  BlockStart<T>::arrive(warp);
   TileWalk<Config, Epilogue> walk(params);
-  BlockStart<Config>::wait(warp);
+  BlockStart<T>::wait(warp);
   Loader<T, Epilogue> loader(params, shared, pipeline, cta_rank);
   loader.begin(walk.work());
   if (warp == 0 && ptx::elect_one()) loader.load(0);
@@ -107,6 +110,27 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       // Not earlier: blocks of the next kernel would wait on SMs that have no tile of ours.
       ptx::griddepcontrol_launch_dependents();
       pipeline.drain(state);
+    } else if constexpr (T::kIsScaled) {
+      if (warp >= kFirstFactorWarp) {
+        FactorLoader<T, Epilogue> factors(params, shared, pipeline, threadIdx.x - 32 * kFirstFactorWarp);
+        PipelineState state{stages};
+        do {
+          const Work work = walk.work();
+          const int32_t outer = params.grid.batch_inner.divide(work.batch_idx);
+          factors.begin(work.m_idx, work.n_idx, outer, work.batch_idx - outer * params.batch_inner, work.first_k_block);
+          int32_t boxes = 0;
+          if constexpr (Boxes::kHasAny) boxes = Boxes::stages(params);
+#pragma unroll 1
+          for (int32_t i = 0; i < params.k_blocks + boxes; ++i, state.advance()) {
+            ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
+            if (i < params.k_blocks) {
+              factors.load(state.stage);
+            } else {
+              ptx::mbarrier_arrive(pipeline.full(state.stage));
+            }
+          }
+        } while (walk.next(params));
+      }
     }
   } else {
     ptx::setmaxnreg_inc<T::kConsumerRegisters>();
@@ -116,18 +140,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     int buffer_idx = 0;
     const uint32_t barrier_id = 1 + consumer;
 
-    // Thread i tells the producer of the i-th block that shares a stage with us that it is free.
+    // Thread i, of each warp where those release, tells the producer of the i-th block that shares a stage with us that
+    // it is free.
     const int rank_m = cta_rank % Config::kClusterM, rank_n = cta_rank / Config::kClusterM % Config::kClusterN;
     int32_t peer = -1;
-    if (thread_idx < Config::kClusterM) {
-      peer = rank_n * Config::kClusterM + thread_idx;
-    } else if (thread_idx < Config::kSharers && thread_idx - Config::kClusterM < Config::kClusterN - 1) {
-      const int other_n = thread_idx - Config::kClusterM;
+    const int releasing_idx = T::kIsScaled ? thread_idx % 32 : thread_idx;
+    if (releasing_idx < Config::kClusterM) {
+      peer = rank_n * Config::kClusterM + releasing_idx;
+    } else if (releasing_idx < Config::kSharers && releasing_idx - Config::kClusterM < Config::kClusterN - 1) {
+      const int other_n = releasing_idx - Config::kClusterM;
       peer = (other_n < rank_n ? other_n : other_n + 1) * Config::kClusterM + rank_m;
     }
     const auto release = [&](int stage) {
+      if constexpr (T::kIsScaled) __syncwarp();
       if constexpr (Config::kSharers == 1) {
-        if (thread_idx == 0) ptx::mbarrier_arrive(pipeline.empty(stage));
+        if (releasing_idx == 0) ptx::mbarrier_arrive(pipeline.empty(stage));
       } else {
         if (peer >= 0) ptx::mbarrier_arrive_remote(pipeline.empty(stage), peer);
       }
@@ -136,6 +163,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     const int32_t first_row = Config::kPingPong ? 0 : consumer * T::kRowsPerGroup;
     const uint32_t first_row_bytes = first_row * 128;
     [[maybe_unused]] const Fragments<typename T::A> fragments(thread_idx);
+    [[maybe_unused]] Factors<T> factors(shared, first_row, thread_idx);
     PipelineState state{stages};
     uint32_t turn = 0;
     [[maybe_unused]] ClusterSum<T> cluster_sum(shared, cta_rank, consumer);
@@ -168,7 +196,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
 
       // Declared here: what it held for the last tile must not stay live across the scheduler.
       float acc[T::kBlocksM][Config::kTileN / 2];
-      int previous_stage = -1;
+      [[maybe_unused]] int previous_stage = -1;
       if constexpr (T::kPromotes) {
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) {
@@ -185,20 +213,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
           if (previous_stage >= 0) release(previous_stage);
         };
         if constexpr (T::kPromotes) {
-          multiply_and_promote<T>(acc, a, b, release_previous);
+          factors.go_to(state.stage);
+          multiply_and_promote<T>(acc, a, b, factors, [&] { release(state.stage); });
         } else if constexpr (T::kRegisterA) {
           multiply_from_registers<T>(acc, a, b, fragments, i != 0, release_previous);
         } else {
           multiply_from_shared<T>(acc, a, b, i != 0, release_previous);
         }
-        previous_stage = state.stage;
+        if constexpr (!T::kPromotes) previous_stage = state.stage;
         state.advance();
       }
       if constexpr (Config::kPingPong) pipeline.pass_turn(consumer, thread_idx);
-      ptx::wgmma_wait_group<0>();
+      if constexpr (!T::kPromotes) {
+        ptx::wgmma_wait_group<0>();
 #pragma unroll
-      for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
-      release(previous_stage);
+        for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
+        release(previous_stage);
+      }
 
       if constexpr (Epilogue::kFused) {
         static_assert(Config::kClusterK == 1, "an epilogue needs the whole sum");

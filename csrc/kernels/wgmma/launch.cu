@@ -61,6 +61,22 @@ Status encode_boxes(FunctionArguments* target, const Call& call) {
   return Status::ok();
 }
 
+// The same in the kernel's terms.
+StridedFactors strided(const OperandFactors& x, int64_t k) {
+  if (x.data == nullptr) return {};
+  const int64_t end = ceil_div(k, int64_t{kScaledDepth});
+  const int64_t k_blocks = x.blocks.depth < k ? x.blocks.depth / kScaledDepth : std::max<int64_t>(end, 1);
+  return {static_cast<const float*>(x.data),
+          x.blocks.batch_outer_stride,
+          x.blocks.batch_inner_stride,
+          x.blocks.k_stride,
+          Divisor(x.blocks.rows),
+          Divisor(k_blocks),
+          static_cast<int32_t>(x.blocks.row_stride),
+          static_cast<int32_t>(x.rows),
+          static_cast<int32_t>(end)};
+}
+
 template <typename Epilogue>
 Status launch(const Call& call) {
   const Geometry& geometry = call.geometry;
@@ -78,6 +94,8 @@ Status launch(const Call& call) {
   params.num_splits = call.num_splits;
   const int64_t k_blocks = ceil_div(ceil_div(call.k, geometry.tile_k()), int64_t{call.num_splits} * shape.cluster_k);
   params.k_blocks = static_cast<int32_t>(std::max<int64_t>(k_blocks, 1));
+  params.a_factors = strided(call.a_factors, call.k);
+  params.b_factors = strided(call.b_factors, call.k);
   params.first_k_block = call.k == 0;  // a map of K = 0 is one of a little more
   params.out_type = call.out_type;
   params.d = call.d;
@@ -132,11 +150,13 @@ Status launch(const Call& call) {
   const int64_t tiles_n = ceil_div(call.n, tile_n * shape.cluster_n);
   const int64_t num_tiles = tiles_m * tiles_n * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
-  // An epilogue must see each element once: it adds up columns, and may read what is stored in its place. Of fewer
+  // An epilogue must see each element once: it adds up columns, and may read what is stored in its place. Tiles of
+  // operands with factors of blocks begin where those do. Of fewer
   // k blocks, and where threads store, storing twice takes longer than loads from outside. The cost
   // model knows the same bounds.
   constexpr int32_t kWorthOverlap = 5;
-  const bool may_overlap = !Epilogue::kFused && params.store_with_tma && params.k_blocks >= kWorthOverlap;
+  const bool is_scaled = geometry.a.scaled_rows != 0;
+  const bool may_overlap = !Epilogue::kFused && !is_scaled && params.store_with_tma && params.k_blocks >= kWorthOverlap;
   params.grid = make_grid(call, tile_n, tiles_m, tiles_n, may_overlap);
 
   // What a block loads and stores alone is then 3 % of its time; ping-pong needs two tiles to hide any of it.

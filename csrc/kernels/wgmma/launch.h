@@ -23,6 +23,13 @@ struct AlignedOperand {
   int64_t ld, outer_stride, inner_stride;
 };
 
+// Factors of an operand's blocks, and how many rows it has.
+struct OperandFactors {
+  const void* data;
+  BlockFactors blocks;
+  int64_t rows;
+};
+
 // One launch, in the kernel's terms: already swapped where the config is.
 struct Call {
   Kernel* kernel;
@@ -34,8 +41,9 @@ struct Call {
   int32_t num_splits;  // > 1: d receives that many partial products, one batch set after another
   // Only where the kernel itself runs an epilogue, which then says where D and all else is stored.
   const epilogue::Fused* epilogue;
-  AlignedOperand b_up;  // of a gated product
-  float* column_sums;   // partial sums of 64 rows of D each, or null
+  AlignedOperand b_up;                  // of a gated product
+  OperandFactors a_factors, b_factors;  // without data where there are none
+  float* column_sums;                   // partial sums of 64 rows of D each, or null
   // Only where the kernel itself runs a function: that of this problem.
   const Problem* problem;
   const Buffers* buffers;

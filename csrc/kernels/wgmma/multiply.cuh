@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/wgmma/factors.cuh"
 #include "kernels/wgmma/traits.cuh"
 #include "ptx/shared_memory.cuh"
 #include "ptx/wgmma.cuh"
@@ -51,9 +52,9 @@ class Fragments<Tile, tile::Source::kTransposed> {
 // acc (+)= A * B of one k block whose tiles start at shared addresses a and b, for the first kWidth of
 // B's columns and the first kSteps instructions along K. Returns with these multiplications
 // under way; those of the k block before are done when `release_previous` runs.
-template <typename T, int kWidth = T::Config::kTileN, int kSteps = T::kSteps, typename Release>
-__device__ __forceinline__ void multiply_from_shared(float (&acc)[T::kBlocksM][T::Config::kTileN / 2], uint32_t a,
-                                                     uint32_t b, bool accumulate, Release release_previous) {
+template <typename T, int kWidth = T::Config::kTileN, int kSteps = T::kSteps, int kBlocks, int kSums, typename Release>
+__device__ __forceinline__ void multiply_from_shared(float (&acc)[kBlocks][kSums], uint32_t a, uint32_t b,
+                                                     bool accumulate, Release release_previous) {
   using Mma = typename T::Mma;
   constexpr bool kTransA = !T::A::kIsKMajor, kTransB = !T::B::kIsKMajor;
   constexpr int kUsed = kWidth / 2;
@@ -61,7 +62,7 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[T::kBlocksM][T
   const uint64_t a_desc = ptx::swizzle_128b_descriptor(a, 8192, 1024);
   const uint64_t b_desc = ptx::swizzle_128b_descriptor(b, 8192, 1024);
 #pragma unroll
-  for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(used(block));
+  for (int block = 0; block < kBlocks; ++block) ptx::wgmma_fence_operand(used(block));
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -69,31 +70,39 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[T::kBlocksM][T
     constexpr uint64_t kStepA = (kTransA ? T::kMmaK * 128 : 32) >> 4;
     constexpr uint64_t kStepB = (kTransB ? T::kMmaK * 128 : 32) >> 4;
 #pragma unroll
-    for (int block = 0; block < T::kBlocksM; ++block) {
+    for (int block = 0; block < kBlocks; ++block) {
       ptx::wgmma_m64k32b<typename Mma::A, typename Mma::B, kTransA, kTransB>(
           used(block), a_desc + step * kStepA + block * (8192 >> 4), b_desc + step * kStepB, accumulate || step != 0);
     }
   }
   ptx::wgmma_commit_group();
 #pragma unroll
-  for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(used(block));
+  for (int block = 0; block < kBlocks; ++block) ptx::wgmma_fence_operand(used(block));
   ptx::wgmma_wait_group<1>();
   release_previous();
 }
 
-// sums += A * B of one k block: what the tensor core has added up of it, from zero, is added to float32 sums.
-// Afterwards nothing is under way.
-template <typename T, typename Release>
+// sums += A * B of one k block, times its factors: what the tensor core has added up of it, from zero, is added to
+// float32 sums, part by part. `release` runs when nothing reads the stage any more.
+template <typename T, int kWidth = T::Config::kTileN, typename Release>
 __device__ __forceinline__ void multiply_and_promote(float (&sums)[T::kBlocksM][T::Config::kTileN / 2], uint32_t a,
-                                                     uint32_t b, Release release_previous) {
-  float acc[T::kBlocksM][T::Config::kTileN / 2];
-  multiply_from_shared<T>(acc, a, b, false, release_previous);
-  ptx::wgmma_wait_group<0>();
+                                                     uint32_t b, const Factors<T>& factors, Release release) {
+  constexpr int kBlocks = T::kPartBlocks, kColumns = kWidth < T::kPartColumns ? kWidth : T::kPartColumns;
 #pragma unroll
-  for (int block = 0; block < T::kBlocksM; ++block) {
-    ptx::wgmma_fence_operand(acc[block]);
+  for (int block = 0; block < T::kBlocksM; block += kBlocks) {
 #pragma unroll
-    for (int i = 0; i < T::Config::kTileN / 2; ++i) sums[block][i] += acc[block][i];
+    for (int column = 0; column < kWidth; column += kColumns) {
+      float acc[kBlocks][kColumns / 2];
+      multiply_from_shared<T, kColumns>(acc, a + block * 8192, b + column * 128, false, [] {});
+      const auto held = factors.template load<kBlocks, kColumns>(block, column);
+      ptx::wgmma_wait_group<0>();
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) ptx::wgmma_fence_operand(acc[i]);
+      const bool is_last = block + kBlocks == T::kBlocksM && column + kColumns == kWidth;
+      if (is_last && !held.kReadsStage) release();
+      held.add(sums, acc, block, column);
+      if (is_last && held.kReadsStage) release();
+    }
   }
 }
 

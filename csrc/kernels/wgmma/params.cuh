@@ -5,6 +5,7 @@
 
 #include "epilogue/function_params.h"
 #include "epilogue/fused.cuh"
+#include "tile/divisor.cuh"
 #include "tile/numeric.cuh"
 #include "tile/persistent_grid.cuh"
 #include "tile/tensor_map.cuh"
@@ -55,6 +56,15 @@ struct Fused {
   __host__ __device__ int32_t tile_columns(int32_t tile_n) const { return is_gated() ? tile_n / 2 : tile_n; }
 };
 
+// The factors of an operand's blocks: of row r and k block i that at rows.divide(r) * row_stride +
+// k_blocks.divide(i) * k_stride in a matrix of the batch. `end`: the k blocks that there are.
+struct StridedFactors {
+  const float* data;
+  int64_t outer_stride, inner_stride, k_stride;
+  Divisor rows, k_blocks;
+  int32_t row_stride, num_rows, end;
+};
+
 template <typename Epilogue>
 struct Params {
   tile::TensorMap a_map, b_map, d_map;
@@ -67,6 +77,7 @@ struct Params {
   // Each block multiplies this many k blocks of a tile, at least one; the part number 0 of K begins at the k block
   // `first_k_block`. Past the end of K they load zeros.
   int32_t k_blocks, first_k_block;
+  StridedFactors a_factors, b_factors;  // of operands that are scaled
   FloatType out_type;
   bool store_with_tma;
   int32_t stages;  // of the ring, where that is not Traits::kStages

@@ -12,6 +12,8 @@ namespace tcgemm::wgmma_family {
 
 // Initialises the barriers of a block of kernel.cuh while warp 0 looks for what to load first.
 inline constexpr int kInitializingWarp = 1;
+// This one and the next load the factors of operands that are scaled by blocks.
+inline constexpr int kFirstFactorWarp = 2, kFactorThreads = 64;
 
 // Rank of this block in its cluster. A grid of single blocks is launched without clusters.
 template <typename Config>
@@ -38,6 +40,9 @@ struct Pipeline {
   __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 8 * (T::kStagesForTma + stage); }
   __device__ __forceinline__ uint32_t order(int group) const { return barriers + 8 * (2 * T::kStagesForTma + group); }
 
+  // Each warp of a consumer by itself says that a stage is free, where its threads read what others do not.
+  static constexpr int kReleases = T::kIsScaled ? 4 : 1;
+
   // By one thread. Its fence_mbarrier_init is left to the caller, who may have barriers of its own.
   // `loaders`: arrivals at `full`.
   __device__ __forceinline__ void init(int loaders = 1) const {
@@ -47,7 +52,7 @@ struct Pipeline {
     constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
     for (int i = 0; i < T::kStagesForTma; ++i) {
       ptx::mbarrier_init(full(i), loaders);
-      ptx::mbarrier_init(empty(i), kReaders * kPeers);
+      ptx::mbarrier_init(empty(i), kReaders * kPeers * kReleases);
     }
     for (int i = 0; i < Config::kConsumers; ++i) ptx::mbarrier_init(order(i), 4);
   }
@@ -71,8 +76,10 @@ struct Pipeline {
 
 // How a block of kernel.cuh begins once its barriers are initialised. All of it, and what comes before, runs while the
 // kernel before us on the stream still does.
-template <typename Config>
+template <typename T>
 struct BlockStart {
+  using Config = typename T::Config;
+
   // By all threads, those of kInitializingWarp after one of them has initialised the barriers.
   static __device__ __forceinline__ void arrive(int warp) {
     if constexpr (Config::kClusterSize > 1) {
@@ -83,11 +90,11 @@ struct BlockStart {
       ptx::named_barrier_arrive(kConsumerBarrier, kConsumerThreads);
     }
   }
-  // By all threads. Those of warp 0 and of the consumers may then use the barriers of all blocks.
+  // By all threads. Those of the loading warps and of the consumers may then use the barriers of all blocks.
   static __device__ __forceinline__ void wait(int warp) {
     if constexpr (Config::kClusterSize > 1) {
       ptx::cluster_wait();
-    } else if (warp == 0) {
+    } else if (warp == 0 || (T::kIsScaled && warp >= kFirstFactorWarp && warp < 4)) {
       ptx::named_barrier_sync(kProducerBarrier, kProducerThreads);
     } else if (warp >= 4) {
       ptx::named_barrier_sync(kConsumerBarrier, kConsumerThreads);
@@ -96,8 +103,8 @@ struct BlockStart {
   }
 
  private:
-  // The loading warp waits for the initialising one only.
-  static constexpr uint32_t kProducerBarrier = 14, kProducerThreads = 64;
+  // Loading warps wait for the initialising one only.
+  static constexpr uint32_t kProducerBarrier = 14, kProducerThreads = 64 + (T::kIsScaled ? kFactorThreads : 0);
   static constexpr uint32_t kConsumerBarrier = 15, kConsumerThreads = 32 + 128 * Config::kConsumers;
 };
 

@@ -10,7 +10,7 @@
 namespace tcgemm::wgmma_family {
 
 template <typename Operand>
-inline constexpr OperandShape operand_shape{sizeof(typename Operand::Element), Operand::kMajor};
+inline constexpr OperandShape operand_shape{sizeof(typename Operand::Element), Operand::kMajor, Operand::kScaledRows};
 
 // One operand's tile in a stage.
 template <typename Operand, int kExtentInUse, int kTileK_>
@@ -41,7 +41,14 @@ struct Traits {
   // Of 8-bit floats, whose sums the tensor core does not keep in full: each k block has its own, which are added to
   // others.
   static constexpr bool kPromotes = Mma::kPromoteEvery != 0;
-  static constexpr int kAccumulators = Config::kShape.sums_per_thread() * (kPromotes ? 2 : 1);
+  // Of one part of a tile, with accumulators of its own until they are promoted: half its rows, or its columns.
+  static constexpr int kParts = kPromotes ? Config::kShape.promoted_parts() : 1;
+  static constexpr int kPartBlocks = kParts == 2 && kBlocksM == 2 ? 1 : kBlocksM;
+  static constexpr int kPartColumns = kParts == 2 && kBlocksM == 1 ? Config::kTileN / 2 : Config::kTileN;
+  static constexpr int kAccumulators =
+      Config::kShape.sums_per_thread() + (kPromotes ? kPartBlocks * kPartColumns / 2 : 0);
+  // Whether promoted sums are multiplied by factors of their k block, which threads of a warp load.
+  static constexpr bool kIsScaled = A::kScaledRows != 0;
   // Of each thread once its role is known, together at most what a block has at launch. The producer
   // needs 40 for multicast; fragments of A need 160 where accumulators are 96.
   static constexpr bool kIsLarge = kAccumulators + (kRegisterA ? 16 * kBlocksM : 0) > 128;
@@ -57,6 +64,7 @@ struct Traits {
   static constexpr int kTmaStoreBuffers = kGeometry.tma_store_buffers();
   static constexpr int kStoreOffset = kGeometry.store_offset();
   static constexpr int kPartialOffset = kGeometry.partial_offset(), kBarrierOffset = kGeometry.barrier_offset();
+  static constexpr int kFactorOffset = kGeometry.factor_offset(), kFactorBytes = kGeometry.factor_bytes();
   static constexpr int kNumBarriers = kGeometry.num_barriers();
 
   static_assert(Config::kTileM % 64 == 0 && kBlocksM >= 1, "wgmma multiplies 64 rows at a time");
@@ -72,8 +80,10 @@ struct Traits {
                     sizeof(typename B::Element) == sizeof(typename Mma::B),
                 "it takes the elements there as they are");
   static_assert(std::is_same_v<typename Mma::Accumulator, float>, "sums are float32");
-  static_assert(!kPromotes || (Mma::kPromoteEvery == kTileK && !kRegisterA && Config::kShape.can_promote()),
+  static_assert(!kPromotes || (Mma::kPromoteEvery == kTileK && !kRegisterA && kParts > 0 && B::kIsKMajor),
                 "promoted with each k block, from one set of registers to another");
+  static_assert(kBlocksM <= 2, "a tile's parts are its rows or its columns");
+  static_assert(!kIsScaled || (kPromotes && B::kScaledRows != 0), "sums of a k block have factors of both operands");
 };
 
 }  // namespace tcgemm::wgmma_family

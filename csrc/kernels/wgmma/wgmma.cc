@@ -5,6 +5,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "core/cuda_status.h"
 #include "core/extent.h"
@@ -62,7 +63,8 @@ struct Source {
   const Operand* operand;
   Major major;  // K-major: it has a row for each m or n, else for each k
   int64_t rows, columns;
-  bool transpose;  // the operand is stored columns x rows and has to be transposed by the copy
+  bool transpose;       // the operand is stored columns x rows and has to be transposed by the copy
+  int scaled_rows = 0;  // as of OperandShape
 
   static Source make(const Instruction::Input& input, const void* data, const Operand& operand, int64_t extent,
                      int64_t k, Major stored) {
@@ -71,7 +73,7 @@ struct Source {
     return {data, &operand, major, is_k_major ? extent : k, is_k_major ? k : extent, stored != major};
   }
 
-  OperandShape shape() const { return {static_cast<int>(dtype_bytes(operand->dtype)), major}; }
+  OperandShape shape() const { return {static_cast<int>(dtype_bytes(operand->dtype)), major, scaled_rows}; }
   bool needs_copy() const { return transpose || !rows_aligned(data, *operand, 16); }
   // A copy's rows start on 128-byte lines: a load of 128 bytes that straddles two costs about twice.
   int64_t padded_columns() const { return round_up(std::max<int64_t>(columns, 1), 128 / dtype_bytes(operand->dtype)); }
@@ -115,17 +117,50 @@ struct Plan {
   const Instruction* instruction;
   Source a, b;
 
-  static Plan make(const Problem& p, const void* a_data, const void* b_data, bool swapped) {
-    const Instruction* const x = find_instruction(p, swapped);
+  static Plan make(const Problem& p, const void* a_data, const void* b_data, const Shape& shape) {
+    const Instruction* const x = find_instruction(p, shape.swapped);
     const auto a = [&](const Instruction::Input& input) {
       return Source::make(input, a_data, p.a, p.m, p.k, p.a.transposed ? Major::kMN : Major::kK);
     };
     const auto b = [&](const Instruction::Input& input) {
       return Source::make(input, b_data, p.b, p.n, p.k, p.b.transposed ? Major::kK : Major::kMN);
     };
-    return swapped ? Plan{x, b(x->a), a(x->b)} : Plan{x, a(x->a), b(x->b)};
+    Plan plan = shape.swapped ? Plan{x, b(x->a), a(x->b)} : Plan{x, a(x->a), b(x->b)};
+    if (p.is_scaled()) {
+      // Whether tiles of B begin where its factors change, or change in none.
+      const bool is_even = shape.tile_n % 128 == 0 || 128 % shape.tile_n == 0;
+      plan.a.scaled_rows = factors(p, !shape.swapped).rows % 64 == 0 ? 64 : 1;
+      plan.b.scaled_rows = is_even && factors(p, shape.swapped).rows % 128 == 0 ? 128 : 1;
+    }
+    return plan;
   }
+
+  static BlockFactors factors(const Problem& p, bool of_a) { return of_a ? p.a_factors() : p.b_factors(); }
 };
+
+// Why no kernel multiplies by the problem's factors of blocks, or nothing.
+std::string reject_factors(const Problem& p, const Instruction& instruction) {
+  if (!p.is_scaled()) return "";
+  if (!instruction.promotes) return "factors of blocks are for sums that leave the tensor core with each of them";
+  if (!is_bare(p) && p.epilogue.function.is_none())
+    return "a product with factors of blocks has functions for epilogues";
+  for (const bool of_a : {true, false}) {
+    const BlockFactors x = Plan::factors(p, of_a);
+    if (x.depth % kScaledDepth != 0 && x.depth < p.k) {
+      return "blocks with factors must have a multiple of 128 of k, got " + std::to_string(x.depth);
+    }
+    if (multiply_add(ceil_div(of_a ? p.m : p.n, x.rows), x.row_stride, 0) > INT32_MAX) {
+      return "factors of a matrix must lie within 2^31 - 1 elements";
+    }
+  }
+  return "";
+}
+
+// Those of one operand.
+OperandFactors operand_factors(const Problem& p, const Buffers& buffers, bool of_a) {
+  if (!p.is_scaled()) return {};
+  return {of_a ? buffers.a_factors : buffers.b_factors, Plan::factors(p, of_a), of_a ? p.m : p.n};
+}
 
 // Whether the config's own kernel runs the epilogue. Else, as with split K, its products go through
 // the workspace and a second kernel does.
@@ -173,7 +208,11 @@ class Wgmma final : public Implementation {
   const std::vector<std::string>& configs() const override { return names_; }
   bool has_config(std::string_view config) const override { return parse(config).has_value(); }
 
-  Features features() const override { return kEpilogueFeatures; }
+  Features features() const override {
+    Features all = kEpilogueFeatures;
+    all.add(Feature::kBlockFactors);
+    return all;
+  }
 
   std::string reject_rest(const Problem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
@@ -189,38 +228,37 @@ class Wgmma final : public Implementation {
       }
     }
     const Shape& shape = kConfigs[parsed.base_idx].shape;
-    if (find_instruction(p, shape.swapped)->promotes && !shape.can_promote()) {
+    const Instruction& instruction = *find_instruction(p, shape.swapped);
+    if (instruction.promotes && shape.promoted_parts() == 0) {
       return "config " + std::string(config) + " has too many sums for a second set in registers, to which those of " +
              "8-bit floats are promoted; F8 presets with FAST_ACCUM leave them in the tensor core";
     }
-    return "";
+    return reject_factors(p, instruction);
   }
 
   int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view config) const override {
     // XLA's buffers are aligned, so that only the strides decide here, and where the second B begins.
     const void* b_up = reinterpret_cast<const void*>(p.epilogue.up_offset * dtype_bytes(p.b.dtype));
     const Parsed parsed = *parse(config);
-    const bool swapped = kConfigs[parsed.base_idx].shape.swapped;
-    if (find_instruction(p, swapped) == nullptr) return 0;
-    return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, swapped), b_up) +
-           column_sums_bytes(p, parsed, device);
+    const Shape& shape = kConfigs[parsed.base_idx].shape;
+    if (find_instruction(p, shape.swapped) == nullptr) return 0;
+    return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, shape), b_up) + column_sums_bytes(p, parsed, device);
   }
 
   std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view config) const override {
     const Parsed parsed = *parse(config);
-    const Plan plan = Plan::make(p, nullptr, nullptr, kConfigs[parsed.base_idx].shape.swapped);
-    if (p.epilogue.function.is_none()) return kernel_of(p, plan, parsed).missing(device);
-    if (runs_epilogue(p, parsed)) return kernel_of_function(p, plan, parsed).missing(device);
-    std::vector<KernelSource> both = kernel_of(p, plan, parsed).missing(device);
-    both.push_back(function_kernel_source(p, device));
-    return both;
+    const Plan plan = Plan::make(p, nullptr, nullptr, kConfigs[parsed.base_idx].shape);
+    std::vector<KernelSource> all =
+        with_kernel_of(p, plan, parsed, [&](const KernelReference& x) { return x.missing(device); });
+    if (!p.epilogue.function.is_none() && !runs_epilogue(p, parsed)) all.push_back(function_kernel_source(p, device));
+    return all;
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
                 void* stream) const override {
     const Parsed parsed = *parse(config);
     const NamedConfig& base = kConfigs[parsed.base_idx];
-    const Plan plan = Plan::make(p, buffers.a, buffers.b, base.shape.swapped);
+    const Plan plan = Plan::make(p, buffers.a, buffers.b, base.shape);
     const int64_t needed = needed_bytes(p, parsed, plan, buffers.b_up);
     if (needed + column_sums_bytes(p, parsed, device) > buffers.workspace_bytes) {
       return Status::invalid("a and b must start on a 16-byte boundary where their strides are multiples of 16 bytes");
@@ -234,12 +272,14 @@ class Wgmma final : public Implementation {
     call.k = p.k;
     call.geometry = {base.shape, plan.a.shape(), plan.b.shape()};
     const bool runs_function = !p.epilogue.function.is_none() && runs_epilogue(p, parsed);
-    Status found = runs_function ? kernel_of_function(p, plan, parsed).find(device, &call.kernel)
-                                 : kernel_of(p, plan, parsed).find(device, &call.kernel);
+    Status found =
+        with_kernel_of(p, plan, parsed, [&](const KernelReference& x) { return x.find(device, &call.kernel); });
     if (!found.is_ok()) return found;
     call.out_type = epilogue::float_type(p.out);
     call.d = buffers.d;
     call.num_splits = parsed.num_splits;
+    call.a_factors = operand_factors(p, buffers, !base.shape.swapped);
+    call.b_factors = operand_factors(p, buffers, base.shape.swapped);
     call.stream = static_cast<cudaStream_t>(stream);
 
     char* workspace = static_cast<char*>(buffers.workspace);
@@ -291,15 +331,20 @@ class Wgmma final : public Implementation {
   }
 
  private:
-  // That which runs the problem's function itself.
-  static KernelReference kernel_of_function(const Problem& p, const Plan& plan, const Parsed& parsed) {
+  // Calls f with the kernel that multiplies, and runs the problem's function if the config's kernel does.
+  template <typename Visitor>
+  std::invoke_result_t<Visitor, const KernelReference&> with_kernel_of(const Problem& p, const Plan& plan,
+                                                                       const Parsed& parsed, Visitor&& f) const {
+    const bool runs_function = !p.epilogue.function.is_none() && runs_epilogue(p, parsed);
+    if (!runs_function && !p.is_scaled()) return f(listed_kernel(p, plan, parsed));
     const Instruction& x = *plan.instruction;
-    const std::string operands = operands_text(x.a.text(plan.a.major), x.b.text(plan.b.major));
-    return KernelReference(kernel_source(
-        {kConfigs[parsed.base_idx].shape, x.mma, operands, function_text(p.epilogue.function.name), false}));
+    const std::string operands =
+        operands_text(x.a.text(plan.a.major, plan.a.scaled_rows), x.b.text(plan.b.major, plan.b.scaled_rows));
+    const std::string epilogue = runs_function ? function_text(p.epilogue.function.name) : epilogue_text(false);
+    return f(KernelReference(kernel_source({kConfigs[parsed.base_idx].shape, x.mma, operands, epilogue, false})));
   }
 
-  const KernelReference& kernel_of(const Problem& p, const Plan& plan, const Parsed& parsed) const {
+  const KernelReference& listed_kernel(const Problem& p, const Plan& plan, const Parsed& parsed) const {
     const bool has_epilogue = p.epilogue.function.is_none() && runs_epilogue(p, parsed) && !is_bare(p);
     const size_t row = parsed.base_idx * instructions().size() + (plan.instruction - instructions().data());
     const int majors = (plan.a.major == Major::kMN) * 2 + (plan.b.major == Major::kMN);

@@ -1,0 +1,361 @@
+"""The primitive `tcgemm_scaled_dot_general`: a product of operands with scales of blocks.
+
+    acc[*batch, *rows, *columns] =
+        sum over k of (lhs * lhs_scales)[*batch, *rows, k] * (rhs * rhs_scales)[*batch, *columns, k]
+    results = function(acc, *operands)
+
+Scales are repeated to the shape of what they scale, `BlockScales`; `acc` is float32. `unfused` is
+the same in JAX, by a plain product of dequantised operands and XLA: it types the primitive and runs
+it wherever nothing takes it as one call.
+
+Parameters, all static: op, num_batch, lhs_block and rhs_block (extents of a block of an operand's
+last two dimensions), precision, implementation, config, and function, a closed jaxpr without
+constants, none of whose arguments are random keys.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core
+
+from jax_tcgemm import selection
+from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives import functions, lowering
+from jax_tcgemm.primitives.functions import is_moving
+from jax_tcgemm.primitives.rules import (
+    jvp_of_moving,
+    moved,
+    same_varying,
+    series_by_parts,
+    transpose_by_parts,
+)
+from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.sharding import partitioning
+from jax_tcgemm.system import jax_internals
+from jax_tcgemm.system.jax_internals import ad, batching
+
+scaled_dot_general_p = core.Primitive("tcgemm_scaled_dot_general")
+scaled_dot_general_p.multiple_results = True
+
+_F32 = np.dtype(np.float32)
+# lhs, rhs and the scales of both, before the operands of the function.
+_NUM_FACTORS = 4
+
+
+def scaled_dot_general(
+    lhs,
+    rhs,
+    lhs_scales,
+    rhs_scales,
+    *operands,
+    op,
+    num_batch: int,
+    lhs_block: tuple[int, int],
+    rhs_block: tuple[int, int],
+    function: core.ClosedJaxpr,
+    precision=None,
+    implementation=None,
+    config=None,
+) -> list[jax.Array]:
+    """Binds the primitive; arguments are checked and canonical already.
+
+    `function` is of `accumulator(...)` and the operands, random keys among them; arrays that it has
+    closed over become operands, too.
+    """
+    jax_internals.register_imported()
+    function, constants = functions.hoist(function)
+    function, operands = functions.without_keys(function, (*operands, *constants))
+    return scaled_dot_general_p.bind(
+        *same_varying(lhs, rhs, lhs_scales, rhs_scales),
+        *operands,
+        op=op,
+        num_batch=num_batch,
+        lhs_block=lhs_block,
+        rhs_block=rhs_block,
+        precision=precision,
+        implementation=implementation,
+        config=config,
+        function=function,
+    )
+
+
+def accumulator(*factors, **params):
+    """The type of what a function takes, of products with parameters of the primitive."""
+    with selection.unseen():
+        (made,) = jax.make_jaxpr(lambda *x: _product(*x, **params))(*factors).out_avals
+    return made
+
+
+def _product(lhs, rhs, lhs_scales, rhs_scales, *, lhs_block, rhs_block, **params) -> jax.Array:
+    """The accumulator by a plain product, which XLA runs."""
+    lhs, rhs = _dequantised(lhs, lhs_scales, lhs_block), _dequantised(rhs, rhs_scales, rhs_block)
+    return _plain(lhs, rhs, **params)
+
+
+def _plain(lhs: jax.Array, rhs: jax.Array, *, num_batch, precision=None, **_) -> jax.Array:
+    return plain.dot_general(
+        lhs,
+        rhs,
+        op=selection.DEQUANTISED,
+        dimension_numbers=_numbers(lhs.ndim, rhs.ndim, num_batch),
+        precision=None if getattr(precision, "name", "").startswith("ANY_F8_") else precision,
+        preferred_element_type=_F32,
+        implementation=None,
+        config=None,
+    )
+
+
+def _dequantised(x: jax.Array, scales: jax.Array, block) -> jax.Array:
+    # Where XLA finds conversions to 8 bits and back beside each other it may leave both out.
+    x = lax.optimization_barrier(x)
+    return x.astype(_F32) * BlockScales(x.shape, scales.shape, block, 0).spread(scales)
+
+
+def _numbers(lhs_ndim: int, rhs_ndim: int, num_batch: int):
+    batch = tuple(range(num_batch))
+    return ((lhs_ndim - 1,), (rhs_ndim - 1,)), (batch, batch)
+
+
+def unfused(*arguments, function: core.ClosedJaxpr, **params) -> list[jax.Array]:
+    """The same by a plain product and what XLA makes of the function."""
+    factors, operands = arguments[:_NUM_FACTORS], arguments[_NUM_FACTORS:]
+    return core.jaxpr_as_fun(function)(_product(*factors, **params), *operands)
+
+
+def bare_products(*arguments, function: core.ClosedJaxpr, **params) -> list[jax.Array]:
+    """The plain product of the unfused call."""
+    del function
+    return [_product(*arguments[:_NUM_FACTORS], **params)]
+
+
+# --- batching -----------------------------------------------------------------------------------
+
+
+def _batch(axis_data, args, dims, *, function, **params):
+    """A new dimension of the batch, of rows or of columns: whichever operands have it.
+
+    Where only operands of the function have it, the product is the same for all, and made once.
+    """
+    size, num_batch = axis_data.size, params["num_batch"]
+    factors, operands = args[:_NUM_FACTORS], args[_NUM_FACTORS:]
+    (lhs, rhs, lhs_scales, rhs_scales), operand_dims = factors, dims[_NUM_FACTORS:]
+    lhs_dims, rhs_dims = (tuple(dims[i] for i in (side, 2 + side)) for side in range(2))
+    has_lhs, has_rhs = (any(d is not None for d in own) for own in (lhs_dims, rhs_dims))
+    if not has_lhs and not has_rhs:
+        of_acc = jax.make_jaxpr(lambda acc: [acc])(function.in_avals[0])
+        (acc,) = scaled_dot_general_p.bind(*factors, function=of_acc, **params)
+        f = jax.vmap(core.jaxpr_as_fun(function), (None, *operand_dims), axis_size=size)
+        out = f(acc, *operands)
+        return out, [0] * len(out)
+    if has_lhs != has_rhs and _has_reductions(function):
+        # Which are of rows and columns as they are: each entry has a product of its own.
+        has_lhs = has_rhs = True
+    position = 0 if has_lhs and has_rhs else num_batch
+    if has_lhs:
+        lhs, lhs_scales = _with_dimension((lhs, lhs_scales), lhs_dims, position, size)
+    if has_rhs:
+        rhs, rhs_scales = _with_dimension((rhs, rhs_scales), rhs_dims, position, size)
+    in_acc = position if has_lhs else lhs.ndim - 1
+    params |= {"num_batch": num_batch + (has_lhs and has_rhs)}
+    rank = function.in_avals[0].ndim
+    out_dims = tuple(in_acc if x.ndim == rank else 0 for x in function.out_avals)
+    factors = lhs, rhs, lhs_scales, rhs_scales
+    types = accumulator(*factors, **params), *map(jax.typeof, operands)
+    own = functions.mapped(function, types, (in_acc, *operand_dims), out_dims, size)
+    return scaled_dot_general(*factors, *operands, function=own, **params), out_dims
+
+
+def _has_reductions(function: core.ClosedJaxpr) -> bool:
+    return any(x.shape != function.in_avals[0].shape for x in function.out_avals)
+
+
+def _with_dimension(arrays, dims, position: int, size: int):
+    """An operand and its scales with the new dimension, where scales that lack it have 1."""
+    x, scales = arrays
+    x = moved(x, dims[0], position, size)
+    if dims[1] is None:
+        return x, lax.expand_dims(scales, (position,))
+    return x, moved(scales, dims[1], position, size)
+
+
+batching.fancy_primitive_batchers[scaled_dot_general_p] = _batch
+
+
+# --- differentiation ----------------------------------------------------------------------------
+
+
+def _jvp(primals, tangents, *, function, config, **params):
+    """As of `tcgemm_epilogue_dot_general`, the plain product being one of dequantised operands."""
+    (factors, operands), (dfactors, rest) = (
+        (x[:_NUM_FACTORS], x[_NUM_FACTORS:]) for x in (primals, tangents)
+    )
+    dacc = _tangent_of_accumulator(factors, dfactors, **params)
+
+    def run(kept):
+        return scaled_dot_general_p.bind(*primals, config=config, function=kept, **params)
+
+    f = core.jaxpr_as_fun(function)
+    return functions.jvp(function, run, f, (factors, operands), ((dacc,), rest))
+
+
+def _tangent_of_accumulator(factors, tangents, *, lhs_block, rhs_block, **params):
+    """None where nothing moves it."""
+    values, moving = [], []
+    for side, block in enumerate((lhs_block, rhs_block)):
+        own, towards = factors[side::2], tangents[side::2]
+        dequantise = functools.partial(_dequantised, block=block)
+        if any(map(is_moving, towards)):
+            towards = [
+                t if is_moving(t) else jax_internals.zero_tangent(x)
+                for x, t in zip(own, towards, strict=True)
+            ]
+            x, dx = jvp_of_moving(dequantise, own, towards)
+        else:
+            x, dx = dequantise(*own), None
+        values.append(x)
+        moving.append(dx)
+    (lhs, rhs), (dlhs, drhs) = values, moving
+    addends = [] if dlhs is None else [_plain(dlhs, rhs, **params)]
+    addends += [] if drhs is None else [_plain(lhs, drhs, **params)]
+    return functools.reduce(lax.add, addends) if addends else None
+
+
+def _transpose(cotangents, *operands, **params):
+    """Of a call that is linear in some operands: that of the unfused one."""
+    return transpose_by_parts(unfused, cotangents, operands, **params)
+
+
+def _series(primals, series, **params):
+    return series_by_parts(unfused, primals, series, **params)
+
+
+ad.primitive_jvps[scaled_dot_general_p] = _jvp
+ad.primitive_transposes[scaled_dot_general_p] = _transpose
+jax_internals.register_jet(scaled_dot_general_p, _series)
+
+
+def _flops(lhs, rhs, *_, num_batch, **__) -> int:
+    """Those of the product."""
+    numbers = _numbers(lhs.ndim, rhs.ndim, num_batch)
+    return plain.flops(lhs, rhs, dimension_numbers=numbers)
+
+
+jax_internals.register_roofline(scaled_dot_general_p, _flops)
+
+
+# --- typing and lowering --------------------------------------------------------------------------
+
+
+def product_of(*avals_and_params) -> epilogue.Product:
+    """What one call of the primitive says, from the types of its operands and its params.
+
+    The operands may be one device's parts of those that the function is of.
+    """
+    *avals, params = avals_and_params
+    (lhs, rhs, *scales), operands = avals[:_NUM_FACTORS], avals[_NUM_FACTORS:]
+    function, num_batch = params["function"], params["num_batch"]
+    shape = *lhs.shape[:-1], *rhs.shape[num_batch:-1]
+    acc = jax.ShapeDtypeStruct(shape, _F32)
+    if shape != function.in_avals[0].shape:
+        function = functions.of_part(function, 1, acc, *operands)
+    precision = params["precision"]
+    if getattr(precision, "name", "").endswith("_FAST_ACCUM"):
+        # Sums leave the tensor core with each block.
+        precision = lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32
+    numbers = _numbers(lhs.ndim, rhs.ndim, num_batch)
+    natural = {"dimension_numbers": numbers, "permutation": tuple(range(len(shape)))}
+    blocks = params["lhs_block"], params["rhs_block"]
+    return epilogue.Product(
+        plain.product_of(lhs, rhs, acc, params | natural | {"precision": precision}),
+        function,
+        tuple(tuple(x.shape) for x in operands),
+        scales=tuple(
+            BlockScales(tuple(x.shape), tuple(own.shape), block, num_batch)
+            for x, own, block in zip((lhs, rhs), scales, blocks, strict=True)
+        ),
+    )
+
+
+def division_of(*avals_and_params) -> partitioning.Division:
+    """How a call may be divided over devices: along dimensions whose blocks are of one element.
+
+    Every device has others whole, K among them.
+    """
+    *avals, params = avals_and_params
+    shared = dict(params)
+    parts, num_batch = parts_of(shared.pop("function")), params["num_batch"]
+    lhs, rhs, *scales = avals[:_NUM_FACTORS]
+    named, whole = [], {"k"}
+    for side, x in (("m", lhs), ("n", rhs)):
+        rows = range(num_batch, x.ndim - 1)
+        named.append((*(f"b{i}" for i in range(num_batch)), *(f"{side}{i}" for i in rows), "k"))
+    factors = [*named]
+    for side, (x, own) in enumerate(zip((lhs, rhs), scales, strict=True)):
+        names = []
+        for axis, (number, extent) in enumerate(zip(own.shape, x.shape, strict=True)):
+            is_each = number == extent and number > 1
+            names.append(named[side][axis] if is_each else f"s{side}x{axis}")
+            if not is_each:
+                whole |= {names[-1]} | ({named[side][axis]} if number > 1 else set())
+        factors.append(tuple(names))
+    acc_names = (*named[0][:-1], *named[1][num_batch:-1])
+
+    def names_of(kind, array, dims):
+        return tuple(
+            f"{kind}{array}x{axis}" if dim is None else acc_names[dim]
+            for axis, dim in enumerate(dims)
+        )
+
+    others = [names_of("e", i, dims) for i, dims in enumerate(parts.operands)]
+    results = [names_of("r", i, dims) for i, dims in enumerate(parts.results)]
+    whole |= {name for own in (*others, *results) for name in own} - {*acc_names}
+    whole |= {acc_names[dim] for dim in parts.whole}
+
+    def call(*arguments):
+        acc = accumulator(*arguments[:_NUM_FACTORS], **shared)
+        own = jax.make_jaxpr(parts)(acc, *map(jax.typeof, arguments[_NUM_FACTORS:]))
+        return tuple(scaled_dot_general_p.bind(*arguments, function=own, **shared))
+
+    return partitioning.Division(
+        operands=(*factors, *others),
+        results=tuple(results),
+        call=call,
+        whole=tuple(sorted(whole)),
+    )
+
+
+def obstacle_to_division(
+    operands: Sequence, product: epilogue.Product, params, device: selection.Device
+) -> str:
+    """Why a call is run unfused where devices divide it; "" where each makes a part of it."""
+    del operands
+    if not dense.is_covered(product.product, device.platform):
+        return "no implementation covers the dtypes of the product"
+    function = params["function"]
+    if any(function.in_avals[0].shape[dim] != 1 for dim in parts_of(function).whole):
+        return "devices may divide a dimension that the function takes whole"
+    return ""
+
+
+def _lower(ctx, *operands, device, obstacle, **params):
+    product = product_of(*ctx.avals_in, params)
+    if not obstacle and partitioning.is_divided(ctx):
+        obstacle = obstacle_to_division(ctx.avals_in, product, params, device)
+        if not obstacle:
+            return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
+    plan = epilogue.make_plan(product, device, obstacle)
+    key = lowering.key_of(scaled_dot_general_p, params, plan.choice)
+    if not plan.is_fused:
+        unfused_call = functools.partial(unfused, **params)
+        return partitioning.lower_on_device(ctx, unfused_call, *operands, key=key)
+    on_device = functools.partial(epilogue.product_with_epilogue, plan)
+    return partitioning.lower_on_device(ctx, on_device, *operands, key=key)
+
+
+functions.define_types(scaled_dot_general_p, unfused, epilogue.make_plan, product_of)
+lowering.register(scaled_dot_general_p, _lower)

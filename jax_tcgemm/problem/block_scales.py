@@ -1,0 +1,77 @@
+"""Scales of blocks of an operand whose dimensions are (*batch, *rows, k)."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tcgemm.problem.gemm import BlockFactors
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockScales:
+    """Which scale is for which element of an operand.
+
+    Attributes:
+      operand_shape: extents of the operand.
+      shape: those of the scales, as many. Of the last two dimensions they are the numbers of
+        blocks, of others 1, for a scale that is for all, or the operand's.
+      block: extents of a block of the last two dimensions; the last one of each may be short.
+      num_batch: how many dimensions are of the batch.
+    """
+
+    operand_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    block: tuple[int, int]
+    num_batch: int
+
+    def spread(self, scales: jax.Array) -> jax.Array:
+        """A scale for each element; 1 stays where one is for all."""
+        return self._repeated(scales, [x if n > 1 else 1 for n, x in self._pairs()])
+
+    def folded(self, scales: jax.Array) -> jax.Array:
+        """Those that `factors` tells of, (entries of the batch, blocks of rows, blocks of K)."""
+        own, _ = self._folded()
+        batch, rows = own[: self.num_batch], own[self.num_batch : -1]
+        shape = math.prod(batch), math.prod(rows), own[-1]
+        return lax.reshape(self._repeated(scales, own), shape)
+
+    def factors(self, batch_inner: int) -> BlockFactors:
+        """As a problem has them, whose second level of the batch has that extent."""
+        own, block_rows = self._folded()
+        depth, num_rows = own[-1], math.prod(own[self.num_batch : -1])
+        is_batched = math.prod(own[: self.num_batch]) > 1
+        stride = is_batched * depth * num_rows
+        return BlockFactors(block_rows, self.block[1], depth, 1, stride * batch_inner, stride)
+
+    def _pairs(self):
+        return zip(self.shape, self.operand_shape, strict=True)
+
+    def _folded(self) -> tuple[list[int], int]:
+        """How many scales each dimension has where those of rows are one, and rows of a block."""
+        first, extents = self.num_batch, self.operand_shape
+        batch, rows, block_rows = self.shape[:first], self.shape[first:-1], self.block[0]
+        if any(n > 1 for n in batch):
+            batch = extents[:first]
+        num_rows = math.prod(extents[first:-1])
+        if all(n == 1 for n in rows):
+            block_rows = max(num_rows, 1)
+        elif num_rows != extents[-2]:
+            # Blocks of rows end where the dimension does.
+            is_even = extents[-2] % block_rows == 0
+            rows = (*extents[first:-2], rows[-1] if is_even else extents[-2])
+            block_rows = block_rows if is_even else 1
+        return [*batch, *rows, self.shape[-1]], block_rows
+
+    def _repeated(self, scales: jax.Array, target) -> jax.Array:
+        sizes = {len(self.shape) - 2: self.block[0], len(self.shape) - 1: self.block[1]}
+        for axis, extent in enumerate(target):
+            if scales.shape[axis] == extent:
+                continue
+            size = extent if scales.shape[axis] == 1 else sizes[axis]
+            scales = jnp.repeat(scales, size, axis)
+            if scales.shape[axis] != extent:
+                scales = lax.slice_in_dim(scales, 0, extent, axis=axis)
+        return scales

@@ -1,0 +1,232 @@
+"""wgmma kernels of operands with factors of blocks, emulated."""
+
+import dataclasses
+import functools
+
+import emulated
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from emulated import Emulator, carried
+from kernel_instances import wgmma
+
+from jax_tcgemm import selection
+from jax_tcgemm.device import epilogue
+from jax_tcgemm.primitives import scaled_dot_general
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.gemm import BlockFactors, Operand, Problem
+
+pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
+
+TYPES = "f8e4m3fn,f8e4m3fn"
+COOPERATIVE, PING_PONG, SWAPPED = (
+    "128x128x64_c1x1x1_co",
+    "64x128x64_c1x1x1_pp",
+    "64x96x64_c1x1x1_pp_t",
+)
+# Whose tiles are multiplied in two parts, by columns and by rows.
+WIDE, HIGH = "128x256x64_c2x1x1_co", "256x128x64_c1x1x1_co_t"
+CONFIGS = {
+    COOPERATIVE: "128, 128, 1, 1, 1, false, false",
+    "128x128x64_c2x2x1_co": "128, 128, 2, 2, 1, false, false",
+    "64x64x64_c1x1x2_pp": "64, 64, 1, 1, 2, true, false",
+    PING_PONG: "64, 128, 1, 1, 1, true, false",
+    WIDE: "128, 256, 2, 1, 1, false, false",
+    HIGH: "256, 128, 1, 1, 1, false, true",
+    SWAPPED: "64, 96, 1, 1, 1, true, true",
+}
+# Of what rows and how much of K there is a factor, of A and of B.
+BLOCKS = {
+    "rows by blocks": ((1, 128), (128, 128)),
+    "rows by rows": ((1, 128), (1, 128)),
+    "blocks by blocks": ((128, 128), (128, 256)),
+    "rows by one": ((1, 128), (1 << 20, 1 << 20)),
+    "odd blocks": ((3, 384), (40, 128)),
+}
+
+
+def scaled_rows(blocks, config) -> tuple[int, int]:
+    """What the kernel is compiled for."""
+    is_even = "x96x" not in config
+    (a, _), (b, _) = reversed(blocks) if config.endswith("_t") else blocks
+    return 64 if a % 64 == 0 else 1, 128 if is_even and b % 128 == 0 else 1
+
+
+def kernel(config, rows):
+    return carried(wgmma(CONFIGS[config], "Bare", TYPES, layout="00", scaled_rows=rows))
+
+
+@pytest.fixture(scope="session")
+def kernels(run_folder):
+    """Those of all tests here."""
+    wanted = {(x, scaled_rows(blocks, x)) for x in CONFIGS for blocks in BLOCKS.values()}
+    sources = [kernel(*each) for each in sorted(wanted)]
+    return Emulator(run_folder / "block_factors", *sources, planned_kernel())
+
+
+def draw_factors(rng, extent, k, block, batch) -> tuple[BlockFactors, np.ndarray]:
+    """Powers of two, by which sums of integers stay exact, in rows with NaN behind them."""
+    rows, depth = block
+    shape = batch, -(-extent // rows), -(-k // depth)
+    values = np.full((*shape[:2], shape[2] + 3), np.nan, np.float32)
+    values[..., : shape[2]] = 2.0 ** rng.integers(-1, 2, shape)
+    stride = values.shape[2]
+    return BlockFactors(rows, depth, stride, 1, 0, shape[1] * stride), values
+
+
+def repeated(factors: BlockFactors, values, extent, k):
+    rows, depth = np.arange(extent) // factors.rows, np.arange(k) // factors.depth
+    return values[:, rows[:, None], depth].astype(np.float64)
+
+
+def check(emulator, blocks, config, m=300, n=270, k=1000, batch=1, seed=0):
+    """Operands and factors with two levels of strides, and extents that no tile divides."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.integers(-8, 8, (batch, x, k), endpoint=True) for x in (m, n))
+    (fa, a_values), (fb, b_values) = (
+        draw_factors(rng, x, k, block, batch) for x, block in zip((m, n), blocks, strict=True)
+    )
+    # TMA reads rows that begin at multiples of 16 bytes.
+    ld = -(-k // 16) * 16
+    arrays = {}
+    for name, x in (("a", a), ("b", b)):
+        arrays[name] = np.zeros((*x.shape[:2], ld), DTYPES["f8e4m3fn"])
+        arrays[name][..., :k] = x
+    arrays |= {"a_factors": a_values, "b_factors": b_values}
+    operands = (
+        Operand("f8e4m3fn", transposed, ld, 0, x * ld) for transposed, x in ((False, m), (True, n))
+    )
+    problem = Problem(batch, batch, m, n, k, *operands, "f32", "f32", factors=(fa, fb))
+    got = emulator.run(problem, arrays, implementation="wgmma", config=config, seed=seed)[0]
+    wide = a * repeated(fa, a_values, m, k), b * repeated(fb, b_values, n, k)
+    np.testing.assert_array_equal(got.reshape(batch, m, n), wide[0] @ wide[1].swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_configs(kernels, config, blocks):
+    check(kernels, BLOCKS[blocks], config, seed=len(config) + len(blocks))
+
+
+@pytest.mark.parametrize("config", [COOPERATIVE, SWAPPED])
+def test_batches_and_few_rows(kernels, config):
+    check(kernels, BLOCKS["rows by blocks"], config, m=5, n=130, k=130, batch=3)
+
+
+def test_split_k(kernels):
+    check(kernels, BLOCKS["rows by blocks"], f"{COOPERATIVE}_split3")
+
+
+# --- as the device layer asks for it --------------------------------------------------------------
+
+BATCH, M, N, K = 2, 140, 200, 400
+
+
+def softened(acc, bias):
+    return (acc + bias).astype(jnp.bfloat16), acc.max(-1)
+
+
+@functools.cache
+def planned() -> epilogue.Plan:
+    """Of a batch, with a function, and blocks of two rows of K that end short."""
+    types = [jax.ShapeDtypeStruct(x, jnp.float8_e4m3fn) for x in ((BATCH, M, K), (BATCH, N, K))]
+    types += [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((BATCH, M // 2, 4), (1, 2, 2))]
+    types += [jax.ShapeDtypeStruct((N,), jnp.float32)]
+    acc = jax.ShapeDtypeStruct((BATCH, M, N), jnp.float32)
+    params = {
+        **{"op": "scaled_matmul", "num_batch": 1, "lhs_block": (2, 128), "rhs_block": (128, 256)},
+        **{"precision": None, "implementation": "wgmma", "config": COOPERATIVE},
+        "function": jax.make_jaxpr(softened)(acc, types[-1]),
+    }
+    product = scaled_dot_general.product_of(*types, params)
+    return epilogue.make_plan(product, selection.target_device("cuda"))
+
+
+def planned_kernel():
+    function = planned().problem.epilogue.function
+    struct = f"Function<tcgemm::elementwise::{function.name}>"
+    own = wgmma(CONFIGS[COOPERATIVE], struct, TYPES, layout="00", scaled_rows=(1, 128))
+    return carried(dataclasses.replace(own, definitions=function.definitions))
+
+
+def test_planned(kernels):
+    """Of a plan: where its factors lie, the function of scaled sums, and a reduction."""
+    plan, rng = planned(), np.random.default_rng(9)
+    assert plan.is_fused
+    a, b = (rng.integers(-8, 8, (BATCH, x, K), endpoint=True) for x in (M, N))
+    scales = [2.0 ** rng.integers(-1, 2, x) for x in ((BATCH, M // 2, 4), (1, 2, 2))]
+    bias = rng.integers(-9, 9, N).astype(np.float32)
+    folded = [x.folded(jnp.float32(y)) for x, y in zip(plan.product.scales, scales, strict=True)]
+    arrays = {"a": a.astype(DTYPES["f8e4m3fn"]), "b": b.astype(DTYPES["f8e4m3fn"])}
+    arrays |= dict(zip(("a_factors", "b_factors"), map(np.asarray, folded), strict=True))
+    arrays |= {"function operand 0": bias}
+    found = kernels.run(plan.problem, arrays, implementation="wgmma", config=COOPERATIVE)
+    own = np.repeat(np.repeat(scales[0], 2, 1), 128, 2)[..., :K]
+    acc = a * own @ (b * np.repeat(np.repeat(scales[1], 128, 1), 256, 2)[:, :N, :K]).swapaxes(1, 2)
+    rounded, largest = softened(jnp.asarray(acc, jnp.float32), bias)
+    np.testing.assert_array_equal(found[0].reshape(rounded.shape), rounded)
+    assert largest.shape == (BATCH, M)
+    np.testing.assert_array_equal(found[1].reshape(BATCH, M, -1).max(-1), largest)
+
+
+def refused(kernels, *factors):
+    """What is said of a product with these."""
+    x, values = np.zeros((64, 256), DTYPES["f8e4m3fn"]), np.ones(64, np.float32)
+    arrays = {"a": x, "b": x, "a_factors": values, "b_factors": values}
+    operands = Operand("f8e4m3fn", False, 256), Operand("f8e4m3fn", True, 256)
+    problem = Problem(1, 1, 64, 64, 256, *operands, "f32", "f32", factors=factors)
+    with pytest.raises(RuntimeError) as error:
+        kernels.run(problem, arrays, implementation="wgmma", config=COOPERATIVE)
+    return str(error.value)
+
+
+def test_refusals(kernels):
+    good = BlockFactors(64, 128, 2, 1)
+    for change, says in (
+        ({"depth": 64}, "blocks with factors must have a multiple of 128 of k, got 64"),
+        ({"rows": 0}, "a block's extents must be in [1, 2^31), got 0"),
+        ({"row_stride": -1}, "strides of factors must not be negative, got -1"),
+    ):
+        assert says in refused(kernels, dataclasses.replace(good, **change), good)
+
+
+FACTORS, MULTIPLY, KERNEL = (
+    f"kernels/wgmma/{name}.cuh" for name in ("factors", "multiply", "kernel")
+)
+MISTAKES = {
+    "factors of the k block before": (FACTORS, "++k_block_;", "k_block_ += k_block_ > 0;"),
+    "not of the row": (
+        FACTORS,
+        "thread_idx / 32 * 16 + thread_idx % 32 / 4",
+        "thread_idx / 32 * 16",
+    ),
+    "of the first eight rows": (FACTORS, "(block + i) * 64 + half * 8", "(block + i) * 64"),
+    "rows of the first half": (FACTORS, "(block + i) * 64 + half", "i * 64 + half"),
+    "not of columns": (FACTORS, "held.products[segment][i][half] *= of_columns", ";"),
+    "columns of the first segment": (FACTORS, "4 * (column / kColumnsOfFactor)", "0"),
+    "another tile's": (FACTORS, "row < from.num_rows", "row < from.num_rows && first_row == 0"),
+    "another stage's": (FACTORS, "factors_ + stage * T::kFactorBytes; }", "factors_; }"),
+    "first block of a split": (KERNEL, "batch_inner, work.first_k_block)", "batch_inner, 0)"),
+    "released too early": (MULTIPLY, "(is_last && !held.kReadsStage) release", "(is_last) release"),
+    "nobody waits for them": (KERNEL, "T::kIsScaled ? 1 + kFactorThreads : 1", "1"),
+    "released by one warp": ("kernels/wgmma/pipeline.cuh", "T::kIsScaled ? 4 : 1", "1"),
+    "half of the columns": (MULTIPLY, "b + column * 128", "b"),
+    "half of the rows": (MULTIPLY, "a + block * 8192", "a"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found(kernels, name, tmp_path):
+    file, old, new = MISTAKES[name]
+    config = HIGH if "rows" in name else WIDE
+    # Where each row has its own, and the thread reads those of columns after the multiplication.
+    is_of_rows = config == HIGH or name == "released too early"
+    blocks = BLOCKS["rows by rows" if is_of_rows else "rows by blocks"]
+    rows = scaled_rows(blocks, config)
+    wrong = Emulator(tmp_path, kernel(config, rows), changes={file: [(old, new)]}, like=kernels)
+    if "split" in name:
+        config += "_split3"
+    checks = functools.partial(check, wrong, blocks, config, m=520)
+    with pytest.raises((AssertionError, RuntimeError)):
+        any(checks(seed=seed) for seed in range(3))
