@@ -208,7 +208,7 @@ def _folded(product: Product, platform: str):
     except InexpressibleError as error:
         return str(error)
     if product.num_accumulators == 2:
-        problem = _gated(product, fold, problem, one)
+        problem = _gated(product, numerics, fold, problem, one)
         if isinstance(problem, str):
             return problem
     shape = product.shape
@@ -253,7 +253,7 @@ def _one_of_stacked(product: Product) -> dense.Product | None:
 
 
 def _gated(
-    product: Product, fold: Fold, problem: Problem, one: dense.Product | None
+    product: Product, numerics: Numerics, fold: Fold, problem: Problem, one: dense.Product | None
 ) -> Problem | str:
     """The problem with two matrices B, of which it is that of `one` if that is not None."""
     obstacle = "gate and up are not the outermost columns of the result"
@@ -262,7 +262,8 @@ def _gated(
     if product.pair is None:
         return dataclasses.replace(problem, epilogue=Epilogue(gated=True))
     if one is not None:
-        gated = Epilogue(gated=True, up_offset=math.prod(one.rhs_shape))
+        number = 1 if numerics.parts is None else numerics.parts.number
+        gated = Epilogue(gated=True, up_offset=number * math.prod(one.rhs_shape))
         return dataclasses.replace(problem, epilogue=gated)
     if math.prod(product.product.result_shape[product.pair :]) != fold.n:
         return obstacle
@@ -405,9 +406,10 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
     """Carries out a plan that is fused."""
     numerics, fold, function = plan.numerics, plan.fold, plan.problem.epilogue.function
     rights, operands = others[: plan.product.num_rhs], others[plan.product.num_rhs :]
+    bare = plan.product.product
     factors = [
-        dense.prepare(lhs, numerics.lhs_dtype, fold.lhs_order),
-        *(dense.prepare(x, numerics.rhs_dtype, fold.rhs_order) for x in rights),
+        dense.prepare(lhs, bare, numerics, fold),
+        *(dense.prepare(x, bare, numerics, fold, is_rhs=True) for x in rights),
     ]
     if fold.swapped:
         factors.reverse()

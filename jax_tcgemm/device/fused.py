@@ -6,6 +6,7 @@ product, which is planned in its own right, and what XLA makes of the rest. The 
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -95,7 +96,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     Raises:
       ValueError: when an implementation was forced that rejects the folded problem.
     """
-    bare = product.product
+    bare = dense.of_device(product.product, device)
 
     def unfused(reason):
         choice = selection.Choice(selection.XLA, "default", f"unfused: {reason}")
@@ -242,12 +243,15 @@ def fused_dot_general(plan: Plan, lhs, rhs, given: dict[str, jax.Array]) -> list
     """
     fusion, fold, problem = plan.product.fusion, plan.fold, plan.problem
     numerics, out_dtype = plan.numerics, plan.numerics.out_dtype
-    a = dense.prepare(lhs, numerics.lhs_dtype, fold.lhs_order)
-    b = dense.prepare(rhs, numerics.rhs_dtype, fold.rhs_order)
+    bare = plan.product.product
+    prepare_rhs = functools.partial(
+        dense.prepare, product=bare, numerics=numerics, folded=fold, is_rhs=True
+    )
+    a, b = dense.prepare(lhs, bare, numerics, fold), prepare_rhs(rhs)
     a, b = (b, a) if fold.swapped else (a, b)
     vectors = {}
     if "rhs_up" in given:
-        vectors["b_up"] = dense.prepare(given["rhs_up"], numerics.rhs_dtype, fold.rhs_order)
+        vectors["b_up"] = prepare_rhs(given["rhs_up"])
     if "aux_in" in given:
         vectors["aux_in"] = given["aux_in"].astype(out_dtype)
     if "bias" in given:

@@ -359,8 +359,8 @@ def _lower(ctx, lhs, rhs, *, device, obstacle, **params):
     if not obstacle and partitioning.is_divided(ctx) and dense.is_covered(product, device.platform):
         return partitioning.lower(ctx, (lhs, rhs), division_of(*ctx.avals_in, params))
     plan = dense.make_plan(product, device, obstacle)
-    asked = dense.LaxProduct.of(product)
-    if plan.choice.implementation == selection.XLA and _is_plain(asked, *ctx.avals_in, out):
+    asked = dense.LaxProduct.of(plan.product)
+    if plan.is_of_xla and _is_plain(asked, *ctx.avals_in, out):
         operands = (rhs, lhs) if asked.exchanged else (lhs, rhs)
         return (lowering.dot_general(*operands, asked),)
     out_sharding = shardings.natural(params["out_sharding"], asked.permutation)
