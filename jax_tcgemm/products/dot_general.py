@@ -70,7 +70,10 @@ def dot_general(
     Numerics:
       float16 and bfloat16 are multiplied exactly and accumulated in float32 (in float16 under the
       preset F16_F16_F16), and rounded once. float32 and complex64 use TF32 on CUDA, as XLA does,
-      unless the precision is HIGHEST; on CPU they are always float32. float64 and complex128
+      unless the precision is HIGHEST, or BF16_BF16_F32_X3, _X6, _X9 or TF32_TF32_F32_X3: then each
+      number is a sum of parts of bfloat16 or TF32, whose products are added in float32, all but
+      some that are at most 2**-15, 2**-24, 0 or 2**-21 of |A| |B|. On CPU they are always float32,
+      or such sums where an implementation was asked for by name. float64 and complex128
       accumulate in float64. int8 and uint8 accumulate in int32; a narrower integer result is that
       sum modulo its width. float8_e4m3fn and float8_e5m2, also one by the other, are multiplied
       exactly and accumulated in float32: on Hopper, whose tensor core keeps 14 bits of mantissa of
