@@ -28,6 +28,7 @@ from jax_tcgemm.inspect.explain import explain
 from jax_tcgemm.inspect.info import info
 from jax_tcgemm.problem.quantized import QuantizedArray
 from jax_tcgemm.products.accelerate import accelerate
+from jax_tcgemm.products.batch_invariant import batch_invariant
 from jax_tcgemm.products.collective import all_gather_matmul, matmul_reduce_scatter
 from jax_tcgemm.products.combine_rows import combine_rows
 from jax_tcgemm.products.dot_general import dot_general
@@ -49,6 +50,7 @@ __all__ = [
     "accelerate",
     "all_gather_matmul",
     "autotune",
+    "batch_invariant",
     "blas",
     "checkpoint_policies",
     "combine_rows",

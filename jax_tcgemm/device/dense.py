@@ -76,6 +76,19 @@ class Plan:
         return self.numerics is not None and self.numerics.parts is not None
 
     @property
+    def repeats_row(self) -> bool:
+        """Whether there is one row that must be as it were among others.
+
+        `host` adds up a product with a single row in another order.
+        """
+        product = self.product
+        if self.platform != "cpu" or not selection.nominal_rows(product.implementation):
+            return False
+        (contract, _), (batch, _) = product.dimension_numbers
+        own = (n for axis, n in enumerate(product.lhs_shape) if axis not in (*contract, *batch))
+        return math.prod(own) == 1
+
+    @property
     def is_of_xla(self) -> bool:
         """Whether it is XLA's own product of the operands as they are."""
         return self.choice.implementation == selection.XLA and not self.has_parts
@@ -174,8 +187,17 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     asked = product.implementation, product.config
     if not obstacle and not selection.is_forced(asked[0]):
         obstacle = selection.reason_to_stay(product.op, folded[-1], device)
-    choice = selection.select(product.op, folded[-1], device, *asked, obstacle=obstacle)
+    nominal = None if obstacle else of_nominal_rows(folded[-1], folded[1], asked[0])
+    choice = selection.select(
+        product.op, folded[-1], device, *asked, obstacle=obstacle, nominal=nominal
+    )
     return Plan(product, device.platform, *folded, choice)
+
+
+def of_nominal_rows(problem: Problem, folded: Fold, implementation: str | None) -> Problem | None:
+    """The problem that decides where the bits of a row, which is one of lhs, must be its own."""
+    rows = selection.nominal_rows(implementation)
+    return problem.with_rows(rows, are_columns=folded.swapped) if rows else None
 
 
 def of_device(product, device: selection.Device):

@@ -124,22 +124,24 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     """
     bare = product.product
     asked = bare.implementation, bare.config
-    if device.platform == "cpu" and asked[0] in (None, "host", selection.XLA):
+    may_be_unfused = selection.may_be_unfused(asked[0])
+    if device.platform == "cpu" and (may_be_unfused or asked[0] == "host"):
         obstacle = obstacle or "on the CPU XLA runs the function"
         return _unfused(product, obstacle)
     folded = obstacle or _folded(product, device.platform)
     if isinstance(folded, str):
-        if asked[0] in (None, selection.XLA):
+        if may_be_unfused:
             return _unfused(product, folded)
         # An implementation that was asked for by name: an error says why it cannot run the call.
         selection.select(bare.op, None, device, *asked, obstacle=folded)
-    _, _, problem, operands, _ = folded
+    _, fold, problem, operands, _ = folded
     compared = ""
     if not selection.is_forced(asked[0]):
         gains, compared = _compared(product, problem, operands, device)
         if not gains:
             return _unfused(product, compared)
-    choice = selection.select(bare.op, problem, device, *asked)
+    nominal = dense.of_nominal_rows(problem, fold, asked[0])
+    choice = selection.select(bare.op, problem, device, *asked, nominal=nominal)
     if compared:
         choice = dataclasses.replace(choice, why=f"{choice.why}; {compared}")
     return Plan(product, *folded, choice)

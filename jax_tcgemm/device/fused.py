@@ -102,6 +102,9 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         choice = selection.Choice(selection.XLA, "default", f"unfused: {reason}")
         return Plan(product, None, None, None, (), choice)
 
+    is_invariant = selection.nominal_rows(bare.implementation) > 0
+    if device.platform == "cpu" and is_invariant:
+        obstacle = obstacle or "on the CPU XLA does what follows, for any number of rows alike"
     folded = obstacle or dense.fold_product(bare, device.platform)
     if isinstance(folded, str):
         return unfused(folded)
@@ -118,7 +121,11 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         beta=float("residual" in product.fusion.operands),
         epilogue=epilogue,
     )
-    choice = selection.select(bare.op, problem, device, bare.implementation, bare.config)
+    nominal = dense.of_nominal_rows(problem, fold, bare.implementation)
+    asked = bare.implementation, bare.config
+    choice = selection.select(bare.op, problem, device, *asked, nominal=nominal)
+    if choice.implementation == selection.XLA and is_invariant:
+        return unfused(choice.why)
     return Plan(product, numerics, fold, problem, bias_axes, choice)
 
 

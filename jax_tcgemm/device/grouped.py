@@ -99,6 +99,16 @@ class Plan:
     choice: selection.Choice
 
     @property
+    def flips_rhs(self) -> bool:
+        """Whether matrices that lie transposed are to be turned for rows to be independent.
+
+        `host` adds up a group of a single row in another order by them.
+        """
+        own = self.product
+        is_host = self.choice.implementation == "host"
+        return selection.nominal_rows(own.implementation) > 0 and is_host and own.rhs_transposed
+
+    @property
     def copies(self) -> tuple[str, ...]:
         """Every array XLA must rewrite for the call."""
         if self.choice.implementation == selection.XLA:
@@ -148,12 +158,20 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         )
         return Plan(product, None, None, choice)
     problem = problem_of(product, numerics)
-    choice = selection.select(product.op, problem, device, product.implementation, product.config)
-    is_forced = product.implementation is not None
+    asked = product.implementation, product.config
+    nominal = of_nominal_rows(problem, asked[0])
+    choice = selection.select(product.op, problem, device, *asked, nominal=nominal)
+    is_forced = asked[0] is not None and not selection.nominal_rows(asked[0])
     if choice.implementation == selection.XLA and product.has_steps and not is_forced:
         why = f"as bare grouped products with steps of XLA's around them; {choice.why}"
         choice = dataclasses.replace(choice, why=why)
     return Plan(product, numerics, problem, choice)
+
+
+def of_nominal_rows(problem: RaggedProblem, implementation: str | None) -> RaggedProblem | None:
+    """The problem that decides where the bits of a row must be its own."""
+    rows = selection.nominal_rows(implementation)
+    return problem.with_rows(rows) if rows else None
 
 
 def numerics_of(product: Product, platform: str) -> Numerics | str:

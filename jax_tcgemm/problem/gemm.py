@@ -71,6 +71,28 @@ class Problem:
         return (self.batch, self.m, *((2,) if self.epilogue.gated else ()), self.n)
 
     @property
+    def is_bare(self) -> bool:
+        """Whether it is a product and no more."""
+        return self.epilogue == BARE and self.alpha == 1 and self.beta == 0
+
+    def with_rows(self, rows: int, *, are_columns: bool) -> "Problem":
+        """One product of so many rows, packed one after the other, by the same other operand.
+
+        Of a bare product they are then always rows. `are_columns` says that here they are columns.
+        """
+        own, other, extent = self.a, self.b, self.n
+        if are_columns:
+            own, other, extent = self.b, self.a, self.m
+        own = Operand(own.dtype, False, max(self.k, 1))
+        is_kn = other.transposed == are_columns
+        other = Operand(other.dtype, not is_kn, max(extent if is_kn else self.k, 1))
+        batch = {"batch": 1, "batch_inner": 1}
+        if are_columns and not self.is_bare:
+            own, other = (dataclasses.replace(x, transposed=not x.transposed) for x in (own, other))
+            return dataclasses.replace(self, **batch, n=rows, a=other, b=own)
+        return dataclasses.replace(self, **batch, m=rows, n=extent, a=own, b=other)
+
+    @property
     def function(self) -> Function | None:
         """That of the epilogue."""
         return self.epilogue.function

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from jax_tcgemm.products.arguments import (
     ShapeError,
+    asked_implementation,
     canonical_element_type,
     promoted_type,
     weakened,
@@ -11,7 +12,6 @@ from jax_tcgemm.products.arguments import (
 from jax_tcgemm.products.epilogue import check_alone
 from jax_tcgemm.products.linear import product
 from jax_tcgemm.products.quantized import as_operand, is_any, squeezed, with_epilogue
-from jax_tcgemm.selection import check_names
 
 
 def matmul(
@@ -30,6 +30,7 @@ def matmul(
     epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
+    batch_invariant: bool | int | None = None,
 ):
     """A drop-in for `jax.numpy.matmul`: the product of matrices, vectors and batches of them.
 
@@ -77,6 +78,9 @@ def matmul(
         the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
         Derivatives inherit it.
       config: a config of that implementation; None selects one. Derivatives do not inherit it.
+      batch_invariant: True has the bits of a row depend on nothing but that row and b; or
+        for how many rows the config that gives them is chosen, True being 4096. None takes
+        `jax_tcgemm.batch_invariant`. Derivatives inherit it.
 
     Returns:
       The product, with the shape, dtype and weak type that `jax.numpy.matmul` gives; with an
@@ -127,7 +131,7 @@ def matmul(
     """
     op = "matmul"
     a, b = as_operand(op, "a", a), as_operand(op, "b", b)
-    check_names(op, implementation, config)
+    implementation = asked_implementation(op, implementation, config, batch_invariant)
     for name, x in (("a", a), ("b", b)):
         if x.ndim == 0:
             raise ValueError(

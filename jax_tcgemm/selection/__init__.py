@@ -27,7 +27,10 @@ from jax_tcgemm.selection.implementations import (
     Candidate,
     abi_of,
     check_names,
+    for_any_rows,
     listed,
+    may_be_unfused,
+    nominal_rows,
 )
 from jax_tcgemm.selection.operations import select_operation
 
@@ -47,11 +50,14 @@ __all__ = [
     "check_names",
     "collect",
     "dequantized_operands",
+    "for_any_rows",
     "forget",
     "is_forced",
     "is_unseen",
     "listed",
     "loop_us",
+    "may_be_unfused",
+    "nominal_rows",
     "obstacle_of",
     "predicted_us",
     "ranked",
