@@ -43,6 +43,7 @@ from jax_tcgemm.quantization.fp8_dot_general import Fp8DotGeneral
 from jax_tcgemm.quantization.quantize import dequantize, quantize
 from jax_tcgemm.system.switches import debug_switches
 from jax_tcgemm.tuning.autotune import autotune
+from jax_tcgemm.tuning.first_use import tune_on_first_use
 
 __all__ = [
     "Fp8DotGeneral",
@@ -73,5 +74,6 @@ __all__ = [
     "ragged_dot_general",
     "scaled_matmul",
     "tensor",
+    "tune_on_first_use",
     "tuning",
 ]

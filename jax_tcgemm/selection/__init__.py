@@ -9,11 +9,13 @@ from jax_tcgemm.selection.choice import (
     forget,
     is_forced,
     is_unseen,
+    lowering,
     obstacle_of,
     predicted_us,
     ranked,
     reason_to_stay,
     select,
+    set_measurer,
     unseen,
 )
 from jax_tcgemm.selection.contraction_cost import AsProduct
@@ -56,6 +58,7 @@ __all__ = [
     "is_unseen",
     "listed",
     "loop_us",
+    "lowering",
     "may_be_unfused",
     "nominal_rows",
     "obstacle_of",
@@ -64,6 +67,7 @@ __all__ = [
     "reason_to_stay",
     "select",
     "select_operation",
+    "set_measurer",
     "target_device",
     "unseen",
 ]

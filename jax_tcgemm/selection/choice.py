@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import operator
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.gemm import Problem
@@ -130,6 +130,34 @@ class _Unseen(threading.local):
 _unseen = _Unseen()
 
 
+class _Lowering(threading.local):
+    is_on = False
+
+
+_lowering = _Lowering()
+
+
+@contextlib.contextmanager
+def lowering() -> Iterator[None]:
+    """What this thread chooses meanwhile is for a program that will run."""
+    before, _lowering.is_on = _lowering.is_on, True
+    try:
+        yield
+    finally:
+        _lowering.is_on = before
+
+
+# Says what measures a problem that no table knows when it is lowered, and lets a table know; None
+# where nothing does.
+_measurer: Callable[[], Callable[[Problem, Device], None] | None] = lambda: None  # noqa: E731
+
+
+def set_measurer(measurer: Callable[[], Callable[[Problem, Device], None] | None]) -> None:
+    """Sets what measures problems that are lowered: a function that returns it, or None."""
+    global _measurer
+    _measurer = measurer
+
+
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
     """What this thread chooses meanwhile is for no program: neither collected nor printed."""
@@ -195,10 +223,20 @@ def select(
         if kind == "gemm" and problem.epilogue.function is None and not _unseen.is_on:
             for found in tuple(_collectors):
                 found.append((problem, device))
+            _measure_unknown(problem, device)
         choice = _best(problem, device, tables.revision())
     if not _unseen.is_on:
         print_choice(op, problem or obstacle, choice)
     return choice
+
+
+def _measure_unknown(problem: Problem, device: Device) -> None:
+    """Has a problem measured that no table knows, where that is asked for."""
+    # Those who collect problems will measure them.
+    if not _lowering.is_on or _collectors or (measure := _measurer()) is None:
+        return
+    if _tuned(problem, device, candidates(problem, device)) is None:
+        measure(problem, device)
 
 
 def dequantized_operands(op: str) -> str:
