@@ -83,14 +83,24 @@ class Problem:
         own, other, extent = self.a, self.b, self.n
         if are_columns:
             own, other, extent = self.b, self.a, self.m
-        own = Operand(own.dtype, False, max(self.k, 1))
         is_kn = other.transposed == are_columns
-        other = Operand(other.dtype, not is_kn, max(extent if is_kn else self.k, 1))
-        batch = {"batch": 1, "batch_inner": 1}
-        if are_columns and not self.is_bare:
-            own, other = (dataclasses.replace(x, transposed=not x.transposed) for x in (own, other))
-            return dataclasses.replace(self, **batch, n=rows, a=other, b=own)
-        return dataclasses.replace(self, **batch, m=rows, n=extent, a=own, b=other)
+        keeps_columns = are_columns and not self.is_bare
+
+        def packed(x, transposed, ld):
+            return dataclasses.replace(
+                x,
+                transposed=transposed != keeps_columns,
+                ld=max(ld, 1),
+                outer_stride=0,
+                inner_stride=0,
+            )
+
+        own = packed(own, False, self.k)
+        other = packed(other, not is_kn, extent if is_kn else self.k)
+        changed = {"batch": 1, "batch_inner": 1}
+        if keeps_columns:
+            return dataclasses.replace(self, **changed, n=rows, a=other, b=own)
+        return dataclasses.replace(self, **changed, m=rows, n=extent, a=own, b=other)
 
     @property
     def function(self) -> Function | None:

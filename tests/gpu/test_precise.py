@@ -112,8 +112,7 @@ def test_gated_functions(is_stacked):
     assert (abs(widened(y) - np.maximum(first, 0) * second) <= limit).all()
 
 
-def test_accelerated_gates():
-    """Weights that lie one matrix after the other, in the order that vmap makes."""
+def test_matrices_one_after_the_other():
     x, weights = normal(128, 256), normal(2, 256, 128, seed=1)
 
     def f(x, weights):
