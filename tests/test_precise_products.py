@@ -359,14 +359,33 @@ def test_grouped_products(preset, implementation, gathered):
     np.testing.assert_allclose(x_bar, expected, atol=50 * (LEFT_OUT[preset] + ADDING))
 
 
-@pytest.mark.parametrize("spec", [(P("x", None), P(None, "y")), (P(None, "x"), P("x", None))])
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        (P("x", None), P(None, "y"), P("x", "y")),
+        (P(None, "x"), P("x", None), P()),
+        (P(None, "x"), P("x", None), P("y")),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
-def test_several_devices(spec, dtype):
-    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+@pytest.mark.parametrize("implementation", ["gemm", "xla"])
+def test_several_devices(implementation, dtype, spec, axis_type):
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis_type,) * 2)
     a, b = operands("normal", 32, 16, 640, dtype)
-    placed = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip((a, b), spec, strict=True)]
-    assert excess(product(*placed, X6), a, b, X6) <= 1
-    assert excess(product(*placed, X3), a, b, X6) > 1
+    *given, out = spec
+    how = {"out_sharding": out} if axis_type == AxisType.Explicit else {}
+    with jax.set_mesh(mesh):
+        placed = [
+            jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip((a, b), given, strict=True)
+        ]
+        name = {"gemm": "host"}.get(implementation, implementation)
+        f = functools.partial(jax_tcgemm.matmul, precision=X6, implementation=name, **how)
+        assert excess(jax.jit(f)(*placed), a, b, X6) <= 1
+        how |= {"precision": X6, "implementation": implementation}
+        f = functools.partial(tensor.einsum, "ik,kj->ij", **how)
+        assert excess(jax.jit(f)(*placed), a, b, X6) <= 1
 
 
 def test_programs_for_a_gpu_by_xla():

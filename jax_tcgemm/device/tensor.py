@@ -187,7 +187,7 @@ def run(plan: Plan, *operands: jax.Array) -> jax.Array:
             return _call_kernel(operation, *operands, plan.choice.workspace_bytes)
         case "gemm", _:
             return _run_gemm(plan, *operands)
-        case _, "contract" if plan.gemm is not None and plan.gemm.has_parts:
+        case _, "contract" if _is_of_parts(plan) and request.out_sharding is None:
             return _run_gemm(plan, *operands)
         case _, "contract":
             precision = for_xla(_precision(request, plan.platform))
@@ -197,6 +197,10 @@ def run(plan: Plan, *operands: jax.Array) -> jax.Array:
         case _, "reduce":
             return reference.reduce(operation, operands)
     return reference.elementwise(operation, operands)
+
+
+def _is_of_parts(plan: Plan) -> bool:
+    return plan.gemm is not None and plan.gemm.has_parts
 
 
 def _run_gemm(plan, a, b, c=None) -> jax.Array:
