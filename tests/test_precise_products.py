@@ -359,6 +359,22 @@ def test_grouped_products(preset, implementation, gathered):
     np.testing.assert_allclose(x_bar, expected, atol=50 * (LEFT_OUT[preset] + ADDING))
 
 
+def test_accelerated_programs():
+    """JAX's own products with a preset, and what follows them."""
+    x, w = (jax.ShapeDtypeStruct(shape, F32) for shape in ((4096, 4096), (4096, 4096)))
+
+    def f(x, w):
+        return jnp.tanh(jnp.matmul(x, w, precision=X3)) @ w
+
+    with jax.default_matmul_precision(X6):
+        first, second = calls(jax_tcgemm.accelerate(f), x, w)
+    assert (first.problem.k, second.problem.k) == (3 * 4096, 6 * 4096)
+    assert first.problem.function is not None
+    assert {first.implementation, second.implementation} == {"wgmma"}
+    a, b = operands("normal", 24, 40, 40)
+    np.testing.assert_allclose(jax_tcgemm.accelerate(f)(a, b), f(a, b), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize(
     "spec",

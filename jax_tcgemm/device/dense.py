@@ -185,7 +185,8 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     if isinstance(folded, str):
         obstacle, folded = folded, (None, None, None)
     asked = product.implementation, product.config
-    if not obstacle and not selection.is_forced(asked[0]):
+    # XLA has no product of parts to stay with.
+    if not (obstacle or selection.is_forced(asked[0]) or folded[0].parts is not None):
         obstacle = selection.reason_to_stay(product.op, folded[-1], device)
     nominal = None if obstacle else of_nominal_rows(folded[-1], folded[1], asked[0])
     choice = selection.select(
