@@ -14,7 +14,7 @@ from random_arrays import normal, widened
 
 import jax_tcgemm
 from jax_tcgemm import selection, tensor
-from jax_tcgemm.device import dense, parts
+from jax_tcgemm.device import dense, epilogue, parts
 from jax_tcgemm.problem.precision import canonical_precision, resolve
 
 F32, BF16, C64 = (np.dtype(x) for x in (jnp.float32, jnp.bfloat16, jnp.complex64))
@@ -421,3 +421,34 @@ def test_programs_for_a_gpu_by_xla():
     assert "bf16[33,6,700]" in jaxpr
     assert "bf16[6,700,20]" in jaxpr
     assert "BF16_BF16" not in jaxpr
+
+
+@pytest.mark.parametrize("pair_first", [False, True])
+def test_where_a_kernel_finds_gate_and_up(pair_first):
+    """By the strides of the problem, in the operands as they are split."""
+    m, k, n = 8, 40, 24
+    x, w = normal(m, k), normal(*((2, k, n) if pair_first else (k, 2, n)), seed=1)
+    contract = ((1,), (1 if pair_first else 0,))
+    bare = dense.Product(
+        *("matmul", x.shape, F32, w.shape, F32, (m, 2, n), F32),
+        dimension_numbers=(contract, ((), ())),
+        permutation=(0, 1, 2),
+        precision=canonical_precision("matmul", X6),
+        implementation=None,
+        config=None,
+    )
+    function = jax.make_jaxpr(lambda gate, up: gate * up)(*[jnp.zeros((m, n))] * 2)
+    folded = epilogue._folded(epilogue.Product(bare, function, (), 1, 1), "cuda")
+    assert not isinstance(folded, str), folded
+    own, fold, problem, _, _ = folded
+    a, b = (
+        widened(dense.prepare(y, bare, own, fold, is_rhs=is_rhs)).ravel()
+        for is_rhs, y in enumerate((x, w))
+    )
+    rows, depth, columns = map(np.arange, (problem.m, problem.k, problem.n))
+    a = a[rows[:, None] * problem.a.ld + depth]
+    assert (problem.a.transposed, problem.b.transposed, problem.n) == (False, False, n)
+    for i, offset in enumerate((0, problem.epilogue.up_offset)):
+        own_b = b[offset + depth[:, None] * problem.b.ld + columns]
+        matrix = w[i] if pair_first else w[:, i]
+        assert excess(a @ own_b, x, matrix, X6) <= 1
