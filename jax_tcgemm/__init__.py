@@ -28,6 +28,7 @@ from jax_tcgemm.inspect.explain import explain
 from jax_tcgemm.inspect.info import info
 from jax_tcgemm.problem.quantized import QuantizedArray
 from jax_tcgemm.products.accelerate import accelerate
+from jax_tcgemm.products.batch_invariant import batch_invariant
 from jax_tcgemm.products.collective import all_gather_matmul, matmul_reduce_scatter
 from jax_tcgemm.products.combine_rows import combine_rows
 from jax_tcgemm.products.dot_general import dot_general
@@ -42,6 +43,7 @@ from jax_tcgemm.quantization.fp8_dot_general import Fp8DotGeneral
 from jax_tcgemm.quantization.quantize import dequantize, quantize
 from jax_tcgemm.system.switches import debug_switches
 from jax_tcgemm.tuning.autotune import autotune
+from jax_tcgemm.tuning.first_use import tune_on_first_use
 
 __all__ = [
     "Fp8DotGeneral",
@@ -49,6 +51,7 @@ __all__ = [
     "accelerate",
     "all_gather_matmul",
     "autotune",
+    "batch_invariant",
     "blas",
     "checkpoint_policies",
     "combine_rows",
@@ -71,5 +74,6 @@ __all__ = [
     "ragged_dot_general",
     "scaled_matmul",
     "tensor",
+    "tune_on_first_use",
     "tuning",
 ]

@@ -391,7 +391,7 @@ S8, U8, S32, S64, C64 = map(jnp.dtype, ("int8", "uint8", "int32", "int64", "comp
         (F32, F32, F32, "F16_F16_F32", Numerics(F16, F16, F32, "f32"), ...),
         (BF16, BF16, BF16, "BF16_BF16_F32", Numerics(BF16, BF16, BF16, "f32"), ...),
         (F32, F32, F32, "BF16_BF16_F32", "rounds float32 operands", ...),
-        (F32, F32, F32, "BF16_BF16_F32_X3", "no implementation has the algorithm", ...),
+        (F32, F32, F32, "BF16_BF16_BF16", "no implementation has the algorithm", ...),
         (F32, F32, F32, lax.DotAlgorithm(F32, F32, F32), "lax.DotAlgorithm", ...),
         (C64, C64, C64, None, Numerics(C64, C64, C64, "tf32"), Numerics(C64, C64, C64, "f32")),
         (C64, C64, C64, "F32_F32_F32", "real operands", ...),

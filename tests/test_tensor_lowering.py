@@ -176,9 +176,9 @@ def test_attributes(f, attributes, fake_cutensor):
         ),
         (
             lambda a: tensor.contract(
-                "ij,kj->ik", a, a, compute_type="3xtf32", implementation="gemm"
+                "ij,kj->ik", a, a, compute_type="4xf16", implementation="gemm"
             ),
-            "our products have no compute type 3xtf32",
+            "our products have no compute type 4xf16",
         ),
     ],
 )

@@ -39,12 +39,18 @@ DTYPES = {
     "f16": ("float16", "default", None),
     "f32": ("float32", "highest", None),
     "tf32": ("float32", "default", None),
+    "f32_x3": ("float32", "BF16_BF16_F32_X3", None),
+    "f32_x6": ("float32", "BF16_BF16_F32_X6", None),
+    "f32_x9": ("float32", "BF16_BF16_F32_X9", None),
+    "tf32_x3": ("float32", "TF32_TF32_F32_X3", None),
     "f64": ("float64", "default", None),
     "int8": ("int8", "default", "int32"),
     "uint8": ("uint8", "default", "int32"),
     "f8": ("float8_e4m3fn", "ANY_F8_ANY_F8_F32", "bfloat16"),
     "f8_fast_accum": ("float8_e4m3fn", "ANY_F8_ANY_F8_F32_FAST_ACCUM", "bfloat16"),
     "c64": ("complex64", "highest", None),
+    "c64_x3": ("complex64", "BF16_BF16_F32_X3", None),
+    "c64_x6": ("complex64", "BF16_BF16_F32_X6", None),
     "c128": ("complex128", "default", None),
 }
 

@@ -14,11 +14,12 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
+from jax_tcgemm.device import parts
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold, MatrixLayout, fold
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
-from jax_tcgemm.problem.precision import Numerics, resolve
+from jax_tcgemm.problem.precision import Numerics, for_xla, resolve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +71,32 @@ class Plan:
     choice: selection.Choice
 
     @property
+    def has_parts(self) -> bool:
+        """Whether what is multiplied are parts of the operands."""
+        return self.numerics is not None and self.numerics.parts is not None
+
+    @property
+    def repeats_row(self) -> bool:
+        """Whether there is one row that must be as it were among others.
+
+        `host` adds up a product with a single row in another order.
+        """
+        product = self.product
+        if self.platform != "cpu" or not selection.nominal_rows(product.implementation):
+            return False
+        (contract, _), (batch, _) = product.dimension_numbers
+        own = (n for axis, n in enumerate(product.lhs_shape) if axis not in (*contract, *batch))
+        return math.prod(own) == 1
+
+    @property
+    def is_of_xla(self) -> bool:
+        """Whether it is XLA's own product of the operands as they are."""
+        return self.choice.implementation == selection.XLA and not self.has_parts
+
+    @property
     def copies(self) -> tuple[str, ...]:
         """Every array XLA must rewrite for the call, with its bytes read and written."""
-        if self.choice.implementation == selection.XLA:
+        if self.is_of_xla:
             return ()
         return copies(self.product, self.numerics, self.fold)
 
@@ -80,6 +104,8 @@ class Plan:
 def permuted_bytes(plan: Plan) -> int:
     """Bytes that are read and written to permute what a call of ours cannot read in place."""
     product, folded = plan.product, plan.fold
+    if plan.has_parts:
+        return sum(_split_bytes(product, plan.numerics, is_rhs) for is_rhs in (False, True))
     arrays = (
         (product.lhs_shape, product.lhs_dtype, folded.lhs_order),
         (product.rhs_shape, product.rhs_dtype, folded.rhs_order),
@@ -90,6 +116,16 @@ def permuted_bytes(plan: Plan) -> int:
     )
 
 
+def _split_bytes(product: Product, numerics: Numerics, is_rhs: bool) -> int:
+    """Bytes that are read and written to split an operand into parts."""
+    layout = _layout(product, numerics)
+    shape, dtype, new_shape, new_dtype = (
+        (product.lhs_shape, product.lhs_dtype, layout.lhs_shape, numerics.lhs_dtype),
+        (product.rhs_shape, product.rhs_dtype, layout.rhs_shape, numerics.rhs_dtype),
+    )[is_rhs]
+    return math.prod(shape) * dtype.itemsize + math.prod(new_shape) * new_dtype.itemsize
+
+
 def copies(product: Product, numerics: Numerics, folded: Fold) -> tuple[str, ...]:
     """The arrays that XLA must rewrite so that a product can be called as it was folded."""
     found = []
@@ -97,6 +133,10 @@ def copies(product: Product, numerics: Numerics, folded: Fold) -> tuple[str, ...
         ("lhs", product.lhs_shape, product.lhs_dtype, numerics.lhs_dtype, folded.lhs_order),
         ("rhs", product.rhs_shape, product.rhs_dtype, numerics.rhs_dtype, folded.rhs_order),
     ):
+        if numerics.parts is not None:
+            moved = _split_bytes(product, numerics, name == "rhs") / 1e6
+            found.append(f"{name} split into parts of {read} ({moved:.3g} MB)")
+            continue  # XLA permutes them as it writes them.
         if dtype != read:
             moved = _bytes(shape, dtype.itemsize + read.itemsize)
             found.append(f"{name} converted to {read} ({moved})")
@@ -106,7 +146,8 @@ def copies(product: Product, numerics: Numerics, folded: Fold) -> tuple[str, ...
         moved = _bytes(product.result_shape, 2 * numerics.out_dtype.itemsize)
         found.append(f"result permuted to {folded.result_order} ({moved})")
     if product.result_dtype != numerics.out_dtype:
-        moved = product.result_dtype.itemsize + numerics.out_dtype.itemsize
+        components = 2 if numerics.parts is not None and numerics.parts.is_complex else 1
+        moved = product.result_dtype.itemsize + components * numerics.out_dtype.itemsize
         moved = _bytes(product.result_shape, moved)
         found.append(f"result converted to {product.result_dtype} ({moved})")
     return tuple(found)
@@ -138,15 +179,36 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     Raises:
       ValueError: when an implementation was forced that cannot run the product.
     """
+    product = of_device(product, device)
     obstacle = obstacle or selection.obstacle_of(product.op)
     folded = obstacle or fold_product(product, device.platform)
     if isinstance(folded, str):
         obstacle, folded = folded, (None, None, None)
     asked = product.implementation, product.config
-    if not obstacle and not selection.is_forced(asked[0]):
+    # XLA has no product of parts to stay with.
+    if not (obstacle or selection.is_forced(asked[0]) or folded[0].parts is not None):
         obstacle = selection.reason_to_stay(product.op, folded[-1], device)
-    choice = selection.select(product.op, folded[-1], device, *asked, obstacle=obstacle)
+    nominal = None if obstacle else of_nominal_rows(folded[-1], folded[1], asked[0])
+    choice = selection.select(
+        product.op, folded[-1], device, *asked, obstacle=obstacle, nominal=nominal
+    )
     return Plan(product, device.platform, *folded, choice)
+
+
+def of_nominal_rows(problem: Problem, folded: Fold, implementation: str | None) -> Problem | None:
+    """The problem that decides where the bits of a row, which is one of lhs, must be its own."""
+    rows = selection.nominal_rows(implementation)
+    return problem.with_rows(rows, are_columns=folded.swapped) if rows else None
+
+
+def of_device(product, device: selection.Device):
+    """A product with a precision, in float32 itself where that is faster than its parts.
+
+    So it is on every CPU. What was asked for by name multiplies the parts there, too.
+    """
+    if device.platform != "cpu" or selection.is_forced(product.implementation):
+        return product
+    return dataclasses.replace(product, precision=for_xla(product.precision))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -158,11 +220,12 @@ def fold_product(product: Product, platform: str) -> tuple[Numerics, Fold, Probl
     if isinstance(numerics, str):
         return numerics
     dtypes = numerics.lhs_dtype, numerics.rhs_dtype
+    layout = _layout(product, numerics)
     folded = fold(
-        product.lhs_shape,
-        product.rhs_shape,
-        product.dimension_numbers,
-        product.permutation,
+        layout.lhs_shape,
+        layout.rhs_shape,
+        layout.dimension_numbers,
+        layout.permutation,
         (*(x.itemsize for x in dtypes), numerics.out_dtype.itemsize),
     )
     if isinstance(folded, str):
@@ -182,6 +245,16 @@ def fold_product(product: Product, platform: str) -> tuple[Numerics, Fold, Probl
     return numerics, folded, problem
 
 
+def _layout(product: Product, numerics: Numerics) -> parts.Layout:
+    return parts.layout(
+        product.lhs_shape,
+        product.rhs_shape,
+        product.dimension_numbers,
+        product.permutation,
+        numerics.parts,
+    )
+
+
 def _operand(layout: MatrixLayout, dtype: np.dtype) -> Operand:
     return Operand(
         DTYPE_NAMES[dtype],
@@ -197,19 +270,30 @@ def dot_general(lhs: jax.Array, rhs: jax.Array, plan: Plan, out_sharding=None) -
     if plan.choice.implementation == selection.XLA:
         return _xla(lhs, rhs, plan, out_sharding)
     numerics, folded = plan.numerics, plan.fold
-    lhs = prepare(lhs, numerics.lhs_dtype, folded.lhs_order)
-    rhs = prepare(rhs, numerics.rhs_dtype, folded.rhs_order)
+    lhs = prepare(lhs, plan.product, numerics, folded)
+    rhs = prepare(rhs, plan.product, numerics, folded, is_rhs=True)
     a, b = (rhs, lhs) if folded.swapped else (lhs, rhs)
     d = local_gemm(plan.problem, a, b, choice=plan.choice, shape=folded.shape)
     if folded.result_order is not None:
         d = lax.transpose(d, folded.result_order)
+    d = parts.joined(d, _layout(plan.product, numerics).component)
     return lax.convert_element_type(d, plan.product.result_dtype)
 
 
-def prepare(x: jax.Array, dtype, order: tuple[int, ...] | None) -> jax.Array:
-    """An operand in the dtype and order that it was folded in."""
-    x = lax.convert_element_type(x, dtype)
+def prepare(
+    x: jax.Array, product: Product, numerics: Numerics, folded: Fold, *, is_rhs: bool = False
+) -> jax.Array:
+    """An operand of a product in the dtype, or parts of it, and the order that it was folded in."""
+    x = _of_dtype(x, product, numerics, is_rhs)
+    order = folded.rhs_order if is_rhs else folded.lhs_order
     return x if order is None else lax.transpose(x, order)
+
+
+def _of_dtype(x: jax.Array, product: Product, numerics: Numerics, is_rhs: bool) -> jax.Array:
+    if numerics.parts is None:
+        return lax.convert_element_type(x, numerics.rhs_dtype if is_rhs else numerics.lhs_dtype)
+    contract, batch = (axes[is_rhs] for axes in product.dimension_numbers)
+    return parts.split(x, numerics, contract, batch, is_rhs=is_rhs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +315,7 @@ class LaxProduct:
     @classmethod
     def of(cls, product: Product) -> "LaxProduct":
         """With the operands exchanged where the result then comes out in its order."""
-        precision, permutation = product.precision, product.permutation
+        precision, permutation = for_xla(product.precision), product.permutation
         (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = product.dimension_numbers
         num_batch, ndim = len(lhs_batch), len(permutation)
         first_of_rhs = len(product.lhs_shape) - len(lhs_contract)
@@ -247,6 +331,8 @@ class LaxProduct:
 
 def _xla(lhs, rhs, plan, out_sharding):
     product, dtype = plan.product, plan.product.result_dtype
+    if plan.has_parts:
+        return _xla_of_parts(lhs, rhs, plan)
     asked = LaxProduct.of(product)
     precision = asked.precision
     is_preset = isinstance(precision, lax.DotAlgorithmPreset)
@@ -265,6 +351,26 @@ def _xla(lhs, rhs, plan, out_sharding):
     )
     if asked.permutation != tuple(range(out.ndim)):
         out = lax.transpose(out, asked.permutation)
+    return lax.convert_element_type(out, product.result_dtype)
+
+
+def _xla_of_parts(lhs, rhs, plan) -> jax.Array:
+    """XLA's own product of the parts, in whichever order of its dimensions."""
+    product, numerics = plan.product, plan.numerics
+    layout, dtype = _layout(product, numerics), numerics.out_dtype
+    lhs = _of_dtype(lhs, product, numerics, is_rhs=False)
+    rhs = _of_dtype(rhs, product, numerics, is_rhs=True)
+    if plan.platform == "cpu":  # Where XLA has no products of batches of bfloat16 in float32.
+        dtype = np.dtype(jnp.float32)
+        lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
+    out = lax.dot_general(
+        lhs,
+        rhs,
+        layout.dimension_numbers,
+        precision=lax.Precision.DEFAULT,
+        preferred_element_type=dtype,
+    )
+    out = parts.joined(lax.transpose(out, layout.permutation), layout.component)
     return lax.convert_element_type(out, product.result_dtype)
 
 

@@ -127,23 +127,25 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     """
     bare = product.product
     asked = bare.implementation, bare.config
-    if device.platform == "cpu" and asked[0] in (None, "host", selection.XLA):
+    may_be_unfused = selection.may_be_unfused(asked[0])
+    if device.platform == "cpu" and (may_be_unfused or asked[0] == "host"):
         obstacle = obstacle or "on the CPU XLA runs the function"
         return _unfused(product, obstacle)
     folded = obstacle or _folded(product, device.platform)
     if isinstance(folded, str):
-        if asked[0] in (None, selection.XLA):
+        if may_be_unfused:
             return _unfused(product, folded)
         # An implementation that was asked for by name: an error says why it cannot run the call.
         selection.select(bare.op, None, device, *asked, obstacle=folded)
-    _, _, problem, operands, _ = folded
+    _, fold, problem, operands, _ = folded
     compared = ""
     # With scales of blocks the product alone is XLA's, of operands that are dequantised first.
     if not selection.is_forced(asked[0]) and product.scales is None:
         gains, compared = _compared(product, problem, operands, device)
         if not gains:
             return _unfused(product, compared)
-    choice = selection.select(bare.op, problem, device, *asked)
+    nominal = dense.of_nominal_rows(problem, fold, asked[0])
+    choice = selection.select(bare.op, problem, device, *asked, nominal=nominal)
     if compared:
         choice = dataclasses.replace(choice, why=f"{choice.why}; {compared}")
     return Plan(product, *folded, choice)
@@ -216,7 +218,7 @@ def _folded(product: Product, platform: str):
     except InexpressibleError as error:
         return str(error)
     if product.num_accumulators == 2:
-        problem = _gated(product, fold, problem, one)
+        problem = _gated(product, numerics, fold, problem, one)
         if isinstance(problem, str):
             return problem
     shape = product.shape
@@ -264,7 +266,7 @@ def _one_of_stacked(product: Product) -> dense.Product | None:
 
 
 def _gated(
-    product: Product, fold: Fold, problem: Problem, one: dense.Product | None
+    product: Product, numerics: Numerics, fold: Fold, problem: Problem, one: dense.Product | None
 ) -> Problem | str:
     """The problem with two matrices B, of which it is that of `one` if that is not None."""
     obstacle = "gate and up are not the outermost columns of the result"
@@ -273,7 +275,8 @@ def _gated(
     if product.pair is None:
         return dataclasses.replace(problem, epilogue=Epilogue(gated=True))
     if one is not None:
-        gated = Epilogue(gated=True, up_offset=math.prod(one.rhs_shape))
+        number = 1 if numerics.parts is None else numerics.parts.number
+        gated = Epilogue(gated=True, up_offset=number * math.prod(one.rhs_shape))
         return dataclasses.replace(problem, epilogue=gated)
     if math.prod(product.product.result_shape[product.pair :]) != fold.n:
         return obstacle
@@ -416,9 +419,10 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
     """Carries out a plan that is fused."""
     numerics, fold, function = plan.numerics, plan.fold, plan.problem.epilogue.function
     rights, operands = others[: plan.product.num_rhs], others[plan.product.num_rhs :]
+    bare = plan.product.product
     factors = [
-        dense.prepare(lhs, numerics.lhs_dtype, fold.lhs_order),
-        *(dense.prepare(x, numerics.rhs_dtype, fold.rhs_order) for x in rights),
+        dense.prepare(lhs, bare, numerics, fold),
+        *(dense.prepare(x, bare, numerics, fold, is_rhs=True) for x in rights),
     ]
     if fold.swapped:
         factors.reverse()

@@ -6,6 +6,7 @@ product, which is planned in its own right, and what XLA makes of the rest. The 
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -95,12 +96,15 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     Raises:
       ValueError: when an implementation was forced that rejects the folded problem.
     """
-    bare = product.product
+    bare = dense.of_device(product.product, device)
 
     def unfused(reason):
         choice = selection.Choice(selection.XLA, "default", f"unfused: {reason}")
         return Plan(product, None, None, None, (), choice)
 
+    is_invariant = selection.nominal_rows(bare.implementation) > 0
+    if device.platform == "cpu" and is_invariant:
+        obstacle = obstacle or "on the CPU XLA does what follows, for any number of rows alike"
     folded = obstacle or dense.fold_product(bare, device.platform)
     if isinstance(folded, str):
         return unfused(folded)
@@ -117,7 +121,11 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         beta=float("residual" in product.fusion.operands),
         epilogue=epilogue,
     )
-    choice = selection.select(bare.op, problem, device, bare.implementation, bare.config)
+    nominal = dense.of_nominal_rows(problem, fold, bare.implementation)
+    asked = bare.implementation, bare.config
+    choice = selection.select(bare.op, problem, device, *asked, nominal=nominal)
+    if choice.implementation == selection.XLA and is_invariant:
+        return unfused(choice.why)
     return Plan(product, numerics, fold, problem, bias_axes, choice)
 
 
@@ -242,12 +250,15 @@ def fused_dot_general(plan: Plan, lhs, rhs, given: dict[str, jax.Array]) -> list
     """
     fusion, fold, problem = plan.product.fusion, plan.fold, plan.problem
     numerics, out_dtype = plan.numerics, plan.numerics.out_dtype
-    a = dense.prepare(lhs, numerics.lhs_dtype, fold.lhs_order)
-    b = dense.prepare(rhs, numerics.rhs_dtype, fold.rhs_order)
+    bare = plan.product.product
+    prepare_rhs = functools.partial(
+        dense.prepare, product=bare, numerics=numerics, folded=fold, is_rhs=True
+    )
+    a, b = dense.prepare(lhs, bare, numerics, fold), prepare_rhs(rhs)
     a, b = (b, a) if fold.swapped else (a, b)
     vectors = {}
     if "rhs_up" in given:
-        vectors["b_up"] = dense.prepare(given["rhs_up"], numerics.rhs_dtype, fold.rhs_order)
+        vectors["b_up"] = prepare_rhs(given["rhs_up"])
     if "aux_in" in given:
         vectors["aux_in"] = given["aux_in"].astype(out_dtype)
     if "bias" in given:

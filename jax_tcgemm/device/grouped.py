@@ -14,9 +14,11 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
+from jax_tcgemm.device import parts
 from jax_tcgemm.device.call import call
+from jax_tcgemm.device.dense import of_device
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
-from jax_tcgemm.problem.precision import Numerics, resolve
+from jax_tcgemm.problem.precision import Numerics, for_xla, resolve
 from jax_tcgemm.problem.ragged import RaggedProblem
 
 _CONTRACTION = lax.RaggedDotDimensionNumbers(
@@ -97,6 +99,16 @@ class Plan:
     choice: selection.Choice
 
     @property
+    def flips_rhs(self) -> bool:
+        """Whether matrices that lie transposed are to be turned for rows to be independent.
+
+        `host` adds up a group of a single row in another order by them.
+        """
+        own = self.product
+        is_host = self.choice.implementation == "host"
+        return selection.nominal_rows(own.implementation) > 0 and is_host and own.rhs_transposed
+
+    @property
     def copies(self) -> tuple[str, ...]:
         """Every array XLA must rewrite for the call."""
         if self.choice.implementation == selection.XLA:
@@ -107,7 +119,9 @@ class Plan:
             ("lhs", product.lhs_dtype, numerics.lhs_dtype, product.batches[0]),
             ("rhs", product.rhs_dtype, numerics.rhs_dtype, product.batches[1]),
         ):
-            if dtype != read:
+            if numerics.parts is not None:
+                found.append(f"{name} split into parts of {read}")
+            elif dtype != read:
                 found.append(f"{name} converted to {read}")
             if product.is_batched(batch) and batch != product.batch_shape:
                 found.append(f"{name} repeated along batch dimensions {batch}")
@@ -130,6 +144,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     Raises:
       ValueError: when an implementation was forced that cannot run the product.
     """
+    product = of_device(product, device)
     numerics = obstacle or numerics_of(product, device.platform)
     if isinstance(numerics, str):
         choice = selection.select(
@@ -143,18 +158,28 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         )
         return Plan(product, None, None, choice)
     problem = problem_of(product, numerics)
-    choice = selection.select(product.op, problem, device, product.implementation, product.config)
-    is_forced = product.implementation is not None
+    asked = product.implementation, product.config
+    nominal = of_nominal_rows(problem, asked[0])
+    choice = selection.select(product.op, problem, device, *asked, nominal=nominal)
+    is_forced = asked[0] is not None and not selection.nominal_rows(asked[0])
     if choice.implementation == selection.XLA and product.has_steps and not is_forced:
         why = f"as bare grouped products with steps of XLA's around them; {choice.why}"
         choice = dataclasses.replace(choice, why=why)
     return Plan(product, numerics, problem, choice)
 
 
+def of_nominal_rows(problem: RaggedProblem, implementation: str | None) -> RaggedProblem | None:
+    """The problem that decides where the bits of a row must be its own."""
+    rows = selection.nominal_rows(implementation)
+    return problem.with_rows(rows) if rows else None
+
+
 def numerics_of(product: Product, platform: str) -> Numerics | str:
     """How it is computed, or what stands against that."""
     dtypes = product.lhs_dtype, product.rhs_dtype, product.result_dtype
     numerics = resolve(*dtypes, product.precision, platform)
+    if not isinstance(numerics, str) and numerics.parts is not None and numerics.parts.is_complex:
+        numerics = resolve(*dtypes, for_xla(product.precision), platform)
     if not isinstance(numerics, str) and numerics.lhs_dtype != numerics.rhs_dtype:
         return f"no implementation multiplies groups of {dtypes[0]} by {dtypes[1]}"
     return numerics
@@ -163,12 +188,14 @@ def numerics_of(product: Product, platform: str) -> Numerics | str:
 def problem_of(product: Product, numerics: Numerics) -> RaggedProblem:
     """The problem that implementations take."""
     lhs_batched, rhs_batched, sizes_batched = map(product.is_batched, product.batches)
+    number = 1 if numerics.parts is None else numerics.parts.number
+    is_contraction = product.form == "contraction"
     return RaggedProblem(
         form=product.form,
         batch=math.prod(product.batch_shape),
         m=product.m,
         n=product.n,
-        k=product.k,
+        k=number * product.k,
         groups=product.groups,
         num_sizes=product.num_sizes,
         b_transposed=product.rhs_transposed,
@@ -183,7 +210,7 @@ def problem_of(product: Product, numerics: Numerics) -> RaggedProblem:
         biased=product.bias_dtype is not None,
         bias_dtype="" if product.bias_dtype is None else _bias_dtype(product.bias_dtype, numerics),
         gathered=product.gathered_rows is not None,
-        a_rows=product.gathered_rows or 0,
+        a_rows=(number if is_contraction else 1) * (product.gathered_rows or 0),
     )
 
 
@@ -198,16 +225,15 @@ def ragged_dot(
     lhs, rhs, group_sizes, group_offset, bias=None, gather=None, *, plan: Plan
 ) -> jax.Array:
     """Carries out a plan. Where it is XLA's own product, without bias, gather and epilogue."""
-    product = plan.product
+    product, numerics = plan.product, plan.numerics
     if plan.choice.implementation == selection.XLA:
+        if numerics is not None and numerics.parts is not None:
+            lhs, rhs, group_sizes, _ = _in_parts(product, numerics, lhs, rhs, group_sizes)
         return _xla(lhs, rhs, group_sizes, group_offset, product)
-    operands = prepared(product, plan.numerics, lhs, rhs, group_sizes, group_offset)
-    _, rhs_batch, sizes_batch = product.batches
+    operands = prepared(product, numerics, lhs, rhs, group_sizes, group_offset, gather)
     if bias is not None:
         bias = lax.convert_element_type(bias, DTYPES[plan.problem.bias_dtype])
-        operands.append(_repeat(bias, rhs_batch, product))
-    if gather is not None:
-        operands.append(_repeat(gather, sizes_batch, product))
+        operands.insert(4, _repeat(bias, product.batches[1], product))
     return lax.convert_element_type(_call(plan, operands), product.result_dtype)
 
 
@@ -216,6 +242,8 @@ def prepared(
 ) -> list[jax.Array]:
     """The operands that every call takes, as it takes them."""
     lhs_batch, rhs_batch, sizes_batch = product.batches
+    if numerics.parts is not None:
+        lhs, rhs, group_sizes, gather = _in_parts(product, numerics, lhs, rhs, group_sizes, gather)
     operands = [
         _repeat(lax.convert_element_type(lhs, numerics.lhs_dtype), lhs_batch, product),
         _repeat(lax.convert_element_type(rhs, numerics.rhs_dtype), rhs_batch, product),
@@ -223,6 +251,35 @@ def prepared(
         _repeat(group_offset, sizes_batch, product),
     ]
     return operands if gather is None else [*operands, _repeat(gather, sizes_batch, product)]
+
+
+def _in_parts(product: Product, numerics: Numerics, lhs, rhs, group_sizes, gather=None):
+    """Operands of the same product over their parts, which are more of what is summed over.
+
+    In form contraction that are rows: the parts of each lie side by side, and groups and indices
+    are of so many more.
+    """
+    number = numerics.parts.number
+    if product.form == "rows":
+        lhs_axis = lhs.ndim - 1
+        rhs_axis = rhs.ndim - (1 if product.rhs_transposed else 3 if product.gated else 2)
+        lhs = parts.split(lhs, numerics, (lhs_axis,), (), is_rhs=False)
+        rhs = parts.split(rhs, numerics, (rhs_axis,), (), is_rhs=True)
+        return _merged(lhs, lhs_axis), _merged(rhs, rhs_axis), group_sizes, gather
+    rows, columns = lhs.ndim - 2, lhs.ndim - 1
+    tokens = lhs.shape[rows]
+    lhs = parts.split(lhs, numerics, (columns,), (), is_rhs=False)
+    rhs = parts.split(rhs, numerics, (columns,), (), is_rhs=True)
+    group_sizes = number * jnp.clip(group_sizes, 0, product.k)
+    if gather is not None:
+        gather = number * jnp.clip(gather, -1, tokens)[..., None] + jnp.arange(number)
+        gather = _merged(gather.astype(jnp.int32), gather.ndim - 2)
+    return _merged(lhs, rows), _merged(rhs, rows), group_sizes, gather
+
+
+def _merged(x: jax.Array, axis: int) -> jax.Array:
+    """With a dimension and the one after it as one."""
+    return lax.collapse(x, axis, axis + 2)
 
 
 def _repeat(x, batch, product):
@@ -272,7 +329,7 @@ def _xla_entry(lhs, rhs, sizes, offset, *, product: Product) -> jax.Array:
     sizes = jnp.diff(ends, prepend=0)
     lhs = jnp.roll(lhs, -before, 0)
     kwargs = {
-        "precision": product.precision,
+        "precision": for_xla(product.precision),
         "preferred_element_type": product.result_dtype,
     }
     if product.form == "contraction":

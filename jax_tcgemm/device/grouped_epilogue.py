@@ -106,15 +106,17 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     """
     bare = product.product
     asked = bare.implementation, bare.config
-    if device.platform == "cpu" and asked[0] in (None, "host", selection.XLA):
+    may_be_unfused = selection.may_be_unfused(asked[0])
+    if device.platform == "cpu" and (may_be_unfused or asked[0] == "host"):
         return _unfused(product, obstacle or "on the CPU XLA runs the function")
     folded = obstacle or _folded(product, device.platform)
     if isinstance(folded, str):
-        if asked[0] in (None, selection.XLA):
+        if may_be_unfused:
             return _unfused(product, folded)
         # An implementation that was asked for by name: an error says why it cannot run the call.
         selection.select(bare.op, None, device, *asked, kind="ragged", obstacle=folded)
-    choice = selection.select(bare.op, folded[1], device, *asked)
+    nominal = grouped.of_nominal_rows(folded[1], asked[0])
+    choice = selection.select(bare.op, folded[1], device, *asked, nominal=nominal)
     if choice.implementation == selection.XLA:
         choice = dataclasses.replace(choice, why=f"unfused: {choice.why}")
     return Plan(product, *folded, choice)

@@ -18,6 +18,7 @@ from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, cutensor_compu
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.operation import Operation, dot_dimensions
 from jax_tcgemm.problem.operators import UNARY
+from jax_tcgemm.problem.precision import for_xla, is_in_parts
 from jax_tcgemm.problem.tensor_folding import fold_permutation, fold_reduction
 from jax_tcgemm.selection import XLA, AsProduct, Choice, Device, select_operation
 from jax_tcgemm.system import modules
@@ -96,7 +97,8 @@ def make_plan(request: Request, device: Device, obstacle: str = "") -> Plan:
     operation, gemm, product, no_compute = request.operation, None, "", ""
     if not obstacle:
         operation, no_compute = _with_compute(request)
-        if operation.kind == "contract" and request.implementation in (None, "gemm"):
+        is_own = request.implementation in (None, "gemm") or _is_in_parts(request, device.platform)
+        if operation.kind == "contract" and is_own:
             gemm, product = _as_product(request, device)
     choice = select_operation(
         request.op,
@@ -130,13 +132,14 @@ def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
     numbers, permutation = dot_dimensions(a, b, operation.result)
     if not numbers[0][0] and request.implementation is None:
         return None, "nothing is contracted"
-    if operation.compute and operation.compute not in ("f32", "tf32", "f64"):
+    if operation.compute and operation.compute not in ("f32", "tf32", "f64", "3xtf32", "9xbf16"):
         return None, f"our products have no compute type {operation.compute}"
     if operation.compute == "f32" and operation.dtype.name in ("float64", "complex128"):
         return None, f"our products of {operation.dtype} are computed in float64"
     sum_dtype = _sum_dtype(request)
     # Left to itself, it may be XLA's own product there.
     is_host = device.platform == "cpu" and request.implementation == "gemm"
+    asked = "host" if is_host else XLA if request.implementation == XLA else None
     product = dense.Product(
         op=request.op,
         lhs_shape=operation.shape(a),
@@ -148,13 +151,13 @@ def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
         dimension_numbers=numbers,
         permutation=permutation,
         precision=_precision(request, device.platform),
-        implementation="host" if is_host else None,
+        implementation=asked,
         config=None,
     )
     plan = dense.make_plan(product, device)
     if plan.problem is None:
         return plan, plan.choice.why
-    return plan, AsProduct(plan.problem, plan.choice, dense.permuted_bytes(plan))
+    return plan, AsProduct(plan.problem, plan.choice, dense.permuted_bytes(plan), plan.has_parts)
 
 
 def _sum_dtype(request: Request) -> np.dtype:
@@ -163,6 +166,10 @@ def _sum_dtype(request: Request) -> np.dtype:
     if operation.scalars[0] == 1 and len(operation.operands) == 2:
         return np.dtype(request.result_dtype)
     return wide_dtype(request.result_dtype)
+
+
+def _is_in_parts(request: Request, platform: str) -> bool:
+    return is_in_parts(_precision(request, platform))
 
 
 def _precision(request: Request, platform: str):
@@ -180,14 +187,20 @@ def run(plan: Plan, *operands: jax.Array) -> jax.Array:
             return _call_kernel(operation, *operands, plan.choice.workspace_bytes)
         case "gemm", _:
             return _run_gemm(plan, *operands)
+        case _, "contract" if _is_of_parts(plan) and request.out_sharding is None:
+            return _run_gemm(plan, *operands)
         case _, "contract":
-            precision = _precision(request, plan.platform)
+            precision = for_xla(_precision(request, plan.platform))
             return reference.contract(
                 operation, operands, precision, request.result_dtype, request.out_sharding
             )
         case _, "reduce":
             return reference.reduce(operation, operands)
     return reference.elementwise(operation, operands)
+
+
+def _is_of_parts(plan: Plan) -> bool:
+    return plan.gemm is not None and plan.gemm.has_parts
 
 
 def _run_gemm(plan, a, b, c=None) -> jax.Array:

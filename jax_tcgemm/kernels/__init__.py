@@ -4,8 +4,8 @@
 NVRTC from the headers that ship with the package. No GPU is needed.
 """
 
-from jax_tcgemm.kernels.compiler import CompileError, compile_kernels
+from jax_tcgemm.kernels.compiler import CompileError, compile_kernels, is_compiled
 from jax_tcgemm.kernels.instance import Instance, Kernel
 from jax_tcgemm.kernels.nvrtc import reason
 
-__all__ = ["CompileError", "Instance", "Kernel", "compile_kernels", "reason"]
+__all__ = ["CompileError", "Instance", "Kernel", "compile_kernels", "is_compiled", "reason"]

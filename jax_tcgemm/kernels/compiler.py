@@ -13,7 +13,7 @@ from jax_tcgemm.kernels import cache, nvrtc
 from jax_tcgemm.kernels.instance import Instance, Kernel
 from jax_tcgemm.kernels.nvrtc import CompileError
 
-__all__ = ["CompileError", "compile_kernels", "start"]
+__all__ = ["CompileError", "compile_kernels", "is_compiled", "start"]
 
 # What takes longer is said to be under way.
 _QUIET_S = 2.0
@@ -41,6 +41,12 @@ def start(instances: Iterable[Instance]) -> list[Future]:
                 _under_way[instance] = _executor().submit(_compile, instance)
             futures.append(_under_way[instance])
     return futures
+
+
+def is_compiled(instance: Instance) -> bool:
+    """Whether this process or the cache has a kernel."""
+    file = cache.path(instance)
+    return instance in _kernels or (file is not None and file.exists())
 
 
 def compile_kernels(instances: Iterable[Instance]) -> dict[Instance, Kernel]:

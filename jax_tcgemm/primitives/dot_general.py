@@ -16,13 +16,14 @@ import math
 
 import jax
 import numpy as np
+from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import transpose_p
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.primitives.rules import as_cotangent, bilinear_series, same_varying
+from jax_tcgemm.primitives.rules import as_cotangent, bilinear_series, moved, same_varying
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching, product_type, xla
@@ -359,17 +360,32 @@ def _lower(ctx, lhs, rhs, *, device, obstacle, **params):
     if not obstacle and partitioning.is_divided(ctx) and dense.is_covered(product, device.platform):
         return partitioning.lower(ctx, (lhs, rhs), division_of(*ctx.avals_in, params))
     plan = dense.make_plan(product, device, obstacle)
-    asked = dense.LaxProduct.of(product)
-    if plan.choice.implementation == selection.XLA and _is_plain(asked, *ctx.avals_in, out):
+    asked = dense.LaxProduct.of(plan.product)
+    if plan.is_of_xla and _is_plain(asked, *ctx.avals_in, out):
         operands = (rhs, lhs) if asked.exchanged else (lhs, rhs)
         return (lowering.dot_general(*operands, asked),)
     out_sharding = shardings.natural(params["out_sharding"], asked.permutation)
 
     def on_device(lhs, rhs):
+        if plan.repeats_row:
+            return (_first_of_two_rows(lhs, rhs, **params),)
         return (dense.dot_general(lhs, rhs, plan, out_sharding),)
 
     key = lowering.key_of(dot_general_p, params, plan.choice)
     return partitioning.lower_on_device(ctx, on_device, lhs, rhs, key=key)
+
+
+def _first_of_two_rows(lhs, rhs, *, dimension_numbers, permutation, out_sharding, **params):
+    """A product of one row that is there twice, in the layout that more rows have."""
+    del out_sharding
+    (contract, _), (batch, _) = dimension_numbers
+    place = next((axis for axis in range(lhs.ndim) if axis not in (*contract, *batch)), 0)
+    numbers, order, position = batched_numbers(
+        (lhs.ndim + 1, rhs.ndim), (place, None), dimension_numbers, permutation
+    )
+    lhs = moved(lhs, None, place, 2)
+    out = dot_general(lhs, rhs, dimension_numbers=numbers, permutation=order, **params)
+    return lax.index_in_dim(out, 0, position, keepdims=False)
 
 
 def _is_plain(asked: dense.LaxProduct, *avals) -> bool:

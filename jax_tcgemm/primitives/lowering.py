@@ -40,7 +40,8 @@ def register(primitive: core.Primitive, lower: Callable) -> None:
             obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
             obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
             device, before = selection.target_device(platform), program.num_carried()
-            results = lower(ctx, *operands, device=device, obstacle=obstacle, **params)
+            with selection.lowering():
+                results = lower(ctx, *operands, device=device, obstacle=obstacle, **params)
             # What JAX keeps of a call's lowering it would copy for others with the kernels in it.
             if program.num_carried() > before:
                 set_rules(cacheable=False)

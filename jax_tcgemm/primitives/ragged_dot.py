@@ -44,8 +44,10 @@ from jax_tcgemm.system.jax_internals import ad, batching, xla, zero_tangent
 
 ragged_dot_p = core.Primitive("tcgemm_ragged_dot")
 
-# Implementations, None being whichever is chosen, that gather rows in any form or take them first.
-_GATHER_ANYTHING = (None, "host", selection.XLA)
+
+def _gathers_anything(implementation: str | None) -> bool:
+    """Whether it, or whichever is chosen, gathers rows in any form or has them taken first."""
+    return implementation == "host" or selection.may_be_unfused(implementation)
 
 
 def ragged_dot(
@@ -105,6 +107,11 @@ class Operands:
         """Names `args`, as bound with `params`."""
         names = ["bias"] * params["biased"] + ["gather"] * params["gathered"]
         return cls(*args[:4], **dict(zip(names, args[4:], strict=True)))
+
+    @property
+    def given(self) -> list:
+        """Those that there are, in their order."""
+        return [x for x in vars(self).values() if x is not None]
 
 
 # --- typing -------------------------------------------------------------------------------------
@@ -289,7 +296,7 @@ def _cotangent(ct, operands: Operands, is_lhs: bool, out_sharding, params) -> ja
     if is_contraction:
         return bind(lhs, ct, *groups, None, gather)
     # Only the first operand of a contraction can be gathered, and by no kernel that is asked for.
-    if gather is not None and (transposed or params["implementation"] not in _GATHER_ANYTHING):
+    if gather is not None and (transposed or not _gathers_anything(params["implementation"])):
         lhs, gather = take_rows(params["op"], lhs, gather), None
     if transposed:
         return bind(ct, lhs, *groups, form="contraction")
@@ -431,6 +438,10 @@ def _lower(ctx, *args, device, obstacle, **params):
 
     def on_device(*args):
         operands = Operands.of(args, params)
+        if plan.flips_rhs:
+            flipped = dataclasses.replace(operands, rhs=jnp.swapaxes(operands.rhs, -1, -2))
+            own = params | {"rhs_transposed": False}
+            return (ragged_dot_p.bind(*flipped.given, **own),)
         if plan.choice.implementation == selection.XLA:
             if is_fused(params):
                 return (parts(operands, params),)

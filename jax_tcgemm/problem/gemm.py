@@ -88,6 +88,38 @@ class Problem:
         return (self.batch, self.m, *((2,) if self.epilogue.gated else ()), self.n)
 
     @property
+    def is_bare(self) -> bool:
+        """Whether it is a product and no more."""
+        return self.epilogue == BARE and self.alpha == 1 and self.beta == 0
+
+    def with_rows(self, rows: int, *, are_columns: bool) -> "Problem":
+        """One product of so many rows, packed one after the other, by the same other operand.
+
+        Of a bare product they are then always rows. `are_columns` says that here they are columns.
+        """
+        own, other, extent = self.a, self.b, self.n
+        if are_columns:
+            own, other, extent = self.b, self.a, self.m
+        is_kn = other.transposed == are_columns
+        keeps_columns = are_columns and not self.is_bare
+
+        def packed(x, transposed, ld):
+            return dataclasses.replace(
+                x,
+                transposed=transposed != keeps_columns,
+                ld=max(ld, 1),
+                outer_stride=0,
+                inner_stride=0,
+            )
+
+        own = packed(own, False, self.k)
+        other = packed(other, not is_kn, extent if is_kn else self.k)
+        changed = {"batch": 1, "batch_inner": 1}
+        if keeps_columns:
+            return dataclasses.replace(self, **changed, n=rows, a=other, b=own)
+        return dataclasses.replace(self, **changed, m=rows, n=extent, a=own, b=other)
+
+    @property
     def function(self) -> Function | None:
         """That of the epilogue."""
         return self.epilogue.function

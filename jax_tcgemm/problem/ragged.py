@@ -82,6 +82,18 @@ class RaggedProblem:
         return fields | (NO_FUNCTION if function is None else function.attributes())
 
     @property
+    def is_bare(self) -> bool:
+        """Whether it is a product and no more."""
+        has_epilogue = self.activation != "none" or self.gated or self.biased
+        return not (has_epilogue or self.gathered or self.function is not None)
+
+    def with_rows(self, rows: int) -> "RaggedProblem":
+        """The same of one group of so many rows."""
+        changed = {"m": rows} if self.form == "rows" else {"k": rows}
+        a_rows = rows if self.gathered else 0
+        return dataclasses.replace(self, batch=1, groups=1, num_sizes=1, a_rows=a_rows, **changed)
+
+    @property
     def tokens(self) -> int:
         """Rows of A, over all groups."""
         return self.m if self.form == "rows" else self.k

@@ -11,8 +11,67 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jax_tcgemm.problem.dtypes import MAX_EXTENT
+from jax_tcgemm.selection import check_names, for_any_rows
 from jax_tcgemm.sharding.layout import canonical_spec
+from jax_tcgemm.system.invariance import invariance
 from jax_tcgemm.system.jax_internals import converted
+
+# For how many rows what runs any number of them is chosen where nothing more is said.
+_MANY_ROWS = 4096
+
+
+def asked_implementation(
+    op: str, implementation, config, batch_invariant, kind: str = "gemm"
+) -> str | None:
+    """What a call asks to run it: a checked name, None, or that its rows be independent.
+
+    Args:
+      op: the public function, for messages.
+      implementation: its argument.
+      config: its argument.
+      batch_invariant: its argument: a flag, a number of rows, or None, which takes what
+        `jax_tcgemm.batch_invariant` says.
+      kind: of `selection.check_names`.
+
+    Raises:
+      TypeError: for a batch_invariant that is none of these, and names that are no strings.
+      ValueError: for unknown names, and for one together with batch_invariant.
+    """
+    check_names(op, implementation, config, kind)
+    if batch_invariant is None:
+        rows = invariance.value if implementation is None else 0
+    else:
+        rows = rows_that_decide(op, "batch_invariant", batch_invariant)
+    if rows == 0:
+        return implementation
+    if implementation is not None:
+        raise ValueError(
+            f"{op}: implementation must be None with batch_invariant=True, got {implementation=}; "
+            "one with its config is the same for any rows, too"
+        )
+    return for_any_rows(rows)
+
+
+def rows_that_decide(op: str, name: str, value) -> int:
+    """For how many rows what runs a product of any is chosen, from a flag or a number; 0 for False.
+
+    Raises:
+      TypeError: when it is neither.
+      ValueError: when it is a number below 2.
+    """
+    if isinstance(value, bool | np.bool_):
+        return _MANY_ROWS if value else 0
+    if not isinstance(value, int | np.integer):
+        raise TypeError(
+            f"{op}: {name} must be True, False, None or a number of rows, got {name} of type "
+            f"{type(value).__name__}; it is part of the program"
+        )
+    if not 2 <= value <= MAX_EXTENT:
+        raise ValueError(
+            f"{op}: {name} must be at least 2 and below 2**31 if it is a number of rows, got "
+            f"{name}={value}; True stands for {_MANY_ROWS}"
+        )
+    return int(value)
 
 
 class ShapeError(ValueError, TypeError):

@@ -7,12 +7,12 @@ from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     ShapeError,
+    asked_implementation,
     canonical_element_type,
     canonical_sharding,
 )
 from jax_tcgemm.products.epilogue import check_alone
 from jax_tcgemm.products.quantized import as_operand, is_any, product, with_epilogue
-from jax_tcgemm.selection import check_names
 
 
 def dot_general(
@@ -27,6 +27,7 @@ def dot_general(
     epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
+    batch_invariant: bool | int | None = None,
 ):
     """A drop-in for `jax.lax.dot_general`: contracts and batches any dimensions of two arrays.
 
@@ -53,6 +54,8 @@ def dot_general(
         the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
         Derivatives inherit it.
       config: a config of that implementation; None selects one. Derivatives do not inherit it.
+      batch_invariant: True has the bits of a row depend on nothing but that row and rhs;
+        as for `matmul`. Derivatives inherit it.
 
     Returns:
       The result: batch dimensions in the order given, then the other dimensions of lhs, then those
@@ -70,7 +73,10 @@ def dot_general(
     Numerics:
       float16 and bfloat16 are multiplied exactly and accumulated in float32 (in float16 under the
       preset F16_F16_F16), and rounded once. float32 and complex64 use TF32 on CUDA, as XLA does,
-      unless the precision is HIGHEST; on CPU they are always float32. float64 and complex128
+      unless the precision is HIGHEST, or BF16_BF16_F32_X3, _X6, _X9 or TF32_TF32_F32_X3: then each
+      number is a sum of parts of bfloat16 or TF32, whose products are added in float32, all but
+      some that are at most 2**-15, 2**-24, 0 or 2**-21 of |A| |B|. On CPU they are always float32,
+      or such sums where an implementation was asked for by name. float64 and complex128
       accumulate in float64. int8 and uint8 accumulate in int32; a narrower integer result is that
       sum modulo its width. float8_e4m3fn and float8_e5m2, also one by the other, are multiplied
       exactly and accumulated in float32: on Hopper, whose tensor core keeps 14 bits of mantissa of
@@ -88,7 +94,7 @@ def dot_general(
     """
     op = "dot_general"
     lhs, rhs = as_operand(op, "lhs", lhs), as_operand(op, "rhs", rhs)
-    check_names(op, implementation, config)
+    implementation = asked_implementation(op, implementation, config, batch_invariant)
     dimension_numbers = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
     check_alone(op, epilogue, epilogue_operands, preferred_element_type=preferred_element_type)
     if epilogue is not None:

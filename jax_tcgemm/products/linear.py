@@ -13,6 +13,7 @@ from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products import quantized
 from jax_tcgemm.products.arguments import (
     as_array,
+    asked_implementation,
     canonical_element_type,
     canonical_sharding,
     check_addend,
@@ -21,7 +22,6 @@ from jax_tcgemm.products.arguments import (
 )
 from jax_tcgemm.products.epilogue import check_alone
 from jax_tcgemm.products.quantized import as_operand, with_epilogue
-from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding import shardings
 
 
@@ -41,6 +41,7 @@ def linear(
     epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
+    batch_invariant: bool | int | None = None,
 ):
     """A layer: a product, a bias, an activation and a residual, in one kernel where there is one.
 
@@ -78,6 +79,8 @@ def linear(
         the layer as one call, or the call fails; None selects one. What no call can say, such as a
         bias that varies along rows and columns, stays outside. Derivatives inherit it.
       config: a config of that implementation; None selects one. Derivatives do not inherit it.
+      batch_invariant: True has the bits of a row depend on nothing but that row and w; as for
+        `matmul`.
 
     Returns:
       The result, of shape x.shape[:-1] + w.shape[1:]; with an epilogue, what that returns.
@@ -109,7 +112,7 @@ def linear(
     """
     op = "linear"
     x, w = as_operand(op, "x", x), as_operand(op, "w", w)
-    check_names(op, implementation, config)
+    implementation = asked_implementation(op, implementation, config, batch_invariant)
     check_weight(op, "w", x, w)
     dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
     replaced = {
@@ -164,6 +167,7 @@ def gated_linear(
     epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
+    batch_invariant: bool | int | None = None,
 ):
     """A gated layer, such as SwiGLU: two products of one input, in one kernel where there is one.
 
@@ -191,6 +195,7 @@ def gated_linear(
       epilogue_operands: arrays that it takes after the products; as for `matmul`.
       implementation: as for `linear`.
       config: as for `linear`.
+      batch_invariant: as for `linear`.
 
     Returns:
       The result, of shape x.shape[:-1] + (n,); with an epilogue, what that returns.
@@ -212,7 +217,7 @@ def gated_linear(
     """
     op = "gated_linear"
     x = as_operand(op, "x", x)
-    check_names(op, implementation, config)
+    implementation = asked_implementation(op, implementation, config, batch_invariant)
     weights = gated_weights(op, "weights", x, weights, as_operand)
     rhs, rhs_up = weights if isinstance(weights, tuple) else (weights, None)
     dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from jax_tcgemm.products.arguments import (
     ShapeError,
+    asked_implementation,
     canonical_element_type,
     promoted_type,
     weakened,
@@ -11,7 +12,6 @@ from jax_tcgemm.products.arguments import (
 from jax_tcgemm.products.epilogue import check_alone
 from jax_tcgemm.products.linear import product
 from jax_tcgemm.products.quantized import as_operand, is_any, squeezed, with_epilogue
-from jax_tcgemm.selection import check_names
 
 
 def matmul(
@@ -30,6 +30,7 @@ def matmul(
     epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
+    batch_invariant: bool | int | None = None,
 ):
     """A drop-in for `jax.numpy.matmul`: the product of matrices, vectors and batches of them.
 
@@ -77,6 +78,9 @@ def matmul(
         the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
         Derivatives inherit it.
       config: a config of that implementation; None selects one. Derivatives do not inherit it.
+      batch_invariant: True has the bits of a row depend on nothing but that row and b; or
+        for how many rows the config that gives them is chosen, True being 4096. None takes
+        `jax_tcgemm.batch_invariant`. Derivatives inherit it.
 
     Returns:
       The product, with the shape, dtype and weak type that `jax.numpy.matmul` gives; with an
@@ -95,7 +99,10 @@ def matmul(
     Numerics:
       float16 and bfloat16 are multiplied exactly and accumulated in float32 (in float16 under the
       preset F16_F16_F16), and rounded once. float32 and complex64 use TF32 on CUDA, as XLA does,
-      unless the precision is HIGHEST; on CPU they are always float32. float64 and complex128
+      unless the precision is HIGHEST, or BF16_BF16_F32_X3, _X6, _X9 or TF32_TF32_F32_X3: then each
+      number is a sum of parts of bfloat16 or TF32, whose products are added in float32, all but
+      some that are at most 2**-15, 2**-24, 0 or 2**-21 of |A| |B|. On CPU they are always float32,
+      or such sums where an implementation was asked for by name. float64 and complex128
       accumulate in float64. int8 and uint8 accumulate in int32; a narrower integer result is that
       sum modulo its width. float8_e4m3fn and float8_e5m2, also one by the other, are multiplied
       exactly and accumulated in float32: on Hopper, whose tensor core keeps 14 bits of mantissa of
@@ -124,7 +131,7 @@ def matmul(
     """
     op = "matmul"
     a, b = as_operand(op, "a", a), as_operand(op, "b", b)
-    check_names(op, implementation, config)
+    implementation = asked_implementation(op, implementation, config, batch_invariant)
     for name, x in (("a", a), ("b", b)):
         if x.ndim == 0:
             raise ValueError(

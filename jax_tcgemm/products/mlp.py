@@ -18,6 +18,7 @@ from jax_tcgemm.problem.fusion import Fusion, broadcast_to
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     as_array,
+    asked_implementation,
     canonical_element_type,
     canonical_sharding,
     check_addend,
@@ -25,7 +26,6 @@ from jax_tcgemm.products.arguments import (
     promoted_dtype,
 )
 from jax_tcgemm.products.linear import check_weight, gated_weights, pair_of_biases
-from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding import partitioning, shardings
 
 _NAMES = ("up", "up_bias", "down", "down_bias")
@@ -43,6 +43,7 @@ def mlp(
     out_sharding=None,
     donate_residual: bool = False,
     implementation: str | None = None,
+    batch_invariant: bool | int | None = None,
 ) -> jax.Array:
     """A feed-forward block: up, activation, down; fused in both directions.
 
@@ -85,6 +86,7 @@ def mlp(
         x, its columns as those of up, but not over the same axes twice.
       donate_residual: as for `linear`.
       implementation: as for `linear`, of all products.
+      batch_invariant: as for `linear`, of all products: also of each row of the gradient of x.
 
     Returns:
       The result, of shape x.shape[:-1] + (n,).
@@ -108,7 +110,7 @@ def mlp(
     """
     op = "mlp"
     x = as_array(op, "x", x)
-    check_names(op, implementation, None)
+    implementation = asked_implementation(op, implementation, None, batch_invariant)
     given = _checked_params(op, x, params)
     is_gated = isinstance(given["up"], tuple) or given["up"].ndim == 3
     spec = _Spec(

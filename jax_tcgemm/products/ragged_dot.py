@@ -17,6 +17,7 @@ from jax_tcgemm.products.arguments import (
     ShapeError,
     as_array,
     as_integers,
+    asked_implementation,
     canonical_element_type,
     canonical_sharding,
     promoted_dtype,
@@ -24,7 +25,6 @@ from jax_tcgemm.products.arguments import (
 from jax_tcgemm.products.epilogue import check_alone, with_grouped_epilogue
 from jax_tcgemm.products.quantized import as_operand
 from jax_tcgemm.products.ragged_dimensions import Dimensions
-from jax_tcgemm.selection import check_names
 
 _ROWS = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (1,)), ((), ())),
@@ -49,6 +49,7 @@ def ragged_dot(
     epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
+    batch_invariant: bool | int | None = None,
 ):
     """A drop-in for `jax.lax.ragged_dot`: each group of rows times a matrix of its own.
 
@@ -105,6 +106,8 @@ def ragged_dot(
         rows and functions; where it has none, or groups have few rows for it, those are XLA's steps
         around our product.
       config: a config of that implementation; None selects one. Derivatives do not inherit it.
+      batch_invariant: True has the bits of a row depend on nothing but that row and its group's
+        matrix; as for `matmul`.
 
     Returns:
       Array of shape (m, n), or (rows, n) with gather_indices; with an epilogue, what that returns.
@@ -167,6 +170,7 @@ def ragged_dot(
             out_sharding,
             implementation,
             config,
+            batch_invariant,
         )
     return _fused(
         op,
@@ -185,6 +189,7 @@ def ragged_dot(
         epilogue_operands,
         implementation,
         config,
+        batch_invariant,
     )
 
 
@@ -200,6 +205,7 @@ def ragged_dot_general(
     *,
     implementation: str | None = None,
     config: str | None = None,
+    batch_invariant: bool | int | None = None,
 ) -> jax.Array:
     """A drop-in for `jax.lax.ragged_dot_general`: `ragged_dot` over any dimensions.
 
@@ -230,6 +236,7 @@ def ragged_dot_general(
       out_sharding: as of `ragged_dot`.
       implementation: as of `ragged_dot`.
       config: as of `ragged_dot`.
+      batch_invariant: as of `ragged_dot`.
 
     Returns:
       The result, its dimensions as above.
@@ -261,6 +268,7 @@ def ragged_dot_general(
         out_sharding,
         implementation,
         config,
+        batch_invariant,
     )
 
 
@@ -280,6 +288,7 @@ def gated_ragged_linear(
     epilogue_operands: Sequence = (),
     implementation: str | None = None,
     config: str | None = None,
+    batch_invariant: bool | int | None = None,
 ):
     """The first half of an expert's gated MLP, both its products and their combination in one call.
 
@@ -304,6 +313,7 @@ def gated_ragged_linear(
       epilogue_operands: arrays that it takes after the products; as of `ragged_dot`.
       implementation: as of `ragged_dot`.
       config: as of `ragged_dot`.
+      batch_invariant: as of `ragged_dot`.
 
     Returns:
       Array of shape (m, n); with an epilogue, what that returns.
@@ -346,6 +356,7 @@ def gated_ragged_linear(
         epilogue_operands,
         implementation,
         config,
+        batch_invariant,
     )
 
 
@@ -366,10 +377,11 @@ def _fused(
     epilogue_operands,
     implementation,
     config,
+    batch_invariant,
 ):
     """A call that names its operands in messages as its own do: (name, array[, extents])."""
     (lhs_name, lhs), (rhs_name, rhs, extents) = named_lhs, named_rhs
-    check_names(op, implementation, config, "ragged")
+    implementation = asked_implementation(op, implementation, config, batch_invariant, "ragged")
     group_sizes = _as_sizes(op, group_sizes)
 
     def check_shape(name, x, rule, holds):
@@ -465,17 +477,19 @@ def _ragged_dot_general(
     out_sharding,
     implementation,
     config,
+    batch_invariant,
 ):
     lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
     group_sizes = _as_sizes(op, group_sizes)
     dims = Dimensions(op, numbers, lhs, rhs, group_sizes, group_offset is not None)
+    kind = "gemm" if dims.form == "batch" else "ragged"
+    implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
     common = {
         "precision": canonical_precision(op, precision),
         "preferred_element_type": canonical_element_type(op, preferred_element_type),
         "implementation": implementation,
         "config": config,
     }
-    check_names(op, implementation, config, "gemm" if dims.form == "batch" else "ragged")
     common["out_sharding"] = canonical_sharding(op, out_sharding, dims.result_ndim)
     if dims.form == "batch":
         numbers = numbers.dot_dimension_numbers

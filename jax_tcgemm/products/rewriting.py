@@ -27,6 +27,7 @@ from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general_p
 from jax_tcgemm.primitives.functions import accumulator_dtype
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
+from jax_tcgemm.problem.precision import is_in_parts
 from jax_tcgemm.products.gates import call_of, products_of
 from jax_tcgemm.products.ragged_dot import ragged_dot_general
 from jax_tcgemm.selection import ACCELERATE
@@ -220,7 +221,9 @@ def can_have_epilogue(eqn: core.JaxprEqn) -> bool:
     params, (out,), (lhs, rhs) = eqn.params, eqn.outvars, eqn.invars
     if params["implementation"] is not None or params["config"] is not None:
         return False
-    if isinstance(params["precision"], lax.DotAlgorithm | lax.DotAlgorithmPreset):
+    precision = params["precision"]
+    is_preset = isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset)
+    if is_preset and not is_in_parts(precision):
         return False
     shape = out.aval.shape
     if not all(isinstance(extent, int) and extent > 0 for extent in shape):

@@ -9,11 +9,13 @@ from jax_tcgemm.selection.choice import (
     forget,
     is_forced,
     is_unseen,
+    lowering,
     obstacle_of,
     predicted_us,
     ranked,
     reason_to_stay,
     select,
+    set_measurer,
     unseen,
 )
 from jax_tcgemm.selection.contraction_cost import AsProduct
@@ -27,7 +29,10 @@ from jax_tcgemm.selection.implementations import (
     Candidate,
     abi_of,
     check_names,
+    for_any_rows,
     listed,
+    may_be_unfused,
+    nominal_rows,
 )
 from jax_tcgemm.selection.operations import select_operation
 
@@ -47,17 +52,22 @@ __all__ = [
     "check_names",
     "collect",
     "dequantized_operands",
+    "for_any_rows",
     "forget",
     "is_forced",
     "is_unseen",
     "listed",
     "loop_us",
+    "lowering",
+    "may_be_unfused",
+    "nominal_rows",
     "obstacle_of",
     "predicted_us",
     "ranked",
     "reason_to_stay",
     "select",
     "select_operation",
+    "set_measurer",
     "target_device",
     "unseen",
 ]

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import operator
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.gemm import Problem
@@ -29,6 +29,7 @@ from jax_tcgemm.selection.implementations import (
     Source,
     check_names,
     configs_of,
+    nominal_rows,
     refusal,
 )
 from jax_tcgemm.system import modules
@@ -40,6 +41,8 @@ ACCELERATE = "accelerate"
 DEQUANTISED = "scaled_matmul, operands dequantised"
 # What follows a function's name where it has dequantised operands otherwise.
 _DEQUANTISED_OPERANDS = ", quantised operands dequantised"
+# Whose order of sums depends on how many rows there are.
+_NOT_INVARIANT = (XLA, "cublaslt")
 # The kinds of problems that the debug switches name an implementation for.
 _SWITCHED = ("gemm", "ragged")
 
@@ -127,6 +130,34 @@ class _Unseen(threading.local):
 _unseen = _Unseen()
 
 
+class _Lowering(threading.local):
+    is_on = False
+
+
+_lowering = _Lowering()
+
+
+@contextlib.contextmanager
+def lowering() -> Iterator[None]:
+    """What this thread chooses meanwhile is for a program that will run."""
+    before, _lowering.is_on = _lowering.is_on, True
+    try:
+        yield
+    finally:
+        _lowering.is_on = before
+
+
+# Says what measures a problem that no table knows when it is lowered, and lets a table know; None
+# where nothing does.
+_measurer: Callable[[], Callable[[Problem, Device], None] | None] = lambda: None  # noqa: E731
+
+
+def set_measurer(measurer: Callable[[], Callable[[Problem, Device], None] | None]) -> None:
+    """Sets what measures problems that are lowered: a function that returns it, or None."""
+    global _measurer
+    _measurer = measurer
+
+
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
     """What this thread chooses meanwhile is for no program: neither collected nor printed."""
@@ -151,6 +182,7 @@ def select(
     *,
     kind: str = "gemm",
     obstacle: str = "",
+    nominal: AnyProblem | None = None,
 ) -> Choice:
     """Chooses what runs a problem.
 
@@ -158,10 +190,11 @@ def select(
       op: the public function, for messages.
       problem: the problem; None where what was asked for is none.
       device: where it runs.
-      implementation: a name to force; None selects.
+      implementation: a name to force; None selects, and so does `for_any_rows`.
       config: a config of that implementation to force; None selects.
       kind: of the problem, as `Problem.kind` says it, where there is none.
       obstacle: a phrase saying why only XLA can run it; "" where there is a problem and no more.
+      nominal: the same for the rows that `for_any_rows` says, where it does.
 
     Returns:
       The choice.
@@ -175,7 +208,9 @@ def select(
         if implementation or config:
             source = SWITCHES
             check_names(op, implementation, config, source=source)
-    if implementation == XLA:
+    if rows := nominal_rows(implementation):
+        choice = _of_any_rows(op, problem, nominal, rows, device, obstacle)
+    elif implementation == XLA:
         choice = Choice(XLA, XLA_CONFIG, source.why)
     elif implementation is not None:
         if obstacle:
@@ -188,10 +223,20 @@ def select(
         if kind == "gemm" and problem.epilogue.function is None and not _unseen.is_on:
             for found in tuple(_collectors):
                 found.append((problem, device))
+            _measure_unknown(problem, device)
         choice = _best(problem, device, tables.revision())
     if not _unseen.is_on:
         print_choice(op, problem or obstacle, choice)
     return choice
+
+
+def _measure_unknown(problem: Problem, device: Device) -> None:
+    """Has a problem measured that no table knows, where that is asked for."""
+    # Those who collect problems will measure them.
+    if not _lowering.is_on or _collectors or (measure := _measurer()) is None:
+        return
+    if _tuned(problem, device, candidates(problem, device)) is None:
+        measure(problem, device)
 
 
 def dequantized_operands(op: str) -> str:
@@ -254,6 +299,41 @@ def _forced(
     return _chosen(best[0], why, problem, device, considered)
 
 
+def _of_any_rows(
+    op: str,
+    problem: AnyProblem | None,
+    nominal: AnyProblem | None,
+    rows: int,
+    device: Device,
+    obstacle: str,
+) -> Choice:
+    """One config for any number of rows; XLA stands for a call of several steps that has none."""
+    if not obstacle:
+        best, why = _of_nominal(nominal, device, tables.revision())
+        if best is not None:
+            asked = best.implementation, (best.config,)
+            (best,) = implementations.considered(*asked, problem, device)
+            why = best.reason or f"chosen as for {rows} rows, whatever they are: {why}"
+            if not best.reason:
+                return _chosen(best, why, problem, device, (best,))
+        obstacle = why
+        if not problem.is_bare:
+            return Choice(XLA, XLA_CONFIG, obstacle)
+    raise ValueError(
+        f"{op}: batch_invariant must be False for what only XLA runs, got batch_invariant=True: "
+        f"{obstacle}; the order of its sums depends on how many rows there are"
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_nominal(problem: AnyProblem, device: Device, revision: int) -> tuple[Candidate | None, str]:
+    """What runs as many rows as decide, or None, and why."""
+    del revision
+    able = [c for c in candidates(problem, device) if c.implementation not in _NOT_INVARIANT]
+    best = _tuned(problem, device, able) or _modelled(problem, device, able)
+    return best or (None, _obstacle(able))
+
+
 def _obstacle(considered: Sequence[Candidate]) -> str:
     """Why none can run; a rule of one config alone only where there is nothing else."""
     reasons = [candidate.reason for candidate in considered]
@@ -278,6 +358,7 @@ def _best(problem: AnyProblem, device: Device, revision: int) -> Choice:
 def forget() -> None:
     """Forgets past choices, after the modules or the rules have changed under them."""
     _best.cache_clear()
+    _of_nominal.cache_clear()
     predicted_us.cache_clear()
     configs_of.cache_clear()
 

@@ -60,11 +60,15 @@ _PRODUCTS = {"3xtf32": ("tf32", 3), "9xbf16": ("bf16", 9), "4xf16": ("f16", 4)}
 
 
 class AsProduct(NamedTuple):
-    """A contraction as one of our products: what runs that, and bytes that are copied for it."""
+    """A contraction as one of our products: what runs that, and bytes that are copied for it.
+
+    `in_parts` says that it is of parts of the operands, which no other implementation multiplies.
+    """
 
     problem: Problem
     choice: Choice
     copied_bytes: int
+    in_parts: bool = False
 
 
 def contraction_us(

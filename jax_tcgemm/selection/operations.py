@@ -100,6 +100,8 @@ def _of_contraction(
     """The implementation of a contraction and why."""
     if isinstance(product, str):
         return XLA, product
+    if product.in_parts:
+        return "gemm", f"only products of ours are of parts; {product.choice.why}"
     if device.platform != "cuda":
         return (XLA if _gemm_refusal(product) else "gemm"), product.choice.why
     us = contraction_cost.contraction_us(operation, product, device)
@@ -117,7 +119,8 @@ def _of_contraction(
 def _gemm_refusal(product: AsProduct | str) -> str:
     if isinstance(product, str):
         return product
-    return product.choice.why if product.choice.implementation == XLA else ""
+    is_xla = product.choice.implementation == XLA and not product.in_parts
+    return product.choice.why if is_xla else ""
 
 
 def _cutensor_refusal(operation: Operation, device: Device) -> str:

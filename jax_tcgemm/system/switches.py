@@ -8,6 +8,7 @@ SWITCHES = {
     "TCGEMM_PRINT_CHOICE": "1: print each product, the implementation and config chosen, and why",
     "TCGEMM_IMPLEMENTATION": "the implementation of every product and layer that names none itself",
     "TCGEMM_CONFIG": "its config; needs TCGEMM_IMPLEMENTATION",
+    "TCGEMM_TUNE": "1: measure each product that no table knows when it is first lowered",
     "TCGEMM_CACHE_DIR": "the folder of tuned choices and kernels; off: neither read nor written",
 }
 
@@ -15,6 +16,12 @@ SWITCHES = {
 def switch(name: str) -> str | None:
     """The value of a switch, None when unset or empty."""
     return environ.get(name) or None
+
+
+def is_on(name: str) -> bool:
+    """Whether a switch is set to something else than 0, false, off or no."""
+    value = switch(name)
+    return bool(value and value.lower() not in ("0", "false", "off", "no"))
 
 
 def cache_folder() -> Path | None:
@@ -31,8 +38,7 @@ def cache_folder() -> Path | None:
 
 def print_choice(op: str, problem, choice) -> None:
     """Prints what was chosen for a problem, and why, where TCGEMM_PRINT_CHOICE is on."""
-    value = switch("TCGEMM_PRINT_CHOICE")
-    if value and value.lower() not in ("0", "false", "off", "no"):
+    if is_on("TCGEMM_PRINT_CHOICE"):
         print(f"jax_tcgemm: {op}: {problem}: {choice}", file=sys.stderr)
 
 

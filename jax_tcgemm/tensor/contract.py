@@ -52,7 +52,8 @@ def contract(
       compute_type: None takes `jax.default_matmul_precision`, as XLA does. For float32 one of f32,
         tf32, 3xtf32, bf16, f16, 9xbf16 and 4xf16; for float64 f64, f32 and 8xint8; for complex
         arrays those of their parts but bf16 and f16; for float16 and bfloat16 f32. What the GPU has
-        not, cuTENSOR refuses. XLA and our products run a type they do not have in a better one.
+        not, cuTENSOR refuses. Our products have f32, tf32, f64 and, as sums of parts, 3xtf32 and
+        9xbf16; they and XLA run a type they do not have in a better one.
       algorithm: of cuTENSOR: default, default_patient, gett, tgett or ttgt; needs
         `implementation="cutensor"`.
       out_sharding: sharding of the result, for meshes with explicit axes. Where a mode that is
@@ -72,8 +73,9 @@ def contract(
 
     Numerics:
       float16 and bfloat16 are multiplied exactly, accumulated in float32 and rounded once. float32
-      uses TF32 on CUDA, as XLA does, unless the precision is highest or `compute_type` says
-      otherwise; on CPU it is always float32. The same program on the same device gives the same
+      and complex64 use TF32 on CUDA, as XLA does, unless the precision is highest or a preset of
+      several products, such as BF16_BF16_F32_X3 (see `dot_general`), or `compute_type` says
+      otherwise; on CPU they are always float32. The same program on the same device gives the same
       bits each time.
 
     Examples:

@@ -19,7 +19,7 @@ from jax import lax
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
-from jax_tcgemm.kernels import CompileError, compile_kernels
+from jax_tcgemm.kernels import CompileError, Instance, compile_kernels
 from jax_tcgemm.problem.dtypes import DTYPES, wide_dtype
 from jax_tcgemm.problem.epilogue import BARE
 from jax_tcgemm.problem.fusion import Fusion, finish
@@ -118,7 +118,9 @@ def start_up(device: selection.Device) -> None:
     measure(tiny, contenders(tiny, device, candidates=1), budget_s=10.0)
 
 
-def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[Measurement]:
+def measure(
+    problem: Problem, names: Sequence[tuple], budget_s: float, *, quiet: bool = False
+) -> list[Measurement]:
     """Times contenders in turns on the default device; those that fail are left out.
 
     Args:
@@ -126,6 +128,7 @@ def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[M
       names: (implementation, config) of each.
       budget_s: seconds in all, with the programs' compilation; what has not compiled in half of
         them is left out. Kernels that are not cached yet are compiled before, side by side.
+      quiet: not to warn where most are left out so.
 
     Returns:
       Those that were measured to the end, the fastest first.
@@ -139,7 +142,7 @@ def measure(problem: Problem, names: Sequence[tuple], budget_s: float) -> list[M
         num_sets = timing.num_input_sets(problem.a_bytes + problem.b_bytes, cache_bytes)
         sets = _make_inputs(problem, num_sets)
         runnables = _compile(problem, names, start + budget_s / 2, sets[0])
-        if 2 * len(runnables) < len(names):
+        if 2 * len(runnables) < len(names) and not quiet:
             warnings.warn(
                 f"jax_tcgemm: {len(runnables)} of {len(names)} ways to run {problem} compiled in "
                 f"{budget_s / 2:g} s, half of the budget; give it more, or the machine less to do",
@@ -174,10 +177,22 @@ def _compile_kernels(problem: Problem, names: Sequence[tuple]) -> None:
     """Compiles what the contenders' programs bring; what fails will fail there, too."""
     kernels = []
     for name in names:
-        with contextlib.suppress(ValueError), selection.unseen():
-            kernels += _choice(problem, *name).kernels if name[0] != selection.XLA else ()
+        with contextlib.suppress(ValueError):
+            kernels += kernels_of(problem, *name)
     with contextlib.suppress(CompileError):
         compile_kernels(kernels)
+
+
+def kernels_of(problem: Problem, implementation: str, config: str) -> tuple[Instance, ...]:
+    """What a program must bring for a contender.
+
+    Raises:
+      ValueError: when it cannot run the problem.
+    """
+    if implementation == selection.XLA:
+        return ()
+    with selection.unseen():
+        return _choice(problem, implementation, config).kernels
 
 
 def _times(runnables, sets, repeats, flush_bytes, on_gpu) -> dict:
