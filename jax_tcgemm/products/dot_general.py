@@ -11,7 +11,8 @@ from jax_tcgemm.products.arguments import (
     canonical_sharding,
 )
 from jax_tcgemm.products.epilogue import check_alone
-from jax_tcgemm.products.quantized import as_operand, is_any, product, with_epilogue
+from jax_tcgemm.products.packed import kind_of
+from jax_tcgemm.products.quantized import as_operand, as_weight, is_any, product, with_epilogue
 from jax_tcgemm.selection import check_names
 
 
@@ -87,8 +88,8 @@ def dot_general(
       (2, 4, 16, 20)
     """
     op = "dot_general"
-    lhs, rhs = as_operand(op, "lhs", lhs), as_operand(op, "rhs", rhs)
-    check_names(op, implementation, config)
+    lhs, rhs = as_operand(op, "lhs", lhs), as_weight(op, "rhs", rhs)
+    check_names(op, implementation, config, kind_of(rhs))
     dimension_numbers = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
     check_alone(op, epilogue, epilogue_operands, preferred_element_type=preferred_element_type)
     if epilogue is not None:

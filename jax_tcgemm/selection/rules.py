@@ -12,6 +12,8 @@ _NOT_BATCHED_IN_CUBLAS = ("iamax", "iamin", "asum", "nrm2", "swap", "gbmv")
 def on_cpu(problem: AnyProblem, considered) -> tuple[Candidate, str]:
     """The CPU's default: XLA's own product, but for what `host` was measured to gain at."""
     *hosts, xla = considered
+    if not hosts:
+        return xla, "no other implementation runs on a CPU"
     if hosts[0].reason:
         return xla, f"host cannot run this: {hosts[0].reason}"
     refused = {host.config for host in hosts if host.reason}
