@@ -220,8 +220,10 @@ def _packed_values(u, form: PackedFormat):
     u = u.reshape(chunks, 2, 4, 2, 2, 2, tiles, 2, 8)
     chunk, b, c, s, h, e, tile, r, g = range(9)
     if form.coding.bits == 4:
-        # A word is a step; its nibbles are pairs, apart by 16 bits, of a0 to a3.
-        u = jnp.transpose(u, (tile, chunk, g, c, b, s, e, h, r))
+        # A word is a step; its nibbles are pairs of a0 to a3, apart by 16 bits, which are converted
+        # together, or of a table side by side, as which they are looked up.
+        nibbles = (h, r, e) if form.table is not None else (e, h, r)
+        u = jnp.transpose(u, (tile, chunk, g, c, b, s, *nibbles))
         u = u[..., 0] | u[..., 1] << 4
     else:
         u = jnp.transpose(u, (tile, chunk, b, g, c, s, h, e, r))
@@ -245,7 +247,8 @@ def integers(values, form: PackedFormat) -> jax.Array:
     tiles, chunks = values.shape[0], -(-form.k // CHUNK)
     if form.coding.bits == 4:
         u = jnp.stack((values & 15, values >> 4), -1).reshape(tiles, chunks, 8, 4, 2, 2, 2, 2, 2)
-        tile, chunk, g, c, b, s, e, h, r = range(9)
+        tile, chunk, g, c, b, s, *nibbles = range(9)
+        h, r, e = nibbles if form.table is not None else (*nibbles[1:], nibbles[0])
     else:
         u = values.reshape(tiles, chunks, 2, 8, 4, 2, 2, 2, 2)
         tile, chunk, b, g, c, s, h, e, r = range(9)

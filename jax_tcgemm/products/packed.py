@@ -77,6 +77,12 @@ def product(
     config=None,
 ) -> jax.Array:
     """A product of an array and a packed weight, in either order, of dtype `dtype`."""
+    if is_packed(lhs) and not is_packed(rhs):
+        if permutation is None:
+            permutation = range(plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers))
+        permutation = _of_exchanged(permutation, lhs.ndim, rhs.ndim, dimension_numbers)
+        dimension_numbers = tuple(pair[::-1] for pair in dimension_numbers)
+        lhs, rhs = rhs, lhs
     numbers = (lhs_contract, rhs_contract), batch = dimension_numbers
     is_weight = is_packed(rhs) and rhs_contract == (0,) and not any(batch)
     ndim = plain.result_ndim(lhs.ndim, rhs.ndim, numbers)
@@ -107,3 +113,17 @@ def product(
         out_sharding=sharding,
         implementation=implementation,
     )
+
+
+def _of_exchanged(permutation, lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> tuple[int, ...]:
+    """The permutation of a product's result once its operands are exchanged."""
+    (lhs_contract, rhs_contract), (batch, _) = dimension_numbers
+    own = lhs_ndim - len(lhs_contract) - len(batch)
+    others = rhs_ndim - len(rhs_contract) - len(batch)
+
+    def exchanged(axis):
+        if axis < len(batch):
+            return axis
+        return axis + others if axis < len(batch) + own else axis - own
+
+    return tuple(map(exchanged, permutation))

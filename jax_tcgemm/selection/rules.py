@@ -1,7 +1,11 @@
 """What runs a problem where neither a table nor a model says: rules made of measurements."""
 
+import math
+import re
+
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS
+from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.selection.implementations import AnyProblem, Candidate
 
@@ -85,3 +89,27 @@ def is_of_wrong_width(problem: RaggedProblem, candidate: Candidate) -> bool:
     """
     few = problem.form == "rows" and problem.tokens <= 32 * problem.groups
     return candidate.implementation == "wgmma" and few != ("x64x64_" in candidate.config)
+
+
+def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> float:
+    """About how long a config takes for a packed weight; infinite for what is none of ours.
+
+    What is read from memory, what is read from L2, where each block finds x, and what one SM reads
+    when blocks do not divide evenly among them, whichever takes longest. Rates are those of an
+    H200's data sheet and of others' measurements, in bytes a microsecond.
+    """
+    name = re.fullmatch(r"(\d+)x(\d+)_c(\d+)", candidate.config)
+    if name is None:
+        return math.inf
+    columns, warps_k, cluster = map(int, name.groups())
+    rows = 8 if problem.m <= 8 else 16 if problem.m <= 16 else 32
+    passes = -(-problem.m // rows)
+    stages = -(-problem.k // (128 * warps_k))
+    weight = problem.bytes - problem.m * problem.k * 2
+    of_column_block = weight / (-(-problem.n // columns)) + rows * problem.k * 2
+    blocks = -(-problem.n // columns) * passes * cluster
+    # Blocks have whole stages of K.
+    of_block = of_column_block * -(-stages // cluster) / stages
+    from_l2 = of_column_block * -(-problem.n // columns) * passes
+    busiest = -(-blocks // num_sms) * of_block
+    return max(weight / 4.4e6, from_l2 / 5.5e6, busiest / 55e3) + 0.4 * (cluster > 1)

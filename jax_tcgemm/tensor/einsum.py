@@ -88,12 +88,8 @@ def einsum(
             )
     elif dtype is None:
         dtype, is_weak = promoted_type(op, *arrays)
-    if is_packed(*arrays) and (len(arrays) != 2 or is_packed(arrays[0])):
-        # Only a product of two, the weight second, is one of the kernel's.
-        if len(arrays) == 2 and not is_packed(arrays[1]):
-            terms, arrays = terms[::-1], arrays[::-1]
-        else:
-            arrays = quantized.as_arrays(*arrays)
+    if is_packed(*arrays) and len(arrays) != 2:
+        arrays = quantized.as_arrays(*arrays)
     terms, arrays = _without_broadcast(op, terms, arrays)
     steps = _steps(op, terms, output, arrays, optimize)
     params = {
