@@ -51,9 +51,7 @@ class Case:
         q, scale, zero_point, _ = self._drawn
         arrays = (jnp.asarray(x) for x in (q, scale))
         zero_point = None if zero_point is None else jnp.asarray(zero_point)
-        return jax_tcgemm.pack_weights(
-            *arrays, zero_point, group_size=self.group, dtype=self.qtype
-        )
+        return jax_tcgemm.pack_weights(*arrays, zero_point, group_size=self.group, dtype=self.qtype)
 
     @property
     def x_array(self):

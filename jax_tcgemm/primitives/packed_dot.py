@@ -119,9 +119,7 @@ def _batch(axis_data, args, dims, **params):
 
     def of_entry(own):
         rest = iter(own)
-        operands = [
-            x if dim is None else next(rest) for x, dim in zip(moved, dims, strict=True)
-        ]
+        operands = [x if dim is None else next(rest) for x, dim in zip(moved, dims, strict=True)]
         return _product(*operands, **params)
 
     return lax.map(of_entry, mapped), 0

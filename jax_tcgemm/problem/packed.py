@@ -47,7 +47,7 @@ class PackedProblem:
         return "f32"
 
     def attributes(self) -> dict:
-        """What of the FFI attribute `packed` (csrc/core/packed_problem.h) the problem determines."""
+        """What of the attribute `packed` (csrc/core/packed_problem.h) the problem determines."""
         return {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith("_dtype")}
 
     def query(self) -> dict:

@@ -253,7 +253,9 @@ def integers(values, form: PackedFormat) -> jax.Array:
         u = values.reshape(tiles, chunks, 2, 8, 4, 2, 2, 2, 2)
         tile, chunk, b, g, c, s, h, e, r = range(9)
     u = jnp.transpose(u, (chunk, b, c, s, h, e, tile, r, g))
-    return u.reshape(chunks * CHUNK, tiles * TILE)[: form.k]
+    # Tiles may be divided over devices: one reshape for each dimension.
+    u = u.reshape(chunks * CHUNK, tiles, 2, 8)[: form.k]
+    return u.reshape(form.k, tiles * TILE)
 
 
 def factors(x, dtype) -> jax.Array:

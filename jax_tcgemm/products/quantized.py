@@ -42,6 +42,11 @@ def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
       TypeError: when it is neither, and for scales that are not real floating point.
       ValueError: for scales or zero points that do not go with the values.
     """
+    if packed.is_packed(x):
+        raise TypeError(
+            f"{op}: {name} must be an array, got {name} of type PackedWeight; it is "
+            "what others are multiplied by"
+        )
     if not is_quantized(x):
         return as_array(op, name, x)
     qvalue = as_array(op, f"{name}.qvalue", x.qvalue)
@@ -342,9 +347,7 @@ def with_epilogue(
     precision = sharded["precision"] = canonical_precision(op, precision)
     if packed.is_packed(lhs, *rights):
         made = epilogue.dtype if isinstance(epilogue, _Rounded) else np.dtype(np.float32)
-        accs = [
-            packed.product(op, lhs, right, made, **how, **sharded, **asked) for right in rights
-        ]
+        accs = [packed.product(op, lhs, right, made, **how, **sharded, **asked) for right in rights]
         if isinstance(epilogue, _Rounded):
             return accs[0]
         accs = accs if pair is None else halves(*accs, pair)

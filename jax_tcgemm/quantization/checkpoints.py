@@ -19,9 +19,7 @@ from jax_tcgemm.quantization.pack import pack
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def from_gptq(
-    source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1
-) -> PackedWeight:
+def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) -> PackedWeight:
     """A weight that GPTQ quantised.
 
         w[k, n] = (qweight[k, n] - qzeros[g_idx[k], n] - zero_offset) * scales[g_idx[k], n]
@@ -342,6 +340,8 @@ class _File(Mapping):
         self._names = tuple(self._file.keys())
 
     def __getitem__(self, name):
+        if name not in self._names:
+            raise KeyError(name)
         return self._file.get_tensor(name)
 
     def __iter__(self):

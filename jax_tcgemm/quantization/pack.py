@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tcgemm.problem.packed_weight import (
-    CODINGS,
     GROUP_SIZES,
     NF4,
     SCALE_DTYPES,
