@@ -110,7 +110,6 @@ class Block {
       slot = slot + 1 < kStages ? slot + 1 : 0;
     }
     if constexpr (Weight::kGroup == 0) scale_columns();
-    ptx::cp_async_wait_group<0>();
     __syncthreads();
     // From here on others may write where our stages were, and add to our barrier.
     if constexpr (kTile.cluster > 1) ptx::cluster_arrive_relaxed();
