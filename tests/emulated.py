@@ -49,6 +49,7 @@ SOURCES = {
         "kernels/common/kernel.cc",
         "kernels/packed/packed.cc",
         "kernels/packed/launch.cu",
+        "kernels/packed/weight.cu",
     ],
     "wgmma": [
         *_COMMON,
@@ -434,7 +435,8 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         shape = (problem.batch, *(() if rows else (problem.groups,)), problem.m, problem.n)
         return {"d": (shape, out)} | _function_results(problem, problem.function)
     if problem.kind == "packed":
-        return {"d": ((problem.m, problem.n), out)}
+        is_product = problem.form == "product"
+        return {"d": ((problem.m, problem.n) if is_product else (problem.n, problem.k), out)}
     if problem.kind == "rows":
         is_sums = problem.form == "sums"
         return {"d": ((problem.targets, problem.n) if is_sums else (problem.pairs,), out)}

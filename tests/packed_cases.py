@@ -79,6 +79,7 @@ class Case:
     def problem(self):
         form, w = self.weight.format, self.weight
         return PackedProblem(
+            form="product",
             m=self.m,
             n=w.values.shape[0] * 16,
             k=self.k,
@@ -93,8 +94,19 @@ class Case:
         )
 
     @property
+    def weight_problem(self):
+        """That of the weight as an array, in the dtype of x."""
+        return dataclasses.replace(self.problem, form="weight", m=0, out_dtype=self.x)
+
+    @property
+    def exact_rows(self):
+        """What that gives, from float32."""
+        w = self.weight.dequantize(jnp.float32)
+        return np.asarray(w.T).astype(DTYPES[self.x])
+
+    @property
     def arrays(self):
-        """The operands of a call, by name."""
+        """The operands of a call, by name; a weight has no x."""
         w = self.weight
         found = {"x": self.x_array, "values": np.asarray(w.values), "scales": np.asarray(w.scales)}
         if w.zero_points is not None:

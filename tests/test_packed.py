@@ -295,8 +295,9 @@ def test_what_runs():
     f = functools.partial(jax_tcgemm.matmul, b=W.weight)
     (call,) = jax_tcgemm.explain(f, few, platform="cuda")
     assert (call.implementation, call.problem.kind) == ("packed", "packed")
-    (call,) = jax_tcgemm.explain(f, many, platform="cuda")
-    assert call.problem.kind == "gemm"
+    weight, call = jax_tcgemm.explain(f, many, platform="cuda")
+    assert (weight.implementation, weight.problem.form) == ("packed", "weight")
+    assert (call.problem.kind, call.problem.b.transposed) == ("gemm", True)
     (call,) = jax_tcgemm.explain(f, few, platform="cpu")
     assert call.implementation == "xla"
     forced = functools.partial(f, implementation="packed", config="128x2_c4")

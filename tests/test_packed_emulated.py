@@ -3,6 +3,7 @@
 import re
 
 import emulated
+import numpy as np
 import pytest
 from emulated import Emulator, carried
 from packed_cases import Case
@@ -52,6 +53,15 @@ def check(machine, config, case, **how):
 def test_products(machine, config, case):
     for seed in range(3):
         check(machine, config, case, seed=seed)
+
+
+@pytest.mark.parametrize("case", dict.fromkeys(case for _, case in CASES), ids=lambda x: x.label)
+def test_weights(machine, case):
+    """As arrays they have the bits of what XLA makes of them."""
+    arrays = {name: x for name, x in case.arrays.items() if name != "x"}
+    how = {"implementation": "packed", "config": "128x2_c1"}
+    (got,) = machine.run(case.weight_problem, arrays, **how)
+    np.testing.assert_array_equal(got[: case.n], case.exact_rows)
 
 
 KERNEL, PIECES = "kernels/packed/kernel.cuh", "kernels/packed/pieces.cuh"

@@ -14,8 +14,8 @@ const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProble
   const auto always = [](P&) -> int64_t { return 1; };
   const auto bytes = [](P&) { return DType::kU8; };
   static const BufferTable<PackedProblem, PackedBuffers> table{
-      {"x", BufferRole::kOperand, always, [](P& p) { return p.m * p.k; }, [](P& p) { return p.in; },
-       put<&PackedBuffers::x>},
+      {"x", BufferRole::kOperand, [](P& p) -> int64_t { return p.is_product(); }, [](P& p) { return p.m * p.k; },
+       [](P& p) { return p.in; }, put<&PackedBuffers::x>},
       {"values", BufferRole::kOperand, always,
        [](P& p) { return multiply_add(p.tiles(), p.pieces() * P::kPieceBytes, 0); }, bytes,
        put<&PackedBuffers::values>},
@@ -27,8 +27,8 @@ const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProble
        put<&PackedBuffers::zero_points>},
       {"table", BufferRole::kOperand, [](P& p) -> int64_t { return p.table; }, [](P&) -> int64_t { return 16; },
        [](P&) { return DType::kF32; }, put<&PackedBuffers::table>},
-      {"d", BufferRole::kResult, always, [](P& p) { return p.m * p.n; }, [](P& p) { return p.out; },
-       put<&PackedBuffers::d>},
+      {"d", BufferRole::kResult, always, [](P& p) { return (p.is_product() ? p.m : p.k) * p.n; },
+       [](P& p) { return p.out; }, put<&PackedBuffers::d>},
   };
   return table;
 }
@@ -39,6 +39,7 @@ std::string check_problem(const PackedProblem& p) {
     return error;
   }
   if (p.n % PackedProblem::kTile != 0) return must("n", "be a multiple of 16", p.n);
+  if (!p.is_product() && p.m != 0) return must("m", "be 0 of a weight", p.m);
   if (p.k == 0) return must("k", "be at least 1", p.k);
   if (p.group_size == 0 || p.k % p.group_size != 0) return must("group_size", "divide k", p.group_size);
   if (p.bits != 4 && p.bits != 8) return must("bits", "be 4 or 8", p.bits);
@@ -47,7 +48,7 @@ std::string check_problem(const PackedProblem& p) {
   if (p.table && (p.bits != 4 || p.zero != 0 || p.zero_points)) return "a table must be of 4 bits and without zeros";
   if (!is_float(p.scale)) return std::string("scale must be f16, bf16 or f32, got ") + name_of(p.scale);
   if (p.in != DType::kF16 && p.in != DType::kBF16) {
-    return std::string("x must be f16 or bf16, got ") + name_of(p.in);
+    return std::string(p.is_product() ? "x" : "d") + " must be f16 or bf16, got " + name_of(p.in);
   }
   if (!is_float(p.out)) return std::string("d must be f16, bf16 or f32, got ") + name_of(p.out);
   return "";

@@ -1,8 +1,10 @@
-// The product of rows and a weight of few bits.
+// The product of rows and a weight of few bits, or that weight as an array.
 //
-//   D[m,n] = sum over k of X[m,k] * (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
+//   product  D[m,n] = sum over k of X[m,k] * (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
 //
-// or, where integers stand for the values of a table, of X[m,k] * table[u[k,n]] * scale[...]. X and D are packed
+//   weight   D[n,k] = (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
+//
+// or, where integers stand for the values of a table, with table[u[k,n]] in place of the difference. X and D are packed
 // row-major. The weight lies in tiles of 16 columns, which fill D's columns up:
 //
 //   values       (n / 16, pieces, 512) bytes, a piece 64 rows of 4 bits or 32 rows of 8 bits
@@ -21,20 +23,26 @@
 
 namespace tcgemm {
 
+enum class PackedForm : int32_t { kProduct, kWeight };
+template <>
+inline constexpr std::array kNames<PackedForm>{"product", "weight"};
+
 struct PackedProblem {
   static constexpr int64_t kTile = 16, kChunk = 64, kPieceBytes = 512;
 
-  int64_t m, n, k;  // n is a multiple of kTile
+  PackedForm form;
+  int64_t m, n, k;  // n is a multiple of kTile; m is 0 of a weight
   int64_t group_size;
   int64_t bits;
   int64_t zero;      // of all, where there are no zero points
   bool zero_points;  // whether every group and column has its own
   bool table;
   DType scale;
-  DType in;   // of X
+  DType in;   // of X; of a weight that of D
   DType out;  // of D
 
-  bool is_empty() const { return m == 0 || n == 0; }
+  bool is_product() const { return form == PackedForm::kProduct; }
+  bool is_empty() const { return n == 0 || (is_product() && m == 0); }
   int64_t tiles() const { return n / kTile; }
   int64_t groups() const { return k / group_size; }
   int64_t pieces() const { return (k + kChunk - 1) / kChunk * (bits / 4); }
@@ -43,6 +51,7 @@ struct PackedProblem {
 // See problem.h.
 template <typename Visit>
 void visit_fields(PackedProblem& p, Visit&& visit) {
+  visit("form", p.form);
   visit("m", p.m);
   visit("n", p.n);
   visit("k", p.k);
@@ -56,7 +65,7 @@ void visit_fields(PackedProblem& p, Visit&& visit) {
 
 template <typename Visit>
 void visit_dtypes(PackedProblem& p, Visit&& visit) {
-  visit("x", "in_dtype", p.in);
+  visit(p.is_product() ? "x" : "d", "in_dtype", p.in);
   visit("d", "out_dtype", p.out);
 }
 
@@ -74,7 +83,8 @@ struct PackedBuffers {
   int64_t workspace_bytes = 0;
 };
 
-// The arrays of a call: x, values, scales [, zero_points] [, table] -> d. Those of the weight are bytes.
+// The arrays of a call: of a product x, then values, scales [, zero_points] [, table] -> d. Those of the weight are
+// bytes.
 const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProblem& problem);
 
 using PackedImplementation = ImplementationOf<PackedProblem, PackedBuffers>;

@@ -1,7 +1,7 @@
-"""Products with packed weights on one device: choose, then call.
+"""Products with packed weights, and these as arrays, on one device: choose, then call.
 
-As in dense.py, `make_plan` decides everything from shapes and dtypes, `product` carries a plan out
-and `explain` prints one.
+As in dense.py, `make_plan` decides everything from shapes and dtypes, `product` and `weight` carry
+a plan out and `explain` prints one.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from jax_tcgemm.problem.packed_weight import TILE, PackedWeight, dequantized
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What one call of the primitive says (primitives/packed_dot.py).
+    """What one call of a primitive says (primitives/packed_dot.py, packed_weight.py).
 
     Attributes:
       op: the public function, for messages.
@@ -31,8 +31,8 @@ class Request:
 
     op: str
     problem: PackedProblem | str
-    implementation: str | None
-    config: str | None
+    implementation: str | None = None
+    config: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ def make_plan(request: Request, device: selection.Device, obstacle: str = "") ->
 
 
 def product(x: jax.Array, w: PackedWeight, dtype, plan: Plan) -> jax.Array:
-    """Carries out a plan.
+    """Carries out a plan of form product.
 
     Args:
       x: of shape (..., k).
@@ -95,11 +95,24 @@ def product(x: jax.Array, w: PackedWeight, dtype, plan: Plan) -> jax.Array:
         ).astype(dtype)
         return out.reshape(*x.shape[:-1], tiles, TILE)
     rows = math.prod(x.shape[:-1])
-    operands = [x.reshape(rows, x.shape[-1]), w.values, w.scales]
+    operands = [x.reshape(rows, x.shape[-1]), *_operands(w)]
+    result = jax.ShapeDtypeStruct((rows, tiles * TILE), dtype)
+    (out,) = call(plan.problem, plan.choice, operands, [result])
+    return out.reshape(*x.shape[:-1], tiles, TILE)
+
+
+def weight(w: PackedWeight, dtype, plan: Plan) -> jax.Array:
+    """Carries out a plan of form weight: the transpose of the weight, of shape (tiles, 16, k)."""
+    shape = (w.values.shape[0], TILE, w.format.k)
+    if plan.choice.implementation == selection.XLA:
+        return dequantized(w, dtype).T.reshape(shape)
+    return call(plan.problem, plan.choice, _operands(w), [jax.ShapeDtypeStruct(shape, dtype)])[0]
+
+
+def _operands(w: PackedWeight) -> list[jax.Array]:
+    operands = [w.values, w.scales]
     if w.zero_points is not None:
         operands.append(w.zero_points)
     if w.format.table is not None:
         operands.append(jnp.asarray(np.array(w.format.table, np.float32)))
-    result = jax.ShapeDtypeStruct((rows, tiles * TILE), dtype)
-    (out,) = call(plan.problem, plan.choice, operands, [result])
-    return out.reshape(*x.shape[:-1], tiles, TILE)
+    return operands

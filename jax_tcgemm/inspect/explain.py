@@ -24,6 +24,7 @@ from jax_tcgemm.primitives import (
     elementwise,
     lowering,
     packed_dot,
+    packed_weight,
     reduce,
     rows,
 )
@@ -46,6 +47,7 @@ _RULES = {
     epilogue_ragged_primitive.epilogue_ragged_dot_p: (epilogue_ragged_primitive, grouped_epilogue),
     rows.rows_p: (rows, device_rows),
     packed_dot.packed_dot_p: (packed_dot, device_packed),
+    packed_weight.packed_weight_p: (packed_weight, device_packed),
     contract.contract_p: (contract, device_tensor),
     elementwise.elementwise_p: (elementwise, device_tensor),
     reduce.reduce_p: (reduce, device_tensor),

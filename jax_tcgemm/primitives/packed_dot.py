@@ -24,15 +24,21 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import packed as device_packed
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
+from jax_tcgemm.primitives.packed_weight import (
+    arrays_of,
+    division_of_weight,
+    problem_of,
+    rows_of_weight,
+    weight_of,
+)
 from jax_tcgemm.primitives.rules import as_cotangent, same_varying
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
-from jax_tcgemm.problem.packed import PackedProblem
-from jax_tcgemm.problem.packed_weight import TILE, PackedWeight, dequantized
+from jax_tcgemm.problem.packed_weight import TILE, PackedWeight
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xla, zero_tangent
 
-# Of more, the weight is dequantised once, and multiplied by the kernels of plain products: the
-# kernel of few reads and converts all of it for every 32.
+# Of more, the weight is written as an array once, and multiplied by the kernels of plain products:
+# the kernel of few reads and converts all of it for every 32.
 MOST_ROWS = 128
 
 packed_dot_p = core.Primitive("tcgemm_packed_dot")
@@ -54,10 +60,10 @@ def packed_dot(
     Returns:
       An array of shape (..., *w.shape[1:]).
     """
-    form, has_zeros = w.format, w.zero_points is not None
+    form = w.format
     params = {"op": op, "format": form, "dtype": np.dtype(dtype)}
     asked = {"implementation": implementation, "config": config}
-    out = _product(x, w.values, w.scales, *((w.zero_points,) * has_zeros), **params, **asked)
+    out = _product(x, *arrays_of(w), **params, **asked)
     out = out.reshape(*x.shape[:-1], out.shape[-2] * TILE)
     if out.shape[-1] != form.n:
         out = lax.slice_in_dim(out, 0, form.n, axis=-1)
@@ -68,21 +74,17 @@ def _product(x, *weight, **params):
     """By the primitive, or, of many rows that nothing is asked of, a plain product."""
     rows = math.prod(x.shape[:-1])
     if params["implementation"] is None and isinstance(rows, int) and rows > MOST_ROWS:
-        w = dequantized(_weight(weight, params["format"]), x.dtype)
+        w = weight_of(weight, params["format"])
+        w = rows_of_weight(w, op=params["op"], dtype=x.dtype)
         out = plain.dot_general(
             x,
             w,
             op=params["op"],
-            dimension_numbers=(((x.ndim - 1,), (0,)), ((), ())),
+            dimension_numbers=(((x.ndim - 1,), (1,)), ((), ())),
             preferred_element_type=params["dtype"],
         )
-        return out.reshape(*x.shape[:-1], w.shape[1] // TILE, TILE)
+        return out.reshape(*x.shape[:-1], w.shape[0] // TILE, TILE)
     return packed_dot_p.bind(*same_varying(x, *weight), **params)
-
-
-def _weight(arrays, form) -> PackedWeight:
-    values, scales, *zero_points = arrays
-    return PackedWeight(values, scales, zero_points[0] if zero_points else None, None, form)
 
 
 # --- typing -------------------------------------------------------------------------------------
@@ -144,13 +146,13 @@ def _transpose(ct, x, *weight, op, format, implementation, **params):
     nothing = [None] * len(weight)
     if type(ct) is ad.Zero:
         return [ad.Zero(x.aval), *nothing]
-    w = dequantized(_weight(weight, format), x.aval.dtype)
-    ct = ct.reshape(*ct.shape[:-2], w.shape[1]).astype(x.aval.dtype)
+    w = rows_of_weight(weight_of(weight, format), op=op, dtype=x.aval.dtype)
+    ct = ct.reshape(*ct.shape[:-2], w.shape[0]).astype(x.aval.dtype)
     x_bar = plain.dot_general(
         ct,
         w,
         op=op,
-        dimension_numbers=(((ct.ndim - 1,), (1,)), ((), ())),
+        dimension_numbers=(((ct.ndim - 1,), (0,)), ((), ())),
         preferred_element_type=x.aval.dtype,
         out_sharding=shardings.of_cotangent(x.aval),
         implementation=selection.XLA if implementation == selection.XLA else None,
@@ -175,21 +177,10 @@ register_jet(packed_dot_p, _series)
 def product_of(x, values, *others_and_params) -> device_packed.Request:
     """What one call of the primitive says, from the types of its operands and result."""
     *others, out, params = others_and_params
-    form, has_zeros = params["format"], len(others) == 2
-    is_table = form.table is not None
-    problem = PackedProblem(
-        m=math.prod(x.shape[:-1]),
-        n=values.shape[0] * TILE,
-        k=form.k,
-        group_size=form.group_size,
-        bits=form.coding.bits,
-        zero=0 if has_zeros or is_table else form.coding.offset,
-        zero_points=has_zeros,
-        table=is_table,
-        scale=DTYPE_NAMES[np.dtype(form.scale_dtype)],
-        in_dtype=DTYPE_NAMES[np.dtype(x.dtype)],
-        out_dtype=DTYPE_NAMES[np.dtype(out.dtype)],
-    )
+    own = {"form": "product", "m": math.prod(x.shape[:-1])}
+    own |= {"in_dtype": DTYPE_NAMES[np.dtype(x.dtype)]}
+    own |= {"out_dtype": DTYPE_NAMES[np.dtype(out.dtype)]}
+    problem = problem_of(values, len(others) == 2, params["format"], **own)
     return device_packed.Request(params["op"], problem, params["implementation"], params["config"])
 
 
@@ -197,12 +188,12 @@ def division_of(x, *weight_and_params) -> partitioning.Division:
     """How a call may be divided over devices: along rows, and along tiles of columns."""
     *weight, params = weight_and_params
     rows = tuple(f"m{axis}" for axis in range(x.ndim - 1))
-    bytes_of = [("tile", f"outer{i}", f"inner{i}") for i in range(len(weight))]
+    names = division_of_weight(weight)
     return partitioning.Division(
-        operands=((*rows, "k"), *bytes_of),
+        operands=((*rows, "k"), *names),
         results=((*rows, "tile", "column"),),
         call=lambda *operands: (packed_dot_p.bind(*operands, **params),),
-        whole=("k", *(name for names in bytes_of for name in names[1:])),
+        whole=("k", *(name for own in names for name in own[1:])),
     )
 
 
@@ -216,7 +207,7 @@ def _lower(ctx, *args, device, obstacle, **params):
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
 
     def on_device(x, *weight):
-        w = _weight(weight, params["format"])
+        w = weight_of(weight, params["format"])
         return (device_packed.product(x, w, params["dtype"], plan),)
 
     return partitioning.lower_on_device(ctx, on_device, *args)

@@ -99,7 +99,7 @@ def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> flo
     H200's data sheet and of others' measurements, in bytes a microsecond.
     """
     name = re.fullmatch(r"(\d+)x(\d+)_c(\d+)", candidate.config)
-    if name is None:
+    if name is None or problem.form == "weight":
         return math.inf
     columns, warps_k, cluster = map(int, name.groups())
     rows = 8 if problem.m <= 8 else 16 if problem.m <= 16 else 32

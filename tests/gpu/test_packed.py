@@ -11,6 +11,7 @@ from packed_cases import Case
 
 import jax_tcgemm
 from jax_tcgemm import PackedWeight
+from jax_tcgemm.primitives.packed_weight import rows_of_weight
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.selection import implementations
 
@@ -58,6 +59,13 @@ def test_every_config(case):
         check(case, implementation="packed", config=config)
 
 
+@pytest.mark.parametrize("case", FORMATS, ids=lambda case: case.label)
+def test_weights(case):
+    """As arrays they have the bits of what XLA makes of them."""
+    rows = jax.jit(functools.partial(rows_of_weight, op="test", dtype=DTYPES[case.x]))(case.weight)
+    np.testing.assert_array_equal(np.asarray(rows)[: case.n], case.exact_rows)
+
+
 @pytest.mark.parametrize("rows", [1, 7, 9, 16, 17, 31, 33, 70, 128])
 @pytest.mark.parametrize("qtype", ["int4", "int8", "nf4"])
 def test_rows(rows, qtype):
@@ -74,7 +82,7 @@ def test_results(out):
 @pytest.mark.parametrize("rows", [1, 16, 32, 100, 300])
 def test_what_runs_by_default(shape, rows):
     case = Case(rows, *shape, out="bf16")
-    (call,) = jax_tcgemm.explain(
+    *_, call = jax_tcgemm.explain(
         jax_tcgemm.matmul, jnp.asarray(case.x_array), case.weight, platform="cuda"
     )
     assert (call.implementation == "packed") == (rows <= 128)

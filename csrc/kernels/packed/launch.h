@@ -23,4 +23,7 @@ int64_t num_blocks(const PackedProblem& p, const Tile& tile);
 // Launches call.kernel, which is of call.geometry.
 Status launch(const Call& call);
 
+// Writes the weight of a problem of that form.
+Status launch_weight(const PackedProblem& p, const PackedBuffers& buffers, cudaStream_t stream);
+
 }  // namespace tcgemm::packed

@@ -15,8 +15,8 @@ namespace tcgemm {
 namespace packed {
 namespace {
 
-// Columns of a block, its warps along K, and blocks of a cluster. The more columns, the less often x is read; the more
-// blocks along K, the less the last of them hold the others up.
+// Of products; a weight is written by one kernel alone. Columns of a block, its warps along K, and blocks of a cluster.
+// The more columns, the less often x is read; the more blocks along K, the less the last of them hold the others up.
 struct ConfigEntry {
   const char* name;
   int columns, warps_k, cluster;
@@ -65,6 +65,7 @@ class Packed final : public PackedImplementation {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
     if (p.k % 8 != 0)
       return "rows of x must begin on 16 bytes, so that k is a multiple of 8, got " + std::to_string(p.k);
+    if (!p.is_product()) return "";
     const Instance instance = instance_of(p, entry_of(config));
     if (instance.geometry.format.group == 0 && p.group_size != p.k) {
       return "groups must have 32, 64, 128 or all rows, got " + std::to_string(p.group_size);
@@ -88,11 +89,13 @@ class Packed final : public PackedImplementation {
 
   std::vector<KernelSource> kernels(const PackedProblem& p, const Device& device,
                                     std::string_view config) const override {
+    if (!p.is_product()) return {};
     return reference_to(instance_of(p, entry_of(config))).missing(device);
   }
 
   Status launch(const PackedProblem& p, const PackedBuffers& buffers, const Device& device, std::string_view config,
                 void* stream) const override {
+    if (!p.is_product()) return launch_weight(p, buffers, static_cast<cudaStream_t>(stream));
     const Instance instance = instance_of(p, entry_of(config));
     Call call{nullptr, instance.geometry, &p, buffers, static_cast<cudaStream_t>(stream)};
     if (Status s = reference_to(instance).find(device, &call.kernel); !s.is_ok()) return s;
