@@ -200,7 +200,7 @@ GPTQ = {
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: jax_tcgemm.from_gptq(GPTQ, "a."), KeyError, "from_gptq: source must have a.qweig"),
+        (lambda: jax_tcgemm.from_gptq(GPTQ, "a."), ValueError, "from_gptq: source must have a.qwe"),
         (lambda: jax_tcgemm.from_gptq(GPTQ, bits=3), ValueError, "from_gptq: bits must be 4 or 8"),
         (lambda: jax_tcgemm.from_gptq(7), TypeError, "from_gptq: source must be a dictionary"),
         (

@@ -4,6 +4,7 @@ All of them take a dictionary of arrays or a safetensors file, which the package
 opens. Checkpoints have weights as (n, k), or GPTQ and AWQ as (k, n): what is returned is (k, n).
 """
 
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -13,12 +14,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tcgemm.problem.packed_weight import PackedWeight
+from jax_tcgemm.products.arguments import as_array
 from jax_tcgemm.quantization.pack import pack
 
 # Of AWQ's words: the column of each nibble.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
+def _eager(loader: Callable) -> Callable:
+    """A loader that looks at values also while something else is traced."""
+
+    @functools.wraps(loader)
+    def load(*args, **kwargs):
+        with jax.ensure_compile_time_eval():
+            return loader(*args, **kwargs)
+
+    return load
+
+
+@_eager
 def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) -> PackedWeight:
     """A weight that GPTQ quantised.
 
@@ -35,10 +49,9 @@ def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) 
       A `PackedWeight` of shape (k, n). Zero points that are all in the middle are left out.
 
     Raises:
-      KeyError: for names that are not there.
       TypeError: for a source that is neither, or arrays of other dtypes.
-      ValueError: for arrays whose shapes do not go together, other bits, and what `pack_weights`
-        refuses.
+      ValueError: for names that are not there, arrays whose shapes do not go together, other bits,
+        and what `pack_weights` refuses.
 
     Numerics:
       The same integers and scales as in the checkpoint.
@@ -62,11 +75,12 @@ def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) 
     zero_point = _fields(_words(op, get, "qzeros"), bits, axis=1) + zero_offset
     g_idx = get("g_idx", None)
     size = _size_of_groups(op, "scales", q.shape[0], scale)
-    if g_idx is not None and bool((g_idx == np.arange(q.shape[0]) // size).all()):
+    if g_idx is not None and np.array_equal(g_idx, np.arange(q.shape[0]) // (size or len(q))):
         g_idx = None
     return _pack(op, q, scale, zero_point, bits, size, g_idx)
 
 
+@_eager
 def from_awq(source, prefix: str = "") -> PackedWeight:
     """A weight that AWQ quantised to 4 bits, in its layout "gemm".
 
@@ -80,9 +94,9 @@ def from_awq(source, prefix: str = "") -> PackedWeight:
       A `PackedWeight` of shape (k, n).
 
     Raises:
-      KeyError: for names that are not there.
       TypeError: for a source that is neither, or arrays of other dtypes.
-      ValueError: for arrays whose shapes do not go together, and what `pack_weights` refuses.
+      ValueError: for names that are not there, arrays whose shapes do not go together, and what
+        `pack_weights` refuses.
 
     Numerics:
       The same integers and scales as in the checkpoint.
@@ -111,6 +125,7 @@ def from_awq(source, prefix: str = "") -> PackedWeight:
     return _pack(op, q, scale, columns("qzeros"), 4, size)
 
 
+@_eager
 def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> PackedWeight:
     """A weight of compressed-tensors, in its formats "pack-quantized" and "int-quantized".
 
@@ -126,10 +141,9 @@ def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> Packe
       A `PackedWeight` of shape (k, n): the transpose of what the checkpoint has.
 
     Raises:
-      KeyError: for names that are not there.
       TypeError: for a source that is neither, or arrays of other dtypes.
-      ValueError: for arrays whose shapes do not go together, other bits, and what `pack_weights`
-        refuses.
+      ValueError: for names that are not there, arrays whose shapes do not go together, other bits,
+        and what `pack_weights` refuses.
 
     Numerics:
       The same integers and scales as in the checkpoint.
@@ -152,11 +166,14 @@ def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> Packe
     offset = 1 << bits - 1
     if words is None:
         q = get("weight")
-        if q.dtype != np.int8:
-            raise TypeError(f"{op}: weight must be of int8, got {q.dtype}; see its format")
+        if q.dtype != np.int8 or q.ndim != 2:
+            raise TypeError(
+                f"{op}: weight must be a matrix of int8, got {q.dtype} of shape {q.shape}; is it "
+                "of another format?"
+            )
     else:
-        shape = tuple(int(extent) for extent in get("weight_shape"))
-        q = _fields(_words(op, get, "weight_packed"), bits, axis=1)[:, : shape[1]] - offset
+        shape = tuple(np.asarray(get("weight_shape")).reshape(-1).tolist())
+        q = _fields(_words(op, get, "weight_packed"), bits, axis=1)[:, : shape[-1]] - offset
         if q.shape != shape:
             raise ValueError(
                 f"{op}: weight_packed must hold weight_shape={shape}, got {words.shape}; is it of "
@@ -165,7 +182,12 @@ def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> Packe
         if zero_point is not None:
             zero_point = _fields(_words(op, get, "weight_zero_point"), bits, axis=0) - offset
             zero_point = zero_point[: shape[0]]
-    scale = get("weight_scale").reshape(q.shape[0], -1)
+    scale = get("weight_scale")
+    if scale.ndim != 2 or len(scale) != len(q):
+        raise ValueError(
+            f"{op}: weight_scale must have a row for each of {len(q)} outputs, got weight_scale."
+            f"shape={scale.shape}; is it of another weight?"
+        )
     size = _size_of_groups(op, "weight_scale", q.shape[1], scale.T)
     g_idx = get("weight_g_idx", None)
     if g_idx is not None and bool((g_idx < 0).any()):  # There is no order.
@@ -176,6 +198,7 @@ def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> Packe
     return _pack(op, q, scale.T, zero_point, bits, size, g_idx, is_signed=True)
 
 
+@_eager
 def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
     """A weight that bitsandbytes quantised to 4 bits, NF4 or FP4, with its scales quantised or not.
 
@@ -189,9 +212,9 @@ def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
       A `PackedWeight` of shape (k, n): the transpose of what the checkpoint has.
 
     Raises:
-      KeyError: for names that are not there.
       TypeError: for a source that is neither.
-      ValueError: for blocks that do not divide rows, and what `pack_weights` refuses.
+      ValueError: for names that are not there, blocks that do not divide rows, and what
+        `pack_weights` refuses.
 
     Numerics:
       The same integers as in the checkpoint; quantised scales are dequantised in float32, as
@@ -217,9 +240,15 @@ def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
     quant_type = next(
         (x for x in ("nf4", "fp4") if get(_state_name(name, x), None) is not None), "nf4"
     )
-    state = json.loads(np.asarray(get(_state_name(name, quant_type)), np.uint8).tobytes())
-    n, k = state["shape"]
-    size = state["blocksize"]
+    words = np.asarray(get(_state_name(name, quant_type)), np.uint8)
+    try:
+        state = json.loads(words.tobytes())
+        (n, k), size = state["shape"], state["blocksize"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"{op}: the state of {name} must have shape and blocksize, got {error!r}; is it of "
+            "another version?"
+        ) from None
     if k % size != 0:
         raise ValueError(
             f"{op}: blocksize must divide the last dimension of {name}, got blocksize={size} for "
@@ -242,6 +271,7 @@ def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
     return pack(op, q.T, scale.T, None, own, table)
 
 
+@_eager
 def from_qwix(source, prefix: str = "") -> PackedWeight:
     """A weight that Qwix quantised.
 
@@ -256,9 +286,9 @@ def from_qwix(source, prefix: str = "") -> PackedWeight:
       A `PackedWeight` of shape (k, ...).
 
     Raises:
-      KeyError: for names that are not there.
       TypeError: for a source that is neither, or arrays of other dtypes.
-      ValueError: for scales of blocks of columns, and what `pack_weights` refuses.
+      ValueError: for names that are not there, scales of blocks of columns, and what
+        `pack_weights` refuses.
 
     Numerics:
       The same integers and scales.
@@ -278,7 +308,7 @@ def from_qwix(source, prefix: str = "") -> PackedWeight:
         get = _reader(op, source, prefix)
         qvalue, scale, zero_point = get("qvalue"), get("scale"), get("zero_point", None)
         qtype = qvalue.dtype
-    qvalue, scale = jnp.asarray(qvalue), jnp.asarray(scale)
+    qvalue, scale = as_array(op, "qvalue", qvalue), as_array(op, "scale", scale)
     dtype = qtype if isinstance(qtype, str) and qtype == "nf4" else qvalue.dtype
     if scale.ndim != qvalue.ndim or any(
         own not in (1, extent)
@@ -303,6 +333,11 @@ _REQUIRED = object()
 
 def _reader(op: str, source, prefix: str) -> Callable[..., jax.Array]:
     """get(name) of a source, or a default where it has none."""
+    if not isinstance(prefix, str):
+        raise TypeError(
+            f"{op}: names must begin with a string, got {prefix!r}; '' where they begin with "
+            "nothing"
+        )
     if isinstance(source, str | os.PathLike):
         source = _File(op, source)
     elif not isinstance(source, Mapping):
@@ -314,9 +349,9 @@ def _reader(op: str, source, prefix: str) -> Callable[..., jax.Array]:
     def get(name: str, default=_REQUIRED):
         name = prefix + name
         if name in source:
-            return jnp.asarray(source[name])
+            return as_array(op, name, source[name])
         if default is _REQUIRED:
-            raise KeyError(
+            raise ValueError(
                 f"{op}: source must have {name}, got {', '.join(list(source)[:8])}; give the "
                 "prefix of the names"
             )
@@ -336,7 +371,13 @@ class _File(Mapping):
                 f"{op}: source must be a dictionary where safetensors is missing, got a path; "
                 "pip install 'jax_tcgemm[checkpoints]'"
             ) from None
-        self._file = safetensors.safe_open(os.fspath(path), framework="flax")
+        try:
+            self._file = safetensors.safe_open(os.fspath(path), framework="flax")
+        except (OSError, safetensors.SafetensorError) as error:
+            raise ValueError(
+                f"{op}: source must be a safetensors file, got source={os.fspath(path)!r}: "
+                f"{error}; see the package safetensors"
+            ) from None
         self._names = tuple(self._file.keys())
 
     def __getitem__(self, name):
@@ -356,7 +397,7 @@ def _state_name(name: str, quant_type: str) -> str:
 
 
 def _check_choice(op: str, name: str, value, choices: tuple[int, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, int) or isinstance(value, bool) or value not in choices:
         raise ValueError(
             f"{op}: {name} must be {' or '.join(map(str, choices))}, got {name}={value!r}; see "
             "quantization_config of the checkpoint"
@@ -386,11 +427,11 @@ def _fields(words, bits: int, axis: int) -> jax.Array:
 
 
 def _size_of_groups(op: str, name: str, k: int, scale) -> int | None:
-    groups = scale.shape[0]
+    groups = scale.shape[0] if scale.ndim > 1 else 0
     if groups == 0 or k % groups != 0:
         raise ValueError(
-            f"{op}: {name} must have groups of equal sizes, got {groups} of {k} rows; is it of "
-            "another weight?"
+            f"{op}: {name} must have groups of equal sizes, got {groups} of {k} rows and {name}."
+            f"shape={scale.shape}; is it of another weight?"
         )
     return None if groups == 1 else k // groups
 

@@ -1,5 +1,6 @@
 """The public `pack_weights`."""
 
+import contextlib
 from operator import index
 
 import jax
@@ -117,19 +118,17 @@ def _qtype(op: str, dtype) -> tuple[str, tuple[float, ...] | None]:
     """The name of the coding, and the table that it stands for, if any."""
     if isinstance(dtype, str) and dtype == "nf4":
         return "table", NF4
-    if isinstance(dtype, tuple | list | np.ndarray) or (
-        isinstance(dtype, jax.Array) and not isinstance(dtype, jax.core.Tracer)
-    ):
+    name = None
+    if isinstance(dtype, tuple | list | np.ndarray | jax.Array):
         try:
             values = np.asarray(dtype, np.float32)
-        except (TypeError, ValueError):
+        except Exception:  # Of whatever a sequence holds.
             values = np.zeros(0)
         if values.shape == (16,) and np.isfinite(values).all():
             return "table", tuple(values.tolist())
-    try:
-        name = jnp.dtype(dtype).name
-    except TypeError:
-        name = None
+    else:
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):
+            name = jnp.dtype(dtype).name
     if name not in _NAMES:
         raise TypeError(
             f"{op}: dtype must be {', '.join(_NAMES)}, nf4 or 16 finite numbers, got {dtype=}; 2 "
@@ -184,7 +183,10 @@ def _order(op: str, g_idx, form: PackedFormat) -> jax.Array:
 
 def _all(rule, x) -> bool:
     """Whether a rule holds of an array, as far as its values are known."""
-    return isinstance(x, jax.core.Tracer) or bool(jnp.all(rule(x)))
+    if isinstance(x, jax.core.Tracer):
+        return True
+    with jax.ensure_compile_time_eval():
+        return bool(jnp.all(rule(x)))
 
 
 def _check_range(op: str, name: str, x, least: int, largest: int, dtype) -> None:
