@@ -10,6 +10,8 @@ import jax_tcgemm
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.packed_weight import CODINGS, NF4
+from jax_tcgemm.selection import implementations
+from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,3 +134,38 @@ class Case:
             f"{self.label}: {wrong.sum()} of {wrong.size} are wrong, the first at {where}: "
             f"{got[where]} instead of {exact[where]} +- {bound[where]}"
         )
+
+
+# What decides how many registers a kernel takes.
+_FORMATS = (
+    {"group": 128},
+    {"group": 64, "zeros": True},
+    {"group": 32, "scale": "f32"},
+    {"group": 32, "zeros": True, "qtype": "uint4", "scale": "f16", "x": "f16"},
+    {"group": 128, "qtype": "int8"},
+    {"group": 128, "qtype": "int8", "zeros": True, "x": "f16"},
+    {"group": 32, "qtype": "uint8", "zeros": True, "scale": "f32"},
+    {"group": None, "qtype": "int8", "x": "f16"},
+    {"group": None, "zeros": True},
+    {"group": 64, "qtype": "nf4", "scale": "f32"},
+    {"group": 32, "qtype": "nf4", "x": "f16"},
+)
+
+
+def instances(config, case):
+    """The kernels that a product brings."""
+    candidate = implementations.Candidate("packed", config, "")
+    return implementations.kernels(candidate, case.problem, ASSUMED_GPU)
+
+
+def all_packed():
+    """Every config with every number of rows that it knows, for some formats."""
+    found = {}
+    cases = [Case(rows, 16, 256, **how) for rows in (8, 16, 32) for how in _FORMATS]
+    names = implementations.configs_of("packed", "packed")
+    for case in cases if names else ():
+        for candidate in implementations.considered("packed", names, case.problem, ASSUMED_GPU):
+            if not candidate.reason:
+                (instance,) = instances(candidate.config, case)
+                found[f"packed_{candidate.config}_{case.label}"] = instance
+    return found

@@ -6,10 +6,7 @@ import emulated
 import numpy as np
 import pytest
 from emulated import Emulator, carried
-from packed_cases import Case
-
-from jax_tcgemm.selection import implementations
-from jax_tcgemm.selection.devices import ASSUMED_GPU
+from packed_cases import Case, instances
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
@@ -30,11 +27,6 @@ CASES = [
     ("128x2_c1", Case(2, 40, 512, 64, "nf4")),
     ("128x2_c1", Case(2, 40, 512, 64, "uint8", zeros=True)),
 ]
-
-
-def instances(config, case):
-    candidate = implementations.Candidate("packed", config, "")
-    return implementations.kernels(candidate, case.problem, ASSUMED_GPU)
 
 
 @pytest.fixture(scope="module")

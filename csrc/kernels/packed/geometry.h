@@ -73,14 +73,17 @@ struct Geometry {
 
   // What registers must leave room for, where shared memory of sm_90 does.
   constexpr int blocks_per_sm() const {
-    const bool has_many_registers = format.table ? tile.token_blocks > 1 : tile.token_blocks == 4 && format.zero_points;
-    return tile.threads() <= 256 && 2 * shared_bytes() <= 225 * 1024 && !has_many_registers ? 2 : 1;
+    const bool fits = tile.threads() <= 256 && 2 * shared_bytes() <= 225 * 1024;
+    const bool is_small = tile.token_blocks < (format.table ? 2 : 4);
+    return fits && (is_small || (!format.table && !format.zero_points && format.group != kBlockK)) ? 2 : 1;
   }
 
-  // Whether sixteen warps have too few.
+  // Whether sixteen warps have too few of them.
   constexpr bool spills() const {
-    return tile.threads() > 256 && tile.token_blocks == 4 && format.bits == 4 &&
-           (format.zero_points || format.table || format.group == 32);
+    if (tile.threads() <= 256 || tile.token_blocks < 4) return false;
+    const bool has_small_groups = format.group == kBlockK;
+    return format.bits == 4 ? format.zero_points || format.table || has_small_groups
+                            : format.zero_points && has_small_groups;
   }
 };
 
