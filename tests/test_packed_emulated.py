@@ -105,13 +105,15 @@ MISTAKES = {
         *("set_zeros(t, ptx::ld_shared_u32(stage + kZerosOffset + 4 +", SPLIT, WRONG),
     ),
     "nibbles_swapped": (
-        *(PIECES, "(word >> 4 * p & 0x000F000Fu)", "(word >> 4 * (p ^ 1) & 0x000F000Fu)"),
+        *(PIECES, "word >> 4 * p, 0x000F000Fu", "word >> 4 * (p ^ 1), 0x000F000Fu"),
         *(SPLIT, WRONG),
     ),
     "zero_off_by_one": (
         *(PIECES, "(0x4300u + zero) * 0x10001u", "(0x4301u + zero) * 0x10001u", SPLIT, WRONG),
     ),
-    "sign_of_eight_bits": (*(PIECES, "~pair & 0x00800080u", "pair & 0x00800080u", BYTES, WRONG),),
+    "sign_of_eight_bits": (
+        *(PIECES, "ptx::lop3_not_and_or(pair", "ptx::lop3_and_or(pair", BYTES, WRONG),
+    ),
     "zero_of_eight_bits": (
         *(PIECES, "if constexpr (!kIsMiddle) a[p] = ", "if constexpr (kIsMiddle) a[p] = "),
         *(BYTES, WRONG),

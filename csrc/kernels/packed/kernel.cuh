@@ -77,8 +77,7 @@ class Block {
         thread_(threadIdx.x),
         lane_(threadIdx.x % 32),
         warp_n_(threadIdx.x / 32 % kTile.warps_n()),
-        warp_k_(threadIdx.x / 32 / kTile.warps_n()),
-        rank_(blockIdx.x % kTile.cluster) {
+        warp_k_(threadIdx.x / 32 / kTile.warps_n()) {
     const int32_t place = blockIdx.x / kTile.cluster, column_block = place / params.row_blocks;
     first_tile_ = column_block * kTile.tiles();
     first_row_ = (place - column_block * params.row_blocks) * kTile.rows();
@@ -93,8 +92,8 @@ class Block {
         ptx::mbarrier_arrive_expect_tx(barrier, (kTile.cluster - 1) * kGeometry.share_bytes());
       }
     }
-    const int32_t begin = static_cast<int64_t>(params_.num_stages) * rank_ / kTile.cluster;
-    const int32_t end = static_cast<int64_t>(params_.num_stages) * (rank_ + 1) / kTile.cluster;
+    const int32_t begin = static_cast<int64_t>(params_.num_stages) * rank() / kTile.cluster;
+    const int32_t end = static_cast<int64_t>(params_.num_stages) * (rank() + 1) / kTile.cluster;
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) load(begin + i, end, i);
     if constexpr (Weight::kTable) fill_table();
@@ -124,6 +123,9 @@ class Block {
   }
 
  private:
+  // Of this block in its cluster; read anew each time, for registers are short in the main loop.
+  static __device__ __forceinline__ int rank() { return blockIdx.x % kTile.cluster; }
+
   __device__ __forceinline__ uint32_t stage_address(int slot) const { return shared_ + slot * kGeometry.stage_bytes(); }
   __device__ __forceinline__ int tile_of(int t) const { return warp_n_ * kTiles + t; }  // of the block's
 
@@ -376,13 +378,13 @@ class Block {
   __device__ __forceinline__ void send_sums(uint32_t barrier) const {
 #pragma unroll 1
     for (int step = 1; step < kTile.cluster; ++step) {
-      const int target = (rank_ + step) % kTile.cluster;
+      const int target = (rank() + step) % kTile.cluster;
       const uint32_t target_barrier = ptx::mapa(barrier, target);
 #pragma unroll 1
       for (int vector = thread_; vector < kTile.rows() * kVectors; vector += kThreads) {
         const int row = vector / kVectors, column = (target * kVectors + vector % kVectors) * 4;
         const float4 sum = sum_of_warps(row, column);
-        ptx::st_async_v4(ptx::mapa(received_address(rank_, vector), target), sum.x, sum.y, sum.z, sum.w,
+        ptx::st_async_v4(ptx::mapa(received_address(rank(), vector), target), sum.x, sum.y, sum.z, sum.w,
                          target_barrier);
       }
     }
@@ -391,10 +393,10 @@ class Block {
   // In the order of ranks, whichever this block is.
   __device__ __forceinline__ float4 sum_of_cluster(int vector, float4 own) const {
     if constexpr (kTile.cluster == 1) return own;
-    float4 sum = rank_ == 0 ? own : ptx::ld_shared_v4_f32(received_address(0, vector));
+    float4 sum = rank() == 0 ? own : ptx::ld_shared_v4_f32(received_address(0, vector));
 #pragma unroll
-    for (int rank = 1; rank < kTile.cluster; ++rank) {
-      sum = add(sum, rank == rank_ ? own : ptx::ld_shared_v4_f32(received_address(rank, vector)));
+    for (int i = 1; i < kTile.cluster; ++i) {
+      sum = add(sum, i == rank() ? own : ptx::ld_shared_v4_f32(received_address(i, vector)));
     }
     return sum;
   }
@@ -402,7 +404,7 @@ class Block {
   __device__ __forceinline__ void store() const {
 #pragma unroll 1
     for (int vector = thread_; vector < kTile.rows() * kVectors; vector += kThreads) {
-      const int row = vector / kVectors, column = (rank_ * kVectors + vector % kVectors) * 4;
+      const int row = vector / kVectors, column = (rank() * kVectors + vector % kVectors) * 4;
       const int64_t m_idx = first_row_ + row, n_idx = first_tile_ * int64_t{16} + column;
       if (m_idx >= params_.m || n_idx >= params_.n) continue;
       const float4 sum = sum_of_cluster(vector, sum_of_warps(row, column));
@@ -420,7 +422,7 @@ class Block {
 
   const Params& params_;
   const uint32_t shared_;
-  const int thread_, lane_, warp_n_, warp_k_, rank_;
+  const int thread_, lane_, warp_n_, warp_k_;
   int32_t first_tile_, first_row_;
   float sums_[kTiles][kTokenBlocks][4] = {};
   float part_[kOpenGroups][kTokenBlocks][4];  // of groups

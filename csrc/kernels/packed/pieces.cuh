@@ -17,6 +17,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "ptx/bits.cuh"
 #include "ptx/shared_memory.cuh"
 
 namespace tcgemm::packed {
@@ -56,7 +57,7 @@ template <typename X>
 __device__ __forceinline__ void convert_4_bits(uint32_t word, const uint32_t (&zeros)[2], uint32_t (&a)[4]) {
   constexpr uint32_t kMagic = std::is_same_v<X, __half> ? 0x64006400u : 0x43004300u;
 #pragma unroll
-  for (int p = 0; p < 4; ++p) a[p] = subtract<X>((word >> 4 * p & 0x000F000Fu) | kMagic, zeros[p % 2]);
+  for (int p = 0; p < 4; ++p) a[p] = subtract<X>(ptx::lop3_and_or(word >> 4 * p, 0x000F000Fu, kMagic), zeros[p % 2]);
 }
 
 // Four pairs of integers of 8 bits. kIsMiddle: all zeros are 128.
@@ -71,7 +72,8 @@ __device__ __forceinline__ void convert_8_bits(const uint32_t (&words)[2], const
     } else {
       // bf16 has seven of the bits: 128 + (u & 127), of which 128 or, where the eighth is 0, 256 is subtracted.
       const uint32_t pair = word >> 8 * (p % 2);
-      a[p] = subtract<X>((pair & 0x007F007Fu) | 0x43004300u, (~pair & 0x00800080u) | 0x43004300u);
+      a[p] = subtract<X>(ptx::lop3_and_or(pair, 0x007F007Fu, 0x43004300u),
+                         ptx::lop3_not_and_or(pair, 0x00800080u, 0x43004300u));
       if constexpr (!kIsMiddle) a[p] = subtract<X>(a[p], zeros[p % 2]);
     }
   }
