@@ -281,6 +281,20 @@ def test_derivatives(rows):
     assert not np.asarray(hessian).any()
 
 
+def test_checkpoint_policies_know_the_product():
+    x = normal(4, W.k).astype(BF16)
+
+    def f(x):
+        return jnp.sin(jax_tcgemm.matmul(x, W.weight).astype(jnp.float32)).sum()
+
+    for policy, kept in (
+        (jax_tcgemm.checkpoint_policies.dots_saveable, 0),
+        (jax.checkpoint_policies.nothing_saveable, 1),
+    ):
+        gradient = jax.make_jaxpr(jax.grad(jax.checkpoint(f, policy=policy)))(x)
+        assert str(gradient).count("tcgemm_packed_dot[") == 1 + kept
+
+
 def test_mapped_rows_are_one_product():
     x = normal(2, 3, 4, W.k).astype(BF16)
     f = jax.vmap(jax.vmap(lambda x: jax_tcgemm.matmul(x, W.weight), 0, 1), 1, 0)

@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/limits.h"
 #include "kernels/kernels.h"
 #include "kernels/packed/instance.h"
@@ -65,11 +66,11 @@ class Packed final : public PackedImplementation {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
     if (p.k % 8 != 0)
       return "rows of x must begin on 16 bytes, so that k is a multiple of 8, got " + std::to_string(p.k);
-    if (!p.is_product()) return "";
     const Instance instance = instance_of(p, entry_of(config));
     if (instance.geometry.format.group == 0 && p.group_size != p.k) {
       return "groups must have 32, 64, 128 or all rows, got " + std::to_string(p.group_size);
     }
+    if (!p.is_product()) return "";
     const Geometry& geometry = instance.geometry;
     const std::string named = "config " + std::string(config);
     if (geometry.tile.cluster > 1 && device.compute_capability < 90) {
@@ -95,6 +96,10 @@ class Packed final : public PackedImplementation {
 
   Status launch(const PackedProblem& p, const PackedBuffers& buffers, const Device& device, std::string_view config,
                 void* stream) const override {
+    for (const void* array :
+         {buffers.x, buffers.values, buffers.scales, buffers.zero_points, static_cast<const void*>(buffers.d)}) {
+      if (!is_aligned(array, 16)) return Status::invalid("arrays must begin on 16 bytes");
+    }
     if (!p.is_product()) return launch_weight(p, buffers, static_cast<cudaStream_t>(stream));
     const Instance instance = instance_of(p, entry_of(config));
     Call call{nullptr, instance.geometry, &p, buffers, static_cast<cudaStream_t>(stream)};
