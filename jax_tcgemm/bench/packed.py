@@ -3,6 +3,7 @@
 A group has these keys::
 
     m, n, k, bits, group      0: scales of whole columns; each may be a list
+    configs                   of the kernel, to be measured by name, too; none where it is left out
 
 `auto` is `matmul` by a packed weight, `xla` what one writes without: integers of the same bits,
 converted, scaled and multiplied under jit, and `plain` our product of the same weight in x's dtype.
@@ -11,6 +12,7 @@ The least time is that of the bytes: of x, of the packed weight, and of the resu
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 
@@ -30,13 +32,14 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
       ValueError: for an unknown key or number of bits.
     """
     keys = ("m", "n", "k", "bits", "group")
-    check_keys(f"a group of {suite}", group, ("name", *keys))
+    check_keys(f"a group of {suite}", group, ("name", "configs", *keys))
     for m, n, k, bits, size in itertools.product(*(listed(group[key]) for key in keys)):
         check_value("bits", bits, (4, 8))
-        yield _workload(suite, group.get("name", ""), dtype, m, n, k, bits, size)
+        label, configs = group.get("name", ""), group.get("configs", [])
+        yield _workload(suite, label, dtype, m, n, k, bits, size, configs)
 
 
-def _workload(suite, label, dtype, m, n, k, bits, size) -> Workload:
+def _workload(suite, label, dtype, m, n, k, bits, size, configs) -> Workload:
     element_type = DTYPES[dtype][0]
     qtype, size = f"int{bits}", size or k
 
@@ -67,6 +70,9 @@ def _workload(suite, label, dtype, m, n, k, bits, size) -> Workload:
     def packed_of(values, scales):
         return jax.tree.unflatten(jax.tree.structure(example), (values, scales))
 
+    def ours(x, values, scales, *_, **how):
+        return jax_tcgemm.matmul(x, packed_of(values, scales), **how)
+
     def by_xla(x, values, scales, q, scale, w):
         wide = q.astype(x.dtype).reshape(k // size, size, n) * scale[:, None]
         return jnp.matmul(x, wide.reshape(k, n))
@@ -84,8 +90,10 @@ def _workload(suite, label, dtype, m, n, k, bits, size) -> Workload:
         shape=f"{m}×{n}×{k} {qtype} in groups of {size}",
         sizes=sizes,
         operands=operands,
-        ours={
-            "auto": lambda x, values, scales, *_: jax_tcgemm.matmul(x, packed_of(values, scales))
+        ours={"auto": ours}
+        | {
+            config: functools.partial(ours, implementation="packed", config=config)
+            for config in configs
         },
         peers={"xla": by_xla, "plain": lambda x, *rest: jax_tcgemm.matmul(x, rest[-1])},
         reference=exact,
