@@ -1,6 +1,8 @@
 """Packed weights: their format, and products with them against float64."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,9 @@ from random_arrays import normal
 import jax_tcgemm
 from jax_tcgemm import PackedWeight, pack_weights
 from jax_tcgemm.problem.packed_weight import CODINGS, NF4, PackedFormat
+from jax_tcgemm.selection.devices import ASSUMED_GPU
+from jax_tcgemm.selection.implementations import considered
+from jax_tcgemm.system import modules
 
 BF16 = jnp.bfloat16
 FORMATS = [
@@ -456,3 +461,45 @@ def test_refused(name):
     call, says = REFUSALS[name]
     with pytest.raises((ValueError, TypeError), match=says):
         call()
+
+
+@pytest.mark.skipif(modules.cuda is None, reason="this build has no CUDA module")
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"n": 40}, "n must be a multiple of 16, got 40"),
+        ({"k": 0}, "k must be at least 1, got 0"),
+        ({"group_size": 48}, "group_size must divide k, got 48"),
+        ({"group_size": 0}, "group_size must divide k, got 0"),
+        ({"bits": 3}, "bits must be 4 or 8, got 3"),
+        ({"zero": 17}, "zero must be from 0 to 2^bits, got 17"),
+        ({"zero_points": True}, "zero must be 0 beside zero points, got 8"),
+        ({"table": True}, "a table must be of 4 bits and without zeros"),
+        ({"scale": "f64"}, "scale must be f16, bf16 or f32, got f64"),
+        ({"in_dtype": "f32"}, "x must be f16 or bf16, got f32"),
+        ({"out_dtype": "s32"}, "d must be f16, bf16 or f32, got s32"),
+        ({"form": "weight"}, "m must be 0 of a weight, got 1"),
+        ({"form": "both"}, "form must be product or weight, got both"),
+    ],
+    ids=str,
+)
+def test_problems_are_checked_again(change, says):
+    """Before a kernel is chosen, and by the same code in each call."""
+    query = Case(1, 32, 256, 64).problem.query() | change
+    with pytest.raises(ValueError, match=re.escape(says)):
+        modules.cuda.packed.reject("packed", "128x2_c1", query, ASSUMED_GPU.query())
+
+
+def test_what_a_config_cannot_run():
+    def reason(config, case, device=ASSUMED_GPU):
+        (candidate,) = considered("packed", (config,), case.problem, device)
+        return candidate.reason
+
+    many_registers = Case(32, 32, 256, 64, zeros=True)
+    assert "lacks registers for zero points" in reason("256x2_c1", many_registers)
+    assert reason("128x2_c1", many_registers) == ""
+    ampere = dataclasses.replace(ASSUMED_GPU, compute_capability=80, shared_memory_bytes=166912)
+    assert "has clusters, which begin with compute" in reason("128x2_c2", W, ampere)
+    assert reason("128x2_c1", W, ampere) == ""
+    turing = dataclasses.replace(ampere, compute_capability=75)
+    assert "must have compute capability 8.0 or later" in reason("128x2_c1", W, turing)
