@@ -8,6 +8,9 @@ import pytest
 from emulated import Emulator, carried
 from packed_cases import Case, instances
 
+from jax_tcgemm.selection import implementations
+from jax_tcgemm.selection.devices import ASSUMED_GPU
+
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
 # A config and the product that it runs.
@@ -45,6 +48,31 @@ def check(machine, config, case, **how):
 def test_products(machine, config, case):
     for seed in range(3):
         check(machine, config, case, seed=seed)
+
+
+CONFIGS = implementations.configs_of("packed", "packed")
+ALL_CASES = [
+    Case(5, 280, 2080, 32, "int4", x="f16"),
+    Case(16, 264, 1536, 128, "uint4", zeros=True, scale="f32"),
+    Case(29, 136, 1088, 64, "int8", scale="f16"),
+    Case(9, 520, 4096, 128, "uint8", zeros=True, x="f16"),
+    Case(12, 72, 2304, None, "int8"),
+    Case(33, 400, 640, 64, "nf4"),
+]
+
+
+@pytest.mark.emulated_all
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda x: x.label)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_config(machine, run_folder, config, case):
+    (candidate,) = implementations.considered("packed", (config,), case.problem, ASSUMED_GPU)
+    if candidate.reason:
+        pytest.skip(candidate.reason)
+    folder = run_folder / f"packed_{config}_{case.label}"
+    own = map(carried, instances(config, case))
+    emulator = Emulator(folder, *own, families=("packed",), like=machine)
+    for seed in range(4):
+        check(emulator, config, case, seed=seed)
 
 
 @pytest.mark.parametrize("case", dict.fromkeys(case for _, case in CASES), ids=lambda x: x.label)
