@@ -80,10 +80,8 @@ struct Geometry {
 
   // Whether sixteen warps have too few of them.
   constexpr bool spills() const {
-    if (tile.threads() <= 256 || tile.token_blocks < 4) return false;
-    const bool has_small_groups = format.group == kBlockK;
-    return format.bits == 4 ? format.zero_points || format.table || has_small_groups
-                            : format.zero_points && has_small_groups;
+    const bool has_many = format.zero_points || format.table || (format.bits == 4 && format.group == kBlockK);
+    return tile.threads() > 256 && tile.token_blocks == 4 && has_many;
   }
 };
 

@@ -81,6 +81,8 @@ class Block {
     const int32_t place = blockIdx.x / kTile.cluster, column_block = place / params.row_blocks;
     first_tile_ = column_block * kTile.tiles();
     first_row_ = (place - column_block * params.row_blocks) * kTile.rows();
+    const int64_t first_piece = static_cast<int64_t>(first_tile_ + tile_of(0)) * params.pieces + warp_k_ * kPieces;
+    values_ = params.values + first_piece * kPieceBytes + lane_ * 16;
   }
 
   __device__ __forceinline__ void run() {
@@ -148,31 +150,33 @@ class Block {
   }
 
   __device__ __forceinline__ void load_values(int32_t stage, uint32_t to) {
-    const int32_t first_piece = (stage * kTile.warps_k + warp_k_) * kPieces;
+    constexpr int kStagePieces = kTile.warps_k * kPieces;
+    const uint8_t* from = values_ + static_cast<int64_t>(stage) * (kStagePieces * kPieceBytes);
+    const int32_t num_left = params_.pieces - (stage * kStagePieces + warp_k_ * kPieces);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const int32_t tile = first_tile_ + tile_of(t);
-      const uint8_t* from =
-          params_.values + (static_cast<int64_t>(tile) * params_.pieces + first_piece) * kPieceBytes + lane_ * 16;
+      const bool is_tile = first_tile_ + tile_of(t) < params_.tiles;
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
-        const bool valid = tile < params_.tiles && first_piece + piece < params_.pieces;
-        ptx::cp_async_16(values_address(to, t, piece), from + piece * kPieceBytes, valid);
+        ptx::cp_async_16(values_address(to, t, piece), from + piece * kPieceBytes, is_tile && piece < num_left);
       }
+      from += static_cast<int64_t>(params_.pieces) * kPieceBytes;
     }
   }
 
-  // [block of 32][row][lane % 4]: 16 bytes each, in the order in which lanes read them.
+  // [block of 32][row][lane % 4]: 16 bytes each, in the order in which lanes read them. A thread has the same row each
+  // time, for there are whole blocks of them.
   __device__ __forceinline__ void load_x(int32_t stage, uint32_t to) {
-    constexpr int kRows = kTile.rows(), kUnits = kGeometry.x_bytes() / 16;
-    const auto* x = static_cast<const X*>(params_.x);
+    constexpr int kUnits = kGeometry.x_bytes() / 16, kStep = kThreads / (4 * kTile.rows()) * kBlockK;
+    static_assert(kThreads % (4 * kTile.rows()) == 0, "threads have whole blocks of rows");
+    const int32_t k = stage * kTile.stage_k() + thread_ / (4 * kTile.rows()) * kBlockK + thread_ % 4 * 8;
+    const int32_t row = first_row_ + thread_ / 4 % kTile.rows();
+    const X* from = static_cast<const X*>(params_.x) + (static_cast<int64_t>(row) * params_.k + k);
 #pragma unroll
-    for (int first = 0; first < kUnits; first += kThreads) {
-      const int unit = first + thread_;
-      if (kUnits % kThreads != 0 && unit >= kUnits) break;
-      const int32_t row = first_row_ + unit / 4 % kRows;
-      const int32_t k = stage * kTile.stage_k() + unit / (4 * kRows) * kBlockK + unit % 4 * 8;
-      ptx::cp_async_16(to + unit * 16, x + static_cast<int64_t>(row) * params_.k + k, row < params_.m && k < params_.k);
+    for (int i = 0; i < (kUnits + kThreads - 1) / kThreads; ++i) {
+      if (kUnits % kThreads != 0 && i * kThreads + thread_ >= kUnits) break;
+      const bool is_inside = row < params_.m && k + i * kStep < params_.k;
+      ptx::cp_async_16(to + (i * kThreads + thread_) * 16, from + i * kStep, is_inside);
     }
   }
 
@@ -424,6 +428,7 @@ class Block {
   const uint32_t shared_;
   const int thread_, lane_, warp_n_, warp_k_;
   int32_t first_tile_, first_row_;
+  const uint8_t* values_;  // of this lane in the warp's first tile
   float sums_[kTiles][kTokenBlocks][4] = {};
   float part_[kOpenGroups][kTokenBlocks][4];  // of groups
   // Subtrahends of columns g and g + 8; of all tiles the same where there are no zero points.
