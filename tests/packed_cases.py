@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_tcgemm
-from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
+from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.packed_weight import CODINGS, NF4
 from jax_tcgemm.selection import implementations
@@ -79,18 +79,19 @@ class Case:
 
     @property
     def problem(self):
-        form, w = self.weight.format, self.weight
+        is_table = self.qtype == "nf4"
+        coding = CODINGS["table" if is_table else self.qtype]
         return PackedProblem(
             form="product",
             m=self.m,
-            n=w.values.shape[0] * 16,
+            n=-(-self.n // 16) * 16,
             k=self.k,
-            group_size=form.group_size,
-            bits=form.coding.bits,
-            zero=0 if self.zeros or form.table is not None else form.coding.offset,
+            group_size=self.group or self.k,
+            bits=coding.bits,
+            zero=0 if self.zeros or is_table else coding.offset,
             zero_points=self.zeros,
-            table=form.table is not None,
-            scale=DTYPE_NAMES[np.dtype(form.scale_dtype)],
+            table=is_table,
+            scale=self.scale,
             in_dtype=self.x,
             out_dtype=self.out,
         )
