@@ -432,7 +432,19 @@ REFUSALS = {
     ),
     "x of integers": (
         lambda: jax_tcgemm.matmul(X.astype(jnp.int8), PACKED),
-        "^matmul: .* must .*real .*, got",
+        "^matmul: what is multiplied by a packed weight must be .*, got int8; convert",
+    ),
+    "x of 8 bits": (
+        lambda: jax_tcgemm.linear(X.astype(jnp.float8_e4m3fn), PACKED),
+        "^linear: what is multiplied by a packed weight must be .*, got float8_e4m3fn; convert",
+    ),
+    "two weights": (
+        lambda: jax_tcgemm.tensor.einsum("ki,kj->ij", PACKED, PACKED),
+        "^tensor.einsum: what is multiplied by a packed weight must be .*, got another one; ",
+    ),
+    "a quantised x": (
+        lambda: jax_tcgemm.matmul(jax_tcgemm.quantize(jnp.ones((4, 64))), PACKED),
+        "^matmul: what is multiplied by a packed weight must be .*, got another one; ",
     ),
     "a weight on the left": (lambda: jax_tcgemm.matmul(PACKED, X), "^matmul: a must be an array"),
     "a batch of products": (

@@ -11,6 +11,7 @@ from jax_tcgemm.problem.packed_weight import VERSION, PackedWeight
 from jax_tcgemm.products.arguments import canonical_sharding
 
 _KERNEL_DTYPES = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
+_DTYPES = (*_KERNEL_DTYPES, np.dtype(np.float32), np.dtype(np.float64))
 
 
 def is_packed(*operands) -> bool:
@@ -52,15 +53,20 @@ def as_packed(op: str, name: str, w: PackedWeight) -> PackedWeight:
     return w
 
 
-def result_dtype(op: str, x, preferred: np.dtype | None) -> np.dtype:
-    """The dtype of a product: the one asked for, or that of x."""
-    dtype = np.dtype(preferred or x.dtype)
-    if not jnp.issubdtype(dtype, jnp.floating) or not jnp.issubdtype(x.dtype, jnp.floating):
+def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
+    """The dtype of a product: the one asked for, or that of what is multiplied by the weight.
+
+    Raises:
+      TypeError: unless that is one of arrays of a real floating-point dtype of 16 bits or more.
+    """
+    dtypes = [np.dtype(x.dtype) for x in operands if isinstance(x, jax.Array)]
+    if not dtypes or any(dtype not in _DTYPES for dtype in dtypes):
         raise TypeError(
-            f"{op}: what is multiplied by a packed weight, and the result, must be of a real "
-            f"floating-point dtype, got {x.dtype} and a result of {dtype}; convert it"
+            f"{op}: what is multiplied by a packed weight must be an array of "
+            f"{', '.join(map(str, _DTYPES))}, got {', '.join(map(str, dtypes)) or 'another one'}; "
+            "convert or dequantize it"
         )
-    return dtype
+    return np.dtype(preferred or jnp.result_type(*dtypes))
 
 
 def product(
@@ -77,6 +83,7 @@ def product(
     config=None,
 ) -> jax.Array:
     """A product of an array and a packed weight, in either order, of dtype `dtype`."""
+    result_dtype(op, dtype, lhs, rhs)
     if is_packed(lhs) and not is_packed(rhs):
         if permutation is None:
             permutation = range(plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers))

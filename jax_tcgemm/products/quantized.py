@@ -141,8 +141,7 @@ def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
             f"quantised operands, got preferred_element_type={preferred}; convert the result"
         )
     if packed.is_packed(*operands):
-        # A packed weight is what others are multiplied by, in their dtype.
-        operands = [x for x in operands if not packed.is_packed(x)] or operands
+        return packed.result_dtype(op, preferred, *operands)
     dtypes = [x.dtype for x in operands if x.dtype not in FLOAT8]
     dtype = preferred or jnp.result_type(*dtypes)
     if not jnp.issubdtype(dtype, jnp.floating):
