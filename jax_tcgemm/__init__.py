@@ -26,6 +26,7 @@ if importlib.util.find_spec("jax_tcgemm._build") is None:
 from jax_tcgemm import blas, checkpoint_policies, tensor, tuning
 from jax_tcgemm.inspect.explain import explain
 from jax_tcgemm.inspect.info import info
+from jax_tcgemm.problem.packed_weight import PackedWeight
 from jax_tcgemm.problem.quantized import QuantizedArray
 from jax_tcgemm.products.accelerate import accelerate
 from jax_tcgemm.products.batch_invariant import batch_invariant
@@ -39,7 +40,15 @@ from jax_tcgemm.products.mlp import mlp
 from jax_tcgemm.products.patch import patch
 from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot, ragged_dot_general
 from jax_tcgemm.products.scaled_matmul import scaled_matmul
+from jax_tcgemm.quantization.checkpoints import (
+    from_awq,
+    from_bitsandbytes,
+    from_compressed_tensors,
+    from_gptq,
+    from_qwix,
+)
 from jax_tcgemm.quantization.fp8_dot_general import Fp8DotGeneral
+from jax_tcgemm.quantization.pack import pack_weights
 from jax_tcgemm.quantization.quantize import dequantize, quantize
 from jax_tcgemm.system.switches import debug_switches
 from jax_tcgemm.tuning.autotune import autotune
@@ -47,6 +56,7 @@ from jax_tcgemm.tuning.first_use import tune_on_first_use
 
 __all__ = [
     "Fp8DotGeneral",
+    "PackedWeight",
     "QuantizedArray",
     "accelerate",
     "all_gather_matmul",
@@ -59,6 +69,11 @@ __all__ = [
     "dequantize",
     "dot_general",
     "explain",
+    "from_awq",
+    "from_bitsandbytes",
+    "from_compressed_tensors",
+    "from_gptq",
+    "from_qwix",
     "gated_linear",
     "gated_ragged_linear",
     "info",
@@ -68,6 +83,7 @@ __all__ = [
     "matmul",
     "matmul_reduce_scatter",
     "mlp",
+    "pack_weights",
     "patch",
     "quantize",
     "ragged_dot",

@@ -43,6 +43,14 @@ SOURCES = {
         "kernels/common/tensor_map.cc",
     ],
     "rows": [*_COMMON, "core/rows_problem.cc", "kernels/rows/rows.cc", "kernels/rows/launch.cu"],
+    "packed": [
+        *_COMMON,
+        "core/packed_problem.cc",
+        "kernels/common/kernel.cc",
+        "kernels/packed/packed.cc",
+        "kernels/packed/launch.cu",
+        "kernels/packed/weight.cu",
+    ],
     "wgmma": [
         *_COMMON,
         *_REDUCTIONS,
@@ -426,6 +434,9 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         rows = problem.form == "rows"
         shape = (problem.batch, *(() if rows else (problem.groups,)), problem.m, problem.n)
         return {"d": (shape, out)} | _function_results(problem, problem.function)
+    if problem.kind == "packed":
+        is_product = problem.form == "product"
+        return {"d": ((problem.m, problem.n) if is_product else (problem.n, problem.k), out)}
     if problem.kind == "rows":
         is_sums = problem.form == "sums"
         return {"d": ((problem.targets, problem.n) if is_sums else (problem.pairs,), out)}

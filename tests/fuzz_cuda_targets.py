@@ -121,6 +121,43 @@ class Reduce:
         return [Expected(reduce(a, 1), np.abs(a).sum(1) + 1, ROUNDING[call.results[0].dtype])]
 
 
+class Packed:
+    """tcgemm_packed: csrc/core/packed_problem.h. Of products a program must bring the kernels."""
+
+    target = "tcgemm_packed"
+
+    @staticmethod
+    def draw(rng, platform: Platform) -> Call:
+        bits, size = one_of(rng, [4, 8]), one_of(rng, [32, 64, 128])
+        groups, tiles = (int(x) for x in rng.integers(1, 5, 2))
+        table = bits == 4 and flip(rng, 0.3)
+        zeros = not table and flip(rng)
+        scale = one_of(rng, ["f16", "bf16", "f32"])
+        p = {"abi": platform.abi, "form": "weight", "m": 0, "n": 16 * tiles, "k": size * groups}
+        p |= {"group_size": size, "bits": bits, "scale": scale, "table": table}
+        p |= {"zero_points": zeros, "zero": 0 if zeros or table else 1 << bits - 1}
+        out = one_of(rng, ["f16", "bf16"])
+        query = p | {"in_dtype": out, "out_dtype": out}
+        p["implementation"], p["config"], _ = platform.choose(rng, platform.module.packed, query)
+        pieces = -(-p["k"] // 64) * (bits // 4)
+        bytes_of = [(tiles, pieces, 512), (tiles, groups, 16 * (4 if scale == "f32" else 2))]
+        bytes_of += [(tiles, groups, 32)] * zeros
+        operands = [Buffer.of(rng.integers(0, 256, x, np.uint8), "u8") for x in bytes_of]
+        operands += [draw(rng, "f32", (16,))] * table
+        results = [Buffer(out, (p["n"], p["k"]))]
+        return Call("tcgemm_packed", "packed", p, operands, results, flip(rng, 0.7))
+
+    @staticmethod
+    def names(attributes) -> tuple[list[str], list[str]]:
+        names = ["x"] * (attributes["form"] == "product") + ["values", "scales"]
+        names += ["zero_points"] * attributes["zero_points"] + ["table"] * attributes["table"]
+        return names, ["d"]
+
+    @staticmethod
+    def expected(call: Call) -> list:
+        return [anything(call.results[0])]
+
+
 class FragmentProbe:
     """tcgemm_fragment_probe: csrc/kernels/wmma/fragment_probe.h."""
 
@@ -309,7 +346,7 @@ def _damaged(rng, text: str) -> str:
 
 def targets() -> tuple:
     """Every target of the GPU that is there."""
-    found = (*HOST, Transpose, Reduce, FragmentProbe, FragmentMma, Kernel)
+    found = (*HOST, Transpose, Reduce, Packed, FragmentProbe, FragmentMma, Kernel)
     return found if modules.cutensor_reason() else (*found, Tensor)
 
 

@@ -185,6 +185,15 @@ def test_losses_are_measured_beside_whole_logits_and_chunks():
     assert record["peak_bytes"] > 0
 
 
+def test_packed_weights_are_measured_beside_xla_and_plain_products():
+    runner = measure(suites.load_suite("smoke_packed").cases)
+    assert not runner.wrong
+    assert len(runner.records) == 8
+    for record in runner.records:
+        assert record["implementation"] == "auto"
+        assert record["peers"].keys() == {"xla", "plain"}
+
+
 def test_grouped_products_are_measured_beside_xla():
     runner = measure(suites.load_suite("smoke_moe").cases)
     assert not runner.wrong

@@ -20,6 +20,7 @@ def test_kernels_ship():
             "wmma/tiled_kernel",
             "mma_sync/kernel",
             "mma_sync/ragged_kernel",
+            "packed/kernel",
             "wgmma/kernel",
             "wgmma/ragged_kernel",
         )

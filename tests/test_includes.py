@@ -7,7 +7,9 @@ import pytest
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 
-KERNELS = tuple(f"kernels/{x}" for x in ("mma_sync", "rows", "simt", "tensor", "wgmma", "wmma"))
+KERNELS = tuple(
+    f"kernels/{x}" for x in ("mma_sync", "packed", "rows", "simt", "tensor", "wgmma", "wmma")
+)
 LIBRARIES = ("libraries/cublas", "libraries/cublaslt", "libraries/cutensor")
 
 # From the top. The folders of one floor know nothing of each other.

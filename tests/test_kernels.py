@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kernel_instances import INCLUDE, all_mma_sync, all_wgmma, instances, wgmma
+from packed_cases import all_packed
 
 import jax_tcgemm
 from jax_tcgemm.kernels import CompileError, Instance, cache, compile_kernels, compiler, nvrtc
@@ -81,7 +82,7 @@ def test_every_kernel_compiles_without_faults(instance):
 @pytest.mark.compiled_all
 @pytest.mark.parametrize(
     "instance",
-    [pytest.param(x, id=name) for name, x in (all_mma_sync() | all_wgmma()).items()],
+    [pytest.param(x, id=name) for name, x in (all_mma_sync() | all_wgmma() | all_packed()).items()],
 )
 def test_every_config_compiles_without_faults(instance):
     assert nvrtc.compile_kernel(instance).faults == ()

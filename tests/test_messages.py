@@ -23,6 +23,13 @@ SIZES = jnp.array([3, 1])
 LABELS = jnp.array([0, 3, 1, 1])
 GROUPS = jnp.ones((2, 4, 4))
 QUANTIZED = jax_tcgemm.quantize(X, axis=0)
+INTEGERS = jnp.zeros((4, 4), jnp.int8)
+PACKED = jax_tcgemm.pack_weights(INTEGERS, X[:1], group_size=None, dtype="int4")
+GPTQ = {
+    "qweight": jnp.zeros((1, 8), jnp.int32),
+    "qzeros": jnp.zeros((1, 1), jnp.int32),
+    "scales": jnp.ones((1, 8)),
+}
 MLP = {"up": jnp.ones((4, 8)), "down": jnp.ones((8, 4))}
 # A batch dimension is ragged: an ordinary product.
 RAGGED_BATCH = jax.lax.RaggedDotDimensionNumbers((((2,), (1,)), ((0,), (0,))), (0,), ())
@@ -184,6 +191,20 @@ VALID = {
         jax_tcgemm.ragged_dot,
         {"lhs": QUANTIZED, "rhs": jax_tcgemm.quantize(GROUPS), "group_sizes": SIZES},
     ),
+    "matmul of a packed weight": (jax_tcgemm.matmul, {"a": SQUARE, "b": PACKED}),
+    "linear of a packed weight": (jax_tcgemm.linear, {"x": SQUARE, "w": PACKED}),
+    "pack_weights": (
+        jax_tcgemm.pack_weights,
+        {"q": INTEGERS, "scale": X[:1], "group_size": None, "dtype": "int4"},
+    ),
+    "from_gptq": (jax_tcgemm.from_gptq, {"source": GPTQ}),
+    "from_awq": (jax_tcgemm.from_awq, {"source": GPTQ | {"qweight": jnp.zeros((8, 1), int)}}),
+    "from_compressed_tensors": (
+        jax_tcgemm.from_compressed_tensors,
+        {"source": {"weight": INTEGERS, "weight_scale": X[:, :1]}},
+    ),
+    "from_bitsandbytes": (jax_tcgemm.from_bitsandbytes, {"source": {}}),
+    "from_qwix": (jax_tcgemm.from_qwix, {"source": {"qvalue": INTEGERS, "scale": X[:1]}}),
     "ragged_dot": (jax_tcgemm.ragged_dot, {"lhs": SQUARE, "rhs": GROUPS, "group_sizes": SIZES}),
     "ragged_dot_general": (
         jax_tcgemm.ragged_dot_general,
@@ -263,6 +284,7 @@ UNUSUAL = {
     },
     **{"5 x 7": jnp.ones((5, 7)), "integers": jnp.ones((4, 4), jnp.int32), "a vector": VECTOR},
     **{"quantised": QUANTIZED, "quantised wrongly": jax_tcgemm.QuantizedArray(X, VECTOR)},
+    **{"packed": PACKED},
     **{"float8": jnp.ones((4, 4), jnp.float8_e4m3fn), "a key": jax.random.key(0)},
     **{"symbolic": jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, m"), jnp.float32)},
     **{"one symbolic": jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32)},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/implementation.h"
+#include "core/packed_problem.h"
 #include "core/ragged_problem.h"
 #include "core/rows_problem.h"
 
@@ -20,5 +21,8 @@ const RaggedImplementation* wgmma_ragged();
 
 // Sums and products of rows.
 const RowsImplementation* simt_rows();
+
+// Products with weights of few bits.
+const PackedImplementation* packed_products();
 
 }  // namespace tcgemm

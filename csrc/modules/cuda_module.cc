@@ -41,6 +41,11 @@ const RowsImplementations& rows_implementations() {
   return all;
 }
 
+const PackedImplementations& packed_implementations() {
+  static const PackedImplementations all{packed_products()};
+  return all;
+}
+
 const blas::Implementations& blas_implementations() {
   static const blas::Implementations all{cublas_blas()};
   return all;
@@ -94,6 +99,8 @@ XLA_FFI_DEFINE_HANDLER(gemm_handler, call<implementations>, binding("gemm"), {ff
 XLA_FFI_DEFINE_HANDLER(ragged_handler, call<ragged_implementations>, binding("ragged"),
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(rows_handler, call<rows_implementations>, binding("rows"), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(packed_handler, call<packed_implementations>, binding("packed"),
+                       {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(blas_handler, call<blas_implementations>, binding("blas"), {ffi::Traits::kCmdBufferCompatible});
 
 // Before the first execution, so that no handle need be created while a graph is captured.
@@ -172,6 +179,7 @@ NB_MODULE(_cuda, module) {
     targets["tcgemm_gemm"] = nb::capsule(reinterpret_cast<void*>(gemm_handler));
     targets["tcgemm_ragged"] = nb::capsule(reinterpret_cast<void*>(ragged_handler));
     targets["tcgemm_rows"] = nb::capsule(reinterpret_cast<void*>(rows_handler));
+    targets["tcgemm_packed"] = nb::capsule(reinterpret_cast<void*>(packed_handler));
     targets["tcgemm_transpose"] = nb::capsule(reinterpret_cast<void*>(transpose_handler));
     targets["tcgemm_reduce"] = nb::capsule(reinterpret_cast<void*>(reduce_handler));
     nb::dict blas_stages;
@@ -194,6 +202,8 @@ NB_MODULE(_cuda, module) {
   define_queries(ragged_queries, ragged_implementations());
   nb::module_ rows_queries = module.def_submodule("rows", "The same queries for sums and products of rows.");
   define_queries(rows_queries, rows_implementations());
+  nb::module_ packed_queries = module.def_submodule("packed", "The same queries for products with packed weights.");
+  define_queries(packed_queries, packed_implementations());
   define_tensor_queries(module);
   nb::module_ blas_queries = module.def_submodule("blas", "The same queries for BLAS calls.");
   define_queries(blas_queries, blas_implementations());

@@ -44,6 +44,11 @@ def asked_implementation(
         rows = rows_that_decide(op, "batch_invariant", batch_invariant)
     if rows == 0:
         return implementation
+    if kind == "packed":
+        raise ValueError(
+            f"{op}: batch_invariant must be False with a packed weight, got {batch_invariant=}; "
+            "the order of its sums follows the number of rows; dequantize it"
+        )
     if implementation is not None:
         raise ValueError(
             f"{op}: implementation must be None with batch_invariant=True, got {implementation=}; "

@@ -12,7 +12,8 @@ from jax_tcgemm.products.arguments import (
     canonical_sharding,
 )
 from jax_tcgemm.products.epilogue import check_alone
-from jax_tcgemm.products.quantized import as_operand, is_any, product, with_epilogue
+from jax_tcgemm.products.packed import kind_of
+from jax_tcgemm.products.quantized import as_operand, as_weight, is_any, product, with_epilogue
 
 
 def dot_general(
@@ -93,8 +94,9 @@ def dot_general(
       (2, 4, 16, 20)
     """
     op = "dot_general"
-    lhs, rhs = as_operand(op, "lhs", lhs), as_operand(op, "rhs", rhs)
-    implementation = asked_implementation(op, implementation, config, batch_invariant)
+    lhs, rhs = as_operand(op, "lhs", lhs), as_weight(op, "rhs", rhs)
+    kind = kind_of(rhs)
+    implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
     dimension_numbers = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
     check_alone(op, epilogue, epilogue_operands, preferred_element_type=preferred_element_type)
     if epilogue is not None:

@@ -21,7 +21,8 @@ from jax_tcgemm.products.arguments import (
     real_number,
 )
 from jax_tcgemm.products.epilogue import check_alone
-from jax_tcgemm.products.quantized import as_operand, with_epilogue
+from jax_tcgemm.products.packed import kind_of
+from jax_tcgemm.products.quantized import as_operand, as_weight, with_epilogue
 from jax_tcgemm.sharding import shardings
 
 
@@ -55,7 +56,7 @@ def linear(
 
     Args:
       x: array of shape (..., k), of any number of dimensions from 1 up, or a `QuantizedArray`.
-      w: array of shape (k, ...), mostly (k, n), or a `QuantizedArray`.
+      w: array of shape (k, ...), mostly (k, n), a `QuantizedArray` or a `PackedWeight`.
       bias: None, or an array that broadcasts to the result: (n,) for a number for each column,
         (m, 1) for one for each row.
       activation: None, "relu", "relu2" (the square of it), "gelu" (or "gelu_tanh"), "gelu_erf",
@@ -66,7 +67,7 @@ def linear(
       precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
         pair of them, or a `lax.DotAlgorithmPreset` or its name; as for `matmul`.
       preferred_element_type: dtype of the result; None takes what the dtypes of `x` and `w`
-        promote to, of quantised ones those of their scales.
+        promote to, of quantised ones those of their scales; by a packed weight that of `x`.
       out_sharding: sharding of the result, for meshes with explicit axes. Where a contracted
         dimension is divided, the product is summed over devices as it says, and bias, activation
         and residual come after the sum.
@@ -111,8 +112,9 @@ def linear(
       ((2, 5, 16), 9.0)
     """
     op = "linear"
-    x, w = as_operand(op, "x", x), as_operand(op, "w", w)
-    implementation = asked_implementation(op, implementation, config, batch_invariant)
+    x, w = as_operand(op, "x", x), as_weight(op, "w", w)
+    kind = kind_of(w)
+    implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
     check_weight(op, "w", x, w)
     dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
     replaced = {
@@ -180,9 +182,9 @@ def gated_linear(
     Args:
       x: array of shape (..., k), or a `QuantizedArray`.
       weights: gate and up: an array of shape (k, 2, n), or a pair of arrays of shape (k, n), or
-        `QuantizedArray`s of these shapes. Forwards nothing is copied for either. The array is the
-        better way to keep them: its gradient and that of x are one product each, of a pair two
-        each, of copies. `jnp.stack((gate, up), 1)` makes the array from a pair, once.
+        `QuantizedArray`s or `PackedWeight`s of these shapes. Forwards nothing is copied for either.
+        The array is the better way to keep them: its gradient and that of x are one product each,
+        of a pair two each, of copies. `jnp.stack((gate, up), 1)` makes the array from a pair, once.
       activation: f: None, or as for `linear`.
       bias: None, or an array of shape (2, n), or a pair of arrays of shape (n,).
       residual: None, or an array that broadcasts to the result.
@@ -217,8 +219,9 @@ def gated_linear(
     """
     op = "gated_linear"
     x = as_operand(op, "x", x)
-    implementation = asked_implementation(op, implementation, config, batch_invariant)
-    weights = gated_weights(op, "weights", x, weights, as_operand)
+    weights = gated_weights(op, "weights", x, weights, as_weight)
+    kind = kind_of(*(weights if isinstance(weights, tuple) else (weights,)))
+    implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
     rhs, rhs_up = weights if isinstance(weights, tuple) else (weights, None)
     dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
     replaced = {
@@ -275,7 +278,7 @@ def check_weight(op: str, name: str, x, w) -> None:
 def gated_weights(op: str, name: str, x, weights, as_weight: Callable = as_array):
     """The weights of a gated layer, checked: an array of shape (k, 2, n) or a pair of (k, n).
 
-    `as_weight` says what an array is: `as_array`, or `as_operand` where they may be quantised.
+    `as_weight` says what an array is: `as_array`, or that of `products.quantized`.
     """
     rule = f"{name} must be an array of shape (k, 2, n) or a pair of arrays of shape (k, n)"
     if isinstance(weights, Sequence) and len(weights) == 2:

@@ -11,7 +11,8 @@ from jax_tcgemm.products.arguments import (
 )
 from jax_tcgemm.products.epilogue import check_alone
 from jax_tcgemm.products.linear import product
-from jax_tcgemm.products.quantized import as_operand, is_any, squeezed, with_epilogue
+from jax_tcgemm.products.packed import is_packed, kind_of
+from jax_tcgemm.products.quantized import as_operand, as_weight, is_any, squeezed, with_epilogue
 
 
 def matmul(
@@ -54,7 +55,8 @@ def matmul(
 
     Args:
       a: array of shape (k,) or (..., m, k), of any numeric dtype, or a `QuantizedArray`.
-      b: array of shape (k,) or (..., k, n), of any numeric dtype, or a `QuantizedArray`.
+      b: array of shape (k,) or (..., k, n), of any numeric dtype, a `QuantizedArray`, or a
+        `PackedWeight` of shape (k, n).
       precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
         pair of them, or a `lax.DotAlgorithmPreset` or its name; see Numerics.
       preferred_element_type: dtype of the result; None takes what the dtypes of `a` and `b`
@@ -114,6 +116,8 @@ def matmul(
       contracted, and beside wider ones in the dtype of those; the sums are multiplied by the scales
       in float32, and rounded once. Scales of blocks of it are those of `scaled_matmul`. What has a
       zero point, or dtypes of which neither is true, is dequantised first.
+      By a `PackedWeight` float16 and bfloat16 are multiplied as `docs/packed-weights.md` says, and
+      the result has the dtype of `a` unless another one is asked for.
       An epilogue's operations round to their own dtypes, as JAX means them. Its derivatives keep
       acc, in its own dtype, if they depend on it. The cotangent of acc is rounded to the dtype of
       the operands before it is multiplied by them; in forward mode the tangent of acc is.
@@ -130,8 +134,9 @@ def matmul(
       (dtype(bfloat16), (8, 3, 4), (8, 3))
     """
     op = "matmul"
-    a, b = as_operand(op, "a", a), as_operand(op, "b", b)
-    implementation = asked_implementation(op, implementation, config, batch_invariant)
+    a, b = as_operand(op, "a", a), as_weight(op, "b", b)
+    kind = kind_of(b)
+    implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
     for name, x in (("a", a), ("b", b)):
         if x.ndim == 0:
             raise ValueError(
@@ -189,6 +194,11 @@ def _as_dot_general(op: str, a, b):
     A batch dimension of size 1 that broadcasts is dropped, so that the primitive sees a free
     dimension of the other operand.
     """
+    if is_packed(b) and b.ndim > 2:
+        raise ValueError(
+            f"{op}: b must be a matrix where it is a packed weight, got b.shape={b.shape}; use "
+            "linear"
+        )
     contract = a.ndim - 1, max(b.ndim - 2, 0)
     if a.shape[contract[0]] != b.shape[contract[1]]:
         which = "last but one" if b.ndim > 1 else "only"

@@ -20,9 +20,11 @@ from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
 from jax_tcgemm.problem.fusion import halves
+from jax_tcgemm.problem.packed_weight import PackedWeight
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, is_quantized, spread
 from jax_tcgemm.products import epilogue as unquantized
+from jax_tcgemm.products import packed
 from jax_tcgemm.products.arguments import as_array, canonical_sharding, check_addend
 from jax_tcgemm.selection import dequantized_operands
 
@@ -39,6 +41,11 @@ def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
       TypeError: when it is neither, and for scales that are not real floating point.
       ValueError: for scales or zero points that do not go with the values.
     """
+    if packed.is_packed(x):
+        raise TypeError(
+            f"{op}: {name} must be an array, got {name} of type PackedWeight; it is "
+            "what others are multiplied by"
+        )
     if not is_quantized(x):
         return as_array(op, name, x)
     qvalue = as_array(op, f"{name}.qvalue", x.qvalue)
@@ -64,6 +71,11 @@ def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
         zero_point = as_array(op, f"{name}.zero_point", zero_point)
         zero_point = _of_whole_blocks(op, f"{name}.zero_point", zero_point, qvalue.shape, tile)
     return QuantizedArray(qvalue, scale, zero_point, x.qtype)
+
+
+def as_weight(op: str, name: str, x) -> jax.Array | QuantizedArray | PackedWeight:
+    """As `as_operand`, or a packed weight."""
+    return packed.as_packed(op, name, x) if packed.is_packed(x) else as_operand(op, name, x)
 
 
 def _tile(op: str, name: str, qvalue, block) -> tuple[int, ...] | None:
@@ -103,17 +115,20 @@ def _of_whole_blocks(op: str, what: str, factors, shape, tile) -> jax.Array:
 
 
 def is_any(*operands) -> bool:
-    """Whether one of some operands, or Nones, is quantised."""
-    return any(isinstance(x, QuantizedArray) for x in operands)
+    """Whether one of some operands, or Nones, is quantised, packed or not."""
+    return any(isinstance(x, QuantizedArray | PackedWeight) for x in operands)
 
 
 def squeezed(x, axes):
     """An operand without some dimensions of extent 1."""
+    if packed.is_packed(x):
+        return lax.squeeze(x.dequantize(), axes) if len(axes) else x
     return jax.tree.map(lambda array: lax.squeeze(array, axes), x)
 
 
 def as_arrays(*operands) -> list[jax.Array]:
     """Operands, dequantised."""
+    operands = [x.dequantize() if packed.is_packed(x) else x for x in operands]
     return [dequantized(x) if is_any(x) else x for x in operands]
 
 
@@ -124,6 +139,8 @@ def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
             f"{op}: preferred_element_type must be None or a real floating-point dtype for "
             f"quantised operands, got preferred_element_type={preferred}; convert the result"
         )
+    if packed.is_packed(*operands):
+        return packed.result_dtype(op, preferred, *operands)
     dtypes = [x.dtype for x in operands if x.dtype not in FLOAT8]
     dtype = preferred or jnp.result_type(*dtypes)
     if not jnp.issubdtype(dtype, jnp.floating):
@@ -326,6 +343,13 @@ def with_epilogue(
             op, lhs, rhs, epilogue, operands, **how, **gates, **sharded, **asked
         )
     precision = sharded["precision"] = canonical_precision(op, precision)
+    if packed.is_packed(lhs, *rights):
+        made = epilogue.dtype if isinstance(epilogue, _Rounded) else np.dtype(np.float32)
+        accs = [packed.product(op, lhs, right, made, **how, **sharded, **asked) for right in rights]
+        if isinstance(epilogue, _Rounded):
+            return accs[0]
+        accs = accs if pair is None else halves(*accs, pair)
+        return unquantized.applied(op, accs, epilogue, operands)
     dtype, factors = _accumulated(lhs, *rights), _factors(lhs, *rights)
     axes = [(lhs, dimension_numbers[0][0]), *((x, dimension_numbers[0][1]) for x in rights)]
     if factors is not None and not any(_has_blocks(*each) for each in axes):

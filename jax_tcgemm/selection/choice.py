@@ -409,6 +409,8 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     runnable = [candidate for candidate in considered if not candidate.reason]
     if problem.kind == "ragged":
         runnable.sort(key=functools.partial(rules.is_of_wrong_width, problem))
+    if problem.kind == "packed":
+        runnable.sort(key=functools.partial(rules.packed_us, problem, device.num_sms))
     if problem.kind != "gemm":
         return [(candidate, None) for candidate in runnable]
     wgmma, rest = [], []

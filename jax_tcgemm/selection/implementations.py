@@ -7,6 +7,7 @@ from typing import NamedTuple
 from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.problem.rows import RowsProblem
 from jax_tcgemm.selection.devices import Device
@@ -27,15 +28,17 @@ _CUDA_PREFERENCE = (
     "simt_naive",
 )
 IMPLEMENTATIONS = (*_CUDA_PREFERENCE, "host", XLA)
-PLATFORM_OF = dict.fromkeys((*_CUDA_PREFERENCE, "simt", "cublas"), "cuda") | {"host": "cpu"}
+_CUDA_ALONE = (*_CUDA_PREFERENCE, "simt", "packed", "cublas")
+PLATFORM_OF = dict.fromkeys(_CUDA_ALONE, "cuda") | {"host": "cpu"}
 
-AnyProblem = Problem | RaggedProblem | RowsProblem | BlasProblem
+AnyProblem = Problem | RaggedProblem | RowsProblem | PackedProblem | BlasProblem
 
 # Those that know each kind of problem (`Problem.kind`).
 IMPLEMENTATIONS_OF = {
     "gemm": IMPLEMENTATIONS,
     "ragged": ("wgmma", "mma_sync", "host", XLA),
     "rows": ("simt", "host", XLA),
+    "packed": ("packed", XLA),
     "blas": ("cublas", "host", XLA),
     # In the order of preference among equals; "gemm" is one of our products.
     "contract": (XLA, "gemm", "cutensor"),

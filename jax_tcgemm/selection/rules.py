@@ -1,7 +1,11 @@
 """What runs a problem where neither a table nor a model says: rules made of measurements."""
 
+import math
+import re
+
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS
+from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.selection.implementations import AnyProblem, Candidate
 
@@ -12,6 +16,8 @@ _NOT_BATCHED_IN_CUBLAS = ("iamax", "iamin", "asum", "nrm2", "swap", "gbmv")
 def on_cpu(problem: AnyProblem, considered) -> tuple[Candidate, str]:
     """The CPU's default: XLA's own product, but for what `host` was measured to gain at."""
     *hosts, xla = considered
+    if not hosts:
+        return xla, "no other implementation runs on a CPU"
     if hosts[0].reason:
         return xla, f"host cannot run this: {hosts[0].reason}"
     refused = {host.config for host in hosts if host.reason}
@@ -83,3 +89,35 @@ def is_of_wrong_width(problem: RaggedProblem, candidate: Candidate) -> bool:
     """
     few = problem.form == "rows" and problem.tokens <= 32 * problem.groups
     return candidate.implementation == "wgmma" and few != ("x64x64_" in candidate.config)
+
+
+# Bytes of a weight of 4 bits that an SM multiplies in a microsecond by so many rows: instructions
+# that its main loop has for them, at 1.7 GHz; of more rows its tensor cores are the limit.
+_PACKED_RATES = {8: 42e3, 16: 38e3, 32: 30e3}
+
+
+def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> float:
+    """About how long a config takes for a packed weight; infinite for what is none of ours.
+
+    What is read from memory, what is read from L2, where each block finds x, and what the SM does
+    that has the most blocks, whichever takes longest. Rates are those of an H200's data sheet, of
+    others' measurements and of the kernel's instructions, not fitted to measured times.
+    """
+    name = re.fullmatch(r"(\d+)x(\d+)_c(\d+)", candidate.config)
+    if name is None or problem.form == "weight":
+        return math.inf
+    columns, warps_k, cluster = map(int, name.groups())
+    rows = next((rows for rows in _PACKED_RATES if problem.m <= rows), max(_PACKED_RATES))
+    passes, across = -(-problem.m // rows), -(-problem.n // columns)
+    blocks = across * passes * cluster
+    weight = problem.n * problem.k * problem.bits // 8
+    from_l2 = passes * (weight + across * rows * problem.k * 2)
+    # Blocks have whole stages of K.
+    stages = -(-problem.k // (128 * warps_k))
+    of_block = weight / across * -(-stages // cluster) / stages
+    rounds = -(-blocks // num_sms)
+    busiest = rounds * of_block / (_PACKED_RATES[rows] * problem.bits / 4)
+    # Eight warps alone do not hide each other's latencies.
+    if columns // 32 * warps_k * rounds < 16:
+        busiest *= 1.15
+    return max(weight / 4.4e6, from_l2 / 5.5e6, busiest) + 0.4 * (cluster > 1)

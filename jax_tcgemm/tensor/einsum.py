@@ -16,7 +16,8 @@ from jax_tcgemm.products.arguments import (
     promoted_type,
     weakened,
 )
-from jax_tcgemm.products.quantized import as_operand, values_of
+from jax_tcgemm.products.packed import is_packed
+from jax_tcgemm.products.quantized import as_weight, values_of
 from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding import shardings
 from jax_tcgemm.sharding.partitioning import resharded
@@ -42,7 +43,7 @@ def einsum(
     Args:
       subscripts: as of `jax.numpy.einsum`, such as `"bqhd,bkhd->bhqk"`, with or without `->` and
         ellipses; or operands and lists of mode numbers in turns.
-      *operands: arrays of any numeric dtype, or `QuantizedArray`s.
+      *operands: arrays of any numeric dtype, `QuantizedArray`s or `PackedWeight`s.
       optimize: "auto", another strategy of opt_einsum, a path, True for the optimal one or False
         for left to right.
       precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
@@ -87,6 +88,8 @@ def einsum(
             )
     elif dtype is None:
         dtype, is_weak = promoted_type(op, *arrays)
+    if is_packed(*arrays) and len(arrays) != 2:
+        arrays = quantized.as_arrays(*arrays)
     terms, arrays = _without_broadcast(op, terms, arrays)
     steps = _steps(op, terms, output, arrays, optimize)
     params = {
@@ -111,11 +114,11 @@ def einsum(
 def _parse(op, subscripts, operands):
     """The terms and the output without ellipses, and the operands as arrays."""
     if isinstance(subscripts, str):
-        arrays = (as_operand(op, f"operand {i}", x) for i, x in enumerate(operands))
+        arrays = (as_weight(op, f"operand {i}", x) for i, x in enumerate(operands))
         arguments = [subscripts, *arrays]
     else:
         arguments = [
-            as_operand(op, f"operand {i // 2}", x)
+            as_weight(op, f"operand {i // 2}", x)
             if i % 2 == 0 and i < _last(subscripts, operands)
             else x
             for i, x in enumerate((subscripts, *operands))

@@ -1,0 +1,57 @@
+#include "core/packed_problem.h"
+
+#include "core/extent.h"
+
+namespace tcgemm {
+namespace {
+
+bool is_float(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32; }
+
+}  // namespace
+
+const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProblem&) {
+  using P = const PackedProblem;
+  const auto always = [](P&) -> int64_t { return 1; };
+  const auto bytes = [](P&) { return DType::kU8; };
+  static const BufferTable<PackedProblem, PackedBuffers> table{
+      {"x", BufferRole::kOperand, [](P& p) -> int64_t { return p.is_product(); }, [](P& p) { return p.m * p.k; },
+       [](P& p) { return p.in; }, put<&PackedBuffers::x>},
+      {"values", BufferRole::kOperand, always,
+       [](P& p) { return multiply_add(p.tiles(), p.pieces() * P::kPieceBytes, 0); }, bytes,
+       put<&PackedBuffers::values>},
+      {"scales", BufferRole::kOperand, always,
+       [](P& p) { return multiply_add(p.tiles(), p.groups() * P::kTile * dtype_bytes(p.scale), 0); }, bytes,
+       put<&PackedBuffers::scales>},
+      {"zero_points", BufferRole::kOperand, [](P& p) -> int64_t { return p.zero_points; },
+       [](P& p) { return multiply_add(p.tiles(), p.groups() * P::kTile * 2, 0); }, bytes,
+       put<&PackedBuffers::zero_points>},
+      {"table", BufferRole::kOperand, [](P& p) -> int64_t { return p.table; }, [](P&) -> int64_t { return 16; },
+       [](P&) { return DType::kF32; }, put<&PackedBuffers::table>},
+      {"d", BufferRole::kResult, always, [](P& p) { return (p.is_product() ? p.m : p.k) * p.n; },
+       [](P& p) { return p.out; }, put<&PackedBuffers::d>},
+  };
+  return table;
+}
+
+std::string check_problem(const PackedProblem& p) {
+  if (std::string error = check_extents({{"m", p.m}, {"n", p.n}, {"k", p.k}, {"group_size", p.group_size}});
+      !error.empty()) {
+    return error;
+  }
+  if (p.n % PackedProblem::kTile != 0) return must("n", "be a multiple of 16", p.n);
+  if (!p.is_product() && p.m != 0) return must("m", "be 0 of a weight", p.m);
+  if (p.k == 0) return must("k", "be at least 1", p.k);
+  if (p.group_size == 0 || p.k % p.group_size != 0) return must("group_size", "divide k", p.group_size);
+  if (p.bits != 4 && p.bits != 8) return must("bits", "be 4 or 8", p.bits);
+  if (p.zero < 0 || p.zero > int64_t{1} << p.bits) return must("zero", "be from 0 to 2^bits", p.zero);
+  if (p.zero_points && p.zero != 0) return must("zero", "be 0 beside zero points", p.zero);
+  if (p.table && (p.bits != 4 || p.zero != 0 || p.zero_points)) return "a table must be of 4 bits and without zeros";
+  if (!is_float(p.scale)) return std::string("scale must be f16, bf16 or f32, got ") + name_of(p.scale);
+  if (p.in != DType::kF16 && p.in != DType::kBF16) {
+    return std::string(p.is_product() ? "x" : "d") + " must be f16 or bf16, got " + name_of(p.in);
+  }
+  if (!is_float(p.out)) return std::string("d must be f16, bf16 or f32, got ") + name_of(p.out);
+  return "";
+}
+
+}  // namespace tcgemm

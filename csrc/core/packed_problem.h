@@ -1,0 +1,96 @@
+// The product of rows and a weight of few bits, or that weight as an array.
+//
+//   product  D[m,n] = sum over k of X[m,k] * (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
+//
+//   weight   D[n,k] = (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
+//
+// or, where integers stand for the values of a table, with table[u[k,n]] in place of the difference. X and D are packed
+// row-major. The weight lies in tiles of 16 columns, which fill D's columns up:
+//
+//   values       (n / 16, pieces, 512) bytes, a piece 64 rows of 4 bits or 32 rows of 8 bits
+//   scales       (n / 16, groups, 16), columns g and g + 8 side by side
+//   zero_points  (n / 16, groups, 16) int16, the same
+//
+// Inside of a piece: jax_tcgemm/problem/packed_weight.py and kernels/packed/pieces.cuh.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "core/implementation.h"
+#include "core/problem.h"
+
+namespace tcgemm {
+
+enum class PackedForm : int32_t { kProduct, kWeight };
+template <>
+inline constexpr std::array kNames<PackedForm>{"product", "weight"};
+
+struct PackedProblem {
+  static constexpr int64_t kTile = 16, kChunk = 64, kPieceBytes = 512;
+
+  PackedForm form;
+  int64_t m, n, k;  // n is a multiple of kTile; m is 0 of a weight
+  int64_t group_size;
+  int64_t bits;
+  int64_t zero;      // of all, where there are no zero points
+  bool zero_points;  // whether every group and column has its own
+  bool table;
+  DType scale;
+  DType in;   // of X; of a weight that of D
+  DType out;  // of D
+
+  bool is_product() const { return form == PackedForm::kProduct; }
+  bool is_empty() const { return n == 0 || (is_product() && m == 0); }
+  int64_t tiles() const { return n / kTile; }
+  int64_t groups() const { return k / group_size; }
+  int64_t pieces() const { return (k + kChunk - 1) / kChunk * (bits / 4); }
+};
+
+// See problem.h.
+template <typename Visit>
+void visit_fields(PackedProblem& p, Visit&& visit) {
+  visit("form", p.form);
+  visit("m", p.m);
+  visit("n", p.n);
+  visit("k", p.k);
+  visit("group_size", p.group_size);
+  visit("bits", p.bits);
+  visit("zero", p.zero);
+  visit("zero_points", p.zero_points);
+  visit("table", p.table);
+  visit("scale", p.scale);
+}
+
+template <typename Visit>
+void visit_dtypes(PackedProblem& p, Visit&& visit) {
+  visit(p.is_product() ? "x" : "d", "in_dtype", p.in);
+  visit("d", "out_dtype", p.out);
+}
+
+inline Features features_of(const PackedProblem&) { return {}; }
+
+// Addresses of one call; of those that the problem does not have, null.
+struct PackedBuffers {
+  const void* x = nullptr;
+  const void* values = nullptr;
+  const void* scales = nullptr;
+  const void* zero_points = nullptr;
+  const float* table = nullptr;
+  void* d = nullptr;
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+};
+
+// The arrays of a call: of a product x, then values, scales [, zero_points] [, table] -> d. Those of the weight are
+// bytes.
+const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProblem& problem);
+
+using PackedImplementation = ImplementationOf<PackedProblem, PackedBuffers>;
+using PackedImplementations = ImplementationsOf<PackedProblem, PackedBuffers>;
+
+// Empty when extents are in range and dtypes known to some implementation, else the first rule broken.
+std::string check_problem(const PackedProblem& problem);
+
+}  // namespace tcgemm

@@ -1,0 +1,450 @@
+// D[m,n] = sum over k of X[m,k] * w[k,n] for few rows of X and weights of few bits (core/packed_problem.h), for sm_80
+// and later; clusters from sm_90 on. Bound by memory: what matters is how many bytes of the weight are under way.
+//
+// The product is transposed, D^T = w^T X^T by mma.m16n8k16: the weight is the instruction's A, 16 columns of it at a
+// time, converted in registers, and eight rows of X are its B. K is permuted alike in both, so that a lane's
+// integers, and its numbers of X, are 16 neighbouring bytes each (problem/packed_weight.py).
+//
+// A block has `columns` columns and 8 * kTokenBlocks rows of X. Each of its warps has 32 of the columns, and of every
+// stage 128 rows of the weight; stages come by cp.async, a lane's own integers to where it reads them itself. Sums of
+// a group are kept apart, and are multiplied by its scale in float32. At the end the sums of warps with the same
+// columns are added up in order, through shared memory, and then those of the cluster's blocks, which st.async sends to
+// the one that stores them.
+//
+// Shared memory: geometry.h. Barrier: 1 (the receiver's expect_tx) + the bytes of the other blocks' sums.
+// Limits: rows of X must begin on 16 bytes, so that k is a multiple of 8.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/packed/geometry.h"
+#include "kernels/packed/params.cuh"
+#include "kernels/packed/pieces.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared_memory.cuh"
+#include "tile/numeric.cuh"
+#include "tile/store_vectors.cuh"
+
+namespace tcgemm::packed {
+
+// A tile as a type.
+template <int kColumns_, int kWarpsK_, int kCluster_, int kTokenBlocks_>
+struct Config {
+  static constexpr Tile kTile{kColumns_, kWarpsK_, kCluster_, kTokenBlocks_};
+  static_assert(kColumns_ % (packed::kTile * Tile::kTilesPerWarp) == 0, "warps must cover the columns");
+  static_assert(kColumns_ / 4 % kCluster_ == 0, "a block of the cluster stores whole vectors");
+};
+
+// A weight's format as a type. kGroup 0: whole columns; kZero: of all, where there are no zero points.
+template <int kBits_, int kGroup_, bool kZeroPoints_, int kZero_, bool kTable_, typename Scale_>
+struct Weight {
+  using Scale = Scale_;
+  static constexpr int kBits = kBits_, kGroup = kGroup_, kZero = kZero_;
+  static constexpr bool kZeroPoints = kZeroPoints_, kTable = kTable_;
+  static constexpr Format kFormat{kBits_, kGroup_, kZeroPoints_, kTable_, static_cast<int>(sizeof(Scale_))};
+  static_assert(kGroup == 0 || (kGroup >= kBlockK && kWarpK % kGroup == 0),
+                "a warp's part of a stage has whole groups");
+};
+
+template <typename X>
+__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<X, __half>) {
+    ptx::mma_m16n8k16_f32_f16(d, a[0], a[1], a[2], a[3], b0, b1);
+  } else {
+    ptx::mma_m16n8k16_f32_bf16(d, a[0], a[1], a[2], a[3], b0, b1);
+  }
+}
+
+template <typename Config, typename Weight, typename X>
+class Block {
+ public:
+  using Scale = typename Weight::Scale;
+  static constexpr Tile kTile = Config::kTile;
+  static constexpr Geometry kGeometry{kTile, Weight::kFormat};
+  static constexpr int kTiles = Tile::kTilesPerWarp, kTokenBlocks = kTile.token_blocks;
+  static constexpr int kThreads = kTile.threads(), kStages = kGeometry.stages();
+  static constexpr int kPieces = kGeometry.pieces_per_warp();
+  static constexpr int kGroups = kGeometry.groups_per_stage();
+  static constexpr int kXOffset = kGeometry.values_bytes(), kScalesOffset = kXOffset + kGeometry.x_bytes();
+  static constexpr int kZerosOffset = kScalesOffset + kGeometry.scales_bytes();
+
+  __device__ __forceinline__ Block(const Params& params, uint32_t shared)
+      : params_(params),
+        shared_(shared),
+        thread_(threadIdx.x),
+        lane_(threadIdx.x % 32),
+        warp_n_(threadIdx.x / 32 % kTile.warps_n()),
+        warp_k_(threadIdx.x / 32 / kTile.warps_n()) {
+    const int32_t place = blockIdx.x / kTile.cluster, column_block = place / params.row_blocks;
+    first_tile_ = column_block * kTile.tiles();
+    first_row_ = (place - column_block * params.row_blocks) * kTile.rows();
+    const int64_t first_piece = static_cast<int64_t>(first_tile_ + tile_of(0)) * params.pieces + warp_k_ * kPieces;
+    values_ = params.values + first_piece * kPieceBytes + lane_ * 16;
+  }
+
+  __device__ __forceinline__ void run() {
+    const uint32_t barrier = shared_ + kGeometry.barrier_offset();
+    if constexpr (kTile.cluster > 1) {
+      if (thread_ == 0) {
+        ptx::mbarrier_init(barrier, 1);
+        ptx::fence_mbarrier_init();
+        ptx::mbarrier_arrive_expect_tx(barrier, (kTile.cluster - 1) * kGeometry.share_bytes());
+      }
+    }
+    const int32_t begin = static_cast<int64_t>(params_.num_stages) * rank() / kTile.cluster;
+    const int32_t end = static_cast<int64_t>(params_.num_stages) * (rank() + 1) / kTile.cluster;
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) load(begin + i, end, i);
+    if constexpr (Weight::kTable) fill_table();
+    if constexpr (Weight::kGroup == 0) load_zeros_of_columns();
+    int slot = 0, next = kStages - 1;
+#pragma unroll 1
+    for (int32_t stage = begin; stage < end; ++stage) {
+      ptx::cp_async_wait_group<kStages - 2>();
+      __syncthreads();
+      load(stage + kStages - 1, end, next);
+      multiply_stage(slot);
+      next = slot;
+      slot = slot + 1 < kStages ? slot + 1 : 0;
+    }
+    if constexpr (Weight::kGroup == 0) scale_columns();
+    __syncthreads();
+    // From here on others may write where our stages were, and add to our barrier.
+    if constexpr (kTile.cluster > 1) ptx::cluster_arrive_relaxed();
+    put_sums();
+    __syncthreads();
+    if constexpr (kTile.cluster > 1) {
+      ptx::cluster_wait();
+      send_sums(barrier);
+      ptx::mbarrier_wait_cluster(barrier, 0);
+    }
+    store();
+  }
+
+ private:
+  // Of this block in its cluster; read anew each time, for registers are short in the main loop.
+  static __device__ __forceinline__ int rank() { return blockIdx.x % kTile.cluster; }
+
+  __device__ __forceinline__ uint32_t stage_address(int slot) const { return shared_ + slot * kGeometry.stage_bytes(); }
+  __device__ __forceinline__ int tile_of(int t) const { return warp_n_ * kTiles + t; }  // of the block's
+
+  // Closes a group of copies also where there is no such stage.
+  __device__ __forceinline__ void load(int32_t stage, int32_t end, int slot) {
+    if (stage < end) {
+      const uint32_t to = stage_address(slot);
+      load_values(stage, to);
+      load_x(stage, to + kXOffset);
+      if constexpr (kGroups > 0) {
+        load_factors(params_.scales, kTile16 * sizeof(Scale), stage, to + kScalesOffset);
+        if constexpr (Weight::kZeroPoints) load_factors(params_.zero_points, kTile16 * 2, stage, to + kZerosOffset);
+      }
+    }
+    ptx::cp_async_commit_group();
+  }
+
+  __device__ __forceinline__ uint32_t values_address(uint32_t stage, int t, int piece) const {
+    return stage + ((tile_of(t) * kTile.warps_k + warp_k_) * kPieces + piece) * kPieceBytes + lane_ * 16;
+  }
+
+  __device__ __forceinline__ void load_values(int32_t stage, uint32_t to) {
+    constexpr int kStagePieces = kTile.warps_k * kPieces;
+    const uint8_t* from = values_ + static_cast<int64_t>(stage) * (kStagePieces * kPieceBytes);
+    const int32_t num_left = params_.pieces - (stage * kStagePieces + warp_k_ * kPieces);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const bool is_tile = first_tile_ + tile_of(t) < params_.tiles;
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        ptx::cp_async_16(values_address(to, t, piece), from + piece * kPieceBytes, is_tile && piece < num_left);
+      }
+      from += static_cast<int64_t>(params_.pieces) * kPieceBytes;
+    }
+  }
+
+  // [block of 32][row][lane % 4]: 16 bytes each, in the order in which lanes read them. A thread has the same row each
+  // time, for there are whole blocks of them.
+  __device__ __forceinline__ void load_x(int32_t stage, uint32_t to) {
+    constexpr int kUnits = kGeometry.x_bytes() / 16, kStep = kThreads / (4 * kTile.rows()) * kBlockK;
+    static_assert(kThreads % (4 * kTile.rows()) == 0, "threads have whole blocks of rows");
+    const int32_t k = stage * kTile.stage_k() + thread_ / (4 * kTile.rows()) * kBlockK + thread_ % 4 * 8;
+    const int32_t row = first_row_ + thread_ / 4 % kTile.rows();
+    const X* from = static_cast<const X*>(params_.x) + (static_cast<int64_t>(row) * params_.k + k);
+#pragma unroll
+    for (int i = 0; i < (kUnits + kThreads - 1) / kThreads; ++i) {
+      if (kUnits % kThreads != 0 && i * kThreads + thread_ >= kUnits) break;
+      const bool is_inside = row < params_.m && k + i * kStep < params_.k;
+      ptx::cp_async_16(to + (i * kThreads + thread_) * 16, from + i * kStep, is_inside);
+    }
+  }
+
+  // [tile][group]: kBytes each.
+  __device__ __forceinline__ void load_factors(const uint8_t* factors, int bytes, int32_t stage, uint32_t to) {
+    const int per_group = bytes / 16, units = kTile.tiles() * kGroups * per_group;
+#pragma unroll 1
+    for (int unit = thread_; unit < units; unit += kThreads) {
+      const int tile_idx = unit / (kGroups * per_group), rest = unit - tile_idx * kGroups * per_group;
+      const int32_t tile = first_tile_ + tile_idx, group = stage * kGroups + rest / per_group;
+      const uint8_t* from =
+          factors + (static_cast<int64_t>(tile) * params_.groups + stage * kGroups) * bytes + rest * 16;
+      ptx::cp_async_16(to + unit * 16, from, tile < params_.tiles && group < params_.groups);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_stage(int slot) {
+    const uint32_t stage = stage_address(slot);
+    constexpr int kBlocksPerPiece = kWarpK / kPieces / kBlockK;
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      uint4 integers[kTiles];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) integers[t] = ptx::ld_shared_v4_u32(values_address(stage, t, piece));
+#pragma unroll
+      for (int i = 0; i < kBlocksPerPiece; ++i) {
+        const int block = piece * kBlocksPerPiece + i;  // of the warp's four in the stage
+        uint4 x[kTokenBlocks];
+#pragma unroll
+        for (int j = 0; j < kTokenBlocks; ++j) {
+          const int place = (warp_k_ * (kWarpK / kBlockK) + block) * kTokenBlocks + j;
+          x[j] = ptx::ld_shared_v4_u32(stage + kXOffset + place * 512 + lane_ * 16);
+        }
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          if (Weight::kGroup > 0 && block * kBlockK % group_size() == 0) begin_group(stage, block, t);
+          const uint32_t words[4] = {integers[t].x, integers[t].y, integers[t].z, integers[t].w};
+#pragma unroll
+          for (int step = 0; step < 2; ++step) {
+            uint32_t a[4];
+            convert(words, i * 2 + step, t, a);
+#pragma unroll
+            for (int j = 0; j < kTokenBlocks; ++j) {
+              const uint32_t b[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
+              multiply<X>(group_sums(t)[j], a, b[2 * step], b[2 * step + 1]);
+            }
+          }
+          if (Weight::kGroup > 0 && (block + 1) * kBlockK % group_size() == 0) end_group(stage, block, t);
+        }
+      }
+    }
+  }
+
+  // Not 0, so that nothing is divided by it where it is not meant.
+  static constexpr __device__ int group_size() { return Weight::kGroup > 0 ? Weight::kGroup : kWarpK; }
+
+  // Groups of a block of rows begin and end with a tile, so that tiles share registers.
+  static constexpr int kOpenGroups = Weight::kGroup == kBlockK ? 1 : kTiles;
+
+  __device__ __forceinline__ float (&group_sums(int t)) [kTokenBlocks][4] {
+    if constexpr (Weight::kGroup > 0) {
+      return part_[t % kOpenGroups];
+    } else {
+      return sums_[t];
+    }
+  }
+
+  // Registers of A of a step, of all that a lane's 16 bytes hold.
+  __device__ __forceinline__ void convert(const uint32_t (&words)[4], int step, int t, uint32_t (&a)[4]) {
+    const int own = Weight::kZeroPoints ? t : 0;
+    const uint32_t zeros[2] = {zeros_[own][0], zeros_[own][1]};
+    if constexpr (Weight::kTable) {
+      look_up(words[step], shared_ + kGeometry.table_offset() + lane_ * 4, a);
+    } else if constexpr (Weight::kBits == 4) {
+      convert_4_bits<X>(words[step], zeros, a);
+    } else {
+      const uint32_t pair[2] = {words[2 * step], words[2 * step + 1]};
+      convert_8_bits<X, !Weight::kZeroPoints && Weight::kZero == 128>(pair, zeros, a);
+    }
+  }
+
+  // Where a group of this warp's lies among those of the stage.
+  __device__ __forceinline__ int group_place(int t, int block) const {
+    return tile_of(t) * kGroups + warp_k_ * (kWarpK / group_size()) + block * kBlockK / group_size();
+  }
+
+  __device__ __forceinline__ void begin_group(uint32_t stage, int block, int t) {
+#pragma unroll
+    for (int j = 0; j < kTokenBlocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) group_sums(t)[j][i] = 0.0f;
+    }
+    if constexpr (Weight::kZeroPoints) {
+      set_zeros(t, ptx::ld_shared_u32(stage + kZerosOffset + group_place(t, block) * 32 + lane_ / 4 * 4));
+    }
+  }
+
+  __device__ __forceinline__ void set_zeros(int t, uint32_t both) {
+    zeros_[t][0] = subtrahend<X, Weight::kBits>(both & 0xFFFF);
+    zeros_[t][1] = subtrahend<X, Weight::kBits>(both >> 16);
+  }
+
+  __device__ __forceinline__ void end_group(uint32_t stage, int block, int t) {
+    const uint32_t address =
+        stage + kScalesOffset + (group_place(t, block) * 16 + lane_ / 4 * 2) * static_cast<int>(sizeof(Scale));
+    float scales[2];
+    if constexpr (sizeof(Scale) == 4) {
+      uint32_t bits[2];
+      ptx::ld_shared_v2_u32(bits[0], bits[1], address);
+      memcpy(scales, bits, 8);
+    } else {
+      const uint32_t bits = ptx::ld_shared_u32(address);
+      Scale both[2];
+      memcpy(both, &bits, 4);
+      scales[0] = tcgemm::convert<float>(both[0]);
+      scales[1] = tcgemm::convert<float>(both[1]);
+    }
+#pragma unroll
+    for (int j = 0; j < kTokenBlocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums_[t][j][i] += scales[i / 2] * group_sums(t)[j][i];
+    }
+  }
+
+  // Of whole columns there is one of each.
+  __device__ __forceinline__ void load_zeros_of_columns() {
+    if constexpr (Weight::kZeroPoints) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const int32_t tile = first_tile_ + tile_of(t);
+        const auto* zeros = reinterpret_cast<const uint32_t*>(params_.zero_points) + static_cast<int64_t>(tile) * 8;
+        set_zeros(t, tile < params_.tiles ? zeros[lane_ / 4] : 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void scale_columns() {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const int32_t tile = first_tile_ + tile_of(t);
+      if (tile >= params_.tiles) continue;
+      const auto* scales = reinterpret_cast<const Scale*>(params_.scales) + static_cast<int64_t>(tile) * 16;
+#pragma unroll
+      for (int j = 0; j < kTokenBlocks; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums_[t][j][i] *= tcgemm::convert<float>(scales[lane_ / 4 * 2 + i / 2]);
+      }
+    }
+  }
+
+  // Both values of each byte, once for each lane, so that lookups of a warp never meet in a bank.
+  __device__ __forceinline__ void fill_table() {
+    const uint32_t table = shared_ + kGeometry.table_offset();
+#pragma unroll 1
+    for (int word = thread_; word < 256 * 32; word += kThreads) {
+      const int entry = word / 32;
+      const uint32_t both = pair_of<X>(params_.table[entry % 16], params_.table[entry / 16]);
+      ptx::st_shared_f32(table + word * 4, __uint_as_float(both));
+    }
+  }
+
+  // --- sums, once all stages have been read -------------------------------------------------------
+
+  __device__ __forceinline__ uint32_t sum_address(int warp_k, int row, int column) const {
+    return shared_ + ((warp_k * kTile.rows() + row) * kGeometry.sums_pitch() + column) * 4;
+  }
+
+  __device__ __forceinline__ void put_sums() {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int j = 0; j < kTokenBlocks; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = j * 8 + lane_ % 4 * 2 + i % 2, column = tile_of(t) * 16 + lane_ / 4 + i / 2 * 8;
+          ptx::st_shared_f32(sum_address(warp_k_, row, column), sums_[t][j][i]);
+        }
+      }
+    }
+  }
+
+  // Four columns of a row, of all warps of this block.
+  __device__ __forceinline__ float4 sum_of_warps(int row, int column) const {
+    float4 sum = ptx::ld_shared_v4_f32(sum_address(0, row, column));
+#pragma unroll
+    for (int warp = 1; warp < kTile.warps_k; ++warp) {
+      sum = add(sum, ptx::ld_shared_v4_f32(sum_address(warp, row, column)));
+    }
+    return sum;
+  }
+
+  static __device__ __forceinline__ float4 add(float4 x, float4 y) {
+    return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+  }
+
+  static constexpr int kVectors = kTile.columns / 4 / kTile.cluster;  // of a row, that a block of the cluster stores
+
+  __device__ __forceinline__ uint32_t received_address(int rank, int vector) const {
+    return shared_ + kGeometry.received_offset() + rank * kGeometry.share_bytes() + vector * 16;
+  }
+
+  // Each block begins with another one, so that all receive at once.
+  __device__ __forceinline__ void send_sums(uint32_t barrier) const {
+#pragma unroll 1
+    for (int step = 1; step < kTile.cluster; ++step) {
+      const int target = (rank() + step) % kTile.cluster;
+      const uint32_t target_barrier = ptx::mapa(barrier, target);
+#pragma unroll 1
+      for (int vector = thread_; vector < kTile.rows() * kVectors; vector += kThreads) {
+        const int row = vector / kVectors, column = (target * kVectors + vector % kVectors) * 4;
+        const float4 sum = sum_of_warps(row, column);
+        ptx::st_async_v4(ptx::mapa(received_address(rank(), vector), target), sum.x, sum.y, sum.z, sum.w,
+                         target_barrier);
+      }
+    }
+  }
+
+  // In the order of ranks, whichever this block is.
+  __device__ __forceinline__ float4 sum_of_cluster(int vector, float4 own) const {
+    if constexpr (kTile.cluster == 1) return own;
+    float4 sum = rank() == 0 ? own : ptx::ld_shared_v4_f32(received_address(0, vector));
+#pragma unroll
+    for (int i = 1; i < kTile.cluster; ++i) {
+      sum = add(sum, i == rank() ? own : ptx::ld_shared_v4_f32(received_address(i, vector)));
+    }
+    return sum;
+  }
+
+  __device__ __forceinline__ void store() const {
+#pragma unroll 1
+    for (int vector = thread_; vector < kTile.rows() * kVectors; vector += kThreads) {
+      const int row = vector / kVectors, column = (rank() * kVectors + vector % kVectors) * 4;
+      const int64_t m_idx = first_row_ + row, n_idx = first_tile_ * int64_t{16} + column;
+      if (m_idx >= params_.m || n_idx >= params_.n) continue;
+      const float4 sum = sum_of_cluster(vector, sum_of_warps(row, column));
+      const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+      const int64_t place = m_idx * params_.n + n_idx;
+      switch (params_.out) {
+        case FloatType::kF16: store_vectors(values, static_cast<__half*>(params_.d) + place); break;
+        case FloatType::kBF16: store_vectors(values, static_cast<__nv_bfloat16*>(params_.d) + place); break;
+        case FloatType::kF32: store_vectors(values, static_cast<float*>(params_.d) + place); break;
+      }
+    }
+  }
+
+  static constexpr int kTile16 = packed::kTile;
+
+  const Params& params_;
+  const uint32_t shared_;
+  const int thread_, lane_, warp_n_, warp_k_;
+  int32_t first_tile_, first_row_;
+  const uint8_t* values_;  // of this lane in the warp's first tile
+  float sums_[kTiles][kTokenBlocks][4] = {};
+  float part_[kOpenGroups][kTokenBlocks][4];  // of groups
+  // Subtrahends of columns g and g + 8; of all tiles the same where there are no zero points.
+  uint32_t zeros_[kTiles][2] = {
+      {subtrahend<X, Weight::kBits>(Weight::kZero), subtrahend<X, Weight::kBits>(Weight::kZero)}};
+};
+
+template <typename Config, typename Weight, typename X>
+__global__ void __launch_bounds__(Config::kTile.threads(), Block<Config, Weight, X>::kGeometry.blocks_per_sm())
+    kernel(const __grid_constant__ Params params) {
+#if __CUDA_ARCH__ >= 800
+  extern __shared__ __align__(128) uint8_t shared_memory[];
+  Block<Config, Weight, X>(params, ptx::shared_base_address(shared_memory)).run();
+#else
+  __trap();  // cp.async and this mma shape begin with sm_80.
+#endif
+}
+
+}  // namespace tcgemm::packed

@@ -1,0 +1,63 @@
+// One launch of a product with a packed weight.
+#include "core/cuda_status.h"
+#include "core/extent.h"
+#include "kernels/packed/launch.h"
+#include "kernels/packed/params.cuh"
+
+namespace tcgemm::packed {
+namespace {
+
+FloatType float_type(DType dtype) {
+  return dtype == DType::kF16 ? FloatType::kF16 : dtype == DType::kBF16 ? FloatType::kBF16 : FloatType::kF32;
+}
+
+}  // namespace
+
+int64_t num_blocks(const PackedProblem& p, const Tile& tile) {
+  return ceil_div(p.n, tile.columns) * ceil_div(p.m, tile.rows()) * tile.cluster;
+}
+
+Status launch(const Call& call) {
+  const PackedProblem& p = *call.problem;
+  const PackedBuffers& buffers = call.buffers;
+  const Tile& tile = call.geometry.tile;
+  Params params{};
+  params.x = buffers.x;
+  params.values = static_cast<const uint8_t*>(buffers.values);
+  params.scales = static_cast<const uint8_t*>(buffers.scales);
+  params.zero_points = static_cast<const uint8_t*>(buffers.zero_points);
+  params.table = buffers.table;
+  params.d = buffers.d;
+  params.m = static_cast<int32_t>(p.m);
+  params.n = static_cast<int32_t>(p.n);
+  params.k = static_cast<int32_t>(p.k);
+  params.tiles = static_cast<int32_t>(p.tiles());
+  params.pieces = static_cast<int32_t>(p.pieces());
+  params.groups = static_cast<int32_t>(p.groups());
+  params.row_blocks = static_cast<int32_t>(ceil_div(p.m, tile.rows()));
+  params.num_stages = static_cast<int32_t>(ceil_div(p.k, tile.stage_k()));
+  params.out = float_type(p.out);
+
+  const auto function = reinterpret_cast<void (*)(Params)>(const_cast<void*>(call.kernel->function()));
+  const int shared_bytes = call.geometry.shared_bytes();
+  const char* const name = "packed kernel";
+  if (Status s =
+          cuda_status(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
+      !s.is_ok()) {
+    return s;
+  }
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = tile.cluster;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(num_blocks(p, tile)));
+  config.blockDim = dim3(tile.threads());
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = call.stream;
+  config.attrs = &cluster;
+  config.numAttrs = tile.cluster > 1 ? 1 : 0;
+  return cuda_status(cudaLaunchKernelEx(&config, function, params), name);
+}
+
+}  // namespace tcgemm::packed

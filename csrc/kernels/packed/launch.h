@@ -1,0 +1,29 @@
+// What passes between the implementation (packed.cc) and the launcher (launch.cu).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/packed_problem.h"
+#include "kernels/common/kernel.h"
+#include "kernels/packed/geometry.h"
+
+namespace tcgemm::packed {
+
+struct Call {
+  Kernel* kernel;
+  Geometry geometry;
+  const PackedProblem* problem;
+  PackedBuffers buffers;
+  cudaStream_t stream;
+};
+
+// Blocks of a launch.
+int64_t num_blocks(const PackedProblem& p, const Tile& tile);
+
+// Launches call.kernel, which is of call.geometry.
+Status launch(const Call& call);
+
+// Writes the weight of a problem of that form.
+Status launch_weight(const PackedProblem& p, const PackedBuffers& buffers, cudaStream_t stream);
+
+}  // namespace tcgemm::packed

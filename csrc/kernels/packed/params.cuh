@@ -1,0 +1,23 @@
+// What a launch tells the kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "tile/numeric.cuh"
+
+namespace tcgemm::packed {
+
+struct Params {
+  const void* x;
+  const uint8_t* values;
+  const uint8_t* scales;
+  const uint8_t* zero_points;
+  const float* table;
+  void* d;
+  int32_t m, n, k;
+  int32_t tiles, pieces, groups;
+  int32_t row_blocks, num_stages;
+  FloatType out;
+};
+
+}  // namespace tcgemm::packed

@@ -1,0 +1,103 @@
+// From bits of a packed weight to fragments of the instruction's A, in registers.
+//
+// A word has a step's eight integers: of the rows g and g + 8 of A (r = 0, 1), of both halves of its 16 columns
+// (h = 0, 1), two neighbours (e = 0, 1). The pair p = 2h + r is A's register p.
+//
+//   4 bits   pair p at bits 4p and 16 + 4p; of a table at bits 8p and 8p + 4
+//   8 bits   a word for each h: pair r at bits 8r and 16 + 8r
+//
+// An unsigned integer u becomes a float without conversion: in the low bits of 128 (bf16) or 1024 (f16) it is
+// 128 + u, of which 128 + zero is subtracted, exactly.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "ptx/bits.cuh"
+#include "ptx/shared_memory.cuh"
+
+namespace tcgemm::packed {
+
+template <typename X>
+using Pair = std::conditional_t<std::is_same_v<X, __half>, __half2, __nv_bfloat162>;
+
+template <typename X>
+__device__ __forceinline__ uint32_t subtract(uint32_t x, uint32_t y) {
+  Pair<X> a, b;
+  memcpy(&a, &x, 4);
+  memcpy(&b, &y, 4);
+  const Pair<X> difference = __hsub2(a, b);
+  uint32_t bits;
+  memcpy(&bits, &difference, 4);
+  return bits;
+}
+
+// What is subtracted from a pair of one column, of which `zero` is the zero as it is stored.
+template <typename X, int kBits>
+__device__ __forceinline__ uint32_t subtrahend(uint32_t zero) {
+  if constexpr (std::is_same_v<X, __half>) {
+    return (0x6400u + zero) * 0x10001u;
+  } else if constexpr (kBits == 4) {
+    return (0x4300u + zero) * 0x10001u;
+  } else {
+    // Of u - 128, which is what is made of eight bits.
+    const __nv_bfloat162 pair = __float2bfloat162_rn(static_cast<float>(static_cast<int32_t>(zero) - 128));
+    uint32_t bits;
+    memcpy(&bits, &pair, 4);
+    return bits;
+  }
+}
+
+// Four pairs of integers of 4 bits; subtrahends of columns g and g + 8.
+template <typename X>
+__device__ __forceinline__ void convert_4_bits(uint32_t word, const uint32_t (&zeros)[2], uint32_t (&a)[4]) {
+  constexpr uint32_t kMagic = std::is_same_v<X, __half> ? 0x64006400u : 0x43004300u;
+#pragma unroll
+  for (int p = 0; p < 4; ++p) a[p] = subtract<X>(ptx::lop3_and_or(word >> 4 * p, 0x000F000Fu, kMagic), zeros[p % 2]);
+}
+
+// Four pairs of integers of 8 bits. kIsMiddle: all zeros are 128.
+template <typename X, bool kIsMiddle>
+__device__ __forceinline__ void convert_8_bits(const uint32_t (&words)[2], const uint32_t (&zeros)[2],
+                                               uint32_t (&a)[4]) {
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    const uint32_t word = words[p / 2];
+    if constexpr (std::is_same_v<X, __half>) {
+      a[p] = subtract<X>(__byte_perm(word, 0x64646464u, p % 2 == 0 ? 0x4240 : 0x4341), zeros[p % 2]);
+    } else {
+      // bf16 has seven of the bits: 128 + (u & 127), of which 128 or, where the eighth is 0, 256 is subtracted.
+      const uint32_t pair = word >> 8 * (p % 2);
+      a[p] = subtract<X>(ptx::lop3_and_or(pair, 0x007F007Fu, 0x43004300u),
+                         ptx::lop3_not_and_or(pair, 0x00800080u, 0x43004300u));
+      if constexpr (!kIsMiddle) a[p] = subtract<X>(a[p], zeros[p % 2]);
+    }
+  }
+}
+
+// Four pairs of a table; `table` is the address of this lane's column of it, whose entries are 128 bytes apart.
+__device__ __forceinline__ void look_up(uint32_t word, uint32_t table, uint32_t (&a)[4]) {
+  a[0] = ptx::ld_shared_u32(table + (word << 7 & 0x7F80u));
+  a[1] = ptx::ld_shared_u32(table + (word >> 1 & 0x7F80u));
+  a[2] = ptx::ld_shared_u32(table + (word >> 9 & 0x7F80u));
+  a[3] = ptx::ld_shared_u32(table + (word >> 17 & 0x7F80u));
+}
+
+template <typename X>
+__device__ __forceinline__ uint32_t pair_of(float low, float high) {
+  Pair<X> pair;
+  if constexpr (std::is_same_v<X, __half>) {
+    pair = __floats2half2_rn(low, high);
+  } else {
+    pair = __floats2bfloat162_rn(low, high);
+  }
+  uint32_t bits;
+  memcpy(&bits, &pair, 4);
+  return bits;
+}
+
+}  // namespace tcgemm::packed

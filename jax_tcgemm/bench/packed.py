@@ -1,0 +1,105 @@
+"""Workloads of products with packed weights.
+
+A group has these keys::
+
+    m, n, k, bits, group      0: scales of whole columns; each may be a list
+    configs                   of the kernel, to be measured by name, too; none where it is left out
+
+`auto` is `matmul` by a packed weight, `xla` what one writes without: integers of the same bits,
+converted, scaled and multiplied under jit, and `plain` our product of the same weight in x's dtype.
+The least time is that of the bytes: of x, of the packed weight, and of the result.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+
+import jax_tcgemm
+from jax_tcgemm.bench import reference
+from jax_tcgemm.bench.suites import DTYPES
+from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
+
+
+def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
+    """The workloads of one group; see the module's documentation.
+
+    Raises:
+      ValueError: for an unknown key or number of bits.
+    """
+    keys = ("m", "n", "k", "bits", "group")
+    check_keys(f"a group of {suite}", group, ("name", "configs", *keys))
+    for m, n, k, bits, size in itertools.product(*(listed(group[key]) for key in keys)):
+        check_value("bits", bits, (4, 8))
+        label, configs = group.get("name", ""), group.get("configs", [])
+        yield _workload(suite, label, dtype, m, n, k, bits, size, configs)
+
+
+def _workload(suite, label, dtype, m, n, k, bits, size, configs) -> Workload:
+    element_type = DTYPES[dtype][0]
+    qtype, size = f"int{bits}", size or k
+
+    def pack(q, scale):
+        return jax_tcgemm.pack_weights(q, scale, group_size=size, dtype=qtype)
+
+    q_type = jax.ShapeDtypeStruct((k, n), qtype)
+    scale_type = jax.ShapeDtypeStruct((k // size, n), element_type)
+    example = jax.eval_shape(pack, q_type, scale_type)
+    operands = (
+        jax.ShapeDtypeStruct((m, k), element_type),
+        *jax.tree.leaves(example),
+        q_type,
+        scale_type,
+        jax.ShapeDtypeStruct((k, n), element_type),
+    )
+
+    def draw(key):
+        of_x, of_q, of_scale = jax.random.split(key, 3)
+        x = reference.random(of_x, (m, k), element_type)
+        q = jax.random.randint(of_q, (k, n), -(2 ** (bits - 1)), 2 ** (bits - 1), jnp.int8)
+        scale = jax.random.uniform(of_scale, scale_type.shape, jnp.float32, 0.5, 1.5)
+        scale = (scale * k**-0.5 / 2 ** (bits - 2)).astype(element_type)
+        packed = jax.jit(pack)(q, scale)
+        w = jax.jit(packed.dequantize, static_argnums=0)(element_type)
+        return x, *jax.tree.leaves(packed), q.astype(qtype), scale, w
+
+    def packed_of(values, scales):
+        return jax.tree.unflatten(jax.tree.structure(example), (values, scales))
+
+    def ours(x, values, scales, *_, **how):
+        return jax_tcgemm.matmul(x, packed_of(values, scales), **how)
+
+    def by_xla(x, values, scales, q, scale, w):
+        wide = q.astype(x.dtype).reshape(k // size, size, n) * scale[:, None]
+        return jnp.matmul(x, wide.reshape(k, n))
+
+    def exact(x, values, scales, q, scale, w):
+        bytes_of = (each.astype(jnp.uint8) for each in (values, scales))
+        return jnp.matmul(x, packed_of(*bytes_of).dequantize(x.dtype), precision="highest")
+
+    sizes = {"m": m, "n": n, "k": k, "bits": bits, "group": size}
+    packed_bytes = sum(x.size for x in jax.tree.leaves(example))
+    return Workload(
+        suite=suite,
+        label=label,
+        dtype=dtype,
+        shape=f"{m}×{n}×{k} {qtype} in groups of {size}",
+        sizes=sizes,
+        operands=operands,
+        ours={"auto": ours}
+        | {
+            config: functools.partial(ours, implementation="packed", config=config)
+            for config in configs
+        },
+        peers={"xla": by_xla, "plain": lambda x, *rest: jax_tcgemm.matmul(x, rest[-1])},
+        reference=exact,
+        # The weight is rounded, at most, and the result.
+        tolerance=2 * float(jnp.finfo(element_type).eps) + 1e-4,
+        flops=2 * m * n * k,
+        bytes=packed_bytes + 2 * m * (k + n),
+        draw=draw,
+    )

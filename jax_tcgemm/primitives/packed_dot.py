@@ -1,0 +1,216 @@
+"""The primitive `tcgemm_packed_dot`: rows times a packed weight.
+
+    out[..., tile, i] = sum over k of x[..., k] * w[k, 16 * tile + i]
+
+operands: x (..., k) of float16 or bfloat16 and the arrays of a packed weight, values, scales and,
+where there are such, zero_points (problem/packed_weight.py). Columns are in tiles, which is how
+devices divide them. It is linear in x; the weight is bytes, and has no derivatives.
+
+Parameters, all static: op (for messages), format (of the weight), dtype (of the result),
+implementation and config.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_tcgemm import selection
+from jax_tcgemm.device import packed as device_packed
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives import lowering
+from jax_tcgemm.primitives.packed_weight import (
+    arrays_of,
+    division_of_weight,
+    problem_of,
+    rows_of_weight,
+    weight_of,
+)
+from jax_tcgemm.primitives.rules import as_cotangent, same_varying
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES
+from jax_tcgemm.problem.packed_weight import TILE, PackedWeight
+from jax_tcgemm.sharding import partitioning, shardings
+from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xla, zero_tangent
+
+# Of more, the weight is written as an array once, and multiplied by the kernels of plain products:
+# the kernel of few reads and converts all of it for every 32.
+MOST_ROWS = 128
+
+packed_dot_p = core.Primitive("tcgemm_packed_dot")
+
+
+def packed_dot(
+    x, w: PackedWeight, *, op: str, dtype, implementation: str | None = None, config=None
+) -> jax.Array:
+    """The product of rows and a packed weight.
+
+    Args:
+      x: of shape (..., k), of float16 or bfloat16, its columns in the order of the packed rows.
+      w: one weight.
+      op: the public function, for messages.
+      dtype: of the result.
+      implementation: a checked name, or None.
+      config: a checked name, or None.
+
+    Returns:
+      An array of shape (..., *w.shape[1:]).
+    """
+    form = w.format
+    params = {"op": op, "format": form, "dtype": np.dtype(dtype)}
+    asked = {"implementation": implementation, "config": config}
+    out = _product(x, *arrays_of(w), **params, **asked)
+    out = out.reshape(*x.shape[:-1], out.shape[-2] * TILE)
+    if out.shape[-1] != form.n:
+        out = lax.slice_in_dim(out, 0, form.n, axis=-1)
+    return out.reshape(*x.shape[:-1], *form.shape[1:])
+
+
+def _product(x, *weight, **params):
+    """By the primitive, or, of many rows that nothing is asked of, a plain product."""
+    rows = math.prod(x.shape[:-1])
+    if params["implementation"] is None and isinstance(rows, int) and rows > MOST_ROWS:
+        w = weight_of(weight, params["format"])
+        w = rows_of_weight(w, op=params["op"], dtype=x.dtype)
+        out = plain.dot_general(
+            x,
+            w,
+            op=params["op"],
+            dimension_numbers=(((x.ndim - 1,), (1,)), ((), ())),
+            preferred_element_type=params["dtype"],
+        )
+        return out.reshape(*x.shape[:-1], w.shape[0] // TILE, TILE)
+    return packed_dot_p.bind(*same_varying(x, *weight), **params)
+
+
+# --- typing -------------------------------------------------------------------------------------
+
+
+def _abstract_eval(x, values, *others, **params):
+    shape = (*x.shape[:-1], values.shape[0], TILE)
+    spec = (*x.sharding.spec.partitions[:-1], values.sharding.spec.partitions[0], None)
+    mesh = x.sharding.mesh if values.sharding.mesh.empty else values.sharding.mesh
+    out = like(x, shape, params["dtype"], NamedSharding(mesh, PartitionSpec(*spec)))
+    lowering.expect(device_packed.make_plan, product_of, x, values, *others, out, params)
+    return out
+
+
+packed_dot_p.def_impl(functools.partial(xla.apply_primitive, packed_dot_p))
+packed_dot_p.def_abstract_eval(_abstract_eval)
+
+
+# --- batching -----------------------------------------------------------------------------------
+
+
+def _batch(axis_data, args, dims, **params):
+    """Rows of all entries together; weights that are mapped, too, one after the other."""
+    del axis_data
+    if all(dim is None for dim in dims):
+        return packed_dot_p.bind(*args, **params), None
+    (x, *weight), (x_dim, *weight_dims) = args, dims
+    if all(dim is None for dim in weight_dims):
+        return _product(jnp.moveaxis(x, x_dim, 0), *weight, **params), 0
+    moved = [
+        x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)
+    ]
+    mapped = [x for x, dim in zip(moved, dims, strict=True) if dim is not None]
+
+    def of_entry(own):
+        rest = iter(own)
+        operands = [x if dim is None else next(rest) for x, dim in zip(moved, dims, strict=True)]
+        return _product(*operands, **params)
+
+    return lax.map(of_entry, mapped), 0
+
+
+batching.fancy_primitive_batchers[packed_dot_p] = _batch
+
+
+# --- differentiation ----------------------------------------------------------------------------
+
+
+def _jvp(primals, tangents, **params):
+    out = packed_dot_p.bind(*primals, **params)
+    if type(tangents[0]) is ad.Zero:
+        return out, zero_tangent(out)
+    return out, packed_dot_p.bind(*same_varying(tangents[0], *primals[1:]), **params)
+
+
+def _transpose(ct, x, *weight, op, format, implementation, **params):
+    """The cotangent of x is a product with the weight, dequantised."""
+    del params
+    nothing = [None] * len(weight)
+    if type(ct) is ad.Zero:
+        return [ad.Zero(x.aval), *nothing]
+    w = rows_of_weight(weight_of(weight, format), op=op, dtype=x.aval.dtype)
+    ct = ct.reshape(*ct.shape[:-2], w.shape[0]).astype(x.aval.dtype)
+    x_bar = plain.dot_general(
+        ct,
+        w,
+        op=op,
+        dimension_numbers=(((ct.ndim - 1,), (0,)), ((), ())),
+        preferred_element_type=x.aval.dtype,
+        out_sharding=shardings.of_cotangent(x.aval),
+        implementation=selection.XLA if implementation == selection.XLA else None,
+    )
+    return [as_cotangent(x_bar, x.aval), *nothing]
+
+
+def _series(primals, series, **params):
+    terms = [primals[0], *series[0]]
+    out, *rest = [packed_dot_p.bind(term, *primals[1:], **params) for term in terms]
+    return out, rest
+
+
+ad.primitive_jvps[packed_dot_p] = _jvp
+ad.primitive_transposes[packed_dot_p] = _transpose
+register_jet(packed_dot_p, _series)
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+def product_of(x, values, *others_and_params) -> device_packed.Request:
+    """What one call of the primitive says, from the types of its operands and result."""
+    *others, out, params = others_and_params
+    own = {"form": "product", "m": math.prod(x.shape[:-1])}
+    own |= {"in_dtype": DTYPE_NAMES[np.dtype(x.dtype)]}
+    own |= {"out_dtype": DTYPE_NAMES[np.dtype(out.dtype)]}
+    problem = problem_of(values, len(others) == 2, params["format"], **own)
+    return device_packed.Request(params["op"], problem, params["implementation"], params["config"])
+
+
+def division_of(x, *weight_and_params) -> partitioning.Division:
+    """How a call may be divided over devices: along rows, and along tiles of columns."""
+    *weight, params = weight_and_params
+    rows = tuple(f"m{axis}" for axis in range(x.ndim - 1))
+    names = division_of_weight(weight)
+    return partitioning.Division(
+        operands=((*rows, "k"), *names),
+        results=((*rows, "tile", "column"),),
+        call=lambda *operands: (packed_dot_p.bind(*operands, **params),),
+        whole=("k", *(name for own in names for name in own[1:])),
+    )
+
+
+def _lower(ctx, *args, device, obstacle, **params):
+    request = product_of(*ctx.avals_in, *ctx.avals_out, params)
+    plan = device_packed.make_plan(request, device, obstacle)
+    # What XLA runs, it also partitions, but for explicit axes.
+    is_ours = plan.choice.implementation != selection.XLA
+    is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)
+    if is_explicit or (is_ours and partitioning.is_divided(ctx)):
+        return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
+
+    def on_device(x, *weight):
+        w = weight_of(weight, params["format"])
+        return (device_packed.product(x, w, params["dtype"], plan),)
+
+    return partitioning.lower_on_device(ctx, on_device, *args)
+
+
+lowering.register(packed_dot_p, _lower)

@@ -1,0 +1,159 @@
+"""The primitive `tcgemm_packed_weight`: a packed weight as an array, transposed.
+
+    out[tile, i, k] = w[k, 16 * tile + i]
+
+operands: the arrays of a packed weight, values, scales and, where there are such, zero_points
+(problem/packed_weight.py). It has no derivatives, for these are bytes.
+
+Parameters, all static: op (for messages), format (of the weight) and dtype (of the result).
+"""
+
+import functools
+
+import jax
+import numpy as np
+from jax.extend import core
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_tcgemm import selection
+from jax_tcgemm.device import packed as device_packed
+from jax_tcgemm.primitives import lowering
+from jax_tcgemm.primitives.rules import same_varying
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES
+from jax_tcgemm.problem.packed import PackedProblem
+from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight, dequantized
+from jax_tcgemm.sharding import partitioning
+from jax_tcgemm.system.jax_internals import ad, batching, like, xla, zero_tangent
+
+packed_weight_p = core.Primitive("tcgemm_packed_weight")
+
+
+def rows_of_weight(w: PackedWeight, *, op: str, dtype) -> jax.Array:
+    """The weight as an array of shape (n, k), with the columns that fill up the last tile."""
+    params = {"op": op, "format": w.format, "dtype": np.dtype(dtype)}
+    out = packed_weight_p.bind(*same_varying(*arrays_of(w)), **params)
+    return out.reshape(out.shape[0] * TILE, w.format.k)
+
+
+def arrays_of(w: PackedWeight) -> tuple[jax.Array, ...]:
+    """What primitives take of a weight."""
+    return (w.values, w.scales) + ((w.zero_points,) if w.zero_points is not None else ())
+
+
+def weight_of(arrays, form: PackedFormat) -> PackedWeight:
+    """The weight of which a primitive was given these."""
+    values, scales, *zero_points = arrays
+    return PackedWeight(values, scales, zero_points[0] if zero_points else None, None, form)
+
+
+def problem_of(values, has_zeros: bool, packed: PackedFormat, **own) -> PackedProblem:
+    """What is the same of every problem with a weight; `own` are the fields that are not."""
+    is_table = packed.table is not None
+    return PackedProblem(
+        n=values.shape[0] * TILE,
+        k=packed.k,
+        group_size=packed.group_size,
+        bits=packed.coding.bits,
+        zero=0 if has_zeros or is_table else packed.coding.offset,
+        zero_points=has_zeros,
+        table=is_table,
+        scale=DTYPE_NAMES[np.dtype(packed.scale_dtype)],
+        **own,
+    )
+
+
+def division_of_weight(arrays) -> tuple[tuple[str, ...], ...]:
+    """The names of the dimensions of a weight's arrays: devices divide tiles of columns."""
+    return tuple(("tile", f"outer{i}", f"inner{i}") for i in range(len(arrays)))
+
+
+# --- typing -------------------------------------------------------------------------------------
+
+
+def _abstract_eval(values, *others, **params):
+    del others
+    shape = (values.shape[0], TILE, params["format"].k)
+    spec = PartitionSpec(values.sharding.spec.partitions[0], None, None)
+    return like(values, shape, params["dtype"], NamedSharding(values.sharding.mesh, spec))
+
+
+packed_weight_p.def_impl(functools.partial(xla.apply_primitive, packed_weight_p))
+packed_weight_p.def_abstract_eval(_abstract_eval)
+
+
+# --- batching -----------------------------------------------------------------------------------
+
+
+def _batch(axis_data, args, dims, *, op, format, dtype):
+    """Several at once are XLA's."""
+    del axis_data
+    if all(dim is None for dim in dims):
+        return packed_weight_p.bind(*args, op=op, format=format, dtype=dtype), None
+
+    def of_one(*arrays):
+        rows = dequantized(weight_of(arrays, format), dtype).T
+        return rows.reshape(-1, TILE, format.k)
+
+    return jax.vmap(of_one, dims)(*args), 0
+
+
+batching.fancy_primitive_batchers[packed_weight_p] = _batch
+
+
+# --- differentiation ----------------------------------------------------------------------------
+
+
+def _jvp(primals, tangents, **params):
+    del tangents
+    out = packed_weight_p.bind(*primals, **params)
+    return out, zero_tangent(out)
+
+
+ad.primitive_jvps[packed_weight_p] = _jvp
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+def product_of(values, *others_and_params) -> device_packed.Request:
+    """What one call of the primitive says, from the types of its operands and result."""
+    *others, out, params = others_and_params
+    dtype = np.dtype(out.dtype)
+    if dtype not in (np.dtype("float16"), np.dtype("bfloat16")):
+        return device_packed.Request(params["op"], f"weights of {dtype} are XLA's")
+    own = {"form": "weight", "m": 0}
+    own |= dict.fromkeys(("in_dtype", "out_dtype"), DTYPE_NAMES[dtype])
+    problem = problem_of(values, len(others) == 2, params["format"], **own)
+    return device_packed.Request(params["op"], problem)
+
+
+def division_of(*arrays_and_params) -> partitioning.Division:
+    """How a call may be divided over devices: along tiles of columns."""
+    *arrays, params = arrays_and_params
+    names = division_of_weight(arrays)
+    return partitioning.Division(
+        operands=names,
+        results=(("tile", "column", "k"),),
+        call=lambda *arrays: (packed_weight_p.bind(*arrays, **params),),
+        whole=tuple(name for own in names for name in own[1:]),
+    )
+
+
+def _lower(ctx, *args, device, obstacle, **params):
+    plan = device_packed.make_plan(
+        product_of(*ctx.avals_in, *ctx.avals_out, params), device, obstacle
+    )
+    # What XLA runs, it also partitions, but for explicit axes.
+    is_ours = plan.choice.implementation != selection.XLA
+    is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)
+    if is_explicit or (is_ours and partitioning.is_divided(ctx)):
+        return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
+
+    def on_device(*arrays):
+        w = weight_of(arrays, params["format"])
+        return (device_packed.weight(w, params["dtype"], plan),)
+
+    return partitioning.lower_on_device(ctx, on_device, *args)
+
+
+lowering.register(packed_weight_p, _lower)

@@ -1,0 +1,306 @@
+"""Packed weights: integers of 4 or 8 bits in the order in which a kernel reads them.
+
+A weight of shape (k, n), whose elements are (u - zero) * scale with unsigned u, lies in memory as
+
+    values       (tiles, pieces, 512)    16 columns, and 64 rows of 4 bits or 32 rows of 8 bits
+    scales       (tiles, groups, 16 * bytes)
+    zero_points  (tiles, groups, 32)     int16
+
+of bytes. A piece is what a warp multiplies from registers: 16 bytes for each lane, its own elements
+of A in `mma.m16n8k16` of the transposed product. In a block of 32 rows lane 4g + c has the rows
+8c to 8c + 7, so that of x it reads 16 bytes at a time, and of the columns g and g + 8:
+
+    row     64 chunk + 32 b + 8 c + 4 s + 2 h + e     step s of block b, half h of A, element e
+    column  16 tile + 8 r + g                         r tells rows g and g + 8 of A apart
+
+csrc/kernels/packed has the other side.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+VERSION = 1
+TILE = 16
+PIECE_BYTES = 512
+# Rows are filled up to this many.
+CHUNK = 64
+GROUP_SIZES = (32, 64, 128)
+SCALE_DTYPES = ("bfloat16", "float16", "float32")
+
+# Values of NF4, as QLoRA defines them (Dettmers et al., appendix E).
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+
+
+class Coding(NamedTuple):
+    """How integers are stored: in so many bits, plus an offset that makes them unsigned."""
+
+    bits: int
+    offset: int
+
+    @property
+    def least(self) -> int:
+        """The smallest integer."""
+        return -self.offset
+
+    @property
+    def largest(self) -> int:
+        """The largest integer."""
+        return 2**self.bits - 1 - self.offset
+
+
+CODINGS = {
+    "int4": Coding(4, 8),
+    "uint4": Coding(4, 0),
+    "int8": Coding(8, 128),
+    "uint8": Coding(8, 0),
+    "table": Coding(4, 0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedFormat:
+    """What is static of a packed weight.
+
+    Attributes:
+      shape: (k, ...), of the weight.
+      group_size: rows that share a scale; k for whole columns.
+      qtype: "int4", "uint4", "int8", "uint8" or "table".
+      scale_dtype: of the scales, by name.
+      table: the 16 values that a table's integers stand for, else None.
+      version: of the order in which all that lies in memory.
+    """
+
+    shape: tuple[int, ...]
+    group_size: int
+    qtype: str
+    scale_dtype: str
+    table: tuple[float, ...] | None = None
+    version: int = VERSION
+
+    @property
+    def coding(self) -> Coding:
+        """How integers are stored."""
+        return CODINGS[self.qtype]
+
+    @property
+    def k(self) -> int:
+        """Rows."""
+        return self.shape[0]
+
+    @property
+    def n(self) -> int:
+        """Columns."""
+        return math.prod(self.shape[1:])
+
+    @property
+    def groups(self) -> int:
+        """Scales of a column."""
+        return max(self.k // max(self.group_size, 1), 1)
+
+    def shapes(self, has_zero_points: bool) -> dict[str, tuple[int, ...]]:
+        """Those of the arrays of bytes."""
+        tiles = -(-self.n // TILE)
+        pieces = -(-self.k // CHUNK) * (self.coding.bits // 4)
+        scale_bytes = TILE * jnp.dtype(self.scale_dtype).itemsize
+        shapes = {
+            "values": (tiles, pieces, PIECE_BYTES),
+            "scales": (tiles, self.groups, scale_bytes),
+        }
+        return shapes | ({"zero_points": (tiles, self.groups, 32)} if has_zero_points else {})
+
+
+class Unpacked(NamedTuple):
+    """What `pack_weights` was given: integers as int8 or uint8, the others as they were."""
+
+    q: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array | None
+    g_idx: jax.Array | None
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("values", "scales", "zero_points", "order"),
+    meta_fields=("format",),
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A weight of few bits, as `pack_weights` makes it, in the order in which a kernel reads it.
+
+    It is a pytree of bytes, so that nothing converts it by mistake, and has no derivatives:
+    `jax.grad(..., allow_int=True)` gives float0 for it. Several of one format can be stacked, and
+    mapped by `jax.vmap` or taken one by one by `jax.lax.scan`.
+
+    Attributes:
+      values: the integers; see jax_tcgemm/problem/packed_weight.py for the order.
+      scales: bytes of the scales.
+      zero_points: bytes of the zero points, or None.
+      order: None, or the row of the weight that each packed row is, where groups are not of
+        neighbours.
+      format: all that is static.
+    """
+
+    values: jax.Array
+    scales: jax.Array
+    zero_points: jax.Array | None
+    order: jax.Array | None
+    format: PackedFormat
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the weight, (k, ...), after the dimensions along which several are stacked."""
+        return (*self.values.shape[:-3], *self.format.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of its dimensions."""
+        return len(self.shape)
+
+    @property
+    def dtype(self):
+        """That of its scales."""
+        return jnp.dtype(self.format.scale_dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return sum(x.nbytes for x in jax.tree.leaves(self))
+
+    def unpack(self) -> Unpacked:
+        """What `pack_weights` was given."""
+        return _mapped(_unpacked, self)
+
+    def dequantize(self, dtype=None) -> jax.Array:
+        """The weight as an array, computed in float32 and rounded once.
+
+        Args:
+          dtype: of the array; None takes that of the scales.
+        """
+        dtype = self.dtype if dtype is None else jnp.dtype(dtype)
+        return _mapped(lambda w: _in_order(dequantized(w, dtype), w).reshape(w.format.shape), self)
+
+
+def _mapped(f, w: PackedWeight):
+    for _ in range(w.values.ndim - 3):
+        f = jax.vmap(f)
+    return f(w)
+
+
+# --- packing ------------------------------------------------------------------------------------
+
+
+def packed(q, scale, zero_point, order, form: PackedFormat) -> PackedWeight:
+    """Packs checked arrays of shapes (k, n) and (groups, n)."""
+    offset = form.coding.offset
+    if order is not None:
+        q = q[order]
+    u = (q.astype(jnp.int32) + offset).astype(jnp.uint8)
+    zero_points = None
+    if zero_point is not None:
+        zero_points = _packed_factors((zero_point.astype(jnp.int32) + offset).astype(jnp.int16))
+    return PackedWeight(_packed_values(u, form), _packed_factors(scale), zero_points, order, form)
+
+
+def _packed_values(u, form: PackedFormat):
+    tiles, pieces, _ = form.shapes(False)["values"]
+    chunks = -(-form.k // CHUNK)
+    u = jnp.pad(u, ((0, chunks * CHUNK - form.k), (0, tiles * TILE - form.n)))
+    u = u.reshape(chunks, 2, 4, 2, 2, 2, tiles, 2, 8)
+    chunk, b, c, s, h, e, tile, r, g = range(9)
+    if form.coding.bits == 4:
+        # A word is a step; its nibbles are pairs of a0 to a3, apart by 16 bits, which are converted
+        # together, or of a table side by side, as which they are looked up.
+        nibbles = (h, r, e) if form.table is not None else (e, h, r)
+        u = jnp.transpose(u, (tile, chunk, g, c, b, s, *nibbles))
+        u = u[..., 0] | u[..., 1] << 4
+    else:
+        u = jnp.transpose(u, (tile, chunk, b, g, c, s, h, e, r))
+    return u.reshape(tiles, pieces, PIECE_BYTES)
+
+
+def _packed_factors(x):
+    """Of groups of columns: those of columns g and g + 8 side by side."""
+    groups, n = x.shape
+    tiles = -(-n // TILE)
+    x = jnp.pad(x, ((0, 0), (0, tiles * TILE - n))).reshape(groups, tiles, 2, 8)
+    x = jnp.transpose(x, (1, 0, 3, 2))
+    return lax.bitcast_convert_type(x, jnp.uint8).reshape(tiles, groups, -1)
+
+
+# --- unpacking ----------------------------------------------------------------------------------
+
+
+def integers(values, form: PackedFormat) -> jax.Array:
+    """The unsigned integers, of shape (k, tiles * 16)."""
+    tiles, chunks = values.shape[0], -(-form.k // CHUNK)
+    if form.coding.bits == 4:
+        u = jnp.stack((values & 15, values >> 4), -1).reshape(tiles, chunks, 8, 4, 2, 2, 2, 2, 2)
+        tile, chunk, g, c, b, s, *nibbles = range(9)
+        h, r, e = nibbles if form.table is not None else (*nibbles[1:], nibbles[0])
+    else:
+        u = values.reshape(tiles, chunks, 2, 8, 4, 2, 2, 2, 2)
+        tile, chunk, b, g, c, s, h, e, r = range(9)
+    u = jnp.transpose(u, (chunk, b, c, s, h, e, tile, r, g))
+    # Tiles may be divided over devices: one reshape for each dimension.
+    u = u.reshape(chunks * CHUNK, tiles, 2, 8)[: form.k]
+    return u.reshape(form.k, tiles * TILE)
+
+
+def factors(x, dtype) -> jax.Array:
+    """Scales or zero points, of shape (groups, tiles * 16)."""
+    tiles, groups, num_bytes = x.shape
+    size = num_bytes // TILE
+    x = lax.bitcast_convert_type(x.reshape(tiles, groups, 8, 2, size), dtype)
+    return jnp.transpose(x, (1, 0, 3, 2)).reshape(groups, tiles * TILE)
+
+
+def dequantized(w: PackedWeight, dtype) -> jax.Array:
+    """The array of shape (k, tiles * 16), its rows as they are packed."""
+    form = w.format
+    u, scale = integers(w.values, form), factors(w.scales, w.dtype).astype(jnp.float32)
+    if form.table is not None:
+        value = jnp.asarray(np.array(form.table, np.float32))[u]
+    else:
+        value = u.astype(jnp.float32)
+    groups, n = scale.shape
+    value = value.reshape(groups, -1, n)
+    if w.zero_points is not None:
+        value -= factors(w.zero_points, jnp.int16).astype(jnp.float32)[:, None]
+    elif form.table is None:
+        value -= form.coding.offset
+    return (value * scale[:, None]).astype(dtype).reshape(form.k, n)
+
+
+def _in_order(rows, w: PackedWeight):
+    """Rows as they were, without columns that fill up."""
+    rows = rows[:, : w.format.n]
+    return rows if w.order is None else jnp.zeros_like(rows).at[w.order].set(rows)
+
+
+def _unpacked(w: PackedWeight) -> Unpacked:
+    form = w.format
+    is_signed = form.qtype in ("int4", "int8")
+    q = integers(w.values, form).astype(jnp.int32) - form.coding.offset
+    q = _in_order(q.astype(jnp.int8 if is_signed else jnp.uint8), w).reshape(form.shape)
+    shape, n = (form.groups, *form.shape[1:]), form.n
+    scale = factors(w.scales, w.dtype)[:, :n].reshape(shape)
+    zero_point = g_idx = None
+    if w.zero_points is not None:
+        zero_point = factors(w.zero_points, jnp.int16)[:, :n] - np.int16(form.coding.offset)
+        zero_point = zero_point.reshape(shape)
+    if w.order is not None:
+        own = jnp.arange(form.k, dtype=jnp.int32) // form.group_size
+        g_idx = jnp.zeros_like(own).at[w.order].set(own)
+    return Unpacked(q, scale, zero_point, g_idx)

@@ -1,0 +1,136 @@
+"""Products with packed weights: when the kernel of these takes them, and when they are arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives.packed_dot import packed_dot
+from jax_tcgemm.problem.packed_weight import VERSION, PackedWeight
+from jax_tcgemm.products.arguments import canonical_sharding
+
+_KERNEL_DTYPES = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
+_DTYPES = (*_KERNEL_DTYPES, np.dtype(np.float32), np.dtype(np.float64))
+
+
+def is_packed(*operands) -> bool:
+    """Whether one of some operands, or Nones, is a packed weight."""
+    return any(isinstance(x, PackedWeight) for x in operands)
+
+
+def kind_of(*operands) -> str:
+    """Of what kind of problems a product of these is."""
+    return "packed" if is_packed(*operands) else "gemm"
+
+
+def as_packed(op: str, name: str, w: PackedWeight) -> PackedWeight:
+    """A packed weight whose arrays are what its format says.
+
+    Raises:
+      ValueError: for another version, arrays of other shapes or dtypes, or several stacked weights.
+    """
+    form = w.format
+    if form.version != VERSION:
+        raise ValueError(
+            f"{op}: {name} must be packed by version {VERSION} of the format, got {name}.format."
+            f"version={form.version}; pack it again with jax_tcgemm.pack_weights"
+        )
+    if getattr(w.values, "ndim", 3) > 3:
+        raise ValueError(
+            f"{op}: {name} must be one weight, got {name}.shape={w.shape} with weights stacked "
+            "along the first dimensions; use jax.vmap, jax.lax.scan or jax.tree.map"
+        )
+    expected = form.shapes(w.zero_points is not None)
+    for field, shape in expected.items():
+        x = getattr(w, field)
+        if np.shape(x) != shape or getattr(x, "dtype", None) != np.uint8:
+            raise ValueError(
+                f"{op}: {name}.{field} must be uint8 of shape {shape}, got "
+                f"{getattr(x, 'dtype', type(x).__name__)} of shape {np.shape(x)}; pack it again "
+                "with jax_tcgemm.pack_weights"
+            )
+    return w
+
+
+def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
+    """The dtype of a product: the one asked for, or that of what is multiplied by the weight.
+
+    Raises:
+      TypeError: unless that is one of arrays of a real floating-point dtype of 16 bits or more.
+    """
+    dtypes = [np.dtype(x.dtype) for x in operands if isinstance(x, jax.Array)]
+    if not dtypes or any(dtype not in _DTYPES for dtype in dtypes):
+        raise TypeError(
+            f"{op}: what is multiplied by a packed weight must be an array of "
+            f"{', '.join(map(str, _DTYPES))}, got {', '.join(map(str, dtypes)) or 'another one'}; "
+            "convert or dequantize it"
+        )
+    return np.dtype(preferred or jnp.result_type(*dtypes))
+
+
+def product(
+    op: str,
+    lhs,
+    rhs,
+    dtype,
+    *,
+    dimension_numbers,
+    permutation=None,
+    precision=None,
+    out_sharding=None,
+    implementation=None,
+    config=None,
+) -> jax.Array:
+    """A product of an array and a packed weight, in either order, of dtype `dtype`."""
+    result_dtype(op, dtype, lhs, rhs)
+    if is_packed(lhs) and not is_packed(rhs):
+        if permutation is None:
+            permutation = range(plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers))
+        permutation = _of_exchanged(permutation, lhs.ndim, rhs.ndim, dimension_numbers)
+        dimension_numbers = tuple(pair[::-1] for pair in dimension_numbers)
+        lhs, rhs = rhs, lhs
+    numbers = (lhs_contract, rhs_contract), batch = dimension_numbers
+    is_weight = is_packed(rhs) and rhs_contract == (0,) and not any(batch)
+    ndim = plain.result_ndim(lhs.ndim, rhs.ndim, numbers)
+    sharding = canonical_sharding(op, out_sharding, ndim)
+    if is_weight and lhs.dtype in _KERNEL_DTYPES and sharding is None:
+        x = jnp.moveaxis(lhs, lhs_contract[0], -1)
+        if rhs.order is not None:
+            x = jnp.take(x, rhs.order, axis=-1, unique_indices=True, mode="clip")
+        how = {"implementation": implementation, "config": config}
+        out = packed_dot(x, rhs, op=op, dtype=dtype, **how)
+        return out if permutation is None else lax.transpose(out, tuple(permutation))
+    if implementation not in (None, "xla"):
+        raise ValueError(
+            f"{op}: implementation must be able to run the product, got {implementation=}: it "
+            "multiplies float16 and bfloat16 by a weight along its first dimension, and its result "
+            "is not to be resharded; None dequantises the weight"
+        )
+    wide = next(x.dtype for x in (lhs, rhs) if not is_packed(x))
+    left, right = (x.dequantize(wide) if is_packed(x) else x for x in (lhs, rhs))
+    return plain.dot_general(
+        left,
+        right,
+        op=op,
+        dimension_numbers=dimension_numbers,
+        permutation=permutation,
+        precision=precision,
+        preferred_element_type=dtype,
+        out_sharding=sharding,
+        implementation=implementation,
+    )
+
+
+def _of_exchanged(permutation, lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> tuple[int, ...]:
+    """The permutation of a product's result once its operands are exchanged."""
+    (lhs_contract, rhs_contract), (batch, _) = dimension_numbers
+    own = lhs_ndim - len(lhs_contract) - len(batch)
+    others = rhs_ndim - len(rhs_contract) - len(batch)
+
+    def exchanged(axis):
+        if axis < len(batch):
+            return axis
+        return axis + others if axis < len(batch) + own else axis - own
+
+    return tuple(map(exchanged, permutation))

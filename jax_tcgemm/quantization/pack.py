@@ -1,0 +1,198 @@
+"""The public `pack_weights`."""
+
+import contextlib
+from operator import index
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tcgemm.problem.packed_weight import (
+    GROUP_SIZES,
+    NF4,
+    SCALE_DTYPES,
+    PackedFormat,
+    PackedWeight,
+    packed,
+)
+from jax_tcgemm.products.arguments import as_array
+
+_NAMES = ("int4", "uint4", "int8", "uint8")
+
+
+def pack_weights(
+    q, scale, zero_point=None, *, group_size: int | None, dtype, g_idx=None
+) -> PackedWeight:
+    """Packs integers of 4 or 8 bits and their scales, once, for products with 16-bit activations.
+
+        w[k, n] = (q[k, n] - zero_point[k // group_size, n]) * scale[k // group_size, n]
+
+    or, of a table of values, table[q[k, n]] * scale[k // group_size, n]. `matmul`, `linear`,
+    `gated_linear` and `tensor.einsum` multiply by the result; on a GPU a kernel reads it as it is.
+    It runs on any device, also in `jax.jit` and, of stacked weights, in `jax.vmap`.
+
+    Args:
+      q: integers of shape (k, ...), mostly (k, n), or (k, 2, n) for `gated_linear`, of any integer
+        dtype.
+      scale: array of bfloat16, float16 or float32, of shape (k / group_size, ...).
+      zero_point: None, or integers of the shape of scale, from the least of dtype to its largest
+        plus 1; None is 0. Tables have none.
+      group_size: 32, 64 or 128 rows that share a scale; None for whole columns.
+      dtype: "int4", "uint4", "int8" or "uint8"; or, for a table, "nf4" or 16 numbers.
+      g_idx: None, or for each row the number of its group, as GPTQ's act-order has it; each has
+        group_size rows.
+
+    Returns:
+      A `PackedWeight`; its `unpack()` gives back what it was made of.
+
+    Raises:
+      TypeError: for a q that is no integers, other dtypes, or arguments that are no arrays.
+      ValueError: for shapes that do not fit, a group_size that is none of those or does not divide
+        k, groups of different sizes, and, where they are known, integers out of the range of dtype
+        and scales that are not finite.
+
+    Numerics:
+      q - zero_point is exact in products with bfloat16 and float16.
+
+    Examples:
+      >>> import jax.numpy as jnp, jax_tcgemm
+      >>> q = jnp.arange(64 * 16).reshape(64, 16) % 16 - 8
+      >>> w = jax_tcgemm.pack_weights(q, jnp.full((2, 16), 0.5), group_size=32, dtype="int4")
+      >>> w.shape, w.dtype, w.values.nbytes
+      ((64, 16), dtype('float32'), 512)
+      >>> bool((w.unpack().q == q).all()), float(w.dequantize()[0, 0])
+      (True, -4.0)
+    """
+    return pack("pack_weights", q, scale, zero_point, group_size, dtype, g_idx)
+
+
+def pack(op: str, q, scale, zero_point, group_size, dtype, g_idx=None) -> PackedWeight:
+    """`pack_weights`, called `op` in messages."""
+    q, scale = as_array(op, "q", q), as_array(op, "scale", scale)
+    qtype, table = _qtype(op, dtype)
+    if not jnp.issubdtype(q.dtype, jnp.integer):
+        raise TypeError(f"{op}: q must be integers, got q.dtype={q.dtype}; round it first")
+    if q.ndim < 2 or 0 in q.shape:
+        raise ValueError(
+            f"{op}: q must have two dimensions at least and an element, got q.shape={q.shape}; it "
+            "is (k, n)"
+        )
+    if str(scale.dtype) not in SCALE_DTYPES:
+        raise TypeError(
+            f"{op}: scale must be of {', '.join(SCALE_DTYPES)}, got scale.dtype={scale.dtype}; "
+            "convert it"
+        )
+    size = _group_size(op, group_size, q.shape[0])
+    form = PackedFormat(q.shape, size, qtype, str(scale.dtype), table)
+    shape = (form.groups, *q.shape[1:])
+    if scale.shape != shape:
+        raise ValueError(
+            f"{op}: scale must have one for each group of {size} rows and column, {shape}, got "
+            f"scale.shape={scale.shape}; reshape or broadcast it"
+        )
+    if not _all(jnp.isfinite, scale):
+        raise ValueError(
+            f"{op}: scale must be finite, got scale with NaN or infinity; a column of zeros has "
+            "any finite one"
+        )
+    coding = form.coding
+    _check_range(op, "q", q, coding.least, coding.largest, dtype)
+    if zero_point is not None:
+        zero_point = as_array(op, "zero_point", zero_point)
+        is_integer = jnp.issubdtype(zero_point.dtype, jnp.integer)
+        if not is_integer or zero_point.shape != shape or table is not None:
+            raise ValueError(
+                f"{op}: zero_point must be None or integers of the shape of scale, and None for "
+                f"a table, got zero_point of {zero_point.dtype} and shape {zero_point.shape} for "
+                f"{dtype=}; multiply it out of what is no integer"
+            )
+        _check_range(op, "zero_point", zero_point, coding.least, coding.largest + 1, dtype)
+        zero_point = zero_point.reshape(form.groups, form.n)
+    order = None if g_idx is None else _order(op, g_idx, form)
+    return packed(
+        q.reshape(form.k, form.n), scale.reshape(form.groups, form.n), zero_point, order, form
+    )
+
+
+def _qtype(op: str, dtype) -> tuple[str, tuple[float, ...] | None]:
+    """The name of the coding, and the table that it stands for, if any."""
+    if isinstance(dtype, str) and dtype == "nf4":
+        return "table", NF4
+    name = None
+    if isinstance(dtype, tuple | list | np.ndarray | jax.Array):
+        try:
+            values = np.asarray(dtype, np.float32)
+        except Exception:  # Of whatever a sequence holds.
+            values = np.zeros(0)
+        if values.shape == (16,) and np.isfinite(values).all():
+            return "table", tuple(values.tolist())
+    else:
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):
+            name = jnp.dtype(dtype).name
+    if name not in _NAMES:
+        raise TypeError(
+            f"{op}: dtype must be {', '.join(_NAMES)}, nf4 or 16 finite numbers, got {dtype=}; 2 "
+            "and 3 bits are stored as 4"
+        )
+    return name, None
+
+
+def _group_size(op: str, group_size, k: int) -> int:
+    if group_size is None:
+        return k
+    try:
+        size = index(group_size)
+    except TypeError:
+        raise TypeError(
+            f"{op}: group_size must be an integer or None, got group_size of type "
+            f"{type(group_size).__name__}; None has a scale for each column"
+        ) from None
+    if size != k and size not in GROUP_SIZES:
+        raise ValueError(
+            f"{op}: group_size must be 32, 64, 128, or None for whole columns, got {group_size=}; "
+            "repeat scales of larger groups"
+        )
+    if k % size != 0:
+        raise ValueError(
+            f"{op}: group_size must divide the first dimension of q, got {group_size=} for {k} "
+            "rows; fill it up with rows of zeros"
+        )
+    return size
+
+
+def _order(op: str, g_idx, form: PackedFormat) -> jax.Array:
+    """The rows by their groups; those of one group stay in order."""
+    g_idx = as_array(op, "g_idx", g_idx)
+    if not jnp.issubdtype(g_idx.dtype, jnp.integer) or g_idx.shape != (form.k,):
+        raise ValueError(
+            f"{op}: g_idx must be an integer for each of {form.k} rows, got g_idx of {g_idx.dtype} "
+            f"and shape {g_idx.shape}; None has groups of neighbours"
+        )
+
+    def is_even(g):
+        counts = jnp.zeros(form.groups, jnp.int32).at[g].add(1, mode="drop")
+        return (counts == form.group_size) & jnp.all((g >= 0) & (g < form.groups))
+
+    if not _all(is_even, g_idx):
+        raise ValueError(
+            f"{op}: g_idx must name each of {form.groups} groups {form.group_size} times, got "
+            "other numbers; groups of several sizes are dequantised"
+        )
+    return jnp.argsort(g_idx, stable=True).astype(jnp.int32)
+
+
+def _all(rule, x) -> bool:
+    """Whether a rule holds of an array, as far as its values are known."""
+    if isinstance(x, jax.core.Tracer):
+        return True
+    with jax.ensure_compile_time_eval():
+        return bool(jnp.all(rule(x)))
+
+
+def _check_range(op: str, name: str, x, least: int, largest: int, dtype) -> None:
+    # Before anything is rounded to another dtype.
+    if not _all(lambda x: (x >= least) & (x <= largest), x.astype(jnp.int32)):
+        raise ValueError(
+            f"{op}: {name} must be from {least} to {largest} for {dtype=}, got numbers outside of "
+            "that; take a wider dtype or clip it"
+        )

@@ -1,0 +1,162 @@
+"""Packed weights on a GPU: every config, formats, rows, and what stands around the kernel."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gpu.gemm_call import device
+from packed_cases import Case
+
+import jax_tcgemm
+from jax_tcgemm import PackedWeight
+from jax_tcgemm.primitives.packed_weight import rows_of_weight
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.selection import implementations
+
+pytestmark = pytest.mark.gpu
+
+FORMATS = [
+    Case(8, 200, 1536),
+    Case(8, 144, 640, 64, "uint4", zeros=True, scale="f32", x="f16"),
+    Case(8, 160, 1568, 32, "int8", scale="f16"),
+    Case(8, 160, 1568, 32, "int8", x="f16"),
+    Case(8, 128, 1536, 128, "uint8", zeros=True),
+    Case(8, 272, 768, 64, "int8", zeros=True, x="f16"),
+    Case(8, 80, 520, None, "int4", zeros=True),
+    Case(8, 128, 1160, None, "uint8", scale="f16"),
+    Case(8, 96, 1024, 64, "nf4", scale="f32"),
+    Case(8, 400, 512, 32, "nf4", x="f16"),
+    Case(8, 16, 8, None, "int4"),
+]
+# Tensor cores cut off what does not fit a sum.
+ROUNDING = 4e-6
+
+
+def configs(case):
+    names = implementations.configs_of("packed", "packed")
+    found = implementations.considered("packed", names, case.problem, device())
+    return [candidate.config for candidate in found if not candidate.reason]
+
+
+def product(case, **how):
+    out = {"preferred_element_type": DTYPES[case.out]}
+    f = jax.jit(functools.partial(jax_tcgemm.matmul, **out, **how))
+    return f(jnp.asarray(case.x_array), case.weight)
+
+
+def check(case, **how):
+    wrong = case.mismatch(product(case, **how), ROUNDING)
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("case", FORMATS, ids=lambda case: case.label)
+def test_every_config(case):
+    names = configs(case)
+    assert len(names) >= (9 if device().compute_capability >= 90 else 2)
+    for config in names:
+        check(case, implementation="packed", config=config)
+
+
+@pytest.mark.parametrize("case", FORMATS, ids=lambda case: case.label)
+def test_weights(case):
+    """As arrays they have the bits of what XLA makes of them."""
+    rows = jax.jit(functools.partial(rows_of_weight, op="test", dtype=DTYPES[case.x]))(case.weight)
+    np.testing.assert_array_equal(np.asarray(rows)[: case.n], case.exact_rows)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 9, 16, 17, 31, 33, 70, 128])
+@pytest.mark.parametrize("qtype", ["int4", "int8", "nf4"])
+def test_rows(rows, qtype):
+    for config in configs(Case(rows, 208, 1152, 64, qtype)):
+        check(Case(rows, 208, 1152, 64, qtype), implementation="packed", config=config)
+
+
+@pytest.mark.parametrize("out", ["bf16", "f16", "f32"])
+def test_results(out):
+    check(Case(5, 208, 1152, 64, out=out))
+
+
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (1000, 4096)])
+@pytest.mark.parametrize("rows", [1, 16, 32, 100, 300])
+def test_what_runs_by_default(shape, rows):
+    case = Case(rows, *shape, out="bf16")
+    *_, call = jax_tcgemm.explain(
+        jax_tcgemm.matmul, jnp.asarray(case.x_array), case.weight, platform="cuda"
+    )
+    assert (call.implementation == "packed") == (rows <= 128)
+    if rows <= 128:
+        return check(case)
+    got = np.asarray(product(case)).astype(np.float64)
+    exact, magnitude = case.exact
+    assert (abs(got - exact) <= 2**-8 * (abs(exact) + magnitude)).all()
+
+
+def test_the_same_bits_each_time():
+    case = Case(13, 4096, 4096)
+    first = np.asarray(product(case))
+    for _ in range(5):
+        np.testing.assert_array_equal(np.asarray(product(case)), first)
+
+
+def test_controls_fail():
+    """Swapped nibbles, and a scale that is a group off."""
+    case = Case(8, 256, 1024)
+    w = case.weight
+    for values, scales in (
+        (w.values >> 4 | w.values << 4, w.scales),
+        (w.values, jnp.roll(w.scales, 1, 1)),
+    ):
+        wrong = PackedWeight(values, scales, None, None, w.format)
+        x = jnp.asarray(case.x_array)
+        out = jax_tcgemm.matmul(x, wrong, preferred_element_type="float32")
+        assert case.mismatch(out, ROUNDING)
+
+
+def test_packing_on_the_gpu_is_that_on_the_cpu():
+    case = FORMATS[1]
+    q, scale, zero_point, _ = case._drawn
+    pack = functools.partial(jax_tcgemm.pack_weights, group_size=case.group, dtype=case.qtype)
+    with jax.default_device(jax.devices("cpu")[0]):
+        there = pack(jnp.asarray(q), jnp.asarray(scale), jnp.asarray(zero_point))
+    here = jax.jit(pack)(jnp.asarray(q), jnp.asarray(scale), jnp.asarray(zero_point))
+    for ours, theirs in zip(jax.tree.leaves(here), jax.tree.leaves(there), strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+    for ours, expected in zip(here.unpack(), (q, scale, zero_point), strict=False):
+        np.testing.assert_array_equal(np.asarray(ours), expected)
+
+
+def test_transformations():
+    """Many calls in a program, as CUDA graphs have them; rows that are mapped; gradients."""
+    case = Case(4, 256, 256, 64, "int4", zeros=True, scale="f32")
+    w, x = case.weight, jnp.asarray(case.x_array)
+    scaled = case.exact_weight
+    f = functools.partial(jax_tcgemm.matmul, preferred_element_type="float32")
+    ys = jax.jit(lambda x: [f(x * 2**i, w) for i in range(12)])(x)
+    for i, y in enumerate(ys):
+        np.testing.assert_array_equal(np.asarray(y), np.asarray(ys[0]) * 2**i)
+    mapped = jax.jit(jax.vmap(lambda x: f(x, w)))(jnp.stack([x, 2 * x]))
+    np.testing.assert_array_equal(np.asarray(mapped[0]), np.asarray(ys[0]))
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), w)
+    _, scanned = jax.jit(lambda x: jax.lax.scan(lambda c, w: (c, f(x, w)), None, stacked))(x)
+    np.testing.assert_array_equal(np.asarray(scanned[1]), np.asarray(ys[0]))
+    x_bar = jax.jit(jax.grad(lambda x: f(x, w).sum()))(x)
+    expected = np.ones((4, 256)) @ scaled.T
+    error = abs(np.asarray(x_bar).astype(np.float64) - expected)
+    assert (error <= 2**-7 * (np.ones((4, 256)) @ abs(scaled.T))).all()
+
+
+def test_layers():
+    case = Case(6, 128, 512, 128, scale="f32")
+    x, bias = jnp.asarray(case.x_array), jnp.linspace(-1, 1, 128)
+    y = jax.jit(lambda x: jax_tcgemm.linear(x, case.weight, bias, activation="relu"))(x)
+    exact, magnitude = case.exact
+    expected = np.maximum(exact + np.asarray(bias, np.float64), 0)
+    assert (
+        abs(np.asarray(y).astype(np.float64) - expected) <= 2**-8 * expected + 1e-5 * magnitude
+    ).all()
+
+
+def test_a_forced_kernel_takes_any_number_of_rows():
+    check(Case(300, 128, 512), implementation="packed")

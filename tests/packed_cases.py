@@ -1,0 +1,172 @@
+"""Products with packed weights for tests: random weights and what float64 makes of them."""
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+
+import jax_tcgemm
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.packed import PackedProblem
+from jax_tcgemm.problem.packed_weight import CODINGS, NF4
+from jax_tcgemm.selection import implementations
+from jax_tcgemm.selection.devices import ASSUMED_GPU
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A product of m rows; qtype "nf4" is a table."""
+
+    m: int
+    n: int
+    k: int
+    group: int | None = 128
+    qtype: str = "int4"
+    zeros: bool = False
+    scale: str = "bf16"
+    x: str = "bf16"
+    out: str = "f32"
+
+    @property
+    def label(self):
+        words = [f"{self.m}x{self.n}x{self.k}", self.qtype, f"g{self.group}"]
+        words += ["zeros"] * self.zeros
+        return "_".join([*words, self.scale, self.x, self.out])
+
+    @functools.cached_property
+    def _drawn(self):
+        rng = np.random.default_rng([self.m, self.n, self.k, len(self.label)])
+        coding = CODINGS["table" if self.qtype == "nf4" else self.qtype]
+        groups = self.k // (self.group or self.k)
+        q = rng.integers(coding.least, coding.largest + 1, (self.k, self.n))
+        # So different that a scale of a neighbour shows.
+        scale = rng.uniform(0.25, 4, (groups, self.n)) * rng.choice([-1, 1], (groups, self.n))
+        zero_point = None
+        if self.zeros:
+            zero_point = rng.integers(coding.least, coding.largest + 2, (groups, self.n))
+        x = rng.standard_normal((self.m, self.k))
+        return q, scale.astype(DTYPES[self.scale]), zero_point, x.astype(DTYPES[self.x])
+
+    @functools.cached_property
+    def weight(self):
+        q, scale, zero_point, _ = self._drawn
+        arrays = (jnp.asarray(x) for x in (q, scale))
+        zero_point = None if zero_point is None else jnp.asarray(zero_point)
+        return jax_tcgemm.pack_weights(*arrays, zero_point, group_size=self.group, dtype=self.qtype)
+
+    @property
+    def x_array(self):
+        return self._drawn[3]
+
+    @functools.cached_property
+    def exact_weight(self):
+        """In float64; of a table its values as the kernel has them, in the dtype of x."""
+        q, scale, zero_point, _ = self._drawn
+        size = self.group or self.k
+        values = q.astype(np.float64)
+        if self.qtype == "nf4":
+            values = np.array(NF4).astype(DTYPES[self.x]).astype(np.float64)[q]
+        if zero_point is not None:
+            values = values - zero_point.repeat(size, 0)
+        return values * scale.astype(np.float64).repeat(size, 0)
+
+    @functools.cached_property
+    def exact(self):
+        """The product, and that of magnitudes."""
+        x = self.x_array.astype(np.float64)
+        return x @ self.exact_weight, abs(x) @ abs(self.exact_weight)
+
+    @property
+    def problem(self):
+        is_table = self.qtype == "nf4"
+        coding = CODINGS["table" if is_table else self.qtype]
+        return PackedProblem(
+            form="product",
+            m=self.m,
+            n=-(-self.n // 16) * 16,
+            k=self.k,
+            group_size=self.group or self.k,
+            bits=coding.bits,
+            zero=0 if self.zeros or is_table else coding.offset,
+            zero_points=self.zeros,
+            table=is_table,
+            scale=self.scale,
+            in_dtype=self.x,
+            out_dtype=self.out,
+        )
+
+    @property
+    def weight_problem(self):
+        """That of the weight as an array, in the dtype of x."""
+        return dataclasses.replace(self.problem, form="weight", m=0, out_dtype=self.x)
+
+    @property
+    def exact_rows(self):
+        """What that gives, from float32."""
+        w = self.weight.dequantize(jnp.float32)
+        return np.asarray(w.T).astype(DTYPES[self.x])
+
+    @property
+    def arrays(self):
+        """The operands of a call, by name; a weight has no x."""
+        w = self.weight
+        found = {"x": self.x_array, "values": np.asarray(w.values), "scales": np.asarray(w.scales)}
+        if w.zero_points is not None:
+            found["zero_points"] = np.asarray(w.zero_points)
+        if w.format.table is not None:
+            found["table"] = np.array(w.format.table, np.float32)
+        return found
+
+    def mismatch(self, got, rounding=1e-6) -> str:
+        """How a result is wrong, "" where it is not.
+
+        Sums in float32 are off by `rounding` of what was added up, and the result is rounded once.
+        """
+        exact, magnitude = self.exact
+        got = np.asarray(got).astype(np.float64)[:, : self.n]
+        rounded = {"f32": 2**-23, "bf16": 2**-8, "f16": 2**-11}[self.out]
+        bound = rounding * magnitude + rounded * abs(exact) + 1e-7
+        wrong = ~(abs(got - exact) <= bound)
+        if not wrong.any():
+            return ""
+        where = tuple(int(i) for i in np.argwhere(wrong)[0])
+        return (
+            f"{self.label}: {wrong.sum()} of {wrong.size} are wrong, the first at {where}: "
+            f"{got[where]} instead of {exact[where]} +- {bound[where]}"
+        )
+
+
+# What decides how many registers a kernel takes.
+_FORMATS = (
+    {"group": 128},
+    {"group": 64, "zeros": True},
+    {"group": 32, "scale": "f32"},
+    {"group": 32, "zeros": True, "qtype": "uint4", "scale": "f16", "x": "f16"},
+    {"group": 128, "qtype": "int8"},
+    {"group": 128, "qtype": "int8", "zeros": True, "x": "f16"},
+    {"group": 32, "qtype": "uint8", "zeros": True, "scale": "f32"},
+    {"group": None, "qtype": "int8", "x": "f16"},
+    {"group": None, "zeros": True},
+    {"group": 64, "qtype": "nf4", "scale": "f32"},
+    {"group": 32, "qtype": "nf4", "x": "f16"},
+)
+
+
+def instances(config, case):
+    """The kernels that a product brings."""
+    candidate = implementations.Candidate("packed", config, "")
+    return implementations.kernels(candidate, case.problem, ASSUMED_GPU)
+
+
+def all_packed():
+    """Every config with every number of rows that it knows, for some formats."""
+    found = {}
+    cases = [Case(rows, 16, 256, **how) for rows in (8, 16, 32) for how in _FORMATS]
+    names = implementations.configs_of("packed", "packed")
+    for case in cases if names else ():
+        for candidate in implementations.considered("packed", names, case.problem, ASSUMED_GPU):
+            if not candidate.reason:
+                (instance,) = instances(candidate.config, case)
+                found[f"packed_{candidate.config}_{case.label}"] = instance
+    return found

@@ -1,0 +1,180 @@
+"""The kernel of packed weights run by the emulator of tests/emulator, and what it must find."""
+
+import re
+
+import emulated
+import numpy as np
+import pytest
+from emulated import Emulator, carried
+from packed_cases import Case, instances
+
+from jax_tcgemm.selection import implementations
+from jax_tcgemm.selection.devices import ASSUMED_GPU
+
+pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
+
+# A config and the product that it runs.
+CASES = [
+    # Every format, columns and rows of x that fill no tile, stages that are used several times.
+    ("128x2_c1", Case(5, 200, 1536)),
+    ("128x2_c1", Case(8, 144, 640, 64, "uint4", zeros=True, scale="f32", x="f16")),
+    ("128x2_c2", Case(3, 160, 1568, 32, "int8", scale="f16")),
+    ("128x2_c4", Case(16, 128, 1536, 128, "uint8", zeros=True)),
+    ("256x2_c1", Case(37, 272, 768, 64, "int8", x="f16", out="f16")),
+    ("128x2_c1", Case(2, 80, 520, None, "int4", zeros=True, out="bf16")),
+    ("128x2_c4", Case(7, 128, 1160, None, "uint8", scale="f16")),
+    ("64x4_c1", Case(30, 96, 1024, 64, "nf4", scale="f32")),
+    ("128x2_c1", Case(1, 64, 256, 32, "nf4", x="f16")),
+    # Those of the mistakes below.
+    ("128x2_c2", Case(11, 200, 1600, 64, "int4", zeros=True)),
+    ("128x2_c1", Case(2, 40, 512, 64, "nf4")),
+    ("128x2_c1", Case(2, 40, 512, 64, "uint8", zeros=True)),
+]
+
+
+@pytest.fixture(scope="module")
+def machine(run_folder):
+    found = {x: None for config, case in CASES for x in instances(config, case)}
+    return Emulator(run_folder / "packed", *map(carried, found), families=("packed",))
+
+
+def check(machine, config, case, **how):
+    (got,) = machine.run(case.problem, case.arrays, implementation="packed", config=config, **how)
+    if wrong := case.mismatch(got):
+        raise AssertionError(wrong)
+
+
+@pytest.mark.parametrize(("config", "case"), CASES, ids=lambda x: getattr(x, "label", x))
+def test_products(machine, config, case):
+    for seed in range(3):
+        check(machine, config, case, seed=seed)
+
+
+CONFIGS = implementations.configs_of("packed", "packed")
+ALL_CASES = [
+    Case(5, 280, 2080, 32, "int4", x="f16"),
+    Case(16, 264, 1536, 128, "uint4", zeros=True, scale="f32"),
+    Case(29, 136, 1088, 64, "int8", scale="f16"),
+    Case(9, 520, 4096, 128, "uint8", zeros=True, x="f16"),
+    Case(12, 72, 2304, None, "int8"),
+    Case(33, 400, 640, 64, "nf4"),
+]
+
+
+@pytest.mark.emulated_all
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda x: x.label)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_config(machine, run_folder, config, case):
+    (candidate,) = implementations.considered("packed", (config,), case.problem, ASSUMED_GPU)
+    if candidate.reason:
+        pytest.skip(candidate.reason)
+    folder = run_folder / f"packed_{config}_{case.label}"
+    own = map(carried, instances(config, case))
+    emulator = Emulator(folder, *own, families=("packed",), like=machine)
+    for seed in range(4):
+        check(emulator, config, case, seed=seed)
+
+
+@pytest.mark.parametrize("case", dict.fromkeys(case for _, case in CASES), ids=lambda x: x.label)
+def test_weights(machine, case):
+    """As arrays they have the bits of what XLA makes of them."""
+    arrays = {name: x for name, x in case.arrays.items() if name != "x"}
+    how = {"implementation": "packed", "config": "128x2_c1"}
+    (got,) = machine.run(case.weight_problem, arrays, **how)
+    np.testing.assert_array_equal(got[: case.n], case.exact_rows)
+
+
+KERNEL, PIECES = "kernels/packed/kernel.cuh", "kernels/packed/pieces.cuh"
+SPLIT, TABLE, BYTES = CASES[-3:]
+WRONG = " are wrong"
+
+# File, what it holds, what to put in its place, the product that shows it, and what is then found.
+MISTAKES = {
+    "stages_not_awaited": (
+        *(KERNEL, "ptx::cp_async_wait_group<kStages - 2>();"),
+        *("ptx::cp_async_wait_group<kStages - 1>();", SPLIT, WRONG),
+    ),
+    "stages_overwritten": (
+        KERNEL,
+        "__syncthreads();\n      load(stage + kStages - 1, end, next);",
+        "load(stage + kStages - 1, end, next);\n      __syncthreads();",
+        SPLIT,
+        WRONG,
+    ),
+    "stages_overwritten_by_sums": (
+        *(KERNEL, "__syncthreads();\n    // From here", "// From here", SPLIT, WRONG),
+    ),
+    "sums_not_awaited": (
+        *(KERNEL, "put_sums();\n    __syncthreads();", "put_sums();", TABLE, WRONG),
+    ),
+    "sums_of_one_warp": (
+        *(KERNEL, "warp < kTile.warps_k; ++warp", "warp < 1; ++warp", SPLIT, WRONG),
+    ),
+    "blocks_not_begun": (
+        *(KERNEL, "ptx::cluster_wait();", "", SPLIT, "which the block has not got"),
+    ),
+    "shares_not_awaited": (
+        *(KERNEL, "ptx::mbarrier_wait_cluster(barrier, 0);", "", SPLIT, "ended|wrong"),
+    ),
+    "too_few_bytes": (
+        KERNEL,
+        "(kTile.cluster - 1) * kGeometry.share_bytes());",
+        "(kTile.cluster - 1) * kGeometry.share_bytes() / 2);",
+        SPLIT,
+        "block that has ended",
+    ),
+    "x_beyond_k": (
+        *(KERNEL, "row < params_.m && k + i * kStep < params_.k", "row < params_.m", SPLIT, WRONG),
+    ),
+    "scale_of_the_next_group": (
+        *(KERNEL, "(group_place(t, block) * 16 +", "(group_place(t, block) * 16 + 16 +"),
+        *(SPLIT, WRONG),
+    ),
+    "zeros_of_the_other_column": (
+        *(KERNEL, "set_zeros(t, ptx::ld_shared_u32(stage + kZerosOffset +"),
+        *("set_zeros(t, ptx::ld_shared_u32(stage + kZerosOffset + 4 +", SPLIT, WRONG),
+    ),
+    "nibbles_swapped": (
+        *(PIECES, "word >> 4 * p, 0x000F000Fu", "word >> 4 * (p ^ 1), 0x000F000Fu"),
+        *(SPLIT, WRONG),
+    ),
+    "zero_off_by_one": (
+        *(PIECES, "(0x4300u + zero) * 0x10001u", "(0x4301u + zero) * 0x10001u", SPLIT, WRONG),
+    ),
+    "sign_of_eight_bits": (
+        *(PIECES, "ptx::lop3_not_and_or(pair", "ptx::lop3_and_or(pair", BYTES, WRONG),
+    ),
+    "zero_of_eight_bits": (
+        *(PIECES, "if constexpr (!kIsMiddle) a[p] = ", "if constexpr (kIsMiddle) a[p] = "),
+        *(BYTES, WRONG),
+    ),
+    "byte_of_the_table": (*(PIECES, "word >> 9 & 0x7F80u", "word >> 17 & 0x7F80u", TABLE, WRONG),),
+    "halves_of_the_table": (
+        KERNEL,
+        "params_.table[entry % 16], params_.table[entry / 16]",
+        "params_.table[entry / 16], params_.table[entry % 16]",
+        TABLE,
+        WRONG,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found(machine, run_folder, name):
+    """Some show in every order of events, others take a few."""
+    file, old, new, product, says = MISTAKES[name]
+    mistaken = Emulator(
+        run_folder / f"packed_{name}",
+        *map(carried, instances(*product)),
+        families=("packed",),
+        changes={file: [(old, new)]},
+        like=machine,
+    )
+    found = ""
+    for seed in range(12):
+        try:
+            check(mistaken, *product, seed=seed)
+        except (RuntimeError, AssertionError) as error:
+            found = str(error)
+            break
+    assert re.search(says, found), found
