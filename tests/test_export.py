@@ -10,6 +10,7 @@ from jax import export
 
 import jax_tcgemm
 from jax_tcgemm.problem.epilogue import Epilogue
+from jax_tcgemm.problem.function import Numbers
 from jax_tcgemm.system import modules
 
 TARGET = "tcgemm_gemm"
@@ -72,7 +73,7 @@ def ffi(a, b, out=(4, 4), **changes):
     for side in "ab":
         gemm |= {f"{side}_transposed": False, f"{side}_ld": 4}
         gemm |= {f"{side}_outer_stride": 0, f"{side}_inner_stride": 0}
-    gemm |= {"alpha": 1.0, "beta": 0.0}
+    gemm |= {"alpha": 1.0, "beta": 0.0, "factors": Numbers.of([])}
     call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(out, jnp.float32))
     return call(a, b, gemm=gemm | changes)
 

@@ -91,17 +91,16 @@ def is_of_wrong_width(problem: RaggedProblem, candidate: Candidate) -> bool:
     return candidate.implementation == "wgmma" and few != ("x64x64_" in candidate.config)
 
 
-# Bytes of a weight of 4 bits that an SM multiplies in a microsecond by so many rows: instructions
-# that its main loop has for them, at 1.7 GHz; of more rows its tensor cores are the limit.
-_PACKED_RATES = {8: 42e3, 16: 38e3, 32: 30e3}
+# Bytes of a weight of 4 bits that an SM multiplies in a microsecond by so many rows.
+_PACKED_RATES = {8: 33.7e3, 16: 26.8e3, 32: 17.9e3}
 
 
 def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> float:
     """About how long a config takes for a packed weight; infinite for what is none of ours.
 
     What is read from memory, what is read from L2, where each block finds x, and what the SM does
-    that has the most blocks, whichever takes longest. Rates are those of an H200's data sheet, of
-    others' measurements and of the kernel's instructions, not fitted to measured times.
+    that has the most blocks, of which the longest counts most. Fitted to every config on an H100,
+    within 9 % (benchmarks/results/h100-packed_configs.jsonl); the rate of memory is an H200's.
     """
     name = re.fullmatch(r"(\d+)x(\d+)_c(\d+)", candidate.config)
     if name is None or problem.form == "weight":
@@ -115,9 +114,13 @@ def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> flo
     # Blocks have whole stages of K.
     stages = -(-problem.k // (128 * warps_k))
     of_block = weight / across * -(-stages // cluster) / stages
-    rounds = -(-blocks // num_sms)
-    busiest = rounds * of_block / (_PACKED_RATES[rows] * problem.bits / 4)
+    # Of eight SMs that a GPC has, not all are in a cluster of four or more.
+    rounds = math.ceil(blocks / (num_sms if cluster < 4 else 0.91 * num_sms))
+    each = of_block / (_PACKED_RATES[rows] * problem.bits / 4)
     # Eight warps alone do not hide each other's latencies.
-    if columns // 32 * warps_k * rounds < 16:
-        busiest *= 1.15
-    return max(weight / 4.4e6, from_l2 / 5.5e6, busiest) + 0.4 * (cluster > 1)
+    each *= 1.07 if columns // 32 * warps_k * rounds < 16 else 1
+    # What a block begins and ends with, and what those of a cluster send each other.
+    each += 0.62 + 0.4 * (cluster - 1) * rows * columns / 1e4
+    busiest = rounds * each + 0.25 * (cluster > 1)
+    parts = (weight / 4.4e6, from_l2 / 6.3e6, busiest)
+    return 3.9 + sum(part**4 for part in parts) ** 0.25
