@@ -239,6 +239,7 @@ def _case_title(record: dict) -> str:
 
 
 def _ratios_table(groups: dict[tuple[str, str], list[dict]]) -> str:
+    """Of each suite our own choice, where it was measured, else everything that was."""
     rows = []
     for (suite, dtype), group in groups.items():
         ratios: dict[str, list[float]] = {}
@@ -246,6 +247,8 @@ def _ratios_table(groups: dict[tuple[str, str], list[dict]]) -> str:
             if record["ratio"] is not None:
                 ratios.setdefault(rec.contender_name(record), []).append(record["ratio"])
         for name, values in ratios.items():
+            if "auto" in ratios and name != "auto":
+                continue
             mean = math.exp(sum(map(math.log, values)) / len(values))
             numbers = (f"{min(values):.3f}", f"{mean:.3f}", f"{max(values):.3f}")
             rows.append([suite, dtype, name, str(len(values)), *numbers])
