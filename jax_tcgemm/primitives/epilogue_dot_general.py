@@ -31,7 +31,7 @@ from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.epilogues.reductions import reductions_apart
 from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives import functions, lowering
+from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives.functions import is_moving
 from jax_tcgemm.primitives.rules import (
     moved,
@@ -327,16 +327,8 @@ def division_of(*avals_and_params) -> partitioning.Division:
     (lhs_names, rhs_names), (names,) = product.operands, product.results
     acc_names = _without_pair(names, pair)
 
-    def names_of(kind, array, dims):
-        return tuple(
-            f"{kind}{array}x{axis}" if dim is None else acc_names[dim]
-            for axis, dim in enumerate(dims)
-        )
-
-    operands = [names_of("e", i, dims) for i, dims in enumerate(parts.operands)]
-    results = [names_of("r", i, dims) for i, dims in enumerate(parts.results)]
-    whole = {name for own in (names, *operands, *results) for name in own} - {*acc_names}
-    whole |= {acc_names[dim] for dim in parts.whole}
+    operands, results, whole = functions.names_of_parts(parts, acc_names)
+    whole |= {*names} - {*acc_names}
 
     def call(*arguments):
         factors, operands = _split(arguments, num_rhs)
@@ -382,20 +374,15 @@ def obstacle_to_division(operands, product: epilogue.Product, params, device) ->
     return "devices may divide a dimension that the function takes whole"
 
 
-def _lower(ctx, *operands, device, obstacle, **params):
-    product = product_of(*ctx.avals_in, params)
-    if not obstacle and partitioning.is_divided(ctx):
-        obstacle = obstacle_to_division(ctx.avals_in, product, params, device)
-        if not obstacle:
-            return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
-    plan = epilogue.make_plan(product, device, obstacle)
-    key = lowering.key_of(epilogue_dot_general_p, params, plan.choice)
-    if not plan.is_fused:
-        unfused_call = functools.partial(unfused, **params)
-        return partitioning.lower_on_device(ctx, unfused_call, *operands, key=key)
-    on_device = functools.partial(epilogue.product_with_epilogue, plan)
-    return partitioning.lower_on_device(ctx, on_device, *operands, key=key)
+def _carry_out(plan: epilogue.Plan, *operands, **_) -> list[jax.Array]:
+    return epilogue.product_with_epilogue(plan, *operands)
 
 
-functions.define_types(epilogue_dot_general_p, unfused, epilogue.make_plan, product_of)
-lowering.register(epilogue_dot_general_p, _lower)
+_rules = epilogue_dot_general_p, unfused, epilogue.make_plan, product_of
+functions.define_types(*_rules)
+functions.define_lowering(
+    *_rules,
+    division_of=division_of,
+    obstacle_to_division=obstacle_to_division,
+    carry_out=_carry_out,
+)

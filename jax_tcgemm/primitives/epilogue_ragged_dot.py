@@ -35,7 +35,7 @@ from jax_tcgemm.device import dense, grouped_epilogue
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.epilogues.rounding import of_stored
-from jax_tcgemm.primitives import functions, lowering
+from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives import ragged_dot as plain
 from jax_tcgemm.primitives.functions import is_moving
 from jax_tcgemm.primitives.rules import same_varying, series_by_parts, transpose_by_parts
@@ -406,24 +406,16 @@ def obstacle_to_division(operands, product: grouped_epilogue.Product, params, de
     return ""
 
 
-def _lower(ctx, *args, device, obstacle, **params):
-    product = product_of(*ctx.avals_in, params)
-    if not obstacle and partitioning.is_divided(ctx):
-        obstacle = obstacle_to_division(ctx.avals_in, product, params, device)
-        if not obstacle:
-            return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
-    plan = grouped_epilogue.make_plan(product, device, obstacle)
-    key = lowering.key_of(epilogue_ragged_dot_p, params, plan.choice)
-    if not plan.is_fused:
-        unfused_call = functools.partial(unfused, **params)
-        return partitioning.lower_on_device(ctx, unfused_call, *args, key=key)
-
-    def on_device(*args):
-        factors, operands = _split(args, params["gathered"])
-        return grouped_epilogue.product_with_epilogue(plan, *factors, operands)
-
-    return partitioning.lower_on_device(ctx, on_device, *args, key=key)
+def _carry_out(plan: grouped_epilogue.Plan, *args, gathered, **_) -> list[jax.Array]:
+    factors, operands = _split(args, gathered)
+    return grouped_epilogue.product_with_epilogue(plan, *factors, operands)
 
 
-functions.define_types(epilogue_ragged_dot_p, unfused, grouped_epilogue.make_plan, product_of)
-lowering.register(epilogue_ragged_dot_p, _lower)
+_rules = epilogue_ragged_dot_p, unfused, grouped_epilogue.make_plan, product_of
+functions.define_types(*_rules)
+functions.define_lowering(
+    *_rules,
+    division_of=division_of,
+    obstacle_to_division=obstacle_to_division,
+    carry_out=_carry_out,
+)

@@ -62,6 +62,67 @@ def define_types(
     primitive.def_effectful_abstract_eval(abstract_eval)
 
 
+def define_lowering(
+    primitive: core.Primitive,
+    unfused: Callable,
+    make_plan: Callable,
+    product_of: Callable,
+    *,
+    division_of: Callable,
+    obstacle_to_division: Callable,
+    carry_out: Callable,
+) -> None:
+    """Gives such a primitive its lowering: divided over devices, as one call, or unfused.
+
+    Args:
+      primitive: the primitive.
+      unfused: as of `define_types`.
+      make_plan: as there.
+      product_of: as there.
+      division_of: of the types of operands and the parameters, how devices divide a call.
+      obstacle_to_division: of the types, the product, the parameters and the device, why they do
+        not divide it as one.
+      carry_out: of a plan that is fused, the operands and the parameters, the results.
+    """
+
+    def lower(ctx, *operands, device, obstacle, **params):
+        product = product_of(*ctx.avals_in, params)
+        if not obstacle and partitioning.is_divided(ctx):
+            obstacle = obstacle_to_division(ctx.avals_in, product, params, device)
+            if not obstacle:
+                return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
+        plan = make_plan(product, device, obstacle)
+        run = functools.partial(carry_out, plan) if plan.is_fused else unfused
+        key = lowering.key_of(primitive, params, plan.choice)
+        on_device = functools.partial(run, **params)
+        return partitioning.lower_on_device(ctx, on_device, *operands, key=key)
+
+    lowering.register(primitive, lower)
+
+
+def names_of_parts(parts, acc_names: Sequence[str]):
+    """How a function's arrays are divided along the accumulator's dimensions.
+
+    Args:
+      parts: `parts_of` the function.
+      acc_names: the names of the accumulator's dimensions.
+
+    Returns:
+      The names of the dimensions of each operand and of each result, and which are whole.
+    """
+
+    def names_of(kind, array, dims):
+        return tuple(
+            f"{kind}{array}x{axis}" if dim is None else acc_names[dim]
+            for axis, dim in enumerate(dims)
+        )
+
+    operands = [names_of("e", i, dims) for i, dims in enumerate(parts.operands)]
+    results = [names_of("r", i, dims) for i, dims in enumerate(parts.results)]
+    whole = {name for own in (*operands, *results) for name in own} - {*acc_names}
+    return operands, results, whole | {acc_names[dim] for dim in parts.whole}
+
+
 def hoist(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, Sequence[jax.Array]]:
     """A function without constants, which are its last arguments then; and these."""
     # The same function each time: what is compiled is found by it.
