@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bits_of_rows import rows_that_differ
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from random_arrays import normal, widened
@@ -44,22 +45,7 @@ NT, TN = (((1,), (1,)), ((), ())), (((0,), (0,)), ((), ()))
 invariant = functools.partial(jax_tcgemm.matmul, batch_invariant=True)
 
 
-def bits(x):
-    return np.asarray(x).view(np.uint8)
-
-
-def differing(f, x, *rest, rows=ROWS):
-    """For which numbers of rows the first ones are not what they are among all."""
-    f = jax.jit(f)
-    among_all = jax.tree.leaves(f(x, *rest))
-    return [
-        m
-        for m in rows
-        if any(
-            not np.array_equal(bits(few), bits(many[:m]))
-            for few, many in zip(jax.tree.leaves(f(x[:m], *rest)), among_all, strict=True)
-        )
-    ]
+differing = functools.partial(rows_that_differ, rows=ROWS)
 
 
 # --- products -----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bits_of_rows import bits, rows_that_differ
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from random_arrays import normal
@@ -19,22 +20,7 @@ ROWS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 191, 193, 
 NT, TN = (((1,), (1,)), ((), ())), (((0,), (0,)), ((), ()))
 
 
-def bits(x):
-    return np.asarray(x).view(np.uint8)
-
-
-def differing(f, x, *rest, rows=ROWS):
-    """For which numbers of rows the first ones are not what they are among all."""
-    f = jax.jit(f)
-    among_all = jax.tree.leaves(f(x, *rest))
-    return [
-        m
-        for m in rows
-        if any(
-            not np.array_equal(bits(few), bits(many[:m]))
-            for few, many in zip(jax.tree.leaves(f(x[:m], *rest)), among_all, strict=True)
-        )
-    ]
+differing = functools.partial(rows_that_differ, rows=ROWS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float8_e4m3fn"])
