@@ -141,6 +141,9 @@ def _batch(axis_data, args, dims, *, function, **params):
 
     Where only operands of the function have it, the product is the same for all, and made once.
     """
+    if all(dim is None for dim in dims):
+        out = scaled_dot_general_p.bind(*args, function=function, **params)
+        return out, [None] * len(out)
     size, num_batch = axis_data.size, params["num_batch"]
     factors, operands = args[:_NUM_FACTORS], args[_NUM_FACTORS:]
     (lhs, rhs, lhs_scales, rhs_scales), operand_dims = factors, dims[_NUM_FACTORS:]
