@@ -1,10 +1,8 @@
-"""Products with packed weights, and these as arrays, on one device: choose, then call.
+"""Products with packed weights, and these as arrays, on one device.
 
-As in dense.py, `make_plan` decides everything from shapes and dtypes, `product` and `weight` carry
-a plan out and `explain` prints one.
+`product` and `weight` carry a plan of request.py out.
 """
 
-import dataclasses
 import math
 
 import jax
@@ -14,63 +12,8 @@ from jax import lax
 
 from jax_tcgemm import selection
 from jax_tcgemm.device.call import call
-from jax_tcgemm.problem.packed import PackedProblem
+from jax_tcgemm.device.request import Plan
 from jax_tcgemm.problem.packed_weight import TILE, PackedWeight, dequantized
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What one call of a primitive says (primitives/packed_dot.py, packed_weight.py).
-
-    Attributes:
-      op: the public function, for messages.
-      problem: the problem; or a phrase saying why there is none.
-      implementation: name to force, or None.
-      config: config to force, or None.
-    """
-
-    op: str
-    problem: PackedProblem | str
-    implementation: str | None = None
-    config: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How it runs on one device. `problem` is None where XLA is all there is."""
-
-    problem: PackedProblem | None
-    choice: selection.Choice
-    copies: tuple[str, ...] = ()
-
-
-def make_plan(request: Request, device: selection.Device, obstacle: str = "") -> Plan:
-    """Chooses what runs a call.
-
-    Args:
-      request: the call.
-      device: the device it will run on.
-      obstacle: a phrase saying why only XLA can run it; "" when not.
-
-    Returns:
-      The plan.
-
-    Raises:
-      ValueError: when an implementation was forced that cannot run it.
-    """
-    problem = obstacle or request.problem
-    if isinstance(problem, str):
-        problem, obstacle = None, problem
-    choice = selection.select(
-        request.op,
-        problem,
-        device,
-        request.implementation,
-        request.config,
-        kind="packed",
-        obstacle=obstacle,
-    )
-    return Plan(problem, choice)
 
 
 def product(x: jax.Array, w: PackedWeight, dtype, plan: Plan) -> jax.Array:

@@ -1,66 +1,13 @@
-"""Sums and products of rows on one device: choose, then call.
-
-As in dense.py, `make_plan` decides everything from shapes and dtypes, `sums` and `dots` carry a
-plan out and `explain` prints one.
-"""
-
-import dataclasses
+"""Sums and products of rows on one device: `sums` and `dots` carry a plan of request.py out."""
 
 import jax
 import jax.numpy as jnp
 
 from jax_tcgemm import selection
 from jax_tcgemm.device.call import call
+from jax_tcgemm.device.request import Plan
 from jax_tcgemm.device.segment_sums import segment_sums
 from jax_tcgemm.problem.dtypes import DTYPES, wide_dtype
-from jax_tcgemm.problem.rows import RowsProblem
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What one call of the primitive says (primitives/rows.py).
-
-    Attributes:
-      op: the public function, for messages.
-      problem: the problem; or a phrase saying why there is none.
-      implementation: name to force, or None.
-    """
-
-    op: str
-    problem: RowsProblem | str
-    implementation: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How it runs on one device. `problem` is None where XLA is all there is."""
-
-    problem: RowsProblem | None
-    choice: selection.Choice
-    copies: tuple[str, ...] = ()
-
-
-def make_plan(request: Request, device: selection.Device, obstacle: str = "") -> Plan:
-    """Chooses what runs a call.
-
-    Args:
-      request: the call.
-      device: the device it will run on.
-      obstacle: a phrase saying why only XLA can run it; "" when not.
-
-    Returns:
-      The plan.
-
-    Raises:
-      ValueError: when an implementation was forced that cannot run it.
-    """
-    problem = obstacle or request.problem
-    if isinstance(problem, str):
-        problem, obstacle = None, problem
-    choice = selection.select(
-        request.op, problem, device, request.implementation, kind="rows", obstacle=obstacle
-    )
-    return Plan(problem, choice)
 
 
 def sums(a, sources, targets, weights=None, *, plan: Plan, num_targets: int, pattern) -> jax.Array:

@@ -13,9 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import blas as device_blas
-from jax_tcgemm.device import dense, epilogue, fused, grouped, grouped_epilogue
-from jax_tcgemm.device import packed as device_packed
-from jax_tcgemm.device import rows as device_rows
+from jax_tcgemm.device import dense, epilogue, fused, grouped, grouped_epilogue, request
 from jax_tcgemm.device import tensor as device_tensor
 from jax_tcgemm.primitives import (
     backward,
@@ -47,9 +45,9 @@ _RULES = {
     scaled_primitive.scaled_dot_general_p: (scaled_primitive, epilogue),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
     epilogue_ragged_primitive.epilogue_ragged_dot_p: (epilogue_ragged_primitive, grouped_epilogue),
-    rows.rows_p: (rows, device_rows),
-    packed_dot.packed_dot_p: (packed_dot, device_packed),
-    packed_weight.packed_weight_p: (packed_weight, device_packed),
+    rows.rows_p: (rows, request),
+    packed_dot.packed_dot_p: (packed_dot, request),
+    packed_weight.packed_weight_p: (packed_weight, request),
     contract.contract_p: (contract, device_tensor),
     elementwise.elementwise_p: (elementwise, device_tensor),
     reduce.reduce_p: (reduce, device_tensor),

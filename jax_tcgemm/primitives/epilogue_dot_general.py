@@ -374,15 +374,11 @@ def obstacle_to_division(operands, product: epilogue.Product, params, device) ->
     return "devices may divide a dimension that the function takes whole"
 
 
-def _carry_out(plan: epilogue.Plan, *operands, **_) -> list[jax.Array]:
-    return epilogue.product_with_epilogue(plan, *operands)
-
-
 _rules = epilogue_dot_general_p, unfused, epilogue.make_plan, product_of
 functions.define_types(*_rules)
 functions.define_lowering(
     *_rules,
     division_of=division_of,
     obstacle_to_division=obstacle_to_division,
-    carry_out=_carry_out,
+    carry_out=epilogue.product_with_epilogue,
 )

@@ -406,8 +406,8 @@ def obstacle_to_division(operands, product: grouped_epilogue.Product, params, de
     return ""
 
 
-def _carry_out(plan: grouped_epilogue.Plan, *args, gathered, **_) -> list[jax.Array]:
-    factors, operands = _split(args, gathered)
+def _carry_out(plan: grouped_epilogue.Plan, *args) -> list[jax.Array]:
+    factors, operands = _split(args, plan.product.product.gathered_rows is not None)
     return grouped_epilogue.product_with_epilogue(plan, *factors, operands)
 
 

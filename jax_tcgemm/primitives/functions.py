@@ -82,7 +82,7 @@ def define_lowering(
       division_of: of the types of operands and the parameters, how devices divide a call.
       obstacle_to_division: of the types, the product, the parameters and the device, why they do
         not divide it as one.
-      carry_out: of a plan that is fused, the operands and the parameters, the results.
+      carry_out: of a plan that is fused and the operands, the results.
     """
 
     def lower(ctx, *operands, device, obstacle, **params):
@@ -92,9 +92,10 @@ def define_lowering(
             if not obstacle:
                 return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
         plan = make_plan(product, device, obstacle)
-        run = functools.partial(carry_out, plan) if plan.is_fused else unfused
         key = lowering.key_of(primitive, params, plan.choice)
-        on_device = functools.partial(run, **params)
+        on_device = functools.partial(unfused, **params)
+        if plan.is_fused:
+            on_device = functools.partial(carry_out, plan)
         return partitioning.lower_on_device(ctx, on_device, *operands, key=key)
 
     lowering.register(primitive, lower)

@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import packed as device_packed
+from jax_tcgemm.device import request
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.packed_weight import (
@@ -95,7 +96,7 @@ def _abstract_eval(x, values, *others, **params):
     spec = (*x.sharding.spec.partitions[:-1], values.sharding.spec.partitions[0], None)
     mesh = x.sharding.mesh if values.sharding.mesh.empty else values.sharding.mesh
     out = like(x, shape, params["dtype"], NamedSharding(mesh, PartitionSpec(*spec)))
-    lowering.expect(device_packed.make_plan, product_of, x, values, *others, out, params)
+    lowering.expect(request.make_plan, product_of, x, values, *others, out, params)
     return out
 
 
@@ -174,14 +175,16 @@ register_jet(packed_dot_p, _series)
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(x, values, *others_and_params) -> device_packed.Request:
+def product_of(x, values, *others_and_params) -> request.Request:
     """What one call of the primitive says, from the types of its operands and result."""
     *others, out, params = others_and_params
     own = {"form": "product", "m": math.prod(x.shape[:-1])}
     own |= {"in_dtype": DTYPE_NAMES[np.dtype(x.dtype)]}
     own |= {"out_dtype": DTYPE_NAMES[np.dtype(out.dtype)]}
     problem = problem_of(values, len(others) == 2, params["format"], **own)
-    return device_packed.Request(params["op"], problem, params["implementation"], params["config"])
+    return request.Request(
+        "packed", params["op"], problem, params["implementation"], params["config"]
+    )
 
 
 def division_of(x, *weight_and_params) -> partitioning.Division:
@@ -198,8 +201,8 @@ def division_of(x, *weight_and_params) -> partitioning.Division:
 
 
 def _lower(ctx, *args, device, obstacle, **params):
-    request = product_of(*ctx.avals_in, *ctx.avals_out, params)
-    plan = device_packed.make_plan(request, device, obstacle)
+    asked = product_of(*ctx.avals_in, *ctx.avals_out, params)
+    plan = request.make_plan(asked, device, obstacle)
     # What XLA runs, it also partitions, but for explicit axes.
     is_ours = plan.choice.implementation != selection.XLA
     is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import packed as device_packed
+from jax_tcgemm.device import request
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
@@ -115,16 +116,16 @@ ad.primitive_jvps[packed_weight_p] = _jvp
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(values, *others_and_params) -> device_packed.Request:
+def product_of(values, *others_and_params) -> request.Request:
     """What one call of the primitive says, from the types of its operands and result."""
     *others, out, params = others_and_params
     dtype = np.dtype(out.dtype)
     if dtype not in (np.dtype("float16"), np.dtype("bfloat16")):
-        return device_packed.Request(params["op"], f"weights of {dtype} are XLA's")
+        return request.Request("packed", params["op"], f"weights of {dtype} are XLA's")
     own = {"form": "weight", "m": 0}
     own |= dict.fromkeys(("in_dtype", "out_dtype"), DTYPE_NAMES[dtype])
     problem = problem_of(values, len(others) == 2, params["format"], **own)
-    return device_packed.Request(params["op"], problem)
+    return request.Request("packed", params["op"], problem)
 
 
 def division_of(*arrays_and_params) -> partitioning.Division:
@@ -140,9 +141,7 @@ def division_of(*arrays_and_params) -> partitioning.Division:
 
 
 def _lower(ctx, *args, device, obstacle, **params):
-    plan = device_packed.make_plan(
-        product_of(*ctx.avals_in, *ctx.avals_out, params), device, obstacle
-    )
+    plan = request.make_plan(product_of(*ctx.avals_in, *ctx.avals_out, params), device, obstacle)
     # What XLA runs, it also partitions, but for explicit axes.
     is_ours = plan.choice.implementation != selection.XLA
     is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)

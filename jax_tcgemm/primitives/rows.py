@@ -25,6 +25,7 @@ from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_tcgemm import selection
+from jax_tcgemm.device import request
 from jax_tcgemm.device import rows as device_rows
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import same_varying
@@ -237,14 +238,14 @@ register_jet(rows_p, _series)
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(a, *others_and_params) -> device_rows.Request:
+def product_of(a, *others_and_params) -> request.Request:
     """What one call of the primitive says, from the types of its operands and result."""
     *others, _, params = others_and_params
     is_sums = params["form"] == "sums"
     op, implementation = params["op"], params["implementation"]
     dtype = np.dtype(a.dtype)
     if dtype not in map(np.dtype, ("float16", "bfloat16", "float32", "float64")):
-        return device_rows.Request(op, f"rows of {dtype} are XLA's", implementation)
+        return request.Request("rows", op, f"rows of {dtype} are XLA's", implementation)
     problem = RowsProblem(
         form=params["form"],
         a_rows=a.shape[0],
@@ -255,7 +256,7 @@ def product_of(a, *others_and_params) -> device_rows.Request:
         weighted=params["weighted"],
         in_dtype=DTYPE_NAMES[dtype],
     )
-    return device_rows.Request(op, problem, implementation)
+    return request.Request("rows", op, problem, implementation)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
@@ -279,8 +280,8 @@ def division_of(*avals_and_params) -> partitioning.Division:
 
 
 def _lower(ctx, *args, device, obstacle, **params):
-    request = product_of(*ctx.avals_in, *ctx.avals_out, params)
-    plan = device_rows.make_plan(request, device, obstacle)
+    asked = product_of(*ctx.avals_in, *ctx.avals_out, params)
+    plan = request.make_plan(asked, device, obstacle)
     # What XLA runs, it also partitions, but for explicit axes, of which gathers need to be told.
     is_ours = plan.choice.implementation != selection.XLA
     is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)

@@ -35,6 +35,7 @@ from jax_tcgemm.primitives.rules import (
     transpose_by_parts,
 )
 from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.precision import of_dequantized
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching
@@ -103,7 +104,7 @@ def _plain(lhs: jax.Array, rhs: jax.Array, *, num_batch, precision=None, **_) ->
         rhs,
         op=selection.DEQUANTISED,
         dimension_numbers=_numbers(lhs.ndim, rhs.ndim, num_batch),
-        precision=None if getattr(precision, "name", "").startswith("ANY_F8_") else precision,
+        precision=of_dequantized(precision),
         preferred_element_type=_F32,
         implementation=None,
         config=None,
@@ -336,15 +337,11 @@ def obstacle_to_division(
     return ""
 
 
-def _carry_out(plan: epilogue.Plan, *operands, **_) -> list[jax.Array]:
-    return epilogue.product_with_epilogue(plan, *operands)
-
-
 _rules = scaled_dot_general_p, unfused, epilogue.make_plan, product_of
 functions.define_types(*_rules)
 functions.define_lowering(
     *_rules,
     division_of=division_of,
     obstacle_to_division=obstacle_to_division,
-    carry_out=_carry_out,
+    carry_out=epilogue.product_with_epilogue,
 )

@@ -138,6 +138,11 @@ def for_xla(precision):
     return (lax.Precision.HIGHEST,) * 2 if is_in_parts(precision) else precision
 
 
+def of_dequantized(precision):
+    """A canonical precision for operands that are no 8-bit floats any more."""
+    return None if getattr(precision, "name", "").startswith("ANY_F8_") else precision
+
+
 def resolve(lhs_dtype, rhs_dtype, result_dtype, precision, platform: str) -> Numerics | str:
     """The arithmetic of a product, or why none of our implementations has it.
 

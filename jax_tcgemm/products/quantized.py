@@ -21,7 +21,7 @@ from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
 from jax_tcgemm.problem.fusion import halves
 from jax_tcgemm.problem.packed_weight import PackedWeight
-from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.problem.precision import canonical_precision, of_dequantized
 from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, is_quantized, spread
 from jax_tcgemm.products import epilogue as unquantized
 from jax_tcgemm.products import packed
@@ -180,16 +180,6 @@ def _factors(*operands) -> list[jax.Array] | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rounded:
-    """Nothing but the result's dtype."""
-
-    dtype: np.dtype
-
-    def __call__(self, acc):
-        return acc.astype(self.dtype)
-
-
-@dataclasses.dataclass(frozen=True)
 class _Layer:
     """What `linear` and its like do after their product, or products, before they round."""
 
@@ -259,7 +249,7 @@ def _scaling(epilogue, dtype, scales: Sequence[Sequence[jax.Array]]):
 def product(op, lhs, rhs, *, preferred_element_type=None, **how) -> jax.Array:
     """A product of quantised operands, rounded; `how` as for `with_epilogue`."""
     dtype = result_dtype(op, preferred_element_type, lhs, rhs)
-    return with_epilogue(op, lhs, rhs, _Rounded(dtype), (), **how)
+    return with_epilogue(op, lhs, rhs, unquantized.Rounded(dtype), (), **how)
 
 
 def layer(
@@ -308,7 +298,7 @@ def layer(
     operands = (*biases, *(() if residual is None else (residual,)))
     function = _Layer(activation, alpha, gated, bool(biases), dtype)
     if function == _Layer("none", 1.0, False, False, dtype) and not operands:
-        function = _Rounded(dtype)
+        function = unquantized.Rounded(dtype)
     gates = {"rhs_up": rhs_up, "pair": pair if rhs_up is None else None}
     return with_epilogue(op, lhs, rhs, function, operands, **gates, **how)
 
@@ -344,9 +334,9 @@ def with_epilogue(
         )
     precision = sharded["precision"] = canonical_precision(op, precision)
     if packed.is_packed(lhs, *rights):
-        made = epilogue.dtype if isinstance(epilogue, _Rounded) else np.dtype(np.float32)
+        made = epilogue.dtype if isinstance(epilogue, unquantized.Rounded) else np.dtype(np.float32)
         accs = [packed.product(op, lhs, right, made, **how, **sharded, **asked) for right in rights]
-        if isinstance(epilogue, _Rounded):
+        if isinstance(epilogue, unquantized.Rounded):
             return accs[0]
         accs = accs if pair is None else halves(*accs, pair)
         return unquantized.applied(op, accs, epilogue, operands)
@@ -363,12 +353,12 @@ def with_epilogue(
             op, *factors[:2], function, operands, **how, **gates, **sharded, **asked
         )
     is_scaled = factors is not None and factors[0].dtype in (*FLOAT8, _INT8)
-    rounded = epilogue.dtype if isinstance(epilogue, _Rounded) else None
+    rounded = epilogue.dtype if isinstance(epilogue, unquantized.Rounded) else None
     if is_scaled and out_sharding is None:
         own = {**how, "precision": precision, **asked}
         if pair is None and rhs_up is None:
             return _by_blocks(op, lhs, rhs, epilogue, operands, **own)
-        wide = _Rounded(np.dtype(np.float32))
+        wide = unquantized.Rounded(np.dtype(np.float32))
         accs = [_by_blocks(op, lhs, right, wide, (), **own) for right in rights]
     else:
         arrays = as_arrays(lhs, *rights)
@@ -402,7 +392,7 @@ def _has_blocks(x, contracted) -> bool:
 def of_wide_numbers(op: str, precision):
     """A precision for operands that are no 8-bit floats any more."""
     precision = canonical_precision(op, precision)
-    return None if getattr(precision, "name", "").startswith("ANY_F8_") else precision
+    return of_dequantized(precision)
 
 
 def _scales_of_result(lhs, rights, numbers, permutation, pair) -> list[list[jax.Array]]:
@@ -458,7 +448,7 @@ def _by_blocks(
     is_natural = permutation is None or tuple(permutation) == tuple(range(len(permutation)))
     if is_natural and not ones:
         return unquantized.with_scaled_epilogue(op, factors, epilogue, operands, **own)
-    wide = _Rounded(np.dtype(np.float32))
+    wide = unquantized.Rounded(np.dtype(np.float32))
     acc = lax.squeeze(unquantized.with_scaled_epilogue(op, factors, wide, (), **own), ones)
     acc = acc if is_natural else lax.transpose(acc, tuple(permutation))
     return unquantized.applied(op, [acc], epilogue, operands)

@@ -10,7 +10,7 @@ import numpy as np
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.products.arguments import ShapeError, as_array, canonical_element_type
-from jax_tcgemm.products.epilogue import with_epilogue, with_scaled_epilogue
+from jax_tcgemm.products.epilogue import Rounded, with_epilogue, with_scaled_epilogue
 from jax_tcgemm.selection import check_names
 
 
@@ -105,7 +105,7 @@ def scaled_matmul(
     if any(scales.ndim and scales.shape[-1] > 1 for scales in (lhs_scales, rhs_scales)):
         factors = lhs, rhs, _with_dimensions(lhs, lhs_scales), _with_dimensions(rhs, rhs_scales)
         how |= {"num_batch": num_batch, "blocks": (lhs_block, rhs_block)}
-        return with_scaled_epilogue(op, factors, _rounded(dtype), (), **how)
+        return with_scaled_epilogue(op, factors, Rounded(dtype), (), **how)
     lhs_scales = _of_rows(lhs, lhs_scales, lhs_block)
     rhs_scales = _of_rows(rhs, rhs_scales, rhs_block)
     if rhs_scales.ndim:
@@ -116,16 +116,10 @@ def scaled_matmul(
     return with_epilogue(op, lhs, rhs, _scaled(dtype), scales, **numbers, **how)
 
 
-# Of one dtype the same function, whose trace is known.
-
-
-@functools.cache
-def _rounded(dtype: np.dtype) -> Callable:
-    return lambda acc: acc.astype(dtype)
-
-
 @functools.cache
 def _scaled(dtype: np.dtype) -> Callable:
+    """The epilogue; of one dtype the same function, whose trace is known."""
+
     def scaled(acc, lhs_scales, rhs_scales):
         return (acc.astype(jnp.float32) * lhs_scales * rhs_scales).astype(dtype)
 

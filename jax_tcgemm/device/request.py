@@ -1,0 +1,65 @@
+"""The plan of a call that is one problem or XLA's: what to say, and what is chosen.
+
+As in dense.py, `make_plan` decides everything from shapes and dtypes; rows.py and packed.py carry
+plans out, and `explain` prints them.
+"""
+
+import dataclasses
+
+from jax_tcgemm import selection
+from jax_tcgemm.problem.packed import PackedProblem
+from jax_tcgemm.problem.rows import RowsProblem
+
+AnyProblem = RowsProblem | PackedProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What one call of a primitive says.
+
+    Attributes:
+      kind: of what kind of problems it is, as `Problem.kind`.
+      op: the public function, for messages.
+      problem: the problem; or a phrase saying why there is none.
+      implementation: name to force, or None.
+      config: config to force, or None.
+    """
+
+    kind: str
+    op: str
+    problem: AnyProblem | str
+    implementation: str | None = None
+    config: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How it runs on one device. `problem` is None where XLA is all there is."""
+
+    problem: AnyProblem | None
+    choice: selection.Choice
+    copies: tuple[str, ...] = ()
+
+
+def make_plan(request: Request, device: selection.Device, obstacle: str = "") -> Plan:
+    """Chooses what runs a call.
+
+    Args:
+      request: the call.
+      device: the device it will run on.
+      obstacle: a phrase saying why only XLA can run it; "" when not.
+
+    Returns:
+      The plan.
+
+    Raises:
+      ValueError: when an implementation was forced that cannot run it.
+    """
+    problem = obstacle or request.problem
+    if isinstance(problem, str):
+        problem, obstacle = None, problem
+    asked = request.implementation, request.config
+    choice = selection.select(
+        request.op, problem, device, *asked, kind=request.kind, obstacle=obstacle
+    )
+    return Plan(problem, choice)
