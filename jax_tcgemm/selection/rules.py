@@ -106,10 +106,13 @@ def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> flo
     if name is None or problem.form == "weight":
         return math.inf
     columns, warps_k, cluster = map(int, name.groups())
-    rows = next((rows for rows in _PACKED_RATES if problem.m <= rows), max(_PACKED_RATES))
-    passes, across = -(-problem.m // rows), -(-problem.n // columns)
+    # Of experts, which have more or fewer rows than the mean, twice that (packed.cc).
+    mean = problem.rows_of_weight
+    wanted = mean * (2 if problem.form == "grouped" else 1)
+    rows = next((rows for rows in _PACKED_RATES if wanted <= rows), max(_PACKED_RATES))
+    passes, across = -(-mean // rows), problem.weights_read * -(-problem.n // columns)
     blocks = across * passes * cluster
-    weight = problem.n * problem.k * problem.bits // 8
+    weight = problem.weights_read * problem.n * problem.k * problem.bits // 8
     from_l2 = passes * (weight + across * rows * problem.k * 2)
     # Blocks have whole stages of K.
     stages = -(-problem.k // (128 * warps_k))
