@@ -18,7 +18,7 @@ from jax_tcgemm.selection.devices import ASSUMED_GPU
 class Case:
     """A product of m rows, or of those of experts of these sizes; qtype "nf4" is a table.
 
-    Of the experts, `offset` and then how many have weights: all that sizes say unless `experts` does.
+    From number `offset` on, `experts` of them have weights; None: all.
     """
 
     m: int

@@ -491,7 +491,10 @@ def test_refused(name):
         ({"in_dtype": "f32"}, "x must be f16 or bf16, got f32"),
         ({"out_dtype": "s32"}, "d must be f16, bf16 or f32, got s32"),
         ({"form": "weight"}, "m must be 0 of a weight, got 1"),
-        ({"form": "both"}, "form must be product or weight, got both"),
+        ({"experts": 2}, "experts and num_sizes must be 1 and 0 where there are no groups of rows"),
+        ({"form": "grouped"}, "experts must be from 1 to num_sizes=0, got 1"),
+        ({"form": "grouped", "experts": 0, "num_sizes": 3}, "must be from 1 to num_sizes=3, got 0"),
+        ({"form": "both"}, "form must be product, weight or grouped, got both"),
     ],
     ids=str,
 )

@@ -150,8 +150,7 @@ def test_bias_activation_and_functions():
     is_there = (own >= 0)[:, None]
     y = jax_tcgemm.ragged_dot(x, EVEN.weight, sizes, bias=bias, activation="sigmoid")
     expected = np.where(is_there, 1 / (1 + np.exp(-(product + exact(bias)[own]))), 0)
-    np.testing.assert_allclose(exact(y), expected, atol=1e-2)
-    assert not exact(y)[~is_there[:, 0]].any()
+    check(y, expected, magnitude)
     y = jax_tcgemm.ragged_dot(
         x,
         EVEN.weight,
@@ -190,7 +189,8 @@ def test_gated(rows):
     )
     without = [z - exact(bias)[own, i] for i, z in enumerate((gate, up))]
     expected = np.where((own >= 0)[:, None], np.maximum(*without), 0)
-    np.testing.assert_allclose(exact(both), expected, rtol=1e-2, atol=1e-2)
+    magnitude = np.einsum("mk,mkn->mn", abs(exact(x)), abs(values[own]).max(2))
+    check(both, expected, np.where((own >= 0)[:, None], magnitude, 0))
 
 
 def test_other_dtypes():
@@ -300,10 +300,10 @@ def test_lowered_for_a_gpu():
 
 
 def test_exported():
-    """For any number of rows, with sizes that are known when it runs only."""
     x = jnp.asarray(EVEN.x_array)
     f = jax.jit(lambda x, sizes: jax_tcgemm.ragged_dot(x, EVEN.weight, sizes))
-    exported = jax.export.export(f)(x, sizes_of(EVEN))
+    calls = [jax.export.DisabledSafetyCheck.custom_call("tcgemm_ragged")]
+    exported = jax.export.export(f, disabled_checks=calls)(x, sizes_of(EVEN))
     again = jax.export.deserialize(exported.serialize())
     check(again.call(x, sizes_of(EVEN)), *EVEN.exact)
 
@@ -314,9 +314,7 @@ Q, SCALE = jnp.zeros((3, 64, 32), jnp.int8), jnp.ones((3, 2, 32))
 ONE = pack_weights(Q[0], SCALE[0], group_size=32, dtype="int4")
 EXPERTS = pack_weights(Q, SCALE, group_size=32, dtype="int4")
 X, SIZES = jnp.ones((4, 64), BF16), jnp.array([1, 2, 1])
-ACT_ORDER = pack_weights(
-    Q[0], SCALE[0], group_size=32, dtype="int4", g_idx=jnp.arange(64) % 2
-)
+ACT_ORDER = pack_weights(Q[0], SCALE[0], group_size=32, dtype="int4", g_idx=jnp.arange(64) % 2)
 
 
 def test_groups_in_any_order_become_arrays():
@@ -330,7 +328,7 @@ def test_groups_in_any_order_become_arrays():
 REFUSALS = {
     "one weight": (
         lambda: jax_tcgemm.ragged_dot(X, ONE, SIZES),
-        r"^ragged_dot: rhs must have a weight for each group, got rhs.shape=\(64, 32\) of one; pack",
+        r"^ragged_dot: rhs must have a weight for each group, got rhs.shape=\(64, 32\) of ",
     ),
     "weights stacked twice": (
         lambda: jax_tcgemm.ragged_dot(

@@ -46,8 +46,8 @@ from jax_tcgemm.sharding.layout import Layout
 from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xla, zero_tangent
 
 # Of more, the weight is written as an array once, and multiplied by the kernels of plain products:
-# the kernel of few reads and converts all of it for every 32. Groups are that of so many on average:
-# some have more.
+# the kernel of few reads and converts all of it for every 32. Groups have so many on average, some
+# of them more.
 MOST_ROWS, MOST_ROWS_OF_GROUPS = 128, 64
 
 packed_dot_p = core.Primitive("tcgemm_packed_dot")
@@ -70,7 +70,8 @@ def packed_dot(
       An array of shape (..., *w.shape[1:]).
     """
     asked = {"implementation": implementation, "config": config}
-    return _columns(w.format, _product, x, *arrays_of(w), op=op, dtype=dtype, grouped=False, **asked)
+    operands = x, *arrays_of(w)
+    return _by_columns(w.format, *operands, op=op, dtype=dtype, grouped=False, **asked)
 
 
 def packed_ragged_dot(
@@ -101,12 +102,12 @@ def packed_ragged_dot(
     """
     operands = x, *arrays_of(w), group_sizes, group_offset
     asked = {"implementation": implementation, "config": config}
-    return _columns(w.format, _product, *operands, op=op, dtype=dtype, grouped=True, **asked)
+    return _by_columns(w.format, *operands, op=op, dtype=dtype, grouped=True, **asked)
 
 
-def _columns(form: PackedFormat, product, x, *others, dtype, **params) -> jax.Array:
-    """A product as an array (*rows, *columns) of what the weight's columns are."""
-    out = product(x, *others, format=form, dtype=np.dtype(dtype), **params)
+def _by_columns(form: PackedFormat, x, *others, dtype, **params) -> jax.Array:
+    """The product as an array (*rows, *columns) of the columns that the weight has."""
+    out = _product(x, *others, format=form, dtype=np.dtype(dtype), **params)
     out = out.reshape(*x.shape[:-1], out.shape[-2] * TILE)
     if out.shape[-1] != form.n:
         out = lax.slice_in_dim(out, 0, form.n, axis=-1)

@@ -6,9 +6,10 @@ A weight of shape (k, n), whose elements are (u - zero) * scale with unsigned u,
     scales       (tiles, groups, 16 * bytes)
     zero_points  (tiles, groups, 32)     int16
 
-of bytes; of several stacked weights (*stacked, tiles, ...). A piece is what a warp multiplies from registers: 16 bytes for each lane, its own elements
-of A in `mma.m16n8k16` of the transposed product. In a block of 32 rows lane 4g + c has the rows
-8c to 8c + 7, so that of x it reads 16 bytes at a time, and of the columns g and g + 8:
+of bytes; of stacked weights (*stacked, tiles, ...). A piece is what a warp multiplies from
+registers: 16 bytes for each lane, its own elements of A in `mma.m16n8k16` of the transposed
+product. In a block of 32 rows lane 4g + c has the rows 8c to 8c + 7, so that of x it reads 16 bytes
+at a time, and of the columns g and g + 8:
 
     row     64 chunk + 32 b + 8 c + 4 s + 2 h + e     step s of block b, half h of A, element e
     column  16 tile + 8 r + g                         r tells rows g and g + 8 of A apart
