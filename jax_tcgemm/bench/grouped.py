@@ -14,14 +14,6 @@ from jax_tcgemm.bench.suites import DTYPES
 from jax_tcgemm.bench.workload import Workload
 
 
-def group_sizes(tokens: int, groups: int, alpha: float) -> np.ndarray:
-    """Drawn from a Dirichlet distribution, the same for every run; 0 makes all equal."""
-    if not alpha:
-        return np.diff(np.arange(1, groups + 1) * tokens // groups, prepend=0)
-    rng = np.random.default_rng([tokens, groups])
-    return rng.multinomial(tokens, rng.dirichlet(np.full(groups, alpha)))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grouped:
     """A grouped computation of a suite: `tokens` rows, `group_sizes` of them for each group."""

@@ -23,7 +23,8 @@ from jax import lax
 
 import jax_tcgemm
 from jax_tcgemm.bench import reference
-from jax_tcgemm.bench.grouped import Grouped, group_sizes
+from jax_tcgemm.bench.grouped import Grouped
+from jax_tcgemm.bench.ragged import group_sizes
 from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
 
 

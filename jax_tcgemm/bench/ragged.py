@@ -27,7 +27,7 @@ from jax import lax
 
 import jax_tcgemm
 from jax_tcgemm.bench import experts, reference
-from jax_tcgemm.bench.grouped import Computation, Grouped, group_sizes, workload
+from jax_tcgemm.bench.grouped import Computation, Grouped, workload
 from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
 
 _KINDS = ("forward", "lhs_gradient", "rhs_gradient")
@@ -52,6 +52,18 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
             of = Grouped(kind, dtype, sizes, tokens, groups, n, k)
             label = f"{group.get('name', '')} {kind.replace('_', ' ')}".strip()
             yield workload(suite, label, of, kinds[kind](of))
+
+
+def group_sizes(tokens: int, groups: int, alpha: float) -> np.ndarray:
+    """Rows of each group, the same for every run."""
+    rng = np.random.default_rng([tokens, groups])
+    shares = rng.dirichlet(np.full(groups, alpha)) if alpha else np.full(groups, 1 / groups)
+    return rng.multinomial(tokens, shares) if alpha else _equal(tokens, groups)
+
+
+def _equal(tokens: int, groups: int) -> np.ndarray:
+    ends = np.arange(1, groups + 1) * tokens // groups
+    return np.diff(ends, prepend=0)
 
 
 def _product(of: Grouped) -> Computation:

@@ -124,6 +124,8 @@ def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> flo
     each *= 1.07 if columns // 32 * warps_k * rounds < 16 else 1
     # What a block begins and ends with, and what those of a cluster send each other.
     each += 0.62 + 0.4 * (cluster - 1) * rows * columns / 1e4
+    # Sixteen warps have no block beside them that multiplies while they look for their expert.
+    each += 0.7 if problem.form == "grouped" and columns // 32 * warps_k >= 16 else 0
     busiest = rounds * each + 0.25 * (cluster > 1)
     parts = (weight / 4.4e6, from_l2 / 6.3e6, busiest)
     return 3.9 + sum(part**4 for part in parts) ** 0.25

@@ -34,7 +34,7 @@ __device__ __forceinline__ Range sum_before(uint32_t value, uint32_t limit, uint
   if (lane == 31) shares[warp] = value;
   __syncthreads();
   uint32_t before = 0;
-#pragma unroll 1
+#pragma unroll
   for (int i = 0; i < kThreads / 32; ++i) {
     if (i == warp) before = *total;
     *total = min(*total + shares[i], limit);
