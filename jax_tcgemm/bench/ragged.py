@@ -48,13 +48,14 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
     for kind in listed(group.get("kind", "forward")):
         check_value("kind", kind, kinds)
         for tokens, groups, n, k in itertools.product(*(listed(group[key]) for key in _KEYS)):
-            sizes = _group_sizes(tokens, groups, group.get("alpha", 4.0))
+            sizes = group_sizes(tokens, groups, group.get("alpha", 4.0))
             of = Grouped(kind, dtype, sizes, tokens, groups, n, k)
             label = f"{group.get('name', '')} {kind.replace('_', ' ')}".strip()
             yield workload(suite, label, of, kinds[kind](of))
 
 
-def _group_sizes(tokens: int, groups: int, alpha: float) -> np.ndarray:
+def group_sizes(tokens: int, groups: int, alpha: float) -> np.ndarray:
+    """Rows of each group, the same for every run."""
     rng = np.random.default_rng([tokens, groups])
     shares = rng.dirichlet(np.full(groups, alpha)) if alpha else np.full(groups, 1 / groups)
     return rng.multinomial(tokens, shares) if alpha else _equal(tokens, groups)
