@@ -340,6 +340,7 @@ class Ragged:
         p |= {"batch": batch, "m": m, "n": n, "k": k, "groups": groups, "num_sizes": num_sizes}
         p |= {name: flip(rng) for name in ("a_batched", "b_batched", "sizes_batched", "gathered")}
         p |= {"activation": "none", "gated": False, "biased": False, "b_transposed": False}
+        p |= {"factors": []}
         p |= {"function": "", "function_reads": [], "function_indices": [], "function_results": []}
         if rows and out in FLOATS and flip(rng):
             p |= {

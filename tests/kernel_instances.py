@@ -118,10 +118,11 @@ def wgmma(
     )
 
 
-def wgmma_ragged(config: str, epilogue: str = "Bare") -> Instance:
+def wgmma_ragged(config: str, epilogue: str = "Bare", instruction: str = "bf16", **how) -> Instance:
     """The same for grouped products: tokens are K-major of form rows, whose configs are swapped."""
-    layout = "10" if config.endswith("true") else "11"
-    return wgmma(config, epilogue, layout=layout, kernel="ragged_kernel")
+    is_rows, has_layouts = config.endswith("true"), WGMMA_INSTRUCTIONS[instruction].a_mn is not None
+    layout = "00" if not has_layouts else "10" if is_rows else "11"
+    return wgmma(config, epilogue, instruction, layout, kernel="ragged_kernel", **how)
 
 
 def mma_sync(

@@ -175,6 +175,16 @@ def test_scaled_products_are_measured_beside_those_of_xla():
         assert record["error"] < 2**-6
 
 
+def test_grouped_scaled_products_are_measured_beside_those_of_xla():
+    runner = measure(suites.load_suite("smoke_moe_fp8").cases)
+    assert not runner.wrong
+    assert [record["label"] for record in runner.records] == ["rows", "blocks"]
+    for record in runner.records:
+        assert set(record["peers"]) == {"xla"}
+        assert record["parts"].keys() == {"bf16"}
+        assert record["error"] < 2**-6
+
+
 def test_losses_are_measured_beside_whole_logits_and_chunks():
     runner = measure(suites.load_suite("smoke_losses").cases)
     assert not runner.wrong

@@ -36,6 +36,7 @@ NO_FUNCTION = {"function": "", "function_reads": [], "function_indices": [], "fu
 GEMM |= NO_FUNCTION
 RAGGED = ABI | {"config": "auto", "form": "rows", "compute": "f32", "activation": "none"}
 RAGGED |= {"batch": 1, "m": 6, "n": 4, "k": 5, "groups": 2, "num_sizes": 2, "a_rows": 0}
+RAGGED |= {"factors": []}
 RAGGED |= dict.fromkeys(("b_transposed", "a_batched", "b_batched", "sizes_batched"), False)
 RAGGED |= dict.fromkeys(("gated", "biased", "gathered"), False)
 RAGGED |= NO_FUNCTION
@@ -123,6 +124,25 @@ def test_a_call_has_the_arrays_of_its_problem(worker, key, change, operands, res
     attributes = {"gemm": GEMM, "ragged": RAGGED, "rows": ROWS, "blas": BLAS}[key] | change
     found = [Buffer("f32", (1,)) for _ in range(results)]
     assert says in run(worker, key, attributes, [numbers(1)] * operands, *found)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, "a_factors must hold at least 12 elements, got 11"),
+        ({"factors": [1] * 11}, "factors must be six numbers of a and six of b, got 11"),
+        ({"form": "contraction"}, "factors must be empty when form is contraction"),
+        ({"gated": True}, "a product with factors of blocks must not be gated"),
+    ],
+    ids=str,
+)
+def test_factors_of_groups(worker, change, says):
+    """Of six tokens with two blocks of k each, and of two matrices with two of n and two of k."""
+    numbers_of_blocks = [1, 4, 2, 1, 0, 0, 2, 4, 2, 1, 0, 4]
+    attributes = RAGGED | {"factors": numbers_of_blocks} | change
+    sizes = [numbers(2, dtype="s32"), numbers(1, dtype="s32")]
+    operands = [numbers(30), numbers(40), *sizes, numbers(11), numbers(8)]
+    assert says in run(worker, "ragged", attributes, operands, Buffer("f32", (24,)))
 
 
 def test_factors_are_all_there(worker):

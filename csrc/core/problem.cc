@@ -134,30 +134,8 @@ int64_t b_elements(const Problem& p) {
   return multiply_add(1, p.epilogue.up_offset, span(p, p.b, shape_of_b(p)));
 }
 
-std::string check_factors(const Problem& p) {
-  if (!p.is_scaled()) return "";
-  if (p.factors.size() != 2 * Problem::kFactorFields) {
-    return must("factors", "be six numbers of a and six of b", static_cast<int64_t>(p.factors.size()));
-  }
-  if (p.has_two_b()) return "a product with factors of blocks must not be gated";
-  for (const BlockFactors& x : {p.a_factors(), p.b_factors()}) {
-    for (int64_t block : {x.rows, x.depth}) {
-      if (block < 1 || block > INT32_MAX) return must("a block's extents", "be in [1, 2^31)", block);
-    }
-    for (int64_t stride : {x.row_stride, x.k_stride, x.batch_outer_stride, x.batch_inner_stride}) {
-      if (stride < 0) return must("strides of factors", "not be negative", stride);
-    }
-  }
-  return "";
-}
-
-// How many factors there must be at least.
 int64_t factor_elements(const Problem& p, const BlockFactors& x, int64_t rows) {
-  if (p.is_empty() || p.k == 0) return 0;
-  int64_t last = multiply_add(ceil_div(rows, x.rows) - 1, x.row_stride, 1);
-  last = multiply_add(ceil_div(p.k, x.depth) - 1, x.k_stride, last);
-  last = multiply_add(p.batch_outer() - 1, x.batch_outer_stride, last);
-  return multiply_add(p.batch_inner - 1, x.batch_inner_stride, last);
+  return p.is_empty() ? 0 : factor_elements(x, p.batch_outer(), p.batch_inner, rows, p.k);
 }
 
 // From the first element that is read to the last, both included; the least int64 and the largest where one does not
@@ -215,6 +193,30 @@ std::string check_buffers(const Problem& p, const Buffers& buffers) {
                                 buffers.function_operands, buffers.more_results);
 }
 
+std::string check_factors(const ProductFactors& factors) {
+  if (factors.is_none()) return "";
+  if (factors.numbers.size() != 2 * ProductFactors::kFields) {
+    return must("factors", "be six numbers of a and six of b", static_cast<int64_t>(factors.numbers.size()));
+  }
+  for (const BlockFactors& x : {factors.a(), factors.b()}) {
+    for (int64_t block : {x.rows, x.depth}) {
+      if (block < 1 || block > INT32_MAX) return must("a block's extents", "be in [1, 2^31)", block);
+    }
+    for (int64_t stride : {x.row_stride, x.k_stride, x.batch_outer_stride, x.batch_inner_stride}) {
+      if (stride < 0) return must("strides of factors", "not be negative", stride);
+    }
+  }
+  return "";
+}
+
+int64_t factor_elements(const BlockFactors& x, int64_t batch_outer, int64_t batch_inner, int64_t rows, int64_t k) {
+  if (batch_outer == 0 || batch_inner == 0 || rows == 0 || k == 0) return 0;
+  int64_t last = multiply_add(ceil_div(rows, x.rows) - 1, x.row_stride, 1);
+  last = multiply_add(ceil_div(k, x.depth) - 1, x.k_stride, last);
+  last = multiply_add(batch_outer - 1, x.batch_outer_stride, last);
+  return multiply_add(batch_inner - 1, x.batch_inner_stride, last);
+}
+
 std::string check_problem(const Problem& p) {
   if (std::string error = check_extents({{"m", p.m}, {"n", p.n}, {"k", p.k}, {"batch", p.batch}}); !error.empty()) {
     return error;
@@ -223,7 +225,8 @@ std::string check_problem(const Problem& p) {
     return must("batch_inner", "divide batch=" + std::to_string(p.batch), p.batch_inner);
   }
   if (std::string error = check_epilogue(p); !error.empty()) return error;
-  if (std::string error = check_factors(p); !error.empty()) return error;
+  if (std::string error = check_factors(p.factors); !error.empty()) return error;
+  if (!p.factors.is_none() && p.has_two_b()) return "a product with factors of blocks must not be gated";
   if (std::string error = check_operand("a", p, p.a, shape_of_a(p), 0); !error.empty()) return error;
   return check_operand("b", p, p.b, shape_of_b(p), p.epilogue.up_offset);
 }
@@ -245,7 +248,7 @@ Features features_of(const Problem& p) {
   Features needed = features_of(p.epilogue);
   needed.add(Feature::kAlpha, p.alpha != 1.0);
   needed.add(Feature::kBeta, p.beta != 0.0);
-  needed.add(Feature::kBlockFactors, p.is_scaled());
+  needed.add(Feature::kBlockFactors, !p.factors.is_none());
   return needed;
 }
 
@@ -254,7 +257,7 @@ const BufferTable<Problem, Buffers>& buffer_table(const Problem&) {
   const auto always = [](P&) -> int64_t { return 1; };
   const auto out = [](P& p) { return p.out; };
   const auto f32 = [](P&) { return DType::kF32; };
-  const auto is_scaled = [](P& p) -> int64_t { return p.is_scaled(); };
+  const auto is_scaled = [](P& p) -> int64_t { return !p.factors.is_none(); };
   const auto b_dtype = [](P& p) { return p.b.dtype; };
   static const BufferTable<Problem, Buffers> table{
       {"a", BufferRole::kOperand, always, a_elements, [](P& p) { return p.a.dtype; }, put<&Buffers::a>},
@@ -268,9 +271,9 @@ const BufferTable<Problem, Buffers>& buffer_table(const Problem&) {
        }},
       {"b_up", BufferRole::kOperand, [](P& p) -> int64_t { return p.has_two_b() && p.epilogue.up_offset == 0; },
        b_elements, b_dtype, put<&Buffers::b_up>},
-      {"a_factors", BufferRole::kOperand, is_scaled, [](P& p) { return factor_elements(p, p.a_factors(), p.m); }, f32,
+      {"a_factors", BufferRole::kOperand, is_scaled, [](P& p) { return factor_elements(p, p.factors.a(), p.m); }, f32,
        put<&Buffers::a_factors>},
-      {"b_factors", BufferRole::kOperand, is_scaled, [](P& p) { return factor_elements(p, p.b_factors(), p.n); }, f32,
+      {"b_factors", BufferRole::kOperand, is_scaled, [](P& p) { return factor_elements(p, p.factors.b(), p.n); }, f32,
        put<&Buffers::b_factors>},
       {"c", BufferRole::kOptional, [](P& p) -> int64_t { return p.beta != 0.0; }, d_elements, out,
        [](P& p, Buffers& buffers, void* x, int64_t) { buffers.c = p.beta != 0.0 ? x : nullptr; }},

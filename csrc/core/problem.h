@@ -52,6 +52,23 @@ struct BlockFactors {
   int64_t row_stride, k_stride, batch_outer_stride, batch_inner_stride;
 };
 
+// Those of both operands of a product, or none.
+struct ProductFactors {
+  static constexpr int64_t kFields = 6;
+
+  std::vector<int64_t> numbers;  // kFields of A's, then of B's
+
+  bool is_none() const { return numbers.empty(); }
+  BlockFactors a() const { return at(0); }
+  BlockFactors b() const { return at(kFields); }
+
+ private:
+  BlockFactors at(int64_t first) const {
+    const int64_t* x = &numbers[first];
+    return {x[0], x[1], x[2], x[3], x[4], x[5]};
+  }
+};
+
 // An elementwise function of the sums and of operands, as device code: a struct of this name in the namespace
 // tcgemm::elementwise, which a program's kernels are compiled with. epilogue/function.cuh says how it is called. Places
 // and strides are in elements. Of a matrix with rows of `n`, row m lies at m / period * m_outer + m % period * m_inner.
@@ -145,12 +162,7 @@ struct Problem {
   double alpha = 1.0;
   double beta = 0.0;  // 0: C is never read
   Epilogue epilogue;
-  std::vector<int64_t> factors;  // the numbers of a's BlockFactors, then of b's; or none
-
-  static constexpr int64_t kFactorFields = 6;
-  bool is_scaled() const { return !factors.empty(); }
-  BlockFactors a_factors() const { return factors_at(0); }
-  BlockFactors b_factors() const { return factors_at(kFactorFields); }
+  ProductFactors factors;
 
   // The derivative of a gated product multiplies by one matrix B.
   bool has_two_b() const { return epilogue.gated && !epilogue.derivative; }
@@ -159,12 +171,6 @@ struct Problem {
   int64_t bias_columns() const { return has_two_b() ? 2 * n : n; }
   int64_t batch_outer() const { return batch_inner > 0 ? batch / batch_inner : 0; }
   bool is_empty() const { return batch == 0 || m == 0 || n == 0; }
-
- private:
-  BlockFactors factors_at(int64_t first) const {
-    const int64_t* x = &factors[first];
-    return {x[0], x[1], x[2], x[3], x[4], x[5]};
-  }
 };
 
 // Calls visit(name, field) for each field that the attributes of a call tell, by their names there.
@@ -186,7 +192,7 @@ void visit_fields(Problem& p, Visit&& visit) {
   visit("b_inner_stride", p.b.batch_inner_stride);
   visit("alpha", p.alpha);
   visit("beta", p.beta);
-  visit("factors", p.factors);
+  visit("factors", p.factors.numbers);
   visit("activation", p.epilogue.activation);
   visit("bias", p.epilogue.bias);
   visit("derivative", p.epilogue.derivative);
@@ -263,6 +269,11 @@ struct FunctionExtents {
 std::string check_function_buffers(const Function& function, const FunctionExtents& extents, bool has_elements,
                                    int64_t num_matrices, const std::vector<Buffers::Array>& operands,
                                    const std::vector<Buffers::Array>& more_results);
+
+// The rules of factors, as check_problem() has them, and how many there must be at least of an operand with so many
+// rows in each matrix.
+std::string check_factors(const ProductFactors& factors);
+int64_t factor_elements(const BlockFactors& factors, int64_t batch_outer, int64_t batch_inner, int64_t rows, int64_t k);
 
 // The dtype of column sums, and of what a floating-point product accumulates in.
 inline DType sum_dtype(const Problem& problem) { return problem.compute == Compute::kF64 ? DType::kF64 : DType::kF32; }

@@ -10,6 +10,10 @@ namespace {
 
 constexpr int64_t kMaxElements = int64_t{1} << 59;
 
+int64_t factor_elements(const RaggedProblem& p, const BlockFactors& x, int64_t rows) {
+  return p.is_empty() ? 0 : factor_elements(x, p.batch, p.groups, rows, p.k);
+}
+
 // Of an operand with an entry for each batch index, or of one that all share.
 int64_t entries(const RaggedProblem& p, bool is_batched) { return is_batched ? p.batch : 1; }
 
@@ -20,6 +24,8 @@ const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProble
   const auto always = [](P&) -> int64_t { return 1; };
   const auto in = [](P& p) { return p.in; };
   const auto integer = [](P&) { return DType::kS32; };
+  const auto f32 = [](P&) { return DType::kF32; };
+  const auto is_scaled = [](P& p) -> int64_t { return !p.factors.is_none(); };
   static const BufferTable<RaggedProblem, RaggedBuffers> table{
       {"a", BufferRole::kOperand, always, [](P& p) { return entries(p, p.a_batched) * p.a_elements(); }, in,
        put<&RaggedBuffers::a>},
@@ -29,6 +35,10 @@ const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProble
        integer, put<&RaggedBuffers::group_sizes>},
       {"group_offset", BufferRole::kOperand, always, [](P& p) { return entries(p, p.sizes_batched); }, integer,
        put<&RaggedBuffers::group_offset>},
+      {"a_factors", BufferRole::kOperand, is_scaled, [](P& p) { return factor_elements(p, p.factors.a(), p.m); }, f32,
+       put<&RaggedBuffers::a_factors>},
+      {"b_factors", BufferRole::kOperand, is_scaled, [](P& p) { return factor_elements(p, p.factors.b(), p.n); }, f32,
+       put<&RaggedBuffers::b_factors>},
       {"bias", BufferRole::kOperand, [](P& p) -> int64_t { return p.epilogue.bias != Bias::kNone; },
        [](P& p) { return entries(p, p.b_batched) * p.bias_elements(); }, [](P& p) { return p.epilogue.bias_dtype; },
        put<&RaggedBuffers::bias>},
@@ -58,12 +68,15 @@ std::string check_problem(const RaggedProblem& p) {
   }
   if (p.groups > p.num_sizes) return must("groups", "be at most num_sizes=" + std::to_string(p.num_sizes), p.groups);
   if (p.b_transposed && !p.is_rows()) return "b_transposed must be false when form is contraction, got true";
+  if (std::string error = check_factors(p.factors); !error.empty()) return error;
+  if (!p.factors.is_none() && !p.is_rows()) return "factors must be empty when form is contraction";
   if (!p.epilogue.is_none()) {
     const Epilogue& e = p.epilogue;
     if (!p.is_rows()) return "epilogue must be empty when form is contraction";
     if (e.derivative || e.aux_out || e.column_sums || e.bias == Bias::kM) {
       return "epilogue must be an activation, a bias of columns or gating";
     }
+    if (e.gated && !p.factors.is_none()) return "a product with factors of blocks must not be gated";
     if (e.gated && p.b_transposed) return "b_transposed must be false when the product is gated, got true";
     if (std::string error = check_problem(group_problem(p, p.tokens())); !error.empty()) return error;
     for (int64_t i = 0; i < e.function.num_more_results(); ++i) {

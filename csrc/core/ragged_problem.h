@@ -9,6 +9,8 @@
 //   contraction  D[b,g,m,n] = sum over the rows i of group g of A[b,i,m] * B[b,i,n]:
 //                A k x m, B k x n, D groups x m x n; k counts the tokens
 //
+// In the form rows both operands may have factors of blocks (problem.h), B for each group.
+//
 // In the form rows the product of a group may have an epilogue (problem.h): an activation, a bias of
 // one row for each group, or gating, with B as groups x k x 2 x n; or a function, whose levels of the batch are
 // the batch entry and the group. Rows of no group are 0 in D and in each of a function's other results.
@@ -48,6 +50,9 @@ struct RaggedProblem {
   Epilogue epilogue = {};
   bool gathered = false;
   int64_t a_rows = 0;  // where A is gathered, else it has as many as there are tokens
+  // Rows of A's are the tokens, of B's those of n. The outer level of the batch is that of the product, the inner one
+  // the groups.
+  ProductFactors factors = {};
 
   bool is_rows() const { return form == RaggedForm::kRows; }
   int64_t tokens() const { return is_rows() ? m : k; }
@@ -84,6 +89,7 @@ void visit_fields(RaggedProblem& p, Visit&& visit) {
   p.epilogue.bias = is_biased ? Bias::kN : Bias::kNone;
   visit("gathered", p.gathered);
   visit("a_rows", p.a_rows);
+  visit("factors", p.factors.numbers);
   visit("function", p.epilogue.function.name);
   visit("function_reads", p.epilogue.function.reads);
   visit("function_indices", p.epilogue.function.indices);
@@ -100,6 +106,7 @@ void visit_dtypes(RaggedProblem& p, Visit&& visit) {
 inline Features features_of(const RaggedProblem& p) {
   Features needed = features_of(p.epilogue);
   needed.add(Feature::kGathered, p.gathered);
+  needed.add(Feature::kBlockFactors, !p.factors.is_none());
   return needed;
 }
 
@@ -112,13 +119,16 @@ struct RaggedBuffers {
   void* d = nullptr;
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
+  const void* a_factors = nullptr;
+  const void* b_factors = nullptr;
   const void* bias = nullptr;
   const int32_t* gather = nullptr;
   std::vector<Buffers::Array> function_operands, more_results;  // of all batch entries
 };
 
 // The arrays of a call:
-//   a, b, group_sizes, group_offset [, bias] [, gather] [, function operands] -> d [, function results].
+//   a, b, group_sizes, group_offset [, a_factors, b_factors] [, bias] [, gather] [, function operands]
+//   -> d [, function results].
 // Integers are int32.
 const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProblem& problem);
 

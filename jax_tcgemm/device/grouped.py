@@ -17,7 +17,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import parts
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.dense import of_device
-from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES, FLOAT8
 from jax_tcgemm.problem.precision import Numerics, for_xla, resolve
 from jax_tcgemm.problem.ragged import RaggedProblem
 
@@ -125,6 +125,8 @@ class Plan:
                 found.append(f"{name} converted to {read}")
             if product.is_batched(batch) and batch != product.batch_shape:
                 found.append(f"{name} repeated along batch dimensions {batch}")
+        if self.problem.b_transposed != product.rhs_transposed:
+            found.append("rhs turned to (groups, n, k)")
         if product.result_dtype != numerics.out_dtype:
             found.append(f"result converted to {product.result_dtype}")
         return tuple(found)
@@ -157,7 +159,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
             obstacle=numerics,
         )
         return Plan(product, None, None, choice)
-    problem = problem_of(product, numerics)
+    problem = problem_of(product, numerics, device.platform)
     asked = product.implementation, product.config
     nominal = of_nominal_rows(problem, asked[0])
     choice = selection.select(product.op, problem, device, *asked, nominal=nominal)
@@ -185,8 +187,13 @@ def numerics_of(product: Product, platform: str) -> Numerics | str:
     return numerics
 
 
-def problem_of(product: Product, numerics: Numerics) -> RaggedProblem:
-    """The problem that implementations take."""
+def problem_of(product: Product, numerics: Numerics, platform: str) -> RaggedProblem:
+    """The problem that implementations take.
+
+    The tensor cores of a GPU want matrices of 8-bit floats with rows of what is summed over.
+    """
+    is_turned = platform == "cuda" and numerics.lhs_dtype in FLOAT8
+    is_turned &= product.form == "rows" and not product.gated
     lhs_batched, rhs_batched, sizes_batched = map(product.is_batched, product.batches)
     number = 1 if numerics.parts is None else numerics.parts.number
     is_contraction = product.form == "contraction"
@@ -198,7 +205,7 @@ def problem_of(product: Product, numerics: Numerics) -> RaggedProblem:
         k=number * product.k,
         groups=product.groups,
         num_sizes=product.num_sizes,
-        b_transposed=product.rhs_transposed,
+        b_transposed=product.rhs_transposed or is_turned,
         a_batched=lhs_batched,
         b_batched=rhs_batched,
         sizes_batched=sizes_batched,
@@ -230,20 +237,21 @@ def ragged_dot(
         if numerics is not None and numerics.parts is not None:
             lhs, rhs, group_sizes, _ = _in_parts(product, numerics, lhs, rhs, group_sizes)
         return _xla(lhs, rhs, group_sizes, group_offset, product)
-    operands = prepared(product, numerics, lhs, rhs, group_sizes, group_offset, gather)
+    operands = prepared(plan, lhs, rhs, group_sizes, group_offset, gather)
     if bias is not None:
         bias = lax.convert_element_type(bias, DTYPES[plan.problem.bias_dtype])
         operands.insert(4, _repeat(bias, product.batches[1], product))
     return lax.convert_element_type(_call(plan, operands), product.result_dtype)
 
 
-def prepared(
-    product: Product, numerics: Numerics, lhs, rhs, group_sizes, group_offset, gather=None
-) -> list[jax.Array]:
+def prepared(plan: Plan, lhs, rhs, group_sizes, group_offset, gather=None) -> list[jax.Array]:
     """The operands that every call takes, as it takes them."""
+    product, numerics = plan.product, plan.numerics
     lhs_batch, rhs_batch, sizes_batch = product.batches
     if numerics.parts is not None:
         lhs, rhs, group_sizes, gather = _in_parts(product, numerics, lhs, rhs, group_sizes, gather)
+    if plan.problem.b_transposed != product.rhs_transposed:
+        rhs = jnp.swapaxes(rhs, -1, -2)
     operands = [
         _repeat(lax.convert_element_type(lhs, numerics.lhs_dtype), lhs_batch, product),
         _repeat(lax.convert_element_type(rhs, numerics.rhs_dtype), rhs_batch, product),

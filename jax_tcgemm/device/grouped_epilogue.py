@@ -25,6 +25,7 @@ from jax_tcgemm.device.epilogue import (
 )
 from jax_tcgemm.epilogues import InexpressibleError, Read, emit
 from jax_tcgemm.epilogues.places import everywhere, linear
+from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.function import Strides
 from jax_tcgemm.problem.precision import Numerics
@@ -40,12 +41,14 @@ class Product:
       function: of the accumulators and the operands, of those by group for each row its group's.
       operand_shapes: theirs as they are held.
       by_group: for each operand, whether it is held by group, as (*batch, groups, 1, columns).
+      scales: of lhs, and of rhs as (*batch, groups, n, k); or none.
     """
 
     product: grouped.Product
     function: core.ClosedJaxpr
     operand_shapes: tuple[tuple[int, ...], ...]
     by_group: tuple[bool, ...]
+    scales: tuple[BlockScales, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,8 +84,12 @@ class Plan:
     @property
     def copies(self) -> tuple[str, ...]:
         """Every array that XLA must rewrite for the call."""
-        bare = grouped.Plan(self.product.product, self.numerics, self.problem, self.choice)
-        return bare.copies
+        return self.bare.copies
+
+    @property
+    def bare(self) -> grouped.Plan:
+        """Of the product alone."""
+        return grouped.Plan(self.product.product, self.numerics, self.problem, self.choice)
 
     @property
     def code(self) -> str:
@@ -156,8 +163,12 @@ def _folded(product: Product, platform: str):
     out_dtype = DTYPE_NAMES.get(dtype) or CARRIERS.get(dtype.itemsize)
     if out_dtype is None:
         return f"no implementation makes {dtype}"
-    problem = grouped.problem_of(bare, numerics)
+    problem = grouped.problem_of(bare, numerics, platform)
     problem = dataclasses.replace(problem, out_dtype=out_dtype, function=function)
+    if product.scales:
+        a, b = (x.factors(inner) for x, inner in zip(product.scales, (1, bare.groups), strict=True))
+        factors = dataclasses.replace(a, inner_stride=0), b
+        problem = dataclasses.replace(problem, factors=factors)
     return numerics, problem, operands
 
 
@@ -178,13 +189,18 @@ def _strides(read: Read, product: Product, levels: Levels) -> Strides | None:
     return found and dataclasses.replace(found, batch_inner=columns)
 
 
-def product_with_epilogue(
-    plan: Plan, lhs, rhs, group_sizes, group_offset, gather, operands
-) -> list[jax.Array]:
-    """Carries out a plan that is fused."""
+def product_with_epilogue(plan: Plan, factors, scales, operands) -> list[jax.Array]:
+    """Carries out a plan that is fused.
+
+    Args:
+      plan: the plan.
+      factors: lhs, rhs, group_sizes, group_offset and gather or None.
+      scales: of lhs and rhs, or none.
+      operands: of the function.
+    """
     product, function = plan.product, plan.problem.function
-    factors = lhs, rhs, group_sizes, group_offset, gather
-    given = grouped.prepared(product.product, plan.numerics, *factors)
+    given = grouped.prepared(plan.bare, *factors)
+    given[4:4] = [x.folded(own) for x, own in zip(product.scales, scales, strict=True)]
     given += [stored(operands[i]) for i in plan.operands]
     dtypes = DTYPES[plan.problem.out_dtype], *(x.dtype for x in function.results[1:])
     results = [jax.ShapeDtypeStruct(product.shape, np.dtype(dtype)) for dtype in dtypes]

@@ -7,6 +7,10 @@ Operands of the products are those of `tcgemm_ragged_dot` of form rows: lhs, rhs
 group_offset and, where gathered, gather. A gated product has rhs (*b, g, k, 2, n) and two
 accumulators. `acc` has the dtype that the product accumulates in.
 
+With `blocks` the scales of blocks of lhs and rhs follow, lhs_scales as (*b, blocks of m, blocks of
+k) and rhs_scales as (*b, g, blocks of n, blocks of k), n being 2n of a gated product; `acc` is then
+that of lhs and rhs times their scales, in float32.
+
 The function's operands follow: those that `by_group` marks are held as (*b, g, 1, n) or
 (*b, g, 1, 1), each batch dimension of size 1 where it is broadcast; the function is given for each
 row that of its group, as (*b, m, n) or (*b, m, 1), 0 for rows of no group. The others it is given
@@ -15,12 +19,14 @@ as they are. Each result has the shape of `acc`.
 `unfused` is the same in JAX, by plain products and XLA: it types the primitive and runs it wherever
 nothing takes it as one call.
 
-Parameters, all static: op (for messages), groups (of rhs), gated, gathered, by_group, function (a
-closed jaxpr without constants, none of whose arguments are random keys), precision (canonical),
+Parameters, all static: op (for messages), groups (of rhs), gated, gathered, blocks (None, or the
+extents along m and k and along n and k of a block of lhs and of rhs), by_group, function (a closed
+jaxpr without constants, none of whose arguments are random keys), precision (canonical),
 out_sharding (that of acc; None follows lhs and rhs), implementation, config.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -39,6 +45,9 @@ from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives import ragged_dot as plain
 from jax_tcgemm.primitives.functions import is_moving
 from jax_tcgemm.primitives.rules import same_varying, series_by_parts, transpose_by_parts
+from jax_tcgemm.primitives.scaled_dot_general import dequantised
+from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.precision import of_dequantized
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching
@@ -55,12 +64,26 @@ class Factors(NamedTuple):
     group_sizes: object
     group_offset: object
     gather: object = None
+    lhs_scales: object = None
+    rhs_scales: object = None
+
+    @property
+    def of_product(self) -> tuple:
+        """Those of `tcgemm_ragged_dot`, which knows no scales."""
+        return tuple(x for x in self[:5] if x is not None)
+
+    @property
+    def given(self) -> list:
+        """Those that there are, in the order of a call."""
+        return [x for x in self if x is not None]
 
 
-def _split(arguments: Sequence, gathered: bool) -> tuple[Factors, Sequence]:
+def _split(arguments: Sequence, params) -> tuple[Factors, Sequence]:
     """The factors of the products, and the operands of the function."""
-    number = 4 + gathered
-    return Factors(*arguments[:number]), arguments[number:]
+    names = [*Factors._fields[:4], *["gather"] * params["gathered"]]
+    names += ["lhs_scales", "rhs_scales"] if params["blocks"] else []
+    factors = Factors(**dict(zip(names, arguments, strict=False)))
+    return factors, arguments[len(names) :]
 
 
 def _num_accumulators(gated: bool) -> int:
@@ -69,25 +92,30 @@ def _num_accumulators(gated: bool) -> int:
 
 def arguments_of(factors: Factors, operands, **params) -> list:
     """The types of what a function takes, of random keys and arrays; params but the function."""
-    given = [x for x in factors if x is not None]
     # What was asked for by name is found out when the primitive is lowered.
     params |= {"implementation": None, "config": None}
 
     def arguments(factors, *operands):
-        factors = Factors(*factors)
         accs = _products(factors, **params)
         shape = accs[0].shape
         numbers = _groups_of_rows(factors, shape[-2], params["groups"])
         return accs, _for_rows(operands, numbers, shape, params)
 
     with selection.unseen():
-        return jax.make_jaxpr(arguments)(given, *operands).out_avals
+        return jax.make_jaxpr(arguments)(factors, *operands).out_avals
 
 
-def _products(factors: Factors, *, gated, by_group=None, gathered=None, **params) -> list:
+def _products(
+    factors: Factors, *, gated, by_group=None, gathered=None, blocks=None, **params
+) -> list:
     """The accumulators; params of the primitive but the function."""
     del by_group, gathered
     params = {"preferred_element_type": _accumulator_dtype(factors)} | params
+    if blocks is not None:
+        if gated:
+            return _scaled_halves(factors, blocks, **params)
+        factors, own = _dequantised(factors, blocks), _of_dequantised(params)
+        return _products(factors, gated=False, **params | own)
     if not gated:
         return [plain.ragged_dot(*factors[:4], None, factors.gather, **params)]
     rhs = factors.rhs
@@ -102,7 +130,77 @@ def _products(factors: Factors, *, gated, by_group=None, gathered=None, **params
 
 
 def _accumulator_dtype(factors: Factors) -> np.dtype:
+    if factors.lhs_scales is not None:
+        return np.dtype(np.float32)
     return functions.accumulator_dtype(factors.lhs.dtype, factors.rhs.dtype)
+
+
+# --- scales of blocks ---------------------------------------------------------------------------
+
+
+def _scaled_halves(factors: Factors, blocks, *, preferred_element_type, **params) -> list:
+    """Both accumulators of a gated product by one that is not."""
+    rhs = lax.collapse(factors.rhs, factors.rhs.ndim - 2)
+    factors = factors._replace(rhs=rhs)
+    how = {"gated": False, "by_group": (), "blocks": blocks, **params}
+    (acc,) = arguments_of(factors, (), gathered=factors.gather is not None, **how)
+    rounded = jax.make_jaxpr(lambda acc: [acc.astype(preferred_element_type)])(acc)
+    (product,) = epilogue_ragged_dot(factors, (), function=rounded, **how)
+    return jnp.split(product, 2, axis=-1)
+
+
+def _block_scales(factors: Factors, blocks) -> tuple[BlockScales, BlockScales]:
+    """Which scale is for which element of lhs, and of rhs as (*batch, groups, n, k)."""
+    *batch, groups, k = factors.rhs.shape[: factors.lhs.ndim]
+    n = math.prod(factors.rhs.shape[factors.lhs.ndim :])
+    return (
+        BlockScales(
+            tuple(factors.lhs.shape), tuple(factors.lhs_scales.shape), blocks[0], len(batch)
+        ),
+        BlockScales(
+            (*batch, groups, n, k), tuple(factors.rhs_scales.shape), blocks[1], len(batch) + 1
+        ),
+    )
+
+
+def _dequantised(factors: Factors, blocks) -> Factors:
+    """The same in float32, without scales."""
+    lhs_block, rhs_block = blocks
+    return factors._replace(
+        lhs=dequantised(factors.lhs, factors.lhs_scales, lhs_block),
+        rhs=_dequantised_rhs(factors.rhs, factors.rhs_scales, rhs_block),
+        lhs_scales=None,
+        rhs_scales=None,
+    )
+
+
+def _dequantised_rhs(rhs, scales, block):
+    """Of a gated product, too, whose columns are those of both matrices."""
+    k = scales.ndim - 2
+    turned = jnp.swapaxes(rhs.reshape(*rhs.shape[: k + 1], -1), -1, -2)
+    return jnp.swapaxes(dequantised(turned, scales, block), -1, -2).reshape(rhs.shape)
+
+
+def _dequantised_with_tangents(factors: Factors, dfactors: Factors, blocks):
+    """The same in float32, and their tangents, of which those that nothing moves are None."""
+    wide, moving = {"lhs_scales": None, "rhs_scales": None}, {}
+    for name, f, block in zip(("lhs", "rhs"), (dequantised, _dequantised_rhs), blocks, strict=True):
+        own, towards = (
+            (getattr(x, name), getattr(x, f"{name}_scales")) for x in (factors, dfactors)
+        )
+        f = functools.partial(f, block=block)
+        wide[name], moving[name] = functions.value_and_tangent(f, own, towards)
+    return factors._replace(**wide), dfactors._replace(**moving)
+
+
+def _of_dequantised(params) -> dict:
+    """What of the parameters changes for a product of dequantised operands."""
+    return {
+        "op": selection.DEQUANTISED,
+        "precision": of_dequantized(params["precision"]),
+        "implementation": None,
+        "config": None,
+    }
 
 
 # --- rows and their groups ----------------------------------------------------------------------
@@ -169,7 +267,7 @@ def _kept(is_there, y) -> jax.Array:
 
 def unfused(*arguments, function: core.ClosedJaxpr, **params) -> list[jax.Array]:
     """The same by plain products and what XLA makes of the function."""
-    factors, operands = _split(arguments, params["gathered"])
+    factors, operands = _split(arguments, params)
     dtype, of_rounded = of_stored(function, _num_accumulators(params["gated"]))
     products = _products(factors, **params, preferred_element_type=dtype)
     return of_accumulators(of_rounded, factors, **params)(*products, *operands)
@@ -178,7 +276,7 @@ def unfused(*arguments, function: core.ClosedJaxpr, **params) -> list[jax.Array]
 def bare_products(*arguments, function, **params) -> list[jax.Array]:
     """The plain products of the unfused call."""
     dtype, _ = of_stored(function, _num_accumulators(params["gated"]))
-    factors, _ = _split(arguments, params["gathered"])
+    factors, _ = _split(arguments, params)
     return _products(factors, **params, preferred_element_type=dtype)
 
 
@@ -191,6 +289,7 @@ def epilogue_ragged_dot(
     gated,
     by_group,
     function: core.ClosedJaxpr,
+    blocks=None,
     precision=None,
     out_sharding=None,
     implementation=None,
@@ -205,12 +304,13 @@ def epilogue_ragged_dot(
     function, constants = functions.hoist(function)
     function, operands = functions.without_keys(function, (*operands, *constants))
     return epilogue_ragged_dot_p.bind(
-        *same_varying(*(x for x in factors if x is not None)),
+        *same_varying(*factors.given),
         *operands,
         op=op,
         groups=groups,
         gated=gated,
         gathered=factors.gather is not None,
+        blocks=blocks,
         by_group=(*by_group, *(False for _ in constants)),
         function=function,
         precision=precision,
@@ -231,9 +331,9 @@ def _batch(axis_data, args, dims, *, function, **params):
     if all(dim is None for dim in dims):
         out = epilogue_ragged_dot_p.bind(*args, function=function, **params)
         return out, [None] * len(out)
-    gathered, by_group, size = params["gathered"], params["by_group"], axis_data.size
-    factors, operands = _split(args, gathered)
-    factor_dims, operand_dims = _split(dims, gathered)
+    by_group, size = params["by_group"], axis_data.size
+    factors, operands = _split(args, params)
+    factor_dims, operand_dims = _split(dims, params)
     num_accumulators = _num_accumulators(params["gated"])
     if all(dim is None for dim in factor_dims):
         accs = _products(factors, **params)
@@ -246,8 +346,16 @@ def _batch(axis_data, args, dims, *, function, **params):
         """With the mapped dimension first, of size 1 where there is none."""
         return lax.expand_dims(x, (0,)) if dim is None else jnp.moveaxis(x, dim, 0)
 
-    given = [x for x in factors if x is not None]
-    factors = Factors(*map(leading, given, factor_dims))
+    factors = Factors(
+        *(x if x is None else leading(x, dim) for x, dim in zip(factors, factor_dims, strict=True))
+    )
+    if params["blocks"]:
+        # Scales have the batch dimensions of what they scale.
+        for side in ("lhs", "rhs"):
+            pair = {name: getattr(factors, name) for name in (side, f"{side}_scales")}
+            own = max(x.shape[0] for x in pair.values())
+            pair = {name: jnp.broadcast_to(x, (own, *x.shape[1:])) for name, x in pair.items()}
+            factors = factors._replace(**pair)
     triples = zip(operands, operand_dims, by_group, strict=True)
     operands = [
         leading(x, dim) if is_by_group or dim is not None else x for x, dim, is_by_group in triples
@@ -266,8 +374,7 @@ def _batch(axis_data, args, dims, *, function, **params):
     )
     out_dims = (0,) * len(function.out_avals)
     function = functions.mapped(function, types, in_dims, out_dims, size)
-    given = (x for x in factors if x is not None)
-    out = epilogue_ragged_dot_p.bind(*given, *operands, function=function, **params)
+    out = epilogue_ragged_dot_p.bind(*factors.given, *operands, function=function, **params)
     return out, out_dims
 
 
@@ -279,28 +386,28 @@ batching.fancy_primitive_batchers[epilogue_ragged_dot_p] = _batch
 
 def _jvp(primals, tangents, *, function, config, **params):
     """As of `tcgemm_epilogue_dot_general`, the plain products being grouped ones."""
-    (factors, operands), (dfactors, rest) = (
-        _split(x, params["gathered"]) for x in (primals, tangents)
-    )
+    (factors, operands), (dfactors, rest) = (_split(x, params) for x in (primals, tangents))
     daccs = _tangents_of_accumulators(factors, dfactors, params)
 
     def run(kept):
         return epilogue_ragged_dot_p.bind(*primals, function=kept, config=config, **params)
 
     f = of_accumulators(function, factors, **params)
-    given = [x for x in factors if x is not None]
-    return functions.jvp(function, run, f, (given, operands), (daccs, rest))
+    return functions.jvp(function, run, f, (factors.given, operands), (daccs, rest))
 
 
 def _tangents_of_accumulators(factors: Factors, dfactors: Factors, params) -> list:
     """Those that nothing moves are None."""
     wide = _accumulator_dtype(factors)
+    if params["blocks"]:
+        factors, dfactors = _dequantised_with_tangents(factors, dfactors, params["blocks"])
+        params = params | _of_dequantised(params) | {"blocks": None}
     dtype = np.dtype(jnp.promote_types(factors.lhs.dtype, factors.rhs.dtype))
     how = params | {"config": None, "preferred_element_type": dtype if dtype.itemsize > 1 else wide}
     addends = [
         _products(factors._replace(**{name: tangent}), **how)
         for name, tangent in (("lhs", dfactors.lhs), ("rhs", dfactors.rhs))
-        if is_moving(tangent)
+        if tangent is not None and is_moving(tangent)
     ]
     if not addends:
         return [None] * _num_accumulators(params["gated"])
@@ -330,13 +437,13 @@ jax_internals.register_jet(epilogue_ragged_dot_p, _series)
 def _of_product(params) -> dict:
     """The parameters of `tcgemm_ragged_dot` of the bare product."""
     rest = {"form": "rows", "rhs_transposed": False, "activation": "none", "biased": False}
-    return rest | {k: v for k, v in params.items() if k not in ("function", "by_group")}
+    return rest | {k: v for k, v in params.items() if k not in ("function", "by_group", "blocks")}
 
 
 def _flops(*args, **params) -> int:
     """Those of the products of all rows, as if each were of a group."""
-    factors, _ = _split(args, params["gathered"])
-    return plain.flops(*(x for x in factors if x is not None), **_of_product(params))
+    factors, _ = _split(args, params)
+    return plain.flops(*factors.of_product, **_of_product(params))
 
 
 jax_internals.register_roofline(epilogue_ragged_dot_p, _flops)
@@ -351,12 +458,11 @@ def product_of(*avals_and_params) -> grouped_epilogue.Product:
     The operands may be one device's parts of those that the function is of.
     """
     *avals, params = avals_and_params
-    factors, operands = _split(avals, params["gathered"])
+    factors, operands = _split(avals, params)
     function, by_group = params["function"], params["by_group"]
     dtype = function.in_avals[0].dtype
-    given = (x for x in factors if x is not None)
     result = jax.ShapeDtypeStruct((), dtype)
-    product = plain.product_of(*given, result, _of_product(params))
+    product = plain.product_of(*factors.of_product, result, _of_product(params))
     shape = (*product.batch_shape, product.m, product.n)
     if shape != function.in_avals[0].shape:
         accs = [jax.ShapeDtypeStruct(shape, dtype)] * _num_accumulators(params["gated"])
@@ -366,7 +472,8 @@ def product_of(*avals_and_params) -> grouped_epilogue.Product:
         ]
         function = functions.of_part(function, len(accs), *accs, *given)
     shapes = tuple(tuple(x.shape) for x in operands)
-    return grouped_epilogue.Product(product, function, shapes, by_group)
+    scales = _block_scales(factors, params["blocks"]) if params["blocks"] else ()
+    return grouped_epilogue.Product(product, function, shapes, by_group, scales)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
@@ -376,7 +483,7 @@ def division_of(*avals_and_params) -> partitioning.Division:
     as those of rhs.
     """
     *avals, params = avals_and_params
-    factors, operands = _split(avals, params["gathered"])
+    factors, operands = _split(avals, params)
     shared = {k: v for k, v in params.items() if k not in ("function", "out_sharding")}
     parts = parts_of(params["function"], _num_accumulators(params["gated"]))
     named = {name: x for name, x in factors._asdict().items() if x is not None}
@@ -407,8 +514,11 @@ def obstacle_to_division(operands, product: grouped_epilogue.Product, params, de
 
 
 def _carry_out(plan: grouped_epilogue.Plan, *args) -> list[jax.Array]:
-    factors, operands = _split(args, plan.product.product.gathered_rows is not None)
-    return grouped_epilogue.product_with_epilogue(plan, *factors, operands)
+    product = plan.product
+    is_gathered = product.product.gathered_rows is not None
+    factors, operands = _split(args, {"gathered": is_gathered, "blocks": product.scales})
+    scales = (factors.lhs_scales, factors.rhs_scales) if product.scales else ()
+    return grouped_epilogue.product_with_epilogue(plan, factors[:5], scales, operands)
 
 
 _rules = epilogue_ragged_dot_p, unfused, grouped_epilogue.make_plan, product_of

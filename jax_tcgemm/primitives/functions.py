@@ -224,6 +224,14 @@ def jvp(function: core.ClosedJaxpr, run, f, primals, tangents):
     ]
 
 
+def value_and_tangent(f: Callable, primals: Sequence, tangents: Sequence):
+    """A function of arrays, and its tangent; None where nothing moves it."""
+    if not any(map(is_moving, tangents)):
+        return f(*primals), None
+    pairs = zip(primals, tangents, strict=True)
+    return jvp_of_moving(f, primals, [t if is_moving(t) else zero_tangent(x) for x, t in pairs])
+
+
 def is_moving(tangent) -> bool:
     """Whether a tangent is one of numbers and not known to be zero."""
     return type(tangent) is not ad.Zero and jnp.result_type(tangent) != jax.dtypes.float0

@@ -26,9 +26,7 @@ from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import functions
-from jax_tcgemm.primitives.functions import is_moving
 from jax_tcgemm.primitives.rules import (
-    jvp_of_moving,
     moved,
     same_varying,
     series_by_parts,
@@ -94,7 +92,7 @@ def accumulator(*factors, **params):
 
 def _product(lhs, rhs, lhs_scales, rhs_scales, *, lhs_block, rhs_block, **params) -> jax.Array:
     """The accumulator by a plain product, which XLA runs."""
-    lhs, rhs = _dequantised(lhs, lhs_scales, lhs_block), _dequantised(rhs, rhs_scales, rhs_block)
+    lhs, rhs = dequantised(lhs, lhs_scales, lhs_block), dequantised(rhs, rhs_scales, rhs_block)
     return _plain(lhs, rhs, **params)
 
 
@@ -111,7 +109,8 @@ def _plain(lhs: jax.Array, rhs: jax.Array, *, num_batch, precision=None, **_) ->
     )
 
 
-def _dequantised(x: jax.Array, scales: jax.Array, block) -> jax.Array:
+def dequantised(x: jax.Array, scales: jax.Array, block) -> jax.Array:
+    """An operand in float32, whose last two dimensions have scales of such blocks."""
     # Where XLA finds conversions to 8 bits and back beside each other it may leave both out.
     x = lax.optimization_barrier(x)
     return x.astype(_F32) * BlockScales(x.shape, scales.shape, block, 0).spread(scales)
@@ -211,16 +210,8 @@ def _tangent_of_accumulator(factors, tangents, *, lhs_block, rhs_block, **params
     """None where nothing moves it."""
     values, moving = [], []
     for side, block in enumerate((lhs_block, rhs_block)):
-        own, towards = factors[side::2], tangents[side::2]
-        dequantise = functools.partial(_dequantised, block=block)
-        if any(map(is_moving, towards)):
-            towards = [
-                t if is_moving(t) else jax_internals.zero_tangent(x)
-                for x, t in zip(own, towards, strict=True)
-            ]
-            x, dx = jvp_of_moving(dequantise, own, towards)
-        else:
-            x, dx = dequantise(*own), None
+        dequantise = functools.partial(dequantised, block=block)
+        x, dx = functions.value_and_tangent(dequantise, factors[side::2], tangents[side::2])
         values.append(x)
         moving.append(dx)
     (lhs, rhs), (dlhs, drhs) = values, moving

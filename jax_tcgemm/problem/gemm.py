@@ -52,6 +52,16 @@ class BlockFactors:
     outer_stride: int = 0
     inner_stride: int = 0
 
+    def text(self, extents: tuple[int, int]) -> str:
+        """A block of an operand of so many rows and k."""
+        rows, k = extents
+        return f"{min(self.rows, rows)}x{min(self.depth, k)}"
+
+
+def numbers_of(factors: tuple[BlockFactors, BlockFactors] | None) -> Numbers:
+    """As the attribute `factors` of a call."""
+    return Numbers.of([number for x in factors or () for number in dataclasses.astuple(x)])
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -167,9 +177,7 @@ class Problem:
             "b_inner_stride": self.b.inner_stride,
             "alpha": self.alpha,
             "beta": self.beta,
-            "factors": Numbers.of(
-                [number for x in self.factors or () for number in dataclasses.astuple(x)]
-            ),
+            "factors": numbers_of(self.factors),
             **self.epilogue.attributes(),
         }
 
@@ -234,10 +242,6 @@ class Problem:
         types = f"{inputs}->{self.out_dtype} ({self.compute})"
         epilogue = f" {self.epilogue}".rstrip()
         if self.factors:
-            a, b = ("x".join(map(str, x)) for x in self._blocks())
+            a, b = map(BlockFactors.text, self.factors, ((self.m, self.k), (self.n, self.k)))
             epilogue = f" scaled {a} by {b}{epilogue}"
         return f"{batch}{self.m}x{self.n}x{self.k} {self.layout} {types}{epilogue}"
-
-    def _blocks(self):
-        for x, rows in zip(self.factors, (self.m, self.n), strict=True):
-            yield min(x.rows, rows), min(x.depth, self.k)

@@ -7,7 +7,8 @@ contraction:  D[b, g, m, n] = sum over the rows i of group g of A[b, i, m] * B[b
 
 In the form rows there may be an epilogue: D = f(Z + bias[g]), or gated f(Z + bias[g]) * (Z_up +
 bias_up[g]), for the rows of a group; or D and more results are what a function makes of Z, or Z and
-Z_up, and of further operands. A may be gathered: token i is then A[gather[i]].
+Z_up, and of further operands. A may be gathered: token i is then A[gather[i]]. Both operands may
+have factors of blocks.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from typing import ClassVar
 
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.function import NO_FUNCTION, Function
+from jax_tcgemm.problem.gemm import BlockFactors, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,8 @@ class RaggedProblem:
       a_rows: rows of A where it is gathered, else 0.
       function: in place of activation and bias; None: none. Its batch is the batch entry and, as
         the inner level, the group. Its results are whole.
+      factors: None, or those of A, whose rows are the tokens, and of B, whose rows are those of n
+        and whose second level of the batch is the group.
     """
 
     form: str
@@ -68,6 +72,7 @@ class RaggedProblem:
     gathered: bool = False
     a_rows: int = 0
     function: Function | None = None
+    factors: tuple[BlockFactors, BlockFactors] | None = None
 
     kind: ClassVar[str] = "ragged"
 
@@ -79,13 +84,15 @@ class RaggedProblem:
         """What the modules' ragged.reject() and ragged.workspace_bytes() take."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         function = fields.pop("function")
+        fields["factors"] = numbers_of(self.factors)
         return fields | (NO_FUNCTION if function is None else function.attributes())
 
     @property
     def is_bare(self) -> bool:
         """Whether it is a product and no more."""
         has_epilogue = self.activation != "none" or self.gated or self.biased
-        return not (has_epilogue or self.gathered or self.function is not None)
+        has_more = self.function is not None or self.factors is not None
+        return not (has_epilogue or self.gathered or has_more)
 
     def with_rows(self, rows: int) -> "RaggedProblem":
         """The same of one group of so many rows."""
@@ -146,6 +153,9 @@ class RaggedProblem:
         words = [f"{batch}{self.m}x{self.n}x{self.k}{layout}, {ragged} in {self.groups} groups"]
         if self.gathered:
             words.append(f"gathered from {self.a_rows} rows")
+        if self.factors is not None:
+            extents = (self.m, self.k), (self.n, self.k)
+            words.append("scaled {} by {}".format(*map(BlockFactors.text, self.factors, extents)))
         if self.biased:
             words.append(f"+bias[{self.bias_dtype}]")
         if self.activation != "none" or self.gated:

@@ -238,6 +238,7 @@ def with_grouped_epilogue(
     operands: Sequence,
     *,
     gated: bool,
+    blocks=None,
     precision=None,
     out_sharding=None,
     implementation=None,
@@ -251,6 +252,7 @@ def with_grouped_epilogue(
       epilogue: a function, `check_alone`; of both products of a gated one.
       operands: its own, a tuple or list.
       gated: whether rhs has two matrices for each group.
+      blocks: None, or those that the scales among the factors are of.
       precision: as for `ragged_dot`.
       out_sharding: of what the epilogue is given, as for `ragged_dot`.
       implementation: a checked name, or None.
@@ -268,6 +270,7 @@ def with_grouped_epilogue(
         "op": op,
         "groups": groups,
         "gated": gated,
+        "blocks": blocks,
         "by_group": by_group,
         "precision": canonical_precision(op, precision),
         "out_sharding": canonical_sharding(op, out_sharding, 2),

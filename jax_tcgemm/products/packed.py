@@ -131,14 +131,16 @@ def grouped_product(
     op: str, factors: Factors, dtype, *, out_sharding=None, implementation=None, config=None
 ) -> jax.Array | None:
     """A grouped product by packed weights, of dtype `dtype`; None where they must be arrays."""
-    x, w, sizes, offset, gather = factors
+    x, w, gather = factors.lhs, factors.rhs, factors.gather
     sharding = canonical_sharding(op, out_sharding, 2)
     if x.dtype not in _KERNEL_DTYPES or w.order is not None or sharding is not None:
         _check_unasked(op, implementation)
         return None
     x = x if gather is None else take_rows(op, x, gather)
     how = {"implementation": implementation, "config": config}
-    return packed_ragged_dot(x, w, sizes, offset, op=op, dtype=dtype, **how)
+    return packed_ragged_dot(
+        x, w, factors.group_sizes, factors.group_offset, op=op, dtype=dtype, **how
+    )
 
 
 def _check_unasked(op: str, implementation) -> None:

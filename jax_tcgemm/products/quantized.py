@@ -515,6 +515,41 @@ def grouped_scales(factors: Factors, gated: bool):
     return scales, factors._replace(lhs=values[0], rhs=values[1])
 
 
+def _grouped_blocks(factors: Factors, gated: bool):
+    """Factors of plain arrays with scales of blocks of k, and these blocks.
+
+    None where they are no integers or floats of 8 bits without zero points.
+    """
+    values = _factors(factors.lhs, factors.rhs)
+    if values is None or values[0].dtype not in (*FLOAT8, _INT8):
+        return None
+    (lhs, rhs), (m, k), groups = values, factors.lhs.shape, factors.rhs.shape[0]
+    lhs_scales, rhs_scales = (
+        x.scale.astype(jnp.float32) if is_any(x) else jnp.ones((1,) * x.ndim, jnp.float32)
+        for x in (factors.lhs, factors.rhs)
+    )
+    if factors.gather is not None:
+        # Bytes are cheap to move, and kernels that gather rows take no scales.
+        if lhs_scales.shape[0] != 1:
+            lhs_scales = jnp.repeat(lhs_scales, m // lhs_scales.shape[0], 0)
+            lhs_scales = jnp.take(lhs_scales, factors.gather, 0, mode="fill", fill_value=0)
+        lhs = jnp.take(lhs, factors.gather, 0, mode="fill", fill_value=0)
+        m = lhs.shape[0]
+    rhs_scales = jnp.repeat(rhs_scales, groups // max(rhs_scales.shape[0], 1), 0)
+    if gated:
+        rhs_scales = jnp.repeat(rhs_scales, 2 // rhs_scales.shape[2], 2)
+        rhs_scales = lax.collapse(rhs_scales, 2)
+    rhs_scales = jnp.swapaxes(rhs_scales, 1, 2)
+    extents = (m, k), (math.prod(rhs.shape[2:]), k)
+    numbers = lhs_scales.shape, rhs_scales.shape[1:]
+    blocks = tuple(
+        tuple(max(extent // max(number, 1), 1) for extent, number in zip(*each, strict=True))
+        for each in zip(extents, numbers, strict=True)
+    )
+    own = {"lhs": lhs, "rhs": rhs, "lhs_scales": lhs_scales, "rhs_scales": rhs_scales}
+    return factors._replace(**own, gather=None), blocks
+
+
 def grouped(
     op, factors, epilogue, operands, *, gated, dtype, activation="none", bias=None, precision, **how
 ):
@@ -532,27 +567,34 @@ def grouped(
       precision: as for `ragged_dot`.
       **how: of `products.epilogue.with_grouped_epilogue`.
     """
+    how |= {"gated": gated, "precision": precision}
     if epilogue is None:
         biases = ()
         if bias is not None:
             biases = (bias[:, :1], bias[:, 1:]) if gated else (bias[:, None],)
         epilogue, operands = _Layer(activation, 1.0, gated, bool(biases), dtype), biases
     if packed.is_packed(factors.rhs):
-        return _grouped_by_packed(op, factors, epilogue, operands, gated, dtype, **how)
+        return _grouped_by_packed(op, factors, epilogue, operands, dtype, **how)
     if (found := grouped_scales(factors, gated)) is None:
-        return None
+        if (of_blocks := _grouped_blocks(factors, gated)) is None:
+            return None
+        given, blocks = of_blocks
+        return unquantized.with_grouped_epilogue(
+            op, given, epilogue, operands, blocks=blocks, **how
+        )
     scales, factors_of_arrays = found
     if factors_of_arrays.lhs.dtype not in FLOAT8:
-        precision = of_wide_numbers(op, precision)
+        how["precision"] = of_wide_numbers(op, precision)
     wide = _accumulated(factors.lhs, factors.rhs)
     function, own = _scaling(epilogue, wide, scales)
     return unquantized.with_grouped_epilogue(
-        op, factors_of_arrays, function, (*own, *operands), gated=gated, precision=precision, **how
+        op, factors_of_arrays, function, (*own, *operands), **how
     )
 
 
-def _grouped_by_packed(op, factors, epilogue, operands, gated, dtype, **how):
+def _grouped_by_packed(op, factors, epilogue, operands, dtype, *, gated, precision, **how):
     """The same by packed weights, of which only the product is in the kernel."""
+    canonical_precision(op, precision)
     is_plain = epilogue == _Layer("none", 1.0, False, False, dtype)
     acc = packed.grouped_product(op, factors, dtype if is_plain else np.dtype(np.float32), **how)
     if acc is None or is_plain:

@@ -37,6 +37,8 @@ def division_of(bind, operands: dict, params) -> Division:
         "gather": (ragged,),
         "bias": ("g", *_columns(params)),
     }
+    of_blocks = _names_of_blocks(operands, num_batch)
+    own |= {name: names for name, (names, _) in of_blocks.items()}
     if is_contraction:
         own["rhs"], result = ("k", "n"), ("g", "m", "n")
     else:
@@ -55,7 +57,8 @@ def division_of(bind, operands: dict, params) -> Division:
         names.append((*own_batch, *own[operand]))
     # Bias and activation cannot wait for a sum over k without the groups of its rows.
     is_fused = "bias" in operands or params["gated"] or params["activation"] != "none"
-    whole = ("sizes", "one", "source", "gate", *broadcast, *("k" if is_fused else ()))
+    whole = ["sizes", "one", "source", "gate", *broadcast, *("k" if is_fused else ())]
+    whole += [name for _, names in of_blocks.values() for name in names]
 
     static = {
         key: value
@@ -81,6 +84,29 @@ def division_of(bind, operands: dict, params) -> Division:
         whole=tuple(name for name in whole if any(name in own for own in names)),
         even=("g",),
     )
+
+
+def _names_of_blocks(operands: dict, num_batch: int) -> dict:
+    """Dimensions of scales of blocks by name, and those that are whole where there are such.
+
+    Tokens, or columns of a matrix, may be divided where each has scales of its own.
+    """
+    if "lhs_scales" not in operands:
+        return {}
+    columns = operands["rhs"].shape[num_batch + 2 :]
+    # Those of a gated product's two matrices are not in the order in which they would be divided.
+    num_columns = columns[0] if len(columns) == 1 else 0
+    extents = {"lhs": ("m", operands["lhs"].shape[-2]), "rhs": ("n", num_columns)}
+    found = {}
+    for side, (name, extent) in extents.items():
+        number = operands[f"{side}_scales"].shape[-2]
+        groups = ("g",) if side == "rhs" else ()
+        if number == extent > 1:
+            found[f"{side}_scales"] = (*groups, name, f"{side} k"), ("k", f"{side} k")
+        else:
+            whole = ("k", f"{side} k", f"{side} rows", *((name,) if number > 1 else ()))
+            found[f"{side}_scales"] = (*groups, f"{side} rows", f"{side} k"), whole
+    return found
 
 
 def result_spec(lhs, rhs, params, ndim: int) -> PartitionSpec:

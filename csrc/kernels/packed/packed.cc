@@ -86,7 +86,7 @@ class Packed final : public PackedImplementation {
              " bytes of shared memory in a block, the device has " + std::to_string(device.shared_memory_bytes);
     }
     if (geometry.spills())
-      return named + " lacks registers for zero points, tables or groups of 32 beside more than 16 rows";
+      return named + " lacks registers for zero points, tables or groups of 32 or 64 beside more than 16 rows";
     if (num_blocks(p, geometry.tile) > (int64_t{1} << 31) - 1) {
       return named + " would have more than 2^31 - 1 blocks";
     }

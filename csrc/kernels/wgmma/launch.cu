@@ -61,22 +61,6 @@ Status encode_boxes(FunctionArguments* target, const Call& call) {
   return Status::ok();
 }
 
-// The same in the kernel's terms.
-StridedFactors strided(const OperandFactors& x, int64_t k) {
-  if (x.data == nullptr) return {};
-  const int64_t end = ceil_div(k, int64_t{kScaledDepth});
-  const int64_t k_blocks = x.blocks.depth < k ? x.blocks.depth / kScaledDepth : std::max<int64_t>(end, 1);
-  return {static_cast<const float*>(x.data),
-          x.blocks.batch_outer_stride,
-          x.blocks.batch_inner_stride,
-          x.blocks.k_stride,
-          Divisor(x.blocks.rows),
-          Divisor(k_blocks),
-          static_cast<int32_t>(x.blocks.row_stride),
-          static_cast<int32_t>(x.rows),
-          static_cast<int32_t>(end)};
-}
-
 template <typename Epilogue>
 Status launch(const Call& call) {
   const Geometry& geometry = call.geometry;
@@ -168,6 +152,21 @@ Status launch(const Call& call) {
 }
 
 }  // namespace
+
+StridedFactors strided(const OperandFactors& x, int64_t k) {
+  if (x.data == nullptr) return {};
+  const int64_t end = ceil_div(k, int64_t{kScaledDepth});
+  const int64_t k_blocks = x.blocks.depth < k ? x.blocks.depth / kScaledDepth : std::max<int64_t>(end, 1);
+  return {static_cast<const float*>(x.data),
+          x.blocks.batch_outer_stride,
+          x.blocks.batch_inner_stride,
+          x.blocks.k_stride,
+          Divisor(x.blocks.rows),
+          Divisor(k_blocks),
+          static_cast<int32_t>(x.blocks.row_stride),
+          static_cast<int32_t>(x.rows),
+          static_cast<int32_t>(end)};
+}
 
 Status launch_product(const Call& call) {
   if (call.problem != nullptr) return launch<FunctionArguments>(call);

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <string>
 
 #include "core/implementation.h"
 #include "core/problem.h"
@@ -28,7 +29,21 @@ struct OperandFactors {
   const void* data;
   BlockFactors blocks;
   int64_t rows;
+
+  // How many rows of an operand share a factor of those in the stages: of the instruction's A, and of its B in tiles of
+  // so many columns, which begin where factors change, or change in none.
+  static int rows_of_a(const BlockFactors& x) { return x.rows % 64 == 0 ? 64 : 1; }
+  static int rows_of_b(const BlockFactors& x, int tile_n) {
+    return (tile_n % 128 == 0 || 128 % tile_n == 0) && x.rows % 128 == 0 ? 128 : 1;
+  }
 };
+
+// Why no kernel multiplies operands of so many rows by their factors, or nothing.
+std::string reject_factors(const ProductFactors& factors, int64_t m, int64_t n, int64_t k, bool promotes);
+
+// The same in the kernel's terms.
+struct StridedFactors;
+StridedFactors strided(const OperandFactors& factors, int64_t k);
 
 // One launch, in the kernel's terms: already swapped where the config is.
 struct Call {

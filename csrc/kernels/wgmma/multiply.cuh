@@ -87,7 +87,9 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[kBlocks][kSums
 template <typename T, int kWidth = T::Config::kTileN, typename Release>
 __device__ __forceinline__ void multiply_and_promote(float (&sums)[T::kBlocksM][T::Config::kTileN / 2], uint32_t a,
                                                      uint32_t b, const Factors<T>& factors, Release release) {
-  constexpr int kBlocks = T::kPartBlocks, kColumns = kWidth < T::kPartColumns ? kWidth : T::kPartColumns;
+  // Where not all columns are used, of two parts along them each has half of those.
+  constexpr int kBlocks = T::kPartBlocks, kHalf = (kWidth / 2 + 7) / 8 * 8;
+  constexpr int kColumns = kWidth <= T::kPartColumns ? kWidth : kHalf;
 #pragma unroll
   for (int block = 0; block < T::kBlocksM; block += kBlocks) {
 #pragma unroll
@@ -98,7 +100,7 @@ __device__ __forceinline__ void multiply_and_promote(float (&sums)[T::kBlocksM][
       ptx::wgmma_wait_group<0>();
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) ptx::wgmma_fence_operand(acc[i]);
-      const bool is_last = block + kBlocks == T::kBlocksM && column + kColumns == kWidth;
+      const bool is_last = block + kBlocks == T::kBlocksM && column + kColumns >= kWidth;
       if (is_last && !held.kReadsStage) release();
       held.add(sums, acc, block, column);
       if (is_last && held.kReadsStage) release();

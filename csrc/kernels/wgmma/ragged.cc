@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <deque>
 #include <string>
+#include <type_traits>
 
 #include "kernels/common/alignment.h"
 #include "kernels/common/limits.h"
@@ -23,6 +24,8 @@ Major tokens_major(const Shape& shape) { return shape.swapped ? Major::kK : Majo
 
 constexpr Features kFused{Feature::kActivation, Feature::kGated, Feature::kBiasN, Feature::kGathered,
                           Feature::kFunction};
+// Without an epilogue but a function, and, of form rows, with factors.
+constexpr Features kOfRows{Feature::kFunction, Feature::kBlockFactors};
 
 // Only called with names from configs().
 int find_base(std::string_view config) {
@@ -31,16 +34,23 @@ int find_base(std::string_view config) {
   return static_cast<int>(found - kRaggedConfigs);
 }
 
-// Those of which a kernel takes operands of any major from shared memory.
+// Those that multiply operands of one type, and take both from shared memory.
 const std::vector<const Instruction*>& grouped_instructions() {
   static const std::vector<const Instruction*> all = [] {
     std::vector<const Instruction*> found;
     for (const Instruction& x : instructions()) {
-      if (x.a.source_mn == tile::Source::kShared && x.b.source_mn == tile::Source::kShared) found.push_back(&x);
+      if (x.a.dtype == x.b.dtype && x.a.source_mn != tile::Source::kTransposed) found.push_back(&x);
     }
     return found;
   }();
   return all;
+}
+
+size_t number_of_instruction(const RaggedProblem& p) {
+  const auto& all = grouped_instructions();
+  const auto found = std::find_if(all.begin(), all.end(),
+                                  [&](const Instruction* x) { return x->a.dtype == p.in && x->compute == p.compute; });
+  return found - all.begin();
 }
 
 const std::vector<TypeRule>& type_rules() {
@@ -61,7 +71,8 @@ class WgmmaRagged final : public RaggedImplementation {
       names_.emplace_back(base.name);
       for (const Instruction* x : grouped_instructions()) {
         for (Major a : {Major::kK, Major::kMN}) {
-          const std::string operands = operands_text(x->a.text(a), x->b.text(tokens_major(base.shape)));
+          const Major b = tokens_major(base.shape);
+          const std::string operands = x->a.takes(a) && x->b.takes(b) ? operands_text(x->a.text(a), x->b.text(b)) : "";
           kernels_.emplace_back(kernel_source({base.shape, x->mma, operands, epilogue_text(base.any_epilogue), true}));
         }
       }
@@ -71,12 +82,16 @@ class WgmmaRagged final : public RaggedImplementation {
   const char* name() const override { return "wgmma"; }
   const std::vector<std::string>& configs() const override { return names_; }
 
-  Features features() const override { return kFused; }
+  Features features() const override {
+    Features all = kFused;
+    all.add(Feature::kBlockFactors);
+    return all;
+  }
 
   Features config_features(std::string_view config) const override {
     const NamedConfig& base = kRaggedConfigs[find_base(config)];
     if (base.any_epilogue) return kFused;
-    return base.shape.swapped ? Features{Feature::kFunction} : Features{};
+    return base.shape.swapped ? kOfRows : Features{};
   }
 
   std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view config) const override {
@@ -84,24 +99,33 @@ class WgmmaRagged final : public RaggedImplementation {
     // A function may give anything.
     const DType out = p.epilogue.function.is_none() ? p.out : DType::kF32;
     if (std::string rule = reject_types(p.in, p.in, p.compute, out, type_rules()); !rule.empty()) return rule;
+    const Instruction& x = *grouped_instructions()[number_of_instruction(p)];
+    if (!x.a.takes(Major::kMN)) {
+      if (!p.is_rows()) return "elements of 8 bits are multiplied in form rows only";
+      if (!p.b_transposed) return "b must lie as (groups, n, k) where elements have 8 bits";
+    }
     // TMA's strides. Tokens are rows of K (rows) or of M and N (contraction); weights of N or K.
-    const auto is_multiple = [](int64_t extent) { return extent % 8 == 0; };
-    if (p.is_rows() && !is_multiple(p.k)) return "k must be a multiple of 8, got " + std::to_string(p.k);
-    if (!p.is_rows() && !is_multiple(p.m)) return "m must be a multiple of 8, got " + std::to_string(p.m);
-    if (!p.b_transposed && !is_multiple(p.n)) return "n must be a multiple of 8, got " + std::to_string(p.n);
+    const int64_t step = 16 / dtype_bytes(p.in);
+    const auto reject = [&](const char* name, int64_t extent) {
+      if (extent % step == 0) return std::string();
+      return name + (" must be a multiple of " + std::to_string(step)) + ", got " + std::to_string(extent);
+    };
+    if (std::string rule = p.is_rows() ? reject("k", p.k) : reject("m", p.m); !rule.empty()) return rule;
+    if (std::string rule = p.b_transposed ? "" : reject("n", p.n); !rule.empty()) return rule;
     if (std::string rule = reject_ragged_tiles(p, 64, 64); !rule.empty()) return rule;
     if (p.gathered && !p.is_rows()) return "rows of a contraction cannot be gathered";
     if (p.gathered && p.a_rows * ((p.k + 7) / 8) > INT32_MAX) return "gathered rows must have at most 2^34 elements";
     if (p.epilogue.bias != Bias::kNone && p.epilogue.bias_dtype == DType::kF64) return "the bias must not be f64";
-    const bool is_bare = p.epilogue.is_none() && !p.gathered;
+    const bool is_bare = (p.epilogue.is_none() || !p.epilogue.function.is_none()) && !p.gathered;
     if (!is_bare && p.b_transposed) return "b must lie as (groups, k, n) where a has gathered rows or d an epilogue";
+    if (!p.factors.is_none() && !is_bare) return "a product with factors of blocks has functions for epilogues";
+    if (std::string rule = reject_factors(p.factors, p.m, p.n, p.k, x.promotes); !rule.empty()) return rule;
     return reject_config(p, kRaggedConfigs[find_base(config)]);
   }
 
   std::vector<KernelSource> kernels(const RaggedProblem& p, const Device& device,
                                     std::string_view config) const override {
-    if (!p.epilogue.function.is_none()) return kernel_of_function(p, config).missing(device);
-    return kernel_of(p, config).missing(device);
+    return with_kernel_of(p, config, [&](const KernelReference& x) { return x.missing(device); });
   }
 
   Status launch(const RaggedProblem& p, const RaggedBuffers& buffers, const Device& device, std::string_view config,
@@ -111,11 +135,13 @@ class WgmmaRagged final : public RaggedImplementation {
     }
     const NamedConfig& base = kRaggedConfigs[find_base(config)];
     RaggedCall call{};
-    Status found = p.epilogue.function.is_none() ? kernel_of(p, config).find(device, &call.kernel)
-                                                 : kernel_of_function(p, config).find(device, &call.kernel);
+    Status found = with_kernel_of(p, config, [&](const KernelReference& x) { return x.find(device, &call.kernel); });
     if (!found.is_ok()) return found;
-    const int bytes = static_cast<int>(dtype_bytes(p.in));
-    call.geometry = {base.shape, {bytes, weights_major(p)}, {bytes, tokens_major(base.shape)}};
+    call.geometry = geometry_of(p, base.shape);
+    if (!p.factors.is_none()) {
+      call.weights = {buffers.b_factors, p.factors.b(), p.n};
+      call.tokens = {buffers.a_factors, p.factors.a(), p.m};
+    }
     call.has_epilogue = base.any_epilogue;
     call.problem = &p;
     call.all_buffers = &buffers;
@@ -132,21 +158,35 @@ class WgmmaRagged final : public RaggedImplementation {
   // Of the instruction's A: weights with rows of N, or the tokens of a contraction.
   static Major weights_major(const RaggedProblem& p) { return p.b_transposed ? Major::kK : Major::kMN; }
 
-  // That which runs the problem's function.
-  static KernelReference kernel_of_function(const RaggedProblem& p, std::string_view config) {
-    const NamedConfig& base = kRaggedConfigs[find_base(config)];
-    const auto& all = grouped_instructions();
-    const auto found = std::find_if(all.begin(), all.end(), [&](const Instruction* x) { return x->a.dtype == p.in; });
-    const Instruction& x = **found;
-    const std::string operands = operands_text(x.a.text(weights_major(p)), x.b.text(tokens_major(base.shape)));
-    return KernelReference(kernel_source({base.shape, x.mma, operands, function_text(p.epilogue.function.name), true}));
+  // How both operands lie in the stages.
+  static Geometry geometry_of(const RaggedProblem& p, const Shape& shape) {
+    const int bytes = static_cast<int>(dtype_bytes(p.in));
+    Geometry geometry{shape, {bytes, weights_major(p)}, {bytes, tokens_major(shape)}};
+    if (!p.factors.is_none()) {
+      geometry.a.scaled_rows = OperandFactors::rows_of_a(p.factors.b());
+      geometry.b.scaled_rows = 1;  // groups, and so tiles, begin at any token
+    }
+    return geometry;
   }
 
-  const KernelReference& kernel_of(const RaggedProblem& p, std::string_view config) const {
-    const auto& all = grouped_instructions();
-    const auto found = std::find_if(all.begin(), all.end(), [&](const Instruction* x) { return x->a.dtype == p.in; });
-    const size_t row = find_base(config) * all.size() + (found - all.begin());
-    return kernels_[row * 2 + (weights_major(p) == Major::kMN)];
+  // Calls f with the kernel that multiplies, and runs the problem's function if there is one.
+  template <typename Visitor>
+  std::invoke_result_t<Visitor, const KernelReference&> with_kernel_of(const RaggedProblem& p, std::string_view config,
+                                                                       Visitor&& f) const {
+    const int base_idx = find_base(config);
+    const size_t number = number_of_instruction(p);
+    if (p.epilogue.function.is_none() && p.factors.is_none()) {
+      const size_t row = base_idx * grouped_instructions().size() + number;
+      return f(kernels_[row * 2 + (weights_major(p) == Major::kMN)]);
+    }
+    const NamedConfig& base = kRaggedConfigs[base_idx];
+    const Instruction& x = *grouped_instructions()[number];
+    const Geometry geometry = geometry_of(p, base.shape);
+    const std::string operands = operands_text(x.a.text(geometry.a.major, geometry.a.scaled_rows),
+                                               x.b.text(geometry.b.major, geometry.b.scaled_rows));
+    const tcgemm::Function& function = p.epilogue.function;
+    const std::string epilogue = function.is_none() ? epilogue_text(base.any_epilogue) : function_text(function.name);
+    return f(KernelReference(kernel_source({base.shape, x.mma, operands, epilogue, true})));
   }
 
   // What one config cannot run and another one can.

@@ -14,12 +14,13 @@
 // Roles (384 threads):
 //   warp 0 (one thread)  producer: keeps kStages loads in flight
 //   warp 1               finds the tiles and pushes them into the ring
-//   warps 2, 3           copy the tokens where they are gathered (ragged_gather.cuh)
+//   warps 2, 3           copy the tokens where they are gathered (ragged_gather.cuh); or load factors of blocks
 //   warpgroups 1, 2      consumers, each of half of the tile's rows
 //
 // Pipelines (arrivals that complete a phase):
-//   full[stage]   1 (the producer's expect_tx) + the bytes loaded; gathered: + 64
-//   empty[stage]  one for each consumer warpgroup that reads the stage, from each block of the cluster
+//   full[stage]   1 (the producer's expect_tx) + the bytes loaded; gathered, or with factors: + 64
+//   empty[stage]  one for each consumer warpgroup that reads the stage, or each of its warps where it reads factors,
+//                 from each block of the cluster
 //   ring          see WorkRing: full 1, empty 1 + 256, or 1 + 64 + 256
 //
 // Shared memory, from a 1024-byte boundary: as in kernel.cuh, and then the ring.
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warp == 0 && ptx::elect_one()) {
     ptx::prefetch_tensormap(&gemm.a_map);
     ptx::prefetch_tensormap(&gemm.d_map);
-    pipeline.init(gathers ? 1 + T::kGatherThreads : 1);
+    pipeline.init(gathers ? 1 + T::kGatherThreads : T::kIsScaled ? 1 + kFactorThreads : 1);
     ring.init();
     ptx::fence_mbarrier_init();
   }
@@ -203,6 +204,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       work.tokens.group = RaggedWork::kEnd;
       if (threadIdx.x % 32 == 0) ring.push(work);
     } else if (warp >= 2) {
+      if constexpr (T::kIsScaled) {
+        FactorLoader<T, Epilogue> factors(gemm, shared, pipeline, threadIdx.x - 32 * kFirstFactorWarp);
+        PipelineState state{T::kStages};
+        for (;;) {
+          const RaggedWork work = ring.pop();
+          if (work.tokens.group == RaggedWork::kEnd) break;
+          factors.begin(work.m_idx, work.n_idx, params.entry, work.tokens.group, 0);
+          const int32_t k_blocks = num_k_blocks(work);
+          for (int32_t i = 0; i < k_blocks; ++i, state.advance()) {
+            ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
+            factors.load(state.stage);
+          }
+        }
+      }
       if constexpr (T::kGatherThreads > 0) {
         PipelineState state{T::kStages};
         for (;;) {
@@ -225,16 +240,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const uint32_t store_buffers = shared + T::kStoreOffset + consumer * 2 * T::kStoreBytes;
     int buffer_idx = 0;
     const uint32_t barrier_id = 1 + consumer;
-    // Thread i tells the producer of the i-th block of the cluster that a stage is free.
+    // Thread i, of each warp where those release, tells the producer of the i-th block of the cluster that a stage is
+    // free.
+    const int releasing_idx = T::kIsScaled ? thread_idx % 32 : thread_idx;
     const auto release = [&](int stage) {
+      if constexpr (T::kIsScaled) __syncwarp();
       if constexpr (Config::kClusterSize == 1) {
-        if (thread_idx == 0) ptx::mbarrier_arrive(pipeline.empty(stage));
+        if (releasing_idx == 0) ptx::mbarrier_arrive(pipeline.empty(stage));
       } else {
-        if (thread_idx < Config::kClusterSize) ptx::mbarrier_arrive_remote(pipeline.empty(stage), thread_idx);
+        if (releasing_idx < Config::kClusterSize) ptx::mbarrier_arrive_remote(pipeline.empty(stage), releasing_idx);
       }
     };
 
     const int first_row = consumer * T::kRowsPerGroup;
+    [[maybe_unused]] Factors<T> factors(shared, first_row, thread_idx);
     PipelineState state{T::kStages};
     for (;;) {
       const RaggedWork work = ring.pop_by_warp();
@@ -254,14 +273,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         for (int i = 0; i < Config::kTileN / 2; ++i) acc[block][i] = 0.0f;
       }
       const auto multiply = [&](auto width) {
-        int previous_stage = -1;
+        [[maybe_unused]] int previous_stage = -1;
         const auto multiply_block = [&](auto steps) {
           const uint32_t a = shared + state.stage * T::kStageBytes + first_row * 128;
           const uint32_t b = shared + state.stage * T::kStageBytes + T::kABytes;
-          multiply_from_shared<T, decltype(width)::value, decltype(steps)::value>(acc, a, b, true, [&] {
-            if (previous_stage >= 0) release(previous_stage);
-          });
-          previous_stage = state.stage;
+          if constexpr (T::kPromotes) {
+            factors.go_to(state.stage);
+            multiply_and_promote<T, decltype(width)::value>(acc, a, b, factors, [&] { release(state.stage); });
+          } else {
+            multiply_from_shared<T, decltype(width)::value, decltype(steps)::value>(acc, a, b, true, [&] {
+              if (previous_stage >= 0) release(previous_stage);
+            });
+            previous_stage = state.stage;
+          }
           state.advance();
         };
         // Rows of the last k block, where it is not multiplied as a whole; else 0.
@@ -281,10 +305,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
             visit_width<1, T::kSteps>((tail + T::kMmaK - 1) / T::kMmaK, multiply_block);
           }
         }
-        ptx::wgmma_wait_group<0>();
+        if constexpr (!T::kPromotes) {
+          ptx::wgmma_wait_group<0>();
 #pragma unroll
-        for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
-        if (previous_stage >= 0) release(previous_stage);
+          for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
+          if (previous_stage >= 0) release(previous_stage);
+        }
       };
       if constexpr (T::kIsRows) {
         visit_width<T::kWidthStep, Config::kTileN>(width_of(work), multiply);

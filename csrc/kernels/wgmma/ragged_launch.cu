@@ -53,6 +53,8 @@ Status launch(const RaggedCall& call) {
   gemm.m = static_cast<int32_t>(shape.swapped ? p.n : p.m);
   gemm.n = static_cast<int32_t>(shape.swapped ? p.m : p.n);
   gemm.k = static_cast<int32_t>(p.k);
+  gemm.a_factors = strided(call.weights, p.k);
+  gemm.b_factors = strided(call.tokens, p.k);
   gemm.out_type = epilogue::float_type(p.out);
   gemm.d = buffers.d;
   gemm.ldd = p.n;

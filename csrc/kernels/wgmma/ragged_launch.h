@@ -10,6 +10,7 @@ namespace tcgemm::wgmma_family {
 struct RaggedCall {
   Kernel* kernel;
   Geometry geometry;
+  OperandFactors weights, tokens;  // of all entries; without data where there are none
   bool has_epilogue;
   const RaggedProblem* problem;
   int64_t entry;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/ragged_params.cuh"
 #include "kernels/wgmma/scheduler.cuh"
 #include "kernels/wgmma/traits.cuh"
@@ -24,8 +25,9 @@ struct RaggedTraits : Traits<Config, Mma, Operands> {
   static constexpr bool kSharesWeights = Config::kClusterN > 1;
   // Warps 2 and 3 gather the tokens, where blocks do not share those.
   static constexpr int kGatherThreads = kSharesWeights ? 64 : 0;
-  // The producer, those that gather and both consumers read what tile comes next.
-  using Ring = WorkRing<1 + kGatherThreads + 128 * Config::kConsumers>;
+  // The producer, those that gather or load factors and both consumers read what tile comes next.
+  static constexpr int kLoaders = kGatherThreads + (Base::kIsScaled ? kFactorThreads : 0);
+  using Ring = WorkRing<1 + kLoaders + 128 * Config::kConsumers>;
   static constexpr int kRingOffset = ring_offset(Base::kGeometry);
 
   // Threads that gather keep indices. A block may hand out no more than the 168 registers of each thread that
@@ -45,6 +47,8 @@ struct RaggedTraits : Traits<Config, Mma, Operands> {
                 "tokens lie in rows of K, a contraction's operands in rows of M and of N");
   static_assert(!Base::kRegisterA, "the instruction takes A from shared memory");
   static_assert(!kSharesWeights || (kIsRows && !Base::A::kIsKMajor), "weights that are shared have rows of N");
+  static_assert(kIsRows || !Base::kPromotes, "sums over tokens stay in the tensor core");
+  static_assert(!(Base::kIsScaled && kSharesWeights), "warps 2 and 3 load tokens or factors");
   static_assert(kIsRows || !(Epilogue::kFused || Epilogue::kIsFunction), "a contraction has no epilogue");
   static_assert(kSharesWeights || !Epilogue::kMayBeGated, "of both matrices a tile has 64 columns in turns");
 };

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "core/cuda_status.h"
 #include "core/extent.h"
@@ -126,39 +127,19 @@ struct Plan {
       return Source::make(input, b_data, p.b, p.n, p.k, p.b.transposed ? Major::kK : Major::kMN);
     };
     Plan plan = shape.swapped ? Plan{x, b(x->a), a(x->b)} : Plan{x, a(x->a), b(x->b)};
-    if (p.is_scaled()) {
-      // Whether tiles of B begin where its factors change, or change in none.
-      const bool is_even = shape.tile_n % 128 == 0 || 128 % shape.tile_n == 0;
-      plan.a.scaled_rows = factors(p, !shape.swapped).rows % 64 == 0 ? 64 : 1;
-      plan.b.scaled_rows = is_even && factors(p, shape.swapped).rows % 128 == 0 ? 128 : 1;
+    if (!p.factors.is_none()) {
+      plan.a.scaled_rows = OperandFactors::rows_of_a(factors(p, !shape.swapped));
+      plan.b.scaled_rows = OperandFactors::rows_of_b(factors(p, shape.swapped), shape.tile_n);
     }
     return plan;
   }
 
-  static BlockFactors factors(const Problem& p, bool of_a) { return of_a ? p.a_factors() : p.b_factors(); }
+  static BlockFactors factors(const Problem& p, bool of_a) { return of_a ? p.factors.a() : p.factors.b(); }
 };
-
-// Why no kernel multiplies by the problem's factors of blocks, or nothing.
-std::string reject_factors(const Problem& p, const Instruction& instruction) {
-  if (!p.is_scaled()) return "";
-  if (!instruction.promotes) return "factors of blocks are for sums that leave the tensor core with each of them";
-  if (!is_bare(p) && p.epilogue.function.is_none())
-    return "a product with factors of blocks has functions for epilogues";
-  for (const bool of_a : {true, false}) {
-    const BlockFactors x = Plan::factors(p, of_a);
-    if (x.depth % kScaledDepth != 0 && x.depth < p.k) {
-      return "blocks with factors must have a multiple of 128 of k, got " + std::to_string(x.depth);
-    }
-    if (multiply_add(ceil_div(of_a ? p.m : p.n, x.rows), x.row_stride, 0) > INT32_MAX) {
-      return "factors of a matrix must lie within 2^31 - 1 elements";
-    }
-  }
-  return "";
-}
 
 // Those of one operand.
 OperandFactors operand_factors(const Problem& p, const Buffers& buffers, bool of_a) {
-  if (!p.is_scaled()) return {};
+  if (p.factors.is_none()) return {};
   return {of_a ? buffers.a_factors : buffers.b_factors, Plan::factors(p, of_a), of_a ? p.m : p.n};
 }
 
@@ -180,6 +161,24 @@ Source second_b(const Plan& plan, bool swapped, const void* data) {
   source.data = data;
   return source;
 }
+
+}  // namespace
+
+std::string reject_factors(const ProductFactors& factors, int64_t m, int64_t n, int64_t k, bool promotes) {
+  if (factors.is_none()) return "";
+  if (!promotes) return "factors of blocks are for sums that leave the tensor core with each of them";
+  for (const auto& [x, rows] : {std::pair{factors.a(), m}, std::pair{factors.b(), n}}) {
+    if (x.depth % kScaledDepth != 0 && x.depth < k) {
+      return "blocks with factors must have a multiple of 128 of k, got " + std::to_string(x.depth);
+    }
+    if (multiply_add(ceil_div(rows, x.rows), x.row_stride, 0) > INT32_MAX) {
+      return "factors of a matrix must lie within 2^31 - 1 elements";
+    }
+  }
+  return "";
+}
+
+namespace {
 
 class Wgmma final : public Implementation {
  public:
@@ -233,7 +232,10 @@ class Wgmma final : public Implementation {
       return "config " + std::string(config) + " has too many sums for a second set in registers, to which those of " +
              "8-bit floats are promoted; F8 presets with FAST_ACCUM leave them in the tensor core";
     }
-    return reject_factors(p, instruction);
+    if (!p.factors.is_none() && !is_bare(p) && p.epilogue.function.is_none()) {
+      return "a product with factors of blocks has functions for epilogues";
+    }
+    return reject_factors(p.factors, p.m, p.n, p.k, instruction.promotes);
   }
 
   int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view config) const override {
@@ -336,7 +338,7 @@ class Wgmma final : public Implementation {
   std::invoke_result_t<Visitor, const KernelReference&> with_kernel_of(const Problem& p, const Plan& plan,
                                                                        const Parsed& parsed, Visitor&& f) const {
     const bool runs_function = !p.epilogue.function.is_none() && runs_epilogue(p, parsed);
-    if (!runs_function && !p.is_scaled()) return f(listed_kernel(p, plan, parsed));
+    if (!runs_function && p.factors.is_none()) return f(listed_kernel(p, plan, parsed));
     const Instruction& x = *plan.instruction;
     const std::string operands =
         operands_text(x.a.text(plan.a.major, plan.a.scaled_rows), x.b.text(plan.b.major, plan.b.scaled_rows));

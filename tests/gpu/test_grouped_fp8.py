@@ -1,0 +1,165 @@
+"""Grouped products of 8-bit floats on a GPU: scales of every kind, layouts, derivatives, layers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import ragged_reference as reference
+from gpu.gemm_call import device
+
+import jax_tcgemm
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        device().compute_capability != 90, reason="wgmma is for compute capability 9.0"
+    ),
+]
+
+CONFIGS = "128x256x64_c2x1x1_co_t", "128x64x64_c1x1x1_co_t"
+SIZES = [130, 0, 1, 400, 77, 260]
+M = 900
+# How tokens are quantised, and the matrices, as (groups, n, k).
+SCALINGS = {
+    "tensor": ({}, {}),
+    "rows": ({"axis": 1}, {"axis": 2}),
+    "DeepSeek": ({"block": (1, 128)}, {"block": (128, 128)}),
+    "rows of blocks": ({"block": (1, 128)}, {"block": (1, 128)}),
+}
+
+
+def draw(scaling, n=264, k=416, m=M, sizes=SIZES, dtype=jnp.float8_e4m3fn):
+    """Tokens and the matrices of their groups, (groups, k, n)."""
+    keys = jax.random.split(jax.random.key(n + k), 2)
+    x = jax.random.normal(keys[0], (m, k))
+    w = jax.random.normal(keys[1], (len(sizes), n, k))
+    of_x, of_w = SCALINGS[scaling]
+    return jax_tcgemm.quantize(x, dtype, **of_x), jax_tcgemm.quantize(w, dtype, **of_w).mT
+
+
+def exact(x, w, sizes=SIZES):
+    """The product of dequantised operands in float64, and that of their absolute values."""
+    x, w = (np.asarray(jax_tcgemm.dequantize(a), np.float64) for a in (x, w))
+    return reference.rows(x, w, sizes), reference.rows(abs(x), abs(w), sizes)
+
+
+def product(x, w, sizes=SIZES, **how):
+    how = {"preferred_element_type": jnp.float32, "implementation": "wgmma"} | how
+    run = jax.jit(functools.partial(jax_tcgemm.ragged_dot, **how))
+    return np.asarray(run(x, w, jnp.array(sizes)), np.float64)
+
+
+def check(x, w, sizes=SIZES, **how):
+    """Within what the tensor core loses of 128 products, relative to |A| |B|."""
+    expected, magnitude = exact(x, w, sizes)
+    got = product(x, w, sizes, **how)
+    assert (abs(got - expected) <= 2**-10 * magnitude).all(), abs(got - expected).max()
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_configs(config, scaling):
+    check(*draw(scaling), config=config)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_other_extents(scaling):
+    check(*draw(scaling, n=1000, k=2048))
+    check(*draw(scaling, n=64, k=16, dtype=jnp.float8_e5m2), config=CONFIGS[1])
+    check(
+        *draw(scaling, n=512, k=7168, m=40, sizes=[0] * 60 + [1, 3, 0, 20]),
+        [0] * 60 + [1, 3, 0, 20],
+    )
+
+
+@pytest.mark.parametrize("scaling", ["rows", "DeepSeek"])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_sizes(scaling, seed):
+    rng = np.random.default_rng(seed)
+    groups, m = int(rng.integers(1, 40)), int(rng.integers(1, 3000))
+    sizes = rng.multinomial(m * 9 // 10, rng.dirichlet(np.full(groups, 0.5))).tolist()
+    n, k = 8 * int(rng.integers(1, 70)), 16 * int(rng.integers(1, 70))
+    check(*draw(scaling, n=n, k=k, m=m, sizes=sizes), sizes)
+
+
+def test_sums_may_stay_in_the_tensor_core():
+    x, w = draw("rows")
+    expected, magnitude = exact(x, w)
+    got = product(x, w, precision="ANY_F8_ANY_F8_F32_FAST_ACCUM")
+    assert (abs(got - expected) <= 2**-8 * magnitude).all()
+
+
+def test_shifted_scales_are_found():
+    """What `check` would not find would not be a check."""
+    x, w = draw("DeepSeek")
+    expected, magnitude = exact(x, w)
+    shifted = jax_tcgemm.QuantizedArray(x.qvalue, jnp.roll(x.scale, 1, 1), block=x.block)
+    assert not (abs(product(shifted, w) - expected) <= 2**-10 * magnitude).all()
+
+
+def test_matrices_that_were_turned_are_not_copied():
+    """They lie as (groups, n, k), which is what the kernel reads."""
+    x, w = draw("DeepSeek", n=512, k=512)
+    kept = w.mT
+
+    def call(x, kept, sizes):
+        return jax_tcgemm.ragged_dot(x, kept.mT, sizes, implementation="wgmma")
+
+    text = jax.jit(call).lower(x, kept, jnp.array(SIZES)).compile().as_text()
+    large = f"f8e4m3fn[{len(SIZES)},512,512]"
+    moved = [x for x in text.splitlines() if large in x.split("=")[-1][:60] and "custom" not in x]
+    assert all("parameter(" in x or "bitcast" in x for x in moved), moved
+
+
+@pytest.mark.parametrize("scaling", ["rows", "DeepSeek"])
+def test_layers(scaling):
+    """Bias and activation of a product, and both matrices of a gated one."""
+    x, w = draw(scaling)
+    bias = jax.random.normal(jax.random.key(1), (len(SIZES), 264))
+    sizes = jnp.array(SIZES)
+    of_row = np.repeat(np.arange(len(SIZES)), SIZES)
+    acc, _ = exact(x, w)
+    layer = functools.partial(jax_tcgemm.ragged_dot, activation="silu")
+    got = np.asarray(jax.jit(lambda *a: layer(*a[:3], bias=a[3]))(x, w, sizes, bias), np.float64)
+    z = acc[: len(of_row)] + np.asarray(bias, np.float64)[of_row]
+    expected = np.zeros_like(acc)
+    expected[: len(of_row)] = z / (1 + np.exp(-z))
+    np.testing.assert_allclose(got, expected, rtol=2e-2, atol=2e-2 * abs(acc).max() / 8)
+
+
+@pytest.mark.parametrize("scaling", ["rows", "DeepSeek"])
+def test_gated(scaling):
+    """Both matrices of a group side by side, (groups, k, 2, n)."""
+    n, k = 256, 384
+    x, both = draw(scaling, n=2 * n, k=k)
+    qvalue, scale = (a.reshape(*a.shape[:2], 2, -1) for a in (both.qvalue, both.scale))
+    w = jax_tcgemm.QuantizedArray(qvalue, scale)
+    sizes = jnp.array(SIZES)
+    got = jax.jit(functools.partial(jax_tcgemm.gated_ragged_linear, activation="silu"))(x, w, sizes)
+    acc, magnitude = exact(x, both)
+    gate, up = acc[:, :n], acc[:, n:]
+    expected = gate / (1 + np.exp(-gate)) * up
+    bound = 2**-8 * (magnitude[:, :n] * (1 + abs(up)) + magnitude[:, n:] * (1 + abs(gate)))
+    assert (abs(np.asarray(got, np.float64) - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("scaling", ["rows", "DeepSeek"])
+def test_gradient_of_tokens(scaling):
+    """Through the scales, which multiply tokens: as of the dequantised product."""
+    x, w = draw(scaling)
+    sizes = jnp.array(SIZES)
+    ct = jax.random.normal(jax.random.key(3), (M, 264))
+
+    def loss(scale, x, w):
+        own = jax_tcgemm.QuantizedArray(x.qvalue, scale, block=x.block)
+        return (jax_tcgemm.ragged_dot(own, w, sizes) * ct).sum()
+
+    def plain(scale, x, w):
+        own = jax_tcgemm.QuantizedArray(x.qvalue, scale, block=x.block)
+        dense = jax_tcgemm.dequantize(own), jax_tcgemm.dequantize(w)
+        return (jax.lax.ragged_dot(*dense, sizes, precision="highest") * ct).sum()
+
+    got, expected = (jax.jit(jax.grad(f))(x.scale, x, w) for f in (loss, plain))
+    assert jnp.linalg.norm(got - expected) <= 1e-2 * jnp.linalg.norm(expected)
