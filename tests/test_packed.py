@@ -138,10 +138,14 @@ def test_stacked_weights_are_scanned_and_mapped():
     zs = jax.vmap(jax_tcgemm.matmul, (None, 0))(x, stacked)
     xs = jnp.stack([x, 2 * x, 3 * x])
     both = jax.vmap(jax_tcgemm.matmul)(xs, stacked)
+    vectors = jax.vmap(jax_tcgemm.matmul)(xs[:, 0], stacked)
     for i in range(3):
         check(ys[i], exact(x), dequantized[i])
         check(zs[i], exact(x), dequantized[i])
         check(both[i], exact(xs[i]), dequantized[i])
+        check(vectors[i], exact(xs[i, 0]), dequantized[i])
+    (call,) = jax_tcgemm.explain(jax.vmap(jax_tcgemm.matmul), xs, stacked, platform="cuda")
+    assert (call.problem.form, call.problem.m, call.problem.experts) == ("grouped", 12, 3)
 
 
 # --- products -----------------------------------------------------------------------------------

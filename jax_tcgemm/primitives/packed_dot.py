@@ -165,13 +165,15 @@ packed_dot_p.def_abstract_eval(_abstract_eval)
 
 
 def _batch(axis_data, args, dims, **params):
-    """Rows of all entries together; weights or groups that are mapped, too, one after the other."""
-    del axis_data
+    """Rows of all entries together; of mapped weights, too, which are groups; others one by one."""
     if all(dim is None for dim in dims):
         return packed_dot_p.bind(*args, **params), None
     (x, *others), (x_dim, *other_dims) = args, dims
     if not params["grouped"] and all(dim is None for dim in other_dims):
         return _product(jnp.moveaxis(x, x_dim, 0), *others, **params), 0
+    if not params["grouped"] and None not in other_dims and axis_data.explicit_mesh_axis is None:
+        weight = map(jnp.moveaxis, others, other_dims, [0] * len(others))
+        return _batch_of_weights(axis_data.size, x, x_dim, weight, params), 0
     moved = [
         x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)
     ]
@@ -183,6 +185,17 @@ def _batch(axis_data, args, dims, **params):
         return _product(*operands, **params)
 
     return lax.map(of_entry, mapped), 0
+
+
+def _batch_of_weights(number: int, x, x_dim, weight, params):
+    """Each of so many weights by as many rows: those of its group."""
+    shape = tuple(extent for axis, extent in enumerate(x.shape) if axis != x_dim)
+    xs = x if x_dim is None else jnp.moveaxis(x, x_dim, 0)
+    xs = jnp.broadcast_to(xs, (number, *shape)).reshape(-1, shape[-1])
+    sizes = jnp.full(number, math.prod(shape[:-1]), np.int32)
+    groups = sizes, jnp.zeros(1, np.int32)
+    out = _product(xs, *weight, *groups, **params | {"grouped": True})
+    return out.reshape(number, *shape[:-1], *out.shape[1:])
 
 
 batching.fancy_primitive_batchers[packed_dot_p] = _batch
