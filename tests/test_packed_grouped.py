@@ -111,6 +111,16 @@ def test_many_rows_of_few_groups():
     check(y, *case.exact)
 
 
+def test_no_rows():
+    x = jnp.zeros((0, EVEN.k), BF16)
+    y = jax.jit(jax_tcgemm.ragged_dot)(x, EVEN.weight, sizes_of(EVEN))
+    assert y.shape == (0, EVEN.n)
+    (call,) = jax_tcgemm.explain(
+        jax_tcgemm.ragged_dot, x, EVEN.weight, sizes_of(EVEN), platform="cuda"
+    )
+    assert call.problem.m == 0
+
+
 def test_controls_fail():
     """The weight of the next group, and rows of no group by the last one, are found."""
     x, sizes = jnp.asarray(EVEN.x_array), sizes_of(EVEN)

@@ -70,7 +70,7 @@ class PackedProblem:
     @property
     def weights_read(self) -> int:
         """How many weights a call reads at most: experts without tokens are not read."""
-        return min(self.experts, self.m) if self.form == "grouped" else 1
+        return max(min(self.experts, self.m), 1) if self.form == "grouped" else 1
 
     @property
     def flops(self) -> int:

@@ -75,7 +75,7 @@ def test_any_sizes(seed):
     check(Case(200, 208, 1152, 64, sizes=tuple(map(int, sizes))))
 
 
-@pytest.mark.parametrize("shape", [(64, 2816, 2048), (256, 512, 1024)])
+@pytest.mark.parametrize("shape", [(16, 2816, 2048), (128, 512, 1024)])
 @pytest.mark.parametrize("per_group", [0.1, 2, 8, 40, 70])
 def test_what_runs_by_default(shape, per_group):
     groups, n, k = shape
