@@ -20,7 +20,7 @@ CASES = [
     ("128x2_c1", Case(8, 144, 640, 64, "uint4", zeros=True, scale="f32", x="f16")),
     ("128x2_c2", Case(3, 160, 1568, 32, "int8", scale="f16")),
     ("128x2_c4", Case(16, 128, 1536, 128, "uint8", zeros=True)),
-    ("256x2_c1", Case(37, 272, 768, 64, "int8", x="f16", out="f16")),
+    ("256x2_c1", Case(37, 272, 768, 128, "int8", x="f16", out="f16")),
     ("128x2_c1", Case(2, 80, 520, None, "int4", zeros=True, out="bf16")),
     ("128x2_c4", Case(7, 128, 1160, None, "uint8", scale="f16")),
     ("64x4_c1", Case(30, 96, 1024, 64, "nf4", scale="f32")),
