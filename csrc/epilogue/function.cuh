@@ -285,15 +285,18 @@ class FunctionTile {
   }
 
   // Replaces the sums by the elements of D that kernels store by rows. `up`: those of a gated product's second matrix.
-  __device__ __forceinline__ void run(Sum* sums, const Sum* up) {
+  // Held: float, as whose bits sums that are integers may be held, or Sum.
+  template <typename Held>
+  __device__ __forceinline__ void run(Held* sums, const Held* up) {
+    static_assert(!kRows || std::is_same_v<Held, float>, "rows are stored of floats");
     F::arrive(*this);
     visit([&](int group, int half, int e) {
       Element element{*this, group, half, e};
       const int i = (group * kHalves + half) * 2 + e;
       if constexpr (F::kIsGated) {
-        F::run(sums[i], up[i], element, Index{element});
+        F::run(sum_of(sums[i]), sum_of(up[i]), element, Index{element});
       } else {
-        F::run(sums[i], element, Index{element});
+        F::run(sum_of(sums[i]), element, Index{element});
       }
       if constexpr (kRows) sums[i] = element.of_row;
     });
@@ -457,7 +460,16 @@ class FunctionTile {
   }
 
  private:
-  static_assert(!kRows || (F::kStoresRows && std::is_same_v<Sum, float>), "rows are stored of floats");
+  static_assert(!kRows || F::kStoresRows, "only what is stored by rows");
+
+  template <typename Held>
+  static __device__ __forceinline__ Sum sum_of(Held held) {
+    if constexpr (std::is_same_v<Held, Sum>) {
+      return held;
+    } else {
+      return static_cast<Sum>(__float_as_uint(held));
+    }
+  }
 
   template <typename T>
   static constexpr bool kTogether = kWhole && !kSwapped && kGroups == 4 && sizeof(T) <= 4;
