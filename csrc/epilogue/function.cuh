@@ -149,6 +149,12 @@ inline constexpr bool kVariesAcross = kSwapped ? kVariesM<along> : kVariesN<alon
 template <Along along, bool kSwapped>
 inline constexpr bool kVariesAlong = kSwapped ? kVariesN<along> : kVariesM<along>;
 
+// Whether a tile that reaches past the product is treated as one inside it, and what is read past the last row or
+// column is that of the last one: of swapped tiles whose only result is stored by rows, which leaves out what is not
+// there.
+template <typename F, bool kSwapped>
+inline constexpr bool kReachesPast = kSwapped && F::kStoresRows && F::kNumResults == 1;
+
 // Whether a read is of a scalar or of a vector that is read before the sums are known.
 template <typename T, Along along>
 inline constexpr bool kIsVector = along != Along::kBoth && sizeof(T) <= 4;
@@ -195,7 +201,10 @@ class FunctionVectors {
         using Bits = elementwise::Bits<T>;
         const FunctionParams::Read& read = params.reads[i];
         const T* data = batch.first<T>(read);
-        const auto place = [&](int32_t x) { return along == Along::kM ? row_offset(read, x) : x * read.n; };
+        const auto place = [&](int32_t x) {
+          if constexpr (kReachesPast<F, kSwapped>) x = min(x, (along == Along::kM ? batch.m_end : params.n) - 1);
+          return along == Along::kM ? row_offset(read, x) : x * read.n;
+        };
         if constexpr (along == Along::kNothing) {
           vectors.lines_[i][0][0] = ptx::ld_global<Bits>(data);
         } else if constexpr (kVariesAlong<along, kSwapped>) {
@@ -375,7 +384,11 @@ class FunctionTile {
       }
     } else {
       visit<along>([&](int group, int half, int e) {
-        const int32_t m = row(group, half, e), n = column(group, half, e);
+        int32_t m = row(group, half, e), n = column(group, half, e);
+        if constexpr (kWhole && kReachesPast<F, kSwapped>) {
+          m = min(m, batch_.m_end - 1);
+          n = min(n, params_.n - 1);
+        }
         if (!kWhole && ((kVariesM<along> && m >= batch_.m_end) || (kVariesN<along> && n >= params_.n))) return;
         int64_t place = 0;
         if constexpr (kVariesM<along>) place += row_offset(read, m);

@@ -3,8 +3,9 @@
 //
 //   sums[m, n] += factor of A[m, k block] * factor of B[n, k block] * (A * B of the k block)[m, n]
 //
-// A stage has those of B's tile, then those of A's, one for every Operand::kScaledRows rows: 1, or, where tiles begin at such a row and blocks
-// in memory are at least as high, as many as a thread has nothing but sums of: 64 of A, 128 of B.
+// A stage has those of B's tile, then those of A's, one for every Operand::kScaledRows rows: 1, or, where tiles begin
+// at such a row and blocks in memory are at least as high, as many as a thread has nothing but sums of: 64 of A, 128 of
+// B.
 #pragma once
 
 #include <cstdint>
