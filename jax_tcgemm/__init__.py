@@ -48,7 +48,7 @@ from jax_tcgemm.quantization.checkpoints import (
     from_qwix,
 )
 from jax_tcgemm.quantization.fp8_dot_general import Fp8DotGeneral
-from jax_tcgemm.quantization.pack import pack_weights
+from jax_tcgemm.quantization.pack import pack_weights, stack_packed
 from jax_tcgemm.quantization.quantize import dequantize, quantize
 from jax_tcgemm.system.switches import debug_switches
 from jax_tcgemm.tuning.autotune import autotune
@@ -89,6 +89,7 @@ __all__ = [
     "ragged_dot",
     "ragged_dot_general",
     "scaled_matmul",
+    "stack_packed",
     "tensor",
     "tune_on_first_use",
     "tuning",

@@ -435,7 +435,7 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         shape = (problem.batch, *(() if rows else (problem.groups,)), problem.m, problem.n)
         return {"d": (shape, out)} | _function_results(problem, problem.function)
     if problem.kind == "packed":
-        is_product = problem.form == "product"
+        is_product = problem.form != "weight"
         return {"d": ((problem.m, problem.n) if is_product else (problem.n, problem.k), out)}
     if problem.kind == "rows":
         is_sums = problem.form == "sums"

@@ -16,7 +16,10 @@ from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A product of m rows; qtype "nf4" is a table."""
+    """A product of m rows, or of those of experts of these sizes; qtype "nf4" is a table.
+
+    From number `offset` on, `experts` of them have weights; None: all.
+    """
 
     m: int
     n: int
@@ -27,24 +30,35 @@ class Case:
     scale: str = "bf16"
     x: str = "bf16"
     out: str = "f32"
+    sizes: tuple[int, ...] = ()
+    offset: int = 0
+    experts: int | None = None
 
     @property
     def label(self):
         words = [f"{self.m}x{self.n}x{self.k}", self.qtype, f"g{self.group}"]
         words += ["zeros"] * self.zeros
+        if self.sizes:
+            words.append(f"experts{self.offset}+{self.num_weights}of{len(self.sizes)}")
         return "_".join([*words, self.scale, self.x, self.out])
+
+    @property
+    def num_weights(self):
+        return (len(self.sizes) if self.experts is None else self.experts) or 1
 
     @functools.cached_property
     def _drawn(self):
         rng = np.random.default_rng([self.m, self.n, self.k, len(self.label)])
         coding = CODINGS["table" if self.qtype == "nf4" else self.qtype]
         groups = self.k // (self.group or self.k)
-        q = rng.integers(coding.least, coding.largest + 1, (self.k, self.n))
+        experts = (self.num_weights,) if self.sizes else ()
+        q = rng.integers(coding.least, coding.largest + 1, (*experts, self.k, self.n))
         # So different that a scale of a neighbour shows.
-        scale = rng.uniform(0.25, 4, (groups, self.n)) * rng.choice([-1, 1], (groups, self.n))
+        shape = (*experts, groups, self.n)
+        scale = rng.uniform(0.25, 4, shape) * rng.choice([-1, 1], shape)
         zero_point = None
         if self.zeros:
-            zero_point = rng.integers(coding.least, coding.largest + 2, (groups, self.n))
+            zero_point = rng.integers(coding.least, coding.largest + 2, shape)
         x = rng.standard_normal((self.m, self.k))
         return q, scale.astype(DTYPES[self.scale]), zero_point, x.astype(DTYPES[self.x])
 
@@ -68,21 +82,33 @@ class Case:
         if self.qtype == "nf4":
             values = np.array(NF4).astype(DTYPES[self.x]).astype(np.float64)[q]
         if zero_point is not None:
-            values = values - zero_point.repeat(size, 0)
-        return values * scale.astype(np.float64).repeat(size, 0)
+            values = values - zero_point.repeat(size, -2)
+        return values * scale.astype(np.float64).repeat(size, -2)
 
     @functools.cached_property
     def exact(self):
         """The product, and that of magnitudes."""
-        x = self.x_array.astype(np.float64)
-        return x @ self.exact_weight, abs(x) @ abs(self.exact_weight)
+        x, w = self.x_array.astype(np.float64), self.exact_weight
+        if not self.sizes:
+            return x @ w, abs(x) @ abs(w)
+        product, magnitude = np.zeros((2, self.m, self.n))
+        ends = np.minimum(np.cumsum(np.maximum(self.sizes, 0)), self.m)
+        for expert, own in enumerate(w):
+            rows = slice(*np.append(0, ends)[self.offset + expert : self.offset + expert + 2])
+            product[rows], magnitude[rows] = x[rows] @ own, abs(x[rows]) @ abs(own)
+        return product, magnitude
+
+    @property
+    def groups(self):
+        """Sizes and offset, as a call has them."""
+        return np.array(self.sizes, np.int32), np.array([self.offset], np.int32)
 
     @property
     def problem(self):
         is_table = self.qtype == "nf4"
         coding = CODINGS["table" if is_table else self.qtype]
         return PackedProblem(
-            form="product",
+            form="grouped" if self.sizes else "product",
             m=self.m,
             n=-(-self.n // 16) * 16,
             k=self.k,
@@ -94,18 +120,22 @@ class Case:
             scale=self.scale,
             in_dtype=self.x,
             out_dtype=self.out,
+            experts=self.num_weights,
+            num_sizes=len(self.sizes),
         )
 
     @property
     def weight_problem(self):
         """That of the weight as an array, in the dtype of x."""
-        return dataclasses.replace(self.problem, form="weight", m=0, out_dtype=self.x)
+        own = {"form": "weight", "m": 0, "out_dtype": self.x, "experts": 1, "num_sizes": 0}
+        columns = self.num_weights * self.problem.n
+        return dataclasses.replace(self.problem, **own, n=columns)
 
     @property
     def exact_rows(self):
         """What that gives, from float32."""
-        w = self.weight.dequantize(jnp.float32)
-        return np.asarray(w.T).astype(DTYPES[self.x])
+        w = np.asarray(self.weight.dequantize(jnp.float32))
+        return np.swapaxes(w, -1, -2).astype(DTYPES[self.x])
 
     @property
     def arrays(self):
@@ -116,6 +146,8 @@ class Case:
             found["zero_points"] = np.asarray(w.zero_points)
         if w.format.table is not None:
             found["table"] = np.array(w.format.table, np.float32)
+        if self.sizes:
+            found["group_sizes"], found["group_offset"] = self.groups
         return found
 
     def mismatch(self, got, rounding=1e-6) -> str:
@@ -126,7 +158,8 @@ class Case:
         exact, magnitude = self.exact
         got = np.asarray(got).astype(np.float64)[:, : self.n]
         rounded = {"f32": 2**-23, "bf16": 2**-8, "f16": 2**-11}[self.out]
-        bound = rounding * magnitude + rounded * abs(exact) + 1e-7
+        # What nothing was added up in is exactly zero.
+        bound = rounding * magnitude + rounded * abs(exact) + 1e-7 * (magnitude > 0)
         wrong = ~(abs(got - exact) <= bound)
         if not wrong.any():
             return ""
@@ -143,6 +176,9 @@ _FORMATS = (
     {"group": 64, "zeros": True},
     {"group": 32, "scale": "f32"},
     {"group": 32, "zeros": True, "qtype": "uint4", "scale": "f16", "x": "f16"},
+    {"group": 64},
+    {"group": 64, "qtype": "int8", "scale": "f32"},
+    {"group": 32, "qtype": "int8", "x": "f16"},
     {"group": 128, "qtype": "int8"},
     {"group": 128, "qtype": "int8", "zeros": True, "x": "f16"},
     {"group": 32, "qtype": "uint8", "zeros": True, "scale": "f32"},
@@ -162,7 +198,12 @@ def instances(config, case):
 def all_packed():
     """Every config with every number of rows that it knows, for some formats."""
     found = {}
-    cases = [Case(rows, 16, 256, **how) for rows in (8, 16, 32) for how in _FORMATS]
+    cases = [
+        Case(rows, 16, 256, **how, sizes=sizes)
+        for rows in (8, 16, 32)
+        for how in _FORMATS
+        for sizes in ((), (rows // 2, rows // 2))
+    ]
     names = implementations.configs_of("packed", "packed")
     for case in cases if names else ():
         for candidate in implementations.considered("packed", names, case.problem, ASSUMED_GPU):

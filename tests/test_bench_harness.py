@@ -195,8 +195,9 @@ def test_losses_are_measured_beside_whole_logits_and_chunks():
     assert record["peak_bytes"] > 0
 
 
-def test_packed_weights_are_measured_beside_xla_and_plain_products():
-    runner = measure(suites.load_suite("smoke_packed").cases)
+@pytest.mark.parametrize("suite", ["smoke_packed", "smoke_packed_grouped"])
+def test_packed_weights_are_measured_beside_xla_and_plain_products(suite):
+    runner = measure(suites.load_suite(suite).cases)
     assert not runner.wrong
     assert len(runner.records) == 8
     for record in runner.records:

@@ -138,10 +138,14 @@ def test_stacked_weights_are_scanned_and_mapped():
     zs = jax.vmap(jax_tcgemm.matmul, (None, 0))(x, stacked)
     xs = jnp.stack([x, 2 * x, 3 * x])
     both = jax.vmap(jax_tcgemm.matmul)(xs, stacked)
+    vectors = jax.vmap(jax_tcgemm.matmul)(xs[:, 0], stacked)
     for i in range(3):
         check(ys[i], exact(x), dequantized[i])
         check(zs[i], exact(x), dequantized[i])
         check(both[i], exact(xs[i]), dequantized[i])
+        check(vectors[i], exact(xs[i, 0]), dequantized[i])
+    (call,) = jax_tcgemm.explain(jax.vmap(jax_tcgemm.matmul), xs, stacked, platform="cuda")
+    assert (call.problem.form, call.problem.m, call.problem.experts) == ("grouped", 12, 3)
 
 
 # --- products -----------------------------------------------------------------------------------
@@ -491,7 +495,10 @@ def test_refused(name):
         ({"in_dtype": "f32"}, "x must be f16 or bf16, got f32"),
         ({"out_dtype": "s32"}, "d must be f16, bf16 or f32, got s32"),
         ({"form": "weight"}, "m must be 0 of a weight, got 1"),
-        ({"form": "both"}, "form must be product or weight, got both"),
+        ({"experts": 2}, "experts and num_sizes must be 1 and 0 where there are no groups of rows"),
+        ({"form": "grouped"}, "experts must be from 1 to num_sizes=0, got 1"),
+        ({"form": "grouped", "experts": 0, "num_sizes": 3}, "must be from 1 to num_sizes=3, got 0"),
+        ({"form": "both"}, "form must be product, weight or grouped, got both"),
     ],
     ids=str,
 )

@@ -124,7 +124,7 @@ MISTAKES = {
         "block that has ended",
     ),
     "x_beyond_k": (
-        *(KERNEL, "row < params_.m && k + i * kStep < params_.k", "row < params_.m", SPLIT, WRONG),
+        *(KERNEL, "row < row_end() && k + i * kStep < params_.k", "row < row_end()", SPLIT, WRONG),
     ),
     "scale_of_the_next_group": (
         *(KERNEL, "(group_place(t, block) * 16 +", "(group_place(t, block) * 16 + 16 +"),

@@ -13,20 +13,26 @@ const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProble
   using P = const PackedProblem;
   const auto always = [](P&) -> int64_t { return 1; };
   const auto bytes = [](P&) { return DType::kU8; };
+  const auto grouped = [](P& p) -> int64_t { return p.is_grouped(); };
+  const auto integer = [](P&) { return DType::kS32; };
   static const BufferTable<PackedProblem, PackedBuffers> table{
       {"x", BufferRole::kOperand, [](P& p) -> int64_t { return p.is_product(); }, [](P& p) { return p.m * p.k; },
        [](P& p) { return p.in; }, put<&PackedBuffers::x>},
       {"values", BufferRole::kOperand, always,
-       [](P& p) { return multiply_add(p.tiles(), p.pieces() * P::kPieceBytes, 0); }, bytes,
+       [](P& p) { return multiply_add(p.all_tiles(), p.pieces() * P::kPieceBytes, 0); }, bytes,
        put<&PackedBuffers::values>},
       {"scales", BufferRole::kOperand, always,
-       [](P& p) { return multiply_add(p.tiles(), p.groups() * P::kTile * dtype_bytes(p.scale), 0); }, bytes,
+       [](P& p) { return multiply_add(p.all_tiles(), p.groups() * P::kTile * dtype_bytes(p.scale), 0); }, bytes,
        put<&PackedBuffers::scales>},
       {"zero_points", BufferRole::kOperand, [](P& p) -> int64_t { return p.zero_points; },
-       [](P& p) { return multiply_add(p.tiles(), p.groups() * P::kTile * 2, 0); }, bytes,
+       [](P& p) { return multiply_add(p.all_tiles(), p.groups() * P::kTile * 2, 0); }, bytes,
        put<&PackedBuffers::zero_points>},
       {"table", BufferRole::kOperand, [](P& p) -> int64_t { return p.table; }, [](P&) -> int64_t { return 16; },
        [](P&) { return DType::kF32; }, put<&PackedBuffers::table>},
+      {"group_sizes", BufferRole::kOperand, grouped, [](P& p) { return p.num_sizes; }, integer,
+       put<&PackedBuffers::group_sizes>},
+      {"group_offset", BufferRole::kOperand, grouped, [](P&) -> int64_t { return 1; }, integer,
+       put<&PackedBuffers::group_offset>},
       {"d", BufferRole::kResult, always, [](P& p) { return (p.is_product() ? p.m : p.k) * p.n; },
        [](P& p) { return p.out; }, put<&PackedBuffers::d>},
   };
@@ -34,12 +40,24 @@ const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProble
 }
 
 std::string check_problem(const PackedProblem& p) {
-  if (std::string error = check_extents({{"m", p.m}, {"n", p.n}, {"k", p.k}, {"group_size", p.group_size}});
+  if (std::string error = check_extents({{"m", p.m},
+                                         {"n", p.n},
+                                         {"k", p.k},
+                                         {"group_size", p.group_size},
+                                         {"experts", p.experts},
+                                         {"num_sizes", p.num_sizes}});
       !error.empty()) {
     return error;
   }
   if (p.n % PackedProblem::kTile != 0) return must("n", "be a multiple of 16", p.n);
   if (!p.is_product() && p.m != 0) return must("m", "be 0 of a weight", p.m);
+  if (p.is_grouped()) {
+    if (p.experts < 1 || p.experts > p.num_sizes) {
+      return must("experts", "be from 1 to num_sizes=" + std::to_string(p.num_sizes), p.experts);
+    }
+  } else if (p.experts != 1 || p.num_sizes != 0) {
+    return "experts and num_sizes must be 1 and 0 where there are no groups of rows";
+  }
   if (p.k == 0) return must("k", "be at least 1", p.k);
   if (p.group_size == 0 || p.k % p.group_size != 0) return must("group_size", "divide k", p.group_size);
   if (p.bits != 4 && p.bits != 8) return must("bits", "be 4 or 8", p.bits);

@@ -4,6 +4,10 @@
 //
 //   weight   D[n,k] = (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
 //
+//   grouped  a product whose rows are tokens sorted by expert, each multiplied by the weight of its own: of `num_sizes`
+//            experts, group_sizes[s] tokens each, the call has the weights of `experts`, from number group_offset on.
+//            Rows of others are 0 in D. A size below 0 counts as 0, and experts end with the rows.
+//
 // or, where integers stand for the values of a table, with table[u[k,n]] in place of the difference. X and D are packed
 // row-major. The weight lies in tiles of 16 columns, which fill D's columns up:
 //
@@ -11,7 +15,8 @@
 //   scales       (n / 16, groups, 16), columns g and g + 8 side by side
 //   zero_points  (n / 16, groups, 16) int16, the same
 //
-// Inside of a piece: jax_tcgemm/problem/packed_weight.py and kernels/packed/pieces.cuh.
+// and those of experts one after the other. Inside of a piece: jax_tcgemm/problem/packed_weight.py and
+// kernels/packed/pieces.cuh.
 #pragma once
 
 #include <array>
@@ -23,9 +28,9 @@
 
 namespace tcgemm {
 
-enum class PackedForm : int32_t { kProduct, kWeight };
+enum class PackedForm : int32_t { kProduct, kWeight, kGrouped };
 template <>
-inline constexpr std::array kNames<PackedForm>{"product", "weight"};
+inline constexpr std::array kNames<PackedForm>{"product", "weight", "grouped"};
 
 struct PackedProblem {
   static constexpr int64_t kTile = 16, kChunk = 64, kPieceBytes = 512;
@@ -38,12 +43,16 @@ struct PackedProblem {
   bool zero_points;  // whether every group and column has its own
   bool table;
   DType scale;
-  DType in;   // of X; of a weight that of D
-  DType out;  // of D
+  DType in;               // of X; of a weight that of D
+  DType out;              // of D
+  int64_t experts = 1;    // weights; several of form grouped only
+  int64_t num_sizes = 0;  // length of group_sizes
 
-  bool is_product() const { return form == PackedForm::kProduct; }
+  bool is_product() const { return form != PackedForm::kWeight; }
+  bool is_grouped() const { return form == PackedForm::kGrouped; }
   bool is_empty() const { return n == 0 || (is_product() && m == 0); }
   int64_t tiles() const { return n / kTile; }
+  int64_t all_tiles() const { return experts * tiles(); }
   int64_t groups() const { return k / group_size; }
   int64_t pieces() const { return (k + kChunk - 1) / kChunk * (bits / 4); }
 };
@@ -61,6 +70,8 @@ void visit_fields(PackedProblem& p, Visit&& visit) {
   visit("zero_points", p.zero_points);
   visit("table", p.table);
   visit("scale", p.scale);
+  visit("experts", p.experts);
+  visit("num_sizes", p.num_sizes);
 }
 
 template <typename Visit>
@@ -78,13 +89,15 @@ struct PackedBuffers {
   const void* scales = nullptr;
   const void* zero_points = nullptr;
   const float* table = nullptr;
+  const int32_t* group_sizes = nullptr;
+  const int32_t* group_offset = nullptr;
   void* d = nullptr;
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
 };
 
-// The arrays of a call: of a product x, then values, scales [, zero_points] [, table] -> d. Those of the weight are
-// bytes.
+// The arrays of a call: of products x, then values, scales [, zero_points] [, table], then, grouped, group_sizes and
+// group_offset -> d. Those of the weight are bytes.
 const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProblem& problem);
 
 using PackedImplementation = ImplementationOf<PackedProblem, PackedBuffers>;

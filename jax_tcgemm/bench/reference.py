@@ -106,7 +106,12 @@ def _checker(case, leaves, tree):
 
 def _errors(case, operands, results):
     # The barrier keeps XLA from turning the wide product back into a narrow one.
-    wide = lax.optimization_barrier([x.astype(_WIDE.get(x.dtype.name, x.dtype)) for x in operands])
+    kept = getattr(case, "kept", ())
+    dtypes = [
+        x.dtype if i in kept else _WIDE.get(x.dtype.name, x.dtype) for i, x in enumerate(operands)
+    ]
+    wide = [x.astype(dtype) for x, dtype in zip(operands, dtypes, strict=True)]
+    wide = lax.optimization_barrier(wide)
     references = case.reference(*wide)
 
     def error(result, reference):

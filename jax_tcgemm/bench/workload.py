@@ -31,6 +31,7 @@ class Workload:
       operands: shapes and dtypes of the operands.
       ours: functions of the operands, by name. Each gets a record, with the peers beside it.
       peers: functions of the operands that compute the same, by name.
+      kept: operands, by position, that the reference takes as they are.
       parts: functions of the operands that compute a part of it, by name, such as the product
         without what follows: what ours can at best take. Their results are not compared.
       reference: a function of the operands, which come as float32 (16-bit ones) or float64 (wider
@@ -56,6 +57,7 @@ class Workload:
     flops: int
     bytes: int | None = None
     draw: Callable | None = None
+    kept: tuple[int, ...] = ()
     parts: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
 
     kind = "workload"

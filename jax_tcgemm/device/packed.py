@@ -1,6 +1,6 @@
 """Products with packed weights, and these as arrays, on one device.
 
-`product` and `weight` carry a plan of request.py out.
+`product`, `grouped_product` and `weight` carry a plan of request.py out.
 """
 
 import math
@@ -13,7 +13,12 @@ from jax import lax
 from jax_tcgemm import selection
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.request import Plan
-from jax_tcgemm.problem.packed_weight import TILE, PackedWeight, dequantized
+from jax_tcgemm.problem.packed_weight import (
+    TILE,
+    PackedWeight,
+    dequantized,
+    stacked_dequantized,
+)
 
 
 def product(x: jax.Array, w: PackedWeight, dtype, plan: Plan) -> jax.Array:
@@ -44,11 +49,32 @@ def product(x: jax.Array, w: PackedWeight, dtype, plan: Plan) -> jax.Array:
     return out.reshape(*x.shape[:-1], tiles, TILE)
 
 
+def grouped_product(x, w: PackedWeight, group_sizes, group_offset, dtype, plan: Plan) -> jax.Array:
+    """Carries out a plan of form grouped that is not XLA's.
+
+    Args:
+      x: of shape (m, k), rows sorted by expert.
+      w: the weights of the experts.
+      group_sizes: int32 of shape (s,).
+      group_offset: int32 of shape (1,).
+      dtype: of the result.
+      plan: the plan.
+
+    Returns:
+      The product, of shape (m, tiles, 16).
+    """
+    tiles = w.values.shape[1]
+    result = jax.ShapeDtypeStruct((x.shape[0], tiles * TILE), dtype)
+    operands = [x, *_operands(w), group_sizes, group_offset]
+    (out,) = call(plan.problem, plan.choice, operands, [result])
+    return out.reshape(-1, tiles, TILE)
+
+
 def weight(w: PackedWeight, dtype, plan: Plan) -> jax.Array:
-    """Carries out a plan of form weight: the transpose of the weight, of shape (tiles, 16, k)."""
-    shape = (w.values.shape[0], TILE, w.format.k)
+    """Carries out a plan of form weight: the transpose, of shape (*stacked, tiles, 16, k)."""
+    shape = (*w.values.shape[:-2], TILE, w.format.k)
     if plan.choice.implementation == selection.XLA:
-        return dequantized(w, dtype).T.reshape(shape)
+        return jnp.swapaxes(stacked_dequantized(w, dtype), -1, -2).reshape(shape)
     return call(plan.problem, plan.choice, _operands(w), [jax.ShapeDtypeStruct(shape, dtype)])[0]
 
 

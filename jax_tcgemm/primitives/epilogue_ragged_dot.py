@@ -244,7 +244,7 @@ def _of_groups(op: str, x, numbers, shape) -> jax.Array:
     return jnp.broadcast_to(found, (*shape[:-1], x.shape[-1]))
 
 
-def _of_accumulators(function: core.ClosedJaxpr, factors: Factors, **params) -> Callable:
+def of_accumulators(function: core.ClosedJaxpr, factors: Factors, **params) -> Callable:
     """What becomes of the accumulators and the operands: the results."""
 
     def results(*arguments):
@@ -270,7 +270,7 @@ def unfused(*arguments, function: core.ClosedJaxpr, **params) -> list[jax.Array]
     factors, operands = _split(arguments, params)
     dtype, of_rounded = of_stored(function, _num_accumulators(params["gated"]))
     products = _products(factors, **params, preferred_element_type=dtype)
-    return _of_accumulators(of_rounded, factors, **params)(*products, *operands)
+    return of_accumulators(of_rounded, factors, **params)(*products, *operands)
 
 
 def bare_products(*arguments, function, **params) -> list[jax.Array]:
@@ -337,7 +337,7 @@ def _batch(axis_data, args, dims, *, function, **params):
     num_accumulators = _num_accumulators(params["gated"])
     if all(dim is None for dim in factor_dims):
         accs = _products(factors, **params)
-        f = _of_accumulators(function, factors, **params)
+        f = of_accumulators(function, factors, **params)
         in_axes = *[None] * num_accumulators, *operand_dims
         out = jax.vmap(f, in_axes, axis_size=size)(*accs, *operands)
         return out, [0] * len(out)
@@ -392,7 +392,7 @@ def _jvp(primals, tangents, *, function, config, **params):
     def run(kept):
         return epilogue_ragged_dot_p.bind(*primals, function=kept, config=config, **params)
 
-    f = _of_accumulators(function, factors, **params)
+    f = of_accumulators(function, factors, **params)
     return functions.jvp(function, run, f, (factors.given, operands), (daccs, rest))
 
 

@@ -2,11 +2,16 @@
 
     out[..., tile, i] = sum over k of x[..., k] * w[k, 16 * tile + i]
 
-operands: x (..., k) of float16 or bfloat16 and the arrays of a packed weight, values, scales and,
-where there are such, zero_points (problem/packed_weight.py). Columns are in tiles, which is how
+or, grouped, for the rows of each group by a weight of its own, and 0 in rows of none,
+
+    out[r, tile, i] = sum over k of x[r, k] * w[g, k, 16 * tile + i]
+
+operands: x (..., k), grouped (m, k), of float16 or bfloat16, the arrays of a packed weight, values,
+scales and, where there are such, zero_points (problem/packed_weight.py), and, grouped, group_sizes
+(s,) and group_offset (1,), as those of `tcgemm_ragged_dot`. Columns are in tiles, which is how
 devices divide them. It is linear in x; the weight is bytes, and has no derivatives.
 
-Parameters, all static: op (for messages), format (of the weight), dtype (of the result),
+Parameters, all static: op (for messages), format (of the weight), grouped, dtype (of the result),
 implementation and config.
 """
 
@@ -25,6 +30,7 @@ from jax_tcgemm.device import packed as device_packed
 from jax_tcgemm.device import request
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import lowering
+from jax_tcgemm.primitives import ragged_dot as ragged
 from jax_tcgemm.primitives.packed_weight import (
     arrays_of,
     division_of_weight,
@@ -34,13 +40,15 @@ from jax_tcgemm.primitives.packed_weight import (
 )
 from jax_tcgemm.primitives.rules import as_cotangent, same_varying
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
-from jax_tcgemm.problem.packed_weight import TILE, PackedWeight
-from jax_tcgemm.sharding import partitioning, shardings
+from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
+from jax_tcgemm.sharding import partitioning, ragged_division, shardings
+from jax_tcgemm.sharding.layout import Layout
 from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xla, zero_tangent
 
 # Of more, the weight is written as an array once, and multiplied by the kernels of plain products:
-# the kernel of few reads and converts all of it for every 32.
-MOST_ROWS = 128
+# the kernel of few reads and converts all of it for every 32. Groups have so many on average, some
+# of them more.
+MOST_ROWS, MOST_ROWS_OF_GROUPS = 128, 64
 
 packed_dot_p = core.Primitive("tcgemm_packed_dot")
 
@@ -61,39 +69,88 @@ def packed_dot(
     Returns:
       An array of shape (..., *w.shape[1:]).
     """
-    form = w.format
-    params = {"op": op, "format": form, "dtype": np.dtype(dtype)}
     asked = {"implementation": implementation, "config": config}
-    out = _product(x, *arrays_of(w), **params, **asked)
+    operands = x, *arrays_of(w)
+    return _by_columns(w.format, *operands, op=op, dtype=dtype, grouped=False, **asked)
+
+
+def packed_ragged_dot(
+    x,
+    w: PackedWeight,
+    group_sizes,
+    group_offset,
+    *,
+    op: str,
+    dtype,
+    implementation: str | None = None,
+    config=None,
+) -> jax.Array:
+    """The product of rows and the packed weights of their groups.
+
+    Args:
+      x: of shape (m, k), of float16 or bfloat16.
+      w: stacked weights, of shape (g, k, ...).
+      group_sizes: int32 of shape (s,).
+      group_offset: int32 of shape (1,).
+      op: the public function, for messages.
+      dtype: of the result.
+      implementation: a checked name, or None.
+      config: a checked name, or None.
+
+    Returns:
+      An array of shape (m, *w.shape[2:]).
+    """
+    operands = x, *arrays_of(w), group_sizes, group_offset
+    asked = {"implementation": implementation, "config": config}
+    return _by_columns(w.format, *operands, op=op, dtype=dtype, grouped=True, **asked)
+
+
+def _by_columns(form: PackedFormat, x, *others, dtype, **params) -> jax.Array:
+    """The product as an array (*rows, *columns) of the columns that the weight has."""
+    out = _product(x, *others, format=form, dtype=np.dtype(dtype), **params)
     out = out.reshape(*x.shape[:-1], out.shape[-2] * TILE)
     if out.shape[-1] != form.n:
         out = lax.slice_in_dim(out, 0, form.n, axis=-1)
     return out.reshape(*x.shape[:-1], *form.shape[1:])
 
 
-def _product(x, *weight, **params):
+def _split(operands, grouped: bool):
+    """x, the arrays of the weight, and, grouped, sizes and offset, else nothing."""
+    x, *others = operands
+    last = len(others) - 2 * grouped
+    return x, others[:last], others[last:]
+
+
+def _product(*operands, **params):
     """By the primitive, or, of many rows that nothing is asked of, a plain product."""
+    x, weight, groups = _split(operands, params["grouped"])
     rows = math.prod(x.shape[:-1])
-    if params["implementation"] is None and isinstance(rows, int) and rows > MOST_ROWS:
+    most = MOST_ROWS_OF_GROUPS * groups[0].shape[0] if groups else MOST_ROWS
+    if params["implementation"] is None and isinstance(rows, int) and rows > most:
         w = weight_of(weight, params["format"])
         w = rows_of_weight(w, op=params["op"], dtype=x.dtype)
-        out = plain.dot_general(
-            x,
-            w,
-            op=params["op"],
-            dimension_numbers=(((x.ndim - 1,), (1,)), ((), ())),
-            preferred_element_type=params["dtype"],
-        )
-        return out.reshape(*x.shape[:-1], w.shape[0] // TILE, TILE)
-    return packed_dot_p.bind(*same_varying(x, *weight), **params)
+        return _by_array(x, w, groups, **params)
+    return packed_dot_p.bind(*same_varying(*operands), **params)
+
+
+def _by_array(x, w, groups, *, op, dtype, implementation, **params):
+    """The product with a weight as an array, transposed."""
+    del params
+    how = {"op": op, "preferred_element_type": dtype, "implementation": implementation}
+    if groups:
+        out = ragged.ragged_dot(x, w, *groups, rhs_transposed=True, groups=w.shape[0], **how)
+    else:
+        numbers = (((x.ndim - 1,), (1,)), ((), ()))
+        out = plain.dot_general(x, w, dimension_numbers=numbers, **how)
+    return out.reshape(*x.shape[:-1], w.shape[-2] // TILE, TILE)
 
 
 # --- typing -------------------------------------------------------------------------------------
 
 
 def _abstract_eval(x, values, *others, **params):
-    shape = (*x.shape[:-1], values.shape[0], TILE)
-    spec = (*x.sharding.spec.partitions[:-1], values.sharding.spec.partitions[0], None)
+    shape = (*x.shape[:-1], values.shape[-3], TILE)
+    spec = (*x.sharding.spec.partitions[:-1], values.sharding.spec.partitions[-3], None)
     mesh = x.sharding.mesh if values.sharding.mesh.empty else values.sharding.mesh
     out = like(x, shape, params["dtype"], NamedSharding(mesh, PartitionSpec(*spec)))
     lowering.expect(request.make_plan, product_of, x, values, *others, out, params)
@@ -108,13 +165,15 @@ packed_dot_p.def_abstract_eval(_abstract_eval)
 
 
 def _batch(axis_data, args, dims, **params):
-    """Rows of all entries together; weights that are mapped, too, one after the other."""
-    del axis_data
+    """Rows of all entries together; of mapped weights, too, which are groups; others one by one."""
     if all(dim is None for dim in dims):
         return packed_dot_p.bind(*args, **params), None
-    (x, *weight), (x_dim, *weight_dims) = args, dims
-    if all(dim is None for dim in weight_dims):
-        return _product(jnp.moveaxis(x, x_dim, 0), *weight, **params), 0
+    (x, *others), (x_dim, *other_dims) = args, dims
+    if not params["grouped"] and all(dim is None for dim in other_dims):
+        return _product(jnp.moveaxis(x, x_dim, 0), *others, **params), 0
+    if not params["grouped"] and None not in other_dims and axis_data.explicit_mesh_axis is None:
+        weight = map(jnp.moveaxis, others, other_dims, [0] * len(others))
+        return _batch_of_weights(axis_data.size, x, x_dim, weight, params), 0
     moved = [
         x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)
     ]
@@ -126,6 +185,17 @@ def _batch(axis_data, args, dims, **params):
         return _product(*operands, **params)
 
     return lax.map(of_entry, mapped), 0
+
+
+def _batch_of_weights(number: int, x, x_dim, weight, params):
+    """Each of so many weights by as many rows: those of its group."""
+    shape = tuple(extent for axis, extent in enumerate(x.shape) if axis != x_dim)
+    xs = x if x_dim is None else jnp.moveaxis(x, x_dim, 0)
+    xs = jnp.broadcast_to(xs, (number, *shape)).reshape(-1, shape[-1])
+    sizes = jnp.full(number, math.prod(shape[:-1]), np.int32)
+    groups = sizes, jnp.zeros(1, np.int32)
+    out = _product(xs, *weight, *groups, **params | {"grouped": True})
+    return out.reshape(number, *shape[:-1], *out.shape[1:])
 
 
 batching.fancy_primitive_batchers[packed_dot_p] = _batch
@@ -141,23 +211,26 @@ def _jvp(primals, tangents, **params):
     return out, packed_dot_p.bind(*same_varying(tangents[0], *primals[1:]), **params)
 
 
-def _transpose(ct, x, *weight, op, format, implementation, **params):
+def _transpose(ct, *operands, op, format, grouped, implementation, **params):
     """The cotangent of x is a product with the weight, dequantised."""
     del params
-    nothing = [None] * len(weight)
+    x, weight, groups = _split(operands, grouped)
+    nothing = [None] * (len(operands) - 1)
     if type(ct) is ad.Zero:
         return [ad.Zero(x.aval), *nothing]
     w = rows_of_weight(weight_of(weight, format), op=op, dtype=x.aval.dtype)
-    ct = ct.reshape(*ct.shape[:-2], w.shape[0]).astype(x.aval.dtype)
-    x_bar = plain.dot_general(
-        ct,
-        w,
-        op=op,
-        dimension_numbers=(((ct.ndim - 1,), (0,)), ((), ())),
-        preferred_element_type=x.aval.dtype,
-        out_sharding=shardings.of_cotangent(x.aval),
-        implementation=selection.XLA if implementation == selection.XLA else None,
-    )
+    ct = ct.reshape(*ct.shape[:-2], w.shape[-2]).astype(x.aval.dtype)
+    how = {
+        "op": op,
+        "preferred_element_type": x.aval.dtype,
+        "out_sharding": shardings.of_cotangent(x.aval),
+        "implementation": selection.XLA if implementation == selection.XLA else None,
+    }
+    if grouped:
+        x_bar = ragged.ragged_dot(ct, w, *groups, groups=w.shape[0], **how)
+    else:
+        numbers = (((ct.ndim - 1,), (0,)), ((), ()))
+        x_bar = plain.dot_general(ct, w, dimension_numbers=numbers, **how)
     return [as_cotangent(x_bar, x.aval), *nothing]
 
 
@@ -175,28 +248,47 @@ register_jet(packed_dot_p, _series)
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(x, values, *others_and_params) -> request.Request:
+def product_of(*avals_and_params) -> request.Request:
     """What one call of the primitive says, from the types of its operands and result."""
-    *others, out, params = others_and_params
+    *operands, out, params = avals_and_params
+    x, weight, groups = _split(operands, params["grouped"])
     own = {"form": "product", "m": math.prod(x.shape[:-1])}
     own |= {"in_dtype": DTYPE_NAMES[np.dtype(x.dtype)]}
     own |= {"out_dtype": DTYPE_NAMES[np.dtype(out.dtype)]}
-    problem = problem_of(values, len(others) == 2, params["format"], **own)
+    if groups:
+        # Of a device that has some of the groups, fewer than there are sizes.
+        experts, num_sizes = weight[0].shape[0], groups[0].shape[0]
+        own |= {"form": "grouped", "experts": experts, "num_sizes": num_sizes}
+    problem = problem_of(weight[0].shape[-3], len(weight) == 3, params["format"], **own)
     return request.Request(
         "packed", params["op"], problem, params["implementation"], params["config"]
     )
 
 
-def division_of(x, *weight_and_params) -> partitioning.Division:
-    """How a call may be divided over devices: along rows, and along tiles of columns."""
-    *weight, params = weight_and_params
+def division_of(*avals_and_params) -> partitioning.Division:
+    """How a call may be divided over devices: along rows, tiles of columns, and groups."""
+    *operands, params = avals_and_params
+    x, weight, groups = _split(operands, params["grouped"])
     rows = tuple(f"m{axis}" for axis in range(x.ndim - 1))
     names = division_of_weight(weight)
+    whole = ("k", *(name for own in names for name in own[-2:]))
+
+    def call(*operands):
+        return (packed_dot_p.bind(*operands, **params),)
+
+    def call_at(layout: Layout):
+        return lambda *operands: call(
+            *operands[: -len(groups)],
+            *ragged_division.groups_here(layout, rows[0], *operands[-len(groups) :]),
+        )
+
     return partitioning.Division(
-        operands=((*rows, "k"), *names),
+        operands=((*rows, "k"), *names, *((("sizes",), ("one",)) if groups else ())),
         results=((*rows, "tile", "column"),),
-        call=lambda *operands: (packed_dot_p.bind(*operands, **params),),
-        whole=("k", *(name for own in names for name in own[1:])),
+        call=call,
+        call_at=call_at if groups else None,
+        whole=(*whole, "sizes", "one") if groups else whole,
+        even=("g",) if groups else (),
     )
 
 
@@ -209,9 +301,16 @@ def _lower(ctx, *args, device, obstacle, **params):
     if is_explicit or (is_ours and partitioning.is_divided(ctx)):
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
 
-    def on_device(x, *weight):
+    def on_device(*operands):
+        x, weight, groups = _split(operands, params["grouped"])
         w = weight_of(weight, params["format"])
-        return (device_packed.product(x, w, params["dtype"], plan),)
+        if not groups:
+            return (device_packed.product(x, w, params["dtype"], plan),)
+        if is_ours:
+            return (device_packed.grouped_product(x, w, *groups, params["dtype"], plan),)
+        rows = device_packed.weight(w, x.dtype, plan)
+        rows = rows.reshape(len(rows), -1, params["format"].k)
+        return (_by_array(x, rows, groups, **params),)
 
     return partitioning.lower_on_device(ctx, on_device, *args)
 

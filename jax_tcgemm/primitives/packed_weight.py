@@ -1,16 +1,19 @@
 """The primitive `tcgemm_packed_weight`: a packed weight as an array, transposed.
 
-    out[tile, i, k] = w[k, 16 * tile + i]
+    out[*stacked, tile, i, k] = w[*stacked, k, 16 * tile + i]
 
 operands: the arrays of a packed weight, values, scales and, where there are such, zero_points
-(problem/packed_weight.py). It has no derivatives, for these are bytes.
+(problem/packed_weight.py). It has no derivatives, for these are bytes. Of stacked weights tiles lie
+one after the other, as those of one do, so that they are one problem.
 
 Parameters, all static: op (for messages), format (of the weight) and dtype (of the result).
 """
 
 import functools
+import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
@@ -22,7 +25,7 @@ from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.packed import PackedProblem
-from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight, dequantized
+from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import ad, batching, like, xla, zero_tangent
 
@@ -30,10 +33,10 @@ packed_weight_p = core.Primitive("tcgemm_packed_weight")
 
 
 def rows_of_weight(w: PackedWeight, *, op: str, dtype) -> jax.Array:
-    """The weight as an array of shape (n, k), with the columns that fill up the last tile."""
+    """The weight as an array (*stacked, n, k), with the columns that fill up the last tile."""
     params = {"op": op, "format": w.format, "dtype": np.dtype(dtype)}
     out = packed_weight_p.bind(*same_varying(*arrays_of(w)), **params)
-    return out.reshape(out.shape[0] * TILE, w.format.k)
+    return out.reshape(*out.shape[:-3], out.shape[-3] * TILE, w.format.k)
 
 
 def arrays_of(w: PackedWeight) -> tuple[jax.Array, ...]:
@@ -47,11 +50,11 @@ def weight_of(arrays, form: PackedFormat) -> PackedWeight:
     return PackedWeight(values, scales, zero_points[0] if zero_points else None, None, form)
 
 
-def problem_of(values, has_zeros: bool, packed: PackedFormat, **own) -> PackedProblem:
+def problem_of(tiles: int, has_zeros: bool, packed: PackedFormat, **own) -> PackedProblem:
     """What is the same of every problem with a weight; `own` are the fields that are not."""
     is_table = packed.table is not None
     return PackedProblem(
-        n=values.shape[0] * TILE,
+        n=tiles * TILE,
         k=packed.k,
         group_size=packed.group_size,
         bits=packed.coding.bits,
@@ -64,8 +67,12 @@ def problem_of(values, has_zeros: bool, packed: PackedFormat, **own) -> PackedPr
 
 
 def division_of_weight(arrays) -> tuple[tuple[str, ...], ...]:
-    """The names of the dimensions of a weight's arrays: devices divide tiles of columns."""
-    return tuple(("tile", f"outer{i}", f"inner{i}") for i in range(len(arrays)))
+    """The names of the dimensions of a weight's arrays: devices divide tiles of columns.
+
+    They divide stacked weights, too, whose first dimension is "g".
+    """
+    stacked = tuple("g" * (axis + 1) for axis in range(arrays[0].ndim - 3))
+    return tuple((*stacked, "tile", f"outer{i}", f"inner{i}") for i in range(len(arrays)))
 
 
 # --- typing -------------------------------------------------------------------------------------
@@ -73,8 +80,8 @@ def division_of_weight(arrays) -> tuple[tuple[str, ...], ...]:
 
 def _abstract_eval(values, *others, **params):
     del others
-    shape = (values.shape[0], TILE, params["format"].k)
-    spec = PartitionSpec(values.sharding.spec.partitions[0], None, None)
+    shape = (*values.shape[:-2], TILE, params["format"].k)
+    spec = PartitionSpec(*values.sharding.spec.partitions[:-2], None, None)
     return like(values, shape, params["dtype"], NamedSharding(values.sharding.mesh, spec))
 
 
@@ -85,17 +92,15 @@ packed_weight_p.def_abstract_eval(_abstract_eval)
 # --- batching -----------------------------------------------------------------------------------
 
 
-def _batch(axis_data, args, dims, *, op, format, dtype):
-    """Several at once are XLA's."""
-    del axis_data
+def _batch(axis_data, args, dims, **params):
+    """Mapped weights are stacked ones."""
     if all(dim is None for dim in dims):
-        return packed_weight_p.bind(*args, op=op, format=format, dtype=dtype), None
-
-    def of_one(*arrays):
-        rows = dequantized(weight_of(arrays, format), dtype).T
-        return rows.reshape(-1, TILE, format.k)
-
-    return jax.vmap(of_one, dims)(*args), 0
+        return packed_weight_p.bind(*args, **params), None
+    stacked = [
+        jnp.broadcast_to(x, (axis_data.size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
+        for x, dim in zip(args, dims, strict=True)
+    ]
+    return packed_weight_p.bind(*stacked, **params), 0
 
 
 batching.fancy_primitive_batchers[packed_weight_p] = _batch
@@ -124,19 +129,20 @@ def product_of(values, *others_and_params) -> request.Request:
         return request.Request("packed", params["op"], f"weights of {dtype} are XLA's")
     own = {"form": "weight", "m": 0}
     own |= dict.fromkeys(("in_dtype", "out_dtype"), DTYPE_NAMES[dtype])
-    problem = problem_of(values, len(others) == 2, params["format"], **own)
+    tiles = math.prod(values.shape[:-2])
+    problem = problem_of(tiles, len(others) == 2, params["format"], **own)
     return request.Request("packed", params["op"], problem)
 
 
 def division_of(*arrays_and_params) -> partitioning.Division:
-    """How a call may be divided over devices: along tiles of columns."""
+    """How a call may be divided over devices: along stacked weights and tiles of columns."""
     *arrays, params = arrays_and_params
     names = division_of_weight(arrays)
     return partitioning.Division(
         operands=names,
-        results=(("tile", "column", "k"),),
+        results=((*names[0][:-2], "column", "k"),),
         call=lambda *arrays: (packed_weight_p.bind(*arrays, **params),),
-        whole=tuple(name for own in names for name in own[1:]),
+        whole=tuple(name for own in names for name in own[-2:]),
     )
 
 

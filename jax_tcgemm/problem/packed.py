@@ -2,6 +2,7 @@
 
 product:  D[m,n] = sum over k of X[m,k] * w[k,n]
 weight:   D[n,k] = w[k,n] = (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
+grouped:  a product of tokens sorted by expert, each by the weight of its own; 0 in rows of none
 """
 
 import dataclasses
@@ -15,9 +16,9 @@ class PackedProblem:
     """A product of rows and a packed weight (`problem.packed_weight`), or that weight.
 
     Attributes:
-      form: "product" or "weight".
+      form: "product", "weight" or "grouped".
       m: rows of X and D; 0 of a weight.
-      n: columns, those that fill up the last tile included.
+      n: columns, those that fill up the last tile included; of an expert.
       k: what is contracted.
       group_size: rows of the weight that share a scale; it divides k.
       bits: of an integer: 4 or 8.
@@ -27,6 +28,8 @@ class PackedProblem:
       scale: dtype of scales.
       in_dtype: dtype of X; of a weight that of D.
       out_dtype: dtype of D.
+      experts: weights that the call has; 1 unless grouped.
+      num_sizes: length of group_sizes, of all experts there are; 0 unless grouped.
     """
 
     form: str
@@ -41,6 +44,8 @@ class PackedProblem:
     scale: str
     in_dtype: str
     out_dtype: str
+    experts: int = 1
+    num_sizes: int = 0
 
     kind: ClassVar[str] = "packed"
 
@@ -58,19 +63,29 @@ class PackedProblem:
         return dataclasses.asdict(self)
 
     @property
+    def rows_of_weight(self) -> int:
+        """About how many rows each weight is multiplied by; that of experts nearly all are read."""
+        return self.m if self.form != "grouped" else -(-self.m // self.num_sizes)
+
+    @property
+    def weights_read(self) -> int:
+        """How many weights a call reads at most: experts without tokens are not read."""
+        return max(min(self.experts, self.m), 1) if self.form == "grouped" else 1
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions."""
         return 2 * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
-        """Least memory traffic: everything once."""
+        """Least memory traffic: everything once, of experts as many as can have tokens."""
         x, out = (DTYPES[dtype].itemsize for dtype in (self.in_dtype, self.out_dtype))
         of_group = DTYPES[self.scale].itemsize + 2 * self.zero_points
         weight = self.n * (self.k * self.bits // 8 + self.k // self.group_size * of_group)
         if self.form == "weight":
             return weight + self.n * self.k * out
-        return weight + self.m * (self.k * x + self.n * out)
+        return self.weights_read * weight + self.m * (self.k * x + self.n * out)
 
     def __str__(self) -> str:
         kind = "a table of " if self.table else "int"
@@ -78,4 +93,7 @@ class PackedProblem:
         weight = f"{kind}{self.bits} in groups of {self.group_size}{zeros}->{self.out_dtype}"
         if self.form == "weight":
             return f"{self.n}x{self.k} {weight}"
-        return f"{self.m}x{self.n}x{self.k} {self.in_dtype} by {weight}"
+        shape = f"{self.m}x{self.n}x{self.k}"
+        if self.form == "grouped":
+            shape += f", m in {self.experts} groups"
+        return f"{shape} {self.in_dtype} by {weight}"

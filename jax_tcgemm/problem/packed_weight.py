@@ -6,9 +6,10 @@ A weight of shape (k, n), whose elements are (u - zero) * scale with unsigned u,
     scales       (tiles, groups, 16 * bytes)
     zero_points  (tiles, groups, 32)     int16
 
-of bytes. A piece is what a warp multiplies from registers: 16 bytes for each lane, its own elements
-of A in `mma.m16n8k16` of the transposed product. In a block of 32 rows lane 4g + c has the rows
-8c to 8c + 7, so that of x it reads 16 bytes at a time, and of the columns g and g + 8:
+of bytes; of stacked weights (*stacked, tiles, ...). A piece is what a warp multiplies from
+registers: 16 bytes for each lane, its own elements of A in `mma.m16n8k16` of the transposed
+product. In a block of 32 rows lane 4g + c has the rows 8c to 8c + 7, so that of x it reads 16 bytes
+at a time, and of the columns g and g + 8:
 
     row     64 chunk + 32 b + 8 c + 4 s + 2 h + e     step s of block b, half h of A, element e
     column  16 tile + 8 r + g                         r tells rows g and g + 8 of A apart
@@ -140,8 +141,9 @@ class PackedWeight:
     """A weight of few bits, as `pack_weights` makes it, in the order in which a kernel reads it.
 
     It is a pytree of bytes, so that nothing converts it by mistake, and has no derivatives:
-    `jax.grad(..., allow_int=True)` gives float0 for it. Several of one format can be stacked, and
-    mapped by `jax.vmap` or taken one by one by `jax.lax.scan`.
+    `jax.grad(..., allow_int=True)` gives float0 for it. Several of one format can be stacked, as
+    the weights of experts are (`ragged_dot`), mapped by `jax.vmap` or taken one by one by
+    `jax.lax.scan`.
 
     Attributes:
       values: the integers; see jax_tcgemm/problem/packed_weight.py for the order.
@@ -281,6 +283,11 @@ def dequantized(w: PackedWeight, dtype) -> jax.Array:
     elif form.table is None:
         value -= form.coding.offset
     return (value * scale[:, None]).astype(dtype).reshape(form.k, n)
+
+
+def stacked_dequantized(w: PackedWeight, dtype) -> jax.Array:
+    """The same of weights that may be stacked, of shape (*stacked, k, tiles * 16)."""
+    return _mapped(lambda w: dequantized(w, dtype), w)
 
 
 def _in_order(rows, w: PackedWeight):

@@ -156,6 +156,28 @@ def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Se
     return jax.tree.unflatten(traced.results, out)
 
 
+def applied_by_group(
+    op: str,
+    accs: Sequence[jax.Array],
+    factors: grouped.Factors,
+    epilogue: Callable,
+    operands: Sequence,
+):
+    """The same of a grouped product's accumulators, (m, n) each; 0 in rows of no group."""
+    shape, groups = accs[0].shape, factors.rhs.shape[0]
+    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
+    by_group = tuple(_is_by_group(op, i, x, groups, shape) for i, x in enumerate(operands))
+    given = [
+        jax.ShapeDtypeStruct((shape[0], x.shape[-1]), x.dtype) if is_by_group else jax.typeof(x)
+        for x, is_by_group in zip(operands, by_group, strict=True)
+    ]
+    traced = _trace(epilogue, (*map(jax.typeof, accs), *given))
+    _check_results(op, traced, shape, may_reduce=False)
+    params = {"op": op, "groups": groups, "gated": len(accs) == 2, "by_group": by_group}
+    results = grouped.of_accumulators(traced.function, factors, **params)
+    return jax.tree.unflatten(traced.results, results(*accs, *operands))
+
+
 def with_scaled_epilogue(
     op: str,
     factors: Sequence[jax.Array],

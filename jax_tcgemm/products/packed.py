@@ -6,7 +6,9 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives.packed_dot import packed_dot
+from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
+from jax_tcgemm.primitives.packed_dot import packed_dot, packed_ragged_dot
+from jax_tcgemm.primitives.ragged_dot import take_rows
 from jax_tcgemm.problem.packed_weight import VERSION, PackedWeight
 from jax_tcgemm.products.arguments import canonical_sharding
 
@@ -19,16 +21,17 @@ def is_packed(*operands) -> bool:
     return any(isinstance(x, PackedWeight) for x in operands)
 
 
-def kind_of(*operands) -> str:
+def kind_of(*operands, otherwise: str = "gemm") -> str:
     """Of what kind of problems a product of these is."""
-    return "packed" if is_packed(*operands) else "gemm"
+    return "packed" if is_packed(*operands) else otherwise
 
 
-def as_packed(op: str, name: str, w: PackedWeight) -> PackedWeight:
-    """A packed weight whose arrays are what its format says.
+def as_packed(op: str, name: str, w: PackedWeight, *, of_groups: bool = False) -> PackedWeight:
+    """A packed weight, or those of groups, whose arrays are what the format says.
 
     Raises:
-      ValueError: for another version, arrays of other shapes or dtypes, or several stacked weights.
+      ValueError: for another version, arrays of other shapes or dtypes, or weights stacked along
+        other dimensions than that of groups.
     """
     form = w.format
     if form.version != VERSION:
@@ -36,14 +39,21 @@ def as_packed(op: str, name: str, w: PackedWeight) -> PackedWeight:
             f"{op}: {name} must be packed by version {VERSION} of the format, got {name}.format."
             f"version={form.version}; pack it again with jax_tcgemm.pack_weights"
         )
-    if getattr(w.values, "ndim", 3) > 3:
+    stacked = np.shape(w.values)[:-3]
+    if len(stacked) > of_groups:
+        number = "one for each group" if of_groups else "one weight"
         raise ValueError(
-            f"{op}: {name} must be one weight, got {name}.shape={w.shape} with weights stacked "
+            f"{op}: {name} must be {number}, got {name}.shape={w.shape} with weights stacked "
             "along the first dimensions; use jax.vmap, jax.lax.scan or jax.tree.map"
         )
+    if of_groups and not stacked:
+        raise ValueError(
+            f"{op}: {name} must have a weight for each group, got {name}.shape={form.shape} of "
+            "one; pack them together, or use jax_tcgemm.stack_packed"
+        )
     expected = form.shapes(w.zero_points is not None)
-    for field, shape in expected.items():
-        x = getattr(w, field)
+    for field, own in expected.items():
+        shape, x = (*stacked, *own), getattr(w, field)
         if np.shape(x) != shape or getattr(x, "dtype", None) != np.uint8:
             raise ValueError(
                 f"{op}: {name}.{field} must be uint8 of shape {shape}, got "
@@ -101,12 +111,7 @@ def product(
         how = {"implementation": implementation, "config": config}
         out = packed_dot(x, rhs, op=op, dtype=dtype, **how)
         return out if permutation is None else lax.transpose(out, tuple(permutation))
-    if implementation not in (None, "xla"):
-        raise ValueError(
-            f"{op}: implementation must be able to run the product, got {implementation=}: it "
-            "multiplies float16 and bfloat16 by a weight along its first dimension, and its result "
-            "is not to be resharded; None dequantises the weight"
-        )
+    _check_unasked(op, implementation)
     wide = next(x.dtype for x in (lhs, rhs) if not is_packed(x))
     left, right = (x.dequantize(wide) if is_packed(x) else x for x in (lhs, rhs))
     return plain.dot_general(
@@ -120,6 +125,32 @@ def product(
         out_sharding=sharding,
         implementation=implementation,
     )
+
+
+def grouped_product(
+    op: str, factors: Factors, dtype, *, out_sharding=None, implementation=None, config=None
+) -> jax.Array | None:
+    """A grouped product by packed weights, of dtype `dtype`; None where they must be arrays."""
+    x, w, gather = factors.lhs, factors.rhs, factors.gather
+    sharding = canonical_sharding(op, out_sharding, 2)
+    if x.dtype not in _KERNEL_DTYPES or w.order is not None or sharding is not None:
+        _check_unasked(op, implementation)
+        return None
+    x = x if gather is None else take_rows(op, x, gather)
+    how = {"implementation": implementation, "config": config}
+    return packed_ragged_dot(
+        x, w, factors.group_sizes, factors.group_offset, op=op, dtype=dtype, **how
+    )
+
+
+def _check_unasked(op: str, implementation) -> None:
+    """Raises ValueError where a kernel was asked for by name that cannot take the product."""
+    if implementation not in (None, "xla"):
+        raise ValueError(
+            f"{op}: implementation must be able to run the product, got {implementation=}: it "
+            "multiplies float16 and bfloat16 by a weight along its first dimension, and its result "
+            "is not to be resharded; None dequantises the weight"
+        )
 
 
 def _of_exchanged(permutation, lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> tuple[int, ...]:

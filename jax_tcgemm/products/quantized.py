@@ -73,9 +73,13 @@ def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
     return QuantizedArray(qvalue, scale, zero_point, x.qtype)
 
 
-def as_weight(op: str, name: str, x) -> jax.Array | QuantizedArray | PackedWeight:
-    """As `as_operand`, or a packed weight."""
-    return packed.as_packed(op, name, x) if packed.is_packed(x) else as_operand(op, name, x)
+def as_weight(
+    op: str, name: str, x, *, of_groups: bool = False
+) -> jax.Array | QuantizedArray | PackedWeight:
+    """As `as_operand`, or a packed weight, or those of groups."""
+    if packed.is_packed(x):
+        return packed.as_packed(op, name, x, of_groups=of_groups)
+    return as_operand(op, name, x)
 
 
 def _tile(op: str, name: str, qvalue, block) -> tuple[int, ...] | None:
@@ -564,16 +568,16 @@ def grouped(
       **how: of `products.epilogue.with_grouped_epilogue`.
     """
     how |= {"gated": gated, "precision": precision}
-    found = grouped_scales(factors, gated)
-    of_blocks = _grouped_blocks(factors, gated) if found is None else None
-    if found is None and of_blocks is None:
-        return None
     if epilogue is None:
         biases = ()
         if bias is not None:
             biases = (bias[:, :1], bias[:, 1:]) if gated else (bias[:, None],)
         epilogue, operands = _Layer(activation, 1.0, gated, bool(biases), dtype), biases
-    if of_blocks is not None:
+    if packed.is_packed(factors.rhs):
+        return _grouped_by_packed(op, factors, epilogue, operands, dtype, **how)
+    if (found := grouped_scales(factors, gated)) is None:
+        if (of_blocks := _grouped_blocks(factors, gated)) is None:
+            return None
         given, blocks = of_blocks
         return unquantized.with_grouped_epilogue(
             op, given, epilogue, operands, blocks=blocks, **how
@@ -586,3 +590,14 @@ def grouped(
     return unquantized.with_grouped_epilogue(
         op, factors_of_arrays, function, (*own, *operands), **how
     )
+
+
+def _grouped_by_packed(op, factors, epilogue, operands, dtype, *, gated, precision, **how):
+    """The same by packed weights, of which only the product is in the kernel."""
+    canonical_precision(op, precision)
+    is_plain = epilogue == _Layer("none", 1.0, False, False, dtype)
+    acc = packed.grouped_product(op, factors, dtype if is_plain else np.dtype(np.float32), **how)
+    if acc is None or is_plain:
+        return acc
+    accs = halves(acc, 1) if gated else [acc]
+    return unquantized.applied_by_group(op, accs, factors, epilogue, operands)

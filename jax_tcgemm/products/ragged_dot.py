@@ -23,7 +23,8 @@ from jax_tcgemm.products.arguments import (
     promoted_dtype,
 )
 from jax_tcgemm.products.epilogue import check_alone, with_grouped_epilogue
-from jax_tcgemm.products.quantized import as_operand
+from jax_tcgemm.products.packed import is_packed, kind_of
+from jax_tcgemm.products.quantized import as_operand, as_weight
 from jax_tcgemm.products.ragged_dimensions import Dimensions
 
 _ROWS = lax.RaggedDotDimensionNumbers(
@@ -71,8 +72,8 @@ def ragged_dot(
 
     Args:
       lhs: array of shape (m, k), or a `QuantizedArray`.
-      rhs: array of shape (g, k, n), in any memory order that `ragged_dot_general` can say, or a
-        `QuantizedArray`.
+      rhs: array of shape (g, k, n), in any memory order that `ragged_dot_general` can say, a
+        `QuantizedArray`, or a `PackedWeight` of that shape.
       group_sizes: integers of shape (s,), rows of each group, not negative. Groups end with the
         rows: what sizes say beyond m is not there. Without group_offset s must be g.
       precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
@@ -130,7 +131,8 @@ def ragged_dot(
       product are those of its parts, each of them rounded.
       Where only XLA's own product can run (`explain` says so) its rules hold instead.
       Quantised operands whose scales are of rows, groups and columns are multiplied as they are,
-      and scaled in an epilogue; others are dequantised before the product.
+      and scaled in an epilogue; others are dequantised before the product. By a `PackedWeight`
+      float16 and bfloat16 are multiplied as `docs/packed-weights.md` says.
       An epilogue and its derivatives round as those of `matmul`; its plain products are grouped
       ones, and the gradient of an operand by group is the sum over the rows of each group.
 
@@ -150,7 +152,7 @@ def ragged_dot(
       Array([ 9.,  9.,  9.,  9., 25., 25., 25., 25., 25.,  0.], dtype=float32)
     """
     op = "ragged_dot"
-    lhs, rhs = as_operand(op, "lhs", lhs), as_operand(op, "rhs", rhs)
+    lhs, rhs = as_operand(op, "lhs", lhs), as_weight(op, "rhs", rhs, of_groups=True)
     replaced = {
         **{"activation": activation, "bias": bias},
         "preferred_element_type": preferred_element_type,
@@ -299,7 +301,8 @@ def gated_ragged_linear(
     Args:
       x: array of shape (m, k), or a `QuantizedArray`.
       weights: array of shape (g, k, 2, n): of each group the gate's and the other matrix. A reshape
-        of (g, k, 2n) whose first n columns are the gate's. Or a `QuantizedArray`.
+        of (g, k, 2n) whose first n columns are the gate's. Or a `QuantizedArray` or a
+        `PackedWeight`.
       group_sizes: as of `ragged_dot`.
       activation: f; as of `ragged_dot`.
       group_offset: as of `ragged_dot`.
@@ -332,7 +335,7 @@ def gated_ragged_linear(
       Array([64., 64., 64., 64., 64., 64., 64., 64., 64.,  0.], dtype=float32)
     """
     op = "gated_ragged_linear"
-    x, weights = as_operand(op, "x", x), as_operand(op, "weights", weights)
+    x, weights = as_operand(op, "x", x), as_weight(op, "weights", weights, of_groups=True)
     replaced = {
         # That it has by default is not asked for.
         "activation": None if isinstance(activation, str) and activation == "silu" else activation,
@@ -381,7 +384,8 @@ def _fused(
 ):
     """A call that names its operands in messages as its own do: (name, array[, extents])."""
     (lhs_name, lhs), (rhs_name, rhs, extents) = named_lhs, named_rhs
-    implementation = asked_implementation(op, implementation, config, batch_invariant, "ragged")
+    kind = kind_of(rhs, otherwise="ragged")
+    implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
     group_sizes = _as_sizes(op, group_sizes)
 
     def check_shape(name, x, rule, holds):
@@ -424,6 +428,7 @@ def _fused(
         )
         if found is not None:
             return found
+        rhs = rhs.dequantize(lhs.dtype) if is_packed(rhs) else rhs
         lhs, rhs = quantized.as_arrays(lhs, rhs)
         precision = quantized.of_wide_numbers(op, precision)
     if epilogue is not None:

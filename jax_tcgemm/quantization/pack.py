@@ -1,4 +1,4 @@
-"""The public `pack_weights`."""
+"""The public `pack_weights` and `stack_packed`."""
 
 import contextlib
 from operator import index
@@ -28,19 +28,21 @@ def pack_weights(
         w[k, n] = (q[k, n] - zero_point[k // group_size, n]) * scale[k // group_size, n]
 
     or, of a table of values, table[q[k, n]] * scale[k // group_size, n]. `matmul`, `linear`,
-    `gated_linear` and `tensor.einsum` multiply by the result; on a GPU a kernel reads it as it is.
-    It runs on any device, also in `jax.jit` and, of stacked weights, in `jax.vmap`.
+    `gated_linear` and `tensor.einsum` multiply by the result, and `ragged_dot` and
+    `gated_ragged_linear` by the weights of experts; on a GPU a kernel reads them as they are. It
+    runs on any device, also in `jax.jit` and `jax.vmap`.
 
     Args:
       q: integers of shape (k, ...), mostly (k, n), or (k, 2, n) for `gated_linear`, of any integer
-        dtype.
-      scale: array of bfloat16, float16 or float32, of shape (k / group_size, ...).
+        dtype; or, of experts, (g, k, ...).
+      scale: array of bfloat16, float16 or float32, of shape (k / group_size, ...); or, of experts,
+        (g, k / group_size, ...), which is how they are told from a single weight.
       zero_point: None, or integers of the shape of scale, from the least of dtype to its largest
         plus 1; None is 0. Tables have none.
       group_size: 32, 64 or 128 rows that share a scale; None for whole columns.
       dtype: "int4", "uint4", "int8" or "uint8"; or, for a table, "nf4" or 16 numbers.
       g_idx: None, or for each row the number of its group, as GPTQ's act-order has it; each has
-        group_size rows.
+        group_size rows. Not of experts.
 
     Returns:
       A `PackedWeight`; its `unpack()` gives back what it was made of.
@@ -82,9 +84,13 @@ def pack(op: str, q, scale, zero_point, group_size, dtype, g_idx=None) -> Packed
             f"{op}: scale must be of {', '.join(SCALE_DTYPES)}, got scale.dtype={scale.dtype}; "
             "convert it"
         )
-    size = _group_size(op, group_size, q.shape[0])
-    form = PackedFormat(q.shape, size, qtype, str(scale.dtype), table)
-    shape = (form.groups, *q.shape[1:])
+    # Of one weight scales differ from q in the first dimension, unless groups have a single row.
+    is_stacked = q.ndim > 2 and scale.shape[:1] == q.shape[:1] and scale.shape != q.shape
+    stacked = q.shape[:is_stacked]
+    k, *columns = q.shape[is_stacked:]
+    size = _group_size(op, group_size, k)
+    form = PackedFormat((k, *columns), size, qtype, str(scale.dtype), table)
+    shape = (*stacked, form.groups, *columns)
     if scale.shape != shape:
         raise ValueError(
             f"{op}: scale must have one for each group of {size} rows and column, {shape}, got "
@@ -107,11 +113,75 @@ def pack(op: str, q, scale, zero_point, group_size, dtype, g_idx=None) -> Packed
                 f"{dtype=}; multiply it out of what is no integer"
             )
         _check_range(op, "zero_point", zero_point, coding.least, coding.largest + 1, dtype)
-        zero_point = zero_point.reshape(form.groups, form.n)
+    if is_stacked and g_idx is not None:
+        raise ValueError(
+            f"{op}: g_idx must be None for the weights of experts, got g_idx.shape="
+            f"{np.shape(g_idx)}; pack each for itself"
+        )
     order = None if g_idx is None else _order(op, g_idx, form)
-    return packed(
-        q.reshape(form.k, form.n), scale.reshape(form.groups, form.n), zero_point, order, form
-    )
+
+    def of_one(q, scale, zero_point):
+        scale, zero_point = (
+            None if x is None else x.reshape(form.groups, form.n) for x in (scale, zero_point)
+        )
+        return packed(q.reshape(form.k, form.n), scale, zero_point, order, form)
+
+    return (jax.vmap(of_one) if is_stacked else of_one)(q, scale, zero_point)
+
+
+def stack_packed(weights) -> PackedWeight:
+    """Stacks packed weights of one format, such as those of experts that a checkpoint has.
+
+        out.dequantize()[g] = weights[g].dequantize()
+
+    Args:
+      weights: a sequence of `PackedWeight`s of one shape, group size, dtype and dtype of scales,
+        all of them with zero points or none.
+
+    Returns:
+      A `PackedWeight` of shape (g, k, ...), as `ragged_dot` and `gated_ragged_linear` take it.
+
+    Raises:
+      TypeError: for what is no sequence of packed weights.
+      ValueError: for none, weights of several formats, and such whose groups are not of neighbours.
+
+    Numerics:
+      The bytes are those of the weights.
+
+    Examples:
+      >>> import jax.numpy as jnp, jax_tcgemm
+      >>> def pack(q, scale):
+      ...     return jax_tcgemm.pack_weights(q, scale, group_size=None, dtype="int4")
+      >>> q, scale = jnp.arange(2 * 64 * 16).reshape(2, 64, 16) % 16 - 8, jnp.ones((2, 1, 16))
+      >>> w = jax_tcgemm.stack_packed([pack(q[g], scale[g]) for g in range(2)])
+      >>> w.shape, bool((w.values == pack(q, scale).values).all())
+      ((2, 64, 16), True)
+    """
+    op = "stack_packed"
+    is_sequence = isinstance(weights, list | tuple)
+    if not is_sequence or any(not isinstance(w, PackedWeight) for w in weights):
+        raise TypeError(
+            f"{op}: weights must be a list or tuple of PackedWeights, got weights of type "
+            f"{type(weights).__name__}; pack each with jax_tcgemm.pack_weights"
+        )
+    if not weights:
+        raise ValueError(f"{op}: weights must have one at least, got weights=[]; leave it out")
+    first = weights[0]
+    for i, w in enumerate(weights):
+        if w.order is not None:
+            raise ValueError(
+                f"{op}: weights must have groups of neighbours, got weights[{i}] packed with "
+                "g_idx; dequantize it"
+            )
+        kinds = [
+            (x.format, x.shape, "no " * (x.zero_points is None) + "zero points") for x in (first, w)
+        ]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"{op}: weights must have one format, got weights[{i}] of {kinds[1]} beside "
+                f"{kinds[0]}; pack them alike"
+            )
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
 
 
 def _qtype(op: str, dtype) -> tuple[str, tuple[float, ...] | None]:

@@ -106,10 +106,13 @@ def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> flo
     if name is None or problem.form == "weight":
         return math.inf
     columns, warps_k, cluster = map(int, name.groups())
-    rows = next((rows for rows in _PACKED_RATES if problem.m <= rows), max(_PACKED_RATES))
-    passes, across = -(-problem.m // rows), -(-problem.n // columns)
+    # Of experts, which have more or fewer rows than the mean, twice that (packed.cc).
+    mean = problem.rows_of_weight
+    wanted = mean * (2 if problem.form == "grouped" else 1)
+    rows = next((rows for rows in _PACKED_RATES if wanted <= rows), max(_PACKED_RATES))
+    passes, across = -(-mean // rows), problem.weights_read * -(-problem.n // columns)
     blocks = across * passes * cluster
-    weight = problem.n * problem.k * problem.bits // 8
+    weight = problem.weights_read * problem.n * problem.k * problem.bits // 8
     from_l2 = passes * (weight + across * rows * problem.k * 2)
     # Blocks have whole stages of K.
     stages = -(-problem.k // (128 * warps_k))
@@ -121,6 +124,8 @@ def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> flo
     each *= 1.07 if columns // 32 * warps_k * rounds < 16 else 1
     # What a block begins and ends with, and what those of a cluster send each other.
     each += 0.62 + 0.4 * (cluster - 1) * rows * columns / 1e4
+    # Sixteen warps have no block beside them that multiplies while they look for their expert.
+    each += 0.7 if problem.form == "grouped" and columns // 32 * warps_k >= 16 else 0
     busiest = rounds * each + 0.25 * (cluster > 1)
     parts = (weight / 4.4e6, from_l2 / 6.3e6, busiest)
     return 3.9 + sum(part**4 for part in parts) ** 0.25

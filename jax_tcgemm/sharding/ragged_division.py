@@ -188,10 +188,15 @@ def _addend(x):
 
 def _here(layout: Layout, ragged: str, factors: dict) -> dict:
     """The factors as this device has them, which of the groups it has among them."""
-    sizes = _sizes_here(layout, ragged, factors["group_sizes"])
+    groups = groups_here(layout, ragged, factors["group_sizes"], factors["group_offset"])
+    return factors | dict(zip(("group_sizes", "group_offset"), groups, strict=True))
+
+
+def groups_here(layout: Layout, ragged: str, sizes, offset) -> tuple[jax.Array, jax.Array]:
+    """Sizes and offset of the groups as this device has them, `ragged` being their rows."""
+    sizes = _sizes_here(layout, ragged, sizes)
     # Groups count from the end nearest to an offset that is out of range, on every device.
-    offset = jnp.clip(factors["group_offset"], 0, sizes.shape[-1]) + layout.start("g")
-    return factors | {"group_sizes": sizes, "group_offset": offset}
+    return sizes, jnp.clip(offset, 0, sizes.shape[-1]) + layout.start("g")
 
 
 def _columns(params) -> tuple[str, ...]:

@@ -71,16 +71,19 @@ struct Geometry {
   constexpr int barrier_offset() const { return table_offset() + table_bytes(); }
   constexpr int shared_bytes() const { return barrier_offset() + 16; }
 
+  // Several groups of a stage are open or scaled at once, which takes registers.
+  constexpr bool has_small_groups() const { return format.group != 0 && format.group < kWarpK; }
+
   // What registers must leave room for, where shared memory of sm_90 does.
   constexpr int blocks_per_sm() const {
     const bool fits = tile.threads() <= 256 && 2 * shared_bytes() <= 225 * 1024;
     const bool is_small = tile.token_blocks < (format.table ? 2 : 4);
-    return fits && (is_small || (!format.table && !format.zero_points && format.group != kBlockK)) ? 2 : 1;
+    return fits && (is_small || (!format.table && !format.zero_points && !has_small_groups())) ? 2 : 1;
   }
 
   // Whether sixteen warps have too few of them.
   constexpr bool spills() const {
-    const bool has_many = format.zero_points || format.table || (format.bits == 4 && format.group == kBlockK);
+    const bool has_many = format.zero_points || format.table || has_small_groups();
     return tile.threads() > 256 && tile.token_blocks == 4 && has_many;
   }
 };

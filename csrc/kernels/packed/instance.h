@@ -13,6 +13,7 @@ struct Instance {
   Geometry geometry;
   int zero;  // of all integers, where there are no zero points
   DType scale, x;
+  bool grouped;
 };
 
 inline const char* type_text(DType dtype) {
@@ -26,7 +27,8 @@ inline KernelSource kernel_source(const Instance& x) {
   const Format& format = x.geometry.format;
   const auto flag = [](bool value) { return std::string(value ? "true, " : "false, "); };
   std::string name = "tcgemm::packed::kernel<tcgemm::packed::Config<";
-  name += number(tile.columns) + number(tile.warps_k) + number(tile.cluster) + std::to_string(tile.token_blocks);
+  name += number(tile.columns) + number(tile.warps_k) + number(tile.cluster) + number(tile.token_blocks) +
+          (x.grouped ? "true" : "false");
   name += ">, tcgemm::packed::Weight<" + number(format.bits) + number(format.group) + flag(format.zero_points) +
           number(x.zero) + flag(format.table) + type_text(x.scale);
   name += std::string(">, ") + type_text(x.x) + ">";

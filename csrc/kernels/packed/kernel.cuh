@@ -1,5 +1,6 @@
 // D[m,n] = sum over k of X[m,k] * w[k,n] for few rows of X and weights of few bits (core/packed_problem.h), for sm_80
 // and later; clusters from sm_90 on. Bound by memory: what matters is how many bytes of the weight are under way.
+// Rows may be those of experts, each of which has a weight of its own; which are a block's it finds itself (work.cuh).
 //
 // The product is transposed, D^T = w^T X^T by mma.m16n8k16: the weight is the instruction's A, 16 columns of it at a
 // time, converted in registers, and eight rows of X are its B. K is permuted alike in both, so that a lane's
@@ -20,6 +21,7 @@
 #include "kernels/packed/geometry.h"
 #include "kernels/packed/params.cuh"
 #include "kernels/packed/pieces.cuh"
+#include "kernels/packed/work.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
@@ -30,9 +32,10 @@
 
 namespace tcgemm::packed {
 
-// A tile as a type.
-template <int kColumns_, int kWarpsK_, int kCluster_, int kTokenBlocks_>
+// A tile as a type, and whether rows are those of experts.
+template <int kColumns_, int kWarpsK_, int kCluster_, int kTokenBlocks_, bool kGrouped_>
 struct Config {
+  static constexpr bool kGrouped = kGrouped_;
   static constexpr Tile kTile{kColumns_, kWarpsK_, kCluster_, kTokenBlocks_};
   static_assert(kColumns_ % (packed::kTile * Tile::kTilesPerWarp) == 0, "warps must cover the columns");
   static_assert(kColumns_ / 4 % kCluster_ == 0, "a block of the cluster stores whole vectors");
@@ -71,16 +74,15 @@ class Block {
   static constexpr int kXOffset = kGeometry.values_bytes(), kScalesOffset = kXOffset + kGeometry.x_bytes();
   static constexpr int kZerosOffset = kScalesOffset + kGeometry.scales_bytes();
 
-  __device__ __forceinline__ Block(const Params& params, uint32_t shared)
+  __device__ __forceinline__ Block(const Params& params, const Work& work, uint32_t shared)
       : params_(params),
         shared_(shared),
         thread_(threadIdx.x),
         lane_(threadIdx.x % 32),
         warp_n_(threadIdx.x / 32 % kTile.warps_n()),
-        warp_k_(threadIdx.x / 32 / kTile.warps_n()) {
-    const int32_t place = blockIdx.x / kTile.cluster, column_block = place / params.row_blocks;
-    first_tile_ = column_block * kTile.tiles();
-    first_row_ = (place - column_block * params.row_blocks) * kTile.rows();
+        warp_k_(threadIdx.x / 32 / kTile.warps_n()),
+        work_(work) {
+    first_tile_ = work.first_tile + work.column_block * kTile.tiles();
     const int64_t first_piece = static_cast<int64_t>(first_tile_ + tile_of(0)) * params.pieces + warp_k_ * kPieces;
     values_ = params.values + first_piece * kPieceBytes + lane_ * 16;
   }
@@ -94,8 +96,9 @@ class Block {
         ptx::mbarrier_arrive_expect_tx(barrier, (kTile.cluster - 1) * kGeometry.share_bytes());
       }
     }
-    const int32_t begin = static_cast<int64_t>(params_.num_stages) * rank() / kTile.cluster;
-    const int32_t end = static_cast<int64_t>(params_.num_stages) * (rank() + 1) / kTile.cluster;
+    const int32_t num_stages = Config::kGrouped && work_.is_of_none ? 0 : params_.num_stages;
+    const int32_t begin = static_cast<int64_t>(num_stages) * rank() / kTile.cluster;
+    const int32_t end = static_cast<int64_t>(num_stages) * (rank() + 1) / kTile.cluster;
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) load(begin + i, end, i);
     if constexpr (Weight::kTable) fill_table();
@@ -110,7 +113,7 @@ class Block {
       next = slot;
       slot = slot + 1 < kStages ? slot + 1 : 0;
     }
-    if constexpr (Weight::kGroup == 0) scale_columns();
+    if (Weight::kGroup == 0 && begin < end) scale_columns();
     __syncthreads();
     // From here on others may write where our stages were, and add to our barrier.
     if constexpr (kTile.cluster > 1) ptx::cluster_arrive_relaxed();
@@ -130,6 +133,9 @@ class Block {
 
   __device__ __forceinline__ uint32_t stage_address(int slot) const { return shared_ + slot * kGeometry.stage_bytes(); }
   __device__ __forceinline__ int tile_of(int t) const { return warp_n_ * kTiles + t; }  // of the block's
+  // Where the weight ends, and its rows.
+  __device__ __forceinline__ int32_t tile_end() const { return work_.first_tile + params_.tiles; }
+  __device__ __forceinline__ int32_t row_end() const { return Config::kGrouped ? work_.row_end : params_.m; }
 
   // Closes a group of copies also where there is no such stage.
   __device__ __forceinline__ void load(int32_t stage, int32_t end, int slot) {
@@ -155,7 +161,7 @@ class Block {
     const int32_t num_left = params_.pieces - (stage * kStagePieces + warp_k_ * kPieces);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const bool is_tile = first_tile_ + tile_of(t) < params_.tiles;
+      const bool is_tile = first_tile_ + tile_of(t) < tile_end();
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         ptx::cp_async_16(values_address(to, t, piece), from + piece * kPieceBytes, is_tile && piece < num_left);
@@ -170,12 +176,12 @@ class Block {
     constexpr int kUnits = kGeometry.x_bytes() / 16, kStep = kThreads / (4 * kTile.rows()) * kBlockK;
     static_assert(kThreads % (4 * kTile.rows()) == 0, "threads have whole blocks of rows");
     const int32_t k = stage * kTile.stage_k() + thread_ / (4 * kTile.rows()) * kBlockK + thread_ % 4 * 8;
-    const int32_t row = first_row_ + thread_ / 4 % kTile.rows();
+    const int32_t row = work_.row + thread_ / 4 % kTile.rows();
     const X* from = static_cast<const X*>(params_.x) + (static_cast<int64_t>(row) * params_.k + k);
 #pragma unroll
     for (int i = 0; i < (kUnits + kThreads - 1) / kThreads; ++i) {
       if (kUnits % kThreads != 0 && i * kThreads + thread_ >= kUnits) break;
-      const bool is_inside = row < params_.m && k + i * kStep < params_.k;
+      const bool is_inside = row < row_end() && k + i * kStep < params_.k;
       ptx::cp_async_16(to + (i * kThreads + thread_) * 16, from + i * kStep, is_inside);
     }
   }
@@ -189,7 +195,7 @@ class Block {
       const int32_t tile = first_tile_ + tile_idx, group = stage * kGroups + rest / per_group;
       const uint8_t* from =
           factors + (static_cast<int64_t>(tile) * params_.groups + stage * kGroups) * bytes + rest * 16;
-      ptx::cp_async_16(to + unit * 16, from, tile < params_.tiles && group < params_.groups);
+      ptx::cp_async_16(to + unit * 16, from, tile < tile_end() && group < params_.groups);
     }
   }
 
@@ -308,7 +314,7 @@ class Block {
       for (int t = 0; t < kTiles; ++t) {
         const int32_t tile = first_tile_ + tile_of(t);
         const auto* zeros = reinterpret_cast<const uint32_t*>(params_.zero_points) + static_cast<int64_t>(tile) * 8;
-        set_zeros(t, tile < params_.tiles ? zeros[lane_ / 4] : 0);
+        set_zeros(t, tile < tile_end() ? zeros[lane_ / 4] : 0);
       }
     }
   }
@@ -317,7 +323,7 @@ class Block {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const int32_t tile = first_tile_ + tile_of(t);
-      if (tile >= params_.tiles) continue;
+      if (tile >= tile_end()) continue;
       const auto* scales = reinterpret_cast<const Scale*>(params_.scales) + static_cast<int64_t>(tile) * 16;
 #pragma unroll
       for (int j = 0; j < kTokenBlocks; ++j) {
@@ -409,8 +415,8 @@ class Block {
 #pragma unroll 1
     for (int vector = thread_; vector < kTile.rows() * kVectors; vector += kThreads) {
       const int row = vector / kVectors, column = (rank() * kVectors + vector % kVectors) * 4;
-      const int64_t m_idx = first_row_ + row, n_idx = first_tile_ * int64_t{16} + column;
-      if (m_idx >= params_.m || n_idx >= params_.n) continue;
+      const int64_t m_idx = work_.row + row, n_idx = work_.column_block * int64_t{kTile.columns} + column;
+      if (m_idx >= row_end() || n_idx >= params_.n) continue;
       const float4 sum = sum_of_cluster(vector, sum_of_warps(row, column));
       const float values[4] = {sum.x, sum.y, sum.z, sum.w};
       const int64_t place = m_idx * params_.n + n_idx;
@@ -427,7 +433,8 @@ class Block {
   const Params& params_;
   const uint32_t shared_;
   const int thread_, lane_, warp_n_, warp_k_;
-  int32_t first_tile_, first_row_;
+  const Work work_;
+  int32_t first_tile_;
   const uint8_t* values_;  // of this lane in the warp's first tile
   float sums_[kTiles][kTokenBlocks][4] = {};
   float part_[kOpenGroups][kTokenBlocks][4];  // of groups
@@ -441,7 +448,9 @@ __global__ void __launch_bounds__(Config::kTile.threads(), Block<Config, Weight,
     kernel(const __grid_constant__ Params params) {
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(128) uint8_t shared_memory[];
-  Block<Config, Weight, X>(params, ptx::shared_base_address(shared_memory)).run();
+  Work work;
+  if (!find_work<Config>(params, &work)) return;
+  Block<Config, Weight, X>(params, work, ptx::shared_base_address(shared_memory)).run();
 #else
   __trap();  // cp.async and this mma shape begin with sm_80.
 #endif

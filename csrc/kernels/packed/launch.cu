@@ -1,4 +1,6 @@
 // One launch of a product with a packed weight.
+#include <algorithm>
+
 #include "core/cuda_status.h"
 #include "core/extent.h"
 #include "kernels/packed/launch.h"
@@ -14,7 +16,10 @@ FloatType float_type(DType dtype) {
 }  // namespace
 
 int64_t num_blocks(const PackedProblem& p, const Tile& tile) {
-  return ceil_div(p.n, tile.columns) * ceil_div(p.m, tile.rows()) * tile.cluster;
+  // Each expert that has tokens, and the rows after all, may end in rows that are not full.
+  const int64_t row_blocks =
+      p.is_grouped() ? p.m / tile.rows() + std::min(p.num_sizes + 1, p.m) : ceil_div(p.m, tile.rows());
+  return ceil_div(p.n, tile.columns) * row_blocks * tile.cluster;
 }
 
 Status launch(const Call& call) {
@@ -35,6 +40,9 @@ Status launch(const Call& call) {
   params.pieces = static_cast<int32_t>(p.pieces());
   params.groups = static_cast<int32_t>(p.groups());
   params.row_blocks = static_cast<int32_t>(ceil_div(p.m, tile.rows()));
+  params.column_blocks = static_cast<int32_t>(ceil_div(p.n, tile.columns));
+  params.experts = {buffers.group_sizes, buffers.group_offset, static_cast<int32_t>(p.num_sizes),
+                    static_cast<int32_t>(p.experts), static_cast<int32_t>(p.m)};
   params.num_stages = static_cast<int32_t>(ceil_div(p.k, tile.stage_k()));
   params.out = float_type(p.out);
 

@@ -17,7 +17,7 @@ struct Call {
   cudaStream_t stream;
 };
 
-// Blocks of a launch.
+// Blocks of a launch; of experts as many as there may be, whatever their tokens.
 int64_t num_blocks(const PackedProblem& p, const Tile& tile);
 
 // Launches call.kernel, which is of call.geometry.

@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 
+#include "core/extent.h"
 #include "kernels/common/alignment.h"
 #include "kernels/common/limits.h"
 #include "kernels/kernels.h"
@@ -35,16 +36,20 @@ const ConfigEntry& entry_of(std::string_view config) {
   return kConfigs[0];
 }
 
-// As many as rows need; of more than four, several passes over the weight.
-int token_blocks(int64_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : 4; }
+// As many as rows need, of experts twice the mean, for they have more or less; of more than four, several passes over
+// the weight.
+int token_blocks(const PackedProblem& p) {
+  const int64_t rows = p.is_grouped() ? 2 * ceil_div(p.m, p.num_sizes) : p.m;
+  return rows <= 8 ? 1 : rows <= 16 ? 2 : 4;
+}
 
 // Whole columns, too, where one of the sizes is that of all rows: a scale for each.
 Instance instance_of(const PackedProblem& p, const ConfigEntry& entry) {
   const bool has_groups = p.group_size == 32 || p.group_size == 64 || p.group_size == 128;
-  const Tile tile{entry.columns, entry.warps_k, entry.cluster, token_blocks(p.m)};
+  const Tile tile{entry.columns, entry.warps_k, entry.cluster, token_blocks(p)};
   const Format format{static_cast<int>(p.bits), has_groups ? static_cast<int>(p.group_size) : 0, p.zero_points, p.table,
                       static_cast<int>(dtype_bytes(p.scale))};
-  return {{tile, format}, static_cast<int>(p.zero), p.scale, p.in};
+  return {{tile, format}, static_cast<int>(p.zero), p.scale, p.in, p.is_grouped()};
 }
 
 class Packed final : public PackedImplementation {
@@ -81,10 +86,11 @@ class Packed final : public PackedImplementation {
              " bytes of shared memory in a block, the device has " + std::to_string(device.shared_memory_bytes);
     }
     if (geometry.spills())
-      return named + " lacks registers for zero points, tables or groups of 32 beside more than 16 rows";
+      return named + " lacks registers for zero points, tables or groups of 32 or 64 beside more than 16 rows";
     if (num_blocks(p, geometry.tile) > (int64_t{1} << 31) - 1) {
       return named + " would have more than 2^31 - 1 blocks";
     }
+    if (p.all_tiles() > (int64_t{1} << 31) - 1) return "experts must have at most 2^31 - 1 tiles of 16 columns in all";
     return "";
   }
 
@@ -113,8 +119,8 @@ class Packed final : public PackedImplementation {
     const Tile& tile = x.geometry.tile;
     const Format& format = x.geometry.format;
     const Key key{
-        tile.columns,       tile.warps_k, tile.cluster, tile.token_blocks,         format.bits,          format.group,
-        format.zero_points, format.table, x.zero,       static_cast<int>(x.scale), static_cast<int>(x.x)};
+        tile.columns,       tile.warps_k, tile.cluster, tile.token_blocks,         format.bits,           format.group,
+        format.zero_points, format.table, x.zero,       static_cast<int>(x.scale), static_cast<int>(x.x), x.grouped};
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = references_.find(key);
     if (found != references_.end()) return *found->second;
@@ -122,7 +128,7 @@ class Packed final : public PackedImplementation {
     return *references_.emplace(key, &kept_.back()).first->second;
   }
 
-  using Key = std::array<int, 11>;
+  using Key = std::array<int, 12>;
   mutable std::mutex mutex_;
   mutable std::deque<KernelReference> kept_;
   mutable std::map<Key, const KernelReference*> references_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "tile/numeric.cuh"
+#include "tile/segment_walk.cuh"
 
 namespace tcgemm::packed {
 
@@ -15,8 +16,9 @@ struct Params {
   const float* table;
   void* d;
   int32_t m, n, k;
-  int32_t tiles, pieces, groups;
-  int32_t row_blocks, num_stages;
+  int32_t tiles, pieces, groups;                  // of a weight
+  int32_t row_blocks, column_blocks, num_stages;  // row_blocks: not of experts
+  Groups experts;
   FloatType out;
 };
 

@@ -1,0 +1,99 @@
+// Which rows and columns a block multiplies. Of experts all of it is found from the number of tokens of each, by the
+// whole block at once: what it takes is lost before the first byte of the weight is asked for, and blocks that are
+// left over, for which there is nothing to do, take as long.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/packed/params.cuh"
+
+namespace tcgemm::packed {
+
+struct Work {
+  int32_t first_tile;  // of the weight, among those of all experts
+  int32_t column_block;
+  int32_t row, row_end;  // row_end: of the expert's rows
+  bool is_of_none;       // rows of no expert
+};
+
+// Of a thread's share in a sum over the block: what is before it, and with it.
+struct Range {
+  uint32_t begin, end;
+};
+
+// A sum over threads in their order, of which none exceeds `limit`; `*total` is added to first, and is that of all
+// then. `shares`: shared memory, of a number a warp.
+template <int kThreads>
+__device__ __forceinline__ Range sum_before(uint32_t value, uint32_t limit, uint32_t* shares, uint32_t* total) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int shift = 1; shift < 32; shift *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, value, shift);
+    if (lane >= shift) value = min(value + other, limit);
+  }
+  if (lane == 31) shares[warp] = value;
+  __syncthreads();
+  uint32_t before = 0;
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) {
+    if (i == warp) before = *total;
+    *total = min(*total + shares[i], limit);
+  }
+  const uint32_t end = min(before + value, limit), previous = __shfl_up_sync(~0u, end, 1);
+  return {lane == 0 ? before : previous, end};
+}
+
+// Of experts: a run of tokens after the other, and the rows after all of them. Blocks of a run share columns before
+// they share rows, so that what they read of the weight is in L2. False: there is no such block.
+template <typename Config>
+__device__ __forceinline__ bool find_work(const Params& params, Work* work) {
+  constexpr Tile kTile = Config::kTile;
+  constexpr int kThreads = kTile.threads(), kRows = kTile.rows();
+  const uint32_t place = blockIdx.x / kTile.cluster;
+  if constexpr (!Config::kGrouped) {
+    const int32_t column_block = place / params.row_blocks;
+    *work = {0, column_block, static_cast<int32_t>(place - column_block * params.row_blocks) * kTile.rows(), 0, false};
+    return true;
+  }
+  struct Run {
+    int32_t expert;
+    uint32_t row, row_end, place;  // place: of this block among those of the run
+  };
+  constexpr int32_t kOfNone = -1;
+  __shared__ uint32_t shares[2][kThreads / 32];
+  __shared__ Run found;
+  const Groups& experts = params.experts;
+  const uint32_t num_rows = experts.tokens;
+  const auto row_blocks = [](uint32_t rows) { return (rows + kRows - 1) / kRows; };
+  const int32_t offset = min(max(__ldcg(experts.offset), 0), experts.num_sizes);
+  uint32_t rows_before = 0, blocks_before = 0;
+#pragma unroll 1
+  for (int32_t first = 0; first < experts.num_sizes; first += kThreads) {
+    const int32_t number = first + static_cast<int32_t>(threadIdx.x);
+    const int32_t size = number < experts.num_sizes ? __ldcg(experts.sizes + number) : 0;
+    const Range rows =
+        sum_before<kThreads>(min(static_cast<uint32_t>(max(size, 0)), num_rows), num_rows, shares[0], &rows_before);
+    const uint32_t count = row_blocks(rows.end - rows.begin) * params.column_blocks;
+    const Range blocks = sum_before<kThreads>(count, ~0u, shares[1], &blocks_before);
+    if (blocks.begin <= place && place < blocks.end) {
+      const int32_t own = number - offset;
+      found = {own >= 0 && own < experts.count ? own : kOfNone, rows.begin, rows.end, place - blocks.begin};
+    }
+    __syncthreads();
+    if (place < blocks_before) break;
+  }
+  Run run = found;
+  if (place >= blocks_before) {
+    run = {kOfNone, rows_before, num_rows, place - blocks_before};
+    if (run.place >= row_blocks(num_rows - rows_before) * params.column_blocks) return false;
+  }
+  const uint32_t blocks = row_blocks(run.row_end - run.row), column_block = run.place / blocks;
+  work->is_of_none = run.expert == kOfNone;
+  work->first_tile = max(run.expert, 0) * params.tiles;
+  work->column_block = column_block;
+  work->row = run.row + (run.place - column_block * blocks) * kRows;
+  work->row_end = run.row_end;
+  return true;
+}
+
+}  // namespace tcgemm::packed
