@@ -63,7 +63,11 @@ def _f8(a: str, b: str, promote_every: int = 128) -> Instruction:
     return Instruction(a, b, (a, b, "float"), **mn, promote_every=promote_every)
 
 
-# As in csrc/kernels/wgmma/instructions.h; what starts with "f8" are names of A's and B's dtypes.
+def _integers(a: str, b: str) -> Instruction:
+    return Instruction(a, b, (a, b, "int32_t"), a_mn=None, b_mn=None)
+
+
+# As in csrc/kernels/wgmma/instructions.h; names with a comma are those of A's and B's dtypes.
 WGMMA_INSTRUCTIONS = {
     "bf16": Instruction(BF16, BF16, (BF16, BF16, "float")),
     "f16": Instruction("__half", "__half", ("__half", "__half", "float")),
@@ -74,6 +78,10 @@ WGMMA_INSTRUCTIONS = {
     "f8e5m2,f8e5m2": _f8(E5M2, E5M2),
     "f8e4m3fn,f8e4m3fn fast_accum": _f8(E4M3, E4M3, 0),
     "f8e4m3fn,f8e5m2 fast_accum": _f8(E4M3, E5M2, 0),
+    "s8,s8": _integers("int8_t", "int8_t"),
+    "s8,u8": _integers("int8_t", "uint8_t"),
+    "u8,s8": _integers("uint8_t", "int8_t"),
+    "u8,u8": _integers("uint8_t", "uint8_t"),
 }
 
 
@@ -120,7 +128,8 @@ def wgmma(
 
 def wgmma_ragged(config: str, epilogue: str = "Bare", instruction: str = "bf16", **how) -> Instance:
     """The same for grouped products: tokens are K-major of form rows, whose configs are swapped."""
-    is_rows, has_layouts = config.endswith("true"), WGMMA_INSTRUCTIONS[instruction].a_mn is not None
+    is_rows = config.endswith("true")
+    has_layouts = WGMMA_INSTRUCTIONS[instruction].a_mn is not None
     layout = "00" if not has_layouts else "10" if is_rows else "11"
     return wgmma(config, epilogue, instruction, layout, kernel="ragged_kernel", **how)
 

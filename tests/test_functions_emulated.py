@@ -276,7 +276,7 @@ MISTAKES = {
     "wrong place": (REDUCED, TILE, "pair() + place % 2", "pair() + 0"),
     "maxima from 0": (REDUCED, TILE, "? -elementwise::infinity<Value>()", "? Value(0)"),
     "batches exchanged": (BATCHES, TILE, "batch_idx - outer *", "outer *"),
-    "gate for up": (GATED_ODD, TILE, "F::run(sums[i], up[i]", "F::run(sums[i], sums[i]"),
+    "gate for up": (GATED_ODD, TILE, "sum_of(up[i])", "sum_of(sums[i])"),
     "no second sum": (GATED_ODD, STORE, "up[v] = acc[block][kSums + place]", "up[v] = 0"),
     "a part twice": (WHOLE, STORE, "kPartIdx % kBlockParts * kPart * 4;", "0;"),
     "another part's reads": (WHOLE_BATCHES, STORE, "reads_[kPartIdx], Loaded", "reads_[0], Loaded"),

@@ -153,20 +153,18 @@ def planned_kernel():
     return carried(dataclasses.replace(own, definitions=function.definitions))
 
 
-def test_planned(kernels):
-    """Matrices are turned, and their scales and operands by group are those of their group."""
+def check_planned(emulator):
+    """Scales and operands by group are those of a row's group."""
     plan, rng = planned(), np.random.default_rng(9)
-    assert plan.is_fused
-    assert plan.copies == ("rhs turned to (groups, n, k)",)
     a, b = (rng.integers(-8, 8, x, endpoint=True) for x in ((M, K), (GROUPS, N, K)))
     scales = [2.0 ** rng.integers(-1, 2, x) for x in ((M // 2, 3), (GROUPS, 2, 2))]
-    bias, factor = rng.integers(-9, 9, N), rng.integers(1, 4, (GROUPS, 1, 1))
+    bias, factor = rng.integers(-9, 9, N), np.arange(1, GROUPS + 1).reshape(-1, 1, 1)
     folded = [x.folded(jnp.float32(y)) for x, y in zip(plan.product.scales, scales, strict=True)]
     arrays = {"a": a.astype(DTYPES[E4M3]), "b": b.astype(DTYPES[E4M3]), **group_arrays(PLANNED)}
     arrays |= dict(zip(("a_factors", "b_factors"), map(np.asarray, folded), strict=True))
     given = bias.astype(np.float32), factor.astype(np.float32)
     arrays |= {f"function operand {i}": given[number] for i, number in enumerate(plan.operands)}
-    (found,) = kernels.run(plan.problem, arrays, implementation="wgmma", config=WIDE)
+    (found,) = emulator.run(plan.problem, arrays, implementation="wgmma", config=WIDE)
     of_a = np.repeat(np.repeat(scales[0], 2, 0), 128, 1)[:, :K]
     of_b = np.repeat(np.repeat(scales[1], 72, 1), 256, 2)[:, :N, :K]
     acc = reference.rows(a * of_a, (b * of_b).swapaxes(1, 2), PLANNED)
@@ -175,6 +173,12 @@ def test_planned(kernels):
     expected = softened(jnp.float32(acc), jnp.float32(bias), jnp.float32(of_rows))
     expected = np.where(np.arange(M)[:, None] < sum(PLANNED), expected, 0)
     np.testing.assert_array_equal(found.reshape(expected.shape), expected)
+
+
+def test_planned(kernels):
+    assert planned().is_fused
+    assert planned().copies == ("rhs turned to (groups, n, k)",)
+    check_planned(kernels)
 
 
 def test_refusals(kernels):
@@ -232,3 +236,22 @@ def test_mistakes_are_found(kernels, name, tmp_path):
     wrong = Emulator(tmp_path, kernel(WIDE, blocks), changes={file: [(old, new)]}, like=kernels)
     with pytest.raises((AssertionError, RuntimeError)):
         check(wrong, WIDE, blocks, [*SIZES, 130])
+
+
+FUNCTION, STORE = "epilogue/function.cuh", "kernels/wgmma/function_store.cuh"
+MISTAKES_OF_FUNCTIONS = {
+    "the row before the last": (FUNCTION, "batch.m_end : params.n) - 1", "batch.m_end : 1) - 2"),
+    "a part is left out": (STORE, "across_ + 8 * kFirst <", "across_ + 8 * kFirst + 40 <"),
+    "operands of the first group": (
+        "kernels/wgmma/ragged_function.cuh",
+        *("max(work.tokens.group, 0),", "0,"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES_OF_FUNCTIONS)
+def test_mistakes_of_functions_are_found(kernels, name, tmp_path):
+    file, old, new = MISTAKES_OF_FUNCTIONS[name]
+    wrong = Emulator(tmp_path, planned_kernel(), changes={file: [(old, new)]}, like=kernels)
+    with pytest.raises((AssertionError, RuntimeError)):
+        check_planned(wrong)

@@ -272,7 +272,7 @@ MISTAKES = {
     ),
     "gate for up": (
         *("gated", SHARES_WEIGHTS, TILE),
-        *("F::run(sums[i], up[i]", "F::run(sums[i], sums[i]"),
+        *("F::run(sum_of(sums[i]), sum_of(up[i])", "F::run(sum_of(sums[i]), sum_of(sums[i])"),
     ),
     "consumers of the same columns": (
         *("gated", SHARES_WEIGHTS, "kernels/wgmma/ragged_kernel.cuh"),

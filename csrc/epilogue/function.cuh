@@ -149,6 +149,12 @@ inline constexpr bool kVariesAcross = kSwapped ? kVariesM<along> : kVariesN<alon
 template <Along along, bool kSwapped>
 inline constexpr bool kVariesAlong = kSwapped ? kVariesN<along> : kVariesM<along>;
 
+// Whether a tile that reaches past the product is treated as one inside it, and what is read past the last row or
+// column is that of the last one: of swapped tiles whose only result is stored by rows, which leaves out what is not
+// there.
+template <typename F, bool kSwapped>
+inline constexpr bool kReachesPast = kSwapped && F::kStoresRows && F::kNumResults == 1;
+
 // Whether a read is of a scalar or of a vector that is read before the sums are known.
 template <typename T, Along along>
 inline constexpr bool kIsVector = along != Along::kBoth && sizeof(T) <= 4;
@@ -195,7 +201,10 @@ class FunctionVectors {
         using Bits = elementwise::Bits<T>;
         const FunctionParams::Read& read = params.reads[i];
         const T* data = batch.first<T>(read);
-        const auto place = [&](int32_t x) { return along == Along::kM ? row_offset(read, x) : x * read.n; };
+        const auto place = [&](int32_t x) {
+          if constexpr (kReachesPast<F, kSwapped>) x = min(x, (along == Along::kM ? batch.m_end : params.n) - 1);
+          return along == Along::kM ? row_offset(read, x) : x * read.n;
+        };
         if constexpr (along == Along::kNothing) {
           vectors.lines_[i][0][0] = ptx::ld_global<Bits>(data);
         } else if constexpr (kVariesAlong<along, kSwapped>) {
@@ -285,15 +294,18 @@ class FunctionTile {
   }
 
   // Replaces the sums by the elements of D that kernels store by rows. `up`: those of a gated product's second matrix.
-  __device__ __forceinline__ void run(Sum* sums, const Sum* up) {
+  // Held: float, as whose bits sums that are integers may be held, or Sum.
+  template <typename Held>
+  __device__ __forceinline__ void run(Held* sums, const Held* up) {
+    static_assert(!kRows || std::is_same_v<Held, float>, "rows are stored of floats");
     F::arrive(*this);
     visit([&](int group, int half, int e) {
       Element element{*this, group, half, e};
       const int i = (group * kHalves + half) * 2 + e;
       if constexpr (F::kIsGated) {
-        F::run(sums[i], up[i], element, Index{element});
+        F::run(sum_of(sums[i]), sum_of(up[i]), element, Index{element});
       } else {
-        F::run(sums[i], element, Index{element});
+        F::run(sum_of(sums[i]), element, Index{element});
       }
       if constexpr (kRows) sums[i] = element.of_row;
     });
@@ -372,7 +384,11 @@ class FunctionTile {
       }
     } else {
       visit<along>([&](int group, int half, int e) {
-        const int32_t m = row(group, half, e), n = column(group, half, e);
+        int32_t m = row(group, half, e), n = column(group, half, e);
+        if constexpr (kWhole && kReachesPast<F, kSwapped>) {
+          m = min(m, batch_.m_end - 1);
+          n = min(n, params_.n - 1);
+        }
         if (!kWhole && ((kVariesM<along> && m >= batch_.m_end) || (kVariesN<along> && n >= params_.n))) return;
         int64_t place = 0;
         if constexpr (kVariesM<along>) place += row_offset(read, m);
@@ -457,7 +473,16 @@ class FunctionTile {
   }
 
  private:
-  static_assert(!kRows || (F::kStoresRows && std::is_same_v<Sum, float>), "rows are stored of floats");
+  static_assert(!kRows || F::kStoresRows, "only what is stored by rows");
+
+  template <typename Held>
+  static __device__ __forceinline__ Sum sum_of(Held held) {
+    if constexpr (std::is_same_v<Held, Sum>) {
+      return held;
+    } else {
+      return static_cast<Sum>(__float_as_uint(held));
+    }
+  }
 
   template <typename T>
   static constexpr bool kTogether = kWhole && !kSwapped && kGroups == 4 && sizeof(T) <= 4;

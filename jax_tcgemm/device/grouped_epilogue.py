@@ -146,6 +146,8 @@ def _folded(product: Product, platform: str):
     shape = product.shape
     if math.prod(shape) == 0:
         return "its result is empty"
+    if product.scales and bare.gated:
+        return "both matrices of a gated product with scales of blocks are multiplied as one"
     try:
         source, _ = emit(product.function, product.num_accumulators)
     except InexpressibleError as error:

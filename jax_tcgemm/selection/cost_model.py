@@ -180,8 +180,13 @@ def models(problem: Problem, names: tuple[str, ...]) -> bool:
     """Whether the model knows such problems and all of these configs of wgmma."""
     is_16bit = problem.a.dtype in ("f16", "bf16") and problem.compute == "f32"
     is_tf32 = problem.a.dtype == "f32" and problem.compute == "tf32"
-    is_real = is_16bit or is_tf32 or _is_f8(problem)
+    is_real = is_16bit or is_tf32 or _has_8_bits(problem)
     return is_real and problem.bytes > 0 and problem.k > 0 and _parse(names) is not None
+
+
+def _has_8_bits(problem: Problem) -> bool:
+    """Whether operands are such as tensor cores take K-major only, of 8-bit floats or integers."""
+    return _is_f8(problem) or problem.compute == "s32"
 
 
 def _is_f8(problem: Problem) -> bool:
@@ -256,7 +261,7 @@ def _cublaslt_us(
 
 def _xla_us(p: Problem, c: Calibration) -> float | None:
     """XLA's own dot for one row of 16-bit elements: it streams B, wherever rows start."""
-    if p.m > 1 or p.batch > 1 or p.compute == "tf32" or _is_f8(p):
+    if p.m > 1 or p.batch > 1 or p.compute == "tf32" or _has_8_bits(p):
         return None
     return c.xla_launch_us + p.bytes / c.xla_bytes_per_us
 
@@ -487,13 +492,13 @@ def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
     """Whether A and B are copied: what TMA cannot read, or what has to be transposed.
 
     TF32's instruction reads a K-major B; its A, which is the problem's B when swapped, is taken
-    from registers where it is M-major. That of 8-bit floats reads both K-major.
+    from registers where it is M-major. Those of 8 bits read both K-major.
     """
-    is_tf32, is_f8 = p.compute == "tf32", _is_f8(p)
-    transposed_a = (is_tf32 or is_f8) and p.a.transposed
-    transposed_b = (is_tf32 or is_f8) and not p.b.transposed
-    copied_a = (x.swapped | is_f8) & transposed_a | (not p.a.is_aligned)
-    copied_b = (~x.swapped | is_f8) & transposed_b | (not p.b.is_aligned)
+    is_tf32, is_8_bit = p.compute == "tf32", _has_8_bits(p)
+    transposed_a = (is_tf32 or is_8_bit) and p.a.transposed
+    transposed_b = (is_tf32 or is_8_bit) and not p.b.transposed
+    copied_a = (x.swapped | is_8_bit) & transposed_a | (not p.a.is_aligned)
+    copied_b = (~x.swapped | is_8_bit) & transposed_b | (not p.b.is_aligned)
     return copied_a, copied_b
 
 

@@ -77,7 +77,7 @@ inline float rsqrtf(float x) { return static_cast<float>(1 / std::sqrt(static_ca
 inline double erfinv(double y) {
   if (y < 0) return -erfinv(-y);
   if (!(y < 1)) return y == 1 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
-  if (y < 1e-9) return y * 0.88622692545275801365;  // sqrt(pi) / 2
+  if (y < 1e-9) return y * 0.88622692545275801365;                       // sqrt(pi) / 2
   const double rest = std::log((1 - y) * (1 + y)), a = 4.33 + rest / 2;  // by Winitzki
   double x = std::sqrt(std::sqrt(a * a - rest / 0.147) - a);
   for (int i = 0; i < 4; ++i) {

@@ -23,8 +23,11 @@ constexpr Format format_of() {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) return Format::kBF16;
   if constexpr (std::is_same_v<T, tcgemm::ptx::E4M3>) return Format::kE4M3;
   if constexpr (std::is_same_v<T, tcgemm::ptx::E5M2>) return Format::kE5M2;
+  if constexpr (std::is_same_v<T, int8_t>) return Format::kS8;
+  if constexpr (std::is_same_v<T, uint8_t>) return Format::kU8;
   static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, tcgemm::ptx::E4M3> ||
-                std::is_same_v<T, tcgemm::ptx::E5M2> || std::is_same_v<T, tcgemm::ptx::TF32>);
+                std::is_same_v<T, tcgemm::ptx::E5M2> || std::is_same_v<T, tcgemm::ptx::TF32> ||
+                std::is_same_v<T, int8_t> || std::is_same_v<T, uint8_t>);
   return Format::kTF32;
 }
 inline int bytes_of(Format format) { return format == Format::kTF32 ? 4 : format >= Format::kS8 ? 1 : 2; }

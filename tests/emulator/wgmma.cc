@@ -89,7 +89,8 @@ float truncated(float value) {
 void multiply(const Block& block, const Multiplication& x) {
   const WgmmaShape& shape = x.shape;
   const int depth = 32 / bytes_of(shape.a);
-  const bool is_8bit = bytes_of(shape.a) == 1;
+  const bool is_integer = shape.a == Format::kS8 || shape.a == Format::kU8,
+             is_f8 = bytes_of(shape.a) == 1 && !is_integer;
   static float a[kMaxK * kMaxN], b[kMaxK * kMaxN], sums[kMaxN];
   read_operand(block, shape.b, shape.desc_b, shape.trans_b, shape.n, b);
   if (shape.a_in_registers) {
@@ -111,8 +112,16 @@ void multiply(const Block& block, const Multiplication& x) {
     }
     for (int n = 0; n < shape.n; ++n) {
       float& value = x.values[row / 16 * 32 + row % 8 * 4 + n % 8 / 2][n / 8 * 4 + row / 8 % 2 * 2 + n % 2];
+      if (is_integer) {
+        // Of 32 products: floats have them exactly. What is held are the bits of an int32.
+        int32_t sum = 0;
+        if (shape.accumulate) std::memcpy(&sum, &value, 4);
+        sum = static_cast<int32_t>(static_cast<uint32_t>(sum) + static_cast<uint32_t>(static_cast<int32_t>(sums[n])));
+        std::memcpy(&value, &sum, 4);
+        continue;
+      }
       value = shape.accumulate ? value + sums[n] : sums[n];
-      if (is_8bit) value = truncated(value);
+      if (is_f8) value = truncated(value);
     }
   }
 }
@@ -152,6 +161,9 @@ void wgmma(const WgmmaShape& shape, float* d, const uint32_t* a) {
   Multiplication& x = *group.forming[i];
   if (!same(x.shape, shape)) fail("wgmma with other operands than other threads of its warpgroup");
   if (bytes_of(shape.a) != bytes_of(shape.b)) fail("wgmma of elements of unlike sizes");
+  if ((shape.a == Format::kS8 || shape.a == Format::kU8) && shape.n % 16 != 0 && shape.n > 24) {
+    fail("wgmma of integers with other numbers of columns than 8, 16, 24 and multiples of 16");
+  }
   if (bytes_of(shape.a) != 2 && (shape.trans_a || shape.trans_b)) {
     fail("wgmma of an operand that is not K-major and has no elements of 16 bits");
   }

@@ -53,7 +53,10 @@ REQUIRED = {
         *(*TENSOR_CORE_HALF, "f32 f32 tf32"),
         *("s8 s32 s32", "u8 s32 s32", "s8,u8 s32 s32", "u8,s8 s32 s32"),
     ),
-    "wgmma": (*TENSOR_CORE_HALF, "f32 f32 tf32"),
+    "wgmma": (
+        *(*TENSOR_CORE_HALF, "f32 f32 tf32"),
+        *("s8 s32 s32", "u8 s32 s32", "s8,u8 s32 s32", "u8,s8 s32 s32"),
+    ),
     "cublaslt": (
         *TENSOR_CORE_HALF,
         *("f16 f16 f16", "f32 f32 f32", "f32 f32 tf32", "f64 f64 f64", "s8 s32 s32"),

@@ -75,12 +75,14 @@ class ClusterSum {
     };
     for_each_four(share, [&](float* x, int i) {
       const float4 y = received(0, i);
-      add(x, y.x, y.y, y.z, y.w);
+      add(x, y);
     });
     if constexpr (kRanks == 4) {
       for_each_four(share, [&](float* x, int i) {
         const float4 y = received(1, i), z = received(2, i);
-        add(x, y.x + z.x, y.y + z.y, y.z + z.z, y.w + z.w);
+        float pair[4] = {y.x, y.y, y.z, y.w};
+        add(pair, z);
+        add(x, {pair[0], pair[1], pair[2], pair[3]});
       });
     }
     ptx::named_barrier_sync(barrier_id, 128);
@@ -101,11 +103,16 @@ class ClusterSum {
     return shared + T::kBarrierOffset + 8 * (2 * T::kStages + Config::kConsumers);
   }
 
-  static __device__ __forceinline__ void add(float* x, float y0, float y1, float y2, float y3) {
-    x[0] += y0;
-    x[1] += y1;
-    x[2] += y2;
-    x[3] += y3;
+  static __device__ __forceinline__ void add(float* x, const float4& y) {
+    const float values[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (T::kIsInteger) {
+        x[i] = __uint_as_float(__float_as_uint(x[i]) + __float_as_uint(values[i]));
+      } else {
+        x[i] += values[i];
+      }
+    }
   }
 
   // The share of block `rank`, by an index that the compiler knows.

@@ -3,8 +3,9 @@
 //
 //   sums[m, n] += factor of A[m, k block] * factor of B[n, k block] * (A * B of the k block)[m, n]
 //
-// A stage has a factor for every Operand::kScaledRows rows of a tile: 1, or, where tiles begin at such a row and blocks
-// in memory are at least as high, as many as a thread has nothing but sums of: 64 of A, 128 of B.
+// A stage has those of B's tile, then those of A's, one for every Operand::kScaledRows rows: 1, or, where tiles begin
+// at such a row and blocks in memory are at least as high, as many as a thread has nothing but sums of: 64 of A, 128 of
+// B.
 #pragma once
 
 #include <cstdint>
@@ -72,8 +73,8 @@ class FactorLoader {
   // Loads the next k block's for a stage that is free, and arrives once they are there.
   __device__ __forceinline__ void load(int stage) {
     const uint32_t target = factors_ + stage * T::kFactorBytes;
-    a_.load(target, params_.a_factors, k_block_, thread_);
-    b_.load(target + 4 * FactorsOfTile<typename T::A>::kCount, params_.b_factors, k_block_, thread_);
+    b_.load(target, params_.b_factors, k_block_, thread_);
+    a_.load(target + 4 * FactorsOfTile<typename T::B>::kCount, params_.a_factors, k_block_, thread_);
     ++k_block_;
     ptx::cp_async_mbarrier_arrive_noinc(pipeline_.full(stage));
   }
@@ -121,7 +122,7 @@ class Factors<T, false> {
 template <typename T>
 class Factors<T, true> {
   static constexpr int kRowsOfFactor = T::A::kScaledRows, kColumnsOfFactor = T::B::kScaledRows;
-  static constexpr int kFactorsOfA = FactorsOfTile<typename T::A>::kCount;
+  static constexpr int kFactorsOfB = FactorsOfTile<typename T::B>::kCount;
 
  public:
   // Those of 64 * kBlocks rows and kColumns columns: of the rows, and, where many columns have the same, of these; else
@@ -143,8 +144,9 @@ class Factors<T, true> {
         float of_column[2] = {1, 1};
         if constexpr (kReadsStage) {
           const uint32_t address = columns + 2 * i * 4;
-          ptx::ld_shared(of_column[0], address);
-          ptx::ld_shared(of_column[1], address + 4);
+          uint32_t bits[2];
+          ptx::ld_shared_v2_u32(bits[0], bits[1], address);
+          for (int j = 0; j < 2; ++j) of_column[j] = __uint_as_float(bits[j]);
         }
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
@@ -164,8 +166,8 @@ class Factors<T, true> {
   __device__ __forceinline__ Factors(uint32_t shared, int32_t first_row, int thread_idx)
       : factors_(shared + T::kFactorOffset) {
     const int row = kRowsOfFactor == 1 ? thread_idx / 32 * 16 + thread_idx % 32 / 4 : 0;
-    rows_ = 4 * ((first_row + row) / kRowsOfFactor);
-    columns_ = 4 * kFactorsOfA + (kColumnsOfFactor == 1 ? thread_idx % 4 * 2 * 4 : 0);
+    rows_ = 4 * (kFactorsOfB + (first_row + row) / kRowsOfFactor);
+    columns_ = kColumnsOfFactor == 1 ? thread_idx % 4 * 2 * 4 : 0;
   }
 
   // To what is in a stage.

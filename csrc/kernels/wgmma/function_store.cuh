@@ -35,6 +35,7 @@ class FunctionOfTile {
     const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kSums);
     is_whole_ = m_end <= batch.m_end && n_end <= params.n && (kSwapped || params.in_eights) &&
                 (!Matrices::kHasAny || params.in_boxes);
+    if constexpr (kReachesPast) is_whole_ = n_idx < batch.m_end;
     if constexpr (kAtOnce) {
       if (!is_whole_) return;
       vectors_.load_all(params_, batch_, lane_, line_, across_);
@@ -62,6 +63,7 @@ class FunctionOfTile {
   static constexpr int kMostGroups = kSwapped ? 2 : 4, kPart = kGroups < kMostGroups ? kGroups : kMostGroups;
   static constexpr int kBlockParts = (kGroups + kPart - 1) / kPart, kNumParts = kBlocksM * kBlockParts;
   static constexpr bool kAtOnce = is_at_once<F>(kBlocksM * kSums);
+  static constexpr bool kReachesPast = kAtOnce && epilogue::kReachesPast<F, kSwapped>;
 
   using Vectors = epilogue::FunctionVectors<F, kSwapped, kBlocksM, kGroups>;
   // A part of the matrices that threads load takes so many registers. Parts whose loads are under way while one is
@@ -115,7 +117,8 @@ class FunctionOfTile {
         run_part<kPartIdx>(acc, step);
         if constexpr (kEndsStep) boxes.template end<kStep>();
       } else {
-        run_part<kPartIdx>(acc, step);
+        // Of swapped tiles there may be many parts of which the product has nothing.
+        if (!kReachesPast || across_ + 8 * kFirst < batch_.m_end) run_part<kPartIdx>(acc, step);
       }
       run_from<kPartIdx + 1>(acc, boxes, step);
     }

@@ -85,7 +85,7 @@ struct Geometry {
   constexpr int a_bytes() const { return a.bytes(shape.tile_m, tile_k()); }
   constexpr int b_bytes() const { return (b.bytes(shape.tile_n, tile_k()) + 1023) / 1024 * 1024; }
   constexpr int stage_bytes() const { return a_bytes() + b_bytes(); }
-  // Of a stage's factors of blocks: those of A's rows, then those of B's.
+  // Of a stage's factors of blocks.
   constexpr int factor_bytes() const {
     return (4 * (a.num_factors(shape.tile_m) + b.num_factors(shape.tile_n)) + 15) / 16 * 16;
   }

@@ -65,6 +65,15 @@ inline const std::vector<Instruction>& instructions() {
     add_f8(E4M3{}, E5M2{});
     add_f8(E5M2{}, E4M3{});
     add_f8(E5M2{}, E5M2{});
+    const auto add_integers = [&](auto a, auto b) {
+      using A = decltype(a);
+      using B = decltype(b);
+      all.push_back(Instruction::make<A, B, Mma<A, B, int32_t>>(Compute::kS32, std::nullopt, std::nullopt));
+    };
+    add_integers(int8_t{}, int8_t{});
+    add_integers(int8_t{}, uint8_t{});
+    add_integers(uint8_t{}, int8_t{});
+    add_integers(uint8_t{}, uint8_t{});
     return all;
   }();
   return rows;

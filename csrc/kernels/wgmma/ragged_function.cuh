@@ -29,39 +29,66 @@ struct ZeroRows {
   }
 };
 
-// All of a warpgroup's accumulators, the first of which is that of D's column `column`. Those of a gated product's
-// second matrix follow the others, which become what is stored by rows.
-template <typename Config, typename F, int kBlocksM>
-__device__ __forceinline__ void store_function_of_tokens(float (&acc)[kBlocksM][Config::kTileN / 2],
-                                                         const Params<Function<F>>& params, int32_t entry,
-                                                         uint32_t buffers, int& buffer_idx, int32_t column,
-                                                         const RaggedWork& work, uint32_t barrier_id) {
-  static_assert(Config::kSwapped && (!F::kIsGated || kBlocksM == 2), "a block of 64 columns of each matrix");
-  const epilogue::FunctionParams& function = params.epilogue.values;
-  const epilogue::BatchPlace place(entry, work.tokens.group, work.tokens.token_end);
-  // In one place in the code, to which the second block's values move: registers have no index that changes, and where
-  // it may be either block's the compiler makes multiplications wait for each other.
+// That of a kernel's warpgroup, if it has one. Made before the sums are known.
+template <typename T, typename Epilogue>
+struct FunctionOfTokens {
+  __device__ __forceinline__ FunctionOfTokens(const Epilogue&, int32_t, int32_t, const RaggedWork&) {}
+};
+
+template <typename T, typename F>
+class FunctionOfTokens<T, Function<F>> {
+  using Config = typename T::Config;
+  static constexpr int kBlocksM = T::kBlocksM, kSums = F::kIsGated ? Config::kTileN : Config::kTileN / 2;
+  // Of more than one tile each is made when it is due.
+  static constexpr bool kHasOne = F::kIsGated || kBlocksM == 1;
+  using Tile = FunctionOfTile<F, true, 1, kSums>;
+
+ public:
+  // (column, work): where D's part begins. Rows of no group are given nothing.
+  __device__ __forceinline__ FunctionOfTokens(const Function<F>& epilogue, int32_t entry, int32_t column,
+                                              const RaggedWork& work)
+      : params_(epilogue.values),
+        place_(entry, max(work.tokens.group, 0), work.tokens.group < 0 ? work.n_idx : work.tokens.token_end),
+        first_(params_, column, work.n_idx, kHasOne ? place_ : epilogue::BatchPlace(entry, 0, work.n_idx)) {}
+
+  // All of a warpgroup's accumulators, the first of which is that of D's column `column`. Those of a gated product's
+  // second matrix follow the others, which become what is stored by rows.
+  __device__ __forceinline__ void store(float (&acc)[kBlocksM][Config::kTileN / 2], const Params<Function<F>>& params,
+                                        uint32_t buffers, int& buffer_idx, int32_t column, const RaggedWork& work,
+                                        uint32_t barrier_id) {
+    static_assert(Config::kSwapped && (!F::kIsGated || kBlocksM == 2), "a block of 64 columns of each matrix");
+    // In one place in the code, to which the second block's values move: registers have no index that changes, and
+    // where it may be either block's the compiler makes multiplications wait for each other.
 #pragma unroll 1
-  for (int block = 0; block < (F::kIsGated ? 1 : kBlocksM); ++block, column += 64) {
-    if (work.tokens.group < 0) {
-      ZeroRows<F::kStoresRows> zeros{function,          entry, work.tokens.token_begin, work.tokens.token_end, column,
-                                     ptx::tid_x() % 128};
-      F::store(zeros);
-    } else {
-      epilogue::NoMatrices no_boxes;
-      constexpr int kSums = F::kIsGated ? Config::kTileN : Config::kTileN / 2;
-      FunctionOfTile<F, true, 1, kSums>(function, column, work.n_idx, place)
-          .apply(reinterpret_cast<float (&)[1][kSums]>(acc), no_boxes);
-    }
-    if constexpr (F::kStoresRows) {
-      store_tokens<Config>(acc[0], params, buffers, buffer_idx, column, work, barrier_id);
-    }
-    if constexpr (!F::kIsGated && kBlocksM > 1) {
+    for (int block = 0; block < (F::kIsGated ? 1 : kBlocksM); ++block, column += 64) {
+      if (work.tokens.group < 0) {
+        ZeroRows<F::kStoresRows> zeros{params_, place_.idx,        work.tokens.token_begin, work.tokens.token_end,
+                                       column,  ptx::tid_x() % 128};
+        F::store(zeros);
+      } else {
+        epilogue::NoMatrices no_boxes;
+        auto& sums = reinterpret_cast<float (&)[1][kSums]>(acc);
+        if constexpr (kHasOne) {
+          first_.apply(sums, no_boxes);
+        } else {
+          Tile(params_, column, work.n_idx, place_).apply(sums, no_boxes);
+        }
+      }
+      if constexpr (F::kStoresRows) {
+        store_tokens<Config>(acc[0], params, buffers, buffer_idx, column, work, barrier_id);
+      }
+      if constexpr (!F::kIsGated && kBlocksM > 1) {
 #pragma unroll
-      for (int v = 0; v < Config::kTileN / 2; ++v) acc[0][v] = acc[1][v];
+        for (int v = 0; v < Config::kTileN / 2; ++v) acc[0][v] = acc[1][v];
+      }
     }
   }
-}
+
+ private:
+  const epilogue::FunctionParams& params_;
+  const epilogue::BatchPlace place_;
+  Tile first_;
+};
 
 // Brings what the function reads of a warpgroup's part of the tile to L2 while the product is being multiplied.
 template <typename F>

@@ -266,6 +266,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                                              is_gated ? 64 : T::kRowsPerGroup, work);
       }
 
+      [[maybe_unused]] FunctionOfTokens<T, Epilogue> function(gemm.epilogue, params.entry, column, work);
+
       float acc[T::kBlocksM][Config::kTileN / 2];
 #pragma unroll
       for (int block = 0; block < T::kBlocksM; ++block) {
@@ -321,8 +323,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if constexpr (Epilogue::kFused) {
         store_fused_tokens<Config>(acc, gemm, store_buffers, buffer_idx, first_row, work, barrier_id);
       } else if constexpr (Epilogue::kIsFunction) {
-        store_function_of_tokens<Config, typename Epilogue::Code>(acc, gemm, params.entry, store_buffers, buffer_idx,
-                                                                  column, work, barrier_id);
+        function.store(acc, gemm, store_buffers, buffer_idx, column, work, barrier_id);
       } else if constexpr (T::kIsRows) {
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) {

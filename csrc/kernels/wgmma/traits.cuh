@@ -79,7 +79,9 @@ struct Traits {
   static_assert((kRegisterA || sizeof(typename A::Element) == sizeof(typename Mma::A)) &&
                     sizeof(typename B::Element) == sizeof(typename Mma::B),
                 "it takes the elements there as they are");
-  static_assert(std::is_same_v<typename Mma::Accumulator, float>, "sums are float32");
+  // Of integers accumulators are int32, held in registers of float32 as those bits.
+  static constexpr bool kIsInteger = std::is_same_v<typename Mma::Accumulator, int32_t>;
+  static_assert(kIsInteger || std::is_same_v<typename Mma::Accumulator, float>, "sums have 32 bits");
   static_assert(!kPromotes || (Mma::kPromoteEvery == kTileK && !kRegisterA && kParts > 0 && B::kIsKMajor),
                 "promoted with each k block, from one set of registers to another");
   static_assert(kBlocksM <= 2, "a tile's parts are its rows or its columns");

@@ -102,11 +102,12 @@ const Instruction* find_instruction(const Problem& p, bool swapped) {
 // The same as rules.
 const std::vector<TypeRule>& type_rules(bool swapped) {
   static const auto all = [] {
-    const std::vector<DType> floats{DType::kF16, DType::kBF16, DType::kF32};
+    const std::vector<DType> floats{DType::kF16, DType::kBF16, DType::kF32}, integers{DType::kS32};
     std::array<std::vector<TypeRule>, 2> rules;
     for (const Instruction& x : instructions()) {
-      rules[0].emplace_back(x.a.dtype, x.b.dtype, x.compute, floats);
-      rules[1].emplace_back(x.b.dtype, x.a.dtype, x.compute, floats);
+      const std::vector<DType>& outs = x.compute == Compute::kS32 ? integers : floats;
+      rules[0].emplace_back(x.a.dtype, x.b.dtype, x.compute, outs);
+      rules[1].emplace_back(x.b.dtype, x.a.dtype, x.compute, outs);
     }
     return rules;
   }();
@@ -148,7 +149,8 @@ OperandFactors operand_factors(const Problem& p, const Buffers& buffers, bool of
 bool runs_epilogue(const Problem& p, const Parsed& parsed) {
   const NamedConfig& base = kConfigs[parsed.base_idx];
   if (parsed.num_splits > 1 || (p.has_two_b() && !base.shape.runs_gated())) return false;
-  return is_bare(p) || base.any_epilogue || !p.epilogue.function.is_none();
+  // Of integers only functions follow the sums in a kernel.
+  return is_bare(p) || !p.epilogue.function.is_none() || (base.any_epilogue && p.compute != Compute::kS32);
 }
 
 int64_t sums_bytes(const Problem& p, const Parsed& parsed) {
