@@ -18,6 +18,7 @@ from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm.problem.function import NO_FUNCTION
+from jax_tcgemm.problem.gemm import numbers_of
 from jax_tcgemm.system import modules
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["host", "xla"])
@@ -494,6 +495,7 @@ GOOD = {
     "form": "rows",
     "compute": "f32",
     "activation": "none",
+    "factors": numbers_of(None),
     **{"batch": 1, "m": 8, "n": 4, "k": 5, "groups": 3, "num_sizes": 3, "a_rows": 0},
     **dict.fromkeys(("b_transposed", "a_batched", "b_batched", "sizes_batched"), False),
     **dict.fromkeys(("gated", "biased", "gathered"), False),
