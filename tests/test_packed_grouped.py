@@ -161,6 +161,10 @@ def test_bias_activation_and_functions():
     y = jax_tcgemm.ragged_dot(x, EVEN.weight, sizes, bias=bias, activation="sigmoid")
     expected = np.where(is_there, 1 / (1 + np.exp(-(product + exact(bias)[own]))), 0)
     check(y, expected, magnitude)
+    y = jax_tcgemm.ragged_dot(x, EVEN.weight, sizes, activation="relu")
+    check(y, np.maximum(product, 0), magnitude)
+    y = jax_tcgemm.ragged_dot(x, EVEN.weight, sizes, activation="sigmoid")
+    check(y, np.where(is_there, 1 / (1 + np.exp(-product)), 0), magnitude)
     y = jax_tcgemm.ragged_dot(
         x,
         EVEN.weight,
@@ -194,10 +198,13 @@ def test_gated(rows):
     gate, up = (z + exact(bias)[own, i] for i, z in enumerate((gate, up)))
     expected = np.where((own >= 0)[:, None], gate / (1 + np.exp(-gate)) * up, 0)
     np.testing.assert_allclose(exact(y), expected, rtol=2e-2, atol=2e-2)
+    y = jax_tcgemm.gated_ragged_linear(x, w, jnp.asarray(sizes), "sigmoid")
+    without = [z - exact(bias)[own, i] for i, z in enumerate((gate, up))]
+    expected = np.where((own >= 0)[:, None], without[1] / (1 + np.exp(-without[0])), 0)
+    np.testing.assert_allclose(exact(y), expected, rtol=2e-2, atol=2e-2)
     both = jax_tcgemm.gated_ragged_linear(
         x, w, jnp.asarray(sizes), epilogue=lambda gate, up: jnp.maximum(gate, up)
     )
-    without = [z - exact(bias)[own, i] for i, z in enumerate((gate, up))]
     expected = np.where((own >= 0)[:, None], np.maximum(*without), 0)
     magnitude = np.einsum("mk,mkn->mn", abs(exact(x)), abs(values[own]).max(2))
     check(both, expected, np.where((own >= 0)[:, None], magnitude, 0))

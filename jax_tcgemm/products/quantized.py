@@ -600,4 +600,9 @@ def _grouped_by_packed(op, factors, epilogue, operands, dtype, *, gated, precisi
     if acc is None or is_plain:
         return acc
     accs = halves(acc, 1) if gated else [acc]
+    # What is 0 of products that are 0 needs not be told which rows are of no group. Of the
+    # activations sigmoid alone is not, unless a gate multiplies it by 0.
+    is_layer = isinstance(epilogue, _Layer) and not epilogue.has_bias
+    if is_layer and (gated or epilogue.activation != "sigmoid"):
+        return unquantized.applied(op, accs, epilogue, operands)
     return unquantized.applied_by_group(op, accs, factors, epilogue, operands)
