@@ -51,6 +51,13 @@ SOURCES = {
         "kernels/packed/launch.cu",
         "kernels/packed/weight.cu",
     ],
+    "quantize": [
+        *_COMMON,
+        "core/quantize_problem.cc",
+        "kernels/common/kernel.cc",
+        "kernels/quantize/quantize.cc",
+        "kernels/quantize/launch.cu",
+    ],
     "wgmma": [
         *_COMMON,
         *_REDUCTIONS,
@@ -437,6 +444,8 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     if problem.kind == "packed":
         is_product = problem.form != "weight"
         return {"d": ((problem.m, problem.n) if is_product else (problem.n, problem.k), out)}
+    if problem.kind == "quantize":
+        return {name: (x.shape, x.dtype) for name, x in problem.results().items()}
     if problem.kind == "rows":
         is_sums = problem.form == "sums"
         return {"d": ((problem.targets, problem.n) if is_sums else (problem.pairs,), out)}

@@ -21,6 +21,8 @@ def test_kernels_ship():
             "mma_sync/kernel",
             "mma_sync/ragged_kernel",
             "packed/kernel",
+            "quantize/row_kernel",
+            "quantize/tile_kernel",
             "wgmma/kernel",
             "wgmma/ragged_kernel",
         )

@@ -8,7 +8,8 @@ import pytest
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 
 KERNELS = tuple(
-    f"kernels/{x}" for x in ("mma_sync", "packed", "rows", "simt", "tensor", "wgmma", "wmma")
+    f"kernels/{x}"
+    for x in ("mma_sync", "packed", "quantize", "rows", "simt", "tensor", "wgmma", "wmma")
 )
 LIBRARIES = ("libraries/cublas", "libraries/cublaslt", "libraries/cutensor")
 

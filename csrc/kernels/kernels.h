@@ -3,6 +3,7 @@
 
 #include "core/implementation.h"
 #include "core/packed_problem.h"
+#include "core/quantize_problem.h"
 #include "core/ragged_problem.h"
 #include "core/rows_problem.h"
 
@@ -24,5 +25,8 @@ const RowsImplementation* simt_rows();
 
 // Products with weights of few bits.
 const PackedImplementation* packed_products();
+
+// Arrays of 8 bits and their scales.
+const QuantizeImplementation* quantiser();
 
 }  // namespace tcgemm

@@ -46,6 +46,11 @@ const PackedImplementations& packed_implementations() {
   return all;
 }
 
+const QuantizeImplementations& quantize_implementations() {
+  static const QuantizeImplementations all{quantiser()};
+  return all;
+}
+
 const blas::Implementations& blas_implementations() {
   static const blas::Implementations all{cublas_blas()};
   return all;
@@ -100,6 +105,8 @@ XLA_FFI_DEFINE_HANDLER(ragged_handler, call<ragged_implementations>, binding("ra
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(rows_handler, call<rows_implementations>, binding("rows"), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(packed_handler, call<packed_implementations>, binding("packed"),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(quantize_handler, call<quantize_implementations>, binding("quantize"),
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(blas_handler, call<blas_implementations>, binding("blas"), {ffi::Traits::kCmdBufferCompatible});
 
@@ -180,6 +187,7 @@ NB_MODULE(_cuda, module) {
     targets["tcgemm_ragged"] = nb::capsule(reinterpret_cast<void*>(ragged_handler));
     targets["tcgemm_rows"] = nb::capsule(reinterpret_cast<void*>(rows_handler));
     targets["tcgemm_packed"] = nb::capsule(reinterpret_cast<void*>(packed_handler));
+    targets["tcgemm_quantize"] = nb::capsule(reinterpret_cast<void*>(quantize_handler));
     targets["tcgemm_transpose"] = nb::capsule(reinterpret_cast<void*>(transpose_handler));
     targets["tcgemm_reduce"] = nb::capsule(reinterpret_cast<void*>(reduce_handler));
     nb::dict blas_stages;
@@ -204,6 +212,8 @@ NB_MODULE(_cuda, module) {
   define_queries(rows_queries, rows_implementations());
   nb::module_ packed_queries = module.def_submodule("packed", "The same queries for products with packed weights.");
   define_queries(packed_queries, packed_implementations());
+  nb::module_ quantize_queries = module.def_submodule("quantize", "The same queries for arrays of 8 bits.");
+  define_queries(quantize_queries, quantize_implementations());
   define_tensor_queries(module);
   nb::module_ blas_queries = module.def_submodule("blas", "The same queries for BLAS calls.");
   define_queries(blas_queries, blas_implementations());

@@ -1,16 +1,17 @@
 """The plan of a call that is one problem or XLA's: what to say, and what is chosen.
 
-As in dense.py, `make_plan` decides everything from shapes and dtypes; rows.py and packed.py carry
-plans out, and `explain` prints them.
+As in dense.py, `make_plan` decides everything from shapes and dtypes; rows.py, packed.py and
+quantize.py carry plans out, and `explain` prints them.
 """
 
 import dataclasses
 
 from jax_tcgemm import selection
 from jax_tcgemm.problem.packed import PackedProblem
+from jax_tcgemm.problem.quantize import QuantizeProblem
 from jax_tcgemm.problem.rows import RowsProblem
 
-AnyProblem = RowsProblem | PackedProblem
+AnyProblem = RowsProblem | PackedProblem | QuantizeProblem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from jax_tcgemm.primitives import (
     lowering,
     packed_dot,
     packed_weight,
+    quantize,
     reduce,
     rows,
 )
@@ -48,6 +49,7 @@ _RULES = {
     rows.rows_p: (rows, request),
     packed_dot.packed_dot_p: (packed_dot, request),
     packed_weight.packed_weight_p: (packed_weight, request),
+    quantize.quantize_p: (quantize, request),
     contract.contract_p: (contract, device_tensor),
     elementwise.elementwise_p: (elementwise, device_tensor),
     reduce.reduce_p: (reduce, device_tensor),
@@ -319,6 +321,8 @@ def _plan(eqn, device):
     if not obstacle and partitioning.has_explicit_axes(*avals):
         if rules is blas:
             obstacle = blas.DIVIDED
+        elif rules is quantize and eqn.params["implementation"] is None:
+            obstacle = quantize.obstacle_to_division(*avals, eqn.params)
         elif rules in _WITH_FUNCTIONS:
             whole = rules.product_of(*avals, eqn.params)
             obstacle = rules.obstacle_to_division(avals, whole, eqn.params, device)

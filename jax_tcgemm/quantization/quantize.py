@@ -9,7 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tcgemm import selection
+from jax_tcgemm.device.quantize import scales_of
+from jax_tcgemm.primitives import quantize as primitive
 from jax_tcgemm.problem.dtypes import FLOAT8
+from jax_tcgemm.problem.quantize import form_of
 from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, is_quantized, spread
 from jax_tcgemm.products.arguments import as_array, canonical_element_type, check_flag
 from jax_tcgemm.products.quantized import as_operand
@@ -24,6 +28,8 @@ def quantize(
     axis: int | Sequence[int] | None = None,
     block: Sequence[int] | None = None,
     with_transpose: bool = False,
+    implementation: str | None = None,
+    config: str | None = None,
 ) -> QuantizedArray | tuple[QuantizedArray, QuantizedArray]:
     """Rounds an array to 8 bits, with scales by the largest magnitudes.
 
@@ -42,7 +48,9 @@ def quantize(
         dimension may be short.
       with_transpose: whether to make a second array, of x with its last two dimensions exchanged,
         which is quantised for itself: `axis` and `block` are of its own dimensions. For gradients,
-        which contract what a layer does not. XLA reads x once for both.
+        which contract what a layer does not. On a GPU x is read once for both.
+      implementation: "quantize" or "xla"; None selects.
+      config: of that implementation; None selects.
 
     Returns:
       A `QuantizedArray`; with_transpose, two of them. Scales are float32. Where x is zero
@@ -73,6 +81,7 @@ def quantize(
       ((256, 4), (512, 256), (512, 2))
     """
     op = "quantize"
+    selection.check_names(op, implementation, config, kind="quantize")
     x = as_array(op, "x", x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(
@@ -105,7 +114,8 @@ def quantize(
                 f"{op}: x must have an element at least along the axis, got x.shape={x.shape} and "
                 f"{axis=}; leave it out"
             )
-    made = _values_and_scales(x, dtype, tiles)
+    how = (("op", op), ("implementation", implementation), ("config", config))
+    made = _values_and_scales(x, dtype, tiles, how)
     arrays = []
     for (values, scales), tile in zip(made, tiles, strict=True):
         numbers = zip(values.shape, scales.shape, tile, strict=True)
@@ -198,56 +208,29 @@ def _block(op: str, block, shape: tuple[int, ...]) -> tuple[int, ...]:
     return own
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def _values_and_scales(x, dtype, tiles) -> list[tuple[jax.Array, jax.Array]]:
-    """Values and scales of an array and, where there are tiles for it, of its transpose.
-
-    All that computes them, in XLA.
-    """
-    wide = x.astype(jnp.float32)
-    arrays = (wide, jnp.swapaxes(wide, -1, -2)) if len(tiles) == 2 else (wide,)
-    return [_of_one(each, dtype, tile) for each, tile in zip(arrays, tiles, strict=True)]
-
-
-def _of_one(x, dtype, tile):
-    scales = _largest(abs(x), tile) / _largest_number(dtype)
-    scales = jnp.maximum(scales, jnp.finfo(jnp.float32).tiny)
-    values = x / spread(scales, x.shape, tile)
-    return (jnp.round(values) if dtype == np.int8 else values).astype(dtype), scales
-
-
-def _largest(magnitudes, tile) -> jax.Array:
-    """The largest of each block."""
-    split, counts, axes = [], [], []
-    for axis, size in enumerate(tile):
-        extent = magnitudes.shape[axis]
-        if size == 1:
-            split.append(extent)
-            counts.append(extent)
-            continue
-        axes.append(len(split))
-        if isinstance(extent, int) and size < extent:
-            counts.append(-(-extent // size))
-            axes[-1] += 1
-            split += [counts[-1], size]
-            padding = [(0, 0, 0)] * magnitudes.ndim
-            padding[axis] = (0, counts[-1] * size - extent, 0)
-            magnitudes = lax.pad(magnitudes, np.float32(0), padding)
-        else:
-            counts.append(1)
-            split.append(extent)
-    largest = jnp.max(magnitudes.reshape(split), axis=tuple(axes), initial=0)
-    return largest.reshape(counts)
-
-
-def _largest_number(dtype) -> jax.Array:
-    info = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
-    return jnp.float32(info.max)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def _values_and_scales(x, dtype, tiles, how) -> list[tuple[jax.Array, jax.Array]]:
+    """Values and scales of an array and, where there are tiles for it, of its transpose."""
+    # With a dimension or two more where it has not two.
+    more = (1,) * (2 - x.ndim)
+    full, own = lax.reshape(x, (*more, *x.shape)), tuple((*more, *tile) for tile in tiles)
+    given = []
+    # One scale for a matrix is known when all of it has been read, which XLA does at once.
+    if own[0][-2:] == full.shape[-2:] and form_of(full.shape, own[0]) not in ("lines", "blocks"):
+        given.append(scales_of(full.astype(jnp.float32), dtype, own[0]))
+    made = primitive.quantize(full, *given, dtype=dtype, tiles=own, **dict(how))
+    pairs = (
+        [(values, *given) for values in made] if given else zip(made[::2], made[1::2], strict=True)
+    )
+    return [
+        (values.reshape(values.shape[len(more) :]), scales.reshape(scales.shape[len(more) :]))
+        for values, scales in pairs
+    ]
 
 
 @_values_and_scales.defjvp
-def _straight_through(dtype, tiles, primals, tangents):
-    made, dx = _values_and_scales(*primals, dtype, tiles), tangents[0].astype(jnp.float32)
+def _straight_through(dtype, tiles, how, primals, tangents):
+    made, dx = _values_and_scales(*primals, dtype, tiles, how), tangents[0].astype(jnp.float32)
     moved = []
     for i, ((values, scales), tile) in enumerate(zip(made, tiles, strict=True)):
         if jnp.issubdtype(dtype, jnp.integer):

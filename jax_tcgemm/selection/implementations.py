@@ -8,6 +8,7 @@ from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.packed import PackedProblem
+from jax_tcgemm.problem.quantize import QuantizeProblem
 from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.problem.rows import RowsProblem
 from jax_tcgemm.selection.devices import Device
@@ -28,10 +29,10 @@ _CUDA_PREFERENCE = (
     "simt_naive",
 )
 IMPLEMENTATIONS = (*_CUDA_PREFERENCE, "host", XLA)
-_CUDA_ALONE = (*_CUDA_PREFERENCE, "simt", "packed", "cublas")
+_CUDA_ALONE = (*_CUDA_PREFERENCE, "simt", "packed", "quantize", "cublas")
 PLATFORM_OF = dict.fromkeys(_CUDA_ALONE, "cuda") | {"host": "cpu"}
 
-AnyProblem = Problem | RaggedProblem | RowsProblem | PackedProblem | BlasProblem
+AnyProblem = Problem | RaggedProblem | RowsProblem | PackedProblem | QuantizeProblem | BlasProblem
 
 # Those that know each kind of problem (`Problem.kind`).
 IMPLEMENTATIONS_OF = {
@@ -39,6 +40,7 @@ IMPLEMENTATIONS_OF = {
     "ragged": ("wgmma", "mma_sync", "host", XLA),
     "rows": ("simt", "host", XLA),
     "packed": ("packed", XLA),
+    "quantize": ("quantize", XLA),
     "blas": ("cublas", "host", XLA),
     # In the order of preference among equals; "gemm" is one of our products.
     "contract": (XLA, "gemm", "cutensor"),
@@ -49,7 +51,8 @@ IMPLEMENTATIONS_OF = {
 }
 # What messages call a problem that is none of a product.
 _NOUNS = {"blas": "call"} | dict.fromkeys(
-    ("contract", "permute", "elementwise_binary", "elementwise_trinary", "reduce"), "operation"
+    ("contract", "permute", "elementwise_binary", "elementwise_trinary", "reduce", "quantize"),
+    "operation",
 )
 
 

@@ -1,0 +1,48 @@
+// What the kernels of this family are called: the C++ expressions that instantiate them.
+#pragma once
+
+#include <string>
+
+#include "core/quantize_problem.h"
+#include "kernels/common/type_text.h"
+#include "kernels/quantize/params.cuh"
+
+namespace tcgemm::quantize {
+
+inline const char* type_text(DType dtype) {
+  switch (dtype) {
+    case DType::kF16: return ElementType<__half>::kText;
+    case DType::kBF16: return ElementType<__nv_bfloat16>::kText;
+    case DType::kF8E4M3FN: return ElementType<ptx::E4M3>::kText;
+    case DType::kF8E5M2: return ElementType<ptx::E5M2>::kText;
+    case DType::kS8: return ElementType<int8_t>::kText;
+    default: return ElementType<float>::kText;
+  }
+}
+
+// Warps that have a row together: as many as keep all of it in registers, if eight do.
+inline int row_warps(int64_t columns) {
+  int warps = 1;
+  while (warps < kThreads / 32 && columns > int64_t{warps} * 32 * kHeld * kVector) warps *= 2;
+  return warps;
+}
+
+inline const char* text_of(QuantizeForm form) {
+  return form == QuantizeForm::kLines ? "kLines" : form == QuantizeForm::kBlocks ? "kBlocks" : "kGiven";
+}
+
+// Its target is the device's.
+inline KernelSource kernel_source(const QuantizeProblem& p) {
+  const std::string types = std::string("<") + type_text(p.in) + ", " + type_text(p.out) + ", ";
+  if (p.form == QuantizeForm::kRows) {
+    return {"kernels/quantize/row_kernel.cuh",
+            "tcgemm::quantize::row_kernel" + types + std::to_string(row_warps(p.columns)) + ">",
+            {}};
+  }
+  return {"kernels/quantize/tile_kernel.cuh",
+          "tcgemm::quantize::tile_kernel" + types + "tcgemm::quantize::Scales::" + text_of(p.form) + ", " +
+              (p.transposed ? "true>" : "false>"),
+          {}};
+}
+
+}  // namespace tcgemm::quantize
