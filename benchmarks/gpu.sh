@@ -52,6 +52,7 @@ for each in $steps; do
     bench fused 420 --suite fused,gated,mlp,functions
     # XLA's search among Triton's kernels takes minutes for each of its dense expansions.
     XLA_FLAGS=--xla_gpu_enable_triton_gemm=false bench moe 300 --suite moe
+    bench quantize 120 --suite quantize
     bench blas 200 --suite blas
     bench tensor 300 --suite einsum,tensor
     ;;

@@ -44,6 +44,7 @@ class Case:
         # Neighbouring rows and columns differ, so that a scale of a neighbour shows.
         sizes = (rng.uniform(-4, 4, (*shape[:axis], 1, *shape[axis + 1 :])) for axis in (1, 2))
         x = rng.standard_normal(shape) * np.exp2(sum(sizes))
+        x[-1, -1, -1] = 2 * abs(x).max()  # A row's largest is its last.
         if self.special:
             x[0, 1, :] = 0
             x[0, :, 2] = -0.0

@@ -205,6 +205,16 @@ def test_packed_weights_are_measured_beside_xla_and_plain_products(suite):
         assert record["peers"].keys() == {"xla", "plain"}
 
 
+def test_quantisers_are_measured_beside_xla_and_a_copy():
+    runner = measure(suites.load_suite("smoke_quantize").cases)
+    assert not runner.wrong
+    assert len(runner.records) == 6
+    for record in runner.records:
+        assert record["implementation"] == "quantize"
+        assert record["peers"].keys() == {"xla"}
+        assert record["parts"].keys() == {"copy"}
+
+
 def test_grouped_products_are_measured_beside_xla():
     runner = measure(suites.load_suite("smoke_moe").cases)
     assert not runner.wrong

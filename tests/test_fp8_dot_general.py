@@ -97,6 +97,10 @@ def test_products_are_of_8_bits():
     x, w = (jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16),) * 2
     f = lambda x, w: Fp8DotGeneral()(x, w, NN).astype(jnp.float32).sum()  # noqa: E731
     calls = jax_tcgemm.explain(jax.grad(f, (0, 1)), x, w, platform="cuda")
+    assert {call.implementation for call in calls if call.problem.kind == "quantize"} == {
+        "quantize"
+    }
+    calls = [call for call in calls if call.problem.kind == "gemm"]
     found = sorted((call.problem.a.dtype, call.problem.b.dtype) for call in calls)
     backwards = [pair for pair in found if "f8e5m2" in pair]
     assert len(backwards) == 2

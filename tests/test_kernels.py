@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from kernel_instances import INCLUDE, all_mma_sync, all_wgmma, instances, wgmma
 from packed_cases import all_packed
+from quantize_cases import all_quantize
 
 import jax_tcgemm
 from jax_tcgemm.kernels import CompileError, Instance, cache, compile_kernels, compiler, nvrtc
@@ -82,7 +83,11 @@ def test_every_kernel_compiles_without_faults(instance):
 @pytest.mark.compiled_all
 @pytest.mark.parametrize(
     "instance",
-    [pytest.param(x, id=name) for name, x in (all_mma_sync() | all_wgmma() | all_packed()).items()],
+    [
+        pytest.param(x, id=name)
+        for found in (all_mma_sync(), all_wgmma(), all_packed(), all_quantize())
+        for name, x in found.items()
+    ],
 )
 def test_every_config_compiles_without_faults(instance):
     assert nvrtc.compile_kernel(instance).faults == ()

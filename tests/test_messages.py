@@ -140,6 +140,8 @@ def test_derivatives_inherit_the_name(call, monkeypatch, capsys):
     f = functools.partial(CALLS[call], implementation="xla")
     jax.jit(jax.value_and_grad(lambda x: f(x).sum())).lower(X)
     lines = capsys.readouterr().err.splitlines()
+    # Some make their operands so.
+    lines = [line for line in lines if not line.startswith("jax_tcgemm: quantize: ")]
     assert lines
     assert not [line for line in lines if not line.startswith(f"jax_tcgemm: {op}: ")]
 

@@ -8,7 +8,7 @@ where there are two tiles, of x with its last two dimensions exchanged. Derivati
 what binds it (quantization/quantize.py).
 
 Parameters, all static: op (for messages), dtype (of the values), tiles (of each array the extents
-of what has one scale), implementation and config.
+of what has one scale), given (whether scales are), implementation and config.
 """
 
 import functools
@@ -50,7 +50,7 @@ def quantize(
       The arrays.
     """
     params = {"op": op, "dtype": np.dtype(dtype), "tiles": tiles}
-    params |= {"implementation": implementation, "config": config}
+    params |= {"given": bool(given), "implementation": implementation, "config": config}
     return quantize_p.bind(*same_varying(x, *given), **params)
 
 
@@ -98,22 +98,18 @@ batching.fancy_primitive_batchers[quantize_p] = _batch
 
 def product_of(x, *others_and_params) -> request.Request:
     """What one call of the primitive says, from the types of its operands and results."""
-    *others, params = others_and_params
-    problem = _problem(x, _is_given(others, params), params)
+    params = others_and_params[-1]
+    problem = _problem(x, params)
     asked = params["implementation"], params["config"]
     return request.Request("quantize", params["op"], problem, *asked)
 
 
-def _is_given(others, params) -> bool:
-    return len(others) == len(params["tiles"]) + 1
-
-
-def _problem(x, is_given: bool, params) -> QuantizeProblem | str:
+def _problem(x, params) -> QuantizeProblem | str:
     tiles, transposed = params["tiles"], len(params["tiles"]) == 2
     *leading, rows, columns = x.shape
     shapes = x.shape, (*leading, columns, rows)
     form, *rest = [
-        "scaled" if is_given else form_of(*both) for both in zip(shapes, tiles, strict=False)
+        "scaled" if params["given"] else form_of(*both) for both in zip(shapes, tiles, strict=False)
     ]
     if form is None or any(other != form for other in rest):
         return "scales of such parts of an array are XLA's"
