@@ -21,6 +21,7 @@ from fuzz_targets import (
 from jax_tcgemm.inspect import fragments
 from jax_tcgemm.kernels import Instance, program
 from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE, ELEMENTWISE_COMPUTE
+from jax_tcgemm.problem.quantize import QuantizeProblem
 from jax_tcgemm.selection import target_device
 from jax_tcgemm.system import modules
 
@@ -157,6 +158,43 @@ class Packed:
     @staticmethod
     def expected(call: Call) -> list:
         return [anything(call.results[0])]
+
+
+class Quantize:
+    """tcgemm_quantize: csrc/core/quantize_problem.h. A program must bring the kernels."""
+
+    target = "tcgemm_quantize"
+
+    @staticmethod
+    def draw(rng, platform: Platform) -> Call:
+        form = one_of(rng, ["rows", "lines", "blocks", "scaled"])
+        batch, rows, columns = (int(x) for x in rng.integers(1, 200, 3))
+        p = {"abi": platform.abi, "form": form, "batch": batch % 4 + 1, "rows": rows}
+        p |= {"columns": columns, "transposed": form != "rows" and flip(rng)}
+        x, out = one_of(rng, ["f16", "bf16", "f32"]), one_of(rng, ["f8e4m3fn", "f8e5m2", "s8"])
+        query = p | {"in_dtype": x, "out_dtype": out}
+        queries = platform.module.quantize
+        p["implementation"], p["config"], _ = platform.choose(rng, queries, query)
+        problem = {k: v for k, v in query.items() if k != "abi"}
+        dtypes = {"values": out, "scales": "f32"}
+        results = [
+            Buffer(dtypes[name.removeprefix("transposed_")], result.shape)
+            for name, result in QuantizeProblem(**problem).results().items()
+        ]
+        operands = [draw(rng, x, (p["batch"], rows, columns))]
+        operands += [draw(rng, "f32", (p["batch"],))] * (form == "scaled")
+        return Call("tcgemm_quantize", "quantize", p, operands, results, flip(rng, 0.7))
+
+    @staticmethod
+    def names(attributes) -> tuple[list[str], list[str]]:
+        is_scaled = attributes["form"] == "scaled"
+        own = ["values"] if is_scaled else ["values", "scales"]
+        transposed = [f"transposed_{name}" for name in own] * attributes["transposed"]
+        return ["x"] + ["given"] * is_scaled, own + transposed
+
+    @staticmethod
+    def expected(call: Call) -> list:
+        return [anything(result) for result in call.results]
 
 
 class FragmentProbe:
@@ -347,7 +385,7 @@ def _damaged(rng, text: str) -> str:
 
 def targets() -> tuple:
     """Every target of the GPU that is there."""
-    found = (*HOST, Transpose, Reduce, Packed, FragmentProbe, FragmentMma, Kernel)
+    found = (*HOST, Transpose, Reduce, Packed, Quantize, FragmentProbe, FragmentMma, Kernel)
     return found if modules.cutensor_reason() else (*found, Tensor)
 
 

@@ -61,14 +61,16 @@ def quantize(
         that are no integers.
       ValueError: for an axis that x does not have, extents below 1 or more of them than x has
         dimensions, an axis together with a block, an x without elements along what has one scale,
-        and an x of less than two dimensions that is to be transposed.
+        an x of less than two dimensions that is to be transposed, and an implementation that does
+        not exist or cannot run it.
 
     Numerics:
-      Computed in float32, and rounded to nearest, ties to even; int8 uses -127 to 127. Derivatives
-      go straight through the rounding, and take the scales for constants: d qvalue = dx / scale.
-      As everywhere in JAX they have the dtype of what they are of, so that those of 8-bit floats
-      have 8 bits: what a loss is multiplied by decides whether they underflow. Integers have none.
-      `Fp8DotGeneral` trains without either limit.
+      Computed in float32, x times the inverse of its scale, and rounded to nearest, ties to even;
+      int8 uses -127 to 127. The bits are the same whatever runs it, NaN and subnormals aside.
+      Derivatives go straight through the rounding, and take the scales for constants:
+      d qvalue = dx / scale. As everywhere in JAX they have the dtype of what they are of, so that
+      those of 8-bit floats have 8 bits: what a loss is multiplied by decides whether they
+      underflow. Integers have none. `Fp8DotGeneral` trains without either limit.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
