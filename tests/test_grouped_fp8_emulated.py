@@ -1,4 +1,4 @@
-"""Grouped products of 8-bit floats, with factors of blocks and without, emulated."""
+"""Grouped products of 8 bits, of floats with factors of blocks and without, emulated."""
 
 import dataclasses
 import functools
@@ -55,6 +55,7 @@ def kernels(run_folder):
     sources = [kernel(x, blocks) for x in CONFIGS for blocks in (None, *BLOCKS.values())]
     types = f"{E5M2},{E5M2}", f"{E4M3},{E4M3} fast_accum"
     sources += [kernel(NARROW, instruction=x) for x in types]
+    sources += [kernel(x, instruction="s8,s8") for x in CONFIGS]
     return Emulator(run_folder / "grouped_fp8", *dict.fromkeys(sources), planned_kernel())
 
 
@@ -80,7 +81,7 @@ def check(emulator, config, blocks=None, sizes=SIZES, n=200, k=400, dtype=E4M3, 
     m = sum(sizes) + LEFT_OVER
     a, b = (rng.integers(-8, 8, x, endpoint=True) for x in ((m, k), (groups, n, k)))
     tokens = a.astype(DTYPES[dtype])
-    tokens[sum(sizes) :] = np.nan
+    tokens[sum(sizes) :] = 99 if dtype == "s8" else np.nan
     arrays = {"a": tokens, "b": b.astype(DTYPES[dtype]), **group_arrays(sizes)}
     wide = a.astype(np.float64), b.astype(np.float64)
     if blocks is not None:
@@ -113,6 +114,13 @@ def test_widths(kernels, config):
 def test_other_types(kernels):
     check(kernels, NARROW, dtype=E5M2)
     check(kernels, NARROW, compute="f32_fast_accum")
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_integers(kernels, config):
+    how = {"dtype": "s8", "compute": "s32", "out_dtype": "s32"}
+    check(kernels, config, **how)
+    check(kernels, config, None, [*range(1, 270, 8)], n=72, k=144, **how)
 
 
 # --- as the device layer asks for it --------------------------------------------------------------
@@ -187,6 +195,7 @@ def test_refusals(kernels):
         ({"factors": (BlockFactors(1, 64, 9, 1),) * 2}, "multiple of 128 of k, got 64"),
         ({"factors": (BlockFactors(1, 0, 9, 1),) * 2}, "extents must be in [1, 2^31), got 0"),
         ({"k": 392, "n": 204}, "k must be a multiple of 16, got 392"),
+        ({"dtype": "s8", "compute": "s32"}, "the output of s8 inputs must be s32, got f32"),
         ({"compute": "f32_fast_accum", "blocks": BLOCKS["rows by blocks"]}, "leave the tensor"),
     ):
         with pytest.raises(RuntimeError) as error:
@@ -200,6 +209,11 @@ def test_refusals(kernels):
 def test_compiles_without_faults(config, rows):
     own = wgmma_ragged(config, "Bare", f"{E4M3},{E4M3}", scaled_rows=rows)
     assert nvrtc.compile_kernel(own).faults == ()
+
+
+@pytest.mark.skipif(bool(nvrtc.reason()), reason=nvrtc.reason())
+def test_integers_compile_without_faults():
+    assert nvrtc.compile_kernel(wgmma_ragged(CONFIGS[WIDE], "Bare", "s8,s8")).faults == ()
 
 
 KERNEL, MULTIPLY = (f"kernels/wgmma/{name}.cuh" for name in ("ragged_kernel", "multiply"))

@@ -16,11 +16,18 @@ __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses to accumulators across a wgmma boundary.
-template <int kCount>
+// Keeps the compiler from moving accesses to accumulators across a wgmma boundary; those that hold the bits of integers
+// as the registers that they are there.
+template <bool kHoldsIntegers = false, int kCount>
 __device__ __forceinline__ void wgmma_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+  for (int i = 0; i < kCount; ++i) {
+    if constexpr (kHoldsIntegers) {
+      asm volatile("" : "+r"(reinterpret_cast<uint32_t&>(registers[i]))::"memory");
+    } else {
+      asm volatile("" : "+f"(registers[i])::"memory");
+    }
+  }
 }
 
 // Matrix descriptor of a tile with 128-byte swizzle (PTX ISA "matrix-descriptor"). Offsets in bytes.

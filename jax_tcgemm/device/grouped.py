@@ -17,7 +17,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import parts
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.dense import of_device
-from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES, FLOAT8
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.precision import Numerics, for_xla, resolve
 from jax_tcgemm.problem.ragged import RaggedProblem
 
@@ -190,9 +190,9 @@ def numerics_of(product: Product, platform: str) -> Numerics | str:
 def problem_of(product: Product, numerics: Numerics, platform: str) -> RaggedProblem:
     """The problem that implementations take.
 
-    The tensor cores of a GPU want matrices of 8-bit floats with rows of what is summed over.
+    The tensor cores of a GPU want matrices of 8 bits with rows of what is summed over.
     """
-    is_turned = platform == "cuda" and numerics.lhs_dtype in FLOAT8
+    is_turned = platform == "cuda" and numerics.lhs_dtype.itemsize == 1
     is_turned &= product.form == "rows" and not product.gated
     lhs_batched, rhs_batched, sizes_batched = map(product.is_batched, product.batches)
     number = 1 if numerics.parts is None else numerics.parts.number

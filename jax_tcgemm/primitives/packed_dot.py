@@ -46,9 +46,8 @@ from jax_tcgemm.sharding.layout import Layout
 from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xla, zero_tangent
 
 # Of more, the weight is written as an array once, and multiplied by the kernels of plain products:
-# the kernel of few reads and converts all of it for every 32. Groups have so many on average, some
-# of them more.
-MOST_ROWS, MOST_ROWS_OF_GROUPS = 128, 64
+# the kernel of few reads and converts all of it for every 32. Groups have so many on average.
+MOST_ROWS = 128
 
 packed_dot_p = core.Primitive("tcgemm_packed_dot")
 
@@ -125,7 +124,7 @@ def _product(*operands, **params):
     """By the primitive, or, of many rows that nothing is asked of, a plain product."""
     x, weight, groups = _split(operands, params["grouped"])
     rows = math.prod(x.shape[:-1])
-    most = MOST_ROWS_OF_GROUPS * groups[0].shape[0] if groups else MOST_ROWS
+    most = MOST_ROWS * (groups[0].shape[0] if groups else 1)
     if params["implementation"] is None and isinstance(rows, int) and rows > most:
         w = weight_of(weight, params["format"])
         w = rows_of_weight(w, op=params["op"], dtype=x.dtype)

@@ -87,6 +87,22 @@ def test_random_sizes(scaling, seed):
     check(*draw(scaling, n=n, k=k, m=m, sizes=sizes), sizes)
 
 
+@pytest.mark.parametrize("config", CONFIGS)
+def test_integers(config):
+    """Exact sums, alone and with scales of rows and columns."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-128, 128, s, np.int8) for s in ((M, 400), (len(SIZES), 264, 400)))
+    expected = reference.rows(x, w.swapaxes(1, 2), SIZES)
+    how = {"preferred_element_type": jnp.int32, "config": config}
+    got = product(jnp.asarray(x), jnp.asarray(w).mT, **how)
+    np.testing.assert_array_equal(got, expected)
+    scales = rng.uniform(0.5, 2, (M, 1)), rng.uniform(0.5, 2, (len(SIZES), 264, 1))
+    x, w = (
+        jax_tcgemm.QuantizedArray(a, jnp.float32(s)) for a, s in zip((x, w), scales, strict=True)
+    )
+    check(x, w.mT, config=config)
+
+
 def test_sums_may_stay_in_the_tensor_core():
     x, w = draw("rows")
     expected, magnitude = exact(x, w)

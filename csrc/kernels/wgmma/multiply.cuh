@@ -62,7 +62,7 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[kBlocks][kSums
   const uint64_t a_desc = ptx::swizzle_128b_descriptor(a, 8192, 1024);
   const uint64_t b_desc = ptx::swizzle_128b_descriptor(b, 8192, 1024);
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) ptx::wgmma_fence_operand(used(block));
+  for (int block = 0; block < kBlocks; ++block) ptx::wgmma_fence_operand<T::kIsInteger>(used(block));
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[kBlocks][kSums
   }
   ptx::wgmma_commit_group();
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) ptx::wgmma_fence_operand(used(block));
+  for (int block = 0; block < kBlocks; ++block) ptx::wgmma_fence_operand<T::kIsInteger>(used(block));
   ptx::wgmma_wait_group<1>();
   release_previous();
 }
@@ -99,7 +99,7 @@ __device__ __forceinline__ void multiply_and_promote(float (&sums)[T::kBlocksM][
       const auto held = factors.template load<kBlocks, kColumns>(block, column);
       ptx::wgmma_wait_group<0>();
 #pragma unroll
-      for (int i = 0; i < kBlocks; ++i) ptx::wgmma_fence_operand(acc[i]);
+      for (int i = 0; i < kBlocks; ++i) ptx::wgmma_fence_operand<T::kIsInteger>(acc[i]);
       const bool is_last = block + kBlocks == T::kBlocksM && column + kColumns >= kWidth;
       if (is_last && !held.kReadsStage) release();
       held.add(sums, acc, block, column);
@@ -128,7 +128,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[T::kBlocksM
       }
     }
 #pragma unroll
-    for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
+    for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand<T::kIsInteger>(acc[block]);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void multiply_from_registers(float (&acc)[T::kBlocksM
     }
     ptx::wgmma_commit_group();
 #pragma unroll
-    for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
+    for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand<T::kIsInteger>(acc[block]);
     ptx::wgmma_wait_group<1>();
     if (half == 0) release_previous();
   }

@@ -57,7 +57,9 @@ const std::vector<TypeRule>& type_rules() {
   static const std::vector<TypeRule> rules = [] {
     std::vector<TypeRule> of_all;
     for (const Instruction* x : grouped_instructions()) {
-      of_all.emplace_back(x->a.dtype, x->b.dtype, x->compute, std::vector{DType::kF16, DType::kBF16, DType::kF32});
+      of_all.emplace_back(
+          x->a.dtype, x->b.dtype, x->compute,
+          x->compute == Compute::kS32 ? std::vector{DType::kS32} : std::vector{DType::kF16, DType::kBF16, DType::kF32});
     }
     return of_all;
   }();
@@ -97,7 +99,8 @@ class WgmmaRagged final : public RaggedImplementation {
   std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
     // A function may give anything.
-    const DType out = p.epilogue.function.is_none() ? p.out : DType::kF32;
+    const DType sums = p.compute == Compute::kS32 ? DType::kS32 : DType::kF32;
+    const DType out = p.epilogue.function.is_none() ? p.out : sums;
     if (std::string rule = reject_types(p.in, p.in, p.compute, out, type_rules()); !rule.empty()) return rule;
     const Instruction& x = *grouped_instructions()[number_of_instruction(p)];
     if (!x.a.takes(Major::kMN)) {

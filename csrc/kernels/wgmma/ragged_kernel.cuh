@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         if constexpr (!T::kPromotes) {
           ptx::wgmma_wait_group<0>();
 #pragma unroll
-          for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand(acc[block]);
+          for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand<T::kIsInteger>(acc[block]);
           if (previous_stage >= 0) release(previous_stage);
         }
       };

@@ -13,15 +13,15 @@ namespace tcgemm::wgmma_family {
 
 // The form is the orientation of the config.
 // rows (swapped): A of the instruction is the weights and B the tokens, whose number is the flexible extent of
-// the instruction: a block's tile is as wide as its tokens need, in steps of 8. Blocks beside each other
-// (kClusterN) have an equal part of a cluster's each, and share the weights: then tokens may be gathered, and the
+// the instruction: a block's tile is as wide as its tokens need, in steps of 8, of integers of 16. Blocks beside each
+// other (kClusterN) have an equal part of a cluster's each, and share the weights: then tokens may be gathered, and the
 // weights be both matrices of a gated product.
 // contraction (not swapped): both operands are stored with rows of K.
 template <typename Config, typename Mma, typename Operands, typename Epilogue>
 struct RaggedTraits : Traits<Config, Mma, Operands> {
   using Base = Traits<Config, Mma, Operands>;
   static constexpr bool kIsRows = Config::kSwapped;
-  static constexpr int kWidthStep = 8;
+  static constexpr int kWidthStep = Base::kIsInteger ? 16 : 8;
   static constexpr bool kSharesWeights = Config::kClusterN > 1;
   // Warps 2 and 3 gather the tokens, where blocks do not share those.
   static constexpr int kGatherThreads = kSharesWeights ? 64 : 0;

@@ -11,7 +11,7 @@ template <int kPending>
 void wgmma_wait_group() {
   emulator::wgmma_wait(kPending);
 }
-template <int kCount>
+template <bool kHoldsIntegers = false, int kCount>
 void wgmma_fence_operand(float (&)[kCount]) {}
 
 template <typename A, typename B, int kTransA, int kTransB, int kCount>
