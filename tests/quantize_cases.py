@@ -115,9 +115,10 @@ def instances(case):
 def all_quantize():
     """Every kernel of the family."""
     found = {}
-    cases = [Case("rows", 8, k) for k in (1000, 2000, 4000, 8000)]
+    cases = [Case("rows", 8, k) for k in (1000, 1001, 2000, 4000, 8000, 8001)]
     for form in ("lines", "blocks", "scaled"):
-        cases += [Case(form, 128, 128, transposed=transposed) for transposed in (False, True)]
+        for columns in (128, 127):
+            cases += [Case(form, 128, columns, transposed=each) for each in (False, True)]
     if not implementations.configs_of("quantize", "quantize"):
         return {}
     for case in cases:

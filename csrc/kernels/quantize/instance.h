@@ -27,6 +27,9 @@ inline int row_warps(int64_t columns) {
   return warps;
 }
 
+// Whether rows are of whole vectors.
+inline bool has_vectors(const QuantizeProblem& p) { return p.columns % kVector == 0; }
+
 inline const char* text_of(QuantizeForm form) {
   return form == QuantizeForm::kLines ? "kLines" : form == QuantizeForm::kBlocks ? "kBlocks" : "kGiven";
 }
@@ -34,14 +37,16 @@ inline const char* text_of(QuantizeForm form) {
 // Its target is the device's.
 inline KernelSource kernel_source(const QuantizeProblem& p) {
   const std::string types = std::string("<") + type_text(p.in) + ", " + type_text(p.out) + ", ";
+  // Arrays begin on 16 bytes, as XLA's do, so that rows decide.
+  const char* const aligned = has_vectors(p) ? "true>" : "false>";
   if (p.form == QuantizeForm::kRows) {
     return {"kernels/quantize/row_kernel.cuh",
-            "tcgemm::quantize::row_kernel" + types + std::to_string(row_warps(p.columns)) + ">",
+            "tcgemm::quantize::row_kernel" + types + std::to_string(row_warps(p.columns)) + ", " + aligned,
             {}};
   }
   return {"kernels/quantize/tile_kernel.cuh",
           "tcgemm::quantize::tile_kernel" + types + "tcgemm::quantize::Scales::" + text_of(p.form) + ", " +
-              (p.transposed ? "true>" : "false>"),
+              (p.transposed ? "true, " : "false, ") + aligned,
           {}};
 }
 

@@ -12,8 +12,8 @@ namespace {
 int64_t all_rows(const QuantizeProblem& p) { return p.batch * p.rows; }
 
 int shared_bytes(const QuantizeProblem& p) {
-  using Transposing = Tile<float, int8_t, Scales::kLines, true>;
-  using Plain = Tile<float, int8_t, Scales::kLines, false>;
+  using Transposing = Tile<float, int8_t, Scales::kLines, true, true>;
+  using Plain = Tile<float, int8_t, Scales::kLines, false, true>;
   return p.transposed ? Transposing::kSharedBytes : Plain::kSharedBytes;
 }
 
@@ -25,6 +25,10 @@ int64_t num_blocks(const QuantizeProblem& p) {
 }
 
 Status launch(const QuantizeProblem& p, const QuantizeBuffers& buffers, const Kernel& kernel, cudaStream_t stream) {
+  for (const void* array :
+       {buffers.x, static_cast<const void*>(buffers.values), static_cast<const void*>(buffers.transposed_values)}) {
+    if (!tcgemm::is_aligned(array, 16)) return Status::invalid("arrays must begin on 16 bytes");
+  }
   Params params{};
   params.x = buffers.x;
   params.given = buffers.given;
@@ -36,8 +40,7 @@ Status launch(const QuantizeProblem& p, const QuantizeBuffers& buffers, const Ke
   params.columns = static_cast<int32_t>(p.columns);
   params.tile_rows = static_cast<int32_t>(ceil_div(p.rows, kBlock));
   params.tile_columns = static_cast<int32_t>(ceil_div(p.columns, kBlock));
-  params.aligned = p.columns % kVector == 0 && is_aligned(buffers.x, 16) && is_aligned(buffers.values, kVector);
-  params.transposed_aligned = p.rows % 16 == 0 && is_aligned(buffers.transposed_values, 16);
+  params.transposed_aligned = p.rows % 16 == 0;
   return launch_blocks("quantising kernel", kernel, num_blocks(p), kThreads, shared_bytes(p), stream, params);
 }
 

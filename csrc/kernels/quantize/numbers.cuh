@@ -40,20 +40,31 @@ struct Format<int8_t> {
   }
 };
 
-// Magnitudes are compared as integers, in whose order NaN is the largest.
-__device__ __forceinline__ uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
+// Magnitudes are compared as integers, in whose order NaN is the largest. Those of 16 bits are the upper half of one;
+// what the lower half holds decides nothing.
+template <typename X>
+__device__ __forceinline__ float number_of(uint32_t magnitude) {
+  if constexpr (sizeof(X) == 4) {
+    return __uint_as_float(magnitude);
+  } else {
+    const auto bits = static_cast<uint16_t>(magnitude >> 16);
+    X x;
+    memcpy(&x, &bits, sizeof(x));
+    return convert<float>(x);
+  }
+}
 
-template <typename Q>
+template <typename X, typename Q>
 __device__ __forceinline__ float scale_of(uint32_t largest) {
   constexpr float kInverse = 1.0f / Format<Q>::kLargest, kSmallestNormal = 1.17549435e-38f;
-  return ptx::max_nan_f32(__uint_as_float(largest) * kInverse, kSmallestNormal);
+  return ptx::max_nan_f32(number_of<X>(largest) * kInverse, kSmallestNormal);
 }
 
 // What elements are multiplied by. XLA's division is this one, so that bits are the same.
 __device__ __forceinline__ float inverse_of(float scale) { return ptx::div_full_f32(1.0f, scale); }
 
-// Neighbours of a row, as they lie in memory.
-template <typename X>
+// Neighbours of a row, as they lie in memory. kAligned: in whole vectors.
+template <typename X, bool kAligned>
 struct Vector {
   static constexpr int kWords = kVector * static_cast<int>(sizeof(X)) / 4;
   uint32_t words[kWords];
@@ -70,10 +81,10 @@ struct Vector {
   }
 
   // The first `count` elements of a row's rest; zeros after them.
-  __device__ __forceinline__ void load(const X* from, int32_t count, bool aligned) {
+  __device__ __forceinline__ void load(const X* from, int32_t count) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) words[i] = 0;
-    if (aligned) {
+    if constexpr (kAligned) {
       if (count <= 0) return;
 #pragma unroll
       for (int i = 0; i < kWords; i += 4) ptx::ld_global_v4_u32(words + i, reinterpret_cast<const uint32_t*>(from) + i);
@@ -90,21 +101,26 @@ struct Vector {
     }
   }
 
+  __device__ __forceinline__ uint32_t magnitude(int i) const {
+    if constexpr (sizeof(X) == 4) return words[i] & 0x7FFFFFFFu;
+    return (i % 2 != 0 ? words[i / 2] : words[i / 2] << 16) & 0x7FFFFFFFu;
+  }
+
   __device__ __forceinline__ uint32_t largest() const {
     uint32_t found = 0;
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) found = max(found, magnitude((*this)[i]));
+    for (int i = 0; i < kVector; ++i) found = max(found, magnitude(i));
     return found;
   }
 
   // Multiplied by the inverse of a scale, rounded and stored; of a row's rest so many.
   template <typename Q>
-  __device__ __forceinline__ void store(float inverse, uint8_t* to, int32_t count, bool aligned) const {
+  __device__ __forceinline__ void store(float inverse, uint8_t* to, int32_t count) const {
     float q[kVector];
 #pragma unroll
     for (int i = 0; i < kVector; ++i) q[i] = (*this)[i] * inverse;
     const uint32_t packed[2] = {Format<Q>::pack(q[0], q[1], q[2], q[3]), Format<Q>::pack(q[4], q[5], q[6], q[7])};
-    if (aligned) {
+    if constexpr (kAligned) {
       if (count > 0) ptx::st_global_v2_u32(to, packed);
     } else {
 #pragma unroll

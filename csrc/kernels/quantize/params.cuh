@@ -22,8 +22,7 @@ struct Params {
   float* transposed_scales;
   int32_t rows, columns;  // of one entry of the batch
   int32_t tile_rows, tile_columns;
-  // Whether vectors, and those of the transpose's rows, which have 16 bytes, lie on whole multiples of their sizes.
-  bool aligned, transposed_aligned;
+  bool transposed_aligned;  // whether rows of the transpose begin on 16 bytes
 };
 
 }  // namespace tcgemm::quantize

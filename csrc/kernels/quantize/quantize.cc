@@ -45,8 +45,12 @@ class Quantize final : public QuantizeImplementation {
  private:
   // Made as they are asked for.
   const KernelReference& reference_to(const QuantizeProblem& p) const {
-    const Key key{static_cast<int>(p.form), p.transposed, static_cast<int>(p.in), static_cast<int>(p.out),
-                  p.form == QuantizeForm::kRows ? row_warps(p.columns) : 0};
+    const Key key{static_cast<int>(p.form),
+                  p.transposed,
+                  static_cast<int>(p.in),
+                  static_cast<int>(p.out),
+                  p.form == QuantizeForm::kRows ? row_warps(p.columns) : 0,
+                  has_vectors(p)};
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = references_.find(key);
     if (found != references_.end()) return *found->second;
@@ -54,7 +58,7 @@ class Quantize final : public QuantizeImplementation {
     return *references_.emplace(key, &kept_.back()).first->second;
   }
 
-  using Key = std::array<int, 5>;
+  using Key = std::array<int, 6>;
   const std::vector<std::string> configs_{"default"};
   mutable std::mutex mutex_;
   mutable std::deque<KernelReference> kept_;

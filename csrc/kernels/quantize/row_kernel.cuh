@@ -16,7 +16,7 @@
 
 namespace tcgemm::quantize {
 
-template <typename X, typename Q, int kWarps>
+template <typename X, typename Q, int kWarps, bool kAligned>
 __global__ void __launch_bounds__(kThreads, sizeof(X) == 4 ? 3 : 4) row_kernel(const __grid_constant__ Params params) {
   constexpr int kLanes = 32 * kWarps, kRows = kThreads / kLanes;
   extern __shared__ __align__(16) uint8_t shared_memory[];
@@ -27,16 +27,16 @@ __global__ void __launch_bounds__(kThreads, sizeof(X) == 4 ? 3 : 4) row_kernel(c
   const X* x = static_cast<const X*>(params.x) + static_cast<int64_t>(row) * params.columns;
   const auto first = [&](int i) { return (i * kLanes + lane) * kVector; };
 
-  Vector<X> held[kHeld];
+  Vector<X, kAligned> held[kHeld];
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) held[i].load(x + first(i), columns - first(i), params.aligned);
+  for (int i = 0; i < kHeld; ++i) held[i].load(x + first(i), columns - first(i));
   uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) largest = max(largest, held[i].largest());
 #pragma unroll 2
   for (int i = kHeld; first(i) < columns; ++i) {
-    Vector<X> other;
-    other.load(x + first(i), columns - first(i), params.aligned);
+    Vector<X, kAligned> other;
+    other.load(x + first(i), columns - first(i));
     largest = max(largest, other.largest());
   }
 #pragma unroll
@@ -49,19 +49,19 @@ __global__ void __launch_bounds__(kThreads, sizeof(X) == 4 ? 3 : 4) row_kernel(c
       largest = max(largest, ptx::ld_shared_u32(shared + (threadIdx.x / kLanes * kWarps + warp) * 4));
     }
   }
-  const float scale = scale_of<Q>(largest), inverse = inverse_of(scale);
+  const float scale = scale_of<X, Q>(largest), inverse = inverse_of(scale);
   if (lane == 0 && row < params.rows) params.scales[row] = scale;
 
   uint8_t* values = static_cast<uint8_t*>(params.values) + static_cast<int64_t>(row) * params.columns;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    held[i].template store<Q>(inverse, values + first(i), columns - first(i), params.aligned);
+    held[i].template store<Q>(inverse, values + first(i), columns - first(i));
   }
 #pragma unroll 2
   for (int i = kHeld; first(i) < columns; ++i) {
-    Vector<X> other;
-    other.load(x + first(i), columns - first(i), params.aligned);
-    other.template store<Q>(inverse, values + first(i), columns - first(i), params.aligned);
+    Vector<X, kAligned> other;
+    other.load(x + first(i), columns - first(i));
+    other.template store<Q>(inverse, values + first(i), columns - first(i));
   }
 }
 

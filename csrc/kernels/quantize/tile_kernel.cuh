@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/quantize/numbers.cuh"
 #include "kernels/quantize/params.cuh"
@@ -22,7 +23,7 @@
 
 namespace tcgemm::quantize {
 
-template <typename X, typename Q, Scales kScales, bool kTransposed>
+template <typename X, typename Q, Scales kScales, bool kTransposed, bool kAligned>
 class Tile {
  public:
   static constexpr int kColumnThreads = kBlock / kVector;  // that have a row together
@@ -45,7 +46,7 @@ class Tile {
   __device__ __forceinline__ void run() {
     const auto* x = static_cast<const X*>(params_.x);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) x_[i].load(x + place(i), columns_left(i), params_.aligned);
+    for (int i = 0; i < kVector; ++i) x_[i].load(x + place(i), columns_left(i));
     if constexpr (kScales == Scales::kLines) {
       if constexpr (kTransposed) put_column_maxima();
       store_lines();
@@ -89,25 +90,31 @@ class Tile {
   }
 
   __device__ __forceinline__ void store_row(int i, float inverse) const {
-    x_[i].template store<Q>(inverse, static_cast<uint8_t*>(params_.values) + place(i), columns_left(i),
-                            params_.aligned);
+    x_[i].template store<Q>(inverse, static_cast<uint8_t*>(params_.values) + place(i), columns_left(i));
   }
 
   // --- a scale for each row of the tile -----------------------------------------------------------
 
+  // Of the threads that have a row together, the first ones store the scales, one each.
   __device__ __forceinline__ void store_lines() const {
+    uint32_t largest[kVector];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) largest[i] = x_[i].largest();
+#pragma unroll
+    for (int lanes = 1; lanes < kColumnThreads; lanes *= 2) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) largest[i] = max(largest[i], __shfl_xor_sync(~0u, largest[i], lanes));
+    }
+    float own = 0.0f;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      uint32_t largest = x_[i].largest();
-#pragma unroll
-      for (int lanes = 1; lanes < kColumnThreads; lanes *= 2)
-        largest = max(largest, __shfl_xor_sync(~0u, largest, lanes));
-      const float scale = scale_of<Q>(largest);
+      const float scale = scale_of<X, Q>(largest[i]);
       store_row(i, inverse_of(scale));
-      if (column_group_ == 0 && row(i) < params_.rows) {
-        const int64_t line = static_cast<int64_t>(batch_) * params_.rows + row(i);
-        params_.scales[line * params_.tile_columns + column_block_] = scale;
-      }
+      if (column_group_ == i) own = scale;
+    }
+    if (column_group_ < kVector && row(column_group_) < params_.rows) {
+      const int64_t line = static_cast<int64_t>(batch_) * params_.rows + row(column_group_);
+      params_.scales[line * params_.tile_columns + column_block_] = own;
     }
   }
 
@@ -119,7 +126,7 @@ class Tile {
     for (int j = 0; j < kVector; ++j) {
       largest[j] = 0;
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) largest[j] = max(largest[j], magnitude(x_[i][j]));
+      for (int i = 0; i < kVector; ++i) largest[j] = max(largest[j], x_[i].magnitude(j));
       largest[j] = max(largest[j], __shfl_xor_sync(~0u, largest[j], kColumnThreads));
     }
     if (threadIdx.x % 32 < kColumnThreads) {
@@ -137,7 +144,7 @@ class Tile {
     for (int warp = 0; warp < kWarps; ++warp) {
       largest = max(largest, ptx::ld_shared_u32(shared_ + (warp * kBlock + column) * 4));
     }
-    const float scale = scale_of<Q>(largest);
+    const float scale = scale_of<X, Q>(largest);
     ptx::st_shared_f32(shared_ + kScalesOffset + column * 4, scale);
     const int32_t column_idx = column_block_ * kBlock + column;
     if (column_idx < params_.columns) {
@@ -158,7 +165,7 @@ class Tile {
     __syncthreads();
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) largest = max(largest, ptx::ld_shared_u32(shared_ + warp * 4));
-    const float scale = scale_of<Q>(largest);
+    const float scale = scale_of<X, Q>(largest);
     if (threadIdx.x == 0) {
       const int64_t row = static_cast<int64_t>(batch_) * params_.tile_rows + row_block_;
       params_.scales[row * params_.tile_columns + column_block_] = scale;
@@ -214,14 +221,23 @@ class Tile {
   const uint32_t shared_;
   const int column_group_, row_group_;
   int32_t column_block_, row_block_, batch_;
-  Vector<X> x_[kVector];
+  Vector<X, kAligned> x_[kVector];
 };
 
-template <typename X, typename Q, Scales kScales, bool kTransposed>
-__global__ void __launch_bounds__(kThreads, sizeof(X) == 4 && kTransposed ? 1 : 2)
+// What registers leave room for. A thread's elements take 32 of them, or 64 of float32, and twice as many where they
+// are kept converted, for which three blocks have no room.
+template <typename X, typename Q, Scales kScales, bool kTransposed, bool kAligned>
+constexpr __device__ int blocks_per_sm() {
+  if (sizeof(X) == 4) return kTransposed ? 1 : 2;
+  constexpr bool kIsSmall = std::is_same_v<X, __nv_bfloat16> && !std::is_same_v<Q, int8_t> && kAligned;
+  return kIsSmall && kScales != Scales::kBlocks ? 3 : 2;
+}
+
+template <typename X, typename Q, Scales kScales, bool kTransposed, bool kAligned>
+__global__ void __launch_bounds__(kThreads, blocks_per_sm<X, Q, kScales, kTransposed, kAligned>())
     tile_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(16) uint8_t shared_memory[];
-  Tile<X, Q, kScales, kTransposed>(params, ptx::shared_base_address(shared_memory)).run();
+  Tile<X, Q, kScales, kTransposed, kAligned>(params, ptx::shared_base_address(shared_memory)).run();
 }
 
 }  // namespace tcgemm::quantize
