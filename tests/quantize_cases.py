@@ -62,15 +62,24 @@ class Case:
     @functools.cached_property
     def exact(self):
         """The results by the definition, of which every step is rounded to float32."""
-        wide = self.array.astype(np.float32)
-        found = self._exact(wide, "")
-        return found | (self._exact(wide.swapaxes(1, 2), "transposed_") if self.transposed else {})
+        return {
+            name: self._rounded(x) if name.endswith("values") else x
+            for name, x in self.unrounded.items()
+        }
 
-    def _exact(self, x, prefix):
+    @functools.cached_property
+    def unrounded(self):
+        """The same, but values as they are before they are rounded to 8 bits."""
+        wide = self.array.astype(np.float32)
+        found = self._unrounded(wide, "")
+        if self.transposed:
+            found |= self._unrounded(wide.swapaxes(1, 2), "transposed_")
+        return found
+
+    def _unrounded(self, x, prefix):
         if self.form == "scaled":
             scales = self.arrays["given"][:, None, None]
-            values = x * (1 / scales)
-            return {f"{prefix}values": self._rounded(values)}
+            return {f"{prefix}values": x * (1 / scales)}
         down = {"rows": 1, "lines": 1, "blocks": 128}[self.form]
         across = x.shape[2] if self.form == "rows" else 128
         index = [np.arange(0, e, size) for e, size in zip(x.shape[1:], (down, across), strict=True)]
@@ -80,7 +89,7 @@ class Case:
         each = scales.repeat(down, 1)[:, : x.shape[1]].repeat(across, 2)[..., : x.shape[2]]
         with np.errstate(invalid="ignore"):
             values = x * (1 / each)
-        return {f"{prefix}values": self._rounded(values), f"{prefix}scales": scales}
+        return {f"{prefix}values": values, f"{prefix}scales": scales}
 
     def _rounded(self, values):
         if self.out == "s8":
