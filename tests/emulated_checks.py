@@ -4,10 +4,12 @@ Inputs are small integers, which are added without rounding, so that results are
 equality.
 """
 
+import jax
 import numpy as np
 import ragged_reference as reference
 from gpu.gemm_call import CASES, Case, Types, make_inputs, mismatch
 
+from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.ragged import RaggedProblem
 
@@ -30,6 +32,31 @@ def check(emulator, types, layout, case, **how):
 
 def integers(rng, shape, dtype="bf16"):
     return rng.integers(-2, 2, shape, endpoint=True).astype(DTYPES[dtype])
+
+
+def function_of_product(function, operands, extents, dtype, accumulated):
+    """The problem of a product with rows of K and a function of it, and which operands it takes."""
+    m, n, k = extents
+    product = dense.Product(
+        op="matmul",
+        lhs_shape=(m, k),
+        lhs_dtype=np.dtype(dtype),
+        rhs_shape=(n, k),
+        rhs_dtype=np.dtype(dtype),
+        result_shape=(m, n),
+        result_dtype=np.dtype(accumulated),
+        dimension_numbers=(((1,), (1,)), ((), ())),
+        permutation=(0, 1),
+        precision=None,
+        implementation=None,
+        config=None,
+    )
+    jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((m, n), accumulated), *operands)
+    whole = epilogue.Product(product, jaxpr, tuple(x.shape for x in operands), 1, None)
+    found = epilogue._folded(whole, "cuda")
+    assert not isinstance(found, str), found
+    _, _, problem, used, _ = found
+    return problem, used
 
 
 def ragged_problem(form, groups, m, n, k, dtype="bf16", *, b_transposed=False, **fields):

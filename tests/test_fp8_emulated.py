@@ -5,16 +5,14 @@ import functools
 import re
 
 import emulated
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from emulated import Emulator, carried
-from emulated_checks import CASE, check
+from emulated_checks import CASE, check, function_of_product
 from gpu.gemm_call import Case, Types
 from kernel_instances import wgmma
 
-from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
 
@@ -52,25 +50,7 @@ def function_call():
     row, column = (2.0 ** rng.integers(-2, 3, x) for x in ((M, 1), (1, N)))
     residual = rng.integers(-99, 99, (M, N)).astype(DTYPES["bf16"])
     operands = row.astype(np.float32), column.astype(np.float32), residual
-    product = dense.Product(
-        op="scaled_matmul",
-        lhs_shape=(M, K),
-        lhs_dtype=DTYPES["f8e4m3fn"],
-        rhs_shape=(N, K),
-        rhs_dtype=DTYPES["f8e4m3fn"],
-        result_shape=(M, N),
-        result_dtype=np.dtype(np.float32),
-        dimension_numbers=(((1,), (1,)), ((), ())),
-        permutation=(0, 1),
-        precision=None,
-        implementation=None,
-        config=None,
-    )
-    jaxpr = jax.make_jaxpr(scaled)(jax.ShapeDtypeStruct((M, N), jnp.float32), *operands)
-    whole = epilogue.Product(product, jaxpr, tuple(x.shape for x in operands), 1, None)
-    found = epilogue._folded(whole, "cuda")
-    assert not isinstance(found, str), found
-    _, _, problem, used, _ = found
+    problem, used = function_of_product(scaled, operands, (M, N, K), DTYPES["f8e4m3fn"], np.float32)
     return problem, operands, used
 
 

@@ -5,14 +5,13 @@ import functools
 import re
 
 import emulated
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from emulated import Emulator, carried
+from emulated_checks import function_of_product
 from kernel_instances import wgmma
 
-from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
@@ -115,25 +114,7 @@ def function_call():
     """The problem, and the function's operands."""
     rng = np.random.default_rng(7)
     operands = [2.0 ** rng.integers(-2, 3, x).astype(np.float32) for x in ((M, 1), (1, N))]
-    product = dense.Product(
-        op="matmul",
-        lhs_shape=(M, K),
-        lhs_dtype=np.dtype(np.int8),
-        rhs_shape=(N, K),
-        rhs_dtype=np.dtype(np.int8),
-        result_shape=(M, N),
-        result_dtype=np.dtype(np.int32),
-        dimension_numbers=(((1,), (1,)), ((), ())),
-        permutation=(0, 1),
-        precision=None,
-        implementation=None,
-        config=None,
-    )
-    jaxpr = jax.make_jaxpr(quantised)(jax.ShapeDtypeStruct((M, N), jnp.int32), *operands)
-    whole = epilogue.Product(product, jaxpr, tuple(x.shape for x in operands), 1, None)
-    found = epilogue._folded(whole, "cuda")
-    assert not isinstance(found, str), found
-    _, _, problem, used, _ = found
+    problem, used = function_of_product(quantised, operands, (M, N, K), DTYPES["s8"], np.int32)
     return problem, operands, used
 
 
