@@ -297,7 +297,7 @@ def test_scales_are_an_epilogue_of_one_call(how):
 
 def test_integers_are_multiplied_as_they_are():
     (call,) = calls(layer, large({"axis": -1}, dtype=INT8), large({"axis": -1}, dtype=INT8))
-    assert call.implementation == "mma_sync"
+    assert call.implementation == "wgmma"
     assert (call.problem.a.dtype, call.problem.compute) == ("s8", "s32")
 
 

@@ -535,7 +535,8 @@ def _grouped_blocks(factors: Factors, gated: bool):
             lhs_scales = jnp.take(lhs_scales, factors.gather, 0, mode="fill", fill_value=0)
         lhs = jnp.take(lhs, factors.gather, 0, mode="fill", fill_value=0)
         m = lhs.shape[0]
-    rhs_scales = jnp.repeat(rhs_scales, groups // max(rhs_scales.shape[0], 1), 0)
+    if rhs_scales.shape[0] != groups:
+        rhs_scales = jnp.repeat(rhs_scales, groups // rhs_scales.shape[0], 0)
     if gated:
         rhs_scales = jnp.repeat(rhs_scales, 2 // rhs_scales.shape[2], 2)
         rhs_scales = lax.collapse(rhs_scales, 2)

@@ -102,10 +102,10 @@ def _names_of_blocks(operands: dict, num_batch: int) -> dict:
         number = operands[f"{side}_scales"].shape[-2]
         groups = ("g",) if side == "rhs" else ()
         if number == extent > 1:
-            found[f"{side}_scales"] = (*groups, name, f"{side} k"), ("k", f"{side} k")
+            found[f"{side}_scales"] = (*groups, name, f"{side}_k"), ("k", f"{side}_k")
         else:
-            whole = ("k", f"{side} k", f"{side} rows", *((name,) if number > 1 else ()))
-            found[f"{side}_scales"] = (*groups, f"{side} rows", f"{side} k"), whole
+            whole = ("k", f"{side}_k", f"{side}_rows", *((name,) if number > 1 else ()))
+            found[f"{side}_scales"] = (*groups, f"{side}_rows", f"{side}_k"), whole
     return found
 
 
