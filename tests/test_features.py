@@ -128,7 +128,9 @@ DECLARED = {
     "gemm cublaslt": f"{SCALARS}, activation, derivative, bias along n, aux_out",
     "gemm host": EPILOGUES,
     "ragged mma_sync": "",
-    "ragged wgmma": "activation, gated product, bias along n, function, gathered rows",
+    "ragged wgmma": (
+        "activation, gated product, bias along n, function, factors of blocks, gathered rows"
+    ),
     "ragged host": "activation, gated product, bias along n, gathered rows",
     "rows simt": "weights",
     "rows host": "weights",
