@@ -230,6 +230,19 @@ def test_a_product_that_others_need_is_one_more_result():
     check(f, *ARGS)
 
 
+def test_a_product_of_what_the_other_one_gives_stays_apart():
+    """Though both are of one operand, and something joins them."""
+
+    def f(x, y):
+        first = y @ x / 4
+        second = y @ first / 4
+        return second - first, first
+
+    x, y = normal(K, K), normal(K, K, seed=1)
+    check(f, x, y)
+    assert "two" not in kinds(groups(f, x, y))
+
+
 def test_products_that_nothing_joins_stay_apart():
     def f(x, w, v):
         return jnp.sin(x @ w), jnp.cos(x @ v)

@@ -290,7 +290,7 @@ def test_several_devices(axis_type, spec, rows):
 
 def test_what_runs():
     """Few rows of a group on a GPU: the kernel; many: a plain product; on a CPU arrays."""
-    few, many = (jax.ShapeDtypeStruct((rows, EVEN.k), BF16) for rows in (256, 257))
+    few, many = (jax.ShapeDtypeStruct((rows, EVEN.k), BF16) for rows in (512, 513))
     f = functools.partial(jax_tcgemm.ragged_dot, rhs=EVEN.weight, group_sizes=sizes_of(EVEN))
     (call,) = jax_tcgemm.explain(f, few, platform="cuda")
     assert (call.implementation, call.problem.form) == ("packed", "grouped")

@@ -46,10 +46,16 @@ def products_of(
         is_divided = any(not x.aval.sharding.mesh.empty for x in products[number].invars)
         return (frozenset(),) * 2 if is_divided else (lhs, rhs)
 
+    @functools.cache
+    def before() -> dict[int, int]:
+        return _products_before(equations, products)
+
     def partners(number: int) -> Sequence[int]:
         if (eqn := by_columns(number)) is None:
             return ()
-        return [other for other in reversed(alike[_key(eqn)]) if other < number][:_MOST_PARTNERS]
+        found = [other for other in reversed(alike[_key(eqn)]) if other < number]
+        # What one product is of may have been made from the other.
+        return [other for other in found[:_MOST_PARTNERS] if not before()[number] >> other & 1]
 
     def is_apart(number: int, dimension: int) -> bool:
         eqn = by_columns(number)
@@ -75,6 +81,23 @@ def call_of(equations: Sequence[core.JaxprEqn], group: Group):
     pair = group.halves.dimension
     before, rhs, params = _with_pair(eqn, group.halves)
     return before, [eqn.invars[0], rhs], eqn.params | params | {"num_rhs": 1, "pair": pair}
+
+
+def _products_before(equations: Sequence[core.JaxprEqn], products) -> dict[int, int]:
+    """Which products each one depends on, as bits of their numbers."""
+    made: dict = {}
+    found = {}
+    for number, eqn in enumerate(equations):
+        bits = 0
+        for x in eqn.invars:
+            if isinstance(x, core.Var):
+                bits |= made.get(x, 0)
+        if number in products:
+            found[number] = bits
+            bits |= 1 << number
+        if bits:
+            made.update(dict.fromkeys(eqn.outvars, bits))
+    return found
 
 
 def _key(eqn: core.JaxprEqn) -> tuple:
