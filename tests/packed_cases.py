@@ -189,6 +189,17 @@ _FORMATS = (
 )
 
 
+# Of sums by tensor cores, which cut off what does not fit one, relative to |x| |w|.
+ROUNDING = 4e-6
+
+
+def configs_of(case, device):
+    """Those that a device runs a product by."""
+    names = implementations.configs_of("packed", "packed")
+    found = implementations.considered("packed", names, case.problem, device)
+    return [candidate.config for candidate in found if not candidate.reason]
+
+
 def instances(config, case):
     """The kernels that a product brings."""
     candidate = implementations.Candidate("packed", config, "")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from emulated import Emulator, carried
 from packed_cases import Case, instances
+from packed_emulated import check, machine_of
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
@@ -32,14 +33,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def machine(run_folder):
-    found = {x: None for config, case in CASES for x in instances(config, case)}
-    return Emulator(run_folder / "packed_grouped", *map(carried, found), families=("packed",))
-
-
-def check(machine, config, case, **how):
-    (got,) = machine.run(case.problem, case.arrays, implementation="packed", config=config, **how)
-    if wrong := case.mismatch(got):
-        raise AssertionError(wrong)
+    return machine_of(run_folder / "packed_grouped", CASES)
 
 
 @pytest.mark.parametrize(("config", "case"), CASES, ids=lambda x: getattr(x, "label", x))

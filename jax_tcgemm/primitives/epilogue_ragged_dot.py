@@ -27,6 +27,7 @@ out_sharding (that of acc; None follows lhs and rhs), implementation, config.
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -165,13 +166,14 @@ def _block_scales(factors: Factors, blocks) -> tuple[BlockScales, BlockScales]:
 
 def _dequantised(factors: Factors, blocks) -> Factors:
     """The same in float32, without scales."""
-    lhs_block, rhs_block = blocks
-    return factors._replace(
-        lhs=dequantised(factors.lhs, factors.lhs_scales, lhs_block),
-        rhs=_dequantised_rhs(factors.rhs, factors.rhs_scales, rhs_block),
-        lhs_scales=None,
-        rhs_scales=None,
-    )
+    found = {name: f(*of(factors)) for name, f, of in _dequantisers(blocks)}
+    return factors._replace(**found, lhs_scales=None, rhs_scales=None)
+
+
+def _dequantisers(blocks):
+    """Of lhs and of rhs its name, what dequantises it, and what finds it and its scales."""
+    for name, f, block in zip(("lhs", "rhs"), (dequantised, _dequantised_rhs), blocks, strict=True):
+        yield name, functools.partial(f, block=block), operator.attrgetter(name, f"{name}_scales")
 
 
 def _dequantised_rhs(rhs, scales, block):
@@ -184,12 +186,8 @@ def _dequantised_rhs(rhs, scales, block):
 def _dequantised_with_tangents(factors: Factors, dfactors: Factors, blocks):
     """The same in float32, and their tangents, of which those that nothing moves are None."""
     wide, moving = {"lhs_scales": None, "rhs_scales": None}, {}
-    for name, f, block in zip(("lhs", "rhs"), (dequantised, _dequantised_rhs), blocks, strict=True):
-        own, towards = (
-            (getattr(x, name), getattr(x, f"{name}_scales")) for x in (factors, dfactors)
-        )
-        f = functools.partial(f, block=block)
-        wide[name], moving[name] = functions.value_and_tangent(f, own, towards)
+    for name, f, of in _dequantisers(blocks):
+        wide[name], moving[name] = functions.value_and_tangent(f, of(factors), of(dfactors))
     return factors._replace(**wide), dfactors._replace(**moving)
 
 

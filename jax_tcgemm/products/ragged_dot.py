@@ -131,7 +131,8 @@ def ragged_dot(
       product are those of its parts, each of them rounded.
       Where only XLA's own product can run (`explain` says so) its rules hold instead.
       Quantised operands whose scales are of rows, groups and columns are multiplied as they are,
-      and scaled in an epilogue; others are dequantised before the product. By a `PackedWeight`
+      and scaled in an epilogue; of 8 bits, by blocks of k, sums of a block are scaled before they
+      are added up; others are dequantised before the product. By a `PackedWeight`
       float16 and bfloat16 are multiplied as `docs/packed-weights.md` says.
       An epilogue and its derivatives round as those of `matmul`; its plain products are grouped
       ones, and the gradient of an operand by group is the sum over the rows of each group.

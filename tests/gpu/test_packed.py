@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gpu.gemm_call import device
-from packed_cases import Case
+from packed_cases import ROUNDING, Case, configs_of
 
 import jax_tcgemm
 from jax_tcgemm import PackedWeight
 from jax_tcgemm.primitives.packed_weight import rows_of_weight
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.selection import implementations
 
 pytestmark = pytest.mark.gpu
 
@@ -30,14 +29,6 @@ FORMATS = [
     Case(8, 400, 512, 32, "nf4", x="f16"),
     Case(8, 16, 8, None, "int4"),
 ]
-# Tensor cores cut off what does not fit a sum.
-ROUNDING = 4e-6
-
-
-def configs(case):
-    names = implementations.configs_of("packed", "packed")
-    found = implementations.considered("packed", names, case.problem, device())
-    return [candidate.config for candidate in found if not candidate.reason]
 
 
 def product(case, **how):
@@ -53,7 +44,7 @@ def check(case, **how):
 
 @pytest.mark.parametrize("case", FORMATS, ids=lambda case: case.label)
 def test_every_config(case):
-    names = configs(case)
+    names = configs_of(case, device())
     assert len(names) >= (9 if device().compute_capability >= 90 else 2)
     for config in names:
         check(case, implementation="packed", config=config)
@@ -69,7 +60,7 @@ def test_weights(case):
 @pytest.mark.parametrize("rows", [1, 7, 9, 16, 17, 31, 33, 70, 128])
 @pytest.mark.parametrize("qtype", ["int4", "int8", "nf4"])
 def test_rows(rows, qtype):
-    for config in configs(Case(rows, 208, 1152, 64, qtype)):
+    for config in configs_of(Case(rows, 208, 1152, 64, qtype), device()):
         check(Case(rows, 208, 1152, 64, qtype), implementation="packed", config=config)
 
 

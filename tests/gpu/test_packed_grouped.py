@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gpu.gemm_call import device
-from packed_cases import Case
+from packed_cases import ROUNDING, Case, configs_of
 
 import jax_tcgemm
 from jax_tcgemm.primitives.packed_weight import rows_of_weight
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.selection import implementations
 
 pytestmark = pytest.mark.gpu
 
@@ -30,14 +29,6 @@ FORMATS = [
     Case(9, 16, 8, None, "int4", sizes=(2, 2)),
     Case(64, 48, 256, 128, "int4", sizes=tuple(int(i % 13 == 0) for i in range(800))),
 ]
-# Tensor cores cut off what does not fit a sum.
-ROUNDING = 4e-6
-
-
-def configs(case):
-    names = implementations.configs_of("packed", "packed")
-    found = implementations.considered("packed", names, case.problem, device())
-    return [candidate.config for candidate in found if not candidate.reason]
 
 
 def product(case, **how):
@@ -54,7 +45,7 @@ def check(case, **how):
 
 @pytest.mark.parametrize("case", FORMATS, ids=lambda case: case.label)
 def test_every_config(case):
-    names = configs(case)
+    names = configs_of(case, device())
     assert len(names) >= (5 if device().compute_capability >= 90 else 2)
     for config in names:
         check(case, implementation="packed", config=config)
