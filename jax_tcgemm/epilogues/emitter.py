@@ -149,8 +149,9 @@ class _Emitter:
                 f"some dimensions, got shape {element.shape}",
             )
         text = self._element(element, self._everywhere)
-        # Who stores it rounds it.
-        text = self._unrounded.get(text, text)
+        if is_narrow(element.dtype):
+            # Who stores it rounds it.
+            text = self._unrounded.get(text, text)
         self._lines.append((f"y{number}", f"y{number} = {text};"))
         if reduced is None:
             return Result(dtype)
