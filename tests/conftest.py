@@ -165,7 +165,7 @@ def emulator(run_folder):
 
     return Emulator(
         run_folder / "emulator",
-        wgmma_table("bf16", "01", "64x64x64_c1x1x1_pp", "128x128x64_c2x1x1_pp", fused=True),
+        wgmma_table("bf16", "01", "64x64x64_c1x1x1_pp", "128x128x64_c2x1x1_pp"),
         wgmma_table(
             *("bf16", "11", "192x176x64_c1x2x1_co_t", "64x64x64_c1x4x1_pp"),
             *("64x16x64_c1x1x2_pp_t", "128x64x64_c1x1x2_co", "128x16x64_c1x1x4_co_t"),

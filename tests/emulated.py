@@ -17,6 +17,7 @@ import filelock
 import numpy as np
 from kernel_instances import MMA_SYNC_INSTRUCTIONS, WGMMA_INSTRUCTIONS
 
+from jax_tcgemm.device import epilogue
 from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.selection import tables
@@ -98,14 +99,13 @@ def carried(instance: Instance) -> Source:
     return Source(f"emulator/instances/carried_{digest}.cc", text=text)
 
 
-def wgmma_table(dtype: str, layout: str, *configs: str, fused: bool = False) -> Source:
+def wgmma_table(dtype: str, layout: str, *configs: str) -> Source:
     """The kernels of some of wgmma's configs; `layout`: "0" for K-major, "1" for M- or N-major."""
     return Source(
         "emulator/instances/wgmma.cc",
         (
             ("EMULATED_TABLE", f"{dtype}_{layout}"),
             *_wgmma_types(dtype, layout),
-            ("EMULATED_FUSED", str(fused).lower()),
             ("EMULATED_CONFIGS", ",".join(f'"{config}"' for config in configs)),
         ),
     )
@@ -449,18 +449,13 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     if problem.kind == "rows":
         is_sums = problem.form == "sums"
         return {"d": ((problem.targets, problem.n) if is_sums else (problem.pairs,), out)}
-    found = {"d": (problem.d_shape, out)}
-    found |= _function_results(problem, problem.epilogue.function)
-    if problem.epilogue.aux_out:
-        found["aux_out"] = (problem.aux_shape, out)
-    if problem.epilogue.column_sums:
-        shape = (problem.batch, *problem.d_shape[2:])
-        found["column_sums"] = (shape, np.float64 if problem.out_dtype == "f64" else np.float32)
-    return found
+    d, *others = epilogue.result_arrays(problem)
+    found = {"d": (d.shape, out)}
+    return found | {f"function result {i}": (x.shape, x.dtype) for i, x in enumerate(others)}
 
 
 def _function_results(problem, function) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Those after D."""
+    """Those after D of a grouped product."""
     shape = problem.batch, problem.m, problem.n
     results = function.results[1:] if function else ()
     return {f"function result {i}": (x.shape(*shape), x.dtype) for i, x in enumerate(results)}

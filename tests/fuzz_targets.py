@@ -8,11 +8,8 @@ which most types hold exactly.
 import dataclasses
 
 import numpy as np
-from epilogue_call import evaluate
 from ffi_frame import NUMPY, Buffer
 from host_call import CASES, SHORT
-
-from jax_tcgemm.problem.activations import ACTIVATIONS
 
 LONG = {long: short for short, long in SHORT.items()}
 # dtypes of A, B and D and the accumulator.
@@ -121,12 +118,6 @@ def anything(result: Buffer) -> Expected:
     return Expected(unknown, unknown, 0)
 
 
-def _are_small(operands, scalars=()) -> bool:
-    """Whether no operand or scalar makes an activation of its products leave any type's range."""
-    largest = [np.abs(wide(x)).max(initial=0) for x in operands] + [abs(x) for x in scalars]
-    return all(x < 16 for x in largest)
-
-
 def _is_extreme(*scalars: float) -> bool:
     """Whether one is no number, or none that every type has."""
     return not all(abs(x) < 1e30 and (x == 0 or abs(x) > 1e-30) for x in scalars)
@@ -165,8 +156,7 @@ class Gemm:
         attributes["alpha"] = float(one_of(rng, [1, 1, 2, -1]))
         attributes["beta"] = float(one_of(rng, [0, 0, 1, -1]))
         attributes["factors"] = []
-        attributes |= _epilogue(rng, m, n, k) if out in FLOATS and flip(rng) else _NO_EPILOGUE
-        two_b = attributes["gated"] and not attributes["derivative"]
+        attributes |= _NO_EPILOGUE
         sizes = []
         for side, (rows, columns) in (("a", (m, k)), ("b", (k, n))):
             transposed = flip(rng)
@@ -180,31 +170,16 @@ class Gemm:
             attributes |= {f"{side}_outer_stride": outer_stride}
             attributes |= {f"{side}_inner_stride": inner_stride}
             sizes.append(max(outer * inner, 1) * matrix + ld)
-        if two_b and flip(rng):
-            attributes["up_offset"] = int(rng.integers(1, 40))
-        bias_type = out if out == "f64" or flip(rng) else "f32"
-        dtypes = {"a_dtype": a_type, "b_dtype": b_type, "out_dtype": out, "bias_dtype": bias_type}
+        dtypes = {"a_dtype": a_type, "b_dtype": b_type, "out_dtype": out}
         name, config, workspace = platform.choose(rng, platform.module, attributes | dtypes)
         attributes |= {"implementation": name, "config": config}
 
         batch = outer * inner
-        columns = n * (2 if attributes["gated"] and attributes["derivative"] else 1)
-        aux_columns = n * (2 if attributes["gated"] else 1)
-        bias_columns = m if attributes["bias"] == "m" else n * (2 if two_b else 1)
         drawn = {
             "a": lambda: draw(rng, a_type, (sizes[0],)),
-            "b": lambda: draw(rng, b_type, (sizes[1] + attributes["up_offset"],)),
-            "b_up": lambda: draw(rng, b_type, (sizes[1],)),
-            "c": lambda: draw(rng, out, (batch, m, columns)),
-            "bias": lambda: draw(
-                rng,
-                bias_type,
-                (bias_columns + attributes["bias_batch_stride"] * max(batch - 1, 0),),
-            ),
-            "aux_in": lambda: draw(rng, out, (batch, m, aux_columns)),
-            "d": lambda: Buffer(out, (batch, m, columns)),
-            "aux_out": lambda: Buffer(out, (batch, m, aux_columns)),
-            "column_sums": lambda: Buffer("f64" if out == "f64" else "f32", (batch, columns)),
+            "b": lambda: draw(rng, b_type, (sizes[1],)),
+            "c": lambda: draw(rng, out, (batch, m, n)),
+            "d": lambda: Buffer(out, (batch, m, n)),
         }
         operands, results = Gemm.names(attributes)
         call = Call("tcgemm_gemm", "gemm", attributes, [], [], flip(rng, 0.7))
@@ -218,33 +193,21 @@ class Gemm:
 
     @staticmethod
     def names(attributes) -> tuple[list[str], list[str]]:
-        two_b = attributes["gated"] and not attributes["derivative"]
-        operands = {
-            "a": True,
-            "b": True,
-            "b_up": two_b and attributes["up_offset"] == 0,
-            "c": attributes["beta"] != 0,
-            "bias": attributes["bias"] != "none",
-            "aux_in": attributes["derivative"],
-        }
-        results = {"d": True, "aux_out": attributes["aux_out"]}
-        results["column_sums"] = attributes["column_sums"]
-        return [x for x in operands if operands[x]], [x for x in results if results[x]]
+        return ["a", "b", *["c"] * (attributes["beta"] != 0)], ["d"]
 
     @staticmethod
     def expected(call: Call) -> list:
         p = call.attributes
         operand_names, result_names = Gemm.names(p)
         if len(call.operands) > len(operand_names):  # C is there and is not read.
-            operand_names.insert(operand_names.index("b") + 1 + ("b_up" in operand_names), "c")
+            operand_names.append("c")
         given = dict(zip(operand_names, call.operands, strict=True))
         types = {name: x.dtype for name, x in zip(result_names, call.results, strict=False)}
         batch, inner, m, n, k = (p[name] for name in ("batch", "batch_inner", "m", "n", "k"))
         if batch * m * n == 0:
             return [None] * len(call.results)
         scalars = p["alpha"], p["beta"]
-        plain = all(p[name] == default for name, default in _NO_EPILOGUE.items())
-        if _is_extreme(*scalars) or not (plain or _are_small(call.operands, scalars)):
+        if _is_extreme(*scalars):
             return [anything(result) for result in call.results[: len(result_names)]]
         entries = np.arange(batch)
 
@@ -255,72 +218,22 @@ class Gemm:
             i, j = (j, i) if p[f"{side}_transposed"] else (i, j)
             return flat[start[:, None, None] + i * p[f"{side}_ld"] + j]
 
-        def product(b: np.ndarray):
-            a = matrices("a", wide(given["a"]), m, k)
-            b = matrices("b", b, k, n)
-            return p["alpha"] * (a @ b), max(abs(p["alpha"]), 1) * (np.abs(a) @ np.abs(b))
-
-        z, magnitude = product(wide(given["b"]))
-        two_b = p["gated"] and not p["derivative"]
-        up = None
-        if two_b:
-            second = wide(given["b_up"]) if "b_up" in given else wide(given["b"])[p["up_offset"] :]
-            up, _ = product(second)
-        if "bias" in given:
-            columns = {"n": n * (2 if two_b else 1), "m": m}[p["bias"]]
-            index = entries[:, None] * p["bias_batch_stride"] + np.arange(columns)
-            bias = wide(given["bias"])[index]
-            first = bias[:, :, None] if p["bias"] == "m" else bias[:, None, :n]
-            z, magnitude = z + first, magnitude + np.abs(first)
-            if two_b:
-                up = up + bias[:, None, n:]
-        aux = z if up is None else np.concatenate([z, up], -1)
-        if p["derivative"]:
-            saved = wide(given["aux_in"])[: batch * m * n * (1 + p["gated"])].reshape(batch, m, -1)
-            value, slope = evaluate(p["activation"], np.ascontiguousarray(saved[..., :n]))
-            d = slope * z
-            if p["gated"]:
-                d = np.concatenate([d * saved[..., n:], value * z], -1)
-        elif p["activation"] == "none":
-            d = z
-        else:
-            d = evaluate(p["activation"], z)[0]
-        d = d if up is None else d * up
-        # Activations and gates are checked for the right elements, not for their last bit.
-        is_bare = d is z
-        magnitude = magnitude if is_bare else np.abs(d) + 1 + np.abs(aux).max()
+        a = matrices("a", wide(given["a"]), m, k)
+        b = matrices("b", wide(given["b"]), k, n)
+        d = p["alpha"] * (a @ b)
+        magnitude = max(abs(p["alpha"]), 1) * (np.abs(a) @ np.abs(b))
         if p["beta"] != 0:
             c = wide(given["c"])[: d.size].reshape(d.shape)
             d, magnitude = d + p["beta"] * c, magnitude + np.abs(p["beta"] * c)
         tolerance = ROUNDING[types["d"]] + (2e-3 if p["compute"] in ("tf32", "f16") else 0)
-        found = {
-            "d": Expected(d, magnitude, tolerance),
-            "aux_out": Expected(aux, np.abs(aux) + magnitude.max(), tolerance),
-            "column_sums": Expected(d.sum(1), magnitude.sum(1), tolerance),
-        }
-        return [found.get(name) for name in result_names]
+        return [Expected(d, magnitude, tolerance)]
 
 
-_NO_EPILOGUE = {
-    **{"activation": "none", "bias": "none", "up_offset": 0, "bias_batch_stride": 0},
-    **dict.fromkeys(("derivative", "gated", "aux_out", "column_sums"), False),
-    **{"function": "", "function_reads": [], "function_indices": [], "function_results": []},
+_NO_FUNCTION = {
+    **{"function": "", "function_library": "none"},
+    **{"function_reads": [], "function_indices": [], "function_results": []},
 }
-
-
-def _epilogue(rng, m: int, n: int, k: int) -> dict:
-    gated, derivative = flip(rng), flip(rng, 0.3)
-    bias = one_of(rng, ["none", "n", "none" if gated else "m"])
-    columns = m if bias == "m" else 2 * n
-    return _NO_EPILOGUE | {
-        "activation": one_of(rng, list(ACTIVATIONS)),
-        "derivative": derivative,
-        "gated": gated,
-        "aux_out": not derivative and flip(rng),
-        "column_sums": m > 0 and flip(rng),
-        "bias": bias,
-        "bias_batch_stride": columns if flip(rng) else 0,
-    }
+_NO_EPILOGUE = {"gated": False, "up_offset": 0} | _NO_FUNCTION
 
 
 class Ragged:
@@ -339,24 +252,13 @@ class Ragged:
         p = {"abi": platform.abi, "form": "rows" if rows else "contraction", "compute": compute}
         p |= {"batch": batch, "m": m, "n": n, "k": k, "groups": groups, "num_sizes": num_sizes}
         p |= {name: flip(rng) for name in ("a_batched", "b_batched", "sizes_batched", "gathered")}
-        p |= {"activation": "none", "gated": False, "biased": False, "b_transposed": False}
-        p |= {"factors": []}
-        p |= {"function": "", "function_reads": [], "function_indices": [], "function_results": []}
-        if rows and out in FLOATS and flip(rng):
-            p |= {
-                "gated": flip(rng),
-                "biased": flip(rng),
-                "activation": one_of(rng, list(ACTIVATIONS)),
-            }
-        p["b_transposed"] = rows and not p["gated"] and flip(rng)
+        p |= {"gated": False, "b_transposed": rows and flip(rng), "factors": []} | _NO_FUNCTION
         p["a_rows"] = int(rng.integers(0, 9)) if p["gathered"] else 0
-        bias_type = out if out == "f64" or flip(rng) else "f32"
-        query = p | {"in_dtype": in_type, "out_dtype": out, "bias_dtype": bias_type}
+        query = p | {"in_dtype": in_type, "out_dtype": out}
         name, config, workspace = platform.choose(rng, platform.module.ragged, query)
         p |= {"implementation": name, "config": config}
 
         tokens, a_columns = (m, k) if rows else (k, m)
-        b_columns = n * (2 if p["gated"] else 1)
 
         def times(flag):
             return batch if p[flag] else 1
@@ -364,12 +266,10 @@ class Ragged:
         a_rows = p["a_rows"] if p["gathered"] else tokens
         operands = [
             draw(rng, in_type, (times("a_batched") * a_rows * a_columns,)),
-            draw(rng, in_type, (times("b_batched") * (groups if rows else 1) * k * b_columns,)),
+            draw(rng, in_type, (times("b_batched") * (groups if rows else 1) * k * n,)),
             Buffer.of(rng.integers(-1, 6, (times("sizes_batched"), num_sizes), np.int32), "s32"),
             Buffer.of(rng.integers(-1, 4, times("sizes_batched"), np.int32), "s32"),
         ]
-        if p["biased"]:
-            operands.append(draw(rng, bias_type, (times("b_batched") * groups * b_columns,)))
         if p["gathered"]:
             gather = rng.integers(-1, p["a_rows"] + 1, (times("sizes_batched"), tokens), np.int32)
             operands.append(Buffer.of(gather, "s32"))
@@ -381,7 +281,7 @@ class Ragged:
     @staticmethod
     def names(attributes) -> tuple[list[str], list[str]]:
         operands = ["a", "b", "group_sizes", "group_offset"]
-        operands += ["bias"] * attributes["biased"] + ["gather"] * attributes["gathered"]
+        operands += ["gather"] * attributes["gathered"]
         return operands, ["d"]
 
     @staticmethod
@@ -394,10 +294,7 @@ class Ragged:
         d, magnitude = np.zeros(shape, np.complex128), np.zeros(shape)
         if d.size == 0:
             return [None] * len(call.results)
-        if (p["gated"] or p["activation"] != "none") and not _are_small(call.operands):
-            return [anything(call.results[0])]
         tokens, a_columns = (m, k) if rows else (k, m)
-        b_columns = n * (2 if p["gated"] else 1)
         a_rows = p["a_rows"] if p["gathered"] else tokens
 
         def of_entry(name, entry, flag, elements):
@@ -410,7 +307,7 @@ class Ragged:
                 gather = of_entry("gather", entry, "sizes_batched", tokens)
                 inside = (gather >= 0) & (gather < a_rows)
                 a = np.concatenate([a, np.zeros((1, a_columns))])[np.where(inside, gather, a_rows)]
-            b_elements = (groups if rows else 1) * k * b_columns
+            b_elements = (groups if rows else 1) * k * n
             b = of_entry("b", entry, "b_batched", b_elements)
             sizes = of_entry("group_sizes", entry, "sizes_batched", p["num_sizes"]).astype(np.int64)
             offset = int(of_entry("group_offset", entry, "sizes_batched", 1)[0])
@@ -425,20 +322,9 @@ class Ragged:
                     magnitude[entry, g] = np.abs(a[own].T) @ np.abs(right)
                     continue
                 matrix = b.reshape(groups, -1)[g]
-                matrix = (
-                    matrix.reshape(n, k).T if p["b_transposed"] else matrix.reshape(k, b_columns)
-                )
+                matrix = matrix.reshape(n, k).T if p["b_transposed"] else matrix.reshape(k, n)
                 z = a[own] @ matrix
                 size = np.abs(a[own]) @ np.abs(matrix)
-                if p["biased"]:
-                    bias = of_entry("bias", entry, "b_batched", groups * b_columns)
-                    bias = bias.reshape(groups, b_columns)[g]
-                    z, size = z + bias, size + np.abs(bias)
-                if p["activation"] != "none":
-                    z = z.real
-                    z[:, :n] = evaluate(p["activation"], np.ascontiguousarray(z[:, :n]))[0]
-                if p["gated"]:
-                    z, size = z[:, :n] * z[:, n:], (1 + size[:, :n]) * (1 + size[:, n:])
                 d[entry, own], magnitude[entry, own] = z, 1 + size
         tolerance = ROUNDING[call.results[0].dtype] + (
             2e-3 if p["compute"] in ("tf32", "f16") else 0

@@ -193,7 +193,6 @@ def instances() -> dict[str, Instance]:
         "mma_sync_sm90": mma_sync(small, target="sm_90"),
         "mma_sync_ragged": mma_sync("128, 128, 64, 64, 64, 4, 2", None),
         "wgmma": wgmma("128, 256, 2, 1, 1, false, false"),
-        "wgmma_fused": wgmma("64, 64, 1, 1, 1, true, false", "Fused"),
         "wgmma_ragged": wgmma_ragged("128, 64, 1, 1, 1, false, true"),
     }
 
@@ -213,16 +212,13 @@ def all_mma_sync() -> dict[str, Instance]:
     tiles = re.findall(r"X\(([^)]*)\)", _table("mma_sync/config.h", "TCGEMM_MMA_SYNC_TILES"))
     everything = itertools.product(tiles, MMA_SYNC_INSTRUCTIONS.items(), ("sm_80", "sm_90"))
     for i, (row, (name, types), target) in enumerate(everything):
-        *tile, has_epilogue, of_every_type = row.split(", ")
+        *tile, of_every_type = row.split(", ")
         if of_every_type == "false" and name not in ("f16", "bf16"):
             continue
-        epilogues = ["Scaled"] if types.mma[2] == "int32_t" else ["Bare", "Fused"]
-        if has_epilogue == "false" and "Fused" in epilogues:
-            epilogues.remove("Fused")
-        for j, epilogue in enumerate(epilogues):
-            layout = types.layouts[(i + i // 4 + 2 * j) % 4]
-            instance = mma_sync(", ".join(tile), epilogue, name, layout, target)
-            found["-".join((*tile[:2], name, layout, epilogue, target))] = instance
+        epilogue = "Scaled" if types.mma[2] == "int32_t" else "Bare"
+        layout = types.layouts[(i + i // 4) % 4]
+        instance = mma_sync(", ".join(tile), epilogue, name, layout, target)
+        found["-".join((*tile[:2], name, layout, epilogue, target))] = instance
     ragged = ", ".join(re.findall(r"kRaggedTile\{([^}]*)\}", _text("mma_sync/config.h")))
     for i, name in enumerate(("f16", "bf16", "tf32")):
         layout, target = ("00", "01", "11")[i], ("sm_80", "sm_90")[i % 2]
@@ -233,17 +229,9 @@ def all_mma_sync() -> dict[str, Instance]:
 def all_wgmma() -> dict[str, Instance]:
     """Every config of config.h, in bfloat16."""
 
-    def entries(macro: str) -> list[tuple[str, str, bool]]:
-        table = _table("wgmma/config.h", macro)
-        found = re.findall(r'X\("([^"]+)", ([^)]*), (\w+)\)', table)
-        return [(name, config, any_epilogue == "true") for name, config, any_epilogue in found]
+    def entries(macro: str) -> list[tuple[str, str]]:
+        return re.findall(r'X\("([^"]+)", ([^)]*)\)', _table("wgmma/config.h", macro))
 
-    found = {}
-    for name, config, any_epilogue in entries("TCGEMM_WGMMA_CONFIGS"):
-        found[name] = wgmma(config)
-        if any_epilogue:
-            found[f"{name}_fused"] = wgmma(config, "Fused")
-    for name, config, any_epilogue in entries("TCGEMM_WGMMA_RAGGED_CONFIGS"):
-        epilogue = "Fused" if any_epilogue else "Bare"
-        found[f"{name}_ragged_{epilogue}"] = wgmma_ragged(config, epilogue)
-    return found
+    found = {name: wgmma(config) for name, config in entries("TCGEMM_WGMMA_CONFIGS")}
+    ragged = entries("TCGEMM_WGMMA_RAGGED_CONFIGS")
+    return found | {f"{name}_ragged": wgmma_ragged(config) for name, config in ragged}

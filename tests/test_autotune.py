@@ -1,7 +1,7 @@
 """autotune: every product found, measured outside the program, and used afterwards."""
 
-import dataclasses
 import io
+import math
 import re
 import time
 import types
@@ -20,6 +20,7 @@ import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.bench.regret import random_problems, regret, regret_table, time_again
 from jax_tcgemm.command.cli import app
+from jax_tcgemm.device import epilogue
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import tables
 from jax_tcgemm.selection.choice import _collectors
@@ -246,16 +247,6 @@ DENSE = Operand("bf16", True, 40, 0, 800)
 STRIDED = Operand("bf16", False, 60, 5, 20)
 
 
-def fused(**what) -> Problem:
-    """A layer whose operands are packed as XLA's dot would have them."""
-    problem = Fused(**what).problem
-    a, b = (
-        dataclasses.replace(x, outer_stride=0, inner_stride=x.inner_stride * (problem.batch > 1))
-        for x in (problem.a, problem.b)
-    )
-    return dataclasses.replace(problem, a=a, b=b)
-
-
 PROBLEMS = {
     "layouts": Problem(
         1, 1, 40, 30, 20, Operand("f32", True, 40), Operand("f32", True, 20), "f32", "f32"
@@ -267,15 +258,11 @@ PROBLEMS = {
     "doubles": Problem(
         1, 1, 8, 8, 8, Operand("f64", False, 8), Operand("f64", False, 8), "f64", "f64"
     ),
-    "gated": fused(activation="silu", gated=True, bias="n", aux_out=True, beta=0.5),
-    "pair_transposed": fused(
-        layout="NT", gated=True, pair=True, activation="relu2", column_sums=True, alpha=0.5
+    "scaled": Problem(
+        *(1, 1, 40, 30, 20, Operand("f32", False, 20), Operand("f32", False, 30), "f32", "f32"),
+        alpha=0.5,
+        beta=2.0,
     ),
-    "transposed_array": fused(layout="TT", gated=True, activation="gelu_tanh"),
-    "derivative": fused(
-        activation="tanh", derivative=True, gated=True, column_sums=True, batch=(1, 3)
-    ),
-    "rows": fused(bias="m", bias_per_batch=True, batch=(1, 3), activation="sigmoid"),
     "strided": Problem(6, 3, 10, 30, 20, STRIDED, Operand("bf16", False, 30), "bf16", "f32"),
 }
 
@@ -302,20 +289,15 @@ def test_contenders_compute_the_same(monkeypatch, problem):
             np.testing.assert_allclose(x, first, rtol=0.02, atol=0.02 * abs(first).max())
 
 
-def test_layers_are_tuned():
-    """The whole layer is measured, on operands of its own for bias and residual."""
-    x, w = jnp.ones((32, 16)), jnp.ones((16, 2, 24))
-
-    def loss(x, w, bias):
-        return jnp.sum(jax_tcgemm.gated_linear(x, w, bias=bias, activation="silu"))
-
-    args = x, w, jnp.ones((2, 24))
-    tuned = jax_tcgemm.autotune(jax.grad(loss), *args, cache=False, progress=False, budget_s=1.0)
-    problem = tuned[0].problem
-    assert problem.epilogue.gated
-    assert problem.epilogue.aux_out
-    assert tuned[0].best.us > 0
-    assert ("xla", "default") in measuring.contenders(problem, selection.target_device("cpu"), 20)
+def test_functions_have_operands_to_be_measured_with():
+    """Flat ones, as long as what is read of them."""
+    case = Fused(m=24, n=40, k=16, activation="silu", gated=True, bias="n", aux_out=True, beta=0.5)
+    shapes = measuring._operand_shapes(case.problem)
+    a, b, *others = [math.prod(shape) for shape, _ in shapes]
+    assert (a, b) == (24 * 16, 16 * 2 * 40)
+    assert sorted(others) == [2 * 40, 24 * 40]
+    d, saved = epilogue.result_arrays(case.problem)
+    assert (d.shape, saved.shape) == ((1, 24, 40), (1, 24, 2, 40))
 
 
 def test_measurements_are_sorted_and_within_the_budget():

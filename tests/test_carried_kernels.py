@@ -234,7 +234,9 @@ def mma_sync(function, **how):
         (
             mma_sync(jax_tcgemm.linear, activation="relu"),
             (F16, F16),
-            ["gemm_kernel<.*::Mma<__half, __half, float, .*::Fused>"],
+            [
+                "gemm_kernel<.*::Mma<__half, __half, float, .*::Function<tcgemm::elementwise::Function_"
+            ],
         ),
         (mma_sync(jax_tcgemm.ragged_dot), (BF16, WEIGHTS, SIZES), ["ragged_kernel<.*128, 128"]),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from epilogue_call import Fused
 from work import steps
 
 import jax_tcgemm
@@ -23,7 +24,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIG_H = REPOSITORY / "csrc" / "kernels" / "wgmma" / "config.h"
 SHIPPED = REPOSITORY / "jax_tcgemm" / "data" / "tuned" / "h200.json"
 MEASURED = REPOSITORY / "benchmarks" / "results" / "h200-wgmma-configs.csv"
-MEASURED_FUSED = MEASURED.with_name("h200-fused-configs.csv")
 MEASURED_FUNCTIONS = MEASURED.with_name("h200-functions.jsonl")
 MEASURED_ROWS = MEASURED.with_name("h200-wgmma-rows.csv")
 MEASURED_CHOICES = MEASURED.with_name("h200-wgmma-choices.csv")
@@ -199,55 +199,6 @@ def test_what_it_chooses_where_k_may_be_split_is_near_the_fastest(which, number,
     assert np.mean(found) < most
 
 
-def fused_problem(row):
-    """What a row of the measured products with epilogues is of."""
-    m, n, k = (int(row[name]) for name in ("m", "n", "k"))
-    is_pair = row["gated"] == "1" and row["derivative"] == "0"
-    p = problem(m, n * (2 if is_pair else 1), k, row["layout"])
-    flags = ("derivative", "gated", "aux_out", "column_sums")
-    epilogue = Epilogue(
-        activation=row["activation"],
-        up_offset=n if is_pair else 0,
-        **{"bias": "n", "bias_dtype": "bf16"} if row["bias"] == "1" else {},
-        **{name: row[name] == "1" for name in flags},
-    )
-    alpha, beta = float(row["alpha"]), float(row["beta"])
-    return dataclasses.replace(
-        p, n=n, out_dtype=row["out"], alpha=alpha, beta=beta, epilogue=epilogue
-    )
-
-
-def measured_fused():
-    """Of each turn the times of wgmma's configs and, or infinity, of cuBLASLt, by problem."""
-    times = collections.defaultdict(dict)
-    for row in measured_rows(MEASURED_FUSED):
-        p = fused_problem(row)
-        is_bare = p.epilogue == Epilogue() and (p.alpha, p.beta) == (1, 0)
-        name = "cublaslt" if row["config"] == "heuristic0" else row["config"]
-        if not is_bare and (name == "cublaslt" or row["implementation"] == "wgmma"):
-            times[p][name] = float(row["us"])
-    return times
-
-
-def test_what_it_chooses_among_measured_epilogues_is_near_the_fastest():
-    losses, against_cublaslt = [], []
-    for p, of_config in measured_fused().items():
-        configs = tuple(name for name in of_config if name != "cublaslt")
-        predicted = cost_model.predict(p, NUM_SMS, configs).wgmma
-        ours = of_config[configs[int(np.argmin(predicted))]]
-        losses.append(ours / min(of_config[name] for name in configs) - 1)
-        if "cublaslt" in of_config:
-            theirs = of_config["cublaslt"]
-            takes_theirs = cost_model.predict(p, NUM_SMS, CONFIGS).cublaslt < min(predicted)
-            against_cublaslt.append((theirs if takes_theirs else ours) / min(theirs, ours) - 1)
-    assert len(losses) >= 60
-    assert len(against_cublaslt) >= 25
-    assert np.mean(losses) < 0.03
-    assert max(losses) < 0.2
-    assert np.mean(against_cublaslt) < 0.03
-    assert max(against_cublaslt) < 0.2
-
-
 def test_clusters_of_four_do_not_fill_the_device():
     # 30 of four SMs run at once.
     config = "64x64x64_c1x4x1_pp"
@@ -305,32 +256,27 @@ def test_it_goes_over_whole_arrays_of_configs():
     assert 100 < predicted(CONFIGS) < 800
 
 
-def test_it_knows_which_kernels_have_an_epilogue():
-    with_one = re.findall(r'^  X\("([^"]+)".*true\) *\\?$', DENSE, re.MULTILINE)
-    assert set(with_one) == cost_model.WITH_EPILOGUE
+def layer(m, n, k, **what):
+    """A layer of bf16."""
+    return Fused(m=m, n=n, k=k, activation="silu", **what).problem
 
 
-def test_an_epilogue_runs_in_a_kernel_that_hides_it():
-    """On large products, where a second kernel would move D three times as float32."""
+def test_a_function_takes_longer_than_nothing_and_less_than_a_loop():
     for extents in [(8192, 28672, 8192), (4096, 14336, 4096), (2048, 4096, 4096)]:
-        bare = problem(*extents)
-        fused = with_epilogue(bare, activation="gelu_tanh", bias="n", bias_dtype="bf16")
-        assert best(fused) in cost_model.WITH_EPILOGUE
+        bare, fused = problem(*extents), layer(*extents, bias="n")
         assert us(bare, best(bare)) < us(fused, best(fused)) < 1.2 * us(bare, best(bare))
         cooperative = "128x256x64_c2x1x1_co"
         assert us(fused, cooperative) > us(bare, cooperative) + 1
-        other = "128x256x64_c1x1x1_co"
-        assert us(fused, other) > 1.05 * us(bare, other)
 
 
 def test_a_gated_product_is_one_of_twice_the_columns():
     bare, half = problem(4096, 28672, 4096), problem(4096, 14336, 4096)
     config = "128x128x64_c2x1x1_pp"
-    gated = with_epilogue(half, activation="silu", gated=True, up_offset=14336)
+    gated = layer(4096, 14336, 4096, gated=True)
     assert best(gated) in ("128x128x64_c2x1x1_pp", "128x256x64_c2x1x1_co")
     assert us(gated, config) == pytest.approx(us(bare, config), rel=0.1)
-    # Elsewhere it is two products and the sum of their epilogues.
-    other = "128x192x64_c2x1x1_co"
+    # Elsewhere it is two products and the sum of their functions.
+    other = "128x192x64_c1x1x1_co"
     assert us(gated, other) > 2 * us(half, other) + 100
 
 

@@ -114,24 +114,19 @@ int main() {
 """
 
 SCALARS = "alpha other than 1, beta other than 0"
-EPILOGUES = (
-    f"{SCALARS}, activation, derivative, gated product, bias along n, bias along m, aux_out, "
-    "column_sums"
-)
+FUNCTIONS = f"{SCALARS}, gated product, function"
 DECLARED = {
     "gemm simt_naive": SCALARS,
     "gemm simt_tiled": SCALARS,
-    "gemm wmma_naive": f"{EPILOGUES}, function",
-    "gemm wmma_tiled": f"{EPILOGUES}, function",
-    "gemm mma_sync": f"{EPILOGUES}, function",
-    "gemm wgmma": f"{EPILOGUES}, function, factors of blocks",
-    "gemm cublaslt": f"{SCALARS}, activation, derivative, bias along n, aux_out",
-    "gemm host": EPILOGUES,
+    "gemm wmma_naive": FUNCTIONS,
+    "gemm wmma_tiled": FUNCTIONS,
+    "gemm mma_sync": FUNCTIONS,
+    "gemm wgmma": f"{FUNCTIONS}, factors of blocks",
+    "gemm cublaslt": f"{SCALARS}, function",
+    "gemm host": SCALARS,
     "ragged mma_sync": "",
-    "ragged wgmma": (
-        "activation, gated product, bias along n, function, factors of blocks, gathered rows"
-    ),
-    "ragged host": "activation, gated product, bias along n, gathered rows",
+    "ragged wgmma": "gated product, function, factors of blocks, gathered rows",
+    "ragged host": "gathered rows",
     "rows simt": "weights",
     "rows host": "weights",
     "blas cublas": f"{SCALARS}, scalars on the device, several products in a call",
@@ -141,10 +136,10 @@ DECLARED = {
 # Fields that every implementation must look at, or that say more of a feature.
 PLAIN = {
     "gemm": "compute batch batch_inner m n k a_transposed b_transposed a_ld a_outer_stride "
-    "a_inner_stride b_ld b_outer_stride b_inner_stride up_offset bias_batch_stride "
+    "a_inner_stride b_ld b_outer_stride b_inner_stride up_offset function_library "
     "function_reads function_indices function_results",
     "ragged": "form compute batch m n k groups num_sizes b_transposed a_batched b_batched "
-    "sizes_batched a_rows function_reads function_indices function_results",
+    "sizes_batched a_rows function_library function_reads function_indices function_results",
     "rows": "form a_rows b_rows targets pairs n",
     "blas": "routine batch m n k kl ku op_a op_b upper right unit a_ld a_stride b_ld b_stride "
     "c_ld c_stride has_c math atomics",

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from emulated import Emulator, carried
+from epilogue_call import FORMS, wide
 from kernel_instances import mma_sync, wgmma
 
 from jax_tcgemm.device import dense, epilogue
@@ -135,9 +136,11 @@ class Call:
         for config, layout in (WGMMA if self.num_b == 1 else GATED).values():
             own = wgmma(config, f"Function<{struct}>", layout=layout)
             yield dataclasses.replace(own, definitions=function.definitions)
-        name = f"tcgemm::epilogue::function_kernel<{struct}>"
-        headers = ("epilogue/function_kernel.cuh",)
-        yield Instance("wgmma", headers, name, "sm_90", function.definitions)
+        if self.num_b == 1:
+            for tile in MMA_SYNC.values():
+                own = mma_sync(tile, f"Function<{struct}>", target="sm_90", layout="01")
+                yield dataclasses.replace(own, definitions=function.definitions)
+        yield second_kernel(function)
 
     def check(self, emulator, **how):
         """All results, in any order of threads."""
@@ -250,6 +253,84 @@ def test_gated_function(functions, config, name):
     GATED_CALLS[name].check(functions, implementation=implementation, config=config, seed=len(name))
 
 
+# Layers and their derivatives: halves of results that lie beside each other, and D in the place of
+# an operand.
+FORMS = {
+    # Of so many k blocks that tiles may overlap.
+    name: dataclasses.replace(FORMS[name], m=140, n=136, k=384)
+    for name in ("gated_all", "dgated", "dgated_sums")
+}
+FORM_CONFIGS = {
+    "gated_all": ("128x128x64_c2x1x1_pp", COOPERATIVE, "64x64x64_w32x32_s4"),
+    "dgated": (COOPERATIVE, TWO_BLOCKS),
+    "dgated_sums": ("128x128x64_c2x1x1_pp", "64x64x64_w32x32_s4"),
+}
+
+
+def kernels_of_form(name):
+    function = FORMS[name].problem.epilogue.function
+    text = f"Function<tcgemm::elementwise::{function.name}>"
+    for config in FORM_CONFIGS[name]:
+        if config in WGMMA:
+            shape, layout = WGMMA[config]
+            own = wgmma(shape, text, layout=layout)
+        elif FORMS[name].num_b == 1:
+            own = mma_sync(MMA_SYNC[config], text, target="sm_90", layout="01")
+        else:
+            own = second_kernel(function)
+        yield dataclasses.replace(own, definitions=function.definitions)
+
+
+def second_kernel(function):
+    name = f"tcgemm::epilogue::function_kernel<tcgemm::elementwise::{function.name}>"
+    headers = ("epilogue/function_kernel.cuh",)
+    return Instance("wgmma", headers, name, "sm_90", function.definitions)
+
+
+@pytest.fixture(scope="session")
+def forms(run_folder):
+    """The kernels of all forms."""
+    bare = mma_sync(MMA_SYNC["64x64x64_w32x32_s4"], target="sm_90", layout="01")
+    own = [kernel for name in FORMS for kernel in kernels_of_form(name)]
+    sources = map(carried, dict.fromkeys([bare, *own]))
+    return Emulator(run_folder / "forms", *sources, families=("wgmma", "mma_sync"))
+
+
+def check_form(emulator, monkeypatch, name, config, seed=0):
+    """A form by the emulator in the place of the custom call."""
+    case = FORMS[name]
+
+    def call(problem, choice, operands, results, aliases):
+        num_rights = len(operands) - 1 - len(case.folded[3])
+        names = ["a", "b", "b_up"][: 1 + num_rights]
+        names += [f"function operand {i}" for i in range(len(case.folded[3]))]
+        ((place, _),) = aliases.items() if aliases else [(None, 0)]
+        found = emulator.run(
+            problem,
+            dict(zip(names, map(np.asarray, operands), strict=True)),
+            implementation="mma_sync" if config in MMA_SYNC else "wgmma",
+            config=config,
+            seed=seed,
+            in_place_of=None if place is None else names[place],
+        )
+        return [
+            jnp.asarray(x).reshape(result.shape) for x, result in zip(found, results, strict=True)
+        ]
+
+    monkeypatch.setattr(epilogue, "call", call)
+    arrays = case.draw(np.random.default_rng(seed))
+    case.compare([wide(x) for x in case.call(arrays, None)], arrays)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("name", "config"), [(name, x) for name, configs in FORM_CONFIGS.items() for x in configs]
+)
+def test_form(forms, monkeypatch, name, config):
+    for seed in range(2):
+        check_form(forms, monkeypatch, name, config, seed)
+
+
 # Where a column is, not a row of a swapped tile.
 COLUMN = "across_ + 8 * group + pair() + e;\n  }\n  __device__ __forceinline__ bool"
 STORE, TILE = "kernels/wgmma/function_store.cuh", "epilogue/function.cuh"
@@ -303,9 +384,12 @@ MISTAKES = {
         *(GATED_WHOLE, STORE, "acc[i / kHalf][i % kHalf];", "acc[i / kHalf][kHalf + i % kHalf];"),
     ),
     "tiles too far apart": (
-        *(GATED_WHOLE, "kernels/wgmma/params.cuh"),
-        *("return Code::kIsGated ? tile_n / 2 : tile_n", "return tile_n"),
+        *(GATED_WHOLE, "kernels/wgmma/scheduler.cuh"),
+        *("Epilogue::kIsGated ? Config::kTileN / 2 :", "Epilogue::kIsGated ? Config::kTileN :"),
     ),
+    "a run's rows": (WHOLE, "kernels/mma_sync/store.cuh", "m_idx + lane / 4", "m_idx + lane / 8"),
+    "another run's": (WHOLE, "tile/fragment.cuh", "pair * 16 + run * 8;", "pair * 16;"),
+    "a run's place": (WHOLE, "tile/fragment.cuh", "return run * 8 + i;", "return i;"),
     "gate for up in the second kernel": (
         *(GATED_ODD, "epilogue/function_kernel.cuh"),
         *("run(all[0], all[kSets - 1])", "run(all[0], all[0])"),
@@ -317,10 +401,13 @@ MISTAKES = {
 def test_mistakes_are_found(functions, name, tmp_path):
     call, file, old, new, *found_by = MISTAKES[name]
     first, *others, last = call.kernels()
+    of_mma_sync = file in ("kernels/mma_sync/store.cuh", "tile/fragment.cuh")
     kernels, config, implementation = [first], next(iter(PING_PONG)), "wgmma"
     if file == BOXES or found_by:
         (config,) = found_by or (COOPERATIVE,)
         kernels = [others[list(WGMMA).index(config) - 1]]
+    if of_mma_sync:
+        (config,), implementation, kernels = MMA_SYNC, "mma_sync", others[-1:]
     if file == "epilogue/function_kernel.cuh":
         (config, tile), implementation = next(iter(MMA_SYNC.items())), "mma_sync"
         kernels = [last, mma_sync(tile, target="sm_90", layout="01")]
@@ -330,3 +417,23 @@ def test_mistakes_are_found(functions, name, tmp_path):
         (AssertionError, RuntimeError), match="not equal|wrote outside|Mismatched|deadlock"
     ):
         call.check(wrong, implementation=implementation, config=config)
+
+
+FORM_MISTAKES = {
+    "rows too short": ("gated_all", "return params_.row_lengths[i];", "return params_.n;"),
+    "no second half": ("gated_all", "params_.results[i]) +", "params_.results[i < 2 ? i : 1]) +"),
+    "halves exchanged": (
+        *("dgated", "if constexpr (i == 0 && kRows) {\n        of"),
+        "if constexpr (i == 1 && kRows) {\n        of",
+    ),
+}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("mistake", FORM_MISTAKES)
+def test_mistakes_in_forms_are_found(forms, monkeypatch, mistake, tmp_path):
+    name, old, new = FORM_MISTAKES[mistake]
+    first, *_ = kernels_of_form(name)
+    wrong = Emulator(tmp_path, carried(first), changes={TILE: [(old, new)]}, like=forms)
+    with pytest.raises((AssertionError, RuntimeError), match="wrong of|wrote outside"):
+        check_form(wrong, monkeypatch, name, FORM_CONFIGS[name][0])

@@ -118,9 +118,7 @@ class Call:
             groups=GROUPS,
             num_sizes=len(SIZES),
             rhs_transposed=False,
-            activation="none",
             gated=self.gated,
-            bias_dtype=None,
             gathered_rows=NUM_ROWS if self.gathered else None,
             lhs_dtype=BF16,
             rhs_dtype=BF16,
@@ -276,11 +274,11 @@ MISTAKES = {
     ),
     "consumers of the same columns": (
         *("gated", SHARES_WEIGHTS, "kernels/wgmma/ragged_kernel.cuh"),
-        *("(is_gated ? first_row / 2 : first_row)", "(is_gated ? 0 : first_row)"),
+        *("(kIsGated ? first_row / 2 : first_row)", "(kIsGated ? 0 : first_row)"),
     ),
     "tiles too far apart": (
         *("gated", SHARES_WEIGHTS, "kernels/wgmma/ragged_kernel.cuh"),
-        *("is_gated ? Config::kTileM / 2 : Config::kTileM", "Config::kTileM"),
+        *("kIsGated ? Config::kTileM / 2 : Config::kTileM", "Config::kTileM"),
     ),
 }
 

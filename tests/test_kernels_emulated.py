@@ -24,7 +24,6 @@ from emulated_checks import (
     integers,
     ragged_problem,
 )
-from epilogue_call import FORMS, wide
 from gpu.gemm_call import make_inputs
 
 from jax_tcgemm.problem.ragged import RaggedProblem
@@ -111,19 +110,6 @@ def test_ping_pong_waits_for_warps_that_are_slow(emulator):
         check(emulator, BF16, "NN", Case("one_k_block", 320, 320, 64), num_sms=2, seed=seed, **how)
 
 
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("form", ["gelu_aux", "dsilu_sums", "gated_all", "dgated", "dgated_sums"])
-def test_wgmma_epilogues(emulator, form):
-    case = dataclasses.replace(FORMS[form], m=70, n=136, k=72)
-    arrays = case.draw(np.random.default_rng(0))
-    for seed, config in enumerate(("64x64x64_c1x1x1_pp", "128x128x64_c2x1x1_pp")):
-        how = {"implementation": "wgmma", "config": config, "seed": seed}
-        case.compare([wide(x) for x in emulator.run(case.problem, arrays, **how)], arrays)
-        if case.derivative:
-            how["in_place_of"] = "c" if case.beta else "aux_in"
-            case.compare([wide(x) for x in emulator.run(case.problem, arrays, **how)], arrays)
-
-
 SIZES = [1, 0, 17, 64, 63]
 
 
@@ -140,36 +126,18 @@ def test_wgmma_ragged_contraction(emulator, seed):
     check_ragged(emulator, "contraction", SIZES, 136, 136, 160, **how)
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
-@pytest.mark.parametrize("gathered", [False, True], ids=["", "gathered"])
 @pytest.mark.parametrize("seed", range(3))
-def test_wgmma_ragged_epilogues(emulator, seed, gathered, gated):
-    """Bias and activation; indices of no row, whose tokens are zero."""
+def test_wgmma_gathered_rows(emulator, seed):
+    """Indices of no row, too, whose tokens are zero."""
     m, n, k, num_rows, sizes = 130, 264, 136, 50, [1, 0, 70, 17, 33]
-    groups, halves = len(sizes), (2,) if gated else ()
     rng = np.random.default_rng(seed)
-    a = integers(rng, (num_rows if gathered else m, k))
-    b = integers(rng, (groups, k, *halves, n))
-    bias = integers(rng, (groups, *halves, n), "f32")
+    a, b = integers(rng, (num_rows, k)), integers(rng, (len(sizes), k, n))
     gather = rng.integers(-2, num_rows + 2, m).astype(np.int32)
-    problem = ragged_problem(
-        *("rows", groups, m, n, k),
-        activation="relu",
-        gated=gated,
-        biased=True,
-        bias_dtype="f32",
-        gathered=gathered,
-        a_rows=num_rows if gathered else 0,
-    )
-    arrays = {"a": a, "b": b, "bias": bias, **group_arrays(sizes)}
-    tokens = a
-    if gathered:
-        arrays["gather"] = gather
-        inside = (gather >= 0) & (gather < num_rows)
-        tokens = np.where(inside[:, None], a[np.where(inside, gather, 0)], 0)
-    z = reference.rows(tokens, b.reshape(groups, k, -1), sizes).reshape(m, *halves, n)
-    z[: sum(sizes)] += np.repeat(bias, sizes, 0)
-    expected = np.maximum(z[:, 0], 0) * z[:, 1] if gated else np.maximum(z, 0)
+    problem = ragged_problem("rows", len(sizes), m, n, k, gathered=True, a_rows=num_rows)
+    arrays = {"a": a, "b": b, "gather": gather, **group_arrays(sizes)}
+    inside = (gather >= 0) & (gather < num_rows)
+    tokens = np.where(inside[:, None], a[np.where(inside, gather, 0)], 0)
+    expected = reference.rows(tokens, b, sizes)
     how = {"implementation": "wgmma", "config": "256x128x64_c1x2x1_co_t", "seed": seed}
     np.testing.assert_array_equal(emulator.run(problem, arrays, **how)[0][0], expected)
 
@@ -178,7 +146,6 @@ def test_wgmma_refuses_for_what_no_config_runs_first(emulator):
     """Not for what another config could run, which is of no use to know."""
     problem = RaggedProblem(
         *("rows", 1, 9, 5, 8, 1, 1, False, True, True, True, "bf16", "bf16", "f32"),
-        activation="relu",
         gathered=True,
         a_rows=9,
     )
@@ -186,7 +153,7 @@ def test_wgmma_refuses_for_what_no_config_runs_first(emulator):
     with pytest.raises(RuntimeError, match="n must be a multiple of 8, got 5"):
         emulator.run(problem, {}, implementation="wgmma", config=config)
     problem = dataclasses.replace(problem, n=8)
-    with pytest.raises(RuntimeError, match=f"config {config} has no activation"):
+    with pytest.raises(RuntimeError, match=f"config {config} has no gathered rows"):
         emulator.run(problem, {}, implementation="wgmma", config=config)
 
 

@@ -4,12 +4,10 @@ Of the combinations of cases, layouts and types it is one in seven, each with an
 its own.
 """
 
-import dataclasses
 import itertools
 import re
 
 import emulated
-import numpy as np
 import pytest
 from emulated import (
     Emulator,
@@ -19,7 +17,6 @@ from emulated import (
     wgmma_table,
 )
 from emulated_checks import CASE, Types, check, check_ragged
-from epilogue_call import FORMS, wide
 from gpu.gemm_call import CONFIG_CASES, LAYOUTS
 from kernel_instances import MMA_SYNC_INSTRUCTIONS, WGMMA_INSTRUCTIONS
 
@@ -83,24 +80,6 @@ def test_wgmma(dtype, tmp_path):
         check(emulator, Types(inputs, out, compute), layout, case, **how)
 
 
-@pytest.mark.usefixtures("x64")
-def test_wgmma_epilogues(tmp_path):
-    emulator = build_wgmma(tmp_path, *wgmma_tables("bf16", fused=True))
-    everything = itertools.product(
-        FORMS.values(),
-        LAYOUTS,
-        [(40, 72, 64), (130, 264, 100), (67, 45, 29)],
-        configs("wgmma/config.h", "TCGEMM_WGMMA_CONFIGS"),
-    )
-    for i, (form, layout, (m, n, k), config) in enumerate(everything):
-        if i % 7:
-            continue
-        case = dataclasses.replace(form, m=m, n=n, k=k, layout=layout, batch=(1, 1 + i % 2))
-        arrays = case.draw(np.random.default_rng(i))
-        how = {"implementation": "wgmma", "config": config, "seed": i}
-        case.compare([wide(x) for x in emulator.run(case.problem, arrays, **how)], arrays)
-
-
 RAGGED_SIZES = {
     "mixed": [1, 0, 17, 64, 63, 129, 300, 2, 255, 0],
     "one_group": [0, 801, 0, 0],
@@ -113,12 +92,12 @@ RAGGED_SIZES = {
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_wgmma_ragged(dtype, tmp_path):
     emulator = build_wgmma(tmp_path, *(wgmma_ragged_table(dtype, x) for x in ("00", "10", "11")))
-    *plain, fused = configs("wgmma/config.h", "TCGEMM_WGMMA_RAGGED_CONFIGS")
+    *plain, of_weights = configs("wgmma/config.h", "TCGEMM_WGMMA_RAGGED_CONFIGS")
     everything = itertools.product(RAGGED_SIZES.values(), ["NN", "NT", "contraction"])
     for seed, (sizes, form) in enumerate(everything):
         rows = form != "contraction"
         fitting = [config for config in plain if config.endswith("_t") == rows]
-        for config in [*fitting, *([fused] if form == "NN" else [])]:
+        for config in [*fitting, *([of_weights] if form == "NN" else [])]:
             how = {"implementation": "wgmma", "config": config, "seed": seed, "dtype": dtype}
             extents = (840, 264, 136) if rows else (136, 264, 840)
             name = "rows" if rows else form

@@ -71,15 +71,10 @@ def test_attributes_of_the_custom_call(fake_cuda):
         "alpha": 1.0,
         "beta": 0.0,
         "factors": empty,
-        "activation": "none",
-        "derivative": False,
         "gated": False,
         "up_offset": 0,
-        "bias": "none",
-        "bias_batch_stride": 0,
-        "aux_out": False,
-        "column_sums": False,
         "function": "",
+        "function_library": "none",
         **dict.fromkeys(("function_reads", "function_indices", "function_results"), empty),
     }
 

@@ -29,16 +29,15 @@ GEMM = ABI | {
 }
 GEMM |= {"a_transposed": False, "a_ld": 4, "a_outer_stride": 0, "a_inner_stride": 0}
 GEMM |= {"b_transposed": False, "b_ld": 3, "b_outer_stride": 0, "b_inner_stride": 0}
-GEMM |= {"alpha": 1.0, "beta": 0.0, "factors": [], "activation": "none", "bias": "none"}
-GEMM |= dict.fromkeys(("derivative", "gated", "aux_out", "column_sums"), False)
-GEMM |= {"up_offset": 0, "bias_batch_stride": 0}
+GEMM |= {"alpha": 1.0, "beta": 0.0, "factors": [], "gated": False, "up_offset": 0}
 NO_FUNCTION = {"function": "", "function_reads": [], "function_indices": [], "function_results": []}
+NO_FUNCTION |= {"function_library": "none"}
 GEMM |= NO_FUNCTION
-RAGGED = ABI | {"config": "auto", "form": "rows", "compute": "f32", "activation": "none"}
+RAGGED = ABI | {"config": "auto", "form": "rows", "compute": "f32"}
 RAGGED |= {"batch": 1, "m": 6, "n": 4, "k": 5, "groups": 2, "num_sizes": 2, "a_rows": 0}
 RAGGED |= {"factors": []}
 RAGGED |= dict.fromkeys(("b_transposed", "a_batched", "b_batched", "sizes_batched"), False)
-RAGGED |= dict.fromkeys(("gated", "biased", "gathered"), False)
+RAGGED |= dict.fromkeys(("gated", "gathered"), False)
 RAGGED |= NO_FUNCTION
 
 ROWS = ABI | {"form": "sums", "weighted": False}
@@ -90,8 +89,7 @@ def test_attributes_are_those_of_the_problem(worker, key, change, says):
     ("key", "name", "says"),
     [
         ("gemm", "compute", "compute must be f16, f32, tf32, f64, s32 or f32_fast_accum, got x"),
-        ("gemm", "bias", "bias must be none, n or m, got x"),
-        ("gemm", "activation", "tanh or leaky_relu, got x"),
+        ("gemm", "function_library", "gelu_aux_bias or dgelu, got x"),
         ("gemm", "gated", "gated must be a boolean"),
         ("gemm", "beta", "beta must be a 64-bit float"),
         ("ragged", "form", "form must be rows or contraction, got x"),
@@ -109,8 +107,8 @@ def test_attributes_have_the_values_that_there_are(worker, key, name, says):
     ("key", "change", "operands", "results", "says"),
     [
         ("gemm", {"gated": True}, 2, 1, "operands must be a, b, b_up, got 2"),
-        ("gemm", {"bias": "n"}, 4, 3, "results must be d, workspace, got 3"),
-        ("gemm", {"beta": 1.0, "bias": "m"}, 3, 1, "operands must be a, b, c, bias, got 3"),
+        ("gemm", {}, 2, 3, "results must be d, workspace, got 3"),
+        ("gemm", {"beta": 1.0}, 2, 1, "operands must be a, b, c, got 2"),
         ("gemm", {"factors": [1] * 12}, 2, 1, "operands must be a, b, a_factors, b_factors, got 2"),
         ("ragged", {"gathered": True}, 4, 1, "group_sizes, group_offset, gather, got 4"),
         ("rows", {}, 2, 1, "operands must be a, indices, starts, got 2"),
@@ -263,20 +261,19 @@ def test_calls_that_leave_something_open(worker, change, operands, size, says):
 def test_up_offset_without_a_second_matrix(worker, offset):
     operands = [numbers(2, 4), numbers(12 + min(offset, 0) or 1)]
     said = run(worker, "gemm", GEMM | {"up_offset": offset}, operands, Buffer("f32", (2, 3)))
-    assert f"up_offset must be 0 unless gated and no derivative, got {offset}" in said
+    assert f"up_offset must be 0 unless gated, got {offset}" in said
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({}, "host cannot run this: it has no function"),
-        ({"gated": True}, "host cannot run this: it has no function"),
-        ({"gated": True, "up_offset": 3}, "host cannot run this: it has no function"),
-        ({"gated": True, "derivative": True}, "a function must be all that follows the product"),
+        ({"gated": True}, "host cannot run this: it has no gated product"),
+        ({"gated": True, "up_offset": 3}, "host cannot run this: it has no gated product"),
         ({"gated": True, "beta": 1.0}, "a function must be all that follows the product"),
-        ({"gated": True, "bias": "n"}, "a function must be all that follows the product"),
-        ({"up_offset": 3}, "up_offset must be 0 unless gated and no derivative, got 3"),
-        ({"gated": True, "function": ""}, ""),
+        ({"up_offset": 3}, "up_offset must be 0 unless gated, got 3"),
+        ({"gated": True, "function": ""}, "a gated product must have a function"),
+        ({"function": "", "function_library": "relu"}, "function must be named where it reads"),
         ({"function_reads": [0] * 8}, "function_reads must be at most 12 times nine numbers"),
     ],
     ids=str,
@@ -284,13 +281,55 @@ def test_up_offset_without_a_second_matrix(worker, offset):
 def test_a_function_is_of_a_product_or_of_both_of_a_gated_one(worker, change, says):
     attributes = GEMM | {"function": "f", "b_ld": 6} | change
     operands = [numbers(2, 4), numbers(4, 6)]
-    if attributes["gated"] and not attributes["derivative"] and not attributes["up_offset"]:
+    if attributes["gated"] and not attributes["up_offset"]:
         operands.append(numbers(4, 6))
-    shapes = {"beta": (2, 3), "bias": (6,), "derivative": (2, 2, 3)}
-    operands += [numbers(*shape) for name, shape in shapes.items() if name in change]
-    columns = 6 if "derivative" in change else 3
-    said = run(worker, "gemm", attributes, operands, Buffer("f32", (2, columns)))
-    assert said == says if not says else says in said
+    if "beta" in change:
+        operands.append(numbers(2, 3))
+    assert says in run(worker, "gemm", attributes, operands, Buffer("f32", (2, 3)))
+
+
+# Of operand 0, four bytes each: as D lies.
+AS_D = [0, 4, 0, 0, 0, 0, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("reads", "results", "elements", "says"),
+    [
+        (AS_D, [], 6, "host cannot run this: it has no function"),
+        ([*AS_D[:6], 6, 2, 1], [4, 3], 12, "host cannot run this: it has no function"),
+        ([0, 4, 3, 0, 0, 0, 6, 2, 1], [4, 3], 12, "host cannot run this: it has no function"),
+        ([*AS_D[:6], 0, 2, 1], [], 6, "an operand in the place of d must be read where that is"),
+        ([*AS_D[:8], 0], [], 6, "an operand in the place of d must be read where that is written"),
+        ([0, 4, 1, 0, 0, 0, 0, 2, 1], [], 6, "an operand in the place of d must be read where"),
+        ([0, 2, *AS_D[2:]], [], 6, "an operand in the place of d must be read where that is"),
+    ],
+    ids=str,
+)
+def test_an_operand_in_the_place_of_d(worker, reads, results, elements, says):
+    function = {"function": "f", "function_reads": reads, "function_results": results}
+    operands = [numbers(2, 4), numbers(4, 3), numbers(elements)]
+    d = Buffer("f32", (elements,), shares=2)
+    assert says in run(worker, "gemm", GEMM | function, operands, d)
+
+
+@pytest.mark.parametrize(
+    ("results", "sizes", "says"),
+    [
+        ([4, 3], [12], "host cannot run this: it has no function"),
+        ([4, 3], [6], "d must hold at least 12 elements, got 6"),
+        ([4, 0, 4, 3], [6, 12], "host cannot run this: it has no function"),
+        ([4, 0, 4, 3], [6, 6], "a function's result must have exactly 48 bytes, got 24"),
+        ([2, 3], [12], "must lie beside a whole one with elements of as many bytes"),
+        ([4, 1, 4, 3], [6, 2], "must lie beside a whole one with elements of as many bytes"),
+        ([4, 3, 4, 3], [12], "must lie beside a whole one with elements of as many bytes"),
+        ([4, 4], [6, 6], "a function's result must be whole, reduced, or beside another, got 4"),
+    ],
+    ids=str,
+)
+def test_results_that_lie_beside_each_other(worker, results, sizes, says):
+    attributes = GEMM | {"function": "f", "function_results": results}
+    buffers = [Buffer("f32", (size,)) for size in sizes]
+    assert says in run(worker, "gemm", attributes, [numbers(2, 4), numbers(4, 3)], *buffers)
 
 
 def test_strides_that_no_buffer_bears_out(worker):
@@ -312,7 +351,7 @@ def test_strides_that_no_buffer_bears_out(worker):
         ({"batch": 4, "a_outer_stride": 2**62}, "a"),
         ({"batch": 2, "batch_inner": 2, "b_inner_stride": 2**63 - 1}, "b"),
         ({"a_ld": 2**61}, "a"),
-        ({"gated": True, "up_offset": 2**62}, "b"),
+        ({"gated": True, "up_offset": 2**62, "function": "f"}, "b"),
     ],
     ids=str,
 )
@@ -328,13 +367,6 @@ def test_strides_of_what_has_no_elements(worker, change, name):
     ("change", "results", "says"),
     [
         ({}, [("f32", (7,))], "d must hold exactly 6 elements, got 7"),
-        ({"aux_out": True}, [("f32", (6,)), ("f32", (7,))], "aux_out must hold exactly 6 elements"),
-        ({"column_sums": True}, [("f32", (6,)), ("f32", (4,))], "column_sums must hold exactly 3"),
-        (
-            {"column_sums": True, "m": 0},
-            [("f32", (0,)), ("f32", (3,))],
-            "column_sums must not be asked for where there is no element of d",
-        ),
         ({}, [("f32", (6,)), ("s4", (512,))], "workspace must be u8"),
     ],
     ids=str,
@@ -352,7 +384,7 @@ def test_results_of_a_product(worker, change, results, says):
 
 @pytest.mark.parametrize(
     ("change", "shared"),
-    [({}, 0), ({}, 1), ({"beta": 1.0}, 0), ({"activation": "relu"}, 1)],
+    [({}, 0), ({}, 1), ({"beta": 1.0}, 0), ({"function": "f"}, 1)],
     ids=str,
 )
 def test_a_result_in_the_place_of_a_factor(worker, change, shared):
@@ -372,7 +404,9 @@ def test_a_result_in_the_place_of_c(worker):
 
 
 def test_results_in_one_place(worker):
-    attributes = GEMM | {"n": 4, "m": 4, "b_ld": 4, "beta": 1.0, "aux_out": True}
+    attributes = GEMM | {"n": 4, "m": 4, "b_ld": 4}
+    attributes |= {"function": "f", "function_reads": [0, 4, 0, 0, 0, 0, 4, 4, 1]}
+    attributes["function_results"] = [4, 0]
     results = [Buffer("f32", (4, 4), shares=2) for _ in range(2)]
     assert "results must not overlap" in run(
         worker, "gemm", attributes, [numbers(4, 4)] * 3, *results
@@ -438,7 +472,6 @@ BY_GROUP = [0, 4, 0, 0, 4, 0, 0, 6, 1]
         ({"function_results": [4, 1]}, 8, 12, "must be whole in a grouped product"),
         ({"function_reads": [*BY_GROUP[:2], -1, *BY_GROUP[3:]]}, 9, 24, "must hold all that is"),
         ({"function_reads": [*BY_GROUP[:4], 2**62, *BY_GROUP[5:]]}, 8, 24, "must hold all that is"),
-        ({"activation": "relu"}, 8, 24, "a function must be all that follows the product"),
         ({"form": "contraction"}, 8, 24, "epilogue must be empty when form is contraction"),
         ({"function": "x; y"}, 8, 24, "function must be a name, got x; y"),
     ],

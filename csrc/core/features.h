@@ -14,13 +14,7 @@ enum class Feature : int32_t {
   // Of products, and some of them of grouped ones.
   kAlpha,
   kBeta,
-  kActivation,
-  kDerivative,
   kGated,
-  kBiasN,
-  kBiasM,
-  kAuxOut,
-  kColumnSums,
   kFunction,
   kBlockFactors,
   kGathered,    // of grouped products
@@ -29,21 +23,10 @@ enum class Feature : int32_t {
   kItems,
 };
 template <>
-inline constexpr std::array kNames<Feature>{"alpha other than 1",
-                                            "beta other than 0",
-                                            "activation",
-                                            "derivative",
-                                            "gated product",
-                                            "bias along n",
-                                            "bias along m",
-                                            "aux_out",
-                                            "column_sums",
-                                            "function",
-                                            "factors of blocks",
-                                            "gathered rows",
-                                            "weights",
-                                            "scalars on the device",
-                                            "several products in a call"};
+inline constexpr std::array kNames<Feature>{
+    "alpha other than 1",        "beta other than 0", "gated product", "function",
+    "factors of blocks",         "gathered rows",     "weights",       "scalars on the device",
+    "several products in a call"};
 
 class Features {
  public:
@@ -57,7 +40,7 @@ class Features {
   }
   constexpr bool has(Feature feature) const { return bits_ >> static_cast<int32_t>(feature) & 1; }
 
-  // "no activation" for the first one that is needed and not here; empty where there is none.
+  // "no gated product" for the first one that is needed and not here; empty where there is none.
   std::string lack(Features needed) const {
     if ((needed.bits_ & ~bits_) == 0) return "";
     for (size_t i = 0; i < kNames<Feature>.size(); ++i) {

@@ -52,7 +52,8 @@ std::string check_operand(const char* name, const Problem& p, const Operand& x, 
 std::string check_function(const Problem& p) {
   const Function& f = p.epilogue.function;
   if (f.is_none()) {
-    if (f.reads.empty() && f.indices.empty() && f.more_results.empty()) return "";
+    const bool is_of_library = f.library != LibraryEpilogue::kNone;
+    if (f.reads.empty() && f.indices.empty() && f.more_results.empty() && !is_of_library) return "";
     return "function must be named where it reads or gives something";
   }
   const auto is_identifier = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
@@ -86,46 +87,29 @@ std::string check_function(const Problem& p) {
     const int64_t bytes = f.more_results[i * Function::kResultFields];
     const int64_t form = f.more_results[i * Function::kResultFields + 1];
     if (!is_size(bytes)) return must("bytes of a function's result", "be 1, 2, 4 or 8", bytes);
-    if (form < 0 || form > 2) return must("a function's result", "be whole or reduced over columns or rows", form);
+    if (form < 0 || form > 3) return must("a function's result", "be whole, reduced, or beside another", form);
+    if (!f.is_beside(i + 1)) continue;
+    const bool is_whole = i == 0 || f.more_result(i - 1).form == Function::Form::kWhole;
+    if (!is_whole || bytes != (i == 0 ? dtype_bytes(p.out) : f.more_result(i - 1).bytes)) {
+      return "a function's result must lie beside a whole one with elements of as many bytes";
+    }
   }
-  Epilogue rest = p.epilogue;
-  rest.function = {};
-  rest.gated = false;  // Of two products it is a function of both.
-  if (!rest.is_none() || p.alpha != 1.0 || p.beta != 0.0) return "a function must be all that follows the product";
+  if (p.alpha != 1.0 || p.beta != 0.0) return "a function must be all that follows the product";
   return "";
 }
 
 std::string check_epilogue(const Problem& p) {
   const Epilogue& e = p.epilogue;
-  if (e.up_offset < 0 || (e.up_offset != 0 && !p.has_two_b())) {
-    return must("up_offset", p.has_two_b() ? "not be negative" : "be 0 unless gated and no derivative", e.up_offset);
+  if (e.up_offset < 0 || (e.up_offset != 0 && !e.gated)) {
+    return must("up_offset", e.gated ? "not be negative" : "be 0 unless gated", e.up_offset);
   }
-  if (e.bias_batch_stride < 0) return must("bias_batch_stride", "not be negative", e.bias_batch_stride);
-  if (std::string error = check_function(p); !error.empty()) return error;
-  if (e.is_none() || !e.function.is_none()) return "";
-  if (p.out != DType::kF16 && p.out != DType::kBF16 && p.out != DType::kF32 && p.out != DType::kF64) {
-    return std::string("d of a product with an epilogue must be f16, bf16, f32 or f64, got ") + name_of(p.out);
-  }
-  if (e.bias != Bias::kNone && e.bias_dtype != p.out && e.bias_dtype != sum_dtype(p)) {
-    return std::string("bias must have the dtype of d or ") + name_of(sum_dtype(p)) + ", got " + name_of(e.bias_dtype);
-  }
-  if (e.gated && e.bias == Bias::kM) return "bias of a gated product must be n, got m";
-  if (e.derivative && e.aux_out) return "aux_out must be false in a derivative, got true";
-  return "";
+  if (e.gated && e.function.is_none()) return "a gated product must have a function";
+  return check_function(p);
 }
 
 // Elements an operand or a result must hold so that no index of `p` falls outside it; the largest int64 where that
 // does not fit one. B: with up_offset both matrices of a gated product, else each of them.
 int64_t d_elements(const Problem& p) { return multiply_add(multiply_add(p.batch, p.m, 0), p.d_columns(), 0); }
-
-int64_t aux_elements(const Problem& p) { return multiply_add(multiply_add(p.batch, p.m, 0), p.aux_columns(), 0); }
-
-int64_t bias_elements(const Problem& p) {
-  if (p.batch == 0 || p.epilogue.bias == Bias::kNone) return 0;
-  return multiply_add(p.batch - 1, p.epilogue.bias_batch_stride, p.epilogue.bias == Bias::kN ? p.bias_columns() : p.m);
-}
-
-int64_t column_sums_elements(const Problem& p) { return multiply_add(p.batch, p.d_columns(), 0); }
 
 int64_t a_elements(const Problem& p) { return has_elements(p, shape_of_a(p)) ? span(p, p.a, shape_of_a(p)) : 0; }
 
@@ -136,6 +120,15 @@ int64_t b_elements(const Problem& p) {
 
 int64_t factor_elements(const Problem& p, const BlockFactors& x, int64_t rows) {
   return p.is_empty() ? 0 : factor_elements(x, p.batch_outer(), p.batch_inner, rows, p.k);
+}
+
+// Whether each element is read where D has the one that is made of it, or the one beside it.
+bool is_read_as_d(const Problem& p, const Function::Read& x) {
+  const int64_t row = p.d_columns(), matrix = p.m * row;
+  const auto is = [](int64_t stride, int64_t expected, int64_t extent) { return stride == expected || extent <= 1; };
+  return x.bytes == dtype_bytes(p.out) && (x.offset == 0 || (x.offset == p.n && row == 2 * p.n)) && is(x.n, 1, p.n) &&
+         is(x.m_inner, row, std::min(p.m, x.period)) && is(x.m_outer, x.period * row, ceil_div(p.m, x.period)) &&
+         is(x.batch_inner, matrix, p.batch_inner) && is(x.batch_outer, p.batch_inner * matrix, p.batch_outer());
 }
 
 // From the first element that is read to the last, both included; the least int64 and the largest where one does not
@@ -166,6 +159,12 @@ int64_t Function::num_operands() const {
   return num;
 }
 
+int64_t Function::num_more_arrays() const {
+  int64_t num = 0;
+  for (int64_t i = 1; i <= num_more_results(); ++i) num += !is_beside(i);
+  return num;
+}
+
 std::string check_function_buffers(const Function& f, const FunctionExtents& extents, bool has_elements,
                                    int64_t num_matrices, const std::vector<Buffers::Array>& operands,
                                    const std::vector<Buffers::Array>& more_results) {
@@ -176,20 +175,29 @@ std::string check_function_buffers(const Function& f, const FunctionExtents& ext
       return "operand " + std::to_string(x.operand) + " of the function must hold all that is read of it";
     }
   }
+  auto array = more_results.begin();
   for (int64_t i = 0; i < f.num_more_results(); ++i) {
+    if (f.is_beside(i + 1)) continue;
     const Function::Result x = f.more_result(i);
     const int64_t m = x.form == Function::Form::kOverRows ? ceil_div(extents.m, Function::kReduced) : extents.m;
-    const int64_t n = x.form == Function::Form::kOverColumns ? ceil_div(extents.n, Function::kReduced) : extents.n;
+    const int64_t n = x.form == Function::Form::kOverColumns ? ceil_div(extents.n, Function::kReduced)
+                                                             : f.row_length(i + 1, extents.n);
     const int64_t bytes = multiply_add(x.bytes, multiply_add(num_matrices, multiply_add(m, n, 0), 0), 0);
-    if (more_results[i].bytes != bytes) {
-      return must("a function's result", "have exactly " + std::to_string(bytes) + " bytes", more_results[i].bytes);
-    }
+    const int64_t got = array++->bytes;
+    if (got != bytes) return must("a function's result", "have exactly " + std::to_string(bytes) + " bytes", got);
   }
   return "";
 }
 
 std::string check_buffers(const Problem& p, const Buffers& buffers) {
-  return check_function_buffers(p.epilogue.function, {p.batch_outer(), p.batch_inner, p.m, p.n}, !p.is_empty(), p.batch,
+  const Function& f = p.epilogue.function;
+  for (int64_t i = 0; i < f.num_reads() && !p.is_empty(); ++i) {
+    const Function::Read x = f.read(i);
+    if (buffers.function_operands[x.operand].data == buffers.d && !is_read_as_d(p, x)) {
+      return "an operand in the place of d must be read where that is written";
+    }
+  }
+  return check_function_buffers(f, {p.batch_outer(), p.batch_inner, p.m, p.n}, !p.is_empty(), p.batch,
                                 buffers.function_operands, buffers.more_results);
 }
 
@@ -233,13 +241,7 @@ std::string check_problem(const Problem& p) {
 
 Features features_of(const Epilogue& e) {
   Features needed;
-  needed.add(Feature::kActivation, e.activation != Activation::kNone);
-  needed.add(Feature::kDerivative, e.derivative);
   needed.add(Feature::kGated, e.gated);
-  needed.add(Feature::kBiasN, e.bias == Bias::kN);
-  needed.add(Feature::kBiasM, e.bias == Bias::kM);
-  needed.add(Feature::kAuxOut, e.aux_out);
-  needed.add(Feature::kColumnSums, e.column_sums);
   needed.add(Feature::kFunction, !e.function.is_none());
   return needed;
 }
@@ -277,18 +279,10 @@ const BufferTable<Problem, Buffers>& buffer_table(const Problem&) {
        put<&Buffers::b_factors>},
       {"c", BufferRole::kOptional, [](P& p) -> int64_t { return p.beta != 0.0; }, d_elements, out,
        [](P& p, Buffers& buffers, void* x, int64_t) { buffers.c = p.beta != 0.0 ? x : nullptr; }},
-      {"bias", BufferRole::kOperand, [](P& p) -> int64_t { return p.epilogue.bias != Bias::kNone; }, bias_elements,
-       [](P& p) { return p.epilogue.bias_dtype; }, put<&Buffers::bias>},
-      {"aux_in", BufferRole::kReplaced, [](P& p) -> int64_t { return p.epilogue.derivative; }, aux_elements, out,
-       put<&Buffers::aux_in>},
-      {"function operand", BufferRole::kOperand, [](P& p) { return p.epilogue.function.num_operands(); }, nullptr,
+      {"function operand", BufferRole::kReplaced, [](P& p) { return p.epilogue.function.num_operands(); }, nullptr,
        nullptr, [](P&, Buffers& buffers, void* x, int64_t bytes) { buffers.function_operands.push_back({x, bytes}); }},
       {"d", BufferRole::kResult, always, d_elements, out, put<&Buffers::d>},
-      {"aux_out", BufferRole::kResult, [](P& p) -> int64_t { return p.epilogue.aux_out; }, aux_elements, out,
-       put<&Buffers::aux_out>},
-      {"column_sums", BufferRole::kResult, [](P& p) -> int64_t { return p.epilogue.column_sums; }, column_sums_elements,
-       sum_dtype, put<&Buffers::column_sums>},
-      {"function result", BufferRole::kResult, [](P& p) { return p.epilogue.function.num_more_results(); }, nullptr,
+      {"function result", BufferRole::kResult, [](P& p) { return p.epilogue.function.num_more_arrays(); }, nullptr,
        nullptr, [](P&, Buffers& buffers, void* x, int64_t bytes) { buffers.more_results.push_back({x, bytes}); }},
   };
   return table;

@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "core/activation.h"
 #include "core/buffers.h"
 #include "core/dtype.h"
 #include "core/features.h"
@@ -20,17 +19,26 @@
 
 namespace tcgemm {
 
-template <>
-inline constexpr std::array kNames<Activation>{
-#define TCGEMM_ENTRY(name, functor) #name,
-    TCGEMM_ACTIVATIONS(TCGEMM_ENTRY)
-#undef TCGEMM_ENTRY
+// Which epilogue of a library a function is, if any: of A B, or of A B + bias with `_bias`.
+//
+//   relu, gelu   D = f(Z), gelu by tanh          gelu_aux   D = gelu(Z), and Z beside it in an array of its own
+//   dgelu        D = gelu'(operand 0) * A B
+//
+// The bias is operand 0, of D's type, with an element for each column.
+enum class LibraryEpilogue : int32_t {
+  kNone,
+  kBias,
+  kRelu,
+  kReluBias,
+  kGelu,
+  kGeluBias,
+  kGeluAux,
+  kGeluAuxBias,
+  kDGelu
 };
-
-// A bias has an element for each column (n) or each row (m) of the product.
-enum class Bias : int32_t { kNone, kN, kM };
 template <>
-inline constexpr std::array kNames<Bias>{"none", "n", "m"};
+inline constexpr std::array kNames<LibraryEpilogue>{"none",      "bias",     "relu",          "relu_bias", "gelu",
+                                                    "gelu_bias", "gelu_aux", "gelu_aux_bias", "dgelu"};
 
 // An input matrix for each batch index. Strides are in elements and never negative.
 //   A, not transposed: element (m, k) at m * ld + k;  transposed: at k * ld + m.
@@ -87,8 +95,9 @@ struct Function {
   };
   static constexpr int64_t kIndexFields = 3;
   // A result after D: as many elements as D has, or a reduction of these over eight columns or over eight rows, from a
-  // multiple of eight on: (batch, m, n / 8) or (batch, m / 8, n), rounded up.
-  enum class Form : int64_t { kWhole, kOverColumns, kOverRows };
+  // multiple of eight on: (batch, m, n / 8) or (batch, m / 8, n), rounded up. Or it has no array of its own but lies
+  // beside the result before it, each of whose rows of n is followed by one of this: rows of 2n.
+  enum class Form : int64_t { kWhole, kOverColumns, kOverRows, kBeside };
   struct Result {
     int64_t bytes;  // of an element
     Form form;
@@ -97,7 +106,8 @@ struct Function {
   static constexpr int64_t kReduced = 8;
   static constexpr int64_t kMostReads = 12, kMostResults = 6, kMostIndices = 8;
 
-  std::string name;                   // empty: none
+  std::string name;  // empty: none
+  LibraryEpilogue library = LibraryEpilogue::kNone;
   std::vector<int64_t> reads;         // kReadFields of each
   std::vector<int64_t> indices;       // kIndexFields of each
   std::vector<int64_t> more_results;  // kResultFields of each result after D
@@ -118,38 +128,25 @@ struct Function {
     const int64_t* x = &more_results[i * kResultFields];
     return {x[0], static_cast<Form>(x[1])};
   }
+  // Of results by number, of which D is the first.
+  bool is_beside(int64_t i) const {
+    return i > 0 && i <= num_more_results() && more_result(i - 1).form == Form::kBeside;
+  }
+  int64_t row_length(int64_t i, int64_t n) const { return is_beside(i) || is_beside(i + 1) ? 2 * n : n; }
+  // Arrays of results after D.
+  int64_t num_more_arrays() const;
   // One more than the largest that is read.
   int64_t num_operands() const;
 };
 
-// What happens to Z = alpha * op(A) op(B) + bias before it is stored; f is the activation.
-//
-//   forward            D = f(Z) + beta * C                       aux_out = Z
-//   derivative         D = f'(aux_in) * Z + beta * C
-//   gated              D = f(Z) * Z_up + beta * C                aux_out = [Z | Z_up]
-//   gated, derivative  D = [f'(gate) * up * Z | f(gate) * Z] + beta * C, aux_in = [gate | up]
-//
-// or D and more results are what `function` makes of the plain product, of a gated one of both.
-//
-// [x | y] has rows of 2n elements, x first. A gated product has two matrices B of the same layout,
-// for Z and for Z_up, and its bias (n only) has 2n elements. aux_in and aux_out have D's dtype.
+// What happens to a product before it is stored: D and more results are what `function` makes of it, and of the product
+// by a second matrix B of the same layout where it is gated.
 struct Epilogue {
-  Activation activation = Activation::kNone;
-  bool derivative = false;
-  bool gated = false;
+  bool gated = false;     // with a function only
   int64_t up_offset = 0;  // elements from the first B to the second; 0: that is an operand of its own
-  Bias bias = Bias::kNone;
-  DType bias_dtype = DType::kF32;
-  int64_t bias_batch_stride = 0;
-  bool aux_out = false;
-  // Also the sums over m of D as stored, in float32 (float64 for float64): (batch, columns of D).
-  bool column_sums = false;
   Function function;
 
-  bool is_none() const {
-    return activation == Activation::kNone && !derivative && !gated && bias == Bias::kNone && !aux_out &&
-           !column_sums && function.is_none();
-  }
+  bool is_none() const { return !gated && function.is_none(); }
 };
 
 struct Problem {
@@ -164,11 +161,8 @@ struct Problem {
   Epilogue epilogue;
   ProductFactors factors;
 
-  // The derivative of a gated product multiplies by one matrix B.
-  bool has_two_b() const { return epilogue.gated && !epilogue.derivative; }
-  int64_t d_columns() const { return epilogue.gated && epilogue.derivative ? 2 * n : n; }
-  int64_t aux_columns() const { return epilogue.gated ? 2 * n : n; }
-  int64_t bias_columns() const { return has_two_b() ? 2 * n : n; }
+  bool has_two_b() const { return epilogue.gated; }
+  int64_t d_columns() const { return epilogue.function.row_length(0, n); }
   int64_t batch_outer() const { return batch_inner > 0 ? batch / batch_inner : 0; }
   bool is_empty() const { return batch == 0 || m == 0 || n == 0; }
 };
@@ -193,15 +187,10 @@ void visit_fields(Problem& p, Visit&& visit) {
   visit("alpha", p.alpha);
   visit("beta", p.beta);
   visit("factors", p.factors.numbers);
-  visit("activation", p.epilogue.activation);
-  visit("bias", p.epilogue.bias);
-  visit("derivative", p.epilogue.derivative);
   visit("gated", p.epilogue.gated);
-  visit("aux_out", p.epilogue.aux_out);
-  visit("column_sums", p.epilogue.column_sums);
   visit("up_offset", p.epilogue.up_offset);
-  visit("bias_batch_stride", p.epilogue.bias_batch_stride);
   visit("function", p.epilogue.function.name);
+  visit("function_library", p.epilogue.function.library);
   visit("function_reads", p.epilogue.function.reads);
   visit("function_indices", p.epilogue.function.indices);
   visit("function_results", p.epilogue.function.more_results);
@@ -213,7 +202,6 @@ void visit_dtypes(Problem& p, Visit&& visit) {
   visit("a", "a_dtype", p.a.dtype);
   visit("b", "b_dtype", p.b.dtype);
   visit("d", "out_dtype", p.out);
-  if (p.epilogue.bias != Bias::kNone) visit("bias", "bias_dtype", p.epilogue.bias_dtype);
 }
 
 Features features_of(const Epilogue& epilogue);
@@ -231,12 +219,7 @@ struct Buffers {
   // Of blocks of a and b; null where they have none.
   const void* a_factors = nullptr;
   const void* b_factors = nullptr;
-  // Of the epilogue; each null unless it asks for it.
-  const void* b_up = nullptr;
-  const void* bias = nullptr;
-  const void* aux_in = nullptr;
-  void* aux_out = nullptr;
-  void* column_sums = nullptr;
+  const void* b_up = nullptr;  // of a gated product
   // Of a function.
   struct Array {
     void* data;
@@ -246,11 +229,9 @@ struct Buffers {
 };
 
 // The arrays of a call:
-//   a, b [, b_up] [, a_factors, b_factors] [, c] [, bias] [, aux_in] [, function operands]
-//   -> d [, aux_out] [, column_sums] [, function results].
+//   a, b [, b_up] [, a_factors, b_factors] [, c] [, function operands] -> d [, function results].
 //   b_up    of a gated product, unless up_offset finds it inside b
 //   c       where beta != 0; it may be given, but is not read, otherwise
-//   aux_in  of a derivative
 const BufferTable<Problem, Buffers>& buffer_table(const Problem& problem);
 
 // The rules every implementation may rely on: extents and strides are non-negative, leading
@@ -274,8 +255,5 @@ std::string check_function_buffers(const Function& function, const FunctionExten
 // rows in each matrix.
 std::string check_factors(const ProductFactors& factors);
 int64_t factor_elements(const BlockFactors& factors, int64_t batch_outer, int64_t batch_inner, int64_t rows, int64_t k);
-
-// The dtype of column sums, and of what a floating-point product accumulates in.
-inline DType sum_dtype(const Problem& problem) { return problem.compute == Compute::kF64 ? DType::kF64 : DType::kF32; }
 
 }  // namespace tcgemm

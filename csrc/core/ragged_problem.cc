@@ -39,9 +39,6 @@ const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProble
        put<&RaggedBuffers::a_factors>},
       {"b_factors", BufferRole::kOperand, is_scaled, [](P& p) { return factor_elements(p, p.factors.b(), p.n); }, f32,
        put<&RaggedBuffers::b_factors>},
-      {"bias", BufferRole::kOperand, [](P& p) -> int64_t { return p.epilogue.bias != Bias::kNone; },
-       [](P& p) { return entries(p, p.b_batched) * p.bias_elements(); }, [](P& p) { return p.epilogue.bias_dtype; },
-       put<&RaggedBuffers::bias>},
       {"gather", BufferRole::kOperand, [](P& p) -> int64_t { return p.gathered; },
        [](P& p) { return entries(p, p.sizes_batched) * p.tokens(); }, integer, put<&RaggedBuffers::gather>},
       {"function operand", BufferRole::kOperand, [](P& p) { return p.epilogue.function.num_operands(); }, nullptr,
@@ -49,7 +46,7 @@ const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProble
        [](P&, RaggedBuffers& buffers, void* x, int64_t bytes) { buffers.function_operands.push_back({x, bytes}); }},
       {"d", BufferRole::kResult, always, [](P& p) { return p.batch * p.d_elements(); }, [](P& p) { return p.out; },
        put<&RaggedBuffers::d>},
-      {"function result", BufferRole::kResult, [](P& p) { return p.epilogue.function.num_more_results(); }, nullptr,
+      {"function result", BufferRole::kResult, [](P& p) { return p.epilogue.function.num_more_arrays(); }, nullptr,
        nullptr, [](P&, RaggedBuffers& buffers, void* x, int64_t bytes) { buffers.more_results.push_back({x, bytes}); }},
   };
   return table;
@@ -73,9 +70,6 @@ std::string check_problem(const RaggedProblem& p) {
   if (!p.epilogue.is_none()) {
     const Epilogue& e = p.epilogue;
     if (!p.is_rows()) return "epilogue must be empty when form is contraction";
-    if (e.derivative || e.aux_out || e.column_sums || e.bias == Bias::kM) {
-      return "epilogue must be an activation, a bias of columns or gating";
-    }
     if (e.gated && !p.factors.is_none()) return "a product with factors of blocks must not be gated";
     if (e.gated && p.b_transposed) return "b_transposed must be false when the product is gated, got true";
     if (std::string error = check_problem(group_problem(p, p.tokens())); !error.empty()) return error;
@@ -92,7 +86,7 @@ std::string check_problem(const RaggedProblem& p) {
   if (!fits(p.m, p.k, 1) || !fits(p.a_rows, p.a_columns(), 1) ||
       !fits(std::max<int64_t>(p.k, 1), p.b_columns(), p.is_rows() ? p.groups : 1) ||
       !fits(p.m, p.n, p.is_rows() ? 1 : p.groups)) {
-    return "a, b, d and the bias must have fewer than 2^59 elements";
+    return "a, b and d must have fewer than 2^59 elements";
   }
   return "";
 }
@@ -138,10 +132,6 @@ RaggedBuffers batch_entry(const RaggedProblem& p, const RaggedBuffers& buffers, 
   RaggedBuffers entry = buffers;
   const int64_t in_bytes = dtype_bytes(p.in);
   if (p.a_batched) entry.a = static_cast<const char*>(buffers.a) + batch_idx * p.a_elements() * in_bytes;
-  if (p.b_batched && buffers.bias != nullptr) {
-    entry.bias =
-        static_cast<const char*>(buffers.bias) + batch_idx * p.bias_elements() * dtype_bytes(p.epilogue.bias_dtype);
-  }
   if (p.b_batched) entry.b = static_cast<const char*>(buffers.b) + batch_idx * p.b_elements() * in_bytes;
   if (p.sizes_batched) {
     entry.group_sizes = buffers.group_sizes + batch_idx * p.num_sizes;

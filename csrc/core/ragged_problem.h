@@ -11,9 +11,8 @@
 //
 // In the form rows both operands may have factors of blocks (problem.h), B for each group.
 //
-// In the form rows the product of a group may have an epilogue (problem.h): an activation, a bias of
-// one row for each group, or gating, with B as groups x k x 2 x n; or a function, whose levels of the batch are
-// the batch entry and the group. Rows of no group are 0 in D and in each of a function's other results.
+// In the form rows the product of a group may have an epilogue (problem.h): a function, whose levels of the batch are
+// the batch entry and the group, gated with B as groups x k x 2 x n. Rows of no group are 0 in each of its results.
 //
 // A may be gathered: token i is row gather[i] of it, of a_rows, and zero where there is no such row.
 //
@@ -46,8 +45,7 @@ struct RaggedProblem {
   bool a_batched, b_batched, sizes_batched;
   DType in, out;
   Compute compute;
-  // Of it only activation, gated, bias (kN) and bias_dtype are used, or gated and a function of whole results.
-  Epilogue epilogue = {};
+  Epilogue epilogue = {};  // without up_offset, of whole results
   bool gathered = false;
   int64_t a_rows = 0;  // where A is gathered, else it has as many as there are tokens
   // Rows of A's are the tokens, of B's those of n. The outer level of the batch is that of the product, the inner one
@@ -63,7 +61,6 @@ struct RaggedProblem {
   int64_t b_columns() const { return epilogue.gated ? 2 * n : n; }
   int64_t a_elements() const { return (gathered ? a_rows : tokens()) * a_columns(); }
   int64_t b_elements() const { return (is_rows() ? groups : 1) * k * b_columns(); }
-  int64_t bias_elements() const { return epilogue.bias == Bias::kNone ? 0 : groups * b_columns(); }
   int64_t d_elements() const { return (is_rows() ? 1 : groups) * m * n; }
 };
 
@@ -82,15 +79,12 @@ void visit_fields(RaggedProblem& p, Visit&& visit) {
   visit("a_batched", p.a_batched);
   visit("b_batched", p.b_batched);
   visit("sizes_batched", p.sizes_batched);
-  visit("activation", p.epilogue.activation);
   visit("gated", p.epilogue.gated);
-  bool is_biased = p.epilogue.bias != Bias::kNone;
-  visit("biased", is_biased);
-  p.epilogue.bias = is_biased ? Bias::kN : Bias::kNone;
   visit("gathered", p.gathered);
   visit("a_rows", p.a_rows);
   visit("factors", p.factors.numbers);
   visit("function", p.epilogue.function.name);
+  visit("function_library", p.epilogue.function.library);
   visit("function_reads", p.epilogue.function.reads);
   visit("function_indices", p.epilogue.function.indices);
   visit("function_results", p.epilogue.function.more_results);
@@ -100,7 +94,6 @@ template <typename Visit>
 void visit_dtypes(RaggedProblem& p, Visit&& visit) {
   visit("a", "in_dtype", p.in);
   visit("d", "out_dtype", p.out);
-  if (p.epilogue.bias != Bias::kNone) visit("bias", "bias_dtype", p.epilogue.bias_dtype);
 }
 
 inline Features features_of(const RaggedProblem& p) {
@@ -121,13 +114,12 @@ struct RaggedBuffers {
   int64_t workspace_bytes = 0;
   const void* a_factors = nullptr;
   const void* b_factors = nullptr;
-  const void* bias = nullptr;
   const int32_t* gather = nullptr;
   std::vector<Buffers::Array> function_operands, more_results;  // of all batch entries
 };
 
 // The arrays of a call:
-//   a, b, group_sizes, group_offset [, a_factors, b_factors] [, bias] [, gather] [, function operands]
+//   a, b, group_sizes, group_offset [, a_factors, b_factors] [, gather] [, function operands]
 //   -> d [, function results].
 // Integers are int32.
 const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProblem& problem);

@@ -10,7 +10,6 @@
 #include "core/extent.h"
 #include "cpu/block_kernels.h"
 #include "cpu/executor.h"
-#include "cpu/host_epilogue.h"
 
 namespace tcgemm {
 namespace {
@@ -18,7 +17,6 @@ namespace {
 using host::Block;
 using host::BlockKernels;
 using host::Geometry;
-using host::ProductBlock;
 
 constexpr int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
 
@@ -64,6 +62,13 @@ class ThreadScratch {
   };
   std::unique_ptr<char, Free> memory_;
   int64_t bytes_ = 0;
+};
+
+// Part of one batch item's product.
+struct ProductBlock {
+  int64_t batch_idx;
+  int64_t m_begin, m_count;
+  int64_t n_begin, n_count;
 };
 
 // How one batch item's D is cut into blocks, and how many blocks one task takes.
@@ -116,10 +121,7 @@ class HostGemm : public Implementation {
     return configs;
   }
 
-  Features features() const override {
-    return {Feature::kAlpha, Feature::kBeta,  Feature::kActivation, Feature::kDerivative, Feature::kGated,
-            Feature::kBiasN, Feature::kBiasM, Feature::kAuxOut,     Feature::kColumnSums};
-  }
+  Features features() const override { return {Feature::kAlpha, Feature::kBeta}; }
 
   std::string reject_rest(const Problem& p, const Device&, std::string_view config) const override {
     if (std::string error = reject_types(p); !error.empty()) return error;
@@ -150,27 +152,17 @@ class HostGemm : public Implementation {
         block.n_begin = block_idx / split.blocks_m * split.block_n;
         block.m_count = std::min(p.m - block.m_begin, split.block_m);
         block.n_count = std::min(p.n - block.n_begin, split.block_n);
-        const bool done =
-            p.epilogue.is_none() ? run_bare(p, buffers, kernels, block) : run_with_epilogue(p, buffers, kernels, block);
-        if (!done) out_of_memory = true;
+        if (!run_block(p, buffers, kernels, block)) out_of_memory = true;
       }
     });
     if (out_of_memory) return Status::internal("no memory for a thread's packed panels");
-    if (p.epilogue.column_sums) {
-      constexpr int64_t kColumns = 512;
-      const int64_t runs = ceil_div(p.d_columns(), kColumns);
-      executor.parallel_for(p.batch * runs, [&](int64_t i) {
-        const int64_t begin = i % runs * kColumns;
-        host::sum_columns(p, buffers, i / runs, begin, std::min(begin + kColumns, p.d_columns()));
-      });
-    }
     return Status::ok();
   }
 
  private:
-  // Both return false when there is no memory.
-  static bool run_bare(const Problem& p, const Buffers& buffers, const BlockKernels& kernels,
-                       const ProductBlock& part) {
+  // False when there is no memory.
+  static bool run_block(const Problem& p, const Buffers& buffers, const BlockKernels& kernels,
+                        const ProductBlock& part) {
     thread_local ThreadScratch thread_scratch;
     void* scratch = thread_scratch.reserve(kernels.scratch_bytes(p, part.m_count, part.n_count));
     if (scratch == nullptr) return false;
@@ -185,38 +177,6 @@ class HostGemm : public Implementation {
     block.n_begin = part.n_begin;
     block.n_end = part.n_begin + part.n_count;
     kernels.run(p, block, scratch);
-    return true;
-  }
-
-  // The block's sums are a bare product of its rows of A and its columns of each B.
-  static bool run_with_epilogue(const Problem& p, const Buffers& buffers, const BlockKernels& kernels,
-                                const ProductBlock& part) {
-    Problem product = p;
-    product.epilogue = {};
-    product.alpha = 1.0;
-    product.beta = 0.0;
-    product.batch = product.batch_inner = 1;
-    product.m = part.m_count;
-    product.n = part.n_count;
-    product.out = sum_dtype(p);
-    const int64_t num_sums = part.m_count * part.n_count;
-    const int64_t a_offset = part.m_begin * (p.a.transposed ? 1 : p.a.ld) * dtype_bytes(p.a.dtype);
-    const int64_t b_offset = part.n_begin * (p.b.transposed ? p.b.ld : 1) * dtype_bytes(p.b.dtype);
-
-    thread_local ThreadScratch thread_sums;
-    const int64_t sums_bytes = num_sums * dtype_bytes(product.out);
-    char* sums = static_cast<char*>(thread_sums.reserve((p.has_two_b() ? 2 : 1) * sums_bytes));
-    if (sums == nullptr) return false;
-    Buffers block = {};
-    block.a = static_cast<const char*>(buffers.a) + batch_offset(p, p.a, part.batch_idx) + a_offset;
-    const auto multiply = [&](const void* b, char* d) {
-      block.b = static_cast<const char*>(b) + batch_offset(p, p.b, part.batch_idx) + b_offset;
-      block.d = d;
-      return run_bare(product, block, kernels, {0, 0, part.m_count, 0, part.n_count});
-    };
-    if (!multiply(buffers.b, sums)) return false;
-    if (p.has_two_b() && !multiply(buffers.b_up, sums + sums_bytes)) return false;
-    host::apply_epilogue(p, buffers, part, sums, p.has_two_b() ? sums + sums_bytes : nullptr);
     return true;
   }
 

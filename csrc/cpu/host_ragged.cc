@@ -12,9 +12,7 @@ class HostRagged final : public RaggedImplementation {
   const char* name() const override { return "host"; }
   const std::vector<std::string>& configs() const override { return host_gemm()->configs(); }
 
-  Features features() const override {
-    return {Feature::kActivation, Feature::kGated, Feature::kBiasN, Feature::kGathered};
-  }
+  Features features() const override { return {Feature::kGathered}; }
 
   std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view config) const override {
     return host_gemm()->reject(group_problem(p, p.tokens()), device, config);
@@ -52,11 +50,6 @@ class HostRagged final : public RaggedImplementation {
       Buffers group_buffers;
       group_buffers.a = a + starts[g] * p.a_columns() * in_bytes;
       group_buffers.b = b + (p.is_rows() ? g * p.k : starts[g]) * p.b_columns() * in_bytes;
-      if (p.epilogue.gated) group_buffers.b_up = static_cast<const char*>(group_buffers.b) + p.n * in_bytes;
-      if (buffers.bias != nullptr) {
-        group_buffers.bias =
-            static_cast<const char*>(buffers.bias) + g * p.b_columns() * dtype_bytes(p.epilogue.bias_dtype);
-      }
       group_buffers.d = d + (p.is_rows() ? starts[g] : g * p.m) * p.n * out_bytes;
       if (Status s = host_gemm()->launch(group, group_buffers, device, config, stream); !s.is_ok()) return s;
     }

@@ -1,5 +1,5 @@
 // The two simplest epilogues, as functors over accumulators in registers: nothing, and alpha and beta.
-// Products of floats have fused.cuh for everything else.
+// function.cuh has everything else.
 //
 // A kernel calls `epilogue(acc, batch_idx, m_idx, n_idx)` for kCount horizontally adjacent
 // accumulators of row m_idx, starting at column n_idx, all inside the matrix, and stores what

@@ -434,11 +434,11 @@ class FunctionTile {
   __device__ __forceinline__ void store() {
     if constexpr (i == 0 && kRows) return;
     using Bits = elementwise::Bits<T>;
-    Bits* const matrix = static_cast<Bits*>(params_.results[i]) + int64_t{batch_.idx} * params_.m * params_.n;
+    Bits* const matrix = static_cast<Bits*>(params_.results[i]) + int64_t{batch_.idx} * params_.m * row_length<i>();
     if constexpr (kTogether<T>) return store_together<i, T>(matrix);
     visit([&](int group, int half, int e) {
       const int32_t m = row(group, half, e), n = column(group, half, e);
-      if (is_inside(m, n)) matrix[int64_t{m} * params_.n + n] = static_cast<Bits>(results_[i][group][half][e]);
+      if (is_inside(m, n)) matrix[int64_t{m} * row_length<i>() + n] = static_cast<Bits>(results_[i][group][half][e]);
     });
   }
 
@@ -559,6 +559,11 @@ class FunctionTile {
     }
   }
 
+  template <int i>
+  __device__ __forceinline__ int64_t row_length() const {
+    return params_.row_lengths[i];
+  }
+
   template <int i, typename T, typename Bits>
   __device__ __forceinline__ void store_together(Bits* matrix) {
 #pragma unroll
@@ -578,7 +583,7 @@ class FunctionTile {
       using Piece = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
       Piece pieces[kPieces];
       memcpy(pieces, pairs, sizeof(pairs));
-      auto* target = reinterpret_cast<Piece*>(matrix + int64_t{line_ + 8 * half} * params_.n + group_column());
+      auto* target = reinterpret_cast<Piece*>(matrix + int64_t{line_ + 8 * half} * row_length<i>() + group_column());
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         if (has_group()) target[piece] = pieces[piece];

@@ -33,7 +33,8 @@ struct FunctionParams {
   bool in_boxes;
   Read reads[kMostReads];
   Index indices[kMostIndices];
-  void* results[kMostResults];  // packed matrices
+  void* results[kMostResults];        // matrices, one after another
+  int32_t row_lengths[kMostResults];  // of results that are not reduced: n, or 2n where two lie beside each other
 };
 
 }  // namespace tcgemm::epilogue

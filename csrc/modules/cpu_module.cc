@@ -69,7 +69,6 @@ NB_MODULE(_cpu, module) {
     return targets;
   });
   module.attr("abi_version") = tcgemm::kAbiVersion;
-  module.def("activations", &tcgemm::activation_names);
   tcgemm::define_queries(module, tcgemm::implementations());
   nb::module_ ragged = module.def_submodule("ragged", "The same queries for grouped products.");
   tcgemm::define_queries(ragged, tcgemm::ragged_implementations());

@@ -204,7 +204,6 @@ NB_MODULE(_cuda, module) {
   });
   module.attr("abi_version") = kAbiVersion;
   module.attr("device_headers_hash") = kDeviceHeadersHash;
-  module.def("activations", &activation_names);
   define_queries(module, implementations());
   nb::module_ ragged_queries = module.def_submodule("ragged", "The same queries for grouped products.");
   define_queries(ragged_queries, ragged_implementations());

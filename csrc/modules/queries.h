@@ -44,8 +44,6 @@ Problem problem_from(const nb::dict& fields) {
   return p;
 }
 
-inline std::vector<std::string> activation_names() { return {kNames<Activation>.begin(), kNames<Activation>.end()}; }
-
 inline Device device_from(nb::dict dict) {
   return {nb::cast<int>(dict["compute_capability"]), nb::cast<int>(dict["num_sms"]),
           nb::cast<int64_t>(dict["shared_memory_bytes"]), nb::cast<bool>(dict["compiles_kernels"])};

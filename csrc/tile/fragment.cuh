@@ -25,4 +25,22 @@ __host__ __device__ constexpr int fragment_row(int group, int i) {
   return 0;
 }
 
+// The 16 rows of groups 2 * pair and 2 * pair + 1 are two runs of 8 neighbours. The first row of a run:
+template <FragmentOrder kOrder>
+__host__ __device__ constexpr int run_row(int pair, int run) {
+  if (kOrder == FragmentOrder::kQuads) return pair / 2 * 32 + pair % 2 * 8 + run * 16;
+  return pair * 16 + run * 8;
+}
+
+// Where the i-th row of a run is among the 16, those of the first group being before those of the second.
+template <FragmentOrder kOrder>
+__host__ __device__ constexpr int run_slot(int run, int i) {
+  switch (kOrder) {
+    case FragmentOrder::kConsecutive: return run * 8 + i;
+    case FragmentOrder::kPairs: return i % 2 * 8 + run * 4 + i / 2;
+    case FragmentOrder::kQuads: return i / 4 * 8 + run * 4 + i % 4;
+  }
+  return 0;
+}
+
 }  // namespace tcgemm

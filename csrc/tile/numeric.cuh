@@ -80,4 +80,14 @@ __device__ __forceinline__ To convert(From x) {
   return Convert<To, From>::apply(x);
 }
 
+// Calls visit(T{}) with the type's own type.
+template <typename Visit>
+__device__ __forceinline__ void visit_float(FloatType type, Visit&& visit) {
+  switch (type) {
+    case FloatType::kF16: visit(__half{}); break;
+    case FloatType::kBF16: visit(__nv_bfloat16{}); break;
+    case FloatType::kF32: visit(float{}); break;
+  }
+}
+
 }  // namespace tcgemm

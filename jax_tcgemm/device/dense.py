@@ -380,84 +380,36 @@ def local_gemm(
     b: jax.Array,
     c: jax.Array | None = None,
     *,
-    b_up: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    aux_in: jax.Array | None = None,
     in_place: bool = True,
     choice: selection.Choice,
     shape: tuple[int, ...] | None = None,
-    aux_shape: tuple[int, ...] | None = None,
-):
+) -> jax.Array:
     """The custom call: D = alpha * op(A) op(B) + beta * C on flat row-major buffers.
 
-    Also with what `problem.epilogue` adds; see problem/epilogue.py.
-
     Args:
-      problem: extents, strides, layouts, dtypes and epilogue; the arrays must have its dtypes.
+      problem: extents, strides, layouts and dtypes, without an epilogue; the arrays must have its
+        dtypes.
       a: buffer of A, of any shape with the elements that the problem addresses.
-      b: buffer of B, likewise; of both matrices where the epilogue has an `up_offset`.
+      b: buffer of B, likewise.
       c: buffer of C, packed like D; needed unless `problem.beta` is 0, and then never read.
-      b_up: buffer of the second B of a gated product, unless the epilogue has an `up_offset`.
-      bias: the bias, when the epilogue has one.
-      aux_in: what `aux_out` was, packed, when the epilogue is a derivative.
-      in_place: whether D takes the place in memory of C, or without one of `aux_in`: without a copy
-        where that is not needed afterwards and, if it is the caller's, donated; XLA copies it first
-        elsewhere. cuBLASLt does not promise to read `aux_in` before it writes.
+      in_place: whether D takes the place in memory of C: without a copy where that is not needed
+        afterwards and, if it is the caller's, donated; XLA copies it first elsewhere.
       choice: what runs it; not "xla".
-      shape: shape of D; the same elements as `problem.d_shape`, which is the default.
-      aux_shape: likewise of `aux_out`, by default `problem.aux_shape`. A reshape after the call
-        would keep XLA from letting another call's D take its place.
+      shape: shape of D; the same elements as `problem.d_shape`, which is the default. A reshape
+        after the call would keep XLA from letting another call's D take its place.
 
     Returns:
-      D, of dtype `problem.out_dtype`, packed. When the epilogue asks for more results a tuple: D,
-      then `aux_out`, then `column_sums` (D's without m).
+      D, of dtype `problem.out_dtype`, packed.
 
     Raises:
-      ValueError: when an operand is missing or is one that the problem has no use for.
+      ValueError: when C is missing.
     """
-    _check_operands(problem, c=c, b_up=b_up, bias=bias, aux_in=aux_in)
-    epilogue, out_dtype = problem.epilogue, DTYPES[problem.out_dtype]
+    if c is None and problem.beta != 0:
+        raise ValueError(
+            f"local_gemm: c must be given for beta={problem.beta}, got c=None; pass what beta is of"
+        )
     shape = problem.d_shape if shape is None else shape
-    results = [jax.ShapeDtypeStruct(shape, out_dtype)]
-    if epilogue.aux_out:
-        results.append(jax.ShapeDtypeStruct(aux_shape or problem.aux_shape, out_dtype))
-    no_sums = []
-    if epilogue.column_sums:
-        batch, _, *columns = problem.d_shape
-        sum_dtype = jnp.float64 if problem.compute == "f64" else jnp.float32
-        if problem.m > 0:
-            results.append(jax.ShapeDtypeStruct((batch, *columns), sum_dtype))
-        else:  # Of no rows, the call does not write them.
-            no_sums = [jnp.zeros((batch, *columns), sum_dtype)]
-            bare = dataclasses.replace(epilogue, column_sums=False)
-            problem = dataclasses.replace(problem, epilogue=bare)
-    c = None if c is None else lax.reshape(c, shape)
-    operands = [x for x in (a, b, b_up, c, bias, aux_in) if x is not None]
-    aliases = None
-    if in_place and c is not None:
-        aliases = {2 + (b_up is not None): 0}
-    elif in_place and aux_in is not None and choice.implementation != "cublaslt":
-        operands[-1] = lax.reshape(aux_in, shape)
-        aliases = {len(operands) - 1: 0}
-    found = call(problem, choice, operands, results, aliases) + no_sums
-    return found[0] if len(found) == 1 else tuple(found)
-
-
-def _check_operands(problem: Problem, **operands) -> None:
-    """Raises ValueError where an operand is missing or has no use."""
-    epilogue = problem.epilogue
-    needed = {
-        "c": problem.beta != 0,
-        "b_up": epilogue.gated and not epilogue.derivative and not epilogue.up_offset,
-        "bias": epilogue.bias != "none",
-        "aux_in": epilogue.derivative,
-    }
-    for name, x in operands.items():
-        # What C holds may be given all the same.
-        if (x is None) == needed[name] and (needed[name] or name != "c"):
-            state = "be given" if needed[name] else "not be given"
-            raise ValueError(
-                f"local_gemm: {name} must {state} for beta={problem.beta} and {epilogue}, "
-                f"got {name}={'None' if needed[name] else 'an array'}; "
-                f"{'pass' if needed[name] else 'leave out'} {name}"
-            )
+    result = jax.ShapeDtypeStruct(shape, DTYPES[problem.out_dtype])
+    operands = [a, b] if c is None else [a, b, lax.reshape(c, shape)]
+    aliases = {2: 0} if in_place and c is not None else None
+    return call(problem, choice, operands, [result], aliases)[0]

@@ -53,6 +53,11 @@ class Product:
       operand_shapes: theirs.
       num_rhs: how many right operands there are, with a product of each.
       pair: the dimension of the product that tells two accumulators apart, or None.
+      beside: results, by number, each of which is one array with the one before it.
+      apart: the dimension of these arrays, of extent 2, that tells the two apart.
+      in_place: the number of an operand in whose place in memory the first result is written, in
+        which it lies like that; XLA copies it first where it is needed afterwards. None: no such.
+      library: which epilogue of a library the function is, as of `Function`.
       scales: those of blocks of both operands, which follow these; or None.
     """
 
@@ -61,6 +66,10 @@ class Product:
     operand_shapes: tuple[tuple[int, ...], ...] = ()
     num_rhs: int = 1
     pair: int | None = None
+    beside: tuple[int, ...] = ()
+    apart: int | None = None
+    in_place: int | None = None
+    library: str = "none"
     scales: tuple[BlockScales, BlockScales] | None = None
 
     @property
@@ -73,6 +82,12 @@ class Product:
         """That of an accumulator."""
         shape, pair = self.product.result_shape, self.pair
         return shape if pair is None else (*shape[:pair], *shape[pair + 1 :])
+
+    def shape_of(self, number: int) -> tuple[int, ...]:
+        """That of the array of a result."""
+        if number + 1 in self.beside:
+            return (*self.shape[: self.apart], 2, *self.shape[self.apart :])
+        return self.function.out_avals[number].shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +123,8 @@ class Plan:
     @property
     def code(self) -> str:
         """The generated code of the function, "" where it is not part of a kernel."""
-        return self.problem.epilogue.function.definitions if self.is_fused else ""
+        is_ours = self.is_fused and self.choice.implementation != "cublaslt"
+        return self.problem.epilogue.function.definitions if is_ours else ""
 
 
 def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
@@ -226,12 +242,15 @@ def _folded(product: Product, platform: str):
         held = (product.operand_shapes[read.operand] for read in source.reads)
         places = (x.strides(own, len(shape)) for x, own in zip(source.reads, held, strict=True))
         strides = (strides_along(*place, levels, shape) for place in places)
-        placed = placed_function(source, shape, levels, strides)
+        placed = placed_function(source, shape, levels, strides, product.beside)
         if not isinstance(placed, str):
             break
     else:
         return placed
+    if product.beside and not levels.are_rows_from(product.apart):
+        return "halves of a result are not the outermost columns of it"
     function, operands = placed
+    function = dataclasses.replace(function, library=product.library)
     problem = _in_levels(problem, math.prod(shape[axis] for axis in levels.inner))
     if product.scales is not None:
         factors = tuple(x.factors(problem.batch_inner) for x in product.scales)
@@ -322,12 +341,18 @@ class Levels:
         for first in range(1, 0 if outer else len(inner)):
             yield cls(inner[:first], inner[first:], m, n)
 
+    def are_rows_from(self, axis: int) -> bool:
+        """Whether dimensions from this one on are the columns, and those before it no columns."""
+        before = (*self.outer, *self.inner, *self.m)
+        return all(x < axis for x in before) and all(x >= axis for x in self.n)
+
 
 def placed_function(
     source: EpilogueSource,
     shape: tuple[int, ...],
     levels: Levels,
     strides: Iterable[Strides | None],
+    beside: tuple[int, ...] = (),
 ) -> tuple[Function, tuple[int, ...]] | str:
     """The function with its operands beside the folded product and the operands, or an obstacle.
 
@@ -336,8 +361,12 @@ def placed_function(
       shape: of an accumulator.
       levels: what its dimensions are in the problem.
       strides: of each of `source.reads`, None where it has none.
+      beside: as of `Product`.
     """
-    over = tuple(_over(x.reduction, levels) for x in source.results)
+    over = tuple(
+        "beside" if number in beside else _over(x.reduction, levels)
+        for number, x in enumerate(source.results)
+    )
     if None in over:
         return "a result is a reduction of neither whole rows nor whole columns, which XLA does"
     if all(over):
@@ -416,7 +445,7 @@ def _index(dim: int, levels: Levels, shape) -> Index:
 
 
 def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
-    """Carries out a plan that is fused."""
+    """Carries out a plan that is fused: the results' arrays, in the order of the first of each."""
     numerics, fold, function = plan.numerics, plan.fold, plan.problem.epilogue.function
     rights, operands = others[: plan.product.num_rhs], others[plan.product.num_rhs :]
     bare = plan.product.product
@@ -429,19 +458,50 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
     if plan.product.scales is not None:
         of_blocks, operands = operands[:2], operands[2:]
         factors += [x.folded(own) for x, own in zip(plan.product.scales, of_blocks, strict=True)]
-    shape = plan.product.shape
-    results = [jax.ShapeDtypeStruct(shape, DTYPES[plan.problem.out_dtype])]
-    for x in function.results[1:]:
-        own = x.shape(plan.problem.batch, plan.problem.m, plan.problem.n) if x.over else shape
-        results.append(jax.ShapeDtypeStruct(own, x.dtype))
+    product, types = plan.product, plan.product.function.out_avals
+    arrays = [
+        (number, x)
+        for number, x in zip(function.order, function.results, strict=True)
+        if x.over != "beside"
+    ]
+    results = []
+    for number, x in arrays:
+        shape = product.shape_of(number) if number + 1 in product.beside else product.shape
+        if x.over:
+            shape = x.shape(plan.problem.batch, plan.problem.m, plan.problem.n)
+        dtype = x.dtype if results else DTYPES[plan.problem.out_dtype]
+        results.append(jax.ShapeDtypeStruct(shape, dtype))
     given = [stored(operands[i]) for i in plan.operands]
-    found = call(plan.problem, plan.choice, (*factors, *given), results)
+    aliases = None
+    # cuBLASLt does not promise to read an operand before it writes.
+    may_alias = plan.choice.implementation != "cublaslt" and function.order[0] == 0
+    if may_alias and product.in_place in plan.operands:
+        place = plan.operands.index(product.in_place)
+        own, d = given[place], results[0]
+        if own.dtype == d.dtype and own.size == math.prod(d.shape):
+            given[place] = lax.reshape(own, d.shape)
+            aliases = {len(factors) + place: 0}
+    found = call(plan.problem, plan.choice, (*factors, *given), results, aliases)
     found[0] = carried(found[0], function.results[0].dtype)
-    types, ordered = plan.product.function.out_avals, [None] * len(found)
-    for x, result, number in zip(found, function.results, function.order, strict=True):
-        x = _reduced(x, result, plan.levels, shape) if result.over else x
-        ordered[number] = lax.reshape(x, types[number].shape).astype(types[number].dtype)
-    return ordered
+    ordered = {}
+    for x, (number, result) in zip(found, arrays, strict=True):
+        x = _reduced(x, result, plan.levels, product.shape) if result.over else x
+        ordered[number] = lax.reshape(x, product.shape_of(number)).astype(types[number].dtype)
+    return [ordered[number] for number in sorted(ordered)]
+
+
+def result_arrays(problem: Problem) -> list[jax.ShapeDtypeStruct]:
+    """What a call of a problem gives, with dimensions as the problem has them."""
+    found = [jax.ShapeDtypeStruct(problem.d_shape, DTYPES[problem.out_dtype])]
+    results = problem.function.results if problem.function else ()
+    for x, following in zip(results[1:], (*results[2:], None), strict=False):
+        if x.over == "beside":
+            continue
+        shape = x.shape(problem.batch, problem.m, problem.n)
+        if following and following.over == "beside":
+            shape = (*shape[:-1], 2, shape[-1])
+        found.append(jax.ShapeDtypeStruct(shape, x.dtype))
+    return found
 
 
 _REDUCTIONS = {

@@ -1,8 +1,9 @@
-"""The device-local fused product: fold it as dense.py does, say its epilogue, choose, call.
+"""The device-local fused product: what follows a product in a layer, as a function of it.
 
 `make_plan` decides everything from shapes and dtypes, and `fused_dot_general` carries out a plan
-that is fused. What no call can say, or no implementation can run as one, is run unfused: as a plain
-product, which is planned in its own right, and what XLA makes of the rest. The plan says why.
+that is fused. A factor and a residual alone are alpha and beta of the product, which libraries and
+the host have, too. What no call can say, or no implementation can run as one, is run unfused: as a
+plain product, which is planned in its own right, and what XLA makes of the rest. The plan says why.
 """
 
 import dataclasses
@@ -12,14 +13,12 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense
+from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.device.folding import Fold
-from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES, wide_dtype
-from jax_tcgemm.problem.epilogue import Epilogue
-from jax_tcgemm.problem.fusion import Fusion
+from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.problem.fusion import Fusion, finish_parts, join_parts
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.precision import Numerics
 
@@ -31,30 +30,32 @@ class Product:
     Attributes:
       product: the product itself, P.
       fusion: what happens to it.
-      bias_shape: the operand bias, () without one.
-      bias_dtype: its dtype, None without one.
+      operands: shape and dtype of each of `fusion.operands`.
     """
 
     product: dense.Product
     fusion: Fusion
-    bias_shape: tuple[int, ...] = ()
-    bias_dtype: np.dtype | None = None
+    operands: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
+
+    @property
+    def of_function(self) -> tuple[str, ...]:
+        """The operands of what follows the product, by name."""
+        return tuple(name for name in self.fusion.operands if name != "rhs_up")
+
+    @property
+    def has_two_z(self) -> bool:
+        """Whether it multiplies by two matrices."""
+        return self.fusion.pair is not None and not self.fusion.derivative
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """How a fused product runs on one device.
-
-    `problem`, `numerics` and `fold` are None where it can only be run unfused, for the reason in
-    `choice.why`. With a problem, too, `choice.implementation` may be "xla": unfused.
-    `bias_axes` are the dimensions of Z along which the bias is given to the call.
-    """
+class ScaledPlan:
+    """How a product with a factor and a residual runs on one device: with alpha and beta."""
 
     product: Product
-    numerics: Numerics | None
-    fold: Fold | None
-    problem: Problem | None
-    bias_axes: tuple[int, ...]
+    numerics: Numerics
+    fold: Fold
+    problem: Problem
     choice: selection.Choice
 
     @property
@@ -65,25 +66,53 @@ class Plan:
     @property
     def copies(self) -> tuple[str, ...]:
         """Every array that XLA must rewrite for the call."""
-        if not self.is_fused:
-            return ()
-        found = dense.copies(self.product.product, self.numerics, self.fold)
-        if self.product.fusion.sum_axes is not None and not self.problem.epilogue.column_sums:
-            found = (*found, "result read once more for its sums, which are not those of its rows")
-        return found
+        return dense.copies(self.product.product, self.numerics, self.fold) if self.is_fused else ()
 
 
 @dataclasses.dataclass(frozen=True)
-class _Runs:
-    """The dimensions of P, other than those of extent 1, that are folded into each extent of D."""
+class FunctionPlan:
+    """How it runs as a product with a function.
 
-    batch: tuple[int, ...]
-    m: tuple[int, ...]
-    n: tuple[int, ...]
+    `sums_apart`: whether XLA makes the sums that are asked for, of the result.
+    """
+
+    product: Product
+    plan: epilogue.Plan
+    sums_apart: bool = False
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether one call runs it."""
+        return self.plan.is_fused
+
+    @property
+    def problem(self) -> Problem | None:
+        """As of `epilogue.Plan`."""
+        return self.plan.problem
+
+    @property
+    def choice(self) -> selection.Choice:
+        """As of `epilogue.Plan`."""
+        return self.plan.choice
+
+    @property
+    def code(self) -> str:
+        """As of `epilogue.Plan`."""
+        return self.plan.code
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Every array that XLA must rewrite for the call."""
+        return (*self.plan.copies, _SUMMED_AGAIN) if self.sums_apart else self.plan.copies
+
+
+Plan = ScaledPlan | FunctionPlan
+
+_SUMMED_AGAIN = "result read once more for its sums, which are not those of its rows"
 
 
 def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
-    """Folds a product with its epilogue and chooses what runs it.
+    """Says a product with what is fused to it as a problem and chooses what runs it.
 
     Args:
       product: the product.
@@ -94,146 +123,125 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
       The plan.
 
     Raises:
-      ValueError: when an implementation was forced that rejects the folded problem.
+      ValueError: when an implementation was forced that rejects the problem.
     """
     bare = dense.of_device(product.product, device)
+    product = dataclasses.replace(product, product=bare)
+    scaled = None if obstacle else _scaled_plan(product, device)
+    if scaled is not None and (device.platform != "cuda" or bare.implementation in _SCALING):
+        return scaled
+    found = _function_plan(product, device, obstacle)
+    if scaled is None or selection.is_forced(bare.implementation):
+        return found
+    times = [selection.predicted_us(x.problem, device) for x in (scaled, found) if x.is_fused]
+    is_faster = None not in times and times and times[0] == min(times)
+    return scaled if scaled.is_fused and (is_faster or not found.is_fused) else found
 
-    def unfused(reason):
-        choice = selection.Choice(selection.XLA, "default", f"unfused: {reason}")
-        return Plan(product, None, None, None, (), choice)
 
-    is_invariant = selection.nominal_rows(bare.implementation) > 0
-    if device.platform == "cpu" and is_invariant:
-        obstacle = obstacle or "on the CPU XLA does what follows, for any number of rows alike"
-    folded = obstacle or dense.fold_product(bare, device.platform)
-    if isinstance(folded, str):
-        return unfused(folded)
+# Those that have no functions.
+_SCALING = ("cublas", "simt_naive", "simt_tiled")
+
+
+def _scaled_plan(product: Product, device: selection.Device) -> ScaledPlan | None:
+    """As a product with alpha and beta, if it is no more than that."""
+    fusion, bare = product.fusion, product.product
+    is_linear = fusion.activation == "none" and not fusion.derivative and fusion.pair is None
+    has_more = fusion.aux_out or fusion.sum_axes is not None or "bias" in fusion.operands
+    folded = dense.fold_product(bare, device.platform)
+    if not is_linear or has_more or isinstance(folded, str):
+        return None
     numerics, fold, problem = folded
-    found = _epilogue(product, numerics, fold, problem)
-    if isinstance(found, str):
-        return unfused(found)
-    epilogue, bias_axes = found
-    packed = product.fusion.pair is not None and epilogue.up_offset
-    problem = dataclasses.replace(
-        problem,
-        n=problem.n // 2 if packed else problem.n,
-        alpha=product.fusion.alpha,
-        beta=float("residual" in product.fusion.operands),
-        epilogue=epilogue,
-    )
+    if numerics.out_dtype != bare.result_dtype or fold.result_order is not None:
+        return None
+    if problem.out_dtype not in _FLOATS or math.prod(bare.result_shape) == 0:
+        return None
+    beta = float("residual" in fusion.operands)
+    problem = dataclasses.replace(problem, alpha=fusion.alpha, beta=beta)
     nominal = dense.of_nominal_rows(problem, fold, bare.implementation)
     asked = bare.implementation, bare.config
     choice = selection.select(bare.op, problem, device, *asked, nominal=nominal)
-    if choice.implementation == selection.XLA and is_invariant:
-        return unfused(choice.why)
-    return Plan(product, numerics, fold, problem, bias_axes, choice)
+    return ScaledPlan(product, numerics, fold, problem, choice)
 
 
-def _epilogue(
-    product: Product, numerics: Numerics, fold: Fold, problem: Problem
-) -> tuple[Epilogue, tuple[int, ...]] | str:
-    """The epilogue of the folded problem and the bias's dimensions, or what stands against it."""
-    fusion, shape = product.fusion, product.product.result_shape
-    if numerics.out_dtype != product.product.result_dtype:
-        return "its result is converted after the product"
-    if problem.out_dtype not in ("f16", "bf16", "f32", "f64"):
-        return f"no epilogue makes {problem.out_dtype}"
-    if fold.result_order is not None:
-        return "its result must be permuted"
-    if math.prod(shape) == 0:
-        return "its result is empty"
-    runs = _runs(fold, shape)
-    packed = fusion.pair is not None and not fusion.derivative and "rhs_up" not in fusion.operands
-    up_offset = 0
+_FLOATS = ("f16", "bf16", "f32", "f64")
+
+
+def _function_plan(product: Product, device: selection.Device, obstacle: str) -> FunctionPlan:
+    """As a product with a function, which makes sums, too, where kernels can reduce so."""
+    has_sums = product.fusion.sum_axes is not None
+    plan = epilogue.make_plan(_with_function(product, has_sums), device, obstacle)
+    if has_sums and plan.problem is None and not obstacle:
+        without = epilogue.make_plan(_with_function(product, False), device)
+        if without.is_fused:
+            return FunctionPlan(product, without, sums_apart=True)
+    return FunctionPlan(product, plan)
+
+
+def _with_function(product: Product, has_sums: bool) -> epilogue.Product:
+    fusion, bare = product.fusion, product.product
+    fusion = fusion if has_sums else dataclasses.replace(fusion, sum_axes=None)
+    names = product.of_function
+    packed = product.has_two_z and "rhs_up" not in fusion.operands
+    shape = bare.result_shape
+    if packed:
+        shape = (*shape[: fusion.pair], *shape[fusion.pair + 1 :])
+    given = [x for name, x in zip(fusion.operands, product.operands, strict=True) if name in names]
+    beside = []
     if fusion.pair is not None:
-        # Dimensions of P before and after the place of the pair, which is P's own when packed.
-        before = (*runs.batch, *runs.m)
-        after = [axis - packed for axis in runs.n if not (packed and axis == fusion.pair)]
-        leads = all(axis < fusion.pair for axis in before) and min(after, default=fusion.pair) >= (
-            fusion.pair
-        )
-        if fold.swapped or not leads or (packed and fusion.pair not in runs.n):
-            return "gate and up are not the outermost columns of the result"
-        if packed:
-            up_offset = problem.n // 2 * (problem.b.ld if problem.b.transposed else 1)
-    bias, bias_axes, bias_stride = "none", (), 0
-    if "bias" in fusion.operands:
-        found = _place_bias(product, runs, packed)
-        if isinstance(found, str):
-            return found
-        bias, bias_axes, bias_stride = found
-    column_sums = False
-    if fusion.sum_axes is not None:
-        summed = _axes_of_product(fusion.sum_axes, fusion)
-        column_sums = set(runs.m) <= set(summed) <= {*runs.batch, *runs.m, *_units(shape)}
-    bias_dtype = ""
-    if bias != "none":
-        own = DTYPE_NAMES.get(product.bias_dtype)
-        accumulator = "f64" if problem.compute == "f64" else "f32"
-        bias_dtype = own if own == problem.out_dtype else accumulator
-    return (
-        Epilogue(
-            activation=fusion.activation,
-            derivative=fusion.derivative,
-            gated=fusion.pair is not None,
-            up_offset=up_offset,
-            bias=bias,
-            bias_dtype=bias_dtype,
-            bias_batch_stride=bias_stride,
-            aux_out=fusion.aux_out,
-            column_sums=column_sums,
-        ),
-        bias_axes,
+        # Halves of D in a derivative, and of Z after the one D otherwise.
+        beside = [1] if fusion.derivative else [2] * fusion.aux_out
+    in_place = None
+    if fusion.in_place:
+        in_place = next((names.index(x) for x in ("residual", "aux_in") if x in names), None)
+    return epilogue.Product(
+        dataclasses.replace(bare, result_dtype=np.dtype(wide_dtype(bare.result_dtype))),
+        _function(fusion, names, 1 + product.has_two_z, shape, bare.result_dtype, tuple(given)),
+        tuple(x for x, _ in given),
+        num_rhs=1 + ("rhs_up" in fusion.operands),
+        pair=fusion.pair if packed else None,
+        beside=tuple(beside),
+        apart=fusion.pair,
+        in_place=in_place,
+        library=_library(product),
     )
 
 
-def _units(shape) -> list[int]:
-    return [axis for axis, extent in enumerate(shape) if extent == 1]
+def _library(product: Product) -> str:
+    """Which epilogue of a library it is: a name of csrc/core/problem.h."""
+    fusion, names = product.fusion, product.of_function
+    if fusion.pair is not None or fusion.sum_axes is not None or fusion.alpha != 1.0:
+        return "none"
+    if fusion.derivative:
+        return "dgelu" if fusion.activation == "gelu_tanh" and names == ("aux_in",) else "none"
+    words = {"none": [], "relu": ["relu"], "gelu_tanh": ["gelu"]}.get(fusion.activation)
+    if words is None or names not in ((), ("bias",)) or (fusion.aux_out and words != ["gelu"]):
+        return "none"
+    words += ["aux"] * fusion.aux_out
+    if names:
+        ((shape, dtype),) = product.operands
+        is_of_columns = fusion.bias_axes == (len(product.product.result_shape) - 1,)
+        if dtype != product.product.result_dtype or not is_of_columns or shape[0] == 1:
+            return "none"
+        words.append("bias")
+    return "_".join(words) or "none"
 
 
-def _runs(fold: Fold, shape: tuple[int, ...]) -> _Runs:
-    axes = [axis for axis, extent in enumerate(shape) if extent != 1]
+@functools.lru_cache(maxsize=1024)
+def _function(fusion: Fusion, names, num_products, shape, dtype, types):
+    """What follows the product as a jaxpr of it, or both, and the operands."""
+    wide = wide_dtype(dtype)
 
-    def take(extent):
-        run = []
-        while math.prod(shape[axis] for axis in run) != extent:
-            run.append(axes.pop(0))
-        return tuple(run)
+    def function(*arguments):
+        products, operands = arguments[:num_products], arguments[num_products:]
+        if fusion.alpha != 1.0:
+            products = [fusion.alpha * x for x in products]
+        given = dict(zip(names, operands, strict=True))
+        ds, zs, sums = finish_parts(fusion, products, given, dtype)
+        return [*ds, *zs, *sums]
 
-    return _Runs(take(fold.batch), take(fold.m), take(fold.n))
-
-
-def _axes_of_product(axes, fusion: Fusion) -> list[int]:
-    """Dimensions of D in a derivative as dimensions of P, which lacks the pair."""
-    if fusion.pair is None or not fusion.derivative:
-        return list(axes)
-    return [axis - (axis > fusion.pair) for axis in axes if axis != fusion.pair]
-
-
-def _place_bias(product: Product, runs: _Runs, packed: bool):
-    """Along what the bias runs, its dimensions of Z, and the stride of its batch entries.
-
-    It is repeated along the dimensions that it lacks of those.
-    """
-    fusion = product.fusion
-    _, z_shape = shapes(product.product.result_shape, fusion)
-    own = {
-        axis
-        for axis, extent in zip(fusion.bias_axes, product.bias_shape, strict=True)
-        if extent != 1
-    }
-    batch, m, n = list(runs.batch), list(runs.m), list(runs.n)
-    if fusion.pair is not None and not packed:
-        batch, m, n = ([axis + (axis >= fusion.pair) for axis in run] for run in (batch, m, n))
-        n.insert(0, fusion.pair)
-    for along, run in (("n", n), ("m", m)):
-        if along == "m" and fusion.pair is not None:
-            continue
-        if own <= set(run):
-            return along, tuple(run), 0
-        if own <= {*batch, *run}:
-            return along, (*batch, *run), math.prod(z_shape[axis] for axis in run)
-    return "its bias varies along rows and columns; add it as residual"
+    accumulators = [jax.ShapeDtypeStruct(shape, wide)] * num_products
+    operands = [jax.ShapeDtypeStruct(*x) for x in types]
+    return jax.make_jaxpr(function)(*accumulators, *operands)
 
 
 def fused_dot_general(plan: Plan, lhs, rhs, given: dict[str, jax.Array]) -> list[jax.Array]:
@@ -248,40 +256,34 @@ def fused_dot_general(plan: Plan, lhs, rhs, given: dict[str, jax.Array]) -> list
     Returns:
       D and, as the fusion says, aux_out and the sums.
     """
-    fusion, fold, problem = plan.product.fusion, plan.fold, plan.problem
-    numerics, out_dtype = plan.numerics, plan.numerics.out_dtype
-    bare = plan.product.product
-    prepare_rhs = functools.partial(
-        dense.prepare, product=bare, numerics=numerics, folded=fold, is_rhs=True
-    )
-    a, b = dense.prepare(lhs, bare, numerics, fold), prepare_rhs(rhs)
+    fusion = plan.product.fusion
+    if isinstance(plan, ScaledPlan):
+        return [_scaled(plan, lhs, rhs, given.get("residual"))]
+    rights = [rhs, given["rhs_up"]] if "rhs_up" in given else [rhs]
+    operands = [given[name] for name in plan.product.of_function]
+    found = epilogue.product_with_epilogue(plan.plan, lhs, *rights, *operands)
+    num_arrays = 1 + fusion.aux_out
+    arrays, sums = found[:num_arrays], found[num_arrays:]
+    if plan.sums_apart:
+        return [*arrays, jnp.sum(arrays[0].astype(wide_dtype(arrays[0].dtype)), fusion.sum_axes)]
+    return join_parts(fusion, arrays[:1], arrays[1:], sums)
+
+
+def _scaled(plan: ScaledPlan, lhs, rhs, residual) -> jax.Array:
+    """Carries out the call of a product with alpha and beta."""
+    product, numerics, fold = plan.product.product, plan.numerics, plan.fold
+    a = dense.prepare(lhs, product, numerics, fold)
+    b = dense.prepare(rhs, product, numerics, fold, is_rhs=True)
     a, b = (b, a) if fold.swapped else (a, b)
-    vectors = {}
-    if "rhs_up" in given:
-        vectors["b_up"] = prepare_rhs(given["rhs_up"])
-    if "aux_in" in given:
-        vectors["aux_in"] = given["aux_in"].astype(out_dtype)
-    if "bias" in given:
-        vectors["bias"] = _bias(plan, given["bias"])
-    residual = given.get("residual")
-    d_shape, z_shape = shapes(plan.product.product.result_shape, fusion)
-    found = dense.local_gemm(
-        problem,
+    return dense.local_gemm(
+        plan.problem,
         a,
         b,
-        None if residual is None else residual.astype(out_dtype),
-        **vectors,
-        in_place=fusion.in_place,
+        None if residual is None else residual.astype(numerics.out_dtype),
+        in_place=plan.product.fusion.in_place,
         choice=plan.choice,
-        shape=d_shape,
-        aux_shape=z_shape,
+        shape=product.result_shape,
     )
-    results = list(found) if isinstance(found, tuple) else [found]
-    if problem.epilogue.column_sums:
-        results[-1] = _sums(plan, results[-1], d_shape)
-    elif fusion.sum_axes is not None:
-        results.append(jnp.sum(results[0].astype(wide_dtype(out_dtype)), fusion.sum_axes))
-    return results
 
 
 def shapes(p_shape: tuple[int, ...], fusion: Fusion) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -295,31 +297,3 @@ def shapes(p_shape: tuple[int, ...], fusion: Fusion) -> tuple[tuple[int, ...], t
     if "rhs_up" in fusion.operands:
         return p_shape, with_pair
     return (*p_shape[:pair], *p_shape[pair + 1 :]), p_shape
-
-
-def _bias(plan: Plan, bias):
-    """The bias with every dimension that the call wants of it."""
-    fusion = plan.product.fusion
-    _, z_shape = shapes(plan.product.product.result_shape, fusion)
-    dtype = DTYPES[plan.problem.epilogue.bias_dtype]
-    kept = [
-        i for i, axis in enumerate(fusion.bias_axes) if bias.shape[i] != 1 or axis in plan.bias_axes
-    ]
-    bias = lax.reshape(bias.astype(dtype), [bias.shape[i] for i in kept])
-    places = [plan.bias_axes.index(fusion.bias_axes[i]) for i in kept]
-    return lax.broadcast_in_dim(bias, [z_shape[axis] for axis in plan.bias_axes], places)
-
-
-def _sums(plan: Plan, sums, d_shape):
-    """The call's sums over rows, summed over the batch dimensions that are wanted, too."""
-    fusion = plan.product.fusion
-    rows = set(_runs(plan.fold, plan.product.product.result_shape).m)
-    pair = fusion.pair if fusion.derivative else None
-    in_p = [
-        None if axis == pair else axis - (pair is not None and axis > pair)
-        for axis in range(len(d_shape))
-    ]
-    sums = lax.reshape(
-        sums, [1 if p in rows else extent for p, extent in zip(in_p, d_shape, strict=True)]
-    )
-    return sums.sum(fusion.sum_axes)

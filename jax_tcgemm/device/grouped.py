@@ -41,8 +41,7 @@ class Product:
       groups: groups of rhs or of the result.
       num_sizes: length of group_sizes.
       rhs_transposed: rhs lies as (groups, n, k).
-      activation, gated: as in RaggedProblem.
-      bias_dtype: dtype of the bias, None without one.
+      gated: there are two matrices for each group, and a function of both products.
       gathered_rows: rows of lhs where it is gathered, else None.
       lhs_dtype, rhs_dtype, result_dtype: dtypes.
       precision: as `precision.canonical_precision` returns it.
@@ -59,9 +58,7 @@ class Product:
     groups: int
     num_sizes: int
     rhs_transposed: bool
-    activation: str
     gated: bool
-    bias_dtype: np.dtype | None
     gathered_rows: int | None
     lhs_dtype: np.dtype
     rhs_dtype: np.dtype
@@ -69,12 +66,6 @@ class Product:
     precision: object
     implementation: str | None
     config: str | None
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether it is more than a product of operands as they lie."""
-        is_fused = self.activation != "none" or self.gated or self.bias_dtype is not None
-        return is_fused or self.gathered_rows is not None
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -164,7 +155,8 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     nominal = of_nominal_rows(problem, asked[0])
     choice = selection.select(product.op, problem, device, *asked, nominal=nominal)
     is_forced = asked[0] is not None and not selection.nominal_rows(asked[0])
-    if choice.implementation == selection.XLA and product.has_steps and not is_forced:
+    is_gathered = product.gathered_rows is not None
+    if choice.implementation == selection.XLA and is_gathered and not is_forced:
         why = f"as bare grouped products with steps of XLA's around them; {choice.why}"
         choice = dataclasses.replace(choice, why=why)
     return Plan(product, numerics, problem, choice)
@@ -212,35 +204,20 @@ def problem_of(product: Product, numerics: Numerics, platform: str) -> RaggedPro
         in_dtype=DTYPE_NAMES[numerics.lhs_dtype],
         out_dtype=DTYPE_NAMES[numerics.out_dtype],
         compute=numerics.compute,
-        activation=product.activation,
         gated=product.gated,
-        biased=product.bias_dtype is not None,
-        bias_dtype="" if product.bias_dtype is None else _bias_dtype(product.bias_dtype, numerics),
         gathered=product.gathered_rows is not None,
         a_rows=(number if is_contraction else 1) * (product.gathered_rows or 0),
     )
 
 
-def _bias_dtype(dtype: np.dtype, numerics: Numerics) -> str:
-    """What the bias is converted to: the dtype of D where it has that, else the accumulator's."""
-    if dtype == numerics.out_dtype:
-        return DTYPE_NAMES[dtype]
-    return "f64" if numerics.compute == "f64" else "f32"
-
-
-def ragged_dot(
-    lhs, rhs, group_sizes, group_offset, bias=None, gather=None, *, plan: Plan
-) -> jax.Array:
-    """Carries out a plan. Where it is XLA's own product, without bias, gather and epilogue."""
+def ragged_dot(lhs, rhs, group_sizes, group_offset, gather=None, *, plan: Plan) -> jax.Array:
+    """Carries out a plan. Where it is XLA's own product, without gather."""
     product, numerics = plan.product, plan.numerics
     if plan.choice.implementation == selection.XLA:
         if numerics is not None and numerics.parts is not None:
             lhs, rhs, group_sizes, _ = _in_parts(product, numerics, lhs, rhs, group_sizes)
         return _xla(lhs, rhs, group_sizes, group_offset, product)
     operands = prepared(plan, lhs, rhs, group_sizes, group_offset, gather)
-    if bias is not None:
-        bias = lax.convert_element_type(bias, DTYPES[plan.problem.bias_dtype])
-        operands.insert(4, _repeat(bias, product.batches[1], product))
     return lax.convert_element_type(_call(plan, operands), product.result_dtype)
 
 

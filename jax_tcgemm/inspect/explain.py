@@ -13,7 +13,14 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import blas as device_blas
-from jax_tcgemm.device import dense, epilogue, fused, grouped, grouped_epilogue, request
+from jax_tcgemm.device import (
+    dense,
+    epilogue,
+    fused,
+    grouped_epilogue,
+    grouped_layer,
+    request,
+)
 from jax_tcgemm.device import tensor as device_tensor
 from jax_tcgemm.primitives import (
     backward,
@@ -44,7 +51,7 @@ _RULES = {
     fused_primitive.fused_dot_general_p: (fused_primitive, fused),
     epilogue_primitive.epilogue_dot_general_p: (epilogue_primitive, epilogue),
     scaled_primitive.scaled_dot_general_p: (scaled_primitive, epilogue),
-    ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
+    ragged_primitive.ragged_dot_p: (ragged_primitive, grouped_layer),
     epilogue_ragged_primitive.epilogue_ragged_dot_p: (epilogue_ragged_primitive, grouped_epilogue),
     rows.rows_p: (rows, request),
     packed_dot.packed_dot_p: (packed_dot, request),

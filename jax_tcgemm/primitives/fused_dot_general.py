@@ -322,17 +322,10 @@ jax_internals.register_roofline(fused_dot_general_p, _flops)
 def product_of(lhs, rhs, *rest) -> fused.Product:
     """What one call of the primitive says, from the types of its operands and D, and its params."""
     *optional, out, params = rest
-    fusion = params["fusion"]
-    given = dict(zip(fusion.operands, optional, strict=True))
     shape = _product_shape({"lhs": lhs, "rhs": rhs}, params)
     product = plain.product_of(lhs, rhs, jax.ShapeDtypeStruct(shape, out.dtype), params)
-    bias = given.get("bias")
-    return fused.Product(
-        product,
-        fusion,
-        () if bias is None else tuple(bias.shape),
-        None if bias is None else np.dtype(bias.dtype),
-    )
+    operands = tuple((tuple(x.shape), np.dtype(x.dtype)) for x in optional)
+    return fused.Product(product, params["fusion"], operands)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:

@@ -32,11 +32,12 @@ from jax.extend import core
 from jax.sharding import NamedSharding
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense, grouped
+from jax_tcgemm.device import dense, grouped, grouped_layer
 from jax_tcgemm.device import rows as device_rows
 from jax_tcgemm.primitives import lowering, rows
 from jax_tcgemm.primitives.rules import as_cotangent, bilinear_series, same_varying, series_by_parts
 from jax_tcgemm.problem.activations import ACTIVATIONS
+from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
 from jax_tcgemm.sharding.ragged_division import result_spec
 from jax_tcgemm.system import jax_internals
@@ -135,7 +136,7 @@ def _abstract_eval(*args, **params):
         spec = result_spec(lhs, operands.rhs, params, len(shape))
         sharding = NamedSharding(lhs.sharding.mesh, spec)
     out = jax_internals.like(lhs, shape, dtype, sharding)
-    lowering.expect(grouped.make_plan, product_of, *args, out, params)
+    lowering.expect(grouped_layer.make_plan, product_of, *args, out, params)
     return out
 
 
@@ -212,6 +213,14 @@ def _jvp_of_parts(primals, tangents, params):
         out = ragged_dot_p.bind(*primals, **params)
         return out, zero_tangent(out)
     return jax.jvp(f, [primals[i] for i in moving], [tangents[i] for i in moving])
+
+
+def unfused(operands: Operands, params) -> jax.Array:
+    """A call with an epilogue by plain products, of which the result alone is rounded."""
+    dtype = jnp.promote_types(operands.lhs.dtype, operands.rhs.dtype)
+    dtype = params["preferred_element_type"] or dtype
+    wide = params | {"preferred_element_type": wide_dtype(dtype)}
+    return parts(operands, wide).astype(dtype)
 
 
 def parts(operands: Operands, params) -> jax.Array:
@@ -368,7 +377,7 @@ jax_internals.register_roofline(ragged_dot_p, flops)
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(*avals_and_params) -> grouped.Product:
+def product_of(*avals_and_params) -> grouped_layer.Product:
     """What one call of the primitive says, from the types of its operands and result."""
     *args, out, params = avals_and_params
     operands = Operands.of(args, params)
@@ -381,7 +390,7 @@ def product_of(*avals_and_params) -> grouped.Product:
     bias = operands.bias
     # Of a device that has some of the groups, fewer than the parameters say.
     groups = (out if params["form"] == "contraction" else operands.rhs).shape[num_batch]
-    return grouped.Product(
+    product = grouped.Product(
         op=params["op"],
         form=params["form"],
         batches=(
@@ -393,9 +402,7 @@ def product_of(*avals_and_params) -> grouped.Product:
         groups=groups,
         num_sizes=operands.group_sizes.shape[-1],
         rhs_transposed=params["rhs_transposed"],
-        activation=params["activation"],
         gated=params["gated"],
-        bias_dtype=None if bias is None else np.dtype(bias.dtype),
         gathered_rows=None if operands.gather is None else operands.lhs.shape[-2],
         lhs_dtype=np.dtype(operands.lhs.dtype),
         rhs_dtype=np.dtype(operands.rhs.dtype),
@@ -404,6 +411,8 @@ def product_of(*avals_and_params) -> grouped.Product:
         implementation=params["implementation"],
         config=params["config"],
     )
+    bias_dtype = None if bias is None else np.dtype(bias.dtype)
+    return grouped_layer.Product(product, params["activation"], bias_dtype)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
@@ -431,10 +440,10 @@ def _lower(ctx, *args, device, obstacle, **params):
     product = product_of(*ctx.avals_in, out_aval, params)
     # XLA's own product has no rule for explicit axes.
     is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)
-    is_divisible = is_explicit or dense.is_covered(product, device.platform)
+    is_divisible = is_explicit or dense.is_covered(product.product, device.platform)
     if not obstacle and partitioning.is_divided(ctx) and is_divisible:
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
-    plan = grouped.make_plan(product, device, obstacle)
+    plan = grouped_layer.make_plan(product, device, obstacle)
 
     def on_device(*args):
         operands = Operands.of(args, params)
@@ -444,10 +453,10 @@ def _lower(ctx, *args, device, obstacle, **params):
             return (ragged_dot_p.bind(*flipped.given, **own),)
         if plan.choice.implementation == selection.XLA:
             if is_fused(params):
-                return (parts(operands, params),)
+                return (unfused(operands, params),)
             if operands.gather is not None:
                 return (_gathered_first(operands, params),)
-        return (grouped.ragged_dot(**vars(operands), plan=plan),)
+        return (grouped_layer.ragged_dot(**vars(operands), plan=plan),)
 
     if plan.choice.implementation == selection.XLA:
         on_device = partitioning.of_whole_arrays(on_device, out_aval)

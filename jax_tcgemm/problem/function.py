@@ -80,7 +80,8 @@ class Result:
     Attributes:
       dtype: of an element of it.
       over: "" for one of the product's shape; "columns" for what eight neighbours in a row, or
-        "rows" for what eight in a column, are reduced to.
+        "rows" for what eight in a column, are reduced to; "beside" for one that has no array of its
+        own: its rows follow each row of the result before it.
       kind: "sum", "max" or "min" of these; "" for none.
       dimensions: of the function's result, which go in the end.
     """
@@ -108,6 +109,7 @@ class Function:
       order: for each result of the C++ struct, the number of the function's.
       results: they, in the struct's order; D is the first.
       work: roughly how many instructions an element takes.
+      library: which epilogue of a library it is, a name of csrc/core/problem.h; "none": no such.
     """
 
     name: str
@@ -117,6 +119,29 @@ class Function:
     order: tuple[int, ...]
     results: tuple[Result, ...]
     work: int
+    library: str = "none"
+
+    def operand_shapes(
+        self, batch: int, batch_inner: int, m: int, n: int
+    ) -> list[tuple[tuple[int], str]]:
+        """Shape and dtype of flat operands that hold all that is read of them in such a product.
+
+        Dtypes are any of as many bytes.
+        """
+        sizes = {}
+        for operand, itemsize, x in self.reads:
+            steps = (
+                (x.batch_outer, batch // max(batch_inner, 1)),
+                (x.batch_inner, batch_inner),
+                (x.m_outer, -(-m // x.period)),
+                (x.m_inner, min(m, x.period)),
+                (x.n_stride, n),
+            )
+            last = x.offset + sum(max(stride, 0) * (extent - 1) for stride, extent in steps)
+            known, _ = sizes.get(operand, (0, 0))
+            sizes[operand] = max(known, last + 1), itemsize
+        dtypes = {1: "u8", 2: "bf16", 4: "f32", 8: "f64"}
+        return [((size,), dtypes[itemsize]) for _, (size, itemsize) in sorted(sizes.items())]
 
     def attributes(self) -> dict:
         """Its part of the FFI attribute `gemm`."""
@@ -126,10 +151,11 @@ class Function:
             for number in (operand, itemsize, *dataclasses.astuple(strides))
         ]
         indices = [n for x in self.indices for n in (x.level, x.divisor, x.extent)]
-        forms = ("", "columns", "rows")
+        forms = ("", "columns", "rows", "beside")
         results = [n for x in self.results[1:] for n in (x.dtype.itemsize, forms.index(x.over))]
         return {
             "function": self.name,
+            "function_library": self.library,
             "function_reads": Numbers.of(reads),
             "function_indices": Numbers.of(indices),
             "function_results": Numbers.of(results),
@@ -139,6 +165,7 @@ class Function:
 # The same of a product without one.
 NO_FUNCTION = {
     "function": "",
+    "function_library": "none",
     "function_reads": Numbers.of([]),
     "function_indices": Numbers.of([]),
     "function_results": Numbers.of([]),
@@ -167,7 +194,8 @@ def make_function(
       operands: for each of `source.reads`, the number of the operand in the call.
       strides: for each of them, where it lies.
       indices: as of `Function`.
-      over: for each of `source.results`, as of `Result`; one of them is whole.
+      over: for each of `source.results`, as of `Result`; one of them is whole, and what lies beside
+        another one comes after that.
     """
     order = _order_of_results(source)
     results = tuple(_result(source.results[i], over[i]) for i in order)
@@ -185,7 +213,7 @@ def make_function(
 
 def _result(x, over: str) -> Result:
     if x.reduction is None:
-        return Result(x.dtype)
+        return Result(x.dtype, over)
     # What is narrow is added up as it is computed with.
     dtype = np.dtype(np.float32) if is_narrow(x.dtype) else x.dtype
     return Result(dtype, over, x.reduction.kind, x.reduction.dimensions)

@@ -5,6 +5,8 @@ arithmetic here is the unfused one: what every fused kernel is held to.
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -73,15 +75,6 @@ def broadcast_to(x: jax.Array, like: jax.Array, axes: tuple[int, ...]) -> jax.Ar
     return lax.broadcast_in_dim(x, like.shape, axes, out_sharding=out_sharding)
 
 
-def activate(activation: str, z: jax.Array, pair: int | None) -> jax.Array:
-    """f(Z), or f(Z_gate) * Z_up."""
-    f = ACTIVATIONS[activation]
-    if pair is None:
-        return f(z)
-    gate, up = halves(z, pair)
-    return f(gate) * up
-
-
 def push_forward(activation: str, z: jax.Array, dz: jax.Array, pair: int | None) -> jax.Array:
     """The tangent of `activate` for the tangent dz of Z."""
     if pair is None:
@@ -89,15 +82,6 @@ def push_forward(activation: str, z: jax.Array, dz: jax.Array, pair: int | None)
     (gate, up), (dgate, dup) = halves(z, pair), halves(dz, pair)
     value, slope = _value_and_slope(activation, gate)
     return slope * up * dgate + value * dup
-
-
-def pull_back(activation: str, z: jax.Array, g: jax.Array, pair: int | None) -> jax.Array:
-    """The cotangent of Z for the cotangent g of `activate`."""
-    if pair is None:
-        return _value_and_slope(activation, z)[1] * g
-    gate, up = halves(z, pair)
-    value, slope = _value_and_slope(activation, gate)
-    return jnp.stack([slope * up * g, value * g], axis=pair)
 
 
 def halves(z: jax.Array, pair: int) -> list[jax.Array]:
@@ -118,18 +102,70 @@ def finish(fusion: Fusion, z: jax.Array, given: dict[str, jax.Array], dtype) -> 
       given: the optional operands by name.
       dtype: dtype of D and aux_out.
     """
-    wide = z.dtype
+    has_two = fusion.pair is not None and not fusion.derivative
+    zs = halves(z, fusion.pair) if has_two else [z]
+    ds, kept, sums = finish_parts(fusion, zs, given, dtype)
+    if has_two and kept:  # Not cut apart to be put together again.
+        if "bias" in given:
+            z = z + broadcast_to(given["bias"].astype(z.dtype), z, fusion.bias_axes)
+        kept = [z.astype(dtype)]
+    return join_parts(fusion, ds, kept, sums)
+
+
+def finish_parts(
+    fusion: Fusion, zs: Sequence[jax.Array], given: dict[str, jax.Array], dtype
+) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+    """The same of what the dimension `pair` tells apart: D, Z and the sums, or none, in halves.
+
+    `zs`: alpha * P, or both halves of it.
+    """
+    wide, pair = zs[0].dtype, fusion.pair
     if "bias" in given:
-        z = z + broadcast_to(given["bias"].astype(wide), z, fusion.bias_axes)
+        bias = given["bias"].astype(wide)
+        zs = [z + _bias_of(fusion, bias, z, half, len(zs)) for half, z in enumerate(zs)]
     if fusion.derivative:
-        d = pull_back(fusion.activation, given["aux_in"].astype(wide), z, fusion.pair)
+        saved = given["aux_in"].astype(wide)
+        ds = _pull_back(fusion.activation, [saved] if pair is None else halves(saved, pair), *zs)
     else:
-        d = activate(fusion.activation, z, fusion.pair)
+        gate, *up = zs
+        ds = [math.prod(up, start=ACTIVATIONS[fusion.activation](gate))]
     if "residual" in given:
-        d = d + given["residual"].astype(wide)
-    results = [d.astype(dtype)]
-    if fusion.aux_out:
-        results.append(z.astype(dtype))
+        residual = given["residual"].astype(wide)
+        added = [residual] if len(ds) == 1 else halves(residual, pair)
+        ds = [d + x for d, x in zip(ds, added, strict=True)]
+    ds = [d.astype(dtype) for d in ds]
+    sums = []
     if fusion.sum_axes is not None:
-        results.append(jnp.sum(results[0].astype(wide), fusion.sum_axes))
-    return results
+        axes = fusion.sum_axes
+        if len(ds) == 2:
+            axes = tuple(axis - (axis > pair) for axis in axes if axis != pair)
+        sums = [jnp.sum(d.astype(wide), axes) for d in ds]
+    return ds, [z.astype(dtype) for z in zs] if fusion.aux_out else [], sums
+
+
+def join_parts(fusion: Fusion, ds, zs, sums) -> list[jax.Array]:
+    """The results from halves of them, of which those that are arrays already are one each."""
+    pair = fusion.pair
+    results = [x[0] if len(x) == 1 else jnp.stack(x, pair) for x in (ds, zs) if x]
+    if len(sums) == 2 and pair in fusion.sum_axes:
+        return [*results, sums[0] + sums[1]]
+    if len(sums) == 2:
+        return [*results, jnp.stack(sums, pair - sum(axis < pair for axis in fusion.sum_axes))]
+    return [*results, *sums]
+
+
+def _bias_of(fusion: Fusion, bias: jax.Array, z: jax.Array, half: int, num_halves: int):
+    """That of Z, or of a half of it, in its shape."""
+    axes, pair = fusion.bias_axes, fusion.pair
+    if num_halves == 2:
+        if pair in axes:
+            bias = lax.index_in_dim(bias, half, axes.index(pair), keepdims=False)
+        axes = tuple(axis - (axis > pair) for axis in axes if axis != pair)
+    return broadcast_to(bias, z, axes)
+
+
+def _pull_back(activation: str, saved: Sequence[jax.Array], g: jax.Array) -> list[jax.Array]:
+    """The cotangent of Z, or of both halves of it, for the cotangent g of f(Z) or f(gate) * up."""
+    gate, *up = saved
+    value, slope = _value_and_slope(activation, gate)
+    return [slope * up[0] * g, value * g] if up else [slope * g]

@@ -67,7 +67,7 @@ def numbers_of(factors: tuple[BlockFactors, BlockFactors] | None) -> Numbers:
 class Problem:
     """A batched product over flat buffers; D and C are packed (batch, m, n).
 
-    Those of a gated derivative are (batch, m, 2, n).
+    A D that another result lies beside is (batch, m, 2, n).
     """
 
     batch: int
@@ -89,13 +89,9 @@ class Problem:
     @property
     def d_shape(self) -> tuple[int, ...]:
         """Shape of D and C."""
-        halves = (2,) if self.epilogue.gated and self.epilogue.derivative else ()
-        return (self.batch, self.m, *halves, self.n)
-
-    @property
-    def aux_shape(self) -> tuple[int, ...]:
-        """Shape of `aux_in` and `aux_out`."""
-        return (self.batch, self.m, *((2,) if self.epilogue.gated else ()), self.n)
+        results = self.function.results if self.function else ()
+        has_two = len(results) > 1 and results[1].over == "beside"
+        return (self.batch, self.m, *((2,) if has_two else ()), self.n)
 
     @property
     def is_bare(self) -> bool:
@@ -148,15 +144,15 @@ class Problem:
 
     @property
     def function_result_bytes(self) -> int:
-        """Of its results after D."""
+        """Of its results after D and what lies beside that."""
         function, shape = self.epilogue.function, (self.batch, self.m, self.n)
-        results = function.results[1:] if function else ()
+        results = function.results[len(self.d_shape) - 2 :] if function else ()
         return sum(x.dtype.itemsize * math.prod(x.shape(*shape)) for x in results)
 
     @property
     def num_b(self) -> int:
         """How many matrices B a batch entry has: two in a gated product."""
-        return 2 if self.epilogue.gated and not self.epilogue.derivative else 1
+        return 2 if self.epilogue.gated else 1
 
     def attributes(self) -> dict:
         """What of the FFI attribute `gemm` (csrc/core/problem.h) the problem determines."""
@@ -187,7 +183,6 @@ class Problem:
             "a_dtype": self.a.dtype,
             "b_dtype": self.b.dtype,
             "out_dtype": self.out_dtype,
-            "bias_dtype": self.epilogue.bias_dtype,
         }
         return self.attributes() | dtypes
 
@@ -210,9 +205,7 @@ class Problem:
     @property
     def bytes(self) -> int:
         """Least memory traffic: what is read, and what is written, once; vectors left out."""
-        d, aux = math.prod(self.d_shape), math.prod(self.aux_shape)
-        elements = d * (2 if self.beta else 1)
-        elements += aux * (self.epilogue.derivative + self.epilogue.aux_out)
+        elements = math.prod(self.d_shape) * (2 if self.beta else 1)
         written = elements * DTYPES[self.out_dtype].itemsize
         of_function = self.function_read_bytes + self.function_result_bytes
         return self.a_bytes + self.b_bytes + written + of_function

@@ -5,10 +5,9 @@ The tokens are the rows of A, in groups of consecutive ones whose sizes only the
 rows:         D[b, i, n] = sum_k A[b, i, k] * op(B)[b, g, k, n] for the rows i of group g, else 0
 contraction:  D[b, g, m, n] = sum over the rows i of group g of A[b, i, m] * B[b, i, n]
 
-In the form rows there may be an epilogue: D = f(Z + bias[g]), or gated f(Z + bias[g]) * (Z_up +
-bias_up[g]), for the rows of a group; or D and more results are what a function makes of Z, or Z and
-Z_up, and of further operands. A may be gathered: token i is then A[gather[i]]. Both operands may
-have factors of blocks.
+In the form rows D and more results may be what a function makes of the product of each group, or
+of those by two matrices, and of further operands. A may be gathered: token i is then A[gather[i]].
+Both operands may have factors of blocks.
 """
 
 import dataclasses
@@ -39,14 +38,11 @@ class RaggedProblem:
       in_dtype: dtype of A and B.
       out_dtype: dtype of D.
       compute: accumulator.
-      activation: f, a name in `activations.ACTIVATIONS`.
-      gated: B lies as (groups, k, 2, n), the bias as (groups, 2, n), of which `n` is said here.
-      biased: there is a bias, of `bias_dtype`.
-      bias_dtype: dtype of D or of the accumulator; "" without a bias.
+      gated: B lies as (groups, k, 2, n), of which `n` is said here; with a function only.
       gathered: A is gathered, from `a_rows` rows.
       a_rows: rows of A where it is gathered, else 0.
-      function: in place of activation and bias; None: none. Its batch is the batch entry and, as
-        the inner level, the group. Its results are whole.
+      function: what follows the product; None: nothing. Its batch is the batch entry and, as the
+        inner level, the group. Its results are whole.
       factors: None, or those of A, whose rows are the tokens, and of B, whose rows are those of n
         and whose second level of the batch is the group.
     """
@@ -65,10 +61,7 @@ class RaggedProblem:
     in_dtype: str
     out_dtype: str
     compute: str
-    activation: str = "none"
     gated: bool = False
-    biased: bool = False
-    bias_dtype: str = ""
     gathered: bool = False
     a_rows: int = 0
     function: Function | None = None
@@ -90,9 +83,7 @@ class RaggedProblem:
     @property
     def is_bare(self) -> bool:
         """Whether it is a product and no more."""
-        has_epilogue = self.activation != "none" or self.gated or self.biased
-        has_more = self.function is not None or self.factors is not None
-        return not (has_epilogue or self.gathered or has_more)
+        return not (self.gathered or self.function is not None or self.factors is not None)
 
     def with_rows(self, rows: int) -> "RaggedProblem":
         """The same of one group of so many rows."""
@@ -156,10 +147,8 @@ class RaggedProblem:
         if self.factors is not None:
             extents = (self.m, self.k), (self.n, self.k)
             words.append("scaled {} by {}".format(*map(BlockFactors.text, self.factors, extents)))
-        if self.biased:
-            words.append(f"+bias[{self.bias_dtype}]")
-        if self.activation != "none" or self.gated:
-            words.append(self.activation + " gated" * self.gated)
+        if self.gated:
+            words.append("gated")
         if self.function is not None:
             words.append(self.function.name)
         return ", ".join([*words, types])

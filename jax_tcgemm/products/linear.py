@@ -77,8 +77,7 @@ def linear(
         bias, activation, residual and alpha; as for `matmul`.
       epilogue_operands: arrays that it takes after the product; as for `matmul`.
       implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
-        the layer as one call, or the call fails; None selects one. What no call can say, such as a
-        bias that varies along rows and columns, stays outside. Derivatives inherit it.
+        the layer as one call, or the call fails; None selects one. Derivatives inherit it.
       config: a config of that implementation; None selects one. Derivatives do not inherit it.
       batch_invariant: True has the bits of a row depend on nothing but that row and w; as for
         `matmul`.

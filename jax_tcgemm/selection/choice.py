@@ -220,7 +220,7 @@ def select(
         choice = Choice(XLA, XLA_CONFIG, obstacle)
     else:
         # A function's operands are not known to those who measure.
-        if kind == "gemm" and problem.epilogue.function is None and not _unseen.is_on:
+        if kind == "gemm" and problem.factors is None and not _unseen.is_on:
             for found in tuple(_collectors):
                 found.append((problem, device))
             _measure_unknown(problem, device)
@@ -416,11 +416,11 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     wgmma, rest = [], []
     for candidate in runnable:
         (wgmma if candidate.implementation == "wgmma" else rest).append(candidate)
-    names = tuple(candidate.config for candidate in wgmma)
+    names = tuple(candidate.config for candidate in wgmma) or configs_of("wgmma")
     if not names or not cost_model.models(problem, names):
         return [(candidate, None) for candidate in runnable]
     predicted = cost_model.predict(problem, device.num_sms, names)
-    timed, others = list(zip(wgmma, predicted.wgmma.tolist(), strict=True)), []
+    timed, others = list(zip(wgmma, predicted.wgmma.tolist(), strict=False)), []
     for candidate in rest:
         if candidate.implementation == "cublaslt" and candidate.config == configs_of("cublaslt")[0]:
             timed.append((candidate, predicted.cublaslt))

@@ -28,19 +28,6 @@ _NAME = re.compile(
 )
 
 
-# Whose kernels run an epilogue themselves (any_epilogue in csrc/kernels/wgmma/config.h); the others
-# leave it to a second kernel.
-WITH_EPILOGUE = frozenset(
-    {
-        "128x256x64_c2x1x1_co",
-        "128x128x64_c2x1x1_pp",
-        "128x128x64_c1x2x1_pp",
-        "64x128x64_c1x1x1_pp",
-        "64x64x64_c1x1x1_pp",
-    }
-)
-
-
 @dataclasses.dataclass(frozen=True)
 class Calibration:
     """What an H200 does; clocks are SM clocks, bytes a clock are of one SM."""
@@ -71,22 +58,16 @@ class Calibration:
     epilogue_us: float = 0.111
     epilogue_kib_per_us: float = 65.5
     exchange_kib_per_us: float = 47.3  # from other blocks, where a cluster splits K
-    # What 1024 elements take a warpgroup that its epilogue stores, reads (where they have 16 bits),
-    # activates, or adds up by columns.
-    fused_stored_us: float = 0.34
-    fused_read_us: float = 0.24
-    fused_activation_us: float = 0.14
-    fused_sums_us: float = 0.31
-    # The part of it by which ping-pong's other warpgroup is held up.
-    fused_interference: float = 0.12
-    # The same of a function: for each unit of its work (`Function.work`), for each number, row or
-    # column that it reads, and for what it reads and stores of 16-bit matrices.
+    # What 1024 elements take a warpgroup through a function: for each unit of its work
+    # (`Function.work`), for each number, row or column that it reads, and for what it reads and
+    # stores of 16-bit matrices.
     function_work_us: float = 0.009
     function_vector_us: float = 0.02
     function_read_us: float = 0.12
     function_stored_us: float = 0.12
     # For a result that it reduces over columns, and over rows, with what XLA does of it.
     function_reduced_us: tuple[float, float] = (0.08, 0.11)
+    # The part of it by which ping-pong's other warpgroup is held up.
     function_interference: float = 0.45
     # A unit of its work in 1024 elements, in a loop of XLA's.
     loop_work_us: float = 0.0065
@@ -142,7 +123,6 @@ class _Configs:
     cluster_k: np.ndarray
     ping_pong: np.ndarray
     swapped: np.ndarray
-    with_epilogue: np.ndarray
     splits: np.ndarray
     places: tuple[np.ndarray, np.ndarray]  # row and column of each config
 
@@ -170,7 +150,6 @@ def _parse(names: tuple[str, ...]) -> _Configs | None:
         *(of_rows(float(match[key]) for match in matches) for key in ("m", "n", "cm", "cn", "ck")),
         ping_pong=of_rows(match["kind"] == "pp" for match in matches),
         swapped=of_rows(bool(match["swapped"]) for match in matches),
-        with_epilogue=of_rows(base in WITH_EPILOGUE for base in bases),
         splits=splits,
         places=(rows, columns),
     )
@@ -254,7 +233,8 @@ def _cublaslt_us(
         kernel = _kernel_us(bare, num_sms, x, c)
     needs_transpose = p.compute == "tf32" and p.layout != "NT"
     us = float(np.min(kernel[x.places])) * (c.cublaslt_tf32 if needs_transpose else c.cublaslt)
-    if p.epilogue.activation != "none":
+    library = p.function.library if p.function else "none"
+    if "relu" in library or "gelu" in library:
         us += p.batch * p.m * p.n / c.cublaslt_activations_per_us
     return us + (p.bytes - bare.bytes) / c.cublaslt_epilogue_bytes_per_us
 
@@ -301,9 +281,7 @@ def _walk(p: Problem, num_sms: int, x: _Configs) -> _Walk:
     # two matrices of a gated product one after the other; the kernel has half of a tile for each.
     is_bare = p.epilogue == BARE and (p.alpha, p.beta) == (1.0, 0.0)
     is_gated = p.num_b == 2
-    in_kernel = ~np.array(is_bare) & (x.splits == 1)
-    if p.epilogue.function is None:
-        in_kernel = in_kernel & x.with_epilogue
+    in_kernel = np.array(p.epilogue.function is not None) & (x.splits == 1)
     if is_gated:
         in_kernel = in_kernel & (x.tile_n % 128 == 0) & (x.cluster_m == 2)
     is_summed = (x.splits > 1) | ~(in_kernel | is_bare)
@@ -430,12 +408,10 @@ def _compute_us(
     share_kib = x.tile_m * x.tile_n / shares / 1024
     exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
     store = store * np.where(x.ping_pong, 2, 1) + walk.is_unaligned(p) * c.unaligned_tile_us
-    fused = walk.in_kernel * x.tile_m * x.tile_n / groups / 1024 * _fused_us(p, c)
+    fused = walk.in_kernel * x.tile_m * x.tile_n / groups / 1024 * _function_us(p, c)
     epilogue = c.epilogue_us + exchange + store + fused
     in_turn = np.ceil(walk.waves / 2) * (mainloop + epilogue)
-    is_function = p.epilogue.function is not None
-    interference = c.function_interference if is_function else c.fused_interference
-    alternating = walk.waves * (mainloop + interference * fused) + epilogue
+    alternating = walk.waves * (mainloop + c.function_interference * fused) + epilogue
     alternating = np.maximum(alternating, in_turn)
     return np.where(x.ping_pong, alternating, walk.waves * (mainloop + epilogue))
 
@@ -466,26 +442,20 @@ def _other_bytes(p: Problem) -> int:
     return p.bytes - p.a_bytes - p.b_bytes
 
 
-def _fused_us(p: Problem, c: Calibration) -> float:
-    """What 1024 elements of a product take a warpgroup through its epilogue."""
-    multiplied = p.batch * p.m * p.n * p.num_b
-    if (function := p.epilogue.function) is not None:
-        vectors = sum(strides.along != "kBoth" for _, _, strides in function.reads)
-        us = c.function_work_us * function.work + c.function_vector_us * vectors
-        for over, reduced_us in zip(("columns", "rows"), c.function_reduced_us, strict=True):
-            us += reduced_us * sum(x.over == over for x in function.results)
-        moved = c.function_read_us * p.function_read_bytes
-        moved += c.function_stored_us * p.function_result_bytes
-        # Of a gated product it takes two sums for each element that it computes.
-        return (us + moved / max(2 * math.prod(p.d_shape), 1)) / p.num_b
-    d, aux = math.prod(p.d_shape), math.prod(p.aux_shape)
-    stored = d + aux * p.epilogue.aux_out
-    read = d * (p.beta != 0) + aux * p.epilogue.derivative
-    active = min(d, multiplied) * (p.epilogue.activation != "none")
-    read *= DTYPES[p.out_dtype].itemsize / 2
-    us = c.fused_stored_us * stored + c.fused_read_us * read + c.fused_activation_us * active
-    us += c.fused_sums_us * p.epilogue.column_sums * d
-    return us / max(multiplied, 1)
+def _function_us(p: Problem, c: Calibration) -> float:
+    """What 1024 elements of a product take a warpgroup through its function."""
+    if (function := p.epilogue.function) is None:
+        return 0.0
+    vectors = sum(strides.along != "kBoth" for _, _, strides in function.reads)
+    us = c.function_work_us * function.work + c.function_vector_us * vectors
+    for over, reduced_us in zip(("columns", "rows"), c.function_reduced_us, strict=True):
+        us += reduced_us * sum(x.over == over for x in function.results)
+    moved = c.function_read_us * p.function_read_bytes
+    moved += c.function_stored_us * p.function_result_bytes
+    if len(p.d_shape) > 3:  # What lies beside D is stored by the function.
+        moved += c.function_stored_us * math.prod(p.d_shape) / 2 * DTYPES[p.out_dtype].itemsize
+    # Of a gated product it takes two sums for each element that it computes.
+    return (us + moved / max(2 * p.batch * p.m * p.n, 1)) / p.num_b
 
 
 def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:

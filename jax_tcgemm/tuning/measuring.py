@@ -18,11 +18,10 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense
+from jax_tcgemm.device import epilogue
+from jax_tcgemm.device.call import call
 from jax_tcgemm.kernels import CompileError, Instance, compile_kernels
 from jax_tcgemm.problem.dtypes import DTYPES, wide_dtype
-from jax_tcgemm.problem.epilogue import BARE
-from jax_tcgemm.problem.fusion import Fusion, finish
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.system.routing import routing
 from jax_tcgemm.tuning import timing
@@ -259,12 +258,7 @@ def _function(problem: Problem, implementation: str, config: str):
     if implementation == selection.XLA:
         return functools.partial(_xla, problem)
     choice = _choice(problem, implementation, config)
-
-    def function(*operands):
-        given = dict(zip(_operand_shapes(problem), operands, strict=True))
-        return dense.local_gemm(problem, **given, in_place=False, choice=choice)
-
-    return function
+    return lambda *operands: call(problem, choice, operands, epilogue.result_arrays(problem))
 
 
 def _choice(problem: Problem, implementation: str, config: str) -> selection.Choice:
@@ -272,30 +266,16 @@ def _choice(problem: Problem, implementation: str, config: str) -> selection.Cho
     return selection.select("autotune", problem, device, implementation, config)
 
 
-def _xla(problem: Problem, *operands):
-    """The problem by XLA's own dot, and what XLA makes of the epilogue."""
-    p, epilogue = problem, problem.epilogue
-    given = dict(zip(_operand_shapes(p), operands, strict=True))
+def _xla(problem: Problem, a, b, c=None):
+    """The problem by XLA's own dot."""
+    p = problem
     out_dtype = DTYPES[p.out_dtype]
-    if (p.alpha, p.beta, epilogue) == (1.0, 0.0, BARE):
-        return _xla_product(p, given["a"], given["b"], out_dtype)
-    product = functools.partial(_xla_product, p, given["a"], dtype=wide_dtype(out_dtype))
-    z = jnp.reshape(product(given["b"]), (p.batch, p.m, -1))
-    if epilogue.up_offset:
-        z = jnp.reshape(z, p.aux_shape)
-    elif p.num_b == 2:
-        z = jnp.stack([z, jnp.reshape(product(given["b_up"]), z.shape)], 2)
-    if "c" in given:
-        given["residual"] = p.beta * given["c"].astype(z.dtype)
-    fusion = Fusion(
-        activation=epilogue.activation,
-        derivative=epilogue.derivative,
-        pair=2 if epilogue.gated else None,
-        bias_axes=tuple(_bias_axes(p)),
-        aux_out=epilogue.aux_out,
-        sum_axes=(1,) if epilogue.column_sums else None,
-    )
-    return finish(fusion, p.alpha * z, given, out_dtype)
+    if p.is_bare:
+        return _xla_product(p, a, b, out_dtype)
+    out = p.alpha * _xla_product(p, a, b, wide_dtype(out_dtype))
+    if c is not None:
+        out = out + p.beta * jnp.reshape(c, out.shape).astype(out.dtype)
+    return out.astype(out_dtype)
 
 
 def _xla_product(problem: Problem, a, b, dtype):
@@ -323,27 +303,16 @@ def _columns(problem: Problem) -> int:
     return problem.n * (2 if problem.epilogue.up_offset else 1)
 
 
-def _bias_axes(problem: Problem) -> list[int]:
-    """The dimensions of Z, (batch, m, [2,] n), that the bias has."""
-    epilogue = problem.epilogue
-    own = {"none": [], "m": [1], "n": [2, 3] if epilogue.gated else [2]}[epilogue.bias]
-    return [0, *own] if epilogue.bias_batch_stride else own
-
-
-def _operand_shapes(problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of each operand of `local.local_gemm`, by name; those of A and B are flat."""
-    p, epilogue = problem, problem.epilogue
-    b_size = _num_elements(p, p.b, p.k, _columns(p))
-    shapes = {"a": ((_num_elements(p, p.a, p.m, p.k),), p.a.dtype), "b": ((b_size,), p.b.dtype)}
-    if p.num_b == 2 and not epilogue.up_offset:
-        shapes["b_up"] = shapes["b"]
+def _operand_shapes(problem: Problem) -> list[tuple[tuple[int, ...], str]]:
+    """Shape and dtype of each operand of a call; those of A and B are flat."""
+    p = problem
+    a = (_num_elements(p, p.a, p.m, p.k),), p.a.dtype
+    b = (_num_elements(p, p.b, p.k, _columns(p)),), p.b.dtype
+    shapes = [a, b, b] if p.num_b == 2 and not p.epilogue.up_offset else [a, b]
     if p.beta:
-        shapes["c"] = p.d_shape, p.out_dtype
-    if epilogue.bias != "none":
-        z_shape = p.aux_shape
-        shapes["bias"] = tuple(z_shape[axis] for axis in _bias_axes(p)), epilogue.bias_dtype
-    if epilogue.derivative:
-        shapes["aux_in"] = p.aux_shape, p.out_dtype
+        shapes.append((p.d_shape, p.out_dtype))
+    if p.function is not None:
+        shapes += p.function.operand_shapes(p.batch, p.batch_inner, p.m, p.n)
     return shapes
 
 
@@ -356,10 +325,7 @@ def _is_packed(problem: Problem) -> bool:
         a=_packed(p.a, p.m, p.k, p.batch),
         b=_packed(p.b, p.k, _columns(p), p.batch),
     )
-    # The halves of B may only lie side by side.
-    offset = p.epilogue.up_offset
-    is_halved = offset in (0, p.n * (p.b.ld if p.b.transposed else 1))
-    return packed == p and is_halved and p.compute != "f16"
+    return packed == p and p.function is None and p.compute != "f16"
 
 
 def _packed(operand: Operand, rows: int, columns: int, batch: int) -> Operand:
@@ -369,7 +335,7 @@ def _packed(operand: Operand, rows: int, columns: int, batch: int) -> Operand:
 
 def _make_inputs(problem: Problem, num_sets: int) -> list[tuple[jax.Array, ...]]:
     """Sets of operands: standard normal, integers over their whole range."""
-    shapes = list(_operand_shapes(problem).values())
+    shapes = _operand_shapes(problem)
     keys = jax.random.split(jax.random.key(0, impl="rbg"), (num_sets, len(shapes)))
     return jax.block_until_ready(
         [tuple(map(_random, own, *zip(*shapes, strict=True))) for own in keys]

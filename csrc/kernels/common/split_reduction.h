@@ -1,5 +1,5 @@
-// The second kernel of split K, for every family: adds the partial products of all parts in order,
-// so that the result does not depend on which block finished first, and runs the epilogue once.
+// The second kernel of split K, for every family: adds the partial products of all parts in order, so that the result
+// does not depend on which block finished first, and has alpha and beta.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -19,18 +19,17 @@ struct Config {
   static_assert(kStages >= 3, "a copy needs a stage that is neither read nor awaited");
 };
 
-// X(tile_m, tile_n, tile_k_bytes, warp_m, warp_n, stages, min_blocks_per_sm, has_epilogue, of_every_type)
+// X(tile_m, tile_n, tile_k_bytes, warp_m, warp_n, stages, min_blocks_per_sm, of_every_type)
 //
-// In order of preference. has_epilogue: its kernel exists with an epilogue too; the others run one through the
-// workspace and a second kernel. of_every_type: a config of each instruction, not only of those with has_every_tile.
+// In order of preference. of_every_type: a config of each instruction, not only of those with has_every_tile.
 //
 // The first two have one block on an SM: the least traffic to shared memory and L2. Of the third there are two, each
 // hiding the other's barriers and epilogue. The last is for small products: four times as many blocks.
-#define TCGEMM_MMA_SYNC_TILES(X)               \
-  X(128, 256, 128, 64, 64, 3, 1, true, true)   \
-  X(256, 128, 128, 64, 64, 3, 1, false, false) \
-  X(128, 128, 64, 64, 64, 4, 2, false, true)   \
-  X(64, 64, 128, 32, 32, 4, 3, true, true)
+#define TCGEMM_MMA_SYNC_TILES(X)        \
+  X(128, 256, 128, 64, 64, 3, 1, true)  \
+  X(256, 128, 128, 64, 64, 3, 1, false) \
+  X(128, 128, 64, 64, 64, 4, 2, true)   \
+  X(64, 64, 128, 32, 32, 4, 3, true)
 
 // The one tile of grouped products.
 inline constexpr Tile kRaggedTile{128, 128, 64, 64, 64, 4, 2};

@@ -10,7 +10,7 @@
 namespace tcgemm::mma {
 
 // What a kernel does with its sums: see params.cuh.
-enum class EpilogueKind { kBare, kFused, kScaled };
+enum class EpilogueKind { kBare, kFunction, kScaled };
 
 // What a kernel is compiled for, as C++ text.
 struct Instance {
@@ -26,13 +26,17 @@ inline std::string arguments_text(const Instance& x) {
   return text + std::to_string(x.tile.min_blocks_per_sm) + ">, " + x.mma + ", " + x.operands;
 }
 
+// Of a function, its name.
+inline std::string epilogue_text(EpilogueKind kind, const std::string& function) {
+  if (kind == EpilogueKind::kFunction) return "Function<tcgemm::elementwise::" + function + ">";
+  return kind == EpilogueKind::kBare ? "Bare" : "Scaled";
+}
+
 // Their target is the device's, for copies and rounding take what it has.
-inline KernelSource kernel_source(const Instance& x, EpilogueKind epilogue) {
-  const char* const name = epilogue == EpilogueKind::kBare    ? "Bare"
-                           : epilogue == EpilogueKind::kFused ? "Fused"
-                                                              : "Scaled";
+inline KernelSource kernel_source(const Instance& x, EpilogueKind kind, const std::string& function = "") {
+  const std::string epilogue = epilogue_text(kind, function);
   return {"kernels/mma_sync/kernel.cuh",
-          "tcgemm::mma::gemm_kernel<" + arguments_text(x) + ", tcgemm::mma::" + name + ">",
+          "tcgemm::mma::gemm_kernel<" + arguments_text(x) + ", tcgemm::mma::" + epilogue + ">",
           {}};
 }
 

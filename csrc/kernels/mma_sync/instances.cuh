@@ -13,9 +13,7 @@ namespace tcgemm::mma {
 
 template <typename Config, typename Mma, typename Operands, typename Epilogue>
 bool add() {
-  constexpr EpilogueKind kKind = std::is_same_v<Epilogue, Bare>    ? EpilogueKind::kBare
-                                 : std::is_same_v<Epilogue, Fused> ? EpilogueKind::kFused
-                                                                   : EpilogueKind::kScaled;
+  constexpr EpilogueKind kKind = std::is_same_v<Epilogue, Bare> ? EpilogueKind::kBare : EpilogueKind::kScaled;
   return add_kernel(kernel_source({Config::kTile, text_of(Mma{}), text_of(Operands{})}, kKind).name,
                     reinterpret_cast<const void*>(&gemm_kernel<Config, Mma, Operands, Epilogue>));
 }

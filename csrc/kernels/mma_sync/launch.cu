@@ -3,7 +3,8 @@
 #include <cstdint>
 
 #include "core/extent.h"
-#include "kernels/common/fused.h"
+#include "kernels/common/float_type.h"
+#include "kernels/common/function.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/common/tensor_map.h"
 #include "kernels/mma_sync/launch.h"
@@ -48,7 +49,7 @@ Status make_params(const Call& call, Params* params) {
   params->grid = TileGrid::make(p.batch, p.m, p.n, geometry.tile.m, geometry.tile.n);
   params->num_works = static_cast<uint32_t>(params->grid.num_tiles() * call.num_splits);
   params->d = call.buffers->d;
-  params->out = epilogue::float_type(p.out);
+  params->out = float_type(p.out);
   params->stores_vectors =
       (reinterpret_cast<uintptr_t>(params->d) | static_cast<uintptr_t>(p.n * dtype_bytes(p.out))) % 16 == 0;
 
@@ -85,7 +86,7 @@ Status launch_product(const Call& call) {
                          call.geometry.shared_bytes(), call.stream, params, epilogue);
   };
   switch (call.epilogue) {
-    case EpilogueKind::kFused: return launch(epilogue::make_fused(p, *call.buffers));
+    case EpilogueKind::kFunction: return launch(make_function(p, *call.buffers));
     case EpilogueKind::kScaled:
       return launch(Scaled{static_cast<int32_t>(p.alpha), static_cast<int32_t>(p.beta),
                            static_cast<const int32_t*>(call.buffers->c), p.m, p.n});

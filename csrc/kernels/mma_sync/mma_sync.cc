@@ -6,6 +6,7 @@
 #include <charconv>
 #include <deque>
 #include <string>
+#include <type_traits>
 
 #include "core/extent.h"
 #include "kernels/common/epilogue_launch.h"
@@ -24,12 +25,12 @@ using tile::Major;
 
 struct TileRow {
   Tile tile;
-  bool has_epilogue, of_every_type;
+  bool of_every_type;
 };
 
 constexpr TileRow kTiles[] = {
-#define TCGEMM_ENTRY(m, n, k_bytes, warp_m, warp_n, stages, min_blocks_per_sm, has_epilogue, of_every_type) \
-  {{m, n, k_bytes, warp_m, warp_n, stages, min_blocks_per_sm}, has_epilogue, of_every_type},
+#define TCGEMM_ENTRY(m, n, k_bytes, warp_m, warp_n, stages, min_blocks_per_sm, of_every_type) \
+  {{m, n, k_bytes, warp_m, warp_n, stages, min_blocks_per_sm}, of_every_type},
     TCGEMM_MMA_SYNC_TILES(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
 };
@@ -39,14 +40,13 @@ struct Entry {
   std::string config;
   const Instruction* instruction;
   Tile tile;
-  bool has_epilogue;
 
   static Entry make(const Instruction& x, const TileRow& row) {
     const Tile& tile = row.tile;
     const auto text = [](int number) { return std::to_string(number); };
     return {text(tile.m) + "x" + text(tile.n) + "x" + text(tile.k_bytes / x.mma_bytes) + "_w" + text(tile.warp_m) +
                 "x" + text(tile.warp_n) + "_s" + text(tile.stages),
-            &x, tile, row.has_epilogue || x.compute == Compute::kS32};
+            &x, tile};
   }
 
   Geometry geometry(Major a, Major b) const {
@@ -127,13 +127,9 @@ class MmaSync final : public Implementation {
  public:
   MmaSync() {
     for (const Entry& entry : entries()) {
-      const Instruction& x = *entry.instruction;
       for (Major a : {Major::kK, Major::kMN}) {
         for (Major b : {Major::kK, Major::kMN}) {
-          const Instance instance{entry.tile, x.mma, operands_text(x.a.text(a), x.b.text(b))};
-          for (bool is_bare : {false, true}) {
-            kernels_.emplace_back(kernel_source(instance, epilogue_of(entry, is_bare)));
-          }
+          kernels_.emplace_back(kernel_source(instance_of(entry, a, b), kind_without_function(entry)));
         }
       }
     }
@@ -152,7 +148,6 @@ class MmaSync final : public Implementation {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
     if (std::string rule = reject_types(p, type_rules()); !rule.empty()) return rule;
     if (std::string rule = reject_scalars(p); !rule.empty()) return rule;
-    if (std::string rule = reject_column_sums(p); !rule.empty()) return rule;
     const ParsedConfig parsed = parse_config(config);
     const Entry* entry = find_entry(p, parsed.tile);
     if (entry == nullptr) {
@@ -176,20 +171,21 @@ class MmaSync final : public Implementation {
     return "";
   }
 
-  int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view config) const override {
+  int64_t workspace_bytes(const Problem& p, const Device&, std::string_view config) const override {
     const ParsedConfig parsed = parse_config(config);
     const Entry* entry = find_entry(p, parsed.tile);
-    return entry == nullptr ? 0
-                            : EpilogueLaunch::make(p, parsed.splits, entry->has_epilogue).workspace_bytes(p, device);
+    return entry == nullptr ? 0 : launch_of(p, parsed).workspace_bytes(p);
   }
 
   std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view config) const override {
     const ParsedConfig parsed = parse_config(config);
     const Entry* entry = find_entry(p, parsed.tile);
     if (entry == nullptr) return {};
-    const bool is_direct = EpilogueLaunch::make(p, parsed.splits, entry->has_epilogue).is_direct;
-    std::vector<KernelSource> needed = EpilogueLaunch::kernels(p, device);
-    for (KernelSource& x : kernel_of(p, *entry, !is_direct || is_bare(p)).missing(device)) needed.push_back(x);
+    const EpilogueLaunch launch = launch_of(p, parsed);
+    std::vector<KernelSource> needed = launch.kernels(p, device);
+    const bool runs_function = launch.is_direct && !p.epilogue.function.is_none();
+    const auto missing = with_kernel_of(p, *entry, runs_function, [&](const auto& x) { return x.missing(device); });
+    needed.insert(needed.end(), missing.begin(), missing.end());
     return needed;
   }
 
@@ -204,28 +200,47 @@ class MmaSync final : public Implementation {
     call.num_splits = parsed.splits;
     call.stream = static_cast<cudaStream_t>(stream);
     const auto product = [&](const Problem& part, const Buffers& part_buffers) {
-      if (Status s = kernel_of(part, *entry, is_bare(part)).find(device, &call.kernel); !s.is_ok()) return s;
-      call.epilogue = epilogue_of(*entry, is_bare(part));
+      const bool runs_function = !part.epilogue.function.is_none();
+      const auto find = [&](const KernelReference& x) { return x.find(device, &call.kernel); };
+      if (Status s = with_kernel_of(part, *entry, runs_function, find); !s.is_ok()) return s;
+      call.epilogue = runs_function ? EpilogueKind::kFunction : kind_without_function(*entry);
       call.problem = &part;
       call.buffers = &part_buffers;
       return launch_product(call);
     };
-    return EpilogueLaunch::make(p, parsed.splits, entry->has_epilogue).run(p, buffers, device, call.stream, product);
+    return launch_of(p, parsed).run(p, buffers, device, call.stream, product);
   }
 
  private:
-  static EpilogueKind epilogue_of(const Entry& entry, bool is_bare) {
-    if (entry.instruction->compute == Compute::kS32) return EpilogueKind::kScaled;
-    return is_bare ? EpilogueKind::kBare : EpilogueKind::kFused;
+  // Of a gated product the sums of both matrices meet in the workspace only.
+  static EpilogueLaunch launch_of(const Problem& p, const ParsedConfig& parsed) {
+    const bool is_function = !p.epilogue.function.is_none() && !p.epilogue.gated;
+    return EpilogueLaunch::make(p, parsed.splits, is_function || (p.compute == Compute::kS32 && p.epilogue.is_none()));
   }
 
-  const KernelReference& kernel_of(const Problem& p, const Entry& entry, bool is_bare) const {
+  static EpilogueKind kind_without_function(const Entry& entry) {
+    return entry.instruction->compute == Compute::kS32 ? EpilogueKind::kScaled : EpilogueKind::kBare;
+  }
+
+  static Instance instance_of(const Entry& entry, Major a, Major b) {
+    const Instruction& x = *entry.instruction;
+    return {entry.tile, x.mma, operands_text(x.a.text(a), x.b.text(b))};
+  }
+
+  // Calls f with the kernel that multiplies, and runs the problem's function if it is to.
+  template <typename Visitor>
+  std::invoke_result_t<Visitor, const KernelReference&> with_kernel_of(const Problem& p, const Entry& entry,
+                                                                       bool runs_function, Visitor&& f) const {
+    const Major a = major_of_a(p), b = major_of_b(p);
+    if (runs_function) {
+      const Instance instance = instance_of(entry, a, b);
+      return f(KernelReference(kernel_source(instance, EpilogueKind::kFunction, p.epilogue.function.name)));
+    }
     const size_t row = &entry - entries().data();
-    const int majors = (major_of_a(p) == Major::kMN) * 2 + (major_of_b(p) == Major::kMN);
-    return kernels_[(row * 4 + majors) * 2 + is_bare];
+    return f(kernels_[row * 4 + (a == Major::kMN) * 2 + (b == Major::kMN)]);
   }
 
-  std::deque<KernelReference> kernels_;  // [entry][major of A][of B][is_bare]
+  std::deque<KernelReference> kernels_;  // [entry][major of A][of B]
 };
 
 }  // namespace

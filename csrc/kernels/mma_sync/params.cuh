@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "epilogue/epilogue.cuh"
-#include "epilogue/fused.cuh"
+#include "epilogue/function_params.h"
 #include "tile/grid.cuh"
 #include "tile/matrix.cuh"
 #include "tile/numeric.cuh"
@@ -14,8 +14,12 @@ namespace tcgemm::mma {
 
 // What a kernel does with its sums before they are D.
 using Bare = epilogue::Identity<float, void>;
-using Fused = epilogue::Fused;
-using Scaled = epilogue::AlphaBetaC<int32_t, int32_t>;  // of integers: all of their epilogue, and none
+using Scaled = epilogue::AlphaBetaC<int32_t, int32_t>;  // of integers: all but a function, and nothing
+// A kernel is compiled with `Code`; what a launch tells is the same for all.
+template <typename CodeType>
+struct Function : epilogue::FunctionParams {
+  using Code = CodeType;
+};
 
 struct Params {
   tile::TensorMap a_map, b_map;      // of the tiles of a stage; only where TensorCopies copies them

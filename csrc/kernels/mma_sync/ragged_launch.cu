@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/common/fused.h"
+#include "kernels/common/float_type.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/mma_sync/ragged_launch.h"
 #include "kernels/mma_sync/ragged_params.cuh"
@@ -39,7 +39,7 @@ Status launch_ragged(const RaggedCall& call) {
   gemm.n = p.n;
   gemm.k = p.k;
   gemm.d = buffers.d;
-  gemm.out = epilogue::float_type(p.out);
+  gemm.out = float_type(p.out);
   gemm.stores_vectors =
       (reinterpret_cast<uintptr_t>(buffers.d) | static_cast<uintptr_t>(p.n * dtype_bytes(p.out))) % 16 == 0;
   params.groups = {buffers.group_sizes, buffers.group_offset, static_cast<int32_t>(p.num_sizes),

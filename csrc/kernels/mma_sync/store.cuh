@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "epilogue/function.cuh"
 #include "kernels/mma_sync/mainloop.cuh"
 #include "kernels/mma_sync/params.cuh"
 #include "ptx/global_memory.cuh"
@@ -127,22 +128,47 @@ __device__ __forceinline__ void store_rows(const Params& params, const Functor& 
   }
 }
 
-// The same with an epilogue that stores by itself, 4 columns at a time: half the code of 8.
-template <typename Traits>
-__device__ __forceinline__ void store_rows_fused(const Params& params, const Fused& fused, uint32_t staging,
-                                                 int mma_idx, const WarpTile& warp_tile) {
-  constexpr int kCount = 4, kVectorsPerRow = Traits::Config::kWarpN / kCount;
+// A function of the staged rows, 8 neighbours and 32 columns of them at a time, of which a thread has what
+// epilogue/function.cuh wants. It stores what it makes of them itself.
+template <typename Traits, typename F>
+__device__ __forceinline__ void store_rows_function(const epilogue::FunctionParams& params, uint32_t staging,
+                                                    int mma_idx, const WarpTile& warp_tile) {
+  using Sum = typename F::Sum;
+  constexpr int kGroups = 4;
+  static_assert(Traits::Config::kWarpN % (8 * kGroups) == 0, "parts cover a row");
   const int lane = threadIdx.x % 32;
-  const int64_t d_batch_idx = warp_tile.split_idx * params.batch + warp_tile.batch_idx;
+  const epilogue::BatchPlace batch(params, warp_tile.batch_idx);
+  // A thread's row, and where it is staged.
+  const auto run = [&](auto whole, int32_t m, int slot, int32_t n_idx, int column) {
+    using Tile = epilogue::FunctionTile<F, false, false, decltype(whole)::value, kGroups, 1>;
+    const int groups = min(kGroups, (params.n - n_idx + 7) / 8);
+    typename Tile::Reads reads;
+    Tile tile(params, batch, lane, m, n_idx, groups, reads);
+    tile.load();
+    Sum sums[2 * kGroups];
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      uint32_t words[2];
+      ptx::ld_shared_v2_u32(words[0], words[1], staged<Traits>(staging, slot, column + 8 * group + lane % 4 * 2));
+      memcpy(sums + 2 * group, words, sizeof(words));
+    }
+    tile.run(sums, sums);
+  };
 #pragma unroll 1
-  for (int i = lane; i < 16 * kVectorsPerRow; i += 32) {
-    const int slot = i / kVectorsPerRow, column = i % kVectorsPerRow * kCount;
-    const int64_t m_idx = int64_t{warp_tile.m_idx} + fragment_row<Traits::A::kOrder>(mma_idx * 2 + slot / 8, slot % 8);
-    const int64_t n_idx = int64_t{warp_tile.n_idx} + column;
-    if (m_idx >= params.m || n_idx >= params.n) continue;
-    float values[kCount], up[kCount];
-    load_staged<Traits>(values, staging, slot, column);
-    fused.store(values, up, d_batch_idx, m_idx, n_idx, static_cast<int>(min(params.n - n_idx, int64_t{kCount})));
+  for (int eight = 0; eight < 2; ++eight) {
+    constexpr FragmentOrder kOrder = Traits::A::kOrder;
+    const auto m_idx = static_cast<int32_t>(warp_tile.m_idx) + run_row<kOrder>(mma_idx, eight);
+    const int slot = run_slot<kOrder>(eight, lane / 4);
+#pragma unroll 1
+    for (int column = 0; column < Traits::Config::kWarpN; column += 8 * kGroups) {
+      const auto n_idx = static_cast<int32_t>(warp_tile.n_idx) + column;
+      if (m_idx >= params.m || n_idx >= params.n) continue;
+      if (params.in_eights && m_idx + 8 <= params.m && n_idx + 8 * kGroups <= params.n) {
+        run(std::true_type{}, m_idx + lane / 4, slot, n_idx, column);
+      } else {
+        run(std::false_type{}, m_idx + lane / 4, slot, n_idx, column);
+      }
+    }
   }
 }
 
@@ -174,12 +200,12 @@ __device__ __forceinline__ void store_tile(const Params& params, const Epilogue&
       using Out = decltype(out);
       store_rows_as<Traits, Out>(params, epilogue::Identity<Partial, Out>{}, staging, mma_idx, warp_tile);
     };
-    if constexpr (std::is_same_v<Epilogue, Fused>) {
-      store_rows_fused<Traits>(params, stored_by, staging, mma_idx, warp_tile);
+    if constexpr (std::is_same_v<Epilogue, Bare>) {
+      visit_float(params.out, store_as);
     } else if constexpr (std::is_same_v<Epilogue, Scaled>) {
       store_rows_as<Traits, int32_t>(params, stored_by, staging, mma_idx, warp_tile);
     } else {
-      epilogue::visit(params.out, store_as);
+      store_rows_function<Traits, typename Epilogue::Code>(stored_by, staging, mma_idx, warp_tile);
     }
     __syncwarp();
   }

@@ -22,75 +22,74 @@ struct Config {
   static_assert(kSharers == 1 || kClusterK == 1, "the blocks of a cluster share operands or split K");
 };
 
-// X(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any_epilogue)
+// X(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped)
 //
-// The first is the default. any_epilogue: its kernel exists with an epilogue too; the others run one
-// through the workspace and a second kernel. `name` is tile_m x tile_n x 64 (K in 16-bit elements),
-// the cluster, then pp (ping-pong) or co (cooperative), then t when swapped.
-#define TCGEMM_WGMMA_CONFIGS(X)                                      \
-  X("128x256x64_c2x1x1_co", 128, 256, 2, 1, 1, false, false, true)   \
-  X("192x192x64_c1x1x1_co", 192, 192, 1, 1, 1, false, false, false)  \
-  X("192x192x64_c2x1x1_co", 192, 192, 2, 1, 1, false, false, false)  \
-  X("192x176x64_c1x1x1_co", 192, 176, 1, 1, 1, false, false, false)  \
-  X("192x176x64_c1x2x1_co_t", 192, 176, 1, 2, 1, false, true, false) \
-  X("192x160x64_c1x2x1_co_t", 192, 160, 1, 2, 1, false, true, false) \
-  X("256x160x64_c1x2x1_co_t", 256, 160, 1, 2, 1, false, true, false) \
-  X("256x128x64_c1x1x1_co_t", 256, 128, 1, 1, 1, false, true, false) \
-  X("128x256x64_c1x1x1_co", 128, 256, 1, 1, 1, false, false, false)  \
-  X("128x256x64_c1x2x1_co", 128, 256, 1, 2, 1, false, false, false)  \
-  X("128x256x64_c1x1x1_co_t", 128, 256, 1, 1, 1, false, true, false) \
-  X("128x224x64_c2x1x1_co", 128, 224, 2, 1, 1, false, false, false)  \
-  X("128x224x64_c2x1x1_co_t", 128, 224, 2, 1, 1, false, true, false) \
-  X("192x128x64_c1x1x1_co", 192, 128, 1, 1, 1, false, false, false)  \
-  X("128x192x64_c1x1x1_co", 128, 192, 1, 1, 1, false, false, false)  \
-  X("128x192x64_c2x1x1_co", 128, 192, 2, 1, 1, false, false, false)  \
-  X("128x192x64_c2x1x1_co_t", 128, 192, 2, 1, 1, false, true, false) \
-  X("128x160x64_c2x1x1_pp", 128, 160, 2, 1, 1, true, false, false)   \
-  X("128x144x64_c1x1x1_co_t", 128, 144, 1, 1, 1, false, true, false) \
-  X("128x112x64_c1x1x1_co_t", 128, 112, 1, 1, 1, false, true, false) \
-  X("128x128x64_c1x1x1_co", 128, 128, 1, 1, 1, false, false, false)  \
-  X("128x128x64_c2x2x1_co", 128, 128, 2, 2, 1, false, false, false)  \
-  X("128x128x64_c1x1x1_pp", 128, 128, 1, 1, 1, true, false, false)   \
-  X("128x128x64_c1x2x1_pp", 128, 128, 1, 2, 1, true, false, true)    \
-  X("128x128x64_c2x1x1_pp", 128, 128, 2, 1, 1, true, false, true)    \
-  X("64x256x64_c1x1x1_pp", 64, 256, 1, 1, 1, true, false, false)     \
-  X("64x256x64_c1x1x1_pp_t", 64, 256, 1, 1, 1, true, true, false)    \
-  X("64x192x64_c1x1x1_pp", 64, 192, 1, 1, 1, true, false, false)     \
-  X("64x192x64_c1x1x1_pp_t", 64, 192, 1, 1, 1, true, true, false)    \
-  X("64x192x64_c4x1x1_pp", 64, 192, 4, 1, 1, true, false, false)     \
-  X("192x64x64_c1x4x1_co", 192, 64, 1, 4, 1, false, false, false)    \
-  X("64x144x64_c8x1x1_pp_t", 64, 144, 8, 1, 1, true, true, false)    \
-  X("128x80x64_c1x1x1_co_t", 128, 80, 1, 1, 1, false, true, false)   \
-  X("128x64x64_c1x1x2_co", 128, 64, 1, 1, 2, false, false, false)    \
-  X("64x128x64_c1x1x1_pp", 64, 128, 1, 1, 1, true, false, true)      \
-  X("64x128x64_c1x1x1_pp_t", 64, 128, 1, 1, 1, true, true, false)    \
-  X("64x128x64_c1x1x2_pp_t", 64, 128, 1, 1, 2, true, true, false)    \
-  X("64x128x64_c2x1x1_pp", 64, 128, 2, 1, 1, true, false, false)     \
-  X("64x128x64_c4x2x1_pp", 64, 128, 4, 2, 1, true, false, false)     \
-  X("64x128x64_c4x1x1_pp_t", 64, 128, 4, 1, 1, true, true, false)    \
-  X("64x96x64_c1x1x1_pp", 64, 96, 1, 1, 1, true, false, false)       \
-  X("64x96x64_c1x1x1_pp_t", 64, 96, 1, 1, 1, true, true, false)      \
-  X("64x80x64_c1x1x1_pp_t", 64, 80, 1, 1, 1, true, true, false)      \
-  X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false, true)        \
-  X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true, false)      \
-  X("64x64x64_c1x1x2_pp", 64, 64, 1, 1, 2, true, false, false)       \
-  X("64x64x64_c1x1x4_pp", 64, 64, 1, 1, 4, true, false, false)       \
-  X("64x64x64_c1x4x1_pp", 64, 64, 1, 4, 1, true, false, false)       \
-  X("128x32x64_c1x1x2_co", 128, 32, 1, 1, 2, false, false, false)    \
-  X("128x16x64_c1x1x4_co", 128, 16, 1, 1, 4, false, false, false)    \
-  X("128x16x64_c1x1x4_co_t", 128, 16, 1, 1, 4, false, true, false)   \
-  X("64x32x64_c1x1x1_pp_t", 64, 32, 1, 1, 1, true, true, false)      \
-  X("64x32x64_c1x1x4_pp_t", 64, 32, 1, 1, 4, true, true, false)      \
-  X("64x16x64_c1x1x1_pp_t", 64, 16, 1, 1, 1, true, true, false)      \
-  X("64x16x64_c1x1x2_pp_t", 64, 16, 1, 1, 2, true, true, false)
+// The first is the default. `name` is tile_m x tile_n x 64 (K in 16-bit elements), the cluster, then pp (ping-pong) or
+// co (cooperative), then t when swapped.
+#define TCGEMM_WGMMA_CONFIGS(X)                               \
+  X("128x256x64_c2x1x1_co", 128, 256, 2, 1, 1, false, false)  \
+  X("192x192x64_c1x1x1_co", 192, 192, 1, 1, 1, false, false)  \
+  X("192x192x64_c2x1x1_co", 192, 192, 2, 1, 1, false, false)  \
+  X("192x176x64_c1x1x1_co", 192, 176, 1, 1, 1, false, false)  \
+  X("192x176x64_c1x2x1_co_t", 192, 176, 1, 2, 1, false, true) \
+  X("192x160x64_c1x2x1_co_t", 192, 160, 1, 2, 1, false, true) \
+  X("256x160x64_c1x2x1_co_t", 256, 160, 1, 2, 1, false, true) \
+  X("256x128x64_c1x1x1_co_t", 256, 128, 1, 1, 1, false, true) \
+  X("128x256x64_c1x1x1_co", 128, 256, 1, 1, 1, false, false)  \
+  X("128x256x64_c1x2x1_co", 128, 256, 1, 2, 1, false, false)  \
+  X("128x256x64_c1x1x1_co_t", 128, 256, 1, 1, 1, false, true) \
+  X("128x224x64_c2x1x1_co", 128, 224, 2, 1, 1, false, false)  \
+  X("128x224x64_c2x1x1_co_t", 128, 224, 2, 1, 1, false, true) \
+  X("192x128x64_c1x1x1_co", 192, 128, 1, 1, 1, false, false)  \
+  X("128x192x64_c1x1x1_co", 128, 192, 1, 1, 1, false, false)  \
+  X("128x192x64_c2x1x1_co", 128, 192, 2, 1, 1, false, false)  \
+  X("128x192x64_c2x1x1_co_t", 128, 192, 2, 1, 1, false, true) \
+  X("128x160x64_c2x1x1_pp", 128, 160, 2, 1, 1, true, false)   \
+  X("128x144x64_c1x1x1_co_t", 128, 144, 1, 1, 1, false, true) \
+  X("128x112x64_c1x1x1_co_t", 128, 112, 1, 1, 1, false, true) \
+  X("128x128x64_c1x1x1_co", 128, 128, 1, 1, 1, false, false)  \
+  X("128x128x64_c2x2x1_co", 128, 128, 2, 2, 1, false, false)  \
+  X("128x128x64_c1x1x1_pp", 128, 128, 1, 1, 1, true, false)   \
+  X("128x128x64_c1x2x1_pp", 128, 128, 1, 2, 1, true, false)   \
+  X("128x128x64_c2x1x1_pp", 128, 128, 2, 1, 1, true, false)   \
+  X("64x256x64_c1x1x1_pp", 64, 256, 1, 1, 1, true, false)     \
+  X("64x256x64_c1x1x1_pp_t", 64, 256, 1, 1, 1, true, true)    \
+  X("64x192x64_c1x1x1_pp", 64, 192, 1, 1, 1, true, false)     \
+  X("64x192x64_c1x1x1_pp_t", 64, 192, 1, 1, 1, true, true)    \
+  X("64x192x64_c4x1x1_pp", 64, 192, 4, 1, 1, true, false)     \
+  X("192x64x64_c1x4x1_co", 192, 64, 1, 4, 1, false, false)    \
+  X("64x144x64_c8x1x1_pp_t", 64, 144, 8, 1, 1, true, true)    \
+  X("128x80x64_c1x1x1_co_t", 128, 80, 1, 1, 1, false, true)   \
+  X("128x64x64_c1x1x2_co", 128, 64, 1, 1, 2, false, false)    \
+  X("64x128x64_c1x1x1_pp", 64, 128, 1, 1, 1, true, false)     \
+  X("64x128x64_c1x1x1_pp_t", 64, 128, 1, 1, 1, true, true)    \
+  X("64x128x64_c1x1x2_pp_t", 64, 128, 1, 1, 2, true, true)    \
+  X("64x128x64_c2x1x1_pp", 64, 128, 2, 1, 1, true, false)     \
+  X("64x128x64_c4x2x1_pp", 64, 128, 4, 2, 1, true, false)     \
+  X("64x128x64_c4x1x1_pp_t", 64, 128, 4, 1, 1, true, true)    \
+  X("64x96x64_c1x1x1_pp", 64, 96, 1, 1, 1, true, false)       \
+  X("64x96x64_c1x1x1_pp_t", 64, 96, 1, 1, 1, true, true)      \
+  X("64x80x64_c1x1x1_pp_t", 64, 80, 1, 1, 1, true, true)      \
+  X("64x64x64_c1x1x1_pp", 64, 64, 1, 1, 1, true, false)       \
+  X("64x64x64_c1x1x1_pp_t", 64, 64, 1, 1, 1, true, true)      \
+  X("64x64x64_c1x1x2_pp", 64, 64, 1, 1, 2, true, false)       \
+  X("64x64x64_c1x1x4_pp", 64, 64, 1, 1, 4, true, false)       \
+  X("64x64x64_c1x4x1_pp", 64, 64, 1, 4, 1, true, false)       \
+  X("128x32x64_c1x1x2_co", 128, 32, 1, 1, 2, false, false)    \
+  X("128x16x64_c1x1x4_co", 128, 16, 1, 1, 4, false, false)    \
+  X("128x16x64_c1x1x4_co_t", 128, 16, 1, 1, 4, false, true)   \
+  X("64x32x64_c1x1x1_pp_t", 64, 32, 1, 1, 1, true, true)      \
+  X("64x32x64_c1x1x4_pp_t", 64, 32, 1, 1, 4, true, true)      \
+  X("64x16x64_c1x1x1_pp_t", 64, 16, 1, 1, 1, true, true)      \
+  X("64x16x64_c1x1x2_pp_t", 64, 16, 1, 1, 2, true, true)
 
 // Those of grouped products, all cooperative. Swapped ones are of form rows, where tile_n is the most tokens of a tile,
-// the others of form contraction. any_epilogue: its only kernel has one, of form rows and weights with rows of K, and
-// may gather its tokens: a warpgroup has 128 rows of the tile, of a gated product 64 of each of its matrices.
-#define TCGEMM_WGMMA_RAGGED_CONFIGS(X)                               \
-  X("128x256x64_c2x1x1_co_t", 128, 256, 2, 1, 1, false, true, false) \
-  X("128x64x64_c1x1x1_co_t", 128, 64, 1, 1, 1, false, true, false)   \
-  X("128x256x64_c2x1x1_co", 128, 256, 2, 1, 1, false, false, false)  \
-  X("256x128x64_c1x2x1_co_t", 256, 128, 1, 2, 1, false, true, true)
+// the others of form contraction. Where blocks share the weights these have rows of K, and tokens may be gathered: a
+// warpgroup has 128 rows of the tile, of a gated product 64 of each of its matrices.
+#define TCGEMM_WGMMA_RAGGED_CONFIGS(X)                        \
+  X("128x256x64_c2x1x1_co_t", 128, 256, 2, 1, 1, false, true) \
+  X("128x64x64_c1x1x1_co_t", 128, 64, 1, 1, 1, false, true)   \
+  X("128x256x64_c2x1x1_co", 128, 256, 2, 1, 1, false, false)  \
+  X("256x128x64_c1x2x1_co_t", 256, 128, 1, 2, 1, false, true)
 
 }  // namespace tcgemm::wgmma_family

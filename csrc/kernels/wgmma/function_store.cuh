@@ -169,7 +169,7 @@ class FunctionOfTile {
   // Calls f with a part's number as a constant, by one indirect branch.
   template <typename Visitor>
   static __device__ __forceinline__ void visit_part(int part, Visitor&& f) {
-    static_assert(kNumParts <= 16, "each has its case");
+    static_assert(kNumParts <= 20, "each has its case");
     const auto visit = [&](auto i) {
       if constexpr (i.value < kNumParts) f(i);
     };
@@ -192,6 +192,10 @@ class FunctionOfTile {
       TCGEMM_CASE(13)
       TCGEMM_CASE(14)
       TCGEMM_CASE(15)
+      TCGEMM_CASE(16)
+      TCGEMM_CASE(17)
+      TCGEMM_CASE(18)
+      TCGEMM_CASE(19)
 #undef TCGEMM_CASE
     }
   }

@@ -14,11 +14,9 @@ namespace tcgemm::wgmma_family {
 struct NamedConfig {
   std::string_view name;
   Shape shape;
-  bool any_epilogue;
 };
 
-#define TCGEMM_ENTRY(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped, any) \
-  {name, {tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped}, any},
+#define TCGEMM_ENTRY(name, ...) {name, {__VA_ARGS__}},
 inline constexpr NamedConfig kConfigs[] = {TCGEMM_WGMMA_CONFIGS(TCGEMM_ENTRY)};
 inline constexpr NamedConfig kRaggedConfigs[] = {TCGEMM_WGMMA_RAGGED_CONFIGS(TCGEMM_ENTRY)};
 #undef TCGEMM_ENTRY
@@ -30,7 +28,7 @@ struct Instance {
   bool is_ragged;
 };
 
-inline const char* epilogue_text(bool has_epilogue) { return has_epilogue ? "Fused" : "Bare"; }
+inline constexpr const char* kBareText = "Bare";
 inline std::string function_text(const std::string& name) { return "Function<tcgemm::elementwise::" + name + ">"; }
 
 inline std::string config_text(const Shape& shape) {

@@ -9,21 +9,21 @@
 
 namespace tcgemm::wgmma_family {
 
-template <typename Config, typename Mma, typename Operands, typename Epilogue>
+template <typename Config, typename Mma, typename Operands>
 Instance instance_of(bool is_ragged) {
-  return {Config::kShape, text_of(Mma{}), text_of(Operands{}), epilogue_text(Epilogue::kFused), is_ragged};
+  return {Config::kShape, text_of(Mma{}), text_of(Operands{}), kBareText, is_ragged};
 }
 
-template <typename Config, typename Mma, typename Operands, typename Epilogue>
+template <typename Config, typename Mma, typename Operands>
 bool add() {
-  return add_kernel(kernel_source(instance_of<Config, Mma, Operands, Epilogue>(false)).name,
-                    reinterpret_cast<const void*>(&kernel<Config, Mma, Operands, Epilogue>));
+  return add_kernel(kernel_source(instance_of<Config, Mma, Operands>(false)).name,
+                    reinterpret_cast<const void*>(&kernel<Config, Mma, Operands, Bare>));
 }
 
-template <typename Config, typename Mma, typename Operands, typename Epilogue>
+template <typename Config, typename Mma, typename Operands>
 bool add_ragged() {
-  return add_kernel(kernel_source(instance_of<Config, Mma, Operands, Epilogue>(true)).name,
-                    reinterpret_cast<const void*>(&ragged_kernel<Config, Mma, Operands, Epilogue>));
+  return add_kernel(kernel_source(instance_of<Config, Mma, Operands>(true)).name,
+                    reinterpret_cast<const void*>(&ragged_kernel<Config, Mma, Operands, Bare>));
 }
 
 }  // namespace tcgemm::wgmma_family

@@ -33,7 +33,6 @@
 #include "kernels/wgmma/cluster_sum.cuh"
 #include "kernels/wgmma/factors.cuh"
 #include "kernels/wgmma/function_store.cuh"
-#include "kernels/wgmma/fused_store.cuh"
 #include "kernels/wgmma/loads.cuh"
 #include "kernels/wgmma/multiply.cuh"
 #include "kernels/wgmma/pipeline.cuh"
@@ -74,7 +73,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     if (ptx::elect_one()) {
       ptx::prefetch_tensormap(&params.a_map);
       ptx::prefetch_tensormap(&params.b_map);
-      if constexpr (!Epilogue::kFused) ptx::prefetch_tensormap(&params.d_map);
+      ptx::prefetch_tensormap(&params.d_map);
     }
   }
   BlockStart<T>::arrive(warp);
@@ -175,9 +174,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         state.advance(params.k_blocks);
         continue;
       }
-      if constexpr (Epilogue::kFused) {
-        prefetch_epilogue<Config, T::kBlocksM>(params, work.m_idx + first_row, work.n_idx, work.batch_idx);
-      }
       if constexpr (Epilogue::kIsFunction) {
         prefetch_function<typename Epilogue::Code, Config, T::kRowsPerGroup>(
             params.epilogue.values, work.m_idx + first_row, work.n_idx, work.batch_idx);
@@ -231,40 +227,34 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         release(previous_stage);
       }
 
-      if constexpr (Epilogue::kFused) {
-        static_assert(Config::kClusterK == 1, "an epilogue needs the whole sum");
-        store_fused<Config>(acc, params, store_buffers, buffer_idx, work.m_idx + first_row, work.n_idx, work.batch_idx,
-                            barrier_id);
-      } else {
-        const int32_t m_idx = work.m_idx + first_row;
-        const auto store_sums = [&](auto tile, auto& sums, int32_t n_idx) {
-          store_tile<decltype(tile), T::kTmaStoreBuffers>(sums, params, store_buffers, buffer_idx, m_idx, n_idx,
-                                                          work.split_idx * params.batch + work.batch_idx, barrier_id);
-        };
-        const auto store = [&](auto tile, auto& sums, int32_t n_idx) {
-          if constexpr (Epilogue::kIsFunction) {
-            BoxReader<T, typename Epilogue::Code, decltype(release)> boxes(pipeline, shared, consumer, barrier_id,
-                                                                           state, release);
-            function.apply(sums, boxes);
-            if constexpr (!Epilogue::Code::kStoresRows) return;
-          }
-          if constexpr (Epilogue::kMayBeGated) {
-            static_assert(Config::kRunsGated, "columns of both matrices are in the same thread");
-            float left[T::kBlocksM][Config::kTileN / 4];
-            take_left(left, sums);
-            store_sums(typename T::template WithColumns<Config::kTileN / 2>{}, left, n_idx);
-          } else {
-            store_sums(tile, sums, n_idx);
-          }
-        };
-        if constexpr (Config::kClusterK > 1) {
-          float share[T::kBlocksM][T::Share::kTileN / 2];
-          if (cluster_sum.add_up(acc, share, thread_idx, barrier_id)) {
-            store(typename T::Share{}, share, work.n_idx + first_column);
-          }
-        } else {
-          store(Config{}, acc, work.n_idx);
+      const int32_t m_idx = work.m_idx + first_row;
+      const auto store_sums = [&](auto tile, auto& sums, int32_t n_idx) {
+        store_tile<decltype(tile), T::kTmaStoreBuffers>(sums, params, store_buffers, buffer_idx, m_idx, n_idx,
+                                                        work.split_idx * params.batch + work.batch_idx, barrier_id);
+      };
+      const auto store = [&](auto tile, auto& sums, int32_t n_idx) {
+        if constexpr (Epilogue::kIsFunction) {
+          BoxReader<T, typename Epilogue::Code, decltype(release)> boxes(pipeline, shared, consumer, barrier_id, state,
+                                                                         release);
+          function.apply(sums, boxes);
+          if constexpr (!Epilogue::Code::kStoresRows) return;
         }
+        if constexpr (Epilogue::kIsGated) {
+          static_assert(Config::kRunsGated, "columns of both matrices are in the same thread");
+          float left[T::kBlocksM][Config::kTileN / 4];
+          take_left(left, sums);
+          store_sums(typename T::template WithColumns<Config::kTileN / 2>{}, left, n_idx);
+        } else {
+          store_sums(tile, sums, n_idx);
+        }
+      };
+      if constexpr (Config::kClusterK > 1) {
+        float share[T::kBlocksM][T::Share::kTileN / 2];
+        if (cluster_sum.add_up(acc, share, thread_idx, barrier_id)) {
+          store(typename T::Share{}, share, work.n_idx + first_column);
+        }
+      } else {
+        store(Config{}, acc, work.n_idx);
       }
     }
     if constexpr (Config::kClusterK > 1) cluster_sum.drain();

@@ -5,7 +5,6 @@
 
 #include "core/extent.h"
 #include "kernels/common/cluster_launch.h"
-#include "kernels/common/column_sums.h"
 #include "kernels/common/function.h"
 #include "kernels/common/tensor_map.h"
 #include "kernels/wgmma/launch.h"
@@ -26,16 +25,6 @@ PersistentGrid make_grid(const Call& call, int64_t tile_n, int64_t tiles_m, int6
   grid.last_m = last(call.m, shape.tile_m);
   grid.last_n = last(call.n, tile_n);
   return grid;
-}
-
-Status encode_stored_maps(Fused* target, const Call& call) {
-  const epilogue::Fused& fused = *call.epilogue;
-  const auto encode = [&](CUtensorMap* map, const void* data, int64_t halves) {
-    return encode_fused_map(map, {data, call.out_type, call.batch, call.m, call.n}, halves);
-  };
-  Status s = encode(&target->d_map, fused.d, fused.has_two_d() ? 2 : 1);
-  if (!s.is_ok() || fused.aux_out == nullptr) return s;
-  return encode(&target->aux_map, fused.aux_out, fused.gated ? 2 : 1);
 }
 
 // Of the matrices that the function reads by TMA, if it can.
@@ -83,7 +72,6 @@ Status launch(const Call& call) {
   params.first_k_block = call.k == 0;  // a map of K = 0 is one of a little more
   params.out_type = call.out_type;
   params.d = call.d;
-  params.ldd = shape.swapped ? call.m : call.n;
 
   const auto encode = [&](CUtensorMap* map, const AlignedOperand& operand, const OperandShape& operand_shape,
                           int64_t along, Box box) {
@@ -93,39 +81,30 @@ Status launch(const Call& call) {
   if (Status s = encode(&params.a_map, call.a, geometry.a, call.m, geometry.a_box()); !s.is_ok()) return s;
   if (Status s = encode(&params.b_map, call.b, geometry.b, call.n, geometry.b_box()); !s.is_ok()) return s;
 
-  bool is_gated = false;
-  if constexpr (Epilogue::kFused) is_gated = call.epilogue->has_two_z();
-  if constexpr (Epilogue::kIsFunction) is_gated = call.problem->has_two_b();
-  const int64_t tile_n = is_gated ? shape.tile_n / 2 : shape.tile_n;
-  if constexpr (Epilogue::kFused || Epilogue::kIsFunction) {
-    if (is_gated) {
+  const int64_t d_columns = shape.swapped ? call.m : call.n;
+  params.ldd = d_columns;
+  int64_t tile_n = shape.tile_n;
+  int columns = geometry.share_tile_n();  // of a warpgroup
+  bool may_overlap = true;
+  if constexpr (Epilogue::kIsFunction) {
+    params.ldd = call.problem->d_columns();
+    if (call.problem->has_two_b()) {
+      tile_n /= 2;
+      columns = static_cast<int>(tile_n);
       Status s = encode(&params.epilogue.b_up_map, call.b_up, geometry.b, call.n, geometry.b_box());
       if (!s.is_ok()) return s;
     }
+    params.epilogue.values = make_function(*call.problem, *call.buffers);
+    if (Status s = encode_boxes(&params.epilogue, call); !s.is_ok()) return s;
+    // What is stored in the place of an operand must not be read again.
+    for (const Buffers::Array& x : call.buffers->function_operands) may_overlap &= x.data != call.d;
   }
-  if constexpr (Epilogue::kFused) {
-    const epilogue::Fused& fused = *call.epilogue;
-    Fused& target = params.epilogue;
-    target.values = fused;
-    target.column_sums = call.column_sums;
-    target.sum_blocks = static_cast<int32_t>((call.m + kSumRows - 1) / kSumRows);
-    params.store_with_tma = fused.vectors;
-    if (fused.vectors) {
-      if (Status s = encode_stored_maps(&target, call); !s.is_ok()) return s;
-    }
-  } else {
-    const OutputMatrices d{call.d, call.out_type, call.batch * call.num_splits, shape.swapped ? call.n : call.m,
-                           params.ldd};
-    const int columns = is_gated ? shape.tile_n / 2 : geometry.share_tile_n();  // of a warpgroup
+  const OutputMatrices d{call.d,    call.out_type, call.batch * call.num_splits, shape.swapped ? call.n : call.m,
+                         d_columns, params.ldd};
+  params.store_with_tma = d.is_stored_by_tma();
+  if (params.store_with_tma) {
     const StoreBox box = StoreBox::make(shape.swapped, columns, d.element_bytes());
-    params.store_with_tma = d.is_stored_by_tma();
-    if constexpr (Epilogue::kIsFunction) {
-      params.epilogue.values = make_function(*call.problem, *call.buffers);
-      if (Status s = encode_boxes(&params.epilogue, call); !s.is_ok()) return s;
-    }
-    if (params.store_with_tma) {
-      if (Status s = encode_output_map(&params.d_map, d, box); !s.is_ok()) return s;
-    }
+    if (Status s = encode_output_map(&params.d_map, d, box); !s.is_ok()) return s;
   }
 
   params.stages = params.store_with_tma ? geometry.stages_for_tma() : geometry.stages();
@@ -134,13 +113,11 @@ Status launch(const Call& call) {
   const int64_t tiles_n = ceil_div(call.n, tile_n * shape.cluster_n);
   const int64_t num_tiles = tiles_m * tiles_n * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
-  // An epilogue must see each element once: it adds up columns, and may read what is stored in its place. Tiles of
-  // operands with factors of blocks begin where those do. Of fewer
-  // k blocks, and where threads store, storing twice takes longer than loads from outside. The cost
-  // model knows the same bounds.
+  // Tiles of operands with factors of blocks begin where those do. Of fewer k blocks, and where threads store, storing
+  // twice takes longer than loads from outside. The cost model knows the same bounds.
   constexpr int32_t kWorthOverlap = 5;
   const bool is_scaled = geometry.a.scaled_rows != 0;
-  const bool may_overlap = !Epilogue::kFused && !is_scaled && params.store_with_tma && params.k_blocks >= kWorthOverlap;
+  may_overlap &= !is_scaled && params.store_with_tma && params.k_blocks >= kWorthOverlap;
   params.grid = make_grid(call, tile_n, tiles_m, tiles_n, may_overlap);
 
   // What a block loads and stores alone is then 3 % of its time; ping-pong needs two tiles to hide any of it.
@@ -169,8 +146,7 @@ StridedFactors strided(const OperandFactors& x, int64_t k) {
 }
 
 Status launch_product(const Call& call) {
-  if (call.problem != nullptr) return launch<FunctionArguments>(call);
-  return call.epilogue == nullptr ? launch<Bare>(call) : launch<Fused>(call);
+  return call.problem == nullptr ? launch<Bare>(call) : launch<FunctionArguments>(call);
 }
 
 }  // namespace tcgemm::wgmma_family

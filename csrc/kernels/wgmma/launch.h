@@ -9,7 +9,6 @@
 
 #include "core/implementation.h"
 #include "core/problem.h"
-#include "epilogue/fused.cuh"
 #include "kernels/common/alignment.h"
 #include "kernels/common/kernel.h"
 #include "kernels/wgmma/geometry.h"
@@ -53,12 +52,9 @@ struct Call {
   AlignedOperand a, b;
   FloatType out_type;
   void* d;
-  int32_t num_splits;  // > 1: d receives that many partial products, one batch set after another
-  // Only where the kernel itself runs an epilogue, which then says where D and all else is stored.
-  const epilogue::Fused* epilogue;
+  int32_t num_splits;                   // > 1: d receives that many partial products, one batch set after another
   AlignedOperand b_up;                  // of a gated product
   OperandFactors a_factors, b_factors;  // without data where there are none
-  float* column_sums;                   // partial sums of 64 rows of D each, or null
   // Only where the kernel itself runs a function: that of this problem.
   const Problem* problem;
   const Buffers* buffers;
@@ -73,22 +69,20 @@ struct OperandExtents {
 Status encode_operand_map(CUtensorMap* map, const AlignedOperand& operand, const OperandShape& shape,
                           const OperandExtents& extents, Box box);
 
-// Matrices that a kernel stores, one after another, in packed rows.
+// Matrices that a kernel stores, one after another, in packed rows of which it stores the first `columns`.
 struct OutputMatrices {
   const void* data;
   FloatType type;
-  int64_t batch, rows, columns;
+  int64_t batch, rows, columns, row_length;
 
   int element_bytes() const { return type == FloatType::kF32 ? 4 : 2; }
-  bool is_stored_by_tma() const { return is_aligned(data, 16) && columns * element_bytes() % 16 == 0; }
+  int64_t row_bytes() const { return row_length * element_bytes(); }
+  bool is_stored_by_tma() const { return is_aligned(data, 16) && row_bytes() % 16 == 0; }
 };
 
 Status encode_output_map(CUtensorMap* map, const OutputMatrices& d, const StoreBox& box);
-// The same of rows [halves][columns] that an epilogue stores in boxes of 64 rows and 128 bytes.
-Status encode_fused_map(CUtensorMap* map, const OutputMatrices& d, int64_t halves);
 
-// Launches call.kernel, which is of call.geometry, and of kind Fused or Function where there is an epilogue or
-// function.
+// Launches call.kernel, which is of call.geometry, and of kind Function where there is one.
 Status launch_product(const Call& call);
 
 }  // namespace tcgemm::wgmma_family

@@ -109,15 +109,13 @@ class Loader {
 
  private:
   __device__ __forceinline__ void load_b(uint32_t b, uint32_t barrier) const {
-    if constexpr (Epilogue::kMayBeGated && Config::kRunsGated) {
-      if (params_.epilogue.is_gated()) {
-        load_gated_tile<T>(b, &params_.b_map, &params_.epilogue.b_up_map, barrier, b_mask_, rank_m_, n_idx_, k_idx_,
-                           b_inner_, b_outer_);
-        return;
-      }
+    if constexpr (Epilogue::kIsGated) {
+      load_gated_tile<T>(b, &params_.b_map, &params_.epilogue.b_up_map, barrier, b_mask_, rank_m_, n_idx_, k_idx_,
+                         b_inner_, b_outer_);
+    } else {
+      load_tile<typename T::B, Config::kClusterM>(b, &params_.b_map, barrier, b_mask_, rank_m_, n_idx_, k_idx_,
+                                                  b_inner_, b_outer_);
     }
-    load_tile<typename T::B, Config::kClusterM>(b, &params_.b_map, barrier, b_mask_, rank_m_, n_idx_, k_idx_, b_inner_,
-                                                b_outer_);
   }
 
   const Params<Epilogue>& params_;

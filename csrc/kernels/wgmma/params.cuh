@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "epilogue/function_params.h"
-#include "epilogue/fused.cuh"
 #include "tile/divisor.cuh"
 #include "tile/numeric.cuh"
 #include "tile/persistent_grid.cuh"
@@ -12,17 +11,16 @@
 
 namespace tcgemm::wgmma_family {
 
-// The epilogue of a kernel that stores the product as it is. Another one may be of a gated product: a tile then holds
-// columns of two matrices B, those of the second, at `b_up_map`, in its right half.
+// What follows the sums of a kernel: nothing, so that it stores the product as it is.
 struct Bare {
-  static constexpr bool kFused = false;
   static constexpr bool kIsFunction = false;
-  static constexpr bool kMayBeGated = false;
+  static constexpr bool kIsGated = false;
 };
 
-// Of one that is compiled with a function. `Code` is its struct; what a launch tells is the same for all.
+// Or a function, which the kernel is compiled with. `Code` is its struct; what a launch tells is the same for all. If
+// it is of a gated product, a tile has columns of two matrices B, those of the second, at `b_up_map`, in its right
+// half.
 struct FunctionArguments {
-  static constexpr bool kFused = false;
   static constexpr bool kIsFunction = true;
 
   epilogue::FunctionParams values;
@@ -32,28 +30,7 @@ struct FunctionArguments {
 template <typename CodeType>
 struct Function : FunctionArguments {
   using Code = CodeType;
-  static constexpr bool kMayBeGated = Code::kIsGated;
-
-  __device__ static constexpr bool is_gated() { return Code::kIsGated; }
-  __device__ static constexpr int32_t tile_columns(int32_t tile_n) { return Code::kIsGated ? tile_n / 2 : tile_n; }
-};
-
-// The epilogue of a kernel that can do all of them. A grouped product's has an activation, a gate and a bias, of which
-// each group is a batch entry; its D is that of Params.
-struct Fused {
-  static constexpr bool kFused = true;
-  static constexpr bool kIsFunction = false;
-  static constexpr bool kMayBeGated = true;
-
-  epilogue::Fused values;
-  tile::TensorMap b_up_map;
-  tile::TensorMap d_map, aux_map;  // (column, half, row, batch) of D and of aux_out
-  float* column_sums;              // [batch][sum_blocks][columns of D], or null
-  int32_t sum_blocks;
-
-  __host__ __device__ bool is_gated() const { return values.has_two_z(); }
-  // Columns of the product in a tile of `tile_n`.
-  __host__ __device__ int32_t tile_columns(int32_t tile_n) const { return is_gated() ? tile_n / 2 : tile_n; }
+  static constexpr bool kIsGated = Code::kIsGated;
 };
 
 // The factors of an operand's blocks: of row r and k block i that at rows.divide(r) * row_stride +
@@ -82,7 +59,7 @@ struct Params {
   bool store_with_tma;
   int32_t stages;  // of the ring, where that is not Traits::kStages
   void* d;
-  int64_t ldd;  // of D as stored, packed batches of rows_d * ldd
+  int64_t ldd;  // of D as stored, batches of rows_d * ldd
   Epilogue epilogue;
 };
 

@@ -24,7 +24,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 // Stages of a kernel's ring: a constant but where TMA storing D makes room for more.
 template <typename T, typename Epilogue>
 __device__ __forceinline__ int num_stages(const Params<Epilogue>& params) {
-  return Epilogue::kFused || T::kStagesForTma == T::kStages ? T::kStages : params.stages;
+  return T::kStagesForTma == T::kStages ? T::kStages : params.stages;
 }
 
 // The barriers between the producer and the consumers of a block, and between those; see kernel.cuh.

@@ -11,7 +11,7 @@ namespace tcgemm::wgmma_family {
 template <typename Mma, typename A, typename B>
 bool add_prebuilt() {
   bool is_new = true;
-#define TCGEMM_ENTRY(...) is_new &= add<Config<__VA_ARGS__>, Mma, tile::Operands<A, B>, Bare>();
+#define TCGEMM_ENTRY(...) is_new &= add<Config<__VA_ARGS__>, Mma, tile::Operands<A, B>>();
   TCGEMM_WGMMA_PREBUILT(TCGEMM_ENTRY)
 #undef TCGEMM_ENTRY
   return is_new;

@@ -22,10 +22,9 @@ using tile::Major;
 // orientation of the config.
 Major tokens_major(const Shape& shape) { return shape.swapped ? Major::kK : Major::kMN; }
 
-constexpr Features kFused{Feature::kActivation, Feature::kGated, Feature::kBiasN, Feature::kGathered,
-                          Feature::kFunction};
-// Without an epilogue but a function, and, of form rows, with factors.
-constexpr Features kOfRows{Feature::kFunction, Feature::kBlockFactors};
+// Of form rows: of configs whose blocks share the tokens, and of those whose blocks share the weights.
+constexpr Features kOfTokens{Feature::kFunction, Feature::kBlockFactors};
+constexpr Features kOfWeights{Feature::kFunction, Feature::kGated, Feature::kGathered};
 
 // Only called with names from configs().
 int find_base(std::string_view config) {
@@ -75,7 +74,7 @@ class WgmmaRagged final : public RaggedImplementation {
         for (Major a : {Major::kK, Major::kMN}) {
           const Major b = tokens_major(base.shape);
           const std::string operands = x->a.takes(a) && x->b.takes(b) ? operands_text(x->a.text(a), x->b.text(b)) : "";
-          kernels_.emplace_back(kernel_source({base.shape, x->mma, operands, epilogue_text(base.any_epilogue), true}));
+          kernels_.emplace_back(kernel_source({base.shape, x->mma, operands, kBareText, true}));
         }
       }
     }
@@ -85,15 +84,14 @@ class WgmmaRagged final : public RaggedImplementation {
   const std::vector<std::string>& configs() const override { return names_; }
 
   Features features() const override {
-    Features all = kFused;
+    Features all = kOfWeights;
     all.add(Feature::kBlockFactors);
     return all;
   }
 
   Features config_features(std::string_view config) const override {
-    const NamedConfig& base = kRaggedConfigs[find_base(config)];
-    if (base.any_epilogue) return kFused;
-    return base.shape.swapped ? kOfRows : Features{};
+    const Shape& shape = kRaggedConfigs[find_base(config)].shape;
+    return !shape.swapped ? Features{} : shape.cluster_n > 1 ? kOfWeights : kOfTokens;
   }
 
   std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view config) const override {
@@ -118,10 +116,7 @@ class WgmmaRagged final : public RaggedImplementation {
     if (std::string rule = reject_ragged_tiles(p, 64, 64); !rule.empty()) return rule;
     if (p.gathered && !p.is_rows()) return "rows of a contraction cannot be gathered";
     if (p.gathered && p.a_rows * ((p.k + 7) / 8) > INT32_MAX) return "gathered rows must have at most 2^34 elements";
-    if (p.epilogue.bias != Bias::kNone && p.epilogue.bias_dtype == DType::kF64) return "the bias must not be f64";
-    const bool is_bare = (p.epilogue.is_none() || !p.epilogue.function.is_none()) && !p.gathered;
-    if (!is_bare && p.b_transposed) return "b must lie as (groups, k, n) where a has gathered rows or d an epilogue";
-    if (!p.factors.is_none() && !is_bare) return "a product with factors of blocks has functions for epilogues";
+    if (p.gathered && p.b_transposed) return "b must lie as (groups, k, n) where a has gathered rows";
     if (std::string rule = reject_factors(p.factors, p.m, p.n, p.k, x.promotes); !rule.empty()) return rule;
     return reject_config(p, kRaggedConfigs[find_base(config)]);
   }
@@ -145,7 +140,6 @@ class WgmmaRagged final : public RaggedImplementation {
       call.weights = {buffers.b_factors, p.factors.b(), p.n};
       call.tokens = {buffers.a_factors, p.factors.a(), p.m};
     }
-    call.has_epilogue = base.any_epilogue;
     call.problem = &p;
     call.all_buffers = &buffers;
     call.stream = static_cast<cudaStream_t>(stream);
@@ -188,7 +182,7 @@ class WgmmaRagged final : public RaggedImplementation {
     const std::string operands = operands_text(x.a.text(geometry.a.major, geometry.a.scaled_rows),
                                                x.b.text(geometry.b.major, geometry.b.scaled_rows));
     const tcgemm::Function& function = p.epilogue.function;
-    const std::string epilogue = function.is_none() ? epilogue_text(base.any_epilogue) : function_text(function.name);
+    const std::string epilogue = function.is_none() ? kBareText : function_text(function.name);
     return f(KernelReference(kernel_source({base.shape, x.mma, operands, epilogue, true})));
   }
 
@@ -196,7 +190,7 @@ class WgmmaRagged final : public RaggedImplementation {
   static std::string reject_config(const RaggedProblem& p, const NamedConfig& base) {
     const std::string name = "config " + std::string(base.name);
     if (base.shape.swapped != p.is_rows()) return name + " is of form " + (base.shape.swapped ? "rows" : "contraction");
-    if (p.b_transposed && base.any_epilogue) return name + " reads b as (groups, k, n) only";
+    if (p.b_transposed && base.shape.cluster_n > 1) return name + " reads b as (groups, k, n) only";
     return "";
   }
 

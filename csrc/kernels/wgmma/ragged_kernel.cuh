@@ -32,7 +32,6 @@
 #include "kernels/wgmma/loads.cuh"
 #include "kernels/wgmma/multiply.cuh"
 #include "kernels/wgmma/pipeline.cuh"
-#include "kernels/wgmma/ragged_epilogue.cuh"
 #include "kernels/wgmma/ragged_function.cuh"
 #include "kernels/wgmma/ragged_gather.cuh"
 #include "kernels/wgmma/ragged_store.cuh"
@@ -100,10 +99,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   typename T::Ring ring(shared_memory + T::kRingOffset);
   const Params<Epilogue>& gemm = params.gemm;
 
-  const bool is_gated = [&] {
-    if constexpr (Epilogue::kMayBeGated) return gemm.epilogue.is_gated();
-    return false;
-  }();
+  constexpr bool kIsGated = Epilogue::kIsGated;
 
   // Whether warps 2 and 3 load the tokens.
   const bool gathers = [&] {
@@ -162,7 +158,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
             ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes + token_bytes);
             if constexpr (T::kSharesWeights) {
               load_weights<T>(a, &gemm.a_map, barrier, kMask, rank_n, work.m_idx, i * T::kTileK, work.tokens.group,
-                              is_gated);
+                              kIsGated);
             } else {
               load_tile<A, 1>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, i * T::kTileK, 0, work.tokens.group);
             }
@@ -188,7 +184,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       Tiles tiles;
       const auto clusters = [](int32_t extent, int32_t tile) { return (extent + tile - 1) / tile; };
       if constexpr (T::kIsRows) {
-        const int32_t tile_columns = is_gated ? Config::kTileM / 2 : Config::kTileM;
+        const int32_t tile_columns = kIsGated ? Config::kTileM / 2 : Config::kTileM;
         tiles = {clusters(gemm.m, tile_columns * Config::kClusterM), tile_columns};
       } else {
         tiles = {clusters(gemm.m, Config::kTileM * Config::kClusterM), clusters(gemm.n, Config::kTileN)};
@@ -260,10 +256,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if (work.tokens.group == RaggedWork::kEnd) break;
       const int32_t k_blocks = num_k_blocks(work);
       // Of D, where the weights are A.
-      const int32_t column = work.m_idx + (is_gated ? first_row / 2 : first_row);
+      const int32_t column = work.m_idx + (kIsGated ? first_row / 2 : first_row);
       if constexpr (Epilogue::kIsFunction) {
         prefetch_function_of_tokens<typename Epilogue::Code>(gemm.epilogue.values, params.entry, column,
-                                                             is_gated ? 64 : T::kRowsPerGroup, work);
+                                                             kIsGated ? 64 : T::kRowsPerGroup, work);
       }
 
       [[maybe_unused]] FunctionOfTokens<T, Epilogue> function(gemm.epilogue, params.entry, column, work);
@@ -320,9 +316,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         multiply(std::integral_constant<int, Config::kTileN>{});
       }
 
-      if constexpr (Epilogue::kFused) {
-        store_fused_tokens<Config>(acc, gemm, store_buffers, buffer_idx, first_row, work, barrier_id);
-      } else if constexpr (Epilogue::kIsFunction) {
+      if constexpr (Epilogue::kIsFunction) {
         function.store(acc, gemm, store_buffers, buffer_idx, column, work, barrier_id);
       } else if constexpr (T::kIsRows) {
 #pragma unroll

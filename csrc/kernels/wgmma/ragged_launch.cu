@@ -1,7 +1,7 @@
 // One launch of a grouped product.
 #include "kernels/common/cluster_launch.h"
+#include "kernels/common/float_type.h"
 #include "kernels/common/function.h"
-#include "kernels/common/fused.h"
 #include "kernels/wgmma/ragged_launch.h"
 #include "kernels/wgmma/ragged_params.cuh"
 
@@ -55,11 +55,11 @@ Status launch(const RaggedCall& call) {
   gemm.k = static_cast<int32_t>(p.k);
   gemm.a_factors = strided(call.weights, p.k);
   gemm.b_factors = strided(call.tokens, p.k);
-  gemm.out_type = epilogue::float_type(p.out);
+  gemm.out_type = float_type(p.out);
   gemm.d = buffers.d;
   gemm.ldd = p.n;
   if (Status s = encode_operand_maps(&params, call); !s.is_ok()) return s;
-  const OutputMatrices d{gemm.d, gemm.out_type, shape.swapped ? 1 : p.groups, p.m, gemm.ldd};
+  const OutputMatrices d{gemm.d, gemm.out_type, shape.swapped ? 1 : p.groups, p.m, p.n, gemm.ldd};
   gemm.store_with_tma = d.is_stored_by_tma();
   if (gemm.store_with_tma) {
     const StoreBox box = StoreBox::make(shape.swapped, shape.tile_n, d.element_bytes());
@@ -68,14 +68,6 @@ Status launch(const RaggedCall& call) {
 
   const int64_t tile_columns = p.epilogue.gated ? shape.tile_m / 2 : shape.tile_m;  // of D, where the weights are A
   if constexpr (Epilogue::kIsFunction) gemm.epilogue.values = make_function(p, *call.all_buffers);
-  if constexpr (Epilogue::kFused) {
-    Buffers of_groups;
-    of_groups.bias = buffers.bias;
-    of_groups.d = buffers.d;
-    epilogue::Fused& values = gemm.epilogue.values;
-    values = epilogue::make_fused(group_problem(p, p.m), of_groups);
-    values.bias_batch_stride = p.b_columns();
-  }
 
   // At most so many tiles: how many there are is known on the device only.
   const int64_t num_tiles = shape.swapped
@@ -89,7 +81,7 @@ Status launch(const RaggedCall& call) {
 
 Status launch_ragged(const RaggedCall& call) {
   if (!call.problem->epilogue.function.is_none()) return launch<FunctionArguments>(call);
-  return call.has_epilogue ? launch<Fused>(call) : launch<Bare>(call);
+  return launch<Bare>(call);
 }
 
 }  // namespace tcgemm::wgmma_family

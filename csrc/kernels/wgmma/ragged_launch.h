@@ -11,7 +11,6 @@ struct RaggedCall {
   Kernel* kernel;
   Geometry geometry;
   OperandFactors weights, tokens;  // of all entries; without data where there are none
-  bool has_epilogue;
   const RaggedProblem* problem;
   int64_t entry;
   RaggedBuffers buffers;             // of the entry
@@ -19,8 +18,7 @@ struct RaggedCall {
   cudaStream_t stream;
 };
 
-// Launches call.kernel, which is of call.geometry, of kind Fused if it has an epilogue, and of kind Function if the
-// problem has one.
+// Launches call.kernel, which is of call.geometry, and of kind Function where the problem has one.
 Status launch_ragged(const RaggedCall& call);
 
 }  // namespace tcgemm::wgmma_family

@@ -49,8 +49,8 @@ struct RaggedTraits : Traits<Config, Mma, Operands> {
   static_assert(!kSharesWeights || (kIsRows && !Base::A::kIsKMajor), "weights that are shared have rows of N");
   static_assert(kIsRows || !Base::kPromotes, "sums over tokens stay in the tensor core");
   static_assert(!(Base::kIsScaled && kSharesWeights), "warps 2 and 3 load tokens or factors");
-  static_assert(kIsRows || !(Epilogue::kFused || Epilogue::kIsFunction), "a contraction has no epilogue");
-  static_assert(kSharesWeights || !Epilogue::kMayBeGated, "of both matrices a tile has 64 columns in turns");
+  static_assert(kIsRows || !Epilogue::kIsFunction, "a contraction has no epilogue");
+  static_assert(kSharesWeights || !Epilogue::kIsGated, "of both matrices a tile has 64 columns in turns");
 };
 
 // Counts the tiles of a segment of rows and finds out where they lie.

@@ -57,7 +57,7 @@ class TileWalk {
     const PersistentGrid::Place place = grid.at<Config::kTilesAlongLonger>(tile_idx);
     const int32_t rank_m = rank_ % Config::kClusterM, rank_n = rank_ / Config::kClusterM % Config::kClusterN;
     work.m_idx = min((place.m_idx * Config::kClusterM + rank_m) * Config::kTileM, grid.last_m);
-    work.n_idx = min((place.n_idx * Config::kClusterN + rank_n) * tile_n(params), grid.last_n);
+    work.n_idx = min((place.n_idx * Config::kClusterN + rank_n) * kColumns, grid.last_n);
     work.split_idx = grid.batch.divide(place.batch_idx);
     work.batch_idx = place.batch_idx - work.split_idx * params.batch;
     int32_t part = work.split_idx;
@@ -66,11 +66,8 @@ class TileWalk {
     return work;
   }
 
-  // Columns of D: of a gated product half of those that are multiplied.
-  static __device__ __forceinline__ int32_t tile_n(const Params<Epilogue>& params) {
-    if constexpr (Epilogue::kMayBeGated) return params.epilogue.tile_columns(Config::kTileN);
-    return Config::kTileN;
-  }
+  // Of D: of a gated product half of those that are multiplied.
+  static constexpr int32_t kColumns = Epilogue::kIsGated ? Config::kTileN / 2 : Config::kTileN;
 
   int32_t rank_, number_ = 0;
   Work work_;

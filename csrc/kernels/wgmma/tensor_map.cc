@@ -40,24 +40,13 @@ Status encode_operand_map(CUtensorMap* map, const AlignedOperand& operand, const
 Status encode_output_map(CUtensorMap* map, const OutputMatrices& d, const StoreBox& box) {
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(d.columns), static_cast<cuuint64_t>(d.rows),
                                 static_cast<cuuint64_t>(d.batch)};
-  const int64_t row_bytes = d.columns * d.element_bytes();
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(d.rows * row_bytes)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(d.row_bytes()),
+                                static_cast<cuuint64_t>(d.rows * d.row_bytes())};
   const cuuint32_t box_extents[] = {static_cast<cuuint32_t>(box.columns), static_cast<cuuint32_t>(box.rows), 1};
   const CUtensorMapSwizzle swizzle = box.row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : box.row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                            : CU_TENSOR_MAP_SWIZZLE_32B;
   return encode_tensor_map(map, output_type(d.type), 3, d.data, extents, strides, box_extents, swizzle);
-}
-
-Status encode_fused_map(CUtensorMap* map, const OutputMatrices& d, int64_t halves) {
-  const int64_t row_bytes = d.columns * d.element_bytes();
-  const cuuint64_t extents[] = {static_cast<cuuint64_t>(d.columns), static_cast<cuuint64_t>(halves),
-                                static_cast<cuuint64_t>(d.rows), static_cast<cuuint64_t>(d.batch)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(halves * row_bytes),
-                                static_cast<cuuint64_t>(d.rows * halves * row_bytes)};
-  const cuuint32_t box_extents[] = {static_cast<cuuint32_t>(128 / d.element_bytes()), 1, 64, 1};
-  return encode_tensor_map(map, output_type(d.type), 4, d.data, extents, strides, box_extents,
-                           CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 }  // namespace tcgemm::wgmma_family

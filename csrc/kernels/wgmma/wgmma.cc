@@ -12,8 +12,8 @@
 #include "core/extent.h"
 #include "kernels/common/alignment.h"
 #include "kernels/common/epilogue_launch.h"
+#include "kernels/common/float_type.h"
 #include "kernels/common/function_launch.h"
-#include "kernels/common/fused.h"
 #include "kernels/common/limits.h"
 #include "kernels/common/operand_copy.h"
 #include "kernels/kernels.h"
@@ -144,13 +144,11 @@ OperandFactors operand_factors(const Problem& p, const Buffers& buffers, bool of
   return {of_a ? buffers.a_factors : buffers.b_factors, Plan::factors(p, of_a), of_a ? p.m : p.n};
 }
 
-// Whether the config's own kernel runs the epilogue. Else, as with split K, its products go through
-// the workspace and a second kernel does.
+// Whether the config's own kernel stores D. Else, as with split K, its products go through the workspace and a second
+// kernel does.
 bool runs_epilogue(const Problem& p, const Parsed& parsed) {
-  const NamedConfig& base = kConfigs[parsed.base_idx];
-  if (parsed.num_splits > 1 || (p.has_two_b() && !base.shape.runs_gated())) return false;
-  // Of integers only functions follow the sums in a kernel.
-  return is_bare(p) || !p.epilogue.function.is_none() || (base.any_epilogue && p.compute != Compute::kS32);
+  if (parsed.num_splits > 1 || (p.has_two_b() && !kConfigs[parsed.base_idx].shape.runs_gated())) return false;
+  return is_bare(p) || !p.epilogue.function.is_none();
 }
 
 int64_t sums_bytes(const Problem& p, const Parsed& parsed) {
@@ -195,10 +193,7 @@ class Wgmma final : public Implementation {
           for (Major b : kMajors) {
             const bool is_taken = instruction.a.takes(a) && instruction.b.takes(b);
             const std::string operands = is_taken ? operands_text(instruction.a.text(a), instruction.b.text(b)) : "";
-            for (bool has_epilogue : {false, true}) {
-              kernels_.emplace_back(
-                  kernel_source({base.shape, instruction.mma, operands, epilogue_text(has_epilogue), false}));
-            }
+            kernels_.emplace_back(kernel_source({base.shape, instruction.mma, operands, kBareText, false}));
           }
         }
       }
@@ -221,7 +216,6 @@ class Wgmma final : public Implementation {
     if (std::string rule = reject_types(p, type_rules(kConfigs[parsed.base_idx].shape.swapped)); !rule.empty()) {
       return rule;
     }
-    if (std::string rule = reject_column_sums(p); !rule.empty()) return rule;
     if (p.batch > 0 && p.m > 0 && p.n > 0) {
       constexpr int64_t kMaxTiles = 1LL << 31;
       if (p.batch * parsed.num_splits * ((p.m + 63) / 64) * ((p.n + 15) / 16) >= kMaxTiles) {
@@ -234,19 +228,19 @@ class Wgmma final : public Implementation {
       return "config " + std::string(config) + " has too many sums for a second set in registers, to which those of " +
              "8-bit floats are promoted; F8 presets with FAST_ACCUM leave them in the tensor core";
     }
-    if (!p.factors.is_none() && !is_bare(p) && p.epilogue.function.is_none()) {
+    if (!p.factors.is_none() && (p.alpha != 1.0 || p.beta != 0.0)) {
       return "a product with factors of blocks has functions for epilogues";
     }
     return reject_factors(p.factors, p.m, p.n, p.k, instruction.promotes);
   }
 
-  int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view config) const override {
+  int64_t workspace_bytes(const Problem& p, const Device&, std::string_view config) const override {
     // XLA's buffers are aligned, so that only the strides decide here, and where the second B begins.
     const void* b_up = reinterpret_cast<const void*>(p.epilogue.up_offset * dtype_bytes(p.b.dtype));
     const Parsed parsed = *parse(config);
     const Shape& shape = kConfigs[parsed.base_idx].shape;
     if (find_instruction(p, shape.swapped) == nullptr) return 0;
-    return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, shape), b_up) + column_sums_bytes(p, parsed, device);
+    return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, shape), b_up);
   }
 
   std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view config) const override {
@@ -263,8 +257,7 @@ class Wgmma final : public Implementation {
     const Parsed parsed = *parse(config);
     const NamedConfig& base = kConfigs[parsed.base_idx];
     const Plan plan = Plan::make(p, buffers.a, buffers.b, base.shape);
-    const int64_t needed = needed_bytes(p, parsed, plan, buffers.b_up);
-    if (needed + column_sums_bytes(p, parsed, device) > buffers.workspace_bytes) {
+    if (needed_bytes(p, parsed, plan, buffers.b_up) > buffers.workspace_bytes) {
       return Status::invalid("a and b must start on a 16-byte boundary where their strides are multiples of 16 bytes");
     }
 
@@ -279,7 +272,7 @@ class Wgmma final : public Implementation {
     Status found =
         with_kernel_of(p, plan, parsed, [&](const KernelReference& x) { return x.find(device, &call.kernel); });
     if (!found.is_ok()) return found;
-    call.out_type = epilogue::float_type(p.out);
+    call.out_type = float_type(p.out);
     call.d = buffers.d;
     call.num_splits = parsed.num_splits;
     call.a_factors = operand_factors(p, buffers, !base.shape.swapped);
@@ -302,23 +295,13 @@ class Wgmma final : public Implementation {
       }
     }
 
-    float* sums = reinterpret_cast<float*>(workspace);
-    char* column_sums = static_cast<char*>(buffers.workspace) + needed;
     if (runs_function) {
       call.problem = &p;
       call.buffers = &buffers;
-      return launch_product(call);
     }
-    if (runs_epilogue(p, parsed)) {
-      const epilogue::Fused fused = epilogue::make_fused(p, buffers);
-      if (!is_bare(p)) call.epilogue = &fused;
-      if (has_column_sums(p)) call.column_sums = reinterpret_cast<float*>(column_sums);
-      Status status = launch_product(call);
-      if (!status.is_ok() || !has_column_sums(p)) return status;
-      return launch_reduction(sum_of_partials(p), device.num_sms, column_sums, buffers.column_sums,
-                              column_sums + partial_sums_bytes(p), stream);
-    }
+    if (runs_epilogue(p, parsed)) return launch_product(call);
 
+    float* sums = reinterpret_cast<float*>(workspace);
     Call partial = call;
     partial.out_type = FloatType::kF32;
     for (int set = 0; set < SplitSums::num_sets(p); ++set) {
@@ -329,9 +312,7 @@ class Wgmma final : public Implementation {
     if (!p.epilogue.function.is_none()) {
       return launch_function(p, buffers, {sums, parsed.num_splits}, device, call.stream);
     }
-    Status status = launch_split_reduction(p, buffers, {sums, parsed.num_splits}, true, call.stream);
-    if (!status.is_ok() || !has_column_sums(p)) return status;
-    return launch_reduction(sum_of_rows(p), device.num_sms, buffers.d, buffers.column_sums, column_sums, stream);
+    return launch_split_reduction(p, buffers, {sums, parsed.num_splits}, true, call.stream);
   }
 
  private:
@@ -340,35 +321,24 @@ class Wgmma final : public Implementation {
   std::invoke_result_t<Visitor, const KernelReference&> with_kernel_of(const Problem& p, const Plan& plan,
                                                                        const Parsed& parsed, Visitor&& f) const {
     const bool runs_function = !p.epilogue.function.is_none() && runs_epilogue(p, parsed);
-    if (!runs_function && p.factors.is_none()) return f(listed_kernel(p, plan, parsed));
+    if (!runs_function && p.factors.is_none()) return f(bare_kernel(plan, parsed));
     const Instruction& x = *plan.instruction;
     const std::string operands =
         operands_text(x.a.text(plan.a.major, plan.a.scaled_rows), x.b.text(plan.b.major, plan.b.scaled_rows));
-    const std::string epilogue = runs_function ? function_text(p.epilogue.function.name) : epilogue_text(false);
+    const std::string epilogue = runs_function ? function_text(p.epilogue.function.name) : kBareText;
     return f(KernelReference(kernel_source({kConfigs[parsed.base_idx].shape, x.mma, operands, epilogue, false})));
   }
 
-  const KernelReference& listed_kernel(const Problem& p, const Plan& plan, const Parsed& parsed) const {
-    const bool has_epilogue = p.epilogue.function.is_none() && runs_epilogue(p, parsed) && !is_bare(p);
+  const KernelReference& bare_kernel(const Plan& plan, const Parsed& parsed) const {
     const size_t row = parsed.base_idx * instructions().size() + (plan.instruction - instructions().data());
     const int majors = (plan.a.major == Major::kMN) * 2 + (plan.b.major == Major::kMN);
-    return kernels_[(row * 4 + majors) * 2 + has_epilogue];
+    return kernels_[row * 4 + majors];
   }
 
   static int64_t needed_bytes(const Problem& p, const Parsed& parsed, const Plan& plan, const void* b_up) {
     int64_t bytes = plan.a.copy_bytes(p) + plan.b.copy_bytes(p) + sums_bytes(p, parsed);
     if (p.has_two_b()) bytes += second_b(plan, kConfigs[parsed.base_idx].shape.swapped, b_up).copy_bytes(p);
     return round_up(bytes, 256);
-  }
-
-  // After the rest: the kernel's own partial sums of D's columns, and what adding up takes.
-  static int64_t partial_sums_bytes(const Problem& p) {
-    return round_up(4 * p.batch * sum_blocks(p) * p.d_columns(), 256);
-  }
-  static int64_t column_sums_bytes(const Problem& p, const Parsed& parsed, const Device& device) {
-    if (!has_column_sums(p)) return 0;
-    if (!runs_epilogue(p, parsed)) return reduction_workspace_bytes(sum_of_rows(p), device.num_sms);
-    return partial_sums_bytes(p) + reduction_workspace_bytes(sum_of_partials(p), device.num_sms);
   }
 
   // The operand itself where TMA can read it, else its copy at *workspace, which is advanced, and
@@ -396,7 +366,7 @@ class Wgmma final : public Implementation {
   std::vector<std::string> names_;
   static constexpr Major kMajors[] = {Major::kK, Major::kMN};
 
-  std::deque<KernelReference> kernels_;  // [config][instruction][major of A][of B][has_epilogue]
+  std::deque<KernelReference> kernels_;  // [config][instruction][major of A][of B]
 };
 
 }  // namespace

@@ -32,7 +32,6 @@ std::string reject_common(const Problem& p, const Device& device, const wmma::Co
   if (std::string reason = reject_device(device, 80); !reason.empty()) return reason;
   if (std::string reason = reject_types(p, rules); !reason.empty()) return reason;
   if (std::string reason = reject_scalars(p); !reason.empty()) return reason;
-  if (std::string reason = reject_column_sums(p); !reason.empty()) return reason;
   const bool is_tf32 = config.shape == "m16n16k8", is_f64 = config.shape == "m8n8k4";
   const bool fits = is_tf32  ? p.a.dtype == DType::kF32
                     : is_f64 ? p.a.dtype == DType::kF64
@@ -50,7 +49,7 @@ std::string reject_common(const Problem& p, const Device& device, const wmma::Co
   return "";
 }
 
-// What both have: kernels of bare products, and epilogues by a second one, but for alpha and beta of exact sums.
+// What both have: kernels of bare products, and all else by a second one, but for alpha and beta of exact sums.
 class Wmma : public Implementation {
  public:
   Features features() const override { return kEpilogueFeatures; }
@@ -59,12 +58,12 @@ class Wmma : public Implementation {
     return parse(config).shape == "m8n8k4" ? Features{Feature::kAlpha, Feature::kBeta} : kEpilogueFeatures;
   }
 
-  int64_t workspace_bytes(const Problem& p, const Device& device, std::string_view) const override {
-    return launch_of(p).workspace_bytes(p, device);
+  int64_t workspace_bytes(const Problem& p, const Device&, std::string_view) const override {
+    return launch_of(p).workspace_bytes(p);
   }
 
   std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view) const override {
-    return EpilogueLaunch::kernels(p, device);
+    return launch_of(p).kernels(p, device);
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view name,
@@ -78,7 +77,8 @@ class Wmma : public Implementation {
 
  private:
   static EpilogueLaunch launch_of(const Problem& p) {
-    return EpilogueLaunch::make(p, 1, p.compute == Compute::kS32 || p.compute == Compute::kF64);
+    const bool is_exact = p.compute == Compute::kS32 || p.compute == Compute::kF64;
+    return EpilogueLaunch::make(p, 1, is_exact && p.epilogue.is_none());
   }
 
   virtual Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config,

@@ -14,7 +14,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <optional>
 
 #include "core/cuda_status.h"
 #include "core/relaxed_capture.h"
@@ -92,46 +91,67 @@ std::string reject_int8(const Problem& p) {
   return "";
 }
 
-// The library's own epilogue that is the problem's; none when it has none. Its relu leaves a bit mask
-// behind and its derivative of relu reads one, so that neither is ours.
-std::optional<lt::cublasLtEpilogue_t> find_epilogue(const Problem& p) {
-  const Epilogue& e = p.epilogue;
-  const bool has_bias = e.bias != Bias::kNone;
-  if (e.derivative) {
-    if (e.activation == Activation::kGeluTanh && !has_bias && p.beta == 0.0) return lt::CUBLASLT_EPILOGUE_DGELU;
-    return std::nullopt;
-  }
-  // It adds C before the activation.
-  if (e.activation != Activation::kNone && p.beta != 0.0) return std::nullopt;
-  switch (e.activation) {
-    case Activation::kNone:
-      if (e.aux_out) return std::nullopt;
-      return has_bias ? lt::CUBLASLT_EPILOGUE_BIAS : lt::CUBLASLT_EPILOGUE_DEFAULT;
-    case Activation::kRelu:
-      if (e.aux_out) return std::nullopt;
-      return has_bias ? lt::CUBLASLT_EPILOGUE_RELU_BIAS : lt::CUBLASLT_EPILOGUE_RELU;
-    case Activation::kGeluTanh:
-      if (e.aux_out) return has_bias ? lt::CUBLASLT_EPILOGUE_GELU_AUX_BIAS : lt::CUBLASLT_EPILOGUE_GELU_AUX;
-      return has_bias ? lt::CUBLASLT_EPILOGUE_GELU_BIAS : lt::CUBLASLT_EPILOGUE_GELU;
-    default: return std::nullopt;
+// The library's own epilogue that a function is. Its relu with aux leaves a bit mask behind, which is not ours.
+lt::cublasLtEpilogue_t epilogue_of(const Problem& p) {
+  switch (p.epilogue.function.library) {
+    case LibraryEpilogue::kBias: return lt::CUBLASLT_EPILOGUE_BIAS;
+    case LibraryEpilogue::kRelu: return lt::CUBLASLT_EPILOGUE_RELU;
+    case LibraryEpilogue::kReluBias: return lt::CUBLASLT_EPILOGUE_RELU_BIAS;
+    case LibraryEpilogue::kGelu: return lt::CUBLASLT_EPILOGUE_GELU;
+    case LibraryEpilogue::kGeluBias: return lt::CUBLASLT_EPILOGUE_GELU_BIAS;
+    case LibraryEpilogue::kGeluAux: return lt::CUBLASLT_EPILOGUE_GELU_AUX;
+    case LibraryEpilogue::kGeluAuxBias: return lt::CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case LibraryEpilogue::kDGelu: return lt::CUBLASLT_EPILOGUE_DGELU;
+    default: return lt::CUBLASLT_EPILOGUE_DEFAULT;
   }
 }
 
+bool is_derivative(const Problem& p) { return p.epilogue.function.library == LibraryEpilogue::kDGelu; }
+
+bool has_aux_out(const Problem& p) {
+  const LibraryEpilogue x = p.epilogue.function.library;
+  return x == LibraryEpilogue::kGeluAux || x == LibraryEpilogue::kGeluAuxBias;
+}
+
+bool has_bias(const Problem& p) {
+  const LibraryEpilogue x = p.epilogue.function.library;
+  return x == LibraryEpilogue::kBias || x == LibraryEpilogue::kReluBias || x == LibraryEpilogue::kGeluBias ||
+         x == LibraryEpilogue::kGeluAuxBias;
+}
+
+// Whether the function's arrays are such as the library takes: of rows a vector, or a matrix as D.
+bool has_arrays(const Problem& p) {
+  const Function& f = p.epilogue.function;
+  if (f.num_reads() != (has_bias(p) || is_derivative(p)) || f.num_more_results() != has_aux_out(p)) return false;
+  const int64_t bytes = dtype_bytes(p.out);
+  if (has_aux_out(p) && (f.more_result(0).form != Function::Form::kWhole || f.more_result(0).bytes != bytes))
+    return false;
+  if (f.num_reads() == 0) return true;
+  const Function::Read x = f.read(0);
+  const int64_t row = is_derivative(p) ? p.n : 0;
+  const bool are_rows = p.m <= 1 || (x.m_inner == row && (x.period >= p.m || x.m_outer == row * x.period));
+  return x.bytes == bytes && x.offset == 0 && are_rows && (x.n == 1 || p.n <= 1);
+}
+
 std::string reject_epilogue(const Problem& p) {
-  const Epilogue& e = p.epilogue;
-  if (e.is_none()) return "";
-  if (!find_epilogue(p)) {
-    return "of epilogues it has bias along n, relu and gelu_tanh with it, gelu_tanh with aux_out, and gelu_tanh's "
+  if (p.epilogue.is_none()) return "";
+  if (epilogue_of(p) == lt::CUBLASLT_EPILOGUE_DEFAULT || !has_arrays(p)) {
+    return "of functions it has a bias along n, relu and gelu by tanh with it, that gelu with what it is of, and its "
            "derivative";
   }
   if (p.a.dtype != p.out) return std::string("an epilogue needs d of the dtype of a, got ") + name_of(p.out);
   if (p.a.dtype != DType::kF16 && p.a.dtype != DType::kBF16) return "an epilogue needs f16 or bf16";
   if (p.compute != Compute::kF32) return "an epilogue needs the accumulator f32";
-  if (e.bias != Bias::kNone && e.bias_dtype != p.out) return "bias must have the dtype of d";
   if (p.batch != 1) return "an epilogue needs a batch of 1, got " + std::to_string(p.batch);
   if (p.k == 0) return "an epilogue needs k to be at least 1";
-  if ((e.aux_out || e.derivative) && p.n % 8 != 0) return "aux needs n to be a multiple of 8";
+  if ((has_aux_out(p) || is_derivative(p)) && p.n % 8 != 0) return "aux needs n to be a multiple of 8";
   return "";
+}
+
+lt::EpilogueAddresses addresses_of(const Problem& p, const Buffers& buffers) {
+  void* const operand = buffers.function_operands.empty() ? nullptr : buffers.function_operands[0].data;
+  void* const aux_out = has_aux_out(p) ? buffers.more_results[0].data : nullptr;
+  return {has_bias(p) ? operand : nullptr, is_derivative(p) ? operand : aux_out};
 }
 
 // alpha or beta in the scale type, as cublasLtMatmul reads it from host memory.
@@ -212,10 +232,7 @@ class CublasLt final : public Implementation {
     return all;
   }
 
-  Features features() const override {
-    return {Feature::kAlpha,      Feature::kBeta,  Feature::kActivation,
-            Feature::kDerivative, Feature::kBiasN, Feature::kAuxOut};
-  }
+  Features features() const override { return {Feature::kAlpha, Feature::kBeta, Feature::kFunction}; }
 
   std::string reject_rest(const Problem& p, const Device&, std::string_view) const override {
     if (lt::api() == nullptr) {
@@ -249,8 +266,7 @@ class CublasLt final : public Implementation {
     lt::cublasLtHandle_t handle = nullptr;
     if (Status s = lt::device_handle(api, ordinal, &handle); !s.is_ok()) return s;
 
-    const lt::EpilogueAddresses addresses{buffers.bias,
-                                          p.epilogue.derivative ? const_cast<void*>(buffers.aux_in) : buffers.aux_out};
+    const lt::EpilogueAddresses addresses = addresses_of(p, buffers);
     // A batch count is a grid dimension in many kernels, with the limit of one.
     constexpr int64_t kMaxBatch = 65535;
     const auto [strided, looped] = batch_levels(p);
@@ -282,7 +298,7 @@ class CublasLt final : public Implementation {
                           alignment(c),
                           alignment(d),
                           buffers.workspace_bytes,
-                          *find_epilogue(p),
+                          epilogue_of(p),
                           alignment(addresses.bias),
                           alignment(addresses.aux)};
         std::shared_ptr<const lt::Plan> plan;

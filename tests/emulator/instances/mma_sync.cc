@@ -1,4 +1,4 @@
-// The mma_sync kernels of some tiles for one instruction, in all layouts and with all epilogues.
+// The mma_sync kernels of some tiles for one instruction, in all layouts.
 //   EMULATED_A, EMULATED_B   elements of the operands
 //   EMULATED_MMA   the instruction's types
 #include "chosen.h"
@@ -10,7 +10,7 @@ namespace {
 
 using Mma = EMULATED_MMA;
 
-template <bool kIsChosen, typename Config, bool kHasEpilogue>
+template <bool kIsChosen, typename Config>
 bool add_chosen() {
   if constexpr (kIsChosen) {
     add_layouts<EMULATED_A, EMULATED_B>([](auto operands) {
@@ -19,7 +19,6 @@ bool add_chosen() {
         add<Config, Mma, Operands, Scaled>();
       } else {
         add<Config, Mma, Operands, Bare>();
-        if constexpr (kHasEpilogue) add<Config, Mma, Operands, Fused>();
       }
     });
   }
@@ -27,8 +26,8 @@ bool add_chosen() {
 }
 
 const bool added[] = {
-#define EMULATED_ENTRY(m, n, k_bytes, warp_m, warp_n, stages, min_blocks, has_epilogue, every_type) \
-  add_chosen<emulator::is_chosen(#m "x" #n), Config<m, n, k_bytes, warp_m, warp_n, stages, min_blocks>, has_epilogue>(),
+#define EMULATED_ENTRY(m, n, k_bytes, warp_m, warp_n, stages, min_blocks, every_type) \
+  add_chosen<emulator::is_chosen(#m "x" #n), Config<m, n, k_bytes, warp_m, warp_n, stages, min_blocks>>(),
     TCGEMM_MMA_SYNC_TILES(EMULATED_ENTRY)
 #undef EMULATED_ENTRY
 };
