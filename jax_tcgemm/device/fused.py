@@ -138,8 +138,8 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     return scaled if scaled.is_fused and (is_faster or not found.is_fused) else found
 
 
-# Those that have no functions.
-_SCALING = ("cublas", "simt_naive", "simt_tiled")
+# Those that have no functions, or few.
+_SCALING = ("cublaslt", "simt_naive", "simt_tiled")
 
 
 def _scaled_plan(product: Product, device: selection.Device) -> ScaledPlan | None:
