@@ -47,7 +47,7 @@ __device__ __forceinline__ Range sum_before(uint32_t value, uint32_t limit, uint
 // they share rows, so that what they read of the weight is in L2. False: there is no such block.
 template <typename Config>
 __device__ __forceinline__ bool find_work(const Params& params, Work* work) {
-  constexpr Tile kTile = Config::kTile;
+  constexpr auto kTile = Config::kTile;
   constexpr int kThreads = kTile.threads(), kRows = kTile.rows();
   const uint32_t place = blockIdx.x / kTile.cluster;
   if constexpr (!Config::kGrouped) {
