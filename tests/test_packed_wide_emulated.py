@@ -16,8 +16,11 @@ RING = ("w128x64_c1", Case(70, 208, 1152))  # four stages, used several times
 SPLIT = ("w128x64_c2", Case(40, 144, 1856, 64, "int4", zeros=True))
 TABLE = ("w128x64_c1", Case(9, 40, 512, 64, "nf4", scale="f32"))
 COLUMNS = ("w128x128_c1", Case(100, 136, 1032, None, "uint8", zeros=True, x="f16", out="bf16"))
+# The last block has no columns, and multiplies x for the other one all the same.
+SHARED = ("w128x64_m2", Case(70, 272, 1152, 64, "int8"))
 CASES = [
     RING,
+    SHARED,
     SPLIT,
     TABLE,
     COLUMNS,
@@ -67,8 +70,8 @@ MISTAKES = {
         "wrong|more often than it expects|deadlock",
     ),
     "stages_released_by_one_warp": (
-        *(KERNEL, "ptx::mbarrier_init(empty(i), kConsumerWarps);"),
-        *("ptx::mbarrier_init(empty(i), 1);", RING, "wrong|more often than it expects|deadlock"),
+        *(KERNEL, "kConsumerWarps * kTile.sharers"),
+        *("1", RING, "wrong|more often than it expects|deadlock"),
     ),
     "too_few_bytes": (
         *(KERNEL, "kGeometry.loaded_bytes()", "kGeometry.x_bytes()", SPLIT),
@@ -128,6 +131,19 @@ MISTAKES = {
     "shares_not_awaited": (
         *(KERNEL, "ptx::mbarrier_wait_cluster(sums_barrier(), 0);", "", SPLIT, "ended|wrong"),
     ),
+    "sharers_not_begun": (
+        KERNEL,
+        "// The other block's barriers, too, are initialised.\n"
+        "      ptx::cluster_arrive_relaxed();\n      ptx::cluster_wait();",
+        "",
+        SHARED,
+        "not initialised|which the block has not got|which the cluster has not got",
+    ),
+    "sharers_not_awaited": (
+        *(KERNEL, "lane_ < kTile.sharers", "lane_ < 1", SHARED, "more often|deadlock"),
+    ),
+    "sharers_left": (KERNEL, "left > 0", "false", SHARED, "block that has ended"),
+    "halves_of_x_exchanged": (KERNEL, "half * kHalfK", "(1 - half) * kHalfK", SHARED, WRONG),
     "sums_of_one_block": (SUMS, "i < kSums.cluster", "i < 1", SPLIT, WRONG),
 }
 

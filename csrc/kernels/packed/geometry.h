@@ -32,6 +32,7 @@ struct Tile {
   constexpr int threads() const { return warps_n() * warps_k * 32; }
   constexpr int rows() const { return 8 * token_blocks; }
   constexpr int stage_k() const { return warps_k * kWarpK; }
+  constexpr int blocks() const { return cluster; }  // that find work together
   constexpr Sums sums() const { return {columns, rows(), warps_k, cluster}; }
 };
 
@@ -97,9 +98,9 @@ struct Geometry {
 };
 
 // A block of few columns and many rows: each consumer warpgroup multiplies 64 columns, a warp the instruction's 16, by
-// all rows. The blocks of a cluster share K.
+// all rows. The blocks of a cluster share K, or, where they are `sharers`, have columns side by side and share x.
 struct WideTile {
-  int columns, row_count, cluster;
+  int columns, row_count, cluster, sharers;
 
   static constexpr int kStageK = 128, kProducerThreads = 128;
   constexpr int tiles() const { return columns / kTile; }
@@ -107,6 +108,7 @@ struct WideTile {
   constexpr int threads() const { return consumer_threads() + kProducerThreads; }
   constexpr int rows() const { return row_count; }
   constexpr int stage_k() const { return kStageK; }
+  constexpr int blocks() const { return cluster * sharers; }
   constexpr Sums sums() const { return {columns, rows(), 1, cluster}; }
 };
 

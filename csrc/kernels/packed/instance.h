@@ -43,7 +43,8 @@ inline KernelSource kernel_source(const Tile& tile, const Types& types) {
 }
 
 inline KernelSource kernel_source(const WideTile& tile, const Types& types) {
-  const std::string config = "tcgemm::packed::WideConfig<" + numbers_text({tile.columns, tile.rows(), tile.cluster}) +
+  const std::string config = "tcgemm::packed::WideConfig<" +
+                             numbers_text({tile.columns, tile.rows(), tile.cluster, tile.sharers}) +
                              (types.grouped ? "true>" : "false>");
   return {"kernels/packed/wide_kernel.cuh", "tcgemm::packed::wide_kernel<" + config + ", " + weight_text(types) + ">",
           "sm_90a"};

@@ -20,24 +20,33 @@ namespace {
 
 // Of products; a weight is written by one kernel alone. Columns of a block, its warps along K, and blocks of a cluster.
 // The more columns, the less often x is read; the more blocks along K, the less the last of them hold the others up.
-// Wide ones, of wide_kernel.cuh, have no warps along K, and as many rows as they say.
+// Wide ones, of wide_kernel.cuh, have no warps along K, as many rows as they say, and may share x.
 struct ConfigEntry {
   const char* name;
   int columns, warps_k, cluster;
-  int rows = 0;
+  int rows = 0, sharers = 1;
 
   bool is_wide() const { return rows != 0; }
-  WideTile wide_tile() const { return {columns, rows, cluster}; }
+  WideTile wide_tile() const { return {columns, rows, cluster, sharers}; }
 };
 constexpr std::array kConfigs{
-    ConfigEntry{"128x2_c1", 128, 2, 1},         ConfigEntry{"128x2_c2", 128, 2, 2},
-    ConfigEntry{"128x2_c4", 128, 2, 4},         ConfigEntry{"128x2_c8", 128, 2, 8},
-    ConfigEntry{"256x2_c1", 256, 2, 1},         ConfigEntry{"256x2_c2", 256, 2, 2},
-    ConfigEntry{"256x2_c4", 256, 2, 4},         ConfigEntry{"256x2_c8", 256, 2, 8},
-    ConfigEntry{"64x4_c1", 64, 4, 1},           ConfigEntry{"w128x64_c1", 128, 0, 1, 64},
-    ConfigEntry{"w128x64_c2", 128, 0, 2, 64},   ConfigEntry{"w128x64_c4", 128, 0, 4, 64},
-    ConfigEntry{"w128x128_c1", 128, 0, 1, 128}, ConfigEntry{"w128x128_c2", 128, 0, 2, 128},
+    ConfigEntry{"128x2_c1", 128, 2, 1},
+    ConfigEntry{"128x2_c2", 128, 2, 2},
+    ConfigEntry{"128x2_c4", 128, 2, 4},
+    ConfigEntry{"128x2_c8", 128, 2, 8},
+    ConfigEntry{"256x2_c1", 256, 2, 1},
+    ConfigEntry{"256x2_c2", 256, 2, 2},
+    ConfigEntry{"256x2_c4", 256, 2, 4},
+    ConfigEntry{"256x2_c8", 256, 2, 8},
+    ConfigEntry{"64x4_c1", 64, 4, 1},
+    ConfigEntry{"w128x64_c1", 128, 0, 1, 64},
+    ConfigEntry{"w128x64_c2", 128, 0, 2, 64},
+    ConfigEntry{"w128x64_c4", 128, 0, 4, 64},
+    ConfigEntry{"w128x64_m2", 128, 0, 1, 64, 2},
+    ConfigEntry{"w128x128_c1", 128, 0, 1, 128},
+    ConfigEntry{"w128x128_c2", 128, 0, 2, 128},
     ConfigEntry{"w128x128_c4", 128, 0, 4, 128},
+    ConfigEntry{"w128x128_m2", 128, 0, 1, 128, 2},
 };
 
 const ConfigEntry& entry_of(std::string_view config) {
@@ -146,7 +155,7 @@ class Packed final : public PackedImplementation {
     if (geometry.shared_bytes() > device.shared_memory_bytes)
       return lacks_memory(named, geometry.shared_bytes(), device);
     if (num_order_blocks(p) > (int64_t{1} << 31) - 1) return named + " would copy x by more than 2^31 - 1 blocks";
-    return reject_grid(p, tile.columns, tile.rows(), tile.cluster, named);
+    return reject_grid(p, tile.columns * tile.sharers, tile.rows(), tile.blocks(), named);
   }
 
   // Made as they are asked for: there are hundreds.
@@ -158,6 +167,7 @@ class Packed final : public PackedImplementation {
                   tile.warps_k,
                   tile.cluster,
                   entry.is_wide() ? entry.rows : tile.token_blocks,
+                  entry.sharers,
                   format.bits,
                   format.group,
                   format.zero_points,
@@ -173,7 +183,7 @@ class Packed final : public PackedImplementation {
     return *references_.emplace(key, &kept_.back()).first->second;
   }
 
-  using Key = std::array<int, 12>;
+  using Key = std::array<int, 13>;
   mutable std::mutex mutex_;
   mutable std::deque<KernelReference> kept_;
   mutable std::map<Key, const KernelReference*> references_;

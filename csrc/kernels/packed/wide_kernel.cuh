@@ -13,7 +13,7 @@
 //
 // Shared memory: WideGeometry. Barriers (arrivals that complete a phase):
 //   full[stage]    1 (expect_tx) + the bytes of the stage
-//   empty[stage]   1 from each consumer warp
+//   empty[stage]   1 from each consumer warp of the blocks that share x
 //   sums           1 (expect_tx) + the bytes of the cluster's other blocks' sums
 #pragma once
 
@@ -34,13 +34,14 @@
 namespace tcgemm::packed {
 
 // A tile as a type, and whether rows are those of experts.
-template <int kColumns_, int kRows_, int kCluster_, bool kGrouped_>
+template <int kColumns_, int kRows_, int kCluster_, int kSharers_, bool kGrouped_>
 struct WideConfig {
   static constexpr bool kGrouped = kGrouped_;
-  static constexpr WideTile kTile{kColumns_, kRows_, kCluster_};
+  static constexpr WideTile kTile{kColumns_, kRows_, kCluster_, kSharers_};
   static constexpr Sums kSums = kTile.sums();
   static constexpr int kSumThreads = kTile.consumer_threads();
   static_assert(kColumns_ % 64 == 0 && kRows_ % 8 == 0 && kRows_ <= 256, "the instruction's rows and columns");
+  static_assert(kSharers_ == 1 || (kSharers_ == 2 && kCluster_ == 1), "each of two blocks loads half of x for both");
 };
 
 template <typename Config, typename Weight, typename X>
@@ -76,6 +77,11 @@ class WideBlock {
     if constexpr (Weight::kTable) {
       fill_table<X>(shared_ + kGeometry.table_offset(), params_.table, threadIdx.x, kTile.threads());
     }
+    if constexpr (kTile.sharers > 1) {
+      // The other block's barriers, too, are initialised.
+      ptx::cluster_arrive_relaxed();
+      ptx::cluster_wait();
+    }
     __syncthreads();
     if (warp_ >= kConsumerWarps) {
       ptx::setmaxnreg_dec<kGeometry.producer_registers(), kGeometry.blocks_per_sm()>();
@@ -94,7 +100,9 @@ class WideBlock {
   }
 
  private:
+  // Of this block in its cluster: along K, and along columns.
   static __device__ __forceinline__ int rank() { return blockIdx.x % kTile.cluster; }
+  static __device__ __forceinline__ int column_rank() { return blockIdx.x % kTile.sharers; }
 
   __device__ __forceinline__ uint32_t full(int stage) const { return barriers_ + 8 * stage; }
   __device__ __forceinline__ uint32_t empty(int stage) const { return barriers_ + 8 * (kStages + stage); }
@@ -106,7 +114,7 @@ class WideBlock {
   __device__ __forceinline__ void init_barriers() const {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(full(i), 1);
-      ptx::mbarrier_init(empty(i), kConsumerWarps);
+      ptx::mbarrier_init(empty(i), kConsumerWarps * kTile.sharers);
     }
     if constexpr (kTile.cluster > 1) ptx::mbarrier_init(sums_barrier(), 1);
     ptx::fence_mbarrier_init();
@@ -132,11 +140,20 @@ class WideBlock {
                            0);
         }
       }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        ptx::tma_load_4d(to + half * kHalfBytes, &maps_.x, barrier, stage * WideTile::kStageK + half * kHalfK,
-                         work_.row, 0, 0);
+      const int32_t k = stage * WideTile::kStageK;
+      if constexpr (kTile.sharers > 1) {
+        // One half, for both blocks.
+        const int half = column_rank();
+        ptx::tma_load_4d_multicast(to + half * kHalfBytes, &maps_.x, barrier, 3, k + half * kHalfK, work_.row, 0, 0);
+      } else {
+        ptx::tma_load_4d(to, &maps_.x, barrier, k, work_.row, 0, 0);
+        ptx::tma_load_4d(to + kHalfBytes, &maps_.x, barrier, k + kHalfK, work_.row, 0, 0);
       }
+    }
+    if constexpr (kTile.sharers > 1) {
+      // No block may leave while the other one's arrivals are under way.
+#pragma unroll 1
+      for (int left = kStages; left > 0; --left, state.advance()) ptx::mbarrier_wait(empty(state.stage), state.phase ^ 1);
     }
   }
 
@@ -148,7 +165,11 @@ class WideBlock {
 
   __device__ __forceinline__ void release(int stage) const {
     __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive(empty(stage));
+    if constexpr (kTile.sharers > 1) {
+      if (lane_ < kTile.sharers) ptx::mbarrier_arrive_remote(empty(stage), lane_);
+    } else {
+      if (lane_ == 0) ptx::mbarrier_arrive(empty(stage));
+    }
   }
 
   __device__ __forceinline__ void consume() {
@@ -301,6 +322,7 @@ __global__ void __launch_bounds__(Config::kTile.threads(), WideBlock<Config, Wei
   ptx::griddepcontrol_wait();
   Work work;
   if (!find_work<Config>(params.params, &work)) return;
+  work.column_block = work.column_block * Config::kTile.sharers + blockIdx.x % Config::kTile.sharers;
   WideBlock<Config, Weight, X>(params, work, shared).run();
 #else
   __trap();  // wgmma and TMA exist on sm_90a only; the launcher refuses other devices

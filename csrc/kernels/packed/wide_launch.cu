@@ -55,7 +55,7 @@ Status launch_wide(const WideCall& call) {
   const PackedProblem& p = *call.problem;
   const WideTile& tile = call.geometry.tile;
   WideParams params{};
-  params.params = params_of(p, call.buffers, tile.columns, tile.rows(), tile.stage_k());
+  params.params = params_of(p, call.buffers, tile.columns * tile.sharers, tile.rows(), tile.stage_k());
   if (Status s = encode_maps(call, &params); !s.is_ok()) return s;
   if (Status s = launch_order(p, call.buffers.x, call.buffers.workspace, call.stream); !s.is_ok()) return s;
 
@@ -69,15 +69,15 @@ Status launch_wide(const WideCall& call) {
   }
   cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = tile.cluster;
+  attributes[1].val.clusterDim.x = tile.blocks();
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(num_blocks(p, tile.columns, tile.rows(), tile.cluster)));
+  config.gridDim = dim3(static_cast<unsigned>(num_blocks(p, tile.columns * tile.sharers, tile.rows(), tile.blocks())));
   config.blockDim = dim3(tile.threads());
   config.dynamicSmemBytes = shared_bytes;
   config.stream = call.stream;
   config.attrs = attributes;
-  config.numAttrs = tile.cluster > 1 ? 2 : 1;
+  config.numAttrs = tile.blocks() > 1 ? 2 : 1;
   return cuda_status(cudaLaunchKernelEx(&config, function, params), name);
 }
 

@@ -49,7 +49,7 @@ template <typename Config>
 __device__ __forceinline__ bool find_work(const Params& params, Work* work) {
   constexpr auto kTile = Config::kTile;
   constexpr int kThreads = kTile.threads(), kRows = kTile.rows();
-  const uint32_t place = blockIdx.x / kTile.cluster;
+  const uint32_t place = blockIdx.x / kTile.blocks();
   if constexpr (!Config::kGrouped) {
     const int32_t column_block = place / params.row_blocks;
     *work = {0, column_block, static_cast<int32_t>(place - column_block * params.row_blocks) * kTile.rows(), 0, false};
