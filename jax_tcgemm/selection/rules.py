@@ -171,7 +171,7 @@ def _wide_packed_us(
     groups = max(128 // problem.group_size, 1) if problem.group_size < problem.k else 0
     conversion = _WIDE_CONVERSION[problem.bits] + groups * rows // 2
     clocks = columns // 64 * max(8 * rows // 2, conversion)
-    stages = -(--(-problem.k // 128) // cluster)
+    stages = math.ceil(math.ceil(problem.k / 128) / cluster)
     rounds = math.ceil(blocks / (num_sms if cluster < 4 else 0.965 * num_sms))
     each = stages * clocks / (_WIDE_SHARE * _WIDE_CLOCKS)
     # Of two blocks on an SM one begins while the other multiplies.
