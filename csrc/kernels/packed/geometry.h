@@ -131,12 +131,8 @@ struct WideGeometry {
   constexpr int loaded_bytes() const { return zeros_offset() + zeros_bytes(); }
   constexpr int stage_bytes() const { return (loaded_bytes() + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes; }
 
-  // Of two blocks on an SM one multiplies while the other begins or ends; 80 registers a thread are enough for few
-  // sums and formats that need little beside them.
-  constexpr int blocks_per_sm() const {
-    const bool is_simple = !format.zero_points && !format.table && (format.group == 0 || format.group == 128);
-    return tile.consumer_threads() <= 256 && tile.rows() <= 64 && is_simple ? 2 : 1;
-  }
+  // Of two blocks on an SM one multiplies while the other begins or ends; for so few sums registers are enough.
+  constexpr int blocks_per_sm() const { return tile.consumer_threads() <= 256 && tile.rows() <= 64 ? 2 : 1; }
   constexpr int table_bytes() const { return format.table ? kTableBytes : 0; }
   constexpr int stages() const {
     const int fitting = (blocks_per_sm() == 2 ? 111 : 224) * 1024 - table_bytes();

@@ -72,8 +72,17 @@ class WideBlock {
     end_ = static_cast<int64_t>(num_stages) * (rank() + 1) / kTile.cluster;
   }
 
+  // What may be done before the copy of x is complete: the block's barriers.
+  static __device__ __forceinline__ void begin(const WideParams& params, uint32_t shared) {
+    if (threadIdx.x == 0) {
+      init_barriers(shared + kGeometry.barrier_offset());
+    } else if (threadIdx.x == 32) {
+      ptx::prefetch_tensormap(&params.values);
+      ptx::prefetch_tensormap(&params.x);
+    }
+  }
+
   __device__ __forceinline__ void run() {
-    if (threadIdx.x == 0) init_barriers();
     if constexpr (Weight::kTable) {
       fill_table<X>(shared_ + kGeometry.table_offset(), params_.table, threadIdx.x, kTile.threads());
     }
@@ -104,22 +113,27 @@ class WideBlock {
   static __device__ __forceinline__ int rank() { return blockIdx.x % kTile.cluster; }
   static __device__ __forceinline__ int column_rank() { return blockIdx.x % kTile.sharers; }
 
-  __device__ __forceinline__ uint32_t full(int stage) const { return barriers_ + 8 * stage; }
-  __device__ __forceinline__ uint32_t empty(int stage) const { return barriers_ + 8 * (kStages + stage); }
-  __device__ __forceinline__ uint32_t sums_barrier() const { return barriers_ + 8 * (2 * kStages); }
+  static __device__ __forceinline__ uint32_t full(uint32_t barriers, int stage) { return barriers + 8 * stage; }
+  static __device__ __forceinline__ uint32_t empty(uint32_t barriers, int stage) {
+    return full(barriers, kStages + stage);
+  }
+  static __device__ __forceinline__ uint32_t of_sums(uint32_t barriers) { return full(barriers, 2 * kStages); }
+  __device__ __forceinline__ uint32_t full(int stage) const { return full(barriers_, stage); }
+  __device__ __forceinline__ uint32_t empty(int stage) const { return empty(barriers_, stage); }
+  __device__ __forceinline__ uint32_t sums_barrier() const { return of_sums(barriers_); }
   __device__ __forceinline__ uint32_t stage_address(int stage) const {
     return shared_ + stage * kGeometry.stage_bytes();
   }
 
-  __device__ __forceinline__ void init_barriers() const {
+  static __device__ __forceinline__ void init_barriers(uint32_t barriers) {
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(full(i), 1);
-      ptx::mbarrier_init(empty(i), kConsumerWarps * kTile.sharers);
+      ptx::mbarrier_init(full(barriers, i), 1);
+      ptx::mbarrier_init(empty(barriers, i), kConsumerWarps * kTile.sharers);
     }
-    if constexpr (kTile.cluster > 1) ptx::mbarrier_init(sums_barrier(), 1);
+    if constexpr (kTile.cluster > 1) ptx::mbarrier_init(of_sums(barriers), 1);
     ptx::fence_mbarrier_init();
     if constexpr (kTile.cluster > 1) {
-      ptx::mbarrier_arrive_expect_tx(sums_barrier(), (kTile.cluster - 1) * Config::kSums.share_bytes());
+      ptx::mbarrier_arrive_expect_tx(of_sums(barriers), (kTile.cluster - 1) * Config::kSums.share_bytes());
     }
   }
 
@@ -150,10 +164,13 @@ class WideBlock {
         ptx::tma_load_4d(to + kHalfBytes, &maps_.x, barrier, k + kHalfK, work_.row, 0, 0);
       }
     }
+    // Not earlier: blocks of the next kernel would take the place of our own.
+    ptx::griddepcontrol_launch_dependents();
     if constexpr (kTile.sharers > 1) {
       // No block may leave while the other one's arrivals are under way.
 #pragma unroll 1
-      for (int left = kStages; left > 0; --left, state.advance()) ptx::mbarrier_wait(empty(state.stage), state.phase ^ 1);
+      for (int left = kStages; left > 0; --left, state.advance())
+        ptx::mbarrier_wait(empty(state.stage), state.phase ^ 1);
     }
   }
 
@@ -318,12 +335,14 @@ __global__ void __launch_bounds__(Config::kTile.threads(), WideBlock<Config, Wei
   extern __shared__ __align__(1024) uint8_t shared_memory[];
   constexpr uint32_t kSwizzle = WideGeometry::kSwizzleBytes;
   const uint32_t shared = (ptx::shared_base_address(shared_memory) + kSwizzle - 1) / kSwizzle * kSwizzle;
+  using Block = WideBlock<Config, Weight, X>;
+  Block::begin(params, shared);
   // For the copy of x, and what that has waited for.
   ptx::griddepcontrol_wait();
   Work work;
   if (!find_work<Config>(params.params, &work)) return;
   work.column_block = work.column_block * Config::kTile.sharers + blockIdx.x % Config::kTile.sharers;
-  WideBlock<Config, Weight, X>(params, work, shared).run();
+  Block(params, work, shared).run();
 #else
   __trap();  // wgmma and TMA exist on sm_90a only; the launcher refuses other devices
 #endif
