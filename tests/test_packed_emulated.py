@@ -52,6 +52,7 @@ ALL_CASES = [
     Case(9, 520, 4096, 128, "uint8", zeros=True, x="f16"),
     Case(12, 72, 2304, None, "int8"),
     Case(33, 400, 640, 64, "nf4"),
+    Case(150, 280, 1664, 128, "uint4", zeros=True, x="f16"),
 ]
 
 
