@@ -376,6 +376,17 @@ def test_lowered_for_a_gpu():
     assert "tcgemm::packed::kernel<" in text
 
 
+def test_many_rows_lowered_for_a_gpu():
+    """With the kernel of wgmma, and room for x in the order of the weight: whole chunks of k."""
+    case = Case(70, 128, 264, None, "int4")
+    x = jax.ShapeDtypeStruct((70, 264), BF16)
+    how = {"implementation": "packed", "config": "w128x64_m2"}
+    f = jax.jit(lambda x: jax_tcgemm.matmul(x, case.weight, **how))
+    text = f.trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    assert "tcgemm::packed::wide_kernel<tcgemm::packed::WideConfig<128, 64, 1, 2, false>" in text
+    assert f"tensor<{70 * 320 * 2}xui8>" in text
+
+
 # --- refusals -----------------------------------------------------------------------------------
 
 Q, SCALE = jnp.zeros((64, 32), jnp.int8), jnp.ones((2, 32))

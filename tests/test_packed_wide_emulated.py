@@ -25,6 +25,7 @@ CASES = [
     TABLE,
     COLUMNS,
     ("w128x128_c4", Case(130, 144, 928, 32, "int8", scale="f16")),
+    ("w256x64_c2", Case(20, 528, 1544, None, "int4", x="f16")),
     ("w128x64_c4", Case(33, 128, 200, None, "int8", out="f16")),
     (
         "w128x64_c2",

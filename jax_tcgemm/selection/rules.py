@@ -175,7 +175,8 @@ def _wide_packed_us(
     rounds = math.ceil(blocks / (num_sms if cluster < 4 else 0.965 * num_sms))
     each = stages * clocks / (_WIDE_SHARE * _WIDE_CLOCKS)
     # Of two blocks on an SM one begins while the other multiplies.
-    each += _WIDE_BLOCK_US / (2 if rows <= 64 else 1) + 0.3 * (cluster - 1) * rows * columns / 1e4
+    each += _WIDE_BLOCK_US / (2 if rows <= 64 and columns <= 128 else 1)
+    each += 0.3 * (cluster - 1) * rows * columns / 1e4
     parts = (weight / 3.7e6, from_l2 / 8e6, rounds * each)
     # Blocks that share wait for each other.
     return _WIDE_LAUNCHES_US + sum(part**4 for part in parts) ** 0.25 + 0.5 * (sharers - 1)

@@ -147,9 +147,13 @@ struct WideGeometry {
   // And room to begin on a multiple of the swizzle, for static variables may come first.
   constexpr int shared_bytes() const { return kSwizzleBytes + barrier_offset() + 8 * (2 * stages() + 1); }
 
-  // What a launch gives each thread, as many times as the blocks have them; producers leave most to consumers.
-  constexpr int producer_registers() const { return blocks_per_sm() == 2 ? 32 : 24; }
-  constexpr int consumer_registers() const { return blocks_per_sm() == 2 ? 104 : 240; }
+  // Of each thread once its role is known; together what the blocks had at launch.
+  constexpr int producer_registers() const { return 24; }
+  constexpr int consumer_registers() const {
+    const int at_launch = 65536 / blocks_per_sm() / tile.threads() / 8 * 8 * tile.threads();
+    const int each = (at_launch - producer_registers() * WideTile::kProducerThreads) / tile.consumer_threads() / 8 * 8;
+    return each < 240 ? each : 240;
+  }
 };
 
 }  // namespace tcgemm::packed

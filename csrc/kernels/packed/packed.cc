@@ -47,6 +47,8 @@ constexpr std::array kConfigs{
     ConfigEntry{"w128x128_c2", 128, 0, 2, 128},
     ConfigEntry{"w128x128_c4", 128, 0, 4, 128},
     ConfigEntry{"w128x128_m2", 128, 0, 1, 128, 2},
+    ConfigEntry{"w256x64_c1", 256, 0, 1, 64},
+    ConfigEntry{"w256x64_c2", 256, 0, 2, 64},
 };
 
 const ConfigEntry& entry_of(std::string_view config) {
