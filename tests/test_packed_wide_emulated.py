@@ -64,10 +64,16 @@ WRONG = " are wrong"
 # that shows it, and what is then found.
 MISTAKES = {
     "stages_not_awaited": (
-        *(KERNEL, "ptx::mbarrier_wait(full(state.stage), state.phase);", "", SPLIT, WRONG),
+        *(
+            KERNEL,
+            "ptx::mbarrier_wait(barriers_.full(state.stage), state.phase);",
+            "",
+            SPLIT,
+            WRONG,
+        ),
     ),
     "stages_overwritten": (
-        *(KERNEL, "ptx::mbarrier_wait(empty(state.stage), state.phase ^ 1);", "", RING),
+        *(KERNEL, "ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);", "", RING),
         "wrong|more often than it expects|deadlock",
     ),
     "stages_released_by_one_warp": (
@@ -126,11 +132,11 @@ MISTAKES = {
         *(KERNEL, "consume();\n      sync_consumers();", "consume();", SPLIT, WRONG),
     ),
     "blocks_not_begun": (
-        *(KERNEL, "ptx::cluster_wait();\n      sums.send(sums_barrier());"),
-        *("sums.send(sums_barrier());", SPLIT, "wrong|which the block has not got"),
+        *(KERNEL, "ptx::cluster_wait();\n      sums.send(barriers_.sums());"),
+        *("sums.send(barriers_.sums());", SPLIT, "wrong|which the block has not got"),
     ),
     "shares_not_awaited": (
-        *(KERNEL, "ptx::mbarrier_wait_cluster(sums_barrier(), 0);", "", SPLIT, "ended|wrong"),
+        *(KERNEL, "ptx::mbarrier_wait_cluster(barriers_.sums(), 0);", "", SPLIT, "ended|wrong"),
     ),
     "sharers_not_begun": (
         KERNEL,

@@ -44,6 +44,15 @@ struct WideConfig {
   static_assert(kSharers_ == 1 || (kSharers_ == 2 && kCluster_ == 1), "each of two blocks loads half of x for both");
 };
 
+template <int kStages>
+struct WideBarriers {
+  uint32_t first;  // in shared memory
+
+  __device__ __forceinline__ uint32_t full(int stage) const { return first + 8 * stage; }
+  __device__ __forceinline__ uint32_t empty(int stage) const { return first + 8 * (kStages + stage); }
+  __device__ __forceinline__ uint32_t sums() const { return first + 8 * (2 * kStages); }
+};
+
 template <typename Config, typename Weight, typename X>
 class WideBlock {
  public:
@@ -55,6 +64,7 @@ class WideBlock {
   static constexpr int kBlocks = WideTile::kStageK / kBlockK, kHalfK = 64;
   static constexpr int kHalfBytes = kTile.rows() * kHalfK * 2;
   static constexpr int kCount = kTile.rows() / 2;  // sums of a thread
+  using Barriers = WideBarriers<kStages>;
   static_assert(kStages >= 3, "one stage loading, one multiplying, one waiting");
   static_assert(kHalfBytes % WideGeometry::kSwizzleBytes == 0, "rows of x are swizzled in groups of eight");
 
@@ -63,7 +73,7 @@ class WideBlock {
         params_(params.params),
         work_(work),
         shared_(shared),
-        barriers_(shared + kGeometry.barrier_offset()),
+        barriers_{shared + kGeometry.barrier_offset()},
         warp_(__shfl_sync(~0u, threadIdx.x / 32, 0)),  // the same in a whole warp, as the compiler then knows
         lane_(threadIdx.x % 32),
         first_tile_(work.first_tile + work.column_block * kTile.tiles()) {
@@ -75,7 +85,7 @@ class WideBlock {
   // What may be done before the copy of x is complete: the block's barriers.
   static __device__ __forceinline__ void begin(const WideParams& params, uint32_t shared) {
     if (threadIdx.x == 0) {
-      init_barriers(shared + kGeometry.barrier_offset());
+      init({shared + kGeometry.barrier_offset()});
     } else if (threadIdx.x == 32) {
       ptx::prefetch_tensormap(&params.values);
       ptx::prefetch_tensormap(&params.x);
@@ -113,27 +123,19 @@ class WideBlock {
   static __device__ __forceinline__ int rank() { return blockIdx.x % kTile.cluster; }
   static __device__ __forceinline__ int column_rank() { return blockIdx.x % kTile.sharers; }
 
-  static __device__ __forceinline__ uint32_t full(uint32_t barriers, int stage) { return barriers + 8 * stage; }
-  static __device__ __forceinline__ uint32_t empty(uint32_t barriers, int stage) {
-    return full(barriers, kStages + stage);
-  }
-  static __device__ __forceinline__ uint32_t of_sums(uint32_t barriers) { return full(barriers, 2 * kStages); }
-  __device__ __forceinline__ uint32_t full(int stage) const { return full(barriers_, stage); }
-  __device__ __forceinline__ uint32_t empty(int stage) const { return empty(barriers_, stage); }
-  __device__ __forceinline__ uint32_t sums_barrier() const { return of_sums(barriers_); }
   __device__ __forceinline__ uint32_t stage_address(int stage) const {
     return shared_ + stage * kGeometry.stage_bytes();
   }
 
-  static __device__ __forceinline__ void init_barriers(uint32_t barriers) {
+  static __device__ __forceinline__ void init(const Barriers& barriers) {
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(full(barriers, i), 1);
-      ptx::mbarrier_init(empty(barriers, i), kConsumerWarps * kTile.sharers);
+      ptx::mbarrier_init(barriers.full(i), 1);
+      ptx::mbarrier_init(barriers.empty(i), kConsumerWarps * kTile.sharers);
     }
-    if constexpr (kTile.cluster > 1) ptx::mbarrier_init(of_sums(barriers), 1);
+    if constexpr (kTile.cluster > 1) ptx::mbarrier_init(barriers.sums(), 1);
     ptx::fence_mbarrier_init();
     if constexpr (kTile.cluster > 1) {
-      ptx::mbarrier_arrive_expect_tx(of_sums(barriers), (kTile.cluster - 1) * Config::kSums.share_bytes());
+      ptx::mbarrier_arrive_expect_tx(barriers.sums(), (kTile.cluster - 1) * Config::kSums.share_bytes());
     }
   }
 
@@ -143,8 +145,8 @@ class WideBlock {
     PipelineState state{kStages};
 #pragma unroll 1
     for (int32_t stage = begin_; stage < end_; ++stage, state.advance()) {
-      ptx::mbarrier_wait(empty(state.stage), state.phase ^ 1);
-      const uint32_t to = stage_address(state.stage), barrier = full(state.stage);
+      ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);
+      const uint32_t to = stage_address(state.stage), barrier = barriers_.full(state.stage);
       ptx::mbarrier_arrive_expect_tx(barrier, kGeometry.loaded_bytes());
       ptx::tma_load_4d(to + kGeometry.values_offset(), &maps_.values, barrier, 0, stage * kPieces, first_tile_, 0);
       if constexpr (kGroups > 0) {
@@ -170,7 +172,7 @@ class WideBlock {
       // No block may leave while the other one's arrivals are under way.
 #pragma unroll 1
       for (int left = kStages; left > 0; --left, state.advance())
-        ptx::mbarrier_wait(empty(state.stage), state.phase ^ 1);
+        ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);
     }
   }
 
@@ -183,9 +185,9 @@ class WideBlock {
   __device__ __forceinline__ void release(int stage) const {
     __syncwarp();
     if constexpr (kTile.sharers > 1) {
-      if (lane_ < kTile.sharers) ptx::mbarrier_arrive_remote(empty(stage), lane_);
+      if (lane_ < kTile.sharers) ptx::mbarrier_arrive_remote(barriers_.empty(stage), lane_);
     } else {
-      if (lane_ == 0) ptx::mbarrier_arrive(empty(stage));
+      if (lane_ == 0) ptx::mbarrier_arrive(barriers_.empty(stage));
     }
   }
 
@@ -200,7 +202,7 @@ class WideBlock {
     PipelineState state{kStages};
 #pragma unroll 1
     for (int32_t stage = begin_; stage < end_; ++stage, state.advance()) {
-      ptx::mbarrier_wait(full(state.stage), state.phase);
+      ptx::mbarrier_wait(barriers_.full(state.stage), state.phase);
       multiply_stage(stage_address(state.stage));
       release(state.stage);
     }
@@ -308,8 +310,8 @@ class WideBlock {
     sync_consumers();
     if constexpr (kTile.cluster > 1) {
       ptx::cluster_wait();
-      sums.send(sums_barrier());
-      ptx::mbarrier_wait_cluster(sums_barrier(), 0);
+      sums.send(barriers_.sums());
+      ptx::mbarrier_wait_cluster(barriers_.sums(), 0);
     }
     sums.store({params_.d, params_.out, params_.n, Config::kGrouped ? work_.row_end : params_.m}, work_);
   }
@@ -317,7 +319,8 @@ class WideBlock {
   const WideParams& maps_;
   const Params& params_;
   const Work work_;
-  const uint32_t shared_, barriers_;
+  const uint32_t shared_;
+  const Barriers barriers_;
   const int warp_, lane_;
   const int32_t first_tile_;
   int32_t begin_, end_;  // stages of this block's part of K
