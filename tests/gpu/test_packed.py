@@ -48,7 +48,7 @@ def test_every_config(case):
     assert len(names) >= (9 if device().compute_capability >= 90 else 2)
     # Those of wgmma take every format.
     wide = [name for name in names if name.startswith("w")]
-    assert len(wide) == (10 if device().compute_capability == 90 else 0)
+    assert len(wide) == (13 if device().compute_capability == 90 else 0)
     for config in names:
         check(case, implementation="packed", config=config)
 
