@@ -544,5 +544,8 @@ def test_what_a_config_cannot_run():
     assert reason("128x2_c1", W, ampere) == ""
     assert "is of wgmma: the device must have compute" in reason("w128x64_c1", W, ampere)
     assert reason("w128x64_c1", W) == ""
+    many_rows = dataclasses.replace(W.problem, m=2**31 - 1, k=2**31 - 64, group_size=2**31 - 64)
+    (candidate,) = considered("packed", ("w128x64_c1",), many_rows, ASSUMED_GPU)
+    assert "would copy x by more than 2^31 - 1 blocks" in candidate.reason
     turing = dataclasses.replace(ampere, compute_capability=75)
     assert "must have compute capability 8.0 or later" in reason("128x2_c1", W, turing)

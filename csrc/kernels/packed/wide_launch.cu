@@ -62,10 +62,11 @@ Status launch_wide(const WideCall& call) {
   const auto function = reinterpret_cast<void (*)(WideParams)>(const_cast<void*>(call.kernel->function()));
   const int shared_bytes = call.geometry.shared_bytes();
   const char* const name = "wide packed kernel";
-  if (Status s =
-          cuda_status(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
-      !s.is_ok()) {
-    return s;
+  // All of it is for shared memory, as in launch_early: two blocks take nearly as much as there is.
+  for (const auto& [attribute, value] :
+       {std::pair{cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes},
+        std::pair{cudaFuncAttributePreferredSharedMemoryCarveout, static_cast<int>(cudaSharedmemCarveoutMaxShared)}}) {
+    if (Status s = cuda_status(cudaFuncSetAttribute(function, attribute, value), name); !s.is_ok()) return s;
   }
   cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;

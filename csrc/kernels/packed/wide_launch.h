@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "core/extent.h"
 #include "core/packed_problem.h"
 #include "kernels/common/kernel.h"
 #include "kernels/packed/geometry.h"
@@ -24,7 +25,7 @@ Status launch_wide(const WideCall& call);
 inline int64_t ordered_k(const PackedProblem& p) {
   return (p.k + PackedProblem::kChunk - 1) / PackedProblem::kChunk * PackedProblem::kChunk;
 }
-inline int64_t ordered_bytes(const PackedProblem& p) { return p.m * ordered_k(p) * 2; }
+inline int64_t ordered_bytes(const PackedProblem& p) { return multiply_add(p.m, ordered_k(p) * 2, 0); }
 
 int64_t num_order_blocks(const PackedProblem& p);
 Status launch_order(const PackedProblem& p, const void* x, void* ordered, cudaStream_t stream);
