@@ -48,9 +48,9 @@ SOURCES = {
         *_COMMON,
         "core/packed_problem.cc",
         "kernels/common/kernel.cc",
+        "kernels/common/tensor_map.cc",
         "kernels/packed/packed.cc",
-        "kernels/packed/launch.cu",
-        "kernels/packed/weight.cu",
+        *(f"kernels/packed/{name}.cu" for name in ("launch", "order", "weight", "wide_launch")),
     ],
     "quantize": [
         *_COMMON,

@@ -21,6 +21,7 @@ def test_kernels_ship():
             "mma_sync/kernel",
             "mma_sync/ragged_kernel",
             "packed/kernel",
+            "packed/wide_kernel",
             "quantize/row_kernel",
             "quantize/tile_kernel",
             "wgmma/kernel",

@@ -16,8 +16,9 @@ from random_arrays import normal
 import jax_tcgemm
 from jax_tcgemm import PackedWeight, pack_weights
 from jax_tcgemm.problem.packed_weight import CODINGS, NF4, PackedFormat
+from jax_tcgemm.selection import rules
 from jax_tcgemm.selection.devices import ASSUMED_GPU
-from jax_tcgemm.selection.implementations import considered
+from jax_tcgemm.selection.implementations import configs_of, considered
 from jax_tcgemm.system import modules
 
 BF16 = jnp.bfloat16
@@ -162,7 +163,7 @@ def check(got, x, w, f=lambda y: y):
     assert (error <= 1.2 * bound(x.reshape(-1, len(w)), w) + 1e-6).all()
 
 
-@pytest.mark.parametrize("rows", [1, 7, 128, 129, 300])
+@pytest.mark.parametrize("rows", [1, 7, 256, 257, 300])
 @pytest.mark.parametrize("case", FORMATS, ids=lambda case: case.label)
 def test_matmul(case, rows):
     x = normal(rows, case.k).astype(case.x_array.dtype)
@@ -194,7 +195,7 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
-@pytest.mark.parametrize("rows", [3, 200])
+@pytest.mark.parametrize("rows", [3, 300])
 def test_layers(rows):
     x, bias, skip = normal(rows, W.k).astype(BF16), normal(96, seed=1), normal(rows, 96, seed=2)
     w, residual = exact(W.weight.dequantize()), exact(skip)
@@ -266,7 +267,7 @@ def test_other_dtypes():
 # --- transformations ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [6, 200])
+@pytest.mark.parametrize("rows", [6, 300])
 def test_derivatives(rows):
     """With respect to x; there are none of the weight."""
     x, w = normal(rows, W.k).astype(BF16), exact(W.weight.dequantize())
@@ -314,7 +315,7 @@ def test_mapped_rows_are_one_product():
 
 def test_what_runs():
     """Few rows on a GPU: the kernel; many: a plain product; on a CPU XLA."""
-    few, many = (jax.ShapeDtypeStruct((rows, W.k), BF16) for rows in (128, 129))
+    few, many = (jax.ShapeDtypeStruct((rows, W.k), BF16) for rows in (256, 257))
     f = functools.partial(jax_tcgemm.matmul, b=W.weight)
     (call,) = jax_tcgemm.explain(f, few, platform="cuda")
     assert (call.implementation, call.problem.kind) == ("packed", "packed")
@@ -336,7 +337,17 @@ def test_what_runs():
     assert "k is a multiple of 8, got 36" in call.rejected["packed"]
 
 
-@pytest.mark.parametrize("rows", [8, 256])
+@pytest.mark.parametrize("rows", [1, 32, 33, 256])
+@pytest.mark.parametrize("shape", [(28672, 4096), (4096, 14336), (6144, 4096)])
+def test_kernels_of_many_rows_are_preferred_above_32(shape, rows):
+    n, k = shape
+    problem = dataclasses.replace(W.problem, m=rows, n=n, k=k, group_size=128)
+    found = considered("packed", configs_of("packed", "packed"), problem, ASSUMED_GPU)
+    best = min(found, key=functools.partial(rules.packed_us, problem, ASSUMED_GPU.num_sms))
+    assert (best.reason, best.config.startswith("w")) == ("", rows > 32)
+
+
+@pytest.mark.parametrize("rows", [8, 512])
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 def test_several_devices(axis_type, rows):
     """Divided along rows and columns, each device has its tiles."""
@@ -363,6 +374,17 @@ def test_lowered_for_a_gpu():
     assert "tcgemm_packed" in text
     assert "zero_points = true" in text
     assert "tcgemm::packed::kernel<" in text
+
+
+def test_many_rows_lowered_for_a_gpu():
+    """With the kernel of wgmma, and room for x in the order of the weight: whole chunks of k."""
+    case = Case(70, 128, 264, None, "int4")
+    x = jax.ShapeDtypeStruct((70, 264), BF16)
+    how = {"implementation": "packed", "config": "w128x64_m2"}
+    f = jax.jit(lambda x: jax_tcgemm.matmul(x, case.weight, **how))
+    text = f.trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    assert "tcgemm::packed::wide_kernel<tcgemm::packed::WideConfig<128, 64, 1, 2, false>" in text
+    assert f"tensor<{70 * 320 * 2}xui8>" in text
 
 
 # --- refusals -----------------------------------------------------------------------------------
@@ -520,5 +542,10 @@ def test_what_a_config_cannot_run():
     ampere = dataclasses.replace(ASSUMED_GPU, compute_capability=80, shared_memory_bytes=166912)
     assert "has clusters, which begin with compute" in reason("128x2_c2", W, ampere)
     assert reason("128x2_c1", W, ampere) == ""
+    assert "is of wgmma: the device must have compute" in reason("w128x64_c1", W, ampere)
+    assert reason("w128x64_c1", W) == ""
+    many_rows = dataclasses.replace(W.problem, m=2**31 - 1, k=2**31 - 64, group_size=2**31 - 64)
+    (candidate,) = considered("packed", ("w128x64_c1",), many_rows, ASSUMED_GPU)
+    assert "would copy x by more than 2^31 - 1 blocks" in candidate.reason
     turing = dataclasses.replace(ampere, compute_capability=75)
     assert "must have compute capability 8.0 or later" in reason("128x2_c1", W, turing)

@@ -52,6 +52,7 @@ ALL_CASES = [
     Case(9, 520, 4096, 128, "uint8", zeros=True, x="f16"),
     Case(12, 72, 2304, None, "int8"),
     Case(33, 400, 640, 64, "nf4"),
+    Case(150, 280, 1664, 128, "uint4", zeros=True, x="f16"),
 ]
 
 
@@ -79,6 +80,7 @@ def test_weights(machine, case):
 
 
 KERNEL, PIECES = "kernels/packed/kernel.cuh", "kernels/packed/pieces.cuh"
+SUMS = "kernels/packed/sums.cuh"
 SPLIT, TABLE, BYTES = CASES[-3:]
 WRONG = " are wrong"
 
@@ -99,10 +101,14 @@ MISTAKES = {
         *(KERNEL, "__syncthreads();\n    // From here", "// From here", SPLIT, WRONG),
     ),
     "sums_not_awaited": (
-        *(KERNEL, "put_sums();\n    __syncthreads();", "put_sums();", TABLE, WRONG),
+        KERNEL,
+        "__syncthreads();\n    if constexpr (kTile.cluster > 1) {\n      ptx::cluster_wait();",
+        "if constexpr (kTile.cluster > 1) {\n      ptx::cluster_wait();",
+        TABLE,
+        WRONG,
     ),
     "sums_of_one_warp": (
-        *(KERNEL, "warp < kTile.warps_k; ++warp", "warp < 1; ++warp", SPLIT, WRONG),
+        *(SUMS, "warp < kSums.warps_k; ++warp", "warp < 1; ++warp", SPLIT, WRONG),
     ),
     "blocks_not_begun": (
         *(KERNEL, "ptx::cluster_wait();", "", SPLIT, "which the block has not got"),
@@ -112,8 +118,8 @@ MISTAKES = {
     ),
     "too_few_bytes": (
         KERNEL,
-        "(kTile.cluster - 1) * kGeometry.share_bytes());",
-        "(kTile.cluster - 1) * kGeometry.share_bytes() / 2);",
+        "(kTile.cluster - 1) * Config::kSums.share_bytes());",
+        "(kTile.cluster - 1) * Config::kSums.share_bytes() / 2);",
         SPLIT,
         "block that has ended",
     ),
@@ -144,9 +150,9 @@ MISTAKES = {
     ),
     "byte_of_the_table": (*(PIECES, "word >> 9 & 0x7F80u", "word >> 17 & 0x7F80u", TABLE, WRONG),),
     "halves_of_the_table": (
-        KERNEL,
-        "params_.table[entry % 16], params_.table[entry / 16]",
-        "params_.table[entry / 16], params_.table[entry % 16]",
+        PIECES,
+        "values[entry % 16], values[entry / 16]",
+        "values[entry / 16], values[entry % 16]",
         TABLE,
         WRONG,
     ),

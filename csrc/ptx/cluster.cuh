@@ -51,12 +51,13 @@ __device__ __forceinline__ void st_async_v4(uint32_t address, float x, float y, 
       : "memory");
 }
 
-// Take effect in a whole warpgroup, under a register cap known at entry. PTX 8.0, sm_90a
-template <uint32_t kRegisters>
+// Take effect in a whole warpgroup, under a register cap known at entry: kBlocks, by the kernel's launch bounds, share
+// an SM's. PTX 8.0, sm_90a
+template <uint32_t kRegisters, int kBlocks = 1>
 __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
-template <uint32_t kRegisters>
+template <uint32_t kRegisters, int kBlocks = 1>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }

@@ -30,8 +30,12 @@ class Instruction:
 
 
 INSTRUCTIONS = (
-    Instruction("__nv_bfloat16", "__nv_bfloat16", "bf16", "bf16", 16, has_majors=True),
-    Instruction("__half", "__half", "f16", "f16", 16, has_majors=True),
+    Instruction(
+        *("__nv_bfloat16", "__nv_bfloat16", "bf16", "bf16", 16),
+        has_majors=True,
+        has_registers=True,
+    ),
+    Instruction("__half", "__half", "f16", "f16", 16, has_majors=True, has_registers=True),
     Instruction("TF32", "TF32", "tf32", "tf32", 8, has_registers=True),
     Instruction("E4M3", "E4M3", "e4m3", "e4m3", 32),
     Instruction("E4M3", "E5M2", "e4m3", "e5m2", 32),
@@ -120,7 +124,12 @@ __device__ __forceinline__ void wgmma_m64k32b(float (&d)[{n // 2}], uint64_t des
 
 def function_of_registers(n: int) -> str:
     a = [f"a[{i}]" for i in range(4)]
-    branches = {x: statement(n, x, a, []) for x in INSTRUCTIONS if x.has_registers}
+    branches = {
+        # Of B's majors that which is K.
+        x: statement(n, x, a, ["0"] if x.has_majors else [])
+        for x in INSTRUCTIONS
+        if x.has_registers
+    }
     return f"""
 template <typename A, typename B>
 __device__ __forceinline__ void wgmma_m64k32b(float (&d)[{n // 2}], const uint32_t (&a)[4],

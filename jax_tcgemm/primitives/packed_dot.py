@@ -46,8 +46,9 @@ from jax_tcgemm.sharding.layout import Layout
 from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xla, zero_tangent
 
 # Of more, the weight is written as an array once, and multiplied by the kernels of plain products:
-# the kernel of few reads and converts all of it for every 32. Groups have so many on average.
-MOST_ROWS = 128
+# those of packed weights read and convert all of it for every 32, or 64 to 128. Groups have so many
+# on average.
+MOST_ROWS = 256
 
 packed_dot_p = core.Primitive("tcgemm_packed_dot")
 

@@ -96,17 +96,27 @@ _PACKED_RATES = {8: 32.8e3, 16: 26.4e3, 32: 19.5e3}
 
 
 def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> float:
-    """About how long a config takes for a packed weight; infinite for what is none of ours.
+    """About how long a config takes for a packed weight; infinite for what is none of ours."""
+    name = re.fullmatch(r"(w?)(\d+)x(\d+)_([cm])(\d+)", candidate.config)
+    if name is None or problem.form == "weight":
+        return math.inf
+    columns, second, blocks = int(name[2]), int(name[3]), int(name[5])
+    if not name[1]:
+        return _narrow_packed_us(problem, num_sms, columns, second, blocks)
+    cluster, sharers = (blocks, 1) if name[4] == "c" else (1, blocks)
+    return _wide_packed_us(problem, num_sms, columns, second, cluster, sharers)
+
+
+def _narrow_packed_us(
+    problem: PackedProblem, num_sms: int, columns: int, warps_k: int, cluster: int
+) -> float:
+    """Of kernels that multiply by mma.sync.
 
     What is read from memory, what is read from L2, where each block finds x, and what the SM does
     that has the most blocks, of which the longest counts most. Fitted to every config on an H100
     (benchmarks/results/h100-packed_configs.jsonl), of which what it takes for the fastest is 2.4 %
     slower than that on average, 13 % at worst; the rate of memory is an H200's.
     """
-    name = re.fullmatch(r"(\d+)x(\d+)_c(\d+)", candidate.config)
-    if name is None or problem.form == "weight":
-        return math.inf
-    columns, warps_k, cluster = map(int, name.groups())
     # Of experts, which have more or fewer rows than the mean, twice that (packed.cc).
     mean = problem.rows_of_weight
     wanted = mean * (2 if problem.form == "grouped" else 1)
@@ -132,3 +142,41 @@ def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> flo
     busiest = rounds * each + 0.44 * math.log2(cluster)
     parts = (weight / 3.7e6, from_l2 / 5.6e6, busiest)
     return 2.0 + sum(part**4 for part in parts) ** 0.25
+
+
+# Those of wgmma, none of which is measured yet: the rows from which on they are taken, below which
+# the others read the weight about as fast as memory delivers it; clocks a microsecond; clocks that
+# instructions of 16 columns and 128 of K take beside tensor cores, by bits; the share of either
+# that is reached; what launches, and what a block begins and ends with, take.
+_WIDE_FROM, _WIDE_CLOCKS = 33, 1700
+_WIDE_CONVERSION = {4: 150, 8: 170}
+_WIDE_SHARE, _WIDE_LAUNCHES_US, _WIDE_BLOCK_US = 0.8, 3.0, 1.5
+
+
+def _wide_packed_us(
+    problem: PackedProblem, num_sms: int, columns: int, rows: int, cluster: int, sharers: int
+) -> float:
+    """Of kernels that multiply by wgmma: the same parts, but for that of the SM.
+
+    It multiplies and converts beside each other, and the slower one of these counts.
+    """
+    mean = problem.rows_of_weight
+    if mean < _WIDE_FROM:
+        return math.inf
+    passes, across = -(-mean // rows), problem.weights_read * -(-problem.n // columns)
+    blocks = across * passes * cluster
+    weight = problem.weights_read * problem.n * problem.k * problem.bits // 8
+    from_l2 = passes * (weight + across / sharers * rows * problem.k * 2)
+    # Of a warp's scheduler, of which each has a quarter of 64 columns' warps.
+    groups = max(128 // problem.group_size, 1) if problem.group_size < problem.k else 0
+    conversion = _WIDE_CONVERSION[problem.bits] + groups * rows // 2
+    clocks = columns // 64 * max(8 * rows // 2, conversion)
+    stages = math.ceil(math.ceil(problem.k / 128) / cluster)
+    rounds = math.ceil(blocks / (num_sms if cluster < 4 else 0.965 * num_sms))
+    each = stages * clocks / (_WIDE_SHARE * _WIDE_CLOCKS)
+    # Of two blocks on an SM one begins while the other multiplies.
+    each += _WIDE_BLOCK_US / (2 if rows <= 64 and columns <= 128 else 1)
+    each += 0.3 * (cluster - 1) * rows * columns / 1e4
+    parts = (weight / 3.7e6, from_l2 / 8e6, rounds * each)
+    # Blocks that share wait for each other.
+    return _WIDE_LAUNCHES_US + sum(part**4 for part in parts) ** 0.25 + 0.5 * (sharers - 1)

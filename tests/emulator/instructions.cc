@@ -145,9 +145,10 @@ void cluster_wait() {
   thread.is_cluster_arrived = false;
 }
 
-void set_registers(int count, bool is_increase) {
+void set_registers(int count, bool is_increase, int blocks) {
   Thread& thread = current();
   Block& block = *thread.block;
+  if (thread.registers == launch_registers(1)) thread.registers = launch_registers(blocks);
   if (count % 8 != 0 || count < 24 || count > 256) fail("setmaxnreg to a number it does not take");
   if (is_increase != (count > thread.registers)) {
     fail("setmaxnreg from " + std::to_string(thread.registers) + " to " + std::to_string(count));

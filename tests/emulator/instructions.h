@@ -54,7 +54,8 @@ void store_async(uint32_t address, std::array<float, 4> values, uint32_t barrier
 void cluster_arrive();
 void cluster_wait();
 // A warpgroup's share of the registers its block was launched with.
-void set_registers(int count, bool is_increase);
+// Of `blocks` on an SM.
+void set_registers(int count, bool is_increase, int blocks);
 
 // Copies and matrix instructions of a warp ---------------------------------------------------------
 

@@ -47,6 +47,11 @@ void fail(const std::string& rule) {
   machine.end_with((machine.current != nullptr ? name_of(*machine.current) + ": " : "") + rule);
 }
 
+int launch_registers(int blocks) {
+  const int num_threads = static_cast<int>(Machine::get().launch.block.x);
+  return std::min(65536 / blocks / num_threads / 8 * 8, 255);
+}
+
 Machine& Machine::get() {
   static Machine machine;
   return machine;
@@ -279,7 +284,7 @@ void Machine::make_block(unsigned block_idx, unsigned rank) {
     thread->idx = {static_cast<unsigned>(i), 0, 0};
     thread->lane = i % 32;
     thread->remote_writes.is_ordered = false;
-    thread->registers = std::min(65536 / num_threads / 8 * 8, 255);
+    thread->registers = launch_registers(1);
     thread->warp->threads[i % 32] = thread.get();
     thread->warp->ready |= 1u << i % 32;
     block->threads.push_back(std::move(thread));

@@ -27,6 +27,8 @@ using Waiters = std::vector<Thread*>;
 
 // Ends the emulation with a message that says which thread broke which rule.
 [[noreturn]] void fail(const std::string& rule);
+// Of each thread of a block of which an SM has so many.
+int launch_registers(int blocks);
 
 // Operations that happen in order, or in any order, at any time after they were issued.
 struct AsyncQueue {

@@ -94,10 +94,14 @@ void multiply(const Block& block, const Multiplication& x) {
   static float a[kMaxK * kMaxN], b[kMaxK * kMaxN], sums[kMaxN];
   read_operand(block, shape.b, shape.desc_b, shape.trans_b, shape.n, b);
   if (shape.a_in_registers) {
+    // A register has neighbours along K.
+    const int bytes = bytes_of(shape.a), run = 4 / bytes;
     for (int thread = 0; thread < 128; ++thread) {
       for (int i = 0; i < 4; ++i) {
-        const int row = thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8, k = thread % 4 + i / 2 * 4;
-        a[k * kMaxN + row] = to_float(shape.a, x.a_registers[thread][i]);
+        const int row = thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8, k = (thread % 4 + i / 2 * 4) * run;
+        for (int e = 0; e < run; ++e) {
+          a[(k + e) * kMaxN + row] = to_float(shape.a, x.a_registers[thread][i] >> e * 8 * bytes);
+        }
       }
     }
   } else {

@@ -46,6 +46,9 @@ def check(case, **how):
 def test_every_config(case):
     names = configs_of(case, device())
     assert len(names) >= (9 if device().compute_capability >= 90 else 2)
+    # Those of wgmma take every format.
+    wide = [name for name in names if name.startswith("w")]
+    assert len(wide) == (13 if device().compute_capability == 90 else 0)
     for config in names:
         check(case, implementation="packed", config=config)
 
@@ -64,20 +67,71 @@ def test_rows(rows, qtype):
         check(Case(rows, 208, 1152, 64, qtype), implementation="packed", config=config)
 
 
+WIDE = [
+    Case(64, 208, 1152),
+    Case(65, 144, 1856, 64, "int4", zeros=True),
+    Case(128, 272, 4096, 128, "uint4", scale="f32", x="f16"),
+    Case(130, 144, 928, 32, "int8", scale="f16"),
+    Case(200, 400, 2048, 128, "int8", zeros=True, x="f16", out="f16"),
+    Case(100, 136, 1032, None, "uint8", zeros=True, x="f16", out="bf16"),
+    Case(33, 128, 200, None, "int8", out="bf16"),
+    Case(96, 520, 1536, 64, "nf4", scale="f32"),
+    Case(300, 1000, 1024, 32, "nf4", x="f16"),
+    Case(512, 640, 6144, 32, "uint4", zeros=True, scale="f16"),
+]
+
+
+@pytest.mark.parametrize("case", WIDE, ids=lambda case: case.label)
+def test_many_rows(case):
+    """By every config of wgmma, each time with the same bits, and in a graph with others."""
+    names = [name for name in configs_of(case, device()) if name.startswith("w")]
+    assert bool(names) == (device().compute_capability == 90)
+    x = jnp.asarray(case.x_array)
+    for config in names:
+        how = {"implementation": "packed", "config": config}
+        f = functools.partial(jax_tcgemm.matmul, preferred_element_type=DTYPES[case.out], **how)
+        ys = jax.jit(lambda x, f=f: [f(x * 2.0**-i, case.weight) for i in range(6)])(x)
+        wrong = case.mismatch(ys[0], ROUNDING)
+        assert not wrong, f"{config}: {wrong}"
+        np.testing.assert_array_equal(np.asarray(product(case, **how)), np.asarray(ys[0]))
+        if case.x == "bf16" and case.out != "f16":
+            for i, y in enumerate(ys):
+                np.testing.assert_array_equal(np.asarray(y) * 2.0**i, np.asarray(ys[0]))
+
+
+def test_controls_of_many_rows_fail():
+    """Swapped nibbles, a scale that is a group off, and x in another order."""
+    case = Case(70, 256, 1024)
+    w, x = case.weight, jnp.asarray(case.x_array)
+    swapped = x.reshape(70, -1, 2, 2)[:, :, ::-1].reshape(x.shape)
+    for values, scales, rows in (
+        (w.values >> 4 | w.values << 4, w.scales, x),
+        (w.values, jnp.roll(w.scales, 1, 1), x),
+        (w.values, w.scales, swapped),
+    ):
+        wrong = PackedWeight(values, scales, None, None, w.format)
+        for config in ("w128x64_c2", "w128x128_m2"):
+            if config not in configs_of(case, device()):
+                continue
+            how = {"implementation": "packed", "config": config}
+            out = jax_tcgemm.matmul(rows, wrong, preferred_element_type="float32", **how)
+            assert case.mismatch(out, ROUNDING)
+
+
 @pytest.mark.parametrize("out", ["bf16", "f16", "f32"])
 def test_results(out):
     check(Case(5, 208, 1152, 64, out=out))
 
 
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (1000, 4096)])
-@pytest.mark.parametrize("rows", [1, 16, 32, 100, 300])
+@pytest.mark.parametrize("rows", [1, 16, 32, 64, 100, 200, 300])
 def test_what_runs_by_default(shape, rows):
     case = Case(rows, *shape, out="bf16")
     *_, call = jax_tcgemm.explain(
         jax_tcgemm.matmul, jnp.asarray(case.x_array), case.weight, platform="cuda"
     )
-    assert (call.implementation == "packed") == (rows <= 128)
-    if rows <= 128:
+    assert (call.implementation == "packed") == (rows <= 256)
+    if rows <= 256:
         return check(case)
     got = np.asarray(product(case)).astype(np.float64)
     exact, magnitude = case.exact

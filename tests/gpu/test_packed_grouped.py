@@ -51,6 +51,22 @@ def test_every_config(case):
         check(case, implementation="packed", config=config)
 
 
+MANY = [
+    Case(500, 208, 1536, sizes=(130, 0, 64, 200, 1, 65)),
+    Case(400, 144, 640, 64, "uint4", zeros=True, scale="f32", x="f16", sizes=(0, 300, 3, 90)),
+    Case(300, 272, 1160, None, "int8", sizes=(100, 100, 70), offset=1, experts=2),
+    Case(200, 400, 512, 32, "nf4", out="bf16", sizes=(40,) * 5),
+]
+
+
+@pytest.mark.parametrize("case", MANY, ids=lambda case: case.label)
+def test_many_rows(case):
+    names = [name for name in configs_of(case, device()) if name.startswith("w")]
+    assert len(names) == (13 if device().compute_capability == 90 else 0)
+    for config in names:
+        check(case, implementation="packed", config=config)
+
+
 @pytest.mark.parametrize("case", FORMATS[:4], ids=lambda case: case.label)
 def test_weights(case):
     """As arrays they have the bits of what XLA makes of them."""
@@ -67,7 +83,7 @@ def test_any_sizes(seed):
 
 
 @pytest.mark.parametrize("shape", [(16, 2816, 2048), (128, 512, 1024)])
-@pytest.mark.parametrize("per_group", [0.1, 2, 8, 40, 140])
+@pytest.mark.parametrize("per_group", [0.1, 2, 8, 40, 140, 270])
 def test_what_runs_by_default(shape, per_group):
     groups, n, k = shape
     rows = max(int(groups * per_group), 1)
@@ -76,8 +92,8 @@ def test_what_runs_by_default(shape, per_group):
     case = Case(rows, n, k, out="bf16", sizes=tuple(map(int, sizes)))
     f = functools.partial(jax_tcgemm.ragged_dot, rhs=case.weight, group_sizes=jnp.asarray(sizes))
     *_, call = jax_tcgemm.explain(f, jnp.asarray(case.x_array), platform="cuda")
-    assert (call.implementation == "packed") == (per_group <= 128)
-    if per_group <= 128:
+    assert (call.implementation == "packed") == (per_group <= 256)
+    if per_group <= 256:
         return check(case)
     got = np.asarray(product(case)).astype(np.float64)
     exact, magnitude = case.exact

@@ -1,5 +1,5 @@
 // What a tile and a weight's format decide: the same numbers for a kernel, which is compiled for them, and for its
-// launcher, which takes any kernel.
+// launcher, which takes any kernel. Geometry is that of kernel.cuh, WideGeometry that of wide_kernel.cuh.
 #pragma once
 
 namespace tcgemm::packed {
@@ -8,6 +8,17 @@ inline constexpr int kTile = 16;         // columns: rows of the instruction's A
 inline constexpr int kPieceBytes = 512;  // what a warp loads at once: 16 bytes a lane
 inline constexpr int kBlockK = 32;       // rows of the weight of which a lane has eight neighbours
 inline constexpr int kWarpK = 128;       // rows that a warp multiplies in a stage
+
+// Sums of warps of one K, rows of columns, four words apart from a multiple of the banks; and those of the cluster's
+// other blocks, of each a share of the rows' columns.
+struct Sums {
+  int columns, rows, warps_k, cluster;
+
+  constexpr int pitch() const { return columns + 4; }
+  constexpr int share_bytes() const { return rows * columns / cluster * 4; }
+  constexpr int received_offset() const { return warps_k * rows * pitch() * 4; }
+  constexpr int bytes() const { return received_offset() + (cluster > 1 ? cluster * share_bytes() : 0); }
+};
 
 // A block multiplies 8 * token_blocks rows of x by `columns` columns. Its warps share columns, and every stage's rows
 // of the weight; the blocks of a cluster share K.
@@ -21,6 +32,8 @@ struct Tile {
   constexpr int threads() const { return warps_n() * warps_k * 32; }
   constexpr int rows() const { return 8 * token_blocks; }
   constexpr int stage_k() const { return warps_k * kWarpK; }
+  constexpr int blocks() const { return cluster; }  // that find work together
+  constexpr Sums sums() const { return {columns, rows(), warps_k, cluster}; }
 };
 
 // Of a weight; group 0: whole columns.
@@ -29,6 +42,11 @@ struct Format {
   bool zero_points, table;
   int scale_bytes;
 };
+
+// Pairs of a table's values, a column of banks for each lane.
+inline constexpr int kTableBytes = 256 * 32 * 4;
+
+constexpr int larger(int x, int y) { return x > y ? x : y; }
 
 struct Geometry {
   Tile tile;
@@ -53,21 +71,12 @@ struct Geometry {
     return 3 * stage_bytes() <= 192 * 1024 ? 3 : 2;
   }
 
-  // Once all stages have been read, in their place: sums of warps of one K, rows of columns, four words apart from a
-  // multiple of the banks; and those of the cluster's other blocks.
-  constexpr int sums_pitch() const { return tile.columns + 4; }
-  constexpr int sums_bytes() const { return tile.warps_k * tile.rows() * sums_pitch() * 4; }
-  constexpr int share_bytes() const { return tile.rows() * tile.columns / tile.cluster * 4; }
-  constexpr int received_offset() const { return sums_bytes(); }
-  constexpr int received_bytes() const { return tile.cluster > 1 ? tile.cluster * share_bytes() : 0; }
-  constexpr int ring_bytes() const {
-    const int ring = stages() * stage_bytes(), all_sums = received_offset() + received_bytes();
-    return ring > all_sums ? ring : all_sums;
-  }
+  // Once all stages have been read, sums are in their place.
+  constexpr int ring_bytes() const { return larger(stages() * stage_bytes(), tile.sums().bytes()); }
 
-  // After these: the table's pairs, a column of banks for each lane; a barrier.
+  // After these: the table, and a barrier.
   constexpr int table_offset() const { return ring_bytes(); }
-  constexpr int table_bytes() const { return format.table ? 256 * 32 * 4 : 0; }
+  constexpr int table_bytes() const { return format.table ? kTableBytes : 0; }
   constexpr int barrier_offset() const { return table_offset() + table_bytes(); }
   constexpr int shared_bytes() const { return barrier_offset() + 16; }
 
@@ -85,6 +94,65 @@ struct Geometry {
   constexpr bool spills() const {
     const bool has_many = format.zero_points || format.table || has_small_groups();
     return tile.threads() > 256 && tile.token_blocks == 4 && has_many;
+  }
+};
+
+// A block of few columns and many rows: each consumer warpgroup multiplies 64 columns, a warp the instruction's 16, by
+// all rows. The blocks of a cluster share K, or, where they are `sharers`, have columns side by side and share x.
+struct WideTile {
+  int columns, row_count, cluster, sharers;
+
+  static constexpr int kStageK = 128, kProducerThreads = 128;
+  constexpr int tiles() const { return columns / kTile; }
+  constexpr int consumer_threads() const { return columns / 64 * 128; }
+  constexpr int threads() const { return consumer_threads() + kProducerThreads; }
+  constexpr int rows() const { return row_count; }
+  constexpr int stage_k() const { return kStageK; }
+  constexpr int blocks() const { return cluster * sharers; }
+  constexpr Sums sums() const { return {columns, rows(), 1, cluster}; }
+};
+
+struct WideGeometry {
+  WideTile tile;
+  Format format;
+
+  constexpr int pieces_per_stage() const { return WideTile::kStageK / (format.bits == 4 ? 64 : 32); }
+  constexpr int groups_per_stage() const { return format.group == 0 ? 0 : WideTile::kStageK / format.group; }
+
+  // A stage: x [half of 64 k][row][64], swizzled, values [tile][piece], scales [tile][group], zero points the same.
+  static constexpr int kSwizzleBytes = 1024;
+  constexpr int x_bytes() const { return tile.rows() * WideTile::kStageK * 2; }
+  constexpr int values_offset() const { return x_bytes(); }
+  constexpr int values_bytes() const { return tile.tiles() * pieces_per_stage() * kPieceBytes; }
+  constexpr int scales_offset() const { return values_offset() + values_bytes(); }
+  constexpr int scales_bytes() const { return tile.tiles() * groups_per_stage() * kTile * format.scale_bytes; }
+  constexpr int zeros_offset() const { return scales_offset() + scales_bytes(); }
+  constexpr int zeros_bytes() const { return format.zero_points ? tile.tiles() * groups_per_stage() * kTile * 2 : 0; }
+  constexpr int loaded_bytes() const { return zeros_offset() + zeros_bytes(); }
+  constexpr int stage_bytes() const { return (loaded_bytes() + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes; }
+
+  // Of two blocks on an SM one multiplies while the other begins or ends; for so few sums registers are enough.
+  constexpr int blocks_per_sm() const { return tile.consumer_threads() <= 256 && tile.rows() <= 64 ? 2 : 1; }
+  constexpr int table_bytes() const { return format.table ? kTableBytes : 0; }
+  constexpr int stages() const {
+    const int fitting = (blocks_per_sm() == 2 ? 111 : 224) * 1024 - table_bytes();
+    return fitting / stage_bytes() > 8 ? 8 : fitting / stage_bytes();
+  }
+
+  // Once all stages have been read, sums are in their place.
+  constexpr int ring_bytes() const { return larger(stages() * stage_bytes(), tile.sums().bytes()); }
+  // After these: the table, and barriers, two for each stage and one of the sums.
+  constexpr int table_offset() const { return ring_bytes(); }
+  constexpr int barrier_offset() const { return table_offset() + table_bytes(); }
+  // And room to begin on a multiple of the swizzle, for static variables may come first.
+  constexpr int shared_bytes() const { return kSwizzleBytes + barrier_offset() + 8 * (2 * stages() + 1); }
+
+  // Of each thread once its role is known; together what the blocks had at launch.
+  constexpr int producer_registers() const { return 24; }
+  constexpr int consumer_registers() const {
+    const int at_launch = 65536 / blocks_per_sm() / tile.threads() / 8 * 8 * tile.threads();
+    const int each = (at_launch - producer_registers() * WideTile::kProducerThreads) / tile.consumer_threads() / 8 * 8;
+    return each < 240 ? each : 240;
   }
 };
 

@@ -1,6 +1,7 @@
 // What the kernels of this family are called: the C++ expressions that instantiate them.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 
 #include "core/packed_problem.h"
@@ -8,9 +9,9 @@
 
 namespace tcgemm::packed {
 
-// What a kernel is compiled for.
-struct Instance {
-  Geometry geometry;
+// What a kernel is compiled for, beside its tile.
+struct Types {
+  Format format;
   int zero;  // of all integers, where there are no zero points
   DType scale, x;
   bool grouped;
@@ -20,19 +21,33 @@ inline const char* type_text(DType dtype) {
   return dtype == DType::kF16 ? "__half" : dtype == DType::kBF16 ? "__nv_bfloat16" : "float";
 }
 
-// Their target is the device's, for copies and clusters take what it has.
-inline KernelSource kernel_source(const Instance& x) {
-  const auto number = [](int value) { return std::to_string(value) + ", "; };
-  const Tile& tile = x.geometry.tile;
-  const Format& format = x.geometry.format;
+inline std::string numbers_text(std::initializer_list<int> numbers) {
+  std::string text;
+  for (const int number : numbers) text += std::to_string(number) + ", ";
+  return text;
+}
+
+inline std::string weight_text(const Types& types) {
   const auto flag = [](bool value) { return std::string(value ? "true, " : "false, "); };
-  std::string name = "tcgemm::packed::kernel<tcgemm::packed::Config<";
-  name += number(tile.columns) + number(tile.warps_k) + number(tile.cluster) + number(tile.token_blocks) +
-          (x.grouped ? "true" : "false");
-  name += ">, tcgemm::packed::Weight<" + number(format.bits) + number(format.group) + flag(format.zero_points) +
-          number(x.zero) + flag(format.table) + type_text(x.scale);
-  name += std::string(">, ") + type_text(x.x) + ">";
-  return {"kernels/packed/kernel.cuh", name, {}};
+  const Format& format = types.format;
+  return "tcgemm::packed::Weight<" + numbers_text({format.bits, format.group}) + flag(format.zero_points) +
+         numbers_text({types.zero}) + flag(format.table) + type_text(types.scale) + ">, " + type_text(types.x);
+}
+
+// Their target is the device's, for copies and clusters take what it has.
+inline KernelSource kernel_source(const Tile& tile, const Types& types) {
+  const std::string config = "tcgemm::packed::Config<" +
+                             numbers_text({tile.columns, tile.warps_k, tile.cluster, tile.token_blocks}) +
+                             (types.grouped ? "true>" : "false>");
+  return {"kernels/packed/kernel.cuh", "tcgemm::packed::kernel<" + config + ", " + weight_text(types) + ">", {}};
+}
+
+inline KernelSource kernel_source(const WideTile& tile, const Types& types) {
+  const std::string config = "tcgemm::packed::WideConfig<" +
+                             numbers_text({tile.columns, tile.rows(), tile.cluster, tile.sharers}) +
+                             (types.grouped ? "true>" : "false>");
+  return {"kernels/packed/wide_kernel.cuh", "tcgemm::packed::wide_kernel<" + config + ", " + weight_text(types) + ">",
+          "sm_90a"};
 }
 
 }  // namespace tcgemm::packed

@@ -21,6 +21,7 @@
 #include "kernels/packed/geometry.h"
 #include "kernels/packed/params.cuh"
 #include "kernels/packed/pieces.cuh"
+#include "kernels/packed/sums.cuh"
 #include "kernels/packed/work.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
@@ -28,7 +29,6 @@
 #include "ptx/mma.cuh"
 #include "ptx/shared_memory.cuh"
 #include "tile/numeric.cuh"
-#include "tile/store_vectors.cuh"
 
 namespace tcgemm::packed {
 
@@ -37,19 +37,9 @@ template <int kColumns_, int kWarpsK_, int kCluster_, int kTokenBlocks_, bool kG
 struct Config {
   static constexpr bool kGrouped = kGrouped_;
   static constexpr Tile kTile{kColumns_, kWarpsK_, kCluster_, kTokenBlocks_};
+  static constexpr Sums kSums = kTile.sums();
+  static constexpr int kSumThreads = kTile.threads();
   static_assert(kColumns_ % (packed::kTile * Tile::kTilesPerWarp) == 0, "warps must cover the columns");
-  static_assert(kColumns_ / 4 % kCluster_ == 0, "a block of the cluster stores whole vectors");
-};
-
-// A weight's format as a type. kGroup 0: whole columns; kZero: of all, where there are no zero points.
-template <int kBits_, int kGroup_, bool kZeroPoints_, int kZero_, bool kTable_, typename Scale_>
-struct Weight {
-  using Scale = Scale_;
-  static constexpr int kBits = kBits_, kGroup = kGroup_, kZero = kZero_;
-  static constexpr bool kZeroPoints = kZeroPoints_, kTable = kTable_;
-  static constexpr Format kFormat{kBits_, kGroup_, kZeroPoints_, kTable_, static_cast<int>(sizeof(Scale_))};
-  static_assert(kGroup == 0 || (kGroup >= kBlockK && kWarpK % kGroup == 0),
-                "a warp's part of a stage has whole groups");
 };
 
 template <typename X>
@@ -93,7 +83,7 @@ class Block {
       if (thread_ == 0) {
         ptx::mbarrier_init(barrier, 1);
         ptx::fence_mbarrier_init();
-        ptx::mbarrier_arrive_expect_tx(barrier, (kTile.cluster - 1) * kGeometry.share_bytes());
+        ptx::mbarrier_arrive_expect_tx(barrier, (kTile.cluster - 1) * Config::kSums.share_bytes());
       }
     }
     const int32_t num_stages = Config::kGrouped && work_.is_of_none ? 0 : params_.num_stages;
@@ -101,7 +91,7 @@ class Block {
     const int32_t end = static_cast<int64_t>(num_stages) * (rank() + 1) / kTile.cluster;
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) load(begin + i, end, i);
-    if constexpr (Weight::kTable) fill_table();
+    if constexpr (Weight::kTable) fill_table<X>(shared_ + kGeometry.table_offset(), params_.table, thread_, kThreads);
     if constexpr (Weight::kGroup == 0) load_zeros_of_columns();
     int slot = 0, next = kStages - 1;
 #pragma unroll 1
@@ -117,14 +107,19 @@ class Block {
     __syncthreads();
     // From here on others may write where our stages were, and add to our barrier.
     if constexpr (kTile.cluster > 1) ptx::cluster_arrive_relaxed();
-    put_sums();
+    const BlockSums<Config> sums(shared_);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int j = 0; j < kTokenBlocks; ++j) sums.put(warp_k_, tile_of(t), j, sums_[t][j]);
+    }
     __syncthreads();
     if constexpr (kTile.cluster > 1) {
       ptx::cluster_wait();
-      send_sums(barrier);
+      sums.send(barrier);
       ptx::mbarrier_wait_cluster(barrier, 0);
     }
-    store();
+    sums.store({params_.d, params_.out, params_.n, row_end()}, work_);
   }
 
  private:
@@ -133,6 +128,8 @@ class Block {
 
   __device__ __forceinline__ uint32_t stage_address(int slot) const { return shared_ + slot * kGeometry.stage_bytes(); }
   __device__ __forceinline__ int tile_of(int t) const { return warp_n_ * kTiles + t; }  // of the block's
+  // That of this lane.
+  __device__ __forceinline__ uint32_t table() const { return shared_ + kGeometry.table_offset() + lane_ * 4; }
   // Where the weight ends, and its rows.
   __device__ __forceinline__ int32_t tile_end() const { return work_.first_tile + params_.tiles; }
   __device__ __forceinline__ int32_t row_end() const { return Config::kGrouped ? work_.row_end : params_.m; }
@@ -223,7 +220,7 @@ class Block {
 #pragma unroll
           for (int step = 0; step < 2; ++step) {
             uint32_t a[4];
-            convert(words, i * 2 + step, t, a);
+            convert_step<Weight, X>(words, i * 2 + step, zeros_[Weight::kZeroPoints ? t : 0], table(), a);
 #pragma unroll
             for (int j = 0; j < kTokenBlocks; ++j) {
               const uint32_t b[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
@@ -250,20 +247,6 @@ class Block {
     }
   }
 
-  // Registers of A of a step, of all that a lane's 16 bytes hold.
-  __device__ __forceinline__ void convert(const uint32_t (&words)[4], int step, int t, uint32_t (&a)[4]) {
-    const int own = Weight::kZeroPoints ? t : 0;
-    const uint32_t zeros[2] = {zeros_[own][0], zeros_[own][1]};
-    if constexpr (Weight::kTable) {
-      look_up(words[step], shared_ + kGeometry.table_offset() + lane_ * 4, a);
-    } else if constexpr (Weight::kBits == 4) {
-      convert_4_bits<X>(words[step], zeros, a);
-    } else {
-      const uint32_t pair[2] = {words[2 * step], words[2 * step + 1]};
-      convert_8_bits<X, !Weight::kZeroPoints && Weight::kZero == 128>(pair, zeros, a);
-    }
-  }
-
   // Where a group of this warp's lies among those of the stage.
   __device__ __forceinline__ int group_place(int t, int block) const {
     return tile_of(t) * kGroups + warp_k_ * (kWarpK / group_size()) + block * kBlockK / group_size();
@@ -280,30 +263,16 @@ class Block {
     }
   }
 
-  __device__ __forceinline__ void set_zeros(int t, uint32_t both) {
-    zeros_[t][0] = subtrahend<X, Weight::kBits>(both & 0xFFFF);
-    zeros_[t][1] = subtrahend<X, Weight::kBits>(both >> 16);
-  }
+  __device__ __forceinline__ void set_zeros(int t, uint32_t both) { subtrahends<Weight, X>(both, zeros_[t]); }
 
   __device__ __forceinline__ void end_group(uint32_t stage, int block, int t) {
     const uint32_t address =
         stage + kScalesOffset + (group_place(t, block) * 16 + lane_ / 4 * 2) * static_cast<int>(sizeof(Scale));
-    float scales[2];
-    if constexpr (sizeof(Scale) == 4) {
-      uint32_t bits[2];
-      ptx::ld_shared_v2_u32(bits[0], bits[1], address);
-      memcpy(scales, bits, 8);
-    } else {
-      const uint32_t bits = ptx::ld_shared_u32(address);
-      Scale both[2];
-      memcpy(both, &bits, 4);
-      scales[0] = tcgemm::convert<float>(both[0]);
-      scales[1] = tcgemm::convert<float>(both[1]);
-    }
+    const float2 scales = load_scales<Scale>(address);
 #pragma unroll
     for (int j = 0; j < kTokenBlocks; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums_[t][j][i] += scales[i / 2] * group_sums(t)[j][i];
+      for (int i = 0; i < 4; ++i) sums_[t][j][i] += (i < 2 ? scales.x : scales.y) * group_sums(t)[j][i];
     }
   }
 
@@ -329,101 +298,6 @@ class Block {
       for (int j = 0; j < kTokenBlocks; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums_[t][j][i] *= tcgemm::convert<float>(scales[lane_ / 4 * 2 + i / 2]);
-      }
-    }
-  }
-
-  // Both values of each byte, once for each lane, so that lookups of a warp never meet in a bank.
-  __device__ __forceinline__ void fill_table() {
-    const uint32_t table = shared_ + kGeometry.table_offset();
-#pragma unroll 1
-    for (int word = thread_; word < 256 * 32; word += kThreads) {
-      const int entry = word / 32;
-      const uint32_t both = pair_of<X>(params_.table[entry % 16], params_.table[entry / 16]);
-      ptx::st_shared_f32(table + word * 4, __uint_as_float(both));
-    }
-  }
-
-  // --- sums, once all stages have been read -------------------------------------------------------
-
-  __device__ __forceinline__ uint32_t sum_address(int warp_k, int row, int column) const {
-    return shared_ + ((warp_k * kTile.rows() + row) * kGeometry.sums_pitch() + column) * 4;
-  }
-
-  __device__ __forceinline__ void put_sums() {
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (int j = 0; j < kTokenBlocks; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int row = j * 8 + lane_ % 4 * 2 + i % 2, column = tile_of(t) * 16 + lane_ / 4 + i / 2 * 8;
-          ptx::st_shared_f32(sum_address(warp_k_, row, column), sums_[t][j][i]);
-        }
-      }
-    }
-  }
-
-  // Four columns of a row, of all warps of this block.
-  __device__ __forceinline__ float4 sum_of_warps(int row, int column) const {
-    float4 sum = ptx::ld_shared_v4_f32(sum_address(0, row, column));
-#pragma unroll
-    for (int warp = 1; warp < kTile.warps_k; ++warp) {
-      sum = add(sum, ptx::ld_shared_v4_f32(sum_address(warp, row, column)));
-    }
-    return sum;
-  }
-
-  static __device__ __forceinline__ float4 add(float4 x, float4 y) {
-    return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
-  }
-
-  static constexpr int kVectors = kTile.columns / 4 / kTile.cluster;  // of a row, that a block of the cluster stores
-
-  __device__ __forceinline__ uint32_t received_address(int rank, int vector) const {
-    return shared_ + kGeometry.received_offset() + rank * kGeometry.share_bytes() + vector * 16;
-  }
-
-  // Each block begins with another one, so that all receive at once.
-  __device__ __forceinline__ void send_sums(uint32_t barrier) const {
-#pragma unroll 1
-    for (int step = 1; step < kTile.cluster; ++step) {
-      const int target = (rank() + step) % kTile.cluster;
-      const uint32_t target_barrier = ptx::mapa(barrier, target);
-#pragma unroll 1
-      for (int vector = thread_; vector < kTile.rows() * kVectors; vector += kThreads) {
-        const int row = vector / kVectors, column = (target * kVectors + vector % kVectors) * 4;
-        const float4 sum = sum_of_warps(row, column);
-        ptx::st_async_v4(ptx::mapa(received_address(rank(), vector), target), sum.x, sum.y, sum.z, sum.w,
-                         target_barrier);
-      }
-    }
-  }
-
-  // In the order of ranks, whichever this block is.
-  __device__ __forceinline__ float4 sum_of_cluster(int vector, float4 own) const {
-    if constexpr (kTile.cluster == 1) return own;
-    float4 sum = rank() == 0 ? own : ptx::ld_shared_v4_f32(received_address(0, vector));
-#pragma unroll
-    for (int i = 1; i < kTile.cluster; ++i) {
-      sum = add(sum, i == rank() ? own : ptx::ld_shared_v4_f32(received_address(i, vector)));
-    }
-    return sum;
-  }
-
-  __device__ __forceinline__ void store() const {
-#pragma unroll 1
-    for (int vector = thread_; vector < kTile.rows() * kVectors; vector += kThreads) {
-      const int row = vector / kVectors, column = (rank() * kVectors + vector % kVectors) * 4;
-      const int64_t m_idx = work_.row + row, n_idx = work_.column_block * int64_t{kTile.columns} + column;
-      if (m_idx >= row_end() || n_idx >= params_.n) continue;
-      const float4 sum = sum_of_cluster(vector, sum_of_warps(row, column));
-      const float values[4] = {sum.x, sum.y, sum.z, sum.w};
-      const int64_t place = m_idx * params_.n + n_idx;
-      switch (params_.out) {
-        case FloatType::kF16: store_vectors(values, static_cast<__half*>(params_.d) + place); break;
-        case FloatType::kBF16: store_vectors(values, static_cast<__nv_bfloat16*>(params_.d) + place); break;
-        case FloatType::kF32: store_vectors(values, static_cast<float*>(params_.d) + place); break;
       }
     }
   }

@@ -15,17 +15,13 @@ FloatType float_type(DType dtype) {
 
 }  // namespace
 
-int64_t num_blocks(const PackedProblem& p, const Tile& tile) {
+int64_t num_blocks(const PackedProblem& p, int columns, int rows, int cluster) {
   // Each expert that has tokens, and the rows after all, may end in rows that are not full.
-  const int64_t row_blocks =
-      p.is_grouped() ? p.m / tile.rows() + std::min(p.num_sizes + 1, p.m) : ceil_div(p.m, tile.rows());
-  return ceil_div(p.n, tile.columns) * row_blocks * tile.cluster;
+  const int64_t row_blocks = p.is_grouped() ? p.m / rows + std::min(p.num_sizes + 1, p.m) : ceil_div(p.m, rows);
+  return ceil_div(p.n, columns) * row_blocks * cluster;
 }
 
-Status launch(const Call& call) {
-  const PackedProblem& p = *call.problem;
-  const PackedBuffers& buffers = call.buffers;
-  const Tile& tile = call.geometry.tile;
+Params params_of(const PackedProblem& p, const PackedBuffers& buffers, int columns, int rows, int stage_k) {
   Params params{};
   params.x = buffers.x;
   params.values = static_cast<const uint8_t*>(buffers.values);
@@ -39,13 +35,19 @@ Status launch(const Call& call) {
   params.tiles = static_cast<int32_t>(p.tiles());
   params.pieces = static_cast<int32_t>(p.pieces());
   params.groups = static_cast<int32_t>(p.groups());
-  params.row_blocks = static_cast<int32_t>(ceil_div(p.m, tile.rows()));
-  params.column_blocks = static_cast<int32_t>(ceil_div(p.n, tile.columns));
+  params.row_blocks = static_cast<int32_t>(ceil_div(p.m, rows));
+  params.column_blocks = static_cast<int32_t>(ceil_div(p.n, columns));
   params.experts = {buffers.group_sizes, buffers.group_offset, static_cast<int32_t>(p.num_sizes),
                     static_cast<int32_t>(p.experts), static_cast<int32_t>(p.m)};
-  params.num_stages = static_cast<int32_t>(ceil_div(p.k, tile.stage_k()));
+  params.num_stages = static_cast<int32_t>(ceil_div(p.k, stage_k));
   params.out = float_type(p.out);
+  return params;
+}
 
+Status launch(const Call& call) {
+  const PackedProblem& p = *call.problem;
+  const Tile& tile = call.geometry.tile;
+  const Params params = params_of(p, call.buffers, tile.columns, tile.rows(), tile.stage_k());
   const auto function = reinterpret_cast<void (*)(Params)>(const_cast<void*>(call.kernel->function()));
   const int shared_bytes = call.geometry.shared_bytes();
   const char* const name = "packed kernel";
@@ -59,7 +61,7 @@ Status launch(const Call& call) {
   cluster.val.clusterDim.x = tile.cluster;
   cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(num_blocks(p, tile)));
+  config.gridDim = dim3(static_cast<unsigned>(num_blocks(p, tile.columns, tile.rows(), tile.cluster)));
   config.blockDim = dim3(tile.threads());
   config.dynamicSmemBytes = shared_bytes;
   config.stream = call.stream;

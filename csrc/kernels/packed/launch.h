@@ -9,6 +9,8 @@
 
 namespace tcgemm::packed {
 
+struct Params;
+
 struct Call {
   Kernel* kernel;
   Geometry geometry;
@@ -18,7 +20,10 @@ struct Call {
 };
 
 // Blocks of a launch; of experts as many as there may be, whatever their tokens.
-int64_t num_blocks(const PackedProblem& p, const Tile& tile);
+int64_t num_blocks(const PackedProblem& p, int columns, int rows, int cluster);
+
+// What all kernels of products are told, of blocks of so many columns and rows and stages of so much of K.
+Params params_of(const PackedProblem& p, const PackedBuffers& buffers, int columns, int rows, int stage_k);
 
 // Launches call.kernel, which is of call.geometry.
 Status launch(const Call& call);

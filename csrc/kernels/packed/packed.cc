@@ -12,6 +12,7 @@
 #include "kernels/kernels.h"
 #include "kernels/packed/instance.h"
 #include "kernels/packed/launch.h"
+#include "kernels/packed/wide_launch.h"
 
 namespace tcgemm {
 namespace packed {
@@ -19,14 +20,38 @@ namespace {
 
 // Of products; a weight is written by one kernel alone. Columns of a block, its warps along K, and blocks of a cluster.
 // The more columns, the less often x is read; the more blocks along K, the less the last of them hold the others up.
+// Wide ones, of wide_kernel.cuh, have no warps along K, as many rows as they say, and may share x.
 struct ConfigEntry {
   const char* name;
   int columns, warps_k, cluster;
+  int rows = 0, sharers = 1;
+
+  bool is_wide() const { return rows != 0; }
+  WideTile wide_tile() const { return {columns, rows, cluster, sharers}; }
 };
 constexpr std::array kConfigs{
-    ConfigEntry{"128x2_c1", 128, 2, 1}, ConfigEntry{"128x2_c2", 128, 2, 2}, ConfigEntry{"128x2_c4", 128, 2, 4},
-    ConfigEntry{"128x2_c8", 128, 2, 8}, ConfigEntry{"256x2_c1", 256, 2, 1}, ConfigEntry{"256x2_c2", 256, 2, 2},
-    ConfigEntry{"256x2_c4", 256, 2, 4}, ConfigEntry{"256x2_c8", 256, 2, 8}, ConfigEntry{"64x4_c1", 64, 4, 1},
+    ConfigEntry{"128x2_c1", 128, 2, 1},
+    ConfigEntry{"128x2_c2", 128, 2, 2},
+    ConfigEntry{"128x2_c4", 128, 2, 4},
+    ConfigEntry{"128x2_c8", 128, 2, 8},
+    ConfigEntry{"256x2_c1", 256, 2, 1},
+    ConfigEntry{"256x2_c2", 256, 2, 2},
+    ConfigEntry{"256x2_c4", 256, 2, 4},
+    ConfigEntry{"256x2_c8", 256, 2, 8},
+    ConfigEntry{"64x4_c1", 64, 4, 1},
+    ConfigEntry{"w128x64_c1", 128, 0, 1, 64},
+    ConfigEntry{"w128x64_c2", 128, 0, 2, 64},
+    ConfigEntry{"w128x64_c4", 128, 0, 4, 64},
+    ConfigEntry{"w128x64_m2", 128, 0, 1, 64, 2},
+    ConfigEntry{"w128x96_c1", 128, 0, 1, 96},
+    ConfigEntry{"w128x96_c2", 128, 0, 2, 96},
+    ConfigEntry{"w128x96_m2", 128, 0, 1, 96, 2},
+    ConfigEntry{"w128x128_c1", 128, 0, 1, 128},
+    ConfigEntry{"w128x128_c2", 128, 0, 2, 128},
+    ConfigEntry{"w128x128_c4", 128, 0, 4, 128},
+    ConfigEntry{"w128x128_m2", 128, 0, 1, 128, 2},
+    ConfigEntry{"w256x64_c1", 256, 0, 1, 64},
+    ConfigEntry{"w256x64_c2", 256, 0, 2, 64},
 };
 
 const ConfigEntry& entry_of(std::string_view config) {
@@ -38,18 +63,17 @@ const ConfigEntry& entry_of(std::string_view config) {
 
 // As many as rows need, of experts twice the mean, for they have more or less; of more than four, several passes over
 // the weight.
-int token_blocks(const PackedProblem& p) {
+Tile tile_of(const PackedProblem& p, const ConfigEntry& entry) {
   const int64_t rows = p.is_grouped() ? 2 * ceil_div(p.m, p.num_sizes) : p.m;
-  return rows <= 8 ? 1 : rows <= 16 ? 2 : 4;
+  return {entry.columns, entry.warps_k, entry.cluster, rows <= 8 ? 1 : rows <= 16 ? 2 : 4};
 }
 
 // Whole columns, too, where one of the sizes is that of all rows: a scale for each.
-Instance instance_of(const PackedProblem& p, const ConfigEntry& entry) {
+Types types_of(const PackedProblem& p) {
   const bool has_groups = p.group_size == 32 || p.group_size == 64 || p.group_size == 128;
-  const Tile tile{entry.columns, entry.warps_k, entry.cluster, token_blocks(p)};
   const Format format{static_cast<int>(p.bits), has_groups ? static_cast<int>(p.group_size) : 0, p.zero_points, p.table,
                       static_cast<int>(dtype_bytes(p.scale))};
-  return {{tile, format}, static_cast<int>(p.zero), p.scale, p.in, p.is_grouped()};
+  return {format, static_cast<int>(p.zero), p.scale, p.in, p.is_grouped()};
 }
 
 class Packed final : public PackedImplementation {
@@ -71,64 +95,100 @@ class Packed final : public PackedImplementation {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
     if (p.k % 8 != 0)
       return "rows of x must begin on 16 bytes, so that k is a multiple of 8, got " + std::to_string(p.k);
-    const Instance instance = instance_of(p, entry_of(config));
-    if (instance.geometry.format.group == 0 && p.group_size != p.k) {
+    const ConfigEntry& entry = entry_of(config);
+    const Types types = types_of(p);
+    if (types.format.group == 0 && p.group_size != p.k) {
       return "groups must have 32, 64, 128 or all rows, got " + std::to_string(p.group_size);
     }
     if (!p.is_product()) return "";
-    const Geometry& geometry = instance.geometry;
     const std::string named = "config " + std::string(config);
+    if (entry.is_wide()) return reject_wide(p, device, entry.wide_tile(), named);
+    const Geometry geometry{tile_of(p, entry), types.format};
     if (geometry.tile.cluster > 1 && device.compute_capability < 90) {
       return named + " has clusters, which begin with compute capability 9.0";
     }
-    if (geometry.shared_bytes() > device.shared_memory_bytes) {
-      return named + " needs " + std::to_string(geometry.shared_bytes()) +
-             " bytes of shared memory in a block, the device has " + std::to_string(device.shared_memory_bytes);
-    }
+    if (geometry.shared_bytes() > device.shared_memory_bytes)
+      return lacks_memory(named, geometry.shared_bytes(), device);
     if (geometry.spills())
       return named + " lacks registers for zero points, tables or groups of 32 or 64 beside more than 16 rows";
-    if (num_blocks(p, geometry.tile) > (int64_t{1} << 31) - 1) {
-      return named + " would have more than 2^31 - 1 blocks";
-    }
-    if (p.all_tiles() > (int64_t{1} << 31) - 1) return "experts must have at most 2^31 - 1 tiles of 16 columns in all";
-    return "";
+    return reject_grid(p, geometry.tile.columns, geometry.tile.rows(), geometry.tile.cluster, named);
+  }
+
+  int64_t workspace_bytes(const PackedProblem& p, const Device& device, std::string_view config) const override {
+    return p.is_product() && entry_of(config).is_wide() ? ordered_bytes(p) : 0;
   }
 
   std::vector<KernelSource> kernels(const PackedProblem& p, const Device& device,
                                     std::string_view config) const override {
     if (!p.is_product()) return {};
-    return reference_to(instance_of(p, entry_of(config))).missing(device);
+    return reference_to(p, entry_of(config)).missing(device);
   }
 
   Status launch(const PackedProblem& p, const PackedBuffers& buffers, const Device& device, std::string_view config,
-                void* stream) const override {
-    for (const void* array :
-         {buffers.x, buffers.values, buffers.scales, buffers.zero_points, static_cast<const void*>(buffers.d)}) {
+                void* cuda_stream) const override {
+    const auto stream = static_cast<cudaStream_t>(cuda_stream);
+    for (const void* array : {buffers.x, buffers.values, buffers.scales, buffers.zero_points,
+                              static_cast<const void*>(buffers.d), static_cast<const void*>(buffers.workspace)}) {
       if (!is_aligned(array, 16)) return Status::invalid("arrays must begin on 16 bytes");
     }
-    if (!p.is_product()) return launch_weight(p, buffers, static_cast<cudaStream_t>(stream));
-    const Instance instance = instance_of(p, entry_of(config));
-    Call call{nullptr, instance.geometry, &p, buffers, static_cast<cudaStream_t>(stream)};
-    if (Status s = reference_to(instance).find(device, &call.kernel); !s.is_ok()) return s;
-    return packed::launch(call);
+    if (!p.is_product()) return launch_weight(p, buffers, stream);
+    const ConfigEntry& entry = entry_of(config);
+    Kernel* kernel;
+    if (Status s = reference_to(p, entry).find(device, &kernel); !s.is_ok()) return s;
+    const Format format = types_of(p).format;
+    if (entry.is_wide()) return launch_wide({kernel, {entry.wide_tile(), format}, &p, buffers, stream});
+    return packed::launch({kernel, {tile_of(p, entry), format}, &p, buffers, stream});
   }
 
  private:
+  static std::string lacks_memory(const std::string& named, int shared_bytes, const Device& device) {
+    return named + " needs " + std::to_string(shared_bytes) + " bytes of shared memory in a block, the device has " +
+           std::to_string(device.shared_memory_bytes);
+  }
+
+  static std::string reject_grid(const PackedProblem& p, int columns, int rows, int cluster, const std::string& named) {
+    constexpr int64_t kMax = (int64_t{1} << 31) - 1;
+    if (num_blocks(p, columns, rows, cluster) > kMax) return named + " would have more than 2^31 - 1 blocks";
+    if (p.all_tiles() > kMax) return "experts must have at most 2^31 - 1 tiles of 16 columns in all";
+    return "";
+  }
+
+  static std::string reject_wide(const PackedProblem& p, const Device& device, const WideTile& tile,
+                                 const std::string& named) {
+    if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return named + " is of wgmma: " + rule;
+    const WideGeometry geometry{tile, types_of(p).format};
+    if (geometry.shared_bytes() > device.shared_memory_bytes)
+      return lacks_memory(named, geometry.shared_bytes(), device);
+    if (num_order_blocks(p) > (int64_t{1} << 31) - 1) return named + " would copy x by more than 2^31 - 1 blocks";
+    return reject_grid(p, tile.columns * tile.sharers, tile.rows(), tile.blocks(), named);
+  }
+
   // Made as they are asked for: there are hundreds.
-  const KernelReference& reference_to(const Instance& x) const {
-    const Tile& tile = x.geometry.tile;
-    const Format& format = x.geometry.format;
-    const Key key{
-        tile.columns,       tile.warps_k, tile.cluster, tile.token_blocks,         format.bits,           format.group,
-        format.zero_points, format.table, x.zero,       static_cast<int>(x.scale), static_cast<int>(x.x), x.grouped};
+  const KernelReference& reference_to(const PackedProblem& p, const ConfigEntry& entry) const {
+    const Types types = types_of(p);
+    const Tile tile = tile_of(p, entry);
+    const Format& format = types.format;
+    const Key key{tile.columns,
+                  tile.warps_k,
+                  tile.cluster,
+                  entry.is_wide() ? entry.rows : tile.token_blocks,
+                  entry.sharers,
+                  format.bits,
+                  format.group,
+                  format.zero_points,
+                  format.table,
+                  types.zero,
+                  static_cast<int>(types.scale),
+                  static_cast<int>(types.x),
+                  types.grouped};
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = references_.find(key);
     if (found != references_.end()) return *found->second;
-    kept_.emplace_back(kernel_source(x));
+    kept_.emplace_back(entry.is_wide() ? kernel_source(entry.wide_tile(), types) : kernel_source(tile, types));
     return *references_.emplace(key, &kept_.back()).first->second;
   }
 
-  using Key = std::array<int, 12>;
+  using Key = std::array<int, 13>;
   mutable std::mutex mutex_;
   mutable std::deque<KernelReference> kept_;
   mutable std::map<Key, const KernelReference*> references_;

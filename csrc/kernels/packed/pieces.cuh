@@ -17,8 +17,10 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/packed/geometry.h"
 #include "ptx/bits.cuh"
 #include "ptx/shared_memory.cuh"
+#include "tile/numeric.cuh"
 
 namespace tcgemm::packed {
 
@@ -98,6 +100,63 @@ __device__ __forceinline__ uint32_t pair_of(float low, float high) {
   uint32_t bits;
   memcpy(&bits, &pair, 4);
   return bits;
+}
+
+// A weight's format as a type. kGroup 0: whole columns; kZero: of all, where there are no zero points.
+template <int kBits_, int kGroup_, bool kZeroPoints_, int kZero_, bool kTable_, typename Scale_>
+struct Weight {
+  using Scale = Scale_;
+  static constexpr int kBits = kBits_, kGroup = kGroup_, kZero = kZero_;
+  static constexpr bool kZeroPoints = kZeroPoints_, kTable = kTable_;
+  static constexpr Format kFormat{kBits_, kGroup_, kZeroPoints_, kTable_, static_cast<int>(sizeof(Scale_))};
+  static_assert(kGroup == 0 || (kGroup >= kBlockK && kWarpK % kGroup == 0),
+                "a warp's part of a stage has whole groups");
+};
+
+// Of columns g and g + 8, of which both zeros are in a word.
+template <typename Weight, typename X>
+__device__ __forceinline__ void subtrahends(uint32_t both, uint32_t (&zeros)[2]) {
+  zeros[0] = subtrahend<X, Weight::kBits>(both & 0xFFFF);
+  zeros[1] = subtrahend<X, Weight::kBits>(both >> 16);
+}
+
+// Registers of A of a step, of all that a lane's 16 bytes hold.
+template <typename Weight, typename X>
+__device__ __forceinline__ void convert_step(const uint32_t (&words)[4], int step, const uint32_t (&zeros)[2],
+                                             uint32_t table, uint32_t (&a)[4]) {
+  if constexpr (Weight::kTable) {
+    look_up(words[step], table, a);
+  } else if constexpr (Weight::kBits == 4) {
+    convert_4_bits<X>(words[step], zeros, a);
+  } else {
+    const uint32_t pair[2] = {words[2 * step], words[2 * step + 1]};
+    convert_8_bits<X, !Weight::kZeroPoints && Weight::kZero == 128>(pair, zeros, a);
+  }
+}
+
+// Both values of each byte, once for each lane, so that lookups of a warp never meet in a bank.
+template <typename X>
+__device__ __forceinline__ void fill_table(uint32_t table, const float* values, int thread, int threads) {
+#pragma unroll 1
+  for (int word = thread; word < kTableBytes / 4; word += threads) {
+    const int entry = word / 32;
+    ptx::st_shared_f32(table + word * 4, __uint_as_float(pair_of<X>(values[entry % 16], values[entry / 16])));
+  }
+}
+
+// Of columns g and g + 8, from shared memory.
+template <typename Scale>
+__device__ __forceinline__ float2 load_scales(uint32_t address) {
+  if constexpr (sizeof(Scale) == 4) {
+    uint32_t bits[2];
+    ptx::ld_shared_v2_u32(bits[0], bits[1], address);
+    return make_float2(__uint_as_float(bits[0]), __uint_as_float(bits[1]));
+  } else {
+    const uint32_t bits = ptx::ld_shared_u32(address);
+    Scale both[2];
+    memcpy(both, &bits, 4);
+    return make_float2(tcgemm::convert<float>(both[0]), tcgemm::convert<float>(both[1]));
+  }
 }
 
 }  // namespace tcgemm::packed

@@ -47,9 +47,9 @@ __device__ __forceinline__ Range sum_before(uint32_t value, uint32_t limit, uint
 // they share rows, so that what they read of the weight is in L2. False: there is no such block.
 template <typename Config>
 __device__ __forceinline__ bool find_work(const Params& params, Work* work) {
-  constexpr Tile kTile = Config::kTile;
+  constexpr auto kTile = Config::kTile;
   constexpr int kThreads = kTile.threads(), kRows = kTile.rows();
-  const uint32_t place = blockIdx.x / kTile.cluster;
+  const uint32_t place = blockIdx.x / kTile.blocks();
   if constexpr (!Config::kGrouped) {
     const int32_t column_block = place / params.row_blocks;
     *work = {0, column_block, static_cast<int32_t>(place - column_block * params.row_blocks) * kTile.rows(), 0, false};

@@ -16,13 +16,13 @@ inline void cluster_wait() { emulator::cluster_wait(); }
 inline void st_async_v4(uint32_t address, float x, float y, float z, float w, uint32_t barrier) {
   emulator::store_async(address, {x, y, z, w}, barrier);
 }
-template <uint32_t kRegisters>
+template <uint32_t kRegisters, int kBlocks = 1>
 void setmaxnreg_inc() {
-  emulator::set_registers(kRegisters, true);
+  emulator::set_registers(kRegisters, true, kBlocks);
 }
-template <uint32_t kRegisters>
+template <uint32_t kRegisters, int kBlocks = 1>
 void setmaxnreg_dec() {
-  emulator::set_registers(kRegisters, false);
+  emulator::set_registers(kRegisters, false, kBlocks);
 }
 inline void griddepcontrol_wait() { emulator::current().waited_for_previous = true; }
 inline void griddepcontrol_launch_dependents() {}

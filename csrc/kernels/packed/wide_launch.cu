@@ -1,0 +1,85 @@
+// One launch of a product of many rows with a packed weight, and of the copy of these before it.
+#include "core/cuda_status.h"
+#include "core/extent.h"
+#include "kernels/common/early_start.cuh"
+#include "kernels/common/tensor_map.h"
+#include "kernels/packed/launch.h"
+#include "kernels/packed/wide_launch.h"
+#include "kernels/packed/wide_params.cuh"
+
+namespace tcgemm::packed {
+namespace {
+
+// Bytes (tile, item, item_bytes) of all of the weight's tiles as words; a box has all words of `items` of so many
+// tiles.
+Status encode_weight_map(CUtensorMap* map, const PackedProblem& p, const void* data, int64_t items, int64_t item_bytes,
+                         int box_items, int box_tiles) {
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(item_bytes / 4), static_cast<cuuint64_t>(items),
+                                static_cast<cuuint64_t>(p.all_tiles()), 1};
+  const cuuint64_t tile_bytes = static_cast<cuuint64_t>(items * item_bytes);
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(item_bytes), tile_bytes, tile_bytes};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(item_bytes / 4), static_cast<cuuint32_t>(box_items),
+                            static_cast<cuuint32_t>(box_tiles), 1};
+  return encode_tensor_map(map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4, data, extents, strides, box,
+                           CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
+Status encode_maps(const WideCall& call, WideParams* params) {
+  const PackedProblem& p = *call.problem;
+  const WideGeometry& geometry = call.geometry;
+  const int64_t row_bytes = ordered_k(p) * 2;
+  const TensorOperand x{call.buffers.workspace, ordered_k(p), p.m, 1, 1, row_bytes, 0, 0};
+  const CUtensorMapDataType type =
+      p.in == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if (Status s = encode_operand_map(&params->x, type, x, {64, geometry.tile.rows()}, CU_TENSOR_MAP_SWIZZLE_128B);
+      !s.is_ok()) {
+    return s;
+  }
+  const int tiles = geometry.tile.tiles(), groups = geometry.groups_per_stage();
+  if (Status s = encode_weight_map(&params->values, p, call.buffers.values, p.pieces(), kPieceBytes,
+                                   geometry.pieces_per_stage(), tiles);
+      !s.is_ok() || groups == 0) {
+    return s;
+  }
+  if (Status s = encode_weight_map(&params->scales, p, call.buffers.scales, p.groups(),
+                                   kTile * geometry.format.scale_bytes, groups, tiles);
+      !s.is_ok() || !p.zero_points) {
+    return s;
+  }
+  return encode_weight_map(&params->zero_points, p, call.buffers.zero_points, p.groups(), kTile * 2, groups, tiles);
+}
+
+}  // namespace
+
+Status launch_wide(const WideCall& call) {
+  const PackedProblem& p = *call.problem;
+  const WideTile& tile = call.geometry.tile;
+  WideParams params{};
+  params.params = params_of(p, call.buffers, tile.columns * tile.sharers, tile.rows(), tile.stage_k());
+  if (Status s = encode_maps(call, &params); !s.is_ok()) return s;
+  if (Status s = launch_order(p, call.buffers.x, call.buffers.workspace, call.stream); !s.is_ok()) return s;
+
+  const auto function = reinterpret_cast<void (*)(WideParams)>(const_cast<void*>(call.kernel->function()));
+  const int shared_bytes = call.geometry.shared_bytes();
+  const char* const name = "wide packed kernel";
+  // All of it is for shared memory, as in launch_early: two blocks take nearly as much as there is.
+  for (const auto& [attribute, value] :
+       {std::pair{cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes},
+        std::pair{cudaFuncAttributePreferredSharedMemoryCarveout, static_cast<int>(cudaSharedmemCarveoutMaxShared)}}) {
+    if (Status s = cuda_status(cudaFuncSetAttribute(function, attribute, value), name); !s.is_ok()) return s;
+  }
+  cudaLaunchAttribute attributes[2] = {programmatic_launch(), {}};
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = tile.blocks();
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(num_blocks(p, tile.columns * tile.sharers, tile.rows(), tile.blocks())));
+  config.blockDim = dim3(tile.threads());
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = call.stream;
+  config.attrs = attributes;
+  config.numAttrs = tile.blocks() > 1 ? 2 : 1;
+  return cuda_status(cudaLaunchKernelEx(&config, function, params), name);
+}
+
+}  // namespace tcgemm::packed

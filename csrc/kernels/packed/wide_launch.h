@@ -1,0 +1,33 @@
+// What passes between the implementation (packed.cc) and the launchers of many rows (wide_launch.cu, order.cu).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/extent.h"
+#include "core/packed_problem.h"
+#include "kernels/common/kernel.h"
+#include "kernels/packed/geometry.h"
+
+namespace tcgemm::packed {
+
+struct WideCall {
+  Kernel* kernel;
+  WideGeometry geometry;
+  const PackedProblem* problem;
+  PackedBuffers buffers;
+  cudaStream_t stream;
+};
+
+// Launches call.kernel, which is of call.geometry, and the copy of x into the workspace before it.
+Status launch_wide(const WideCall& call);
+
+// Of a row of that copy: whole chunks of the weight.
+inline int64_t ordered_k(const PackedProblem& p) {
+  return (p.k + PackedProblem::kChunk - 1) / PackedProblem::kChunk * PackedProblem::kChunk;
+}
+inline int64_t ordered_bytes(const PackedProblem& p) { return multiply_add(p.m, ordered_k(p) * 2, 0); }
+
+int64_t num_order_blocks(const PackedProblem& p);
+Status launch_order(const PackedProblem& p, const void* x, void* ordered, cudaStream_t stream);
+
+}  // namespace tcgemm::packed
