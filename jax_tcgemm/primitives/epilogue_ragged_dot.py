@@ -460,7 +460,7 @@ def product_of(*avals_and_params) -> grouped_epilogue.Product:
     function, by_group = params["function"], params["by_group"]
     dtype = function.in_avals[0].dtype
     result = jax.ShapeDtypeStruct((), dtype)
-    product = plain.product_of(*factors.of_product, result, _of_product(params))
+    product = plain.product_of(*factors.of_product, result, _of_product(params)).product
     shape = (*product.batch_shape, product.m, product.n)
     if shape != function.in_avals[0].shape:
         accs = [jax.ShapeDtypeStruct(shape, dtype)] * _num_accumulators(params["gated"])
