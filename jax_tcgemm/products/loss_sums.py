@@ -27,22 +27,23 @@ from jax_tcgemm.products.loss_rows import in_chunks, losses_of, token_losses
 _CHUNK_BYTES = 1 << 30
 
 
-def weighted_sum(how: How, x, w, bias, labels, scales) -> jax.Array:
+def weighted_sum(how: How, recompute: bool, x, w, bias, labels, scales) -> jax.Array:
     """The sum of the tokens' losses times their scales.
 
     Where devices share the vocabulary it is an addend, of which the sum over them is meant.
 
     Args:
       how: what the call says.
+      recompute: make the logits again for the gradients, as those of single losses are made.
       x: (tokens, k).
-      w: (vocabulary of this device, k), of the same dtype.
+      w: (vocabulary of this device, k), or the other way round, of the same dtype.
       bias: None or (vocabulary of this device,).
       labels: (tokens,) int32, among all of the vocabulary.
       scales: (tokens,), of the dtype of losses.
     """
-    if how.soft_cap is not None and how.label_smoothing:
-        # The part of each column is the slope of its cap then, which is of no rank.
-        return _sum_of(scales, *token_losses(how, False, x, w, bias, labels))
+    # With both the part of each column is the slope of its cap, which is of no rank.
+    if recompute or (how.soft_cap is not None and how.label_smoothing):
+        return _sum_of(scales, token_losses(how, False, x, w, bias, labels)[0])
     return _weighted_sum(how, x, w, bias, labels, scales)
 
 
@@ -53,41 +54,41 @@ def _sum_of(scales, losses) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _weighted_sum(how: How, x, w, bias, labels, scales) -> jax.Array:
-    return _sum_of(scales, *token_losses(how, False, x, w, bias, labels))
+    return _sum_of(scales, token_losses(how, False, x, w, bias, labels)[0])
 
 
 def _forward(how, *primals):
     x, w, bias, labels, scales = (None if p is None else p.value for p in primals)
     moves_x, moves_w, moves_bias = (p is not None and p.perturbed for p in primals[:3])
     dtype, wide = lg.gradient_dtype(w.dtype), wide_dtype(w.dtype)
-    vocabulary = lg.padded(how, w, bias, lg.aligned(len(w)))
-    narrow = vocabulary.w.astype(dtype)
-    share = how.label_smoothing / (len(w) * how.devices)
-    most = max(_CHUNK_BYTES, 4 * w.size)
-    chunks = lg.num_chunks(how, len(x), len(vocabulary.w), w.dtype, most)
+    size = how.size(w)
+    vocabulary = lg.padded(how, w, bias, lg.aligned(size))
+    narrow, columns = vocabulary.w.astype(dtype), how.size(vocabulary.w)
+    share = how.label_smoothing / (size * how.devices)
+    chunks = lg.num_chunks(how, len(x), columns, w.dtype, max(_CHUNK_BYTES, 4 * w.size))
 
     def chunk(sums, x, labels, scales):
         own = lg.labels_of(how, x, w, bias, labels)
         softmax = lg.softmax(how, x, vocabulary, own, dtype, False)
-        losses = losses_of(how, x, vocabulary, own, softmax, len(w))
+        losses = losses_of(how, x, vocabulary, own, softmax, size)
         if not (moves_x or moves_w or moves_bias):
             return sums, (losses[:, 0], None)
         factors, gradients = _gradients(how, own, softmax, scales[:, None])
         shares = -share * scales[:, None] if share else None
         dx = None
         if moves_x:
-            columns = (factors,) if shares is None else (factors, shares, vocabulary.totals[0])
+            operands = (factors,) if shares is None else (factors, shares, vocabulary.totals[0])
             epilogue = _scaled(_kept_dtype(x.dtype))
-            dx = how.with_epilogue(gradients, narrow, lg.ROWS_BY_COLUMNS, epilogue, columns)
+            dx = how.with_epilogue(gradients, narrow, how.by_vocabulary, epilogue, operands)
         dw, db = sums
         if moves_w:
             dw_dtype = _kept_dtype(w.dtype) if chunks == 1 else wide
             wide_x = x.astype(wide)
             if shares is not None:
-                alike = jnp.sum(shares * wide_x, 0, keepdims=True)
+                alike = jnp.expand_dims(jnp.sum(shares * wide_x, 0), how.vocabulary_axis)
                 dw = alike if dw is None else dw + alike
             weighted = (factors * wide_x).astype(dtype)
-            dw = how.product(gradients, weighted, lg.COLUMNS_BY_COLUMNS, dw_dtype, dw)
+            dw = how.gradient_of_w(gradients, weighted, dw_dtype, dw)
         if moves_bias:
             own_db = jnp.sum(factors * gradients.astype(wide), 0)
             own_db = own_db if shares is None else own_db + jnp.sum(shares)
@@ -97,16 +98,15 @@ def _forward(how, *primals):
     if chunks == 1:
         (dw, db), (losses, dx) = chunk((None, None), x, labels, scales)
     else:
-        columns, depth = vocabulary.w.shape
-        dw = jnp.zeros((columns, depth), wide) if moves_w else None
+        dw = jnp.zeros(vocabulary.w.shape, wide) if moves_w else None
         db = jnp.zeros(columns, wide) if moves_bias else None
         sums = jax.tree.map(lambda a: same_varying(a, *_arrays(primals))[0], (dw, db))
         split = in_chunks(chunks, x, labels, scales)
         (dw, db), (losses, dx) = lax.scan(lambda sums, each: chunk(sums, *each), sums, split)
         losses = losses.reshape(-1)[: len(x)]
-        dx = None if dx is None else dx.reshape(-1, depth)[: len(x)]
-    dw = None if dw is None else dw[: len(w)].astype(_kept_dtype(w.dtype))
-    db = None if db is None else db[: len(w)]
+        dx = None if dx is None else dx.reshape(-1, x.shape[1])[: len(x)]
+    dw = None if dw is None else lax.slice(dw, (0, 0), w.shape).astype(_kept_dtype(w.dtype))
+    db = None if db is None else db[:size]
     like = None if bias is None else jnp.zeros((0,), bias.dtype)
     kept = dx, dw, db, losses, (x[:0], w[:0], like)
     return _sum_of(scales, losses) / how.devices, kept
