@@ -14,9 +14,12 @@ _DTYPES = tuple(map(np.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float
 
 
 def checked_operands(op: str, x, w, labels, bias, axis: int):
-    """The operands as arrays, x and w of one dtype, or what is wrong with them as an error."""
+    """The operands as arrays, x and w of one dtype, or what is wrong with them as an error.
+
+    Labels and bias may be None.
+    """
     x, w = as_array(op, "x", x), as_array(op, "w", w)
-    labels = as_integers(op, "labels", labels)
+    labels = None if labels is None else as_integers(op, "labels", labels)
     bias = None if bias is None else as_array(op, "bias", bias)
     given = {"x": x, "w": w, "labels": labels, "bias": bias}
     for name, a in given.items():
@@ -40,7 +43,7 @@ def checked_operands(op: str, x, w, labels, bias, axis: int):
             f"{op}: x and w must have shapes (..., k) and {form}, got {x.shape=} and {w.shape=}; "
             "reshape one, or say which dimension is the vocabulary by vocabulary_axis"
         )
-    if labels.shape != x.shape[:-1]:
+    if labels is not None and labels.shape != x.shape[:-1]:
         raise ValueError(
             f"{op}: labels must have the shape of x without its last dimension, "
             f"{x.shape[:-1]}, got {labels.shape=}; reshape them"

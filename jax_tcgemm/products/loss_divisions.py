@@ -87,6 +87,16 @@ def division_of(op: str, x, w, labels, bias, axis: int, named: tuple[str, ...]) 
     return Division(jax.typeof(given[divided[0]]).sharding.mesh, tokens, vocabulary, axis)
 
 
+def check_undivided(op: str, **operands) -> None:
+    """Raises ValueError for an operand that is divided over explicit mesh axes."""
+    for name, a in operands.items():
+        if a is not None and any(_spec(a)):
+            raise ValueError(
+                f"{op}: {name} must not be divided over explicit mesh axes, got {name} of type "
+                f"{jax.typeof(a)}; use jax.shard_map"
+            )
+
+
 def _spec(x) -> tuple[tuple[str, ...], ...]:
     sharding = jax.typeof(x).sharding
     return ((),) * x.ndim if sharding.mesh.empty else canonical_spec(sharding.spec, x.ndim)
