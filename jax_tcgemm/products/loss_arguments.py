@@ -13,23 +13,14 @@ from jax_tcgemm.system.jax_internals import is_tracer
 _DTYPES = tuple(map(np.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
 
 
-def checked_operands(op: str, x, w, labels, bias, axis: int):
-    """The operands as arrays, x and w of one dtype, or what is wrong with them as an error.
-
-    Labels and bias may be None.
-    """
+def checked_operands(op: str, x, w, bias, axis: int):
+    """The operands as arrays, x and w of one dtype, or what is wrong with them as an error."""
     x, w = as_array(op, "x", x), as_array(op, "w", w)
-    labels = None if labels is None else as_integers(op, "labels", labels)
     bias = None if bias is None else as_array(op, "bias", bias)
-    given = {"x": x, "w": w, "labels": labels, "bias": bias}
+    given = {"x": x, "w": w, "bias": bias}
     for name, a in given.items():
-        if a is None:
-            continue
-        if not all(isinstance(extent, int) for extent in a.shape):
-            raise ValueError(
-                f"{op}: {name} must have a shape of numbers, got {name}.shape={a.shape}; export a "
-                "program for each"
-            )
+        if a is not None:
+            _check_extents(op, name, a)
     for name in ("x", "w"):
         if given[name].dtype not in _DTYPES:
             raise TypeError(
@@ -43,11 +34,6 @@ def checked_operands(op: str, x, w, labels, bias, axis: int):
             f"{op}: x and w must have shapes (..., k) and {form}, got {x.shape=} and {w.shape=}; "
             "reshape one, or say which dimension is the vocabulary by vocabulary_axis"
         )
-    if labels is not None and labels.shape != x.shape[:-1]:
-        raise ValueError(
-            f"{op}: labels must have the shape of x without its last dimension, "
-            f"{x.shape[:-1]}, got {labels.shape=}; reshape them"
-        )
     if bias is not None:
         if bias.shape != (w.shape[axis],):
             raise ValueError(
@@ -60,7 +46,27 @@ def checked_operands(op: str, x, w, labels, bias, axis: int):
                 "convert it"
             )
     dtype = promoted_dtype(op, x, w)
-    return x.astype(dtype), w.astype(dtype), labels, bias
+    return x.astype(dtype), w.astype(dtype), bias
+
+
+def checked_labels(op: str, labels, shape: tuple[int, ...]):
+    """Labels for tokens of a shape as int32, or what is wrong with them as an error."""
+    labels = as_integers(op, "labels", labels)
+    _check_extents(op, "labels", labels)
+    if labels.shape != shape:
+        raise ValueError(
+            f"{op}: labels must have the shape of x without its last dimension, {shape}, got "
+            f"{labels.shape=}; reshape them"
+        )
+    return labels
+
+
+def _check_extents(op: str, name: str, a) -> None:
+    if not all(isinstance(extent, int) for extent in a.shape):
+        raise ValueError(
+            f"{op}: {name} must have a shape of numbers, got {name}.shape={a.shape}; export a "
+            "program for each"
+        )
 
 
 def check_labels(op: str, labels, size: int, ignore_index: int | None) -> None:

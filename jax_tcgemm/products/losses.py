@@ -19,6 +19,7 @@ from jax_tcgemm.products.loss_arguments import (
     canonical_cap,
     canonical_index,
     check_labels,
+    checked_labels,
     checked_operands,
     fraction,
     manual_axes,
@@ -227,7 +228,8 @@ class _Call:
 
     def __init__(self, op, x, w, labels, bias, ignore_index, axis_name, token_axis_name, **how):
         axis = canonical_axis(op, how["vocabulary_axis"])
-        x, w, labels, bias = checked_operands(op, x, w, labels, bias, axis)
+        x, w, bias = checked_operands(op, x, w, bias, axis)
+        labels = checked_labels(op, labels, x.shape[:-1])
         ignore_index = canonical_index(op, ignore_index)
         axes = manual_axes(op, "axis_name", axis_name)
         self.token_axes = manual_axes(op, "token_axis_name", token_axis_name)

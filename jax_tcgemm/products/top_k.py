@@ -85,7 +85,7 @@ def linear_top_k(
     """
     op = "linear_top_k"
     axis = canonical_axis(op, vocabulary_axis)
-    x, w, _, bias = checked_operands(op, x, w, None, bias, axis)
+    x, w, bias = checked_operands(op, x, w, bias, axis)
     check_undivided(op, x=x, w=w, bias=bias)
     k = _canonical_k(op, k, w.shape[axis])
     check_names(op, implementation, None)
