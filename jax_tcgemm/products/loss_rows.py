@@ -19,7 +19,8 @@ from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.products import logits as lg
 from jax_tcgemm.products.logits import How
 
-# Of a chunk: that of a model's head has then rows or columns enough for products at full speed.
+# Of a chunk: that of a model's head has then rows or columns enough for products at full speed. Or
+# what the gradient of x takes in float32, if that is more, which is read again for each chunk.
 _CHUNK_BYTES = 1 << 28
 
 
@@ -149,7 +150,8 @@ def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
         db = None if bias is None else lax.dynamic_update_slice_in_dim(db, own_db, start, 0)
         return dx, dw, db
 
-    chunks = lg.num_chunks(how, lg.aligned(size), len(x), w.dtype, _CHUNK_BYTES)
+    most = max(_CHUNK_BYTES, wide.itemsize * x.size)
+    chunks = lg.num_chunks(how, lg.aligned(size), len(x), w.dtype, most)
     extent = min(size, lg.aligned(-(-size // chunks)))
     if extent == size:
         dx, dw, db = chunk((None, None, None), 0, size)

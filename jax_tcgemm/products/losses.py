@@ -92,9 +92,10 @@ def linear_cross_entropy(
       token_axis_name: inside `jax.shard_map`, the mesh axis, or a tuple of axes, whose devices each
         have other tokens: a mean or sum is that over all of them.
       chunk_bytes: the most that is stored of the logits at a time; None takes a quarter of a
-        gibibyte, or with gradients of a mean or sum in three products a whole one, or the size of w
-        in float32 if that is more. They are stored in 2 bytes, of float32 4 and of float64 8.
-        Chunks have whole rows forwards, so that one is the least.
+        gibibyte, or for gradients the size of x in float32 if that is more, or for those in three
+        products a whole one, or the size of w in float32 if that is more. They are taken to be
+        stored in 2 bytes, of float32 4 and of float64 8. Chunks have whole rows forwards, so that
+        one is the least.
       precision: as for `matmul`, of every product.
       implementation: name of an implementation that runs every product, or the call fails; None
         selects one.
