@@ -130,6 +130,27 @@ def num_chunks(how: How, extent: int, other: int, dtype, most: int) -> int:
     return max(1, -(-extent // max(1, most // max(1, slice_bytes))))
 
 
+def by_tokens(function: Callable, chunks: int, *arrays):
+    """What a function makes of chunks of tokens, together; of none more than the first has."""
+    if chunks == 1:
+        return function(*arrays)
+    tokens, split = len(arrays[0]), in_chunks(chunks, *arrays)
+    _, found = lax.scan(lambda _, each: (None, function(*each)), None, split)
+    return jax.tree.map(lambda f: f.reshape(-1, *f.shape[2:])[:tokens], found)
+
+
+def in_chunks(chunks: int, *arrays):
+    """Arrays, or trees of them, with a new first dimension, of chunks; zeros fill the last one."""
+    size = -(-len(arrays[0]) // chunks)
+
+    def split(a):
+        padding = chunks * size - len(a)
+        a = jnp.pad(a, ((0, padding), *[(0, 0)] * (a.ndim - 1))) if padding else a
+        return a.reshape(chunks, size, *a.shape[1:])
+
+    return jax.tree.map(split, arrays)
+
+
 # --- the vocabulary -------------------------------------------------------------------------------
 
 
@@ -288,21 +309,37 @@ def softmax(
       dtype: what exponentials are stored in; None stores none.
       with_moments: whether moments are asked for.
     """
+    usual = _softmax(how, x, vocabulary, _finite(labels.logits), dtype, with_moments)
+    return _mended(how, x, vocabulary, usual, _is_off(usual), dtype, with_moments)
+
+
+def _is_off(usual: Softmax) -> jax.Array:
+    """Of each token whether exponentials beside what they are beside are out of range."""
+    # Of NaN neither is true: what they are beside makes no difference.
+    return (usual.sums < np.exp(-_FURTHEST)) | (usual.sums > np.exp(_FURTHEST))
+
+
+def _mended(how: How, x, vocabulary: Vocabulary, usual: Softmax, is_off, dtype, with_moments: bool):
+    """A chunk's softmax, beside the largest logits if any of its tokens is off."""
 
     def beside_largest():
-        _, largest = with_logits(how, x, vocabulary, _largest, (labels.logits,))
+        _, largest = with_logits(how, x, vocabulary, _largest, (usual.shift,))
         largest = largest[:, None]
         if how.axis_name is not None:
             largest = lax.pmax(largest, how.axis_name)
         return _softmax(how, x, vocabulary, _finite(largest), dtype, with_moments)
 
-    usual = _softmax(how, x, vocabulary, _finite(labels.logits), dtype, with_moments)
-    least, most = np.exp(-_FURTHEST), np.exp(_FURTHEST)
-    # Of NaN neither is true: what they are beside makes no difference.
-    is_off = jnp.any((usual.sums < least) | (usual.sums > most))
-    # At most once, and a loop because it may store in the same place what a condition would copy.
+    return _once(jnp.any(is_off), beside_largest, usual)
+
+
+def _once(is_asked, function: Callable, otherwise):
+    """What a function makes if that is asked for; else something of the same types.
+
+    A loop that is gone through once at most, because it may store in the same place what a
+    condition would copy.
+    """
     found, _ = lax.while_loop(
-        lambda state: state[1], lambda state: (beside_largest(), state[1] & False), (usual, is_off)
+        lambda state: state[1], lambda state: (function(), state[1] & False), (otherwise, is_asked)
     )
     return found
 
@@ -317,6 +354,52 @@ def _derivative_of_softmax(how, dtype, with_moments, primals, tangents):
         return _softmax(how, x, vocabulary, found.shift, dtype, with_moments)
 
     return found, jax.jvp(beside, primals[:2], tangents[:2])[1]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 4, 5))
+def softmax_by_chunks(
+    how: How, x, vocabulary: Vocabulary, logits, chunks: int, with_moments: bool
+) -> Softmax:
+    """The same of all tokens by chunks of them, of which nothing is stored.
+
+    Whether one is off is looked at once, after all chunks: a GPU need not wait between them.
+
+    Args:
+      how: what the call says.
+      x: (tokens, k).
+      vocabulary: that of this device.
+      logits: of the tokens' labels, a column.
+      chunks: how many.
+      with_moments: whether moments are asked for.
+    """
+    usual = _by_chunks(how, x, vocabulary, _finite(logits), chunks, with_moments)
+    is_off = _is_off(usual)
+
+    def mended():
+        def chunk(x, is_off, usual):
+            return _mended(how, x, vocabulary, usual, is_off, None, with_moments)
+
+        return by_tokens(chunk, chunks, x, is_off, usual)
+
+    return _once(jnp.any(is_off), mended, usual)
+
+
+@softmax_by_chunks.defjvp
+def _derivative_by_chunks(how, chunks, with_moments, primals, tangents):
+    x, vocabulary, logits = primals
+    found = softmax_by_chunks(how, x, vocabulary, logits, chunks, with_moments)
+
+    def beside(x, vocabulary):
+        return _by_chunks(how, x, vocabulary, found.shift, chunks, with_moments)
+
+    return found, jax.jvp(beside, primals[:2], tangents[:2])[1]
+
+
+def _by_chunks(how, x, vocabulary, shift, chunks, with_moments) -> Softmax:
+    def chunk(x, shift):
+        return _softmax(how, x, vocabulary, shift, None, with_moments)
+
+    return by_tokens(chunk, chunks, x, shift)
 
 
 def _softmax(how: How, x, vocabulary: Vocabulary, shift, dtype, with_moments: bool) -> Softmax:

@@ -48,16 +48,16 @@ def _forward(how, with_entropy, x, w, bias, labels):
     size = how.size(w)
     vocabulary = lg.padded(how, w, bias, lg.aligned(size))
 
-    def chunk(x, labels):
-        own = lg.labels_of(how, x, w, bias, labels)
-        softmax = lg.softmax(how, x, vocabulary, own, None, with_entropy)
-        found = [losses_of(how, x, vocabulary, own, softmax, size), softmax.lse]
-        if with_entropy:
-            found.append(jnp.log(softmax.sums) - softmax.moments / softmax.sums)
-        return [f[:, 0] for f in found]
-
-    chunks = lg.num_chunks(how, len(x), how.size(vocabulary.w), w.dtype, _CHUNK_BYTES)
-    results = by_tokens(chunk, chunks, x, labels)
+    # Without moments what is stored of the logits is a byte for each.
+    most = _CHUNK_BYTES if with_entropy else 2 * _CHUNK_BYTES
+    chunks = lg.num_chunks(how, len(x), how.size(vocabulary.w), w.dtype, most)
+    of_labels = functools.partial(lg.labels_of, how, w=w, bias=bias)
+    own = lg.by_tokens(lambda x, labels: of_labels(x, labels=labels), chunks, x, labels)
+    softmax = lg.softmax_by_chunks(how, x, vocabulary, own.logits, chunks, with_entropy)
+    results = [losses_of(how, x, vocabulary, own, softmax, size), softmax.lse]
+    if with_entropy:
+        results.append(jnp.log(softmax.sums) - softmax.moments / softmax.sums)
+    results = [r[:, 0] for r in results]
     kept = x, w, bias, labels, *results[1:]
     # Addends vary over the devices that share the vocabulary, also where all have the same one.
     *results, _ = same_varying(*results, x)
@@ -73,24 +73,6 @@ def losses_of(how: How, x, vocabulary, labels, softmax, size: int) -> jax.Array:
         rest = lse - lg.mean_logits(how, x, vocabulary, softmax, size)
         losses = (1 - how.label_smoothing) * losses + how.label_smoothing * rest
     return losses + how.z_loss * lse * lse if how.z_loss else losses
-
-
-def by_tokens(function, chunks: int, *arrays) -> list[jax.Array]:
-    """What a function makes of chunks of tokens, together; of none more than the first has."""
-    if chunks == 1:
-        return function(*arrays)
-    tokens, split = len(arrays[0]), in_chunks(chunks, *arrays)
-    _, found = lax.scan(lambda _, each: (None, function(*each)), None, split)
-    return [f.reshape(-1, *f.shape[2:])[:tokens] for f in found]
-
-
-def in_chunks(chunks: int, *arrays) -> list[jax.Array]:
-    """Arrays with a new first dimension, of chunks; the last ones are filled up with zeros."""
-    size = -(-len(arrays[0]) // chunks)
-    padding = chunks * size - len(arrays[0])
-    widths = [((0, padding), *[(0, 0)] * (a.ndim - 1)) for a in arrays]
-    padded = [jnp.pad(a, width) if padding else a for a, width in zip(arrays, widths, strict=True)]
-    return [a.reshape(chunks, size, *a.shape[1:]) for a in padded]
 
 
 def _backward(how, with_entropy, kept, cotangents):

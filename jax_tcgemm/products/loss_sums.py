@@ -22,7 +22,7 @@ from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.products import logits as lg
 from jax_tcgemm.products.logits import How
-from jax_tcgemm.products.loss_rows import in_chunks, losses_of, token_losses
+from jax_tcgemm.products.loss_rows import losses_of, token_losses
 
 # Of a chunk; or what a gradient of w in float32 takes, if that is more: one chunk alone needs none.
 _CHUNK_BYTES = 1 << 30
@@ -155,7 +155,7 @@ def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbe
         db = jnp.zeros(columns, wide) if moves_bias else None
         varying = jax.tree.leaves((x, w, bias, labels, numbers))
         sums = jax.tree.map(lambda a: same_varying(a, *varying)[0], (dw, db))
-        split = in_chunks(chunks, x, labels, *numbers)
+        split = lg.in_chunks(chunks, x, labels, *numbers)
         (dw, db), rows = lax.scan(lambda sums, each: chunk(sums, *each), sums, split)
         joined = [None if a is None else a.reshape(-1, *a.shape[2:])[: len(x)] for a in rows]
         losses, lse, dx = joined

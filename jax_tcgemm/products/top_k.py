@@ -20,7 +20,6 @@ from jax_tcgemm.products.loss_arguments import (
     checked_operands,
 )
 from jax_tcgemm.products.loss_divisions import check_undivided
-from jax_tcgemm.products.loss_rows import by_tokens
 from jax_tcgemm.selection import check_names
 
 # Of a chunk, and how many columns it has at least, of products that run at full speed.
@@ -122,7 +121,7 @@ def _canonical_k(op: str, k, size: int) -> int:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _top_k(how: How, k: int, x, w, bias) -> tuple[jax.Array, jax.Array]:
     chunks = lg.num_chunks(how, len(x), max(_LEAST_COLUMNS, k), wide_dtype(x.dtype), _CHUNK_BYTES)
-    return tuple(by_tokens(lambda x: _of_chunk(how, k, x, w, bias), chunks, x))
+    return tuple(lg.by_tokens(lambda x: _of_chunk(how, k, x, w, bias), chunks, x))
 
 
 def _of_chunk(how: How, k: int, x, w, bias) -> list[jax.Array]:
