@@ -107,6 +107,7 @@ def test_dtypes(dtype, tolerance, written):
         z = (x.astype("float64") @ w.astype("float64")).astype(dtype).astype("float64")
         mean, of_logits = jax.value_and_grad(lambda z: jnp.mean(WRITTEN[written](z, labels)))(z)
         expected = of_logits @ w.T.astype("float64"), x.T.astype("float64") @ of_logits
+        mean, expected = jax.tree.map(np.asarray, (mean, expected))
     np.testing.assert_allclose(value, mean, rtol=1e-5)
     for a, b in zip(gradients, expected, strict=True):
         assert np.max(abs(np.float64(a) - b)) < tolerance * np.max(abs(b))
@@ -121,7 +122,7 @@ def test_logits_are_rounded_as_the_program_rounds_them():
     with jax.enable_x64(True):
         z = x.astype("float64") @ w.astype("float64")
         exact, rounded = (
-            optax.softmax_cross_entropy_with_integer_labels(own, labels)
+            np.asarray(optax.softmax_cross_entropy_with_integer_labels(own, labels))
             for own in (z, z.astype("bfloat16").astype("float64"))
         )
     kept, left_out = (jax_tcgemm.accelerate(loss, wide=own)(x, w) for own in (False, True))
@@ -289,6 +290,22 @@ def test_others_stay(case, x64):
     check(whole, x, w, kinds=[])
     calls = jax_tcgemm.explain(jax_tcgemm.accelerate(whole), x, w)
     assert any("no loss without logits: " in c.why and why in c.why for c in calls)
+
+
+def test_labels_of_columns_are_none(x64):
+    """As many tokens as entries of the vocabulary, and what looks like labels is of the latter."""
+    x, w, _ = operands()
+    x = draw((VOCABULARY, DEPTH), "float64", 4)
+    labels = jnp.asarray(np.random.default_rng(5).integers(0, VOCABULARY, VOCABULARY), jnp.int32)
+
+    def whole(x, w, is_by_token):
+        z, positions = x @ w, jnp.arange(VOCABULARY, dtype=jnp.int32)
+        y = labels[:, None] if is_by_token else labels[None]
+        one_hot = (jnp.broadcast_to(y, z.shape) == positions).astype(z.dtype)
+        return jax.nn.logsumexp(z, -1) - jnp.sum(one_hot * z, -1)
+
+    for is_by_token, kinds in ((True, ["values"]), (False, [])):
+        check(functools.partial(whole, is_by_token=is_by_token), x, w, kinds=kinds)
 
 
 def test_narrow_losses_stay():

@@ -204,6 +204,7 @@ def test_logits_that_differ_by_ten_thousand():
         assert losses.max() > 1e4
         expected = f(plain, *wide)
     assert_close(ours(x, w), losses, 1e-6)
+    assert_close(jax.jit(functools.partial(ours, chunk_bytes=4000))(x, w), losses, 1e-6)
     assert_close(f(ours, x, w), expected, 1e-4)
     mean = functools.partial(jax_tcgemm.linear_cross_entropy, labels=labels)
     for chunk_bytes in (None, 4000):

@@ -629,13 +629,10 @@ def _drops(mode) -> bool:
 
 
 def _keeps_order(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation adds or takes dimensions of extent 1 and does nothing else."""
+    """Whether an equation adds or takes dimensions of extent 1, or repeats along the last one."""
     if eqn.primitive.name != "broadcast_in_dim":
         return True
-    dimensions = eqn.params["broadcast_dimensions"]
     (x,), (out,) = eqn.invars, eqn.outvars
-    repeats = any(
-        extent != 1 and (axis not in dimensions or x.aval.shape[list(dimensions).index(axis)] == 1)
-        for axis, extent in enumerate(out.aval.shape)
-    )
-    return not repeats or out.aval.ndim == x.aval.ndim + 1
+    is_leading = tuple(eqn.params["broadcast_dimensions"]) == tuple(range(x.aval.ndim))
+    extents = zip(x.aval.shape, out.aval.shape[:-1], strict=False)
+    return is_leading and all(own == new for own, new in extents)
