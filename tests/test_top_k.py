@@ -29,12 +29,10 @@ def reference(x, w, k, bias=None, soft_cap=None):
     return lax.top_k(z if soft_cap is None else soft_cap * jnp.tanh(z / soft_cap), k)
 
 
-@pytest.mark.parametrize("vocabulary", [301, 320, 64, 1])
-@pytest.mark.parametrize("k", [1, 7, 100, 301])
+@pytest.mark.parametrize(("vocabulary", "k"), [(301, 7), (301, 100), (320, 1), (64, 64), (1, 1)])
 @pytest.mark.parametrize("chunk_bytes", [None, SMALL, 1], ids=["one chunk", "chunks", "least"])
 def test_values_and_indices(vocabulary, k, chunk_bytes, x64):
     x, w, _ = operands(vocabulary=vocabulary)
-    k = min(k, vocabulary)
     f = functools.partial(jax_tcgemm.linear_top_k, k=k, chunk_bytes=chunk_bytes)
     values, indices = jax.jit(f)(x, w)
     expected = reference(x, w, k)
@@ -90,9 +88,10 @@ def test_nan_is_larger_than_all_else():
     np.testing.assert_array_equal(indices, expected[1])
 
 
-@pytest.mark.parametrize("vocabulary_axis", [0, 1])
-@pytest.mark.parametrize("chunk_bytes", [None, SMALL], ids=["one chunk", "chunks"])
-@pytest.mark.parametrize("soft_cap", [None, 3.0])
+@pytest.mark.parametrize(
+    ("vocabulary_axis", "chunk_bytes", "soft_cap"),
+    [(0, SMALL, None), (1, SMALL, 3.0), (0, None, 3.0)],
+)
 def test_derivatives(vocabulary_axis, chunk_bytes, soft_cap, x64):
     x, w, bias = operands()
     weights = draw((TOKENS, 9), "float64", 8)

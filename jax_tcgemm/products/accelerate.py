@@ -33,11 +33,15 @@ def accelerate(fn: Callable, *, wide: bool = False) -> Callable:
     maxima and minima over whole rows or columns of what an epilogue computes are results of its
     call, unless a loop of XLA's reads the same and may compute them on its way.
 
+    A product that is only the logits of a loss is not made: the loss, however it is written, and
+    its gradients are those of `jax_tcgemm.linear_cross_entropy`, from a size on.
+
     Looked into are jit, scan, while, cond, remat, shard_map, functions with derivatives of their
     own, and what a `jax.custom_vjp` still has to do for its derivatives; the rules of a
     `jax.custom_jvp` stay as they are. So do the bodies of Pallas kernels, what has effects, and
     remat with a policy that is still to be differentiated, since a policy tells primitives apart.
-    What cannot be rewritten runs as it was. No product is computed twice, and none is left out.
+    What cannot be rewritten runs as it was. No product is computed twice, but logits of losses
+    whose gradients need them again, and none is left out.
 
     Whether a kernel computes an epilogue is decided where the program is lowered: only where that
     should take less time than the bare product and what XLA makes of the rest. Everywhere else it
