@@ -15,6 +15,8 @@ import jax_tcgemm
 from jax_tcgemm.products import loss_programs
 
 TOKENS, DEPTH, VOCABULARY = 40, 24, 120
+# Tests have several devices.
+accelerate = functools.partial(jax_tcgemm.accelerate, losses=True)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +34,7 @@ def operands(dtype="float64", seed=0, shape=(TOKENS,)):
 
 def losses_in(f, *arguments):
     """What the program of an accelerated function has of losses, without their sizes."""
-    found = [str(eqn.params.get("name")) for eqn in equations(f, *arguments)]
+    found = [str(eqn.params.get("name")) for eqn in equations(f, *arguments, losses=True)]
     prefix = f"{loss_programs.NAME}_"
     return [n.removeprefix(prefix).rpartition("_")[0] for n in found if n.startswith(prefix)]
 
@@ -83,7 +85,7 @@ def test_values_and_gradients(written, x64):
     else:
         assert kinds == ["values_and_gradients"]
     for f in (loss, step):
-        found, expected = (jax.jit(g)(x, w) for g in (jax_tcgemm.accelerate(f), f))
+        found, expected = (jax.jit(g)(x, w) for g in (accelerate(f), f))
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
 
@@ -99,7 +101,7 @@ def test_dtypes(dtype, tolerance, written):
 
     step = jax.value_and_grad(loss, (0, 1))
     assert losses_in(step, x, w) == ["values_and_gradients"]
-    value, gradients = jax.jit(jax_tcgemm.accelerate(step))(x, w)
+    value, gradients = jax.jit(accelerate(step))(x, w)
     assert [g.dtype for g in gradients] == [x.dtype, w.dtype]
     with jax.enable_x64(True):
         # What is rounded in between is the program's own, and the logits are part of it.
@@ -124,7 +126,7 @@ def test_logits_are_rounded_as_the_program_rounds_them():
             np.asarray(optax.softmax_cross_entropy_with_integer_labels(own, labels))
             for own in (z, z.astype("bfloat16").astype("float64"))
         )
-    kept, left_out = (jax_tcgemm.accelerate(loss, wide=own)(x, w) for own in (False, True))
+    kept, left_out = (accelerate(loss, wide=own)(x, w) for own in (False, True))
     assert np.max(abs(rounded - exact)) > 1e-3
     np.testing.assert_allclose(kept, rounded, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(left_out, exact, rtol=1e-5, atol=1e-5)
@@ -132,7 +134,7 @@ def test_logits_are_rounded_as_the_program_rounds_them():
 
 def check(f, *arguments, kinds, tolerance=1e-11):
     assert losses_in(f, *arguments) == kinds
-    found, expected = (jax.jit(g)(*arguments) for g in (jax_tcgemm.accelerate(f), f))
+    found, expected = (jax.jit(g)(*arguments) for g in (accelerate(f), f))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
@@ -161,7 +163,7 @@ def test_masks_and_labels_out_of_range(x64):
     def each(x, w):
         return WRITTEN["optax"](x @ w, labels), WRITTEN["log_softmax, one-hot"](x @ w, labels)
 
-    found = jax_tcgemm.accelerate(each)(x, w)
+    found = accelerate(each)(x, w)
     for a, b in zip(found, each(x, w), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
     assert np.isnan(found[0][5])
@@ -212,7 +214,7 @@ def test_whole_steps_in_scan_and_remat(x64):
 
         return lax.scan(step, w, (x, labels))
 
-    (scan,) = [e for e in equations(train, x, w) if e.primitive.name == "scan"]
+    (scan,) = [e for e in equations(train, x, w, losses=True) if e.primitive.name == "scan"]
     assert f"{loss_programs.NAME}_values_and_gradients" in str(scan.params["jaxpr"])
     check(train, x, w, kinds=[])
 
@@ -222,7 +224,7 @@ def test_whole_steps_in_scan_and_remat(x64):
         )
 
     step = jax.value_and_grad(again, (0, 1))
-    assert loss_programs.NAME in str(jax.make_jaxpr(jax_tcgemm.accelerate(step))(x, w))
+    assert loss_programs.NAME in str(jax.make_jaxpr(accelerate(step))(x, w))
     check(step, x, w, kinds=losses_in(step, x, w))
 
 
@@ -232,7 +234,7 @@ def test_gradients_taken_outside(x64):
     def loss(x, w):
         return jnp.mean(WRITTEN["optax"](x @ w, labels))
 
-    fast = jax_tcgemm.accelerate(loss)
+    fast = accelerate(loss)
     outside = jax.value_and_grad(fast, (0, 1))
     found, expected = (jax.jit(f)(x, w) for f in (outside, jax.value_and_grad(loss, (0, 1))))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -243,9 +245,9 @@ def test_gradients_taken_outside(x64):
         return jnp.mean(jax.nn.logsumexp(z, -1) - lax.stop_gradient(at(z, labels)))
 
     assert losses_in(stopped, x, w) == ["values"]
-    found, expected = (jax.grad(f)(x, w) for f in (jax_tcgemm.accelerate(stopped), stopped))
+    found, expected = (jax.grad(f)(x, w) for f in (accelerate(stopped), stopped))
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13)
-    batched = jax.vmap(jax_tcgemm.accelerate(lambda x, y: WRITTEN["optax"](x @ w, y)))
+    batched = jax.vmap(accelerate(lambda x, y: WRITTEN["optax"](x @ w, y)))
     of_each = batched(x.reshape(4, 10, DEPTH), labels.reshape(4, 10))
     np.testing.assert_allclose(of_each.reshape(-1), WRITTEN["optax"](x @ w, labels), rtol=1e-11)
 
@@ -287,7 +289,7 @@ def test_others_stay(case, x64):
         return f(x @ w, labels)
 
     check(whole, x, w, kinds=[])
-    calls = jax_tcgemm.explain(jax_tcgemm.accelerate(whole), x, w)
+    calls = jax_tcgemm.explain(accelerate(whole), x, w)
     assert any("no loss without logits: " in c.why and why in c.why for c in calls)
 
 
@@ -314,7 +316,7 @@ def test_narrow_losses_stay():
         return WRITTEN["log_softmax"](x @ w, labels)
 
     assert losses_in(whole, x, w) == []
-    (call,) = jax_tcgemm.explain(jax_tcgemm.accelerate(whole), x, w)
+    (call,) = jax_tcgemm.explain(accelerate(whole), x, w)
     assert "its logits must be float32 before all else" in call.why
 
 
@@ -350,6 +352,21 @@ def test_small_losses_stay(monkeypatch):
     assert losses_in(loss, *large, labels) == ["values"]
 
 
+def test_several_devices_must_be_said_not_to_divide_it(x64):
+    x, w, labels = operands()
+
+    def loss(x, w):
+        return WRITTEN["optax"](x @ w, labels)
+
+    for losses in (None, False):
+        own = jax_tcgemm.accelerate(loss, losses=losses)
+        assert loss_programs.NAME not in str(jax.make_jaxpr(own)(x, w))
+        whys = [call.why for call in jax_tcgemm.explain(own, x, w)]
+        assert any("with losses=True" in why for why in whys) == (losses is None)
+    with pytest.raises(TypeError, match="accelerate: losses must be True, False or None, got los"):
+        jax_tcgemm.accelerate(loss, losses="yes")
+
+
 def test_explain_says_that_it_is_one():
     x = jax.ShapeDtypeStruct((8192, 4096), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((4096, 128256), jnp.bfloat16)
@@ -358,7 +375,7 @@ def test_explain_says_that_it_is_one():
     def loss(x, w, labels):
         return jnp.mean(WRITTEN["optax"](wide(x @ w), labels))
 
-    step = jax_tcgemm.accelerate(jax.value_and_grad(loss, (0, 1)))
+    step = accelerate(jax.value_and_grad(loss, (0, 1)))
     calls = jax_tcgemm.explain(step, x, w, labels, platform="cuda")
     ours = jax_tcgemm.explain(
         jax.value_and_grad(

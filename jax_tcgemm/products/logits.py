@@ -136,17 +136,29 @@ def by_tokens(function: Callable, chunks: int, *arrays):
         return function(*arrays)
     tokens, split = len(arrays[0]), in_chunks(chunks, *arrays)
     _, found = lax.scan(lambda _, each: (None, function(*each)), None, split)
-    return jax.tree.map(lambda f: f.reshape(-1, *f.shape[2:])[:tokens], found)
+    return together(found, tokens)
+
+
+def together(found, tokens: int):
+    """Arrays of chunks, as `in_chunks` makes them, as arrays of so many tokens."""
+
+    def joined(f):
+        return jnp.swapaxes(f, 0, 1).reshape(-1, *f.shape[2:])[:tokens]
+
+    return jax.tree.map(joined, found)
 
 
 def in_chunks(chunks: int, *arrays):
-    """Arrays, or trees of them, with a new first dimension, of chunks; zeros fill the last one."""
+    """Arrays, or trees of them, with a new first dimension, of chunks; zeros fill the last one.
+
+    A chunk has every so many token: where devices share tokens, each has its own in every chunk.
+    """
     size = -(-len(arrays[0]) // chunks)
 
     def split(a):
         padding = chunks * size - len(a)
         a = jnp.pad(a, ((0, padding), *[(0, 0)] * (a.ndim - 1))) if padding else a
-        return a.reshape(chunks, size, *a.shape[1:])
+        return jnp.swapaxes(a.reshape(size, chunks, *a.shape[1:]), 0, 1)
 
     return jax.tree.map(split, arrays)
 

@@ -42,7 +42,9 @@ _SHAPING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
 _SAME = frozenset({"copy", "copy_p", "name"})
 
 
-def with_losses(equations: Sequence[core.JaxprEqn], results: Sequence, *, wide: bool):
+def with_losses(
+    equations: Sequence[core.JaxprEqn], results: Sequence, *, wide: bool, losses: bool | None
+):
     """The equations with losses in the place of their logits, and the results.
 
     A product that looks like logits and is none has in its op what is against it.
@@ -51,12 +53,21 @@ def with_losses(equations: Sequence[core.JaxprEqn], results: Sequence, *, wide: 
       equations: a program in which products are ours.
       results: its results.
       wide: leave out what rounds the logits.
+      losses: whether any is asked for; None asks for them where there is one device.
     """
     equations, results = list(equations), list(results)
+    if losses is False:
+        return equations, results
     for eqn in [eqn for eqn in equations if _may_be_logits(eqn)]:
         loss = _Loss(equations, results, eqn, wide=wide)
         try:
-            equations, results = loss.rewritten()
+            found = loss.rewritten()
+            if losses is None and jax.device_count() > 1:
+                raise NotALossError(
+                    "devices, of which there are several, must not divide it automatically; "
+                    "accelerate it with losses=True if they do not"
+                )
+            equations, results = found
         except NotALossError as reason:
             if loss.looks_like_one:
                 op = f"{ACCELERATE}, no loss without logits: {reason}"

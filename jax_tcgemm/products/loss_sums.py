@@ -157,8 +157,7 @@ def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbe
         sums = jax.tree.map(lambda a: same_varying(a, *varying)[0], (dw, db))
         split = lg.in_chunks(chunks, x, labels, *numbers)
         (dw, db), rows = lax.scan(lambda sums, each: chunk(sums, *each), sums, split)
-        joined = [None if a is None else a.reshape(-1, *a.shape[2:])[: len(x)] for a in rows]
-        losses, lse, dx = joined
+        losses, lse, dx = lg.together(rows, len(x))
     dw = None if dw is None else lax.slice(dw, (0, 0), w.shape).astype(_kept_dtype(w.dtype))
     return losses, lse, dx, dw, None if db is None else db[:size]
 

@@ -68,10 +68,17 @@ class Rewriter:
     Args:
       accelerate: does so with a function that a program keeps, to be traced later.
       wide: leave out roundings inside of epilogues.
+      losses: whether to make losses without their logits, as of `with_losses`.
     """
 
-    def __init__(self, accelerate: Callable[[Callable], Callable], *, wide: bool = False):
-        self._accelerate, self._wide = accelerate, wide
+    def __init__(
+        self,
+        accelerate: Callable[[Callable], Callable],
+        *,
+        wide: bool = False,
+        losses: bool | None = None,
+    ):
+        self._accelerate, self._wide, self._losses = accelerate, wide, losses
         self._known: dict[int, tuple] = {}  # with the programs themselves, whose ids these are
 
     def __call__(self, program):
@@ -101,7 +108,7 @@ class Rewriter:
         equations, results = written_out(inside, jaxpr.outvars, is_call_of_elements)
         equations, results = _without_repetitions(equations, results)
         equations = _products_as_ours(equations, results)
-        equations, results = with_losses(equations, results, wide=self._wide)
+        equations, results = with_losses(equations, results, wide=self._wide, losses=self._losses)
         equations = self._grouped(equations, results)
         return with_equations(program, equations, results)
 
