@@ -484,6 +484,23 @@ def test_explicit_axes(specs, batch, x64):
     assert_close((found, *gradients), (value, dx, dw, db), 1e-11)
 
 
+def test_tokens_stay_where_they_are_in_chunks():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    x, w, labels = (
+        jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+        for shape, dtype, spec in (
+            ((512, 64), jnp.float32, P("data")),
+            ((1024, 64), jnp.float32, P()),
+            ((512,), jnp.int32, P("data")),
+        )
+    )
+    loss = functools.partial(jax_tcgemm.linear_cross_entropy, chunk_bytes=128 * 1024 * 4)
+    text = jax.jit(loss).lower(x, w, labels).compile().as_text()
+    assert " while(" in text
+    assert "all-reduce(" in text
+    assert not re.search("all-gather|all-to-all|collective-permute", text)
+
+
 def test_log_prob_over_explicit_axes(x64):
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
     x, w, _, labels = operands(tokens=32, vocabulary=104)
