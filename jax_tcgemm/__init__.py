@@ -40,6 +40,7 @@ from jax_tcgemm.products.mlp import mlp
 from jax_tcgemm.products.patch import patch
 from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot, ragged_dot_general
 from jax_tcgemm.products.scaled_matmul import scaled_matmul
+from jax_tcgemm.products.top_k import linear_top_k
 from jax_tcgemm.quantization.checkpoints import (
     from_awq,
     from_bitsandbytes,
@@ -80,6 +81,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "linear_log_prob",
+    "linear_top_k",
     "matmul",
     "matmul_reduce_scatter",
     "mlp",

@@ -188,11 +188,18 @@ def test_grouped_scaled_products_are_measured_beside_those_of_xla():
 def test_losses_are_measured_beside_whole_logits_and_chunks():
     runner = measure(suites.load_suite("smoke_losses").cases)
     assert not runner.wrong
-    (record,) = runner.records
-    assert record["implementation"] == "fused"
-    assert record["peers"].keys() == {"logits", "chunks"}
-    assert record["parts"].keys() == {"forward"}
-    assert record["peak_bytes"] > 0
+    assert [record["implementation"] for record in runner.records] == ["fused", "recompute"]
+    for record in runner.records:
+        assert record["peers"].keys() == {"logits", "chunks"}
+        assert record["parts"].keys() == {"forward", "logits_forward"}
+        assert record["peak_bytes"] > 0
+
+
+def test_whole_logits_that_fit_nowhere_are_left_out():
+    *rest, long = suites.load_suite("losses").cases
+    assert all(case.peers.keys() == {"logits", "chunks"} for case in rest)
+    assert long.peers.keys() == {"chunks"}
+    assert long.parts.keys() == {"forward"}
 
 
 @pytest.mark.parametrize("suite", ["smoke_packed", "smoke_packed_grouped"])

@@ -24,6 +24,7 @@ MODULES = (
     "products.patch",
     "products.ragged_dot",
     "products.scaled_matmul",
+    "products.top_k",
     "problem.quantized",
     "quantization.checkpoints",
     "quantization.fp8_dot_general",

@@ -162,6 +162,34 @@ def test_second_derivatives(x64):
     assert_close(products(ours), products(plain), 1e-9)
 
 
+# In chunks of 64 entries the last one has others.
+@pytest.mark.parametrize(
+    ("chunk_bytes", "vocabulary_axis", "recompute"),
+    [(None, 0, True), (19000, 0, True), (None, 1, False), (19000, 1, False), (19000, 1, True)],
+)
+@pytest.mark.parametrize("extra", [{"label_smoothing": 0.1, "z_loss": 0.01}, {"soft_cap": 5.0}])
+def test_kernels_of_heads_and_gradients_made_again(
+    chunk_bytes, vocabulary_axis, recompute, extra, x64
+):
+    x, w, bias, labels = operands(vocabulary=201)
+
+    def ours(x, w, bias):
+        return jax_tcgemm.linear_cross_entropy(
+            *(x, w, labels),
+            **{"bias": bias, "chunk_bytes": chunk_bytes, "vocabulary_axis": vocabulary_axis},
+            recompute=recompute,
+            **extra,
+        )
+
+    def plain(x, w, bias):
+        return reference(x, w, bias, labels, **extra)[0].mean()
+
+    value, (dx, dw, db) = jax.value_and_grad(plain, (0, 1, 2))(x, w, bias)
+    w, dw = (w, dw) if vocabulary_axis == 0 else (w.T, dw.T)
+    found = jax.jit(jax.value_and_grad(ours, (0, 1, 2)))(x, w, bias)
+    assert_close(found, (value, (dx, dw, db)), 1e-11)
+
+
 # --- tokens that are unlike others ----------------------------------------------------------------
 
 
@@ -177,6 +205,7 @@ def test_logits_that_differ_by_ten_thousand():
         assert losses.max() > 1e4
         expected = f(plain, *wide)
     assert_close(ours(x, w), losses, 1e-6)
+    assert_close(jax.jit(functools.partial(ours, chunk_bytes=4000))(x, w), losses, 1e-6)
     assert_close(f(ours, x, w), expected, 1e-4)
     mean = functools.partial(jax_tcgemm.linear_cross_entropy, labels=labels)
     for chunk_bytes in (None, 4000):
@@ -316,7 +345,7 @@ def test_nothing_has_the_size_of_the_logits():
 
 
 def test_how_many_chunks():
-    how = jax_tcgemm.products.logits.How("", None, 0.0, 0.0, None, None, None, None)
+    how = jax_tcgemm.products.logits.How("", None, 0.0, 0.0, None, None)
     most = 4 * 128256 * 4096  # 2 bytes of 8192 are 4 bytes of 4096.
     assert num_chunks(how, 8192, 128256, jnp.bfloat16, most) == 1
     assert num_chunks(how, 8193, 128256, jnp.bfloat16, most) == 2
@@ -410,14 +439,96 @@ def test_automatic_axes(spec, x64):
     assert_close(jax.jit(f)(x, w, labels), expected, 1e-11)
 
 
-def test_explicit_axes_are_refused():
-    mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Explicit,))
+@pytest.mark.parametrize(
+    ("specs", "batch"),
+    [
+        ((P("data"), P("model"), P("data")), ()),
+        ((P("data"), P(None, "data"), P()), ()),
+        ((P(), P(("data", "model")), P()), ()),
+        ((P(None, None, "model"), P("data"), P("model")), (4,)),
+        ((P("data", "model"), P("model"), P("data", "model")), (4,)),
+    ],
+    ids=["tokens and vocabulary", "features", "both axes", "labels", "all axes for tokens"],
+)
+def test_explicit_axes(specs, batch, x64):
+    vocabulary_axis = len(batch)  # Either one, whatever is divided.
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    x, w, bias, labels = operands(tokens=32, vocabulary=104)
+    x, labels = x.reshape(*batch, -1, DEPTH), labels.reshape(*batch, -1)
+    given = labels.at[..., :5].set(-1)
+    weights = abs(draw(labels.shape, "float64", 5))
+
+    def ours(x, w, bias, labels, weights):
+        how = {"bias": bias, "ignore_index": -1, "z_loss": 0.01, "vocabulary_axis": vocabulary_axis}
+        mean = jax_tcgemm.linear_cross_entropy(x, w, labels, weights=weights, **how)
+        none = jax_tcgemm.linear_cross_entropy(x, w, labels, reduction="none", **how)
+        return mean + jnp.sum(none * weights)
+
+    def plain(x, w, bias, labels, weights):
+        losses = reference(x, w, bias, labels, z_loss=0.01)[0][..., 5:]
+        total = jnp.sum(losses * weights[..., 5:])
+        return total / jnp.sum(weights[..., 5:]) + total
+
+    value, (dx, dw, db) = jax.value_and_grad(plain, (0, 1, 2))(x, w, bias, labels, weights)
+    spec = P(*specs[1], *[None] * (2 - len(specs[1])))
+    if vocabulary_axis:
+        w, dw, spec = w.T, dw.T, P(*spec[::-1])
+    with jax.set_mesh(mesh):
+        arguments = [
+            jax.device_put(a, NamedSharding(mesh, s))
+            for a, s in zip((x, w, given), (specs[0], spec, specs[2]), strict=True)
+        ]
+        x, w, given = arguments
+        found, gradients = jax.jit(jax.value_and_grad(ours, (0, 1, 2)))(x, w, bias, given, weights)
+        assert [jax.typeof(g) for g in gradients[:2]] == [jax.typeof(a) for a in (x, w)]
+    assert_close((found, *gradients), (value, dx, dw, db), 1e-11)
+
+
+def test_tokens_stay_where_they_are_in_chunks():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    x, w, labels = (
+        jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+        for shape, dtype, spec in (
+            ((512, 64), jnp.float32, P("data")),
+            ((1024, 64), jnp.float32, P()),
+            ((512,), jnp.int32, P("data")),
+        )
+    )
+    loss = functools.partial(jax_tcgemm.linear_cross_entropy, chunk_bytes=128 * 1024 * 4)
+    text = jax.jit(loss).lower(x, w, labels).compile().as_text()
+    assert " while(" in text
+    assert "all-reduce(" in text
+    assert not re.search("all-gather|all-to-all|collective-permute", text)
+
+
+def test_log_prob_over_explicit_axes(x64):
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    x, w, _, labels = operands(tokens=32, vocabulary=104)
+    losses, entropies = reference(x, w, labels=labels)
+    with jax.set_mesh(mesh):
+        x, w, labels = (
+            jax.device_put(a, NamedSharding(mesh, s))
+            for a, s in ((x, P("data")), (w, P("model")), (labels, P("data")))
+        )
+        found = jax_tcgemm.linear_log_prob(x, w, labels, with_entropy=True)
+        assert jax.typeof(found[0]).sharding.spec == P("data")
+    assert_close(found, (-losses, entropies), 1e-11)
+
+
+def test_explicit_axes_beside_named_ones_are_refused():
+    types = (AxisType.Explicit, AxisType.Explicit)
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=types)
     _, w, _, _ = operands("float32", vocabulary=104)
     x, labels = jnp.ones((4, DEPTH)), jnp.zeros(4, jnp.int32)
     with jax.set_mesh(mesh):
         w = jax.device_put(w, NamedSharding(mesh, P("model")))
-        with pytest.raises(ValueError, match="linear_cross_entropy: w must not be divided over"):
-            jax.jit(jax_tcgemm.linear_cross_entropy)(x, w, labels)
+        x, labels = (jax.device_put(a, NamedSharding(mesh, P("data"))) for a in (x, labels))
+        own = functools.partial(jax_tcgemm.linear_cross_entropy, token_axis_name="data")
+        divided = jax.shard_map(
+            own, in_specs=(P("data"), P(), P("data")), out_specs=P(), axis_names={"data"}
+        )
+        with pytest.raises(ValueError, match="w must not be divided over explicit mesh axes where"):
+            jax.jit(divided)(x, w, labels)
 
 
 # --- transformations and refusals -----------------------------------------------------------------
@@ -452,7 +563,10 @@ def test_inside_of_scan_and_checkpoint(x64):
         ({"ignore_index": 1.5}, "ignore_index must be an integer of 32 bits or None, got"),
         ({"weights": jnp.ones(3)}, "weights must broadcast to the shape (37,), got"),
         ({"weights": jnp.ones(37, jnp.int32)}, "weights must be of a real floating-point dtype"),
-        ({"bias": jnp.ones(3)}, "bias must have a number for each row of w, shape (101,), got"),
+        ({"bias": jnp.ones(3)}, "bias must have a number for each entry of the vocabulary, shape "),
+        ({"vocabulary_axis": -1}, "vocabulary_axis must be 0 or 1, got vocabulary_axis=-1"),
+        ({"vocabulary_axis": 1}, "x and w must have shapes (..., k) and (k, vocabulary), got"),
+        ({"recompute": 2}, "recompute must be True or False, got recompute of type int"),
         ({"axis_name": "model"}, "axis_name must be a mesh axis that is manual here, got"),
         ({"w": jnp.ones((DEPTH, 101))}, "x and w must have shapes (..., k) and (vocabulary, k)"),
         ({"labels": jnp.zeros(3, jnp.int32)}, "labels must have the shape of x without its last"),

@@ -56,6 +56,7 @@ CALLS = {
     "mlp": lambda x, **how: jax_tcgemm.mlp(x, MLP, **how),
     "linear_cross_entropy": lambda x, **how: jax_tcgemm.linear_cross_entropy(x, X, LABELS, **how),
     "linear_log_prob": lambda x, **how: jax_tcgemm.linear_log_prob(x, X, LABELS, **how),
+    "linear_top_k": lambda x, **how: jax_tcgemm.linear_top_k(x, X, 2, **how)[0],
     "matmul of quantised arrays": lambda x, **how: jax_tcgemm.matmul(
         jax_tcgemm.quantize(x), QUANTIZED, **how
     ),

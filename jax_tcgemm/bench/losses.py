@@ -4,13 +4,15 @@ A group has these keys::
 
     tokens, features, vocabulary      each may be a list
 
-`fused` is `linear_cross_entropy`; `logits` the expression of whole logits by XLA, and `chunks` that
-of 1024 tokens at a time under `jax.checkpoint`, both jitted. `forward`, our loss alone, is timed
-beside them. Records have the memory that each takes.
+`fused` is `linear_cross_entropy`, `recompute` the same with that; `logits` the expression of whole
+logits by XLA, and `chunks` that of 1024 tokens at a time under `jax.checkpoint`, both jitted. The
+losses alone, `forward` by us and `logits_forward` by XLA, are timed beside them. Whole logits that
+fit no device are left out. Records have the memory that each takes.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 
@@ -24,6 +26,8 @@ from jax_tcgemm.bench.suites import DTYPES
 from jax_tcgemm.bench.workload import Workload, check_keys, listed
 
 _CHUNK = 1024
+# What whole logits, those in float32 and their gradient may take, in bytes.
+_MOST_BYTES = 6e10
 
 
 def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
@@ -78,6 +82,11 @@ def _workload(suite, label, dtype, tokens, features, vocabulary) -> Workload:
     def both(f):
         return jax.value_and_grad(f, (0, 1))
 
+    def of_logits(*given):
+        return jnp.mean(_losses(*given))
+
+    loss = jax_tcgemm.linear_cross_entropy
+    fits = 6 * tokens * vocabulary <= _MOST_BYTES
     return Workload(
         suite=suite,
         label=label,
@@ -85,12 +94,9 @@ def _workload(suite, label, dtype, tokens, features, vocabulary) -> Workload:
         shape=f"{tokens}×{features}→{vocabulary}",
         sizes={"tokens": tokens, "features": features, "vocabulary": vocabulary},
         operands=operands,
-        ours={"fused": both(jax_tcgemm.linear_cross_entropy)},
-        peers={
-            "logits": both(lambda *given: jnp.mean(_losses(*given))),
-            "chunks": both(_in_chunks),
-        },
-        parts={"forward": jax_tcgemm.linear_cross_entropy},
+        ours={"fused": both(loss), "recompute": both(functools.partial(loss, recompute=True))},
+        peers=({"logits": both(of_logits)} if fits else {}) | {"chunks": both(_in_chunks)},
+        parts={"forward": loss} | ({"logits_forward": of_logits} if fits else {}),
         reference=both(_reference),
         # Gradients of logits, what they are multiplied by, and the result are rounded.
         tolerance=4 * float(jnp.finfo(element_type).eps) + 1e-4,

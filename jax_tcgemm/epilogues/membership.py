@@ -78,6 +78,11 @@ def is_call_of_elements(eqn: core.JaxprEqn) -> bool:
 
     These may be of the halves of what it takes, and put halves together.
     """
+    return is_written_call(eqn) and _is_of_some_elements(as_jaxpr(called(eqn)))
+
+
+def is_written_call(eqn: core.JaxprEqn) -> bool:
+    """Whether it is a call by `jax.jit` that its equations may be written for."""
     if eqn.primitive.name not in ("jit", "pjit") or eqn.effects or closes_over_arrays(eqn):
         return False
     params = eqn.params
@@ -89,7 +94,6 @@ def is_call_of_elements(eqn: core.JaxprEqn) -> bool:
         and not params.get("compiler_options_kvs", ())
         and has_plain_context(eqn)
         and bool(eqn.outvars)
-        and _is_of_some_elements(as_jaxpr(called(eqn)))
     )
 
 

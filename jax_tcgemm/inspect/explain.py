@@ -238,7 +238,7 @@ def _calls(jaxpr, device, times, path) -> Iterator[Call]:
     notes = rewriting.notes(jaxpr.eqns, jaxpr.outvars)
     for number, eqn in enumerate(jaxpr.eqns):
         for call in _calls_of(eqn, device, times, path):
-            if number in notes and eqn.primitive in _RULES:
+            if number in notes and (eqn.primitive in _RULES or rewriting.loss_note(eqn)):
                 call = dataclasses.replace(call, why=f"{call.why}; {notes[number]}")
             yield call
 

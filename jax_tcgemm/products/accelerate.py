@@ -14,7 +14,7 @@ from jax_tcgemm.system.jax_internals import is_tracer, trace_context
 _MOST_PROGRAMS = 64
 
 
-def accelerate(fn: Callable, *, wide: bool = False) -> Callable:
+def accelerate(fn: Callable, *, wide: bool = False, losses: bool | None = None) -> Callable:
     """Runs a function with its products as ours, and what follows them as their epilogues.
 
         out = f(lax.dot_general(a, b), *operands)    becomes one call
@@ -33,11 +33,15 @@ def accelerate(fn: Callable, *, wide: bool = False) -> Callable:
     maxima and minima over whole rows or columns of what an epilogue computes are results of its
     call, unless a loop of XLA's reads the same and may compute them on its way.
 
+    A product that is only the logits of a loss is not made: the loss, however it is written, and
+    its gradients are those of `jax_tcgemm.linear_cross_entropy`, from a size on.
+
     Looked into are jit, scan, while, cond, remat, shard_map, functions with derivatives of their
     own, and what a `jax.custom_vjp` still has to do for its derivatives; the rules of a
     `jax.custom_jvp` stay as they are. So do the bodies of Pallas kernels, what has effects, and
     remat with a policy that is still to be differentiated, since a policy tells primitives apart.
-    What cannot be rewritten runs as it was. No product is computed twice, and none is left out.
+    What cannot be rewritten runs as it was. No product is computed twice, but logits of losses
+    whose gradients need them again, and none is left out.
 
     Whether a kernel computes an epilogue is decided where the program is lowered: only where that
     should take less time than the bare product and what XLA makes of the rest. Everywhere else it
@@ -53,12 +57,15 @@ def accelerate(fn: Callable, *, wide: bool = False) -> Callable:
         it is traced once for the types of the arrays, and the others.
       wide: compute epilogues in float32 from the accumulator to their results: what the function
         rounds to narrower floats in between is not rounded, and neither is the product.
+      losses: whether to make losses without their logits; None does so where JAX has one device.
+        Tokens that are divided over automatic mesh axes would have each chunk's gradient of the
+        weights summed over devices.
 
     Returns:
       A function of the same arguments and results.
 
     Raises:
-      TypeError: when `fn` is no function or `wide` no truth value.
+      TypeError: when `fn` is no function, `wide` no truth value, or `losses` neither one nor None.
 
     Numerics:
       Those of the function, with its products summed as by `jax_tcgemm.dot_general`: every rounding
@@ -87,6 +94,11 @@ def accelerate(fn: Callable, *, wide: bool = False) -> Callable:
             f"accelerate: wide must be True or False, got wide of type {type(wide).__name__}; pass "
             "other arguments to the function that it returns"
         )
+    if not (losses is None or isinstance(losses, bool)):
+        raise TypeError(
+            f"accelerate: losses must be True, False or None, got losses of type "
+            f"{type(losses).__name__}; pass other arguments to the function that it returns"
+        )
     programs: dict = {}
 
     @functools.wraps(fn)
@@ -98,7 +110,7 @@ def accelerate(fn: Callable, *, wide: bool = False) -> Callable:
         key = tree, others, tuple(map(type, others)), types, trace_context()
         program = _known(programs, key)
         if program is None:
-            program = _Program.of(fn, tree, others, types, wide=wide)
+            program = _Program.of(fn, tree, others, types, wide=wide, losses=losses)
             if not program.holds_tracers:
                 _keep(programs, key, program)
         return program(arrays)
@@ -137,7 +149,7 @@ class _Program:
         self._closed, self._tree, self._others = closed, tree, others
 
     @classmethod
-    def of(cls, fn: Callable, tree, others: tuple, types: tuple, *, wide: bool) -> "_Program":
+    def of(cls, fn: Callable, tree, others: tuple, types: tuple, **how) -> "_Program":
         """Traces a function and rewrites what it does."""
         results = None, []
 
@@ -151,7 +163,7 @@ class _Program:
             return [x for x in found if _is_array(x)]
 
         closed = jax.make_jaxpr(flat)(*types)
-        rewriter = Rewriter(functools.partial(accelerate, wide=wide), wide=wide)
+        rewriter = Rewriter(functools.partial(accelerate, **how), **how)
         return cls(rewriter(closed), *results)
 
     @property

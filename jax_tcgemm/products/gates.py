@@ -29,13 +29,13 @@ def products_of(
     known: dict = {}
     alike: dict = collections.defaultdict(list)
 
-    def by_columns(number: int) -> core.JaxprEqn | None:
+    def arranged(number: int) -> core.JaxprEqn | None:
         if number not in known:
-            known[number] = _by_columns(products[number])
+            known[number] = by_columns(products[number])
         return known[number]
 
     for number in products:
-        if (eqn := by_columns(number)) is not None:
+        if (eqn := arranged(number)) is not None:
             alike[_key(eqn)].append(number)
 
     def product(number: int) -> core.Var | None:
@@ -51,14 +51,14 @@ def products_of(
         return _products_before(equations, products)
 
     def partners(number: int) -> Sequence[int]:
-        if (eqn := by_columns(number)) is None:
+        if (eqn := arranged(number)) is None:
             return ()
         found = [other for other in reversed(alike[_key(eqn)]) if other < number]
         # What one product is of may have been made from the other.
         return [other for other in found[:_MOST_PARTNERS] if not before()[number] >> other & 1]
 
     def is_apart(number: int, dimension: int) -> bool:
-        eqn = by_columns(number)
+        eqn = arranged(number)
         return eqn is not None and _is_outermost(eqn, dimension)
 
     return Products(product, lines, partners, is_apart)
@@ -73,9 +73,9 @@ def call_of(equations: Sequence[core.JaxprEqn], group: Group):
     eqn = equations[group.products[0]]
     if group.halves is None and len(group.products) == 1:
         return [], eqn.invars, eqn.params | {"num_rhs": 1, "pair": None}
-    eqn = _by_columns(eqn)
+    eqn = by_columns(eqn)
     if group.halves is None:
-        other = _by_columns(equations[group.products[1]])
+        other = by_columns(equations[group.products[1]])
         factors = [*eqn.invars, other.invars[1]]
         return [], factors, eqn.params | {"num_rhs": 2, "pair": None}
     pair = group.halves.dimension
@@ -131,7 +131,7 @@ def _dims(eqn: core.JaxprEqn) -> tuple[list[int], list[int]]:
     return found
 
 
-def _by_columns(eqn: core.JaxprEqn) -> core.JaxprEqn | None:
+def by_columns(eqn: core.JaxprEqn) -> core.JaxprEqn | None:
     """The same product with those dimensions last that are of the right operand; None if neither's.
 
     It may be one with the operands in the other order.

@@ -2,9 +2,9 @@
 
     z[t, v] = cap(sum over k of x[t, k] * w[v, k] + bias[v])
 
-with t over the tokens of a chunk. Every pass over z is one product with a function as its epilogue;
-what is stored of it has a chunk's size, and rows that start on 128-byte boundaries: the vocabulary
-is padded with logits of minus infinity.
+or of w[k, v], with t over the tokens of a chunk. Every pass over z is one product with a function
+as its epilogue; what is stored of it has a chunk's size, and rows that start on 128-byte
+boundaries: the vocabulary is padded with logits of minus infinity.
 """
 
 import dataclasses
@@ -22,9 +22,7 @@ from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.products.epilogue import with_epilogue
 from jax_tcgemm.products.linear import product
 
-ROWS_BY_ROWS = (((1,), (1,)), ((), ()))
-ROWS_BY_COLUMNS = (((1,), (0,)), ((), ()))
-COLUMNS_BY_COLUMNS = (((0,), (0,)), ((), ()))
+_COLUMNS_BY_COLUMNS = (((0,), (0,)), ((), ()))
 
 # Columns that a chunk has a multiple of.
 _ALIGNMENT = 64
@@ -47,6 +45,8 @@ class How:
       chunk_bytes: largest part of the logits that is stored; None leaves it to `num_chunks`.
       precision: as for `matmul`.
       implementation: name to force, or None.
+      vocabulary_axis: the dimension of w that is the vocabulary, 0 or 1.
+      rounded_to: a dtype that products are rounded to, as whole logits of it are; None leaves them.
     """
 
     op: str
@@ -55,8 +55,18 @@ class How:
     z_loss: float
     axis_name: str | tuple[str, ...] | None
     chunk_bytes: int | None
-    precision: object
-    implementation: str | None
+    precision: object = None
+    implementation: str | None = None
+    vocabulary_axis: int = 0
+    rounded_to: np.dtype | None = None
+
+    def size(self, w) -> int:
+        """Entries of a device's vocabulary."""
+        return w.shape[self.vocabulary_axis]
+
+    def columns(self, extent: int) -> tuple[int, int]:
+        """What a pair of two numbers for w is: 0, and one for its vocabulary."""
+        return (extent, 0) if self.vocabulary_axis == 0 else (0, extent)
 
     @property
     def devices(self) -> int:
@@ -66,6 +76,16 @@ class How:
     def total(self, x: jax.Array) -> jax.Array:
         """The sum over the devices that share the vocabulary."""
         return x if self.axis_name is None else lax.psum(x, self.axis_name)
+
+    @property
+    def by_vocabulary(self):
+        """Dimension numbers of a product of what has tokens as rows with w, over its columns."""
+        return ((1,), (self.vocabulary_axis,)), ((), ())
+
+    def gradient_of_w(self, gradients, x, dtype, residual=None) -> jax.Array:
+        """The product of gradients of logits and x over the tokens, as w is arranged."""
+        pair = (gradients, x) if self.vocabulary_axis == 0 else (x, gradients)
+        return self.product(*pair, _COLUMNS_BY_COLUMNS, dtype, residual)
 
     def product(self, lhs, rhs, dimension_numbers, dtype, residual=None) -> jax.Array:
         """A plain product, to which a residual is added in place."""
@@ -110,6 +130,39 @@ def num_chunks(how: How, extent: int, other: int, dtype, most: int) -> int:
     return max(1, -(-extent // max(1, most // max(1, slice_bytes))))
 
 
+def by_tokens(function: Callable, chunks: int, *arrays):
+    """What a function makes of chunks of tokens, together; of none more than the first has."""
+    if chunks == 1:
+        return function(*arrays)
+    tokens, split = len(arrays[0]), in_chunks(chunks, *arrays)
+    _, found = lax.scan(lambda _, each: (None, function(*each)), None, split)
+    return together(found, tokens)
+
+
+def together(found, tokens: int):
+    """Arrays of chunks, as `in_chunks` makes them, as arrays of so many tokens."""
+
+    def joined(f):
+        return jnp.swapaxes(f, 0, 1).reshape(-1, *f.shape[2:])[:tokens]
+
+    return jax.tree.map(joined, found)
+
+
+def in_chunks(chunks: int, *arrays):
+    """Arrays, or trees of them, with a new first dimension, of chunks; zeros fill the last one.
+
+    A chunk has every so many token: where devices share tokens, each has its own in every chunk.
+    """
+    size = -(-len(arrays[0]) // chunks)
+
+    def split(a):
+        padding = chunks * size - len(a)
+        a = jnp.pad(a, ((0, padding), *[(0, 0)] * (a.ndim - 1))) if padding else a
+        return jnp.swapaxes(a.reshape(size, chunks, *a.shape[1:]), 0, 1)
+
+    return jax.tree.map(split, arrays)
+
+
 # --- the vocabulary -------------------------------------------------------------------------------
 
 
@@ -117,7 +170,7 @@ class Vocabulary(NamedTuple):
     """Its weights, padded, and what is added to their products.
 
     Attributes:
-      w: (columns, k).
+      w: (columns, k), or (k, columns).
       bias: (1, columns), before a soft cap; None if there is none of either.
       offset: (1, columns), after it; None if it is zero.
       totals: the sums of the weights, (1, k), and of the biases, where their mean is asked for.
@@ -131,16 +184,16 @@ class Vocabulary(NamedTuple):
 
 def padded(how: How, w, bias, columns: int) -> Vocabulary:
     """The vocabulary with so many columns, of which those that are new have no probability."""
-    extra, wide = columns - len(w), wide_dtype(w.dtype)
+    extra, wide = columns - how.size(w), wide_dtype(w.dtype)
     before = None if bias is None else bias.astype(wide)
     after = totals = None
     if how.label_smoothing and how.soft_cap is None:
         sum_of_biases = jnp.zeros((), wide) if bias is None else jnp.sum(before)
-        totals = jnp.sum(w.astype(wide), 0, keepdims=True), sum_of_biases
+        totals = jnp.sum(w.astype(wide), how.vocabulary_axis)[None], sum_of_biases
     if how.soft_cap is None:
         before, after = after, before
     if extra:
-        w = jnp.pad(w, ((0, extra), (0, 0)))
+        w = jnp.pad(w, [(0, more) for more in how.columns(extra)])
         before = None if before is None else jnp.pad(before, (0, extra))
         after = jnp.zeros(columns - extra, wide) if after is None else after
         after = jnp.pad(after, (0, extra), constant_values=-jnp.inf)
@@ -152,8 +205,12 @@ def aligned(extent: int) -> int:
     return -(-extent // _ALIGNMENT) * _ALIGNMENT
 
 
-def logits_of(soft_cap: float | None, acc, bias, offset):
+def logits_of(how: How, acc, bias, offset):
     """Logits, from products with the weights, and their derivatives by these."""
+    soft_cap = how.soft_cap
+    if how.rounded_to is not None:
+        own = jnp.finfo(how.rounded_to)
+        acc = lax.reduce_precision(acc, own.nexp, own.nmant)
     z = acc if bias is None else acc + bias
     slope = None
     if soft_cap is not None:
@@ -165,19 +222,20 @@ def logits_of(soft_cap: float | None, acc, bias, offset):
 def with_logits(how: How, x, vocabulary: Vocabulary, function: Callable, operands):
     """`function(z, slope, *operands)` of a chunk's logits, as `logits_of` gives them."""
     addends = vocabulary.bias, vocabulary.offset
-    epilogue = _of_logits(how.soft_cap, function, *(a is None for a in addends))
+    epilogue = _of_logits(how, function, *(a is None for a in addends))
     addends = [a for a in addends if a is not None]
-    return how.with_epilogue(x, vocabulary.w, ROWS_BY_ROWS, epilogue, (*addends, *operands))
+    by_features = ((1,), (1 - how.vocabulary_axis,)), ((), ())
+    return how.with_epilogue(x, vocabulary.w, by_features, epilogue, (*addends, *operands))
 
 
 @functools.lru_cache(maxsize=256)
-def _of_logits(soft_cap, function: Callable, no_bias: bool, no_offset: bool) -> Callable:
+def _of_logits(how: How, function: Callable, no_bias: bool, no_offset: bool) -> Callable:
     """The epilogue; of the same function the same one, whose trace is known."""
 
     def epilogue(acc, *operands):
         rest = list(operands)
         bias, offset = (None if absent else rest.pop(0) for absent in (no_bias, no_offset))
-        return function(*logits_of(soft_cap, acc, bias, offset), *rest)
+        return function(*logits_of(how, acc, bias, offset), *rest)
 
     return epilogue
 
@@ -198,18 +256,24 @@ class Labels(NamedTuple):
 
 def labels_of(how: How, x, w, bias, labels) -> Labels:
     """The labels' own logits, in float32 (float64 for float64) and without a product."""
-    size, wide = len(w), wide_dtype(w.dtype)
+    size, wide = how.size(w), wide_dtype(w.dtype)
     is_label = (labels >= 0) & (labels < size * how.devices)
     if how.axis_name is not None:
         labels = labels - size * lax.axis_index(how.axis_name)
     is_own = (labels >= 0) & (labels < size)
     columns = jnp.where(is_own, labels, np.iinfo(np.int32).max)
     taken = jnp.where(is_own, labels, 0)
-    acc = jnp.sum(x.astype(wide) * w[taken].astype(wide), -1)
+    acc = product_with_rows(how, x, w, taken)
     own_bias = None if bias is None else bias[taken].astype(wide)
-    z, slopes = logits_of(how.soft_cap, acc, own_bias, None)
+    z, slopes = logits_of(how, acc, own_bias, None)
     z = jnp.where(is_label, how.total(jnp.where(is_own, z, 0)), jnp.nan)
     return Labels(columns[:, None], z[:, None], None if slopes is None else slopes[:, None])
+
+
+def product_with_rows(how: How, x, w, taken) -> jax.Array:
+    """Of each token the product with one entry of the vocabulary, without a kernel of ours."""
+    wide, rows = wide_dtype(w.dtype), jnp.take(w, taken, how.vocabulary_axis)
+    return jnp.sum(x.astype(wide) * (rows if how.vocabulary_axis == 0 else rows.T).astype(wide), -1)
 
 
 # --- the softmax ----------------------------------------------------------------------------------
@@ -257,21 +321,37 @@ def softmax(
       dtype: what exponentials are stored in; None stores none.
       with_moments: whether moments are asked for.
     """
+    usual = _softmax(how, x, vocabulary, _finite(labels.logits), dtype, with_moments)
+    return _mended(how, x, vocabulary, usual, _is_off(usual), dtype, with_moments)
+
+
+def _is_off(usual: Softmax) -> jax.Array:
+    """Of each token whether exponentials beside what they are beside are out of range."""
+    # Of NaN neither is true: what they are beside makes no difference.
+    return (usual.sums < np.exp(-_FURTHEST)) | (usual.sums > np.exp(_FURTHEST))
+
+
+def _mended(how: How, x, vocabulary: Vocabulary, usual: Softmax, is_off, dtype, with_moments: bool):
+    """A chunk's softmax, beside the largest logits if any of its tokens is off."""
 
     def beside_largest():
-        _, largest = with_logits(how, x, vocabulary, _largest, (labels.logits,))
+        _, largest = with_logits(how, x, vocabulary, _largest, (usual.shift,))
         largest = largest[:, None]
         if how.axis_name is not None:
             largest = lax.pmax(largest, how.axis_name)
         return _softmax(how, x, vocabulary, _finite(largest), dtype, with_moments)
 
-    usual = _softmax(how, x, vocabulary, _finite(labels.logits), dtype, with_moments)
-    least, most = np.exp(-_FURTHEST), np.exp(_FURTHEST)
-    # Of NaN neither is true: what they are beside makes no difference.
-    is_off = jnp.any((usual.sums < least) | (usual.sums > most))
-    # At most once, and a loop because it may store in the same place what a condition would copy.
+    return _once(jnp.any(is_off), beside_largest, usual)
+
+
+def _once(is_asked, function: Callable, otherwise):
+    """What a function makes if that is asked for; else something of the same types.
+
+    A loop that is gone through once at most, because it may store in the same place what a
+    condition would copy.
+    """
     found, _ = lax.while_loop(
-        lambda state: state[1], lambda state: (beside_largest(), state[1] & False), (usual, is_off)
+        lambda state: state[1], lambda state: (function(), state[1] & False), (otherwise, is_asked)
     )
     return found
 
@@ -286,6 +366,52 @@ def _derivative_of_softmax(how, dtype, with_moments, primals, tangents):
         return _softmax(how, x, vocabulary, found.shift, dtype, with_moments)
 
     return found, jax.jvp(beside, primals[:2], tangents[:2])[1]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 4, 5))
+def softmax_by_chunks(
+    how: How, x, vocabulary: Vocabulary, logits, chunks: int, with_moments: bool
+) -> Softmax:
+    """The same of all tokens by chunks of them, of which nothing is stored.
+
+    Whether one is off is looked at once, after all chunks: a GPU need not wait between them.
+
+    Args:
+      how: what the call says.
+      x: (tokens, k).
+      vocabulary: that of this device.
+      logits: of the tokens' labels, a column.
+      chunks: how many.
+      with_moments: whether moments are asked for.
+    """
+    usual = _by_chunks(how, x, vocabulary, _finite(logits), chunks, with_moments)
+    is_off = _is_off(usual)
+
+    def mended():
+        def chunk(x, is_off, usual):
+            return _mended(how, x, vocabulary, usual, is_off, None, with_moments)
+
+        return by_tokens(chunk, chunks, x, is_off, usual)
+
+    return _once(jnp.any(is_off), mended, usual)
+
+
+@softmax_by_chunks.defjvp
+def _derivative_by_chunks(how, chunks, with_moments, primals, tangents):
+    x, vocabulary, logits = primals
+    found = softmax_by_chunks(how, x, vocabulary, logits, chunks, with_moments)
+
+    def beside(x, vocabulary):
+        return _by_chunks(how, x, vocabulary, found.shift, chunks, with_moments)
+
+    return found, jax.jvp(beside, primals[:2], tangents[:2])[1]
+
+
+def _by_chunks(how, x, vocabulary, shift, chunks, with_moments) -> Softmax:
+    def chunk(x, shift):
+        return _softmax(how, x, vocabulary, shift, None, with_moments)
+
+    return by_tokens(chunk, chunks, x, shift)
 
 
 def _softmax(how: How, x, vocabulary: Vocabulary, shift, dtype, with_moments: bool) -> Softmax:

@@ -3,59 +3,42 @@
 import math
 from operator import index
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jax_tcgemm.products.arguments import as_array, as_integers, promoted_dtype, real_number
-from jax_tcgemm.sharding.layout import canonical_spec
 from jax_tcgemm.system.jax_internals import is_tracer
 
 _DTYPES = tuple(map(np.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
 
 
-def checked_operands(op: str, x, w, labels, bias):
+def checked_operands(op: str, x, w, bias, axis: int):
     """The operands as arrays, x and w of one dtype, or what is wrong with them as an error."""
     x, w = as_array(op, "x", x), as_array(op, "w", w)
-    labels = as_integers(op, "labels", labels)
     bias = None if bias is None else as_array(op, "bias", bias)
-    given = {"x": x, "w": w, "labels": labels, "bias": bias}
+    given = {"x": x, "w": w, "bias": bias}
     for name, a in given.items():
-        if a is None:
-            continue
-        if not all(isinstance(extent, int) for extent in a.shape):
-            raise ValueError(
-                f"{op}: {name} must have a shape of numbers, got {name}.shape={a.shape}; export a "
-                "program for each"
-            )
-        sharding = jax.typeof(a).sharding
-        if not sharding.mesh.empty and any(canonical_spec(sharding.spec, a.ndim)):
-            raise ValueError(
-                f"{op}: {name} must not be divided over explicit mesh axes, got {name} of type "
-                f"{jax.typeof(a)}; use jax.shard_map with axis_name and token_axis_name"
-            )
+        if a is not None:
+            _check_extents(op, name, a)
     for name in ("x", "w"):
         if given[name].dtype not in _DTYPES:
             raise TypeError(
                 f"{op}: {name} must be of one of the dtypes {', '.join(map(str, _DTYPES))}, got "
                 f"{name}.dtype={given[name].dtype}; convert it"
             )
-    if x.ndim < 1 or w.ndim != 2 or x.shape[-1] != w.shape[1] or len(w) == 0:
+    fits = x.ndim >= 1 and w.ndim == 2 and x.shape[-1] == w.shape[1 - axis]
+    if not fits or w.shape[axis] == 0:
+        form = "(vocabulary, k)" if axis == 0 else "(k, vocabulary)"
         raise ValueError(
-            f"{op}: x and w must have shapes (..., k) and (vocabulary, k), got {x.shape=} and "
-            f"{w.shape=}; transpose or reshape one"
-        )
-    if labels.shape != x.shape[:-1]:
-        raise ValueError(
-            f"{op}: labels must have the shape of x without its last dimension, "
-            f"{x.shape[:-1]}, got {labels.shape=}; reshape them"
+            f"{op}: x and w must have shapes (..., k) and {form}, got {x.shape=} and {w.shape=}; "
+            "reshape one, or say which dimension is the vocabulary by vocabulary_axis"
         )
     if bias is not None:
-        if bias.shape != (len(w),):
+        if bias.shape != (w.shape[axis],):
             raise ValueError(
-                f"{op}: bias must have a number for each row of w, shape ({len(w)},), got "
-                f"{bias.shape=}; reshape it"
+                f"{op}: bias must have a number for each entry of the vocabulary, shape "
+                f"({w.shape[axis]},), got {bias.shape=}; reshape it"
             )
         if not jnp.issubdtype(bias.dtype, jnp.floating):
             raise TypeError(
@@ -63,7 +46,27 @@ def checked_operands(op: str, x, w, labels, bias):
                 "convert it"
             )
     dtype = promoted_dtype(op, x, w)
-    return x.astype(dtype), w.astype(dtype), labels, bias
+    return x.astype(dtype), w.astype(dtype), bias
+
+
+def checked_labels(op: str, labels, shape: tuple[int, ...]):
+    """Labels for tokens of a shape as int32, or what is wrong with them as an error."""
+    labels = as_integers(op, "labels", labels)
+    _check_extents(op, "labels", labels)
+    if labels.shape != shape:
+        raise ValueError(
+            f"{op}: labels must have the shape of x without its last dimension, {shape}, got "
+            f"{labels.shape=}; reshape them"
+        )
+    return labels
+
+
+def _check_extents(op: str, name: str, a) -> None:
+    if not all(isinstance(extent, int) for extent in a.shape):
+        raise ValueError(
+            f"{op}: {name} must have a shape of numbers, got {name}.shape={a.shape}; export a "
+            "program for each"
+        )
 
 
 def check_labels(op: str, labels, size: int, ignore_index: int | None) -> None:
@@ -94,6 +97,16 @@ def canonical_index(op: str, value) -> int | None:
             f"{_shown(value)}; -100 is usual"
         )
     return own
+
+
+def canonical_axis(op: str, value) -> int:
+    """A `vocabulary_axis`; raises ValueError for what is neither 0 nor 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value not in (0, 1):
+        raise ValueError(
+            f"{op}: vocabulary_axis must be 0 or 1, got vocabulary_axis={_shown(value)}; 0 is that "
+            "of an embedding, 1 that of a head's kernel"
+        )
+    return int(value)
 
 
 def fraction(op: str, name: str, value) -> float:

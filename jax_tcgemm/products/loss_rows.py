@@ -3,10 +3,12 @@
 Forwards, chunks of tokens take one product each. Backwards, chunks of the vocabulary do: of each
 the gradient of its logits is made in one product, and then the gradient of its weights and an
 addend of that of the tokens are one more each. Beside the operands only a number or two for each
-token are kept in between.
+token are kept in between. Whole chunks are gone through in a loop, and what is left of the
+vocabulary comes after it, so that w is never padded or copied but by chunks.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +19,14 @@ from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.products import logits as lg
 from jax_tcgemm.products.logits import How
 
-# Of a chunk: that of a model's head has then rows or columns enough for products at full speed.
+# Of a chunk: that of a model's head has then rows or columns enough for products at full speed. Or
+# what the gradient of x takes in float32, if that is more, which is read again for each chunk.
 _CHUNK_BYTES = 1 << 28
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def token_losses(how: How, with_entropy: bool, x, w, bias, labels) -> tuple[jax.Array, ...]:
-    """The loss of each token and, if asked for, the entropy of its distribution.
+    """The loss of each token, its lse, and, if asked for, the entropy of its distribution.
 
         loss = (1 - smoothing) * (lse - z[label]) + smoothing * (lse - mean(z)) + z_loss * lse**2
 
@@ -31,9 +34,9 @@ def token_losses(how: How, with_entropy: bool, x, w, bias, labels) -> tuple[jax.
 
     Args:
       how: what the call says.
-      with_entropy: whether the second result is asked for.
+      with_entropy: whether the third result is asked for.
       x: (tokens, k).
-      w: (vocabulary of this device, k), of the same dtype.
+      w: (vocabulary of this device, k), or the other way round, of the same dtype.
       bias: None or (vocabulary of this device,).
       labels: (tokens,) int32, among all of the vocabulary.
     """
@@ -42,19 +45,20 @@ def token_losses(how: How, with_entropy: bool, x, w, bias, labels) -> tuple[jax.
 
 
 def _forward(how, with_entropy, x, w, bias, labels):
-    vocabulary = lg.padded(how, w, bias, lg.aligned(len(w)))
+    size = how.size(w)
+    vocabulary = lg.padded(how, w, bias, lg.aligned(size))
 
-    def chunk(x, labels):
-        own = lg.labels_of(how, x, w, bias, labels)
-        softmax = lg.softmax(how, x, vocabulary, own, None, with_entropy)
-        found = [losses_of(how, x, vocabulary, own, softmax, len(w))]
-        if with_entropy:
-            found.append(jnp.log(softmax.sums) - softmax.moments / softmax.sums)
-        return [f[:, 0] for f in (*found, softmax.lse)]
-
-    chunks = lg.num_chunks(how, len(x), len(vocabulary.w), w.dtype, _CHUNK_BYTES)
-    *results, lse = by_tokens(chunk, chunks, x, labels)
-    kept = x, w, bias, labels, lse, *results[1:]
+    # Without moments what is stored of the logits is a byte for each.
+    most = _CHUNK_BYTES if with_entropy else 2 * _CHUNK_BYTES
+    chunks = lg.num_chunks(how, len(x), how.size(vocabulary.w), w.dtype, most)
+    of_labels = functools.partial(lg.labels_of, how, w=w, bias=bias)
+    own = lg.by_tokens(lambda x, labels: of_labels(x, labels=labels), chunks, x, labels)
+    softmax = lg.softmax_by_chunks(how, x, vocabulary, own.logits, chunks, with_entropy)
+    results = [losses_of(how, x, vocabulary, own, softmax, size), softmax.lse]
+    if with_entropy:
+        results.append(jnp.log(softmax.sums) - softmax.moments / softmax.sums)
+    results = [r[:, 0] for r in results]
+    kept = x, w, bias, labels, *results[1:]
     # Addends vary over the devices that share the vocabulary, also where all have the same one.
     *results, _ = same_varying(*results, x)
     return tuple(r / how.devices for r in results), kept
@@ -71,73 +75,79 @@ def losses_of(how: How, x, vocabulary, labels, softmax, size: int) -> jax.Array:
     return losses + how.z_loss * lse * lse if how.z_loss else losses
 
 
-def by_tokens(function, chunks: int, *arrays) -> list[jax.Array]:
-    """What a function makes of chunks of tokens, together; of none more than the first has."""
-    if chunks == 1:
-        return function(*arrays)
-    tokens, split = len(arrays[0]), in_chunks(chunks, *arrays)
-    _, found = lax.scan(lambda _, each: (None, function(*each)), None, split)
-    return [f.reshape(-1, *f.shape[2:])[:tokens] for f in found]
-
-
-def in_chunks(chunks: int, *arrays) -> list[jax.Array]:
-    """Arrays with a new first dimension, of chunks; the last ones are filled up with zeros."""
-    size = -(-len(arrays[0]) // chunks)
-    padding = chunks * size - len(arrays[0])
-    widths = [((0, padding), *[(0, 0)] * (a.ndim - 1)) for a in arrays]
-    padded = [jnp.pad(a, width) if padding else a for a, width in zip(arrays, widths, strict=True)]
-    return [a.reshape(chunks, size, *a.shape[1:]) for a in padded]
-
-
 def _backward(how, with_entropy, kept, cotangents):
     """The gradients: of logits, p (a + b (z - lse)) + c [v = label] + d, times the cap's slope."""
     x, w, bias, labels, lse, *entropies = kept
-    ct, *ct_entropies = cotangents
-    a = ct * (1 + 2 * how.z_loss * lse) if how.z_loss else ct
+    ct, ct_lse, *ct_entropies = cotangents
+    a = ct * (1 + 2 * how.z_loss * lse) + ct_lse if how.z_loss else ct + ct_lse
     b = None
     if with_entropy:
         b = -ct_entropies[0]
         a = a + b * entropies[0]
     c = (how.label_smoothing - 1) * ct
-    d = -how.label_smoothing / (len(w) * how.devices) * ct if how.label_smoothing else None
-    columns = [None if n is None else n[:, None] for n in (lse, a, c, b, d)]
+    d = -how.label_smoothing / (how.size(w) * how.devices) * ct if how.label_smoothing else None
+    return *gradients_of(how, x, w, bias, labels, lse, Gradient(a, c, b, d)), None
+
+
+class Gradient(NamedTuple):
+    """A gradient of logits: p (a + b (z - lse)) + c [v = label] + d, of numbers for each token.
+
+    It is that by the capped ones, where there is a cap. None for b or d is 0.
+    """
+
+    a: jax.Array
+    c: jax.Array
+    b: jax.Array | None = None
+    d: jax.Array | None = None
+
+
+def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
+    """The gradients of x, w and bias, None without one, in three products that make the logits."""
+    size, axis = how.size(w), how.vocabulary_axis
+    columns = [None if n is None else n[:, None] for n in (lse, *gradient)]
     columns = [n for n in columns if n is not None]
-    dtype = lg.gradient_dtype(w.dtype)
-    function = _gradients(dtype, with_entropy, bool(how.label_smoothing))
+    dtype, wide = lg.gradient_dtype(w.dtype), wide_dtype(x.dtype)
+    function = _gradients(dtype, gradient.b is not None, gradient.d is not None)
     narrow = x.astype(dtype)
+    first = size * (0 if how.axis_name is None else lax.axis_index(how.axis_name))
 
-    chunks = lg.num_chunks(how, lg.aligned(len(w)), len(x), w.dtype, _CHUNK_BYTES)
-    size = lg.aligned(-(-len(w) // chunks))
-    chunks = -(-len(w) // size)
-    vocabulary = lg.padded(how, w, bias, chunks * size)._replace(totals=None)
-    first = len(w) * (0 if how.axis_name is None else lax.axis_index(how.axis_name))
+    def chunk(sums, start, extent):
+        dx, dw, db = sums
+        part = lax.dynamic_slice_in_dim(w, start, extent, axis)
+        own_bias = None if bias is None else lax.dynamic_slice_in_dim(bias, start, extent)
+        vocabulary = lg.padded(how, part, own_bias, lg.aligned(extent))
+        own = labels[:, None] - first - start
+        gradients = lg.with_logits(how, x, vocabulary, function, (own, *columns))
+        dx_dtype = x.dtype if dx is None and extent == size else wide
+        factor = vocabulary.w.astype(dtype)
+        dx = how.product(gradients, factor, how.by_vocabulary, dx_dtype, dx)
+        own_dw = how.gradient_of_w(gradients, narrow, w.dtype)
+        own_dw = lax.slice(own_dw, (0, 0), part.shape)
+        own_db = None
+        if bias is not None:
+            own_db = jnp.sum(gradients.astype(wide), 0)[:extent].astype(bias.dtype)
+        if extent == size:
+            return dx, own_dw, own_db
+        dw = lax.dynamic_update_slice_in_dim(dw, own_dw, start, axis)
+        db = None if bias is None else lax.dynamic_update_slice_in_dim(db, own_db, start, 0)
+        return dx, dw, db
 
-    def chunk(dx, part, number):
-        own = labels[:, None] - first - number * size
-        gradients = lg.with_logits(how, x, part, function, (own, *columns))
-        dx_dtype = x.dtype if chunks == 1 else wide_dtype(x.dtype)
-        dx = how.product(gradients, part.w.astype(dtype), lg.ROWS_BY_COLUMNS, dx_dtype, dx)
-        dw = how.product(gradients, narrow, lg.COLUMNS_BY_COLUMNS, w.dtype)
-        db = None if bias is None else jnp.sum(gradients.astype(wide_dtype(dtype)), 0)
-        return dx, (dw, db)
-
-    if chunks == 1:
-        dx, (dw, db) = chunk(None, vocabulary, 0)
+    most = max(_CHUNK_BYTES, wide.itemsize * x.size)
+    chunks = lg.num_chunks(how, lg.aligned(size), len(x), w.dtype, most)
+    extent = min(size, lg.aligned(-(-size // chunks)))
+    if extent == size:
+        dx, dw, db = chunk((None, None, None), 0, size)
     else:
-        (dx,) = same_varying(jnp.zeros(x.shape, wide_dtype(x.dtype)), *jax.tree.leaves(kept))[:1]
-        parts = _parts(vocabulary, chunks), jnp.arange(chunks, dtype=jnp.int32)
-        dx, (dw, db) = lax.scan(lambda dx, each: chunk(dx, *each), dx, parts)
-        dw = dw.reshape(-1, dw.shape[-1])
-    db = None if bias is None else db.reshape(-1)[: len(w)].astype(bias.dtype)
-    return dx.astype(x.dtype), dw[: len(w)], db, None
-
-
-def _parts(vocabulary: lg.Vocabulary, chunks: int) -> lg.Vocabulary:
-    """Chunks of a vocabulary along a new first dimension."""
-    w = vocabulary.w.reshape(chunks, -1, vocabulary.w.shape[-1])
-    addends = vocabulary.bias, vocabulary.offset
-    addends = (None if a is None else a.reshape(chunks, 1, -1) for a in addends)
-    return lg.Vocabulary(w, *addends, None)
+        zeros = jnp.zeros(x.shape, wide), jnp.zeros(w.shape, w.dtype)
+        zeros = *zeros, None if bias is None else jnp.zeros(bias.shape, bias.dtype)
+        operands = jax.tree.leaves((x, w, bias, labels, columns))
+        zeros = jax.tree.map(lambda a: same_varying(a, *operands)[0], zeros)
+        whole = size // extent
+        starts = extent * jnp.arange(whole, dtype=jnp.int32)
+        sums, _ = lax.scan(lambda sums, start: (chunk(sums, start, extent), None), zeros, starts)
+        rest = size - whole * extent
+        dx, dw, db = chunk(sums, whole * extent, rest) if rest else sums
+    return dx.astype(x.dtype), dw, db
 
 
 @functools.cache

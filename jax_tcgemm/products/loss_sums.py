@@ -12,6 +12,7 @@ over it in between.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,28 +22,29 @@ from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.products import logits as lg
 from jax_tcgemm.products.logits import How
-from jax_tcgemm.products.loss_rows import in_chunks, losses_of, token_losses
+from jax_tcgemm.products.loss_rows import losses_of, token_losses
 
 # Of a chunk; or what a gradient of w in float32 takes, if that is more: one chunk alone needs none.
 _CHUNK_BYTES = 1 << 30
 
 
-def weighted_sum(how: How, x, w, bias, labels, scales) -> jax.Array:
+def weighted_sum(how: How, recompute: bool, x, w, bias, labels, scales) -> jax.Array:
     """The sum of the tokens' losses times their scales.
 
     Where devices share the vocabulary it is an addend, of which the sum over them is meant.
 
     Args:
       how: what the call says.
+      recompute: make the logits again for the gradients, as those of single losses are made.
       x: (tokens, k).
-      w: (vocabulary of this device, k), of the same dtype.
+      w: (vocabulary of this device, k), or the other way round, of the same dtype.
       bias: None or (vocabulary of this device,).
       labels: (tokens,) int32, among all of the vocabulary.
       scales: (tokens,), of the dtype of losses.
     """
-    if how.soft_cap is not None and how.label_smoothing:
-        # The part of each column is the slope of its cap then, which is of no rank.
-        return _sum_of(scales, *token_losses(how, False, x, w, bias, labels))
+    # With both the part of each column is the slope of its cap, which is of no rank.
+    if recompute or (how.soft_cap is not None and how.label_smoothing):
+        return _sum_of(scales, token_losses(how, False, x, w, bias, labels)[0])
     return _weighted_sum(how, x, w, bias, labels, scales)
 
 
@@ -53,67 +55,111 @@ def _sum_of(scales, losses) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _weighted_sum(how: How, x, w, bias, labels, scales) -> jax.Array:
-    return _sum_of(scales, *token_losses(how, False, x, w, bias, labels))
+    return _sum_of(scales, token_losses(how, False, x, w, bias, labels)[0])
 
 
 def _forward(how, *primals):
     x, w, bias, labels, scales = (None if p is None else p.value for p in primals)
-    moves_x, moves_w, moves_bias = (p is not None and p.perturbed for p in primals[:3])
-    dtype, wide = lg.gradient_dtype(w.dtype), wide_dtype(w.dtype)
-    vocabulary = lg.padded(how, w, bias, lg.aligned(len(w)))
-    narrow = vocabulary.w.astype(dtype)
-    share = how.label_smoothing / (len(w) * how.devices)
-    most = max(_CHUNK_BYTES, 4 * w.size)
-    chunks = lg.num_chunks(how, len(x), len(vocabulary.w), w.dtype, most)
+    moves = tuple(p is not None and p.perturbed for p in primals[:3])
 
-    def chunk(sums, x, labels, scales):
+    def weigh(own, softmax, scales):
+        share = how.label_smoothing / (how.size(w) * how.devices)
+        return *_weighed(how, own, softmax, scales), -share * scales if share else None
+
+    losses, _, *gradients = _with_gradients(how, moves, weigh, x, w, bias, labels, scales)
+    like = None if bias is None else jnp.zeros((0,), bias.dtype)
+    return _sum_of(scales, losses) / how.devices, (*gradients, losses, (x[:0], w[:0], like))
+
+
+def losses_and_gradients(how: How, x, w, labels, a, c):
+    """Losses of tokens, their lse, and gradients of x and w, in three products.
+
+    Args:
+      how: what the call says; no cap, smoothing or devices.
+      x: (tokens, k).
+      w: (vocabulary, k), or the other way round.
+      labels: (tokens,) int32.
+      a: (tokens,): the gradients of the logits are a softmax(z) + c [v = label].
+      c: (tokens,).
+
+    Returns:
+      The four, gradients of the dtype of x and w.
+    """
+    # Where a is 0 the label's part alone is there, and softmax has to have a factor yet.
+    a = jnp.where((a == 0) & (c != 0), 1e-6 * c, a)
+
+    def weigh(own, softmax, a, c):
+        element = jnp.exp(own.logits - softmax.shift)
+        share = jnp.where(c == 0, 0, c / jnp.where(a == 0, 1, a))
+        return a / softmax.sums, element + share * softmax.sums, None
+
+    losses, lse, dx, dw, _ = _with_gradients(
+        how, (True, True, False), weigh, x, w, None, labels, a, c
+    )
+    return losses, lse, dx.astype(x.dtype), dw.astype(w.dtype)
+
+
+def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbers):
+    """Losses, lse, and the gradients of x, w and bias, None for those that do not move.
+
+    Args:
+      how: what the call says.
+      moves: of each of the three, whether its gradient is asked for.
+      weigh: of a chunk's labels, softmax and numbers, as columns: what exponentials are multiplied
+        by, what the label's one has to be before that, and None or what is added to all, columns.
+      x: (tokens, k).
+      w: (vocabulary of this device, k), or the other way round.
+      bias: None or (vocabulary of this device,).
+      labels: (tokens,) int32.
+      *numbers: (tokens,) each.
+    """
+    moves_x, moves_w, moves_bias = moves
+    dtype, wide = lg.gradient_dtype(w.dtype), wide_dtype(w.dtype)
+    size = how.size(w)
+    vocabulary = lg.padded(how, w, bias, lg.aligned(size))
+    narrow, columns = vocabulary.w.astype(dtype), how.size(vocabulary.w)
+    chunks = lg.num_chunks(how, len(x), columns, w.dtype, max(_CHUNK_BYTES, 4 * w.size))
+
+    def chunk(sums, x, labels, *numbers):
         own = lg.labels_of(how, x, w, bias, labels)
         softmax = lg.softmax(how, x, vocabulary, own, dtype, False)
-        losses = losses_of(how, x, vocabulary, own, softmax, len(w))
-        if not (moves_x or moves_w or moves_bias):
-            return sums, (losses[:, 0], None)
-        factors, gradients = _gradients(how, own, softmax, scales[:, None])
-        shares = -share * scales[:, None] if share else None
+        rows = losses_of(how, x, vocabulary, own, softmax, size)[:, 0], softmax.lse[:, 0]
+        if not any(moves):
+            return sums, (*rows, None)
+        factors, element, shares = weigh(own, softmax, *(n[:, None] for n in numbers))
+        gradients = _with_labels(own, softmax, element)
         dx = None
         if moves_x:
-            columns = (factors,) if shares is None else (factors, shares, vocabulary.totals[0])
+            operands = (factors,) if shares is None else (factors, shares, vocabulary.totals[0])
             epilogue = _scaled(_kept_dtype(x.dtype))
-            dx = how.with_epilogue(gradients, narrow, lg.ROWS_BY_COLUMNS, epilogue, columns)
+            dx = how.with_epilogue(gradients, narrow, how.by_vocabulary, epilogue, operands)
         dw, db = sums
         if moves_w:
             dw_dtype = _kept_dtype(w.dtype) if chunks == 1 else wide
             wide_x = x.astype(wide)
             if shares is not None:
-                alike = jnp.sum(shares * wide_x, 0, keepdims=True)
+                alike = jnp.expand_dims(jnp.sum(shares * wide_x, 0), how.vocabulary_axis)
                 dw = alike if dw is None else dw + alike
             weighted = (factors * wide_x).astype(dtype)
-            dw = how.product(gradients, weighted, lg.COLUMNS_BY_COLUMNS, dw_dtype, dw)
+            dw = how.gradient_of_w(gradients, weighted, dw_dtype, dw)
         if moves_bias:
             own_db = jnp.sum(factors * gradients.astype(wide), 0)
             own_db = own_db if shares is None else own_db + jnp.sum(shares)
             db = own_db if db is None else db + own_db
-        return (dw, db), (losses[:, 0], dx)
+        return (dw, db), (*rows, dx)
 
     if chunks == 1:
-        (dw, db), (losses, dx) = chunk((None, None), x, labels, scales)
+        (dw, db), (losses, lse, dx) = chunk((None, None), x, labels, *numbers)
     else:
-        columns, depth = vocabulary.w.shape
-        dw = jnp.zeros((columns, depth), wide) if moves_w else None
+        dw = jnp.zeros(vocabulary.w.shape, wide) if moves_w else None
         db = jnp.zeros(columns, wide) if moves_bias else None
-        sums = jax.tree.map(lambda a: same_varying(a, *_arrays(primals))[0], (dw, db))
-        split = in_chunks(chunks, x, labels, scales)
-        (dw, db), (losses, dx) = lax.scan(lambda sums, each: chunk(sums, *each), sums, split)
-        losses = losses.reshape(-1)[: len(x)]
-        dx = None if dx is None else dx.reshape(-1, depth)[: len(x)]
-    dw = None if dw is None else dw[: len(w)].astype(_kept_dtype(w.dtype))
-    db = None if db is None else db[: len(w)]
-    like = None if bias is None else jnp.zeros((0,), bias.dtype)
-    kept = dx, dw, db, losses, (x[:0], w[:0], like)
-    return _sum_of(scales, losses) / how.devices, kept
-
-
-def _arrays(primals):
-    return [p.value for p in primals if p is not None]
+        varying = jax.tree.leaves((x, w, bias, labels, numbers))
+        sums = jax.tree.map(lambda a: same_varying(a, *varying)[0], (dw, db))
+        split = lg.in_chunks(chunks, x, labels, *numbers)
+        (dw, db), rows = lax.scan(lambda sums, each: chunk(sums, *each), sums, split)
+        losses, lse, dx = lg.together(rows, len(x))
+    dw = None if dw is None else lax.slice(dw, (0, 0), w.shape).astype(_kept_dtype(w.dtype))
+    return losses, lse, dx, dw, None if db is None else db[:size]
 
 
 def _kept_dtype(dtype):
@@ -121,19 +167,22 @@ def _kept_dtype(dtype):
     return jnp.dtype(jnp.float32) if dtype == jnp.float16 else dtype
 
 
-def _gradients(how: How, labels: lg.Labels, softmax: lg.Softmax, scales):
-    """The gradient of a chunk's logits but for the addend of rank one: a column times a matrix."""
+def _weighed(how: How, labels: lg.Labels, softmax: lg.Softmax, scales):
+    """What exponentials are multiplied by, and what the label's one has to be before that."""
     growth = 1 + 2 * how.z_loss * softmax.lse
     if how.z_loss:
         # Only a sum of exponentials near none has it vanish, and the gradient cannot show that.
         growth = jnp.where(abs(growth) < 1e-6, 1e-6, growth)
-    factors = scales * growth / softmax.sums
     element = jnp.exp(labels.logits - softmax.shift)
     element = element - (1 - how.label_smoothing) * softmax.sums / growth
+    return scales * growth / softmax.sums, element
+
+
+def _with_labels(labels: lg.Labels, softmax: lg.Softmax, element) -> jax.Array:
+    """The exponentials of a chunk with others at the labels, times slopes of the cap."""
     element = element if labels.slopes is None else element * labels.slopes
     rows = jnp.arange(len(element), dtype=jnp.int32)
-    at = softmax.stored.at[rows, labels.columns[:, 0]]
-    return factors, at.set(
+    return softmax.stored.at[rows, labels.columns[:, 0]].set(
         element[:, 0].astype(softmax.stored.dtype),
         mode="drop",
         unique_indices=True,

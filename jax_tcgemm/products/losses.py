@@ -1,5 +1,8 @@
 """The public `linear_cross_entropy` and `linear_log_prob`: losses over logits that are not kept."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -11,14 +14,17 @@ from jax_tcgemm.products.arguments import as_array, check_broadcasts, check_flag
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_arguments import (
     at_least_zero,
+    canonical_axis,
     canonical_bytes,
     canonical_cap,
     canonical_index,
     check_labels,
+    checked_labels,
     checked_operands,
     fraction,
     manual_axes,
 )
+from jax_tcgemm.products.loss_divisions import division_of
 from jax_tcgemm.products.loss_rows import token_losses
 from jax_tcgemm.products.loss_sums import weighted_sum
 from jax_tcgemm.selection import check_names
@@ -38,6 +44,8 @@ def linear_cross_entropy(
     ignore_index: int | None = None,
     weights=None,
     reduction: str = "mean",
+    recompute: bool = False,
+    vocabulary_axis: int = 0,
     axis_name=None,
     token_axis_name=None,
     chunk_bytes: int | None = None,
@@ -53,15 +61,16 @@ def linear_cross_entropy(
 
     where lse is the logarithm of the sum of exponentials over v. Tokens are taken in chunks. Of a
     "mean" or "sum" the gradients are made beside the loss, in three products all told; a loss that
-    is not differentiated takes one. With the reduction "none" the gradients make the logits again,
-    in four products, by chunks of the vocabulary. It can be differentiated once for that; further
+    is not differentiated takes one. With the reduction "none", or `recompute`, the gradients make
+    the logits again, in four products, by chunks of the vocabulary, and nothing has the size of w
+    but the gradient itself. It can be differentiated once for that; further
     derivatives are right, too, but keep what has the size of the logits. It can be batched by
     `jax.vmap`, and used in jit, scan, remat and `jax.shard_map`.
 
     Args:
       x: array of shape (..., k), of float16, bfloat16, float32 or float64.
-      w: array of shape (vocabulary, k), as an embedding has it; of a head's kernel of shape
-        (k, vocabulary) pass its transpose, which is then copied.
+      w: array of shape (vocabulary, k), as an embedding has it, or with a vocabulary_axis of 1
+        (k, vocabulary), as a head's kernel has it.
       labels: integers of shape (...), from 0 up to the vocabulary.
       bias: None, or a floating-point array of shape (vocabulary,). Minus infinity takes an entry
         out of the vocabulary, where there is no soft_cap.
@@ -73,15 +82,20 @@ def linear_cross_entropy(
         token is multiplied by. A mean is divided by their sum.
       reduction: "mean", over the tokens that are not ignored (0 if there is none), "sum", or
         "none".
+      recompute: make the logits again for the gradients of a "mean" or "sum", too: a third more
+        products, and least memory.
+      vocabulary_axis: the dimension of w that is the vocabulary: 0 or 1. Neither is copied, and the
+        gradient is arranged as w is.
       axis_name: inside `jax.shard_map`, the mesh axis, or a tuple of axes, whose devices each have
         an equal part of the vocabulary, in their order: w and bias are a device's own, labels are
         those of the whole vocabulary. Three numbers a token are exchanged (two of a mean or sum).
       token_axis_name: inside `jax.shard_map`, the mesh axis, or a tuple of axes, whose devices each
         have other tokens: a mean or sum is that over all of them.
       chunk_bytes: the most that is stored of the logits at a time; None takes a quarter of a
-        gibibyte, or with gradients of a mean or sum a whole one, or the size of w in float32 if
-        that is more. They are stored in 2 bytes, of float32 4 and of float64 8. Chunks have whole
-        rows forwards, so that one is the least.
+        gibibyte, or for gradients the size of x in float32 if that is more, or for those in three
+        products a whole one, or the size of w in float32 if that is more. They are taken to be
+        stored in 2 bytes, of float32 4 and of float64 8. Chunks have whole rows forwards, so that
+        one is the least.
       precision: as for `matmul`, of every product.
       implementation: name of an implementation that runs every product, or the call fails; None
         selects one.
@@ -93,8 +107,8 @@ def linear_cross_entropy(
       TypeError: for operands or labels of other dtypes.
       ValueError: for shapes that do not fit, numbers out of range, an unknown reduction or
         implementation, an axis that is not a manual one here, operands that are divided over
-        explicit mesh axes, or labels out of range, where they are known when it is traced. Of
-        others the loss is NaN, and so are the gradients.
+        explicit mesh axes inside of a `jax.shard_map` whose axes are named, or labels out of range,
+        where they are known when it is traced. Of others the loss is NaN, and so are the gradients.
 
     Numerics:
       Logits accumulate as of `matmul` and are not rounded: soft cap, exponentials and sums are
@@ -126,16 +140,17 @@ def linear_cross_entropy(
         label_smoothing=fraction(op, "label_smoothing", label_smoothing),
         z_loss=at_least_zero(op, "z_loss", z_loss),
         **{"soft_cap": soft_cap, "chunk_bytes": chunk_bytes, "precision": precision},
-        implementation=implementation,
+        **{"implementation": implementation, "vocabulary_axis": vocabulary_axis},
     )
+    recompute = check_flag(op, "recompute", recompute)
     weights = call.weights(weights)
     if reduction == "none":
         (losses,) = call.token_losses(with_entropy=False)
-        return losses * weights.reshape(losses.shape)
+        return losses * weights
     if reduction == "mean":
         total = call.sum_of_tokens(jnp.sum(weights))
         weights = jnp.where(total == 0, 0, weights / jnp.where(total == 0, 1, total))
-    return call.weighted_sum(weights)
+    return call.weighted_sum(weights, recompute)
 
 
 def linear_log_prob(
@@ -147,6 +162,7 @@ def linear_log_prob(
     soft_cap: float | None = None,
     ignore_index: int | None = None,
     with_entropy: bool = False,
+    vocabulary_axis: int = 0,
     axis_name=None,
     chunk_bytes: int | None = None,
     precision=None,
@@ -170,6 +186,7 @@ def linear_log_prob(
       soft_cap: as for `linear_cross_entropy`.
       ignore_index: None, or a label of tokens of which everything is 0.
       with_entropy: return the entropies, too.
+      vocabulary_axis: as for `linear_cross_entropy`.
       axis_name: as for `linear_cross_entropy`.
       chunk_bytes: as for `linear_cross_entropy`.
       precision: as for `linear_cross_entropy`.
@@ -198,24 +215,26 @@ def linear_log_prob(
         *(op, x, w, labels, bias, ignore_index, axis_name, None),
         **{"label_smoothing": 0.0, "z_loss": 0.0},
         **{"soft_cap": soft_cap, "chunk_bytes": chunk_bytes, "precision": precision},
-        implementation=implementation,
+        **{"implementation": implementation, "vocabulary_axis": vocabulary_axis},
     )
     losses, *entropies = call.token_losses(check_flag(op, "with_entropy", with_entropy))
     return (-losses, *entropies) if entropies else -losses
 
 
 class _Call:
-    """The arguments of a call, checked, with its tokens along one dimension.
+    """The arguments of a call, checked.
 
     Tokens that are ignored have zeros as features and the first label, and are not `kept`.
     """
 
     def __init__(self, op, x, w, labels, bias, ignore_index, axis_name, token_axis_name, **how):
-        x, w, labels, bias = checked_operands(op, x, w, labels, bias)
+        axis = canonical_axis(op, how["vocabulary_axis"])
+        x, w, bias = checked_operands(op, x, w, bias, axis)
+        labels = checked_labels(op, labels, x.shape[:-1])
         ignore_index = canonical_index(op, ignore_index)
-        self.axes = manual_axes(op, "axis_name", axis_name)
+        axes = manual_axes(op, "axis_name", axis_name)
         self.token_axes = manual_axes(op, "token_axis_name", token_axis_name)
-        if shared := set(self.axes) & set(self.token_axes):
+        if shared := set(axes) & set(self.token_axes):
             raise ValueError(
                 f"{op}: token_axis_name must not be among the axes that divide the vocabulary, got "
                 f"{token_axis_name=} and {axis_name=}; leave out {sorted(shared)}"
@@ -226,19 +245,20 @@ class _Call:
             "chunk_bytes": canonical_bytes(op, how["chunk_bytes"]),
             "precision": canonical_precision(op, how["precision"]),
         }
-        self.how = How(op, axis_name=self.axes or None, **how)
-        check_labels(op, labels, len(w) * self.how.devices, ignore_index)
-        self.shape = labels.shape
-        x, labels = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
+        self.how = How(op, axis_name=axes or None, **how)
+        check_labels(op, labels, self.how.size(w) * self.how.devices, ignore_index)
+        self.division = division_of(op, x, w, labels, bias, axis, (*axes, *self.token_axes))
+        if self.division is not None:
+            x, w, bias, labels = self.division.moved(x, w, bias, labels)
         self.kept = None
         if ignore_index is not None:
             self.kept = labels != ignore_index
-            x, labels = jnp.where(self.kept[:, None], x, 0), jnp.where(self.kept, labels, 0)
+            x, labels = jnp.where(self.kept[..., None], x, 0), jnp.where(self.kept, labels, 0)
         self.operands = x, w, bias, labels
 
     def weights(self, weights) -> jax.Array:
-        """The weights of the tokens, along one dimension, 0 for those that are ignored."""
-        op, dtype = self.how.op, wide_dtype(self.operands[0].dtype)
+        """The weights of the tokens, of the shape of the labels, 0 for those that are ignored."""
+        op, dtype, shape = self.how.op, wide_dtype(self.operands[0].dtype), self.operands[-1].shape
         if weights is None:
             weights = jnp.ones((), dtype)
         weights = as_array(op, "weights", weights)
@@ -247,23 +267,32 @@ class _Call:
                 f"{op}: weights must be of a real floating-point dtype, got weights.dtype="
                 f"{weights.dtype}; convert them"
             )
-        check_broadcasts(op, "weights", weights, self.shape)
-        weights = jnp.broadcast_to(weights, self.shape).reshape(-1).astype(dtype)
+        check_broadcasts(op, "weights", weights, shape)
+        weights = jnp.broadcast_to(weights, shape).astype(dtype)
         return weights if self.kept is None else jnp.where(self.kept, weights, 0)
 
     def token_losses(self, with_entropy: bool) -> list[jax.Array]:
         """What `loss_rows.token_losses` makes of all devices' vocabularies, 0 where ignored."""
-        found = token_losses(self.how, with_entropy, *self._varying(*self.operands))
-        found = [self.how.total(f) for f in found]
-        if self.kept is not None:
-            found = [jnp.where(self.kept, f, 0) for f in found]
-        return [f.reshape(self.shape) for f in found]
 
-    def weighted_sum(self, scales) -> jax.Array:
+        def own(how, token_axes, *operands):
+            labels = operands[-1]
+            losses, _, *entropies = token_losses(
+                how, with_entropy, *_rows(how, token_axes, operands)
+            )
+            return [how.total(f).reshape(labels.shape) for f in (losses, *entropies)]
+
+        found = self._divided(own, self.operands, is_sum=False)
+        return [f if self.kept is None else jnp.where(self.kept, f, 0) for f in found]
+
+    def weighted_sum(self, scales, recompute: bool) -> jax.Array:
         """What `loss_sums.weighted_sum` makes of all devices' vocabularies and tokens."""
-        out = weighted_sum(self.how, *self._varying(*self.operands, scales))
-        axes = self.axes + self.token_axes
-        return lax.psum(out, axes) if axes else out
+
+        def own(how, token_axes, *operands):
+            out = weighted_sum(how, recompute, *_rows(how, token_axes, operands))
+            axes = (*(how.axis_name or ()), *token_axes)
+            return lax.psum(out, axes) if axes else out
+
+        return self._divided(own, (*self.operands, scales), is_sum=True)
 
     def sum_of_tokens(self, x) -> jax.Array:
         """The sum over the devices that have other tokens."""
@@ -271,8 +300,19 @@ class _Call:
             return x
         return lax.psum(*same_varying(x, over=self.token_axes), self.token_axes)
 
-    def _varying(self, *operands):
-        """Operands that vary over all the axes that any of them does, None among them."""
-        present = [a for a in operands if a is not None]
-        made = iter(same_varying(*present, over=self.axes + self.token_axes))
-        return [None if a is None else next(made) for a in operands]
+    def _divided(self, own, operands, *, is_sum: bool):
+        """What a function makes of the operands, each device of its part over explicit axes."""
+        if self.division is None:
+            return own(self.how, self.token_axes, *operands)
+        how = dataclasses.replace(self.how, axis_name=self.division.vocabulary or None)
+        own = functools.partial(own, how, self.division.token_axes)
+        return self.division.run(own, operands, is_sum=is_sum)
+
+
+def _rows(how: How, token_axes, operands):
+    """Operands with their tokens along one dimension, that vary over all axes that any does."""
+    x, w, bias, *rest = operands
+    rows = [x.reshape(-1, x.shape[-1]), *(a.reshape(-1) for a in rest)]
+    present = [rows[0], w, *([] if bias is None else [bias]), *rows[1:]]
+    x, w, *rest = same_varying(*present, over=(*(how.axis_name or ()), *token_axes))
+    return (x, w, None, *rest) if bias is None else (x, w, *rest)

@@ -18,7 +18,6 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import dot_general_p, transpose_p
 
-from jax_tcgemm.epilogues.calls import called
 from jax_tcgemm.epilogues.group import Group, Limits
 from jax_tcgemm.epilogues.group_function import group_function
 from jax_tcgemm.epilogues.groups import find_groups
@@ -29,12 +28,13 @@ from jax_tcgemm.primitives.functions import accumulator_dtype
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
 from jax_tcgemm.problem.precision import is_in_parts
 from jax_tcgemm.products.gates import call_of, products_of
+from jax_tcgemm.products.loss_programs import loss_note, with_losses
+from jax_tcgemm.products.programs import found_as, renamed, write, written_out
 from jax_tcgemm.products.ragged_dot import ragged_dot_general
 from jax_tcgemm.selection import ACCELERATE
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
     has_plain_context,
-    new_variable,
     ragged_dot_general_p,
     rewrapped,
     with_equations,
@@ -68,10 +68,17 @@ class Rewriter:
     Args:
       accelerate: does so with a function that a program keeps, to be traced later.
       wide: leave out roundings inside of epilogues.
+      losses: whether to make losses without their logits, as of `with_losses`.
     """
 
-    def __init__(self, accelerate: Callable[[Callable], Callable], *, wide: bool = False):
-        self._accelerate, self._wide = accelerate, wide
+    def __init__(
+        self,
+        accelerate: Callable[[Callable], Callable],
+        *,
+        wide: bool = False,
+        losses: bool | None = None,
+    ):
+        self._accelerate, self._wide, self._losses = accelerate, wide, losses
         self._known: dict[int, tuple] = {}  # with the programs themselves, whose ids these are
 
     def __call__(self, program):
@@ -98,9 +105,10 @@ class Rewriter:
             if all(x is y for x, y in zip(inside, jaxpr.eqns, strict=True)):
                 return program
             return with_equations(program, inside, jaxpr.outvars)
-        equations, results = _written_out(inside, jaxpr.outvars)
+        equations, results = written_out(inside, jaxpr.outvars, is_call_of_elements)
         equations, results = _without_repetitions(equations, results)
         equations = _products_as_ours(equations, results)
+        equations, results = with_losses(equations, results, wide=self._wide, losses=self._losses)
         equations = self._grouped(equations, results)
         return with_equations(program, equations, results)
 
@@ -163,7 +171,8 @@ class Rewriter:
         eqn = equations[group.products[0]]
         dtype = accumulator_dtype(*(x.aval.dtype for x in eqn.invars))
         function, left_out = group_function(equations, group, dtype, wide=self._wide)
-        op = f"{ACCELERATE}, {left_out} roundings left out" if left_out else ACCELERATE
+        op = eqn.params["op"] if eqn.params["op"].startswith(ACCELERATE) else ACCELERATE
+        op = f"{op}, {left_out} roundings left out" if left_out else op
         before, factors, params = call_of(equations, group)
         params = params | {"op": op, "preferred_element_type": dtype, "function": function}
         call = eqn.replace(
@@ -179,24 +188,26 @@ def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
     """What there is to say of the products of a rewritten program, by their numbers.
 
     Of one without an epilogue it is why there is none: the equation that follows and that cannot be
-    part of one. Of one with an epilogue it is how many roundings this leaves out.
+    part of one. Of one with an epilogue it is how many roundings this leaves out. Of logits it is
+    why they are not those of a loss without them, and of a loss without logits that it is one.
     """
+    losses = {number: note for number, eqn in enumerate(equations) if (note := loss_note(eqn))}
     if not any(_op(eqn).startswith(ACCELERATE) for eqn in equations):
-        return {}
+        return losses
 
     def is_alone(eqn: core.JaxprEqn) -> bool:
-        return can_have_epilogue(eqn) and eqn.params["op"] == ACCELERATE
+        return can_have_epilogue(eqn) and eqn.params["op"].startswith(ACCELERATE)
 
     why = find_groups(equations, results, products_of(equations, is_alone), _LIMITS).why
-    found = {}
+    found = losses
     for number, reason in why.items():
         if reason.eqn is not None and reason.eqn.primitive is epilogue_dot_general_p:
             reason = "what follows is part of another product's epilogue"
         found[number] = f"no epilogue: {reason}"
     for number, eqn in enumerate(equations):
-        _, comma, left_out = _op(eqn).partition(f"{ACCELERATE}, ")
+        _, comma, said = _op(eqn).partition(f"{ACCELERATE}, ")
         if comma:
-            found[number] = left_out
+            found[number] = "; ".join(filter(None, (said, found.get(number))))
     return found
 
 
@@ -236,50 +247,6 @@ def can_have_epilogue(eqn: core.JaxprEqn) -> bool:
     return is_narrower and not getattr(out.aval, "weak_type", False)
 
 
-# --- calls of elementwise functions ---------------------------------------------------------------
-
-
-def _written_out(equations, results) -> tuple[list[core.JaxprEqn], list]:
-    """Equations with those of elementwise functions in the place of the calls, and the results."""
-    known: dict = {}
-    written: list[core.JaxprEqn] = []
-    for eqn in equations:
-        eqn = _renamed(eqn, known)
-        if is_call_of_elements(eqn):
-            _write(as_jaxpr(called(eqn)), eqn.invars, eqn.outvars, known, written)
-        else:
-            written.append(eqn)
-    return written, [_found(x, known) for x in results]
-
-
-def _found(atom, known):
-    return atom if isinstance(atom, core.Literal) else known.get(atom, atom)
-
-
-def _renamed(eqn: core.JaxprEqn, known) -> core.JaxprEqn:
-    found = [_found(x, known) for x in eqn.invars]
-    if all(x is y for x, y in zip(found, eqn.invars, strict=True)):
-        return eqn
-    return eqn.replace(invars=found)
-
-
-def _write(jaxpr: core.Jaxpr, operands, results, known: dict, written: list) -> None:
-    """Writes a function's equations with variables of their own; `known` gets its results."""
-    own = dict(zip(jaxpr.invars, operands, strict=True))
-    for inner in jaxpr.eqns:
-        inner = inner.replace(invars=[_found(x, own) for x in inner.invars])
-        made = [new_variable(x) for x in inner.outvars]
-        own |= zip(inner.outvars, made, strict=True)
-        inner = inner.replace(outvars=made)
-        if is_call_of_elements(inner):
-            renamed: dict = {}
-            _write(as_jaxpr(called(inner)), inner.invars, inner.outvars, renamed, written)
-            own |= {x: renamed.get(y, y) for x, y in own.items() if not isinstance(y, core.Literal)}
-        else:
-            written.append(inner)
-    known |= {x: _found(y, own) for x, y in zip(results, jaxpr.outvars, strict=True)}
-
-
 # What is done several times to the same array: modules of Flax each convert their input to their
 # dtype, and in a shard_map each product makes its operands vary.
 _REPEATED = frozenset({"convert_element_type", "pcast", "pvary", "reshape", "squeeze", "transpose"})
@@ -291,7 +258,7 @@ def _without_repetitions(equations, results) -> tuple[list[core.JaxprEqn], list]
     seen: dict = {}
     kept = []
     for eqn in equations:
-        eqn = _renamed(eqn, known)
+        eqn = renamed(eqn, known)
         if eqn.primitive.name in _REPEATED and has_plain_context(eqn) and len(eqn.invars) == 1:
             params = tuple(sorted(eqn.params.items()))
             same = seen.setdefault((eqn.primitive, _atom(eqn.invars[0]), params), eqn)
@@ -299,7 +266,7 @@ def _without_repetitions(equations, results) -> tuple[list[core.JaxprEqn], list]
                 known[eqn.outvars[0]] = same.outvars[0]
                 continue
         kept.append(eqn)
-    return kept, [_found(x, known) for x in results]
+    return kept, [found_as(x, known) for x in results]
 
 
 def _atom(x):
@@ -442,7 +409,7 @@ def _ragged(eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
             return [eqn]
         written: list[core.JaxprEqn] = []
         known: dict = {}
-        _write(as_jaxpr(closed), eqn.invars, eqn.outvars, known, written)
+        write(as_jaxpr(closed), eqn.invars, eqn.outvars, known, written, is_call_of_elements)
         names = {known[x]: x for x in eqn.outvars}
         if len(names) == len(eqn.outvars):
             return [x.replace(outvars=[names.get(y, y) for y in x.outvars]) for x in written]

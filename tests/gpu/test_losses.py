@@ -105,6 +105,60 @@ def test_memory_is_a_chunk():
     assert compiled.memory_analysis().temp_size_in_bytes < most
 
 
+# Whole logits take 2 bytes, 4 in float32, and their gradient, which shares these, at least.
+@pytest.mark.parametrize("vocabulary_axis", [0, 1])
+def test_memory_of_gradients_that_make_the_logits_again(vocabulary_axis):
+    tokens, depth, vocabulary = 8192, 4096, 128256
+    x = jax.ShapeDtypeStruct((tokens, depth), jnp.bfloat16)
+    shape = (vocabulary, depth) if vocabulary_axis == 0 else (depth, vocabulary)
+    w = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    labels = jax.ShapeDtypeStruct((tokens,), jnp.int32)
+    how = {"recompute": True, "vocabulary_axis": vocabulary_axis}
+    f = functools.partial(jax_tcgemm.linear_cross_entropy, **how)
+    compiled = jax.jit(jax.value_and_grad(f, (0, 1))).lower(x, w, labels).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.12 * 6 * tokens * vocabulary
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("vocabulary", [1000, 1001])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("chunk_bytes", [None, 1 << 19], ids=["one chunk", "chunks"])
+def test_kernels_of_heads(dtype, vocabulary, recompute, chunk_bytes, x64):
+    x, w, labels = operands(500, vocabulary, dtype)
+
+    def ours(x, w):
+        how = {"vocabulary_axis": 1, "recompute": recompute, "chunk_bytes": chunk_bytes}
+        return jax_tcgemm.linear_cross_entropy(x, w, labels, **how)
+
+    value, (dx, dw) = jax.jit(jax.value_and_grad(ours, (0, 1)))(x, w.T)
+    wide = [a.astype(jnp.float64) for a in (x, w)]
+    plain = jax.value_and_grad(lambda x, w: reference(x, w, labels).mean(), (0, 1))
+    expected = jax.jit(plain)(*wide)
+    assert difference(value, expected[0]) < (1e-3 if dtype == "float32" else 1e-5)
+    assert difference((dx, dw.T), expected[1]) < 1.5e-2
+
+
+@pytest.mark.parametrize("with_z_loss", [False, True], ids=["", "z-loss"])
+def test_losses_that_accelerate_finds(with_z_loss, x64):
+    tokens, vocabulary = 4096, 65536
+    x, w, labels = operands(tokens, vocabulary, "bfloat16")
+
+    def loss(x, w):
+        z = (x @ w.T).astype(jnp.promote_types(x.dtype, jnp.float32))
+        lse = jax.nn.logsumexp(z, -1)
+        losses = lse - jnp.take_along_axis(z, labels[:, None], 1)[:, 0]
+        return jnp.mean(losses + 1e-3 * lse**2 if with_z_loss else losses)
+
+    step = jax.value_and_grad(loss, (0, 1))
+    fast = jax.jit(jax_tcgemm.accelerate(step, losses=True))
+    assert "tcgemm_loss_values" in str(jax.make_jaxpr(fast)(x, w))
+    stock, ours = (f.lower(x, w).compile() for f in (jax.jit(step), fast))
+    stock, ours = (f.memory_analysis().temp_size_in_bytes for f in (stock, ours))
+    assert ours < 0.6 * stock
+    expected = jax.jit(step)(*(a.astype(jnp.float64) for a in (x, w)))
+    assert difference(fast(x, w), expected) < 1.5e-2
+
+
 def test_same_bits_each_time():
     x, w, labels = operands(2048, 5000, "bfloat16")
     f = jax.jit(jax.value_and_grad(jax_tcgemm.linear_cross_entropy, (0, 1)))

@@ -1,0 +1,649 @@
+"""Finds losses in a program, and has them made without their logits.
+
+A product is the logits of a loss where all that is computed of them is of the forms of
+`loss_values`: then their lse and the losses are made by `loss_rows`, what the program computes of
+these for each token stays as it is, and products of the gradient of the logits with what they are
+products of become `loss_rows.gradients_of`, or are made beside the losses, as by `loss_sums`, where
+its rows are known before.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+
+from jax_tcgemm.epilogues.membership import is_written_call
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.problem.precision import is_in_parts
+from jax_tcgemm.products import loss_rows, loss_sums
+from jax_tcgemm.products import loss_values as lv
+from jax_tcgemm.products.gates import by_columns
+from jax_tcgemm.products.logits import How
+from jax_tcgemm.products.loss_values import Full, NotALossError, Row
+from jax_tcgemm.products.programs import in_order, without_unused, written_out
+from jax_tcgemm.selection import ACCELERATE
+from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context, new_variable
+
+# What whole logits take in float32 from which on a loss gains by not having them: below, they stay
+# in the cache of a GPU. Gradients that have to make them again take longer than whole logits do,
+# and gain memory only.
+_LEAST_BYTES = 1 << 26
+_LEAST_BYTES_AGAIN = 1 << 30
+_LEAST_VOCABULARY = 1024
+_DTYPES = tuple(map(np.dtype, (jnp.bfloat16, jnp.float32, jnp.float64)))
+# What is called like this in a program is a loss of `with_losses`.
+NAME = "tcgemm_loss"
+_SHAPING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
+_SAME = frozenset({"copy", "copy_p", "name"})
+
+
+def with_losses(
+    equations: Sequence[core.JaxprEqn], results: Sequence, *, wide: bool, losses: bool | None
+):
+    """The equations with losses in the place of their logits, and the results.
+
+    A product that looks like logits and is none has in its op what is against it.
+
+    Args:
+      equations: a program in which products are ours.
+      results: its results.
+      wide: leave out what rounds the logits.
+      losses: whether any is asked for; None asks for them where there is one device.
+    """
+    equations, results = list(equations), list(results)
+    if losses is False:
+        return equations, results
+    for eqn in [eqn for eqn in equations if _may_be_logits(eqn)]:
+        loss = _Loss(equations, results, eqn, wide=wide)
+        try:
+            found = loss.rewritten()
+            if losses is None and jax.device_count() > 1:
+                raise NotALossError(
+                    "devices, of which there are several, must not divide it automatically; "
+                    "accelerate it with losses=True if they do not"
+                )
+            equations, results = found
+        except NotALossError as reason:
+            if loss.looks_like_one:
+                op = f"{ACCELERATE}, no loss without logits: {reason}"
+                place = next(i for i, other in enumerate(equations) if other is eqn)
+                equations[place] = eqn.replace(params=eqn.params | {"op": op})
+    return equations, results
+
+
+def loss_note(eqn: core.JaxprEqn) -> str:
+    """What there is to say of the products in an equation of `with_losses`; "" for another one."""
+    name = str(eqn.params.get("name", ""))
+    if not name.startswith(NAME):
+        return ""
+    kind, _, megabytes = name.removeprefix(f"{NAME}_").rpartition("_")
+    size = f"its logits, {megabytes} MB in float32, are not stored"
+    return {
+        "values": f"a loss: {size}",
+        "values_and_gradients": f"a loss and its gradients: {size}",
+        "gradients": f"gradients of a loss: {size} but made again, since what they are multiplied "
+        "by is known after the loss",
+    }[kind]
+
+
+def _may_be_logits(eqn: core.JaxprEqn) -> bool:
+    if eqn.primitive is not plain.dot_general_p or not has_plain_context(eqn):
+        return False
+    params, (out,), (x, w) = eqn.params, eqn.outvars, eqn.invars
+    if any(params[name] is not None for name in ("implementation", "config", "out_sharding")):
+        return False
+    precision = params["precision"]
+    is_preset = isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset)
+    if is_preset and not is_in_parts(precision):
+        return False
+    if x.aval.dtype != w.aval.dtype or x.aval.dtype not in _DTYPES:
+        return False
+    if not out.aval.sharding.mesh.empty or out.aval.dtype not in _DTYPES:
+        return False
+    shape = out.aval.shape
+    if len(shape) < 2 or not all(isinstance(extent, int) for extent in shape):
+        return False
+    wide = wide_dtype(x.aval.dtype).itemsize
+    return shape[-1] >= _LEAST_VOCABULARY and math.prod(shape) * wide >= _LEAST_BYTES
+
+
+def _head(eqn: core.JaxprEqn):
+    """x, w and the dimension of w that is the vocabulary, of a product that is a head's."""
+    found = by_columns(eqn)
+    if found is not None:
+        x, w = found.invars
+        (left, right), batch = found.params["dimension_numbers"]
+        is_in_order = found.params["permutation"] == tuple(range(found.outvars[0].aval.ndim))
+        if is_in_order and not any(batch) and w.aval.ndim == 2 and left == (x.aval.ndim - 1,):
+            return x, w, 1 - right[0]
+    raise NotALossError("a head's product must be of features and a matrix of the vocabulary")
+
+
+class _Loss:
+    """One product, and what the program becomes if it is the logits of a loss.
+
+    Variables are `known` as what they are of logits. Those that are computed from logits are `gone`
+    from the program; others stay, and what is unused in the end is left out.
+    """
+
+    def __init__(self, equations, results, eqn: core.JaxprEqn, *, wide: bool):
+        self._equations, self._results, self._eqn = equations, results, eqn
+        (logits,) = eqn.outvars
+        self._shape, self._dtype = logits.aval.shape, wide_dtype(eqn.invars[0].aval.dtype)
+        self._tokens = self._shape[:-1]
+        self._rounded_to = None if wide or logits.aval.dtype == self._dtype else logits.aval.dtype
+        self._known: dict[core.Var, Full | Row | bool] = {}
+        self._gone: set[core.Var] = set()
+        self._made_by: dict[core.Var, core.JaxprEqn] = {}
+        self._written: list[core.JaxprEqn] = []
+        self._label: core.Var | None = None
+        self._made_here: tuple[core.Var, core.Var] | None = None
+        self._products: list[tuple[core.JaxprEqn, int]] = []
+        self._gradient: Full | None = None
+        self._rows = lv.Rows(self._emit, self._lse_and_losses)
+        self._fulls = lv.Fulls(self._rows)
+        self.looks_like_one = False
+
+    def rewritten(self):
+        """The program without the logits.
+
+        Raises:
+          NotALossError: where they are needed.
+        """
+        self._x, self._w, self._axis = _head(self._eqn)
+        equations, results = written_out(self._equations, self._results, self._is_of_logits)
+        equations = without_unused(equations, results)
+        self.looks_like_one = any(
+            eqn.primitive.name == "exp" and eqn.outvars[0].aval.shape == self._shape
+            for eqn in equations
+        )
+        for eqn in equations:
+            self._take(eqn)
+        results = [x if isinstance(x, core.Literal) else self._value_of(x) for x in results]
+        self._write_losses()
+        return without_unused(in_order(self._written), results), results
+
+    def _is_of_logits(self, eqn: core.JaxprEqn) -> bool:
+        """Whether an equation is a call of what may be a part of a loss."""
+        shapes = [x.aval.shape for x in (*eqn.invars, *eqn.outvars)]
+        is_like_one = any(s == self._shape or self._is_row(s) for s in shapes)
+        return is_like_one and is_written_call(eqn) and not loss_note(eqn)
+
+    # --- equations --------------------------------------------------------------------------------
+
+    def _take(self, eqn: core.JaxprEqn) -> None:
+        if eqn.outvars[:1] == self._eqn.outvars:
+            self._know(eqn.outvars[0], lv.LOGITS, is_gone=True)
+            return
+        variables = [x for x in eqn.invars if not isinstance(x, core.Literal)]
+        is_of_logits = any(x in self._gone for x in variables)
+        if not is_of_logits:
+            self._keep(eqn)
+        elif eqn.primitive is plain.dot_general_p:
+            self._take_product(eqn)
+            return
+        made = None
+        if len(eqn.outvars) == 1 and not eqn.effects and has_plain_context(eqn):
+            try:
+                made = self._made(eqn)
+            except NotALossError:
+                if is_of_logits:
+                    raise
+        if made is not None:
+            self._know(eqn.outvars[0], made, is_gone=is_of_logits)
+        elif is_of_logits:
+            self._keep_of_rows(eqn)
+
+    def _know(self, var, value, *, is_gone: bool) -> None:
+        self._known[var] = value
+        if is_gone:
+            self._gone.add(var)
+
+    def _keep(self, eqn: core.JaxprEqn) -> None:
+        self._written.append(eqn)
+        self._made_by |= dict.fromkeys(eqn.outvars, eqn)
+
+    def _keep_of_rows(self, eqn: core.JaxprEqn) -> None:
+        """An equation that stays, of rows that are computed for it."""
+        invars = [x if isinstance(x, core.Literal) else self._value_of(x, eqn) for x in eqn.invars]
+        self._keep(eqn.replace(invars=invars))
+
+    def _value_of(self, x: core.Var, eqn: core.JaxprEqn | None = None) -> core.Var:
+        """A variable that is there, of the same type, for one that may not be."""
+        if x not in self._gone:
+            return x
+        value = self._known[x]
+        if not isinstance(value, Row):
+            if x.aval.dtype != self._dtype:
+                raise NotALossError(f"its logits must be {self._dtype} before all else")
+            by = "among the results" if eqn is None else f"read by {eqn.primitive.name}"
+            raise NotALossError(f"what has the size of its logits must not be {by}")
+        return self._of_shape(self._rows.value(value), x.aval.shape)
+
+    def _of_shape(self, row: core.Var, shape: tuple[int, ...]) -> core.Var:
+        if row.aval.shape == shape:
+            return row
+        return self._emitted(lambda x: (x.reshape(shape),), row)[0]
+
+    def _emit(self, function: Callable, *operands: core.Var) -> core.Var:
+        """The result of a function of rows that is written into the program, a row."""
+
+        def row(*given):
+            out = jnp.asarray(function(*given), None if given else self._dtype)
+            return (out if out.shape == self._tokens else jnp.full(self._tokens, out),)
+
+        return self._emitted(row, *operands)[0]
+
+    def _emitted(self, function: Callable, *operands: core.Var, results=None) -> list[core.Var]:
+        """Writes a function into the program, of operands and for results that are variables."""
+        closed = jax.make_jaxpr(function)(*(x.aval for x in operands))
+        jaxpr = as_jaxpr(closed)
+        if closed.consts:
+            raise NotALossError("what it is made of must close over no arrays")
+        own = dict(zip(jaxpr.invars, operands, strict=True))
+        given = dict(zip(jaxpr.outvars, results or (), strict=False))
+        for eqn in jaxpr.eqns:
+            own |= {x: given.get(x) or new_variable(x) for x in eqn.outvars}
+            invars = [x if isinstance(x, core.Literal) else own[x] for x in eqn.invars]
+            self._keep(eqn.replace(invars=invars, outvars=[own[x] for x in eqn.outvars]))
+        return [own[x] for x in jaxpr.outvars]
+
+    # --- what equations make ----------------------------------------------------------------------
+
+    def _made(self, eqn: core.JaxprEqn) -> Full | Row | bool | None:
+        """What the result of an equation is of logits; None where it is something else."""
+        (out,), name = eqn.outvars, eqn.primitive.name
+        is_full = out.aval.shape == self._shape
+        if name == "convert_element_type" and isinstance(eqn.invars[0], core.Literal):
+            return lv.number(eqn.invars[0].val) if out.aval.shape == () else None
+        if not is_full and not self._is_row(out.aval.shape):
+            return None
+        if name == "broadcast_in_dim":
+            return self._repeated(eqn, is_full)
+        if name == "eq" and is_full:
+            return self._one_hot(eqn)
+        if not any(x in self._known for x in eqn.invars if not isinstance(x, core.Literal)):
+            return None
+        if name == "gather":
+            return self._gathered(eqn)
+        if name == "scatter-add":
+            return self._scattered(eqn)
+        operands = [self._operand(x) for x in eqn.invars]
+        if any(x is None for x in operands):
+            return None
+        if name == "convert_element_type":
+            return self._converted(eqn, operands[0])
+        dtypes = {x.aval.dtype for x in (*eqn.invars, out)}
+        if not dtypes <= {self._dtype, np.dtype(bool)}:
+            return None
+        if name in _SHAPING and not is_full:
+            return operands[0] if isinstance(operands[0], Row) else None
+        if name in ("reduce_sum", "reduce_max"):
+            return self._reduced(eqn, operands[0])
+        if is_full:
+            return self._of_fulls(name, operands)
+        return (
+            self._of_rows(name, operands)
+            if all(not isinstance(x, Full) for x in operands)
+            else None
+        )
+
+    def _is_row(self, shape: tuple[int, ...]) -> bool:
+        return shape in (self._tokens, (*self._tokens, 1))
+
+    def _operand(self, x) -> Full | Row | bool | None:
+        if isinstance(x, core.Literal):
+            return lv.number(x.val) if np.ndim(x.val) == 0 else None
+        if x in self._known:
+            return self._known[x]
+        if x.aval.dtype == self._dtype and self._is_row(x.aval.shape):
+            return lv.variable(self._of_shape(x, self._tokens))
+        return None
+
+    def _repeated(self, eqn: core.JaxprEqn, is_full: bool) -> Full | Row | None:
+        (x,), (out,) = eqn.invars, eqn.outvars
+        if out.aval.dtype != self._dtype:
+            return None
+        if x.aval.shape == ():
+            row = lv.number(x.val) if isinstance(x, core.Literal) else self._known.get(x)
+            return Full(gamma=row) if is_full and row is not None else row
+        dimensions = tuple(map(int, eqn.params["broadcast_dimensions"]))
+        if dimensions != tuple(range(x.aval.ndim)) or not self._is_row(x.aval.shape):
+            return None
+        row = self._operand(x)
+        if not isinstance(row, Row):
+            return None
+        if is_full:
+            return Full(gamma=row)
+        return row if x in self._known else None
+
+    def _converted(self, eqn: core.JaxprEqn, x) -> Full | Row | None:
+        before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+        if before == after:
+            return x
+        if not isinstance(x, Full):
+            return None
+        if after == self._dtype and (x == lv.LOGITS or before == np.bool_):
+            return x
+        # What a gradient of logits is rounded to before it is multiplied.
+        return x if before == self._dtype and after in _DTYPES and x.zeta == 0 else None
+
+    def _reduced(self, eqn: core.JaxprEqn, x) -> Row | None:
+        axes = tuple(eqn.params["axes"])
+        if axes != (len(self._tokens),):
+            return None
+        if isinstance(x, Row):
+            return x
+        if not isinstance(x, Full):
+            return None
+        if eqn.primitive.name == "reduce_max":
+            return self._rows.add(lv.LARGEST, x.gamma) if x.is_logits else None
+        return self._fulls.sum(x, self._shape[-1], self._where_labelled)
+
+    def _of_fulls(self, name: str, operands) -> Full | None:
+        if name == "select_n":
+            which, otherwise, chosen = operands
+            is_where = isinstance(which, Full) and which.is_of_labels and which.beta.number == 1
+            if not is_where or not isinstance(chosen, Full) or otherwise != Full():
+                return None
+            return self._fulls.multiply(which, chosen)
+        fulls = [x if isinstance(x, Full) else Full(gamma=x) for x in operands]
+        if any(isinstance(x.gamma, bool) for x in fulls):
+            return None
+        if name in ("add", "add_any", "sub"):
+            return self._fulls.add(*fulls, -1 if name == "sub" else 1)
+        if name == "mul":
+            return self._fulls.multiply(*fulls)
+        if name == "div" and fulls[1].is_of_rows:
+            return self._fulls.scale(fulls[0], self._rows.invert(fulls[1].gamma))
+        if name == "neg":
+            return self._fulls.scale(fulls[0], lv.number(-1))
+        return self._fulls.exp(fulls[0]) if name == "exp" else None
+
+    def _of_rows(self, name: str, operands) -> Row | bool | None:
+        rows = self._rows
+        if name == "select_n":
+            # What is known to be true chooses the second one.
+            return operands[2] if operands[0] is True else None
+        if any(isinstance(x, bool) for x in operands):
+            return None
+        if name in ("add", "add_any", "sub"):
+            return rows.add(*operands, -1 if name == "sub" else 1)
+        if name == "mul":
+            return rows.multiply(*operands)
+        if name == "div":
+            return rows.multiply(operands[0], rows.invert(operands[1]))
+        if name == "neg":
+            return rows.scale(operands[0], -1.0)
+        if name == "log":
+            return rows.log(operands[0])
+        if name == "max":
+            known = {x.number: other for x, other in (operands, operands[::-1])}
+            return known.get(-math.inf)
+        if name in ("copy", "copy_p"):
+            return operands[0]
+        if name == "stop_gradient":
+            return operands[0] if operands[0].mu else None
+        if name == "is_finite":
+            # Where the largest logit is not, neither is lse, which takes its place.
+            return True if operands[0].mu else None
+        if name == "ge":
+            return True if operands[0].is_positive and operands[1].number == 0 else None
+        if name == "abs":
+            return operands[0] if operands[0].is_positive else None
+        if name == "sign":
+            return lv.number(1) if operands[0].is_positive else None
+        return None
+
+    # --- labels -----------------------------------------------------------------------------------
+
+    def _one_hot(self, eqn: core.JaxprEqn) -> Full | None:
+        for labels, positions in (eqn.invars, eqn.invars[::-1]):
+            if isinstance(labels, core.Literal) or isinstance(positions, core.Literal):
+                return None
+            axis, label = self._axis_of_positions(positions), self._root(labels)
+            ndim = positions.aval.ndim
+            if axis is not None and axis - ndim == -1 and self._is_row(label.aval.shape):
+                return Full(beta=lv.number(1)) if self._is_label(label) else None
+        return None
+
+    def _gathered(self, eqn: core.JaxprEqn) -> Row | None:
+        (x, indices), params, axis = eqn.invars, eqn.params, len(self._tokens)
+        value, numbers = self._known.get(x), params["dimension_numbers"]
+        batch = tuple(range(axis))
+        is_one_of_each = (
+            isinstance(value, Full)
+            and x.aval.dtype == self._dtype
+            and tuple(numbers.offset_dims) == ()
+            and tuple(numbers.collapsed_slice_dims) == tuple(numbers.start_index_map) == (axis,)
+            and tuple(numbers.operand_batching_dims) == batch
+            and tuple(numbers.start_indices_batching_dims) == batch
+            and _drops(params["mode"])
+            and (params["fill_value"] is None or np.isnan(params["fill_value"]))
+        )
+        # A label that is none has a loss of NaN.
+        if not is_one_of_each or not value.zeta or not self._is_label(self._root(indices)):
+            return None
+        return self._fulls.at_labels(value)
+
+    def _scattered(self, eqn: core.JaxprEqn) -> Full | None:
+        (x, indices, updates), params, axis = eqn.invars, eqn.params, len(self._tokens)
+        numbers, batch, row = (
+            params["dimension_numbers"],
+            tuple(range(axis)),
+            self._operand(updates),
+        )
+        is_one_of_each = (
+            self._known.get(x) == Full()
+            and isinstance(row, Row)
+            and tuple(numbers.update_window_dims) == ()
+            and tuple(numbers.inserted_window_dims) == (axis,)
+            and tuple(numbers.scatter_dims_to_operand_dims) == (axis,)
+            and tuple(numbers.operand_batching_dims) == batch
+            and tuple(numbers.scatter_indices_batching_dims) == batch
+            and _drops(params["mode"])
+        )
+        is_known = is_one_of_each and self._is_label(self._root(indices))
+        return Full(beta=row) if is_known else None
+
+    def _is_label(self, label: core.Var) -> bool:
+        """Whether a variable is that of the labels; the first one is."""
+        if label.aval.size != math.prod(self._tokens):
+            return False
+        if self._label is None:
+            self._label = label
+        return label is self._label
+
+    def _root(self, x: core.Var) -> core.Var:
+        """The integers for each token that a variable has, with other dimensions of extent 1."""
+        eqn = self._made_by.get(x)
+        while eqn is not None and eqn.primitive.name in _SHAPING:
+            (before,) = eqn.invars
+            if isinstance(before, core.Literal) or not _keeps_order(eqn):
+                break
+            if before.aval.size != math.prod(self._tokens):
+                break
+            x, eqn = before, self._made_by.get(before)
+        return x
+
+    def _axis_of_positions(self, x: core.Var) -> int | None:
+        """The axis along which a variable counts from 0 up to the vocabulary, if it does that."""
+        eqn = self._made_by.get(x)
+        if eqn is None:
+            return None
+        name, shape = eqn.primitive.name, x.aval.shape
+        if name == "iota":
+            axis = eqn.params["dimension"]
+            return axis if shape[axis] == self._shape[-1] else None
+        if name not in (*_SHAPING, "convert_element_type") or isinstance(
+            eqn.invars[0], core.Literal
+        ):
+            return None
+        before = self._axis_of_positions(eqn.invars[0])
+        if before is None or name == "convert_element_type":
+            return before if jnp.issubdtype(x.aval.dtype, jnp.integer) else None
+        if name == "broadcast_in_dim":
+            return int(eqn.params["broadcast_dimensions"][before])
+        longest = [axis for axis, extent in enumerate(shape) if extent != 1]
+        return longest[0] if len(longest) == 1 else None
+
+    def _where_labelled(self, row: Row) -> Row:
+        """A row, and 0 where the label is none."""
+        label = self._of_shape(self._label, self._tokens)
+        value, size = self._rows.value(row), self._shape[-1]
+        found = self._emit(
+            lambda x, label: jnp.where((label >= 0) & (label < size), x, 0), value, label
+        )
+        return lv.variable(found)
+
+    # --- products with the gradient of the logits -------------------------------------------------
+
+    def _take_product(self, eqn: core.JaxprEqn) -> None:
+        (side,) = [i for i in (0, 1) if eqn.invars[i] in self._gone] or [0]
+        gradient, other = self._known.get(eqn.invars[side]), eqn.invars[1 - side]
+        is_gradient = isinstance(gradient, Full) and not gradient.zeta
+        if not is_gradient or gradient.gamma.number != 0 or other not in (self._x, self._w):
+            raise NotALossError(
+                "logits must be multiplied by nothing, and their gradient only by features and "
+                "weights"
+            )
+        if self._gradient not in (None, gradient):
+            raise NotALossError("its logits must have one gradient")
+        if eqn.outvars[0].aval.dtype != other.aval.dtype:
+            raise NotALossError("gradients must have the dtype of features and weights")
+        self._gradient = gradient
+        self._products.append((eqn, side))
+
+    def _arranged(self, eqn: core.JaxprEqn, side: int, dx, dw):
+        """A product with the gradient of the logits from the gradients of x and w."""
+        contract, batch = eqn.params["dimension_numbers"]
+        axes, others = contract[side], contract[1 - side]
+        axis, ndim = len(self._tokens), eqn.invars[1 - side].aval.ndim
+        is_of_w = eqn.invars[1 - side] is self._w
+        if is_of_w:
+            fits = tuple(axes) == (axis,) and tuple(others) == (self._axis,)
+            own = [*range(axis)], [axis]  # dimensions of dx that are of each operand
+            found = dx
+        else:
+            pairs = sorted(zip(axes, others, strict=True))
+            fits = pairs == [(i, i) for i in range(axis)] and ndim == axis + 1
+            own = [self._axis], [1 - self._axis]
+            found = dw
+        if not fits or any(batch):
+            raise NotALossError("the gradient of its logits must be multiplied as x and w are")
+        order = own[0] + own[1] if side == 0 else own[1] + own[0]
+        return found.transpose([order[i] for i in eqn.params["permutation"]])
+
+    # --- what is made -----------------------------------------------------------------------------
+
+    def _lse_and_losses(self) -> tuple[core.Var, core.Var]:
+        if self._made_here is None:
+            row = jax.make_jaxpr(lambda: jnp.zeros(self._tokens, self._dtype))()
+            like, (aval,) = as_jaxpr(row).outvars[0], row.out_avals
+            self._made_here = new_variable(like, aval), new_variable(like, aval)
+        return self._made_here
+
+    def _write_losses(self) -> None:
+        if self._label is None:
+            raise NotALossError("it must take the logits of labels")
+        lse, losses = self._lse_and_losses()
+        rows = []
+        if self._gradient is not None:
+            rows = [self._rows.value(row) for row in (self._gradient.alpha, self._gradient.beta)]
+        if self._depend([self._label], {lse, losses}):
+            raise NotALossError("its labels must be known before it")
+        is_known = not self._depend(rows, {lse, losses})
+        size = math.prod(self._shape) * self._dtype.itemsize
+        if not is_known and size < _LEAST_BYTES_AGAIN:
+            raise NotALossError(
+                "its logits must take a gibibyte if they are made again for gradients, which are "
+                "multiplied by what is known after the loss"
+            )
+        how = self._how()
+
+        def named(kind, function):
+            function.__name__ = f"{NAME}_{kind}_{size // 10**6}"
+            return jax.jit(function)
+
+        def flat(x, label, *rows):
+            label, rows = label.reshape(-1), [row.reshape(-1) for row in rows]
+            has_label = (label >= 0) & (label < self._shape[-1])
+            label = jnp.where(has_label, label, 0).astype(jnp.int32)
+            return x.reshape(-1, x.shape[-1]), label, has_label, rows
+
+        def shaped(lse, losses, has_label):
+            found = lse, jnp.where(has_label, losses, jnp.nan)
+            return [row.reshape(self._tokens) for row in found]
+
+        def products(x, dx, dw):
+            return [self._arranged(*p, dx.reshape(x.shape), dw) for p in self._products]
+
+        def values(x, w, label):
+            x, label, has_label, _ = flat(x, label)
+            losses, lse = loss_rows.token_losses(how, False, x, w, None, label)
+            return shaped(lse, losses, has_label)
+
+        def values_and_gradients(x, w, label, a, c):
+            own, label, has_label, (a, c) = flat(x, label, a, c)
+            c = jnp.where(has_label, c, 0)
+            losses, lse, *found = loss_sums.losses_and_gradients(how, own, w, label, a, c)
+            return *shaped(lse, losses, has_label), *products(x, *found)
+
+        def gradients(x, w, label, lse, a, c):
+            own, label, has_label, (lse, a, c) = flat(x, label, lse, a, c)
+            gradient = loss_rows.Gradient(a, jnp.where(has_label, c, 0))
+            dx, dw, _ = loss_rows.gradients_of(how, own, w, None, label, lse, gradient)
+            return products(x, dx, dw)
+
+        operands, outs = (
+            (self._x, self._w, self._label),
+            [eqn.outvars[0] for eqn, _ in self._products],
+        )
+        if outs and is_known:
+            f = named("values_and_gradients", values_and_gradients)
+            self._emitted(f, *operands, *rows, results=(lse, losses, *outs))
+            return
+        self._emitted(named("values", values), *operands, results=(lse, losses))
+        if outs:
+            self._emitted(named("gradients", gradients), *operands, lse, *rows, results=outs)
+
+    def _how(self) -> How:
+        return How(
+            op="linear_cross_entropy",
+            soft_cap=None,
+            label_smoothing=0.0,
+            z_loss=0.0,
+            axis_name=None,
+            chunk_bytes=None,
+            precision=self._eqn.params["precision"],
+            vocabulary_axis=self._axis,
+            rounded_to=self._rounded_to,
+        )
+
+    def _depend(self, rows, sources: set) -> bool:
+        """Whether rows are computed from any of some variables."""
+        found = set(sources)
+        for eqn in self._written:
+            if any(x in found for x in eqn.invars if not isinstance(x, core.Literal)):
+                found.update(eqn.outvars)
+        return any(row in found for row in rows)
+
+
+def _drops(mode) -> bool:
+    """Whether indices out of bounds are left out by a gather or scatter, or there are none."""
+    return mode in (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+
+def _keeps_order(eqn: core.JaxprEqn) -> bool:
+    """Whether an equation adds or takes dimensions of extent 1, or repeats along the last one."""
+    if eqn.primitive.name != "broadcast_in_dim":
+        return True
+    (x,), (out,) = eqn.invars, eqn.outvars
+    is_leading = tuple(eqn.params["broadcast_dimensions"]) == tuple(range(x.aval.ndim))
+    extents = zip(x.aval.shape, out.aval.shape[:-1], strict=False)
+    return is_leading and all(own == new for own, new in extents)

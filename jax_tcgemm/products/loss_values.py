@@ -1,0 +1,291 @@
+"""What a program computes of logits, as terms: how a loss is recognised, whatever it is written in.
+
+Of logits z, their lse = log(sum(exp(z))), p = exp(z - lse), and a label for each token, everything
+that a loss and its gradients need has one of these forms, by their numbers for each token:
+
+    a `Row`    scale * var * exp(lam * lse + mu * m), or lam * lse + mu * m - loss + var + ...
+    a `Full`   zeta * z + alpha * p + beta * [v = label] + gamma
+
+where m is the largest logit, which a program subtracts before exponentials, and loss = lse -
+z[label]. Only rows without m are computed. So m is never needed, and that what is computed does not
+depend on it has been shown and not assumed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax.extend import core
+
+
+class NotALossError(Exception):
+    """Says what about a program is none, for people."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A sum or a product of numbers for each token.
+
+    A sum is lam * lse + mu * m + losses * loss + const + var, a product const * var * exp(lam * lse
+    + mu * m).
+
+    Attributes:
+      is_product: which one it is.
+      lam: factor of lse.
+      mu: factor of the largest logit.
+      losses: factor of the losses, of sums.
+      const: a number.
+      var: a variable of the shape of the labels; None is 0 or 1.
+    """
+
+    is_product: bool = False
+    lam: float = 0.0
+    mu: float = 0.0
+    losses: float = 0.0
+    const: float = 0.0
+    var: core.Var | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has nothing of logits."""
+        return self.lam == self.mu == self.losses == 0
+
+    @property
+    def number(self) -> float | None:
+        """Its value where that is a number that is known."""
+        return self.const if self.is_plain and self.var is None else None
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether it is above 0 for all logits."""
+        return self.is_product and self.var is None and self.const > 0
+
+
+def number(value: float) -> Row:
+    """The same number for each token."""
+    return Row(const=float(value))
+
+
+def variable(var: core.Var) -> Row:
+    """A variable of the shape of the labels."""
+    return Row(var=var)
+
+
+LSE = Row(lam=1.0)
+LARGEST = Row(mu=1.0)
+LOSS = Row(losses=1.0)
+
+
+class Rows:
+    """Arithmetic of rows.
+
+    Args:
+      emit: writes a function of variables into the program, and returns its result, a variable.
+      losses: gives the variables of lse and the losses.
+    """
+
+    def __init__(self, emit: Callable, lse_and_losses: Callable[[], tuple[core.Var, core.Var]]):
+        self._emit, self._lse_and_losses = emit, lse_and_losses
+
+    def add(self, a: Row, b: Row, sign: int = 1) -> Row:
+        """The sum of rows, or their difference."""
+        if b.number == 0:
+            return a
+        if a.number == 0:
+            return b if sign == 1 else self.scale(b, -1.0)
+        if a.is_product and b.is_product and not a.is_plain and (a.lam, a.mu) == (b.lam, b.mu):
+            own, other = (self._sum(dataclasses.replace(x, lam=0.0, mu=0.0)) for x in (a, b))
+            found = self.product(self.add(own, other, sign))
+            return dataclasses.replace(found, lam=a.lam, mu=a.mu)
+        a, b = self._sum(a), self._sum(b)
+        b = b if sign == 1 else self._sum(self.scale(b, -1.0))
+        var = a.var or b.var
+        if a.var is not None and b.var is not None:
+            var = self._emit(jnp.add, a.var, b.var)
+        return Row(
+            lam=a.lam + b.lam,
+            mu=a.mu + b.mu,
+            losses=a.losses + b.losses,
+            const=a.const + b.const,
+            var=var,
+        )
+
+    def scale(self, a: Row, factor: float) -> Row:
+        """A row times a number."""
+        if a.is_product:
+            return dataclasses.replace(a, const=a.const * factor)
+        var = a.var
+        if var is not None and factor != 1:
+            var = self._emit(lambda x: x * jnp.asarray(factor, x.dtype), var)
+        terms = (factor * x for x in (a.lam, a.mu, a.losses, a.const))
+        return Row(False, *terms, var)
+
+    def multiply(self, a: Row, b: Row) -> Row:
+        """The product of rows."""
+        for x, y in ((a, b), (b, a)):
+            if y.number is not None:
+                return number(0) if y.number == 0 else self.scale(x, y.number)
+        a, b = self.product(a), self.product(b)
+        var = a.var or b.var
+        if a.var is not None and b.var is not None:
+            var = self._emit(jnp.multiply, a.var, b.var)
+        return Row(True, a.lam + b.lam, a.mu + b.mu, 0.0, a.const * b.const, var)
+
+    def invert(self, a: Row) -> Row:
+        """One by a row."""
+        if a.number is not None:
+            if a.number == 0:
+                raise NotALossError("nothing may be divided by zero")
+            return number(1 / a.number)
+        a = self.product(a)
+        var = None if a.var is None else self._emit(lambda x: 1 / x, a.var)
+        return Row(True, -a.lam, -a.mu, 0.0, 1 / a.const, var)
+
+    def log(self, a: Row) -> Row | None:
+        """The logarithm of a row that is above 0; None of others."""
+        if a.number is not None and a.number > 0:
+            return number(math.log(a.number))
+        return Row(False, a.lam, a.mu, 0.0, math.log(a.const)) if a.is_positive else None
+
+    def exp(self, a: Row) -> Row:
+        """The exponential of a row."""
+        a = self._sum(a)
+        if a.losses == 0 and a.var is None:
+            return Row(True, a.lam, a.mu, 0.0, math.exp(a.const))
+        return Row(True, const=1.0, var=self._emit(jnp.exp, self.value(a)))
+
+    def product(self, a: Row) -> Row:
+        """A row as a product."""
+        if a.is_product:
+            return a
+        if a.number is not None:
+            return Row(True, const=a.const)
+        if a.is_plain and a.const == 0:
+            return Row(True, const=1.0, var=a.var)
+        return Row(True, const=1.0, var=self.value(a))
+
+    def value(self, a: Row) -> core.Var:
+        """The variable of a row; what needs the largest logits is no loss."""
+        if a.mu != 0:
+            raise NotALossError("the largest logits must cancel in all that is read of them")
+        if a.var is not None and a.is_plain and a.const == (1 if a.is_product else 0):
+            return a.var
+        found = [] if a.var is None else [a.var]
+        if not a.is_plain:
+            found += self._lse_and_losses()
+
+        def computed(*given):
+            rest = list(given)
+            var = None if a.var is None else rest.pop(0)
+            if a.is_plain:
+                logarithm = terms = 0
+            else:
+                lse, losses = rest
+                logarithm, terms = a.lam * lse, a.lam * lse + a.losses * losses
+            if a.is_product:
+                factor = a.const if var is None else a.const * var
+                return factor if a.is_plain else factor * jnp.exp(logarithm)
+            terms = terms + a.const if a.const else terms
+            return terms if var is None else terms + var
+
+        return self._emit(computed, *found)
+
+    def _sum(self, a: Row) -> Row:
+        if not a.is_product:
+            return a
+        if a.number is not None:
+            return number(a.number)
+        return variable(self.value(a))
+
+
+@dataclasses.dataclass(frozen=True)
+class Full:
+    """zeta * z + alpha * p + beta * [v = label] + gamma, of the shape of the logits.
+
+    Attributes:
+      zeta: a number.
+      alpha: a row.
+      beta: a row.
+      gamma: a row.
+    """
+
+    zeta: float = 0.0
+    alpha: Row = Row()
+    beta: Row = Row()
+    gamma: Row = Row()
+
+    @property
+    def is_of_labels(self) -> bool:
+        """Whether it is 0 but at the labels."""
+        return self.zeta == 0 and self.alpha.number == 0 and self.gamma.number == 0
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether it only repeats a row."""
+        return self.zeta == 0 and self.alpha.number == 0 and self.beta.number == 0
+
+    @property
+    def is_logits(self) -> bool:
+        """Whether it is the logits and a row."""
+        return self.zeta == 1 and self.alpha.number == 0 and self.beta.number == 0
+
+
+LOGITS = Full(zeta=1.0)
+
+
+class Fulls:
+    """Arithmetic of what has the shape of the logits; None where a result is of another form."""
+
+    def __init__(self, rows: Rows):
+        self._rows = rows
+
+    def add(self, a: Full, b: Full, sign: int = 1) -> Full:
+        """The sum, or the difference."""
+        names = ("alpha", "beta", "gamma")
+        found = {k: self._rows.add(getattr(a, k), getattr(b, k), sign) for k in names}
+        return Full(a.zeta + sign * b.zeta, **found)
+
+    def scale(self, a: Full, row: Row) -> Full | None:
+        """Its product with a row."""
+        if a.zeta and row.number is None:
+            return None
+        zeta = a.zeta * row.number if a.zeta else 0.0
+        return Full(zeta, *(self._rows.multiply(x, row) for x in (a.alpha, a.beta, a.gamma)))
+
+    def multiply(self, a: Full, b: Full) -> Full | None:
+        """The product."""
+        for x, y in ((a, b), (b, a)):
+            if x.is_of_rows:
+                return self.scale(y, x.gamma)
+            if x.is_of_labels:
+                return Full(beta=self._rows.multiply(x.beta, self.at_labels(y)))
+        return None
+
+    def exp(self, a: Full) -> Full | None:
+        """The exponential."""
+        if not a.is_logits:
+            return None
+        return Full(alpha=self._rows.exp(self._rows.add(LSE, a.gamma)))
+
+    def at_labels(self, a: Full) -> Row:
+        """What it has at the labels."""
+        rows = self._rows
+        found = rows.add(a.beta, a.gamma)
+        if a.zeta:
+            found = rows.add(rows.scale(rows.add(LSE, LOSS, -1), a.zeta), found)
+        if a.alpha.number != 0:
+            of_labels = rows.exp(Row(losses=-1.0))
+            found = rows.add(rows.multiply(a.alpha, of_labels), found)
+        return found
+
+    def sum(self, a: Full, size: int, where_labelled: Callable[[Row], Row]) -> Row | None:
+        """The sums over the vocabulary, of so many entries.
+
+        `where_labelled` makes a row 0 where a label is none of them.
+        """
+        if a.zeta:
+            return None
+        rows = self._rows
+        labels = number(0) if a.beta.number == 0 else where_labelled(a.beta)
+        return rows.add(rows.add(a.alpha, labels), rows.scale(a.gamma, float(size)))

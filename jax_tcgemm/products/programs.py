@@ -1,0 +1,101 @@
+"""Programs as equations and results: calls written out, what is unused, and their order."""
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+
+from jax.extend import core
+
+from jax_tcgemm.epilogues.calls import called
+from jax_tcgemm.system.jax_internals import as_jaxpr, new_variable
+
+IsMeant = Callable[[core.JaxprEqn], bool]
+
+
+def written_out(equations, results, is_meant: IsMeant) -> tuple[list[core.JaxprEqn], list]:
+    """Equations with those of functions in the place of calls that are meant, and the results."""
+    known: dict = {}
+    written: list[core.JaxprEqn] = []
+    for eqn in equations:
+        eqn = renamed(eqn, known)
+        if is_meant(eqn):
+            write(as_jaxpr(called(eqn)), eqn.invars, eqn.outvars, known, written, is_meant)
+        else:
+            written.append(eqn)
+    return written, [found_as(x, known) for x in results]
+
+
+def found_as(atom, known):
+    """What a variable is known as; itself if it is not."""
+    return atom if isinstance(atom, core.Literal) else known.get(atom, atom)
+
+
+def renamed(eqn: core.JaxprEqn, known) -> core.JaxprEqn:
+    """An equation of what its variables are known as."""
+    found = [found_as(x, known) for x in eqn.invars]
+    if all(x is y for x, y in zip(found, eqn.invars, strict=True)):
+        return eqn
+    return eqn.replace(invars=found)
+
+
+def write(
+    jaxpr: core.Jaxpr, operands, results, known: dict, written: list, is_meant: IsMeant
+) -> None:
+    """Writes a function's equations with variables of their own; `known` gets its results."""
+    own = dict(zip(jaxpr.invars, operands, strict=True))
+    for inner in jaxpr.eqns:
+        inner = inner.replace(invars=[found_as(x, own) for x in inner.invars])
+        made = [new_variable(x) for x in inner.outvars]
+        own |= zip(inner.outvars, made, strict=True)
+        inner = inner.replace(outvars=made)
+        if is_meant(inner):
+            new: dict = {}
+            write(as_jaxpr(called(inner)), inner.invars, inner.outvars, new, written, is_meant)
+            own |= {x: new.get(y, y) for x, y in own.items() if not isinstance(y, core.Literal)}
+        else:
+            written.append(inner)
+    known |= {x: found_as(y, own) for x, y in zip(results, jaxpr.outvars, strict=True)}
+
+
+def without_unused(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
+    """The equations that the results or effects need."""
+    used = {x for x in results if not isinstance(x, core.Literal)}
+    kept = []
+    for eqn in reversed(equations):
+        if eqn.effects or any(x in used for x in eqn.outvars):
+            used.update(x for x in eqn.invars if not isinstance(x, core.Literal))
+            kept.append(eqn)
+    return kept[::-1]
+
+
+def in_order(equations: Sequence[core.JaxprEqn]) -> list[core.JaxprEqn]:
+    """The equations with each after what it needs, else as they are, those with effects above all.
+
+    Raises:
+      ValueError: where there is no such order.
+    """
+    made_by = {x: number for number, eqn in enumerate(equations) for x in eqn.outvars}
+    needs = [
+        {made_by[x] for x in eqn.invars if not isinstance(x, core.Literal) and x in made_by}
+        for eqn in equations
+    ]
+    with_effects = [number for number, eqn in enumerate(equations) if eqn.effects]
+    for before, after in itertools.pairwise(with_effects):
+        needs[after].add(before)
+    users: dict[int, list[int]] = {number: [] for number in range(len(equations))}
+    for number, own in enumerate(needs):
+        for other in own:
+            users[other].append(number)
+    missing = [len(own) for own in needs]
+    ready = [number for number, count in enumerate(missing) if count == 0]
+    found = []
+    while ready:
+        number = heapq.heappop(ready)
+        found.append(equations[number])
+        for other in users[number]:
+            missing[other] -= 1
+            if missing[other] == 0:
+                heapq.heappush(ready, other)
+    if len(found) != len(equations):
+        raise ValueError("equations must not need each other in a circle")
+    return found

@@ -1,0 +1,192 @@
+"""The public `linear_top_k`: the largest logits of a vocabulary, which are never all in memory."""
+
+import functools
+from operator import index
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products import logits as lg
+from jax_tcgemm.products.logits import How
+from jax_tcgemm.products.loss_arguments import (
+    canonical_axis,
+    canonical_bytes,
+    canonical_cap,
+    checked_operands,
+)
+from jax_tcgemm.products.loss_divisions import check_undivided
+from jax_tcgemm.selection import check_names
+
+# Of a chunk, and how many columns it has at least, of products that run at full speed.
+_CHUNK_BYTES = 1 << 28
+_LEAST_COLUMNS = 4096
+
+
+def linear_top_k(
+    x,
+    w,
+    k: int,
+    *,
+    bias=None,
+    soft_cap: float | None = None,
+    vocabulary_axis: int = 0,
+    chunk_bytes: int | None = None,
+    precision=None,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The largest logits of a linear layer and where they are, of logits that are never all kept.
+
+        z[..., v] = sum over d of x[..., d] * w[v, d] + bias[v]
+        z = soft_cap * tanh(z / soft_cap), if there is a soft_cap
+        values, indices = jax.lax.top_k(z, k)
+
+    for sampling, and as the targets of a distillation. The vocabulary is gone through in chunks: of
+    each the largest logits join those before.
+
+    Args:
+      x: array of shape (..., d), of float16, bfloat16, float32 or float64.
+      w: array of shape (vocabulary, d), or with a vocabulary_axis of 1 (d, vocabulary).
+      k: how many, from 1 up to the vocabulary.
+      bias: as for `linear_cross_entropy`.
+      soft_cap: as for `linear_cross_entropy`.
+      vocabulary_axis: as for `linear_cross_entropy`.
+      chunk_bytes: the most that is stored of the logits at a time, in float32 (float64 for
+        float64); None takes a quarter of a gibibyte. A chunk has k columns at least.
+      precision: as for `matmul`.
+      implementation: as for `matmul`.
+
+    Returns:
+      The values, of shape (..., k) and float32 (float64 for float64), from the largest one down,
+      and the indices, int32. Of equal logits those with lower indices come first. NaN is as large
+      as `jax.lax.top_k` takes it to be, larger than all else.
+
+    Raises:
+      TypeError: for operands of other dtypes.
+      ValueError: for shapes that do not fit, a k or another number out of range, an unknown
+        implementation, or operands that are divided over explicit mesh axes.
+
+    Numerics:
+      Logits accumulate as of `matmul` and are not rounded. The derivatives of the values by x, w
+      and bias are those of the chosen logits, computed from rows of w in float32 (float64 for
+      float64); indices have none.
+
+    Examples:
+      >>> import jax.numpy as jnp, jax_tcgemm
+      >>> x, w = jnp.eye(2, 4), jnp.array([[1.0, 5], [3, 2], [2, 5]]).repeat(2, 1)
+      >>> values, indices = jax_tcgemm.linear_top_k(x, w, 2)
+      >>> values.tolist(), indices.tolist()
+      ([[3.0, 2.0], [3.0, 2.0]], [[1, 2], [1, 2]])
+    """
+    op = "linear_top_k"
+    axis = canonical_axis(op, vocabulary_axis)
+    x, w, bias = checked_operands(op, x, w, bias, axis)
+    check_undivided(op, x=x, w=w, bias=bias)
+    k = _canonical_k(op, k, w.shape[axis])
+    check_names(op, implementation, None)
+    how = How(
+        op,
+        soft_cap=canonical_cap(op, soft_cap),
+        label_smoothing=0.0,
+        z_loss=0.0,
+        axis_name=None,
+        chunk_bytes=canonical_bytes(op, chunk_bytes),
+        precision=canonical_precision(op, precision),
+        implementation=implementation,
+        vocabulary_axis=axis,
+    )
+    values, indices = _top_k(how, k, x.reshape(-1, x.shape[-1]), w, bias)
+    return tuple(a.reshape(*x.shape[:-1], k) for a in (values, indices))
+
+
+def _canonical_k(op: str, k, size: int) -> int:
+    try:
+        own = index(k)
+    except TypeError:
+        raise TypeError(
+            f"{op}: k must be an integer, got k of type {type(k).__name__}; it is part of the "
+            "program"
+        ) from None
+    if not 1 <= own <= size or isinstance(k, bool):
+        raise ValueError(
+            f"{op}: k must be from 1 up to the vocabulary, {size}, got {k=}; take fewer"
+        )
+    return own
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _top_k(how: How, k: int, x, w, bias) -> tuple[jax.Array, jax.Array]:
+    chunks = lg.num_chunks(how, len(x), max(_LEAST_COLUMNS, k), wide_dtype(x.dtype), _CHUNK_BYTES)
+    return tuple(lg.by_tokens(lambda x: _of_chunk(how, k, x, w, bias), chunks, x))
+
+
+def _of_chunk(how: How, k: int, x, w, bias) -> list[jax.Array]:
+    """Those of a chunk of tokens, by chunks of the vocabulary."""
+    size, axis = how.size(w), how.vocabulary_axis
+    chunks = lg.num_chunks(how, size, max(1, len(x)), wide_dtype(x.dtype), _CHUNK_BYTES)
+    extent = min(size, lg.aligned(max(k, -(-size // chunks))))
+
+    def largest(start, extent):
+        part = lax.dynamic_slice_in_dim(w, start, extent, axis)
+        own_bias = None if bias is None else lax.dynamic_slice_in_dim(bias, start, extent)
+        vocabulary = lg.padded(how, part, own_bias, lg.aligned(extent))
+        z = lg.with_logits(how, x, vocabulary, _logits, ())[:, :extent]
+        values, indices = lax.top_k(z, min(k, extent))
+        return values, indices.astype(jnp.int32) + start
+
+    def joined(found, others):
+        # Those of lower indices first, so that they stay so where values are equal.
+        values, indices = (lax.concatenate(pair, 1) for pair in zip(found, others, strict=True))
+        values, places = lax.top_k(values, k)
+        return values, jnp.take_along_axis(indices, places, 1)
+
+    found = largest(0, extent)
+    whole = size // extent
+    if whole > 1:
+        starts = extent * jnp.arange(1, whole, dtype=jnp.int32)
+        found, _ = lax.scan(
+            lambda found, start: (joined(found, largest(start, extent)), None), found, starts
+        )
+    rest = size - whole * extent
+    return list(joined(found, largest(whole * extent, rest)) if rest else found)
+
+
+def _logits(z, slope):
+    del slope
+    return z
+
+
+@functools.partial(_top_k.defjvp, symbolic_zeros=True)
+def _derivative(how: How, k: int, primals, tangents):
+    x, w, bias = primals
+    dx, dw, db = (None if t is None or type(t) is SymbolicZero else t for t in tangents)
+    values, indices = _top_k(how, k, x, w, bias)
+    wide = wide_dtype(x.dtype)
+
+    def of_columns(columns):
+        """The derivatives of some of the k logits of each token, (columns, tokens)."""
+        found = jnp.zeros(columns.shape, wide)
+        for features, weights in ((dx, w), (x, dw)):
+            if features is not None and weights is not None:
+                rows = jnp.take(weights, columns, how.vocabulary_axis)
+                if how.vocabulary_axis == 1:
+                    rows = jnp.moveaxis(rows, 0, -1)
+                found += jnp.sum(features.astype(wide) * rows.astype(wide), -1)
+        return found if db is None else found + db[columns].astype(wide)
+
+    # As many of the k at once as take of w what a chunk may.
+    size = max(1, (how.chunk_bytes or _CHUNK_BYTES) // max(1, x.size * wide.itemsize))
+    parts = [indices.T[i : i + size] for i in range(0, k, size)]
+    whole = len(parts) - (len(parts[-1]) != size)
+    found = [of_columns(part) for part in parts[whole:]]
+    if whole:
+        of_whole = lax.map(of_columns, jnp.stack(parts[:whole]))
+        found = [of_whole.reshape(-1, len(x)), *found]
+    found = jnp.concatenate(found).T
+    if how.soft_cap is not None:
+        found = found * (1 - jnp.square(values / how.soft_cap))
+    return (values, indices), (found, np.zeros(indices.shape, jax.dtypes.float0))

@@ -1,0 +1,389 @@
+"""What `accelerate` makes of losses: their values and gradients without the logits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from accelerated import equations
+from jax import lax
+from random_arrays import draw
+
+import jax_tcgemm
+from jax_tcgemm.products import loss_programs
+
+TOKENS, DEPTH, VOCABULARY = 40, 24, 120
+# Tests have several devices.
+accelerate = functools.partial(jax_tcgemm.accelerate, losses=True)
+
+
+@pytest.fixture(autouse=True)
+def _of_any_size(monkeypatch):
+    """Losses of tests are smaller than those that gain."""
+    for name in ("_LEAST_BYTES", "_LEAST_BYTES_AGAIN", "_LEAST_VOCABULARY"):
+        monkeypatch.setattr(loss_programs, name, 0)
+
+
+def operands(dtype="float64", seed=0, shape=(TOKENS,)):
+    labels = np.random.default_rng([seed, 3]).integers(0, VOCABULARY, shape)
+    x, w = draw((*shape, DEPTH), dtype, seed), draw((DEPTH, VOCABULARY), dtype, seed + 1)
+    return x, w * jnp.asarray(0.5, dtype), jnp.asarray(labels, jnp.int32)
+
+
+def losses_in(f, *arguments):
+    """What the program of an accelerated function has of losses, without their sizes."""
+    found = [str(eqn.params.get("name")) for eqn in equations(f, *arguments, losses=True)]
+    prefix = f"{loss_programs.NAME}_"
+    return [n.removeprefix(prefix).rpartition("_")[0] for n in found if n.startswith(prefix)]
+
+
+def wide(z):
+    return z.astype(jnp.promote_types(z.dtype, jnp.float32))
+
+
+def at(z, labels):
+    return jnp.take_along_axis(z, labels[..., None], -1)[..., 0]
+
+
+def hot(labels, like):
+    return jax.nn.one_hot(labels, VOCABULARY, dtype=like.dtype)
+
+
+# Of logits and labels, a number for each token, as people write it.
+WRITTEN = {
+    "optax": optax.softmax_cross_entropy_with_integer_labels,
+    "optax, one-hot": lambda z, y: optax.softmax_cross_entropy(z, hot(y, z)),
+    "log_softmax": lambda z, y: -at(jax.nn.log_softmax(z), y),
+    "log_softmax, one-hot": lambda z, y: -jnp.sum(hot(y, z) * jax.nn.log_softmax(z), -1),
+    "logsumexp": lambda z, y: jax.nn.logsumexp(z, -1) - at(z, y),
+    "where": lambda z, y: (
+        jax.nn.logsumexp(z, -1)
+        - jnp.sum(jnp.where(y[..., None] == jnp.arange(VOCABULARY), z, 0), -1)
+    ),
+    "by hand": lambda z, y: (
+        jnp.log(jnp.sum(jnp.exp(z - z.max(-1, keepdims=True)), -1)) + z.max(-1) - at(z, y)
+    ),
+    "normalised": lambda z, y: -at(z - jax.nn.logsumexp(z, -1, keepdims=True), y),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_values_and_gradients(written, x64):
+    x, w, labels = operands(shape=(4, 10) if "one-hot" in written or written == "optax" else (40,))
+
+    def loss(x, w):
+        return jnp.mean(WRITTEN[written](wide(x @ w), labels))
+
+    step = jax.value_and_grad(loss, (0, 1))
+    assert losses_in(loss, x, w) == ["values"]
+    # A constant of the derivative is the largest logit's, where that is not said to be none.
+    kinds = losses_in(step, x, w)
+    if written == "by hand":
+        assert kinds == []
+    else:
+        assert kinds == ["values_and_gradients"]
+    for f in (loss, step):
+        found, expected = (jax.jit(g)(x, w) for g in (accelerate(f), f))
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+
+
+# Gradients of logits are rounded to the dtype that they are multiplied in, by both.
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("written", ["optax", "log_softmax, one-hot"])
+def test_dtypes(dtype, tolerance, written):
+    x, w, labels = operands(dtype)
+
+    def loss(x, w):
+        return jnp.mean(WRITTEN[written](wide(x @ w), labels))
+
+    step = jax.value_and_grad(loss, (0, 1))
+    assert losses_in(step, x, w) == ["values_and_gradients"]
+    value, gradients = jax.jit(accelerate(step))(x, w)
+    assert [g.dtype for g in gradients] == [x.dtype, w.dtype]
+    with jax.enable_x64(True):
+        # What is rounded in between is the program's own, and the logits are part of it.
+        z = (x.astype("float64") @ w.astype("float64")).astype(dtype).astype("float64")
+        mean, of_logits = jax.value_and_grad(lambda z: jnp.mean(WRITTEN[written](z, labels)))(z)
+        expected = of_logits @ w.T.astype("float64"), x.T.astype("float64") @ of_logits
+        mean, expected = jax.tree.map(np.asarray, (mean, expected))
+    np.testing.assert_allclose(value, mean, rtol=1e-5)
+    for a, b in zip(gradients, expected, strict=True):
+        assert np.max(abs(np.float64(a) - b)) < tolerance * np.max(abs(b))
+
+
+def test_logits_are_rounded_as_the_program_rounds_them():
+    x, w, labels = operands("bfloat16")
+
+    def loss(x, w):
+        return optax.softmax_cross_entropy_with_integer_labels(wide(x @ w), labels)
+
+    with jax.enable_x64(True):
+        z = x.astype("float64") @ w.astype("float64")
+        exact, rounded = (
+            np.asarray(optax.softmax_cross_entropy_with_integer_labels(own, labels))
+            for own in (z, z.astype("bfloat16").astype("float64"))
+        )
+    kept, left_out = (accelerate(loss, wide=own)(x, w) for own in (False, True))
+    assert np.max(abs(rounded - exact)) > 1e-3
+    np.testing.assert_allclose(kept, rounded, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(left_out, exact, rtol=1e-5, atol=1e-5)
+
+
+def check(f, *arguments, kinds, tolerance=1e-11):
+    assert losses_in(f, *arguments) == kinds
+    found, expected = (jax.jit(g)(*arguments) for g in (accelerate(f), f))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_of_an_embedding(x64):
+    x, w, labels = operands()
+
+    def step(x, w):
+        return jnp.sum(jnp.linspace(0, 1, TOKENS) * WRITTEN["optax"](x @ w.T, labels))
+
+    check(jax.value_and_grad(step, (0, 1)), x, w.T, kinds=["values_and_gradients"])
+
+
+def test_masks_and_labels_out_of_range(x64):
+    x, w, labels = operands()
+    labels = labels.at[3].set(-100).at[5].set(VOCABULARY)
+
+    def masked(x, w):
+        losses = optax.softmax_cross_entropy_with_integer_labels(x @ w, labels)
+        kept = (labels >= 0) & (labels < VOCABULARY)
+        return jnp.sum(jnp.where(kept, losses, 0)) / jnp.sum(kept)
+
+    check(jax.value_and_grad(masked, (0, 1)), x, w, kinds=["values_and_gradients"])
+
+    def each(x, w):
+        return WRITTEN["optax"](x @ w, labels), WRITTEN["log_softmax, one-hot"](x @ w, labels)
+
+    found = accelerate(each)(x, w)
+    for a, b in zip(found, each(x, w), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+    assert np.isnan(found[0][5])
+    assert found[1][5] == 0
+
+
+def test_what_is_added_for_the_size_of_logits(x64):
+    """It multiplies gradients by what is known after the loss: they make the logits again."""
+    x, w, labels = operands()
+
+    def loss(x, w):
+        z = x @ w
+        lse = jax.nn.logsumexp(z, -1)
+        return jnp.mean(lse - at(z, labels) + 1e-2 * lse**2)
+
+    check(jax.value_and_grad(loss, (0, 1)), x, w, kinds=["values", "gradients"])
+
+
+def test_a_gradient_of_one_operand_and_of_several_losses(x64):
+    x, w, labels = operands()
+
+    def loss(x, w):
+        return jnp.mean(WRITTEN["optax"](x @ w, labels))
+
+    check(jax.grad(loss), x, w, kinds=["values_and_gradients"])
+    check(jax.grad(loss, 1), x, w, kinds=["values_and_gradients"])
+
+    def two(x, w):
+        return loss(x, w) * loss(jnp.sin(x), 2 * w)
+
+    check(two, x, w, kinds=["values", "values"])
+    # The gradients of one are multiplied by the other, which only one of them can come after.
+    kinds = ["values", "values_and_gradients", "gradients"]
+    check(jax.grad(two, (0, 1)), x, w, kinds=kinds)
+
+
+def test_whole_steps_in_scan_and_remat(x64):
+    x, w, labels = operands(shape=(4, 10))
+
+    def one(w, each):
+        x, labels = each
+        return jnp.mean(WRITTEN["optax"](jnp.tanh(x) @ w, labels))
+
+    def train(x, w):
+        def step(w, each):
+            value, gradient = jax.value_and_grad(one)(w, each)
+            return w - 0.1 * gradient, value
+
+        return lax.scan(step, w, (x, labels))
+
+    (scan,) = [e for e in equations(train, x, w, losses=True) if e.primitive.name == "scan"]
+    assert f"{loss_programs.NAME}_values_and_gradients" in str(scan.params["jaxpr"])
+    check(train, x, w, kinds=[])
+
+    def again(x, w):
+        return jnp.mean(
+            jax.checkpoint(lambda x, w: WRITTEN["optax"](jnp.tanh(x) @ w, labels))(x, w)
+        )
+
+    step = jax.value_and_grad(again, (0, 1))
+    assert loss_programs.NAME in str(jax.make_jaxpr(accelerate(step))(x, w))
+    check(step, x, w, kinds=losses_in(step, x, w))
+
+
+def test_gradients_taken_outside(x64):
+    x, w, labels = operands()
+
+    def loss(x, w):
+        return jnp.mean(WRITTEN["optax"](x @ w, labels))
+
+    fast = accelerate(loss)
+    outside = jax.value_and_grad(fast, (0, 1))
+    found, expected = (jax.jit(f)(x, w) for f in (outside, jax.value_and_grad(loss, (0, 1))))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+
+    def stopped(x, w):
+        z = x @ w
+        return jnp.mean(jax.nn.logsumexp(z, -1) - lax.stop_gradient(at(z, labels)))
+
+    assert losses_in(stopped, x, w) == ["values"]
+    found, expected = (jax.grad(f)(x, w) for f in (accelerate(stopped), stopped))
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13)
+    batched = jax.vmap(accelerate(lambda x, y: WRITTEN["optax"](x @ w, y)))
+    of_each = batched(x.reshape(4, 10, DEPTH), labels.reshape(4, 10))
+    np.testing.assert_allclose(of_each.reshape(-1), WRITTEN["optax"](x @ w, labels), rtol=1e-11)
+
+
+# --- what is no loss ------------------------------------------------------------------------------
+
+
+def _also(f):
+    return lambda z, y: (WRITTEN["optax"](z, y), f(z))
+
+
+# With why not, as `explain` has it.
+OTHERS = {
+    "logits are a result": (_also(lambda z: z), "must not be among the results"),
+    "accuracy": (_also(lambda z: jnp.argmax(z, -1)), "must not be read by argmax"),
+    "the largest logit": (_also(lambda z: z.max(-1)), "the largest logits must cancel"),
+    "no maximum added": (
+        lambda z, y: jnp.log(jnp.sum(jnp.exp(z - z.max(-1, keepdims=True)), -1)) - at(z, y),
+        "the largest logits must cancel",
+    ),
+    "two labels": (
+        lambda z, y: WRITTEN["logsumexp"](z, y) - at(z, (y + 1) % VOCABULARY),
+        "must not be read by gather",
+    ),
+    "blocked gradients": (
+        lambda z, y: WRITTEN["logsumexp"](lax.stop_gradient(z), y),
+        "must not be read by stop_gradient",
+    ),
+    "only a sum": (lambda z, y: jax.nn.logsumexp(z, -1), "must take the logits of labels"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_others_stay(case, x64):
+    x, w, labels = operands()
+    f, why = OTHERS[case]
+
+    def whole(x, w):
+        return f(x @ w, labels)
+
+    check(whole, x, w, kinds=[])
+    calls = jax_tcgemm.explain(accelerate(whole), x, w)
+    assert any("no loss without logits: " in c.why and why in c.why for c in calls)
+
+
+def test_labels_of_columns_are_none(x64):
+    """As many tokens as entries of the vocabulary, and what looks like labels is of the latter."""
+    x, w, _ = operands()
+    x = draw((VOCABULARY, DEPTH), "float64", 4)
+    labels = jnp.asarray(np.random.default_rng(5).integers(0, VOCABULARY, VOCABULARY), jnp.int32)
+
+    def whole(x, w, is_by_token):
+        z, positions = x @ w, jnp.arange(VOCABULARY, dtype=jnp.int32)
+        y = labels[:, None] if is_by_token else labels[None]
+        one_hot = (jnp.broadcast_to(y, z.shape) == positions).astype(z.dtype)
+        return jax.nn.logsumexp(z, -1) - jnp.sum(one_hot * z, -1)
+
+    for is_by_token, kinds in ((True, ["values"]), (False, [])):
+        check(functools.partial(whole, is_by_token=is_by_token), x, w, kinds=kinds)
+
+
+def test_narrow_losses_stay():
+    x, w, labels = operands("bfloat16")
+
+    def whole(x, w):
+        return WRITTEN["log_softmax"](x @ w, labels)
+
+    assert losses_in(whole, x, w) == []
+    (call,) = jax_tcgemm.explain(accelerate(whole), x, w)
+    assert "its logits must be float32 before all else" in call.why
+
+
+def test_gradients_that_are_read_elsewhere_stay(x64):
+    x, w, labels = operands()
+    bias = draw((VOCABULARY,), "float64", 7)
+
+    def of_logits(z):
+        return jnp.mean(WRITTEN["optax"](z, labels))
+
+    def with_bias(x, w, bias):
+        return of_logits(x @ w + bias)
+
+    check(jax.grad(with_bias, (0, 1, 2)), x, w, bias, kinds=[], tolerance=1e-10)
+
+    def itself(x, w):
+        z, vjp = jax.vjp(of_logits, x @ w)
+        return z, vjp(1.0)[0]
+
+    check(itself, x, w, kinds=[])
+
+
+def test_small_losses_stay(monkeypatch):
+    monkeypatch.undo()
+    x, w, labels = operands("float32")
+
+    def loss(x, w, labels):
+        return WRITTEN["optax"](x @ w, labels)
+
+    assert losses_in(loss, x, w, labels) == []
+    large = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((4096, 64), (64, 8192))]
+    labels = jax.ShapeDtypeStruct((4096,), "int32")
+    assert losses_in(loss, *large, labels) == ["values"]
+
+
+def test_several_devices_must_be_said_not_to_divide_it(x64):
+    x, w, labels = operands()
+
+    def loss(x, w):
+        return WRITTEN["optax"](x @ w, labels)
+
+    for losses in (None, False):
+        own = jax_tcgemm.accelerate(loss, losses=losses)
+        assert loss_programs.NAME not in str(jax.make_jaxpr(own)(x, w))
+        whys = [call.why for call in jax_tcgemm.explain(own, x, w)]
+        assert any("with losses=True" in why for why in whys) == (losses is None)
+    with pytest.raises(TypeError, match="accelerate: losses must be True, False or None, got los"):
+        jax_tcgemm.accelerate(loss, losses="yes")
+
+
+def test_explain_says_that_it_is_one():
+    x = jax.ShapeDtypeStruct((8192, 4096), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((4096, 128256), jnp.bfloat16)
+    labels = jax.ShapeDtypeStruct((8192,), jnp.int32)
+
+    def loss(x, w, labels):
+        return jnp.mean(WRITTEN["optax"](wide(x @ w), labels))
+
+    step = accelerate(jax.value_and_grad(loss, (0, 1)))
+    calls = jax_tcgemm.explain(step, x, w, labels, platform="cuda")
+    ours = jax_tcgemm.explain(
+        jax.value_and_grad(
+            functools.partial(jax_tcgemm.linear_cross_entropy, vocabulary_axis=1), (0, 1)
+        ),
+        *(x, w, labels),
+        platform="cuda",
+    )
+    size = "its logits, 4202 MB in float32, are not stored"
+    assert [c.why.endswith(f"a loss and its gradients: {size}") for c in calls] == [True] * 5
+    assert [c.implementation for c in calls] == [c.implementation for c in ours]
