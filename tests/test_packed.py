@@ -15,6 +15,7 @@ from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm import PackedWeight, pack_weights
+from jax_tcgemm.primitives.packed_dot import MOST_ROWS
 from jax_tcgemm.problem.packed_weight import CODINGS, NF4, PackedFormat
 from jax_tcgemm.selection import rules
 from jax_tcgemm.selection.devices import ASSUMED_GPU
@@ -315,7 +316,7 @@ def test_mapped_rows_are_one_product():
 
 def test_what_runs():
     """Few rows on a GPU: the kernel; many: a plain product; on a CPU XLA."""
-    few, many = (jax.ShapeDtypeStruct((rows, W.k), BF16) for rows in (256, 257))
+    few, many = (jax.ShapeDtypeStruct((rows, W.k), BF16) for rows in (MOST_ROWS, MOST_ROWS + 1))
     f = functools.partial(jax_tcgemm.matmul, b=W.weight)
     (call,) = jax_tcgemm.explain(f, few, platform="cuda")
     assert (call.implementation, call.problem.kind) == ("packed", "packed")
@@ -337,7 +338,7 @@ def test_what_runs():
     assert "k is a multiple of 8, got 36" in call.rejected["packed"]
 
 
-@pytest.mark.parametrize("rows", [1, 32, 33, 256])
+@pytest.mark.parametrize("rows", [1, 32, 33, 512])
 @pytest.mark.parametrize("shape", [(28672, 4096), (4096, 14336), (6144, 4096)])
 def test_kernels_of_many_rows_are_preferred_above_32(shape, rows):
     n, k = shape

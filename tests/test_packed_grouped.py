@@ -14,6 +14,7 @@ from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm import PackedWeight, pack_weights, stack_packed
+from jax_tcgemm.primitives.packed_dot import MOST_ROWS
 
 BF16 = jnp.bfloat16
 # Rows that fill up their columns, and more rows than sizes say.
@@ -290,7 +291,9 @@ def test_several_devices(axis_type, spec, rows):
 
 def test_what_runs():
     """Few rows of a group on a GPU: the kernel; many: a plain product; on a CPU arrays."""
-    few, many = (jax.ShapeDtypeStruct((rows, EVEN.k), BF16) for rows in (1024, 1025))
+    few, many = (
+        jax.ShapeDtypeStruct((rows, EVEN.k), BF16) for rows in (4 * MOST_ROWS, 4 * MOST_ROWS + 1)
+    )
     f = functools.partial(jax_tcgemm.ragged_dot, rhs=EVEN.weight, group_sizes=sizes_of(EVEN))
     (call,) = jax_tcgemm.explain(f, few, platform="cuda")
     assert (call.implementation, call.problem.form) == ("packed", "grouped")

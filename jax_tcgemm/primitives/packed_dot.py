@@ -48,7 +48,7 @@ from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xl
 # Of more, the weight is written as an array once, and multiplied by the kernels of plain products:
 # those of packed weights read and convert all of it for every 32, or 64 to 128. Groups have so many
 # on average.
-MOST_ROWS = 256
+MOST_ROWS = 512
 
 packed_dot_p = core.Primitive("tcgemm_packed_dot")
 
