@@ -21,7 +21,7 @@ from jax_tcgemm.products.logits import How
 
 # Of a chunk: that of a model's head has then rows or columns enough for products at full speed. Or
 # what the gradient of x takes in float32, if that is more, which is read again for each chunk.
-_CHUNK_BYTES = 1 << 28
+_CHUNK_BYTES = 224 << 20
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

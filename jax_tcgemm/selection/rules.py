@@ -144,8 +144,8 @@ def _narrow_packed_us(
     return 2.0 + sum(part**4 for part in parts) ** 0.25
 
 
-# Those of wgmma: the rows from which on they are taken, below which the others read the weight about
-# as fast as memory delivers it; what launches take, and what a block begins and ends with.
+# Those of wgmma: the rows from which on they are taken, below which the others read the weight
+# about as fast as memory delivers it; what launches take, and what a block begins and ends with.
 _WIDE_FROM, _WIDE_LAUNCHES_US, _WIDE_BLOCK_US = 33, 3.6, 0.5
 
 
