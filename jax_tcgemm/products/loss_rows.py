@@ -19,9 +19,12 @@ from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.products import logits as lg
 from jax_tcgemm.products.logits import How
 
-# Of a chunk: that of a model's head has then rows or columns enough for products at full speed. Or
-# what the gradient of x takes in float32, if that is more, which is read again for each chunk.
-_CHUNK_BYTES = 224 << 20
+# Of a chunk of tokens, without entropies twice that: of the logits only a byte for each is stored
+# then. A chunk of a model's head has rows enough for products at full speed.
+_TOKENS_BYTES = 1 << 28
+# Of a chunk of the vocabulary, or what the gradient of x takes in float32, if that is more, which
+# is read again for each chunk.
+_VOCABULARY_BYTES = 224 << 20
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -48,8 +51,7 @@ def _forward(how, with_entropy, x, w, bias, labels):
     size = how.size(w)
     vocabulary = lg.padded(how, w, bias, lg.aligned(size))
 
-    # Without moments what is stored of the logits is a byte for each.
-    most = _CHUNK_BYTES if with_entropy else 2 * _CHUNK_BYTES
+    most = _TOKENS_BYTES if with_entropy else 2 * _TOKENS_BYTES
     chunks = lg.num_chunks(how, len(x), how.size(vocabulary.w), w.dtype, most)
     of_labels = functools.partial(lg.labels_of, how, w=w, bias=bias)
     own = lg.by_tokens(lambda x, labels: of_labels(x, labels=labels), chunks, x, labels)
@@ -132,7 +134,7 @@ def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
         db = None if bias is None else lax.dynamic_update_slice_in_dim(db, own_db, start, 0)
         return dx, dw, db
 
-    most = max(_CHUNK_BYTES, wide.itemsize * x.size)
+    most = max(_VOCABULARY_BYTES, wide.itemsize * x.size)
     chunks = lg.num_chunks(how, lg.aligned(size), len(x), w.dtype, most)
     extent = min(size, lg.aligned(-(-size // chunks)))
     if extent == size:

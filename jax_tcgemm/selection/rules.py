@@ -152,11 +152,12 @@ _WIDE_FROM, _WIDE_LAUNCHES_US, _WIDE_BLOCK_US = 33, 3.6, 0.5
 def _wide_packed_us(
     problem: PackedProblem, num_sms: int, columns: int, rows: int, cluster: int, sharers: int
 ) -> float:
-    """Of kernels that multiply by wgmma: the same parts, fitted as those are.
+    """Of kernels that multiply by wgmma: the same parts.
 
     What an SM does are clocks of instructions, 4 for each row of 64 columns and 128 of K, and of
-    what scales their sums, beside which conversion is hidden. The fastest by it is 2 % slower than
-    the fastest there is on average, 6 % at worst.
+    what scales their sums, beside which conversion is hidden. Fitted to every config on an H100
+    (benchmarks/results/h100-packed_wide_configs.jsonl), of which the one that is taken for the
+    fastest is 2 % slower than that on average, 6 % at worst.
     """
     mean = problem.rows_of_weight
     if mean < _WIDE_FROM:
