@@ -41,6 +41,26 @@ def test_export_for_two_platforms(fake_cuda):
     np.testing.assert_allclose(restored.call(x, x), x @ x)
 
 
+NOT_KEPT = """
+import itertools
+import jax, jax.numpy as jnp, numpy as np, jax_tcgemm
+from jax import export
+from jax_tcgemm.kernels import program
+x = jnp.arange(16.0).reshape(4, 4)
+program.num_carried = itertools.count().__next__
+jax.jit(jax_tcgemm.matmul).lower(x[:2], x)
+for platforms in (("cpu", "cuda"), ("cpu",)):
+    exported = export.export(jax.jit(jax_tcgemm.matmul), platforms=platforms)(x, x)
+    np.testing.assert_allclose(export.deserialize(exported.serialize()).call(x, x), x @ x)
+print("done")
+"""
+
+
+def test_export_for_two_platforms_after_a_program_with_kernels(run_python):
+    """JAX does not keep the lowering of a primitive then."""
+    assert run_python(NOT_KEPT, TCGEMM_IMPLEMENTATION="xla") == "done\n"
+
+
 @pytest.mark.parametrize(
     "f",
     [

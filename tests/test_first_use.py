@@ -107,11 +107,12 @@ def test_derivatives_and_layers(measured):
     jax.jit(jax.grad(lambda x, w: jax_tcgemm.matmul(x, w).sum(), (0, 1)))(x, w)
     assert sorted(problem.layout for problem, *_ in measured) == ["NT", "TN"]
     jax.jit(lambda x, w: jax_tcgemm.linear(x, w, jnp.ones(56), activation="relu"))(x, w)
-    assert measured[-1][0].epilogue.activation == "relu"
+    # On a CPU XLA applies the activation.
+    assert (len(measured), measured[-1][0].layout) == (3, "NN")
 
 
 def test_what_is_not_measured(measured):
-    """Names, functions, products that autotune collects, empty ones, and programs for elsewhere."""
+    """Names, rows by themselves, what autotune collects, empty products, programs for elsewhere."""
     jax_tcgemm.tune_on_first_use()
     x, w = normal(24, 40), normal(40, 56, seed=1)
     jax.jit(lambda x, w: jax_tcgemm.matmul(x, w, implementation="host"))(x, w)

@@ -61,15 +61,14 @@ def function_kernel(config):
     return carried(dataclasses.replace(own, definitions=function.definitions))
 
 
-def kernel(config, instruction=PROMOTED, epilogue="Bare"):
-    return carried(wgmma(config, epilogue, instruction, layout="00"))
+def kernel(config, instruction=PROMOTED):
+    return carried(wgmma(config, "Bare", instruction, layout="00"))
 
 
 @pytest.fixture(scope="session")
 def kernels(run_folder):
     """Those of all tests here."""
     sources = [kernel(config) for config in CONFIGS.values()]
-    sources += [kernel(CONFIGS[PING_PONG], epilogue="Fused")]
     sources += [kernel(CONFIGS[LARGE], FAST)]
     for types in ("f8e4m3fn,f8e5m2", "f8e5m2,f8e4m3fn", "f8e5m2,f8e5m2"):
         sources.append(kernel(CONFIGS[COOPERATIVE], types))
@@ -95,7 +94,7 @@ def test_split_k(kernels):
     check(kernels, types, "NT", CASE["ten_k_blocks"], **how)
 
 
-def test_epilogue(kernels):
+def test_factors_of_batches(kernels):
     types = Types("f8e4m3fn", "bf16", "f32")
     how = {"implementation": "wgmma", "config": PING_PONG, "seed": 1}
     check(kernels, types, "NT", CASE["alpha_beta_odd_batch"], **how)

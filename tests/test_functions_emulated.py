@@ -14,6 +14,7 @@ from kernel_instances import mma_sync, wgmma
 
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.kernels import Instance
+from jax_tcgemm.selection.choice import Choice
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
@@ -308,8 +309,8 @@ def check_form(emulator, monkeypatch, name, config, seed=0):
         found = emulator.run(
             problem,
             dict(zip(names, map(np.asarray, operands), strict=True)),
-            implementation="mma_sync" if config in MMA_SYNC else "wgmma",
-            config=config,
+            implementation=choice.implementation,
+            config=choice.config,
             seed=seed,
             in_place_of=None if place is None else names[place],
         )
@@ -319,7 +320,8 @@ def check_form(emulator, monkeypatch, name, config, seed=0):
 
     monkeypatch.setattr(epilogue, "call", call)
     arrays = case.draw(np.random.default_rng(seed))
-    case.compare([wide(x) for x in case.call(arrays, None)], arrays)
+    choice = Choice("mma_sync" if config in MMA_SYNC else "wgmma", config, "")
+    case.compare([wide(x) for x in case.call(arrays, choice)], arrays)
 
 
 @pytest.mark.usefixtures("x64")

@@ -72,5 +72,5 @@ def test_includes_go_down(folder):
 
 def test_device_folders_hold_device_headers_only():
     sources = [path for path in _files(".h", ".cc", ".cu") if _folder(path) in DEVICE]
-    # The host computes the activations, too, and fills the arguments of a function.
-    assert sources == ["epilogue/activations.h", "epilogue/function_params.h"]
+    # The host fills the arguments of a function.
+    assert sources == ["epilogue/function_params.h"]

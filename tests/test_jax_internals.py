@@ -126,6 +126,15 @@ def test_what_is_no_longer_exported_is_taken_from_where_it_is_defined(monkeypatc
                 assert getattr(getattr(fresh, group), name) is getattr(own, name)
 
 
+def test_without_a_choice_among_platforms_a_rule_is_told_all(monkeypatch):
+    fresh = imported_without(monkeypatch, "lower_per_platform")
+    rule = fresh.by_platform(
+        lambda ctx, *operands, platform, **params: (platform, operands, params)
+    )
+    context = types.SimpleNamespace(platforms=("cpu", "cuda"))
+    assert rule(context, 1, op="f") == ("cpu/cuda", (1,), {"op": "f"})
+
+
 # Each line needs one of them.
 WITHOUT = [*NAMES["ad"], "fancy_primitive_batchers", "apply_primitive", "ShardingContext"]
 PROGRAM = """

@@ -125,7 +125,7 @@ def test_layers(kind, case):
     assert_close((got, grads), expected(reference, values))
     assert " dot(" not in text
     assert found == collectives
-    assert {c.problem.epilogue.activation == "none" for c in calls} == {bool(collectives)}
+    assert {"waits for its sum over devices" in c.why for c in calls} == {bool(collectives)}
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -433,7 +433,7 @@ def test_automatic_axes_are_xlas(op):
 
 
 def test_a_mesh_of_one_device():
-    """The types are divided, and nothing else is: the whole layer is one call."""
+    """The types are divided, and nothing else is: one call, and nothing is exchanged."""
     mesh = mesh_of(AxisType.Explicit, (1,), ("x",))
     case = (P(None, "x"), P("x"), P(), P("x"), None)
     values, specs = layer_arguments("linear", case)
@@ -444,6 +444,5 @@ def test_a_mesh_of_one_device():
         text, found = compiled(layer, *args)
         got, grads = jax.jit(layer)(*args), gradients(layer, args)
     assert text.count('custom_call_target="tcgemm_gemm"') == 1
-    assert " tanh(" not in text
     assert not found
     assert_close((got, grads), expected(reference, values))

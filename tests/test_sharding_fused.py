@@ -131,9 +131,8 @@ def test_explain_says_what_waits_for_the_sum():
         ]
         (call,) = jax_tcgemm.explain(f, *args, platform="cpu")
         assert (call.problem.m, call.problem.n) == (8, 16)
-        assert call.problem.epilogue.activation == "gelu_tanh"
+        assert "XLA runs the function" in call.why
         args[0] = jax.device_put(values[0], NamedSharding(mesh, P(None, "x")))
         args[1] = jax.device_put(values[1], NamedSharding(mesh, P()))
         (call,) = jax_tcgemm.explain(f, *args, platform="cpu")
     assert "waits for its sum over devices" in call.why
-    assert call.problem.epilogue.activation == "none"

@@ -13,7 +13,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.kernels import compiler, program
 from jax_tcgemm.sharding import partitioning
-from jax_tcgemm.system.jax_internals import check_nans, mlir, platforms, started_platform
+from jax_tcgemm.system.jax_internals import by_platform, check_nans, mlir, started_platform
 
 
 @contextlib.contextmanager
@@ -34,9 +34,8 @@ def register(primitive: core.Primitive, lower: Callable) -> None:
     program will run on, and `obstacle` says why only XLA can run the call, "" when not.
     """
 
-    def rule(ctx, *operands, platform=None, **params):
+    def of_one(ctx, *operands, platform, **params):
         with named(params["op"] if "op" in params else params["call"].op):
-            platform = platform or "/".join(platforms(ctx))
             obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
             obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
             device, before = selection.target_device(platform), program.num_carried()
@@ -44,16 +43,11 @@ def register(primitive: core.Primitive, lower: Callable) -> None:
                 results = lower(ctx, *operands, device=device, obstacle=obstacle, **params)
             # What JAX keeps of a call's lowering it would copy for others with the kernels in it.
             if program.num_carried() > before:
-                set_rules(cacheable=False)
+                mlir.register_lowering(primitive, rule, cacheable=False)
             return results
 
-    def set_rules(**how):
-        for platform in ("cpu", "cuda"):
-            own = functools.partial(rule, platform=platform)
-            mlir.register_lowering(primitive, own, platform=platform, **how)
-        mlir.register_lowering(primitive, rule, **how)
-
-    set_rules()
+    rule = by_platform(of_one)
+    mlir.register_lowering(primitive, rule)
     check_nans(primitive)
 
 

@@ -1,8 +1,4 @@
-"""The activations that a product's epilogue can apply, as JAX functions.
-
-The one list on this side; csrc/epilogue/activations.h is the one on the other, and a test compares
-names, values and derivatives of both.
-"""
+"""The activations that layers know by name, as JAX functions: the one list of them."""
 
 from collections.abc import Callable
 

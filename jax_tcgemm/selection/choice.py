@@ -219,7 +219,7 @@ def select(
     elif obstacle:
         choice = Choice(XLA, XLA_CONFIG, obstacle)
     else:
-        # A function's operands are not known to those who measure.
+        # Those who measure have no factors of blocks.
         if kind == "gemm" and problem.factors is None and not _unseen.is_on:
             for found in tuple(_collectors):
                 found.append((problem, device))

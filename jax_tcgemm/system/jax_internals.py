@@ -249,6 +249,28 @@ def platforms(ctx: LoweringRuleContext) -> tuple[str, ...]:
     return (jax.default_backend(),)
 
 
+_lower_per_platform = _find("mlir", "lower_per_platform")
+
+
+def by_platform(rule: Callable) -> Callable:
+    """The rule for every platform, of one that is told which; "cpu/cuda" where JAX has no choice.
+
+    Rules are not registered for each platform: of primitives whose lowering it does not keep,
+    JAX 0.12 gives them types in a tuple, which then it adds to a list in programs for several.
+    """
+
+    def lower(ctx, *operands, **params):
+        names = platforms(ctx)
+        if len(names) == 1 or _lower_per_platform is None:
+            return rule(ctx, *operands, platform="/".join(names), **params)
+        rules = {name: functools.partial(rule, platform=name) for name in names}
+        ctx = ctx.replace(avals_out=list(ctx.avals_out))
+        description = str(ctx.primitive)
+        return _lower_per_platform(ctx, description, rules, None, frozenset(), *operands, **params)
+
+    return lower
+
+
 def started_platform() -> str:
     """The platform of the default device; "" where JAX has not started, which is left to others."""
     try:

@@ -44,7 +44,7 @@ def tune_on_first_use(enabled: bool = True) -> None:
     Nothing is measured, and the choice is what it would have been, while another process uses the
     GPU, and where several processes run one computation, which must choose alike. Not measured,
     either, are products that name an implementation or whose rows must not depend on one another,
-    functions as epilogues, and what `autotune` does not measure.
+    and what `autotune` does not measure.
 
     Args:
       enabled: False stops it, also where TCGEMM_TUNE asks for it.
