@@ -12,7 +12,7 @@ from jax import lax
 from random_arrays import draw
 
 import jax_tcgemm
-from jax_tcgemm.products import loss_programs
+from jax_tcgemm.products import loss_calls, loss_programs
 
 TOKENS, DEPTH, VOCABULARY = 40, 24, 120
 # Tests have several devices.
@@ -35,7 +35,7 @@ def operands(dtype="float64", seed=0, shape=(TOKENS,)):
 def losses_in(f, *arguments):
     """What the program of an accelerated function has of losses, without their sizes."""
     found = [str(eqn.params.get("name")) for eqn in equations(f, *arguments, losses=True)]
-    prefix = f"{loss_programs.NAME}_"
+    prefix = f"{loss_calls.NAME}_"
     return [n.removeprefix(prefix).rpartition("_")[0] for n in found if n.startswith(prefix)]
 
 
@@ -215,7 +215,7 @@ def test_whole_steps_in_scan_and_remat(x64):
         return lax.scan(step, w, (x, labels))
 
     (scan,) = [e for e in equations(train, x, w, losses=True) if e.primitive.name == "scan"]
-    assert f"{loss_programs.NAME}_values_and_gradients" in str(scan.params["jaxpr"])
+    assert f"{loss_calls.NAME}_values_and_gradients" in str(scan.params["jaxpr"])
     check(train, x, w, kinds=[])
 
     def again(x, w):
@@ -224,7 +224,7 @@ def test_whole_steps_in_scan_and_remat(x64):
         )
 
     step = jax.value_and_grad(again, (0, 1))
-    assert loss_programs.NAME in str(jax.make_jaxpr(accelerate(step))(x, w))
+    assert loss_calls.NAME in str(jax.make_jaxpr(accelerate(step))(x, w))
     check(step, x, w, kinds=losses_in(step, x, w))
 
 
@@ -276,6 +276,7 @@ OTHERS = {
         lambda z, y: WRITTEN["logsumexp"](lax.stop_gradient(z), y),
         "must not be read by stop_gradient",
     ),
+    "multiplied by themselves": (_also(lambda z: z @ z.T), "must be multiplied by nothing"),
     "only a sum": (lambda z, y: jax.nn.logsumexp(z, -1), "must take the logits of labels"),
 }
 
@@ -360,7 +361,7 @@ def test_several_devices_must_be_said_not_to_divide_it(x64):
 
     for losses in (None, False):
         own = jax_tcgemm.accelerate(loss, losses=losses)
-        assert loss_programs.NAME not in str(jax.make_jaxpr(own)(x, w))
+        assert loss_calls.NAME not in str(jax.make_jaxpr(own)(x, w))
         whys = [call.why for call in jax_tcgemm.explain(own, x, w)]
         assert any("with losses=True" in why for why in whys) == (losses is None)
     with pytest.raises(TypeError, match="accelerate: losses must be True, False or None, got los"):

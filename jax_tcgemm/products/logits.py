@@ -130,6 +130,19 @@ def num_chunks(how: How, extent: int, other: int, dtype, most: int) -> int:
     return max(1, -(-extent // max(1, most // max(1, slice_bytes))))
 
 
+def over_vocabulary(function: Callable, found, size: int, extent: int, first: int = 0):
+    """What a function makes of what it made before, start and extent of one chunk after another.
+
+    Whole chunks, from the given one on, in a loop, and what is left of the vocabulary after it.
+    """
+    whole = size // extent
+    if whole > first:
+        starts = extent * jnp.arange(first, whole, dtype=jnp.int32)
+        found, _ = lax.scan(lambda f, start: (function(f, start, extent), None), found, starts)
+    rest = size - whole * extent
+    return function(found, whole * extent, rest) if rest else found
+
+
 def by_tokens(function: Callable, chunks: int, *arrays):
     """What a function makes of chunks of tokens, together; of none more than the first has."""
     if chunks == 1:
@@ -198,6 +211,13 @@ def padded(how: How, w, bias, columns: int) -> Vocabulary:
         after = jnp.zeros(columns - extra, wide) if after is None else after
         after = jnp.pad(after, (0, extra), constant_values=-jnp.inf)
     return Vocabulary(w, *(None if a is None else a[None] for a in (before, after)), totals)
+
+
+def part_of(how: How, w, bias, start, extent: int) -> Vocabulary:
+    """Some of a vocabulary, padded to rows that are aligned."""
+    part = lax.dynamic_slice_in_dim(w, start, extent, how.vocabulary_axis)
+    own_bias = None if bias is None else lax.dynamic_slice_in_dim(bias, start, extent)
+    return padded(how, part, own_bias, aligned(extent))
 
 
 def aligned(extent: int) -> int:
@@ -303,26 +323,56 @@ class Softmax(NamedTuple):
         return self.shift + jnp.log(self.sums)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 4, 5))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 4, 5, 6))
 def softmax(
-    how: How, x, vocabulary: Vocabulary, labels: Labels, dtype=None, with_moments: bool = False
+    how: How, x, vocabulary: Vocabulary, logits, dtype, with_moments: bool, chunks: int
 ) -> Softmax:
-    """The softmax of a chunk's logits, in one product.
+    """The softmax of all logits, in one product for each chunk of the tokens.
 
     The label's own logit is near enough to the largest one, and known before, unless a token's loss
-    is beyond all measure. Where there is such a token, or none of its logits is finite, the chunk
-    is done again beside the largest ones, which takes two more products.
+    is beyond all measure. Where there is such a token, or none of its logits is finite, its chunk
+    is done again beside the largest ones, which takes two more products. Whether there is one is
+    looked at once, after all chunks: a GPU need not wait between them.
 
     Args:
       how: what the call says.
       x: (tokens, k).
       vocabulary: that of this device.
-      labels: of the tokens.
-      dtype: what exponentials are stored in; None stores none.
+      logits: of the tokens' labels, a column.
+      dtype: what exponentials are stored in; None, as of several chunks, stores none.
       with_moments: whether moments are asked for.
+      chunks: how many.
     """
-    usual = _softmax(how, x, vocabulary, _finite(labels.logits), dtype, with_moments)
-    return _mended(how, x, vocabulary, usual, _is_off(usual), dtype, with_moments)
+    usual = _by_chunks(how, x, vocabulary, _finite(logits), dtype, with_moments, chunks)
+    is_off = _is_off(usual)
+
+    def mended(x, is_off, usual):
+        return _mended(how, x, vocabulary, usual, is_off, dtype, with_moments)
+
+    if chunks == 1:
+        return mended(x, is_off, usual)
+    return _once(jnp.any(is_off), lambda: by_tokens(mended, chunks, x, is_off, usual), usual)
+
+
+@softmax.defjvp
+def _derivative_of_softmax(how, dtype, with_moments, chunks, primals, tangents):
+    """That of exponentials beside numbers that are constants."""
+    x, vocabulary, logits = primals
+    found = softmax(how, x, vocabulary, logits, dtype, with_moments, chunks)
+
+    def beside(x, vocabulary):
+        return _by_chunks(how, x, vocabulary, found.shift, dtype, with_moments, chunks)
+
+    return found, jax.jvp(beside, primals[:2], tangents[:2])[1]
+
+
+def _by_chunks(
+    how: How, x, vocabulary: Vocabulary, shift, dtype, with_moments: bool, chunks: int
+) -> Softmax:
+    def chunk(x, shift):
+        return _softmax(how, x, vocabulary, shift, dtype, with_moments)
+
+    return by_tokens(chunk, chunks, x, shift)
 
 
 def _is_off(usual: Softmax) -> jax.Array:
@@ -354,64 +404,6 @@ def _once(is_asked, function: Callable, otherwise):
         lambda state: state[1], lambda state: (function(), state[1] & False), (otherwise, is_asked)
     )
     return found
-
-
-@softmax.defjvp
-def _derivative_of_softmax(how, dtype, with_moments, primals, tangents):
-    """That of exponentials beside numbers that are constants."""
-    x, vocabulary, labels = primals
-    found = softmax(how, x, vocabulary, labels, dtype, with_moments)
-
-    def beside(x, vocabulary):
-        return _softmax(how, x, vocabulary, found.shift, dtype, with_moments)
-
-    return found, jax.jvp(beside, primals[:2], tangents[:2])[1]
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 4, 5))
-def softmax_by_chunks(
-    how: How, x, vocabulary: Vocabulary, logits, chunks: int, with_moments: bool
-) -> Softmax:
-    """The same of all tokens by chunks of them, of which nothing is stored.
-
-    Whether one is off is looked at once, after all chunks: a GPU need not wait between them.
-
-    Args:
-      how: what the call says.
-      x: (tokens, k).
-      vocabulary: that of this device.
-      logits: of the tokens' labels, a column.
-      chunks: how many.
-      with_moments: whether moments are asked for.
-    """
-    usual = _by_chunks(how, x, vocabulary, _finite(logits), chunks, with_moments)
-    is_off = _is_off(usual)
-
-    def mended():
-        def chunk(x, is_off, usual):
-            return _mended(how, x, vocabulary, usual, is_off, None, with_moments)
-
-        return by_tokens(chunk, chunks, x, is_off, usual)
-
-    return _once(jnp.any(is_off), mended, usual)
-
-
-@softmax_by_chunks.defjvp
-def _derivative_by_chunks(how, chunks, with_moments, primals, tangents):
-    x, vocabulary, logits = primals
-    found = softmax_by_chunks(how, x, vocabulary, logits, chunks, with_moments)
-
-    def beside(x, vocabulary):
-        return _by_chunks(how, x, vocabulary, found.shift, chunks, with_moments)
-
-    return found, jax.jvp(beside, primals[:2], tangents[:2])[1]
-
-
-def _by_chunks(how, x, vocabulary, shift, chunks, with_moments) -> Softmax:
-    def chunk(x, shift):
-        return _softmax(how, x, vocabulary, shift, None, with_moments)
-
-    return by_tokens(chunk, chunks, x, shift)
 
 
 def _softmax(how: How, x, vocabulary: Vocabulary, shift, dtype, with_moments: bool) -> Softmax:

@@ -20,10 +20,10 @@ from jax_tcgemm.epilogues.membership import is_written_call
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import is_in_parts
-from jax_tcgemm.products import loss_rows, loss_sums
 from jax_tcgemm.products import loss_values as lv
 from jax_tcgemm.products.gates import by_columns
 from jax_tcgemm.products.logits import How
+from jax_tcgemm.products.loss_calls import Calls, Product, loss_note
 from jax_tcgemm.products.loss_values import Full, NotALossError, Row
 from jax_tcgemm.products.programs import in_order, without_unused, written_out
 from jax_tcgemm.selection import ACCELERATE
@@ -36,8 +36,6 @@ _LEAST_BYTES = 1 << 26
 _LEAST_BYTES_AGAIN = 1 << 30
 _LEAST_VOCABULARY = 1024
 _DTYPES = tuple(map(np.dtype, (jnp.bfloat16, jnp.float32, jnp.float64)))
-# What is called like this in a program is a loss of `with_losses`.
-NAME = "tcgemm_loss"
 _SHAPING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
 _SAME = frozenset({"copy", "copy_p", "name"})
 
@@ -74,21 +72,6 @@ def with_losses(
                 place = next(i for i, other in enumerate(equations) if other is eqn)
                 equations[place] = eqn.replace(params=eqn.params | {"op": op})
     return equations, results
-
-
-def loss_note(eqn: core.JaxprEqn) -> str:
-    """What there is to say of the products in an equation of `with_losses`; "" for another one."""
-    name = str(eqn.params.get("name", ""))
-    if not name.startswith(NAME):
-        return ""
-    kind, _, megabytes = name.removeprefix(f"{NAME}_").rpartition("_")
-    size = f"its logits, {megabytes} MB in float32, are not stored"
-    return {
-        "values": f"a loss: {size}",
-        "values_and_gradients": f"a loss and its gradients: {size}",
-        "gradients": f"gradients of a loss: {size} but made again, since what they are multiplied "
-        "by is known after the loss",
-    }[kind]
 
 
 def _may_be_logits(eqn: core.JaxprEqn) -> bool:
@@ -143,7 +126,7 @@ class _Loss:
         self._written: list[core.JaxprEqn] = []
         self._label: core.Var | None = None
         self._made_here: tuple[core.Var, core.Var] | None = None
-        self._products: list[tuple[core.JaxprEqn, int]] = []
+        self._products: list[Product] = []
         self._gradient: Full | None = None
         self._rows = lv.Rows(self._emit, self._lse_and_losses)
         self._fulls = lv.Fulls(self._rows)
@@ -287,11 +270,7 @@ class _Loss:
             return self._reduced(eqn, operands[0])
         if is_full:
             return self._of_fulls(name, operands)
-        return (
-            self._of_rows(name, operands)
-            if all(not isinstance(x, Full) for x in operands)
-            else None
-        )
+        return None if any(isinstance(x, Full) for x in operands) else self._of_rows(name, operands)
 
     def _is_row(self, shape: tuple[int, ...]) -> bool:
         return shape in (self._tokens, (*self._tokens, 1))
@@ -433,11 +412,8 @@ class _Loss:
 
     def _scattered(self, eqn: core.JaxprEqn) -> Full | None:
         (x, indices, updates), params, axis = eqn.invars, eqn.params, len(self._tokens)
-        numbers, batch, row = (
-            params["dimension_numbers"],
-            tuple(range(axis)),
-            self._operand(updates),
-        )
+        numbers, batch = params["dimension_numbers"], tuple(range(axis))
+        row = self._operand(updates)
         is_one_of_each = (
             self._known.get(x) == Full()
             and isinstance(row, Row)
@@ -504,7 +480,7 @@ class _Loss:
     # --- products with the gradient of the logits -------------------------------------------------
 
     def _take_product(self, eqn: core.JaxprEqn) -> None:
-        (side,) = [i for i in (0, 1) if eqn.invars[i] in self._gone] or [0]
+        side = 0 if eqn.invars[0] in self._gone else 1
         gradient, other = self._known.get(eqn.invars[side]), eqn.invars[1 - side]
         is_gradient = isinstance(gradient, Full) and not gradient.zeta
         if not is_gradient or gradient.gamma.number != 0 or other not in (self._x, self._w):
@@ -517,27 +493,7 @@ class _Loss:
         if eqn.outvars[0].aval.dtype != other.aval.dtype:
             raise NotALossError("gradients must have the dtype of features and weights")
         self._gradient = gradient
-        self._products.append((eqn, side))
-
-    def _arranged(self, eqn: core.JaxprEqn, side: int, dx, dw):
-        """A product with the gradient of the logits from the gradients of x and w."""
-        contract, batch = eqn.params["dimension_numbers"]
-        axes, others = contract[side], contract[1 - side]
-        axis, ndim = len(self._tokens), eqn.invars[1 - side].aval.ndim
-        is_of_w = eqn.invars[1 - side] is self._w
-        if is_of_w:
-            fits = tuple(axes) == (axis,) and tuple(others) == (self._axis,)
-            own = [*range(axis)], [axis]  # dimensions of dx that are of each operand
-            found = dx
-        else:
-            pairs = sorted(zip(axes, others, strict=True))
-            fits = pairs == [(i, i) for i in range(axis)] and ndim == axis + 1
-            own = [self._axis], [1 - self._axis]
-            found = dw
-        if not fits or any(batch):
-            raise NotALossError("the gradient of its logits must be multiplied as x and w are")
-        order = own[0] + own[1] if side == 0 else own[1] + own[0]
-        return found.transpose([order[i] for i in eqn.params["permutation"]])
+        self._products.append(Product(eqn, side, is_of_w=other is self._w))
 
     # --- what is made -----------------------------------------------------------------------------
 
@@ -564,53 +520,16 @@ class _Loss:
                 "its logits must take a gibibyte if they are made again for gradients, which are "
                 "multiplied by what is known after the loss"
             )
-        how = self._how()
-
-        def named(kind, function):
-            function.__name__ = f"{NAME}_{kind}_{size // 10**6}"
-            return jax.jit(function)
-
-        def flat(x, label, *rows):
-            label, rows = label.reshape(-1), [row.reshape(-1) for row in rows]
-            has_label = (label >= 0) & (label < self._shape[-1])
-            label = jnp.where(has_label, label, 0).astype(jnp.int32)
-            return x.reshape(-1, x.shape[-1]), label, has_label, rows
-
-        def shaped(lse, losses, has_label):
-            found = lse, jnp.where(has_label, losses, jnp.nan)
-            return [row.reshape(self._tokens) for row in found]
-
-        def products(x, dx, dw):
-            return [self._arranged(*p, dx.reshape(x.shape), dw) for p in self._products]
-
-        def values(x, w, label):
-            x, label, has_label, _ = flat(x, label)
-            losses, lse = loss_rows.token_losses(how, False, x, w, None, label)
-            return shaped(lse, losses, has_label)
-
-        def values_and_gradients(x, w, label, a, c):
-            own, label, has_label, (a, c) = flat(x, label, a, c)
-            c = jnp.where(has_label, c, 0)
-            losses, lse, *found = loss_sums.losses_and_gradients(how, own, w, label, a, c)
-            return *shaped(lse, losses, has_label), *products(x, *found)
-
-        def gradients(x, w, label, lse, a, c):
-            own, label, has_label, (lse, a, c) = flat(x, label, lse, a, c)
-            gradient = loss_rows.Gradient(a, jnp.where(has_label, c, 0))
-            dx, dw, _ = loss_rows.gradients_of(how, own, w, None, label, lse, gradient)
-            return products(x, dx, dw)
-
-        operands, outs = (
-            (self._x, self._w, self._label),
-            [eqn.outvars[0] for eqn, _ in self._products],
-        )
+        calls = Calls(self._how(), self._shape, tuple(self._products), size)
+        operands = self._x, self._w, self._label
+        outs = [product.eqn.outvars[0] for product in self._products]
         if outs and is_known:
-            f = named("values_and_gradients", values_and_gradients)
+            f = calls.named("values_and_gradients")
             self._emitted(f, *operands, *rows, results=(lse, losses, *outs))
             return
-        self._emitted(named("values", values), *operands, results=(lse, losses))
+        self._emitted(calls.named("values"), *operands, results=(lse, losses))
         if outs:
-            self._emitted(named("gradients", gradients), *operands, lse, *rows, results=outs)
+            self._emitted(calls.named("gradients"), *operands, lse, *rows, results=outs)
 
     def _how(self) -> How:
         return How(

@@ -55,7 +55,7 @@ def _forward(how, with_entropy, x, w, bias, labels):
     chunks = lg.num_chunks(how, len(x), how.size(vocabulary.w), w.dtype, most)
     of_labels = functools.partial(lg.labels_of, how, w=w, bias=bias)
     own = lg.by_tokens(lambda x, labels: of_labels(x, labels=labels), chunks, x, labels)
-    softmax = lg.softmax_by_chunks(how, x, vocabulary, own.logits, chunks, with_entropy)
+    softmax = lg.softmax(how, x, vocabulary, own.logits, None, with_entropy, chunks)
     results = [losses_of(how, x, vocabulary, own, softmax, size), softmax.lse]
     if with_entropy:
         results.append(jnp.log(softmax.sums) - softmax.moments / softmax.sums)
@@ -115,16 +115,14 @@ def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
 
     def chunk(sums, start, extent):
         dx, dw, db = sums
-        part = lax.dynamic_slice_in_dim(w, start, extent, axis)
-        own_bias = None if bias is None else lax.dynamic_slice_in_dim(bias, start, extent)
-        vocabulary = lg.padded(how, part, own_bias, lg.aligned(extent))
+        vocabulary = lg.part_of(how, w, bias, start, extent)
         own = labels[:, None] - first - start
         gradients = lg.with_logits(how, x, vocabulary, function, (own, *columns))
         dx_dtype = x.dtype if dx is None and extent == size else wide
         factor = vocabulary.w.astype(dtype)
         dx = how.product(gradients, factor, how.by_vocabulary, dx_dtype, dx)
         own_dw = how.gradient_of_w(gradients, narrow, w.dtype)
-        own_dw = lax.slice(own_dw, (0, 0), part.shape)
+        own_dw = lax.slice_in_dim(own_dw, 0, extent, axis=axis)
         own_db = None
         if bias is not None:
             own_db = jnp.sum(gradients.astype(wide), 0)[:extent].astype(bias.dtype)
@@ -144,11 +142,7 @@ def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
         zeros = *zeros, None if bias is None else jnp.zeros(bias.shape, bias.dtype)
         operands = jax.tree.leaves((x, w, bias, labels, columns))
         zeros = jax.tree.map(lambda a: same_varying(a, *operands)[0], zeros)
-        whole = size // extent
-        starts = extent * jnp.arange(whole, dtype=jnp.int32)
-        sums, _ = lax.scan(lambda sums, start: (chunk(sums, start, extent), None), zeros, starts)
-        rest = size - whole * extent
-        dx, dw, db = chunk(sums, whole * extent, rest) if rest else sums
+        dx, dw, db = lg.over_vocabulary(chunk, zeros, size, extent)
     return dx.astype(x.dtype), dw, db
 
 

@@ -122,7 +122,7 @@ def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbe
 
     def chunk(sums, x, labels, *numbers):
         own = lg.labels_of(how, x, w, bias, labels)
-        softmax = lg.softmax(how, x, vocabulary, own, dtype, False)
+        softmax = lg.softmax(how, x, vocabulary, own.logits, dtype, False, 1)
         rows = losses_of(how, x, vocabulary, own, softmax, size)[:, 0], softmax.lse[:, 0]
         if not any(moves):
             return sums, (*rows, None)

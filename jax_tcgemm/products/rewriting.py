@@ -28,7 +28,8 @@ from jax_tcgemm.primitives.functions import accumulator_dtype
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
 from jax_tcgemm.problem.precision import is_in_parts
 from jax_tcgemm.products.gates import call_of, products_of
-from jax_tcgemm.products.loss_programs import loss_note, with_losses
+from jax_tcgemm.products.loss_calls import loss_note
+from jax_tcgemm.products.loss_programs import with_losses
 from jax_tcgemm.products.programs import found_as, renamed, write, written_out
 from jax_tcgemm.products.ragged_dot import ragged_dot_general
 from jax_tcgemm.selection import ACCELERATE

@@ -126,33 +126,24 @@ def _top_k(how: How, k: int, x, w, bias) -> tuple[jax.Array, jax.Array]:
 
 def _of_chunk(how: How, k: int, x, w, bias) -> list[jax.Array]:
     """Those of a chunk of tokens, by chunks of the vocabulary."""
-    size, axis = how.size(w), how.vocabulary_axis
+    size = how.size(w)
     chunks = lg.num_chunks(how, size, max(1, len(x)), wide_dtype(x.dtype), _CHUNK_BYTES)
     extent = min(size, lg.aligned(max(k, -(-size // chunks))))
 
     def largest(start, extent):
-        part = lax.dynamic_slice_in_dim(w, start, extent, axis)
-        own_bias = None if bias is None else lax.dynamic_slice_in_dim(bias, start, extent)
-        vocabulary = lg.padded(how, part, own_bias, lg.aligned(extent))
+        vocabulary = lg.part_of(how, w, bias, start, extent)
         z = lg.with_logits(how, x, vocabulary, _logits, ())[:, :extent]
         values, indices = lax.top_k(z, min(k, extent))
         return values, indices.astype(jnp.int32) + start
 
-    def joined(found, others):
+    def joined(found, start, extent):
         # Those of lower indices first, so that they stay so where values are equal.
-        values, indices = (lax.concatenate(pair, 1) for pair in zip(found, others, strict=True))
+        both = zip(found, largest(start, extent), strict=True)
+        values, indices = (lax.concatenate(pair, 1) for pair in both)
         values, places = lax.top_k(values, k)
         return values, jnp.take_along_axis(indices, places, 1)
 
-    found = largest(0, extent)
-    whole = size // extent
-    if whole > 1:
-        starts = extent * jnp.arange(1, whole, dtype=jnp.int32)
-        found, _ = lax.scan(
-            lambda found, start: (joined(found, largest(start, extent)), None), found, starts
-        )
-    rest = size - whole * extent
-    return list(joined(found, largest(whole * extent, rest)) if rest else found)
+    return list(lg.over_vocabulary(joined, largest(0, extent), size, extent, first=1))
 
 
 def _logits(z, slope):

@@ -1,0 +1,123 @@
+"""What is written into a program in the place of logits: calls, whose names say what they are."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from jax_tcgemm.products import loss_rows, loss_sums
+from jax_tcgemm.products.logits import How
+from jax_tcgemm.products.loss_values import NotALossError
+
+# What is called like this in a program is one of `Calls`.
+NAME = "tcgemm_loss"
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A product with the gradient of the logits.
+
+    Attributes:
+      eqn: it.
+      side: which operand the gradient is.
+      is_of_w: whether the other one is the weights; else it is the features.
+    """
+
+    eqn: core.JaxprEqn
+    side: int
+    is_of_w: bool
+
+    def arranged(self, dx, dw, vocabulary_axis: int):
+        """It from the gradients of x and w."""
+        contract, batch = self.eqn.params["dimension_numbers"]
+        axes, others = contract[self.side], contract[1 - self.side]
+        axis = dx.ndim - 1
+        if self.is_of_w:
+            fits = tuple(axes) == (axis,) and tuple(others) == (vocabulary_axis,)
+            own = [*range(axis)], [axis]  # dimensions of dx that are of each operand
+        else:
+            pairs = sorted(zip(axes, others, strict=True))
+            fits = pairs == [(i, i) for i in range(axis)]
+            own = [vocabulary_axis], [1 - vocabulary_axis]
+        if not fits or any(batch):
+            raise NotALossError("the gradient of its logits must be multiplied as x and w are")
+        order = own[0] + own[1] if self.side == 0 else own[1] + own[0]
+        found = dx if self.is_of_w else dw
+        return found.transpose([order[i] for i in self.eqn.params["permutation"]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """Those that take the place of the logits of one loss.
+
+    Attributes:
+      how: as of a call of `linear_cross_entropy`.
+      shape: of the logits.
+      products: those with their gradient.
+      size: bytes of the logits.
+    """
+
+    how: How
+    shape: tuple[int, ...]
+    products: tuple[Product, ...]
+    size: int
+
+    def named(self, kind: str):
+        """The call of one of the functions below."""
+        own = getattr(self, kind)
+
+        def function(*operands):
+            return own(*operands)
+
+        function.__name__ = f"{NAME}_{kind}_{self.size // 10**6}"
+        return jax.jit(function)
+
+    def values(self, x, w, label):
+        """The lse and the losses."""
+        x, label, has_label, _ = self._flat(x, label)
+        losses, lse = loss_rows.token_losses(self.how, False, x, w, None, label)
+        return self._shaped(lse, losses, has_label)
+
+    def values_and_gradients(self, x, w, label, a, c):
+        """The same and the products, of a gradient a softmax(z) + c [v = label]."""
+        own, label, has_label, (a, c) = self._flat(x, label, a, c)
+        c = jnp.where(has_label, c, 0)
+        losses, lse, *found = loss_sums.losses_and_gradients(self.how, own, w, label, a, c)
+        return *self._shaped(lse, losses, has_label), *self._products(x, *found)
+
+    def gradients(self, x, w, label, lse, a, c):
+        """The products alone."""
+        own, label, has_label, (lse, a, c) = self._flat(x, label, lse, a, c)
+        gradient = loss_rows.Gradient(a, jnp.where(has_label, c, 0))
+        dx, dw, _ = loss_rows.gradients_of(self.how, own, w, None, label, lse, gradient)
+        return self._products(x, dx, dw)
+
+    def _flat(self, x, label, *rows):
+        label, rows = label.reshape(-1), [row.reshape(-1) for row in rows]
+        has_label = (label >= 0) & (label < self.shape[-1])
+        label = jnp.where(has_label, label, 0).astype(jnp.int32)
+        return x.reshape(-1, x.shape[-1]), label, has_label, rows
+
+    def _shaped(self, lse, losses, has_label):
+        found = lse, jnp.where(has_label, losses, jnp.nan)
+        return [row.reshape(self.shape[:-1]) for row in found]
+
+    def _products(self, x, dx, dw):
+        dx, axis = dx.reshape(x.shape), self.how.vocabulary_axis
+        return [product.arranged(dx, dw, axis) for product in self.products]
+
+
+def loss_note(eqn: core.JaxprEqn) -> str:
+    """What there is to say of the products in an equation of `with_losses`; "" for another one."""
+    name = str(eqn.params.get("name", ""))
+    if not name.startswith(NAME):
+        return ""
+    kind, _, megabytes = name.removeprefix(f"{NAME}_").rpartition("_")
+    size = f"its logits, {megabytes} MB in float32, are not stored"
+    return {
+        "values": f"a loss: {size}",
+        "values_and_gradients": f"a loss and its gradients: {size}",
+        "gradients": f"gradients of a loss: {size} but made again, since what they are multiplied "
+        "by is known after the loss",
+    }[kind]
