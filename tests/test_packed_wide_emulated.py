@@ -64,13 +64,8 @@ WRONG = " are wrong"
 # that shows it, and what is then found.
 MISTAKES = {
     "stages_not_awaited": (
-        *(
-            KERNEL,
-            "ptx::mbarrier_wait(barriers_.full(state.stage), state.phase);",
-            "",
-            SPLIT,
-            WRONG,
-        ),
+        *(KERNEL, "ptx::mbarrier_wait(barriers_.full(state.stage), state.phase);", ""),
+        *(SPLIT, WRONG),
     ),
     "stages_overwritten": (
         *(KERNEL, "ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);", "", RING),

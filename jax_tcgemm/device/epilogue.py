@@ -459,14 +459,9 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
         of_blocks, operands = operands[:2], operands[2:]
         factors += [x.folded(own) for x, own in zip(plan.product.scales, of_blocks, strict=True)]
     product, types = plan.product, plan.product.function.out_avals
-    arrays = [
-        (number, x)
-        for number, x in zip(function.order, function.results, strict=True)
-        if x.over != "beside"
-    ]
     results = []
-    for number, x in arrays:
-        shape = product.shape_of(number) if number + 1 in product.beside else product.shape
+    for number, x, has_two in function.arrays:
+        shape = product.shape_of(number) if has_two else product.shape
         if x.over:
             shape = x.shape(plan.problem.batch, plan.problem.m, plan.problem.n)
         dtype = x.dtype if results else DTYPES[plan.problem.out_dtype]
@@ -484,7 +479,7 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
     found = call(plan.problem, plan.choice, (*factors, *given), results, aliases)
     found[0] = carried(found[0], function.results[0].dtype)
     ordered = {}
-    for x, (number, result) in zip(found, arrays, strict=True):
+    for x, (number, result, _) in zip(found, function.arrays, strict=True):
         x = _reduced(x, result, plan.levels, product.shape) if result.over else x
         ordered[number] = lax.reshape(x, product.shape_of(number)).astype(types[number].dtype)
     return [ordered[number] for number in sorted(ordered)]
@@ -493,13 +488,9 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
 def result_arrays(problem: Problem) -> list[jax.ShapeDtypeStruct]:
     """What a call of a problem gives, with dimensions as the problem has them."""
     found = [jax.ShapeDtypeStruct(problem.d_shape, DTYPES[problem.out_dtype])]
-    results = problem.function.results if problem.function else ()
-    for x, following in zip(results[1:], (*results[2:], None), strict=False):
-        if x.over == "beside":
-            continue
-        shape = x.shape(problem.batch, problem.m, problem.n)
-        if following and following.over == "beside":
-            shape = (*shape[:-1], 2, shape[-1])
+    for _, x, has_two in problem.function.arrays[1:] if problem.function else ():
+        *rows, columns = x.shape(problem.batch, problem.m, problem.n)
+        shape = (*rows, *((2,) if has_two else ()), columns)
         found.append(jax.ShapeDtypeStruct(shape, x.dtype))
     return found
 

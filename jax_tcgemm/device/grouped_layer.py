@@ -14,8 +14,8 @@ from jax import lax
 from jax_tcgemm import selection
 from jax_tcgemm.device import grouped, grouped_epilogue
 from jax_tcgemm.device.dense import of_device
-from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.problem.fusion import activated
 from jax_tcgemm.problem.ragged import RaggedProblem
 
 
@@ -119,9 +119,7 @@ def _function(activation, num_products, num_biases, bias_dtype, shape, dtype):
         zs, biases = arguments[:num_products], arguments[num_products:]
         if biases:
             zs = [z + bias.astype(wide) for z, bias in zip(zs, biases, strict=True)]
-        gate, *up = zs
-        value = ACTIVATIONS[activation](gate)
-        return [(value * up[0] if up else value).astype(dtype)]
+        return [activated(activation, zs).astype(dtype)]
 
     accumulators = [jax.ShapeDtypeStruct(shape, wide)] * num_products
     biases = [jax.ShapeDtypeStruct(shape, bias_dtype) for _ in range(num_biases)]

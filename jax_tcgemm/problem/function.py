@@ -121,6 +121,16 @@ class Function:
     work: int
     library: str = "none"
 
+    @property
+    def arrays(self) -> tuple[tuple[int, Result, bool], ...]:
+        """Of each array of results the function's number of it, it, and whether one lies beside."""
+        following = (*self.results[1:], None)
+        return tuple(
+            (number, x, after is not None and after.over == "beside")
+            for number, x, after in zip(self.order, self.results, following, strict=True)
+            if x.over != "beside"
+        )
+
     def operand_shapes(
         self, batch: int, batch_inner: int, m: int, n: int
     ) -> list[tuple[tuple[int], str]]:

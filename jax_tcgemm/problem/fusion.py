@@ -5,7 +5,6 @@ arithmetic here is the unfused one: what every fused kernel is held to.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import jax
@@ -75,8 +74,15 @@ def broadcast_to(x: jax.Array, like: jax.Array, axes: tuple[int, ...]) -> jax.Ar
     return lax.broadcast_in_dim(x, like.shape, axes, out_sharding=out_sharding)
 
 
+def activated(activation: str, zs: Sequence[jax.Array]) -> jax.Array:
+    """f(Z), or, of both halves of a pair, f(Z_gate) * Z_up."""
+    gate, *up = zs
+    value = ACTIVATIONS[activation](gate)
+    return value * up[0] if up else value
+
+
 def push_forward(activation: str, z: jax.Array, dz: jax.Array, pair: int | None) -> jax.Array:
-    """The tangent of `activate` for the tangent dz of Z."""
+    """The tangent of f(Z), or f(Z_gate) * Z_up, for the tangent dz of Z."""
     if pair is None:
         return _value_and_slope(activation, z)[1] * dz
     (gate, up), (dgate, dup) = halves(z, pair), halves(dz, pair)
@@ -127,8 +133,7 @@ def finish_parts(
         saved = given["aux_in"].astype(wide)
         ds = _pull_back(fusion.activation, [saved] if pair is None else halves(saved, pair), *zs)
     else:
-        gate, *up = zs
-        ds = [math.prod(up, start=ACTIVATIONS[fusion.activation](gate))]
+        ds = [activated(fusion.activation, zs)]
     if "residual" in given:
         residual = given["residual"].astype(wide)
         added = [residual] if len(ds) == 1 else halves(residual, pair)

@@ -89,8 +89,7 @@ class Problem:
     @property
     def d_shape(self) -> tuple[int, ...]:
         """Shape of D and C."""
-        results = self.function.results if self.function else ()
-        has_two = len(results) > 1 and results[1].over == "beside"
+        has_two = self.function is not None and self.function.arrays[0][2]
         return (self.batch, self.m, *((2,) if has_two else ()), self.n)
 
     @property
@@ -145,9 +144,10 @@ class Problem:
     @property
     def function_result_bytes(self) -> int:
         """Of its results after D and what lies beside that."""
-        function, shape = self.epilogue.function, (self.batch, self.m, self.n)
-        results = function.results[len(self.d_shape) - 2 :] if function else ()
-        return sum(x.dtype.itemsize * math.prod(x.shape(*shape)) for x in results)
+        shape = self.batch, self.m, self.n
+        arrays = self.function.arrays[1:] if self.function else ()
+        sizes = (math.prod(x.shape(*shape)) * (2 if has_two else 1) for _, x, has_two in arrays)
+        return sum(x.dtype.itemsize * size for (_, x, _), size in zip(arrays, sizes, strict=True))
 
     @property
     def num_b(self) -> int:

@@ -17,9 +17,8 @@ from jax import lax
 
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
-from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
-from jax_tcgemm.problem.fusion import halves
+from jax_tcgemm.problem.fusion import activated, halves
 from jax_tcgemm.problem.packed_weight import PackedWeight
 from jax_tcgemm.problem.precision import canonical_precision, of_dequantized
 from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, is_quantized, spread
@@ -201,9 +200,7 @@ class _Layer:
         biases, residuals = ([x.astype(accs[0].dtype) for x in own] for own in (biases, residuals))
         sums = [self.alpha * acc if self.alpha != 1 else acc for acc in accs]
         sums = [z + bias for z, bias in zip(sums, biases, strict=True)] if biases else sums
-        y = ACTIVATIONS[self.activation](sums[0])
-        y = y * sums[1] if self.gated else y
-        return sum(residuals, y).astype(self.dtype)
+        return sum(residuals, activated(self.activation, sums)).astype(self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -420,7 +420,8 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     if not names or not cost_model.models(problem, names):
         return [(candidate, None) for candidate in runnable]
     predicted = cost_model.predict(problem, device.num_sms, names)
-    timed, others = list(zip(wgmma, predicted.wgmma.tolist(), strict=False)), []
+    # Where wgmma cannot run it, the others are timed beside each other all the same.
+    timed, others = list(zip(wgmma, predicted.wgmma.tolist(), strict=True)) if wgmma else [], []
     for candidate in rest:
         if candidate.implementation == "cublaslt" and candidate.config == configs_of("cublaslt")[0]:
             timed.append((candidate, predicted.cublaslt))

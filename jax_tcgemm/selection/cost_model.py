@@ -279,12 +279,11 @@ class _Walk(NamedTuple):
 def _walk(p: Problem, num_sms: int, x: _Configs) -> _Walk:
     # Where the epilogue runs: in the kernel, or in the one that adds up parts of K. That takes the
     # two matrices of a gated product one after the other; the kernel has half of a tile for each.
-    is_bare = p.epilogue == BARE and (p.alpha, p.beta) == (1.0, 0.0)
     is_gated = p.num_b == 2
-    in_kernel = np.array(p.epilogue.function is not None) & (x.splits == 1)
+    in_kernel = np.array(p.function is not None) & (x.splits == 1)
     if is_gated:
         in_kernel = in_kernel & (x.tile_n % 128 == 0) & (x.cluster_m == 2)
-    is_summed = (x.splits > 1) | ~(in_kernel | is_bare)
+    is_summed = (x.splits > 1) | ~(in_kernel | p.is_bare)
     launches = np.where(in_kernel, 1, 2) if is_gated else 1
     d_tile_n = np.where(in_kernel, x.tile_n / 2, x.tile_n) if is_gated else x.tile_n
 
@@ -298,7 +297,7 @@ def _walk(p: Problem, num_sms: int, x: _Configs) -> _Walk:
     slots = np.maximum(np.where(cluster > 2, num_sms * 0.91, num_sms) // cluster, 1)
     waves = np.ceil(tiles / slots)
     busy = np.minimum(tiles, slots) * cluster / num_sms
-    return _Walk(is_bare, in_kernel, is_summed, launches, d_tile_n, waves, busy)
+    return _Walk(p.is_bare, in_kernel, is_summed, launches, d_tile_n, waves, busy)
 
 
 def _sides(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
@@ -444,7 +443,7 @@ def _other_bytes(p: Problem) -> int:
 
 def _function_us(p: Problem, c: Calibration) -> float:
     """What 1024 elements of a product take a warpgroup through its function."""
-    if (function := p.epilogue.function) is None:
+    if (function := p.function) is None:
         return 0.0
     vectors = sum(strides.along != "kBoth" for _, _, strides in function.reads)
     us = c.function_work_us * function.work + c.function_vector_us * vectors

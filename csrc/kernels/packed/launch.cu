@@ -3,17 +3,11 @@
 
 #include "core/cuda_status.h"
 #include "core/extent.h"
+#include "kernels/common/float_type.h"
 #include "kernels/packed/launch.h"
 #include "kernels/packed/params.cuh"
 
 namespace tcgemm::packed {
-namespace {
-
-FloatType float_type(DType dtype) {
-  return dtype == DType::kF16 ? FloatType::kF16 : dtype == DType::kBF16 ? FloatType::kBF16 : FloatType::kF32;
-}
-
-}  // namespace
 
 int64_t num_blocks(const PackedProblem& p, int columns, int rows, int cluster) {
   // Each expert that has tokens, and the rows after all, may end in rows that are not full.

@@ -23,7 +23,7 @@ Status launch_wide(const WideCall& call);
 
 // Of a row of that copy: whole chunks of the weight.
 inline int64_t ordered_k(const PackedProblem& p) {
-  return (p.k + PackedProblem::kChunk - 1) / PackedProblem::kChunk * PackedProblem::kChunk;
+  return ceil_div(p.k, PackedProblem::kChunk) * PackedProblem::kChunk;
 }
 inline int64_t ordered_bytes(const PackedProblem& p) { return multiply_add(p.m, ordered_k(p) * 2, 0); }
 
