@@ -52,6 +52,8 @@ std::optional<std::string> decode_base64(std::string_view text) {
 }
 
 xla::ffi::Error initialize_kernel(const xla::ffi::Dictionary& attributes, std::string_view headers,
+                                  std::optional<Status> (*load_known)(const std::string& name,
+                                                                      const std::string& target),
                                   Status (*load)(const std::string& name, const std::string& target,
                                                  const std::string& entry, std::string_view cubin)) {
   CarriedKernel kernel;
@@ -61,6 +63,8 @@ xla::ffi::Error initialize_kernel(const xla::ffi::Dictionary& attributes, std::s
     return invalid("the program carries a kernel for another version of this library; lower it again");
   }
   if (kernel.target.empty()) return invalid("kernel: target must name an architecture");
+  const std::string name(kernel.name), target(kernel.target);
+  if (std::optional<Status> found = load_known(name, target)) return to_ffi_error("kernel", *std::move(found));
   const std::optional<std::string> cubin = decode_base64(kernel.cubin);
   if (!cubin) return invalid("kernel: cubin must be base64");
   // The driver takes what a cubin says of its own sizes for granted.
@@ -69,8 +73,7 @@ xla::ffi::Error initialize_kernel(const xla::ffi::Dictionary& attributes, std::s
                                                                   "ELF") != 0) {
     return invalid("kernel: the cubin is damaged");
   }
-  return to_ffi_error("kernel",
-                      load(std::string(kernel.name), std::string(kernel.target), std::string(kernel.entry), *cubin));
+  return to_ffi_error("kernel", load(name, target, std::string(kernel.entry), *cubin));
 }
 
 }  // namespace tcgemm

@@ -142,7 +142,7 @@ XLA_FFI_DEFINE_HANDLER(reduce_handler, guarded(reduce_here),
                        {ffi::Traits::kCmdBufferCompatible});
 
 ffi::Error kernel_initialize(ffi::Dictionary attributes) {
-  return initialize_kernel(attributes, kDeviceHeadersHash, &load_kernel);
+  return initialize_kernel(attributes, kDeviceHeadersHash, &load_known_kernel, &load_kernel);
 }
 
 XLA_FFI_DEFINE_HANDLER(kernel_initialize_handler, guarded(kernel_initialize),

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -43,9 +44,12 @@ Kernel* find_kernel(const std::string& name, const std::string& target);
 // those of programs.
 bool add_kernel(const std::string& name, const void* function, const std::string& target = "");
 
+// Loads a kernel that is known for the current device; nothing where none of this name that serves `target` is.
+std::optional<Status> load_known_kernel(const std::string& name, const std::string& target);
+
 // Makes a kernel known by what a program carries of it, unless one that serves `target` is: loads the only function of
 // `cubin`, which is called `entry`, for all devices, and for the current one at once. For the time before a program's
-// first execution: what may not happen while a graph is captured happens here.
+// execution: what may not happen while a graph is captured happens here.
 Status load_kernel(const std::string& name, const std::string& target, const std::string& entry,
                    std::string_view cubin);
 

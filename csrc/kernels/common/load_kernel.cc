@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include <mutex>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -52,24 +53,33 @@ struct Loader {
   }
 };
 
+std::string loading(const std::string& name, const std::string& target) { return "loading " + name + " for " + target; }
+
 }  // namespace
+
+std::optional<Status> load_known_kernel(const std::string& name, const std::string& target) {
+  const Kernel* known = find_kernel(name, target);
+  if (known == nullptr) return std::nullopt;
+  if (known->is_built_in()) return Status::ok();
+  const Loader& loader = Loader::get();
+  const RelaxedCapture relaxed;
+  // Asked for here, for the driver would otherwise load it on the current device when it is launched there first.
+  CUfunction function = nullptr;
+  const auto kernel = static_cast<CUkernel>(const_cast<void*>(known->function()));
+  return loader.status(loader.get_function(&function, kernel), loading(name, target));
+}
 
 Status load_kernel(const std::string& name, const std::string& target, const std::string& entry,
                    std::string_view cubin) {
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
-  const Kernel* known = find_kernel(name, target);
-  if (known != nullptr && known->is_built_in()) return Status::ok();
+  // By another program, meanwhile.
+  if (const std::optional<Status> found = load_known_kernel(name, target)) return *found;
   const Loader& loader = Loader::get();
-  const std::string what = "loading " + name + " for " + target;
+  const std::string what = loading(name, target);
   if (loader.load_data == nullptr) return Status::internal(what + " takes a driver of CUDA 12.0 or newer");
   const RelaxedCapture relaxed;
-  // Asked for here, for the driver would otherwise load it on the current device when it is launched there first.
   CUfunction function = nullptr;
-  if (known != nullptr) {
-    const auto kernel = static_cast<CUkernel>(const_cast<void*>(known->function()));
-    return loader.status(loader.get_function(&function, kernel), what);
-  }
   CUlibrary library = nullptr;
   CUkernel kernel = nullptr;
   CUresult result = loader.load_data(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
