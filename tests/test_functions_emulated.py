@@ -76,6 +76,11 @@ def reductions(acc, bias):
     return z, largest, steps.min(-2), z.sum(-2), abs(z).sum()
 
 
+def sums(acc, bias):
+    """Nothing of the product's shape."""
+    return (acc + bias).sum(-1), acc.max(-2), (acc - bias).astype(jnp.bfloat16).min(-1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
     """A function of a product: its shape, how many batch dimensions it has, and operands.
@@ -89,6 +94,7 @@ class Call:
     num_batch: int
     operands: tuple[np.ndarray, ...]
     weights: str = "one"
+    k: int = K
 
     @property
     def num_b(self):
@@ -102,14 +108,14 @@ class Call:
         own = tuple(range(len(batch)))
         pair = len(outer) if self.weights in ("packed", "stacked") else None
         columns = (n,) if pair is None else (2, n)
-        weights, first = (*batch, K, *columns), 0
+        weights, first = (*batch, self.k, *columns), 0
         if self.weights == "stacked":
-            weights, first = (2, *batch, K, n), 1
+            weights, first = (2, *batch, self.k, n), 1
         accs = [jax.ShapeDtypeStruct(self.shape, F32)] * self.num_b
         jaxpr = jax.make_jaxpr(self.function)(*accs, *self.operands)
         product = dense.Product(
             op="matmul",
-            lhs_shape=(*batch, *free, K),
+            lhs_shape=(*batch, *free, self.k),
             lhs_dtype=BF16,
             rhs_shape=weights,
             rhs_dtype=BF16,
@@ -147,8 +153,8 @@ class Call:
         """All results, in any order of threads."""
         problem, used, levels = self.folded
         function, rng = problem.epilogue.function, np.random.default_rng(0)
-        a = rng.integers(-2, 3, (problem.batch, problem.m, K)).astype(BF16)
-        shape = self.num_b, problem.batch, K, problem.n
+        a = rng.integers(-2, 3, (problem.batch, problem.m, self.k)).astype(BF16)
+        shape = self.num_b, problem.batch, self.k, problem.n
         b = rng.integers(-2, 3, shape).astype(BF16)
         arrays = {"a": a, "b": b if self.weights == "stacked" else b[0]}
         if self.weights == "packed":
@@ -208,7 +214,20 @@ RESIDUAL = Call(lambda acc, x: (acc * 2 + x,), (2, 256, 256), 1, (numbers((2, 25
 HEAVY = Call(heavy, (256, 192), 0, (numbers((192,), F32),))
 REDUCED = Call(reductions, (203, 173), 0, (numbers((173,), F32),))
 REDUCED_BATCHES = Call(reductions, (3, 64, 72), 1, (numbers((72,), F32),))
-CALLS = {"whole": WHOLE, "odd": ODD, "steps": STEPS, "batches": BATCHES, "reduced": REDUCED}
+SUMS = Call(sums, (2, 136, 184), 1, (numbers((2, 1, 184), F32),))
+# Of so many k blocks that tiles may overlap, the last by half of what is reduced to one.
+OVERLAPPING = Call(
+    lambda acc: (acc.astype(jnp.bfloat16), acc.sum(-1), acc.max(-2)), (136, 392), 0, (), k=384
+)
+CALLS = {
+    "sums": SUMS,
+    "overlapping": OVERLAPPING,
+    "whole": WHOLE,
+    "odd": ODD,
+    "steps": STEPS,
+    "batches": BATCHES,
+    "reduced": REDUCED,
+}
 CALLS |= {
     "reduced batches": REDUCED_BATCHES,
     "heavy": HEAVY,
@@ -222,6 +241,11 @@ GATED_BATCHES = Call(
     *((2, 3, 70, 75), 2, (numbers((2,), F32),), "packed"),
 )
 GATED_CALLS = {"whole": GATED_WHOLE, "odd": GATED_ODD, "batches": GATED_BATCHES}
+GATED_CALLS["sums"] = dataclasses.replace(
+    GATED_BATCHES,
+    function=lambda acc, up, x: ((acc * up).sum(-1), up.max(-2)),
+    shape=(2, 3, 70, 88),
+)
 GATED_CALLS["stacked"] = gated(130, 104, "stacked")
 GATED_CALLS["stacked batches"] = dataclasses.replace(GATED_BATCHES, weights="stacked")
 # Configs that leave both sums to another kernel.
@@ -348,6 +372,12 @@ MISTAKES = {
     "no period": (STEPS, TILE, "period * read.m_outer +", "0 * read.m_outer +"),
     "wrong extent": (STEPS, TILE, "* index.extent;", "* 1;"),
     "one of two neighbours": (REDUCED, TILE, "value(group, half, 1));", "value(group, half, 0));"),
+    "the second eight alone": (SUMS, TILE, ": combine<kind>(all, two);", ": two;"),
+    "the first eight lines alone": (
+        *(SUMS, TILE, "value(place / 2, half + 1, place % 2)", "value(place / 2, half, place % 2)"),
+        TWO_BLOCKS,
+    ),
+    "eights beside each other": (SUMS, TILE, "place * kEights, line_", "place, line_"),
     "half of eight rows": (REDUCED, TILE, "? values[i] : values[i + step], kept", "? 0 : 0, kept"),
     "outside is reduced": (
         REDUCED,
@@ -355,7 +385,7 @@ MISTAKES = {
         "group < groups_ && is_inside(row",
         "true || is_inside(row",
     ),
-    "wrong eight": (REDUCED, TILE, "(kRows8 ? m / 8 : m)", "(kRows8 ? m / 16 : m)"),
+    "wrong eight": (REDUCED, TILE, "* rows + m / kAlongM;", "* rows + m / (2 * kAlongM);"),
     "wrong place": (REDUCED, TILE, "pair() + place % 2", "pair() + 0"),
     "maxima from 0": (REDUCED, TILE, "? -elementwise::infinity<Value>()", "? Value(0)"),
     "batches exchanged": (BATCHES, TILE, "batch_idx - outer *", "outer *"),

@@ -31,6 +31,9 @@ GEMM |= {"a_transposed": False, "a_ld": 4, "a_outer_stride": 0, "a_inner_stride"
 GEMM |= {"b_transposed": False, "b_ld": 3, "b_outer_stride": 0, "b_inner_stride": 0}
 GEMM |= {"alpha": 1.0, "beta": 0.0, "factors": [], "gated": False, "up_offset": 0}
 NO_FUNCTION = {"function": "", "function_reads": [], "function_indices": [], "function_results": []}
+# Results of a function: bytes of an element, form, and neighbours that are reduced to one.
+WHOLE, BESIDE, BY_COLUMNS = (4, 0, 1), (4, 3, 1), (4, 1, 8)
+FUNCTION = {"function": "f", "function_results": [*WHOLE]}
 NO_FUNCTION |= {"function_library": "none"}
 GEMM |= NO_FUNCTION
 RAGGED = ABI | {"config": "auto", "form": "rows", "compute": "f32"}
@@ -279,7 +282,7 @@ def test_up_offset_without_a_second_matrix(worker, offset):
     ids=str,
 )
 def test_a_function_is_of_a_product_or_of_both_of_a_gated_one(worker, change, says):
-    attributes = GEMM | {"function": "f", "b_ld": 6} | change
+    attributes = GEMM | FUNCTION | {"b_ld": 6} | change
     operands = [numbers(2, 4), numbers(4, 6)]
     if attributes["gated"] and not attributes["up_offset"]:
         operands.append(numbers(4, 6))
@@ -295,13 +298,33 @@ AS_D = [0, 4, 0, 0, 0, 0, 3, 2, 1]
 @pytest.mark.parametrize(
     ("reads", "results", "elements", "says"),
     [
-        (AS_D, [], 6, "host cannot run this: it has no function"),
-        ([*AS_D[:6], 6, 2, 1], [4, 3], 12, "host cannot run this: it has no function"),
-        ([0, 4, 3, 0, 0, 0, 6, 2, 1], [4, 3], 12, "host cannot run this: it has no function"),
-        ([*AS_D[:6], 0, 2, 1], [], 6, "an operand in the place of d must be read where that is"),
-        ([*AS_D[:8], 0], [], 6, "an operand in the place of d must be read where that is written"),
-        ([0, 4, 1, 0, 0, 0, 0, 2, 1], [], 6, "an operand in the place of d must be read where"),
-        ([0, 2, *AS_D[2:]], [], 6, "an operand in the place of d must be read where that is"),
+        (AS_D, [*WHOLE], 6, "host cannot run this: it has no function"),
+        ([*AS_D[:6], 6, 2, 1], [*WHOLE, *BESIDE], 12, "host cannot run this: it has no function"),
+        (
+            [0, 4, 3, 0, 0, 0, 6, 2, 1],
+            [*WHOLE, *BESIDE],
+            12,
+            "host cannot run this: it has no function",
+        ),
+        (
+            [*AS_D[:6], 0, 2, 1],
+            [*WHOLE],
+            6,
+            "an operand in the place of d must be read where that is",
+        ),
+        (
+            [*AS_D[:8], 0],
+            [*WHOLE],
+            6,
+            "an operand in the place of d must be read where that is written",
+        ),
+        (
+            [0, 4, 1, 0, 0, 0, 0, 2, 1],
+            [*WHOLE],
+            6,
+            "an operand in the place of d must be read where",
+        ),
+        ([0, 2, *AS_D[2:]], [*WHOLE], 6, "an operand in the place of d must be read where that is"),
     ],
     ids=str,
 )
@@ -315,19 +338,28 @@ def test_an_operand_in_the_place_of_d(worker, reads, results, elements, says):
 @pytest.mark.parametrize(
     ("results", "sizes", "says"),
     [
-        ([4, 3], [12], "host cannot run this: it has no function"),
-        ([4, 3], [6], "d must hold at least 12 elements, got 6"),
-        ([4, 0, 4, 3], [6, 12], "host cannot run this: it has no function"),
-        ([4, 0, 4, 3], [6, 6], "a function's result must have exactly 48 bytes, got 24"),
-        ([2, 3], [12], "must lie beside a whole one with elements of as many bytes"),
-        ([4, 1, 4, 3], [6, 2], "must lie beside a whole one with elements of as many bytes"),
-        ([4, 3, 4, 3], [12], "must lie beside a whole one with elements of as many bytes"),
-        ([4, 4], [6, 6], "a function's result must be whole, reduced, or beside another, got 4"),
+        ([WHOLE, BESIDE], [12], "host cannot run this: it has no function"),
+        ([WHOLE, BESIDE], [6], "d must hold at least 12 elements, got 6"),
+        ([WHOLE, WHOLE, BESIDE], [6, 12], "host cannot run this: it has no function"),
+        ([WHOLE, WHOLE, BESIDE], [6, 6], "a function's result must have exactly 48 bytes, got 24"),
+        ([BY_COLUMNS], [2], "host cannot run this: it has no function"),
+        ([BY_COLUMNS, (4, 2, 8)], [2, 2], "a function's result must have exactly 12 bytes, got 8"),
+        ([(4, 1, 16)], [1], "d must hold at least 2 elements, got 1"),
+        ([BESIDE], [6], "must lie beside a whole one with elements of as many bytes"),
+        ([WHOLE, (2, 3, 1)], [12], "must lie beside a whole one with elements of as many bytes"),
+        ([WHOLE, BY_COLUMNS, BESIDE], [6, 2], "must lie beside a whole one with elements of as"),
+        ([WHOLE, BESIDE, BESIDE], [12], "must lie beside a whole one with elements of as many"),
+        ([WHOLE, (4, 4, 1)], [6, 6], "result must be whole, reduced, or beside another, got 4"),
+        ([(2, 0, 1)], [6], "bytes of a function's first result must be those of d, got 2"),
+        ([], [6], "function_results must be one to six times three numbers, got 0"),
+        ([WHOLE, (4, 1, 0)], [6, 2], "be 8, or 16 columns of one product, got 0"),
+        ([WHOLE, (4, 2, 16)], [6, 3], "be 8, or 16 columns of one product, got 16"),
+        ([(4, 0, 8)], [6], "be 8, or 16 columns of one product, got 8"),
     ],
     ids=str,
 )
 def test_results_that_lie_beside_each_other(worker, results, sizes, says):
-    attributes = GEMM | {"function": "f", "function_results": results}
+    attributes = GEMM | {"function": "f", "function_results": [n for x in results for n in x]}
     buffers = [Buffer("f32", (size,)) for size in sizes]
     assert says in run(worker, "gemm", attributes, [numbers(2, 4), numbers(4, 3)], *buffers)
 
@@ -351,7 +383,7 @@ def test_strides_that_no_buffer_bears_out(worker):
         ({"batch": 4, "a_outer_stride": 2**62}, "a"),
         ({"batch": 2, "batch_inner": 2, "b_inner_stride": 2**63 - 1}, "b"),
         ({"a_ld": 2**61}, "a"),
-        ({"gated": True, "up_offset": 2**62, "function": "f"}, "b"),
+        ({"gated": True, "up_offset": 2**62} | FUNCTION, "b"),
     ],
     ids=str,
 )
@@ -384,7 +416,7 @@ def test_results_of_a_product(worker, change, results, says):
 
 @pytest.mark.parametrize(
     ("change", "shared"),
-    [({}, 0), ({}, 1), ({"beta": 1.0}, 0), ({"function": "f"}, 1)],
+    [({}, 0), ({}, 1), ({"beta": 1.0}, 0), (FUNCTION, 1)],
     ids=str,
 )
 def test_a_result_in_the_place_of_a_factor(worker, change, shared):
@@ -406,7 +438,7 @@ def test_a_result_in_the_place_of_c(worker):
 def test_results_in_one_place(worker):
     attributes = GEMM | {"n": 4, "m": 4, "b_ld": 4}
     attributes |= {"function": "f", "function_reads": [0, 4, 0, 0, 0, 0, 4, 4, 1]}
-    attributes["function_results"] = [4, 0]
+    attributes["function_results"] = [*WHOLE, *WHOLE]
     results = [Buffer("f32", (4, 4), shares=2) for _ in range(2)]
     assert "results must not overlap" in run(
         worker, "gemm", attributes, [numbers(4, 4)] * 3, *results
@@ -469,7 +501,7 @@ BY_GROUP = [0, 4, 0, 0, 4, 0, 0, 6, 1]
         ({}, 7, 24, "operand 0 of the function must hold all that is read of it"),
         ({"groups": 0}, 0, 24, "host cannot run this: it has no function"),
         ({}, 8, 23, "a function's result must have exactly 96 bytes, got 92"),
-        ({"function_results": [4, 1]}, 8, 12, "must be whole in a grouped product"),
+        ({"function_results": [*WHOLE, *BY_COLUMNS]}, 8, 12, "must be whole in a grouped product"),
         ({"function_reads": [*BY_GROUP[:2], -1, *BY_GROUP[3:]]}, 9, 24, "must hold all that is"),
         ({"function_reads": [*BY_GROUP[:4], 2**62, *BY_GROUP[5:]]}, 8, 24, "must hold all that is"),
         ({"form": "contraction"}, 8, 24, "epilogue must be empty when form is contraction"),
@@ -478,7 +510,7 @@ BY_GROUP = [0, 4, 0, 0, 4, 0, 0, 6, 1]
     ids=str,
 )
 def test_a_function_of_a_grouped_product(worker, change, elements, result, says):
-    function = {"function": "f", "function_reads": BY_GROUP, "function_results": [4, 0]}
+    function = {"function": "f", "function_reads": BY_GROUP, "function_results": [*WHOLE, *WHOLE]}
     attributes = RAGGED | function | change
     operands = [*ragged_operands(groups=attributes["groups"]), numbers(elements)]
     results = Buffer("f32", (6, 4)), Buffer("f32", (result,))

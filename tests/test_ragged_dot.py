@@ -17,7 +17,7 @@ from jax.test_util import check_grads
 from random_arrays import normal
 
 import jax_tcgemm
-from jax_tcgemm.problem.function import NO_FUNCTION
+from jax_tcgemm.problem.function import NO_FUNCTION, Numbers
 from jax_tcgemm.problem.gemm import numbers_of
 from jax_tcgemm.system import modules
 
@@ -540,7 +540,10 @@ def test_raw_call():
         ({"m": 2**31 - 1, "k": 2**31 - 1, "batch": 2**31 - 1}, "fewer than 2^59"),
         ({"form": "contraction", "function": "f"}, "epilogue must be empty"),
         ({"gated": True}, "a gated product must have a function"),
-        ({"gated": True, "function": "f"}, "b must hold at least 120 elements"),
+        (
+            {"gated": True, "function": "f", "function_results": Numbers.of([4, 0, 1])},
+            "b must hold at least 120 elements",
+        ),
         ({"gated": True, "b_transposed": True}, "b_transposed must be false"),
         ({"gathered": True, "a_rows": 8}, "a, b, group_sizes, group_offset, gather, got 4"),
     ],

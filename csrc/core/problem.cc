@@ -53,21 +53,21 @@ std::string check_function(const Problem& p) {
   const Function& f = p.epilogue.function;
   if (f.is_none()) {
     const bool is_of_library = f.library != LibraryEpilogue::kNone;
-    if (f.reads.empty() && f.indices.empty() && f.more_results.empty() && !is_of_library) return "";
+    if (f.reads.empty() && f.indices.empty() && f.results.empty() && !is_of_library) return "";
     return "function must be named where it reads or gives something";
   }
   const auto is_identifier = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
   if (!std::all_of(f.name.begin(), f.name.end(), is_identifier)) return "function must be a name, got " + f.name;
   const auto num_reads = static_cast<int64_t>(f.reads.size()), num_indices = static_cast<int64_t>(f.indices.size());
-  const auto num_results = static_cast<int64_t>(f.more_results.size());
+  const auto num_results = static_cast<int64_t>(f.results.size());
   if (num_reads % Function::kReadFields != 0 || f.num_reads() > Function::kMostReads) {
     return must("function_reads", "be at most 12 times nine numbers", num_reads);
   }
   if (num_indices % Function::kIndexFields != 0 || f.num_indices() > Function::kMostIndices) {
     return must("function_indices", "be at most 8 times three numbers", num_indices);
   }
-  if (num_results % Function::kResultFields != 0 || f.num_more_results() >= Function::kMostResults) {
-    return must("function_results", "be fewer than six times two numbers", num_results);
+  if (num_results % Function::kResultFields != 0 || f.num_results() < 1 || f.num_results() > Function::kMostResults) {
+    return must("function_results", "be one to six times three numbers", num_results);
   }
   const auto is_size = [](int64_t bytes) { return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8; };
   for (int64_t i = 0; i < f.num_reads(); ++i) {
@@ -83,16 +83,22 @@ std::string check_function(const Problem& p) {
       if (number < 1 || number > INT32_MAX) return must("numbers of an index", "be in [1, 2^31)", number);
     }
   }
-  for (int64_t i = 0; i < f.num_more_results(); ++i) {
-    const int64_t bytes = f.more_results[i * Function::kResultFields];
-    const int64_t form = f.more_results[i * Function::kResultFields + 1];
-    if (!is_size(bytes)) return must("bytes of a function's result", "be 1, 2, 4 or 8", bytes);
+  for (int64_t i = 0; i < f.num_results(); ++i) {
+    const Function::Result x = f.result(i);
+    const auto form = static_cast<int64_t>(x.form);
+    if (!is_size(x.bytes)) return must("bytes of a function's result", "be 1, 2, 4 or 8", x.bytes);
     if (form < 0 || form > 3) return must("a function's result", "be whole, reduced, or beside another", form);
-    if (!f.is_beside(i + 1)) continue;
-    const bool is_whole = i == 0 || f.more_result(i - 1).form == Function::Form::kWhole;
-    if (!is_whole || bytes != (i == 0 ? dtype_bytes(p.out) : f.more_result(i - 1).bytes)) {
+    const bool may_be_16 = x.form == Function::Form::kOverColumns && !p.epilogue.gated;
+    if (x.neighbours != (x.is_reduced() ? 8 : 1) && !(may_be_16 && x.neighbours == 16)) {
+      return must("neighbours that a function reduces", "be 8, or 16 columns of one product", x.neighbours);
+    }
+    if (!f.is_beside(i)) continue;
+    if (i == 0 || f.result(i - 1).form != Function::Form::kWhole || x.bytes != f.result(i - 1).bytes) {
       return "a function's result must lie beside a whole one with elements of as many bytes";
     }
+  }
+  if (const int64_t bytes = f.result(0).bytes; bytes != dtype_bytes(p.out)) {
+    return must("bytes of a function's first result", "be those of d", bytes);
   }
   if (p.alpha != 1.0 || p.beta != 0.0) return "a function must be all that follows the product";
   return "";
@@ -109,7 +115,7 @@ std::string check_epilogue(const Problem& p) {
 
 // Elements an operand or a result must hold so that no index of `p` falls outside it; the largest int64 where that
 // does not fit one. B: with up_offset both matrices of a gated product, else each of them.
-int64_t d_elements(const Problem& p) { return multiply_add(multiply_add(p.batch, p.m, 0), p.d_columns(), 0); }
+int64_t d_elements(const Problem& p) { return multiply_add(multiply_add(p.batch, p.d_rows(), 0), p.d_columns(), 0); }
 
 int64_t a_elements(const Problem& p) { return has_elements(p, shape_of_a(p)) ? span(p, p.a, shape_of_a(p)) : 0; }
 
@@ -126,7 +132,7 @@ int64_t factor_elements(const Problem& p, const BlockFactors& x, int64_t rows) {
 bool is_read_as_d(const Problem& p, const Function::Read& x) {
   const int64_t row = p.d_columns(), matrix = p.m * row;
   const auto is = [](int64_t stride, int64_t expected, int64_t extent) { return stride == expected || extent <= 1; };
-  return x.bytes == dtype_bytes(p.out) && (x.offset == 0 || (x.offset == p.n && row == 2 * p.n)) && is(x.n, 1, p.n) &&
+  return p.d_rows() == p.m && x.bytes == dtype_bytes(p.out) && (x.offset == 0 || (x.offset == p.n && row == 2 * p.n)) && is(x.n, 1, p.n) &&
          is(x.m_inner, row, std::min(p.m, x.period)) && is(x.m_outer, x.period * row, ceil_div(p.m, x.period)) &&
          is(x.batch_inner, matrix, p.batch_inner) && is(x.batch_outer, p.batch_inner * matrix, p.batch_outer());
 }
@@ -161,8 +167,23 @@ int64_t Function::num_operands() const {
 
 int64_t Function::num_more_arrays() const {
   int64_t num = 0;
-  for (int64_t i = 1; i <= num_more_results(); ++i) num += !is_beside(i);
+  for (int64_t i = 1; i < num_results(); ++i) num += !is_beside(i);
   return num;
+}
+
+int64_t Function::most_neighbours() const {
+  int64_t most = 1;
+  for (int64_t i = 0; i < num_results(); ++i) most = std::max(most, result(i).neighbours);
+  return most;
+}
+
+int64_t Function::array_rows(int64_t i, int64_t m) const {
+  return i < num_results() && result(i).form == Form::kOverRows ? ceil_div(m, result(i).neighbours) : m;
+}
+
+int64_t Function::array_columns(int64_t i, int64_t n) const {
+  const bool is_reduced = i < num_results() && result(i).form == Form::kOverColumns;
+  return is_reduced ? ceil_div(n, result(i).neighbours) : row_length(i, n);
 }
 
 std::string check_function_buffers(const Function& f, const FunctionExtents& extents, bool has_elements,
@@ -176,13 +197,10 @@ std::string check_function_buffers(const Function& f, const FunctionExtents& ext
     }
   }
   auto array = more_results.begin();
-  for (int64_t i = 0; i < f.num_more_results(); ++i) {
-    if (f.is_beside(i + 1)) continue;
-    const Function::Result x = f.more_result(i);
-    const int64_t m = x.form == Function::Form::kOverRows ? ceil_div(extents.m, Function::kReduced) : extents.m;
-    const int64_t n = x.form == Function::Form::kOverColumns ? ceil_div(extents.n, Function::kReduced)
-                                                             : f.row_length(i + 1, extents.n);
-    const int64_t bytes = multiply_add(x.bytes, multiply_add(num_matrices, multiply_add(m, n, 0), 0), 0);
+  for (int64_t i = 1; i < f.num_results(); ++i) {
+    if (f.is_beside(i)) continue;
+    const int64_t elements = multiply_add(f.array_rows(i, extents.m), f.array_columns(i, extents.n), 0);
+    const int64_t bytes = multiply_add(f.result(i).bytes, multiply_add(num_matrices, elements, 0), 0);
     const int64_t got = array++->bytes;
     if (got != bytes) return must("a function's result", "have exactly " + std::to_string(bytes) + " bytes", got);
   }

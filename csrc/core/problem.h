@@ -94,23 +94,26 @@ struct Function {
     int64_t divisor, extent;
   };
   static constexpr int64_t kIndexFields = 3;
-  // A result after D: as many elements as D has, or a reduction of these over eight columns or over eight rows, from a
-  // multiple of eight on: (batch, m, n / 8) or (batch, m / 8, n), rounded up. Or it has no array of its own but lies
-  // beside the result before it, each of whose rows of n is followed by one of this: rows of 2n.
+  // A result, of which the first is D: an element for each of the product, or a reduction of these over so many
+  // neighbouring columns or rows, from a multiple of that on: (batch, m, n / neighbours) or (batch, m / neighbours, n),
+  // rounded up. Or it has no array of its own but lies beside the result before it, each of whose rows of n is followed
+  // by one of this: rows of 2n.
   enum class Form : int64_t { kWhole, kOverColumns, kOverRows, kBeside };
   struct Result {
     int64_t bytes;  // of an element
     Form form;
+    int64_t neighbours;  // 8 or, of columns, 16; 1 where it is not reduced
+
+    bool is_reduced() const { return form == Form::kOverColumns || form == Form::kOverRows; }
   };
-  static constexpr int64_t kResultFields = 2;
-  static constexpr int64_t kReduced = 8;
+  static constexpr int64_t kResultFields = 3;
   static constexpr int64_t kMostReads = 12, kMostResults = 6, kMostIndices = 8;
 
   std::string name;  // empty: none
   LibraryEpilogue library = LibraryEpilogue::kNone;
-  std::vector<int64_t> reads;         // kReadFields of each
-  std::vector<int64_t> indices;       // kIndexFields of each
-  std::vector<int64_t> more_results;  // kResultFields of each result after D
+  std::vector<int64_t> reads;    // kReadFields of each
+  std::vector<int64_t> indices;  // kIndexFields of each
+  std::vector<int64_t> results;  // kResultFields of each
 
   bool is_none() const { return name.empty(); }
   int64_t num_reads() const { return static_cast<int64_t>(reads.size()) / kReadFields; }
@@ -123,18 +126,20 @@ struct Function {
     const int64_t* x = &indices[i * kIndexFields];
     return {x[0], x[1], x[2]};
   }
-  int64_t num_more_results() const { return static_cast<int64_t>(more_results.size()) / kResultFields; }
-  Result more_result(int64_t i) const {
-    const int64_t* x = &more_results[i * kResultFields];
-    return {x[0], static_cast<Form>(x[1])};
+  int64_t num_results() const { return static_cast<int64_t>(results.size()) / kResultFields; }
+  Result result(int64_t i) const {
+    const int64_t* x = &results[i * kResultFields];
+    return {x[0], static_cast<Form>(x[1]), x[2]};
   }
-  // Of results by number, of which D is the first.
-  bool is_beside(int64_t i) const {
-    return i > 0 && i <= num_more_results() && more_result(i - 1).form == Form::kBeside;
-  }
+  bool is_beside(int64_t i) const { return i < num_results() && result(i).form == Form::kBeside; }
   int64_t row_length(int64_t i, int64_t n) const { return is_beside(i) || is_beside(i + 1) ? 2 * n : n; }
+  // Of the array of a result, in each of its matrices; without a function those of D.
+  int64_t array_rows(int64_t i, int64_t m) const;
+  int64_t array_columns(int64_t i, int64_t n) const;
   // Arrays of results after D.
   int64_t num_more_arrays() const;
+  // That are one in any of the results.
+  int64_t most_neighbours() const;
   // One more than the largest that is read.
   int64_t num_operands() const;
 };
@@ -154,7 +159,7 @@ struct Problem {
   int64_t batch_inner;  // extent of the inner level; divides batch
   int64_t m, n, k;
   Operand a, b;
-  DType out;        // D and C: packed row-major, ld = d_columns(), batch stride = m * d_columns()
+  DType out;        // D and C: packed row-major, ld = d_columns(), batch stride = d_rows() * d_columns()
   Compute compute;  // accumulator
   double alpha = 1.0;
   double beta = 0.0;  // 0: C is never read
@@ -162,7 +167,8 @@ struct Problem {
   ProductFactors factors;
 
   bool has_two_b() const { return epilogue.gated; }
-  int64_t d_columns() const { return epilogue.function.row_length(0, n); }
+  int64_t d_rows() const { return epilogue.function.array_rows(0, m); }
+  int64_t d_columns() const { return epilogue.function.array_columns(0, n); }
   int64_t batch_outer() const { return batch_inner > 0 ? batch / batch_inner : 0; }
   bool is_empty() const { return batch == 0 || m == 0 || n == 0; }
 };
@@ -193,7 +199,7 @@ void visit_fields(Problem& p, Visit&& visit) {
   visit("function_library", p.epilogue.function.library);
   visit("function_reads", p.epilogue.function.reads);
   visit("function_indices", p.epilogue.function.indices);
-  visit("function_results", p.epilogue.function.more_results);
+  visit("function_results", p.epilogue.function.results);
 }
 
 // Calls visit(buffer, name, field) for each dtype: in a call the buffer tells it, in a query a field of this name.

@@ -73,8 +73,8 @@ std::string check_problem(const RaggedProblem& p) {
     if (e.gated && !p.factors.is_none()) return "a product with factors of blocks must not be gated";
     if (e.gated && p.b_transposed) return "b_transposed must be false when the product is gated, got true";
     if (std::string error = check_problem(group_problem(p, p.tokens())); !error.empty()) return error;
-    for (int64_t i = 0; i < e.function.num_more_results(); ++i) {
-      if (e.function.more_result(i).form != Function::Form::kWhole) {
+    for (int64_t i = 0; i < e.function.num_results(); ++i) {
+      if (e.function.result(i).form != Function::Form::kWhole) {
         return "results of a function must be whole in a grouped product";
       }
     }

@@ -87,7 +87,7 @@ void visit_fields(RaggedProblem& p, Visit&& visit) {
   visit("function_library", p.epilogue.function.library);
   visit("function_reads", p.epilogue.function.reads);
   visit("function_indices", p.epilogue.function.indices);
-  visit("function_results", p.epilogue.function.more_results);
+  visit("function_results", p.epilogue.function.results);
 }
 
 template <typename Visit>

@@ -4,7 +4,7 @@
 //
 //   Sum                          the type of the sums that it takes
 //   kIsGated                     whether it takes two sums, of the two products of a gated one
-//   kStoresRows                  whether its first result, D, is of a type that kernels store by rows
+//   kStoresRows                  whether its first result, D, is whole and of a type that kernels store by rows
 //   whole_level(dim)             the level that is all of dimension `dim`, or -1; see Index below
 //   load(tile), arrive(tile)     call tile.load<i, T, along>() and tile.arrive<i, T, along>() for each read
 //   bytes(along)                 of an element of all reads along this, together
@@ -14,7 +14,7 @@
 //   element.write<i, T>(y) with result i, which
 //                                that rounds to T
 //   store(tile)                  calls tile.store<i, T>() for each result, or, for one that is reduced,
-//                                tile.reduce<i, T, Value, kind, over>(), Value being what T is computed with
+//                                tile.reduce<i, T, Value, kind, over, neighbours>(), Value being what T is computed with
 //
 // where `tile` is a FunctionTile below: the elements that a thread has of a few groups of eight columns.
 #pragma once
@@ -32,7 +32,7 @@ namespace tcgemm::epilogue {
 // Along what of the product a read varies inside a matrix.
 enum class Along { kNothing, kM, kN, kBoth };
 
-// What becomes of a result that is reduced, over eight columns or over eight rows.
+// What becomes of a result that is reduced, over so many columns or rows side by side: eight, or sixteen columns.
 enum class Reduction { kSum, kMax, kMin };
 enum class Over { kColumns, kRows };
 
@@ -443,31 +443,44 @@ class FunctionTile {
   }
 
   // Stores what is left of a result: of eights across, which are two neighbours in each of four threads side by side,
-  // or of eight lines, which are those of eight threads.
-  template <int i, typename T, typename Value, Reduction kind, Over over>
+  // or of eight lines, which are those of eight threads; or of two such eights together.
+  template <int i, typename T, typename Value, Reduction kind, Over over, int kNeighbours>
   __device__ __forceinline__ void reduce() {
     constexpr bool kAcrossGroups = (over == Over::kColumns) != kSwapped;
+    constexpr int kEights = kNeighbours / 8;
+    static_assert(kEights == 1 || (kEights == 2 && (kAcrossGroups ? kGroups : kHalves) % 2 == 0), "a thread has both");
     const auto value = [&](int group, int half, int e) {
       const bool is_inside_it = group < groups_ && is_inside(row(group, half, e), column(group, half, e));
       return is_inside_it ? value_of<T, Value>(results_[i][group][half][e]) : identity<kind, Value>();
     };
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
+    for (int half = 0; half < kHalves; half += kAcrossGroups ? 1 : kEights) {
       if constexpr (kAcrossGroups) {
-        Value values[kGroups];
+        constexpr int kPlaces = kGroups / kEights;
+        Value values[kPlaces];
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
-          values[group] = combine<kind>(value(group, half, 0), value(group, half, 1));
+          const Value two = combine<kind>(value(group, half, 0), value(group, half, 1));
+          Value& all = values[group / kEights];
+          all = group % kEights == 0 ? two : combine<kind>(all, two);
         }
         reduce_places<kind, 4, 1>(values, lane_);
-        store_reduced<i, over>(lane_ % 4, line_ + 8 * half, 0, values[0]);
+        // Each is that of one thread; others have it, too, where there are fewer than threads.
+        if (const int place = lane_ % 4; place < kPlaces) {
+          store_reduced<i, over, kNeighbours>(place * kEights, line_ + 8 * half, 0, values[0]);
+        }
       } else {
         Value values[2 * kGroups];
 #pragma unroll
-        for (int place = 0; place < 2 * kGroups; ++place) values[place] = value(place / 2, half, place % 2);
+        for (int place = 0; place < 2 * kGroups; ++place) {
+          values[place] = value(place / 2, half, place % 2);
+          if constexpr (kEights == 2) {
+            values[place] = combine<kind>(values[place], value(place / 2, half + 1, place % 2));
+          }
+        }
         reduce_places<kind, 8, 4>(values, lane_);
         const int place = lane_ / 4;
-        store_reduced<i, over>(place / 2, line_ - place + 8 * half, pair() + place % 2, values[0]);
+        store_reduced<i, over, kNeighbours>(place / 2, line_ - place + 8 * half, pair() + place % 2, values[0]);
       }
     }
   }
@@ -517,18 +530,19 @@ class FunctionTile {
     if constexpr (!std::is_same_v<T, Value>) return elementwise::wide(x);
   }
 
-  // Stores what is left of eight elements, of which the first is on this line and so many after the first of a group,
-  // which may be that of no group.
-  template <int i, Over over, typename Value>
+  // Stores what is left of neighbours, of which the first is on this line and so many after the first of a group, which
+  // may be that of no group.
+  template <int i, Over over, int kNeighbours, typename Value>
   __device__ __forceinline__ void store_reduced(int group, int32_t line, int offset, Value value) const {
     if (group >= groups_) return;
     const int32_t across = across_ + 8 * group + offset;
     const int32_t m = kSwapped ? across : line, n = kSwapped ? line : across;
     if (!is_inside(m, n)) return;
-    constexpr bool kRows8 = over == Over::kRows;
-    const int32_t rows = kRows8 ? (params_.m + 7) / 8 : params_.m, columns = kRows8 ? params_.n : (params_.n + 7) / 8;
-    const int64_t row = int64_t{batch_.idx} * rows + (kRows8 ? m / 8 : m);
-    static_cast<Value*>(params_.results[i])[row * columns + (kRows8 ? n : n / 8)] = value;
+    // Along each, how many are one.
+    constexpr int kAlongM = over == Over::kRows ? kNeighbours : 1, kAlongN = over == Over::kRows ? 1 : kNeighbours;
+    const int32_t rows = (params_.m + kAlongM - 1) / kAlongM, columns = (params_.n + kAlongN - 1) / kAlongN;
+    const int64_t row = int64_t{batch_.idx} * rows + m / kAlongM;
+    static_cast<Value*>(params_.results[i])[row * columns + n / kAlongN] = value;
   }
 
   // The columns of group number lane % 4, if there is one.

@@ -369,8 +369,6 @@ def placed_function(
     )
     if None in over:
         return "a result is a reduction of neither whole rows nor whole columns, which XLA does"
-    if all(over):
-        return "its function has no result of the product's shape"
     operands = tuple(dict.fromkeys(read.operand for read in source.reads))
     num_indices = max(source.index_dimensions, default=-1) + 1
     for what, number, most in (
@@ -470,6 +468,7 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
     aliases = None
     # cuBLASLt does not promise to read an operand before it writes.
     may_alias = plan.choice.implementation != "cublaslt" and function.order[0] == 0
+    may_alias &= not function.results[0].over
     if may_alias and product.in_place in plan.operands:
         place = plan.operands.index(product.in_place)
         own, d = given[place], results[0]
@@ -503,12 +502,12 @@ _REDUCTIONS = {
 
 
 def _reduced(x: jax.Array, result: Result, levels: Levels, shape) -> jax.Array:
-    """What is left of a result that a kernel has reduced by eights."""
+    """What is left of a result of which a kernel has reduced neighbours."""
     batch = (*levels.outer, *levels.inner)
-    # None stands for the eights.
+    # None stands for what they were reduced to.
     axes = (*batch, *levels.m, None) if result.over == "columns" else (*batch, None, *levels.n)
-    num_eights = x.shape[2 if result.over == "columns" else 1]
-    x = lax.reshape(x, [num_eights if axis is None else shape[axis] for axis in axes])
+    number = x.shape[2 if result.over == "columns" else 1]
+    x = lax.reshape(x, [number if axis is None else shape[axis] for axis in axes])
     over = [i for i, axis in enumerate(axes) if axis is None or axis in result.dimensions]
     return _REDUCTIONS[result.kind](x, tuple(over))
 

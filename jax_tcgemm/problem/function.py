@@ -16,8 +16,9 @@ from jax_tcgemm.epilogues.expressions import STORED, computed, is_narrow
 MOST_READS, MOST_RESULTS, MOST_INDICES = 12, 6, 8
 # Matrices that TMA can bring, see csrc/epilogue/function_params.h.
 MOST_BOXED = 2
-# How many neighbours a kernel reduces to one.
-REDUCED = 8
+# How many neighbours a kernel reduces to one: columns, as the threads of a tile have them, and of a
+# gated product, whose tiles have half as many; rows.
+_COLUMNS, _GATED_COLUMNS, _ROWS_REDUCED = 16, 8, 8
 # Dtypes that kernels store by rows, as D.
 _ROWS = frozenset({"__half", "__nv_bfloat16", "float"})
 
@@ -79,22 +80,25 @@ class Result:
 
     Attributes:
       dtype: of an element of it.
-      over: "" for one of the product's shape; "columns" for what eight neighbours in a row, or
-        "rows" for what eight in a column, are reduced to; "beside" for one that has no array of its
-        own: its rows follow each row of the result before it.
+      over: "" for one of the product's shape; "columns" for what neighbours in a row, or "rows" for
+        what those in a column, are reduced to; "beside" for one that has no array of its own: its
+        rows follow each row of the result before it.
       kind: "sum", "max" or "min" of these; "" for none.
       dimensions: of the function's result, which go in the end.
+      neighbours: how many are reduced to one; 1 where it is not reduced.
     """
 
     dtype: np.dtype
     over: str = ""
     kind: str = ""
     dimensions: tuple[int, ...] = ()
+    neighbours: int = 1
 
     def shape(self, batch: int, m: int, n: int) -> tuple[int, int, int]:
         """Its shape, of a product of this one."""
-        eighth = {"columns": (m, -(-n // REDUCED)), "rows": (-(-m // REDUCED), n)}
-        return batch, *eighth.get(self.over, (m, n))
+        along_m = self.neighbours if self.over == "rows" else 1
+        along_n = self.neighbours if self.over == "columns" else 1
+        return batch, -(-m // along_m), -(-n // along_n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +166,9 @@ class Function:
         ]
         indices = [n for x in self.indices for n in (x.level, x.divisor, x.extent)]
         forms = ("", "columns", "rows", "beside")
-        results = [n for x in self.results[1:] for n in (x.dtype.itemsize, forms.index(x.over))]
+        results = [
+            n for x in self.results for n in (x.dtype.itemsize, forms.index(x.over), x.neighbours)
+        ]
         return {
             "function": self.name,
             "function_library": self.library,
@@ -183,11 +189,18 @@ NO_FUNCTION = {
 
 
 def _order_of_results(source: EpilogueSource) -> tuple[int, ...]:
-    """The results with a whole one first, if there is any one that kernels store by rows."""
-    whole = [i for i, x in enumerate(source.results) if x.reduction is None]
-    rows = [i for i in whole if STORED[source.results[i].dtype] in _ROWS]
-    first = (rows or whole)[0]
-    return (first, *(i for i in range(len(source.results)) if i != first))
+    """The results with a whole one first, if there is any, and one that kernels store by rows."""
+    numbers = range(len(source.results))
+    whole = [i for i in numbers if source.results[i].reduction is None]
+    rows = [i for i in whole if _stores_rows(source, i)]
+    first = (rows or whole or numbers)[0]
+    return (first, *(i for i in numbers if i != first))
+
+
+def _stores_rows(source: EpilogueSource, number: int) -> bool:
+    """Whether kernels store a result by rows where it is D."""
+    x = source.results[number]
+    return x.reduction is None and STORED[x.dtype] in _ROWS
 
 
 def make_function(
@@ -204,13 +217,17 @@ def make_function(
       operands: for each of `source.reads`, the number of the operand in the call.
       strides: for each of them, where it lies.
       indices: as of `Function`.
-      over: for each of `source.results`, as of `Result`; one of them is whole, and what lies beside
-        another one comes after that.
+      over: for each of `source.results`, as of `Result`; what lies beside another one comes after
+        that.
     """
     order = _order_of_results(source)
-    results = tuple(_result(source.results[i], over[i]) for i in order)
+    columns = _COLUMNS if len(source.accumulators) == 1 else _GATED_COLUMNS
+    neighbours = {"columns": columns, "rows": _ROWS_REDUCED}
+    results = tuple(
+        _result(source.results[i], over[i], neighbours.get(over[i], 1)) for i in order
+    )
     work = _work(source)
-    body = _struct(source, order, strides, indices, over, work)
+    body = _struct(source, order, strides, indices, results, work)
     name = "Function_" + hashlib.sha256((source.struct + body).encode()).hexdigest()[:16]
     namespace = "namespace tcgemm::elementwise"
     definitions = (
@@ -221,12 +238,12 @@ def make_function(
     return Function(name, definitions, tuple(reads), indices, order, results, work)
 
 
-def _result(x, over: str) -> Result:
+def _result(x, over: str, neighbours: int) -> Result:
     if x.reduction is None:
         return Result(x.dtype, over)
     # What is narrow is added up as it is computed with.
     dtype = np.dtype(np.float32) if is_narrow(x.dtype) else x.dtype
-    return Result(dtype, over, x.reduction.kind, x.reduction.dimensions)
+    return Result(dtype, over, x.reduction.kind, x.reduction.dimensions, neighbours)
 
 
 # Roughly the instructions of what takes more than two.
@@ -245,7 +262,7 @@ def _work(source: EpilogueSource) -> int:
     return len(lines) + long
 
 
-def _struct(source, order, strides, indices, over, work) -> str:
+def _struct(source, order, strides, indices, placed, work) -> str:
     """What csrc/epilogue/function.cuh asks of a function."""
     reads = [STORED[x.dtype] for x in source.reads]
     results = [STORED[x.dtype] for x in source.results]
@@ -273,7 +290,10 @@ def _struct(source, order, strides, indices, over, work) -> str:
     run = [f"{computed(x.dtype)} y{i}" for i, x in enumerate(source.results)]
     run.append(f"of_NAME::Epilogue::apply({', '.join(arguments)})")
     run += [f"element.template write<{slot}, {results[i]}>(y{i})" for slot, i in enumerate(order)]
-    stores = [_stored(slot, source.results[i], over[i]) for slot, i in enumerate(order)]
+    stores = [
+        _stored(slot, source.results[i], x)
+        for slot, (i, x) in enumerate(zip(order, placed, strict=True))
+    ]
     sizes = dict.fromkeys(("kNothing", "kM", "kN", "kBoth"), 0)
     for x, y in zip(source.reads, strides, strict=True):
         sizes[y.along] += x.dtype.itemsize
@@ -300,7 +320,7 @@ def _struct(source, order, strides, indices, over, work) -> str:
         f"  static constexpr bool kIsGated = {str(len(sums) == 2).lower()};\n"
         f"  static constexpr int kMostReads = {max(len(reads), 1)}, kNumResults = {len(results)};\n"
         f"  static constexpr int kBoxedBytes = {sum(boxed_bytes)}, kWork = {work};\n"
-        f"  static constexpr bool kStoresRows = {str(results[order[0]] in _ROWS).lower()};\n"
+        f"  static constexpr bool kStoresRows = {str(_stores_rows(source, order[0])).lower()};\n"
         + function(f"{inline} constexpr int whole_level(int dim)", f"{whole}    return -1;\n")
         + function(
             f"{inline} constexpr int bytes(epilogue::Along along)", f"{bytes_text}    return 0;\n"
@@ -321,10 +341,11 @@ def _struct(source, order, strides, indices, over, work) -> str:
     )
 
 
-def _stored(slot: int, x, over: str) -> str:
+def _stored(slot: int, x, placed: Result) -> str:
     """What stores a result."""
     if x.reduction is None:
         return f"tile.template store<{slot}, {STORED[x.dtype]}>()"
     kind = f"epilogue::Reduction::k{x.reduction.kind.capitalize()}"
     types = f"{slot}, {STORED[x.dtype]}, {computed(x.dtype)}"
-    return f"tile.template reduce<{types}, {kind}, epilogue::Over::k{over.capitalize()}>()"
+    over = f"epilogue::Over::k{placed.over.capitalize()}"
+    return f"tile.template reduce<{types}, {kind}, {over}, {placed.neighbours}>()"

@@ -89,8 +89,11 @@ class Problem:
     @property
     def d_shape(self) -> tuple[int, ...]:
         """Shape of D and C."""
-        has_two = self.function is not None and self.function.arrays[0][2]
-        return (self.batch, self.m, *((2,) if has_two else ()), self.n)
+        if self.function is None:
+            return self.batch, self.m, self.n
+        _, d, has_two = self.function.arrays[0]
+        batch, rows, columns = d.shape(self.batch, self.m, self.n)
+        return (batch, rows, *((2,) if has_two else ()), columns)
 
     @property
     def is_bare(self) -> bool:

@@ -385,8 +385,7 @@ def _mended(how: How, x, vocabulary: Vocabulary, usual: Softmax, is_off, dtype, 
     """A chunk's softmax, beside the largest logits if any of its tokens is off."""
 
     def beside_largest():
-        _, largest = with_logits(how, x, vocabulary, _largest, (usual.shift,))
-        largest = largest[:, None]
+        largest = with_logits(how, x, vocabulary, _largest, ())[:, None]
         if how.axis_name is not None:
             largest = lax.pmax(largest, how.axis_name)
         return _softmax(how, x, vocabulary, _finite(largest), dtype, with_moments)
@@ -412,9 +411,8 @@ def _softmax(how: How, x, vocabulary: Vocabulary, shift, dtype, with_moments: bo
     function = _exponentials(dtype, with_moments, with_totals)
     shift, _ = same_varying(shift, x)
     found = with_logits(how, x, vocabulary, function, (shift,))
-    # Without exponentials a bit of each is what the kernel's sums come with.
-    stored, *sums = found if dtype is not None else (None, *found[1:])
-    sums, *rest = (how.total(s[:, None]) for s in sums)
+    stored, found = (None, found) if dtype is None else (found[0], found[1:])
+    sums, *rest = (how.total(s[:, None]) for s in found)
     moments = rest.pop(0) if with_moments else None
     return Softmax(stored, shift, sums, moments, rest.pop(0) if with_totals else None)
 
@@ -428,24 +426,23 @@ def _exponentials(dtype, with_moments: bool, with_totals: bool) -> Callable:
     def exponentials(z, slope, shift):
         exponents = jnp.clip(z - shift, *EXPONENTS)
         values = jnp.exp(exponents)
-        if dtype is None:
-            stored = exponents > 0
-        else:
-            stored = (values if slope is None else values * slope).astype(dtype)
+        stored = ()
+        if dtype is not None:
+            stored = ((values if slope is None else values * slope).astype(dtype),)
         sums = [values.sum(-1)]
         if with_moments:
             sums.append((exponents * values).sum(-1))
         if with_totals:
             # Capped logits are finite; what was padded is not, and has none.
             sums.append(jnp.where(z == -jnp.inf, 0, z).sum(-1))
-        return stored, *sums
+        return *stored, *sums
 
     return exponentials
 
 
-def _largest(z, slope, shift):
+def _largest(z, slope):
     del slope
-    return z > shift, z.max(-1)
+    return z.max(-1)
 
 
 def mean_logits(how: How, x, vocabulary: Vocabulary, softmax: Softmax, size: int) -> jax.Array:

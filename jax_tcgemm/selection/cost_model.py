@@ -66,7 +66,7 @@ class Calibration:
     function_read_us: float = 0.12
     function_stored_us: float = 0.12
     # For a result that it reduces over columns, and over rows, with what XLA does of it.
-    function_reduced_us: tuple[float, float] = (0.08, 0.11)
+    function_reduced_us: tuple[float, float] = (0.05, 0.11)
     # The part of it by which ping-pong's other warpgroup is held up.
     function_interference: float = 0.45
     # A unit of its work in 1024 elements, in a loop of XLA's.

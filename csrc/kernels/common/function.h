@@ -64,12 +64,11 @@ epilogue::FunctionParams make_function(const Problem& p, const Buffers& buffers,
   params.results[0] = buffers.d;
   params.row_lengths[0] = static_cast<int32_t>(f.row_length(0, p.n));
   auto array = buffers.more_results.begin();
-  for (int64_t i = 1; i <= f.num_more_results(); ++i) {
-    const Function::Result x = f.more_result(i - 1);
-    const bool is_beside = x.form == Function::Form::kBeside;
-    params.results[i] = is_beside ? static_cast<char*>(params.results[i - 1]) + p.n * x.bytes : array++->data;
+  for (int64_t i = 1; i < f.num_results(); ++i) {
+    const Function::Result x = f.result(i);
+    params.results[i] = f.is_beside(i) ? static_cast<char*>(params.results[i - 1]) + p.n * x.bytes : array++->data;
     params.row_lengths[i] = static_cast<int32_t>(f.row_length(i, p.n));
-    if (!is_beside && x.form != Function::Form::kWhole) continue;
+    if (x.is_reduced()) continue;
     params.in_eights &= is_aligned(params.results[i], std::min<int64_t>(8 * x.bytes, 16));
   }
   params.in_boxes = params.in_eights;

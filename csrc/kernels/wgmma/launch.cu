@@ -14,13 +14,16 @@ namespace tcgemm::wgmma_family {
 namespace {
 
 PersistentGrid make_grid(const Call& call, int64_t tile_n, int64_t tiles_m, int64_t tiles_n, bool may_overlap) {
+  // Of elements that TMA loads and stores at their best, and of those that a function reduces to one.
+  int64_t alignment = 8;
+  if (call.problem != nullptr) alignment = std::max(alignment, call.problem->epilogue.function.most_neighbours());
+
   const Shape& shape = call.geometry.shape;
   PersistentGrid grid = PersistentGrid::make(call.n > call.m, tiles_m, tiles_n, shape.tiles_along_longer(), call.batch,
                                              call.batch_inner, call.num_splits);
   const auto last = [&](int64_t extent, int64_t tile) {
-    constexpr int64_t kAlignment = 8;  // of elements that TMA loads and stores at their best
     if (!may_overlap || extent < tile) return PersistentGrid::kLargest;
-    return static_cast<int32_t>(ceil_div(extent - tile, kAlignment) * kAlignment);
+    return static_cast<int32_t>(ceil_div(extent - tile, alignment) * alignment);
   };
   grid.last_m = last(call.m, shape.tile_m);
   grid.last_n = last(call.n, tile_n);
@@ -101,7 +104,8 @@ Status launch(const Call& call) {
   }
   const OutputMatrices d{call.d,    call.out_type, call.batch * call.num_splits, shape.swapped ? call.n : call.m,
                          d_columns, params.ldd};
-  params.store_with_tma = d.is_stored_by_tma();
+  const bool reduces_d = Epilogue::kIsFunction && call.problem->epilogue.function.result(0).is_reduced();
+  params.store_with_tma = !reduces_d && d.is_stored_by_tma();
   if (params.store_with_tma) {
     const StoreBox box = StoreBox::make(shape.swapped, columns, d.element_bytes());
     if (Status s = encode_output_map(&params.d_map, d, box); !s.is_ok()) return s;

@@ -122,10 +122,11 @@ bool has_bias(const Problem& p) {
 // Whether the function's arrays are such as the library takes: of rows a vector, or a matrix as D.
 bool has_arrays(const Problem& p) {
   const Function& f = p.epilogue.function;
-  if (f.num_reads() != (has_bias(p) || is_derivative(p)) || f.num_more_results() != has_aux_out(p)) return false;
+  if (f.num_reads() != (has_bias(p) || is_derivative(p)) || f.num_results() != 1 + has_aux_out(p)) return false;
   const int64_t bytes = dtype_bytes(p.out);
-  if (has_aux_out(p) && (f.more_result(0).form != Function::Form::kWhole || f.more_result(0).bytes != bytes))
-    return false;
+  for (int64_t i = 0; i < f.num_results(); ++i) {
+    if (f.result(i).form != Function::Form::kWhole || f.result(i).bytes != bytes) return false;
+  }
   if (f.num_reads() == 0) return true;
   const Function::Read x = f.read(0);
   const int64_t row = is_derivative(p) ? p.n : 0;
