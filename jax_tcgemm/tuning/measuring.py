@@ -132,7 +132,7 @@ def measure(
     Returns:
       Those that were measured to the end, the fastest first.
     """
-    _compile_kernels(problem, names)
+    compile_kernels_of(problem, names)
     start = time.perf_counter()
     on_gpu = jax.default_backend() == "gpu"
     cache_bytes = timing.cache_bytes()
@@ -172,7 +172,7 @@ def measure(
     return sorted(found, key=lambda m: m.us) + slower
 
 
-def _compile_kernels(problem: Problem, names: Sequence[tuple]) -> None:
+def compile_kernels_of(problem: Problem, names: Sequence[tuple]) -> None:
     """Compiles what the contenders' programs bring; what fails will fail there, too."""
     kernels = []
     for name in names:
