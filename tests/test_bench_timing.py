@@ -169,6 +169,29 @@ def test_groups_are_measured_on_inputs_of_their_own_and_fail_alone():
     assert str(failed) == "out of memory"
 
 
+def test_what_a_trace_has_lost_of_one_group_leaves_the_others(monkeypatch):
+    def activities(data):
+        # The n-th call took n us; of y, one of the calls is not there.
+        of_one = {"x": range(8), "y": range(4)}
+        return [(f"jit_{x}", 1e9 * n, 1e3 * n) for x, found in of_one.items() for n in found]
+
+    def start_trace(folder, profiler_options):
+        pathlib.Path(folder, "x.xplane.pb").write_bytes(b"")
+
+    monkeypatch.setattr(jax.profiler, "start_trace", start_trace)
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: None)
+    monkeypatch.setattr(jax.profiler.ProfileData, "from_file", lambda path: None)
+    monkeypatch.setattr(timing, "_activities", activities)
+    groups = [
+        timing.Group([timing.Runnable(x, f"jit_{x}", lambda a: a)], lambda: [(jnp.ones(1),)], [n])
+        for x, n in (("x", 5), ("y", 2))
+    ]
+    whole, lost = timing.measure_groups(groups, timer="trace")
+    assert whole["x"].us == (3, 4, 5, 6, 7)  # after three that do not count
+    assert isinstance(lost, timing.TraceError)
+    assert "4 activities of jit_y for 5 calls" in str(lost)
+
+
 @pytest.mark.gpu
 def test_groups_of_a_trace_on_a_gpu(gpu):
     def group(name, size):

@@ -7,7 +7,6 @@ import pytest
 import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.bench import regret
-from jax_tcgemm.bench.regret import random_problems
 from jax_tcgemm.selection import tables
 
 pytestmark = pytest.mark.gpu
@@ -38,7 +37,7 @@ def test_the_fastest_is_used_from_then_on(cache):
 
 
 def test_every_choice_for_a_random_problem_runs():
-    draws = random_problems(24, seed=1, scale=0.8)
+    draws = regret.random_problems(24, seed=1, scale=0.8)
     found = list(regret.measure(draws, selection.target_device("cuda"), budget_s=0.1))
     assert [outcome.draw for outcome in found] == draws
     for outcome in found:
