@@ -72,7 +72,7 @@ for each in $steps; do
   tune)
     step tune 900 python3 -m jax_tcgemm tune --suite squares,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk \
       --budget 1.5 --no-xla --out "$out/h200.json" --provenance "python -m jax_tcgemm tune, revision $revision"
-    step regret 300 python3 -m jax_tcgemm tune --regret 60
+    step regret 600 python3 -m jax_tcgemm bench regret --out "$out/regret.csv" --limit 580
     ;;
   *) failed+=("unknown step $each") ;;
   esac

@@ -1,6 +1,5 @@
 """autotune: every product found, measured outside the program, and used afterwards."""
 
-import io
 import math
 import re
 import time
@@ -13,12 +12,10 @@ import numpy as np
 import pytest
 from epilogue_call import Fused
 from jax import lax
-from rich.console import Console
 from typer.testing import CliRunner
 
 import jax_tcgemm
 from jax_tcgemm import selection
-from jax_tcgemm.bench.regret import random_problems, regret, regret_table, time_again
 from jax_tcgemm.command.cli import app
 from jax_tcgemm.device import epilogue
 from jax_tcgemm.problem.gemm import Operand, Problem
@@ -221,7 +218,7 @@ def test_a_function_without_products():
 
 
 def test_the_present_choice_stays_when_the_gain_is_noise():
-    problem = random_problems(1)[0]
+    problem = Problem(1, 1, 8, 8, 8, *[Operand("f32", False, 8)] * 2, "f32", "f32")
     now = selection.Choice("host", "auto", "")
     close = [
         measuring.Measurement("xla", "default", 1.0),
@@ -376,60 +373,7 @@ def test_a_slow_contender_is_left_out_but_for_the_one_to_compare_with(monkeypatc
     assert seconds == pytest.approx(exact)
 
 
-# --- regret and the command ---------------------------------------------------------------------
-
-
-def test_random_problems_are_the_same_for_the_same_seed():
-    assert random_problems(30, 1) == random_problems(30, 1) != random_problems(30, 2)
-    extents = [(p.batch, p.m, p.n, p.k) for p in random_problems(60)]
-    assert any(batch > 1 for batch, *_ in extents)
-    assert any(k % 8 for *_, k in extents)
-    assert any(m <= 64 for _, m, *_ in extents)
-    with pytest.raises(ValueError, match="dtype must be bf16, f16 or tf32"):
-        random_problems(1, dtype="f64")
-
-
-def test_regret_is_against_the_best():
-    (problem,) = random_problems(1)
-    best, chosen = (measuring.Measurement("host", name, us) for name, us in (("a", 2), ("b", 3)))
-    tuned = autotune.Tuned(problem, best, chosen, (best, chosen))
-    assert regret(tuned) == 0.5
-    failed = autotune.Tuned(problem, best, None, (best,))
-    table, summary = regret_table([failed, tuned])
-    assert "max 50.0 %; 0 of 1 within 5 %; 1 choices did not run" in summary
-    assert regret_table([failed])[1] == "regret: none of the 1 choices ran"
-    out = io.StringIO()
-    Console(width=120, file=out).print(table)
-    assert "host/b" in out.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("again", "expected"),
-    [
-        ({"a": 2.0, "b": 2.5}, 0.25),
-        ({"b": 1.9, "a": 2.0}, 0.0),  # the lead was luck
-        ({"b": 2.5}, 0.5),  # the best did not run again
-    ],
-    ids=str,
-)
-def test_regret_is_by_times_taken_again(monkeypatch, again, expected):
-    (problem,) = random_problems(1)
-    best, chosen = (measuring.Measurement("host", name, us) for name, us in (("a", 2), ("b", 3)))
-    tuned = autotune.Tuned(problem, best, chosen, (best, chosen))
-    asked = []
-
-    def measure(problem, names, budget_s):
-        asked.append((problem, names, budget_s))
-        return [measuring.Measurement("host", name, us) for name, us in again.items()]
-
-    monkeypatch.setattr("jax_tcgemm.bench.regret.measure", measure)
-    assert regret(time_again(tuned, 1.5)) == expected
-    assert asked == [(problem, [("host", "b"), ("host", "a")], 1.5)]
-    # Nothing is compared with itself, or with what failed.
-    for before in (best, None):
-        same = autotune.Tuned(problem, best, before, (best, chosen))
-        assert time_again(same, 1.5) is same
-    assert len(asked) == 1
+# --- the command --------------------------------------------------------------------------------
 
 
 def run(*arguments):
@@ -463,20 +407,11 @@ def test_tune_goes_to_the_cache_by_default(cache):
     assert len(tables.read_table(path).entries) == 6
 
 
-def test_tune_measures_regret():
-    code, text = run("--regret", 3, "--scale", 0.02, "--budget", 0.2)
-    assert code == 0, text
-    assert "regret on 3 problems: median" in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "problems must come from --suite and --shape, or from --regret alone"),
-        (
-            ["--regret", 3, "--suite", "smoke"],
-            "problems must come from --suite and --shape, or from --regret alone",
-        ),
+        ([], "problems must come from --suite or --shape"),
+        (["--shape", "3,4,5", "--budget", 0], "budget must be a positive, finite number"),
         (["--shape", "3,4"], "shape must be M,N,K or BATCH,M,N,K, got shape='3,4'"),
         (["--shape", "3,4,5", "--layout", "NX"], "layout must be one of"),
         (["--suite", "nope"], "suite must be one of"),

@@ -127,13 +127,14 @@ def test_calls_of_a_trace_count_after_the_lead(monkeypatch, lead_s, uncounted):
     def stop_trace():
         (folders[0] / "x.xplane.pb").write_bytes(b"")
 
-    def device_times(data, counts):
-        return {name: timing.Timing(tuple(range(n)), "trace", 1) for name, n in counts.items()}
+    def activities(data):
+        of_one = {name: 1e3 * np.arange(calls.count(name)) for name in "xy"}
+        return [(f"jit_{x}", 1e9 * us, us) for x, found in of_one.items() for us in found.tolist()]
 
     monkeypatch.setattr(jax.profiler, "start_trace", start_trace)
     monkeypatch.setattr(jax.profiler, "stop_trace", stop_trace)
     monkeypatch.setattr(jax.profiler.ProfileData, "from_file", lambda path: None)
-    monkeypatch.setattr(timing, "device_times", device_times)
+    monkeypatch.setattr(timing, "_activities", activities)
 
     def contender(name):
         def function(x):
@@ -150,6 +151,60 @@ def test_calls_of_a_trace_count_after_the_lead(monkeypatch, lead_s, uncounted):
     for name, repeats in (("x", 10), ("y", 8)):
         assert calls.count(name) == uncounted + repeats
         assert found[name].us == tuple(range(uncounted, uncounted + repeats))
+
+
+def test_groups_are_measured_on_inputs_of_their_own_and_fail_alone():
+    def fails():
+        raise RuntimeError("out of memory")
+
+    def group(name, make_sets, repeats):
+        contender = timing.Runnable(name, f"jit_{name}", jax.jit(lambda a: a + 1))
+        return timing.Group([contender], make_sets, [repeats])
+
+    groups = [group(x, lambda x=x: [(jnp.ones(x),)], x) for x in (1, 2)]
+    groups.insert(1, group(3, fails, 3))
+    one, failed, two = timing.measure_groups(groups, timer="wall")
+    assert len(one[1].us) == 1
+    assert len(two[2].us) == 2
+    assert str(failed) == "out of memory"
+
+
+def test_what_a_trace_has_lost_of_one_group_leaves_the_others(monkeypatch):
+    def activities(data):
+        # The n-th call took n us; of y, one of the calls is not there.
+        of_one = {"x": range(8), "y": range(4)}
+        return [(f"jit_{x}", 1e9 * n, 1e3 * n) for x, found in of_one.items() for n in found]
+
+    def start_trace(folder, profiler_options):
+        pathlib.Path(folder, "x.xplane.pb").write_bytes(b"")
+
+    monkeypatch.setattr(jax.profiler, "start_trace", start_trace)
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: None)
+    monkeypatch.setattr(jax.profiler.ProfileData, "from_file", lambda path: None)
+    monkeypatch.setattr(timing, "_activities", activities)
+    groups = [
+        timing.Group([timing.Runnable(x, f"jit_{x}", lambda a: a)], lambda: [(jnp.ones(1),)], [n])
+        for x, n in (("x", 5), ("y", 2))
+    ]
+    whole, lost = timing.measure_groups(groups, timer="trace")
+    assert whole["x"].us == (3, 4, 5, 6, 7)  # after three that do not count
+    assert isinstance(lost, timing.TraceError)
+    assert "4 activities of jit_y for 5 calls" in str(lost)
+
+
+@pytest.mark.gpu
+def test_groups_of_a_trace_on_a_gpu(gpu):
+    def group(name, size):
+        def function(a):
+            return a @ a
+
+        function.__name__ = function.__qualname__ = name
+        contender = timing.Runnable(name, f"jit_{name}", jax.jit(function))
+        return timing.Group([contender], lambda: [(jnp.ones((size, size)),)] * 2, [5], 1 << 27)
+
+    small, large = timing.measure_groups([group("a", 256), group("b", 4096)], timer="trace")
+    assert len(small["a"].us) == len(large["b"].us) == 5
+    assert large["b"].percentile(50) > 4 * small["a"].percentile(50)
 
 
 @pytest.mark.gpu

@@ -137,7 +137,7 @@ def test_bench_refuses_what_it_does_not_know(invoke, arguments, message):
         (["tune", "--shape", "8,8,8", "--out", "nowhere/table.json"], "out must lie in a folder"),
         (["tune", "--shape", "8,8,8", "--out", "/dev/null"], "must be a regular file"),
         (["tune", "--shape", "8,8,8", "--budget", "inf"], "budget must be a positive"),
-        (["tune", "--regret", 2, "--scale", "inf"], "scale must be a positive"),
+        (["bench", "regret", "--scale", "inf"], "scale must be a positive"),
         (["tune", "--shape", "2000000000,1000000,8"], "a problem must fit in the memory of"),
         (["bench", "parallel", "--devices", "two"], "devices must be numbers"),
         (["bench", "programs", "--only", "magic"], "only must be in the name of a program"),

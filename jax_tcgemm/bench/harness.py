@@ -31,6 +31,13 @@ _SPIN_UP_S = 0.1
 _LEAD_S = 1.0
 # Cases whose programs are compiled together.
 _COMPILED_AHEAD = 16
+# Of a progress bar.
+COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,17 +89,11 @@ class Harness:
     def run(self, suites: Sequence[Suite]) -> None:
         """Measures every case of every suite, with a progress bar."""
         cases = [case for suite in suites for case in suite.cases]
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
         jobs = self.options.jobs or min(8, os.cpu_count() or 1)
         # 64-bit types are off in JAX by default; operands here always say their own.
         with (
             jax.enable_x64(True),
-            Progress(*columns, console=self._console) as progress,
+            Progress(*COLUMNS, console=self._console) as progress,
             concurrent.futures.ThreadPoolExecutor(jobs) as pool,
         ):
             task = progress.add_task("", total=len(cases))

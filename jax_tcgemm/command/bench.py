@@ -9,14 +9,17 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 from jax_tcgemm.bench import contenders, harness, records, suites
 from jax_tcgemm.bench import parallel as layer
 from jax_tcgemm.bench import programs as in_programs
+from jax_tcgemm.bench import regret as random_choices
 from jax_tcgemm.bench.overhead import measure_overhead
 from jax_tcgemm.bench.render import render as render_files
 from jax_tcgemm.command.terminal import errors_as_text, output
+from jax_tcgemm.selection import target_device
 from jax_tcgemm.tuning import timing
 from jax_tcgemm.tuning.measuring import check_positive
 
@@ -224,6 +227,54 @@ def parallel(
         for row in layer.rows(record):
             table.add_row(*row)
         console.print(table)
+
+
+@app.command()
+def regret(
+    problems: Annotated[int, typer.Option(min=1, help="Number of random problems.")] = 400,
+    seed: Annotated[int, typer.Option(min=0, help="Another one draws other problems.")] = 0,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Append rows to this CSV file; problems that it has are not measured."),
+    ] = None,
+    budget: Annotated[float, typer.Option(help="Seconds of calls for one problem.")] = 0.5,
+    limit: Annotated[
+        float, typer.Option(help="Seconds in all, after which no problems are begun.")
+    ] = math.inf,
+    scale: Annotated[
+        float, typer.Option(help="Of the logarithms of extents; below 1 for slow machines.")
+    ] = 1.0,
+) -> None:
+    """Measure how much slower than the best our choices for random problems are."""
+    console = output()
+    with errors_as_text():
+        check_positive("bench", "budget", budget)
+        check_positive("bench", "scale", scale)
+        drawn = random_choices.random_problems(problems, seed, scale)
+        found = random_choices.read(out) if out is not None else []
+        known = {outcome.draw.key for outcome in found}
+        draws = [draw for draw in drawn if draw.key not in known]
+        with Progress(*harness.COLUMNS, console=Console(stderr=True)) as progress:
+            task = progress.add_task("starting", total=len(draws))
+
+            def advance(what: str, number: int) -> None:
+                progress.update(task, description=what, advance=number)
+                if number and not progress.console.is_terminal:
+                    done = progress.tasks[0]
+                    progress.console.print(
+                        f"[{done.completed:g}/{len(draws)}] {done.elapsed:.0f} s", highlight=False
+                    )
+
+            platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+            for outcome in random_choices.measure(
+                draws, target_device(platform), budget_s=budget, limit_s=limit, advance=advance
+            ):
+                found.append(outcome)
+                if out is not None:
+                    random_choices.append(out, outcome)
+    table, text = random_choices.summary(found)
+    console.print(table)
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 @app.command()

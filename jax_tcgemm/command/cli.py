@@ -10,7 +10,6 @@ import typer
 import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.bench import contenders, suites
-from jax_tcgemm.bench.regret import random_problems, regret_table, time_again
 from jax_tcgemm.command.bench import app as bench_app
 from jax_tcgemm.command.demo import run_demo
 from jax_tcgemm.command.terminal import errors_as_text, output
@@ -81,41 +80,22 @@ def tune(
     provenance: Annotated[
         str, typer.Option(help="A line for the table on where its figures come from.")
     ] = "python -m jax_tcgemm tune",
-    regret: Annotated[
-        int | None,
-        typer.Option(min=1, help="Measure the regret of the choice on so many random problems."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random problems.")] = 0,
-    scale: Annotated[
-        float, typer.Option(min=0.001, help="Of the random extents; below 1 for slow machines.")
-    ] = 1.0,
-    budget: Annotated[
-        float | None,
-        typer.Option(min=0.01, help="Seconds for a problem: 5; 2.5 with --regret."),
-    ] = None,
+    budget: Annotated[float, typer.Option(help="Seconds for a problem.")] = BUDGET_S,
     configs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Configs to measure for a problem: 20; 30 with --regret."),
-    ] = None,
+        int, typer.Option(min=1, help="Configs to measure for a problem.")
+    ] = CANDIDATES,
     xla: Annotated[bool, typer.Option(help="Let XLA's own dot take part, too.")] = True,
 ) -> None:
-    """Measure what runs each problem fastest, and remember it; or how good the choice is."""
+    """Measure what runs each problem fastest, and remember it."""
     console = output()
     with errors_as_text():
-        if (regret is not None) + bool(suite or shape) != 1:
+        if not (suite or shape):
             raise ValueError(
-                "tune: problems must come from --suite and --shape, or from --regret alone, got "
-                f"{suite=}, {shape=}, {regret=}; bench --list shows the suites"
+                f"tune: problems must come from --suite or --shape, got {suite=}, {shape=}; "
+                "bench --list shows the suites"
             )
-        for name, value in (("budget", budget), ("scale", scale)):
-            if value is not None:
-                check_positive("tune", name, value)
-        if regret is None:
-            _tune(
-                console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla
-            )
-        else:
-            _regret(console, regret, seed, dtype or "bf16", scale, budget, configs)
+        check_positive("tune", "budget", budget)
+        _tune(console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla)
 
 
 def _tune(console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla):
@@ -130,8 +110,8 @@ def _tune(console, suite, shape, layout, dtype, out, merge, provenance, budget, 
         for tuned in tune_problems(
             problems,
             device,
-            budget_s=budget or BUDGET_S,
-            candidates=configs or CANDIDATES,
+            budget_s=budget,
+            candidates=configs,
             xla=xla,
         ):
             found.append(tuned)
@@ -206,18 +186,3 @@ def _problems(suite, shape, layout, dtype) -> list:
 def _default_device():
     platform = jax.default_backend()
     return selection.target_device("cuda" if platform == "gpu" else platform)
-
-
-def _regret(console, count, seed, dtype, scale, budget, configs):
-    """Measures random problems and tells how good the choices are."""
-    budget = budget or 2.5
-    tuned = tune_problems(
-        random_problems(count, seed, dtype, scale),
-        _default_device(),
-        budget_s=budget,
-        candidates=configs or 30,
-        xla=False,
-    )
-    table, summary = regret_table([time_again(each, budget) for each in tuned])
-    console.print(table)
-    console.print(summary, highlight=False, soft_wrap=True)

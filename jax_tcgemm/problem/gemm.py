@@ -100,6 +100,23 @@ class Problem:
         """Whether it is a product and no more."""
         return self.epilogue == BARE and self.alpha == 1 and self.beta == 0
 
+    @property
+    def b_columns(self) -> int:
+        """Columns of the operand b, which may hold both matrices of a gated product."""
+        return self.n * (2 if self.epilogue.up_offset else 1)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether rows of A and B follow each other, and then the next product of the batch."""
+
+        def packed(x: Operand, rows: int, columns: int) -> Operand:
+            stride = rows * columns if self.batch > 1 else 0
+            ld = rows if x.transposed else columns
+            return Operand(x.dtype, x.transposed, ld, 0, stride)
+
+        of_a, of_b = packed(self.a, self.m, self.k), packed(self.b, self.k, self.b_columns)
+        return (self.batch_inner, self.a, self.b) == (self.batch, of_a, of_b)
+
     def with_rows(self, rows: int, *, are_columns: bool) -> "Problem":
         """One product of so many rows, packed one after the other, by the same other operand.
 

@@ -411,7 +411,7 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
         runnable.sort(key=functools.partial(rules.is_of_wrong_width, problem))
     if problem.kind == "packed":
         runnable.sort(key=functools.partial(rules.packed_us, problem, device.num_sms))
-    if problem.kind != "gemm":
+    if problem.kind != "gemm" or device.platform != "cuda":
         return [(candidate, None) for candidate in runnable]
     wgmma, rest = [], []
     for candidate in runnable:

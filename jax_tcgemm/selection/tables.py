@@ -279,6 +279,8 @@ _lock = threading.RLock()
 _tables: dict[DeviceKey, list[tuple[str, Mapping[str, Entry]]]] = {}
 _loaded: list[tuple[str, Table]] = []
 _revision = 0
+# In a block of `unused`.
+_is_unused = False
 _warned: set[str] = set()
 
 
@@ -293,12 +295,25 @@ _SHIPPED = "shipped table"
 
 def lookup(problem: Problem, device: DeviceKey) -> Iterator[tuple[Entry, str]]:
     """What is known about a problem, the most trusted first, each with where it stands."""
+    if _is_unused:
+        return iter(())
     with _lock:
         if device not in _tables:
             _tables[device] = list(_read_all(device))
         key = problem_key(problem)
         found = [(table[key], source) for source, table in _tables[device] if key in table]
     return reversed(found)
+
+
+@contextlib.contextmanager
+def unused() -> Iterator[None]:
+    """No table knows anything meanwhile, in any thread: what is chosen is as for a new problem."""
+    global _is_unused, _revision
+    before, _is_unused, _revision = _is_unused, True, _revision + 1
+    try:
+        yield
+    finally:
+        _is_unused, _revision = before, _revision + 1
 
 
 def is_tuned(problem: Problem, device: DeviceKey) -> bool:

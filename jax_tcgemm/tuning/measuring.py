@@ -104,7 +104,7 @@ def contenders(
             if i < len(configs)
         ]
         names += turns[:candidates]
-    if not _is_packed(problem) or not (xla or now.implementation == selection.XLA):
+    if not _xla_computes(problem) or not (xla or now.implementation == selection.XLA):
         names = [name for name in names if name[0] != selection.XLA]
     return list(dict.fromkeys(names))
 
@@ -132,7 +132,7 @@ def measure(
     Returns:
       Those that were measured to the end, the fastest first.
     """
-    _compile_kernels(problem, names)
+    compile_kernels_of(problem, names)
     start = time.perf_counter()
     on_gpu = jax.default_backend() == "gpu"
     cache_bytes = timing.cache_bytes()
@@ -172,7 +172,7 @@ def measure(
     return sorted(found, key=lambda m: m.us) + slower
 
 
-def _compile_kernels(problem: Problem, names: Sequence[tuple]) -> None:
+def compile_kernels_of(problem: Problem, names: Sequence[tuple]) -> None:
     """Compiles what the contenders' programs bring; what fails will fail there, too."""
     kernels = []
     for name in names:
@@ -266,6 +266,11 @@ def _choice(problem: Problem, implementation: str, config: str) -> selection.Cho
     return selection.select("autotune", problem, device, implementation, config)
 
 
+def _xla_computes(problem: Problem) -> bool:
+    """Whether XLA's own dot takes the operands as they are, and computes the same."""
+    return problem.is_packed and problem.function is None and problem.compute != "f16"
+
+
 def _xla(problem: Problem, a, b, c=None):
     """The problem by XLA's own dot."""
     p = problem
@@ -291,46 +296,24 @@ def _xla_product(problem: Problem, a, b, dtype):
     batch = (0,) if is_batched else ()
     return lax.dot_general(
         stored(a, p.a, p.m, p.k),
-        stored(b, p.b, p.k, _columns(p)),
+        stored(b, p.b, p.k, p.b_columns),
         (((contract[0],), (contract[1],)), (batch, batch)),
         precision="highest" if p.compute in ("f32", "f64") else "default",
         preferred_element_type=dtype,
     )
 
 
-def _columns(problem: Problem) -> int:
-    """Columns of the operand b, which may hold both matrices of a gated product."""
-    return problem.n * (2 if problem.epilogue.up_offset else 1)
-
-
 def _operand_shapes(problem: Problem) -> list[tuple[tuple[int, ...], str]]:
     """Shape and dtype of each operand of a call; those of A and B are flat."""
     p = problem
     a = (_num_elements(p, p.a, p.m, p.k),), p.a.dtype
-    b = (_num_elements(p, p.b, p.k, _columns(p)),), p.b.dtype
+    b = (_num_elements(p, p.b, p.k, p.b_columns),), p.b.dtype
     shapes = [a, b, b] if p.num_b == 2 and not p.epilogue.up_offset else [a, b]
     if p.beta:
         shapes.append((p.d_shape, p.out_dtype))
     if p.function is not None:
         shapes += p.function.operand_shapes(p.batch, p.batch_inner, p.m, p.n)
     return shapes
-
-
-def _is_packed(problem: Problem) -> bool:
-    """Whether XLA's dot can be given the operands as they are, and computes the same."""
-    p = problem
-    packed = dataclasses.replace(
-        p,
-        batch_inner=p.batch,
-        a=_packed(p.a, p.m, p.k, p.batch),
-        b=_packed(p.b, p.k, _columns(p), p.batch),
-    )
-    return packed == p and p.function is None and p.compute != "f16"
-
-
-def _packed(operand: Operand, rows: int, columns: int, batch: int) -> Operand:
-    ld = rows if operand.transposed else columns
-    return Operand(operand.dtype, operand.transposed, ld, 0, rows * columns if batch > 1 else 0)
 
 
 def _make_inputs(problem: Problem, num_sets: int) -> list[tuple[jax.Array, ...]]:

@@ -6,6 +6,7 @@ the same for all, and every call takes the next set of inputs, so that none find
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -14,7 +15,8 @@ import random
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -186,42 +188,104 @@ def _measure_chained(contenders, sets, repeats) -> dict[str, Timing]:
 
 
 def _measure_trace(contenders, sets, repeats, flush_bytes, lead_s) -> dict[str, Timing]:
-    flush = _flush(flush_bytes) if flush_bytes else None
-
-    def run_turns(counts):
-        out = None
-        for call, i in enumerate(_turns(contenders, counts)):
-            if flush is not None:
-                flush()
-            out = contenders[i].function(*sets[call % len(sets)])
-        jax.block_until_ready(out)
-
     uncounted = _LEAST_UNCOUNTED
     if lead_s > 0:
         start = time.perf_counter()
-        run_turns([1] * len(contenders))
+        _run_turns(contenders, sets, [1] * len(contenders), flush_bytes)
         turns = math.ceil(lead_s / (time.perf_counter() - start))
         uncounted = min(max(turns, _LEAST_UNCOUNTED), _MOST_UNCOUNTED)
     counts = [count + uncounted for count in repeats]
+    with _tracing() as activities:
+        _run_turns(contenders, sets, counts, flush_bytes)
+    return _counted(contenders, _times_of(activities, _calls(contenders, counts)), uncounted)
+
+
+class Group(NamedTuple):
+    """Contenders that are measured in turns, on inputs of their own: arguments of `measure`."""
+
+    contenders: Sequence[Runnable]
+    make_sets: Callable[[], Sequence[tuple]]
+    repeats: Sequence[int]
+    flush_bytes: int = 0
+
+
+def measure_groups(groups: Sequence[Group], *, timer: str) -> list[dict[str, Timing] | Exception]:
+    """Times groups one after the other, in one trace: starting and ending one takes long.
+
+    Args:
+      groups: no two of their contenders have modules of one name.
+      timer: ``"trace"`` or ``"wall"``.
+
+    Returns:
+      For each group its timings by contender name, or what kept it from being measured.
+    """
+    found: list = [None] * len(groups)
+
+    def run(group):
+        sets = group.make_sets()
+        if timer == "wall":
+            return _measure_wall(group.contenders, sets, group.repeats)
+        counts = [count + _LEAST_UNCOUNTED for count in group.repeats]
+        _run_turns(group.contenders, sets, counts, group.flush_bytes)
+        return _calls(group.contenders, counts)
+
+    with _tracing() if timer == "trace" else contextlib.nullcontext() as activities:
+        for index, group in enumerate(groups):
+            try:
+                found[index] = run(group)
+            except Exception as failure:  # such as too little memory for one of them
+                found[index] = failure
+    if timer == "trace":
+        for index, (group, calls) in enumerate(zip(groups, found, strict=True)):
+            if isinstance(calls, Exception):
+                continue
+            try:
+                times = _times_of(activities, calls)
+                found[index] = _counted(group.contenders, times, _LEAST_UNCOUNTED)
+            except TraceError as failure:
+                found[index] = failure
+    return found
+
+
+def _run_turns(contenders, sets, counts, flush_bytes) -> None:
+    flush = _flush(flush_bytes) if flush_bytes else None
+    out = None
+    for call, i in enumerate(_turns(contenders, counts)):
+        if flush is not None:
+            flush()
+        out = contenders[i].function(*sets[call % len(sets)])
+    jax.block_until_ready(out)
+
+
+def _calls(contenders, counts) -> dict[str, int]:
+    return {c.module: count for c, count in zip(contenders, counts, strict=True)}
+
+
+def _counted(contenders, times: dict[str, Timing], uncounted: int) -> dict[str, Timing]:
+    """By name, without the first turns."""
+    return {
+        c.name: dataclasses.replace(times[c.module], us=times[c.module].us[uncounted:])
+        for c in contenders
+    }
+
+
+@contextlib.contextmanager
+def _tracing() -> Iterator[list]:
+    """Gives a list that has, after the block, all that GPUs ran in it, as `_activities` says it."""
+    found: list = []
     with tempfile.TemporaryDirectory(prefix="tcgemm-trace-") as folder:
         options = jax.profiler.ProfileOptions()
         options.host_tracer_level = 0
         options.python_tracer_level = 0
         jax.profiler.start_trace(folder, profiler_options=options)
         try:
-            run_turns(counts)
+            yield found
         finally:
             jax.profiler.stop_trace()
         traces = list(pathlib.Path(folder).glob("**/*.xplane.pb"))
         if not traces:
             raise TraceError("the profiler wrote no trace")
-        data = jax.profiler.ProfileData.from_file(str(traces[0]))
-        calls = {c.module: count for c, count in zip(contenders, counts, strict=True)}
-        times = device_times(data, calls)
-    return {
-        c.name: dataclasses.replace(times[c.module], us=times[c.module].us[uncounted:])
-        for c in contenders
-    }
+        found += _activities(jax.profiler.ProfileData.from_file(str(traces[0])))
 
 
 def device_times(data, calls: dict[str, int]) -> dict[str, Timing]:
@@ -238,10 +302,12 @@ def device_times(data, calls: dict[str, int]) -> dict[str, Timing]:
     Raises:
       TraceError: when a module's activities are missing or do not divide among its calls.
     """
+    return _times_of(_activities(data), calls)
+
+
+def _times_of(activities: Sequence[tuple], calls: dict[str, int]) -> dict[str, Timing]:
     events: dict[str, list[tuple[float, float]]] = {module: [] for module in calls}
-    num_events = 0
-    for module, start_ns, duration_ns in _activities(data):
-        num_events += 1
+    for module, start_ns, duration_ns in activities:
         if module in events:
             events[module].append((start_ns, duration_ns))
     times = {}
@@ -250,7 +316,7 @@ def device_times(data, calls: dict[str, int]) -> dict[str, Timing]:
         if not found or len(found) % count:
             raise TraceError(
                 f"the trace has {len(found)} activities of {module} for {count} calls"
-                f" ({num_events} on the GPU in all)"
+                f" ({len(activities)} on the GPU in all)"
             )
         each = len(found) // count
         us = tuple(_covered_ns(found[i : i + each]) / 1e3 for i in range(0, len(found), each))
