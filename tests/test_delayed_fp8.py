@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen
+from flax import linen, nnx
 from flax.linen import fp8_ops
 from flax.training.train_state import TrainState
 from jax import lax
@@ -138,6 +138,22 @@ def test_training_by_train_state():
     assert float(state.params[STATE]["product"]["input_scale"][0]) == pytest.approx(
         float(abs(x).max()) / 448
     )
+
+
+def test_in_nnx():
+    x, cotangent = normal(8, 32), normal(8, 16, seed=1)
+    product = nnx.bridge.ToNNX(DelayedFp8DotGeneral(amax_history_length=LENGTH))
+    model = nnx.Linear(32, 16, dot_general=product, rngs=nnx.Rngs(0))
+    product.lazy_init(x, model.kernel[...], (((1,), (0,)), ((), ())), rngs=nnx.Rngs(0))
+    kinds = nnx.Param, nnx.variable_type_from_name(STATE)
+    gradients = nnx.grad(
+        lambda model: jnp.vdot(model(x), cotangent), argnums=nnx.DiffState(0, kinds)
+    )(model)
+    exact = np.asarray(x, np.float64).T @ np.asarray(cotangent, np.float64)
+    got = np.asarray(gradients["kernel"][...], np.float64)
+    assert np.linalg.norm(got - exact) < 0.1 * np.linalg.norm(exact)
+    nnx.update(model, nnx.filter_state(gradients, kinds[1]))
+    assert float(model.dot_general.output_grad_amax_history[0]) == float(abs(cotangent).max())
 
 
 def test_what_does_not_fit_is_named():

@@ -249,6 +249,36 @@ def test_packed_nnx_model():
     assert call.implementation == "packed"
 
 
+def test_layers_that_flax_scans():
+    from jax_tcgemm.quantization.qwix import PtqProvider, pack_params
+
+    class Layer(linen.Module):
+        @linen.compact
+        def __call__(self, x, _):
+            return jnp.tanh(linen.Dense(256, param_dtype=x.dtype)(x)), None
+
+    class Layers(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            own = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+            return linen.scan(Layer, **own, length=3)()(x, None)[0]
+
+    rule = qwix.QuantizationRule(weight_qtype="int4", tile_size=64)
+    model, x = qwix.quantize_model(Layers(), PtqProvider([rule])), X.astype(jnp.bfloat16)
+    stacked = jax.jit(model.init)(jax.random.key(0), x)
+    packed = jax.jit(jax.vmap(pack_params))(stacked["params"])
+    # Together they do not look like parameters of a product, and stay.
+    assert jax.tree.structure(pack_params(stacked)) == jax.tree.structure(stacked)
+    expected = np.asarray(x, np.float64)
+    for i in range(3):
+        (layer,) = jax.tree.map(lambda leaf: leaf[i], stacked["params"]).values()  # noqa: B023
+        kernel = qwix.dequantize(layer["Dense_0"]["kernel"].array.astype(jnp.float32))
+        expected = np.tanh(expected @ np.asarray(kernel, np.float64))
+    assert distance(jax.jit(model.apply)({"params": packed}, x), expected) < 2e-2
+    (call,) = jax_tcgemm.explain(model.apply, {"params": packed}, x, platform="cuda")
+    assert call.implementation == "packed"
+
+
 PRODUCTS = {
     "first": ("bk,kn->bn", (64, 48)),
     "last": ("bk,nk->nb", (48, 64)),

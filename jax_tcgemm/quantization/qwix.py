@@ -273,7 +273,8 @@ def _gradient_of_matrices(
     if not is_quantized(rhs):
         lhs = dequantize(lhs) if is_quantized(lhs) else lhs
         return run(lhs, rhs, preferred_element_type=preferred_element_type)
-    lhs, values = (x.astype(jnp.bfloat16) for x in (lhs, rhs.qvalue))
+    dtype = jnp.bfloat16 if lhs.dtype.itemsize == 1 else lhs.dtype
+    lhs, values = (x.astype(dtype) for x in (lhs, rhs.qvalue))
     out = run(lhs, values, preferred_element_type=jnp.float32) * rhs.scale
     return out.astype(preferred_element_type or rhs.scale.dtype)
 
