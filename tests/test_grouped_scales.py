@@ -68,6 +68,14 @@ def test_one_call_of_the_kernel():
     assert "scaled 1x128 by 128x128" in str(call.problem)
 
 
+def test_gradients_by_matrices_of_another_8_bit_float():
+    """Which no kernel multiplies, and bfloat16 has exactly."""
+    x, w = (quantize(normal(M, K), "float8_e5m2", axis=-1), quantize(normal(GROUPS, K, N), axis=1))
+    (call,) = calls(jax_tcgemm.ragged_dot, x, w, SIZES)
+    assert (call.implementation, call.problem.in_dtype) == ("wgmma", "bf16")
+    near(jax_tcgemm.ragged_dot(x, w, SIZES), ragged_reference.rows(exact(x), exact(w), SIZES))
+
+
 def test_both_matrices_of_a_gated_product_are_one():
     def layer(x, w, sizes):
         qvalue, scale = (a.mT.reshape(*a.mT.shape[:2], 2, -1) for a in (w.qvalue, w.scale))

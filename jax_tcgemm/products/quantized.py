@@ -49,10 +49,10 @@ def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
         return as_array(op, name, x)
     qvalue = as_array(op, f"{name}.qvalue", x.qvalue)
     is_real = not jnp.issubdtype(qvalue.dtype, jnp.complexfloating) and qvalue.dtype != np.bool_
-    # A name that is none of a dtype stands for a table of values, such as nf4, or, of floats,
-    # for how they are scaled.
-    is_table = isinstance(x.qtype, str) and not jnp.issubdtype(qvalue.dtype, jnp.floating)
-    if not is_real or (is_table and x.qtype != qvalue.dtype.name):
+    # A name that is none of a dtype stands for a table of values, such as nf4; of integers, such as
+    # int3, for their range, and of floats for how they are scaled.
+    is_table = isinstance(x.qtype, str) and not x.qtype.startswith(("int", "uint"))
+    if not is_real or (is_table and not jnp.issubdtype(qvalue.dtype, jnp.floating)):
         raise TypeError(
             f"{op}: {name} must have real numbers as its qvalue, got {name}.qvalue.dtype="
             f"{qvalue.dtype} and {name}.qtype={x.qtype}; dequantize it first"
@@ -498,6 +498,9 @@ def grouped_scales(factors: Factors, gated: bool):
         return None
     if (values := _factors(lhs, rhs)) is None:
         return None
+    if values[0].dtype != values[1].dtype:
+        # Of 8-bit floats no kernel multiplies groups of one by the other; bfloat16 has both.
+        values = [x.astype(jnp.bfloat16) for x in values]
     scales = [[] for _ in range(1 + gated)]
     if is_any(lhs):
         scale = spread(lhs.scale, lhs.shape)

@@ -79,7 +79,8 @@ class Fp8DotGeneral:
         if not isinstance(self.recipe, str) or self.recipe not in _RECIPES:
             raise ValueError(
                 f"{op}: recipe must be {' or '.join(_RECIPES)}, got recipe={self.recipe!r}; "
-                "delayed scaling, which keeps state, is flax.linen.fp8_ops.Fp8DotGeneral"
+                "delayed scaling, which keeps state, is jax_tcgemm.quantization.flax."
+                "DelayedFp8DotGeneral"
             )
         try:
             dtype = canonical_element_type(op, self.grad_dtype)
@@ -103,43 +104,54 @@ class Fp8DotGeneral:
         out_sharding=None,
     ) -> jax.Array:
         """The product; arguments are those of `jax_tcgemm.dot_general`."""
-        op = "Fp8DotGeneral"
-        lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
-        for name, x in (("lhs", lhs), ("rhs", rhs)):
-            if not jnp.issubdtype(x.dtype, jnp.floating):
-                raise TypeError(
-                    f"{op}: {name} must be of a real floating-point dtype, got {name}.dtype="
-                    f"{x.dtype}; convert it"
-                )
-        dimension_numbers = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
-        dtype = canonical_element_type(op, preferred_element_type)
-        how = _How(
-            recipe=self.recipe,
-            grad_dtype=self.grad_dtype,
-            precision=canonical_precision(op, precision),
-            dtype=promoted_dtype(op, lhs, rhs) if dtype is None else dtype,
-            operands=(lhs.dtype, rhs.dtype),
-        )
-        contract, batch = dimension_numbers
-        shape = [lhs.shape[axis] for axis in batch[0]]
-        folded = []
-        for x, contracted, batched in zip((lhs, rhs), contract, batch, strict=True):
-            free = [axis for axis in range(x.ndim) if axis not in (*contracted, *batched)]
-            shape += [x.shape[axis] for axis in free]
-            folded.append(_rows(x, batched, free, contracted))
-        out = _product(*folded, how).reshape(shape)
-        return resharded(out, canonical_sharding(op, out_sharding, out.ndim))
+        run = functools.partial(_product, self)
+        how = precision, preferred_element_type, out_sharding
+        return by_rows("Fp8DotGeneral", run, lhs, rhs, dimension_numbers, *how)
 
 
 @dataclasses.dataclass(frozen=True)
-class _How:
+class How:
     """What is static of a product of rows; `dtype` is that of its result."""
 
-    recipe: str
-    grad_dtype: np.dtype
     precision: object
     dtype: np.dtype
     operands: tuple[np.dtype, np.dtype]
+
+
+def by_rows(
+    op, run, lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding
+) -> jax.Array:
+    """A `dot_general`, whose arguments are checked, by a product of rows.
+
+    Args:
+      op: the public function, for messages.
+      run: run(how, lhs, rhs), of a `How` and operands (*batch, rows, depth).
+      lhs: as of `jax_tcgemm.dot_general`, and so the others.
+      rhs: ...
+      dimension_numbers: ...
+      precision: ...
+      preferred_element_type: ...
+      out_sharding: ...
+    """
+    lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
+    for name, x in (("lhs", lhs), ("rhs", rhs)):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(
+                f"{op}: {name} must be of a real floating-point dtype, got {name}.dtype="
+                f"{x.dtype}; convert it"
+            )
+    contract, batch = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
+    dtype = canonical_element_type(op, preferred_element_type)
+    dtype = promoted_dtype(op, lhs, rhs) if dtype is None else dtype
+    how = How(canonical_precision(op, precision), dtype, (lhs.dtype, rhs.dtype))
+    shape = [lhs.shape[axis] for axis in batch[0]]
+    folded = []
+    for x, contracted, batched in zip((lhs, rhs), contract, batch, strict=True):
+        free = [axis for axis in range(x.ndim) if axis not in (*contracted, *batched)]
+        shape += [x.shape[axis] for axis in free]
+        folded.append(_rows(x, batched, free, contracted))
+    out = run(how, *folded).reshape(shape)
+    return resharded(out, canonical_sharding(op, out_sharding, out.ndim))
 
 
 def _rows(x, batch, free, contract) -> jax.Array:
@@ -149,35 +161,35 @@ def _rows(x, batch, free, contract) -> jax.Array:
     return lax.transpose(x, (*batch, *free, *contract)).reshape(shape)
 
 
-def _by_rows(lhs, rhs, how: _How, dtype) -> jax.Array:
+def product_of_rows(lhs, rhs, how: How, dtype) -> jax.Array:
     """(..., m, k) times (..., n, k)."""
     batch = tuple(range(lhs.ndim - 2))
     numbers = (((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch))
     return dot_general(lhs, rhs, numbers, how.precision, dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(lhs, rhs, how: _How) -> jax.Array:
-    of_lhs, of_rhs = _RECIPES[how.recipe]
-    return _by_rows(quantize(lhs, **of_lhs), quantize(rhs, **of_rhs), how, how.dtype)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _product(product: Fp8DotGeneral, how: How, lhs, rhs) -> jax.Array:
+    of_lhs, of_rhs = _RECIPES[product.recipe]
+    return product_of_rows(quantize(lhs, **of_lhs), quantize(rhs, **of_rhs), how, how.dtype)
 
 
-def _forward(lhs, rhs, how: _How):
-    of_lhs, of_rhs = _RECIPES[how.recipe]
+def _forward(product: Fp8DotGeneral, how: How, lhs, rhs):
+    of_lhs, of_rhs = _RECIPES[product.recipe]
     lhs, lhs_transposed = quantize(lhs, **of_lhs, with_transpose=True)
     rhs, rhs_transposed = quantize(rhs, **of_rhs, with_transpose=True)
     kept = checkpoint_name((lhs_transposed, rhs_transposed), "fp8_operands")
-    return _by_rows(lhs, rhs, how, how.dtype), kept
+    return product_of_rows(lhs, rhs, how, how.dtype), kept
 
 
-def _backward(how: _How, kept, cotangent):
+def _backward(product: Fp8DotGeneral, how: How, kept, cotangent):
     """Each product contracts last dimensions: of the cotangent's rows, and of its columns."""
     lhs, rhs = kept
-    of_gradients, _ = _RECIPES[how.recipe]
-    rows, columns = quantize(cotangent, how.grad_dtype, **of_gradients, with_transpose=True)
+    of_gradients, _ = _RECIPES[product.recipe]
+    rows, columns = quantize(cotangent, product.grad_dtype, **of_gradients, with_transpose=True)
     return (
-        _by_rows(rows, rhs, how, how.operands[0]),
-        _by_rows(columns, lhs, how, how.operands[1]),
+        product_of_rows(rows, rhs, how, how.operands[0]),
+        product_of_rows(columns, lhs, how, how.operands[1]),
     )
 
 

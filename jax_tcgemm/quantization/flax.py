@@ -1,0 +1,126 @@
+"""Products for Flax that keep state; Flax (`pip install flax`) is imported here, and by qwix.py.
+
+layer = linen.Dense(256, dot_general_cls=DelayedFp8DotGeneral)
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax.linen import fp8_ops
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_tcgemm.primitives.quantize import quantize
+from jax_tcgemm.problem.quantized import QuantizedArray
+from jax_tcgemm.quantization.fp8_dot_general import How, by_rows, product_of_rows
+
+_OP = "DelayedFp8DotGeneral"
+
+
+class DelayedFp8DotGeneral(fp8_ops.Fp8DotGeneralBase):
+    """`flax.linen.fp8_ops.Fp8DirectDotGeneralOp`, products that train in 8 bits, by ours.
+
+        out = q(lhs) * q(rhs),   lhs_bar = g(out_bar) * q(rhs),   rhs_bar = q(lhs) * g(out_bar)
+
+    as of `Fp8DotGeneral`, with one scale for each array, by the largest magnitude that it had in
+    the steps before: the history and the scale of each are variables of the module, of the names
+    and shapes that Flax's has, in the collection "_overwrite_with_gradient". Their gradient is what
+    they are in the next step; `flax.training.train_state.TrainState` puts that in their place.
+
+    For its gradients a call keeps both operands in 8 bits, transposed, and neither in more;
+    `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves these under `jax.remat`.
+
+    Args:
+      amax_history_length: steps whose largest magnitudes are kept, 1024 unless it is given.
+      e4m3_dtype: of operands, float8_e4m3fn unless it is given.
+      e5m2_dtype: of gradients, float8_e5m2 unless it is given.
+
+    Raises:
+      TypeError: when called, for operands that are no real floating-point arrays.
+      ValueError: when called, as `jax_tcgemm.dot_general` does.
+
+    Numerics:
+      Those of products of `QuantizedArray`s by `dot_general`; what is larger than the history has
+      it is rounded to the largest 8-bit number. The cotangents of both operands are not rounded to
+      8 bits, but to the dtypes of these.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen
+      >>> from jax_tcgemm.quantization.flax import DelayedFp8DotGeneral
+      >>> layer = linen.Dense(64, dot_general_cls=DelayedFp8DotGeneral)
+      >>> x = jnp.linspace(-1, 1, 8 * 32).reshape(8, 32)
+      >>> variables = layer.init(jax.random.key(0), x)
+      >>> gradients = jax.grad(lambda v: layer.apply(v, x).sum())(variables)
+      >>> state = gradients["_overwrite_with_gradient"]["DelayedFp8DotGeneral_0"]
+      >>> float(state["input_amax_history"][0])
+      1.0
+    """
+
+    def __call__(
+        self,
+        lhs,
+        rhs,
+        dimension_numbers,
+        precision=None,
+        preferred_element_type=None,
+        *,
+        out_sharding=None,
+    ) -> jax.Array:
+        """The product; arguments are those of `jax_tcgemm.dot_general`."""
+        dtypes = jnp.dtype(self.e4m3_dtype), jnp.dtype(self.e5m2_dtype)
+        state = [
+            (scale.value, history.value)
+            for scale, history in (
+                (self.input_scale, self.input_amax_history),
+                (self.kernel_scale, self.kernel_amax_history),
+                (self.output_grad_scale, self.output_grad_amax_history),
+            )
+        ]
+
+        def run(how, lhs, rhs):
+            return _product(dtypes, how, lhs, rhs, state)
+
+        how = precision, preferred_element_type, out_sharding
+        return by_rows(_OP, run, lhs, rhs, dimension_numbers, *how)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _product(dtypes, how: How, lhs, rhs, state) -> jax.Array:
+    lhs, rhs = (
+        _quantized(x, dtypes[0], own)[0][0] for x, own in zip((lhs, rhs), state, strict=False)
+    )
+    return product_of_rows(lhs, rhs, how, how.dtype)
+
+
+def _forward(dtypes, how: How, lhs, rhs, state):
+    (lhs, lhs_transposed), of_lhs = _quantized(lhs, dtypes[0], state[0])
+    (rhs, rhs_transposed), of_rhs = _quantized(rhs, dtypes[0], state[1])
+    kept = checkpoint_name((lhs_transposed, rhs_transposed), "fp8_operands")
+    return product_of_rows(lhs, rhs, how, how.dtype), (kept, of_lhs, of_rhs, state[2])
+
+
+def _backward(dtypes, how: How, kept, cotangent):
+    """The gradient of state is the state after this step."""
+    (lhs, rhs), of_lhs, of_rhs, of_gradient = kept
+    (rows, columns), of_gradient = _quantized(cotangent, dtypes[1], of_gradient)
+    return (
+        product_of_rows(rows, rhs, how, how.operands[0]),
+        product_of_rows(columns, lhs, how, how.operands[1]),
+        [of_lhs, of_rhs, of_gradient],
+    )
+
+
+_product.defvjp(_forward, _backward)
+
+
+def _quantized(x, dtype, state):
+    """An array and its transpose in 8 bits, by the scale of its history, and its next state."""
+    state = fp8_ops.update_fp8_meta(x, dtype, *state)
+    scale = lax.convert_element_type(state[0], jnp.float32).reshape((1,) * x.ndim)
+    largest = scale * jnp.finfo(dtype).max.astype(jnp.float32)
+    x = jnp.clip(x.astype(jnp.float32), -largest, largest).astype(x.dtype)
+    tiles = x.shape, (*x.shape[:-2], x.shape[-1], x.shape[-2])
+    made = quantize(x, scale, op=_OP, dtype=dtype, tiles=tiles)
+    return [QuantizedArray(values, scale) for values in made], state
