@@ -17,6 +17,10 @@ CONFIGS = {
     "64x64x64_c1x1x2_pp": "64, 64, 1, 1, 2, true, false",
     "64x96x64_c1x1x1_pp_t": "64, 96, 1, 1, 1, true, true",
 }
+CONFIGS_APART = {
+    "128x128x64_c1x1x1_co": "128x128x64_c1x1x1_co_split2",
+    "64x64x64_c1x1x2_pp": "128x128x64_c1x1x1_co",
+}
 GROUPED = {"128x64x64_c1x1x1_co_t": "128, 64, 1, 1, 1, false, true"}
 ROWS = (1, 7, 64, 65, 133)
 M, N, K = 200, 104, 328
@@ -57,6 +61,29 @@ def test_rows(kernels, config, splits):
     assert (among_all != exact.astype(np.float32)).any()
     for rows in ROWS:
         np.testing.assert_array_equal(bits(run(rows)), bits(among_all[:rows]))
+
+
+@pytest.mark.parametrize(
+    ("config", "others"),
+    [
+        ("128x128x64_c1x1x1_co", ["64x96x64_c1x1x1_pp_t"]),
+        ("64x64x64_c1x1x2_pp", ["128x128x64_c1x1x1_co_split2", "64x96x64_c1x1x1_pp_t_split2"]),
+    ],
+)
+def test_configs_that_divide_k_alike(kernels, config, others):
+    """What `considered_alike` takes for one another."""
+    a, b = draw(4, M, K), draw(5, K, N)
+    operands = Operand("bf16", False, K), Operand("bf16", False, N)
+    problem = Problem(1, 1, M, N, K, *operands, "f32", "f32")
+
+    def run(config):
+        return kernels.run(problem, {"a": a, "b": b}, implementation="wgmma", config=config)[0]
+
+    first = run(config)
+    for other in others:
+        np.testing.assert_array_equal(bits(run(other)), bits(first))
+    # Another division shows.
+    assert (run(CONFIGS_APART[config]) != first).any()
 
 
 @pytest.mark.parametrize("config", GROUPED)

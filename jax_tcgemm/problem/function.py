@@ -223,9 +223,7 @@ def make_function(
     order = _order_of_results(source)
     columns = _COLUMNS if len(source.accumulators) == 1 else _GATED_COLUMNS
     neighbours = {"columns": columns, "rows": _ROWS_REDUCED}
-    results = tuple(
-        _result(source.results[i], over[i], neighbours.get(over[i], 1)) for i in order
-    )
+    results = tuple(_result(source.results[i], over[i], neighbours.get(over[i], 1)) for i in order)
     work = _work(source)
     body = _struct(source, order, strides, indices, results, work)
     name = "Function_" + hashlib.sha256((source.struct + body).encode()).hexdigest()[:16]

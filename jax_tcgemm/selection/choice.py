@@ -307,15 +307,21 @@ def _of_any_rows(
     device: Device,
     obstacle: str,
 ) -> Choice:
-    """One config for any number of rows; XLA stands for a call of several steps that has none."""
+    """What has one order of sums for any number of rows; XLA stands for several steps without it.
+
+    That of the config which is chosen for `rows`; of those that have it the fastest for the rows
+    that there are.
+    """
     if not obstacle:
         best, why = _of_nominal(nominal, device, tables.revision())
         if best is not None:
-            asked = best.implementation, (best.config,)
-            (best,) = implementations.considered(*asked, problem, device)
-            why = best.reason or f"chosen as for {rows} rows, whatever they are: {why}"
-            if not best.reason:
-                return _chosen(best, why, problem, device, (best,))
+            considered = implementations.considered_alike(best, problem, device)
+            found = _modelled(problem, device, considered)
+            if found is not None:
+                order = f"sums in the order of {best.name}, chosen as for {rows} rows: {why}"
+                why = order if found[0] == best else f"{found[1]}; {order}"
+                return _chosen(found[0], why, problem, device, considered)
+            why = _obstacle(considered)
         obstacle = why
         if not problem.is_bare:
             return Choice(XLA, XLA_CONFIG, obstacle)

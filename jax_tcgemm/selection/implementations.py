@@ -1,6 +1,7 @@
 """The implementations by name: what each runs, and where, its configs, and how it is asked for."""
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -213,6 +214,43 @@ def considered(
         candidate._replace(reason=why) if why else candidate
         for candidate, why in zip(able, reasons, strict=True)
     )
+
+
+def considered_alike(
+    candidate: Candidate, problem: AnyProblem, device: Device
+) -> tuple[Candidate, ...]:
+    """A candidate for other rows, and the configs that add up each sum in the order that it has.
+
+    An instruction of wgmma adds what it multiplies of a step of K to its sums at once, so that
+    these have the same bits whatever tile they are part of, as long as K is divided alike: those of
+    all configs on an H100, bit for bit.
+    """
+    implementation, config, _ = candidate
+    if implementation != "wgmma":
+        return considered(implementation, (config,), problem, device)
+    function = problem.function
+    reduces = function is not None and any(x.neighbours > 1 for x in function.results)
+    found = considered(implementation, configs_of(implementation, problem.kind), problem, device)
+    own = order_of_sums(config, reduces)
+    return tuple(c for c in found if order_of_sums(c.config, reduces) == own)
+
+
+_WGMMA = re.compile(
+    r"\d+x\d+x64_c\d+x\d+x(?P<cluster_k>\d+)_(pp|co)(?P<swapped>_t)?(_split(?P<splits>\d+))?"
+)
+# Clusters along K by splits that add up as others: two parts, and two pairs of them.
+_SAME_ORDER = {(1, 2): (2, 1), (2, 2): (4, 1)}
+
+
+def order_of_sums(config: str, reduces: bool = False) -> tuple:
+    """What configs of wgmma that add up alike have in common.
+
+    `reduces`: also what a function reduces, which is added up along the threads of a tile.
+    """
+    match = _WGMMA.fullmatch(config)
+    order = int(match["cluster_k"]), int(match["splits"] or 1)
+    order = _SAME_ORDER.get(order, order)
+    return (*order, match["swapped"], match["splits"]) if reduces else order
 
 
 def _missing(implementation: str, problem: AnyProblem, device: Device) -> str:

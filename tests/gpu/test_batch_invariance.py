@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec as P
 from random_arrays import normal
 
 import jax_tcgemm
+from jax_tcgemm.selection import implementations
+from jax_tcgemm.selection.implementations import order_of_sums
 
 pytestmark = pytest.mark.gpu
 
@@ -32,6 +34,19 @@ def test_numbers_of_rows(n, k, decided_by, dtype):
         jax_tcgemm.matmul, batch_invariant=decided_by, preferred_element_type="float32"
     )
     assert differing(f, x, w) == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("order", [(1, 1), (2, 1), (4, 1)], ids=str)
+def test_configs_of_one_order(order, dtype):
+    """All that `considered_alike` takes for one another, of as wide a range as floats may have."""
+    x, w = normal(200, 1000), normal(1000, 304, seed=1)
+    x, w = ((a * jnp.exp(2 * normal(*a.shape, seed=2))).astype(dtype) for a in (x, w))
+    how = {"precision": "tensorfloat32"} if dtype == "float32" else {}
+    how |= {"implementation": "wgmma", "preferred_element_type": "float32"}
+    alike = [c for c in implementations.configs_of("wgmma") if order_of_sums(c) == order]
+    assert len(alike) > 4
+    assert len({bits(jax_tcgemm.matmul(x, w, config=c, **how)).tobytes() for c in alike}) == 1
 
 
 @pytest.mark.parametrize("precision", ["highest", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6"])
