@@ -8,6 +8,7 @@ and keep all else.
 import contextlib
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -155,17 +156,22 @@ class Rewriter:
     def _grouped(self, equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
         products = products_of(equations, can_have_epilogue)
         grouping = find_groups(equations, results, products, _LIMITS)
-        placed = [
-            ((number, 0), eqn)
-            for number, eqn in enumerate(equations)
-            if number not in grouping.gone
-        ]
-        own = {number for group in grouping.groups for number in group.products}
-        placed = [(place, eqn) for place, eqn in placed if place[0] not in own]
-        for group in grouping.groups:
-            placed += [(group.place, eqn) for eqn in self._call(equations, group)]
-            placed += [(group.place, equations[number]) for number in group.repeated]
-        return [eqn for _, eqn in sorted(placed, key=lambda pair: pair[0])]
+        gone = {number for group in grouping.groups for number in group.products} | grouping.gone
+        waiting = sorted(grouping.groups, key=lambda group: group.place)[::-1]
+        found: list[core.JaxprEqn] = []
+
+        def place_groups(end: tuple) -> None:
+            while waiting and waiting[-1].place < end:
+                group = waiting.pop()
+                found.extend(self._call(equations, group))
+                found.extend(equations[number] for number in group.repeated)
+
+        for number, eqn in enumerate(equations):
+            place_groups((number, 0))
+            if number not in gone:
+                found.append(eqn)
+        place_groups((math.inf,))
+        return found
 
     def _call(self, equations, group: Group) -> list[core.JaxprEqn]:
         """The equation of a group, after one that reshapes a factor perhaps."""
@@ -280,14 +286,14 @@ def _atom(x):
 def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
     """JAX's products as ours, and the transpositions beside them as a part of these."""
     made_by = {x: eqn for eqn in equations for x in eqn.outvars}
+    # Of what is transposed by an equation alone the equation, else None.
     users: dict = {}
     for eqn in equations:
+        is_transposition = _is_transposition(eqn)
         for x in eqn.invars:
             if not isinstance(x, core.Literal):
-                users.setdefault(x, []).append(eqn)
-    for x in results:
-        if not isinstance(x, core.Literal):
-            users.setdefault(x, []).append(None)
+                users[x] = eqn if is_transposition and x not in users else None
+    users |= dict.fromkeys(x for x in results if not isinstance(x, core.Literal))
     found, gone = [], set()
     for eqn in equations:
         if id(eqn) in gone:
@@ -307,11 +313,11 @@ def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
 def _is_known_product(eqn: core.JaxprEqn) -> bool:
     if eqn.primitive is plain.dot_general_p:
         return True
-    is_known = eqn.primitive is dot_general_p and eqn.params.keys() <= _PARAMETERS
+    if eqn.primitive is not dot_general_p or not eqn.params.keys() <= _PARAMETERS:
+        return False
     extents = [extent for x in (*eqn.invars, *eqn.outvars) for extent in x.aval.shape]
-    is_known = is_known and not any(isinstance(x, core.Literal) for x in eqn.invars)
     return (
-        is_known
+        not any(isinstance(x, core.Literal) for x in eqn.invars)
         and has_plain_context(eqn)
         and all(not isinstance(x, int) or x <= _MOST_EXTENT for x in extents)
     )
@@ -376,10 +382,8 @@ def _free_axes(eqn: core.JaxprEqn, side: int) -> list[int]:
 def _transposed_result(eqn: core.JaxprEqn, users, gone: set) -> core.JaxprEqn:
     """A product with the transposition of its result, where nothing else reads that."""
     while eqn.params["out_sharding"] is None:
-        found = users.get(eqn.outvars[0], ())
-        if len(found) != 1 or found[0] is None or not _is_transposition(found[0]):
+        if (following := users.get(eqn.outvars[0])) is None:
             break
-        (following,) = found
         before = eqn.params["permutation"]
         order = tuple(before[axis] for axis in following.params["permutation"])
         gone.add(id(following))
