@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from accelerated import check, check_every_product, groups, kinds, names
+from accelerated import check, check_every_product, equations, groups, kinds, names
 from flax import nnx
+from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from library_modules import of_equinox, of_haiku, of_linen, of_nnx
@@ -95,10 +96,10 @@ class EquinoxStacked(eqx.Module):
     both: eqx.nn.Linear
     down: eqx.nn.Linear
 
-    def __init__(self):
+    def __init__(self, use_bias):
         keys = jax.random.split(jax.random.key(3))
-        self.both = eqx.nn.Linear(K, 2 * N, key=keys[0])
-        self.down = eqx.nn.Linear(N, K, key=keys[1])
+        self.both = eqx.nn.Linear(K, 2 * N, use_bias=use_bias, key=keys[0])
+        self.down = eqx.nn.Linear(N, K, use_bias=use_bias, key=keys[1])
 
     def __call__(self, x):
         gate, up = jnp.split(self.both(x), 2)
@@ -124,8 +125,10 @@ MODULES = {
     "linen DenseGeneral": (lambda: of_linen(LinenPacked), "halves"),
     "linen stacked": (lambda: of_linen(LinenStacked), "halves"),
     "linen glu": (lambda: of_linen(LinenGLU), "halves"),
-    "equinox SwiGLU": (lambda: of_equinox(EquinoxSwiGLU(True), num_maps=2), "two"),
-    "equinox stacked": (lambda: of_equinox(EquinoxStacked(), num_maps=2), "halves"),
+    "equinox SwiGLU with biases": (lambda: of_equinox(EquinoxSwiGLU(True), num_maps=2), "two"),
+    "equinox SwiGLU": (lambda: of_equinox(EquinoxSwiGLU(False), num_maps=2), "two"),
+    "equinox stacked with biases": (lambda: of_equinox(EquinoxStacked(True), num_maps=2), "halves"),
+    "equinox stacked": (lambda: of_equinox(EquinoxStacked(False), num_maps=2), "halves"),
     "haiku stacked": (lambda: of_haiku(lambda: haiku_stacked), "halves"),
     "haiku two": (lambda: of_haiku(lambda: haiku_two), "two"),
 }
@@ -159,7 +162,9 @@ def test_modules(name):
     )
     # Those of biases are sums of these.
     sums = [x.aval.shape for eqn in backward for x in eqn.outvars if x.aval.shape != (2, 6, N)]
-    assert sums == [(N,)] * (2 if name in ("nnx SwiGLU with biases", "equinox SwiGLU") else 0)
+    assert sums == [(N,)] * (
+        2 if name in ("nnx SwiGLU with biases", "equinox SwiGLU with biases") else 0
+    )
 
 
 def scanned(weights, x):
@@ -267,17 +272,52 @@ def test_three_products_of_one_operand():
     check_every_product(f, *ARGS)
 
 
-def test_rows_of_weights_are_no_columns():
-    """A kernel has gate and up as columns; Equinox has them as rows where nothing has a bias."""
+def rows(x, w, v):
+    return jax.nn.silu(jnp.einsum("mk,kn->nm", x, w)) * jnp.einsum("mk,kn->nm", x, v)
 
-    def rows(x, w, v):
-        return jax.nn.silu(jnp.einsum("mk,kn->nm", x, w)) * jnp.einsum("mk,kn->nm", x, v)
 
-    module, _, parameters = of_equinox(EquinoxSwiGLU(False), num_maps=2)
-    for f, args in ((rows, ARGS), (module, (parameters, X))):
-        assert kinds(groups(f, *args)) == ["one", "one"]
-        check(f, *args)
-        check_every_product(f, *args)
+# Of the gate that `rows` is, whose weights are rows of it, what may lie the other way round.
+TURNED = {
+    "a factor": lambda h, w: w @ h,
+    "a factor, and sums": lambda h, w: (w @ h, jnp.sum(h, 0), jnp.sum(h)),
+    "put together": lambda h, w: jnp.concatenate([w, w], 1) @ jnp.concatenate([h, -h]),
+    "padded and cut": lambda h, w: (w @ lax.pad(h, 1.0, ((2, 4, 0), (0, 0, 0)))[1 : N + 1]).T,
+}
+# And what may not, since it would have to be moved.
+KEPT = {
+    "a result": lambda h, w: h,
+    "scanned": lambda h, w: w @ jnp.cumsum(h, 0),
+    "reshaped": lambda h, w: w @ h.reshape(N, 2, M // 2)[:, 0],
+    "beside another array": lambda h, w: (
+        w @ (h + jnp.sin(jnp.arange(1.0, N * M + 1)).reshape(N, M))
+    ),
+}
+
+
+@pytest.mark.parametrize("then", [*TURNED, *KEPT])
+def test_gates_of_rows_are_turned_around_where_nothing_is_moved(then):
+    """A kernel has gate and up as columns."""
+
+    def f(x, w, v):
+        return (TURNED | KEPT)[then](rows(x, w, v), w)
+
+    found = equations(f, *ARGS)
+    assert ("two" in kinds(groups(f, *ARGS))) == (then in TURNED)
+    assert "transpose" not in [eqn.primitive.name for eqn in found]
+    step = jax.value_and_grad(lambda *x: sum(map(jnp.sum, jax.tree.leaves(f(*x)))), (0, 1, 2))
+    for g in (f, step):
+        check(g, *ARGS, tolerance=1e-4)
+        check_every_product(g, *ARGS)
+
+
+def test_what_goes_with_both_kinds_of_gates_is_turned_around_once():
+    """The results of one are read as they lie by the other's function."""
+
+    def f(x, w, v):
+        return w @ (rows(x, w, v) * gated(x, w, v).T)
+
+    check(f, *ARGS, tolerance=1e-4)
+    check_every_product(f, *ARGS)
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)

@@ -142,6 +142,12 @@ def by_columns(eqn: core.JaxprEqn) -> core.JaxprEqn | None:
     return _exchanged(eqn) if lhs and max(rhs, default=-1) < min(lhs) else None
 
 
+def rows_and_columns(eqn: core.JaxprEqn) -> tuple[list[int], list[int]]:
+    """The dimensions of the result that are rows of a product `by_columns`, and the columns."""
+    lhs, rhs = _dims(by_columns(eqn))
+    return lhs, rhs
+
+
 def _exchanged(eqn: core.JaxprEqn) -> core.JaxprEqn:
     """The same product with its operands in the other order."""
     num_batch, num_lhs, num_rhs = _ranks(eqn)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.extend.core.primitives import dot_general_p, transpose_p
+from jax.extend.core.primitives import dot_general_p
 
 from jax_tcgemm.epilogues.group import Group, Limits
 from jax_tcgemm.epilogues.group_function import group_function
@@ -33,6 +33,13 @@ from jax_tcgemm.products.loss_calls import loss_note
 from jax_tcgemm.products.loss_programs import with_losses
 from jax_tcgemm.products.programs import found_as, renamed, write, written_out
 from jax_tcgemm.products.ragged_dot import ragged_dot_general
+from jax_tcgemm.products.transpositions import (
+    is_transposition,
+    transposed_operands,
+    transposed_result,
+    without_unused_transpositions,
+)
+from jax_tcgemm.products.turns import turned
 from jax_tcgemm.selection import ACCELERATE
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
@@ -109,7 +116,7 @@ class Rewriter:
             return with_equations(program, inside, jaxpr.outvars)
         equations, results = written_out(inside, jaxpr.outvars, is_call_of_elements)
         equations, results = _without_repetitions(equations, results)
-        equations = _products_as_ours(equations, results)
+        equations = turned(_products_as_ours(equations, results), results)
         equations, results = with_losses(equations, results, wide=self._wide, losses=self._losses)
         equations = self._grouped(equations, results)
         return with_equations(program, equations, results)
@@ -289,10 +296,9 @@ def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
     # Of what is transposed by an equation alone the equation, else None.
     users: dict = {}
     for eqn in equations:
-        is_transposition = _is_transposition(eqn)
         for x in eqn.invars:
             if not isinstance(x, core.Literal):
-                users[x] = eqn if is_transposition and x not in users else None
+                users[x] = eqn if is_transposition(eqn) and x not in users else None
     users |= dict.fromkeys(x for x in results if not isinstance(x, core.Literal))
     found, gone = [], set()
     for eqn in equations:
@@ -301,13 +307,13 @@ def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
         if eqn.primitive is ragged_dot_general_p:
             found += _ragged(eqn)
         elif _is_known_product(eqn):
-            ours = _transposed_result(_transposed_operands(_ours(eqn), made_by), users, gone)
+            ours = transposed_result(transposed_operands(_ours(eqn), made_by), users, gone)
             # What is a part of it now can be no part of another one.
             made_by.pop(ours.outvars[0], None)
             found.append(ours)
         else:
             found.append(eqn)
-    return _without_unused_transpositions(found, results)
+    return without_unused_transpositions(found, results)
 
 
 def _is_known_product(eqn: core.JaxprEqn) -> bool:
@@ -340,66 +346,6 @@ def _ours(eqn: core.JaxprEqn) -> core.JaxprEqn:
         "config": None,
     }
     return eqn.replace(primitive=plain.dot_general_p, params=params)
-
-
-def _transposed_operands(eqn: core.JaxprEqn, made_by) -> core.JaxprEqn:
-    """A product that reads operands as they are before they are transposed."""
-    if eqn.params["out_sharding"] is not None:
-        return eqn
-    for side in (0, 1):
-        while (made := made_by.get(eqn.invars[side])) is not None and _is_transposition(made):
-            eqn = _reading(eqn, side, made)
-    return eqn
-
-
-def _is_transposition(eqn: core.JaxprEqn) -> bool:
-    return eqn.primitive is transpose_p and has_plain_context(eqn)
-
-
-def _reading(eqn: core.JaxprEqn, side: int, made: core.JaxprEqn) -> core.JaxprEqn:
-    order = [int(axis) for axis in made.params["permutation"]]
-    contract, batch = (list(pair) for pair in eqn.params["dimension_numbers"])
-    before = _free_axes(eqn, side)
-    contract[side] = tuple(order[axis] for axis in contract[side])
-    batch[side] = tuple(order[axis] for axis in batch[side])
-    invars = list(eqn.invars)
-    invars[side] = made.invars[0]
-    # The free dimensions come in the order of the operand's axes.
-    moved = sorted(order[axis] for axis in before)
-    first = len(batch[0]) + (len(_free_axes(eqn, 0)) if side else 0)
-    place = {first + i: first + moved.index(order[axis]) for i, axis in enumerate(before)}
-    permutation = tuple(place.get(axis, axis) for axis in eqn.params["permutation"])
-    params = {"dimension_numbers": (tuple(contract), tuple(batch)), "permutation": permutation}
-    return eqn.replace(invars=invars, params=eqn.params | params)
-
-
-def _free_axes(eqn: core.JaxprEqn, side: int) -> list[int]:
-    contract, batch = eqn.params["dimension_numbers"]
-    taken = {*contract[side], *batch[side]}
-    return [axis for axis in range(eqn.invars[side].aval.ndim) if axis not in taken]
-
-
-def _transposed_result(eqn: core.JaxprEqn, users, gone: set) -> core.JaxprEqn:
-    """A product with the transposition of its result, where nothing else reads that."""
-    while eqn.params["out_sharding"] is None:
-        if (following := users.get(eqn.outvars[0])) is None:
-            break
-        before = eqn.params["permutation"]
-        order = tuple(before[axis] for axis in following.params["permutation"])
-        gone.add(id(following))
-        eqn = eqn.replace(outvars=following.outvars, params=eqn.params | {"permutation": order})
-    return eqn
-
-
-def _without_unused_transpositions(equations, results) -> list[core.JaxprEqn]:
-    used = {x for x in results if not isinstance(x, core.Literal)}
-    kept = []
-    for eqn in reversed(equations):
-        if _is_transposition(eqn) and eqn.outvars[0] not in used:
-            continue
-        used.update(x for x in eqn.invars if not isinstance(x, core.Literal))
-        kept.append(eqn)
-    return kept[::-1]
 
 
 def _ragged(eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
