@@ -93,16 +93,21 @@ class EquinoxSwiGLU(eqx.Module):
 
 
 class EquinoxStacked(eqx.Module):
+    """As of gpt-oss, whose columns alternate."""
+
     both: eqx.nn.Linear
     down: eqx.nn.Linear
+    alternates: bool
 
-    def __init__(self, use_bias):
+    def __init__(self, use_bias, alternates=False):
+        self.alternates = alternates
         keys = jax.random.split(jax.random.key(3))
         self.both = eqx.nn.Linear(K, 2 * N, use_bias=use_bias, key=keys[0])
         self.down = eqx.nn.Linear(N, K, use_bias=use_bias, key=keys[1])
 
     def __call__(self, x):
-        gate, up = jnp.split(self.both(x), 2)
+        h = self.both(x)
+        gate, up = (h[::2], h[1::2]) if self.alternates else jnp.split(h, 2)
         return self.down(jnp.clip(gate, max=7) * jax.nn.sigmoid(1.702 * gate) * (up + 1))
 
 
@@ -129,6 +134,14 @@ MODULES = {
     "equinox SwiGLU": (lambda: of_equinox(EquinoxSwiGLU(False), num_maps=2), "two"),
     "equinox stacked with biases": (lambda: of_equinox(EquinoxStacked(True), num_maps=2), "halves"),
     "equinox stacked": (lambda: of_equinox(EquinoxStacked(False), num_maps=2), "halves"),
+    "equinox alternating with biases": (
+        lambda: of_equinox(EquinoxStacked(True, alternates=True), num_maps=2),
+        "halves",
+    ),
+    "equinox alternating": (
+        lambda: of_equinox(EquinoxStacked(False, alternates=True), num_maps=2),
+        "halves",
+    ),
     "haiku stacked": (lambda: of_haiku(lambda: haiku_stacked), "halves"),
     "haiku two": (lambda: of_haiku(lambda: haiku_two), "two"),
 }
@@ -410,6 +423,37 @@ def test_roundings_before_halves_stay(dtype):
     np.testing.assert_allclose(np.asarray(got, "f8"), exact, rtol=epsilon, atol=1e-6)
 
 
+def test_columns_that_alternate():
+    """A call has them where each is a stretch of memory, in weights or in their transposition."""
+
+    def alternating(x, w, bias):
+        h = 5 * jnp.tanh((x @ w.T) / 5) + bias
+        return jax.nn.silu(h[:, ::2]) * h[:, 1 : 2 * N : 2]
+
+    def dimension_of_two(x, w):
+        h = jnp.einsum("bmk,bnck->bmnc", x, w)
+        return jax.nn.silu(h[..., 0]) * h[..., 1]
+
+    def inner_halves(x, w):
+        gate, up = jnp.split(jnp.einsum("bmk,bnck->bmnc", x, w), 2, -1)
+        return jax.nn.silu(gate) * up
+
+    x, w, bias = STACKED
+    (eqn,) = groups(alternating, x, w.T, bias)
+    assert [v.aval.shape for v in eqn.invars] == [(M, K), (N, 2, K), (2 * N,)]
+    batches = normal(3, M, K), normal(3, N, 2, K, seed=1)
+    for f, args in ((alternating, (x, w.T, bias)), (dimension_of_two, batches)):
+        assert kinds(groups(f, *args)) == ["halves"]
+        which = tuple(range(len(args)))
+        step = jax.value_and_grad(lambda *x, f=f: jnp.sum(jnp.sin(f(*x))), which)
+        for g in (f, step):
+            check(g, *args, tolerance=1e-4)
+            check_every_product(g, *args)
+    others = normal(3, M, K), normal(3, 2, N, K, seed=1)
+    assert "halves" not in kinds(groups(inner_halves, *others))
+    check(inner_halves, *others)
+
+
 @pytest.mark.parametrize(
     "what",
     ["all of it is needed", "every other column", "unequal parts", "more columns first"],
@@ -461,6 +505,10 @@ LARGE = {
     "halves, one after the other": (
         lambda x, w: (lambda h: jax.nn.silu(h[:, 0]) * h[:, 1])(jnp.einsum("mk,cnk->mcn", x, w)),
         (struct(4096, 1024), struct(2, 2048, 1024)),
+    ),
+    "halves, alternating": (
+        lambda x, w, b: (lambda h: jax.nn.silu(h[:, ::2]) * h[:, 1::2])(x @ w.T + b),
+        (struct(4096, 1024), struct(4096, 1024), struct(4096)),
     ),
     "halves of rows": (
         lambda x, w: (lambda h: jax.nn.silu(h[:, 0]) * h[:, 1])(jnp.einsum("mk,ckn->mcn", x, w)),
