@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from accelerated import check, check_every_product, groups, kinds, names
+from accelerated import check, check_every_product, equations, groups, kinds, names
 from flax import nnx
+from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from library_modules import of_equinox, of_haiku, of_linen, of_nnx
@@ -92,16 +93,21 @@ class EquinoxSwiGLU(eqx.Module):
 
 
 class EquinoxStacked(eqx.Module):
+    """As of gpt-oss, whose columns alternate."""
+
     both: eqx.nn.Linear
     down: eqx.nn.Linear
+    alternates: bool
 
-    def __init__(self):
+    def __init__(self, use_bias, alternates=False):
+        self.alternates = alternates
         keys = jax.random.split(jax.random.key(3))
-        self.both = eqx.nn.Linear(K, 2 * N, key=keys[0])
-        self.down = eqx.nn.Linear(N, K, key=keys[1])
+        self.both = eqx.nn.Linear(K, 2 * N, use_bias=use_bias, key=keys[0])
+        self.down = eqx.nn.Linear(N, K, use_bias=use_bias, key=keys[1])
 
     def __call__(self, x):
-        gate, up = jnp.split(self.both(x), 2)
+        h = self.both(x)
+        gate, up = (h[::2], h[1::2]) if self.alternates else jnp.split(h, 2)
         return self.down(jnp.clip(gate, max=7) * jax.nn.sigmoid(1.702 * gate) * (up + 1))
 
 
@@ -124,8 +130,18 @@ MODULES = {
     "linen DenseGeneral": (lambda: of_linen(LinenPacked), "halves"),
     "linen stacked": (lambda: of_linen(LinenStacked), "halves"),
     "linen glu": (lambda: of_linen(LinenGLU), "halves"),
-    "equinox SwiGLU": (lambda: of_equinox(EquinoxSwiGLU(True), num_maps=2), "two"),
-    "equinox stacked": (lambda: of_equinox(EquinoxStacked(), num_maps=2), "halves"),
+    "equinox SwiGLU with biases": (lambda: of_equinox(EquinoxSwiGLU(True), num_maps=2), "two"),
+    "equinox SwiGLU": (lambda: of_equinox(EquinoxSwiGLU(False), num_maps=2), "two"),
+    "equinox stacked with biases": (lambda: of_equinox(EquinoxStacked(True), num_maps=2), "halves"),
+    "equinox stacked": (lambda: of_equinox(EquinoxStacked(False), num_maps=2), "halves"),
+    "equinox alternating with biases": (
+        lambda: of_equinox(EquinoxStacked(True, alternates=True), num_maps=2),
+        "halves",
+    ),
+    "equinox alternating": (
+        lambda: of_equinox(EquinoxStacked(False, alternates=True), num_maps=2),
+        "halves",
+    ),
     "haiku stacked": (lambda: of_haiku(lambda: haiku_stacked), "halves"),
     "haiku two": (lambda: of_haiku(lambda: haiku_two), "two"),
 }
@@ -159,7 +175,9 @@ def test_modules(name):
     )
     # Those of biases are sums of these.
     sums = [x.aval.shape for eqn in backward for x in eqn.outvars if x.aval.shape != (2, 6, N)]
-    assert sums == [(N,)] * (2 if name in ("nnx SwiGLU with biases", "equinox SwiGLU") else 0)
+    assert sums == [(N,)] * (
+        2 if name in ("nnx SwiGLU with biases", "equinox SwiGLU with biases") else 0
+    )
 
 
 def scanned(weights, x):
@@ -267,17 +285,52 @@ def test_three_products_of_one_operand():
     check_every_product(f, *ARGS)
 
 
-def test_rows_of_weights_are_no_columns():
-    """A kernel has gate and up as columns; Equinox has them as rows where nothing has a bias."""
+def rows(x, w, v):
+    return jax.nn.silu(jnp.einsum("mk,kn->nm", x, w)) * jnp.einsum("mk,kn->nm", x, v)
 
-    def rows(x, w, v):
-        return jax.nn.silu(jnp.einsum("mk,kn->nm", x, w)) * jnp.einsum("mk,kn->nm", x, v)
 
-    module, _, parameters = of_equinox(EquinoxSwiGLU(False), num_maps=2)
-    for f, args in ((rows, ARGS), (module, (parameters, X))):
-        assert kinds(groups(f, *args)) == ["one", "one"]
-        check(f, *args)
-        check_every_product(f, *args)
+# Of the gate that `rows` is, whose weights are rows of it, what may lie the other way round.
+TURNED = {
+    "a factor": lambda h, w: w @ h,
+    "a factor, and sums": lambda h, w: (w @ h, jnp.sum(h, 0), jnp.sum(h)),
+    "put together": lambda h, w: jnp.concatenate([w, w], 1) @ jnp.concatenate([h, -h]),
+    "padded and cut": lambda h, w: (w @ lax.pad(h, 1.0, ((2, 4, 0), (0, 0, 0)))[1 : N + 1]).T,
+}
+# And what may not, since it would have to be moved.
+KEPT = {
+    "a result": lambda h, w: h,
+    "scanned": lambda h, w: w @ jnp.cumsum(h, 0),
+    "reshaped": lambda h, w: w @ h.reshape(N, 2, M // 2)[:, 0],
+    "beside another array": lambda h, w: (
+        w @ (h + jnp.sin(jnp.arange(1.0, N * M + 1)).reshape(N, M))
+    ),
+}
+
+
+@pytest.mark.parametrize("then", [*TURNED, *KEPT])
+def test_gates_of_rows_are_turned_around_where_nothing_is_moved(then):
+    """A kernel has gate and up as columns."""
+
+    def f(x, w, v):
+        return (TURNED | KEPT)[then](rows(x, w, v), w)
+
+    found = equations(f, *ARGS)
+    assert ("two" in kinds(groups(f, *ARGS))) == (then in TURNED)
+    assert "transpose" not in [eqn.primitive.name for eqn in found]
+    step = jax.value_and_grad(lambda *x: sum(map(jnp.sum, jax.tree.leaves(f(*x)))), (0, 1, 2))
+    for g in (f, step):
+        check(g, *ARGS, tolerance=1e-4)
+        check_every_product(g, *ARGS)
+
+
+def test_what_goes_with_both_kinds_of_gates_is_turned_around_once():
+    """The results of one are read as they lie by the other's function."""
+
+    def f(x, w, v):
+        return w @ (rows(x, w, v) * gated(x, w, v).T)
+
+    check(f, *ARGS, tolerance=1e-4)
+    check_every_product(f, *ARGS)
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
@@ -370,6 +423,37 @@ def test_roundings_before_halves_stay(dtype):
     np.testing.assert_allclose(np.asarray(got, "f8"), exact, rtol=epsilon, atol=1e-6)
 
 
+def test_columns_that_alternate():
+    """A call has them where each is a stretch of memory, in weights or in their transposition."""
+
+    def alternating(x, w, bias):
+        h = 5 * jnp.tanh((x @ w.T) / 5) + bias
+        return jax.nn.silu(h[:, ::2]) * h[:, 1 : 2 * N : 2]
+
+    def dimension_of_two(x, w):
+        h = jnp.einsum("bmk,bnck->bmnc", x, w)
+        return jax.nn.silu(h[..., 0]) * h[..., 1]
+
+    def inner_halves(x, w):
+        gate, up = jnp.split(jnp.einsum("bmk,bnck->bmnc", x, w), 2, -1)
+        return jax.nn.silu(gate) * up
+
+    x, w, bias = STACKED
+    (eqn,) = groups(alternating, x, w.T, bias)
+    assert [v.aval.shape for v in eqn.invars] == [(M, K), (N, 2, K), (2 * N,)]
+    batches = normal(3, M, K), normal(3, N, 2, K, seed=1)
+    for f, args in ((alternating, (x, w.T, bias)), (dimension_of_two, batches)):
+        assert kinds(groups(f, *args)) == ["halves"]
+        which = tuple(range(len(args)))
+        step = jax.value_and_grad(lambda *x, f=f: jnp.sum(jnp.sin(f(*x))), which)
+        for g in (f, step):
+            check(g, *args, tolerance=1e-4)
+            check_every_product(g, *args)
+    others = normal(3, M, K), normal(3, 2, N, K, seed=1)
+    assert "halves" not in kinds(groups(inner_halves, *others))
+    check(inner_halves, *others)
+
+
 @pytest.mark.parametrize(
     "what",
     ["all of it is needed", "every other column", "unequal parts", "more columns first"],
@@ -421,6 +505,10 @@ LARGE = {
     "halves, one after the other": (
         lambda x, w: (lambda h: jax.nn.silu(h[:, 0]) * h[:, 1])(jnp.einsum("mk,cnk->mcn", x, w)),
         (struct(4096, 1024), struct(2, 2048, 1024)),
+    ),
+    "halves, alternating": (
+        lambda x, w, b: (lambda h: jax.nn.silu(h[:, ::2]) * h[:, 1::2])(x @ w.T + b),
+        (struct(4096, 1024), struct(4096, 1024), struct(4096)),
     ),
     "halves of rows": (
         lambda x, w: (lambda h: jax.nn.silu(h[:, 0]) * h[:, 1])(jnp.einsum("mk,ckn->mcn", x, w)),

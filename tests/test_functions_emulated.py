@@ -86,7 +86,8 @@ class Call:
     """A function of a product: its shape, how many batch dimensions it has, and operands.
 
     `weights`: "one", "pair" for those of a gated product in two arrays, "packed" for one of both
-    side by side, "stacked" for one of one after the other.
+    side by side, "stacked" for one of one after the other, "alternating" for one of which every
+    other column, a stretch of memory, is the second one's.
     """
 
     function: object
@@ -108,9 +109,12 @@ class Call:
         own = tuple(range(len(batch)))
         pair = len(outer) if self.weights in ("packed", "stacked") else None
         columns = (n,) if pair is None else (2, n)
-        weights, first = (*batch, self.k, *columns), 0
+        weights, first, contracted = (*batch, self.k, *columns), 0, len(batch)
         if self.weights == "stacked":
-            weights, first = (2, *batch, self.k, n), 1
+            weights, first, contracted = (2, *batch, self.k, n), 1, 1 + len(batch)
+        if self.weights == "alternating":
+            pair, columns = len(outer) + 1, (n, 2)
+            weights, contracted = (*batch, n, 2, self.k), len(batch) + 2
         accs = [jax.ShapeDtypeStruct(self.shape, F32)] * self.num_b
         jaxpr = jax.make_jaxpr(self.function)(*accs, *self.operands)
         product = dense.Product(
@@ -122,7 +126,7 @@ class Call:
             result_shape=(*outer, *columns),
             result_dtype=F32,
             dimension_numbers=(
-                ((len(outer),), (first + len(batch),)),
+                ((len(outer),), (contracted,)),
                 (own, tuple(first + axis for axis in own)),
             ),
             permutation=tuple(range(len(outer) + len(columns))),
@@ -140,7 +144,10 @@ class Call:
         """Those that run the function and those that leave it to another one, and that."""
         function = self.folded[0].epilogue.function
         struct = f"tcgemm::elementwise::{function.name}"
-        for config, layout in (WGMMA if self.num_b == 1 else GATED).values():
+        configs = WGMMA if self.num_b == 1 else GATED
+        if self.weights == "alternating":
+            configs = {name: (config, "00") for name, (config, _) in PING_PONG.items()}
+        for config, layout in configs.values():
             own = wgmma(config, f"Function<{struct}>", layout=layout)
             yield dataclasses.replace(own, definitions=function.definitions)
         if self.num_b == 1:
@@ -159,6 +166,8 @@ class Call:
         arrays = {"a": a, "b": b if self.weights == "stacked" else b[0]}
         if self.weights == "packed":
             arrays["b"] = np.stack(b, -2)
+        if self.weights == "alternating":
+            arrays["b"] = np.moveaxis(b, 0, -1).swapaxes(1, 2).swapaxes(2, 3)
         if self.weights == "pair":
             arrays["b_up"] = b[1]
         for i, number in enumerate(used):
@@ -248,6 +257,10 @@ GATED_CALLS["sums"] = dataclasses.replace(
 )
 GATED_CALLS["stacked"] = gated(130, 104, "stacked")
 GATED_CALLS["stacked batches"] = dataclasses.replace(GATED_BATCHES, weights="stacked")
+ALTERNATING = {
+    "matrix": gated(130, 104, "alternating"),
+    "batches": dataclasses.replace(GATED_BATCHES, weights="alternating"),
+}
 # Configs that leave both sums to another kernel.
 NOT_GATED = "128x16x64_c1x1x4_co", "192x176x64_c1x2x1_co_t", "128x128x64_c2x1x1_pp_split2"
 
@@ -257,7 +270,7 @@ def functions(run_folder):
     """The kernels of all calls."""
     bare = [wgmma(config, layout=layout) for config, layout in WGMMA.values()]
     bare += [mma_sync(tile, target="sm_90", layout="01") for tile in MMA_SYNC.values()]
-    calls = *CALLS.values(), *GATED_CALLS.values()
+    calls = *CALLS.values(), *GATED_CALLS.values(), *ALTERNATING.values()
     own = [kernel for call in calls for kernel in call.kernels()]
     families = ("wgmma", "mma_sync")
     sources = map(carried, dict.fromkeys([*bare, *own]))
@@ -276,6 +289,12 @@ def test_function(functions, config, name):
 def test_gated_function(functions, config, name):
     implementation = "mma_sync" if config in MMA_SYNC else "wgmma"
     GATED_CALLS[name].check(functions, implementation=implementation, config=config, seed=len(name))
+
+
+@pytest.mark.parametrize("name", ALTERNATING)
+@pytest.mark.parametrize("config", PING_PONG)
+def test_gates_whose_columns_alternate(functions, config, name):
+    ALTERNATING[name].check(functions, implementation="wgmma", config=config, seed=len(name))
 
 
 # Layers and their derivatives: halves of results that lie beside each other, and D in the place of

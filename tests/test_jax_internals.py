@@ -65,6 +65,43 @@ def test_a_program_that_cannot_be_rewritten_runs_as_it_was(monkeypatch):
     np.testing.assert_allclose(got, f(x), rtol=1e-6)
 
 
+def test_programs_are_taken_over_as_they_are(monkeypatch):
+    """Each equation, and where it was written, is what it is where all of them are bound."""
+    x, w = normal(6, 6), normal(6, 6, seed=1)
+
+    def f(x, w):
+        with jax.named_scope("inside"):
+            y = jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, jax.nn.gelu(x @ w) + jnp.arange(6.0))
+        return jax.lax.scan(lambda c, row: (c @ w + row, c.sum()), y, y)
+
+    def program():
+        with jax.named_scope("outside"):
+            closed = jax.make_jaxpr(jax_tcgemm.accelerate(f))(x, w)
+        assert all(__file__ in jax_internals.source_line(eqn) for eqn in closed.eqns)
+        return [
+            (
+                eqn.primitive,
+                [x.aval for x in (*eqn.invars, *eqn.outvars)],
+                eqn.effects,
+                eqn.ctx,
+                str(eqn.source_info.name_stack),
+                jax_internals.source_line(eqn),
+            )
+            for eqn in closed.eqns
+        ]
+
+    assert jax.jit(lambda: jax_internals._writing_trace() is not None)()
+    assert jax_internals._writing_trace() is None
+    written = program()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
+        jax.jit(jax_tcgemm.accelerate(f))(x, w),
+        f(x, w),
+    )
+    monkeypatch.setattr(jax_internals, "_writing_trace", lambda: None)
+    assert program() == written
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_programs_are_lowered_where_jax_says_how(is_known, monkeypatch):
     """And traced once more where it does not."""

@@ -212,7 +212,9 @@ def _unfused(product: Product, why: str) -> Plan:
 @functools.lru_cache(maxsize=1024)
 def _folded(product: Product, platform: str):
     """What a `Plan` has of it, or what stands against it."""
-    one = _one_of_stacked(product)
+    one, alternate = _one_of_stacked(product), False
+    if one is None and (one := _one_of_alternating(product)) is not None:
+        alternate = True
     folded = dense.fold_product(one or product.product, platform)
     if isinstance(folded, str):
         return folded
@@ -234,7 +236,10 @@ def _folded(product: Product, platform: str):
     except InexpressibleError as error:
         return str(error)
     if product.num_accumulators == 2:
-        problem = _gated(product, numerics, fold, problem, one)
+        if alternate:
+            problem = _alternating(numerics, fold, problem)
+        else:
+            problem = _gated(product, numerics, fold, problem, one)
         if isinstance(problem, str):
             return problem
     shape = product.shape
@@ -282,6 +287,37 @@ def _one_of_stacked(product: Product) -> dense.Product | None:
         dimension_numbers=tuple(numbers),
         permutation=order,
     )
+
+
+def _one_of_alternating(product: Product) -> dense.Product | None:
+    """The product with every other column of weights, each of which is a stretch of memory."""
+    bare, pair = product.product, product.pair
+    if pair is None or bare.permutation[pair] != len(bare.permutation) - 1:
+        return None
+    contract, _ = bare.dimension_numbers
+    axis = len(bare.rhs_shape) - len(contract[1]) - 1
+    if sorted(contract[1]) != list(range(axis + 1, len(bare.rhs_shape))):
+        return None
+    numbers = (contract[0], tuple(x - 1 for x in contract[1])), bare.dimension_numbers[1]
+    order = tuple(x for x in bare.permutation if x != len(bare.permutation) - 1)
+    return dataclasses.replace(
+        bare,
+        rhs_shape=(*bare.rhs_shape[:axis], *bare.rhs_shape[axis + 1 :]),
+        result_shape=product.shape,
+        dimension_numbers=numbers,
+        permutation=order,
+    )
+
+
+def _alternating(numerics: Numerics, fold: Fold, problem: Problem) -> Problem | str:
+    """The problem with two matrices B whose columns alternate, of that with one of them alone."""
+    b = problem.b
+    if fold.swapped or numerics.parts is not None or not b.transposed or b.ld != problem.k:
+        return "columns of gate and up alternate"
+    strides = b.ld, b.outer_stride, b.inner_stride
+    ld, outer, inner = (2 * stride for stride in strides)
+    b = dataclasses.replace(b, ld=ld, outer_stride=outer, inner_stride=inner)
+    return dataclasses.replace(problem, b=b, epilogue=Epilogue(gated=True, up_offset=problem.k))
 
 
 def _gated(

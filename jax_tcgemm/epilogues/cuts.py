@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jax.extend import core
@@ -32,8 +34,10 @@ def cheapest_cut(
       equations: those that may be computed: from their numbers to the variables that they read.
       cost: of reading a variable, a small number; those that cost nothing are never computed.
     """
-    flow = _Flow(producer, equations, cost)
     wanted = dict.fromkeys(wanted)
+    if not any(producer.get(x) in equations for x in wanted):
+        return Cut(tuple(wanted), frozenset())
+    flow = _Flow(producer, equations, cost)
     for x in wanted:
         while flow.augment(x):
             pass
@@ -62,14 +66,15 @@ class _Flow:
     """Flows from what wants variables back to where they come from."""
 
     def __init__(self, producer, equations, cost):
-        self._producer, self._equations, self._cost = producer, equations, cost
+        self._producer, self._equations = producer, equations
+        self._cost = functools.cache(cost)
         self._through: dict[core.Var, int] = collections.defaultdict(int)
         # On the edge from a variable to one that its equation reads.
         self._between: dict[tuple[core.Var, core.Var], int] = collections.defaultdict(int)
         self._readers: dict[core.Var, set[core.Var]] = collections.defaultdict(set)
 
     def augment(self, wanted: core.Var) -> bool:
-        """Sends one more unit, or more, from a wanted variable to a source, if that is possible."""
+        """Sends more from a wanted variable to a source, if that is possible."""
         start = (wanted, _AFTER)
         came_from, queue = {start: None}, collections.deque([start])
         while queue:
@@ -114,13 +119,23 @@ class _Flow:
                 yield other, _AFTER
 
     def _send(self, node, came_from) -> None:
+        """Sends as much as there is room for along a path."""
+        path = []
         while (before := came_from[node]) is not None:
-            (x, side), (y, _) = before, node
+            path.append((before, node))
+            node = before
+        amount = min(self._room(*edge) for edge in path)
+        for (x, side), (y, _) in path:
             if x is y:
-                self._through[x] += 1 if side == _AFTER else -1
+                self._through[x] += amount if side == _AFTER else -amount
             elif side == _BEFORE:
-                self._between[x, y] += 1
+                self._between[x, y] += amount
                 self._readers[y].add(x)
             else:
-                self._between[y, x] -= 1
-            node = before
+                self._between[y, x] -= amount
+
+    def _room(self, before, node) -> float:
+        (x, side), (y, _) = before, node
+        if x is y:
+            return self._cost(x) - self._through[x] if side == _AFTER else self._through[x]
+        return math.inf if side == _BEFORE else self._between[y, x]

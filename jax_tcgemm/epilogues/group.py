@@ -33,13 +33,13 @@ class Products:
       lines: the dimensions of its product that are rows, and those that are columns; calls can
         reduce results over either or both.
       partners: the products before it that can be one call with it.
-      is_apart: whether a call can have the halves of its product along a dimension.
+      is_apart: whether a call can have the halves of its product.
     """
 
     product: Callable[[int], core.Var | None]
     lines: Callable[[int], tuple[frozenset[int], frozenset[int]]] = lambda _: (frozenset(),) * 2
     partners: Callable[[int], Sequence[int]] = lambda _: ()
-    is_apart: Callable[[int, int], bool] = lambda *_: False
+    is_apart: Callable[[int, Halves], bool] = lambda *_: False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -106,7 +106,7 @@ class _Parts:
         taken = _taken(self.whole, halves)
         whole = _structure(self.whole, arguments, (taken,))
         own = _structure(self.equations, arguments, self.results)
-        return whole, own, halves.dimension, halves.is_dropped
+        return whole, own, halves.dimension, halves.is_dropped, halves.is_alternating
 
     def function(self, accumulator: np.dtype) -> core.ClosedJaxpr:
         """The function of accumulators of a dtype."""
@@ -133,7 +133,7 @@ class _Parts:
                 half = lax.convert_element_type(arguments[place], product.aval.dtype)
                 if halves.is_dropped:
                     half = lax.expand_dims(half, (halves.dimension,))
-                own = {x: _half(y, place, product, halves.dimension) for x, y in known.items()}
+                own = {x: _half(y, place, halves) for x, y in known.items()}
                 own[product] = half
                 _run(of_product, own)
                 half = own[_taken(self.whole, halves)]
@@ -175,11 +175,14 @@ def _computed_from(product: core.Var, equations: Sequence[core.JaxprEqn]) -> lis
     return found
 
 
-def _half(x: jax.Array, place: int, product: core.Var, dimension: int) -> jax.Array:
+def _half(x: jax.Array, place: int, halves: Halves) -> jax.Array:
     """The half of an array that goes with that of a product; all of it where it broadcasts."""
-    extent = product.aval.shape[dimension]
-    if x.ndim != product.aval.ndim or x.shape[dimension] != extent:
+    shape, dimension = halves.product.aval.shape, halves.dimension
+    extent = shape[dimension]
+    if x.ndim != len(shape) or x.shape[dimension] != extent:
         return x
+    if halves.is_alternating:
+        return lax.slice_in_dim(x, place, extent, 2, dimension)
     half = extent // 2
     return lax.slice_in_dim(x, place * half, (place + 1) * half, axis=dimension)
 

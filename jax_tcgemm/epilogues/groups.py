@@ -100,7 +100,7 @@ class _Program:
         apart = None
         for draft in self._gates(number, product):
             halves = draft.halves
-            if halves is not None and not self._products.is_apart(number, halves.dimension):
+            if halves is not None and not self._products.is_apart(number, halves):
                 apart = Reason(None, "its halves are no columns of weights that lie side by side")
                 continue
             apart = self._settle(draft)

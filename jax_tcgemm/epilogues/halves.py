@@ -20,6 +20,7 @@ class Halves:
       parts: the first half and the second.
       members: numbers of elementwise equations of the whole product, each of the one before.
       takers: numbers of the equations that take apart what the last of these computes.
+      is_alternating: whether the first half is every other element, from the first one on.
     """
 
     product: core.Var
@@ -28,6 +29,7 @@ class Halves:
     parts: tuple[core.Var, core.Var]
     members: tuple[int, ...]
     takers: tuple[int, ...]
+    is_alternating: bool = False
 
 
 def find_halves(
@@ -58,7 +60,7 @@ def find_halves(
     found = _taken_apart(x, [equations[number] for number in takers])
     if found is None:
         return None
-    dimension, parts, is_dropped = found
+    dimension, parts, is_dropped, is_alternating = found
     if not is_dropped and parts[0].aval.shape[dimension] == 1:
         dropping = [_without(part, dimension, equations, users) for part in parts]
         if None in dropping:
@@ -66,7 +68,8 @@ def find_halves(
         takers += dropping
         parts = [equations[number].outvars[0] for number in dropping]
         is_dropped = True
-    return Halves(product, dimension, is_dropped, tuple(parts), tuple(members), tuple(takers))
+    numbers = tuple(members), tuple(takers)
+    return Halves(product, dimension, is_dropped, tuple(parts), *numbers, is_alternating)
 
 
 def is_halving(eqn: core.JaxprEqn) -> bool:
@@ -75,42 +78,54 @@ def is_halving(eqn: core.JaxprEqn) -> bool:
 
 
 def _taken_apart(x, takers: Sequence[core.JaxprEqn]):
-    """The dimension along which, the halves, and whether they lack it; None where they are none."""
+    """The dimension along which, the halves, whether they lack it, and whether they alternate.
+
+    None where they are no halves.
+    """
     names = [eqn.primitive.name for eqn in takers]
     if names == ["split"]:
         (eqn,) = takers
         axis, sizes = eqn.params["axis"], eqn.params["sizes"]
-        return (axis, eqn.outvars, False) if len(sizes) == 2 and sizes[0] == sizes[1] else None
+        are_halves = len(sizes) == 2 and sizes[0] == sizes[1]
+        return (axis, eqn.outvars, False, False) if are_halves else None
     if names == ["unstack"]:
         (eqn,) = takers
-        return (eqn.params["axis"], eqn.outvars, True) if len(eqn.outvars) == 2 else None
+        return (eqn.params["axis"], eqn.outvars, True, False) if len(eqn.outvars) == 2 else None
     if names != ["slice", "slice"]:
         return None
     shape = x.aval.shape
     first, second = sorted(takers, key=lambda eqn: tuple(eqn.params["start_indices"]))
     starts, limits = ([eqn.params[key] for eqn in (first, second)] for key in _BOUNDS)
     differing = [dim for dim in range(len(shape)) if starts[0][dim] != starts[1][dim]]
-    if len(differing) != 1 or not (_is_dense(first) and _is_dense(second)):
+    if len(differing) != 1:
         return None
     (dim,) = differing
     half = shape[dim] // 2
-    expected = [(0,) * len(shape), tuple(shape)]
+    strides = [tuple(eqn.params["strides"] or (1,) * len(shape)) for eqn in (first, second)]
+    is_alternating = half > 1 and strides[0][dim] == 2
+    step = [2 if is_alternating and axis == dim else 1 for axis in range(len(shape))]
     first_limits, second_starts = list(shape), [0] * len(shape)
-    first_limits[dim] = second_starts[dim] = half
+    second_starts[dim] = 1 if is_alternating else half
+    if not is_alternating:
+        first_limits[dim] = half
+    # The last of what alternates may end with the last one of the others or before it.
+    ends = {tuple(first_limits)}
+    if is_alternating:
+        first_limits[dim] -= 1
+        ends.add(tuple(first_limits))
     are_halves = (
         2 * half == shape[dim]
-        and [tuple(starts[0]), tuple(limits[1])] == expected
-        and [*limits[0]] == first_limits
-        and [*starts[1]] == second_starts
+        and strides == [tuple(step)] * 2
+        and tuple(starts[0]) == (0,) * len(shape)
+        and tuple(starts[1]) == tuple(second_starts)
+        and tuple(limits[0]) in ends
+        and tuple(limits[1]) == tuple(shape)
     )
-    return (dim, (first.outvars[0], second.outvars[0]), False) if are_halves else None
+    parts = first.outvars[0], second.outvars[0]
+    return (dim, parts, False, is_alternating) if are_halves else None
 
 
 _BOUNDS = ("start_indices", "limit_indices")
-
-
-def _is_dense(eqn: core.JaxprEqn) -> bool:
-    return all(step == 1 for step in eqn.params["strides"] or ())
 
 
 def _without(part, dimension: int, equations, users) -> int | None:

@@ -1,6 +1,8 @@
 """What is compiled, and what becomes of it."""
 
 import dataclasses
+import functools
+import zlib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,3 +59,8 @@ class Kernel:
     name: str
     cubin: bytes = dataclasses.field(repr=False)
     faults: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def checksum(self) -> int:
+        """That of the machine code, as programs carry it."""
+        return zlib.crc32(self.cubin)

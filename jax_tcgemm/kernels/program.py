@@ -7,8 +7,6 @@ share it, unless JAX copies what one of them was lowered to (`primitives.lowerin
 """
 
 import base64
-import itertools
-import zlib
 
 import jax
 import numpy as np
@@ -17,7 +15,7 @@ from jax.extend import core
 from jax.extend.mlir import ir
 
 from jax_tcgemm.kernels.compiler import compile_kernels, start
-from jax_tcgemm.kernels.instance import Instance
+from jax_tcgemm.kernels.instance import Instance, Kernel
 from jax_tcgemm.system import modules
 from jax_tcgemm.system.jax_internals import mlir
 
@@ -53,14 +51,18 @@ def num_carried() -> int:
 def attributes(instance: Instance) -> dict[str, int | str]:
     """What a program says of a kernel. It is compiled for that, if need be."""
     kernel = compile_kernels([instance])[instance]
+    return _told_by(instance, kernel) | {"cubin": base64.b64encode(kernel.cubin).decode()}
+
+
+def _told_by(instance: Instance, kernel: Kernel) -> dict[str, int | str]:
+    """All of it but the machine code, which is long, and which this tells apart."""
     return {
         "abi": modules.cuda.abi_version,
         "headers": modules.cuda.device_headers_hash,
         "name": instance.kernel,
         "target": instance.target,
         "entry": kernel.name,
-        "cubin": base64.b64encode(kernel.cubin).decode(),
-        "checksum": zlib.crc32(kernel.cubin),
+        "checksum": kernel.checksum,
     }
 
 
@@ -68,18 +70,18 @@ def _lower(ctx, *, instance):
     global _num_carried
     _num_carried += 1
     block = ir.InsertionPoint.current.block
-    with ir.InsertionPoint.at_block_begin(block):
-        (result,) = _call(ctx, kernel=attributes(instance))
-    own = result.owner
-    # What follows are the others, then the program, which may be long.
-    for other in itertools.islice(block.operations, 1, None):
-        if other.name != own.name or other.attributes["call_target_name"].value != TARGET:
+    told = _told_by(instance, compile_kernels([instance])[instance])
+    # What follows the kernels is the program, which may be long.
+    for other in block.operations:
+        if other.name != _CUSTOM_CALL or other.attributes["call_target_name"].value != TARGET:
             break
-        if dict(other.attributes) == dict(own.attributes):
-            own.erase()
+        said = other.attributes["mhlo.backend_config"][_KERNEL]
+        if all(said[key].value == value for key, value in told.items()):
             return other.results
-    return (result,)
+    with ir.InsertionPoint.at_block_begin(block):
+        return tuple(_call(ctx, **{_KERNEL: attributes(instance)}))
 
 
+_CUSTOM_CALL, _KERNEL = "stablehlo.custom_call", "kernel"
 _call = jax.ffi.ffi_lowering(TARGET)
 mlir.register_lowering(kernel_p, _lower, platform="cuda", cacheable=False)

@@ -8,7 +8,7 @@ import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.products.rewriting import Rewriter
-from jax_tcgemm.system.jax_internals import is_tracer, trace_context
+from jax_tcgemm.system.jax_internals import is_tracer, run_program, trace_context
 
 # Programs that one function keeps.
 _MOST_PROGRAMS = 64
@@ -122,6 +122,14 @@ class _Traced:
     """Stands for an argument or a result that is traced."""
 
 
+def _is_ours(eqn: core.JaxprEqn) -> bool:
+    """Whether an equation is of a primitive of this library, whose kernels are compiled from then.
+
+    That is as soon as it is bound.
+    """
+    return eqn.primitive.name.startswith("tcgemm")
+
+
 def _is_array(x) -> bool:
     return isinstance(x, jax.Array | np.ndarray | np.generic) or is_tracer(x)
 
@@ -172,6 +180,6 @@ class _Program:
         return any(map(is_tracer, self._closed.consts))
 
     def __call__(self, arrays):
-        found = iter(core.jaxpr_as_fun(self._closed)(*arrays))
+        found = iter(run_program(self._closed, arrays, _is_ours))
         leaves = [next(found) if x is _Traced else x for x in self._others]
         return jax.tree.unflatten(self._tree, leaves)

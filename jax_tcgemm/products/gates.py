@@ -57,9 +57,9 @@ def products_of(
         # What one product is of may have been made from the other.
         return [other for other in found[:_MOST_PARTNERS] if not before()[number] >> other & 1]
 
-    def is_apart(number: int, dimension: int) -> bool:
+    def is_apart(number: int, halves: Halves) -> bool:
         eqn = arranged(number)
-        return eqn is not None and _is_outermost(eqn, dimension)
+        return eqn is not None and _is_apart(eqn, halves)
 
     return Products(product, lines, partners, is_apart)
 
@@ -78,7 +78,7 @@ def call_of(equations: Sequence[core.JaxprEqn], group: Group):
         other = by_columns(equations[group.products[1]])
         factors = [*eqn.invars, other.invars[1]]
         return [], factors, eqn.params | {"num_rhs": 2, "pair": None}
-    pair = group.halves.dimension
+    pair = group.halves.dimension + group.halves.is_alternating
     before, rhs, params = _with_pair(eqn, group.halves)
     return before, [eqn.invars[0], rhs], eqn.params | params | {"num_rhs": 1, "pair": pair}
 
@@ -142,6 +142,12 @@ def by_columns(eqn: core.JaxprEqn) -> core.JaxprEqn | None:
     return _exchanged(eqn) if lhs and max(rhs, default=-1) < min(lhs) else None
 
 
+def rows_and_columns(eqn: core.JaxprEqn) -> tuple[list[int], list[int]]:
+    """The dimensions of the result that are rows of a product `by_columns`, and the columns."""
+    lhs, rhs = _dims(by_columns(eqn))
+    return lhs, rhs
+
+
 def _exchanged(eqn: core.JaxprEqn) -> core.JaxprEqn:
     """The same product with its operands in the other order."""
     num_batch, num_lhs, num_rhs = _ranks(eqn)
@@ -163,13 +169,20 @@ def _exchanged(eqn: core.JaxprEqn) -> core.JaxprEqn:
 # --- halves ---------------------------------------------------------------------------------------
 
 
-def _is_outermost(eqn: core.JaxprEqn, dimension: int) -> bool:
-    """Whether a dimension is the first of the columns, which are one stretch of the right operand.
+def _is_apart(eqn: core.JaxprEqn, halves: Halves) -> bool:
+    """Whether a call can have halves of the columns, which are one stretch of the right operand.
 
-    Or the halves are two, one after the other. Others would have to be copied. Nothing may be said
-    of how devices share them.
+    Either their dimension is the first of these, or the halves are two arrays, one after the other;
+    or columns alternate, each of which is a stretch of memory. Others would have to be copied.
+    Nothing may be said of how devices share them.
     """
     _, columns = _dims(eqn)
+    dimension = halves.dimension
+    has_two_last = halves.is_dropped and len(columns) > 1
+    if dimension == columns[-1] and (halves.is_alternating or has_two_last):
+        return _alternate(eqn, columns)
+    if halves.is_alternating:
+        return False
     is_divided = any(not x.aval.sharding.mesh.empty for x in eqn.invars)
     if columns[0] != dimension or is_divided or eqn.params["out_sharding"] is not None:
         return False
@@ -179,6 +192,17 @@ def _is_outermost(eqn: core.JaxprEqn, dimension: int) -> bool:
     shape = eqn.invars[1].aval.shape
     between = [axis for axis in range(axes[0], axes[-1] + 1) if shape[axis] != 1]
     return axes == between
+
+
+def _alternate(eqn: core.JaxprEqn, columns) -> bool:
+    """Whether columns are one stretch of the right operand, in whose memory each is a stretch."""
+    is_divided = any(not x.aval.sharding.mesh.empty for x in eqn.invars)
+    if is_divided or eqn.params["out_sharding"] is not None:
+        return False
+    (_, contract), _ = eqn.params["dimension_numbers"]
+    axes = [_axis(eqn, dim) for dim in columns]
+    last = range(axes[-1] + 1, eqn.invars[1].aval.ndim)
+    return axes == list(range(axes[0], axes[-1] + 1)) and sorted(contract) == list(last)
 
 
 def _axis(eqn: core.JaxprEqn, dimension: int) -> int:
@@ -198,7 +222,8 @@ def _with_pair(eqn: core.JaxprEqn, halves: Halves):
     contract, batch = params["dimension_numbers"]
     natural = params["permutation"][halves.dimension]
     axis, shape = _axis(eqn, halves.dimension), list(rhs.aval.shape)
-    shape[axis : axis + 1] = 2, shape[axis] // 2
+    half = shape[axis] // 2
+    shape[axis : axis + 1] = (half, 2) if halves.is_alternating else (2, half)
     reshape = _reshape(rhs.aval, tuple(shape))
     made = new_variable(reshape.outvars[0])
     reshape = reshape.replace(invars=[rhs], outvars=[made], source_info=eqn.source_info)

@@ -21,6 +21,7 @@ from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import is_in_parts
 from jax_tcgemm.products import loss_values as lv
+from jax_tcgemm.products.exponentials import exponentiated
 from jax_tcgemm.products.gates import by_columns
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_calls import Calls, Product, loss_note
@@ -56,7 +57,9 @@ def with_losses(
     equations, results = list(equations), list(results)
     if losses is False:
         return equations, results
-    for eqn in [eqn for eqn in equations if _may_be_logits(eqn)]:
+    candidates = [eqn for eqn in equations if _may_be_logits(eqn)]
+    wanted = exponentiated(equations, [eqn.outvars[0] for eqn in candidates])
+    for eqn in [eqn for eqn in candidates if eqn.outvars[0] in wanted]:
         loss = _Loss(equations, results, eqn, wide=wide)
         try:
             found = loss.rewritten()
@@ -153,9 +156,10 @@ class _Loss:
 
     def _is_of_logits(self, eqn: core.JaxprEqn) -> bool:
         """Whether an equation is a call of what may be a part of a loss."""
+        if not is_written_call(eqn) or loss_note(eqn):
+            return False
         shapes = [x.aval.shape for x in (*eqn.invars, *eqn.outvars)]
-        is_like_one = any(s == self._shape or self._is_row(s) for s in shapes)
-        return is_like_one and is_written_call(eqn) and not loss_note(eqn)
+        return any(s == self._shape or self._is_row(s) for s in shapes)
 
     # --- equations --------------------------------------------------------------------------------
 
@@ -163,8 +167,8 @@ class _Loss:
         if eqn.outvars[:1] == self._eqn.outvars:
             self._know(eqn.outvars[0], lv.LOGITS, is_gone=True)
             return
-        variables = [x for x in eqn.invars if not isinstance(x, core.Literal)]
-        is_of_logits = any(x in self._gone for x in variables)
+        variables = (x for x in eqn.invars if not isinstance(x, core.Literal))
+        is_of_logits = not self._gone.isdisjoint(variables)
         if not is_of_logits:
             self._keep(eqn)
         elif eqn.primitive is plain.dot_general_p:
@@ -511,9 +515,10 @@ class _Loss:
         rows = []
         if self._gradient is not None:
             rows = [self._rows.value(row) for row in (self._gradient.alpha, self._gradient.beta)]
-        if self._depend([self._label], {lse, losses}):
+        after = self._computed_from(lse, losses)
+        if self._label in after:
             raise NotALossError("its labels must be known before it")
-        is_known = not self._depend(rows, {lse, losses})
+        is_known = after.isdisjoint(rows)
         size = math.prod(self._shape) * self._dtype.itemsize
         if not is_known and size < _LEAST_BYTES_AGAIN:
             raise NotALossError(
@@ -544,13 +549,13 @@ class _Loss:
             rounded_to=self._rounded_to,
         )
 
-    def _depend(self, rows, sources: set) -> bool:
-        """Whether rows are computed from any of some variables."""
+    def _computed_from(self, *sources: core.Var) -> set[core.Var]:
+        """Some variables and what is computed from any of them."""
         found = set(sources)
         for eqn in self._written:
-            if any(x in found for x in eqn.invars if not isinstance(x, core.Literal)):
+            if not found.isdisjoint(x for x in eqn.invars if not isinstance(x, core.Literal)):
                 found.update(eqn.outvars)
-        return any(row in found for row in rows)
+        return found
 
 
 def _drops(mode) -> bool:

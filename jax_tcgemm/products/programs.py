@@ -1,7 +1,7 @@
 """Programs as equations and results: calls written out, what is unused, and their order."""
 
+import collections
 import heapq
-import itertools
 from collections.abc import Callable, Sequence
 
 from jax.extend import core
@@ -32,10 +32,10 @@ def found_as(atom, known):
 
 def renamed(eqn: core.JaxprEqn, known) -> core.JaxprEqn:
     """An equation of what its variables are known as."""
-    found = [found_as(x, known) for x in eqn.invars]
-    if all(x is y for x, y in zip(found, eqn.invars, strict=True)):
-        return eqn
-    return eqn.replace(invars=found)
+    for x in eqn.invars if known else ():
+        if found_as(x, known) is not x:
+            return eqn.replace(invars=[found_as(x, known) for x in eqn.invars])
+    return eqn
 
 
 def write(
@@ -62,7 +62,7 @@ def without_unused(equations: Sequence[core.JaxprEqn], results) -> list[core.Jax
     used = {x for x in results if not isinstance(x, core.Literal)}
     kept = []
     for eqn in reversed(equations):
-        if eqn.effects or any(x in used for x in eqn.outvars):
+        if eqn.effects or not used.isdisjoint(eqn.outvars):
             used.update(x for x in eqn.invars if not isinstance(x, core.Literal))
             kept.append(eqn)
     return kept[::-1]
@@ -75,27 +75,31 @@ def in_order(equations: Sequence[core.JaxprEqn]) -> list[core.JaxprEqn]:
       ValueError: where there is no such order.
     """
     made_by = {x: number for number, eqn in enumerate(equations) for x in eqn.outvars}
-    needs = [
-        {made_by[x] for x in eqn.invars if not isinstance(x, core.Literal) and x in made_by}
-        for eqn in equations
-    ]
-    with_effects = [number for number, eqn in enumerate(equations) if eqn.effects]
-    for before, after in itertools.pairwise(with_effects):
-        needs[after].add(before)
-    users: dict[int, list[int]] = {number: [] for number in range(len(equations))}
-    for number, own in enumerate(needs):
-        for other in own:
-            users[other].append(number)
-    missing = [len(own) for own in needs]
-    ready = [number for number, count in enumerate(missing) if count == 0]
+    before = None  # the one with effects before
+    placed = [False] * len(equations)
+    missing: dict[int, int] = {}  # of those that wait, how many they wait for
+    waiting: dict[int, list[int]] = collections.defaultdict(list)  # for each one
     found = []
-    while ready:
-        number = heapq.heappop(ready)
-        found.append(equations[number])
-        for other in users[number]:
-            missing[other] -= 1
-            if missing[other] == 0:
-                heapq.heappush(ready, other)
+    for number, eqn in enumerate(equations):
+        needs = [made_by[x] for x in eqn.invars if not isinstance(x, core.Literal) and x in made_by]
+        if eqn.effects:
+            needs += [] if before is None else [before]
+            before = number
+        needs = {other for other in needs if not placed[other]}
+        if needs:
+            missing[number] = len(needs)
+            for other in needs:
+                waiting[other].append(number)
+            continue
+        ready = [number]
+        while ready:
+            own = heapq.heappop(ready)
+            placed[own] = True
+            found.append(equations[own])
+            for other in waiting.pop(own, ()):
+                missing[other] -= 1
+                if missing[other] == 0:
+                    heapq.heappush(ready, other)
     if len(found) != len(equations):
         raise ValueError("equations must not need each other in a circle")
     return found

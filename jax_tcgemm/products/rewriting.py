@@ -8,6 +8,7 @@ and keep all else.
 import contextlib
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.extend.core.primitives import dot_general_p, transpose_p
+from jax.extend.core.primitives import dot_general_p
 
 from jax_tcgemm.epilogues.group import Group, Limits
 from jax_tcgemm.epilogues.group_function import group_function
@@ -32,6 +33,13 @@ from jax_tcgemm.products.loss_calls import loss_note
 from jax_tcgemm.products.loss_programs import with_losses
 from jax_tcgemm.products.programs import found_as, renamed, write, written_out
 from jax_tcgemm.products.ragged_dot import ragged_dot_general
+from jax_tcgemm.products.transpositions import (
+    is_transposition,
+    transposed_operands,
+    transposed_result,
+    without_unused_transpositions,
+)
+from jax_tcgemm.products.turns import turned
 from jax_tcgemm.selection import ACCELERATE
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
@@ -108,7 +116,7 @@ class Rewriter:
             return with_equations(program, inside, jaxpr.outvars)
         equations, results = written_out(inside, jaxpr.outvars, is_call_of_elements)
         equations, results = _without_repetitions(equations, results)
-        equations = _products_as_ours(equations, results)
+        equations = turned(_products_as_ours(equations, results), results)
         equations, results = with_losses(equations, results, wide=self._wide, losses=self._losses)
         equations = self._grouped(equations, results)
         return with_equations(program, equations, results)
@@ -155,17 +163,22 @@ class Rewriter:
     def _grouped(self, equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
         products = products_of(equations, can_have_epilogue)
         grouping = find_groups(equations, results, products, _LIMITS)
-        placed = [
-            ((number, 0), eqn)
-            for number, eqn in enumerate(equations)
-            if number not in grouping.gone
-        ]
-        own = {number for group in grouping.groups for number in group.products}
-        placed = [(place, eqn) for place, eqn in placed if place[0] not in own]
-        for group in grouping.groups:
-            placed += [(group.place, eqn) for eqn in self._call(equations, group)]
-            placed += [(group.place, equations[number]) for number in group.repeated]
-        return [eqn for _, eqn in sorted(placed, key=lambda pair: pair[0])]
+        gone = {number for group in grouping.groups for number in group.products} | grouping.gone
+        waiting = sorted(grouping.groups, key=lambda group: group.place)[::-1]
+        found: list[core.JaxprEqn] = []
+
+        def place_groups(end: tuple) -> None:
+            while waiting and waiting[-1].place < end:
+                group = waiting.pop()
+                found.extend(self._call(equations, group))
+                found.extend(equations[number] for number in group.repeated)
+
+        for number, eqn in enumerate(equations):
+            place_groups((number, 0))
+            if number not in gone:
+                found.append(eqn)
+        place_groups((math.inf,))
+        return found
 
     def _call(self, equations, group: Group) -> list[core.JaxprEqn]:
         """The equation of a group, after one that reshapes a factor perhaps."""
@@ -280,14 +293,13 @@ def _atom(x):
 def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
     """JAX's products as ours, and the transpositions beside them as a part of these."""
     made_by = {x: eqn for eqn in equations for x in eqn.outvars}
+    # Of what is transposed by an equation alone the equation, else None.
     users: dict = {}
     for eqn in equations:
         for x in eqn.invars:
             if not isinstance(x, core.Literal):
-                users.setdefault(x, []).append(eqn)
-    for x in results:
-        if not isinstance(x, core.Literal):
-            users.setdefault(x, []).append(None)
+                users[x] = eqn if is_transposition(eqn) and x not in users else None
+    users |= dict.fromkeys(x for x in results if not isinstance(x, core.Literal))
     found, gone = [], set()
     for eqn in equations:
         if id(eqn) in gone:
@@ -295,23 +307,23 @@ def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
         if eqn.primitive is ragged_dot_general_p:
             found += _ragged(eqn)
         elif _is_known_product(eqn):
-            ours = _transposed_result(_transposed_operands(_ours(eqn), made_by), users, gone)
+            ours = transposed_result(transposed_operands(_ours(eqn), made_by), users, gone)
             # What is a part of it now can be no part of another one.
             made_by.pop(ours.outvars[0], None)
             found.append(ours)
         else:
             found.append(eqn)
-    return _without_unused_transpositions(found, results)
+    return without_unused_transpositions(found, results)
 
 
 def _is_known_product(eqn: core.JaxprEqn) -> bool:
     if eqn.primitive is plain.dot_general_p:
         return True
-    is_known = eqn.primitive is dot_general_p and eqn.params.keys() <= _PARAMETERS
+    if eqn.primitive is not dot_general_p or not eqn.params.keys() <= _PARAMETERS:
+        return False
     extents = [extent for x in (*eqn.invars, *eqn.outvars) for extent in x.aval.shape]
-    is_known = is_known and not any(isinstance(x, core.Literal) for x in eqn.invars)
     return (
-        is_known
+        not any(isinstance(x, core.Literal) for x in eqn.invars)
         and has_plain_context(eqn)
         and all(not isinstance(x, int) or x <= _MOST_EXTENT for x in extents)
     )
@@ -334,68 +346,6 @@ def _ours(eqn: core.JaxprEqn) -> core.JaxprEqn:
         "config": None,
     }
     return eqn.replace(primitive=plain.dot_general_p, params=params)
-
-
-def _transposed_operands(eqn: core.JaxprEqn, made_by) -> core.JaxprEqn:
-    """A product that reads operands as they are before they are transposed."""
-    if eqn.params["out_sharding"] is not None:
-        return eqn
-    for side in (0, 1):
-        while (made := made_by.get(eqn.invars[side])) is not None and _is_transposition(made):
-            eqn = _reading(eqn, side, made)
-    return eqn
-
-
-def _is_transposition(eqn: core.JaxprEqn) -> bool:
-    return eqn.primitive is transpose_p and has_plain_context(eqn)
-
-
-def _reading(eqn: core.JaxprEqn, side: int, made: core.JaxprEqn) -> core.JaxprEqn:
-    order = [int(axis) for axis in made.params["permutation"]]
-    contract, batch = (list(pair) for pair in eqn.params["dimension_numbers"])
-    before = _free_axes(eqn, side)
-    contract[side] = tuple(order[axis] for axis in contract[side])
-    batch[side] = tuple(order[axis] for axis in batch[side])
-    invars = list(eqn.invars)
-    invars[side] = made.invars[0]
-    # The free dimensions come in the order of the operand's axes.
-    moved = sorted(order[axis] for axis in before)
-    first = len(batch[0]) + (len(_free_axes(eqn, 0)) if side else 0)
-    place = {first + i: first + moved.index(order[axis]) for i, axis in enumerate(before)}
-    permutation = tuple(place.get(axis, axis) for axis in eqn.params["permutation"])
-    params = {"dimension_numbers": (tuple(contract), tuple(batch)), "permutation": permutation}
-    return eqn.replace(invars=invars, params=eqn.params | params)
-
-
-def _free_axes(eqn: core.JaxprEqn, side: int) -> list[int]:
-    contract, batch = eqn.params["dimension_numbers"]
-    taken = {*contract[side], *batch[side]}
-    return [axis for axis in range(eqn.invars[side].aval.ndim) if axis not in taken]
-
-
-def _transposed_result(eqn: core.JaxprEqn, users, gone: set) -> core.JaxprEqn:
-    """A product with the transposition of its result, where nothing else reads that."""
-    while eqn.params["out_sharding"] is None:
-        found = users.get(eqn.outvars[0], ())
-        if len(found) != 1 or found[0] is None or not _is_transposition(found[0]):
-            break
-        (following,) = found
-        before = eqn.params["permutation"]
-        order = tuple(before[axis] for axis in following.params["permutation"])
-        gone.add(id(following))
-        eqn = eqn.replace(outvars=following.outvars, params=eqn.params | {"permutation": order})
-    return eqn
-
-
-def _without_unused_transpositions(equations, results) -> list[core.JaxprEqn]:
-    used = {x for x in results if not isinstance(x, core.Literal)}
-    kept = []
-    for eqn in reversed(equations):
-        if _is_transposition(eqn) and eqn.outvars[0] not in used:
-            continue
-        used.update(x for x in eqn.invars if not isinstance(x, core.Literal))
-        kept.append(eqn)
-    return kept[::-1]
 
 
 def _ragged(eqn: core.JaxprEqn) -> list[core.JaxprEqn]:

@@ -349,6 +349,74 @@ def _written_at(eqn: core.JaxprEqn) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
 
 
+def _writing_trace():
+    """The trace that is under way, if it only writes equations down as this library knows it."""
+    try:
+        from jax._src.core import trace_ctx
+
+        known = inspect.signature(_TracerOfProgram).parameters, inspect.signature(_emit).parameters
+        if tuple(map(tuple, known)) == _WRITING_PARAMETERS:
+            return trace_ctx.trace if type(trace_ctx.trace) is _TraceOfProgram else None
+    except (ImportError, AttributeError, TypeError, ValueError):
+        pass
+    return None
+
+
+_TraceOfProgram = _find("partial_eval", "DynamicJaxprTrace")
+_TracerOfProgram = _find("partial_eval", "DynamicJaxprTracer")
+_emit = getattr(_TraceOfProgram, "emit_eqn", None)
+_WRITING_PARAMETERS = (
+    ("trace", "aval", "val", "line_info", "parent"),
+    ("self", "in_tracers", "out_avals", "primitive", "params", "effects", "source_info", "ctx"),
+)
+
+
+def run_program(closed: core.ClosedJaxpr, arrays, is_new: Callable[[core.JaxprEqn], bool]) -> list:
+    """What a program makes of arrays, of the types that it was traced for.
+
+    A trace that writes programs down is given the equations as they are, as those of functions that
+    `jax.jit` inlines: their types are known. Those that no trace has seen, for which `is_new`, are
+    bound one by one, as everywhere else all of them are.
+    """
+    trace = _writing_trace()
+    if trace is None or getattr(as_jaxpr(closed), "is_high", False):
+        return core.jaxpr_as_fun(closed)(*arrays)
+    from jax._src import source_info_util
+
+    here, jaxpr = source_info_util.current(), as_jaxpr(closed)
+    variables = (*jaxpr.constvars, *jaxpr.invars)
+    given = (trace.to_jaxpr_tracer(x, here) for x in (*closed.consts, *arrays))
+    known = dict(zip(variables, given, strict=True))
+    stack = source_info_util.current_name_stack()
+
+    def find(x, source_info):
+        if isinstance(x, core.Literal):
+            return _TracerOfProgram(trace, x.aval, x, source_info)
+        return known[x]
+
+    for eqn in jaxpr.eqns:
+        source_info = eqn.source_info
+        if source_info.traceback is None:
+            source_info = source_info.replace(traceback=here.traceback)
+        if stack.stack:
+            source_info = source_info.replace(name_stack=stack + source_info.name_stack)
+        operands = [find(x, source_info) for x in eqn.invars]
+        if eqn.effects or is_new(eqn):
+            with (
+                eqn.ctx.manager,
+                source_info_util.user_context(
+                    source_info.traceback, name_stack=source_info.name_stack
+                ),
+            ):
+                found = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+            found = found if eqn.primitive.multiple_results else [found]
+        else:
+            own = [x.aval for x in eqn.outvars], eqn.primitive, eqn.params, eqn.effects
+            found = trace.emit_eqn(operands, *own, source_info, eqn.ctx)
+        known |= zip(eqn.outvars, found, strict=True)
+    return [find(x, here) for x in jaxpr.outvars]
+
+
 def with_equations(x, equations, results):
     """A jaxpr, closed or not, with other equations and results, of the same types."""
     own = {"eqns": list(equations), "outvars": list(results), "debug_info": as_jaxpr(x).debug_info}

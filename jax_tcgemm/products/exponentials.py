@@ -1,0 +1,77 @@
+"""Which arrays of a program have their exponentials taken, as the logits of every loss have.
+
+Whether a product is the logits of a loss takes a walk through the whole program, and most products
+of a model are none. This tells those few apart whose exponentials `loss_values` could be of, from
+what follows each of them.
+"""
+
+import collections
+from collections.abc import Collection, Sequence
+
+from jax.extend import core
+
+from jax_tcgemm.epilogues.calls import called
+from jax_tcgemm.system.jax_internals import as_jaxpr
+
+# What may come between: a conversion, and the largest logit or another number for each token.
+_BETWEEN = frozenset(
+    {"add", "add_any", "sub", "mul", "div", "neg", "convert_element_type", "stop_gradient"}
+)
+
+
+def exponentiated(
+    equations: Sequence[core.JaxprEqn], arrays: Collection[core.Var]
+) -> set[core.Var]:
+    """Those of some arrays of a program of which, plus numbers for each row, exp is taken."""
+    shapes = {x.aval.shape for x in arrays}
+    users = collections.defaultdict(list)
+    repeated = set()
+    for eqn in equations:
+        for x in eqn.invars:
+            if not isinstance(x, core.Literal) and x.aval.shape in shapes:
+                users[x].append(eqn)
+        if eqn.primitive.name == "broadcast_in_dim":
+            repeated.update(eqn.outvars)
+
+    def is_exponentiated(array: core.Var) -> bool:
+        known, waiting = {array}, [array]
+        while waiting:
+            for eqn in users.get(waiting.pop(), ()):
+                found = _followed(eqn, known, repeated, array.aval.shape)
+                if found is None:
+                    return True
+                waiting += found - known
+                known |= found
+        return False
+
+    return set(filter(is_exponentiated, arrays))
+
+
+def _followed(eqn: core.JaxprEqn, known, repeated, shape) -> set[core.Var] | None:
+    """What of an equation's results a known array has become; None where its exp is taken."""
+    are_known = [not isinstance(x, core.Literal) and x in known for x in eqn.invars]
+    if not any(are_known):
+        return set()
+    name, inner = eqn.primitive.name, as_jaxpr(called(eqn))
+    if name == "exp":
+        return None
+    if inner is not None:
+        own = {x for x, is_known in zip(inner.invars, are_known, strict=True) if is_known}
+        own_repeated = set()
+        for inner_eqn in inner.eqns:
+            if inner_eqn.primitive.name == "broadcast_in_dim":
+                own_repeated.update(inner_eqn.outvars)
+            found = _followed(inner_eqn, own, own_repeated, shape)
+            if found is None:
+                return None
+            own |= found
+        outs = zip(eqn.outvars, inner.outvars, strict=True)
+        return {x for x, y in outs if not isinstance(y, core.Literal) and y in own}
+    if name not in _BETWEEN or eqn.outvars[0].aval.shape != shape:
+        return set()
+    # What is as large must be what fewer numbers are repeated as.
+    are_rows = all(
+        is_known or isinstance(x, core.Literal) or x.aval.shape != shape or x in repeated
+        for x, is_known in zip(eqn.invars, are_known, strict=True)
+    )
+    return set(eqn.outvars) if are_rows else set()

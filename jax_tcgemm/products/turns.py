@@ -1,0 +1,192 @@
+"""Gates whose weights are rows of what they give, turned around: the weights become its columns.
+
+`jax.vmap` of a layer that multiplies its weights by a vector has the weights' dimension first in
+the product, and the vectors' after it, as Equinox's layers without biases do. One call of two
+products, or of halves, has the weights as columns. Arrays are turned around together with all that
+is computed of them element by element, where that needs no array to be moved: between products,
+whose operands and results may lie either way round.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+
+from jax.extend import core
+
+from jax_tcgemm.epilogues.halves import find_halves
+from jax_tcgemm.epilogues.membership import is_call, is_elementwise
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.products.gates import by_columns, rows_and_columns
+from jax_tcgemm.products.transpositions import reading
+from jax_tcgemm.system.jax_internals import has_plain_context, new_variable
+
+# Variables that are turned around together.
+_MOST_TOGETHER = 256
+_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
+
+
+def turned(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
+    """The equations of a program, in which products are ours, with such gates turned around."""
+    equations = list(equations)
+    alike = collections.defaultdict(list)
+    cut = set()  # shapes of what is taken apart
+    for number, eqn in enumerate(equations):
+        if eqn.primitive.name in ("slice", "split"):
+            cut.add(eqn.invars[0].aval.shape)
+        if _is_free(eqn) and (found := by_columns(eqn)) is not None:
+            (weights, shared), (out,) = found.invars, eqn.outvars
+            alike[shared, weights.aval, out.aval].append(number)
+    candidates = [
+        (number, {equations[other].outvars[0] for other in numbers if other != number})
+        for numbers in alike.values()
+        for number in numbers
+        if len(numbers) > 1 or equations[number].outvars[0].aval.shape in cut
+    ]
+    program = _Program(equations, results) if candidates else None
+    done: set[core.Var] = set()
+    for number, partners in candidates:
+        (product,) = equations[number].outvars
+        if product in done:
+            continue
+        rows, _ = rows_and_columns(equations[number])
+        order = [dim for dim in range(product.aval.ndim) if dim not in rows] + rows
+        if not partners and not program.has_halves(product, rows):
+            continue
+        together = program.together(product, order)
+        if together is not None and not (partners and together.isdisjoint(partners)):
+            done |= together
+            _turn(equations, program, together, order)
+    return equations
+
+
+def _is_free(eqn: core.JaxprEqn) -> bool:
+    """Whether operands and results of a product may lie in any order."""
+    return (
+        eqn.primitive is plain.dot_general_p
+        and has_plain_context(eqn)
+        and eqn.params["out_sharding"] is None
+        and all(x.aval.sharding.mesh.empty for x in (*eqn.invars, *eqn.outvars))
+    )
+
+
+class _Program:
+    """A program, and what of it can be turned around."""
+
+    def __init__(self, equations: Sequence[core.JaxprEqn], results):
+        self.equations = equations
+        self.made_by = {x: number for number, eqn in enumerate(equations) for x in eqn.outvars}
+        self.users: dict[core.Var, list[int]] = collections.defaultdict(list)
+        for number, eqn in enumerate(equations):
+            for x in dict.fromkeys(x for x in eqn.invars if not isinstance(x, core.Literal)):
+                self.users[x].append(number)
+        self.results = {x for x in results if not isinstance(x, core.Literal)}
+
+    def has_halves(self, product: core.Var, rows: Sequence[int]) -> bool:
+        """Whether a product is taken apart into the halves of its rows."""
+
+        def can_join(number: int) -> bool:
+            eqn = self.equations[number]
+            return is_elementwise(eqn, product.aval.shape) and not is_call(eqn)
+
+        halves = find_halves(product, self.equations, self.users, can_join)
+        return halves is not None and not halves.is_dropped and halves.dimension in rows
+
+    def together(self, product: core.Var, order: Sequence[int]) -> set[core.Var] | None:
+        """What has to be turned around with a product; None where an array would be moved."""
+        found, waiting = {product}, [product]
+        while waiting:
+            x = waiting.pop()
+            if x in self.results or x not in self.made_by or len(found) > _MOST_TOGETHER:
+                return None
+            for number in (self.made_by[x], *self.users[x]):
+                others = _turned_with(self.equations[number], x, order)
+                if others is None:
+                    return None
+                waiting += others - found
+                found |= others
+        return found
+
+
+def _turned_with(eqn: core.JaxprEqn, x: core.Var, order: Sequence[int]) -> set[core.Var] | None:
+    """What an equation wants turned around if one of its variables is; None if that may not be."""
+    name, variables = eqn.primitive.name, (*eqn.invars, *eqn.outvars)
+    if _is_free(eqn):
+        return set()
+    if eqn.effects or is_call(eqn) or not has_plain_context(eqn):
+        return None
+    if name in _REDUCTIONS and x in eqn.invars:
+        kept = [dim for dim in order if dim not in eqn.params["axes"]]
+        return set() if kept == sorted(kept) and eqn.params.get("out_sharding") is None else None
+    if name == "broadcast_in_dim":
+        return set() if x in eqn.outvars and eqn.invars[0].aval.shape == () else None
+    if name not in _CHANGED and not is_elementwise(eqn, eqn.outvars[0].aval.shape):
+        return None
+    arrays = [y for y in variables if y.aval.ndim]
+    are_alike = all(isinstance(y, core.Var) and y.aval.ndim == len(order) for y in arrays)
+    is_undivided = all(y.aval.sharding.mesh.empty for y in arrays)
+    has_one_shape = name in _CHANGED or len({y.aval.shape for y in arrays}) == 1
+    return set(arrays) if are_alike and is_undivided and has_one_shape else None
+
+
+# --- equations that are turned around -------------------------------------------------------------
+
+
+def _turn(equations: list, program: _Program, together: set[core.Var], order) -> None:
+    """Replaces the equations of variables by those of what these are, turned around."""
+    inverse = [order.index(dim) for dim in range(len(order))]
+    new = {x: new_variable(x, _moved(x.aval, order)) for x in together}
+    for number in {n for x in together for n in (program.made_by[x], *program.users[x])}:
+        eqn = equations[number]
+        if _is_free(eqn):
+            for side, x in enumerate(eqn.invars):
+                if x in new:
+                    eqn = reading(eqn, side, new[x], inverse)
+            if eqn.outvars[0] in new:
+                permutation = tuple(eqn.params["permutation"][dim] for dim in order)
+                params = eqn.params | {"permutation": permutation}
+                eqn = eqn.replace(outvars=[new[eqn.outvars[0]]], params=params)
+        else:
+            change = _CHANGED.get(eqn.primitive.name)
+            invars = [x if isinstance(x, core.Literal) else new.get(x, x) for x in eqn.invars]
+            outvars = [new.get(x, x) for x in eqn.outvars]
+            params = eqn.params if change is None else eqn.params | change(eqn, order, inverse)
+            eqn = eqn.replace(invars=invars, outvars=outvars, params=params)
+        equations[number] = eqn
+
+
+def _moved(aval, order):
+    return aval.update(shape=tuple(aval.shape[dim] for dim in order))
+
+
+def _each(*names: str) -> Callable:
+    """The change of parameters that have a number for each dimension, or None."""
+
+    def change(eqn, order, inverse):
+        del inverse
+        values = {name: eqn.params[name] for name in names}
+        return {
+            name: value if value is None else tuple(value[dim] for dim in order)
+            for name, value in values.items()
+        }
+
+    return change
+
+
+def _axis(name: str) -> Callable:
+    """The change of a parameter that is a dimension."""
+    return lambda eqn, order, inverse: {name: inverse[eqn.params[name]]}
+
+
+def _axes(eqn, order, inverse) -> dict:
+    del order
+    return {"axes": tuple(sorted(inverse[dim] for dim in eqn.params["axes"]))}
+
+
+# Of what is no elementwise equation, the parameters that change.
+_CHANGED: dict[str, Callable] = {
+    "broadcast_in_dim": _each("shape"),
+    "concatenate": _axis("dimension"),
+    "pad": _each("padding_config"),
+    "slice": _each("start_indices", "limit_indices", "strides"),
+    "split": _axis("axis"),
+    **dict.fromkeys(_REDUCTIONS, _axes),
+}
