@@ -68,6 +68,16 @@ class LinenStacked(nn.Module):
         return nn.Dense(K)(nn.gelu(h[..., 0, :]) * h[..., 1, :])
 
 
+class LinenUnstacked(nn.Module):
+    """With one array of weights, whose two are what the result begins with."""
+
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("w", nn.initializers.lecun_normal(), (K, 2, N))
+        gate, up = jnp.einsum("btk,kcj->cbtj", x, w)
+        return nn.Dense(K)(nn.silu(gate) * up)
+
+
 class LinenGLU(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -129,6 +139,7 @@ MODULES = {
     "linen GeGLU": (lambda: of_linen(LinenGeGLU), "two"),
     "linen DenseGeneral": (lambda: of_linen(LinenPacked), "halves"),
     "linen stacked": (lambda: of_linen(LinenStacked), "halves"),
+    "linen unstacked": (lambda: of_linen(LinenUnstacked), "halves"),
     "linen glu": (lambda: of_linen(LinenGLU), "halves"),
     "equinox SwiGLU with biases": (lambda: of_equinox(EquinoxSwiGLU(True), num_maps=2), "two"),
     "equinox SwiGLU": (lambda: of_equinox(EquinoxSwiGLU(False), num_maps=2), "two"),

@@ -6,6 +6,7 @@ apart by the outermost columns, of which there are two: a reshape of the right o
 """
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -58,8 +59,8 @@ def products_of(
         return [other for other in found[:_MOST_PARTNERS] if not before()[number] >> other & 1]
 
     def is_apart(number: int, halves: Halves) -> bool:
-        eqn = arranged(number)
-        return eqn is not None and _is_apart(eqn, halves)
+        found = _arranged_halves(products[number], halves)
+        return found is not None and _is_apart(*found)
 
     return Products(product, lines, partners, is_apart)
 
@@ -73,13 +74,13 @@ def call_of(equations: Sequence[core.JaxprEqn], group: Group):
     eqn = equations[group.products[0]]
     if group.halves is None and len(group.products) == 1:
         return [], eqn.invars, eqn.params | {"num_rhs": 1, "pair": None}
-    eqn = by_columns(eqn)
     if group.halves is None:
-        other = by_columns(equations[group.products[1]])
+        eqn, other = by_columns(eqn), by_columns(equations[group.products[1]])
         factors = [*eqn.invars, other.invars[1]]
         return [], factors, eqn.params | {"num_rhs": 2, "pair": None}
-    pair = group.halves.dimension + group.halves.is_alternating
-    before, rhs, params = _with_pair(eqn, group.halves)
+    eqn, halves = _arranged_halves(eqn, group.halves)
+    pair = halves.dimension + halves.is_alternating
+    before, rhs, params = _with_pair(eqn, halves)
     return before, [eqn.invars[0], rhs], eqn.params | params | {"num_rhs": 1, "pair": pair}
 
 
@@ -167,6 +168,32 @@ def _exchanged(eqn: core.JaxprEqn) -> core.JaxprEqn:
 
 
 # --- halves ---------------------------------------------------------------------------------------
+
+
+def _arranged_halves(eqn: core.JaxprEqn, halves: Halves) -> tuple[core.JaxprEqn, Halves] | None:
+    """A product `by_columns` and its halves; None where neither operand's dimensions come last.
+
+    Nothing sees where a dimension was that both halves lack: one that comes before the rows, as of
+    an einsum to "cbtj" of which two are taken, is then the first of the columns.
+    """
+    found = by_columns(eqn)
+    if found is not None or not halves.is_dropped:
+        return None if found is None else (found, halves)
+    pair, (out,) = halves.dimension, eqn.outvars
+    (columns,) = (own for own in _dims(eqn) if pair in own) if out.aval.shape[pair] == 2 else ([],)
+    others = [dim for dim in columns if dim != pair]
+    if not others or not out.aval.sharding.mesh.empty:
+        return None
+    order = [dim for dim in range(out.aval.ndim) if dim != pair]
+    place = order.index(others[0])
+    order.insert(place, pair)
+    permutation = tuple(eqn.params["permutation"][dim] for dim in order)
+    shape = tuple(out.aval.shape[dim] for dim in order)
+    moved = new_variable(out, out.aval.update(shape=shape))
+    found = by_columns(
+        eqn.replace(outvars=[moved], params=eqn.params | {"permutation": permutation})
+    )
+    return None if found is None else (found, dataclasses.replace(halves, dimension=place))
 
 
 def _is_apart(eqn: core.JaxprEqn, halves: Halves) -> bool:
