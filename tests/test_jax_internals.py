@@ -90,7 +90,8 @@ def test_programs_are_taken_over_as_they_are(monkeypatch):
             for eqn in closed.eqns
         ]
 
-    assert jax.jit(lambda: jax_internals._writing_trace() is not None)()
+    if jax.__version_info__ >= (0, 12):
+        assert jax.jit(lambda: jax_internals._writing_trace() is not None)()
     assert jax_internals._writing_trace() is None
     written = program()
     jax.tree.map(

@@ -49,10 +49,9 @@ def turned(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
             continue
         rows, _ = rows_and_columns(equations[number])
         order = [dim for dim in range(product.aval.ndim) if dim not in rows] + rows
-        if not partners and not program.has_halves(product, rows):
-            continue
-        together = program.together(product, order)
-        if together is not None and not (partners and together.isdisjoint(partners)):
+        has_halves = program.has_halves(product, rows)
+        together = program.together(product, order) if has_halves or partners else None
+        if together is not None and (has_halves or not together.isdisjoint(partners)):
             done |= together
             _turn(equations, program, together, order)
     return equations
