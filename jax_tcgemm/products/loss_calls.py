@@ -28,8 +28,9 @@ class Product:
     side: int
     is_of_w: bool
 
-    def arranged(self, dx, dw, vocabulary_axis: int):
-        """It from the gradients of x and w."""
+    def arranged(self, dx, dw, db, vocabulary_axis: int):
+        """It from the gradients of x, w and bias."""
+        del db
         contract, batch = self.eqn.params["dimension_numbers"]
         axes, others = contract[self.side], contract[1 - self.side]
         axis = dx.ndim - 1
@@ -48,50 +49,68 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sums:
+    """The sums over the tokens of the gradient of the logits.
+
+    Attributes:
+      eqn: their equation.
+    """
+
+    eqn: core.JaxprEqn
+
+    def arranged(self, dx, dw, db, vocabulary_axis: int):
+        """They from the gradients of x, w and bias."""
+        del dx, dw, vocabulary_axis
+        return db.astype(self.eqn.outvars[0].aval.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class Calls:
     """Those that take the place of the logits of one loss.
 
     Attributes:
       how: as of a call of `linear_cross_entropy`.
       shape: of the logits.
-      products: those with their gradient.
+      has_bias: whether they have one.
+      products: those with their gradient, and its sums.
       size: bytes of the logits.
     """
 
     how: How
     shape: tuple[int, ...]
-    products: tuple[Product, ...]
+    has_bias: bool
+    products: tuple[Product | Sums, ...]
     size: int
 
     def named(self, kind: str):
-        """The call of one of the functions below."""
+        """The call of one of the functions below, of x, w, a bias if there is one, and the rest."""
         own = getattr(self, kind)
 
-        def function(*operands):
-            return own(*operands)
+        def function(x, w, *rest):
+            return own(x, w, *rest) if self.has_bias else own(x, w, None, *rest)
 
         function.__name__ = f"{NAME}_{kind}_{self.size // 10**6}"
         return jax.jit(function)
 
-    def values(self, x, w, label):
+    def values(self, x, w, bias, label):
         """The lse and the losses."""
         x, label, has_label, _ = self._flat(x, label)
-        losses, lse = loss_rows.token_losses(self.how, False, x, w, None, label)
+        losses, lse = loss_rows.token_losses(self.how, False, x, w, bias, label)
         return self._shaped(lse, losses, has_label)
 
-    def values_and_gradients(self, x, w, label, a, c):
+    def values_and_gradients(self, x, w, bias, label, a, c):
         """The same and the products, of a gradient a softmax(z) + c [v = label]."""
         own, label, has_label, (a, c) = self._flat(x, label, a, c)
         c = jnp.where(has_label, c, 0)
-        losses, lse, *found = loss_sums.losses_and_gradients(self.how, own, w, label, a, c)
+        losses, lse, *found = loss_sums.losses_and_gradients(self.how, own, w, bias, label, a, c)
         return *self._shaped(lse, losses, has_label), *self._products(x, *found)
 
-    def gradients(self, x, w, label, lse, a, c):
+    def gradients(self, x, w, bias, label, lse, a, c):
         """The products alone."""
         own, label, has_label, (lse, a, c) = self._flat(x, label, lse, a, c)
         gradient = loss_rows.Gradient(a, jnp.where(has_label, c, 0))
-        dx, dw, _ = loss_rows.gradients_of(self.how, own, w, None, label, lse, gradient)
-        return self._products(x, dx, dw)
+        found = loss_rows.gradients_of(self.how, own, w, bias, label, lse, gradient)
+        return self._products(x, *found)
 
     def _flat(self, x, label, *rows):
         label, rows = label.reshape(-1), [row.reshape(-1) for row in rows]
@@ -103,9 +122,9 @@ class Calls:
         found = lse, jnp.where(has_label, losses, jnp.nan)
         return [row.reshape(self.shape[:-1]) for row in found]
 
-    def _products(self, x, dx, dw):
+    def _products(self, x, dx, dw, db):
         dx, axis = dx.reshape(x.shape), self.how.vocabulary_axis
-        return [product.arranged(dx, dw, axis) for product in self.products]
+        return [product.arranged(dx, dw, db, axis) for product in self.products]
 
 
 def loss_note(eqn: core.JaxprEqn) -> str:
