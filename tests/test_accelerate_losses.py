@@ -25,7 +25,7 @@ from written_losses import (
 )
 
 import jax_tcgemm
-from jax_tcgemm.products import loss_calls
+from jax_tcgemm.products import loss_calls, loss_programs, top_k
 
 
 @pytest.fixture(autouse=True)
@@ -208,6 +208,85 @@ def test_gradients_taken_outside(x64):
     np.testing.assert_allclose(of_each.reshape(-1), WRITTEN["optax"](x @ w, labels), rtol=1e-11)
 
 
+# --- accuracy -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("chunk_bytes", [None, 64 * TOKENS * 4], ids=["one chunk", "chunks"])
+def test_accuracy(dtype, chunk_bytes, monkeypatch, request):
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    monkeypatch.setattr(top_k, "_CHUNK_BYTES", chunk_bytes or top_k._CHUNK_BYTES)
+    monkeypatch.setattr(top_k, "_LEAST_COLUMNS", 64)
+    x, w, labels = operands(dtype, shape=(4, 10))
+    # Of equal logits, of which there are some, the first one counts.
+    w = w.at[:, 100].set(w[:, 3]).at[:, 50:60].set(w[:, 30:40])
+    places = jnp.argmax(x @ w, -1)
+    labels = jnp.where(labels % 2 == 0, places, labels)
+
+    def loss(x, w):
+        z = wide(x @ w)
+        is_right = jnp.argmax(z, -1) == labels
+        losses = WRITTEN["optax"](z, labels)
+        return jnp.mean(losses), (
+            jnp.mean(is_right),
+            jnp.argmax(z, -1),
+            z.argmax(-1).astype("int8"),
+        )
+
+    step = jax.value_and_grad(loss, (0, 1), has_aux=True)
+    assert losses_in(loss, x, w) == ["largest", "values"]
+    assert losses_in(step, x, w) == ["largest", "values_and_gradients"]
+    for f in (loss, lambda x, w: step(x, w)[0]):
+        found, expected = (jax.jit(g)(x, w) for g in (accelerate(f), f))
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+        for a, b in zip(found[1], expected[1], strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+    assert 0.4 < found[1][0] < 1
+
+
+def test_nan_is_the_largest(x64, monkeypatch):
+    monkeypatch.setattr(top_k, "_CHUNK_BYTES", 64 * TOKENS * 8)
+    x, w, labels = operands()
+    w = w.at[2, 70].set(jnp.nan).at[3, 110].set(jnp.nan)
+
+    def loss(x, w):
+        z = x @ w
+        return jnp.mean(WRITTEN["optax"](z, labels)), jnp.argmax(z, -1)
+
+    assert losses_in(loss, x, w) == ["largest", "values"]
+    np.testing.assert_array_equal(jax.jit(accelerate(loss))(x, w)[1], 70)
+
+
+def test_accuracy_of_small_logits_stays(x64, monkeypatch):
+    """It takes a product more, which gains memory only."""
+    monkeypatch.setattr(loss_programs, "_LEAST_BYTES_AGAIN", 8 * TOKENS * VOCABULARY + 1)
+    x, w, labels = operands()
+
+    def loss(x, w):
+        z = x @ w
+        return jnp.mean(WRITTEN["optax"](z, labels)), jnp.mean(jnp.argmax(z, -1) == labels)
+
+    check(loss, x, w, kinds=[])
+    (call,) = jax_tcgemm.explain(accelerate(loss), x, w)
+    assert "must take a gibibyte if they are made again for where they are largest" in call.why
+
+
+def test_gradients_of_an_accuracy_taken_outside(x64):
+    x, w, labels = operands()
+
+    def loss(x, w):
+        z = x @ w
+        return jnp.mean(WRITTEN["optax"](z, labels)), jnp.mean(jnp.argmax(z, -1) == labels)
+
+    found, expected = (
+        jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(x, w) for f in (accelerate(loss), loss)
+    )
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+
+
 # --- what is no loss ------------------------------------------------------------------------------
 
 
@@ -218,7 +297,8 @@ def _also(f):
 # With why not, as `explain` has it.
 OTHERS = {
     "logits are a result": (_also(lambda z: z), "must not be among the results"),
-    "accuracy": (_also(lambda z: jnp.argmax(z, -1)), "must not be read by argmax"),
+    "the smallest logit": (_also(lambda z: jnp.argmin(z, -1)), "must not be read by argmin"),
+    "of each entry": (_also(lambda z: jnp.argmax(z, 0)), "must not be read by argmax"),
     "the largest logit": (_also(lambda z: z.max(-1)), "the largest logits must cancel"),
     "no maximum added": (
         lambda z, y: jnp.log(jnp.sum(jnp.exp(z - z.max(-1, keepdims=True)), -1)) - at(z, y),

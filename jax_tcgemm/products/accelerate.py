@@ -41,7 +41,7 @@ def accelerate(fn: Callable, *, wide: bool = False, losses: bool | None = None) 
     `jax.custom_jvp` stay as they are. So do the bodies of Pallas kernels, what has effects, and
     remat with a policy that is still to be differentiated, since a policy tells primitives apart.
     What cannot be rewritten runs as it was. No product is computed twice, but logits of losses
-    whose gradients need them again, and none is left out.
+    whose gradients, or whose largest ones, need them again, and none is left out.
 
     Whether a kernel computes an epilogue is decided where the program is lowered: only where that
     should take less time than the bare product and what XLA makes of the rest. Everywhere else it

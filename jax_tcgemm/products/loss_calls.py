@@ -4,11 +4,13 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.products import loss_rows, loss_sums
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_values import NotALossError
+from jax_tcgemm.products.top_k import argmax_of_logits
 
 # What is called like this in a program is one of `Calls`.
 NAME = "tcgemm_loss"
@@ -73,6 +75,7 @@ class Calls:
       shape: of the logits.
       has_bias: whether they have one.
       products: those with their gradient, and its sums.
+      places: dtypes, in each of which it is asked for where the logits are largest.
       size: bytes of the logits.
     """
 
@@ -80,6 +83,7 @@ class Calls:
     shape: tuple[int, ...]
     has_bias: bool
     products: tuple[Product | Sums, ...]
+    places: tuple[np.dtype, ...]
     size: int
 
     def named(self, kind: str):
@@ -112,6 +116,11 @@ class Calls:
         found = loss_rows.gradients_of(self.how, own, w, bias, label, lse, gradient)
         return self._products(x, *found)
 
+    def largest(self, x, w, bias):
+        """The entries of the vocabulary whose logits are the largest."""
+        found = argmax_of_logits(self.how, x.reshape(-1, x.shape[-1]), w, bias)
+        return [found.reshape(self.shape[:-1]).astype(dtype) for dtype in self.places]
+
     def _flat(self, x, label, *rows):
         label, rows = label.reshape(-1), [row.reshape(-1) for row in rows]
         has_label = (label >= 0) & (label < self.shape[-1])
@@ -136,6 +145,7 @@ def loss_note(eqn: core.JaxprEqn) -> str:
     size = f"its logits, {megabytes} MB in float32, are not stored"
     return {
         "values": f"a loss: {size}",
+        "largest": f"where logits of a loss are largest: {size} but made again for that",
         "values_and_gradients": f"a loss and its gradients: {size}",
         "gradients": f"gradients of a loss: {size} but made again, since what they are multiplied "
         "by is known after the loss",

@@ -119,6 +119,7 @@ class _Loss:
         self._made_here: tuple[core.Var, core.Var] | None = None
         self._products: list[Product | Sums] = []
         self._gradient: Full | None = None
+        self._largest: list[core.JaxprEqn] = []
         self._rows = lv.Rows(self._emit, self._lse_and_losses)
         self._fulls = lv.Fulls(self._rows)
         self._elementwise = Elementwise(self._rows, self._fulls)
@@ -165,6 +166,9 @@ class _Loss:
         elif self._is_sum_of_gradients(eqn):
             self._take_gradient(self._known[eqn.invars[0]])
             self._products.append(Sums(eqn))
+            return
+        elif self._is_of_largest(eqn):
+            self._largest.append(eqn)
             return
         made = None
         if len(eqn.outvars) == 1 and not eqn.effects and has_plain_context(eqn):
@@ -430,6 +434,15 @@ class _Loss:
         )
         return lv.variable(found)
 
+    def _is_of_largest(self, eqn: core.JaxprEqn) -> bool:
+        """Whether an equation says where each token has its largest logit."""
+        return (
+            eqn.primitive.name == "argmax"
+            and tuple(eqn.params["axes"]) == (len(self._tokens),)
+            and self._known.get(eqn.invars[0]) == lv.LOGITS
+            and has_plain_context(eqn)
+        )
+
     # --- products with the gradient of the logits -------------------------------------------------
 
     def _take_product(self, eqn: core.JaxprEqn) -> None:
@@ -493,10 +506,22 @@ class _Loss:
                 "its logits must take a gibibyte if they are made again for gradients, which are "
                 "multiplied by what is known after the loss"
             )
-        head, bias = self._head, []
-        if head.bias is not None:
-            bias = [self._of_shape(head.bias, self._shape[-1:])]
-        calls = Calls(self._how(), self._shape, bool(bias), tuple(self._products), size)
+        if self._largest and size < _LEAST_BYTES_AGAIN:
+            raise NotALossError(
+                "its logits must take a gibibyte if they are made again for where they are largest"
+            )
+        head, places = self._head, [eqn.outvars[0] for eqn in self._largest]
+        bias = [] if head.bias is None else [self._of_shape(head.bias, self._shape[-1:])]
+        calls = Calls(
+            self._how(),
+            self._shape,
+            has_bias=bool(bias),
+            products=tuple(self._products),
+            places=tuple(x.aval.dtype for x in places),
+            size=size,
+        )
+        if places:
+            self._emitted(calls.named("largest"), head.x, head.w, *bias, results=places)
         operands = head.x, head.w, *bias, self._label
         outs = [product.eqn.outvars[0] for product in self._products]
         if outs and is_known:

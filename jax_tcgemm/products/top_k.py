@@ -1,6 +1,7 @@
 """The public `linear_top_k`: the largest logits of a vocabulary, which are never all in memory."""
 
 import functools
+from collections.abc import Callable
 from operator import index
 
 import jax
@@ -126,24 +127,46 @@ def _top_k(how: How, k: int, x, w, bias) -> tuple[jax.Array, jax.Array]:
 
 def _of_chunk(how: How, k: int, x, w, bias) -> list[jax.Array]:
     """Those of a chunk of tokens, by chunks of the vocabulary."""
-    size = how.size(w)
-    chunks = lg.num_chunks(how, size, max(1, len(x)), wide_dtype(x.dtype), _CHUNK_BYTES)
-    extent = min(size, lg.aligned(max(k, -(-size // chunks))))
 
-    def largest(start, extent):
-        vocabulary = lg.part_of(how, w, bias, start, extent)
-        z = lg.with_logits(how, x, vocabulary, _logits, ())[:, :extent]
-        values, indices = lax.top_k(z, min(k, extent))
-        return values, indices.astype(jnp.int32) + start
+    def largest(z):
+        values, indices = lax.top_k(z, min(k, z.shape[1]))
+        return values, indices.astype(jnp.int32)
 
-    def joined(found, start, extent):
+    def joined(found, more):
         # Those of lower indices first, so that they stay so where values are equal.
-        both = zip(found, largest(start, extent), strict=True)
-        values, indices = (lax.concatenate(pair, 1) for pair in both)
+        values, indices = (lax.concatenate(pair, 1) for pair in zip(found, more, strict=True))
         values, places = lax.top_k(values, k)
         return values, jnp.take_along_axis(indices, places, 1)
 
-    return list(lg.over_vocabulary(joined, largest(0, extent), size, extent, first=1))
+    return list(_over_logits(how, largest, joined, k, x, w, bias))
+
+
+def _over_logits(how: How, function: Callable, joined: Callable, least: int, x, w, bias):
+    """What is made of a chunk of tokens' logits, values and where they are, by chunks of these.
+
+    Args:
+      how: what the call says.
+      function: makes both of logits.
+      joined: makes both of two of them, that of lower places first.
+      least: how many columns a chunk has at least, of a vocabulary that has them.
+      x: (tokens, k).
+      w: (vocabulary of this device, k), or the other way round.
+      bias: None or (vocabulary of this device,).
+    """
+    size = how.size(w)
+    chunks = lg.num_chunks(how, size, max(1, len(x)), wide_dtype(x.dtype), _CHUNK_BYTES)
+    extent = min(size, lg.aligned(max(least, -(-size // chunks))))
+
+    def of_chunk(start, extent):
+        vocabulary = lg.part_of(how, w, bias, start, extent)
+        z = lg.with_logits(how, x, vocabulary, _logits, ())[:, :extent]
+        values, places = function(z)
+        return values, places + start
+
+    def with_chunk(found, start, extent):
+        return joined(found, of_chunk(start, extent))
+
+    return lg.over_vocabulary(with_chunk, of_chunk(0, extent), size, extent, first=1)
 
 
 def _logits(z, slope):
@@ -181,3 +204,32 @@ def _derivative(how: How, k: int, primals, tangents):
     if how.soft_cap is not None:
         found = found * (1 - jnp.square(values / how.soft_cap))
     return (values, indices), (found, np.zeros(indices.shape, jax.dtypes.float0))
+
+
+# --- the largest one ------------------------------------------------------------------------------
+
+
+def argmax_of_logits(how: How, x, w, bias) -> jax.Array:
+    """Where each token has its largest logit, as `jnp.argmax` says: the first one, or a NaN.
+
+    Args:
+      how: what the call says.
+      x: (tokens, k).
+      w: (vocabulary, k), or the other way round.
+      bias: None or (vocabulary,).
+    """
+    x, w, bias = lax.stop_gradient((x, w, bias))
+
+    def largest(z):
+        places = lax.argmax(z, 1, jnp.int32)
+        return jnp.take_along_axis(z, places[:, None], 1)[:, 0], places
+
+    def joined(found, more):
+        is_more = (more[0] > found[0]) | (jnp.isnan(more[0]) & ~jnp.isnan(found[0]))
+        return tuple(jnp.where(is_more, b, a) for a, b in zip(found, more, strict=True))
+
+    def chunk(x):
+        return _over_logits(how, largest, joined, 1, x, w, bias)[1]
+
+    chunks = lg.num_chunks(how, len(x), _LEAST_COLUMNS, wide_dtype(x.dtype), _CHUNK_BYTES)
+    return lg.by_tokens(chunk, chunks, x)
