@@ -57,9 +57,9 @@ def accelerate(fn: Callable, *, wide: bool = False, losses: bool | None = None) 
         it is traced once for the types of the arrays, and the others.
       wide: compute epilogues in float32 from the accumulator to their results: what the function
         rounds to narrower floats in between is not rounded, and neither is the product.
-      losses: whether to make losses without their logits; None does so where JAX has one device.
-        Tokens that are divided over automatic mesh axes would have each chunk's gradient of the
-        weights summed over devices.
+      losses: whether to make losses without their logits; None does so where JAX has one device,
+        and in a `jax.shard_map` over all axes. Elsewhere tokens may be divided over automatic mesh
+        axes, which would have each chunk's gradient of the weights summed over devices.
 
     Returns:
       A function of the same arguments and results.

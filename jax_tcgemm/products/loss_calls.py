@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.products import loss_rows, loss_sums
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_values import NotALossError
@@ -91,6 +92,7 @@ class Calls:
         own = getattr(self, kind)
 
         def function(x, w, *rest):
+            x, w, *rest = same_varying(x, w, *rest)
             return own(x, w, *rest) if self.has_bias else own(x, w, None, *rest)
 
         function.__name__ = f"{NAME}_{kind}_{self.size // 10**6}"

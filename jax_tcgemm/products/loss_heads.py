@@ -20,6 +20,8 @@ from jax_tcgemm.system.jax_internals import has_plain_context
 
 # What keeps numbers in their order.
 SHAPING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
+# What makes an array vary over mesh axes of a shard_map, and changes nothing.
+VARYING = frozenset({"pcast", "pvary"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +121,7 @@ class _Steps:
         before = self._made[-1]
         for name in ("div", "mul"):
             converted, quotient = self._next(before, name)
-            if quotient is None or (number := _number(quotient)) is None or number == 0:
+            if quotient is None or (number := self._number(quotient)) is None or number == 0:
                 continue
             more, tanh = self._next(quotient.outvars[0], "tanh")
             if tanh is None:
@@ -129,7 +131,7 @@ class _Steps:
             for eqn in self._users.get(t, []):
                 if eqn is None or eqn.primitive.name != "mul" or eqn.outvars[0] in self._made:
                     continue
-                soft_cap = _number(eqn)
+                soft_cap = self._number(eqn)
                 if (
                     soft_cap is not None
                     and soft_cap > 0
@@ -140,6 +142,23 @@ class _Steps:
                     self._take(Step.CAP, [], eqn)
                     return soft_cap, t
         return None
+
+    def _number(self, eqn: core.JaxprEqn) -> float | None:
+        """The number that something is multiplied or divided by; None if none is known."""
+        found = [self._literal(x) for x in eqn.invars]
+        if eqn.primitive.name == "mul" and found[1] is None:
+            found = found[::-1]
+        return found[1] if found[0] is None else None
+
+    def _literal(self, x) -> float | None:
+        dtype = x.aval.dtype
+        # In a shard_map numbers are made to vary, and converted after that.
+        while not isinstance(x, core.Literal) and (made := self._made_by.get(x)) is not None:
+            if x.aval.shape or made.primitive.name not in (*VARYING, "convert_element_type"):
+                return None
+            (x,) = made.invars
+        is_number = isinstance(x, core.Literal) and np.ndim(x.val) == 0
+        return float(np.asarray(x.val).astype(dtype)) if is_number else None
 
     def _take(self, step: Step, converted: list[core.Var], eqn: core.JaxprEqn) -> None:
         (out,) = eqn.outvars
@@ -155,7 +174,7 @@ class _Steps:
             if x.aval.size == size:
                 found = x
             eqn = self._made_by.get(x)
-            if eqn is None or eqn.primitive.name not in SHAPING:
+            if eqn is None or eqn.primitive.name not in (*SHAPING, *VARYING):
                 return found
             (before,) = eqn.invars
             if isinstance(before, core.Literal) or before.aval.size < size:
@@ -166,22 +185,14 @@ class _Steps:
 
     def _repeats_rows(self, eqn: core.JaxprEqn) -> bool:
         """Whether the last dimension of what an equation repeats stays the last one."""
+        if eqn.primitive.name in VARYING:
+            return True
         if eqn.primitive.name != "broadcast_in_dim":
             return False
         (before,), (after,) = eqn.invars, eqn.outvars
         places = tuple(eqn.params["broadcast_dimensions"])
         is_last = places[-1:] == (after.aval.ndim - 1,)
         return is_last and before.aval.shape[-1] == before.aval.size == self._shape[-1]
-
-
-def _number(eqn: core.JaxprEqn) -> float | None:
-    """The number that something is multiplied or divided by; None if it is none that is known."""
-    a, b = eqn.invars
-    if eqn.primitive.name == "mul" and isinstance(a, core.Literal):
-        a, b = b, a
-    if isinstance(a, core.Literal) or not isinstance(b, core.Literal) or np.ndim(b.val):
-        return None
-    return float(b.val)
 
 
 def _factors(eqn: core.JaxprEqn):

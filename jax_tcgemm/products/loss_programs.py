@@ -24,11 +24,16 @@ from jax_tcgemm.products import loss_values as lv
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_calls import Calls, Product, Sums, loss_note
 from jax_tcgemm.products.loss_elementwise import Elementwise
-from jax_tcgemm.products.loss_heads import SHAPING, Head, head_of
+from jax_tcgemm.products.loss_heads import SHAPING, VARYING, Head, head_of
 from jax_tcgemm.products.loss_values import Full, NotALossError, Row, Slope
-from jax_tcgemm.products.programs import in_order, without_unused, written_out
+from jax_tcgemm.products.programs import in_order, is_manual, traced, without_unused, written_out
 from jax_tcgemm.selection import ACCELERATE
-from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context, new_variable
+from jax_tcgemm.system.jax_internals import (
+    as_jaxpr,
+    has_plain_context,
+    new_variable,
+    varying_axes,
+)
 
 # What whole logits take in float32 from which on a loss gains by not having them: below, they stay
 # in the cache of a GPU. Gradients that have to make them again take longer than whole logits do,
@@ -51,7 +56,7 @@ def with_losses(
       equations: a program in which products are ours.
       results: its results.
       wide: leave out what rounds the logits.
-      losses: whether any is asked for; None asks for them where there is one device.
+      losses: whether any is asked for; None asks for them where no others may divide their tokens.
     """
     equations, results = list(equations), list(results)
     if losses is False:
@@ -62,7 +67,8 @@ def with_losses(
         loss = _Loss(equations, results, eqn, wide=wide)
         try:
             found = loss.rewritten()
-            if losses is None and jax.device_count() > 1:
+            is_divided = jax.device_count() > 1 and eqn.outvars[0].aval.sharding.mesh.empty
+            if losses is None and is_divided:
                 raise NotALossError(
                     "devices, of which there are several, must not divide it automatically; "
                     "accelerate it with losses=True if they do not"
@@ -88,7 +94,7 @@ def _may_be_logits(eqn: core.JaxprEqn) -> bool:
         return False
     if x.aval.dtype != w.aval.dtype or x.aval.dtype not in _DTYPES:
         return False
-    if not out.aval.sharding.mesh.empty or out.aval.dtype not in _DTYPES:
+    if not is_manual(out.aval.sharding.mesh) or out.aval.dtype not in _DTYPES:
         return False
     shape = out.aval.shape
     if len(shape) < 2 or not all(isinstance(extent, int) for extent in shape):
@@ -108,7 +114,8 @@ class _Loss:
         self._equations, self._results, self._eqn = equations, results, eqn
         (logits,) = eqn.outvars
         self._shape, self._dtype = logits.aval.shape, wide_dtype(eqn.invars[0].aval.dtype)
-        self._tokens = self._shape[:-1]
+        self._tokens, self._mesh = self._shape[:-1], logits.aval.sharding.mesh
+        self._varies = any(varying_axes(x.aval) for eqn in equations for x in eqn.outvars)
         self._rounded_to = None if wide or logits.aval.dtype == self._dtype else logits.aval.dtype
         self._head: Head | None = None
         self._known: dict[core.Var, Full | Row | Slope | bool] = {}
@@ -215,12 +222,22 @@ class _Loss:
                 raise NotALossError(f"its logits must be {self._dtype} before all else")
             by = "among the results" if eqn is None else f"read by {eqn.primitive.name}"
             raise NotALossError(f"what has the size of its logits must not be {by}")
-        return self._of_shape(self._rows.value(value), x.aval.shape)
+        return self._varying_as(x, self._of_shape(self._rows.value(value), x.aval.shape))
 
     def _of_shape(self, row: core.Var, shape: tuple[int, ...]) -> core.Var:
         if row.aval.shape == shape:
             return row
         return self._emitted(lambda x: (x.reshape(shape),), row)[0]
+
+    def _varying_as(self, x: core.Var, value: core.Var) -> core.Var:
+        """A variable that varies over the mesh axes of a shard_map over which another one does."""
+        wanted, own = varying_axes(x.aval), varying_axes(value.aval)
+        if own - wanted:
+            raise NotALossError("what is computed of it must vary as its logits do")
+        axes = tuple(wanted - own)
+        if not axes:
+            return value
+        return self._emitted(lambda v: (lax.pcast(v, axes, to="varying"),), value)[0]
 
     def _emit(self, function: Callable, *operands: core.Var) -> core.Var:
         """The result of a function of rows that is written into the program, a row."""
@@ -233,10 +250,14 @@ class _Loss:
 
     def _emitted(self, function: Callable, *operands: core.Var, results=None) -> list[core.Var]:
         """Writes a function into the program, of operands and for results that are variables."""
-        closed = jax.make_jaxpr(function)(*(x.aval for x in operands))
+        types = [x.aval for x in operands]
+        closed = traced(function, types, self._mesh, varies=self._varies)
         jaxpr = as_jaxpr(closed)
         if closed.consts:
             raise NotALossError("what it is made of must close over no arrays")
+        for x, result in zip(jaxpr.outvars, results or (), strict=False):
+            if varying_axes(x.aval) != varying_axes(result.aval):
+                raise NotALossError("labels and what gradients are of must vary as its logits do")
         own = dict(zip(jaxpr.invars, operands, strict=True))
         given = dict(zip(jaxpr.outvars, results or (), strict=False))
         for eqn in jaxpr.eqns:
@@ -251,8 +272,10 @@ class _Loss:
         """What the result of an equation is of logits; None where it is something else."""
         (out,), name = eqn.outvars, eqn.primitive.name
         is_full = out.aval.shape == self._shape
-        if name == "convert_element_type" and isinstance(eqn.invars[0], core.Literal):
-            return lv.number(eqn.invars[0].val) if out.aval.shape == () else None
+        if out.aval.shape == () and name in (*VARYING, "convert_element_type"):
+            known = self._operand(eqn.invars[0])
+            is_number = isinstance(known, Row) and known.number is not None
+            return lv.number(np.asarray(known.number).astype(out.aval.dtype)) if is_number else None
         if not is_full and not self._is_row(out.aval.shape):
             return None
         if name == "broadcast_in_dim":
@@ -276,6 +299,8 @@ class _Loss:
             return None
         if name in SHAPING and not is_full:
             return operands[0] if isinstance(operands[0], Row) else None
+        if name in VARYING:
+            return operands[0]
         if name in ("reduce_sum", "reduce_max"):
             return self._reduced(eqn, operands[0])
         if is_full:
@@ -395,7 +420,7 @@ class _Loss:
     def _root(self, x: core.Var) -> core.Var:
         """The integers for each token that a variable has, with other dimensions of extent 1."""
         eqn = self._made_by.get(x)
-        while eqn is not None and eqn.primitive.name in SHAPING:
+        while eqn is not None and eqn.primitive.name in (*SHAPING, *VARYING):
             (before,) = eqn.invars
             if isinstance(before, core.Literal) or not _keeps_order(eqn):
                 break
@@ -413,9 +438,8 @@ class _Loss:
         if name == "iota":
             axis = eqn.params["dimension"]
             return axis if shape[axis] == self._shape[-1] else None
-        if name not in (*SHAPING, "convert_element_type") or isinstance(
-            eqn.invars[0], core.Literal
-        ):
+        passing = (*SHAPING, *VARYING, "convert_element_type")
+        if name not in passing or isinstance(eqn.invars[0], core.Literal):
             return None
         before = self._axis_of_positions(eqn.invars[0])
         if before is None or name == "convert_element_type":
@@ -483,7 +507,12 @@ class _Loss:
 
     def _lse_and_losses(self) -> tuple[core.Var, core.Var]:
         if self._made_here is None:
-            row = jax.make_jaxpr(lambda: jnp.zeros(self._tokens, self._dtype))()
+            logits = self._eqn.outvars[0].aval
+            row = traced(
+                lambda z: jnp.sum(z.astype(self._dtype), -1),
+                *([logits], self._mesh),
+                varies=self._varies,
+            )
             like, (aval,) = as_jaxpr(row).outvars[0], row.out_avals
             self._made_here = new_variable(like, aval), new_variable(like, aval)
         return self._made_here
