@@ -222,7 +222,7 @@ def test_narrow_gradients_that_are_summed_otherwise_stay():
         (dz,) = vjp(1.0)
         return z, lax.reduce_sum(dz, (1,))
 
-    check(whole, x, w, kinds=[])
+    check(whole, x, w, kinds=[], tolerance=1e-2)
     calls = jax_tcgemm.explain(accelerate(whole), x, w)
     assert any("must not be read by reduce_sum" in call.why for call in calls)
 

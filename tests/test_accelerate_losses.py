@@ -244,6 +244,8 @@ def test_accuracy(dtype, chunk_bytes, monkeypatch, request):
             assert a.dtype == b.dtype
             np.testing.assert_array_equal(a, b)
     assert 0.4 < found[1][0] < 1
+    whys = [call.why for call in jax_tcgemm.explain(accelerate(loss), x, w)]
+    assert any("where logits of a loss are largest: its logits" in why for why in whys)
 
 
 def test_nan_is_the_largest(x64, monkeypatch):
