@@ -219,8 +219,8 @@ def test_accuracy(dtype, chunk_bytes, monkeypatch, request):
     monkeypatch.setattr(top_k, "_CHUNK_BYTES", chunk_bytes or top_k._CHUNK_BYTES)
     monkeypatch.setattr(top_k, "_LEAST_COLUMNS", 64)
     x, w, labels = operands(dtype, shape=(4, 10))
-    # Of equal logits, of which there are some, the first one counts.
-    w = w.at[:, 100].set(w[:, 3]).at[:, 50:60].set(w[:, 30:40])
+    # Of equal logits, of this chunk and the next one, the first one counts.
+    w = w.at[:, 64:].set(w[:, :56]).at[:, 50:60].set(w[:, 30:40])
     places = jnp.argmax(x @ w, -1)
     labels = jnp.where(labels % 2 == 0, places, labels)
 
@@ -248,17 +248,19 @@ def test_accuracy(dtype, chunk_bytes, monkeypatch, request):
     assert any("where logits of a loss are largest: its logits" in why for why in whys)
 
 
-def test_nan_is_the_largest(x64, monkeypatch):
+@pytest.mark.parametrize("places", [(70, 110), (20, 70)], ids=["a later chunk", "two chunks"])
+def test_nan_is_the_largest(places, x64, monkeypatch):
     monkeypatch.setattr(top_k, "_CHUNK_BYTES", 64 * TOKENS * 8)
+    monkeypatch.setattr(top_k, "_LEAST_COLUMNS", 64)
     x, w, labels = operands()
-    w = w.at[2, 70].set(jnp.nan).at[3, 110].set(jnp.nan)
+    w = w.at[2, jnp.array(places)].set(jnp.nan)
 
     def loss(x, w):
         z = x @ w
         return jnp.mean(WRITTEN["optax"](z, labels)), jnp.argmax(z, -1)
 
     assert losses_in(loss, x, w) == ["largest", "values"]
-    np.testing.assert_array_equal(jax.jit(accelerate(loss))(x, w)[1], 70)
+    np.testing.assert_array_equal(jax.jit(accelerate(loss))(x, w)[1], places[0])
 
 
 def test_accuracy_of_small_logits_stays(x64, monkeypatch):
