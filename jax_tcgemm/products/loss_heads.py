@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from jax.extend import core
+from jax.extend.core.primitives import mul_p
 
 from jax_tcgemm.products.gates import by_columns
 from jax_tcgemm.products.logits import Step
@@ -127,16 +128,11 @@ class _Steps:
             if tanh is None:
                 continue
             by, (t,) = (number if name == "div" else 1 / number), tanh.outvars
-            # Derivatives read the tangent, too, but multiply it by no number.
-            for eqn in self._users.get(t, []):
-                if eqn is None or eqn.primitive.name != "mul" or eqn.outvars[0] in self._made:
-                    continue
-                soft_cap = self._number(eqn)
-                if (
-                    soft_cap is not None
-                    and soft_cap > 0
-                    and math.isclose(soft_cap, by, rel_tol=1e-6)
-                ):
+            # Derivatives read the tanh, too, but multiply it by no number.
+            products = (eqn for eqn in self._users.get(t, []) if eqn and eqn.primitive is mul_p)
+            for eqn in products:
+                soft_cap = self._number(eqn) or 0.0
+                if soft_cap > 0 and math.isclose(soft_cap, by, rel_tol=1e-6):
                     self._take(Step.QUOTIENT, converted, quotient)
                     self._take(Step.TANH, more, tanh)
                     self._take(Step.CAP, [], eqn)
