@@ -671,6 +671,21 @@ def test_shard_map(check_vma):
         check(step, *args, tolerance=1e-4)
 
 
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_numbers_that_come_after_another_use_of_the_product(is_divided):
+    """In a shard_map they are made to vary; arrays that are made of numbers are read."""
+
+    def local(x, w):
+        z = x @ w
+        return jnp.sort(z, -1), jnp.sin(3 * z), jnp.cos(z * jnp.sin(jnp.full((1, 8), 2.0) + 1))
+
+    f = local
+    if is_divided:
+        specs = P("x"), P()
+        f = jax.shard_map(local, mesh=mesh_of(AxisType.Auto), in_specs=specs, out_specs=P("x"))
+    check(f, normal(8, 16), normal(16, 8))
+
+
 # --- what runs as one call ------------------------------------------------------------------------
 
 

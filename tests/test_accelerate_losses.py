@@ -10,63 +10,27 @@ import pytest
 from accelerated import equations
 from jax import lax
 from random_arrays import draw
+from written_losses import (
+    DEPTH,
+    TOKENS,
+    VOCABULARY,
+    WRITTEN,
+    accelerate,
+    at,
+    check,
+    losses_in,
+    of_any_size,
+    operands,
+    wide,
+)
 
 import jax_tcgemm
-from jax_tcgemm.products import loss_calls, loss_programs
-
-TOKENS, DEPTH, VOCABULARY = 40, 24, 120
-# Tests have several devices.
-accelerate = functools.partial(jax_tcgemm.accelerate, losses=True)
+from jax_tcgemm.products import loss_calls, loss_programs, top_k
 
 
 @pytest.fixture(autouse=True)
 def _of_any_size(monkeypatch):
-    """Losses of tests are smaller than those that gain."""
-    for name in ("_LEAST_BYTES", "_LEAST_BYTES_AGAIN", "_LEAST_VOCABULARY"):
-        monkeypatch.setattr(loss_programs, name, 0)
-
-
-def operands(dtype="float64", seed=0, shape=(TOKENS,)):
-    labels = np.random.default_rng([seed, 3]).integers(0, VOCABULARY, shape)
-    x, w = draw((*shape, DEPTH), dtype, seed), draw((DEPTH, VOCABULARY), dtype, seed + 1)
-    return x, w * jnp.asarray(0.5, dtype), jnp.asarray(labels, jnp.int32)
-
-
-def losses_in(f, *arguments):
-    """What the program of an accelerated function has of losses, without their sizes."""
-    found = [str(eqn.params.get("name")) for eqn in equations(f, *arguments, losses=True)]
-    prefix = f"{loss_calls.NAME}_"
-    return [n.removeprefix(prefix).rpartition("_")[0] for n in found if n.startswith(prefix)]
-
-
-def wide(z):
-    return z.astype(jnp.promote_types(z.dtype, jnp.float32))
-
-
-def at(z, labels):
-    return jnp.take_along_axis(z, labels[..., None], -1)[..., 0]
-
-
-def hot(labels, like):
-    return jax.nn.one_hot(labels, VOCABULARY, dtype=like.dtype)
-
-
-# Of logits and labels, a number for each token, as people write it.
-WRITTEN = {
-    "optax": optax.softmax_cross_entropy_with_integer_labels,
-    "optax, one-hot": lambda z, y: optax.softmax_cross_entropy(z, hot(y, z)),
-    "log_softmax": lambda z, y: -at(jax.nn.log_softmax(z), y),
-    "log_softmax, one-hot": lambda z, y: -jnp.sum(hot(y, z) * jax.nn.log_softmax(z), -1),
-    "logsumexp": lambda z, y: jax.nn.logsumexp(z, -1) - at(z, y),
-    "where": lambda z, y: (
-        jax.nn.logsumexp(z, -1)
-        - jnp.sum(jnp.where(y[..., None] == jnp.arange(VOCABULARY), z, 0), -1)
-    ),
-    "by hand": lambda z, y: (
-        jnp.log(jnp.sum(jnp.exp(z - z.max(-1, keepdims=True)), -1)) + z.max(-1) - at(z, y)
-    ),
-    "normalised": lambda z, y: -at(z - jax.nn.logsumexp(z, -1, keepdims=True), y),
-}
+    of_any_size(monkeypatch)
 
 
 @pytest.mark.parametrize("written", WRITTEN)
@@ -130,14 +94,6 @@ def test_logits_are_rounded_as_the_program_rounds_them():
     assert np.max(abs(rounded - exact)) > 1e-3
     np.testing.assert_allclose(kept, rounded, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(left_out, exact, rtol=1e-5, atol=1e-5)
-
-
-def check(f, *arguments, kinds, tolerance=1e-11):
-    assert losses_in(f, *arguments) == kinds
-    found, expected = (jax.jit(g)(*arguments) for g in (accelerate(f), f))
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
 def test_of_an_embedding(x64):
@@ -252,6 +208,89 @@ def test_gradients_taken_outside(x64):
     np.testing.assert_allclose(of_each.reshape(-1), WRITTEN["optax"](x @ w, labels), rtol=1e-11)
 
 
+# --- accuracy -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("chunk_bytes", [None, 64 * TOKENS * 4], ids=["one chunk", "chunks"])
+def test_accuracy(dtype, chunk_bytes, monkeypatch, request):
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    monkeypatch.setattr(top_k, "_CHUNK_BYTES", chunk_bytes or top_k._CHUNK_BYTES)
+    monkeypatch.setattr(top_k, "_LEAST_COLUMNS", 64)
+    x, w, labels = operands(dtype, shape=(4, 10))
+    # Of equal logits, of this chunk and the next one, the first one counts.
+    w = w.at[:, 64:].set(w[:, :56]).at[:, 50:60].set(w[:, 30:40])
+    places = jnp.argmax(x @ w, -1)
+    labels = jnp.where(labels % 2 == 0, places, labels)
+
+    def loss(x, w):
+        z = wide(x @ w)
+        is_right = jnp.argmax(z, -1) == labels
+        losses = WRITTEN["optax"](z, labels)
+        return jnp.mean(losses), (
+            jnp.mean(is_right),
+            jnp.argmax(z, -1),
+            z.argmax(-1).astype("int8"),
+        )
+
+    step = jax.value_and_grad(loss, (0, 1), has_aux=True)
+    assert losses_in(loss, x, w) == ["largest", "values"]
+    assert losses_in(step, x, w) == ["largest", "values_and_gradients"]
+    for f in (loss, lambda x, w: step(x, w)[0]):
+        found, expected = (jax.jit(g)(x, w) for g in (accelerate(f), f))
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+        for a, b in zip(found[1], expected[1], strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+    assert 0.4 < found[1][0] < 1
+    whys = [call.why for call in jax_tcgemm.explain(accelerate(loss), x, w)]
+    assert any("where logits of a loss are largest: its logits" in why for why in whys)
+
+
+@pytest.mark.parametrize("places", [(70, 110), (20, 70)], ids=["a later chunk", "two chunks"])
+def test_nan_is_the_largest(places, x64, monkeypatch):
+    monkeypatch.setattr(top_k, "_CHUNK_BYTES", 64 * TOKENS * 8)
+    monkeypatch.setattr(top_k, "_LEAST_COLUMNS", 64)
+    x, w, labels = operands()
+    w = w.at[2, jnp.array(places)].set(jnp.nan)
+
+    def loss(x, w):
+        z = x @ w
+        return jnp.mean(WRITTEN["optax"](z, labels)), jnp.argmax(z, -1)
+
+    assert losses_in(loss, x, w) == ["largest", "values"]
+    np.testing.assert_array_equal(jax.jit(accelerate(loss))(x, w)[1], places[0])
+
+
+def test_accuracy_of_small_logits_stays(x64, monkeypatch):
+    """It takes a product more, which gains memory only."""
+    monkeypatch.setattr(loss_programs, "_LEAST_BYTES_AGAIN", 8 * TOKENS * VOCABULARY + 1)
+    x, w, labels = operands()
+
+    def loss(x, w):
+        z = x @ w
+        return jnp.mean(WRITTEN["optax"](z, labels)), jnp.mean(jnp.argmax(z, -1) == labels)
+
+    check(loss, x, w, kinds=[])
+    (call,) = jax_tcgemm.explain(accelerate(loss), x, w)
+    assert "must take a gibibyte if they are made again for where they are largest" in call.why
+
+
+def test_gradients_of_an_accuracy_taken_outside(x64):
+    x, w, labels = operands()
+
+    def loss(x, w):
+        z = x @ w
+        return jnp.mean(WRITTEN["optax"](z, labels)), jnp.mean(jnp.argmax(z, -1) == labels)
+
+    found, expected = (
+        jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(x, w) for f in (accelerate(loss), loss)
+    )
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+
+
 # --- what is no loss ------------------------------------------------------------------------------
 
 
@@ -262,7 +301,8 @@ def _also(f):
 # With why not, as `explain` has it.
 OTHERS = {
     "logits are a result": (_also(lambda z: z), "must not be among the results"),
-    "accuracy": (_also(lambda z: jnp.argmax(z, -1)), "must not be read by argmax"),
+    "the smallest logit": (_also(lambda z: jnp.argmin(z, -1)), "must not be read by argmin"),
+    "of each entry": (_also(lambda z: jnp.argmax(z, 0)), "must not be read by argmax"),
     "the largest logit": (_also(lambda z: z.max(-1)), "the largest logits must cancel"),
     "no maximum added": (
         lambda z, y: jnp.log(jnp.sum(jnp.exp(z - z.max(-1, keepdims=True)), -1)) - at(z, y),
@@ -323,15 +363,15 @@ def test_narrow_losses_stay():
 
 def test_gradients_that_are_read_elsewhere_stay(x64):
     x, w, labels = operands()
-    bias = draw((VOCABULARY,), "float64", 7)
 
     def of_logits(z):
         return jnp.mean(WRITTEN["optax"](z, labels))
 
-    def with_bias(x, w, bias):
-        return of_logits(x @ w + bias)
+    def sums(x, w):
+        z, vjp = jax.vjp(of_logits, x @ w)
+        return z, jnp.sum(vjp(1.0)[0], 0)
 
-    check(jax.grad(with_bias, (0, 1, 2)), x, w, bias, kinds=[], tolerance=1e-10)
+    check(sums, x, w, kinds=[])
 
     def itself(x, w):
         z, vjp = jax.vjp(of_logits, x @ w)

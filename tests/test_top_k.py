@@ -122,6 +122,20 @@ def test_derivatives(vocabulary_axis, chunk_bytes, soft_cap, x64):
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
 
 
+def test_second_derivatives(x64):
+    x, w, _ = operands()
+    weights, tangents = draw((TOKENS, 9), "float64", 8), (w[:TOKENS], w[::-1])
+
+    def second(f):
+        def total(x, w):
+            return jnp.vdot(weights, f(x, w, 9, soft_cap=3.0)[0])
+
+        return jax.jvp(jax.grad(total, (0, 1)), (x, w), tangents)[1]
+
+    for a, b in zip(second(jax_tcgemm.linear_top_k), second(reference), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
 def test_many_chosen_ones_are_differentiated_by_chunks(x64):
     x, w, _ = operands()
     weights = draw((TOKENS, 25), "float64", 8)
@@ -182,6 +196,51 @@ def test_refusals(change, says):
     x, w, _ = operands("float32")
     with pytest.raises((TypeError, ValueError), match=re.escape(f"linear_top_k: {says}")):
         jax_tcgemm.linear_top_k(**{"x": x, "w": w, "k": 3} | change)
+
+
+@pytest.mark.parametrize("k", [5, 60])
+@pytest.mark.parametrize("soft_cap", [None, 3.0])
+def test_of_a_divided_vocabulary(k, soft_cap, x64):
+    """k is less and more than what one device has of it."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    x, w, bias = operands(vocabulary=160)
+    x = x[:18]
+    # Equal logits on two devices, and on one.
+    w = w.at[130].set(w[50]).at[51].set(w[50])
+    bias = bias.at[jnp.array([50, 51, 130])].set(bias.max())
+    weights = draw((18, k), "float64", 8)
+
+    def divided(x, w, bias):
+        f = functools.partial(
+            jax_tcgemm.linear_top_k, k=k, soft_cap=soft_cap, axis_name="model", chunk_bytes=SMALL
+        )
+        specs = P("data"), P("model"), P("model")
+        own = jax.shard_map(
+            lambda x, w, bias: f(x, w, bias=bias),
+            **{"mesh": mesh, "in_specs": specs, "out_specs": P("data")},
+        )
+        return own(x, w, bias)
+
+    def plain(x, w, bias):
+        return reference(x, w, k, bias, soft_cap)
+
+    found, expected = (jax.jit(f)(x, w, bias) for f in (divided, plain))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(found[1], expected[1])
+    derivatives = (
+        jax.jit(jax.grad(lambda *given, f=f: jnp.vdot(weights, f(*given)[0]), (0, 1, 2)))(
+            x, w, bias
+        )
+        for f in (divided, plain)
+    )
+    for a, b in zip(*derivatives, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+
+
+def test_axes_that_are_not_manual_are_refused():
+    x, w, _ = operands("float32")
+    with pytest.raises(ValueError, match="linear_top_k: axis_name must be a mesh axis that is man"):
+        jax_tcgemm.linear_top_k(x, w, 3, axis_name="model")
 
 
 def test_explicit_axes_are_refused():

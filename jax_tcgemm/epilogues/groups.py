@@ -87,7 +87,7 @@ class _Program:
         # Of variables that groups have as results, the group.
         self._group_of: dict[core.Var, int] = {}
         self._taken: set[int] = set()
-        self._of_arrays: set[core.Var] = set()  # what is known not to be made of numbers alone
+        self._of_arrays: set[tuple] = set()  # what is known not to be made of numbers alone
         self.groups: list[Group] = []
         self.gone: set[int] = set()
         self.why: dict[int, Reason] = {}
@@ -230,7 +230,7 @@ class _Program:
         late = [
             number
             for number in draft.members
-            if any(x not in own and self._is_late(x, place) for x in self._inputs(number))
+            if any(x not in own and self._is_late(x, place, draft) for x in self._inputs(number))
         ]
         if late:
             eqn = self._equations[late[0]]
@@ -263,18 +263,20 @@ class _Program:
                 )
         return None
 
-    def _is_late(self, x: core.Var, place: Place) -> bool:
-        """Whether it is not known at a place, nor can be made there of numbers alone."""
-        return self._place_of(x) >= place and not self._is_of_numbers(x)
+    def _is_late(self, x: core.Var, place: Place, draft: Draft) -> bool:
+        """Whether it is not known at a place, nor can a draft make it of numbers alone."""
+        shape = draft.products[0].aval.shape
+        return self._place_of(x) >= place and not self._is_of_numbers(x, shape)
 
-    def _is_of_numbers(self, x: core.Var, depth: int = 8) -> bool:
+    def _is_of_numbers(self, x: core.Var, shape: tuple[int, ...], depth: int = 8) -> bool:
+        """Whether `_cut` finds nothing to read for it, beside a product of a shape."""
         number = self._producer.get(x)
-        if number is None or depth == 0 or x in self._of_arrays or x in self._group_of:
+        if number is None or depth == 0 or (x, shape) in self._of_arrays or x in self._group_of:
             return False
-        is_made = self._may_repeat(number, x.aval.shape) or self._is_for_nothing(number)
-        if is_made and all(self._is_of_numbers(y, depth - 1) for y in self._inputs(number)):
+        is_made = self._may_repeat(number, shape) or self._is_for_nothing(number)
+        if is_made and all(self._is_of_numbers(y, shape, depth - 1) for y in self._inputs(number)):
             return True
-        self._of_arrays.add(x)
+        self._of_arrays.add((x, shape))
         return False
 
     def _inputs(self, number: int) -> list[core.Var]:
@@ -322,7 +324,7 @@ class _Program:
             chains = {n: chain for n, chain in chains.items() if n not in wrong}
         taken = set(chains).union(*chains.values())
         late = any(
-            self._is_late(x, draft.place)
+            self._is_late(x, draft.place, draft)
             for n in taken
             for x in self._inputs(n)
             if x not in own and self._producer.get(x) not in taken
@@ -548,10 +550,18 @@ class _Program:
     def _is_for_nothing(self, number: int) -> bool:
         """Whether it makes a number of numbers, or gives a small array more dimensions."""
         eqn = self._equations[number]
-        is_of_numbers = all(isinstance(x, core.Literal) for x in eqn.invars)
-        if is_of_numbers and self._is_elementwise(number, ()):
+        if self._is_elementwise(number, ()) and all(map(self._is_number, eqn.invars)):
             return True
         return is_repeated(eqn, _shape(eqn)) and _bytes(eqn.invars[0]) == _bytes(eqn.outvars[0])
+
+    def _is_number(self, x, depth: int = 4) -> bool:
+        """Whether it is a number that is known, as one that a shard_map makes vary."""
+        if isinstance(x, core.Literal):
+            return True
+        number = self._producer.get(x)
+        if number is None or depth == 0 or not self._is_elementwise(number, ()):
+            return False
+        return all(self._is_number(y, depth - 1) for y in self._equations[number].invars)
 
     def _cost(self, x: core.Var, size: int, before) -> int:
         """Bytes of an element to read, and to write if it is only for this."""

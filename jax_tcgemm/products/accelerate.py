@@ -41,7 +41,7 @@ def accelerate(fn: Callable, *, wide: bool = False, losses: bool | None = None) 
     `jax.custom_jvp` stay as they are. So do the bodies of Pallas kernels, what has effects, and
     remat with a policy that is still to be differentiated, since a policy tells primitives apart.
     What cannot be rewritten runs as it was. No product is computed twice, but logits of losses
-    whose gradients need them again, and none is left out.
+    whose gradients, or whose largest ones, need them again, and none is left out.
 
     Whether a kernel computes an epilogue is decided where the program is lowered: only where that
     should take less time than the bare product and what XLA makes of the rest. Everywhere else it
@@ -57,9 +57,9 @@ def accelerate(fn: Callable, *, wide: bool = False, losses: bool | None = None) 
         it is traced once for the types of the arrays, and the others.
       wide: compute epilogues in float32 from the accumulator to their results: what the function
         rounds to narrower floats in between is not rounded, and neither is the product.
-      losses: whether to make losses without their logits; None does so where JAX has one device.
-        Tokens that are divided over automatic mesh axes would have each chunk's gradient of the
-        weights summed over devices.
+      losses: whether to make losses without their logits; None does so where JAX has one device,
+        and in a `jax.shard_map` over all axes. Elsewhere tokens may be divided over automatic mesh
+        axes, which would have each chunk's gradient of the weights summed over devices.
 
     Returns:
       A function of the same arguments and results.

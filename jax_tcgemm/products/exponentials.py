@@ -1,8 +1,8 @@
 """Which arrays of a program have their exponentials taken, as the logits of every loss have.
 
 Whether a product is the logits of a loss takes a walk through the whole program, and most products
-of a model are none. This tells those few apart whose exponentials `loss_values` could be of, from
-what follows each of them.
+of a model are none. This tells those few apart whose exponentials `loss_values` could be of, or of
+which it is asked where they are largest, from what follows each of them.
 """
 
 import collections
@@ -13,9 +13,22 @@ from jax.extend import core
 from jax_tcgemm.epilogues.calls import called
 from jax_tcgemm.system.jax_internals import as_jaxpr
 
-# What may come between: a conversion, and the largest logit or another number for each token.
+# What may come between: a conversion, a bias and a cap, and the largest logit or another number for
+# each token.
 _BETWEEN = frozenset(
-    {"add", "add_any", "sub", "mul", "div", "neg", "convert_element_type", "stop_gradient"}
+    [
+        "add",
+        "add_any",
+        "sub",
+        "mul",
+        "div",
+        "neg",
+        "tanh",
+        "convert_element_type",
+        "stop_gradient",
+        "pvary",
+        "pcast",
+    ]
 )
 
 
@@ -53,7 +66,7 @@ def _followed(eqn: core.JaxprEqn, known, repeated, shape) -> set[core.Var] | Non
     if not any(are_known):
         return set()
     name, inner = eqn.primitive.name, as_jaxpr(called(eqn))
-    if name == "exp":
+    if name in ("exp", "argmax"):
         return None
     if inner is not None:
         own = {x for x, is_known in zip(inner.invars, are_known, strict=True) if is_known}

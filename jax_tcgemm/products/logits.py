@@ -8,6 +8,7 @@ boundaries: the vocabulary is padded with logits of minus infinity.
 """
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -32,6 +33,12 @@ _FURTHEST = 60.0
 EXPONENTS = -200.0, 80.0
 
 
+class Step(enum.IntEnum):
+    """The steps to a logit, in their order."""
+
+    PRODUCT, BIAS, QUOTIENT, TANH, CAP = range(5)
+
+
 @dataclasses.dataclass(frozen=True)
 class How:
     """What a call says beside its arrays.
@@ -46,7 +53,8 @@ class How:
       precision: as for `matmul`.
       implementation: name to force, or None.
       vocabulary_axis: the dimension of w that is the vocabulary, 0 or 1.
-      rounded_to: a dtype that products are rounded to, as whole logits of it are; None leaves them.
+      rounded_to: a dtype that steps to logits are rounded to, as whole ones of it are, or None.
+      last_rounded: the last one that is.
     """
 
     op: str
@@ -59,6 +67,7 @@ class How:
     implementation: str | None = None
     vocabulary_axis: int = 0
     rounded_to: np.dtype | None = None
+    last_rounded: Step = Step.PRODUCT
 
     def size(self, w) -> int:
         """Entries of a device's vocabulary."""
@@ -67,6 +76,13 @@ class How:
     def columns(self, extent: int) -> tuple[int, int]:
         """What a pair of two numbers for w is: 0, and one for its vocabulary."""
         return (extent, 0) if self.vocabulary_axis == 0 else (0, extent)
+
+    def rounded(self, z: jax.Array, step: Step) -> jax.Array:
+        """The result of a step, rounded if it is to be."""
+        if self.rounded_to is None or step > self.last_rounded:
+            return z
+        own = jnp.finfo(self.rounded_to)
+        return lax.reduce_precision(z, own.nexp, own.nmant)
 
     @property
     def devices(self) -> int:
@@ -227,16 +243,17 @@ def aligned(extent: int) -> int:
 
 def logits_of(how: How, acc, bias, offset):
     """Logits, from products with the weights, and their derivatives by these."""
-    soft_cap = how.soft_cap
-    if how.rounded_to is not None:
-        own = jnp.finfo(how.rounded_to)
-        acc = lax.reduce_precision(acc, own.nexp, own.nmant)
-    z = acc if bias is None else acc + bias
-    slope = None
+    soft_cap, slope = how.soft_cap, None
+    z = how.rounded(acc, Step.PRODUCT)
+    if bias is not None:
+        z = how.rounded(z + bias, Step.BIAS)
     if soft_cap is not None:
-        capped = jnp.tanh(z / soft_cap)
-        z, slope = soft_cap * capped, 1 - capped * capped
-    return z if offset is None else z + offset, slope
+        capped = how.rounded(jnp.tanh(how.rounded(z / soft_cap, Step.QUOTIENT)), Step.TANH)
+        z, slope = how.rounded(soft_cap * capped, Step.CAP), 1 - capped * capped
+    if offset is not None:
+        # Without a cap it is the bias.
+        z = z + offset if soft_cap is not None else how.rounded(z + offset, Step.BIAS)
+    return z, slope
 
 
 def with_logits(how: How, x, vocabulary: Vocabulary, function: Callable, operands):

@@ -4,11 +4,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
+from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.products import loss_rows, loss_sums
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_values import NotALossError
+from jax_tcgemm.products.top_k import argmax_of_logits
 
 # What is called like this in a program is one of `Calls`.
 NAME = "tcgemm_loss"
@@ -28,8 +31,9 @@ class Product:
     side: int
     is_of_w: bool
 
-    def arranged(self, dx, dw, vocabulary_axis: int):
-        """It from the gradients of x and w."""
+    def arranged(self, dx, dw, db, vocabulary_axis: int):
+        """It from the gradients of x, w and bias."""
+        del db
         contract, batch = self.eqn.params["dimension_numbers"]
         axes, others = contract[self.side], contract[1 - self.side]
         axis = dx.ndim - 1
@@ -48,50 +52,76 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sums:
+    """The sums over the tokens of the gradient of the logits.
+
+    Attributes:
+      eqn: their equation.
+    """
+
+    eqn: core.JaxprEqn
+
+    def arranged(self, dx, dw, db, vocabulary_axis: int):
+        """They from the gradients of x, w and bias."""
+        del dx, dw, vocabulary_axis
+        return db.astype(self.eqn.outvars[0].aval.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class Calls:
     """Those that take the place of the logits of one loss.
 
     Attributes:
       how: as of a call of `linear_cross_entropy`.
       shape: of the logits.
-      products: those with their gradient.
+      has_bias: whether they have one.
+      products: those with their gradient, and its sums.
+      places: dtypes, in each of which it is asked for where the logits are largest.
       size: bytes of the logits.
     """
 
     how: How
     shape: tuple[int, ...]
-    products: tuple[Product, ...]
+    has_bias: bool
+    products: tuple[Product | Sums, ...]
+    places: tuple[np.dtype, ...]
     size: int
 
     def named(self, kind: str):
-        """The call of one of the functions below."""
+        """The call of one of the functions below, of x, w, a bias if there is one, and the rest."""
         own = getattr(self, kind)
 
-        def function(*operands):
-            return own(*operands)
+        def function(x, w, *rest):
+            x, w, *rest = same_varying(x, w, *rest)
+            return own(x, w, *rest) if self.has_bias else own(x, w, None, *rest)
 
         function.__name__ = f"{NAME}_{kind}_{self.size // 10**6}"
         return jax.jit(function)
 
-    def values(self, x, w, label):
+    def values(self, x, w, bias, label):
         """The lse and the losses."""
         x, label, has_label, _ = self._flat(x, label)
-        losses, lse = loss_rows.token_losses(self.how, False, x, w, None, label)
+        losses, lse = loss_rows.token_losses(self.how, False, x, w, bias, label)
         return self._shaped(lse, losses, has_label)
 
-    def values_and_gradients(self, x, w, label, a, c):
+    def values_and_gradients(self, x, w, bias, label, a, c):
         """The same and the products, of a gradient a softmax(z) + c [v = label]."""
         own, label, has_label, (a, c) = self._flat(x, label, a, c)
         c = jnp.where(has_label, c, 0)
-        losses, lse, *found = loss_sums.losses_and_gradients(self.how, own, w, label, a, c)
+        losses, lse, *found = loss_sums.losses_and_gradients(self.how, own, w, bias, label, a, c)
         return *self._shaped(lse, losses, has_label), *self._products(x, *found)
 
-    def gradients(self, x, w, label, lse, a, c):
+    def gradients(self, x, w, bias, label, lse, a, c):
         """The products alone."""
         own, label, has_label, (lse, a, c) = self._flat(x, label, lse, a, c)
         gradient = loss_rows.Gradient(a, jnp.where(has_label, c, 0))
-        dx, dw, _ = loss_rows.gradients_of(self.how, own, w, None, label, lse, gradient)
-        return self._products(x, dx, dw)
+        found = loss_rows.gradients_of(self.how, own, w, bias, label, lse, gradient)
+        return self._products(x, *found)
+
+    def largest(self, x, w, bias):
+        """The entries of the vocabulary whose logits are the largest."""
+        found = argmax_of_logits(self.how, x.reshape(-1, x.shape[-1]), w, bias)
+        return [found.reshape(self.shape[:-1]).astype(dtype) for dtype in self.places]
 
     def _flat(self, x, label, *rows):
         label, rows = label.reshape(-1), [row.reshape(-1) for row in rows]
@@ -103,9 +133,9 @@ class Calls:
         found = lse, jnp.where(has_label, losses, jnp.nan)
         return [row.reshape(self.shape[:-1]) for row in found]
 
-    def _products(self, x, dx, dw):
+    def _products(self, x, dx, dw, db):
         dx, axis = dx.reshape(x.shape), self.how.vocabulary_axis
-        return [product.arranged(dx, dw, axis) for product in self.products]
+        return [product.arranged(dx, dw, db, axis) for product in self.products]
 
 
 def loss_note(eqn: core.JaxprEqn) -> str:
@@ -117,6 +147,7 @@ def loss_note(eqn: core.JaxprEqn) -> str:
     size = f"its logits, {megabytes} MB in float32, are not stored"
     return {
         "values": f"a loss: {size}",
+        "largest": f"where logits of a loss are largest: {size} but made again for that",
         "values_and_gradients": f"a loss and its gradients: {size}",
         "gradients": f"gradients of a loss: {size} but made again, since what they are multiplied "
         "by is known after the loss",

@@ -22,13 +22,19 @@ from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import is_in_parts
 from jax_tcgemm.products import loss_values as lv
 from jax_tcgemm.products.exponentials import exponentiated
-from jax_tcgemm.products.gates import by_columns
 from jax_tcgemm.products.logits import How
-from jax_tcgemm.products.loss_calls import Calls, Product, loss_note
-from jax_tcgemm.products.loss_values import Full, NotALossError, Row
-from jax_tcgemm.products.programs import in_order, without_unused, written_out
+from jax_tcgemm.products.loss_calls import Calls, Product, Sums, loss_note
+from jax_tcgemm.products.loss_elementwise import Elementwise
+from jax_tcgemm.products.loss_heads import SHAPING, VARYING, Head, head_of
+from jax_tcgemm.products.loss_values import Full, NotALossError, Row, Slope
+from jax_tcgemm.products.programs import in_order, is_manual, traced, without_unused, written_out
 from jax_tcgemm.selection import ACCELERATE
-from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context, new_variable
+from jax_tcgemm.system.jax_internals import (
+    as_jaxpr,
+    has_plain_context,
+    new_variable,
+    varying_axes,
+)
 
 # What whole logits take in float32 from which on a loss gains by not having them: below, they stay
 # in the cache of a GPU. Gradients that have to make them again take longer than whole logits do,
@@ -36,8 +42,7 @@ from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context, new_var
 _LEAST_BYTES = 1 << 26
 _LEAST_BYTES_AGAIN = 1 << 30
 _LEAST_VOCABULARY = 1024
-_DTYPES = tuple(map(np.dtype, (jnp.bfloat16, jnp.float32, jnp.float64)))
-_SHAPING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
+_DTYPES = tuple(map(np.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
 _SAME = frozenset({"copy", "copy_p", "name"})
 
 
@@ -52,7 +57,7 @@ def with_losses(
       equations: a program in which products are ours.
       results: its results.
       wide: leave out what rounds the logits.
-      losses: whether any is asked for; None asks for them where there is one device.
+      losses: whether any is asked for; None asks for them where no others may divide their tokens.
     """
     equations, results = list(equations), list(results)
     if losses is False:
@@ -60,10 +65,13 @@ def with_losses(
     candidates = [eqn for eqn in equations if _may_be_logits(eqn)]
     wanted = exponentiated(equations, [eqn.outvars[0] for eqn in candidates])
     for eqn in [eqn for eqn in candidates if eqn.outvars[0] in wanted]:
+        if not any(other is eqn for other in equations):
+            continue  # a product of another loss, which is there no more
         loss = _Loss(equations, results, eqn, wide=wide)
         try:
             found = loss.rewritten()
-            if losses is None and jax.device_count() > 1:
+            is_divided = jax.device_count() > 1 and eqn.outvars[0].aval.sharding.mesh.empty
+            if losses is None and is_divided:
                 raise NotALossError(
                     "devices, of which there are several, must not divide it automatically; "
                     "accelerate it with losses=True if they do not"
@@ -89,25 +97,13 @@ def _may_be_logits(eqn: core.JaxprEqn) -> bool:
         return False
     if x.aval.dtype != w.aval.dtype or x.aval.dtype not in _DTYPES:
         return False
-    if not out.aval.sharding.mesh.empty or out.aval.dtype not in _DTYPES:
+    if not is_manual(out.aval.sharding.mesh) or out.aval.dtype not in _DTYPES:
         return False
     shape = out.aval.shape
     if len(shape) < 2 or not all(isinstance(extent, int) for extent in shape):
         return False
     wide = wide_dtype(x.aval.dtype).itemsize
     return shape[-1] >= _LEAST_VOCABULARY and math.prod(shape) * wide >= _LEAST_BYTES
-
-
-def _head(eqn: core.JaxprEqn):
-    """x, w and the dimension of w that is the vocabulary, of a product that is a head's."""
-    found = by_columns(eqn)
-    if found is not None:
-        x, w = found.invars
-        (left, right), batch = found.params["dimension_numbers"]
-        is_in_order = found.params["permutation"] == tuple(range(found.outvars[0].aval.ndim))
-        if is_in_order and not any(batch) and w.aval.ndim == 2 and left == (x.aval.ndim - 1,):
-            return x, w, 1 - right[0]
-    raise NotALossError("a head's product must be of features and a matrix of the vocabulary")
 
 
 class _Loss:
@@ -121,18 +117,22 @@ class _Loss:
         self._equations, self._results, self._eqn = equations, results, eqn
         (logits,) = eqn.outvars
         self._shape, self._dtype = logits.aval.shape, wide_dtype(eqn.invars[0].aval.dtype)
-        self._tokens = self._shape[:-1]
+        self._tokens, self._mesh = self._shape[:-1], logits.aval.sharding.mesh
+        self._varies = any(varying_axes(x.aval) for eqn in equations for x in eqn.outvars)
         self._rounded_to = None if wide or logits.aval.dtype == self._dtype else logits.aval.dtype
-        self._known: dict[core.Var, Full | Row | bool] = {}
+        self._head: Head | None = None
+        self._known: dict[core.Var, Full | Row | Slope | bool] = {}
         self._gone: set[core.Var] = set()
         self._made_by: dict[core.Var, core.JaxprEqn] = {}
         self._written: list[core.JaxprEqn] = []
         self._label: core.Var | None = None
         self._made_here: tuple[core.Var, core.Var] | None = None
-        self._products: list[Product] = []
+        self._products: list[Product | Sums] = []
         self._gradient: Full | None = None
+        self._largest: list[core.JaxprEqn] = []
         self._rows = lv.Rows(self._emit, self._lse_and_losses)
         self._fulls = lv.Fulls(self._rows)
+        self._elementwise = Elementwise(self._rows, self._fulls)
         self.looks_like_one = False
 
     def rewritten(self):
@@ -141,9 +141,9 @@ class _Loss:
         Raises:
           NotALossError: where they are needed.
         """
-        self._x, self._w, self._axis = _head(self._eqn)
         equations, results = written_out(self._equations, self._results, self._is_of_logits)
         equations = without_unused(equations, results)
+        self._head = head_of(equations, results, self._eqn.outvars[0])
         self.looks_like_one = any(
             eqn.primitive.name == "exp" and eqn.outvars[0].aval.shape == self._shape
             for eqn in equations
@@ -164,8 +164,8 @@ class _Loss:
     # --- equations --------------------------------------------------------------------------------
 
     def _take(self, eqn: core.JaxprEqn) -> None:
-        if eqn.outvars[:1] == self._eqn.outvars:
-            self._know(eqn.outvars[0], lv.LOGITS, is_gone=True)
+        if steps := self._head.made.intersection(eqn.outvars):
+            self._take_step(*steps)
             return
         variables = (x for x in eqn.invars if not isinstance(x, core.Literal))
         is_of_logits = not self._gone.isdisjoint(variables)
@@ -173,6 +173,13 @@ class _Loss:
             self._keep(eqn)
         elif eqn.primitive is plain.dot_general_p:
             self._take_product(eqn)
+            return
+        elif self._is_sum_of_gradients(eqn):
+            self._take_gradient(self._known[eqn.invars[0]])
+            self._products.append(Sums(eqn))
+            return
+        elif self._is_of_largest(eqn):
+            self._largest.append(eqn)
             return
         made = None
         if len(eqn.outvars) == 1 and not eqn.effects and has_plain_context(eqn):
@@ -185,6 +192,15 @@ class _Loss:
             self._know(eqn.outvars[0], made, is_gone=is_of_logits)
         elif is_of_logits:
             self._keep_of_rows(eqn)
+
+    def _take_step(self, out: core.Var) -> None:
+        """The result of a step of the head; what is known of none only the next one reads."""
+        if out is self._head.logits:
+            self._know(out, lv.LOGITS, is_gone=True)
+        elif out is self._head.tanh:
+            self._know(out, lv.TANH, is_gone=True)
+        else:
+            self._gone.add(out)
 
     def _know(self, var, value, *, is_gone: bool) -> None:
         self._known[var] = value
@@ -206,16 +222,26 @@ class _Loss:
             return x
         value = self._known[x]
         if not isinstance(value, Row):
-            if x.aval.dtype != self._dtype:
+            if x.aval.dtype != self._dtype and value == lv.LOGITS:
                 raise NotALossError(f"its logits must be {self._dtype} before all else")
             by = "among the results" if eqn is None else f"read by {eqn.primitive.name}"
             raise NotALossError(f"what has the size of its logits must not be {by}")
-        return self._of_shape(self._rows.value(value), x.aval.shape)
+        return self._varying_as(x, self._of_shape(self._rows.value(value), x.aval.shape))
 
     def _of_shape(self, row: core.Var, shape: tuple[int, ...]) -> core.Var:
         if row.aval.shape == shape:
             return row
         return self._emitted(lambda x: (x.reshape(shape),), row)[0]
+
+    def _varying_as(self, x: core.Var, value: core.Var) -> core.Var:
+        """A variable that varies over the mesh axes of a shard_map over which another one does."""
+        wanted, own = varying_axes(x.aval), varying_axes(value.aval)
+        if own - wanted:
+            raise NotALossError("what is computed of it must vary as its logits do")
+        axes = tuple(wanted - own)
+        if not axes:
+            return value
+        return self._emitted(lambda v: (lax.pcast(v, axes, to="varying"),), value)[0]
 
     def _emit(self, function: Callable, *operands: core.Var) -> core.Var:
         """The result of a function of rows that is written into the program, a row."""
@@ -228,10 +254,14 @@ class _Loss:
 
     def _emitted(self, function: Callable, *operands: core.Var, results=None) -> list[core.Var]:
         """Writes a function into the program, of operands and for results that are variables."""
-        closed = jax.make_jaxpr(function)(*(x.aval for x in operands))
+        types = [x.aval for x in operands]
+        closed = traced(function, types, self._mesh, varies=self._varies)
         jaxpr = as_jaxpr(closed)
         if closed.consts:
             raise NotALossError("what it is made of must close over no arrays")
+        for x, result in zip(jaxpr.outvars, results or (), strict=False):
+            if varying_axes(x.aval) != varying_axes(result.aval):
+                raise NotALossError("labels and what gradients are of must vary as its logits do")
         own = dict(zip(jaxpr.invars, operands, strict=True))
         given = dict(zip(jaxpr.outvars, results or (), strict=False))
         for eqn in jaxpr.eqns:
@@ -242,12 +272,14 @@ class _Loss:
 
     # --- what equations make ----------------------------------------------------------------------
 
-    def _made(self, eqn: core.JaxprEqn) -> Full | Row | bool | None:
+    def _made(self, eqn: core.JaxprEqn) -> Full | Row | Slope | bool | None:
         """What the result of an equation is of logits; None where it is something else."""
         (out,), name = eqn.outvars, eqn.primitive.name
         is_full = out.aval.shape == self._shape
-        if name == "convert_element_type" and isinstance(eqn.invars[0], core.Literal):
-            return lv.number(eqn.invars[0].val) if out.aval.shape == () else None
+        if out.aval.shape == () and name in (*VARYING, "convert_element_type"):
+            known = self._operand(eqn.invars[0])
+            is_number = isinstance(known, Row) and known.number is not None
+            return lv.number(np.asarray(known.number).astype(out.aval.dtype)) if is_number else None
         if not is_full and not self._is_row(out.aval.shape):
             return None
         if name == "broadcast_in_dim":
@@ -266,20 +298,25 @@ class _Loss:
         if name == "convert_element_type":
             return self._converted(eqn, operands[0])
         dtypes = {x.aval.dtype for x in (*eqn.invars, out)}
-        if not dtypes <= {self._dtype, np.dtype(bool)}:
+        is_wide = dtypes <= {self._dtype, np.dtype(bool)}
+        if not is_wide and not (is_full and _are_of_gradients(operands)):
             return None
-        if name in _SHAPING and not is_full:
+        if name in SHAPING and not is_full:
             return operands[0] if isinstance(operands[0], Row) else None
+        if name in VARYING:
+            return operands[0]
         if name in ("reduce_sum", "reduce_max"):
             return self._reduced(eqn, operands[0])
         if is_full:
-            return self._of_fulls(name, operands)
-        return None if any(isinstance(x, Full) for x in operands) else self._of_rows(name, operands)
+            return self._elementwise.of_fulls(name, operands)
+        if any(isinstance(x, Full | Slope) for x in operands):
+            return None
+        return self._elementwise.of_rows(name, operands)
 
     def _is_row(self, shape: tuple[int, ...]) -> bool:
         return shape in (self._tokens, (*self._tokens, 1))
 
-    def _operand(self, x) -> Full | Row | bool | None:
+    def _operand(self, x) -> Full | Row | Slope | bool | None:
         if isinstance(x, core.Literal):
             return lv.number(x.val) if np.ndim(x.val) == 0 else None
         if x in self._known:
@@ -327,61 +364,6 @@ class _Loss:
         if eqn.primitive.name == "reduce_max":
             return self._rows.add(lv.LARGEST, x.gamma) if x.is_logits else None
         return self._fulls.sum(x, self._shape[-1], self._where_labelled)
-
-    def _of_fulls(self, name: str, operands) -> Full | None:
-        if name == "select_n":
-            which, otherwise, chosen = operands
-            is_where = isinstance(which, Full) and which.is_of_labels and which.beta.number == 1
-            if not is_where or not isinstance(chosen, Full) or otherwise != Full():
-                return None
-            return self._fulls.multiply(which, chosen)
-        fulls = [x if isinstance(x, Full) else Full(gamma=x) for x in operands]
-        if any(isinstance(x.gamma, bool) for x in fulls):
-            return None
-        if name in ("add", "add_any", "sub"):
-            return self._fulls.add(*fulls, -1 if name == "sub" else 1)
-        if name == "mul":
-            return self._fulls.multiply(*fulls)
-        if name == "div" and fulls[1].is_of_rows:
-            return self._fulls.scale(fulls[0], self._rows.invert(fulls[1].gamma))
-        if name == "neg":
-            return self._fulls.scale(fulls[0], lv.number(-1))
-        return self._fulls.exp(fulls[0]) if name == "exp" else None
-
-    def _of_rows(self, name: str, operands) -> Row | bool | None:
-        rows = self._rows
-        if name == "select_n":
-            # What is known to be true chooses the second one.
-            return operands[2] if operands[0] is True else None
-        if any(isinstance(x, bool) for x in operands):
-            return None
-        if name in ("add", "add_any", "sub"):
-            return rows.add(*operands, -1 if name == "sub" else 1)
-        if name == "mul":
-            return rows.multiply(*operands)
-        if name == "div":
-            return rows.multiply(operands[0], rows.invert(operands[1]))
-        if name == "neg":
-            return rows.scale(operands[0], -1.0)
-        if name == "log":
-            return rows.log(operands[0])
-        if name == "max":
-            known = {x.number: other for x, other in (operands, operands[::-1])}
-            return known.get(-math.inf)
-        if name in ("copy", "copy_p"):
-            return operands[0]
-        if name == "stop_gradient":
-            return operands[0] if operands[0].mu else None
-        if name == "is_finite":
-            # Where the largest logit is not, neither is lse, which takes its place.
-            return True if operands[0].mu else None
-        if name == "ge":
-            return True if operands[0].is_positive and operands[1].number == 0 else None
-        if name == "abs":
-            return operands[0] if operands[0].is_positive else None
-        if name == "sign":
-            return lv.number(1) if operands[0].is_positive else None
-        return None
 
     # --- labels -----------------------------------------------------------------------------------
 
@@ -442,7 +424,7 @@ class _Loss:
     def _root(self, x: core.Var) -> core.Var:
         """The integers for each token that a variable has, with other dimensions of extent 1."""
         eqn = self._made_by.get(x)
-        while eqn is not None and eqn.primitive.name in _SHAPING:
+        while eqn is not None and eqn.primitive.name in (*SHAPING, *VARYING):
             (before,) = eqn.invars
             if isinstance(before, core.Literal) or not _keeps_order(eqn):
                 break
@@ -460,9 +442,8 @@ class _Loss:
         if name == "iota":
             axis = eqn.params["dimension"]
             return axis if shape[axis] == self._shape[-1] else None
-        if name not in (*_SHAPING, "convert_element_type") or isinstance(
-            eqn.invars[0], core.Literal
-        ):
+        passing = (*SHAPING, *VARYING, "convert_element_type")
+        if name not in passing or isinstance(eqn.invars[0], core.Literal):
             return None
         before = self._axis_of_positions(eqn.invars[0])
         if before is None or name == "convert_element_type":
@@ -481,29 +462,61 @@ class _Loss:
         )
         return lv.variable(found)
 
+    def _is_of_largest(self, eqn: core.JaxprEqn) -> bool:
+        """Whether an equation says where each token has its largest logit."""
+        return (
+            eqn.primitive.name == "argmax"
+            and tuple(eqn.params["axes"]) == (len(self._tokens),)
+            and self._known.get(eqn.invars[0]) == lv.LOGITS
+            and has_plain_context(eqn)
+        )
+
     # --- products with the gradient of the logits -------------------------------------------------
 
     def _take_product(self, eqn: core.JaxprEqn) -> None:
         side = 0 if eqn.invars[0] in self._gone else 1
         gradient, other = self._known.get(eqn.invars[side]), eqn.invars[1 - side]
-        is_gradient = isinstance(gradient, Full) and not gradient.zeta
-        if not is_gradient or gradient.gamma.number != 0 or other not in (self._x, self._w):
+        if not self._is_gradient(gradient) or other not in (self._head.x, self._head.w):
             raise NotALossError(
                 "logits must be multiplied by nothing, and their gradient only by features and "
                 "weights"
             )
-        if self._gradient not in (None, gradient):
-            raise NotALossError("its logits must have one gradient")
+        self._take_gradient(gradient)
         if eqn.outvars[0].aval.dtype != other.aval.dtype:
             raise NotALossError("gradients must have the dtype of features and weights")
+        self._products.append(Product(eqn, side, is_of_w=other is self._head.w))
+
+    def _is_sum_of_gradients(self, eqn: core.JaxprEqn) -> bool:
+        axes = tuple(range(len(self._tokens)))
+        return (
+            self._head.bias is not None
+            and eqn.primitive.name == "reduce_sum"
+            and tuple(eqn.params["axes"]) == axes
+            and self._is_gradient(self._known.get(eqn.invars[0]))
+        )
+
+    def _is_gradient(self, x) -> bool:
+        """Whether a value is the gradient of a product that is followed by the head's steps."""
+        if not isinstance(x, Full) or not x.is_gradient:
+            return False
+        is_capped = self._head.soft_cap is not None
+        return x.slope.as_derivative is not None if is_capped else x.slope == lv.NO_SLOPE
+
+    def _take_gradient(self, gradient: Full) -> None:
+        if self._gradient not in (None, gradient):
+            raise NotALossError("its logits must have one gradient")
         self._gradient = gradient
-        self._products.append(Product(eqn, side, is_of_w=other is self._w))
 
     # --- what is made -----------------------------------------------------------------------------
 
     def _lse_and_losses(self) -> tuple[core.Var, core.Var]:
         if self._made_here is None:
-            row = jax.make_jaxpr(lambda: jnp.zeros(self._tokens, self._dtype))()
+            logits = self._eqn.outvars[0].aval
+            row = traced(
+                lambda z: jnp.sum(z.astype(self._dtype), -1),
+                *([logits], self._mesh),
+                varies=self._varies,
+            )
             like, (aval,) = as_jaxpr(row).outvars[0], row.out_avals
             self._made_here = new_variable(like, aval), new_variable(like, aval)
         return self._made_here
@@ -514,7 +527,9 @@ class _Loss:
         lse, losses = self._lse_and_losses()
         rows = []
         if self._gradient is not None:
-            rows = [self._rows.value(row) for row in (self._gradient.alpha, self._gradient.beta)]
+            by = 1.0 if self._head.soft_cap is None else self._gradient.slope.as_derivative
+            scaled = self._fulls.scale(self._gradient, lv.number(by))
+            rows = [self._rows.value(row) for row in (scaled.alpha, scaled.beta)]
         after = self._computed_from(lse, losses)
         if self._label in after:
             raise NotALossError("its labels must be known before it")
@@ -525,8 +540,23 @@ class _Loss:
                 "its logits must take a gibibyte if they are made again for gradients, which are "
                 "multiplied by what is known after the loss"
             )
-        calls = Calls(self._how(), self._shape, tuple(self._products), size)
-        operands = self._x, self._w, self._label
+        if self._largest and size < _LEAST_BYTES_AGAIN:
+            raise NotALossError(
+                "its logits must take a gibibyte if they are made again for where they are largest"
+            )
+        head, places = self._head, [eqn.outvars[0] for eqn in self._largest]
+        bias = [] if head.bias is None else [self._of_shape(head.bias, self._shape[-1:])]
+        calls = Calls(
+            self._how(),
+            self._shape,
+            has_bias=bool(bias),
+            products=tuple(self._products),
+            places=tuple(x.aval.dtype for x in places),
+            size=size,
+        )
+        if places:
+            self._emitted(calls.named("largest"), head.x, head.w, *bias, results=places)
+        operands = head.x, head.w, *bias, self._label
         outs = [product.eqn.outvars[0] for product in self._products]
         if outs and is_known:
             f = calls.named("values_and_gradients")
@@ -539,14 +569,15 @@ class _Loss:
     def _how(self) -> How:
         return How(
             op="linear_cross_entropy",
-            soft_cap=None,
+            soft_cap=self._head.soft_cap,
             label_smoothing=0.0,
             z_loss=0.0,
             axis_name=None,
             chunk_bytes=None,
             precision=self._eqn.params["precision"],
-            vocabulary_axis=self._axis,
+            vocabulary_axis=self._head.vocabulary_axis,
             rounded_to=self._rounded_to,
+            last_rounded=self._head.last_of(self._eqn.outvars[0].aval.dtype),
         )
 
     def _computed_from(self, *sources: core.Var) -> set[core.Var]:
@@ -556,6 +587,13 @@ class _Loss:
             if not found.isdisjoint(x for x in eqn.invars if not isinstance(x, core.Literal)):
                 found.update(eqn.outvars)
         return found
+
+
+def _are_of_gradients(operands) -> bool:
+    """Whether what is computed is a gradient of logits or a factor of it, of any dtype."""
+    return any(isinstance(x, Full | Slope) for x in operands) and not any(
+        isinstance(x, Full) and not x.is_gradient for x in operands
+    )
 
 
 def _drops(mode) -> bool:

@@ -71,19 +71,20 @@ def _forward(how, *primals):
     return _sum_of(scales, losses) / how.devices, (*gradients, losses, (x[:0], w[:0], like))
 
 
-def losses_and_gradients(how: How, x, w, labels, a, c):
-    """Losses of tokens, their lse, and gradients of x and w, in three products.
+def losses_and_gradients(how: How, x, w, bias, labels, a, c):
+    """Losses of tokens, their lse, and gradients of x, w and bias, in three products.
 
     Args:
-      how: what the call says; no cap, smoothing or devices.
+      how: what the call says; no smoothing or devices.
       x: (tokens, k).
       w: (vocabulary, k), or the other way round.
+      bias: None or (vocabulary,).
       labels: (tokens,) int32.
       a: (tokens,): the gradients of the logits are a softmax(z) + c [v = label].
       c: (tokens,).
 
     Returns:
-      The four, gradients of the dtype of x and w.
+      The five, gradients of the dtypes of x, w and bias.
     """
     # Where a is 0 the label's part alone is there, and softmax has to have a factor yet.
     a = jnp.where((a == 0) & (c != 0), 1e-6 * c, a)
@@ -93,10 +94,10 @@ def losses_and_gradients(how: How, x, w, labels, a, c):
         share = jnp.where(c == 0, 0, c / jnp.where(a == 0, 1, a))
         return a / softmax.sums, element + share * softmax.sums, None
 
-    losses, lse, dx, dw, _ = _with_gradients(
-        how, (True, True, False), weigh, x, w, None, labels, a, c
-    )
-    return losses, lse, dx.astype(x.dtype), dw.astype(w.dtype)
+    moves = True, True, bias is not None
+    losses, lse, dx, dw, db = _with_gradients(how, moves, weigh, x, w, bias, labels, a, c)
+    db = None if bias is None else db.astype(bias.dtype)
+    return losses, lse, dx.astype(x.dtype), dw.astype(w.dtype), db
 
 
 def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbers):

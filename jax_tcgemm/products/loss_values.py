@@ -4,7 +4,9 @@ Of logits z, their lse = log(sum(exp(z))), p = exp(z - lse), and a label for eac
 that a loss and its gradients need has one of these forms, by their numbers for each token:
 
     a `Row`    scale * var * exp(lam * lse + mu * m), or lam * lse + mu * m - loss + var + ...
-    a `Full`   zeta * z + alpha * p + beta * [v = label] + gamma
+    a `Full`   zeta * z + (alpha * p + beta * [v = label]) * slope + gamma
+    a `Slope`  a polynomial of the tanh of a soft cap on z, by which the gradient of its product has
+               a factor
 
 where m is the largest logit, which a program subtracts before exponentials, and loss = lse -
 z[label]. Only rows without m are computed. So m is never needed, and that what is computed does not
@@ -12,8 +14,9 @@ depend on it has been shown and not assumed.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from jax.extend import core
@@ -200,35 +203,92 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True)
+class Slope:
+    """A polynomial of t = tanh(z / soft_cap), of the shape of the logits.
+
+    Attributes:
+      powers: its coefficients, that of 1 first.
+    """
+
+    powers: tuple[float, ...] = (1.0,)
+
+    @property
+    def as_derivative(self) -> float | None:
+        """The number by which it is 1 - t**2, the derivative of the cap; None if it is not that."""
+        first, second, third, *rest = (*self.powers, 0.0, 0.0, 0.0)
+        is_even = second == 0 and not any(rest)
+        return first if is_even and math.isclose(first, -third, rel_tol=1e-6) else None
+
+    def plus(self, other: "Slope", sign: int = 1) -> "Slope":
+        """The sum, or the difference."""
+        pairs = itertools.zip_longest(self.powers, other.powers, fillvalue=0.0)
+        return Slope(tuple(a + sign * b for a, b in pairs))
+
+    def times(self, other: "Slope") -> "Slope":
+        """The product."""
+        found = [0.0] * (len(self.powers) + len(other.powers) - 1)
+        for i, a in enumerate(self.powers):
+            for j, b in enumerate(other.powers):
+                found[i + j] += a * b
+        return Slope(tuple(found))
+
+
+NO_SLOPE = Slope()
+TANH = Slope((0.0, 1.0))
+
+
+def of_slopes(name: str, operands: Sequence[Slope]) -> Slope | None:
+    """What a primitive makes of slopes; None where that is none."""
+    first, *rest = operands
+    if name in ("add", "add_any", "sub"):
+        return first.plus(*rest, -1 if name == "sub" else 1)
+    if name == "mul":
+        return first.times(*rest)
+    if name == "neg":
+        return first.times(Slope((-1.0,)))
+    if name == "square":
+        return first.times(first)
+    return NO_SLOPE.plus(first.times(first), -1) if name == "one_minus_square" else None
+
+
+@dataclasses.dataclass(frozen=True)
 class Full:
-    """zeta * z + alpha * p + beta * [v = label] + gamma, of the shape of the logits.
+    """zeta * z + (alpha * p + beta * [v = label]) * slope + gamma, of the shape of the logits.
 
     Attributes:
       zeta: a number.
       alpha: a row.
       beta: a row.
       gamma: a row.
+      slope: a factor of what a gradient of logits is made of.
     """
 
     zeta: float = 0.0
     alpha: Row = Row()
     beta: Row = Row()
     gamma: Row = Row()
+    slope: Slope = NO_SLOPE
 
     @property
     def is_of_labels(self) -> bool:
         """Whether it is 0 but at the labels."""
-        return self.zeta == 0 and self.alpha.number == 0 and self.gamma.number == 0
+        is_plain = self.slope == NO_SLOPE
+        return is_plain and self.zeta == 0 and self.alpha.number == self.gamma.number == 0
 
     @property
     def is_of_rows(self) -> bool:
         """Whether it only repeats a row."""
-        return self.zeta == 0 and self.alpha.number == 0 and self.beta.number == 0
+        return self.zeta == 0 and self.alpha.number == self.beta.number == 0
 
     @property
     def is_logits(self) -> bool:
         """Whether it is the logits and a row."""
-        return self.zeta == 1 and self.alpha.number == 0 and self.beta.number == 0
+        return self.zeta == 1 and self.alpha.number == self.beta.number == 0
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is of the form that gradients of logits have."""
+        return self.zeta == 0 and self.gamma.number == 0
 
 
 LOGITS = Full(zeta=1.0)
@@ -240,25 +300,32 @@ class Fulls:
     def __init__(self, rows: Rows):
         self._rows = rows
 
-    def add(self, a: Full, b: Full, sign: int = 1) -> Full:
+    def add(self, a: Full, b: Full, sign: int = 1) -> Full | None:
         """The sum, or the difference."""
+        if a.slope != b.slope:
+            # Of the same gradient, or only one of them has a part with a slope.
+            if a.is_gradient and b.is_gradient and (a.alpha, a.beta) == (b.alpha, b.beta):
+                return dataclasses.replace(a, slope=a.slope.plus(b.slope, sign))
+            if not a.is_of_rows and not b.is_of_rows:
+                return None
         names = ("alpha", "beta", "gamma")
         found = {k: self._rows.add(getattr(a, k), getattr(b, k), sign) for k in names}
-        return Full(a.zeta + sign * b.zeta, **found)
+        return Full(a.zeta + sign * b.zeta, **found, slope=(b if a.is_of_rows else a).slope)
 
     def scale(self, a: Full, row: Row) -> Full | None:
         """Its product with a row."""
         if a.zeta and row.number is None:
             return None
         zeta = a.zeta * row.number if a.zeta else 0.0
-        return Full(zeta, *(self._rows.multiply(x, row) for x in (a.alpha, a.beta, a.gamma)))
+        rows = (self._rows.multiply(x, row) for x in (a.alpha, a.beta, a.gamma))
+        return Full(zeta, *rows, a.slope)
 
     def multiply(self, a: Full, b: Full) -> Full | None:
         """The product."""
         for x, y in ((a, b), (b, a)):
             if x.is_of_rows:
                 return self.scale(y, x.gamma)
-            if x.is_of_labels:
+            if x.is_of_labels and y.slope == NO_SLOPE:
                 return Full(beta=self._rows.multiply(x.beta, self.at_labels(y)))
         return None
 
@@ -284,7 +351,7 @@ class Fulls:
 
         `where_labelled` makes a row 0 where a label is none of them.
         """
-        if a.zeta:
+        if a.zeta or a.slope != NO_SLOPE:
             return None
         rows = self._rows
         labels = number(0) if a.beta.number == 0 else where_labelled(a.beta)

@@ -4,10 +4,12 @@ import collections
 import heapq
 from collections.abc import Callable, Sequence
 
+import jax
 from jax.extend import core
+from jax.sharding import AbstractMesh, AxisType
 
 from jax_tcgemm.epilogues.calls import called
-from jax_tcgemm.system.jax_internals import as_jaxpr, new_variable
+from jax_tcgemm.system.jax_internals import as_jaxpr, has_ordered_effects, new_variable
 
 IsMeant = Callable[[core.JaxprEqn], bool]
 
@@ -82,7 +84,7 @@ def in_order(equations: Sequence[core.JaxprEqn]) -> list[core.JaxprEqn]:
     found = []
     for number, eqn in enumerate(equations):
         needs = [made_by[x] for x in eqn.invars if not isinstance(x, core.Literal) and x in made_by]
-        if eqn.effects:
+        if has_ordered_effects(eqn):
             needs += [] if before is None else [before]
             before = number
         needs = {other for other in needs if not placed[other]}
@@ -103,3 +105,34 @@ def in_order(equations: Sequence[core.JaxprEqn]) -> list[core.JaxprEqn]:
     if len(found) != len(equations):
         raise ValueError("equations must not need each other in a circle")
     return found
+
+
+def is_manual(mesh: AbstractMesh) -> bool:
+    """Whether all axes of a mesh are those of a shard_map, or it has none."""
+    return all(kind == AxisType.Manual for kind in mesh.axis_types or ())
+
+
+def traced(
+    function: Callable, types: Sequence, mesh: AbstractMesh, *, varies: bool
+) -> core.ClosedJaxpr:
+    """The program of a function of types.
+
+    Args:
+      function: of arrays.
+      types: of these.
+      mesh: that of the types: of a shard_map's if it has axes, all of which are manual.
+      varies: whether types say over which axes they vary.
+    """
+    if not mesh.axis_names or mesh == jax.sharding.get_abstract_mesh():
+        return jax.make_jaxpr(function)(*types)
+    found = []
+
+    def inside():
+        found.append(jax.make_jaxpr(function)(*types))
+        return ()
+
+    outside = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    with jax.sharding.use_abstract_mesh(outside):
+        own = jax.shard_map(inside, mesh=outside, in_specs=(), out_specs=(), check_vma=varies)
+        jax.eval_shape(own)
+    return found[0]

@@ -1,14 +1,15 @@
 """The public `linear_top_k`: the largest logits of a vocabulary, which are never all in memory."""
 
 import functools
+from collections.abc import Callable
 from operator import index
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products import logits as lg
@@ -18,6 +19,7 @@ from jax_tcgemm.products.loss_arguments import (
     canonical_bytes,
     canonical_cap,
     checked_operands,
+    manual_axes,
 )
 from jax_tcgemm.products.loss_divisions import check_undivided
 from jax_tcgemm.selection import check_names
@@ -35,6 +37,7 @@ def linear_top_k(
     bias=None,
     soft_cap: float | None = None,
     vocabulary_axis: int = 0,
+    axis_name=None,
     chunk_bytes: int | None = None,
     precision=None,
     implementation: str | None = None,
@@ -55,6 +58,8 @@ def linear_top_k(
       bias: as for `linear_cross_entropy`.
       soft_cap: as for `linear_cross_entropy`.
       vocabulary_axis: as for `linear_cross_entropy`.
+      axis_name: as for `linear_cross_entropy`: k is that of the whole vocabulary, and so are the
+        indices. Each device's k largest are exchanged.
       chunk_bytes: the most that is stored of the logits at a time, in float32 (float64 for
         float64); None takes a quarter of a gibibyte. A chunk has k columns at least.
       precision: as for `matmul`.
@@ -68,7 +73,8 @@ def linear_top_k(
     Raises:
       TypeError: for operands of other dtypes.
       ValueError: for shapes that do not fit, a k or another number out of range, an unknown
-        implementation, or operands that are divided over explicit mesh axes.
+        implementation, an axis that is not a manual one here, or operands that are divided over
+        explicit mesh axes.
 
     Numerics:
       Logits accumulate as of `matmul` and are not rounded. The derivatives of the values by x, w
@@ -86,20 +92,24 @@ def linear_top_k(
     axis = canonical_axis(op, vocabulary_axis)
     x, w, bias = checked_operands(op, x, w, bias, axis)
     check_undivided(op, x=x, w=w, bias=bias)
-    k = _canonical_k(op, k, w.shape[axis])
+    axes = manual_axes(op, "axis_name", axis_name)
     check_names(op, implementation, None)
     how = How(
         op,
         soft_cap=canonical_cap(op, soft_cap),
         label_smoothing=0.0,
         z_loss=0.0,
-        axis_name=None,
+        axis_name=axes or None,
         chunk_bytes=canonical_bytes(op, chunk_bytes),
         precision=canonical_precision(op, precision),
         implementation=implementation,
         vocabulary_axis=axis,
     )
-    values, indices = _top_k(how, k, x.reshape(-1, x.shape[-1]), w, bias)
+    k = _canonical_k(op, k, how.size(w) * how.devices)
+    own = [a for a in (x.reshape(-1, x.shape[-1]), w, bias) if a is not None]
+    own = [*same_varying(*own, over=axes), *([None] if bias is None else [])]
+    values, indices = _top_k(how, k, *lax.stop_gradient(own))
+    values = _with_derivatives(how, *own, values, indices)
     return tuple(a.reshape(*x.shape[:-1], k) for a in (values, indices))
 
 
@@ -118,32 +128,73 @@ def _canonical_k(op: str, k, size: int) -> int:
     return own
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _top_k(how: How, k: int, x, w, bias) -> tuple[jax.Array, jax.Array]:
     chunks = lg.num_chunks(how, len(x), max(_LEAST_COLUMNS, k), wide_dtype(x.dtype), _CHUNK_BYTES)
-    return tuple(lg.by_tokens(lambda x: _of_chunk(how, k, x, w, bias), chunks, x))
+    own = min(k, how.size(w))
+    found = lg.by_tokens(lambda x: _of_chunk(how, own, x, w, bias), chunks, x)
+    return tuple(found if how.axis_name is None else _of_devices(how, k, w, *found))
+
+
+def _of_devices(how: How, k: int, w, values, indices) -> list[jax.Array]:
+    """Those of all devices that share the vocabulary, from each one's own."""
+    place = lax.axis_index(how.axis_name)
+
+    def together(own, nothing):
+        # In the order of the devices, so that lower indices stay first.
+        everyone = jnp.full((how.devices, *own.shape), nothing, own.dtype)
+        everyone, _ = same_varying(everyone, own)
+        found = how.total(lax.dynamic_update_index_in_dim(everyone, own, place, 0))
+        return jnp.moveaxis(found, 0, 1).reshape(len(own), -1)
+
+    # Nothing is added to values, not even the sign of a zero.
+    values = together(values, -0.0)
+    indices = together(indices + how.size(w) * place, 0)
+    values, places = lax.top_k(values, k)
+    return [values, jnp.take_along_axis(indices, places, 1)]
 
 
 def _of_chunk(how: How, k: int, x, w, bias) -> list[jax.Array]:
     """Those of a chunk of tokens, by chunks of the vocabulary."""
-    size = how.size(w)
-    chunks = lg.num_chunks(how, size, max(1, len(x)), wide_dtype(x.dtype), _CHUNK_BYTES)
-    extent = min(size, lg.aligned(max(k, -(-size // chunks))))
 
-    def largest(start, extent):
-        vocabulary = lg.part_of(how, w, bias, start, extent)
-        z = lg.with_logits(how, x, vocabulary, _logits, ())[:, :extent]
-        values, indices = lax.top_k(z, min(k, extent))
-        return values, indices.astype(jnp.int32) + start
+    def largest(z):
+        values, indices = lax.top_k(z, min(k, z.shape[1]))
+        return values, indices.astype(jnp.int32)
 
-    def joined(found, start, extent):
+    def joined(found, more):
         # Those of lower indices first, so that they stay so where values are equal.
-        both = zip(found, largest(start, extent), strict=True)
-        values, indices = (lax.concatenate(pair, 1) for pair in both)
+        values, indices = (lax.concatenate(pair, 1) for pair in zip(found, more, strict=True))
         values, places = lax.top_k(values, k)
         return values, jnp.take_along_axis(indices, places, 1)
 
-    return list(lg.over_vocabulary(joined, largest(0, extent), size, extent, first=1))
+    return list(_over_logits(how, largest, joined, k, x, w, bias))
+
+
+def _over_logits(how: How, function: Callable, joined: Callable, least: int, x, w, bias):
+    """What is made of a chunk of tokens' logits, values and where they are, by chunks of these.
+
+    Args:
+      how: what the call says.
+      function: makes both of logits.
+      joined: makes both of two of them, that of lower places first.
+      least: how many columns a chunk has at least, of a vocabulary that has them.
+      x: (tokens, k).
+      w: (vocabulary of this device, k), or the other way round.
+      bias: None or (vocabulary of this device,).
+    """
+    size = how.size(w)
+    chunks = lg.num_chunks(how, size, max(1, len(x)), wide_dtype(x.dtype), _CHUNK_BYTES)
+    extent = min(size, lg.aligned(max(least, -(-size // chunks))))
+
+    def of_chunk(start, extent):
+        vocabulary = lg.part_of(how, w, bias, start, extent)
+        z = lg.with_logits(how, x, vocabulary, _logits, ())[:, :extent]
+        values, places = function(z)
+        return values, places + start
+
+    def with_chunk(found, start, extent):
+        return joined(found, of_chunk(start, extent))
+
+    return lg.over_vocabulary(with_chunk, of_chunk(0, extent), size, extent, first=1)
 
 
 def _logits(z, slope):
@@ -151,15 +202,26 @@ def _logits(z, slope):
     return z
 
 
-@functools.partial(_top_k.defjvp, symbolic_zeros=True)
-def _derivative(how: How, k: int, primals, tangents):
-    x, w, bias = primals
-    dx, dw, db = (None if t is None or type(t) is SymbolicZero else t for t in tangents)
-    values, indices = _top_k(how, k, x, w, bias)
-    wide = wide_dtype(x.dtype)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _with_derivatives(how: How, x, w, bias, values, indices) -> jax.Array:
+    """The values, with the derivatives that the logits at the indices have."""
+    del how, x, w, bias, indices
+    return values
+
+
+@functools.partial(_with_derivatives.defjvp, symbolic_zeros=True)
+def _derivative(how: How, primals, tangents):
+    x, w, _, _, indices = primals
+    values = _with_derivatives(how, *primals)  # the slope of a cap has a derivative, too
+    dx, dw, db = (None if t is None or type(t) is SymbolicZero else t for t in tangents[:3])
+    wide, size = wide_dtype(x.dtype), how.size(w)
+    first = 0 if how.axis_name is None else size * lax.axis_index(how.axis_name)
 
     def of_columns(columns):
         """The derivatives of some of the k logits of each token, (columns, tokens)."""
+        columns = columns - first
+        is_own = (columns >= 0) & (columns < size)
+        columns = jnp.where(is_own, columns, 0)
         found = jnp.zeros(columns.shape, wide)
         for features, weights in ((dx, w), (x, dw)):
             if features is not None and weights is not None:
@@ -167,12 +229,13 @@ def _derivative(how: How, k: int, primals, tangents):
                 if how.vocabulary_axis == 1:
                     rows = jnp.moveaxis(rows, 0, -1)
                 found += jnp.sum(features.astype(wide) * rows.astype(wide), -1)
-        return found if db is None else found + db[columns].astype(wide)
+        found = found if db is None else found + db[columns].astype(wide)
+        return how.total(jnp.where(is_own, found, 0))
 
     # As many of the k at once as take of w what a chunk may.
-    size = max(1, (how.chunk_bytes or _CHUNK_BYTES) // max(1, x.size * wide.itemsize))
-    parts = [indices.T[i : i + size] for i in range(0, k, size)]
-    whole = len(parts) - (len(parts[-1]) != size)
+    most = max(1, (how.chunk_bytes or _CHUNK_BYTES) // max(1, x.size * wide.itemsize))
+    parts = [indices.T[i : i + most] for i in range(0, values.shape[1], most)]
+    whole = len(parts) - (len(parts[-1]) != most)
     found = [of_columns(part) for part in parts[whole:]]
     if whole:
         of_whole = lax.map(of_columns, jnp.stack(parts[:whole]))
@@ -180,4 +243,33 @@ def _derivative(how: How, k: int, primals, tangents):
     found = jnp.concatenate(found).T
     if how.soft_cap is not None:
         found = found * (1 - jnp.square(values / how.soft_cap))
-    return (values, indices), (found, np.zeros(indices.shape, jax.dtypes.float0))
+    return values, found
+
+
+# --- the largest one ------------------------------------------------------------------------------
+
+
+def argmax_of_logits(how: How, x, w, bias) -> jax.Array:
+    """Where each token has its largest logit, as `jnp.argmax` says: the first one, or a NaN.
+
+    Args:
+      how: what the call says.
+      x: (tokens, k).
+      w: (vocabulary, k), or the other way round.
+      bias: None or (vocabulary,).
+    """
+    x, w, bias = lax.stop_gradient((x, w, bias))
+
+    def largest(z):
+        places = lax.argmax(z, 1, jnp.int32)
+        return jnp.take_along_axis(z, places[:, None], 1)[:, 0], places
+
+    def joined(found, more):
+        is_more = (more[0] > found[0]) | (jnp.isnan(more[0]) & ~jnp.isnan(found[0]))
+        return tuple(jnp.where(is_more, b, a) for a, b in zip(found, more, strict=True))
+
+    def chunk(x):
+        return _over_logits(how, largest, joined, 1, x, w, bias)[1]
+
+    chunks = lg.num_chunks(how, len(x), _LEAST_COLUMNS, wide_dtype(x.dtype), _CHUNK_BYTES)
+    return lg.by_tokens(chunk, chunks, x)

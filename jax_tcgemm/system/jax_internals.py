@@ -139,9 +139,9 @@ xla = types.SimpleNamespace(apply_primitive=_find("xla", "apply_primitive", _app
 # --- types --------------------------------------------------------------------------------------
 
 
-def varying_axes(x: jax.Array) -> frozenset[str]:
-    """The manual mesh axes over which an array varies, inside of a shard_map."""
-    aval = jax.typeof(x)
+def varying_axes(x) -> frozenset[str]:
+    """The manual mesh axes over which an array, or a type, varies, inside of a shard_map."""
+    aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
     if hasattr(aval, "manual_axis_type"):
         return aval.manual_axis_type.varying
     return getattr(aval, "vma", frozenset())
@@ -465,6 +465,11 @@ def has_plain_context(eqn: core.JaxprEqn) -> bool:
     context = getattr(eqn, "ctx", None)
     metadata = getattr(context, "xla_metadata", None)
     return getattr(context, "compute_type", None) is None and not metadata
+
+
+def has_ordered_effects(eqn: core.JaxprEqn) -> bool:
+    """Whether an equation does more than its results and exchanges with other devices say."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
 def is_tracer(x) -> bool:
