@@ -16,19 +16,8 @@ from jax_tcgemm.system.jax_internals import as_jaxpr
 # What may come between: a conversion, a bias and a cap, and the largest logit or another number for
 # each token.
 _BETWEEN = frozenset(
-    [
-        "add",
-        "add_any",
-        "sub",
-        "mul",
-        "div",
-        "neg",
-        "tanh",
-        "convert_element_type",
-        "stop_gradient",
-        "pvary",
-        "pcast",
-    ]
+    {"add", "add_any", "sub", "mul", "div", "neg", "tanh"}
+    | {"convert_element_type", "stop_gradient", "pvary", "pcast"}
 )
 
 

@@ -19,8 +19,8 @@ from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.products import logits as lg
 from jax_tcgemm.products.logits import How
 
-# Of a chunk of tokens, without entropies twice that: of the logits only a byte for each is stored
-# then. A chunk of a model's head has rows enough for products at full speed.
+# Of a chunk of tokens, and twice that without entropies, of what its logits would take: a kernel
+# stores their sums alone. A chunk of a model's head has rows enough for products at full speed.
 _TOKENS_BYTES = 1 << 28
 # Of a chunk of the vocabulary, or what the gradient of x takes in float32, if that is more, which
 # is read again for each chunk.
