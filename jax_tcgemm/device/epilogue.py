@@ -197,7 +197,8 @@ def _compared(
     written = [x for x in jaxpr.outvars if x not in accumulators]
     moved = sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in (*read, *written))
     elements, work = math.prod(product.shape), problem.epilogue.function.work
-    loop = selection.loop_us(moved, elements, work, device.num_sms)
+    calibration = selection.calibration_of(device.name)
+    loop = selection.loop_us(moved, elements, work, device.num_sms, calibration)
     apart = f"{alone:.4g} us for the product and {loop:.4g} us for its function"
     if fused < alone + loop:
         return True, f"apart they would take {apart}"

@@ -19,7 +19,7 @@ from jax_tcgemm.selection.choice import (
     unseen,
 )
 from jax_tcgemm.selection.contraction_cost import AsProduct
-from jax_tcgemm.selection.cost_model import loop_us
+from jax_tcgemm.selection.cost_model import calibration_of, loop_us
 from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, target_device
 from jax_tcgemm.selection.implementations import (
     IMPLEMENTATIONS,
@@ -49,6 +49,7 @@ __all__ = [
     "Choice",
     "Device",
     "abi_of",
+    "calibration_of",
     "check_names",
     "collect",
     "dequantized_operands",

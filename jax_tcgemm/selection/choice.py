@@ -402,7 +402,7 @@ def _modelled(problem: AnyProblem, device: Device, considered) -> tuple[Candidat
 def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candidate, float | None]]:
     """The candidates that can run, best first, each with its predicted time where there is one.
 
-    Those with a prediction, wgmma, cuBLASLt beside it and XLA for one row, come first; on CUDA
+    Those with a prediction, wgmma and cuBLASLt and XLA beside it, come first; on CUDA
     the others follow in the order of `IMPLEMENTATIONS`, and within one implementation in the order
     of its configs.
     """
@@ -419,7 +419,8 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     names = tuple(candidate.config for candidate in wgmma) or configs_of("wgmma")
     if not names or not cost_model.models(problem, names):
         return [(candidate, None) for candidate in runnable]
-    predicted = cost_model.predict(problem, device.num_sms, names)
+    calibration = cost_model.calibration_of(device.name)
+    predicted = cost_model.predict(problem, device.num_sms, names, calibration)
     # Where wgmma cannot run it, the others are timed beside each other all the same.
     timed, others = list(zip(wgmma, predicted.wgmma.tolist(), strict=True)) if wgmma else [], []
     for candidate in rest:
