@@ -98,13 +98,21 @@ def ranked(
 
 
 @functools.lru_cache(maxsize=4096)
-def predicted_us(problem: Problem, device: Device) -> float | None:
-    """Microseconds that the cost model expects of the best that can run a problem, None if unknown.
+def predicted(problem: Problem, device: Device) -> tuple[str, float] | None:
+    """What the cost model expects to be fastest for a problem, and its microseconds; or None.
 
     It is not asked what was measured, so that two problems are told apart by one measure.
     """
     order = ranked(problem, device)
-    return order[0][1] if order else None
+    if not order or order[0][1] is None:
+        return None
+    return order[0][0].implementation, order[0][1]
+
+
+def predicted_us(problem: Problem, device: Device) -> float | None:
+    """The microseconds alone."""
+    found = predicted(problem, device)
+    return found and found[1]
 
 
 # Lists of (problem, device), for those who want to know which problems are lowered.
@@ -359,7 +367,7 @@ def forget() -> None:
     """Forgets past choices, after the modules or the rules have changed under them."""
     _best.cache_clear()
     _of_nominal.cache_clear()
-    predicted_us.cache_clear()
+    predicted.cache_clear()
     configs_of.cache_clear()
 
 

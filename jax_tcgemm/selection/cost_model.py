@@ -93,9 +93,11 @@ class Calibration:
     copy_us: float = 2.94
     copy_bytes_per_us: float = 4.03e6
     # cuBLASLt, in terms of our kernels without their copies: close to them, also where TF32 would
-    # make us transpose an operand. Where rows are not aligned, `libraries` says.
+    # make us transpose an operand, but for what that begins with. It splits K of no batch. Where
+    # rows are not aligned, `libraries` says.
     cublaslt: float = 1.03
     cublaslt_tf32: float = 1.06
+    cublaslt_tf32_us: float = 2.0
     # Its epilogues: an activation, and what is read or written beside D.
     cublaslt_activations_per_us: float = 1.8e6
     cublaslt_epilogue_bytes_per_us: float = 5.0e6
@@ -242,8 +244,13 @@ def _cublaslt_us(
         us = library_cost.cublaslt_unaligned_us(bare, num_sms, c.libraries)
     else:
         kernel = kernel if bare == p else _kernel_us(bare, num_sms, x, c)
-        needs_transpose = p.compute == "tf32" and p.layout != "NT"
-        us = float(np.min(kernel[x.places])) * (c.cublaslt_tf32 if needs_transpose else c.cublaslt)
+        times, undivided = kernel[x.places], ((x.cluster_k == 1) & (x.splits == 1))[x.places]
+        if p.batch > 1 and undivided.any():
+            times = times[undivided]
+        if p.compute == "tf32" and p.layout != "NT":
+            us = float(times.min()) * c.cublaslt_tf32 + c.cublaslt_tf32_us
+        else:
+            us = float(times.min()) * c.cublaslt
     library = p.function.library if p.function else "none"
     if "relu" in library or "gelu" in library:
         us += p.batch * p.m * p.n / c.cublaslt_activations_per_us
