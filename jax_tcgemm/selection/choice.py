@@ -431,10 +431,12 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     predicted = cost_model.predict(problem, device.num_sms, names, calibration)
     # Where wgmma cannot run it, the others are timed beside each other all the same.
     timed, others = list(zip(wgmma, predicted.wgmma.tolist(), strict=True)) if wgmma else [], []
+    # What XLA takes is known beside wgmma; of one row it is the best wherever that is not.
+    is_known = wgmma or (problem.m == 1 and problem.batch == 1)
     for candidate in rest:
         if candidate.implementation == "cublaslt" and candidate.config == configs_of("cublaslt")[0]:
             timed.append((candidate, predicted.cublaslt))
-        elif candidate.implementation == XLA and predicted.xla is not None:
+        elif candidate.implementation == XLA and predicted.xla is not None and is_known:
             timed.append((candidate, predicted.xla))
         else:
             others.append((candidate, None))
