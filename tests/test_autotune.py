@@ -341,7 +341,8 @@ def test_the_model_ranks_what_is_measured(fake_cuda):
         "cublaslt": ["heuristic0", "heuristic1"],
         "mma_sync": ["small"],
     }
-    problem = Problem(1, 1, 64, 64, 64, *[Operand("bf16", False, 64)] * 2, "bf16", "f32")
+    # So large that the choice is not XLA's own kernel.
+    problem = Problem(1, 1, 512, 512, 512, *[Operand("bf16", False, 512)] * 2, "bf16", "f32")
     names = measuring.contenders(problem, selection.ASSUMED_GPU, 3)
     assert [name for name, _ in names].count("wgmma") >= 2
     assert ("cublaslt", "heuristic1") in names

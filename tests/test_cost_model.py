@@ -13,7 +13,7 @@ from work import steps
 
 import jax_tcgemm
 from jax_tcgemm import selection
-from jax_tcgemm.bench import functions, records, suites
+from jax_tcgemm.bench import functions, records, regret, suites
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Function, Result
 from jax_tcgemm.problem.gemm import Operand, Problem
@@ -27,6 +27,7 @@ MEASURED = REPOSITORY / "benchmarks" / "results" / "h200-wgmma-configs.csv"
 MEASURED_FUNCTIONS = MEASURED.with_name("h200-functions.jsonl")
 MEASURED_ROWS = MEASURED.with_name("h200-wgmma-rows.csv")
 MEASURED_CHOICES = MEASURED.with_name("h200-wgmma-choices.csv")
+MEASURED_WAYS = MEASURED.with_name("h100-regret.csv")
 WGMMA_CC = CONFIG_H.with_name("wgmma.cc")
 # Those of dense products.
 DENSE, _, _ = CONFIG_H.read_text(encoding="utf-8").partition("#define TCGEMM_WGMMA_RAGGED")
@@ -242,6 +243,90 @@ def test_cublaslt_is_left_what_would_be_copied_and_hardly_multiplied():
     assert ratio(problem(4096, 4096, 4096, "NT", "f32")) > 1
     assert ratio(problem(4097, 4095, 4104)) > 2
     assert ratio(problem(4096, 4096, 4096)) > 1
+
+
+def test_cublaslt_splits_no_batch_and_reads_rows_that_start_anywhere_as_they_are():
+    def ratio(p):
+        predicted = cost_model.predict(p, NUM_SMS, CONFIGS)
+        return predicted.cublaslt / min(predicted.wgmma)
+
+    assert ratio(problem(64, 448, 16448, "TN", "f32", batch=2)) > 1.5
+    assert ratio(problem(64, 448, 16448, "TN", "f32")) < 1.5
+    # Nearly all that ours does is to copy an operand.
+    assert ratio(problem(11266, 76, 49498, "TT")) < 0.95
+    assert ratio(problem(10406, 16, 5161, "TT", "f32")) < 0.8
+
+
+def test_what_is_left_to_xla():
+    """Small products, and batches of small ones whose rows start anywhere; none of many loads."""
+
+    def ratio(p):
+        predicted = cost_model.predict(p, NUM_SMS, CONFIGS)
+        return predicted.xla / min(predicted.wgmma)
+
+    assert ratio(problem(64, 64, 64, "TN")) < 1
+    assert ratio(problem(77, 64, 77, batch=32)) < 0.5
+    assert ratio(problem(1500, 64, 1500, batch=16)) < 0.9
+    assert ratio(problem(4095, 64, 4095, batch=12)) < 1
+    assert ratio(problem(38484, 8, 2, "NT", "f32")) < 0.5
+    assert ratio(problem(1, 28672, 4096)) < 1
+    for size in (1024, 2048, 4096, 8192):
+        assert ratio(problem(size, size, size)) > 2
+        assert ratio(problem(size, size, size, "TN", "f32")) > 1.5
+    assert ratio(problem(2051, 2051, 2051)) > 1.5
+
+
+def test_xla_is_predicted_for_bare_products_of_packed_operands():
+    def xla(p):
+        return cost_model.predict(p, NUM_SMS, CONFIGS).xla
+
+    p = problem(64, 64, 64)
+    assert xla(p) > 1
+    assert xla(dataclasses.replace(p, a=Operand("bf16", False, 72))) is None
+    assert xla(dataclasses.replace(p, alpha=2.0)) is None
+    assert xla(layer(64, 64, 64)) is None
+    assert xla(problem(64, 64, 64, dtype="f8e4m3fn")) is None
+
+
+def test_an_h100_has_the_same_sms_beside_a_slower_memory():
+    h100 = cost_model.calibration_of("NVIDIA H100 80GB HBM3")
+    assert cost_model.calibration_of("NVIDIA H200") is cost_model.H200
+    assert cost_model.calibration_of("a device of tomorrow") is cost_model.H200
+
+    def ratios(p):
+        on_h200 = cost_model.predict(p, NUM_SMS, CONFIGS)
+        on_h100 = cost_model.predict(p, NUM_SMS, CONFIGS, h100)
+        return [min(x.wgmma) for x in (on_h100, on_h200)], (on_h100.xla, on_h200.xla)
+
+    for slow, fast in ratios(problem(1, 65536, 8192)):
+        assert slow / fast == pytest.approx(4.8 / 3.35, rel=0.05)
+    for slow, fast in ratios(problem(4096, 4096, 4096)):
+        assert 1 <= slow / fast < 1.02
+
+
+def test_what_is_chosen_of_all_measured_ways_is_near_the_fastest():
+    """Of random products on an H100, bare ones: wgmma, cuBLASLt's first choice and XLA's kernel."""
+    calibration = cost_model.calibration_of("NVIDIA H100 80GB HBM3")
+    ratios, before = [], []
+    for outcome in regret.read(MEASURED_WAYS):
+        case, times = outcome.draw.case, {name: us for name, (us, _) in outcome.times.items()}
+        if outcome.draw.epilogue:
+            continue
+        dtype = {"bf16": "bf16", "tf32": "f32"}[case.dtype]
+        p = problem(case.m, case.n, case.k, case.layout, dtype, case.batch)
+        ours = tuple(name.removeprefix("wgmma/") for name in times if name.startswith("wgmma"))
+        predicted = cost_model.predict(p, NUM_SMS, ours or CONFIGS[:1], calibration)
+        us = dict(zip((f"wgmma/{config}" for config in ours), predicted.wgmma, strict=False))
+        # cuBLASLt's aligned products are told from the fastest of all of ours.
+        us["cublaslt/heuristic0"] = cost_model.predict(p, NUM_SMS, CONFIGS, calibration).cublaslt
+        us["xla/default"] = predicted.xla
+        choice = min(us.keys() & times.keys(), key=us.get)
+        ratios.append(min(times.values()) / times[choice])
+        before.append(min(times.values()) / times[outcome.chosen])
+    assert len(ratios) == 352
+    assert np.exp(np.mean(np.log(before))) < 0.75
+    assert np.exp(np.mean(np.log(ratios))) > 0.95
+    assert np.percentile(ratios, 5) > 0.77
 
 
 def test_it_goes_over_whole_arrays_of_configs():

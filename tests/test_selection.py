@@ -124,6 +124,15 @@ def test_one_row_is_left_to_xla(fake_wgmma):
     assert selection.select("matmul", problem(**row), GPU, "wgmma").config == WGMMA[2]
 
 
+def test_a_small_product_is_left_to_xla_beside_wgmma_alone(fake_wgmma):
+    assert choose(size=64).implementation == "xla"
+    assert choose(size=4096).implementation == "wgmma"
+    fake_wgmma.rejects |= {"wgmma": "no", "cublaslt": "no"}
+    selection.forget()
+    # What mma_sync takes is not known.
+    assert choose(size=64).implementation == "mma_sync"
+
+
 def test_the_cost_model_respects_rejections(fake_wgmma):
     fake_wgmma.reject = lambda name, config, problem, device: "no" if config == WGMMA[0] else ""
     assert choose(size=4096).config == WGMMA[1]

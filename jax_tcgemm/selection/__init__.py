@@ -11,6 +11,7 @@ from jax_tcgemm.selection.choice import (
     is_unseen,
     lowering,
     obstacle_of,
+    predicted,
     predicted_us,
     ranked,
     reason_to_stay,
@@ -19,7 +20,7 @@ from jax_tcgemm.selection.choice import (
     unseen,
 )
 from jax_tcgemm.selection.contraction_cost import AsProduct
-from jax_tcgemm.selection.cost_model import loop_us
+from jax_tcgemm.selection.cost_model import calibration_of, loop_us
 from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, target_device
 from jax_tcgemm.selection.implementations import (
     IMPLEMENTATIONS,
@@ -49,6 +50,7 @@ __all__ = [
     "Choice",
     "Device",
     "abi_of",
+    "calibration_of",
     "check_names",
     "collect",
     "dequantized_operands",
@@ -62,6 +64,7 @@ __all__ = [
     "may_be_unfused",
     "nominal_rows",
     "obstacle_of",
+    "predicted",
     "predicted_us",
     "ranked",
     "reason_to_stay",

@@ -98,13 +98,21 @@ def ranked(
 
 
 @functools.lru_cache(maxsize=4096)
-def predicted_us(problem: Problem, device: Device) -> float | None:
-    """Microseconds that the cost model expects of the best that can run a problem, None if unknown.
+def predicted(problem: Problem, device: Device) -> tuple[str, float] | None:
+    """What the cost model expects to be fastest for a problem, and its microseconds; or None.
 
     It is not asked what was measured, so that two problems are told apart by one measure.
     """
     order = ranked(problem, device)
-    return order[0][1] if order else None
+    if not order or order[0][1] is None:
+        return None
+    return order[0][0].implementation, order[0][1]
+
+
+def predicted_us(problem: Problem, device: Device) -> float | None:
+    """The microseconds alone."""
+    found = predicted(problem, device)
+    return found and found[1]
 
 
 # Lists of (problem, device), for those who want to know which problems are lowered.
@@ -365,7 +373,7 @@ def forget() -> None:
     """Forgets past choices, after the modules or the rules have changed under them."""
     _best.cache_clear()
     _of_nominal.cache_clear()
-    predicted_us.cache_clear()
+    predicted.cache_clear()
     configs_of.cache_clear()
 
 
@@ -408,7 +416,7 @@ def _modelled(problem: AnyProblem, device: Device, considered) -> tuple[Candidat
 def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candidate, float | None]]:
     """The candidates that can run, best first, each with its predicted time where there is one.
 
-    Those with a prediction, wgmma, cuBLASLt beside it and XLA for one row, come first; on CUDA
+    Those with a prediction, wgmma and cuBLASLt and XLA beside it, come first; on CUDA
     the others follow in the order of `IMPLEMENTATIONS`, and within one implementation in the order
     of its configs.
     """
@@ -425,13 +433,16 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     names = tuple(candidate.config for candidate in wgmma) or configs_of("wgmma")
     if not names or not cost_model.models(problem, names):
         return [(candidate, None) for candidate in runnable]
-    predicted = cost_model.predict(problem, device.num_sms, names)
+    calibration = cost_model.calibration_of(device.name)
+    predicted = cost_model.predict(problem, device.num_sms, names, calibration)
     # Where wgmma cannot run it, the others are timed beside each other all the same.
     timed, others = list(zip(wgmma, predicted.wgmma.tolist(), strict=True)) if wgmma else [], []
+    # What XLA takes is known beside wgmma; of one row it is the best wherever that is not.
+    is_known = wgmma or (problem.m == 1 and problem.batch == 1)
     for candidate in rest:
         if candidate.implementation == "cublaslt" and candidate.config == configs_of("cublaslt")[0]:
             timed.append((candidate, predicted.cublaslt))
-        elif candidate.implementation == XLA and predicted.xla is not None:
+        elif candidate.implementation == XLA and predicted.xla is not None and is_known:
             timed.append((candidate, predicted.xla))
         else:
             others.append((candidate, None))

@@ -21,6 +21,7 @@ import numpy as np
 from jax_tcgemm.problem.dtypes import DTYPES, FLOAT8
 from jax_tcgemm.problem.epilogue import BARE
 from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.selection import library_cost
 
 _NAME = re.compile(
     r"(?P<m>\d+)x(?P<n>\d+)x64_c(?P<cm>\d+)x(?P<cn>\d+)x(?P<ck>\d+)_(?P<kind>pp|co)(?P<swapped>_t)?"
@@ -92,21 +93,36 @@ class Calibration:
     copy_us: float = 2.94
     copy_bytes_per_us: float = 4.03e6
     # cuBLASLt, in terms of our kernels without their copies: close to them, also where TF32 would
-    # make us transpose an operand; far behind where rows are not aligned.
+    # make us transpose an operand, but for what that begins with. It splits K of no batch. Where
+    # rows are not aligned, `libraries` says.
     cublaslt: float = 1.03
     cublaslt_tf32: float = 1.06
-    cublaslt_unaligned_us: float = 5.0
-    cublaslt_unaligned_flops_per_us: float = 1.0e8
-    cublaslt_unaligned_bytes_per_us: float = 0.6e6
+    cublaslt_tf32_us: float = 2.0
     # Its epilogues: an activation, and what is read or written beside D.
     cublaslt_activations_per_us: float = 1.8e6
     cublaslt_epilogue_bytes_per_us: float = 5.0e6
-    # XLA's own kernels for one row.
-    xla_launch_us: float = 2.8
-    xla_bytes_per_us: float = 4.65e6
+    # A loop of XLA's.
+    loop_launch_us: float = 2.8
+    libraries: library_cost.Libraries = library_cost.H200
+
+    def with_memory(self, factor: float) -> "Calibration":
+        """The same beside a memory that is so many times as fast."""
+        rates = ("hbm_bytes_per_us", "copy_bytes_per_us", "cublaslt_epilogue_bytes_per_us")
+        return dataclasses.replace(
+            self,
+            **{name: getattr(self, name) * factor for name in rates},
+            libraries=self.libraries.with_memory(factor),
+        )
 
 
 H200 = Calibration()
+# The same SMs beside another memory: 3.35 TB/s, not 4.8.
+H100 = H200.with_memory(3.35 / 4.8)
+
+
+def calibration_of(device: str) -> Calibration:
+    """The constants of a device of this name; an H200's for those that were not measured."""
+    return H100 if device == "NVIDIA H100 80GB HBM3" else H200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +193,7 @@ class Prediction(NamedTuple):
 
     wgmma: np.ndarray  # float64, one for each config, whether or not it can run the problem
     cublaslt: float  # roughly: told from our own kernels without copies and epilogues
-    xla: float | None  # None where XLA's own dot is not known to be fast
+    xla: float | None  # None where nothing is known of XLA's own dot
 
 
 def predict(
@@ -196,7 +212,7 @@ def predict(
     return Prediction(
         (kernel + _copy_us(problem, configs, calibration))[configs.places],
         _cublaslt_us(problem, num_sms, configs, calibration, kernel),
-        _xla_us(problem, calibration),
+        library_cost.xla_us(problem, num_sms, calibration.libraries),
     )
 
 
@@ -213,7 +229,7 @@ def loop_us(
       calibration: the device's constants.
     """
     arithmetic = elements / 1024 * work * calibration.loop_work_us / num_sms
-    return calibration.xla_launch_us + max(num_bytes / calibration.hbm_bytes_per_us, arithmetic)
+    return calibration.loop_launch_us + max(num_bytes / calibration.hbm_bytes_per_us, arithmetic)
 
 
 def _cublaslt_us(
@@ -223,27 +239,22 @@ def _cublaslt_us(
 
     `kernel`: their times for the problem itself, which are used again where it is bare.
     """
-    if not (p.a.is_aligned and p.b.is_aligned):
-        arithmetic = p.flops / c.cublaslt_unaligned_flops_per_us
-        return c.cublaslt_unaligned_us + max(
-            arithmetic, p.bytes / c.cublaslt_unaligned_bytes_per_us
-        )
     bare = dataclasses.replace(p, alpha=1.0, beta=0.0, epilogue=BARE)
-    if bare != p:
-        kernel = _kernel_us(bare, num_sms, x, c)
-    needs_transpose = p.compute == "tf32" and p.layout != "NT"
-    us = float(np.min(kernel[x.places])) * (c.cublaslt_tf32 if needs_transpose else c.cublaslt)
+    if not (p.a.is_aligned and p.b.is_aligned):
+        us = library_cost.cublaslt_unaligned_us(bare, num_sms, c.libraries)
+    else:
+        kernel = kernel if bare == p else _kernel_us(bare, num_sms, x, c)
+        times, undivided = kernel[x.places], ((x.cluster_k == 1) & (x.splits == 1))[x.places]
+        if p.batch > 1 and undivided.any():
+            times = times[undivided]
+        if p.compute == "tf32" and p.layout != "NT":
+            us = float(times.min()) * c.cublaslt_tf32 + c.cublaslt_tf32_us
+        else:
+            us = float(times.min()) * c.cublaslt
     library = p.function.library if p.function else "none"
     if "relu" in library or "gelu" in library:
         us += p.batch * p.m * p.n / c.cublaslt_activations_per_us
     return us + (p.bytes - bare.bytes) / c.cublaslt_epilogue_bytes_per_us
-
-
-def _xla_us(p: Problem, c: Calibration) -> float | None:
-    """XLA's own dot for one row of 16-bit elements: it streams B, wherever rows start."""
-    if p.m > 1 or p.batch > 1 or p.compute == "tf32" or _has_8_bits(p):
-        return None
-    return c.xla_launch_us + p.bytes / c.xla_bytes_per_us
 
 
 def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndarray:

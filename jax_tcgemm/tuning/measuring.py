@@ -88,7 +88,8 @@ def contenders(
     names = [(now.implementation, now.config), (selection.XLA, "default")]
     ranked = selection.ranked(problem, device)
     if any(us is not None for _, us in ranked):
-        ours = [(c.implementation, c.config) for c, us in ranked if us is not None][:candidates]
+        ours = [(c.implementation, c.config) for c, _ in ranked if c.implementation == "wgmma"]
+        ours = ours[:candidates]
         theirs = [(c.implementation, c.config) for c, _ in ranked if c.implementation == "cublaslt"]
         names += ours[:_FAVOURITES] + theirs + ours[_FAVOURITES:]
     else:
