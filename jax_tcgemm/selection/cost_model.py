@@ -68,6 +68,9 @@ class Calibration:
     function_stored_us: float = 0.12
     # For a result that it reduces over columns, and over rows, with what XLA does of it.
     function_reduced_us: tuple[float, float] = (0.05, 0.11)
+    # More of that where rows of 8 elements are not aligned, and for each matrix that it reads: by
+    # tiles that are not swapped, whose threads read and store elements one by one then.
+    function_apart_us: tuple[float, float] = (1.4, 2.6)
     # The part of it by which ping-pong's other warpgroup is held up.
     function_interference: float = 0.45
     # A unit of its work in 1024 elements, in a loop of XLA's.
@@ -418,7 +421,8 @@ def _compute_us(
     share_kib = x.tile_m * x.tile_n / shares / 1024
     exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
     store = store * np.where(x.ping_pong, 2, 1) + walk.is_unaligned(p) * c.unaligned_tile_us
-    fused = walk.in_kernel * x.tile_m * x.tile_n / groups / 1024 * _function_us(p, c)
+    function = _function_us(p, c) + ~x.swapped * _function_apart_us(p, c)
+    fused = walk.in_kernel * x.tile_m * x.tile_n / groups / 1024 * function
     epilogue = c.epilogue_us + exchange + store + fused
     in_turn = np.ceil(walk.waves / 2) * (mainloop + epilogue)
     alternating = walk.waves * (mainloop + c.function_interference * fused) + epilogue
@@ -466,6 +470,14 @@ def _function_us(p: Problem, c: Calibration) -> float:
         moved += c.function_stored_us * math.prod(p.d_shape) / 2 * DTYPES[p.out_dtype].itemsize
     # Of a gated product it takes two sums for each element that it computes.
     return (us + moved / max(2 * p.batch * p.m * p.n, 1)) / p.num_b
+
+
+def _function_apart_us(p: Problem, c: Calibration) -> float:
+    """What more it takes where elements are read and stored one by one."""
+    if p.function is None or p.n % 8 == 0:
+        return 0.0
+    apart, matrix = c.function_apart_us
+    return apart + matrix * sum(strides.along == "kBoth" for _, _, strides in p.function.reads)
 
 
 def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:

@@ -111,7 +111,7 @@ def cublaslt_unaligned_us(p: Problem, num_sms: int, c: Libraries) -> float:
     along_k = not p.a.transposed, p.b.transposed
     elements = [element_us * (1 if is_along else c.cublaslt_across) for is_along in along_k]
     memory = p.bytes / c.cublaslt_bytes_per_us
-    sums = c.cublaslt_splits_us
+    sums = c.cublaslt_splits_us if p.batch == 1 else math.inf
     return c.cublaslt_launch_us + _tiles_us(
         p, num_sms, elements, memory, sums, c.cublaslt_bytes_per_us
     )
