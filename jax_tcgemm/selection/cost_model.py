@@ -71,6 +71,9 @@ class Calibration:
     # More of that where rows of 8 elements are not aligned, and for each matrix that it reads: by
     # tiles that are not swapped, whose threads read and store elements one by one then.
     function_apart_us: tuple[float, float] = (1.4, 2.6)
+    # Matrices that it reads arrive after a tile's k blocks: in ping-pong, whose loads for the next
+    # tile wait behind them, a warpgroup waits for them where it has few k blocks.
+    function_box_kib_per_us: float = 6.6
     # The part of it by which ping-pong's other warpgroup is held up.
     function_interference: float = 0.45
     # A unit of its work in 1024 elements, in a loop of XLA's.
@@ -424,7 +427,9 @@ def _compute_us(
     function = _function_us(p, c) + ~x.swapped * _function_apart_us(p, c)
     fused = walk.in_kernel * x.tile_m * x.tile_n / groups / 1024 * function
     epilogue = c.epilogue_us + exchange + store + fused
-    in_turn = np.ceil(walk.waves / 2) * (mainloop + epilogue)
+    boxes = walk.in_kernel * ~x.swapped * x.tile_m * x.tile_n / p.num_b / 1024 * sum(_matrices(p))
+    in_turn = mainloop + epilogue + boxes / c.function_box_kib_per_us
+    in_turn = np.ceil(walk.waves / 2) * in_turn
     alternating = walk.waves * (mainloop + c.function_interference * fused) + epilogue
     alternating = np.maximum(alternating, in_turn)
     return np.where(x.ping_pong, alternating, walk.waves * (mainloop + epilogue))
@@ -477,7 +482,13 @@ def _function_apart_us(p: Problem, c: Calibration) -> float:
     if p.function is None or p.n % 8 == 0:
         return 0.0
     apart, matrix = c.function_apart_us
-    return apart + matrix * sum(strides.along == "kBoth" for _, _, strides in p.function.reads)
+    return apart + matrix * len(_matrices(p))
+
+
+def _matrices(p: Problem) -> list[int]:
+    """The bytes of an element of each matrix that its function reads."""
+    reads = p.function.reads if p.function else ()
+    return [itemsize for _, itemsize, strides in reads if strides.along == "kBoth"]
 
 
 def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
