@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIG_H = REPOSITORY / "csrc" / "kernels" / "wgmma" / "config.h"
 SHIPPED = REPOSITORY / "jax_tcgemm" / "data" / "tuned" / "h200.json"
 MEASURED = REPOSITORY / "benchmarks" / "results" / "h200-wgmma-configs.csv"
-MEASURED_FUNCTIONS = MEASURED.with_name("h200-functions.jsonl")
+MEASURED_FUNCTIONS = MEASURED.with_name("h100-functions.jsonl")
 MEASURED_ROWS = MEASURED.with_name("h200-wgmma-rows.csv")
 MEASURED_CHOICES = MEASURED.with_name("h200-wgmma-choices.csv")
 MEASURED_WAYS = MEASURED.with_name("h100-regret.csv")
@@ -383,5 +383,5 @@ def test_functions_run_in_about_the_fastest_way_that_was_measured():
         way = "bare" if "unfused" in call.why else own
         losses.append(times[way] / min(times[x] for x in ("bare", *functions.TILES)))
     assert len(losses) == 19
-    assert max(losses) < 1.15
-    assert np.exp(np.mean(np.log(losses))) < 1.02
+    assert max(losses) < 1.08
+    assert np.exp(np.mean(np.log(losses))) < 1.03
