@@ -132,9 +132,10 @@ int64_t factor_elements(const Problem& p, const BlockFactors& x, int64_t rows) {
 bool is_read_as_d(const Problem& p, const Function::Read& x) {
   const int64_t row = p.d_columns(), matrix = p.m * row;
   const auto is = [](int64_t stride, int64_t expected, int64_t extent) { return stride == expected || extent <= 1; };
-  return p.d_rows() == p.m && x.bytes == dtype_bytes(p.out) && (x.offset == 0 || (x.offset == p.n && row == 2 * p.n)) && is(x.n, 1, p.n) &&
-         is(x.m_inner, row, std::min(p.m, x.period)) && is(x.m_outer, x.period * row, ceil_div(p.m, x.period)) &&
-         is(x.batch_inner, matrix, p.batch_inner) && is(x.batch_outer, p.batch_inner * matrix, p.batch_outer());
+  return p.d_rows() == p.m && x.bytes == dtype_bytes(p.out) && (x.offset == 0 || (x.offset == p.n && row == 2 * p.n)) &&
+         is(x.n, 1, p.n) && is(x.m_inner, row, std::min(p.m, x.period)) &&
+         is(x.m_outer, x.period * row, ceil_div(p.m, x.period)) && is(x.batch_inner, matrix, p.batch_inner) &&
+         is(x.batch_outer, p.batch_inner * matrix, p.batch_outer());
 }
 
 // From the first element that is read to the last, both included; the least int64 and the largest where one does not

@@ -2,19 +2,21 @@
 //
 // A function is a struct F in tcgemm::elementwise with
 //
-//   Sum                          the type of the sums that it takes
-//   kIsGated                     whether it takes two sums, of the two products of a gated one
-//   kStoresRows                  whether its first result, D, is whole and of a type that kernels store by rows
-//   whole_level(dim)             the level that is all of dimension `dim`, or -1; see Index below
-//   load(tile), arrive(tile)     call tile.load<i, T, along>() and tile.arrive<i, T, along>() for each read
-//   bytes(along)                 of an element of all reads along this, together
-//   boxed(i), boxed_bytes(i)     of the reads that may come by TMA the number of this one, or -1, and its element's
-//   bytes kMostReads, kNumResults      how many reads there are, or 1, and results kWork                        roughly
-//   how many instructions an element takes run(sum[, up], element, at)  calls element.read<i, T, along>(), and
-//   element.write<i, T>(y) with result i, which
-//                                that rounds to T
-//   store(tile)                  calls tile.store<i, T>() for each result, or, for one that is reduced,
-//                                tile.reduce<i, T, Value, kind, over, neighbours>(), Value being what T is computed with
+//   Sum                            the type of the sums that it takes
+//   kIsGated                       whether it takes two sums, of the two products of a gated one
+//   kStoresRows                    whether its first result, D, is whole and of a type that kernels store by rows
+//   kMostReads, kNumResults        how many reads there are, or 1, and results
+//   kWork                          roughly how many instructions an element takes
+//   whole_level(dim)               the level that is all of dimension `dim`, or -1; see Index below
+//   bytes(along)                   of an element of all reads along this, together
+//   boxed(i), boxed_bytes(i)       of the reads that may come by TMA the number of this one, or -1, and the
+//                                  bytes of its element
+//   load(tile), arrive(tile)       call tile.load<i, T, along>() and tile.arrive<i, T, along>() for each read
+//   run(sum[, up], element, at)    calls element.read<i, T, along>(), and element.write<i, T>(y) with result
+//                                  i, which that rounds to T
+//   store(tile)                    calls tile.store<i, T>() for each result, or, for one that is reduced,
+//                                  tile.reduce<i, T, Value, kind, over, neighbours>(), Value being what T is
+//                                  computed with
 //
 // where `tile` is a FunctionTile below: the elements that a thread has of a few groups of eight columns.
 #pragma once
