@@ -465,6 +465,16 @@ def test_columns_that_alternate():
     check(inner_halves, *others)
 
 
+def test_halves_of_a_batch_whose_rows_and_columns_alternate():
+    def f(x, w):
+        gate, up = jnp.einsum("bmpk,bnqk->bmnpq", x, w)
+        return jax.nn.silu(gate) * up
+
+    args = normal(2, 3, 4, K), normal(2, 5, 6, K, seed=1)
+    check(f, *args)
+    check_every_product(f, *args)
+
+
 @pytest.mark.parametrize(
     "what",
     ["all of it is needed", "every other column", "unequal parts", "more columns first"],

@@ -180,7 +180,8 @@ def _arranged_halves(eqn: core.JaxprEqn, halves: Halves) -> tuple[core.JaxprEqn,
     if found is not None or not halves.is_dropped:
         return None if found is None else (found, halves)
     pair, (out,) = halves.dimension, eqn.outvars
-    (columns,) = (own for own in _dims(eqn) if pair in own) if out.aval.shape[pair] == 2 else ([],)
+    # Of a batch dimension there are none.
+    columns = next((own for own in _dims(eqn) if pair in own), [])
     others = [dim for dim in columns if dim != pair]
     if not others or not out.aval.sharding.mesh.empty:
         return None
