@@ -6,7 +6,7 @@
 //   attribute kernel  the dictionary with the fields of CarriedKernel and the ABI number
 //
 // Before the first execution the kernel is loaded; the execution itself does nothing. Since XLA calls before every
-// execution, of a kernel that is known nothing is decoded: that took a millisecond for three kernels.
+// execution, of a kernel that is known nothing is decoded: that took 2.5 ms for those of a loss, each time.
 #pragma once
 
 #include <cstdint>

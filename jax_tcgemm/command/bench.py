@@ -19,7 +19,7 @@ from jax_tcgemm.bench import regret as random_choices
 from jax_tcgemm.bench.overhead import measure_overhead
 from jax_tcgemm.bench.render import render as render_files
 from jax_tcgemm.command.terminal import errors_as_text, output
-from jax_tcgemm.selection import target_device
+from jax_tcgemm.selection import default_device
 from jax_tcgemm.tuning import timing
 from jax_tcgemm.tuning.measuring import check_positive
 
@@ -265,9 +265,8 @@ def regret(
                         f"[{done.completed:g}/{len(draws)}] {done.elapsed:.0f} s", highlight=False
                     )
 
-            platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
             for outcome in random_choices.measure(
-                draws, target_device(platform), budget_s=budget, limit_s=limit, advance=advance
+                draws, default_device(), budget_s=budget, limit_s=limit, advance=advance
             ):
                 found.append(outcome)
                 if out is not None:

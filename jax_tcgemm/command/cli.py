@@ -100,7 +100,7 @@ def tune(
 
 def _tune(console, suite, shape, layout, dtype, out, merge, provenance, budget, configs, xla):
     """Tunes suites and shapes, and writes the table."""
-    device = _default_device()
+    device = selection.default_device()
     _check_writable(out, device)
     problems = _problems(suite, shape, layout, dtype)
     for problem in problems:
@@ -181,8 +181,3 @@ def _problems(suite, shape, layout, dtype) -> list:
                     if isinstance(call.problem, Problem):  # others have nothing to choose
                         found[call.problem] = None
     return list(found)
-
-
-def _default_device():
-    platform = jax.default_backend()
-    return selection.target_device("cuda" if platform == "gpu" else platform)

@@ -21,7 +21,7 @@ from jax_tcgemm.selection.choice import (
 )
 from jax_tcgemm.selection.contraction_cost import AsProduct
 from jax_tcgemm.selection.cost_model import calibration_of, loop_us
-from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, target_device
+from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, default_device, target_device
 from jax_tcgemm.selection.implementations import (
     IMPLEMENTATIONS,
     IMPLEMENTATIONS_OF,
@@ -53,6 +53,7 @@ __all__ = [
     "calibration_of",
     "check_names",
     "collect",
+    "default_device",
     "dequantized_operands",
     "for_any_rows",
     "forget",

@@ -13,7 +13,6 @@ docs/tuning.md says what the model gets right and what it cannot know.
 import dataclasses
 import functools
 import math
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -22,11 +21,7 @@ from jax_tcgemm.problem.dtypes import DTYPES, FLOAT8
 from jax_tcgemm.problem.epilogue import BARE
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import library_cost
-
-_NAME = re.compile(
-    r"(?P<m>\d+)x(?P<n>\d+)x64_c(?P<cm>\d+)x(?P<cn>\d+)x(?P<ck>\d+)_(?P<kind>pp|co)(?P<swapped>_t)?"
-    r"(?:_split(?P<splits>\d+))?"
-)
+from jax_tcgemm.selection.implementations import WGMMA_CONFIG
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +147,7 @@ class _Configs:
 @functools.cache
 def _parse_one(name: str) -> tuple[str, float] | None:
     """A config without its split, and the split; None for what is no such config."""
-    match = _NAME.fullmatch(name)
+    match = WGMMA_CONFIG.fullmatch(name)
     return match and (name.partition("_split")[0], float(match["splits"] or 1))
 
 
@@ -163,7 +158,7 @@ def _parse(names: tuple[str, ...]) -> _Configs | None:
         return None
     bases, rows = np.unique([base for base, _ in found], return_inverse=True)
     splits, columns = np.unique([splits for _, splits in found], return_inverse=True)
-    matches = [_NAME.fullmatch(base) for base in bases.tolist()]
+    matches = [WGMMA_CONFIG.fullmatch(base) for base in bases.tolist()]
 
     def of_rows(values) -> np.ndarray:
         return np.array(list(values))[:, None]

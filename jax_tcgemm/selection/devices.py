@@ -6,6 +6,8 @@ import functools
 import os
 import platform as host_platform
 
+import jax
+
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.selection.tables import DeviceKey
 from jax_tcgemm.system import modules
@@ -57,6 +59,12 @@ def target_device(platform: str) -> Device:
         return ASSUMED_GPU
     fields = ("compute_capability", "num_sms", "shared_memory_bytes")
     return Device("cuda", *(properties[field] for field in fields), name=properties["name"])
+
+
+def default_device() -> Device:
+    """The device that JAX uses unless it is told otherwise."""
+    platform = jax.default_backend()
+    return target_device("cuda" if platform == "gpu" else platform)
 
 
 @functools.cache

@@ -235,8 +235,10 @@ def considered_alike(
     return tuple(c for c in found if order_of_sums(c.config, reduces) == own)
 
 
-_WGMMA = re.compile(
-    r"\d+x\d+x64_c\d+x\d+x(?P<cluster_k>\d+)_(pp|co)(?P<swapped>_t)?(_split(?P<splits>\d+))?"
+# The name of a config of wgmma: tile, cluster, kind and, if any, splits of K.
+WGMMA_CONFIG = re.compile(
+    r"(?P<m>\d+)x(?P<n>\d+)x64_c(?P<cm>\d+)x(?P<cn>\d+)x(?P<ck>\d+)_(?P<kind>pp|co)(?P<swapped>_t)?"
+    r"(?:_split(?P<splits>\d+))?"
 )
 # Clusters along K by splits that add up as others: two parts, and two pairs of them.
 _SAME_ORDER = {(1, 2): (2, 1), (2, 2): (4, 1)}
@@ -247,8 +249,8 @@ def order_of_sums(config: str, reduces: bool = False) -> tuple:
 
     `reduces`: also what a function reduces, which is added up along the threads of a tile.
     """
-    match = _WGMMA.fullmatch(config)
-    order = int(match["cluster_k"]), int(match["splits"] or 1)
+    match = WGMMA_CONFIG.fullmatch(config)
+    order = int(match["ck"]), int(match["splits"] or 1)
     order = _SAME_ORDER.get(order, order)
     return (*order, match["swapped"], match["splits"]) if reduces else order
 

@@ -229,9 +229,8 @@ def autotune(
             f"autotune: arguments must come with a function, got {len(args) + len(kwargs)}; "
             "pass the function first, or nothing for a context manager"
         )
-    platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
     result = Tuning(
-        selection.target_device(platform),
+        selection.default_device(),
         cache=cache,
         budget_s=budget_s,
         candidates=candidates,

@@ -83,8 +83,7 @@ def _worker() -> concurrent.futures.ThreadPoolExecutor:
 
 def _measure(problem: Problem, device: selection.Device) -> None:
     """Lets what is fastest decide from now on, where it can be measured."""
-    platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
-    is_here = device == selection.target_device(platform) and not device.assumed
+    is_here = device == selection.default_device() and not device.assumed
     if not is_here or jax.process_count() > 1 or problem.flops == 0 or problem in _failed:
         return
     try:
