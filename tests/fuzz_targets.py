@@ -252,7 +252,8 @@ class Ragged:
         p = {"abi": platform.abi, "form": "rows" if rows else "contraction", "compute": compute}
         p |= {"batch": batch, "m": m, "n": n, "k": k, "groups": groups, "num_sizes": num_sizes}
         p |= {name: flip(rng) for name in ("a_batched", "b_batched", "sizes_batched", "gathered")}
-        p |= {"gated": False, "b_transposed": rows and flip(rng), "factors": []} | _NO_FUNCTION
+        p |= {"gated": False, "b_transposed": rows and flip(rng), "tokens_last": False}
+        p |= {"factors": []} | _NO_FUNCTION
         p["a_rows"] = int(rng.integers(0, 9)) if p["gathered"] else 0
         query = p | {"in_dtype": in_type, "out_dtype": out}
         name, config, workspace = platform.choose(rng, platform.module.ragged, query)

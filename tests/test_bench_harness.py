@@ -178,7 +178,8 @@ def test_scaled_products_are_measured_beside_those_of_xla():
 def test_grouped_scaled_products_are_measured_beside_those_of_xla():
     runner = measure(suites.load_suite("smoke_moe_fp8").cases)
     assert not runner.wrong
-    assert [record["label"] for record in runner.records] == ["rows", "blocks"]
+    labels = [record["label"] for record in runner.records]
+    assert labels == ["rows", "blocks", "weights rows", "weights blocks"]
     for record in runner.records:
         assert set(record["peers"]) == {"xla"}
         assert record["parts"].keys() == {"bf16"}

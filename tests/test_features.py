@@ -125,7 +125,7 @@ DECLARED = {
     "gemm cublaslt": f"{SCALARS}, function",
     "gemm host": SCALARS,
     "ragged mma_sync": "",
-    "ragged wgmma": "gated product, function, factors of blocks, gathered rows",
+    "ragged wgmma": "gated product, function, factors of blocks, gathered rows, tokens in columns",
     "ragged host": "gathered rows",
     "rows simt": "weights",
     "rows host": "weights",

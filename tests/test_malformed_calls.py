@@ -40,7 +40,7 @@ RAGGED = ABI | {"config": "auto", "form": "rows", "compute": "f32"}
 RAGGED |= {"batch": 1, "m": 6, "n": 4, "k": 5, "groups": 2, "num_sizes": 2, "a_rows": 0}
 RAGGED |= {"factors": []}
 RAGGED |= dict.fromkeys(("b_transposed", "a_batched", "b_batched", "sizes_batched"), False)
-RAGGED |= dict.fromkeys(("gated", "gathered"), False)
+RAGGED |= dict.fromkeys(("tokens_last", "gated", "gathered"), False)
 RAGGED |= NO_FUNCTION
 
 ROWS = ABI | {"form": "sums", "weighted": False}

@@ -17,16 +17,18 @@ enum class Feature : int32_t {
   kGated,
   kFunction,
   kBlockFactors,
-  kGathered,    // of grouped products
+  kGathered,  // of grouped products
+  kTokensLast,
   kWeighted,    // of sums of rows
   kScalarArgs,  // of BLAS
   kItems,
 };
 template <>
-inline constexpr std::array kNames<Feature>{
-    "alpha other than 1",        "beta other than 0", "gated product", "function",
-    "factors of blocks",         "gathered rows",     "weights",       "scalars on the device",
-    "several products in a call"};
+inline constexpr std::array kNames<Feature>{"alpha other than 1",    "beta other than 0",
+                                            "gated product",         "function",
+                                            "factors of blocks",     "gathered rows",
+                                            "tokens in columns",     "weights",
+                                            "scalars on the device", "several products in a call"};
 
 class Features {
  public:

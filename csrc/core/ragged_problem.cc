@@ -66,7 +66,10 @@ std::string check_problem(const RaggedProblem& p) {
   if (p.groups > p.num_sizes) return must("groups", "be at most num_sizes=" + std::to_string(p.num_sizes), p.groups);
   if (p.b_transposed && !p.is_rows()) return "b_transposed must be false when form is contraction, got true";
   if (std::string error = check_factors(p.factors); !error.empty()) return error;
-  if (!p.factors.is_none() && !p.is_rows()) return "factors must be empty when form is contraction";
+  if (p.tokens_last && p.is_rows()) return "tokens_last must be false when form is rows, got true";
+  if (!p.factors.is_none() && !p.is_rows() && !p.tokens_last) {
+    return "factors must be empty when form is contraction and tokens_last is false";
+  }
   if (!p.epilogue.is_none()) {
     const Epilogue& e = p.epilogue;
     if (!p.is_rows()) return "epilogue must be empty when form is contraction";

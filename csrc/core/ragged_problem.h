@@ -7,9 +7,10 @@
 //   rows         D[b,i,n] = sum_k A[b,i,k] * op(B)[b,g,k,n] for the rows i of group g, and 0 for rows of no
 //                group: A m x k, B groups x (k x n, transposed: n x k), D m x n; m counts the tokens
 //   contraction  D[b,g,m,n] = sum over the rows i of group g of A[b,i,m] * B[b,i,n]:
-//                A k x m, B k x n, D groups x m x n; k counts the tokens
+//                A k x m, B k x n, or, tokens_last, A m x k, B n x k, D groups x m x n; k counts the tokens
 //
-// In the form rows both operands may have factors of blocks (problem.h), B for each group.
+// Both operands may have factors of blocks (problem.h): in the form rows B for each group, in a contraction where the
+// tokens are last, of blocks that begin at the first token.
 //
 // In the form rows the product of a group may have an epilogue (problem.h): a function, whose levels of the batch are
 // the batch entry and the group, gated with B as groups x k x 2 x n. Rows of no group are 0 in each of its results.
@@ -40,6 +41,7 @@ struct RaggedProblem {
   int64_t groups;     // of B or D
   int64_t num_sizes;  // length of group_sizes
   bool b_transposed;  // rows only
+  bool tokens_last;   // contraction only
   // Whether an operand has an entry for each batch index; else all share one. group_offset and gather
   // go with group_sizes, the bias with B.
   bool a_batched, b_batched, sizes_batched;
@@ -48,8 +50,8 @@ struct RaggedProblem {
   Epilogue epilogue = {};  // without up_offset, of whole results
   bool gathered = false;
   int64_t a_rows = 0;  // where A is gathered, else it has as many as there are tokens
-  // Rows of A's are the tokens, of B's those of n. The outer level of the batch is that of the product, the inner one
-  // the groups.
+  // Rows of A's are the tokens, or those of m, of B's those of n. The outer level of the batch is that of the product,
+  // the inner one the groups.
   ProductFactors factors = {};
 
   bool is_rows() const { return form == RaggedForm::kRows; }
@@ -76,6 +78,7 @@ void visit_fields(RaggedProblem& p, Visit&& visit) {
   visit("groups", p.groups);
   visit("num_sizes", p.num_sizes);
   visit("b_transposed", p.b_transposed);
+  visit("tokens_last", p.tokens_last);
   visit("a_batched", p.a_batched);
   visit("b_batched", p.b_batched);
   visit("sizes_batched", p.sizes_batched);
@@ -99,6 +102,7 @@ void visit_dtypes(RaggedProblem& p, Visit&& visit) {
 inline Features features_of(const RaggedProblem& p) {
   Features needed = features_of(p.epilogue);
   needed.add(Feature::kGathered, p.gathered);
+  needed.add(Feature::kTokensLast, p.tokens_last);
   needed.add(Feature::kBlockFactors, !p.factors.is_none());
   return needed;
 }

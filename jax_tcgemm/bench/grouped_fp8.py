@@ -2,14 +2,17 @@
 
 A group has these keys::
 
+    kind                   "forward", or "weights", whose result is the gradient of the matrices
     tokens, groups, n, k   each may be a list
     scaling                "rows", of tokens and of columns of each group's matrix; "blocks", of 1
                            by 128 of tokens and 128 by 128 of matrices; may be a list
     alpha                  as of the suites of grouped products
 
-`quantized` is `ragged_dot` of `QuantizedArray`s to bfloat16, matrices lying as (groups, n, k).
-`xla` is what XLA makes of `lax.ragged_dot` of the dequantised operands, where its masks fit the
-memory. `bf16`, our product of operands that have been bfloat16 all along, is timed beside them.
+`quantized` is `ragged_dot` of `QuantizedArray`s to bfloat16, matrices lying as (groups, n, k), or
+`ragged_dot_general` of (k, tokens) and (n, tokens), whose scales are of rows or of 1 by 128. `xla`
+is what XLA makes of the same by `lax` of the dequantised operands, where its masks fit the memory.
+`bf16`, our product of operands that have been bfloat16 all along, with tokens first, is timed
+beside them.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
 
 _KEYS = ("tokens", "groups", "n", "k", "scaling")
 _DEPTH = {"rows": None, "blocks": 128}
+# Operands that XLA dequantises are rounded to bfloat16, and so is the result.
+_TOLERANCE = 2 * float(jnp.finfo(jnp.bfloat16).eps) + 1e-3
 
 
 def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
@@ -38,12 +43,15 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
     Raises:
       ValueError: for an unknown key or scaling.
     """
-    check_keys(f"a group of {suite}", group, ("name", "alpha", *_KEYS))
+    check_keys(f"a group of {suite}", group, ("name", "alpha", "kind", *_KEYS))
+    kind = group.get("kind", "forward")
+    check_value("kind", kind, ("forward", "weights"))
     for tokens, groups, n, k, scaling in itertools.product(*(listed(group[key]) for key in _KEYS)):
         check_value("scaling", scaling, _DEPTH)
         sizes = group_sizes(tokens, groups, group.get("alpha", 4.0))
-        of = Grouped("forward", dtype, sizes, tokens, groups, n, k)
-        yield _workload(suite, f"{group.get('name', '')} {scaling}".strip(), of, _DEPTH[scaling])
+        of = Grouped(kind, dtype, sizes, tokens, groups, n, k)
+        make = _workload if kind == "forward" else _of_weights
+        yield make(suite, f"{group.get('name', '')} {scaling}".strip(), of, _DEPTH[scaling])
 
 
 def _spread(scales, shape):
@@ -79,6 +87,16 @@ def _reference(sizes, x, w, _, x_scales, w_scales, *__):
     return reference.rows_of_groups(lambda x, w: product(x, w.T), sizes, x, w)
 
 
+def _drawn(key, operands):
+    """Both operands, and the scales of both."""
+    keys = iter(jax.random.split(key, 4))
+    x, y = (reference.random(next(keys), like.shape, like.dtype) for like in operands[:2])
+    scales = [
+        jnp.exp(reference.random(next(keys), like.shape, like.dtype) / 4) for like in operands[3:5]
+    ]
+    return x, y, scales
+
+
 def _workload(suite: str, label: str, of: Grouped, depth: int | None) -> Workload:
     tokens, groups, n, k = of.tokens, of.groups, of.n, of.k
     rows = 1 if depth is None else depth
@@ -92,12 +110,7 @@ def _workload(suite: str, label: str, of: Grouped, depth: int | None) -> Workloa
     operands = tuple(jax.ShapeDtypeStruct(*each) for each in shapes)
 
     def draw(key):
-        keys = iter(jax.random.split(key, 4))
-        x, w = (reference.random(next(keys), like.shape, like.dtype) for like in operands[:2])
-        scales = (
-            jnp.exp(reference.random(next(keys), like.shape, like.dtype) / 4)
-            for like in operands[3:5]
-        )
+        x, w, scales = _drawn(key, operands)
         return x, w, sizes, *scales, x.astype(bf16), w.mT.astype(bf16)
 
     return Workload(
@@ -111,9 +124,71 @@ def _workload(suite: str, label: str, of: Grouped, depth: int | None) -> Workloa
         peers={"xla": _xla} if of.fits_xla(2 * (n + k)) else {},
         parts={"bf16": _bf16},
         reference=functools.partial(_reference, of.group_sizes),
-        # Operands that XLA dequantises are rounded to bfloat16, and so is the result.
-        tolerance=2 * float(jnp.finfo(bf16).eps) + 1e-3,
+        tolerance=_TOLERANCE,
         flops=2 * tokens * n * k,
         bytes=tokens * k + of.used * n * k + 2 * tokens * n,
+        draw=draw,
+    )
+
+
+_LAST, _FIRST = (
+    lax.RaggedDotDimensionNumbers((((axis,), (axis,)), ((), ())), (axis,), ()) for axis in (1, 0)
+)
+
+
+def _sums_quantized(depth, x, y, sizes, x_scales, y_scales, *_):
+    lhs, rhs = (
+        jax_tcgemm.QuantizedArray(a, s, block=(1, depth)) for a, s in ((x, x_scales), (y, y_scales))
+    )
+    return jax_tcgemm.ragged_dot_general(
+        lhs, rhs, sizes, _LAST, preferred_element_type=jnp.bfloat16
+    )
+
+
+def _sums_bf16(x, y, sizes, x_scales, y_scales, x_wide, y_wide):
+    del x, y, x_scales, y_scales
+    return jax_tcgemm.ragged_dot_general(x_wide, y_wide, sizes, _FIRST)
+
+
+def _sums_xla(x, y, sizes, x_scales, y_scales, *_):
+    x, y = (a.astype(jnp.bfloat16) for a in _dequantized(x, y, x_scales, y_scales))
+    return lax.ragged_dot_general(x, y, sizes, _LAST)
+
+
+def _sums_reference(sizes, x, y, _, x_scales, y_scales, *__):
+    product = functools.partial(jnp.matmul, precision="highest")
+    x, y = _dequantized(x, y, x_scales.astype(x.dtype), y_scales.astype(x.dtype))
+    return reference.sums_of_groups(lambda x, y: product(x.T, y), sizes, x.T, y.T)
+
+
+def _of_weights(suite: str, label: str, of: Grouped, depth: int | None) -> Workload:
+    """The gradient of the matrices, (groups, k, n)."""
+    tokens, groups, n, k = of.tokens, of.groups, of.n, of.k
+    depth = depth or tokens
+    sizes = jnp.asarray(of.group_sizes, jnp.int32)
+    f8, f32, bf16 = of.element_type, jnp.float32, jnp.bfloat16
+    shapes = ((k, tokens), f8), ((n, tokens), f8), (sizes.shape, sizes.dtype)
+    shapes += tuple(((rows, -(-tokens // depth)), f32) for rows in (k, n))
+    shapes += ((tokens, k), bf16), ((tokens, n), bf16)
+    operands = tuple(jax.ShapeDtypeStruct(*each) for each in shapes)
+
+    def draw(key):
+        x, y, scales = _drawn(key, operands)
+        return x, y, sizes, *scales, x.T.astype(bf16), y.T.astype(bf16)
+
+    return Workload(
+        suite=suite,
+        label=label,
+        dtype=of.dtype,
+        shape=f"{groups} groups of {tokens}: {k}×{n}",
+        sizes={"tokens": tokens, "groups": groups, "n": n, "k": k},
+        operands=operands,
+        ours={"quantized": functools.partial(_sums_quantized, depth)},
+        peers={"xla": _sums_xla} if of.fits_xla(2 * (n + k)) else {},
+        parts={"bf16": _sums_bf16},
+        reference=functools.partial(_sums_reference, of.group_sizes),
+        tolerance=_TOLERANCE,
+        flops=2 * tokens * n * k,
+        bytes=tokens * (n + k) + 2 * groups * n * k,
         draw=draw,
     )

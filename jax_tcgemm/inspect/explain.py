@@ -17,6 +17,7 @@ from jax_tcgemm.device import (
     dense,
     epilogue,
     fused,
+    grouped_contraction,
     grouped_epilogue,
     grouped_layer,
     request,
@@ -40,6 +41,7 @@ from jax_tcgemm.primitives import epilogue_ragged_dot as epilogue_ragged_primiti
 from jax_tcgemm.primitives import fused_dot_general as fused_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.primitives import scaled_dot_general as scaled_primitive
+from jax_tcgemm.primitives import scaled_ragged_contraction as contraction_primitive
 from jax_tcgemm.products import rewriting
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
@@ -53,6 +55,7 @@ _RULES = {
     scaled_primitive.scaled_dot_general_p: (scaled_primitive, epilogue),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped_layer),
     epilogue_ragged_primitive.epilogue_ragged_dot_p: (epilogue_ragged_primitive, grouped_epilogue),
+    contraction_primitive.scaled_ragged_contraction_p: (contraction_primitive, grouped_contraction),
     rows.rows_p: (rows, request),
     packed_dot.packed_dot_p: (packed_dot, request),
     packed_weight.packed_weight_p: (packed_weight, request),
@@ -68,9 +71,15 @@ _UNFUSED = {
     epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.bare_products,
     scaled_primitive.scaled_dot_general_p: scaled_primitive.bare_products,
     epilogue_ragged_primitive.epilogue_ragged_dot_p: epilogue_ragged_primitive.bare_products,
+    contraction_primitive.scaled_ragged_contraction_p: contraction_primitive.unfused,
 }
-# Those whose epilogue is a function.
-_WITH_FUNCTIONS = (epilogue_primitive, scaled_primitive, epilogue_ragged_primitive)
+# Those that `functions` gives types and lowering.
+_BY_UNFUSED = (
+    epilogue_primitive,
+    scaled_primitive,
+    epilogue_ragged_primitive,
+    contraction_primitive,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +262,7 @@ def _calls_of(eqn, device, times, path) -> Iterator[Call]:
                 why, code = f"{plan.choice.why}; its product: {call.why}", _code(plan)
                 where = source_line(eqn)
                 yield dataclasses.replace(call, why=why, source=where, code=code)
-            if _RULES[eqn.primitive][0] in _WITH_FUNCTIONS:
+            if "function" in eqn.params:
                 function = as_jaxpr(eqn.params["function"])
                 yield from _calls(function, device, times, path)
         else:
@@ -330,7 +339,7 @@ def _plan(eqn, device):
             obstacle = blas.DIVIDED
         elif rules is quantize and eqn.params["implementation"] is None:
             obstacle = quantize.obstacle_to_division(*avals, eqn.params)
-        elif rules in _WITH_FUNCTIONS:
+        elif rules in _BY_UNFUSED:
             whole = rules.product_of(*avals, eqn.params)
             obstacle = rules.obstacle_to_division(avals, whole, eqn.params, device)
         if not obstacle:
@@ -339,7 +348,7 @@ def _plan(eqn, device):
             has_rest = rules in (fused_primitive, epilogue_primitive)
             if has_rest and partitioning.waits_for_sum(division, avals, outs):
                 obstacle = "what follows the product waits for its sum over devices"
-    num_types = len(avals) + (rules not in _WITH_FUNCTIONS)
+    num_types = len(avals) + (rules not in _BY_UNFUSED)
     product = rules.product_of(*one_device[:num_types], eqn.params)
     return planner.make_plan(product, device, obstacle)
 

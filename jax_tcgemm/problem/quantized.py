@@ -64,6 +64,17 @@ class QuantizedArray:
         return self.qvalue.ndim
 
     @property
+    def tile(self) -> tuple[int, ...]:
+        """The extents of a block of every dimension, of which the last may be short."""
+        whole = tuple(n // max(own, 1) for n, own in zip(self.shape, self.scale.shape, strict=True))
+        if self.block is None:
+            return whole
+        block = (1,) * (self.ndim - len(self.block)) + self.block
+        # What one scale is for, or has a scale for each, needs not be said.
+        says = [own in (1, n) for n, own in zip(self.shape, self.scale.shape, strict=True)]
+        return tuple(w if is_said else b for w, b, is_said in zip(whole, block, says, strict=True))
+
+    @property
     def dtype(self):
         """That of the array once it is dequantised."""
         return self.scale.dtype
@@ -93,15 +104,20 @@ def spread(factors: jax.Array, shape: tuple[int, ...], tile=None) -> jax.Array:
     for axis, extent in enumerate(shape):
         if (own := factors.shape[axis]) not in (1, extent):
             size = extent // own if tile is None else tile[axis]
-            factors = jnp.repeat(factors, size, axis)
-            factors = jax.lax.slice_in_dim(factors, 0, extent, axis=axis)
+            factors = spread_along(axis, factors, extent, size)
     return factors
 
 
-def dequantized(x: QuantizedArray, tile=None) -> jax.Array:
+def spread_along(axis: int, factors: jax.Array, extent: int, size: int) -> jax.Array:
+    """One for each of `extent` elements of a dimension, of blocks of `size`."""
+    factors = jnp.repeat(factors, size, axis)
+    return jax.lax.slice_in_dim(factors, 0, extent, axis=axis)
+
+
+def dequantized(x: QuantizedArray) -> jax.Array:
     """The array, computed in float32 at least and rounded once to the dtype of the scales."""
     wide = wide_dtype(x.scale.dtype)
     values = x.qvalue.astype(wide)
     if x.zero_point is not None:
-        values -= spread(x.zero_point.astype(wide), x.shape, tile)
-    return (values * spread(x.scale.astype(wide), x.shape, tile)).astype(x.scale.dtype)
+        values -= spread(x.zero_point.astype(wide), x.shape, x.block)
+    return (values * spread(x.scale.astype(wide), x.shape, x.block)).astype(x.scale.dtype)

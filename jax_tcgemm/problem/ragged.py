@@ -7,7 +7,7 @@ contraction:  D[b, g, m, n] = sum over the rows i of group g of A[b, i, m] * B[b
 
 In the form rows D and more results may be what a function makes of the product of each group, or
 of those by two matrices, and of further operands. A may be gathered: token i is then A[gather[i]].
-Both operands may have factors of blocks.
+Both operands may have factors of blocks, those of a contraction where their tokens are last.
 """
 
 import dataclasses
@@ -31,7 +31,8 @@ class RaggedProblem:
       k: what is summed over; the tokens, in form "contraction".
       groups: groups of B ("rows") or of D ("contraction").
       num_sizes: length of group_sizes, of which `groups` from group_offset on are computed.
-      b_transposed: B lies as (groups, n, k) and not (groups, k, n).
+      b_transposed: B lies as (groups, n, k) and not (groups, k, n); in form "rows".
+      tokens_last: A lies as (m, k) and B as (n, k); in form "contraction".
       a_batched: whether A has an entry for each batch index; else all share one.
       b_batched: the same of B.
       sizes_batched: the same of group_sizes and group_offset.
@@ -43,8 +44,8 @@ class RaggedProblem:
       a_rows: rows of A where it is gathered, else 0.
       function: what follows the product; None: nothing. Its batch is the batch entry and, as the
         inner level, the group. Its results are whole.
-      factors: None, or those of A, whose rows are the tokens, and of B, whose rows are those of n
-        and whose second level of the batch is the group.
+      factors: None, or those of A, whose rows are the tokens, or those of m, and of B, whose rows
+        are those of n and whose second level of the batch is the group.
     """
 
     form: str
@@ -61,6 +62,7 @@ class RaggedProblem:
     in_dtype: str
     out_dtype: str
     compute: str
+    tokens_last: bool = False
     gated: bool = False
     gathered: bool = False
     a_rows: int = 0
@@ -139,6 +141,7 @@ class RaggedProblem:
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch != 1 else ""
         layout = "" if self.form == "contraction" else " NT" if self.b_transposed else " NN"
+        layout += " with tokens last" if self.tokens_last else ""
         types = f"{self.in_dtype}->{self.out_dtype} ({self.compute})"
         ragged = "m" if self.form == "rows" else "k"
         words = [f"{batch}{self.m}x{self.n}x{self.k}{layout}, {ragged} in {self.groups} groups"]

@@ -16,18 +16,23 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
 from jax_tcgemm.problem.fusion import activated, halves
 from jax_tcgemm.problem.packed_weight import PackedWeight
 from jax_tcgemm.problem.precision import canonical_precision, of_dequantized
-from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, is_quantized, spread
+from jax_tcgemm.problem.quantized import (
+    QuantizedArray,
+    dequantized,
+    is_quantized,
+    spread,
+    spread_along,
+)
 from jax_tcgemm.products import epilogue as unquantized
 from jax_tcgemm.products import packed
 from jax_tcgemm.products.arguments import as_array, canonical_sharding, check_addend
 from jax_tcgemm.selection import dequantized_operands
 
-_INT8 = np.dtype(np.int8)
+INT8 = np.dtype(np.int8)
 
 
 # --- operands -----------------------------------------------------------------------------------
@@ -64,12 +69,12 @@ def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
             f"{scale.dtype}; convert it"
         )
     tile = _tile(op, name, qvalue, getattr(x, "block", None))
-    scale = _of_whole_blocks(op, f"{name}.scale", scale, qvalue.shape, tile)
+    _check_blocks(op, f"{name}.scale", scale, qvalue.shape, tile)
     zero_point = x.zero_point
     if zero_point is not None:
         zero_point = as_array(op, f"{name}.zero_point", zero_point)
-        zero_point = _of_whole_blocks(op, f"{name}.zero_point", zero_point, qvalue.shape, tile)
-    return QuantizedArray(qvalue, scale, zero_point, x.qtype)
+        _check_blocks(op, f"{name}.zero_point", zero_point, qvalue.shape, tile)
+    return QuantizedArray(qvalue, scale, zero_point, x.qtype, tile)
 
 
 def as_weight(
@@ -93,9 +98,9 @@ def _tile(op: str, name: str, qvalue, block) -> tuple[int, ...] | None:
     return ((1,) * qvalue.ndim + block)[-qvalue.ndim :] if qvalue.ndim else ()
 
 
-def _of_whole_blocks(op: str, what: str, factors, shape, tile) -> jax.Array:
-    """Scales whose numbers divide a shape: along a dimension with a short block one by one."""
-    fits, whole = factors.ndim == len(shape), list(factors.shape)
+def _check_blocks(op: str, what: str, factors, shape, tile) -> None:
+    """Raises ValueError for scales whose numbers are not those of blocks."""
+    fits = factors.ndim == len(shape)
     for axis, (own, extent) in enumerate(zip(factors.shape, shape, strict=False)):
         if own in (1, extent):
             continue
@@ -103,18 +108,12 @@ def _of_whole_blocks(op: str, what: str, factors, shape, tile) -> jax.Array:
             fits &= own > 0 and extent % own == 0
         else:
             fits &= own == -(-extent // tile[axis])
-            whole[axis] = own if own * tile[axis] == extent else extent
     if not fits:
         rule = "numbers that divide" if tile is None else f"those of blocks {tile} of"
         raise ValueError(
             f"{op}: {what} must have as many dimensions as the values, and in each 1 or {rule} "
             f"their extents {shape}, got {what}.shape={factors.shape}; reshape it"
         )
-    partly = [n if n == w else 1 for n, w in zip(factors.shape, whole, strict=True)]
-    if partly == whole:
-        return factors
-    of = [extent if n != w else n for n, w, extent in zip(factors.shape, whole, shape, strict=True)]
-    return spread(factors, tuple(of), tile)
 
 
 def is_any(*operands) -> bool:
@@ -126,13 +125,19 @@ def squeezed(x, axes):
     """An operand without some dimensions of extent 1."""
     if packed.is_packed(x):
         return lax.squeeze(x.dequantize(), axes) if len(axes) else x
-    return jax.tree.map(lambda array: lax.squeeze(array, axes), x)
+    x = jax.tree.map(lambda array: lax.squeeze(array, axes), x)
+    if is_any(x) and x.block is not None:
+        axes = {axis % (x.ndim + len(axes)) for axis in axes}
+        block = tuple(n for axis, n in enumerate(x.block) if axis not in axes)
+        return dataclasses.replace(x, block=block)
+    return x
 
 
 def as_arrays(*operands) -> list[jax.Array]:
-    """Operands, dequantised."""
+    """Operands, dequantised, and those of 8-bit floats, which promote to nothing, in bfloat16."""
     operands = [x.dequantize() if packed.is_packed(x) else x for x in operands]
-    return [dequantized(x) if is_any(x) else x for x in operands]
+    arrays = [dequantized(x) if is_any(x) else x for x in operands]
+    return [x.astype(jnp.bfloat16) if x.dtype in FLOAT8 else x for x in arrays]
 
 
 def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
@@ -159,7 +164,7 @@ def values_of(x) -> jax.Array:
     return x.qvalue if is_any(x) else x
 
 
-def _factors(*operands) -> list[jax.Array] | None:
+def multiplied(*operands) -> list[jax.Array] | None:
     """What is multiplied before it is scaled, of dtypes that go together; None where there is none.
 
     Beside wider numbers, 8 bits are converted to those, in which they are exact.
@@ -168,9 +173,9 @@ def _factors(*operands) -> list[jax.Array] | None:
         return None
     values = [values_of(x) for x in operands]
     dtypes = {x.dtype for x in values}
-    if dtypes <= {*FLOAT8} or dtypes == {_INT8}:
+    if dtypes <= {*FLOAT8} or dtypes == {INT8}:
         return values
-    wide = {dtype for dtype in dtypes if dtype not in (*FLOAT8, _INT8)}
+    wide = {dtype for dtype in dtypes if dtype not in (*FLOAT8, INT8)}
     if not wide:
         wide = {np.dtype(jnp.bfloat16)}
     if len(wide) > 1 or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in wide):
@@ -183,7 +188,7 @@ def _factors(*operands) -> list[jax.Array] | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Layer:
+class Layer:
     """What `linear` and its like do after their product, or products, before they round."""
 
     activation: str
@@ -193,6 +198,7 @@ class _Layer:
     dtype: np.dtype
 
     def __call__(self, *arguments):
+        """The layer of the accumulators, the biases and the residual."""
         number = 1 + self.gated
         accs, biases = arguments[:number], arguments[number:][: number * self.has_bias]
         residuals = arguments[number + len(biases) :]
@@ -230,13 +236,13 @@ class _Scaled:
         return self.epilogue(*scaled, *operands)
 
 
-def _accumulated(*operands) -> np.dtype:
+def accumulated(*operands) -> np.dtype:
     """The dtype in which products are scaled."""
     dtypes = [x.dtype for x in operands if jnp.issubdtype(x.dtype, jnp.floating)]
     return np.dtype(jnp.result_type(np.float32, *(wide_dtype(dtype) for dtype in dtypes)))
 
 
-def _scaling(epilogue, dtype, scales: Sequence[Sequence[jax.Array]]):
+def scaling(epilogue, dtype, scales: Sequence[Sequence[jax.Array]]):
     """An epilogue after scaling, and the scales that become operands, each once."""
     flat = list({id(x): x for own in scales for x in own}.values())
     numbers = {id(x): number for number, x in enumerate(flat)}
@@ -297,8 +303,8 @@ def layer(
         check_addend(op, "residual", residual, shape, dtype)
     biases = () if bias is None else tuple(bias) if gated else (bias,)
     operands = (*biases, *(() if residual is None else (residual,)))
-    function = _Layer(activation, alpha, gated, bool(biases), dtype)
-    if function == _Layer("none", 1.0, False, False, dtype) and not operands:
+    function = Layer(activation, alpha, gated, bool(biases), dtype)
+    if function == Layer("none", 1.0, False, False, dtype) and not operands:
         function = unquantized.Rounded(dtype)
     gates = {"rhs_up": rhs_up, "pair": pair if rhs_up is None else None}
     return with_epilogue(op, lhs, rhs, function, operands, **gates, **how)
@@ -341,11 +347,11 @@ def with_epilogue(
             return accs[0]
         accs = accs if pair is None else halves(*accs, pair)
         return unquantized.applied(op, accs, epilogue, operands)
-    dtype, factors = _accumulated(lhs, *rights), _factors(lhs, *rights)
+    dtype, factors = accumulated(lhs, *rights), multiplied(lhs, *rights)
     axes = [(lhs, dimension_numbers[0][0]), *((x, dimension_numbers[0][1]) for x in rights)]
-    if factors is not None and not any(_has_blocks(*each) for each in axes):
+    if factors is not None and not any(has_blocks(*each) for each in axes):
         scales = _scales_of_result(lhs, rights, dimension_numbers, permutation, pair)
-        function, own = _scaling(epilogue, dtype, scales)
+        function, own = scaling(epilogue, dtype, scales)
         if factors[0].dtype not in FLOAT8:
             sharded["precision"] = of_wide_numbers(op, precision)
         gates["rhs_up"] = None if rhs_up is None else factors[2]
@@ -353,7 +359,7 @@ def with_epilogue(
         return unquantized.with_epilogue(
             op, *factors[:2], function, operands, **how, **gates, **sharded, **asked
         )
-    is_scaled = factors is not None and factors[0].dtype in (*FLOAT8, _INT8)
+    is_scaled = factors is not None and factors[0].dtype in (*FLOAT8, INT8)
     rounded = epilogue.dtype if isinstance(epilogue, unquantized.Rounded) else None
     if is_scaled and out_sharding is None:
         own = {**how, "precision": precision, **asked}
@@ -385,7 +391,7 @@ def with_epilogue(
     return unquantized.applied(op, accs, epilogue, operands)
 
 
-def _has_blocks(x, contracted) -> bool:
+def has_blocks(x, contracted) -> bool:
     """Whether the scales of an operand differ along a contracted dimension."""
     return is_any(x) and any(x.scale.shape[axis] != 1 for axis in contracted)
 
@@ -408,7 +414,7 @@ def _scales_of_result(lhs, rights, numbers, permutation, pair) -> list[list[jax.
     ]
 
     def placed(x, contract, batch, before, after):
-        scale = spread(x.scale, x.shape)
+        scale = spread(x.scale, x.shape, x.block)
         free = [axis for axis in range(x.ndim) if axis not in (*contract, *batch)]
         scale = lax.transpose(scale, (*contract, *batch, *free))
         extents = scale.shape[len(contract) :]
@@ -468,142 +474,21 @@ def _of_rows(x, batch, contract) -> tuple[jax.Array, jax.Array, tuple[int, int],
         return array.reshape(*array.shape[:kept], *rows, math.prod(array.shape[kept:]))
 
     values = lax.transpose(values_of(x), order)
-    scale = jnp.ones((1,) * x.ndim)
+    scale, tile = jnp.ones((1,) * x.ndim), x.shape
     if is_any(x):
-        scale = lax.transpose(x.scale, order).astype(jnp.float32)
+        scale, tile = lax.transpose(x.scale, order).astype(jnp.float32), x.tile
+    tile = [tile[axis] for axis in order]
     # Only along the last of the rows are there blocks, and of K once all before the last dimension
-    # that has several are whole.
-    several = [axis for axis in range(kept, x.ndim) if scale.shape[axis] > 1]
+    # that has several are whole, and that one has no short block behind any of them.
+    last = max((axis for axis in range(kept, x.ndim) if scale.shape[axis] > 1), default=kept)
+    is_behind = math.prod(values.shape[kept:last]) > 1
     for axis, extent in enumerate(values.shape):
         is_of_k, number = axis >= kept, scale.shape[axis]
-        must_be_whole = several and axis < several[-1] if is_of_k else axis < kept - bool(free)
+        must_be_whole = axis < (last if is_of_k else kept - bool(free))
+        must_be_whole |= is_behind and axis == last and extent % tile[axis] != 0
         if must_be_whole and number != extent and (is_of_k or number > 1):
-            scale = jnp.repeat(scale, extent // number, axis)
-    values, scale = fold(values), fold(scale)
-    extents = zip(values.shape[-2:], scale.shape[-2:], strict=True)
-    rows, depth = (max(extent // max(number, 1), 1) for extent, number in extents)
-    return values, scale, (rows, depth), not free
-
-
-# --- grouped products -----------------------------------------------------------------------------
-
-
-def grouped_scales(factors: Factors, gated: bool):
-    """The scales of a grouped product's accumulators, and its factors of plain arrays.
-
-    None where scales or zero points are not of rows, groups and columns.
-    """
-    lhs, rhs = factors.lhs, factors.rhs
-    if _has_blocks(lhs, (1,)) or _has_blocks(rhs, (1,)):
-        return None
-    if (values := _factors(lhs, rhs)) is None:
-        return None
-    if values[0].dtype != values[1].dtype:
-        # Of 8-bit floats no kernel multiplies groups of one by the other; bfloat16 has both.
-        values = [x.astype(jnp.bfloat16) for x in values]
-    scales = [[] for _ in range(1 + gated)]
-    if is_any(lhs):
-        scale = spread(lhs.scale, lhs.shape)
-        if factors.gather is not None and scale.shape[0] != 1:
-            scale = jnp.take(scale, factors.gather, axis=0, mode="fill", fill_value=0)
-        scales = [[scale] for _ in scales]
-    if is_any(rhs):
-        scale = spread(rhs.scale, rhs.shape)
-        for i, own in enumerate(scales):
-            each = scale[:, :, min(i, scale.shape[2] - 1)] if gated else scale
-            own.append(each[0] if each.shape[0] == 1 else each)
-    return scales, factors._replace(lhs=values[0], rhs=values[1])
-
-
-def _grouped_blocks(factors: Factors, gated: bool):
-    """Factors of plain arrays with scales of blocks of k, and these blocks.
-
-    None where they are no integers or floats of 8 bits without zero points.
-    """
-    values = _factors(factors.lhs, factors.rhs)
-    if values is None or values[0].dtype not in (*FLOAT8, _INT8):
-        return None
-    (lhs, rhs), (m, k), groups = values, factors.lhs.shape, factors.rhs.shape[0]
-    lhs_scales, rhs_scales = (
-        x.scale.astype(jnp.float32) if is_any(x) else jnp.ones((1,) * x.ndim, jnp.float32)
-        for x in (factors.lhs, factors.rhs)
-    )
-    if factors.gather is not None:
-        # Bytes are cheap to move, and kernels that gather rows take no scales.
-        if lhs_scales.shape[0] != 1:
-            lhs_scales = jnp.repeat(lhs_scales, m // lhs_scales.shape[0], 0)
-            lhs_scales = jnp.take(lhs_scales, factors.gather, 0, mode="fill", fill_value=0)
-        lhs = jnp.take(lhs, factors.gather, 0, mode="fill", fill_value=0)
-        m = lhs.shape[0]
-    if rhs_scales.shape[0] != groups:
-        rhs_scales = jnp.repeat(rhs_scales, groups // rhs_scales.shape[0], 0)
-    if gated:
-        rhs_scales = jnp.repeat(rhs_scales, 2 // rhs_scales.shape[2], 2)
-        rhs_scales = lax.collapse(rhs_scales, 2)
-    rhs_scales = jnp.swapaxes(rhs_scales, 1, 2)
-    extents = (m, k), (math.prod(rhs.shape[2:]), k)
-    numbers = lhs_scales.shape, rhs_scales.shape[1:]
-    blocks = tuple(
-        tuple(max(extent // max(number, 1), 1) for extent, number in zip(*each, strict=True))
-        for each in zip(extents, numbers, strict=True)
-    )
-    own = {"lhs": lhs, "rhs": rhs, "lhs_scales": lhs_scales, "rhs_scales": rhs_scales}
-    return factors._replace(**own, gather=None), blocks
-
-
-def grouped(
-    op, factors, epilogue, operands, *, gated, dtype, activation="none", bias=None, precision, **how
-):
-    """A grouped product of quantised operands, scaled in its epilogue; None where it cannot be.
-
-    Args:
-      op: the public function, for messages.
-      factors: checked, quantised ones among them.
-      epilogue: a function, or None for the layer that the following say.
-      operands: its own.
-      gated: whether rhs has two matrices for each group.
-      dtype: of the layer's result.
-      activation: canonical.
-      bias: None, or an array of shape (g, n), gated (g, 2, n).
-      precision: as for `ragged_dot`.
-      **how: of `products.epilogue.with_grouped_epilogue`.
-    """
-    how |= {"gated": gated, "precision": precision}
-    if epilogue is None:
-        biases = ()
-        if bias is not None:
-            biases = (bias[:, :1], bias[:, 1:]) if gated else (bias[:, None],)
-        epilogue, operands = _Layer(activation, 1.0, gated, bool(biases), dtype), biases
-    if packed.is_packed(factors.rhs):
-        return _grouped_by_packed(op, factors, epilogue, operands, dtype, **how)
-    if (found := grouped_scales(factors, gated)) is None:
-        if (of_blocks := _grouped_blocks(factors, gated)) is None:
-            return None
-        given, blocks = of_blocks
-        return unquantized.with_grouped_epilogue(
-            op, given, epilogue, operands, blocks=blocks, **how
-        )
-    scales, factors_of_arrays = found
-    if factors_of_arrays.lhs.dtype not in FLOAT8:
-        how["precision"] = of_wide_numbers(op, precision)
-    wide = _accumulated(factors.lhs, factors.rhs)
-    function, own = _scaling(epilogue, wide, scales)
-    return unquantized.with_grouped_epilogue(
-        op, factors_of_arrays, function, (*own, *operands), **how
-    )
-
-
-def _grouped_by_packed(op, factors, epilogue, operands, dtype, *, gated, precision, **how):
-    """The same by packed weights, of which only the product is in the kernel."""
-    canonical_precision(op, precision)
-    is_plain = epilogue == _Layer("none", 1.0, False, False, dtype)
-    acc = packed.grouped_product(op, factors, dtype if is_plain else np.dtype(np.float32), **how)
-    if acc is None or is_plain:
-        return acc
-    accs = halves(acc, 1) if gated else [acc]
-    # What is 0 of products that are 0 needs not be told which rows are of no group. Of the
-    # activations sigmoid alone is not, unless a gate multiplies it by 0.
-    is_layer = isinstance(epilogue, _Layer) and not epilogue.has_bias
-    if is_layer and (gated or epilogue.activation != "sigmoid"):
-        return unquantized.applied(op, accs, epilogue, operands)
-    return unquantized.applied_by_group(op, accs, factors, epilogue, operands)
+            scale = spread_along(axis, scale, extent, tile[axis])
+            tile[axis] = 1
+    rows = tile[kept - 1] if free else 1
+    depth = math.prod(tile[last:])
+    return fold(values), fold(scale), (max(rows, 1), max(depth, 1)), not free

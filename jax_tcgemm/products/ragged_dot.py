@@ -12,7 +12,7 @@ from jax_tcgemm.primitives import ragged_dot as primitive
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.precision import canonical_precision
-from jax_tcgemm.products import quantized
+from jax_tcgemm.products import quantized, quantized_groups
 from jax_tcgemm.products.arguments import (
     ShapeError,
     as_array,
@@ -26,6 +26,7 @@ from jax_tcgemm.products.epilogue import check_alone, with_grouped_epilogue
 from jax_tcgemm.products.packed import is_packed, kind_of
 from jax_tcgemm.products.quantized import as_operand, as_weight
 from jax_tcgemm.products.ragged_dimensions import Dimensions
+from jax_tcgemm.sharding.partitioning import resharded
 
 _ROWS = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (1,)), ((), ())),
@@ -223,11 +224,12 @@ def ragged_dot_general(
 
     What is read in place: lhs with its dimensions in the order above ("free", k... last) or as
     k..., m... ("contracted"), rhs with the order above or n... before k... (a group's matrices
-    transposed). Other orders are transposed first.
+    transposed). Other orders are transposed first. Of a contraction of 8 bits it is (m, k) and
+    (n, k), as `quantize(..., with_transpose=True)` makes them of what has tokens first.
 
     Args:
-      lhs: array with one ragged dimension.
-      rhs: array; with a group dimension where the ragged dimension is free.
+      lhs: array with one ragged dimension, or a `QuantizedArray`.
+      rhs: array, or a `QuantizedArray`; with a group dimension where the ragged dimension is free.
       group_sizes: integers of shape (s,), or with one set of sizes for each index of the dimensions
         outside the ragged one, (b..., x..., s): x are those free (or contracted) dimensions of lhs
         that come before it.
@@ -249,7 +251,9 @@ def ragged_dot_general(
       ValueError: as `ragged_dot`; and for dimension numbers that do not fit.
 
     Numerics:
-      As `ragged_dot`.
+      As `ragged_dot`. Quantised operands are multiplied as they are in the second form, where both
+      are matrices of one 8-bit float: sums of 128 tokens leave the tensor core, times the scales of
+      their blocks. Integers are multiplied as bfloat16; others are dequantised before the product.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -413,7 +417,7 @@ def _fused(
     if quantized.is_any(lhs, rhs):
         preferred = canonical_element_type(op, preferred_element_type)
         preferred_element_type = quantized.result_dtype(op, preferred, lhs, rhs)
-        found = quantized.grouped(
+        found = quantized_groups.grouped(
             op,
             Factors(lhs, rhs, group_sizes, offset, gather_indices),
             epilogue,
@@ -485,18 +489,26 @@ def _ragged_dot_general(
     config,
     batch_invariant,
 ):
-    lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
+    lhs, rhs = as_operand(op, "lhs", lhs), as_operand(op, "rhs", rhs)
     group_sizes = _as_sizes(op, group_sizes)
     dims = Dimensions(op, numbers, lhs, rhs, group_sizes, group_offset is not None)
     kind = "gemm" if dims.form == "batch" else "ragged"
     implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
-    common = {
-        "precision": canonical_precision(op, precision),
-        "preferred_element_type": canonical_element_type(op, preferred_element_type),
-        "implementation": implementation,
-        "config": config,
-    }
-    common["out_sharding"] = canonical_sharding(op, out_sharding, dims.result_ndim)
+    precision = canonical_precision(op, precision)
+    preferred = canonical_element_type(op, preferred_element_type)
+    asked = {"implementation": implementation, "config": config}
+    sharding = canonical_sharding(op, out_sharding, dims.result_ndim)
+    if quantized.is_any(lhs, rhs):
+        preferred = quantized.result_dtype(op, preferred, lhs, rhs)
+        if dims.form == "contraction":
+            operands = lhs, rhs, group_sizes, _as_offset(op, group_offset)
+            own = {"dtype": preferred, "precision": precision, **asked}
+            if (out := quantized_groups.contraction(op, dims, *operands, **own)) is not None:
+                return resharded(out, sharding)
+        lhs, rhs = quantized.as_arrays(lhs, rhs)
+        precision = quantized.of_wide_numbers(op, precision)
+    common = {"precision": precision, "preferred_element_type": preferred, **asked}
+    common["out_sharding"] = sharding
     if dims.form == "batch":
         numbers = numbers.dot_dimension_numbers
         return dense.dot_general(lhs, rhs, op=op, dimension_numbers=numbers, **common)

@@ -19,6 +19,7 @@ from flax import nnx
 from jax import lax
 from jax import numpy as jnp
 
+from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.problem.quantized import is_quantized
 from jax_tcgemm.products.dot_general import dot_general
 from jax_tcgemm.products.ragged_dot import ragged_dot, ragged_dot_general
@@ -261,7 +262,8 @@ def _gradient_of_matrices(
 ):
     """`ragged_dot_general` of (m, k) and (m, n) to (g, k, n), sums over the rows of each group.
 
-    No kernel does that in 8 bits: they are converted to bfloat16, in which they are exact.
+    No kernel does that of integers, and of two 8-bit floats that differ: they are converted to
+    bfloat16, in which they are exact.
     """
     run = functools.partial(
         ragged_dot_general,
@@ -272,6 +274,8 @@ def _gradient_of_matrices(
     )
     if not is_quantized(rhs):
         lhs = dequantize(lhs) if is_quantized(lhs) else lhs
+        return run(lhs, rhs, preferred_element_type=preferred_element_type)
+    if lhs.dtype in FLOAT8 and lhs.dtype == rhs.qvalue.dtype:
         return run(lhs, rhs, preferred_element_type=preferred_element_type)
     dtype = jnp.bfloat16 if lhs.dtype.itemsize == 1 else lhs.dtype
     lhs, values = (x.astype(dtype) for x in (lhs, rhs.qvalue))

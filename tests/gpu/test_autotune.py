@@ -42,5 +42,6 @@ def test_every_choice_for_a_random_problem_runs():
     assert [outcome.draw for outcome in found] == draws
     for outcome in found:
         assert outcome.chosen in outcome.times, outcome.draw
-        assert len(outcome.times) > 3
+        # Few, of functions that one kernel alone runs; as many as the budget allows.
+        assert len(outcome.times) > 1
         assert all(1 < us < 1e5 for us, _ in outcome.times.values())

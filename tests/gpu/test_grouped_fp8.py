@@ -1,4 +1,4 @@
-"""Grouped products of 8-bit floats on a GPU: scales of every kind, layouts, derivatives, layers."""
+"""Grouped products of 8-bit floats on a GPU: scales, layouts, derivatives, layers, sums."""
 
 import functools
 
@@ -182,3 +182,85 @@ def test_gradient_of_tokens(scaling):
 
     got, expected = (jax.jit(jax.grad(f))(x.scale, x, w) for f in (loss, plain))
     assert jnp.linalg.norm(got - expected) <= 1e-2 * jnp.linalg.norm(expected)
+
+
+# --- sums over the tokens of each group -----------------------------------------------------------
+
+LAST = jax.lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (1,), ())
+# How both operands are quantised, tokens last.
+SCALINGS_OF_SUMS = {
+    "tensor": ({}, {}),
+    "rows": ({"axis": -1}, {"axis": -1}),
+    "blocks": ({"block": (1, 128)}, {"block": (1, 128)}),
+    "large blocks": ({"block": (1, 128)}, {"block": (128, 128)}),
+}
+
+
+def check_sums(scaling, m=264, n=384, tokens=M, sizes=SIZES, dtype=jnp.float8_e4m3fn, **how):
+    keys = jax.random.split(jax.random.key(m + n), 2)
+    x, y = (
+        jax_tcgemm.quantize(jax.random.normal(key, (rows, tokens)), dtype, **own)
+        for key, rows, own in zip(keys, (m, n), SCALINGS_OF_SUMS[scaling], strict=True)
+    )
+    # Nothing of another group's tokens, nor of those of none, is in a sum.
+    spoilt = x.qvalue.at[:, sum(sizes) :].set(jnp.nan)
+    x = jax_tcgemm.QuantizedArray(spoilt, x.scale, block=x.block)
+    how = {"preferred_element_type": jnp.float32, "implementation": "wgmma"} | how
+    run = jax.jit(functools.partial(jax_tcgemm.ragged_dot_general, **how), static_argnums=3)
+    got = np.asarray(run(x, y, jnp.array(sizes), LAST), np.float64)
+    x, y = (np.asarray(jax_tcgemm.dequantize(a), np.float64).T for a in (x, y))
+    expected = reference.contraction(x, y, sizes)
+    magnitude = reference.contraction(abs(x), abs(y), sizes)
+    assert (abs(got - expected) <= 2**-10 * magnitude).all(), abs(got - expected).max()
+
+
+@pytest.mark.parametrize("scaling", SCALINGS_OF_SUMS)
+def test_sums_of_groups(scaling):
+    check_sums(scaling)
+    check_sums(scaling, m=72, n=1000, dtype=jnp.float8_e5m2)
+    check_sums(scaling, m=2048, n=512, tokens=9000, sizes=[0, 4000, 1, 17, 3500, 0, 900])
+
+
+@pytest.mark.parametrize("scaling", ["rows", "blocks"])
+@pytest.mark.parametrize("seed", range(8))
+def test_sums_of_random_groups(scaling, seed):
+    rng = np.random.default_rng(seed)
+    groups, tokens = int(rng.integers(1, 40)), int(rng.integers(1, 3000))
+    sizes = rng.multinomial(tokens * 9 // 10, rng.dirichlet(np.full(groups, 0.5))).tolist()
+    m, n = (int(rng.integers(1, 600)) for _ in range(2))
+    check_sums(scaling, m=m, n=n, tokens=tokens, sizes=sizes)
+
+
+def test_sums_of_many_batches():
+    """Each with tokens of its own, and scales of them."""
+    x = jax_tcgemm.quantize(jax.random.normal(jax.random.key(0), (3, 72, 400)), block=(1, 128))
+    y = jax_tcgemm.quantize(jax.random.normal(jax.random.key(1), (3, 88, 400)), block=(1, 128))
+    sizes = jnp.array([[100, 300], [400, 0], [7, 200]])
+    product = functools.partial(jax_tcgemm.ragged_dot_general, ragged_dot_dimension_numbers=LAST)
+    got = jax.jit(jax.vmap(lambda *a: product(*a[:2], group_sizes=a[2])))(x, y, sizes)
+    x, y = (np.asarray(jax_tcgemm.dequantize(a), np.float64).swapaxes(1, 2) for a in (x, y))
+    for i in range(3):
+        expected = reference.contraction(x[i], y[i], sizes[i])
+        magnitude = reference.contraction(abs(x[i]), abs(y[i]), sizes[i])
+        assert (abs(got[i] - expected) <= 2**-10 * magnitude).all()
+
+
+@pytest.mark.parametrize("recipe", ["current", "block128"])
+def test_training(recipe):
+    """A step's gradients are near those of the products in full."""
+    x = jax.random.normal(jax.random.key(0), (M, 256), jnp.bfloat16)
+    w = jax.random.normal(jax.random.key(1), (len(SIZES), 256, 384), jnp.bfloat16)
+    g = jax.random.normal(jax.random.key(2), (M, 384), jnp.bfloat16)
+    sizes = jnp.array(SIZES)
+    product = jax_tcgemm.Fp8RaggedDot(recipe)
+    for f, tolerance in ((product, 0.06), (jax_tcgemm.ragged_dot, 0.01)):
+        out, pullback = jax.vjp(lambda x, w, f=f: f(x, w, sizes), x, w)
+        x_bar, w_bar = jax.jit(pullback)(g)
+        a, b, c = (np.asarray(each, np.float64) for each in (x, w, g))
+        for got, expected in (
+            (out, reference.rows(a, b, SIZES)),
+            (x_bar, reference.rows(c, b.swapaxes(1, 2), SIZES)),
+            (w_bar, reference.contraction(a, c, SIZES)),
+        ):
+            error = np.linalg.norm(np.asarray(got, np.float64) - expected)
+            assert error < tolerance * np.linalg.norm(expected)

@@ -3,6 +3,7 @@
 #include <deque>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/common/alignment.h"
 #include "kernels/common/limits.h"
@@ -18,13 +19,15 @@ namespace {
 
 using tile::Major;
 
-// Of the instruction's B: the tokens, in rows of K, or what else a contraction multiplies them by. The form is the
-// orientation of the config.
-Major tokens_major(const Shape& shape) { return shape.swapped ? Major::kK : Major::kMN; }
+// Of the instruction's B, beside an A of that major: the tokens, in rows of K, or what else a contraction multiplies
+// them by, which lies as they do. The form is the orientation of the config.
+Major major_of_b(const Shape& shape, Major a) { return shape.swapped ? Major::kK : a; }
 
 // Of form rows: of configs whose blocks share the tokens, and of those whose blocks share the weights.
 constexpr Features kOfTokens{Feature::kFunction, Feature::kBlockFactors};
 constexpr Features kOfWeights{Feature::kFunction, Feature::kGated, Feature::kGathered};
+// Of form contraction.
+constexpr Features kOfContraction{Feature::kBlockFactors, Feature::kTokensLast};
 
 // Only called with names from configs().
 int find_base(std::string_view config) {
@@ -72,7 +75,7 @@ class WgmmaRagged final : public RaggedImplementation {
       names_.emplace_back(base.name);
       for (const Instruction* x : grouped_instructions()) {
         for (Major a : {Major::kK, Major::kMN}) {
-          const Major b = tokens_major(base.shape);
+          const Major b = major_of_b(base.shape, a);
           const std::string operands = x->a.takes(a) && x->b.takes(b) ? operands_text(x->a.text(a), x->b.text(b)) : "";
           kernels_.emplace_back(kernel_source({base.shape, x->mma, operands, kBareText, true}));
         }
@@ -86,12 +89,13 @@ class WgmmaRagged final : public RaggedImplementation {
   Features features() const override {
     Features all = kOfWeights;
     all.add(Feature::kBlockFactors);
+    all.add(Feature::kTokensLast);
     return all;
   }
 
   Features config_features(std::string_view config) const override {
     const Shape& shape = kRaggedConfigs[find_base(config)].shape;
-    return !shape.swapped ? Features{} : shape.cluster_n > 1 ? kOfWeights : kOfTokens;
+    return !shape.swapped ? kOfContraction : shape.cluster_n > 1 ? kOfWeights : kOfTokens;
   }
 
   std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view config) const override {
@@ -101,18 +105,21 @@ class WgmmaRagged final : public RaggedImplementation {
     const DType out = p.epilogue.function.is_none() ? p.out : sums;
     if (std::string rule = reject_types(p.in, p.in, p.compute, out, type_rules()); !rule.empty()) return rule;
     const Instruction& x = *grouped_instructions()[number_of_instruction(p)];
-    if (!x.a.takes(Major::kMN)) {
-      if (!p.is_rows()) return "elements of 8 bits are multiplied in form rows only";
-      if (!p.b_transposed) return "b must lie as (groups, n, k) where elements have 8 bits";
+    if (!x.a.takes(Major::kMN) && !p.is_rows() && !p.tokens_last) {
+      return "a and b must lie as (m, k) and (n, k) where elements have 8 bits";
     }
-    // TMA's strides. Tokens are rows of K (rows) or of M and N (contraction); weights of N or K.
+    if (!x.a.takes(Major::kMN) && p.is_rows() && !p.b_transposed) {
+      return "b must lie as (groups, n, k) where elements have 8 bits";
+    }
+    // TMA's strides. Tokens are rows of K, or (contraction) of M and N where they are not last; weights of N or K.
     const int64_t step = 16 / dtype_bytes(p.in);
     const auto reject = [&](const char* name, int64_t extent) {
       if (extent % step == 0) return std::string();
       return name + (" must be a multiple of " + std::to_string(step)) + ", got " + std::to_string(extent);
     };
-    if (std::string rule = p.is_rows() ? reject("k", p.k) : reject("m", p.m); !rule.empty()) return rule;
-    if (std::string rule = p.b_transposed ? "" : reject("n", p.n); !rule.empty()) return rule;
+    const bool has_rows_of_k = p.is_rows() || p.tokens_last;
+    if (std::string rule = has_rows_of_k ? reject("k", p.k) : reject("m", p.m); !rule.empty()) return rule;
+    if (std::string rule = p.b_transposed || p.tokens_last ? "" : reject("n", p.n); !rule.empty()) return rule;
     if (std::string rule = reject_ragged_tiles(p, 64, 64); !rule.empty()) return rule;
     if (p.gathered && !p.is_rows()) return "rows of a contraction cannot be gathered";
     if (p.gathered && p.a_rows * ((p.k + 7) / 8) > INT32_MAX) return "gathered rows must have at most 2^34 elements";
@@ -137,8 +144,9 @@ class WgmmaRagged final : public RaggedImplementation {
     if (!found.is_ok()) return found;
     call.geometry = geometry_of(p, base.shape);
     if (!p.factors.is_none()) {
-      call.weights = {buffers.b_factors, p.factors.b(), p.n};
-      call.tokens = {buffers.a_factors, p.factors.a(), p.m};
+      call.a_factors = {buffers.a_factors, p.factors.a(), p.m};
+      call.b_factors = {buffers.b_factors, p.factors.b(), p.n};
+      if (p.is_rows()) std::swap(call.a_factors, call.b_factors);
     }
     call.problem = &p;
     call.all_buffers = &buffers;
@@ -153,15 +161,17 @@ class WgmmaRagged final : public RaggedImplementation {
 
  private:
   // Of the instruction's A: weights with rows of N, or the tokens of a contraction.
-  static Major weights_major(const RaggedProblem& p) { return p.b_transposed ? Major::kK : Major::kMN; }
+  static Major major_of_a(const RaggedProblem& p) { return p.b_transposed || p.tokens_last ? Major::kK : Major::kMN; }
 
   // How both operands lie in the stages.
   static Geometry geometry_of(const RaggedProblem& p, const Shape& shape) {
     const int bytes = static_cast<int>(dtype_bytes(p.in));
-    Geometry geometry{shape, {bytes, weights_major(p)}, {bytes, tokens_major(shape)}};
+    const Major a = major_of_a(p);
+    Geometry geometry{shape, {bytes, a}, {bytes, major_of_b(shape, a)}};
     if (!p.factors.is_none()) {
-      geometry.a.scaled_rows = OperandFactors::rows_of_a(p.factors.b());
-      geometry.b.scaled_rows = 1;  // groups, and so tiles, begin at any token
+      geometry.a.scaled_rows = OperandFactors::rows_of_a(p.is_rows() ? p.factors.b() : p.factors.a());
+      // Of form rows groups, and so tiles, begin at any token.
+      geometry.b.scaled_rows = p.is_rows() ? 1 : OperandFactors::rows_of_b(p.factors.b(), shape.tile_n);
     }
     return geometry;
   }
@@ -174,7 +184,7 @@ class WgmmaRagged final : public RaggedImplementation {
     const size_t number = number_of_instruction(p);
     if (p.epilogue.function.is_none() && p.factors.is_none()) {
       const size_t row = base_idx * grouped_instructions().size() + number;
-      return f(kernels_[row * 2 + (weights_major(p) == Major::kMN)]);
+      return f(kernels_[row * 2 + (major_of_a(p) == Major::kMN)]);
     }
     const NamedConfig& base = kRaggedConfigs[base_idx];
     const Instruction& x = *grouped_instructions()[number];

@@ -9,7 +9,9 @@
 //                stored as zeros.
 //   contraction  A and B: columns of both operands; K goes over a group's tokens. The last k block is
 //                loaded as a whole; of its rows beyond the group the consumers overwrite with zeros
-//                what they then multiply by, so that 0 * 0 is all that those add.
+//                what they then multiply by, so that 0 * 0 is all that those add. Tokens last, in rows
+//                of both, a k block begins at a multiple of its length, so that it has the factors of
+//                one block: of the first and of the last one what is not the group's is overwritten.
 //
 // Roles (384 threads):
 //   warp 0 (one thread)  producer: keeps kStages loads in flight
@@ -74,6 +76,33 @@ __device__ __forceinline__ void zero_rows(uint32_t stage, int32_t begin, int con
   ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);
 }
 
+// Of rows of K: overwrites all but the tokens `begin` to `end` of a stage, as zero_rows does. A thread has 16 bytes of
+// every row that is its own.
+template <typename T>
+__device__ __forceinline__ void zero_other_tokens(uint32_t stage, int32_t begin, int32_t end, int consumer,
+                                                  int thread_idx) {
+  using Config = typename T::Config;
+  constexpr int kRows = T::A::kExtent + T::B::kExtent, kRowsAtOnce = 128 * Config::kConsumers / 8;
+  constexpr int kTokensOfWord = 4 / sizeof(typename T::A::Element);
+  static_assert(T::kABytes == T::A::kExtent * 128 && kRows % kRowsAtOnce == 0, "rows of B follow those of A");
+  const int unit = thread_idx % 8;  // of the tokens; the swizzle flips its bits by those of the row
+  uint32_t kept[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int32_t token = (unit * 4 + i) * kTokensOfWord;
+    const auto bits_before = [&](int32_t x) { return min(max(x - token, 0), kTokensOfWord) * (32 / kTokensOfWord); };
+    kept[i] = static_cast<uint32_t>((uint64_t{1} << bits_before(end)) - (uint64_t{1} << bits_before(begin)));
+  }
+#pragma unroll 4
+  for (int row = consumer * 16 + thread_idx / 8; row < kRows; row += kRowsAtOnce) {
+    const uint32_t address = stage + row * 128 + (unit ^ row % 8) * 16;
+    const uint4 own = ptx::ld_shared_v4_u32(address);
+    ptx::st_shared_v4_u32(address, {own.x & kept[0], own.y & kept[1], own.z & kept[2], own.w & kept[3]});
+  }
+  ptx::fence_proxy_async();
+  ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);
+}
+
 // Calls f with the one of kStep, 2 * kStep ... kMax that `width` is, as a constant.
 template <int kStep, int kMax, typename Visitor>
 __device__ __forceinline__ void visit_width(int32_t width, Visitor&& f) {
@@ -128,8 +157,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   ptx::griddepcontrol_wait();
 
+  // Of a contraction: the token that the first k block begins at.
+  const auto first_token = [](const RaggedWork& work) {
+    const int32_t begin = work.tokens.token_begin;
+    return T::kTokensLast ? begin / T::kTileK * T::kTileK : begin;
+  };
   const auto num_k_blocks = [&](const RaggedWork& work) {
-    if (!T::kIsRows) return (work.num_tokens() + T::kTileK - 1) / T::kTileK;
+    if (!T::kIsRows && work.num_tokens() == 0) return 0;
+    if (!T::kIsRows) return (work.tokens.token_end - first_token(work) + T::kTileK - 1) / T::kTileK;
     return work.tokens.group < 0 ? 0 : (gemm.k + T::kTileK - 1) / T::kTileK;
   };
   // What the instruction multiplies: what tokens need.
@@ -169,7 +204,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                                           i * T::kTileK, work.tokens.token_begin + rank_m * own, 0, 0);
             }
           } else {
-            const int32_t k_idx = work.tokens.token_begin + i * T::kTileK;
+            const int32_t k_idx = first_token(work) + i * T::kTileK;
             ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);
             load_tile<A, 1>(a, &gemm.a_map, barrier, 0, 0, work.m_idx, k_idx, 0, 0);
             load_tile<B, Config::kClusterM>(b, &gemm.b_map, barrier, kMask, rank_m, work.n_idx, k_idx, 0, 0);
@@ -206,7 +241,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         for (;;) {
           const RaggedWork work = ring.pop();
           if (work.tokens.group == RaggedWork::kEnd) break;
-          factors.begin(work.m_idx, work.n_idx, params.entry, work.tokens.group, 0);
+          const int32_t first_k_block = T::kIsRows ? 0 : first_token(work) / T::kTileK;
+          factors.begin(work.m_idx, work.n_idx, params.entry, work.tokens.group, first_k_block);
           const int32_t k_blocks = num_k_blocks(work);
           for (int32_t i = 0; i < k_blocks; ++i, state.advance()) {
             ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
@@ -287,16 +323,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           state.advance();
         };
         // Rows of the last k block, where it is not multiplied as a whole; else 0.
-        const int32_t tail = T::kIsRows ? 0 : work.num_tokens() % T::kTileK;
+        const int32_t tail = T::kIsRows || T::kTokensLast ? 0 : work.num_tokens() % T::kTileK;
         const int32_t whole_blocks = tail > 0 ? k_blocks - 1 : k_blocks;
 #pragma unroll 1
         for (int32_t i = 0; i < whole_blocks; ++i) {
           ptx::mbarrier_wait(pipeline.full(state.stage), state.phase);
           // What threads have copied, before what the multiplication reads.
           if (gathers) ptx::fence_proxy_async();
+          if constexpr (T::kTokensLast) {
+            const int32_t k_idx = first_token(work) + i * T::kTileK;
+            const int32_t begin = work.tokens.token_begin - k_idx, end = work.tokens.token_end - k_idx;
+            if (begin > 0 || end < T::kTileK) {
+              zero_other_tokens<T>(shared + state.stage * T::kStageBytes, begin, end, consumer, thread_idx);
+            }
+          }
           multiply_block(std::integral_constant<int, T::kSteps>{});
         }
-        if constexpr (!T::kIsRows) {
+        if constexpr (!T::kIsRows && !T::kTokensLast) {
           if (tail > 0) {
             ptx::mbarrier_wait(pipeline.full(state.stage), state.phase);
             zero_rows<T>(shared + state.stage * T::kStageBytes, tail, consumer, thread_idx);

@@ -18,9 +18,10 @@ Status encode_operand_maps(RaggedParams<Epilogue>* params, const RaggedCall& cal
   const void* const b = p.b_elements() == 0 ? call.buffers.d : call.buffers.b;
   Params<Epilogue>& gemm = params->gemm;
   if (!p.is_rows()) {
-    Status s = encode_operand_map(&gemm.a_map, {a, p.in, p.m, 0, 0}, geometry.a, {p.m, p.k, 1, 1}, geometry.a_box());
+    const int64_t lda = p.tokens_last ? p.k : p.m, ldb = p.tokens_last ? p.k : p.n;
+    Status s = encode_operand_map(&gemm.a_map, {a, p.in, lda, 0, 0}, geometry.a, {p.m, p.k, 1, 1}, geometry.a_box());
     if (!s.is_ok()) return s;
-    return encode_operand_map(&gemm.b_map, {b, p.in, p.n, 0, 0}, geometry.b, {p.n, p.k, 1, 1}, geometry.b_box());
+    return encode_operand_map(&gemm.b_map, {b, p.in, ldb, 0, 0}, geometry.b, {p.n, p.k, 1, 1}, geometry.b_box());
   }
   // (column, k, which of a gated product's two matrices, group)
   const AlignedOperand weights{b, p.in, p.b_transposed ? p.k : p.b_columns(), p.b_columns() * p.k,
@@ -53,8 +54,8 @@ Status launch(const RaggedCall& call) {
   gemm.m = static_cast<int32_t>(shape.swapped ? p.n : p.m);
   gemm.n = static_cast<int32_t>(shape.swapped ? p.m : p.n);
   gemm.k = static_cast<int32_t>(p.k);
-  gemm.a_factors = strided(call.weights, p.k);
-  gemm.b_factors = strided(call.tokens, p.k);
+  gemm.a_factors = strided(call.a_factors, p.k);
+  gemm.b_factors = strided(call.b_factors, p.k);
   gemm.out_type = float_type(p.out);
   gemm.d = buffers.d;
   gemm.ldd = p.n;

@@ -16,11 +16,13 @@ namespace tcgemm::wgmma_family {
 // the instruction: a block's tile is as wide as its tokens need, in steps of 8, of integers of 16. Blocks beside each
 // other (kClusterN) have an equal part of a cluster's each, and share the weights: then tokens may be gathered, and the
 // weights be both matrices of a gated product.
-// contraction (not swapped): both operands are stored with rows of K.
+// contraction (not swapped): both operands are stored with rows of M and of N, one for each token, or, tokens last,
+// with rows of K.
 template <typename Config, typename Mma, typename Operands, typename Epilogue>
 struct RaggedTraits : Traits<Config, Mma, Operands> {
   using Base = Traits<Config, Mma, Operands>;
   static constexpr bool kIsRows = Config::kSwapped;
+  static constexpr bool kTokensLast = !kIsRows && Base::B::kIsKMajor;
   static constexpr int kWidthStep = Base::kIsInteger ? 16 : 8;
   static constexpr bool kSharesWeights = Config::kClusterN > 1;
   // Warps 2 and 3 gather the tokens, where blocks do not share those.
@@ -43,11 +45,11 @@ struct RaggedTraits : Traits<Config, Mma, Operands> {
                 "blocks of a cluster share the tokens or the weights");
   static_assert(!kSharesWeights || Config::kClusterM == 1, "tokens that are gathered are not shared");
   static_assert(!kIsRows || Config::kTileN / Config::kClusterM <= kBoxStep * kNumBoxes, "one box of tokens a k block");
-  static_assert(Base::B::kIsKMajor == kIsRows && (kIsRows || !Base::A::kIsKMajor),
-                "tokens lie in rows of K, a contraction's operands in rows of M and of N");
+  static_assert(kIsRows ? Base::B::kIsKMajor : Base::A::kIsKMajor == Base::B::kIsKMajor,
+                "tokens lie in rows of K, a contraction's operands both so or both in rows of M and of N");
   static_assert(!Base::kRegisterA, "the instruction takes A from shared memory");
   static_assert(!kSharesWeights || (kIsRows && !Base::A::kIsKMajor), "weights that are shared have rows of N");
-  static_assert(kIsRows || !Base::kPromotes, "sums over tokens stay in the tensor core");
+  static_assert(kIsRows || kTokensLast || !Base::kPromotes, "k blocks begin at any token");
   static_assert(!(Base::kIsScaled && kSharesWeights), "warps 2 and 3 load tokens or factors");
   static_assert(kIsRows || !Epilogue::kIsFunction, "a contraction has no epilogue");
   static_assert(kSharesWeights || !Epilogue::kIsGated, "of both matrices a tile has 64 columns in turns");

@@ -1,0 +1,195 @@
+"""Grouped products of quantised arrays, as `products.quantized` has dense ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
+from jax_tcgemm.primitives.scaled_ragged_contraction import scaled_ragged_contraction
+from jax_tcgemm.problem.dtypes import FLOAT8
+from jax_tcgemm.problem.fusion import halves
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.problem.quantized import spread, spread_along
+from jax_tcgemm.products import epilogue as unquantized
+from jax_tcgemm.products import packed
+from jax_tcgemm.products.quantized import (
+    INT8,
+    Layer,
+    accumulated,
+    has_blocks,
+    is_any,
+    multiplied,
+    of_wide_numbers,
+    scaling,
+)
+
+# Of K, in a block that has all of it; a multiple of what a kernel's blocks have.
+_ALL_TOKENS = 1 << 30
+
+
+def grouped_scales(factors: Factors, gated: bool):
+    """The scales of a grouped product's accumulators, and its factors of plain arrays.
+
+    None where scales or zero points are not of rows, groups and columns.
+    """
+    lhs, rhs = factors.lhs, factors.rhs
+    if has_blocks(lhs, (1,)) or has_blocks(rhs, (1,)):
+        return None
+    if (values := multiplied(lhs, rhs)) is None:
+        return None
+    if values[0].dtype != values[1].dtype:
+        # Of 8-bit floats no kernel multiplies groups of one by the other; bfloat16 has both.
+        values = [x.astype(jnp.bfloat16) for x in values]
+    scales = [[] for _ in range(1 + gated)]
+    if is_any(lhs):
+        scale = spread(lhs.scale, lhs.shape, lhs.block)
+        if factors.gather is not None and scale.shape[0] != 1:
+            scale = jnp.take(scale, factors.gather, axis=0, mode="fill", fill_value=0)
+        scales = [[scale] for _ in scales]
+    if is_any(rhs):
+        scale = spread(rhs.scale, rhs.shape, rhs.block)
+        for i, own in enumerate(scales):
+            each = scale[:, :, min(i, scale.shape[2] - 1)] if gated else scale
+            own.append(each[0] if each.shape[0] == 1 else each)
+    return scales, factors._replace(lhs=values[0], rhs=values[1])
+
+
+def _grouped_blocks(factors: Factors, gated: bool):
+    """Factors of plain arrays with scales of blocks of k, and these blocks.
+
+    None where they are no integers or floats of 8 bits without zero points.
+    """
+    values = multiplied(factors.lhs, factors.rhs)
+    if values is None or values[0].dtype not in (*FLOAT8, INT8):
+        return None
+    (lhs, rhs), groups, n = values, factors.rhs.shape[0], factors.rhs.shape[-1]
+    (lhs_scales, lhs_tile), (rhs_scales, rhs_tile) = map(_scales, (factors.lhs, factors.rhs))
+    if factors.gather is not None:
+        # Bytes are cheap to move, and kernels that gather rows take no scales.
+        if lhs_scales.shape[0] != 1:
+            lhs_scales = spread_along(0, lhs_scales, lhs.shape[0], lhs_tile[0])
+            lhs_scales = jnp.take(lhs_scales, factors.gather, 0, mode="fill", fill_value=0)
+            lhs_tile = (1, lhs_tile[1])
+        lhs = jnp.take(lhs, factors.gather, 0, mode="fill", fill_value=0)
+    if rhs_scales.shape[0] != groups:
+        rhs_scales = spread_along(0, rhs_scales, groups, rhs_tile[0])
+    columns = rhs_tile[-1]
+    if gated:
+        if n % columns != 0:
+            # A short block of one matrix has the other one's columns behind it.
+            rhs_scales, columns = spread_along(3, rhs_scales, n, columns), 1
+        rhs_scales = jnp.repeat(rhs_scales, 2 // rhs_scales.shape[2], 2)
+        rhs_scales = lax.collapse(rhs_scales, 2)
+    rhs_scales = jnp.swapaxes(rhs_scales, 1, 2)
+    own = {"lhs": lhs, "rhs": rhs, "lhs_scales": lhs_scales, "rhs_scales": rhs_scales}
+    return factors._replace(**own, gather=None), (lhs_tile, (columns, rhs_tile[1]))
+
+
+def _scales(x) -> tuple[jax.Array, tuple[int, ...]]:
+    """Those of an operand in float32, and the extents of what each is for."""
+    if not is_any(x):
+        return jnp.ones((1,) * x.ndim, jnp.float32), x.shape
+    return x.scale.astype(jnp.float32), tuple(max(extent, 1) for extent in x.tile)
+
+
+def grouped(
+    op, factors, epilogue, operands, *, gated, dtype, activation="none", bias=None, precision, **how
+):
+    """A grouped product of quantised operands, scaled in its epilogue; None where it cannot be.
+
+    Args:
+      op: the public function, for messages.
+      factors: checked, quantised ones among them.
+      epilogue: a function, or None for the layer that the following say.
+      operands: its own.
+      gated: whether rhs has two matrices for each group.
+      dtype: of the layer's result.
+      activation: canonical.
+      bias: None, or an array of shape (g, n), gated (g, 2, n).
+      precision: as for `ragged_dot`.
+      **how: of `products.epilogue.with_grouped_epilogue`.
+    """
+    how |= {"gated": gated, "precision": precision}
+    if epilogue is None:
+        biases = ()
+        if bias is not None:
+            biases = (bias[:, :1], bias[:, 1:]) if gated else (bias[:, None],)
+        epilogue, operands = Layer(activation, 1.0, gated, bool(biases), dtype), biases
+    if packed.is_packed(factors.rhs):
+        return _grouped_by_packed(op, factors, epilogue, operands, dtype, **how)
+    if (found := grouped_scales(factors, gated)) is None:
+        if (of_blocks := _grouped_blocks(factors, gated)) is None:
+            return None
+        given, blocks = of_blocks
+        return unquantized.with_grouped_epilogue(
+            op, given, epilogue, operands, blocks=blocks, **how
+        )
+    scales, factors_of_arrays = found
+    if factors_of_arrays.lhs.dtype not in FLOAT8:
+        how["precision"] = of_wide_numbers(op, precision)
+    wide = accumulated(factors.lhs, factors.rhs)
+    function, own = scaling(epilogue, wide, scales)
+    return unquantized.with_grouped_epilogue(
+        op, factors_of_arrays, function, (*own, *operands), **how
+    )
+
+
+def _grouped_by_packed(op, factors, epilogue, operands, dtype, *, gated, precision, **how):
+    """The same by packed weights, of which only the product is in the kernel."""
+    canonical_precision(op, precision)
+    is_plain = epilogue == Layer("none", 1.0, False, False, dtype)
+    acc = packed.grouped_product(op, factors, dtype if is_plain else np.dtype(np.float32), **how)
+    if acc is None or is_plain:
+        return acc
+    accs = halves(acc, 1) if gated else [acc]
+    # What is 0 of products that are 0 needs not be told which rows are of no group. Of the
+    # activations sigmoid alone is not, unless a gate multiplies it by 0.
+    is_layer = isinstance(epilogue, Layer) and not epilogue.has_bias
+    if is_layer and (gated or epilogue.activation != "sigmoid"):
+        return unquantized.applied(op, accs, epilogue, operands)
+    return unquantized.applied_by_group(op, accs, factors, epilogue, operands)
+
+
+def contraction(op, dims, lhs, rhs, sizes, offset, *, dtype, precision, **how) -> jax.Array | None:
+    """A contraction over the tokens of each group of quantised operands; None where it cannot be.
+
+    Args:
+      op: the public function, for messages.
+      dims: the dimensions of the call.
+      lhs: checked, as is rhs; one of them is quantised.
+      rhs: ...
+      sizes: of groups, as is offset.
+      offset: ...
+      dtype: of the result.
+      precision: canonical.
+      **how: of the primitive.
+    """
+    values = multiplied(lhs, rhs)
+    is_of_matrices = lhs.ndim == rhs.ndim == 2 and not dims.lhs_batch and sizes.ndim == 1
+    if values is None or not is_of_matrices or values[0].dtype not in (*FLOAT8, INT8):
+        return None
+    if values[0].dtype != values[1].dtype:
+        return None
+    tokens = dims.lhs_contract[0], dims.rhs_contract[0]
+    arrays, scales, blocks = [], [], []
+    for x, own, axis in zip((lhs, rhs), values, tokens, strict=True):
+        scale, tile = _scales(x)
+        order = (1 - axis, axis)
+        arrays.append(lax.transpose(own, order))
+        scales.append(lax.transpose(scale, order))
+        # One for all tokens is one however many there are.
+        depth = tile[axis] if scale.shape[axis] > 1 else _ALL_TOKENS
+        blocks.append((tile[1 - axis], depth))
+    return scaled_ragged_contraction(
+        *arrays,
+        sizes,
+        offset,
+        *scales,
+        op=op,
+        groups=dims.groups,
+        blocks=tuple(blocks),
+        preferred_element_type=dtype,
+        precision=precision,
+        **how,
+    )

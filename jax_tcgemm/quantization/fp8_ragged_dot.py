@@ -1,0 +1,153 @@
+"""The public `Fp8RaggedDot`: grouped products that train in 8 bits."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products.arguments import as_array, canonical_element_type, promoted_dtype
+from jax_tcgemm.products.ragged_dot import ragged_dot, ragged_dot_general
+from jax_tcgemm.quantization.quantize import quantize
+
+# How rows are quantised, in either direction, and how the matrices of groups are.
+_RECIPES = {
+    "current": ({}, {"axis": (-2, -1)}),
+    "block128": ({"block": (1, 128)}, {"block": (128, 128)}),
+}
+# Of two operands whose tokens are last.
+_OVER_TOKENS = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((1,), (1,)), ((), ())),
+    lhs_ragged_dimensions=(1,),
+    rhs_group_dimensions=(),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8RaggedDot:
+    """A `lax.ragged_dot` that multiplies 8-bit floats, forwards and backwards.
+
+        out = q(lhs) * q(rhs),   lhs_bar = q(out_bar) * q(rhs),   rhs_bar = q(lhs) * q(out_bar)
+
+    where q rounds to float8_e4m3fn, each with scales of its own: what a product contracts is
+    quantised along that, which of rhs_bar are the rows of each group. It is for the experts of a
+    model that trains, as `Fp8DotGeneral` is for its other layers.
+
+    For its gradients a call keeps both operands in 8 bits, transposed, and neither in more;
+    `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves these under `jax.remat`.
+
+    Args:
+      recipe: "current": one scale for each array of rows, and for each group's matrix, by their
+        largest magnitudes. "block128": scales of blocks, as DeepSeek-V3 was trained, of 1 by 128 of
+        rows and of gradients, and 128 by 128 of matrices.
+
+    Raises:
+      TypeError: when called, for operands that are no real floating-point arrays, and as
+        `ragged_dot` does.
+      ValueError: for another recipe; when called, as `ragged_dot` does.
+
+    Numerics:
+      Those of `quantize`, and of grouped products of `QuantizedArray`s: sums are float32, scaled
+      and rounded once, to the preferred_element_type or else what the operands promote to. The
+      cotangents of both operands are rounded to the dtypes of these. Gradients are e4m3, as the
+      operands are: no kernel multiplies groups of one 8-bit float by another.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, jax_tcgemm
+      >>> x = jax.random.normal(jax.random.key(0), (256, 128))
+      >>> w = jax.random.normal(jax.random.key(1), (4, 128, 128))
+      >>> sizes = jnp.array([100, 0, 56, 90])
+      >>> y = jax_tcgemm.Fp8RaggedDot("block128")(x, w, sizes)
+      >>> exact = jax.lax.ragged_dot(x, w, sizes)
+      >>> round(float(jnp.corrcoef(y.ravel(), exact.ravel())[0, 1]), 2)
+      1.0
+    """
+
+    recipe: str = "current"
+
+    def __post_init__(self):
+        if not isinstance(self.recipe, str) or self.recipe not in _RECIPES:
+            raise ValueError(
+                f"Fp8RaggedDot: recipe must be {' or '.join(_RECIPES)}, got recipe="
+                f"{self.recipe!r}; see jax_tcgemm.quantize for other scales"
+            )
+
+    def __call__(
+        self,
+        lhs,
+        rhs,
+        group_sizes,
+        precision=None,
+        preferred_element_type=None,
+        group_offset=None,
+    ) -> jax.Array:
+        """The product; arguments are those of `jax_tcgemm.ragged_dot`."""
+        op = "Fp8RaggedDot"
+        lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
+        for name, x, rank in (("lhs", lhs, 2), ("rhs", rhs, 3)):
+            if not jnp.issubdtype(x.dtype, jnp.floating):
+                raise TypeError(
+                    f"{op}: {name} must be of a real floating-point dtype, got {name}.dtype="
+                    f"{x.dtype}; convert it"
+                )
+            if x.ndim != rank:
+                raise ValueError(
+                    f"{op}: {name} must have {rank} dimensions, got {name}.shape={x.shape}; "
+                    "reshape it"
+                )
+        dtype = canonical_element_type(op, preferred_element_type)
+        dtype = promoted_dtype(op, lhs, rhs) if dtype is None else dtype
+        how = _How(canonical_precision(op, precision), dtype, (lhs.dtype, rhs.dtype))
+        return _product(self.recipe, how, lhs, rhs, (group_sizes, group_offset))
+
+
+@dataclasses.dataclass(frozen=True)
+class _How:
+    """What is static of a product; `dtype` is that of its result."""
+
+    precision: object
+    dtype: np.dtype
+    operands: tuple[np.dtype, np.dtype]
+
+    def of(self, groups, dtype) -> dict:
+        """Arguments of a product by name."""
+        return {
+            **dict(zip(("group_sizes", "group_offset"), groups, strict=True)),
+            **{"precision": self.precision, "preferred_element_type": dtype},
+        }
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _product(recipe: str, how: _How, lhs, rhs, groups) -> jax.Array:
+    return _forward(recipe, how, lhs, rhs, groups)[0]
+
+
+def _forward(recipe: str, how: _How, lhs, rhs, groups):
+    of_rows, of_matrices = _RECIPES[recipe]
+    lhs, lhs_transposed = quantize(lhs, **of_rows, with_transpose=True)
+    rhs, rhs_transposed = quantize(rhs, **of_matrices, with_transpose=True)
+    # A matrix is read with rows of what is summed over: forwards the transposed one.
+    out = ragged_dot(lhs, rhs_transposed.mT, **how.of(groups, how.dtype))
+    return out, (*checkpoint_name((lhs_transposed, rhs), "fp8_operands"), groups)
+
+
+def _backward(recipe: str, how: _How, kept, cotangent):
+    lhs_transposed, rhs, groups = kept
+    of_rows, _ = _RECIPES[recipe]
+    rows, columns = quantize(cotangent, **of_rows, with_transpose=True)
+    lhs_bar = ragged_dot(rows, rhs.mT, **how.of(groups, how.operands[0]))
+    rhs_bar = ragged_dot_general(
+        lhs_transposed,
+        columns,
+        ragged_dot_dimension_numbers=_OVER_TOKENS,
+        **how.of(groups, how.operands[1]),
+    )
+    # Groups from the offset on, of which rhs has the first.
+    return lhs_bar, rhs_bar[: rhs.shape[0]], (None, None)
+
+
+_product.defvjp(_forward, _backward)

@@ -1,0 +1,174 @@
+"""Contractions over the tokens of each group, whose tokens are last, emulated."""
+
+import dataclasses
+
+import emulated
+import numpy as np
+import pytest
+import ragged_reference as reference
+from emulated import Emulator, carried
+from emulated_checks import group_arrays, ragged_problem
+from kernel_instances import wgmma, wgmma_ragged
+
+from jax_tcgemm.kernels import nvrtc
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.gemm import BlockFactors
+
+pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
+
+E4M3, E5M2 = "f8e4m3fn", "f8e5m2"
+CONFIG, SHAPE = "128x256x64_c2x1x1_co", "128, 256, 2, 1, 1, false, false"
+INTEGERS = {"dtype": "s8", "compute": "s32", "out_dtype": "s32"}
+# Of what rows and how many tokens there is a factor, of A and of B.
+BLOCKS = {
+    "rows by blocks": ((1, 128), (128, 128)),
+    "rows by rows": ((1, 128), (1, 256)),
+    "one by one": ((1 << 20, 1 << 20), (1 << 20, 1 << 20)),
+}
+# Inside one block of tokens, none, from one into the next, over many, and whole ones.
+SIZES = [3, 0, 140, 41, 513, 71, 128, 200]
+LEFT_OVER = 40
+
+
+def kernel(blocks=None, instruction=f"{E4M3},{E4M3}"):
+    if blocks is None:
+        return carried(wgmma_ragged(SHAPE, "Bare", instruction))
+    rows = (64 if blocks[0][0] % 64 == 0 else 1, 128 if blocks[1][0] % 128 == 0 else 1)
+    return carried(wgmma_ragged(SHAPE, "Bare", instruction, scaled_rows=rows))
+
+
+@pytest.fixture(scope="session")
+def kernels(run_folder):
+    """Those of all tests here."""
+    sources = [kernel(blocks) for blocks in (None, *BLOCKS.values())]
+    types = f"{E5M2},{E5M2}", f"{E4M3},{E4M3} fast_accum", "s8,s8"
+    sources += [kernel(instruction=x) for x in types]
+    sources += [carried(wgmma(SHAPE, layout="00", kernel="ragged_kernel"))]
+    return Emulator(run_folder / "grouped_contraction", *sources)
+
+
+def draw_factors(rng, rows, tokens, block) -> tuple[BlockFactors, np.ndarray, np.ndarray]:
+    """Powers of two, which leave sums exact, with NaN behind; and one for each element."""
+    height, depth = block
+    values = np.full((-(-rows // height), -(-tokens // depth) + 3), np.nan, np.float32)
+    values[:, :-3] = 2.0 ** rng.integers(-1, 2, (values.shape[0], values.shape[1] - 3))
+    own = values[np.arange(rows) // height][:, np.arange(tokens) // depth]
+    return BlockFactors(height, depth, values.shape[1], 1), values, own.astype(np.float64)
+
+
+def check(
+    emulator,
+    blocks=None,
+    sizes=SIZES,
+    m=200,
+    n=270,
+    dtype=E4M3,
+    left_over=LEFT_OVER,
+    bad=None,
+    **how,
+):
+    """One contraction, with NaN in the tokens of no group, and in one of the group `bad`."""
+    rng, tokens = np.random.default_rng([m, n, *sizes]), sum(sizes) + left_over
+    wide = [rng.integers(-8, 8, (x, tokens), endpoint=True).astype(np.float64) for x in (m, n)]
+    spoilt = 99 if dtype == "s8" else np.nan
+    stored = [x.copy() for x in wide]
+    for x in stored:
+        x[:, sum(sizes) :] = spoilt
+        if bad is not None:
+            x[:, sum(sizes[:bad]) + sizes[bad] // 2] = np.nan
+    arrays = dict(zip("ab", (x.astype(DTYPES[dtype]) for x in stored), strict=True))
+    arrays |= group_arrays(sizes)
+    if blocks is not None:
+        drawn = [draw_factors(rng, x, tokens, y) for x, y in zip((m, n), blocks, strict=True)]
+        how["factors"] = tuple(x for x, _, _ in drawn)
+        arrays |= {f"{name}_factors": x for name, (_, x, _) in zip("ab", drawn, strict=True)}
+        wide = [x * own for x, (_, _, own) in zip(wide, drawn, strict=True)]
+    problem = ragged_problem("contraction", len(sizes), m, n, tokens, dtype)
+    problem = dataclasses.replace(problem, **{"tokens_last": True} | how)
+    (got,) = emulator.run(problem, arrays, implementation="wgmma", config=CONFIG, seed=len(sizes))
+    expected = reference.contraction(*(x.T for x in wide), sizes)
+    if bad is not None:
+        expected[bad] = np.nan
+    np.testing.assert_array_equal(got.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("blocks", [None, *BLOCKS])
+def test_blocks(kernels, blocks):
+    check(kernels, BLOCKS.get(blocks))
+
+
+def test_borders(kernels):
+    """Groups that begin and end at every place of 16 bytes, one token long and longer."""
+    sizes = [1, *[x for i in range(17) for x in (1, 128 + i)], 16, 112, 1, 127]
+    check(kernels, BLOCKS["rows by rows"], sizes, 72, 40, left_over=-sum(sizes) % 16)
+
+
+@pytest.mark.parametrize("bad", [0, 3, 4])
+def test_what_is_no_number_stays_in_its_group(kernels, bad):
+    check(kernels, bad=bad)
+
+
+def test_other_types(kernels):
+    check(kernels, dtype=E5M2)
+    check(kernels, compute="f32_fast_accum")
+    check(kernels, **INTEGERS)
+    check(kernels, dtype="bf16")
+
+
+def test_refusals(kernels):
+    blocks = BLOCKS["rows by rows"]
+    for how, says in (
+        (
+            {"tokens_last": False},
+            "a and b must lie as (m, k) and (n, k) where elements have 8 bits",
+        ),
+        (
+            {"tokens_last": False, "blocks": blocks},
+            "factors must be empty when form is contraction",
+        ),
+        ({"factors": (BlockFactors(1, 64, 9, 1),) * 2}, "multiple of 128 of k, got 64"),
+        ({"left_over": 41}, "k must be a multiple of 16, got 1137"),
+        ({"form": "rows"}, "tokens_last must be false when form is rows"),
+        ({"compute": "f32_fast_accum", "blocks": blocks}, "leave the tensor"),
+    ):
+        with pytest.raises(RuntimeError) as error:
+            check(kernels, **how)
+        assert says in str(error.value)
+
+
+@pytest.mark.skipif(bool(nvrtc.reason()), reason=nvrtc.reason())
+@pytest.mark.parametrize("rows", [(0, 0), (1, 1), (1, 128)])
+def test_compiles_without_faults(rows):
+    own = wgmma_ragged(SHAPE, "Bare", f"{E4M3},{E4M3}", scaled_rows=rows)
+    assert nvrtc.compile_kernel(own).faults == ()
+
+
+KERNEL = "kernels/wgmma/ragged_kernel.cuh"
+MISTAKES = {
+    "tokens before the group": ("bits_before(begin)));", "bits_before(0)));"),
+    "tokens after the group": ("(uint64_t{1} << bits_before(end))", "(uint64_t{1} << 32)"),
+    "the first block alone is cut": ("begin > 0 || end < T::kTileK", "begin > 0"),
+    "the last block alone is cut": ("begin > 0 || end < T::kTileK", "end < T::kTileK"),
+    "not as it is swizzled": ("(unit ^ row % 8) * 16", "unit * 16"),
+    "rows of A alone": ("T::A::kExtent + T::B::kExtent, kRowsAtOnce", "T::A::kExtent, kRowsAtOnce"),
+    "a consumer's part is left out": ("row = consumer * 16", "row = 16 + consumer * 0"),
+    "not before it is multiplied": (
+        "128 * Config::kConsumers);\n}\n\n// Calls",
+        "0 * Config::kConsumers);\n}\n\n// Calls",
+    ),
+    "factors of the first tokens": ("T::kIsRows ? 0 : first_token(work) / T::kTileK", "0"),
+    "a block too few": (
+        "token_end - first_token(work) + T::kTileK - 1",
+        "token_end - first_token(work)",
+    ),
+    "from the group's first token": ("begin / T::kTileK * T::kTileK : begin", "begin : begin"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found(kernels, name, tmp_path):
+    old, new = MISTAKES[name]
+    blocks = BLOCKS["rows by rows"]
+    wrong = Emulator(tmp_path, kernel(blocks), changes={KERNEL: [(old, new)]}, like=kernels)
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(wrong, blocks)
