@@ -157,6 +157,22 @@ def test_conversions_to_wider_dtypes_are_made_again_for_others():
     check_every_product(f, *args)
 
 
+def test_arrays_of_one_number_cost_what_is_computed_again_nothing():
+    """The slope of a minimum, which loops make of the product that they read."""
+
+    def f(x, w):
+        z = x @ w
+        low = jnp.minimum(z, 1)
+        slope = jnp.where(z == low, 1.0, 0.0) / jnp.where(low == 1, 2.0, 1.0)
+        return jnp.sin(low) @ w.T, slope * jnp.cos(z) * jnp.cumsum(z, 0)
+
+    args = normal(M, K), normal(K, N)
+    (eqn,) = groups(f, *args)
+    assert names(eqn.params["function"]) == ["min", "sin"]
+    check(f, *args)
+    check_every_product(f, *args)
+
+
 def test_what_is_computed_again_needs_nothing_that_comes_later():
     """The factor is made of numbers, but after the first use of the product."""
 

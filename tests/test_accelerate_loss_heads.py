@@ -73,6 +73,27 @@ def test_values_and_gradients(head, x64):
     check(step, x, w, bias, kinds=["values_and_gradients"])
 
 
+# Of a product (4, 10, vocabulary) and a bias.
+RESHAPED = {
+    "before": lambda z, b: HEADS["bias and cap"](z.reshape(-1, VOCABULARY), b),
+    "between": lambda z, b: CAP * jnp.tanh((z + b).reshape(-1, VOCABULARY) / CAP),
+    "after": lambda z, b: HEADS["bias and cap"](z, b).reshape(-1, VOCABULARY),
+}
+
+
+@pytest.mark.parametrize("case", RESHAPED)
+def test_reshaped_logits(case, x64):
+    x, w, labels = operands(shape=(4, 10))
+    bias = draw((VOCABULARY,), "float64", 7)
+
+    def loss(x, w, bias):
+        return jnp.mean(WRITTEN["optax"](RESHAPED[case](x @ w, bias), labels.reshape(-1)))
+
+    check(loss, x, w, bias, kinds=["values"])
+    step = jax.value_and_grad(loss, (0, 1, 2))
+    check(step, x, w, bias, kinds=["values_and_gradients"])
+
+
 @pytest.mark.parametrize("written", ["log_softmax, one-hot", "where"])
 def test_of_an_embedding_with_a_z_loss(written, x64):
     x, w, labels = operands()

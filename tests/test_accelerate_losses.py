@@ -208,6 +208,96 @@ def test_gradients_taken_outside(x64):
     np.testing.assert_allclose(of_each.reshape(-1), WRITTEN["optax"](x @ w, labels), rtol=1e-11)
 
 
+# --- other dimensions of the tokens ---------------------------------------------------------------
+
+
+def _masked(f, z, labels):
+    losses = f(z.reshape(-1, VOCABULARY), labels.reshape(-1)).reshape(labels.shape)
+    return jnp.sum(jnp.where(labels % 3 != 0, losses, 0)) / jnp.sum(labels % 3 != 0)
+
+
+# Of a loss, logits (4, 10, vocabulary) and their labels.
+RESHAPED = {
+    "flat": lambda f, z, y: jnp.mean(f(z.reshape(-1, VOCABULARY), y.reshape(-1))),
+    "flat, and back for a mask": _masked,
+    "others": lambda f, z, y: jnp.mean(f(z.reshape(2, -1, 5, VOCABULARY), y.reshape(2, -1, 5))),
+    "one more": lambda f, z, y: jnp.mean(f(z[None], y[None])),
+    "labels in another order": lambda f, z, y: jnp.mean(
+        f(z.reshape(-1, VOCABULARY), y.T.reshape(-1))
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RESHAPED)
+@pytest.mark.parametrize("written", ["optax", "log_softmax, one-hot", "where"])
+def test_reshaped_logits(written, case, x64):
+    x, w, labels = operands(shape=(4, 10))
+
+    def loss(x, w):
+        return RESHAPED[case](WRITTEN[written], x @ w, labels)
+
+    check(loss, x, w, kinds=["values"])
+    check(jax.value_and_grad(loss, (0, 1)), x, w, kinds=["values_and_gradients"])
+
+
+def test_reshaped_between_dtypes():
+    x, w, labels = operands("bfloat16", shape=(4, 10))
+
+    def loss(x, w):
+        return jnp.mean(WRITTEN["optax"](wide((x @ w).reshape(-1, VOCABULARY)), labels.reshape(-1)))
+
+    def unshaped(x, w):
+        return jnp.mean(WRITTEN["optax"](wide(x @ w), labels))
+
+    steps = [jax.value_and_grad(f, (0, 1)) for f in (loss, unshaped)]
+    assert losses_in(steps[0], x, w) == ["values_and_gradients"]
+    found, expected = (jax.jit(accelerate(step))(x, w) for step in steps)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_array_equal(np.float32(a), np.float32(b))
+
+
+def test_where_reshaped_logits_are_largest(x64):
+    x, w, labels = operands(shape=(4, 10))
+
+    def loss(x, w):
+        z = x @ w
+        flat = z.reshape(-1, VOCABULARY)
+        is_right = jnp.argmax(flat, -1) == labels.reshape(-1)
+        losses = WRITTEN["optax"](flat, labels.reshape(-1))
+        return jnp.mean(losses), (jnp.mean(is_right), jnp.argmax(z, -1), jnp.argmax(flat, -1))
+
+    step = jax.value_and_grad(loss, (0, 1), has_aux=True)
+    check(step, x, w, kinds=["largest", "values_and_gradients"])
+
+
+def test_logits_of_one_sequence(x64):
+    """A gather has no batch of one."""
+    x, w, labels = operands(shape=(1, TOKENS))
+
+    def loss(x, w):
+        return jnp.mean(WRITTEN["optax"](x @ w, labels))
+
+    check(jax.value_and_grad(loss, (0, 1)), x, w, kinds=["values_and_gradients"])
+
+
+def test_tokens_in_another_order_stay(x64):
+    x, w, labels = operands(shape=(4, 10))
+
+    def turned(x, w):
+        z = jnp.sin(x) @ w
+        flat = z.swapaxes(0, 1).reshape(-1, VOCABULARY)
+        return jnp.mean(WRITTEN["optax"](flat, labels.reshape(-1)))
+
+    def gradient_of_others(x, w):
+        value, vjp = jax.vjp(lambda z: jnp.mean(WRITTEN["optax"](z, labels)), x @ w)
+        (gradient,) = vjp(1.0)
+        return value, gradient.reshape(8, 5, VOCABULARY) @ w.T
+
+    for f in (turned, jax.value_and_grad(turned, (0, 1)), gradient_of_others):
+        check(f, x, w, kinds=[])
+
+
 # --- accuracy -------------------------------------------------------------------------------------
 
 

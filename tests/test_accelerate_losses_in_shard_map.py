@@ -102,6 +102,18 @@ def test_rounded_logits():
         assert np.max(abs(a - b)) < 2e-2 * np.max(abs(b))
 
 
+def test_reshaped_logits(x64):
+    def own(x, w, bias, labels):
+        x, labels = x.reshape(2, -1, *x.shape[1:]), labels.reshape(2, -1)
+        flat = (x @ w + bias).reshape(-1, VOCABULARY)
+        losses = WRITTEN["optax"](flat, labels.reshape(-1)).reshape(labels.shape)
+        return lax.pmean(jnp.mean(jnp.where(labels % 3 != 0, losses, 0)), "data")
+
+    check(divided(own), *given(), kinds={"values"})
+    f = divided(jax.value_and_grad(own, (0, 1, 2)), out_specs=(P(), (P("data"), P(), P())))
+    check(f, *given(), kinds={"values_and_gradients"})
+
+
 def test_in_a_scan_inside(x64):
     def own(x, w, bias, labels):
         def one(total, each):

@@ -1,5 +1,6 @@
 """The benchmark's harness on whatever device this is: what it measures, records and refuses."""
 
+import dataclasses
 import json
 
 import jax
@@ -193,7 +194,17 @@ def test_losses_are_measured_beside_whole_logits_and_chunks():
     for record in runner.records:
         assert record["peers"].keys() == {"logits", "chunks"}
         assert record["parts"].keys() == {"forward", "logits_forward"}
-        assert record["peak_bytes"] > 0
+        for used in (record, *record["peers"].values(), *record["parts"].values()):
+            assert 0 < used["temp_bytes"] < used["peak_bytes"]
+
+
+def test_a_case_may_give_contenders_more_time_than_is_asked_for(capsys):
+    (case,) = suites.load_suite("smoke_losses").cases
+    long = dataclasses.replace(case, label="long", budget_s=60.0)
+    runner = measure([case, long], budget_s=1e-9, console=Console())
+    assert "fused left out: a call takes" in " ".join(capsys.readouterr().out.split())
+    assert [record["label"] for record in runner.records] == ["long", "long"]
+    assert [record["samples"] for record in runner.records] == [5, 5]
 
 
 def test_whole_logits_that_fit_nowhere_are_left_out():
@@ -201,6 +212,7 @@ def test_whole_logits_that_fit_nowhere_are_left_out():
     assert all(case.peers.keys() == {"logits", "chunks"} for case in rest)
     assert long.peers.keys() == {"chunks"}
     assert long.parts.keys() == {"forward"}
+    assert [case.budget_s for case in (*rest, long)] == [0, 0, 0, 5]
 
 
 @pytest.mark.parametrize("suite", ["smoke_packed", "smoke_packed_grouped"])

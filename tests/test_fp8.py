@@ -205,7 +205,8 @@ def test_scaled_batches():
     # As jax.nn's, of one batch dimension and scales of blocks.
     s, t = scales(2, (3, 8, 4)), scales(3, (3, 16, 4))
     ours = jax_tcgemm.scaled_matmul(x[0], w[0], s, t)
-    near(ours, exact(jax.nn.scaled_matmul(x[0], w[0], s, t)))
+    of_blocks = (exact(own) * np.repeat(exact(by), 8, -1) for own, by in ((x[0], s), (w[0], t)))
+    near(ours, np.einsum("bmk,bnk->bmn", *of_blocks))
     # One matrix of weights for a whole batch of rows.
     one, t = w[0, 0], scales(4, (16, 1))
     s = scales(5, (2, 3, 8, 1))

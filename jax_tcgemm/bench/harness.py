@@ -49,8 +49,8 @@ class Options:
       peers: names from ``contenders.PEERS``.
       configs: ``--config`` as given, or None.
       repeats: calls of each contender on each case.
-      budget_s: seconds one contender may spend on one case; slower ones get fewer repeats, and
-        one whose single call takes longer is left out.
+      budget_s: seconds one contender may spend on one case, unless that asks for more; slower ones
+        get fewer repeats, and one whose single call takes longer is left out.
       jobs: programs compiled at once; 0 takes a number that suits the machine.
       timer: ``auto``, or a timer of :func:`timing.measure`.
       revision: recorded as the source revision; None reads it from git.
@@ -121,11 +121,11 @@ class Harness:
 
     def _prepare(
         self, case: Case | Workload
-    ) -> tuple[list[Contender], dict[str, str], dict[str, int]]:
+    ) -> tuple[list[Contender], dict[str, str], dict[str, dict[str, int]]]:
         """Plans a case and compiles all it needs, so that calling it finds it in JAX's caches.
 
         Returns:
-          The contenders, why others cannot run it, and the bytes each contender needs at its peak.
+          The contenders, why others cannot run it, and the bytes that each contender needs.
         """
         options, memory = self.options, {}
         with jax.enable_x64(True):  # Holds for one thread.
@@ -136,7 +136,7 @@ class Harness:
             for contender in contenders:
                 with contextlib.suppress(Exception):
                     compiled = contender.function.lower(*case.operands).compile()
-                    memory[contender.name] = _peak_bytes(compiled.memory_analysis())
+                    memory[contender.name] = _memory(compiled.memory_analysis())
             with contextlib.suppress(Exception):
                 reference.checker(
                     case,
@@ -203,16 +203,17 @@ class Harness:
     def _warm_up(self, case, contenders, sets) -> tuple[list[Contender], list[int]]:
         """Fits the repeats to the budget of each contender."""
         kept, repeats = [], []
+        budget_s = max(self.options.budget_s, case.budget_s)
         for contender in contenders:
             start = time.perf_counter()
             jax.block_until_ready(contender.function(*sets[-1]))
             seconds = time.perf_counter() - start
-            if seconds > self.options.budget_s:
+            if seconds > budget_s:
                 self._say(
                     case, f"[yellow]{contender.name} left out[/]: a call takes {seconds:.1f} s"
                 )
                 continue
-            affordable = int(self.options.budget_s / seconds)
+            affordable = int(budget_s / seconds)
             kept.append(contender)
             repeats.append(min(self.options.repeats, max(affordable, MIN_REPEATS)))
         return kept, repeats
@@ -246,6 +247,9 @@ class Harness:
         def summary(name):
             return {f"p{q}": round(timings[name].percentile(q), 3) for q in (10, 50, 90)}
 
+        def used(name):
+            return memory.get(name, {"peak_bytes": None, "temp_bytes": None})
+
         new = []
         measured = {c.name for c in contenders}
         parts = [c.name for c in contenders if c.is_part]
@@ -261,7 +265,7 @@ class Harness:
                 return {
                     "us": summary(name),
                     "ratio": round(timings[own].ratio(timings[name]), 4),
-                    "peak_bytes": memory.get(name),
+                    **used(name),
                 }
 
             record = {
@@ -279,7 +283,7 @@ class Harness:
                 "tflops": float(f"{case.flops / us['p50'] / 1e6:.6g}"),
                 "gbps": float(f"{case.bytes / us['p50'] / 1e3:.6g}"),
                 "error": error[contender.name],
-                "peak_bytes": memory.get(contender.name),
+                **used(contender.name),
                 "peers": {p: beside(p) | {"error": error[p]} for p in peers},
                 "ratio": None,
                 "timer": timings[contender.name].timer,
@@ -301,7 +305,8 @@ def _summary(record: dict) -> str:
     return f"{rec.contender_name(record)} ({record['ran']}/{record['config']}): {rate}{ratio}"
 
 
-def _peak_bytes(memory) -> int:
-    """Device memory of one call by XLA's own account: operands, results and temporaries."""
-    used = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    return used - memory.alias_size_in_bytes
+def _memory(memory) -> dict[str, int]:
+    """Device memory of one call by XLA's own account: with operands and results, and without."""
+    used = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    temporary = memory.temp_size_in_bytes
+    return {"peak_bytes": used + temporary, "temp_bytes": temporary}

@@ -3,11 +3,12 @@
 A group has these keys::
 
     tokens, features, vocabulary      each may be a list
+    budget                            seconds that a contender may take where `--budget` gives less
 
 `fused` is `linear_cross_entropy`, `recompute` the same with that; `logits` the expression of whole
 logits by XLA, and `chunks` that of 1024 tokens at a time under `jax.checkpoint`, both jitted. The
 losses alone, `forward` by us and `logits_forward` by XLA, are timed beside them. Whole logits that
-fit no device are left out. Records have the memory that each takes.
+fit no device are left out. Records have the memory that each takes, and what of it is temporary.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
       ValueError: for an unknown key.
     """
     keys = ("tokens", "features", "vocabulary")
-    check_keys(f"a group of {suite}", group, ("name", *keys))
+    check_keys(f"a group of {suite}", group, ("name", *keys, "budget"))
     for extents in itertools.product(*(listed(group[key]) for key in keys)):
-        yield _workload(suite, group.get("name", ""), dtype, *extents)
+        yield _workload(suite, group.get("name", ""), dtype, *extents, group.get("budget", 0.0))
 
 
 def _losses(x, w, labels, precision=None) -> jax.Array:
@@ -63,7 +64,7 @@ def _in_chunks(x, w, labels, precision=None) -> jax.Array:
     return jnp.mean(lax.map(one, split))
 
 
-def _workload(suite, label, dtype, tokens, features, vocabulary) -> Workload:
+def _workload(suite, label, dtype, tokens, features, vocabulary, budget_s) -> Workload:
     element_type = DTYPES[dtype][0]
     operands = (
         jax.ShapeDtypeStruct((tokens, features), element_type),
@@ -102,4 +103,5 @@ def _workload(suite, label, dtype, tokens, features, vocabulary) -> Workload:
         tolerance=4 * float(jnp.finfo(element_type).eps) + 1e-4,
         flops=6 * tokens * features * vocabulary,
         draw=draw,
+        budget_s=budget_s,
     )

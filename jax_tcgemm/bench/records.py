@@ -14,6 +14,7 @@ that were interleaved with it::
     tflops, gbps     at the median; bytes count A, B and D once each
     error            max |D - reference| / max |reference|
     peak_bytes       device memory of the call as XLA accounts for it, operands and results included
+    temp_bytes       of that, what is neither operand nor result; peers and parts have it, too
     peers            {name: {"us": {...}, "ratio": ..., "error": ..., "peak_bytes": ...}}
     ratio            the least of the peers' ratios: a peer's time / ours in each turn, of these the
                      median; above 1, ours is faster. Where peers have none: of their medians

@@ -82,6 +82,7 @@ class Case:
     layout: str
 
     kind = "product"
+    budget_s = 0.0
 
     @property
     def title(self) -> str:

@@ -32,6 +32,7 @@ class Workload:
       ours: functions of the operands, by name. Each gets a record, with the peers beside it.
       peers: functions of the operands that compute the same, by name.
       kept: operands, by position, that the reference takes as they are.
+      budget_s: seconds that one contender may spend on it where less is asked for.
       parts: functions of the operands that compute a part of it, by name, such as the product
         without what follows: what ours can at best take. Their results are not compared.
       reference: a function of the operands, which come as float32 (16-bit ones) or float64 (wider
@@ -58,6 +59,7 @@ class Workload:
     bytes: int | None = None
     draw: Callable | None = None
     kept: tuple[int, ...] = ()
+    budget_s: float = 0.0
     parts: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
 
     kind = "workload"

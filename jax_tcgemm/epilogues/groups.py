@@ -386,7 +386,7 @@ class _Program:
 
         def cost(x: core.Var) -> int:
             if x not in own:
-                return self._cost(x, size, ())
+                return 0 if self._costs_nothing(x, size) else self._cost(x, size, ())
             return x.aval.dtype.itemsize * (2 if is_read[x] or not users[x] else 1)
 
         def can_repeat(number: int) -> bool:

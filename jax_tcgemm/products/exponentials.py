@@ -11,13 +11,15 @@ from collections.abc import Collection, Sequence
 from jax.extend import core
 
 from jax_tcgemm.epilogues.calls import called
+from jax_tcgemm.products.loss_heads import SHAPING, as_rows
 from jax_tcgemm.system.jax_internals import as_jaxpr
 
-# What may come between: a conversion, a bias and a cap, and the largest logit or another number for
-# each token.
+# What may come between: a conversion, a bias and a cap, other dimensions of the tokens, and the
+# largest logit or another number for each of them.
 _BETWEEN = frozenset(
     {"add", "add_any", "sub", "mul", "div", "neg", "tanh"}
     | {"convert_element_type", "stop_gradient", "pvary", "pcast"}
+    | SHAPING
 )
 
 
@@ -25,12 +27,12 @@ def exponentiated(
     equations: Sequence[core.JaxprEqn], arrays: Collection[core.Var]
 ) -> set[core.Var]:
     """Those of some arrays of a program of which, plus numbers for each row, exp is taken."""
-    shapes = {x.aval.shape for x in arrays}
+    shapes = {as_rows(x.aval.shape) for x in arrays}
     users = collections.defaultdict(list)
     repeated = set()
     for eqn in equations:
         for x in eqn.invars:
-            if not isinstance(x, core.Literal) and x.aval.shape in shapes:
+            if not isinstance(x, core.Literal) and as_rows(x.aval.shape) in shapes:
                 users[x].append(eqn)
         if eqn.primitive.name == "broadcast_in_dim":
             repeated.update(eqn.outvars)
@@ -39,7 +41,7 @@ def exponentiated(
         known, waiting = {array}, [array]
         while waiting:
             for eqn in users.get(waiting.pop(), ()):
-                found = _followed(eqn, known, repeated, array.aval.shape)
+                found = _followed(eqn, known, repeated, as_rows(array.aval.shape))
                 if found is None:
                     return True
                 waiting += found - known
@@ -49,7 +51,7 @@ def exponentiated(
     return set(filter(is_exponentiated, arrays))
 
 
-def _followed(eqn: core.JaxprEqn, known, repeated, shape) -> set[core.Var] | None:
+def _followed(eqn: core.JaxprEqn, known, repeated, rows) -> set[core.Var] | None:
     """What of an equation's results a known array has become; None where its exp is taken."""
     are_known = [not isinstance(x, core.Literal) and x in known for x in eqn.invars]
     if not any(are_known):
@@ -63,17 +65,17 @@ def _followed(eqn: core.JaxprEqn, known, repeated, shape) -> set[core.Var] | Non
         for inner_eqn in inner.eqns:
             if inner_eqn.primitive.name == "broadcast_in_dim":
                 own_repeated.update(inner_eqn.outvars)
-            found = _followed(inner_eqn, own, own_repeated, shape)
+            found = _followed(inner_eqn, own, own_repeated, rows)
             if found is None:
                 return None
             own |= found
         outs = zip(eqn.outvars, inner.outvars, strict=True)
         return {x for x, y in outs if not isinstance(y, core.Literal) and y in own}
-    if name not in _BETWEEN or eqn.outvars[0].aval.shape != shape:
+    if name not in _BETWEEN or as_rows(eqn.outvars[0].aval.shape) != rows:
         return set()
     # What is as large must be what fewer numbers are repeated as.
     are_rows = all(
-        is_known or isinstance(x, core.Literal) or x.aval.shape != shape or x in repeated
+        is_known or isinstance(x, core.Literal) or as_rows(x.aval.shape) != rows or x in repeated
         for x, is_known in zip(eqn.invars, are_known, strict=True)
     )
     return set(eqn.outvars) if are_rows else set()

@@ -76,7 +76,7 @@ class Calls:
       shape: of the logits.
       has_bias: whether they have one.
       products: those with their gradient, and its sums.
-      places: dtypes, in each of which it is asked for where the logits are largest.
+      places: shapes and dtypes, in each of which it is asked for where the logits are largest.
       size: bytes of the logits.
     """
 
@@ -84,7 +84,7 @@ class Calls:
     shape: tuple[int, ...]
     has_bias: bool
     products: tuple[Product | Sums, ...]
-    places: tuple[np.dtype, ...]
+    places: tuple[tuple[tuple[int, ...], np.dtype], ...]
     size: int
 
     def named(self, kind: str):
@@ -121,7 +121,7 @@ class Calls:
     def largest(self, x, w, bias):
         """The entries of the vocabulary whose logits are the largest."""
         found = argmax_of_logits(self.how, x.reshape(-1, x.shape[-1]), w, bias)
-        return [found.reshape(self.shape[:-1]).astype(dtype) for dtype in self.places]
+        return [found.reshape(shape).astype(dtype) for shape, dtype in self.places]
 
     def _flat(self, x, label, *rows):
         label, rows = label.reshape(-1), [row.reshape(-1) for row in rows]

@@ -3,7 +3,8 @@
     z = x w + bias
     z = soft_cap * tanh(z / soft_cap)
 
-with either of these or none, the first of whose steps may be rounded to a narrower dtype.
+with either of these or none, the first of whose steps may be rounded to a narrower dtype, and
+whose tokens may get other dimensions in between.
 """
 
 import dataclasses
@@ -25,6 +26,11 @@ SHAPING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
 VARYING = frozenset({"pcast", "pvary"})
 
 
+def as_rows(shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many rows there are of the last dimension, and the extent of this."""
+    return math.prod(shape[:-1]), math.prod(shape[-1:])
+
+
 @dataclasses.dataclass(frozen=True)
 class Head:
     """A product, and the steps from it to logits.
@@ -38,7 +44,7 @@ class Head:
       soft_cap: what the magnitude of logits stays below; or None.
       tanh: the hyperbolic tangent of the cap; or None.
       steps: those that are there, each with the dtype of its result.
-      made: the results of these, converted ones among them.
+      made: the results of these, converted and reshaped ones among them.
     """
 
     x: core.Var
@@ -76,7 +82,7 @@ class _Steps:
         for x in results:
             if not isinstance(x, core.Literal):
                 self._users.setdefault(x, []).append(None)
-        self._shape, self._product = product.aval.shape, product
+        self._rows, self._product = as_rows(product.aval.shape), product
         self._steps, self._made = [(Step.PRODUCT, product.aval.dtype)], [product]
 
     def head(self) -> Head:
@@ -88,7 +94,7 @@ class _Steps:
         return Head(x, w, axis, logits, bias, soft_cap, tanh, steps, made)
 
     def _next(self, x: core.Var, name: str) -> tuple[list[core.Var], core.JaxprEqn | None]:
-        """The conversions of a variable to a wider dtype, and what reads it then.
+        """What a variable is converted to, or reshaped, and what reads it then.
 
         None where anything else reads it, too, or it is read by another primitive.
         """
@@ -97,12 +103,13 @@ class _Steps:
             users = self._users.get(x, [])
             if len(users) != 1 or (eqn := users[0]) is None or not has_plain_context(eqn):
                 return converted, None
-            if len(eqn.outvars) != 1 or eqn.outvars[0].aval.shape != self._shape:
+            if len(eqn.outvars) != 1:
                 return converted, None
-            if eqn.primitive.name == name:
+            own, before, after = eqn.primitive.name, x.aval, eqn.outvars[0].aval
+            if own == name and after.shape == before.shape:
                 return converted, eqn
-            widens = eqn.outvars[0].aval.dtype.itemsize > x.aval.dtype.itemsize
-            if eqn.primitive.name != "convert_element_type" or not widens:
+            widens = own == "convert_element_type" and after.dtype.itemsize > before.dtype.itemsize
+            if not widens and not (own in SHAPING and as_rows(after.shape) == self._rows):
                 return converted, None
             (x,) = eqn.outvars
             converted.append(x)
@@ -163,7 +170,7 @@ class _Steps:
 
     def _vector(self, x: core.Var) -> core.Var | None:
         """What has a number for each entry of the vocabulary and is repeated for each token."""
-        size, found = self._shape[-1], None
+        size, found = self._rows[-1], None
         if x.aval.shape[-1:] != (size,):
             return None
         while True:
@@ -188,7 +195,7 @@ class _Steps:
         (before,), (after,) = eqn.invars, eqn.outvars
         places = tuple(eqn.params["broadcast_dimensions"])
         is_last = places[-1:] == (after.aval.ndim - 1,)
-        return is_last and before.aval.shape[-1] == before.aval.size == self._shape[-1]
+        return is_last and before.aval.shape[-1] == before.aval.size == self._rows[-1]
 
 
 def _factors(eqn: core.JaxprEqn):

@@ -25,7 +25,7 @@ from jax_tcgemm.products.exponentials import exponentiated
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_calls import Calls, Product, Sums, loss_note
 from jax_tcgemm.products.loss_elementwise import Elementwise
-from jax_tcgemm.products.loss_heads import SHAPING, VARYING, Head, head_of
+from jax_tcgemm.products.loss_heads import SHAPING, VARYING, Head, as_rows, head_of
 from jax_tcgemm.products.loss_values import Full, NotALossError, Row, Slope
 from jax_tcgemm.products.programs import in_order, is_manual, traced, without_unused, written_out
 from jax_tcgemm.selection import ACCELERATE
@@ -43,7 +43,8 @@ _LEAST_BYTES = 1 << 26
 _LEAST_BYTES_AGAIN = 1 << 30
 _LEAST_VOCABULARY = 1024
 _DTYPES = tuple(map(np.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
-_SAME = frozenset({"copy", "copy_p", "name"})
+# What keeps numbers and their order where it keeps how many they are.
+_KEEPING = SHAPING | {"reduce_sum", "reduce_max"}
 
 
 def with_losses(
@@ -109,8 +110,9 @@ def _may_be_logits(eqn: core.JaxprEqn) -> bool:
 class _Loss:
     """One product, and what the program becomes if it is the logits of a loss.
 
-    Variables are `known` as what they are of logits. Those that are computed from logits are `gone`
-    from the program; others stay, and what is unused in the end is left out.
+    Variables are `known` as what they are of logits, whatever dimensions their tokens have. Those
+    that are computed from logits are `gone` from the program; others stay, and what is unused in
+    the end is left out.
     """
 
     def __init__(self, equations, results, eqn: core.JaxprEqn, *, wide: bool):
@@ -123,6 +125,7 @@ class _Loss:
         self._head: Head | None = None
         self._known: dict[core.Var, Full | Row | Slope | bool] = {}
         self._gone: set[core.Var] = set()
+        self._reshaped: dict[tuple[core.Var, tuple[int, ...]], core.Var] = {}
         self._made_by: dict[core.Var, core.JaxprEqn] = {}
         self._written: list[core.JaxprEqn] = []
         self._label: core.Var | None = None
@@ -145,7 +148,7 @@ class _Loss:
         equations = without_unused(equations, results)
         self._head = head_of(equations, results, self._eqn.outvars[0])
         self.looks_like_one = any(
-            eqn.primitive.name == "exp" and eqn.outvars[0].aval.shape == self._shape
+            eqn.primitive.name == "exp" and self._is_full(eqn.outvars[0].aval.shape)
             for eqn in equations
         )
         for eqn in equations:
@@ -159,7 +162,7 @@ class _Loss:
         if not is_written_call(eqn) or loss_note(eqn):
             return False
         shapes = [x.aval.shape for x in (*eqn.invars, *eqn.outvars)]
-        return any(s == self._shape or self._is_row(s) for s in shapes)
+        return any(self._is_full(s) or self._is_row(s) for s in shapes)
 
     # --- equations --------------------------------------------------------------------------------
 
@@ -231,7 +234,10 @@ class _Loss:
     def _of_shape(self, row: core.Var, shape: tuple[int, ...]) -> core.Var:
         if row.aval.shape == shape:
             return row
-        return self._emitted(lambda x: (x.reshape(shape),), row)[0]
+        if (row, shape) not in self._reshaped:
+            (made,) = self._emitted(lambda x: (x.reshape(shape),), row)
+            self._reshaped[row, shape] = made
+        return self._reshaped[row, shape]
 
     def _varying_as(self, x: core.Var, value: core.Var) -> core.Var:
         """A variable that varies over the mesh axes of a shard_map over which another one does."""
@@ -275,18 +281,21 @@ class _Loss:
     def _made(self, eqn: core.JaxprEqn) -> Full | Row | Slope | bool | None:
         """What the result of an equation is of logits; None where it is something else."""
         (out,), name = eqn.outvars, eqn.primitive.name
-        is_full = out.aval.shape == self._shape
+        is_full = self._is_full(out.aval.shape)
         if out.aval.shape == () and name in (*VARYING, "convert_element_type"):
             known = self._operand(eqn.invars[0])
             is_number = isinstance(known, Row) and known.number is not None
             return lv.number(np.asarray(known.number).astype(out.aval.dtype)) if is_number else None
         if not is_full and not self._is_row(out.aval.shape):
             return None
+        is_any_known = any(x in self._known for x in eqn.invars if not isinstance(x, core.Literal))
+        if name in _KEEPING and is_any_known and eqn.invars[0].aval.size == out.aval.size:
+            return self._known[eqn.invars[0]]
         if name == "broadcast_in_dim":
             return self._repeated(eqn, is_full)
         if name == "eq" and is_full:
             return self._one_hot(eqn)
-        if not any(x in self._known for x in eqn.invars if not isinstance(x, core.Literal)):
+        if not is_any_known:
             return None
         if name == "gather":
             return self._gathered(eqn)
@@ -301,8 +310,6 @@ class _Loss:
         is_wide = dtypes <= {self._dtype, np.dtype(bool)}
         if not is_wide and not (is_full and _are_of_gradients(operands)):
             return None
-        if name in SHAPING and not is_full:
-            return operands[0] if isinstance(operands[0], Row) else None
         if name in VARYING:
             return operands[0]
         if name in ("reduce_sum", "reduce_max"):
@@ -314,7 +321,10 @@ class _Loss:
         return self._elementwise.of_rows(name, operands)
 
     def _is_row(self, shape: tuple[int, ...]) -> bool:
-        return shape in (self._tokens, (*self._tokens, 1))
+        return math.prod(shape) == math.prod(self._tokens)
+
+    def _is_full(self, shape: tuple[int, ...]) -> bool:
+        return as_rows(shape) == as_rows(self._shape)
 
     def _operand(self, x) -> Full | Row | Slope | bool | None:
         if isinstance(x, core.Literal):
@@ -332,8 +342,7 @@ class _Loss:
         if x.aval.shape == ():
             row = lv.number(x.val) if isinstance(x, core.Literal) else self._known.get(x)
             return Full(gamma=row) if is_full and row is not None else row
-        dimensions = tuple(map(int, eqn.params["broadcast_dimensions"]))
-        if dimensions != tuple(range(x.aval.ndim)) or not self._is_row(x.aval.shape):
+        if not _keeps_order(eqn) or not self._is_row(x.aval.shape):
             return None
         row = self._operand(x)
         if not isinstance(row, Row):
@@ -354,12 +363,7 @@ class _Loss:
         return x if before == self._dtype and after in _DTYPES and x.zeta == 0 else None
 
     def _reduced(self, eqn: core.JaxprEqn, x) -> Row | None:
-        axes = tuple(eqn.params["axes"])
-        if axes != (len(self._tokens),):
-            return None
-        if isinstance(x, Row):
-            return x
-        if not isinstance(x, Full):
+        if not isinstance(x, Full) or tuple(eqn.params["axes"]) != (eqn.invars[0].aval.ndim - 1,):
             return None
         if eqn.primitive.name == "reduce_max":
             return self._rows.add(lv.LARGEST, x.gamma) if x.is_logits else None
@@ -378,16 +382,16 @@ class _Loss:
         return None
 
     def _gathered(self, eqn: core.JaxprEqn) -> Row | None:
-        (x, indices), params, axis = eqn.invars, eqn.params, len(self._tokens)
+        (x, indices), params = eqn.invars, eqn.params
         value, numbers = self._known.get(x), params["dimension_numbers"]
-        batch = tuple(range(axis))
         is_one_of_each = (
             isinstance(value, Full)
             and x.aval.dtype == self._dtype
-            and tuple(numbers.offset_dims) == ()
-            and tuple(numbers.collapsed_slice_dims) == tuple(numbers.start_index_map) == (axis,)
-            and tuple(numbers.operand_batching_dims) == batch
-            and tuple(numbers.start_indices_batching_dims) == batch
+            and _are_of_rows(
+                x.aval.shape,
+                *(numbers.collapsed_slice_dims, numbers.start_index_map),
+                *(numbers.operand_batching_dims, numbers.start_indices_batching_dims),
+            )
             and _drops(params["mode"])
             and (params["fill_value"] is None or np.isnan(params["fill_value"]))
         )
@@ -397,17 +401,16 @@ class _Loss:
         return self._fulls.at_labels(value)
 
     def _scattered(self, eqn: core.JaxprEqn) -> Full | None:
-        (x, indices, updates), params, axis = eqn.invars, eqn.params, len(self._tokens)
-        numbers, batch = params["dimension_numbers"], tuple(range(axis))
-        row = self._operand(updates)
+        (x, indices, updates), params = eqn.invars, eqn.params
+        row, numbers = self._operand(updates), params["dimension_numbers"]
         is_one_of_each = (
             self._known.get(x) == Full()
             and isinstance(row, Row)
-            and tuple(numbers.update_window_dims) == ()
-            and tuple(numbers.inserted_window_dims) == (axis,)
-            and tuple(numbers.scatter_dims_to_operand_dims) == (axis,)
-            and tuple(numbers.operand_batching_dims) == batch
-            and tuple(numbers.scatter_indices_batching_dims) == batch
+            and _are_of_rows(
+                x.aval.shape,
+                *(numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims),
+                *(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims),
+            )
             and _drops(params["mode"])
         )
         is_known = is_one_of_each and self._is_label(self._root(indices))
@@ -415,7 +418,7 @@ class _Loss:
 
     def _is_label(self, label: core.Var) -> bool:
         """Whether a variable is that of the labels; the first one is."""
-        if label.aval.size != math.prod(self._tokens):
+        if not self._is_row(label.aval.shape):
             return False
         if self._label is None:
             self._label = label
@@ -428,7 +431,7 @@ class _Loss:
             (before,) = eqn.invars
             if isinstance(before, core.Literal) or not _keeps_order(eqn):
                 break
-            if before.aval.size != math.prod(self._tokens):
+            if not self._is_row(before.aval.shape):
                 break
             x, eqn = before, self._made_by.get(before)
         return x
@@ -466,7 +469,7 @@ class _Loss:
         """Whether an equation says where each token has its largest logit."""
         return (
             eqn.primitive.name == "argmax"
-            and tuple(eqn.params["axes"]) == (len(self._tokens),)
+            and tuple(eqn.params["axes"]) == (eqn.invars[0].aval.ndim - 1,)
             and self._known.get(eqn.invars[0]) == lv.LOGITS
             and has_plain_context(eqn)
         )
@@ -476,7 +479,8 @@ class _Loss:
     def _take_product(self, eqn: core.JaxprEqn) -> None:
         side = 0 if eqn.invars[0] in self._gone else 1
         gradient, other = self._known.get(eqn.invars[side]), eqn.invars[1 - side]
-        if not self._is_gradient(gradient) or other not in (self._head.x, self._head.w):
+        is_known = self._is_gradient(gradient) and eqn.invars[side].aval.shape == self._shape
+        if not is_known or other not in (self._head.x, self._head.w):
             raise NotALossError(
                 "logits must be multiplied by nothing, and their gradient only by features and "
                 "weights"
@@ -487,11 +491,10 @@ class _Loss:
         self._products.append(Product(eqn, side, is_of_w=other is self._head.w))
 
     def _is_sum_of_gradients(self, eqn: core.JaxprEqn) -> bool:
-        axes = tuple(range(len(self._tokens)))
         return (
             self._head.bias is not None
             and eqn.primitive.name == "reduce_sum"
-            and tuple(eqn.params["axes"]) == axes
+            and tuple(eqn.params["axes"]) == tuple(range(eqn.invars[0].aval.ndim - 1))
             and self._is_gradient(self._known.get(eqn.invars[0]))
         )
 
@@ -551,7 +554,7 @@ class _Loss:
             self._shape,
             has_bias=bool(bias),
             products=tuple(self._products),
-            places=tuple(x.aval.dtype for x in places),
+            places=tuple((x.aval.shape, x.aval.dtype) for x in places),
             size=size,
         )
         if places:
@@ -594,6 +597,17 @@ def _are_of_gradients(operands) -> bool:
     return any(isinstance(x, Full | Slope) for x in operands) and not any(
         isinstance(x, Full) and not x.is_gradient for x in operands
     )
+
+
+def _are_of_rows(shape, taken, indexed, batch, batch_of_indices) -> bool:
+    """Whether the indices of a gather or scatter are places in the last dimension, one of each row.
+
+    Dimensions of extent 1 need be none of its batch.
+    """
+    axis = len(shape) - 1
+    rows = {i for i in range(axis) if shape[i] != 1}
+    are_in_order = all(list(dims) == sorted(dims) for dims in (batch, batch_of_indices))
+    return tuple(taken) == tuple(indexed) == (axis,) and rows <= {*batch} and are_in_order
 
 
 def _drops(mode) -> bool:
