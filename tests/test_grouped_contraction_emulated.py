@@ -23,15 +23,17 @@ INTEGERS = {"dtype": "s8", "compute": "s32", "out_dtype": "s32"}
 BLOCKS = {
     "rows by blocks": ((1, 128), (128, 128)),
     "rows by rows": ((1, 128), (1, 256)),
-    "one by one": ((1 << 20, 1 << 20), (1 << 20, 1 << 20)),
+    "one by rows": ((1 << 20, 1 << 20), (1, 128)),
 }
+# Of all tokens: what sums are multiplied by once.
+WHOLE = {"one": ((1 << 20, 1 << 20),) * 2, "rows": ((1, 1 << 20), (2, 1 << 20))}
 # Inside one block of tokens, none, from one into the next, over many, and whole ones.
 SIZES = [3, 0, 140, 41, 513, 71, 128, 200]
 LEFT_OVER = 40
 
 
 def kernel(blocks=None, instruction=f"{E4M3},{E4M3}"):
-    if blocks is None:
+    if blocks is None or blocks in WHOLE.values():
         return carried(wgmma_ragged(SHAPE, "Bare", instruction))
     rows = (64 if blocks[0][0] % 64 == 0 else 1, 128 if blocks[1][0] % 128 == 0 else 1)
     return carried(wgmma_ragged(SHAPE, "Bare", instruction, scaled_rows=rows))
@@ -92,9 +94,9 @@ def check(
     np.testing.assert_array_equal(got.reshape(expected.shape), expected)
 
 
-@pytest.mark.parametrize("blocks", [None, *BLOCKS])
+@pytest.mark.parametrize("blocks", [None, *BLOCKS, *WHOLE])
 def test_blocks(kernels, blocks):
-    check(kernels, BLOCKS.get(blocks))
+    check(kernels, (BLOCKS | WHOLE).get(blocks))
 
 
 def test_borders(kernels):
@@ -110,7 +112,7 @@ def test_what_is_no_number_stays_in_its_group(kernels, bad):
 
 def test_other_types(kernels):
     check(kernels, dtype=E5M2)
-    check(kernels, compute="f32_fast_accum")
+    check(kernels, compute="f32_fast_accum", blocks=WHOLE["rows"])
     check(kernels, **INTEGERS)
     check(kernels, dtype="bf16")
 
@@ -149,12 +151,21 @@ MISTAKES = {
     "tokens after the group": ("(uint64_t{1} << bits_before(end))", "(uint64_t{1} << 32)"),
     "the first block alone is cut": ("begin > 0 || end < T::kTileK", "begin > 0"),
     "the last block alone is cut": ("begin > 0 || end < T::kTileK", "end < T::kTileK"),
+    "one step alone is cut": (
+        "if (last > first) zero_other_tokens",
+        "if (false) zero_other_tokens",
+    ),
+    "a step too few": (
+        "visit_width<1, T::kSteps>(last - first + 1, [&]",
+        "visit_width<1, T::kSteps>(last - first, [&]",
+    ),
+    "the first steps": ("multiply_block(steps, first); }", "multiply_block(steps, 0); }"),
     "not as it is swizzled": ("(unit ^ row % 8) * 16", "unit * 16"),
     "rows of A alone": ("T::A::kExtent + T::B::kExtent, kRowsAtOnce", "T::A::kExtent, kRowsAtOnce"),
-    "a consumer's part is left out": ("row = consumer * 16", "row = 16 + consumer * 0"),
+    "a consumer's part is left out": ("kRowsAtOnce + consumer * 64", "kRowsAtOnce + 64"),
     "not before it is multiplied": (
-        "128 * Config::kConsumers);\n}\n\n// Calls",
-        "0 * Config::kConsumers);\n}\n\n// Calls",
+        "128 * Config::kConsumers);\n              visit_width",
+        "0 * Config::kConsumers);\n              visit_width",
     ),
     "factors of the first tokens": ("T::kIsRows ? 0 : first_token(work) / T::kTileK", "0"),
     "a block too few": (
@@ -163,12 +174,21 @@ MISTAKES = {
     ),
     "from the group's first token": ("begin / T::kTileK * T::kTileK : begin", "begin : begin"),
 }
+MISTAKES_OF_SUMS = {
+    "factors of the first columns": ("params.b_factors, n_idx + 2 * i", "params.b_factors, 2 * i"),
+    "factors of the first rows": ("params.a_factors, m_idx + row", "params.a_factors, row"),
+    "of the row before": (
+        "acc[block][i + 2 + j] *= of_rows[block][1]",
+        "acc[block][i + 2 + j] *= of_rows[block][0]",
+    ),
+    "of all alike": ("of.rows.divide(row) * of.row_stride", "0"),
+}
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", [*MISTAKES, *MISTAKES_OF_SUMS])
 def test_mistakes_are_found(kernels, name, tmp_path):
-    old, new = MISTAKES[name]
-    blocks = BLOCKS["rows by rows"]
-    wrong = Emulator(tmp_path, kernel(blocks), changes={KERNEL: [(old, new)]}, like=kernels)
+    blocks = WHOLE["rows"] if name in MISTAKES_OF_SUMS else BLOCKS["rows by rows"]
+    change = (MISTAKES | MISTAKES_OF_SUMS)[name]
+    wrong = Emulator(tmp_path, kernel(blocks), changes={KERNEL: [change]}, like=kernels)
     with pytest.raises((AssertionError, RuntimeError)):
         check(wrong, blocks)

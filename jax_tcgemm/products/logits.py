@@ -163,8 +163,15 @@ def by_tokens(function: Callable, chunks: int, *arrays):
     """What a function makes of chunks of tokens, together; of none more than the first has."""
     if chunks == 1:
         return function(*arrays)
-    tokens, split = len(arrays[0]), in_chunks(chunks, *arrays)
-    _, found = lax.scan(lambda _, each: (None, function(*each)), None, split)
+    tokens, split = len(arrays[0]), _every(chunks, *arrays)
+
+    def chunk(_, number):
+        # Taken one at a time, so that none of the arrays is copied whole.
+        own = (lax.dynamic_index_in_dim(a, number, 1, keepdims=False) for a in leaves)
+        return None, function(*jax.tree.unflatten(tree, own))
+
+    leaves, tree = jax.tree.flatten(split)
+    _, found = lax.scan(chunk, None, jnp.arange(chunks, dtype=jnp.int32))
     return together(found, tokens)
 
 
@@ -182,12 +189,17 @@ def in_chunks(chunks: int, *arrays):
 
     A chunk has every so many token: where devices share tokens, each has its own in every chunk.
     """
+    return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), _every(chunks, *arrays))
+
+
+def _every(chunks: int, *arrays):
+    """The same with the dimension of chunks second."""
     size = -(-len(arrays[0]) // chunks)
 
     def split(a):
         padding = chunks * size - len(a)
         a = jnp.pad(a, ((0, padding), *[(0, 0)] * (a.ndim - 1))) if padding else a
-        return jnp.swapaxes(a.reshape(size, chunks, *a.shape[1:]), 0, 1)
+        return a.reshape(size, chunks, *a.shape[1:])
 
     return jax.tree.map(split, arrays)
 

@@ -124,7 +124,8 @@ class WgmmaRagged final : public RaggedImplementation {
     if (p.gathered && !p.is_rows()) return "rows of a contraction cannot be gathered";
     if (p.gathered && p.a_rows * ((p.k + 7) / 8) > INT32_MAX) return "gathered rows must have at most 2^34 elements";
     if (p.gathered && p.b_transposed) return "b must lie as (groups, k, n) where a has gathered rows";
-    if (std::string rule = reject_factors(p.factors, p.m, p.n, p.k, x.promotes); !rule.empty()) return rule;
+    const bool may_scale = x.promotes || (follow_sums(p) && x.compute != Compute::kS32);
+    if (std::string rule = reject_factors(p.factors, p.m, p.n, p.k, may_scale); !rule.empty()) return rule;
     return reject_config(p, kRaggedConfigs[find_base(config)]);
   }
 
@@ -163,12 +164,17 @@ class WgmmaRagged final : public RaggedImplementation {
   // Of the instruction's A: weights with rows of N, or the tokens of a contraction.
   static Major major_of_a(const RaggedProblem& p) { return p.b_transposed || p.tokens_last ? Major::kK : Major::kMN; }
 
+  // Whether factors are for all of K, so that a contraction multiplies its sums by them once.
+  static bool follow_sums(const RaggedProblem& p) {
+    return !p.is_rows() && !p.factors.is_none() && p.factors.a().depth >= p.k && p.factors.b().depth >= p.k;
+  }
+
   // How both operands lie in the stages.
   static Geometry geometry_of(const RaggedProblem& p, const Shape& shape) {
     const int bytes = static_cast<int>(dtype_bytes(p.in));
     const Major a = major_of_a(p);
     Geometry geometry{shape, {bytes, a}, {bytes, major_of_b(shape, a)}};
-    if (!p.factors.is_none()) {
+    if (!p.factors.is_none() && !follow_sums(p)) {
       geometry.a.scaled_rows = OperandFactors::rows_of_a(p.is_rows() ? p.factors.b() : p.factors.a());
       // Of form rows groups, and so tiles, begin at any token.
       geometry.b.scaled_rows = p.is_rows() ? 1 : OperandFactors::rows_of_b(p.factors.b(), shape.tile_n);
@@ -182,7 +188,7 @@ class WgmmaRagged final : public RaggedImplementation {
                                                                        Visitor&& f) const {
     const int base_idx = find_base(config);
     const size_t number = number_of_instruction(p);
-    if (p.epilogue.function.is_none() && p.factors.is_none()) {
+    if (p.epilogue.function.is_none() && (p.factors.is_none() || follow_sums(p))) {
       const size_t row = base_idx * grouped_instructions().size() + number;
       return f(kernels_[row * 2 + (major_of_a(p) == Major::kMN)]);
     }

@@ -76,16 +76,16 @@ __device__ __forceinline__ void zero_rows(uint32_t stage, int32_t begin, int con
   ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);
 }
 
-// Of rows of K: overwrites all but the tokens `begin` to `end` of a stage, as zero_rows does. A thread has 16 bytes of
-// every row that is its own.
+// Of rows of K: overwrites all but the tokens `begin` to `end` of what one instruction multiplies, 32 bytes of each row
+// of a stage, by both consumers. A thread has half of each row that is its own.
 template <typename T>
-__device__ __forceinline__ void zero_other_tokens(uint32_t stage, int32_t begin, int32_t end, int consumer,
+__device__ __forceinline__ void zero_other_tokens(uint32_t stage, int step, int32_t begin, int32_t end, int consumer,
                                                   int thread_idx) {
   using Config = typename T::Config;
-  constexpr int kRows = T::A::kExtent + T::B::kExtent, kRowsAtOnce = 128 * Config::kConsumers / 8;
+  constexpr int kRows = T::A::kExtent + T::B::kExtent, kRowsAtOnce = 128 * Config::kConsumers / 2;
   constexpr int kTokensOfWord = 4 / sizeof(typename T::A::Element);
   static_assert(T::kABytes == T::A::kExtent * 128 && kRows % kRowsAtOnce == 0, "rows of B follow those of A");
-  const int unit = thread_idx % 8;  // of the tokens; the swizzle flips its bits by those of the row
+  const int unit = 2 * step + thread_idx % 2;  // of 16 bytes; the swizzle flips its bits by those of the row
   uint32_t kept[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -93,14 +93,45 @@ __device__ __forceinline__ void zero_other_tokens(uint32_t stage, int32_t begin,
     const auto bits_before = [&](int32_t x) { return min(max(x - token, 0), kTokensOfWord) * (32 / kTokensOfWord); };
     kept[i] = static_cast<uint32_t>((uint64_t{1} << bits_before(end)) - (uint64_t{1} << bits_before(begin)));
   }
-#pragma unroll 4
-  for (int row = consumer * 16 + thread_idx / 8; row < kRows; row += kRowsAtOnce) {
+#pragma unroll
+  for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
+    const int row = i * kRowsAtOnce + consumer * 64 + thread_idx / 2;
     const uint32_t address = stage + row * 128 + (unit ^ row % 8) * 16;
     const uint4 own = ptx::ld_shared_v4_u32(address);
     ptx::st_shared_v4_u32(address, {own.x & kept[0], own.y & kept[1], own.z & kept[2], own.w & kept[3]});
   }
-  ptx::fence_proxy_async();
-  ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);
+}
+
+// Multiplies the sums of a tile by factors of its rows and columns, where each is for all of K.
+template <typename T, typename Epilogue>
+__device__ __forceinline__ void scale_sums(float (&acc)[T::kBlocksM][T::Config::kTileN / 2],
+                                           const Params<Epilogue>& params, int32_t m_idx, int32_t n_idx, int32_t entry,
+                                           int thread_idx) {
+  const auto factor = [&](const StridedFactors& of, int32_t row) {
+    const int64_t place = entry * of.outer_stride + of.rows.divide(row) * of.row_stride;
+    return row < of.num_rows ? __ldcg(of.data + place) : 0.0f;
+  };
+  float of_rows[T::kBlocksM][2];
+#pragma unroll
+  for (int block = 0; block < T::kBlocksM; ++block) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = block * 64 + thread_idx / 32 * 16 + half * 8 + thread_idx % 32 / 4;
+      of_rows[block][half] = factor(params.a_factors, m_idx + row);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < T::Config::kTileN / 2; i += 4) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float of_column = factor(params.b_factors, n_idx + 2 * i + thread_idx % 4 * 2 + j);
+#pragma unroll
+      for (int block = 0; block < T::kBlocksM; ++block) {
+        acc[block][i + j] *= of_rows[block][0] * of_column;
+        acc[block][i + 2 + j] *= of_rows[block][1] * of_column;
+      }
+    }
+  }
 }
 
 // Calls f with the one of kStep, 2 * kStep ... kMax that `width` is, as a constant.
@@ -308,12 +339,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       }
       const auto multiply = [&](auto width) {
         [[maybe_unused]] int previous_stage = -1;
-        const auto multiply_block = [&](auto steps) {
-          const uint32_t a = shared + state.stage * T::kStageBytes + first_row * 128;
-          const uint32_t b = shared + state.stage * T::kStageBytes + T::kABytes;
+        // All instructions of a k block, or so many, of rows of K from the number `first_step` on.
+        const auto multiply_block = [&](auto steps, int first_step = 0) {
+          const uint32_t a = shared + state.stage * T::kStageBytes + first_row * 128 + first_step * 32;
+          const uint32_t b = shared + state.stage * T::kStageBytes + T::kABytes + first_step * 32;
           if constexpr (T::kPromotes) {
             factors.go_to(state.stage);
-            multiply_and_promote<T, decltype(width)::value>(acc, a, b, factors, [&] { release(state.stage); });
+            multiply_and_promote<T, decltype(width)::value, decltype(steps)::value>(acc, a, b, factors,
+                                                                                    [&] { release(state.stage); });
           } else {
             multiply_from_shared<T, decltype(width)::value, decltype(steps)::value>(acc, a, b, true, [&] {
               if (previous_stage >= 0) release(previous_stage);
@@ -334,7 +367,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
             const int32_t k_idx = first_token(work) + i * T::kTileK;
             const int32_t begin = work.tokens.token_begin - k_idx, end = work.tokens.token_end - k_idx;
             if (begin > 0 || end < T::kTileK) {
-              zero_other_tokens<T>(shared + state.stage * T::kStageBytes, begin, end, consumer, thread_idx);
+              const int first = max(begin, 0) / T::kMmaK, last = (min(end, T::kTileK) - 1) / T::kMmaK;
+              const uint32_t stage = shared + state.stage * T::kStageBytes;
+              zero_other_tokens<T>(stage, first, begin, end, consumer, thread_idx);
+              if (last > first) zero_other_tokens<T>(stage, last, begin, end, consumer, thread_idx);
+              ptx::fence_proxy_async();
+              ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);
+              visit_width<1, T::kSteps>(last - first + 1, [&](auto steps) { multiply_block(steps, first); });
+              continue;
             }
           }
           multiply_block(std::integral_constant<int, T::kSteps>{});
@@ -357,6 +397,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         visit_width<T::kWidthStep, Config::kTileN>(width_of(work), multiply);
       } else {
         multiply(std::integral_constant<int, Config::kTileN>{});
+        if constexpr (T::kTokensLast && !T::kIsScaled && !T::kIsInteger) {
+          if (gemm.a_factors.data != nullptr) {
+            scale_sums<T>(acc, gemm, work.m_idx + first_row, work.n_idx, params.entry, thread_idx);
+          }
+        }
       }
 
       if constexpr (Epilogue::kIsFunction) {
