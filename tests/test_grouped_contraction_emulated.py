@@ -151,21 +151,12 @@ MISTAKES = {
     "tokens after the group": ("(uint64_t{1} << bits_before(end))", "(uint64_t{1} << 32)"),
     "the first block alone is cut": ("begin > 0 || end < T::kTileK", "begin > 0"),
     "the last block alone is cut": ("begin > 0 || end < T::kTileK", "end < T::kTileK"),
-    "one step alone is cut": (
-        "if (last > first) zero_other_tokens",
-        "if (false) zero_other_tokens",
-    ),
-    "a step too few": (
-        "visit_width<1, T::kSteps>(last - first + 1, [&]",
-        "visit_width<1, T::kSteps>(last - first, [&]",
-    ),
-    "the first steps": ("multiply_block(steps, first); }", "multiply_block(steps, 0); }"),
     "not as it is swizzled": ("(unit ^ row % 8) * 16", "unit * 16"),
     "rows of A alone": ("T::A::kExtent + T::B::kExtent, kRowsAtOnce", "T::A::kExtent, kRowsAtOnce"),
-    "a consumer's part is left out": ("kRowsAtOnce + consumer * 64", "kRowsAtOnce + 64"),
+    "a consumer's part is left out": ("row = consumer * 16", "row = 16 + consumer * 0"),
     "not before it is multiplied": (
-        "128 * Config::kConsumers);\n              visit_width",
-        "0 * Config::kConsumers);\n              visit_width",
+        "128 * Config::kConsumers);\n}\n\n// Multiplies",
+        "0 * Config::kConsumers);\n}\n\n// Multiplies",
     ),
     "factors of the first tokens": ("T::kIsRows ? 0 : first_token(work) / T::kTileK", "0"),
     "a block too few": (

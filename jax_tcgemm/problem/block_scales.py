@@ -9,6 +9,9 @@ from jax import lax
 
 from jax_tcgemm.problem.gemm import BlockFactors
 
+# More than a tile has: fewer are read from few lines however they lie.
+_MANY_ROWS = 256
+
 
 @dataclasses.dataclass(frozen=True)
 class BlockScales:
@@ -32,11 +35,16 @@ class BlockScales:
         return self._repeated(scales, [x if n > 1 else 1 for n, x in self._pairs()])
 
     def folded(self, scales: jax.Array) -> jax.Array:
-        """Those that `factors` tells of, (entries of the batch, blocks of rows, blocks of K)."""
+        """Those that `factors` tells of, (entries of the batch, blocks of rows, blocks of K).
+
+        Many of rows lie beside each other, (entries of the batch, blocks of K, blocks of rows): a
+        kernel that takes those of a block of K then reads few lines of memory.
+        """
         own, _ = self._folded()
         batch, rows = own[: self.num_batch], own[self.num_batch : -1]
         shape = math.prod(batch), math.prod(rows), own[-1]
-        return lax.reshape(self._repeated(scales, own), shape)
+        scales = lax.reshape(self._repeated(scales, own), shape)
+        return jnp.swapaxes(scales, 1, 2) if shape[1] >= _MANY_ROWS else scales
 
     def factors(self, batch_inner: int) -> BlockFactors:
         """As a problem has them, whose second level of the batch has that extent."""
@@ -44,7 +52,9 @@ class BlockScales:
         depth, num_rows = own[-1], math.prod(own[self.num_batch : -1])
         is_batched = math.prod(own[: self.num_batch]) > 1
         stride = is_batched * depth * num_rows
-        return BlockFactors(block_rows, self.block[1], depth, 1, stride * batch_inner, stride)
+        row_stride, k_stride = (1, num_rows) if num_rows >= _MANY_ROWS else (depth, 1)
+        strides = row_stride, k_stride, stride * batch_inner, stride
+        return BlockFactors(block_rows, self.block[1], *strides)
 
     def _pairs(self):
         return zip(self.shape, self.operand_shape, strict=True)

@@ -84,7 +84,7 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[kBlocks][kSums
 
 // sums += A * B of one k block, times its factors: what the tensor core has added up of it, from zero, is added to
 // float32 sums, part by part. `release` runs when nothing reads the stage any more.
-template <typename T, int kWidth = T::Config::kTileN, int kSteps = T::kSteps, typename Release>
+template <typename T, int kWidth = T::Config::kTileN, typename Release>
 __device__ __forceinline__ void multiply_and_promote(float (&sums)[T::kBlocksM][T::Config::kTileN / 2], uint32_t a,
                                                      uint32_t b, const Factors<T>& factors, Release release) {
   // Where not all columns are used, of two parts along them each has half of those.
@@ -95,7 +95,7 @@ __device__ __forceinline__ void multiply_and_promote(float (&sums)[T::kBlocksM][
 #pragma unroll
     for (int column = 0; column < kWidth; column += kColumns) {
       float acc[kBlocks][kColumns / 2];
-      multiply_from_shared<T, kColumns, kSteps>(acc, a + block * 8192, b + column * 128, false, [] {});
+      multiply_from_shared<T, kColumns>(acc, a + block * 8192, b + column * 128, false, [] {});
       const auto held = factors.template load<kBlocks, kColumns>(block, column);
       ptx::wgmma_wait_group<0>();
 #pragma unroll

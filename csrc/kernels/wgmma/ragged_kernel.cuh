@@ -76,16 +76,16 @@ __device__ __forceinline__ void zero_rows(uint32_t stage, int32_t begin, int con
   ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);
 }
 
-// Of rows of K: overwrites all but the tokens `begin` to `end` of what one instruction multiplies, 32 bytes of each row
-// of a stage, by both consumers. A thread has half of each row that is its own.
+// Of rows of K: overwrites all but the tokens `begin` to `end` of a stage, as zero_rows does. A thread has 16 bytes of
+// every row that is its own.
 template <typename T>
-__device__ __forceinline__ void zero_other_tokens(uint32_t stage, int step, int32_t begin, int32_t end, int consumer,
+__device__ __forceinline__ void zero_other_tokens(uint32_t stage, int32_t begin, int32_t end, int consumer,
                                                   int thread_idx) {
   using Config = typename T::Config;
-  constexpr int kRows = T::A::kExtent + T::B::kExtent, kRowsAtOnce = 128 * Config::kConsumers / 2;
+  constexpr int kRows = T::A::kExtent + T::B::kExtent, kRowsAtOnce = 128 * Config::kConsumers / 8;
   constexpr int kTokensOfWord = 4 / sizeof(typename T::A::Element);
   static_assert(T::kABytes == T::A::kExtent * 128 && kRows % kRowsAtOnce == 0, "rows of B follow those of A");
-  const int unit = 2 * step + thread_idx % 2;  // of 16 bytes; the swizzle flips its bits by those of the row
+  const int unit = thread_idx % 8;  // of the tokens; the swizzle flips its bits by those of the row
   uint32_t kept[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -93,13 +93,14 @@ __device__ __forceinline__ void zero_other_tokens(uint32_t stage, int step, int3
     const auto bits_before = [&](int32_t x) { return min(max(x - token, 0), kTokensOfWord) * (32 / kTokensOfWord); };
     kept[i] = static_cast<uint32_t>((uint64_t{1} << bits_before(end)) - (uint64_t{1} << bits_before(begin)));
   }
-#pragma unroll
-  for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
-    const int row = i * kRowsAtOnce + consumer * 64 + thread_idx / 2;
+#pragma unroll 4
+  for (int row = consumer * 16 + thread_idx / 8; row < kRows; row += kRowsAtOnce) {
     const uint32_t address = stage + row * 128 + (unit ^ row % 8) * 16;
     const uint4 own = ptx::ld_shared_v4_u32(address);
     ptx::st_shared_v4_u32(address, {own.x & kept[0], own.y & kept[1], own.z & kept[2], own.w & kept[3]});
   }
+  ptx::fence_proxy_async();
+  ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);
 }
 
 // Multiplies the sums of a tile by factors of its rows and columns, where each is for all of K.
@@ -339,14 +340,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       }
       const auto multiply = [&](auto width) {
         [[maybe_unused]] int previous_stage = -1;
-        // All instructions of a k block, or so many, of rows of K from the number `first_step` on.
-        const auto multiply_block = [&](auto steps, int first_step = 0) {
-          const uint32_t a = shared + state.stage * T::kStageBytes + first_row * 128 + first_step * 32;
-          const uint32_t b = shared + state.stage * T::kStageBytes + T::kABytes + first_step * 32;
+        const auto multiply_block = [&](auto steps) {
+          const uint32_t a = shared + state.stage * T::kStageBytes + first_row * 128;
+          const uint32_t b = shared + state.stage * T::kStageBytes + T::kABytes;
           if constexpr (T::kPromotes) {
             factors.go_to(state.stage);
-            multiply_and_promote<T, decltype(width)::value, decltype(steps)::value>(acc, a, b, factors,
-                                                                                    [&] { release(state.stage); });
+            multiply_and_promote<T, decltype(width)::value>(acc, a, b, factors, [&] { release(state.stage); });
           } else {
             multiply_from_shared<T, decltype(width)::value, decltype(steps)::value>(acc, a, b, true, [&] {
               if (previous_stage >= 0) release(previous_stage);
@@ -367,14 +366,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
             const int32_t k_idx = first_token(work) + i * T::kTileK;
             const int32_t begin = work.tokens.token_begin - k_idx, end = work.tokens.token_end - k_idx;
             if (begin > 0 || end < T::kTileK) {
-              const int first = max(begin, 0) / T::kMmaK, last = (min(end, T::kTileK) - 1) / T::kMmaK;
-              const uint32_t stage = shared + state.stage * T::kStageBytes;
-              zero_other_tokens<T>(stage, first, begin, end, consumer, thread_idx);
-              if (last > first) zero_other_tokens<T>(stage, last, begin, end, consumer, thread_idx);
-              ptx::fence_proxy_async();
-              ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);
-              visit_width<1, T::kSteps>(last - first + 1, [&](auto steps) { multiply_block(steps, first); });
-              continue;
+              zero_other_tokens<T>(shared + state.stage * T::kStageBytes, begin, end, consumer, thread_idx);
             }
           }
           multiply_block(std::integral_constant<int, T::kSteps>{});
