@@ -24,9 +24,10 @@ BLOCKS = {
     "rows by blocks": ((1, 128), (128, 128)),
     "rows by rows": ((1, 128), (1, 256)),
     "one by rows": ((1 << 20, 1 << 20), (1, 128)),
+    "rows by pairs": ((1, 1 << 20), (2, 1 << 20)),
 }
 # Of all tokens: what sums are multiplied by once.
-WHOLE = {"one": ((1 << 20, 1 << 20),) * 2, "rows": ((1, 1 << 20), (2, 1 << 20))}
+WHOLE = {"one": ((1 << 20, 1 << 20),) * 2, "rows": ((1, 1 << 20), (1, 1 << 20))}
 # Inside one block of tokens, none, from one into the next, over many, and whole ones.
 SIZES = [3, 0, 140, 41, 513, 71, 128, 200]
 LEFT_OVER = 40
@@ -166,13 +167,13 @@ MISTAKES = {
     "from the group's first token": ("begin / T::kTileK * T::kTileK : begin", "begin : begin"),
 }
 MISTAKES_OF_SUMS = {
-    "factors of the first columns": ("params.b_factors, n_idx + 2 * i", "params.b_factors, 2 * i"),
-    "factors of the first rows": ("params.a_factors, m_idx + row", "params.a_factors, row"),
+    "factors of the first columns": ("b, n_idx + 2 * i", "b, 2 * i"),
+    "factors of the first rows": ("a, m_idx + row", "a, row"),
     "of the row before": (
         "acc[block][i + 2 + j] *= of_rows[block][1]",
         "acc[block][i + 2 + j] *= of_rows[block][0]",
     ),
-    "of all alike": ("of.rows.divide(row) * of.row_stride", "0"),
+    "of all alike": ("min(row, of.num_rows - 1) * of.row_stride", "0"),
 }
 
 

@@ -147,6 +147,11 @@ class WgmmaRagged final : public RaggedImplementation {
     if (!p.factors.is_none()) {
       call.a_factors = {buffers.a_factors, p.factors.a(), p.m};
       call.b_factors = {buffers.b_factors, p.factors.b(), p.n};
+      if (follow_sums(p)) {
+        for (OperandFactors* x : {&call.a_factors, &call.b_factors}) {
+          if (x->blocks.rows > 1) x->blocks.row_stride = 0;
+        }
+      }
       if (p.is_rows()) std::swap(call.a_factors, call.b_factors);
     }
     call.problem = &p;
@@ -164,9 +169,12 @@ class WgmmaRagged final : public RaggedImplementation {
   // Of the instruction's A: weights with rows of N, or the tokens of a contraction.
   static Major major_of_a(const RaggedProblem& p) { return p.b_transposed || p.tokens_last ? Major::kK : Major::kMN; }
 
-  // Whether factors are for all of K, so that a contraction multiplies its sums by them once.
+  // Whether factors are for all of K, of one row or of all, so that a contraction multiplies its sums by them once.
   static bool follow_sums(const RaggedProblem& p) {
-    return !p.is_rows() && !p.factors.is_none() && p.factors.a().depth >= p.k && p.factors.b().depth >= p.k;
+    const auto is_of_sums = [&](const BlockFactors& x, int64_t rows) {
+      return x.depth >= p.k && (x.rows == 1 || x.rows >= rows);
+    };
+    return !p.is_rows() && !p.factors.is_none() && is_of_sums(p.factors.a(), p.m) && is_of_sums(p.factors.b(), p.n);
   }
 
   // How both operands lie in the stages.

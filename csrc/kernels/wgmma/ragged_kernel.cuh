@@ -108,24 +108,26 @@ template <typename T, typename Epilogue>
 __device__ __forceinline__ void scale_sums(float (&acc)[T::kBlocksM][T::Config::kTileN / 2],
                                            const Params<Epilogue>& params, int32_t m_idx, int32_t n_idx, int32_t entry,
                                            int thread_idx) {
-  const auto factor = [&](const StridedFactors& of, int32_t row) {
-    const int64_t place = entry * of.outer_stride + of.rows.divide(row) * of.row_stride;
-    return row < of.num_rows ? __ldcg(of.data + place) : 0.0f;
+  // Of rows that there are not, any: their sums are not stored.
+  const auto factor = [&](const StridedFactors& of, const float* data, int32_t row) {
+    return __ldcg(data + min(row, of.num_rows - 1) * of.row_stride);
   };
+  const float* const a = params.a_factors.data + entry * params.a_factors.outer_stride;
+  const float* const b = params.b_factors.data + entry * params.b_factors.outer_stride;
   float of_rows[T::kBlocksM][2];
 #pragma unroll
   for (int block = 0; block < T::kBlocksM; ++block) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = block * 64 + thread_idx / 32 * 16 + half * 8 + thread_idx % 32 / 4;
-      of_rows[block][half] = factor(params.a_factors, m_idx + row);
+      of_rows[block][half] = factor(params.a_factors, a, m_idx + row);
     }
   }
 #pragma unroll
   for (int i = 0; i < T::Config::kTileN / 2; i += 4) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float of_column = factor(params.b_factors, n_idx + 2 * i + thread_idx % 4 * 2 + j);
+      const float of_column = factor(params.b_factors, b, n_idx + 2 * i + thread_idx % 4 * 2 + j);
 #pragma unroll
       for (int block = 0; block < T::kBlocksM; ++block) {
         acc[block][i + j] *= of_rows[block][0] * of_column;
