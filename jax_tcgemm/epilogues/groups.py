@@ -23,6 +23,7 @@ from jax.extend import core
 from jax_tcgemm.epilogues.cuts import Cut, cheapest_cut
 from jax_tcgemm.epilogues.group import Draft, Group, Grouping, Limits, Place, Products, Reason
 from jax_tcgemm.epilogues.halves import find_halves
+from jax_tcgemm.epilogues.joins import Join, find_join
 from jax_tcgemm.epilogues.membership import (
     JOINING,
     is_call,
@@ -32,6 +33,7 @@ from jax_tcgemm.epilogues.membership import (
     is_repeated,
     rule_against,
 )
+from jax_tcgemm.system.jax_internals import has_plain_context
 
 # Equations that one product's group may have after the product, and before it.
 _MOST_MEMBERS = 256
@@ -81,6 +83,7 @@ class _Program:
         for x in results:
             if not isinstance(x, core.Literal):
                 self._users[x].add(self._end)
+        self._made_by = {x: equations[number] for x, number in self._producer.items()}
         self._places: dict[int, Place] = {}  # of groups
         # Of equations, the shape for which they are elementwise, None where there is none.
         self._shapes: dict[int, tuple[int, ...] | None] = {}
@@ -237,20 +240,24 @@ class _Program:
             draft.remove(self._with_following(late, draft))
             return Reason(eqn, "need nothing that comes after another use of the product")
         draft.place = place
+        self._put_together(draft, own, users)
         self._reduce(draft, own, users)
         left = self._repeat(draft, own, users) or self._left_to_xla(draft, own, users)
         if left:
             draft.remove(left)
             return Reason(self._equations[max(left)], "be read by more than what XLA fuses it into")
-        draft.results = [x for x in own if users[x]]
+        joined = {x for x in draft.parts if users[x] == {self._end}}
+        draft.results = [x for x in own if users[x] and x not in joined]
+        draft.results += [join.equations[-1].outvars[0] for join in draft.joins]
         if not any(x not in draft.products for x in draft.results):
             draft.remove(set(draft.members))
             return Reason(None, "nothing reads what follows")
         draft.results += [x for n in draft.reductions for x in self._equations[n].outvars]
+        num_results = len(draft.results) + len(draft.joins)
         self._set_inputs(draft, own)
         for what, count, most in (
             ("would read more than", len(draft.inputs), self._limits.reads),
-            ("would have more results than", len(draft.results), self._limits.results),
+            ("would have more results than", num_results, self._limits.results),
         ):
             if count > most:
                 if draft.reductions:
@@ -290,6 +297,42 @@ class _Program:
                 found.add(number)
                 values.update(self._equations[number].outvars)
         return found
+
+    def _put_together(self, draft: Draft, own, users) -> None:
+        """Adds what puts two values together as columns, where only reductions read these besides.
+
+        And where not only loops of XLA's read both, which may put them together on their way.
+        Changes `users` to that: the two are results.
+        """
+        made = {x for n in draft.members for x in self._equations[n].outvars}
+        draft.joins = []
+        reached = {last for x in made for n in users[x] for last in self._with_users(n)}
+        for number in sorted(reached):
+            join = find_join(self._equations[number], self._made_by)
+            if join is None or not made.issuperset(join.parts) or not self._may_have(draft, join):
+                continue
+            joining = {self._producer[eqn.outvars[0]] for eqn in join.equations}
+            others = set().union(*(users[x] for x in join.parts)) - joining
+            if all(n < self._end and self._is_reduction(self._equations[n], draft) for n in others):
+                draft.joins.append(join)
+                users |= {x: users[x] - joining | {self._end} for x in join.parts}
+
+    def _with_users(self, unit: int) -> Iterator[int]:
+        """The equation of a number, and those that read its results."""
+        if unit < self._end and unit not in self.gone:
+            yield unit
+            following = set().union(*(self._users[x] for x in self._equations[unit].outvars))
+            yield from (n for n in following if n < self._end and n not in self.gone)
+
+    def _may_have(self, draft: Draft, join: Join) -> bool:
+        """Whether a call can have a join: of columns, or of rows if these come last."""
+        shape = draft.products[0].aval.shape
+        last = {dim for dim in range(join.dimension, len(shape)) if shape[dim] != 1}
+        is_alone = all(len(self._users[eqn.outvars[0]]) == 1 for eqn in join.equations[:-1])
+        is_plain = all(map(has_plain_context, join.equations))
+        if not (is_alone and is_plain and last and last in draft.lines(self._products)):
+            return False
+        return not all(map(self._is_fusable_user, self._users[join.equations[-1].outvars[0]]))
 
     def _reduce(self, draft: Draft, own, users) -> None:
         """Adds reductions over whole rows or columns, and what is there for them alone.
@@ -577,7 +620,8 @@ class _Program:
     def _add(self, draft: Draft) -> None:
         unit = self._end + 1 + len(self.groups)
         self._places[unit] = draft.place
-        following = (*draft.members, *draft.reduced, *draft.reductions)
+        joining = [self._producer[x.outvars[0]] for join in draft.joins for x in join.equations]
+        following = (*draft.members, *joining, *draft.reduced, *draft.reductions)
         members = (*draft.before, *following)
         self.groups.append(
             Group(
