@@ -4,6 +4,7 @@ import re
 
 import jax
 import numpy as np
+from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm.system.jax_internals import as_jaxpr
@@ -11,6 +12,14 @@ from jax_tcgemm.system.jax_internals import as_jaxpr
 _OURS = re.compile(r" tcgemm_(?:epilogue_)?dot_general\[")
 _THEIRS = re.compile(r" dot_general\[")
 EPILOGUE = "tcgemm_epilogue_dot_general"
+M, K, N = 12, 20, 16
+
+
+def layer(x, w, bias, residual):
+    return residual + jax.nn.gelu(x @ w + bias)
+
+
+LAYER = normal(M, K), normal(K, N, seed=1), normal(N, seed=2), normal(M, N, seed=3)
 
 
 def equations(f, *args, **how):

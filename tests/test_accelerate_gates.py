@@ -1,5 +1,7 @@
 """`accelerate` of gated layers: two products of one operand, or halves of one, as one call."""
 
+import re
+
 import equinox as eqx
 import flax.linen as nn
 import haiku as hk
@@ -176,19 +178,30 @@ def test_modules(name):
     first, *rest = groups(step, parameters, X)
     assert kinds([first]) == [kind]
     assert [x.aval.shape for x in first.outvars] == [(2, 6, N)] * 3
-    # Of two products both derivatives are part of the one that they come from, whose operands are
-    # the gate and what it gates; of halves XLA's loop puts them side by side.
-    backward = [eqn for eqn in rest if "logistic" in names(eqn.params["function"])]
-    backward += [eqn for eqn in rest if "tanh" in names(eqn.params["function"])]
-    whole = [sum(x.aval.shape == (2, 6, N) for x in eqn.outvars) for eqn in backward]
-    assert [(len(eqn.invars), n) for eqn, n in zip(backward, whole, strict=True)] == (
-        [(4, 2)] * (kind == "two")
+    # Both derivatives are part of the product that they come from, whose operands are the gate and
+    # what it gates: as two results, or side by side where halves are so. Where these alternate, or
+    # are the first dimension of a result, XLA's loop puts them together.
+    are_apart = name not in ("linen unstacked", *(x for x in MODULES if "alternating" in x))
+    backward = [eqn for eqn in rest if len(eqn.invars) == 4]
+    sizes = [[x.aval.size for x in eqn.outvars if x.aval.size > N] for eqn in backward]
+    assert [(len(eqn.invars), own) for eqn, own in zip(backward, sizes, strict=True)] == (
+        [(4, [12 * N] * 2 if kind == "two" else [24 * N])] * are_apart
     )
+    assert _put_together(step, parameters, X) == (not are_apart)
     # Those of biases are sums of these.
-    sums = [x.aval.shape for eqn in backward for x in eqn.outvars if x.aval.shape != (2, 6, N)]
-    assert sums == [(N,)] * (
-        2 if name in ("nnx SwiGLU with biases", "equinox SwiGLU with biases") else 0
-    )
+    sums = [x.aval.shape for eqn in backward for x in eqn.outvars if x.aval.size <= N]
+    has_biases = "bias" in name or name in ("linen DenseGeneral", "linen glu", "haiku stacked")
+    assert sums == [(N,)] * (2 if has_biases and are_apart else 0)
+
+
+def _put_together(f, *args):
+    """Whether a loop of XLA's puts arrays side by side, or between each other."""
+    found = [eqn for eqn in equations(f, *args) if eqn.primitive.name in ("pad", *JOINED)]
+    return any(x.aval.size > 2 * N for eqn in found for x in eqn.outvars)
+
+
+# What puts arrays together.
+JOINED = ("concatenate", "stack")
 
 
 def scanned(weights, x):
@@ -434,6 +447,34 @@ def test_roundings_before_halves_stay(dtype):
     np.testing.assert_allclose(np.asarray(got, "f8"), exact, rtol=epsilon, atol=1e-6)
 
 
+TAKEN = {
+    "slices": lambda h: (h[:, :N], h[:, N:]),
+    "split": lambda h: jnp.split(h, 2, -1),
+}
+BACKWARD = {
+    "no bias": lambda x, w, b: x @ w,
+    "a bias": lambda x, w, b: x @ w + b,
+    "what XLA does to both": lambda x, w, b: jnp.tanh(x @ w + b),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("both", BACKWARD)
+@pytest.mark.parametrize("how", TAKEN)
+def test_derivatives_of_halves_are_one_result(how, both, dtype):
+    """The call writes them where products read them; a loop of XLA's puts them together itself."""
+
+    def loss(x, w, bias, down):
+        gate, up = TAKEN[how](BACKWARD[both](x, w, bias))
+        return jnp.sum(jnp.sin((jax.nn.silu(gate) * up) @ down), dtype=jnp.float32)
+
+    args = tuple(x.astype(dtype) for x in (*STACKED, normal(N, K, seed=4)))
+    step = jax.value_and_grad(loss, (0, 1, 2, 3))
+    check(step, *args, tolerance=1e-4 if dtype == "float32" else 2**-5)
+    check_every_product(step, *args)
+    assert _put_together(step, *args) == (both == "what XLA does to both")
+
+
 def test_columns_that_alternate():
     """A call has them where each is a stretch of memory, in weights or in their transposition."""
 
@@ -565,3 +606,17 @@ def test_one_call_where_that_should_gain_else_the_parts(kind, gains):
         assert "stablehlo.exponential" in text
         assert text.count("stablehlo.dot_general") == num_products
         assert "f32" not in text.partition("stablehlo.dot_general")[2].partition("\n")[0]
+
+
+@pytest.mark.parametrize("how", ["halves", "halves, one after the other"])
+def test_derivatives_side_by_side_are_written_by_the_call(how, gains):
+    f, args = LARGE[how]
+    down = struct(2048, 1024)
+
+    def loss(*args):
+        return jnp.sum(f(*args[:-1]) @ args[-1], dtype=jnp.float32)
+
+    step = jax_tcgemm.accelerate(jax.grad(loss, tuple(range(len(args) + 1))))
+    text = jax.jit(step).trace(*args, down).lower(lowering_platforms=("cuda",)).as_text()
+    whole = re.findall(r"stablehlo\.concatenate.*-> tensor<4096x\d", text)
+    assert len(whole) == (not gains)

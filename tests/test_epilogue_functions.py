@@ -1,7 +1,6 @@
 """Products with a function of JAX as their epilogue, against the same function of JAX's product."""
 
 import functools
-import re
 
 import jax
 import jax.export
@@ -10,157 +9,32 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import jet
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from written_functions import (
+    DTYPES,
+    FUNCTIONS,
+    KEY,
+    NN,
+    ROUNDING,
+    ROUNDING_OF_DERIVATIVES,
+    K,
+    M,
+    N,
+    arguments,
+    assert_near,
+    dropout,
+    loss,
+    moving,
+    normal,
+    ours,
+    quantise,
+    row_maxima,
+    soft_cap,
+    theirs,
+    two_results,
+    wide,
+)
 
 import jax_tcgemm
-from jax_tcgemm.epilogues.parts import parts_of
-
-M, K, N = 12, 20, 16
-KEY = jax.random.key(3)
-NN = (((1,), (0,)), ((), ()))
-
-
-def normal(seed, *shape, dtype="float32"):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype)))
-
-
-# --- functions ----------------------------------------------------------------------------------
-
-
-def soft_cap(acc):
-    return 30 * jnp.tanh(acc / 30)
-
-
-def swish(acc, slope):
-    return acc * jax.nn.sigmoid(slope * acc)
-
-
-def dropout_of_closed_key(acc):
-    return jnp.where(jax.random.bernoulli(KEY, 0.75, acc.shape), acc / 0.75, 0)
-
-
-def dropout(acc, key):
-    return jnp.where(jax.random.bernoulli(key, 0.75, acc.shape), acc / 0.75, 0)
-
-
-def position_bias(acc):
-    query, key = (lax.broadcasted_iota(jnp.int32, acc.shape, acc.ndim - i) for i in (2, 1))
-    return acc - 0.25 * abs(query - key)
-
-
-def clipped_swiglu(acc):
-    return jnp.clip(acc, -7, 7) * jax.nn.sigmoid(1.702 * acc)
-
-
-def quantise(acc, scale):
-    return jnp.clip(jnp.round(acc / scale), -127, 127).astype(jnp.int8)
-
-
-def two_results(acc, bias):
-    z = acc + bias
-    return {"out": jax.nn.gelu(z), "kept": (z.astype(jnp.bfloat16), z > 0)}
-
-
-def row_maxima(acc):
-    return acc, jnp.max(acc, -1)
-
-
-def column_sums(acc, bias):
-    z = jax.nn.relu(acc + bias)
-    return z, jnp.sum(z, 0)
-
-
-def masked(acc, mask):
-    return jnp.where(mask, acc, -1e3)
-
-
-def scaled_residual(acc, residual, scale, shift):
-    return residual + scale * acc + shift
-
-
-# Their operands, of float dtypes where they are.
-OPERANDS = {
-    soft_cap: lambda dtype: (),
-    swish: lambda dtype: (normal(2, N, dtype=dtype),),
-    dropout_of_closed_key: lambda dtype: (),
-    dropout: lambda dtype: (jax.random.key(7),),
-    position_bias: lambda dtype: (),
-    clipped_swiglu: lambda dtype: (),
-    quantise: lambda dtype: (abs(normal(2, M, 1, dtype=dtype)) / 8 + 0.125,),
-    two_results: lambda dtype: (normal(2, N, dtype=dtype),),
-    row_maxima: lambda dtype: (),
-    column_sums: lambda dtype: (normal(2, N, dtype=dtype),),
-    masked: lambda dtype: (normal(2, M, N) > 0,),
-    scaled_residual: lambda dtype: tuple(
-        normal(i, *shape, dtype=dtype) for i, shape in enumerate(((M, N), (N,), (1, N)), 2)
-    ),
-}
-FUNCTIONS = pytest.mark.parametrize("function", OPERANDS, ids=lambda f: f.__name__)
-DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-
-# Of products of K terms: what is summed in float32, and what derivatives round to the operands'.
-ROUNDING = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 2e-6}
-ROUNDING_OF_DERIVATIVES = {"float64": 1e-12, "float32": 4e-6, "bfloat16": 2**-6}
-
-
-def ours(function, *, product=jax_tcgemm.matmul, **how):
-    """A function of two factors and of the operands."""
-
-    def run(x, w, *operands):
-        return product(x, w, epilogue=function, epilogue_operands=operands, **how)
-
-    return run
-
-
-def theirs(function):
-    def run(x, w, *operands):
-        return function(jnp.matmul(x, w, precision="highest"), *operands)
-
-    return run
-
-
-def arguments(function, dtype):
-    x, w = normal(0, M, K, dtype=dtype), normal(1, K, N, dtype=dtype)
-    return x, w, *OPERANDS[function](dtype)
-
-
-def is_float(x):
-    return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def wide(args):
-    return [x.astype(jnp.float64) if is_float(x) else x for x in args]
-
-
-def loss(f):
-    """A number that depends on every result with fractions, in float64."""
-
-    def run(*args):
-        leaves = [x for x in jax.tree.leaves(f(*args)) if is_float(x)]
-        return sum(jnp.sum(jnp.sin(x.astype(jnp.float64) / 3)) for x in leaves)
-
-    return run
-
-
-def moving(args):
-    """The arguments that have derivatives."""
-    return tuple(i for i, x in enumerate(args) if is_float(x))
-
-
-def assert_near(got, expected, rounding):
-    """Within a few roundings of the largest element; results may be narrower."""
-
-    def check(x, y):
-        assert x.shape == y.shape
-        eps = 2**-7 if x.dtype == jnp.bfloat16 else 0
-        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-        limit = max(4 * rounding, eps) * max(np.abs(y).max(initial=0.0), 1.0)
-        np.testing.assert_allclose(x, y, rtol=0, atol=limit)
-
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    jax.tree.map(check, got, expected)
-
 
 # --- values and derivatives ---------------------------------------------------------------------
 
@@ -557,178 +431,6 @@ def test_export_round_trip():
     assert_near(exported.call(x, w), soft_cap(x @ w), 1e-4)
 
 
-# --- several devices ----------------------------------------------------------------------------
-
-
-def mesh_of(axis_type):
-    devices = jax.devices("cpu")[:8]
-    types = (axis_type,) * 3
-    return jax.make_mesh((2, 2, 2), ("x", "y", "z"), axis_types=types, devices=devices)
-
-
-def collectives(f, *args):
-    text = jax.jit(f).lower(*args).compile().as_text()
-    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
-    return text, sorted(re.findall(rf" ({kinds})(?:-start)?\(", text))
-
-
-def layer(acc, scale, residual):
-    return {"out": jnp.tanh(acc) * scale + residual, "sign": (acc > 0).astype(jnp.int8)}
-
-
-def largest(acc, scale, residual):
-    return {"out": jnp.tanh(acc) * scale + residual, "largest": acc.max(-1)}
-
-
-# How lhs, rhs, a vector along columns and a matrix are divided.
-SPECS = {
-    "m": ((P("x"), P(), P(), P("x")), []),
-    "n": ((P(), P(None, "x"), P("x"), P(None, "x")), []),
-    "m, n": ((P("x"), P(None, "y"), P("y"), P("x", "y")), []),
-    "k": ((P(None, "x"), P("x"), P(), P()), ["all-reduce"]),
-    "m, n, k": ((P("x", "z"), P("z", "y"), P("y"), P("x", "y")), ["all-reduce"]),
-}
-
-
-@pytest.mark.surface
-@pytest.mark.parametrize("function", [layer, largest], ids=["elementwise", "with row maxima"])
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
-@pytest.mark.parametrize(("specs", "expected"), SPECS.values(), ids=SPECS.keys())
-def test_divided_over_devices(specs, expected, axis_type, function):
-    mesh = mesh_of(axis_type)
-    values = [
-        normal(i, *shape, dtype="float32")
-        for i, shape in enumerate([(16, 24), (24, 32), (32,), (16, 32)])
-    ]
-    how = {}
-    if axis_type == AxisType.Explicit:
-        how["out_sharding"] = NamedSharding(mesh, specs[-1])
-
-    def grads(f):
-        return jax.grad(lambda *args: jnp.sin(f(*args)["out"]).sum(), (0, 1, 2, 3))
-
-    with jax.set_mesh(mesh):
-        pairs = zip(values, specs, strict=True)
-        args = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in pairs]
-        f = ours(function, **how)
-        text, found = collectives(f, *args)
-        got, got_grads = jax.jit(f)(*args), jax.jit(grads(f))(*args)
-    assert 'custom_call_target="tcgemm_gemm"' in text
-    if function is layer:
-        assert found == expected
-    with jax.default_device(jax.devices("cpu")[0]):
-        assert_near(jax.device_get(got), jax.device_get(theirs(function)(*values)), 4e-6)
-        expected_grads = grads(theirs(function))(*values)
-        assert_near(jax.device_get(got_grads), jax.device_get(expected_grads), 1e-5)
-
-
-@pytest.mark.surface
-@pytest.mark.parametrize(
-    ("specs", "in_axes"),
-    [
-        ((P("x", "y"), P(None, "z"), P("z")), (0, None, None)),
-        ((P("x"), P("x"), P("x")), (0, 0, 0)),
-        ((P("y"), P("x"), P()), (None, 0, None)),
-        ((P("y"), P(), P("x")), (None, None, 0)),
-    ],
-    ids=["lhs", "all", "rhs", "an operand"],
-)
-def test_vmap_over_what_explicit_axes_divide(specs, in_axes):
-    shapes = [[8, 6], [6, 10], [10]]
-    for shape, axis in zip(shapes, in_axes, strict=True):
-        shape[:0] = [] if axis is None else [4]
-    mesh = mesh_of(AxisType.Explicit)
-
-    def f(acc, scale):
-        return jnp.tanh(acc) * scale, acc.max(-1)
-
-    def grads(f):
-        return jax.grad(lambda *args: sum(jnp.sin(y).sum() for y in f(*args)), (0, 1, 2))
-
-    with jax.set_mesh(mesh):
-        args = [
-            jax.device_put(normal(i, *shape), NamedSharding(mesh, spec))
-            for i, (shape, spec) in enumerate(zip(shapes, specs, strict=True))
-        ]
-        for of in (lambda f: f, grads):
-            got, expected = (
-                jax.jit(jax.vmap(of(product(f)), in_axes))(*args) for product in (ours, theirs)
-            )
-            assert [x.sharding for x in got] == [x.sharding for x in expected]
-            assert_near(jax.device_get(got), jax.device_get(expected), 1e-5)
-
-
-@pytest.mark.surface
-def test_shardings_of_jit():
-    mesh = mesh_of(AxisType.Auto)
-    args = [normal(i, *shape, dtype="float32") for i, shape in enumerate([(16, 24), (24, 32)])]
-    specs = P("x"), P(None, ("y", "z"))
-    shardings = tuple(NamedSharding(mesh, spec) for spec in specs)
-    for function in (position_bias, dropout_of_closed_key, soft_cap, row_maxima):
-        f = jax.jit(ours(function), in_shardings=shardings)
-        assert_near(jax.device_get(f(*args)), jax.device_get(theirs(function)(*args)), 4e-6)
-
-
-@pytest.mark.surface
-def test_shard_map():
-    mesh = mesh_of(AxisType.Auto)
-    x, w, b = normal(0, 16, 24), normal(1, 24, 32), normal(2, 32)
-
-    def grads(f):
-        @functools.partial(jax.shard_map, mesh=mesh, in_specs=(P("x"), P(), P()), out_specs=P("x"))
-        def on_devices(x, w, b):
-            return f(x, w, b)
-
-        return jax.jit(jax.grad(lambda *args: jnp.sin(on_devices(*args)).sum(), (0, 1, 2)))
-
-    for function in (swish, lambda acc, b: acc + b, lambda acc, b: jnp.where(acc > 0, acc, 0.0)):
-        got, expected = grads(ours(function))(x, w, b), grads(theirs(function))(x, w, b)
-        assert_near(jax.device_get(got), jax.device_get(expected), 1e-5)
-
-    def numbered(x, w, b):
-        return ours(lambda acc, b: acc * b + lax.axis_index("x"))(x, w, b)
-
-    f = jax.shard_map(numbered, mesh=mesh, in_specs=(P("x"), P(), P()), out_specs=P("x"))
-    (call,) = jax_tcgemm.explain(f, x, w, b, platform="cpu")
-    assert (call.problem.m, call.problem.n, call.path) == (8, 32, ("shard_map",))
-
-    def total(acc):
-        return lax.psum(acc, "x")
-
-    f = jax.shard_map(ours(total), mesh=mesh, in_specs=(P(None, "x"), P("x")), out_specs=P())
-    assert_near(jax.device_get(jax.jit(f)(x, w)), jax.device_get(x @ w), 1e-5)
-
-
-def test_explain_says_how_explicit_axes_divide_it():
-    mesh = mesh_of(AxisType.Explicit)
-    with jax.set_mesh(mesh):
-        specs = P("x"), P(None, "y")
-        args = [
-            jax.device_put(normal(i, *shape, dtype="float32"), NamedSharding(mesh, spec))
-            for i, (shape, spec) in enumerate(zip([(16, 24), (24, 32)], specs, strict=True))
-        ]
-        (call,) = jax_tcgemm.explain(ours(soft_cap), *args, platform="cpu")
-        (other,) = jax_tcgemm.explain(ours(row_maxima), *args, platform="cpu")
-    assert (call.problem.m, call.problem.n) == (8, 16)
-    assert "divide a dimension that the function takes whole" in other.why
-
-
-@pytest.mark.parametrize("function", [layer, largest, position_bias, column_sums, two_results])
-def test_a_function_of_a_part_is_a_part_of_the_function(function):
-    acc = normal(0, 8, 12, dtype="float32")
-    operands = [normal(1, 12, dtype="float32"), normal(2, 8, 12, dtype="float32")]
-    operands = operands[: function.__code__.co_argcount - 1]
-    parts = parts_of(jax.make_jaxpr(function)(acc, *operands))
-    slices = [slice(None) if dim in parts.whole else slice(2, 4) for dim in range(2)]
-
-    def part(x, dims):
-        return x[tuple(slice(None) if dim is None else slices[dim] for dim in dims)]
-
-    got = parts(part(acc, (0, 1)), *map(part, operands, parts.operands))
-    whole = jax.tree.leaves(function(acc, *operands))
-    assert_near(got, list(map(part, whole, parts.results)), 1e-6)
-
-
 # --- explain ------------------------------------------------------------------------------------
 
 
@@ -738,7 +440,7 @@ def test_explain():
     assert (call.problem.m, call.problem.n, call.problem.k) == (M, N, K)
     assert call.why.startswith("unfused: ")
     assert "; its product: " in call.why
-    assert "test_epilogue_functions.py" in call.source
+    assert "written_functions.py" in call.source
     assert call.code == ""
 
 

@@ -21,6 +21,7 @@ from jax_tcgemm.device import dense
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold
 from jax_tcgemm.epilogues import EpilogueSource, InexpressibleError, Reduction, emit
+from jax_tcgemm.epilogues.joins import results_apart
 from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
@@ -49,12 +50,10 @@ class Product:
 
     Attributes:
       product: the product itself, in the dtype that it accumulates in.
-      function: of the accumulators and the operands.
+      function: of the accumulators and the operands; results may be two arrays, `joins`.
       operand_shapes: theirs.
       num_rhs: how many right operands there are, with a product of each.
       pair: the dimension of the product that tells two accumulators apart, or None.
-      beside: results, by number, each of which is one array with the one before it.
-      apart: the dimension of these arrays, of extent 2, that tells the two apart.
       in_place: the number of an operand in whose place in memory the first result is written, in
         which it lies like that; XLA copies it first where it is needed afterwards. None: no such.
       library: which epilogue of a library the function is, as of `Function`.
@@ -66,8 +65,6 @@ class Product:
     operand_shapes: tuple[tuple[int, ...], ...] = ()
     num_rhs: int = 1
     pair: int | None = None
-    beside: tuple[int, ...] = ()
-    apart: int | None = None
     in_place: int | None = None
     library: str = "none"
     scales: tuple[BlockScales, BlockScales] | None = None
@@ -82,12 +79,6 @@ class Product:
         """That of an accumulator."""
         shape, pair = self.product.result_shape, self.pair
         return shape if pair is None else (*shape[:pair], *shape[pair + 1 :])
-
-    def shape_of(self, number: int) -> tuple[int, ...]:
-        """That of the array of a result."""
-        if number + 1 in self.beside:
-            return (*self.shape[: self.apart], 2, *self.shape[self.apart :])
-        return self.function.out_avals[number].shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,8 +237,9 @@ def _folded(product: Product, platform: str):
         return "rows that scales are of must be those of a matrix"
     if math.prod(product.product.result_shape) == 0:
         return "its result is empty"
+    function, beside, dimensions = results_apart(product.function)
     try:
-        source, _ = emit(product.function, product.num_accumulators)
+        source, _ = emit(function, product.num_accumulators)
     except InexpressibleError as error:
         return str(error)
     if product.num_accumulators == 2:
@@ -262,12 +254,12 @@ def _folded(product: Product, platform: str):
         held = (product.operand_shapes[read.operand] for read in source.reads)
         places = (x.strides(own, len(shape)) for x, own in zip(source.reads, held, strict=True))
         strides = (strides_along(*place, levels, shape) for place in places)
-        placed = placed_function(source, shape, levels, strides, product.beside)
+        placed = placed_function(source, shape, levels, strides, beside)
         if not isinstance(placed, str):
             break
     else:
         return placed
-    if product.beside and not levels.are_rows_from(product.apart):
+    if not all(map(levels.are_rows_from, dimensions)):
         return "halves of a result are not the outermost columns of it"
     function, operands = placed
     function = dataclasses.replace(function, library=product.library)
@@ -412,7 +404,7 @@ def placed_function(
       shape: of an accumulator.
       levels: what its dimensions are in the problem.
       strides: of each of `source.reads`, None where it has none.
-      beside: as of `Product`.
+      beside: results, by number, each of which is one array with the one before it.
     """
     over = tuple(
         "beside" if number in beside else _over(x.reduction, levels)
@@ -507,10 +499,11 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
     if plan.product.scales is not None:
         of_blocks, operands = operands[:2], operands[2:]
         factors += [x.folded(own) for x, own in zip(plan.product.scales, of_blocks, strict=True)]
-    product, types = plan.product, plan.product.function.out_avals
+    product, arrays = plan.product, sorted(number for number, *_ in function.arrays)
+    types = dict(zip(arrays, product.function.out_avals, strict=True))
     results = []
     for number, x, has_two in function.arrays:
-        shape = product.shape_of(number) if has_two else product.shape
+        shape = types[number].shape if has_two else product.shape
         if x.over:
             shape = x.shape(plan.problem.batch, plan.problem.m, plan.problem.n)
         dtype = x.dtype if results else DTYPES[plan.problem.out_dtype]
@@ -531,8 +524,8 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
     ordered = {}
     for x, (number, result, _) in zip(found, function.arrays, strict=True):
         x = _reduced(x, result, plan.levels, product.shape) if result.over else x
-        ordered[number] = lax.reshape(x, product.shape_of(number)).astype(types[number].dtype)
-    return [ordered[number] for number in sorted(ordered)]
+        ordered[number] = lax.reshape(x, types[number].shape).astype(types[number].dtype)
+    return [ordered[number] for number in arrays]
 
 
 def result_arrays(problem: Problem) -> list[jax.ShapeDtypeStruct]:

@@ -186,10 +186,6 @@ def _with_function(product: Product, has_sums: bool) -> epilogue.Product:
     if packed:
         shape = (*shape[: fusion.pair], *shape[fusion.pair + 1 :])
     given = [x for name, x in zip(fusion.operands, product.operands, strict=True) if name in names]
-    beside = []
-    if fusion.pair is not None:
-        # Halves of D in a derivative, and of Z after the one D otherwise.
-        beside = [1] if fusion.derivative else [2] * fusion.aux_out
     in_place = None
     if fusion.in_place:
         in_place = next((names.index(x) for x in ("residual", "aux_in") if x in names), None)
@@ -199,8 +195,6 @@ def _with_function(product: Product, has_sums: bool) -> epilogue.Product:
         tuple(x for x, _ in given),
         num_rhs=1 + ("rhs_up" in fusion.operands),
         pair=fusion.pair if packed else None,
-        beside=tuple(beside),
-        apart=fusion.pair,
         in_place=in_place,
         library=_library(product),
     )
@@ -237,7 +231,7 @@ def _function(fusion: Fusion, names, num_products, shape, dtype, types):
             products = [fusion.alpha * x for x in products]
         given = dict(zip(names, operands, strict=True))
         ds, zs, sums = finish_parts(fusion, products, given, dtype)
-        return [*ds, *zs, *sums]
+        return [*join_parts(fusion, ds, zs, []), *sums]
 
     accumulators = [jax.ShapeDtypeStruct(shape, wide)] * num_products
     operands = [jax.ShapeDtypeStruct(*x) for x in types]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from jax.extend import core
 
 from jax_tcgemm.epilogues.halves import Halves
+from jax_tcgemm.epilogues.joins import Join
 from jax_tcgemm.epilogues.values import Equation
 
 # Where a unit, an equation or a group, is in the program: before the equation of the first number,
@@ -108,6 +109,8 @@ class Draft:
     repeated: tuple[int, ...] = ()
     place: Place = (0, 0)
     known: frozenset[int] = frozenset()
+    # What puts two values together in one result.
+    joins: list[Join] = dataclasses.field(default_factory=list)
     # Reductions that are results, what comes before them only, and whether there may be any.
     reductions: tuple[int, ...] = ()
     reduced: tuple[int, ...] = ()
@@ -121,6 +124,11 @@ class Draft:
         values = [*self.products]
         values += [x for number in self.members for x in equations[number].outvars]
         return dict.fromkeys(values)
+
+    @property
+    def parts(self) -> frozenset[core.Var]:
+        """The values that are put together."""
+        return frozenset(x for join in self.joins for x in join.parts)
 
     def lines(self, products: Products) -> tuple[frozenset[int], frozenset[int]]:
         """The dimensions that are rows, and those that are columns."""

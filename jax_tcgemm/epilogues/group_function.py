@@ -294,10 +294,12 @@ def _wide(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, int]:
         return [_rounded(find(x), x.aval.dtype) for x in function.jaxpr.outvars]
 
     made = jax.make_jaxpr(run)(*function.in_avals)
-    # The last rounding of what is returned stays.
-    results = {x for x in function.jaxpr.outvars if not isinstance(x, core.Literal)}
-    computed = {x for eqn in function.jaxpr.eqns for x in eqn.outvars}
-    kept = sum(is_narrow(x.aval.dtype) for x in results & computed)
+    # The last rounding of what is returned stays, alone or put together with another result.
+    others = [eqn for eqn in function.jaxpr.eqns if eqn.primitive.name not in _WIDENED]
+    read = [*function.jaxpr.outvars, *(x for eqn in others for x in eqn.invars)]
+    rounded = {x for x in read if not isinstance(x, core.Literal)}
+    own = (eqn for eqn in function.jaxpr.eqns if eqn.primitive.name in _WIDENED)
+    kept = sum(is_narrow(x.aval.dtype) for x in rounded & {x for eqn in own for x in eqn.outvars})
     return (made, count - kept) if count > kept else (function, 0)
 
 

@@ -13,35 +13,27 @@ of that one's group, and z its operand.
 Work is linear in the size of the program: what is looked at for one product is bounded.
 """
 
-import collections
 import heapq
-import math
 from collections.abc import Iterator, Sequence
 
 from jax.extend import core
 
-from jax_tcgemm.epilogues.cuts import Cut, cheapest_cut
-from jax_tcgemm.epilogues.group import Draft, Group, Grouping, Limits, Place, Products, Reason
+from jax_tcgemm.epilogues.cuts import cheapest_cut
+from jax_tcgemm.epilogues.group import Draft, Grouping, Limits, Place, Products, Reason
+from jax_tcgemm.epilogues.grouped_program import GroupedProgram, num_bytes
 from jax_tcgemm.epilogues.halves import find_halves
+from jax_tcgemm.epilogues.joins import Join, find_join
 from jax_tcgemm.epilogues.membership import (
-    JOINING,
     is_call,
-    is_elementwise,
-    is_fusable,
     is_reduction,
-    is_repeated,
     rule_against,
 )
+from jax_tcgemm.system.jax_internals import has_plain_context
 
-# Equations that one product's group may have after the product, and before it.
+# Equations that one product's group may have after the product.
 _MOST_MEMBERS = 256
-_MOST_BEFORE = 64
 # Those after it that are looked at for reductions.
 _MOST_REACHED = 24
-# What gives an array other dimensions of extent 1.
-_SHAPING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
-# An operand that is so many times smaller than the result costs nothing to read.
-_SMALL = 8
 
 
 def find_groups(
@@ -58,39 +50,14 @@ def find_groups(
       products: which of them are products.
       limits: of each group.
     """
-    level = _Program(equations, results, products, limits)
+    level = _Grouping(equations, results, products, limits)
     for number in reversed(range(len(equations))):
         level.take(number)
     return Grouping(tuple(reversed(level.groups)), frozenset(level.gone), level.why)
 
 
-class _Program:
-    """A program, and what is grouped of it so far. Units are equations, the results, and groups."""
-
-    def __init__(self, equations, results, products: Products, limits: Limits):
-        self._equations, self._products, self._limits = equations, products, limits
-        self._end = len(equations)
-        self._producer: dict[core.Var, int] = {}
-        self._users: dict[core.Var, set[int]] = collections.defaultdict(set)
-        for number, eqn in enumerate(equations):
-            for x in eqn.invars:
-                if not isinstance(x, core.Literal):
-                    self._users[x].add(number)
-            for x in eqn.outvars:
-                self._producer[x] = number
-        for x in results:
-            if not isinstance(x, core.Literal):
-                self._users[x].add(self._end)
-        self._places: dict[int, Place] = {}  # of groups
-        # Of equations, the shape for which they are elementwise, None where there is none.
-        self._shapes: dict[int, tuple[int, ...] | None] = {}
-        # Of variables that groups have as results, the group.
-        self._group_of: dict[core.Var, int] = {}
-        self._taken: set[int] = set()
-        self._of_arrays: set[tuple] = set()  # what is known not to be made of numbers alone
-        self.groups: list[Group] = []
-        self.gone: set[int] = set()
-        self.why: dict[int, Reason] = {}
+class _Grouping(GroupedProgram):
+    """A program whose products are given groups."""
 
     def take(self, number: int) -> None:
         """Makes the group of a product, if it is one and there is something for it."""
@@ -180,17 +147,6 @@ class _Program:
                     heapq.heappush(waiting, user)
         return tuple(members)
 
-    def _can_join(self, number: int, shape) -> bool:
-        is_free = number < self._end and number not in self.gone
-        return is_free and self._is_elementwise(number, shape)
-
-    def _is_elementwise(self, number: int, shape) -> bool:
-        if number not in self._shapes:
-            eqn = self._equations[number]
-            own = _shape(eqn)
-            self._shapes[number] = own if is_elementwise(eqn, own) else None
-        return self._shapes[number] == shape
-
     def _obstacle(self, product: core.Var) -> Reason | None:
         """Why nothing follows a product: names the first equation that does, None if none does."""
         users = sorted(self._users[product])
@@ -202,14 +158,6 @@ class _Program:
         return Reason(eqn, rule_against(eqn, product.aval.shape))
 
     # --- one place for all of it ------------------------------------------------------------------
-
-    def _place(self, unit: int) -> Place:
-        return self._places.get(unit, (unit, 0))
-
-    def _place_of(self, x: core.Var) -> Place:
-        """Where a variable is known."""
-        unit = self._group_of.get(x, self._producer.get(x, -1))
-        return self._place(unit)
 
     def _shrink(self, draft: Draft) -> Reason | None:
         """Leaves out of a draft what cannot be part of it: None if nothing, else the reason."""
@@ -237,20 +185,24 @@ class _Program:
             draft.remove(self._with_following(late, draft))
             return Reason(eqn, "need nothing that comes after another use of the product")
         draft.place = place
+        self._put_together(draft, own, users)
         self._reduce(draft, own, users)
         left = self._repeat(draft, own, users) or self._left_to_xla(draft, own, users)
         if left:
             draft.remove(left)
             return Reason(self._equations[max(left)], "be read by more than what XLA fuses it into")
-        draft.results = [x for x in own if users[x]]
+        joined = {x for x in draft.parts if users[x] == {self._end}}
+        draft.results = [x for x in own if users[x] and x not in joined]
+        draft.results += [join.equations[-1].outvars[0] for join in draft.joins]
         if not any(x not in draft.products for x in draft.results):
             draft.remove(set(draft.members))
             return Reason(None, "nothing reads what follows")
         draft.results += [x for n in draft.reductions for x in self._equations[n].outvars]
+        num_results = len(draft.results) + len(draft.joins)
         self._set_inputs(draft, own)
         for what, count, most in (
             ("would read more than", len(draft.inputs), self._limits.reads),
-            ("would have more results than", len(draft.results), self._limits.results),
+            ("would have more results than", num_results, self._limits.results),
         ):
             if count > most:
                 if draft.reductions:
@@ -268,20 +220,6 @@ class _Program:
         shape = draft.products[0].aval.shape
         return self._place_of(x) >= place and not self._is_of_numbers(x, shape)
 
-    def _is_of_numbers(self, x: core.Var, shape: tuple[int, ...], depth: int = 8) -> bool:
-        """Whether `_cut` finds nothing to read for it, beside a product of a shape."""
-        number = self._producer.get(x)
-        if number is None or depth == 0 or (x, shape) in self._of_arrays or x in self._group_of:
-            return False
-        is_made = self._may_repeat(number, shape) or self._is_for_nothing(number)
-        if is_made and all(self._is_of_numbers(y, shape, depth - 1) for y in self._inputs(number)):
-            return True
-        self._of_arrays.add((x, shape))
-        return False
-
-    def _inputs(self, number: int) -> list[core.Var]:
-        return [x for x in self._equations[number].invars if not isinstance(x, core.Literal)]
-
     def _with_following(self, numbers: Sequence[int], draft: Draft) -> set[int]:
         """Members and those that need their results."""
         found, values = set(), set()
@@ -290,6 +228,42 @@ class _Program:
                 found.add(number)
                 values.update(self._equations[number].outvars)
         return found
+
+    def _put_together(self, draft: Draft, own, users) -> None:
+        """Adds what puts two values together as columns, where only reductions read these besides.
+
+        And where not only loops of XLA's read both, which may put them together on their way.
+        Changes `users` to that: the two are results.
+        """
+        made = {x for n in draft.members for x in self._equations[n].outvars}
+        draft.joins = []
+        reached = {last for x in made for n in users[x] for last in self._with_users(n)}
+        for number in sorted(reached):
+            join = find_join(self._equations[number], self._made_by)
+            if join is None or not made.issuperset(join.parts) or not self._may_have(draft, join):
+                continue
+            joining = {self._producer[eqn.outvars[0]] for eqn in join.equations}
+            others = set().union(*(users[x] for x in join.parts)) - joining
+            if all(n < self._end and self._is_reduction(self._equations[n], draft) for n in others):
+                draft.joins.append(join)
+                users |= {x: users[x] - joining | {self._end} for x in join.parts}
+
+    def _with_users(self, unit: int) -> Iterator[int]:
+        """The equation of a number, and those that read its results."""
+        if unit < self._end and unit not in self.gone:
+            yield unit
+            following = set().union(*(self._users[x] for x in self._equations[unit].outvars))
+            yield from (n for n in following if n < self._end and n not in self.gone)
+
+    def _may_have(self, draft: Draft, join: Join) -> bool:
+        """Whether a call can have a join: of columns, or of rows if these come last."""
+        shape = draft.products[0].aval.shape
+        last = {dim for dim in range(join.dimension, len(shape)) if shape[dim] != 1}
+        is_alone = all(len(self._users[eqn.outvars[0]]) == 1 for eqn in join.equations[:-1])
+        is_plain = all(map(has_plain_context, join.equations))
+        if not (is_alone and is_plain and last and last in draft.lines(self._products)):
+            return False
+        return not all(map(self._is_fusable_user, self._users[join.equations[-1].outvars[0]]))
 
     def _reduce(self, draft: Draft, own, users) -> None:
         """Adds reductions over whole rows or columns, and what is there for them alone.
@@ -378,7 +352,7 @@ class _Program:
         """
         producer = {x: n for n in draft.members for x in self._equations[n].outvars}
         is_read = {x: users[x] and all(map(self._is_fusable_user, users[x])) for x in own}
-        size = _bytes(draft.products[0])
+        size = num_bytes(draft.products[0])
         wanted = [x for x in own if is_read[x]]
         draft.repeated = ()
         if not any(x in producer for x in wanted):
@@ -437,7 +411,7 @@ class _Program:
 
     def _may_leave(self, last: set[int], num_loops: int, draft, own, users) -> bool:
         """Whether members cost no more traffic in so many loops of XLA's."""
-        size = _bytes(draft.products[0])
+        size = num_bytes(draft.products[0])
         made = {x for n in last for x in self._equations[n].outvars}
         read = {x for n in last for x in self._inputs(n)} - made
         rest = {x for n in draft.members if n not in last for x in self._inputs(n)}
@@ -445,30 +419,12 @@ class _Program:
         sources = {self._source(x, size) for x in others}
         read = {self._source(x, size) for x in read if x in own}
         passes = min(num_loops, 2)
-        stored = sum(_bytes(x) for x in made if users[x])
+        stored = sum(num_bytes(x) for x in made if users[x])
         kept = stored * (1 + passes)
-        kept += sum(_bytes(self._source(x, size)) for x in others - rest)
-        left = sum(_bytes(x) for x in read if not users[x])
-        left += passes * sum(map(_bytes, read | sources))
+        kept += sum(num_bytes(self._source(x, size)) for x in others - rest)
+        left = sum(num_bytes(x) for x in read if not users[x])
+        left += passes * sum(map(num_bytes, read | sources))
         return left <= kept
-
-    def _loop(self, unit: int) -> int:
-        """The unit in whose loop XLA computes another one, if that only puts arrays side by side.
-
-        It is the sum of arrays that are padded, or what gives one another shape before.
-        """
-        for _ in range(3):
-            if not unit < self._end:
-                break
-            eqn, following = self._equations[unit], [*self._users[self._equations[unit].outvars[0]]]
-            if len(following) != 1 or not following[0] < self._end:
-                break
-            name, then = eqn.primitive.name, self._equations[following[0]].primitive.name
-            is_part = name in _SHAPING and then in JOINING
-            if not is_part and not (name == "pad" and then in ("add", "add_any")):
-                break
-            (unit,) = following
-        return unit
 
     def _only_for(self, numbers: frozenset[int], draft: Draft, users) -> set[int]:
         """Members and those that are there for them alone."""
@@ -479,32 +435,6 @@ class _Program:
             if inside and inside <= found and not any(users[x] for x in outs):
                 found.add(other)
         return found
-
-    def _source(self, x: core.Var, size: int, depth: int = 4) -> core.Var:
-        """The narrowest array of which another one is made, which XLA may read instead."""
-        number = self._producer.get(x)
-        if number is None or depth == 0 or not self._may_repeat(number, x.aval.shape):
-            return x
-        large = [y for y in self._inputs(number) if not self._costs_nothing(y, size, depth - 1)]
-        if len(large) != 1:
-            return x
-        found = self._source(large[0], size, depth - 1)
-        return found if _bytes(found) < _bytes(x) else x
-
-    def _costs_nothing(self, x: core.Var, size: int, depth: int = 4) -> bool:
-        """Whether it is small, or made of what is small."""
-        if _bytes(x) * _SMALL <= size:
-            return True
-        number = self._producer.get(x)
-        if number is None or depth == 0:
-            return False
-        if not self._may_repeat(number, x.aval.shape):
-            return False
-        return all(self._costs_nothing(y, size, depth - 1) for y in self._inputs(number))
-
-    def _is_fusable_user(self, unit: int) -> bool:
-        is_equation = unit < self._end and unit not in self.gone
-        return is_equation and is_fusable(self._equations[unit])
 
     # --- what comes before ------------------------------------------------------------------------
 
@@ -522,107 +452,3 @@ class _Program:
             cut = self._cut(wanted, halves.product)
             draft.before_halves, read = tuple(sorted(cut.computed)), (*read, *cut.read)
         draft.inputs = sorted(dict.fromkeys(read), key=self._place_of)
-
-    def _cut(self, wanted: Sequence[core.Var], product: core.Var) -> Cut:
-        """What to read, beside a product, so that other variables can be computed."""
-        shape, size = product.aval.shape, _bytes(product)
-        # In order, so that groups that are alike read in the same one.
-        wanted = list(dict.fromkeys(wanted))
-        waiting = [-self._producer.get(x, -1) for x in wanted]
-        heapq.heapify(waiting)
-        before: dict[int, list[core.Var]] = {}
-        while waiting and len(before) < _MOST_BEFORE:
-            number = -heapq.heappop(waiting)
-            if number < 0 or number in before:
-                continue
-            if self._may_repeat(number, shape) or self._is_for_nothing(number):
-                before[number] = self._inputs(number)
-                for x in before[number]:
-                    heapq.heappush(waiting, -self._producer.get(x, -1))
-        return cheapest_cut(wanted, self._producer, before, lambda x: self._cost(x, size, before))
-
-    def _may_repeat(self, number: int, shape) -> bool:
-        eqn = self._equations[number]
-        if number in self.gone or any(x in self._group_of for x in eqn.outvars):
-            return False
-        return self._is_elementwise(number, shape) or is_repeated(eqn, shape)
-
-    def _is_for_nothing(self, number: int) -> bool:
-        """Whether it makes a number of numbers, or gives a small array more dimensions."""
-        eqn = self._equations[number]
-        if self._is_elementwise(number, ()) and all(map(self._is_number, eqn.invars)):
-            return True
-        return is_repeated(eqn, _shape(eqn)) and _bytes(eqn.invars[0]) == _bytes(eqn.outvars[0])
-
-    def _is_number(self, x, depth: int = 4) -> bool:
-        """Whether it is a number that is known, as one that a shard_map makes vary."""
-        if isinstance(x, core.Literal):
-            return True
-        number = self._producer.get(x)
-        if number is None or depth == 0 or not self._is_elementwise(number, ()):
-            return False
-        return all(self._is_number(y, depth - 1) for y in self._equations[number].invars)
-
-    def _cost(self, x: core.Var, size: int, before) -> int:
-        """Bytes of an element to read, and to write if it is only for this."""
-        number = self._producer.get(x, -1)
-        if _bytes(x) * _SMALL <= size:
-            return int(number in before)
-        users = self._users[x]
-        is_stored = number < 0 or any(not self._is_fusable_user(user) for user in users)
-        return x.aval.dtype.itemsize * (1 if is_stored else 2)
-
-    # --- the group --------------------------------------------------------------------------------
-
-    def _add(self, draft: Draft) -> None:
-        unit = self._end + 1 + len(self.groups)
-        self._places[unit] = draft.place
-        following = (*draft.members, *draft.reduced, *draft.reductions)
-        members = (*draft.before, *following)
-        self.groups.append(
-            Group(
-                *(draft.numbers, draft.halves, draft.before_halves, members),
-                *(tuple(draft.inputs), tuple(draft.results), draft.repeated, draft.place),
-            )
-        )
-        self._taken.update(draft.numbers)
-        factors = [x for n in draft.numbers for x in self._inputs(n)]
-        halves = draft.halves
-        for member in (*following, *((*halves.members, *halves.takers) if halves else ())):
-            self._leave(member)
-        again = [x for n in draft.repeated for x in self._equations[n].outvars]
-        read_again = [x for n in draft.repeated for x in self._inputs(n)]
-        for x in (*draft.results, *again):
-            self._group_of[x] = unit
-        for x in (*factors, *draft.inputs, *read_again):
-            self._users[x].add(unit)
-        for member in reversed((*draft.before_halves, *draft.before)):
-            self._drop_unused(member)
-
-    def _leave(self, number: int) -> None:
-        """Takes an equation out of the program."""
-        self.gone.add(number)
-        for x in self._inputs(number):
-            self._users[x].discard(number)
-
-    def _drop_unused(self, number: int) -> None:
-        """Takes one out that has lost its last user, and those that only it has used."""
-        waiting = [number]
-        while waiting:
-            number = waiting.pop()
-            eqn = self._equations[number]
-            if number in self.gone or any(self._users[x] for x in eqn.outvars):
-                continue
-            shape = _shape(eqn)
-            if self._is_elementwise(number, shape) or is_repeated(eqn, shape):
-                self._leave(number)
-                waiting += [self._producer[x] for x in self._inputs(number) if x in self._producer]
-
-
-def _shape(eqn: core.JaxprEqn) -> tuple[int, ...] | None:
-    """That of its first result, if this is an array."""
-    return getattr(eqn.outvars[0].aval, "shape", None) if eqn.outvars else None
-
-
-def _bytes(x) -> int:
-    return math.prod(x.aval.shape) * x.aval.dtype.itemsize

@@ -16,7 +16,7 @@ from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context
 # Of one element each, as they are.
 _SAME = frozenset({"copy", "copy_p", "stop_gradient", "pvary", "pcast", "name"})
 _ELEMENTWISE = frozenset(EXPRESSIONS.keys() | EXPANSIONS.keys() | _SAME) - {"threefry2x32"}
-# These put arrays side by side; XLA computes each as it is written there.
+# These put arrays side by side; XLA computes each as it is written there, and so do calls, `joins`.
 JOINING = frozenset({"concatenate", "pad", "stack"})
 # Calls that keep what they are differentiated by; calls by `jax.jit` are written out before.
 _CALLS = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})

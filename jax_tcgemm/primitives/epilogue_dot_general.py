@@ -27,6 +27,7 @@ from jax.extend import core
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.epilogues import InexpressibleError, emit
+from jax_tcgemm.epilogues.joins import results_apart
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.epilogues.reductions import reductions_apart
 from jax_tcgemm.epilogues.rounding import of_stored
@@ -203,7 +204,7 @@ def _batch(axis_data, args, dims, *, function, num_rhs, pair, **params):
 @functools.lru_cache(maxsize=1024)
 def _reduces(function: core.ClosedJaxpr, num_accumulators: int) -> bool:
     try:
-        source, _ = emit(function, num_accumulators)
+        source, _ = emit(results_apart(function)[0], num_accumulators)
     except InexpressibleError:
         return False
     return any(result.reduction is not None for result in source.results)

@@ -188,13 +188,18 @@ NO_FUNCTION = {
 }
 
 
-def _order_of_results(source: EpilogueSource) -> tuple[int, ...]:
-    """The results with a whole one first, if there is any, and one that kernels store by rows."""
+def _order_of_results(source: EpilogueSource, over: tuple[str, ...]) -> tuple[int, ...]:
+    """The results with a whole one first, if there is any, and one that kernels store by rows.
+
+    What lies beside another one stays after that.
+    """
     numbers = range(len(source.results))
     whole = [i for i in numbers if source.results[i].reduction is None]
     rows = [i for i in whole if _stores_rows(source, i)]
     first = (rows or whole or numbers)[0]
-    return (first, *(i for i in numbers if i != first))
+    has_two = over[first + 1 : first + 2] == ("beside",)
+    head = numbers[first : first + 1 + has_two]
+    return (*head, *(i for i in numbers if i not in head))
 
 
 def _stores_rows(source: EpilogueSource, number: int) -> bool:
@@ -220,7 +225,7 @@ def make_function(
       over: for each of `source.results`, as of `Result`; what lies beside another one comes after
         that.
     """
-    order = _order_of_results(source)
+    order = _order_of_results(source, over)
     columns = _COLUMNS if len(source.accumulators) == 1 else _GATED_COLUMNS
     neighbours = {"columns": columns, "rows": _ROWS_REDUCED}
     results = tuple(_result(source.results[i], over[i], neighbours.get(over[i], 1)) for i in order)

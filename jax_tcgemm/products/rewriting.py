@@ -33,6 +33,7 @@ from jax_tcgemm.products.loss_calls import loss_note
 from jax_tcgemm.products.loss_programs import with_losses
 from jax_tcgemm.products.programs import found_as, renamed, write, written_out
 from jax_tcgemm.products.ragged_dot import ragged_dot_general
+from jax_tcgemm.products.side_by_side import with_joins
 from jax_tcgemm.products.transpositions import (
     is_transposition,
     transposed_operands,
@@ -116,7 +117,8 @@ class Rewriter:
             return with_equations(program, inside, jaxpr.outvars)
         equations, results = written_out(inside, jaxpr.outvars, is_call_of_elements)
         equations, results = _without_repetitions(equations, results)
-        equations = turned(_products_as_ours(equations, results), results)
+        equations = with_joins(_products_as_ours(equations, results), results)
+        equations = turned(equations, results)
         equations, results = with_losses(equations, results, wide=self._wide, losses=self._losses)
         equations = self._grouped(equations, results)
         return with_equations(program, equations, results)
