@@ -26,6 +26,7 @@ from written_functions import (
     moving,
     normal,
     ours,
+    params_of,
     quantise,
     row_maxima,
     soft_cap,
@@ -163,12 +164,6 @@ def test_results_are_as_the_function_arranges_them():
 
 
 # --- transformations ----------------------------------------------------------------------------
-
-
-def params_of(f, *args, name="tcgemm_epilogue_dot_general"):
-    """Of every call of the primitive in a traced function, its equation."""
-    jaxpr = jax.make_jaxpr(f)(*args).jaxpr
-    return [x for x in jaxpr.eqns if x.primitive.name == name]
 
 
 AXES = {

@@ -1,7 +1,6 @@
 """Products with a function as their epilogue over several devices."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from written_functions import (
     assert_near,
+    collectives,
     column_sums,
     dropout_of_closed_key,
+    mesh_of,
     normal,
     ours,
     position_bias,
@@ -25,18 +26,6 @@ from written_functions import (
 
 import jax_tcgemm
 from jax_tcgemm.epilogues.parts import parts_of
-
-
-def mesh_of(axis_type):
-    devices = jax.devices("cpu")[:8]
-    types = (axis_type,) * 3
-    return jax.make_mesh((2, 2, 2), ("x", "y", "z"), axis_types=types, devices=devices)
-
-
-def collectives(f, *args):
-    text = jax.jit(f).lower(*args).compile().as_text()
-    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
-    return text, sorted(re.findall(rf" ({kinds})(?:-start)?\(", text))
 
 
 def layer(acc, scale, residual):

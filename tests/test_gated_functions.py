@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_epilogue_functions import (
+from written_functions import (
     ROUNDING,
     ROUNDING_OF_DERIVATIVES,
     assert_near,

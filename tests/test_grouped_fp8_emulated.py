@@ -216,8 +216,8 @@ def test_compiles_without_faults(types, rows):
 KERNEL, MULTIPLY = (f"kernels/wgmma/{name}.cuh" for name in ("ragged_kernel", "multiply"))
 MISTAKES = {
     "factors of the first group": (
-        *(KERNEL, "params.entry, work.tokens.group, 0);"),
-        "params.entry, 0, 0);",
+        *(KERNEL, "params.entry, work.tokens.group, first_k_block);"),
+        "params.entry, 0, first_k_block);",
     ),
     "factors of the first tokens": (
         *(KERNEL, "factors.begin(work.m_idx, work.n_idx,"),

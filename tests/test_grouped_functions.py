@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import jet
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_epilogue_functions import (
+from written_functions import (
     ROUNDING,
     ROUNDING_OF_DERIVATIVES,
     assert_near,

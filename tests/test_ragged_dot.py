@@ -497,6 +497,7 @@ GOOD = {
     "factors": numbers_of(None),
     **{"batch": 1, "m": 8, "n": 4, "k": 5, "groups": 3, "num_sizes": 3, "a_rows": 0},
     **dict.fromkeys(("b_transposed", "a_batched", "b_batched", "sizes_batched"), False),
+    "tokens_last": False,
     **dict.fromkeys(("gated", "gathered"), False),
     **NO_FUNCTION,
 }
@@ -537,6 +538,7 @@ def test_raw_call():
         ({"batch": 2, "sizes_batched": True}, "group_sizes must hold at least 6 elements"),
         ({"batch": 2}, "d must hold at least 64 elements"),
         ({"form": "contraction", "b_transposed": True}, "b_transposed must be false"),
+        ({"tokens_last": True}, "tokens_last must be false when form is rows"),
         ({"m": 2**31 - 1, "k": 2**31 - 1, "batch": 2**31 - 1}, "fewer than 2^59"),
         ({"form": "contraction", "function": "f"}, "epilogue must be empty"),
         ({"gated": True}, "a gated product must have a function"),

@@ -1,5 +1,7 @@
 """Functions that follow products, their operands, and how results are compared."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,3 +151,21 @@ def assert_near(got, expected, rounding):
 
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     jax.tree.map(check, got, expected)
+
+
+def params_of(f, *args, name="tcgemm_epilogue_dot_general"):
+    """Of every call of the primitive in a traced function, its equation."""
+    jaxpr = jax.make_jaxpr(f)(*args).jaxpr
+    return [x for x in jaxpr.eqns if x.primitive.name == name]
+
+
+def mesh_of(axis_type):
+    devices = jax.devices("cpu")[:8]
+    types = (axis_type,) * 3
+    return jax.make_mesh((2, 2, 2), ("x", "y", "z"), axis_types=types, devices=devices)
+
+
+def collectives(f, *args):
+    text = jax.jit(f).lower(*args).compile().as_text()
+    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+    return text, sorted(re.findall(rf" ({kinds})(?:-start)?\(", text))
