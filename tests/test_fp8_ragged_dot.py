@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import ragged_reference as reference
 from random_arrays import normal
+from test_fp8_dot_general import near, rounded
 
 import jax_tcgemm
-from jax_tcgemm import Fp8RaggedDot, dequantize, quantize
+from jax_tcgemm import Fp8RaggedDot
 
 RECIPES = {
     "current": ({}, {"axis": (1, 2)}),
@@ -16,15 +17,6 @@ RECIPES = {
 }
 M, K, N = 300, 256, 136
 SIZES = np.array([100, 0, 7, 150], np.int32)
-
-
-def rounded(x, dtype=jnp.float8_e4m3fn, **how):
-    return np.asarray(dequantize(quantize(x, dtype, **how))).astype(np.float64)
-
-
-def near(got, expected, tolerance=1e-5):
-    got = np.asarray(got).astype(np.float64)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * abs(expected).max())
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

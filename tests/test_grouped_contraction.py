@@ -10,6 +10,7 @@ import ragged_reference
 from jax.lax import RaggedDotDimensionNumbers
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm import QuantizedArray, quantize
@@ -25,10 +26,6 @@ SCALINGS = {
     "rows": ({"axis": -1}, {"axis": -1}),
     "one": ({}, {}),
 }
-
-
-def normal(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
 
 
 def operands(scaling="blocks", dtype="float8_e4m3fn"):

@@ -26,15 +26,13 @@ import jax.numpy as jnp
 from jax import lax
 
 import jax_tcgemm
-from jax_tcgemm.bench import reference
 from jax_tcgemm.bench.grouped import Grouped
 from jax_tcgemm.bench.ragged import group_sizes
+from jax_tcgemm.bench.reference import random, rows_of_groups, sums_of_groups
 from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
 
 _KEYS = ("tokens", "groups", "n", "k", "scaling")
 _DEPTH = {"rows": None, "blocks": 128}
-# Operands that XLA dequantises are rounded to bfloat16, and so is the result.
-_TOLERANCE = 2 * float(jnp.finfo(jnp.bfloat16).eps) + 1e-3
 
 
 def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
@@ -84,17 +82,38 @@ def _xla(x, w, sizes, x_scales, w_scales, *_):
 def _reference(sizes, x, w, _, x_scales, w_scales, *__):
     product = functools.partial(jnp.matmul, precision="highest")
     x, w = _dequantized(x, w, x_scales.astype(x.dtype), w_scales.astype(x.dtype))
-    return reference.rows_of_groups(lambda x, w: product(x, w.T), sizes, x, w)
+    return rows_of_groups(lambda x, w: product(x, w.T), sizes, x, w)
 
 
-def _drawn(key, operands):
-    """Both operands, and the scales of both."""
-    keys = iter(jax.random.split(key, 4))
-    x, y = (reference.random(next(keys), like.shape, like.dtype) for like in operands[:2])
-    scales = [
-        jnp.exp(reference.random(next(keys), like.shape, like.dtype) / 4) for like in operands[3:5]
-    ]
-    return x, y, scales
+def _made(
+    suite, label, of: Grouped, operands, *, shape, ours, xla, bf16, reference, wide, bytes
+) -> Workload:
+    """A workload; `wide` has both operands as those of bfloat16 lie."""
+
+    def draw(key):
+        keys = iter(jax.random.split(key, 4))
+        x, y = (random(next(keys), like.shape, like.dtype) for like in operands[:2])
+        scales = [jnp.exp(random(next(keys), like.shape, like.dtype) / 4) for like in operands[3:5]]
+        sizes = jnp.asarray(of.group_sizes, jnp.int32)
+        return x, y, sizes, *scales, *(a.astype(jnp.bfloat16) for a in wide(x, y))
+
+    return Workload(
+        suite=suite,
+        label=label,
+        dtype=of.dtype,
+        shape=shape,
+        sizes={"tokens": of.tokens, "groups": of.groups, "n": of.n, "k": of.k},
+        operands=operands,
+        ours={"quantized": ours},
+        peers={"xla": xla} if of.fits_xla(2 * (of.n + of.k)) else {},
+        parts={"bf16": bf16},
+        reference=functools.partial(reference, of.group_sizes),
+        # Operands that XLA dequantises are rounded to bfloat16, and so is the result.
+        tolerance=2 * float(jnp.finfo(jnp.bfloat16).eps) + 1e-3,
+        flops=2 * of.tokens * of.n * of.k,
+        bytes=bytes,
+        draw=draw,
+    )
 
 
 def _workload(suite: str, label: str, of: Grouped, depth: int | None) -> Workload:
@@ -102,32 +121,22 @@ def _workload(suite: str, label: str, of: Grouped, depth: int | None) -> Workloa
     rows = 1 if depth is None else depth
     tiles = ((1, depth or k), (rows, depth or k))
     blocks = 1 if depth is None else -(-k // depth)
-    sizes = jnp.asarray(of.group_sizes, jnp.int32)
+    sizes = of.group_sizes
     f8, f32, bf16 = of.element_type, jnp.float32, jnp.bfloat16
-    shapes = ((tokens, k), f8), ((groups, n, k), f8), (sizes.shape, sizes.dtype)
+    shapes = ((tokens, k), f8), ((groups, n, k), f8), (sizes.shape, jnp.int32)
     shapes += ((tokens, blocks), f32), ((groups, -(-n // rows), blocks), f32)
     shapes += ((tokens, k), bf16), ((groups, k, n), bf16)
     operands = tuple(jax.ShapeDtypeStruct(*each) for each in shapes)
 
-    def draw(key):
-        x, w, scales = _drawn(key, operands)
-        return x, w, sizes, *scales, x.astype(bf16), w.mT.astype(bf16)
-
-    return Workload(
-        suite=suite,
-        label=label,
-        dtype=of.dtype,
+    return _made(
+        *(suite, label, of, operands),
         shape=f"{tokens}×{n}×{k}, {groups} groups",
-        sizes={"tokens": tokens, "groups": groups, "n": n, "k": k},
-        operands=operands,
-        ours={"quantized": functools.partial(_quantized, tiles)},
-        peers={"xla": _xla} if of.fits_xla(2 * (n + k)) else {},
-        parts={"bf16": _bf16},
-        reference=functools.partial(_reference, of.group_sizes),
-        tolerance=_TOLERANCE,
-        flops=2 * tokens * n * k,
+        ours=functools.partial(_quantized, tiles),
+        xla=_xla,
+        bf16=_bf16,
+        reference=_reference,
+        wide=lambda x, w: (x, w.mT),
         bytes=tokens * k + of.used * n * k + 2 * tokens * n,
-        draw=draw,
     )
 
 
@@ -158,37 +167,27 @@ def _sums_xla(x, y, sizes, x_scales, y_scales, *_):
 def _sums_reference(sizes, x, y, _, x_scales, y_scales, *__):
     product = functools.partial(jnp.matmul, precision="highest")
     x, y = _dequantized(x, y, x_scales.astype(x.dtype), y_scales.astype(x.dtype))
-    return reference.sums_of_groups(lambda x, y: product(x.T, y), sizes, x.T, y.T)
+    return sums_of_groups(lambda x, y: product(x.T, y), sizes, x.T, y.T)
 
 
 def _of_weights(suite: str, label: str, of: Grouped, depth: int | None) -> Workload:
     """The gradient of the matrices, (groups, k, n)."""
     tokens, groups, n, k = of.tokens, of.groups, of.n, of.k
     depth = depth or tokens
-    sizes = jnp.asarray(of.group_sizes, jnp.int32)
+    sizes = of.group_sizes
     f8, f32, bf16 = of.element_type, jnp.float32, jnp.bfloat16
-    shapes = ((k, tokens), f8), ((n, tokens), f8), (sizes.shape, sizes.dtype)
+    shapes = ((k, tokens), f8), ((n, tokens), f8), (sizes.shape, jnp.int32)
     shapes += tuple(((rows, -(-tokens // depth)), f32) for rows in (k, n))
     shapes += ((tokens, k), bf16), ((tokens, n), bf16)
     operands = tuple(jax.ShapeDtypeStruct(*each) for each in shapes)
 
-    def draw(key):
-        x, y, scales = _drawn(key, operands)
-        return x, y, sizes, *scales, x.T.astype(bf16), y.T.astype(bf16)
-
-    return Workload(
-        suite=suite,
-        label=label,
-        dtype=of.dtype,
+    return _made(
+        *(suite, label, of, operands),
         shape=f"{groups} groups of {tokens}: {k}×{n}",
-        sizes={"tokens": tokens, "groups": groups, "n": n, "k": k},
-        operands=operands,
-        ours={"quantized": functools.partial(_sums_quantized, depth)},
-        peers={"xla": _sums_xla} if of.fits_xla(2 * (n + k)) else {},
-        parts={"bf16": _sums_bf16},
-        reference=functools.partial(_sums_reference, of.group_sizes),
-        tolerance=_TOLERANCE,
-        flops=2 * tokens * n * k,
+        ours=functools.partial(_sums_quantized, depth),
+        xla=_sums_xla,
+        bf16=_sums_bf16,
+        reference=_sums_reference,
+        wide=lambda x, y: (x.T, y.T),
         bytes=tokens * (n + k) + 2 * groups * n * k,
-        draw=draw,
     )

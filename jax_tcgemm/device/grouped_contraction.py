@@ -9,7 +9,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import grouped
@@ -57,9 +56,14 @@ class Plan:
     @property
     def copies(self) -> tuple[str, ...]:
         """Every array that XLA must rewrite for the call."""
-        if not self.is_fused or self.problem.k == self.product.product.k:
-            return ()
-        return tuple(f"{name} padded to {self.problem.k} tokens" for name in ("lhs", "rhs"))
+        is_padded = self.is_fused and self.problem.k != self.product.product.k
+        padded = (f"{name} padded to {self.problem.k} tokens" for name in ("lhs", "rhs"))
+        return (*self.bare.copies, *(padded if is_padded else ()))
+
+    @property
+    def bare(self) -> grouped.Plan:
+        """Of the product alone."""
+        return grouped.Plan(self.product.product, self.numerics, self.problem, self.choice)
 
 
 def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
@@ -112,13 +116,11 @@ def _folded(product: Product, platform: str) -> tuple[Numerics, RaggedProblem] |
 def contraction(plan: Plan, lhs, rhs, group_sizes, group_offset, *scales) -> jax.Array:
     """Carries out a plan that is fused."""
     problem, product = plan.problem, plan.product.product
-    bare = grouped.Plan(product, plan.numerics, problem, plan.choice)
     more = problem.k - product.k
     if more:
         lhs, rhs = (jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, more)]) for x in (lhs, rhs))
-    given = grouped.prepared(bare, lhs, rhs, group_sizes, group_offset)
+    given = grouped.prepared(plan.bare, lhs, rhs, group_sizes, group_offset)
     given += [x.folded(own) for x, own in zip(plan.product.scales, scales, strict=True)]
     shape = (*product.batch_shape, product.groups, product.m, product.n)
     result = jax.ShapeDtypeStruct(shape, np.dtype(DTYPES[problem.out_dtype]))
-    (out,) = call(problem, plan.choice, given, [result])
-    return lax.convert_element_type(out, product.result_dtype)
+    return call(problem, plan.choice, given, [result])[0]

@@ -107,6 +107,22 @@ def as_array(op: str, name: str, x) -> jax.Array:
     return x if isinstance(x, jax.Array) else _converted(op, name, x)
 
 
+def as_floating(op: str, name: str, x) -> jax.Array:
+    """`as_array` of a real floating-point dtype.
+
+    Raises:
+      TypeError: as `as_array`, and for another dtype.
+      ValueError: as `as_array`.
+    """
+    x = as_array(op, name, x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(
+            f"{op}: {name} must be of a real floating-point dtype, got {name}.dtype={x.dtype}; "
+            "convert it"
+        )
+    return x
+
+
 def _converted(op: str, name: str, x) -> jax.Array:
     """A number, or an array of another library, as a JAX array."""
     if not (isinstance(x, bool | int | float | complex) or hasattr(x, "dtype")):

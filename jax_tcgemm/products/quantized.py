@@ -29,7 +29,7 @@ from jax_tcgemm.problem.quantized import (
 )
 from jax_tcgemm.products import epilogue as unquantized
 from jax_tcgemm.products import packed
-from jax_tcgemm.products.arguments import as_array, canonical_sharding, check_addend
+from jax_tcgemm.products.arguments import as_array, as_floating, canonical_sharding, check_addend
 from jax_tcgemm.selection import dequantized_operands
 
 INT8 = np.dtype(np.int8)
@@ -62,12 +62,7 @@ def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
             f"{op}: {name} must have real numbers as its qvalue, got {name}.qvalue.dtype="
             f"{qvalue.dtype} and {name}.qtype={x.qtype}; dequantize it first"
         )
-    scale = as_array(op, f"{name}.scale", x.scale)
-    if not jnp.issubdtype(scale.dtype, jnp.floating):
-        raise TypeError(
-            f"{op}: {name}.scale must be of a real floating-point dtype, got {name}.scale.dtype="
-            f"{scale.dtype}; convert it"
-        )
+    scale = as_floating(op, f"{name}.scale", x.scale)
     tile = _tile(op, name, qvalue, getattr(x, "block", None))
     _check_blocks(op, f"{name}.scale", scale, qvalue.shape, tile)
     zero_point = x.zero_point

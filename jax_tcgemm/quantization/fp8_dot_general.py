@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
-    as_array,
+    as_floating,
     canonical_element_type,
     canonical_sharding,
     promoted_dtype,
@@ -133,13 +133,7 @@ def by_rows(
       preferred_element_type: ...
       out_sharding: ...
     """
-    lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
-    for name, x in (("lhs", lhs), ("rhs", rhs)):
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise TypeError(
-                f"{op}: {name} must be of a real floating-point dtype, got {name}.dtype="
-                f"{x.dtype}; convert it"
-            )
+    lhs, rhs = as_floating(op, "lhs", lhs), as_floating(op, "rhs", rhs)
     contract, batch = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
     dtype = canonical_element_type(op, preferred_element_type)
     dtype = promoted_dtype(op, lhs, rhs) if dtype is None else dtype

@@ -4,14 +4,13 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_tcgemm.problem.precision import canonical_precision
-from jax_tcgemm.products.arguments import as_array, canonical_element_type, promoted_dtype
+from jax_tcgemm.products.arguments import as_floating, canonical_element_type, promoted_dtype
 from jax_tcgemm.products.ragged_dot import ragged_dot, ragged_dot_general
+from jax_tcgemm.quantization.fp8_dot_general import How
 from jax_tcgemm.quantization.quantize import quantize
 
 # How rows are quantised, in either direction, and how the matrices of groups are.
@@ -87,13 +86,8 @@ class Fp8RaggedDot:
     ) -> jax.Array:
         """The product; arguments are those of `jax_tcgemm.ragged_dot`."""
         op = "Fp8RaggedDot"
-        lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
+        lhs, rhs = as_floating(op, "lhs", lhs), as_floating(op, "rhs", rhs)
         for name, x, rank in (("lhs", lhs, 2), ("rhs", rhs, 3)):
-            if not jnp.issubdtype(x.dtype, jnp.floating):
-                raise TypeError(
-                    f"{op}: {name} must be of a real floating-point dtype, got {name}.dtype="
-                    f"{x.dtype}; convert it"
-                )
             if x.ndim != rank:
                 raise ValueError(
                     f"{op}: {name} must have {rank} dimensions, got {name}.shape={x.shape}; "
@@ -101,50 +95,41 @@ class Fp8RaggedDot:
                 )
         dtype = canonical_element_type(op, preferred_element_type)
         dtype = promoted_dtype(op, lhs, rhs) if dtype is None else dtype
-        how = _How(canonical_precision(op, precision), dtype, (lhs.dtype, rhs.dtype))
+        how = How(canonical_precision(op, precision), dtype, (lhs.dtype, rhs.dtype))
         return _product(self.recipe, how, lhs, rhs, (group_sizes, group_offset))
 
 
-@dataclasses.dataclass(frozen=True)
-class _How:
-    """What is static of a product; `dtype` is that of its result."""
-
-    precision: object
-    dtype: np.dtype
-    operands: tuple[np.dtype, np.dtype]
-
-    def of(self, groups, dtype) -> dict:
-        """Arguments of a product by name."""
-        return {
-            **dict(zip(("group_sizes", "group_offset"), groups, strict=True)),
-            **{"precision": self.precision, "preferred_element_type": dtype},
-        }
+def _arguments(how: How, groups, dtype) -> dict:
+    """Arguments of a product by name, but its operands."""
+    sizes, offset = groups
+    own = {"precision": how.precision, "preferred_element_type": dtype}
+    return {"group_sizes": sizes, "group_offset": offset, **own}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _product(recipe: str, how: _How, lhs, rhs, groups) -> jax.Array:
+def _product(recipe: str, how: How, lhs, rhs, groups) -> jax.Array:
     return _forward(recipe, how, lhs, rhs, groups)[0]
 
 
-def _forward(recipe: str, how: _How, lhs, rhs, groups):
+def _forward(recipe: str, how: How, lhs, rhs, groups):
     of_rows, of_matrices = _RECIPES[recipe]
     lhs, lhs_transposed = quantize(lhs, **of_rows, with_transpose=True)
     rhs, rhs_transposed = quantize(rhs, **of_matrices, with_transpose=True)
     # A matrix is read with rows of what is summed over: forwards the transposed one.
-    out = ragged_dot(lhs, rhs_transposed.mT, **how.of(groups, how.dtype))
+    out = ragged_dot(lhs, rhs_transposed.mT, **_arguments(how, groups, how.dtype))
     return out, (*checkpoint_name((lhs_transposed, rhs), "fp8_operands"), groups)
 
 
-def _backward(recipe: str, how: _How, kept, cotangent):
+def _backward(recipe: str, how: How, kept, cotangent):
     lhs_transposed, rhs, groups = kept
     of_rows, _ = _RECIPES[recipe]
     rows, columns = quantize(cotangent, **of_rows, with_transpose=True)
-    lhs_bar = ragged_dot(rows, rhs.mT, **how.of(groups, how.operands[0]))
+    lhs_bar = ragged_dot(rows, rhs.mT, **_arguments(how, groups, how.operands[0]))
     rhs_bar = ragged_dot_general(
         lhs_transposed,
         columns,
         ragged_dot_dimension_numbers=_OVER_TOKENS,
-        **how.of(groups, how.operands[1]),
+        **_arguments(how, groups, how.operands[1]),
     )
     # Groups from the offset on, of which rhs has the first.
     return lhs_bar, rhs_bar[: rhs.shape[0]], (None, None)

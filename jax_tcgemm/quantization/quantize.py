@@ -15,7 +15,7 @@ from jax_tcgemm.primitives import quantize as primitive
 from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.problem.quantize import form_of
 from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, is_quantized, spread
-from jax_tcgemm.products.arguments import as_array, canonical_element_type, check_flag
+from jax_tcgemm.products.arguments import as_floating, canonical_element_type, check_flag
 from jax_tcgemm.products.quantized import as_operand
 
 _DTYPES = (*FLOAT8, np.dtype(np.int8))
@@ -84,11 +84,7 @@ def quantize(
     """
     op = "quantize"
     selection.check_names(op, implementation, config, kind="quantize")
-    x = as_array(op, "x", x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(
-            f"{op}: x must be of a real floating-point dtype, got x.dtype={x.dtype}; convert it"
-        )
+    x = as_floating(op, "x", x)
     dtype = _dtype(op, dtype)
     shapes = [x.shape]
     if check_flag(op, "with_transpose", with_transpose):

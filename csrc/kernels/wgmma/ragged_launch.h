@@ -10,8 +10,8 @@ namespace tcgemm::wgmma_family {
 struct RaggedCall {
   Kernel* kernel;
   Geometry geometry;
-  OperandFactors a_factors,
-      b_factors;  // of the instruction's operands, of all entries; without data where there are none
+  // Of the instruction's operands, of all entries; without data where there are none.
+  OperandFactors a_factors, b_factors;
   const RaggedProblem* problem;
   int64_t entry;
   RaggedBuffers buffers;             // of the entry
