@@ -243,6 +243,13 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
 
 
+@functools.cache
+def _staged(path: Path, target: str) -> str:
+    """What is compiled of a file of csrc or of the emulator, which tests do not change."""
+    text = path.read_text()
+    return as_host_code(text) if target == "csrc" else text
+
+
 def _stage(directory: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
     """Copies the sources as host code; `changes`: what to replace in a file, and by what."""
     unknown = set(changes)
@@ -253,14 +260,18 @@ def _stage(directory: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
         for path in root.rglob("*"):
             if path.suffix not in (".h", ".cuh", ".cu", ".cc"):
                 continue
-            text, relative = path.read_text(), path.relative_to(root)
-            for old, new in changes.get(str(relative), ()):
+            relative = path.relative_to(root)
+            staged = directory / target / relative
+            if str(relative) not in changes:
+                _write(staged, _staged(path, target))
+                continue
+            text = path.read_text()
+            for old, new in changes[str(relative)]:
                 if old not in text:
                     raise ValueError(f"{relative} must hold what is to be replaced: {old}")
                 text = text.replace(old, new)
             unknown.discard(str(relative))
-            staged = directory / target / relative
-            _write(staged, as_host_code(text) if target == "csrc" else text)
+            _write(staged, as_host_code(text))
     if unknown:
         raise ValueError(f"changes must be of files of csrc, got {sorted(unknown)}")
 
@@ -273,17 +284,21 @@ def _run(command: list[str], directory: Path) -> str:
 
 
 def _compile(command: list[str], output: str, directory: Path, objects=()) -> str:
-    """The output's path; made unless that was done with the same command and files before."""
+    """The output's path; made unless that was done with the same command and files before.
+
+    By one process at a time, so that another finds it made.
+    """
     command = [*command, "-MMD", "-MF", f"{output}.d", "-o", output]
     made, record = directory / output, directory / f"{output}.command"
-    if made.exists() and record.exists() and record.read_text() == " ".join(command):
-        rule = (directory / f"{output}.d").read_text().replace("\\\n", " ")
-        files = [*rule.split(":", 1)[1].split(), *objects]
-        if all((directory / f).stat().st_mtime < made.stat().st_mtime for f in files):
-            return str(made)
-    record.unlink(missing_ok=True)
-    _run(command, directory)
-    record.write_text(" ".join(command))
+    with filelock.FileLock(directory / f"{output}.lock"):
+        if made.exists() and record.exists() and record.read_text() == " ".join(command):
+            rule = (directory / f"{output}.d").read_text().replace("\\\n", " ")
+            files = [*rule.split(":", 1)[1].split(), *objects]
+            if all((directory / f).stat().st_mtime < made.stat().st_mtime for f in files):
+                return str(made)
+        record.unlink(missing_ok=True)
+        _run(command, directory)
+        record.write_text(" ".join(command))
     return str(made)
 
 
@@ -305,12 +320,13 @@ class Emulator:
     """Kernels compiled for the CPU.
 
     Args:
-      directory: where to build; what an earlier one has left there, of this process or another,
-        is used again.
+      directory: where to build the library; what an earlier one has left there, of this process or
+        another, is used again. Objects of sources that nothing changes lie beside it, where others
+        find them.
       sources: what to compile besides what `families` need: files of csrc with kernels, mostly.
       families: keys of SOURCES.
       compute_capability: 80 or 90, as which the kernels are compiled.
-      changes: texts to replace in files of csrc: {file: [(old, new), ...]}.
+      changes: texts to replace in files of csrc: {file: [(old, new), ...]}; with `like`.
       like: another one of the same families and compute capability, from which all but `sources`
         is taken as it is.
       sanitize: find accesses that are not aligned, where a GPU would fault, and indices out of
@@ -328,7 +344,9 @@ class Emulator:
         sanitize: bool = False,
     ):
         self.mutant = 0  # Which of the changes that ask is_mutant() are in force.
-        directory.mkdir(parents=True, exist_ok=True)
+        place = directory if changes else directory.parent / "emulated_objects"
+        for folder in (directory, place):
+            folder.mkdir(parents=True, exist_ok=True)
         flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-unique", "-w"]
         flags += [
             "-Iemulator",
@@ -346,26 +364,29 @@ class Emulator:
             defines = [f"-D{name}={value}" for name, value in source.defines]
             in_csrc = not source.path.startswith("emulator/")
             path = f"csrc/{source.path}" if in_csrc else source.path
-            name = re.sub(r"\W", "_", "_".join([source.path, *defines[:1]])) + ".o"
             command = ["g++", *flags, *prefix, *fast, *defines, "-x", "c++", "-c", path]
-            return _compile(command, name, directory)
+            digest = hashlib.sha256(" ".join(command).encode()).hexdigest()[:16]
+            return _compile(command, f"{Path(path).stem}_{digest}.o", place)
 
+        chosen = [Source(s) if isinstance(s, str) else s for s in sources]
+        with filelock.FileLock(place / "lock"):
+            _stage(place, changes or {})
+            for source in chosen:
+                if source.text:
+                    _write(place / source.path, as_host_code(source.text))
         with filelock.FileLock(directory / "lock"), ThreadPoolExecutor(os.cpu_count()) as pool:
-            _stage(directory, changes or {})
             if like is None:
                 # The headers that every file begins with take most of the time.
                 header = ["g++", *flags, "-x", "c++-header", "emulator/prefix.h"]
-                _compile(header, "emulator/prefix.h.gch", directory)
-                self._prefix = str(directory / "emulator/prefix.h")
+                sm = f"sm_{compute_capability}"
+                self._prefix = str(place / f"{sm}/prefix.h")
+                _write(Path(self._prefix), "#error it is not compiled for this\n")
+                _compile(header, f"{sm}/prefix.h.gch", place)
                 common = dict.fromkeys(path for family in families for path in SOURCES[family])
                 common = [Source(path) for path in (*_MACHINE, "emulator/calls.cc", *common)]
                 self._objects = list(pool.map(compile_one, common))
             else:
                 self._prefix, self._objects = like._prefix, like._objects
-            chosen = [Source(s) if isinstance(s, str) else s for s in sources]
-            for source in chosen:
-                if source.text:
-                    _write(directory / source.path, as_host_code(source.text))
             objects = [*self._objects, *pool.map(compile_one, chosen)]
             _write(directory / "stubs.c", _stubs(_run(["nm", "-P", *objects], directory)))
             link = ["g++", "-shared", "-fPIC", "-fexceptions", "-Wl,-Bsymbolic", *objects]

@@ -284,6 +284,32 @@ def test_function(functions, config, name):
     CALLS[name].check(functions, implementation=implementation, config=config, seed=len(name))
 
 
+# More parts of K than the second kernel loads before it adds them, and no whole number of times.
+IN_PARTS = "128x128x64_c2x1x1_pp_split11"
+LONG = {name: dataclasses.replace(CALLS[name], k=1380) for name in ("whole", "odd", "batches")}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_parts_of_k(functions, name):
+    LONG[name].check(functions, implementation="wgmma", config=IN_PARTS, seed=len(name))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("if (split >= count) break;", ""),
+        ("first += kSplitsAtOnce)", "first += kSplitsAtOnce + 1)"),
+    ],
+)
+def test_mistakes_of_parts_are_found(functions, old, new, tmp_path):
+    config, layout = WGMMA[IN_PARTS.removesuffix("_split11")]
+    kernels = [wgmma(config, layout=layout), list(ODD.kernels())[-1]]
+    changes = {"epilogue/function_kernel.cuh": [(old, new)]}
+    wrong = Emulator(tmp_path, *map(carried, kernels), changes=changes, like=functions)
+    with pytest.raises((AssertionError, RuntimeError), match="not equal|Mismatched"):
+        LONG["odd"].check(wrong, implementation="wgmma", config=IN_PARTS)
+
+
 @pytest.mark.parametrize("name", GATED_CALLS)
 @pytest.mark.parametrize("config", [*GATED, *NOT_GATED, *MMA_SYNC])
 def test_gated_function(functions, config, name):

@@ -23,6 +23,7 @@ struct FunctionSums {
 
 inline constexpr int kFunctionThreads = 256, kFunctionRows = 8, kFunctionGroups = 4,
                      kFunctionColumns = 8 * kFunctionGroups;
+inline constexpr int32_t kSplitsAtOnce = 8;
 
 // `kWhole`: all of a warp's elements are inside, and lie as FunctionTile wants it.
 template <typename F, bool kWhole>
@@ -39,11 +40,25 @@ __device__ __forceinline__ void run_function(const FunctionSums& sums, const Fun
   const Sum* part = static_cast<const Sum*>(sums.data) + (int64_t{batch.idx} * params.m + m) * params.n + n;
 #pragma unroll
   for (int set = 0; set < kSets; ++set) {
-    for (int32_t split = 0; split < sums.num_splits; ++split, part += sums.split_elements) {
+#pragma unroll 1
+    for (int32_t first = 0; first < sums.num_splits; first += kSplitsAtOnce) {
+      // Loaded before the first is added: a loop that adds each one waits for memory each time.
+      const int32_t count = min(kSplitsAtOnce, sums.num_splits - first);
+      Sum parts[kSplitsAtOnce][kSums] = {};
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        const int32_t column = i / 2 * 8 + i % 2;
-        if (kWhole || (m < params.m && n + column < params.n)) all[set][i] += part[column];
+      for (int split = 0; split < kSplitsAtOnce; ++split) {
+        if (split >= count) break;
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+          const int32_t column = i / 2 * 8 + i % 2;
+          if (kWhole || (m < params.m && n + column < params.n)) parts[split][i] = part[column];
+        }
+        part += sums.split_elements;
+      }
+#pragma unroll
+      for (int split = 0; split < kSplitsAtOnce; ++split) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) all[set][i] += parts[split][i];
       }
     }
   }

@@ -18,7 +18,6 @@ import functools
 import math
 import os
 import pathlib
-import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -228,22 +227,9 @@ def _others(
         for config in wgmma[_FIRST:]:
             kinds.setdefault(("_t" in config, "_split" in config), config)
         yield from (("wgmma", config) for config in list(kinds.values())[:_OF_KINDS])
-    if "mma_sync" in by_name:
-        by_name["mma_sync"].sort(key=functools.partial(_sums_in_turn, problem, device.num_sms))
     for name, limit in limits.items():
         if name != "wgmma":
             yield from ((name, config) for config in by_name.get(name, [])[:limit])
-
-
-def _sums_in_turn(problem: Problem, num_sms: int, config: str) -> float:
-    """About how many products a tensor core adds up one after the other."""
-    match = re.match(r"(\d+)x(\d+)x\d+_\w+?_s\d+(?:_k(\d+))?$", config)
-    if match is None:
-        return math.inf
-    tile_m, tile_n, splits = (int(number or 1) for number in match.groups())
-    tiles = math.ceil(problem.m / tile_m) * math.ceil(problem.n / tile_n) * problem.batch
-    depth = math.ceil(problem.k / splits) + 16 * splits + 100
-    return math.ceil(tiles * splits / num_sms) * tile_m * tile_n * depth
 
 
 # --- measuring ----------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ that are read once in a process, so the same program always makes the same choic
 import contextlib
 import dataclasses
 import functools
-import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -43,6 +42,8 @@ DEQUANTISED = "scaled_matmul, operands dequantised"
 _DEQUANTISED_OPERANDS = ", quantised operands dequantised"
 # Whose order of sums depends on how many rows there are.
 _NOT_INVARIANT = (XLA, "cublaslt")
+# How much faster a prediction must be that is wrong more often than the others.
+_DOUBT = {"cublaslt": 1.1, "mma_sync": 1.3}
 # The kinds of problems that the debug switches name an implementation for.
 _SWITCHED = ("gemm", "ragged")
 
@@ -416,7 +417,7 @@ def _modelled(problem: AnyProblem, device: Device, considered) -> tuple[Candidat
 def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candidate, float | None]]:
     """The candidates that can run, best first, each with its predicted time where there is one.
 
-    Those with a prediction, wgmma and cuBLASLt and XLA beside it, come first; on CUDA
+    Those with a prediction, wgmma and cuBLASLt, XLA and mma_sync beside it, come first; on CUDA
     the others follow in the order of `IMPLEMENTATIONS`, and within one implementation in the order
     of its configs.
     """
@@ -444,9 +445,18 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
             timed.append((candidate, predicted.cublaslt))
         elif candidate.implementation == XLA and predicted.xla is not None and is_known:
             timed.append((candidate, predicted.xla))
+        elif candidate.implementation == "mma_sync" and wgmma:
+            us = cost_model.mma_sync_us(problem, device.num_sms, candidate.config, calibration)
+            (timed if us is not None else others).append((candidate, us))
         else:
             others.append((candidate, None))
-    return sorted(timed, key=operator.itemgetter(1)) + others
+    return sorted(timed, key=_cautious_us) + others
+
+
+def _cautious_us(timed: tuple[Candidate, float]) -> float:
+    """A predicted time, longer for those that are known less well."""
+    candidate, us = timed
+    return us * _DOUBT.get(candidate.implementation, 1.0)
 
 
 def _chosen(

@@ -210,11 +210,19 @@ def predict(
     """
     configs = _parse(names)
     kernel = _kernel_us(problem, num_sms, configs, calibration)
+    cublaslt = _cublaslt_us(problem, num_sms, configs, calibration, kernel)
     return Prediction(
         (kernel + _copy_us(problem, configs, calibration))[configs.places],
-        _cublaslt_us(problem, num_sms, configs, calibration, kernel),
-        library_cost.xla_us(problem, num_sms, calibration.libraries),
+        cublaslt,
+        library_cost.xla_us(problem, num_sms, calibration.libraries, cublaslt),
     )
+
+
+def mma_sync_us(
+    problem: Problem, num_sms: int, config: str, calibration: Calibration = H200
+) -> float | None:
+    """Microseconds of a config of mma_sync; None where nothing is known of it."""
+    return library_cost.mma_sync_us(problem, num_sms, calibration.libraries, config)
 
 
 def loop_us(
@@ -242,7 +250,7 @@ def _cublaslt_us(
     """
     bare = dataclasses.replace(p, alpha=1.0, beta=0.0, epilogue=BARE)
     if not (p.a.is_aligned and p.b.is_aligned):
-        us = library_cost.cublaslt_unaligned_us(bare, num_sms, c.libraries)
+        us = library_cost.cublaslt_misaligned_us(bare, num_sms, c.libraries)
     else:
         kernel = kernel if bare == p else _kernel_us(bare, num_sms, x, c)
         times, undivided = kernel[x.places], ((x.cluster_k == 1) & (x.splits == 1))[x.places]

@@ -1,135 +1,209 @@
-"""How long XLA's own kernel of a product takes, and cuBLASLt's where rows start anywhere.
+"""How long kernels take that are no wgmma of ours: XLA's own of a product, cuBLASLt's, mma_sync.
 
-XLA measures kernels of many tiles while it compiles and takes the fastest, so the time is the
-shortest that any tile and any number of parts of K would have:
+One form describes them, with rates of each:
 
-    time = launch + norm(loads, memory) + sums of parts
-    loads = waves · k · (rows of a tile · t(A) + columns of a tile · t(B))
+    time = launch + norm(loads, multiplications, memory) + sums of parts
+    loads = waves · k · (rows of a tile · t(A) + columns of a tile · t(B) + t(k))
 
-where t is what a block takes for each element that it loads, however much it multiplies: nearly
-all that tells their kernels from each other. The constants were fitted to 352 random products on an
-H100, so that little is lost by choosing what has the shortest predicted time; docs/tuning.md says
-what that gives.
+where t is what a block takes for each element that it loads, more where its rows do not start on 16
+bytes. XLA and cuBLASLt measure or look up kernels of many tiles, so theirs is the shortest time
+that any tile and any number of parts of K would have. Where rows are aligned, XLA may take
+cuBLASLt's kernel, and that is told from our own (cost_model.py).
+
+The rates were fitted to 800 random products on an H100; docs/tuning.md says what that gives.
 """
 
 import dataclasses
 import itertools
 import math
+import re
+from typing import NamedTuple
 
 import numpy as np
 
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.problem.gemm import Operand, Problem
+
+
+class _Tiles(NamedTuple):
+    """Tiles that kernels may have, as arrays or numbers, and into how many parts they divide K."""
+
+    m: np.ndarray | int
+    n: np.ndarray | int
+    k: int
+    splits: np.ndarray | int
+
 
 _EXTENTS = (16, 32, 64, 128, 256)
-_TILES = np.array(
+_ANY = np.array(
     [
         (m, n, splits)
         for m, n, splits in itertools.product(_EXTENTS, _EXTENTS, (1, 2, 4, 8, 16, 32, 64))
-        if 2**10 <= m * n <= 2**15
+        if 2**9 <= m * n <= 2**15
     ],
     float,
 )
-_TILE_M, _TILE_N, _SPLITS = _TILES.T
+_ANY_TILES = _Tiles(_ANY[:, 0], _ANY[:, 1], 32, _ANY[:, 2])
 # XLA splits K of a batch's products only where they are as small as this.
 _MOST_SPLIT_OF_BATCH = 350
-# From here on XLA reads operands whose rows start anywhere at the lower rate.
-_LONG_K = 2048
 # XLA converts both operands of such a product of 16 bits, each by a kernel of its own.
 _TINY = 512
+# The name of a config of mma_sync: tile, warp's tile, stages and, if any, parts of K.
+_MMA_SYNC = re.compile(r"(\d+)x(\d+)x(\d+)_w\d+x\d+_s\d+(?:_k(\d+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What the kernels of one library do."""
+
+    launch_us: float
+    element_us: tuple[float, float]  # that a block loads, of 16 bits and of 32
+    misaligned: tuple[float, float]  # times that, where rows start on 2 bytes, and on 4 or 8
+    k_us: float  # a block's of each k beside its loads
+    multiply_us: float  # a block's of a product of 16 bits; twice that of TF32
+    parts_us: float  # adding up parts of K, beside
+    part_bytes_per_us: float  # reading and writing them
+    bytes_per_us: float  # of memory
+    misaligned_bytes_per_us: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Libraries:
-    """What XLA's and cuBLASLt's kernels do on an H200."""
+    """What XLA's kernels, cuBLASLt's where rows start anywhere, and mma_sync do on an H200."""
 
-    # An element of 16 bits, and of 32, that a block of XLA's loads.
-    xla_element_us: tuple[float, float] = (0.91e-4, 1.72e-4)
-    xla_launch_us: float = 1.12
-    xla_splits_us: float = 4.9
-    xla_tiny_us: float = 4.92
-    xla_bytes_per_us: float = 4.16e6
-    xla_unaligned_bytes_per_us: float = 1.62e6
+    xla: Rates = Rates(
+        launch_us=1.55,
+        element_us=(2.49e-5, 7.17e-5),
+        misaligned=(4.05, 1.67),
+        k_us=0.00332,
+        multiply_us=1.03e-6,
+        parts_us=4.14,
+        part_bytes_per_us=4.43e5,
+        bytes_per_us=3.91e6,
+        misaligned_bytes_per_us=2.80e6,
+    )
+    cublaslt: Rates = Rates(
+        launch_us=3.43,
+        element_us=(2.62e-5, 0.000127),
+        misaligned=(7.24, 0.992),
+        k_us=0.00207,
+        multiply_us=1.12e-6,
+        parts_us=4.28,
+        part_bytes_per_us=7.86e7,
+        bytes_per_us=2.58e6,
+        misaligned_bytes_per_us=3.07e6,
+    )
+    mma_sync: Rates = Rates(
+        launch_us=4.59,
+        element_us=(2.74e-5, 5.5e-5),
+        misaligned=(11.8, 3.95),
+        k_us=9.96e-6,
+        multiply_us=7.57e-7,
+        parts_us=0.319,
+        part_bytes_per_us=5.07e6,
+        bytes_per_us=2.96e6,
+        misaligned_bytes_per_us=3.17e6,
+    )
+    # XLA's, where it takes cuBLASLt's kernel: beyond what that takes.
+    xla_cublaslt_us: float = 3.4
     # A D of one row or one column; and one row of 16 bits by a large B, wherever that starts.
-    xla_vector_us: float = 1.75
-    xla_vector_bytes_per_us: float = 3.21e6
+    xla_vector_us: float = 1.59
+    xla_vector_bytes_per_us: float = 2.77e6
     xla_row_us: float = 2.8
     xla_row_bytes_per_us: float = 4.65e6
-    # cuBLASLt, where rows do not start on 16 bytes: elements of 16 bits on 2 bytes, on more, and of
-    # 32 bits; and how much faster those come that are no neighbours along K.
-    cublaslt_element_us: tuple[float, float, float] = (2.76e-4, 1.46e-4, 2.95e-4)
-    cublaslt_across: float = 0.57
-    cublaslt_launch_us: float = 3.61
-    cublaslt_splits_us: float = 4.6
-    cublaslt_bytes_per_us: float = 3.58e6
+    xla_tiny_us: float = 4.4
 
     def with_memory(self, factor: float) -> "Libraries":
         """The same beside a memory that is so many times as fast."""
-        rates = [field.name for field in dataclasses.fields(self) if "bytes_per_us" in field.name]
-        return dataclasses.replace(self, **{name: getattr(self, name) * factor for name in rates})
+        return _with_memory(self, factor)
+
+
+def _with_memory(rates, factor: float):
+    changed = {}
+    for field in dataclasses.fields(rates):
+        value = getattr(rates, field.name)
+        if isinstance(value, Rates):
+            changed[field.name] = _with_memory(value, factor)
+        elif "bytes_per_us" in field.name:
+            changed[field.name] = value * factor
+    return dataclasses.replace(rates, **changed)
 
 
 H200 = Libraries()
 
 
-def xla_us(p: Problem, num_sms: int, c: Libraries) -> float | None:
-    """Microseconds of XLA's own kernel; None where it would copy operands, or nothing is known."""
+def xla_us(p: Problem, num_sms: int, c: Libraries, cublaslt_us: float) -> float | None:
+    """Microseconds of XLA's own kernel; None where it would copy operands, or nothing is known.
+
+    `cublaslt_us`: what the product takes cuBLASLt.
+    """
     is_tf32 = p.compute == "tf32"
     is_16bit = p.compute == "f32" and p.a.dtype in ("f16", "bf16")
     is_row = p.m == 1 and p.batch == 1 and is_16bit
     if not (is_tf32 or is_16bit) or not p.is_bare or not (p.is_packed or is_row):
         return None
-    vector = math.inf
-    if p.m == 1 or (p.n == 1 and (p.k < _LONG_K or p.a.is_aligned or p.batch > 1)):
-        vector = c.xla_vector_us + p.bytes / c.xla_vector_bytes_per_us
+    us = math.inf
+    if p.m == 1 or p.n == 1:
+        us = c.xla_vector_us + p.bytes / c.xla_vector_bytes_per_us
     if is_row:
-        return min(vector, c.xla_row_us + p.bytes / c.xla_row_bytes_per_us)
-    element_us = c.xla_element_us[is_tf32]
-    unaligned = sum(
-        num_bytes
-        for operand, num_bytes in ((p.a, p.a_bytes), (p.b, p.b_bytes))
-        if p.k >= _LONG_K and not operand.is_aligned
-    )
-    memory = (p.bytes - unaligned) / c.xla_bytes_per_us
-    memory += unaligned / c.xla_unaligned_bytes_per_us
+        return min(us, c.xla_row_us + p.bytes / c.xla_row_bytes_per_us)
     can_split = p.batch == 1 or p.m * p.n <= _MOST_SPLIT_OF_BATCH
-    sums = c.xla_splits_us if can_split else math.inf
-    us = c.xla_launch_us + _tiles_us(
-        p, num_sms, (element_us, element_us), memory, sums, c.xla_bytes_per_us
-    )
+    alignments = _alignment(p.a), _alignment(p.b)
+    us = min(us, _tiles_us(p, num_sms, c.xla, alignments, _ANY_TILES, can_split))
     if is_16bit and p.k > 1 and p.m * p.n * p.k <= _TINY:
         us += c.xla_tiny_us
-    return min(us, vector)
+    if p.a.is_aligned and p.b.is_aligned:
+        us = min(us, cublaslt_us + c.xla_cublaslt_us)
+    return us
 
 
-def cublaslt_unaligned_us(p: Problem, num_sms: int, c: Libraries) -> float:
+def cublaslt_misaligned_us(p: Problem, num_sms: int, c: Libraries) -> float:
     """Microseconds of cuBLASLt's first choice where rows of A or B do not start on 16 bytes."""
-    size = DTYPES[p.a.dtype].itemsize
-    strides = [x.ld for x in (p.a, p.b)] + [x.inner_stride for x in (p.a, p.b)]
-    of_halves = c.cublaslt_element_us[all(stride % 2 == 0 for stride in strides)]
-    element_us = c.cublaslt_element_us[2] if size == 4 else of_halves
-    along_k = not p.a.transposed, p.b.transposed
-    elements = [element_us * (1 if is_along else c.cublaslt_across) for is_along in along_k]
-    memory = p.bytes / c.cublaslt_bytes_per_us
-    sums = c.cublaslt_splits_us if p.batch == 1 else math.inf
-    return c.cublaslt_launch_us + _tiles_us(
-        p, num_sms, elements, memory, sums, c.cublaslt_bytes_per_us
-    )
+    alignments = (min(_alignment(p.a), _alignment(p.b)),) * 2
+    return _tiles_us(p, num_sms, c.cublaslt, alignments, _ANY_TILES, p.batch == 1)
+
+
+def mma_sync_us(p: Problem, num_sms: int, c: Libraries, config: str) -> float | None:
+    """Microseconds of a config of mma_sync; None where nothing is known of it."""
+    match = _MMA_SYNC.fullmatch(config)
+    if match is None or not p.is_bare:
+        return None
+    tiles = _Tiles(*(int(number or 1) for number in match.groups()))
+    return _tiles_us(p, num_sms, c.mma_sync, (_alignment(p.a), _alignment(p.b)), tiles)
+
+
+def _alignment(operand: Operand) -> int:
+    """The bytes, up to 16, at whose multiples all rows start, in a buffer that does."""
+    if operand.is_aligned:
+        return 16
+    strides = operand.ld, operand.inner_stride
+    return math.gcd(16, *(x * DTYPES[operand.dtype].itemsize for x in strides))
 
 
 def _tiles_us(
     p: Problem,
     num_sms: int,
-    elements_us: tuple[float, float],
-    memory_us: float,
-    sums_us: float,
-    bytes_per_us: float,
+    rates: Rates,
+    alignments: tuple[int, int],
+    tiles: _Tiles,
+    can_split: bool = True,
 ) -> float:
-    """The shortest time of any tile and number of parts; `sums_us` is that of adding up parts."""
-    of_a, of_b = elements_us
-    tiles = np.ceil(p.m / _TILE_M) * np.ceil(p.n / _TILE_N) * (p.batch * _SPLITS)
-    depth = 32 * np.ceil(p.k / (32 * _SPLITS))
-    loads = np.ceil(tiles / num_sms) * depth * (_TILE_M * of_a + _TILE_N * of_b)
-    parts = 8 * p.batch * p.m * p.n / bytes_per_us * _SPLITS + sums_us
-    us = np.cbrt(loads**3 + memory_us**3) + np.where(_SPLITS > 1, parts, 0)
-    return float(us.min())
+    """The shortest time of any of these tiles."""
+    is_32bit = DTYPES[p.a.dtype].itemsize == 4
+    of_a, of_b = (
+        rates.element_us[is_32bit] * (1 if x == 16 else rates.misaligned[x >= 4])
+        for x in alignments
+    )
+    count = np.ceil(p.m / tiles.m) * np.ceil(p.n / tiles.n) * (p.batch * tiles.splits)
+    depth = np.ceil(count / num_sms) * tiles.k * np.ceil(p.k / (tiles.k * tiles.splits))
+    loads = depth * (tiles.m * of_a + tiles.n * of_b + rates.k_us)
+    products = depth * tiles.m * tiles.n * rates.multiply_us * (1 + is_32bit)
+    misaligned = sum(
+        num_bytes for x, num_bytes in zip(alignments, (p.a_bytes, p.b_bytes), strict=True) if x < 16
+    )
+    memory = (p.bytes - misaligned) / rates.bytes_per_us
+    memory += misaligned / rates.misaligned_bytes_per_us
+    parts = 8 * p.batch * p.m * p.n * tiles.splits / rates.part_bytes_per_us
+    parts = parts + (rates.parts_us if can_split else math.inf)
+    us = np.cbrt(loads**3 + products**3 + memory**3) + np.where(tiles.splits > 1, parts, 0)
+    return rates.launch_us + float(np.min(us))
