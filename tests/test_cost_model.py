@@ -18,6 +18,8 @@ from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Function, Result
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import cost_model, tables
+from jax_tcgemm.selection.choice import cautious_us
+from jax_tcgemm.selection.implementations import Candidate
 from jax_tcgemm.system import modules
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -27,7 +29,6 @@ MEASURED = REPOSITORY / "benchmarks" / "results" / "h200-wgmma-configs.csv"
 MEASURED_FUNCTIONS = MEASURED.with_name("h100-functions.jsonl")
 MEASURED_ROWS = MEASURED.with_name("h200-wgmma-rows.csv")
 MEASURED_CHOICES = MEASURED.with_name("h200-wgmma-choices.csv")
-MEASURED_WAYS = MEASURED.with_name("h100-regret.csv")
 WGMMA_CC = CONFIG_H.with_name("wgmma.cc")
 # Those of dense products.
 DENSE, _, _ = CONFIG_H.read_text(encoding="utf-8").partition("#define TCGEMM_WGMMA_RAGGED")
@@ -258,21 +259,24 @@ def test_cublaslt_splits_no_batch_and_reads_rows_that_start_anywhere_as_they_are
 
 
 def test_what_is_left_to_xla():
-    """Small products, and batches of small ones whose rows start anywhere; none of many loads."""
+    """Small products, and batches of small ones whose rows start anywhere; none of many loads.
+
+    Of aligned TF32 that we would transpose, XLA has cuBLASLt's kernel.
+    """
 
     def ratio(p):
         predicted = cost_model.predict(p, NUM_SMS, CONFIGS)
         return predicted.xla / min(predicted.wgmma)
 
-    assert ratio(problem(64, 64, 64, "TN")) < 1
+    assert ratio(problem(24, 24, 24, "TN")) < 1
     assert ratio(problem(77, 64, 77, batch=32)) < 0.5
     assert ratio(problem(1500, 64, 1500, batch=16)) < 0.9
     assert ratio(problem(4095, 64, 4095, batch=12)) < 1
     assert ratio(problem(38484, 8, 2, "NT", "f32")) < 0.5
     assert ratio(problem(1, 28672, 4096)) < 1
     for size in (1024, 2048, 4096, 8192):
-        assert ratio(problem(size, size, size)) > 2
-        assert ratio(problem(size, size, size, "TN", "f32")) > 1.5
+        assert ratio(problem(size, size, size)) > 1.02
+        assert 0.8 < ratio(problem(size, size, size, "TN", "f32")) < 1.1
     assert ratio(problem(2051, 2051, 2051)) > 1.5
 
 
@@ -304,11 +308,20 @@ def test_an_h100_has_the_same_sms_beside_a_slower_memory():
         assert 1 <= slow / fast < 1.02
 
 
-def test_what_is_chosen_of_all_measured_ways_is_near_the_fastest():
-    """Of random products on an H100, bare ones: wgmma, cuBLASLt's first choice and XLA's kernel."""
+@pytest.mark.parametrize(
+    ("name", "count", "geomean", "low"),
+    [
+        # Two that the rates were fitted to, and one that was drawn afterwards.
+        ("h100-regret.csv", 352, 0.94, 0.74),
+        ("h100-regret-again.csv", 347, 0.95, 0.77),
+        ("h100-regret-check.csv", 361, 0.94, 0.75),
+    ],
+)
+def test_what_is_chosen_of_all_measured_ways_is_near_the_fastest(name, count, geomean, low):
+    """Of random products on an H100, bare ones, of the ways that predictions tell apart."""
     calibration = cost_model.calibration_of("NVIDIA H100 80GB HBM3")
-    ratios, before = [], []
-    for outcome in regret.read(MEASURED_WAYS):
+    ratios = []
+    for outcome in regret.read(MEASURED.with_name(name)):
         case, times = outcome.draw.case, {name: us for name, (us, _) in outcome.times.items()}
         if outcome.draw.epilogue:
             continue
@@ -320,13 +333,18 @@ def test_what_is_chosen_of_all_measured_ways_is_near_the_fastest():
         # cuBLASLt's aligned products are told from the fastest of all of ours.
         us["cublaslt/heuristic0"] = cost_model.predict(p, NUM_SMS, CONFIGS, calibration).cublaslt
         us["xla/default"] = predicted.xla
-        choice = min(us.keys() & times.keys(), key=us.get)
-        ratios.append(min(times.values()) / times[choice])
-        before.append(min(times.values()) / times[outcome.chosen])
-    assert len(ratios) == 352
-    assert np.exp(np.mean(np.log(before))) < 0.75
-    assert np.exp(np.mean(np.log(ratios))) > 0.95
-    assert np.percentile(ratios, 5) > 0.77
+        for way in times:
+            if way.startswith("mma_sync/"):
+                config = way.removeprefix("mma_sync/")
+                us[way] = cost_model.mma_sync_us(p, NUM_SMS, config, calibration)
+        chosen = min(
+            us.keys() & times.keys(),
+            key=lambda way: cautious_us((Candidate(*way.split("/"), ""), us[way])),
+        )
+        ratios.append(min(times.values()) / times[chosen])
+    assert len(ratios) == count
+    assert np.exp(np.mean(np.log(ratios))) > geomean
+    assert np.percentile(ratios, 5) > low
 
 
 def test_it_goes_over_whole_arrays_of_configs():

@@ -450,10 +450,10 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
             (timed if us is not None else others).append((candidate, us))
         else:
             others.append((candidate, None))
-    return sorted(timed, key=_cautious_us) + others
+    return sorted(timed, key=cautious_us) + others
 
 
-def _cautious_us(timed: tuple[Candidate, float]) -> float:
+def cautious_us(timed: tuple[Candidate, float]) -> float:
     """A predicted time, longer for those that are known less well."""
     candidate, us = timed
     return us * _DOUBT.get(candidate.implementation, 1.0)
