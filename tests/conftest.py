@@ -1,5 +1,6 @@
 """Tests run against the installed package, never against the folder beside them."""
 
+import collections
 import importlib.metadata
 import importlib.util
 import json
@@ -8,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -78,11 +80,44 @@ SURFACE = re.compile(
 )
 
 
+# A test of more cases than this runs half of them, unless --all-cases asks for all.
+_MANY_CASES = 8
+_RUNS_ALL = "gpu", "sanitizer", "emulated_all", "compiled_all", "fuzz"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all-cases", action="store_true", help="run all cases of tests with many")
+
+
+def _unasked(config, items) -> list:
+    """Half of the cases of tests that have many, without those of planted mistakes.
+
+    A hash of their names says which: one half with -m surface, the other one without, so that the
+    oldest JAX and the newest share what touches JAX.
+    """
+    if config.option.all_cases or any("::" in argument for argument in config.args):
+        return []
+    cases = collections.defaultdict(list)
+    for item in items:
+        if "mistake" not in item.nodeid and not any(map(item.get_closest_marker, _RUNS_ALL)):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    first = "surface" not in config.option.markexpr
+    found = []
+    for same in cases.values():
+        if len(same) > _MANY_CASES:
+            found += sorted(same, key=lambda x: zlib.crc32(x.nodeid.encode()))[first::2]
+    return found
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if SURFACE.match(item.nodeid):
             item.add_marker("surface")
+    if unasked := _unasked(config, items):
+        config.hook.pytest_deselected(items=unasked)
+        kept = {id(item) for item in items} - {id(item) for item in unasked}
+        items[:] = [item for item in items if id(item) in kept]
     for slow in ("emulated_all", "compiled_all", "fuzz"):
         if slow not in config.option.markexpr:
             skipped = pytest.mark.skip(reason=f"slow: ask for it with -m {slow}")

@@ -497,7 +497,7 @@ def run_program(steps, results, x, y):
     return [values[i] for i in results]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(programs())
 def test_random_programs(program):
     steps, results, is_differentiated = program

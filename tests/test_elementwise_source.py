@@ -835,7 +835,7 @@ def alike(*arrays):
     phases=(Phase.generate,),  # each example is many functions, compiled together
     suppress_health_check=list(HealthCheck),
 )
-@given(functions=st.lists(trees(), min_size=30, max_size=30))
+@given(functions=st.lists(trees(), min_size=15, max_size=15))
 def test_random_functions_are_those_of_jax(functions, tmp_path_factory):
     operands = tuple((SHAPE, dtype) for dtype in TREE_DTYPES)
     with jax.enable_x64(True):

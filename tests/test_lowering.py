@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gpu.gemm_call import split_base
 from jax import lax
 
 import jax_tcgemm
@@ -280,8 +279,8 @@ def test_the_real_cuda_module_lowers_what_it_accepts():
     for name, configs in modules.cuda.implementations().items():
         dtype = "float32" if name.startswith("simt") else "bfloat16"
         x = struct(256, 256, dtype=dtype)
-        # Every kernel, and the first one with K split in every way.
-        for config in [c for c in configs if split_base(c) in ("", configs[0])]:
+        # Some of every kind, and of the kernels of which there are most.
+        for config in [*configs[:4], *configs[4 :: max(len(configs) // 12, 1)]]:
             f = functools.partial(
                 jax_tcgemm.matmul, implementation=name, config=config, precision="highest"
             )
