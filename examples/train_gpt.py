@@ -66,6 +66,7 @@ SIZES = {
     "test": Size(32, 96, 2, 2, 16, 4, 1e-2),
     "toy": Size(128, 384, 4, 4, 64, 8, 3e-3),
     "100m": Size(768, 2560, 12, 12, 1024, 16, 6e-4),
+    "300m": Size(2048, 8192, 6, 16, 1024, 16, 3e-4),
 }
 
 
@@ -343,7 +344,7 @@ def train(
     """
     console, sizes = console or Console(), SIZES[size]
     dtype = jnp.dtype(dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32"))
-    text = read_text(20_000_000 if size == "100m" else 2_000_000)
+    text = read_text(20_000_000 if sizes.width > 500 else 2_000_000)
     trainings = [Training("jax_tcgemm", OURS, sizes, dtype, steps)]
     if mesh is not None:
         devices = several_devices.make_mesh(mesh)
