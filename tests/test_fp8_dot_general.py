@@ -1,5 +1,7 @@
 """Products that train in 8 bits: values, gradients, what they keep, and Flax's layers with them."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +40,35 @@ def test_values_and_gradients(recipe, grad_dtype):
     near(x_bar, rounded(g, grad_dtype, **of_rows) @ rounded(w, **of_weights).T)
     near(w_bar, rounded(x.T, **of_rows) @ rounded(g.T, grad_dtype, **of_rows).T)
     assert np.linalg.norm(x_bar - g @ w.T) < 0.1 * np.linalg.norm(g @ w.T)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("lhs", [0, 1])
+@pytest.mark.parametrize("rhs", [0, 1])
+def test_operands_lie_either_way(recipe, lhs, rhs):
+    """What is contracted first or last: the same numbers, and cotangents that lie as operands."""
+    x, w, g = normal(M, K), normal(K, N, seed=1), normal(M, N, seed=2)
+    product = Fp8DotGeneral(recipe)
+    numbers = (((1 - lhs,), (rhs,)), ((), ()))
+    operands = x.T if lhs else x, w.T if rhs else w
+    expected, pull_back = jax.vjp(lambda x, w: product(x, w, NN), x, w)
+    out, pullback = jax.vjp(lambda x, w: product(x, w, numbers), *operands)
+    near(out, np.asarray(expected, np.float64))
+    near(product(*operands, numbers), np.asarray(expected, np.float64))
+    for got, want, is_transposed in zip(pullback(g), pull_back(g), (lhs, rhs), strict=True):
+        near(got.T if is_transposed else got, np.asarray(want, np.float64))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_weights_are_transposed_by_the_quantiser_alone(recipe):
+    x = jax.ShapeDtypeStruct((4, 1024, 512), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((512, 2, 768), jnp.bfloat16)
+    numbers = (((2,), (0,)), ((), ()))
+    loss = lambda x, w: Fp8DotGeneral(recipe)(x, w, numbers).astype(jnp.float32).sum()  # noqa: E731
+    traced = jax.jit(jax.grad(loss, (0, 1))).trace(x, w)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    moved = re.findall(r"stablehlo.transpose .*: \(tensor<(\S+)>\)", text)
+    assert {shape.rpartition("x")[2] for shape in moved} == {"f32"}, moved  # Those are scales.
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -13,7 +13,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_tcgemm.primitives.quantize import quantize
 from jax_tcgemm.problem.quantized import QuantizedArray
-from jax_tcgemm.quantization.fp8_dot_general import How, by_rows, product_of_rows
+from jax_tcgemm.quantization.fp8_dot_general import (
+    How,
+    as_rows,
+    by_rows,
+    cotangents,
+    product_of_rows,
+    rows_and_columns,
+)
 
 _OP = "DelayedFp8DotGeneral"
 
@@ -89,27 +96,25 @@ class DelayedFp8DotGeneral(fp8_ops.Fp8DotGeneralBase):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _product(dtypes, how: How, lhs, rhs, state) -> jax.Array:
     lhs, rhs = (
-        _quantized(x, dtypes[0], own)[0][0] for x, own in zip((lhs, rhs), state, strict=False)
+        _quantized(as_rows(x, is_columns), dtypes[0], own)[0][0]
+        for x, is_columns, own in zip((lhs, rhs), how.are_columns, state, strict=False)
     )
     return product_of_rows(lhs, rhs, how, how.dtype)
 
 
 def _forward(dtypes, how: How, lhs, rhs, state):
-    (lhs, lhs_transposed), of_lhs = _quantized(lhs, dtypes[0], state[0])
-    (rhs, rhs_transposed), of_rhs = _quantized(rhs, dtypes[0], state[1])
-    kept = checkpoint_name((lhs_transposed, rhs_transposed), "fp8_operands")
+    lhs, of_lhs = _quantized(lhs, dtypes[0], state[0])
+    rhs, of_rhs = _quantized(rhs, dtypes[0], state[1])
+    (lhs, lhs_columns), (rhs, rhs_columns) = map(rows_and_columns, (lhs, rhs), how.are_columns)
+    kept = checkpoint_name((lhs_columns, rhs_columns), "fp8_operands")
     return product_of_rows(lhs, rhs, how, how.dtype), (kept, of_lhs, of_rhs, state[2])
 
 
 def _backward(dtypes, how: How, kept, cotangent):
     """The gradient of state is the state after this step."""
-    (lhs, rhs), of_lhs, of_rhs, of_gradient = kept
-    (rows, columns), of_gradient = _quantized(cotangent, dtypes[1], of_gradient)
-    return (
-        product_of_rows(rows, rhs, how, how.operands[0]),
-        product_of_rows(columns, lhs, how, how.operands[1]),
-        [of_lhs, of_rhs, of_gradient],
-    )
+    columns, of_lhs, of_rhs, of_gradient = kept
+    gradient, of_gradient = _quantized(cotangent, dtypes[1], of_gradient)
+    return (*cotangents(how, gradient, *columns), [of_lhs, of_rhs, of_gradient])
 
 
 _product.defvjp(_forward, _backward)

@@ -111,11 +111,21 @@ class Fp8DotGeneral:
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """What is static of a product of rows; `dtype` is that of its result."""
+    """What is static of a product (*batch, m, k) times (*batch, n, k).
+
+    Attributes:
+      precision: as of `jax_tcgemm.dot_general`.
+      dtype: of its result.
+      operands: their dtypes, and those of their cotangents.
+      are_columns: whether they lie as (*batch, k, m) and (*batch, k, n), as weights do in most
+        layers, and so do their cotangents: what is quantised along both dimensions need not be
+        transposed before.
+    """
 
     precision: object
     dtype: np.dtype
     operands: tuple[np.dtype, np.dtype]
+    are_columns: tuple[bool, bool] = (False, False)
 
 
 def by_rows(
@@ -125,7 +135,7 @@ def by_rows(
 
     Args:
       op: the public function, for messages.
-      run: run(how, lhs, rhs), of a `How` and operands (*batch, rows, depth).
+      run: run(how, lhs, rhs), of a `How` and operands that lie as it says.
       lhs: as of `jax_tcgemm.dot_general`, and so the others.
       rhs: ...
       dimension_numbers: ...
@@ -137,22 +147,36 @@ def by_rows(
     contract, batch = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
     dtype = canonical_element_type(op, preferred_element_type)
     dtype = promoted_dtype(op, lhs, rhs) if dtype is None else dtype
-    how = How(canonical_precision(op, precision), dtype, (lhs.dtype, rhs.dtype))
     shape = [lhs.shape[axis] for axis in batch[0]]
     folded = []
     for x, contracted, batched in zip((lhs, rhs), contract, batch, strict=True):
         free = [axis for axis in range(x.ndim) if axis not in (*contracted, *batched)]
         shape += [x.shape[axis] for axis in free]
-        folded.append(_rows(x, batched, free, contracted))
-    out = run(how, *folded).reshape(shape)
+        folded.append(_folded(x, batched, free, contracted))
+    (lhs_columns, lhs), (rhs_columns, rhs) = folded
+    dtypes = lhs.dtype, rhs.dtype
+    how = How(canonical_precision(op, precision), dtype, dtypes, (lhs_columns, rhs_columns))
+    out = run(how, lhs, rhs).reshape(shape)
     return resharded(out, canonical_sharding(op, out_sharding, out.ndim))
 
 
-def _rows(x, batch, free, contract) -> jax.Array:
-    """An operand as (*batch, rows, depth), whose rows are what it is multiplied by."""
+def _folded(x, batch, free, contract) -> tuple[bool, jax.Array]:
+    """Whether an operand lies as columns, and it as these or as rows; see `How`."""
+    is_columns = [*batch, *contract, *free] == list(range(x.ndim)) and bool(free and contract)
+    groups = (contract, free) if is_columns else (free, contract)
     shape = [x.shape[axis] for axis in batch]
-    shape += [math.prod(x.shape[axis] for axis in axes) for axes in (free, contract)]
-    return lax.transpose(x, (*batch, *free, *contract)).reshape(shape)
+    shape += [math.prod(x.shape[axis] for axis in axes) for axes in groups]
+    return is_columns, lax.transpose(x, (*batch, *groups[0], *groups[1])).reshape(shape)
+
+
+def as_rows(x, is_columns: bool) -> jax.Array:
+    """An operand as (*batch, rows, depth)."""
+    return jnp.swapaxes(x, -1, -2) if is_columns else x
+
+
+def rows_and_columns(made, is_columns: bool):
+    """What is made of an operand and of its transpose, by rows and by columns."""
+    return made[::-1] if is_columns else made
 
 
 def product_of_rows(lhs, rhs, how: How, dtype) -> jax.Array:
@@ -162,29 +186,45 @@ def product_of_rows(lhs, rhs, how: How, dtype) -> jax.Array:
     return dot_general(lhs, rhs, numbers, how.precision, dtype)
 
 
+def cotangents(how: How, gradient, lhs_columns, rhs_columns) -> tuple[jax.Array, jax.Array]:
+    """Those of both operands, as they lie, by products that contract last dimensions.
+
+    `gradient`: of the product, by rows and by columns.
+    """
+
+    def product(which: int, own, other):
+        pair = (other, own) if how.are_columns[which] else (own, other)
+        return product_of_rows(*pair, how, how.operands[which])
+
+    rows, columns = gradient
+    return product(0, rows, rhs_columns), product(1, columns, lhs_columns)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _product(product: Fp8DotGeneral, how: How, lhs, rhs) -> jax.Array:
-    of_lhs, of_rhs = _RECIPES[product.recipe]
-    return product_of_rows(quantize(lhs, **of_lhs), quantize(rhs, **of_rhs), how, how.dtype)
+    recipes = _RECIPES[product.recipe]
+    lhs, rhs = (
+        quantize(as_rows(x, is_columns), **recipe)
+        for x, is_columns, recipe in zip((lhs, rhs), how.are_columns, recipes, strict=True)
+    )
+    return product_of_rows(lhs, rhs, how, how.dtype)
 
 
 def _forward(product: Fp8DotGeneral, how: How, lhs, rhs):
-    of_lhs, of_rhs = _RECIPES[product.recipe]
-    lhs, lhs_transposed = quantize(lhs, **of_lhs, with_transpose=True)
-    rhs, rhs_transposed = quantize(rhs, **of_rhs, with_transpose=True)
-    kept = checkpoint_name((lhs_transposed, rhs_transposed), "fp8_operands")
+    (lhs, lhs_columns), (rhs, rhs_columns) = (
+        rows_and_columns(quantize(x, **recipe, with_transpose=True), is_columns)
+        for x, is_columns, recipe in zip(
+            (lhs, rhs), how.are_columns, _RECIPES[product.recipe], strict=True
+        )
+    )
+    kept = checkpoint_name((lhs_columns, rhs_columns), "fp8_operands")
     return product_of_rows(lhs, rhs, how, how.dtype), kept
 
 
 def _backward(product: Fp8DotGeneral, how: How, kept, cotangent):
-    """Each product contracts last dimensions: of the cotangent's rows, and of its columns."""
-    lhs, rhs = kept
     of_gradients, _ = _RECIPES[product.recipe]
-    rows, columns = quantize(cotangent, product.grad_dtype, **of_gradients, with_transpose=True)
-    return (
-        product_of_rows(rows, rhs, how, how.operands[0]),
-        product_of_rows(columns, lhs, how, how.operands[1]),
-    )
+    gradient = quantize(cotangent, product.grad_dtype, **of_gradients, with_transpose=True)
+    return cotangents(how, gradient, *kept)
 
 
 _product.defvjp(_forward, _backward)
