@@ -292,6 +292,19 @@ def test_xla_is_predicted_for_bare_products_of_packed_operands():
     assert xla(problem(64, 64, 64, dtype="f8e4m3fn")) is None
 
 
+def test_mma_sync_is_predicted_for_bare_products_of_16_bits_and_tf32():
+    def mma_sync(p, config="64x64x64_w32x32_s4_k2"):
+        return cost_model.mma_sync_us(p, NUM_SMS, config)
+
+    p = problem(64, 64, 8192)
+    assert 1 < mma_sync(p) < mma_sync(p, "64x64x64_w32x32_s4")
+    assert mma_sync(problem(64, 64, 8192, dtype="f32")) > mma_sync(p)
+    assert mma_sync(problem(63, 63, 8191)) > 1.5 * mma_sync(p)
+    assert mma_sync(dataclasses.replace(p, alpha=2.0)) is None
+    assert mma_sync(problem(64, 64, 8192, dtype="f8e4m3fn")) is None
+    assert mma_sync(p, "small") is None
+
+
 def test_an_h100_has_the_same_sms_beside_a_slower_memory():
     h100 = cost_model.calibration_of("NVIDIA H100 80GB HBM3")
     assert cost_model.calibration_of("NVIDIA H200") is cost_model.H200

@@ -137,10 +137,9 @@ def xla_us(p: Problem, num_sms: int, c: Libraries, cublaslt_us: float) -> float 
 
     `cublaslt_us`: what the product takes cuBLASLt.
     """
-    is_tf32 = p.compute == "tf32"
-    is_16bit = p.compute == "f32" and p.a.dtype in ("f16", "bf16")
+    is_16bit = _is_16bit(p)
     is_row = p.m == 1 and p.batch == 1 and is_16bit
-    if not (is_tf32 or is_16bit) or not p.is_bare or not (p.is_packed or is_row):
+    if not (_is_tf32(p) or is_16bit) or not p.is_bare or not (p.is_packed or is_row):
         return None
     us = math.inf
     if p.m == 1 or p.n == 1:
@@ -166,10 +165,18 @@ def cublaslt_misaligned_us(p: Problem, num_sms: int, c: Libraries) -> float:
 def mma_sync_us(p: Problem, num_sms: int, c: Libraries, config: str) -> float | None:
     """Microseconds of a config of mma_sync; None where nothing is known of it."""
     match = _MMA_SYNC.fullmatch(config)
-    if match is None or not p.is_bare:
+    if match is None or not p.is_bare or not (_is_tf32(p) or _is_16bit(p)):
         return None
     tiles = _Tiles(*(int(number or 1) for number in match.groups()))
     return _tiles_us(p, num_sms, c.mma_sync, (_alignment(p.a), _alignment(p.b)), tiles)
+
+
+def _is_tf32(p: Problem) -> bool:
+    return p.compute == "tf32"
+
+
+def _is_16bit(p: Problem) -> bool:
+    return p.compute == "f32" and p.a.dtype in ("f16", "bf16")
 
 
 def _alignment(operand: Operand) -> int:
