@@ -294,7 +294,8 @@ def test_xla_is_predicted_for_bare_products_of_packed_operands():
 
 def test_mma_sync_is_predicted_for_bare_products_of_16_bits_and_tf32():
     def mma_sync(p, config="64x64x64_w32x32_s4_k2"):
-        return cost_model.mma_sync_us(p, NUM_SMS, config)
+        us = cost_model.mma_sync_us(p, NUM_SMS, (config,))
+        return us if us is None else float(us[0])
 
     p = problem(64, 64, 8192)
     assert 1 < mma_sync(p) < mma_sync(p, "64x64x64_w32x32_s4")
@@ -346,10 +347,10 @@ def test_what_is_chosen_of_all_measured_ways_is_near_the_fastest(name, count, ge
         # cuBLASLt's aligned products are told from the fastest of all of ours.
         us["cublaslt/heuristic0"] = cost_model.predict(p, NUM_SMS, CONFIGS, calibration).cublaslt
         us["xla/default"] = predicted.xla
-        for way in times:
-            if way.startswith("mma_sync/"):
-                config = way.removeprefix("mma_sync/")
-                us[way] = cost_model.mma_sync_us(p, NUM_SMS, config, calibration)
+        mma_sync = [way for way in times if way.startswith("mma_sync/")]
+        configs = tuple(way.removeprefix("mma_sync/") for way in mma_sync)
+        predicted = cost_model.mma_sync_us(p, NUM_SMS, configs, calibration)
+        us |= zip(mma_sync, predicted, strict=True) if mma_sync else ()
         chosen = min(
             us.keys() & times.keys(),
             key=lambda way: cautious_us((Candidate(*way.split("/"), ""), us[way])),

@@ -437,19 +437,20 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     calibration = cost_model.calibration_of(device.name)
     predicted = cost_model.predict(problem, device.num_sms, names, calibration)
     # Where wgmma cannot run it, the others are timed beside each other all the same.
-    timed, others = list(zip(wgmma, predicted.wgmma.tolist(), strict=True)) if wgmma else [], []
+    known = dict(zip(wgmma, predicted.wgmma.tolist(), strict=True)) if wgmma else {}
+    mma_sync = [c for c in rest if c.implementation == "mma_sync"] if wgmma else []
+    us = cost_model.mma_sync_us(
+        problem, device.num_sms, tuple(c.config for c in mma_sync), calibration
+    )
+    if us is not None:
+        known |= dict(zip(mma_sync, us.tolist(), strict=True))
     # What XLA takes is known beside wgmma; of one row it is the best wherever that is not.
-    is_known = wgmma or (problem.m == 1 and problem.batch == 1)
-    for candidate in rest:
-        if candidate.implementation == "cublaslt" and candidate.config == configs_of("cublaslt")[0]:
-            timed.append((candidate, predicted.cublaslt))
-        elif candidate.implementation == XLA and predicted.xla is not None and is_known:
-            timed.append((candidate, predicted.xla))
-        elif candidate.implementation == "mma_sync" and wgmma:
-            us = cost_model.mma_sync_us(problem, device.num_sms, candidate.config, calibration)
-            (timed if us is not None else others).append((candidate, us))
-        else:
-            others.append((candidate, None))
+    if predicted.xla is not None and (wgmma or (problem.m == 1 and problem.batch == 1)):
+        known[Candidate(XLA, XLA_CONFIG, "")] = predicted.xla
+    if first := configs_of("cublaslt")[:1]:
+        known[Candidate("cublaslt", *first, "")] = predicted.cublaslt
+    timed = [(candidate, known[candidate]) for candidate in runnable if candidate in known]
+    others = [(candidate, None) for candidate in rest if candidate not in known]
     return sorted(timed, key=cautious_us) + others
 
 

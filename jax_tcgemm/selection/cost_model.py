@@ -219,10 +219,10 @@ def predict(
 
 
 def mma_sync_us(
-    problem: Problem, num_sms: int, config: str, calibration: Calibration = H200
-) -> float | None:
-    """Microseconds of a config of mma_sync; None where nothing is known of it."""
-    return library_cost.mma_sync_us(problem, num_sms, calibration.libraries, config)
+    problem: Problem, num_sms: int, configs: tuple[str, ...], calibration: Calibration = H200
+) -> np.ndarray | None:
+    """Microseconds of each of these configs of mma_sync; None where nothing is known of them."""
+    return library_cost.mma_sync_us(problem, num_sms, calibration.libraries, configs)
 
 
 def loop_us(

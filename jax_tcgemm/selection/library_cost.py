@@ -14,6 +14,7 @@ The rates were fitted to 800 random products on an H100; docs/tuning.md says wha
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -26,24 +27,24 @@ from jax_tcgemm.problem.gemm import Operand, Problem
 
 
 class _Tiles(NamedTuple):
-    """Tiles that kernels may have, as arrays or numbers, and into how many parts they divide K."""
+    """Tiles that kernels may have, and into how many parts they divide K."""
 
-    m: np.ndarray | int
-    n: np.ndarray | int
-    k: int
-    splits: np.ndarray | int
+    m: np.ndarray
+    n: np.ndarray
+    k: np.ndarray
+    splits: np.ndarray
 
 
 _EXTENTS = (16, 32, 64, 128, 256)
 _ANY = np.array(
     [
-        (m, n, splits)
+        (m, n, 32, splits)
         for m, n, splits in itertools.product(_EXTENTS, _EXTENTS, (1, 2, 4, 8, 16, 32, 64))
         if 2**9 <= m * n <= 2**15
     ],
     float,
 )
-_ANY_TILES = _Tiles(_ANY[:, 0], _ANY[:, 1], 32, _ANY[:, 2])
+_ANY_TILES = _Tiles(*_ANY.T)
 # XLA splits K of a batch's products only where they are as small as this.
 _MOST_SPLIT_OF_BATCH = 350
 # XLA converts both operands of such a product of 16 bits, each by a kernel of its own.
@@ -148,7 +149,7 @@ def xla_us(p: Problem, num_sms: int, c: Libraries, cublaslt_us: float) -> float 
         return min(us, c.xla_row_us + p.bytes / c.xla_row_bytes_per_us)
     can_split = p.batch == 1 or p.m * p.n <= _MOST_SPLIT_OF_BATCH
     alignments = _alignment(p.a), _alignment(p.b)
-    us = min(us, _tiles_us(p, num_sms, c.xla, alignments, _ANY_TILES, can_split))
+    us = min(us, float(_tiles_us(p, num_sms, c.xla, alignments, _ANY_TILES, can_split).min()))
     if is_16bit and p.k > 1 and p.m * p.n * p.k <= _TINY:
         us += c.xla_tiny_us
     if p.a.is_aligned and p.b.is_aligned:
@@ -159,16 +160,27 @@ def xla_us(p: Problem, num_sms: int, c: Libraries, cublaslt_us: float) -> float 
 def cublaslt_misaligned_us(p: Problem, num_sms: int, c: Libraries) -> float:
     """Microseconds of cuBLASLt's first choice where rows of A or B do not start on 16 bytes."""
     alignments = (min(_alignment(p.a), _alignment(p.b)),) * 2
-    return _tiles_us(p, num_sms, c.cublaslt, alignments, _ANY_TILES, p.batch == 1)
+    us = _tiles_us(p, num_sms, c.cublaslt, alignments, _ANY_TILES, p.batch == 1)
+    return float(us.min())
 
 
-def mma_sync_us(p: Problem, num_sms: int, c: Libraries, config: str) -> float | None:
-    """Microseconds of a config of mma_sync; None where nothing is known of it."""
-    match = _MMA_SYNC.fullmatch(config)
-    if match is None or not p.is_bare or not (_is_tf32(p) or _is_16bit(p)):
+def mma_sync_us(
+    p: Problem, num_sms: int, c: Libraries, configs: tuple[str, ...]
+) -> np.ndarray | None:
+    """Microseconds of each of these configs of mma_sync; None where nothing is known of them."""
+    tiles = _mma_sync_tiles(configs)
+    if tiles is None or not p.is_bare or not (_is_tf32(p) or _is_16bit(p)):
         return None
-    tiles = _Tiles(*(int(number or 1) for number in match.groups()))
     return _tiles_us(p, num_sms, c.mma_sync, (_alignment(p.a), _alignment(p.b)), tiles)
+
+
+@functools.lru_cache(maxsize=64)
+def _mma_sync_tiles(configs: tuple[str, ...]) -> _Tiles | None:
+    matches = [_MMA_SYNC.fullmatch(config) for config in configs]
+    if not matches or None in matches:
+        return None
+    numbers = [[int(number or 1) for number in match.groups()] for match in matches]
+    return _Tiles(*np.array(numbers, float).T)
 
 
 def _is_tf32(p: Problem) -> bool:
@@ -194,8 +206,8 @@ def _tiles_us(
     alignments: tuple[int, int],
     tiles: _Tiles,
     can_split: bool = True,
-) -> float:
-    """The shortest time of any of these tiles."""
+) -> np.ndarray:
+    """What each of these tiles takes."""
     is_32bit = DTYPES[p.a.dtype].itemsize == 4
     of_a, of_b = (
         rates.element_us[is_32bit] * (1 if x == 16 else rates.misaligned[x >= 4])
@@ -213,4 +225,4 @@ def _tiles_us(
     parts = 8 * p.batch * p.m * p.n * tiles.splits / rates.part_bytes_per_us
     parts = parts + (rates.parts_us if can_split else math.inf)
     us = np.cbrt(loads**3 + products**3 + memory**3) + np.where(tiles.splits > 1, parts, 0)
-    return rates.launch_us + float(np.min(us))
+    return rates.launch_us + us
