@@ -81,8 +81,8 @@ SURFACE = re.compile(
 
 
 # A test of more cases than this runs half of them, unless --all-cases asks for all.
-_MANY_CASES = 8
-_RUNS_ALL = "gpu", "sanitizer", "emulated_all", "compiled_all", "fuzz"
+_MANY_CASES = 6
+_RUNS_ALL = "all_cases", "gpu", "sanitizer", "emulated_all", "compiled_all", "fuzz"
 
 
 def pytest_addoption(parser):

@@ -13,6 +13,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = [page for page in sorted(DOCS.glob("*.md")) if "```python" in page.read_text("utf-8")]
 
 
+@pytest.mark.all_cases
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_runs(page, cpu_rule):
     """Each page is one program: its blocks run in order and share their names."""

@@ -39,6 +39,7 @@ MODULES = (
 )
 
 
+@pytest.mark.all_cases
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
     failed, attempted = doctest.testmod(importlib.import_module(f"jax_tcgemm.{name}"))

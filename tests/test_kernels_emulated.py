@@ -65,6 +65,7 @@ def tuned(emulator, run_folder):
     return Emulator(run_folder / "tuned", *emulated.tuned_tables(), like=emulator)
 
 
+@pytest.mark.all_cases
 @pytest.mark.parametrize(
     "product", emulated.tuned_products(), ids=lambda x: "-".join(vars(x).values())
 )
