@@ -20,6 +20,10 @@ from jax_tcgemm.epilogues import HEADER, EpilogueSource, Result, emit
 from jax_tcgemm.epilogues.expressions import STORED, computed
 from jax_tcgemm.kernels import Instance, nvrtc
 
+of_elements = [
+    pytest.mark.usefixtures("x64"),
+    pytest.mark.filterwarnings("ignore:.* encountered in cast:RuntimeWarning"),
+]
 needs_compiler = pytest.mark.skipif(bool(reason()), reason=reason())
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc.reason()), reason=nvrtc.reason())
 

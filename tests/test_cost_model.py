@@ -17,7 +17,7 @@ from jax_tcgemm.bench import functions, records, regret, suites
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Function, Result
 from jax_tcgemm.problem.gemm import Operand, Problem
-from jax_tcgemm.selection import cost_model, tables
+from jax_tcgemm.selection import cost_model, library_cost, tables
 from jax_tcgemm.selection.choice import cautious_us
 from jax_tcgemm.selection.implementations import Candidate
 from jax_tcgemm.system import modules
@@ -294,7 +294,7 @@ def test_xla_is_predicted_for_bare_products_of_packed_operands():
 
 def test_mma_sync_is_predicted_for_bare_products_of_16_bits_and_tf32():
     def mma_sync(p, config="64x64x64_w32x32_s4_k2"):
-        us = cost_model.mma_sync_us(p, NUM_SMS, (config,))
+        us = library_cost.mma_sync_us(p, NUM_SMS, library_cost.H200, (config,))
         return us if us is None else float(us[0])
 
     p = problem(64, 64, 8192)
@@ -349,7 +349,7 @@ def test_what_is_chosen_of_all_measured_ways_is_near_the_fastest(name, count, ge
         us["xla/default"] = predicted.xla
         mma_sync = [way for way in times if way.startswith("mma_sync/")]
         configs = tuple(way.removeprefix("mma_sync/") for way in mma_sync)
-        predicted = cost_model.mma_sync_us(p, NUM_SMS, configs, calibration)
+        predicted = library_cost.mma_sync_us(p, NUM_SMS, calibration.libraries, configs)
         us |= zip(mma_sync, predicted, strict=True) if mma_sync else ()
         chosen = min(
             us.keys() & times.keys(),

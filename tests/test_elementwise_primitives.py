@@ -25,6 +25,7 @@ from elementwise_cases import (
     is_float,
     needs_compiler,
     needs_nvrtc,
+    of_elements,
     special,
 )
 from elementwise_library import Library
@@ -34,10 +35,7 @@ from jax import lax
 
 from jax_tcgemm.epilogues.expressions import STORED
 
-pytestmark = [
-    pytest.mark.usefixtures("x64"),
-    pytest.mark.filterwarnings("ignore:.* encountered in cast:RuntimeWarning"),
-]
+pytestmark = of_elements
 
 # --- primitives -----------------------------------------------------------------------------------
 
@@ -232,22 +230,32 @@ _UNITS_OFF = {"lgamma": 2, "log2": 1.5}
 
 # --- subnormal numbers ----------------------------------------------------------------------------
 
-SUBNORMAL = Case(
-    lambda x, y: {
+
+def arithmetic(library, x, y):
+    """By jax.numpy or numpy."""
+    return {
         "sum": x + y,
         "difference": x - y,
         "product": x * y,
         "half": x * np.float32(0.5),
         "quotient": x / y,
-        "root": jnp.sqrt(abs(x)),
-        "maximum": jnp.maximum(x, y),
-        "minimum": jnp.minimum(x, y),
+        "root": library.sqrt(abs(x)),
+        "maximum": library.maximum(x, y),
+        "minimum": library.minimum(x, y),
         "negative": -x,
         **{str(dtype): x.astype(dtype) for dtype in (F16, BF16, E4M3, E5M2, F64)},
-        "sum of halves": x.astype(jnp.float16) + y.astype(jnp.float16),
-        "next": lax.nextafter(x, y),
-        "scaled bits": lax.bitcast_convert_type(x, jnp.int32) + 1,
-    },
+        "sum of halves": x.astype(np.float16) + y.astype(np.float16),
+    }
+
+
+SUBNORMAL = Case(
+    lambda x, y: (
+        arithmetic(jnp, x, y)
+        | {
+            "next": lax.nextafter(x, y),
+            "scaled bits": lax.bitcast_convert_type(x, jnp.int32) + 1,
+        }
+    ),
     accumulators=(F32, F32),
     shape=(4096,),
 )
@@ -260,19 +268,7 @@ def test_subnormal_numbers_are_kept(tmp_path):
     x, y = (np.ldexp(rng.uniform(-2, 2, 4096).astype("f"), exponents) for _ in range(2))
     x[x == 0] = 1  # NumPy takes either zero for the larger one.
     with np.errstate(all="ignore"):
-        half = np.float16
-        expected = {
-            "sum": x + y,
-            "difference": x - y,
-            "product": x * y,
-            "half": x * np.float32(0.5),
-            "quotient": x / y,
-            "root": np.sqrt(abs(x)),
-            "maximum": np.maximum(x, y),
-            "minimum": np.minimum(x, y),
-            "negative": -x,
-            **{str(dtype): x.astype(dtype) for dtype in (F16, BF16, E4M3, E5M2, F64)},
-            "sum of halves": x.astype(half) + y.astype(half),
+        expected = arithmetic(np, x, y) | {
             "next": np.nextafter(x, y),
             "scaled bits": x.view(np.int32) + 1,
         }

@@ -21,6 +21,7 @@ from elementwise_cases import (
     compiles,
     needs_compiler,
     needs_nvrtc,
+    of_elements,
 )
 from elementwise_library import Library
 from jax import lax
@@ -29,10 +30,7 @@ from jax_tcgemm.epilogues import InexpressibleError, Read, Reduction, Result, em
 from jax_tcgemm.epilogues.places import Place
 from jax_tcgemm.problem.activations import ACTIVATIONS
 
-pytestmark = [
-    pytest.mark.usefixtures("x64"),
-    pytest.mark.filterwarnings("ignore:.* encountered in cast:RuntimeWarning"),
-]
+pytestmark = of_elements
 
 # --- functions that products end with ---------------------------------------------------------
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gpu.gemm_call import split_base
 from jax import lax
 
 import jax_tcgemm
@@ -270,7 +271,7 @@ def test_unsharded_programs_have_no_custom_partitioning(fake_cuda):
     assert set(re.findall(r"custom_call @(\w+)", text)) == {"tcgemm_gemm"}
 
 
-def test_the_real_cuda_module_lowers_what_it_accepts():
+def test_the_real_cuda_module_lowers_what_it_accepts(request):
     from jax_tcgemm.system import modules
 
     if modules.cuda is None:
@@ -279,8 +280,11 @@ def test_the_real_cuda_module_lowers_what_it_accepts():
     for name, configs in modules.cuda.implementations().items():
         dtype = "float32" if name.startswith("simt") else "bfloat16"
         x = struct(256, 256, dtype=dtype)
-        # Some of every kind, and of the kernels of which there are most.
-        for config in [*configs[:4], *configs[4 :: max(len(configs) // 12, 1)]]:
+        # Every kernel, and the first one with K split in every way; some of them by default.
+        own = [c for c in configs if split_base(c) in ("", configs[0])]
+        if not request.config.option.all_cases:
+            own = [*own[:4], *own[4 :: max(len(own) // 12, 1)]]
+        for config in own:
             f = functools.partial(
                 jax_tcgemm.matmul, implementation=name, config=config, precision="highest"
             )

@@ -47,8 +47,8 @@ _MOST_FLOPS, _MOST_BYTES = 4e11, 2e9
 _BATCHED, _FUSED = 0.4, 0.12
 
 # Ways beside the chosen one and XLA's: the first of the cost model's order, then the first of each
-# kind of wgmma that is not among them (the transposed problem or not, K split or not); and of the
-# others, of which the model says nothing. With a function a kernel is compiled for each way.
+# kind of wgmma that is not among them (the transposed problem or not, K split or not); and the
+# first of the others. With a function a kernel is compiled for each way.
 _FIRST, _OF_KINDS = 8, 4
 _OTHERS = {"cublaslt": 2, "mma_sync": 4, "wmma_tiled": 1, "simt_tiled": 1, "host": 1}
 _FUSED_WAYS = 4

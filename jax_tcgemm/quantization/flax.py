@@ -96,8 +96,8 @@ class DelayedFp8DotGeneral(fp8_ops.Fp8DotGeneralBase):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _product(dtypes, how: How, lhs, rhs, state) -> jax.Array:
     lhs, rhs = (
-        _quantized(as_rows(x, is_columns), dtypes[0], own)[0][0]
-        for x, is_columns, own in zip((lhs, rhs), how.are_columns, state, strict=False)
+        _quantized(x, dtypes[0], own)[0][0]
+        for x, own in zip(map(as_rows, (lhs, rhs), how.are_columns), state, strict=False)
     )
     return product_of_rows(lhs, rhs, how, how.dtype)
 

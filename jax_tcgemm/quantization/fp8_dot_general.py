@@ -202,21 +202,16 @@ def cotangents(how: How, gradient, lhs_columns, rhs_columns) -> tuple[jax.Array,
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _product(product: Fp8DotGeneral, how: How, lhs, rhs) -> jax.Array:
-    recipes = _RECIPES[product.recipe]
-    lhs, rhs = (
-        quantize(as_rows(x, is_columns), **recipe)
-        for x, is_columns, recipe in zip((lhs, rhs), how.are_columns, recipes, strict=True)
-    )
-    return product_of_rows(lhs, rhs, how, how.dtype)
+    of_lhs, of_rhs = _RECIPES[product.recipe]
+    lhs, rhs = map(as_rows, (lhs, rhs), how.are_columns)
+    return product_of_rows(quantize(lhs, **of_lhs), quantize(rhs, **of_rhs), how, how.dtype)
 
 
 def _forward(product: Fp8DotGeneral, how: How, lhs, rhs):
-    (lhs, lhs_columns), (rhs, rhs_columns) = (
-        rows_and_columns(quantize(x, **recipe, with_transpose=True), is_columns)
-        for x, is_columns, recipe in zip(
-            (lhs, rhs), how.are_columns, _RECIPES[product.recipe], strict=True
-        )
-    )
+    of_lhs, of_rhs = _RECIPES[product.recipe]
+    lhs = quantize(lhs, **of_lhs, with_transpose=True)
+    rhs = quantize(rhs, **of_rhs, with_transpose=True)
+    (lhs, lhs_columns), (rhs, rhs_columns) = map(rows_and_columns, (lhs, rhs), how.are_columns)
     kept = checkpoint_name((lhs_columns, rhs_columns), "fp8_operands")
     return product_of_rows(lhs, rhs, how, how.dtype), kept
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.gemm import Problem
-from jax_tcgemm.selection import cost_model, implementations, rules, tables
+from jax_tcgemm.selection import cost_model, implementations, library_cost, rules, tables
 from jax_tcgemm.selection.devices import Device
 from jax_tcgemm.selection.implementations import (
     ARGUMENTS,
@@ -439,9 +439,8 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     # Where wgmma cannot run it, the others are timed beside each other all the same.
     known = dict(zip(wgmma, predicted.wgmma.tolist(), strict=True)) if wgmma else {}
     mma_sync = [c for c in rest if c.implementation == "mma_sync"] if wgmma else []
-    us = cost_model.mma_sync_us(
-        problem, device.num_sms, tuple(c.config for c in mma_sync), calibration
-    )
+    configs = tuple(candidate.config for candidate in mma_sync)
+    us = library_cost.mma_sync_us(problem, device.num_sms, calibration.libraries, configs)
     if us is not None:
         known |= dict(zip(mma_sync, us.tolist(), strict=True))
     # What XLA takes is known beside wgmma; of one row it is the best wherever that is not.

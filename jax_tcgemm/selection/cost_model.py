@@ -218,13 +218,6 @@ def predict(
     )
 
 
-def mma_sync_us(
-    problem: Problem, num_sms: int, configs: tuple[str, ...], calibration: Calibration = H200
-) -> np.ndarray | None:
-    """Microseconds of each of these configs of mma_sync; None where nothing is known of them."""
-    return library_cost.mma_sync_us(problem, num_sms, calibration.libraries, configs)
-
-
 def loop_us(
     num_bytes: int, elements: int, work: int, num_sms: int, calibration: Calibration = H200
 ) -> float:
