@@ -59,6 +59,13 @@ SOURCES = {
         "kernels/quantize/quantize.cc",
         "kernels/quantize/launch.cu",
     ],
+    "split": [
+        *_COMMON,
+        "core/split_problem.cc",
+        "kernels/common/kernel.cc",
+        "kernels/split/split.cc",
+        "kernels/split/launch.cu",
+    ],
     "wgmma": [
         *_COMMON,
         *_REDUCTIONS,
@@ -465,7 +472,7 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     if problem.kind == "packed":
         is_product = problem.form != "weight"
         return {"d": ((problem.m, problem.n) if is_product else (problem.n, problem.k), out)}
-    if problem.kind == "quantize":
+    if problem.kind in ("quantize", "split"):
         return {name: (x.shape, x.dtype) for name, x in problem.results().items()}
     if problem.kind == "rows":
         is_sums = problem.form == "sums"

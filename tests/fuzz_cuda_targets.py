@@ -21,7 +21,9 @@ from fuzz_targets import (
 from jax_tcgemm.inspect import fragments
 from jax_tcgemm.kernels import Instance, program
 from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE, ELEMENTWISE_COMPUTE
+from jax_tcgemm.problem.function import Numbers
 from jax_tcgemm.problem.quantize import QuantizeProblem
+from jax_tcgemm.problem.split import SplitProblem
 from jax_tcgemm.selection import target_device
 from jax_tcgemm.system import modules
 
@@ -195,6 +197,39 @@ class Quantize:
     @staticmethod
     def expected(call: Call) -> list:
         return [anything(result) for result in call.results]
+
+
+class Split:
+    """tcgemm_split: csrc/core/split_problem.h. A program must bring the kernels."""
+
+    target = "tcgemm_split"
+
+    @staticmethod
+    def draw(rng, platform: Platform) -> Call:
+        form = one_of(rng, ["real", "left", "right", "right_first"])
+        x, out = "f32" if form == "real" else "c64", one_of(rng, ["bf16", "f32"])
+        outer, middle, inner, columns, deeper = (int(x) for x in rng.integers(1, 30, 5))
+        inner = inner if form.startswith("right") else 1
+        filled = inner if form == "right_first" else middle
+        p = {"abi": platform.abi, "form": form, "outer": outer, "middle": middle, "inner": inner}
+        p |= {"columns": columns, "depth": filled + deeper, "pitch": -(-columns // 8) * 8}
+        p["parts"] = Numbers.of([*rng.integers(0, 3, int(rng.integers(0, 9))), 0])
+        query = p | {"in_dtype": x, "out_dtype": out}
+        queries = platform.module.split
+        p["implementation"], p["config"], _ = platform.choose(rng, queries, query)
+        problem = {k: v for k, v in query.items() if k != "abi"}
+        problem["parts"] = tuple(problem["parts"].tolist())
+        shape = SplitProblem(**problem).shape
+        operands = [draw(rng, x, (outer, middle, inner, columns))]
+        return Call("tcgemm_split", "split", p, operands, [Buffer(out, shape)], flip(rng, 0.7))
+
+    @staticmethod
+    def names(attributes) -> tuple[list[str], list[str]]:
+        return ["x"], ["d"]
+
+    @staticmethod
+    def expected(call: Call) -> list:
+        return [anything(call.results[0])]
 
 
 class FragmentProbe:
@@ -385,7 +420,7 @@ def _damaged(rng, text: str) -> str:
 
 def targets() -> tuple:
     """Every target of the GPU that is there."""
-    found = (*HOST, Transpose, Reduce, Packed, Quantize, FragmentProbe, FragmentMma, Kernel)
+    found = (*HOST, Transpose, Reduce, Packed, Quantize, Split, FragmentProbe, FragmentMma, Kernel)
     return found if modules.cutensor_reason() else (*found, Tensor)
 
 

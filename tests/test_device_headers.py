@@ -24,6 +24,7 @@ def test_kernels_ship():
             "packed/wide_kernel",
             "quantize/row_kernel",
             "quantize/tile_kernel",
+            "split/kernel",
             "wgmma/kernel",
             "wgmma/ragged_kernel",
         )

@@ -15,6 +15,7 @@ import pytest
 from kernel_instances import INCLUDE, all_mma_sync, all_wgmma, instances, wgmma
 from packed_cases import all_packed
 from quantize_cases import all_quantize
+from split_cases import all_split
 
 import jax_tcgemm
 from jax_tcgemm.kernels import CompileError, Instance, cache, compile_kernels, compiler, nvrtc
@@ -85,7 +86,7 @@ def test_every_kernel_compiles_without_faults(instance):
     "instance",
     [
         pytest.param(x, id=name)
-        for found in (all_mma_sync(), all_wgmma(), all_packed(), all_quantize())
+        for found in (all_mma_sync(), all_wgmma(), all_packed(), all_quantize(), all_split())
         for name, x in found.items()
     ],
 )

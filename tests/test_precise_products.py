@@ -16,6 +16,7 @@ import jax_tcgemm
 from jax_tcgemm import selection, tensor
 from jax_tcgemm.device import dense, epilogue, parts
 from jax_tcgemm.problem.precision import canonical_precision, resolve
+from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 F32, BF16, C64 = (np.dtype(x) for x in (jnp.float32, jnp.bfloat16, jnp.complex64))
 X3, X6, X9, TF32 = PRESETS
@@ -103,7 +104,7 @@ def test_parts_add_up_under_jit(preset):
     """Roundings that cancel on paper stay in the program."""
     x = normal(50, 31)
     own = numerics(preset)
-    split = jax.jit(lambda x: parts.split(x, own, (1,), (), is_rhs=False))(x)
+    split = jax.jit(lambda x: parts.split("matmul", x, own, (1,), (), is_rhs=False))(x)
     assert split.dtype == own.lhs_dtype
     assert split.shape == (50, len(own.parts.pairs), 31)
     by_number = {i: widened(split[:, p]) for p, (i, _) in enumerate(own.parts.pairs)}
@@ -220,7 +221,7 @@ def test_default_precision_of_a_program():
     a, b = operands("normal", 33, 20, 70)
     with jax.default_matmul_precision(X6):
         (call,) = calls(jax_tcgemm.matmul, a, b)
-        assert call.problem.k == 6 * 70
+        assert call.problem.k == 6 * 72  # in rows of whole 16 bytes
         (call,) = calls(jax_tcgemm.matmul, a.astype(BF16), b.astype(BF16))
         assert call.problem.k == 70
         np.testing.assert_array_equal(
@@ -438,9 +439,10 @@ def test_where_a_kernel_finds_gate_and_up(pair_first):
         config=None,
     )
     function = jax.make_jaxpr(lambda gate, up: gate * up)(*[jnp.zeros((m, n))] * 2)
-    folded = epilogue._folded(epilogue.Product(bare, function, (), 1, 1), "cuda")
+    folded = epilogue._folded(epilogue.Product(bare, function, (), 1, 1), ASSUMED_GPU)
     assert not isinstance(folded, str), folded
     own, fold, problem, _, _ = folded
+    own = parts.split_by_xla(own)
     a, b = (
         widened(dense.prepare(y, bare, own, fold, is_rhs=is_rhs)).ravel()
         for is_rhs, y in enumerate((x, w))

@@ -6,6 +6,7 @@
 #include "core/quantize_problem.h"
 #include "core/ragged_problem.h"
 #include "core/rows_problem.h"
+#include "core/split_problem.h"
 
 namespace tcgemm {
 
@@ -28,5 +29,8 @@ const PackedImplementation* packed_products();
 
 // Arrays of 8 bits and their scales.
 const QuantizeImplementation* quantiser();
+
+// Operands in parts.
+const SplitImplementation* splitter();
 
 }  // namespace tcgemm

@@ -51,6 +51,11 @@ const QuantizeImplementations& quantize_implementations() {
   return all;
 }
 
+const SplitImplementations& split_implementations() {
+  static const SplitImplementations all{splitter()};
+  return all;
+}
+
 const blas::Implementations& blas_implementations() {
   static const blas::Implementations all{cublas_blas()};
   return all;
@@ -107,6 +112,8 @@ XLA_FFI_DEFINE_HANDLER(rows_handler, call<rows_implementations>, binding("rows")
 XLA_FFI_DEFINE_HANDLER(packed_handler, call<packed_implementations>, binding("packed"),
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(quantize_handler, call<quantize_implementations>, binding("quantize"),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(split_handler, call<split_implementations>, binding("split"),
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(blas_handler, call<blas_implementations>, binding("blas"), {ffi::Traits::kCmdBufferCompatible});
 
@@ -188,6 +195,7 @@ NB_MODULE(_cuda, module) {
     targets["tcgemm_rows"] = nb::capsule(reinterpret_cast<void*>(rows_handler));
     targets["tcgemm_packed"] = nb::capsule(reinterpret_cast<void*>(packed_handler));
     targets["tcgemm_quantize"] = nb::capsule(reinterpret_cast<void*>(quantize_handler));
+    targets["tcgemm_split"] = nb::capsule(reinterpret_cast<void*>(split_handler));
     targets["tcgemm_transpose"] = nb::capsule(reinterpret_cast<void*>(transpose_handler));
     targets["tcgemm_reduce"] = nb::capsule(reinterpret_cast<void*>(reduce_handler));
     nb::dict blas_stages;
@@ -213,6 +221,8 @@ NB_MODULE(_cuda, module) {
   define_queries(packed_queries, packed_implementations());
   nb::module_ quantize_queries = module.def_submodule("quantize", "The same queries for arrays of 8 bits.");
   define_queries(quantize_queries, quantize_implementations());
+  nb::module_ split_queries = module.def_submodule("split", "The same queries for parts of operands.");
+  define_queries(split_queries, split_implementations());
   define_tensor_queries(module);
   nb::module_ blas_queries = module.def_submodule("blas", "The same queries for BLAS calls.");
   define_queries(blas_queries, blas_implementations());

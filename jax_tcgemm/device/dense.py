@@ -118,12 +118,12 @@ def permuted_bytes(plan: Plan) -> int:
 
 def _split_bytes(product: Product, numerics: Numerics, is_rhs: bool) -> int:
     """Bytes that are read and written to split an operand into parts."""
-    layout = _layout(product, numerics)
-    shape, dtype, new_shape, new_dtype = (
-        (product.lhs_shape, product.lhs_dtype, layout.lhs_shape, numerics.lhs_dtype),
-        (product.rhs_shape, product.rhs_dtype, layout.rhs_shape, numerics.rhs_dtype),
+    shape, dtype, new_dtype = (
+        (product.lhs_shape, product.lhs_dtype, numerics.lhs_dtype),
+        (product.rhs_shape, product.rhs_dtype, numerics.rhs_dtype),
     )[is_rhs]
-    return math.prod(shape) * dtype.itemsize + math.prod(new_shape) * new_dtype.itemsize
+    stored = math.prod(layout_of(product, numerics).stored[is_rhs])
+    return math.prod(shape) * dtype.itemsize + stored * new_dtype.itemsize
 
 
 def copies(product: Product, numerics: Numerics, folded: Fold) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     """
     product = of_device(product, device)
     obstacle = obstacle or selection.obstacle_of(product.op)
-    folded = obstacle or fold_product(product, device.platform)
+    folded = obstacle or fold_product(product, device)
     if isinstance(folded, str):
         obstacle, folded = folded, (None, None, None)
     asked = product.implementation, product.config
@@ -212,21 +212,24 @@ def of_device(product, device: selection.Device):
 
 
 @functools.lru_cache(maxsize=4096)
-def fold_product(product: Product, platform: str) -> tuple[Numerics, Fold, Problem] | str:
+def fold_product(
+    product: Product, device: selection.Device
+) -> tuple[Numerics, Fold, Problem] | str:
     """How a product is done as one matrix product, or why none of ours covers it."""
-    numerics = resolve(
-        product.lhs_dtype, product.rhs_dtype, product.result_dtype, product.precision, platform
-    )
+    dtypes = product.lhs_dtype, product.rhs_dtype, product.result_dtype
+    numerics = resolve(*dtypes, product.precision, device.platform)
     if isinstance(numerics, str):
         return numerics
+    numerics = parts.split_on(device, numerics)
     dtypes = numerics.lhs_dtype, numerics.rhs_dtype
-    layout = _layout(product, numerics)
+    layout = layout_of(product, numerics)
     folded = fold(
         layout.lhs_shape,
         layout.rhs_shape,
         layout.dimension_numbers,
         layout.permutation,
         (*(x.itemsize for x in dtypes), numerics.out_dtype.itemsize),
+        layout.stored,
     )
     if isinstance(folded, str):
         return folded
@@ -245,13 +248,14 @@ def fold_product(product: Product, platform: str) -> tuple[Numerics, Fold, Probl
     return numerics, folded, problem
 
 
-def _layout(product: Product, numerics: Numerics) -> parts.Layout:
+def layout_of(product: Product, numerics: Numerics) -> parts.Layout:
+    """What is folded: the product of the operands, or of their parts."""
     return parts.layout(
         product.lhs_shape,
         product.rhs_shape,
         product.dimension_numbers,
         product.permutation,
-        numerics.parts,
+        numerics,
     )
 
 
@@ -276,7 +280,7 @@ def dot_general(lhs: jax.Array, rhs: jax.Array, plan: Plan, out_sharding=None) -
     d = local_gemm(plan.problem, a, b, choice=plan.choice, shape=folded.shape)
     if folded.result_order is not None:
         d = lax.transpose(d, folded.result_order)
-    d = parts.joined(d, _layout(plan.product, numerics).component)
+    d = parts.joined(d, layout_of(plan.product, numerics).component, plan.product.result_shape)
     return lax.convert_element_type(d, plan.product.result_dtype)
 
 
@@ -293,7 +297,8 @@ def _of_dtype(x: jax.Array, product: Product, numerics: Numerics, is_rhs: bool) 
     if numerics.parts is None:
         return lax.convert_element_type(x, numerics.rhs_dtype if is_rhs else numerics.lhs_dtype)
     contract, batch = (axes[is_rhs] for axes in product.dimension_numbers)
-    return parts.split(x, numerics, contract, batch, is_rhs=is_rhs)
+    stored = layout_of(product, numerics).stored[is_rhs]
+    return parts.split(product.op, x, numerics, contract, batch, stored, is_rhs=is_rhs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -356,8 +361,8 @@ def _xla(lhs, rhs, plan, out_sharding):
 
 def _xla_of_parts(lhs, rhs, plan) -> jax.Array:
     """XLA's own product of the parts, in whichever order of its dimensions."""
-    product, numerics = plan.product, plan.numerics
-    layout, dtype = _layout(product, numerics), numerics.out_dtype
+    product, numerics = plan.product, parts.split_by_xla(plan.numerics)
+    layout, dtype = layout_of(product, numerics), numerics.out_dtype
     lhs = _of_dtype(lhs, product, numerics, is_rhs=False)
     rhs = _of_dtype(rhs, product, numerics, is_rhs=True)
     if plan.platform == "cpu":  # Where XLA has no products of batches of bfloat16 in float32.
@@ -370,7 +375,9 @@ def _xla_of_parts(lhs, rhs, plan) -> jax.Array:
         precision=lax.Precision.DEFAULT,
         preferred_element_type=dtype,
     )
-    out = parts.joined(lax.transpose(out, layout.permutation), layout.component)
+    out = parts.joined(
+        lax.transpose(out, layout.permutation), layout.component, product.result_shape
+    )
     return lax.convert_element_type(out, product.result_dtype)
 
 

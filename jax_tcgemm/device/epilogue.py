@@ -138,7 +138,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     if device.platform == "cpu" and (may_be_unfused or asked[0] == "host"):
         obstacle = obstacle or "on the CPU XLA runs the function"
         return _unfused(product, obstacle)
-    folded = obstacle or _folded(product, device.platform)
+    folded = obstacle or _folded(product, device)
     if isinstance(folded, str):
         if may_be_unfused:
             return _unfused(product, folded)
@@ -175,9 +175,7 @@ def _compared(
     """
     num_accumulators = product.num_accumulators
     stored, function = of_stored(product.function, num_accumulators)
-    bare = dense.fold_product(
-        dataclasses.replace(product.product, result_dtype=stored), device.platform
-    )
+    bare = dense.fold_product(dataclasses.replace(product.product, result_dtype=stored), device)
     if isinstance(bare, str):
         return True, ""
     alone, fused = (selection.predicted_us(x, device) for x in (bare[2], problem))
@@ -216,12 +214,12 @@ def _unfused(product: Product, why: str) -> Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def _folded(product: Product, platform: str):
+def _folded(product: Product, device: selection.Device):
     """What a `Plan` has of it, or what stands against it."""
     one, alternate = _one_of_stacked(product), False
     if one is None and (one := _one_of_alternating(product)) is not None:
         alternate = True
-    folded = dense.fold_product(one or product.product, platform)
+    folded = dense.fold_product(one or product.product, device)
     if isinstance(folded, str):
         return folded
     numerics, fold, problem = folded
@@ -337,8 +335,8 @@ def _gated(
     if product.pair is None:
         return dataclasses.replace(problem, epilogue=Epilogue(gated=True))
     if one is not None:
-        number = 1 if numerics.parts is None else numerics.parts.number
-        gated = Epilogue(gated=True, up_offset=number * math.prod(one.rhs_shape))
+        _, rhs_stored = dense.layout_of(one, numerics).stored
+        gated = Epilogue(gated=True, up_offset=math.prod(rhs_stored))
         return dataclasses.replace(problem, epilogue=gated)
     if math.prod(product.product.result_shape[product.pair :]) != fold.n:
         return obstacle

@@ -88,6 +88,7 @@ def fold(
     dimension_numbers,
     permutation: Sequence[int],
     itemsizes: tuple[int, int, int] = (1, 1, 1),
+    stored: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> Fold | str:
     """Finds the fold that copies the fewest bytes; mostly none.
 
@@ -97,11 +98,13 @@ def fold(
       dimension_numbers: as of `lax.dot_general`.
       permutation: the result is `transpose(dot_general(lhs, rhs), permutation)`.
       itemsizes: bytes of an element of the left operand, the right operand and the result.
+      stored: extents of the arrays that hold the operands, where these are filled up; None: theirs.
 
     Returns:
       A Fold; or why there is none, which only extents over 2**31 - 1 can cause.
     """
     natural, contracted = _dims(lhs_shape, rhs_shape, dimension_numbers)
+    stored = stored or (lhs_shape, rhs_shape)
     permuted = [natural[i] for i in permutation]
     is_permuted = list(permutation) != list(range(len(permutation)))
     by_lhs = sorted(contracted, key=lambda d: d.lhs)
@@ -125,7 +128,7 @@ def fold(
         if copy_rhs:
             rhs_order = [d.rhs for d in (*result, *by_lhs) if d.rhs is not None]
         result_order = tuple(permutation) if copy_result and is_permuted else None
-        for found in _folds(lhs_shape, rhs_shape, result, contracted, lhs_order, rhs_order):
+        for found in _folds(*stored, result, contracted, lhs_order, rhs_order):
             found = dataclasses.replace(found, result_order=result_order)
             cost = _cost(found, nbytes, itemsizes)
             if cost < least:
@@ -170,9 +173,9 @@ def _strides(shape: Sequence[int], order: Sequence[int] | None) -> list[int]:
     return strides
 
 
-def _folds(lhs_shape, rhs_shape, result, contracted, lhs_order, rhs_order) -> Iterator[Fold]:
+def _folds(lhs_stored, rhs_stored, result, contracted, lhs_order, rhs_order) -> Iterator[Fold]:
     """Every cut of the result's dimensions that folds, the operands being laid out as given."""
-    lhs_strides, rhs_strides = _strides(lhs_shape, lhs_order), _strides(rhs_shape, rhs_order)
+    lhs_strides, rhs_strides = _strides(lhs_stored, lhs_order), _strides(rhs_stored, rhs_order)
 
     def levels(dims):
         return _collapse(

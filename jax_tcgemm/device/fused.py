@@ -147,7 +147,7 @@ def _scaled_plan(product: Product, device: selection.Device) -> ScaledPlan | Non
     fusion, bare = product.fusion, product.product
     is_linear = fusion.activation == "none" and not fusion.derivative and fusion.pair is None
     has_more = fusion.aux_out or fusion.sum_axes is not None or "bias" in fusion.operands
-    folded = dense.fold_product(bare, device.platform)
+    folded = dense.fold_product(bare, device)
     if not is_linear or has_more or isinstance(folded, str):
         return None
     numerics, fold, problem = folded

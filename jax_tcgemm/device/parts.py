@@ -10,52 +10,99 @@ result:
     (re, im) = (lhs_re, lhs_im) * ((rhs_re, rhs_im), (-rhs_im, rhs_re))
 """
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from jax_tcgemm.problem.precision import Numerics, Parts
+from jax_tcgemm import selection
+from jax_tcgemm.device.call import call
+from jax_tcgemm.device.request import Request, make_plan
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
+from jax_tcgemm.problem.precision import Numerics
+from jax_tcgemm.problem.split import SplitProblem
+from jax_tcgemm.selection import Device
 
 _EXPONENT_BITS = 8
 
 
 class Layout(NamedTuple):
-    """A product of parts: what of it is said to `fold`, and where its result is complex."""
+    """A product of parts: what of it is said to `fold`, and where its result is complex.
+
+    `stored` has the extents of the arrays that hold the operands, whose last dimension is filled
+    up by zeros so that rows are of whole 16 bytes. A contracted one is that long in the product,
+    too, and so is one of the right operand of complex numbers, whose result is cut.
+    """
 
     lhs_shape: tuple[int, ...]
     rhs_shape: tuple[int, ...]
     dimension_numbers: tuple
     permutation: tuple[int, ...]
+    stored: tuple[tuple[int, ...], tuple[int, ...]]
     component: int | None = None
 
 
-def layout(lhs_shape, rhs_shape, dimension_numbers, permutation, parts: Parts | None) -> Layout:
-    """The product of the parts of operands of these shapes."""
+def split_on(device: Device, numerics: Numerics) -> Numerics:
+    """The same with parts, if there are any, that a kernel splits where one can."""
+    if numerics.parts is None or device.platform != "cuda":
+        return numerics
+    return _with_splitter(numerics, device)
+
+
+def split_by_xla(numerics: Numerics) -> Numerics:
+    """The same with parts that XLA splits."""
+    return _with_splitter(numerics, None)
+
+
+def _with_splitter(numerics: Numerics, device: Device | None) -> Numerics:
+    return dataclasses.replace(numerics, parts=dataclasses.replace(numerics.parts, device=device))
+
+
+def layout(lhs_shape, rhs_shape, dimension_numbers, permutation, numerics: Numerics) -> Layout:
+    """The product of operands of these shapes, or of their parts."""
+    parts, (contract, batch), shapes = numerics.parts, dimension_numbers, (lhs_shape, rhs_shape)
     if parts is None:
-        return Layout(lhs_shape, rhs_shape, dimension_numbers, permutation)
-    (contract, batch), shapes = dimension_numbers, (lhs_shape, rhs_shape)
-    new_shapes, new_contract, new_batch = [], [], []
+        return Layout(lhs_shape, rhs_shape, dimension_numbers, permutation, shapes)
+    new_shapes, new_contract, new_batch, stored = [], [], [], []
+    multiple = 1 if parts.device is None else _ALIGNMENT // numerics.lhs_dtype.itemsize
+    is_along_rows = len(contract[0]) == 1 and any(
+        len(shape) - 1 in own for shape, own in zip(shapes, contract, strict=True)
+    )
     for shape, own, own_batch, is_rhs in zip(shapes, contract, batch, (False, True), strict=True):
         places = _places(len(shape), own, own_batch, has_component=is_rhs and parts.is_complex)
         extents = {_PARTS: parts.number, _COMPONENT: 2} | dict(enumerate(shape))
+        if is_along_rows:
+            extents[own[0]] = _up_to(extents[own[0]], multiple)
+        last = places[-1]
+        filled = _up_to(extents[last], multiple) if last not in own else extents[last]
+        if _COMPONENT in places:
+            extents[last] = filled  # Columns of re and im are to lie at one stride.
         new_shapes.append(tuple(extents[axis] for axis in places))
         new_contract.append(tuple(places.index(axis) for axis in (_PARTS, *own)))
         new_batch.append(tuple(places.index(axis) for axis in own_batch))
-    numbers = tuple(new_contract), tuple(new_batch)
+        stored.append((*new_shapes[-1][:-1], filled))
+    numbers, stored = (tuple(new_contract), tuple(new_batch)), tuple(stored)
     if not parts.is_complex:
-        return Layout(*new_shapes, numbers, permutation)
+        return Layout(*new_shapes, numbers, permutation, stored)
     # It is the first of the right operand's own dimensions, and stays that in the result.
     first = len(lhs_shape) - len(contract[0])
     order = [axis + (axis >= first) for axis in permutation]
     component = next((i for i, axis in enumerate(order) if axis > first), len(order))
     order.insert(component, first)
-    return Layout(*new_shapes, numbers, tuple(order), component)
+    return Layout(*new_shapes, numbers, tuple(order), stored, component)
 
 
 _PARTS, _COMPONENT = "parts", "component"
+_ALIGNMENT = 16  # bytes of which rows of stored parts are a multiple
+
+
+def _up_to(extent: int, multiple: int) -> int:
+    return -(-extent // multiple) * multiple
 
 
 def _places(ndim: int, contract: Sequence[int], batch: Sequence[int], *, has_component) -> list:
@@ -68,8 +115,94 @@ def _places(ndim: int, contract: Sequence[int], batch: Sequence[int], *, has_com
     return places
 
 
-def split(x: jax.Array, numerics: Numerics, contract, batch, *, is_rhs: bool) -> jax.Array:
-    """The parts of an operand, in the order of the pairs, as `layout` has them."""
+def split(
+    op: str,
+    x: jax.Array,
+    numerics: Numerics,
+    contract: Sequence[int],
+    batch: Sequence[int],
+    stored: tuple[int, ...] | None = None,
+    *,
+    is_rhs: bool,
+) -> jax.Array:
+    """The parts of an operand, in the order of the pairs, as `layout` has them.
+
+    Args:
+      op: the public function, for messages.
+      x: the operand.
+      numerics: of the product.
+      contract: its contracted dimensions.
+      batch: its batch dimensions.
+      stored: the extents of the result, filled up by zeros; None: those that it has.
+      is_rhs: which of the operands it is.
+    """
+    parts = numerics.parts
+    if parts.device is not None:
+        problem = _problem(x.shape, numerics, contract, batch, stored, is_rhs)
+        request = Request("split", op, problem)
+        plan = make_plan(request, parts.device)
+        if plan.choice.implementation != selection.XLA:
+            wide = lax.convert_element_type(x, DTYPES[problem.in_dtype])
+            (d,) = call(problem, plan.choice, [wide], list(problem.results().values()))
+            return d.reshape(
+                _shape(x.shape, numerics, contract, batch, is_rhs) if stored is None else stored
+            )
+    return _filled(_split_by_xla(x, numerics, contract, batch, is_rhs), stored)
+
+
+def _shape(shape, numerics: Numerics, contract, batch, is_rhs: bool) -> tuple[int, ...]:
+    """That of the parts, where nothing is filled up."""
+    places = _places(
+        len(shape), contract, batch, has_component=is_rhs and numerics.parts.is_complex
+    )
+    extents = {_PARTS: numerics.parts.number, _COMPONENT: 2} | dict(enumerate(shape))
+    return tuple(extents[axis] for axis in places)
+
+
+def _problem(shape, numerics, contract, batch, stored, is_rhs) -> SplitProblem | str:
+    """What the kernel is asked for, or why it is not."""
+    parts = numerics.parts
+    places = _places(len(shape), contract, batch, has_component=is_rhs and parts.is_complex)
+    stored = stored or _shape(shape, numerics, contract, batch, is_rhs)
+    if places[-1] in (_PARTS, _COMPONENT):
+        return "nothing follows the parts of a number"
+    # Runs of dimensions between those that are inserted, the last one apart.
+    runs, kept = [[]], [[]]
+    for axis, extent in zip(places[:-1], stored, strict=False):
+        if axis in (_PARTS, _COMPONENT):
+            runs.append([])
+            kept.append([])
+        else:
+            runs[-1].append(shape[axis])
+            kept[-1].append(extent)
+    outer, middle, inner = (math.prod(run) for run in (*runs, [])[:3])
+    forms = ["real", "left", "right"]
+    form = forms[parts.is_complex + (parts.is_complex and is_rhs)]
+    if form == "right" and places.index(_COMPONENT) < places.index(_PARTS):
+        form = "right_first"
+    dtype = (numerics.lhs_dtype, numerics.rhs_dtype)[is_rhs]
+    return SplitProblem(
+        form=form,
+        outer=outer,
+        middle=middle,
+        inner=inner,
+        columns=shape[places[-1]],
+        depth=math.prod(kept[2 if form == "right_first" else 1]),
+        pitch=stored[-1],
+        parts=tuple(pair[is_rhs] for pair in parts.pairs),
+        in_dtype="c64" if parts.is_complex else "f32",
+        out_dtype=DTYPE_NAMES[dtype],
+    )
+
+
+def _filled(x: jax.Array, stored: tuple[int, ...] | None) -> jax.Array:
+    if stored is None or stored == x.shape:
+        return x
+    zero = np.zeros((), x.dtype)
+    return lax.pad(x, zero, [(0, s - e, 0) for s, e in zip(stored, x.shape, strict=True)])
+
+
+def _split_by_xla(x: jax.Array, numerics: Numerics, contract, batch, is_rhs: bool) -> jax.Array:
     parts, dtype = numerics.parts, (numerics.lhs_dtype, numerics.rhs_dtype)[is_rhs]
     numbers = [pair[is_rhs] for pair in parts.pairs]
     axis = min(contract, default=x.ndim)
@@ -110,8 +243,15 @@ def _parts(x: jax.Array, numbers: Sequence[int], mantissa_bits: int, dtype) -> l
     return [lax.convert_element_type(part, dtype) for part in taken]
 
 
-def joined(d: jax.Array, component: int | None) -> jax.Array:
-    """The result of a product of parts, complex where it has a dimension for that."""
+def joined(d: jax.Array, component: int | None, shape: tuple[int, ...]) -> jax.Array:
+    """The result of a product of parts, complex where it has a dimension for that.
+
+    Args:
+      d: what the product made, which may have more columns.
+      component: the dimension of real and imaginary part.
+      shape: of the result.
+    """
     if component is None:
         return d
-    return lax.complex(*(lax.index_in_dim(d, i, component, keepdims=False) for i in range(2)))
+    components = (lax.index_in_dim(d, i, component, keepdims=False) for i in range(2))
+    return lax.complex(*(lax.slice(x, [0] * x.ndim, shape) for x in components))

@@ -1,7 +1,7 @@
 """The plan of a call that is one problem or XLA's: what to say, and what is chosen.
 
-As in dense.py, `make_plan` decides everything from shapes and dtypes; rows.py, packed.py and
-quantize.py carry plans out, and `explain` prints them.
+As in dense.py, `make_plan` decides everything from shapes and dtypes; rows.py, packed.py,
+quantize.py and parts.py carry plans out, and `explain` prints them.
 """
 
 import dataclasses
@@ -10,8 +10,9 @@ from jax_tcgemm import selection
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.quantize import QuantizeProblem
 from jax_tcgemm.problem.rows import RowsProblem
+from jax_tcgemm.problem.split import SplitProblem
 
-AnyProblem = RowsProblem | PackedProblem | QuantizeProblem
+AnyProblem = RowsProblem | PackedProblem | QuantizeProblem | SplitProblem
 
 
 @dataclasses.dataclass(frozen=True)

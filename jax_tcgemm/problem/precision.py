@@ -19,6 +19,7 @@ Follows what XLA does on each platform:
 
 import dataclasses
 import itertools
+from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
@@ -72,11 +73,13 @@ class Parts:
         in which the products are added: small ones first, so that there is a large sum to round
         only for as long as without parts.
       is_complex: whether real and imaginary parts have such parts.
+      device: where a kernel of ours splits the operands, in rows that it aligns; None: XLA does.
     """
 
     mantissa_bits: int
     pairs: tuple[tuple[int, int], ...]
     is_complex: bool
+    device: Hashable = None
 
     @property
     def number(self) -> int:

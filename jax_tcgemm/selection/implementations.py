@@ -12,6 +12,7 @@ from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.quantize import QuantizeProblem
 from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.problem.rows import RowsProblem
+from jax_tcgemm.problem.split import SplitProblem
 from jax_tcgemm.selection.devices import Device
 from jax_tcgemm.system import modules
 
@@ -30,10 +31,18 @@ _CUDA_PREFERENCE = (
     "simt_naive",
 )
 IMPLEMENTATIONS = (*_CUDA_PREFERENCE, "host", XLA)
-_CUDA_ALONE = (*_CUDA_PREFERENCE, "simt", "packed", "quantize", "cublas")
+_CUDA_ALONE = (*_CUDA_PREFERENCE, "simt", "packed", "quantize", "split", "cublas")
 PLATFORM_OF = dict.fromkeys(_CUDA_ALONE, "cuda") | {"host": "cpu"}
 
-AnyProblem = Problem | RaggedProblem | RowsProblem | PackedProblem | QuantizeProblem | BlasProblem
+AnyProblem = (
+    Problem
+    | RaggedProblem
+    | RowsProblem
+    | PackedProblem
+    | QuantizeProblem
+    | SplitProblem
+    | BlasProblem
+)
 
 # Those that know each kind of problem (`Problem.kind`).
 IMPLEMENTATIONS_OF = {
@@ -42,6 +51,7 @@ IMPLEMENTATIONS_OF = {
     "rows": ("simt", "host", XLA),
     "packed": ("packed", XLA),
     "quantize": ("quantize", XLA),
+    "split": ("split", XLA),
     "blas": ("cublas", "host", XLA),
     # In the order of preference among equals; "gemm" is one of our products.
     "contract": (XLA, "gemm", "cutensor"),

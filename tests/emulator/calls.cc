@@ -148,6 +148,12 @@ const char* emulate_quantize(const char* fields) {
   return run_without_exceptions(fields, implementations);
 }
 
+const char* emulate_split(const char* fields) {
+  using namespace tcgemm;
+  static const Named<SplitProblem, SplitBuffers> implementations{{"split", &splitter}};
+  return run_without_exceptions(fields, implementations);
+}
+
 void emulate_missing(const char* function) {
   throw std::runtime_error(std::string("this emulation was built without ") + function);
 }

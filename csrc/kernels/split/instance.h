@@ -1,0 +1,27 @@
+// What the kernels of this family are called: the C++ expressions that instantiate them.
+#pragma once
+
+#include <string>
+
+#include "core/split_problem.h"
+#include "kernels/common/type_text.h"
+
+namespace tcgemm::split {
+
+// Whether rows of X are of whole 16 bytes. Arrays begin on 16 bytes, as XLA's do, so that rows decide.
+inline bool has_vectors(const SplitProblem& p) { return p.columns * dtype_bytes(p.in) % 16 == 0; }
+
+inline const char* text_of(SplitForm form) {
+  return form == SplitForm::kReal ? "kReal" : form == SplitForm::kLeft ? "kLeft" : "kRight";
+}
+
+// Its target is the device's.
+inline KernelSource kernel_source(const SplitProblem& p) {
+  const char* const out = p.out == DType::kBF16 ? ElementType<__nv_bfloat16>::kText : ElementType<float>::kText;
+  std::string name = std::string("tcgemm::split::kernel<") + out + ", tcgemm::split::Operand::" + text_of(p.form) +
+                     (has_vectors(p) ? ", true" : ", false");
+  for (const int64_t part : p.parts) name += ", " + std::to_string(part);
+  return {"kernels/split/kernel.cuh", name + ">", {}};
+}
+
+}  // namespace tcgemm::split

@@ -1,0 +1,17 @@
+// What passes between the implementation (split.cc) and the launcher (launch.cu).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/split_problem.h"
+#include "kernels/common/kernel.h"
+
+namespace tcgemm::split {
+
+// Pieces of 16 bytes that one part and component has in D.
+int64_t num_vectors(const SplitProblem& p);
+
+// Launches the kernel that is of this problem.
+Status launch(const SplitProblem& p, const SplitBuffers& buffers, const Kernel& kernel, cudaStream_t stream);
+
+}  // namespace tcgemm::split

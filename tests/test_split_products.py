@@ -1,0 +1,154 @@
+"""Operands in parts as a GPU's kernel stores them: what it is asked for, what products read."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from precise_cases import PRESETS
+from random_arrays import normal
+from split_cases import by_definition
+
+import jax_tcgemm
+from jax_tcgemm.device import dense, parts
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.selection.devices import ASSUMED_GPU
+
+X3, X6, X9, TF32 = PRESETS
+
+# Shapes, dimension numbers and the order of the result: rows that are no whole vectors, batches,
+# several dimensions of K, operands that must be permuted.
+PRODUCTS = {
+    "nn": ((13, 21), (21, 11), (((1,), (0,)), ((), ())), (0, 1)),
+    "nt": ((13, 21), (11, 21), (((1,), (1,)), ((), ())), (0, 1)),
+    "tn": ((21, 13), (21, 11), (((0,), (0,)), ((), ())), (0, 1)),
+    "tt": ((21, 13), (11, 21), (((0,), (1,)), ((), ())), (1, 0)),
+    "aligned": ((16, 24), (24, 8), (((1,), (0,)), ((), ())), (0, 1)),
+    "batch": ((3, 5, 7), (3, 7, 9), (((2,), (1,)), ((0,), (0,))), (0, 1, 2)),
+    "batches": ((2, 3, 5, 7), (2, 3, 9, 7), (((3,), (3,)), ((0, 1), (0, 1))), (0, 1, 3, 2)),
+    "two of k": ((5, 2, 7), (2, 7, 9), (((1, 2), (0, 1)), ((), ())), (0, 1)),
+    "k within": ((5, 7, 3), (7, 9), (((1,), (0,)), ((), ())), (0, 1, 2)),
+    "heads": ((2, 5, 3, 7), (2, 6, 3, 7), (((3,), (3,)), ((0, 2), (0, 2))), (0, 1, 2, 3)),
+    "row": ((1, 9), (9, 5), (((1,), (0,)), ((), ())), (0, 1)),
+    "vector": ((9,), (9, 5), (((0,), (0,)), ((), ())), (0,)),
+    "nothing of k": ((3,), (5,), (((), ()), ((), ())), (0, 1)),
+}
+
+# Of which no kernel makes the parts, or not for both operands.
+UNALIGNED = ("nothing of k", "two of k")
+
+
+def product_of(name, preset, dtype):
+    lhs_shape, rhs_shape, numbers, order = PRODUCTS[name]
+    operands = normal(*lhs_shape, dtype=dtype), normal(*rhs_shape, seed=1, dtype=dtype)
+    result = jnp.transpose(lax.dot_general(*operands, numbers), order)
+    dtype = np.dtype(dtype)
+    product = dense.Product(
+        *("matmul", lhs_shape, dtype, rhs_shape, dtype, result.shape, dtype),
+        dimension_numbers=numbers,
+        permutation=order,
+        precision=canonical_precision("matmul", preset),
+        implementation=None,
+        config=None,
+    )
+    return product, operands
+
+
+def stored_by_xla(x, product, numerics, is_rhs):
+    contract, batch = (axes[is_rhs] for axes in product.dimension_numbers)
+    stored = dense.layout_of(product, numerics).stored[is_rhs]
+    own = parts.split_by_xla(numerics)
+    return parts.split("matmul", x, own, contract, batch, stored, is_rhs=is_rhs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("preset", [X3, X9, TF32])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_what_the_kernel_is_asked_for(name, preset, dtype):
+    """It is what XLA would store, by the definition of the problem."""
+    product, operands = product_of(name, preset, dtype)
+    numerics, _, _ = dense.fold_product(product, ASSUMED_GPU)
+    for is_rhs, x in enumerate(operands):
+        is_rhs = bool(is_rhs)
+        contract, batch = (axes[is_rhs] for axes in product.dimension_numbers)
+        stored = dense.layout_of(product, numerics).stored[is_rhs]
+        problem = parts._problem(x.shape, numerics, contract, batch, stored, is_rhs)
+        if isinstance(problem, str):
+            assert name == "nothing of k" or x.ndim == 1, problem
+            continue
+        expected = np.asarray(stored_by_xla(x, product, numerics, is_rhs)).astype(np.float32)
+        got = by_definition(problem, np.asarray(x))
+        assert np.prod(problem.shape) == expected.size
+        np.testing.assert_array_equal(got.reshape(expected.shape), expected)
+
+
+def read(x, operand, problem, rows, *, is_a):
+    """An operand of the problem, (batch, rows, k), read by its strides."""
+    batch = np.arange(problem.batch)
+    outer, inner = batch // problem.batch_inner, batch % problem.batch_inner
+    offsets = outer * operand.outer_stride + inner * operand.inner_stride
+    is_k_major = operand.transposed != is_a
+    row_stride, k_stride = (operand.ld, 1) if is_k_major else (1, operand.ld)
+    index = np.arange(rows)[:, None] * row_stride + np.arange(problem.k) * k_stride
+    return np.asarray(x).astype(np.float64).ravel()[offsets[:, None, None] + index]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("preset", [X6, TF32])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_where_products_read(name, preset, dtype):
+    """What lies at the strides of the problem is what adds up to the product."""
+    product, operands = product_of(name, preset, dtype)
+    numerics, fold, problem = dense.fold_product(product, ASSUMED_GPU)
+    stored = [
+        stored_by_xla(x, product, numerics, bool(is_rhs)) for is_rhs, x in enumerate(operands)
+    ]
+    stored = [
+        x if order is None else jnp.transpose(x, order)
+        for x, order in zip(stored, (fold.lhs_order, fold.rhs_order), strict=True)
+    ]
+    assert (problem.a.is_aligned and problem.b.is_aligned) or name in UNALIGNED
+    a, b = stored[::-1] if fold.swapped else stored
+    a = read(a, problem.a, problem, problem.m, is_a=True)
+    b = read(b, problem.b, problem, problem.n, is_a=False)
+    d = jnp.asarray(np.einsum("bmk,bnk->bmn", a, b).astype(np.float32)).reshape(fold.shape)
+    if fold.result_order is not None:
+        d = jnp.transpose(d, fold.result_order)
+    component = dense.layout_of(product, numerics).component
+    got = parts.joined(d, component, product.result_shape)
+    wide = [
+        np.asarray(x).astype(np.complex128 if dtype == "complex64" else float) for x in operands
+    ]
+    numbers, order = product.dimension_numbers, product.permutation
+    exact = _dot_general(*wide, numbers, order)
+    magnitude = _dot_general(*map(abs, wide), numbers, order)
+    allowed = {X6: 2.0**-24, TF32: 2.0**-21}[preset] + 2.0**-22
+    assert got.shape == product.result_shape
+    assert (abs(np.asarray(got) - exact) <= 2 * allowed * magnitude).all()
+
+
+def _dot_general(lhs, rhs, numbers, order):
+    letters = iter("abcdefghijklmnop")
+    of_lhs = [next(letters) for _ in lhs.shape]
+    of_rhs = [next(letters) for _ in rhs.shape]
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers
+    for i, j in zip((*lhs_contract, *lhs_batch), (*rhs_contract, *rhs_batch), strict=True):
+        of_rhs[j] = of_lhs[i]
+    free = [x for i, x in enumerate(of_lhs) if i not in (*lhs_contract, *lhs_batch)]
+    free += [x for j, x in enumerate(of_rhs) if j not in (*rhs_contract, *rhs_batch)]
+    result = [*(of_lhs[i] for i in lhs_batch), *free]
+    subscripts = f"{''.join(of_lhs)},{''.join(of_rhs)}->{''.join(result)}"
+    return np.einsum(subscripts, lhs, rhs).transpose(order)
+
+
+def test_what_is_called():
+    """Each operand's kernel, and a product of what they store."""
+    a, b = normal(33, 70), normal(70, 21, seed=1)
+    report = jax_tcgemm.explain(
+        lambda a, b: jax_tcgemm.matmul(a, b, precision=X6), a, b, platform="cuda"
+    )
+    (call,) = report
+    assert (call.problem.k, call.problem.a.ld, call.problem.b.ld) == (6 * 72, 6 * 72, 24)
+    assert [x.split(" (")[0] for x in call.copies] == [
+        "lhs split into parts of bfloat16",
+        "rhs split into parts of bfloat16",
+    ]
