@@ -25,6 +25,7 @@ CASES = [
     ("128x2_c1", Case(2, 80, 520, None, "int4", zeros=True, out="bf16")),
     ("128x2_c4", Case(7, 128, 1160, None, "uint8", scale="f16")),
     ("64x4_c1", Case(30, 96, 1024, 64, "nf4", scale="f32")),
+    ("64x4_c2", Case(13, 144, 1544, None, "int4")),
     ("128x2_c1", Case(1, 64, 256, 32, "nf4", x="f16")),
     # Those of the mistakes below.
     ("128x2_c2", Case(11, 200, 1600, 64, "int4", zeros=True)),

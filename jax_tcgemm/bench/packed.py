@@ -64,7 +64,7 @@ def _workload(suite, label, dtype, m, n, k, bits, size, configs) -> Workload:
         scale = jax.random.uniform(of_scale, scale_type.shape, jnp.float32, 0.5, 1.5)
         scale = (scale * k**-0.5 / 2 ** (bits - 2)).astype(element_type)
         packed = jax.jit(pack)(q, scale)
-        w = jax.jit(packed.dequantize, static_argnums=0)(element_type)
+        w = jax.jit(lambda packed: packed.dequantize(element_type))(packed)
         return x, *jax.tree.leaves(packed), q.astype(qtype), scale, w
 
     def packed_of(values, scales):

@@ -39,6 +39,7 @@ constexpr std::array kConfigs{
     ConfigEntry{"256x2_c4", 256, 2, 4},
     ConfigEntry{"256x2_c8", 256, 2, 8},
     ConfigEntry{"64x4_c1", 64, 4, 1},
+    ConfigEntry{"64x4_c2", 64, 4, 2},
     ConfigEntry{"w128x64_c1", 128, 0, 1, 64},
     ConfigEntry{"w128x64_c2", 128, 0, 2, 64},
     ConfigEntry{"w128x64_c4", 128, 0, 4, 64},
