@@ -398,7 +398,9 @@ def _check_results(
             f"{op}: epilogue must have no effects, got {effects}; print or raise outside of it"
         )
     for i, result in enumerate(results):
-        if result.shape == shape or (may_reduce and _is_reduced(result.shape, shape)):
+        if result.shape == shape:
+            continue
+        if may_reduce and (_is_reduced(result.shape, shape) or _is_pair(result.shape, shape)):
             continue
         which = f"result {i}" if len(results) > 1 else "one"
         rule = f"{shape} or reduced along some of its dimensions" if may_reduce else f"{shape}"
@@ -412,3 +414,8 @@ def _is_reduced(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether a shape is another one without some of its dimensions, or with 1 in their place."""
     rest = iter(shape)
     return all(any(extent == other for other in rest) for extent in own if extent != 1)
+
+
+def _is_pair(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a shape is that of two arrays of another one, as `jnp.stack` makes of them."""
+    return any(own == (*shape[:i], 2, *shape[i:]) for i in range(len(shape) + 1))
