@@ -15,6 +15,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import epilogue
 from jax_tcgemm.primitives import scaled_dot_general
 from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.quantization import fp8_mlp
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
@@ -153,6 +154,64 @@ def test_configs(kernels, config, name):
     case = CASES[name]
     assert case.plan.is_fused
     case.check(kernels, config, seed=len(config) + len(name))
+
+
+# --- its derivative -------------------------------------------------------------------------------
+
+M, N, K = 300, 272, 400
+BEHIND = {
+    "128x256x64_c1x1x1_co": "128, 256, 1, 1, 1, false, false",
+    PING_PONG: CONFIGS[PING_PONG],
+}
+
+
+@functools.cache
+def pulled_back():
+    """Of gate and up, which cooperative tiles read by TMA, two results beside each other."""
+    acc, saved = (jax.ShapeDtypeStruct((M, N), x) for x in (np.float32, jnp.bfloat16))
+    function = fp8_mlp._PulledBack("relu", np.dtype(jnp.bfloat16))
+    types = [jax.ShapeDtypeStruct((M, K), jnp.float8_e5m2), jax.ShapeDtypeStruct((N, K), E4M3)]
+    types += [jax.ShapeDtypeStruct(x, np.float32) for x in ((M, 4), (3, 4))]
+    params = {
+        **{"op": "Fp8Mlp", "num_batch": 0, "gated": False, "precision": None},
+        **{"lhs_block": (1, 128), "rhs_block": (128, 128)},
+        **{"implementation": "wgmma", "config": PING_PONG},
+        "function": jax.make_jaxpr(lambda *x: [function(*x)])(acc, saved, saved),
+    }
+    product = scaled_dot_general.product_of(*types, saved, saved, params)
+    return function, epilogue.make_plan(product, selection.target_device("cuda"))
+
+
+@pytest.fixture(scope="module")
+def kernels_behind(run_folder):
+    own = pulled_back()[1].problem.epilogue.function
+    struct = f"Function<tcgemm::elementwise::{own.name}>"
+    how = {"layout": "00", "scaled_rows": (1, 128)}
+    sources = [wgmma(x, struct, "f8e5m2,f8e4m3fn", **how) for x in BEHIND.values()]
+    sources = [dataclasses.replace(x, definitions=own.definitions) for x in sources]
+    return Emulator(run_folder / "behind_gated_factors", *map(carried, sources))
+
+
+@pytest.mark.parametrize("config", BEHIND)
+def test_derivative(kernels_behind, config):
+    function, plan = pulled_back()
+    rng = np.random.default_rng(len(config))
+    a, b = (rng.integers(-3, 4, (x, K)) for x in (M, N))
+    scales = [jnp.float32(2.0 ** rng.integers(-1, 2, x)) for x in ((M, 4), (3, 4))]
+    gate, up = (rng.integers(-3, 4, (M, N)).astype(jnp.bfloat16) for _ in range(2))
+    folded = [x.folded(own) for x, own in zip(plan.product.scales, scales, strict=True)]
+    arrays = {
+        **{"a": a.astype(jnp.float8_e5m2), "b": b.astype(E4M3)},
+        **dict(zip(("a_factors", "b_factors"), map(np.asarray, folded), strict=True)),
+        **{"function operand 0": gate, "function operand 1": up},
+    }
+    assert plan.operands == (0, 1)
+    (got,) = kernels_behind.run(plan.problem, arrays, implementation="wgmma", config=config)
+    pairs = zip(plan.product.scales, scales, strict=True)
+    spread = [np.asarray(x.spread(own), np.float64) for x, own in pairs]
+    acc = jnp.asarray((a * spread[0]) @ (b * spread[1]).T, jnp.float32)
+    expected = function(acc, gate, up)
+    np.testing.assert_array_equal(got.reshape(expected.shape), expected)
 
 
 FACTORS = "kernels/wgmma/factors.cuh"
