@@ -11,8 +11,8 @@ for the gated feed-forward blocks with their fused backward pass. `--stock` trai
 from the same start with stock Flax and jnp, step by step in turns, `--accelerate` that stock
 network, unchanged, under `jax_tcgemm.accelerate`, `--fused-loss` ours with its head inside of
 `jax_tcgemm.linear_cross_entropy`, which keeps no logits, and `--fp8 RECIPE` ours with the products
-of its blocks in 8 bits, by `jax_tcgemm.Fp8DotGeneral`. Written to --out: the losses and the time
-of every step as JSON, and the curves as a plot.
+of its blocks in 8 bits, by `jax_tcgemm.Fp8DotGeneral` and `Fp8Mlp`. Written to --out: the losses
+and the time of every step as JSON, and the curves as a plot.
 
 `--mesh` trains on several devices, beside one: `data=2` divides the batch, `model=2` the heads and
 the hidden layer (tensor parallelism). The program is the same; only its arrays lie elsewhere, and
@@ -108,15 +108,14 @@ STOCK = Products(
 
 
 def in_8_bits(recipe: str) -> Products:
-    """Those of `jax_tcgemm.Fp8DotGeneral`; the embedding and the head stay as they are."""
-    dot_general = jax_tcgemm.Fp8DotGeneral(recipe)
+    """Those of `jax_tcgemm.Fp8DotGeneral` and `Fp8Mlp`; embedding and head stay as they are."""
+    dot_general, mlp = jax_tcgemm.Fp8DotGeneral(recipe), jax_tcgemm.Fp8Mlp(recipe)
 
     def product(x, w):
         return dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())))
 
     def feed_forward(x, up, down, residual):
-        both = product(x, up)
-        return residual + product(jax.nn.silu(both[..., 0, :]) * both[..., 1, :], down)
+        return mlp(x, {"up": up, "down": down}, activation="silu", residual=residual)
 
     return Products(
         dot_general=dot_general,

@@ -49,6 +49,7 @@ from jax_tcgemm.quantization.checkpoints import (
     from_qwix,
 )
 from jax_tcgemm.quantization.fp8_dot_general import Fp8DotGeneral
+from jax_tcgemm.quantization.fp8_mlp import Fp8Mlp
 from jax_tcgemm.quantization.fp8_ragged_dot import Fp8RaggedDot
 from jax_tcgemm.quantization.pack import pack_weights, stack_packed
 from jax_tcgemm.quantization.quantize import dequantize, quantize
@@ -58,6 +59,7 @@ from jax_tcgemm.tuning.first_use import tune_on_first_use
 
 __all__ = [
     "Fp8DotGeneral",
+    "Fp8Mlp",
     "Fp8RaggedDot",
     "PackedWeight",
     "QuantizedArray",

@@ -134,6 +134,13 @@ def wgmma_ragged(config: str, epilogue: str = "Bare", instruction: str = "bf16",
     return wgmma(config, epilogue, instruction, layout, kernel="ragged_kernel", **how)
 
 
+def second_kernel(function) -> Instance:
+    """Of a function of sums that another kernel has left in the workspace."""
+    name = f"tcgemm::epilogue::function_kernel<tcgemm::elementwise::{function.name}>"
+    headers = ("epilogue/function_kernel.cuh",)
+    return Instance("wgmma", headers, name, "sm_90", function.definitions)
+
+
 def mma_sync(
     tile: str,
     epilogue: str | None = "Bare",

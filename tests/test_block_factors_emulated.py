@@ -136,7 +136,8 @@ def planned() -> epilogue.Plan:
     acc = jax.ShapeDtypeStruct((BATCH, M, N), jnp.float32)
     params = {
         **{"op": "scaled_matmul", "num_batch": 1, "lhs_block": (2, 128), "rhs_block": (128, 256)},
-        **{"precision": None, "implementation": "wgmma", "config": COOPERATIVE},
+        **{"gated": False, "precision": None},
+        **{"implementation": "wgmma", "config": COOPERATIVE},
         "function": jax.make_jaxpr(softened)(acc, types[-1]),
     }
     product = scaled_dot_general.product_of(*types, params)

@@ -28,6 +28,7 @@ MODULES = (
     "problem.quantized",
     "quantization.checkpoints",
     "quantization.fp8_dot_general",
+    "quantization.fp8_mlp",
     "quantization.pack",
     "quantization.quantize",
     "system.switches",

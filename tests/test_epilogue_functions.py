@@ -178,6 +178,26 @@ AXES = {
 }
 
 
+def test_two_results_in_one_array():
+    x, w = normal(0, M, K), normal(1, K, N)
+
+    def halves(acc):
+        return jnp.stack([acc, -acc], 1), acc.max(-1)
+
+    def f(x, **how):
+        return jax_tcgemm.matmul(x, w, epilogue=halves, **how)
+
+    expected = halves(x @ w)
+    for got, wanted in zip(f(x), expected, strict=True):
+        assert_near(got, wanted, 1e-5)
+    both, largest = jax.vmap(f)(jnp.stack([x, x]))
+    assert_near(both[1], expected[0], 1e-5)
+    assert_near(largest[1], expected[1], 1e-5)
+    forced = functools.partial(f, implementation="wgmma")
+    (call,) = jax_tcgemm.explain(forced, x, platform="cuda")
+    assert [x.over for x in call.problem.function.results] == ["", "beside", "columns"]
+
+
 @pytest.mark.surface
 @pytest.mark.parametrize("in_axes", AXES.values(), ids=AXES.keys())
 def test_vmap(in_axes):

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from emulated import Emulator, carried
 from epilogue_call import FORMS, wide
-from kernel_instances import mma_sync, wgmma
+from kernel_instances import mma_sync, second_kernel, wgmma
 
 from jax_tcgemm.device import dense, epilogue
-from jax_tcgemm.kernels import Instance
 from jax_tcgemm.selection.choice import Choice
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
@@ -349,12 +348,6 @@ def kernels_of_form(name):
         else:
             own = second_kernel(function)
         yield dataclasses.replace(own, definitions=function.definitions)
-
-
-def second_kernel(function):
-    name = f"tcgemm::epilogue::function_kernel<tcgemm::elementwise::{function.name}>"
-    headers = ("epilogue/function_kernel.cuh",)
-    return Instance("wgmma", headers, name, "sm_90", function.definitions)
 
 
 @pytest.fixture(scope="session")

@@ -151,6 +151,12 @@ def test_factors_are_all_there(worker):
     operands = [numbers(8), numbers(12), numbers(7), numbers(2)]
     said = run(worker, "gemm", attributes, operands, Buffer("f32", (6,)))
     assert "a_factors must hold at least 8 elements, got 7" in said
+    # Of a gated product those of both matrices, one after the other.
+    operands = [numbers(8), numbers(12), numbers(12), numbers(8), numbers(3)]
+    said = run(
+        worker, "gemm", attributes | FUNCTION | {"gated": True}, operands, Buffer("f32", (6,))
+    )
+    assert "b_factors must hold at least 4 elements, got 3" in said
 
 
 # --- BLAS -----------------------------------------------------------------------------------------

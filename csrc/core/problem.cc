@@ -128,6 +128,9 @@ int64_t factor_elements(const Problem& p, const BlockFactors& x, int64_t rows) {
   return p.is_empty() ? 0 : factor_elements(x, p.batch_outer(), p.batch_inner, rows, p.k);
 }
 
+// Of one matrix B.
+int64_t b_factor_elements(const Problem& p) { return factor_elements(p, p.factors.b(), p.n); }
+
 // Whether each element is read where D has the one that is made of it, or the one beside it.
 bool is_read_as_d(const Problem& p, const Function::Read& x) {
   const int64_t row = p.d_columns(), matrix = p.m * row;
@@ -253,7 +256,6 @@ std::string check_problem(const Problem& p) {
   }
   if (std::string error = check_epilogue(p); !error.empty()) return error;
   if (std::string error = check_factors(p.factors); !error.empty()) return error;
-  if (!p.factors.is_none() && p.has_two_b()) return "a product with factors of blocks must not be gated";
   if (std::string error = check_operand("a", p, p.a, shape_of_a(p), 0); !error.empty()) return error;
   return check_operand("b", p, p.b, shape_of_b(p), p.epilogue.up_offset);
 }
@@ -294,8 +296,12 @@ const BufferTable<Problem, Buffers>& buffer_table(const Problem&) {
        b_elements, b_dtype, put<&Buffers::b_up>},
       {"a_factors", BufferRole::kOperand, is_scaled, [](P& p) { return factor_elements(p, p.factors.a(), p.m); }, f32,
        put<&Buffers::a_factors>},
-      {"b_factors", BufferRole::kOperand, is_scaled, [](P& p) { return factor_elements(p, p.factors.b(), p.n); }, f32,
-       put<&Buffers::b_factors>},
+      {"b_factors", BufferRole::kOperand, is_scaled,
+       [](P& p) { return multiply_add(p.has_two_b() ? 2 : 1, b_factor_elements(p), 0); }, f32,
+       [](P& p, Buffers& buffers, void* x, int64_t) {
+         buffers.b_factors = x;
+         if (p.has_two_b() && x != nullptr) buffers.b_up_factors = static_cast<float*>(x) + b_factor_elements(p);
+       }},
       {"c", BufferRole::kOptional, [](P& p) -> int64_t { return p.beta != 0.0; }, d_elements, out,
        [](P& p, Buffers& buffers, void* x, int64_t) { buffers.c = p.beta != 0.0 ? x : nullptr; }},
       {"function operand", BufferRole::kReplaced, [](P& p) { return p.epilogue.function.num_operands(); }, nullptr,

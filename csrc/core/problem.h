@@ -226,6 +226,7 @@ struct Buffers {
   const void* a_factors = nullptr;
   const void* b_factors = nullptr;
   const void* b_up = nullptr;  // of a gated product
+  const void* b_up_factors = nullptr;
   // Of a function.
   struct Array {
     void* data;
@@ -237,6 +238,7 @@ struct Buffers {
 // The arrays of a call:
 //   a, b [, b_up] [, a_factors, b_factors] [, c] [, function operands] -> d [, function results].
 //   b_up    of a gated product, unless up_offset finds it inside b
+//   b_factors  of a gated product those of the second matrix after the last one of the first's
 //   c       where beta != 0; it may be given, but is not read, otherwise
 const BufferTable<Problem, Buffers>& buffer_table(const Problem& problem);
 

@@ -57,7 +57,8 @@ class Product:
       in_place: the number of an operand in whose place in memory the first result is written, in
         which it lies like that; XLA copies it first where it is needed afterwards. None: no such.
       library: which epilogue of a library the function is, as of `Function`.
-      scales: those of blocks of both operands, which follow these; or None.
+      scales: those of blocks of both operands, which follow these; or None. Of a gated product
+        those of one of its matrices.
     """
 
     product: dense.Product
@@ -496,7 +497,10 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
         factors.reverse()
     if plan.product.scales is not None:
         of_blocks, operands = operands[:2], operands[2:]
-        factors += [x.folded(own) for x, own in zip(plan.product.scales, of_blocks, strict=True)]
+        for x, own in zip(plan.product.scales, of_blocks, strict=True):
+            # Those of both matrices of a gated product, one after the other.
+            has_two = own.ndim > len(x.shape)
+            factors.append((jax.vmap(x.folded) if has_two else x.folded)(own))
     product, arrays = plan.product, sorted(number for number, *_ in function.arrays)
     types = dict(zip(arrays, product.function.out_avals, strict=True))
     results = []

@@ -8,8 +8,11 @@ Scales are repeated to the shape of what they scale, `BlockScales`; `acc` is flo
 the same in JAX, by a plain product of dequantised operands and XLA: it types the primitive and runs
 it wherever nothing takes it as one call.
 
+A gated product has two accumulators, which the function takes both: rhs and its scales have a first
+dimension, of extent 2, that tells gate and up apart.
+
 Parameters, all static: op, num_batch, lhs_block and rhs_block (extents of a block of an operand's
-last two dimensions), precision, implementation, config, and function, a closed jaxpr without
+last two dimensions), gated, precision, implementation, config, and function, a closed jaxpr without
 constants, none of whose arguments are random keys.
 """
 
@@ -33,6 +36,7 @@ from jax_tcgemm.primitives.rules import (
     transpose_by_parts,
 )
 from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.fusion import halves
 from jax_tcgemm.problem.precision import of_dequantized
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
@@ -57,14 +61,15 @@ def scaled_dot_general(
     lhs_block: tuple[int, int],
     rhs_block: tuple[int, int],
     function: core.ClosedJaxpr,
+    gated: bool = False,
     precision=None,
     implementation=None,
     config=None,
 ) -> list[jax.Array]:
     """Binds the primitive; arguments are checked and canonical already.
 
-    `function` is of `accumulator(...)` and the operands, random keys among them; arrays that it has
-    closed over become operands, too.
+    `function` is of `accumulators(...)` and the operands, random keys among them; arrays that it
+    has closed over become operands, too.
     """
     jax_internals.register_imported()
     function, constants = functions.hoist(function)
@@ -76,6 +81,7 @@ def scaled_dot_general(
         num_batch=num_batch,
         lhs_block=lhs_block,
         rhs_block=rhs_block,
+        gated=gated,
         precision=precision,
         implementation=implementation,
         config=config,
@@ -83,25 +89,40 @@ def scaled_dot_general(
     )
 
 
-def accumulator(*factors, **params):
-    """The type of what a function takes, of products with parameters of the primitive."""
+def accumulators(*factors, **params) -> list:
+    """The types of what a function takes, of products with parameters of the primitive."""
+
+    def made(lhs, *others):
+        return _apart(_product(lhs, *others, **params), lhs, **params)
+
     with selection.unseen():
-        (made,) = jax.make_jaxpr(lambda *x: _product(*x, **params))(*factors).out_avals
-    return made
+        return jax.make_jaxpr(made)(*factors).out_avals
 
 
 def _product(lhs, rhs, lhs_scales, rhs_scales, *, lhs_block, rhs_block, **params) -> jax.Array:
-    """The accumulator by a plain product, which XLA runs."""
+    """The accumulators by a plain product, which XLA runs."""
     lhs, rhs = dequantised(lhs, lhs_scales, lhs_block), dequantised(rhs, rhs_scales, rhs_block)
     return _plain(lhs, rhs, **params)
 
 
-def _plain(lhs: jax.Array, rhs: jax.Array, *, num_batch, precision=None, **_) -> jax.Array:
+def _pair(lhs, gated: bool) -> int | None:
+    """The dimension of the plain product that tells two accumulators apart."""
+    return lhs.ndim - 1 if gated else None
+
+
+def _apart(product: jax.Array, lhs, *, gated=False, **_) -> list[jax.Array]:
+    """The accumulators in a plain product."""
+    return halves(product, _pair(lhs, gated)) if gated else [product]
+
+
+def _plain(
+    lhs: jax.Array, rhs: jax.Array, *, num_batch, gated=False, precision=None, **_
+) -> jax.Array:
     return plain.dot_general(
         lhs,
         rhs,
         op=selection.DEQUANTISED,
-        dimension_numbers=_numbers(lhs.ndim, rhs.ndim, num_batch),
+        dimension_numbers=_numbers(lhs.ndim, rhs.ndim, num_batch, gated),
         precision=of_dequantized(precision),
         preferred_element_type=_F32,
         implementation=None,
@@ -116,15 +137,16 @@ def dequantised(x: jax.Array, scales: jax.Array, block) -> jax.Array:
     return x.astype(_F32) * BlockScales(x.shape, scales.shape, block, 0).spread(scales)
 
 
-def _numbers(lhs_ndim: int, rhs_ndim: int, num_batch: int):
+def _numbers(lhs_ndim: int, rhs_ndim: int, num_batch: int, gated: bool):
     batch = tuple(range(num_batch))
-    return ((lhs_ndim - 1,), (rhs_ndim - 1,)), (batch, batch)
+    return ((lhs_ndim - 1,), (rhs_ndim - 1,)), (batch, tuple(axis + gated for axis in batch))
 
 
 def unfused(*arguments, function: core.ClosedJaxpr, **params) -> list[jax.Array]:
     """The same by a plain product and what XLA makes of the function."""
     factors, operands = arguments[:_NUM_FACTORS], arguments[_NUM_FACTORS:]
-    return core.jaxpr_as_fun(function)(_product(*factors, **params), *operands)
+    accs = _apart(_product(*factors, **params), factors[0], **params)
+    return core.jaxpr_as_fun(function)(*accs, *operands)
 
 
 def bare_products(*arguments, function: core.ClosedJaxpr, **params) -> list[jax.Array]:
@@ -144,16 +166,16 @@ def _batch(axis_data, args, dims, *, function, **params):
     if all(dim is None for dim in dims):
         out = scaled_dot_general_p.bind(*args, function=function, **params)
         return out, [None] * len(out)
-    size, num_batch = axis_data.size, params["num_batch"]
+    size, num_batch, gated = axis_data.size, params["num_batch"], params["gated"]
     factors, operands = args[:_NUM_FACTORS], args[_NUM_FACTORS:]
     (lhs, rhs, lhs_scales, rhs_scales), operand_dims = factors, dims[_NUM_FACTORS:]
     lhs_dims, rhs_dims = (tuple(dims[i] for i in (side, 2 + side)) for side in range(2))
     has_lhs, has_rhs = (any(d is not None for d in own) for own in (lhs_dims, rhs_dims))
     if not has_lhs and not has_rhs:
-        of_acc = jax.make_jaxpr(lambda acc: [acc])(function.in_avals[0])
-        (acc,) = scaled_dot_general_p.bind(*factors, function=of_acc, **params)
-        f = jax.vmap(core.jaxpr_as_fun(function), (None, *operand_dims), axis_size=size)
-        out = f(acc, *operands)
+        of_accs = jax.make_jaxpr(lambda *accs: accs)(*function.in_avals[: 1 + gated])
+        accs = scaled_dot_general_p.bind(*factors, function=of_accs, **params)
+        in_axes = *[None] * len(accs), *operand_dims
+        out = jax.vmap(core.jaxpr_as_fun(function), in_axes, axis_size=size)(*accs, *operands)
         return out, [0] * len(out)
     if has_lhs != has_rhs and _has_reductions(function):
         # Which are of rows and columns as they are: each entry has a product of its own.
@@ -162,14 +184,15 @@ def _batch(axis_data, args, dims, *, function, **params):
     if has_lhs:
         lhs, lhs_scales = _with_dimension((lhs, lhs_scales), lhs_dims, position, size)
     if has_rhs:
-        rhs, rhs_scales = _with_dimension((rhs, rhs_scales), rhs_dims, position, size)
+        rhs, rhs_scales = _with_dimension((rhs, rhs_scales), rhs_dims, position + gated, size)
     in_acc = position if has_lhs else lhs.ndim - 1
     params |= {"num_batch": num_batch + (has_lhs and has_rhs)}
     rank = function.in_avals[0].ndim
     out_dims = tuple(in_acc if x.ndim == rank else 0 for x in function.out_avals)
     factors = lhs, rhs, lhs_scales, rhs_scales
-    types = accumulator(*factors, **params), *map(jax.typeof, operands)
-    own = functions.mapped(function, types, (in_acc, *operand_dims), out_dims, size)
+    types = *accumulators(*factors, **params), *map(jax.typeof, operands)
+    in_dims = *[in_acc] * (1 + gated), *operand_dims
+    own = functions.mapped(function, types, in_dims, out_dims, size)
     return scaled_dot_general(*factors, *operands, function=own, **params), out_dims
 
 
@@ -197,17 +220,17 @@ def _jvp(primals, tangents, *, function, config, **params):
     (factors, operands), (dfactors, rest) = (
         (x[:_NUM_FACTORS], x[_NUM_FACTORS:]) for x in (primals, tangents)
     )
-    dacc = _tangent_of_accumulator(factors, dfactors, **params)
+    daccs = _tangents_of_accumulators(factors, dfactors, **params)
 
     def run(kept):
         return scaled_dot_general_p.bind(*primals, config=config, function=kept, **params)
 
     f = core.jaxpr_as_fun(function)
-    return functions.jvp(function, run, f, (factors, operands), ((dacc,), rest))
+    return functions.jvp(function, run, f, (factors, operands), (daccs, rest))
 
 
-def _tangent_of_accumulator(factors, tangents, *, lhs_block, rhs_block, **params):
-    """None where nothing moves it."""
+def _tangents_of_accumulators(factors, tangents, *, lhs_block, rhs_block, **params):
+    """Each is None where nothing moves it."""
     values, moving = [], []
     for side, block in enumerate((lhs_block, rhs_block)):
         dequantise = functools.partial(dequantised, block=block)
@@ -217,7 +240,9 @@ def _tangent_of_accumulator(factors, tangents, *, lhs_block, rhs_block, **params
     (lhs, rhs), (dlhs, drhs) = values, moving
     addends = [] if dlhs is None else [_plain(dlhs, rhs, **params)]
     addends += [] if drhs is None else [_plain(lhs, drhs, **params)]
-    return functools.reduce(lax.add, addends) if addends else None
+    if not addends:
+        return [None] * (1 + params["gated"])
+    return _apart(functools.reduce(lax.add, addends), lhs, **params)
 
 
 def _transpose(cotangents, *operands, **params):
@@ -234,9 +259,9 @@ ad.primitive_transposes[scaled_dot_general_p] = _transpose
 jax_internals.register_jet(scaled_dot_general_p, _series)
 
 
-def _flops(lhs, rhs, *_, num_batch, **__) -> int:
+def _flops(lhs, rhs, *_, num_batch, gated, **__) -> int:
     """Those of the product."""
-    numbers = _numbers(lhs.ndim, rhs.ndim, num_batch)
+    numbers = _numbers(lhs.ndim, rhs.ndim, num_batch, gated)
     return plain.flops(lhs, rhs, dimension_numbers=numbers)
 
 
@@ -253,25 +278,28 @@ def product_of(*avals_and_params) -> epilogue.Product:
     """
     *avals, params = avals_and_params
     (lhs, rhs, *scales), operands = avals[:_NUM_FACTORS], avals[_NUM_FACTORS:]
-    function, num_batch = params["function"], params["num_batch"]
-    shape = *lhs.shape[:-1], *rhs.shape[num_batch:-1]
-    acc = jax.ShapeDtypeStruct(shape, _F32)
-    if shape != function.in_avals[0].shape:
-        function = functions.of_part(function, 1, acc, *operands)
+    function, num_batch, gated = (params[key] for key in ("function", "num_batch", "gated"))
+    columns = rhs.shape[gated + num_batch : -1]
+    acc = jax.ShapeDtypeStruct((*lhs.shape[:-1], *columns), _F32)
+    out = jax.ShapeDtypeStruct((*lhs.shape[:-1], *rhs.shape[:gated], *columns), _F32)
+    if acc.shape != function.in_avals[0].shape:
+        accs = [acc] * (1 + gated)
+        function = functions.of_part(function, len(accs), *accs, *operands)
     precision = params["precision"]
     if getattr(precision, "name", "").endswith("_FAST_ACCUM"):
         # Sums leave the tensor core with each block.
         precision = lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32
-    numbers = _numbers(lhs.ndim, rhs.ndim, num_batch)
-    natural = {"dimension_numbers": numbers, "permutation": tuple(range(len(shape)))}
+    numbers = _numbers(lhs.ndim, rhs.ndim, num_batch, gated)
+    natural = {"dimension_numbers": numbers, "permutation": tuple(range(out.ndim))}
     blocks = params["lhs_block"], params["rhs_block"]
     return epilogue.Product(
-        plain.product_of(lhs, rhs, acc, params | natural | {"precision": precision}),
+        plain.product_of(lhs, rhs, out, params | natural | {"precision": precision}),
         function,
         tuple(tuple(x.shape) for x in operands),
+        pair=_pair(lhs, gated),
         scales=tuple(
-            BlockScales(tuple(x.shape), tuple(own.shape), block, num_batch)
-            for x, own, block in zip((lhs, rhs), scales, blocks, strict=True)
+            BlockScales(tuple(x.shape[first:]), tuple(own.shape[first:]), block, num_batch)
+            for x, own, block, first in zip((lhs, rhs), scales, blocks, (0, gated), strict=True)
         ),
     )
 
@@ -283,12 +311,14 @@ def division_of(*avals_and_params) -> partitioning.Division:
     """
     *avals, params = avals_and_params
     shared = dict(params)
-    parts, num_batch = parts_of(shared.pop("function")), params["num_batch"]
+    num_batch, gated = params["num_batch"], params["gated"]
+    parts = parts_of(shared.pop("function"), 1 + gated)
     lhs, rhs, *scales = avals[:_NUM_FACTORS]
-    named, whole = [], {"k"}
-    for side, x in (("m", lhs), ("n", rhs)):
-        rows = range(num_batch, x.ndim - 1)
-        named.append((*(f"b{i}" for i in range(num_batch)), *(f"{side}{i}" for i in rows), "k"))
+    named, whole = [], {"pair", "k"}
+    for side, x, pair in (("m", lhs, ()), ("n", rhs, ("pair",) * gated)):
+        rows = range(num_batch, x.ndim - len(pair) - 1)
+        batch = (f"b{i}" for i in range(num_batch))
+        named.append((*pair, *batch, *(f"{side}{i}" for i in rows), "k"))
     factors = [*named]
     for side, (x, own) in enumerate(zip((lhs, rhs), scales, strict=True)):
         names = []
@@ -298,13 +328,13 @@ def division_of(*avals_and_params) -> partitioning.Division:
             if not is_each:
                 whole |= {names[-1]} | ({named[side][axis]} if number > 1 else set())
         factors.append(tuple(names))
-    acc_names = (*named[0][:-1], *named[1][num_batch:-1])
+    acc_names = (*named[0][:-1], *named[1][gated + num_batch : -1])
 
     others, results, of_function = functions.names_of_parts(parts, acc_names)
 
     def call(*arguments):
-        acc = accumulator(*arguments[:_NUM_FACTORS], **shared)
-        own = jax.make_jaxpr(parts)(acc, *map(jax.typeof, arguments[_NUM_FACTORS:]))
+        accs = accumulators(*arguments[:_NUM_FACTORS], **shared)
+        own = jax.make_jaxpr(parts)(*accs, *map(jax.typeof, arguments[_NUM_FACTORS:]))
         return tuple(scaled_dot_general_p.bind(*arguments, function=own, **shared))
 
     return partitioning.Division(
@@ -323,7 +353,8 @@ def obstacle_to_division(
     if not dense.is_covered(product.product, device.platform):
         return "no implementation covers the dtypes of the product"
     function = params["function"]
-    if any(function.in_avals[0].shape[dim] != 1 for dim in parts_of(function).whole):
+    parts = parts_of(function, 1 + params["gated"])
+    if any(function.in_avals[0].shape[dim] != 1 for dim in parts.whole):
         return "devices may divide a dimension that the function takes whole"
     return ""
 

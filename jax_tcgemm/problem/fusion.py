@@ -131,7 +131,7 @@ def finish_parts(
         zs = [z + _bias_of(fusion, bias, z, half, len(zs)) for half, z in enumerate(zs)]
     if fusion.derivative:
         saved = given["aux_in"].astype(wide)
-        ds = _pull_back(fusion.activation, [saved] if pair is None else halves(saved, pair), *zs)
+        ds = pull_back(fusion.activation, [saved] if pair is None else halves(saved, pair), *zs)
     else:
         ds = [activated(fusion.activation, zs)]
     if "residual" in given:
@@ -169,7 +169,7 @@ def _bias_of(fusion: Fusion, bias: jax.Array, z: jax.Array, half: int, num_halve
     return broadcast_to(bias, z, axes)
 
 
-def _pull_back(activation: str, saved: Sequence[jax.Array], g: jax.Array) -> list[jax.Array]:
+def pull_back(activation: str, saved: Sequence[jax.Array], g: jax.Array) -> list[jax.Array]:
     """The cotangent of Z, or of both halves of it, for the cotangent g of f(Z) or f(gate) * up."""
     gate, *up = saved
     value, slope = _value_and_slope(activation, gate)

@@ -186,6 +186,7 @@ def with_scaled_epilogue(
     *,
     num_batch: int,
     blocks: tuple[tuple[int, int], tuple[int, int]],
+    gated: bool = False,
     precision=None,
     implementation=None,
     config=None,
@@ -196,10 +197,11 @@ def with_scaled_epilogue(
       op: the public function, for messages.
       factors: both operands, of shape (*batch, *rows, k), and the scales of both in float32, as of
         `BlockScales`.
-      epilogue: a function, `check_alone`.
+      epilogue: a function, `check_alone`; of both products of a gated one.
       operands: its own, a tuple or list.
       num_batch: how many dimensions are of the batch.
       blocks: extents of a block of the last two dimensions of each operand.
+      gated: whether the right operand and its scales have gate and up, a dimension before others.
       precision: as for `matmul`.
       implementation: a checked name, or None.
       config: a checked name, or None.
@@ -212,14 +214,16 @@ def with_scaled_epilogue(
         "num_batch": num_batch,
         "lhs_block": blocks[0],
         "rhs_block": blocks[1],
+        "gated": gated,
         "precision": canonical_precision(op, precision),
     }
     operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
-    acc = scaled.accumulator(*factors, **params)
+    accs = scaled.accumulators(*factors, **params)
+    shape = accs[0].shape
     for i, x in enumerate(operands):
-        check_broadcasts(op, f"epilogue_operands[{i}]", x, acc.shape)
-    traced = _trace(epilogue, (acc, *map(jax.typeof, operands)))
-    _check_results(op, traced, acc.shape)
+        check_broadcasts(op, f"epilogue_operands[{i}]", x, shape)
+    traced = _trace(epilogue, (*accs, *map(jax.typeof, operands)))
+    _check_results(op, traced, shape)
     out = scaled.scaled_dot_general(
         *factors,
         *operands,
@@ -394,7 +398,9 @@ def _check_results(
             f"{op}: epilogue must have no effects, got {effects}; print or raise outside of it"
         )
     for i, result in enumerate(results):
-        if result.shape == shape or (may_reduce and _is_reduced(result.shape, shape)):
+        if result.shape == shape:
+            continue
+        if may_reduce and (_is_reduced(result.shape, shape) or _is_pair(result.shape, shape)):
             continue
         which = f"result {i}" if len(results) > 1 else "one"
         rule = f"{shape} or reduced along some of its dimensions" if may_reduce else f"{shape}"
@@ -408,3 +414,8 @@ def _is_reduced(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether a shape is another one without some of its dimensions, or with 1 in their place."""
     rest = iter(shape)
     return all(any(extent == other for other in rest) for extent in own if extent != 1)
+
+
+def _is_pair(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a shape is that of two arrays of another one, as `jnp.stack` makes of them."""
+    return any(own == (*shape[:i], 2, *shape[i:]) for i in range(len(shape) + 1))

@@ -181,7 +181,8 @@ def gated_linear(
     Args:
       x: array of shape (..., k), or a `QuantizedArray`.
       weights: gate and up: an array of shape (k, 2, n), or a pair of arrays of shape (k, n), or
-        `QuantizedArray`s or `PackedWeight`s of these shapes. Forwards nothing is copied for either.
+        `QuantizedArray`s or `PackedWeight`s of these shapes. Forwards nothing is copied for either,
+        but a pair with scales of blocks of k, which is put together first.
         The array is the better way to keep them: its gradient and that of x are one product each,
         of a pair two each, of copies. `jnp.stack((gate, up), 1)` makes the array from a pair, once.
       activation: f: None, or as for `linear`.

@@ -111,7 +111,7 @@ def mlp(
     op = "mlp"
     x = as_array(op, "x", x)
     implementation = asked_implementation(op, implementation, None, batch_invariant)
-    given = _checked_params(op, x, params)
+    given = checked_params(op, x, params)
     is_gated = isinstance(given["up"], tuple) or given["up"].ndim == 3
     spec = _Spec(
         op=op,
@@ -164,7 +164,8 @@ class _Spec:
         }
 
 
-def _checked_params(op, x, params) -> dict:
+def checked_params(op, x, params) -> dict:
+    """Those of a block that are given, by name; weights are as of `gated_weights` or a matrix."""
     if not isinstance(params, Mapping):
         raise TypeError(
             f"{op}: params must be a mapping, got params of type {type(params).__name__}; "

@@ -360,6 +360,8 @@ def with_epilogue(
         own = {**how, "precision": precision, **asked}
         if pair is None and rhs_up is None:
             return _by_blocks(op, lhs, rhs, epilogue, operands, **own)
+        if (both := _in_one_array(lhs, rights, pair, **how)) is not None:
+            return _by_blocks(op, lhs, both[0], epilogue, operands, **own | both[1])
         wide = unquantized.Rounded(np.dtype(np.float32))
         accs = [_by_blocks(op, lhs, right, wide, (), **own) for right in rights]
     else:
@@ -434,13 +436,45 @@ def _scales_of_result(lhs, rights, numbers, permutation, pair) -> list[list[jax.
     return [list(each) for each in zip(*map(halved, own[0]), strict=True)]
 
 
-def _by_blocks(
-    op, lhs, rhs, epilogue, operands, *, dimension_numbers, permutation, **how
-) -> jax.Array:
-    """A product of operands whose scales are of blocks, brought to (*batch, *rows, k)."""
+def _in_one_array(lhs, rights, pair: int | None, *, dimension_numbers, permutation):
+    """Gate and up as one operand, and of `_by_blocks` what it then is told; None where it cannot.
+
+    Arrays of both are put together in 8 bits, where XLA brings them to rows of k anyway.
+    """
     ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)) = dimension_numbers
+    rhs, *second = rights
+    num_rows = lhs.ndim - len(lhs_contract)
+    free = [axis for axis in range(rhs.ndim) if axis not in (*rhs_contract, *rhs_batch)]
+    is_natural = permutation is None or tuple(permutation) == tuple(range(len(permutation)))
+    if not is_natural or num_rows == len(lhs_batch) or len(free) < 2 - len(second):
+        return None
+    if not second:
+        return rhs, {"of_pair": free[pair - num_rows]}
+    gate, up = (jax.tree.flatten(jax.tree.map(jax.typeof, x)) for x in rights)
+    if gate != up:
+        return None
+    rhs = jax.tree.map(lambda *both: jnp.stack(both), *rights)
+    if is_any(rhs) and rhs.block is not None:
+        rhs = dataclasses.replace(rhs, block=(1, *rhs.block))
+    behind = (tuple(axis + 1 for axis in own) for own in (rhs_contract, rhs_batch))
+    numbers = tuple(zip((lhs_contract, lhs_batch), behind, strict=True))
+    return rhs, {"of_pair": 0, "dimension_numbers": numbers}
+
+
+def _by_blocks(
+    op, lhs, rhs, epilogue, operands, *, dimension_numbers, permutation, of_pair=None, **how
+) -> jax.Array:
+    """A product of operands whose scales are of blocks, brought to (*batch, *rows, k).
+
+    `of_pair`: None, or the dimension of rhs that tells gate and up apart, `_in_one_array`.
+    """
+    ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)) = dimension_numbers
+    pair = () if of_pair is None else (of_pair,)
     lhs, *of_lhs = _of_rows(lhs, lhs_batch, lhs_contract)
-    rhs, *of_rhs = _of_rows(rhs, rhs_batch, rhs_contract)
+    rhs, *of_rhs = _of_rows(rhs, (*pair, *rhs_batch), rhs_contract)
+    if pair:
+        of_rhs[0] = jnp.broadcast_to(of_rhs[0], (2, *of_rhs[0].shape[1:]))
+        how["gated"] = True
     num_batch = len(lhs_batch)
     # Vectors have a row, whose dimension the result lacks.
     ones = [num_batch] if of_lhs[2] else []

@@ -23,7 +23,7 @@ from jax_tcgemm.quantization.quantize import quantize
 from jax_tcgemm.sharding.partitioning import resharded
 
 # How activations and gradients are quantised, and how weights are, which come second.
-_RECIPES = {
+RECIPES = {
     "current": ({}, {}),
     "block128": ({"block": (1, 128)}, {"block": (128, 128)}),
 }
@@ -75,23 +75,7 @@ class Fp8DotGeneral:
     grad_dtype: object = jnp.float8_e5m2
 
     def __post_init__(self):
-        op = "Fp8DotGeneral"
-        if not isinstance(self.recipe, str) or self.recipe not in _RECIPES:
-            raise ValueError(
-                f"{op}: recipe must be {' or '.join(_RECIPES)}, got recipe={self.recipe!r}; "
-                "delayed scaling, which keeps state, is jax_tcgemm.quantization.flax."
-                "DelayedFp8DotGeneral"
-            )
-        try:
-            dtype = canonical_element_type(op, self.grad_dtype)
-        except TypeError:
-            dtype = None
-        if dtype not in FLOAT8:
-            raise TypeError(
-                f"{op}: grad_dtype must be {' or '.join(map(str, FLOAT8))}, got grad_dtype="
-                f"{self.grad_dtype!r}; see jax.numpy"
-            )
-        object.__setattr__(self, "grad_dtype", dtype)
+        check_recipe("Fp8DotGeneral", self)
 
     def __call__(
         self,
@@ -107,6 +91,26 @@ class Fp8DotGeneral:
         run = functools.partial(_product, self)
         how = precision, preferred_element_type, out_sharding
         return by_rows("Fp8DotGeneral", run, lhs, rhs, dimension_numbers, *how)
+
+
+def check_recipe(op: str, product) -> None:
+    """Checks the recipe and the grad_dtype of what trains in 8 bits; makes that canonical."""
+    if not isinstance(product.recipe, str) or product.recipe not in RECIPES:
+        raise ValueError(
+            f"{op}: recipe must be {' or '.join(RECIPES)}, got recipe={product.recipe!r}; "
+            "delayed scaling, which keeps state, is jax_tcgemm.quantization.flax."
+            "DelayedFp8DotGeneral"
+        )
+    try:
+        dtype = canonical_element_type(op, product.grad_dtype)
+    except TypeError:
+        dtype = None
+    if dtype not in FLOAT8:
+        raise TypeError(
+            f"{op}: grad_dtype must be {' or '.join(map(str, FLOAT8))}, got grad_dtype="
+            f"{product.grad_dtype!r}; see jax.numpy"
+        )
+    object.__setattr__(product, "grad_dtype", dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,13 +206,13 @@ def cotangents(how: How, gradient, lhs_columns, rhs_columns) -> tuple[jax.Array,
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _product(product: Fp8DotGeneral, how: How, lhs, rhs) -> jax.Array:
-    of_lhs, of_rhs = _RECIPES[product.recipe]
+    of_lhs, of_rhs = RECIPES[product.recipe]
     lhs, rhs = map(as_rows, (lhs, rhs), how.are_columns)
     return product_of_rows(quantize(lhs, **of_lhs), quantize(rhs, **of_rhs), how, how.dtype)
 
 
 def _forward(product: Fp8DotGeneral, how: How, lhs, rhs):
-    of_lhs, of_rhs = _RECIPES[product.recipe]
+    of_lhs, of_rhs = RECIPES[product.recipe]
     lhs = quantize(lhs, **of_lhs, with_transpose=True)
     rhs = quantize(rhs, **of_rhs, with_transpose=True)
     (lhs, lhs_columns), (rhs, rhs_columns) = map(rows_and_columns, (lhs, rhs), how.are_columns)
@@ -217,7 +221,7 @@ def _forward(product: Fp8DotGeneral, how: How, lhs, rhs):
 
 
 def _backward(product: Fp8DotGeneral, how: How, kept, cotangent):
-    of_gradients, _ = _RECIPES[product.recipe]
+    of_gradients, _ = RECIPES[product.recipe]
     gradient = quantize(cotangent, product.grad_dtype, **of_gradients, with_transpose=True)
     return cotangents(how, gradient, *kept)
 

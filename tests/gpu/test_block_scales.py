@@ -151,3 +151,58 @@ def test_quantised_layers_and_derivatives():
     expected = (np.asarray(g, np.float64) * slope) @ np.asarray(w, np.float64)
     got = np.asarray(pullback(g)[0])
     assert np.linalg.norm(got - expected) < 0.1 * np.linalg.norm(expected)
+
+
+# --- gated products -------------------------------------------------------------------------------
+
+# Those that gate in their kernel, halves of their tiles being of 128 and 64 columns; others.
+GATED = (
+    "128x256x64_c2x1x1_co",
+    "128x128x64_c2x1x1_pp",
+    "64x128x64_c2x1x1_pp",
+    "128x128x64_c2x2x1_co",
+    "64x96x64_c1x1x1_pp_t",
+    "128x128x64_c2x1x1_pp_split3",
+)
+
+
+def check_gated(m, n, k, blocks, **how):
+    """Both products as results of the call, within what `check` allows, and the layer of them."""
+    x, _, s, _ = draw(m, n, k, blocks)
+    both = [draw(m, n, k, blocks, seed=i)[1::2] for i in (1, 2)]
+    w, t = (jnp.stack([own[i] for own in both]) for i in (0, 1))
+    bias = jax.random.normal(jax.random.key(9), (n,))
+
+    def layer(gate, up, bias):
+        return (jax.nn.silu(gate + bias) * up).astype(jnp.bfloat16), gate, up, up.max(-1)
+
+    @jax.jit
+    def f(x, s, w, t, bias):
+        lhs = jax_tcgemm.QuantizedArray(x, s, block=blocks[0])
+        w, t = (jnp.moveaxis(a, -1, 0) for a in (w, t))
+        rhs = jax_tcgemm.QuantizedArray(w, t, block=(blocks[1][1], 1, blocks[1][0]))
+        given = {"epilogue": layer, "epilogue_operands": (bias,), "implementation": "wgmma"}
+        return jax_tcgemm.gated_linear(lhs, rhs, **given, **how)
+
+    h, *products, largest = f(x, s, w, t, bias)
+    for got, (own, scales) in zip(products, both, strict=True):
+        expected, magnitude = exact(x, own, s, scales, blocks)
+        got = np.asarray(got).astype(np.float64)
+        assert (abs(got - expected) <= 2**-10 * magnitude).all(), abs(got - expected).max()
+    gate, up = (np.asarray(a, np.float64) for a in products)
+    np.testing.assert_array_equal(largest, np.asarray(products[1]).max(-1))
+    z = gate + np.asarray(bias, np.float64)
+    # exp and division are the GPU's fast ones.
+    expected = z * (1 + np.tanh(z / 2)) / 2 * up
+    np.testing.assert_allclose(np.asarray(h).astype(np.float64), expected, rtol=2**-7, atol=1e-4)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("config", GATED)
+def test_gated_configs(config, blocks):
+    check_gated(333, 417, 1100, BLOCKS[blocks], config=config)
+
+
+@pytest.mark.parametrize("shape", [(1, 512, 1024), (130, 1408, 2048), (4096, 2048, 2048)])
+def test_gated_products_of_what_is_chosen(shape):
+    check_gated(*shape, BLOCKS["DeepSeek"])

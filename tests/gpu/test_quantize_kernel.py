@@ -106,3 +106,27 @@ def test_training_in_8_bits():
         for got, expected in zip(gradients, exact, strict=True):
             got, expected = (np.asarray(a).astype(np.float64) for a in (got, expected))
             assert np.linalg.norm(got - expected) < 0.1 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("recipe", ["current", "block128"])
+@pytest.mark.parametrize("hidden", [768, 1000])
+def test_blocks_that_train_in_8_bits(recipe, hidden):
+    """As on a CPU, where XLA runs all of it."""
+    shapes = (512, 512), (512, 2, hidden), (hidden, 512)
+    x, up, down = (
+        jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) / shape[0] ** (0.5 * (i > 0))
+        for i, shape in enumerate(shapes)
+    )
+
+    def loss(f, x, up, down):
+        y = f(x, {"up": up, "down": down}, activation="silu", residual=x)
+        return jnp.sin(y.astype(jnp.float32)).sum()
+
+    run = jax.value_and_grad(functools.partial(loss, jax_tcgemm.Fp8Mlp(recipe)), (0, 1, 2))
+    got, got_gradients = jax.jit(run)(x, up, down)
+    exact = jax.value_and_grad(functools.partial(loss, jax_tcgemm.mlp), (0, 1, 2))
+    expected, exact_gradients = jax.jit(exact)(x, up, down)
+    assert abs(got - expected) < 0.02 * 512 * 512
+    for a, b in zip(got_gradients, exact_gradients, strict=True):
+        a, b = (np.asarray(y).astype(np.float64) for y in (a, b))
+        assert np.linalg.norm(a - b) < 0.16 * np.linalg.norm(b)

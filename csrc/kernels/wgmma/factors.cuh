@@ -5,7 +5,8 @@
 //
 // A stage has those of B's tile, then those of A's, one for every Operand::kScaledRows rows: 1, or, where tiles begin
 // at such a row and blocks in memory are at least as high, as many as a thread has nothing but sums of: 64 of A, 128 of
-// B.
+// B, or 64 where half the columns of a gated tile are no more. Those of the second matrix B are then behind the
+// first's.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +19,21 @@
 
 namespace tcgemm::wgmma_family {
 
-// A thread's part of loading those of one operand's tile.
-template <typename Tile>
+// A thread's part of loading those of one operand's tile, of which half may be of a second matrix.
+template <typename Tile, bool kIsGated = false>
 class FactorsOfTile {
  public:
   static constexpr int kCount = Tile::kShape.num_factors(Tile::kExtent);
 
   __device__ __forceinline__ void begin(const StridedFactors& from, int32_t first_row, int32_t outer, int32_t inner,
                                         int thread) {
-    const float* const data = from.data + outer * from.outer_stride + inner * from.inner_stride;
+    const int64_t matrix = outer * from.outer_stride + inner * from.inner_stride;
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
-      const int32_t row = first_row + (thread + kFactorThreads * i) * Tile::kScaledRows;
+      const int number = thread + kFactorThreads * i;
+      const bool is_up = kIsGated && number >= kCount / 2;
+      const float* const data = (is_up ? from.up_data : from.data) + matrix;
+      const int32_t row = first_row + (is_up ? number - kCount / 2 : number) * Tile::kScaledRows;
       is_there_[i] = row < from.num_rows;
       rows_[i] = reinterpret_cast<const char*>(data + (is_there_[i] ? from.rows.divide(row) * from.row_stride : 0));
     }
@@ -86,7 +90,7 @@ class FactorLoader {
   const int thread_;
   int32_t k_block_ = 0;
   FactorsOfTile<typename T::A> a_;
-  FactorsOfTile<typename T::B> b_;
+  FactorsOfTile<typename T::B, Epilogue::kIsGated> b_;
 };
 
 // What a consumer's thread multiplies the sums of a k block by.
@@ -206,9 +210,10 @@ class Factors<T, true> {
   }
 
  private:
-  static_assert((kRowsOfFactor == 1 || kRowsOfFactor == 64) && (kColumnsOfFactor == 1 || kColumnsOfFactor == 128),
+  static_assert((kRowsOfFactor == 1 || kRowsOfFactor == 64) &&
+                    (kColumnsOfFactor == 1 || kColumnsOfFactor == 64 || kColumnsOfFactor == 128),
                 "a factor for each row, or for all that a thread has of 64, and likewise for columns");
-  static_assert(kColumnsOfFactor == 1 || T::Config::kTileN % 128 == 0 || 128 % T::Config::kTileN == 0,
+  static_assert(T::Config::kTileN % kColumnsOfFactor == 0 || kColumnsOfFactor % T::Config::kTileN == 0,
                 "tiles begin where factors change, or change in none");
 
   const uint32_t factors_;

@@ -139,6 +139,7 @@ StridedFactors strided(const OperandFactors& x, int64_t k) {
   const int64_t end = ceil_div(k, int64_t{kScaledDepth});
   const int64_t k_blocks = x.blocks.depth < k ? x.blocks.depth / kScaledDepth : std::max<int64_t>(end, 1);
   return {static_cast<const float*>(x.data),
+          static_cast<const float*>(x.up_data),
           x.blocks.batch_outer_stride,
           x.blocks.batch_inner_stride,
           x.blocks.k_stride,

@@ -23,17 +23,19 @@ struct AlignedOperand {
   int64_t ld, outer_stride, inner_stride;
 };
 
-// Factors of an operand's blocks, and how many rows it has.
+// Factors of an operand's blocks, and how many rows it has. `up_data`: of a gated product, those of its second matrix.
 struct OperandFactors {
   const void* data;
   BlockFactors blocks;
   int64_t rows;
+  const void* up_data = nullptr;
 
   // How many rows of an operand share a factor of those in the stages: of the instruction's A, and of its B in tiles of
-  // so many columns, which begin where factors change, or change in none.
+  // so many columns, which begin where factors change, or change in none. Of a gated tile each half has its own.
   static int rows_of_a(const BlockFactors& x) { return x.rows % 64 == 0 ? 64 : 1; }
-  static int rows_of_b(const BlockFactors& x, int tile_n) {
-    return (tile_n % 128 == 0 || 128 % tile_n == 0) && x.rows % 128 == 0 ? 128 : 1;
+  static int rows_of_b(const BlockFactors& x, int tile_n, bool gated) {
+    const int rows = gated && tile_n == 128 ? 64 : 128;
+    return (tile_n % rows == 0 || rows % tile_n == 0) && x.rows % rows == 0 ? rows : 1;
   }
 };
 

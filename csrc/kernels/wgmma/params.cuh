@@ -34,9 +34,10 @@ struct Function : FunctionArguments {
 };
 
 // The factors of an operand's blocks: of row r and k block i that at rows.divide(r) * row_stride +
-// k_blocks.divide(i) * k_stride in a matrix of the batch. `end`: the k blocks that there are.
+// k_blocks.divide(i) * k_stride in a matrix of the batch. `end`: the k blocks that there are. `up_data`: of a gated
+// product, those of its second matrix.
 struct StridedFactors {
-  const float* data;
+  const float *data, *up_data;
   int64_t outer_stride, inner_stride, k_stride;
   Divisor rows, k_blocks;
   int32_t row_stride, num_rows, end;

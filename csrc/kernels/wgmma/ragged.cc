@@ -185,7 +185,7 @@ class WgmmaRagged final : public RaggedImplementation {
     if (!p.factors.is_none() && !follow_sums(p)) {
       geometry.a.scaled_rows = OperandFactors::rows_of_a(p.is_rows() ? p.factors.b() : p.factors.a());
       // Of form rows groups, and so tiles, begin at any token.
-      geometry.b.scaled_rows = p.is_rows() ? 1 : OperandFactors::rows_of_b(p.factors.b(), shape.tile_n);
+      geometry.b.scaled_rows = p.is_rows() ? 1 : OperandFactors::rows_of_b(p.factors.b(), shape.tile_n, false);
     }
     return geometry;
   }

@@ -114,12 +114,20 @@ const std::vector<TypeRule>& type_rules(bool swapped) {
   return all[swapped];
 }
 
+// Whether the config's own kernel stores D. Else, as with split K, its products go through the workspace and a second
+// kernel does.
+bool runs_epilogue(const Problem& p, const Parsed& parsed) {
+  if (parsed.num_splits > 1 || (p.has_two_b() && !kConfigs[parsed.base_idx].shape.runs_gated())) return false;
+  return is_bare(p) || !p.epilogue.function.is_none();
+}
+
 // The two operands in the kernel's terms.
 struct Plan {
   const Instruction* instruction;
   Source a, b;
 
-  static Plan make(const Problem& p, const void* a_data, const void* b_data, const Shape& shape) {
+  static Plan make(const Problem& p, const void* a_data, const void* b_data, const Parsed& parsed) {
+    const Shape& shape = kConfigs[parsed.base_idx].shape;
     const Instruction* const x = find_instruction(p, shape.swapped);
     const auto a = [&](const Instruction::Input& input) {
       return Source::make(input, a_data, p.a, p.m, p.k, p.a.transposed ? Major::kMN : Major::kK);
@@ -130,7 +138,8 @@ struct Plan {
     Plan plan = shape.swapped ? Plan{x, b(x->a), a(x->b)} : Plan{x, a(x->a), b(x->b)};
     if (!p.factors.is_none()) {
       plan.a.scaled_rows = OperandFactors::rows_of_a(factors(p, !shape.swapped));
-      plan.b.scaled_rows = OperandFactors::rows_of_b(factors(p, shape.swapped), shape.tile_n);
+      const bool gated = p.has_two_b() && runs_epilogue(p, parsed);
+      plan.b.scaled_rows = OperandFactors::rows_of_b(factors(p, shape.swapped), shape.tile_n, gated);
     }
     return plan;
   }
@@ -141,14 +150,8 @@ struct Plan {
 // Those of one operand.
 OperandFactors operand_factors(const Problem& p, const Buffers& buffers, bool of_a) {
   if (p.factors.is_none()) return {};
-  return {of_a ? buffers.a_factors : buffers.b_factors, Plan::factors(p, of_a), of_a ? p.m : p.n};
-}
-
-// Whether the config's own kernel stores D. Else, as with split K, its products go through the workspace and a second
-// kernel does.
-bool runs_epilogue(const Problem& p, const Parsed& parsed) {
-  if (parsed.num_splits > 1 || (p.has_two_b() && !kConfigs[parsed.base_idx].shape.runs_gated())) return false;
-  return is_bare(p) || !p.epilogue.function.is_none();
+  if (of_a) return {buffers.a_factors, p.factors.a(), p.m};
+  return {buffers.b_factors, p.factors.b(), p.n, buffers.b_up_factors};
 }
 
 int64_t sums_bytes(const Problem& p, const Parsed& parsed) {
@@ -238,14 +241,13 @@ class Wgmma final : public Implementation {
     // XLA's buffers are aligned, so that only the strides decide here, and where the second B begins.
     const void* b_up = reinterpret_cast<const void*>(p.epilogue.up_offset * dtype_bytes(p.b.dtype));
     const Parsed parsed = *parse(config);
-    const Shape& shape = kConfigs[parsed.base_idx].shape;
-    if (find_instruction(p, shape.swapped) == nullptr) return 0;
-    return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, shape), b_up);
+    if (find_instruction(p, kConfigs[parsed.base_idx].shape.swapped) == nullptr) return 0;
+    return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, parsed), b_up);
   }
 
   std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view config) const override {
     const Parsed parsed = *parse(config);
-    const Plan plan = Plan::make(p, nullptr, nullptr, kConfigs[parsed.base_idx].shape);
+    const Plan plan = Plan::make(p, nullptr, nullptr, parsed);
     std::vector<KernelSource> all =
         with_kernel_of(p, plan, parsed, [&](const KernelReference& x) { return x.missing(device); });
     if (!p.epilogue.function.is_none() && !runs_epilogue(p, parsed)) all.push_back(function_kernel_source(p, device));
@@ -256,7 +258,7 @@ class Wgmma final : public Implementation {
                 void* stream) const override {
     const Parsed parsed = *parse(config);
     const NamedConfig& base = kConfigs[parsed.base_idx];
-    const Plan plan = Plan::make(p, buffers.a, buffers.b, base.shape);
+    const Plan plan = Plan::make(p, buffers.a, buffers.b, parsed);
     if (needed_bytes(p, parsed, plan, buffers.b_up) > buffers.workspace_bytes) {
       return Status::invalid("a and b must start on a 16-byte boundary where their strides are multiples of 16 bytes");
     }
@@ -305,7 +307,11 @@ class Wgmma final : public Implementation {
     Call partial = call;
     partial.out_type = FloatType::kF32;
     for (int set = 0; set < SplitSums::num_sets(p); ++set) {
-      if (set == 1) (base.shape.swapped ? partial.a : partial.b) = call.b_up;
+      if (set == 1) {
+        (base.shape.swapped ? partial.a : partial.b) = call.b_up;
+        OperandFactors& factors = base.shape.swapped ? partial.a_factors : partial.b_factors;
+        factors.data = factors.up_data;
+      }
       partial.d = sums + set * SplitSums::set_elements(p, parsed.num_splits);
       if (Status s = launch_product(partial); !s.is_ok()) return s;
     }

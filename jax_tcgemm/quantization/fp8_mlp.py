@@ -1,0 +1,220 @@
+"""The public `Fp8Mlp`: a gated feed-forward block that trains in 8 bits."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_tcgemm.problem.activations import canonical_activation
+from jax_tcgemm.problem.fusion import activated, pull_back
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.problem.quantized import QuantizedArray, spread_along
+from jax_tcgemm.products.arguments import as_array, as_floating, check_addend, promoted_dtype
+from jax_tcgemm.products.mlp import checked_params
+from jax_tcgemm.products.quantized import Layer, with_epilogue
+from jax_tcgemm.quantization.fp8_dot_general import (
+    RECIPES,
+    How,
+    check_recipe,
+    cotangents,
+    product_of_rows,
+)
+from jax_tcgemm.quantization.quantize import quantize
+
+_OP = "Fp8Mlp"
+# Rows of both operands, of which the right one may have a dimension that tells gate and up apart.
+_ROWS = ((1,), (1,)), ((), ())
+_PAIRS_OF_ROWS = ((1,), (2,)), ((), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8Mlp:
+    """A gated feed-forward block that multiplies 8-bit floats, forwards and backwards.
+
+        h   = f(q(x) q(gate)) * (q(x) q(up))
+        out = q(h) q(down) + residual
+
+    Its six products are those that `Fp8DotGeneral` makes of both layers. But what lies between them
+    is part of the products: the activation of the first one, its derivative of the gradient of h.
+    So nothing passes over the hidden layer but the quantiser.
+
+    For its gradients a call keeps the operands of both products in 8 bits, transposed, and gate and
+    up, rounded; `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves the former
+    alone under `jax.remat`.
+
+    Args:
+      recipe: as of `Fp8DotGeneral`.
+      grad_dtype: as there.
+
+    Raises:
+      TypeError: as `Fp8DotGeneral` does; when called, as `mlp` does, and for operands that are no
+        real floating-point arrays.
+      ValueError: likewise, and for weights that are not gated, a pair of them, and biases.
+
+    Numerics:
+      Those of `Fp8DotGeneral`. The activation is of products in float32, its derivative of what
+      these are rounded to, and the cotangents of gate and up are rounded before they are quantised.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, jax_tcgemm
+      >>> x, up, down = (jax.random.normal(jax.random.key(i), shape) / 16
+      ...     for i, shape in enumerate([(64, 256), (256, 2, 128), (128, 256)]))
+      >>> params = {"up": up, "down": down}
+      >>> y = jax_tcgemm.Fp8Mlp("block128")(x, params, activation="silu", residual=x)
+      >>> exact = jax_tcgemm.mlp(x, params, activation="silu", residual=x)
+      >>> round(float(jnp.corrcoef(y.ravel(), exact.ravel())[0, 1]), 2)
+      1.0
+    """
+
+    recipe: str = "current"
+    grad_dtype: object = jnp.float8_e5m2
+
+    def __post_init__(self):
+        check_recipe(_OP, self)
+
+    def __call__(
+        self,
+        x,
+        params: Mapping[str, jax.Array],
+        *,
+        activation="gelu",
+        residual=None,
+        precision=None,
+    ) -> jax.Array:
+        """The block; arguments are those of `jax_tcgemm.mlp`, of gated weights in one array."""
+        x = as_floating(_OP, "x", x)
+        given = checked_params(_OP, x, params)
+        up, down = given.pop("up"), given.pop("down")
+        if given or isinstance(up, tuple) or up.ndim != 3:
+            shape = "a pair" if isinstance(up, tuple) else f"shape {up.shape}"
+            raise ValueError(
+                f"{_OP}: params must have up of shape (k, 2, j), down, and no biases, got up of "
+                f"{shape} and {sorted(map(str, params))}; use jax_tcgemm.mlp, or Fp8DotGeneral"
+            )
+        up, down = as_floating(_OP, "up", up), as_floating(_OP, "down", down)
+        hidden = promoted_dtype(_OP, x, up)
+        dtype = promoted_dtype(_OP, hidden, down.dtype)
+        shape = *x.shape[:-1], down.shape[1]
+        if residual is not None:
+            residual = as_array(_OP, "residual", residual)
+            check_addend(_OP, "residual", residual, shape, dtype)
+            residual = jnp.broadcast_to(residual, shape).reshape(-1, shape[-1])
+        spec = _Spec(
+            recipe=self.recipe,
+            grad_dtype=self.grad_dtype,
+            activation=canonical_activation(_OP, activation),
+            precision=canonical_precision(_OP, precision),
+            hidden=hidden,
+            dtype=dtype,
+            operands=(x.dtype, up.dtype, down.dtype, residual is not None and residual.dtype),
+        )
+        return _block(spec, x.reshape(-1, x.shape[-1]), up, down, residual).reshape(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spec:
+    """What is static of a block.
+
+    Attributes:
+      recipe: as of `Fp8DotGeneral`.
+      grad_dtype: as there.
+      activation: canonical.
+      precision: canonical.
+      hidden: dtype of h, gate and up.
+      dtype: of the result.
+      operands: dtypes of x, up, down and the residual, if any, and of their cotangents.
+    """
+
+    recipe: str
+    grad_dtype: np.dtype
+    activation: str
+    precision: object
+    hidden: np.dtype
+    dtype: np.dtype
+    operands: tuple
+
+    def run(self, lhs, rhs, epilogue, operands=(), *, numbers=_ROWS, pair=None):
+        """A product with what follows it."""
+        how = {"dimension_numbers": numbers, "pair": pair, "precision": self.precision}
+        return with_epilogue(_OP, lhs, rhs, epilogue, operands, **how)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hidden:
+    """The hidden layer of gate and up, and these."""
+
+    activation: str
+    dtype: np.dtype
+
+    def __call__(self, gate, up):
+        return [x.astype(self.dtype) for x in (activated(self.activation, (gate, up)), gate, up)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _PulledBack:
+    """The cotangents of gate and up, beside each other, of that of the hidden layer."""
+
+    activation: str
+    dtype: np.dtype
+
+    def __call__(self, g, gate, up):
+        saved = [x.astype(g.dtype) for x in (gate, up)]
+        both = pull_back(self.activation, saved, g)
+        return jnp.stack([x.astype(self.dtype) for x in both], -2)
+
+
+def _in_halves(x: QuantizedArray) -> QuantizedArray:
+    """Weights (2 j, k) as (2, j, k)."""
+    (rows, k), (block_rows, depth), scale = x.shape, x.tile, x.scale
+    if scale.shape[0] > 1:
+        if (rows // 2) % block_rows != 0:
+            # A block has rows of both.
+            scale, block_rows = spread_along(0, scale, rows, block_rows), 1
+        scale = scale.reshape(2, -1, scale.shape[1])
+    else:
+        scale, block_rows = scale[None], max(rows // 2, 1)
+    return QuantizedArray(
+        x.qvalue.reshape(2, rows // 2, k), scale, None, x.qtype, (1, block_rows, max(depth, 1))
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _block(spec: _Spec, x, up, down, residual) -> jax.Array:
+    return _forward(spec, x, up, down, residual)[0]
+
+
+def _forward(spec: _Spec, x, up, down, residual):
+    of_rows, of_weights = RECIPES[spec.recipe]
+    # What lies as columns of k is quantised as it is, and transposed by that.
+    x, x_columns = quantize(x, **of_rows, with_transpose=True)
+    up_columns, up = quantize(up.reshape(up.shape[0], -1), **of_weights, with_transpose=True)
+    down_columns, down = quantize(down, **of_weights, with_transpose=True)
+    function = _Hidden(spec.activation, spec.hidden)
+    h, *saved = spec.run(x, _in_halves(up), function, numbers=_PAIRS_OF_ROWS, pair=1)
+    h, h_columns = quantize(h, **of_rows, with_transpose=True)
+    kept = checkpoint_name((x_columns, up_columns, h_columns, down_columns), "fp8_operands")
+    last = Layer("none", 1.0, False, False, spec.dtype)
+    return spec.run(h, down, last, () if residual is None else (residual,)), (kept, saved)
+
+
+def _backward(spec: _Spec, kept, cotangent):
+    (x_columns, up_columns, h_columns, down_columns), saved = kept
+    of_rows, _ = RECIPES[spec.recipe]
+    of_gradients = functools.partial(quantize, dtype=spec.grad_dtype, **of_rows)
+    rows, columns = of_gradients(cotangent, with_transpose=True)
+    function = _PulledBack(spec.activation, spec.hidden)
+    z_bar = spec.run(rows, down_columns, function, saved)
+    of_x, of_up, of_down, of_residual = spec.operands
+    how = How(spec.precision, spec.dtype, (of_x, of_up), (False, True))
+    down_bar = product_of_rows(h_columns, columns, how, of_down)
+    z_bar = of_gradients(z_bar.reshape(z_bar.shape[0], -1), with_transpose=True)
+    x_bar, up_bar = cotangents(how, z_bar, x_columns, up_columns)
+    residual_bar = cotangent.astype(of_residual) if of_residual else None
+    return x_bar, up_bar.reshape(up_bar.shape[0], 2, -1), down_bar, residual_bar
+
+
+_block.defvjp(_forward, _backward)

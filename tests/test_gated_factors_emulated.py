@@ -1,0 +1,235 @@
+"""wgmma kernels of gated products of operands with factors of blocks, emulated."""
+
+import dataclasses
+import functools
+
+import emulated
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from emulated import Emulator, carried
+from kernel_instances import second_kernel, wgmma
+
+from jax_tcgemm import selection
+from jax_tcgemm.device import epilogue
+from jax_tcgemm.primitives import scaled_dot_general
+from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.quantization import fp8_mlp
+
+pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
+
+E4M3, TYPES = np.dtype(jnp.float8_e4m3fn), "f8e4m3fn,f8e4m3fn"
+# Halves of a tile have 128 columns, and are its parts, or 64.
+WIDE, PING_PONG = "128x256x64_c2x1x1_co", "128x128x64_c2x1x1_pp"
+CONFIGS = {
+    WIDE: "128, 256, 2, 1, 1, false, false",
+    PING_PONG: "128, 128, 2, 1, 1, true, false",
+    "64x128x64_c2x1x1_pp": "64, 128, 2, 1, 1, true, false",
+    "128x128x64_c2x2x1_co": "128, 128, 2, 2, 1, false, false",
+}
+# That leave both sums to another kernel.
+SWAPPED, SPLIT = "64x96x64_c1x1x1_pp_t", f"{PING_PONG}_split2"
+
+
+def layer(gate, up, bias, scale):
+    """Three results, one of which is reduced; rounded once each."""
+    return jnp.maximum(gate + bias, 0) * up, up.astype(jnp.bfloat16), (gate * scale).max(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A product: its extents, the batch (), and blocks of both operands."""
+
+    blocks: tuple[tuple[int, int], tuple[int, int]]
+    m: int = 300
+    n: int = 270
+    k: int = 400
+    batch: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def scales(self) -> list[BlockScales]:
+        """Of lhs, and of one of the matrices of rhs."""
+        return [
+            BlockScales(
+                (*self.batch, rows, self.k),
+                (*self.batch, -(-rows // block[0]), -(-self.k // block[1])),
+                block,
+                len(self.batch),
+            )
+            for rows, block in zip((self.m, self.n), self.blocks, strict=True)
+        ]
+
+    @functools.cached_property
+    def plan(self) -> epilogue.Plan:
+        a, b = self.scales
+        shapes = a.operand_shape, (2, *b.operand_shape), a.shape, (2, *b.shape)
+        types = [
+            jax.ShapeDtypeStruct(x, dtype)
+            for x, dtype in zip(shapes, (E4M3, E4M3, np.float32, np.float32), strict=True)
+        ]
+        types += [jax.ShapeDtypeStruct(x, np.float32) for x in ((self.n,), (self.m, 1))]
+        acc = jax.ShapeDtypeStruct((*self.batch, self.m, self.n), np.float32)
+        params = {
+            **{"op": "gated_linear", "num_batch": len(self.batch), "gated": True},
+            **{"lhs_block": self.blocks[0], "rhs_block": self.blocks[1], "precision": None},
+            **{"implementation": "wgmma", "config": WIDE},
+            "function": jax.make_jaxpr(layer)(acc, acc, *types[-2:]),
+        }
+        product = scaled_dot_general.product_of(*types, params)
+        return epilogue.make_plan(product, selection.target_device("cuda"))
+
+    def kernel(self, config):
+        """Of a config that runs the function."""
+        (a, _), (b, _) = self.blocks
+        half = 64 if config != WIDE else 128
+        rows = 64 if a % 64 == 0 else 1, half if b % half == 0 else 1
+        function = self.plan.problem.epilogue.function
+        struct = f"Function<tcgemm::elementwise::{function.name}>"
+        own = wgmma(CONFIGS[config], struct, TYPES, layout="00", scaled_rows=rows)
+        return dataclasses.replace(own, definitions=function.definitions)
+
+    def bare_kernels(self):
+        """Of those that do not, and the one that does."""
+        (a, _), (b, _) = self.blocks
+        yield wgmma(
+            *("64, 96, 1, 1, 1, true, true", "Bare", TYPES),
+            **{"layout": "00", "scaled_rows": (64 if b % 64 == 0 else 1, 1)},
+        )
+        rows = 64 if a % 64 == 0 else 1, 128 if b % 128 == 0 else 1
+        yield wgmma(CONFIGS[PING_PONG], "Bare", TYPES, layout="00", scaled_rows=rows)
+        yield second_kernel(self.plan.problem.epilogue.function)
+
+    def check(self, emulator, config, seed=0):
+        """All results; factors are powers of two, by which sums of integers stay exact."""
+        rng = np.random.default_rng(seed)
+        a, b = self.scales
+        values = [rng.integers(-3, 4, x) for x in (a.operand_shape, (2, *b.operand_shape))]
+        scales = [2.0 ** rng.integers(-1, 2, x) for x in (a.shape, (2, *b.shape))]
+        scales = [jnp.asarray(x, jnp.float32) for x in scales]
+        bias, scale = (rng.integers(-9, 9, x).astype(np.float32) for x in (self.n, (self.m, 1)))
+        arrays = {
+            **{"a": values[0].astype(E4M3), "b": values[1].astype(E4M3)},
+            **{"a_factors": a.folded(scales[0]), "b_factors": jax.vmap(b.folded)(scales[1])},
+            **{"function operand 0": bias, "function operand 1": scale},
+        }
+        arrays = {name: np.asarray(x) for name, x in arrays.items()}
+        problem = self.plan.problem
+        found = emulator.run(problem, arrays, implementation="wgmma", config=config, seed=seed)
+        wide = [
+            np.asarray(x, np.float64) * np.asarray(f(y), np.float64)
+            for x, f, y in zip(values, (a.spread, jax.vmap(b.spread)), scales, strict=True)
+        ]
+        accs = jnp.asarray(wide[0] @ wide[1].swapaxes(-1, -2), jnp.float32)
+        expected = layer(*accs, bias, scale)
+        function = problem.epilogue.function
+        for place, number in enumerate(function.order):
+            got, own = found[place], np.asarray(expected[number])
+            if function.results[place].over:
+                got = got.reshape(*own.shape, -1).max(-1)
+            np.testing.assert_array_equal(got.reshape(own.shape), own)
+
+
+CASES = {
+    "rows by blocks": Case(((1, 128), (128, 128))),
+    "rows by rows": Case(((1, 128), (1, 128))),
+    "blocks by small blocks": Case(((128, 128), (64, 256))),
+    "odd blocks": Case(((3, 384), (40, 128))),
+    # Many tiles, and operands that are copied, the second matrix apart.
+    "a batch": Case(((1, 128), (128, 128)), m=70, n=260, k=333, batch=(3,)),
+}
+
+
+@pytest.fixture(scope="session")
+def kernels(run_folder):
+    """Those of all tests here."""
+    sources = [case.kernel(config) for case in CASES.values() for config in CONFIGS]
+    sources += [kernel for case in CASES.values() for kernel in case.bare_kernels()]
+    return Emulator(run_folder / "gated_factors", *map(carried, dict.fromkeys(sources)))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("config", [*CONFIGS, SWAPPED, SPLIT])
+def test_configs(kernels, config, name):
+    case = CASES[name]
+    assert case.plan.is_fused
+    case.check(kernels, config, seed=len(config) + len(name))
+
+
+# --- its derivative -------------------------------------------------------------------------------
+
+M, N, K = 300, 272, 400
+BEHIND = {
+    "128x256x64_c1x1x1_co": "128, 256, 1, 1, 1, false, false",
+    PING_PONG: CONFIGS[PING_PONG],
+}
+
+
+@functools.cache
+def pulled_back():
+    """Of gate and up, which cooperative tiles read by TMA, two results beside each other."""
+    acc, saved = (jax.ShapeDtypeStruct((M, N), x) for x in (np.float32, jnp.bfloat16))
+    function = fp8_mlp._PulledBack("relu", np.dtype(jnp.bfloat16))
+    types = [jax.ShapeDtypeStruct((M, K), jnp.float8_e5m2), jax.ShapeDtypeStruct((N, K), E4M3)]
+    types += [jax.ShapeDtypeStruct(x, np.float32) for x in ((M, 4), (3, 4))]
+    params = {
+        **{"op": "Fp8Mlp", "num_batch": 0, "gated": False, "precision": None},
+        **{"lhs_block": (1, 128), "rhs_block": (128, 128)},
+        **{"implementation": "wgmma", "config": PING_PONG},
+        "function": jax.make_jaxpr(lambda *x: [function(*x)])(acc, saved, saved),
+    }
+    product = scaled_dot_general.product_of(*types, saved, saved, params)
+    return function, epilogue.make_plan(product, selection.target_device("cuda"))
+
+
+@pytest.fixture(scope="module")
+def kernels_behind(run_folder):
+    own = pulled_back()[1].problem.epilogue.function
+    struct = f"Function<tcgemm::elementwise::{own.name}>"
+    how = {"layout": "00", "scaled_rows": (1, 128)}
+    sources = [wgmma(x, struct, "f8e5m2,f8e4m3fn", **how) for x in BEHIND.values()]
+    sources = [dataclasses.replace(x, definitions=own.definitions) for x in sources]
+    return Emulator(run_folder / "behind_gated_factors", *map(carried, sources))
+
+
+@pytest.mark.parametrize("config", BEHIND)
+def test_derivative(kernels_behind, config):
+    function, plan = pulled_back()
+    rng = np.random.default_rng(len(config))
+    a, b = (rng.integers(-3, 4, (x, K)) for x in (M, N))
+    scales = [jnp.float32(2.0 ** rng.integers(-1, 2, x)) for x in ((M, 4), (3, 4))]
+    gate, up = (rng.integers(-3, 4, (M, N)).astype(jnp.bfloat16) for _ in range(2))
+    folded = [x.folded(own) for x, own in zip(plan.product.scales, scales, strict=True)]
+    arrays = {
+        **{"a": a.astype(jnp.float8_e5m2), "b": b.astype(E4M3)},
+        **dict(zip(("a_factors", "b_factors"), map(np.asarray, folded), strict=True)),
+        **{"function operand 0": gate, "function operand 1": up},
+    }
+    assert plan.operands == (0, 1)
+    (got,) = kernels_behind.run(plan.problem, arrays, implementation="wgmma", config=config)
+    pairs = zip(plan.product.scales, scales, strict=True)
+    spread = [np.asarray(x.spread(own), np.float64) for x, own in pairs]
+    acc = jnp.asarray((a * spread[0]) @ (b * spread[1]).T, jnp.float32)
+    expected = function(acc, gate, up)
+    np.testing.assert_array_equal(got.reshape(expected.shape), expected)
+
+
+FACTORS = "kernels/wgmma/factors.cuh"
+MISTAKES = {
+    "the first matrix's": (WIDE, "is_up ? from.up_data : from.data", "from.data"),
+    "rows of the tile's": (WIDE, "is_up ? number - kCount / 2 : number", "number"),
+    "one too late": (PING_PONG, "number >= kCount / 2", "number > kCount / 2"),
+    "not gated": (PING_PONG, "<typename T::B, Epilogue::kIsGated> b_;", "<typename T::B> b_;"),
+    "columns of the first half": (WIDE, "4 * (column / kColumnsOfFactor)", "0"),
+    "sums of the first half": (PING_PONG, "2 * i / kColumnsOfFactor]", "0]"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found(kernels, name, tmp_path):
+    config, old, new = MISTAKES[name]
+    case = CASES["rows by blocks"]
+    changes = {FACTORS: [(old, new)]}
+    wrong = Emulator(tmp_path, carried(case.kernel(config)), changes=changes, like=kernels)
+    with pytest.raises((AssertionError, RuntimeError), match="not equal|Mismatched"):
+        any(case.check(wrong, config, seed) for seed in range(3))
