@@ -24,6 +24,7 @@
 #include "kernels/wmma/instructions.cuh"
 #include "kernels/wmma/operand_tile.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/wmma.cuh"
 #include "tile/gemm_args.cuh"
 #include "tile/numeric.cuh"
 
@@ -114,12 +115,12 @@ __global__ void __launch_bounds__(TiledShared<Config, In, Acc>::kThreads, Config
       FragmentB b[kFragmentsN];
 #pragma unroll
       for (int i = 0; i < kFragmentsM; ++i) {
-        load_shared(a[i], TileA::at(step_a, warp_m + i * kMmaM, k), TileA::kLd);
+        ptx::wmma_load_shared(a[i], TileA::at(step_a, warp_m + i * kMmaM, k), TileA::kLd);
         round_operand<In>(a[i]);
       }
 #pragma unroll
       for (int j = 0; j < kFragmentsN; ++j) {
-        load_shared(b[j], TileB::at(step_b, warp_n + j * kMmaN, k), TileB::kLd);
+        ptx::wmma_load_shared(b[j], TileB::at(step_b, warp_n + j * kMmaN, k), TileB::kLd);
         round_operand<In>(b[j]);
       }
 #pragma unroll
