@@ -58,9 +58,9 @@ void visit_in_memory(Fragment& fragment, T* matrix, unsigned ld, const Access& a
     T* matrix;
     unsigned ld;
   } call{&fragment, matrix, ld};
-  // Of rows, 32 bytes, or 16 where they are no longer.
+  // Of rows, 32 bytes, or as many as they have.
   constexpr int kLength = kIsRowMajor ? Fragment::kColumns : Fragment::kRows;
-  constexpr uintptr_t kAlignment = kLength * sizeof(T) > 16 ? 32 : 16;
+  constexpr uintptr_t kAlignment = kLength * sizeof(T) < 32 ? kLength * sizeof(T) : 32;
   if (reinterpret_cast<uintptr_t>(matrix) % kAlignment != 0 || ld * sizeof(T) % 16 != 0) {
     emulator::fail("WMMA of a matrix that is not aligned");
   }
