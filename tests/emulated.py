@@ -35,6 +35,7 @@ _REDUCTIONS = [
 ]
 SOURCES = {
     "simt": [*_COMMON, "kernels/simt/simt.cc"],
+    "wmma": [*_COMMON, *_REDUCTIONS, "kernels/common/kernel.cc", "kernels/wmma/wmma.cc"],
     "mma_sync": [
         *_COMMON,
         *_REDUCTIONS,

@@ -162,6 +162,27 @@ def mma_sync(
     )
 
 
+def wmma_tiled(
+    shape: str,
+    tile: str,
+    function: str,
+    layout: str = "AnyLayout",
+    types: tuple[str, str] = (BF16, "float"),
+    target: str = "sm_90",
+) -> Instance:
+    """One that runs a function of its sums; `shape`, `tile`: the arguments of Shape and of Tile."""
+    wmma = "tcgemm::wmma"
+    config = (f"{wmma}::Shape<{shape}>", f"{wmma}::Tile<{tile}>", f"{wmma}::{layout}", "false")
+    epilogue = f"tcgemm::epilogue::Function<tcgemm::elementwise::{function}>"
+    arguments = f"{wmma}::TiledConfig<{', '.join(config)}>", *types, epilogue
+    return Instance(
+        "wmma",
+        ("kernels/wmma/tiled_kernel.cuh",),
+        f"{wmma}::tiled_kernel<{', '.join(arguments)}>",
+        target,
+    )
+
+
 def portable(family: str, kernel: str, arguments: str, target: str) -> Instance:
     """One of simt or wmma."""
     return Instance(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from emulated import Emulator, carried
 from epilogue_call import FORMS, wide
-from kernel_instances import mma_sync, second_kernel, wgmma
+from kernel_instances import mma_sync, second_kernel, wgmma, wmma_tiled
 
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.selection.choice import Choice
@@ -37,6 +37,13 @@ GATED = PING_PONG | {
     "128x128x64_c2x2x1_co": ("128, 128, 2, 2, 1, false, false", "01"),
 }
 MMA_SYNC = {"64x64x64_w32x32_s4": "64, 64, 128, 32, 32, 4, 3"}
+# Of two, four and one times eight rows in a fragment.
+WMMA = {
+    "m16n16k16_64x64x32": ("16, 16, 16", "64, 64, 32, 32, 32, 4, 4", "OneLayout<false, false>"),
+    "m32n8k16_128x128x32": ("32, 8, 16", "128, 128, 32, 64, 64, 4, 2", "AnyLayout"),
+    "m8n32k16_128x128x32": ("8, 32, 16", "128, 128, 32, 64, 64, 4, 2", "AnyLayout"),
+}
+OTHERS = {**dict.fromkeys(MMA_SYNC, "mma_sync"), **dict.fromkeys(WMMA, "wmma_tiled")}
 
 
 def everything(acc, scale, bias, residual, flag):
@@ -140,20 +147,26 @@ class Call:
         return found[2:]
 
     def kernels(self):
-        """Those that run the function and those that leave it to another one, and that."""
+        """By their configs those that run the function, and by "" what others leave it to."""
         function = self.folded[0].epilogue.function
         struct = f"tcgemm::elementwise::{function.name}"
         configs = WGMMA if self.num_b == 1 else GATED
         if self.weights == "alternating":
             configs = {name: (config, "00") for name, (config, _) in PING_PONG.items()}
-        for config, layout in configs.values():
-            own = wgmma(config, f"Function<{struct}>", layout=layout)
-            yield dataclasses.replace(own, definitions=function.definitions)
+        found = {
+            name: wgmma(config, f"Function<{struct}>", layout=layout)
+            for name, (config, layout) in configs.items()
+        }
         if self.num_b == 1:
-            for tile in MMA_SYNC.values():
-                own = mma_sync(tile, f"Function<{struct}>", target="sm_90", layout="01")
-                yield dataclasses.replace(own, definitions=function.definitions)
-        yield second_kernel(function)
+            for name, tile in MMA_SYNC.items():
+                found[name] = mma_sync(tile, f"Function<{struct}>", target="sm_90", layout="01")
+            for name, (shape, tile, layout) in WMMA.items():
+                found[name] = wmma_tiled(shape, tile, function.name, layout)
+        found = {
+            name: dataclasses.replace(own, definitions=function.definitions)
+            for name, own in found.items()
+        }
+        return found | {"": second_kernel(function)}
 
     def check(self, emulator, **how):
         """All results, in any order of threads."""
@@ -264,22 +277,26 @@ ALTERNATING = {
 NOT_GATED = "128x16x64_c1x1x4_co", "192x176x64_c1x2x1_co_t", "128x128x64_c2x1x1_pp_split2"
 
 
+# Those that were built, from which those with a function are told apart.
+WMMA_SOURCES = tuple(f"kernels/wmma/tiled_{x}.cu" for x in ("16bit", "any_layout"))
+
+
 @pytest.fixture(scope="session")
 def functions(run_folder):
     """The kernels of all calls."""
     bare = [wgmma(config, layout=layout) for config, layout in WGMMA.values()]
     bare += [mma_sync(tile, target="sm_90", layout="01") for tile in MMA_SYNC.values()]
     calls = *CALLS.values(), *GATED_CALLS.values(), *ALTERNATING.values()
-    own = [kernel for call in calls for kernel in call.kernels()]
-    families = ("wgmma", "mma_sync")
+    own = [kernel for call in calls for kernel in call.kernels().values()]
+    families = ("wgmma", "mma_sync", "wmma")
     sources = map(carried, dict.fromkeys([*bare, *own]))
-    return Emulator(run_folder / "functions", *sources, families=families)
+    return Emulator(run_folder / "functions", *WMMA_SOURCES, *sources, families=families)
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("config", [*WGMMA, "128x128x64_c2x1x1_pp_split2", *MMA_SYNC])
+@pytest.mark.parametrize("config", [*WGMMA, "128x128x64_c2x1x1_pp_split2", *OTHERS])
 def test_function(functions, config, name):
-    implementation = "mma_sync" if config in MMA_SYNC else "wgmma"
+    implementation = OTHERS.get(config, "wgmma")
     CALLS[name].check(functions, implementation=implementation, config=config, seed=len(name))
 
 
@@ -302,7 +319,7 @@ def test_parts_of_k(functions, name):
 )
 def test_mistakes_of_parts_are_found(functions, old, new, tmp_path):
     config, layout = WGMMA[IN_PARTS.removesuffix("_split11")]
-    kernels = [wgmma(config, layout=layout), list(ODD.kernels())[-1]]
+    kernels = [wgmma(config, layout=layout), ODD.kernels()[""]]
     changes = {"epilogue/function_kernel.cuh": [(old, new)]}
     wrong = Emulator(tmp_path, *map(carried, kernels), changes=changes, like=functions)
     with pytest.raises((AssertionError, RuntimeError), match="not equal|Mismatched"):
@@ -310,9 +327,9 @@ def test_mistakes_of_parts_are_found(functions, old, new, tmp_path):
 
 
 @pytest.mark.parametrize("name", GATED_CALLS)
-@pytest.mark.parametrize("config", [*GATED, *NOT_GATED, *MMA_SYNC])
+@pytest.mark.parametrize("config", [*GATED, *NOT_GATED, *OTHERS])
 def test_gated_function(functions, config, name):
-    implementation = "mma_sync" if config in MMA_SYNC else "wgmma"
+    implementation = OTHERS.get(config, "wgmma")
     GATED_CALLS[name].check(functions, implementation=implementation, config=config, seed=len(name))
 
 
@@ -399,6 +416,8 @@ def test_form(forms, monkeypatch, name, config):
 COLUMN = "across_ + 8 * group + pair() + e;\n  }\n  __device__ __forceinline__ bool"
 STORE, TILE = "kernels/wgmma/function_store.cuh", "epilogue/function.cuh"
 BOXES = "kernels/wgmma/function_boxes.cuh"
+WMMA_KERNEL, WMMA_STORE = "kernels/wmma/tiled_kernel.cuh", "kernels/wmma/store.cuh"
+WMMA_SQUARE, WMMA_TALL, WMMA_WIDE = WMMA
 MISTAKES = {
     "not exchanged": (WHOLE, TILE, "transpose_four(words, lane_);", ";"),
     "wrong half": (WHOLE, TILE, "line_ + 8 * half) + group", "line_ + 4 * half) + group"),
@@ -457,31 +476,40 @@ MISTAKES = {
         *(GATED_WHOLE, "kernels/wgmma/scheduler.cuh"),
         *("Epilogue::kIsGated ? Config::kTileN / 2 :", "Epilogue::kIsGated ? Config::kTileN :"),
     ),
-    "a run's rows": (WHOLE, "kernels/mma_sync/store.cuh", "m_idx + lane / 4", "m_idx + lane / 8"),
-    "another run's": (WHOLE, "tile/fragment.cuh", "pair * 16 + run * 8;", "pair * 16;"),
-    "a run's place": (WHOLE, "tile/fragment.cuh", "return run * 8 + i;", "return i;"),
+    "a run's rows": (WHOLE, TILE, "m_idx + lane / 4, n_idx", "m_idx + lane / 8, n_idx", *MMA_SYNC),
+    "another run's": (WHOLE, "tile/fragment.cuh", "* 16 + run * 8;", "* 16;", *MMA_SYNC),
+    "a run's place": (WHOLE, "tile/fragment.cuh", "return run * 8 + i;", "return i;", *MMA_SYNC),
     "gate for up in the second kernel": (
-        *(GATED_ODD, "epilogue/function_kernel.cuh"),
-        *("run(all[0], all[kSets - 1])", "run(all[0], all[0])"),
+        *(GATED_ODD, TILE, "run(sums[0], sums[kSets - 1])", "run(sums[0], sums[0])"),
+        *MMA_SYNC,
     ),
+    "outside is whole": (BATCHES, TILE, "m_idx + 8 <= params.m &&", "", *MMA_SYNC),
+    "the last fragment's": (WHOLE, WMMA_KERNEL, "if (i != row) continue;", ";", WMMA_SQUARE),
+    "another fragment's rows": (WHOLE, WMMA_KERNEL, "+ row * kMmaM;", "+ row * 8;", WMMA_SQUARE),
+    "another warp's columns": (WHOLE, WMMA_KERNEL, "first_n + warp_n,", "first_n,", WMMA_SQUARE),
+    "the first eight rows": (WHOLE, WMMA_STORE, "(row + lane / 4) *", "(lane / 4) *", WMMA_TALL),
+    "the first columns": (
+        WHOLE,
+        WMMA_STORE,
+        "rows.kLd + column + lane",
+        "rows.kLd + lane",
+        WMMA_TALL,
+    ),
+    "the first group": (WHOLE, WMMA_STORE, "(own + 8 * group)", "(own)", WMMA_WIDE),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_found(functions, name, tmp_path):
     call, file, old, new, *found_by = MISTAKES[name]
-    first, *others, last = call.kernels()
-    of_mma_sync = file in ("kernels/mma_sync/store.cuh", "tile/fragment.cuh")
-    kernels, config, implementation = [first], next(iter(PING_PONG)), "wgmma"
-    if file == BOXES or found_by:
-        (config,) = found_by or (COOPERATIVE,)
-        kernels = [others[list(WGMMA).index(config) - 1]]
-    if of_mma_sync:
-        (config,), implementation, kernels = MMA_SYNC, "mma_sync", others[-1:]
-    if file == "epilogue/function_kernel.cuh":
-        (config, tile), implementation = next(iter(MMA_SYNC.items())), "mma_sync"
-        kernels = [last, mma_sync(tile, target="sm_90", layout="01")]
-    sources = map(carried, kernels)
+    default = COOPERATIVE if file == BOXES else next(iter(PING_PONG))
+    (config,) = found_by or (default,)
+    implementation, kernels = OTHERS.get(config, "wgmma"), call.kernels()
+    # What leaves it to another kernel is bare.
+    chosen = [kernels[config]] if config in kernels else [kernels[""]]
+    if config not in kernels:
+        chosen.append(mma_sync(MMA_SYNC[config], target="sm_90", layout="01"))
+    sources = [*(WMMA_SOURCES if config in WMMA else ()), *map(carried, chosen)]
     wrong = Emulator(tmp_path, *sources, changes={file: [(old, new)]}, like=functions)
     with pytest.raises(
         (AssertionError, RuntimeError), match="not equal|wrote outside|Mismatched|deadlock"

@@ -151,3 +151,23 @@ def test_simt(tmp_path):
     for seed, (case, layout, (implementation, config, types)) in enumerate(everything):
         how = {"implementation": implementation, "config": config, "seed": seed}
         check(emulator, Types(*types.split()), layout, case, **how)
+
+
+def test_wmma(tmp_path):
+    emulator = build(tmp_path, "[nt]*.cu", "wmma")  # without the probe of the hardware's fragments
+    bf16, f16, s8 = "bf16 bf16 f32", "f16 f16 f16", "s8 s32 s32"
+    kernels = [("wmma_naive", "m16n16k8", "f32 f32 tf32"), ("wmma_naive", "m8n8k4", "f64 f64 f64")]
+    kernels += [("wmma_tiled", "m16n16k8_128x128x16", "f32 f32 tf32")]
+    kernels += [("wmma_tiled", "m8n8k4_64x128x16", "f64 f64 f64")]
+    kernels += [("wmma_tiled", "m16n16k16_64x64x32", types) for types in (bf16, "f16 f32 f32")]
+    for shape in ("m16n16k16", "m32n8k16", "m8n32k16"):
+        kernels += [("wmma_naive", shape, types) for types in (bf16, f16, s8)]
+        kernels += [("wmma_naive", f"{shape}_satf", types) for types in (f16, s8)]
+        kernels += [("wmma_tiled", f"{shape}_128x128x32", types) for types in (bf16, f16)]
+        kernels += [("wmma_tiled", f"{shape}_128x128x32_satf", f16)]
+        kernels += [("wmma_tiled", f"{shape}_128x128x64{satf}", s8) for satf in ("", "_satf")]
+    everything = itertools.product(CONFIG_CASES, LAYOUTS, kernels)
+    for seed, (case, layout, (implementation, config, types)) in enumerate(everything):
+        if seed % 7 == 0:
+            how = {"implementation": implementation, "config": config, "seed": seed}
+            check(emulator, Types(*types.split()), layout, case, **how)

@@ -629,6 +629,30 @@ class FunctionTile {
   uint64_t results_[F::kNumResults][kGroups][kHalves][2];
 };
 
+// A function of a warp's eight rows of kGroups times eight columns, from (m_idx, n_idx) on, that stores what it makes
+// of them itself. get_sums(is_whole, sums) gives those that the thread has as FunctionTile wants it, as [set][element],
+// a set being a product; is_whole, as std::bool_constant, says that all of them are inside the product.
+template <typename F, int kGroups, typename GetSums>
+__device__ __forceinline__ void run_on_eight_rows(const FunctionParams& params, const BatchPlace& batch, int32_t m_idx,
+                                                  int32_t n_idx, const GetSums& get_sums) {
+  const auto run = [&](auto is_whole) {
+    using Tile = FunctionTile<F, false, false, decltype(is_whole)::value, kGroups, 1>;
+    constexpr int kSets = F::kIsGated ? 2 : 1;
+    const int lane = threadIdx.x % 32, groups = min(kGroups, (params.n - n_idx + 7) / 8);
+    typename Tile::Reads reads;
+    Tile tile(params, batch, lane, m_idx + lane / 4, n_idx, groups, reads);
+    tile.load();
+    typename F::Sum sums[kSets][2 * kGroups];
+    get_sums(is_whole, sums);
+    tile.run(sums[0], sums[kSets - 1]);
+  };
+  if (params.in_eights && m_idx + 8 <= params.m && n_idx + 8 * kGroups <= params.n) {
+    run(std::true_type{});
+  } else {
+    run(std::false_type{});
+  }
+}
+
 // Brings to L2 what a function will read of matrices in a part of the product, by `num_threads` threads.
 template <typename F>
 struct FunctionPrefetch {

@@ -25,21 +25,15 @@ inline constexpr int kFunctionThreads = 256, kFunctionRows = 8, kFunctionGroups 
                      kFunctionColumns = 8 * kFunctionGroups;
 inline constexpr int32_t kSplitsAtOnce = 8;
 
-// `kWhole`: all of a warp's elements are inside, and lie as FunctionTile wants it.
-template <typename F, bool kWhole>
-__device__ __forceinline__ void run_function(const FunctionSums& sums, const FunctionParams& params,
-                                             const BatchPlace& batch, int lane, int32_t m, int32_t n_idx, int groups) {
-  using Sum = typename F::Sum;
-  using Tile = FunctionTile<F, false, false, kWhole, kFunctionGroups, 1>;
-  typename Tile::Reads reads;
-  Tile tile(params, batch, lane, m, n_idx, groups, reads);
-  tile.load();
-  constexpr int kSets = F::kIsGated ? 2 : 1, kSums = 2 * kFunctionGroups;
-  const int32_t n = n_idx + lane % 4 * 2;
-  Sum all[kSets][kSums] = {};
-  const Sum* part = static_cast<const Sum*>(sums.data) + (int64_t{batch.idx} * params.m + m) * params.n + n;
+// A thread's sums, of all parts: see run_on_eight_rows. (m, n): its first element.
+template <bool kWhole, typename Sum, int kSets, int kSums>
+__device__ __forceinline__ void add_parts(const FunctionSums& sums, const FunctionParams& params, int32_t batch_idx,
+                                          int32_t m, int32_t n, Sum (&all)[kSets][kSums]) {
+  const Sum* part = static_cast<const Sum*>(sums.data) + (int64_t{batch_idx} * params.m + m) * params.n + n;
 #pragma unroll
   for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) all[set][i] = 0;
 #pragma unroll 1
     for (int32_t first = 0; first < sums.num_splits; first += kSplitsAtOnce) {
       // Loaded before the first is added: a loop that adds each one waits for memory each time.
@@ -62,7 +56,6 @@ __device__ __forceinline__ void run_function(const FunctionSums& sums, const Fun
       }
     }
   }
-  tile.run(all[0], all[kSets - 1]);
 }
 
 template <typename F>
@@ -75,14 +68,10 @@ __global__ void __launch_bounds__(kFunctionThreads)
   const int32_t batch_idx = sums.per_rows.divide(line);
   const int32_t n_idx = (static_cast<int32_t>(warp) - line * sums.columns) * kFunctionColumns;
   const int32_t m_idx = (line - batch_idx * sums.rows) * kFunctionRows;
-  const int32_t m = m_idx + lane / 4;
-  const BatchPlace batch(params, batch_idx);
-  const int groups = min(kFunctionGroups, (params.n - n_idx + 7) / 8);
-  if (params.in_eights && m_idx + kFunctionRows <= params.m && n_idx + kFunctionColumns <= params.n) {
-    run_function<F, true>(sums, params, batch, lane, m, n_idx, groups);
-  } else {
-    run_function<F, false>(sums, params, batch, lane, m, n_idx, groups);
-  }
+  run_on_eight_rows<F, kFunctionGroups>(
+      params, BatchPlace(params, batch_idx), m_idx, n_idx, [&](auto is_whole, auto& all) {
+        add_parts<decltype(is_whole)::value>(sums, params, batch_idx, m_idx + lane / 4, n_idx + lane % 4 * 2, all);
+      });
 }
 
 }  // namespace tcgemm::epilogue

@@ -37,4 +37,10 @@ struct FunctionParams {
   int32_t row_lengths[kMostResults];  // of results that are not reduced: n, or 2n where two lie beside each other
 };
 
+// What a kernel is compiled with, for a function whose struct is `Code`; what a launch tells is the same for all.
+template <typename CodeType>
+struct Function : FunctionParams {
+  using Code = CodeType;
+};
+
 }  // namespace tcgemm::epilogue

@@ -18,7 +18,14 @@ __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* so
       : "memory");
 }
 
-// The same for 4 or 8 bytes, aligned so; these go through L1.
+// Copies the first `valid_bytes` of 16 aligned bytes and writes zeros for the others. Through L2 only.
+__device__ __forceinline__ void cp_async_zfill_16(uint32_t destination, const void* source, uint32_t valid_bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+// As cp_async_16, of 4 or 8 bytes, aligned so; these go through L1.
 template <int kBytes>
 __device__ __forceinline__ void cp_async_narrow(uint32_t destination, const void* source, bool valid) {
   static_assert(kBytes == 4 || kBytes == 8, "cp.async.ca copies 4, 8 or 16 bytes");

@@ -163,15 +163,15 @@ void set_registers(int count, bool is_increase, int blocks) {
 
 // Copies and matrix instructions of a warp ---------------------------------------------------------
 
-void cp_async(uint32_t destination, const void* source, uint32_t bytes, bool valid) {
+void cp_async(uint32_t destination, const void* source, uint32_t bytes, uint32_t valid) {
   uint8_t* target = resolve(destination, bytes, bytes).pointer();
-  if (valid && reinterpret_cast<uintptr_t>(source) % bytes != 0) fail("cp.async from an address that is not aligned");
+  if (valid > 0 && reinterpret_cast<uintptr_t>(source) % bytes != 0) {
+    fail("cp.async from an address that is not aligned");
+  }
+  if (valid > bytes) fail("cp.async of more bytes than it copies");
   current().copies.queue.issue([=] {
-    if (valid) {
-      std::memcpy(target, source, bytes);
-    } else {
-      std::memset(target, 0, bytes);
-    }
+    std::memcpy(target, source, valid);
+    std::memset(target + valid, 0, bytes - valid);
   });
 }
 

@@ -59,7 +59,8 @@ void set_registers(int count, bool is_increase, int blocks);
 
 // Copies and matrix instructions of a warp ---------------------------------------------------------
 
-void cp_async(uint32_t destination, const void* source, uint32_t bytes, bool valid);
+// The first `valid` of so many bytes, and zeros after them.
+void cp_async(uint32_t destination, const void* source, uint32_t bytes, uint32_t valid);
 // An arrival once the thread's copies are complete.
 void cp_async_arrive(uint32_t barrier);
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t address, bool transposed);

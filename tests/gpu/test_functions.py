@@ -93,7 +93,15 @@ WGMMA = (
     ),
 )
 OTHERS = (("mma_sync", "128x128x32_w64x64_s4"), ("mma_sync", "64x64x64_w32x32_s4_k2"))
-OTHERS += (("wmma_tiled", "m16n16k16_128x128x32"),)
+OTHERS += tuple(
+    ("wmma_tiled", f"{shape}_{tile}")
+    for shape, tile in (
+        ("m16n16k16", "128x128x32"),
+        ("m16n16k16", "64x64x32"),
+        ("m32n8k16", "128x128x32"),
+        ("m8n32k16", "128x128x32"),
+    )
+)
 SHAPES = {"whole": (256, 512, 128), "odd": (193, 203, 72)}
 
 
@@ -109,12 +117,13 @@ def operands_of(case: Case, m: int, n: int, batch=()):
             yield jnp.asarray(rng.standard_normal(shapes[dims]), dtype)
 
 
-def product(case: Case, a, b, operands, **how):
+def product(case: Case, a, b, operands, layout="NN", **how):
     nb = a.ndim - 2
-    shape = (*a.shape[:-1], b.shape[-1])
+    of_a, of_b = (nb + (layout[0] == "N"), nb + (layout[1] == "T"))
+    shape = (*a.shape[:nb], a.shape[2 * nb + 1 - of_a], b.shape[2 * nb + 1 - of_b])
     acc = jax.ShapeDtypeStruct(shape, I32 if a.dtype == I8 else F32)
     function = jax.make_jaxpr(lambda *x: jax.tree.leaves(case.function(*x)))(acc, *operands)
-    numbers = (((nb + 1,), (nb,)), (tuple(range(nb)),) * 2)
+    numbers = (((of_a,), (of_b,)), (tuple(range(nb)),) * 2)
     call = functools.partial(
         epilogue_dot_general, op="matmul", dimension_numbers=numbers, function=function, **how
     )
@@ -167,23 +176,40 @@ def test_batches(config, name):
     )
 
 
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+def test_layouts(layout):
+    """Of WMMA each has a kernel of its own; rows of K that are not aligned."""
+    case, (m, n, k), batch = CASES["bias, gelu, residual"], (70, 90, 61), (2, 3)
+    rng = np.random.default_rng(2)
+    a, b = (jnp.asarray(rng.standard_normal((*batch, *s)), F16) for s in ((m, k), (k, n)))
+    operands = list(operands_of(case, m, n, batch))
+    stored = (
+        jnp.swapaxes(x, -1, -2) if letter == "T" else x
+        for x, letter in zip((a, b), layout, strict=True)
+    )
+    got = product(case, *stored, operands, layout=layout, implementation="wmma_tiled")
+    compare(case, a, b, operands, got)
+
+
+@pytest.mark.parametrize("implementation", ["wgmma", "wmma_tiled"])
 @pytest.mark.parametrize("name", ["scales", "two results"])
-def test_tf32(name):
+def test_tf32(name, implementation):
     case = CASES[name]
     rng = np.random.default_rng(2)
     a, b = (jnp.asarray(rng.integers(-3, 4, s), F32) for s in ((130, 64), (64, 72)))
     operands = list(operands_of(case, 130, 72))
-    compare(case, a, b, operands, product(case, a, b, operands, implementation="wgmma"))
+    compare(case, a, b, operands, product(case, a, b, operands, implementation=implementation))
 
 
-def test_integer_sums():
+@pytest.mark.parametrize("implementation", ["mma_sync", "wmma_tiled"])
+def test_integer_sums(implementation):
     case = Case(
         lambda acc, scale: jnp.clip(jnp.round(acc * scale), -128, 127).astype(I8), (("n", F32),)
     )
     rng = np.random.default_rng(2)
     a, b = (jnp.asarray(rng.integers(-128, 128, s), I8) for s in ((130, 64), (64, 72)))
     operands = [next(operands_of(case, 130, 72)) / 500]
-    got = product(case, a, b, operands, implementation="mma_sync")
+    got = product(case, a, b, operands, implementation=implementation)
     np.testing.assert_array_equal(
         got[0],
         case.function(jnp.asarray(np.asarray(a).astype(np.int32) @ np.asarray(b)), *operands),

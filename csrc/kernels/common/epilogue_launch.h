@@ -13,6 +13,10 @@ inline constexpr Features kEpilogueFeatures{Feature::kAlpha, Feature::kBeta, Fea
 
 inline bool is_bare(const Problem& p) { return p.epilogue.is_none() && p.alpha == 1.0 && p.beta == 0.0; }
 
+// Whether a kernel that runs functions of its own sums runs this problem's. Of a gated product the sums of both
+// matrices meet in the workspace only.
+inline bool is_function_of_sums(const Problem& p) { return !p.epilogue.function.is_none() && !p.epilogue.gated; }
+
 struct EpilogueLaunch {
   int num_splits = 1;
   // Whether the kernel itself stores D: not of parts of K, nor what a function makes of it.

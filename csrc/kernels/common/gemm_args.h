@@ -8,6 +8,7 @@
 #include "epilogue/epilogue.cuh"
 #include "epilogue/output.cuh"
 #include "kernels/common/alignment.h"
+#include "kernels/common/function.h"
 #include "tile/gemm_args.cuh"
 
 namespace tcgemm {
@@ -54,6 +55,11 @@ struct MakeOutputs<FloatOutputs<Epilogue, Acc>> {
     }
     return outputs;
   }
+};
+
+template <>
+struct MakeOutputs<epilogue::FunctionParams> {
+  static epilogue::FunctionParams make(const Problem& p, const Buffers& buffers) { return make_function(p, buffers); }
 };
 
 // `vector_bytes`: what the kernel's widest access to a row of a or b needs.

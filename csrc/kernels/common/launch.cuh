@@ -14,7 +14,7 @@ namespace tcgemm {
 
 // visit(is_a_transposed, is_b_transposed), both as std::bool_constant: a kernel for each layout.
 template <typename Visit>
-Status visit_layouts(const Problem& p, const Visit& visit) {
+auto visit_layouts(const Problem& p, const Visit& visit) {
   if (p.a.transposed) {
     return p.b.transposed ? visit(std::true_type{}, std::true_type{}) : visit(std::true_type{}, std::false_type{});
   }

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 
 #include "core/problem.h"
@@ -31,6 +32,11 @@ template <>
 struct ElementType<float> {
   static constexpr DType kDType = DType::kF32;
   static constexpr const char* kText = "float";
+};
+template <>
+struct ElementType<double> {
+  static constexpr DType kDType = DType::kF64;
+  static constexpr const char* kText = "double";
 };
 template <>
 struct ElementType<ptx::TF32> {
@@ -60,6 +66,13 @@ template <>
 struct ElementType<int32_t> {
   static constexpr const char* kText = "int32_t";
 };
+
+// Arguments of a template before others.
+inline std::string numbers_text(std::initializer_list<int> numbers) {
+  std::string text;
+  for (const int number : numbers) text += std::to_string(number) + ", ";
+  return text;
+}
 
 inline const char* text_of(tile::Source source) {
   switch (source) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/implementation.h"
+#include "kernels/common/type_text.h"
 #include "kernels/mma_sync/geometry.h"
 
 namespace tcgemm::mma {
@@ -19,11 +20,9 @@ struct Instance {
 };
 
 inline std::string arguments_text(const Instance& x) {
-  std::string text = "tcgemm::mma::Config<";
-  for (int number : {x.tile.m, x.tile.n, x.tile.k_bytes, x.tile.warp_m, x.tile.warp_n, x.tile.stages}) {
-    text += std::to_string(number) + ", ";
-  }
-  return text + std::to_string(x.tile.min_blocks_per_sm) + ">, " + x.mma + ", " + x.operands;
+  const Tile& tile = x.tile;
+  return "tcgemm::mma::Config<" + numbers_text({tile.m, tile.n, tile.k_bytes, tile.warp_m, tile.warp_n, tile.stages}) +
+         std::to_string(tile.min_blocks_per_sm) + ">, " + x.mma + ", " + x.operands;
 }
 
 // Of a function, its name.

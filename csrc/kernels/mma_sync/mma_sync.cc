@@ -212,10 +212,9 @@ class MmaSync final : public Implementation {
   }
 
  private:
-  // Of a gated product the sums of both matrices meet in the workspace only.
   static EpilogueLaunch launch_of(const Problem& p, const ParsedConfig& parsed) {
-    const bool is_function = !p.epilogue.function.is_none() && !p.epilogue.gated;
-    return EpilogueLaunch::make(p, parsed.splits, is_function || (p.compute == Compute::kS32 && p.epilogue.is_none()));
+    const bool is_scaled = p.compute == Compute::kS32 && p.epilogue.is_none();
+    return EpilogueLaunch::make(p, parsed.splits, is_function_of_sums(p) || is_scaled);
   }
 
   static EpilogueKind kind_without_function(const Entry& entry) {

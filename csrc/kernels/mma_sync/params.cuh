@@ -15,11 +15,7 @@ namespace tcgemm::mma {
 // What a kernel does with its sums before they are D.
 using Bare = epilogue::Identity<float, void>;
 using Scaled = epilogue::AlphaBetaC<int32_t, int32_t>;  // of integers: all but a function, and nothing
-// A kernel is compiled with `Code`; what a launch tells is the same for all.
-template <typename CodeType>
-struct Function : epilogue::FunctionParams {
-  using Code = CodeType;
-};
+using epilogue::Function;
 
 struct Params {
   tile::TensorMap a_map, b_map;      // of the tiles of a stage; only where TensorCopies copies them

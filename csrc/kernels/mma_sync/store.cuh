@@ -133,27 +133,10 @@ __device__ __forceinline__ void store_rows(const Params& params, const Functor& 
 template <typename Traits, typename F>
 __device__ __forceinline__ void store_rows_function(const epilogue::FunctionParams& params, uint32_t staging,
                                                     int mma_idx, const WarpTile& warp_tile) {
-  using Sum = typename F::Sum;
   constexpr int kGroups = 4;
   static_assert(Traits::Config::kWarpN % (8 * kGroups) == 0, "parts cover a row");
   const int lane = threadIdx.x % 32;
   const epilogue::BatchPlace batch(params, warp_tile.batch_idx);
-  // A thread's row, and where it is staged.
-  const auto run = [&](auto whole, int32_t m, int slot, int32_t n_idx, int column) {
-    using Tile = epilogue::FunctionTile<F, false, false, decltype(whole)::value, kGroups, 1>;
-    const int groups = min(kGroups, (params.n - n_idx + 7) / 8);
-    typename Tile::Reads reads;
-    Tile tile(params, batch, lane, m, n_idx, groups, reads);
-    tile.load();
-    Sum sums[2 * kGroups];
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      uint32_t words[2];
-      ptx::ld_shared_v2_u32(words[0], words[1], staged<Traits>(staging, slot, column + 8 * group + lane % 4 * 2));
-      memcpy(sums + 2 * group, words, sizeof(words));
-    }
-    tile.run(sums, sums);
-  };
 #pragma unroll 1
   for (int eight = 0; eight < 2; ++eight) {
     constexpr FragmentOrder kOrder = Traits::A::kOrder;
@@ -163,11 +146,14 @@ __device__ __forceinline__ void store_rows_function(const epilogue::FunctionPara
     for (int column = 0; column < Traits::Config::kWarpN; column += 8 * kGroups) {
       const auto n_idx = static_cast<int32_t>(warp_tile.n_idx) + column;
       if (m_idx >= params.m || n_idx >= params.n) continue;
-      if (params.in_eights && m_idx + 8 <= params.m && n_idx + 8 * kGroups <= params.n) {
-        run(std::true_type{}, m_idx + lane / 4, slot, n_idx, column);
-      } else {
-        run(std::false_type{}, m_idx + lane / 4, slot, n_idx, column);
-      }
+      epilogue::run_on_eight_rows<F, kGroups>(params, batch, m_idx, n_idx, [&](auto, auto& sums) {
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          uint32_t words[2];
+          ptx::ld_shared_v2_u32(words[0], words[1], staged<Traits>(staging, slot, column + 8 * group + lane % 4 * 2));
+          memcpy(sums[0] + 2 * group, words, sizeof(words));
+        }
+      });
     }
   }
 }

@@ -1,10 +1,10 @@
 // What the kernels of this family are called: the C++ expressions that instantiate them.
 #pragma once
 
-#include <initializer_list>
 #include <string>
 
 #include "core/packed_problem.h"
+#include "kernels/common/type_text.h"
 #include "kernels/packed/geometry.h"
 
 namespace tcgemm::packed {
@@ -19,12 +19,6 @@ struct Types {
 
 inline const char* type_text(DType dtype) {
   return dtype == DType::kF16 ? "__half" : dtype == DType::kBF16 ? "__nv_bfloat16" : "float";
-}
-
-inline std::string numbers_text(std::initializer_list<int> numbers) {
-  std::string text;
-  for (const int number : numbers) text += std::to_string(number) + ", ";
-  return text;
 }
 
 inline std::string weight_text(const Types& types) {

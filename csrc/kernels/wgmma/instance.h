@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/implementation.h"
+#include "kernels/common/type_text.h"
 #include "kernels/wgmma/config.h"
 
 namespace tcgemm::wgmma_family {
@@ -32,11 +33,9 @@ inline constexpr const char* kBareText = "Bare";
 inline std::string function_text(const std::string& name) { return "Function<tcgemm::elementwise::" + name + ">"; }
 
 inline std::string config_text(const Shape& shape) {
-  std::string text = "tcgemm::wgmma_family::Config<";
-  for (int number : {shape.tile_m, shape.tile_n, shape.cluster_m, shape.cluster_n, shape.cluster_k}) {
-    text += std::to_string(number) + ", ";
-  }
-  return text + (shape.ping_pong ? "true, " : "false, ") + (shape.swapped ? "true>" : "false>");
+  return "tcgemm::wgmma_family::Config<" +
+         numbers_text({shape.tile_m, shape.tile_n, shape.cluster_m, shape.cluster_n, shape.cluster_k}) +
+         (shape.ping_pong ? "true, " : "false, ") + (shape.swapped ? "true>" : "false>");
 }
 
 inline KernelSource kernel_source(const Instance& x) {

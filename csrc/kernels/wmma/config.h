@@ -3,21 +3,16 @@
 
 namespace tcgemm::wmma {
 
-struct M16N16K16 {
-  static constexpr int kMmaM = 16, kMmaN = 16, kMmaK = 16;
+// Of an instruction.
+template <int kMmaM_, int kMmaN_, int kMmaK_>
+struct Shape {
+  static constexpr int kMmaM = kMmaM_, kMmaN = kMmaN_, kMmaK = kMmaK_;
 };
-struct M32N8K16 {
-  static constexpr int kMmaM = 32, kMmaN = 8, kMmaK = 16;
-};
-struct M8N32K16 {
-  static constexpr int kMmaM = 8, kMmaN = 32, kMmaK = 16;
-};
-struct M16N16K8 {
-  static constexpr int kMmaM = 16, kMmaN = 16, kMmaK = 8;
-};
-struct M8N8K4 {
-  static constexpr int kMmaM = 8, kMmaN = 8, kMmaK = 4;
-};
+using M16N16K16 = Shape<16, 16, 16>;
+using M32N8K16 = Shape<32, 8, 16>;
+using M8N32K16 = Shape<8, 32, 16>;
+using M16N16K8 = Shape<16, 16, 8>;
+using M8N8K4 = Shape<8, 8, 4>;
 
 template <typename Mma, bool kSaturate_ = false>
 struct NaiveConfig : Mma {
@@ -25,26 +20,16 @@ struct NaiveConfig : Mma {
 };
 
 // kMinBlocks is what the registers and shared memory of a multiprocessor hold.
-struct Tile128x128x32 {
-  static constexpr int kTileM = 128, kTileN = 128, kTileK = 32, kWarpM = 64, kWarpN = 64;
-  static constexpr int kStages = 4, kMinBlocks = 2;
+template <int kTileM_, int kTileN_, int kTileK_, int kWarpM_, int kWarpN_, int kStages_, int kMinBlocks_>
+struct Tile {
+  static constexpr int kTileM = kTileM_, kTileN = kTileN_, kTileK = kTileK_, kWarpM = kWarpM_, kWarpN = kWarpN_;
+  static constexpr int kStages = kStages_, kMinBlocks = kMinBlocks_;
 };
-struct Tile64x64x32 {
-  static constexpr int kTileM = 64, kTileN = 64, kTileK = 32, kWarpM = 32, kWarpN = 32;
-  static constexpr int kStages = 4, kMinBlocks = 4;
-};
-struct Tile128x128x64 {  // 8-bit elements
-  static constexpr int kTileM = 128, kTileN = 128, kTileK = 64, kWarpM = 64, kWarpN = 64;
-  static constexpr int kStages = 4, kMinBlocks = 2;
-};
-struct Tile128x128x16 {  // TF32
-  static constexpr int kTileM = 128, kTileN = 128, kTileK = 16, kWarpM = 64, kWarpN = 64;
-  static constexpr int kStages = 4, kMinBlocks = 2;
-};
-struct Tile64x128x16 {  // float64
-  static constexpr int kTileM = 64, kTileN = 128, kTileK = 16, kWarpM = 32, kWarpN = 64;
-  static constexpr int kStages = 3, kMinBlocks = 2;
-};
+using Tile128x128x32 = Tile<128, 128, 32, 64, 64, 4, 2>;
+using Tile64x64x32 = Tile<64, 64, 32, 32, 32, 4, 4>;
+using Tile128x128x64 = Tile<128, 128, 64, 64, 64, 4, 2>;  // 8-bit elements
+using Tile128x128x16 = Tile<128, 128, 16, 64, 64, 4, 2>;  // TF32
+using Tile64x128x16 = Tile<64, 128, 16, 32, 64, 3, 2>;    // float64
 
 // An instantiation for one layout, whose tiles lie in shared memory as the operands do in global
 // memory; and one for all layouts, which keeps K contiguous.

@@ -7,13 +7,14 @@
 #include "kernels/common/gemm_args.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/wmma/config.h"
+#include "kernels/wmma/instance.h"
 #include "kernels/wmma/launch.h"
 #include "kernels/wmma/naive_kernel.cuh"
 #include "kernels/wmma/tiled_kernel.cuh"
 
 namespace tcgemm::wmma {
 
-// Float16, bfloat16 or float32: the bare product, which a second kernel gives its epilogue.
+// Float16, bfloat16 or float32: the bare product. What becomes of it is a function.
 using AnyFloat = FloatOutputs<epilogue::Identity, float>;
 template <typename Acc>
 using Exact = Output<Acc, epilogue::AlphaBetaC<Acc, Acc>>;
@@ -38,19 +39,28 @@ Status launch_naive(const Problem& p, const Buffers& buffers, cudaStream_t strea
 }
 
 template <typename Config, typename In, typename Acc, typename Outputs>
-Status launch_tiled(const Problem& p, const Buffers& buffers, cudaStream_t stream) {
+Status launch_tiled(const Problem& p, const Buffers& buffers, const Kernel* with_function, cudaStream_t stream) {
   using Shared = TiledShared<Config, In, Acc>;
-  const auto args = make_gemm_args<In, Outputs>(p, buffers, Config::kTileM, Config::kTileN, 16, 16);
-  return launch_blocks("wmma_tiled", tiled_kernel<Config, In, Acc, Outputs>, args.grid.num_tiles(), Shared::kThreads,
-                       Shared::kBytes, stream, args);
+  const auto launch = [&](const auto& kernel, const auto& args) {
+    return launch_blocks("wmma_tiled", kernel, args.grid.num_tiles(), Shared::kThreads, Shared::kBytes, stream, args);
+  };
+  const auto make_args = [&](auto outputs) {
+    return make_gemm_args<In, decltype(outputs)>(p, buffers, Config::kTileM, Config::kTileN, 16, 16);
+  };
+  if (with_function != nullptr) return launch(*with_function, make_args(epilogue::FunctionParams{}));
+  return launch(tiled_kernel<Config, In, Acc, Outputs>, make_args(Outputs{}));
+}
+
+template <typename Config, typename In, typename Acc, typename Outputs>
+Tiled make_tiled() {
+  return {&function_source<Config, In, Acc>, &launch_tiled<Config, In, Acc, Outputs>};
 }
 
 // One instantiation for each layout.
 template <typename Mma, typename Tile, typename In, typename Acc, typename Outputs>
-Status launch_tiled_layouts(const Problem& p, const Buffers& buffers, cudaStream_t stream) {
-  return visit_layouts(p, [&](auto ta, auto tb) {
-    return launch_tiled<TiledConfig<Mma, Tile, OneLayout<ta, tb>>, In, Acc, Outputs>(p, buffers, stream);
-  });
+Tiled make_tiled_layouts(const Problem& p) {
+  return visit_layouts(
+      p, [](auto ta, auto tb) { return make_tiled<TiledConfig<Mma, Tile, OneLayout<ta, tb>>, In, Acc, Outputs>(); });
 }
 
 }  // namespace tcgemm::wmma

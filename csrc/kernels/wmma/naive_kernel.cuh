@@ -18,6 +18,7 @@
 #include <type_traits>
 
 #include "kernels/wmma/instructions.cuh"
+#include "ptx/wmma.cuh"
 #include "tile/gemm_args.cuh"
 #include "tile/numeric.cuh"
 
@@ -85,8 +86,8 @@ __global__ void __launch_bounds__(32) naive_kernel(const __grid_constant__ GemmA
     __syncwarp();
     fragment<matrix_a, kMmaM, kMmaN, kMmaK, Element, row_major> fragment_a;
     fragment<matrix_b, kMmaM, kMmaN, kMmaK, Element, col_major> fragment_b;
-    load_shared(fragment_a, shared_a, kMmaK);
-    load_shared(fragment_b, shared_b, kMmaK);
+    ptx::wmma_load_shared(fragment_a, shared_a, kMmaK);
+    ptx::wmma_load_shared(fragment_b, shared_b, kMmaK);
     __syncwarp();
     round_operand<In>(fragment_a);
     round_operand<In>(fragment_b);

@@ -11,7 +11,8 @@
 
 #include <cstdint>
 
-#include "kernels/wmma/instructions.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mbarrier.cuh"
 
 namespace tcgemm::wmma {
 
@@ -73,8 +74,8 @@ class OperandLoader {
       for (int i = 0; i < kPasses; ++i) {
         const int row = outer + i * kOuterPerPass;
         const int valid = row < outer_left_ ? min(max(inner_left_ - inner, 0), kVector) : 0;
-        cp_async_zfill_16(shared + row * Tile::kLd + inner, valid > 0 ? source : source_,
-                          valid * static_cast<int>(sizeof(T)));
+        ptx::cp_async_zfill_16(ptx::shared_address(shared + row * Tile::kLd + inner), valid > 0 ? source : source_,
+                               valid * sizeof(T));
         source += kOuterPerPass * ld_;
       }
     } else {

@@ -13,7 +13,7 @@
 // Shared memory, dynamic, aligned to 128 bytes:
 //   kStages x A tile, kStages x B tile (operand_tile.cuh);
 //   after the last step the same bytes hold, for each warp, kMmaM rows of kWarpN + 8
-//   accumulators, through which the warp turns fragments into rows and stores them coalesced.
+//   accumulators, through which the warp turns fragments into rows, for what becomes of them (store.cuh).
 //
 // Limits: compute capability 8.0; single extents below 2^31.
 #pragma once
@@ -21,9 +21,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/wmma/config.h"
 #include "kernels/wmma/instructions.cuh"
 #include "kernels/wmma/operand_tile.cuh"
+#include "kernels/wmma/store.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/wmma.cuh"
 #include "tile/gemm_args.cuh"
 #include "tile/numeric.cuh"
 
@@ -36,11 +39,8 @@ struct TiledShared {
   static constexpr int kWarpsM = Config::kTileM / Config::kWarpM;
   static constexpr int kWarpsN = Config::kTileN / Config::kWarpN;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
-  // 8 accumulators of padding keep rows on 16 bytes and the lanes of a fragment in different banks.
-  static constexpr int kStagingLd = Config::kWarpN + 8;
-  static constexpr int kStagingElements = Config::kMmaM * kStagingLd;
   static constexpr int kPipelineBytes = Config::kStages * (TileA::kElements + TileB::kElements) * sizeof(In);
-  static constexpr int kStagingBytes = kWarpsM * kWarpsN * kStagingElements * sizeof(Acc);
+  static constexpr int kStagingBytes = kWarpsM * kWarpsN * StagedRows<Config, Acc>::kElements * sizeof(Acc);
   static constexpr int kBytes = kPipelineBytes > kStagingBytes ? kPipelineBytes : kStagingBytes;
 };
 
@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(TiledShared<Config, In, Acc>::kThreads, Config
   using Shared = TiledShared<Config, In, Acc>;
   using TileA = typename Shared::TileA;
   using TileB = typename Shared::TileB;
+  using Rows = StagedRows<Config, Acc>;
   constexpr int kMmaM = Config::kMmaM, kMmaN = Config::kMmaN, kMmaK = Config::kMmaK;
   constexpr int kTileK = Config::kTileK, kStages = Config::kStages;
   constexpr int kFragmentsM = Config::kWarpM / kMmaM, kFragmentsN = Config::kWarpN / kMmaN;
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(TiledShared<Config, In, Acc>::kThreads, Config
       args.b.at_batch(tile.batch_idx), args.b.ld, Config::kAnyLayout ? args.b_transposed : Config::kBAlongK,
       args.b_aligned, first_n, args.n, args.k);
 
-  const int warp_idx = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp_idx = threadIdx.x / 32;
   const int warp_m = warp_idx % Shared::kWarpsM * Config::kWarpM;
   const int warp_n = warp_idx / Shared::kWarpsM * Config::kWarpN;
   const int num_steps = args.k / kTileK + (args.k % kTileK != 0);
@@ -114,12 +115,12 @@ __global__ void __launch_bounds__(TiledShared<Config, In, Acc>::kThreads, Config
       FragmentB b[kFragmentsN];
 #pragma unroll
       for (int i = 0; i < kFragmentsM; ++i) {
-        load_shared(a[i], TileA::at(step_a, warp_m + i * kMmaM, k), TileA::kLd);
+        ptx::wmma_load_shared(a[i], TileA::at(step_a, warp_m + i * kMmaM, k), TileA::kLd);
         round_operand<In>(a[i]);
       }
 #pragma unroll
       for (int j = 0; j < kFragmentsN; ++j) {
-        load_shared(b[j], TileB::at(step_b, warp_n + j * kMmaN, k), TileB::kLd);
+        ptx::wmma_load_shared(b[j], TileB::at(step_b, warp_n + j * kMmaN, k), TileB::kLd);
         round_operand<In>(b[j]);
       }
 #pragma unroll
@@ -134,36 +135,21 @@ __global__ void __launch_bounds__(TiledShared<Config, In, Acc>::kThreads, Config
   ptx::cp_async_wait_group<0>();
   __syncthreads();
 
-  // float16 accumulators leave through a float32 epilogue: alpha and beta need not be float16.
-  using EpilogueAcc = std::conditional_t<std::is_same_v<Acc, __half>, float, Acc>;
-  constexpr int kVector = 16 / sizeof(Acc);
-  constexpr int kChunksAcross = Config::kWarpN / kVector;
-  static_assert(kMmaM * kChunksAcross % 32 == 0, "every lane must store as many chunks");
-  struct alignas(16) Pack {
-    Acc values[kVector];
-  };
-  Acc* const staging = reinterpret_cast<Acc*>(dynamic_shared) + warp_idx * Shared::kStagingElements;
+  auto* const staging = reinterpret_cast<Acc*>(dynamic_shared) + warp_idx * Rows::kElements;
+  // Of a function rolled, with the registers as a branch: it is long, and then there once.
+#pragma unroll(kIsFunction<Outputs> ? 1 : kFragmentsM)
+  for (int row = 0; row < kFragmentsM; ++row) {
 #pragma unroll
-  for (int i = 0; i < kFragmentsM; ++i) {
+    for (int i = 0; i < kFragmentsM; ++i) {
+      if (i != row) continue;
 #pragma unroll
-    for (int j = 0; j < kFragmentsN; ++j) {
-      store_matrix_sync(staging + j * kMmaN, acc[i][j], Shared::kStagingLd, mem_row_major);
+      for (int j = 0; j < kFragmentsN; ++j) {
+        store_matrix_sync(staging + j * kMmaN, acc[i][j], Rows::kLd, mem_row_major);
+      }
     }
     __syncwarp();
-    args.outputs.visit([&](const auto& output) {
-#pragma unroll 2
-      for (int chunk = lane; chunk < kMmaM * kChunksAcross; chunk += 32) {
-        const int row = chunk / kChunksAcross, column = chunk % kChunksAcross * kVector;
-        const int64_t m_idx = first_m + warp_m + i * kMmaM + row;
-        const int64_t n_idx = first_n + warp_n + column;
-        if (m_idx >= args.m || n_idx >= args.n) continue;
-        const Pack pack = *reinterpret_cast<const Pack*>(staging + row * Shared::kStagingLd + column);
-        EpilogueAcc values[kVector];
-#pragma unroll
-        for (int v = 0; v < kVector; ++v) values[v] = convert<EpilogueAcc>(pack.values[v]);
-        output.store(values, tile.batch_idx, m_idx, n_idx);
-      }
-    });
+    const int64_t m_idx = first_m + warp_m + row * kMmaM;
+    store_rows(Rows{staging, tile.batch_idx, m_idx, first_n + warp_n, args.m, args.n}, args.outputs);
     __syncwarp();
   }
 }

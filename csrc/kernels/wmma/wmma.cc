@@ -1,5 +1,6 @@
 // wmma_naive and wmma_tiled: what they accept, and which instantiation runs it.
 #include "kernels/common/epilogue_launch.h"
+#include "kernels/common/kernel.h"
 #include "kernels/common/limits.h"
 #include "kernels/kernels.h"
 #include "kernels/wmma/launch.h"
@@ -49,7 +50,8 @@ std::string reject_common(const Problem& p, const Device& device, const wmma::Co
   return "";
 }
 
-// What both have: kernels of bare products, and all else by a second one, but for alpha and beta of exact sums.
+// What both have: kernels of bare products, and all else by a second one, but for alpha and beta of exact sums, and for
+// functions where the kernel runs them.
 class Wmma : public Implementation {
  public:
   Features features() const override { return kEpilogueFeatures; }
@@ -71,18 +73,21 @@ class Wmma : public Implementation {
     const wmma::ConfigName config = parse(name);
     const auto stream = static_cast<cudaStream_t>(stream_handle);
     return launch_of(p).run(p, buffers, device, stream, [&](const Problem& product, const Buffers& product_buffers) {
-      return launch_product(product, product_buffers, config, stream);
+      return launch_product(product, product_buffers, device, config, stream);
     });
   }
 
- private:
-  static EpilogueLaunch launch_of(const Problem& p) {
-    const bool is_exact = p.compute == Compute::kS32 || p.compute == Compute::kF64;
-    return EpilogueLaunch::make(p, 1, is_exact && p.epilogue.is_none());
-  }
+ protected:
+  virtual bool runs_function(const Problem&) const { return false; }
 
-  virtual Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config,
-                                cudaStream_t stream) const = 0;
+  virtual Status launch_product(const Problem& p, const Buffers& buffers, const Device& device,
+                                const wmma::ConfigName& config, cudaStream_t stream) const = 0;
+
+ private:
+  EpilogueLaunch launch_of(const Problem& p) const {
+    const bool is_exact = p.compute == Compute::kS32 || p.compute == Compute::kF64;
+    return EpilogueLaunch::make(p, 1, runs_function(p) || (is_exact && p.epilogue.is_none()));
+  }
 };
 
 class WmmaNaive final : public Wmma {
@@ -104,7 +109,7 @@ class WmmaNaive final : public Wmma {
   }
 
  private:
-  Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config,
+  Status launch_product(const Problem& p, const Buffers& buffers, const Device&, const wmma::ConfigName& config,
                         cudaStream_t stream) const override {
     return wmma::launch_naive(p, buffers, config, stream);
   }
@@ -142,15 +147,30 @@ class WmmaTiled final : public Wmma {
     return config.tile == "64x128x16" ? reject_grid(p, 64, 128) : reject_grid(p, 128, 128);
   }
 
+  std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view name) const override {
+    if (!runs_function(p)) return Wmma::kernels(p, device, name);
+    return KernelReference(tiled_of(p, parse(name)).function_source(p.epilogue.function.name)).missing(device);
+  }
+
  private:
-  Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config,
+  bool runs_function(const Problem& p) const override { return is_function_of_sums(p); }
+
+  Status launch_product(const Problem& p, const Buffers& buffers, const Device& device, const wmma::ConfigName& config,
                         cudaStream_t stream) const override {
-    if (is_8bit(p.a.dtype)) return wmma::launch_tiled_8bit(p, buffers, config, stream);
-    if (!is_16bit(p.a.dtype)) return wmma::launch_tiled_wide(p, buffers, stream);
-    if (config.saturates || config.shape != "m16n16k16") {
-      return wmma::launch_tiled_any_layout(p, buffers, config, stream);
+    const wmma::Tiled tiled = tiled_of(p, config);
+    Kernel* with_function = nullptr;
+    if (runs_function(p)) {
+      const KernelReference kernel(tiled.function_source(p.epilogue.function.name));
+      if (Status s = kernel.find(device, &with_function); !s.is_ok()) return s;
     }
-    return wmma::launch_tiled_16bit(p, buffers, config, stream);
+    return tiled.launch(p, buffers, with_function, stream);
+  }
+
+  static wmma::Tiled tiled_of(const Problem& p, const wmma::ConfigName& config) {
+    if (is_8bit(p.a.dtype)) return wmma::tiled_8bit(p, config);
+    if (!is_16bit(p.a.dtype)) return wmma::tiled_wide(p);
+    const bool is_any_layout = config.saturates || config.shape != "m16n16k16";
+    return is_any_layout ? wmma::tiled_any_layout(p, config) : wmma::tiled_16bit(p, config);
   }
 };
 
