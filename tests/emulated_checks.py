@@ -12,6 +12,7 @@ from gpu.gemm_call import CASES, Case, Types, make_inputs, mismatch
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.ragged import RaggedProblem
+from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 CASE = {case.label: case for case in CASES}
 # Several tiles a block, stages used several times, every edge cut.
@@ -53,7 +54,7 @@ def function_of_product(function, operands, extents, dtype, accumulated):
     )
     jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((m, n), accumulated), *operands)
     whole = epilogue.Product(product, jaxpr, tuple(x.shape for x in operands), 1, None)
-    found = epilogue._folded(whole, "cuda")
+    found = epilogue._folded(whole, ASSUMED_GPU)
     assert not isinstance(found, str), found
     _, _, problem, used, _ = found
     return problem, used

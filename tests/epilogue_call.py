@@ -12,6 +12,7 @@ from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.fusion import OPTIONAL_OPERANDS, Fusion
 from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 # Relative rounding of a result, and of a sum of products relative to the sum of their magnitudes.
 ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "f32": 2**-23, "f64": 2**-52}
@@ -218,7 +219,7 @@ class Fused:
     @functools.cached_property
     def folded(self):
         """The problem, with what else a plan has of it."""
-        found = epilogue._folded(self.whole, "cuda")
+        found = epilogue._folded(self.whole, ASSUMED_GPU)
         assert not isinstance(found, str), found
         return found
 

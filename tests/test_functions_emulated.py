@@ -14,6 +14,7 @@ from kernel_instances import mma_sync, second_kernel, wgmma, wmma_tiled
 
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.selection.choice import Choice
+from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
@@ -142,7 +143,9 @@ class Call:
         )
         shapes = tuple(x.shape for x in self.operands)
         num_rhs = self.num_b if pair is None else 1
-        found = epilogue._folded(epilogue.Product(product, jaxpr, shapes, num_rhs, pair), "cuda")
+        found = epilogue._folded(
+            epilogue.Product(product, jaxpr, shapes, num_rhs, pair), ASSUMED_GPU
+        )
         assert not isinstance(found, str), found
         return found[2:]
 

@@ -26,6 +26,7 @@ from written_functions import (
 import jax_tcgemm
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 M, K, N = 12, 20, 16
 KEY = jax.random.key(3)
@@ -355,7 +356,7 @@ def folded(lhs_shape, rhs_shape, contracted, batch=(), num_rhs=1, pair=None, dty
         implementation=None,
         config=None,
     )
-    return epilogue._folded(epilogue.Product(product, function, (), num_rhs, pair), "cuda")
+    return epilogue._folded(epilogue.Product(product, function, (), num_rhs, pair), ASSUMED_GPU)
 
 
 def test_both_matrices_are_read_where_they_are():
@@ -425,8 +426,8 @@ ERRORS = {
         {"epilogue": lambda gate, up: gate.T},
         (ValueError, r"epilogue must return arrays of the shape \(4, 6\) or reduced .*of shape"),
     ),
-    "both as one": (
-        {"epilogue": lambda gate, up: jnp.stack((gate, up))},
+    "three as one": (
+        {"epilogue": lambda gate, up: jnp.stack((gate, up, gate))},
         (ValueError, r"epilogue must return arrays of the shape \(4, 6\) or reduced .*of shape"),
     ),
     "a sharding of more dimensions": (
