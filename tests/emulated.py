@@ -223,6 +223,22 @@ def cuda_include() -> Path | None:
     return include if (include / "cuda_bf16.h").exists() else None
 
 
+def as_mutants(mistakes) -> dict[str, list[tuple[str, str]]]:
+    """Changes of files that make one of the mistakes, as `mutant` says, counted from 1.
+
+    Each is a file, an expression or, with its semicolon, a statement of it, and what to put in its
+    place.
+    """
+    changes = {}
+    for i, (file, old, new) in enumerate(mistakes, 1):
+        if old.endswith(";"):
+            made = f"if (emulator::is_mutant({i})) {{ {new} }} else {{ {old} }}"
+        else:
+            made = f"(emulator::is_mutant({i}) ? ({new}) : ({old}))"
+        changes.setdefault(file, []).append((old, made))
+    return changes
+
+
 def reason() -> str:
     """Why nothing can be emulated here; empty when it can."""
     if shutil.which("g++") is None:

@@ -4,7 +4,7 @@ import re
 
 import emulated
 import pytest
-from emulated import Emulator, wgmma_table
+from emulated import Emulator, as_mutants, wgmma_table
 from emulated_checks import BF16, CASE, Case, Types, check
 from kernel_instances import wgmma
 
@@ -97,13 +97,7 @@ PING_PONG, SPLIT = "128x128x64_c2x1x1_pp", "128x64x64_c1x1x2_co"
 @pytest.fixture(scope="session")
 def mistaken(emulator, run_folder):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    changes = {}
-    for i, (file, old, new, _) in enumerate(MISTAKES.values(), 1):
-        if old.endswith(";"):
-            made = f"if (emulator::is_mutant({i})) {{ {new} }} else {{ {old} }}"
-        else:
-            made = f"(emulator::is_mutant({i}) ? ({new}) : ({old}))"
-        changes.setdefault(file, []).append((old, made))
+    changes = as_mutants(mistake[:3] for mistake in MISTAKES.values())
     return Emulator(
         run_folder / "mistaken",
         wgmma_table("bf16", "01", PING_PONG, SPLIT),

@@ -4,7 +4,7 @@ import re
 
 import emulated
 import pytest
-from emulated import Emulator, carried
+from emulated import Emulator, as_mutants, carried
 from packed_cases import Case, instances
 from packed_emulated import check, machine_of
 
@@ -153,13 +153,7 @@ MISTAKES = {
 @pytest.fixture(scope="module")
 def mistaken(machine, run_folder):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    changes = {}
-    for i, (file, old, new, *_) in enumerate(MISTAKES.values(), 1):
-        if old.endswith(";"):
-            made = f"if (emulator::is_mutant({i})) {{ {new} }} else {{ {old} }}"
-        else:
-            made = f"(emulator::is_mutant({i}) ? ({new}) : ({old}))"
-        changes.setdefault(file, []).append((old, made))
+    changes = as_mutants(mistake[:3] for mistake in MISTAKES.values())
     products = dict.fromkeys(product for *_, product, _ in MISTAKES.values())
     found = [carried(x) for product in products for x in instances(*product)]
     folder = run_folder / "packed_wide_mistaken"

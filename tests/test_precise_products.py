@@ -104,7 +104,7 @@ def test_parts_add_up_under_jit(preset):
     """Roundings that cancel on paper stay in the program."""
     x = normal(50, 31)
     own = numerics(preset)
-    split = jax.jit(lambda x: parts.split("matmul", x, own, (1,), (), is_rhs=False))(x)
+    split = jax.jit(lambda x: parts.stacked(x, own, (1,), (), is_rhs=False))(x)
     assert split.dtype == own.lhs_dtype
     assert split.shape == (50, len(own.parts.pairs), 31)
     by_number = {i: widened(split[:, p]) for p, (i, _) in enumerate(own.parts.pairs)}

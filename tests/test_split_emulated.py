@@ -2,7 +2,7 @@
 
 import emulated
 import pytest
-from emulated import Emulator, carried
+from emulated import Emulator, as_mutants, carried
 from split_cases import X3, X6, X9, Case, instances
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
@@ -91,16 +91,10 @@ MISTAKES = {
 @pytest.fixture(scope="module")
 def mistaken(machine, run_folder):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    changes = []
-    for i, (old, new, *_) in enumerate(MISTAKES.values(), 1):
-        if old.endswith(";"):
-            made = f"if (emulator::is_mutant({i})) {{ {new} }} else {{ {old} }}"
-        else:
-            made = f"(emulator::is_mutant({i}) ? ({new}) : ({old}))"
-        changes.append((old, made))
+    changes = as_mutants((KERNEL, *mistake[:2]) for mistake in MISTAKES.values())
     found = {x: None for *_, case, _ in MISTAKES.values() for x in instances(case)}
     folder = run_folder / "split_mistaken"
-    how = {"families": ("split",), "changes": {KERNEL: changes}, "sanitize": True}
+    how = {"families": ("split",), "changes": changes, "sanitize": True}
     return Emulator(folder, *map(carried, found), like=machine, **how)
 
 

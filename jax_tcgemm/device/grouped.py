@@ -248,13 +248,13 @@ def _in_parts(product: Product, numerics: Numerics, lhs, rhs, group_sizes, gathe
     if product.form == "rows":
         lhs_axis = lhs.ndim - 1
         rhs_axis = rhs.ndim - (1 if product.rhs_transposed else 3 if product.gated else 2)
-        lhs = parts.split(product.op, lhs, numerics, (lhs_axis,), (), is_rhs=False)
-        rhs = parts.split(product.op, rhs, numerics, (rhs_axis,), (), is_rhs=True)
+        lhs = parts.stacked(lhs, numerics, (lhs_axis,), (), is_rhs=False)
+        rhs = parts.stacked(rhs, numerics, (rhs_axis,), (), is_rhs=True)
         return _merged(lhs, lhs_axis), _merged(rhs, rhs_axis), group_sizes, gather
     rows, columns = lhs.ndim - 2, lhs.ndim - 1
     tokens = lhs.shape[rows]
-    lhs = parts.split(product.op, lhs, numerics, (columns,), (), is_rhs=False)
-    rhs = parts.split(product.op, rhs, numerics, (columns,), (), is_rhs=True)
+    lhs = parts.stacked(lhs, numerics, (columns,), (), is_rhs=False)
+    rhs = parts.stacked(rhs, numerics, (columns,), (), is_rhs=True)
     group_sizes = number * jnp.clip(group_sizes, 0, product.k)
     if gather is not None:
         gather = number * jnp.clip(gather, -1, tokens)[..., None] + jnp.arange(number)

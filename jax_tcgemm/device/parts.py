@@ -121,11 +121,11 @@ def split(
     numerics: Numerics,
     contract: Sequence[int],
     batch: Sequence[int],
-    stored: tuple[int, ...] | None = None,
+    stored: tuple[int, ...],
     *,
     is_rhs: bool,
 ) -> jax.Array:
-    """The parts of an operand, in the order of the pairs, as `layout` has them.
+    """The parts of an operand, in the order of the pairs, as `layout` stores them.
 
     Args:
       op: the public function, for messages.
@@ -133,37 +133,27 @@ def split(
       numerics: of the product.
       contract: its contracted dimensions.
       batch: its batch dimensions.
-      stored: the extents of the result, filled up by zeros; None: those that it has.
+      stored: the extents of the result, filled up by zeros.
       is_rhs: which of the operands it is.
     """
     parts = numerics.parts
     if parts.device is not None:
         problem = _problem(x.shape, numerics, contract, batch, stored, is_rhs)
-        request = Request("split", op, problem)
-        plan = make_plan(request, parts.device)
+        plan = make_plan(Request("split", op, problem), parts.device)
         if plan.choice.implementation != selection.XLA:
             wide = lax.convert_element_type(x, DTYPES[problem.in_dtype])
             (d,) = call(problem, plan.choice, [wide], list(problem.results().values()))
-            return d.reshape(
-                _shape(x.shape, numerics, contract, batch, is_rhs) if stored is None else stored
-            )
-    return _filled(_split_by_xla(x, numerics, contract, batch, is_rhs), stored)
-
-
-def _shape(shape, numerics: Numerics, contract, batch, is_rhs: bool) -> tuple[int, ...]:
-    """That of the parts, where nothing is filled up."""
-    places = _places(
-        len(shape), contract, batch, has_component=is_rhs and numerics.parts.is_complex
+            return d.reshape(stored)
+    x = stacked(x, numerics, contract, batch, is_rhs=is_rhs)
+    return lax.pad(
+        x, np.zeros((), x.dtype), [(0, s - e, 0) for s, e in zip(stored, x.shape, strict=True)]
     )
-    extents = {_PARTS: numerics.parts.number, _COMPONENT: 2} | dict(enumerate(shape))
-    return tuple(extents[axis] for axis in places)
 
 
 def _problem(shape, numerics, contract, batch, stored, is_rhs) -> SplitProblem | str:
     """What the kernel is asked for, or why it is not."""
     parts = numerics.parts
     places = _places(len(shape), contract, batch, has_component=is_rhs and parts.is_complex)
-    stored = stored or _shape(shape, numerics, contract, batch, is_rhs)
     if places[-1] in (_PARTS, _COMPONENT):
         return "nothing follows the parts of a number"
     # Runs of dimensions between those that are inserted, the last one apart.
@@ -195,14 +185,8 @@ def _problem(shape, numerics, contract, batch, stored, is_rhs) -> SplitProblem |
     )
 
 
-def _filled(x: jax.Array, stored: tuple[int, ...] | None) -> jax.Array:
-    if stored is None or stored == x.shape:
-        return x
-    zero = np.zeros((), x.dtype)
-    return lax.pad(x, zero, [(0, s - e, 0) for s, e in zip(stored, x.shape, strict=True)])
-
-
-def _split_by_xla(x: jax.Array, numerics: Numerics, contract, batch, is_rhs: bool) -> jax.Array:
+def stacked(x: jax.Array, numerics: Numerics, contract, batch, *, is_rhs: bool) -> jax.Array:
+    """The parts of an operand side by side, which XLA makes and nothing fills up."""
     parts, dtype = numerics.parts, (numerics.lhs_dtype, numerics.rhs_dtype)[is_rhs]
     numbers = [pair[is_rhs] for pair in parts.pairs]
     axis = min(contract, default=x.ndim)

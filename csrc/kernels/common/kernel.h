@@ -3,6 +3,9 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -90,6 +93,26 @@ class KernelReference {
   const KernelSource source_;
   // The last one, which another device's call may have found.
   mutable std::atomic<Kernel*> found_{nullptr};
+};
+
+// References that are made as they are asked for, by what tells them apart.
+template <typename Key>
+class KernelReferences {
+ public:
+  // make() gives the KernelSource of a key.
+  template <typename Make>
+  const KernelReference& get(const Key& key, const Make& make) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = references_.find(key);
+    if (found != references_.end()) return *found->second;
+    kept_.emplace_back(make());
+    return *references_.emplace(key, &kept_.back()).first->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<KernelReference> kept_;
+  std::map<Key, const KernelReference*> references_;
 };
 
 }  // namespace tcgemm

@@ -1,8 +1,5 @@
 // "packed" behind the common interface.
 #include <array>
-#include <deque>
-#include <map>
-#include <mutex>
 #include <string>
 #include <tuple>
 
@@ -182,17 +179,12 @@ class Packed final : public PackedImplementation {
                   static_cast<int>(types.scale),
                   static_cast<int>(types.x),
                   types.grouped};
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = references_.find(key);
-    if (found != references_.end()) return *found->second;
-    kept_.emplace_back(entry.is_wide() ? kernel_source(entry.wide_tile(), types) : kernel_source(tile, types));
-    return *references_.emplace(key, &kept_.back()).first->second;
+    return references_.get(
+        key, [&] { return entry.is_wide() ? kernel_source(entry.wide_tile(), types) : kernel_source(tile, types); });
   }
 
   using Key = std::array<int, 13>;
-  mutable std::mutex mutex_;
-  mutable std::deque<KernelReference> kept_;
-  mutable std::map<Key, const KernelReference*> references_;
+  mutable KernelReferences<Key> references_;
 };
 
 }  // namespace

@@ -1,8 +1,5 @@
 // "quantize" behind the common interface.
 #include <array>
-#include <deque>
-#include <map>
-#include <mutex>
 #include <string>
 
 #include "kernels/common/limits.h"
@@ -43,7 +40,6 @@ class Quantize final : public QuantizeImplementation {
   }
 
  private:
-  // Made as they are asked for.
   const KernelReference& reference_to(const QuantizeProblem& p) const {
     const Key key{static_cast<int>(p.form),
                   p.transposed,
@@ -51,18 +47,12 @@ class Quantize final : public QuantizeImplementation {
                   static_cast<int>(p.out),
                   p.form == QuantizeForm::kRows ? row_warps(p.columns) : 0,
                   has_vectors(p)};
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = references_.find(key);
-    if (found != references_.end()) return *found->second;
-    kept_.emplace_back(kernel_source(p));
-    return *references_.emplace(key, &kept_.back()).first->second;
+    return references_.get(key, [&] { return kernel_source(p); });
   }
 
   using Key = std::array<int, 6>;
   const std::vector<std::string> configs_{"default"};
-  mutable std::mutex mutex_;
-  mutable std::deque<KernelReference> kept_;
-  mutable std::map<Key, const KernelReference*> references_;
+  mutable KernelReferences<Key> references_;
 };
 
 }  // namespace

@@ -1,8 +1,7 @@
 // "split" behind the common interface.
-#include <deque>
-#include <map>
-#include <mutex>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "kernels/common/limits.h"
 #include "kernels/kernels.h"
@@ -37,21 +36,14 @@ class Split final : public SplitImplementation {
   }
 
  private:
-  // Made as they are asked for.
   const KernelReference& reference_to(const SplitProblem& p) const {
-    KernelSource source = kernel_source(p);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = references_.find(source.name);
-    if (found != references_.end()) return *found->second;
-    const std::string name = source.name;
-    kept_.emplace_back(std::move(source));
-    return *references_.emplace(name, &kept_.back()).first->second;
+    const Key key{static_cast<int>(p.form), static_cast<int>(p.out), has_vectors(p), p.parts};
+    return references_.get(key, [&] { return kernel_source(p); });
   }
 
+  using Key = std::tuple<int, int, bool, std::vector<int64_t>>;
   const std::vector<std::string> configs_{"default"};
-  mutable std::mutex mutex_;
-  mutable std::deque<KernelReference> kept_;
-  mutable std::map<std::string, const KernelReference*> references_;
+  mutable KernelReferences<Key> references_;
 };
 
 }  // namespace
