@@ -222,6 +222,7 @@ def instances() -> dict[str, Instance]:
         "mma_sync_ragged": mma_sync("128, 128, 64, 64, 64, 4, 2", None),
         "wgmma": wgmma("128, 256, 2, 1, 1, false, false"),
         "wgmma_ragged": wgmma_ragged("128, 64, 1, 1, 1, false, true"),
+        "wgmma_ragged_shared": wgmma_ragged("256, 128, 1, 2, 1, false, true"),
     }
 
 

@@ -57,13 +57,10 @@ class FunctionOfTokens<T, Function<F>> {
                                         uint32_t buffers, int& buffer_idx, int32_t column, const RaggedWork& work,
                                         uint32_t barrier_id) {
     static_assert(Config::kSwapped && (!F::kIsGated || kBlocksM == 2), "a block of 64 columns of each matrix");
-    // In one place in the code, to which the second block's values move: registers have no index that changes, and
-    // where it may be either block's the compiler makes multiplications wait for each other.
-#pragma unroll 1
-    for (int block = 0; block < (F::kIsGated ? 1 : kBlocksM); ++block, column += 64) {
+    const auto store_block = [&](int32_t begin) {
       if (work.tokens.group < 0) {
         ZeroRows<F::kStoresRows> zeros{params_, place_.idx,        work.tokens.token_begin, work.tokens.token_end,
-                                       column,  ptx::tid_x() % 128};
+                                       begin,   ptx::tid_x() % 128};
         F::store(zeros);
       } else {
         epilogue::NoMatrices no_boxes;
@@ -71,16 +68,17 @@ class FunctionOfTokens<T, Function<F>> {
         if constexpr (kHasOne) {
           first_.apply(sums, no_boxes);
         } else {
-          Tile(params_, column, work.n_idx, place_).apply(sums, no_boxes);
+          Tile(params_, begin, work.n_idx, place_).apply(sums, no_boxes);
         }
       }
       if constexpr (F::kStoresRows) {
-        store_tokens<Config>(acc[0], params, buffers, buffer_idx, column, work, barrier_id);
+        store_tokens<Config>(acc[0], params, buffers, buffer_idx, begin, work, barrier_id);
       }
-      if constexpr (!F::kIsGated && kBlocksM > 1) {
-#pragma unroll
-        for (int v = 0; v < Config::kTileN / 2; ++v) acc[0][v] = acc[1][v];
-      }
+    };
+    if constexpr (F::kIsGated) {
+      store_block(column);
+    } else {
+      for_blocks_of_columns(acc, column, store_block);
     }
   }
 

@@ -401,10 +401,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if constexpr (Epilogue::kIsFunction) {
         function.store(acc, gemm, store_buffers, buffer_idx, column, work, barrier_id);
       } else if constexpr (T::kIsRows) {
-#pragma unroll
-        for (int block = 0; block < T::kBlocksM; ++block) {
-          store_tokens<Config>(acc[block], gemm, store_buffers, buffer_idx, column + block * 64, work, barrier_id);
-        }
+        for_blocks_of_columns(acc, column, [&](int32_t begin) {
+          store_tokens<Config>(acc[0], gemm, store_buffers, buffer_idx, begin, work, barrier_id);
+        });
       } else {
         store_tile<Config, 2>(acc, gemm, store_buffers, buffer_idx, work.m_idx + first_row, work.n_idx,
                               work.tokens.group, barrier_id);

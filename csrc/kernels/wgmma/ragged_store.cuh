@@ -79,4 +79,20 @@ __device__ __forceinline__ void store_tokens(float (&acc)[Config::kTileN / 2], c
   }
 }
 
+// Calls f for each block of 64 columns of D, whose accumulators acc[0] holds then, and which begins at `column`. In one
+// place in the code, to which the later blocks' values move: registers have no index that changes, and where f may
+// read either block's, or is there once for each, the compiler makes multiplications wait for each other.
+template <int kBlocks, int kSize, typename F>
+__device__ __forceinline__ void for_blocks_of_columns(float (&acc)[kBlocks][kSize], int32_t column, F&& f) {
+#pragma unroll 1
+  for (int block = 0; block < kBlocks; ++block) {
+    f(column + block * 64);
+#pragma unroll
+    for (int next = 1; next < kBlocks; ++next) {
+#pragma unroll
+      for (int v = 0; v < kSize; ++v) acc[next - 1][v] = acc[next][v];
+    }
+  }
+}
+
 }  // namespace tcgemm::wgmma_family
