@@ -80,7 +80,7 @@ SURFACE = re.compile(
 )
 
 
-# A test of more cases than this runs half of them, unless --all-cases asks for all.
+# A test of more cases than this runs a third of them, unless --all-cases asks for all.
 _MANY_CASES = 6
 _RUNS_ALL = "all_cases", "gpu", "sanitizer", "emulated_all", "compiled_all", "fuzz"
 
@@ -90,23 +90,24 @@ def pytest_addoption(parser):
 
 
 def _unasked(config, items) -> list:
-    """Half of the cases of tests that have many, without those of planted mistakes.
+    """Two thirds of the cases of tests that have many.
 
-    A hash of their names says which: one half with -m surface, the other one without, so that the
-    oldest JAX and the newest share what touches JAX.
+    A hash of their names says which: -m surface runs another third, so that the oldest JAX and the
+    newest share what touches JAX.
     """
     if config.option.all_cases or any("::" in argument for argument in config.args):
         return []
     cases = collections.defaultdict(list)
     for item in items:
-        if "mistake" not in item.nodeid and not any(map(item.get_closest_marker, _RUNS_ALL)):
+        if not any(map(item.get_closest_marker, _RUNS_ALL)):
             cases[item.nodeid.partition("[")[0]].append(item)
-    first = "surface" not in config.option.markexpr
-    found = []
+    first = "surface" in config.option.markexpr
+    unasked = []
     for same in cases.values():
         if len(same) > _MANY_CASES:
-            found += sorted(same, key=lambda x: zlib.crc32(x.nodeid.encode()))[first::2]
-    return found
+            same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+            unasked += [item for i, item in enumerate(same) if i % 3 != first]
+    return unasked
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -185,6 +186,17 @@ def run_folder(tmp_path_factory) -> Path:
     """A folder that the processes of one test run have in common."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def cases_of(request):
+    """Of a test the parameters of its cases that run: what only others need is not built."""
+
+    def cases_of(test) -> list[dict]:
+        items = request.session.items
+        return [item.callspec.params for item in items if getattr(item, "function", None) is test]
+
+    return cases_of
 
 
 @pytest.fixture(scope="session")

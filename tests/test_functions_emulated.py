@@ -285,12 +285,20 @@ WMMA_SOURCES = tuple(f"kernels/wmma/tiled_{x}.cu" for x in ("16bit", "any_layout
 
 
 @pytest.fixture(scope="session")
-def functions(run_folder):
-    """The kernels of all calls."""
+def functions(run_folder, cases_of):
+    """The kernels of all calls that run."""
     bare = [wgmma(config, layout=layout) for config, layout in WGMMA.values()]
     bare += [mma_sync(tile, target="sm_90", layout="01") for tile in MMA_SYNC.values()]
-    calls = *CALLS.values(), *GATED_CALLS.values(), *ALTERNATING.values()
-    own = [kernel for call in calls for kernel in call.kernels().values()]
+    own = [call.kernels()[""] for call in LONG.values()]
+    tests = {
+        test_function: CALLS,
+        test_gated_function: GATED_CALLS,
+        test_gates_whose_columns_alternate: ALTERNATING,
+    }
+    for test, calls in tests.items():
+        for case in cases_of(test):
+            kernels = calls[case["name"]].kernels()
+            own.append(kernels.get(case["config"]) or kernels[""])
     families = ("wgmma", "mma_sync", "wmma")
     sources = map(carried, dict.fromkeys([*bare, *own]))
     return Emulator(run_folder / "functions", *WMMA_SOURCES, *sources, families=families)

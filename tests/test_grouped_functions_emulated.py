@@ -237,6 +237,7 @@ def test_compiles_without_faults(name, config):
 
 
 KERNEL, TILE = "kernels/wgmma/ragged_function.cuh", "epilogue/function.cuh"
+BLOCKS = "kernels/wgmma/ragged_store.cuh"
 STORE = "kernels/wgmma/function_store.cuh"
 FIRST, SECOND, _ = CONFIGS
 MISTAKES = {
@@ -265,8 +266,8 @@ MISTAKES = {
     ),
     "zeros in every other row": ("no rows", FIRST, KERNEL, "m < end; m += 2", "m < end; m += 4"),
     "the same block twice": (
-        *("everything", SHARES_WEIGHTS, KERNEL),
-        *("acc[0][v] = acc[1][v];", "acc[0][v] = acc[0][v];"),
+        *("everything", SHARES_WEIGHTS, BLOCKS),
+        *("acc[next - 1][v] = acc[next][v];", ";"),
     ),
     "gate for up": (
         *("gated", SHARES_WEIGHTS, TILE),
