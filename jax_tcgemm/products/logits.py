@@ -4,7 +4,7 @@
 
 or of w[k, v], with t over the tokens of a chunk. Every pass over z is one product with a function
 as its epilogue; what is stored of it has a chunk's size, and rows that start on 128-byte
-boundaries: the vocabulary is padded with logits of minus infinity.
+boundaries: there the vocabulary is padded with logits of minus infinity.
 """
 
 import dataclasses

@@ -49,7 +49,8 @@ def token_losses(how: How, with_entropy: bool, x, w, bias, labels) -> tuple[jax.
 
 def _forward(how, with_entropy, x, w, bias, labels):
     size = how.size(w)
-    vocabulary = lg.padded(how, w, bias, lg.aligned(size))
+    # Of logits nothing is stored but sums: what the weights' own rows need is all.
+    vocabulary = lg.padded(how, w, bias, lg.aligned(size) if how.vocabulary_axis else size)
 
     most = _TOKENS_BYTES if with_entropy else 2 * _TOKENS_BYTES
     chunks = lg.num_chunks(how, len(x), how.size(vocabulary.w), w.dtype, most)
