@@ -350,7 +350,9 @@ def _loads(p: Problem, x: _Configs, c: Calibration) -> _Loads:
 
 def _mainloop_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk, loads: _Loads) -> np.ndarray:
     """The k blocks of one tile, each of 128 bytes."""
-    pairs = _norm(x.tile_n / 2, (x.tile_n + 64) * c.shared_clocks_per_row, c.stage_overlap)
+    columns = x.tile_n / _column_parts(p, x)
+    pairs = _norm(columns / 2, (columns + 64) * c.shared_clocks_per_row, c.stage_overlap)
+    pairs = pairs * x.tile_n / columns
     overhead = np.where(x.ping_pong, *c.overhead_clocks)
     multiply = x.tile_m / 64 * 4 * pairs + overhead + _promotion_clocks(p, x, c)
     k_bytes = p.k * DTYPES[p.a.dtype].itemsize
@@ -367,15 +369,37 @@ def _mainloop_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk, loads: _L
     return k_blocks * k_block / c.clocks_per_us + x.ping_pong * c.handover_us
 
 
+def _promotes(p: Problem) -> bool:
+    return _is_f8(p) and p.compute == "f32"
+
+
+def _groups(x: _Configs) -> np.ndarray:
+    """Warpgroups that multiply a tile."""
+    return np.where(x.ping_pong, 1, np.where(x.tile_m == 192, 3, 2))
+
+
+def _column_parts(p: Problem, x: _Configs) -> np.ndarray | int:
+    """In how many parts a warpgroup multiplies the columns of a tile, reading A for each.
+
+    As promoted_parts() in csrc/kernels/wgmma/geometry.h has it; tiles of more rows are divided
+    along these.
+    """
+    if not _promotes(p):
+        return 1
+    groups = _groups(x)
+    most = np.where(groups == 3, 112, 128)
+    return np.where((x.tile_m == 64 * groups) & (x.tile_n > most), 2, 1)
+
+
 def _promotion_clocks(p: Problem, x: _Configs, c: Calibration) -> np.ndarray | int:
     """What sums of a k block of 8-bit floats take to leave the tensor core, beyond what hides it.
 
     Ping-pong multiplies by one warpgroup at a time, and cooperative ones hide a part of it by each
     other. Where columns of a tile have factors of their own, these are read for each sum.
     """
-    if not _is_f8(p) or p.compute != "f32":
+    if not _promotes(p):
         return 0
-    groups = np.where(x.ping_pong, 1, np.where(x.tile_m == 192, 3, 2))
+    groups = _groups(x)
     clocks = np.take(c.promotion_clocks, groups - 1)
     if p.factors:
         rows_a, rows_b = (factors.rows for factors in p.factors)
