@@ -153,11 +153,12 @@ MISTAKES = {
     "the first block alone is cut": ("begin > 0 || end < T::kTileK", "begin > 0"),
     "the last block alone is cut": ("begin > 0 || end < T::kTileK", "end < T::kTileK"),
     "not as it is swizzled": ("(unit ^ row % 8) * 16", "unit * 16"),
+    "where a word changes": ("(kept[0] & kept[1] & kept[2] & kept[3]) != ~0u", "kept[0] != ~0u"),
     "rows of A alone": ("T::A::kExtent + T::B::kExtent, kRowsAtOnce", "T::A::kExtent, kRowsAtOnce"),
     "a consumer's part is left out": ("row = consumer * 16", "row = 16 + consumer * 0"),
     "not before it is multiplied": (
-        "128 * Config::kConsumers);\n}\n\n// Multiplies",
-        "0 * Config::kConsumers);\n}\n\n// Multiplies",
+        "128 * Config::kConsumers);\n}\n\n// Factors",
+        "0 * Config::kConsumers);\n}\n\n// Factors",
     ),
     "factors of the first tokens": ("T::kIsRows ? 0 : first_token(work) / T::kTileK", "0"),
     "a block too few": (
@@ -167,12 +168,14 @@ MISTAKES = {
     "from the group's first token": ("begin / T::kTileK * T::kTileK : begin", "begin : begin"),
 }
 MISTAKES_OF_SUMS = {
-    "factors of the first columns": ("b, n_idx + 2 * i", "b, 2 * i"),
-    "factors of the first rows": ("a, m_idx + row", "a, row"),
+    "factors of the first columns": ("b_factors, n_idx + (i +", "b_factors, (i +"),
+    "factors of the first rows": ("a_factors, m_idx + row", "a_factors, row"),
     "of the row before": (
-        "acc[block][i + 2 + j] *= of_rows[block][1]",
-        "acc[block][i + 2 + j] *= of_rows[block][0]",
+        "sums[block][group * 4 + 2 + j] *= of_rows_[block][1]",
+        "sums[block][group * 4 + 2 + j] *= of_rows_[block][0]",
     ),
+    "of another lane": ("group % 8 * 4 + lane_ % 4", "lane_ % 4"),
+    "of the first columns of a lane": ("of_columns_[group / 8][j]", "of_columns_[0][j]"),
     "of all alike": ("min(row, of.num_rows - 1) * of.row_stride", "0"),
 }
 

@@ -93,49 +93,71 @@ __device__ __forceinline__ void zero_other_tokens(uint32_t stage, int32_t begin,
     const auto bits_before = [&](int32_t x) { return min(max(x - token, 0), kTokensOfWord) * (32 / kTokensOfWord); };
     kept[i] = static_cast<uint32_t>((uint64_t{1} << bits_before(end)) - (uint64_t{1} << bits_before(begin)));
   }
+  const bool changes = (kept[0] & kept[1] & kept[2] & kept[3]) != ~0u;
 #pragma unroll 4
   for (int row = consumer * 16 + thread_idx / 8; row < kRows; row += kRowsAtOnce) {
-    const uint32_t address = stage + row * 128 + (unit ^ row % 8) * 16;
-    const uint4 own = ptx::ld_shared_v4_u32(address);
-    ptx::st_shared_v4_u32(address, {own.x & kept[0], own.y & kept[1], own.z & kept[2], own.w & kept[3]});
+    ptx::and_shared_16(stage + row * 128 + (unit ^ row % 8) * 16, kept, changes);
   }
   ptx::fence_proxy_async();
   ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);
 }
 
-// Multiplies the sums of a tile by factors of its rows and columns, where each is for all of K.
-template <typename T, typename Epilogue>
-__device__ __forceinline__ void scale_sums(float (&acc)[T::kBlocksM][T::Config::kTileN / 2],
-                                           const Params<Epilogue>& params, int32_t m_idx, int32_t n_idx, int32_t entry,
-                                           int thread_idx) {
-  // Of rows that there are not, any: their sums are not stored.
-  const auto factor = [&](const StridedFactors& of, const float* data, int32_t row) {
-    return __ldcg(data + min(row, of.num_rows - 1) * of.row_stride);
-  };
-  const float* const a = params.a_factors.data + entry * params.a_factors.outer_stride;
-  const float* const b = params.b_factors.data + entry * params.b_factors.outer_stride;
-  float of_rows[T::kBlocksM][2];
+// Factors of a tile's rows and columns, where each is for all of K: a thread has those of its own rows, and of columns
+// its part of those that its warp has.
+template <typename T>
+class FactorsOfSums {
+  static constexpr int kGroups = T::Config::kTileN / 8;  // of eight columns, of which four threads have two each
+
+ public:
+  // To be made before the sums are known, so that they need not wait for the factors.
+  template <typename Epilogue>
+  __device__ __forceinline__ FactorsOfSums(const Params<Epilogue>& params, int32_t m_idx, int32_t n_idx, int32_t entry,
+                                           int thread_idx)
+      : is_scaled_(params.a_factors.data != nullptr), lane_(thread_idx % 32) {
+    // Of rows that there are not, any: their sums are not stored.
+    const auto factor = [&](const StridedFactors& of, int32_t row) {
+      if (!is_scaled_) return 1.0f;
+      return __ldcg(of.data + entry * of.outer_stride + min(row, of.num_rows - 1) * of.row_stride);
+    };
 #pragma unroll
-  for (int block = 0; block < T::kBlocksM; ++block) {
+    for (int block = 0; block < T::kBlocksM; ++block) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = block * 64 + thread_idx / 32 * 16 + half * 8 + thread_idx % 32 / 4;
-      of_rows[block][half] = factor(params.a_factors, a, m_idx + row);
+      for (int half = 0; half < 2; ++half) {
+        const int row = block * 64 + thread_idx / 32 * 16 + half * 8 + lane_ / 4;
+        of_rows_[block][half] = factor(params.a_factors, m_idx + row);
+      }
     }
-  }
 #pragma unroll
-  for (int i = 0; i < T::Config::kTileN / 2; i += 4) {
+    for (int i = 0; i < kGroups; i += 8) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float of_column = factor(params.b_factors, b, n_idx + 2 * i + thread_idx % 4 * 2 + j);
-#pragma unroll
-      for (int block = 0; block < T::kBlocksM; ++block) {
-        acc[block][i + j] *= of_rows[block][0] * of_column;
-        acc[block][i + 2 + j] *= of_rows[block][1] * of_column;
+      for (int j = 0; j < 2; ++j) {
+        of_columns_[i / 8][j] = factor(params.b_factors, n_idx + (i + lane_ / 4) * 8 + lane_ % 4 * 2 + j);
       }
     }
   }
-}
+
+  __device__ __forceinline__ void apply(float (&sums)[T::kBlocksM][T::Config::kTileN / 2]) const {
+    if (!is_scaled_) return;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float of_column = __shfl_sync(~0u, of_columns_[group / 8][j], group % 8 * 4 + lane_ % 4);
+#pragma unroll
+        for (int block = 0; block < T::kBlocksM; ++block) {
+          sums[block][group * 4 + j] *= of_rows_[block][0] * of_column;
+          sums[block][group * 4 + 2 + j] *= of_rows_[block][1] * of_column;
+        }
+      }
+    }
+  }
+
+ private:
+  const bool is_scaled_;
+  const int lane_;
+  float of_rows_[T::kBlocksM][2];
+  float of_columns_[(kGroups + 7) / 8][2];
+};
 
 // Calls f with the one of kStep, 2 * kStep ... kMax that `width` is, as a constant.
 template <int kStep, int kMax, typename Visitor>
@@ -390,11 +412,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if constexpr (T::kIsRows) {
         visit_width<T::kWidthStep, Config::kTileN>(width_of(work), multiply);
       } else {
-        multiply(std::integral_constant<int, Config::kTileN>{});
+        constexpr std::integral_constant<int, Config::kTileN> width;
         if constexpr (T::kTokensLast && !T::kIsScaled && !T::kIsInteger) {
-          if (gemm.a_factors.data != nullptr) {
-            scale_sums<T>(acc, gemm, work.m_idx + first_row, work.n_idx, params.entry, thread_idx);
-          }
+          const FactorsOfSums<T> of_sums(gemm, work.m_idx + first_row, work.n_idx, params.entry, thread_idx);
+          multiply(width);
+          of_sums.apply(acc);
+        } else {
+          multiply(width);
         }
       }
 
