@@ -217,9 +217,9 @@ def test_derivative(kernels_behind, config):
 FACTORS = "kernels/wgmma/factors.cuh"
 MISTAKES = {
     "the first matrix's": (WIDE, "is_up ? from.up_data : from.data", "from.data"),
-    "rows of the tile's": (WIDE, "is_up ? number - kCount / 2 : number", "number"),
-    "one too late": (PING_PONG, "number >= kCount / 2", "number > kCount / 2"),
-    "not gated": (PING_PONG, "<typename T::B, Epilogue::kIsGated> b_;", "<typename T::B> b_;"),
+    "rows of the tile's": (WIDE, "turn / 2 * kRowsInTurn + row % kRowsInTurn", "row"),
+    "one too late": (PING_PONG, "turn = row / kRowsInTurn", "turn = (row - 1) / kRowsInTurn"),
+    "not gated": (PING_PONG, "? T::B::kExtent / 2 : 0> b_;", "? 0 : 0> b_;"),
     "columns of the first half": (WIDE, "4 * (column / kColumnsOfFactor)", "0"),
     "sums of the first half": (PING_PONG, "2 * i / kColumnsOfFactor]", "0]"),
 }

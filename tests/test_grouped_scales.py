@@ -21,9 +21,9 @@ def normal(*shape, seed=0):
     return jax.random.normal(jax.random.key(seed), shape)
 
 
-def operands(halves=1):
+def operands():
     """Tokens by (1, 128), and matrices by (128, 128), as (groups, k, n)."""
-    w = quantize(normal(GROUPS, halves * N, K, seed=1), block=(128, 128)).mT
+    w = quantize(normal(GROUPS, N, K, seed=1), block=(128, 128)).mT
     return quantize(normal(M, K), block=(1, 128)), w
 
 
@@ -74,17 +74,6 @@ def test_gradients_by_matrices_of_another_8_bit_float():
     (call,) = calls(jax_tcgemm.ragged_dot, x, w, SIZES)
     assert (call.implementation, call.problem.in_dtype) == ("wgmma", "bf16")
     near(jax_tcgemm.ragged_dot(x, w, SIZES), ragged_reference.rows(exact(x), exact(w), SIZES))
-
-
-def test_both_matrices_of_a_gated_product_are_one():
-    def layer(x, w, sizes):
-        qvalue, scale = (a.mT.reshape(*a.mT.shape[:2], 2, -1) for a in (w.qvalue, w.scale))
-        return jax_tcgemm.gated_ragged_linear(x, QuantizedArray(qvalue, scale), sizes)
-
-    found = calls(layer, *large())
-    assert [call.implementation for call in found if call.problem is not None] == ["wgmma"]
-    (problem,) = (call.problem for call in found if call.problem is not None)
-    assert (problem.n, problem.gated) == (2048, False)
 
 
 def test_integers_have_scales_of_rows_only():

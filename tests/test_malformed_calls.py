@@ -133,7 +133,6 @@ def test_a_call_has_the_arrays_of_its_problem(worker, key, change, operands, res
         ({}, "a_factors must hold at least 12 elements, got 11"),
         ({"factors": [1] * 11}, "factors must be six numbers of a and six of b, got 11"),
         ({"form": "contraction"}, "factors must be empty when form is contraction"),
-        ({"gated": True}, "a product with factors of blocks must not be gated"),
     ],
     ids=str,
 )

@@ -10,8 +10,8 @@ namespace {
 
 constexpr int64_t kMaxElements = int64_t{1} << 59;
 
-int64_t factor_elements(const RaggedProblem& p, const BlockFactors& x, int64_t rows) {
-  return p.is_empty() ? 0 : factor_elements(x, p.batch, p.groups, rows, p.k);
+int64_t factor_elements(const RaggedProblem& p, const BlockFactors& x, int64_t matrices, int64_t rows) {
+  return p.is_empty() ? 0 : factor_elements(x, p.batch, matrices, rows, p.k);
 }
 
 // Of an operand with an entry for each batch index, or of one that all share.
@@ -35,9 +35,10 @@ const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProble
        integer, put<&RaggedBuffers::group_sizes>},
       {"group_offset", BufferRole::kOperand, always, [](P& p) { return entries(p, p.sizes_batched); }, integer,
        put<&RaggedBuffers::group_offset>},
-      {"a_factors", BufferRole::kOperand, is_scaled, [](P& p) { return factor_elements(p, p.factors.a(), p.m); }, f32,
-       put<&RaggedBuffers::a_factors>},
-      {"b_factors", BufferRole::kOperand, is_scaled, [](P& p) { return factor_elements(p, p.factors.b(), p.n); }, f32,
+      {"a_factors", BufferRole::kOperand, is_scaled,
+       [](P& p) { return factor_elements(p, p.factors.a(), p.groups, p.m); }, f32, put<&RaggedBuffers::a_factors>},
+      {"b_factors", BufferRole::kOperand, is_scaled,
+       [](P& p) { return factor_elements(p, p.factors.b(), p.num_b() * p.groups, p.n); }, f32,
        put<&RaggedBuffers::b_factors>},
       {"gather", BufferRole::kOperand, [](P& p) -> int64_t { return p.gathered; },
        [](P& p) { return entries(p, p.sizes_batched) * p.tokens(); }, integer, put<&RaggedBuffers::gather>},
@@ -73,8 +74,6 @@ std::string check_problem(const RaggedProblem& p) {
   if (!p.epilogue.is_none()) {
     const Epilogue& e = p.epilogue;
     if (!p.is_rows()) return "epilogue must be empty when form is contraction";
-    if (e.gated && !p.factors.is_none()) return "a product with factors of blocks must not be gated";
-    if (e.gated && p.b_transposed) return "b_transposed must be false when the product is gated, got true";
     if (std::string error = check_problem(group_problem(p, p.tokens())); !error.empty()) return error;
     for (int64_t i = 0; i < e.function.num_results(); ++i) {
       if (e.function.result(i).form != Function::Form::kWhole) {
@@ -127,7 +126,7 @@ Problem group_problem(const RaggedProblem& p, int64_t rows) {
   group.out = p.out;
   group.compute = p.compute;
   group.epilogue = p.epilogue;
-  if (p.epilogue.gated) group.epilogue.up_offset = p.n;
+  if (p.epilogue.gated) group.epilogue.up_offset = p.up_offset();
   return group;
 }
 

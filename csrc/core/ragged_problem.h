@@ -9,11 +9,12 @@
 //   contraction  D[b,g,m,n] = sum over the rows i of group g of A[b,i,m] * B[b,i,n]:
 //                A k x m, B k x n, or, tokens_last, A m x k, B n x k, D groups x m x n; k counts the tokens
 //
-// Both operands may have factors of blocks (problem.h): in the form rows B for each group, in a contraction where the
-// tokens are last, of blocks that begin at the first token.
+// Both operands may have factors of blocks (problem.h): in the form rows B for each group, or, gated, for each of its
+// two matrices, in a contraction where the tokens are last, of blocks that begin at the first token.
 //
 // In the form rows the product of a group may have an epilogue (problem.h): a function, whose levels of the batch are
-// the batch entry and the group, gated with B as groups x k x 2 x n. Rows of no group are 0 in each of its results.
+// the batch entry and the group, gated with B as groups x k x 2 x n, transposed: groups x 2 x n x k. Rows of no group
+// are 0 in each of its results.
 //
 // A may be gathered: token i is row gather[i] of it, of a_rows, and zero where there is no such row.
 //
@@ -51,7 +52,7 @@ struct RaggedProblem {
   bool gathered = false;
   int64_t a_rows = 0;  // where A is gathered, else it has as many as there are tokens
   // Rows of A's are the tokens, or those of m, of B's those of n. The outer level of the batch is that of the product,
-  // the inner one the groups.
+  // the inner one the groups or, of a gated product's B, the matrices: gate and up of one group after the other.
   ProductFactors factors = {};
 
   bool is_rows() const { return form == RaggedForm::kRows; }
@@ -60,7 +61,10 @@ struct RaggedProblem {
 
   // Elements of one batch entry.
   int64_t a_columns() const { return is_rows() ? k : m; }
-  int64_t b_columns() const { return epilogue.gated ? 2 * n : n; }
+  int64_t num_b() const { return epilogue.gated ? 2 : 1; }
+  int64_t b_columns() const { return num_b() * n; }
+  // From a gated product's first matrix to the second one.
+  int64_t up_offset() const { return b_transposed ? n * k : n; }
   int64_t a_elements() const { return (gathered ? a_rows : tokens()) * a_columns(); }
   int64_t b_elements() const { return (is_rows() ? groups : 1) * k * b_columns(); }
   int64_t d_elements() const { return (is_rows() ? 1 : groups) * m * n; }

@@ -117,7 +117,7 @@ class Plan:
             if product.is_batched(batch) and batch != product.batch_shape:
                 found.append(f"{name} repeated along batch dimensions {batch}")
         if self.problem.b_transposed != product.rhs_transposed:
-            found.append("rhs turned to (groups, n, k)")
+            found.append(f"rhs turned to (groups, {'2, ' * product.gated}n, k)")
         if product.result_dtype != numerics.out_dtype:
             found.append(f"result converted to {product.result_dtype}")
         return tuple(found)
@@ -184,8 +184,7 @@ def problem_of(product: Product, numerics: Numerics, platform: str) -> RaggedPro
 
     The tensor cores of a GPU want matrices of 8 bits with rows of what is summed over.
     """
-    is_turned = platform == "cuda" and numerics.lhs_dtype.itemsize == 1
-    is_turned &= product.form == "rows" and not product.gated
+    is_turned = platform == "cuda" and numerics.lhs_dtype.itemsize == 1 and product.form == "rows"
     lhs_batched, rhs_batched, sizes_batched = map(product.is_batched, product.batches)
     number = 1 if numerics.parts is None else numerics.parts.number
     is_contraction = product.form == "contraction"
@@ -228,7 +227,7 @@ def prepared(plan: Plan, lhs, rhs, group_sizes, group_offset, gather=None) -> li
     if numerics.parts is not None:
         lhs, rhs, group_sizes, gather = _in_parts(product, numerics, lhs, rhs, group_sizes, gather)
     if plan.problem.b_transposed != product.rhs_transposed:
-        rhs = jnp.swapaxes(rhs, -1, -2)
+        rhs = jnp.moveaxis(rhs, -3, -1) if product.gated else jnp.swapaxes(rhs, -1, -2)
     operands = [
         _repeat(lax.convert_element_type(lhs, numerics.lhs_dtype), lhs_batch, product),
         _repeat(lax.convert_element_type(rhs, numerics.rhs_dtype), rhs_batch, product),

@@ -41,7 +41,8 @@ class Product:
       function: of the accumulators and the operands, of those by group for each row its group's.
       operand_shapes: theirs as they are held.
       by_group: for each operand, whether it is held by group, as (*batch, groups, 1, columns).
-      scales: of lhs, and of rhs as (*batch, groups, n, k); or none.
+      scales: of lhs, and of rhs as (*batch, groups, n, k), of a gated product (*batch, groups, 2,
+        n, k); or none.
     """
 
     product: grouped.Product
@@ -146,8 +147,6 @@ def _folded(product: Product, platform: str):
     shape = product.shape
     if math.prod(shape) == 0:
         return "its result is empty"
-    if product.scales and bare.gated:
-        return "both matrices of a gated product with scales of blocks are multiplied as one"
     try:
         source, _ = emit(product.function, product.num_accumulators)
     except InexpressibleError as error:
@@ -168,7 +167,8 @@ def _folded(product: Product, platform: str):
     problem = grouped.problem_of(bare, numerics, platform)
     problem = dataclasses.replace(problem, out_dtype=out_dtype, function=function)
     if product.scales:
-        a, b = (x.factors(inner) for x, inner in zip(product.scales, (1, bare.groups), strict=True))
+        inner = 1, product.num_accumulators * bare.groups
+        a, b = (x.factors(own) for x, own in zip(product.scales, inner, strict=True))
         factors = dataclasses.replace(a, inner_stride=0), b
         problem = dataclasses.replace(problem, factors=factors)
     return numerics, problem, operands

@@ -8,8 +8,8 @@ group_offset and, where gathered, gather. A gated product has rhs (*b, g, k, 2, 
 accumulators. `acc` has the dtype that the product accumulates in.
 
 With `blocks` the scales of blocks of lhs and rhs follow, lhs_scales as (*b, blocks of m, blocks of
-k) and rhs_scales as (*b, g, blocks of n, blocks of k), n being 2n of a gated product; `acc` is then
-that of lhs and rhs times their scales, in float32.
+k) and rhs_scales as (*b, g, blocks of n, blocks of k), of a gated product (*b, g, 2, blocks of n,
+blocks of k); `acc` is then that of lhs and rhs times their scales, in float32.
 
 The function's operands follow: those that `by_group` marks are held as (*b, g, 1, n) or
 (*b, g, 1, 1), each batch dimension of size 1 where it is broadcast; the function is given for each
@@ -26,7 +26,6 @@ out_sharding (that of acc; None follows lhs and rhs), implementation, config.
 """
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -49,6 +48,7 @@ from jax_tcgemm.primitives.rules import same_varying, series_by_parts, transpose
 from jax_tcgemm.primitives.scaled_dot_general import dequantised
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.precision import of_dequantized
+from jax_tcgemm.problem.quantized import spread_along
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching
@@ -141,52 +141,62 @@ def _accumulator_dtype(factors: Factors) -> np.dtype:
 
 def _scaled_halves(factors: Factors, blocks, *, preferred_element_type, **params) -> list:
     """Both accumulators of a gated product by one that is not."""
-    rhs = lax.collapse(factors.rhs, factors.rhs.ndim - 2)
-    factors = factors._replace(rhs=rhs)
-    how = {"gated": False, "by_group": (), "blocks": blocks, **params}
-    (acc,) = arguments_of(factors, (), gathered=factors.gather is not None, **how)
-    rounded = jax.make_jaxpr(lambda acc: [acc.astype(preferred_element_type)])(acc)
-    (product,) = epilogue_ragged_dot(factors, (), function=rounded, **how)
-    return jnp.split(product, 2, axis=-1)
+    rhs, scales, (of_lhs, (columns, depth)) = factors.rhs, factors.rhs_scales, blocks
+    n = rhs.shape[-1]
+
+    def product(rhs, scales, columns):
+        own = factors._replace(rhs=rhs, rhs_scales=scales)
+        how = {"gated": False, "by_group": (), "blocks": (of_lhs, (columns, depth)), **params}
+        (acc,) = arguments_of(own, (), gathered=factors.gather is not None, **how)
+        rounded = jax.make_jaxpr(lambda acc: [acc.astype(preferred_element_type)])(acc)
+        return epilogue_ragged_dot(own, (), function=rounded, **how)[0]
+
+    if jax.typeof(rhs).sharding.spec.partitions[-1]:
+        # Columns that are divided by explicit axes cannot be put side by side.
+        return [product(rhs[..., i, :], scales[..., i, :, :], columns) for i in range(2)]
+    if n % columns != 0:
+        # A short block of one matrix has the other one's columns behind it.
+        scales, columns = spread_along(scales.ndim - 2, scales, n, columns), 1
+    rhs = lax.collapse(rhs, rhs.ndim - 2)
+    scales = lax.collapse(scales, scales.ndim - 3, scales.ndim - 1)
+    return jnp.split(product(rhs, scales, columns), 2, axis=-1)
 
 
 def _block_scales(factors: Factors, blocks) -> tuple[BlockScales, BlockScales]:
-    """Which scale is for which element of lhs, and of rhs as (*batch, groups, n, k)."""
+    """Which scale is for which element of lhs, and of rhs as (*batch, groups[, 2], n, k)."""
     *batch, groups, k = factors.rhs.shape[: factors.lhs.ndim]
-    n = math.prod(factors.rhs.shape[factors.lhs.ndim :])
+    *halves, n = factors.rhs.shape[factors.lhs.ndim :]
+    matrices = *batch, groups, *halves
     return (
         BlockScales(
             tuple(factors.lhs.shape), tuple(factors.lhs_scales.shape), blocks[0], len(batch)
         ),
-        BlockScales(
-            (*batch, groups, n, k), tuple(factors.rhs_scales.shape), blocks[1], len(batch) + 1
-        ),
+        BlockScales((*matrices, n, k), tuple(factors.rhs_scales.shape), blocks[1], len(matrices)),
     )
 
 
 def _dequantised(factors: Factors, blocks) -> Factors:
     """The same in float32, without scales."""
-    found = {name: f(*of(factors)) for name, f, of in _dequantisers(blocks)}
+    found = {name: f(*of(factors)) for name, f, of in _dequantisers(factors, blocks)}
     return factors._replace(**found, lhs_scales=None, rhs_scales=None)
 
 
-def _dequantisers(blocks):
+def _dequantisers(factors: Factors, blocks):
     """Of lhs and of rhs its name, what dequantises it, and what finds it and its scales."""
-    for name, f, block in zip(("lhs", "rhs"), (dequantised, _dequantised_rhs), blocks, strict=True):
+    of_rhs = functools.partial(_dequantised_rhs, k=factors.lhs.ndim - 1)
+    for name, f, block in zip(("lhs", "rhs"), (dequantised, of_rhs), blocks, strict=True):
         yield name, functools.partial(f, block=block), operator.attrgetter(name, f"{name}_scales")
 
 
-def _dequantised_rhs(rhs, scales, block):
-    """Of a gated product, too, whose columns are those of both matrices."""
-    k = scales.ndim - 2
-    turned = jnp.swapaxes(rhs.reshape(*rhs.shape[: k + 1], -1), -1, -2)
-    return jnp.swapaxes(dequantised(turned, scales, block), -1, -2).reshape(rhs.shape)
+def _dequantised_rhs(rhs, scales, block, k):
+    """Of a gated product, too, where what tells its matrices apart comes after k."""
+    return jnp.moveaxis(dequantised(jnp.moveaxis(rhs, k, -1), scales, block), -1, k)
 
 
 def _dequantised_with_tangents(factors: Factors, dfactors: Factors, blocks):
     """The same in float32, and their tangents, of which those that nothing moves are None."""
     wide, moving = {"lhs_scales": None, "rhs_scales": None}, {}
-    for name, f, of in _dequantisers(blocks):
+    for name, f, of in _dequantisers(factors, blocks):
         wide[name], moving[name] = functions.value_and_tangent(f, of(factors), of(dfactors))
     return factors._replace(**wide), dfactors._replace(**moving)
 

@@ -31,7 +31,8 @@ class RaggedProblem:
       k: what is summed over; the tokens, in form "contraction".
       groups: groups of B ("rows") or of D ("contraction").
       num_sizes: length of group_sizes, of which `groups` from group_offset on are computed.
-      b_transposed: B lies as (groups, n, k) and not (groups, k, n); in form "rows".
+      b_transposed: B lies as (groups, n, k) and not (groups, k, n), gated as (groups, 2, n, k); in
+        form "rows".
       tokens_last: A lies as (m, k) and B as (n, k); in form "contraction".
       a_batched: whether A has an entry for each batch index; else all share one.
       b_batched: the same of B.
@@ -45,7 +46,8 @@ class RaggedProblem:
       function: what follows the product; None: nothing. Its batch is the batch entry and, as the
         inner level, the group. Its results are whole.
       factors: None, or those of A, whose rows are the tokens, or those of m, and of B, whose rows
-        are those of n and whose second level of the batch is the group.
+        are those of n and whose second level of the batch is the group, gated: each of a group's
+        two matrices.
     """
 
     form: str

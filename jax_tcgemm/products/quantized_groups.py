@@ -63,7 +63,7 @@ def _grouped_blocks(factors: Factors, gated: bool):
     values = multiplied(factors.lhs, factors.rhs)
     if values is None or values[0].dtype not in (*FLOAT8, INT8):
         return None
-    (lhs, rhs), groups, n = values, factors.rhs.shape[0], factors.rhs.shape[-1]
+    (lhs, rhs), groups = values, factors.rhs.shape[0]
     (lhs_scales, lhs_tile), (rhs_scales, rhs_tile) = map(_scales, (factors.lhs, factors.rhs))
     if factors.gather is not None:
         # Bytes are cheap to move, and kernels that gather rows take no scales.
@@ -74,16 +74,11 @@ def _grouped_blocks(factors: Factors, gated: bool):
         lhs = jnp.take(lhs, factors.gather, 0, mode="fill", fill_value=0)
     if rhs_scales.shape[0] != groups:
         rhs_scales = spread_along(0, rhs_scales, groups, rhs_tile[0])
-    columns = rhs_tile[-1]
     if gated:
-        if n % columns != 0:
-            # A short block of one matrix has the other one's columns behind it.
-            rhs_scales, columns = spread_along(3, rhs_scales, n, columns), 1
         rhs_scales = jnp.repeat(rhs_scales, 2 // rhs_scales.shape[2], 2)
-        rhs_scales = lax.collapse(rhs_scales, 2)
-    rhs_scales = jnp.swapaxes(rhs_scales, 1, 2)
+    rhs_scales = jnp.moveaxis(rhs_scales, 1, -1)
     own = {"lhs": lhs, "rhs": rhs, "lhs_scales": lhs_scales, "rhs_scales": rhs_scales}
-    return factors._replace(**own, gather=None), (lhs_tile, (columns, rhs_tile[1]))
+    return factors._replace(**own, gather=None), (lhs_tile, (rhs_tile[-1], rhs_tile[1]))
 
 
 def _scales(x) -> tuple[jax.Array, tuple[int, ...]]:

@@ -93,14 +93,12 @@ def _names_of_blocks(operands: dict, num_batch: int) -> dict:
     """
     if "lhs_scales" not in operands:
         return {}
-    columns = operands["rhs"].shape[num_batch + 2 :]
-    # Those of a gated product's two matrices are not in the order in which they would be divided.
-    num_columns = columns[0] if len(columns) == 1 else 0
-    extents = {"lhs": ("m", operands["lhs"].shape[-2]), "rhs": ("n", num_columns)}
+    halves = ("gate",) if operands["rhs"].ndim == num_batch + 4 else ()
+    extents = {"lhs": ("m", operands["lhs"].shape[-2]), "rhs": ("n", operands["rhs"].shape[-1])}
     found = {}
     for side, (name, extent) in extents.items():
         number = operands[f"{side}_scales"].shape[-2]
-        groups = ("g",) if side == "rhs" else ()
+        groups = ("g", *halves) if side == "rhs" else ()
         if number == extent > 1:
             found[f"{side}_scales"] = (*groups, name, f"{side}_k"), ("k", f"{side}_k")
         else:

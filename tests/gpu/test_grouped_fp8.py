@@ -149,22 +149,6 @@ def test_layers(scaling):
 
 
 @pytest.mark.parametrize("scaling", ["rows", "DeepSeek"])
-def test_gated(scaling):
-    """Both matrices of a group side by side, (groups, k, 2, n)."""
-    n, k = 256, 384
-    x, both = draw(scaling, n=2 * n, k=k)
-    qvalue, scale = (a.reshape(*a.shape[:2], 2, -1) for a in (both.qvalue, both.scale))
-    w = jax_tcgemm.QuantizedArray(qvalue, scale)
-    sizes = jnp.array(SIZES)
-    got = jax.jit(functools.partial(jax_tcgemm.gated_ragged_linear, activation="silu"))(x, w, sizes)
-    acc, magnitude = exact(x, both)
-    gate, up = acc[:, :n], acc[:, n:]
-    expected = gate / (1 + np.exp(-gate)) * up
-    bound = 2**-8 * (magnitude[:, :n] * (1 + abs(up)) + magnitude[:, n:] * (1 + abs(gate)))
-    assert (abs(np.asarray(got, np.float64) - expected) <= bound).all()
-
-
-@pytest.mark.parametrize("scaling", ["rows", "DeepSeek"])
 def test_gradient_of_tokens(scaling):
     """Through the scales, which multiply tokens: as of the dequantised product."""
     x, w = draw(scaling)

@@ -5,8 +5,8 @@
 //
 // A stage has those of B's tile, then those of A's, one for every Operand::kScaledRows rows: 1, or, where tiles begin
 // at such a row and blocks in memory are at least as high, as many as a thread has nothing but sums of: 64 of A, 128 of
-// B, or 64 where half the columns of a gated tile are no more. Those of the second matrix B are then behind the
-// first's. Those of single columns lie as threads need them, see place_of_column.
+// B, or 64 where half the columns of a gated tile are no more. A gated tile's second matrix has those of the rows that
+// are its own. Those of single columns lie as threads need them, see place_of_column.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ __device__ __forceinline__ int place_of_column(int column) {
   return column / 16 * 16 + column % 8 / 2 * 4 + column % 16 / 8 * 2 + column % 2;
 }
 
-// A thread's part of loading those of one operand's tile, of which half may be of a second matrix.
-template <typename Tile, bool kIsGated = false>
+// A thread's part of loading those of one operand's tile: where that is gated, so many rows of each matrix in turn.
+template <typename Tile, int kRowsInTurn = 0>
 class FactorsOfTile {
  public:
   static constexpr int kCount = Tile::kShape.num_factors(Tile::kExtent);
@@ -36,10 +36,15 @@ class FactorsOfTile {
     const int64_t matrix = outer * from.outer_stride + inner * from.inner_stride;
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
-      const int number = thread + kFactorThreads * i;
-      const bool is_up = kIsGated && number >= kCount / 2;
+      int row = (thread + kFactorThreads * i) * Tile::kScaledRows;
+      bool is_up = false;
+      if constexpr (kRowsInTurn > 0) {
+        const int turn = row / kRowsInTurn;
+        is_up = turn % 2 == 1;
+        row = turn / 2 * kRowsInTurn + row % kRowsInTurn;
+      }
+      row += first_row;
       const float* const data = (is_up ? from.up_data : from.data) + matrix;
-      const int32_t row = first_row + (is_up ? number - kCount / 2 : number) * Tile::kScaledRows;
       is_there_[i] = row < from.num_rows;
       rows_[i] = reinterpret_cast<const char*>(data + (is_there_[i] ? from.rows.divide(row) * from.row_stride : 0));
     }
@@ -97,8 +102,11 @@ class FactorLoader {
   const Pipeline<T> pipeline_;
   const int thread_;
   int32_t k_block_ = 0;
-  FactorsOfTile<typename T::A> a_;
-  FactorsOfTile<typename T::B, Epilogue::kIsGated> b_;
+  // As the tile of a gated product is loaded: half of its columns of each matrix, or, of weights that are the
+  // instruction's A, what a warpgroup multiplies at a time.
+  static constexpr bool kSwapped = T::Config::kSwapped;
+  FactorsOfTile<typename T::A, Epilogue::kIsGated && kSwapped ? 64 : 0> a_;
+  FactorsOfTile<typename T::B, Epilogue::kIsGated && !kSwapped ? T::B::kExtent / 2 : 0> b_;
 };
 
 // What a consumer's thread multiplies the sums of a k block by.

@@ -25,7 +25,7 @@ Major major_of_b(const Shape& shape, Major a) { return shape.swapped ? Major::kK
 
 // Of form rows: of configs whose blocks share the tokens, and of those whose blocks share the weights.
 constexpr Features kOfTokens{Feature::kFunction, Feature::kBlockFactors};
-constexpr Features kOfWeights{Feature::kFunction, Feature::kGated, Feature::kGathered};
+constexpr Features kOfWeights{Feature::kFunction, Feature::kGated, Feature::kGathered, Feature::kBlockFactors};
 // Of form contraction.
 constexpr Features kOfContraction{Feature::kBlockFactors, Feature::kTokensLast};
 
@@ -88,7 +88,6 @@ class WgmmaRagged final : public RaggedImplementation {
 
   Features features() const override {
     Features all = kOfWeights;
-    all.add(Feature::kBlockFactors);
     all.add(Feature::kTokensLast);
     return all;
   }
@@ -147,6 +146,12 @@ class WgmmaRagged final : public RaggedImplementation {
     if (!p.factors.is_none()) {
       call.a_factors = {buffers.a_factors, p.factors.a(), p.m};
       call.b_factors = {buffers.b_factors, p.factors.b(), p.n};
+      if (p.epilogue.gated) {
+        // Gate and up in turn.
+        int64_t& stride = call.b_factors.blocks.batch_inner_stride;
+        call.b_factors.up_data = static_cast<const float*>(buffers.b_factors) + stride;
+        stride *= 2;
+      }
       if (follow_sums(p)) {
         for (OperandFactors* x : {&call.a_factors, &call.b_factors}) {
           if (x->blocks.rows > 1) x->blocks.row_stride = 0;
@@ -214,7 +219,9 @@ class WgmmaRagged final : public RaggedImplementation {
   static std::string reject_config(const RaggedProblem& p, const NamedConfig& base) {
     const std::string name = "config " + std::string(base.name);
     if (base.shape.swapped != p.is_rows()) return name + " is of form " + (base.shape.swapped ? "rows" : "contraction");
-    if (p.b_transposed && base.shape.cluster_n > 1) return name + " reads b as (groups, k, n) only";
+    if (p.b_transposed && !p.epilogue.gated && base.shape.cluster_n > 1) {
+      return name + " reads b as (groups, n, k) only of gated products";
+    }
     return "";
   }
 

@@ -41,18 +41,19 @@
 
 namespace tcgemm::wgmma_family {
 
-// One k block of a group's weights with rows of K; of a gated product, 64 columns of both matrices in turn.
-// Each of the blocks that multiply by them loads an equal part for all of them.
+// One k block of a group's weights, with a row for each k or, of a gated product alone, for each column; gated, 64
+// columns of both matrices in turn. Each of the blocks that multiply by them loads an equal part for all of them.
 template <typename T>
 __device__ __forceinline__ void load_weights(uint32_t tile, const CUtensorMap* map, uint32_t barrier, uint16_t mask,
                                              int part, int32_t m_idx, int32_t k_idx, int32_t group, bool gated) {
   using A = typename T::A;
-  constexpr int kChunks = A::kExtent / A::kChunk / T::Config::kClusterN;
+  constexpr int kColumns = A::kIsKMajor ? 64 : A::kChunk, kChunkBytes = (A::kIsKMajor ? kColumns : T::kTileK) * 128;
+  constexpr int kChunks = A::kExtent / kColumns / T::Config::kClusterN;
 #pragma unroll 1
   for (int chunk = part * kChunks; chunk < (part + 1) * kChunks; ++chunk) {
-    const int32_t column = m_idx + (gated ? chunk / 2 : chunk) * A::kChunk;
-    ptx::tma_load_4d_multicast(tile + chunk * T::kTileK * 128, map, barrier, mask, column, k_idx, gated ? chunk % 2 : 0,
-                               group);
+    const int32_t column = m_idx + (gated ? chunk / 2 : chunk) * kColumns;
+    ptx::tma_load_4d_multicast(tile + chunk * kChunkBytes, map, barrier, mask, A::kIsKMajor ? k_idx : column,
+                               A::kIsKMajor ? column : k_idx, gated ? chunk % 2 : 0, group);
   }
 }
 

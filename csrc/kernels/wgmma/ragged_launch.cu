@@ -25,9 +25,10 @@ Status encode_operand_maps(RaggedParams<Epilogue>* params, const RaggedCall& cal
   }
   // (column, k, which of a gated product's two matrices, group)
   const AlignedOperand weights{b, p.in, p.b_transposed ? p.k : p.b_columns(), p.b_columns() * p.k,
-                               p.epilogue.gated ? p.n : 0};
+                               p.epilogue.gated ? p.up_offset() : 0};
   const OperandExtents extents{p.n, p.k, p.epilogue.gated ? 2 : 1, p.groups};
-  Status s = encode_operand_map(&gemm.a_map, weights, geometry.a, extents, geometry.a.box(tile_m, tile_k, 1));
+  const Box weight_box = geometry.a.box(p.epilogue.gated ? 64 : tile_m, tile_k, 1);
+  Status s = encode_operand_map(&gemm.a_map, weights, geometry.a, extents, weight_box);
   // Gathered tokens are not loaded through maps.
   const int num_boxes = p.gathered ? 0 : geometry.shape.tile_n / geometry.shape.cluster_m / kBoxStep;
   for (int i = 0; i < num_boxes && s.is_ok(); ++i) {

@@ -14,8 +14,8 @@ namespace tcgemm::wgmma_family {
 // The form is the orientation of the config.
 // rows (swapped): A of the instruction is the weights and B the tokens, whose number is the flexible extent of
 // the instruction: a block's tile is as wide as its tokens need, in steps of 8, of integers of 16. Blocks beside each
-// other (kClusterN) have an equal part of a cluster's each, and share the weights: then tokens may be gathered, and the
-// weights be both matrices of a gated product.
+// other (kClusterN) have an equal part of a cluster's each, and share the weights: these may be both matrices of a
+// gated product, and tokens be gathered where weights have rows of N.
 // contraction (not swapped): both operands are stored with rows of M and of N, one for each token, or, tokens last,
 // with rows of K.
 template <typename Config, typename Mma, typename Operands, typename Epilogue>
@@ -25,8 +25,9 @@ struct RaggedTraits : Traits<Config, Mma, Operands> {
   static constexpr bool kTokensLast = !kIsRows && Base::B::kIsKMajor;
   static constexpr int kWidthStep = Base::kIsInteger ? 16 : 8;
   static constexpr bool kSharesWeights = Config::kClusterN > 1;
-  // Warps 2 and 3 gather the tokens, where blocks do not share those.
-  static constexpr int kGatherThreads = kSharesWeights ? 64 : 0;
+  // Whether warps 2 and 3 may gather the tokens.
+  static constexpr bool kMayGather = kSharesWeights && !Base::A::kIsKMajor;
+  static constexpr int kGatherThreads = kMayGather ? 64 : 0;
   // The producer, those that gather or load factors and both consumers read what tile comes next.
   static constexpr int kLoaders = kGatherThreads + (Base::kIsScaled ? kFactorThreads : 0);
   using Ring = WorkRing<1 + kLoaders + 128 * Config::kConsumers>;
@@ -34,8 +35,8 @@ struct RaggedTraits : Traits<Config, Mma, Operands> {
 
   // Threads that gather keep indices. A block may hand out no more than the 168 registers of each thread that
   // it starts with: it would wait for ever.
-  static constexpr int kProducerRegisters = kSharesWeights ? 56 : 40;
-  static constexpr int kConsumerRegisters = kSharesWeights ? 224 : 232;
+  static constexpr int kProducerRegisters = kMayGather ? 56 : 40;
+  static constexpr int kConsumerRegisters = kMayGather ? 224 : 232;
   static_assert(kProducerRegisters + Config::kConsumers * kConsumerRegisters <= 168 * Config::kThreads / 128,
                 "registers of a block");
 
@@ -48,9 +49,10 @@ struct RaggedTraits : Traits<Config, Mma, Operands> {
   static_assert(kIsRows ? Base::B::kIsKMajor : Base::A::kIsKMajor == Base::B::kIsKMajor,
                 "tokens lie in rows of K, a contraction's operands both so or both in rows of M and of N");
   static_assert(!Base::kRegisterA, "the instruction takes A from shared memory");
-  static_assert(!kSharesWeights || (kIsRows && !Base::A::kIsKMajor), "weights that are shared have rows of N");
+  static_assert(!kSharesWeights || (kIsRows && (kMayGather || Epilogue::kIsGated)),
+                "weights that are shared have rows of N, or are both matrices of a gated product");
   static_assert(kIsRows || kTokensLast || !Base::kPromotes, "k blocks begin at any token");
-  static_assert(!(Base::kIsScaled && kSharesWeights), "warps 2 and 3 load tokens or factors");
+  static_assert(!(Base::kIsScaled && kMayGather), "warps 2 and 3 load tokens or factors");
   static_assert(kIsRows || !Epilogue::kIsFunction, "a contraction has no epilogue");
   static_assert(kSharesWeights || !Epilogue::kIsGated, "of both matrices a tile has 64 columns in turns");
 };

@@ -1,0 +1,180 @@
+"""Gated grouped products of 8 bits, of floats with factors of blocks and without, emulated."""
+
+import dataclasses
+import functools
+
+import emulated
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import ragged_reference as reference
+from emulated import Emulator, carried
+from emulated_checks import group_arrays
+from kernel_instances import wgmma_ragged
+
+from jax_tcgemm import selection
+from jax_tcgemm.device import grouped_epilogue
+from jax_tcgemm.kernels import nvrtc
+from jax_tcgemm.primitives import epilogue_ragged_dot
+from jax_tcgemm.problem.dtypes import DTYPES
+
+pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
+
+CONFIG, ARGUMENTS = "256x128x64_c1x2x1_co_t", "256, 128, 1, 2, 1, false, true"
+# Widths of both blocks of a cluster, more than one tile, an empty group; and tokens of no group.
+SIZES, LEFT_OVER = [3, 0, 140, 300], 20
+
+
+def layer(gate, up, bias, scale):
+    """Two results, of a value for each column and of one for each group."""
+    gate, up = (x.astype(jnp.float32) for x in (gate, up))
+    return (jnp.maximum(gate + bias, 0) * up * scale).astype(jnp.bfloat16), up >= gate
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A product. `blocks`: of what rows and how much of K there is a factor, of either operand."""
+
+    blocks: tuple[tuple[int, int], tuple[int, int]] | None
+    dtype: str = "f8e4m3fn"
+    n: int = 200
+    k: int = 400
+    sizes: tuple[int, ...] = tuple(SIZES)
+
+    @property
+    def extents(self):
+        return sum(self.sizes) + LEFT_OVER, len(self.sizes)
+
+    @functools.cached_property
+    def scale_shapes(self):
+        if self.blocks is None:
+            return ()
+        (rows, depth), (columns, other_depth) = self.blocks
+        m, groups = self.extents
+        a = -(-m // rows), -(-self.k // depth)
+        return a, (groups, 2, -(-self.n // columns), -(-self.k // other_depth))
+
+    @functools.cached_property
+    def plan(self) -> grouped_epilogue.Plan:
+        m, groups = self.extents
+        dtype, i32, f32 = DTYPES[self.dtype], jnp.int32, jnp.float32
+        shapes = ((m, self.k), dtype), ((groups, self.k, 2, self.n), dtype)
+        shapes += ((groups,), i32), ((1,), i32), *((x, f32) for x in self.scale_shapes)
+        shapes += ((self.n,), f32), ((groups, 1, 1), f32)
+        types = [jax.ShapeDtypeStruct(*x) for x in shapes]
+        acc = jax.ShapeDtypeStruct((m, self.n), i32 if self.dtype == "s8" else f32)
+        of_rows = jax.ShapeDtypeStruct((m, 1), f32)
+        params = {
+            **{"op": "gated_ragged_linear", "groups": groups, "gated": True, "gathered": False},
+            **{"blocks": self.blocks, "by_group": (False, True), "precision": None},
+            **{"out_sharding": None, "implementation": "wgmma", "config": CONFIG},
+            **{"preferred_element_type": None},
+            "function": jax.make_jaxpr(layer)(acc, acc, types[-2], of_rows),
+        }
+        product = epilogue_ragged_dot.product_of(*types, params)
+        return grouped_epilogue.make_plan(product, selection.target_device("cuda"))
+
+    @property
+    def kernel(self):
+        function = self.plan.problem.function
+        rows = (0, 0)
+        if self.blocks is not None:
+            rows = 64 if self.blocks[1][0] % 64 == 0 else 1, 1
+        struct = f"Function<tcgemm::elementwise::{function.name}>"
+        types = f"{self.dtype},{self.dtype}"
+        own = wgmma_ragged(ARGUMENTS, struct, types, scaled_rows=rows)
+        return dataclasses.replace(own, definitions=function.definitions)
+
+    def check(self, emulator, seed=0):
+        """Both results; factors are powers of two, by which sums of integers stay exact."""
+        rng, plan, (m, groups) = np.random.default_rng(seed), self.plan, self.extents
+        a = rng.integers(-3, 4, (m, self.k))
+        b = rng.integers(-3, 4, (groups, 2, self.n, self.k))
+        tokens = a.astype(DTYPES[self.dtype])
+        tokens[sum(self.sizes) :] = 99 if self.dtype == "s8" else np.nan
+        arrays = {"a": tokens, "b": b.astype(DTYPES[self.dtype]), **group_arrays(self.sizes)}
+        wide = a.astype(np.float64), b.astype(np.float64)
+        scales = [2.0 ** rng.integers(-1, 2, x) for x in self.scale_shapes]
+        pairs = zip(plan.product.scales, map(jnp.float32, scales), strict=True)
+        for name, (own, values) in zip(("a_factors", "b_factors"), pairs, strict=False):
+            arrays[name] = np.asarray(own.folded(values))
+        if scales:
+            spread = zip(plan.product.scales, map(jnp.float32, scales), wide, strict=True)
+            wide = [np.asarray(own.spread(x), np.float64) * y for own, x, y in spread]
+        given = rng.integers(-9, 9, self.n), np.arange(1, groups + 1).reshape(-1, 1, 1)
+        given = [np.asarray(x, np.float32) for x in given]
+        arrays |= {f"function operand {i}": given[number] for i, number in enumerate(plan.operands)}
+        found = emulator.run(plan.problem, arrays, implementation="wgmma", config=CONFIG, seed=seed)
+        halves = (wide[1][:, i].swapaxes(1, 2) for i in range(2))
+        accs = [jnp.float32(reference.rows(wide[0], x, self.sizes)) for x in halves]
+        of_rows = np.repeat(given[1][:, 0], self.sizes, 0)
+        of_rows = np.concatenate([of_rows, np.zeros((LEFT_OVER, 1), np.float32)])
+        expected = layer(*accs, given[0], of_rows)
+        is_there = np.arange(m)[:, None] < sum(self.sizes)
+        for place, number in enumerate(plan.problem.function.order):
+            own = np.asarray(expected[number])
+            own = np.where(is_there, own, np.zeros_like(own))
+            np.testing.assert_array_equal(found[place].reshape(own.shape), own)
+
+
+BLOCKS = (1, 128), (128, 128)
+CASES = {
+    "rows by blocks": Case(BLOCKS),
+    "rows by rows": Case(((1, 256), (1, 128))),
+    # Of no multiple of 64 columns, of blocks of k that end short, and of all tokens.
+    "one by odd blocks": Case(((1 << 20, 1 << 20), (72, 256)), n=144, k=272),
+    "no factors": Case(None),
+    "integers": Case(None, dtype="s8"),
+    "widths": Case(BLOCKS, n=72, k=144, sizes=tuple(range(1, 270, 16))),
+}
+
+
+@pytest.fixture(scope="session")
+def kernels(run_folder):
+    """Those of all tests here."""
+    sources = dict.fromkeys(case.kernel for case in CASES.values())
+    return Emulator(run_folder / "gated_groups", *map(carried, sources))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases(kernels, name):
+    case = CASES[name]
+    assert case.plan.is_fused
+    assert case.plan.copies == ("rhs turned to (groups, 2, n, k)",)
+    case.check(kernels, seed=len(name))
+
+
+@pytest.mark.skipif(bool(nvrtc.reason()), reason=nvrtc.reason())
+@pytest.mark.parametrize("name", ["rows by blocks", "rows by rows", "no factors"])
+def test_compiles_without_faults(name):
+    assert nvrtc.compile_kernel(CASES[name].kernel).faults == ()
+
+
+KERNEL, FACTORS = (f"kernels/wgmma/{name}.cuh" for name in ("ragged_kernel", "factors"))
+MISTAKES = {
+    "gate's weights twice": (KERNEL, "gated ? chunk % 2 : 0, group", "0, group"),
+    "weights of the first columns": (
+        *(KERNEL, "m_idx + (gated ? chunk / 2 : chunk) * kColumns"),
+        "m_idx",
+    ),
+    "gate's factors twice": (FACTORS, "is_up = turn % 2 == 1;", "is_up = false;"),
+    "factors as if gate came first": (
+        *(FACTORS, "kIsGated && kSwapped ? 64 : 0"),
+        "kIsGated && kSwapped ? 128 : 0",
+    ),
+    "factors of the first group": (
+        *(KERNEL, "params.entry, work.tokens.group, first_k_block);"),
+        "params.entry, 0, first_k_block);",
+    ),
+    "nobody waits for them": (KERNEL, ": T::kIsScaled ? 1 + kFactorThreads : 1", ": 1"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found(kernels, name, tmp_path):
+    file, old, new = MISTAKES[name]
+    case = CASES["rows by blocks"]
+    wrong = Emulator(tmp_path, carried(case.kernel), changes={file: [(old, new)]}, like=kernels)
+    with pytest.raises((AssertionError, RuntimeError)):
+        case.check(wrong)
