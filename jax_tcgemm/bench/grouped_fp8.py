@@ -2,7 +2,8 @@
 
 A group has these keys::
 
-    kind                   "forward", or "weights", whose result is the gradient of the matrices
+    kind                   "forward", "gated", or "weights", whose result is the gradient of the
+                           matrices
     tokens, groups, n, k   each may be a list
     scaling                "rows", of tokens and of columns of each group's matrix; "blocks", of 1
                            by 128 of tokens and 128 by 128 of matrices; may be a list
@@ -12,7 +13,9 @@ A group has these keys::
 `ragged_dot_general` of (k, tokens) and (n, tokens), whose scales are of rows or of 1 by 128. `xla`
 is what XLA makes of the same by `lax` of the dequantised operands, where its masks fit the memory.
 `bf16`, our product of operands that have been bfloat16 all along, with tokens first, is timed
-beside them.
+beside them. Of kind "gated" it is `gated_ragged_linear` of matrices that lie as (groups, 2, n, k),
+n being a multiple of 128, and `steps`, the product of both matrices with what XLA makes of the
+rest, is timed, too.
 """
 
 from __future__ import annotations
@@ -43,13 +46,14 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
     """
     check_keys(f"a group of {suite}", group, ("name", "alpha", "kind", *_KEYS))
     kind = group.get("kind", "forward")
-    check_value("kind", kind, ("forward", "weights"))
+    kinds = {"forward": _workload, "gated": _of_gated, "weights": _of_weights}
+    check_value("kind", kind, kinds)
     for tokens, groups, n, k, scaling in itertools.product(*(listed(group[key]) for key in _KEYS)):
         check_value("scaling", scaling, _DEPTH)
         sizes = group_sizes(tokens, groups, group.get("alpha", 4.0))
         of = Grouped(kind, dtype, sizes, tokens, groups, n, k)
-        make = _workload if kind == "forward" else _of_weights
-        yield make(suite, f"{group.get('name', '')} {scaling}".strip(), of, _DEPTH[scaling])
+        label = f"{group.get('name', '')} {scaling}".strip()
+        yield kinds[kind](suite, label, of, _DEPTH[scaling])
 
 
 def _spread(scales, shape):
@@ -86,9 +90,9 @@ def _reference(sizes, x, w, _, x_scales, w_scales, *__):
 
 
 def _made(
-    suite, label, of: Grouped, operands, *, shape, ours, xla, bf16, reference, wide, bytes
+    suite, label, of: Grouped, operands, *, shape, ours, xla, parts, reference, wide, bytes, num_b=1
 ) -> Workload:
-    """A workload; `wide` has both operands as those of bfloat16 lie."""
+    """A workload; `wide` has both operands as those of bfloat16 lie, `num_b` matrices each."""
 
     def draw(key):
         keys = iter(jax.random.split(key, 4))
@@ -105,12 +109,12 @@ def _made(
         sizes={"tokens": of.tokens, "groups": of.groups, "n": of.n, "k": of.k},
         operands=operands,
         ours={"quantized": ours},
-        peers={"xla": xla} if of.fits_xla(2 * (of.n + of.k)) else {},
-        parts={"bf16": bf16},
+        peers={"xla": xla} if of.fits_xla(2 * (num_b * of.n + of.k)) else {},
+        parts=parts,
         reference=functools.partial(reference, of.group_sizes),
         # Operands that XLA dequantises are rounded to bfloat16, and so is the result.
-        tolerance=2 * float(jnp.finfo(jnp.bfloat16).eps) + 1e-3,
-        flops=2 * of.tokens * of.n * of.k,
+        tolerance=num_b * (2 * float(jnp.finfo(jnp.bfloat16).eps) + 1e-3),
+        flops=2 * num_b * of.tokens * of.n * of.k,
         bytes=bytes,
         draw=draw,
     )
@@ -133,10 +137,70 @@ def _workload(suite: str, label: str, of: Grouped, depth: int | None) -> Workloa
         shape=f"{tokens}×{n}×{k}, {groups} groups",
         ours=functools.partial(_quantized, tiles),
         xla=_xla,
-        bf16=_bf16,
+        parts={"bf16": _bf16},
         reference=_reference,
         wide=lambda x, w: (x, w.mT),
         bytes=tokens * k + of.used * n * k + 2 * tokens * n,
+    )
+
+
+def _activated(both):
+    """Of gate and up, one behind the other."""
+    gate, up = jnp.split(both, 2, axis=-1)
+    return jax.nn.silu(gate) * up
+
+
+def _gated_quantized(blocks, x, w, sizes, x_scales, w_scales, *_):
+    lhs = jax_tcgemm.QuantizedArray(x, x_scales, block=blocks[0])
+    rows, depth = blocks[1]
+    w, w_scales = (jnp.moveaxis(a, -1, 1) for a in (w, w_scales))
+    rhs = jax_tcgemm.QuantizedArray(w, w_scales, block=(1, depth, 1, rows))
+    return jax_tcgemm.gated_ragged_linear(lhs, rhs, sizes, preferred_element_type=jnp.bfloat16)
+
+
+def _as_one(operands):
+    """Those of both matrices as of one."""
+    x, w, sizes, x_scales, w_scales, *_ = operands
+    w, w_scales = (a.reshape(a.shape[0], -1, a.shape[3]) for a in (w, w_scales))
+    return x, w, sizes, x_scales, w_scales
+
+
+def _gated_steps(blocks, *operands):
+    return _activated(_quantized(blocks, *_as_one(operands)))
+
+
+def _gated_bf16(x, w, sizes, x_scales, w_scales, x_wide, w_wide):
+    del x, w, x_scales, w_scales
+    return jax_tcgemm.gated_ragged_linear(x_wide, w_wide, sizes)
+
+
+def _gated_xla(*operands):
+    return _activated(_xla(*_as_one(operands)))
+
+
+def _gated_reference(sizes, *operands):
+    return _activated(_reference(sizes, *_as_one(operands)))
+
+
+def _of_gated(suite: str, label: str, of: Grouped, depth: int | None) -> Workload:
+    """silu(x gate) * (x up)."""
+    tokens, groups, n, k = of.tokens, of.groups, of.n, of.k
+    rows, blocks = (1, 1) if depth is None else (depth, -(-k // depth))
+    tiles, sizes = ((1, depth or k), (rows, depth or k)), of.group_sizes
+    f8, f32, bf16 = of.element_type, jnp.float32, jnp.bfloat16
+    shapes = ((tokens, k), f8), ((groups, 2, n, k), f8), (sizes.shape, jnp.int32)
+    shapes += ((tokens, blocks), f32), ((groups, 2, n // rows, blocks), f32)
+    shapes += ((tokens, k), bf16), ((groups, k, 2, n), bf16)
+    return _made(
+        *(suite, label, of, tuple(jax.ShapeDtypeStruct(*each) for each in shapes)),
+        shape=f"{tokens}×{n}×{k}, {groups} groups",
+        ours=functools.partial(_gated_quantized, tiles),
+        xla=_gated_xla,
+        parts={"bf16": _gated_bf16, "steps": functools.partial(_gated_steps, tiles)},
+        reference=_gated_reference,
+        wide=lambda x, w: (x, jnp.moveaxis(w, -1, 1)),
+        bytes=tokens * k + 2 * of.used * n * k + 2 * tokens * n,
+        num_b=2,
     )
 
 
@@ -186,7 +250,7 @@ def _of_weights(suite: str, label: str, of: Grouped, depth: int | None) -> Workl
         shape=f"{groups} groups of {tokens}: {k}×{n}",
         ours=functools.partial(_sums_quantized, depth),
         xla=_sums_xla,
-        bf16=_sums_bf16,
+        parts={"bf16": _sums_bf16},
         reference=_sums_reference,
         wide=lambda x, y: (x.T, y.T),
         bytes=tokens * (n + k) + 2 * groups * n * k,
