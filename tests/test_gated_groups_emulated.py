@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import emulated
 import jax
@@ -34,13 +35,17 @@ def layer(gate, up, bias, scale):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A product. `blocks`: of what rows and how much of K there is a factor, of either operand."""
+    """A product, or one for each entry of the batch ().
+
+    `blocks`: of what rows and how much of K there is a factor, of either operand.
+    """
 
     blocks: tuple[tuple[int, int], tuple[int, int]] | None
     dtype: str = "f8e4m3fn"
     n: int = 200
     k: int = 400
     sizes: tuple[int, ...] = tuple(SIZES)
+    batch: tuple[int, ...] = ()
 
     @property
     def extents(self):
@@ -53,18 +58,19 @@ class Case:
         (rows, depth), (columns, other_depth) = self.blocks
         m, groups = self.extents
         a = -(-m // rows), -(-self.k // depth)
-        return a, (groups, 2, -(-self.n // columns), -(-self.k // other_depth))
+        b = groups, 2, -(-self.n // columns), -(-self.k // other_depth)
+        return (*self.batch, *a), (*self.batch, *b)
 
     @functools.cached_property
     def plan(self) -> grouped_epilogue.Plan:
         m, groups = self.extents
-        dtype, i32, f32 = DTYPES[self.dtype], jnp.int32, jnp.float32
-        shapes = ((m, self.k), dtype), ((groups, self.k, 2, self.n), dtype)
-        shapes += ((groups,), i32), ((1,), i32), *((x, f32) for x in self.scale_shapes)
-        shapes += ((self.n,), f32), ((groups, 1, 1), f32)
-        types = [jax.ShapeDtypeStruct(*x) for x in shapes]
-        acc = jax.ShapeDtypeStruct((m, self.n), i32 if self.dtype == "s8" else f32)
-        of_rows = jax.ShapeDtypeStruct((m, 1), f32)
+        dtype, i32, f32, batch = DTYPES[self.dtype], jnp.int32, jnp.float32, self.batch
+        shapes = ((*batch, m, self.k), dtype), ((*batch, groups, self.k, 2, self.n), dtype)
+        shapes += ((*batch, groups), i32), ((*batch, 1), i32)
+        shapes += *((x, f32) for x in self.scale_shapes), ((self.n,), f32)
+        types = [jax.ShapeDtypeStruct(*x) for x in (*shapes, ((*batch, groups, 1, 1), f32))]
+        acc = jax.ShapeDtypeStruct((*batch, m, self.n), i32 if self.dtype == "s8" else f32)
+        of_rows = jax.ShapeDtypeStruct((*batch, m, 1), f32)
         params = {
             **{"op": "gated_ragged_linear", "groups": groups, "gated": True, "gathered": False},
             **{"blocks": self.blocks, "by_group": (False, True), "precision": None},
@@ -89,29 +95,33 @@ class Case:
     def check(self, emulator, seed=0):
         """Both results; factors are powers of two, by which sums of integers stay exact."""
         rng, plan, (m, groups) = np.random.default_rng(seed), self.plan, self.extents
-        a = rng.integers(-3, 4, (m, self.k))
-        b = rng.integers(-3, 4, (groups, 2, self.n, self.k))
+        a = rng.integers(-3, 4, (*self.batch, m, self.k))
+        b = rng.integers(-3, 4, (*self.batch, groups, 2, self.n, self.k))
         tokens = a.astype(DTYPES[self.dtype])
-        tokens[sum(self.sizes) :] = 99 if self.dtype == "s8" else np.nan
-        arrays = {"a": tokens, "b": b.astype(DTYPES[self.dtype]), **group_arrays(self.sizes)}
-        wide = a.astype(np.float64), b.astype(np.float64)
-        scales = [2.0 ** rng.integers(-1, 2, x) for x in self.scale_shapes]
-        pairs = zip(plan.product.scales, map(jnp.float32, scales), strict=True)
-        for name, (own, values) in zip(("a_factors", "b_factors"), pairs, strict=False):
-            arrays[name] = np.asarray(own.folded(values))
-        if scales:
-            spread = zip(plan.product.scales, map(jnp.float32, scales), wide, strict=True)
-            wide = [np.asarray(own.spread(x), np.float64) * y for own, x, y in spread]
-        given = rng.integers(-9, 9, self.n), np.arange(1, groups + 1).reshape(-1, 1, 1)
-        given = [np.asarray(x, np.float32) for x in given]
-        arrays |= {f"function operand {i}": given[number] for i, number in enumerate(plan.operands)}
+        tokens[..., sum(self.sizes) :, :] = 99 if self.dtype == "s8" else np.nan
+        number, used = math.prod(self.batch), sum(self.sizes)
+        of_groups = {name: np.tile(x, number) for name, x in group_arrays(self.sizes).items()}
+        arrays = {"a": tokens, "b": b.astype(DTYPES[self.dtype]), **of_groups}
+        wide = [x.astype(np.float64) for x in (a, b)]
+        scales = [jnp.float32(2.0 ** rng.integers(-1, 2, x)) for x in self.scale_shapes]
+        for i, (own, values) in enumerate(zip(plan.product.scales, scales, strict=True)):
+            arrays[("a_factors", "b_factors")[i]] = np.asarray(own.folded(values))
+            wide[i] *= np.asarray(own.spread(values), np.float64)
+        bias = rng.integers(-9, 9, self.n).astype(np.float32)
+        scale = rng.integers(1, 9, (*self.batch, groups, 1, 1)).astype(np.float32)
+        for i, place in enumerate(plan.operands):
+            arrays[f"function operand {i}"] = (bias, scale)[place]
         found = emulator.run(plan.problem, arrays, implementation="wgmma", config=CONFIG, seed=seed)
-        halves = (wide[1][:, i].swapaxes(1, 2) for i in range(2))
-        accs = [jnp.float32(reference.rows(wide[0], x, self.sizes)) for x in halves]
-        of_rows = np.repeat(given[1][:, 0], self.sizes, 0)
-        of_rows = np.concatenate([of_rows, np.zeros((LEFT_OVER, 1), np.float32)])
-        expected = layer(*accs, given[0], of_rows)
-        is_there = np.arange(m)[:, None] < sum(self.sizes)
+        accs = np.zeros((2, number, m, self.n), np.float32)
+        entries = (x.reshape(number, *x.shape[len(self.batch) :]) for x in wide)
+        for entry, (x, matrices) in enumerate(zip(*entries, strict=True)):
+            for i in range(2):
+                product = reference.rows(x, matrices[:, i].swapaxes(1, 2), self.sizes)
+                accs[i, entry] = product
+        of_rows = np.repeat(scale.reshape(number, groups, 1), self.sizes, 1)
+        of_rows = np.pad(of_rows, ((0, 0), (0, m - used), (0, 0)))
+        expected = layer(*map(jnp.asarray, accs), bias, of_rows)
+        is_there = np.arange(m)[:, None] < used
         for place, number in enumerate(plan.problem.function.order):
             own = np.asarray(expected[number])
             own = np.where(is_there, own, np.zeros_like(own))
@@ -126,6 +136,7 @@ CASES = {
     "one by odd blocks": Case(((1 << 20, 1 << 20), (72, 256)), n=144, k=272),
     "no factors": Case(None),
     "integers": Case(None, dtype="s8"),
+    "a batch": Case(BLOCKS, n=136, k=272, sizes=(70, 9), batch=(2,)),
     "widths": Case(BLOCKS, n=72, k=144, sizes=tuple(range(1, 270, 16))),
 }
 
