@@ -145,6 +145,15 @@ def test_factors_of_groups(worker, change, says):
     assert says in run(worker, "ragged", attributes, operands, Buffer("f32", (24,)))
 
 
+def test_factors_of_gated_groups(worker):
+    """Each group has those of both its matrices."""
+    own = {"gated": True, "factors": [1, 4, 2, 1, 0, 0, 2, 4, 2, 1, 0, 4]}
+    sizes = [numbers(2, dtype="s32"), numbers(1, dtype="s32")]
+    operands = [numbers(30), numbers(80), *sizes, numbers(12), numbers(8)]
+    says = run(worker, "ragged", RAGGED | FUNCTION | own, operands, Buffer("f32", (24,)))
+    assert "b_factors must hold at least 16 elements, got 8" in says
+
+
 def test_factors_are_all_there(worker):
     attributes = GEMM | {"factors": [1, 1, 4, 1, 0, 0, 2, 4, 1, 1, 0, 0]}
     operands = [numbers(8), numbers(12), numbers(7), numbers(2)]
