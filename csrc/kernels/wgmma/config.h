@@ -84,9 +84,9 @@ struct Config {
   X("64x16x64_c1x1x2_pp_t", 64, 16, 1, 1, 2, true, true)
 
 // Those of grouped products, all cooperative. Swapped ones are of form rows, where tile_n is the most tokens of a tile,
-// the others of form contraction. Where blocks share the weights a warpgroup has 128 rows of the tile, of a gated product
-// 64 of each of its matrices. Weights lie with a row for each k there, and tokens may be gathered, or, of gated products,
-// with a row for each column.
+// the others of form contraction. Where blocks share the weights a warpgroup has 128 rows of the tile, of a gated
+// product 64 of each of its matrices. Weights lie with a row for each k there, and tokens may be gathered, or, of gated
+// products, with a row for each column.
 #define TCGEMM_WGMMA_RAGGED_CONFIGS(X)                        \
   X("128x256x64_c2x1x1_co_t", 128, 256, 2, 1, 1, false, true) \
   X("128x64x64_c1x1x1_co_t", 128, 64, 1, 1, 1, false, true)   \
