@@ -546,7 +546,6 @@ def test_raw_call():
             {"gated": True, "function": "f", "function_results": Numbers.of([4, 0, 1])},
             "b must hold at least 120 elements",
         ),
-        ({"gated": True, "b_transposed": True}, "b_transposed must be false"),
         ({"gathered": True, "a_rows": 8}, "a, b, group_sizes, group_offset, gather, got 4"),
     ],
     ids=str,
