@@ -153,7 +153,6 @@ MISTAKES = {
     "the first block alone is cut": ("begin > 0 || end < T::kTileK", "begin > 0"),
     "the last block alone is cut": ("begin > 0 || end < T::kTileK", "end < T::kTileK"),
     "not as it is swizzled": ("(unit ^ row % 8) * 16", "unit * 16"),
-    "where a word changes": ("(kept[0] & kept[1] & kept[2] & kept[3]) != ~0u", "kept[0] != ~0u"),
     "rows of A alone": ("T::A::kExtent + T::B::kExtent, kRowsAtOnce", "T::A::kExtent, kRowsAtOnce"),
     "a consumer's part is left out": ("row = consumer * 16", "row = 16 + consumer * 0"),
     "not before it is multiplied": (

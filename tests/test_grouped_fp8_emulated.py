@@ -213,9 +213,7 @@ def test_compiles_without_faults(types, rows):
     assert nvrtc.compile_kernel(own).faults == ()
 
 
-KERNEL, MULTIPLY, FACTORS = (
-    f"kernels/wgmma/{name}.cuh" for name in ("ragged_kernel", "multiply", "factors")
-)
+KERNEL, MULTIPLY = (f"kernels/wgmma/{name}.cuh" for name in ("ragged_kernel", "multiply"))
 MISTAKES = {
     "factors of the first group": (
         *(KERNEL, "params.entry, work.tokens.group, first_k_block);"),
@@ -237,8 +235,6 @@ MISTAKES = {
         "acc[block][i] = 0.0f;",
         "if (block > 0) acc[block][i] = 0.0f;",
     ),
-    "columns of the other eight": (FACTORS, "column % 16 / 8 * 2", "(1 - column % 16 / 8) * 2"),
-    "a part begins with the eight before": (FACTORS, "group % 2 * 8;", "0;"),
     "the first part twice": (MULTIPLY, "b + column * 128", "b"),
     "released after the first part": (MULTIPLY, "column + kColumns >= kWidth", "true"),
 }

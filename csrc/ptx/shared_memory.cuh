@@ -70,22 +70,4 @@ __device__ __forceinline__ void st_shared_zeros_16(uint32_t address, bool valid)
       : "memory");
 }
 
-// Of 16 bytes only the bits of `kept` stay, by threads for which `valid` holds; no thread branches.
-__device__ __forceinline__ void and_shared_16(uint32_t address, const uint32_t (&kept)[4], bool valid) {
-  asm volatile(
-      "{\n"
-      "  .reg .pred changes;\n"
-      "  .reg .b32 x<4>;\n"
-      "  setp.ne.u32 changes, %5, 0;\n"
-      "  @changes ld.shared.v4.u32 {x0, x1, x2, x3}, [%0];\n"
-      "  and.b32 x0, x0, %1;\n"
-      "  and.b32 x1, x1, %2;\n"
-      "  and.b32 x2, x2, %3;\n"
-      "  and.b32 x3, x3, %4;\n"
-      "  @changes st.shared.v4.u32 [%0], {x0, x1, x2, x3};\n"
-      "}" ::"r"(address),
-      "r"(kept[0]), "r"(kept[1]), "r"(kept[2]), "r"(kept[3]), "r"(static_cast<uint32_t>(valid))
-      : "memory");
-}
-
 }  // namespace tcgemm::ptx

@@ -6,7 +6,7 @@
 // A stage has those of B's tile, then those of A's, one for every Operand::kScaledRows rows: 1, or, where tiles begin
 // at such a row and blocks in memory are at least as high, as many as a thread has nothing but sums of: 64 of A, 128 of
 // B, or 64 where half the columns of a gated tile are no more. A gated tile's second matrix has those of the rows that
-// are its own. Those of single columns lie as threads need them, see place_of_column.
+// are its own.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,6 @@
 #include "ptx/shared_memory.cuh"
 
 namespace tcgemm::wgmma_family {
-
-// Where a stage has the factor of a column that has its own: beside each other lie the four that a thread needs of two
-// groups of eight columns, of each of which it has two columns' sums.
-__device__ __forceinline__ int place_of_column(int column) {
-  return column / 16 * 16 + column % 8 / 2 * 4 + column % 16 / 8 * 2 + column % 2;
-}
 
 // A thread's part of loading those of one operand's tile: where that is gated, so many rows of each matrix in turn.
 template <typename Tile, int kRowsInTurn = 0>
@@ -50,16 +44,15 @@ class FactorsOfTile {
     }
   }
 
-  // Those of a k block; zeros where there are no rows, or no such k block. `place`: of the thread's first. In few
-  // instructions: two warps do it for all consumers, which wait for them.
-  __device__ __forceinline__ void load(uint32_t target, const StridedFactors& from, int32_t k_block, int thread,
-                                       int place) const {
+  // Those of a k block; zeros where there are no rows, or no such k block. In few instructions: two warps do it for all
+  // consumers, which wait for them.
+  __device__ __forceinline__ void load(uint32_t target, const StridedFactors& from, int32_t k_block, int thread) const {
     const bool is_in_k = k_block < from.end;
     const int64_t k_bytes = is_in_k ? from.k_blocks.divide(k_block) * from.k_stride * 4 : 0;
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
       if (kCount % kFactorThreads != 0 && i == kOfThread - 1 && thread + kFactorThreads * i >= kCount) break;
-      ptx::cp_async_narrow<4>(target + 4 * (place + kFactorThreads * i), rows_[i] + k_bytes, is_in_k && is_there_[i]);
+      ptx::cp_async_narrow<4>(target + 4 * (thread + kFactorThreads * i), rows_[i] + k_bytes, is_in_k && is_there_[i]);
     }
   }
 
@@ -89,9 +82,8 @@ class FactorLoader {
   // Loads the next k block's for a stage that is free, and arrives once they are there.
   __device__ __forceinline__ void load(int stage) {
     const uint32_t target = factors_ + stage * T::kFactorBytes;
-    const int place = T::B::kScaledRows == 1 ? place_of_column(thread_) : thread_;
-    b_.load(target, params_.b_factors, k_block_, thread_, place);
-    a_.load(target + 4 * FactorsOfTile<typename T::B>::kCount, params_.a_factors, k_block_, thread_, thread_);
+    b_.load(target, params_.b_factors, k_block_, thread_);
+    a_.load(target + 4 * FactorsOfTile<typename T::B>::kCount, params_.a_factors, k_block_, thread_);
     ++k_block_;
     ptx::cp_async_mbarrier_arrive_noinc(pipeline_.full(stage));
   }
@@ -154,42 +146,30 @@ class Factors<T, true> {
     static constexpr int kSegments = kReadsStage ? 1 : (kColumns + kColumnsOfFactor - 1) / kColumnsOfFactor;
 
     float products[kSegments][kBlocks][kHalves];
-    uint32_t columns;  // where those of the thread's columns begin: of the tile's, or, where it holds them, of these
+    uint32_t columns;  // where those of the thread's columns begin
 
     template <int kColumnSums, int kSums>
     __device__ __forceinline__ void add(float (&sums)[T::kBlocksM][kSums], const float (&acc)[kBlocks][kColumnSums],
                                         int first_block, int first_column) const {
-      float of_columns[2][2];  // of an even group of eight columns, and of the next one
 #pragma unroll
       for (int i = 0; i < kColumnSums; i += 4) {
-        const int group = first_column / 8 + i / 4;
-        if constexpr (kReadsStage) read_columns(of_columns, group, i == 0, i + 4 == kColumnSums);
+        float of_column[2] = {1, 1};
+        if constexpr (kReadsStage) {
+          const uint32_t address = columns + 2 * i * 4;
+          uint32_t bits[2];
+          ptx::ld_shared_v2_u32(bits[0], bits[1], address);
+          for (int j = 0; j < 2; ++j) of_column[j] = __uint_as_float(bits[j]);
+        }
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             float factor = products[kReadsStage ? 0 : 2 * i / kColumnsOfFactor][block][kHalves == 2 ? j / 2 : 0];
-            if constexpr (kReadsStage) factor *= of_columns[group % 2][j % 2];
+            if constexpr (kReadsStage) factor *= of_column[j % 2];
             float& sum = sums[first_block + block][first_column / 2 + i + j];
             sum = fmaf(acc[block][i + j], factor, sum);
           }
         }
-      }
-    }
-
-   private:
-    // Those of a group, with the next one's if it is even.
-    __device__ __forceinline__ void read_columns(float (&of_columns)[2][2], int group, bool is_first,
-                                                 bool is_last) const {
-      const uint32_t address = columns + group / 2 * 64 + group % 2 * 8;
-      if (group % 2 == 0 && !is_last) {
-        const float4 both = ptx::ld_shared_v4_f32(address);
-        of_columns[0][0] = both.x, of_columns[0][1] = both.y;
-        of_columns[1][0] = both.z, of_columns[1][1] = both.w;
-      } else if (group % 2 == 0 || is_first) {
-        uint32_t bits[2];
-        ptx::ld_shared_v2_u32(bits[0], bits[1], address);
-        for (int j = 0; j < 2; ++j) of_columns[group % 2][j] = __uint_as_float(bits[j]);
       }
     }
   };
@@ -199,7 +179,7 @@ class Factors<T, true> {
       : factors_(shared + T::kFactorOffset) {
     const int row = kRowsOfFactor == 1 ? thread_idx / 32 * 16 + thread_idx % 32 / 4 : 0;
     rows_ = 4 * (kFactorsOfB + (first_row + row) / kRowsOfFactor);
-    columns_ = kColumnsOfFactor == 1 ? thread_idx % 4 * 16 : 0;
+    columns_ = kColumnsOfFactor == 1 ? thread_idx % 4 * 2 * 4 : 0;
   }
 
   // To what is in a stage.
@@ -210,7 +190,7 @@ class Factors<T, true> {
   __device__ __forceinline__ Held<kBlocks, kColumns> load(int block, int column) const {
     using H = Held<kBlocks, kColumns>;
     H held;
-    held.columns = stage_ + columns_ + (H::kReadsStage ? 0 : 4 * (column / kColumnsOfFactor));
+    held.columns = stage_ + columns_ + 4 * (column / kColumnsOfFactor);
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
@@ -241,7 +221,6 @@ class Factors<T, true> {
   static_assert((kRowsOfFactor == 1 || kRowsOfFactor == 64) &&
                     (kColumnsOfFactor == 1 || kColumnsOfFactor == 64 || kColumnsOfFactor == 128),
                 "a factor for each row, or for all that a thread has of 64, and likewise for columns");
-  static_assert(T::Config::kTileN % 16 == 0, "columns of a place");
   static_assert(T::Config::kTileN % kColumnsOfFactor == 0 || kColumnsOfFactor % T::Config::kTileN == 0,
                 "tiles begin where factors change, or change in none");
 

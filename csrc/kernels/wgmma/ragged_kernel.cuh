@@ -94,10 +94,11 @@ __device__ __forceinline__ void zero_other_tokens(uint32_t stage, int32_t begin,
     const auto bits_before = [&](int32_t x) { return min(max(x - token, 0), kTokensOfWord) * (32 / kTokensOfWord); };
     kept[i] = static_cast<uint32_t>((uint64_t{1} << bits_before(end)) - (uint64_t{1} << bits_before(begin)));
   }
-  const bool changes = (kept[0] & kept[1] & kept[2] & kept[3]) != ~0u;
 #pragma unroll 4
   for (int row = consumer * 16 + thread_idx / 8; row < kRows; row += kRowsAtOnce) {
-    ptx::and_shared_16(stage + row * 128 + (unit ^ row % 8) * 16, kept, changes);
+    const uint32_t address = stage + row * 128 + (unit ^ row % 8) * 16;
+    const uint4 own = ptx::ld_shared_v4_u32(address);
+    ptx::st_shared_v4_u32(address, {own.x & kept[0], own.y & kept[1], own.z & kept[2], own.w & kept[3]});
   }
   ptx::fence_proxy_async();
   ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);

@@ -39,11 +39,4 @@ inline void st_shared_zeros_16(uint32_t address, bool valid) {
   if (valid) std::memset(emulator::shared_pointer(address, 16), 0, 16);
 }
 
-inline void and_shared_16(uint32_t address, const uint32_t (&kept)[4], bool valid) {
-  if (!valid) return;
-  auto words = load_shared<uint4>(address);
-  words = {words.x & kept[0], words.y & kept[1], words.z & kept[2], words.w & kept[3]};
-  std::memcpy(emulator::shared_pointer(address, 16), &words, 16);
-}
-
 }  // namespace tcgemm::ptx
