@@ -188,7 +188,7 @@ def test_one_product_of_a_longer_k(preset, dtype, longer, types):
     n = 128 if dtype == C64 else 64
     assert (problem.m, problem.n, problem.k) == (128, n, longer * 256)
     assert (problem.a.dtype, problem.compute) == types
-    assert [copy.partition(" (")[0] for copy in call.copies][:2] == [
+    assert [copy.partition(" by ")[0] for copy in call.copies][:2] == [
         f"{name} split into parts of {'float32' if preset == TF32 else 'bfloat16'}"
         for name in ("lhs", "rhs")
     ]

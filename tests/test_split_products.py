@@ -12,6 +12,7 @@ import jax_tcgemm
 from jax_tcgemm.device import dense, parts
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.selection.devices import ASSUMED_GPU
+from jax_tcgemm.system import modules
 
 X3, X6, X9, TF32 = PRESETS
 
@@ -57,7 +58,7 @@ def stored_by_xla(x, product, numerics, is_rhs):
     contract, batch = (axes[is_rhs] for axes in product.dimension_numbers)
     stored = dense.layout_of(product, numerics).stored[is_rhs]
     own = parts.split_by_xla(numerics)
-    return parts.split("matmul", x, own, contract, batch, stored, is_rhs=is_rhs)
+    return parts.split(x, None, own, contract, batch, stored, is_rhs=is_rhs)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
@@ -140,15 +141,36 @@ def _dot_general(lhs, rhs, numbers, order):
     return np.einsum(subscripts, lhs, rhs).transpose(order)
 
 
+@pytest.mark.skipif(modules.cuda is None, reason=modules.reason("cuda"))
 def test_what_is_called():
-    """Each operand's kernel, and a product of what they store."""
-    a, b = normal(33, 70), normal(70, 21, seed=1)
-    report = jax_tcgemm.explain(
-        lambda a, b: jax_tcgemm.matmul(a, b, precision=X6), a, b, platform="cuda"
-    )
-    (call,) = report
-    assert (call.problem.k, call.problem.a.ld, call.problem.b.ld) == (6 * 72, 6 * 72, 24)
-    assert [x.split(" (")[0] for x in call.copies] == [
-        "lhs split into parts of bfloat16",
-        "rhs split into parts of bfloat16",
+    """Each operand's kernel, where it has one, and a product of what they store."""
+
+    def explained(a, b):
+        def product(a, b):
+            return jax_tcgemm.matmul(a, b, precision=X6)
+
+        (call,) = jax_tcgemm.explain(product, a, b, platform="cuda")
+        return call.problem, [x.split(" (")[0] for x in call.copies[:2]]
+
+    problem, copies = explained(normal(33, 70), normal(70, 21, seed=1))
+    assert (problem.k, problem.a.ld, problem.b.ld) == (6 * 72, 6 * 72, 24)
+    assert copies == [
+        "lhs split into parts of bfloat16 by split/default",
+        "rhs split into parts of bfloat16 by split/default",
     ]
+    _, copies = explained(normal(70), normal(70, 21, seed=1))
+    assert copies[0] == "lhs split into parts of bfloat16 by XLA"
+
+
+def test_xla_splits_what_it_multiplies():
+    """Of its own product, which was asked for by name, nothing is filled up."""
+    a, b = normal(33, 70), normal(70, 21, seed=1)
+
+    def product(a, b):
+        return jax_tcgemm.matmul(a, b, precision=X3, implementation="xla")
+
+    (call,) = jax_tcgemm.explain(product, a, b, platform="cuda")
+    bytes_of_lhs = 33 * 70 * (4 + 3 * 2)
+    assert (
+        call.copies[0] == f"lhs split into parts of bfloat16 by XLA ({bytes_of_lhs / 1e6:.3g} MB)"
+    )

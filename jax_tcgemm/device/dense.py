@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import parts
+from jax_tcgemm.device import parts, request
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold, MatrixLayout, fold
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
@@ -134,9 +134,10 @@ def copies(product: Product, numerics: Numerics, folded: Fold) -> tuple[str, ...
         ("rhs", product.rhs_shape, product.rhs_dtype, numerics.rhs_dtype, folded.rhs_order),
     ):
         if numerics.parts is not None:
+            by = parts.splitter(_split_plan(product, numerics, name == "rhs"))
             moved = _split_bytes(product, numerics, name == "rhs") / 1e6
-            found.append(f"{name} split into parts of {read} ({moved:.3g} MB)")
-            continue  # XLA permutes them as it writes them.
+            found.append(f"{name} split into parts of {read} by {by} ({moved:.3g} MB)")
+            continue  # They are permuted as they are written.
         if dtype != read:
             moved = _bytes(shape, dtype.itemsize + read.itemsize)
             found.append(f"{name} converted to {read} ({moved})")
@@ -192,6 +193,9 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     choice = selection.select(
         product.op, folded[-1], device, *asked, obstacle=obstacle, nominal=nominal
     )
+    if choice.implementation == selection.XLA and folded[0] and folded[0].parts:
+        # Its product takes the parts that it makes itself, of which nothing is filled up.
+        folded = parts.split_by_xla(folded[0]), *folded[1:]
     return Plan(product, device.platform, *folded, choice)
 
 
@@ -296,9 +300,21 @@ def prepare(
 def _of_dtype(x: jax.Array, product: Product, numerics: Numerics, is_rhs: bool) -> jax.Array:
     if numerics.parts is None:
         return lax.convert_element_type(x, numerics.rhs_dtype if is_rhs else numerics.lhs_dtype)
-    contract, batch = (axes[is_rhs] for axes in product.dimension_numbers)
-    stored = layout_of(product, numerics).stored[is_rhs]
-    return parts.split(product.op, x, numerics, contract, batch, stored, is_rhs=is_rhs)
+    plan = _split_plan(product, numerics, is_rhs)
+    return parts.split(x, plan, numerics, *_split_axes(product, numerics, is_rhs), is_rhs=is_rhs)
+
+
+def _split_plan(product: Product, numerics: Numerics, is_rhs: bool) -> request.Plan | None:
+    """What splits an operand, as `explain` says and `prepare` does it."""
+    shape = product.rhs_shape if is_rhs else product.lhs_shape
+    axes = _split_axes(product, numerics, is_rhs)
+    return parts.make_split_plan(product.op, shape, numerics, *axes, is_rhs=is_rhs)
+
+
+def _split_axes(product: Product, numerics: Numerics, is_rhs: bool) -> tuple[tuple[int, ...], ...]:
+    """Of an operand in parts: what is contracted, what is of the batch, and how it is stored."""
+    own = (axes[is_rhs] for axes in product.dimension_numbers)
+    return *own, layout_of(product, numerics).stored[is_rhs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,7 +377,7 @@ def _xla(lhs, rhs, plan, out_sharding):
 
 def _xla_of_parts(lhs, rhs, plan) -> jax.Array:
     """XLA's own product of the parts, in whichever order of its dimensions."""
-    product, numerics = plan.product, parts.split_by_xla(plan.numerics)
+    product, numerics = plan.product, plan.numerics
     layout, dtype = layout_of(product, numerics), numerics.out_dtype
     lhs = _of_dtype(lhs, product, numerics, is_rhs=False)
     rhs = _of_dtype(rhs, product, numerics, is_rhs=True)

@@ -111,7 +111,7 @@ class Plan:
             ("rhs", product.rhs_dtype, numerics.rhs_dtype, product.batches[1]),
         ):
             if numerics.parts is not None:
-                found.append(f"{name} split into parts of {read}")
+                found.append(f"{name} split into parts of {read} by XLA")
             elif dtype != read:
                 found.append(f"{name} converted to {read}")
             if product.is_batched(batch) and batch != product.batch_shape:

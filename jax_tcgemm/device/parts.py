@@ -22,7 +22,7 @@ from jax import lax
 
 from jax_tcgemm import selection
 from jax_tcgemm.device.call import call
-from jax_tcgemm.device.request import Request, make_plan
+from jax_tcgemm.device.request import Plan, Request, make_plan
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.precision import Numerics
 from jax_tcgemm.problem.split import SplitProblem
@@ -115,9 +115,43 @@ def _places(ndim: int, contract: Sequence[int], batch: Sequence[int], *, has_com
     return places
 
 
-def split(
+def make_split_plan(
     op: str,
+    shape: tuple[int, ...],
+    numerics: Numerics,
+    contract: Sequence[int],
+    batch: Sequence[int],
+    stored: tuple[int, ...],
+    *,
+    is_rhs: bool,
+) -> Plan | None:
+    """What splits an operand; None where no device was named whose kernels could, and XLA does.
+
+    Args:
+      op: the public function, for messages.
+      shape: of the operand.
+      numerics: of the product.
+      contract: its contracted dimensions.
+      batch: its batch dimensions.
+      stored: the extents of the parts, filled up by zeros, as `layout` has them.
+      is_rhs: which of the operands it is.
+    """
+    device = numerics.parts.device
+    if device is None:
+        return None
+    problem = _problem(shape, numerics, contract, batch, stored, is_rhs)
+    return make_plan(Request("split", op, problem), device)
+
+
+def splitter(plan: Plan | None) -> str:
+    """What splits an operand, in a word."""
+    is_xla = plan is None or plan.choice.implementation == selection.XLA
+    return "XLA" if is_xla else f"{plan.choice.implementation}/{plan.choice.config}"
+
+
+def split(
     x: jax.Array,
+    plan: Plan | None,
     numerics: Numerics,
     contract: Sequence[int],
     batch: Sequence[int],
@@ -125,25 +159,17 @@ def split(
     *,
     is_rhs: bool,
 ) -> jax.Array:
-    """The parts of an operand, in the order of the pairs, as `layout` stores them.
+    """Carries out a plan: the parts in the order of the pairs, as `layout` stores them.
 
     Args:
-      op: the public function, for messages.
       x: the operand.
-      numerics: of the product.
-      contract: its contracted dimensions.
-      batch: its batch dimensions.
-      stored: the extents of the result, filled up by zeros.
-      is_rhs: which of the operands it is.
+      plan: what `make_split_plan` made of the other arguments, which are the same.
     """
-    parts = numerics.parts
-    if parts.device is not None:
-        problem = _problem(x.shape, numerics, contract, batch, stored, is_rhs)
-        plan = make_plan(Request("split", op, problem), parts.device)
-        if plan.choice.implementation != selection.XLA:
-            wide = lax.convert_element_type(x, DTYPES[problem.in_dtype])
-            (d,) = call(problem, plan.choice, [wide], list(problem.results().values()))
-            return d.reshape(stored)
+    if plan is not None and plan.choice.implementation != selection.XLA:
+        problem = plan.problem
+        wide = lax.convert_element_type(x, DTYPES[problem.in_dtype])
+        (d,) = call(problem, plan.choice, [wide], list(problem.results().values()))
+        return d.reshape(stored)
     x = stacked(x, numerics, contract, batch, is_rhs=is_rhs)
     return lax.pad(
         x, np.zeros((), x.dtype), [(0, s - e, 0) for s, e in zip(stored, x.shape, strict=True)]
