@@ -159,11 +159,9 @@ def split(
     *,
     is_rhs: bool,
 ) -> jax.Array:
-    """Carries out a plan: the parts in the order of the pairs, as `layout` stores them.
+    """The parts of x, in the order of the pairs, as `layout` stores them.
 
-    Args:
-      x: the operand.
-      plan: what `make_split_plan` made of the other arguments, which are the same.
+    Carries out what `make_split_plan` made of the same arguments.
     """
     if plan is not None and plan.choice.implementation != selection.XLA:
         problem = plan.problem
