@@ -22,6 +22,15 @@ def checkout(tmp_path):
     return tmp_path
 
 
+def test_suites_of_configs_are_in_the_full_tables_alone(checkout):
+    path = checkout / "benchmarks/results/b.jsonl"
+    configs = [make_record(suite="packed_configs", m=m) for m in (1, 16)]
+    records.append_records(path, configs)
+    render.render(checkout)
+    assert "packed_configs" not in (checkout / "README.md").read_text()
+    assert "packed_configs" in (checkout / "benchmarks/README.md").read_text()
+
+
 def test_render_writes_tables_and_charts_once(checkout):
     stale = render.render(checkout, check=True)
     assert "old" in (checkout / "README.md").read_text()

@@ -106,7 +106,8 @@ def summary_section(records: Sequence[dict]) -> str:
         ]
     parts += [
         "Every suite, with the ratio of the best peer's time to ours (above 1, ours is faster):",
-        _ratios_table(groups),
+        # Which config is best where is of no use to who lets them be chosen.
+        _ratios_table({k: group for k, group in groups.items() if not k[0].endswith("_configs")}),
     ]
     parts += filter(None, (_flags_note(groups), _overhead_table(records), _parallel_table(records)))
     return "\n\n".join(parts)
