@@ -9,7 +9,7 @@ from random_arrays import normal
 from split_cases import by_definition
 
 import jax_tcgemm
-from jax_tcgemm.device import dense, parts
+from jax_tcgemm.device import dense, grouped, parts
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 from jax_tcgemm.system import modules
@@ -74,11 +74,46 @@ def test_what_the_kernel_is_asked_for(name, preset, dtype):
         stored = dense.layout_of(product, numerics).stored[is_rhs]
         problem = parts._problem(x.shape, numerics, contract, batch, stored, is_rhs)
         if isinstance(problem, str):
-            assert name == "nothing of k" or x.ndim == 1, problem
+            assert name in ("nothing of k", *UNALIGNED) or x.ndim == 1, problem
             continue
         expected = np.asarray(stored_by_xla(x, product, numerics, is_rhs)).astype(np.float32)
         got = by_definition(problem, np.asarray(x))
         assert np.prod(problem.shape) == expected.size
+        np.testing.assert_array_equal(got.reshape(expected.shape), expected)
+
+
+GROUPED = {
+    "rows": {},
+    "matrices that lie transposed": {"rhs_transposed": True},
+    "gated": {"gated": True},
+    "gated matrices that lie transposed": {"gated": True, "rhs_transposed": True},
+    "gathered": {"gathered_rows": 11},
+    "batches": {"batches": ((2, 3), (1, 3), (2, 3))},
+    "contraction": {"form": "contraction"},
+    "gathered contraction": {"form": "contraction", "gathered_rows": 11},
+}
+
+
+@pytest.mark.parametrize("preset", [X6, TF32])
+@pytest.mark.parametrize("name", GROUPED)
+def test_what_the_kernel_is_asked_for_by_grouped_products(name, preset):
+    """It is what XLA would store, of the shapes that the call's operands have."""
+    fields = {"op": "ragged_dot", "form": "rows", "batches": ((), (), ())}
+    fields |= {"m": 24, "n": 16, "k": 32, "groups": 3, "num_sizes": 3}
+    fields |= {"rhs_transposed": False, "gated": False, "gathered_rows": None}
+    fields |= {f"{x}_dtype": np.dtype(np.float32) for x in ("lhs", "rhs", "result")}
+    precision = canonical_precision("ragged_dot", preset)
+    fields |= {"precision": precision, "implementation": None, "config": None}
+    product = grouped.Product(**fields | GROUPED[name])
+    numerics = grouped.numerics_of(product, ASSUMED_GPU)
+    sizes = jnp.array([10, 0, 14], jnp.int32)
+    operands = [normal(*grouped._shape(product, is_rhs), seed=is_rhs) for is_rhs in (False, True)]
+    by_xla = grouped._in_parts(product, parts.split_by_xla(numerics), *operands, sizes)
+    for is_rhs, x in enumerate(operands):
+        axes = grouped._split_axes(product, numerics, bool(is_rhs))
+        problem = parts._problem(x.shape, numerics, *axes, is_rhs=bool(is_rhs))
+        expected = np.asarray(by_xla[is_rhs]).astype(np.float32)
+        got = by_definition(problem, np.asarray(x))
         np.testing.assert_array_equal(got.reshape(expected.shape), expected)
 
 
@@ -162,6 +197,14 @@ def test_what_is_called():
     assert copies[0] == "lhs split into parts of bfloat16 by XLA"
 
 
+@pytest.mark.parametrize("name", UNALIGNED)
+def test_rows_that_cannot_be_filled_up_are_xlas(name):
+    """Of two contracted dimensions the last one is as long as it is."""
+    product, _ = product_of(name, X3, "float32")
+    plan = dense.make_plan(product, ASSUMED_GPU)
+    assert " by XLA" in plan.copies[0]
+
+
 def test_xla_splits_what_it_multiplies():
     """Of its own product, which was asked for by name, nothing is filled up."""
     a, b = normal(33, 70), normal(70, 21, seed=1)
@@ -174,3 +217,20 @@ def test_xla_splits_what_it_multiplies():
     assert (
         call.copies[0] == f"lhs split into parts of bfloat16 by XLA ({bytes_of_lhs / 1e6:.3g} MB)"
     )
+
+
+@pytest.mark.skipif(modules.cuda is None, reason=modules.reason("cuda"))
+@pytest.mark.parametrize(("n", "by"), [(64, "split/default"), (60, "XLA")])
+def test_who_splits_operands_of_groups(n, by):
+    """Rows of matrices are packed: where they are no whole 16 bytes, XLA splits them."""
+    operands = normal(48, 72), normal(3, 72, n, seed=1), jnp.array([10, 0, 38], jnp.int32)
+
+    def product(*operands):
+        return jax_tcgemm.ragged_dot(*operands, precision=X3)
+
+    (call,) = jax_tcgemm.explain(product, *operands, platform="cuda")
+    assert call.implementation != "xla"
+    assert list(call.copies[:2]) == [
+        "lhs split into parts of bfloat16 by split/default",
+        f"rhs split into parts of bfloat16 by {by}",
+    ]

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import parts
+from jax_tcgemm.device import parts, request
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.dense import of_device
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
@@ -111,7 +111,8 @@ class Plan:
             ("rhs", product.rhs_dtype, numerics.rhs_dtype, product.batches[1]),
         ):
             if numerics.parts is not None:
-                found.append(f"{name} split into parts of {read} by XLA")
+                by = parts.splitter(_split_plan(product, numerics, name == "rhs"))
+                found.append(f"{name} split into parts of {read} by {by}")
             elif dtype != read:
                 found.append(f"{name} converted to {read}")
             if product.is_batched(batch) and batch != product.batch_shape:
@@ -138,7 +139,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
       ValueError: when an implementation was forced that cannot run the product.
     """
     product = of_device(product, device)
-    numerics = obstacle or numerics_of(product, device.platform)
+    numerics = obstacle or numerics_of(product, device)
     if isinstance(numerics, str):
         choice = selection.select(
             product.op,
@@ -159,6 +160,8 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     if choice.implementation == selection.XLA and is_gathered and not is_forced:
         why = f"as bare grouped products with steps of XLA's around them; {choice.why}"
         choice = dataclasses.replace(choice, why=why)
+    if choice.implementation == selection.XLA and numerics.parts is not None:
+        numerics = parts.split_by_xla(numerics)
     return Plan(product, numerics, problem, choice)
 
 
@@ -168,15 +171,17 @@ def of_nominal_rows(problem: RaggedProblem, implementation: str | None) -> Ragge
     return problem.with_rows(rows) if rows else None
 
 
-def numerics_of(product: Product, platform: str) -> Numerics | str:
+def numerics_of(product: Product, device: selection.Device) -> Numerics | str:
     """How it is computed, or what stands against that."""
     dtypes = product.lhs_dtype, product.rhs_dtype, product.result_dtype
-    numerics = resolve(*dtypes, product.precision, platform)
+    numerics = resolve(*dtypes, product.precision, device.platform)
     if not isinstance(numerics, str) and numerics.parts is not None and numerics.parts.is_complex:
-        numerics = resolve(*dtypes, for_xla(product.precision), platform)
-    if not isinstance(numerics, str) and numerics.lhs_dtype != numerics.rhs_dtype:
+        numerics = resolve(*dtypes, for_xla(product.precision), device.platform)
+    if isinstance(numerics, str):
+        return numerics
+    if numerics.lhs_dtype != numerics.rhs_dtype:
         return f"no implementation multiplies groups of {dtypes[0]} by {dtypes[1]}"
-    return numerics
+    return parts.split_on(device, numerics)
 
 
 def problem_of(product: Product, numerics: Numerics, platform: str) -> RaggedProblem:
@@ -244,21 +249,58 @@ def _in_parts(product: Product, numerics: Numerics, lhs, rhs, group_sizes, gathe
     are of so many more.
     """
     number = numerics.parts.number
-    if product.form == "rows":
-        lhs_axis = lhs.ndim - 1
-        rhs_axis = rhs.ndim - (1 if product.rhs_transposed else 3 if product.gated else 2)
-        lhs = parts.stacked(lhs, numerics, (lhs_axis,), (), is_rhs=False)
-        rhs = parts.stacked(rhs, numerics, (rhs_axis,), (), is_rhs=True)
-        return _merged(lhs, lhs_axis), _merged(rhs, rhs_axis), group_sizes, gather
-    rows, columns = lhs.ndim - 2, lhs.ndim - 1
-    tokens = lhs.shape[rows]
-    lhs = parts.stacked(lhs, numerics, (columns,), (), is_rhs=False)
-    rhs = parts.stacked(rhs, numerics, (columns,), (), is_rhs=True)
-    group_sizes = number * jnp.clip(group_sizes, 0, product.k)
-    if gather is not None:
-        gather = number * jnp.clip(gather, -1, tokens)[..., None] + jnp.arange(number)
-        gather = _merged(gather.astype(jnp.int32), gather.ndim - 2)
-    return _merged(lhs, rows), _merged(rhs, rows), group_sizes, gather
+    if product.form == "contraction":
+        group_sizes = number * jnp.clip(group_sizes, 0, product.k)
+        if gather is not None:
+            tokens = product.gathered_rows
+            gather = number * jnp.clip(gather, -1, tokens)[..., None] + jnp.arange(number)
+            gather = _merged(gather.astype(jnp.int32), gather.ndim - 2)
+    lhs, rhs = (_split(x, product, numerics, is_rhs) for x, is_rhs in ((lhs, False), (rhs, True)))
+    return lhs, rhs, group_sizes, gather
+
+
+def _split(x: jax.Array, product: Product, numerics: Numerics, is_rhs: bool) -> jax.Array:
+    """An operand's parts, with what is summed over as one dimension."""
+    plan = _split_plan(product, numerics, is_rhs)
+    axes = _split_axes(product, numerics, is_rhs)
+    x = parts.split(x, plan, numerics, *axes, is_rhs=is_rhs)
+    ((axis,), *_) = axes
+    # Of a contraction what is summed over comes before its parts.
+    return _merged(x, axis - 1 if product.form == "contraction" else axis)
+
+
+def _split_plan(product: Product, numerics: Numerics, is_rhs: bool) -> request.Plan | None:
+    """What splits an operand, as `explain` says and `_split` does it."""
+    axes = _split_axes(product, numerics, is_rhs)
+    return parts.make_split_plan(
+        product.op, _shape(product, is_rhs), numerics, *axes, is_rhs=is_rhs
+    )
+
+
+def _split_axes(product: Product, numerics: Numerics, is_rhs: bool) -> tuple[tuple[int, ...], ...]:
+    """Of an operand in parts: before which dimension these lie, no batch, and how it is stored.
+
+    Nothing is filled up: matrices of groups are packed.
+    """
+    shape = _shape(product, is_rhs)
+    from_end = 1
+    if product.form == "rows" and is_rhs and not product.rhs_transposed:
+        from_end = 3 if product.gated else 2
+    axis = len(shape) - from_end
+    return (axis,), (), (*shape[:axis], numerics.parts.number, *shape[axis:])
+
+
+def _shape(product: Product, is_rhs: bool) -> tuple[int, ...]:
+    """That of an operand."""
+    m, n, k, pair = product.m, product.n, product.k, (2,) * product.gated
+    if product.form == "contraction":
+        entry = (k, n) if is_rhs else (product.gathered_rows or k, m)
+    elif is_rhs:
+        matrix = (*pair, n, k) if product.rhs_transposed else (k, *pair, n)
+        entry = product.groups, *matrix
+    else:
+        entry = product.gathered_rows or m, k
+    return (*product.batches[is_rhs], *entry)
 
 
 def _merged(x: jax.Array, axis: int) -> jax.Array:

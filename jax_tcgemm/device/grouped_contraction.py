@@ -83,7 +83,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     own = product.product
     if device.platform == "cpu":
         obstacle = obstacle or "the CPU multiplies what is dequantised"
-    folded = obstacle or _folded(product, device.platform)
+    folded = obstacle or _folded(product, device)
     if isinstance(folded, str):
         asked = own.implementation, own.config
         choice = selection.select(own.op, None, device, *asked, kind="ragged", obstacle=folded)
@@ -99,16 +99,16 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
 
 
 @functools.lru_cache(maxsize=1024)
-def _folded(product: Product, platform: str) -> tuple[Numerics, RaggedProblem] | str:
+def _folded(product: Product, device: selection.Device) -> tuple[Numerics, RaggedProblem] | str:
     """What a `Plan` has of it, or what stands against it."""
     own = product.product
-    numerics = grouped.numerics_of(own, platform)
+    numerics = grouped.numerics_of(own, device)
     if isinstance(numerics, str):
         return numerics
     if numerics.out_dtype != own.result_dtype:
         return f"no implementation gives {own.result_dtype}"
     k = -(-own.k // _TOKENS_AT_ONCE) * _TOKENS_AT_ONCE
-    problem = grouped.problem_of(dataclasses.replace(own, k=k), numerics, platform)
+    problem = grouped.problem_of(dataclasses.replace(own, k=k), numerics, device.platform)
     factors = tuple(dataclasses.replace(x.factors(1), inner_stride=0) for x in product.scales)
     return numerics, dataclasses.replace(problem, tokens_last=True, factors=factors)
 

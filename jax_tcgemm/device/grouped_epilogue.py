@@ -117,7 +117,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     may_be_unfused = selection.may_be_unfused(asked[0])
     if device.platform == "cpu" and (may_be_unfused or asked[0] == "host"):
         return _unfused(product, obstacle or "on the CPU XLA runs the function")
-    folded = obstacle or _folded(product, device.platform)
+    folded = obstacle or _folded(product, device)
     if isinstance(folded, str):
         if may_be_unfused:
             return _unfused(product, folded)
@@ -136,10 +136,10 @@ def _unfused(product: Product, why: str) -> Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def _folded(product: Product, platform: str):
+def _folded(product: Product, device: selection.Device):
     """What a `Plan` has of it, or what stands against it."""
     bare = product.product
-    numerics = grouped.numerics_of(bare, platform)
+    numerics = grouped.numerics_of(bare, device)
     if isinstance(numerics, str):
         return numerics
     if numerics.out_dtype != bare.result_dtype:
@@ -164,7 +164,7 @@ def _folded(product: Product, platform: str):
     out_dtype = DTYPE_NAMES.get(dtype) or CARRIERS.get(dtype.itemsize)
     if out_dtype is None:
         return f"no implementation makes {dtype}"
-    problem = grouped.problem_of(bare, numerics, platform)
+    problem = grouped.problem_of(bare, numerics, device.platform)
     problem = dataclasses.replace(problem, out_dtype=out_dtype, function=function)
     if product.scales:
         inner = 1, product.num_accumulators * bare.groups

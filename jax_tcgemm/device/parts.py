@@ -177,9 +177,14 @@ def split(
 def _problem(shape, numerics, contract, batch, stored, is_rhs) -> SplitProblem | str:
     """What the kernel is asked for, or why it is not."""
     parts = numerics.parts
+    if math.prod(shape) == 0:
+        return "there is nothing to split"
     places = _places(len(shape), contract, batch, has_component=is_rhs and parts.is_complex)
     if places[-1] in (_PARTS, _COMPONENT):
         return "nothing follows the parts of a number"
+    dtype = (numerics.lhs_dtype, numerics.rhs_dtype)[is_rhs]
+    if stored[-1] * dtype.itemsize % _ALIGNMENT:
+        return f"rows of parts must be of whole {_ALIGNMENT} bytes, got {stored[-1]} of {dtype}"
     # Runs of dimensions between those that are inserted, the last one apart.
     runs, kept = [[]], [[]]
     for axis, extent in zip(places[:-1], stored, strict=False):
@@ -194,7 +199,6 @@ def _problem(shape, numerics, contract, batch, stored, is_rhs) -> SplitProblem |
     form = forms[parts.is_complex + (parts.is_complex and is_rhs)]
     if form == "right" and places.index(_COMPONENT) < places.index(_PARTS):
         form = "right_first"
-    dtype = (numerics.lhs_dtype, numerics.rhs_dtype)[is_rhs]
     return SplitProblem(
         form=form,
         outer=outer,

@@ -127,9 +127,11 @@ def test_matrices_one_after_the_other():
     assert (abs(widened(got) - 4 * first * second) <= limit).all()
 
 
+# Rows that a kernel splits, of tokens, of matrices, and neither, which XLA does.
+@pytest.mark.parametrize(("k", "n"), [(256, 128), (256, 130), (250, 128), (250, 130)])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_grouped_products(preset):
-    x, w, g = normal(600, 256), normal(4, 256, 128, seed=1), normal(600, 128, seed=2)
+def test_grouped_products(preset, k, n):
+    x, w, g = normal(600, k), normal(4, k, n, seed=1), normal(600, n, seed=2)
     sizes = np.array([100, 0, 350, 130])
     f = jax.jit(lambda x, w: jax_tcgemm.ragged_dot(x, w, jnp.asarray(sizes), precision=preset))
     y, vjp = jax.vjp(f, x, w)
@@ -143,6 +145,30 @@ def test_grouped_products(preset):
         assert excess(y[own], x[own], w[group], preset, ADDING) <= 1
         assert excess(x_bar[own], g[own], w[group].T, preset, ADDING) <= 1
         assert excess(w_bar[group], x[own].T, g[own], preset, 2 * ADDING) <= 1
+
+
+@pytest.mark.parametrize("is_gathered", [False, True])
+@pytest.mark.parametrize("form", ["swapped", "gated", "batches"])
+def test_operands_of_groups(form, is_gathered):
+    """As with the parts of each operand made by XLA, which a CPU does."""
+    shapes = {"swapped": (4, 96, 256), "gated": (4, 256, 2, 96), "batches": (2, 4, 256, 96)}
+    x, w = normal(600, 256), normal(*shapes[form], seed=1) / 16
+    sizes, rows = jnp.array([100, 0, 350, 150]), None
+    if is_gathered:
+        rows = jnp.asarray(np.random.default_rng(0).permutation(600), jnp.int32)
+
+    def product(x, w, implementation=None):
+        how = {"precision": X6, "gather_indices": rows, "implementation": implementation}
+        if form == "gated":
+            return jax_tcgemm.gated_ragged_linear(x, w, sizes, **how)
+        return jax_tcgemm.ragged_dot(x, w.mT if form == "swapped" else w, sizes, **how)
+
+    if form == "batches":
+        mapped, product = product, lambda x, w, *how: jax.vmap(lambda w: mapped(x, w, *how))(w)
+    got = jax.jit(product)(x, w)
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = product(*(jnp.asarray(np.asarray(a)) for a in (x, w)), "xla")
+    np.testing.assert_allclose(got, np.asarray(expected), rtol=2e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
