@@ -144,9 +144,13 @@ def make_split_plan(
 
 
 def splitter(plan: Plan | None) -> str:
-    """What splits an operand, in a word."""
-    is_xla = plan is None or plan.choice.implementation == selection.XLA
-    return "XLA" if is_xla else f"{plan.choice.implementation}/{plan.choice.config}"
+    """What splits an operand, and why, where that is XLA on a device that has a kernel for it."""
+    if plan is None:
+        return "XLA"
+    choice = plan.choice
+    if choice.implementation == selection.XLA:
+        return f"XLA, since {choice.why}"
+    return f"{choice.implementation}/{choice.config}"
 
 
 def split(
