@@ -292,14 +292,16 @@ def _split_axes(product: Product, numerics: Numerics, is_rhs: bool) -> tuple[tup
 
 def _shape(product: Product, is_rhs: bool) -> tuple[int, ...]:
     """That of an operand."""
-    m, n, k, pair = product.m, product.n, product.k, (2,) * product.gated
-    if product.form == "contraction":
-        entry = (k, n) if is_rhs else (product.gathered_rows or k, m)
-    elif is_rhs:
-        matrix = (*pair, n, k) if product.rhs_transposed else (k, *pair, n)
-        entry = product.groups, *matrix
+    n, k, pair = product.n, product.k, (2,) * product.gated
+    is_contraction = product.form == "contraction"
+    tokens, columns = (k, product.m) if is_contraction else (product.m, k)
+    if not is_rhs:
+        rows = tokens if product.gathered_rows is None else product.gathered_rows
+        entry = rows, columns
+    elif is_contraction:
+        entry = tokens, n
     else:
-        entry = product.gathered_rows or m, k
+        entry = product.groups, *((*pair, n, k) if product.rhs_transposed else (k, *pair, n))
     return (*product.batches[is_rhs], *entry)
 
 
