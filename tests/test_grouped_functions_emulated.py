@@ -14,6 +14,7 @@ from kernel_instances import wgmma_ragged
 
 from jax_tcgemm.device import grouped, grouped_epilogue
 from jax_tcgemm.kernels import nvrtc
+from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
@@ -130,7 +131,7 @@ class Call:
         jaxpr = jax.make_jaxpr(self.function)(*accs, *self.given(groups))
         shapes = tuple(x.shape for x in self.operands)
         whole = grouped_epilogue.Product(product, jaxpr, shapes, self.by_group)
-        found = grouped_epilogue._folded(whole, "cuda")
+        found = grouped_epilogue._folded(whole, ASSUMED_GPU)
         assert not isinstance(found, str), found
         return found[1:]
 
