@@ -14,6 +14,13 @@ def bounds(sizes, tokens: int, offset: int = 0, groups: int | None = None) -> li
     return [(every[i] if i < len(every) else (last, last)) for i in range(offset, offset + groups)]
 
 
+def random_sizes(rng) -> tuple[list[int], int]:
+    """Sizes of up to 39 groups, most of them small, and the number of rows, a tenth of no group."""
+    groups, tokens = int(rng.integers(1, 40)), int(rng.integers(1, 3000))
+    sizes = rng.multinomial(tokens * 9 // 10, rng.dirichlet(np.full(groups, 0.5)))
+    return sizes.tolist(), tokens
+
+
 def rows(lhs, rhs, sizes, offset: int = 0) -> np.ndarray:
     """out[i] = lhs[i] @ rhs[g] for the rows i of group g, else 0."""
     lhs, rhs = np.asarray(lhs, np.float64), np.asarray(rhs, np.float64)

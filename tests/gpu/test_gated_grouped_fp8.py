@@ -87,8 +87,7 @@ def test_extents(scaling):
 @pytest.mark.parametrize("seed", range(8))
 def test_random_sizes(scaling, seed):
     rng = np.random.default_rng(seed)
-    groups, m = int(rng.integers(1, 40)), int(rng.integers(1, 3000))
-    sizes = rng.multinomial(m * 9 // 10, rng.dirichlet(np.full(groups, 0.5))).tolist()
+    sizes, m = reference.random_sizes(rng)
     n, k = 8 * int(rng.integers(1, 70)), 16 * int(rng.integers(1, 70))
     check(*draw(scaling, n=n, k=k, m=m, sizes=sizes), sizes)
 
@@ -112,9 +111,8 @@ def test_integers():
     rng = np.random.default_rng(0)
     shapes = (M, 400), (len(SIZES), 2, 264, 400)
     x, w = (jnp.asarray(rng.integers(-128, 128, s, np.int8)) for s in shapes)
-    quantized = (jax_tcgemm.QuantizedArray(a, jnp.ones((1,) * a.ndim, jnp.float32)) for a in (x, w))
+    quantized = [jax_tcgemm.QuantizedArray(a, jnp.ones((1,) * a.ndim, jnp.float32)) for a in (x, w)]
     (gate, up), _ = exact(*quantized)
-    quantized = (jax_tcgemm.QuantizedArray(a, jnp.ones((1,) * a.ndim, jnp.float32)) for a in (x, w))
     run = functools.partial(gated, epilogue=lambda gate, up: (gate, up), implementation="wgmma")
     for got, expected in zip(jax.jit(run)(*quantized, jnp.array(SIZES)), (gate, up), strict=True):
         np.testing.assert_array_equal(got, expected)

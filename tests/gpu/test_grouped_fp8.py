@@ -78,8 +78,7 @@ def test_other_extents(scaling):
 @pytest.mark.parametrize("seed", range(8))
 def test_random_sizes(scaling, seed):
     rng = np.random.default_rng(seed)
-    groups, m = int(rng.integers(1, 40)), int(rng.integers(1, 3000))
-    sizes = rng.multinomial(m * 9 // 10, rng.dirichlet(np.full(groups, 0.5))).tolist()
+    sizes, m = reference.random_sizes(rng)
     n, k = (
         8 * int(rng.integers(1, 70)),
         (128 if scaling == "DeepSeek" else 16) * int(rng.integers(1, 9)),
@@ -209,8 +208,7 @@ def test_sums_of_groups(scaling):
 @pytest.mark.parametrize("seed", range(8))
 def test_sums_of_random_groups(scaling, seed):
     rng = np.random.default_rng(seed)
-    groups, tokens = int(rng.integers(1, 40)), int(rng.integers(1, 3000))
-    sizes = rng.multinomial(tokens * 9 // 10, rng.dirichlet(np.full(groups, 0.5))).tolist()
+    sizes, tokens = reference.random_sizes(rng)
     m, n = (int(rng.integers(1, 600)) for _ in range(2))
     check_sums(scaling, m=m, n=n, tokens=tokens, sizes=sizes)
 
