@@ -1,5 +1,7 @@
 """Operands in parts as a GPU's kernel stores them: what it is asked for, what products read."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,10 +57,8 @@ def product_of(name, preset, dtype):
 
 
 def stored_by_xla(x, product, numerics, is_rhs):
-    contract, batch = (axes[is_rhs] for axes in product.dimension_numbers)
-    stored = dense.layout_of(product, numerics).stored[is_rhs]
-    own = parts.split_by_xla(numerics)
-    return parts.split(x, None, own, contract, batch, stored, is_rhs=is_rhs)
+    how = dense._split_of(product, numerics, is_rhs)
+    return parts.split(x, dataclasses.replace(how, numerics=parts.split_by_xla(numerics)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
@@ -70,9 +70,7 @@ def test_what_the_kernel_is_asked_for(name, preset, dtype):
     numerics, _, _ = dense.fold_product(product, ASSUMED_GPU)
     for is_rhs, x in enumerate(operands):
         is_rhs = bool(is_rhs)
-        contract, batch = (axes[is_rhs] for axes in product.dimension_numbers)
-        stored = dense.layout_of(product, numerics).stored[is_rhs]
-        problem = parts._problem(x.shape, numerics, contract, batch, stored, is_rhs)
+        problem = parts._problem(dense._split_of(product, numerics, is_rhs))
         if isinstance(problem, str):
             assert name in ("nothing of k", *UNALIGNED) or x.ndim == 1, problem
             continue
@@ -111,8 +109,7 @@ def test_what_the_kernel_is_asked_for_by_grouped_products(name, preset):
     operands = [normal(*grouped._shape(product, is_rhs), seed=is_rhs) for is_rhs in (False, True)]
     by_xla = grouped._in_parts(product, parts.split_by_xla(numerics), *operands, sizes)
     for is_rhs, x in enumerate(operands):
-        axes = grouped._split_axes(product, numerics, bool(is_rhs))
-        problem = parts._problem(x.shape, numerics, *axes, is_rhs=bool(is_rhs))
+        problem = parts._problem(grouped._split_of(product, numerics, bool(is_rhs)))
         expected = np.asarray(by_xla[is_rhs]).astype(np.float32)
         if x.size == 0:
             assert problem == "there is nothing to split"
@@ -191,7 +188,7 @@ def test_what_is_called():
     a, b = normal(33, 70), normal(70, 21, seed=1)
     (call,) = jax_tcgemm.explain(product, a, b, platform="cuda")
     assert (call.problem.k, call.problem.a.ld, call.problem.b.ld) == (6 * 72, 6 * 72, 24)
-    assert [x.split(" (")[0] for x in call.copies[:2]] == [
+    assert [x.split(" (")[0] for x in call.copies] == [
         "lhs split into parts of bfloat16 by split/default",
         "rhs split into parts of bfloat16 by split/default",
     ]
@@ -237,7 +234,7 @@ def test_who_splits_operands_of_groups(n, by):
 
     (call,) = jax_tcgemm.explain(product, *operands, platform="cuda")
     assert call.implementation != "xla"
-    assert list(call.copies[:2]) == [
+    assert list(call.copies) == [
         "lhs split into parts of bfloat16 by split/default",
         f"rhs split into parts of bfloat16 by {by}",
     ]

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import parts, request
+from jax_tcgemm.device import parts
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold, MatrixLayout, fold
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
@@ -134,7 +134,7 @@ def copies(product: Product, numerics: Numerics, folded: Fold) -> tuple[str, ...
         ("rhs", product.rhs_shape, product.rhs_dtype, numerics.rhs_dtype, folded.rhs_order),
     ):
         if numerics.parts is not None:
-            by = parts.splitter(_split_plan(product, numerics, name == "rhs"))
+            by = _split_of(product, numerics, name == "rhs")
             moved = _split_bytes(product, numerics, name == "rhs") / 1e6
             found.append(f"{name} split into parts of {read} by {by} ({moved:.3g} MB)")
             continue  # They are permuted as they are written.
@@ -300,21 +300,15 @@ def prepare(
 def _of_dtype(x: jax.Array, product: Product, numerics: Numerics, is_rhs: bool) -> jax.Array:
     if numerics.parts is None:
         return lax.convert_element_type(x, numerics.rhs_dtype if is_rhs else numerics.lhs_dtype)
-    plan = _split_plan(product, numerics, is_rhs)
-    return parts.split(x, plan, numerics, *_split_axes(product, numerics, is_rhs), is_rhs=is_rhs)
+    return parts.split(x, _split_of(product, numerics, is_rhs))
 
 
-def _split_plan(product: Product, numerics: Numerics, is_rhs: bool) -> request.Plan | None:
-    """What splits an operand, as `explain` says and `prepare` does it."""
+def _split_of(product: Product, numerics: Numerics, is_rhs: bool) -> parts.Split:
+    """How an operand is split, as `explain` says and `prepare` does it."""
     shape = product.rhs_shape if is_rhs else product.lhs_shape
-    axes = _split_axes(product, numerics, is_rhs)
-    return parts.make_split_plan(product.op, shape, numerics, *axes, is_rhs=is_rhs)
-
-
-def _split_axes(product: Product, numerics: Numerics, is_rhs: bool) -> tuple[tuple[int, ...], ...]:
-    """Of an operand in parts: what is contracted, what is of the batch, and how it is stored."""
     own = (axes[is_rhs] for axes in product.dimension_numbers)
-    return *own, layout_of(product, numerics).stored[is_rhs]
+    stored = layout_of(product, numerics).stored[is_rhs]
+    return parts.Split(product.op, numerics, is_rhs, shape, *own, stored)
 
 
 @dataclasses.dataclass(frozen=True)

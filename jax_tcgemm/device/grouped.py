@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import parts, request
+from jax_tcgemm.device import parts
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.dense import of_device
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
@@ -111,7 +111,7 @@ class Plan:
             ("rhs", product.rhs_dtype, numerics.rhs_dtype, product.batches[1]),
         ):
             if numerics.parts is not None:
-                by = parts.splitter(_split_plan(product, numerics, name == "rhs"))
+                by = _split_of(product, numerics, name == "rhs")
                 found.append(f"{name} split into parts of {read} by {by}")
             elif dtype != read:
                 found.append(f"{name} converted to {read}")
@@ -261,33 +261,23 @@ def _in_parts(product: Product, numerics: Numerics, lhs, rhs, group_sizes, gathe
 
 def _split(x: jax.Array, product: Product, numerics: Numerics, is_rhs: bool) -> jax.Array:
     """An operand's parts, with what is summed over as one dimension."""
-    plan = _split_plan(product, numerics, is_rhs)
-    axes = _split_axes(product, numerics, is_rhs)
-    x = parts.split(x, plan, numerics, *axes, is_rhs=is_rhs)
-    ((axis,), *_) = axes
+    how = _split_of(product, numerics, is_rhs)
     # Of a contraction what is summed over comes before its parts.
-    return _merged(x, axis - 1 if product.form == "contraction" else axis)
+    (axis,), is_contraction = how.contract, product.form == "contraction"
+    return _merged(parts.split(x, how), axis - is_contraction)
 
 
-def _split_plan(product: Product, numerics: Numerics, is_rhs: bool) -> request.Plan | None:
-    """What splits an operand, as `explain` says and `_split` does it."""
-    axes = _split_axes(product, numerics, is_rhs)
-    return parts.make_split_plan(
-        product.op, _shape(product, is_rhs), numerics, *axes, is_rhs=is_rhs
-    )
-
-
-def _split_axes(product: Product, numerics: Numerics, is_rhs: bool) -> tuple[tuple[int, ...], ...]:
-    """Of an operand in parts: before which dimension these lie, no batch, and how it is stored.
+def _split_of(product: Product, numerics: Numerics, is_rhs: bool) -> parts.Split:
+    """How an operand is split, as `explain` says and `_split` does it.
 
     Nothing is filled up: matrices of groups are packed.
     """
-    shape = _shape(product, is_rhs)
-    from_end = 1
+    shape, from_end = _shape(product, is_rhs), 1
     if product.form == "rows" and is_rhs and not product.rhs_transposed:
         from_end = 3 if product.gated else 2
     axis = len(shape) - from_end
-    return (axis,), (), (*shape[:axis], numerics.parts.number, *shape[axis:])
+    stored = (*shape[:axis], numerics.parts.number, *shape[axis:])
+    return parts.Split(product.op, numerics, is_rhs, shape, (axis,), (), stored)
 
 
 def _shape(product: Product, is_rhs: bool) -> tuple[int, ...]:

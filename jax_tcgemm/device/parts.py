@@ -11,6 +11,7 @@ result:
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -115,78 +116,71 @@ def _places(ndim: int, contract: Sequence[int], batch: Sequence[int], *, has_com
     return places
 
 
-def make_split_plan(
-    op: str,
-    shape: tuple[int, ...],
-    numerics: Numerics,
-    contract: Sequence[int],
-    batch: Sequence[int],
-    stored: tuple[int, ...],
-    *,
-    is_rhs: bool,
-) -> Plan | None:
-    """What splits an operand; None where no device was named whose kernels could, and XLA does.
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """An operand that is split into parts.
 
-    Args:
+    Attributes:
       op: the public function, for messages.
-      shape: of the operand.
       numerics: of the product.
-      contract: its contracted dimensions.
-      batch: its batch dimensions.
-      stored: the extents of the parts, filled up by zeros, as `layout` has them.
       is_rhs: which of the operands it is.
+      shape: its own.
+      contract: its contracted dimensions, before the first of which the parts lie.
+      batch: its batch dimensions.
+      stored: the extents of the parts, filled up by zeros.
     """
-    device = numerics.parts.device
-    if device is None:
-        return None
-    problem = _problem(shape, numerics, contract, batch, stored, is_rhs)
-    return make_plan(Request("split", op, problem), device)
+
+    op: str
+    numerics: Numerics
+    is_rhs: bool
+    shape: tuple[int, ...]
+    contract: tuple[int, ...]
+    batch: tuple[int, ...]
+    stored: tuple[int, ...]
+
+    @functools.cached_property
+    def plan(self) -> Plan | None:
+        """What splits it; None where no device was named whose kernels could, and XLA does."""
+        device = self.numerics.parts.device
+        return device and make_plan(Request("split", self.op, _problem(self)), device)
+
+    @property
+    def is_of_xla(self) -> bool:
+        """Whether XLA splits it."""
+        return self.plan is None or self.plan.choice.implementation == selection.XLA
+
+    def __str__(self) -> str:
+        """Who splits it, and why, where that is XLA on a device that has a kernel for it."""
+        if self.plan is None:
+            return "XLA"
+        choice = self.plan.choice
+        if self.is_of_xla:
+            return f"XLA, since {choice.why}"
+        return f"{choice.implementation}/{choice.config}"
 
 
-def splitter(plan: Plan | None) -> str:
-    """What splits an operand, and why, where that is XLA on a device that has a kernel for it."""
-    if plan is None:
-        return "XLA"
-    choice = plan.choice
-    if choice.implementation == selection.XLA:
-        return f"XLA, since {choice.why}"
-    return f"{choice.implementation}/{choice.config}"
-
-
-def split(
-    x: jax.Array,
-    plan: Plan | None,
-    numerics: Numerics,
-    contract: Sequence[int],
-    batch: Sequence[int],
-    stored: tuple[int, ...],
-    *,
-    is_rhs: bool,
-) -> jax.Array:
-    """The parts of x, in the order of the pairs, as `layout` stores them.
-
-    Carries out what `make_split_plan` made of the same arguments.
-    """
-    if plan is not None and plan.choice.implementation != selection.XLA:
-        problem = plan.problem
+def split(x: jax.Array, how: Split) -> jax.Array:
+    """Carries out a plan: the parts of x, in the order of the pairs, as they are stored."""
+    if not how.is_of_xla:
+        problem = how.plan.problem
         wide = lax.convert_element_type(x, DTYPES[problem.in_dtype])
-        (d,) = call(problem, plan.choice, [wide], list(problem.results().values()))
-        return d.reshape(stored)
-    x = stacked(x, numerics, contract, batch, is_rhs=is_rhs)
-    return lax.pad(
-        x, np.zeros((), x.dtype), [(0, s - e, 0) for s, e in zip(stored, x.shape, strict=True)]
-    )
+        (d,) = call(problem, how.plan.choice, [wide], list(problem.results().values()))
+        return d.reshape(how.stored)
+    x = stacked(x, how.numerics, how.contract, how.batch, is_rhs=how.is_rhs)
+    added = [(0, s - e, 0) for s, e in zip(how.stored, x.shape, strict=True)]
+    return lax.pad(x, np.zeros((), x.dtype), added)
 
 
-def _problem(shape, numerics, contract, batch, stored, is_rhs) -> SplitProblem | str:
+def _problem(how: Split) -> SplitProblem | str:
     """What the kernel is asked for, or why it is not."""
-    parts = numerics.parts
+    parts, shape, stored, is_rhs = how.numerics.parts, how.shape, how.stored, how.is_rhs
     if math.prod(shape) == 0:
         return "there is nothing to split"
-    places = _places(len(shape), contract, batch, has_component=is_rhs and parts.is_complex)
+    has_component = is_rhs and parts.is_complex
+    places = _places(len(shape), how.contract, how.batch, has_component=has_component)
     if places[-1] in (_PARTS, _COMPONENT):
         return "nothing follows the parts of a number"
-    dtype = (numerics.lhs_dtype, numerics.rhs_dtype)[is_rhs]
+    dtype = (how.numerics.lhs_dtype, how.numerics.rhs_dtype)[is_rhs]
     if stored[-1] * dtype.itemsize % _ALIGNMENT:
         return f"rows of parts must be of whole {_ALIGNMENT} bytes, got {stored[-1]} of {dtype}"
     # Runs of dimensions between those that are inserted, the last one apart.

@@ -350,9 +350,9 @@ def _loads(p: Problem, x: _Configs, c: Calibration) -> _Loads:
 
 def _mainloop_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk, loads: _Loads) -> np.ndarray:
     """The k blocks of one tile, each of 128 bytes."""
-    columns = x.tile_n / _column_parts(p, x)
-    pairs = _norm(columns / 2, (columns + 64) * c.shared_clocks_per_row, c.stage_overlap)
-    pairs = pairs * x.tile_n / columns
+    parts = _column_parts(p, x)
+    columns = x.tile_n / parts
+    pairs = parts * _norm(columns / 2, (columns + 64) * c.shared_clocks_per_row, c.stage_overlap)
     overhead = np.where(x.ping_pong, *c.overhead_clocks)
     multiply = x.tile_m / 64 * 4 * pairs + overhead + _promotion_clocks(p, x, c)
     k_bytes = p.k * DTYPES[p.a.dtype].itemsize
