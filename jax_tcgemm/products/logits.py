@@ -146,6 +146,15 @@ def num_chunks(how: How, extent: int, other: int, dtype, most: int) -> int:
     return max(1, -(-extent // max(1, most // max(1, slice_bytes))))
 
 
+def num_token_chunks(how: How, tokens: int, other: int, dtype, most: int) -> int:
+    """The same of chunks of tokens; up to twice as many where so many divide the tokens evenly.
+
+    Of others the last chunk is filled up, by a copy of all tokens.
+    """
+    least = num_chunks(how, tokens, other, dtype, most)
+    return next((n for n in range(least, 2 * least) if tokens % n == 0), least)
+
+
 def over_vocabulary(function: Callable, found, size: int, extent: int, first: int = 0):
     """What a function makes of what it made before, start and extent of one chunk after another.
 

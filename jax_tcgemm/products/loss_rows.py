@@ -21,7 +21,7 @@ from jax_tcgemm.products.logits import How
 
 # Of a chunk of tokens, and twice that without entropies, of what its logits would take: a kernel
 # stores their sums alone. A chunk of a model's head has rows enough for products at full speed.
-_TOKENS_BYTES = 1 << 28
+_TOKENS_BYTES = 1 << 27
 # Of a chunk of the vocabulary, or what the gradient of x takes in float32, if that is more, which
 # is read again for each chunk.
 _VOCABULARY_BYTES = 224 << 20
@@ -53,7 +53,7 @@ def _forward(how, with_entropy, x, w, bias, labels):
     vocabulary = lg.padded(how, w, bias, lg.aligned(size) if how.vocabulary_axis else size)
 
     most = _TOKENS_BYTES if with_entropy else 2 * _TOKENS_BYTES
-    chunks = lg.num_chunks(how, len(x), how.size(vocabulary.w), w.dtype, most)
+    chunks = lg.num_token_chunks(how, len(x), how.size(vocabulary.w), w.dtype, most)
     of_labels = functools.partial(lg.labels_of, how, w=w, bias=bias)
     own = lg.by_tokens(lambda x, labels: of_labels(x, labels=labels), chunks, x, labels)
     softmax = lg.softmax(how, x, vocabulary, own.logits, None, with_entropy, chunks)

@@ -119,7 +119,7 @@ def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbe
     size = how.size(w)
     vocabulary = lg.padded(how, w, bias, lg.aligned(size))
     narrow, columns = vocabulary.w.astype(dtype), how.size(vocabulary.w)
-    chunks = lg.num_chunks(how, len(x), columns, w.dtype, max(_CHUNK_BYTES, 4 * w.size))
+    chunks = lg.num_token_chunks(how, len(x), columns, w.dtype, max(_CHUNK_BYTES, 4 * w.size))
 
     def chunk(sums, x, labels, *numbers):
         own = lg.labels_of(how, x, w, bias, labels)

@@ -129,7 +129,9 @@ def _canonical_k(op: str, k, size: int) -> int:
 
 
 def _top_k(how: How, k: int, x, w, bias) -> tuple[jax.Array, jax.Array]:
-    chunks = lg.num_chunks(how, len(x), max(_LEAST_COLUMNS, k), wide_dtype(x.dtype), _CHUNK_BYTES)
+    chunks = lg.num_token_chunks(
+        how, len(x), max(_LEAST_COLUMNS, k), wide_dtype(x.dtype), _CHUNK_BYTES
+    )
     own = min(k, how.size(w))
     found = lg.by_tokens(lambda x: _of_chunk(how, own, x, w, bias), chunks, x)
     return tuple(found if how.axis_name is None else _of_devices(how, k, w, *found))
@@ -271,5 +273,5 @@ def argmax_of_logits(how: How, x, w, bias) -> jax.Array:
     def chunk(x):
         return _over_logits(how, largest, joined, 1, x, w, bias)[1]
 
-    chunks = lg.num_chunks(how, len(x), _LEAST_COLUMNS, wide_dtype(x.dtype), _CHUNK_BYTES)
+    chunks = lg.num_token_chunks(how, len(x), _LEAST_COLUMNS, wide_dtype(x.dtype), _CHUNK_BYTES)
     return lg.by_tokens(chunk, chunks, x)
