@@ -5,9 +5,10 @@
     python examples/serve_int4.py --size 8b          # a GPU with 40 GB
 
 The shapes are Llama-3's, the weights random: what is to be seen is the time. Each matrix is rounded
-to 4 bits in groups of 128 rows and packed by `jax_tcgemm.pack_weights`; layers are stacked, and
-taken one by one by `jax.lax.scan`. The other weights are what the packed ones stand for, in
-bfloat16. Printed: how far the scores of both are apart, and tokens a second.
+to 4 bits in groups of 128 rows and packed by `jax_tcgemm.pack_weights`. The other weights are what
+the packed ones stand for, in bfloat16. Each layer has a cache of keys and values, which a token's
+are written into where they belong. Printed: how far the scores of both are apart, and tokens a
+second.
 """
 
 import dataclasses
@@ -70,22 +71,23 @@ def matrices(size: Size) -> dict[str, tuple[int, ...]]:
 
 
 def make_params(size: Size, key) -> dict:
-    """Random weights, packed; the layers' are stacked."""
-    of_layers, of_embedding, of_head = jax.random.split(key, 3)
+    """Random weights, packed."""
+    of_embedding, of_head, *of_layers = jax.random.split(key, 2 + size.layers)
 
     def make(key, shape):
         w = jax.random.normal(key, shape, jnp.bfloat16)
         return pack(w * jnp.asarray(shape[0] ** -0.5, w.dtype))
 
+    @jax.jit
     def make_layer(key):
         shapes = matrices(size)
         keys = jax.random.split(key, len(shapes))
         return {name: make(key, shapes[name]) for name, key in zip(shapes, keys, strict=True)}
 
     return {
-        "layers": lax.map(make_layer, jax.random.split(of_layers, size.layers)),
+        "layers": [make_layer(key) for key in of_layers],
         "embedding": jax.random.normal(of_embedding, (size.vocabulary, size.width), jnp.bfloat16),
-        "head": make(of_head, (size.width, size.vocabulary)),
+        "head": jax.jit(make, static_argnums=1)(of_head, (size.width, size.vocabulary)),
     }
 
 
@@ -98,50 +100,64 @@ def dequantized(params: dict) -> dict:
     return jax.tree.map(lambda x: x.dequantize() if is_packed(x) else x, params, is_leaf=is_packed)
 
 
-def normalized(x):
-    """Of each token's features the mean square is 1."""
-    wide = x.astype(jnp.float32)
-    return (wide * lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-6)).astype(x.dtype)
+def factor_of(x):
+    """What each token's features are multiplied by, so that their mean square is 1."""
+    return lax.rsqrt(jnp.mean(x.astype(jnp.float32) ** 2, -1, keepdims=True) + 1e-6)
+
+
+def scaled(acc, factor):
+    """A product of features that were to be multiplied by a factor before it."""
+    return (acc * factor).astype(jnp.bfloat16)
+
+
+def gated(gate, up, factor):
+    """The same of both of a gate's products, and the gate."""
+    return (jax.nn.silu(gate * factor) * (up * factor)).astype(jnp.bfloat16)
 
 
 def layer_of(size: Size, position, x, layer, cache):
     """One layer for one token of each sequence; `cache` has keys and values of those before."""
     batch, d = len(x), size.head_width
-    qkv = jax_tcgemm.linear(normalized(x), layer["qkv"])
-    q, k, v = jnp.split(qkv, [size.width, size.width + size.shared_heads * d], -1)
-    cache = tuple(
-        lax.dynamic_update_slice_in_dim(
-            old, new.reshape(batch, 1, size.shared_heads, d), position, 1
-        )
-        for old, new in zip(cache, (k, v), strict=True)
-    )
-    q = q.reshape(batch, size.shared_heads, -1, d)
-    scores = jnp.einsum("bgqd,btgd->bgqt", q, cache[0], preferred_element_type=jnp.float32)
-    seen = jnp.arange(cache[0].shape[1]) <= position
-    weights = jax.nn.softmax(jnp.where(seen, scores * d**-0.5, -jnp.inf)).astype(x.dtype)
-    mixed = jnp.einsum("bgqt,btgd->bgqd", weights, cache[1]).reshape(batch, size.width)
-    x = jax_tcgemm.linear(mixed, layer["out"], residual=x)
-    hidden = jax_tcgemm.gated_linear(normalized(x), layer["up"])
+    norm = {"epilogue": scaled, "epilogue_operands": (factor_of(x),)}
+    qkv = jax_tcgemm.linear(x, layer["qkv"], **norm)
+    q, own = jnp.split(qkv, [size.width], -1)
+    own = jnp.moveaxis(own.reshape(batch, 2, size.shared_heads, 1, d), 1, 0)
+    cache = lax.dynamic_update_slice_in_dim(cache, own, position, 3)
+    mixed = attention(q.reshape(batch, size.shared_heads, -1, d), *cache, position)
+    x = jax_tcgemm.linear(mixed.reshape(batch, size.width), layer["out"], residual=x)
+    norm = {"epilogue": gated, "epilogue_operands": (factor_of(x),)}
+    hidden = jax_tcgemm.gated_linear(x, layer["up"], **norm)
     return jax_tcgemm.linear(hidden, layer["down"], residual=x), cache
+
+
+def attention(q, k, v, position):
+    """What a token of each sequence gathers; q: (batch, shared heads, heads of each, width).
+
+    Of one token these are sums, which XLA makes of a few kernels, and no products of matrices.
+    """
+    wide = jnp.float32
+    scores = jnp.sum(q[:, :, :, None].astype(wide) * k[:, :, None].astype(wide), -1)
+    seen = jnp.arange(k.shape[2]) <= position
+    weights = jax.nn.softmax(jnp.where(seen, scores * q.shape[-1] ** -0.5, -jnp.inf))
+    return jnp.sum(weights[..., None] * v[:, :, None].astype(wide), 3).astype(v.dtype)
 
 
 def scores_of(size: Size, params, position, tokens, caches):
     """Scores of what comes after the tokens, one of each sequence, and the caches with these."""
-
-    def one(x, given):
-        return layer_of(size, position, x, *given)
-
     x = params["embedding"][tokens]
-    x, caches = lax.scan(one, x, (params["layers"], caches))
-    scores = jax_tcgemm.matmul(normalized(x), params["head"], preferred_element_type="float32")
-    return scores, caches
+    written = []
+    for layer, cache in zip(params["layers"], caches, strict=True):
+        x, cache = layer_of(size, position, x, layer, cache)
+        written.append(cache)
+    scores = jax_tcgemm.matmul(x, params["head"], preferred_element_type="float32")
+    return factor_of(x) * scores, written
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def write(size: Size, params, tokens, steps: int):
     """The most likely tokens, one after the other: (steps, batch); and the first scores."""
-    shape = (size.layers, len(tokens), steps, size.shared_heads, size.head_width)
-    caches = (jnp.zeros(shape, jnp.bfloat16),) * 2
+    shape = (2, len(tokens), size.shared_heads, steps, size.head_width)
+    caches = [jnp.zeros(shape, jnp.bfloat16) for _ in params["layers"]]
 
     def one(carry, position):
         tokens, caches, first = carry
@@ -158,7 +174,7 @@ def write(size: Size, params, tokens, steps: int):
 def serve(size: str, batch: int, steps: int, console: Console) -> dict:
     """Writes with both, and measures."""
     shape = SIZES[size]
-    params = jax.jit(functools.partial(make_params, shape))(jax.random.key(0))
+    params = make_params(shape, jax.random.key(0))
     tokens = jnp.arange(batch) % shape.vocabulary
     record, scores = {}, {}
     for name, own in (("int4", params), ("bfloat16", jax.jit(dequantized)(params))):
