@@ -100,33 +100,22 @@ def dequantized(params: dict) -> dict:
     return jax.tree.map(lambda x: x.dequantize() if is_packed(x) else x, params, is_leaf=is_packed)
 
 
-def factor_of(x):
-    """What each token's features are multiplied by, so that their mean square is 1."""
-    return lax.rsqrt(jnp.mean(x.astype(jnp.float32) ** 2, -1, keepdims=True) + 1e-6)
-
-
-def scaled(acc, factor):
-    """A product of features that were to be multiplied by a factor before it."""
-    return (acc * factor).astype(jnp.bfloat16)
-
-
-def gated(gate, up, factor):
-    """The same of both of a gate's products, and the gate."""
-    return (jax.nn.silu(gate * factor) * (up * factor)).astype(jnp.bfloat16)
+def normalized(x):
+    """Of each token's features the mean square is 1."""
+    wide = x.astype(jnp.float32)
+    return (wide * lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-6)).astype(x.dtype)
 
 
 def layer_of(size: Size, position, x, layer, cache):
     """One layer for one token of each sequence; `cache` has keys and values of those before."""
     batch, d = len(x), size.head_width
-    norm = {"epilogue": scaled, "epilogue_operands": (factor_of(x),)}
-    qkv = jax_tcgemm.linear(x, layer["qkv"], **norm)
+    qkv = jax_tcgemm.linear(normalized(x), layer["qkv"])
     q, own = jnp.split(qkv, [size.width], -1)
     own = jnp.moveaxis(own.reshape(batch, 2, size.shared_heads, 1, d), 1, 0)
     cache = lax.dynamic_update_slice_in_dim(cache, own, position, 3)
     mixed = attention(q.reshape(batch, size.shared_heads, -1, d), *cache, position)
     x = jax_tcgemm.linear(mixed.reshape(batch, size.width), layer["out"], residual=x)
-    norm = {"epilogue": gated, "epilogue_operands": (factor_of(x),)}
-    hidden = jax_tcgemm.gated_linear(x, layer["up"], **norm)
+    hidden = jax_tcgemm.gated_linear(normalized(x), layer["up"])
     return jax_tcgemm.linear(hidden, layer["down"], residual=x), cache
 
 
@@ -149,8 +138,8 @@ def scores_of(size: Size, params, position, tokens, caches):
     for layer, cache in zip(params["layers"], caches, strict=True):
         x, cache = layer_of(size, position, x, layer, cache)
         written.append(cache)
-    scores = jax_tcgemm.matmul(x, params["head"], preferred_element_type="float32")
-    return factor_of(x) * scores, written
+    scores = jax_tcgemm.matmul(normalized(x), params["head"], preferred_element_type="float32")
+    return scores, written
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))

@@ -18,6 +18,8 @@ from jax_tcgemm.selection.devices import ASSUMED_GPU
 class Case:
     """A product of m rows, or of those of experts of these sizes; qtype "nf4" is a table.
 
+    x of "f8e4m3fn" has a scale for each row.
+
     From number `offset` on, `experts` of them have weights; None: all.
     """
 
@@ -33,14 +35,19 @@ class Case:
     sizes: tuple[int, ...] = ()
     offset: int = 0
     experts: int | None = None
+    positive: bool = False  # x
 
     @property
     def label(self):
         words = [f"{self.m}x{self.n}x{self.k}", self.qtype, f"g{self.group}"]
-        words += ["zeros"] * self.zeros
+        words += ["zeros"] * self.zeros + ["positive"] * self.positive
         if self.sizes:
             words.append(f"experts{self.offset}+{self.num_weights}of{len(self.sizes)}")
         return "_".join([*words, self.scale, self.x, self.out])
+
+    @property
+    def has_row_scales(self):
+        return self.x == "f8e4m3fn"
 
     @property
     def num_weights(self):
@@ -60,7 +67,13 @@ class Case:
         if self.zeros:
             zero_point = rng.integers(coding.least, coding.largest + 2, shape)
         x = rng.standard_normal((self.m, self.k))
+        x = abs(x) if self.positive else x
         return q, scale.astype(DTYPES[self.scale]), zero_point, x.astype(DTYPES[self.x])
+
+    @functools.cached_property
+    def row_scales(self):
+        rng = np.random.default_rng(self.m)
+        return rng.uniform(0.25, 4, self.m).astype(np.float32)
 
     @functools.cached_property
     def weight(self):
@@ -72,6 +85,14 @@ class Case:
     @property
     def x_array(self):
         return self._drawn[3]
+
+    @property
+    def lhs(self):
+        """x as a product takes it: of 8-bit floats quantised rows."""
+        x = jnp.asarray(self.x_array)
+        if not self.has_row_scales:
+            return x
+        return jax_tcgemm.QuantizedArray(x, jnp.asarray(self.row_scales[:, None]))
 
     @functools.cached_property
     def exact_weight(self):
@@ -89,6 +110,8 @@ class Case:
     def exact(self):
         """The product, and that of magnitudes."""
         x, w = self.x_array.astype(np.float64), self.exact_weight
+        if self.has_row_scales:
+            x = x * self.row_scales[:, None].astype(np.float64)
         if not self.sizes:
             return x @ w, abs(x) @ abs(w)
         product, magnitude = np.zeros((2, self.m, self.n))
@@ -117,6 +140,7 @@ class Case:
             zero=0 if self.zeros or is_table else coding.offset,
             zero_points=self.zeros,
             table=is_table,
+            row_scales=self.has_row_scales,
             scale=self.scale,
             in_dtype=self.x,
             out_dtype=self.out,
@@ -138,10 +162,18 @@ class Case:
         return np.swapaxes(w, -1, -2).astype(DTYPES[self.x])
 
     @property
+    def weight_arrays(self):
+        """The operands of that, by name."""
+        return {name: x for name, x in self.arrays.items() if name not in ("x", "row_scales")}
+
+    @property
     def arrays(self):
-        """The operands of a call, by name; a weight has no x."""
+        """The operands of a product, by name."""
         w = self.weight
-        found = {"x": self.x_array, "values": np.asarray(w.values), "scales": np.asarray(w.scales)}
+        found = {"x": self.x_array}
+        if self.has_row_scales:
+            found["row_scales"] = self.row_scales
+        found |= {"values": np.asarray(w.values), "scales": np.asarray(w.scales)}
         if w.zero_points is not None:
             found["zero_points"] = np.asarray(w.zero_points)
         if w.format.table is not None:
@@ -153,8 +185,10 @@ class Case:
     def mismatch(self, got, rounding=1e-6) -> str:
         """How a result is wrong, "" where it is not.
 
-        Sums in float32 are off by `rounding` of what was added up, and the result is rounded once.
+        Sums in float32 are off by `rounding` of what was added up, those of 8-bit floats by what
+        tensor cores cut off after each 32 of 128 of K, and the result is rounded once.
         """
+        rounding = max(rounding, 2**-11 * self.has_row_scales)
         exact, magnitude = self.exact
         got = np.asarray(got).astype(np.float64)[:, : self.n]
         rounded = {"f32": 2**-23, "bf16": 2**-8, "f16": 2**-11}[self.out]
@@ -186,6 +220,9 @@ _FORMATS = (
     {"group": None, "zeros": True},
     {"group": 64, "qtype": "nf4", "scale": "f32"},
     {"group": 32, "qtype": "nf4", "x": "f16"},
+    {"group": 128, "x": "f8e4m3fn"},
+    {"group": 32, "zeros": True, "scale": "f32", "x": "f8e4m3fn"},
+    {"group": None, "qtype": "uint4", "x": "f8e4m3fn"},
 )
 
 

@@ -74,9 +74,8 @@ def test_every_config(machine, run_folder, config, case):
 @pytest.mark.parametrize("case", dict.fromkeys(case for _, case in CASES), ids=lambda x: x.label)
 def test_weights(machine, case):
     """As arrays they have the bits of what XLA makes of them."""
-    arrays = {name: x for name, x in case.arrays.items() if name != "x"}
     how = {"implementation": "packed", "config": "128x2_c1"}
-    (got,) = machine.run(case.weight_problem, arrays, **how)
+    (got,) = machine.run(case.weight_problem, case.weight_arrays, **how)
     np.testing.assert_array_equal(got[: case.n], case.exact_rows)
 
 

@@ -54,9 +54,8 @@ def test_any_sizes(machine, seed):
 
 def test_weights(machine):
     """Those of all experts are one array; its bits are those of what XLA makes of them."""
-    arrays = {name: FEW.arrays[name] for name in ("values", "scales", "zero_points")}
     how = {"implementation": "packed", "config": "128x2_c1"}
-    (got,) = machine.run(FEW.weight_problem, arrays, **how)
+    (got,) = machine.run(FEW.weight_problem, FEW.weight_arrays, **how)
     got = got.reshape(len(UNEVEN), -1, FEW.k)[:, : FEW.n]
     np.testing.assert_array_equal(got, FEW.exact_rows)
 

@@ -18,6 +18,8 @@ const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProble
   static const BufferTable<PackedProblem, PackedBuffers> table{
       {"x", BufferRole::kOperand, [](P& p) -> int64_t { return p.is_product(); }, [](P& p) { return p.m * p.k; },
        [](P& p) { return p.in; }, put<&PackedBuffers::x>},
+      {"row_scales", BufferRole::kOperand, [](P& p) -> int64_t { return p.row_scales; }, [](P& p) { return p.m; },
+       [](P&) { return DType::kF32; }, put<&PackedBuffers::row_scales>},
       {"values", BufferRole::kOperand, always,
        [](P& p) { return multiply_add(p.all_tiles(), p.pieces() * P::kPieceBytes, 0); }, bytes,
        put<&PackedBuffers::values>},
@@ -65,8 +67,13 @@ std::string check_problem(const PackedProblem& p) {
   if (p.zero_points && p.zero != 0) return must("zero", "be 0 beside zero points", p.zero);
   if (p.table && (p.bits != 4 || p.zero != 0 || p.zero_points)) return "a table must be of 4 bits and without zeros";
   if (!is_float(p.scale)) return std::string("scale must be f16, bf16 or f32, got ") + name_of(p.scale);
-  if (p.in != DType::kF16 && p.in != DType::kBF16) {
-    return std::string(p.is_product() ? "x" : "d") + " must be f16 or bf16, got " + name_of(p.in);
+  const bool is_float8 = p.in == DType::kF8E4M3FN && p.is_product();
+  if (p.row_scales != is_float8) return "rows must have scales where x is f8e4m3fn, and nowhere else";
+  // Of integers of 4 bits alone differences are exact in 8.
+  if (is_float8 && (p.bits != 4 || p.table)) return "x must be f16 or bf16 with 8 bits or a table, got f8e4m3fn";
+  if (!is_float8 && p.in != DType::kF16 && p.in != DType::kBF16) {
+    return (p.is_product() ? "x must be f16, bf16 or f8e4m3fn, got " : "d must be f16 or bf16, got ") +
+           std::string(name_of(p.in));
   }
   if (!is_float(p.out)) return std::string("d must be f16, bf16 or f32, got ") + name_of(p.out);
   return "";

@@ -8,8 +8,9 @@
 //            experts, group_sizes[s] tokens each, the call has the weights of `experts`, from number group_offset on.
 //            Rows of others are 0 in D. A size below 0 counts as 0, and experts end with the rows.
 //
-// or, where integers stand for the values of a table, with table[u[k,n]] in place of the difference. X and D are packed
-// row-major. The weight lies in tiles of 16 columns, which fill D's columns up:
+// or, of x in float8_e4m3fn, with a factor for each row, row_scales[m], that the sum is multiplied by before it is
+// rounded; or, where integers stand for the values of a table, with table[u[k,n]] in place of the difference. X and D
+// are packed row-major. The weight lies in tiles of 16 columns, which fill D's columns up:
 //
 //   values       (n / 16, pieces, 512) bytes, a piece 64 rows of 4 bits or 32 rows of 8 bits
 //   scales       (n / 16, groups, 16), columns g and g + 8 side by side
@@ -42,6 +43,7 @@ struct PackedProblem {
   int64_t zero;      // of all, where there are no zero points
   bool zero_points;  // whether every group and column has its own
   bool table;
+  bool row_scales;  // whether each row of X has a factor
   DType scale;
   DType in;               // of X; of a weight that of D
   DType out;              // of D
@@ -69,6 +71,7 @@ void visit_fields(PackedProblem& p, Visit&& visit) {
   visit("zero", p.zero);
   visit("zero_points", p.zero_points);
   visit("table", p.table);
+  visit("row_scales", p.row_scales);
   visit("scale", p.scale);
   visit("experts", p.experts);
   visit("num_sizes", p.num_sizes);
@@ -85,6 +88,7 @@ inline Features features_of(const PackedProblem&) { return {}; }
 // Addresses of one call; of those that the problem does not have, null.
 struct PackedBuffers {
   const void* x = nullptr;
+  const float* row_scales = nullptr;
   const void* values = nullptr;
   const void* scales = nullptr;
   const void* zero_points = nullptr;
@@ -96,8 +100,8 @@ struct PackedBuffers {
   int64_t workspace_bytes = 0;
 };
 
-// The arrays of a call: of products x, then values, scales [, zero_points] [, table], then, grouped, group_sizes and
-// group_offset -> d. Those of the weight are bytes.
+// The arrays of a call: of products x [, row_scales], then values, scales [, zero_points] [, table], then, grouped,
+// group_sizes and group_offset -> d. Those of the weight are bytes.
 const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProblem& problem);
 
 using PackedImplementation = ImplementationOf<PackedProblem, PackedBuffers>;

@@ -37,7 +37,7 @@ INSTRUCTIONS = (
     ),
     Instruction("__half", "__half", "f16", "f16", 16, has_majors=True, has_registers=True),
     Instruction("TF32", "TF32", "tf32", "tf32", 8, has_registers=True),
-    Instruction("E4M3", "E4M3", "e4m3", "e4m3", 32),
+    Instruction("E4M3", "E4M3", "e4m3", "e4m3", 32, has_registers=True),
     Instruction("E4M3", "E5M2", "e4m3", "e5m2", 32),
     Instruction("E5M2", "E4M3", "e5m2", "e4m3", 32),
     Instruction("E5M2", "E5M2", "e5m2", "e5m2", 32),

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +22,11 @@ from jax_tcgemm.problem.packed_weight import (
 )
 
 
-def product(x: jax.Array, w: PackedWeight, dtype, plan: Plan) -> jax.Array:
+def product(rows: Sequence[jax.Array], w: PackedWeight, dtype, plan: Plan) -> jax.Array:
     """Carries out a plan of form product.
 
     Args:
-      x: of shape (..., k).
+      rows: x, of shape (..., k), and of 8-bit floats, which are none of XLA's, scales (...).
       w: the weight.
       dtype: of the result.
       plan: the plan.
@@ -33,7 +34,7 @@ def product(x: jax.Array, w: PackedWeight, dtype, plan: Plan) -> jax.Array:
     Returns:
       The product, of shape (..., tiles, 16).
     """
-    tiles = w.values.shape[0]
+    x, tiles = rows[0], w.values.shape[0]
     if plan.choice.implementation == selection.XLA:
         out = lax.dot_general(
             x,
@@ -42,18 +43,21 @@ def product(x: jax.Array, w: PackedWeight, dtype, plan: Plan) -> jax.Array:
             preferred_element_type=jnp.float32,
         ).astype(dtype)
         return out.reshape(*x.shape[:-1], tiles, TILE)
-    rows = math.prod(x.shape[:-1])
-    operands = [x.reshape(rows, x.shape[-1]), *_operands(w)]
-    result = jax.ShapeDtypeStruct((rows, tiles * TILE), dtype)
+    m = math.prod(x.shape[:-1])
+    flat = [x.reshape(m, x.shape[-1]), *(scales.reshape(m) for scales in rows[1:])]
+    operands = [*flat, *_operands(w)]
+    result = jax.ShapeDtypeStruct((m, tiles * TILE), dtype)
     (out,) = call(plan.problem, plan.choice, operands, [result])
     return out.reshape(*x.shape[:-1], tiles, TILE)
 
 
-def grouped_product(x, w: PackedWeight, group_sizes, group_offset, dtype, plan: Plan) -> jax.Array:
+def grouped_product(
+    rows: Sequence[jax.Array], w: PackedWeight, group_sizes, group_offset, dtype, plan: Plan
+) -> jax.Array:
     """Carries out a plan of form grouped that is not XLA's.
 
     Args:
-      x: of shape (m, k), rows sorted by expert.
+      rows: as in `product`, x of shape (m, k), sorted by expert.
       w: the weights of the experts.
       group_sizes: int32 of shape (s,).
       group_offset: int32 of shape (1,).
@@ -64,8 +68,8 @@ def grouped_product(x, w: PackedWeight, group_sizes, group_offset, dtype, plan: 
       The product, of shape (m, tiles, 16).
     """
     tiles = w.values.shape[1]
-    result = jax.ShapeDtypeStruct((x.shape[0], tiles * TILE), dtype)
-    operands = [x, *_operands(w), group_sizes, group_offset]
+    result = jax.ShapeDtypeStruct((len(rows[0]), tiles * TILE), dtype)
+    operands = [*rows, *_operands(w), group_sizes, group_offset]
     (out,) = call(plan.problem, plan.choice, operands, [result])
     return out.reshape(-1, tiles, TILE)
 

@@ -6,10 +6,12 @@ or, grouped, for the rows of each group by a weight of its own, and 0 in rows of
 
     out[r, tile, i] = sum over k of x[r, k] * w[g, k, 16 * tile + i]
 
-operands: x (..., k), grouped (m, k), of float16 or bfloat16, the arrays of a packed weight, values,
-scales and, where there are such, zero_points (problem/packed_weight.py), and, grouped, group_sizes
-(s,) and group_offset (1,), as those of `tcgemm_ragged_dot`. Columns are in tiles, which is how
-devices divide them. It is linear in x; the weight is bytes, and has no derivatives.
+operands: x (..., k), grouped (m, k), of float16, bfloat16 or float8_e4m3fn, of the last also
+row_scales (...) in float32, by which the sums of rows are multiplied, the arrays of a packed
+weight, values, scales and, where there are such, zero_points (problem/packed_weight.py), and,
+grouped, group_sizes (s,) and group_offset (1,), as those of `tcgemm_ragged_dot`. Columns are in
+tiles, which is how devices divide them. It is linear in x; the weight is bytes, and has no
+derivatives.
 
 Parameters, all static: op (for messages), format (of the weight), grouped, dtype (of the result),
 implementation and config.
@@ -17,6 +19,8 @@ implementation and config.
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +33,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import packed as device_packed
 from jax_tcgemm.device import request
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives import lowering
+from jax_tcgemm.primitives import functions, lowering
 from jax_tcgemm.primitives import ragged_dot as ragged
 from jax_tcgemm.primitives.packed_weight import (
     arrays_of,
@@ -38,7 +42,7 @@ from jax_tcgemm.primitives.packed_weight import (
     rows_of_weight,
     weight_of,
 )
-from jax_tcgemm.primitives.rules import as_cotangent, same_varying
+from jax_tcgemm.primitives.rules import as_cotangent, same_varying, series_by_parts
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
@@ -49,19 +53,31 @@ from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xl
 # those of packed weights read and convert all of it for every 32, or 64 to 128. Groups have so many
 # on average.
 MOST_ROWS = 512
+# Of so few, 8-bit floats are multiplied as bfloat16, exactly: reading the weight takes the time.
+FEW_ROWS = 32
+FLOAT8 = np.dtype(jnp.float8_e4m3fn)
 
 packed_dot_p = core.Primitive("tcgemm_packed_dot")
 
 
 def packed_dot(
-    x, w: PackedWeight, *, op: str, dtype, implementation: str | None = None, config=None
+    x,
+    w: PackedWeight,
+    *,
+    op: str,
+    dtype,
+    row_scales=None,
+    implementation: str | None = None,
+    config=None,
 ) -> jax.Array:
     """The product of rows and a packed weight.
 
     Args:
-      x: of shape (..., k), of float16 or bfloat16, its columns in the order of the packed rows.
-      w: one weight.
+      x: of shape (..., k), of float16, bfloat16 or float8_e4m3fn, its columns in the order of the
+        packed rows.
+      w: one weight; beside float8_e4m3fn one of integers of 4 bits.
       op: the public function, for messages.
+      row_scales: beside float8_e4m3fn, float32 of shape (...), else None.
       dtype: of the result.
       implementation: a checked name, or None.
       config: a checked name, or None.
@@ -70,7 +86,7 @@ def packed_dot(
       An array of shape (..., *w.shape[1:]).
     """
     asked = {"implementation": implementation, "config": config}
-    operands = x, *arrays_of(w)
+    operands = *_rows(x, row_scales), *arrays_of(w)
     return _by_columns(w.format, *operands, op=op, dtype=dtype, grouped=False, **asked)
 
 
@@ -82,17 +98,19 @@ def packed_ragged_dot(
     *,
     op: str,
     dtype,
+    row_scales=None,
     implementation: str | None = None,
     config=None,
 ) -> jax.Array:
     """The product of rows and the packed weights of their groups.
 
     Args:
-      x: of shape (m, k), of float16 or bfloat16.
+      x: of shape (m, k), of float16, bfloat16 or float8_e4m3fn.
       w: stacked weights, of shape (g, k, ...).
       group_sizes: int32 of shape (s,).
       group_offset: int32 of shape (1,).
       op: the public function, for messages.
+      row_scales: as in `packed_dot`, of shape (m,).
       dtype: of the result.
       implementation: a checked name, or None.
       config: a checked name, or None.
@@ -100,7 +118,7 @@ def packed_ragged_dot(
     Returns:
       An array of shape (m, *w.shape[2:]).
     """
-    operands = x, *arrays_of(w), group_sizes, group_offset
+    operands = *_rows(x, row_scales), *arrays_of(w), group_sizes, group_offset
     asked = {"implementation": implementation, "config": config}
     return _by_columns(w.format, *operands, op=op, dtype=dtype, grouped=True, **asked)
 
@@ -114,23 +132,45 @@ def _by_columns(form: PackedFormat, x, *others, dtype, **params) -> jax.Array:
     return out.reshape(*x.shape[:-1], *form.shape[1:])
 
 
-def _split(operands, grouped: bool):
-    """x, the arrays of the weight, and, grouped, sizes and offset, else nothing."""
+def _rows(x, row_scales) -> tuple:
+    return (x,) if row_scales is None else (x, row_scales)
+
+
+class _Operands(NamedTuple):
+    """Those of a call; but x and weight, what it has not is empty."""
+
+    x: jax.Array
+    row_scales: Sequence
+    weight: Sequence
+    groups: Sequence
+
+
+def _split(operands, grouped: bool) -> _Operands:
+    """Arrays, or their types."""
     x, *others = operands
-    last = len(others) - 2 * grouped
-    return x, others[:last], others[last:]
+    first, last = int(getattr(x, "aval", x).dtype == FLOAT8), len(others) - 2 * grouped
+    return _Operands(x, others[:first], others[first:last], others[last:])
 
 
 def _product(*operands, **params):
     """By the primitive, or, of many rows that nothing is asked of, a plain product."""
-    x, weight, groups = _split(operands, params["grouped"])
+    x, row_scales, weight, groups = _split(operands, params["grouped"])
     rows = math.prod(x.shape[:-1])
-    most = MOST_ROWS * (groups[0].shape[0] if groups else 1)
-    if params["implementation"] is None and isinstance(rows, int) and rows > most:
-        w = weight_of(weight, params["format"])
-        w = rows_of_weight(w, op=params["op"], dtype=x.dtype)
-        return _by_array(x, w, groups, **params)
+    groups_of_rows = groups[0].shape[0] if groups else 1
+    if params["implementation"] is None and isinstance(rows, int):
+        if row_scales and rows <= FEW_ROWS * groups_of_rows:
+            return _in_16_bits(*operands, **params)
+        if not row_scales and rows > MOST_ROWS * groups_of_rows:
+            w = weight_of(weight, params["format"])
+            w = rows_of_weight(w, op=params["op"], dtype=x.dtype)
+            return _by_array(x, w, groups, **params)
     return packed_dot_p.bind(*same_varying(*operands), **params)
+
+
+def _in_16_bits(x, row_scales, *others, dtype, **params):
+    """The product of rows of 8-bit floats, which are converted exactly, and scaled afterwards."""
+    wide = _product(x.astype(jnp.bfloat16), *others, dtype=np.dtype(np.float32), **params)
+    return (wide * row_scales[..., None, None]).astype(dtype)
 
 
 def _by_array(x, w, groups, *, op, dtype, implementation, **params):
@@ -148,12 +188,13 @@ def _by_array(x, w, groups, *, op, dtype, implementation, **params):
 # --- typing -------------------------------------------------------------------------------------
 
 
-def _abstract_eval(x, values, *others, **params):
+def _abstract_eval(*operands, **params):
+    x, _, (values, *_), _ = _split(operands, params["grouped"])
     shape = (*x.shape[:-1], values.shape[-3], TILE)
     spec = (*x.sharding.spec.partitions[:-1], values.sharding.spec.partitions[-3], None)
     mesh = x.sharding.mesh if values.sharding.mesh.empty else values.sharding.mesh
     out = like(x, shape, params["dtype"], NamedSharding(mesh, PartitionSpec(*spec)))
-    lowering.expect(request.make_plan, product_of, x, values, *others, out, params)
+    lowering.expect(request.make_plan, product_of, *operands, out, params)
     return out
 
 
@@ -168,12 +209,23 @@ def _batch(axis_data, args, dims, **params):
     """Rows of all entries together; of mapped weights, too, which are groups; others one by one."""
     if all(dim is None for dim in dims):
         return packed_dot_p.bind(*args, **params), None
-    (x, *others), (x_dim, *other_dims) = args, dims
+    first = 1 + len(_split(args, params["grouped"]).row_scales)
+    rows, others, other_dims = args[:first], args[first:], dims[first:]
+
+    def mapped_rows():
+        """x, and its scales, with the mapped dimension in front."""
+        return [
+            jnp.broadcast_to(r, (axis_data.size, *r.shape))
+            if dim is None
+            else jnp.moveaxis(r, dim, 0)
+            for r, dim in zip(rows, dims[:first], strict=True)
+        ]
+
     if not params["grouped"] and all(dim is None for dim in other_dims):
-        return _product(jnp.moveaxis(x, x_dim, 0), *others, **params), 0
+        return _product(*mapped_rows(), *others, **params), 0
     if not params["grouped"] and None not in other_dims and axis_data.explicit_mesh_axis is None:
         weight = map(jnp.moveaxis, others, other_dims, [0] * len(others))
-        return _batch_of_weights(axis_data.size, x, x_dim, weight, params), 0
+        return _batch_of_weights(mapped_rows(), weight, params), 0
     moved = [
         x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)
     ]
@@ -187,15 +239,15 @@ def _batch(axis_data, args, dims, **params):
     return lax.map(of_entry, mapped), 0
 
 
-def _batch_of_weights(number: int, x, x_dim, weight, params):
-    """Each of so many weights by as many rows: those of its group."""
-    shape = tuple(extent for axis, extent in enumerate(x.shape) if axis != x_dim)
-    xs = x if x_dim is None else jnp.moveaxis(x, x_dim, 0)
-    xs = jnp.broadcast_to(xs, (number, *shape)).reshape(-1, shape[-1])
-    sizes = jnp.full(number, math.prod(shape[:-1]), np.int32)
+def _batch_of_weights(rows, weight, params):
+    """Each weight by rows of its own, x and its scales: those of its group."""
+    x, *row_scales = rows
+    number, *shape, k = x.shape
+    sizes = jnp.full(number, math.prod(shape), np.int32)
     groups = sizes, jnp.zeros(1, np.int32)
-    out = _product(xs, *weight, *groups, **params | {"grouped": True})
-    return out.reshape(number, *shape[:-1], *out.shape[1:])
+    rows = x.reshape(-1, k), *(scales.reshape(-1) for scales in row_scales)
+    out = _product(*rows, *weight, *groups, **params | {"grouped": True})
+    return out.reshape(number, *shape, *out.shape[1:])
 
 
 batching.fancy_primitive_batchers[packed_dot_p] = _batch
@@ -205,16 +257,25 @@ batching.fancy_primitive_batchers[packed_dot_p] = _batch
 
 
 def _jvp(primals, tangents, **params):
+    """Of rows in 8 bits, by the product of what they stand for in 16."""
     out = packed_dot_p.bind(*primals, **params)
-    if type(tangents[0]) is ad.Zero:
+    first = 1 + len(_split(primals, params["grouped"]).row_scales)
+    moving = tangents[0]
+    if first > 1:
+        _, moving = functions.value_and_tangent(_dequantised, primals[:first], tangents[:first])
+    if moving is None or type(moving) is ad.Zero:
         return out, zero_tangent(out)
-    return out, packed_dot_p.bind(*same_varying(tangents[0], *primals[1:]), **params)
+    return out, packed_dot_p.bind(*same_varying(moving, *primals[first:]), **params)
+
+
+def _dequantised(x, row_scales):
+    return (x.astype(jnp.float32) * row_scales[..., None]).astype(jnp.bfloat16)
 
 
 def _transpose(ct, *operands, op, format, grouped, implementation, **params):
     """The cotangent of x is a product with the weight, dequantised."""
     del params
-    x, weight, groups = _split(operands, grouped)
+    x, _, weight, groups = _split(operands, grouped)
     nothing = [None] * (len(operands) - 1)
     if type(ct) is ad.Zero:
         return [ad.Zero(x.aval), *nothing]
@@ -235,6 +296,8 @@ def _transpose(ct, *operands, op, format, grouped, implementation, **params):
 
 
 def _series(primals, series, **params):
+    if _split(primals, params["grouped"]).row_scales:
+        return series_by_parts(_in_16_bits, primals, series, **params)
     terms = [primals[0], *series[0]]
     out, *rest = [packed_dot_p.bind(term, *primals[1:], **params) for term in terms]
     return out, rest
@@ -251,8 +314,8 @@ register_jet(packed_dot_p, _series)
 def product_of(*avals_and_params) -> request.Request:
     """What one call of the primitive says, from the types of its operands and result."""
     *operands, out, params = avals_and_params
-    x, weight, groups = _split(operands, params["grouped"])
-    own = {"form": "product", "m": math.prod(x.shape[:-1])}
+    x, row_scales, weight, groups = _split(operands, params["grouped"])
+    own = {"form": "product", "m": math.prod(x.shape[:-1]), "row_scales": bool(row_scales)}
     own |= {"in_dtype": DTYPE_NAMES[np.dtype(x.dtype)]}
     own |= {"out_dtype": DTYPE_NAMES[np.dtype(out.dtype)]}
     if groups:
@@ -268,7 +331,7 @@ def product_of(*avals_and_params) -> request.Request:
 def division_of(*avals_and_params) -> partitioning.Division:
     """How a call may be divided over devices: along rows, tiles of columns, and groups."""
     *operands, params = avals_and_params
-    x, weight, groups = _split(operands, params["grouped"])
+    x, row_scales, weight, groups = _split(operands, params["grouped"])
     rows = tuple(f"m{axis}" for axis in range(x.ndim - 1))
     names = division_of_weight(weight)
     whole = ("k", *(name for own in names for name in own[-2:]))
@@ -283,7 +346,12 @@ def division_of(*avals_and_params) -> partitioning.Division:
         )
 
     return partitioning.Division(
-        operands=((*rows, "k"), *names, *((("sizes",), ("one",)) if groups else ())),
+        operands=(
+            (*rows, "k"),
+            *([rows] * len(row_scales)),
+            *names,
+            *((("sizes",), ("one",)) if groups else ()),
+        ),
         results=((*rows, "tile", "column"),),
         call=call,
         call_at=call_at if groups else None,
@@ -302,12 +370,15 @@ def _lower(ctx, *args, device, obstacle, **params):
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
 
     def on_device(*operands):
-        x, weight, groups = _split(operands, params["grouped"])
+        x, row_scales, weight, groups = _split(operands, params["grouped"])
         w = weight_of(weight, params["format"])
+        if row_scales and not is_ours:
+            return (_in_16_bits(*operands, **params),)
+        rows = (x, *row_scales)
         if not groups:
-            return (device_packed.product(x, w, params["dtype"], plan),)
+            return (device_packed.product(rows, w, params["dtype"], plan),)
         if is_ours:
-            return (device_packed.grouped_product(x, w, *groups, params["dtype"], plan),)
+            return (device_packed.grouped_product(rows, w, *groups, params["dtype"], plan),)
         rows = device_packed.weight(w, x.dtype, plan)
         rows = rows.reshape(len(rows), -1, params["format"].k)
         return (_by_array(x, rows, groups, **params),)

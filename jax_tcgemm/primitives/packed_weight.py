@@ -53,6 +53,7 @@ def weight_of(arrays, form: PackedFormat) -> PackedWeight:
 def problem_of(tiles: int, has_zeros: bool, packed: PackedFormat, **own) -> PackedProblem:
     """What is the same of every problem with a weight; `own` are the fields that are not."""
     is_table = packed.table is not None
+    own = {"row_scales": False} | own
     return PackedProblem(
         n=tiles * TILE,
         k=packed.k,

@@ -3,6 +3,8 @@
 product:  D[m,n] = sum over k of X[m,k] * w[k,n]
 weight:   D[n,k] = w[k,n] = (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
 grouped:  a product of tokens sorted by expert, each by the weight of its own; 0 in rows of none
+
+X of 8-bit floats has a scale for each row, which its sums are multiplied by.
 """
 
 import dataclasses
@@ -25,6 +27,7 @@ class PackedProblem:
       zero: of all, where there are no zero points; 0 of a table.
       zero_points: whether each group and column has a zero of its own.
       table: whether integers stand for the values of a table.
+      row_scales: whether each row of X has a factor: of 8-bit floats.
       scale: dtype of scales.
       in_dtype: dtype of X; of a weight that of D.
       out_dtype: dtype of D.
@@ -41,6 +44,7 @@ class PackedProblem:
     zero: int
     zero_points: bool
     table: bool
+    row_scales: bool
     scale: str
     in_dtype: str
     out_dtype: str

@@ -5,11 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
-from jax_tcgemm.primitives.packed_dot import packed_dot, packed_ragged_dot
+from jax_tcgemm.primitives.packed_dot import FLOAT8, packed_dot, packed_ragged_dot
 from jax_tcgemm.primitives.ragged_dot import take_rows
 from jax_tcgemm.problem.packed_weight import VERSION, PackedWeight
+from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, spread
 from jax_tcgemm.products.arguments import canonical_sharding
 
 _KERNEL_DTYPES = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
@@ -67,9 +69,10 @@ def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
     """The dtype of a product: the one asked for, or that of what is multiplied by the weight.
 
     Raises:
-      TypeError: unless that is one of arrays of a real floating-point dtype of 16 bits or more.
+      TypeError: unless that is one of arrays of a real floating-point dtype of 16 bits or more, or
+        quantised, with scales of such a dtype.
     """
-    dtypes = [np.dtype(x.dtype) for x in operands if isinstance(x, jax.Array)]
+    dtypes = [np.dtype(x.dtype) for x in operands if isinstance(x, jax.Array | QuantizedArray)]
     if not dtypes or any(dtype not in _DTYPES for dtype in dtypes):
         raise TypeError(
             f"{op}: what is multiplied by a packed weight must be an array of "
@@ -77,6 +80,28 @@ def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
             "convert or dequantize it"
         )
     return np.dtype(preferred or jnp.result_type(*dtypes))
+
+
+def _rows_of(x, axis: int | None, w: PackedWeight):
+    """What a weight is multiplied by, and None or the scales of its rows in float32.
+
+    Quantised arrays are those of 8-bit floats and a scale for each row where a kernel may multiply
+    them, by integers of 4 bits, and are dequantised in bfloat16 elsewhere.
+
+    Args:
+      x: an array, or a quantised one.
+      axis: its dimension that is contracted; None where no kernel may.
+      w: the weight.
+    """
+    if not isinstance(x, QuantizedArray):
+        return x, None
+    is_float8 = x.qvalue.dtype == FLOAT8 and x.zero_point is None
+    is_int4 = w.format.coding.bits == 4 and w.format.table is None
+    if axis is None or not (is_float8 and is_int4 and x.scale.shape[axis] == 1):
+        return dequantized(x).astype(jnp.bfloat16), None
+    scales = lax.squeeze(spread(x.scale, x.shape, x.block), (axis,))
+    shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+    return x.qvalue, jnp.broadcast_to(scales, shape).astype(jnp.float32)
 
 
 def product(
@@ -92,7 +117,7 @@ def product(
     implementation=None,
     config=None,
 ) -> jax.Array:
-    """A product of an array and a packed weight, in either order, of dtype `dtype`."""
+    """A product of an array, or a quantised one, and a packed weight, in either order."""
     result_dtype(op, dtype, lhs, rhs)
     if is_packed(lhs) and not is_packed(rhs):
         if permutation is None:
@@ -104,11 +129,13 @@ def product(
     is_weight = is_packed(rhs) and rhs_contract == (0,) and not any(batch)
     ndim = plain.result_ndim(lhs.ndim, rhs.ndim, numbers)
     sharding = canonical_sharding(op, out_sharding, ndim)
-    if is_weight and lhs.dtype in _KERNEL_DTYPES and sharding is None:
+    by_kernel = is_weight and sharding is None
+    lhs, row_scales = _rows_of(lhs, lhs_contract[0] if by_kernel else None, rhs)
+    if by_kernel and (row_scales is not None or lhs.dtype in _KERNEL_DTYPES):
         x = jnp.moveaxis(lhs, lhs_contract[0], -1)
         if rhs.order is not None:
             x = jnp.take(x, rhs.order, axis=-1, unique_indices=True, mode="clip")
-        how = {"implementation": implementation, "config": config}
+        how = {"implementation": implementation, "config": config, "row_scales": row_scales}
         out = packed_dot(x, rhs, op=op, dtype=dtype, **how)
         return out if permutation is None else lax.transpose(out, tuple(permutation))
     _check_unasked(op, implementation)
@@ -131,13 +158,19 @@ def grouped_product(
     op: str, factors: Factors, dtype, *, out_sharding=None, implementation=None, config=None
 ) -> jax.Array | None:
     """A grouped product by packed weights, of dtype `dtype`; None where they must be arrays."""
-    x, w, gather = factors.lhs, factors.rhs, factors.gather
+    w, gather = factors.rhs, factors.gather
     sharding = canonical_sharding(op, out_sharding, 2)
-    if x.dtype not in _KERNEL_DTYPES or w.order is not None or sharding is not None:
+    by_kernel = w.order is None and sharding is None
+    x, row_scales = _rows_of(factors.lhs, 1 if by_kernel else None, w)
+    if not by_kernel or (row_scales is None and x.dtype not in _KERNEL_DTYPES):
         _check_unasked(op, implementation)
         return None
-    x = x if gather is None else take_rows(op, x, gather)
-    how = {"implementation": implementation, "config": config}
+    if gather is not None and row_scales is None:
+        x = take_rows(op, x, gather)
+    elif gather is not None:
+        # Bytes are cheap to move.
+        x, row_scales = (take(own, gather) for own in (x, row_scales))
+    how = {"implementation": implementation, "config": config, "row_scales": row_scales}
     return packed_ragged_dot(
         x, w, factors.group_sizes, factors.group_offset, op=op, dtype=dtype, **how
     )

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.primitives.scaled_ragged_contraction import scaled_ragged_contraction
 from jax_tcgemm.problem.dtypes import FLOAT8
@@ -45,7 +46,7 @@ def grouped_scales(factors: Factors, gated: bool):
     if is_any(lhs):
         scale = spread(lhs.scale, lhs.shape, lhs.block)
         if factors.gather is not None and scale.shape[0] != 1:
-            scale = jnp.take(scale, factors.gather, axis=0, mode="fill", fill_value=0)
+            scale = take(scale, factors.gather)
         scales = [[scale] for _ in scales]
     if is_any(rhs):
         scale = spread(rhs.scale, rhs.shape, rhs.block)
@@ -69,9 +70,9 @@ def _grouped_blocks(factors: Factors, gated: bool):
         # Bytes are cheap to move, and kernels that gather rows take no scales.
         if lhs_scales.shape[0] != 1:
             lhs_scales = spread_along(0, lhs_scales, lhs.shape[0], lhs_tile[0])
-            lhs_scales = jnp.take(lhs_scales, factors.gather, 0, mode="fill", fill_value=0)
+            lhs_scales = take(lhs_scales, factors.gather)
             lhs_tile = (1, lhs_tile[1])
-        lhs = jnp.take(lhs, factors.gather, 0, mode="fill", fill_value=0)
+        lhs = take(lhs, factors.gather)
     if rhs_scales.shape[0] != groups:
         rhs_scales = spread_along(0, rhs_scales, groups, rhs_tile[0])
     if gated:

@@ -5,6 +5,7 @@ import re
 
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS
+from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.selection.implementations import AnyProblem, Candidate
@@ -160,14 +161,15 @@ def _wide_packed_us(
     fastest is 2 % slower than that on average, 6 % at worst.
     """
     mean = problem.rows_of_weight
-    if mean < _WIDE_FROM:
+    x_bytes = DTYPES[problem.in_dtype].itemsize
+    if mean < _WIDE_FROM and x_bytes == 2:
         return math.inf
     passes, across = -(-mean // rows), problem.weights_read * -(-problem.n // columns)
     blocks = across * passes * cluster
     weight = problem.weights_read * problem.n * problem.k * problem.bits // 8
-    from_l2 = passes * (weight + across / sharers * rows * problem.k * 2)
-    groups = max(128 // problem.group_size, 1) if problem.group_size < problem.k else 0
-    clocks = columns // 64 * rows * (4 + 1.8 * groups)
+    from_l2 = passes * (weight + across / sharers * rows * problem.k * x_bytes)
+    groups = max(128 // problem.group_size, 1) if problem.group_size < problem.k else 2 - x_bytes
+    clocks = columns // 64 * rows * (2 * x_bytes + 1.8 * groups)
     stages = math.ceil(math.ceil(problem.k / 128) / cluster)
     each = stages * clocks / 1700 + _WIDE_BLOCK_US + 0.5 * (cluster - 1) * rows * columns / 1e4
     sms = num_sms if cluster < 4 else 0.965 * num_sms
@@ -177,6 +179,8 @@ def _wide_packed_us(
         busiest = each * (2 * pairs + (0 if not left else 1.18 if left <= sms else 2))
     else:
         busiest = each * math.ceil(blocks / sms)
-    parts = (weight / 3.7e6, from_l2 / 7.3e6, busiest)
+    # Of 8-bit floats there is half as much to share, and to wait for it takes as long.
+    busiest *= 1.04 if x_bytes == 1 and sharers > 1 else 1
+    parts = (weight / 3.7e6, from_l2 / (7.3e6 if x_bytes == 2 else 9e6), busiest)
     # Blocks that share wait for each other.
     return _WIDE_LAUNCHES_US + sum(part**4 for part in parts) ** 0.25 + 1.1 * (sharers - 1)

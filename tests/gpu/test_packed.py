@@ -1,5 +1,6 @@
 """Packed weights on a GPU: every config, formats, rows, and what stands around the kernel."""
 
+import dataclasses
 import functools
 
 import jax
@@ -31,10 +32,20 @@ FORMATS = [
 ]
 
 
+FLOAT8 = [
+    Case(64, 208, 1152, x="f8e4m3fn"),
+    Case(65, 144, 1856, 64, "int4", zeros=True, x="f8e4m3fn"),
+    Case(130, 144, 928, 32, "uint4", scale="f16", x="f8e4m3fn", out="bf16"),
+    Case(100, 136, 1032, None, "uint4", zeros=True, x="f8e4m3fn", out="f16"),
+    Case(200, 400, 4096, None, "int4", scale="f32", x="f8e4m3fn"),
+    Case(70, 64, 2048, None, "uint4", x="f8e4m3fn", positive=True),
+]
+
+
 def product(case, **how):
     out = {"preferred_element_type": DTYPES[case.out]}
     f = jax.jit(functools.partial(jax_tcgemm.matmul, **out, **how))
-    return f(jnp.asarray(case.x_array), case.weight)
+    return f(case.lhs, case.weight)
 
 
 def check(case, **how):
@@ -97,6 +108,39 @@ def test_many_rows(case):
         if case.x == "bf16" and case.out != "f16":
             for i, y in enumerate(ys):
                 np.testing.assert_array_equal(np.asarray(y) * 2.0**i, np.asarray(ys[0]))
+
+
+@pytest.mark.parametrize("case", FLOAT8, ids=lambda case: case.label)
+def test_rows_of_8_bits(case):
+    """By every config that takes them, each time with the same bits, and what runs by itself."""
+    names = configs_of(case, device())
+    assert bool(names) == (device().compute_capability == 90)
+    for config in names:
+        how = {"implementation": "packed", "config": config}
+        f = functools.partial(jax_tcgemm.matmul, preferred_element_type=DTYPES[case.out], **how)
+        y = jax.jit(f)(case.lhs, case.weight)
+        wrong = case.mismatch(y, ROUNDING)
+        assert not wrong, f"{config}: {wrong}"
+        again = jax.jit(f)(case.lhs, case.weight)
+        np.testing.assert_array_equal(np.asarray(again), np.asarray(y))
+    for rows in (case.m, 20, 600):
+        check(dataclasses.replace(case, m=rows))
+
+
+def test_controls_of_rows_of_8_bits_fail():
+    """Swapped nibbles, a scale that is a group off, neighbours of x exchanged, scales of rows."""
+    case = Case(70, 256, 1024, x="f8e4m3fn")
+    w, x = case.weight, case.lhs
+    pairs = x.qvalue.reshape(70, -1, 2)[:, :, ::-1].reshape(x.shape)
+    for values, scales, rows in (
+        (w.values >> 4 | w.values << 4, w.scales, x),
+        (w.values, jnp.roll(w.scales, 1, 1), x),
+        (w.values, w.scales, dataclasses.replace(x, qvalue=pairs)),
+        (w.values, w.scales, dataclasses.replace(x, scale=jnp.roll(x.scale, 1, 0))),
+    ):
+        wrong = PackedWeight(values, scales, None, None, w.format)
+        out = jax_tcgemm.matmul(rows, wrong, preferred_element_type="float32")
+        assert case.mismatch(out, ROUNDING)
 
 
 def test_controls_of_many_rows_fail():

@@ -115,13 +115,15 @@ struct WideTile {
 struct WideGeometry {
   WideTile tile;
   Format format;
+  int x_size;  // bytes of an element of x
 
   constexpr int pieces_per_stage() const { return WideTile::kStageK / (format.bits == 4 ? 64 : 32); }
   constexpr int groups_per_stage() const { return format.group == 0 ? 0 : WideTile::kStageK / format.group; }
 
-  // A stage: x [half of 64 k][row][64], swizzled, values [tile][piece], scales [tile][group], zero points the same.
+  // A stage: x [128 bytes of k][row][128 bytes], swizzled, values [tile][piece], scales [tile][group], zero points the
+  // same.
   static constexpr int kSwizzleBytes = 1024;
-  constexpr int x_bytes() const { return tile.rows() * WideTile::kStageK * 2; }
+  constexpr int x_bytes() const { return tile.rows() * WideTile::kStageK * x_size; }
   constexpr int values_offset() const { return x_bytes(); }
   constexpr int values_bytes() const { return tile.tiles() * pieces_per_stage() * kPieceBytes; }
   constexpr int scales_offset() const { return values_offset() + values_bytes(); }

@@ -18,7 +18,12 @@ struct Types {
 };
 
 inline const char* type_text(DType dtype) {
-  return dtype == DType::kF16 ? "__half" : dtype == DType::kBF16 ? "__nv_bfloat16" : "float";
+  switch (dtype) {
+    case DType::kF16: return "__half";
+    case DType::kBF16: return "__nv_bfloat16";
+    case DType::kF8E4M3FN: return "tcgemm::ptx::E4M3";
+    default: return "float";
+  }
 }
 
 inline std::string weight_text(const Types& types) {

@@ -119,7 +119,7 @@ class Block {
       sums.send(barrier);
       ptx::mbarrier_wait_cluster(barrier, 0);
     }
-    sums.store({params_.d, params_.out, params_.n, row_end()}, work_);
+    sums.store({params_.d, params_.out, params_.n, row_end(), nullptr}, work_);
   }
 
  private:

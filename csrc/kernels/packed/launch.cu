@@ -18,6 +18,7 @@ int64_t num_blocks(const PackedProblem& p, int columns, int rows, int cluster) {
 Params params_of(const PackedProblem& p, const PackedBuffers& buffers, int columns, int rows, int stage_k) {
   Params params{};
   params.x = buffers.x;
+  params.row_scales = buffers.row_scales;
   params.values = static_cast<const uint8_t*>(buffers.values);
   params.scales = static_cast<const uint8_t*>(buffers.scales);
   params.zero_points = static_cast<const uint8_t*>(buffers.zero_points);

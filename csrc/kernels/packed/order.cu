@@ -2,6 +2,7 @@
 // move together inside of 32, and as many as fill pieces of 64, with zeros.
 //
 //   where the weight's  k = 32 b + 8 c + 4 s + 2 h + e  lies:  32 b + 16 s + 8 h + 2 c + e
+//   and of 8-bit floats                                        32 b + 16 s + 4 c + 2 e + h
 #include "core/extent.h"
 #include "kernels/common/early_start.cuh"
 #include "kernels/packed/geometry.h"
@@ -11,35 +12,42 @@
 namespace tcgemm::packed {
 namespace {
 
-constexpr int kThreads = 256, kPerUnit = 8;  // a thread writes a unit of 16 bytes
+constexpr int kThreads = 256, kUnitBytes = 16;  // which a thread writes
 
+// kSize: bytes of an element.
+template <int kSize>
 __global__ void __launch_bounds__(kThreads)
     order_rows(const uint32_t* x, uint32_t* ordered, int32_t k, int32_t units, int32_t blocks_per_row) {
+  constexpr int kUnits = kBlockK * kSize / kUnitBytes, kWords = 8 * kSize / 4;  // of a block; of eight neighbours
   start_dependents();
   const int32_t row = blockIdx.x / blocks_per_row;
   const int32_t unit = (blockIdx.x - row * blocks_per_row) * kThreads + threadIdx.x;
   wait_for_previous();
   if (unit >= units) return;
   // k is a multiple of eight, so that all eight neighbours of a lane are there or none.
-  const int32_t first_k = unit / 4 * kBlockK, pair = unit % 4;
-  const uint32_t* from = x + (int64_t{row} * k + first_k) / 2 + pair;
+  const int32_t first_k = unit / kUnits * kBlockK, word = unit % kUnits;
+  const uint32_t* from = x + (int64_t{row} * k + first_k) * kSize / 4 + word;
   uint32_t words[4];
 #pragma unroll
-  for (int c = 0; c < 4; ++c) words[c] = first_k + c * 8 < k ? from[c * 4] : 0;
+  for (int c = 0; c < 4; ++c) {
+    words[c] = first_k + c * 8 < k ? from[c * kWords] : 0;
+    if constexpr (kSize == 1) words[c] = __byte_perm(words[c], 0, 0x3120);
+  }
   ptx::st_global_v4_u32(ordered + (int64_t{row} * units + unit) * 4, words);
 }
 
-int64_t blocks_per_row(const PackedProblem& p) { return ceil_div(ordered_k(p) / kPerUnit, kThreads); }
+int64_t units(const PackedProblem& p) { return ordered_bytes(p, 1) / kUnitBytes; }
+int64_t blocks_per_row(const PackedProblem& p) { return ceil_div(units(p), kThreads); }
 
 }  // namespace
 
 int64_t num_order_blocks(const PackedProblem& p) { return p.m * blocks_per_row(p); }
 
 Status launch_order(const PackedProblem& p, const void* x, void* ordered, cudaStream_t stream) {
-  return launch_early(order_rows, num_order_blocks(p), kThreads, /*starts_early=*/true, stream,
-                      "kernel of packed weights' rows", static_cast<const uint32_t*>(x),
-                      static_cast<uint32_t*>(ordered), static_cast<int32_t>(p.k),
-                      static_cast<int32_t>(ordered_k(p) / kPerUnit), static_cast<int32_t>(blocks_per_row(p)));
+  return launch_early(dtype_bytes(p.in) == 1 ? order_rows<1> : order_rows<2>, num_order_blocks(p), kThreads,
+                      /*starts_early=*/true, stream, "kernel of packed weights' rows", static_cast<const uint32_t*>(x),
+                      static_cast<uint32_t*>(ordered), static_cast<int32_t>(p.k), static_cast<int32_t>(units(p)),
+                      static_cast<int32_t>(blocks_per_row(p)));
 }
 
 }  // namespace tcgemm::packed

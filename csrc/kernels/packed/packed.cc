@@ -74,6 +74,10 @@ Types types_of(const PackedProblem& p) {
   return {format, static_cast<int>(p.zero), p.scale, p.in, p.is_grouped()};
 }
 
+WideGeometry wide_geometry(const PackedProblem& p, const WideTile& tile) {
+  return {tile, types_of(p).format, static_cast<int>(dtype_bytes(p.in))};
+}
+
 class Packed final : public PackedImplementation {
  public:
   const char* name() const override { return "packed"; }
@@ -101,6 +105,7 @@ class Packed final : public PackedImplementation {
     if (!p.is_product()) return "";
     const std::string named = "config " + std::string(config);
     if (entry.is_wide()) return reject_wide(p, device, entry.wide_tile(), named);
+    if (p.row_scales) return named + " multiplies f16 and bf16, got x of f8e4m3fn, which those with a w take";
     const Geometry geometry{tile_of(p, entry), types.format};
     if (geometry.tile.cluster > 1 && device.compute_capability < 90) {
       return named + " has clusters, which begin with compute capability 9.0";
@@ -113,7 +118,7 @@ class Packed final : public PackedImplementation {
   }
 
   int64_t workspace_bytes(const PackedProblem& p, const Device& device, std::string_view config) const override {
-    return p.is_product() && entry_of(config).is_wide() ? ordered_bytes(p) : 0;
+    return p.is_product() && entry_of(config).is_wide() ? ordered_bytes(p, p.m) : 0;
   }
 
   std::vector<KernelSource> kernels(const PackedProblem& p, const Device& device,
@@ -133,9 +138,8 @@ class Packed final : public PackedImplementation {
     const ConfigEntry& entry = entry_of(config);
     Kernel* kernel;
     if (Status s = reference_to(p, entry).find(device, &kernel); !s.is_ok()) return s;
-    const Format format = types_of(p).format;
-    if (entry.is_wide()) return launch_wide({kernel, {entry.wide_tile(), format}, &p, buffers, stream});
-    return packed::launch({kernel, {tile_of(p, entry), format}, &p, buffers, stream});
+    if (entry.is_wide()) return launch_wide({kernel, wide_geometry(p, entry.wide_tile()), &p, buffers, stream});
+    return packed::launch({kernel, {tile_of(p, entry), types_of(p).format}, &p, buffers, stream});
   }
 
  private:
@@ -154,7 +158,7 @@ class Packed final : public PackedImplementation {
   static std::string reject_wide(const PackedProblem& p, const Device& device, const WideTile& tile,
                                  const std::string& named) {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return named + " is of wgmma: " + rule;
-    const WideGeometry geometry{tile, types_of(p).format};
+    const WideGeometry geometry = wide_geometry(p, tile);
     if (geometry.shared_bytes() > device.shared_memory_bytes)
       return lacks_memory(named, geometry.shared_bytes(), device);
     if (num_order_blocks(p) > (int64_t{1} << 31) - 1) return named + " would copy x by more than 2^31 - 1 blocks";

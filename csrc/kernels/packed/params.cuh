@@ -10,6 +10,7 @@ namespace tcgemm::packed {
 
 struct Params {
   const void* x;
+  const float* row_scales;  // null: none
   const uint8_t* values;
   const uint8_t* scales;
   const uint8_t* zero_points;

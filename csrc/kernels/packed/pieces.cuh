@@ -8,6 +8,11 @@
 //
 // An unsigned integer u becomes a float without conversion: in the low bits of 128 (bf16) or 1024 (f16) it is
 // 128 + u, of which 128 + zero is subtracted, exactly.
+//
+// Beside x of 8-bit floats all of two words are the A of one instruction, whose K is 32: of four neighbours in memory
+// the second and third are exchanged, as order.cu exchanges those of x. The number of an e4m3 is, up to 16, what its
+// bits count: units of 2^-9, to be multiplied away. So differences of 4 bits are converted by integers' operations, of
+// four at once.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,9 +25,16 @@
 #include "kernels/packed/geometry.h"
 #include "ptx/bits.cuh"
 #include "ptx/shared_memory.cuh"
+#include "ptx/types.cuh"
 #include "tile/numeric.cuh"
 
 namespace tcgemm::packed {
+
+template <typename X>
+inline constexpr bool kIsFloat8 = std::is_same_v<X, ptx::E4M3>;
+
+// What one bit of an e4m3 counts, up to 16.
+inline constexpr float kFloat8Unit = 1.0f / 512;
 
 template <typename X>
 using Pair = std::conditional_t<std::is_same_v<X, __half>, __half2, __nv_bfloat162>;
@@ -41,7 +53,9 @@ __device__ __forceinline__ uint32_t subtract(uint32_t x, uint32_t y) {
 // What is subtracted from a pair of one column, of which `zero` is the zero as it is stored.
 template <typename X, int kBits>
 __device__ __forceinline__ uint32_t subtrahend(uint32_t zero) {
-  if constexpr (std::is_same_v<X, __half>) {
+  if constexpr (kIsFloat8<X>) {
+    return (16 - zero) * 0x01010101u;  // what is added: less than 16 are below zero
+  } else if constexpr (std::is_same_v<X, __half>) {
     return (0x6400u + zero) * 0x10001u;
   } else if constexpr (kBits == 4) {
     return (0x4300u + zero) * 0x10001u;
@@ -60,6 +74,32 @@ __device__ __forceinline__ void convert_4_bits(uint32_t word, const uint32_t (&z
   constexpr uint32_t kMagic = std::is_same_v<X, __half> ? 0x64006400u : 0x43004300u;
 #pragma unroll
   for (int p = 0; p < 4; ++p) a[p] = subtract<X>(ptx::lop3_and_or(word >> 4 * p, 0x000F000Fu, kMagic), zeros[p % 2]);
+}
+
+// Of four integers t, one in each byte, t - 2^kBit, which is 16 - 2^kBit at most, as e4m3 of kFloat8Unit: its size and
+// a sign. Bits above kBit are not looked at.
+template <int kBit>
+__device__ __forceinline__ uint32_t float8_of(uint32_t t) {
+  const uint32_t is_below = ~t >> kBit & 0x01010101u;
+  constexpr uint32_t kLow = (1u << kBit) - 1;
+  return ((t & kLow * 0x01010101u) ^ is_below * kLow) + is_below * 0x81u;
+}
+
+// Sixteen integers of 4 bits as e4m3; kZero: of all, where they have no zero points.
+template <bool kZeroPoints, int kZero>
+__device__ __forceinline__ void convert_4_to_8_bits(const uint32_t (&words)[2], const uint32_t (&added)[2],
+                                                    uint32_t (&a)[4]) {
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    const uint32_t t = words[p / 2] >> 4 * (p % 2);
+    if constexpr (!kZeroPoints && kZero == 8) {
+      a[p] = float8_of<3>(t);
+    } else if constexpr (!kZeroPoints && kZero == 0) {
+      a[p] = t & 0x0F0F0F0Fu;
+    } else {
+      a[p] = float8_of<4>((t & 0x0F0F0F0Fu) + added[p % 2]);
+    }
+  }
 }
 
 // Four pairs of integers of 8 bits. kIsMiddle: all zeros are 128.
@@ -120,11 +160,15 @@ __device__ __forceinline__ void subtrahends(uint32_t both, uint32_t (&zeros)[2])
   zeros[1] = subtrahend<X, Weight::kBits>(both >> 16);
 }
 
-// Registers of A of a step, of all that a lane's 16 bytes hold.
+// Registers of A of an instruction, of all that a lane's 16 bytes hold.
 template <typename Weight, typename X>
 __device__ __forceinline__ void convert_step(const uint32_t (&words)[4], int step, const uint32_t (&zeros)[2],
                                              uint32_t table, uint32_t (&a)[4]) {
-  if constexpr (Weight::kTable) {
+  if constexpr (kIsFloat8<X>) {
+    static_assert(Weight::kBits == 4 && !Weight::kTable, "differences of 4 bits are exact");
+    const uint32_t pair[2] = {words[2 * step], words[2 * step + 1]};
+    convert_4_to_8_bits<Weight::kZeroPoints, Weight::kZero>(pair, zeros, a);
+  } else if constexpr (Weight::kTable) {
     look_up(words[step], table, a);
   } else if constexpr (Weight::kBits == 4) {
     convert_4_bits<X>(words[step], zeros, a);

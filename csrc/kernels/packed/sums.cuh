@@ -19,6 +19,7 @@ struct Rows {
   void* d;
   FloatType out;
   int32_t n, row_end;
+  const float* scales;  // null: none
 };
 
 // Config: kSums, what is added up, and kSumThreads, of the block, that do it.
@@ -63,7 +64,12 @@ class BlockSums {
       const int64_t m_idx = work.row + row, n_idx = work.column_block * int64_t{kSums.columns} + column;
       if (m_idx >= rows.row_end || n_idx >= rows.n) continue;
       const float4 sum = sum_of_cluster(vector, sum_of_warps(row, column));
-      const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+      float values[4] = {sum.x, sum.y, sum.z, sum.w};
+      if (rows.scales != nullptr && !work.is_of_none) {
+        const float scale = rows.scales[m_idx];
+#pragma unroll
+        for (float& value : values) value *= scale;
+      }
       const int64_t place = m_idx * rows.n + n_idx;
       switch (rows.out) {
         case FloatType::kF16: store_vectors(values, static_cast<__half*>(rows.d) + place); break;

@@ -6,6 +6,10 @@
 // of X are the instruction's n, K-major in shared memory. There k must be in the weight's order; order.cu has copied X
 // so.
 //
+// X of 8-bit floats is multiplied by integers as 8-bit floats, which hold them exactly; what a tensor core adds up of
+// these is added to sums in float32 when a group, or 128 of K, ends. Rows of X have scales of their own, which sums are
+// multiplied by at the end.
+//
 // Warps 0 to 3 of each 64 columns are a consumer warpgroup. Of 32 rows of the weight it converts the fragments of two
 // instructions while those of the last 32 multiply. Sums of a group are kept apart, and are multiplied by its scale in
 // float32. The last four warps are producers, of which one thread brings all by TMA: zeros come for what lies outside
@@ -58,11 +62,17 @@ class WideBlock {
  public:
   using Scale = typename Weight::Scale;
   static constexpr WideTile kTile = Config::kTile;
-  static constexpr WideGeometry kGeometry{kTile, Weight::kFormat};
+  static constexpr WideGeometry kGeometry{kTile, Weight::kFormat, sizeof(X)};
   static constexpr int kStages = kGeometry.stages(), kConsumerWarps = kTile.consumer_threads() / 32;
   static constexpr int kPieces = kGeometry.pieces_per_stage(), kGroups = kGeometry.groups_per_stage();
-  static constexpr int kBlocks = WideTile::kStageK / kBlockK, kHalfK = 64;
-  static constexpr int kHalfBytes = kTile.rows() * kHalfK * 2;
+  static constexpr int kBlocks = WideTile::kStageK / kBlockK;
+  // Of x, rows of 128 bytes, of which a stage has two halves or one.
+  static constexpr int kRowBytes = 128, kRowK = kRowBytes / sizeof(X), kHalfBytes = kTile.rows() * kRowBytes;
+  static constexpr int kSteps = kBlockK * sizeof(X) / 32;  // instructions for a block of K
+  // Whether sums of a group, or of a stage, are apart, of how much of K, and how many units what is multiplied is.
+  static constexpr bool kHasParts = Weight::kGroup > 0 || kIsFloat8<X>;
+  static constexpr int kPartK = Weight::kGroup > 0 ? Weight::kGroup : WideTile::kStageK;
+  static constexpr float kUnit = kIsFloat8<X> ? 1 / kFloat8Unit : 1;
   static constexpr int kCount = kTile.rows() / 2;  // sums of a thread
   using Barriers = WideBarriers<kStages>;
   static_assert(kStages >= 3, "one stage loading, one multiplying, one waiting");
@@ -156,15 +166,7 @@ class WideBlock {
                            0);
         }
       }
-      const int32_t k = stage * WideTile::kStageK;
-      if constexpr (kTile.sharers > 1) {
-        // One half, for both blocks.
-        const int half = column_rank();
-        ptx::tma_load_4d_multicast(to + half * kHalfBytes, &maps_.x, barrier, 3, k + half * kHalfK, work_.row, 0, 0);
-      } else {
-        ptx::tma_load_4d(to, &maps_.x, barrier, k, work_.row, 0, 0);
-        ptx::tma_load_4d(to + kHalfBytes, &maps_.x, barrier, k + kHalfK, work_.row, 0, 0);
-      }
+      load_x(to, barrier, stage * WideTile::kStageK);
     }
     // Not earlier: blocks of the next kernel would take the place of our own.
     ptx::griddepcontrol_launch_dependents();
@@ -173,6 +175,23 @@ class WideBlock {
 #pragma unroll 1
       for (int left = kStages; left > 0; --left, state.advance())
         ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);
+    }
+  }
+
+  // Of blocks that share x, a half of K or of the rows, for both.
+  __device__ __forceinline__ void load_x(uint32_t to, uint32_t barrier, int32_t k) const {
+    constexpr bool kSharesRows = kIsFloat8<X>;
+    if constexpr (kTile.sharers > 1) {
+      constexpr int kRows = kSharesRows ? kTile.rows() / 2 : 0, kK = kSharesRows ? 0 : kRowK;
+      constexpr int kBytes = kSharesRows ? kHalfBytes / 2 : kHalfBytes;
+      const int half = column_rank();
+      ptx::tma_load_4d_multicast(to + half * kBytes, &maps_.x, barrier, 3, k + half * kK, work_.row + half * kRows, 0,
+                                 0);
+    } else {
+#pragma unroll
+      for (int half = 0; half < WideTile::kStageK / kRowK; ++half) {
+        ptx::tma_load_4d(to + half * kHalfBytes, &maps_.x, barrier, k + half * kRowK, work_.row, 0, 0);
+      }
     }
   }
 
@@ -221,23 +240,24 @@ class WideBlock {
 #pragma unroll
       for (int i = 0; i < kBlocksPerPiece; ++i) {
         const int block = piece * kBlocksPerPiece + i;  // of the stage's four
-        const bool begins = Weight::kGroup > 0 && block * kBlockK % group_size() == 0;
-        const bool ends = Weight::kGroup > 0 && (block + 1) * kBlockK % group_size() == 0;
-        if (Weight::kZeroPoints && begins) {
+        const bool begins = kHasParts && block * kBlockK % kPartK == 0;
+        const bool ends = kHasParts && (block + 1) * kBlockK % kPartK == 0;
+        if (Weight::kZeroPoints && Weight::kGroup > 0 && begins) {
           const uint32_t zeros = stage + kGeometry.zeros_offset() + group_place(block) * 32 + lane_ / 4 * 4;
           subtrahends<Weight, X>(ptx::ld_shared_u32(zeros), zeros_);
         }
-        uint32_t fragments[2][4];
+        uint32_t fragments[kSteps][4];
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
-          convert_step<Weight, X>(words, i * 2 + step, zeros_, table(), fragments[step]);
+        for (int step = 0; step < kSteps; ++step) {
+          convert_step<Weight, X>(words, i * kSteps + step, zeros_, table(), fragments[step]);
         }
-        // Half of 64 rows, of which this is the first or the second 32.
-        const uint64_t x_block = x + ((block / 2 * kHalfBytes + block % 2 * 64) >> 4);
+        const int first_k = block * kBlockK;
+        const uint64_t x_block =
+            x + ((first_k / kRowK * kHalfBytes + first_k % kRowK * static_cast<int>(sizeof(X))) >> 4);
         ptx::wgmma_fence_operand(open_sums());
         ptx::wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
+        for (int step = 0; step < kSteps; ++step) {
           ptx::wgmma_m64k32b<X, X>(open_sums(), fragments[step], x_block + step * (32 >> 4), !begins || step != 0);
         }
         ptx::wgmma_commit_group();
@@ -254,11 +274,8 @@ class WideBlock {
     }
   }
 
-  // Not 0, so that nothing is divided by it where it is not meant.
-  static constexpr __device__ int group_size() { return Weight::kGroup > 0 ? Weight::kGroup : WideTile::kStageK; }
-
   __device__ __forceinline__ float (&open_sums()) [kCount] {
-    if constexpr (Weight::kGroup > 0) {
+    if constexpr (kHasParts) {
       return part_;
     } else {
       return sums_;
@@ -271,13 +288,15 @@ class WideBlock {
   }
 
   // Where a group of this warp's columns lies among those of the stage.
-  __device__ __forceinline__ int group_place(int block) const {
-    return tile() * kGroups + block * kBlockK / group_size();
-  }
+  __device__ __forceinline__ int group_place(int block) const { return tile() * kGroups + block * kBlockK / kPartK; }
 
   __device__ __forceinline__ void end_group(uint32_t stage, int block) {
-    const uint32_t place = (group_place(block) * 16 + lane_ / 4 * 2) * static_cast<uint32_t>(sizeof(Scale));
-    const float2 scales = load_scales<Scale>(stage + kGeometry.scales_offset() + place);
+    float2 scales = make_float2(1, 1);
+    if constexpr (Weight::kGroup > 0) {
+      const uint32_t place = (group_place(block) * 16 + lane_ / 4 * 2) * static_cast<uint32_t>(sizeof(Scale));
+      scales = load_scales<Scale>(stage + kGeometry.scales_offset() + place);
+      scales = make_float2(kUnit * scales.x, kUnit * scales.y);
+    }
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_fence_operand(part_);
 #pragma unroll
@@ -288,7 +307,7 @@ class WideBlock {
     if (begin_ == end_ || !has_tile()) return;
     const int64_t place = static_cast<int64_t>(first_tile_ + tile()) * 16 + lane_ / 4 * 2;
     const auto* both = reinterpret_cast<const Scale*>(params_.scales) + place;
-    const float scales[2] = {tcgemm::convert<float>(both[0]), tcgemm::convert<float>(both[1])};
+    const float scales[2] = {kUnit * tcgemm::convert<float>(both[0]), kUnit * tcgemm::convert<float>(both[1])};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sums_[i] *= scales[i % 4 / 2];
   }
@@ -313,7 +332,8 @@ class WideBlock {
       sums.send(barriers_.sums());
       ptx::mbarrier_wait_cluster(barriers_.sums(), 0);
     }
-    sums.store({params_.d, params_.out, params_.n, Config::kGrouped ? work_.row_end : params_.m}, work_);
+    const int32_t row_end = Config::kGrouped ? work_.row_end : params_.m;
+    sums.store({params_.d, params_.out, params_.n, row_end, params_.row_scales}, work_);
   }
 
   const WideParams& maps_;
@@ -326,7 +346,7 @@ class WideBlock {
   int32_t begin_, end_;  // stages of this block's part of K
   // What a thread has of 16 columns: of 8 rows the four sums of an instruction's D.
   float sums_[kCount];
-  float part_[kCount];  // of a group
+  float part_[kCount];  // of a group, or of a stage
   // Subtrahends of columns g and g + 8.
   uint32_t zeros_[2] = {subtrahend<X, Weight::kBits>(Weight::kZero), subtrahend<X, Weight::kBits>(Weight::kZero)};
 };

@@ -27,11 +27,14 @@ Status encode_weight_map(CUtensorMap* map, const PackedProblem& p, const void* d
 Status encode_maps(const WideCall& call, WideParams* params) {
   const PackedProblem& p = *call.problem;
   const WideGeometry& geometry = call.geometry;
-  const int64_t row_bytes = ordered_k(p) * 2;
-  const TensorOperand x{call.buffers.workspace, ordered_k(p), p.m, 1, 1, row_bytes, 0, 0};
-  const CUtensorMapDataType type =
-      p.in == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  if (Status s = encode_operand_map(&params->x, type, x, {64, geometry.tile.rows()}, CU_TENSOR_MAP_SWIZZLE_128B);
+  const TensorOperand x{call.buffers.workspace, ordered_k(p), p.m, 1, 1, ordered_bytes(p, 1), 0, 0};
+  const bool is_float8 = geometry.x_size == 1;
+  const CUtensorMapDataType type = is_float8             ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                   : p.in == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  // Rows of 128 bytes; blocks that share x share the rows of 8-bit floats, for they have no halves of K.
+  const int rows = geometry.tile.rows() / (is_float8 ? geometry.tile.sharers : 1);
+  if (Status s = encode_operand_map(&params->x, type, x, {128 / geometry.x_size, rows}, CU_TENSOR_MAP_SWIZZLE_128B);
       !s.is_ok()) {
     return s;
   }

@@ -25,7 +25,9 @@ Status launch_wide(const WideCall& call);
 inline int64_t ordered_k(const PackedProblem& p) {
   return ceil_div(p.k, PackedProblem::kChunk) * PackedProblem::kChunk;
 }
-inline int64_t ordered_bytes(const PackedProblem& p) { return multiply_add(p.m, ordered_k(p) * 2, 0); }
+inline int64_t ordered_bytes(const PackedProblem& p, int64_t rows) {
+  return multiply_add(rows, ordered_k(p) * dtype_bytes(p.in), 0);
+}
 
 int64_t num_order_blocks(const PackedProblem& p);
 Status launch_order(const PackedProblem& p, const void* x, void* ordered, cudaStream_t stream);
