@@ -53,7 +53,7 @@ from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xl
 # those of packed weights read and convert all of it for every 32, or 64 to 128. Groups have so many
 # on average.
 MOST_ROWS = 512
-# Of so few, 8-bit floats are multiplied as bfloat16, exactly: reading the weight takes the time.
+# So few in 8 bits are multiplied in 16: reading the weight takes the time.
 FEW_ROWS = 32
 FLOAT8 = np.dtype(jnp.float8_e4m3fn)
 
@@ -167,10 +167,13 @@ def _product(*operands, **params):
     return packed_dot_p.bind(*same_varying(*operands), **params)
 
 
-def _in_16_bits(x, row_scales, *others, dtype, **params):
-    """The product of rows of 8-bit floats, which are converted exactly, and scaled afterwards."""
-    wide = _product(x.astype(jnp.bfloat16), *others, dtype=np.dtype(np.float32), **params)
-    return (wide * row_scales[..., None, None]).astype(dtype)
+def _in_16_bits(x, row_scales, *others, **params):
+    """The product of what rows of 8-bit floats stand for."""
+    return _product(_dequantised(x, row_scales), *others, **params)
+
+
+def _dequantised(x, row_scales):
+    return (x.astype(jnp.float32) * row_scales[..., None]).astype(jnp.bfloat16)
 
 
 def _by_array(x, w, groups, *, op, dtype, implementation, **params):
@@ -266,10 +269,6 @@ def _jvp(primals, tangents, **params):
     if moving is None or type(moving) is ad.Zero:
         return out, zero_tangent(out)
     return out, packed_dot_p.bind(*same_varying(moving, *primals[first:]), **params)
-
-
-def _dequantised(x, row_scales):
-    return (x.astype(jnp.float32) * row_scales[..., None]).astype(jnp.bfloat16)
 
 
 def _transpose(ct, *operands, op, format, grouped, implementation, **params):
