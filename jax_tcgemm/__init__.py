@@ -51,6 +51,7 @@ from jax_tcgemm.quantization.checkpoints import (
 from jax_tcgemm.quantization.fp8_dot_general import Fp8DotGeneral
 from jax_tcgemm.quantization.fp8_mlp import Fp8Mlp
 from jax_tcgemm.quantization.fp8_ragged_dot import Fp8RaggedDot
+from jax_tcgemm.quantization.fp8_ragged_mlp import Fp8RaggedMlp
 from jax_tcgemm.quantization.pack import pack_weights, stack_packed
 from jax_tcgemm.quantization.quantize import dequantize, quantize
 from jax_tcgemm.system.switches import debug_switches
@@ -61,6 +62,7 @@ __all__ = [
     "Fp8DotGeneral",
     "Fp8Mlp",
     "Fp8RaggedDot",
+    "Fp8RaggedMlp",
     "PackedWeight",
     "QuantizedArray",
     "accelerate",

@@ -189,6 +189,15 @@ def test_grouped_scaled_products_are_measured_beside_those_of_xla():
         assert record["error"] < 2**-6
 
 
+def test_experts_in_8_bits_are_measured_beside_those_in_16():
+    runner = measure(suites.load_suite("smoke_experts_fp8").cases)
+    assert not runner.wrong
+    assert [record["implementation"] for record in runner.records] == ["current", "block128"]
+    for record in runner.records:
+        assert record["peers"].keys() == {"layers", "xla"}
+        assert 0 < record["peers"]["xla"]["error"] < record["error"] < 0.1
+
+
 def test_losses_are_measured_beside_whole_logits_and_chunks():
     runner = measure(suites.load_suite("smoke_losses").cases)
     assert not runner.wrong

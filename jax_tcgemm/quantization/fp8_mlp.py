@@ -144,42 +144,45 @@ class _Spec:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Hidden:
+class Hidden:
     """The hidden layer of gate and up, and these."""
 
     activation: str
     dtype: np.dtype
 
     def __call__(self, gate, up):
+        """Of accumulators."""
         return [x.astype(self.dtype) for x in (activated(self.activation, (gate, up)), gate, up)]
 
 
 @dataclasses.dataclass(frozen=True)
-class _PulledBack:
-    """The cotangents of gate and up, beside each other, of that of the hidden layer."""
+class PulledBack:
+    """The cotangents of gate and up, of that of the hidden layer; beside each other, or not."""
 
     activation: str
     dtype: np.dtype
+    beside: bool = True
 
     def __call__(self, g, gate, up):
+        """Of accumulators, and gate and up as `Hidden` has rounded them."""
         saved = [x.astype(g.dtype) for x in (gate, up)]
-        both = pull_back(self.activation, saved, g)
-        return jnp.stack([x.astype(self.dtype) for x in both], -2)
+        both = [x.astype(self.dtype) for x in pull_back(self.activation, saved, g)]
+        return jnp.stack(both, -2) if self.beside else both
 
 
-def _in_halves(x: QuantizedArray) -> QuantizedArray:
-    """Weights (2 j, k) as (2, j, k)."""
-    (rows, k), (block_rows, depth), scale = x.shape, x.tile, x.scale
-    if scale.shape[0] > 1:
-        if (rows // 2) % block_rows != 0:
-            # A block has rows of both.
-            scale, block_rows = spread_along(0, scale, rows, block_rows), 1
-        scale = scale.reshape(2, -1, scale.shape[1])
-    else:
-        scale, block_rows = scale[None], max(rows // 2, 1)
-    return QuantizedArray(
-        x.qvalue.reshape(2, rows // 2, k), scale, None, x.qtype, (1, block_rows, max(depth, 1))
-    )
+def in_halves(x: QuantizedArray) -> QuantizedArray:
+    """Weights (..., 2 j, k) as (..., 2, j, k)."""
+    (*stack, rows, k), (*_, block_rows, depth), scale = x.shape, x.tile, x.scale
+    *stacked, number, of_depth = scale.shape
+    if number > 1 and (rows // 2) % block_rows != 0:
+        # A block has rows of both.
+        scale, block_rows, number = spread_along(scale.ndim - 2, scale, rows, block_rows), 1, rows
+    if number == 1:
+        block_rows = max(rows // 2, 1)
+    halves = (1, 1) if number == 1 else (2, number // 2)
+    scale = scale.reshape(*stacked, *halves, of_depth)
+    block = (1, block_rows, max(depth, 1))
+    return QuantizedArray(x.qvalue.reshape(*stack, 2, rows // 2, k), scale, None, x.qtype, block)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -193,8 +196,8 @@ def _forward(spec: _Spec, x, up, down, residual):
     x, x_columns = quantize(x, **of_rows, with_transpose=True)
     up_columns, up = quantize(up.reshape(up.shape[0], -1), **of_weights, with_transpose=True)
     down_columns, down = quantize(down, **of_weights, with_transpose=True)
-    function = _Hidden(spec.activation, spec.hidden)
-    h, *saved = spec.run(x, _in_halves(up), function, numbers=_PAIRS_OF_ROWS, pair=1)
+    function = Hidden(spec.activation, spec.hidden)
+    h, *saved = spec.run(x, in_halves(up), function, numbers=_PAIRS_OF_ROWS, pair=1)
     h, h_columns = quantize(h, **of_rows, with_transpose=True)
     kept = checkpoint_name((x_columns, up_columns, h_columns, down_columns), "fp8_operands")
     last = Layer("none", 1.0, False, False, spec.dtype)
@@ -206,7 +209,7 @@ def _backward(spec: _Spec, kept, cotangent):
     of_rows, _ = RECIPES[spec.recipe]
     of_gradients = functools.partial(quantize, dtype=spec.grad_dtype, **of_rows)
     rows, columns = of_gradients(cotangent, with_transpose=True)
-    function = _PulledBack(spec.activation, spec.hidden)
+    function = PulledBack(spec.activation, spec.hidden)
     z_bar = spec.run(rows, down_columns, function, saved)
     of_x, of_up, of_down, of_residual = spec.operands
     how = How(spec.precision, spec.dtype, (of_x, of_up), (False, True))

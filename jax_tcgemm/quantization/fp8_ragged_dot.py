@@ -14,7 +14,7 @@ from jax_tcgemm.quantization.fp8_dot_general import How
 from jax_tcgemm.quantization.quantize import quantize
 
 # How rows are quantised, in either direction, and how the matrices of groups are.
-_RECIPES = {
+RECIPES = {
     "current": ({}, {"axis": (-2, -1)}),
     "block128": ({"block": (1, 128)}, {"block": (128, 128)}),
 }
@@ -69,11 +69,7 @@ class Fp8RaggedDot:
     recipe: str = "current"
 
     def __post_init__(self):
-        if not isinstance(self.recipe, str) or self.recipe not in _RECIPES:
-            raise ValueError(
-                f"Fp8RaggedDot: recipe must be {' or '.join(_RECIPES)}, got recipe="
-                f"{self.recipe!r}; see jax_tcgemm.quantize for other scales"
-            )
+        check_recipe("Fp8RaggedDot", self.recipe)
 
     def __call__(
         self,
@@ -99,6 +95,31 @@ class Fp8RaggedDot:
         return _product(self.recipe, how, lhs, rhs, (group_sizes, group_offset))
 
 
+def check_recipe(op: str, recipe) -> None:
+    """Raises ValueError for a recipe that is not of groups."""
+    if not isinstance(recipe, str) or recipe not in RECIPES:
+        raise ValueError(
+            f"{op}: recipe must be {' or '.join(RECIPES)}, got recipe={recipe!r}; see "
+            "jax_tcgemm.quantize for other scales"
+        )
+
+
+def gradient_of_matrices(lhs, columns, *, groups, number: int, precision, dtype) -> jax.Array:
+    """That of `number` groups' matrices, of rows and cotangents whose tokens are last."""
+    sizes, offset = groups
+    out = ragged_dot_general(
+        lhs,
+        columns,
+        sizes,
+        ragged_dot_dimension_numbers=_OVER_TOKENS,
+        group_offset=offset,
+        precision=precision,
+        preferred_element_type=dtype,
+    )
+    # Groups from the offset on, of which there are the first.
+    return out[:number]
+
+
 def _arguments(how: How, groups, dtype) -> dict:
     """Arguments of a product by name, but its operands."""
     sizes, offset = groups
@@ -112,7 +133,7 @@ def _product(recipe: str, how: How, lhs, rhs, groups) -> jax.Array:
 
 
 def _forward(recipe: str, how: How, lhs, rhs, groups):
-    of_rows, of_matrices = _RECIPES[recipe]
+    of_rows, of_matrices = RECIPES[recipe]
     lhs, lhs_transposed = quantize(lhs, **of_rows, with_transpose=True)
     rhs, rhs_transposed = quantize(rhs, **of_matrices, with_transpose=True)
     # A matrix is read with rows of what is summed over: forwards the transposed one.
@@ -122,17 +143,12 @@ def _forward(recipe: str, how: How, lhs, rhs, groups):
 
 def _backward(recipe: str, how: How, kept, cotangent):
     lhs_transposed, rhs, groups = kept
-    of_rows, _ = _RECIPES[recipe]
+    of_rows, _ = RECIPES[recipe]
     rows, columns = quantize(cotangent, **of_rows, with_transpose=True)
     lhs_bar = ragged_dot(rows, rhs.mT, **_arguments(how, groups, how.operands[0]))
-    rhs_bar = ragged_dot_general(
-        lhs_transposed,
-        columns,
-        ragged_dot_dimension_numbers=_OVER_TOKENS,
-        **_arguments(how, groups, how.operands[1]),
-    )
-    # Groups from the offset on, of which rhs has the first.
-    return lhs_bar, rhs_bar[: rhs.shape[0]], (None, None)
+    own = {"groups": groups, "number": rhs.shape[0], "precision": how.precision}
+    rhs_bar = gradient_of_matrices(lhs_transposed, columns, dtype=how.operands[1], **own)
+    return lhs_bar, rhs_bar, (None, None)
 
 
 _product.defvjp(_forward, _backward)
