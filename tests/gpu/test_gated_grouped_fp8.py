@@ -200,5 +200,6 @@ def test_training_blocks(recipe, hidden):
         sizes = jnp.array(SIZES, jnp.int32)
         expected = jax.jit(step)(*map(np.asarray, (x, up, down, g)))
     for a, b in zip(map(np.asarray, got), map(np.asarray, expected), strict=True):
-        # What 8 bits round to a neighbour, here or there, counts 1/16 each.
-        assert np.linalg.norm(a - b) < 5e-3 * np.linalg.norm(b)
+        # Sums of a tensor core are off by some 1e-4 of |A| |B|, at which some of the hidden layer
+        # are rounded to a neighbour in 8 bits, which is an eighth away.
+        assert np.linalg.norm(a - b) < 2e-2 * np.linalg.norm(b)
