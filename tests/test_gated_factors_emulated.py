@@ -169,7 +169,7 @@ BEHIND = {
 def pulled_back():
     """Of gate and up, which cooperative tiles read by TMA, two results beside each other."""
     acc, saved = (jax.ShapeDtypeStruct((M, N), x) for x in (np.float32, jnp.bfloat16))
-    function = fp8_mlp._PulledBack("relu", np.dtype(jnp.bfloat16))
+    function = fp8_mlp.PulledBack("relu", np.dtype(jnp.bfloat16))
     types = [jax.ShapeDtypeStruct((M, K), jnp.float8_e5m2), jax.ShapeDtypeStruct((N, K), E4M3)]
     types += [jax.ShapeDtypeStruct(x, np.float32) for x in ((M, 4), (3, 4))]
     params = {
