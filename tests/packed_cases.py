@@ -140,7 +140,6 @@ class Case:
             zero=0 if self.zeros or is_table else coding.offset,
             zero_points=self.zeros,
             table=is_table,
-            row_scales=self.has_row_scales,
             scale=self.scale,
             in_dtype=self.x,
             out_dtype=self.out,

@@ -42,7 +42,7 @@ from jax_tcgemm.primitives.packed_weight import (
     rows_of_weight,
     weight_of,
 )
-from jax_tcgemm.primitives.rules import as_cotangent, same_varying, series_by_parts
+from jax_tcgemm.primitives.rules import as_cotangent, moved, same_varying, series_by_parts
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
@@ -55,7 +55,7 @@ from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xl
 MOST_ROWS = 512
 # So few in 8 bits are multiplied in 16: reading the weight takes the time.
 FEW_ROWS = 32
-FLOAT8 = np.dtype(jnp.float8_e4m3fn)
+E4M3 = np.dtype(jnp.float8_e4m3fn)
 
 packed_dot_p = core.Primitive("tcgemm_packed_dot")
 
@@ -148,7 +148,7 @@ class _Operands(NamedTuple):
 def _split(operands, grouped: bool) -> _Operands:
     """Arrays, or their types."""
     x, *others = operands
-    first, last = int(getattr(x, "aval", x).dtype == FLOAT8), len(others) - 2 * grouped
+    first, last = int(getattr(x, "aval", x).dtype == E4M3), len(others) - 2 * grouped
     return _Operands(x, others[:first], others[first:last], others[last:])
 
 
@@ -217,26 +217,22 @@ def _batch(axis_data, args, dims, **params):
 
     def mapped_rows():
         """x, and its scales, with the mapped dimension in front."""
-        return [
-            jnp.broadcast_to(r, (axis_data.size, *r.shape))
-            if dim is None
-            else jnp.moveaxis(r, dim, 0)
-            for r, dim in zip(rows, dims[:first], strict=True)
-        ]
+        pairs = zip(rows, dims[:first], strict=True)
+        return [moved(array, dim, 0, axis_data.size) for array, dim in pairs]
 
     if not params["grouped"] and all(dim is None for dim in other_dims):
         return _product(*mapped_rows(), *others, **params), 0
     if not params["grouped"] and None not in other_dims and axis_data.explicit_mesh_axis is None:
         weight = map(jnp.moveaxis, others, other_dims, [0] * len(others))
         return _batch_of_weights(mapped_rows(), weight, params), 0
-    moved = [
+    in_front = [
         x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)
     ]
-    mapped = [x for x, dim in zip(moved, dims, strict=True) if dim is not None]
+    mapped = [x for x, dim in zip(in_front, dims, strict=True) if dim is not None]
 
     def of_entry(own):
         rest = iter(own)
-        operands = [x if dim is None else next(rest) for x, dim in zip(moved, dims, strict=True)]
+        operands = [x if dim is None else next(rest) for x, dim in zip(in_front, dims, strict=True)]
         return _product(*operands, **params)
 
     return lax.map(of_entry, mapped), 0
@@ -313,8 +309,8 @@ register_jet(packed_dot_p, _series)
 def product_of(*avals_and_params) -> request.Request:
     """What one call of the primitive says, from the types of its operands and result."""
     *operands, out, params = avals_and_params
-    x, row_scales, weight, groups = _split(operands, params["grouped"])
-    own = {"form": "product", "m": math.prod(x.shape[:-1]), "row_scales": bool(row_scales)}
+    x, _, weight, groups = _split(operands, params["grouped"])
+    own = {"form": "product", "m": math.prod(x.shape[:-1])}
     own |= {"in_dtype": DTYPE_NAMES[np.dtype(x.dtype)]}
     own |= {"out_dtype": DTYPE_NAMES[np.dtype(out.dtype)]}
     if groups:

@@ -13,7 +13,6 @@ import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
@@ -22,7 +21,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import packed as device_packed
 from jax_tcgemm.device import request
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.primitives.rules import same_varying
+from jax_tcgemm.primitives.rules import moved, same_varying
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
@@ -53,7 +52,6 @@ def weight_of(arrays, form: PackedFormat) -> PackedWeight:
 def problem_of(tiles: int, has_zeros: bool, packed: PackedFormat, **own) -> PackedProblem:
     """What is the same of every problem with a weight; `own` are the fields that are not."""
     is_table = packed.table is not None
-    own = {"row_scales": False} | own
     return PackedProblem(
         n=tiles * TILE,
         k=packed.k,
@@ -97,10 +95,7 @@ def _batch(axis_data, args, dims, **params):
     """Mapped weights are stacked ones."""
     if all(dim is None for dim in dims):
         return packed_weight_p.bind(*args, **params), None
-    stacked = [
-        jnp.broadcast_to(x, (axis_data.size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
-        for x, dim in zip(args, dims, strict=True)
-    ]
+    stacked = [moved(x, dim, 0, axis_data.size) for x, dim in zip(args, dims, strict=True)]
     return packed_weight_p.bind(*stacked, **params), 0
 
 

@@ -10,7 +10,7 @@ X of 8-bit floats has a scale for each row, which its sums are multiplied by.
 import dataclasses
 from typing import ClassVar
 
-from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.dtypes import DTYPES, FLOAT8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,6 @@ class PackedProblem:
       zero: of all, where there are no zero points; 0 of a table.
       zero_points: whether each group and column has a zero of its own.
       table: whether integers stand for the values of a table.
-      row_scales: whether each row of X has a factor: of 8-bit floats.
       scale: dtype of scales.
       in_dtype: dtype of X; of a weight that of D.
       out_dtype: dtype of D.
@@ -44,7 +43,6 @@ class PackedProblem:
     zero: int
     zero_points: bool
     table: bool
-    row_scales: bool
     scale: str
     in_dtype: str
     out_dtype: str
@@ -60,11 +58,16 @@ class PackedProblem:
 
     def attributes(self) -> dict:
         """What of the attribute `packed` (csrc/core/packed_problem.h) the problem determines."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith("_dtype")}
+        return {k: v for k, v in self.query().items() if not k.endswith("_dtype")}
 
     def query(self) -> dict:
         """What the modules' packed.reject() and packed.workspace_bytes() take."""
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self) | {"row_scales": self.row_scales}
+
+    @property
+    def row_scales(self) -> bool:
+        """Whether each row of X has a factor: of 8-bit floats."""
+        return DTYPES[self.in_dtype] in FLOAT8
 
     @property
     def rows_of_weight(self) -> int:

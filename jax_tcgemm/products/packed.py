@@ -8,7 +8,7 @@ from jax import lax
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
-from jax_tcgemm.primitives.packed_dot import FLOAT8, packed_dot, packed_ragged_dot
+from jax_tcgemm.primitives.packed_dot import E4M3, packed_dot, packed_ragged_dot
 from jax_tcgemm.primitives.ragged_dot import take_rows
 from jax_tcgemm.problem.packed_weight import VERSION, PackedWeight
 from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, spread
@@ -95,7 +95,7 @@ def _rows_of(x, axis: int | None, w: PackedWeight):
     """
     if not isinstance(x, QuantizedArray):
         return x, None
-    is_float8 = x.qvalue.dtype == FLOAT8 and x.zero_point is None
+    is_float8 = x.qvalue.dtype == E4M3 and x.zero_point is None
     is_int4 = w.format.coding.bits == 4 and w.format.table is None
     if axis is None or not (is_float8 and is_int4 and x.scale.shape[axis] == 1):
         return dequantized(x).astype(jnp.bfloat16), None

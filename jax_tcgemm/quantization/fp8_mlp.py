@@ -170,6 +170,15 @@ class PulledBack:
         return jnp.stack(both, -2) if self.beside else both
 
 
+def quantized_weights(up, down, how: dict):
+    """Of weights (..., k, 2, j), as of one, and (..., j, n): each as it lies, and transposed.
+
+    What lies as columns of k is quantised as it is, and brought to rows of it by that.
+    """
+    both = up.reshape(*up.shape[:-2], -1)
+    return [quantize(w, **how, with_transpose=True) for w in (both, down)]
+
+
 def in_halves(x: QuantizedArray) -> QuantizedArray:
     """Weights (..., 2 j, k) as (..., 2, j, k)."""
     (*stack, rows, k), (*_, block_rows, depth), scale = x.shape, x.tile, x.scale
@@ -192,10 +201,8 @@ def _block(spec: _Spec, x, up, down, residual) -> jax.Array:
 
 def _forward(spec: _Spec, x, up, down, residual):
     of_rows, of_weights = RECIPES[spec.recipe]
-    # What lies as columns of k is quantised as it is, and transposed by that.
     x, x_columns = quantize(x, **of_rows, with_transpose=True)
-    up_columns, up = quantize(up.reshape(up.shape[0], -1), **of_weights, with_transpose=True)
-    down_columns, down = quantize(down, **of_weights, with_transpose=True)
+    (up_columns, up), (down_columns, down) = quantized_weights(up, down, of_weights)
     function = Hidden(spec.activation, spec.hidden)
     h, *saved = spec.run(x, in_halves(up), function, numbers=_PAIRS_OF_ROWS, pair=1)
     h, h_columns = quantize(h, **of_rows, with_transpose=True)

@@ -14,7 +14,7 @@ from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.problem.quantized import QuantizedArray
 from jax_tcgemm.products.arguments import as_floating, promoted_dtype
 from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot
-from jax_tcgemm.quantization.fp8_mlp import Hidden, PulledBack, in_halves
+from jax_tcgemm.quantization.fp8_mlp import Hidden, PulledBack, in_halves, quantized_weights
 from jax_tcgemm.quantization.fp8_ragged_dot import (
     RECIPES,
     check_recipe,
@@ -161,15 +161,12 @@ def _block(spec: _Spec, x, up, down, groups) -> jax.Array:
 def _forward(spec: _Spec, x, up, down, groups):
     of_rows, of_matrices = RECIPES[spec.recipe]
     x, x_columns = quantize(x, **of_rows, with_transpose=True)
-    # What lies as columns of k is quantised as it is, and transposed by that.
-    both = up.reshape(*up.shape[:2], -1)
-    up_columns, up_rows = quantize(both, **of_matrices, with_transpose=True)
-    down_columns, down_rows = quantize(down, **of_matrices, with_transpose=True)
+    (up_columns, up), (down_columns, down) = quantized_weights(up, down, of_matrices)
     function = Hidden(spec.activation, spec.hidden)
-    h, *saved = spec.run(gated_ragged_linear, x, _pairs(up_rows), groups, epilogue=function)
+    h, *saved = spec.run(gated_ragged_linear, x, _pairs(up), groups, epilogue=function)
     h, h_columns = quantize(h, **of_rows, with_transpose=True)
     kept = checkpoint_name((x_columns, up_columns, h_columns, down_columns), "fp8_operands")
-    out = spec.run(ragged_dot, h, down_rows.mT, groups, preferred_element_type=spec.dtype)
+    out = spec.run(ragged_dot, h, down.mT, groups, preferred_element_type=spec.dtype)
     return out, (kept, saved, groups)
 
 

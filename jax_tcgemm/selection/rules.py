@@ -168,8 +168,10 @@ def _wide_packed_us(
     blocks = across * passes * cluster
     weight = problem.weights_read * problem.n * problem.k * problem.bits // 8
     from_l2 = passes * (weight + across / sharers * rows * problem.k * x_bytes)
-    groups = max(128 // problem.group_size, 1) if problem.group_size < problem.k else 2 - x_bytes
-    clocks = columns // 64 * rows * (2 * x_bytes + 1.8 * groups)
+    # Of 8-bit floats whole columns, too, have sums of parts.
+    has_parts = problem.group_size < problem.k or x_bytes == 1
+    parts_of_stage = max(128 // problem.group_size, 1) if has_parts else 0
+    clocks = columns // 64 * rows * (2 * x_bytes + 1.8 * parts_of_stage)
     stages = math.ceil(math.ceil(problem.k / 128) / cluster)
     each = stages * clocks / 1700 + _WIDE_BLOCK_US + 0.5 * (cluster - 1) * rows * columns / 1e4
     sms = num_sms if cluster < 4 else 0.965 * num_sms
