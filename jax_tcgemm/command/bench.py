@@ -1,7 +1,10 @@
 """The command line of the benchmark: ``python -m jax_tcgemm bench``, and what is below it."""
 
+import contextlib
 import math
 import pathlib
+import secrets
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import jax
@@ -16,8 +19,10 @@ from jax_tcgemm.bench import contenders, harness, records, suites
 from jax_tcgemm.bench import parallel as layer
 from jax_tcgemm.bench import programs as in_programs
 from jax_tcgemm.bench import regret as random_choices
+from jax_tcgemm.bench import sweep as random_programs
 from jax_tcgemm.bench.overhead import measure_overhead
 from jax_tcgemm.bench.render import render as render_files
+from jax_tcgemm.bench.sweep_kinds import KINDS, random_problems
 from jax_tcgemm.command.terminal import errors_as_text, output
 from jax_tcgemm.selection import default_device
 from jax_tcgemm.tuning import timing
@@ -254,17 +259,7 @@ def regret(
         found = random_choices.read(out) if out is not None else []
         known = {outcome.draw.key for outcome in found}
         draws = [draw for draw in drawn if draw.key not in known]
-        with Progress(*harness.COLUMNS, console=Console(stderr=True)) as progress:
-            task = progress.add_task("starting", total=len(draws))
-
-            def advance(what: str, number: int) -> None:
-                progress.update(task, description=what, advance=number)
-                if number and not progress.console.is_terminal:
-                    done = progress.tasks[0]
-                    progress.console.print(
-                        f"[{done.completed:g}/{len(draws)}] {done.elapsed:.0f} s", highlight=False
-                    )
-
+        with _progress(len(draws)) as advance:
             for outcome in random_choices.measure(
                 draws, default_device(), budget_s=budget, limit_s=limit, advance=advance
             ):
@@ -274,6 +269,67 @@ def regret(
     table, text = random_choices.summary(found)
     console.print(table)
     console.print(text, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def sweep(
+    problems: Annotated[int, typer.Option(min=1, help="Number of random problems.")] = 300,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Repeats a sweep; a new one by default.")
+    ] = None,
+    kinds: Annotated[
+        str | None, typer.Option(help="Kinds of problems, comma-separated; all by default.")
+    ] = None,
+    limit: Annotated[
+        float, typer.Option(help="Seconds in all, after which no problems are begun.")
+    ] = math.inf,
+    out: _Records = None,
+    revision: _Revision = None,
+) -> None:
+    """Measure random problems of many kinds by the default choice beside XLA."""
+    console = output()
+    with errors_as_text():
+        chosen = kinds.split(",") if kinds else list(KINDS)
+        if unknown := [kind for kind in chosen if kind not in KINDS]:
+            raise ValueError(
+                f"bench: kinds must be among {', '.join(KINDS)}, got {', '.join(unknown)}; "
+                "leave the option out for all"
+            )
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    shared, found = random_programs.shared_fields(seed, revision), []
+    with jax.enable_x64(True):
+        drawn = random_problems(problems, seed, chosen)
+    with _progress(len(drawn)) as advance:
+        for record in random_programs.measure(drawn, limit_s=limit, advance=advance):
+            found.append(shared | record)
+            if out is not None:
+                records.append_records(out, found[-1:])
+    for table in random_programs.tables(found):
+        if table.rows:
+            console.print(table)
+    wrong = sum(map(random_programs.is_wrong, found))
+    slow = sum(map(random_programs.is_slow, found))
+    text = f"{len(found)} problems of seed {seed}: {wrong} wrong, {slow} slower than XLA"
+    console.print(text, highlight=False)
+    if wrong:
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
+    """A progress bar on stderr; gives a function told what is done now and how many are done."""
+    with Progress(*harness.COLUMNS, console=Console(stderr=True)) as progress:
+        task = progress.add_task("starting", total=total)
+
+        def advance(what: str, number: int) -> None:
+            progress.update(task, description=what, advance=number)
+            if number and not progress.console.is_terminal:
+                done = progress.tasks[0]
+                progress.console.print(
+                    f"[{done.completed:g}/{total}] {done.elapsed:.0f} s", highlight=False
+                )
+
+        yield advance
 
 
 @app.command()
