@@ -14,11 +14,12 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import parts
+from jax_tcgemm.device import parts, xla_dot
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold, MatrixLayout, fold
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.problem.operation import exchanges_operands
 from jax_tcgemm.problem.precision import Numerics, for_xla, resolve
 
 
@@ -331,15 +332,12 @@ class LaxProduct:
     def of(cls, product: Product) -> "LaxProduct":
         """With the operands exchanged where the result then comes out in its order."""
         precision, permutation = for_xla(product.precision), product.permutation
-        (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = product.dimension_numbers
-        num_batch, ndim = len(lhs_batch), len(permutation)
-        first_of_rhs = len(product.lhs_shape) - len(lhs_contract)
-        free = [*range(first_of_rhs, ndim), *range(num_batch, first_of_rhs)]
-        identity = tuple(range(ndim))
+        numbers, lhs_ndim = product.dimension_numbers, len(product.lhs_shape)
         # A DotAlgorithm is a tuple, too.
         can_exchange = precision is None or type(precision) is tuple
-        if identity != permutation == (*identity[:num_batch], *free) and can_exchange:
-            numbers = ((rhs_contract, lhs_contract), (rhs_batch, lhs_batch))
+        if can_exchange and exchanges_operands(numbers, permutation, lhs_ndim):
+            numbers = tuple(pair[::-1] for pair in numbers)
+            identity = tuple(range(len(permutation)))
             return cls(True, numbers, identity, precision and precision[::-1])
         return cls(False, product.dimension_numbers, permutation, precision)
 
@@ -357,9 +355,10 @@ def _xla(lhs, rhs, plan, out_sharding):
         lhs = lax.convert_element_type(lhs, plan.numerics.lhs_dtype)
         rhs = lax.convert_element_type(rhs, plan.numerics.rhs_dtype)
         precision, dtype = lax.Precision.HIGHEST, plan.numerics.out_dtype
-    out = lax.dot_general(
+    out = xla_dot.dot_general(
         *((rhs, lhs) if asked.exchanged else (lhs, rhs)),
         asked.dimension_numbers,
+        platform=plan.platform,
         precision=precision,
         preferred_element_type=dtype,
         out_sharding=out_sharding,

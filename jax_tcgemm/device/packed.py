@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jax_tcgemm import selection
+from jax_tcgemm.device import xla_dot
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.request import Plan
 from jax_tcgemm.problem.packed_weight import (
@@ -36,10 +36,11 @@ def product(rows: Sequence[jax.Array], w: PackedWeight, dtype, plan: Plan) -> ja
     """
     x, tiles = rows[0], w.values.shape[0]
     if plan.choice.implementation == selection.XLA:
-        out = lax.dot_general(
+        out = xla_dot.dot_general(
             x,
             dequantized(w, x.dtype),
             (((x.ndim - 1,), (0,)), ((), ())),
+            platform=plan.platform,
             preferred_element_type=jnp.float32,
         ).astype(dtype)
         return out.reshape(*x.shape[:-1], tiles, TILE)

@@ -38,6 +38,7 @@ class Request:
 class Plan:
     """How it runs on one device. `problem` is None where XLA is all there is."""
 
+    platform: str
     problem: AnyProblem | None
     choice: selection.Choice
     copies: tuple[str, ...] = ()
@@ -64,4 +65,4 @@ def make_plan(request: Request, device: selection.Device, obstacle: str = "") ->
     choice = selection.select(
         request.op, problem, device, *asked, kind=request.kind, obstacle=obstacle
     )
-    return Plan(problem, choice)
+    return Plan(device.platform, problem, choice)

@@ -191,8 +191,9 @@ def run(plan: Plan, *operands: jax.Array) -> jax.Array:
             return _run_gemm(plan, *operands)
         case _, "contract":
             precision = for_xla(_precision(request, plan.platform))
+            dtype, sharding = request.result_dtype, request.out_sharding
             return reference.contract(
-                operation, operands, precision, request.result_dtype, request.out_sharding
+                operation, operands, precision, dtype, plan.platform, sharding
             )
         case _, "reduce":
             return reference.reduce(operation, operands)

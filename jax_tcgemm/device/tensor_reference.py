@@ -4,15 +4,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tcgemm.device import xla_dot
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.modes import Modes
-from jax_tcgemm.problem.operation import Operation, dot_dimensions
+from jax_tcgemm.problem.operation import Operation, dot_dimensions, exchanges_operands
 from jax_tcgemm.problem.operators import BINARY, REDUCTIONS, UNARY, scaled
 from jax_tcgemm.sharding import shardings
 
 
 def contract(
-    operation: Operation, operands, precision, result_dtype, out_sharding=None
+    operation: Operation, operands, precision, result_dtype, platform: str, out_sharding=None
 ) -> jax.Array:
     """The sum of alpha * opA(A) * opB(B) over the modes that the result lacks, plus beta * C."""
     a, b, *c = operands
@@ -29,10 +30,16 @@ def contract(
             (a_axes, b_axes), batch = numbers
             pairs = sorted(zip(b_axes, a_axes, strict=True))
             numbers = (tuple(i for _, i in pairs), tuple(i for i, _ in pairs)), batch
-        d = lax.dot_general(
+        can_exchange = out_sharding is None and (precision is None or type(precision) is tuple)
+        if can_exchange and exchanges_operands(numbers, permutation, a.ndim):
+            # As in jax.numpy.einsum, so that the result need not be permuted.
+            a, b, numbers = b, a, tuple(pair[::-1] for pair in numbers)
+            precision, permutation = precision and precision[::-1], tuple(range(len(permutation)))
+        d = xla_dot.dot_general(
             a,
             b,
             numbers,
+            platform=platform,
             precision=precision,
             preferred_element_type=sum_dtype,
             out_sharding=shardings.natural(out_sharding, permutation),

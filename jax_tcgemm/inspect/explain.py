@@ -43,6 +43,7 @@ from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.primitives import scaled_dot_general as scaled_primitive
 from jax_tcgemm.primitives import scaled_ragged_contraction as contraction_primitive
 from jax_tcgemm.products import rewriting
+from jax_tcgemm.products.transpositions import transposed_operands
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import as_jaxpr, source_line
@@ -64,6 +65,12 @@ _RULES = {
     elementwise.elementwise_p: (elementwise, device_tensor),
     reduce.reduce_p: (reduce, device_tensor),
     blas.blas_p: (blas, device_blas),
+}
+# Of products that read through transposes, the number of their right operands.
+_NUM_RHS = {
+    primitive.dot_general_p: primitive.num_rhs,
+    fused_primitive.fused_dot_general_p: fused_primitive.num_rhs,
+    epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.num_rhs,
 }
 # What runs a call that is not fused, in terms of others.
 _UNFUSED = {
@@ -245,7 +252,10 @@ def explain(f, *args, platform: str | None = None, source: bool = False, **kwarg
 
 def _calls(jaxpr, device, times, path) -> Iterator[Call]:
     notes = rewriting.notes(jaxpr.eqns, jaxpr.outvars)
+    made_by = {x: eqn for eqn in jaxpr.eqns for x in eqn.outvars}
     for number, eqn in enumerate(jaxpr.eqns):
+        if (num_rhs := _NUM_RHS.get(eqn.primitive)) is not None:
+            eqn = transposed_operands(eqn, made_by, num_rhs(eqn.params))
         for call in _calls_of(eqn, device, times, path):
             if number in notes and (eqn.primitive in _RULES or rewriting.loss_note(eqn)):
                 call = dataclasses.replace(call, why=f"{call.why}; {notes[number]}")

@@ -375,6 +375,11 @@ def obstacle_to_division(operands, product: epilogue.Product, params, device) ->
     return "devices may divide a dimension that the function takes whole"
 
 
+def num_rhs(params) -> int:
+    """The number of right operands of a call."""
+    return params["num_rhs"]
+
+
 _rules = epilogue_dot_general_p, unfused, epilogue.make_plan, product_of
 functions.define_types(*_rules)
 functions.define_lowering(
@@ -382,4 +387,5 @@ functions.define_lowering(
     division_of=division_of,
     obstacle_to_division=obstacle_to_division,
     carry_out=epilogue.product_with_epilogue,
+    num_rhs=num_rhs,
 )

@@ -71,6 +71,7 @@ def define_lowering(
     division_of: Callable,
     obstacle_to_division: Callable,
     carry_out: Callable,
+    num_rhs: Callable[[dict], int] | None = None,
 ) -> None:
     """Gives such a primitive its lowering: divided over devices, as one call, or unfused.
 
@@ -83,6 +84,7 @@ def define_lowering(
       obstacle_to_division: of the types, the product, the parameters and the device, why they do
         not divide it as one.
       carry_out: of a plan that is fused and the operands, the results.
+      num_rhs: as of `lowering.register`.
     """
 
     def lower(ctx, *operands, device, obstacle, **params):
@@ -98,7 +100,7 @@ def define_lowering(
             on_device = functools.partial(carry_out, plan)
         return partitioning.lower_on_device(ctx, on_device, *operands, key=key)
 
-    lowering.register(primitive, lower)
+    lowering.register(primitive, lower, num_rhs)
 
 
 def names_of_parts(parts, acc_names: Sequence[str]):
@@ -288,7 +290,11 @@ def _needed_accumulators(
 
 def _needed(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> list[bool]:
     """Which arguments of a jaxpr the wanted results depend on."""
-    live = {x for x, is_wanted in zip(jaxpr.outvars, wanted, strict=True) if is_wanted}
+    live = {
+        x
+        for x, is_wanted in zip(jaxpr.outvars, wanted, strict=True)
+        if is_wanted and not isinstance(x, core.Literal)
+    }
     for eqn in reversed(jaxpr.eqns):
         own = [x in live for x in eqn.outvars]
         if not any(own):

@@ -77,14 +77,30 @@ def fused_dot_general(
     )
 
 
-def unfused(lhs, rhs, *optional, fusion: Fusion, preferred_element_type, **params):
-    """The same by plain products, in between in `wide_dtype`."""
+def unfused(
+    lhs, rhs, *optional, fusion: Fusion, preferred_element_type, as_written=False, **params
+):
+    """The same by plain products and what XLA makes of the rest.
+
+    `as_written`: with the dtypes of the expression that users of plain JAX write, which XLA fuses
+    best; otherwise in `wide_dtype` between the product and the result.
+    """
     given = dict(zip(fusion.operands, optional, strict=True))
     dtype = _result_dtype(lhs, rhs, preferred_element_type)
-    z = _product(
-        lhs, rhs, given.get("rhs_up"), fusion, preferred_element_type=wide_dtype(dtype), **params
-    )
+    z_dtype = _dtype_as_written(fusion, given, dtype) if as_written else wide_dtype(dtype)
+    z = _product(lhs, rhs, given.get("rhs_up"), fusion, preferred_element_type=z_dtype, **params)
     return finish(fusion, z, given, dtype)
+
+
+def _dtype_as_written(fusion: Fusion, given, dtype):
+    """The dtype of Z between XLA's product and its elementwise operations.
+
+    That of the result: then XLA may add a bias and apply relu or gelu inside cuBLASLt's kernel.
+    Wider where an addend is, or where a product of float16 could overflow before alpha.
+    """
+    addends = {x.dtype for name, x in given.items() if name != "rhs_up"}
+    may_overflow = fusion.alpha != 1.0 and dtype == np.float16
+    return wide_dtype(dtype) if may_overflow or addends - {np.dtype(dtype)} else dtype
 
 
 def _result_dtype(lhs, rhs, preferred_element_type):
@@ -385,7 +401,7 @@ def _lower(ctx, *operands, device, obstacle, **params):
         return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
     plan = fused.make_plan(product, device, obstacle)
     if not plan.is_fused:
-        unfused_call = functools.partial(unfused, **params)
+        unfused_call = functools.partial(unfused, as_written=device.platform == "cuda", **params)
         return partitioning.lower_on_device(ctx, unfused_call, *operands)
 
     def on_device(lhs, rhs, *optional):
@@ -395,4 +411,9 @@ def _lower(ctx, *operands, device, obstacle, **params):
     return partitioning.lower_on_device(ctx, on_device, *operands)
 
 
-lowering.register(fused_dot_general_p, _lower)
+def num_rhs(params) -> int:
+    """The number of right operands of a call."""
+    return 1 + ("rhs_up" in params["fusion"].operands)
+
+
+lowering.register(fused_dot_general_p, _lower, num_rhs)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Hashable, Iterator
 
 from jax import lax
 from jax.extend import core
+from jax.extend.core.primitives import transpose_p
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.kernels import compiler, program
+from jax_tcgemm.primitives.transposes import read_through
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import by_platform, check_nans, mlir, started_platform
 
@@ -27,14 +29,20 @@ def named(op: str) -> Iterator[None]:
         raise
 
 
-def register(primitive: core.Primitive, lower: Callable) -> None:
+def register(
+    primitive: core.Primitive, lower: Callable, num_rhs: Callable[[dict], int] | None = None
+) -> None:
     """Registers `lower(ctx, *operands, device=..., obstacle=..., **params)` for every platform.
 
     And what checkify is to make of it, which is to look at what it returns. `device` is what the
-    program will run on, and `obstacle` says why only XLA can run the call, "" when not.
+    program will run on, and `obstacle` says why only XLA can run the call, "" when not. `num_rhs`:
+    of a product, from the parameters to the number of its right operands; then `lower` is given
+    operands before they are transposed.
     """
 
     def of_one(ctx, *operands, platform, **params):
+        if num_rhs is not None:
+            ctx, operands, params = _read_through(ctx, operands, params, num_rhs(params))
         with named(params["op"] if "op" in params else params["call"].op):
             obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
             obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
@@ -47,8 +55,31 @@ def register(primitive: core.Primitive, lower: Callable) -> None:
             return results
 
     rule = by_platform(of_one)
-    mlir.register_lowering(primitive, rule)
+    # In a function that JAX keeps for other calls, operands are arguments, and no transposes.
+    mlir.register_lowering(primitive, rule, cacheable=num_rhs is None)
     check_nans(primitive)
+
+
+def _read_through(ctx, operands, params, num_rhs: int):
+    """The context, operands and parameters of a product that reads through transposes."""
+
+    def order_of(typed):
+        value, aval = typed
+        if not isinstance(value, ir.Value) or isinstance(value.owner, ir.Block):
+            return None
+        made = value.owner.operation
+        if made.name != "stablehlo.transpose":
+            return None
+        order = tuple(map(int, made.attributes["permutation"]))
+        inverse = tuple(sorted(range(len(order)), key=order.__getitem__))
+        source, _ = transpose_p.abstract_eval(aval, permutation=inverse)
+        return (made.operands[0], source), order
+
+    typed = list(zip(operands, ctx.avals_in, strict=True))
+    ndims = [aval.ndim for aval in ctx.avals_in[:2]]
+    typed, params = read_through(typed, params, order_of, ndims, num_rhs)
+    operands, avals = zip(*typed, strict=True)
+    return ctx.replace(avals_in=list(avals)), operands, params
 
 
 def key_of(primitive: core.Primitive, params, choice: selection.Choice) -> Hashable:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.problem.activations import ACTIVATIONS
+from jax_tcgemm.problem.dtypes import wide_dtype
 
 # The operands after lhs and rhs, in this order, of which a call has any.
 OPTIONAL_OPERANDS = ("rhs_up", "residual", "bias", "aux_in")
@@ -100,7 +101,7 @@ def _value_and_slope(activation, x):
 
 
 def finish(fusion: Fusion, z: jax.Array, given: dict[str, jax.Array], dtype) -> list[jax.Array]:
-    """All results from alpha * P, in `wide_dtype`: what happens after the product.
+    """All results from alpha * P, in its dtype: what happens after the product.
 
     Args:
       fusion: what to do.
@@ -125,23 +126,23 @@ def finish_parts(
 
     `zs`: alpha * P, or both halves of it.
     """
-    wide, pair = zs[0].dtype, fusion.pair
+    z_dtype, pair = zs[0].dtype, fusion.pair
     if "bias" in given:
-        bias = given["bias"].astype(wide)
+        bias = given["bias"].astype(z_dtype)
         zs = [z + _bias_of(fusion, bias, z, half, len(zs)) for half, z in enumerate(zs)]
     if fusion.derivative:
-        saved = given["aux_in"].astype(wide)
+        saved = given["aux_in"].astype(z_dtype)
         ds = pull_back(fusion.activation, [saved] if pair is None else halves(saved, pair), *zs)
     else:
         ds = [activated(fusion.activation, zs)]
     if "residual" in given:
-        residual = given["residual"].astype(wide)
+        residual = given["residual"].astype(z_dtype)
         added = [residual] if len(ds) == 1 else halves(residual, pair)
         ds = [d + x for d, x in zip(ds, added, strict=True)]
     ds = [d.astype(dtype) for d in ds]
     sums = []
     if fusion.sum_axes is not None:
-        axes = fusion.sum_axes
+        axes, wide = fusion.sum_axes, wide_dtype(dtype)
         if len(ds) == 2:
             axes = tuple(axis - (axis > pair) for axis in axes if axis != pair)
         sums = [jnp.sum(d.astype(wide), axes) for d in ds]

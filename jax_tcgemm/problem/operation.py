@@ -121,3 +121,13 @@ def dot_dimensions(a: Modes, b: Modes, result: Modes):
         (tuple(map(a.index, modes)), tuple(map(b.index, modes))) for modes in (contracted, batch)
     )
     return numbers, tuple(natural.index(mode) for mode in result)
+
+
+def exchanges_operands(dimension_numbers, permutation: tuple[int, ...], lhs_ndim: int) -> bool:
+    """Whether a permuted product is that of the exchanged operands as it comes out."""
+    (lhs_contract, _), (lhs_batch, _) = dimension_numbers
+    num_batch, ndim = len(lhs_batch), len(permutation)
+    first_of_rhs = lhs_ndim - len(lhs_contract)
+    free = (*range(first_of_rhs, ndim), *range(num_batch, first_of_rhs))
+    identity = tuple(range(ndim))
+    return identity != permutation == (*identity[:num_batch], *free)

@@ -5,18 +5,25 @@ from collections.abc import Sequence
 from jax.extend import core
 from jax.extend.core.primitives import transpose_p
 
+from jax_tcgemm.primitives.transposes import read_through, through
 from jax_tcgemm.system.jax_internals import has_plain_context
 
 
-def transposed_operands(eqn: core.JaxprEqn, made_by) -> core.JaxprEqn:
-    """A product that reads operands as they are before they are transposed."""
-    if eqn.params["out_sharding"] is not None:
-        return eqn
-    for side in (0, 1):
-        while (made := made_by.get(eqn.invars[side])) is not None and is_transposition(made):
-            order = [int(axis) for axis in made.params["permutation"]]
-            eqn = reading(eqn, side, made.invars[0], order)
-    return eqn
+def transposed_operands(eqn: core.JaxprEqn, made_by, num_rhs: int = 1) -> core.JaxprEqn:
+    """A product that reads operands as they are before they are transposed.
+
+    `made_by`: the equation that makes each variable; `num_rhs` as for `read_through`.
+    """
+
+    def order_of(x):
+        made = None if isinstance(x, core.Literal) else made_by.get(x)
+        if made is None or not is_transposition(made):
+            return None
+        return made.invars[0], tuple(int(axis) for axis in made.params["permutation"])
+
+    ndims = [x.aval.ndim for x in eqn.invars[:2]]
+    invars, params = read_through(eqn.invars, eqn.params, order_of, ndims, num_rhs)
+    return eqn if params is eqn.params else eqn.replace(invars=invars, params=params)
 
 
 def is_transposition(eqn: core.JaxprEqn) -> bool:
@@ -26,25 +33,12 @@ def is_transposition(eqn: core.JaxprEqn) -> bool:
 
 def reading(eqn: core.JaxprEqn, side: int, x: core.Var, order: Sequence[int]) -> core.JaxprEqn:
     """A product that reads what its operand is a transposition of, in this order."""
-    contract, batch = (list(pair) for pair in eqn.params["dimension_numbers"])
-    before = _free_axes(eqn, side)
-    contract[side] = tuple(order[axis] for axis in contract[side])
-    batch[side] = tuple(order[axis] for axis in batch[side])
+    keys = "dimension_numbers", "permutation"
+    ndims = [x.aval.ndim for x in eqn.invars[:2]]
+    changed = through(*(eqn.params[key] for key in keys), ndims, side, order)
     invars = list(eqn.invars)
     invars[side] = x
-    # The free dimensions come in the order of the operand's axes.
-    moved = sorted(order[axis] for axis in before)
-    first = len(batch[0]) + (len(_free_axes(eqn, 0)) if side else 0)
-    place = {first + i: first + moved.index(order[axis]) for i, axis in enumerate(before)}
-    permutation = tuple(place.get(axis, axis) for axis in eqn.params["permutation"])
-    params = {"dimension_numbers": (tuple(contract), tuple(batch)), "permutation": permutation}
-    return eqn.replace(invars=invars, params=eqn.params | params)
-
-
-def _free_axes(eqn: core.JaxprEqn, side: int) -> list[int]:
-    contract, batch = eqn.params["dimension_numbers"]
-    taken = {*contract[side], *batch[side]}
-    return [axis for axis in range(eqn.invars[side].aval.ndim) if axis not in taken]
+    return eqn.replace(invars=invars, params=eqn.params | dict(zip(keys, changed, strict=True)))
 
 
 def transposed_result(eqn: core.JaxprEqn, users, gone: set) -> core.JaxprEqn:

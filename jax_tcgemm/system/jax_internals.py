@@ -467,6 +467,15 @@ def has_plain_context(eqn: core.JaxprEqn) -> bool:
     return getattr(context, "compute_type", None) is None and not metadata
 
 
+def row_major(x: jax.Array) -> jax.Array:
+    """An array that XLA lays out by rows where it runs this; unchanged where JAX cannot say so."""
+    try:
+        from jax.experimental.layout import Layout, with_layout_constraint
+    except ImportError:
+        return x
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
 def has_ordered_effects(eqn: core.JaxprEqn) -> bool:
     """Whether an equation does more than its results and exchanges with other devices say."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
