@@ -25,6 +25,12 @@ def words_of(fields, bits, axis):
     return np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32)
 
 
+def gptq_zeros(zero, bits):
+    """Zero points of GPTQ's first format: of each word 1 is subtracted in every field at once."""
+    ones = {4: 0x11111111, 8: 0x01010101}[bits]
+    return (words_of(zero, bits, 1).view(np.uint32) - np.uint32(ones)).view(np.int32)
+
+
 def check(w, q, zero, scale, g_idx=None):
     """The same integers less zero points, and the same scales, at every place."""
     unpacked = w.unpack()
@@ -58,11 +64,10 @@ def source(request, tmp_path):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("order", ["none", "sorted", "act-order"])
 def test_gptq(source, bits, order):
-    q = RNG.integers(0, 2**bits, (K, N))
-    zero = RNG.integers(1, 2**bits + 1, (K // GROUP, N))
+    q, zero = RNG.integers(0, 2**bits, (K, N)), RNG.integers(0, 2**bits, (K // GROUP, N))
     tensors = {
         "a.qweight": words_of(q, bits, 0),
-        "a.qzeros": words_of(zero - 1, bits, 1),
+        "a.qzeros": gptq_zeros(zero, bits),
         "a.scales": F16,
     }
     g_idx = np.arange(K, dtype=np.int32) // GROUP
@@ -73,8 +78,21 @@ def test_gptq(source, bits, order):
     w = jax_tcgemm.from_gptq(source(tensors), "a.", bits=bits)
     check(w, q, zero, F16, g_idx)
     assert (w.order is not None) == (order == "act-order")
+    tensors["a.qzeros"] = words_of(zero, bits, 1)
     v2 = jax_tcgemm.from_gptq(source(tensors), "a.", bits=bits, zero_offset=0)
-    check(v2, q, zero - 1, F16, g_idx)
+    check(v2, q, zero, F16, g_idx)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_zero_point_of_0_in_gptq_borrows_from_its_neighbour(bits):
+    zero = np.tile([0, 5, 0, 0, 8, 1, 2**bits - 1, 3], (K // GROUP, N // 8))
+    tensors = {
+        "qweight": words_of(RNG.integers(0, 2**bits, (K, N)), bits, 0),
+        "qzeros": gptq_zeros(zero, bits),
+        "scales": F16,
+    }
+    w = jax_tcgemm.from_gptq(tensors, bits=bits)
+    np.testing.assert_array_equal(np.asarray(w.unpack().zero_point), zero)
 
 
 def test_symmetric_gptq_needs_no_zero_points():

@@ -36,14 +36,15 @@ def _eager(loader: Callable) -> Callable:
 def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) -> PackedWeight:
     """A weight that GPTQ quantised.
 
-        w[k, n] = (qweight[k, n] - qzeros[g_idx[k], n] - zero_offset) * scales[g_idx[k], n]
+        w[k, n] = (qweight[k, n] - qzeros[g_idx[k], n]) * scales[g_idx[k], n]
 
     Args:
       source: a dictionary of arrays, or the path of a safetensors file.
       prefix: of the names, such as "model.layers.0.mlp.down_proj."; they are qweight, qzeros,
         scales and, where there is one, g_idx.
       bits: 4 or 8.
-      zero_offset: what is added to zero points: 1, or 0 for checkpoint_format "gptq_v2".
+      zero_offset: 1 where the fields of qzeros were written minus 1, which borrow from the next
+        one in their word; 0 for checkpoint_format "gptq_v2".
 
     Returns:
       A `PackedWeight` of shape (k, n). Zero points that are all in the middle are left out.
@@ -72,7 +73,10 @@ def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) 
     get = _reader(op, source, prefix)
     words, scale = _words(op, get, "qweight"), get("scales")
     q = _fields(words, bits, axis=0)
-    zero_point = _fields(_words(op, get, "qzeros"), bits, axis=1) + zero_offset
+    # Writers subtract the offset from all fields of a word at once: a field of 0 borrows.
+    ones = 0xFFFFFFFF // (2**bits - 1)
+    zeros = _words(op, get, "qzeros").astype(jnp.uint32) + jnp.uint32(zero_offset * ones)
+    zero_point = _fields(zeros, bits, axis=1)
     g_idx = get("g_idx", None)
     size = _size_of_groups(op, "scales", q.shape[0], scale)
     if g_idx is not None and np.array_equal(g_idx, np.arange(q.shape[0]) // (size or len(q))):
