@@ -1,11 +1,16 @@
 """Loaders of packed weights: bit for bit what each format says, on checkpoints written here."""
 
+import functools
 import json
+import re
 import types
 
+import hypothesis
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 import jax_tcgemm
 
@@ -23,6 +28,18 @@ def words_of(fields, bits, axis):
     for i in range(per_word):
         words |= fields[..., i] << np.uint32(bits * i)
     return np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32)
+
+
+def gptq_zeros(zero, bits):
+    """Zero points of GPTQ's first format: of each word 1 is subtracted in every field at once."""
+    ones = {4: 0x11111111, 8: 0x01010101}[bits]
+    return (words_of(zero, bits, 1).view(np.uint32) - np.uint32(ones)).view(np.int32)
+
+
+def awq_words(fields):
+    """Nibbles of AWQ's words, in its order of columns."""
+    fields = fields.reshape(len(fields), -1, 8)[:, :, [0, 2, 4, 6, 1, 3, 5, 7]]
+    return words_of(fields.reshape(len(fields), -1), 4, 1)
 
 
 def check(w, q, zero, scale, g_idx=None):
@@ -58,11 +75,10 @@ def source(request, tmp_path):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("order", ["none", "sorted", "act-order"])
 def test_gptq(source, bits, order):
-    q = RNG.integers(0, 2**bits, (K, N))
-    zero = RNG.integers(1, 2**bits + 1, (K // GROUP, N))
+    q, zero = RNG.integers(0, 2**bits, (K, N)), RNG.integers(0, 2**bits, (K // GROUP, N))
     tensors = {
         "a.qweight": words_of(q, bits, 0),
-        "a.qzeros": words_of(zero - 1, bits, 1),
+        "a.qzeros": gptq_zeros(zero, bits),
         "a.scales": F16,
     }
     g_idx = np.arange(K, dtype=np.int32) // GROUP
@@ -73,8 +89,21 @@ def test_gptq(source, bits, order):
     w = jax_tcgemm.from_gptq(source(tensors), "a.", bits=bits)
     check(w, q, zero, F16, g_idx)
     assert (w.order is not None) == (order == "act-order")
+    tensors["a.qzeros"] = words_of(zero, bits, 1)
     v2 = jax_tcgemm.from_gptq(source(tensors), "a.", bits=bits, zero_offset=0)
-    check(v2, q, zero - 1, F16, g_idx)
+    check(v2, q, zero, F16, g_idx)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_zero_point_of_0_in_gptq_borrows_from_its_neighbour(bits):
+    zero = np.tile([0, 5, 0, 0, 8, 1, 2**bits - 1, 3], (K // GROUP, N // 8))
+    tensors = {
+        "qweight": words_of(RNG.integers(0, 2**bits, (K, N)), bits, 0),
+        "qzeros": gptq_zeros(zero, bits),
+        "scales": F16,
+    }
+    w = jax_tcgemm.from_gptq(tensors, bits=bits)
+    np.testing.assert_array_equal(np.asarray(w.unpack().zero_point), zero)
 
 
 def test_symmetric_gptq_needs_no_zero_points():
@@ -91,13 +120,7 @@ def test_symmetric_gptq_needs_no_zero_points():
 
 def test_awq(source):
     q, zero = RNG.integers(0, 16, (K, N)), RNG.integers(0, 16, F16.shape)
-
-    def words(fields):
-        order = [0, 2, 4, 6, 1, 3, 5, 7]
-        fields = fields.reshape(len(fields), -1, 8)[:, :, order]
-        return words_of(fields.reshape(len(fields), -1), 4, 1)
-
-    tensors = {"qweight": words(q), "qzeros": words(zero), "scales": F16}
+    tensors = {"qweight": awq_words(q), "qzeros": awq_words(zero), "scales": F16}
     check(jax_tcgemm.from_awq(source(tensors)), q, zero, F16)
 
 
@@ -132,38 +155,122 @@ def test_compressed_tensors_of_int8(source):
     check(w, q.T, np.zeros((1, N)), scale.T)
 
 
-@pytest.mark.parametrize("is_nested", [False, True])
-@pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
-def test_bitsandbytes(source, is_nested, quant_type):
-    n, k, size = 40, 192, 64
-    q = RNG.integers(0, 16, (n, k))
-    flat = q.reshape(-1, 2)
-    table = np.sort(RNG.uniform(-1, 1, 16)).astype(np.float32)
+def bitsandbytes_of(n, k, size, quant_type="nf4", nested_blocksize=None):
+    """A weight "l.weight" as bitsandbytes writes it, and its values by the formula."""
+    q = RNG.integers(0, 16, n * k)
+    table = np.sort(RNG.integers(-128, 128, 16) / 128).astype(np.float32)
     state = {"quant_type": quant_type, "blocksize": size, "shape": [n, k], "dtype": "bfloat16"}
-    absmax = RNG.uniform(0.5, 2, n * k // size).astype(np.float32)
+    blocks = -(-n * k // size)
+    absmax = (RNG.integers(1, 256, blocks) / 128).astype(np.float32)
     tensors = {
-        "l.weight": (flat[:, 0] << 4 | flat[:, 1]).astype(np.uint8)[:, None],
+        "l.weight": (q[::2] << 4 | q[1::2]).astype(np.uint8)[:, None],
         "l.weight.quant_map": table,
+        "l.weight.absmax": absmax,
     }
-    if is_nested:
-        codes = np.sort(RNG.uniform(-1, 1, 256)).astype(np.float32)
-        nested = RNG.uniform(0.5, 2, -(-len(absmax) // 256)).astype(np.float32)
-        numbers = RNG.integers(0, 256, len(absmax)).astype(np.uint8)
-        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 3.25}
+    if nested_blocksize is not None:
+        codes = (np.sort(RNG.integers(-128, 128, 256)) / 128).astype(np.float32)
+        nested = (RNG.integers(1, 256, -(-blocks // nested_blocksize)) / 128).astype(np.float32)
+        numbers = RNG.integers(0, 256, blocks).astype(np.uint8)
+        state |= {"nested_blocksize": nested_blocksize, "nested_offset": 3.25}
         tensors |= {"l.weight.nested_quant_map": codes, "l.weight.nested_absmax": nested}
-        absmax = codes[numbers] * nested[np.arange(len(numbers)) // 256] + np.float32(3.25)
         tensors["l.weight.absmax"] = numbers
-    else:
-        tensors["l.weight.absmax"] = absmax
+        absmax = codes[numbers] * nested[np.arange(blocks) // nested_blocksize] + np.float32(3.25)
     text = json.dumps(state).encode()
     tensors[f"l.weight.quant_state.bitsandbytes__{quant_type}"] = np.frombuffer(text, np.uint8)
+    return tensors, (table[q] * absmax[np.arange(n * k) // size]).reshape(n, k)
+
+
+@pytest.mark.parametrize("nested_blocksize", [None, 256])
+@pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
+def test_bitsandbytes(source, nested_blocksize, quant_type):
+    tensors, expected = bitsandbytes_of(40, 192, 64, quant_type, nested_blocksize)
     w = jax_tcgemm.from_bitsandbytes(source(tensors), "l.weight")
-    unpacked = w.unpack()
-    scale = absmax.reshape(n, k // size).T
-    np.testing.assert_array_equal(np.asarray(unpacked.q), q.T)
-    np.testing.assert_array_equal(np.asarray(unpacked.scale), scale)
-    expected = table[q.T] * scale.repeat(size, 0)
-    np.testing.assert_array_equal(np.asarray(w.dequantize()), expected)
+    assert (w.format.group_size, w.format.scale_dtype) == (64, "float32")
+    np.testing.assert_array_equal(w.dequantize(), expected.T)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float16", "float32"])
+def test_bytes_of_bitsandbytes_stored_as_another_dtype(source, dtype):
+    tensors, expected = bitsandbytes_of(40, 192, 64)
+    tensors["l.weight"] = tensors["l.weight"].reshape(-1).view(jnp.dtype(dtype))[:, None]
+    w = jax_tcgemm.from_bitsandbytes(source(tensors), "l.weight")
+    np.testing.assert_array_equal(w.dequantize(), expected.T)
+
+
+def dequantized_of(q, zero, scale, rows):
+    """(q - zero) * scale in float32, of rows of k by the numbers of their groups."""
+    return (q - zero[rows]).astype(np.float32) * np.asarray(scale, np.float32)[rows]
+
+
+@pytest.mark.parametrize("size", [96, 256, 512])
+@pytest.mark.parametrize("order", ["neighbours", "act-order"])
+def test_scales_of_larger_groups_are_repeated(size, order):
+    k, groups = 4 * size, 4
+    q, zero = RNG.integers(0, 16, (k, N)), RNG.integers(0, 16, (groups, N))
+    scale = RNG.uniform(0.01, 0.1, (groups, N)).astype(np.float32)
+    rows = np.arange(k) // size
+    if order == "act-order":
+        rows = RNG.permutation(rows)
+    expected = dequantized_of(q, zero, scale, rows)
+    tensors = {"qweight": words_of(q, 4, 0), "qzeros": gptq_zeros(zero, 4), "scales": scale}
+    w = jax_tcgemm.from_gptq(tensors | {"g_idx": rows})
+    assert w.format.group_size == (32 if size == 96 else 128)
+    np.testing.assert_array_equal(w.dequantize(), expected)
+    tensors = {
+        "weight_packed": words_of(q.T, 4, 1),
+        "weight_shape": np.array([N, k]),
+        "weight_scale": scale.T,
+        "weight_zero_point": words_of(zero.T, 4, 0),
+        "weight_g_idx": rows,
+    }
+    np.testing.assert_array_equal(
+        jax_tcgemm.from_compressed_tensors(tensors).dequantize(), expected
+    )
+    if order == "neighbours":
+        tensors = {"qweight": awq_words(q), "qzeros": awq_words(zero), "scales": scale}
+        np.testing.assert_array_equal(jax_tcgemm.from_awq(tensors).dequantize(), expected)
+        tensors = {"qvalue": q.astype(np.int8), "scale": scale, "zero_point": zero}
+        np.testing.assert_array_equal(jax_tcgemm.from_qwix(tensors).dequantize(), expected)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "size"),
+    [(8, 512, 256), (8, 512, 512), (16, 512, 4096), (6, 192, 256), (3, 96, 64), (5, 100, 512)],
+)
+def test_blocks_of_bitsandbytes_that_are_no_groups(n, k, size):
+    """Larger ones, some rows long, some going on in the middle of the next row."""
+    tensors, expected = bitsandbytes_of(n, k, size)
+    w = jax_tcgemm.from_bitsandbytes(tensors, "l.weight")
+    np.testing.assert_array_equal(w.dequantize(), expected.T)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("how", ["packed", "int8"])
+@pytest.mark.parametrize("has_zero_point", [False, True])
+def test_one_scale_of_compressed_tensors(shape, how, has_zero_point):
+    q, zero = RNG.integers(-128, 128, (N, K)), np.full(shape, -3 * has_zero_point, np.int8)
+    scale = np.full(shape, 0.25, np.float32)
+    tensors = {"weight_scale": scale} | ({"weight_zero_point": zero} if has_zero_point else {})
+    if how == "packed":
+        packed = words_of(q + 128, 8, 1)
+        tensors |= {"weight_packed": packed, "weight_shape": np.array([N, K])}
+    else:
+        tensors["weight"] = q.astype(np.int8)
+    w = jax_tcgemm.from_compressed_tensors(tensors, bits=8)
+    np.testing.assert_array_equal(w.dequantize(), (q.T + 3 * has_zero_point) * np.float32(0.25))
+
+
+def test_a_short_last_block_of_a_quantised_array():
+    """288 rows in blocks of 128 are three groups, but not of 96 rows."""
+    x = jax_tcgemm.quantize(
+        jnp.asarray(RNG.standard_normal((288, N)), jnp.float32), "int8", block=(128, 1)
+    )
+    w = jax_tcgemm.from_qwix(x)
+    assert (x.scale.shape, w.format.group_size) == ((3, N), 32)
+    np.testing.assert_array_equal(w.dequantize(), jax_tcgemm.dequantize(x))
+    np.testing.assert_array_equal(
+        jax.jit(lambda x: jax_tcgemm.from_qwix(x).dequantize())(x), jax_tcgemm.dequantize(x)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
@@ -206,17 +313,17 @@ GPTQ = {
         (
             lambda: jax_tcgemm.from_gptq(GPTQ | {"scales": F16[:3]}),
             ValueError,
-            "from_gptq: scales must have groups of equal sizes, got 3 of 256",
+            "from_gptq: scales must be of shape \\(groups, n\\) = \\(a divisor of 256, 48\\), got ",
         ),
         (
             lambda: jax_tcgemm.from_gptq(GPTQ | {"scales": F16 * np.float16(np.nan)}),
             ValueError,
-            "from_gptq: scale must be finite",
+            "from_gptq: scales must be finite",
         ),
         (
             lambda: jax_tcgemm.from_gptq(GPTQ | {"qweight": F16}),
             TypeError,
-            "from_gptq: qweight must be a matrix of int32",
+            "from_gptq: qweight must be of int32 or uint32, got qweight.dtype=float16",
         ),
         (
             lambda: jax_tcgemm.from_gptq(GPTQ | {"g_idx": np.zeros(K, np.int32)}),
@@ -224,12 +331,244 @@ GPTQ = {
             "from_gptq: g_idx must name each of 4 groups 64 times",
         ),
         (
-            lambda: jax_tcgemm.from_qwix(jax_tcgemm.quantize(jnp.ones((64, 64)), block=(32, 32))),
+            lambda: jax_tcgemm.from_qwix(
+                jax_tcgemm.quantize(jnp.ones((64, 64)), "int8", block=(32, 32))
+            ),
             ValueError,
-            "from_qwix: scale must be of groups of rows",
+            "from_qwix: scale must be of shape \\(groups, 1 or n\\) = \\(a divisor of 64, 1 or 64",
         ),
     ],
 )
 def test_refused(call, error, says):
     with pytest.raises(error, match=says):
         call()
+
+
+# --- malformed checkpoints ----------------------------------------------------------------------
+
+# Sizes of malformed checkpoints.
+n, k, groups = 24, 128, 4
+
+
+def _formats():
+    """Well-formed checkpoints by name: a loader, and its arrays, of shapes that are not square.
+
+    Scales are exact in every floating-point dtype, and integers of Qwix in every integer dtype.
+    """
+    rng = np.random.default_rng(1)
+    scale = (rng.integers(1, 128, (groups, n)) / 64).astype(np.float32)
+    rows = rng.permutation(np.arange(k, dtype=np.int32) // (k // groups))
+    forms = {}
+    for bits in (4, 8):
+        q, zero = rng.integers(0, 2**bits, (k, n)), rng.integers(0, 2**bits, (groups, n))
+        gptq = {"qweight": words_of(q, bits, 0), "qzeros": gptq_zeros(zero, bits), "scales": scale}
+        load = functools.partial(jax_tcgemm.from_gptq, bits=bits)
+        forms[f"gptq {bits}"] = load, gptq
+        forms[f"gptq {bits} act-order"] = load, gptq | {"g_idx": rows}
+        load = functools.partial(jax_tcgemm.from_compressed_tensors, bits=bits)
+        packed = {
+            "weight_packed": words_of(q.T, bits, 1),
+            "weight_shape": np.array([n, k]),
+            "weight_scale": scale.T,
+        }
+        forms[f"compressed-tensors {bits}"] = load, packed
+        zeros = {"weight_zero_point": words_of(zero.T, bits, 0), "weight_g_idx": rows}
+        forms[f"compressed-tensors {bits} asymmetric"] = load, packed | zeros
+        integers = {
+            "weight": (q.T - 2 ** (bits - 1)).astype(np.int8),
+            "weight_scale": scale.T,
+            "weight_zero_point": (zero.T - 2 ** (bits - 1)).astype(np.int8),
+        }
+        forms[f"compressed-tensors {bits} of int8"] = load, integers
+        one = {"weight_scale": scale[0, :1], "weight_zero_point": np.array([3], np.int8)}
+        forms[f"compressed-tensors {bits} with one scale"] = load, packed | one
+        own = {"qvalue": q % 8, "scale": scale, "zero_point": zero % 8}
+        own |= {name: own[name].astype(f"int{bits}") for name in ("qvalue", "zero_point")}
+        forms[f"qwix {bits}"] = jax_tcgemm.from_qwix, own
+        deep = {name: x.reshape(len(x), 3, n // 3) for name, x in own.items()}
+        forms[f"qwix {bits} of three dimensions"] = jax_tcgemm.from_qwix, deep
+    q, zero = rng.integers(0, 16, (k, n)), rng.integers(0, 16, (groups, n))
+    awq = {"qweight": awq_words(q), "qzeros": awq_words(zero), "scales": scale}
+    forms["awq"] = jax_tcgemm.from_awq, awq
+    load = functools.partial(jax_tcgemm.from_bitsandbytes, name="l.weight")
+    forms["bitsandbytes"] = load, bitsandbytes_of(n, k, 64)[0]
+    forms["bitsandbytes nested"] = load, bitsandbytes_of(n, k, 64, "nf4", 16)[0]
+    return forms
+
+
+FORMATS = _formats()
+# Without these a checkpoint is another well-formed one.
+OPTIONAL = ("g_idx", "weight_g_idx", "weight_zero_point", "zero_point")
+MISSING = object()
+DTYPES = (
+    *("bool", "int4", "uint4", "int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"),
+    *("float8_e4m3fn", "bfloat16", "float16", "float32", "float64", "complex64", "object", "str"),
+)
+
+
+def _dtype(name):
+    return np.dtype(name) if name in ("object", "str") else jnp.dtype(name)
+
+
+def _with_row(x, axis, how):
+    """One row less along an axis, one more, none, or the first alone."""
+    rows = {"drop": range(1, x.shape[axis]), "add": (0, *range(x.shape[axis])), "none": ()}
+    return np.take(x, np.array(rows[how], int), axis)
+
+
+@st.composite
+def malformed(draw, tensors):
+    """One array, and what is given in its place, `MISSING` for nothing."""
+    name = draw(st.sampled_from(sorted(tensors)))
+    x = np.asarray(tensors[name])
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    how = draw(st.sampled_from(["missing", "dtype", "rows", "shape", "value", "fraction", "other"]))
+    if how == "missing":
+        hypothesis.assume(name not in OPTIONAL)
+        return name, MISSING
+    if how == "dtype":
+        wide = x.astype(np.int32) if x.dtype == jnp.int4 else x  # NumPy does not make it uint4.
+        return name, wide.astype(_dtype(draw(st.sampled_from(DTYPES))))
+    if how == "rows":
+        hypothesis.assume("quant_state" not in name)  # Text without a digit may be another state.
+        axis = draw(st.integers(0, x.ndim - 1))
+        return name, _with_row(x, axis, draw(st.sampled_from(["drop", "add", "none"])))
+    if how == "shape":
+        shapes = {"T": x.T, "flat": x.reshape(-1), "more": x[None]}
+        if name != "weight_scale":  # One scale is for the whole weight.
+            shapes["one"] = x.reshape(-1)[0]
+        return name, shapes[draw(st.sampled_from(sorted(shapes)))]
+    if how == "fraction":
+        return name, x.astype(np.float32) + np.float32(not is_float) / 2
+    if how == "other":
+        values = [None, "text", True, [1, 2], {}, object(), np.ma.ones(3), jax.random.key(0)]
+        return name, draw(st.sampled_from(values))
+    index = draw(st.integers(0, x.size - 1))
+    if is_float:
+        x = x.copy()
+        x.reshape(-1)[index] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+        return name, x
+    # What 32 or fewer bits of an integer have in common with another.
+    x = x.astype(np.int64)
+    x.reshape(-1)[index] += draw(st.sampled_from([2**8, 2**16, 2**31, 2**32, -(2**32), 2**40]))
+    return name, x
+
+
+@functools.cache
+def _expected(form):
+    load, tensors = FORMATS[form]
+    return np.asarray(load(tensors).dequantize(jnp.float32))
+
+
+def _is_refused_or_harmless(form, tensors):
+    load, _ = FORMATS[form]
+    op = load.func.__name__ if isinstance(load, functools.partial) else load.__name__
+    message, w = "", None
+    try:
+        w = load(tensors)
+    except (ValueError, TypeError) as error:
+        message = str(error)
+    if w is None:
+        assert re.match(rf"{op}: .*must .*, got .*; ", message, re.DOTALL), message
+    else:
+        np.testing.assert_array_equal(np.asarray(w.dequantize(jnp.float32)), _expected(form))
+
+
+@pytest.mark.all_cases
+@pytest.mark.filterwarnings("ignore:.*encountered in cast", "ignore:Casting complex")
+@pytest.mark.parametrize("form", FORMATS)
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(data=st.data())
+def test_malformed_arrays_are_refused(form, data):
+    tensors = FORMATS[form][1]
+    name, x = data.draw(malformed(tensors))
+    changed = {other: x for other, x in tensors.items() if other != name}
+    _is_refused_or_harmless(form, changed if x is MISSING else changed | {name: x})
+
+
+@pytest.mark.parametrize("form", ["bitsandbytes", "bitsandbytes nested"])
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(data=st.data())
+def test_malformed_states_of_bitsandbytes_are_refused(form, data):
+    tensors = FORMATS[form][1]
+    name = "l.weight.quant_state.bitsandbytes__nf4"
+    state = json.loads(tensors[name].tobytes())
+    keys = [key for key in state if key not in ("quant_type", "dtype")]
+    key = data.draw(st.sampled_from(keys))
+    values = [None, "64", True, [], {}, 0, -1, 1e999, float("nan"), 10**400, [n], [n, k, 1]]
+    values += [[n, -k], [n, k + 1], [n, str(k)], [True, n * k]]
+    value = data.draw(st.sampled_from(values))
+    hypothesis.assume(key != "nested_offset" or value not in (0, -1))
+    text = json.dumps(state | {key: value})
+    texts = [
+        text,
+        text[:-1],
+        "[]",
+        "[" * 100000,
+        json.dumps({other: x for other, x in state.items() if other != key}),
+    ]
+    text = data.draw(st.sampled_from(texts)).encode()
+    _is_refused_or_harmless(form, tensors | {name: np.frombuffer(text, np.uint8)})
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize(
+    ("form", "changes", "says"),
+    [
+        ("gptq 4", lambda x: {"qzeros": x["qzeros"][:0]}, "qzeros must be of shape"),
+        ("gptq 4", lambda x: {"qzeros": x["qzeros"][:1]}, "qzeros must be of shape"),
+        ("gptq 8", lambda x: {"qzeros": x["qzeros"].T}, "qzeros must be of shape"),
+        ("awq", lambda x: {"qzeros": x["qzeros"][:1]}, "qzeros must be of shape"),
+        ("awq", lambda x: {"scales": x["scales"][:0]}, "scales must be of shape"),
+        (
+            "gptq 4 act-order",
+            lambda x: {"g_idx": x["g_idx"].astype(np.int64) + 2**32},
+            "g_idx must be from ",
+        ),
+        (
+            "compressed-tensors 4 of int8",
+            lambda x: {"weight_zero_point": x["weight_zero_point"] + np.float32(0.5)},
+            "weight_zero_point must be of uint8, int8, ",
+        ),
+        (
+            "compressed-tensors 8 of int8",
+            lambda x: {"weight_zero_point": x["weight_zero_point"].T},
+            "weight_zero_point must be of shape",
+        ),
+        (
+            "compressed-tensors 4 asymmetric",
+            lambda x: {"weight_g_idx": np.where(np.arange(k) == 5, -1, x["weight_g_idx"])},
+            "weight_g_idx must name each of 4 groups 32 times",
+        ),
+        (
+            "compressed-tensors 4",
+            lambda x: {"weight_shape": np.array([n, k // 2])},
+            "weight_packed must be of shape",
+        ),
+        (
+            "bitsandbytes nested",
+            lambda x: {"l.weight.nested_absmax": x["l.weight.nested_absmax"][:-1]},
+            "l.weight.nested_absmax must be of shape",
+        ),
+        (
+            "bitsandbytes nested",
+            lambda x: {"l.weight.nested_quant_map": x["l.weight.nested_quant_map"][:200]},
+            "l.weight.nested_quant_map must be of shape",
+        ),
+        (
+            "qwix 8",
+            lambda x: {"zero_point": x["zero_point"].astype(np.uint32) + np.uint32(2**32 - 8)},
+            "zero_point must be from",
+        ),
+        ("gptq 4", lambda x: {"scales": np.repeat(x["scales"], 2, 0)}, "qzeros must be of shape"),
+        (
+            "compressed-tensors 4",
+            lambda x: {"weight_scale": np.repeat(x["weight_scale"], 2, 1)},
+            "weight_scale must have groups of whole columns or of multiples of 32 rows",
+        ),
+    ],
+)
+def test_what_was_read_as_another_weight_is_refused(form, changes, says):
+    load, tensors = FORMATS[form]
+    with pytest.raises((ValueError, TypeError), match=f"^from_[a-z_]+: {re.escape(says)}"):
+        load(tensors | changes(tensors))

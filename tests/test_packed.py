@@ -412,6 +412,7 @@ REFUSALS = {
     "a group of no number": (packing(group_size="all"), "group_size must be an integer or None"),
     "out of range": (packing(Q + 8), "q must be from -8 to 7 for dtype='int4', got numbers"),
     "below the range": (packing(Q - 1, dtype="uint4"), "q must be from 0 to 15"),
+    "negative but for its dtype": (packing((Q - 1).astype(jnp.uint32)), "q must be from -8 to 7"),
     "NaN": (packing(scale=SCALE.at[1, 3].set(jnp.nan)), "scale must be finite, got"),
     "infinity": (packing(scale=SCALE.at[0, 0].set(jnp.inf)), "scale must be finite, got"),
     "scales of another shape": (

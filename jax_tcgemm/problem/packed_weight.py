@@ -122,6 +122,11 @@ class PackedFormat:
         return shapes | ({"zero_points": (tiles, self.groups, 32)} if has_zero_points else {})
 
 
+def group_size_within(size: int) -> int | None:
+    """The largest group size of the kernels that divides a number of rows, or None."""
+    return next((own for own in reversed(GROUP_SIZES) if size % own == 0), None)
+
+
 class Unpacked(NamedTuple):
     """What `pack_weights` was given: integers as int8 or uint8, the others as they were."""
 

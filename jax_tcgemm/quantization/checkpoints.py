@@ -2,19 +2,19 @@
 
 All of them take a dictionary of arrays or a safetensors file, which the package `safetensors`
 opens. Checkpoints have weights as (n, k), or GPTQ and AWQ as (k, n): what is returned is (k, n).
+jax_tcgemm/quantization/formats.py says which arrays a format has, and checks them.
 """
 
 import functools
-import json
-import os
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tcgemm.problem.packed_weight import PackedWeight
-from jax_tcgemm.products.arguments import as_array
+from jax_tcgemm.problem.packed_weight import GROUP_SIZES, PackedWeight, group_size_within
+from jax_tcgemm.quantization import formats
 from jax_tcgemm.quantization.pack import pack
 
 # Of AWQ's words: the column of each nibble.
@@ -36,14 +36,15 @@ def _eager(loader: Callable) -> Callable:
 def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) -> PackedWeight:
     """A weight that GPTQ quantised.
 
-        w[k, n] = (qweight[k, n] - qzeros[g_idx[k], n] - zero_offset) * scales[g_idx[k], n]
+        w[k, n] = (qweight[k, n] - qzeros[g_idx[k], n]) * scales[g_idx[k], n]
 
     Args:
       source: a dictionary of arrays, or the path of a safetensors file.
       prefix: of the names, such as "model.layers.0.mlp.down_proj."; they are qweight, qzeros,
         scales and, where there is one, g_idx.
       bits: 4 or 8.
-      zero_offset: what is added to zero points: 1, or 0 for checkpoint_format "gptq_v2".
+      zero_offset: 1 where the fields of qzeros were written minus 1, which borrow from the next
+        one in their word; 0 for checkpoint_format "gptq_v2".
 
     Returns:
       A `PackedWeight` of shape (k, n). Zero points that are all in the middle are left out.
@@ -54,7 +55,8 @@ def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) 
         and what `pack_weights` refuses.
 
     Numerics:
-      The same integers and scales as in the checkpoint.
+      The same integers and scales as in the checkpoint; scales of larger groups than 128 rows are
+      repeated.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -69,15 +71,14 @@ def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) 
     op = "from_gptq"
     _check_choice(op, "bits", bits, (4, 8))
     _check_choice(op, "zero_offset", zero_offset, (0, 1))
-    get = _reader(op, source, prefix)
-    words, scale = _words(op, get, "qweight"), get("scales")
-    q = _fields(words, bits, axis=0)
-    zero_point = _fields(_words(op, get, "qzeros"), bits, axis=1) + zero_offset
-    g_idx = get("g_idx", None)
-    size = _size_of_groups(op, "scales", q.shape[0], scale)
-    if g_idx is not None and np.array_equal(g_idx, np.arange(q.shape[0]) // (size or len(q))):
-        g_idx = None
-    return _pack(op, q, scale, zero_point, bits, size, g_idx)
+    source = formats.Source.of(op, source, prefix)
+    arrays, sizes = formats.read(source, formats.gptq(bits))
+    # Writers subtract the offset from all fields of a word at once: a field of 0 borrows.
+    ones = 0xFFFFFFFF // (2**bits - 1)
+    zeros = arrays["qzeros"].astype(jnp.uint32) + jnp.uint32(zero_offset * ones)
+    q, zero_point = _fields(arrays["qweight"], bits, axis=0), _fields(zeros, bits, axis=1)
+    order = _order(source, "g_idx", arrays, sizes)
+    return _pack(source, "scales", arrays["scales"], q, zero_point[:, : sizes["n"]], bits, order)
 
 
 @_eager
@@ -99,7 +100,8 @@ def from_awq(source, prefix: str = "") -> PackedWeight:
         `pack_weights` refuses.
 
     Numerics:
-      The same integers and scales as in the checkpoint.
+      The same integers and scales as in the checkpoint; scales of larger groups than 128 rows are
+      repeated.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -112,17 +114,15 @@ def from_awq(source, prefix: str = "") -> PackedWeight:
       [0, 0, 1, 0, 0, 0, 0, 0]
     """
     op = "from_awq"
-    get = _reader(op, source, prefix)
-    scale = get("scales")
+    source = formats.Source.of(op, source, prefix)
+    arrays, _ = formats.read(source, formats.AWQ)
 
     def columns(name):
-        nibbles = _fields(_words(op, get, name), 4, axis=1)
+        nibbles = _fields(arrays[name], 4, axis=1)
         nibbles = nibbles.reshape(nibbles.shape[0], -1, 8)
         return nibbles[:, :, np.argsort(_AWQ_ORDER)].reshape(nibbles.shape[0], -1)
 
-    q = columns("qweight")
-    size = _size_of_groups(op, "scales", q.shape[0], scale)
-    return _pack(op, q, scale, columns("qzeros"), 4, size)
+    return _pack(source, "scales", arrays["scales"], columns("qweight"), columns("qzeros"), 4)
 
 
 @_eager
@@ -146,7 +146,8 @@ def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> Packe
         and what `pack_weights` refuses.
 
     Numerics:
-      The same integers and scales as in the checkpoint.
+      The same integers and scales as in the checkpoint; scales of larger groups than 128 rows are
+      repeated.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -160,47 +161,35 @@ def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> Packe
     """
     op = "from_compressed_tensors"
     _check_choice(op, "bits", bits, (4, 8))
-    get = _reader(op, source, prefix)
-    words = get("weight_packed", None)
-    zero_point = get("weight_zero_point", None)
-    offset = 1 << bits - 1
-    if words is None:
-        q = get("weight")
-        if q.dtype != np.int8 or q.ndim != 2:
-            raise TypeError(
-                f"{op}: weight must be a matrix of int8, got {q.dtype} of shape {q.shape}; is it "
-                "of another format?"
-            )
+    source = formats.Source.of(op, source, prefix)
+    is_packed, has_one_scale = "weight_packed" in source, np.ndim(source["weight_scale"]) < 2
+    arrays, sizes = formats.read(source, formats.compressed_tensors(bits, is_packed, has_one_scale))
+    n, k, middle = sizes["n"], sizes["k"], 1 << bits - 1
+    scale, zero_point = arrays["weight_scale"], arrays.get("weight_zero_point")
+    if is_packed:
+        q = _fields(arrays["weight_packed"], bits, axis=1)[:, :k]
     else:
-        shape = tuple(np.asarray(get("weight_shape")).reshape(-1).tolist())
-        q = _fields(_words(op, get, "weight_packed"), bits, axis=1)[:, : shape[-1]] - offset
-        if q.shape != shape:
-            raise ValueError(
-                f"{op}: weight_packed must hold weight_shape={shape}, got {words.shape}; is it of "
-                f"{bits=}?"
-            )
-        if zero_point is not None:
-            zero_point = _fields(_words(op, get, "weight_zero_point"), bits, axis=0) - offset
-            zero_point = zero_point[: shape[0]]
-    scale = get("weight_scale")
-    if scale.ndim != 2 or len(scale) != len(q):
-        raise ValueError(
-            f"{op}: weight_scale must have a row for each of {len(q)} outputs, got weight_scale."
-            f"shape={scale.shape}; is it of another weight?"
+        q = arrays["weight"].astype(jnp.int32) + middle
+    if zero_point is not None and is_packed and not has_one_scale:
+        zero_point = _fields(zero_point, bits, axis=0)[:n]
+    elif zero_point is not None:
+        zero_point = zero_point.astype(jnp.int32) + middle
+    if has_one_scale:
+        scale, zero_point = (
+            None if x is None else jnp.broadcast_to(x, (n, 1)) for x in (scale, zero_point)
         )
-    size = _size_of_groups(op, "weight_scale", q.shape[1], scale.T)
-    g_idx = get("weight_g_idx", None)
-    if g_idx is not None and bool((g_idx < 0).any()):  # There is no order.
-        g_idx = None
-    if zero_point is not None:
-        zero_point = zero_point.reshape(scale.shape).astype(jnp.int32).T + offset
-    q = q.astype(jnp.int32).T + offset
-    return _pack(op, q, scale.T, zero_point, bits, size, g_idx, is_signed=True)
+    zero_point = None if zero_point is None else zero_point.T
+    if "weight_g_idx" in arrays and bool((arrays["weight_g_idx"] == -1).all()):
+        del arrays["weight_g_idx"]  # There is no order.
+    order = _order(source, "weight_g_idx", arrays, {"groups": 1} | sizes)
+    return _pack(source, "weight_scale", scale.T, q.T, zero_point, bits, order, is_signed=True)
 
 
 @_eager
 def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
     """A weight that bitsandbytes quantised to 4 bits, NF4 or FP4, with its scales quantised or not.
+
+    Its bytes may be stored as another dtype (`quant_storage`), such as bfloat16.
 
         w.flat[i] = quant_map[weight.flat[i]] * absmax[i // blocksize],  w of shape (n, k)
 
@@ -212,13 +201,15 @@ def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
       A `PackedWeight` of shape (k, n): the transpose of what the checkpoint has.
 
     Raises:
-      TypeError: for a source that is neither.
-      ValueError: for names that are not there, blocks that do not divide rows, and what
+      TypeError: for a source that is neither, or arrays of other dtypes.
+      ValueError: for names that are not there, arrays whose shapes do not go together, a state that
+        lacks an entry, blocks that do not fall into multiples of 32 elements of a row, and what
         `pack_weights` refuses.
 
     Numerics:
       The same integers as in the checkpoint; quantised scales are dequantised in float32, as
-      bitsandbytes does it.
+      bitsandbytes does it. Where a block is larger than groups of the kernels, or goes on in the
+      next row, its scale is repeated.
 
     Examples:
       >>> import json
@@ -236,39 +227,27 @@ def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
       [2.0, -0.13300000131130219]
     """
     op = "from_bitsandbytes"
-    get = _reader(op, source, "")
-    quant_type = next(
-        (x for x in ("nf4", "fp4") if get(_state_name(name, x), None) is not None), "nf4"
-    )
-    words = np.asarray(get(_state_name(name, quant_type)), np.uint8)
-    try:
-        state = json.loads(words.tobytes())
-        (n, k), size = state["shape"], state["blocksize"]
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(
-            f"{op}: the state of {name} must have shape and blocksize, got {error!r}; is it of "
-            "another version?"
-        ) from None
-    if k % size != 0:
-        raise ValueError(
-            f"{op}: blocksize must divide the last dimension of {name}, got blocksize={size} for "
-            f"shape {(n, k)}; blocks that begin in the middle of a row have no kernel"
+    source = formats.Source.of(op, source, name)
+    is_fp4 = formats.bitsandbytes_state("fp4").name in source
+    state = formats.read_state(source, "fp4" if is_fp4 else "nf4")
+    (n, k), size = state.shape, state.blocksize
+    form = formats.bitsandbytes(source[""].dtype.itemsize, state.nested_blocksize)
+    arrays, _ = formats.read(source, form, bytes=-(-n * k // 2), blocks=-(-n * k // size))
+    words, absmax = arrays[""], arrays[".absmax"]
+    q = jnp.stack((words >> 4, words & 15), -1).reshape(-1)[: n * k].reshape(n, k)
+    if state.nested_blocksize is not None:
+        codes, nested = (
+            arrays[f".nested_{x}"].astype(jnp.float32) for x in ("quant_map", "absmax")
         )
-    flat = get(name).reshape(-1)
-    q = jnp.stack((flat >> 4, flat & 15), -1).reshape(-1)[: n * k].reshape(n, k)
-    absmax = get(f"{name}.absmax").reshape(-1)
-    if absmax.dtype == np.uint8:
-        codes = get(f"{name}.nested_quant_map").astype(jnp.float32)
-        nested = get(f"{name}.nested_absmax").astype(jnp.float32)
-        nested = jnp.repeat(nested, state["nested_blocksize"])[: absmax.size]
+        nested = nested[np.arange(absmax.size) // state.nested_blocksize]
         # A product that is rounded before it is added to.
-        absmax = np.asarray(codes[absmax] * nested) + np.float32(state["nested_offset"])
-    scale = jnp.asarray(absmax, jnp.float32).reshape(n, k // size)
-    table = np.asarray(get(f"{name}.quant_map"), np.float32)
-    # Larger blocks, which repeat their scales, are of so many.
-    own = size if size <= 128 else 128
-    scale = jnp.repeat(scale, size // own, 1)
-    return pack(op, q.T, scale.T, None, own, table)
+        absmax = np.asarray(codes[absmax] * nested) + np.float32(state.nested_offset)
+    # Blocks go on from row to row: neighbours in a row that have one scale wherever it begins.
+    run = k if size >= n * k else math.gcd(size, k)
+    block = (np.arange(n)[:, None] * k + np.arange(0, k, run)) // size
+    scale = jnp.asarray(absmax, jnp.float32)[block].T
+    own, (scale,), _ = _regrouped(source, ".absmax", k, run, (scale,))
+    return pack(op, q.T, scale, None, own, np.asarray(arrays[".quant_map"], np.float32))
 
 
 @_eager
@@ -291,7 +270,7 @@ def from_qwix(source, prefix: str = "") -> PackedWeight:
         `pack_weights` refuses.
 
     Numerics:
-      The same integers and scales.
+      The same integers and scales; scales of larger groups than 128 rows are repeated.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -301,99 +280,29 @@ def from_qwix(source, prefix: str = "") -> PackedWeight:
     """
     op = "from_qwix"
     source = getattr(source, "array", source)  # As a parameter it is wrapped.
+    array, known, size = None, {}, None
     if all(hasattr(source, field) for field in ("qvalue", "scale", "zero_point", "qtype")):
-        qvalue, scale, zero_point = source.qvalue, source.scale, source.zero_point
-        qtype = source.qtype
-    else:
-        get = _reader(op, source, prefix)
-        qvalue, scale, zero_point = get("qvalue"), get("scale"), get("zero_point", None)
-        qtype = qvalue.dtype
-    qvalue, scale = as_array(op, "qvalue", qvalue), as_array(op, "scale", scale)
-    dtype = qtype if isinstance(qtype, str) and qtype == "nf4" else qvalue.dtype
-    if scale.ndim != qvalue.ndim or any(
-        own not in (1, extent)
-        for own, extent in zip(scale.shape[1:], qvalue.shape[1:], strict=False)
-    ):
-        raise ValueError(
-            f"{op}: scale must be of groups of rows, for each column or for all, got scale.shape="
-            f"{scale.shape} for {qvalue.shape}; dequantize it"
-        )
-    size = _size_of_groups(op, "scale", qvalue.shape[0], scale)
-    shape = (scale.shape[0], *qvalue.shape[1:])
-    scale = jnp.broadcast_to(scale, shape)
-    if zero_point is not None:
-        zero_point = jnp.broadcast_to(jnp.asarray(zero_point), shape)
-    return pack(op, qvalue, scale, zero_point, size, dtype)
+        array, prefix = source, ""
+        fields = {name: getattr(array, name) for name in ("qvalue", "scale", "zero_point")}
+        source = {name: x for name, x in fields.items() if x is not None}
+    source = formats.Source.of(op, source, prefix)
+    qvalue, scale = source["qvalue"], source["scale"]
+    if getattr(array, "block", None) is not None and 1 < np.ndim(qvalue) == np.ndim(scale):
+        size = array.tile[0]  # The last group may be short.
+        known = {"groups": -(-len(qvalue) // size)}
+    arrays, sizes = formats.read(source, formats.qwix(np.ndim(qvalue)), **known)
+    q, k, shape = arrays["qvalue"], sizes["k"], (sizes["groups"], *qvalue.shape[1:])
+    factors = [
+        None if x is None else jnp.broadcast_to(x, shape)
+        for x in (arrays["scale"], arrays.get("zero_point"))
+    ]
+    size, factors, _ = _regrouped(source, "scale", k, size or k // shape[0], factors)
+    qtype = getattr(array, "qtype", None)
+    dtype = qtype if isinstance(qtype, str) and qtype == "nf4" else q.dtype
+    return pack(op, q, *factors, size, dtype)
 
 
 # --- what formats share -------------------------------------------------------------------------
-
-_REQUIRED = object()
-
-
-def _reader(op: str, source, prefix: str) -> Callable[..., jax.Array]:
-    """get(name) of a source, or a default where it has none."""
-    if not isinstance(prefix, str):
-        raise TypeError(
-            f"{op}: names must begin with a string, got {prefix!r}; '' where they begin with "
-            "nothing"
-        )
-    if isinstance(source, str | os.PathLike):
-        source = _File(op, source)
-    elif not isinstance(source, Mapping):
-        raise TypeError(
-            f"{op}: source must be a dictionary of arrays or a path, got source of type "
-            f"{type(source).__name__}; see the formats"
-        )
-
-    def get(name: str, default=_REQUIRED):
-        name = prefix + name
-        if name in source:
-            return as_array(op, name, source[name])
-        if default is _REQUIRED:
-            raise ValueError(
-                f"{op}: source must have {name}, got {', '.join(list(source)[:8])}; give the "
-                "prefix of the names"
-            )
-        return default
-
-    return get
-
-
-class _File(Mapping):
-    """A safetensors file, of which only what is asked for is read."""
-
-    def __init__(self, op: str, path):
-        try:
-            import safetensors
-        except ImportError:
-            raise ImportError(
-                f"{op}: source must be a dictionary where safetensors is missing, got a path; "
-                "pip install 'jax_tcgemm[checkpoints]'"
-            ) from None
-        try:
-            self._file = safetensors.safe_open(os.fspath(path), framework="flax")
-        except (OSError, safetensors.SafetensorError) as error:
-            raise ValueError(
-                f"{op}: source must be a safetensors file, got source={os.fspath(path)!r}: "
-                f"{error}; see the package safetensors"
-            ) from None
-        self._names = tuple(self._file.keys())
-
-    def __getitem__(self, name):
-        if name not in self._names:
-            raise KeyError(name)
-        return self._file.get_tensor(name)
-
-    def __iter__(self):
-        return iter(self._names)
-
-    def __len__(self):
-        return len(self._names)
-
-
-def _state_name(name: str, quant_type: str) -> str:
-    return f"{name}.quant_state.bitsandbytes__{quant_type}"
 
 
 def _check_choice(op: str, name: str, value, choices: tuple[int, ...]) -> None:
@@ -402,16 +311,6 @@ def _check_choice(op: str, name: str, value, choices: tuple[int, ...]) -> None:
             f"{op}: {name} must be {' or '.join(map(str, choices))}, got {name}={value!r}; see "
             "quantization_config of the checkpoint"
         )
-
-
-def _words(op: str, get, name: str) -> jax.Array:
-    words = get(name)
-    if words.dtype not in (np.int32, np.uint32) or words.ndim != 2:
-        raise TypeError(
-            f"{op}: {name} must be a matrix of int32, got {words.dtype} of shape {words.shape}; "
-            "is it of another format?"
-        )
-    return words
 
 
 def _fields(words, bits: int, axis: int) -> jax.Array:
@@ -426,25 +325,59 @@ def _fields(words, bits: int, axis: int) -> jax.Array:
     return fields.reshape(shape).astype(jnp.int32)
 
 
-def _size_of_groups(op: str, name: str, k: int, scale) -> int | None:
-    groups = scale.shape[0] if scale.ndim > 1 else 0
-    if groups == 0 or k % groups != 0:
+def _order(source: formats.Source, name: str, arrays, sizes) -> np.ndarray | None:
+    """Number of the group of each row, None where groups are of neighbours."""
+    if name not in arrays:
+        return None
+    g_idx, groups = np.asarray(arrays[name]).astype(np.int64), sizes["groups"]
+    size = sizes["k"] // groups
+    own = np.arange(sizes["k"]) // size
+    if not np.array_equal(np.sort(g_idx), own):
         raise ValueError(
-            f"{op}: {name} must have groups of equal sizes, got {groups} of {k} rows and {name}."
-            f"shape={scale.shape}; is it of another weight?"
+            f"{source.op}: {source.prefix}{name} must name each of {groups} groups {size} times, "
+            "got other numbers; groups of several sizes are dequantised"
         )
-    return None if groups == 1 else k // groups
+    return None if np.array_equal(g_idx, own) else g_idx
 
 
-def _pack(op, q, scale, zero_point, bits, size, g_idx=None, is_signed=False) -> PackedWeight:
+def _regrouped(source: formats.Source, name: str, k: int, size: int, factors, g_idx=None):
+    """Repeat the scales of groups of any size for groups of a size that the kernels take.
+
+    Args:
+      source: for messages.
+      name: of the scales, for messages.
+      k: rows of the weight.
+      size: rows of a group; the last one may have fewer.
+      factors: scales, and zero points or None, with a row for each group.
+      g_idx: None, or for each row the number of its group.
+
+    Returns:
+      The size, which is None for whole columns, the factors and g_idx.
+    """
+    if len(factors[0]) == 1:
+        return None, factors, None
+    own = group_size_within(math.gcd(k, size))
+    if own is None:
+        raise ValueError(
+            f"{source.op}: {source.prefix}{name} must have groups of whole columns or of multiples "
+            f"of {GROUP_SIZES[0]} rows, got groups of {size} of {k} rows; dequantize it"
+        )
+    if own != size:
+        group = np.arange(0, k, own) // size
+        factors = [None if x is None else x[group] for x in factors]
+        if g_idx is not None:  # By the place of a row among those of its group.
+            g_idx = (np.argsort(np.argsort(g_idx, kind="stable")) // own).astype(np.int32)
+    return own, factors, g_idx
+
+
+def _pack(source, name, scale, q, zero_point, bits, g_idx=None, is_signed=False) -> PackedWeight:
     """From unsigned integers; zero points that are all in the middle are those of signed ones."""
     middle = 1 << bits - 1
     if zero_point is not None and bool((zero_point == middle).all()):
         zero_point, is_signed = None, True
-    if zero_point is not None and zero_point.shape[0] == 1 != scale.shape[0]:
-        zero_point = jnp.broadcast_to(zero_point, scale.shape)
     if is_signed:
         q = q - middle
         zero_point = None if zero_point is None else zero_point - middle
-    dtype = f"{'' if is_signed else 'u'}int{bits}"
-    return pack(op, q, scale, zero_point, size, dtype, g_idx)
+    factors = scale, zero_point
+    size, factors, g_idx = _regrouped(source, name, len(q), len(q) // len(scale), factors, g_idx)
+    return pack(source.op, q, *factors, size, f"{'' if is_signed else 'u'}int{bits}", g_idx)

@@ -260,8 +260,11 @@ def _all(rule, x) -> bool:
 
 
 def _check_range(op: str, name: str, x, least: int, largest: int, dtype) -> None:
-    # Before anything is rounded to another dtype.
-    if not _all(lambda x: (x >= least) & (x <= largest), x.astype(jnp.int32)):
+    # Before anything is rounded to another dtype; of 32 bits and more in their own.
+    x = x if x.dtype.itemsize >= 4 else x.astype(jnp.int32)
+    limits = jnp.iinfo(x.dtype)
+    lower, upper = max(least, limits.min), min(largest, limits.max)
+    if not _all(lambda x: (x >= lower) & (x <= upper), x):
         raise ValueError(
             f"{op}: {name} must be from {least} to {largest} for {dtype=}, got numbers outside of "
             "that; take a wider dtype or clip it"

@@ -19,10 +19,10 @@ from opt_einsum import parser
 
 from jax_tcgemm.problem.packed_weight import (
     CODINGS,
-    GROUP_SIZES,
     SCALE_DTYPES,
     TILE,
     PackedWeight,
+    group_size_within,
 )
 from jax_tcgemm.products.dot_general import dot_general
 from jax_tcgemm.products.ragged_dot import ragged_dot
@@ -131,7 +131,7 @@ def packed_parameter(op: str, x, contracted) -> PackedParameter | None:
     whole = [n if split <= i < last else turned[i] for i, n in enumerate(numbers)]
     depth, groups = math.prod(turned[first:last]), math.prod(whole[first:last])
     size = depth // groups
-    own = next((s for s in reversed(GROUP_SIZES) if size % s == 0), None) if groups > 1 else size
+    own = group_size_within(size) if groups > 1 else size
     if own is None:
         return None
 
