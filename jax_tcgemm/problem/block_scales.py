@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.problem.gemm import BlockFactors
+from jax_tcgemm.problem.quantized import repeated
 
 # More than a tile has: fewer are read from few lines however they lie.
 _MANY_ROWS = 256
@@ -81,7 +82,7 @@ class BlockScales:
             if scales.shape[axis] == extent:
                 continue
             size = extent if scales.shape[axis] == 1 else sizes[axis]
-            scales = jnp.repeat(scales, size, axis)
+            scales = repeated(axis, scales, size)
             if scales.shape[axis] != extent:
                 scales = lax.slice_in_dim(scales, 0, extent, axis=axis)
         return scales

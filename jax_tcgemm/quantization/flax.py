@@ -99,7 +99,7 @@ def _product(dtypes, how: How, lhs, rhs, state) -> jax.Array:
         _quantized(x, dtypes[0], own)[0][0]
         for x, own in zip(map(as_rows, (lhs, rhs), how.are_columns), state, strict=False)
     )
-    return product_of_rows(lhs, rhs, how, how.dtype)
+    return product_of_rows(lhs, rhs, how, how.dtype, how.out_sharding)
 
 
 def _forward(dtypes, how: How, lhs, rhs, state):
@@ -107,7 +107,12 @@ def _forward(dtypes, how: How, lhs, rhs, state):
     rhs, of_rhs = _quantized(rhs, dtypes[0], state[1])
     (lhs, lhs_columns), (rhs, rhs_columns) = map(rows_and_columns, (lhs, rhs), how.are_columns)
     kept = checkpoint_name((lhs_columns, rhs_columns), "fp8_operands")
-    return product_of_rows(lhs, rhs, how, how.dtype), (kept, of_lhs, of_rhs, state[2])
+    return product_of_rows(lhs, rhs, how, how.dtype, how.out_sharding), (
+        kept,
+        of_lhs,
+        of_rhs,
+        state[2],
+    )
 
 
 def _backward(dtypes, how: How, kept, cotangent):
