@@ -166,7 +166,6 @@ WRONG = {
     "an axis": ({"axis": 2}, ValueError, "axis must be among the 2 dimensions of x"),
     "no axes": ({"axis": ()}, ValueError, "axis must be among the 2 dimensions of x"),
     "half an axis": ({"axis": 0.5}, TypeError, "axis must be an integer, several or None"),
-    "nothing": ({"x": jnp.ones((0, 3))}, ValueError, "x must have an element at least along the"),
     "both": ({"axis": 0, "block": (1, 2)}, ValueError, "axis must be None for scales of blocks"),
     "a block": ({"block": (0, 2)}, ValueError, "block must have an extent of at least 1 for each"),
     "too many": ({"block": (1, 1, 2)}, ValueError, "block must have an extent of at least 1 for"),

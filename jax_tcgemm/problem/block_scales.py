@@ -33,7 +33,7 @@ class BlockScales:
 
     def spread(self, scales: jax.Array) -> jax.Array:
         """A scale for each element; 1 stays where one is for all."""
-        return self._repeated(scales, [x if n > 1 else 1 for n, x in self._pairs()])
+        return self._repeated(scales, [1 if n == 1 else x for n, x in self._pairs()])
 
     def folded(self, scales: jax.Array) -> jax.Array:
         """Those that `factors` tells of, (entries of the batch, blocks of rows, blocks of K).

@@ -127,7 +127,9 @@ _product.defvjp(_forward, _backward)
 
 def _quantized(x, dtype, state):
     """An array and its transpose in 8 bits, by the scale of its history, and its next state."""
-    state = fp8_ops.update_fp8_meta(x, dtype, *state)
+    # Nothing has no largest magnitude; it counts as zeros.
+    seen = x if x.size else jnp.zeros((1,), x.dtype)
+    state = fp8_ops.update_fp8_meta(seen, dtype, *state)
     scale = lax.convert_element_type(state[0], jnp.float32).reshape((1,) * x.ndim)
     largest = scale * jnp.finfo(dtype).max.astype(jnp.float32)
     x = jnp.clip(x.astype(jnp.float32), -largest, largest).astype(x.dtype)

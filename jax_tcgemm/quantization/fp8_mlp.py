@@ -200,7 +200,7 @@ def quantized_weights(up, down, how: dict):
 
     What lies as columns of k is quantised as it is, and brought to rows of it by that.
     """
-    both = up.reshape(*up.shape[:-2], -1)
+    both = up.reshape(*up.shape[:-2], 2 * up.shape[-1])
     return [quantize(w, **how, with_transpose=True) for w in (both, down)]
 
 
@@ -249,12 +249,14 @@ def _backward(spec: _Spec, kept, cotangent):
     how = How(spec.precision, spec.dtype, (of_x, of_up), (False, True), shardings=own)
     down_bar = product_of_rows(h_columns, columns, how, of_down, down_sharding)
     z_bar = resharded(z_bar, shardings.whole(z_bar, (1, 2)))
-    z_bar = of_gradients(z_bar.reshape(z_bar.shape[0], -1), with_transpose=True)
+    z_bar = of_gradients(
+        z_bar.reshape(z_bar.shape[0], math.prod(z_bar.shape[1:])), with_transpose=True
+    )
     x_bar, up_bar = cotangents(how, z_bar, x_columns, up_columns)
     residual_bar = None
     if of_residual is not None:
         residual_bar = resharded(cotangent.astype(of_residual), residual_sharding)
-    return x_bar, up_bar.reshape(up_bar.shape[0], 2, -1), down_bar, residual_bar
+    return x_bar, up_bar.reshape(up_bar.shape[0], 2, up_bar.shape[1] // 2), down_bar, residual_bar
 
 
 _block.defvjp(_forward, _backward)

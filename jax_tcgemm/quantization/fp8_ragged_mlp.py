@@ -189,7 +189,7 @@ def _backward(spec: _Spec, kept, cotangent):
     rows, columns = quantize(z_bar, **of_rows, with_transpose=True)
     x_bar = spec.run(ragged_dot, rows, up_columns.mT, groups, preferred_element_type=of_x)
     up_bar = of_matrices(x_columns, columns, dtype=of_up)
-    up_bar = up_bar.reshape(*up_bar.shape[:2], 2, -1)
+    up_bar = up_bar.reshape(*up_bar.shape[:2], 2, up_bar.shape[2] // 2)
     return x_bar, up_bar, down_bar, (None, None)
 
 
