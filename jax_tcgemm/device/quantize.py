@@ -64,7 +64,11 @@ def scales_of(x, dtype, tile) -> jax.Array:
     """Those of float32, one for each tile."""
     # XLA makes this of a division by a constant.
     inverse = np.float32(1) / np.float32(_largest_number(dtype))
-    return jnp.maximum(_largest(abs(x), tile) * inverse, jnp.finfo(jnp.float32).tiny)
+    # Compared as integers, as kernels do, so that NaN is the largest and the scale has it, too.
+    magnitudes = lax.bitcast_convert_type(x, np.uint32) & np.uint32(0x7FFFFFFF)
+    scales = lax.bitcast_convert_type(_largest(magnitudes, tile), np.float32) * inverse
+    tiny = jnp.finfo(jnp.float32).tiny
+    return jnp.where(scales < tiny, tiny, scales)
 
 
 def _with_whole_blocks(x, axis: int, size: int) -> jax.Array:
@@ -94,7 +98,7 @@ def _largest(magnitudes, tile) -> jax.Array:
             split = _with_whole_blocks(split, axis, size)
             padding = [(0, 0, 0)] * split.ndim
             padding[axis] = (0, counts[-1] * size - extent, 0)
-            split = lax.pad(split, np.float32(0), padding)
+            split = lax.pad(split, split.dtype.type(0), padding)
             # One at a time, as explicit mesh axes have it.
             shape = *split.shape[:axis], counts[-1], size, *split.shape[axis + 1 :]
             split, axis = split.reshape(shape), axis + 1

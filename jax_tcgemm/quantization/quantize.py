@@ -54,7 +54,9 @@ def quantize(
 
     Returns:
       A `QuantizedArray`; with_transpose, two of them. Scales are float32. Where x is zero
-      throughout, or has no elements, they are as small as normal numbers are.
+      throughout, or has no elements, they are as small as normal numbers are. Where
+      there is a NaN the scale is NaN, and where there is an infinity it is infinite: all that has
+      it is NaN once it is dequantised or multiplied, of int8, too.
 
     Raises:
       TypeError: for an x that is not real floating point, another dtype, or an axis or extents
