@@ -27,15 +27,46 @@ def test_values_and_gradients(recipe):
     of_rows, of_matrices = RECIPES[recipe]
     product = Fp8RaggedDot(recipe)
     out, pullback = jax.vjp(lambda x, w: product(x, w, SIZES), x, w)
+    x_bar, w_bar = pullback(g)
+    # Rows of no group count as zeros.
+    x, g = (each.at[SIZES.sum() :].set(0) for each in (x, g))
     matrices = rounded(w, **of_matrices)
     near(out, reference.rows(rounded(x, **of_rows), matrices, SIZES))
     near(product(x, w, SIZES), np.asarray(out, np.float64))
-    x_bar, w_bar = pullback(g)
     near(x_bar, reference.rows(rounded(g, **of_rows), matrices.swapaxes(1, 2), SIZES))
     columns = [rounded(each.T, **of_rows).T for each in (x, g)]
     near(w_bar, reference.contraction(*columns, SIZES))
     exact = jax.vjp(lambda w: jax.lax.ragged_dot(x, w, SIZES), w)[1](g)[0]
     assert jnp.linalg.norm(w_bar - exact) < 0.1 * jnp.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("padding", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("offset", [None, 1])
+def test_rows_of_no_group_count_as_zeros(recipe, padding, offset):
+    """Neither they nor their cotangents are part of a scale, nor of blocks with other rows."""
+    first, last = (0 if offset is None else SIZES[0]), SIZES.sum()
+    row = np.arange(M)[:, None]
+    is_there = (row >= first) & (row < last)
+    x, g = (np.asarray(a) for a in (normal(M, K), normal(M, N, seed=2)))
+    w = normal(4 - (offset or 0), K, N, seed=1)
+    product = Fp8RaggedDot(recipe)
+
+    def both(x, g):
+        f = lambda x, w: product(x, w, SIZES, group_offset=offset)  # noqa: E731
+        out, pullback = jax.vjp(f, x, w)
+        return out, *pullback(g)
+
+    found = both(*(jnp.where(is_there, a, padding) for a in (x, g)))
+    expected = both(*(jnp.where(is_there, a, 0) for a in (x, g)))
+    exact = reference.rows(np.where(is_there, x, 0), w, SIZES, offset or 0)
+    assert np.linalg.norm(found[0] - exact) < 0.1 * np.linalg.norm(exact)
+    gradient = reference.contraction(*(np.where(is_there, a, 0) for a in (x, g)), SIZES)[
+        offset or 0 :
+    ]
+    assert np.linalg.norm(found[2] - gradient) < 0.1 * np.linalg.norm(gradient)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
 def test_offset_and_dtypes():
@@ -93,5 +124,7 @@ def test_bad_input():
         Fp8RaggedDot()(x.astype(int), w, SIZES)
     with pytest.raises(ValueError, match="^Fp8RaggedDot: rhs must have 3 dimensions"):
         Fp8RaggedDot()(x, w[0], SIZES)
+    with pytest.raises(ValueError, match="^Fp8RaggedDot: group_sizes must have one dimension, got"):
+        Fp8RaggedDot()(x, w, SIZES[None])
     with pytest.raises(ValueError, match="^ragged_dot: rhs must have shape"):
         Fp8RaggedDot()(x, w[:, 1:], SIZES)

@@ -59,6 +59,28 @@ def test_values_and_gradients(recipe, hidden):
         near(got, wanted, 5e-3)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("padding", [np.nan, 1e30])
+def test_rows_of_no_group_count_as_zeros(recipe, padding):
+    """Neither they nor their cotangents are part of a scale, nor of blocks with other rows."""
+    (x, params), g = block(), normal(M, N, seed=4)
+    is_there = np.arange(M)[:, None] < SIZES.sum()
+
+    def both(x, g):
+        f = functools.partial(Fp8RaggedMlp(recipe), group_sizes=SIZES, activation="silu")
+        out, pullback = jax.vjp(f, x, params)
+        return out, *pullback(g)
+
+    found, expected = (
+        jax.tree.leaves(both(*(jnp.where(is_there, a, own) for a in (x, g))))
+        for own in (padding, 0)
+    )
+    for a, b in zip(found, expected, strict=True):
+        assert np.isfinite(a).all()
+        assert np.asarray(a).any()
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
 def test_values_of_dequantised_operands():
     """In float64: 8 bits alone are lost."""
     x, params = block()

@@ -65,6 +65,31 @@ def test_values_and_scales(name, dtype):
     check(jax.jit(lambda x: jax_tcgemm.quantize(x, dtype, **how))(x), x, tile, dtype)
 
 
+@pytest.mark.parametrize("name", SCALINGS)
+@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_carried_by_its_scale(name, dtype, special):
+    """Whatever has one scale with it is NaN, and so are products; the rest is what it was."""
+    shape, how, tile = SCALINGS[name]
+    x = normal(*shape)
+    finite = jax_tcgemm.quantize(x, dtype, **how)
+    where = tuple(extent // 2 for extent in shape)
+    block = np.zeros(finite.scale.shape, bool)
+    block[tuple(i // size for i, size in zip(where, tile, strict=True))] = True
+    is_off = per_element(block, shape, tile) != 0
+    for run in (lambda f: f, jax.jit):
+        found = run(lambda x: jax_tcgemm.quantize(x, dtype, **how))(x.at[where].set(special))
+        scale = exact(found.scale)
+        np.testing.assert_array_equal(scale[~block], exact(finite.scale)[~block])
+        assert (np.isnan(scale[block]) if np.isnan(special) else np.isposinf(scale[block])).all()
+        got, expected = (exact(jax_tcgemm.dequantize(q)) for q in (found, finite))
+        assert np.isnan(got[is_off]).all()
+        np.testing.assert_array_equal(got[~is_off], expected[~is_off])
+        if len(shape) == 2:
+            out = exact(jax_tcgemm.matmul(found, jnp.ones((shape[1], 3), jnp.float32)))
+            np.testing.assert_array_equal(np.isnan(out[:, 0]), is_off.any(1))
+
+
 def test_narrower_arrays():
     x = normal(20, 30).astype(jnp.bfloat16)
     check(jax_tcgemm.quantize(x, axis=-1), x, (1, 30), E4M3)
@@ -166,7 +191,6 @@ WRONG = {
     "an axis": ({"axis": 2}, ValueError, "axis must be among the 2 dimensions of x"),
     "no axes": ({"axis": ()}, ValueError, "axis must be among the 2 dimensions of x"),
     "half an axis": ({"axis": 0.5}, TypeError, "axis must be an integer, several or None"),
-    "nothing": ({"x": jnp.ones((0, 3))}, ValueError, "x must have an element at least along the"),
     "both": ({"axis": 0, "block": (1, 2)}, ValueError, "axis must be None for scales of blocks"),
     "a block": ({"block": (0, 2)}, ValueError, "block must have an extent of at least 1 for each"),
     "too many": ({"block": (1, 1, 2)}, ValueError, "block must have an extent of at least 1 for"),

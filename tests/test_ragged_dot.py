@@ -561,3 +561,33 @@ def test_operands_of_wrong_dtype_are_refused(index):
     operands[index] = operands[index].astype(np.int8)
     with pytest.raises(JaxRuntimeError, match="must"):
         jax.block_until_ready(raw_call(operands, GOOD))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "host"])
+@pytest.mark.parametrize("group", [1, 2], ids=["without rows", "with rows"])
+@pytest.mark.parametrize("offset", [None, 1])
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_no_row_meets_a_matrix_that_is_not_its_own(implementation, group, offset, special):
+    """What is not finite in a matrix is in no row of another group, nor in its gradients."""
+    sizes, first = np.array([3, 0, 2, 4], np.int32), offset or 0
+    x, w, g = normal(11, 8), normal(4 - first, 8, 5, seed=1), normal(11, 5, seed=2)
+    own = w.at[group - first].set(special)
+
+    def f(x, w):
+        how = {"group_offset": offset, "implementation": implementation}
+        return jax_tcgemm.ragged_dot(x, w, sizes, **how)
+
+    ends = np.cumsum(sizes)
+    row = np.arange(11)
+    is_other = ~((ends[group] - sizes[group] <= row) & (row < ends[group]))
+    for run in (lambda f: f, jax.jit):
+        out, pullback = jax.vjp(run(f), x, own)
+        expected = reference.rows(x, w, sizes, first)
+        np.testing.assert_allclose(np.asarray(out)[is_other], expected[is_other], atol=1e-5)
+        assert not np.isfinite(np.asarray(out)[~is_other]).any()
+        x_bar, w_bar = pullback(g)
+        expected = reference.rows(g, w.swapaxes(1, 2), sizes, first)
+        np.testing.assert_allclose(np.asarray(x_bar)[is_other], expected[is_other], atol=1e-5)
+        assert not np.isfinite(np.asarray(x_bar)[~is_other]).any()
+        expected = reference.contraction(x, g, sizes)[first:]
+        np.testing.assert_allclose(w_bar, expected, atol=1e-5)

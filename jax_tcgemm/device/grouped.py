@@ -82,12 +82,14 @@ class Plan:
     """How a grouped product runs on one device.
 
     `problem` and `numerics` are None where XLA's ragged_dot is all there is; `choice.why` says why.
+    `platform` is the device's; "" where a kernel is known to run it.
     """
 
     product: Product
     numerics: Numerics | None
     problem: RaggedProblem | None
     choice: selection.Choice
+    platform: str = ""
 
     @property
     def flips_rhs(self) -> bool:
@@ -150,7 +152,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
             kind="ragged",
             obstacle=numerics,
         )
-        return Plan(product, None, None, choice)
+        return Plan(product, None, None, choice, device.platform)
     problem = problem_of(product, numerics, device.platform)
     asked = product.implementation, product.config
     nominal = of_nominal_rows(problem, asked[0])
@@ -162,7 +164,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         choice = dataclasses.replace(choice, why=why)
     if choice.implementation == selection.XLA and numerics.parts is not None:
         numerics = parts.split_by_xla(numerics)
-    return Plan(product, numerics, problem, choice)
+    return Plan(product, numerics, problem, choice, device.platform)
 
 
 def of_nominal_rows(problem: RaggedProblem, implementation: str | None) -> RaggedProblem | None:
@@ -220,7 +222,7 @@ def ragged_dot(lhs, rhs, group_sizes, group_offset, gather=None, *, plan: Plan) 
     if plan.choice.implementation == selection.XLA:
         if numerics is not None and numerics.parts is not None:
             lhs, rhs, group_sizes, _ = _in_parts(product, numerics, lhs, rhs, group_sizes)
-        return _xla(lhs, rhs, group_sizes, group_offset, product)
+        return _xla(lhs, rhs, group_sizes, group_offset, plan)
     operands = prepared(plan, lhs, rhs, group_sizes, group_offset, gather)
     return lax.convert_element_type(_call(plan, operands), product.result_dtype)
 
@@ -318,9 +320,9 @@ def _call(plan: Plan, operands) -> jax.Array:
     return call(problem, plan.choice, operands, [result])[0]
 
 
-def _xla(lhs, rhs, sizes, offset, product: Product) -> jax.Array:
-    batch = product.batch_shape
-    f = functools.partial(_xla_entry, product=product)
+def _xla(lhs, rhs, sizes, offset, plan: Plan) -> jax.Array:
+    batch = plan.product.batch_shape
+    f = functools.partial(_xla_entry, plan=plan)
     if not batch:
         return f(lhs, rhs, sizes, offset)
     # As one dimension: lax.ragged_dot cannot be mapped over two.
@@ -334,8 +336,9 @@ def _xla(lhs, rhs, sizes, offset, product: Product) -> jax.Array:
     return jnp.reshape(out, (*batch, *out.shape[1:]))
 
 
-def _xla_entry(lhs, rhs, sizes, offset, *, product: Product) -> jax.Array:
+def _xla_entry(lhs, rhs, sizes, offset, *, plan: Plan) -> jax.Array:
     """One batch entry by XLA's own ragged_dot, which has no group_offset: rolled into place."""
+    product = plan.product
     num_sizes, tokens = product.num_sizes, lhs.shape[0]
     sizes = jnp.clip(sizes, 0, tokens)
     first = jnp.clip(offset[0], 0, num_sizes)
@@ -353,6 +356,33 @@ def _xla_entry(lhs, rhs, sizes, offset, *, product: Product) -> jax.Array:
     if product.form == "contraction":
         rhs = jnp.roll(rhs, -before, 0)
         return lax.ragged_dot_general(lhs, rhs, sizes, _CONTRACTION, **kwargs)
-    if product.rhs_transposed:
-        rhs = jnp.swapaxes(rhs, 1, 2)
-    return jnp.roll(lax.ragged_dot(lhs, rhs, sizes, **kwargs), before, 0)
+    if plan.platform == "cpu" and product.groups != 0:
+        out = _one_after_another(lhs, rhs, sizes, product.rhs_transposed, **kwargs)
+    else:
+        rhs = jnp.swapaxes(rhs, 1, 2) if product.rhs_transposed else rhs
+        out = lax.ragged_dot(lhs, rhs, sizes, **kwargs)
+    return jnp.roll(out, before, 0)
+
+
+def _one_after_another(lhs, rhs, sizes, rhs_transposed: bool, **kwargs) -> jax.Array:
+    """A grouped product of form rows, by a product for each group that has rows.
+
+    XLA's own ragged_dot of a CPU sums over all groups at once, with zeros for rows of others: a NaN
+    in one group's matrix reaches every row. It also reads the matrices of groups without rows.
+    """
+
+    def product(lhs, matrix):
+        return lax.dot_general(lhs, matrix, (((1,), (int(rhs_transposed),)), ((), ())), **kwargs)
+
+    def with_group(out, own):
+        matrix, begin, end = own
+
+        def added(out):
+            row = lax.broadcasted_iota(end.dtype, out.shape, 0)
+            return jnp.where((begin <= row) & (row < end), product(lhs, matrix), out)
+
+        return lax.cond(begin < end, added, lambda out: out, out), None
+
+    ends = jnp.cumsum(sizes)
+    nothing = product(lhs[:, :0], lax.slice_in_dim(rhs[0], 0, 0, axis=int(rhs_transposed)))
+    return lax.scan(with_group, nothing, (rhs, ends - sizes, ends))[0]

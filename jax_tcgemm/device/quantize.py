@@ -9,6 +9,8 @@ from jax_tcgemm import selection
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.request import Plan
 from jax_tcgemm.problem.quantized import spread
+from jax_tcgemm.sharding.partitioning import resharded
+from jax_tcgemm.sharding.shardings import explicit, whole
 
 
 def quantized(x, *given, dtype, tiles, plan: Plan) -> tuple[jax.Array, ...]:
@@ -62,7 +64,19 @@ def scales_of(x, dtype, tile) -> jax.Array:
     """Those of float32, one for each tile."""
     # XLA makes this of a division by a constant.
     inverse = np.float32(1) / np.float32(_largest_number(dtype))
-    return jnp.maximum(_largest(abs(x), tile) * inverse, jnp.finfo(jnp.float32).tiny)
+    # Compared as integers, as kernels do, so that NaN is the largest and the scale has it, too.
+    magnitudes = lax.bitcast_convert_type(x, np.uint32) & np.uint32(0x7FFFFFFF)
+    scales = lax.bitcast_convert_type(_largest(magnitudes, tile), np.float32) * inverse
+    tiny = jnp.finfo(jnp.float32).tiny
+    return jnp.where(scales < tiny, tiny, scales)
+
+
+def _with_whole_blocks(x, axis: int, size: int) -> jax.Array:
+    """An array whose blocks along an axis no explicit mesh axis divides."""
+    if (sharding := explicit(x)) is None:
+        return x
+    shards = sharding.shard_shape(x.shape)[axis]
+    return x if shards % size == 0 else resharded(x, whole(x, (axis,)))
 
 
 def _largest_number(dtype) -> float:
@@ -71,23 +85,25 @@ def _largest_number(dtype) -> float:
 
 def _largest(magnitudes, tile) -> jax.Array:
     """The largest of each block."""
-    split, counts, axes = [], [], []
-    for axis, size in enumerate(tile):
-        extent = magnitudes.shape[axis]
+    counts, axes, split = [], [], magnitudes
+    for size in tile:
+        # Dimensions before are split already.
+        axis = split.ndim - magnitudes.ndim + len(counts)
+        extent = split.shape[axis]
         if size == 1:
-            split.append(extent)
             counts.append(extent)
             continue
-        axes.append(len(split))
         if isinstance(extent, int) and size < extent:
             counts.append(-(-extent // size))
-            axes[-1] += 1
-            split += [counts[-1], size]
-            padding = [(0, 0, 0)] * magnitudes.ndim
+            split = _with_whole_blocks(split, axis, size)
+            padding = [(0, 0, 0)] * split.ndim
             padding[axis] = (0, counts[-1] * size - extent, 0)
-            magnitudes = lax.pad(magnitudes, np.float32(0), padding)
+            split = lax.pad(split, split.dtype.type(0), padding)
+            # One at a time, as explicit mesh axes have it.
+            shape = *split.shape[:axis], counts[-1], size, *split.shape[axis + 1 :]
+            split, axis = split.reshape(shape), axis + 1
         else:
             counts.append(1)
-            split.append(extent)
-    largest = jnp.max(magnitudes.reshape(split), axis=tuple(axes), initial=0)
+        axes.append(axis)
+    largest = jnp.max(split, axis=tuple(axes), initial=0)
     return largest.reshape(counts)

@@ -105,6 +105,8 @@ def product_of(x, *others_and_params) -> request.Request:
 
 
 def _problem(x, params) -> QuantizeProblem | str:
+    if 0 in x.shape:
+        return "an array without elements is XLA's"
     tiles, transposed = params["tiles"], len(params["tiles"]) == 2
     *leading, rows, columns = x.shape
     shapes = x.shape, (*leading, columns, rows)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.problem.gemm import BlockFactors
+from jax_tcgemm.problem.quantized import repeated
 
 # More than a tile has: fewer are read from few lines however they lie.
 _MANY_ROWS = 256
@@ -32,7 +33,7 @@ class BlockScales:
 
     def spread(self, scales: jax.Array) -> jax.Array:
         """A scale for each element; 1 stays where one is for all."""
-        return self._repeated(scales, [x if n > 1 else 1 for n, x in self._pairs()])
+        return self._repeated(scales, [1 if n == 1 else x for n, x in self._pairs()])
 
     def folded(self, scales: jax.Array) -> jax.Array:
         """Those that `factors` tells of, (entries of the batch, blocks of rows, blocks of K).
@@ -81,7 +82,7 @@ class BlockScales:
             if scales.shape[axis] == extent:
                 continue
             size = extent if scales.shape[axis] == 1 else sizes[axis]
-            scales = jnp.repeat(scales, size, axis)
+            scales = repeated(axis, scales, size)
             if scales.shape[axis] != extent:
                 scales = lax.slice_in_dim(scales, 0, extent, axis=axis)
         return scales

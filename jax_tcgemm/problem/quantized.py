@@ -110,8 +110,17 @@ def spread(factors: jax.Array, shape: tuple[int, ...], tile=None) -> jax.Array:
 
 def spread_along(axis: int, factors: jax.Array, extent: int, size: int) -> jax.Array:
     """One for each of `extent` elements of a dimension, of blocks of `size`."""
-    factors = jnp.repeat(factors, size, axis)
+    factors = repeated(axis, factors, size)
+    if factors.shape[axis] == extent:
+        return factors
     return jax.lax.slice_in_dim(factors, 0, extent, axis=axis)
+
+
+def repeated(axis: int, x: jax.Array, size: int) -> jax.Array:
+    """`jnp.repeat`, also along a dimension that explicit mesh axes divide."""
+    before, number, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    x = jnp.broadcast_to(jnp.expand_dims(x, axis + 1), (*before, number, size, *after))
+    return x.reshape(*before, number * size, *after)
 
 
 def dequantized(x: QuantizedArray) -> jax.Array:

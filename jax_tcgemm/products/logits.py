@@ -10,6 +10,7 @@ boundaries: there the vocabulary is padded with logits of minus infinity.
 import dataclasses
 import enum
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -168,6 +169,11 @@ def over_vocabulary(function: Callable, found, size: int, extent: int, first: in
     return function(found, whole * extent, rest) if rest else found
 
 
+def rows(x) -> jax.Array:
+    """Features, which there may be none of, with the tokens along one dimension."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
 def by_tokens(function: Callable, chunks: int, *arrays):
     """What a function makes of chunks of tokens, together; of none more than the first has."""
     if chunks == 1:
@@ -188,7 +194,7 @@ def together(found, tokens: int):
     """Arrays of chunks, as `in_chunks` makes them, as arrays of so many tokens."""
 
     def joined(f):
-        return jnp.swapaxes(f, 0, 1).reshape(-1, *f.shape[2:])[:tokens]
+        return jnp.swapaxes(f, 0, 1).reshape(f.shape[0] * f.shape[1], *f.shape[2:])[:tokens]
 
     return jax.tree.map(joined, found)
 

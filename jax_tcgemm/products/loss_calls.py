@@ -8,6 +8,7 @@ import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.primitives.rules import same_varying
+from jax_tcgemm.products import logits as lg
 from jax_tcgemm.products import loss_rows, loss_sums
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_values import NotALossError
@@ -120,14 +121,14 @@ class Calls:
 
     def largest(self, x, w, bias):
         """The entries of the vocabulary whose logits are the largest."""
-        found = argmax_of_logits(self.how, x.reshape(-1, x.shape[-1]), w, bias)
+        found = argmax_of_logits(self.how, lg.rows(x), w, bias)
         return [found.reshape(shape).astype(dtype) for shape, dtype in self.places]
 
     def _flat(self, x, label, *rows):
         label, rows = label.reshape(-1), [row.reshape(-1) for row in rows]
         has_label = (label >= 0) & (label < self.shape[-1])
         label = jnp.where(has_label, label, 0).astype(jnp.int32)
-        return x.reshape(-1, x.shape[-1]), label, has_label, rows
+        return lg.rows(x), label, has_label, rows
 
     def _shaped(self, lse, losses, has_label):
         found = lse, jnp.where(has_label, losses, jnp.nan)

@@ -10,6 +10,7 @@ from jax import lax
 from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products import logits as lg
 from jax_tcgemm.products.arguments import as_array, check_broadcasts, check_flag
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_arguments import (
@@ -312,7 +313,7 @@ class _Call:
 def _rows(how: How, token_axes, operands):
     """Operands with their tokens along one dimension, that vary over all axes that any does."""
     x, w, bias, *rest = operands
-    rows = [x.reshape(-1, x.shape[-1]), *(a.reshape(-1) for a in rest)]
+    rows = [lg.rows(x), *(a.reshape(-1) for a in rest)]
     present = [rows[0], w, *([] if bias is None else [bias]), *rows[1:]]
     x, w, *rest = same_varying(*present, over=(*(how.axis_name or ()), *token_axes))
     return (x, w, None, *rest) if bias is None else (x, w, *rest)

@@ -391,7 +391,7 @@ def _fused(
     (lhs_name, lhs), (rhs_name, rhs, extents) = named_lhs, named_rhs
     kind = kind_of(rhs, otherwise="ragged")
     implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
-    group_sizes = _as_sizes(op, group_sizes)
+    group_sizes = as_sizes(op, group_sizes)
 
     def check_shape(name, x, rule, holds):
         if not holds:
@@ -413,7 +413,7 @@ def _fused(
     if gather_indices is not None:
         gather_indices = as_integers(op, "gather_indices", gather_indices)
         check_shape("gather_indices", gather_indices, "(rows,)", gather_indices.ndim == 1)
-    offset = _as_offset(op, group_offset)
+    offset = as_offset(op, group_offset)
     if quantized.is_any(lhs, rhs):
         preferred = canonical_element_type(op, preferred_element_type)
         preferred_element_type = quantized.result_dtype(op, preferred, lhs, rhs)
@@ -490,7 +490,7 @@ def _ragged_dot_general(
     batch_invariant,
 ):
     lhs, rhs = as_operand(op, "lhs", lhs), as_operand(op, "rhs", rhs)
-    group_sizes = _as_sizes(op, group_sizes)
+    group_sizes = as_sizes(op, group_sizes)
     dims = Dimensions(op, numbers, lhs, rhs, group_sizes, group_offset is not None)
     kind = "gemm" if dims.form == "batch" else "ragged"
     implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
@@ -501,7 +501,7 @@ def _ragged_dot_general(
     if quantized.is_any(lhs, rhs):
         preferred = quantized.result_dtype(op, preferred, lhs, rhs)
         if dims.form == "contraction":
-            operands = lhs, rhs, group_sizes, _as_offset(op, group_offset)
+            operands = lhs, rhs, group_sizes, as_offset(op, group_offset)
             own = {"dtype": preferred, "precision": precision, **asked}
             if (out := quantized_groups.contraction(op, dims, *operands, **own)) is not None:
                 return resharded(out, sharding)
@@ -512,13 +512,14 @@ def _ragged_dot_general(
     if dims.form == "batch":
         numbers = numbers.dot_dimension_numbers
         return dense.dot_general(lhs, rhs, op=op, dimension_numbers=numbers, **common)
-    offset = _as_offset(op, group_offset)
+    offset = as_offset(op, group_offset)
     group_sizes = dims.scaled(group_sizes)
     run = dims.rows if dims.form == "rows" else dims.contraction
     return run(lhs, rhs, group_sizes, offset, **common)
 
 
-def _as_sizes(op: str, x) -> jax.Array:
+def as_sizes(op: str, x) -> jax.Array:
+    """The group_sizes of a grouped product as integers, of one dimension at least."""
     x = as_integers(op, "group_sizes", x)
     if x.ndim == 0:
         raise ShapeError(
@@ -534,7 +535,8 @@ def _no_offset() -> jax.Array:
     return jnp.zeros((1,), jnp.int32)
 
 
-def _as_offset(op: str, group_offset) -> jax.Array:
+def as_offset(op: str, group_offset) -> jax.Array:
+    """The group_offset of a grouped product as an array of one integer."""
     if group_offset is None:
         return _no_offset()
     offset = as_integers(op, "group_offset", group_offset)

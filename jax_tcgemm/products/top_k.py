@@ -106,7 +106,7 @@ def linear_top_k(
         vocabulary_axis=axis,
     )
     k = _canonical_k(op, k, how.size(w) * how.devices)
-    own = [a for a in (x.reshape(-1, x.shape[-1]), w, bias) if a is not None]
+    own = [a for a in (lg.rows(x), w, bias) if a is not None]
     own = [*same_varying(*own, over=axes), *([None] if bias is None else [])]
     values, indices = _top_k(how, k, *lax.stop_gradient(own))
     values = _with_derivatives(how, *own, values, indices)
@@ -146,7 +146,7 @@ def _of_devices(how: How, k: int, w, values, indices) -> list[jax.Array]:
         everyone = jnp.full((how.devices, *own.shape), nothing, own.dtype)
         everyone, _ = same_varying(everyone, own)
         found = how.total(lax.dynamic_update_index_in_dim(everyone, own, place, 0))
-        return jnp.moveaxis(found, 0, 1).reshape(len(own), -1)
+        return jnp.moveaxis(found, 0, 1).reshape(len(own), how.devices * own.shape[1])
 
     # Nothing is added to values, not even the sign of a zero.
     values = together(values, -0.0)
@@ -241,7 +241,7 @@ def _derivative(how: How, primals, tangents):
     found = [of_columns(part) for part in parts[whole:]]
     if whole:
         of_whole = lax.map(of_columns, jnp.stack(parts[:whole]))
-        found = [of_whole.reshape(-1, len(x)), *found]
+        found = [of_whole.reshape(whole * most, len(x)), *found]
     found = jnp.concatenate(found).T
     if how.soft_cap is not None:
         found = found * (1 - jnp.square(values / how.soft_cap))

@@ -99,7 +99,7 @@ def _product(dtypes, how: How, lhs, rhs, state) -> jax.Array:
         _quantized(x, dtypes[0], own)[0][0]
         for x, own in zip(map(as_rows, (lhs, rhs), how.are_columns), state, strict=False)
     )
-    return product_of_rows(lhs, rhs, how, how.dtype)
+    return product_of_rows(lhs, rhs, how, how.dtype, how.out_sharding)
 
 
 def _forward(dtypes, how: How, lhs, rhs, state):
@@ -107,7 +107,12 @@ def _forward(dtypes, how: How, lhs, rhs, state):
     rhs, of_rhs = _quantized(rhs, dtypes[0], state[1])
     (lhs, lhs_columns), (rhs, rhs_columns) = map(rows_and_columns, (lhs, rhs), how.are_columns)
     kept = checkpoint_name((lhs_columns, rhs_columns), "fp8_operands")
-    return product_of_rows(lhs, rhs, how, how.dtype), (kept, of_lhs, of_rhs, state[2])
+    return product_of_rows(lhs, rhs, how, how.dtype, how.out_sharding), (
+        kept,
+        of_lhs,
+        of_rhs,
+        state[2],
+    )
 
 
 def _backward(dtypes, how: How, kept, cotangent):
@@ -122,7 +127,9 @@ _product.defvjp(_forward, _backward)
 
 def _quantized(x, dtype, state):
     """An array and its transpose in 8 bits, by the scale of its history, and its next state."""
-    state = fp8_ops.update_fp8_meta(x, dtype, *state)
+    # Nothing has no largest magnitude; it counts as zeros.
+    seen = x if x.size else jnp.zeros((1,), x.dtype)
+    state = fp8_ops.update_fp8_meta(seen, dtype, *state)
     scale = lax.convert_element_type(state[0], jnp.float32).reshape((1,) * x.ndim)
     largest = scale * jnp.finfo(dtype).max.astype(jnp.float32)
     x = jnp.clip(x.astype(jnp.float32), -largest, largest).astype(x.dtype)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import NamedSharding
 
 from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.problem.precision import canonical_precision
@@ -19,7 +20,9 @@ from jax_tcgemm.products.arguments import (
     promoted_dtype,
 )
 from jax_tcgemm.products.dot_general import canonical_dimension_numbers, dot_general
+from jax_tcgemm.quantization.over_devices import over_devices
 from jax_tcgemm.quantization.quantize import quantize
+from jax_tcgemm.sharding import shardings
 from jax_tcgemm.sharding.partitioning import resharded
 
 # How activations and gradients are quantised, and how weights are, which come second.
@@ -124,12 +127,16 @@ class How:
       are_columns: whether they lie as (*batch, k, m) and (*batch, k, n), as weights do in most
         layers, and so do their cotangents: what is quantised along both dimensions need not be
         transposed before.
+      out_sharding: of the product, where it is asked for over explicit mesh axes.
+      shardings: of the operands over explicit mesh axes, as they lie, and so of their cotangents.
     """
 
     precision: object
     dtype: np.dtype
     operands: tuple[np.dtype, np.dtype]
     are_columns: tuple[bool, bool] = (False, False)
+    out_sharding: NamedSharding | None = None
+    shardings: tuple[NamedSharding | None, NamedSharding | None] = (None, None)
 
 
 def by_rows(
@@ -151,26 +158,40 @@ def by_rows(
     contract, batch = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
     dtype = canonical_element_type(op, preferred_element_type)
     dtype = promoted_dtype(op, lhs, rhs) if dtype is None else dtype
-    shape = [lhs.shape[axis] for axis in batch[0]]
+    shape = [[lhs.shape[axis] for axis in batch[0]]]
     folded = []
     for x, contracted, batched in zip((lhs, rhs), contract, batch, strict=True):
         free = [axis for axis in range(x.ndim) if axis not in (*contracted, *batched)]
-        shape += [x.shape[axis] for axis in free]
+        shape.append([x.shape[axis] for axis in free])
         folded.append(_folded(x, batched, free, contracted))
     (lhs_columns, lhs), (rhs_columns, rhs) = folded
     dtypes = lhs.dtype, rhs.dtype
-    how = How(canonical_precision(op, precision), dtype, dtypes, (lhs_columns, rhs_columns))
-    out = run(how, lhs, rhs).reshape(shape)
-    return resharded(out, canonical_sharding(op, out_sharding, out.ndim))
+    of_batch, of_lhs, of_rhs = shape
+    out_sharding = canonical_sharding(op, out_sharding, sum(map(len, shape)))
+    how = How(
+        canonical_precision(op, precision),
+        dtype,
+        dtypes,
+        (lhs_columns, rhs_columns),
+        shardings.merged(out_sharding, (*[1] * len(of_batch), len(of_lhs), len(of_rhs))),
+        (shardings.explicit(lhs), shardings.explicit(rhs)),
+    )
+    out = run(how, lhs, rhs)
+    # One dimension at a time, as explicit mesh axes have it.
+    out = out.reshape(*of_batch, *of_lhs, out.shape[-1]).reshape(*of_batch, *of_lhs, *of_rhs)
+    return resharded(out, out_sharding)
 
 
 def _folded(x, batch, free, contract) -> tuple[bool, jax.Array]:
     """Whether an operand lies as columns, and it as these or as rows; see `How`."""
     is_columns = [*batch, *contract, *free] == list(range(x.ndim)) and bool(free and contract)
     groups = (contract, free) if is_columns else (free, contract)
-    shape = [x.shape[axis] for axis in batch]
-    shape += [math.prod(x.shape[axis] for axis in axes) for axes in groups]
-    return is_columns, lax.transpose(x, (*batch, *groups[0], *groups[1])).reshape(shape)
+    # Dimensions that become one are divided by the first of them alone.
+    x = resharded(x, shardings.whole(x, (*free[1:], *contract[1:])))
+    of_batch, first, second = ([x.shape[axis] for axis in axes] for axes in (batch, *groups))
+    x = lax.transpose(x, (*batch, *groups[0], *groups[1]))
+    x = x.reshape(*of_batch, *first, math.prod(second))
+    return is_columns, x.reshape(*of_batch, math.prod(first), math.prod(second))
 
 
 def as_rows(x, is_columns: bool) -> jax.Array:
@@ -183,22 +204,27 @@ def rows_and_columns(made, is_columns: bool):
     return made[::-1] if is_columns else made
 
 
-def product_of_rows(lhs, rhs, how: How, dtype) -> jax.Array:
+def product_of_rows(lhs, rhs, how: How, dtype, out_sharding=None) -> jax.Array:
     """(..., m, k) times (..., n, k)."""
     batch = tuple(range(lhs.ndim - 2))
     numbers = (((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch))
-    return dot_general(lhs, rhs, numbers, how.precision, dtype)
+
+    def run(lhs, rhs, out_sharding):
+        return dot_general(lhs, rhs, numbers, how.precision, dtype, out_sharding=out_sharding)
+
+    names = (*batch, "m", "k"), (*batch, "n", "k"), (*batch, "m", "n")
+    return over_devices(run, lhs, rhs, names, out_sharding)
 
 
 def cotangents(how: How, gradient, lhs_columns, rhs_columns) -> tuple[jax.Array, jax.Array]:
-    """Those of both operands, as they lie, by products that contract last dimensions.
+    """Cotangents of both operands, which lie and are divided as these, by products of rows.
 
     `gradient`: of the product, by rows and by columns.
     """
 
     def product(which: int, own, other):
         pair = (other, own) if how.are_columns[which] else (own, other)
-        return product_of_rows(*pair, how, how.operands[which])
+        return product_of_rows(*pair, how, how.operands[which], how.shardings[which])
 
     rows, columns = gradient
     return product(0, rows, rhs_columns), product(1, columns, lhs_columns)
@@ -208,7 +234,9 @@ def cotangents(how: How, gradient, lhs_columns, rhs_columns) -> tuple[jax.Array,
 def _product(product: Fp8DotGeneral, how: How, lhs, rhs) -> jax.Array:
     of_lhs, of_rhs = RECIPES[product.recipe]
     lhs, rhs = map(as_rows, (lhs, rhs), how.are_columns)
-    return product_of_rows(quantize(lhs, **of_lhs), quantize(rhs, **of_rhs), how, how.dtype)
+    return product_of_rows(
+        quantize(lhs, **of_lhs), quantize(rhs, **of_rhs), how, how.dtype, how.out_sharding
+    )
 
 
 def _forward(product: Fp8DotGeneral, how: How, lhs, rhs):
@@ -217,7 +245,7 @@ def _forward(product: Fp8DotGeneral, how: How, lhs, rhs):
     rhs = quantize(rhs, **of_rhs, with_transpose=True)
     (lhs, lhs_columns), (rhs, rhs_columns) = map(rows_and_columns, (lhs, rhs), how.are_columns)
     kept = checkpoint_name((lhs_columns, rhs_columns), "fp8_operands")
-    return product_of_rows(lhs, rhs, how, how.dtype), kept
+    return product_of_rows(lhs, rhs, how, how.dtype, how.out_sharding), kept
 
 
 def _backward(product: Fp8DotGeneral, how: How, kept, cotangent):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 
 import jax
@@ -23,7 +24,10 @@ from jax_tcgemm.quantization.fp8_dot_general import (
     cotangents,
     product_of_rows,
 )
+from jax_tcgemm.quantization.over_devices import over_devices
 from jax_tcgemm.quantization.quantize import quantize
+from jax_tcgemm.sharding import shardings
+from jax_tcgemm.sharding.partitioning import resharded
 
 _OP = "Fp8Mlp"
 # Rows of both operands, of which the right one may have a dimension that tells gate and up apart.
@@ -102,7 +106,11 @@ class Fp8Mlp:
         if residual is not None:
             residual = as_array(_OP, "residual", residual)
             check_addend(_OP, "residual", residual, shape, dtype)
-            residual = jnp.broadcast_to(residual, shape).reshape(-1, shape[-1])
+            residual = _rows(jnp.broadcast_to(residual, shape))
+        x = _rows(x)
+        # Gate and up are quantised as one.
+        up = resharded(up, shardings.whole(up, (1, 2)))
+        given = x, up, down, residual
         spec = _Spec(
             recipe=self.recipe,
             grad_dtype=self.grad_dtype,
@@ -110,9 +118,16 @@ class Fp8Mlp:
             precision=canonical_precision(_OP, precision),
             hidden=hidden,
             dtype=dtype,
-            operands=(x.dtype, up.dtype, down.dtype, residual is not None and residual.dtype),
+            operands=tuple(None if a is None else a.dtype for a in given),
+            shardings=tuple(None if a is None else shardings.explicit(a) for a in given),
         )
-        return _block(spec, x.reshape(-1, x.shape[-1]), up, down, residual).reshape(shape)
+        return _block(spec, *given).reshape(shape)
+
+
+def _rows(x) -> jax.Array:
+    """An array with one dimension for all but the last."""
+    x = resharded(x, shardings.whole(x, range(1, x.ndim - 1)))
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +142,7 @@ class _Spec:
       hidden: dtype of h, gate and up.
       dtype: of the result.
       operands: dtypes of x, up, down and the residual, if any, and of their cotangents.
+      shardings: likewise, over explicit mesh axes.
     """
 
     recipe: str
@@ -136,11 +152,20 @@ class _Spec:
     hidden: np.dtype
     dtype: np.dtype
     operands: tuple
+    shardings: tuple
 
-    def run(self, lhs, rhs, epilogue, operands=(), *, numbers=_ROWS, pair=None):
-        """A product with what follows it."""
+    def run(self, lhs, rhs, epilogue, operands=(), *, pair=None):
+        """A product of rows with what follows it; `pair` tells gate and up apart."""
+        numbers = _ROWS if pair is None else _PAIRS_OF_ROWS
         how = {"dimension_numbers": numbers, "pair": pair, "precision": self.precision}
-        return with_epilogue(_OP, lhs, rhs, epilogue, operands, **how)
+        gates = () if pair is None else ("pair",)
+
+        def product(lhs, rhs, out_sharding):
+            out = shardings.without(out_sharding, pair)
+            return with_epilogue(_OP, lhs, rhs, epilogue, operands, out_sharding=out, **how)
+
+        names = ("m", "k"), (*gates, "n", "k"), ("m", *gates, "n")
+        return over_devices(product, lhs, rhs, names, follows=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +200,7 @@ def quantized_weights(up, down, how: dict):
 
     What lies as columns of k is quantised as it is, and brought to rows of it by that.
     """
-    both = up.reshape(*up.shape[:-2], -1)
+    both = up.reshape(*up.shape[:-2], 2 * up.shape[-1])
     return [quantize(w, **how, with_transpose=True) for w in (both, down)]
 
 
@@ -204,7 +229,7 @@ def _forward(spec: _Spec, x, up, down, residual):
     x, x_columns = quantize(x, **of_rows, with_transpose=True)
     (up_columns, up), (down_columns, down) = quantized_weights(up, down, of_weights)
     function = Hidden(spec.activation, spec.hidden)
-    h, *saved = spec.run(x, in_halves(up), function, numbers=_PAIRS_OF_ROWS, pair=1)
+    h, *saved = spec.run(x, in_halves(up), function, pair=1)
     h, h_columns = quantize(h, **of_rows, with_transpose=True)
     kept = checkpoint_name((x_columns, up_columns, h_columns, down_columns), "fp8_operands")
     last = Layer("none", 1.0, False, False, spec.dtype)
@@ -219,12 +244,19 @@ def _backward(spec: _Spec, kept, cotangent):
     function = PulledBack(spec.activation, spec.hidden)
     z_bar = spec.run(rows, down_columns, function, saved)
     of_x, of_up, of_down, of_residual = spec.operands
-    how = How(spec.precision, spec.dtype, (of_x, of_up), (False, True))
-    down_bar = product_of_rows(h_columns, columns, how, of_down)
-    z_bar = of_gradients(z_bar.reshape(z_bar.shape[0], -1), with_transpose=True)
+    x_sharding, up_sharding, down_sharding, residual_sharding = spec.shardings
+    own = x_sharding, shardings.without(up_sharding, 1)
+    how = How(spec.precision, spec.dtype, (of_x, of_up), (False, True), shardings=own)
+    down_bar = product_of_rows(h_columns, columns, how, of_down, down_sharding)
+    z_bar = resharded(z_bar, shardings.whole(z_bar, (1, 2)))
+    z_bar = of_gradients(
+        z_bar.reshape(z_bar.shape[0], math.prod(z_bar.shape[1:])), with_transpose=True
+    )
     x_bar, up_bar = cotangents(how, z_bar, x_columns, up_columns)
-    residual_bar = cotangent.astype(of_residual) if of_residual else None
-    return x_bar, up_bar.reshape(up_bar.shape[0], 2, -1), down_bar, residual_bar
+    residual_bar = None
+    if of_residual is not None:
+        residual_bar = resharded(cotangent.astype(of_residual), residual_sharding)
+    return x_bar, up_bar.reshape(up_bar.shape[0], 2, up_bar.shape[1] // 2), down_bar, residual_bar
 
 
 _block.defvjp(_forward, _backward)

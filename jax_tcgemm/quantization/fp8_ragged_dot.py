@@ -4,14 +4,21 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_tcgemm.problem.precision import canonical_precision
-from jax_tcgemm.products.arguments import as_floating, canonical_element_type, promoted_dtype
-from jax_tcgemm.products.ragged_dot import ragged_dot, ragged_dot_general
+from jax_tcgemm.products.arguments import (
+    ShapeError,
+    as_floating,
+    canonical_element_type,
+    promoted_dtype,
+)
+from jax_tcgemm.products.ragged_dot import as_offset, as_sizes, ragged_dot, ragged_dot_general
 from jax_tcgemm.quantization.fp8_dot_general import How
 from jax_tcgemm.quantization.quantize import quantize
+from jax_tcgemm.sharding.ragged_division import ends_of_groups
 
 # How rows are quantised, in either direction, and how the matrices of groups are.
 RECIPES = {
@@ -33,8 +40,9 @@ class Fp8RaggedDot:
         out = q(lhs) * q(rhs),   lhs_bar = q(out_bar) * q(rhs),   rhs_bar = q(lhs) * q(out_bar)
 
     where q rounds to float8_e4m3fn, each with scales of its own: what a product contracts is
-    quantised along that, which of rhs_bar are the rows of each group. It is for the experts of a
-    model that trains, as `Fp8DotGeneral` is for its other layers.
+    quantised along that, which of rhs_bar are the rows of each group. Rows of no group count as
+    zeros, whatever they are. It is for the experts of a model that trains, as `Fp8DotGeneral` is
+    for its other layers.
 
     For its gradients a call keeps both operands in 8 bits, transposed, and neither in more;
     `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves these under `jax.remat`.
@@ -92,7 +100,8 @@ class Fp8RaggedDot:
         dtype = canonical_element_type(op, preferred_element_type)
         dtype = promoted_dtype(op, lhs, rhs) if dtype is None else dtype
         how = How(canonical_precision(op, precision), dtype, (lhs.dtype, rhs.dtype))
-        return _product(self.recipe, how, lhs, rhs, (group_sizes, group_offset))
+        groups = checked_groups(op, group_sizes, group_offset)
+        return _product(self.recipe, how, lhs, rhs, groups)
 
 
 def check_recipe(op: str, recipe) -> None:
@@ -102,6 +111,31 @@ def check_recipe(op: str, recipe) -> None:
             f"{op}: recipe must be {' or '.join(RECIPES)}, got recipe={recipe!r}; see "
             "jax_tcgemm.quantize for other scales"
         )
+
+
+def checked_groups(op: str, group_sizes, group_offset):
+    """The sizes of groups, and their offset or None; raises TypeError or ValueError."""
+    sizes = as_sizes(op, group_sizes)
+    if sizes.ndim != 1:
+        raise ShapeError(
+            f"{op}: group_sizes must have one dimension, got group_sizes.shape={sizes.shape}; "
+            "pass one size for each group"
+        )
+    return sizes, None if group_offset is None else as_offset(op, group_offset)
+
+
+def of_groups(x, groups, number: int) -> jax.Array:
+    """Rows, with zeros in those of none of `number` groups from the offset on.
+
+    Nothing is measured on the others, whatever they are: neither the scale of all rows nor those of
+    blocks of tokens, which cross the ends of groups.
+    """
+    sizes, offset = groups
+    ends = jnp.pad(ends_of_groups(sizes, len(x)), (1, 0))
+    first = jnp.zeros((), jnp.int32) if offset is None else offset[0]
+    begin, end = (ends[jnp.clip(i, 0, len(sizes))] for i in (first, first + number))
+    row = lax.iota(jnp.int32, len(x))
+    return jnp.where(((begin <= row) & (row < end))[:, None], x, 0)
 
 
 def gradient_of_matrices(lhs, columns, *, groups, number: int, precision, dtype) -> jax.Array:
@@ -134,6 +168,7 @@ def _product(recipe: str, how: How, lhs, rhs, groups) -> jax.Array:
 
 def _forward(recipe: str, how: How, lhs, rhs, groups):
     of_rows, of_matrices = RECIPES[recipe]
+    lhs = of_groups(lhs, groups, len(rhs))
     lhs, lhs_transposed = quantize(lhs, **of_rows, with_transpose=True)
     rhs, rhs_transposed = quantize(rhs, **of_matrices, with_transpose=True)
     # A matrix is read with rows of what is summed over: forwards the transposed one.
@@ -144,6 +179,7 @@ def _forward(recipe: str, how: How, lhs, rhs, groups):
 def _backward(recipe: str, how: How, kept, cotangent):
     lhs_transposed, rhs, groups = kept
     of_rows, _ = RECIPES[recipe]
+    cotangent = of_groups(cotangent, groups, rhs.shape[0])
     rows, columns = quantize(cotangent, **of_rows, with_transpose=True)
     lhs_bar = ragged_dot(rows, rhs.mT, **_arguments(how, groups, how.operands[0]))
     own = {"groups": groups, "number": rhs.shape[0], "precision": how.precision}

@@ -18,7 +18,9 @@ from jax_tcgemm.quantization.fp8_mlp import Hidden, PulledBack, in_halves, quant
 from jax_tcgemm.quantization.fp8_ragged_dot import (
     RECIPES,
     check_recipe,
+    checked_groups,
     gradient_of_matrices,
+    of_groups,
 )
 from jax_tcgemm.quantization.quantize import quantize
 
@@ -117,7 +119,7 @@ class Fp8RaggedMlp:
             dtype=promoted_dtype(_OP, hidden, down.dtype),
             operands=(x.dtype, up.dtype, down.dtype),
         )
-        return _block(spec, x, up, down, (group_sizes, group_offset))
+        return _block(spec, x, up, down, checked_groups(_OP, group_sizes, group_offset))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +162,7 @@ def _block(spec: _Spec, x, up, down, groups) -> jax.Array:
 
 def _forward(spec: _Spec, x, up, down, groups):
     of_rows, of_matrices = RECIPES[spec.recipe]
+    x = of_groups(x, groups, len(up))
     x, x_columns = quantize(x, **of_rows, with_transpose=True)
     (up_columns, up), (down_columns, down) = quantized_weights(up, down, of_matrices)
     function = Hidden(spec.activation, spec.hidden)
@@ -174,6 +177,7 @@ def _backward(spec: _Spec, kept, cotangent):
     (x_columns, up_columns, h_columns, down_columns), saved, groups = kept
     of_rows, _ = RECIPES[spec.recipe]
     of_x, of_up, of_down = spec.operands
+    cotangent = of_groups(cotangent, groups, len(up_columns.qvalue))
     rows, columns = quantize(cotangent, **of_rows, with_transpose=True)
     function = PulledBack(spec.activation, spec.hidden, beside=False)
     what = {"epilogue": function, "epilogue_operands": saved}
@@ -185,7 +189,7 @@ def _backward(spec: _Spec, kept, cotangent):
     rows, columns = quantize(z_bar, **of_rows, with_transpose=True)
     x_bar = spec.run(ragged_dot, rows, up_columns.mT, groups, preferred_element_type=of_x)
     up_bar = of_matrices(x_columns, columns, dtype=of_up)
-    up_bar = up_bar.reshape(*up_bar.shape[:2], 2, -1)
+    up_bar = up_bar.reshape(*up_bar.shape[:2], 2, up_bar.shape[2] // 2)
     return x_bar, up_bar, down_bar, (None, None)
 
 

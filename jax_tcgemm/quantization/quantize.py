@@ -54,15 +54,16 @@ def quantize(
 
     Returns:
       A `QuantizedArray`; with_transpose, two of them. Scales are float32. Where x is zero
-      throughout they are as small as normal numbers are.
+      throughout, or has no elements, they are as small as normal numbers are. Where
+      there is a NaN the scale is NaN, and where there is an infinity it is infinite: all that has
+      it is NaN once it is dequantised or multiplied, of int8, too.
 
     Raises:
       TypeError: for an x that is not real floating point, another dtype, or an axis or extents
         that are no integers.
       ValueError: for an axis that x does not have, extents below 1 or more of them than x has
-        dimensions, an axis together with a block, an x without elements along what has one scale,
-        an x of less than two dimensions that is to be transposed, and an implementation that does
-        not exist or cannot run it.
+        dimensions, an axis together with a block, an x of less than two dimensions that is to be
+        transposed, and an implementation that does not exist or cannot run it.
 
     Numerics:
       Computed in float32, x times the inverse of its scale, and rounded to nearest, ties to even;
@@ -107,11 +108,6 @@ def quantize(
         tiles = tuple(
             tuple(extent if i in axes else 1 for i, extent in enumerate(shape)) for shape in shapes
         )
-        if any(extent == 0 for tile in tiles for extent in tile):
-            raise ValueError(
-                f"{op}: x must have an element at least along the axis, got x.shape={x.shape} and "
-                f"{axis=}; leave it out"
-            )
     how = (("op", op), ("implementation", implementation), ("config", config))
     made = _values_and_scales(x, dtype, tiles, how)
     arrays = []

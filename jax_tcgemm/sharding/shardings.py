@@ -42,10 +42,42 @@ def of_cotangent(aval, without: int | None = None) -> NamedSharding | None:
     if aval.sharding.mesh.empty:
         mesh = jax.sharding.get_abstract_mesh()
         return None if mesh.empty else NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
-    if without is None:
-        return aval.sharding
-    entries = _entries(aval.sharding, aval.ndim)
-    return _with_entries(aval.sharding, [*entries[:without], *entries[without + 1 :]])
+    return _without(aval.sharding, without, aval.ndim)
+
+
+def without(sharding: NamedSharding | None, position: int | None) -> NamedSharding | None:
+    """The sharding of an array that lacks a dimension, of which all have an entry, or none."""
+    return None if sharding is None else _without(sharding, position, len(sharding.spec))
+
+
+def explicit(x) -> NamedSharding | None:
+    """The sharding of an array over explicit mesh axes; None where there is none of them."""
+    sharding = jax.typeof(x).sharding
+    has_axes = not sharding.mesh.empty and AxisType.Explicit in sharding.mesh.axis_types
+    return sharding if has_axes else None
+
+
+def whole(x, axes: Sequence[int]) -> NamedSharding | None:
+    """The sharding of an array, some of whose dimensions are not to be divided any more."""
+    if (sharding := explicit(x)) is None:
+        return None
+    entries = _entries(sharding, x.ndim)
+    return _with_entries(sharding, [None if i in axes else own for i, own in enumerate(entries)])
+
+
+def merged(out_sharding: NamedSharding | None, counts: Sequence[int]) -> NamedSharding | None:
+    """The sharding of a result, so many of whose dimensions become one each, by the first of them.
+
+    Where there is none a dimension is made.
+    """
+    if out_sharding is None:
+        return None
+    entries = _entries(out_sharding, sum(counts))
+    firsts, start = [], 0
+    for count in counts:
+        firsts.append(entries[start] if count else None)
+        start += count
+    return _with_entries(out_sharding, firsts)
 
 
 def following(
@@ -77,6 +109,13 @@ def following(
         used |= {*axes}
         entries.append(axes or None)
     return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+def _without(sharding: NamedSharding, position: int | None, ndim: int) -> NamedSharding:
+    if position is None:
+        return sharding
+    entries = _entries(sharding, ndim)
+    return _with_entries(sharding, [*entries[:position], *entries[position + 1 :]])
 
 
 def _entries(sharding: NamedSharding, ndim: int) -> list:
