@@ -9,6 +9,11 @@ import pytest
 from random_arrays import draw
 
 import jax_tcgemm
+from jax_tcgemm import selection
+from jax_tcgemm.device import dense
+from jax_tcgemm.primitives import dot_general as primitive
+from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.selection import xla_forms
 from jax_tcgemm.system import jax_internals
 
 BF16 = jnp.bfloat16
@@ -76,3 +81,116 @@ def test_a_small_layer_is_the_expression_of_users_on_a_gpu(name):
         x for x in operations(lambda x, w, b: ACTIVATIONS[name](x @ w + b)) if "dot_general" in x
     ]
     assert not any("f32" in x for x in operations(ours))
+
+
+# --- other forms than a dot -----------------------------------------------------------------------
+
+
+def product(batch, m, n, k, dtype, layout="NN"):
+    """Types of the operands of a product of a layout, and the product."""
+    shapes = [(m, k) if layout[0] == "N" else (k, m), (k, n) if layout[1] == "N" else (n, k)]
+    lead = (batch,) if batch > 1 else ()
+    contract = (len(lead) + (layout[0] == "N"),), (len(lead) + (layout[1] == "T"),)
+    numbers = contract, ((0,), (0,)) if lead else ((), ())
+    preferred = jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else None
+
+    def f(a, b, **how):
+        how = {"preferred_element_type": preferred} | how
+        return jax_tcgemm.dot_general(a, b, numbers, **how)
+
+    return [jax.ShapeDtypeStruct((*lead, *shape), dtype) for shape in shapes], f
+
+
+def chosen(types, f):
+    (call,) = jax_tcgemm.explain(f, *types, platform="cuda")
+    return f"{call.implementation}/{call.config}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "bfloat16", "int8"])
+@pytest.mark.parametrize("extents", [(2, 2, 2), (3, 3, 3), (8, 8, 8), (12, 12, 12), (3, 3, 16)])
+def test_batches_of_tiny_matrices_are_broadcast(extents, dtype):
+    with jax.enable_x64(True):
+        assert chosen(*product(1000, *extents, dtype)) == "xla/broadcast"
+
+
+@pytest.mark.parametrize("extents", [(1, 12, 12), (12, 1, 12), (17, 3, 3), (16, 16, 16)])
+def test_other_batches_are_not(extents):
+    assert chosen(*product(1000, *extents, "float32")) != "xla/broadcast"
+    assert chosen(*product(2, 3, 3, 3, "float32")) != "xla/broadcast"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "bfloat16", "int8"])
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("extents", [(3, 4, 5), (6, 5, 11)])
+def test_values_of_broadcasting(extents, layout, dtype):
+    """What is lowered for a GPU, run here: it is made of XLA's own operations."""
+    with jax.enable_x64(True):
+        types, f = product(20, *extents, dtype, layout)
+        assert chosen(types, f) == "xla/broadcast"
+        a, b = (draw(x.shape, x.dtype, seed) for seed, x in enumerate(types))
+        if dtype == "int8":
+            a, b = a * 40, b * 40
+        plan = dense.make_plan(product_of(f, *types), selection.target_device("cuda"))
+        got = jax.jit(lambda *x: dense.dot_general(*x, plan))(a, b)
+        wide = np.complex128 if dtype == "complex64" else np.float64
+        rows, columns = (np.asarray(x).astype(wide) for x in (a, b))
+        rows = rows if layout[0] == "N" else rows.swapaxes(1, 2)
+        columns = columns if layout[1] == "N" else columns.swapaxes(1, 2)
+        limit = {"float64": 1e-14, "int8": 0, "bfloat16": 2**-8}.get(dtype, 1e-6)
+        assert got.dtype == (jnp.int32 if dtype == "int8" else a.dtype)
+        exact = rows @ columns
+        error = np.abs(np.asarray(got).astype(wide) - exact).max()
+        assert error <= limit * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(
+    ("extents", "form"),
+    [
+        ((13, 3052, 5), "bfloat16"),
+        ((145, 10, 2), "bfloat16"),
+        ((448, 2368, 64), "bfloat16"),
+        ((5, 1, 14968), "default"),
+        ((5, 1, 14969), "int32"),
+    ],
+)
+def test_small_products_of_8_bit_integers(extents, form):
+    """XLA's own dot of them is wrong for k that four does not divide."""
+    m, n, k = extents
+    types, f = product(1, m, n, k, "int8", "NT")
+    assert chosen(types, f) == f"xla/{form}"
+    plan = dense.make_plan(product_of(f, *types), selection.target_device("cuda"))
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-128, 128, x.shape).astype(np.int8) for x in types)
+    got = jax.jit(lambda *x: dense.dot_general(*x, plan))(a, b)
+    np.testing.assert_array_equal(got, a.astype(int) @ b.astype(int).T)
+
+
+def test_what_is_forced_is_asked_of_xla_in_a_form_that_is_right():
+    types, f = product(1, 64, 64, 7, "int8", "NT")
+    assert chosen(types, lambda a, b: f(a, b, implementation="xla")) == "xla/int32"
+    forced = lambda a, b: f(a, b, implementation="xla", config="broadcast")  # noqa: E731
+    with pytest.raises(ValueError, match="an extent is 64, not 16 at most"):
+        jax_tcgemm.explain(forced, *types, platform="cuda")
+
+
+def test_sums_of_bfloat16_are_exact():
+    """The largest k of each pair of dtypes: one more could leave the integers of float32."""
+    for dtypes, most in ((("s8", "s8"), 1024), (("u8", "u8"), 258), (("s8", "u8"), 514)):
+        for k, is_exact in ((most, True), (most + 1, False)):
+            a, b = (Operand(dtype, False, 64) for dtype in dtypes)
+            problem = Problem(1, 1, 64, 64, k, a, b, "s32", "s32")
+            assert (xla_forms.obstacle(xla_forms.BFLOAT16, problem) == "") == is_exact
+
+
+def test_operands_that_must_be_converted_are_left_to_xla():
+    """A loop of its own converts them for a kernel of ours, which costs more than is gained."""
+    types = [jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((64, 512), BF16)]
+    (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, *types, platform="cuda")
+    assert call.implementation == "xla"
+    assert "with conversions of operands" in call.why
+
+
+def product_of(f, *types):
+    """What the one call of a function says."""
+    (eqn,) = jax.make_jaxpr(f)(*types).eqns
+    return primitive.product_of(*(x.aval for x in (*eqn.invars, *eqn.outvars)), eqn.params)

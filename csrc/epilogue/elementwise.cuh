@@ -10,6 +10,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "epilogue/trigonometry.cuh"
 #include "ptx/math.cuh"
 #include "tile/numeric.cuh"
 

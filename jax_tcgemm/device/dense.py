@@ -17,10 +17,11 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import parts, xla_dot
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold, MatrixLayout, fold
-from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES, wide_dtype
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.problem.operation import exchanges_operands
 from jax_tcgemm.problem.precision import Numerics, for_xla, resolve
+from jax_tcgemm.selection import xla_forms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +92,13 @@ class Plan:
 
     @property
     def is_of_xla(self) -> bool:
-        """Whether it is XLA's own product of the operands as they are."""
+        """Whether XLA computes it from the operands as they are."""
         return self.choice.implementation == selection.XLA and not self.has_parts
+
+    @property
+    def is_dot_of_xla(self) -> bool:
+        """Whether it is XLA's own dot of the operands as they are."""
+        return self.is_of_xla and self.choice.config == xla_forms.DEFAULT
 
     @property
     def copies(self) -> tuple[str, ...]:
@@ -190,6 +196,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     # XLA has no product of parts to stay with.
     if not (obstacle or selection.is_forced(asked[0]) or folded[0].parts is not None):
         obstacle = selection.reason_to_stay(product.op, folded[-1], device)
+        obstacle = obstacle or _gain_of_xla(product, *folded, device)
     nominal = None if obstacle else of_nominal_rows(folded[-1], folded[1], asked[0])
     choice = selection.select(
         product.op, folded[-1], device, *asked, obstacle=obstacle, nominal=nominal
@@ -198,6 +205,24 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         # Its product takes the parts that it makes itself, of which nothing is filled up.
         folded = parts.split_by_xla(folded[0]), *folded[1:]
     return Plan(product, device.platform, *folded, choice)
+
+
+def _gain_of_xla(
+    product: Product, numerics: Numerics, folded: Fold, problem: Problem, device: selection.Device
+) -> str:
+    """Why XLA is faster where our call needs operands or the result converted; "" where not."""
+    if device.platform != "cuda" or numerics.parts is not None:
+        return ""
+    loops, num_bytes = 0, 0
+    for shape, dtype, read, order in (
+        (product.lhs_shape, product.lhs_dtype, numerics.lhs_dtype, folded.lhs_order),
+        (product.rhs_shape, product.rhs_dtype, numerics.rhs_dtype, folded.rhs_order),
+        (product.result_shape, product.result_dtype, numerics.out_dtype, folded.result_order),
+    ):
+        if dtype != read or order is not None:
+            loops += 1
+            num_bytes += math.prod(shape) * (dtype.itemsize + read.itemsize)
+    return selection.gain_of_converting(problem, device, loops, num_bytes) if loops else ""
 
 
 def of_nominal_rows(problem: Problem, folded: Fold, implementation: str | None) -> Problem | None:
@@ -346,6 +371,13 @@ def _xla(lhs, rhs, plan, out_sharding):
     product, dtype = plan.product, plan.product.result_dtype
     if plan.has_parts:
         return _xla_of_parts(lhs, rhs, plan)
+    match plan.choice.config:
+        case xla_forms.BROADCAST:
+            return _broadcast(lhs, rhs, plan)
+        case xla_forms.BFLOAT16:
+            lhs, rhs, dtype = lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16), np.float32
+        case xla_forms.INT32:
+            lhs, rhs, dtype = lhs.astype(np.int32), rhs.astype(np.int32), np.int32
     asked = LaxProduct.of(product)
     precision = asked.precision
     is_preset = isinstance(precision, lax.DotAlgorithmPreset)
@@ -366,6 +398,40 @@ def _xla(lhs, rhs, plan, out_sharding):
     if asked.permutation != tuple(range(out.ndim)):
         out = lax.transpose(out, asked.permutation)
     return lax.convert_element_type(out, product.result_dtype)
+
+
+def _broadcast(lhs: jax.Array, rhs: jax.Array, plan: Plan) -> jax.Array:
+    """The product as a sum over k of broadcast products."""
+    product = plan.product
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = product.dimension_numbers
+    dtype = wide_dtype(product.result_dtype)
+
+    def last(x, contract, batch):
+        """An operand of shape (*batch, *free, k), and its free extents."""
+        free = [axis for axis in range(x.ndim) if axis not in (*contract, *batch)]
+        shape = tuple(x.shape[axis] for axis in (*batch, *free))
+        x = lax.transpose(x, (*batch, *free, *contract)).astype(dtype)
+        return lax.reshape(x, (*shape, plan.problem.k)), shape[len(batch) :]
+
+    lhs, rows = last(lhs, lhs_contract, lhs_batch)
+    rhs, columns = last(rhs, rhs_contract, rhs_batch)
+    num_batch, ndim = len(lhs_batch), len(product.result_shape)
+    of_rows = tuple(range(num_batch + len(rows)))
+    of_columns = (*range(num_batch), *range(num_batch + len(rows), ndim))
+    shape = (*lhs.shape[:-1], *columns)
+
+    def over(x, axes, *k):
+        return lax.broadcast_in_dim(x, (*shape, *(x.shape[-1:] if k else ())), (*axes, *k))
+
+    if xla_forms.is_reduction(plan.problem):
+        out = jnp.sum(over(lhs, of_rows, ndim) * over(rhs, of_columns, ndim), -1, dtype=dtype)
+    else:
+        terms = (
+            over(lhs[..., i], of_rows) * over(rhs[..., i], of_columns)
+            for i in range(plan.problem.k)
+        )
+        out = functools.reduce(lax.add, terms)
+    return lax.transpose(out, product.permutation).astype(product.result_dtype)
 
 
 def _xla_of_parts(lhs, rhs, plan) -> jax.Array:

@@ -200,10 +200,15 @@ def _pow(types, x, y):
     return f"{_suffixed('pow', types.result)}({x}, {exponent})"
 
 
-@_rounding
-def _logistic(types, x):
-    _float_only(types)
-    return f"logistic({x})"
+def _of_floats(name: str) -> Rule:
+    """One of ours."""
+
+    @_rounding
+    def rule(types, x):
+        _float_only(types)
+        return f"{name}({x})"
+
+    return rule
 
 
 def _nextafter(types, x, y):
@@ -283,6 +288,7 @@ EXPRESSIONS: dict[str, Rule] = {
     "bitcast_convert_type": _bitcast,
     "clamp": _clamp,
     "clz": _function("count_leading_zeros"),
+    "cos": _of_floats("cosine"),
     "convert_element_type": _convert_element_type,
     "div": _div,
     "eq": _comparison("=="),
@@ -291,7 +297,7 @@ EXPRESSIONS: dict[str, Rule] = {
     "gt": _comparison(">"),
     "is_finite": _function("is_finite"),
     "le": _comparison("<="),
-    "logistic": _logistic,
+    "logistic": _of_floats("logistic"),
     "lt": _comparison("<"),
     "max": _function("maximum"),
     "min": _function("minimum"),
@@ -311,7 +317,9 @@ EXPRESSIONS: dict[str, Rule] = {
     "shift_right_arithmetic": _function("shift_right_arithmetic"),
     "shift_right_logical": _function("shift_right_logical"),
     "sign": _function("sign"),
+    "sin": _of_floats("sine"),
     "sub": _arithmetic("-", "subtract"),
+    "tan": _of_floats("tangent"),
     "threefry2x32": _function("threefry2x32"),
     "xor": _comparison("^"),
     **{name: _exact(name) for name in ("ceil", "floor")},
@@ -319,7 +327,7 @@ EXPRESSIONS: dict[str, Rule] = {
         name: _mathematical(name)
         for name in (
             *("exp", "exp2", "expm1", "log", "log1p", "log2", "cbrt", "sqrt", "rsqrt", "atan2"),
-            *("sin", "cos", "tan", "asin", "acos", "atan"),
+            *("asin", "acos", "atan"),
             *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
             *("erf", "erfc", "lgamma"),
         )

@@ -361,7 +361,7 @@ def _lower(ctx, lhs, rhs, *, device, obstacle, **params):
         return partitioning.lower(ctx, (lhs, rhs), division_of(*ctx.avals_in, params))
     plan = dense.make_plan(product, device, obstacle)
     asked = dense.LaxProduct.of(plan.product)
-    if plan.is_of_xla and _is_plain(asked, *ctx.avals_in, out):
+    if plan.is_dot_of_xla and _is_plain(asked, *ctx.avals_in, out):
         operands = (rhs, lhs) if asked.exchanged else (lhs, rhs)
         return (lowering.dot_general(*operands, asked),)
     out_sharding = shardings.natural(params["out_sharding"], asked.permutation)

@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.gemm import Problem
-from jax_tcgemm.selection import cost_model, implementations, library_cost, rules, tables
+from jax_tcgemm.selection import (
+    cost_model,
+    implementations,
+    library_cost,
+    rules,
+    tables,
+    xla_forms,
+)
 from jax_tcgemm.selection.devices import Device
 from jax_tcgemm.selection.implementations import (
     ARGUMENTS,
@@ -76,7 +83,16 @@ def candidates(problem: AnyProblem, device: Device) -> tuple[Candidate, ...]:
             implementation, configs_of(implementation, problem.kind) or ("",), problem, device
         )
     ]
-    return (*found, Candidate(XLA, XLA_CONFIG, ""))
+    return (*found, *_of_xla(problem, device))
+
+
+def _of_xla(problem: AnyProblem, device: Device) -> tuple[Candidate, ...]:
+    """XLA in the forms in which it may be asked for a problem."""
+    if problem.kind != "gemm" or device.platform != "cuda":
+        return (Candidate(XLA, XLA_CONFIG, ""),)
+    others = (x for x in xla_forms.FORMS if not xla_forms.obstacle(x, problem))
+    forms = dict.fromkeys((xla_forms.own(problem), *others))
+    return tuple(Candidate(XLA, form, "") for form in forms)
 
 
 def ranked(
@@ -108,6 +124,35 @@ def predicted(problem: Problem, device: Device) -> tuple[str, float] | None:
     if not order or order[0][1] is None:
         return None
     return order[0][0].implementation, order[0][1]
+
+
+@functools.lru_cache(maxsize=4096)
+def gain_of_converting(problem: Problem, device: Device, loops: int, num_bytes: int) -> str:
+    """Why XLA's own product of operands that ours needs converted or permuted first is faster.
+
+    XLA does so as it loads them.
+
+    Args:
+      problem: the product of the converted operands.
+      device: where it runs.
+      loops: how many arrays are converted or permuted, each in a loop of its own.
+      num_bytes: what these read and write.
+
+    Returns:
+      The reason; "" where it is not known to be faster.
+    """
+    times = {XLA: [], "": []}
+    for candidate, us in ranked(problem, device):
+        if us is not None:
+            times[XLA if candidate.implementation == XLA else ""].append(us)
+    if tables.is_tuned(problem, device.key) or not all(times.values()):
+        return ""
+    calibration = cost_model.calibration_of(device.name)
+    converting = loops * calibration.loop_launch_us + num_bytes / calibration.hbm_bytes_per_us
+    ours, theirs = min(times[""]) + converting, min(times[XLA])
+    if ours < theirs:
+        return ""
+    return f"the cost model predicts {ours:.4g} us with conversions of operands, {theirs:.4g} us"
 
 
 def predicted_us(problem: Problem, device: Device) -> float | None:
@@ -220,7 +265,10 @@ def select(
     if rows := nominal_rows(implementation):
         choice = _of_any_rows(op, problem, nominal, rows, device, obstacle)
     elif implementation == XLA:
-        choice = Choice(XLA, XLA_CONFIG, source.why)
+        form = config or _own_form(problem, device)
+        if reason := _obstacle_to_form(form, problem, obstacle):
+            raise refusal(op, kind, f"{XLA}/{form}", reason, source)
+        choice = Choice(XLA, form, source.why)
     elif implementation is not None:
         if obstacle:
             raise refusal(op, kind, implementation, obstacle, source)
@@ -237,6 +285,19 @@ def select(
     if not _unseen.is_on:
         print_choice(op, problem or obstacle, choice)
     return choice
+
+
+def _own_form(problem: AnyProblem | None, device: Device) -> str:
+    """The form in which XLA is asked for a problem where no other one is faster."""
+    is_product = problem is not None and problem.kind == "gemm" and device.platform == "cuda"
+    return xla_forms.own(problem) if is_product else XLA_CONFIG
+
+
+def _obstacle_to_form(form: str, problem: AnyProblem | None, obstacle: str) -> str:
+    """Why XLA cannot be asked for a problem in a form; "" if it can."""
+    if form == XLA_CONFIG:
+        return ""
+    return obstacle if problem is None else xla_forms.obstacle(form, problem)
 
 
 def _measure_unknown(problem: Problem, device: Device) -> None:
@@ -359,7 +420,9 @@ def _obstacle(considered: Sequence[Candidate]) -> str:
 def _best(problem: AnyProblem, device: Device, revision: int) -> Choice:
     del revision  # What tables say depends on it.
     considered = candidates(problem, device)
-    if (tuned := _tuned(problem, device, considered)) is not None:
+    if (small := _small(problem, device)) is not None:
+        best, why = small, "a batch of tiny matrices, which XLA fuses with what is around it"
+    elif (tuned := _tuned(problem, device, considered)) is not None:
         best, why = tuned
     elif device.platform == "cpu":
         best, why = rules.on_cpu(problem, considered)
@@ -368,6 +431,14 @@ def _best(problem: AnyProblem, device: Device, revision: int) -> Choice:
     else:
         best, why = _modelled(problem, device, considered)
     return _chosen(best, why, problem, device, considered)
+
+
+def _small(problem: AnyProblem, device: Device) -> Candidate | None:
+    """XLA by broadcasting, where it is known to be faster than any product; or None."""
+    if problem.kind != "gemm" or device.platform != "cuda":
+        return None
+    pays = xla_forms.broadcast_pays(problem)
+    return Candidate(XLA, xla_forms.BROADCAST, "") if pays else None
 
 
 def forget() -> None:
@@ -406,7 +477,9 @@ def _modelled(problem: AnyProblem, device: Device, considered) -> tuple[Candidat
     refused = [name for name in refused if name != best.implementation]
     if best.implementation == XLA:
         missing = modules.reason("cuda") if device.platform == "cuda" else ""
-        why = missing or "no other implementation can run this"
+        others = any(candidate.implementation != XLA for candidate, _ in order)
+        unknown = "nothing is known to be faster than XLA's program"
+        why = missing or (unknown if others else "no other implementation can run this")
     elif refused:
         why = f"first in the order of preference that can run this; {', '.join(refused)} cannot"
     else:
@@ -431,10 +504,16 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     wgmma, rest = [], []
     for candidate in runnable:
         (wgmma if candidate.implementation == "wgmma" else rest).append(candidate)
+    calibration = cost_model.calibration_of(device.name)
+    if (small := _small(problem, device)) is not None and small in rest:
+        us = xla_forms.broadcast_us(problem, calibration.hbm_bytes_per_us)
+        others = [(candidate, None) for candidate in runnable if candidate != small]
+        return [(small, us), *others]
     names = tuple(candidate.config for candidate in wgmma) or configs_of("wgmma")
     if not names or not cost_model.models(problem, names):
+        # Nothing is known to be faster than XLA's program.
+        runnable.sort(key=lambda candidate: candidate.implementation != XLA)
         return [(candidate, None) for candidate in runnable]
-    calibration = cost_model.calibration_of(device.name)
     predicted = cost_model.predict(problem, device.num_sms, names, calibration)
     # Where wgmma cannot run it, the others are timed beside each other all the same.
     known = dict(zip(wgmma, predicted.wgmma.tolist(), strict=True)) if wgmma else {}
@@ -445,7 +524,10 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
         known |= dict(zip(mma_sync, us.tolist(), strict=True))
     # What XLA takes is known beside wgmma; of one row it is the best wherever that is not.
     if predicted.xla is not None and (wgmma or (problem.m == 1 and problem.batch == 1)):
-        known[Candidate(XLA, XLA_CONFIG, "")] = predicted.xla
+        known[Candidate(XLA, xla_forms.own(problem), "")] = predicted.xla
+    us = library_cost.xla_bfloat16_us(problem, device.num_sms, calibration.libraries)
+    if us is not None:
+        known[Candidate(XLA, xla_forms.BFLOAT16, "")] = us
     if first := configs_of("cublaslt")[:1]:
         known[Candidate("cublaslt", *first, "")] = predicted.cublaslt
     timed = [(candidate, known[candidate]) for candidate in runnable if candidate in known]

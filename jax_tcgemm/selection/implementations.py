@@ -13,11 +13,12 @@ from jax_tcgemm.problem.quantize import QuantizeProblem
 from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.problem.rows import RowsProblem
 from jax_tcgemm.problem.split import SplitProblem
+from jax_tcgemm.selection import xla_forms
 from jax_tcgemm.selection.devices import Device
 from jax_tcgemm.system import modules
 
 XLA = "xla"
-XLA_CONFIG = "default"
+XLA_CONFIG = xla_forms.DEFAULT
 
 # The names of the CUDA implementations, in the order in which selection prefers them. Known
 # without the _cuda module too, so that a build without it tells a missing one from a misspelt one.
@@ -202,7 +203,7 @@ def _queries(implementation: str, kind: str):
 def configs_of(implementation: str, kind: str = "gemm") -> tuple[str, ...]:
     """The configs of an implementation, the default first; empty when it is not in this build."""
     if implementation == XLA:
-        return (XLA_CONFIG,)
+        return xla_forms.FORMS if kind == "gemm" else (XLA_CONFIG,)
     queries = _queries(implementation, kind)
     return tuple(queries.implementations().get(implementation, ())) if queries is not None else ()
 

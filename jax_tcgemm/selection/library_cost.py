@@ -24,6 +24,7 @@ import numpy as np
 
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.selection import xla_forms
 
 
 class _Tiles(NamedTuple):
@@ -140,11 +141,15 @@ def xla_us(p: Problem, num_sms: int, c: Libraries, cublaslt_us: float) -> float 
     """
     is_16bit = _is_16bit(p)
     is_row = p.m == 1 and p.batch == 1 and is_16bit
-    if not (_is_tf32(p) or is_16bit) or not p.is_bare or not (p.is_packed or is_row):
+    is_vector = p.compute == "s32" and 1 in (p.m, p.n)
+    is_known = is_16bit or is_vector or _is_tf32(p)
+    if not is_known or not p.is_bare or not (p.is_packed or is_row):
         return None
     us = math.inf
     if p.m == 1 or p.n == 1:
         us = c.xla_vector_us + p.bytes / c.xla_vector_bytes_per_us
+    if is_vector:
+        return us
     if is_row:
         return min(us, c.xla_row_us + p.bytes / c.xla_row_bytes_per_us)
     can_split = p.batch == 1 or p.m * p.n <= _MOST_SPLIT_OF_BATCH
@@ -155,6 +160,21 @@ def xla_us(p: Problem, num_sms: int, c: Libraries, cublaslt_us: float) -> float 
     if p.a.is_aligned and p.b.is_aligned:
         us = min(us, cublaslt_us + c.xla_cublaslt_us)
     return us
+
+
+def xla_bfloat16_us(p: Problem, num_sms: int, c: Libraries) -> float | None:
+    """Microseconds of XLA's kernel of 8-bit integers as bfloat16; None of other problems."""
+    if xla_forms.obstacle(xla_forms.BFLOAT16, p):
+        return None
+    as_bfloat16 = dataclasses.replace(
+        p,
+        a=dataclasses.replace(p.a, dtype="bf16"),
+        b=dataclasses.replace(p.b, dtype="bf16"),
+        out_dtype="f32",
+        compute="f32",
+    )
+    # It converts operands as it loads them, which cuBLASLt's kernels do not.
+    return xla_us(as_bfloat16, num_sms, c, math.inf)
 
 
 def cublaslt_misaligned_us(p: Problem, num_sms: int, c: Libraries) -> float:

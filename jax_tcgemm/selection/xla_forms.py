@@ -1,0 +1,95 @@
+"""The forms in which XLA is asked for a bare product, as configs of the implementation "xla".
+
+    default     its own dot of the operands
+    broadcast   the sum over k of broadcast products, which XLA fuses with what is around it
+    bfloat16    the dot of 8-bit integers as bfloat16, whose sums are exact in float32
+    int32       the dot of 8-bit integers as 32-bit ones
+
+XLA hands batches of tiny matrices to a library that takes up to forty times as long as memory does.
+Its dot of 8-bit integers is wrong for some k that four does not divide, and slow where it is small.
+"""
+
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.gemm import Problem
+
+DEFAULT, BROADCAST, BFLOAT16, INT32 = FORMS = ("default", "broadcast", "bfloat16", "int32")
+
+# The largest extent of a matrix that is multiplied by broadcasting.
+_MOST_EXTENT = 16
+# Fewer products than this are no batch to speak of.
+_LEAST_BATCH = 16
+# Up to this k its terms are added one after the other; more are a reduction.
+MOST_TERMS = 8
+# Elements of one product, m * n * k, up to which broadcasting was the fastest: of few terms, and of
+# up to twelve.
+_MOST_OF_FEW_TERMS, _MOST_OF_TWELVE = 768, 1872
+# Below this many elements of a result any k up to `_MOST_EXTENT` is fast.
+_FEW_RESULTS = 16
+# A launch, and how much of the memory's bandwidth such a loop reaches.
+_LAUNCH_US, _BANDWIDTH = 1.4, 0.75
+# The largest product of two numbers, by whether they have a sign; float32 sums are exact to 2^24.
+_LARGEST = {"s8": 128, "u8": 255}
+_EXACT = 2**24
+
+
+def obstacle(form: str, problem: Problem) -> str:
+    """Why a problem cannot be computed in a form; "" if it can."""
+    if form == DEFAULT:
+        return ""
+    if not problem.is_bare:
+        return f"form {form} is of products alone"
+    if form == BROADCAST:
+        largest = max(problem.m, problem.n, problem.k)
+        if (
+            problem.compute not in ("f32", "tf32", "f64", "s32")
+            or problem.a.dtype != problem.b.dtype
+        ):
+            return "it multiplies numbers of one dtype by their own precision"
+        return (
+            "" if largest <= _MOST_EXTENT else f"an extent is {largest}, not {_MOST_EXTENT} at most"
+        )
+    largest = [_LARGEST.get(x.dtype) for x in (problem.a, problem.b)]
+    if None in largest or problem.compute != "s32":
+        return "it multiplies 8-bit integers"
+    if form == INT32:
+        return ""
+    most = _EXACT // (largest[0] * largest[1])
+    return "" if problem.k <= most else f"k is {problem.k}, not {most} at most"
+
+
+def broadcast_pays(problem: Problem) -> bool:
+    """Whether a batch of tiny matrices was measured to be the fastest in that form, on an H100."""
+    m, n, k = problem.m, problem.n, problem.k
+    if obstacle(BROADCAST, problem) or problem.batch < _LEAST_BATCH or min(m, n, k) < 2:
+        return False
+    if k <= MOST_TERMS:
+        return m * n * k <= _MOST_OF_FEW_TERMS
+    is_complex = problem.a.dtype in ("c64", "c128")
+    return (
+        m * n <= _FEW_RESULTS
+        or (is_complex and max(m, n) <= _MOST_EXTENT)
+        or (k <= 12 and m * n * k <= _MOST_OF_TWELVE)
+    )
+
+
+def is_reduction(problem: Problem) -> bool:
+    """Whether the form broadcast adds up its terms by a reduction.
+
+    Unrolled sums of many 8-byte numbers read more registers than there are.
+    """
+    is_wide = DTYPES[problem.a.dtype].itemsize >= 8
+    return problem.k > MOST_TERMS and is_wide and problem.m * problem.n > _FEW_RESULTS
+
+
+def broadcast_us(problem: Problem, bytes_per_us: float) -> float:
+    """Estimated time of the form broadcast."""
+    return _LAUNCH_US + problem.bytes / (_BANDWIDTH * bytes_per_us)
+
+
+def own(problem: Problem) -> str:
+    """The form in which XLA computes a problem on a GPU where nothing is gained by another one.
+
+    XLA's dot of 8-bit integers whose k four does not divide is not to be trusted: results were off
+    by as much as the largest of them (145x10x2 NT, 2x10x47 NN, 85x17x5 NT; H100, JAX 0.11.2).
+    """
+    return INT32 if problem.compute == "s32" and problem.k % 4 else DEFAULT
