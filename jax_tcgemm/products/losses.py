@@ -10,7 +10,12 @@ from jax import lax
 from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import canonical_precision
-from jax_tcgemm.products.arguments import as_array, check_broadcasts, check_flag
+from jax_tcgemm.products.arguments import (
+    as_array,
+    asked_implementation,
+    check_broadcasts,
+    check_flag,
+)
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_arguments import (
     at_least_zero,
@@ -27,7 +32,6 @@ from jax_tcgemm.products.loss_arguments import (
 from jax_tcgemm.products.loss_divisions import division_of
 from jax_tcgemm.products.loss_rows import token_losses
 from jax_tcgemm.products.loss_sums import weighted_sum
-from jax_tcgemm.selection import check_names
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -51,6 +55,7 @@ def linear_cross_entropy(
     chunk_bytes: int | None = None,
     precision=None,
     implementation: str | None = None,
+    batch_invariant: bool | int | None = None,
 ) -> jax.Array:
     """The cross-entropy of a linear layer's logits, which are never all in memory.
 
@@ -99,6 +104,12 @@ def linear_cross_entropy(
       precision: as for `matmul`, of every product.
       implementation: name of an implementation that runs every product, or the call fails; None
         selects one.
+      batch_invariant: True, a number of tokens, False, or None, as for `matmul`: the loss of each
+        token is the same, bit by bit, whatever other tokens there are, and so are the rows of the
+        gradient of x for the same cotangents. Gradients of w and bias, and a "mean" or "sum" itself
+        and what it divides by, add up tokens and are not. Logits of a chunk are stored, and made
+        again for gradients, by chunks of the vocabulary that are chosen for that number of tokens.
+        On a CPU a soft_cap is not covered: XLA's loops round it in more than one way.
 
     Returns:
       The loss, float32 (float64 for float64): a scalar, or of the shape of labels for "none".
@@ -108,7 +119,9 @@ def linear_cross_entropy(
       ValueError: for shapes that do not fit, numbers out of range, an unknown reduction or
         implementation, an axis that is not a manual one here, operands that are divided over
         explicit mesh axes inside of a `jax.shard_map` whose axes are named, or labels out of range,
-        where they are known when it is traced. Of others the loss is NaN, and so are the gradients.
+        where they are known when it is traced, and with batch_invariant for a vocabulary that
+        devices share, or products that only XLA runs. Of other labels the loss is NaN, and so are
+        the gradients.
 
     Numerics:
       Logits accumulate as of `matmul` and are not rounded: soft cap, exponentials and sums are
@@ -141,6 +154,7 @@ def linear_cross_entropy(
         z_loss=at_least_zero(op, "z_loss", z_loss),
         **{"soft_cap": soft_cap, "chunk_bytes": chunk_bytes, "precision": precision},
         **{"implementation": implementation, "vocabulary_axis": vocabulary_axis},
+        batch_invariant=batch_invariant,
     )
     recompute = check_flag(op, "recompute", recompute)
     weights = call.weights(weights)
@@ -167,6 +181,7 @@ def linear_log_prob(
     chunk_bytes: int | None = None,
     precision=None,
     implementation: str | None = None,
+    batch_invariant: bool | int | None = None,
 ):
     """The log-probabilities of given tokens by a linear layer's logits, which are never all kept.
 
@@ -191,6 +206,7 @@ def linear_log_prob(
       chunk_bytes: as for `linear_cross_entropy`.
       precision: as for `linear_cross_entropy`.
       implementation: as for `linear_cross_entropy`.
+      batch_invariant: as for `linear_cross_entropy`, for entropies, too.
 
     Returns:
       The log-probabilities, of the shape of labels and float32 (float64 for float64); with_entropy
@@ -216,6 +232,7 @@ def linear_log_prob(
         **{"label_smoothing": 0.0, "z_loss": 0.0},
         **{"soft_cap": soft_cap, "chunk_bytes": chunk_bytes, "precision": precision},
         **{"implementation": implementation, "vocabulary_axis": vocabulary_axis},
+        batch_invariant=batch_invariant,
     )
     losses, *entropies = call.token_losses(check_flag(op, "with_entropy", with_entropy))
     return (-losses, *entropies) if entropies else -losses
@@ -239,8 +256,9 @@ class _Call:
                 f"{op}: token_axis_name must not be among the axes that divide the vocabulary, got "
                 f"{token_axis_name=} and {axis_name=}; leave out {sorted(shared)}"
             )
-        check_names(op, how["implementation"], None)
+        given = how["implementation"], None, how.pop("batch_invariant")
         how |= {
+            "implementation": asked_implementation(op, *given),
             "soft_cap": canonical_cap(op, how["soft_cap"]),
             "chunk_bytes": canonical_bytes(op, how["chunk_bytes"]),
             "precision": canonical_precision(op, how["precision"]),
@@ -248,6 +266,13 @@ class _Call:
         self.how = How(op, axis_name=axes or None, **how)
         check_labels(op, labels, self.how.size(w) * self.how.devices, ignore_index)
         self.division = division_of(op, x, w, labels, bias, axis, (*axes, *self.token_axes))
+        divides = axes or (self.division is not None and self.division.vocabulary)
+        if self.how.rows and divides:
+            raise ValueError(
+                f"{op}: batch_invariant must be False where devices share the vocabulary, got axes "
+                f"{', '.join(divides)}; the order of their sums depends on how many tokens there "
+                "are; divide tokens"
+            )
         if self.division is not None:
             x, w, bias, labels = self.division.moved(x, w, bias, labels)
         self.kept = None
