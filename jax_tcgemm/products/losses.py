@@ -69,8 +69,10 @@ def linear_cross_entropy(
     is not differentiated takes one. With the reduction "none", or `recompute`, the gradients make
     the logits again, in four products, by chunks of the vocabulary, and nothing has the size of w
     but the gradient itself. It can be differentiated once for that; further
-    derivatives are right, too, but keep what has the size of the logits. It can be batched by
-    `jax.vmap`, and used in jit, scan, remat and `jax.shard_map`.
+    derivatives are right, too, but keep what has the size of the logits. Forward mode alone
+    (`jax.jvp`) is a TypeError, as of every `jax.custom_vjp`: use `jax.vjp` or `jax.grad`, of which
+    `jax.jvp` may be taken. It can be batched by `jax.vmap`, and used in jit, scan, remat and
+    `jax.shard_map`.
 
     Args:
       x: array of shape (..., k), of float16, bfloat16, float32 or float64.
@@ -217,7 +219,7 @@ def linear_log_prob(
       ValueError: as `linear_cross_entropy` does.
 
     Numerics:
-      As of `linear_cross_entropy`. Both results are differentiable.
+      As of `linear_cross_entropy`. Both results are differentiable, in reverse mode, as of it.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
