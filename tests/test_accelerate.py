@@ -1,5 +1,6 @@
 """`accelerate`: which equations go with which product, and that programs compute what they did."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -512,3 +513,39 @@ def test_random_programs(program):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         scale = max(1.0, float(abs(b).max()))
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * scale)
+
+
+# --- what programs are kept by ------------------------------------------------------------------
+
+
+def test_numbers_that_are_equal_but_not_the_same():
+    """Zeros of both signs, one and True in three dtypes, and NaN."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Factor:
+        number: float
+
+    x, w = normal(4, 8), normal(8, 4, seed=1)
+    fast = jax_tcgemm.accelerate(lambda x, c: (x @ w) * getattr(c, "number", c))
+    plain = lambda x, c: (x @ w) * getattr(c, "number", c)  # noqa: E731
+    numbers = 0.0, -0.0, 1, True, 1.0, 0j, complex(-0.0, -0.0), float("nan")
+    for c in (*numbers, Factor(0.0), Factor(-0.0)):
+        got, expected = fast(x, c), plain(x, c)
+        assert (got.dtype, got.weak_type) == (expected.dtype, expected.weak_type), c
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+        for part in (np.real, np.imag):
+            own, other = (np.signbit(part(np.asarray(y))) for y in (got, expected))
+            np.testing.assert_array_equal(own, other, err_msg=repr(c))
+
+
+def test_programs_of_nan_are_kept():
+    traces = []
+
+    def f(x, c):
+        traces.append(c)
+        return x @ x * c
+
+    fast, x = jax_tcgemm.accelerate(f), normal(4, 4)
+    for _ in range(3):
+        assert jnp.isnan(fast(x, float("nan"))).all()
+    assert len(traces) == 1

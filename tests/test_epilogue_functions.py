@@ -1,5 +1,6 @@
 """Products with a function of JAX as their epilogue, against the same function of JAX's product."""
 
+import dataclasses
 import functools
 
 import jax
@@ -576,3 +577,20 @@ def test_a_function_that_fails_fails_as_it_is():
 
     with pytest.raises(RuntimeError, match="^mine"):
         jax_tcgemm.matmul(X, W, epilogue=f)
+
+
+def test_equal_functions_of_zeros_with_other_signs():
+    @dataclasses.dataclass(frozen=True)
+    class Times:
+        number: float
+
+        def __call__(self, acc):
+            return acc * self.number
+
+    x = normal(0, 4, 4)
+    for number in (0.0, -0.0):
+        for got in (
+            jax_tcgemm.matmul(x, x, epilogue=Times(number)),
+            jax_tcgemm.matmul(x, x, alpha=number),
+        ):
+            np.testing.assert_array_equal(np.signbit(got), np.signbit((x @ x) * number))

@@ -579,3 +579,16 @@ def test_refusals(change, says):
     x, w, _, labels = operands("float32")
     with pytest.raises((TypeError, ValueError), match=re.escape(f"linear_cross_entropy: {says}")):
         jax_tcgemm.linear_cross_entropy(**{"x": x, "w": w, "labels": labels} | change)
+
+
+@pytest.mark.parametrize("name", ["linear_log_prob", "linear_cross_entropy"])
+def test_forward_mode_is_over_reverse_mode_only(name, x64):
+    x, w, _, labels = operands()
+    f = functools.partial(getattr(jax_tcgemm, name), w=w, labels=labels)
+    total = lambda x: jnp.sum(f(x))  # noqa: E731
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(total, (x,), (x,))
+    _, got = jax.jvp(jax.grad(total), (x,), (x,))
+    step = 1e-5 * x
+    expected = (jax.grad(total)(x + step) - jax.grad(total)(x - step)) / 2e-5
+    assert_close(got, expected, 1e-6)

@@ -182,6 +182,16 @@ def test_weak_types_promote_as_jnp(value, dtype):
         assert (ours.dtype, ours.weak_type) == (theirs.dtype, theirs.weak_type)
 
 
+@pytest.mark.parametrize("signed", ["int8", "int16", "int32", "int64"])
+def test_floats_that_integers_promote_to_are_weak(signed, x64):
+    x, y = jnp.full((2, 3), -2, signed), jnp.full((3, 4), 2**40 + 1, "uint64")
+    for a, b in ((x, y), (y.T, x.T)):
+        ours, theirs = jax_tcgemm.matmul(a, b), jnp.matmul(a, b)
+        assert (ours.dtype, ours.weak_type) == (theirs.dtype, theirs.weak_type)
+        np.testing.assert_array_equal(ours, theirs)
+        assert (ours + jnp.float32(0)).dtype == (theirs + jnp.float32(0)).dtype
+
+
 @pytest.mark.parametrize("name", ["bias", "residual"])
 def test_what_is_added_makes_a_weak_product_strong(name):
     weak = jnp.full((2, 2), 0) * 1.0

@@ -150,6 +150,8 @@ def _scaled_plan(product: Product, device: selection.Device) -> ScaledPlan | Non
     folded = dense.fold_product(bare, device)
     if not is_linear or has_more or isinstance(folded, str):
         return None
+    if device.platform == "cpu" and selection.nominal_rows(bare.implementation):
+        return None  # `host` adds up a single row in another order, unless it repeats the row.
     numerics, fold, problem = folded
     if numerics.out_dtype != bare.result_dtype or fold.result_order is not None:
         return None

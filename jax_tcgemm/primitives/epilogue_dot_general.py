@@ -290,6 +290,7 @@ def product_of(*avals_and_params) -> epilogue.Product:
     """
     *avals, params = avals_and_params
     function, num_rhs, pair = (params[key] for key in ("function", "num_rhs", "pair"))
+    function = jax_internals.without_hi_primitives(function)
     (lhs, rhs, *_), operands = _split(avals, num_rhs)
     dtype = function.in_avals[0].dtype
     out = jax.ShapeDtypeStruct(_product_shape(lhs, rhs, params), dtype)

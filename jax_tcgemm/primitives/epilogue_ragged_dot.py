@@ -468,6 +468,7 @@ def product_of(*avals_and_params) -> grouped_epilogue.Product:
     *avals, params = avals_and_params
     factors, operands = _split(avals, params)
     function, by_group = params["function"], params["by_group"]
+    function = jax_internals.without_hi_primitives(function)
     dtype = function.in_avals[0].dtype
     result = jax.ShapeDtypeStruct((), dtype)
     product = plain.product_of(*factors.of_product, result, _of_product(params)).product

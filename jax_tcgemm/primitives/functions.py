@@ -58,8 +58,16 @@ def define_types(
         lowering.expect(make_plan, product_of, *avals, params)
         return types
 
+    def to_lojax(*operands, function, **params):
+        """The call of what JAX is to compile, where the function has "hi" primitives."""
+        function = jax_internals.without_hi_primitives(function)
+        if jax_internals.has_hi_primitives(function):
+            return unfused(*operands, function=function, **params)
+        return primitive.bind(*operands, function=function, **params)
+
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_effectful_abstract_eval(abstract_eval)
+    primitive.to_lojax = to_lojax
 
 
 def define_lowering(

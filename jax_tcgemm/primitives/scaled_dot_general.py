@@ -279,6 +279,7 @@ def product_of(*avals_and_params) -> epilogue.Product:
     *avals, params = avals_and_params
     (lhs, rhs, *scales), operands = avals[:_NUM_FACTORS], avals[_NUM_FACTORS:]
     function, num_batch, gated = (params[key] for key in ("function", "num_batch", "gated"))
+    function = jax_internals.without_hi_primitives(function)
     columns = rhs.shape[gated + num_batch : -1]
     acc = jax.ShapeDtypeStruct((*lhs.shape[:-1], *columns), _F32)
     out = jax.ShapeDtypeStruct((*lhs.shape[:-1], *rhs.shape[:gated], *columns), _F32)

@@ -5,6 +5,7 @@ arithmetic here is the unfused one: what every fused kernel is held to.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import jax
@@ -37,6 +38,7 @@ class Fusion:
       derivative: multiply by the derivative, at the operand aux_in.
       pair: the dimension of Z, or of aux_in, that tells gate and up apart; None when not gated.
       alpha: factor of the product.
+      is_alpha_negative: its sign, also where it is zero.
       operands: which of OPTIONAL_OPERANDS the call has.
       bias_axes: for each dimension of the operand bias the dimension of Z, in ascending order.
       aux_out: whether Z is a result too.
@@ -50,11 +52,16 @@ class Fusion:
     derivative: bool = False
     pair: int | None = None
     alpha: float = 1.0
+    is_alpha_negative: bool = dataclasses.field(init=False, repr=False)
     operands: tuple[str, ...] = ()
     bias_axes: tuple[int, ...] = ()
     aux_out: bool = False
     sum_axes: tuple[int, ...] | None = None
     in_place: bool = False
+
+    def __post_init__(self):
+        # Equal ones are one program, which 0.0 and -0.0 are not.
+        object.__setattr__(self, "is_alpha_negative", math.copysign(1.0, self.alpha) < 0)
 
     @property
     def is_linear(self) -> bool:

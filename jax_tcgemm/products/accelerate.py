@@ -1,13 +1,14 @@
 """The public `accelerate`."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import jax
 import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.products.rewriting import Rewriter
+from jax_tcgemm.system.exact import Exactly
 from jax_tcgemm.system.jax_internals import is_tracer, run_program, trace_context
 
 # Programs that one function keeps.
@@ -107,12 +108,14 @@ def accelerate(fn: Callable, *, wide: bool = False, losses: bool | None = None) 
         arrays = [x for x in leaves if _is_array(x)]
         others = tuple(_Traced if _is_array(x) else x for x in leaves)
         types = tuple(map(jax.typeof, arrays))
-        key = tree, others, tuple(map(type, others)), types, trace_context()
-        program = _known(programs, key)
+        key = _key(tree, others, types)
+        program = None if key is None else programs.get(key)
         if program is None:
             program = _Program.of(fn, tree, others, types, wide=wide, losses=losses)
-            if not program.holds_tracers:
-                _keep(programs, key, program)
+            if key is not None and not program.holds_tracers:
+                programs[key] = program
+                if len(programs) > _MOST_PROGRAMS:
+                    programs.pop(next(iter(programs)), None)
         return program(arrays)
 
     return accelerated
@@ -134,20 +137,12 @@ def _is_array(x) -> bool:
     return isinstance(x, jax.Array | np.ndarray | np.generic) or is_tracer(x)
 
 
-def _known(programs: dict, key):
+def _key(tree, others: tuple, types: tuple) -> Hashable | None:
+    """What a program is kept by; None with an argument that has no hash."""
     try:
-        return programs.get(key)
-    except TypeError:  # an argument that has no hash
-        return None
-
-
-def _keep(programs: dict, key, program) -> None:
-    try:
-        programs[key] = program
+        return tree, Exactly(others), types, trace_context()
     except TypeError:
-        return
-    if len(programs) > _MOST_PROGRAMS:
-        programs.pop(next(iter(programs)), None)
+        return None
 
 
 class _Program:

@@ -253,7 +253,10 @@ def promoted_type(op: str, *arrays) -> tuple[np.dtype, bool]:
     """The dtype of a product of these arrays, and whether it is weak."""
     dtype = promoted_dtype(op, *arrays)
     scalars = [jax.ShapeDtypeStruct((), x.dtype, weak_type=jax.typeof(x).weak_type) for x in arrays]
-    if not any(scalar.weak_type for scalar in scalars):
+    # No integer type holds those of int64 and uint64: JAX takes a weak float.
+    is_float = jnp.issubdtype(dtype, jnp.inexact)
+    is_of_integers = not any(jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays)
+    if not any(scalar.weak_type for scalar in scalars) and not (is_float and is_of_integers):
         return dtype, False
     product = jax.eval_shape(lambda *xs: functools.reduce(jnp.multiply, xs), *scalars)
     return product.dtype, product.weak_type

@@ -13,10 +13,10 @@ def batch_invariant(rows: bool | int = True) -> Iterator[None]:
 
     Not on how many rows there are, on their order, on the sizes of groups, or on how rows are
     divided over devices. It is the default of the argument `batch_invariant` of `matmul`,
-    `dot_general`, `linear`, `gated_linear`, `mlp`, `ragged_dot`, `ragged_dot_general` and
-    `gated_ragged_linear`, and so of what `patch` turns into these. Calls that name an
-    implementation have that one, and what has no such argument is as it was: contractions, losses,
-    BLAS, collectives and what `accelerate` finds.
+    `dot_general`, `linear`, `gated_linear`, `mlp`, `ragged_dot`, `ragged_dot_general`,
+    `gated_ragged_linear`, `linear_log_prob`, `linear_cross_entropy` and `linear_top_k`, and so of
+    what `patch` turns into these. Calls that name an implementation have that one, and what has no
+    such argument is as it was: contractions, BLAS, collectives and what `accelerate` finds.
 
     What counts is where a function is traced. JAX's caches tell apart what was traced inside and
     outside. It also decorates a function. Other threads are not affected.

@@ -21,6 +21,7 @@ from jax_tcgemm.products.arguments import (
     check_broadcasts,
 )
 from jax_tcgemm.sharding import shardings
+from jax_tcgemm.system.exact import Exactly
 from jax_tcgemm.system.jax_internals import trace_context
 
 # What the arguments are whose place an epilogue takes, where they are not given.
@@ -338,19 +339,19 @@ class _ClosesOverArraysError(Exception):
 def _trace(epilogue: Callable, types: tuple) -> _Traced:
     """The trace of a function; of the same function and types the same one."""
     try:
-        hash(epilogue)
+        known = Exactly(epilogue)
     except TypeError:
         return _traced(epilogue, types)
     try:
-        return _known_trace(epilogue, types, trace_context())
+        return _known_trace(known, types, trace_context())
     except _ClosesOverArraysError as found:
         return found.args[0]
 
 
 @functools.lru_cache(maxsize=1024)
-def _known_trace(epilogue: Callable, types: tuple, context) -> _Traced:
+def _known_trace(epilogue: Exactly, types: tuple, context) -> _Traced:
     del context
-    traced = _traced(epilogue, types)
+    traced = _traced(epilogue.value, types)
     if traced.function.consts:
         raise _ClosesOverArraysError(traced)
     return traced

@@ -23,6 +23,7 @@ from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.products.epilogue import with_epilogue
 from jax_tcgemm.products.linear import product
+from jax_tcgemm.selection import nominal_rows
 
 _COLUMNS_BY_COLUMNS = (((0,), (0,)), ((), ()))
 
@@ -52,7 +53,7 @@ class How:
       axis_name: the manual mesh axis that divides the vocabulary, or several; None if none does.
       chunk_bytes: largest part of the logits that is stored; None leaves it to `num_chunks`.
       precision: as for `matmul`.
-      implementation: name to force, or None.
+      implementation: name to force, that of batch invariance, or None.
       vocabulary_axis: the dimension of w that is the vocabulary, 0 or 1.
       rounded_to: a dtype that steps to logits are rounded to, as whole ones of it are, or None.
       last_rounded: the last one that is.
@@ -69,6 +70,15 @@ class How:
     vocabulary_axis: int = 0
     rounded_to: np.dtype | None = None
     last_rounded: Step = Step.PRODUCT
+
+    @property
+    def rows(self) -> int:
+        """The number of tokens that decides every choice of a batch-invariant call; else 0."""
+        return nominal_rows(self.implementation)
+
+    def apart(self, x: jax.Array) -> jax.Array:
+        """Keep XLA from contracting a product with a sum into one rounding (FMA)."""
+        return lax.optimization_barrier(x) if self.rows else x
 
     def size(self, w) -> int:
         """Entries of a device's vocabulary."""
@@ -408,6 +418,51 @@ def _derivative_of_softmax(how, dtype, with_moments, chunks, primals, tangents):
         return _by_chunks(how, x, vocabulary, found.shift, dtype, with_moments, chunks)
 
     return found, jax.jvp(beside, primals[:2], tangents[:2])[1]
+
+
+def softmax_of_rows(how: How, x, vocabulary: Vocabulary, labels, size: int, with_moments: bool):
+    """The labels and the softmax of a chunk of tokens, with bits that depend on no other token.
+
+    Logits are stored, and their exponentials are added in one order for any number of tokens: by
+    halves. Exponents are shifted by the token's largest logit.
+
+    Args:
+      how: what the call says.
+      x: (tokens, k).
+      vocabulary: that of the only device.
+      labels: (tokens,).
+      size: columns that are not padding.
+      with_moments: whether moments are asked for.
+
+    Returns:
+      `Labels`, whose slopes are None, and `Softmax`, which stores nothing.
+    """
+    z = how.apart(with_logits(how, x, vocabulary, stored_logits, ()))
+    is_label = (labels >= 0) & (labels < size)
+    columns = jnp.where(is_label, labels, 0)[:, None]
+    own = jnp.where(is_label[:, None], jnp.take_along_axis(z, columns, 1), jnp.nan)
+    shift = _finite(lax.stop_gradient(z.max(-1, keepdims=True)))
+    exponents = jnp.clip(z - shift, *EXPONENTS)
+    values = jnp.exp(exponents)
+    moments = _sums_of_halves(how.apart(exponents * values)) if with_moments else None
+    totals = _sums_of_halves(z[:, :size]) if how.label_smoothing else None
+    found = Softmax(None, shift, _sums_of_halves(values), moments, totals)
+    return Labels(columns, own, None), found
+
+
+def _sums_of_halves(x: jax.Array) -> jax.Array:
+    """The sum of each row, as a column: of its halves, element by element, until one is left."""
+    columns = x.shape[1]
+    x = jnp.pad(x, ((0, 0), (0, (1 << (columns - 1).bit_length()) - columns)))
+    while x.shape[1] > 1:
+        x = x[:, : x.shape[1] // 2] + x[:, x.shape[1] // 2 :]
+    return x
+
+
+def stored_logits(z, slope):
+    """The epilogue that logits are stored by."""
+    del slope
+    return z
 
 
 def _by_chunks(

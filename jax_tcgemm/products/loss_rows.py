@@ -50,13 +50,21 @@ def token_losses(how: How, with_entropy: bool, x, w, bias, labels) -> tuple[jax.
 def _forward(how, with_entropy, x, w, bias, labels):
     size = how.size(w)
     # Of logits nothing is stored but sums: what the weights' own rows need is all.
-    vocabulary = lg.padded(how, w, bias, lg.aligned(size) if how.vocabulary_axis else size)
+    is_aligned = how.vocabulary_axis or how.rows
+    vocabulary = lg.padded(how, w, bias, lg.aligned(size) if is_aligned else size)
 
     most = _TOKENS_BYTES if with_entropy else 2 * _TOKENS_BYTES
     chunks = lg.num_token_chunks(how, len(x), how.size(vocabulary.w), w.dtype, most)
-    of_labels = functools.partial(lg.labels_of, how, w=w, bias=bias)
-    own = lg.by_tokens(lambda x, labels: of_labels(x, labels=labels), chunks, x, labels)
-    softmax = lg.softmax(how, x, vocabulary, own.logits, None, with_entropy, chunks)
+    if how.rows:
+
+        def of_rows(x, labels):
+            return lg.softmax_of_rows(how, x, vocabulary, labels, size, with_entropy)
+
+        own, softmax = lg.by_tokens(of_rows, chunks, x, labels)
+    else:
+        of_labels = functools.partial(lg.labels_of, how, w=w, bias=bias)
+        own = lg.by_tokens(lambda x, labels: of_labels(x, labels=labels), chunks, x, labels)
+        softmax = lg.softmax(how, x, vocabulary, own.logits, None, with_entropy, chunks)
     results = [losses_of(how, x, vocabulary, own, softmax, size), softmax.lse]
     if with_entropy:
         results.append(jnp.log(softmax.sums) - softmax.moments / softmax.sums)
@@ -74,19 +82,21 @@ def losses_of(how: How, x, vocabulary, labels, softmax, size: int) -> jax.Array:
     losses = (softmax.shift - labels.logits) + log_sums
     if how.label_smoothing:
         rest = lse - lg.mean_logits(how, x, vocabulary, softmax, size)
-        losses = (1 - how.label_smoothing) * losses + how.label_smoothing * rest
-    return losses + how.z_loss * lse * lse if how.z_loss else losses
+        losses = how.apart((1 - how.label_smoothing) * losses)
+        losses = losses + how.apart(how.label_smoothing * rest)
+    return losses + how.apart(how.z_loss * lse * lse) if how.z_loss else losses
 
 
 def _backward(how, with_entropy, kept, cotangents):
     """The gradients: of logits, p (a + b (z - lse)) + c [v = label] + d, times the cap's slope."""
     x, w, bias, labels, lse, *entropies = kept
     ct, ct_lse, *ct_entropies = cotangents
-    a = ct * (1 + 2 * how.z_loss * lse) + ct_lse if how.z_loss else ct + ct_lse
+    growth = 1 + how.apart(2 * how.z_loss * lse) if how.z_loss else None
+    a = ct + ct_lse if growth is None else how.apart(ct * growth) + ct_lse
     b = None
     if with_entropy:
         b = -ct_entropies[0]
-        a = a + b * entropies[0]
+        a = a + how.apart(b * entropies[0])
     c = (how.label_smoothing - 1) * ct
     d = -how.label_smoothing / (how.size(w) * how.devices) * ct if how.label_smoothing else None
     return *gradients_of(how, x, w, bias, labels, lse, Gradient(a, c, b, d)), None
@@ -133,8 +143,9 @@ def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
         db = None if bias is None else lax.dynamic_update_slice_in_dim(db, own_db, start, 0)
         return dx, dw, db
 
-    most = max(_VOCABULARY_BYTES, wide.itemsize * x.size)
-    chunks = lg.num_chunks(how, lg.aligned(size), len(x), w.dtype, most)
+    tokens = how.rows or len(x)
+    most = max(_VOCABULARY_BYTES, wide.itemsize * tokens * x.shape[1])
+    chunks = lg.num_chunks(how, lg.aligned(size), tokens, w.dtype, most)
     extent = min(size, lg.aligned(-(-size // chunks)))
     if extent == size:
         dx, dw, db = chunk((None, None, None), 0, size)

@@ -43,7 +43,7 @@ def weighted_sum(how: How, recompute: bool, x, w, bias, labels, scales) -> jax.A
       scales: (tokens,), of the dtype of losses.
     """
     # With both the part of each column is the slope of its cap, which is of no rank.
-    if recompute or (how.soft_cap is not None and how.label_smoothing):
+    if recompute or how.rows or (how.soft_cap is not None and how.label_smoothing):
         return _sum_of(scales, token_losses(how, False, x, w, bias, labels)[0])
     return _weighted_sum(how, x, w, bias, labels, scales)
 

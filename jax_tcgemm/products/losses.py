@@ -11,7 +11,12 @@ from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products import logits as lg
-from jax_tcgemm.products.arguments import as_array, check_broadcasts, check_flag
+from jax_tcgemm.products.arguments import (
+    as_array,
+    asked_implementation,
+    check_broadcasts,
+    check_flag,
+)
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_arguments import (
     at_least_zero,
@@ -28,7 +33,6 @@ from jax_tcgemm.products.loss_arguments import (
 from jax_tcgemm.products.loss_divisions import division_of
 from jax_tcgemm.products.loss_rows import token_losses
 from jax_tcgemm.products.loss_sums import weighted_sum
-from jax_tcgemm.selection import check_names
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -52,6 +56,7 @@ def linear_cross_entropy(
     chunk_bytes: int | None = None,
     precision=None,
     implementation: str | None = None,
+    batch_invariant: bool | int | None = None,
 ) -> jax.Array:
     """The cross-entropy of a linear layer's logits, which are never all in memory.
 
@@ -65,8 +70,10 @@ def linear_cross_entropy(
     is not differentiated takes one. With the reduction "none", or `recompute`, the gradients make
     the logits again, in four products, by chunks of the vocabulary, and nothing has the size of w
     but the gradient itself. It can be differentiated once for that; further
-    derivatives are right, too, but keep what has the size of the logits. It can be batched by
-    `jax.vmap`, and used in jit, scan, remat and `jax.shard_map`.
+    derivatives are right, too, but keep what has the size of the logits. Forward mode alone
+    (`jax.jvp`) is a TypeError, as of every `jax.custom_vjp`: use `jax.vjp` or `jax.grad`, of which
+    `jax.jvp` may be taken. It can be batched by `jax.vmap`, and used in jit, scan, remat and
+    `jax.shard_map`.
 
     Args:
       x: array of shape (..., k), of float16, bfloat16, float32 or float64.
@@ -100,6 +107,12 @@ def linear_cross_entropy(
       precision: as for `matmul`, of every product.
       implementation: name of an implementation that runs every product, or the call fails; None
         selects one.
+      batch_invariant: True, a number of tokens, False, or None, as for `matmul`: the loss of each
+        token is the same, bit by bit, whatever other tokens there are, and so are the rows of the
+        gradient of x for the same cotangents. Gradients of w and bias, and a "mean" or "sum" itself
+        and what it divides by, add up tokens and are not. Logits of a chunk are stored, and made
+        again for gradients, by chunks of the vocabulary that are chosen for that number of tokens.
+        On a CPU a soft_cap is not covered: XLA's loops round it in more than one way.
 
     Returns:
       The loss, float32 (float64 for float64): a scalar, or of the shape of labels for "none".
@@ -109,7 +122,9 @@ def linear_cross_entropy(
       ValueError: for shapes that do not fit, numbers out of range, an unknown reduction or
         implementation, an axis that is not a manual one here, operands that are divided over
         explicit mesh axes inside of a `jax.shard_map` whose axes are named, or labels out of range,
-        where they are known when it is traced. Of others the loss is NaN, and so are the gradients.
+        where they are known when it is traced, and with batch_invariant for a vocabulary that
+        devices share, or products that only XLA runs. Of other labels the loss is NaN, and so are
+        the gradients.
 
     Numerics:
       Logits accumulate as of `matmul` and are not rounded: soft cap, exponentials and sums are
@@ -142,6 +157,7 @@ def linear_cross_entropy(
         z_loss=at_least_zero(op, "z_loss", z_loss),
         **{"soft_cap": soft_cap, "chunk_bytes": chunk_bytes, "precision": precision},
         **{"implementation": implementation, "vocabulary_axis": vocabulary_axis},
+        batch_invariant=batch_invariant,
     )
     recompute = check_flag(op, "recompute", recompute)
     weights = call.weights(weights)
@@ -168,6 +184,7 @@ def linear_log_prob(
     chunk_bytes: int | None = None,
     precision=None,
     implementation: str | None = None,
+    batch_invariant: bool | int | None = None,
 ):
     """The log-probabilities of given tokens by a linear layer's logits, which are never all kept.
 
@@ -192,6 +209,7 @@ def linear_log_prob(
       chunk_bytes: as for `linear_cross_entropy`.
       precision: as for `linear_cross_entropy`.
       implementation: as for `linear_cross_entropy`.
+      batch_invariant: as for `linear_cross_entropy`, for entropies, too.
 
     Returns:
       The log-probabilities, of the shape of labels and float32 (float64 for float64); with_entropy
@@ -202,7 +220,7 @@ def linear_log_prob(
       ValueError: as `linear_cross_entropy` does.
 
     Numerics:
-      As of `linear_cross_entropy`. Both results are differentiable.
+      As of `linear_cross_entropy`. Both results are differentiable, in reverse mode, as of it.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -217,6 +235,7 @@ def linear_log_prob(
         **{"label_smoothing": 0.0, "z_loss": 0.0},
         **{"soft_cap": soft_cap, "chunk_bytes": chunk_bytes, "precision": precision},
         **{"implementation": implementation, "vocabulary_axis": vocabulary_axis},
+        batch_invariant=batch_invariant,
     )
     losses, *entropies = call.token_losses(check_flag(op, "with_entropy", with_entropy))
     return (-losses, *entropies) if entropies else -losses
@@ -240,8 +259,9 @@ class _Call:
                 f"{op}: token_axis_name must not be among the axes that divide the vocabulary, got "
                 f"{token_axis_name=} and {axis_name=}; leave out {sorted(shared)}"
             )
-        check_names(op, how["implementation"], None)
+        given = how["implementation"], None, how.pop("batch_invariant")
         how |= {
+            "implementation": asked_implementation(op, *given),
             "soft_cap": canonical_cap(op, how["soft_cap"]),
             "chunk_bytes": canonical_bytes(op, how["chunk_bytes"]),
             "precision": canonical_precision(op, how["precision"]),
@@ -249,6 +269,13 @@ class _Call:
         self.how = How(op, axis_name=axes or None, **how)
         check_labels(op, labels, self.how.size(w) * self.how.devices, ignore_index)
         self.division = division_of(op, x, w, labels, bias, axis, (*axes, *self.token_axes))
+        divides = axes or (self.division is not None and self.division.vocabulary)
+        if self.how.rows and divides:
+            raise ValueError(
+                f"{op}: batch_invariant must be False where devices share the vocabulary, got axes "
+                f"{', '.join(divides)}; the order of their sums depends on how many tokens there "
+                "are; divide tokens"
+            )
         if self.division is not None:
             x, w, bias, labels = self.division.moved(x, w, bias, labels)
         self.kept = None

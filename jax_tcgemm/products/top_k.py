@@ -13,6 +13,7 @@ from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products import logits as lg
+from jax_tcgemm.products.arguments import asked_implementation
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_arguments import (
     canonical_axis,
@@ -22,7 +23,6 @@ from jax_tcgemm.products.loss_arguments import (
     manual_axes,
 )
 from jax_tcgemm.products.loss_divisions import check_undivided
-from jax_tcgemm.selection import check_names
 
 # Of a chunk, and how many columns it has at least, of products that run at full speed.
 _CHUNK_BYTES = 1 << 28
@@ -41,6 +41,7 @@ def linear_top_k(
     chunk_bytes: int | None = None,
     precision=None,
     implementation: str | None = None,
+    batch_invariant: bool | int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The largest logits of a linear layer and where they are, of logits that are never all kept.
 
@@ -64,6 +65,8 @@ def linear_top_k(
         float64); None takes a quarter of a gibibyte. A chunk has k columns at least.
       precision: as for `matmul`.
       implementation: as for `matmul`.
+      batch_invariant: as for `matmul`: the values and indices of a token are the same, bit by bit,
+        whatever other tokens there are. Derivatives, and on a CPU a soft_cap, are not covered.
 
     Returns:
       The values, of shape (..., k) and float32 (float64 for float64), from the largest one down,
@@ -93,7 +96,7 @@ def linear_top_k(
     x, w, bias = checked_operands(op, x, w, bias, axis)
     check_undivided(op, x=x, w=w, bias=bias)
     axes = manual_axes(op, "axis_name", axis_name)
-    check_names(op, implementation, None)
+    implementation = asked_implementation(op, implementation, None, batch_invariant)
     how = How(
         op,
         soft_cap=canonical_cap(op, soft_cap),
@@ -184,12 +187,13 @@ def _over_logits(how: How, function: Callable, joined: Callable, least: int, x, 
       bias: None or (vocabulary of this device,).
     """
     size = how.size(w)
-    chunks = lg.num_chunks(how, size, max(1, len(x)), wide_dtype(x.dtype), _CHUNK_BYTES)
+    tokens = how.rows or max(1, len(x))
+    chunks = lg.num_chunks(how, size, tokens, wide_dtype(x.dtype), _CHUNK_BYTES)
     extent = min(size, lg.aligned(max(least, -(-size // chunks))))
 
     def of_chunk(start, extent):
         vocabulary = lg.part_of(how, w, bias, start, extent)
-        z = lg.with_logits(how, x, vocabulary, _logits, ())[:, :extent]
+        z = lg.with_logits(how, x, vocabulary, lg.stored_logits, ())[:, :extent]
         values, places = function(z)
         return values, places + start
 
@@ -197,11 +201,6 @@ def _over_logits(how: How, function: Callable, joined: Callable, least: int, x, 
         return joined(found, of_chunk(start, extent))
 
     return lg.over_vocabulary(with_chunk, of_chunk(0, extent), size, extent, first=1)
-
-
-def _logits(z, slope):
-    del slope
-    return z
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

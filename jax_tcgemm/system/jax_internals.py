@@ -379,7 +379,7 @@ def run_program(closed: core.ClosedJaxpr, arrays, is_new: Callable[[core.JaxprEq
     bound one by one, as everywhere else all of them are.
     """
     trace = _writing_trace()
-    if trace is None or getattr(as_jaxpr(closed), "is_high", False):
+    if trace is None or has_hi_primitives(closed):
         return core.jaxpr_as_fun(closed)(*arrays)
     from jax._src import source_info_util
 
@@ -415,6 +415,28 @@ def run_program(closed: core.ClosedJaxpr, arrays, is_new: Callable[[core.JaxprEq
             found = trace.emit_eqn(operands, *own, source_info, eqn.ctx)
         known |= zip(eqn.outvars, found, strict=True)
     return [find(x, here) for x in jaxpr.outvars]
+
+
+def has_hi_primitives(closed: core.ClosedJaxpr) -> bool:
+    """Whether a program has primitives that JAX replaces by others before it lowers them."""
+    return getattr(as_jaxpr(closed), "is_high", False)
+
+
+def without_hi_primitives(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """A program with what JAX replaces its "hi" primitives by; of the same program the same one.
+
+    The program itself where it has none, or where that is not known or has constants of its own.
+    """
+    if not has_hi_primitives(closed) or _lower_jaxpr is None:
+        return closed
+    try:
+        found = _lower_jaxpr(closed)
+    except (AttributeError, TypeError):
+        return closed
+    return closed if getattr(found, "consts", ()) else found
+
+
+_lower_jaxpr = _find("partial_eval", "lower_jaxpr2")
 
 
 def with_equations(x, equations, results):
