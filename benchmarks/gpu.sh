@@ -4,14 +4,14 @@
 #
 #   pip install '.[test,bench]' && benchmarks/gpu.sh OUT [STEP...]
 #
-# STEP is one or more of: tests sanitizer ladder suites functions examples residues tune, and devices,
+# STEP is one or more of: tests sanitizer ladder suites functions sweep examples residues tune, and devices,
 # which wants several GPUs. Without any, all run but the last three. OUT receives the logs and the records. Each
 # step is bounded, so that one that hangs does not take the others with it. Nothing in the checkout
 # changes: copy OUT/*.jsonl to benchmarks/results/ and run `python -m jax_tcgemm bench render`.
 set -uo pipefail
 out=$(realpath "${1:?the folder for logs and records}")
 shift
-steps=${*:-tests sanitizer ladder suites functions examples}
+steps=${*:-tests sanitizer ladder suites functions sweep examples}
 mkdir -p "$out"
 revision=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 failed=()
@@ -47,6 +47,8 @@ for each in $steps; do
     bench suites 700 --suite squares,squares_f16,squares_tf32,llama,deepseek128,decode,unaligned,batched,longk \
       --impl auto --budget 0.6 --repeats 100
     ;;
+  # Problems that nobody chose, and a new seed each time: the promise that the default is never slower than XLA.
+  sweep) bench sweep 900 sweep --limit 800 ;;
   residues) bench residues 900 --suite residues --budget 0.3 ;;
   functions)
     bench fused 420 --suite fused,gated,mlp,functions

@@ -70,6 +70,7 @@ def _integers(a: str, b: str) -> Instruction:
 # As in csrc/kernels/wgmma/instructions.h; names with a comma are those of A's and B's dtypes.
 WGMMA_INSTRUCTIONS = {
     "bf16": Instruction(BF16, BF16, (BF16, BF16, "float")),
+    "bf16 promoted": Instruction(BF16, BF16, (BF16, BF16, "float"), promote_every=64),
     "f16": Instruction("__half", "__half", ("__half", "__half", "float")),
     "tf32": Instruction("float", "float", (TF32, TF32, "float"), "kTransposed", None),
     "f8e4m3fn,f8e4m3fn": _f8(E4M3, E4M3),

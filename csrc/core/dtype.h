@@ -20,10 +20,11 @@ constexpr int64_t dtype_bytes(DType dtype) {
 
 // How products are formed and accumulated. kTF32 rounds float32 operands to TF32 and
 // accumulates in float32; for complex types it speaks of the real components. kF32FastAccum, of 8-bit floats,
-// accumulates as the tensor core does, of whose sums Hopper keeps about 14 bits of mantissa; for these kF32 is really
-// float32.
-enum class Compute : int32_t { kF16, kF32, kTF32, kF64, kS32, kF32FastAccum };
+// accumulates as the tensor core does, of whose accumulators Hopper keeps about 14 bits of mantissa; for these kF32 is
+// really float32. kF32Promoted, of bfloat16, adds what the tensor core accumulates of each k-tile to float32 registers:
+// it truncates where it adds to larger accumulators.
+enum class Compute : int32_t { kF16, kF32, kTF32, kF64, kS32, kF32FastAccum, kF32Promoted };
 template <>
-inline constexpr std::array kNames<Compute>{"f16", "f32", "tf32", "f64", "s32", "f32_fast_accum"};
+inline constexpr std::array kNames<Compute>{"f16", "f32", "tf32", "f64", "s32", "f32_fast_accum", "f32_promoted"};
 
 }  // namespace tcgemm

@@ -76,6 +76,39 @@ def plot(records: Sequence[dict], path: pathlib.Path, digest: str = "") -> None:
     figure.savefig(path, format="png", metadata={"Records": digest, "Software": None})
 
 
+def plot_sweep(records: Sequence[dict], path: pathlib.Path, digest: str = "") -> None:
+    """Draws XLA's time over ours of random problems, a row of dots for each kind.
+
+    Args:
+      records: of a sweep; not empty.
+      path: the file to write.
+      digest: kept in the file's metadata, to tell which records it shows.
+    """
+    from matplotlib.figure import Figure
+
+    by_kind: dict[str, list[float]] = {}
+    for record in records:
+        if "ratio" in record:
+            by_kind.setdefault(record["sweep_kind"], []).append(record["ratio"])
+    figure = Figure(figsize=(9, 1.6 + 0.26 * len(by_kind)), layout="constrained", dpi=130)
+    axis = figure.subplots()
+    for row, ratios in enumerate(by_kind.values()):
+        axis.plot(ratios, [row] * len(ratios), "o", color="#0072B2", alpha=0.5, markersize=5)
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        axis.plot([mean], [row], "|", color="#D55E00", markersize=14, markeredgewidth=2)
+    axis.set_yticks(range(len(by_kind)), list(by_kind), fontsize=8)
+    axis.set_ylim(len(by_kind) - 0.5, -0.5)
+    axis.set_xscale("log", base=2)
+    axis.axvline(1.0, color="#000000", linewidth=1)
+    axis.set_xlabel(
+        "XLA's time / ours by default (right of 1: ours is faster); bars: geometric mean"
+    )
+    axis.set_title(f"random problems, {records[0]['machine']['device']}", loc="left", fontsize=11)
+    axis.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png", metadata={"Records": digest, "Software": None})
+
+
 def _is_squares(group: Sequence[dict]) -> bool:
     square = all(
         r["kind"] == "product" and r["batch"] == 1 and r["m"] == r["n"] == r["k"] for r in group

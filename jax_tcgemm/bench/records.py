@@ -25,7 +25,8 @@ that were interleaved with it::
 
 A record of kind "overhead" holds host microseconds a step of tiny products; see overhead.py. One
 of kind "parallel" holds a layer over several devices; see parallel.py. One of kind "program" holds
-products inside a loop beside plain JAX; see programs.py.
+products inside a loop beside plain JAX; see programs.py. One of kind "sweep" holds a random problem
+by the default choice beside plain JAX; see sweep.py.
 """
 
 from __future__ import annotations
@@ -165,6 +166,11 @@ def products(records: Iterable[dict]) -> list[dict]:
 def workloads(records: Iterable[dict]) -> list[dict]:
     """The records of workloads; of several with the same workload and contender, the newest."""
     return _newest(records, "workload", ("suite", "label", "shape", "dtype"))
+
+
+def sweeps(records: Iterable[dict]) -> list[dict]:
+    """The records of random problems; sweep.py describes them."""
+    return [record for record in records if record["kind"] == "sweep"]
 
 
 def _newest(records, kind, keys) -> list[dict]:

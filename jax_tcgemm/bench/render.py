@@ -9,7 +9,7 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from jax_tcgemm.bench import parallel, programs
+from jax_tcgemm.bench import parallel, programs, sweep
 from jax_tcgemm.bench import records as rec
 from jax_tcgemm.bench.suites import Case, suite_names
 
@@ -53,6 +53,7 @@ def render(root: pathlib.Path, check: bool = False) -> list[pathlib.Path]:
             from jax_tcgemm.bench.plot import plot
 
             plot(chart_records, path, digest)
+    changed += _sweep_chart(root, rec.sweeps(everything), check)
     for path, section in (
         (root / "README.md", summary_section(everything)),
         (root / "benchmarks/README.md", full_section(everything)),
@@ -64,6 +65,19 @@ def render(root: pathlib.Path, check: bool = False) -> list[pathlib.Path]:
             if not check:
                 path.write_text(new, encoding="utf-8")
     return [path.relative_to(root) for path in changed]
+
+
+def _sweep_chart(root: pathlib.Path, records: Sequence[dict], check: bool) -> list[pathlib.Path]:
+    """Draws the chart of random problems, and returns its path if it was out of date."""
+    path = root / _CHARTS / "sweep.png"
+    digest = records_digest(records)
+    if not records or (path.exists() and digest.encode() in path.read_bytes()):
+        return []
+    if not check:
+        from jax_tcgemm.bench.plot import plot_sweep
+
+        plot_sweep(records, path, digest)
+    return [path]
 
 
 def charts(records: Sequence[dict]) -> dict[str, list[dict]]:
@@ -132,6 +146,7 @@ def full_section(records: Sequence[dict]) -> str:
     groups = rec.grouped([*products, *workloads])
     parts += filter(None, (_flags_note(groups), _overhead_table(records), _parallel_table(records)))
     parts += _program_tables(records)
+    parts += _sweep_tables(rec.sweeps(records))
     return "\n\n".join(parts)
 
 
@@ -139,6 +154,32 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) ->
     """A Markdown table whose first `left` columns are aligned left, the others right."""
     rule = ["---"] * left + ["---:"] * (len(head) - left)
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
+
+
+def _sweep_tables(records: Sequence[dict]) -> list[str]:
+    """XLA's time over ours by kind of random problems, and every problem that is slower."""
+    if not records:
+        return []
+    seeds = ", ".join(str(seed) for seed in dict.fromkeys(record["seed"] for record in records))
+    head = ("kind", "problems", "geomean", *(f"{q} %" for q in sweep.QUANTILES))
+    rows = [
+        (kind, str(number), f"{geomean:.3f}", *(f"{value:.3f}" for value in values))
+        for kind, number, geomean, values in sweep.quantiles(records)
+    ]
+    slow = sorted(filter(sweep.is_slow, records), key=lambda record: record["ratio"])
+    faults = [
+        (r["problem"], f"{r['us']:.4g}", f"{r['xla_us']:.4g}", f"{r['ratio']:.3f}", r["ran"][0])
+        for r in slow
+    ]
+    device = ", ".join(dict.fromkeys(record["machine"]["device"] for record in records))
+    return [
+        f"### sweep\n\n{len(records)} random problems (seeds {seeds}), {device}: XLA's time over "
+        "that of the default choice, its geometric mean and quantiles.",
+        "![sweep](charts/sweep.png)",
+        _table(head, rows),
+        f"Slower than XLA by more than {1 - sweep.LEAST_RATIO:.0%} and {sweep.FORGIVEN_US} µs:",
+        _table(("problem", "µs", "XLA, µs", "ratio", "ran first"), faults) if faults else "None.",
+    ]
 
 
 def _provenance(products: Sequence[dict]) -> str:

@@ -37,7 +37,7 @@ OURS, XLA = "ours", "xla"
 LEAST_RATIO, FORGIVEN_US = 0.95, 0.3
 _TURNS = 15
 # Problems that are compiled and then traced together.
-_TOGETHER = 16
+_TOGETHER = 48
 
 
 @dataclasses.dataclass
@@ -68,7 +68,7 @@ def measure(
       Of each problem its record, without what all records share.
     """
     start, longest = time.monotonic(), 0.0
-    jobs = min(8, os.cpu_count() or 1)
+    jobs = min(16, os.cpu_count() or 1)
     with jax.enable_x64(True), concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for first in range(0, len(problems), _TOGETHER):
             begin = time.monotonic()
@@ -160,6 +160,8 @@ def _check(each: _Prepared) -> None:
 
 
 def _error(result: np.ndarray, expected: np.ndarray) -> float:
+    if result.shape != expected.shape:
+        raise ValueError(f"the result's shape is {result.shape}, not {expected.shape}")
     wide = np.complex128 if np.iscomplexobj(expected) else np.float64
     difference = np.abs(np.asarray(result).astype(wide) - expected).max(initial=0.0)
     return float(difference / max(np.abs(expected).max(initial=0.0), np.finfo(float).tiny))

@@ -250,7 +250,7 @@ def fold_product(
     numerics = resolve(*dtypes, product.precision, device.platform)
     if isinstance(numerics, str):
         return numerics
-    numerics = parts.split_on(device, numerics)
+    numerics = _promoted(parts.split_on(device, numerics), product.implementation, device)
     dtypes = numerics.lhs_dtype, numerics.rhs_dtype
     layout = layout_of(product, numerics)
     folded = fold(
@@ -276,6 +276,15 @@ def fold_product(
         compute=numerics.compute,
     )
     return numerics, folded, problem
+
+
+def _promoted(numerics: Numerics, implementation: str | None, device: selection.Device) -> Numerics:
+    """The same, promoting accumulators where that is asked for and wgmma may run the product."""
+    asks = numerics.parts is not None and numerics.parts.promoted
+    may_run = implementation in (None, "wgmma") or selection.nominal_rows(implementation)
+    if not (asks and may_run and device.compute_capability == 90):
+        return numerics
+    return dataclasses.replace(numerics, compute="f32_promoted")
 
 
 def layout_of(product: Product, numerics: Numerics) -> parts.Layout:

@@ -63,6 +63,9 @@ _IN_PARTS = {
 }
 
 
+_PROMOTED = (_Preset.BF16_BF16_F32_X6, _Preset.BF16_BF16_F32_X9)
+
+
 @dataclasses.dataclass(frozen=True)
 class Parts:
     """Operands as sums of parts, largest first, each as wide as products can be of that are exact.
@@ -74,12 +77,15 @@ class Parts:
         only for as long as without parts.
       is_complex: whether real and imaginary parts have such parts.
       device: where a kernel of ours splits the operands, in rows that it aligns; None: XLA does.
+      promoted: whether what the tensor core accumulates of a few k-tiles is added in float32: it
+        drops low bits of what it adds to large accumulators, more than these parts leave out.
     """
 
     mantissa_bits: int
     pairs: tuple[tuple[int, int], ...]
     is_complex: bool
     device: Hashable = None
+    promoted: bool = False
 
     @property
     def number(self) -> int:
@@ -208,7 +214,8 @@ def _resolve_parts(lhs_dtype, rhs_dtype, result_dtype, preset, platform) -> Nume
     part_dtype, mantissa_bits, most, largest_sum, whole = _IN_PARTS[preset]
     numbers = (1 if dtype in whole else most for dtype in (lhs_dtype, rhs_dtype))
     pairs = [pair for pair in itertools.product(*map(range, numbers)) if sum(pair) <= largest_sum]
-    parts = Parts(mantissa_bits, tuple(sorted(pairs, key=sum, reverse=True)), is_complex)
+    order = tuple(sorted(pairs, key=sum, reverse=True))
+    parts = Parts(mantissa_bits, order, is_complex, promoted=preset in _PROMOTED)
     compute = "tf32" if part_dtype == _F32 and platform == "cuda" else "f32"
     is_made = result_dtype in (_F16, _BF16, _F32) and not is_complex
     return Numerics(part_dtype, part_dtype, result_dtype if is_made else _F32, compute, parts)

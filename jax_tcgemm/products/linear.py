@@ -97,6 +97,9 @@ def linear(
     Numerics:
       The product accumulates as that of `matmul`, also of quantised operands. Bias, activation and
       residual are computed in float32 (float64 for float64), and only the result is rounded, once.
+      Where XLA runs a layer on a GPU (`explain` says where), it is
+      ``activation(alpha * (x @ w) + bias) + residual`` with the roundings that XLA gives this
+      expression in the result's dtype, which may be one for each operation.
       The pre-activation that derivatives keep has the result's dtype. The same program on the same
       device gives the same bits each time. Where cuBLASLt runs the layer, gelu is accurate to about
       5e-4 absolutely, not relatively, and a bias is added to a product that may have been rounded,

@@ -174,7 +174,7 @@ def _parse(names: tuple[str, ...]) -> _Configs | None:
 
 def models(problem: Problem, names: tuple[str, ...]) -> bool:
     """Whether the model knows such problems and all of these configs of wgmma."""
-    is_16bit = problem.a.dtype in ("f16", "bf16") and problem.compute == "f32"
+    is_16bit = problem.a.dtype in ("f16", "bf16") and problem.compute in ("f32", "f32_promoted")
     is_tf32 = problem.a.dtype == "f32" and problem.compute == "tf32"
     is_real = is_16bit or is_tf32 or _has_8_bits(problem)
     return is_real and problem.bytes > 0 and problem.k > 0 and _parse(names) is not None
@@ -370,7 +370,7 @@ def _mainloop_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk, loads: _L
 
 
 def _promotes(p: Problem) -> bool:
-    return _is_f8(p) and p.compute == "f32"
+    return p.compute == "f32_promoted" or (_is_f8(p) and p.compute == "f32")
 
 
 def _groups(x: _Configs) -> np.ndarray:

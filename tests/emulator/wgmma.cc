@@ -1,6 +1,7 @@
 // wgmma. A warpgroup multiplies once each of its threads has issued the instruction, at any time until it
 // is waited for.
 #include <algorithm>
+#include <cmath>
 
 #include "instructions.h"
 
@@ -86,6 +87,13 @@ float truncated(float value) {
   return value;
 }
 
+// The sum of two floats without rounding, cut off after 24 bits: of 16-bit floats accumulators are not rounded.
+float cut_off(float x, float y) {
+  const double exact = static_cast<double>(x) + y;
+  const float nearest = static_cast<float>(exact);
+  return std::abs(nearest) > std::abs(exact) ? std::nextafter(nearest, 0.0f) : nearest;
+}
+
 void multiply(const Block& block, const Multiplication& x) {
   const WgmmaShape& shape = x.shape;
   const int depth = 32 / bytes_of(shape.a);
@@ -124,7 +132,7 @@ void multiply(const Block& block, const Multiplication& x) {
         std::memcpy(&value, &sum, 4);
         continue;
       }
-      value = shape.accumulate ? value + sums[n] : sums[n];
+      value = shape.accumulate ? cut_off(value, sums[n]) : sums[n];
       if (is_f8) value = truncated(value);
     }
   }

@@ -52,6 +52,8 @@ inline const std::vector<Instruction>& instructions() {
   static const std::vector<Instruction> rows = [] {
     std::vector<Instruction> all{
         Instruction::make<bf16, bf16, Mma<bf16, bf16, float>>(Compute::kF32, Source::kShared, Source::kShared),
+        Instruction::make<bf16, bf16, Mma<bf16, bf16, float, 64>>(Compute::kF32Promoted, Source::kShared,
+                                                                  Source::kShared),
         Instruction::make<f16, f16, Mma<f16, f16, float>>(Compute::kF32, Source::kShared, Source::kShared),
         Instruction::make<float, float, Mma<TF32, TF32, float>>(Compute::kTF32, Source::kTransposed, std::nullopt),
     };

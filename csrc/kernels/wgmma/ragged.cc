@@ -36,12 +36,13 @@ int find_base(std::string_view config) {
   return static_cast<int>(found - kRaggedConfigs);
 }
 
-// Those that multiply operands of one type, and take both from shared memory.
+// Instructions of operands of one type, both from shared memory. Promotion of bfloat16 is for dense products alone.
 const std::vector<const Instruction*>& grouped_instructions() {
   static const std::vector<const Instruction*> all = [] {
     std::vector<const Instruction*> found;
     for (const Instruction& x : instructions()) {
-      if (x.a.dtype == x.b.dtype && x.a.source_mn != tile::Source::kTransposed) found.push_back(&x);
+      const bool is_dense = x.compute == Compute::kF32Promoted || x.a.source_mn == tile::Source::kTransposed;
+      if (x.a.dtype == x.b.dtype && !is_dense) found.push_back(&x);
     }
     return found;
   }();

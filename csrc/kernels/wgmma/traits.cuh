@@ -44,7 +44,8 @@ struct Traits {
   // Of one part of a tile, with accumulators of its own until they are promoted: half its rows, or its columns.
   static constexpr int kParts = kPromotes ? Config::kShape.promoted_parts() : 1;
   static constexpr int kPartBlocks = kParts == 2 && kBlocksM == 2 ? 1 : kBlocksM;
-  static constexpr int kPartColumns = kParts == 2 && kBlocksM == 1 ? Config::kTileN / 2 : Config::kTileN;
+  static constexpr int kSecondPart = kPromotes ? Config::kShape.promoted_column() : 0;
+  static constexpr int kPartColumns = kSecondPart != 0 ? kSecondPart : Config::kTileN;
   static constexpr int kAccumulators =
       Config::kShape.sums_per_thread() + (kPromotes ? kPartBlocks * kPartColumns / 2 : 0);
   // Whether promoted sums are multiplied by factors of their k block, which threads of a warp load.
@@ -82,8 +83,10 @@ struct Traits {
   // Of integers accumulators are int32, held in registers of float32 as those bits.
   static constexpr bool kIsInteger = std::is_same_v<typename Mma::Accumulator, int32_t>;
   static_assert(kIsInteger || std::is_same_v<typename Mma::Accumulator, float>, "sums have 32 bits");
-  static_assert(!kPromotes || (Mma::kPromoteEvery == kTileK && !kRegisterA && kParts > 0 && B::kIsKMajor),
+  static_assert(!kPromotes || (Mma::kPromoteEvery == kTileK && !kRegisterA && kParts > 0),
                 "promoted with each k block, from one set of registers to another");
+  static_assert(B::kIsKMajor || kSecondPart % 64 == 0,
+                "a part's columns start with a chunk of 64 where B is N-major");
   static_assert(kBlocksM <= 2, "a tile's parts are its rows or its columns");
   static_assert(!kIsScaled || (kPromotes && B::kScaledRows != 0), "sums of a k block have factors of both operands");
 };

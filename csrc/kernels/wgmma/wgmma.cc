@@ -229,7 +229,13 @@ class Wgmma final : public Implementation {
     const Instruction& instruction = *find_instruction(p, shape.swapped);
     if (instruction.promotes && shape.promoted_parts() == 0) {
       return "config " + std::string(config) + " has too many sums for a second set in registers, to which those of " +
-             "8-bit floats are promoted; F8 presets with FAST_ACCUM leave them in the tensor core";
+             "8-bit floats and of split-precision float32 are promoted; F8 presets with FAST_ACCUM leave them in the " +
+             "tensor core";
+    }
+    const Plan plan = Plan::make(p, nullptr, nullptr, parsed);
+    if (instruction.promotes && plan.b.major == Major::kMN && shape.promoted_column() % 64 != 0) {
+      return "config " + std::string(config) + " promotes accumulators of half a tile's columns, which must be a " +
+             "multiple of 64 where the instruction's B is N-major";
     }
     if (!p.factors.is_none() && (p.alpha != 1.0 || p.beta != 0.0)) {
       return "a product with factors of blocks has functions for epilogues";

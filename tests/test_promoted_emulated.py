@@ -1,0 +1,107 @@
+"""wgmma kernels that promote accumulators of bfloat16, emulated: values, and that they promote."""
+
+import emulated
+import numpy as np
+import pytest
+from emulated import Emulator, carried
+from emulated_checks import CASE, check
+from gpu.gemm_call import Case, Types
+from kernel_instances import wgmma
+
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.gemm import Operand, Problem
+
+pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
+
+PROMOTED = Types("bf16", "f32", "f32_promoted")
+# A tile in one part, in two of its columns, in two of its rows, and in two of 96 columns.
+COOPERATIVE, COLUMNS = "128x128x64_c1x1x1_co", "128x256x64_c2x1x1_co"
+ROWS, NARROW = "128x128x64_c1x1x1_pp", "128x192x64_c1x1x1_co"
+CONFIGS = {
+    COOPERATIVE: "128, 128, 1, 1, 1, false, false",
+    COLUMNS: "128, 256, 2, 1, 1, false, false",
+    ROWS: "128, 128, 1, 1, 1, true, false",
+    "64x96x64_c1x1x1_pp_t": "64, 96, 1, 1, 1, true, true",
+}
+# Of the kernel's operands, by the problem's layout: "0" for K-major.
+LAYOUTS = {"NT": "00", "NN": "01", "TN": "11"}
+CASE |= {"ten_k_tiles": Case("ten_k_tiles", 136, 264, 640)}
+
+
+def kernel(config, layout="00", instruction="bf16 promoted"):
+    return carried(wgmma(config, "Bare", instruction, layout=layout))
+
+
+@pytest.fixture(scope="session")
+def kernels(run_folder):
+    """Those of all tests here."""
+    sources = [
+        kernel(config, layout[::-1] if config.endswith("true") else layout)
+        for config in CONFIGS.values()
+        for layout in LAYOUTS.values()
+    ]
+    sources += [kernel(CONFIGS[COOPERATIVE], instruction="bf16")]
+    return Emulator(run_folder / "promoted", *sources)
+
+
+@pytest.mark.parametrize("label", ["ten_k_tiles", "all_odd", "no_k", "batch_of_2_by_3_one_a_for_3"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_configs(kernels, config, layout, label):
+    check(kernels, PROMOTED, layout, CASE[label], implementation="wgmma", config=config, seed=1)
+
+
+def positive_sums(emulator, compute="f32_promoted"):
+    """Errors of sums of 4096 positive products, in units of float32's last place."""
+    m, n, k = 128, 128, 4096
+    rng = np.random.default_rng(3)
+    a, b = (rng.uniform(0.5, 1, (rows, k)).astype(DTYPES["bf16"]) for rows in (m, n))
+    operands = Operand("bf16", False, k), Operand("bf16", True, k)
+    problem = Problem(1, 1, m, n, k, *operands, "f32", compute)
+    how = {"implementation": "wgmma", "config": COOPERATIVE}
+    got = emulator.run(problem, {"a": a, "b": b}, **how)[0].reshape(m, n)
+    exact = a.astype(np.float64) @ b.astype(np.float64).T
+    return np.abs(got - exact).max() / np.spacing(np.float32(exact.min()))
+
+
+def test_accumulators_are_promoted(kernels):
+    """The tensor core cuts off each of 256 steps; of promoted accumulators each of four."""
+    assert positive_sums(kernels) < 16
+    assert positive_sums(kernels, "f32") > 32
+
+
+def test_parts_of_columns_are_chunks(kernels):
+    with pytest.raises(RuntimeError, match="must be a multiple of 64 where the instruction's B"):
+        check(kernels, PROMOTED, "NN", CASE["all_odd"], implementation="wgmma", config=NARROW)
+
+
+MULTIPLY, ADD = "kernels/wgmma/multiply.cuh", "[first_column / 2 + i] += acc[block][i];"
+MISTAKES = {
+    "not started anew": (MULTIPLY, "b + column * 128, false", "b + column * 128, true"),
+    "not added": ("kernels/wgmma/factors.cuh", ADD, ADD.replace("+=", "=")),
+    "columns of a K-major B": (MULTIPLY, "b + column * 128", "b + column * 64"),
+    "rows of the other block": (MULTIPLY, "a + block * 8192", "a + block * 4096"),
+    "no promotion": (
+        *(MULTIPLY, "(acc, a + block * 8192, b + column * 128, false"),
+        "(sums, a, b, true",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found(kernels, name, tmp_path):
+    file, old, new = MISTAKES[name]
+    config = ROWS if name.startswith("rows") else COLUMNS
+    if name == "no promotion":
+        config = COOPERATIVE
+    changes = {file: [(old, new)]}
+    if name == "no promotion":
+        changes["kernels/wgmma/factors.cuh"] = [(ADD, "[0] += 0;")]
+    layout = "00" if name == "no promotion" else "01"
+    wrong = Emulator(tmp_path, kernel(CONFIGS[config], layout), changes=changes, like=kernels)
+    if name == "no promotion":
+        assert positive_sums(wrong) > 32
+        return
+    how = {"implementation": "wgmma", "config": config, "seed": 1}
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(wrong, PROMOTED, "NN", CASE["ten_k_tiles"], **how)
