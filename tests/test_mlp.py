@@ -150,7 +150,7 @@ def test_the_backward_pass_is_made_of_fused_products(kind, fake_cuda):
     assert len(calls) == {"plain": 6, "array": 6, "pair": 8}[kind]
     assert all(call.implementation == "wgmma" for call in calls)
     functions = [call.problem.function for call in calls if call.problem.function]
-    up, down, derivative = sorted(functions, key=lambda f: ("beside" in str(f), f.work))[:3]
+    up, down, derivative = sorted(functions, key=lambda f: ("beside" in str(f), f.cost.work))[:3]
     gated = kind != "plain"
     by_results = {tuple(x.over for x in f.results): f for f in (up, down, derivative)}
     halves = ("", "beside") if gated else ("",)

@@ -6,7 +6,7 @@
 //   kIsGated                       whether it takes two sums, of the two products of a gated one
 //   kStoresRows                    whether its first result, D, is whole and of a type that kernels store by rows
 //   kMostReads, kNumResults        how many reads there are, or 1, and results
-//   kWork                          roughly how many instructions an element takes
+//   kWork                          how many instructions the code of an element has
 //   whole_level(dim)               the level that is all of dimension `dim`, or -1; see Index below
 //   bytes(along)                   of an element of all reads along this, together
 //   boxed(i), boxed_bytes(i)       of the reads that may come by TMA the number of this one, or -1, and the

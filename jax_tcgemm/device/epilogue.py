@@ -194,7 +194,7 @@ def _compared(
         return sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in arrays)
 
     moved = num_bytes((*read, *written))
-    elements, work = math.prod(product.shape), problem.epilogue.function.work
+    elements, work = math.prod(product.shape), problem.epilogue.function.cost.loop
     calibration = selection.calibration_of(device.name)
     is_of_elements = num_accumulators == 1 and not any(
         x.over for x in problem.epilogue.function.results

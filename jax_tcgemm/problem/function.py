@@ -6,6 +6,7 @@ Its code is that of `jax_tcgemm.epilogues`; here is where its operands lie besid
 import dataclasses
 import hashlib
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -101,6 +102,21 @@ class Result:
         return batch, -(-m // along_m), -(-n // along_n)
 
 
+class Cost(NamedTuple):
+    """What an element takes, in instructions of sm_90a.
+
+    Attributes:
+      size: of its code, with branches that few arguments take: what is to stay in the instruction
+        cache counts by it.
+      work: the time in a kernel of ours, in which few threads hide what one waits for.
+      loop: the time in a loop of XLA's, in which many do.
+    """
+
+    size: int
+    work: int
+    loop: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Function:
     """A function of the sums and of operands, which a kernel is compiled with.
@@ -112,7 +128,7 @@ class Function:
       indices: for each dimension of the result up to the last that is asked for.
       order: for each result of the C++ struct, the number of the function's.
       results: they, in the struct's order; D is the first.
-      work: roughly how many instructions an element takes.
+      cost: what an element takes.
       library: which epilogue of a library it is, a name of csrc/core/problem.h; "none": no such.
     """
 
@@ -122,7 +138,7 @@ class Function:
     indices: tuple[Index, ...]
     order: tuple[int, ...]
     results: tuple[Result, ...]
-    work: int
+    cost: Cost
     library: str = "none"
 
     @property
@@ -229,8 +245,8 @@ def make_function(
     columns = _COLUMNS if len(source.accumulators) == 1 else _GATED_COLUMNS
     neighbours = {"columns": columns, "rows": _ROWS_REDUCED}
     results = tuple(_result(source.results[i], over[i], neighbours.get(over[i], 1)) for i in order)
-    work = _work(source)
-    body = _struct(source, order, strides, indices, results, work)
+    cost = _cost(source)
+    body = _struct(source, order, strides, indices, results, cost.size)
     name = "Function_" + hashlib.sha256((source.struct + body).encode()).hexdigest()[:16]
     namespace = "namespace tcgemm::elementwise"
     definitions = (
@@ -238,7 +254,7 @@ def make_function(
         f"\n{namespace} {{\n\n{body.replace('NAME', name)}\n}}  // {namespace}\n"
     )
     reads = zip(operands, (x.dtype.itemsize for x in source.reads), strides, strict=True)
-    return Function(name, definitions, tuple(reads), indices, order, results, work)
+    return Function(name, definitions, tuple(reads), indices, order, results, cost)
 
 
 def _result(x, over: str, neighbours: int) -> Result:
@@ -249,25 +265,32 @@ def _result(x, over: str, neighbours: int) -> Result:
     return Result(dtype, over, x.reduction.kind, x.reduction.dimensions, neighbours)
 
 
-# Instructions of sm_90a that nvcc 13.0 makes of float32 functions with more than two, without the
-# branches that few arguments take.
-_INSTRUCTIONS = {
-    **{"sine": 25, "cosine": 23, "tangent": 40, "asin": 25, "acos": 26, "atan": 19, "atan2": 60},
-    **{"sinh": 25, "cosh": 16, "tanh": 17, "asinh": 42, "acosh": 43, "atanh": 39},
-    **{"exp": 10, "exp2": 4, "expm1": 29, "log": 28, "log1p": 28, "log2": 30, "logistic": 11},
-    **{"sqrt": 10, "rsqrt": 4, "cbrt": 16, "pow": 87, "divide": 9, "remainder": 30, "fmod": 59},
-    **{"erf": 30, "erfc": 48, "erfinv": 28, "lgamma": 200, "digamma": 100, "threefry2x32": 64},
+def _alike(**sizes: int) -> dict[str, Cost]:
+    return {name: Cost(size, size, size) for name, size in sizes.items()}
+
+
+# Of float32 functions with more than two instructions, as nvcc 13.0 makes them; times that differ
+# were measured on an H100.
+_COSTS = {
+    **{"sine": Cost(90, 50, 44), "cosine": Cost(88, 50, 44), "tangent": Cost(114, 70, 60)},
+    "pow": Cost(87, 108, 62),
+    **_alike(asin=25, acos=26, atan=19, atan2=126, sinh=25, cosh=16, tanh=17, asinh=42, acosh=43),
+    **_alike(atanh=39, exp=10, exp2=4, expm1=29, log=28, log1p=28, log2=30, logistic=11, sqrt=10),
+    **_alike(rsqrt=4, cbrt=16, divide=9, remainder=30, fmod=59, erf=30, erfc=48, erfinv=28),
+    **_alike(lgamma=200, digamma=100, threefry2x32=64),
 }
 
 
-def _work(source: EpilogueSource) -> int:
-    """About the instructions of an element: one for each line, and those of functions."""
+def _cost(source: EpilogueSource) -> Cost:
+    """The cost of an element: one for each line of the code, and those of functions."""
     called = re.findall(r"\b(\w+)\(", source.struct)
-    names = (name if name in _INSTRUCTIONS else name.removesuffix("f") for name in called)
-    return len(source.struct.splitlines()) + sum(_INSTRUCTIONS.get(name, 0) for name in names)
+    names = (name if name in _COSTS else name.removesuffix("f") for name in called)
+    lines = len(source.struct.splitlines())
+    own = [Cost(lines, lines, lines), *(_COSTS[name] for name in names if name in _COSTS)]
+    return Cost(*map(sum, zip(*own, strict=True)))
 
 
-def _struct(source, order, strides, indices, placed, work) -> str:
+def _struct(source, order, strides, indices, placed, size: int) -> str:
     """What csrc/epilogue/function.cuh asks of a function."""
     reads = [STORED[x.dtype] for x in source.reads]
     results = [STORED[x.dtype] for x in source.results]
@@ -324,7 +347,7 @@ def _struct(source, order, strides, indices, placed, work) -> str:
         f"  using Sum = {computed(source.accumulators[0])};\n"
         f"  static constexpr bool kIsGated = {str(len(sums) == 2).lower()};\n"
         f"  static constexpr int kMostReads = {max(len(reads), 1)}, kNumResults = {len(results)};\n"
-        f"  static constexpr int kBoxedBytes = {sum(boxed_bytes)}, kWork = {work};\n"
+        f"  static constexpr int kBoxedBytes = {sum(boxed_bytes)}, kWork = {size};\n"
         f"  static constexpr bool kStoresRows = {str(_stores_rows(source, order[0])).lower()};\n"
         + function(f"{inline} constexpr int whole_level(int dim)", f"{whole}    return -1;\n")
         + function(

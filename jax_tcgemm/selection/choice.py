@@ -510,7 +510,9 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
         others = [(candidate, None) for candidate in runnable if candidate != small]
         return [(small, us), *others]
     names = tuple(candidate.config for candidate in wgmma) or configs_of("wgmma")
-    if not names or not cost_model.models(problem, names):
+    if not names or not cost_model.knows(names):
+        return [(candidate, None) for candidate in runnable]
+    if not cost_model.models(problem):
         # Nothing is known to be faster than XLA's program.
         runnable.sort(key=lambda candidate: candidate.implementation != XLA)
         return [(candidate, None) for candidate in runnable]

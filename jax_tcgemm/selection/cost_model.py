@@ -55,7 +55,7 @@ class Calibration:
     epilogue_kib_per_us: float = 65.5
     exchange_kib_per_us: float = 47.3  # from other blocks, where a cluster splits K
     # What 1024 elements take a warpgroup through a function: for each unit of its work
-    # (`Function.work`), for each number, row or column that it reads, and for what it reads and
+    # (`Function.cost`), for each number, row or column that it reads, and for what it reads and
     # stores of 16-bit matrices.
     function_work_us: float = 0.009
     function_vector_us: float = 0.02
@@ -172,12 +172,17 @@ def _parse(names: tuple[str, ...]) -> _Configs | None:
     )
 
 
-def models(problem: Problem, names: tuple[str, ...]) -> bool:
-    """Whether the model knows such problems and all of these configs of wgmma."""
+def knows(names: tuple[str, ...]) -> bool:
+    """Whether the model knows all of these configs of wgmma."""
+    return _parse(names) is not None
+
+
+def models(problem: Problem) -> bool:
+    """Whether the model knows such problems."""
     is_16bit = problem.a.dtype in ("f16", "bf16") and problem.compute in ("f32", "f32_promoted")
     is_tf32 = problem.a.dtype == "f32" and problem.compute == "tf32"
     is_real = is_16bit or is_tf32 or _has_8_bits(problem)
-    return is_real and problem.bytes > 0 and problem.k > 0 and _parse(names) is not None
+    return is_real and problem.bytes > 0 and problem.k > 0
 
 
 def _has_8_bits(problem: Problem) -> bool:
@@ -226,7 +231,7 @@ def loop_us(
     Args:
       num_bytes: what it reads and writes.
       elements: of each result.
-      work: of an element, as `Function.work` has it.
+      work: of an element, as `Function.cost` has it for loops.
       num_sms: of the device.
       calibration: the device's constants.
     """
@@ -486,7 +491,7 @@ def _function_us(p: Problem, c: Calibration) -> float:
     if (function := p.function) is None:
         return 0.0
     vectors = sum(strides.along != "kBoth" for _, _, strides in function.reads)
-    us = c.function_work_us * function.work + c.function_vector_us * vectors
+    us = c.function_work_us * function.cost.work + c.function_vector_us * vectors
     for over, reduced_us in zip(("columns", "rows"), c.function_reduced_us, strict=True):
         us += reduced_us * sum(x.over == over for x in function.results)
     moved = c.function_read_us * p.function_read_bytes

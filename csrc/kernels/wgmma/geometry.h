@@ -33,9 +33,7 @@ struct Shape {
     return sums + sums / 2 <= most && tile_n % 16 == 0 ? 2 : 0;
   }
   // Where the second part begins if it is of columns; 0: there is none.
-  constexpr int promoted_column() const {
-    return promoted_parts() == 2 && rows_per_group() == 64 ? tile_n / 2 : 0;
-  }
+  constexpr int promoted_column() const { return promoted_parts() == 2 && rows_per_group() == 64 ? tile_n / 2 : 0; }
   // Whether it multiplies by the two matrices of a gated product: each block of a pair loads one matrix's half of the
   // tile, 64 columns or more.
   constexpr bool runs_gated() const { return !swapped && tile_n % 128 == 0 && cluster_m == 2; }

@@ -85,8 +85,8 @@ struct Traits {
   static_assert(kIsInteger || std::is_same_v<typename Mma::Accumulator, float>, "sums have 32 bits");
   static_assert(!kPromotes || (Mma::kPromoteEvery == kTileK && !kRegisterA && kParts > 0),
                 "promoted with each k block, from one set of registers to another");
-  static_assert(B::kIsKMajor || kSecondPart % 64 == 0,
-                "a part's columns start with a chunk of 64 where B is N-major");
+  static_assert(B::kIsKMajor || kSecondPart == 0,
+                "descriptors of an N-major B leave too few registers for parts of columns");
   static_assert(kBlocksM <= 2, "a tile's parts are its rows or its columns");
   static_assert(!kIsScaled || (kPromotes && B::kScaledRows != 0), "sums of a k block have factors of both operands");
 };

@@ -233,9 +233,9 @@ class Wgmma final : public Implementation {
              "tensor core";
     }
     const Plan plan = Plan::make(p, nullptr, nullptr, parsed);
-    if (instruction.promotes && plan.b.major == Major::kMN && shape.promoted_column() % 64 != 0) {
-      return "config " + std::string(config) + " promotes accumulators of half a tile's columns, which must be a " +
-             "multiple of 64 where the instruction's B is N-major";
+    if (instruction.promotes && plan.b.major == Major::kMN && shape.promoted_column() != 0) {
+      return "config " + std::string(config) + " promotes accumulators of half a tile's columns, for which B must be " +
+             "K-major: descriptors of others leave too few registers";
     }
     if (!p.factors.is_none() && (p.alpha != 1.0 || p.beta != 0.0)) {
       return "a product with factors of blocks has functions for epilogues";
