@@ -76,7 +76,9 @@ def test_linear(activation, rows, k, hidden, n, implementation):
     def expected(x, w, bias, residual):
         return ACTIVATIONS[activation](x @ w + bias) + residual
 
-    assert_near(got, exact(expected, x, params["up"], params["up_bias"], residual), 1)
+    # A kernel rounds once. XLA, which may run what is left to the choice, rounds each operation.
+    roundings = 1 if implementation else 3
+    assert_near(got, exact(expected, x, params["up"], params["up_bias"], residual), roundings)
 
 
 @IMPLEMENTATIONS
