@@ -448,7 +448,7 @@ def malformed(draw, tensors):
         x = x.copy()
         x.reshape(-1)[index] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
         return name, x
-    # What 32 or fewer bits of an integer have in common with another.
+    # Integers whose low 32 bits are those of another one.
     x = x.astype(np.int64)
     x.reshape(-1)[index] += draw(st.sampled_from([2**8, 2**16, 2**31, 2**32, -(2**32), 2**40]))
     return name, x

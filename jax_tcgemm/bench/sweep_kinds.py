@@ -359,7 +359,7 @@ def _log_cosh(z, xp):
     return xp.logaddexp(z, -z) - math.log(2)
 
 
-# Of the accumulator and jax.numpy or numpy.
+# Functions of the accumulator, by jax.numpy or numpy.
 _FUNCTIONS = {
     "sin": lambda z, xp: xp.sin(z),
     "cos": lambda z, xp: xp.cos(z),
@@ -392,7 +392,7 @@ def _epilogue(r: Random) -> Problem:
 
 
 def _on_host(function: Callable) -> Callable:
-    """The same function by XLA's CPU backend in float64: for gradients, which NumPy has not."""
+    """Run a function by XLA's CPU backend in float64: for gradients, which NumPy does not have."""
 
     def run(*operands):
         with jax.default_device(jax.local_devices(backend="cpu")[0]):

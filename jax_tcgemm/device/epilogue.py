@@ -147,8 +147,8 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         selection.select(bare.op, None, device, *asked, obstacle=folded)
     _, fold, problem, operands, _ = folded
     compared = ""
-    # With scales of blocks the product alone is XLA's, of operands that are dequantised first. Any
-    # number of rows has the same bits only where the same computes what follows the product.
+    # With block scales, XLA multiplies operands that are dequantized first. Batch-invariant calls
+    # need one implementation of the epilogue for any number of rows.
     is_free = not selection.is_forced(asked[0]) and not selection.nominal_rows(asked[0])
     if is_free and product.scales is None:
         gains, compared = _compared(product, problem, operands, device)

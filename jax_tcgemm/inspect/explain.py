@@ -66,7 +66,7 @@ _RULES = {
     reduce.reduce_p: (reduce, device_tensor),
     blas.blas_p: (blas, device_blas),
 }
-# Of products that read through transposes, the number of their right operands.
+# Number of right operands of each primitive that reads through transposes.
 _NUM_RHS = {
     primitive.dot_general_p: primitive.num_rhs,
     fused_primitive.fused_dot_general_p: fused_primitive.num_rhs,

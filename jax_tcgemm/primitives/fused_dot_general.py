@@ -80,7 +80,7 @@ def fused_dot_general(
 def unfused(
     lhs, rhs, *optional, fusion: Fusion, preferred_element_type, as_written=False, **params
 ):
-    """The same by plain products and what XLA makes of the rest.
+    """Compute the layer by plain products, and its epilogue by XLA.
 
     `as_written`: with the dtypes of the expression that users of plain JAX write, which XLA fuses
     best; otherwise in `wide_dtype` between the product and the result.

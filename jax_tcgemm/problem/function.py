@@ -103,7 +103,7 @@ class Result:
 
 
 class Cost(NamedTuple):
-    """What an element takes, in instructions of sm_90a.
+    """Cost of one element, in instructions of sm_90a.
 
     Attributes:
       size: of its code, with branches that few arguments take: what is to stay in the instruction
@@ -269,7 +269,7 @@ def _alike(**sizes: int) -> dict[str, Cost]:
     return {name: Cost(size, size, size) for name, size in sizes.items()}
 
 
-# Of float32 functions with more than two instructions, as nvcc 13.0 makes them; times that differ
+# Costs of float32 functions with more than two instructions, by nvcc 13.0; times that differ
 # were measured on an H100.
 _COSTS = {
     **{"sine": Cost(90, 50, 44), "cosine": Cost(88, 50, 44), "tangent": Cost(114, 70, 60)},

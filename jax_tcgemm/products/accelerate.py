@@ -138,7 +138,7 @@ def _is_array(x) -> bool:
 
 
 def _key(tree, others: tuple, types: tuple) -> Hashable | None:
-    """What a program is kept by; None with an argument that has no hash."""
+    """Return the key of a rewritten program; None where an argument has no hash."""
     try:
         return tree, Exactly(others), types, trace_context()
     except TypeError:

@@ -400,10 +400,12 @@ def _is_float32(value) -> bool:
     return is_number and abs(value) <= float(np.finfo(np.float32).max)  # NaN is not.
 
 
-# What each entry must be.
+# The rule of each entry.
 _ENTRIES = {
     "shape": ("two sizes", _is_shape),
     "blocksize": ("a size", _is_size),
+}
+_NESTED_ENTRIES = {
     "nested_blocksize": ("a size", _is_size),
     "nested_offset": ("a finite number of float32", _is_float32),
 }
@@ -428,10 +430,9 @@ def read_state(source: Source, quant_type: str) -> State:
             f"{what} must be an object of JSON, got {type(state).__name__}; is it of another "
             "version?"
         )
-    is_nested = any(key in state for key in _ENTRIES if key.startswith("nested"))
-    entries = [key for key in _ENTRIES if is_nested or not key.startswith("nested")]
-    for key in entries:
-        rule, is_valid = _ENTRIES[key]
+    is_nested = any(key in state for key in _NESTED_ENTRIES)
+    entries = _ENTRIES | (_NESTED_ENTRIES if is_nested else {})
+    for key, (rule, is_valid) in entries.items():
         if not is_valid(state.get(key)):
             raise ValueError(
                 f"{what} must have {rule} as {key}, got {key}={state.get(key)!r}; is it of another "
