@@ -15,7 +15,7 @@ import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.bench import functions, records, regret, suites
 from jax_tcgemm.problem.epilogue import Epilogue
-from jax_tcgemm.problem.function import Function, Result
+from jax_tcgemm.problem.function import Cost, Function, Result
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import cost_model, library_cost, tables
 from jax_tcgemm.selection.choice import cautious_us
@@ -113,7 +113,7 @@ def test_predictions_are_times(extents, dtype):
 def test_functions_of_gated_products(extents):
     """As one product of twice the columns, half of which are stored."""
     m, n, k = extents
-    function = Function("f", "", (), (), (0,), (Result(np.dtype(np.float16)),), work=40)
+    function = Function("f", "", (), (), (0,), (Result(np.dtype(np.float16)),), Cost(40, 40, 40))
     bare, wide = problem(m, n, k), problem(m, 2 * n, k)
     gated = with_epilogue(bare, gated=True, up_offset=n, function=function)
     names = "128x256x64_c2x1x1_co", "128x128x64_c2x1x1_pp", "64x128x64_c2x1x1_pp"

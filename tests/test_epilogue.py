@@ -12,7 +12,7 @@ from jax.extend import core
 from jax_tcgemm import selection
 from jax_tcgemm.primitives import fused_dot_general
 from jax_tcgemm.problem.epilogue import Epilogue
-from jax_tcgemm.problem.function import Function, Result
+from jax_tcgemm.problem.function import Cost, Function, Result
 from jax_tcgemm.selection.tables import problem_key
 from jax_tcgemm.system import modules
 
@@ -156,7 +156,10 @@ def test_work_and_traffic():
 
 
 def test_every_field_is_in_the_key():
-    function = functools.partial(Function, definitions="", reads=(), indices=(), order=(0,), work=1)
+    cost = Cost(1, 1, 1)
+    function = functools.partial(
+        Function, definitions="", reads=(), indices=(), order=(0,), cost=cost
+    )
     results = (Result(np.dtype(np.float32)),)
     values = {"gated": True, "up_offset": 7, "function": function("f", results=results)}
     assert set(values) == {field.name for field in dataclasses.fields(Epilogue)}

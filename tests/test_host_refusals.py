@@ -17,7 +17,7 @@ MALFORMED = {
     "config": ({"config": "nosuch"}, "host has no config nosuch"),
     "unknown compute": (
         {"compute": "f8"},
-        "compute must be f16, f32, tf32, f64, s32 or f32_fast_accum, got f8",
+        "compute must be f16, f32, tf32, f64, s32, f32_fast_accum or f32_promoted, got f8",
     ),
     "other compute": ({"compute": "f16"}, "compute must be f32 or tf32, got f16"),
     "negative m": ({"m": -1}, r"m must be in \[0, 2147483647\], got -1"),

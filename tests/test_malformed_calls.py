@@ -91,7 +91,10 @@ def test_attributes_are_those_of_the_problem(worker, key, change, says):
 @pytest.mark.parametrize(
     ("key", "name", "says"),
     [
-        ("gemm", "compute", "compute must be f16, f32, tf32, f64, s32 or f32_fast_accum, got x"),
+        (
+            *("gemm", "compute"),
+            "compute must be f16, f32, tf32, f64, s32, f32_fast_accum or f32_promoted, got x",
+        ),
         ("gemm", "function_library", "gelu_aux_bias or dgelu, got x"),
         ("gemm", "gated", "gated must be a boolean"),
         ("gemm", "beta", "beta must be a 64-bit float"),
