@@ -164,6 +164,37 @@ def test_results_are_as_the_function_arranges_them():
     }
 
 
+STATISTICS = {
+    "share": lambda z, b: jnp.mean(z > 0),
+    "count": lambda z, b: jnp.sum(z > b),
+    "constant": lambda z, b: 2.0,
+    "integer": lambda z, b: 7,
+    "input": lambda z, b: b,
+    "stopped": lambda z, b: lax.stop_gradient(z).max(axis=1),
+    "of a function": lambda z, b: jax.jit(lambda z: (z.sum(), 3.0))(z)[1],
+    "signs": lambda z, b: jnp.sign(z),
+}
+
+
+@pytest.mark.parametrize("statistic", STATISTICS.values(), ids=STATISTICS)
+def test_statistics_beside_what_has_a_gradient(statistic):
+    x, w, b = (jax.random.normal(KEY, shape) for shape in ((16, 24), (24, 8), (8,)))
+
+    def step(product):
+        def f(x, w, b):
+            out, found = product(x, w, lambda z: (jnp.tanh(z) * b, statistic(z, b)))
+            return jnp.sum(out**2), found
+
+        return jax.value_and_grad(f, (0, 1, 2), has_aux=True)
+
+    got = jax.jit(step(lambda x, w, f: jax_tcgemm.matmul(x, w, epilogue=f)))(x, w, b)
+    with jax.enable_x64(True):
+        wider = (np.asarray(a, np.float64) for a in (x, w, b))
+        expected = step(lambda x, w, f: f(x @ w))(*map(jnp.asarray, wider))
+    for value, reference in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(value, reference, rtol=1e-4, atol=1e-4)
+
+
 # --- transformations ----------------------------------------------------------------------------
 
 
