@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import jax_tcgemm
+from jax_tcgemm.system import modules
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
 
@@ -156,6 +157,7 @@ NESTED = {
 }
 
 
+@pytest.mark.skipif(modules.cuda is None, reason=modules.reason("cuda"))
 @pytest.mark.parametrize("f", NESTED.values(), ids=NESTED)
 @pytest.mark.parametrize("is_gradient", [False, True], ids=["value", "gradient"])
 def test_as_many_calls_as_the_program_has(f, is_gradient):

@@ -11,6 +11,7 @@ from random_arrays import draw
 
 import jax_tcgemm
 from jax_tcgemm.primitives.transposes import through
+from jax_tcgemm.system import modules
 
 BF16 = jnp.bfloat16
 
@@ -74,6 +75,7 @@ def test_values(name):
     np.testing.assert_allclose(got, exact, rtol=2e-2 if name == "epilogue" else 1e-5, atol=1e-3)
 
 
+@pytest.mark.skipif(modules.cuda is None, reason=modules.reason("cuda"))
 def test_what_is_explained_is_what_is_lowered():
     f = CASES["rhs"][0]
     (call,) = jax_tcgemm.explain(f, struct(256, 512), struct(384, 512), platform="cuda")

@@ -14,7 +14,7 @@ from jax_tcgemm.device import dense
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import xla_forms
-from jax_tcgemm.system import jax_internals
+from jax_tcgemm.system import jax_internals, modules
 
 BF16 = jnp.bfloat16
 # Rows, columns and k of which XLA:CPU has no product of bfloat16 in float32 with a transposed lhs.
@@ -143,6 +143,7 @@ def test_values_of_broadcasting(extents, layout, dtype):
         assert error <= limit * np.abs(exact).max()
 
 
+@pytest.mark.skipif(modules.cuda is None, reason=modules.reason("cuda"))
 @pytest.mark.parametrize(
     ("extents", "form"),
     [
@@ -182,6 +183,7 @@ def test_sums_of_bfloat16_are_exact():
             assert (xla_forms.obstacle(xla_forms.BFLOAT16, problem) == "") == is_exact
 
 
+@pytest.mark.skipif(modules.cuda is None, reason=modules.reason("cuda"))
 def test_operands_that_must_be_converted_are_left_to_xla():
     """A loop of its own converts them for a kernel of ours, which costs more than is gained."""
     types = [jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((64, 512), BF16)]

@@ -327,7 +327,7 @@ def as_jaxpr(x) -> core.Jaxpr | None:
     return x if isinstance(x, core.Jaxpr) else None
 
 
-_to_low, _without_unused = _find("partial_eval", "lower_jaxpr2"), _find("partial_eval", "dce_jaxpr")
+_without_unused = _find("partial_eval", "dce_jaxpr")
 
 
 def as_lowered(closed: core.ClosedJaxpr) -> core.Jaxpr:
@@ -335,8 +335,8 @@ def as_lowered(closed: core.ClosedJaxpr) -> core.Jaxpr:
 
     In the place of primitives that are lowered as other ones it has these.
     """
-    if getattr(as_jaxpr(closed), "is_high", False) and _to_low is not None:
-        closed = _to_low(closed)
+    if has_hi_primitives(closed) and _lower_jaxpr is not None:
+        closed = _lower_jaxpr(closed)
     jaxpr = as_jaxpr(closed)
     if _without_unused is None:
         return jaxpr
