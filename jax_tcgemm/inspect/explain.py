@@ -46,7 +46,7 @@ from jax_tcgemm.products import rewriting
 from jax_tcgemm.products.transpositions import transposed_operands
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
-from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line
+from jax_tcgemm.system.jax_internals import as_jaxpr, source_line
 
 # Of each primitive: its module, and the one that makes its plans.
 _RULES = {
@@ -79,11 +79,6 @@ _UNFUSED = {
     scaled_primitive.scaled_dot_general_p: scaled_primitive.bare_products,
     epilogue_ragged_primitive.epilogue_ragged_dot_p: epilogue_ragged_primitive.bare_products,
     contraction_primitive.scaled_ragged_contraction_p: contraction_primitive.unfused,
-}
-# Of primitives of JAX's with several jaxprs, of which only one is run, that one.
-_RUN = {
-    "custom_linear_solve": lambda params: params["jaxprs"].solve,
-    "linear_call": lambda params: params["callee"],
 }
 # Those that `functions` gives types and lowering.
 _BY_UNFUSED = (
@@ -248,8 +243,8 @@ def explain(f, *args, platform: str | None = None, source: bool = False, **kwarg
             "pass other arguments of f by position"
         )
     device = selection.target_device(platform)
-    traced = jax.make_jaxpr(lambda args, kwargs: f(*args, **kwargs))(args, kwargs)
-    found = _calls(as_lowered(traced), device, 1, ())
+    jaxpr = as_jaxpr(jax.make_jaxpr(lambda args, kwargs: f(*args, **kwargs))(args, kwargs))
+    found = _calls(jaxpr, device, 1, ())
     if not source:
         found = [dataclasses.replace(call, code="") for call in found]
     return Explanation(tuple(found), platform, device)
@@ -288,22 +283,15 @@ def _calls_of(eqn, device, times, path) -> Iterator[Call]:
         for call in _calls(inner, device, times, path):
             yield dataclasses.replace(call, source=source_line(eqn))
         return
-    for inner, inner_times, label in _inner_jaxprs(eqn, device.platform):
+    for inner, inner_times, label in _inner_jaxprs(eqn):
         count = None if times is None or inner_times is None else times * inner_times
         yield from _calls(inner, device, count, path + ((label,) if label else ()))
 
 
-def _inner_jaxprs(eqn, platform: str) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
-    """Each jaxpr that an equation runs, how often it runs, and what to call it (mostly nothing)."""
-    name, params = eqn.primitive.name, eqn.params
-    if name in _RUN:
-        yield as_jaxpr(_RUN[name](params)), 1, ""
-        return
-    if (choices := params.get("branches_platforms")) is not None:
-        own = [known is None or platform in known for known in choices]
-        yield as_jaxpr(params["branches"][own.index(True)]), 1, ""
-        return
-    for key, value in params.items():
+def _inner_jaxprs(eqn) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
+    """Each jaxpr inside an equation, how often it runs, and what to call it (mostly nothing)."""
+    name = eqn.primitive.name
+    for key, value in eqn.params.items():
         jaxprs = [
             jaxpr
             for item in (value if isinstance(value, list | tuple) else (value,))
@@ -311,7 +299,7 @@ def _inner_jaxprs(eqn, platform: str) -> Iterator[tuple[core.Jaxpr, int | None, 
         ]
         for index, jaxpr in enumerate(jaxprs):
             if name == "scan":
-                yield jaxpr, params["length"], f"scan[{params['length']}]"
+                yield jaxpr, eqn.params["length"], f"scan[{eqn.params['length']}]"
             elif name == "while":
                 yield jaxpr, None, f"while.{key.removesuffix('_jaxpr')}"
             elif name == "cond":
@@ -345,7 +333,8 @@ def _unfused(eqn, f) -> core.Jaxpr:
         for a in avals
     ]
     (shard_map,) = as_jaxpr(jax.make_jaxpr(f)(*args)).eqns
-    return as_jaxpr(shard_map.params["jaxpr"])
+    ((jaxpr, _, _),) = _inner_jaxprs(shard_map)
+    return jaxpr
 
 
 def _plan(eqn, device):

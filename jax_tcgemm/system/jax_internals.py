@@ -327,22 +327,6 @@ def as_jaxpr(x) -> core.Jaxpr | None:
     return x if isinstance(x, core.Jaxpr) else None
 
 
-_without_unused = _find("partial_eval", "dce_jaxpr")
-
-
-def as_lowered(closed: core.ClosedJaxpr) -> core.Jaxpr:
-    """The jaxpr that JAX lowers for a traced program: without what no result needs.
-
-    In the place of primitives that are lowered as other ones it has these.
-    """
-    if has_hi_primitives(closed) and _lower_jaxpr is not None:
-        closed = _lower_jaxpr(closed)
-    jaxpr = as_jaxpr(closed)
-    if _without_unused is None:
-        return jaxpr
-    return _without_unused(jaxpr, [True] * len(jaxpr.outvars), True)[0]
-
-
 def bound(eqn: core.JaxprEqn, params: dict, operands) -> list[jax.Array]:
     """The results of an equation's primitive with other operands and parameters.
 
