@@ -35,7 +35,7 @@ def kernel(config, layout="00", instruction="bf16 promoted"):
 
 @pytest.fixture(scope="session")
 def kernels(run_folder):
-    """Those of all tests here."""
+    """Kernels of all tests here."""
     sources = []
     for name, layout in PAIRS:
         own = LAYOUTS[layout][::-1] if name.endswith("_t") else LAYOUTS[layout]

@@ -20,7 +20,7 @@ def small(monkeypatch):
     monkeypatch.setattr(sweep_kinds, "_MOST_BYTES", 1e6)
 
 
-# Of kinds whose least problems are larger than the others'.
+# Bounds of kinds whose least problems are larger than others'.
 LARGER = {"losses": 3e7, "ragged": 3e7, "float8": 3e7, "int4 weights": 1e8, "dense": 1e7}
 
 

@@ -123,7 +123,7 @@ def test_other_batches_are_not(extents):
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("extents", [(3, 4, 5), (6, 5, 11)])
 def test_values_of_broadcasting(extents, layout, dtype):
-    """What is lowered for a GPU, run here: it is made of XLA's own operations."""
+    """Run here what is lowered for a GPU: it is made of XLA's own operations."""
     with jax.enable_x64(True):
         types, f = product(20, *extents, dtype, layout)
         assert chosen(types, f) == "xla/broadcast"
@@ -193,6 +193,6 @@ def test_operands_that_must_be_converted_are_left_to_xla():
 
 
 def product_of(f, *types):
-    """What the one call of a function says."""
+    """Return the product that the only call of a function says."""
     (eqn,) = jax.make_jaxpr(f)(*types).eqns
     return primitive.product_of(*(x.aval for x in (*eqn.invars, *eqn.outvars)), eqn.params)

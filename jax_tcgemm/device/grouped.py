@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import parts
+from jax_tcgemm.device import parts, xla_dot
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.dense import of_device
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
@@ -372,7 +372,8 @@ def _one_after_another(lhs, rhs, sizes, rhs_transposed: bool, **kwargs) -> jax.A
     """
 
     def product(lhs, matrix):
-        return lax.dot_general(lhs, matrix, (((1,), (int(rhs_transposed),)), ((), ())), **kwargs)
+        numbers = ((1,), (int(rhs_transposed),)), ((), ())
+        return xla_dot.dot_general(lhs, matrix, numbers, platform="cpu", **kwargs)
 
     def with_group(out, own):
         matrix, begin, end = own

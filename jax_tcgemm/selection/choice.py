@@ -141,18 +141,18 @@ def gain_of_converting(problem: Problem, device: Device, loops: int, num_bytes: 
     Returns:
       The reason; "" where it is not known to be faster.
     """
-    times = {XLA: [], "": []}
-    for candidate, us in ranked(problem, device):
-        if us is not None:
-            times[XLA if candidate.implementation == XLA else ""].append(us)
-    if tables.is_tuned(problem, device.key) or not all(times.values()):
+    timed = [(c.implementation == XLA, us) for c, us in ranked(problem, device) if us is not None]
+    ours, theirs = ([us for is_xla, us in timed if is_xla == wanted] for wanted in (False, True))
+    if tables.is_tuned(problem, device.key) or not (ours and theirs):
         return ""
     calibration = cost_model.calibration_of(device.name)
     converting = loops * calibration.loop_launch_us + num_bytes / calibration.hbm_bytes_per_us
-    ours, theirs = min(times[""]) + converting, min(times[XLA])
-    if ours < theirs:
+    own, xla = min(ours) + converting, min(theirs)
+    if own < xla:
         return ""
-    return f"the cost model predicts {ours:.4g} us with conversions of operands, {theirs:.4g} us"
+    return (
+        f"the cost model predicts {own:.4g} us with conversions of operands, {xla:.4g} us for XLA"
+    )
 
 
 def predicted_us(problem: Problem, device: Device) -> float | None:
