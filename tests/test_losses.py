@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from random_arrays import draw
 
 import jax_tcgemm
-from jax_tcgemm.products.logits import num_chunks
+from jax_tcgemm.products import logits
 
 TOKENS, DEPTH, VOCABULARY = 37, 24, 101
 
@@ -45,9 +45,22 @@ def assert_close(found, expected, tolerance):
         assert np.max(abs(a - b)) <= tolerance * np.max(abs(b))
 
 
+@pytest.fixture(autouse=True)
+def none_are_stored(monkeypatch):
+    """As of many logits."""
+    monkeypatch.setattr(logits, "_FEW_LOGITS", 0)
+
+
+@pytest.fixture(params=[0, VOCABULARY * TOKENS], ids=["summed", "stored"])
+def few_logits(request, monkeypatch, none_are_stored):
+    """Up to how many logits are stored."""
+    monkeypatch.setattr(logits, "_FEW_LOGITS", request.param)
+
+
 # --- values and gradients -------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("few_logits")
 @pytest.mark.parametrize("how", ["plain", "smoothed", "z_loss", "capped", "all"])
 @pytest.mark.parametrize("chunk_bytes", [None, 4000], ids=["one chunk", "chunks"])
 @pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
@@ -88,6 +101,7 @@ def test_loss_and_gradients_in_float64(how, chunk_bytes, with_bias, x64):
     assert_close(jax.jit(jax.value_and_grad(by_rows, moving))(*arguments), value, 1e-11)
 
 
+@pytest.mark.usefixtures("few_logits")
 @pytest.mark.parametrize("chunk_bytes", [None, 4000], ids=["one chunk", "chunks"])
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
 def test_log_prob_and_entropy_in_float64(chunk_bytes, soft_cap, x64):
@@ -112,6 +126,7 @@ def test_log_prob_and_entropy_in_float64(chunk_bytes, soft_cap, x64):
 
 
 # Gradients of logits are rounded to 8 bits of mantissa, and so is what they are multiplied by.
+@pytest.mark.usefixtures("few_logits")
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("bfloat16", 1e-2), ("float16", 1e-2), ("float32", 2e-5)]
 )
@@ -134,6 +149,7 @@ def test_dtypes(dtype, tolerance, reduction):
     assert_close(gradients, expected[1], tolerance)
 
 
+@pytest.mark.usefixtures("few_logits")
 def test_batch_dimensions_and_vmap(x64):
     x, w, _, labels = operands(tokens=12)
     x, labels = x.reshape(3, 4, DEPTH), labels.reshape(3, 4)
@@ -145,6 +161,7 @@ def test_batch_dimensions_and_vmap(x64):
     assert_close(jax.vmap(gradient)(x, labels), jnp.stack(each), 1e-12)
 
 
+@pytest.mark.usefixtures("few_logits")
 def test_second_derivatives(x64):
     x, w, _, labels = operands(tokens=9, vocabulary=70)
     t = draw(x.shape, "float64", 4)
@@ -163,6 +180,7 @@ def test_second_derivatives(x64):
 
 
 # In chunks of 64 entries the last one has others.
+@pytest.mark.usefixtures("few_logits")
 @pytest.mark.parametrize(
     ("chunk_bytes", "vocabulary_axis", "recompute"),
     [(None, 0, True), (19000, 0, True), (None, 1, False), (19000, 1, False), (19000, 1, True)],
@@ -193,6 +211,7 @@ def test_kernels_of_heads_and_gradients_made_again(
 # --- tokens that are unlike others ----------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("few_logits")
 def test_logits_that_differ_by_ten_thousand():
     x, w, _, labels = operands("float32", seed=20)
     x = x.at[5].multiply(1e4).at[8].multiply(-3e3)
@@ -213,6 +232,7 @@ def test_logits_that_differ_by_ten_thousand():
         assert_close(jax.jit(functools.partial(f, fused))(x, w), expected, 1e-4)
 
 
+@pytest.mark.usefixtures("few_logits")
 def test_ignored_tokens_contribute_nothing():
     x, w, bias, labels = operands("float32", seed=30)
     gone = jnp.arange(TOKENS) % 3 == 1
@@ -243,6 +263,7 @@ def test_ignored_tokens_contribute_nothing():
     assert not any(np.any(g) for g in gradients)
 
 
+@pytest.mark.usefixtures("few_logits")
 def test_all_of_the_vocabulary_but_one_taken_out():
     x, w, _, _ = operands("float32", seed=40)
     bias = jnp.full(VOCABULARY, -jnp.inf).at[7].set(3.0)
@@ -258,6 +279,7 @@ def test_all_of_the_vocabulary_but_one_taken_out():
     np.testing.assert_allclose(entropy, 0, atol=1e-6)
 
 
+@pytest.mark.usefixtures("few_logits")
 def test_nan_stays_in_its_token():
     x, w, _, labels = operands("float32", seed=50)
     f = jax.value_and_grad(lambda x: jax_tcgemm.linear_cross_entropy(x, w, labels, reduction="sum"))
@@ -271,6 +293,7 @@ def test_nan_stays_in_its_token():
     np.testing.assert_array_equal(dx[others], clean[others])
 
 
+@pytest.mark.usefixtures("few_logits")
 def test_labels_out_of_range():
     x, w, _, labels = operands("float32")
     for wrong in (-1, VOCABULARY, 2**31 - 1):
@@ -322,6 +345,20 @@ def test_on_hopper_each_product_is_one_call(tokens, depth, vocabulary):
     assert all(str(columns) in str(call.problem) for call in both)
 
 
+def test_few_logits_are_stored(monkeypatch):
+    monkeypatch.setattr(logits, "_FEW_LOGITS", TOKENS * VOCABULARY)
+    _, w, _, _ = operands("float32")
+    how = logits.How("", None, 0.0, 0.0, None, None)
+    assert logits.stores_logits(how, TOKENS, w)
+    assert not logits.stores_logits(how, TOKENS + 1, w)
+    for asked in (
+        {"chunk_bytes": 1 << 30},
+        {"implementation": "xla"},
+        {"axis_name": "model"},
+    ):
+        assert not logits.stores_logits(dataclasses.replace(how, **asked), TOKENS, w)
+
+
 def test_nothing_has_the_size_of_the_logits():
     tokens, depth, vocabulary = 2048, 64, 4096
     x, w = jnp.ones((tokens, depth)), jnp.ones((vocabulary, depth))
@@ -345,13 +382,13 @@ def test_nothing_has_the_size_of_the_logits():
 
 
 def test_how_many_chunks():
-    how = jax_tcgemm.products.logits.How("", None, 0.0, 0.0, None, None)
+    how = logits.How("", None, 0.0, 0.0, None, None)
     most = 4 * 128256 * 4096  # 2 bytes of 8192 are 4 bytes of 4096.
-    assert num_chunks(how, 8192, 128256, jnp.bfloat16, most) == 1
-    assert num_chunks(how, 8193, 128256, jnp.bfloat16, most) == 2
-    assert num_chunks(how, 16384, 50304, jnp.float32, 1 << 30) == 4
+    assert logits.num_chunks(how, 8192, 128256, jnp.bfloat16, most) == 1
+    assert logits.num_chunks(how, 8193, 128256, jnp.bfloat16, most) == 2
+    assert logits.num_chunks(how, 16384, 50304, jnp.float32, 1 << 30) == 4
     own = dataclasses.replace(how, chunk_bytes=1 << 20)
-    assert num_chunks(own, 16384, 1024, jnp.bfloat16, 1 << 30) == 32
+    assert logits.num_chunks(own, 16384, 1024, jnp.bfloat16, 1 << 30) == 32
 
 
 def test_gradients_that_are_not_asked_for_are_not_made():
@@ -428,6 +465,7 @@ def test_log_prob_of_a_divided_vocabulary(check_vma, x64):
     assert_close(found, mixed(plain)(x, w, bias), 1e-11)
 
 
+@pytest.mark.usefixtures("few_logits")
 @pytest.mark.parametrize("spec", [P("model"), P(None, "model"), P()])
 def test_automatic_axes(spec, x64):
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -439,6 +477,7 @@ def test_automatic_axes(spec, x64):
     assert_close(jax.jit(f)(x, w, labels), expected, 1e-11)
 
 
+@pytest.mark.usefixtures("few_logits")
 @pytest.mark.parametrize(
     ("specs", "batch"),
     [
@@ -534,6 +573,7 @@ def test_explicit_axes_beside_named_ones_are_refused():
 # --- transformations and refusals -----------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("few_logits")
 def test_inside_of_scan_and_checkpoint(x64):
     x, w, _, labels = operands(tokens=12)
 

@@ -29,6 +29,9 @@ _COLUMNS_BY_COLUMNS = (((0,), (0,)), ((), ()))
 
 # Columns that a chunk has a multiple of.
 _ALIGNMENT = 64
+# Up to this many logits are stored: XLA's loops over them take less time than the kernels that save
+# storing them.
+_FEW_LOGITS = 1 << 20
 # Exponents are of logits beside a number near the largest one: of those between these bounds, sums
 # over any vocabulary and products with weights stay in the range of float32.
 _FURTHEST = 60.0
@@ -420,11 +423,21 @@ def _derivative_of_softmax(how, dtype, with_moments, chunks, primals, tangents):
     return found, jax.jvp(beside, primals[:2], tangents[:2])[1]
 
 
-def softmax_of_rows(how: How, x, vocabulary: Vocabulary, labels, size: int, with_moments: bool):
-    """The labels and the softmax of a chunk of tokens, with bits that depend on no other token.
+def stores_logits(how: How, tokens: int, w) -> bool:
+    """Whether all logits of so many tokens are stored: for batch invariance, and where few are."""
+    if how.rows:
+        return True
+    is_asked = how.implementation is not None or how.chunk_bytes is not None
+    return how.axis_name is None and not is_asked and tokens * how.size(w) <= _FEW_LOGITS
 
-    Logits are stored, and their exponentials are added in one order for any number of tokens: by
-    halves. Exponents are shifted by the token's largest logit.
+
+def softmax_of_stored(
+    how: How, x, vocabulary: Vocabulary, labels, size: int, dtype, with_moments: bool
+) -> tuple[Labels, Softmax]:
+    """The labels and the softmax of a chunk of tokens, from logits that are stored.
+
+    Exponents are shifted by the token's largest logit. Batch-invariant calls add exponentials in
+    one order for any number of tokens: by halves.
 
     Args:
       how: what the call says.
@@ -432,22 +445,30 @@ def softmax_of_rows(how: How, x, vocabulary: Vocabulary, labels, size: int, with
       vocabulary: that of the only device.
       labels: (tokens,).
       size: columns that are not padding.
+      dtype: what exponentials are stored in; None stores none.
       with_moments: whether moments are asked for.
-
-    Returns:
-      `Labels`, whose slopes are None, and `Softmax`, which stores nothing.
     """
-    z = how.apart(with_logits(how, x, vocabulary, stored_logits, ()))
-    is_label = (labels >= 0) & (labels < size)
-    columns = jnp.where(is_label, labels, 0)[:, None]
-    own = jnp.where(is_label[:, None], jnp.take_along_axis(z, columns, 1), jnp.nan)
+    if dtype is None:
+        z, slope = with_logits(how, x, vocabulary, stored_logits, ()), None
+    else:
+        z, slope = with_logits(how, x, vocabulary, _logits_and_slopes, ())
+    z = how.apart(z)
+    is_label = ((labels >= 0) & (labels < size))[:, None]
+    taken = jnp.where(is_label, labels[:, None], 0)
+    columns = jnp.where(is_label, labels[:, None], np.iinfo(np.int32).max)
+    own = jnp.where(is_label, jnp.take_along_axis(z, taken, 1), jnp.nan)
+    own_slope = None if slope is None else jnp.take_along_axis(slope, taken, 1)
     shift = _finite(lax.stop_gradient(z.max(-1, keepdims=True)))
+    shift = jnp.where(is_label, shift, jnp.nan)
     exponents = jnp.clip(z - shift, *EXPONENTS)
     values = jnp.exp(exponents)
-    moments = _sums_of_halves(how.apart(exponents * values)) if with_moments else None
-    totals = _sums_of_halves(z[:, :size]) if how.label_smoothing else None
-    found = Softmax(None, shift, _sums_of_halves(values), moments, totals)
-    return Labels(columns, own, None), found
+    stored = None
+    if dtype is not None:
+        stored = (values if slope is None else values * slope).astype(dtype)
+    add = _sums_of_halves if how.rows else functools.partial(jnp.sum, axis=-1, keepdims=True)
+    moments = add(how.apart(exponents * values)) if with_moments else None
+    totals = add(z[:, :size]) if how.label_smoothing else None
+    return Labels(columns, own, own_slope), Softmax(stored, shift, add(values), moments, totals)
 
 
 def _sums_of_halves(x: jax.Array) -> jax.Array:
@@ -463,6 +484,10 @@ def stored_logits(z, slope):
     """The epilogue that logits are stored by."""
     del slope
     return z
+
+
+def _logits_and_slopes(z, slope):
+    return z, slope
 
 
 def _by_chunks(

@@ -49,18 +49,19 @@ def token_losses(how: How, with_entropy: bool, x, w, bias, labels) -> tuple[jax.
 
 def _forward(how, with_entropy, x, w, bias, labels):
     size = how.size(w)
+    is_stored = lg.stores_logits(how, len(x), w)
     # Of logits nothing is stored but sums: what the weights' own rows need is all.
-    is_aligned = how.vocabulary_axis or how.rows
+    is_aligned = how.rows or (how.vocabulary_axis and not is_stored)
     vocabulary = lg.padded(how, w, bias, lg.aligned(size) if is_aligned else size)
 
     most = _TOKENS_BYTES if with_entropy else 2 * _TOKENS_BYTES
     chunks = lg.num_token_chunks(how, len(x), how.size(vocabulary.w), w.dtype, most)
-    if how.rows:
+    if is_stored:
 
-        def of_rows(x, labels):
-            return lg.softmax_of_rows(how, x, vocabulary, labels, size, with_entropy)
+        def of_stored(x, labels):
+            return lg.softmax_of_stored(how, x, vocabulary, labels, size, None, with_entropy)
 
-        own, softmax = lg.by_tokens(of_rows, chunks, x, labels)
+        own, softmax = lg.by_tokens(of_stored, chunks, x, labels)
     else:
         of_labels = functools.partial(lg.labels_of, how, w=w, bias=bias)
         own = lg.by_tokens(lambda x, labels: of_labels(x, labels=labels), chunks, x, labels)

@@ -122,8 +122,11 @@ def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbe
     chunks = lg.num_token_chunks(how, len(x), columns, w.dtype, max(_CHUNK_BYTES, 4 * w.size))
 
     def chunk(sums, x, labels, *numbers):
-        own = lg.labels_of(how, x, w, bias, labels)
-        softmax = lg.softmax(how, x, vocabulary, own.logits, dtype, False, 1)
+        if lg.stores_logits(how, len(x), w):
+            own, softmax = lg.softmax_of_stored(how, x, vocabulary, labels, size, dtype, False)
+        else:
+            own = lg.labels_of(how, x, w, bias, labels)
+            softmax = lg.softmax(how, x, vocabulary, own.logits, dtype, False, 1)
         rows = losses_of(how, x, vocabulary, own, softmax, size)[:, 0], softmax.lse[:, 0]
         if not any(moves):
             return sums, (*rows, None)
