@@ -139,7 +139,7 @@ class Packed:
         p = {"abi": platform.abi, "form": "weight", "m": 0, "n": 16 * tiles, "k": size * groups}
         p |= {"group_size": size, "bits": bits, "scale": scale, "table": table}
         p |= {"zero_points": zeros, "zero": 0 if zeros or table else 1 << bits - 1}
-        p |= {"experts": 1, "num_sizes": 0}
+        p |= {"experts": 1, "num_sizes": 0, "row_scales": False}
         out = one_of(rng, ["f16", "bf16"])
         query = p | {"in_dtype": out, "out_dtype": out}
         p["implementation"], p["config"], _ = platform.choose(rng, platform.module.packed, query)
