@@ -86,3 +86,31 @@ def test_file_written_now(name, tmp_path):
         pytest.skip(f"needs {library}")
     for seed in (1, 2):
         check(WRITER.write(name, tmp_path, seed))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        ("bitsandbytes-int8", ValueError, "from_bitsandbytes: source must have layer.weight.quant"),
+        (
+            "compressed-tensors-float8",
+            TypeError,
+            "from_compressed_tensors: layer.weight must be of a dtype of NumPy or bfloat16, got "
+            "layer.weight.dtype=F8_E4M3; is it of another format",
+        ),
+        (
+            "compressed-tensors-nvfp4",
+            TypeError,
+            "from_compressed_tensors: layer.weight_scale must be of a dtype of NumPy or bfloat16",
+        ),
+    ],
+)
+def test_file_of_another_form_is_refused(name, error, says):
+    with pytest.raises(error, match=f"^{says}"):
+        loader_of(FILES / f"{name}.safetensors")()
+
+
+def test_each_committed_file_has_a_case():
+    names = {path.stem for path in FILES.glob("*.safetensors")}
+    assert names == {*WRITER.CASES, *WRITER.REFUSED}
+    assert sum(path.stat().st_size for path in FILES.iterdir()) < 320_000
