@@ -5,8 +5,9 @@ float32 as that library dequantizes it. Its metadata have the loader, the loader
 writer. Weights are random with a fixed seed.
 
 The committed files were written on the CPU by gptqmodel 7.7.0, auto_gptq 0.7.1, autoawq 0.2.9,
-bitsandbytes 0.50.2 and compressed-tensors 0.20.0 with torch 2.13.0. Of auto_gptq, whose package
-needs an older transformers, only the module of its linear layer is loaded. To write them anew:
+bitsandbytes 0.50.2 and compressed-tensors 0.20.0 with torch 2.13.0; the one with act-order of
+compressed-tensors by 0.12.2, as newer releases have none. The package auto_gptq needs an older
+transformers: only the module of its linear layer is loaded. To write the files anew:
 
     pip install --no-deps gptqmodel auto_gptq autoawq  # and what they say that they lack
     pip install torch numpy bitsandbytes compressed-tensors safetensors transformers
@@ -16,6 +17,7 @@ needs an older transformers, only the module of its linear layer is loaded. To w
 import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import pathlib
 import sys
@@ -240,6 +242,33 @@ def compressed_tensors(
     return written, compressor.decompress(read, scheme)["weight"].T
 
 
+def compressed_tensors_order(generator, *, n=16, k=64, group=32, bits=4):
+    """Write a layer with act-order by compressed-tensors of a release that has weight_g_idx."""
+    import torch
+    from compressed_tensors.compressors import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.lifecycle import forward
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    if "g_idx" not in inspect.signature(forward.dequantize).parameters:
+        raise NotImplementedError("needs compressed-tensors 0.12, which has weight_g_idx")
+    args = QuantizationArgs(
+        num_bits=bits, strategy="group", group_size=group, symmetric=False, actorder="group"
+    )
+    w = weights(generator, n, k, True)
+    g_idx = in_order(generator, k, group, True)
+    parts = w[:, torch.argsort(g_idx)].reshape(n, -1, group)
+    scale, zero = calculate_qparams(parts.amin(-1), parts.amax(-1), args)
+    state = {"weight": w, "weight_scale": scale, "weight_zero_point": zero, "weight_g_idx": g_idx}
+    tensors = PackedQuantizationCompressor().compress(
+        {PREFIX + name: x for name, x in state.items()},
+        {PREFIX[:-1]: QuantizationScheme(targets=["Linear"], weights=args)},
+    )
+    q = forward.quantize(w, scale, zero, args, torch.int8, g_idx)
+    dequantized = forward.dequantize(q, scale, zero, args, g_idx=g_idx)
+    return {name.removeprefix(PREFIX): x for name, x in tensors.items()}, dequantized.T
+
+
 # --- the files ----------------------------------------------------------------------------------
 
 
@@ -289,6 +318,9 @@ def _cases() -> dict[str, Case]:
         "compressed-tensors-int4-asym-odd": packed("group", group=32, sym=False, n=13, k=96),
         "compressed-tensors-int4-asym-channel": packed("channel", sym=False, k=128),
         "compressed-tensors-int4-asym-tensor": packed("tensor", sym=False),
+        "compressed-tensors-int4-act-order": case(
+            "compressed_tensors", "from_compressed_tensors", {"bits": 4}, compressed_tensors_order
+        ),
         "compressed-tensors-int8-asym-32": packed("group", group=32, bits=8, sym=False),
         "compressed-tensors-int8": compressed("int-quantized", "channel", bits=8),
         "compressed-tensors-int8-asym": compressed("int-quantized", "channel", bits=8, sym=False),
@@ -318,7 +350,11 @@ CASES, REFUSED = _cases(), _refused()
 
 
 def write(name: str, folder: pathlib.Path, seed: int = SEED) -> pathlib.Path:
-    """Write the file of a case into a folder."""
+    """Write the file of a case into a folder.
+
+    Raises:
+      NotImplementedError: where this release of the library does not write it.
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -341,5 +377,9 @@ def write(name: str, folder: pathlib.Path, seed: int = SEED) -> pathlib.Path:
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or CASES | REFUSED:
-        path = write(name, HERE)
-        print(path.name, path.stat().st_size)
+        try:
+            path = write(name, HERE)
+        except NotImplementedError as error:
+            print(f"{name}: skipped, {error}")
+        else:
+            print(path.name, path.stat().st_size)
