@@ -238,6 +238,7 @@ class _File(Mapping):
     """A safetensors file, of which only what is asked for is read."""
 
     def __init__(self, op: str, path):
+        self._op = op
         try:
             import safetensors
         except ImportError:
@@ -257,7 +258,15 @@ class _File(Mapping):
     def __getitem__(self, name):
         if name not in self._names:
             raise KeyError(name)
-        return self._file.get_tensor(name)
+        try:
+            return self._file.get_tensor(name)
+        except (
+            AttributeError
+        ):  # The package looks dtypes up in NumPy, which has none of 8-bit floats.
+            raise TypeError(
+                f"{self._op}: {name} must be of a dtype of NumPy or bfloat16, got {name}.dtype="
+                f"{self._file.get_slice(name).get_dtype()}; is it of another format?"
+            ) from None
 
     def __iter__(self):
         return iter(self._names)
