@@ -31,7 +31,7 @@ _COLUMNS_BY_COLUMNS = (((0,), (0,)), ((), ()))
 _ALIGNMENT = 64
 # Up to this many logits are stored: XLA's loops over them take less time than the kernels that save
 # storing them.
-_FEW_LOGITS = 1 << 20
+_FEW_LOGITS = 1 << 21
 # Exponents are of logits beside a number near the largest one: of those between these bounds, sums
 # over any vocabulary and products with weights stay in the range of float32.
 _FURTHEST = 60.0

@@ -496,7 +496,7 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     """
     runnable = [candidate for candidate in considered if not candidate.reason]
     if problem.kind == "ragged":
-        runnable.sort(key=functools.partial(rules.is_of_wrong_width, problem))
+        runnable.sort(key=functools.partial(rules.is_of_wrong_width, problem, device.num_sms))
     if problem.kind == "packed":
         runnable.sort(key=functools.partial(rules.packed_us, problem, device.num_sms))
     if problem.kind != "gemm" or device.platform != "cuda":

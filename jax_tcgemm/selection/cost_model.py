@@ -86,9 +86,10 @@ class Calibration:
     hbm_bytes_per_us: float = 4.43e6  # of memory
     overlap: float = 2.53  # the norm that joins what overlaps
     stage_overlap: float = 8.82  # the same inside a k block
-    # A launch that adds partial sums.
-    reduction_us: float = 2.02
-    reduction_round_us: float = 0.0863  # eight splits
+    # A launch that adds partial sums, and for every eight splits; the same where it runs a
+    # function, as on an H100.
+    reduction_us: tuple[float, float] = (2.02, 0.0863)
+    reduction_function_us: tuple[float, float] = (3.4, 0.7)
     reduction_epilogues_per_us: float = 2.2e5  # where it runs an epilogue
     # A launch that copies operands.
     copy_us: float = 2.94
@@ -474,11 +475,10 @@ def _reduction_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk) -> np.nd
     """The launch that adds up parts of K and runs the epilogue."""
     elements = max(p.batch, 1) * p.m * p.n
     summed_bytes = elements * p.num_b * 4 * x.splits + _other_bytes(p)
-    reduction = np.maximum(
-        summed_bytes / c.hbm_bytes_per_us,
-        0 if walk.is_bare else elements / c.reduction_epilogues_per_us,
-    )
-    return reduction + c.reduction_us + c.reduction_round_us * np.ceil(x.splits / 8)
+    epilogue = 0 if walk.is_bare else elements / c.reduction_epilogues_per_us
+    reduction = np.maximum(summed_bytes / c.hbm_bytes_per_us, epilogue)
+    start_us, round_us = c.reduction_us if p.function is None else c.reduction_function_us
+    return reduction + start_us + round_us * np.ceil(x.splits / 8)
 
 
 def _other_bytes(p: Problem) -> int:

@@ -83,13 +83,23 @@ def of_blas(problem: BlasProblem, considered) -> tuple[Candidate, str]:
     return cublas, "the library of BLAS calls on a GPU"
 
 
-def is_of_wrong_width(problem: RaggedProblem, candidate: Candidate) -> bool:
-    """Whether a config of wgmma has tiles of many tokens where groups have few, or the reverse.
+def is_of_wrong_width(problem: RaggedProblem, num_sms: int, candidate: Candidate) -> bool:
+    """Whether a config of wgmma has tiles of 256 tokens where 64 are faster, or the reverse.
 
-    With few, weights pass by once whatever the tile, and narrow ones leave room for more stages.
+    Of groups with few tokens the weights pass by once whatever the tile, and narrow tiles leave
+    room for more stages. Where tiles of 256 are fewer than the SMs, narrow ones are on more of
+    them: that halves the time of a short K, most of which is not multiplication (H100).
     """
-    few = problem.form == "rows" and problem.tokens <= 32 * problem.groups
-    return candidate.implementation == "wgmma" and few != ("x64x64_" in candidate.config)
+    if candidate.implementation != "wgmma":
+        return False
+    few = False
+    if problem.form == "rows":
+        few = problem.tokens <= 32 * problem.groups
+        # Half a tile of each group is empty on average. Functions run in the wide ones alone.
+        tiles = (problem.tokens / 256 + problem.groups / 2) * -(-problem.n // 128)
+        most = (0.9 if problem.k <= 512 else 0.5) * num_sms
+        few = few or (problem.function is None and tiles <= most)
+    return few != ("x64x64_" in candidate.config)
 
 
 # Bytes of a weight of 4 bits that an SM multiplies in a microsecond by so many rows.
