@@ -327,6 +327,25 @@ def as_jaxpr(x) -> core.Jaxpr | None:
     return x if isinstance(x, core.Jaxpr) else None
 
 
+_lower_jaxpr, _dce_jaxpr = _find("partial_eval", "lower_jaxpr2"), _find("partial_eval", "dce_jaxpr")
+
+
+def as_lowered(closed: core.ClosedJaxpr) -> core.Jaxpr:
+    """The jaxpr that JAX lowers for a traced program: without equations that no result needs.
+
+    It has what JAX replaces "hi" primitives by. JAX keeps unused equations in programs of symbolic
+    shapes, and in those that are jitted with `keep_unused`.
+    """
+    if getattr(as_jaxpr(closed), "is_high", False) and _lower_jaxpr is not None:
+        closed = _lower_jaxpr(closed)
+    jaxpr = as_jaxpr(closed)
+    keeps_unused = len(jaxpr.eqns) == 1 and jaxpr.eqns[0].params.get("keep_unused", False)
+    sizes = (size for x in jaxpr.invars for size in getattr(x.aval, "shape", ()))
+    if keeps_unused or not all(isinstance(size, int) for size in sizes) or _dce_jaxpr is None:
+        return jaxpr
+    return _dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)[0]
+
+
 def bound(eqn: core.JaxprEqn, params: dict, operands) -> list[jax.Array]:
     """The results of an equation's primitive with other operands and parameters.
 
@@ -434,9 +453,6 @@ def without_hi_primitives(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     except (AttributeError, TypeError):
         return closed
     return closed if getattr(found, "consts", ()) else found
-
-
-_lower_jaxpr = _find("partial_eval", "lower_jaxpr2")
 
 
 def with_equations(x, equations, results):
