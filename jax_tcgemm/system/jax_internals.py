@@ -23,6 +23,8 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import convert_element_type_p, dot_general_p, transpose_p
 from jax.extend.lowering import LoweringRuleContext
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import func
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jax_tcgemm.system.routing import routing
@@ -247,6 +249,26 @@ def platforms(ctx: LoweringRuleContext) -> tuple[str, ...]:
         if found := getattr(context, "platforms", None):
             return tuple(found)
     return (jax.default_backend(),)
+
+
+def module_function(ctx: LoweringRuleContext, name: str, types, make: Callable) -> func.FuncOp:
+    """The private function without arguments of a name in the module; made if it has none yet.
+
+    Args:
+      ctx: the context of the lowering.
+      name: the name, which tells what the function does.
+      types: the MLIR types of its results.
+      make: emits the function's body and returns its results.
+    """
+    symbols = ctx.module_context.symbol_table
+    if name in symbols:
+        return symbols[name]
+    with ir.InsertionPoint(ctx.module_context.module.body):
+        made = func.FuncOp(name, ir.FunctionType.get([], types), visibility="private")
+    symbols.insert(made)
+    with ir.InsertionPoint(made.add_entry_block()):
+        func.ReturnOp(make())
+    return made
 
 
 _lower_per_platform = _find("mlir", "lower_per_platform")
