@@ -29,6 +29,7 @@ pytestmark = [
 ]
 
 CALL = f"stablehlo.custom_call @{program.TARGET}("
+USE = f"call @{program.TARGET}_"
 
 
 def kernel(name="tiny"):
@@ -78,22 +79,37 @@ def test_what_is_carried():
     assert "has_side_effect" not in text
 
 
+def repeated(x, times=20):
+    for _ in range(times):
+        x = run(run(x, "first"), "first", "second") + 1
+    return x
+
+
 def test_calls_of_a_block_share_a_kernel():
-    def f(x):
-        for _ in range(20):
-            x = run(run(x, "first"), "first", "second") + 1
-        return x
-
-    assert lowered(f, jnp.ones(3)).count(CALL) == 2
+    text = lowered(repeated, jnp.ones(3))
+    assert (text.count(CALL), text.count(USE)) == (2, 2)
 
 
-def test_each_function_and_loop_has_its_own():
-    def f(x):
-        x = run(run(x, "tiny"), "tiny")
-        x = lax.fori_loop(0, 5, lambda i, x: run(run(x, "tiny"), "tiny"), x)
-        return jax.jit(lambda x: run(run(x, "tiny"), "tiny"))(x)
+def step(x):
+    return run(run(x, "tiny"), "tiny")
 
-    assert lowered(f, jnp.ones(3)).count(CALL) == 3
+
+PROGRAMS = {
+    "function": lambda x: jax.jit(step)(step(x)),
+    "functions": lambda x: jax.jit(lambda x: step(x) + 1)(jax.jit(step)(x)),
+    "unrolled": lambda x: lax.scan(lambda x, _: (step(x), None), x, length=5, unroll=True)[0],
+    "scan": lambda x: lax.scan(lambda x, _: (step(x), None), step(x), length=5, unroll=2)[0],
+    "loop": lambda x: lax.fori_loop(0, 5, lambda i, x: step(x), step(x)),
+    "branches": lambda x: lax.cond(x[0] > 0, step, lambda x: step(x) + 1, step(x)),
+    "checkpoint": lambda x: jax.checkpoint(step)(jax.checkpoint(lambda x: step(x) + 1)(x)),
+}
+
+
+@pytest.mark.parametrize("f", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_has_each_kernel_once(f):
+    text = lowered(f, jnp.ones(3))
+    assert text.count(CALL) == 1
+    assert text.count(USE) > 1
 
 
 def test_a_kernel_goes_with_the_calls_that_run_it():
@@ -132,12 +148,12 @@ def test_programs_for_several_devices(monkeypatch, axis_type):
             lambda x: run(run(x, "tiny"), "tiny"), mesh=mesh, in_specs=P("x"), out_specs=P("x")
         )
         x = on_shards(x * 2)
-        return lax.fori_loop(0, 3, lambda i, x: on_shards(x), x)
+        return lax.fori_loop(0, 3, lambda i, x: on_shards(x), x), run(jnp.ones(3), "tiny")
 
     with jax.set_mesh(mesh):
         compiled = jax.jit(f).lower(x).compile().as_text()
-    assert compiled.count('custom_call_target="runs_kernels"') == 4
-    assert compiled.count(f'custom_call_target="{program.TARGET}"') == 2
+    assert compiled.count('custom_call_target="runs_kernels"') == 5
+    assert compiled.count(f'custom_call_target="{program.TARGET}"') == 3
 
 
 @pytest.fixture
@@ -195,8 +211,9 @@ def test_a_call_takes_kernels_after_its_operands(cuda_module, monkeypatch):
     text = lowered(f, jnp.ones((64, 64), jnp.bfloat16))
     selection.forget()
     assert asked == [Instance("wgmma", source[:1], *source[1:])]
+    assert text.count(CALL) == 1
     # JAX copies what the first call was lowered to, and after it none.
-    assert text.count(CALL) <= 2
+    assert text.count(USE) <= 2
     calls = re.findall(r"custom_call @tcgemm_gemm\((%\w+), (%\w+), (%\w+)\)", text)
     assert len(calls) == 10
     assert len({carried for *_, carried in calls}) <= 2

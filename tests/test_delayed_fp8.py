@@ -83,7 +83,7 @@ def test_products_and_what_is_kept_have_8_bits():
     model = layer(DelayedFp8DotGeneral, jnp.bfloat16)
     x = normal(64, 32, dtype="bfloat16")
     variables = model.init(jax.random.key(0), x)
-    f = jax.grad(lambda v, x: model.apply(v, x).astype(jnp.float32).sum(), (0, 1))
+    f = jax.value_and_grad(lambda v, x: model.apply(v, x).astype(jnp.float32).sum(), (0, 1))
     calls = jax_tcgemm.explain(f, variables, x, platform="cuda")
     kinds = [(call.problem.kind, call.implementation) for call in calls]
     assert sorted(kinds) == [("gemm", "wgmma")] * 3 + [("quantize", "quantize")] * 3

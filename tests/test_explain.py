@@ -1,5 +1,8 @@
 """explain: every call found, wherever it is, and described as it will run."""
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -81,14 +84,126 @@ def test_calls_are_found_in_every_nesting():
     assert "15 scan[5] scan[3]" in str(report)
 
 
+def num_calls(lowered: str) -> int:
+    """How many calls of ours a program has, those of a function as often as it is called."""
+    functions = re.split(r"func\.func (?:public|private) @", lowered)[1:]
+    bodies = {re.match(r'"[^"]*"|[\w.]+', text)[0]: text for text in functions}
+
+    @functools.cache
+    def number_in(name):
+        called = re.findall(r'\bcall @("[^"]*"|[\w.]+)', bodies[name])
+        return bodies[name].count("custom_call @tcgemm_") + sum(map(number_in, called))
+
+    return number_in("main")
+
+
+mm = functools.partial(jax_tcgemm.matmul, implementation="host")
+
+
+@jax.custom_jvp
+def with_jvp(x):
+    return mm(x, x)
+
+
+with_jvp.defjvp(lambda primals, tangents: (with_jvp(*primals), mm(primals[0], tangents[0])))
+
+
+@jax.custom_vjp
+def with_vjp(x):
+    return mm(x, x)
+
+
+with_vjp.defvjp(lambda x: (mm(x, x), x), lambda x, g: (mm(g, x),))
+
+
+def solution(x):
+    return lax.custom_linear_solve(
+        lambda v: mm(x, v),
+        jnp.ones_like(x),
+        lambda matvec, b: mm(mm(x, x), b),
+        transpose_solve=lambda vecmat, b: mm(x.T, b),
+    )
+
+
+def root(x):
+    return lax.custom_root(
+        lambda v: mm(x, v) - 1,
+        jnp.ones_like(x),
+        lambda f, guess: f(guess) + mm(x, guess),
+        lambda g, y: mm(x, y),
+    )
+
+
+NESTED = {
+    "jit": lambda x: jax.jit(lambda x: (mm(x, x), mm(x, x.T)))(jax.jit(mm)(x, x))[0],
+    "custom_jvp": with_jvp,
+    "custom_vjp": with_vjp,
+    "checkpoint": jax.checkpoint(lambda x: jnp.tanh(mm(x, x))),
+    "custom_linear_solve": solution,
+    "vmap": lambda x: jax.vmap(lambda x: solution(x))(jnp.stack([x, x])),
+    "custom_root": root,
+    "cond": lambda x: lax.cond(x[0, 0] > 0, lambda x: mm(x, x), lambda x: mm(x, mm(x, x)), x),
+    "switch": lambda x: lax.switch(jnp.int32(x[0, 0]), [with_vjp, with_jvp, jnp.sin], x),
+    "while": lambda x: lax.fori_loop(0, 3, lambda _, y: mm(y, x), x),
+    "scan": lambda x: lax.scan(lambda y, _: (mm(y, x), mm(x, y)), x, length=3)[0],
+    "scan of checkpoint": lambda x: lax.scan(
+        jax.checkpoint(lambda y, _: (jnp.tanh(mm(y, x)), None)), x, length=3
+    )[0],
+    "platform": lambda x: lax.platform_dependent(
+        x, cpu=lambda x: mm(x, x), default=lambda x: mm(x, mm(x, x))
+    ),
+    "unused": lambda x: (mm(x, x), jnp.sin(x))[1],
+}
+
+
+@pytest.mark.parametrize("f", NESTED.values(), ids=NESTED)
+@pytest.mark.parametrize("is_gradient", [False, True], ids=["value", "gradient"])
+def test_as_many_calls_as_the_program_has(f, is_gradient):
+    g = jax.grad(lambda x: f(x).sum()) if is_gradient else f
+    x = jnp.ones((16, 16))
+    expected = num_calls(jax.jit(g).lower(x).as_text())
+    assert len(jax_tcgemm.explain(g, x, platform="cpu")) == expected
+
+
+def test_a_linear_call_runs_one_of_its_functions():
+    def f(x):
+        return jax.custom_derivatives.linear_call(
+            lambda r, y: mm(r, y), lambda r, y: mm(r.T, y), x, x
+        )
+
+    assert len(jax_tcgemm.explain(f, jnp.ones((16, 16)), platform="cpu")) == 1
+
+
+def test_programs_that_keep_what_no_result_needs():
+    """Those jitted so, and those of symbolic shapes."""
+    x = jnp.ones((16, 16))
+    kept = jax.jit(lambda x: (mm(x, x), jnp.sin(x))[1], keep_unused=True)
+    assert num_calls(kept.lower(x).as_text()) == 1
+    assert len(jax_tcgemm.explain(kept, x, platform="cpu")) == 1
+
+    (rows,) = jax.export.symbolic_shape("rows")
+    shape = jax.ShapeDtypeStruct((rows, 16), jnp.float32)
+    symbolic = jax.jit(lambda y: (jax_tcgemm.matmul(y, x), jnp.sin(y))[1])
+    assert symbolic.lower(shape).as_text().count("dot_general") == 1
+    assert len(jax_tcgemm.explain(symbolic, shape, platform="cpu")) == 1
+
+
+def test_a_platform_without_branch_is_named():
+    def f(x):
+        return lax.platform_dependent(x, cuda=lambda x: mm(x, x), tpu=lambda x: mm(x, x.T))
+
+    with pytest.raises(ValueError, match="must have a branch for cpu, got branches for cuda, tpu"):
+        jax_tcgemm.explain(f, jnp.ones((16, 16)), platform="cpu")
+
+
 def test_gradients_need_no_copy():
     def loss(x, w1, w2):
         return jnp.sum(jax_tcgemm.matmul(jnp.tanh(jax_tcgemm.matmul(x, w1)), w2))
 
     report = jax_tcgemm.explain(jax.grad(loss, (0, 1, 2)), X, X, X, platform="cpu")
-    # In the order of the program: forward, then weights before inputs.
+    # In the order of the program: forward without the loss, then weights before inputs.
     layouts = [call.problem.layout for call in report]
-    assert layouts == ["NN", "NN", "TN", "NT", "TN", "NT"]
+    assert layouts == ["NN", "TN", "NT", "TN", "NT"]
     assert all(call.copies == () for call in report)
 
 

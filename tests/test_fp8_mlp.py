@@ -114,7 +114,7 @@ def test_what_lies_between_is_part_of_the_products(hidden):
         run = Fp8Mlp("block128")
         return run(x, params, activation="silu", residual=x).astype(jnp.float32).sum()
 
-    calls = jax_tcgemm.explain(jax.grad(loss, (0, 1)), x, params, platform="cuda")
+    calls = jax_tcgemm.explain(jax.value_and_grad(loss, (0, 1)), x, params, platform="cuda")
     products = [call for call in calls if call.implementation != "quantize"]
     assert [call.implementation for call in products] == ["wgmma"] * 6
     first, _, derivative, *_ = (call.problem for call in products)

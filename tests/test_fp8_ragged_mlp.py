@@ -141,7 +141,7 @@ def test_what_lies_between_is_part_of_the_products(recipe):
         y = Fp8RaggedMlp(recipe)(x, {"up": up, "down": down}, sizes, activation="silu")
         return y.astype(jnp.float32).sum()
 
-    calls = jax_tcgemm.explain(jax.grad(loss, (0, 1, 2)), *types, platform="cuda")
+    calls = jax_tcgemm.explain(jax.value_and_grad(loss, (0, 1, 2)), *types, platform="cuda")
     products = [call for call in calls if call.implementation != "quantize"]
     assert [call.implementation for call in products] == ["wgmma"] * 6
     assert {call.problem.in_dtype for call in products} == {"f8e4m3fn"}

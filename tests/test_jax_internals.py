@@ -103,6 +103,14 @@ def test_programs_are_taken_over_as_they_are(monkeypatch):
     assert program() == written
 
 
+def test_equations_that_no_result_needs(monkeypatch):
+    """They stay where JAX does not say how it removes them."""
+    closed = jax.make_jaxpr(lambda x: (jnp.sin(x), jnp.cos(x))[1])(1.0)
+    fresh = imported_without(monkeypatch, "dce_jaxpr", "lower_jaxpr2")
+    for module, expected in ((jax_internals, ["cos"]), (fresh, ["sin", "cos"])):
+        assert [eqn.primitive.name for eqn in module.as_lowered(closed).eqns] == expected
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_programs_are_lowered_where_jax_says_how(is_known, monkeypatch):
     """And traced once more where it does not."""

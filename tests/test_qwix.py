@@ -119,8 +119,8 @@ def test_training(rule):
     model, cotangent = Experts(), normal(16, 48, seed=2)
     parameters = jax.jit(model.init)(jax.random.key(0), X)
 
-    def gradients(model):
-        return jax.grad(lambda p, x: jnp.vdot(model.apply(p, x), cotangent), (0, 1))
+    def gradients(model, derivative=jax.grad):
+        return derivative(lambda p, x: jnp.vdot(model.apply(p, x), cotangent), (0, 1))
 
     theirs, ours = (
         qwix.quantize_model(model, kind([qwix.QtRule(**rule)]))
@@ -131,8 +131,10 @@ def test_training(rule):
     # A rounding of sums moves few operands of the next product by a step.
     assert distance(got, jax.jit(gradients(theirs))(parameters, X)) < 1e-2
     assert 1e-3 < distance(got, jax.jit(gradients(model))(parameters, X)) < 0.2
-    calls = list(jax_tcgemm.explain(gradients(ours), parameters, X, platform="cuda"))
+    step = gradients(ours, jax.value_and_grad)
+    calls = list(jax_tcgemm.explain(step, parameters, X, platform="cuda"))
     assert len(calls) == 3 * 5
+    assert len(jax_tcgemm.explain(gradients(ours), parameters, X, platform="cuda")) == 14
     assert not jax_tcgemm.explain(gradients(theirs), parameters, X, platform="cuda")
     if rule.get("bwd_qtype") == "int8":
         # All but the sums over each group's rows, which no kernel takes.

@@ -405,7 +405,7 @@ def test_explain_lists_the_gradients():
         return jnp.sum(jax_tcgemm.ragged_dot(x, w, sizes))
 
     calls = jax_tcgemm.explain(
-        jax.grad(loss, (0, 1)), normal(8, 5), normal(3, 5, 4), platform="cpu"
+        jax.value_and_grad(loss, (0, 1)), normal(8, 5), normal(3, 5, 4), platform="cpu"
     )
     assert [call.implementation for call in calls] == ["host"] * 3
     assert sorted(call.problem.form for call in calls) == ["contraction", "rows", "rows"]

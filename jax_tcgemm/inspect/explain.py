@@ -46,7 +46,7 @@ from jax_tcgemm.products import rewriting
 from jax_tcgemm.products.transpositions import transposed_operands
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
-from jax_tcgemm.system.jax_internals import as_jaxpr, source_line
+from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line
 
 # Of each primitive: its module, and the one that makes its plans.
 _RULES = {
@@ -79,6 +79,11 @@ _UNFUSED = {
     scaled_primitive.scaled_dot_general_p: scaled_primitive.bare_products,
     epilogue_ragged_primitive.epilogue_ragged_dot_p: epilogue_ragged_primitive.bare_products,
     contraction_primitive.scaled_ragged_contraction_p: contraction_primitive.unfused,
+}
+# The jaxpr that is lowered, for each of JAX's primitives that have further jaxprs for derivatives.
+_LOWERED = {
+    "custom_linear_solve": lambda params: params["jaxprs"].solve,
+    "linear_call": lambda params: params["callee"],
 }
 # Those that `functions` gives types and lowering.
 _BY_UNFUSED = (
@@ -207,16 +212,20 @@ def explain(f, *args, platform: str | None = None, source: bool = False, **kwarg
       **kwargs: its keyword arguments.
 
     Returns:
-      An `Explanation`: a sequence with one `Call` for each call, in the order of the program and
-      looked for inside jit, scan, while, cond, remat, custom derivatives and shard_map. It prints
-      as a table. Where explicit mesh axes or shard_map divide a product, the call is the one that
-      each device makes; how XLA will divide over automatic mesh axes is not known before it
-      compiles, so there it is the whole product (`TCGEMM_PRINT_CHOICE=1` prints what is chosen for
-      the parts).
+      An `Explanation`: a sequence with one `Call` for each call in the program that JAX lowers for
+      `jax.jit(f)`, in its order, also inside jit, scan, while, cond, remat, custom derivatives and
+      shard_map. JAX removes products that no result needs before it lowers the program, so they
+      are not listed: `jax.grad` of a sum of a product has no forward product, and
+      `jax.value_and_grad` has. A loop's call is listed once, with how often it runs. Of a
+      `lax.platform_dependent` only the platform's branch is listed. The result prints as a table.
+      Where explicit mesh axes or shard_map divide a product, the call is the one that each device
+      makes; how XLA will divide over automatic mesh axes is not known before it compiles, so there
+      it is the whole product (`TCGEMM_PRINT_CHOICE=1` prints what is chosen for the parts).
 
     Raises:
-      ValueError: for another platform, or when a call names an implementation or config that
-        cannot run it; the same as lowering the function would raise.
+      ValueError: for another platform, or one that a `lax.platform_dependent` has no branch for,
+        or when a call names an implementation or config that cannot run it; the same as lowering
+        the function would raise.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -243,8 +252,8 @@ def explain(f, *args, platform: str | None = None, source: bool = False, **kwarg
             "pass other arguments of f by position"
         )
     device = selection.target_device(platform)
-    jaxpr = as_jaxpr(jax.make_jaxpr(lambda args, kwargs: f(*args, **kwargs))(args, kwargs))
-    found = _calls(jaxpr, device, 1, ())
+    traced = jax.make_jaxpr(lambda args, kwargs: f(*args, **kwargs))(args, kwargs)
+    found = _calls(as_lowered(traced), device, 1, ())
     if not source:
         found = [dataclasses.replace(call, code="") for call in found]
     return Explanation(tuple(found), platform, device)
@@ -283,15 +292,21 @@ def _calls_of(eqn, device, times, path) -> Iterator[Call]:
         for call in _calls(inner, device, times, path):
             yield dataclasses.replace(call, source=source_line(eqn))
         return
-    for inner, inner_times, label in _inner_jaxprs(eqn):
+    for inner, inner_times, label in _inner_jaxprs(eqn, device.platform):
         count = None if times is None or inner_times is None else times * inner_times
         yield from _calls(inner, device, count, path + ((label,) if label else ()))
 
 
-def _inner_jaxprs(eqn) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
-    """Each jaxpr inside an equation, how often it runs, and what to call it (mostly nothing)."""
-    name = eqn.primitive.name
-    for key, value in eqn.params.items():
+def _inner_jaxprs(eqn, platform: str) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
+    """Each jaxpr that is lowered for an equation, its number of runs, and its label (or "")."""
+    name, params = eqn.primitive.name, eqn.params
+    if name in _LOWERED:
+        yield as_jaxpr(_LOWERED[name](params)), 1, ""
+        return
+    if (choices := params.get("branches_platforms")) is not None:
+        yield _branch_of(platform, choices, params["branches"]), 1, ""
+        return
+    for key, value in params.items():
         jaxprs = [
             jaxpr
             for item in (value if isinstance(value, list | tuple) else (value,))
@@ -299,13 +314,25 @@ def _inner_jaxprs(eqn) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
         ]
         for index, jaxpr in enumerate(jaxprs):
             if name == "scan":
-                yield jaxpr, eqn.params["length"], f"scan[{eqn.params['length']}]"
+                yield jaxpr, params["length"], f"scan[{params['length']}]"
             elif name == "while":
                 yield jaxpr, None, f"while.{key.removesuffix('_jaxpr')}"
             elif name == "cond":
                 yield jaxpr, None, f"cond[{index}]"
             else:
                 yield jaxpr, 1, name if name == "shard_map" else ""
+
+
+def _branch_of(platform: str, choices, branches) -> core.Jaxpr:
+    """The branch of a `lax.platform_dependent` that is lowered for a platform."""
+    for platforms, branch in zip(choices, branches, strict=True):
+        if platforms is None or platform in platforms:
+            return as_jaxpr(branch)
+    known = ", ".join(name for platforms in choices for name in platforms)
+    raise ValueError(
+        f"explain: every platform_dependent in f must have a branch for {platform}, got branches "
+        f"for {known}; give it a default, or explain another platform"
+    )
 
 
 def _unfused(eqn, f) -> core.Jaxpr:
@@ -333,8 +360,7 @@ def _unfused(eqn, f) -> core.Jaxpr:
         for a in avals
     ]
     (shard_map,) = as_jaxpr(jax.make_jaxpr(f)(*args)).eqns
-    ((jaxpr, _, _),) = _inner_jaxprs(shard_map)
-    return jaxpr
+    return as_jaxpr(shard_map.params["jaxpr"])
 
 
 def _plan(eqn, device):

@@ -2,22 +2,25 @@
 
 `carried` is an array of one element that a program has as long as it has a call that takes it. In
 the program it is the result of a custom call without operands, whose attributes are the kernel's
-machine code, and which loads it before the first execution (csrc/ffi/kernel.h). Calls of one block
-share it, unless JAX copies what one of them was lowered to (`primitives.lowering`).
+machine code, and which loads it before the first execution (csrc/ffi/kernel.h). The program has
+that custom call once, in a function of its own. Calls of one block share a call of the function,
+unless JAX copies what one of them was lowered to (`primitives.lowering`).
 """
 
 import base64
+import hashlib
 
 import jax
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend import core
 from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import func
 
 from jax_tcgemm.kernels.compiler import compile_kernels, start
 from jax_tcgemm.kernels.instance import Instance, Kernel
 from jax_tcgemm.system import modules
-from jax_tcgemm.system.jax_internals import mlir
+from jax_tcgemm.system.jax_internals import mlir, module_function
 
 TARGET = "tcgemm_kernel"
 
@@ -71,17 +74,19 @@ def _lower(ctx, *, instance):
     _num_carried += 1
     block = ir.InsertionPoint.current.block
     told = _told_by(instance, compile_kernels([instance])[instance])
+    name = f"{TARGET}_{hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
     # What follows the kernels is the program, which may be long.
     for other in block.operations:
-        if other.name != _CUSTOM_CALL or other.attributes["call_target_name"].value != TARGET:
+        called = other.attributes["callee"].value if other.name == "func.call" else ""
+        if not called.startswith(TARGET):
             break
-        said = other.attributes["mhlo.backend_config"][_KERNEL]
-        if all(said[key].value == value for key, value in told.items()):
+        if called == name:
             return other.results
+    types = [ir.RankedTensorType.get((1,), ir.IntegerType.get_signless(1))]
+    function = module_function(ctx, name, types, lambda: _call(ctx, kernel=attributes(instance)))
     with ir.InsertionPoint.at_block_begin(block):
-        return tuple(_call(ctx, **{_KERNEL: attributes(instance)}))
+        return func.CallOp(function, []).results
 
 
-_CUSTOM_CALL, _KERNEL = "stablehlo.custom_call", "kernel"
 _call = jax.ffi.ffi_lowering(TARGET)
 mlir.register_lowering(kernel_p, _lower, platform="cuda", cacheable=False)

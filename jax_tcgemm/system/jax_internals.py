@@ -23,6 +23,8 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import convert_element_type_p, dot_general_p, transpose_p
 from jax.extend.lowering import LoweringRuleContext
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import func
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jax_tcgemm.system.routing import routing
@@ -249,6 +251,26 @@ def platforms(ctx: LoweringRuleContext) -> tuple[str, ...]:
     return (jax.default_backend(),)
 
 
+def module_function(ctx: LoweringRuleContext, name: str, types, make: Callable) -> func.FuncOp:
+    """The private function without arguments of a name in the module; made if it has none yet.
+
+    Args:
+      ctx: the context of the lowering.
+      name: the name, which tells what the function does.
+      types: the MLIR types of its results.
+      make: emits the function's body and returns its results.
+    """
+    symbols = ctx.module_context.symbol_table
+    if name in symbols:
+        return symbols[name]
+    with ir.InsertionPoint(ctx.module_context.module.body):
+        made = func.FuncOp(name, ir.FunctionType.get([], types), visibility="private")
+    symbols.insert(made)
+    with ir.InsertionPoint(made.add_entry_block()):
+        func.ReturnOp(make())
+    return made
+
+
 _lower_per_platform = _find("mlir", "lower_per_platform")
 
 
@@ -325,6 +347,25 @@ def as_jaxpr(x) -> core.Jaxpr | None:
     """The jaxpr that a parameter of an equation is, closed or not; None if it is something else."""
     x = getattr(x, "jaxpr", x)
     return x if isinstance(x, core.Jaxpr) else None
+
+
+_lower_jaxpr, _dce_jaxpr = _find("partial_eval", "lower_jaxpr2"), _find("partial_eval", "dce_jaxpr")
+
+
+def as_lowered(closed: core.ClosedJaxpr) -> core.Jaxpr:
+    """The jaxpr that JAX lowers for a traced program: without equations that no result needs.
+
+    It has what JAX replaces "hi" primitives by. JAX keeps unused equations in programs of symbolic
+    shapes, and in those that are jitted with `keep_unused`.
+    """
+    if getattr(as_jaxpr(closed), "is_high", False) and _lower_jaxpr is not None:
+        closed = _lower_jaxpr(closed)
+    jaxpr = as_jaxpr(closed)
+    keeps_unused = len(jaxpr.eqns) == 1 and jaxpr.eqns[0].params.get("keep_unused", False)
+    sizes = (size for x in jaxpr.invars for size in getattr(x.aval, "shape", ()))
+    if keeps_unused or not all(isinstance(size, int) for size in sizes) or _dce_jaxpr is None:
+        return jaxpr
+    return _dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)[0]
 
 
 def bound(eqn: core.JaxprEqn, params: dict, operands) -> list[jax.Array]:
@@ -434,9 +475,6 @@ def without_hi_primitives(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     except (AttributeError, TypeError):
         return closed
     return closed if getattr(found, "consts", ()) else found
-
-
-_lower_jaxpr = _find("partial_eval", "lower_jaxpr2")
 
 
 def with_equations(x, equations, results):
