@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jax_tcgemm
+from jax_tcgemm.products import logits
 
 pytestmark = pytest.mark.gpu
 
@@ -38,10 +39,19 @@ def difference(found, expected):
     )
 
 
+@pytest.fixture
+def chunk_bytes(request, monkeypatch):
+    """One chunk, chunks, or all logits stored as of small losses."""
+    if request.param == "stored":
+        return None
+    monkeypatch.setattr(logits, "_FEW_LOGITS", 0)
+    return request.param
+
+
 # bfloat16 and TF32 round what is multiplied, gradients of logits among it.
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("vocabulary", [1000, 1001])
-@pytest.mark.parametrize("chunk_bytes", [None, 1 << 19], ids=["one chunk", "chunks"])
+@pytest.mark.parametrize("chunk_bytes", [None, 1 << 19, "stored"], indirect=True)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize(
     "extra",
@@ -122,7 +132,7 @@ def test_memory_of_gradients_that_make_the_logits_again(vocabulary_axis):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("vocabulary", [1000, 1001])
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("chunk_bytes", [None, 1 << 19], ids=["one chunk", "chunks"])
+@pytest.mark.parametrize("chunk_bytes", [None, 1 << 19, "stored"], indirect=True)
 def test_kernels_of_heads(dtype, vocabulary, recompute, chunk_bytes, x64):
     x, w, labels = operands(500, vocabulary, dtype)
 
