@@ -1,5 +1,6 @@
 """How XLA is asked for products: on the CPU so that it compiles, on a GPU as users write them."""
 
+import functools
 import sys
 
 import jax
@@ -117,6 +118,9 @@ def test_batches_of_tiny_matrices_are_broadcast(extents, dtype):
 def test_other_batches_are_not(extents):
     assert chosen(*product(1000, *extents, "float32")) != "xla/broadcast"
     assert chosen(*product(2, 3, 3, 3, "float32")) != "xla/broadcast"
+    with jax.enable_x64(True):
+        assert chosen(*product(1000, 9, 9, 9, "float64", "NN")) == "xla/broadcast"
+        assert chosen(*product(1000, 9, 9, 9, "float64", "TN")) != "xla/broadcast"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "bfloat16", "int8"])
@@ -126,6 +130,7 @@ def test_values_of_broadcasting(extents, layout, dtype):
     """Run here what is lowered for a GPU: it is made of XLA's own operations."""
     with jax.enable_x64(True):
         types, f = product(20, *extents, dtype, layout)
+        f = functools.partial(f, implementation="xla", config="broadcast")
         assert chosen(types, f) == "xla/broadcast"
         a, b = (draw(x.shape, x.dtype, seed) for seed, x in enumerate(types))
         if dtype == "int8":
@@ -150,6 +155,7 @@ def test_values_of_broadcasting(extents, layout, dtype):
         ((13, 3052, 5), "bfloat16"),
         ((145, 10, 2), "bfloat16"),
         ((448, 2368, 64), "bfloat16"),
+        ((16, 1184, 144), "default"),
         ((5, 1, 14968), "default"),
         ((5, 1, 14969), "int32"),
     ],

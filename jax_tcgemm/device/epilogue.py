@@ -199,12 +199,11 @@ def _compared(
     is_of_elements = num_accumulators == 1 and not any(
         x.over for x in problem.epilogue.function.results
     )
-    if is_of_elements and selection.predicted(bare[2], device)[0] == selection.XLA:
+    is_fused = is_of_elements and selection.predicted(bare[2], device)[0] == selection.XLA
+    if is_fused:
         moved = max(moved - 2 * num_bytes(accumulators), 0)
-        loop = selection.loop_us(moved, elements, work, device.num_sms, calibration)
-        loop -= calibration.loop_launch_us
-    else:
-        loop = selection.loop_us(moved, elements, work, device.num_sms, calibration)
+    how = device.num_sms, calibration
+    loop = selection.loop_us(moved, elements, work, *how, is_launched=not is_fused)
     apart = f"{alone:.4g} us for the product and {loop:.4g} us for its function"
     if fused < alone + loop:
         return True, f"apart they would take {apart}"

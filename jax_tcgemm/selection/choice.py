@@ -146,7 +146,8 @@ def gain_of_converting(problem: Problem, device: Device, loops: int, num_bytes: 
     if tables.is_tuned(problem, device.key) or not (ours and theirs):
         return ""
     calibration = cost_model.calibration_of(device.name)
-    converting = loops * calibration.loop_launch_us + num_bytes / calibration.hbm_bytes_per_us
+    launch_us = cost_model.loop_launch_us(num_bytes / loops, calibration)
+    converting = loops * launch_us + num_bytes / calibration.hbm_bytes_per_us
     own, xla = min(ours) + converting, min(theirs)
     if own < xla:
         return ""
@@ -527,9 +528,9 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     # What XLA takes is known beside wgmma; of one row it is the best wherever that is not.
     if predicted.xla is not None and (wgmma or (problem.m == 1 and problem.batch == 1)):
         known[Candidate(XLA, xla_forms.own(problem), "")] = predicted.xla
-    us = library_cost.xla_bfloat16_us(problem, device.num_sms, calibration.libraries)
+    us = library_cost.xla_int8_us(problem, device.num_sms, calibration.libraries)
     if us is not None:
-        known[Candidate(XLA, xla_forms.BFLOAT16, "")] = us
+        known[Candidate(XLA, xla_forms.of_int8(problem), "")] = us
     if first := configs_of("cublaslt")[:1]:
         known[Candidate("cublaslt", *first, "")] = predicted.cublaslt
     timed = [(candidate, known[candidate]) for candidate in runnable if candidate in known]

@@ -101,6 +101,10 @@ def contraction_us(
     ours = predicted.get((product.choice.implementation, product.choice.config), one_product)
     # XLA runs cuBLASLt, whatever of ours is faster.
     xla = next((us for (name, _), us in predicted.items() if name == "cublaslt"), one_product)
+    a, b = operation.operands[:2]
+    if product.problem.batch > 1 and not set(a) & set(b) & set(operation.result):
+        # What our product takes for a batch are rows or columns of XLA's, which it then permutes.
+        xla = min(xla, one_product)
     if kind == "tf32" and arithmetic / c.gemm > memory:
         xla /= c.xla_tf32
     xla_copied = xla_copied_bytes(operation)

@@ -103,8 +103,10 @@ class Calibration:
     # Its epilogues: an activation, and what is read or written beside D.
     cublaslt_activations_per_us: float = 1.8e6
     cublaslt_epilogue_bytes_per_us: float = 5.0e6
-    # A loop of XLA's.
+    # A loop of XLA's: one of a few elements, as on an H100, and the most beside what it moves.
+    small_loop_us: float = 1.3
     loop_launch_us: float = 2.8
+    loop_launch_bytes: float = 3e6  # that it moves, from which on a launch takes the most
     libraries: library_cost.Libraries = library_cost.H200
 
     def with_memory(self, factor: float) -> "Calibration":
@@ -224,8 +226,21 @@ def predict(
     )
 
 
+def loop_launch_us(num_bytes: float, calibration: Calibration = H200) -> float:
+    """Microseconds of a loop of XLA's beside its arithmetic and the bytes that it moves."""
+    share = min(num_bytes / calibration.loop_launch_bytes, 1.0)
+    small = calibration.small_loop_us
+    return small + share * (calibration.loop_launch_us - small)
+
+
 def loop_us(
-    num_bytes: int, elements: int, work: int, num_sms: int, calibration: Calibration = H200
+    num_bytes: int,
+    elements: int,
+    work: int,
+    num_sms: int,
+    calibration: Calibration = H200,
+    *,
+    is_launched: bool = True,
 ) -> float:
     """Microseconds of a loop that XLA makes of an elementwise function.
 
@@ -235,9 +250,11 @@ def loop_us(
       work: of an element, as `Function.cost` has it for loops.
       num_sms: of the device.
       calibration: the device's constants.
+      is_launched: whether it is a kernel of its own.
     """
     arithmetic = elements / 1024 * work * calibration.loop_work_us / num_sms
-    return calibration.loop_launch_us + max(num_bytes / calibration.hbm_bytes_per_us, arithmetic)
+    us = max(num_bytes / calibration.hbm_bytes_per_us, arithmetic)
+    return us + (loop_launch_us(num_bytes, calibration) if is_launched else 0.0)
 
 
 def _cublaslt_us(

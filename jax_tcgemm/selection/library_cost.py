@@ -162,8 +162,11 @@ def xla_us(p: Problem, num_sms: int, c: Libraries, cublaslt_us: float) -> float 
     return us
 
 
-def xla_bfloat16_us(p: Problem, num_sms: int, c: Libraries) -> float | None:
-    """Microseconds of XLA's kernel of 8-bit integers as bfloat16; None of other problems."""
+def xla_int8_us(p: Problem, num_sms: int, c: Libraries) -> float | None:
+    """Microseconds of XLA's kernel of 8-bit integers, told from that of them as bfloat16.
+
+    None of other problems.
+    """
     if xla_forms.obstacle(xla_forms.BFLOAT16, p):
         return None
     as_bfloat16 = dataclasses.replace(

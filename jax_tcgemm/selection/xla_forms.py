@@ -27,6 +27,8 @@ _MOST_OF_FEW_TERMS, _MOST_OF_TWELVE = 768, 1872
 _FEW_RESULTS = 16
 # A launch, and how much of the memory's bandwidth such a loop reaches.
 _LAUNCH_US, _BANDWIDTH = 1.4, 0.75
+# The largest k for which 8-bit integers are multiplied faster as bfloat16 than by XLA's own dot.
+_MOST_OF_INT8 = 64
 # The largest product of two numbers, by whether they have a sign; float32 sums are exact to 2^24.
 _LARGEST = {"s8": 128, "u8": 255}
 _EXACT = 2**24
@@ -65,10 +67,12 @@ def broadcast_pays(problem: Problem) -> bool:
     if k <= MOST_TERMS:
         return m * n * k <= _MOST_OF_FEW_TERMS
     is_complex = problem.a.dtype in ("c64", "c128")
+    # XLA's reduction over the first dimension of each matrix (43092x9x9x9 TN: 88 us, its dot 60).
+    is_slow = problem.a.dtype == "f64" and problem.a.transposed
     return (
         m * n <= _FEW_RESULTS
         or (is_complex and max(m, n) <= _MOST_EXTENT)
-        or (k <= 12 and m * n * k <= _MOST_OF_TWELVE)
+        or (not is_slow and k <= 12 and m * n * k <= _MOST_OF_TWELVE)
     )
 
 
@@ -93,3 +97,9 @@ def own(problem: Problem) -> str:
     by as much as the largest of them (145x10x2 NT, 2x10x47 NN, 85x17x5 NT; H100, JAX 0.11.2).
     """
     return INT32 if problem.compute == "s32" and problem.k % 4 else DEFAULT
+
+
+def of_int8(problem: Problem) -> str:
+    """The form in which XLA multiplies 8-bit integers fastest, of those that are right (H100)."""
+    is_right = own(problem) == DEFAULT
+    return DEFAULT if is_right and problem.k > _MOST_OF_INT8 else BFLOAT16
