@@ -34,8 +34,8 @@ for each in $steps; do
   # its memory or its time.
   tests)
     alone=(tests/gpu/test_large.py tests/gpu/test_autotune.py)
-    step tests 1200 python3 -m pytest -m gpu tests "${alone[@]/#/--ignore=}" -n 6 -q -p no:cacheprovider
-    step tests-alone 300 python3 -m pytest -m gpu "${alone[@]}" -q -p no:cacheprovider
+    step tests 1200 python3 -m pytest -m gpu tests "${alone[@]/#/--ignore=}" -q -p no:cacheprovider
+    step tests-alone 300 python3 -m pytest -m gpu "${alone[@]}" -n 0 -q -p no:cacheprovider
     ;;
   sanitizer) step sanitizer 900 python3 -m pytest -m sanitizer tests -n 4 -q -p no:cacheprovider ;;
   ladder)
@@ -64,7 +64,7 @@ for each in $steps; do
     ;;
   devices)
     step devices 400 python3 -m pytest -m gpu tests/gpu/test_sharding.py tests/gpu/test_several_devices.py \
-      -q -p no:cacheprovider
+      -n 0 -q -p no:cacheprovider
     count=$(nvidia-smi --list-gpus | wc -l)
     bench parallel 300 parallel --devices "$count" --chunks auto,1,4
     for axis in data model; do

@@ -78,15 +78,26 @@ endfunction()
 file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/kernels/*/*.cu csrc/kernels/*/*.cc csrc/libraries/*/*.cu
      csrc/libraries/*/*.cc)
 list(FILTER cuda_sources EXCLUDE REGEX "/csrc/libraries/cutensor/")
+# Kernels that do the same on all targets.
 set(portable_sources ${cuda_sources})
-list(FILTER portable_sources INCLUDE REGEX "/csrc/kernels/(simt|wmma)/")
+list(FILTER portable_sources INCLUDE REGEX
+     "/(simt|wmma)/|/common/reduction.cu$|/rows/launch.cu$|/tensor/.*.cu$|/packed/weight.cu$|/pointer_array.cu$")
+# Those that exist on sm_90a alone.
 set(wgmma_sources ${cuda_sources})
 list(FILTER wgmma_sources INCLUDE REGEX "/csrc/kernels/(wgmma/|common/operand_copy.cu$)")
 set(reduction_sources ${cuda_sources})
 list(FILTER reduction_sources INCLUDE REGEX "/csrc/kernels/common/split_reduction.cu$")
 list(REMOVE_ITEM cuda_sources ${portable_sources} ${wgmma_sources} ${reduction_sources})
+# Host code that launches kernels which programs bring: nvcc looks at it once, for one target.
+set(launch_sources ${cuda_sources})
+list(FILTER launch_sources INCLUDE REGEX
+     "/(function_launch|wide_launch|ragged_launch|mma_sync/launch|packed/launch|quantize/launch|split/launch).cu$")
+list(REMOVE_ITEM cuda_sources ${launch_sources})
 
 add_cuda_library(tcgemm_kernels ${cuda_sources})
+add_cuda_library(tcgemm_launch ${launch_sources})
+list(GET CMAKE_CUDA_ARCHITECTURES -1 one_architecture)
+set_target_properties(tcgemm_launch PROPERTIES CUDA_ARCHITECTURES ${one_architecture})
 add_cuda_library(tcgemm_portable ${portable_sources})
 share_ptx(tcgemm_portable)
 # wgmma exists on sm_90a alone: for other targets its kernels would be empty, at the same cost in
@@ -102,10 +113,10 @@ endif()
 target_sources(tcgemm_wgmma PRIVATE ${wgmma_shapes})
 target_include_directories(tcgemm_wgmma PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
 
-nanobind_add_module(_cuda NOMINSIZE NB_STATIC csrc/modules/cuda_module.cc ${device_headers_hash})
+nanobind_add_module(_cuda STABLE_ABI NOMINSIZE NB_STATIC csrc/modules/cuda_module.cc ${device_headers_hash})
 target_include_directories(_cuda PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
-target_link_libraries(_cuda PRIVATE tcgemm_shared tcgemm_kernels tcgemm_portable tcgemm_reduction tcgemm_wgmma
-                                    Threads::Threads)
+target_link_libraries(_cuda PRIVATE tcgemm_shared tcgemm_kernels tcgemm_launch tcgemm_portable tcgemm_reduction
+                                    tcgemm_wgmma Threads::Threads)
 # Linked as C++ against the static runtime by its path: nothing is left for nvcc's own link step,
 # whose library folder is the one that the wheels lack.
 set_target_properties(_cuda PROPERTIES LINKER_LANGUAGE CXX)
@@ -113,6 +124,6 @@ install(TARGETS _cuda LIBRARY DESTINATION jax_tcgemm)
 
 # Host code alone, and a module of its own: whatever is wrong with it leaves the others alone.
 file(GLOB cutensor_sources CONFIGURE_DEPENDS csrc/libraries/cutensor/*.cc csrc/ffi/cutensor.cc)
-nanobind_add_module(_cutensor NOMINSIZE NB_STATIC csrc/modules/cutensor_module.cc ${cutensor_sources})
+nanobind_add_module(_cutensor STABLE_ABI NOMINSIZE NB_STATIC csrc/modules/cutensor_module.cc ${cutensor_sources})
 target_link_libraries(_cutensor PRIVATE tcgemm_shared CUDA::cudart_static Threads::Threads)
 install(TARGETS _cutensor LIBRARY DESTINATION jax_tcgemm)

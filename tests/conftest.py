@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -31,6 +32,11 @@ os.environ["TCGEMM_CACHE_DIR"] = "off"
 # What is printed wraps to the terminal, whose width must not decide what tests find in it.
 os.environ["COLUMNS"] = "160"
 
+# Most of a test is XLA's compilation, which takes one core: without LLVM's expensive passes, as in
+# JAX's own tests, a sixth less. On a GPU kernels are compared with XLA's own at full optimization.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
 
 def _is_editable() -> bool:
     direct_url = importlib.metadata.distribution("jax_tcgemm").read_text("direct_url.json")
@@ -38,6 +44,7 @@ def _is_editable() -> bool:
 
 
 def pytest_configure(config):
+    _share_compiled_programs(config)
     spec = importlib.util.find_spec("jax_tcgemm")
     if spec is None or spec.origin is None:
         pytest.exit("jax_tcgemm is not installed: pip install '.[test]'", returncode=4)
@@ -46,6 +53,26 @@ def pytest_configure(config):
             f"jax_tcgemm resolves to the sources, {spec.origin}, not to the installed package",
             returncode=4,
         )
+
+
+def _share_compiled_programs(config) -> None:
+    """Let the processes of a test run share what one has compiled, unless the user says where."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    folder = tempfile.TemporaryDirectory(prefix="tcgemm-tests-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+
+# Processes that may share one GPU, each of which has a context in its memory.
+_MOST_ON_A_GPU = 6
+
+
+def pytest_xdist_auto_num_workers(config) -> int:
+    """As many processes as cores, on a GPU at most six."""
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, _MOST_ON_A_GPU) if Path("/dev/nvidiactl").exists() else cores
 
 
 def _gpu_reason() -> str:

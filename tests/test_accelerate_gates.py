@@ -554,7 +554,7 @@ def gains(request, fake_cuda, monkeypatch):
     fake_cuda.implementations = lambda: {"wgmma": names, "cublaslt": ["heuristic0"]}
     fake_cuda.rejects["cublaslt"] = "has no functions"
     gains = request.param == "a loop that takes long"
-    monkeypatch.setattr(selection, "loop_us", lambda *_: 1000.0 if gains else 0.0)
+    monkeypatch.setattr(selection, "loop_us", lambda *_, **__: 1000.0 if gains else 0.0)
     return gains
 
 

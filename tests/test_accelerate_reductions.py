@@ -112,7 +112,7 @@ def test_reductions_are_part_of_a_kernel(fake_cuda, monkeypatch):
     configs = ["128x256x64_c2x1x1_co", "64x64x64_c1x1x1_pp"]
     fake_cuda.implementations = lambda: {"wgmma": configs, "cublaslt": ["heuristic0"]}
     fake_cuda.rejects["cublaslt"] = "has no functions"
-    monkeypatch.setattr(selection, "loop_us", lambda *_: 1000.0)
+    monkeypatch.setattr(selection, "loop_us", lambda *_, **__: 1000.0)
     struct = jax.ShapeDtypeStruct
     params = [struct(s, jnp.bfloat16) for s in ((256, 1024), (1024,), (1024, 256), (256,))]
     args = params, struct((512, 256), jnp.bfloat16), struct((512, 256), jnp.bfloat16)
@@ -144,7 +144,7 @@ def test_divided_over_devices(specs):
 def test_a_reduction_that_costs_too_much_is_left_out(gains, fake_cuda, monkeypatch):
     """The call is what it would be without it, and so are explanations."""
     fake_cuda.implementations = lambda: {"wgmma": ["128x256x64_c2x1x1_co"]}
-    monkeypatch.setattr(selection, "loop_us", lambda *_: 0.0 if gains == "nothing" else 200.0)
+    monkeypatch.setattr(selection, "loop_us", lambda *_, **__: 0.0 if gains == "nothing" else 200.0)
     predicted = selection.predicted_us
 
     def costly(problem, device):

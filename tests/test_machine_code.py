@@ -19,7 +19,7 @@ from jax_tcgemm.system import modules
 
 # Of each family one that is built ahead, as its prebuilt.h and prebuilt_*.cu name them.
 PREBUILT = {
-    "mma_sync_f16": mma_sync("128, 256, 128, 64, 64, 3, 1", instruction="f16"),
+    "mma_sync_f16": mma_sync("64, 64, 128, 32, 32, 4, 3", instruction="f16"),
     "mma_sync_bf16": mma_sync("64, 64, 128, 32, 32, 4, 3", layout="11"),
     "mma_sync_tf32": mma_sync("64, 64, 128, 32, 32, 4, 3", instruction="tf32"),
     "wgmma_bf16": wgmma("128, 128, 1, 1, 1, true, false", layout="00"),
