@@ -1,5 +1,7 @@
 """The command line."""
 
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import jax_tcgemm
 from jax_tcgemm.bench import records
 from jax_tcgemm.command import cli
 from jax_tcgemm.command.cli import app
@@ -53,6 +56,25 @@ def test_info(invoke):
     code, text = invoke("info")
     assert code == 0
     assert "implementation" in text
+
+
+def test_info_as_json_has_the_facts_of_the_text(invoke):
+    """Parsed, it is what `info` returns; and the tables print each of its facts."""
+    code, text = invoke("info", "--json")
+    assert code == 0
+    found = json.loads(text)
+    expected = jax_tcgemm.info()
+    assert found == json.loads(json.dumps(dataclasses.asdict(expected))) == expected.as_dict()
+    printed = " ".join(invoke("info")[1].split())
+    for component, version in found["versions"].items():
+        assert f"{component} {' '.join(version.split())}" in printed
+    for entry in found["implementations"]:
+        available = "yes" if entry["available"] else "no"
+        assert f"{entry['name']} {entry['platform']} {available}" in printed
+    for gpu in found["gpus"]:
+        assert gpu["name"] in printed
+    for name, count in found["plan_cache"].items():
+        assert f"{name} {count}" in printed
 
 
 def test_demo_prints_both_accuracies_and_what_ran(invoke):

@@ -1,6 +1,7 @@
 """The command line: ``python -m jax_tcgemm info | demo | bench | tune | fragment``."""
 
 import dataclasses
+import json
 import pathlib
 from typing import Annotated
 
@@ -28,10 +29,17 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 
 
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
 @app.command()
-def info() -> None:
+def info(as_json: _Json = False) -> None:
     """Show versions, GPUs, and which implementations can run here and why the others cannot."""
-    output().print(jax_tcgemm.info())
+    found = jax_tcgemm.info()
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=2))
+    else:
+        output().print(found)
 
 
 @app.command()
