@@ -1,16 +1,23 @@
 """The command line."""
 
+import dataclasses
+import importlib
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
+import jax_tcgemm
 from jax_tcgemm.bench import records
 from jax_tcgemm.command import cli
 from jax_tcgemm.command.cli import app
+from jax_tcgemm.inspect.explain import Call
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -45,7 +52,7 @@ def test_module_runs_anywhere(place, tmp_path):
 def test_help_names_the_commands(invoke):
     code, text = invoke("--help")
     assert code == 0
-    for command in ("info", "demo", "bench", "fragment"):
+    for command in ("info", "explain", "demo", "bench", "tune", "fragment"):
         assert command in text
 
 
@@ -53,6 +60,163 @@ def test_info(invoke):
     code, text = invoke("info")
     assert code == 0
     assert "implementation" in text
+
+
+def test_info_as_json_has_the_facts_of_the_text(invoke):
+    """Parsed, it is what `info` returns; and the tables print each of its facts."""
+    code, text = invoke("info", "--json")
+    assert code == 0
+    found = json.loads(text)
+    expected = jax_tcgemm.info()
+    assert found == json.loads(json.dumps(dataclasses.asdict(expected))) == expected.as_dict()
+    printed = " ".join(invoke("info")[1].split())
+    for component, version in found["versions"].items():
+        assert f"{component} {' '.join(version.split())}" in printed
+    for entry in found["implementations"]:
+        available = "yes" if entry["available"] else "no"
+        assert f"{entry['name']} {entry['platform']} {available}" in printed
+    for gpu in found["gpus"]:
+        assert gpu["name"] in printed
+    for name, count in found["plan_cache"].items():
+        assert f"{name} {count}" in printed
+
+
+MODEL = """
+import jax
+import jax.numpy as jnp
+import jax_tcgemm
+
+NUMBER = 3
+
+
+def layer(x, w, scale):
+    return jax_tcgemm.matmul(x, w) * scale
+
+
+def loss(x, w, labels):
+    jax.debug.callback(lambda: open("ran", "w").close())
+    y = jax_tcgemm.matmul(x, w)
+    return {"loss": y[:, 0].sum(), "right": jnp.argmax(y, 1) == labels}
+
+
+class Net:
+    layer = staticmethod(jax.jit(layer))
+
+
+def mismatch(x, w):
+    return jax_tcgemm.matmul(x, w)
+"""
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """A folder with modules of a user's, which is the current one."""
+    (tmp_path / "model_of_user.py").write_text(MODEL)
+    (tmp_path / "lacks_of_user.py").write_text("import a_module_that_is_absent")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in ("model_of_user", "lacks_of_user"):
+        sys.modules.pop(name, None)
+
+
+def test_explain_prints_what_explain_returns(invoke, model):
+    """Arrays as large as these could not be made."""
+    shapes = "bf16[4194304,1048576]", "bf16[1048576, 2097152]", "f32[]"
+    code, text = invoke("explain", "model_of_user:layer", *shapes, "--platform", "cpu")
+    assert code == 0, text
+    layer = importlib.import_module("model_of_user").layer
+    arguments = (
+        jax.ShapeDtypeStruct((4194304, 1048576), jnp.bfloat16),
+        jax.ShapeDtypeStruct((1048576, 2097152), jnp.bfloat16),
+        jax.ShapeDtypeStruct((), jnp.float32),
+    )
+    assert text == f"{jax_tcgemm.explain(layer, *arguments, platform='cpu')}\n"
+    assert "4194304x2097152x1048576 NN bf16->bf16 (f32)" in text
+
+
+def test_explain_as_json_has_every_call(invoke, model):
+    arguments = ["explain", "model_of_user:Net.layer", "f32[8,16]", "f32[16,4]", "f32[4]"]
+    code, text = invoke(*arguments, "--json", "--platform", "cpu")
+    assert code == 0, text
+    found = json.loads(text)
+    assert found["platform"] == found["device"]["platform"] == "cpu"
+    (call,) = found["calls"]
+    assert call["problem"] == "8x4x16 NN f32->f32 (f32)"
+    assert (call["flops"], call["times"], call["path"]) == (2 * 8 * 4 * 16, 1, [])
+    assert {field.name for field in dataclasses.fields(Call)} == set(call)
+
+
+def test_explain_as_json_has_what_the_text_has(fake_cuda, invoke, model):
+    fake_cuda.rejects["wgmma"] = "needs sm_90a"
+    arguments = ["explain", "model_of_user:mismatch", "bf16[64,64]", "bf16[64,32]"]
+    code, text = invoke(*arguments, "--json", "--platform", "cuda")
+    assert code == 0, text
+    found = json.loads(text)
+    assert found["device"]["compute_capability"] == 90
+    (call,) = found["calls"]
+    assert call["rejected"] == {"wgmma": "needs sm_90a"}
+    assert call["roofline_us"] == pytest.approx(call["bytes"] / 4.8e12 * 1e6)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_explain_of_gradients_runs_nothing(invoke, model, dtype):
+    """Of the integer argument and the boolean result there are none."""
+    shapes = f"{dtype}[32,16]", f"{dtype}[16,8]", "i32[32]"
+    code, text = invoke("explain", "model_of_user:loss", *shapes, "--grad", "--platform", "cpu")
+    assert code == 0, text
+    for problem in ("32x8x16 NN", "16x8x32 TN", "32x16x8 NT"):
+        assert f"{problem} {dtype}->{dtype}" in text
+    assert not (model / "ran").exists()
+    assert not jax.config.jax_enable_x64
+
+
+def test_explain_imports_from_the_current_directory(model):
+    arguments = ["model_of_user:mismatch", "f8_e4m3fn[16,64]", "f8_e4m3fn[64,8]"]
+    command = [sys.executable, "-m", "jax_tcgemm", "explain", *arguments]
+    done = subprocess.run(command, cwd=model, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "16x8x64 NN f8e4m3fn" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model_of_user"], "function must be MODULE:FUNCTION, got 'model_of_user'; write"),
+        (["a/model.py:f"], "function must be MODULE:FUNCTION, got 'a/model.py:f'; write"),
+        (["nowhere_to_find:f"], "module must be importable, got 'nowhere_to_find'; name it"),
+        (["model_of_user.py:layer"], "module must be importable, got 'model_of_user.py'; name it"),
+        (["model_of_user:absent"], "must be an attribute of model_of_user, got 'absent'"),
+        (["model_of_user:NUMBER"], "must be a function, got an object of type int"),
+        (["model_of_user:mismatch", "f32[4"], "shape must be DTYPE[SIZE,...], got 'f32[4'; write"),
+        (["model_of_user:mismatch", "f32[-1]"], "write 'bf16[4096,2304]', or 'f32[]' for a scalar"),
+        (["model_of_user:mismatch", "f12[4]"], "dtype must be one of bf16, f16, f32,"),
+        (["model_of_user:mismatch", "f32[4]"], "of model_of_user:mismatch(x, w) must have a shape"),
+        (["model_of_user:mismatch", *["f32[4]"] * 3], "got 3 of them: too many"),
+        (["model_of_user:mismatch", *["i32[4]"] * 2, "--grad"], "a floating-point argument"),
+        (["model_of_user:mismatch", *["f32[4]"] * 2, "--platform", "tpu"], "'tpu' is not one of"),
+    ],
+)
+def test_explain_refuses_bad_arguments(invoke, model, arguments, message):
+    code, text = invoke("explain", *arguments)
+    assert code == 2
+    # In a frame, which wraps it.
+    assert message in " ".join(text.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lacks_of_user:f"], "lacks_of_user must be importable, got: No module named 'a_module_"),
+        (["model_of_user:mismatch", "f32[4,5]", "f32[6,7]"], "got a.shape=(4, 5) and b.shape=(6"),
+        (["model_of_user:mismatch", "f32[4,5]", "f32[6,7]"], "model_of_user.py:24)"),
+    ],
+)
+def test_explain_tells_errors_of_the_function_and_their_place(invoke, model, arguments, message):
+    code, text = invoke("explain", *arguments)
+    assert code == 1
+    assert message in text
+    assert "Traceback" not in text
 
 
 def test_demo_prints_both_accuracies_and_what_ran(invoke):

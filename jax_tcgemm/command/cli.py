@@ -1,6 +1,9 @@
-"""The command line: ``python -m jax_tcgemm info | demo | bench | tune | fragment``."""
+"""The command line: ``python -m jax_tcgemm info | explain | demo | bench | tune | fragment``."""
 
+import contextlib
 import dataclasses
+import enum
+import json
 import pathlib
 from typing import Annotated
 
@@ -10,6 +13,7 @@ import typer
 import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.bench import contenders, suites
+from jax_tcgemm.command import functions
 from jax_tcgemm.command.bench import app as bench_app
 from jax_tcgemm.command.demo import run_demo
 from jax_tcgemm.command.terminal import errors_as_text, output
@@ -28,10 +32,65 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 
 
+class Platform(enum.StrEnum):
+    """The platforms that `explain` lowers for."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
 @app.command()
-def info() -> None:
+def info(as_json: _Json = False) -> None:
     """Show versions, GPUs, and which implementations can run here and why the others cannot."""
-    output().print(jax_tcgemm.info())
+    found = jax_tcgemm.info()
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=2))
+    else:
+        output().print(found)
+
+
+@app.command()
+def explain(
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="A function, imported from the current directory or the environment.",
+        ),
+    ],
+    shapes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SHAPE",
+            help="The shape of each of its arguments, in quotes: 'bf16[4096,2304]', 'f32[]'.",
+        ),
+    ] = None,
+    platform: Annotated[
+        Platform | None, typer.Option(help="The platform to lower for; JAX's default otherwise.")
+    ] = None,
+    grad: Annotated[
+        bool,
+        typer.Option("--grad", help="Add the gradients of all floating-point arguments."),
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Show what runs each product of a function of yours, and why; traces it and runs nothing."""
+    texts = shapes or []
+    arguments = tuple(map(functions.parse_shape, texts))
+    f = functions.load_function(function)
+    functions.check_count(function, f, texts)
+    # Arguments of 64 bits are there only where JAX has such types.
+    wide = any(jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype for x in arguments)
+    with errors_as_text(), jax.enable_x64(True) if wide else contextlib.nullcontext():
+        try:
+            program, operands = functions.with_gradients(f, arguments) if grad else (f, arguments)
+            found = jax_tcgemm.explain(program, *operands, platform=platform and platform.value)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{error}{functions.place_of(error, f)}") from error
+    typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
 
 
 @app.command()

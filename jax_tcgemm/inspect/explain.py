@@ -131,6 +131,13 @@ class Call:
     source: str
     code: str = ""
 
+    def as_dict(self) -> dict:
+        """Return the attributes as strings, numbers, lists and dictionaries, for JSON."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        problem = None if self.problem is None else str(self.problem)
+        lists = {"copies": list(self.copies), "path": list(self.path)}
+        return fields | lists | {"problem": problem, "rejected": dict(self.rejected)}
+
 
 @dataclasses.dataclass(frozen=True)
 class Explanation(Sequence):
@@ -145,6 +152,14 @@ class Explanation(Sequence):
 
     def __len__(self) -> int:
         return len(self.calls)
+
+    def as_dict(self) -> dict:
+        """Return platform, device and calls as dictionaries, lists, strings and numbers."""
+        return {
+            "platform": self.platform,
+            "device": dataclasses.asdict(self.device),
+            "calls": [call.as_dict() for call in self.calls],
+        }
 
     def __rich__(self):
         from rich import box

@@ -63,13 +63,30 @@ class ImplementationInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """The result of `info`; prints as tables. `plan_cache` counts the plans of `tensor`."""
+    """The result of `info`; prints as tables.
+
+    Attributes:
+      versions: the version of each component, or why there is none.
+      gpus: the CUDA devices.
+      gpu_reason: why no implementation can run on a GPU; empty where some can.
+      implementations: every implementation, and why those that are not available are not.
+      plan_cache: counts of the plans of `tensor`.
+    """
 
     versions: dict[str, str]
     gpus: tuple[Gpu, ...]
     gpu_reason: str
     implementations: tuple[ImplementationInfo, ...]
     plan_cache: dict[str, int]
+
+    def as_dict(self) -> dict:
+        """Return the fields as dictionaries, lists, strings and numbers, for JSON."""
+        fields = dataclasses.asdict(self)
+        fields["gpus"] = list(fields["gpus"])
+        fields["implementations"] = [
+            entry | {"configs": list(entry["configs"])} for entry in fields["implementations"]
+        ]
+        return fields
 
     def __rich__(self):
         from rich import box
