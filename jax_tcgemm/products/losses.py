@@ -58,22 +58,23 @@ def linear_cross_entropy(
     implementation: str | None = None,
     batch_invariant: bool | int | None = None,
 ) -> jax.Array:
-    """The cross-entropy of a linear layer's logits, which are never all in memory.
+    """The cross-entropy of a linear layer's logits, of which many are never all in memory.
 
         z[..., v] = sum over k of x[..., k] * w[v, k] + bias[v]
         z = soft_cap * tanh(z / soft_cap), if there is a soft_cap
         loss[...] = lse(z) - (1 - label_smoothing) * z[..., labels] - label_smoothing * mean(z)
                     + z_loss * lse(z)**2
 
-    where lse is the logarithm of the sum of exponentials over v. Tokens are taken in chunks. Of a
-    "mean" or "sum" the gradients are made beside the loss, in three products all told; a loss that
-    is not differentiated takes one. With the reduction "none", or `recompute`, the gradients make
-    the logits again, in four products, by chunks of the vocabulary, and nothing has the size of w
-    but the gradient itself. It can be differentiated once for that; further
-    derivatives are right, too, but keep what has the size of the logits. Forward mode alone
-    (`jax.jvp`) is a TypeError, as of every `jax.custom_vjp`: use `jax.vjp` or `jax.grad`, of which
-    `jax.jvp` may be taken. It can be batched by `jax.vmap`, and used in jit, scan, remat and
-    `jax.shard_map`.
+    where lse is the logarithm of the sum of exponentials over v. Up to 2**21 logits are stored,
+    where neither chunk_bytes, an implementation nor an axis_name is given: that takes less time.
+    Of more, tokens are taken in chunks. Of a "mean" or "sum" the gradients are made beside the
+    loss, in three products all told; a loss that is not differentiated takes one. With the
+    reduction "none", or `recompute`, the gradients make the logits again, in four products, by
+    chunks of the vocabulary, and nothing has the size of w but the gradient itself. It can be
+    differentiated once for that; further derivatives are right, too, but keep what has the size of
+    the logits. Forward mode alone (`jax.jvp`) is a TypeError, as of every `jax.custom_vjp`: use
+    `jax.vjp` or `jax.grad`, of which `jax.jvp` may be taken. It can be batched by `jax.vmap`, and
+    used in jit, scan, remat and `jax.shard_map`.
 
     Args:
       x: array of shape (..., k), of float16, bfloat16, float32 or float64.
@@ -132,10 +133,11 @@ def linear_cross_entropy(
       to the dtype of x and w, to bfloat16 where that is float16, and so is x once more, times a
       number for each token. Gradients of w and x accumulate in float32 over chunks too, and are
       rounded at the end, those of a mean or sum before they are multiplied by the cotangent
-      (float32 is kept of float16 until then). The label's logit is computed apart, in float32; on
-      CUDA those of float32 operands take part in TF32 unless the precision is HIGHEST. Exponentials
-      are taken beside the label's logit; where a token's loss is above 60, its chunk is done again
-      beside the largest logits. The same program on the same device gives the same bits each time.
+      (float32 is kept of float16 until then). The label's logit is computed apart, in float32,
+      where logits are not stored; on CUDA those of float32 operands take part in TF32 unless the
+      precision is HIGHEST. Exponentials are taken beside it; where a token's loss is above 60, its
+      chunk is done again beside the largest logits. Stored logits are taken beside their largest.
+      The same program on the same device gives the same bits each time.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
