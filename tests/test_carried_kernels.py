@@ -231,8 +231,8 @@ def mma_sync(function, **how):
 @pytest.mark.parametrize(
     ("f", "args", "names"),
     [
-        (mma_sync(jax_tcgemm.matmul), (F16, F16), []),
-        (mma_sync(jax_tcgemm.matmul, config="128x256x32_w64x64_s3"), 2 * [jnp.ones((8, 8))], []),
+        (mma_sync(jax_tcgemm.matmul, config="64x64x64_w32x32_s4"), (F16, F16), []),
+        (mma_sync(jax_tcgemm.matmul, config="64x64x32_w32x32_s4"), 2 * [jnp.ones((8, 8))], []),
         (
             mma_sync(jax_tcgemm.matmul, config="64x64x64_w32x32_s4_k4"),
             (BF16, BF16),
@@ -285,6 +285,7 @@ def test_what_is_not_prebuilt_takes_a_compiler(cuda_module, monkeypatch):
     monkeypatch.setattr(modules, "cuda", cuda_module)
     monkeypatch.setattr(nvrtc, "reason", lambda: "there is none")
     product = mma_sync(jax_tcgemm.matmul)
-    assert jax_tcgemm.explain(product, F16, F16, platform="cuda")
+    prebuilt = mma_sync(jax_tcgemm.matmul, config="64x64x64_w32x32_s4")
+    assert jax_tcgemm.explain(prebuilt, F16, F16, platform="cuda")
     with pytest.raises(ValueError, match="this build lacks the kernel, and NVRTC to compile it is"):
         jax_tcgemm.explain(product, INT8, INT8, platform="cuda")
