@@ -34,7 +34,8 @@ os.environ["COLUMNS"] = "160"
 
 # Most of a test is XLA's compilation, which takes one core: without LLVM's expensive passes, as in
 # JAX's own tests, a sixth less. On a GPU kernels are compared with XLA's own at full optimization.
-if not Path("/dev/nvidiactl").exists():
+HAS_GPU = Path("/dev/nvidiactl").exists()
+if not HAS_GPU:
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
@@ -72,7 +73,7 @@ _MOST_ON_A_GPU = 6
 def pytest_xdist_auto_num_workers(config) -> int:
     """As many processes as cores, on a GPU at most six."""
     cores = len(os.sched_getaffinity(0))
-    return min(cores, _MOST_ON_A_GPU) if Path("/dev/nvidiactl").exists() else cores
+    return min(cores, _MOST_ON_A_GPU) if HAS_GPU else cores
 
 
 def _gpu_reason() -> str:
@@ -206,6 +207,16 @@ def gpu():
     import jax
 
     return jax.devices("cuda")[0]
+
+
+@pytest.fixture
+def chunk_bytes(request, monkeypatch):
+    """The argument of losses with logits in chunks; None with stored ones where it is "stored"."""
+    from jax_tcgemm.products import logits
+
+    is_stored = request.param == "stored"
+    monkeypatch.setattr(logits, "_FEW_LOGITS", 1 << 40 if is_stored else 0)
+    return None if is_stored else request.param
 
 
 @pytest.fixture(scope="session")

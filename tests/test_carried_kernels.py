@@ -285,7 +285,6 @@ def test_what_is_not_prebuilt_takes_a_compiler(cuda_module, monkeypatch):
     monkeypatch.setattr(modules, "cuda", cuda_module)
     monkeypatch.setattr(nvrtc, "reason", lambda: "there is none")
     product = mma_sync(jax_tcgemm.matmul)
-    prebuilt = mma_sync(jax_tcgemm.matmul, config="64x64x64_w32x32_s4")
-    assert jax_tcgemm.explain(prebuilt, F16, F16, platform="cuda")
+    assert jax_tcgemm.explain(product, F16, F16, platform="cuda")
     with pytest.raises(ValueError, match="this build lacks the kernel, and NVRTC to compile it is"):
         jax_tcgemm.explain(product, INT8, INT8, platform="cuda")

@@ -161,7 +161,7 @@ def test_explain_as_json_has_what_the_text_has(fake_cuda, invoke, model):
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_explain_of_gradients_runs_nothing(invoke, model, dtype):
-    """Of the integer argument and the boolean result there are none."""
+    """The integer argument and the boolean result have no gradients."""
     shapes = f"{dtype}[32,16]", f"{dtype}[16,8]", "i32[32]"
     code, text = invoke("explain", "model_of_user:loss", *shapes, "--grad", "--platform", "cpu")
     assert code == 0, text

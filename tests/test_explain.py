@@ -175,7 +175,7 @@ def test_a_linear_call_runs_one_of_its_functions():
 
 
 def test_programs_that_keep_what_no_result_needs():
-    """Those jitted so, and those of symbolic shapes."""
+    """JAX removes no equations under `keep_unused` and for symbolic shapes."""
     x = jnp.ones((16, 16))
     kept = jax.jit(lambda x: (mm(x, x), jnp.sin(x))[1], keep_unused=True)
     assert num_calls(kept.lower(x).as_text()) == 1

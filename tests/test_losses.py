@@ -47,22 +47,21 @@ def assert_close(found, expected, tolerance):
 
 @pytest.fixture(autouse=True)
 def none_are_stored(monkeypatch):
-    """As of many logits."""
+    """Losses are computed in chunks, whatever their size, as those of many logits are."""
     monkeypatch.setattr(logits, "_FEW_LOGITS", 0)
 
 
 @pytest.fixture(params=[0, VOCABULARY * TOKENS], ids=["summed", "stored"])
 def few_logits(request, monkeypatch, none_are_stored):
-    """Up to how many logits are stored."""
+    """Once with logits in chunks, once with all of them stored."""
     monkeypatch.setattr(logits, "_FEW_LOGITS", request.param)
 
 
 # --- values and gradients -------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("few_logits")
 @pytest.mark.parametrize("how", ["plain", "smoothed", "z_loss", "capped", "all"])
-@pytest.mark.parametrize("chunk_bytes", [None, 4000], ids=["one chunk", "chunks"])
+@pytest.mark.parametrize("chunk_bytes", [None, 4000, "stored"], indirect=True)
 @pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
 def test_loss_and_gradients_in_float64(how, chunk_bytes, with_bias, x64):
     extra = {
@@ -101,8 +100,7 @@ def test_loss_and_gradients_in_float64(how, chunk_bytes, with_bias, x64):
     assert_close(jax.jit(jax.value_and_grad(by_rows, moving))(*arguments), value, 1e-11)
 
 
-@pytest.mark.usefixtures("few_logits")
-@pytest.mark.parametrize("chunk_bytes", [None, 4000], ids=["one chunk", "chunks"])
+@pytest.mark.parametrize("chunk_bytes", [None, 4000, "stored"], indirect=True)
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
 def test_log_prob_and_entropy_in_float64(chunk_bytes, soft_cap, x64):
     x, w, bias, labels = operands(seed=3)
@@ -180,10 +178,13 @@ def test_second_derivatives(x64):
 
 
 # In chunks of 64 entries the last one has others.
-@pytest.mark.usefixtures("few_logits")
 @pytest.mark.parametrize(
     ("chunk_bytes", "vocabulary_axis", "recompute"),
-    [(None, 0, True), (19000, 0, True), (None, 1, False), (19000, 1, False), (19000, 1, True)],
+    [
+        *((None, 0, True), (19000, 0, True), (None, 1, False), (19000, 1, False), (19000, 1, True)),
+        *(("stored", 0, True), ("stored", 1, False)),
+    ],
+    indirect=["chunk_bytes"],
 )
 @pytest.mark.parametrize("extra", [{"label_smoothing": 0.1, "z_loss": 0.01}, {"soft_cap": 5.0}])
 def test_kernels_of_heads_and_gradients_made_again(

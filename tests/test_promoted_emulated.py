@@ -23,7 +23,7 @@ CONFIGS = {
     ROWS: "128, 128, 1, 1, 1, true, false",
     "64x96x64_c1x1x1_pp_t": "64, 96, 1, 1, 1, true, true",
 }
-# Of the kernel's operands, by the layout: "0" for K-major. Two parts of columns need a K-major B.
+# Majorness of A and B in the kernel by layout: "0" is K-major, which B must be in two parts.
 LAYOUTS = {"NT": "00", "NN": "01", "TN": "11"}
 PAIRS = [(x, y) for x in CONFIGS for y in LAYOUTS if x != COLUMNS or y == "NT"]
 CASE |= {"ten_k_tiles": Case("ten_k_tiles", 136, 264, 640)}

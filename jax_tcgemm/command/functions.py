@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import operator
 import os
 import re
@@ -29,9 +30,13 @@ def _short(name: str) -> str:
     return name
 
 
-# Signed integers are also called s8, s32 and so on, as XLA and `explain` call them.
+# Signed integers also have the names that XLA and `explain` give them, such as s8.
 _DTYPES = {_short(name): jnp.dtype(name) for name in _NAMES}
-_DTYPES |= {f"s{name[1:]}": dtype for name, dtype in list(_DTYPES.items()) if name.startswith("i")}
+_DTYPES |= {
+    f"s{jnp.iinfo(dtype).bits}": dtype
+    for dtype in list(_DTYPES.values())
+    if jnp.issubdtype(dtype, jnp.signedinteger)
+}
 
 
 def parse_shape(text: str) -> jax.ShapeDtypeStruct:
@@ -64,7 +69,7 @@ def load_function(name: str) -> Callable:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if f"{module_name}.".startswith(f"{error.name}."):
+        if error.name in itertools.accumulate(module_name.split("."), "{}.{}".format):
             raise typer.BadParameter(
                 f"explain: module must be importable, got {module_name!r}; name it without .py, "
                 f"and run the command in its folder or add that to PYTHONPATH (here: {folder})"

@@ -202,8 +202,9 @@ def _compared(
     is_fused = is_of_elements and selection.predicted(bare[2], device)[0] == selection.XLA
     if is_fused:
         moved = max(moved - 2 * num_bytes(accumulators), 0)
-    how = device.num_sms, calibration
-    loop = selection.loop_us(moved, elements, work, *how, is_launched=not is_fused)
+    loop = selection.loop_us(
+        moved, elements, work, device.num_sms, calibration, is_launched=not is_fused
+    )
     apart = f"{alone:.4g} us for the product and {loop:.4g} us for its function"
     if fused < alone + loop:
         return True, f"apart they would take {apart}"

@@ -9,6 +9,7 @@ unless JAX copies what one of them was lowered to (`primitives.lowering`).
 
 import base64
 import hashlib
+import itertools
 
 import jax
 import numpy as np
@@ -75,12 +76,11 @@ def _lower(ctx, *, instance):
     block = ir.InsertionPoint.current.block
     told = _told_by(instance, compile_kernels([instance])[instance])
     name = f"{TARGET}_{hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
-    # What follows the kernels is the program, which may be long.
-    for other in block.operations:
-        called = other.attributes["callee"].value if other.name == "func.call" else ""
-        if not called.startswith(TARGET):
-            break
-        if called == name:
+    # Calls of kernels come first; what follows is the program, which may be long.
+    for other in itertools.takewhile(
+        lambda x: x.name == func.CallOp.OPERATION_NAME, block.operations
+    ):
+        if other.attributes["callee"].value == name:
             return other.results
     types = [ir.RankedTensorType.get((1,), ir.IntegerType.get_signless(1))]
     function = module_function(ctx, name, types, lambda: _call(ctx, kernel=attributes(instance)))

@@ -424,7 +424,7 @@ def _derivative_of_softmax(how, dtype, with_moments, chunks, primals, tangents):
 
 
 def stores_logits(how: How, tokens: int, w) -> bool:
-    """Whether all logits of so many tokens are stored: for batch invariance, and where few are."""
+    """Whether all logits are stored: in batch-invariant calls, and where there are few of them."""
     if how.rows:
         return True
     is_asked = how.implementation is not None or how.chunk_bytes is not None
@@ -434,7 +434,7 @@ def stores_logits(how: How, tokens: int, w) -> bool:
 def softmax_of_stored(
     how: How, x, vocabulary: Vocabulary, labels, size: int, dtype, with_moments: bool
 ) -> tuple[Labels, Softmax]:
-    """The labels and the softmax of a chunk of tokens, from logits that are stored.
+    """Compute the labels' logits and the softmax of a chunk of tokens from stored logits.
 
     Exponents are shifted by the token's largest logit. Batch-invariant calls add exponentials in
     one order for any number of tokens: by halves.

@@ -58,7 +58,7 @@ def linear_cross_entropy(
     implementation: str | None = None,
     batch_invariant: bool | int | None = None,
 ) -> jax.Array:
-    """The cross-entropy of a linear layer's logits, of which many are never all in memory.
+    """The cross-entropy of a linear layer's logits, computed in chunks where there are many.
 
         z[..., v] = sum over k of x[..., k] * w[v, k] + bias[v]
         z = soft_cap * tanh(z / soft_cap), if there is a soft_cap
@@ -188,7 +188,7 @@ def linear_log_prob(
     implementation: str | None = None,
     batch_invariant: bool | int | None = None,
 ):
-    """The log-probabilities of given tokens by a linear layer's logits, which are never all kept.
+    """The log-probabilities of given tokens, from the logits of a linear layer.
 
         z[..., v] = sum over k of x[..., k] * w[v, k] + bias[v]
         log_prob[...] = z[..., labels] - lse(z)

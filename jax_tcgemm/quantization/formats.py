@@ -260,9 +260,8 @@ class _File(Mapping):
             raise KeyError(name)
         try:
             return self._file.get_tensor(name)
-        except (
-            AttributeError
-        ):  # The package looks dtypes up in NumPy, which has none of 8-bit floats.
+        except AttributeError:
+            # The package looks dtypes up in NumPy, which has no 8-bit floats.
             raise TypeError(
                 f"{self._op}: {name} must be of a dtype of NumPy or bfloat16, got {name}.dtype="
                 f"{self._file.get_slice(name).get_dtype()}; is it of another format?"

@@ -530,7 +530,7 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
         known[Candidate(XLA, xla_forms.own(problem), "")] = predicted.xla
     us = library_cost.xla_int8_us(problem, device.num_sms, calibration.libraries)
     if us is not None:
-        known[Candidate(XLA, xla_forms.of_int8(problem), "")] = us
+        known.setdefault(Candidate(XLA, xla_forms.of_int8(problem), ""), us)
     if first := configs_of("cublaslt")[:1]:
         known[Candidate("cublaslt", *first, "")] = predicted.cublaslt
     timed = [(candidate, known[candidate]) for candidate in runnable if candidate in known]

@@ -103,7 +103,7 @@ def contraction_us(
     xla = next((us for (name, _), us in predicted.items() if name == "cublaslt"), one_product)
     a, b = operation.operands[:2]
     if product.problem.batch > 1 and not set(a) & set(b) & set(operation.result):
-        # What our product takes for a batch are rows or columns of XLA's, which it then permutes.
+        # XLA's dot has rows or columns instead of our product's batch, and its result is permuted.
         xla = min(xla, one_product)
     if kind == "tf32" and arithmetic / c.gemm > memory:
         xla /= c.xla_tf32

@@ -163,9 +163,9 @@ def xla_us(p: Problem, num_sms: int, c: Libraries, cublaslt_us: float) -> float 
 
 
 def xla_int8_us(p: Problem, num_sms: int, c: Libraries) -> float | None:
-    """Microseconds of XLA's kernel of 8-bit integers, told from that of them as bfloat16.
+    """Microseconds of XLA's kernel for 8-bit integers, estimated as its bfloat16 kernel's.
 
-    None of other problems.
+    None for other problems.
     """
     if xla_forms.obstacle(xla_forms.BFLOAT16, p):
         return None

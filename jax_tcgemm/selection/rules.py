@@ -84,22 +84,27 @@ def of_blas(problem: BlasProblem, considered) -> tuple[Candidate, str]:
 
 
 def is_of_wrong_width(problem: RaggedProblem, num_sms: int, candidate: Candidate) -> bool:
-    """Whether a config of wgmma has tiles of 256 tokens where 64 are faster, or the reverse.
+    """Whether a config of wgmma has tiles of 256 tokens where 64 are faster, or the reverse."""
+    is_narrow = "x64x64_" in candidate.config
+    return candidate.implementation == "wgmma" and is_narrow != _is_for_narrow(problem, num_sms)
 
-    Of groups with few tokens the weights pass by once whatever the tile, and narrow tiles leave
-    room for more stages. Where tiles of 256 are fewer than the SMs, narrow ones are on more of
-    them: that halves the time of a short K, most of which is not multiplication (H100).
+
+def _is_for_narrow(problem: RaggedProblem, num_sms: int) -> bool:
+    """Whether tiles of 64 tokens are faster than those of 256.
+
+    For groups of few tokens, each weight is read once with either tile, and narrow tiles leave room
+    for more stages. Where there are fewer tiles of 256 tokens than SMs, narrow tiles run on more
+    SMs: that halves the time where K is short, which is mostly not multiplication (H100).
     """
-    if candidate.implementation != "wgmma":
+    if problem.form != "rows":
         return False
-    few = False
-    if problem.form == "rows":
-        few = problem.tokens <= 32 * problem.groups
-        # Half a tile of each group is empty on average. Functions run in the wide ones alone.
-        tiles = (problem.tokens / 256 + problem.groups / 2) * -(-problem.n // 128)
-        most = (0.9 if problem.k <= 512 else 0.5) * num_sms
-        few = few or (problem.function is None and tiles <= most)
-    return few != ("x64x64_" in candidate.config)
+    if problem.tokens <= 32 * problem.groups:
+        return True
+    # On average half a tile of each group is empty.
+    tiles = (problem.tokens / 256 + problem.groups / 2) * -(-problem.n // 128)
+    most = (0.9 if problem.k <= 512 else 0.5) * num_sms
+    # Only wide tiles run functions.
+    return problem.function is None and tiles <= most
 
 
 # Bytes of a weight of 4 bits that an SM multiplies in a microsecond by so many rows.

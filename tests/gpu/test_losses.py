@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import jax_tcgemm
-from jax_tcgemm.products import logits
 
 pytestmark = pytest.mark.gpu
 
@@ -37,15 +36,6 @@ def difference(found, expected):
         float(np.max(abs(np.float64(a) - np.float64(b))) / np.max(abs(np.float64(b))))
         for a, b in pairs
     )
-
-
-@pytest.fixture
-def chunk_bytes(request, monkeypatch):
-    """One chunk, chunks, or all logits stored as of small losses."""
-    if request.param == "stored":
-        return None
-    monkeypatch.setattr(logits, "_FEW_LOGITS", 0)
-    return request.param
 
 
 # bfloat16 and TF32 round what is multiplied, gradients of logits among it.

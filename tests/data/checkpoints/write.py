@@ -27,7 +27,7 @@ from typing import NamedTuple
 HERE = pathlib.Path(__file__).parent
 SEED = 20
 PREFIX = "layer."
-# Of each module that is imported: the name under which it is installed.
+# Names of distributions that differ from those of their modules.
 DISTRIBUTIONS = {"awq": "autoawq", "compressed_tensors": "compressed-tensors"}
 
 
