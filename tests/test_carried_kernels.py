@@ -97,7 +97,10 @@ def step(x):
 PROGRAMS = {
     "function": lambda x: jax.jit(step)(step(x)),
     "functions": lambda x: jax.jit(lambda x: step(x) + 1)(jax.jit(step)(x)),
-    "unrolled": lambda x: lax.scan(lambda x, _: (step(x), None), x, length=5, unroll=True)[0],
+    # JAX 0.10 writes unrolled iterations into one block, which has one call: hence the function.
+    "unrolled": lambda x: lax.scan(
+        lambda x, _: (step(x), None), jax.jit(step)(x), length=5, unroll=True
+    )[0],
     "scan": lambda x: lax.scan(lambda x, _: (step(x), None), step(x), length=5, unroll=2)[0],
     "loop": lambda x: lax.fori_loop(0, 5, lambda i, x: step(x), step(x)),
     "branches": lambda x: lax.cond(x[0] > 0, step, lambda x: step(x) + 1, step(x)),
