@@ -282,6 +282,22 @@ def test_choice_is_a_product_where_cutensor_is_slow(fake_cutensor):
     assert call.implementation == "gemm", call.why
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64"])
+@pytest.mark.parametrize("modes", ["ab,bc->ac", "ab,cb->ca", "abc,bad->dca", "zab,zbc->azc"])
+@pytest.mark.parametrize("extent", [1, 3, 17, 64])
+@pytest.mark.usefixtures("fake_cuda", "x64")
+def test_gemm_runs_where_it_is_asked_for(modes, extent, dtype, platform):
+    """Also where XLA's own product is faster."""
+    terms = modes.partition("->")[0].split(",")
+    a, b = (jax.ShapeDtypeStruct((extent,) * len(term), dtype) for term in terms)
+    f = functools.partial(tensor.contract, modes, implementation="gemm")
+    with jax.default_matmul_precision("highest"):
+        (call,) = jax_tcgemm.explain(f, a, b, platform=platform)
+    assert call.implementation == "gemm"
+    assert not call.config.startswith("xla")
+
+
 def test_explain_names_every_operation():
     a = jnp.ones((3, 4))
     report = jax_tcgemm.explain(

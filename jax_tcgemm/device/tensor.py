@@ -20,7 +20,7 @@ from jax_tcgemm.problem.operation import Operation, dot_dimensions
 from jax_tcgemm.problem.operators import UNARY
 from jax_tcgemm.problem.precision import for_xla, is_in_parts
 from jax_tcgemm.problem.tensor_folding import fold_permutation, fold_reduction
-from jax_tcgemm.selection import XLA, AsProduct, Choice, Device, select_operation
+from jax_tcgemm.selection import XLA, AsProduct, Choice, Device, ranked, select_operation
 from jax_tcgemm.system import modules
 
 
@@ -137,9 +137,6 @@ def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
     if operation.compute == "f32" and operation.dtype.name in ("float64", "complex128"):
         return None, f"our products of {operation.dtype} are computed in float64"
     sum_dtype = _sum_dtype(request)
-    # Left to itself, it may be XLA's own product there.
-    is_host = device.platform == "cpu" and request.implementation == "gemm"
-    asked = "host" if is_host else XLA if request.implementation == XLA else None
     product = dense.Product(
         op=request.op,
         lhs_shape=operation.shape(a),
@@ -151,13 +148,25 @@ def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
         dimension_numbers=numbers,
         permutation=permutation,
         precision=_precision(request, device.platform),
-        implementation=asked,
+        implementation=XLA if request.implementation == XLA else None,
         config=None,
     )
     plan = dense.make_plan(product, device)
+    if request.implementation == "gemm" and plan.is_of_xla:
+        own = _fastest_of_ours(product, device)
+        plan = dense.make_plan(dataclasses.replace(product, implementation=own), device)
     if plan.problem is None:
         return plan, plan.choice.why
     return plan, AsProduct(plan.problem, plan.choice, dense.permuted_bytes(plan), plan.has_parts)
+
+
+def _fastest_of_ours(product: dense.Product, device) -> str | None:
+    """What runs a product fastest without XLA; None where only XLA does or it is to choose."""
+    folded = dense.fold_product(product, device)
+    if isinstance(folded, str):
+        return None
+    able = (candidate.implementation for candidate, _ in ranked(folded[-1], device))
+    return next((name for name in able if name != XLA), None)
 
 
 def _sum_dtype(request: Request) -> np.dtype:
