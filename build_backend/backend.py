@@ -1,17 +1,19 @@
-"""scikit-build-core, plus the CUDA compiler from PyPI on a machine that has none."""
+"""scikit-build-core, plus CUDA's headers and static runtime from PyPI where there is no toolkit."""
 
-from find_nvcc import find_system_nvcc, mode
+from find_cuda import find_system_cuda, mode
 from scikit_build_core.build import *  # noqa: F403
 from scikit_build_core.build import get_requires_for_build_editable as _requires_for_editable
 from scikit_build_core.build import get_requires_for_build_wheel as _requires_for_wheel
 
-# The meta-package pins matching parts; nvcc alone would pull an assembler of another version.
-_CUDA_WHEELS = ["cuda-toolkit[nvcc,cudart,cccl]==13.0.*"]
+# Of one release; the runtime's headers include those of the other two.
+_CUDA_WHEELS = [
+    f"nvidia-cuda-{name}==13.0.*; sys_platform == 'linux'" for name in ("runtime", "crt", "cccl")
+]
 
 
 def _cuda_requires() -> list[str]:
-    wanted = mode() == "wheel" or (mode() == "on" and find_system_nvcc() is None)
-    return _CUDA_WHEELS if wanted else []
+    is_of_system = mode() == "on" and find_system_cuda() is not None
+    return [] if is_of_system else _CUDA_WHEELS
 
 
 def get_requires_for_build_wheel(config_settings=None):

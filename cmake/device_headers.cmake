@@ -11,8 +11,6 @@ add_custom_target(tcgemm_generated_headers ALL DEPENDS ${wgmma_shapes})
 file(GLOB device_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/csrc csrc/nvrtc/* csrc/ptx/*.cuh
      csrc/tile/* csrc/epilogue/* csrc/core/activation.h csrc/kernels/*/*.cuh csrc/kernels/*/*config.h
      csrc/kernels/*/geometry.h)
-# Host code, and kernels that are compiled with it alone.
-list(FILTER device_headers EXCLUDE REGEX "launch.cuh$|(instances|prebuilt).cuh$|^kernels/common/")
 foreach(header ${device_headers})
   cmake_path(GET header PARENT_PATH folder)
   install(FILES csrc/${header} DESTINATION jax_tcgemm/include/${folder})

@@ -247,7 +247,11 @@ def emulator(run_folder):
         wgmma_ragged_table,
         wgmma_table,
     )
+    from emulated_checks import CASE, Types, kernels_of
+    from gpu.gemm_call import make_inputs
 
+    # As test_kernels_emulated.py calls it.
+    simt = make_inputs(Types("f32", "bf16", "f32"), "TN", CASE["alpha_beta_odd_batch"]).problem
     return Emulator(
         run_folder / "emulator",
         wgmma_table("bf16", "01", "64x64x64_c1x1x1_pp", "128x128x64_c2x1x1_pp"),
@@ -261,7 +265,7 @@ def emulator(run_folder):
         mma_sync_table("bf16", "64x64"),
         mma_sync_table("s8_u8", "64x64"),
         mma_sync_ragged_table("bf16"),
-        "kernels/simt/tiled_f32.cu",
+        *kernels_of("simt_tiled", "128x64x16", simt),
         families=("wgmma", "mma_sync", "simt", "rows"),
     )
 

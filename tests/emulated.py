@@ -28,52 +28,49 @@ _MACHINE = tuple(
     f"emulator/{name}.cc" for name in ("machine", "instructions", "wgmma", "tensor_map", "runtime")
 )
 
-# Host code and kernels that each implementation needs besides those that multiply.
-_COMMON = ["core/problem.cc", "core/ragged_problem.cc"]
+# Host code that each implementation needs, and the kernels that it launches besides those that
+# multiply.
+_COMMON = ["core/problem.cc", "core/ragged_problem.cc", "kernels/common/kernel.cc"]
 _REDUCTIONS = [
-    f"kernels/common/{name}.cu" for name in ("split_reduction", "reduction", "function_launch")
+    "kernels/common/split_reduction.cc",
+    "kernels/common/function_launch.cc",
+    "emulator/instances/split_reduction.cc",
 ]
+
+
+def _of(family: str, *names: str) -> list[str]:
+    return [f"kernels/{family}/{name}.cc" for name in names]
+
+
 SOURCES = {
-    "simt": [*_COMMON, "kernels/simt/simt.cc"],
-    "wmma": [*_COMMON, *_REDUCTIONS, "kernels/common/kernel.cc", "kernels/wmma/wmma.cc"],
+    "simt": [*_COMMON, *_of("simt", "simt", "launch")],
+    "wmma": [*_COMMON, *_REDUCTIONS, *_of("wmma", "wmma", "launch")],
     "mma_sync": [
         *_COMMON,
         *_REDUCTIONS,
-        "kernels/common/kernel.cc",
-        *(f"kernels/mma_sync/{name}.cc" for name in ("mma_sync", "ragged")),
-        *(f"kernels/mma_sync/{name}.cu" for name in ("launch", "ragged_launch")),
+        *_of("mma_sync", "mma_sync", "ragged", "launch", "ragged_launch"),
         "kernels/common/tensor_map.cc",
     ],
-    "rows": [*_COMMON, "core/rows_problem.cc", "kernels/rows/rows.cc", "kernels/rows/launch.cu"],
+    "rows": [
+        *_COMMON,
+        "core/rows_problem.cc",
+        *_of("rows", "rows", "launch"),
+        "emulator/instances/rows.cc",
+    ],
     "packed": [
         *_COMMON,
         "core/packed_problem.cc",
-        "kernels/common/kernel.cc",
         "kernels/common/tensor_map.cc",
-        "kernels/packed/packed.cc",
-        *(f"kernels/packed/{name}.cu" for name in ("launch", "order", "weight", "wide_launch")),
+        *_of("packed", "packed", "launch", "wide_launch"),
     ],
-    "quantize": [
-        *_COMMON,
-        "core/quantize_problem.cc",
-        "kernels/common/kernel.cc",
-        "kernels/quantize/quantize.cc",
-        "kernels/quantize/launch.cu",
-    ],
-    "split": [
-        *_COMMON,
-        "core/split_problem.cc",
-        "kernels/common/kernel.cc",
-        "kernels/split/split.cc",
-        "kernels/split/launch.cu",
-    ],
+    "quantize": [*_COMMON, "core/quantize_problem.cc", *_of("quantize", "quantize", "launch")],
+    "split": [*_COMMON, "core/split_problem.cc", *_of("split", "split", "launch")],
     "wgmma": [
         *_COMMON,
         *_REDUCTIONS,
-        "kernels/common/kernel.cc",
-        "kernels/common/operand_copy.cu",
-        *(f"kernels/wgmma/{name}.cc" for name in ("wgmma", "ragged", "tensor_map")),
-        *(f"kernels/wgmma/{name}.cu" for name in ("launch", "ragged_launch")),
+        "kernels/common/operand_copy.cc",
+        "emulator/instances/operand_copy.cc",
+        *_of("wgmma", "wgmma", "ragged", "tensor_map", "launch", "ragged_launch"),
         "kernels/common/tensor_map.cc",
     ],
 }
@@ -201,26 +198,25 @@ def _mma_sync_types(dtype: str) -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def nvcc() -> str | None:
-    """The CUDA compiler that the build would use."""
-    path = REPOSITORY / "build_backend" / "find_nvcc.py"
-    spec = importlib.util.spec_from_file_location("find_nvcc", path)
+def cuda_root() -> Path | None:
+    """The toolkit that the build would use."""
+    path = REPOSITORY / "build_backend" / "find_cuda.py"
+    spec = importlib.util.spec_from_file_location("find_cuda", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.find_nvcc()
+    return module.find_cuda()
 
 
-@functools.cache
 def cuda_include() -> Path | None:
-    """The headers of its CUDA toolkit."""
-    if nvcc() is None:
-        return None
-    said = subprocess.run(
-        [nvcc(), "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True
-    )
-    top = re.search(r"^#\$ TOP=(.*)$", said.stderr, re.MULTILINE)
-    include = Path(top[1] if top else nvcc(), "include")
-    return include if (include / "cuda_bf16.h").exists() else None
+    """Its headers."""
+    include = cuda_root() and cuda_root() / "include"
+    return include if include and (include / "cuda_bf16.h").exists() else None
+
+
+def nvcc() -> Path | None:
+    """Its compiler."""
+    path = cuda_root() and cuda_root() / "bin" / "nvcc"
+    return path if path and path.exists() else None
 
 
 def as_mutants(mistakes) -> dict[str, list[tuple[str, str]]]:
@@ -256,8 +252,7 @@ def as_host_code(text: str) -> str:
         return f"{kind}* const {name} = emulator::dynamic_shared({alignment or 16});"
 
     text = re.sub(r"extern __shared__ (?:__align__\((\d+)\) )?(.*?) (\w+)\[\];", dynamic, text)
-    text = re.sub(r"__shared__ ((?:alignas|__align__)\(\d+\) )?", r"\1static ", text)
-    return re.sub(r"(\w+(?:<[^;<>]*>)?)<<<(.*?)>>>\(", r"emulator::start(\1, \2)(", text)
+    return re.sub(r"__shared__ ((?:alignas|__align__)\(\d+\) )?", r"\1static ", text)
 
 
 def _write(path: Path, text: str) -> None:
@@ -282,7 +277,7 @@ def _stage(directory: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
         (Path(__file__).parent / "emulator", "emulator"),
     ):
         for path in root.rglob("*"):
-            if path.suffix not in (".h", ".cuh", ".cu", ".cc"):
+            if path.suffix not in (".h", ".cuh", ".cc"):
                 continue
             relative = path.relative_to(root)
             staged = directory / target / relative

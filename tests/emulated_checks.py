@@ -7,11 +7,13 @@ equality.
 import jax
 import numpy as np
 import ragged_reference as reference
+from emulated import Source, carried
 from gpu.gemm_call import CASES, Case, Types, make_inputs, mismatch
 
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.ragged import RaggedProblem
+from jax_tcgemm.selection import implementations
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 CASE = {case.label: case for case in CASES}
@@ -19,6 +21,13 @@ CASE = {case.label: case for case in CASES}
 CASE["several_tiles"] = Case("several_tiles", 264, 136, 328)
 CASE["odd_overlap"] = Case("odd_overlap", 133, 203, 331)  # tiles overlap at the edges of D
 BF16, TF32 = Types("bf16", "bf16", "f32"), Types("f32", "f32", "tf32")
+
+
+def kernels_of(implementation, config, problem) -> list[Source]:
+    """What a program would bring for a product, but for what adds up its parts."""
+    candidate = implementations.Candidate(implementation, config, "")
+    kernels = implementations.kernels(candidate, problem, ASSUMED_GPU)
+    return [carried(x) for x in kernels if "split_reduction" not in x.kernel]
 
 
 def check(emulator, types, layout, case, **how):

@@ -237,9 +237,15 @@ def configs_of(case, device):
 
 
 def instances(config, case):
-    """The kernels that a product brings."""
+    """The kernels that a product brings, that which multiplies before others."""
     candidate = implementations.Candidate("packed", config, "")
     return implementations.kernels(candidate, case.problem, ASSUMED_GPU)
+
+
+def weight_instances(case):
+    """The kernels that write the weight as an array."""
+    candidate = implementations.Candidate("packed", "128x2_c1", "")
+    return implementations.kernels(candidate, case.weight_problem, ASSUMED_GPU)
 
 
 def all_packed():
@@ -257,6 +263,7 @@ def all_packed():
             # Of those of wgmma the config alone says how many rows there are.
             is_known = candidate.config.startswith("w") and case.m > 8
             if not candidate.reason and not is_known:
-                (instance,) = instances(candidate.config, case)
+                instance, *others = instances(candidate.config, case)
                 found[f"packed_{candidate.config}_{case.label}"] = instance
+                found |= {f"packed_order_{case.x}": other for other in others}
     return found

@@ -1,4 +1,4 @@
-"""The parts of the build that decide something: which compiler, and what ptxas output fails."""
+"""The parts of the build that decide something: whose headers, and what ptxas output is a fault."""
 
 import importlib.util
 import subprocess
@@ -20,8 +20,7 @@ def load(path):
     return module
 
 
-check_ptxas = load(REPOSITORY / "cmake" / "check_ptxas.py")
-find_nvcc = load(REPOSITORY / "build_backend" / "find_nvcc.py")
+find_cuda = load(REPOSITORY / "build_backend" / "find_cuda.py")
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "cutensor"])
@@ -83,108 +82,72 @@ def test_allowed_spill_is_no_fault_elsewhere_it_is(monkeypatch):
     assert len(ptxas.find_faults(SPILL, "other.cu")) == 1
 
 
-def fake_compiler(tmp_path, report, status):
-    script = tmp_path / "nvcc.py"
-    script.write_text(
-        "import pathlib, sys\n"
-        "pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).write_text('object')\n"
-        f"print({report!r}, file=sys.stderr, end='')\n"
-        f"sys.exit({status})\n"
-    )
-    return [sys.executable, str(script)]
-
-
-@pytest.mark.parametrize(
-    ("report", "status", "expected", "has_object"),
-    [
-        (CLEAN, 0, 0, True),
-        (SPILL, 0, 1, False),
-        (CLEAN, 2, 2, True),
-    ],
-    ids=["clean", "spill", "compiler_error"],
-)
-def test_launcher(report, status, expected, has_object, tmp_path, capfd):
-    output = tmp_path / "gemm.o"
-    command = [*fake_compiler(tmp_path, report, status), "-c", "gemm.cu", "-o", str(output)]
-    assert check_ptxas.main(command) == expected
-    assert output.exists() == has_object
-    if expected == 0:
-        assert capfd.readouterr().out == ""
-        assert output.with_name("gemm.o.ptxas.txt").read_text() == report
-
-
 @pytest.fixture
-def no_nvcc(monkeypatch, tmp_path):
-    """An environment that names no compiler, but for the one of the usual prefix."""
-    for name in ("CUDACXX", "CUDA_HOME", "CUDA_PATH", "TCGEMM_CUDA"):
+def no_cuda(monkeypatch, tmp_path):
+    """An environment that names no toolkit, but for the one of the usual prefix."""
+    for name in ("CUDA_HOME", "CUDA_PATH", "TCGEMM_CUDA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "no such folder"))
     return monkeypatch
 
 
-def make_nvcc(prefix):
-    nvcc = prefix / "bin" / "nvcc"
-    nvcc.parent.mkdir(parents=True)
-    nvcc.write_text("#!/bin/sh\n")
-    nvcc.chmod(0o755)
-    return nvcc
+def make_toolkit(root):
+    for file in ("include/cuda_runtime_api.h", "bin/nvcc"):
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text("#!/bin/sh\n")
+        (root / file).chmod(0o755)
+    return root
 
 
-def test_order_of_system_compilers(no_nvcc, tmp_path):
-    on_path, by_path, by_home, by_name = (make_nvcc(tmp_path / x) for x in "abcd")
-    no_nvcc.setenv("PATH", str(on_path.parent))
-    assert find_nvcc.find_nvcc() == str(on_path)
-    no_nvcc.setenv("CUDA_PATH", str(tmp_path / "b"))
-    assert find_nvcc.find_nvcc() == str(by_path)
-    no_nvcc.setenv("CUDA_HOME", str(tmp_path / "c"))
-    assert find_nvcc.find_nvcc() == str(by_home)
-    no_nvcc.setenv("CUDACXX", str(by_name))
-    assert find_nvcc.find_nvcc() == str(by_name)
+def test_order_of_toolkits(no_cuda, tmp_path):
+    on_path, by_path, by_home = (make_toolkit(tmp_path / x) for x in "abc")
+    no_cuda.setenv("PATH", str(on_path / "bin"))
+    assert find_cuda.find_cuda() == on_path
+    no_cuda.setenv("CUDA_PATH", str(by_path))
+    assert find_cuda.find_cuda() == by_path
+    no_cuda.setenv("CUDA_HOME", str(by_home))
+    assert find_cuda.find_cuda() == by_home
 
 
-def test_wheel_compiler_in_the_second_root(no_nvcc, tmp_path):
+def test_packages_in_the_second_root(no_cuda, tmp_path):
     (tmp_path / "first" / "nvidia" / "cudnn").mkdir(parents=True)
-    nvcc = make_nvcc(tmp_path / "second" / "nvidia" / "cu13")
-    no_nvcc.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second")])
-    no_nvcc.delitem(sys.modules, "nvidia", raising=False)
-    assert find_nvcc.find_wheel_nvcc() == str(nvcc)
+    root = make_toolkit(tmp_path / "second" / "nvidia" / "cu13")
+    no_cuda.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second")])
+    no_cuda.delitem(sys.modules, "nvidia", raising=False)
+    assert find_cuda.find_wheel_cuda() == root
 
 
-def test_off_finds_none_and_wheel_passes_over_the_system(no_nvcc, tmp_path):
-    no_nvcc.setenv("CUDACXX", str(make_nvcc(tmp_path)))
-    no_nvcc.setenv("TCGEMM_CUDA", "off")
-    assert find_nvcc.find_nvcc() is None
-    no_nvcc.setenv("TCGEMM_CUDA", "wheel")
-    assert find_nvcc.find_nvcc() == find_nvcc.find_wheel_nvcc()
+def test_wheel_passes_over_the_system(no_cuda, tmp_path):
+    no_cuda.setenv("CUDA_HOME", str(make_toolkit(tmp_path)))
+    no_cuda.setenv("TCGEMM_CUDA", "wheel")
+    assert find_cuda.find_cuda() == find_cuda.find_wheel_cuda()
 
 
-def test_missing_cudacxx_is_an_error(no_nvcc):
-    no_nvcc.setenv("CUDACXX", "/no/such/nvcc")
-    with pytest.raises(FileNotFoundError, match="CUDACXX must name a CUDA compiler, got /no/such"):
-        find_nvcc.find_nvcc()
+def test_a_folder_without_headers_is_an_error(no_cuda):
+    no_cuda.setenv("CUDA_HOME", "/no/such/toolkit")
+    with pytest.raises(FileNotFoundError, match="CUDA_HOME must name a CUDA toolkit, got /no/such"):
+        find_cuda.find_cuda()
 
 
-def test_unknown_mode_is_an_error(no_nvcc):
-    no_nvcc.setenv("TCGEMM_CUDA", "yes")
-    with pytest.raises(ValueError, match="TCGEMM_CUDA must be on, off or wheel, got yes"):
-        find_nvcc.find_nvcc()
+def test_unknown_mode_is_an_error(no_cuda):
+    no_cuda.setenv("TCGEMM_CUDA", "yes")
+    with pytest.raises(ValueError, match="TCGEMM_CUDA must be on or wheel, got yes"):
+        find_cuda.find_cuda()
 
 
-def test_backend_asks_for_the_compiler_only_where_there_is_none(no_nvcc, tmp_path):
-    no_nvcc.syspath_prepend(str(REPOSITORY / "build_backend"))
-    no_nvcc.chdir(REPOSITORY)
+def test_backend_asks_for_headers_only_where_there_are_none(no_cuda, tmp_path):
+    no_cuda.syspath_prepend(str(REPOSITORY / "build_backend"))
+    no_cuda.chdir(REPOSITORY)
     import backend
 
     def asks():
         lists = (backend.get_requires_for_build_wheel(), backend.get_requires_for_build_editable())
-        found = [any("cuda-toolkit" in x for x in requires) for requires in lists]
+        found = [any("nvidia-cuda-runtime" in x for x in requires) for requires in lists]
         assert found[0] == found[1]
         return found[0]
 
-    no_nvcc.setenv("TCGEMM_CUDA", "wheel")
+    no_cuda.setenv("TCGEMM_CUDA", "wheel")
     assert asks()
-    no_nvcc.setenv("TCGEMM_CUDA", "off")
-    assert not asks()
-    no_nvcc.setenv("TCGEMM_CUDA", "on")
-    no_nvcc.setenv("CUDACXX", str(make_nvcc(tmp_path)))
+    no_cuda.setenv("TCGEMM_CUDA", "on")
+    no_cuda.setenv("CUDA_HOME", str(make_toolkit(tmp_path)))
     assert not asks()

@@ -1,6 +1,7 @@
 """Kernels that programs carry: how often, where, and through what programs go through."""
 
 import base64
+import dataclasses
 import importlib
 import re
 import types
@@ -234,33 +235,43 @@ def mma_sync(function, **how):
 @pytest.mark.parametrize(
     ("f", "args", "names"),
     [
-        (mma_sync(jax_tcgemm.matmul, config="64x64x64_w32x32_s4"), (F16, F16), []),
-        (mma_sync(jax_tcgemm.matmul, config="64x64x32_w32x32_s4"), 2 * [jnp.ones((8, 8))], []),
+        (
+            mma_sync(jax_tcgemm.matmul, config="64x64x32_w32x32_s4"),
+            2 * [jnp.ones((8, 8))],
+            ["mma::gemm_kernel<.*::Mma<tcgemm::ptx::TF32, tcgemm::ptx::TF32, float, .*::Bare>"],
+        ),
         (
             mma_sync(jax_tcgemm.matmul, config="64x64x64_w32x32_s4_k4"),
             (BF16, BF16),
-            [],
+            [
+                "split_reduction::reduce<float, .*::Floats, 1, 4>",
+                "mma::gemm_kernel<.*64, 64.*::Mma<__nv_bfloat16, __nv_bfloat16, float, .*::Bare>",
+            ],
         ),
         (
             mma_sync(jax_tcgemm.matmul, config="128x128x32_w64x64_s4"),
             (BF16, BF16),
-            ["gemm_kernel<.*128, 128.*::Mma<__nv_bfloat16, __nv_bfloat16, float, .*::Bare>"],
+            ["mma::gemm_kernel<.*128, 128.*::Mma<__nv_bfloat16, __nv_bfloat16, float, .*::Bare>"],
         ),
         (
             mma_sync(jax_tcgemm.matmul),
             (INT8, INT8),
-            ["gemm_kernel<.*::Mma<int8_t, int8_t, int32_t, .*::Scaled>"],
+            ["mma::gemm_kernel<.*::Mma<int8_t, int8_t, int32_t, .*::Scaled>"],
         ),
         (
             mma_sync(jax_tcgemm.linear, activation="relu"),
             (F16, F16),
-            ["gemm_kernel<.*::Mma<__half, __half, float, .*::Function<.*::Function_"],
+            ["mma::gemm_kernel<.*::Mma<__half, __half, float, .*::Function<.*::Function_"],
         ),
-        (mma_sync(jax_tcgemm.ragged_dot), (BF16, WEIGHTS, SIZES), ["ragged_kernel<.*128, 128"]),
+        (
+            mma_sync(jax_tcgemm.ragged_dot),
+            (BF16, WEIGHTS, SIZES),
+            ["mma::ragged_kernel<.*128, 128"],
+        ),
     ],
-    ids=["f16", "tf32", "split", "tile", "int8", "fused", "ragged"],
+    ids=["tf32", "split", "tile", "int8", "fused", "ragged"],
 )
-def test_a_program_brings_what_is_not_prebuilt(cuda_module, monkeypatch, f, args, names):
+def test_a_program_brings_its_kernels(cuda_module, monkeypatch, f, args, names):
     monkeypatch.setattr(modules, "cuda", cuda_module)
     monkeypatch.setattr(compiler, "_kernels", {})
     monkeypatch.setattr(nvrtc, "compile_kernel", lambda x: nvrtc.Kernel("entry", b"cubin"))
@@ -268,7 +279,7 @@ def test_a_program_brings_what_is_not_prebuilt(cuda_module, monkeypatch, f, args
     text = lowered(f, *args)
     selection.forget()
     # The device's architecture, of which an H200 is assumed.
-    brought = re.findall(r'name = "tcgemm::mma::([^"]*)", target = "sm_90"', text)
+    brought = re.findall(r'name = "tcgemm::([^"]*)", target = "sm_90"', text)
     assert text.count(CALL) == len(brought) == len(names)
     for name, expected in zip(brought, names, strict=True):
         assert re.match(expected, name)
@@ -284,10 +295,23 @@ def test_a_kernel_is_of_its_devices_architecture(cuda_module, monkeypatch, compu
     assert target == f"sm_{compute_capability}"
 
 
-def test_what_is_not_prebuilt_takes_a_compiler(cuda_module, monkeypatch):
+def test_a_kernel_takes_a_compiler(cuda_module, monkeypatch):
+    """On a GPU; of one that is assumed, explain() says what would run with one."""
     monkeypatch.setattr(modules, "cuda", cuda_module)
     monkeypatch.setattr(nvrtc, "reason", lambda: "there is none")
     product = mma_sync(jax_tcgemm.matmul)
-    assert jax_tcgemm.explain(product, F16, F16, platform="cuda")
-    with pytest.raises(ValueError, match="this build lacks the kernel, and NVRTC to compile it is"):
-        jax_tcgemm.explain(product, INT8, INT8, platform="cuda")
+    (call,) = jax_tcgemm.explain(product, F16, F16, platform="cuda")
+    assert call.implementation == "mma_sync"
+    gpu = dataclasses.replace(selection.ASSUMED_GPU, assumed=False)
+    reason = cuda_module.reject("mma_sync", call.config, call.problem.query(), gpu.query())
+    assert reason == "NVRTC to compile its kernel is missing; install nvidia-cuda-nvrtc"
+
+
+def test_a_program_lowered_without_a_compiler_is_xlas(cuda_module, monkeypatch):
+    monkeypatch.setattr(modules, "cuda", cuda_module)
+    monkeypatch.setattr(nvrtc, "reason", lambda: "there is no NVRTC")
+    selection.forget()
+    assert "tcgemm" not in lowered(jax_tcgemm.ragged_dot, BF16, WEIGHTS, SIZES)
+    with pytest.raises(ValueError, match="matmul: .* there is no NVRTC"):
+        lowered(mma_sync(jax_tcgemm.matmul), F16, F16)
+    selection.forget()

@@ -3,7 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_tcgemm import selection
 from jax_tcgemm.inspect import fragments
+from jax_tcgemm.kernels import Instance
+from jax_tcgemm.kernels.program import carried
+from jax_tcgemm.system import modules
 
 CASES = fragments.fragment_cases()
 WMMA_CASES = [case for case in CASES if fragments.is_wmma(case[0])]
@@ -122,6 +126,13 @@ def test_errors(arguments, message):
         fragments.fragment_map(*arguments)
 
 
+def kernels_of(*case):
+    """What a program brings for a probe."""
+    device = selection.target_device("cuda").query()
+    sources = modules.cuda.fragment_kernels(*case, device)
+    return [carried(Instance("wmma", (header,), *source)) for header, *source in sources]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("column_major", [False, True], ids=["row", "col"])
 @pytest.mark.parametrize("case", WMMA_CASES, ids=case_id)
@@ -132,7 +143,7 @@ def test_wmma_map_on_gpu(gpu, case, column_major):
     @jax.jit
     def probe():
         return jax.ffi.ffi_call("tcgemm_fragment_probe", out)(
-            shape=shape, dtype=dtype, operand=operand, column_major=column_major
+            *kernels_of(*case), shape=shape, dtype=dtype, operand=operand, column_major=column_major
         )
 
     with jax.default_device(gpu):
@@ -164,7 +175,7 @@ def test_mma_map_on_gpu(gpu, case):
     @jax.jit
     def multiply(a, b):
         return jax.ffi.ffi_call("tcgemm_fragment_mma", out)(
-            a, b, shape=shape, dtype=dtype, accumulator=accumulator
+            *(a, b, *kernels_of(*case)), shape=shape, dtype=dtype, accumulator=accumulator
         )
 
     held = np.asarray(multiply(spread(a, "a"), spread(b, "b")))

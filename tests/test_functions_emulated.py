@@ -13,6 +13,7 @@ from epilogue_call import FORMS, wide
 from kernel_instances import mma_sync, second_kernel, wgmma, wmma_tiled
 
 from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.selection import implementations
 from jax_tcgemm.selection.choice import Choice
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
@@ -171,6 +172,12 @@ class Call:
         }
         return found | {"": second_kernel(function)}
 
+    def bare_kernels(self, implementation, config):
+        """Those of a config that run no function."""
+        candidate = implementations.Candidate(implementation, config, "")
+        kernels = implementations.kernels(candidate, self.folded[0], ASSUMED_GPU)
+        return [kernel for kernel in kernels if not kernel.definitions]
+
     def check(self, emulator, **how):
         """All results, in any order of threads."""
         problem, used, levels = self.folded
@@ -280,10 +287,6 @@ ALTERNATING = {
 NOT_GATED = "128x16x64_c1x1x4_co", "192x176x64_c1x2x1_co_t", "128x128x64_c2x1x1_pp_split2"
 
 
-# Those that were built, from which those with a function are told apart.
-WMMA_SOURCES = tuple(f"kernels/wmma/tiled_{x}.cu" for x in ("16bit", "any_layout"))
-
-
 @pytest.fixture(scope="session")
 def functions(run_folder, cases_of):
     """The kernels of all calls that run."""
@@ -299,9 +302,11 @@ def functions(run_folder, cases_of):
         for case in cases_of(test):
             kernels = calls[case["name"]].kernels()
             own.append(kernels.get(case["config"]) or kernels[""])
+            if case["config"] in WMMA:
+                own += calls[case["name"]].bare_kernels("wmma_tiled", case["config"])
     families = ("wgmma", "mma_sync", "wmma")
     sources = map(carried, dict.fromkeys([*bare, *own]))
-    return Emulator(run_folder / "functions", *WMMA_SOURCES, *sources, families=families)
+    return Emulator(run_folder / "functions", *sources, families=families)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -518,10 +523,13 @@ def test_mistakes_are_found(functions, name, tmp_path):
     implementation, kernels = OTHERS.get(config, "wgmma"), call.kernels()
     # What leaves it to another kernel is bare.
     chosen = [kernels[config]] if config in kernels else [kernels[""]]
-    if config not in kernels:
+    if config in WMMA:
+        chosen += call.bare_kernels(implementation, config)
+    elif config not in kernels:
         chosen.append(mma_sync(MMA_SYNC[config], target="sm_90", layout="01"))
-    sources = [*(WMMA_SOURCES if config in WMMA else ()), *map(carried, chosen)]
-    wrong = Emulator(tmp_path, *sources, changes={file: [(old, new)]}, like=functions)
+    wrong = Emulator(
+        tmp_path, *map(carried, dict.fromkeys(chosen)), changes={file: [(old, new)]}, like=functions
+    )
     with pytest.raises(
         (AssertionError, RuntimeError), match="not equal|wrote outside|Mismatched|deadlock"
     ):

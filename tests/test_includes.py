@@ -49,14 +49,14 @@ def _includes(path: str) -> list[str]:
 
 
 def test_every_folder_has_a_floor():
-    sources = _files(".h", ".cuh", ".cc", ".cu", ".inc")
+    sources = _files(".h", ".cuh", ".cc", ".inc")
     assert {_folder(path) for path in sources} == set(FLOOR_OF)
 
 
 @pytest.mark.parametrize("folder", FLOOR_OF)
 def test_includes_go_down(folder):
     wrong = []
-    for path in _files(".h", ".cuh", ".cc", ".cu", ".inc"):
+    for path in _files(".h", ".cuh", ".cc", ".inc"):
         if _folder(path) != folder:
             continue
         for name in _includes(path):
@@ -71,6 +71,6 @@ def test_includes_go_down(folder):
 
 
 def test_device_folders_hold_device_headers_only():
-    sources = [path for path in _files(".h", ".cc", ".cu") if _folder(path) in DEVICE]
+    sources = [path for path in _files(".h", ".cc") if _folder(path) in DEVICE]
     # The host fills the arguments of a function.
     assert sources == ["epilogue/function_params.h"]

@@ -16,8 +16,8 @@ from emulated import (
     wgmma_ragged_table,
     wgmma_table,
 )
-from emulated_checks import CASE, Types, check, check_ragged
-from gpu.gemm_call import CONFIG_CASES, LAYOUTS
+from emulated_checks import CASE, Types, check, check_ragged, kernels_of
+from gpu.gemm_call import CONFIG_CASES, LAYOUTS, make_inputs
 from kernel_instances import MMA_SYNC_INSTRUCTIONS, WGMMA_INSTRUCTIONS
 
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -54,12 +54,6 @@ MMA_SYNC_TILES = ("128x256", "128x128", "64x64")
 def build_mma_sync(directory, compute_capability: int, *sources) -> Emulator:
     how = {"compute_capability": compute_capability, "sanitize": True}
     return Emulator(directory, *sources, families=("mma_sync",), **how)
-
-
-def build(directory, pattern: str, family: str) -> Emulator:
-    """With all files of kernels that match."""
-    sources = [str(path.relative_to(CSRC)) for path in CSRC.glob(f"kernels/{family}/{pattern}")]
-    return Emulator(directory, *sources, families=(family,), sanitize=True)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32"])
@@ -136,8 +130,27 @@ def test_mma_sync_ragged(compute_capability, tmp_path):
         check_ragged(emulator, form, sizes, *extents, transposed=transposed, **how)
 
 
+def check_ladder(directory, family, kernels, one_in):
+    """Products by configs and types, one in so many of all cases and layouts."""
+    products = [
+        (implementation, config, Types(*types.split()), layout, case)
+        for i, (case, layout, (implementation, config, types)) in enumerate(
+            itertools.product(CONFIG_CASES, LAYOUTS, kernels)
+        )
+        if i % one_in == 0
+    ]
+    sources = {
+        source: None
+        for implementation, config, types, layout, case in products
+        for source in kernels_of(implementation, config, make_inputs(types, layout, case).problem)
+    }
+    emulator = Emulator(directory, *sources, families=(family,), sanitize=True)
+    for seed, (implementation, config, types, layout, case) in enumerate(products):
+        how = {"implementation": implementation, "config": config, "seed": seed}
+        check(emulator, types, layout, case, **how)
+
+
 def test_simt(tmp_path):
-    emulator = build(tmp_path, "*.cu", "simt")
     kernels = [
         ("simt_tiled", "128x64x16", "f32 f32 f32"),
         ("simt_tiled", "128x128x16", "f32 bf16 f32"),
@@ -147,14 +160,10 @@ def test_simt(tmp_path):
         ("simt_naive", "8x32", "bf16 f32 f32"),
         ("simt_naive", "8x32", "s8 s32 s32"),
     ]
-    everything = itertools.product(CONFIG_CASES, LAYOUTS, kernels)
-    for seed, (case, layout, (implementation, config, types)) in enumerate(everything):
-        how = {"implementation": implementation, "config": config, "seed": seed}
-        check(emulator, Types(*types.split()), layout, case, **how)
+    check_ladder(tmp_path, "simt", kernels, one_in=1)
 
 
 def test_wmma(tmp_path):
-    emulator = build(tmp_path, "[nt]*.cu", "wmma")  # without the probe of the hardware's fragments
     bf16, f16, s8 = "bf16 bf16 f32", "f16 f16 f16", "s8 s32 s32"
     kernels = [("wmma_naive", "m16n16k8", "f32 f32 tf32"), ("wmma_naive", "m8n8k4", "f64 f64 f64")]
     kernels += [("wmma_tiled", "m16n16k8_128x128x16", "f32 f32 tf32")]
@@ -166,8 +175,4 @@ def test_wmma(tmp_path):
         kernels += [("wmma_tiled", f"{shape}_128x128x32", types) for types in (bf16, f16)]
         kernels += [("wmma_tiled", f"{shape}_128x128x32_satf", f16)]
         kernels += [("wmma_tiled", f"{shape}_128x128x64{satf}", s8) for satf in ("", "_satf")]
-    everything = itertools.product(CONFIG_CASES, LAYOUTS, kernels)
-    for seed, (case, layout, (implementation, config, types)) in enumerate(everything):
-        if seed % 7 == 0:
-            how = {"implementation": implementation, "config": config, "seed": seed}
-            check(emulator, Types(*types.split()), layout, case, **how)
+    check_ladder(tmp_path, "wmma", kernels, one_in=7)

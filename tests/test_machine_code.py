@@ -17,7 +17,7 @@ from kernel_instances import INCLUDE, mma_sync, wgmma
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.system import modules
 
-# Of each family one that is built ahead, as its prebuilt.h and prebuilt_*.cu name them.
+# Some of each family.
 PREBUILT = {
     "mma_sync_f16": mma_sync("64, 64, 128, 32, 32, 4, 3", instruction="f16"),
     "mma_sync_bf16": mma_sync("64, 64, 128, 32, 32, 4, 3", layout="11"),

@@ -36,7 +36,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def machine(run_folder):
-    return machine_of(run_folder / "packed", CASES)
+    return machine_of(run_folder / "packed", CASES, [case for _, case in CASES])
 
 
 @pytest.mark.parametrize(("config", "case"), CASES, ids=lambda x: getattr(x, "label", x))

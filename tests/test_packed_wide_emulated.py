@@ -223,7 +223,7 @@ def test_mistakes_are_found(mistaken, name):
 
 
 def test_a_mistake_of_the_copy_of_x_is_found(run_folder):
-    mistake = "kernels/packed/order.cu", "0x3120", "0x3210"
+    mistake = "kernels/packed/order_kernel.cuh", "0x3120", "0x3210"
     own, folder = map(carried, instances(*FLOAT8)), run_folder / "packed_order_mistaken"
     mistaken = Emulator(folder, *own, families=("packed",), changes=as_mutants([mistake]))
     check(mistaken, *FLOAT8)

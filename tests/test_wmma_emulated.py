@@ -8,7 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from emulated import Emulator, carried
-from emulated_checks import BF16, CASE, TF32, Types, check, function_of_product, integers
+from emulated_checks import (
+    BF16,
+    CASE,
+    TF32,
+    Types,
+    check,
+    function_of_product,
+    integers,
+    kernels_of,
+)
+from gpu.gemm_call import make_inputs
 from kernel_instances import wmma_tiled
 
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -75,10 +85,16 @@ def function_kernel(config):
 @pytest.fixture(scope="session")
 def kernels(run_folder):
     """Those of all tests here."""
-    built = [f"tiled_{x}" for x in ("16bit", "8bit", "any_layout", "wide")]
-    sources = [f"kernels/wmma/{name}.cu" for name in ("naive", *built)]
+    bare = [
+        kernel
+        for implementation, config, types, layout, label in BARE
+        for kernel in kernels_of(
+            implementation, config, make_inputs(types, layout, CASE[label]).problem
+        )
+    ]
     own = map(carried, map(function_kernel, FUNCTIONS))
-    return Emulator(run_folder / "wmma", *sources, *own, families=("wmma",), sanitize=True)
+    sources = dict.fromkeys([*bare, *own])
+    return Emulator(run_folder / "wmma", *sources, families=("wmma",), sanitize=True)
 
 
 @pytest.mark.parametrize(("implementation", "config", "types", "layout", "label"), BARE)
@@ -137,9 +153,7 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_found(kernels, name, tmp_path):
     config, file, old, new = MISTAKES[name]
-    # The kernels that were built are not those that this changes.
-    family = "16bit" if "x32" in config else "8bit" if "x64" in config else "wide"
-    sources = f"kernels/wmma/tiled_{family}.cu", carried(function_kernel(config))
-    wrong = Emulator(tmp_path, *sources, changes={file: [(old, new)]}, like=kernels)
+    own = carried(function_kernel(config))
+    wrong = Emulator(tmp_path, own, changes={file: [(old, new)]}, like=kernels)
     with pytest.raises((AssertionError, RuntimeError), match="not equal|Mismatched"):
         check_function(wrong, config)

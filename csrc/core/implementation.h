@@ -17,7 +17,7 @@ struct Device {
   int compute_capability = 0;  // 10 * major + minor; 0 for the host
   int num_sms = 0;
   int64_t shared_memory_bytes = 0;  // largest opt-in dynamic shared memory of one block
-  bool compiles_kernels = true;     // whether programs for it can bring kernels that this library was not built with
+  bool compiles_kernels = true;     // whether programs for it can bring kernels
 };
 
 // What a kernel is compiled from: the device headers that every build ships.
@@ -69,7 +69,7 @@ class ImplementationOf {
       return "config " + std::string(config) + " has " + lack;
     }
     if (device.compiles_kernels || kernels(problem, device, config).empty()) return "";
-    return "this build lacks the kernel, and NVRTC to compile it is missing; install nvidia-cuda-nvrtc";
+    return "NVRTC to compile its kernel is missing; install nvidia-cuda-nvrtc";
   }
 
   // Scratch bytes launch() needs. May be an upper bound; must depend on its arguments only.
@@ -77,7 +77,7 @@ class ImplementationOf {
     return 0;
   }
 
-  // The kernels of launch() that this library was not built with, which a program must bring.
+  // The kernels of launch(), which a program must bring.
   virtual std::vector<KernelSource> kernels(const Problem& problem, const Device& device,
                                             std::string_view config) const {
     return {};

@@ -5,16 +5,19 @@
 
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "ffi/attributes.h"
 #include "ffi/checks.h"
+#include "ffi/device.h"
 #include "kernels/common/reduction.h"
 #include "kernels/tensor/transposition.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tcgemm {
 
-// "tcgemm_transpose": operand a, result of the same dtype and number of elements.
+// "tcgemm_transpose": operand a, then the kernels that the program carries (kernel.h); result of the same dtype and
+// number of elements.
 inline xla::ffi::Error transpose(cudaStream_t stream, xla::ffi::Dictionary attributes, xla::ffi::AnyBuffer in,
                                  xla::ffi::Result<xla::ffi::AnyBuffer> out) {
   Transposition t{};
@@ -28,12 +31,14 @@ inline xla::ffi::Error transpose(cudaStream_t stream, xla::ffi::Dictionary attri
     return invalid("transpose: operand and result must have one dtype and " + std::to_string(count) + " elements");
   }
   if (overlap(in, *out)) return invalid("transpose: the result must not overlap the operand");
-  return to_ffi_error("transpose", launch_transposition(t, in.untyped_data(), out->untyped_data(), stream));
+  Device device;
+  if (Status s = current_device(&device); !s.is_ok()) return to_ffi_error("transpose", std::move(s));
+  return to_ffi_error("transpose", launch_transposition(t, device, in.untyped_data(), out->untyped_data(), stream));
 }
 
-// "tcgemm_reduce": operand a; results out [, workspace].
-inline xla::ffi::Error reduce(const Device& device, cudaStream_t stream, xla::ffi::Dictionary attributes,
-                              xla::ffi::AnyBuffer in, xla::ffi::RemainingRets results) {
+// "tcgemm_reduce": operand a, then kernels; results out [, workspace].
+inline xla::ffi::Error reduce(cudaStream_t stream, xla::ffi::Dictionary attributes, xla::ffi::AnyBuffer in,
+                              xla::ffi::RemainingRets results) {
   Reduction r{};
   const std::string error = read_attributes(attributes, [&](auto&& visit) { visit_fields(r, visit); });
   if (!error.empty()) return invalid("reduce: " + error);
@@ -58,12 +63,14 @@ inline xla::ffi::Error reduce(const Device& device, cudaStream_t stream, xla::ff
     if (overlap(in, **workspace) || overlap(**out, **workspace)) return invalid("reduce: buffers must not overlap");
   }
   if (overlap(in, **out)) return invalid("reduce: buffers must not overlap");
+  Device device;
+  if (Status s = current_device(&device); !s.is_ok()) return to_ffi_error("reduce", std::move(s));
   const int64_t needed = reduction_workspace_bytes(r, device.num_sms);
   if (buffers.workspace_bytes < needed) {
     return invalid("reduce: the workspace must hold " + std::to_string(needed) + " bytes");
   }
-  return to_ffi_error("reduce", launch_reduction(r, device.num_sms, in.untyped_data(), (*out)->untyped_data(),
-                                                 buffers.workspace, stream));
+  return to_ffi_error(
+      "reduce", launch_reduction(r, device, in.untyped_data(), (*out)->untyped_data(), buffers.workspace, stream));
 }
 
 }  // namespace tcgemm

@@ -1,14 +1,12 @@
-// _cuda: the hand-written kernels and the vendor libraries. Links the static CUDA runtime only,
+// _cuda: the host side of the hand-written kernels, and the vendor libraries. Links the static CUDA runtime only,
 // so it imports on a machine with no GPU and no driver.
 #include <cuda_runtime_api.h>
 #include <nanobind/nanobind.h>
 
-#include <array>
-#include <mutex>
-
 #include "core/cuda_status.h"
 #include "core/device_headers_hash.h"
 #include "ffi/call.h"
+#include "ffi/device.h"
 #include "ffi/fragment_probe.h"
 #include "ffi/kernel.h"
 #include "ffi/tensor_kernels.h"
@@ -61,34 +59,6 @@ const blas::Implementations& blas_implementations() {
   return all;
 }
 
-Status query_device(int ordinal, Device* device) {
-  int major = 0, minor = 0, num_sms = 0, shared_memory_bytes = 0;
-  for (const auto& [attribute, value] : {std::pair{cudaDevAttrComputeCapabilityMajor, &major},
-                                         {cudaDevAttrComputeCapabilityMinor, &minor},
-                                         {cudaDevAttrMultiProcessorCount, &num_sms},
-                                         {cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_memory_bytes}}) {
-    if (Status s = cuda_status(cudaDeviceGetAttribute(value, attribute, ordinal), "cudaDeviceGetAttribute"); !s.is_ok())
-      return s;
-  }
-  *device = {10 * major + minor, num_sms, shared_memory_bytes};
-  return Status::ok();
-}
-
-// The device of the calling thread, which XLA sets to the stream's device before each call.
-// Its properties never change, so they are read once for each device.
-Status current_device(Device* device) {
-  constexpr int kMaxDevices = 64;
-  static std::array<std::once_flag, kMaxDevices> once;
-  static std::array<Device, kMaxDevices> known;
-  static std::array<Status, kMaxDevices> status;
-  int ordinal = 0;
-  if (Status s = cuda_status(cudaGetDevice(&ordinal), "cudaGetDevice"); !s.is_ok()) return s;
-  if (ordinal >= kMaxDevices) return Status::internal("device ordinal " + std::to_string(ordinal) + " is over 63");
-  std::call_once(once[ordinal], [&] { status[ordinal] = query_device(ordinal, &known[ordinal]); });
-  *device = known[ordinal];
-  return status[ordinal];
-}
-
 template <const auto& (*kImplementations)()>
 ffi::Error call(cudaStream_t stream, ffi::Dictionary attributes, ffi::RemainingArgs operands,
                 ffi::RemainingRets results) {
@@ -126,27 +96,36 @@ ffi::Error blas_initialize(ffi::Dictionary) {
 XLA_FFI_DEFINE_HANDLER(blas_initialize_handler, guarded(blas_initialize),
                        ffi::Ffi::BindInitialize().Attr<ffi::Dictionary>("blas"));
 
-XLA_FFI_DEFINE_HANDLER(transpose_handler, guarded(transpose),
+// What is wrong with operands that are not `count` and kernels after them; "" for nothing.
+std::string check_count(const ffi::RemainingArgs& operands, size_t count) {
+  const size_t given = count_operands(operands);
+  return given == count ? "" : "operands must be " + std::to_string(count) + ", got " + std::to_string(given);
+}
+
+ffi::Error transpose_here(cudaStream_t stream, ffi::Dictionary attributes, ffi::RemainingArgs operands,
+                          ffi::Result<ffi::AnyBuffer> out) {
+  if (std::string error = check_count(operands, 1); !error.empty()) return invalid("transpose: " + error);
+  return transpose(stream, attributes, *operands.get<ffi::AnyBuffer>(0), out);
+}
+
+XLA_FFI_DEFINE_HANDLER(transpose_handler, guarded(transpose_here),
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Attrs<ffi::Dictionary>()
-                           .Arg<ffi::AnyBuffer>()
+                           .RemainingArgs()
                            .Ret<ffi::AnyBuffer>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
-ffi::Error reduce_here(cudaStream_t stream, ffi::Dictionary attributes, ffi::AnyBuffer in, ffi::RemainingRets results) {
-  Device device;
-  if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
-  return reduce(device, stream, attributes, in, results);
+ffi::Error reduce_here(cudaStream_t stream, ffi::Dictionary attributes, ffi::RemainingArgs operands,
+                       ffi::RemainingRets results) {
+  if (std::string error = check_count(operands, 1); !error.empty()) return invalid("reduce: " + error);
+  return reduce(stream, attributes, *operands.get<ffi::AnyBuffer>(0), results);
 }
 
-XLA_FFI_DEFINE_HANDLER(reduce_handler, guarded(reduce_here),
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Attrs<ffi::Dictionary>()
-                           .Arg<ffi::AnyBuffer>()
-                           .RemainingRets(),
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(
+    reduce_handler, guarded(reduce_here),
+    ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>().Attrs<ffi::Dictionary>().RemainingArgs().RemainingRets(),
+    {ffi::Traits::kCmdBufferCompatible});
 
 ffi::Error kernel_initialize(ffi::Dictionary attributes) {
   return initialize_kernel(attributes, kDeviceHeadersHash, &load_known_kernel, &load_kernel);
@@ -164,23 +143,37 @@ XLA_FFI_DEFINE_HANDLER(kernel_handler, kernel_execute,
                        ffi::Ffi::Bind().Attr<ffi::Dictionary>("kernel").Ret<ffi::AnyBuffer>(),
                        {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, guarded(fragment_probe),
+ffi::Error fragment_probe_here(cudaStream_t stream, std::string_view shape, std::string_view dtype,
+                               std::string_view operand, bool column_major, ffi::RemainingArgs operands,
+                               ffi::Result<ffi::AnyBuffer> out) {
+  if (std::string error = check_count(operands, 0); !error.empty()) return invalid("fragment_probe: " + error);
+  return fragment_probe(stream, shape, dtype, operand, column_major, out);
+}
+
+XLA_FFI_DEFINE_HANDLER(fragment_probe_handler, guarded(fragment_probe_here),
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Attr<std::string_view>("shape")
                            .Attr<std::string_view>("dtype")
                            .Attr<std::string_view>("operand")
                            .Attr<bool>("column_major")
+                           .RemainingArgs()
                            .Ret<ffi::AnyBuffer>());
 
-XLA_FFI_DEFINE_HANDLER(fragment_mma_handler, guarded(fragment_mma),
+ffi::Error fragment_mma_here(cudaStream_t stream, std::string_view shape, std::string_view dtype,
+                             std::string_view accumulator, ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> d) {
+  if (std::string error = check_count(operands, 2); !error.empty()) return invalid("fragment_mma: " + error);
+  return fragment_mma(stream, shape, dtype, accumulator, *operands.get<ffi::AnyBuffer>(0),
+                      *operands.get<ffi::AnyBuffer>(1), d);
+}
+
+XLA_FFI_DEFINE_HANDLER(fragment_mma_handler, guarded(fragment_mma_here),
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Attr<std::string_view>("shape")
                            .Attr<std::string_view>("dtype")
                            .Attr<std::string_view>("accumulator")
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::AnyBuffer>()
+                           .RemainingArgs()
                            .Ret<ffi::AnyBuffer>());
 
 }  // namespace
@@ -224,6 +217,13 @@ NB_MODULE(_cuda, module) {
   nb::module_ split_queries = module.def_submodule("split", "The same queries for parts of operands.");
   define_queries(split_queries, split_implementations());
   define_tensor_queries(module);
+  module.def(
+      "fragment_kernels",
+      [](const std::string& shape, const std::string& dtype, const std::string& operand, nb::dict device) {
+        return as_tuples(wmma::fragment_kernels(shape, dtype, operand, device_from(device)));
+      },
+      nb::arg("shape"), nb::arg("dtype"), nb::arg("operand"), nb::arg("device"),
+      "What a program brings for tcgemm_fragment_probe and, with the accumulator's dtype, tcgemm_fragment_mma.");
   nb::module_ blas_queries = module.def_submodule("blas", "The same queries for BLAS calls.");
   define_queries(blas_queries, blas_implementations());
   module.def("load_cublas", &load_cublas, nb::arg("path"), "As load_cublaslt, for cuBLAS.");

@@ -57,6 +57,12 @@ const ImplementationOf<Problem, Buffers>& implementation_from(const Implementati
   return *found;
 }
 
+inline nb::list as_tuples(const std::vector<KernelSource>& sources) {
+  nb::list tuples;
+  for (const KernelSource& x : sources) tuples.append(nb::make_tuple(x.header, x.name, x.target));
+  return tuples;
+}
+
 // Defines implementations(), reject() and workspace_bytes() of one kind of product on `module`.
 template <typename Problem, typename Buffers>
 void define_queries(nb::module_& module, const ImplementationsOf<Problem, Buffers>& all) {
@@ -103,15 +109,10 @@ void define_queries(nb::module_& module, const ImplementationsOf<Problem, Buffer
       [&all](const std::string& name, const std::string& config, nb::dict problem, nb::dict device) {
         const auto& implementation = implementation_from<Problem, Buffers>(all, name);
         if (!implementation.has_config(config)) throw nb::value_error((name + " has no config " + config).c_str());
-        nb::list sources;
-        for (const KernelSource& x :
-             implementation.kernels(problem_from<Problem>(problem), device_from(device), config)) {
-          sources.append(nb::make_tuple(x.header, x.name, x.target));
-        }
-        return sources;
+        return as_tuples(implementation.kernels(problem_from<Problem>(problem), device_from(device), config));
       },
       nb::arg("implementation"), nb::arg("config"), nb::arg("problem"), nb::arg("device"),
-      "The kernels that a call runs and this library was not built with: (header, C++ expression, target) of each.");
+      "The kernels that a call runs: (header, C++ expression, target) of each.");
 }
 
 }  // namespace tcgemm

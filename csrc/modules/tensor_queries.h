@@ -24,6 +24,12 @@ inline void define_tensor_queries(nb::module_& module) {
       "reject_transposition",
       [](nb::dict transposition) { return reject_transposition(transposition_from(transposition)); },
       nb::arg("transposition"), "The rule that stops the transposition kernel; empty when none does.");
+  module.def(
+      "transposition_kernels",
+      [](nb::dict transposition, nb::dict device) {
+        return as_tuples({transposition_source(transposition_from(transposition), device_from(device))});
+      },
+      nb::arg("transposition"), nb::arg("device"), "The kernels that it runs, as kernels() says.");
   const auto reduction_from = [](const std::string& in, const std::string& out, const std::string& op, int64_t outer,
                                  int64_t reduced, int64_t inner) {
     Reduction r{DType::kF32, DType::kF32, op, outer, reduced, inner};
@@ -45,6 +51,14 @@ inline void define_tensor_queries(nb::module_& module) {
       },
       nb::arg("in_dtype"), nb::arg("out_dtype"), nb::arg("op"), nb::arg("outer"), nb::arg("reduced"), nb::arg("inner"),
       nb::arg("num_sms"));
+  module.def(
+      "reduction_kernels",
+      [reduction_from](const std::string& in, const std::string& out, const std::string& op, int64_t outer,
+                       int64_t reduced, int64_t inner, nb::dict device) {
+        return as_tuples(reduction_sources(reduction_from(in, out, op, outer, reduced, inner), device_from(device)));
+      },
+      nb::arg("in_dtype"), nb::arg("out_dtype"), nb::arg("op"), nb::arg("outer"), nb::arg("reduced"), nb::arg("inner"),
+      nb::arg("device"), "The kernels that it runs, as kernels() says.");
 }
 
 }  // namespace tcgemm

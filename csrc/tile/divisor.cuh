@@ -17,7 +17,8 @@ class Divisor {
   }
 
   __device__ __forceinline__ int32_t divide(int32_t n) const {
-    return static_cast<int32_t>(__umulhi(2 * static_cast<uint32_t>(n), multiplier_) >> shift_);
+    return static_cast<int32_t>(static_cast<uint32_t>(uint64_t{2 * static_cast<uint32_t>(n)} * multiplier_ >> 32) >>
+                                shift_);
   }
 
  private:

@@ -6,11 +6,9 @@
 // https://docs.nvidia.com/cuda/cuda-c-programming-guide/#warp-shuffle-functions
 #pragma once
 
-#include <cstdint>
+#include "tile/reduce_op.cuh"
 
 namespace tcgemm {
-
-enum class ReduceOp : int32_t { kAdd, kMax, kMin };
 
 // An operator known at run time only; every thread of a grid takes the same one, and memory is what
 // such kernels wait for. The larger or smaller of anything and NaN is NaN.

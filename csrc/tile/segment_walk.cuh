@@ -3,15 +3,9 @@
 
 #include <cstdint>
 
-namespace tcgemm {
+#include "tile/groups.cuh"
 
-// The groups as a kernel sees them; see core/ragged_problem.h.
-struct Groups {
-  const int32_t* sizes;
-  const int32_t* offset;
-  int32_t num_sizes, count;
-  int32_t tokens;
-};
+namespace tcgemm {
 
 // A run of tokens: those of a group, or, group being kNoGroup, rows before the first or after the last.
 struct Segment {

@@ -10,13 +10,10 @@
 
 namespace tcgemm {
 
-// Elements along each side of a tile.
-__host__ __device__ constexpr int transpose_tile_extent(int64_t element_bytes) { return element_bytes <= 4 ? 64 : 32; }
-
 // Elements of 1, 2, 4, 8 or 16 bytes, by size; what they mean does not matter. A block of 256 threads.
 template <typename T>
 struct TransposeTile {
-  static constexpr int kTile = transpose_tile_extent(sizeof(T));
+  static constexpr int kTile = sizeof(T) <= 4 ? 64 : 32;
   static constexpr int kThreads = 256;
   static constexpr int kRowsAtOnce = kThreads / 32;
   static constexpr int kPadding = sizeof(T) < 4 ? 4 / sizeof(T) : 1;

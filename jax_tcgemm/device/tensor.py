@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 
 from jax_tcgemm.device import dense
 from jax_tcgemm.device import tensor_reference as reference
+from jax_tcgemm.kernels.program import carried
 from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, cutensor_compute, precision_of
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.operation import Operation, dot_dimensions
@@ -193,7 +194,7 @@ def run(plan: Plan, *operands: jax.Array) -> jax.Array:
         case "cutensor", _:
             return _call_cutensor(operation, operands, plan.choice.workspace_bytes)
         case "tcgemm", _:
-            return _call_kernel(operation, *operands, plan.choice.workspace_bytes)
+            return _call_kernel(operation, *operands, plan.choice)
         case "gemm", _:
             return _run_gemm(plan, *operands)
         case _, "contract" if _is_of_parts(plan) and request.out_sharding is None:
@@ -234,14 +235,15 @@ def _call_cutensor(operation: Operation, operands, workspace_bytes: int) -> jax.
     return jax.ffi.ffi_call("tcgemm_tensor", results)(*operands, **attributes)[0]
 
 
-def _call_kernel(operation: Operation, a: jax.Array, num_bytes: int) -> jax.Array:
-    """The custom call of our transposition or reduction; `num_bytes` of workspace."""
+def _call_kernel(operation: Operation, a: jax.Array, choice: Choice) -> jax.Array:
+    """The custom call of our transposition or reduction."""
+    operands = (a, *map(carried, choice.kernels))
     results = [jax.ShapeDtypeStruct(operation.shape(operation.result), operation.dtype)]
     abi = {"abi": modules.cuda.abi_version}
     if operation.kind == "permute":
         attributes = fold_permutation(operation).attributes()
-        return jax.ffi.ffi_call("tcgemm_transpose", results)(a, **abi, **attributes)[0]
-    if num_bytes:
-        results.append(jax.ShapeDtypeStruct((num_bytes,), jnp.uint8))
+        return jax.ffi.ffi_call("tcgemm_transpose", results)(*operands, **abi, **attributes)[0]
+    if choice.workspace_bytes:
+        results.append(jax.ShapeDtypeStruct((choice.workspace_bytes,), jnp.uint8))
     attributes = dataclasses.asdict(fold_reduction(operation)) | {"op": operation.combine[0]}
-    return jax.ffi.ffi_call("tcgemm_reduce", results)(a, **abi, **attributes)[0]
+    return jax.ffi.ffi_call("tcgemm_reduce", results)(*operands, **abi, **attributes)[0]

@@ -153,9 +153,6 @@ def _driver_version() -> str:
 
 
 def _versions() -> dict[str, str]:
-    cuda = (
-        f"{_build.CUDA_VERSION} for {_build.CUDA_ARCHITECTURES}" if _build.CUDA_VERSION else "off"
-    )
     return {
         "jax_tcgemm": _version("jax_tcgemm"),
         "jax": jax.__version__,
@@ -163,7 +160,7 @@ def _versions() -> dict[str, str]:
         "numpy": _version("numpy"),
         "Python": platform.python_version(),
         "C++ compiler of this build": _build.CXX_COMPILER,
-        "CUDA of this build": cuda,
+        "CUDA of this build": _build.CUDA_VERSION,
         "NVIDIA driver": _driver_version(),
         "cuTENSOR": _cutensor_version() or "not installed",
         "NVRTC": nvrtc.version() or f"not available: {nvrtc.reason()}",

@@ -29,7 +29,7 @@ kernel_p = core.Primitive("tcgemm_kernel")
 
 
 def carried(instance: Instance) -> jax.Array:
-    """What a custom call takes after its operands, of a kernel that the library was not built with.
+    """What a custom call takes after its operands, of a kernel that it runs.
 
     The kernel is compiled meanwhile, if need be.
     """

@@ -12,7 +12,7 @@ from jax.extend.mlir.dialects import stablehlo
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
-from jax_tcgemm.kernels import compiler, program
+from jax_tcgemm.kernels import compiler, nvrtc, program
 from jax_tcgemm.primitives.transposes import read_through
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import by_platform, check_nans, mlir, started_platform
@@ -47,6 +47,7 @@ def register(
             obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
             obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
             device, before = selection.target_device(platform), program.num_carried()
+            obstacle = obstacle or _missing_compiler(device)
             with selection.lowering():
                 results = lower(ctx, *operands, device=device, obstacle=obstacle, **params)
             # What JAX keeps of a call's lowering it would copy for others with the kernels in it.
@@ -58,6 +59,14 @@ def register(
     # In a function that JAX keeps for other calls, operands are arguments, and no transposes.
     mlir.register_lowering(primitive, rule, cacheable=num_rhs is None)
     check_nans(primitive)
+
+
+def _missing_compiler(device: selection.Device) -> str:
+    """Why a program for a GPU that is not here can bring no kernels; "" where it can.
+
+    Of one that is here each implementation says so itself.
+    """
+    return nvrtc.reason() if device.assumed else ""
 
 
 def _read_through(ctx, operands, params, num_rhs: int):

@@ -40,7 +40,8 @@ class Device:
             "compute_capability": self.compute_capability,
             "num_sms": self.num_sms,
             "shared_memory_bytes": self.shared_memory_bytes,
-            "compiles_kernels": self.platform == "cuda" and not nvrtc.reason(),
+            # What a GPU would run is known without a compiler.
+            "compiles_kernels": self.platform == "cuda" and (self.assumed or not nvrtc.reason()),
         }
 
 

@@ -299,7 +299,7 @@ def workspace_bytes(candidate: Candidate, problem: AnyProblem, device: Device) -
 
 
 def kernels(candidate: Candidate, problem: AnyProblem, device: Device) -> tuple[Instance, ...]:
-    """What a program must bring for a candidate: kernels that the library was not built with."""
+    """The kernels of a candidate, which a program must bring."""
     if candidate.implementation == XLA:
         return ()
     queries = _queries(candidate.implementation, problem.kind)

@@ -6,6 +6,7 @@ fastest; for everything else XLA, which moves memory as fast and fuses with its 
 
 import dataclasses
 
+from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.operation import Operation
 from jax_tcgemm.problem.tensor_folding import fold_permutation, fold_reduction
@@ -73,16 +74,18 @@ def select_operation(
         name, why = XLA, "XLA moves memory as fast, and fuses with its neighbours"
     else:
         name, why = _of_contraction(operation, product, device, considered)
-    config, workspace_bytes = XLA_CONFIG, 0
+    config, workspace_bytes, kernels = XLA_CONFIG, 0, ()
     if name == "gemm":
         config = f"{product.choice.implementation}/{product.choice.config}"
         workspace_bytes = product.choice.workspace_bytes
     elif name == "cutensor":
         config, workspace_bytes = operation.algorithm, cutensor.estimate(operation)[1]
-    elif name == "tcgemm" and operation.kind == "reduce":
-        arguments = _reduction(operation)
-        workspace_bytes = modules.cuda.reduction_workspace_bytes(*arguments, device.num_sms)
-    choice = Choice(name, config, why, workspace_bytes, considered)
+    elif name == "tcgemm":
+        kernels = _kernels(operation, device)
+        if operation.kind == "reduce":
+            arguments = _reduction(operation)
+            workspace_bytes = modules.cuda.reduction_workspace_bytes(*arguments, device.num_sms)
+    choice = Choice(name, config, why, workspace_bytes, kernels, considered)
     print_choice(op, operation, choice)
     return choice
 
@@ -151,6 +154,17 @@ def _kernel_refusal(operation: Operation, device: Device) -> str:
     if operation.dtype not in DTYPE_NAMES:
         return f"the operand must be f16, bf16, f32 or f64, got {operation.dtype}"
     return modules.cuda.reject_reduction(*_reduction(operation))
+
+
+def _kernels(operation: Operation, device: Device) -> tuple[Instance, ...]:
+    """What a program must bring for our transposition or reduction."""
+    if operation.kind == "permute":
+        query = {"element_bytes": operation.dtype.itemsize}
+        query |= fold_permutation(operation).query()
+        sources = modules.cuda.transposition_kernels(query, device.query())
+    else:
+        sources = modules.cuda.reduction_kernels(*_reduction(operation), device.query())
+    return tuple(Instance("tcgemm", (header,), *source) for header, *source in sources)
 
 
 def _reduction(operation: Operation) -> tuple:

@@ -36,11 +36,7 @@ def _load(name: str) -> ModuleType | None:
         for target, capsule in module.registrations().items():
             jax.ffi.register_ffi_target(target, capsule, platform=platform)
     except ModuleNotFoundError as error:
-        _reasons[name] = (
-            f"this build has no {full_name}" + ("" if name == "cpu" else " (TCGEMM_CUDA=off)")
-            if error.name == full_name
-            else str(error)
-        )
+        _reasons[name] = f"this build has no {full_name}" if error.name == full_name else str(error)
     except Exception as error:  # A broken shared object, whatever the loader makes of it.
         _reasons[name] = f"{type(error).__name__}: {error}"
     else:

@@ -30,11 +30,23 @@ struct EpilogueLaunch {
 
   // Those that a program has to bring beside the product's own.
   std::vector<KernelSource> kernels(const Problem& p, const Device& device) const {
-    if (p.epilogue.function.is_none() || is_direct) return {};
-    return {function_kernel_source(p, device)};
+    if (is_direct) return {};
+    return {p.epilogue.function.is_none() ? split_reduction_source(p, num_splits, device)
+                                          : function_kernel_source(p, device)};
   }
 
   int64_t workspace_bytes(const Problem& p) const { return is_direct ? 0 : SplitSums::bytes(p, num_splits); }
+
+  // The problem that the product's own kernel has, which is bare where others come after it.
+  Problem product_of(const Problem& p) const {
+    if (is_direct) return p;
+    Problem part = p;
+    part.epilogue = {};
+    part.alpha = 1.0;
+    part.beta = 0.0;
+    part.out = SplitSums::dtype(p);
+    return part;
+  }
 
   // `product(problem, buffers)` launches the kernel: for the problem itself, or for bare products
   // whose D is in the workspace and holds `num_splits` parts of K, one batch after another.
@@ -48,11 +60,7 @@ struct EpilogueLaunch {
   template <typename Product>
   Status run_in_parts(const Problem& p, const Buffers& buffers, const Device& device, cudaStream_t stream,
                       const Product& product) const {
-    Problem part = p;
-    part.epilogue = {};
-    part.alpha = 1.0;
-    part.beta = 0.0;
-    part.out = SplitSums::dtype(p);
+    const Problem part = product_of(p);
     Buffers part_buffers = buffers;
     for (int set = 0; set < SplitSums::num_sets(p); ++set) {
       if (set == 1) part_buffers.b = buffers.b_up;
@@ -62,7 +70,7 @@ struct EpilogueLaunch {
     }
     const SplitSums sums{buffers.workspace, num_splits};
     if (!p.epilogue.function.is_none()) return launch_function(p, buffers, sums, device, stream);
-    return launch_split_reduction(p, buffers, sums, starts_early, stream);
+    return launch_split_reduction(p, buffers, sums, device, starts_early, stream);
   }
 };
 

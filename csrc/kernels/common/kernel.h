@@ -1,4 +1,4 @@
-// Kernels that are launched by name, whoever compiled them. A name is the C++ expression that instantiates the kernel.
+// Kernels that programs bring, launched by name: the C++ expression that instantiates one.
 #pragma once
 
 #include <array>
@@ -22,10 +22,8 @@ class Kernel {
 
   // What the runtime launches.
   const void* function() const { return function_; }
-  // Whether it is part of this library, and not of a program.
-  bool is_built_in() const { return target_.empty(); }
-  // Whether it is code for `target`, as this library's own are for every one.
-  bool serves(const std::string& target) const { return is_built_in() || target_ == target; }
+  // Whether it is code for `target`; one without a target is for all.
+  bool serves(const std::string& target) const { return target_.empty() || target_ == target; }
 
   // Clusters of it that a device runs at once; 0 where that is not known yet. Fewer than fit by number of SMs, for a
   // cluster lies inside a GPC: 132 SMs took 30 of four and 15 of eight.
@@ -43,8 +41,7 @@ inline std::string target_of(const Device& device) { return "sm_" + std::to_stri
 // Null where there is none of this name that serves `target`.
 Kernel* find_kernel(const std::string& name, const std::string& target);
 
-// False where there is one of this name and target already. For static variables, whose kernels have no target, but for
-// those of programs.
+// False where there is one of this name and target already.
 bool add_kernel(const std::string& name, const void* function, const std::string& target = "");
 
 // Loads a kernel that is known for the current device; nothing where none of this name that serves `target` is.
@@ -69,13 +66,8 @@ class KernelReference {
     return Status::invalid("the program must bring the kernel " + source_.name + " for " + target);
   }
 
-  // What a program has to bring: nothing where this library was built with the kernel.
-  std::vector<KernelSource> missing(const Device& device) const {
-    const std::string target = target_for(device);
-    const Kernel* kernel = find(target);
-    if (kernel != nullptr && kernel->is_built_in()) return {};
-    return {{source_.header, source_.name, target}};
-  }
+  // What a program has to bring.
+  KernelSource source_for(const Device& device) const { return {source_.header, source_.name, target_for(device)}; }
 
  private:
   std::string target_for(const Device& device) const {

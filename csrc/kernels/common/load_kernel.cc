@@ -60,7 +60,6 @@ std::string loading(const std::string& name, const std::string& target) { return
 std::optional<Status> load_known_kernel(const std::string& name, const std::string& target) {
   const Kernel* known = find_kernel(name, target);
   if (known == nullptr) return std::nullopt;
-  if (known->is_built_in()) return Status::ok();
   const Loader& loader = Loader::get();
   const RelaxedCapture relaxed;
   // Asked for here, for the driver would otherwise load it on the current device when it is launched there first.

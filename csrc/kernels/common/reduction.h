@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/implementation.h"
 
@@ -31,6 +32,9 @@ void visit_fields(Reduction& r, Visit&& visit) {
 std::string reject_reduction(const Reduction& r);
 // Partial results of a reduction that one pass of the grid cannot keep the device busy with.
 int64_t reduction_workspace_bytes(const Reduction& r, int num_sms);
-Status launch_reduction(const Reduction& r, int num_sms, const void* in, void* out, void* workspace, void* stream);
+// What a program has to bring for it.
+std::vector<KernelSource> reduction_sources(const Reduction& r, const Device& device);
+Status launch_reduction(const Reduction& r, const Device& device, const void* in, void* out, void* workspace,
+                        void* stream);
 
 }  // namespace tcgemm

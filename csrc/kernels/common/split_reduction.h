@@ -26,9 +26,12 @@ struct SplitSums {
   }
 };
 
+// What a program has to bring for it.
+KernelSource split_reduction_source(const Problem& problem, int num_splits, const Device& device);
+
 // `starts_early`: on compute capability 9.0, begins while the kernel before it ends; that one then
 // must have made its writes visible by ending, as every kernel does.
-Status launch_split_reduction(const Problem& problem, const Buffers& buffers, const SplitSums& sums, bool starts_early,
-                              cudaStream_t stream);
+Status launch_split_reduction(const Problem& problem, const Buffers& buffers, const SplitSums& sums,
+                              const Device& device, bool starts_early, cudaStream_t stream);
 
 }  // namespace tcgemm

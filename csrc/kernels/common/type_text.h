@@ -10,6 +10,8 @@
 #include <string>
 
 #include "core/problem.h"
+#include "epilogue/epilogue.cuh"
+#include "epilogue/output.cuh"
 #include "ptx/types.cuh"
 #include "tile/operands.cuh"
 
@@ -66,6 +68,38 @@ template <>
 struct ElementType<int32_t> {
   static constexpr const char* kText = "int32_t";
 };
+
+template <>
+struct ElementType<Complex<float>> {
+  static constexpr const char* kText = "tcgemm::Complex<float>";
+};
+template <>
+struct ElementType<Complex<double>> {
+  static constexpr const char* kText = "tcgemm::Complex<double>";
+};
+
+// Of what becomes of sums that epilogue/output.cuh stores.
+template <typename Epilogue>
+struct EpilogueText;
+template <typename Acc, typename Out>
+struct EpilogueText<epilogue::Identity<Acc, Out>> {
+  static constexpr const char* kName = "tcgemm::epilogue::Identity";
+};
+template <typename Acc, typename Out>
+struct EpilogueText<epilogue::AlphaBetaC<Acc, Out>> {
+  static constexpr const char* kName = "tcgemm::epilogue::AlphaBetaC";
+};
+template <typename Out, template <typename, typename> class Epilogue, typename Acc>
+std::string text_of(const Output<Out, Epilogue<Acc, Out>>*) {
+  const std::string types = std::string(ElementType<Acc>::kText) + ", " + ElementType<Out>::kText;
+  return std::string("tcgemm::Output<") + ElementType<Out>::kText + ", " + EpilogueText<Epilogue<Acc, Out>>::kName +
+         "<" + types + ">>";
+}
+template <template <typename, typename> class Epilogue, typename Acc>
+std::string text_of(const FloatOutputs<Epilogue, Acc>*) {
+  return std::string("tcgemm::FloatOutputs<") + EpilogueText<Epilogue<Acc, float>>::kName + ", " +
+         ElementType<Acc>::kText + ">";
+}
 
 // Arguments of a template before others.
 inline std::string numbers_text(std::initializer_list<int> numbers) {

@@ -184,8 +184,7 @@ class MmaSync final : public Implementation {
     const EpilogueLaunch launch = launch_of(p, parsed);
     std::vector<KernelSource> needed = launch.kernels(p, device);
     const bool runs_function = launch.is_direct && !p.epilogue.function.is_none();
-    const auto missing = with_kernel_of(p, *entry, runs_function, [&](const auto& x) { return x.missing(device); });
-    needed.insert(needed.end(), missing.begin(), missing.end());
+    needed.push_back(with_kernel_of(p, *entry, runs_function, [&](const auto& x) { return x.source_for(device); }));
     return needed;
   }
 

@@ -77,7 +77,7 @@ class MmaSyncRagged final : public RaggedImplementation {
   }
 
   std::vector<KernelSource> kernels(const RaggedProblem& p, const Device& device, std::string_view) const override {
-    return kernels_[index_of(p)].missing(device);
+    return {kernels_[index_of(p)].source_for(device)};
   }
 
   Status launch(const RaggedProblem& p, const RaggedBuffers& buffers, const Device& device, std::string_view,

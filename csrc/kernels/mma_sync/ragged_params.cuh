@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/mma_sync/params.cuh"
-#include "tile/segment_walk.cuh"
+#include "tile/groups.cuh"
 
 namespace tcgemm::mma {
 

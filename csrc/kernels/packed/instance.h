@@ -49,4 +49,17 @@ inline KernelSource kernel_source(const WideTile& tile, const Types& types) {
           "sm_90a"};
 }
 
+// What orders rows of elements of so many bytes.
+inline KernelSource order_source(int element_bytes) {
+  return {"kernels/packed/order_kernel.cuh", "tcgemm::packed::order_rows<" + std::to_string(element_bytes) + ">",
+          "sm_90a"};
+}
+
+// What writes a weight of so many bits as one of `out`.
+inline KernelSource weight_source(int bits, DType out, DType scale) {
+  return {"kernels/packed/weight_kernel.cuh",
+          "tcgemm::packed::write_weight<" + numbers_text({bits}) + type_text(out) + ", " + type_text(scale) + ">",
+          {}};
+}
+
 }  // namespace tcgemm::packed

@@ -28,7 +28,7 @@ Params params_of(const PackedProblem& p, const PackedBuffers& buffers, int colum
 // Launches call.kernel, which is of call.geometry.
 Status launch(const Call& call);
 
-// Writes the weight of a problem of that form.
-Status launch_weight(const PackedProblem& p, const PackedBuffers& buffers, cudaStream_t stream);
+// Writes the weight of a problem of that form, by a kernel for its types.
+Status launch_weight(const PackedProblem& p, const PackedBuffers& buffers, const Kernel& kernel, cudaStream_t stream);
 
 }  // namespace tcgemm::packed

@@ -123,8 +123,11 @@ class Packed final : public PackedImplementation {
 
   std::vector<KernelSource> kernels(const PackedProblem& p, const Device& device,
                                     std::string_view config) const override {
-    if (!p.is_product()) return {};
-    return reference_to(p, entry_of(config)).missing(device);
+    if (!p.is_product()) return {reference_to_weight(p).source_for(device)};
+    const ConfigEntry& entry = entry_of(config);
+    std::vector<KernelSource> all{reference_to(p, entry).source_for(device)};
+    if (entry.is_wide()) all.push_back(reference_to_order(p).source_for(device));
+    return all;
   }
 
   Status launch(const PackedProblem& p, const PackedBuffers& buffers, const Device& device, std::string_view config,
@@ -134,11 +137,17 @@ class Packed final : public PackedImplementation {
                               static_cast<const void*>(buffers.d), static_cast<const void*>(buffers.workspace)}) {
       if (!is_aligned(array, 16)) return Status::invalid("arrays must begin on 16 bytes");
     }
-    if (!p.is_product()) return launch_weight(p, buffers, stream);
+    Kernel *kernel = nullptr, *order = nullptr;
+    if (!p.is_product()) {
+      if (Status s = reference_to_weight(p).find(device, &kernel); !s.is_ok()) return s;
+      return launch_weight(p, buffers, *kernel, stream);
+    }
     const ConfigEntry& entry = entry_of(config);
-    Kernel* kernel;
     if (Status s = reference_to(p, entry).find(device, &kernel); !s.is_ok()) return s;
-    if (entry.is_wide()) return launch_wide({kernel, wide_geometry(p, entry.wide_tile()), &p, buffers, stream});
+    if (entry.is_wide()) {
+      if (Status s = reference_to_order(p).find(device, &order); !s.is_ok()) return s;
+      return launch_wide({kernel, order, wide_geometry(p, entry.wide_tile()), &p, buffers, stream});
+    }
     return packed::launch({kernel, {tile_of(p, entry), types_of(p).format}, &p, buffers, stream});
   }
 
@@ -187,8 +196,20 @@ class Packed final : public PackedImplementation {
         key, [&] { return entry.is_wide() ? kernel_source(entry.wide_tile(), types) : kernel_source(tile, types); });
   }
 
+  const KernelReference& reference_to_order(const PackedProblem& p) const {
+    const int element_bytes = static_cast<int>(dtype_bytes(p.in));
+    return orders_.get(element_bytes, [&] { return order_source(element_bytes); });
+  }
+
+  const KernelReference& reference_to_weight(const PackedProblem& p) const {
+    const std::array key{static_cast<int>(p.bits), static_cast<int>(p.out), static_cast<int>(p.scale)};
+    return weights_.get(key, [&] { return weight_source(static_cast<int>(p.bits), p.out, p.scale); });
+  }
+
   using Key = std::array<int, 13>;
   mutable KernelReferences<Key> references_;
+  mutable KernelReferences<int> orders_;
+  mutable KernelReferences<std::array<int, 3>> weights_;
 };
 
 }  // namespace

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "tile/groups.cuh"
 #include "tile/numeric.cuh"
-#include "tile/segment_walk.cuh"
 
 namespace tcgemm::packed {
 
@@ -21,6 +21,18 @@ struct Params {
   int32_t row_blocks, column_blocks, num_stages;  // row_blocks: not of experts
   Groups experts;
   FloatType out;
+};
+
+// Of weight_kernel.cuh.
+struct WeightParams {
+  const uint8_t* values;
+  const void* scales;
+  const int16_t* zero_points;  // null: `zero` is that of all
+  const float* table;          // null: there is none
+  void* d;
+  int64_t num_pieces;  // of all tiles
+  int32_t k, pieces, groups, group_size;
+  float zero;
 };
 
 }  // namespace tcgemm::packed

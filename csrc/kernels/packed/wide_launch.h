@@ -1,4 +1,4 @@
-// What passes between the implementation (packed.cc) and the launchers of many rows (wide_launch.cu, order.cu).
+// What passes between the implementation (packed.cc) and the launcher of many rows (wide_launch.cc).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,6 +12,7 @@ namespace tcgemm::packed {
 
 struct WideCall {
   Kernel* kernel;
+  Kernel* order;  // order_kernel.cuh
   WideGeometry geometry;
   const PackedProblem* problem;
   PackedBuffers buffers;
@@ -29,7 +30,7 @@ inline int64_t ordered_bytes(const PackedProblem& p, int64_t rows) {
   return multiply_add(rows, ordered_k(p) * dtype_bytes(p.in), 0);
 }
 
+// Of the kernel that makes it.
 int64_t num_order_blocks(const PackedProblem& p);
-Status launch_order(const PackedProblem& p, const void* x, void* ordered, cudaStream_t stream);
 
 }  // namespace tcgemm::packed

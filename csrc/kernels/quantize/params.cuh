@@ -13,6 +13,10 @@ inline constexpr int kHeld = 4;       // vectors of a row that a thread keeps in
 // What a tile has one scale for.
 enum class Scales : int32_t { kLines, kBlocks, kGiven };
 
+// Offsets in a block's shared memory: largest magnitudes of columns [warp][column], scales of columns, the tile.
+inline constexpr int kScalesOffset = kThreads / 32 * kBlock * 4, kTileOffset = kScalesOffset + kBlock * 4;
+constexpr int shared_bytes(bool transposed) { return transposed ? kTileOffset + kBlock * kBlock : kThreads / 32 * 4; }
+
 struct Params {
   const void* x;
   const float* given;

@@ -29,7 +29,7 @@ class Quantize final : public QuantizeImplementation {
   }
 
   std::vector<KernelSource> kernels(const QuantizeProblem& p, const Device& device, std::string_view) const override {
-    return reference_to(p).missing(device);
+    return {reference_to(p).source_for(device)};
   }
 
   Status launch(const QuantizeProblem& p, const QuantizeBuffers& buffers, const Device& device, std::string_view,

@@ -29,8 +29,6 @@ class Tile {
   static constexpr int kColumnThreads = kBlock / kVector;  // that have a row together
   static constexpr int kWarps = kThreads / 32;
   static_assert(kThreads == kColumnThreads * kBlock / kVector, "threads have squares");
-  static constexpr int kScalesOffset = kWarps * kBlock * 4, kTileOffset = kScalesOffset + kBlock * 4;
-  static constexpr int kSharedBytes = kTransposed ? kTileOffset + kBlock * kBlock : kWarps * 4;
 
   __device__ __forceinline__ Tile(const Params& params, uint32_t shared)
       : params_(params),

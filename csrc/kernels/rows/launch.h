@@ -6,12 +6,19 @@
 #include <cstdint>
 
 #include "core/rows_problem.h"
+#include "kernels/common/kernel.h"
+#include "kernels/rows/instance.h"
 
 namespace tcgemm::rows {
 
 // Of the launch with an element a thread, which has the most.
 int64_t most_blocks(const RowsProblem& p);
 
-Status launch(const RowsProblem& p, const RowsBuffers& buffers, cudaStream_t stream);
+// Of the arrays of a call.
+Shape shape_of(const RowsProblem& p, const RowsBuffers& buffers);
+
+// Launches a kernel of that shape.
+Status launch(const RowsProblem& p, const RowsBuffers& buffers, const Shape& shape, const Kernel& kernel,
+              cudaStream_t stream);
 
 }  // namespace tcgemm::rows

@@ -1,4 +1,4 @@
-// One launch function a file of instantiations, for problems that reject() has let through.
+// The kernels of this family for problems that reject() has let through: what they are called, and their launches.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,11 +6,16 @@
 #include <string_view>
 
 #include "core/implementation.h"
+#include "kernels/common/kernel.h"
 
 namespace tcgemm::simt {
 
-Status launch_naive(const Problem& p, const Buffers& buffers, cudaStream_t stream);
-Status launch_tiled_f32(const Problem& p, const Buffers& buffers, std::string_view config, cudaStream_t stream);
-Status launch_tiled_wide(const Problem& p, const Buffers& buffers, cudaStream_t stream);
+// Their target is the device's.
+KernelSource naive_source(const Problem& p);
+Status launch_naive(const Problem& p, const Buffers& buffers, const Kernel& kernel, cudaStream_t stream);
+
+KernelSource tiled_source(const Problem& p, std::string_view config);
+Status launch_tiled(const Problem& p, const Buffers& buffers, std::string_view config, const Kernel& kernel,
+                    cudaStream_t stream);
 
 }  // namespace tcgemm::simt

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "epilogue/epilogue.cuh"
+#include "epilogue/output.cuh"
 #include "kernels/simt/config.h"
 #include "kernels/simt/multiply_add.cuh"
 #include "tile/gemm_args.cuh"

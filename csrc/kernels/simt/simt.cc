@@ -1,4 +1,4 @@
-// simt_naive and simt_tiled: what they accept, and which instantiation runs it.
+// simt_naive and simt_tiled: what they accept, and which kernel runs it.
 #include "kernels/common/limits.h"
 #include "kernels/kernels.h"
 #include "kernels/simt/config.h"
@@ -32,9 +32,15 @@ class SimtNaive final : public Implementation {
     return reject_grid(p, simt::NaiveConfig::kTileM, simt::NaiveConfig::kTileN);
   }
 
-  Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view,
+  std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view) const override {
+    return {KernelReference(simt::naive_source(p)).source_for(device)};
+  }
+
+  Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view,
                 void* stream) const override {
-    return simt::launch_naive(p, buffers, static_cast<cudaStream_t>(stream));
+    Kernel* kernel = nullptr;
+    if (Status s = KernelReference(simt::naive_source(p)).find(device, &kernel); !s.is_ok()) return s;
+    return simt::launch_naive(p, buffers, *kernel, static_cast<cudaStream_t>(stream));
   }
 };
 
@@ -64,11 +70,15 @@ class SimtTiled final : public Implementation {
     return is_small ? reject_grid(p, 64, 64) : reject_grid(p, 128, config == "128x64x16" ? 64 : 128);
   }
 
-  Status launch(const Problem& p, const Buffers& buffers, const Device&, std::string_view config,
-                void* stream_handle) const override {
-    const auto stream = static_cast<cudaStream_t>(stream_handle);
-    if (p.a.dtype == DType::kF32) return simt::launch_tiled_f32(p, buffers, config, stream);
-    return simt::launch_tiled_wide(p, buffers, stream);
+  std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view config) const override {
+    return {KernelReference(simt::tiled_source(p, config)).source_for(device)};
+  }
+
+  Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view config,
+                void* stream) const override {
+    Kernel* kernel = nullptr;
+    if (Status s = KernelReference(simt::tiled_source(p, config)).find(device, &kernel); !s.is_ok()) return s;
+    return simt::launch_tiled(p, buffers, config, *kernel, static_cast<cudaStream_t>(stream));
   }
 };
 

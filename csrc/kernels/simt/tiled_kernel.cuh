@@ -18,6 +18,9 @@
 
 #include <cstdint>
 
+#include "epilogue/epilogue.cuh"
+#include "epilogue/output.cuh"
+#include "kernels/simt/config.h"
 #include "kernels/simt/multiply_add.cuh"
 #include "tile/gemm_args.cuh"
 #include "tile/numeric.cuh"

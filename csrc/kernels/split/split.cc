@@ -25,7 +25,7 @@ class Split final : public SplitImplementation {
   }
 
   std::vector<KernelSource> kernels(const SplitProblem& p, const Device& device, std::string_view) const override {
-    return reference_to(p).missing(device);
+    return {reference_to(p).source_for(device)};
   }
 
   Status launch(const SplitProblem& p, const SplitBuffers& buffers, const Device& device, std::string_view,

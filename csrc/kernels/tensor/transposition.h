@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/implementation.h"
+#include "kernels/tensor/transposition_params.cuh"
 
 namespace tcgemm {
 
@@ -14,10 +15,8 @@ namespace tcgemm {
 // element (b..., r, c) is at sum(b * in_stride) + r * in_row_stride + c of `in` and, of the same size,
 // at sum(b * out_stride) + c * out_col_stride + r of `out`. Strides count elements.
 struct Transposition {
-  static constexpr int kMaxBatchModes = 4;
-  struct Mode {
-    int64_t extent, in_stride, out_stride;
-  };
+  static constexpr int kMaxBatchModes = transposition::kMaxBatchModes;
+  using Mode = transposition::Mode;
 
   int64_t element_bytes;  // 1, 2, 4, 8 or 16
   int64_t rows, cols;
@@ -54,6 +53,8 @@ void visit_fields(Transposition& t, Visit&& visit) {
 // The rule that stops the kernel; "" when none does. Also holds that no index of either array is at or
 // over num_elements().
 std::string reject_transposition(const Transposition& t);
-Status launch_transposition(const Transposition& t, const void* in, void* out, void* stream);
+// What a program has to bring for it.
+KernelSource transposition_source(const Transposition& t, const Device& device);
+Status launch_transposition(const Transposition& t, const Device& device, const void* in, void* out, void* stream);
 
 }  // namespace tcgemm

@@ -131,7 +131,7 @@ class WgmmaRagged final : public RaggedImplementation {
 
   std::vector<KernelSource> kernels(const RaggedProblem& p, const Device& device,
                                     std::string_view config) const override {
-    return with_kernel_of(p, config, [&](const KernelReference& x) { return x.missing(device); });
+    return with_kernel_of(p, config, [&](const KernelReference& x) { return std::vector{x.source_for(device)}; });
   }
 
   Status launch(const RaggedProblem& p, const RaggedBuffers& buffers, const Device& device, std::string_view config,

@@ -5,7 +5,7 @@
 
 #include "kernels/wgmma/geometry.h"
 #include "kernels/wgmma/params.cuh"
-#include "tile/segment_walk.cuh"
+#include "tile/groups.cuh"
 
 namespace tcgemm::wgmma_family {
 

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <deque>
 #include <optional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -244,19 +245,21 @@ class Wgmma final : public Implementation {
   }
 
   int64_t workspace_bytes(const Problem& p, const Device&, std::string_view config) const override {
-    // XLA's buffers are aligned, so that only the strides decide here, and where the second B begins.
-    const void* b_up = reinterpret_cast<const void*>(p.epilogue.up_offset * dtype_bytes(p.b.dtype));
     const Parsed parsed = *parse(config);
     if (find_instruction(p, kConfigs[parsed.base_idx].shape.swapped) == nullptr) return 0;
-    return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, parsed), b_up);
+    return needed_bytes(p, parsed, Plan::make(p, nullptr, nullptr, parsed), expected_b_up(p));
   }
 
   std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view config) const override {
     const Parsed parsed = *parse(config);
     const Plan plan = Plan::make(p, nullptr, nullptr, parsed);
     std::vector<KernelSource> all =
-        with_kernel_of(p, plan, parsed, [&](const KernelReference& x) { return x.missing(device); });
-    if (!p.epilogue.function.is_none() && !runs_epilogue(p, parsed)) all.push_back(function_kernel_source(p, device));
+        with_kernel_of(p, plan, parsed, [&](const KernelReference& x) { return std::vector{x.source_for(device)}; });
+    if (!runs_epilogue(p, parsed)) {
+      all.push_back(p.epilogue.function.is_none() ? split_reduction_source(p, parsed.num_splits, device)
+                                                  : function_kernel_source(p, device));
+    }
+    for (const int element_bytes : copied_elements(p, plan, parsed)) all.push_back(copy_source(element_bytes, device));
     return all;
   }
 
@@ -299,7 +302,7 @@ class Wgmma final : public Implementation {
       call.a.data = call.b.data = call.b_up.data = buffers.d;
     } else {
       for (const auto& jobs : {&copies, &up_copies}) {
-        if (Status s = launch_copies(*jobs, call.stream); !s.is_ok()) return s;
+        if (Status s = launch_copies(*jobs, device, call.stream); !s.is_ok()) return s;
       }
     }
 
@@ -324,7 +327,7 @@ class Wgmma final : public Implementation {
     if (!p.epilogue.function.is_none()) {
       return launch_function(p, buffers, {sums, parsed.num_splits}, device, call.stream);
     }
-    return launch_split_reduction(p, buffers, {sums, parsed.num_splits}, true, call.stream);
+    return launch_split_reduction(p, buffers, {sums, parsed.num_splits}, device, true, call.stream);
   }
 
  private:
@@ -345,6 +348,23 @@ class Wgmma final : public Implementation {
     const size_t row = parsed.base_idx * instructions().size() + (plan.instruction - instructions().data());
     const int majors = (plan.a.major == Major::kMN) * 2 + (plan.b.major == Major::kMN);
     return kernels_[row * 4 + majors];
+  }
+
+  // XLA's buffers are aligned, so that before a call only the strides decide, and where the second B begins.
+  static const void* expected_b_up(const Problem& p) {
+    return reinterpret_cast<const void*>(p.epilogue.up_offset * dtype_bytes(p.b.dtype));
+  }
+
+  // The sizes of elements of operands that a call copies.
+  static std::set<int> copied_elements(const Problem& p, const Plan& plan, const Parsed& parsed) {
+    std::set<int> sizes;
+    const auto add = [&](const Source& source) {
+      if (p.k > 0 && source.needs_copy()) sizes.insert(static_cast<int>(dtype_bytes(source.operand->dtype)));
+    };
+    add(plan.a);
+    add(plan.b);
+    if (p.has_two_b()) add(second_b(plan, kConfigs[parsed.base_idx].shape.swapped, expected_b_up(p)));
+    return sizes;
   }
 
   static int64_t needed_bytes(const Problem& p, const Parsed& parsed, const Plan& plan, const void* b_up) {

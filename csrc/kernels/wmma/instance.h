@@ -1,5 +1,4 @@
-// What the kernels of wmma_tiled that run functions are called: the C++ expressions that instantiate them. All others
-// are built with the package.
+// What configs are called: parts of the C++ expressions that instantiate kernels.
 #pragma once
 
 #include <string>
@@ -30,14 +29,9 @@ std::string text_of(TiledConfig<Mma, Tile, Layout, kSaturate>) {
   return "tcgemm::wmma::TiledConfig<" + text_of(Mma{}) + ", " + text_of(Tile{}) + ", " + text_of(Layout{}) + ", " +
          text_of(kSaturate) + ">";
 }
-
-// Its target is the device's: machine code is of one architecture.
-template <typename Config, typename In, typename Acc>
-KernelSource function_source(const std::string& function) {
-  return {"kernels/wmma/tiled_kernel.cuh",
-          "tcgemm::wmma::tiled_kernel<" + text_of(Config{}) + ", " + ElementType<In>::kText + ", " +
-              ElementType<Acc>::kText + ", tcgemm::epilogue::Function<tcgemm::elementwise::" + function + ">>",
-          {}};
+template <typename Mma, bool kSaturate>
+std::string text_of(NaiveConfig<Mma, kSaturate>) {
+  return "tcgemm::wmma::NaiveConfig<" + text_of(Mma{}) + ", " + text_of(kSaturate) + ">";
 }
 
 }  // namespace tcgemm::wmma

@@ -1,4 +1,4 @@
-// One function a file of instantiations, for problems that reject() has let through.
+// The kernels of this family for problems that reject() has let through: what they are called, and their launches.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,18 +17,14 @@ struct ConfigName {
   bool saturates;
 };
 
-// An instantiation of wmma_tiled.
-struct Tiled {
-  // Its kernel that runs a function, which is compiled for the call.
-  KernelSource (*function_source)(const std::string& function);
-  // Launches that, or, without one, the kernel that was built.
-  Status (*launch)(const Problem& p, const Buffers& buffers, const Kernel* with_function, cudaStream_t stream);
-};
+// Their target is the device's: machine code is of one architecture.
+KernelSource naive_source(const Problem& p, const ConfigName& config);
+Status launch_naive(const Problem& p, const Buffers& buffers, const ConfigName& config, const Kernel& kernel,
+                    cudaStream_t stream);
 
-Status launch_naive(const Problem& p, const Buffers& buffers, const ConfigName& config, cudaStream_t stream);
-Tiled tiled_16bit(const Problem& p, const ConfigName& config);
-Tiled tiled_any_layout(const Problem& p, const ConfigName& config);
-Tiled tiled_8bit(const Problem& p, const ConfigName& config);
-Tiled tiled_wide(const Problem& p);
+// `runs_function`: the kernel that runs the problem's function of its sums.
+KernelSource tiled_source(const Problem& p, const ConfigName& config, bool runs_function);
+Status launch_tiled(const Problem& p, const Buffers& buffers, const ConfigName& config, bool runs_function,
+                    const Kernel& kernel, cudaStream_t stream);
 
 }  // namespace tcgemm::wmma

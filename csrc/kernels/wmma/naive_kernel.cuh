@@ -17,6 +17,9 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "epilogue/epilogue.cuh"
+#include "epilogue/output.cuh"
+#include "kernels/wmma/config.h"
 #include "kernels/wmma/instructions.cuh"
 #include "ptx/wmma.cuh"
 #include "tile/gemm_args.cuh"

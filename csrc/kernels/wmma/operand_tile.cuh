@@ -11,32 +11,11 @@
 
 #include <cstdint>
 
+#include "kernels/wmma/shared_layout.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
 
 namespace tcgemm::wmma {
-
-template <typename T_, int kStrip, int kTileK, bool kAlongK_>
-struct OperandTile {
-  using T = T_;
-  static constexpr bool kAlongK = kAlongK_;
-  static constexpr int kVector = 16 / sizeof(T);
-  static constexpr int kOuter = kAlongK ? kStrip : kTileK;
-  static constexpr int kInner = kAlongK ? kTileK : kStrip;
-  static constexpr int kPad = sizeof(T) == 8 ? 4 : sizeof(T) == 4 ? (kAlongK ? 4 : 8) : kVector;
-  static constexpr int kLd = kInner + kPad;
-  static constexpr int kElements = kOuter * kLd;
-  static constexpr int kChunksAcross = kInner / kVector;
-  static constexpr int kChunks = kOuter * kChunksAcross;
-  static constexpr int kStepAlongK = kTileK;
-  static_assert(kInner % kVector == 0 && kLd % kVector == 0, "rows are whole 16-byte chunks");
-  static_assert(kElements * sizeof(T) % 32 == 0, "load_matrix_sync wants fragments on 32 bytes");
-
-  // The fragment `strip_idx` into the strip and `k_idx` into the step.
-  static __device__ __forceinline__ const T* at(const T* shared, int strip_idx, int k_idx) {
-    return shared + (kAlongK ? strip_idx * kLd + k_idx : k_idx * kLd + strip_idx);
-  }
-};
 
 // One block's reader of one operand. kAnyLayout: the layout in global memory is data and may
 // differ from the tile's; then elements are gathered one by one.

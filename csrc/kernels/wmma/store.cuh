@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "epilogue/function.cuh"
+#include "kernels/wmma/shared_layout.cuh"
 #include "tile/numeric.cuh"
 
 namespace tcgemm::wmma {
@@ -14,19 +15,6 @@ template <typename Outputs>
 inline constexpr bool kIsFunction = false;
 template <typename Code>
 inline constexpr bool kIsFunction<epilogue::Function<Code>> = true;
-
-// Rows of a warp's part of a tile, as many as a fragment has.
-template <typename Config, typename Acc>
-struct StagedRows {
-  // 8 accumulators of padding keep rows on 16 bytes and the lanes of a fragment in different banks.
-  static constexpr int kLd = Config::kWarpN + 8;
-  static constexpr int kElements = Config::kMmaM * kLd;
-
-  Acc* data;
-  // Where the first one lies in the product, of this many rows and columns.
-  int64_t batch_idx, m_idx, n_idx;
-  int32_t m, n;
-};
 
 // By the outputs of epilogue/output.cuh.
 template <typename Config, typename Acc, typename Outputs>

@@ -21,6 +21,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "epilogue/epilogue.cuh"
+#include "epilogue/output.cuh"
 #include "kernels/wmma/config.h"
 #include "kernels/wmma/instructions.cuh"
 #include "kernels/wmma/operand_tile.cuh"
@@ -31,18 +33,6 @@
 #include "tile/numeric.cuh"
 
 namespace tcgemm::wmma {
-
-template <typename Config, typename In, typename Acc>
-struct TiledShared {
-  using TileA = OperandTile<In, Config::kTileM, Config::kTileK, Config::kAAlongK>;
-  using TileB = OperandTile<In, Config::kTileN, Config::kTileK, Config::kBAlongK>;
-  static constexpr int kWarpsM = Config::kTileM / Config::kWarpM;
-  static constexpr int kWarpsN = Config::kTileN / Config::kWarpN;
-  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kPipelineBytes = Config::kStages * (TileA::kElements + TileB::kElements) * sizeof(In);
-  static constexpr int kStagingBytes = kWarpsM * kWarpsN * StagedRows<Config, Acc>::kElements * sizeof(Acc);
-  static constexpr int kBytes = kPipelineBytes > kStagingBytes ? kPipelineBytes : kStagingBytes;
-};
 
 template <typename Config, typename In, typename Acc, typename Outputs>
 __global__ void __launch_bounds__(TiledShared<Config, In, Acc>::kThreads, Config::kMinBlocks)

@@ -64,8 +64,11 @@ class Wmma : public Implementation {
     return launch_of(p).workspace_bytes(p);
   }
 
-  std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view) const override {
-    return launch_of(p).kernels(p, device);
+  std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view name) const override {
+    const EpilogueLaunch launch = launch_of(p);
+    std::vector<KernelSource> all = launch.kernels(p, device);
+    all.push_back(KernelReference(source_of(launch.product_of(p), parse(name))).source_for(device));
+    return all;
   }
 
   Status launch(const Problem& p, const Buffers& buffers, const Device& device, std::string_view name,
@@ -73,15 +76,19 @@ class Wmma : public Implementation {
     const wmma::ConfigName config = parse(name);
     const auto stream = static_cast<cudaStream_t>(stream_handle);
     return launch_of(p).run(p, buffers, device, stream, [&](const Problem& product, const Buffers& product_buffers) {
-      return launch_product(product, product_buffers, device, config, stream);
+      Kernel* kernel = nullptr;
+      if (Status s = KernelReference(source_of(product, config)).find(device, &kernel); !s.is_ok()) return s;
+      return launch_product(product, product_buffers, config, *kernel, stream);
     });
   }
 
  protected:
   virtual bool runs_function(const Problem&) const { return false; }
 
-  virtual Status launch_product(const Problem& p, const Buffers& buffers, const Device& device,
-                                const wmma::ConfigName& config, cudaStream_t stream) const = 0;
+  // The kernel of a product that it stores itself, and its launch.
+  virtual KernelSource source_of(const Problem& p, const wmma::ConfigName& config) const = 0;
+  virtual Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config,
+                                const Kernel& kernel, cudaStream_t stream) const = 0;
 
  private:
   EpilogueLaunch launch_of(const Problem& p) const {
@@ -109,9 +116,13 @@ class WmmaNaive final : public Wmma {
   }
 
  private:
-  Status launch_product(const Problem& p, const Buffers& buffers, const Device&, const wmma::ConfigName& config,
+  KernelSource source_of(const Problem& p, const wmma::ConfigName& config) const override {
+    return wmma::naive_source(p, config);
+  }
+
+  Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config, const Kernel& kernel,
                         cudaStream_t stream) const override {
-    return wmma::launch_naive(p, buffers, config, stream);
+    return wmma::launch_naive(p, buffers, config, kernel, stream);
   }
 };
 
@@ -147,30 +158,16 @@ class WmmaTiled final : public Wmma {
     return config.tile == "64x128x16" ? reject_grid(p, 64, 128) : reject_grid(p, 128, 128);
   }
 
-  std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view name) const override {
-    if (!runs_function(p)) return Wmma::kernels(p, device, name);
-    return KernelReference(tiled_of(p, parse(name)).function_source(p.epilogue.function.name)).missing(device);
-  }
-
  private:
   bool runs_function(const Problem& p) const override { return is_function_of_sums(p); }
 
-  Status launch_product(const Problem& p, const Buffers& buffers, const Device& device, const wmma::ConfigName& config,
-                        cudaStream_t stream) const override {
-    const wmma::Tiled tiled = tiled_of(p, config);
-    Kernel* with_function = nullptr;
-    if (runs_function(p)) {
-      const KernelReference kernel(tiled.function_source(p.epilogue.function.name));
-      if (Status s = kernel.find(device, &with_function); !s.is_ok()) return s;
-    }
-    return tiled.launch(p, buffers, with_function, stream);
+  KernelSource source_of(const Problem& p, const wmma::ConfigName& config) const override {
+    return wmma::tiled_source(p, config, runs_function(p));
   }
 
-  static wmma::Tiled tiled_of(const Problem& p, const wmma::ConfigName& config) {
-    if (is_8bit(p.a.dtype)) return wmma::tiled_8bit(p, config);
-    if (!is_16bit(p.a.dtype)) return wmma::tiled_wide(p);
-    const bool is_any_layout = config.saturates || config.shape != "m16n16k16";
-    return is_any_layout ? wmma::tiled_any_layout(p, config) : wmma::tiled_16bit(p, config);
+  Status launch_product(const Problem& p, const Buffers& buffers, const wmma::ConfigName& config, const Kernel& kernel,
+                        cudaStream_t stream) const override {
+    return wmma::launch_tiled(p, buffers, config, runs_function(p), kernel, stream);
   }
 };
 

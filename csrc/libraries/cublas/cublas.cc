@@ -5,6 +5,7 @@
 #include "core/cuda_status.h"
 #include "core/relaxed_capture.h"
 #include "libraries/cublas/library.h"
+#include "libraries/cublas/pointer_array.h"
 #include "libraries/cublas/routines.h"
 
 namespace tcgemm {
@@ -131,6 +132,11 @@ class Cublas final : public blas::Implementation {
     return kAlignment + round_up(pointers * static_cast<int64_t>(sizeof(void*)));
   }
 
+  std::vector<KernelSource> kernels(const Problem& p, const Device& device, std::string_view) const override {
+    if (!needs_pointers(p)) return {};
+    return {cublas::fill_pointers_source(device)};
+  }
+
   Status launch(const Problem& given, const Buffers& given_buffers, const Device& device, std::string_view config,
                 void* stream_handle) const override {
     const auto stream = static_cast<cudaStream_t>(stream_handle);
@@ -153,7 +159,7 @@ class Cublas final : public blas::Implementation {
         !s.is_ok()) {
       return s;
     }
-    return cublas::run({api, lease.handle(), p, buffers, reinterpret_cast<const void**>(pointers), stream});
+    return cublas::run({api, lease.handle(), p, buffers, reinterpret_cast<const void**>(pointers), device, stream});
   }
 };
 

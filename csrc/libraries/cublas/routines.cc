@@ -224,9 +224,13 @@ class Run {
   Status trsm_batched() const {
     const void** const a_pointers = launch_.pointers;
     const void** const d_pointers = launch_.pointers + p_.batch;
-    if (Status s = fill_pointers({a(0)}, p_.a.batch_stride * bytes_, p_.batch, a_pointers, launch_.stream); !s.is_ok())
+    if (Status s =
+            fill_pointers({a(0)}, p_.a.batch_stride * bytes_, p_.batch, a_pointers, launch_.device, launch_.stream);
+        !s.is_ok())
       return s;
-    if (Status s = fill_pointers({d(0)}, p_.c.batch_stride * bytes_, p_.batch, d_pointers, launch_.stream); !s.is_ok())
+    if (Status s =
+            fill_pointers({d(0)}, p_.c.batch_stride * bytes_, p_.batch, d_pointers, launch_.device, launch_.stream);
+        !s.is_ok())
       return s;
     return parts("cublas<t>trsmBatched", p_.batch, [&](int64_t first, int count) {
       return api_.trsm_batched[type_.index](handle_, side(), fill(), same(p_.op_a), diagonal(), n(), m(), alpha_,
@@ -258,7 +262,8 @@ class Run {
     for (const auto& [bases, layout, pointers] :
          {std::tuple{&launch_.buffers.a, &p_.a, a_pointers}, std::tuple{&launch_.buffers.b, &p_.b, b_pointers},
           std::tuple{&results, &p_.c, d_pointers}}) {
-      if (Status s = fill_pointers(*bases, layout->batch_stride * bytes_, p_.batch, pointers, launch_.stream);
+      if (Status s =
+              fill_pointers(*bases, layout->batch_stride * bytes_, p_.batch, pointers, launch_.device, launch_.stream);
           !s.is_ok())
         return s;
     }

@@ -14,6 +14,7 @@ struct Launch {
   const blas::Problem& problem;
   const blas::Buffers& buffers;
   const void** pointers;
+  const Device& device;
   cudaStream_t stream;
 };
 

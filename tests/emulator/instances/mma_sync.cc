@@ -2,8 +2,8 @@
 //   EMULATED_A, EMULATED_B   elements of the operands
 //   EMULATED_MMA   the instruction's types
 #include "chosen.h"
+#include "instances/mma_sync_instances.h"
 #include "kernels/mma_sync/config.h"
-#include "kernels/mma_sync/instances.cuh"
 
 namespace tcgemm::mma {
 namespace {

@@ -1,6 +1,6 @@
 // The mma_sync kernels of grouped products for one instruction: EMULATED_A, EMULATED_B, EMULATED_MMA.
+#include "instances/mma_sync_instances.h"
 #include "kernels/mma_sync/config.h"
-#include "kernels/mma_sync/instances.cuh"
 
 namespace tcgemm::mma {
 namespace {

@@ -1,8 +1,8 @@
 // The wgmma kernels of some configs for one instruction and its operands.
 //   EMULATED_MMA, EMULATED_OPERANDS   their types
 #include "chosen.h"
+#include "instances/wgmma_instances.h"
 #include "kernels/wgmma/config.h"
-#include "kernels/wgmma/instances.cuh"
 
 namespace tcgemm::wgmma_family {
 namespace {

@@ -1,6 +1,6 @@
 // The wgmma kernels of grouped products for EMULATED_MMA and EMULATED_OPERANDS.
+#include "instances/wgmma_instances.h"
 #include "kernels/wgmma/config.h"
-#include "kernels/wgmma/instances.cuh"
 
 namespace tcgemm::wgmma_family {
 namespace {
