@@ -123,6 +123,28 @@ def test_other_batches_are_not(extents):
         assert chosen(*product(1000, 9, 9, 9, "float64", "TN")) != "xla/broadcast"
 
 
+@pytest.mark.parametrize(
+    ("batch", "extents", "layout", "dtype", "is_broadcast"),
+    [
+        (64000, (8, 8, 8), "TT", "float64", False),
+        (64000, (8, 8, 8), "TN", "float64", False),
+        (64000, (8, 8, 8), "NT", "float64", True),
+        (1380, (6, 6, 6), "TN", "float64", True),
+        (39017, (11, 11, 11), "NT", "float32", False),
+        (39017, (11, 11, 11), "NN", "float32", True),
+        (39017, (11, 11, 11), "NT", "bfloat16", True),
+        (1000, (11, 11, 11), "NT", "float32", True),
+        (100000, (5, 3, 14), "TT", "float32", True),
+    ],
+)
+def test_large_batches_whose_lines_are_read_apart_are_not(
+    batch, extents, layout, dtype, is_broadcast
+):
+    with jax.enable_x64(True):
+        way = chosen(*product(batch, *extents, dtype, layout))
+    assert (way == "xla/broadcast") == is_broadcast
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "bfloat16", "int8"])
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("extents", [(3, 4, 5), (6, 5, 11)])
