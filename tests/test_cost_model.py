@@ -3,9 +3,12 @@
 import collections
 import csv
 import dataclasses
+import functools
 import re
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from epilogue_call import Fused
@@ -17,7 +20,7 @@ from jax_tcgemm.bench import functions, records, regret, suites
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Cost, Function, Result
 from jax_tcgemm.problem.gemm import Operand, Problem
-from jax_tcgemm.selection import cost_model, library_cost, tables
+from jax_tcgemm.selection import cost_model, devices, library_cost, tables
 from jax_tcgemm.selection.choice import cautious_us
 from jax_tcgemm.selection.implementations import Candidate
 from jax_tcgemm.system import modules
@@ -418,3 +421,36 @@ def test_functions_run_in_about_the_fastest_way_that_was_measured():
     assert len(losses) == 19
     assert max(losses) < 1.08
     assert np.exp(np.mean(np.log(losses))) < 1.03
+
+
+@pytest.mark.skipif(modules.cuda is None, reason="this build has no CUDA module")
+@pytest.mark.parametrize(
+    ("device", "extents", "has_bias", "fused_us", "apart_us"),
+    [
+        ("NVIDIA H100 80GB HBM3", (4096, 9216, 2304), False, 295, 310),
+        ("NVIDIA H200", (6874, 3072, 384), True, 93.8, 68.8),
+    ],
+)
+def test_sines_of_large_products_are_predicted(
+    device, extents, has_bias, fused_us, apart_us, monkeypatch
+):
+    """Their code runs in turns, which load a bias again; a loop waits for memory, not for them."""
+    m, n, k = extents
+    properties = dataclasses.asdict(devices.ASSUMED_GPU) | {"name": device}
+    monkeypatch.setattr(modules, "cuda_device", lambda: properties)
+    types = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((m, k), (k, n))]
+    types += [jax.ShapeDtypeStruct((n,), jnp.bfloat16)] * has_bias
+
+    def follows(acc, *bias):
+        return jnp.sin(sum(bias, acc)).astype(jnp.bfloat16)
+
+    def f(x, w, *bias, **how):
+        return jax_tcgemm.matmul(x, w, epilogue=follows, epilogue_operands=bias, **how)
+
+    (call,) = jax_tcgemm.explain(f, *types, platform="cuda")
+    assert ("unfused" in call.why) == (apart_us < fused_us)
+    product, function = re.findall(r"([\d.]+) us for (?:the product|its function)", call.why)
+    assert float(product) + float(function) == pytest.approx(apart_us, rel=0.05)
+    forced = functools.partial(f, implementation="wgmma", config="128x256x64_c1x1x1_co")
+    (call,) = jax_tcgemm.explain(forced, *types, platform="cuda")
+    assert us(call.problem, call.config) == pytest.approx(fused_us, rel=0.05)

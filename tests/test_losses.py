@@ -17,6 +17,8 @@ import jax_tcgemm
 from jax_tcgemm.products import logits
 
 TOKENS, DEPTH, VOCABULARY = 37, 24, 101
+# Before a fixture changes it.
+FEW_LOGITS = logits._FEW_LOGITS
 
 
 def reference(x, w, bias=None, labels=None, soft_cap=None, label_smoothing=0.0, z_loss=0.0):
@@ -344,6 +346,23 @@ def test_on_hopper_each_product_is_one_call(tokens, depth, vocabulary):
         assert "unfused" not in call.why
     columns = -(-vocabulary // 64) * 64
     assert all(str(columns) in str(call.problem) for call in both)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "depth", "vocabulary", "is_stored"),
+    [
+        (398, 80, 7523, True),
+        (121, 1128, 32006, True),
+        (289, 1216, 17790, False),
+    ],
+)
+def test_losses_of_a_few_million_logits_store_them(
+    tokens, depth, vocabulary, is_stored, monkeypatch
+):
+    monkeypatch.setattr(logits, "_FEW_LOGITS", FEW_LOGITS)
+    w = jax.ShapeDtypeStruct((vocabulary, depth), jnp.bfloat16)
+    how = logits.How("", None, 0.0, 0.0, None, None)
+    assert logits.stores_logits(how, tokens, w) == is_stored
 
 
 def test_few_logits_are_stored(monkeypatch):

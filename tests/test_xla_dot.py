@@ -123,6 +123,28 @@ def test_other_batches_are_not(extents):
         assert chosen(*product(1000, 9, 9, 9, "float64", "TN")) != "xla/broadcast"
 
 
+@pytest.mark.parametrize(
+    ("batch", "extents", "layout", "dtype", "is_broadcast"),
+    [
+        (64000, (8, 8, 8), "TT", "float64", False),
+        (64000, (8, 8, 8), "TN", "float64", False),
+        (64000, (8, 8, 8), "NT", "float64", True),
+        (1380, (6, 6, 6), "TN", "float64", True),
+        (39017, (11, 11, 11), "NT", "float32", False),
+        (39017, (11, 11, 11), "NN", "float32", True),
+        (39017, (11, 11, 11), "NT", "bfloat16", True),
+        (1000, (11, 11, 11), "NT", "float32", True),
+        (100000, (5, 3, 14), "TT", "float32", True),
+    ],
+)
+def test_large_batches_whose_lines_are_read_apart_are_not(
+    batch, extents, layout, dtype, is_broadcast
+):
+    with jax.enable_x64(True):
+        way = chosen(*product(batch, *extents, dtype, layout))
+    assert (way == "xla/broadcast") == is_broadcast
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "bfloat16", "int8"])
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("extents", [(3, 4, 5), (6, 5, 11)])
@@ -154,6 +176,11 @@ def test_values_of_broadcasting(extents, layout, dtype):
     [
         ((13, 3052, 5), "bfloat16"),
         ((145, 10, 2), "bfloat16"),
+        ((13, 6, 9), "bfloat16"),
+        ((3, 3, 3), "broadcast"),
+        ((2, 100, 2), "broadcast"),
+        ((2, 3, 70), "broadcast"),
+        ((8, 8, 8), "default"),
         ((448, 2368, 64), "bfloat16"),
         ((16, 1184, 144), "default"),
         ((5, 1, 14968), "default"),
@@ -170,6 +197,21 @@ def test_small_products_of_8_bit_integers(extents, form):
     a, b = (rng.integers(-128, 128, x.shape).astype(np.int8) for x in types)
     got = jax.jit(lambda *x: dense.dot_general(*x, plan))(a, b)
     np.testing.assert_array_equal(got, a.astype(int) @ b.astype(int).T)
+
+
+@pytest.mark.skipif(modules.cuda is None, reason=modules.reason("cuda"))
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
+def test_tiny_products_of_8_bit_integers_are_one_loop(layout):
+    """As bfloat16, XLA would convert operands by kernels of their own, and wgmma copy them."""
+    types, f = product(1, 3, 5, 7, "int8", layout)
+    types[1] = jax.ShapeDtypeStruct(types[1].shape, "uint8")
+    assert chosen(types, f) == "xla/broadcast"
+    plan = dense.make_plan(product_of(f, *types), selection.target_device("cuda"))
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-128, 128, x.shape).astype(x.dtype) for x in types)
+    got = jax.jit(lambda *x: dense.dot_general(*x, plan))(a, b)
+    a, b = (x.T if y == "T" else x for x, y in zip((a, b), layout, strict=True))
+    np.testing.assert_array_equal(got, a.astype(int) @ b.astype(int))
 
 
 def test_what_is_forced_is_asked_of_xla_in_a_form_that_is_right():

@@ -272,7 +272,7 @@ def _alike(**sizes: int) -> dict[str, Cost]:
 # Costs of float32 functions with more than two instructions, by nvcc 13.0; times that differ
 # were measured on an H100.
 _COSTS = {
-    **{"sine": Cost(90, 50, 44), "cosine": Cost(88, 50, 44), "tangent": Cost(114, 70, 60)},
+    **{"sine": Cost(90, 50, 25), "cosine": Cost(88, 50, 25), "tangent": Cost(114, 70, 40)},
     "pow": Cost(87, 108, 62),
     **_alike(asin=25, acos=26, atan=19, atan2=126, sinh=25, cosh=16, tanh=17, asinh=42, acosh=43),
     **_alike(atanh=39, exp=10, exp2=4, expm1=29, log=28, log1p=28, log2=30, logistic=11, sqrt=10),

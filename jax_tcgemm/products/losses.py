@@ -65,7 +65,7 @@ def linear_cross_entropy(
         loss[...] = lse(z) - (1 - label_smoothing) * z[..., labels] - label_smoothing * mean(z)
                     + z_loss * lse(z)**2
 
-    where lse is the logarithm of the sum of exponentials over v. Up to 2**21 logits are stored,
+    where lse is the logarithm of the sum of exponentials over v. Up to 2**22 logits are stored,
     where neither chunk_bytes, an implementation nor an axis_name is given: that takes less time.
     Of more, tokens are taken in chunks. Of a "mean" or "sum" the gradients are made beside the
     loss, in three products all told; a loss that is not differentiated takes one. With the

@@ -61,6 +61,9 @@ class Calibration:
     function_vector_us: float = 0.02
     function_read_us: float = 0.12
     function_stored_us: float = 0.12
+    # More for each row or column that it reads where its code runs in turns: each turn loads them,
+    # behind the next tile's operands (fitted to one product, sin 6874x3072x384 on an H200).
+    function_turns_us: float = 0.27
     # For a result that it reduces over columns, and over rows, with what XLA does of it.
     function_reduced_us: tuple[float, float] = (0.05, 0.11)
     # More of that where rows of 8 elements are not aligned, and for each matrix that it reads: by
@@ -127,6 +130,11 @@ H100 = H200.with_memory(3.35 / 4.8)
 def calibration_of(device: str) -> Calibration:
     """The constants of a device of this name; an H200's for those that were not measured."""
     return H100 if device == "NVIDIA H100 80GB HBM3" else H200
+
+
+# The most instructions of a function's code with a copy for each element of a thread, as
+# is_at_once() in csrc/kernels/wgmma/function_boxes.cuh has it; of longer code turns run one copy.
+_MOST_AT_ONCE = 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -467,7 +475,7 @@ def _compute_us(
     share_kib = x.tile_m * x.tile_n / shares / 1024
     exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
     store = store * np.where(x.ping_pong, 2, 1) + walk.is_unaligned(p) * c.unaligned_tile_us
-    function = _function_us(p, c) + ~x.swapped * _function_apart_us(p, c)
+    function = _function_us(p, x, c)
     fused = walk.in_kernel * x.tile_m * x.tile_n / groups / 1024 * function
     epilogue = c.epilogue_us + exchange + store + fused
     boxes = walk.in_kernel * ~x.swapped * x.tile_m * x.tile_n / p.num_b / 1024 * sum(_matrices(p))
@@ -503,25 +511,34 @@ def _other_bytes(p: Problem) -> int:
     return p.bytes - p.a_bytes - p.b_bytes
 
 
-def _function_us(p: Problem, c: Calibration) -> float:
+def _function_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray | float:
     """What 1024 elements of a product take a warpgroup through its function."""
     if (function := p.function) is None:
         return 0.0
     vectors = sum(strides.along != "kBoth" for _, _, strides in function.reads)
     us = c.function_work_us * function.cost.work + c.function_vector_us * vectors
     for over, reduced_us in zip(("columns", "rows"), c.function_reduced_us, strict=True):
-        us += reduced_us * sum(x.over == over for x in function.results)
+        us += reduced_us * sum(y.over == over for y in function.results)
     moved = c.function_read_us * p.function_read_bytes
     moved += c.function_stored_us * p.function_result_bytes
     if len(p.d_shape) > 3:  # What lies beside D is stored by the function.
         moved += c.function_stored_us * math.prod(p.d_shape) / 2 * DTYPES[p.out_dtype].itemsize
+    us = us + moved / max(2 * p.batch * p.m * p.n, 1)
+    lines = sum(strides.along in ("kM", "kN") for _, _, strides in function.reads)
+    us = us + _runs_in_turns(p, x) * lines * c.function_turns_us
     # Of a gated product it takes two sums for each element that it computes.
-    return (us + moved / max(2 * p.batch * p.m * p.n, 1)) / p.num_b
+    return us / p.num_b + ~x.swapped * _function_apart_us(p, c)
+
+
+def _runs_in_turns(p: Problem, x: _Configs) -> np.ndarray:
+    """Whether a function's code is too long to have a copy for each element of a thread."""
+    elements = x.tile_m * x.tile_n / _groups(x) / 128 / p.num_b
+    return elements * p.function.cost.size > _MOST_AT_ONCE
 
 
 def _function_apart_us(p: Problem, c: Calibration) -> float:
     """What more it takes where elements are read and stored one by one."""
-    if p.function is None or p.n % 8 == 0:
+    if p.n % 8 == 0:
         return 0.0
     apart, matrix = c.function_apart_us
     return apart + matrix * len(_matrices(p))

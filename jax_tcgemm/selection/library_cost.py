@@ -48,8 +48,6 @@ _ANY = np.array(
 _ANY_TILES = _Tiles(*_ANY.T)
 # XLA splits K of a batch's products only where they are as small as this.
 _MOST_SPLIT_OF_BATCH = 350
-# XLA converts both operands of such a product of 16 bits, each by a kernel of its own.
-_TINY = 512
 # The name of a config of mma_sync: tile, warp's tile, stages and, if any, parts of K.
 _MMA_SYNC = re.compile(r"(\d+)x(\d+)x(\d+)_w\d+x\d+_s\d+(?:_k(\d+))?")
 
@@ -113,7 +111,7 @@ class Libraries:
     xla_vector_bytes_per_us: float = 2.77e6
     xla_row_us: float = 2.8
     xla_row_bytes_per_us: float = 4.65e6
-    xla_tiny_us: float = 4.4
+    xla_tiny_us: float = 4.4  # converting operands of a tiny product of 16 bits
 
     def with_memory(self, factor: float) -> "Libraries":
         """The same beside a memory that is so many times as fast."""
@@ -155,7 +153,7 @@ def xla_us(p: Problem, num_sms: int, c: Libraries, cublaslt_us: float) -> float 
     can_split = p.batch == 1 or p.m * p.n <= _MOST_SPLIT_OF_BATCH
     alignments = _alignment(p.a), _alignment(p.b)
     us = min(us, float(_tiles_us(p, num_sms, c.xla, alignments, _ANY_TILES, can_split).min()))
-    if is_16bit and p.k > 1 and p.m * p.n * p.k <= _TINY:
+    if is_16bit and p.k > 1 and p.m * p.n * p.k <= xla_forms.MOST_OF_TINY:
         us += c.xla_tiny_us
     if p.a.is_aligned and p.b.is_aligned:
         us = min(us, cublaslt_us + c.xla_cublaslt_us)
@@ -163,12 +161,15 @@ def xla_us(p: Problem, num_sms: int, c: Libraries, cublaslt_us: float) -> float 
 
 
 def xla_int8_us(p: Problem, num_sms: int, c: Libraries) -> float | None:
-    """Microseconds of XLA's kernel for 8-bit integers, estimated as its bfloat16 kernel's.
+    """Microseconds of XLA's kernel for 8-bit integers, in the form that `xla_forms.of_int8` says.
 
+    Estimated as that of its bfloat16 kernel, which tiny products do not need: they are one loop.
     None for other problems.
     """
     if xla_forms.obstacle(xla_forms.BFLOAT16, p):
         return None
+    if xla_forms.is_tiny_int8(p):
+        return c.xla.launch_us + p.bytes / c.xla.bytes_per_us if p.is_packed else None
     as_bfloat16 = dataclasses.replace(
         p,
         a=dataclasses.replace(p.a, dtype="bf16"),

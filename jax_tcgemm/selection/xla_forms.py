@@ -7,6 +7,7 @@
 
 XLA hands batches of tiny matrices to a library that takes up to forty times as long as memory does.
 Its dot of 8-bit integers is wrong for some k that four does not divide, and slow where it is small.
+Of tiny products of 16 bits it converts each operand by a kernel of its own.
 """
 
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -23,10 +24,14 @@ MOST_TERMS = 8
 # Elements of one product, m * n * k, up to which broadcasting was the fastest: of few terms, and of
 # up to twelve.
 _MOST_OF_FEW_TERMS, _MOST_OF_TWELVE = 768, 1872
+# A batch of as many bytes stays in L2 while its lines are read again and again.
+_MOST_SCATTERED_BYTES = 1 << 24
 # Below this many elements of a result any k up to `_MOST_EXTENT` is fast.
 _FEW_RESULTS = 16
 # A launch, and how much of the memory's bandwidth such a loop reaches.
 _LAUNCH_US, _BANDWIDTH = 1.4, 0.75
+# Up to this many elements, m * n * k, XLA runs neither a library nor tensor cores for a product.
+MOST_OF_TINY = 512
 # The largest k for which 8-bit integers are multiplied faster as bfloat16 than by XLA's own dot.
 _MOST_OF_INT8 = 64
 # The largest product of two numbers, by whether they have a sign; float32 sums are exact to 2^24.
@@ -42,14 +47,11 @@ def obstacle(form: str, problem: Problem) -> str:
         return f"form {form} is of products alone"
     if form == BROADCAST:
         largest = max(problem.m, problem.n, problem.k)
-        if (
-            problem.compute not in ("f32", "tf32", "f64", "s32")
-            or problem.a.dtype != problem.b.dtype
-        ):
+        is_of_one = problem.a.dtype == problem.b.dtype or problem.compute == "s32"
+        if problem.compute not in ("f32", "tf32", "f64", "s32") or not is_of_one:
             return "it multiplies numbers of one dtype by their own precision"
-        return (
-            "" if largest <= _MOST_EXTENT else f"an extent is {largest}, not {_MOST_EXTENT} at most"
-        )
+        is_small = largest <= _MOST_EXTENT or is_tiny_int8(problem)
+        return "" if is_small else f"an extent is {largest}, not {_MOST_EXTENT} at most"
     largest = [_LARGEST.get(x.dtype) for x in (problem.a, problem.b)]
     if None in largest or problem.compute != "s32":
         return "it multiplies 8-bit integers"
@@ -64,6 +66,17 @@ def broadcast_pays(problem: Problem) -> bool:
     m, n, k = problem.m, problem.n, problem.k
     if obstacle(BROADCAST, problem) or problem.batch < _LEAST_BATCH or min(m, n, k) < 2:
         return False
+    if max(m, n, k) > _MOST_EXTENT:
+        return False
+    # Threads read columns of A, or rows of B's transpose, many lines at a time. That is slow where
+    # these do not stay in L2 (64000x8x8x8 TT float64: 111 us, XLA's dot 51; 1380x6x6x6 TN: 1.7 and
+    # 2.3; 39017x11x11x11 NT float32: 112 and 37; H200).
+    if problem.bytes > _MOST_SCATTERED_BYTES:
+        if problem.a.dtype == "f64" and problem.a.transposed:
+            return False
+        is_long = k > MOST_TERMS and m * n > _FEW_RESULTS
+        if problem.a.dtype == "f32" and problem.b.transposed and is_long:
+            return False
     if k <= MOST_TERMS:
         return m * n * k <= _MOST_OF_FEW_TERMS
     is_complex = problem.a.dtype in ("c64", "c128")
@@ -76,11 +89,19 @@ def broadcast_pays(problem: Problem) -> bool:
     )
 
 
+def is_tiny_int8(problem: Problem) -> bool:
+    """Whether a product of 8-bit integers is so small that XLA runs no library for its own dot."""
+    m, n, k = problem.m, problem.n, problem.k
+    return problem.compute == "s32" and min(m, n, k) > 1 and m * n * k <= MOST_OF_TINY
+
+
 def is_reduction(problem: Problem) -> bool:
     """Whether the form broadcast adds up its terms by a reduction.
 
     Unrolled sums of many 8-byte numbers read more registers than there are.
     """
+    if problem.k > _MOST_EXTENT:
+        return True
     is_wide = DTYPES[problem.a.dtype].itemsize >= 8
     return problem.k > MOST_TERMS and is_wide and problem.m * problem.n > _FEW_RESULTS
 
@@ -100,6 +121,12 @@ def own(problem: Problem) -> str:
 
 
 def of_int8(problem: Problem) -> str:
-    """The form in which XLA multiplies 8-bit integers fastest, of those that are right (H100)."""
+    """The form in which XLA multiplies 8-bit integers fastest, of those that are right (H100).
+
+    Tiny products are one loop, in its own dot (3x3x3: 1.2 us, H200) and in the form broadcast; as
+    bfloat16, operands would be converted by kernels of their own.
+    """
     is_right = own(problem) == DEFAULT
+    if is_tiny_int8(problem):
+        return DEFAULT if is_right and problem.batch == 1 else BROADCAST
     return DEFAULT if is_right and problem.k > _MOST_OF_INT8 else BFLOAT16
