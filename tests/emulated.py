@@ -35,6 +35,11 @@ _REDUCTIONS = [
 ]
 SOURCES = {
     "simt": [*_COMMON, "kernels/simt/simt.cc"],
+    "batched": [
+        *_COMMON,
+        "kernels/common/kernel.cc",
+        *(f"kernels/batched/{name}.cc" for name in ("batched", "launch", "tiling")),
+    ],
     "wmma": [*_COMMON, *_REDUCTIONS, "kernels/common/kernel.cc", "kernels/wmma/wmma.cc"],
     "mma_sync": [
         *_COMMON,

@@ -100,8 +100,8 @@ void print_plain(const char* kind) {
 }
 
 int main() {
-  print<Problem, Buffers>("gemm", {simt_naive(), simt_tiled(), wmma_naive(), wmma_tiled(),
-                                   mma_sync(), wgmma(), cublaslt(), host_gemm()});
+  print<Problem, Buffers>("gemm", {simt_naive(), simt_tiled(), simt_batched(), wmma_naive(),
+                                   wmma_tiled(), mma_sync(), wgmma(), cublaslt(), host_gemm()});
   print<RaggedProblem, RaggedBuffers>("ragged",
                                       {mma_sync_ragged(), wgmma_ragged(), host_ragged()});
   print<RowsProblem, RowsBuffers>("rows", {simt_rows(), host_rows()});
@@ -118,6 +118,7 @@ FUNCTIONS = f"{SCALARS}, gated product, function"
 DECLARED = {
     "gemm simt_naive": SCALARS,
     "gemm simt_tiled": SCALARS,
+    "gemm simt_batched": "",
     "gemm wmma_naive": FUNCTIONS,
     "gemm wmma_tiled": FUNCTIONS,
     "gemm mma_sync": FUNCTIONS,
