@@ -1,5 +1,7 @@
 """The kernels for batches of tiny matrices run by the emulator of tests/emulator."""
 
+import dataclasses
+
 import emulated
 import pytest
 from batched_cases import Case, instances
@@ -68,6 +70,40 @@ def test_products(machine, case):
 @pytest.mark.parametrize("case", [UNEVEN, HALF], ids=lambda x: x.label)
 def test_any_number_of_blocks(machine, case, num_sms):
     check(machine, case, num_sms=num_sms, seed=1)
+
+
+def test_two_levels_of_a_batch(machine):
+    levels = {"outer_stride": 59 * 121, "inner_stride": 121}
+    a, b = (dataclasses.replace(x, **levels) for x in (UNEVEN.problem.a, UNEVEN.problem.b))
+    problem = dataclasses.replace(UNEVEN.problem, batch_inner=59, a=a, b=b)
+    how = {"implementation": "simt_batched", "config": "default"}
+    assert UNEVEN.mismatch(machine.run(problem, UNEVEN.arrays, **how)) == ""
+
+
+def changed(operand, **changes):
+    """The product of UNEVEN with something else of one operand."""
+    x = dataclasses.replace(getattr(UNEVEN.problem, operand), **changes)
+    return dataclasses.replace(UNEVEN.problem, **{operand: x})
+
+
+REFUSED = {
+    "rows": (Case(3, 1, 4, 4).problem, "m, n and k must be from 2 to 32, got 1, 4 and 4"),
+    "columns": (Case(3, 4, 33, 4).problem, "m, n and k must be from 2 to 32, got 4, 33 and 4"),
+    "k": (dataclasses.replace(UNEVEN.problem, k=0), "m, n and k must be from 2 to 32"),
+    "rows_apart": (changed("a", ld=12), "the matrices of a must be packed"),
+    "matrices_apart": (changed("a", inner_stride=122), "the matrices of a must be packed"),
+    "one_matrix": (changed("b", inner_stride=0), "the matrices of b must be packed"),
+    "alpha": (dataclasses.replace(UNEVEN.problem, alpha=2.0), "it has no alpha other than 1"),
+    "types": (changed("b", dtype="f16"), "b must be f32 where a is f32, got f16"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_refuses(machine, name):
+    problem, rule = REFUSED[name]
+    how = {"implementation": "simt_batched", "config": "default"}
+    with pytest.raises(RuntimeError, match=f"rejected: {rule}"):
+        machine.run(problem, UNEVEN.arrays, **how)
 
 
 @pytest.mark.skipif(bool(nvrtc.reason()), reason=nvrtc.reason())
