@@ -312,7 +312,8 @@ def fake_cuda(monkeypatch):
     from jax_tcgemm.system import modules
 
     rejects = {}
-    names = ("simt_naive", "simt_tiled", "wmma_naive", "wmma_tiled", "mma_sync", "wgmma")
+    names = ("simt_naive", "simt_tiled", "simt_batched")
+    names += ("wmma_naive", "wmma_tiled", "mma_sync", "wgmma")
     module = types.SimpleNamespace(
         abi_version=1,
         rejects=rejects,

@@ -44,6 +44,7 @@ def _of(family: str, *names: str) -> list[str]:
 
 SOURCES = {
     "simt": [*_COMMON, *_of("simt", "simt", "launch")],
+    "batched": [*_COMMON, *_of("batched", "batched", "launch", "tiling")],
     "wmma": [*_COMMON, *_REDUCTIONS, *_of("wmma", "wmma", "launch")],
     "mma_sync": [
         *_COMMON,

@@ -208,6 +208,13 @@ def instances() -> dict[str, Instance]:
             f"{simt}::TiledConfig<{simt}::Tile64x64x8Wide, false, true>, double, {exact}",
             "sm_90a",
         ),
+        "simt_batched": Instance(
+            "simt_batched",
+            ("kernels/batched/kernel.cuh",),
+            "tcgemm::batched::kernel<tcgemm::batched::Config<float, float, 11, 11, 11, false, "
+            "true, 1, 12, 4, 1, 4, 1, 0, 0, 0, 7>>",
+            "sm_80",
+        ),
         "wmma_naive": portable(
             *("wmma", "naive_kernel"),
             f"{wmma}::NaiveConfig<{wmma}::M16N16K16>, __half, float, {bare}",

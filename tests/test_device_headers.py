@@ -14,6 +14,7 @@ def test_kernels_ship():
     assert shipped == {"epilogue/function_kernel.cuh"} | {
         f"kernels/{kernel}.cuh"
         for kernel in (
+            "batched/kernel",
             "simt/naive_kernel",
             "simt/tiled_kernel",
             "wmma/naive_kernel",

@@ -17,6 +17,7 @@ CSRC = Path(__file__).resolve().parents[1] / "csrc"
 SOURCES = (
     ("core/blas.cc", "core/problem.cc", "core/ragged_problem.cc", "core/rows_problem.cc"),
     ("cpu/host_*.cc", "cpu/blas/*.cc"),
+    ("kernels/batched/*.cc",),
     ("kernels/common/*.cc", "kernels/rows/*.cc", "kernels/simt/*.cc", "kernels/wmma/*.cc"),
     ("kernels/mma_sync/mma_sync.cc", "kernels/wgmma/[!r]*.cc"),
     ("kernels/*/ragged.cc",),
@@ -101,8 +102,8 @@ void print_plain(const char* kind) {
 }
 
 int main() {
-  print<Problem, Buffers>("gemm", {simt_naive(), simt_tiled(), wmma_naive(), wmma_tiled(),
-                                   mma_sync(), wgmma(), cublaslt(), host_gemm()});
+  print<Problem, Buffers>("gemm", {simt_naive(), simt_tiled(), simt_batched(), wmma_naive(),
+                                   wmma_tiled(), mma_sync(), wgmma(), cublaslt(), host_gemm()});
   print<RaggedProblem, RaggedBuffers>("ragged",
                                       {mma_sync_ragged(), wgmma_ragged(), host_ragged()});
   print<RowsProblem, RowsBuffers>("rows", {simt_rows(), host_rows()});
@@ -119,6 +120,7 @@ FUNCTIONS = f"{SCALARS}, gated product, function"
 DECLARED = {
     "gemm simt_naive": SCALARS,
     "gemm simt_tiled": SCALARS,
+    "gemm simt_batched": "",
     "gemm wmma_naive": FUNCTIONS,
     "gemm wmma_tiled": FUNCTIONS,
     "gemm mma_sync": FUNCTIONS,

@@ -9,7 +9,10 @@ CSRC = Path(__file__).resolve().parents[1] / "csrc"
 
 KERNELS = tuple(
     f"kernels/{x}"
-    for x in ("mma_sync", "packed", "quantize", "rows", "simt", "split", "tensor", "wgmma", "wmma")
+    for x in (
+        *("batched", "mma_sync", "packed", "quantize", "rows", "simt", "split", "tensor"),
+        *("wgmma", "wmma"),
+    )
 )
 LIBRARIES = ("libraries/cublas", "libraries/cublaslt", "libraries/cutensor")
 

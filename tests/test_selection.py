@@ -31,14 +31,14 @@ def problem(dtype="bf16", out="bf16", compute="f32", size=64, **changes):
 
 def test_the_order_of_preference(fake_cuda):
     order = []
-    for _ in range(8):
+    for _ in range(9):
         choice = selection.select("matmul", problem(), GPU)
         order.append(choice.implementation)
         fake_cuda.rejects[choice.implementation] = f"{choice.implementation} is tired"
         selection.forget()
     assert order == [
         *("wgmma", "cublaslt", "mma_sync", "wmma_tiled", "simt_tiled"),
-        *("wmma_naive", "simt_naive", "xla"),
+        *("simt_batched", "wmma_naive", "simt_naive", "xla"),
     ]
     assert "no other implementation can run this" in choice.why
     assert [c.reason for c in choice.candidates[:1]] == ["wgmma is tired"]

@@ -12,6 +12,7 @@ namespace tcgemm {
 
 const Implementation* simt_naive();
 const Implementation* simt_tiled();
+const Implementation* simt_batched();
 const Implementation* wmma_naive();
 const Implementation* wmma_tiled();
 const Implementation* mma_sync();

@@ -24,8 +24,8 @@ namespace tcgemm {
 namespace {
 
 const Implementations& implementations() {
-  static const Implementations all{simt_naive(), simt_tiled(), wmma_naive(), wmma_tiled(),
-                                   mma_sync(),   wgmma(),      cublaslt()};
+  static const Implementations all{simt_naive(), simt_tiled(), simt_batched(), wmma_naive(),
+                                   wmma_tiled(), mma_sync(),   wgmma(),        cublaslt()};
   return all;
 }
 

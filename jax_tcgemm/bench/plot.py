@@ -20,6 +20,7 @@ _STYLES = {
     "wmma_tiled": {"color": "#009E73", "marker": "^"},
     "wmma_naive": {"color": "#E69F00", "marker": "v"},
     "simt_tiled": {"color": "#56B4E9", "marker": "P"},
+    "simt_batched": {"color": "#0072B2", "marker": "h"},
     "simt_naive": {"color": "#F0E442", "marker": "X"},
     "host": {"color": "#56B4E9", "marker": "P"},
     "xla": {"color": "#000000", "marker": "x", "linestyle": "--"},

@@ -50,7 +50,14 @@ _BATCHED, _FUSED = 0.4, 0.12
 # kind of wgmma that is not among them (the transposed problem or not, K split or not); and the
 # first of the others. With a function a kernel is compiled for each way.
 _FIRST, _OF_KINDS = 8, 4
-_OTHERS = {"cublaslt": 2, "mma_sync": 4, "wmma_tiled": 1, "simt_tiled": 1, "host": 1}
+_OTHERS = {
+    "cublaslt": 2,
+    "mma_sync": 4,
+    "wmma_tiled": 1,
+    "simt_tiled": 1,
+    "simt_batched": 1,
+    "host": 1,
+}
 _FUSED_WAYS = 4
 
 # Turns that tell the slow from the fast, and turns of those that came first and of the chosen one.

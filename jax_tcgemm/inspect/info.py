@@ -22,6 +22,7 @@ from jax_tcgemm.tensor.contract import ALGORITHMS
 CUDA_IMPLEMENTATIONS = (
     "simt_naive",
     "simt_tiled",
+    "simt_batched",
     "wmma_naive",
     "wmma_tiled",
     "mma_sync",

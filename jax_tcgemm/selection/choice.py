@@ -20,6 +20,7 @@ from jax_tcgemm.selection import (
     library_cost,
     rules,
     tables,
+    tiny_batches,
     xla_forms,
 )
 from jax_tcgemm.selection.devices import Device
@@ -47,10 +48,10 @@ ACCELERATE = "accelerate"
 DEQUANTISED = "scaled_matmul, operands dequantised"
 # What follows a function's name where it has dequantised operands otherwise.
 _DEQUANTISED_OPERANDS = ", quantised operands dequantised"
-# Whose order of sums depends on how many rows there are.
-_NOT_INVARIANT = (XLA, "cublaslt")
+# Whose order of sums depends on how many rows there are, or that run few rows only.
+_NOT_INVARIANT = (XLA, "cublaslt", tiny_batches.IMPLEMENTATION)
 # How much faster a prediction must be that is wrong more often than the others.
-_DOUBT = {"cublaslt": 1.1, "mma_sync": 1.3}
+_DOUBT = {"cublaslt": 1.1, "mma_sync": 1.3, tiny_batches.IMPLEMENTATION: 1.1}
 # The kinds of problems that the debug switches name an implementation for.
 _SWITCHED = ("gemm", "ragged")
 
@@ -421,7 +422,7 @@ def _obstacle(considered: Sequence[Candidate]) -> str:
 def _best(problem: AnyProblem, device: Device, revision: int) -> Choice:
     del revision  # What tables say depends on it.
     considered = candidates(problem, device)
-    if (small := _small(problem, device)) is not None:
+    if (small := _small(problem, device, considered)) is not None:
         best, why = small, "a batch of tiny matrices, which XLA fuses with what is around it"
     elif (tuned := _tuned(problem, device, considered)) is not None:
         best, why = tuned
@@ -434,12 +435,30 @@ def _best(problem: AnyProblem, device: Device, revision: int) -> Choice:
     return _chosen(best, why, problem, device, considered)
 
 
-def _small(problem: AnyProblem, device: Device) -> Candidate | None:
+def _small(
+    problem: AnyProblem, device: Device, considered: Sequence[Candidate]
+) -> Candidate | None:
     """XLA by broadcasting, where it is known to be faster than any product; or None."""
     if problem.kind != "gemm" or device.platform != "cuda":
         return None
-    pays = xla_forms.broadcast_pays(problem)
-    return Candidate(XLA, xla_forms.BROADCAST, "") if pays else None
+    if not xla_forms.broadcast_pays(problem):
+        return None
+    timed = _tiny_batch(problem, device, considered)
+    bytes_per_us = cost_model.calibration_of(device.name).hbm_bytes_per_us
+    if timed is not None and timed[1] < xla_forms.broadcast_us(problem, bytes_per_us):
+        return None
+    return Candidate(XLA, xla_forms.BROADCAST, "")
+
+
+def _tiny_batch(
+    problem: Problem, device: Device, considered: Sequence[Candidate]
+) -> tuple[Candidate, float] | None:
+    """The kernel for batches of tiny matrices and its estimated time; or None."""
+    bytes_per_us = cost_model.calibration_of(device.name).hbm_bytes_per_us
+    found = tiny_batches.candidate_of(problem, considered, bytes_per_us)
+    if found is None:
+        return None
+    return found, tiny_batches.estimated_us(problem, device.num_sms, bytes_per_us)
 
 
 def forget() -> None:
@@ -491,9 +510,9 @@ def _modelled(problem: AnyProblem, device: Device, considered) -> tuple[Candidat
 def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candidate, float | None]]:
     """The candidates that can run, best first, each with its predicted time where there is one.
 
-    Those with a prediction, wgmma and cuBLASLt, XLA and mma_sync beside it, come first; on CUDA
-    the others follow in the order of `IMPLEMENTATIONS`, and within one implementation in the order
-    of its configs.
+    Those with a prediction, wgmma and cuBLASLt, XLA, mma_sync and simt_batched beside it, come
+    first; on CUDA the others follow in the order of `IMPLEMENTATIONS`, and within one
+    implementation in the order of its configs.
     """
     runnable = [candidate for candidate in considered if not candidate.reason]
     if problem.kind == "ragged":
@@ -506,11 +525,15 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     for candidate in runnable:
         (wgmma if candidate.implementation == "wgmma" else rest).append(candidate)
     calibration = cost_model.calibration_of(device.name)
-    if (small := _small(problem, device)) is not None and small in rest:
+    if (small := _small(problem, device, considered)) is not None and small in rest:
         us = xla_forms.broadcast_us(problem, calibration.hbm_bytes_per_us)
         others = [(candidate, None) for candidate in runnable if candidate != small]
         return [(small, us), *others]
     names = tuple(candidate.config for candidate in wgmma) or configs_of("wgmma")
+    tiny = _tiny_batch(problem, device, considered)
+    if tiny is not None and (xla_forms.broadcast_pays(problem) or not cost_model.models(problem)):
+        # What else runs it is a loop that is slower, or has no estimate.
+        return [tiny, *((candidate, None) for candidate in runnable if candidate != tiny[0])]
     if not names or not cost_model.knows(names):
         return [(candidate, None) for candidate in runnable]
     if not cost_model.models(problem):
@@ -531,6 +554,8 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     us = library_cost.xla_int8_us(problem, device.num_sms, calibration.libraries)
     if us is not None:
         known.setdefault(Candidate(XLA, xla_forms.of_int8(problem), ""), us)
+    if tiny is not None:
+        known |= dict([tiny])
     if first := configs_of("cublaslt")[:1]:
         known[Candidate("cublaslt", *first, "")] = predicted.cublaslt
     timed = [(candidate, known[candidate]) for candidate in runnable if candidate in known]

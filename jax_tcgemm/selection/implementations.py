@@ -28,6 +28,7 @@ _CUDA_PREFERENCE = (
     "mma_sync",
     "wmma_tiled",
     "simt_tiled",
+    "simt_batched",
     "wmma_naive",
     "simt_naive",
 )

@@ -28,10 +28,14 @@ _MOST_OF_FEW_TERMS, _MOST_OF_TWELVE = 768, 1872
 _MOST_SCATTERED_BYTES = 1 << 24
 # Below this many elements of a result any k up to `_MOST_EXTENT` is fast.
 _FEW_RESULTS = 16
-# A launch, and how much of the memory's bandwidth such a loop reaches.
-_LAUNCH_US, _BANDWIDTH = 1.4, 0.75
 # Up to this many elements, m * n * k, XLA runs neither a library nor tensor cores for a product.
 MOST_OF_TINY = 512
+# A launch, and the part of the memory's bandwidth that such a loop reaches: of few terms where both
+# operands are read along rows, and, roughly, in other layouts; and of more terms (float32:
+# 105025x15x9x15 NN 263 us, where memory takes 43; 39017x11x11x11 NT 112 us, where memory takes 12).
+_LAUNCH_US = 1.4
+_BANDWIDTH_ALONG_ROWS, _BANDWIDTH_ACROSS = 0.75, 0.4
+_MANY_TERMS_ALONG_ROWS, _MANY_TERMS_ACROSS = 0.16, 0.11
 # The largest k for which 8-bit integers are multiplied faster as bfloat16 than by XLA's own dot.
 _MOST_OF_INT8 = 64
 # The largest product of two numbers, by whether they have a sign; float32 sums are exact to 2^24.
@@ -106,9 +110,19 @@ def is_reduction(problem: Problem) -> bool:
     return problem.k > MOST_TERMS and is_wide and problem.m * problem.n > _FEW_RESULTS
 
 
+def broadcast_is_fast(problem: Problem) -> bool:
+    """Whether the form broadcast has few terms and reads both operands along rows."""
+    return problem.k <= MOST_TERMS and problem.layout == "NN"
+
+
 def broadcast_us(problem: Problem, bytes_per_us: float) -> float:
     """Estimated time of the form broadcast."""
-    return _LAUNCH_US + problem.bytes / (_BANDWIDTH * bytes_per_us)
+    along_rows = problem.layout == "NN"
+    if problem.k <= MOST_TERMS:
+        bandwidth = _BANDWIDTH_ALONG_ROWS if along_rows else _BANDWIDTH_ACROSS
+    else:
+        bandwidth = _MANY_TERMS_ALONG_ROWS if along_rows else _MANY_TERMS_ACROSS
+    return _LAUNCH_US + problem.bytes / (bandwidth * bytes_per_us)
 
 
 def own(problem: Problem) -> str:

@@ -118,9 +118,10 @@ extern "C" {
 // Each returns what went wrong, or nothing.
 const char* emulate_gemm(const char* fields) {
   using namespace tcgemm;
-  static const Named<Problem, Buffers> implementations{{"simt_naive", &simt_naive}, {"simt_tiled", &simt_tiled},
-                                                       {"wmma_naive", &wmma_naive}, {"wmma_tiled", &wmma_tiled},
-                                                       {"mma_sync", &mma_sync},     {"wgmma", &wgmma}};
+  static const Named<Problem, Buffers> implementations{{"simt_naive", &simt_naive},    {"simt_tiled", &simt_tiled},
+                                                       {"wmma_naive", &wmma_naive},    {"wmma_tiled", &wmma_tiled},
+                                                       {"mma_sync", &mma_sync},        {"wgmma", &wgmma},
+                                                       {"simt_batched", &simt_batched}};
   return run_without_exceptions(fields, implementations);
 }
 

@@ -13,10 +13,10 @@ namespace tcgemm {
 namespace {
 
 // How much of D a thread has, and how many threads share it.
-struct Shape {
+struct Share {
   int groups, count;
 
-  static Shape of(const Problem& p, int num_splits) {
+  static Share of(const Problem& p, int num_splits) {
     // Where few threads would be too few for the device, a thread has less to do.
     constexpr int64_t kMany = 1 << 20;
     if (num_splits >= 8) return {8, 4};
@@ -26,7 +26,7 @@ struct Shape {
   int64_t elements_per_block() const { return int64_t{split_reduction::kThreads} / groups * count; }
 };
 
-const KernelReference& reference_to(const Problem& p, const Shape& shape) {
+const KernelReference& reference_to(const Problem& p, const Share& shape) {
   static KernelReferences<std::array<int, 3>>& references = *new KernelReferences<std::array<int, 3>>;
   const bool is_integer = p.out == DType::kS32;
   return references.get({is_integer, shape.groups, shape.count}, [&]() -> KernelSource {
@@ -42,12 +42,12 @@ const KernelReference& reference_to(const Problem& p, const Shape& shape) {
 }  // namespace
 
 KernelSource split_reduction_source(const Problem& p, int num_splits, const Device& device) {
-  return reference_to(p, Shape::of(p, num_splits)).source_for(device);
+  return reference_to(p, Share::of(p, num_splits)).source_for(device);
 }
 
 Status launch_split_reduction(const Problem& p, const Buffers& buffers, const SplitSums& sums, const Device& device,
                               bool starts_early, cudaStream_t stream) {
-  const Shape shape = Shape::of(p, sums.num_splits);
+  const Share shape = Share::of(p, sums.num_splits);
   Kernel* kernel = nullptr;
   if (Status s = reference_to(p, shape).find(device, &kernel); !s.is_ok()) return s;
   const int64_t elements = p.batch * p.m * p.n, num_blocks = ceil_div(elements, shape.elements_per_block());

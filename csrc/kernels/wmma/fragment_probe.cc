@@ -8,12 +8,13 @@
 namespace tcgemm::wmma {
 namespace {
 
-struct Shape {
+struct FragmentShape {
   std::string_view name;
   int m, n, k;
 };
-constexpr std::array kShapes{Shape{"m16n16k16", 16, 16, 16}, Shape{"m32n8k16", 32, 8, 16}, Shape{"m8n32k16", 8, 32, 16},
-                             Shape{"m16n16k8", 16, 16, 8}, Shape{"m8n8k4", 8, 8, 4}};
+constexpr std::array kShapes{FragmentShape{"m16n16k16", 16, 16, 16}, FragmentShape{"m32n8k16", 32, 8, 16},
+                             FragmentShape{"m8n32k16", 8, 32, 16}, FragmentShape{"m16n16k8", 16, 16, 8},
+                             FragmentShape{"m8n8k4", 8, 8, 4}};
 
 // The type of a matrix's elements, that of its fragment, and how many of these a lane has.
 struct Fragment {
@@ -43,7 +44,7 @@ Fragment operand_of(std::string_view shape, std::string_view dtype, bool is_a) {
 
 // The number of elements of a lane; 0 where there is no such fragment.
 int find_probe(std::string_view shape_name, std::string_view dtype, std::string_view operand, KernelSource* source) {
-  for (const Shape& shape : kShapes) {
+  for (const FragmentShape& shape : kShapes) {
     if (shape.name != shape_name) continue;
     const bool is_c = operand == "c";
     const Fragment x = is_c ? accumulator_of(shape_name, dtype) : operand_of(shape_name, dtype, operand == "a");
