@@ -47,6 +47,9 @@ def chosen(problem):
         product(60000, 20, 20, 20, "TN", "f64", "f64"),
         product(60000, 20, 20, 20, "TT"),
         product(100000, 16, 16, 16, "NN", "c64"),
+        product(21546, 9, 9, 9, "NN", "f64", "f64"),
+        product(50000, 6, 6, 6, "TT", "c64"),
+        product(40000, 3, 14, 14, "NN", "bf16"),
     ],
     ids=str,
 )
@@ -61,6 +64,8 @@ def test_large_batches_run_on_it(fake_batched, problem):
         (product(5000, 11, 11, 11, "NT"), BROADCAST),
         (product(200000, 8, 8, 8), BROADCAST),
         (product(900, 32, 32, 32), "xla/default"),
+        (product(200000, 4, 4, 4, "TN", "bf16"), BROADCAST),
+        (product(3000, 32, 32, 32, "NT", "c64"), "xla/default"),
     ],
     ids=str,
 )

@@ -447,7 +447,7 @@ def _outside(
     """Rows of 128 bytes that a block loads from outside of the operands.
 
     Tiles overlap instead where D has room for one, TMA stores it, there is no epilogue, and k
-    blocks are worth it (kWorthOverlap in csrc/kernels/wgmma/launch.cu).
+    blocks are worth it (kWorthOverlap in csrc/kernels/wgmma/launch.cc).
     """
     m, n = _sides(p, x)
     overlap = ~walk.in_kernel & (k_blocks >= 5) & (p.n * walk.stored_bytes(p) % 16 == 0)

@@ -30,12 +30,14 @@ _MOST_SCATTERED_BYTES = 1 << 24
 _FEW_RESULTS = 16
 # Up to this many elements, m * n * k, XLA runs neither a library nor tensor cores for a product.
 MOST_OF_TINY = 512
-# A launch, and the part of the memory's bandwidth that such a loop reaches: of few terms where both
-# operands are read along rows, and, roughly, in other layouts; and of more terms (float32:
-# 105025x15x9x15 NN 263 us, where memory takes 43; 39017x11x11x11 NT 112 us, where memory takes 12).
+# Up to this many elements, m * n * k, XLA runs neither a library nor tensor cores for a product.
+MOST_OF_TINY = 512
+# A launch, and the part of the memory's bandwidth that such a loop reaches (H200): of up to four
+# terms, or where both operands are read along rows; of more in other layouts; and of more than
+# MOST_TERMS (float32: 39017x11x11x11 NN 109 us, where memory takes 12).
 _LAUNCH_US = 1.4
-_BANDWIDTH_ALONG_ROWS, _BANDWIDTH_ACROSS = 0.75, 0.4
-_MANY_TERMS_ALONG_ROWS, _MANY_TERMS_ACROSS = 0.16, 0.11
+_BANDWIDTH, _BANDWIDTH_ACROSS, _BANDWIDTH_OF_MANY_TERMS = 0.75, 0.6, 0.12
+_FEW_TERMS = 4
 # The largest k for which 8-bit integers are multiplied faster as bfloat16 than by XLA's own dot.
 _MOST_OF_INT8 = 64
 # The largest product of two numbers, by whether they have a sign; float32 sums are exact to 2^24.
@@ -117,11 +119,11 @@ def broadcast_is_fast(problem: Problem) -> bool:
 
 def broadcast_us(problem: Problem, bytes_per_us: float) -> float:
     """Estimated time of the form broadcast."""
-    along_rows = problem.layout == "NN"
-    if problem.k <= MOST_TERMS:
-        bandwidth = _BANDWIDTH_ALONG_ROWS if along_rows else _BANDWIDTH_ACROSS
+    if problem.k > MOST_TERMS:
+        bandwidth = _BANDWIDTH_OF_MANY_TERMS
     else:
-        bandwidth = _MANY_TERMS_ALONG_ROWS if along_rows else _MANY_TERMS_ACROSS
+        is_along = problem.layout == "NN" or problem.k <= _FEW_TERMS
+        bandwidth = _BANDWIDTH if is_along else _BANDWIDTH_ACROSS
     return _LAUNCH_US + problem.bytes / (bandwidth * bytes_per_us)
 
 

@@ -1,4 +1,4 @@
-// What passes between the implementations (mma_sync.cc, ragged.cc) and the launchers (launch.cu, ragged_launch.cu).
+// What passes between the implementations (mma_sync.cc, ragged.cc) and the launchers (launch.cc, ragged_launch.cc).
 #pragma once
 
 #include <cuda_runtime_api.h>

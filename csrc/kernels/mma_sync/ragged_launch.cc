@@ -11,7 +11,7 @@
 namespace tcgemm::mma {
 namespace {
 
-// The operands as those of a batched product, so that launch.cu's rules on alignment hold.
+// The operands as those of a batched product, so that launch.cc's rules on alignment hold.
 Problem batched_problem(const RaggedProblem& p) {
   Problem batched{};
   batched.batch = batched.batch_inner = std::max<int64_t>(p.groups, 1);

@@ -1,4 +1,4 @@
-// What passes between the implementation (wgmma.cc) and the launcher (launch.cu).
+// What passes between the implementation (wgmma.cc) and the launcher (launch.cc).
 #pragma once
 
 #include <cuda.h>

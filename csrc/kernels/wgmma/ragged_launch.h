@@ -1,4 +1,4 @@
-// What passes between the implementation (ragged.cc) and the launcher (ragged_launch.cu).
+// What passes between the implementation (ragged.cc) and the launcher (ragged_launch.cc).
 #pragma once
 
 #include "core/ragged_problem.h"
