@@ -10,9 +10,9 @@
 // 128 + u, of which 128 + zero is subtracted, exactly.
 //
 // Beside x of 8-bit floats all of two words are the A of one instruction, whose K is 32: of four neighbours in memory
-// the second and third are exchanged, as order_kernel.cuh exchanges those of x. The number of an e4m3 is, up to 16, what its
-// bits count: units of 2^-9, to be multiplied away. So differences of 4 bits are converted by integers' operations, of
-// four at once.
+// the second and third are exchanged, as order_kernel.cuh exchanges those of x. The number of an e4m3 is, up to 16,
+// what its bits count: units of 2^-9, to be multiplied away. So differences of 4 bits are converted by integers'
+// operations, of four at once.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -3,8 +3,8 @@
 //
 // The product is transposed, D^T = w^T X^T by wgmma.m64nNk16: the weight is A, from registers, where a warp's fragment
 // is that of mma.m16n8k16. So weights packed for kernel.cuh serve as they are, a tile of 16 columns for each warp. Rows
-// of X are the instruction's n, K-major in shared memory. There k must be in the weight's order; order_kernel.cuh has copied X
-// so.
+// of X are the instruction's n, K-major in shared memory. There k must be in the weight's order; order_kernel.cuh has
+// copied X so.
 //
 // X of 8-bit floats is multiplied by integers as 8-bit floats, which hold them exactly; what a tensor core adds up of
 // these is added to sums in float32 when a group, or 128 of K, ends. Rows of X have scales of their own, which sums are

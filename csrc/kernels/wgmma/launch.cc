@@ -1,4 +1,6 @@
 // One launch: tensor maps, the walk over tiles, cluster launch.
+#include "kernels/wgmma/launch.h"
+
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 #include "kernels/common/cluster_launch.h"
 #include "kernels/common/function.h"
 #include "kernels/common/tensor_map.h"
-#include "kernels/wgmma/launch.h"
 #include "kernels/wgmma/params.cuh"
 
 namespace tcgemm::wgmma_family {

@@ -1,8 +1,9 @@
 // One launch of a grouped product.
+#include "kernels/wgmma/ragged_launch.h"
+
 #include "kernels/common/cluster_launch.h"
 #include "kernels/common/float_type.h"
 #include "kernels/common/function.h"
-#include "kernels/wgmma/ragged_launch.h"
 #include "kernels/wgmma/ragged_params.cuh"
 
 namespace tcgemm::wgmma_family {
