@@ -8,7 +8,7 @@
 #include "core/extent.h"
 #include "kernels/batched/params.cuh"
 #include "kernels/common/alignment.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 
 namespace tcgemm::batched {
 namespace {

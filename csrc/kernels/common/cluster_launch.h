@@ -8,7 +8,7 @@
 
 #include "core/cuda_status.h"
 #include "kernels/common/kernel.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 
 namespace tcgemm {
 

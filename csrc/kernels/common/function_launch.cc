@@ -4,7 +4,7 @@
 #include "epilogue/function_sums.cuh"
 #include "kernels/common/function.h"
 #include "kernels/common/kernel.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 
 namespace tcgemm {
 

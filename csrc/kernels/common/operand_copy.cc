@@ -4,7 +4,7 @@
 
 #include "core/extent.h"
 #include "kernels/common/kernel.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 
 namespace tcgemm {
 namespace operand_copy {

@@ -10,7 +10,7 @@
 #include "kernels/common/alignment.h"
 #include "kernels/common/float_type.h"
 #include "kernels/common/kernel.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 #include "kernels/common/reduction_params.cuh"
 #include "kernels/common/type_text.h"
 

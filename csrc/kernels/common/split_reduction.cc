@@ -6,7 +6,7 @@
 #include "kernels/common/alignment.h"
 #include "kernels/common/float_type.h"
 #include "kernels/common/kernel.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 #include "kernels/common/split_reduction_params.cuh"
 
 namespace tcgemm {

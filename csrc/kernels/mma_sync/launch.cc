@@ -1,5 +1,5 @@
 // One launch: tensor maps, the grid, the epilogue's arguments.
-#include "kernels/common/launch.h"
+#include "kernels/mma_sync/launch.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,8 +7,8 @@
 #include "core/extent.h"
 #include "kernels/common/float_type.h"
 #include "kernels/common/function.h"
+#include "kernels/common/launch_blocks.h"
 #include "kernels/common/tensor_map.h"
-#include "kernels/mma_sync/launch.h"
 #include "kernels/mma_sync/params.cuh"
 
 namespace tcgemm::mma {

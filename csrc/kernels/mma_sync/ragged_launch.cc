@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kernels/common/float_type.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 #include "kernels/mma_sync/ragged_params.cuh"
 
 namespace tcgemm::mma {

@@ -1,11 +1,11 @@
 // One launch of a product with a packed weight.
-#include "kernels/common/launch.h"
+#include "kernels/packed/launch.h"
 
 #include <algorithm>
 
 #include "core/extent.h"
 #include "kernels/common/float_type.h"
-#include "kernels/packed/launch.h"
+#include "kernels/common/launch_blocks.h"
 #include "kernels/packed/params.cuh"
 
 namespace tcgemm::packed {

@@ -2,7 +2,7 @@
 #include "kernels/packed/wide_launch.h"
 
 #include "core/extent.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 #include "kernels/common/tensor_map.h"
 #include "kernels/packed/launch.h"
 #include "kernels/packed/wide_params.cuh"

@@ -1,9 +1,9 @@
 // One launch of the quantiser.
-#include "kernels/common/launch.h"
+#include "kernels/quantize/launch.h"
 
 #include "kernels/common/alignment.h"
+#include "kernels/common/launch_blocks.h"
 #include "kernels/quantize/instance.h"
-#include "kernels/quantize/launch.h"
 #include "kernels/quantize/params.cuh"
 
 namespace tcgemm::quantize {

@@ -2,7 +2,7 @@
 
 #include "core/extent.h"
 #include "kernels/common/alignment.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 #include "kernels/rows/params.cuh"
 
 namespace tcgemm::rows {

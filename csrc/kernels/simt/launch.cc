@@ -4,7 +4,7 @@
 
 #include "epilogue/epilogue.cuh"
 #include "kernels/common/gemm_args.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 #include "kernels/common/type_text.h"
 #include "kernels/simt/config.h"
 

@@ -1,9 +1,9 @@
 // One launch of the kernel that splits.
-#include "kernels/common/launch.h"
+#include "kernels/split/launch.h"
 
 #include "core/extent.h"
 #include "kernels/common/alignment.h"
-#include "kernels/split/launch.h"
+#include "kernels/common/launch_blocks.h"
 #include "kernels/split/params.cuh"
 
 namespace tcgemm::split {

@@ -3,7 +3,7 @@
 #include <array>
 #include <string>
 
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 
 namespace tcgemm::wmma {
 namespace {

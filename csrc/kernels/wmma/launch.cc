@@ -4,7 +4,7 @@
 
 #include "epilogue/epilogue.cuh"
 #include "kernels/common/gemm_args.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 #include "kernels/wmma/config.h"
 #include "kernels/wmma/instance.h"
 #include "kernels/wmma/shared_layout.cuh"

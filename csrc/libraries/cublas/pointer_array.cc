@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/extent.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/launch_blocks.h"
 #include "kernels/pointers/params.cuh"
 
 namespace tcgemm::cublas {
