@@ -17,11 +17,19 @@ class Divisor {
   }
 
   __device__ __forceinline__ int32_t divide(int32_t n) const {
-    return static_cast<int32_t>(static_cast<uint32_t>(uint64_t{2 * static_cast<uint32_t>(n)} * multiplier_ >> 32) >>
-                                shift_);
+    return static_cast<int32_t>(high_word(2 * static_cast<uint32_t>(n), multiplier_) >> shift_);
   }
 
  private:
+  // Of a product of 64 bits. Written as one, it takes registers, of which a kernel then spilled some.
+  __host__ __device__ static uint32_t high_word(uint32_t x, uint32_t y) {
+#if defined(__CUDA_ARCH__)
+    return __umulhi(x, y);
+#else
+    return static_cast<uint32_t>(uint64_t{x} * y >> 32);
+#endif
+  }
+
   uint32_t multiplier_ = uint32_t{1} << 31, shift_ = 0;
 };
 

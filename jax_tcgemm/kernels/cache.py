@@ -1,28 +1,26 @@
 """Compiled kernels on disk, in the folder `kernels` beside the user's tuned choices.
 
 A file is named by a hash of all that a kernel is compiled from, so that it is never out of date.
-It holds a digest of the rest, a line of JSON and the cubin. Any number of processes may read and
+Any number of processes may read and
 write: files are replaced as a whole. One that is damaged is compiled again, and a folder that
 cannot be read or written costs time only; both are warned about.
 """
 
 import contextlib
 import hashlib
-import json
 import os
 import tempfile
 import time
 import warnings
 from pathlib import Path
 
-from jax_tcgemm.kernels import nvrtc
+from jax_tcgemm.kernels import kernel_file, nvrtc
 from jax_tcgemm.kernels.instance import Instance, Kernel
 from jax_tcgemm.system.switches import cache_folder
 
 FORMAT = 1
 # Of all files together; a kernel takes 20 to 300 KB.
 LIMIT_BYTES = 512 * 2**20
-_SUFFIX = ".kernel"
 # A file under way is left behind where a process was killed.
 _ABANDONED_S = 3600.0
 
@@ -35,7 +33,9 @@ def path(instance: Instance) -> Path | None:
     if folder is None:
         return None
     parts = (FORMAT, nvrtc.digest(), instance.target, instance.kernel, instance.source)
-    return folder / "kernels" / (hashlib.sha256(repr(parts).encode()).hexdigest() + _SUFFIX)
+    return (
+        folder / "kernels" / (hashlib.sha256(repr(parts).encode()).hexdigest() + kernel_file.SUFFIX)
+    )
 
 
 def read(instance: Instance) -> Kernel | None:
@@ -50,17 +50,15 @@ def read(instance: Instance) -> Kernel | None:
     except OSError as error:
         _warn_once("kernels are compiled anew in each process", str(error))
         return None
-    digest, content = content[:32], content[32:]
-    if hashlib.sha256(content).digest() != digest:
+    kernel = kernel_file.decode(content)
+    if kernel is None:
         warnings.warn(
             f"jax_tcgemm: a cached kernel is damaged and compiled again: {file}", stacklevel=2
         )
         return None
     with contextlib.suppress(OSError):
         os.utime(file)  # used just now
-    header, _, cubin = content.partition(b"\n")
-    fields = json.loads(header)
-    return Kernel(fields["name"], cubin, tuple(fields["faults"]))
+    return kernel
 
 
 def write(instance: Instance, kernel: Kernel) -> None:
@@ -68,14 +66,12 @@ def write(instance: Instance, kernel: Kernel) -> None:
     file = path(instance)
     if file is None:
         return
-    fields = {"name": kernel.name, "faults": kernel.faults, "instance": str(instance)}
-    content = json.dumps(fields).encode() + b"\n" + kernel.cubin
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(suffix=".tmp", dir=file.parent)
         try:
             with os.fdopen(handle, "wb") as target:
-                target.write(hashlib.sha256(content).digest() + content)
+                target.write(kernel_file.encode(kernel, str(instance)))
             os.replace(temporary, file)
         except BaseException:
             os.unlink(temporary)
@@ -94,7 +90,7 @@ def trim() -> None:
         for entry in entries:
             with contextlib.suppress(OSError):  # another process removed it
                 status = entry.stat()
-                is_kernel = entry.name.endswith(_SUFFIX)
+                is_kernel = entry.name.endswith(kernel_file.SUFFIX)
                 if is_kernel or status.st_mtime < time.time() - _ABANDONED_S:
                     files.append((is_kernel, status.st_mtime, status.st_size, entry.path))
     total = sum(size for _, _, size, _ in files)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from jax_tcgemm.kernels import cache, nvrtc
+from jax_tcgemm.kernels import cache, nvrtc, prebuilt
 from jax_tcgemm.kernels.instance import Instance, Kernel
 from jax_tcgemm.kernels.nvrtc import CompileError
 
@@ -44,9 +44,11 @@ def start(instances: Iterable[Instance]) -> list[Future]:
 
 
 def is_compiled(instance: Instance) -> bool:
-    """Whether this process or the cache has a kernel."""
+    """Whether this process, the installation or the cache has a kernel."""
+    if instance in _kernels or prebuilt.read(instance) is not None:
+        return True
     file = cache.path(instance)
-    return instance in _kernels or (file is not None and file.exists())
+    return file is not None and file.exists()
 
 
 def compile_kernels(instances: Iterable[Instance]) -> dict[Instance, Kernel]:
@@ -73,7 +75,7 @@ def compile_kernels(instances: Iterable[Instance]) -> dict[Instance, Kernel]:
 def _compile(instance: Instance) -> None:
     """In a thread of the executor: makes a kernel one of those that this process has."""
     try:
-        kernel = cache.read(instance)
+        kernel = prebuilt.read(instance) or cache.read(instance)
         if kernel is None:
             kernel = nvrtc.compile_kernel(instance)
             cache.write(instance, kernel)

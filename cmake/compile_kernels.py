@@ -1,0 +1,89 @@
+"""Compiles the kernels of prebuilt_kernels.txt by nvcc, to files that kernels/prebuilt.py reads.
+
+A kernel that ptxas gave up performance of fails the build.
+"""
+
+import argparse
+import importlib.util
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# Nothing is installed yet while it is built.
+_PACKAGE = Path(__file__).resolve().parents[1] / "jax_tcgemm" / "kernels"
+
+
+def _load(*names: str) -> list:
+    """Modules of the package that import nothing else of it."""
+    spec = importlib.util.spec_from_loader("kernels", None, is_package=True)
+    package = importlib.util.module_from_spec(spec)
+    package.__path__ = [str(_PACKAGE)]
+    sys.modules["kernels"] = package
+    return [importlib.import_module(f"kernels.{name}") for name in names]
+
+
+def _entry(cubin: bytes) -> str:
+    """The name of the only function: of the section that has its code in the ELF file."""
+    (sections_at,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
+    at = [sections_at + i * size for i in range(count)]
+    (names,) = struct.unpack_from("<Q", cubin, at[names_index] + 0x18)
+    found = []
+    for section in at:
+        begin = names + struct.unpack_from("<I", cubin, section)[0]
+        name = cubin[begin : cubin.index(b"\0", begin)].decode()
+        if name.startswith(".text."):
+            found.append(name.removeprefix(".text."))
+    (entry,) = found
+    return entry
+
+
+def _compile(command: list[str], target: str, header: str, kernel: str, ptxas):
+    """The cubin, and what ptxas reports of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
+        # What takes a kernel's address instantiates it.
+        source.write_text(
+            f'#include "{header}"\n'
+            f"const void* kernel() {{ return reinterpret_cast<const void*>(&{kernel}); }}\n"
+        )
+        options = ("-std=c++17", f"-arch={target}", "-Xptxas=-v", "-cubin", "-o", cubin, source)
+        done = subprocess.run([*command, *options], capture_output=True, text=True)
+        log = done.stdout + done.stderr
+        if done.returncode:
+            raise SystemExit(f"{kernel} for {target} must compile, got\n{log}")
+        if faults := ptxas.find_faults(log, header):
+            raise SystemExit(f"{kernel} for {target}: " + "\n".join(faults))
+        return cubin.read_bytes()
+
+
+def main() -> None:
+    """Compiles all of a list, as many at a time as there are cores."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nvcc", required=True)
+    parser.add_argument("--include", action="append", default=[])
+    parser.add_argument("--list", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    instance, kernel_file, ptxas = _load("instance", "kernel_file", "ptxas")
+    command = [arguments.nvcc, *(f"-I{folder}" for folder in arguments.include)]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for old in arguments.out.glob(f"*{kernel_file.SUFFIX}"):
+        old.unlink()
+
+    def one(line: str) -> None:
+        target, header, kernel = line.split(" | ")
+        cubin = _compile(command, target, header, kernel, ptxas)
+        made = kernel_file.encode(instance.Kernel(_entry(cubin), cubin), f"{kernel} for {target}")
+        (arguments.out / kernel_file.prebuilt_name(kernel, target)).write_bytes(made)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(one, arguments.list.read_text().splitlines()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Kernels that the build compiled: those of cmake/prebuilt_kernels.txt, where it found nvcc.
+
+They were compiled from the headers that ship beside them, so that a name and a target are enough.
+"""
+
+import functools
+from pathlib import Path
+
+from jax_tcgemm import _build
+from jax_tcgemm.kernels import kernel_file, nvrtc
+from jax_tcgemm.kernels.instance import Instance, Kernel
+from jax_tcgemm.system import modules
+
+FOLDER = Path(_build.__file__).parent / "prebuilt"
+
+
+@functools.cache
+def _is_of_use() -> bool:
+    """Whether the machine code is for a driver as old as the one here, or as NVRTC's.
+
+    A driver refuses code of a later major release of CUDA.
+    """
+    major = int(_build.CUDA_VERSION.partition(".")[0])
+    if (device := modules.cuda_device()) is not None:
+        return device["driver_version"] // 1000 >= major
+    return int(nvrtc.version().partition(".")[0] or 0) >= major
+
+
+def read(instance: Instance) -> Kernel | None:
+    """The kernel, where the build has compiled it."""
+    if instance.definitions or not _is_of_use():
+        return None
+    try:
+        name = kernel_file.prebuilt_name(instance.kernel, instance.target)
+        content = (FOLDER / name).read_bytes()
+    except OSError:
+        return None
+    return kernel_file.decode(content)
