@@ -219,9 +219,14 @@ def test_explain_tells_errors_of_the_function_and_their_place(invoke, model, arg
     assert "Traceback" not in text
 
 
-def test_demo_prints_both_accuracies_and_what_ran(invoke):
-    code, text = invoke("demo", "--steps", 20, "--implementation", "xla")
+def test_demo_prints_both_accuracies_and_what_ran(invoke, tmp_path):
+    picture = tmp_path / "times.png"
+    arguments = ["--steps", 20, "--implementation", "xla", "--picture", picture]
+    code, text = invoke("demo", *arguments)
     assert code == 0
+    assert picture.stat().st_size > 10_000
+    assert "wrote" in text
+    assert "calls with three times: selected" in text
     assert "test accuracy" in text
     assert "jnp.matmul" in text
     assert "xla/default" in text

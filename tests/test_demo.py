@@ -1,12 +1,17 @@
-"""The demo: both networks learn the same, and it says what ran."""
+"""The demo: both networks learn the same, it says what ran, and what a GPU would run."""
 
 import builtins
+import io
+import pathlib
 
+import jax
+import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
-from jax_tcgemm import info
-from jax_tcgemm.command import demo
+from jax_tcgemm import accelerate, explain, info
+from jax_tcgemm.command import demo, estimates, transformer
+from jax_tcgemm.system import modules
 
 
 def run(num_steps, implementation=None):
@@ -37,15 +42,145 @@ def test_every_product_forward_and_backward_is_ours():
     )
 
 
-def test_says_which_extra_is_missing(monkeypatch):
+@pytest.fixture
+def assumed_gpu(monkeypatch):
+    """An H200, whatever there is here."""
+    monkeypatch.setattr(modules, "cuda_device", lambda: None)
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Makes a package be missing."""
     real = builtins.__import__
 
-    def without_sklearn(name, *args, **kwargs):
-        if name.startswith("sklearn"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real(name, *args, **kwargs)
+    def remove(package):
+        def without_package(name, *args, **kwargs):
+            if name.partition(".")[0] == package:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            return real(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", without_sklearn)
+        monkeypatch.setattr(builtins, "__import__", without_package)
+
+    return remove
+
+
+def test_accelerate_finds_biases_activations_and_derivatives(assumed_gpu):
+    result = run(2)
+    calls = [(str(c.problem).split(" ")[0], c.epilogue) for c in result.accelerated]
+    assert calls == [
+        ("128x256x64", ("add", "relu", "gt")),
+        ("128x256x256", ("add", "relu", "gt")),
+        ("128x10x256", ()),
+        ("128x256x10", ("select_n", "reduce_sum")),
+        ("128x256x256", ("select_n", "reduce_sum")),
+        ("256x10x128", ("mul", "add", "sub")),
+        ("256x256x128", ("mul", "add", "sub")),
+        ("64x256x128", ("mul", "add", "sub")),
+    ]
+    assert {c.implementation for c in result.accelerated} == {"wgmma", "xla"}
+
+
+def test_the_transformer_step_has_fused_epilogues_and_three_times(assumed_gpu):
+    calls = demo.run_demo(2, None, Console(quiet=True)).transformer
+    by_kernel = [c for c in calls if c.implementation == "wgmma" and c.epilogue]
+    # A residual, gelu and its derivative, the exponentials of a loss, and updates of weights.
+    assert {"add", "tanh", "exp", "sub"} <= {name for c in by_kernel for name in c.epilogue}
+    for call in calls:
+        assert call.roofline_us <= call.estimated_us
+        assert call.roofline_us <= call.xla_estimated_us
+        if call in by_kernel:
+            assert call.estimated_us < call.xla_estimated_us
+    total = estimates.totals(calls.calls)
+    once = [c for c in calls if c.times == 1]
+    assert total.num_calls == len(once) == len(calls) - 2
+    assert total.selected == pytest.approx(sum(c.estimated_us for c in once))
+    assert total.roofline < total.selected < total.xla
+
+
+def test_the_transformer_step_runs_and_learns(monkeypatch):
+    """At small sizes, accelerated as it is."""
+    sizes = {"TOKENS": 16, "WIDTH": 32, "HEADS": 2, "HIDDEN": 64, "VOCABULARY": 48}
+    for name, size in sizes.items():
+        monkeypatch.setattr(transformer, name, size)
+    shapes = {
+        name: [dict(zip((1024, 4096, 32000, 3072), (32, 64, 48, 96), strict=True))[n] for n in x]
+        for name, x in transformer._SHAPES.items()
+    }
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    params = {
+        name: jax.random.normal(key, shape) * shape[0] ** -0.5
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+    x, labels = jax.random.normal(jax.random.key(1), (16, 32)), jnp.arange(16)
+    monkeypatch.setattr(transformer, "_LEARNING_RATE", 0.1)
+    expected, before = jax.jit(transformer.train_step)(params, x, labels)
+    got, value = jax.jit(accelerate(transformer.train_step))(params, x, labels)
+    assert float(value) == pytest.approx(float(before), rel=1e-5)
+    for name in params:
+        assert jnp.allclose(got[name], expected[name], rtol=1e-3, atol=1e-4), name
+    assert transformer.train_step(got, x, labels)[1] < before
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_bars_are_as_long_as_times(encoding, assumed_gpu):
+    calls = explain(
+        accelerate(lambda x, w: x @ w),
+        *(jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16),) * 2,
+        platform="cuda",
+    )
+    out = io.TextIOWrapper(io.BytesIO(), encoding, errors="replace", write_through=True)
+    console = Console(file=out, width=100)
+    console.print(estimates.bars("title", calls, console))
+    text = out.buffer.getvalue().decode(encoding)
+    full = "█" if encoding == "utf-8" else "#"
+    lengths = {
+        name: next(line for line in text.splitlines() if name in line).count(full)
+        for name in ("selected", "XLA", "roofline")
+    }
+    (call,) = calls
+    share = call.roofline_us / call.estimated_us
+    # XLA runs the product.
+    assert lengths["selected"] == lengths["XLA"] > 20
+    assert lengths["roofline"] == pytest.approx(share * lengths["XLA"], abs=1)
+
+
+def test_calls_without_estimate_have_dashes():
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    calls = explain(accelerate(lambda x: jnp.tanh(x @ x)), x, platform="cpu")
+    out = io.StringIO()
+    console = Console(file=out, width=100)
+    console.print(estimates.calls_table("", calls), estimates.bars("", calls, console))
+    assert "tanh" in out.getvalue()
+    assert not any(character in out.getvalue() for character in "█▏")
+    assert estimates.totals(calls.calls) == (0, 0, 0, 0)
+
+
+def test_a_picture_is_drawn(tmp_path, assumed_gpu):
+    path = tmp_path / "estimates.png"
+    demo.run_demo(2, None, Console(quiet=True), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 10_000
+
+
+def test_a_picture_without_matplotlib_is_refused_before_training(without, monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "_train", lambda *_: pytest.fail("trained"))
+    with pytest.raises(ValueError, match="picture must be a file in a folder that exists, got"):
+        demo.run_demo(2, None, Console(quiet=True), pathlib.Path("nowhere/a.png"))
+    without("matplotlib")
+    with pytest.raises(ModuleNotFoundError, match=r"matplotlib must .*'jax_tcgemm\[demo\]'"):
+        demo.run_demo(2, None, Console(quiet=True), tmp_path / "a.png")
+
+
+def test_a_switch_leaves_out_estimates(monkeypatch):
+    monkeypatch.setenv("TCGEMM_IMPLEMENTATION", "xla")
+    out = io.StringIO()
+    result = demo.run_demo(2, None, Console(file=out, width=100))
+    assert (result.accelerated, result.transformer) == (None, None)
+    assert "No estimated times: a debug switch" in out.getvalue()
+
+
+def test_says_which_extra_is_missing(without):
+    without("sklearn")
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'jax_tcgemm\[demo\]'"):
         demo.load_digits()
 

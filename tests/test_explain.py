@@ -37,6 +37,53 @@ def test_a_call_is_described_in_full(fake_cuda):
         assert part in text
 
 
+def test_calls_have_estimated_times():
+    """Of the kernel with an epilogue, and of XLA's product and loop, as numbers and in `why`."""
+    x, w, bias = (
+        jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((2048, 4096), (4096, 1024), (1024,))
+    )
+
+    def layer(x, w, bias):
+        return jax.nn.relu(x @ w + bias)
+
+    (fused,) = jax_tcgemm.explain(jax_tcgemm.accelerate(layer), x, w, bias, platform="cuda")
+    (bare,) = jax_tcgemm.explain(jax_tcgemm.matmul, x, w, platform="cuda")
+    if fused.implementation != "wgmma":
+        pytest.skip("the GPU here has no wgmma")
+    assert fused.epilogue == ("add", "relu")
+    assert f"predicts {fused.estimated_us:.4g} us" in fused.why
+    assert bare.roofline_us < bare.estimated_us <= bare.xla_estimated_us
+    # XLA reads its product again and writes the result: 8 MB at 4.4 TB/s, or slower.
+    loop_us = fused.xla_estimated_us - bare.xla_estimated_us
+    assert 8 * 2**20 / 4.8e6 < loop_us < 10
+    assert f"and {loop_us:.4g} us for its function" in fused.why
+    assert fused.as_dict()["epilogue"] == ["add", "relu"]
+
+
+def test_a_product_of_xla_has_its_estimate():
+    x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((2048, 16, 64), (2048, 16, 64)))
+    scores = jax_tcgemm.accelerate(lambda x, w: jnp.einsum("thd,shd->hts", x, w))
+    (call,) = jax_tcgemm.explain(scores, x, w, platform="cuda")
+    assert (call.implementation, call.epilogue) == ("xla", ())
+    assert call.roofline_us < call.estimated_us == call.xla_estimated_us
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_calls_without_estimate_have_none(platform):
+    """Nothing is known of CPUs, and of float64 on GPUs."""
+    x = X.update(dtype=jnp.float32 if platform == "cpu" else jnp.float64)
+    with jax.enable_x64(True):
+        (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, x, x, platform=platform)
+    assert (call.estimated_us, call.xla_estimated_us) == (None, None)
+
+
+def test_an_unfused_epilogue_is_named():
+    accelerated = jax_tcgemm.accelerate(lambda x, w: jnp.tanh(x @ w))
+    (call,) = jax_tcgemm.explain(accelerated, X, X, platform="cpu")
+    assert "its product" in call.why
+    assert call.epilogue == ("tanh",)
+
+
 def test_memory_bound_calls_have_the_time_of_their_bytes(fake_cuda):
     row = jax.ShapeDtypeStruct((1, 4096), jnp.bfloat16)
     weights = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)

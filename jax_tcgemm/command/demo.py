@@ -1,11 +1,14 @@
 """The demo: a network that reads handwritten digits, trained twice from the same start.
 
 Once every matrix product, forward and backward, is `jax_tcgemm.matmul`, once `jnp.matmul`. The
-data are the 1797 8x8 images that ship inside scikit-learn.
+data are the 1797 8x8 images that ship inside scikit-learn. Beside it the demo shows what
+`jax_tcgemm.accelerate` makes of the network's training step in plain jnp, and of a transformer
+layer's, with estimated times on a GPU.
 """
 
 import dataclasses
 import functools
+import pathlib
 import time
 from collections.abc import Callable, Iterator
 
@@ -24,6 +27,8 @@ from rich.progress import (
 from rich.table import Table
 
 import jax_tcgemm
+from jax_tcgemm import selection
+from jax_tcgemm.command import estimates, transformer
 from jax_tcgemm.inspect.explain import Explanation
 
 LAYER_SIZES = (64, 256, 256, 10)
@@ -57,11 +62,18 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class DemoResult:
-    """Both trainings, and what the products of ours ran on."""
+    """Both trainings, what the products of ours ran on, and what a GPU would run.
+
+    `accelerated` is the network's training step in plain jnp under `accelerate`, and `transformer`
+    that of a transformer layer, both for the GPU here or an assumed one. None where a debug switch
+    names the implementation of every product.
+    """
 
     ours: Outcome
     jnp: Outcome
     explanation: Explanation
+    accelerated: Explanation | None
+    transformer: Explanation | None
 
 
 def load_digits() -> Digits:
@@ -169,29 +181,58 @@ def run_demo(
     num_steps: int = 600,
     implementation: str | None = None,
     console: Console | None = None,
+    picture: pathlib.Path | None = None,
 ) -> DemoResult:
     """Trains both networks step by step in turns and prints them side by side.
+
+    Then prints the calls that `jax_tcgemm.accelerate` makes of the network in plain jnp and of a
+    transformer layer, with estimated times.
 
     Args:
       num_steps: training steps, at least 2.
       implementation: forces one implementation for every product; None lets the library choose.
       console: where to print; the standard output by default.
+      picture: a PNG to draw the transformer layer's estimated times to; None draws none.
 
     Raises:
-      ModuleNotFoundError: without scikit-learn.
-      ValueError: for an implementation that cannot run one of the products.
+      ModuleNotFoundError: without scikit-learn, or for a picture without matplotlib.
+      ValueError: for an implementation that cannot run one of the products, or a picture that
+        cannot be written.
     """
     if num_steps < 2:
         raise ValueError(
             f"demo: steps must be at least 2, got steps={num_steps}; the first one compiles"
         )
     console = console or Console()
+    if picture is not None:
+        estimates.check_picture(picture)
     digits = load_digits()
     matmul = functools.partial(jax_tcgemm.matmul, implementation=implementation)
     ours, theirs = _Training(matmul), _Training(jnp.matmul)
 
     first = next(batches(digits, 1))
     explanation = jax_tcgemm.explain(make_train_step(matmul), *ours.arguments(*first))
+    accelerated = _on_gpu(make_train_step(jnp.matmul), *theirs.arguments(*first))
+    of_transformer = _on_gpu(transformer.train_step, *transformer.arguments())
+    _train(ours, theirs, digits, num_steps, console)
+    outcomes = ours.outcome(digits), theirs.outcome(digits)
+    result = DemoResult(*outcomes, explanation, accelerated, of_transformer)
+    _print(result, num_steps, console)
+    _print_estimates(result, console, picture)
+    return result
+
+
+def _on_gpu(step: Callable, *args) -> Explanation | None:
+    """What the GPU here, or an assumed one, runs of an accelerated step."""
+    if selection.is_forced(None):
+        return None
+    # One device runs the step, however many there are.
+    accelerated = jax_tcgemm.accelerate(step, losses=True)
+    return jax_tcgemm.explain(accelerated, *args, platform="cuda")
+
+
+def _train(ours: _Training, theirs: _Training, digits: Digits, num_steps: int, console: Console):
+    """Trains both in turns, and shows how far they are."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -206,9 +247,27 @@ def run_demo(
             ours.step(images, labels)
             theirs.step(images, labels)
             progress.update(task, advance=1, losses=f"loss {ours.loss:.4f} | {theirs.loss:.4f}")
-    result = DemoResult(ours.outcome(digits), theirs.outcome(digits), explanation)
-    _print(result, num_steps, console)
-    return result
+
+
+def _print_estimates(result: DemoResult, console: Console, picture: pathlib.Path | None) -> None:
+    """Prints the calls of both accelerated steps, and draws those of the transformer layer."""
+    if result.accelerated is None or result.transformer is None:
+        console.print("No estimated times: a debug switch names what runs every product.")
+        return
+    device = result.transformer.device
+    on = f"on {device.name}" + (", assumed" if device.assumed else "")
+    title = f"The same step in plain jnp under jax_tcgemm.accelerate: calls {on}"
+    console.print(estimates.calls_table(title, result.accelerated))
+    t = transformer
+    title = (
+        f"Training step of a transformer layer under jax_tcgemm.accelerate, {on}\n"
+        f"bf16, {t.TOKENS} tokens, width {t.WIDTH}, {t.HEADS} heads, MLP {t.HIDDEN}, "
+        f"vocabulary {t.VOCABULARY}; estimated, nothing is run"
+    )
+    console.print(estimates.bars(title, result.transformer, console))
+    if picture is not None:
+        estimates.draw(title, result.transformer, picture)
+        console.print(f"wrote {picture}", soft_wrap=True, markup=False)
 
 
 def _print(result: DemoResult, num_steps: int, console: Console) -> None:

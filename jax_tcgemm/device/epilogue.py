@@ -20,9 +20,9 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold
+from jax_tcgemm.device.times_apart import TimesApart, times_apart
 from jax_tcgemm.epilogues import EpilogueSource, InexpressibleError, Reduction, emit
 from jax_tcgemm.epilogues.joins import results_apart
-from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.epilogue import Epilogue
@@ -38,7 +38,6 @@ from jax_tcgemm.problem.function import (
 )
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.precision import Numerics
-from jax_tcgemm.system.jax_internals import as_jaxpr
 
 # What stands for D where no implementation knows its dtype, by its size.
 CARRIERS = {1: "u8", 4: "s32", 8: "f64"}
@@ -170,45 +169,30 @@ def _compared(
 
         t(products with function) < t(bare products) + t(loop)
 
-    by the cost model: t(loop) is what XLA takes for the function, a launch and the longer of its
-    arithmetic and, at the rate of the device's memory, the bytes of the products, which are read
-    again, of the operands and of the results other than a product itself. Where XLA's own kernel is
-    predicted to be the fastest for the product, it takes a function of elements with it: no launch,
-    and nothing of the product is moved.
+    by the cost model, as `times_apart` has the right side.
     """
-    num_accumulators = product.num_accumulators
-    stored, function = of_stored(product.function, num_accumulators)
-    bare = dense.fold_product(dataclasses.replace(product.product, result_dtype=stored), device)
-    if isinstance(bare, str):
+    apart = _apart(product, problem, operands, device)
+    fused = selection.predicted_us(problem, device)
+    if apart is None or fused is None:
         return True, ""
-    alone, fused = (selection.predicted_us(x, device) for x in (bare[2], problem))
-    if alone is None or fused is None:
-        return True, ""
-    alone *= product.num_rhs
-    jaxpr = as_jaxpr(function)
-    accumulators = jaxpr.invars[:num_accumulators]
-    read = [*accumulators, *(jaxpr.invars[num_accumulators + number] for number in operands)]
-    written = [x for x in jaxpr.outvars if x not in accumulators]
-
-    def num_bytes(arrays) -> int:
-        return sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in arrays)
-
-    moved = num_bytes((*read, *written))
-    elements, work = math.prod(product.shape), problem.epilogue.function.cost.loop
-    calibration = selection.calibration_of(device.name)
-    is_of_elements = num_accumulators == 1 and not any(
-        x.over for x in problem.epilogue.function.results
-    )
-    is_fused = is_of_elements and selection.predicted(bare[2], device)[0] == selection.XLA
-    if is_fused:
-        moved = max(moved - 2 * num_bytes(accumulators), 0)
-    loop = selection.loop_us(
-        moved, elements, work, device.num_sms, calibration, is_launched=not is_fused
-    )
-    apart = f"{alone:.4g} us for the product and {loop:.4g} us for its function"
-    if fused < alone + loop:
+    if fused < apart.product_us + apart.loop_us:
         return True, f"apart they would take {apart}"
     return False, f"the cost model predicts {fused:.4g} us for one call, {apart}"
+
+
+def _apart(
+    product: Product, problem: Problem, operands, device: selection.Device
+) -> TimesApart | None:
+    numbers = product.num_accumulators, product.num_rhs
+    return times_apart(product.product, product.function, *numbers, operands, problem, device)
+
+
+def xla_us(plan: Plan, device: selection.Device) -> float | None:
+    """Return the estimated time of XLA's products and its loop in place of a plan's call."""
+    if plan.problem is None or plan.product.scales is not None or device.platform != "cuda":
+        return None
+    apart = _apart(plan.product, plan.problem, plan.operands, device)
+    return apart and apart.xla_us
 
 
 def _unfused(product: Product, why: str) -> Plan:

@@ -23,6 +23,7 @@ from jax_tcgemm.device import (
     request,
 )
 from jax_tcgemm.device import tensor as device_tensor
+from jax_tcgemm.inspect.epilogue_operations import epilogue_operations
 from jax_tcgemm.primitives import (
     backward,
     blas,
@@ -114,6 +115,13 @@ class Call:
       path: the control flow around it, outermost first, such as "scan[10]" or "cond[0]".
       source: file and line of the call, as far as JAX knows it.
       code: device code that was generated for it, if that was asked for and there is any.
+      estimated_us: microseconds that the cost model estimates for the call, None where it has no
+        estimate: on CPUs, for grouped and packed products, and on GPUs that are no Hopper.
+      xla_estimated_us: microseconds that it estimates for XLA's program in the call's place: XLA's
+        product and, with an epilogue, XLA's loop; copies of operands are not counted. None where it
+        has no estimate.
+      epilogue: names of the operations that follow the product, such as ("add", "relu"), without
+        broadcasts and conversions. The kernel computes them, unless `why` speaks of its product.
     """
 
     implementation: str
@@ -130,12 +138,15 @@ class Call:
     path: tuple[str, ...]
     source: str
     code: str = ""
+    estimated_us: float | None = None
+    xla_estimated_us: float | None = None
+    epilogue: tuple[str, ...] = ()
 
     def as_dict(self) -> dict:
         """Return the attributes as strings, numbers, lists and dictionaries, for JSON."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         problem = None if self.problem is None else str(self.problem)
-        lists = {"copies": list(self.copies), "path": list(self.path)}
+        lists = {name: list(getattr(self, name)) for name in ("copies", "path", "epilogue")}
         return fields | lists | {"problem": problem, "rejected": dict(self.rejected)}
 
 
@@ -295,7 +306,10 @@ def _calls_of(eqn, device, times, path) -> Iterator[Call]:
             for call in _calls(inner, device, times, path):
                 why, code = f"{plan.choice.why}; its product: {call.why}", _code(plan)
                 where = source_line(eqn)
-                yield dataclasses.replace(call, why=why, source=where, code=code)
+                call = dataclasses.replace(call, why=why, source=where, code=code)
+                if not _is_fused(call.problem):  # of nested functions the whole one
+                    call = dataclasses.replace(call, epilogue=epilogue_operations(plan))
+                yield call
             if "function" in eqn.params:
                 function = as_jaxpr(eqn.params["function"])
                 yield from _calls(function, device, times, path)
@@ -433,4 +447,20 @@ def _explain_call(eqn, plan, device, times, path) -> Call:
         path=path,
         source=source_line(eqn),
         code=_code(plan),
+        estimated_us=selection.estimated_us(problem, device, choice.implementation, choice.config),
+        xla_estimated_us=_xla_us(plan, device),
+        epilogue=epilogue_operations(plan),
     )
+
+
+def _is_fused(problem) -> bool:
+    """Whether a problem has a function as its epilogue."""
+    return getattr(getattr(problem, "epilogue", None), "function", None) is not None
+
+
+def _xla_us(plan, device) -> float | None:
+    """The estimated time of XLA's program in the place of a plan's call."""
+    plan = getattr(plan, "plan", plan)
+    if isinstance(plan, epilogue.Plan):
+        return epilogue.xla_us(plan, device)
+    return selection.xla_us(plan.problem, device)

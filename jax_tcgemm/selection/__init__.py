@@ -23,6 +23,7 @@ from jax_tcgemm.selection.choice import (
 from jax_tcgemm.selection.contraction_cost import AsProduct
 from jax_tcgemm.selection.cost_model import calibration_of, loop_us
 from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, default_device, target_device
+from jax_tcgemm.selection.estimates import estimated_us, xla_us
 from jax_tcgemm.selection.implementations import (
     IMPLEMENTATIONS,
     IMPLEMENTATIONS_OF,
@@ -56,6 +57,7 @@ __all__ = [
     "collect",
     "default_device",
     "dequantized_operands",
+    "estimated_us",
     "for_any_rows",
     "forget",
     "gain_of_converting",
@@ -76,4 +78,5 @@ __all__ = [
     "set_measurer",
     "target_device",
     "unseen",
+    "xla_us",
 ]

@@ -1,0 +1,80 @@
+"""Estimated times of what runs a problem, and of XLA's own product in its place.
+
+Selection compares these times; here they are numbers for `explain` and for people.
+"""
+
+import functools
+
+from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.selection import cost_model
+from jax_tcgemm.selection.choice import ranked
+from jax_tcgemm.selection.devices import Device
+from jax_tcgemm.selection.implementations import XLA, AnyProblem, Candidate, configs_of
+
+
+def estimated_us(
+    problem: AnyProblem | None, device: Device, implementation: str, config: str
+) -> float | None:
+    """Return the estimated time of a problem with an implementation and a config.
+
+    Args:
+      problem: the problem.
+      device: where it runs.
+      implementation: of those that can run the problem.
+      config: a config of that.
+
+    Returns:
+      Microseconds; None where the cost model has no estimate, as for CPUs, grouped and packed
+      products, and GPUs other than Hopper's.
+    """
+    times = _times(problem, device)
+    us = times.get(Candidate(implementation, config, ""))
+    return _xla_us(problem, device, times) if us is None and implementation == XLA else us
+
+
+def xla_us(problem: AnyProblem | None, device: Device) -> float | None:
+    """Return the estimated time of XLA's own product of a problem without an epilogue.
+
+    XLA may run a kernel of its own or one of cuBLASLt. Copies that XLA would make of operands are
+    not counted.
+
+    Args:
+      problem: the problem.
+      device: where it runs.
+
+    Returns:
+      Microseconds; None where there is no estimate, as with an epilogue.
+    """
+    return _xla_us(problem, device, _times(problem, device))
+
+
+def _times(problem: AnyProblem | None, device: Device) -> dict[Candidate, float]:
+    """The estimated time of each candidate that has one."""
+    if problem is None or problem.kind != "gemm" or device.platform != "cuda":
+        return {}
+    return {candidate: us for candidate, us in ranked(problem, device) if us is not None}
+
+
+def _xla_us(
+    problem: AnyProblem | None, device: Device, times: dict[Candidate, float]
+) -> float | None:
+    """XLA's product, where `times` may hold that of one of its forms."""
+    known = [us for candidate, us in times.items() if candidate.implementation == XLA]
+    if known:
+        return min(known)
+    # Without an estimate for wgmma, the device is none that the cost model was fitted to.
+    if not any(candidate.implementation == "wgmma" for candidate in times):
+        return None
+    return _of_cublaslt(problem, device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_cublaslt(problem: Problem, device: Device) -> float | None:
+    """The time of cuBLASLt's kernel in XLA's program, for 16-bit operands with aligned rows."""
+    is_16bit = problem.a.dtype in ("f16", "bf16") and problem.compute == "f32"
+    if not (is_16bit and problem.is_bare and problem.a.is_aligned and problem.b.is_aligned):
+        return None
+    calibration = cost_model.calibration_of(device.name)
+    names = configs_of("wgmma")
+    found = cost_model.predict(problem, device.num_sms, names, calibration)
+    return found.cublaslt + calibration.libraries.xla_cublaslt_us
