@@ -33,7 +33,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def machine(run_folder):
-    return machine_of(run_folder / "packed_grouped", CASES)
+    return machine_of(run_folder / "packed_grouped", CASES, [FEW])
 
 
 @pytest.mark.parametrize(("config", "case"), CASES, ids=lambda x: getattr(x, "label", x))
