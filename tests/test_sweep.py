@@ -108,7 +108,7 @@ def test_the_command(tmp_path):
     assert "2 problems of seed 3: 0 wrong" in result.output
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert [r["sweep_kind"] for r in records] == ["odd sizes", "mixed dtypes"]
-    text = "\n\n".join(render._sweep_tables(records))
+    text = "\n\n".join(render._sweep_tables("a GPU", records))
     assert "2 random problems (seeds 3)" in text
     assert "| mixed dtypes | 1 |" in text
     refused = CliRunner().invoke(cli.app, ["bench", "sweep", "--kinds", "odd"])

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import pathlib
+import re
 from collections.abc import Sequence
 
 from jax_tcgemm.bench import parallel, programs, sweep
@@ -53,7 +54,8 @@ def render(root: pathlib.Path, check: bool = False) -> list[pathlib.Path]:
             from jax_tcgemm.bench.plot import plot
 
             plot(chart_records, path, digest)
-    changed += _sweep_chart(root, rec.sweeps(everything), check)
+    for device, sweeps in _by_device(rec.sweeps(everything)).items():
+        changed += _sweep_chart(root / _CHARTS / _sweep_chart_name(device), sweeps, check)
     for path, section in (
         (root / "README.md", summary_section(everything)),
         (root / "benchmarks/README.md", full_section(everything)),
@@ -67,11 +69,23 @@ def render(root: pathlib.Path, check: bool = False) -> list[pathlib.Path]:
     return [path.relative_to(root) for path in changed]
 
 
-def _sweep_chart(root: pathlib.Path, records: Sequence[dict], check: bool) -> list[pathlib.Path]:
+def _by_device(records: Sequence[dict]) -> dict[str, list[dict]]:
+    """Records by the GPU that they were measured on."""
+    found: dict[str, list[dict]] = {}
+    for record in records:
+        found.setdefault(record["machine"]["device"], []).append(record)
+    return found
+
+
+def _sweep_chart_name(device: str) -> str:
+    """Such as sweep-nvidia-h200.png."""
+    return f"sweep-{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}.png"
+
+
+def _sweep_chart(path: pathlib.Path, records: Sequence[dict], check: bool) -> list[pathlib.Path]:
     """Draws the chart of random problems, and returns its path if it was out of date."""
-    path = root / _CHARTS / "sweep.png"
     digest = records_digest(records)
-    if not records or (path.exists() and digest.encode() in path.read_bytes()):
+    if path.exists() and digest.encode() in path.read_bytes():
         return []
     if not check:
         from jax_tcgemm.bench.plot import plot_sweep
@@ -146,7 +160,11 @@ def full_section(records: Sequence[dict]) -> str:
     groups = rec.grouped([*products, *workloads])
     parts += filter(None, (_flags_note(groups), _overhead_table(records), _parallel_table(records)))
     parts += _program_tables(records)
-    parts += _sweep_tables(rec.sweeps(records))
+    sweeps = _by_device(rec.sweeps(records))
+    if sweeps:
+        parts.append("### sweep")
+    for device, of_device in sweeps.items():
+        parts += _sweep_tables(device, of_device)
     return "\n\n".join(parts)
 
 
@@ -156,10 +174,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) ->
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
 
 
-def _sweep_tables(records: Sequence[dict]) -> list[str]:
+def _sweep_tables(device: str, records: Sequence[dict]) -> list[str]:
     """XLA's time over ours by kind of random problems, and every problem that is slower."""
-    if not records:
-        return []
     seeds = ", ".join(str(seed) for seed in dict.fromkeys(record["seed"] for record in records))
     head = ("kind", "problems", "geomean", *(f"{q} %" for q in sweep.QUANTILES))
     rows = [
@@ -171,11 +187,10 @@ def _sweep_tables(records: Sequence[dict]) -> list[str]:
         (r["problem"], f"{r['us']:.4g}", f"{r['xla_us']:.4g}", f"{r['ratio']:.3f}", r["ran"][0])
         for r in slow
     ]
-    device = ", ".join(dict.fromkeys(record["machine"]["device"] for record in records))
     return [
-        f"### sweep\n\n{len(records)} random problems (seeds {seeds}), {device}: XLA's time over "
-        "that of the default choice, its geometric mean and quantiles.",
-        "![sweep](charts/sweep.png)",
+        f"{len(records)} random problems (seeds {seeds}), {device}: XLA's time over that of the "
+        "default choice, its geometric mean and quantiles.",
+        f"![sweep](charts/{_sweep_chart_name(device)})",
         _table(head, rows),
         f"Slower than XLA by more than {1 - sweep.LEAST_RATIO:.0%} and {sweep.FORGIVEN_US} µs:",
         _table(("problem", "µs", "XLA, µs", "ratio", "ran first"), faults) if faults else "None.",
