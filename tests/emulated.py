@@ -209,9 +209,10 @@ def cuda_root() -> Path | None:
 
 
 def cuda_include() -> Path | None:
-    """Its headers."""
+    """Its headers, with all that they include."""
     include = cuda_root() and cuda_root() / "include"
-    return include if include and (include / "cuda_bf16.h").exists() else None
+    has_all = include and all((include / x).exists() for x in ("cuda_bf16.h", "nv/target"))
+    return include if has_all else None
 
 
 def nvcc() -> Path | None:
