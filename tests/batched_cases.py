@@ -2,49 +2,19 @@
 
 import dataclasses
 import functools
-import hashlib
-import subprocess
-from pathlib import Path
 
-import emulated
 import numpy as np
 
 from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.selection import implementations
+from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 COMPUTE = {"f64": "f64", "c128": "f64"}
 # Of an accumulator and of a result: the distance between neighbours of 1.
 EPSILON = {"f16": 2**-10, "bf16": 2**-7, "f32": 2**-23, "c64": 2**-23, "f64": 2**-52}
 EPSILON["c128"] = EPSILON["f64"]
-
-# Prints the expression that instantiates the kernel of each product.
-_PROGRAM = r"""
-#include <cstdio>
-#include <cstdlib>
-#include <string>
-
-#include "kernels/batched/instance.h"
-
-using namespace tcgemm;
-
-DType dtype_of(const std::string& name) {
-  for (size_t i = 0; i < kNames<DType>.size(); ++i) {
-    if (name == kNames<DType>[i]) return static_cast<DType>(i);
-  }
-  std::abort();
-}
-
-int main(int count, char** x) {
-  for (int i = 1; i + 5 < count; i += 6) {
-    Problem p{};
-    p.m = std::atoi(x[i]), p.n = std::atoi(x[i + 1]), p.k = std::atoi(x[i + 2]);
-    p.a.transposed = x[i + 3][0] == 'T', p.b.transposed = x[i + 3][1] == 'T';
-    p.a.dtype = p.b.dtype = dtype_of(x[i + 4]), p.out = dtype_of(x[i + 5]);
-    std::puts(batched::kernel_source(p, batched::choose_tiling(p)).name.c_str());
-  }
-}
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,19 +82,9 @@ class Case:
         )
 
 
-def instances(cases, folder: Path, target: str = "sm_90") -> list[Instance]:
+def instances(cases, target: str = "sm_90") -> list[Instance]:
     """The kernels of some cases, each once."""
-    command = ["g++", "-std=c++17", "-O1", "-w", f"-I{emulated.REPOSITORY / 'csrc'}"]
-    command += ["-isystem", str(emulated.cuda_include())]
-    program = folder / f"batched_names_{hashlib.sha256(_PROGRAM.encode()).hexdigest()[:8]}"
-    program.with_suffix(".cc").write_text(_PROGRAM)
-    tiling = emulated.REPOSITORY / "csrc/kernels/batched/tiling.cc"
-    sources = [str(program.with_suffix(".cc")), str(tiling)]
-    subprocess.run([*command, *sources, "-o", str(program)], check=True)
-    asked = [str(word) for x in cases for word in (x.m, x.n, x.k, x.layout, x.dtype, x.out_dtype)]
-    said = subprocess.run([str(program), *asked], capture_output=True, text=True, check=True)
-    header = ("kernels/batched/kernel.cuh",)
-    return [
-        Instance("simt_batched", header, name, target)
-        for name in dict.fromkeys(said.stdout.splitlines())
-    ]
+    gpu = dataclasses.replace(ASSUMED_GPU, compute_capability=int(target.removeprefix("sm_")))
+    candidate = implementations.Candidate("simt_batched", "default", "")
+    found = (implementations.kernels(candidate, case.problem, gpu) for case in cases)
+    return list(dict.fromkeys(kernel for kernels in found for kernel in kernels))
