@@ -309,6 +309,7 @@ def fake_cuda(monkeypatch):
     import types
 
     from jax_tcgemm import selection
+    from jax_tcgemm.kernels import nvrtc
     from jax_tcgemm.system import modules
 
     rejects = {}
@@ -331,6 +332,8 @@ def fake_cuda(monkeypatch):
     module.rejections = lambda name, problem, device: [
         module.reject(name, config, problem, device) for config in module.implementations()[name]
     ]
+    # Its implementations bring no kernels.
+    monkeypatch.setattr(nvrtc, "reason", lambda: "")
     monkeypatch.setattr(modules, "cuda", module)
     monkeypatch.delitem(modules._reasons, "cuda", raising=False)
     monkeypatch.setattr(modules, "cuda_device", lambda: None)
