@@ -16,7 +16,4 @@ inline Status cuda_status(cudaError_t error, const char* what) {
   return Status::internal(std::string(what) + " failed: " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
 }
 
-// The launch just made on this thread. Reads the thread's last error, so call it directly after.
-inline Status launch_status(const char* kernel) { return cuda_status(cudaGetLastError(), kernel); }
-
 }  // namespace tcgemm
