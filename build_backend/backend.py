@@ -5,7 +5,7 @@ from scikit_build_core.build import *  # noqa: F403
 from scikit_build_core.build import get_requires_for_build_editable as _requires_for_editable
 from scikit_build_core.build import get_requires_for_build_wheel as _requires_for_wheel
 
-# Of one release; the runtime's headers include those of the other two.
+# Three packages of one release: headers of nvidia-cuda-runtime include those of the other two.
 _CUDA_WHEELS = [
     f"nvidia-cuda-{name}==13.0.*; sys_platform == 'linux'" for name in ("runtime", "crt", "cccl")
 ]

@@ -1,6 +1,6 @@
 """Checks a wheel: what it holds, its size, and that its modules link neither CUDA nor by an RPATH.
 
-python cmake/check_wheel.py dist/*.whl
+Usage: python cmake/check_wheel.py dist/*.whl
 """
 
 import subprocess
@@ -20,7 +20,7 @@ _MODULES = ("_cpu", "_cuda", "_cutensor")
 
 
 def faults(wheel: Path) -> list[str]:
-    """What is wrong with a wheel."""
+    """Returns the faults of a wheel."""
     found = []
     if (size := wheel.stat().st_size) > _MOST_BYTES:
         found.append(f"it must have at most {_MOST_BYTES} bytes, got {size}")

@@ -26,27 +26,28 @@ def _load(*names: str) -> list:
     return [importlib.import_module(f"kernels.{name}") for name in names]
 
 
-def _entry(cubin: bytes) -> str:
-    """The name of the only function: of the section that has its code in the ELF file."""
+def machine_code(cubin: bytes) -> dict[str, bytes]:
+    """Returns the instructions of each kernel of a cubin by its name: sections of the ELF file."""
     (sections_at,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
-    at = [sections_at + i * size for i in range(count)]
-    (names,) = struct.unpack_from("<Q", cubin, at[names_index] + 0x18)
-    found = []
-    for section in at:
-        begin = names + struct.unpack_from("<I", cubin, section)[0]
+    sections = [sections_at + i * size for i in range(count)]
+    (names,) = struct.unpack_from("<Q", cubin, sections[names_index] + 0x18)
+    found = {}
+    for section in sections:
+        (name_offset,) = struct.unpack_from("<I", cubin, section)
+        offset, length = struct.unpack_from("<QQ", cubin, section + 0x18)
+        begin = names + name_offset
         name = cubin[begin : cubin.index(b"\0", begin)].decode()
         if name.startswith(".text."):
-            found.append(name.removeprefix(".text."))
-    (entry,) = found
-    return entry
+            found[name.removeprefix(".text.")] = cubin[offset : offset + length]
+    return found
 
 
-def _compile(command: list[str], target: str, header: str, kernel: str, ptxas):
-    """The cubin, and what ptxas reports of it."""
+def compile_kernel(command: list[str], target: str, header: str, kernel: str, ptxas) -> bytes:
+    """Compiles one kernel to a cubin; `ptxas`: the module that knows the faults of its report."""
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
-        # What takes a kernel's address instantiates it.
+        # A function that takes the kernel's address instantiates the template.
         source.write_text(
             f'#include "{header}"\n'
             f"const void* kernel() {{ return reinterpret_cast<const void*>(&{kernel}); }}\n"
@@ -77,8 +78,9 @@ def main() -> None:
 
     def one(line: str) -> None:
         target, header, kernel = line.split(" | ")
-        cubin = _compile(command, target, header, kernel, ptxas)
-        made = kernel_file.encode(instance.Kernel(_entry(cubin), cubin), f"{kernel} for {target}")
+        cubin = compile_kernel(command, target, header, kernel, ptxas)
+        (entry,) = machine_code(cubin)
+        made = kernel_file.encode(instance.Kernel(entry, cubin), f"{kernel} for {target}")
         (arguments.out / kernel_file.prebuilt_name(kernel, target)).write_bytes(made)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -198,14 +198,18 @@ def _mma_sync_types(dtype: str) -> tuple[tuple[str, str], ...]:
     )
 
 
+def load_script(path: str):
+    """A script of the build, as a module; `path`: below the repository."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, REPOSITORY / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @functools.cache
 def cuda_root() -> Path | None:
     """The toolkit that the build would use."""
-    path = REPOSITORY / "build_backend" / "find_cuda.py"
-    spec = importlib.util.spec_from_file_location("find_cuda", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.find_cuda()
+    return load_script("build_backend/find_cuda.py").find_cuda()
 
 
 def cuda_include() -> Path | None:

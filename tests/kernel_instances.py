@@ -14,7 +14,6 @@ WGMMA, MMA_SYNC = "tcgemm::wgmma_family", "tcgemm::mma"
 TILE = "tcgemm::tile"
 BF16, TF32 = "__nv_bfloat16", "tcgemm::ptx::TF32"
 E4M3, E5M2 = "tcgemm::ptx::E4M3", "tcgemm::ptx::E5M2"
-OUTPUTS = ("epilogue/output.cuh", "epilogue/epilogue.cuh")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +187,7 @@ def portable(family: str, kernel: str, arguments: str, target: str) -> Instance:
     """One of simt or wmma."""
     return Instance(
         family,
-        (f"kernels/{family}/{kernel}.cuh", f"kernels/{family}/config.h", *OUTPUTS),
+        (f"kernels/{family}/{kernel}.cuh",),
         f"tcgemm::{family}::{kernel}<{arguments}>",
         target,
     )

@@ -118,7 +118,8 @@ def test_machine_code_without_spills(target):
 KERNEL = "kernels/batched/kernel.cuh"
 WRONG = "are wrong"
 
-# What the kernel holds, what to put in its place, the case that shows it, and what is then found.
+# What the kernel holds, or another file, what to put in its place, the case that shows it, and what
+# is then found.
 MISTAKES = {
     "group_is_not_waited_for": (
         *("ptx::cp_async_wait_group<kStages - 1>();", ";"),
@@ -172,10 +173,15 @@ MISTAKES = {
 }
 
 
+FILES = {"sign_of_the_imaginary_parts": "tile/multiply_add.cuh"}
+
+
 @pytest.fixture(scope="module")
 def mistaken(machine, run_folder):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    changes = as_mutants((KERNEL, *mistake[:2]) for mistake in MISTAKES.values())
+    changes = as_mutants(
+        (FILES.get(name, KERNEL), *mistake[:2]) for name, mistake in MISTAKES.items()
+    )
     kernels = map(carried, instances([case for *_, case, _ in MISTAKES.values()]))
     how = {"families": ("batched",), "changes": changes, "sanitize": True}
     return Emulator(run_folder / "batched_mistaken", *kernels, like=machine, **how)

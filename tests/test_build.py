@@ -1,26 +1,15 @@
 """The parts of the build that decide something: whose headers, and what ptxas output is a fault."""
 
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from emulated import REPOSITORY, load_script
 
 from jax_tcgemm.kernels import ptxas
 from jax_tcgemm.system import modules
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-
-
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-find_cuda = load(REPOSITORY / "build_backend" / "find_cuda.py")
+find_cuda = load_script("build_backend/find_cuda.py")
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "cutensor"])

@@ -7,18 +7,19 @@ They differ in how they keep pointers to shared memory, so kernels that count in
 import ctypes
 import dataclasses
 import re
-import struct
 import subprocess
 
 import pytest
-from emulated import cuda_include, nvcc
+from emulated import cuda_include, load_script, nvcc
 from kernel_instances import INCLUDE, mma_sync, wgmma
 
-from jax_tcgemm.kernels import nvrtc
+from jax_tcgemm.kernels import nvrtc, ptxas
 from jax_tcgemm.system import modules
 
-# Some of each family.
-PREBUILT = {
+build = load_script("cmake/compile_kernels.py")
+
+# Some of two families.
+KERNELS = {
     "mma_sync_f16": mma_sync("64, 64, 128, 32, 32, 4, 3", instruction="f16"),
     "mma_sync_bf16": mma_sync("64, 64, 128, 32, 32, 4, 3", layout="11"),
     "mma_sync_tf32": mma_sync("64, 64, 128, 32, 32, 4, 3", instruction="tf32"),
@@ -65,43 +66,13 @@ def same_release(monkeypatch):
     monkeypatch.setattr(nvrtc, "_find", lambda: compiler)
 
 
-def compile_by_nvcc(instance, folder):
-    """The cubin, compiled as the build does it."""
-    source, cubin = folder / "kernel.cu", folder / "kernel.cubin"
-    # What takes a kernel's address instantiates it.
-    source.write_text(
-        f"{instance.source}"
-        "const void* kernel() {\n"
-        f"  return reinterpret_cast<const void*>(&{instance.kernel});\n"
-        "}\n"
-    )
-    options = ("-std=c++17", f"-arch={instance.target}", f"-I{INCLUDE}", "-cubin", "-o", cubin)
-    subprocess.run([nvcc(), *options, source], check=True)
-    return cubin.read_bytes()
-
-
-def machine_code(cubin, name):
-    """The instructions of the kernel `name`: a section of the ELF file."""
-    (sections_at,) = struct.unpack_from("<Q", cubin, 0x28)
-    size, count, names_idx = struct.unpack_from("<HHH", cubin, 0x3A)
-    sections = []
-    for i in range(count):
-        at = sections_at + i * size
-        (name_at,) = struct.unpack_from("<I", cubin, at)
-        begin, length = struct.unpack_from("<QQ", cubin, at + 0x18)
-        sections.append((name_at, begin, length))
-    names = sections[names_idx][1]
-    for name_at, begin, length in sections:
-        own_name = cubin[names + name_at : cubin.index(b"\0", names + name_at)]
-        if own_name.decode() == f".text.{name}":
-            return cubin[begin : begin + length]
-    raise AssertionError(f"the cubin has no kernel {name}")
-
-
-@pytest.mark.parametrize("instance", [pytest.param(x, id=name) for name, x in PREBUILT.items()])
-def test_both_compilers_make_the_same_code(instance, same_release, tmp_path):
+@pytest.mark.parametrize("instance", [pytest.param(x, id=name) for name, x in KERNELS.items()])
+def test_both_compilers_make_the_same_code(instance, same_release):
     kernel = nvrtc.compile_kernel(instance)
-    expected = machine_code(compile_by_nvcc(instance, tmp_path), kernel.name)
+    (header,) = instance.headers
+    command = [str(nvcc()), f"-I{INCLUDE}"]
+    built = build.compile_kernel(command, instance.target, header, instance.kernel, ptxas)
+    expected = build.machine_code(built)
     # An instruction is 16 bytes; so short a kernel would be an empty one.
-    assert len(expected) > 100 * 16
-    assert machine_code(kernel.cubin, kernel.name) == expected
+    assert len(expected[kernel.name]) > 100 * 16
+    assert build.machine_code(kernel.cubin) == expected

@@ -1,4 +1,4 @@
-// What a launch tells epilogue/function_kernel.cuh besides the function's own arguments.
+// Arguments of epilogue/function_kernel.cuh besides those of the function itself.
 #pragma once
 
 #include <cstdint>

@@ -172,9 +172,9 @@ def _bar(us: float | None, longest: float, width: int, color: str, console: Cons
     """A bar as long as a time; of plain characters where the output has no blocks."""
     if us is None:
         return Text("")
-    if console.encoding.lower().startswith("utf"):
-        return Bar(longest, 0, us, width=width, color=color)
-    return Text("#" * max(1, round(us / longest * width)), color)
+    if console.options.ascii_only:
+        return Text("#" * max(1, round(us / longest * width)), color)
+    return Bar(longest, 0, us, width=width, color=color)
 
 
 def _label(call: Call) -> Text:

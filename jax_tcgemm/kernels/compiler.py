@@ -45,10 +45,10 @@ def start(instances: Iterable[Instance]) -> list[Future]:
 
 def is_compiled(instance: Instance) -> bool:
     """Whether this process, the installation or the cache has a kernel."""
-    if instance in _kernels or prebuilt.read(instance) is not None:
+    if instance in _kernels:
         return True
-    file = cache.path(instance)
-    return file is not None and file.exists()
+    files = (place.path(instance) for place in (prebuilt, cache))
+    return any(file is not None and file.exists() for file in files)
 
 
 def compile_kernels(instances: Iterable[Instance]) -> dict[Instance, Kernel]:

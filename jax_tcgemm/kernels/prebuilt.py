@@ -26,13 +26,19 @@ def _is_of_use() -> bool:
     return int(nvrtc.version().partition(".")[0] or 0) >= major
 
 
-def read(instance: Instance) -> Kernel | None:
-    """The kernel, where the build has compiled it."""
+def path(instance: Instance) -> Path | None:
+    """The instance's file, which need not exist; None where no build can have compiled it."""
     if instance.definitions or not _is_of_use():
         return None
+    return FOLDER / kernel_file.prebuilt_name(instance.kernel, instance.target)
+
+
+def read(instance: Instance) -> Kernel | None:
+    """The kernel, where the build has compiled it."""
+    file = path(instance)
+    if file is None:
+        return None
     try:
-        name = kernel_file.prebuilt_name(instance.kernel, instance.target)
-        content = (FOLDER / name).read_bytes()
+        return kernel_file.decode(file.read_bytes())
     except OSError:
         return None
-    return kernel_file.decode(content)

@@ -9,21 +9,10 @@
 
 namespace tcgemm::batched {
 
-inline const char* type_text(DType dtype) {
-  switch (dtype) {
-    case DType::kF16: return ElementType<__half>::kText;
-    case DType::kBF16: return ElementType<__nv_bfloat16>::kText;
-    case DType::kF64: return ElementType<double>::kText;
-    case DType::kC64: return "tcgemm::Complex<float>";
-    case DType::kC128: return "tcgemm::Complex<double>";
-    default: return ElementType<float>::kText;
-  }
-}
-
 // Its target is the device's.
 inline KernelSource kernel_source(const Problem& p, const Tiling& t) {
-  std::string name = std::string("tcgemm::batched::kernel<tcgemm::batched::Config<") + type_text(p.a.dtype) + ", " +
-                     type_text(p.out) + ", " + numbers_text({t.m, t.n, t.k});
+  std::string name = std::string("tcgemm::batched::kernel<tcgemm::batched::Config<") + element_text(p.a.dtype) + ", " +
+                     element_text(p.out) + ", " + numbers_text({t.m, t.n, t.k});
   name += t.a_transposed ? "true, " : "false, ";
   name += t.b_transposed ? "true, " : "false, ";
   name += numbers_text(

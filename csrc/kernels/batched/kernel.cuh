@@ -16,6 +16,7 @@
 #include "kernels/batched/params.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/global_memory.cuh"
+#include "tile/multiply_add.cuh"
 #include "tile/numeric.cuh"
 
 namespace tcgemm::batched {
@@ -65,19 +66,6 @@ template <typename Config>
 struct OfD {
   static constexpr Stored kStored = Config::kTiling.d();
 };
-
-template <typename T>
-__device__ __forceinline__ void multiply_add(T& acc, T x, T y) {
-  acc += x * y;
-}
-// Four fused multiply-adds; the operators of Complex would round the products first.
-template <typename Real>
-__device__ __forceinline__ void multiply_add(Complex<Real>& acc, Complex<Real> x, Complex<Real> y) {
-  acc.re = fma(x.re, y.re, acc.re);
-  acc.re = fma(-x.im, y.im, acc.re);
-  acc.im = fma(x.re, y.im, acc.im);
-  acc.im = fma(x.im, y.re, acc.im);
-}
 
 // Elements that one instruction loads or stores.
 template <typename T, int kCount>
@@ -202,7 +190,7 @@ __device__ __forceinline__ void multiply_tile(const typename Config::In* a, cons
       for (int i = 0; i < kMSide.per_thread(); ++i) {
 #pragma unroll
         for (int j = 0; j < kNSide.per_thread(); ++j) {
-          multiply_add(acc[i][j], rows.values[i][step], columns.values[j][step]);
+          tile::multiply_add(acc[i][j], rows.values[i][step], columns.values[j][step]);
         }
       }
     }

@@ -51,13 +51,9 @@ DType accumulator_dtype(DType in) { return in == DType::kF64 ? DType::kF64 : DTy
 const KernelReference& reference_to(DType in, bool is_rows, int count) {
   static KernelReferences<std::array<int, 3>>& references = *new KernelReferences<std::array<int, 3>>;
   return references.get({static_cast<int>(in), is_rows, count}, [&]() -> KernelSource {
-    const char* const type = in == DType::kF16    ? ElementType<__half>::kText
-                             : in == DType::kBF16 ? ElementType<__nv_bfloat16>::kText
-                             : in == DType::kF32  ? ElementType<float>::kText
-                                                  : ElementType<double>::kText;
     return {"kernels/common/reduction_kernel.cuh",
-            std::string("tcgemm::reduction::") + (is_rows ? "rows_kernel<" : "columns_kernel<") + type + ", " +
-                std::to_string(count) + ">",
+            std::string("tcgemm::reduction::") + (is_rows ? "rows_kernel<" : "columns_kernel<") + element_text(in) +
+                ", " + std::to_string(count) + ">",
             {}};
   });
 }

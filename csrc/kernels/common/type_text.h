@@ -78,6 +78,23 @@ struct ElementType<Complex<double>> {
   static constexpr const char* kText = "tcgemm::Complex<double>";
 };
 
+// The type of an array's elements.
+inline const char* element_text(DType dtype) {
+  switch (dtype) {
+    case DType::kF16: return ElementType<__half>::kText;
+    case DType::kBF16: return ElementType<__nv_bfloat16>::kText;
+    case DType::kF64: return ElementType<double>::kText;
+    case DType::kC64: return ElementType<Complex<float>>::kText;
+    case DType::kC128: return ElementType<Complex<double>>::kText;
+    case DType::kF8E4M3FN: return ElementType<ptx::E4M3>::kText;
+    case DType::kF8E5M2: return ElementType<ptx::E5M2>::kText;
+    case DType::kS8: return ElementType<int8_t>::kText;
+    case DType::kU8: return ElementType<uint8_t>::kText;
+    case DType::kS32: return ElementType<int32_t>::kText;
+    default: return ElementType<float>::kText;
+  }
+}
+
 // Of what becomes of sums that epilogue/output.cuh stores.
 template <typename Epilogue>
 struct EpilogueText;

@@ -17,20 +17,11 @@ struct Types {
   bool grouped;
 };
 
-inline const char* type_text(DType dtype) {
-  switch (dtype) {
-    case DType::kF16: return "__half";
-    case DType::kBF16: return "__nv_bfloat16";
-    case DType::kF8E4M3FN: return "tcgemm::ptx::E4M3";
-    default: return "float";
-  }
-}
-
 inline std::string weight_text(const Types& types) {
   const auto flag = [](bool value) { return std::string(value ? "true, " : "false, "); };
   const Format& format = types.format;
   return "tcgemm::packed::Weight<" + numbers_text({format.bits, format.group}) + flag(format.zero_points) +
-         numbers_text({types.zero}) + flag(format.table) + type_text(types.scale) + ">, " + type_text(types.x);
+         numbers_text({types.zero}) + flag(format.table) + element_text(types.scale) + ">, " + element_text(types.x);
 }
 
 // Their target is the device's, for copies and clusters take what it has.
@@ -58,7 +49,7 @@ inline KernelSource order_source(int element_bytes) {
 // What writes a weight of so many bits as one of `out`.
 inline KernelSource weight_source(int bits, DType out, DType scale) {
   return {"kernels/packed/weight_kernel.cuh",
-          "tcgemm::packed::write_weight<" + numbers_text({bits}) + type_text(out) + ", " + type_text(scale) + ">",
+          "tcgemm::packed::write_weight<" + numbers_text({bits}) + element_text(out) + ", " + element_text(scale) + ">",
           {}};
 }
 

@@ -9,17 +9,6 @@
 
 namespace tcgemm::quantize {
 
-inline const char* type_text(DType dtype) {
-  switch (dtype) {
-    case DType::kF16: return ElementType<__half>::kText;
-    case DType::kBF16: return ElementType<__nv_bfloat16>::kText;
-    case DType::kF8E4M3FN: return ElementType<ptx::E4M3>::kText;
-    case DType::kF8E5M2: return ElementType<ptx::E5M2>::kText;
-    case DType::kS8: return ElementType<int8_t>::kText;
-    default: return ElementType<float>::kText;
-  }
-}
-
 // Warps that have a row together: as many as keep all of it in registers, if eight do.
 inline int row_warps(int64_t columns) {
   int warps = 1;
@@ -36,7 +25,7 @@ inline const char* text_of(QuantizeForm form) {
 
 // Its target is the device's.
 inline KernelSource kernel_source(const QuantizeProblem& p) {
-  const std::string types = std::string("<") + type_text(p.in) + ", " + type_text(p.out) + ", ";
+  const std::string types = std::string("<") + element_text(p.in) + ", " + element_text(p.out) + ", ";
   // Arrays begin on 16 bytes, as XLA's do, so that rows decide.
   const char* const aligned = has_vectors(p) ? "true>" : "false>";
   if (p.form == QuantizeForm::kRows) {

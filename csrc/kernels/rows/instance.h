@@ -25,10 +25,7 @@ struct Shape {
 
 // Its target is the device's.
 inline KernelSource kernel_source(const RowsProblem& p, const Shape& shape) {
-  const std::string type = p.in == DType::kF16    ? ElementType<__half>::kText
-                           : p.in == DType::kBF16 ? ElementType<__nv_bfloat16>::kText
-                                                  : ElementType<float>::kText;
-  const std::string arguments = type + ", " + std::to_string(shape.count);
+  const std::string arguments = std::string(element_text(p.in)) + ", " + std::to_string(shape.count);
   return {"kernels/rows/kernel.cuh",
           p.is_sums() ? "tcgemm::rows::sum_rows<" + arguments + ", " + std::to_string(shape.packs) + ">"
                       : "tcgemm::rows::multiply_rows<" + arguments + ">",

@@ -10,8 +10,8 @@
 #include "epilogue/epilogue.cuh"
 #include "epilogue/output.cuh"
 #include "kernels/simt/config.h"
-#include "kernels/simt/multiply_add.cuh"
 #include "tile/gemm_args.cuh"
+#include "tile/multiply_add.cuh"
 #include "tile/numeric.cuh"
 
 namespace tcgemm::simt {
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(NaiveConfig::kThreads)
   const In* b = args.b.at_batch(tile.batch_idx) + n_idx * (args.b_transposed ? args.b.ld : 1);
   Acc acc[1] = {};
   for (int k_idx = 0; k_idx < args.k; ++k_idx) {
-    multiply_add(acc[0], convert<Acc>(*a), convert<Acc>(*b));
+    tile::multiply_add(acc[0], convert<Acc>(*a), convert<Acc>(*b));
     a += a_step;
     b += b_step;
   }

@@ -21,8 +21,8 @@
 #include "epilogue/epilogue.cuh"
 #include "epilogue/output.cuh"
 #include "kernels/simt/config.h"
-#include "kernels/simt/multiply_add.cuh"
 #include "tile/gemm_args.cuh"
+#include "tile/multiply_add.cuh"
 #include "tile/numeric.cuh"
 
 namespace tcgemm::simt {
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 #pragma unroll
       for (int i = 0; i < kThreadM; ++i) {
 #pragma unroll
-        for (int j = 0; j < kThreadN; ++j) multiply_add(acc[i][j], x[i], y[j]);
+        for (int j = 0; j < kThreadN; ++j) tile::multiply_add(acc[i][j], x[i], y[j]);
       }
     }
     if (more) {

@@ -17,9 +17,8 @@ inline const char* text_of(SplitForm form) {
 
 // Its target is the device's.
 inline KernelSource kernel_source(const SplitProblem& p) {
-  const char* const out = p.out == DType::kBF16 ? ElementType<__nv_bfloat16>::kText : ElementType<float>::kText;
-  std::string name = std::string("tcgemm::split::kernel<") + out + ", tcgemm::split::Operand::" + text_of(p.form) +
-                     (has_vectors(p) ? ", true" : ", false");
+  std::string name = std::string("tcgemm::split::kernel<") + element_text(p.out) +
+                     ", tcgemm::split::Operand::" + text_of(p.form) + (has_vectors(p) ? ", true" : ", false");
   for (const int64_t part : p.parts) name += ", " + std::to_string(part);
   return {"kernels/split/kernel.cuh", name + ">", {}};
 }

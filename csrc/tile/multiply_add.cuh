@@ -3,7 +3,7 @@
 
 #include "tile/numeric.cuh"
 
-namespace tcgemm::simt {
+namespace tcgemm::tile {
 
 template <typename T>
 __device__ __forceinline__ void multiply_add(T& acc, T x, T y) {
@@ -19,4 +19,4 @@ __device__ __forceinline__ void multiply_add(Complex<Real>& acc, Complex<Real> x
   acc.im = fma(x.im, y.re, acc.im);
 }
 
-}  // namespace tcgemm::simt
+}  // namespace tcgemm::tile
