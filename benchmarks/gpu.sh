@@ -51,7 +51,7 @@ for each in $steps; do
   sweep) bench sweep 900 sweep --limit 800 ;;
   residues) bench residues 900 --suite residues --budget 0.3 ;;
   functions)
-    bench fused 420 --suite fused,gated,mlp,functions
+    bench fused 420 --suite fused,gated,mlp,functions,elementwise
     # XLA's search among Triton's kernels takes minutes for each of its dense expansions.
     XLA_FLAGS=--xla_gpu_enable_triton_gemm=false bench moe 300 --suite moe
     bench quantize 120 --suite quantize

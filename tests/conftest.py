@@ -4,6 +4,7 @@ import collections
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -108,8 +109,8 @@ SURFACE = re.compile(
 )
 
 
-# A test of more cases than this runs a third of them, unless --all-cases asks for all.
-_MANY_CASES = 6
+# By default a test runs a fifth of its cases, and at least this many; --all-cases runs all.
+_LEAST_CASES = 3
 _RUNS_ALL = "all_cases", "gpu", "sanitizer", "emulated_all", "compiled_all", "fuzz"
 
 
@@ -118,9 +119,9 @@ def pytest_addoption(parser):
 
 
 def _unasked(config, items) -> list:
-    """Two thirds of the cases of tests that have many.
+    """Return the cases to leave out of tests that have many.
 
-    A hash of their names says which: -m surface runs another third, so that the oldest JAX and the
+    A hash of their names decides which: -m surface runs others, so that the oldest JAX and the
     newest share what touches JAX.
     """
     if config.option.all_cases or any("::" in argument for argument in config.args):
@@ -129,12 +130,11 @@ def _unasked(config, items) -> list:
     for item in items:
         if not any(map(item.get_closest_marker, _RUNS_ALL)):
             cases[item.nodeid.partition("[")[0]].append(item)
-    first = "surface" in config.option.markexpr
     unasked = []
     for same in cases.values():
-        if len(same) > _MANY_CASES:
-            same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-            unasked += [item for i, item in enumerate(same) if i % 3 != first]
+        count = max(_LEAST_CASES, math.ceil(len(same) / 5))
+        same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        unasked += same[:-count] if "surface" in config.option.markexpr else same[count:]
     return unasked
 
 

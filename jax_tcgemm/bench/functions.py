@@ -69,6 +69,10 @@ def _backward_of_gelu(acc, z):
     return dz.astype(jnp.bfloat16)
 
 
+def _elementwise(function: Callable[[jax.Array], jax.Array]) -> Function:
+    return Function(lambda acc: function(acc).astype(jnp.bfloat16))
+
+
 FUNCTIONS = {
     "soft cap": Function(lambda acc: (2 * jnp.tanh(acc / 2)).astype(jnp.bfloat16)),
     "learned swish": Function(
@@ -96,6 +100,12 @@ FUNCTIONS = {
         (("m1", "float32"), ("n", "float32")),
     ),
     "backward of gelu": Function(_backward_of_gelu, (("mn", "bfloat16"),)),
+    "sin": _elementwise(jnp.sin),
+    "cos": _elementwise(jnp.cos),
+    "mish": _elementwise(lambda x: x * jnp.tanh(jax.nn.softplus(x))),
+    "log-cosh": _elementwise(lambda x: jnp.logaddexp(x, -x) - math.log(2)),
+    "erf": _elementwise(jax.scipy.special.erf),
+    "pow": _elementwise(lambda x: jnp.power(abs(x) + 0.5, 1.7)),
 }
 
 
