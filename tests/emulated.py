@@ -10,12 +10,14 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import filelock
 import numpy as np
 from kernel_instances import MMA_SYNC_INSTRUCTIONS, WGMMA_INSTRUCTIONS
+from mistakes import Mistake, plant
 
 from jax_tcgemm.device import epilogue
 from jax_tcgemm.kernels import Instance
@@ -225,22 +227,6 @@ def nvcc() -> Path | None:
     return path if path and path.exists() else None
 
 
-def as_mutants(mistakes) -> dict[str, list[tuple[str, str]]]:
-    """Changes of files that make one of the mistakes, as `mutant` says, counted from 1.
-
-    Each is a file, an expression or, with its semicolon, a statement of it, and what to put in its
-    place.
-    """
-    changes = {}
-    for i, (file, old, new) in enumerate(mistakes, 1):
-        if old.endswith(";"):
-            made = f"if (emulator::is_mutant({i})) {{ {new} }} else {{ {old} }}"
-        else:
-            made = f"(emulator::is_mutant({i}) ? ({new}) : ({old}))"
-        changes.setdefault(file, []).append((old, made))
-    return changes
-
-
 def reason() -> str:
     """Why nothing can be emulated here; empty when it can."""
     if shutil.which("g++") is None:
@@ -275,9 +261,11 @@ def _staged(path: Path, target: str) -> str:
     return as_host_code(text) if target == "csrc" else text
 
 
-def _stage(directory: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
-    """Copies the sources as host code; `changes`: what to replace in a file, and by what."""
-    unknown = set(changes)
+def _stage(directory: Path, mistakes: Sequence[Mistake]) -> None:
+    """Copies the sources as host code, with mistakes."""
+    planted = {}
+    for mistake in mistakes:
+        planted.setdefault(mistake.file, []).append(mistake)
     for root, target in (
         (REPOSITORY / "csrc", "csrc"),
         (Path(__file__).parent / "emulator", "emulator"),
@@ -286,19 +274,11 @@ def _stage(directory: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
             if path.suffix not in (".h", ".cuh", ".cc"):
                 continue
             relative = path.relative_to(root)
-            staged = directory / target / relative
-            if str(relative) not in changes:
-                _write(staged, _staged(path, target))
-                continue
-            text = path.read_text()
-            for old, new in changes[str(relative)]:
-                if old not in text:
-                    raise ValueError(f"{relative} must hold what is to be replaced: {old}")
-                text = text.replace(old, new)
-            unknown.discard(str(relative))
-            _write(staged, as_host_code(text))
-    if unknown:
-        raise ValueError(f"changes must be of files of csrc, got {sorted(unknown)}")
+            own = planted.pop(str(relative), [])
+            text = as_host_code(plant(path.read_text(), own)) if own else _staged(path, target)
+            _write(directory / target / relative, text)
+    if planted:
+        raise ValueError(f"mistakes must be in files of csrc, got {sorted(planted)}")
 
 
 def _run(command: list[str], directory: Path) -> str:
@@ -351,7 +331,7 @@ class Emulator:
       sources: what to compile besides what `families` need: files of csrc with kernels, mostly.
       families: keys of SOURCES.
       compute_capability: 80 or 90, as which the kernels are compiled.
-      changes: texts to replace in files of csrc: {file: [(old, new), ...]}; with `like`.
+      mistakes: planted in files of csrc; with `like`.
       like: another one of the same families and compute capability, from which all but `sources`
         is taken as it is.
       sanitize: find accesses that are not aligned, where a GPU would fault, and indices out of
@@ -364,12 +344,12 @@ class Emulator:
         *sources: Source | str,
         families=("wgmma",),
         compute_capability: int = 90,
-        changes: dict[str, list[tuple[str, str]]] | None = None,
+        mistakes: Sequence[Mistake] = (),
         like: "Emulator | None" = None,
         sanitize: bool = False,
     ):
-        self.mutant = 0  # Which of the changes that ask is_mutant() are in force.
-        place = directory if changes else directory.parent / "emulated_objects"
+        self.mutant = 0  # The number of the mistake of `as_mutants` that is made.
+        place = directory if mistakes else directory.parent / "emulated_objects"
         for folder in (directory, place):
             folder.mkdir(parents=True, exist_ok=True)
         flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-unique", "-w"]
@@ -395,7 +375,7 @@ class Emulator:
 
         chosen = [Source(s) if isinstance(s, str) else s for s in sources]
         with filelock.FileLock(place / "lock"):
-            _stage(place, changes or {})
+            _stage(place, mistakes)
             for source in chosen:
                 if source.text:
                     _write(place / source.path, as_host_code(source.text))

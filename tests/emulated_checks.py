@@ -9,6 +9,7 @@ import numpy as np
 import ragged_reference as reference
 from emulated import Source, carried
 from gpu.gemm_call import CASES, Case, Types, make_inputs, mismatch
+from mistakes import Mistake
 
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -20,6 +21,12 @@ CASE = {case.label: case for case in CASES}
 # Several tiles a block, stages used several times, every edge cut.
 CASE["several_tiles"] = Case("several_tiles", 264, 136, 328)
 CASE["odd_overlap"] = Case("odd_overlap", 133, 203, 331)  # tiles overlap at the edges of D
+# All sums stay in the tensor core, and nothing is added to them.
+NO_PROMOTION = [
+    Mistake("kernels/wgmma/multiply.cuh", "no_promotion", "acc", "sums"),
+    Mistake("kernels/wgmma/multiply.cuh", "not_started_anew", "false", "true"),
+    Mistake("kernels/wgmma/factors.cuh", "no_promotion", "acc[block][i]", "0"),
+]
 BF16, TF32 = Types("bf16", "bf16", "f32"), Types("f32", "f32", "tf32")
 
 

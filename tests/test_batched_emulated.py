@@ -5,7 +5,8 @@ import dataclasses
 import emulated
 import pytest
 from batched_cases import Case, instances
-from emulated import Emulator, as_mutants, carried
+from emulated import Emulator, carried
+from mistakes import Mistake, as_mutants
 
 from jax_tcgemm.kernels import compile_kernels, nvrtc
 
@@ -116,86 +117,74 @@ def test_machine_code_without_spills(target):
 
 
 KERNEL = "kernels/batched/kernel.cuh"
-WRONG = "are wrong"
 
-# What the kernel holds, or another file, what to put in its place, the case that shows it, and what
-# is then found.
-MISTAKES = {
-    "group_is_not_waited_for": (
-        *("ptx::cp_async_wait_group<kStages - 1>();", ";"),
-        *(LARGE, WRONG),
+MISTAKES = [
+    Mistake(KERNEL, "group_is_not_waited_for", case=LARGE),
+    Mistake(KERNEL, "result_is_read_early", case=UNEVEN),
+    Mistake(KERNEL, "stage_of_the_group_before", "(stage + 1) % kStages", "stage", UNEVEN),
+    Mistake(
+        KERNEL, "last_vector_is_anothers", "kSide.vectors() - 1", "kSide.vectors() - 2", UNEVEN
     ),
-    "result_is_read_early": (
-        "__syncthreads();\n    fill(stage, group + kStages * num_blocks);",
-        "fill(stage, group + kStages * num_blocks);",
-        *(UNEVEN, WRONG),
+    Mistake(
+        KERNEL,
+        "rows_of_the_next_matrix",
+        "m_vector >= kMSide.vectors()",
+        "false",
+        UNEVEN,
+        "wrong|past",
     ),
-    "stage_of_the_group_before": (
-        "(stage + 1) % kStages",
-        "stage",
-        *(UNEVEN, WRONG),
+    Mistake(
+        KERNEL,
+        "columns_of_the_next_row",
+        "n_vector >= kNSide.vectors()",
+        "false",
+        UNEVEN,
+        "wrong|past",
     ),
-    "last_vector_is_anothers": (
-        "min((kVectors - 1) * kSide.threads + thread, kSide.vectors() - 1)",
-        "min((kVectors - 1) * kSide.threads + thread, kSide.vectors() - 2)",
-        *(UNEVEN, WRONG),
-    ),
-    "rows_of_the_next_matrix": ("m_vector >= kMSide.vectors()", "false", UNEVEN, "wrong|past"),
-    "columns_of_the_next_row": ("n_vector >= kNSide.vectors()", "false", UNEVEN, "wrong|past"),
-    "last_bytes_are_not_stored": ("at >= num_bytes - whole_bytes", "true", HALF, WRONG),
-    "last_bytes_are_a_chunk": (
+    Mistake(KERNEL, "last_bytes_are_not_stored", "at >= num_bytes - whole_bytes", "true", HALF),
+    Mistake(
+        KERNEL,
+        "last_bytes_are_a_chunk",
         "num_bytes / kChunk * kChunk",
         "ceil_div(num_bytes, kChunk) * kChunk",
         HALF,
         "outside",
     ),
-    "padding_of_matrices_is_forgotten": (
+    Mistake(
+        KERNEL,
+        "padding_of_matrices_is_forgotten",
         "chunk + chunk / (kStored.matrix_bytes() / kChunk)",
         "chunk",
-        *(PADDED, WRONG),
+        PADDED,
     ),
-    "padding_of_rows_is_forgotten": (
+    Mistake(
+        KERNEL,
+        "padding_of_rows_is_forgotten",
         "chunk + chunk / (kStored.columns * kStored.bytes / kChunk)",
         "chunk",
-        *(PADDED_ROWS, WRONG),
+        PADDED_ROWS,
     ),
-    "sign_of_the_imaginary_parts": (
-        "fma(-x.im, y.im, acc.re)",
-        "fma(x.im, y.im, acc.re)",
-        COMPLEX,
-        WRONG,
-    ),
-    "one_matrix_more_is_stored": (
-        "count * D::kStored.matrix_bytes()",
-        "(count + 1) * D::kStored.matrix_bytes()",
-        *(UNEVEN, "wrong|outside"),
-    ),
-}
-
-
-FILES = {"sign_of_the_imaginary_parts": "tile/multiply_add.cuh"}
+    Mistake("tile/multiply_add.cuh", "sign_of_the_imaginary_parts", "-x.im", "x.im", COMPLEX),
+    Mistake(KERNEL, "one_matrix_more_is_stored", "count", "count + 1", UNEVEN, "wrong|outside"),
+]
 
 
 @pytest.fixture(scope="module")
 def mistaken(machine, run_folder):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    changes = as_mutants(
-        (FILES.get(name, KERNEL), *mistake[:2]) for name, mistake in MISTAKES.items()
-    )
-    kernels = map(carried, instances([case for *_, case, _ in MISTAKES.values()]))
-    how = {"families": ("batched",), "changes": changes, "sanitize": True}
+    kernels = map(carried, instances([mistake.case for mistake in MISTAKES]))
+    how = {"families": ("batched",), "mistakes": as_mutants(MISTAKES), "sanitize": True}
     return Emulator(run_folder / "batched_mistaken", *kernels, like=machine, **how)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(mistaken, name):
-    mistaken.mutant = list(MISTAKES).index(name) + 1
-    *_, case, says = MISTAKES[name]
-    with pytest.raises((RuntimeError, AssertionError), match=says):
-        check(mistaken, case, num_sms=1)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(mistaken, mistake):
+    mistaken.mutant = MISTAKES.index(mistake) + 1
+    with pytest.raises((RuntimeError, AssertionError), match=mistake.finds):
+        check(mistaken, mistake.case, num_sms=1)
 
 
 def test_without_a_mistake(mistaken):
     mistaken.mutant = 0
-    for *_, case, _ in MISTAKES.values():
-        check(mistaken, case, num_sms=1)
+    for mistake in MISTAKES:
+        check(mistaken, mistake.case, num_sms=1)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from emulated import Emulator, carried
 from kernel_instances import wgmma
+from mistakes import Mistake
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import epilogue
@@ -195,37 +196,33 @@ def test_refusals(kernels):
 FACTORS, MULTIPLY, KERNEL = (
     f"kernels/wgmma/{name}.cuh" for name in ("factors", "multiply", "kernel")
 )
-MISTAKES = {
-    "factors of the k block before": (FACTORS, "++k_block_;", "k_block_ += k_block_ > 0;"),
-    "not of the row": (
-        FACTORS,
-        "thread_idx / 32 * 16 + thread_idx % 32 / 4",
-        "thread_idx / 32 * 16",
-    ),
-    "of the first eight rows": (FACTORS, "(block + i) * 64 + half * 8", "(block + i) * 64"),
-    "rows of the first half": (FACTORS, "(block + i) * 64 + half", "i * 64 + half"),
-    "not of columns": (FACTORS, "held.products[segment][i][half] *= of_columns", ";"),
-    "columns of the first segment": (FACTORS, "4 * (column / kColumnsOfFactor)", "0"),
-    "another tile's": (FACTORS, "row < from.num_rows", "row < from.num_rows && first_row == 0"),
-    "another stage's": (FACTORS, "factors_ + stage * T::kFactorBytes; }", "factors_; }"),
-    "first block of a split": (KERNEL, "batch_inner, work.first_k_block)", "batch_inner, 0)"),
-    "released too early": (MULTIPLY, "(is_last && !held.kReadsStage) release", "(is_last) release"),
-    "nobody waits for them": (KERNEL, "T::kIsScaled ? 1 + kFactorThreads : 1", "1"),
-    "released by one warp": ("kernels/wgmma/pipeline.cuh", "T::kIsScaled ? 4 : 1", "1"),
-    "half of the columns": (MULTIPLY, "b + column * 128", "b"),
-    "half of the rows": (MULTIPLY, "a + block * 8192", "a"),
-}
+MISTAKES = [
+    Mistake(FACTORS, "factors_of_the_k_block_before", "++k_block_", "k_block_ += k_block_ > 0"),
+    Mistake(FACTORS, "not_of_the_row", " + thread_idx % 32 / 4", ""),
+    Mistake(FACTORS, "of_the_first_eight_rows", " + half * 8", ""),
+    Mistake(FACTORS, "rows_of_the_first_half", "(block + i)", "i"),
+    Mistake(FACTORS, "not_of_columns", "*= of_columns", "*= 1"),
+    Mistake(FACTORS, "columns_of_the_first_segment", "4 * (column / kColumnsOfFactor)", "0"),
+    Mistake(FACTORS, "another_tiles", "from.num_rows", "from.num_rows && first_row == 0"),
+    Mistake(FACTORS, "another_stages", " + stage * T::kFactorBytes", ""),
+    Mistake(KERNEL, "first_block_of_a_split", "work.first_k_block", "0"),
+    Mistake(MULTIPLY, "released_too_early", " && !held.kReadsStage", ""),
+    Mistake(KERNEL, "nobody_waits_for_them", "1 + kFactorThreads", "1"),
+    Mistake("kernels/wgmma/pipeline.cuh", "released_by_one_warp", "4", "1"),
+    Mistake(MULTIPLY, "half_of_the_columns", " + column * 128", ""),
+    Mistake(MULTIPLY, "half_of_the_rows", " + block * 8192", ""),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(kernels, name, tmp_path):
-    file, old, new = MISTAKES[name]
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(kernels, mistake, tmp_path):
+    name = str(mistake)
     config = HIGH if "rows" in name else WIDE
     # Where each row has its own, and the thread reads those of columns after the multiplication.
-    is_of_rows = config == HIGH or name == "released too early"
+    is_of_rows = config == HIGH or name == "released_too_early"
     blocks = BLOCKS["rows by rows" if is_of_rows else "rows by blocks"]
     rows = scaled_rows(blocks, config)
-    wrong = Emulator(tmp_path, kernel(config, rows), changes={file: [(old, new)]}, like=kernels)
+    wrong = Emulator(tmp_path, kernel(config, rows), mistakes=[mistake], like=kernels)
     if "split" in name:
         config += "_split3"
     checks = functools.partial(check, wrong, blocks, config, m=520)

@@ -1,12 +1,16 @@
 """The emulator of tests/emulator itself: that it finds mistakes, and says what it cannot run."""
 
+import importlib
 import re
+from collections import Counter
+from pathlib import Path
 
 import emulated
 import pytest
-from emulated import Emulator, as_mutants, wgmma_table
+from emulated import Emulator, wgmma_table
 from emulated_checks import BF16, CASE, Case, Types, check
 from kernel_instances import wgmma
+from mistakes import Mistake, as_mutants, marked_statements, plant
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
@@ -23,72 +27,33 @@ def test_a_rejected_problem_and_a_kernel_left_out_are_errors(emulator):
 KERNEL, LOADS = "kernels/wgmma/kernel.cuh", "kernels/wgmma/loads.cuh"
 MULTIPLY, STORE = "kernels/wgmma/multiply.cuh", "kernels/wgmma/store.cuh"
 CLUSTER_SUM = "kernels/wgmma/cluster_sum.cuh"
-EMPTY_WAIT = "ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);"
-FULL_WAIT = "ptx::mbarrier_wait(pipeline.full(state.stage), state.phase);"
 
-# File, what it holds, what to put in its place, and what the emulator then finds.
-MISTAKES = {
-    "stages_overwritten": (KERNEL, EMPTY_WAIT, "", "more often than it expects|wrong"),
-    "wrong_parity": (
+MISTAKES = [
+    Mistake(KERNEL, "stages_overwritten", finds="more often than it expects|wrong"),
+    Mistake(KERNEL, "wrong_parity", "turn", "turn ^ 1", finds="deadlock|wrong"),
+    Mistake(KERNEL, "stages_not_awaited", finds="more often than it expects|wrong"),
+    Mistake(MULTIPLY, "stages_released_early", new="ptx::wgmma_wait_group<2>();"),
+    Mistake(MULTIPLY, "wrong_stride", "1024", "512"),
+    Mistake(MULTIPLY, "registers_not_handed_over", finds="no wgmma.fence"),
+    Mistake(KERNEL, "sums_not_awaited", finds="works on its accumulators"),
+    Mistake(
         KERNEL,
-        "ptx::mbarrier_wait(pipeline.order(consumer), turn);",
-        "ptx::mbarrier_wait(pipeline.order(consumer), turn ^ 1);",
-        "deadlock|wrong",
+        "too_many_registers",
+        new="ptx::setmaxnreg_inc<T::kConsumerRegisters + 16>();",
+        finds="deadlock",
     ),
-    "stages_not_awaited": (KERNEL, FULL_WAIT, "", "more often than it expects|wrong"),
-    "stages_released_early": (
-        MULTIPLY,
-        "ptx::wgmma_wait_group<1>();\n  release_previous();",
-        "release_previous();\n  ptx::wgmma_wait_group<1>();",
-        "wrong",
-    ),
-    "wrong_stride": (
-        MULTIPLY,
-        "ptx::swizzle_128b_descriptor(b, 8192, 1024)",
-        "ptx::swizzle_128b_descriptor(b, 8192, 512)",
-        "wrong",
-    ),
-    "registers_not_handed_over": (MULTIPLY, "ptx::wgmma_fence();", "", "no wgmma.fence"),
-    "sums_not_awaited": (KERNEL, "ptx::wgmma_wait_group<0>();", "", "works on its accumulators"),
-    "too_many_registers": (
-        KERNEL,
-        "ptx::setmaxnreg_inc<T::kConsumerRegisters>();",
-        "ptx::setmaxnreg_inc<T::kConsumerRegisters + 16>();",
-        "deadlock",
-    ),
-    "block_left_early": (KERNEL, "pipeline.drain(state);", "", "block that has ended"),
-    "too_few_bytes": (
-        LOADS,
-        "ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);",
-        "ptx::mbarrier_arrive_expect_tx(barrier, T::kABytes);",
-        "deadlock",
-    ),
-    "buffer_overwritten": (
+    Mistake(KERNEL, "block_left_early", finds="block that has ended"),
+    Mistake(LOADS, "too_few_bytes", "T::kLoadedBytes", "T::kABytes", finds="deadlock"),
+    Mistake(
         STORE,
-        "if (thread_idx == 0) ptx::tma_store_wait_read<kTmaBuffers - kAtOnce>();",
-        "if (thread_idx == 0) ptx::tma_store_wait_read<kTmaBuffers + 1 - kAtOnce>();",
-        "wrong",
+        "buffer_overwritten",
+        new="if (thread_idx == 0) ptx::tma_store_wait_read<kTmaBuffers + 1 - kAtOnce>();",
     ),
-    "unfenced_store": (STORE, "ptx::fence_proxy_async();", "", "without fence.proxy.async"),
-    "shares_overwritten": (
-        CLUSTER_SUM,
-        "ptx::named_barrier_sync(barrier_id, 128);",
-        "",
-        "wrong",
-    ),
-    "shares_not_awaited": (
-        CLUSTER_SUM,
-        "ptx::mbarrier_wait_cluster(full_, phase_);",
-        "",
-        "more often than it expects|deadlock|wrong",
-    ),
-    "shares_left_under_way": (
-        KERNEL,
-        "if constexpr (Config::kClusterK > 1) cluster_sum.drain();",
-        "",
-        "block that has ended",
-    ),
-}
+    Mistake(STORE, "unfenced_store", finds="without fence.proxy.async"),
+    Mistake(CLUSTER_SUM, "shares_overwritten"),
+    Mistake(CLUSTER_SUM, "shares_not_awaited", finds="more often than it expects|deadlock|wrong"),
+    Mistake(KERNEL, "shares_left_under_way", finds="block that has ended"),
+]
 
 
 PING_PONG, SPLIT = "128x128x64_c2x1x1_pp", "128x64x64_c1x1x2_co"
@@ -97,27 +62,26 @@ PING_PONG, SPLIT = "128x128x64_c2x1x1_pp", "128x64x64_c1x1x2_co"
 @pytest.fixture(scope="session")
 def mistaken(emulator, run_folder):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    changes = as_mutants(mistake[:3] for mistake in MISTAKES.values())
     return Emulator(
         run_folder / "mistaken",
         wgmma_table("bf16", "01", PING_PONG, SPLIT),
-        changes=changes,
+        mistakes=as_mutants(MISTAKES),
         like=emulator,
     )
 
 
-@pytest.mark.parametrize("name", [*MISTAKES, None])
-def test_mistakes_are_found(mistaken, name):
+@pytest.mark.parametrize("mistake", [*MISTAKES, None], ids=str)
+def test_mistakes_are_found(mistaken, mistake):
     """Some show in every order of events, others take a few."""
-    mistaken.mutant = list(MISTAKES).index(name) + 1 if name else 0
+    mistaken.mutant = MISTAKES.index(mistake) + 1 if mistake else 0
 
-    config = SPLIT if name and name.startswith("shares") else PING_PONG
+    config = SPLIT if str(mistake).startswith("shares") else PING_PONG
 
     def run(seed):
         how = {"implementation": "wgmma", "config": config, "seed": seed}
         check(mistaken, BF16, "NN", Case("mistaken", 392, 136, 712), num_sms=2, **how)
 
-    if name is None:
+    if mistake is None:
         return run(0)
     found = ""
     for seed in range(12):
@@ -126,4 +90,42 @@ def test_mistakes_are_found(mistaken, name):
         except (RuntimeError, AssertionError) as error:
             found = str(error)
             break
-    assert re.search(MISTAKES[name][3], found)
+    assert re.search(mistake.finds, found)
+
+
+def planted():
+    """All mistakes of the tests."""
+    for path in Path(__file__).parent.glob("*emulated*.py"):
+        for value in vars(importlib.import_module(path.stem)).values():
+            own = value if isinstance(value, list) else [value]
+            yield from (x for x in own if isinstance(x, Mistake))
+
+
+def test_markers_are_those_of_mistakes():
+    """Each is there once, with what the mistake replaces."""
+    sources = {}
+    for path in (emulated.REPOSITORY / "csrc").rglob("*"):
+        if path.is_file() and "// mutant:" in (text := path.read_text()):
+            sources[str(path.relative_to(emulated.REPOSITORY / "csrc"))] = text
+    markers = Counter(
+        (file, name)
+        for file, text in sources.items()
+        for name, statements in marked_statements(text).items()
+        for _ in statements
+    )
+    mistakes = [*MISTAKES, *planted()]
+    assert markers == Counter({(x.file, x.marker) for x in mistakes})
+    for mistake in mistakes:
+        mistake.place(sources[mistake.file])
+
+
+def test_a_mistake_needs_its_marker_and_its_text_once():
+    text = "  // mutant: early\n  wait(1,\n       2);\n  add(1, 1);  // mutant: twice, once\n"
+    assert plant(text, [Mistake("x.cuh", "early", "2", "3")]) == text.replace("2);", "3);")
+    assert plant(text, [Mistake("x.cuh", "early")]) == text.replace("wait(1,\n       2);", ";")
+    made = plant(text, as_mutants([Mistake("x.cuh", "once", "1, 1", "0") for _ in range(2)]))
+    assert "add((emulator::is_mutant(2) ? (0) : ((emulator::is_mutant(1) ? (0) : (1, 1)))))" in made
+    with pytest.raises(ValueError, match=r"x.cuh must have one marker late, got 0"):
+        plant(text, [Mistake("x.cuh", "late")])
+    with pytest.raises(ValueError, match=r"marked twice in x.cuh must have '1' once, got 2"):
+        plant(text, [Mistake("x.cuh", "twice", "1", "0")])

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from emulated import Emulator, carried
-from emulated_checks import CASE, check, function_of_product
+from emulated_checks import CASE, NO_PROMOTION, check, function_of_product
 from gpu.gemm_call import Case, Types
 from kernel_instances import wgmma
+from mistakes import Mistake
 
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
@@ -164,38 +165,26 @@ def test_large_tiles_have_no_registers_for_promoted_sums(kernels):
 
 
 MULTIPLY, KERNEL = "kernels/wgmma/multiply.cuh", "kernels/wgmma/kernel.cuh"
-FACTORS, ADD = "kernels/wgmma/factors.cuh", "[first_column / 2 + i] += acc[block][i];"
-MISTAKES = {
-    "no promotion": (
-        MULTIPLY,
-        "(acc, a + block * 8192, b + column * 128, false",
-        "(sums, a, b, true",
-    ),
-    "not started anew": (MULTIPLY, "b + column * 128, false", "b + column * 128, true"),
-    "not added": (FACTORS, ADD, ADD.replace("+=", "=")),
-    "not waited for": (MULTIPLY, "      ptx::wgmma_wait_group<0>();\n", ""),
-    "sums of the tile before": (KERNEL, "for (float& sum : acc[block]) sum = 0;", ""),
-    "wrong half of K": (MULTIPLY, "b_desc + step * kStepB, acc", "b_desc + step % 2 * kStepB, acc"),
-    "half of a k block": ("kernels/wgmma/traits.cuh", "kSteps = kTileK / kMmaK", "kSteps = 2"),
-    "exchanged types": (
-        MULTIPLY,
-        "Mma::A, typename Mma::B, kTransA",
-        "Mma::B, typename Mma::A, kTransA",
-    ),
-    "another step": ("kernels/wgmma/loads.cuh", "k_idx_ += T::kTileK", "k_idx_ += T::kTileK / 2"),
-}
+FACTORS = "kernels/wgmma/factors.cuh"
+MISTAKES = [
+    Mistake(MULTIPLY, "not_started_anew", "false", "true"),
+    Mistake(FACTORS, "not_added", "+=", "="),
+    Mistake(MULTIPLY, "not_waited_for"),
+    Mistake(KERNEL, "sums_of_the_tile_before"),
+    Mistake(MULTIPLY, "wrong_half_of_k", "step * kStepB", "step % 2 * kStepB"),
+    Mistake("kernels/wgmma/traits.cuh", "half_of_a_k_block", "kTileK / kMmaK", "2"),
+    Mistake(MULTIPLY, "exchanged_types", "A, typename Mma::B", "B, typename Mma::A"),
+    Mistake("kernels/wgmma/loads.cuh", "another_step", "T::kTileK", "T::kTileK / 2"),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(kernels, name, tmp_path):
-    file, old, new = MISTAKES[name]
-    types = "f8e4m3fn,f8e5m2" if name == "exchanged types" else PROMOTED
-    changes = {file: [(old, new)]}
-    if name == "no promotion":
-        # With nothing added to what the tensor core has.
-        changes[FACTORS] = [(ADD, "[0] += 0;")]
+@pytest.mark.parametrize(
+    "mistakes", [NO_PROMOTION, *([x] for x in MISTAKES)], ids=lambda x: x[0].marker
+)
+def test_mistakes_are_found(kernels, mistakes, tmp_path):
+    types = "f8e4m3fn,f8e5m2" if mistakes[0].marker == "exchanged_types" else PROMOTED
     source = kernel(CONFIGS[COOPERATIVE], types)
-    wrong = Emulator(tmp_path, source, changes=changes, like=kernels)
+    wrong = Emulator(tmp_path, source, mistakes=mistakes, like=kernels)
     with pytest.raises(
         (AssertionError, RuntimeError), match="not equal|wrote to registers|wgmma works"
     ):

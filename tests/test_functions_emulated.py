@@ -11,6 +11,7 @@ import pytest
 from emulated import Emulator, carried
 from epilogue_call import FORMS, wide
 from kernel_instances import mma_sync, second_kernel, wgmma, wmma_tiled
+from mistakes import Mistake
 
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.selection import implementations
@@ -326,18 +327,18 @@ def test_parts_of_k(functions, name):
     LONG[name].check(functions, implementation="wgmma", config=IN_PARTS, seed=len(name))
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("if (split >= count) break;", ""),
-        ("first += kSplitsAtOnce)", "first += kSplitsAtOnce + 1)"),
-    ],
-)
-def test_mistakes_of_parts_are_found(functions, old, new, tmp_path):
+PARTS = "epilogue/function_kernel.cuh"
+MISTAKES_OF_PARTS = [
+    Mistake(PARTS, "split_not_bounded"),
+    Mistake(PARTS, "a_split_is_left_out", "+= kSplitsAtOnce", "+= kSplitsAtOnce + 1"),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_OF_PARTS, ids=str)
+def test_mistakes_of_parts_are_found(functions, mistake, tmp_path):
     config, layout = WGMMA[IN_PARTS.removesuffix("_split11")]
     kernels = [wgmma(config, layout=layout), ODD.kernels()[""]]
-    changes = {"epilogue/function_kernel.cuh": [(old, new)]}
-    wrong = Emulator(tmp_path, *map(carried, kernels), changes=changes, like=functions)
+    wrong = Emulator(tmp_path, *map(carried, kernels), mistakes=[mistake], like=functions)
     with pytest.raises((AssertionError, RuntimeError), match="not equal|Mismatched"):
         LONG["odd"].check(wrong, implementation="wgmma", config=IN_PARTS)
 
@@ -428,98 +429,71 @@ def test_form(forms, monkeypatch, name, config):
         check_form(forms, monkeypatch, name, config, seed)
 
 
-# Where a column is, not a row of a swapped tile.
-COLUMN = "across_ + 8 * group + pair() + e;\n  }\n  __device__ __forceinline__ bool"
 STORE, TILE = "kernels/wgmma/function_store.cuh", "epilogue/function.cuh"
 BOXES = "kernels/wgmma/function_boxes.cuh"
 WMMA_KERNEL, WMMA_STORE = "kernels/wmma/tiled_kernel.cuh", "kernels/wmma/store.cuh"
 WMMA_SQUARE, WMMA_TALL, WMMA_WIDE = WMMA
-MISTAKES = {
-    "not exchanged": (WHOLE, TILE, "transpose_four(words, lane_);", ";"),
-    "wrong half": (WHOLE, TILE, "line_ + 8 * half) + group", "line_ + 4 * half) + group"),
-    "not bounded": (ODD, TILE, "(m < batch_.m_end &&", "(m <= batch_.m_end &&"),
-    "wrong column": (ODD, TILE, COLUMN, COLUMN.replace(" + e", "")),
-    "wrong pair": (HEAVY, TILE, "pairs + 8 * group)", "pairs + 4 * group)"),
-    "another thread's vector": (WHOLE, TILE, "group % 8 * 4 + lane % 4", "group % 8 * 4"),
-    "one line for all": (WHOLE, TILE, "[kVariesAlong<along, kSwapped> ? half : 0]", "[0]"),
-    "no period": (STEPS, TILE, "period * read.m_outer +", "0 * read.m_outer +"),
-    "wrong extent": (STEPS, TILE, "* index.extent;", "* 1;"),
-    "one of two neighbours": (REDUCED, TILE, "value(group, half, 1));", "value(group, half, 0));"),
-    "the second eight alone": (SUMS, TILE, ": combine<kind>(all, two);", ": two;"),
-    "the first eight lines alone": (
-        *(SUMS, TILE, "value(place / 2, half + 1, place % 2)", "value(place / 2, half, place % 2)"),
-        TWO_BLOCKS,
+MISTAKES = [
+    Mistake(TILE, "not_exchanged", case=WHOLE),
+    Mistake(TILE, "wrong_half", "8", "4", WHOLE),
+    Mistake(TILE, "not_bounded", "< batch_", "<= batch_", ODD),
+    Mistake(TILE, "wrong_column", " + e", "", ODD),
+    Mistake(TILE, "wrong_pair", "8", "4", HEAVY),
+    Mistake(TILE, "another_threads_vector", " + lane % 4", "", WHOLE),
+    Mistake(TILE, "one_line_for_all", "kVariesAlong<along, kSwapped> ? half : ", "", WHOLE),
+    Mistake(TILE, "no_period", "period * read.m_outer", "0 * read.m_outer", STEPS),
+    Mistake(TILE, "wrong_extent", "index.extent", "1", STEPS),
+    Mistake(TILE, "one_of_two_neighbours", "1", "0", REDUCED),
+    Mistake(TILE, "the_second_eight_alone", "combine<kind>(all, two)", "two", SUMS),
+    Mistake(TILE, "the_first_eight_lines_alone", " + 1", "", (SUMS, TWO_BLOCKS)),
+    Mistake(TILE, "eights_beside_each_other", " * kEights", "", SUMS),
+    Mistake(TILE, "half_of_eight_rows", "values[i] : values[i + step]", "0 : 0", REDUCED),
+    Mistake(TILE, "outside_is_reduced", "group < groups_ &&", "true ||", REDUCED),
+    Mistake(TILE, "wrong_eight", "kAlongM", "(2 * kAlongM)", REDUCED),
+    Mistake(TILE, "wrong_place", "place % 2", "0", REDUCED),
+    Mistake(TILE, "maxima_from_0", "-elementwise::infinity<Value>()", "Value(0)", REDUCED),
+    Mistake(TILE, "batches_exchanged", "batch_idx - ", "", BATCHES),
+    Mistake(TILE, "gate_for_up", "up", "sums", GATED_ODD),
+    Mistake(STORE, "no_second_sum", "acc[block][kSums + place]", "0", GATED_ODD),
+    Mistake(STORE, "a_part_twice", "kPartIdx % kBlockParts * kPart * 4", "0", WHOLE),
+    Mistake(STORE, "another_parts_reads", "reads_[kPartIdx]", "reads_[0]", WHOLE_BATCHES),
+    Mistake(STORE, "the_next_turns_reads", "own", "reads", HEAVY),
+    Mistake(
+        STORE,
+        "the_next_blocks_reads",
+        "is_used(part + 1)",
+        "is_used(part + 1) && is_used(part)",
+        (ODD, TWO_BLOCKS),
     ),
-    "eights beside each other": (SUMS, TILE, "place * kEights, line_", "place, line_"),
-    "half of eight rows": (REDUCED, TILE, "? values[i] : values[i + step], kept", "? 0 : 0, kept"),
-    "outside is reduced": (
-        REDUCED,
-        TILE,
-        "group < groups_ && is_inside(row",
-        "true || is_inside(row",
-    ),
-    "wrong eight": (REDUCED, TILE, "* rows + m / kAlongM;", "* rows + m / (2 * kAlongM);"),
-    "wrong place": (REDUCED, TILE, "pair() + place % 2", "pair() + 0"),
-    "maxima from 0": (REDUCED, TILE, "? -elementwise::infinity<Value>()", "? Value(0)"),
-    "batches exchanged": (BATCHES, TILE, "batch_idx - outer *", "outer *"),
-    "gate for up": (GATED_ODD, TILE, "sum_of(up[i])", "sum_of(sums[i])"),
-    "no second sum": (GATED_ODD, STORE, "up[v] = acc[block][kSums + place]", "up[v] = 0"),
-    "a part twice": (WHOLE, STORE, "kPartIdx % kBlockParts * kPart * 4;", "0;"),
-    "another part's reads": (WHOLE_BATCHES, STORE, "reads_[kPartIdx], Loaded", "reads_[0], Loaded"),
-    "the next turn's reads": (HEAVY, STORE, "(part, own, e", "(part, reads, e"),
-    "the next block's reads": (
-        *(ODD, STORE, "&& is_used(part + 1)", "&& is_used(part + 1) && is_used(part)"),
-        TWO_BLOCKS,
-    ),
-    "a turn's line": (HEAVY, STORE, "line_ + 64 * block", "line_ + 32 * block"),
-    "a turn's sums": (HEAVY, STORE, "i.value / kBlockParts, kFirst + v, v)", "0, v, v)"),
-    "another warpgroup's box": (
-        WHOLE_BATCHES,
-        BOXES,
-        "(consumer * T::kBlocksM +",
-        "(0 * T::kBlocksM +",
-    ),
-    "another column's box": (WHOLE_BATCHES, BOXES, "step % Plan::kStepsOfBlock * 64", "0"),
-    "another half's matrix": (WHOLE_BATCHES, BOXES, "(row + 8 * half) * 128", "row * 128"),
-    "a step too late": (RESIDUAL, BOXES, "(kStep % Plan::kStepsOfStage *", "(kStep % 1 *"),
-    "a stage not given back": (WHOLE_BATCHES, BOXES, "release_(state_.stage);", ""),
-    "the next stage not taken": (WHOLE_BATCHES, BOXES, "state_.advance();", ""),
-    "wrong end": (GATED_WHOLE, STORE, "n_idx + 2 * kSums);", "n_idx + kSums);"),
-    "halves exchanged": (
-        *(GATED_WHOLE, STORE, "acc[i / kHalf][i % kHalf];", "acc[i / kHalf][kHalf + i % kHalf];"),
-    ),
-    "tiles too far apart": (
-        *(GATED_WHOLE, "kernels/wgmma/scheduler.cuh"),
-        *("Epilogue::kIsGated ? Config::kTileN / 2 :", "Epilogue::kIsGated ? Config::kTileN :"),
-    ),
-    "a run's rows": (WHOLE, TILE, "m_idx + lane / 4, n_idx", "m_idx + lane / 8, n_idx", *MMA_SYNC),
-    "another run's": (WHOLE, "tile/fragment.cuh", "* 16 + run * 8;", "* 16;", *MMA_SYNC),
-    "a run's place": (WHOLE, "tile/fragment.cuh", "return run * 8 + i;", "return i;", *MMA_SYNC),
-    "gate for up in the second kernel": (
-        *(GATED_ODD, TILE, "run(sums[0], sums[kSets - 1])", "run(sums[0], sums[0])"),
-        *MMA_SYNC,
-    ),
-    "outside is whole": (BATCHES, TILE, "m_idx + 8 <= params.m &&", "", *MMA_SYNC),
-    "the last fragment's": (WHOLE, WMMA_KERNEL, "if (i != row) continue;", ";", WMMA_SQUARE),
-    "another fragment's rows": (WHOLE, WMMA_KERNEL, "+ row * kMmaM;", "+ row * 8;", WMMA_SQUARE),
-    "another warp's columns": (WHOLE, WMMA_KERNEL, "first_n + warp_n,", "first_n,", WMMA_SQUARE),
-    "the first eight rows": (WHOLE, WMMA_STORE, "(row + lane / 4) *", "(lane / 4) *", WMMA_TALL),
-    "the first columns": (
-        WHOLE,
-        WMMA_STORE,
-        "rows.kLd + column + lane",
-        "rows.kLd + lane",
-        WMMA_TALL,
-    ),
-    "the first group": (WHOLE, WMMA_STORE, "(own + 8 * group)", "(own)", WMMA_WIDE),
-}
+    Mistake(STORE, "a_turns_line", "64", "32", HEAVY),
+    Mistake(STORE, "a_turns_sums", "i.value / kBlockParts, kFirst +", "0,", HEAVY),
+    Mistake(BOXES, "another_warpgroups_box", "consumer", "0", WHOLE_BATCHES),
+    Mistake(BOXES, "another_columns_box", "step % Plan::kStepsOfBlock * 64", "0", WHOLE_BATCHES),
+    Mistake(BOXES, "another_halfs_matrix", "(row + 8 * half)", "row", WHOLE_BATCHES),
+    Mistake(BOXES, "a_step_too_late", "Plan::kStepsOfStage", "1", RESIDUAL),
+    Mistake(BOXES, "a_stage_not_given_back", case=WHOLE_BATCHES),
+    Mistake(BOXES, "the_next_stage_not_taken", case=WHOLE_BATCHES),
+    Mistake(STORE, "wrong_end", "2 * ", "", GATED_WHOLE),
+    Mistake(STORE, "halves_exchanged", "i % kHalf];", "kHalf + i % kHalf];", GATED_WHOLE),
+    Mistake("kernels/wgmma/scheduler.cuh", "tiles_too_far_apart", " / 2", "", GATED_WHOLE),
+    Mistake(TILE, "a_runs_rows", "4", "8", (WHOLE, *MMA_SYNC)),
+    Mistake("tile/fragment.cuh", "another_runs", " + run * 8", "", (WHOLE, *MMA_SYNC)),
+    Mistake("tile/fragment.cuh", "a_runs_place", "run * 8 + ", "", (WHOLE, *MMA_SYNC)),
+    Mistake(TILE, "gate_for_up_in_the_second_kernel", "kSets - 1", "0", (GATED_ODD, *MMA_SYNC)),
+    Mistake(TILE, "outside_is_whole", "m_idx + 8 <= params.m &&", "", (BATCHES, *MMA_SYNC)),
+    Mistake(WMMA_KERNEL, "the_last_fragments", case=(WHOLE, WMMA_SQUARE)),
+    Mistake(WMMA_KERNEL, "another_fragments_rows", "kMmaM", "8", (WHOLE, WMMA_SQUARE)),
+    Mistake(WMMA_KERNEL, "another_warps_columns", " + warp_n", "", (WHOLE, WMMA_SQUARE)),
+    Mistake(WMMA_STORE, "the_first_eight_rows", "row + ", "", (WHOLE, WMMA_TALL)),
+    Mistake(WMMA_STORE, "the_first_columns", "column + ", "", (WHOLE, WMMA_TALL)),
+    Mistake(WMMA_STORE, "the_first_group", " + 8 * group", "", (WHOLE, WMMA_WIDE)),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(functions, name, tmp_path):
-    call, file, old, new, *found_by = MISTAKES[name]
-    default = COOPERATIVE if file == BOXES else next(iter(PING_PONG))
-    (config,) = found_by or (default,)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(functions, mistake, tmp_path):
+    default = COOPERATIVE if mistake.file == BOXES else next(iter(PING_PONG))
+    call, config = mistake.case if isinstance(mistake.case, tuple) else (mistake.case, default)
     implementation, kernels = OTHERS.get(config, "wgmma"), call.kernels()
     # What leaves it to another kernel is bare.
     chosen = [kernels[config]] if config in kernels else [kernels[""]]
@@ -528,7 +502,7 @@ def test_mistakes_are_found(functions, name, tmp_path):
     elif config not in kernels:
         chosen.append(mma_sync(MMA_SYNC[config], target="sm_90", layout="01"))
     wrong = Emulator(
-        tmp_path, *map(carried, dict.fromkeys(chosen)), changes={file: [(old, new)]}, like=functions
+        tmp_path, *map(carried, dict.fromkeys(chosen)), mistakes=[mistake], like=functions
     )
     with pytest.raises(
         (AssertionError, RuntimeError), match="not equal|wrote outside|Mismatched|deadlock"
@@ -536,21 +510,17 @@ def test_mistakes_are_found(functions, name, tmp_path):
         call.check(wrong, implementation=implementation, config=config)
 
 
-FORM_MISTAKES = {
-    "rows too short": ("gated_all", "return params_.row_lengths[i];", "return params_.n;"),
-    "no second half": ("gated_all", "params_.results[i]) +", "params_.results[i < 2 ? i : 1]) +"),
-    "halves exchanged": (
-        *("dgated", "if constexpr (i == 0 && kRows) {\n        of"),
-        "if constexpr (i == 1 && kRows) {\n        of",
-    ),
-}
+FORM_MISTAKES = [
+    Mistake(TILE, "rows_too_short", "row_lengths[i]", "n", "gated_all"),
+    Mistake(TILE, "no_second_half", "results[i]", "results[i < 2 ? i : 1]", "gated_all"),
+    Mistake(TILE, "halves_exchanged", "0", "1", "dgated"),
+]
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("mistake", FORM_MISTAKES)
+@pytest.mark.parametrize("mistake", FORM_MISTAKES, ids=str)
 def test_mistakes_in_forms_are_found(forms, monkeypatch, mistake, tmp_path):
-    name, old, new = FORM_MISTAKES[mistake]
-    first, *_ = kernels_of_form(name)
-    wrong = Emulator(tmp_path, carried(first), changes={TILE: [(old, new)]}, like=forms)
+    first, *_ = kernels_of_form(mistake.case)
+    wrong = Emulator(tmp_path, carried(first), mistakes=[mistake], like=forms)
     with pytest.raises((AssertionError, RuntimeError), match="wrong of|wrote outside"):
-        check_form(wrong, monkeypatch, name, FORM_CONFIGS[name][0])
+        check_form(wrong, monkeypatch, mistake.case, FORM_CONFIGS[mistake.case][0])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from emulated import Emulator, carried
 from kernel_instances import second_kernel, wgmma
+from mistakes import Mistake
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import epilogue
@@ -215,21 +216,21 @@ def test_derivative(kernels_behind, config):
 
 
 FACTORS = "kernels/wgmma/factors.cuh"
-MISTAKES = {
-    "the first matrix's": (WIDE, "is_up ? from.up_data : from.data", "from.data"),
-    "rows of the tile's": (WIDE, "turn / 2 * kRowsInTurn + row % kRowsInTurn", "row"),
-    "one too late": (PING_PONG, "turn = row / kRowsInTurn", "turn = (row - 1) / kRowsInTurn"),
-    "not gated": (PING_PONG, "? T::B::kExtent / 2 : 0> b_;", "? 0 : 0> b_;"),
-    "columns of the first half": (WIDE, "4 * (column / kColumnsOfFactor)", "0"),
-    "sums of the first half": (PING_PONG, "2 * i / kColumnsOfFactor]", "0]"),
-}
+MISTAKES = [
+    Mistake(FACTORS, "the_first_matrixs", "is_up ? from.up_data : ", "", WIDE),
+    Mistake(
+        FACTORS, "rows_of_the_tiles", "turn / 2 * kRowsInTurn + row % kRowsInTurn", "row", WIDE
+    ),
+    Mistake(FACTORS, "one_too_late", "row", "(row - 1)", PING_PONG),
+    Mistake(FACTORS, "not_gated", "T::B::kExtent / 2", "0", PING_PONG),
+    Mistake(FACTORS, "columns_of_the_first_segment", "4 * (column / kColumnsOfFactor)", "0", WIDE),
+    Mistake(FACTORS, "sums_of_the_first_half", "2 * i / kColumnsOfFactor", "0", PING_PONG),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(kernels, name, tmp_path):
-    config, old, new = MISTAKES[name]
-    case = CASES["rows by blocks"]
-    changes = {FACTORS: [(old, new)]}
-    wrong = Emulator(tmp_path, carried(case.kernel(config)), changes=changes, like=kernels)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(kernels, mistake, tmp_path):
+    case, config = CASES["rows by blocks"], mistake.case
+    wrong = Emulator(tmp_path, carried(case.kernel(config)), mistakes=[mistake], like=kernels)
     with pytest.raises((AssertionError, RuntimeError), match="not equal|Mismatched"):
         any(case.check(wrong, config, seed) for seed in range(3))

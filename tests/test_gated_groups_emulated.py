@@ -13,6 +13,7 @@ import ragged_reference as reference
 from emulated import Emulator, carried
 from emulated_checks import group_arrays
 from kernel_instances import wgmma_ragged
+from mistakes import Mistake
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import grouped_epilogue
@@ -163,29 +164,21 @@ def test_compiles_without_faults(name):
 
 
 KERNEL, FACTORS = (f"kernels/wgmma/{name}.cuh" for name in ("ragged_kernel", "factors"))
-MISTAKES = {
-    "gate's weights twice": (KERNEL, "gated ? chunk % 2 : 0, group", "0, group"),
-    "weights of the first columns": (
-        *(KERNEL, "m_idx + (gated ? chunk / 2 : chunk) * kColumns"),
-        "m_idx",
+MISTAKES = [
+    Mistake(KERNEL, "gates_weights_twice", "gated ? chunk % 2 : ", ""),
+    Mistake(
+        KERNEL, "weights_of_the_first_columns", " + (gated ? chunk / 2 : chunk) * kColumns", ""
     ),
-    "gate's factors twice": (FACTORS, "is_up = turn % 2 == 1;", "is_up = false;"),
-    "factors as if gate came first": (
-        *(FACTORS, "kIsGated && kSwapped ? 64 : 0"),
-        "kIsGated && kSwapped ? 128 : 0",
-    ),
-    "factors of the first group": (
-        *(KERNEL, "params.entry, work.tokens.group, first_k_block);"),
-        "params.entry, 0, first_k_block);",
-    ),
-    "nobody waits for them": (KERNEL, ": T::kIsScaled ? 1 + kFactorThreads : 1", ": 1"),
-}
+    Mistake(FACTORS, "gates_factors_twice", "turn % 2 == 1", "false"),
+    Mistake(FACTORS, "factors_as_if_gate_came_first", "64", "128"),
+    Mistake(KERNEL, "factors_of_the_first_group", "work.tokens.group", "0"),
+    Mistake(KERNEL, "nobody_waits_for_them", "1 + kFactorThreads", "1"),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(kernels, name, tmp_path):
-    file, old, new = MISTAKES[name]
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(kernels, mistake, tmp_path):
     case = CASES["rows by blocks"]
-    wrong = Emulator(tmp_path, carried(case.kernel), changes={file: [(old, new)]}, like=kernels)
+    wrong = Emulator(tmp_path, carried(case.kernel), mistakes=[mistake], like=kernels)
     with pytest.raises((AssertionError, RuntimeError)):
         case.check(wrong)

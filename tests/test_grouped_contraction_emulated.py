@@ -9,6 +9,7 @@ import ragged_reference as reference
 from emulated import Emulator, carried
 from emulated_checks import group_arrays, ragged_problem
 from kernel_instances import wgmma, wgmma_ragged
+from mistakes import Mistake
 
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -147,42 +148,37 @@ def test_compiles_without_faults(rows):
 
 
 KERNEL = "kernels/wgmma/ragged_kernel.cuh"
-MISTAKES = {
-    "tokens before the group": ("bits_before(begin)));", "bits_before(0)));"),
-    "tokens after the group": ("(uint64_t{1} << bits_before(end))", "(uint64_t{1} << 32)"),
-    "the first block alone is cut": ("begin > 0 || end < T::kTileK", "begin > 0"),
-    "the last block alone is cut": ("begin > 0 || end < T::kTileK", "end < T::kTileK"),
-    "not as it is swizzled": ("(unit ^ row % 8) * 16", "unit * 16"),
-    "rows of A alone": ("T::A::kExtent + T::B::kExtent, kRowsAtOnce", "T::A::kExtent, kRowsAtOnce"),
-    "a consumer's part is left out": ("row = consumer * 16", "row = 16 + consumer * 0"),
-    "not before it is multiplied": (
-        "128 * Config::kConsumers);\n}\n\n// Factors",
-        "0 * Config::kConsumers);\n}\n\n// Factors",
+MISTAKES = [
+    Mistake(KERNEL, "tokens_before_the_group", "begin", "0"),
+    Mistake(KERNEL, "tokens_after_the_group", "bits_before(end)", "32"),
+    Mistake(KERNEL, "the_first_block_alone_is_cut", " || end < T::kTileK", ""),
+    Mistake(KERNEL, "the_last_block_alone_is_cut", "begin > 0 || ", ""),
+    Mistake(KERNEL, "not_as_it_is_swizzled", "(unit ^ row % 8)", "unit"),
+    Mistake(KERNEL, "rows_of_a_alone", " + T::B::kExtent", ""),
+    Mistake(KERNEL, "a_consumers_part_is_left_out", "consumer * 16", "16"),
+    Mistake(KERNEL, "not_before_it_is_multiplied", "128", "0"),
+    Mistake(
+        KERNEL,
+        "factors_of_the_first_k_block",
+        "T::kIsRows ? 0 : first_token(work) / T::kTileK",
+        "0",
     ),
-    "factors of the first tokens": ("T::kIsRows ? 0 : first_token(work) / T::kTileK", "0"),
-    "a block too few": (
-        "token_end - first_token(work) + T::kTileK - 1",
-        "token_end - first_token(work)",
-    ),
-    "from the group's first token": ("begin / T::kTileK * T::kTileK : begin", "begin : begin"),
-}
-MISTAKES_OF_SUMS = {
-    "factors of the first columns": ("b_factors, n_idx + (i +", "b_factors, (i +"),
-    "factors of the first rows": ("a_factors, m_idx + row", "a_factors, row"),
-    "of the row before": (
-        "sums[block][group * 4 + 2 + j] *= of_rows_[block][1]",
-        "sums[block][group * 4 + 2 + j] *= of_rows_[block][0]",
-    ),
-    "of another lane": ("group % 8 * 4 + lane_ % 4", "lane_ % 4"),
-    "of the first columns of a lane": ("of_columns_[group / 8][j]", "of_columns_[0][j]"),
-    "of all alike": ("min(row, of.num_rows - 1) * of.row_stride", "0"),
-}
+    Mistake(KERNEL, "a_block_too_few", " + T::kTileK - 1", ""),
+    Mistake(KERNEL, "from_the_groups_first_token", "/ T::kTileK * T::kTileK ", ""),
+]
+MISTAKES_OF_SUMS = [
+    Mistake(KERNEL, "column_factors_of_the_first_tile", "n_idx + ", ""),
+    Mistake(KERNEL, "row_factors_of_the_first_tile", "m_idx + ", ""),
+    Mistake(KERNEL, "of_the_row_before", "1", "0"),
+    Mistake(KERNEL, "of_another_lane", "group % 8 * 4 + ", ""),
+    Mistake(KERNEL, "of_the_first_columns_of_a_lane", "group / 8", "0"),
+    Mistake(KERNEL, "of_all_alike", "min(row, of.num_rows - 1) * of.row_stride", "0"),
+]
 
 
-@pytest.mark.parametrize("name", [*MISTAKES, *MISTAKES_OF_SUMS])
-def test_mistakes_are_found(kernels, name, tmp_path):
-    blocks = WHOLE["rows"] if name in MISTAKES_OF_SUMS else BLOCKS["rows by rows"]
-    change = (MISTAKES | MISTAKES_OF_SUMS)[name]
-    wrong = Emulator(tmp_path, kernel(blocks), changes={KERNEL: [change]}, like=kernels)
+@pytest.mark.parametrize("mistake", [*MISTAKES, *MISTAKES_OF_SUMS], ids=str)
+def test_mistakes_are_found(kernels, mistake, tmp_path):
+    blocks = WHOLE["rows"] if mistake in MISTAKES_OF_SUMS else BLOCKS["rows by rows"]
+    wrong = Emulator(tmp_path, kernel(blocks), mistakes=[mistake], like=kernels)
     with pytest.raises((AssertionError, RuntimeError)):
         check(wrong, blocks)

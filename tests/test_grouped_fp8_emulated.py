@@ -12,6 +12,7 @@ import ragged_reference as reference
 from emulated import Emulator, carried
 from emulated_checks import group_arrays, ragged_problem
 from kernel_instances import wgmma_ragged
+from mistakes import Mistake
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import grouped_epilogue
@@ -214,57 +215,46 @@ def test_compiles_without_faults(types, rows):
 
 
 KERNEL, MULTIPLY = (f"kernels/wgmma/{name}.cuh" for name in ("ragged_kernel", "multiply"))
-MISTAKES = {
-    "factors of the first group": (
-        *(KERNEL, "params.entry, work.tokens.group, first_k_block);"),
-        "params.entry, 0, first_k_block);",
+MISTAKES = [
+    Mistake(KERNEL, "factors_of_the_first_group", "work.tokens.group", "0"),
+    Mistake(KERNEL, "factors_of_the_first_tokens", "work.n_idx", "0"),
+    Mistake(KERNEL, "factors_of_the_first_columns", "work.m_idx", "0"),
+    Mistake(KERNEL, "nobody_waits_for_them", "1 + kFactorThreads", "1"),
+    Mistake(KERNEL, "another_stages", "state.stage", "0"),
+    Mistake(
+        KERNEL, "released_twice", "T::kIsScaled ? thread_idx % 32 : thread_idx", "thread_idx % 32"
     ),
-    "factors of the first tokens": (
-        *(KERNEL, "factors.begin(work.m_idx, work.n_idx,"),
-        "factors.begin(work.m_idx, 0,",
-    ),
-    "factors of the first columns": (
-        *(KERNEL, "factors.begin(work.m_idx, work.n_idx,"),
-        "factors.begin(0, work.n_idx,",
-    ),
-    "nobody waits for them": (KERNEL, ": T::kIsScaled ? 1 + kFactorThreads : 1", ": 1"),
-    "another stage's": (KERNEL, "factors.go_to(state.stage);", "factors.go_to(0);"),
-    "released twice": (KERNEL, "T::kIsScaled ? thread_idx % 32 : thread_idx", "thread_idx % 32"),
-    "sums of the tile before": (
-        KERNEL,
-        "acc[block][i] = 0.0f;",
-        "if (block > 0) acc[block][i] = 0.0f;",
-    ),
-    "the first part twice": (MULTIPLY, "b + column * 128", "b"),
-    "released after the first part": (MULTIPLY, "column + kColumns >= kWidth", "true"),
-}
+    Mistake(KERNEL, "sums_of_the_tile_before", "acc", "if (block > 0) acc"),
+    Mistake(MULTIPLY, "half_of_the_columns", " + column * 128", "", WIDE),
+    Mistake(MULTIPLY, "released_after_the_first_part", "column + kColumns >= kWidth", "true", WIDE),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(kernels, name, tmp_path):
-    file, old, new = MISTAKES[name]
-    blocks = None if name == "released twice" else BLOCKS["rows by blocks"]
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(kernels, mistake, tmp_path):
+    blocks = None if mistake.marker == "released_twice" else BLOCKS["rows by blocks"]
     # The narrow one has fewer widths to compile, and one part.
-    config = WIDE if "part" in name or blocks is None else NARROW
-    wrong = Emulator(tmp_path, kernel(config, blocks), changes={file: [(old, new)]}, like=kernels)
+    config = mistake.case or NARROW
+    wrong = Emulator(tmp_path, kernel(config, blocks), mistakes=[mistake], like=kernels)
     with pytest.raises((AssertionError, RuntimeError)):
         check(wrong, config, blocks, [*SIZES, 130])
 
 
 FUNCTION, STORE = "epilogue/function.cuh", "kernels/wgmma/function_store.cuh"
-MISTAKES_OF_FUNCTIONS = {
-    "the row before the last": (FUNCTION, "batch.m_end : params.n) - 1", "batch.m_end : 1) - 2"),
-    "a part is left out": (STORE, "across_ + 8 * kFirst <", "across_ + 8 * kFirst + 40 <"),
-    "operands of the first group": (
+MISTAKES_OF_FUNCTIONS = [
+    Mistake(FUNCTION, "the_row_before_the_last", "params.n) - 1", "1) - 2"),
+    Mistake(STORE, "a_part_is_left_out", "8 * kFirst", "8 * kFirst + 40"),
+    Mistake(
         "kernels/wgmma/ragged_function.cuh",
-        *("max(work.tokens.group, 0),", "0,"),
+        "operands_of_the_first_group",
+        "max(work.tokens.group, 0)",
+        "0",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES_OF_FUNCTIONS)
-def test_mistakes_of_functions_are_found(kernels, name, tmp_path):
-    file, old, new = MISTAKES_OF_FUNCTIONS[name]
-    wrong = Emulator(tmp_path, planned_kernel(), changes={file: [(old, new)]}, like=kernels)
+@pytest.mark.parametrize("mistake", MISTAKES_OF_FUNCTIONS, ids=str)
+def test_mistakes_of_functions_are_found(kernels, mistake, tmp_path):
+    wrong = Emulator(tmp_path, planned_kernel(), mistakes=[mistake], like=kernels)
     with pytest.raises((AssertionError, RuntimeError)):
         check_planned(wrong)

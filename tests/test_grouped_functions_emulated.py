@@ -11,6 +11,7 @@ import pytest
 import ragged_reference as reference
 from emulated import Emulator, carried
 from kernel_instances import wgmma_ragged
+from mistakes import Mistake
 
 from jax_tcgemm.device import grouped, grouped_epilogue
 from jax_tcgemm.kernels import nvrtc
@@ -241,54 +242,53 @@ KERNEL, TILE = "kernels/wgmma/ragged_function.cuh", "epilogue/function.cuh"
 BLOCKS = "kernels/wgmma/ragged_store.cuh"
 STORE = "kernels/wgmma/function_store.cuh"
 FIRST, SECOND, _ = CONFIGS
-MISTAKES = {
-    "as if all rows were of the group": (
-        *("no rows", SECOND, TILE),
-        *("(m < batch_.m_end &&", "(m < params_.m &&"),
+MISTAKES = [
+    Mistake(
+        TILE, "as_if_all_rows_were_of_the_group", "batch_.m_end", "params_.m", ("no rows", SECOND)
     ),
-    "whole where the rows of all groups are": (
-        *("everything", SECOND, STORE),
-        *("m_end <= batch.m_end &&", "m_end <= params.m &&"),
+    Mistake(
+        STORE,
+        "whole_where_the_rows_of_all_groups_are",
+        "batch.m_end",
+        "params.m",
+        ("everything", SECOND),
     ),
-    "columns not bounded": ("everything", FIRST, TILE, "&& n < params_.n);", "&& n <= params_.n);"),
-    "operands of the first group": (
-        *("everything", FIRST, TILE),
-        *("inner(group), m_end", "inner(0), m_end"),
+    Mistake(TILE, "columns_not_bounded", "< params_", "<= params_", ("everything", FIRST)),
+    Mistake(TILE, "operands_of_the_first_group", "inner(group)", "inner(0)", ("everything", FIRST)),
+    Mistake(TILE, "operands_of_the_first_entry", "outer(entry)", "outer(0)", ("batches", FIRST)),
+    Mistake(TILE, "results_of_the_first_entry", "idx(entry)", "idx(0)", ("batches", FIRST)),
+    Mistake(KERNEL, "no_zeros", case=("everything", FIRST)),
+    Mistake(KERNEL, "zeros_in_a_row_of_the_next_group", "< end", "<= end", ("no rows", FIRST)),
+    Mistake(KERNEL, "zeros_in_every_other_row", "+= 2", "+= 4", ("no rows", FIRST)),
+    Mistake(
+        BLOCKS,
+        "the_same_block_twice",
+        "acc[next][v]",
+        "acc[next - 1][v]",
+        ("everything", SHARES_WEIGHTS),
     ),
-    "operands of the first entry": (
-        *("batches", FIRST, TILE),
-        *("outer(entry), inner", "outer(0), inner"),
+    Mistake(TILE, "gate_for_up", "up", "sums", ("gated", SHARES_WEIGHTS)),
+    Mistake(
+        "kernels/wgmma/ragged_kernel.cuh",
+        "consumers_of_the_same_columns",
+        "first_row / 2",
+        "0",
+        ("gated", SHARES_WEIGHTS),
     ),
-    "results of the first entry": ("batches", FIRST, TILE, ": idx(entry),", ": idx(0),"),
-    "no zeros": ("everything", FIRST, KERNEL, "F::store(zeros);", ";"),
-    "zeros in a row of the next group": (
-        *("no rows", FIRST, KERNEL),
-        *("m < end; m += 2", "m <= end; m += 2"),
+    Mistake(
+        "kernels/wgmma/ragged_kernel.cuh",
+        "tiles_too_far_apart",
+        " / 2",
+        "",
+        ("gated", SHARES_WEIGHTS),
     ),
-    "zeros in every other row": ("no rows", FIRST, KERNEL, "m < end; m += 2", "m < end; m += 4"),
-    "the same block twice": (
-        *("everything", SHARES_WEIGHTS, BLOCKS),
-        *("acc[next - 1][v] = acc[next][v];", ";"),
-    ),
-    "gate for up": (
-        *("gated", SHARES_WEIGHTS, TILE),
-        *("F::run(sum_of(sums[i]), sum_of(up[i])", "F::run(sum_of(sums[i]), sum_of(sums[i])"),
-    ),
-    "consumers of the same columns": (
-        *("gated", SHARES_WEIGHTS, "kernels/wgmma/ragged_kernel.cuh"),
-        *("(kIsGated ? first_row / 2 : first_row)", "(kIsGated ? 0 : first_row)"),
-    ),
-    "tiles too far apart": (
-        *("gated", SHARES_WEIGHTS, "kernels/wgmma/ragged_kernel.cuh"),
-        *("kIsGated ? Config::kTileM / 2 : Config::kTileM", "Config::kTileM"),
-    ),
-}
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(functions, name, tmp_path):
-    case, config, file, old, new = MISTAKES[name]
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(functions, mistake, tmp_path):
+    case, config = mistake.case
     kernels = carried(CALLS[case].kernel(config))
-    wrong = Emulator(tmp_path, kernels, changes={file: [(old, new)]}, like=functions)
+    wrong = Emulator(tmp_path, kernels, mistakes=[mistake], like=functions)
     with pytest.raises((AssertionError, RuntimeError), match="not equal|wrote outside|Mismatched"):
         CALLS[case].check(wrong, config)

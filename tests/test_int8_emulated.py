@@ -11,6 +11,7 @@ import pytest
 from emulated import Emulator, carried
 from emulated_checks import function_of_product
 from kernel_instances import wgmma
+from mistakes import Mistake
 
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -158,23 +159,23 @@ def test_refusals(kernels):
 
 
 SUM, FUNCTION = "kernels/wgmma/cluster_sum.cuh", "epilogue/function.cuh"
-MISTAKES = {
-    "added up as floats": (SPLIT, SUM, "if constexpr (T::kIsInteger)", "if constexpr (false)"),
-    "one of a pair": (SPLIT, SUM, "add(pair, z);", ";"),
-    "bits taken for a number": (
-        COOPERATIVE,
+MISTAKES = [
+    Mistake(SUM, "added_up_as_floats", "T::kIsInteger", "false", SPLIT),
+    Mistake(SUM, "one_of_a_pair", case=SPLIT),
+    Mistake(
         FUNCTION,
-        "return static_cast<Sum>(__float_as_uint(held));",
-        "return held;",
+        "bits_taken_for_a_number",
+        "static_cast<Sum>(__float_as_uint(held))",
+        "held",
+        COOPERATIVE,
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(kernels, name, tmp_path):
-    config, file, old, new = MISTAKES[name]
-    is_function = file == FUNCTION
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(kernels, mistake, tmp_path):
+    config, is_function = mistake.case, mistake.file == FUNCTION
     source = carried(function_kernel(config) if is_function else kernel(config))
-    wrong = Emulator(tmp_path, source, changes={file: [(old, new)]}, like=kernels)
+    wrong = Emulator(tmp_path, source, mistakes=[mistake], like=kernels)
     with pytest.raises((AssertionError, RuntimeError)):
         check_function(wrong, config) if is_function else check(wrong, config, 300, 270, 1000)

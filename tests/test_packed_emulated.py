@@ -6,6 +6,7 @@ import emulated
 import numpy as np
 import pytest
 from emulated import Emulator, carried
+from mistakes import Mistake
 from packed_cases import Case, instances
 from packed_emulated import check, machine_of
 
@@ -82,99 +83,45 @@ def test_weights(machine, case):
 KERNEL, PIECES = "kernels/packed/kernel.cuh", "kernels/packed/pieces.cuh"
 SUMS = "kernels/packed/sums.cuh"
 SPLIT, TABLE, BYTES = CASES[-3:]
-WRONG = " are wrong"
 
-# File, what it holds, what to put in its place, the product that shows it, and what is then found.
-MISTAKES = {
-    "stages_not_awaited": (
-        *(KERNEL, "ptx::cp_async_wait_group<kStages - 2>();"),
-        *("ptx::cp_async_wait_group<kStages - 1>();", SPLIT, WRONG),
+MISTAKES = [
+    Mistake(KERNEL, "stages_not_awaited", "kStages - 2", "kStages - 1", SPLIT),
+    Mistake(KERNEL, "stages_overwritten", case=SPLIT),
+    Mistake(KERNEL, "stages_overwritten_by_sums", case=SPLIT),
+    Mistake(KERNEL, "sums_not_awaited", case=TABLE),
+    Mistake(SUMS, "sums_of_one_warp", "kSums.warps_k", "1", SPLIT),
+    Mistake(KERNEL, "blocks_not_begun", case=SPLIT, finds="which the block has not got"),
+    Mistake(KERNEL, "shares_not_awaited", case=SPLIT, finds="ended|wrong"),
+    Mistake(
+        KERNEL, "too_few_bytes", "share_bytes()", "share_bytes() / 2", SPLIT, "block that has ended"
     ),
-    "stages_overwritten": (
-        KERNEL,
-        "__syncthreads();\n      load(stage + kStages - 1, end, next);",
-        "load(stage + kStages - 1, end, next);\n      __syncthreads();",
-        SPLIT,
-        WRONG,
-    ),
-    "stages_overwritten_by_sums": (
-        *(KERNEL, "__syncthreads();\n    // From here", "// From here", SPLIT, WRONG),
-    ),
-    "sums_not_awaited": (
-        KERNEL,
-        "__syncthreads();\n    if constexpr (kTile.cluster > 1) {\n      ptx::cluster_wait();",
-        "if constexpr (kTile.cluster > 1) {\n      ptx::cluster_wait();",
-        TABLE,
-        WRONG,
-    ),
-    "sums_of_one_warp": (
-        *(SUMS, "warp < kSums.warps_k; ++warp", "warp < 1; ++warp", SPLIT, WRONG),
-    ),
-    "blocks_not_begun": (
-        *(KERNEL, "ptx::cluster_wait();", "", SPLIT, "which the block has not got"),
-    ),
-    "shares_not_awaited": (
-        *(KERNEL, "ptx::mbarrier_wait_cluster(barrier, 0);", "", SPLIT, "ended|wrong"),
-    ),
-    "too_few_bytes": (
-        KERNEL,
-        "(kTile.cluster - 1) * Config::kSums.share_bytes());",
-        "(kTile.cluster - 1) * Config::kSums.share_bytes() / 2);",
-        SPLIT,
-        "block that has ended",
-    ),
-    "x_beyond_k": (
-        *(KERNEL, "row < row_end() && k + i * kStep < params_.k", "row < row_end()", SPLIT, WRONG),
-    ),
-    "scale_of_the_next_group": (
-        *(KERNEL, "(group_place(t, block) * 16 +", "(group_place(t, block) * 16 + 16 +"),
-        *(SPLIT, WRONG),
-    ),
-    "zeros_of_the_other_column": (
-        *(KERNEL, "set_zeros(t, ptx::ld_shared_u32(stage + kZerosOffset +"),
-        *("set_zeros(t, ptx::ld_shared_u32(stage + kZerosOffset + 4 +", SPLIT, WRONG),
-    ),
-    "nibbles_swapped": (
-        *(PIECES, "word >> 4 * p, 0x000F000Fu", "word >> 4 * (p ^ 1), 0x000F000Fu"),
-        *(SPLIT, WRONG),
-    ),
-    "zero_off_by_one": (
-        *(PIECES, "(0x4300u + zero) * 0x10001u", "(0x4301u + zero) * 0x10001u", SPLIT, WRONG),
-    ),
-    "sign_of_eight_bits": (
-        *(PIECES, "ptx::lop3_not_and_or(pair", "ptx::lop3_and_or(pair", BYTES, WRONG),
-    ),
-    "zero_of_eight_bits": (
-        *(PIECES, "if constexpr (!kIsMiddle) a[p] = ", "if constexpr (kIsMiddle) a[p] = "),
-        *(BYTES, WRONG),
-    ),
-    "byte_of_the_table": (*(PIECES, "word >> 9 & 0x7F80u", "word >> 17 & 0x7F80u", TABLE, WRONG),),
-    "halves_of_the_table": (
-        PIECES,
-        "values[entry % 16], values[entry / 16]",
-        "values[entry / 16], values[entry % 16]",
-        TABLE,
-        WRONG,
-    ),
-}
+    Mistake(KERNEL, "x_beyond_k", " && k + i * kStep < params_.k", "", SPLIT),
+    Mistake(KERNEL, "scale_of_the_next_group", "* 16 +", "* 16 + 16 +", SPLIT),
+    Mistake(KERNEL, "zeros_of_the_other_column", "kZerosOffset", "kZerosOffset + 4", SPLIT),
+    Mistake(PIECES, "nibbles_swapped", "4 * p", "4 * (p ^ 1)", SPLIT),
+    Mistake(PIECES, "zero_off_by_one", "0x4300u", "0x4301u", SPLIT),
+    Mistake(PIECES, "sign_of_eight_bits", "lop3_not_and_or", "lop3_and_or", BYTES),
+    Mistake(PIECES, "zero_of_eight_bits", "!kIsMiddle", "kIsMiddle", BYTES),
+    Mistake(PIECES, "byte_of_the_table", "9", "17", TABLE),
+    Mistake(PIECES, "halves_of_the_table", "entry % 16", "entry / 16", TABLE),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(machine, run_folder, name):
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(machine, run_folder, mistake):
     """Some show in every order of events, others take a few."""
-    file, old, new, product, says = MISTAKES[name]
     mistaken = Emulator(
-        run_folder / f"packed_{name}",
-        *map(carried, instances(*product)),
+        run_folder / f"packed_{mistake}",
+        *map(carried, instances(*mistake.case)),
         families=("packed",),
-        changes={file: [(old, new)]},
+        mistakes=[mistake],
         like=machine,
     )
     found = ""
     for seed in range(12):
         try:
-            check(mistaken, *product, seed=seed)
+            check(mistaken, *mistake.case, seed=seed)
         except (RuntimeError, AssertionError) as error:
             found = str(error)
             break
-    assert re.search(says, found), found
+    assert re.search(mistake.finds, found), found

@@ -6,6 +6,7 @@ import emulated
 import numpy as np
 import pytest
 from emulated import Emulator, carried
+from mistakes import Mistake
 from packed_cases import Case, instances
 from packed_emulated import check, machine_of
 
@@ -61,80 +62,42 @@ def test_weights(machine):
 
 
 KERNEL, WORK = "kernels/packed/kernel.cuh", "kernels/packed/work.cuh"
-WRONG = " are wrong"
 ONE = "128x2_c1", FEW
 # Where what is found is wrong, nothing is divided by 0: that ends the process here, and on no GPU.
-GUARD = (
-    "blocks = row_blocks(run.row_end - run.row)",
-    "blocks = max(row_blocks(run.row_end - run.row), 1u)",
-)
+GUARD = Mistake(WORK, "division_by_0", "/ blocks", "/ max(blocks, 1u)")
 
-# File, what it holds, what to put in its place, the product that shows it, and what is then found.
-MISTAKES = {
-    "weight_of_the_first": (WORK, "max(run.expert, 0) * params.tiles", "0", ONE, WRONG),
-    "weight_of_another": (
-        *(WORK, "const int32_t own = number - offset;", "const int32_t own = number - offset / 2;"),
-        *(("128x2_c1", HERE), WRONG),
-    ),
-    "rows_of_no_expert": (WORK, ": kOfNone, rows.begin", ": 0, rows.begin", CASES[1], WRONG),
-    "rows_after_the_last": (
-        WORK,
-        "run = {kOfNone, rows_before",
-        "run = {0, rows_before",
-        ONE,
-        WRONG,
-    ),
-    "rows_without_the_last": (
-        *(WORK, "work->row_end = run.row_end;", "work->row_end = run.row_end - 1;", ONE, WRONG),
-    ),
-    "x_of_the_first": (
-        *(KERNEL, "const int32_t row = work_.row + thread_", "const int32_t row = thread_"),
-        *(ONE, WRONG),
-    ),
-    "columns_of_the_next": (
-        *(KERNEL, "return work_.first_tile + params_.tiles;", "return work_.first_tile + 1;"),
-        *(ONE, WRONG),
-    ),
-    "one_block_of_rows": (*(WORK, "(rows + kRows - 1) / kRows;", "rows > 0 ? 1 : 0;", ONE, WRONG),),
-    "shares_of_warps_not_awaited": (
-        *(WORK, "shares[warp] = value;\n  __syncthreads();", "shares[warp] = value;"),
-        *(("128x2_c1", MANY), WRONG + "|deadlock"),
-    ),
-    "what_is_found_not_awaited": (
-        *(WORK, "    __syncthreads();\n    if (place < blocks_before) break;"),
-        *("    if (place < blocks_before) break;", ONE, WRONG),
-    ),
-    "experts_of_the_first_threads": (
-        *(WORK, "first < experts.num_sizes; first += kThreads", "first < 1; first += kThreads"),
-        *(("128x2_c1", MANY), WRONG),
-    ),
-    "sizes_beyond_all_but_a_row": (
-        *(WORK, "num_rows, shares[0], &rows_before", "num_rows - 1, shares[0], &rows_before"),
-        *(("128x2_c4", TABLE), WRONG),
-    ),
-    "sizes_below_zero": (
-        *(WORK, "static_cast<uint32_t>(max(size, 0))", "static_cast<uint32_t>(size)"),
-        *(("64x4_c1", COLUMNS), WRONG),
-    ),
-}
+MISTAKES = [
+    Mistake(WORK, "weight_of_the_first", "max(run.expert, 0)", "0", ONE),
+    Mistake(WORK, "weight_of_another", "offset", "offset / 2", ("128x2_c1", HERE)),
+    Mistake(WORK, "rows_of_no_expert", "kOfNone", "0", CASES[1]),
+    Mistake(WORK, "rows_after_the_last", "kOfNone", "0", ONE),
+    Mistake(WORK, "rows_without_the_last", "run.row_end", "run.row_end - 1", ONE),
+    Mistake(KERNEL, "x_of_the_first", "work_.row + ", "", ONE),
+    Mistake(KERNEL, "columns_of_the_next", "params_.tiles", "1", ONE),
+    Mistake(WORK, "one_block_of_rows", "(rows + kRows - 1) / kRows", "rows > 0 ? 1 : 0", ONE),
+    Mistake(WORK, "shares_of_warps_not_awaited", case=("128x2_c1", MANY), finds="wrong|deadlock"),
+    Mistake(WORK, "what_is_found_not_awaited", case=ONE),
+    Mistake(WORK, "experts_of_the_first_threads", "experts.num_sizes", "1", ("128x2_c1", MANY)),
+    Mistake(WORK, "sizes_beyond_all_but_a_row", "num_rows,", "num_rows - 1,", ("128x2_c4", TABLE)),
+    Mistake(WORK, "sizes_below_zero", "max(size, 0)", "size", ("64x4_c1", COLUMNS)),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(machine, run_folder, name):
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(machine, run_folder, mistake):
     """Some show in every order of events, others take a few."""
-    file, old, new, product, says = MISTAKES[name]
     mistaken = Emulator(
-        run_folder / f"packed_grouped_{name}",
-        *map(carried, instances(*product)),
+        run_folder / f"packed_grouped_{mistake}",
+        *map(carried, instances(*mistake.case)),
         families=("packed",),
-        changes={file: [(old, new)], WORK: [(old, new)] * (file == WORK) + [GUARD]},
+        mistakes=[mistake, GUARD],
         like=machine,
     )
     found = ""
     for seed in range(12):
         try:
-            check(mistaken, *product, seed=seed)
+            check(mistaken, *mistake.case, seed=seed)
         except (RuntimeError, AssertionError) as error:
             found = str(error)
             break
-    assert re.search(says, found), found
+    assert re.search(mistake.finds, found), found

@@ -5,7 +5,8 @@ import re
 import emulated
 import numpy as np
 import pytest
-from emulated import Emulator, as_mutants, carried
+from emulated import Emulator, carried
+from mistakes import Mistake, as_mutants
 from packed_cases import Case, instances
 from packed_emulated import check, machine_of
 
@@ -87,146 +88,132 @@ def test_sums_of_whole_columns_would_be_wrong():
 
 KERNEL, PIECES = "kernels/packed/wide_kernel.cuh", "kernels/packed/pieces.cuh"
 SUMS = "kernels/packed/sums.cuh"
-WRONG = " are wrong"
 
-# File, what it holds, what to put in its place, both expressions or whole statements, the product
-# that shows it, and what is then found.
-MISTAKES = {
-    "stages_not_awaited": (
-        *(KERNEL, "ptx::mbarrier_wait(barriers_.full(state.stage), state.phase);", ""),
-        *(SPLIT, WRONG),
+MISTAKES = [
+    Mistake(KERNEL, "stages_not_awaited", case=SPLIT),
+    Mistake(
+        KERNEL, "stages_overwritten", case=RING, finds="wrong|more often than it expects|deadlock"
     ),
-    "stages_overwritten": (
-        *(KERNEL, "ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);", "", RING),
+    Mistake(
+        KERNEL,
+        "stages_released_by_one_warp",
+        "kConsumerWarps * kTile.sharers",
+        "1",
+        RING,
         "wrong|more often than it expects|deadlock",
     ),
-    "stages_released_by_one_warp": (
-        *(KERNEL, "kConsumerWarps * kTile.sharers"),
-        *("1", RING, "wrong|more often than it expects|deadlock"),
-    ),
-    "too_few_bytes": (
-        *(KERNEL, "kGeometry.loaded_bytes()", "kGeometry.x_bytes()", SPLIT),
+    Mistake(
+        KERNEL,
+        "too_few_bytes",
+        "kGeometry.loaded_bytes()",
+        "kGeometry.x_bytes()",
+        SPLIT,
         "wrong|deadlock|more often than it expects",
     ),
-    "groups_not_awaited": (
+    Mistake(
         KERNEL,
-        "ptx::wgmma_wait_group<0>();\n    ptx::wgmma_fence_operand(part_);",
-        "ptx::wgmma_fence_operand(part_);",
+        "groups_not_awaited",
+        case=SPLIT,
+        finds="wrong|while wgmma works on its accumulators",
+    ),
+    Mistake(KERNEL, "registers_not_fenced", case=SPLIT, finds="no wgmma.fence has handed over"),
+    Mistake(KERNEL, "group_not_begun", "!begins || step != 0", "true", SPLIT),
+    Mistake(KERNEL, "steps_exchanged", "step * (32 >> 4)", "(1 - step) * (32 >> 4)", SPLIT),
+    Mistake(
+        KERNEL, "blocks_of_k_exchanged", "first_k % kRowK", "(first_k + kBlockK) % kRowK", SPLIT
+    ),
+    Mistake(KERNEL, "blocks_of_k_of_8_bits", "first_k % kRowK", "first_k % (kRowK / 2)", FLOAT8),
+    Mistake(KERNEL, "halves_of_k_exchanged", "first_k / kRowK", "(1 - first_k / kRowK)", SPLIT),
+    Mistake(KERNEL, "x_of_the_next_stage", "stage", "stage + 1", SPLIT),
+    Mistake(
+        KERNEL,
+        "scale_of_the_next_group",
+        "group_place(block) * 16",
+        "group_place(block) * 16 + 16",
         SPLIT,
-        "wrong|while wgmma works on its accumulators",
     ),
-    "registers_not_fenced": (
-        *(KERNEL, "ptx::wgmma_fence();", "", SPLIT, "no wgmma.fence has handed over"),
-    ),
-    "group_not_begun": (KERNEL, "!begins || step != 0", "true", SPLIT, WRONG),
-    "steps_exchanged": (KERNEL, "step * (32 >> 4)", "(1 - step) * (32 >> 4)", SPLIT, WRONG),
-    "blocks_of_k_exchanged": (
-        *(KERNEL, "first_k % kRowK", "(first_k + kBlockK) % kRowK", SPLIT, WRONG),
-    ),
-    "blocks_of_k_of_8_bits": (
-        *(KERNEL, "first_k % kRowK", "first_k % (kRowK / 2)", FLOAT8, WRONG),
-    ),
-    "halves_of_k_exchanged": (*(KERNEL, "first_k / kRowK", "(1 - first_k / kRowK)", SPLIT, WRONG),),
-    "x_of_the_next_stage": (
-        *(KERNEL, "stage * WideTile::kStageK", "(stage + 1) * WideTile::kStageK", SPLIT, WRONG),
-    ),
-    "scale_of_the_next_group": (
-        *(KERNEL, "group_place(block) * 16", "group_place(block) * 16 + 16", SPLIT, WRONG),
-    ),
-    "scales_of_columns_exchanged": (KERNEL, "i % 4 < 2", "i % 4 >= 2", SPLIT, WRONG),
-    "zeros_of_the_next_column": (
-        *(KERNEL, "group_place(block) * 32", "group_place(block) * 32 + 4", SPLIT, WRONG),
-    ),
-    "scales_of_the_next_tile": (
-        *(KERNEL, "(first_tile_ + tile()) * 16", "(first_tile_ + tile()) * 16 + 16"),
-        *(COLUMNS, WRONG),
-    ),
-    "zeros_of_the_next_tile": (
-        *(KERNEL, "(first_tile_ + tile()) * 8", "(first_tile_ + tile()) * 8 + 8"),
-        *(COLUMNS, WRONG),
-    ),
-    "nibbles_swapped": (PIECES, "word >> 4 * p", "word >> 4 * (p ^ 1)", SPLIT, WRONG),
-    "halves_of_the_table": (*(PIECES, "values[entry % 16]", "values[entry / 16]", TABLE, WRONG),),
-    "byte_of_the_table": (PIECES, "word >> 9", "word >> 17", TABLE, WRONG),
-    "sums_not_awaited": (
+    Mistake(KERNEL, "scales_of_columns_exchanged", "i % 4 < 2", "i % 4 >= 2", SPLIT),
+    Mistake(
         KERNEL,
-        "sums.put(0, tile(), j, sums_ + 4 * j);\n    sync_consumers();",
-        "sums.put(0, tile(), j, sums_ + 4 * j);",
-        RING,
-        WRONG,
+        "zeros_of_the_next_column",
+        "group_place(block) * 32",
+        "group_place(block) * 32 + 4",
+        SPLIT,
     ),
-    "stages_overwritten_by_sums": (
-        *(KERNEL, "consume();\n      sync_consumers();", "consume();", SPLIT, WRONG),
-    ),
-    "blocks_not_begun": (
-        *(KERNEL, "ptx::cluster_wait();\n      sums.send(barriers_.sums());"),
-        *("sums.send(barriers_.sums());", SPLIT, "wrong|which the block has not got"),
-    ),
-    "shares_not_awaited": (
-        *(KERNEL, "ptx::mbarrier_wait_cluster(barriers_.sums(), 0);", "", SPLIT, "ended|wrong"),
-    ),
-    "sharers_not_begun": (
+    Mistake(
         KERNEL,
-        "// The other block's barriers, too, are initialised.\n"
-        "      ptx::cluster_arrive_relaxed();\n      ptx::cluster_wait();",
-        "",
-        SHARED,
-        "not initialised|which the block has not got|which the cluster has not got",
+        "scales_of_the_next_tile",
+        "(first_tile_ + tile()) * 16",
+        "(first_tile_ + tile()) * 16 + 16",
+        COLUMNS,
     ),
-    "sharers_not_awaited": (
-        *(KERNEL, "lane_ < kTile.sharers", "lane_ < 1", SHARED, "more often|deadlock"),
+    Mistake(
+        KERNEL,
+        "zeros_of_the_next_tile",
+        "(first_tile_ + tile()) * 8",
+        "(first_tile_ + tile()) * 8 + 8",
+        COLUMNS,
     ),
-    "sharers_left": (KERNEL, "left > 0", "false", SHARED, "block that has ended"),
-    "halves_of_x_exchanged": (KERNEL, "half * kK", "(1 - half) * kK", SHARED, WRONG),
-    "rows_of_x_exchanged": (KERNEL, "half * kRows", "(1 - half) * kRows", FLOAT8_SHARED, WRONG),
-    "units_forgotten": (KERNEL, "kUnit * scales.x", "scales.x", FLOAT8, WRONG),
-    "sign_of_8_bits": (PIECES, "is_below * 0x81u", "is_below * 0x80u", FLOAT8, WRONG),
-    "zeros_of_8_bits_exchanged": (PIECES, "added[p % 2]", "added[1 - p % 2]", FLOAT8_ZEROS, WRONG),
-    "words_of_8_bits_exchanged": (
-        PIECES,
-        "words[p / 2]",
-        "words[1 - p / 2]",
-        FLOAT8,
-        WRONG,
+    Mistake(PIECES, "nibbles_swapped", "4 * p", "4 * (p ^ 1)", SPLIT),
+    Mistake(PIECES, "halves_of_the_table", "entry % 16", "entry / 16", TABLE),
+    Mistake(PIECES, "byte_of_the_table", "9", "17", TABLE),
+    Mistake(KERNEL, "sums_not_awaited", case=RING),
+    Mistake(KERNEL, "stages_overwritten_by_sums", case=SPLIT),
+    Mistake(KERNEL, "blocks_not_begun", case=SPLIT, finds="wrong|which the block has not got"),
+    Mistake(KERNEL, "shares_not_awaited", case=SPLIT, finds="ended|wrong"),
+    Mistake(
+        KERNEL,
+        "sharers_not_begun",
+        case=SHARED,
+        finds="not initialised|which the block has not got|which the cluster has not got",
     ),
-    "scales_of_other_rows": (SUMS, "rows.scales[m_idx]", "rows.scales[row]", FLOAT8, WRONG),
-    "sums_of_one_block": (SUMS, "i < kSums.cluster", "i < 1", SPLIT, WRONG),
-}
+    Mistake(KERNEL, "sharers_not_awaited", "kTile.sharers", "1", SHARED, "more often|deadlock"),
+    Mistake(KERNEL, "sharers_left", "left > 0", "false", SHARED, "block that has ended"),
+    Mistake(KERNEL, "halves_of_x_exchanged", "half * kK", "(1 - half) * kK", SHARED),
+    Mistake(KERNEL, "rows_of_x_exchanged", "half * kRows", "(1 - half) * kRows", FLOAT8_SHARED),
+    Mistake(KERNEL, "units_forgotten", "kUnit * scales.x", "scales.x", FLOAT8),
+    Mistake(PIECES, "sign_of_8_bits", "0x81u", "0x80u", FLOAT8),
+    Mistake(PIECES, "zeros_of_8_bits_exchanged", "p % 2", "1 - p % 2", FLOAT8_ZEROS),
+    Mistake(PIECES, "words_of_8_bits_exchanged", "p / 2", "1 - p / 2", FLOAT8),
+    Mistake(SUMS, "scales_of_other_rows", "m_idx", "row", FLOAT8),
+    Mistake(SUMS, "sums_of_one_block", "kSums.cluster", "1", SPLIT),
+]
 
 
 @pytest.fixture(scope="module")
 def mistaken(machine, run_folder):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    changes = as_mutants(mistake[:3] for mistake in MISTAKES.values())
-    products = dict.fromkeys(product for *_, product, _ in MISTAKES.values())
+    products = dict.fromkeys(mistake.case for mistake in MISTAKES)
     found = [carried(x) for product in products for x in instances(*product)]
     folder = run_folder / "packed_wide_mistaken"
-    made = Emulator(folder, *found, families=("packed",), changes=changes, like=machine)
+    how = {"families": ("packed",), "mistakes": as_mutants(MISTAKES), "like": machine}
+    made = Emulator(folder, *found, **how)
     for product in products:  # Without any of them.
         check(made, *product)
     return made
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(mistaken, name):
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(mistaken, mistake):
     """Some show in every order of events, others take a few."""
-    mistaken.mutant = list(MISTAKES).index(name) + 1
-    *_, product, says = MISTAKES[name]
+    mistaken.mutant = MISTAKES.index(mistake) + 1
     found = ""
     for seed in range(12):
         try:
-            check(mistaken, *product, seed=seed)
+            check(mistaken, *mistake.case, seed=seed)
         except (RuntimeError, AssertionError) as error:
             found = str(error)
             break
-    assert re.search(says, found), found
+    assert re.search(mistake.finds, found), found
+
+
+OF_THE_COPY = Mistake("kernels/packed/order_kernel.cuh", "bytes_exchanged", "0x3120", "0x3210")
 
 
 def test_a_mistake_of_the_copy_of_x_is_found(run_folder):
-    mistake = "kernels/packed/order_kernel.cuh", "0x3120", "0x3210"
     own, folder = map(carried, instances(*FLOAT8)), run_folder / "packed_order_mistaken"
-    mistaken = Emulator(folder, *own, families=("packed",), changes=as_mutants([mistake]))
+    mistaken = Emulator(folder, *own, families=("packed",), mistakes=as_mutants([OF_THE_COPY]))
     check(mistaken, *FLOAT8)
     mistaken.mutant = 1
-    with pytest.raises(AssertionError, match=WRONG):
+    with pytest.raises(AssertionError, match="wrong"):
         check(mistaken, *FLOAT8)

@@ -4,9 +4,10 @@ import emulated
 import numpy as np
 import pytest
 from emulated import Emulator, carried
-from emulated_checks import CASE, check
+from emulated_checks import CASE, NO_PROMOTION, check
 from gpu.gemm_call import Case, Types
 from kernel_instances import wgmma
+from mistakes import Mistake
 
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
@@ -74,31 +75,24 @@ def test_parts_of_columns_need_a_k_major_b(kernels):
         check(kernels, PROMOTED, "NN", CASE["all_odd"], implementation="wgmma", config=COLUMNS)
 
 
-MULTIPLY, ADD = "kernels/wgmma/multiply.cuh", "[first_column / 2 + i] += acc[block][i];"
-MISTAKES = {
-    "not started anew": (MULTIPLY, "b + column * 128, false", "b + column * 128, true"),
-    "not added": ("kernels/wgmma/factors.cuh", ADD, ADD.replace("+=", "=")),
-    "columns of the first part": (MULTIPLY, "b + column * 128", "b + column * 64"),
-    "rows of the other block": (MULTIPLY, "a + block * 8192", "a + block * 4096"),
-    "no promotion": (
-        *(MULTIPLY, "(acc, a + block * 8192, b + column * 128, false"),
-        "(sums, a, b, true",
-    ),
-}
+MULTIPLY = "kernels/wgmma/multiply.cuh"
+MISTAKES = [
+    Mistake(MULTIPLY, "not_started_anew", "false", "true"),
+    Mistake("kernels/wgmma/factors.cuh", "not_added", "+=", "="),
+    Mistake(MULTIPLY, "half_of_the_columns", " + column * 128", ""),
+    Mistake(MULTIPLY, "half_of_the_rows", " + block * 8192", "", ROWS),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(kernels, name, tmp_path):
-    file, old, new = MISTAKES[name]
-    config = ROWS if name.startswith("rows") else COLUMNS
-    changes = {file: [(old, new)]}
-    if name == "no promotion":
-        # With nothing added to what the tensor core has.
-        config, changes["kernels/wgmma/factors.cuh"] = COOPERATIVE, [(ADD, "[0] += 0;")]
-    wrong = Emulator(tmp_path, kernel(CONFIGS[config]), changes=changes, like=kernels)
-    if name == "no promotion":
-        assert positive_sums(wrong) > 32
-        return
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(kernels, mistake, tmp_path):
+    config = mistake.case or COLUMNS
+    wrong = Emulator(tmp_path, kernel(CONFIGS[config]), mistakes=[mistake], like=kernels)
     how = {"implementation": "wgmma", "config": config, "seed": 1}
     with pytest.raises((AssertionError, RuntimeError)):
         check(wrong, PROMOTED, "NT", CASE["ten_k_tiles"], **how)
+
+
+def test_sums_that_are_not_promoted_are_found(kernels, tmp_path):
+    wrong = Emulator(tmp_path, kernel(CONFIGS[COOPERATIVE]), mistakes=NO_PROMOTION, like=kernels)
+    assert positive_sums(wrong) > 32

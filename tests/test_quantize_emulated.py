@@ -5,6 +5,7 @@ import re
 import emulated
 import pytest
 from emulated import Emulator, carried
+from mistakes import Mistake
 from quantize_cases import Case, instances
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
@@ -54,116 +55,87 @@ def test_values_and_scales(machine, case):
 
 TILES, ROW_KERNEL = "kernels/quantize/tile_kernel.cuh", "kernels/quantize/row_kernel.cuh"
 NUMBERS = "kernels/quantize/numbers.cuh"
-WRONG = " are wrong"
 
-# File, what it holds, what to put in its place, the case that shows it, and what is then found.
-MISTAKES = {
-    "maximum_of_half_a_row": (
-        *(TILES, "lanes < kColumnThreads; lanes *= 2", "lanes < kColumnThreads / 2; lanes *= 2"),
-        *(LINES, r"\d values are wrong"),
-    ),
-    "maximum_of_every_other_row": (
+MISTAKES = [
+    Mistake(
         TILES,
-        "largest[j] = max(largest[j], __shfl_xor_sync(~0u, largest[j], kColumnThreads));",
-        "",
-        *(LINES, "transposed_values are wrong"),
+        "maximum_of_half_a_row",
+        "kColumnThreads",
+        "kColumnThreads / 2",
+        LINES,
+        r"\d values are wrong",
     ),
-    "maximum_of_too_few_warps": (
+    Mistake(TILES, "maximum_of_every_other_row", case=LINES, finds="transposed_values are wrong"),
+    Mistake(
         TILES,
-        "for (int warp = 0; warp < kWarps; ++warp) {",
-        "for (int warp = 1; warp < kWarps; ++warp) {",
-        *(LINES, "transposed_values are wrong"),
+        "maximum_of_too_few_warps",
+        "warp = 0",
+        "warp = 1",
+        LINES,
+        "transposed_values are wrong",
     ),
-    "maxima_not_awaited": (
-        *(TILES, "__syncthreads();\n        set_column_scales();", "set_column_scales();"),
-        *(LINES, WRONG),
-    ),
-    "scales_not_awaited": (
-        *(TILES, "set_column_scales();\n        __syncthreads();", "set_column_scales();"),
-        *(LINES, WRONG),
-    ),
-    "columns_not_awaited": (
-        *(TILES, "__syncthreads();\n      store_columns();", "store_columns();", LINES, WRONG),
-    ),
-    "scales_of_columns_as_of_rows": (
+    Mistake(TILES, "maxima_not_awaited", case=LINES),
+    Mistake(TILES, "scales_not_awaited", case=LINES),
+    Mistake(TILES, "columns_not_awaited", case=LINES),
+    Mistake(
         TILES,
-        "params_.transposed_scales[line * params_.tile_rows + row_block_] = scale;",
-        "params_.transposed_scales[line * params_.tile_columns + column_block_] = scale;",
-        *(LINES, "transposed_scales are wrong|outside"),
+        "scales_of_columns_as_of_rows",
+        "tile_rows + row_block_",
+        "tile_columns + column_block_",
+        LINES,
+        "transposed_scales are wrong|outside",
     ),
-    "chunks_not_exchanged": (
-        *(TILES, "group % 2 != 0", "group % 2 == 0", LINES, "transposed_values are wrong"),
+    Mistake(TILES, "chunks_not_exchanged", "!= 0", "== 0", LINES, "transposed_values are wrong"),
+    Mistake(
+        TILES, "chunks_not_permuted", " ^ column_group_", "", BLOCKS, "transposed_values are wrong"
     ),
-    "chunks_not_permuted": (
-        *(TILES, "chunk = row_group_ ^ column_group_", "chunk = row_group_"),
-        *(BLOCKS, "transposed_values are wrong"),
-    ),
-    "rows_beyond_the_last": (
-        *(TILES, "if (i < rows_left) to[i]", "if (i <= rows_left) to[i]", LINES, "wrong|outside"),
-    ),
-    "tail_of_a_row_lost": (
+    Mistake(TILES, "rows_beyond_the_last", "< rows_left", "<= rows_left", LINES, "wrong|outside"),
+    Mistake(
         TILES,
-        "return row(i) < params_.rows ? params_.columns - first_column() : 0;",
-        "return row(i) < params_.rows && first_column() + 16 < params_.columns ? kBlock : 0;",
-        *(LINES, WRONG),
+        "tail_of_a_row_lost",
+        "? params_.columns - first_column()",
+        "&& first_column() + 16 < params_.columns ? kBlock",
+        LINES,
     ),
-    "blocks_as_rows": (
+    Mistake(
         TILES,
-        "params_.transposed_scales[column * params_.tile_rows + row_block_] = scale;",
-        "params_.transposed_scales[row * params_.tile_columns + column_block_] = scale;",
-        *(BLOCKS, "transposed_scales are wrong"),
+        "blocks_as_rows",
+        "column * params_.tile_rows + row_block_",
+        "row * params_.tile_columns + column_block_",
+        BLOCKS,
+        "transposed_scales are wrong",
     ),
-    "block_of_one_warp": (
-        *(TILES, "ptx::ld_shared_u32(shared_ + warp * 4)", "ptx::ld_shared_u32(shared_)"),
-        *(BLOCKS, WRONG),
-    ),
-    "entry_of_the_batch": (
+    Mistake(TILES, "block_of_one_warp", " + warp * 4", "", BLOCKS),
+    Mistake(
         TILES,
-        "params_.given[batch_]",
-        "params_.given[0]",
-        *(Case("scaled", 150, 140, batch=2, transposed=True), WRONG),
+        "entry_of_the_batch",
+        "batch_",
+        "0",
+        Case("scaled", 150, 140, batch=2, transposed=True),
     ),
-    "nan_is_no_number": (*(NUMBERS, "ptx::max_nan_f32(", "::fmaxf(", LINES, WRONG),),
-    "scale_of_zeros": (
-        *(NUMBERS, "kSmallestNormal = 1.17549435e-38f", "kSmallestNormal = 1e-30f"),
-        *(LINES, r"\d scales are wrong"),
-    ),
-    "halves_of_a_word": (
-        *(NUMBERS, "words[i / 2] >> 16 * (i % 2)", "words[i / 2] >> 16 * (1 - i % 2)"),
-        *(LINES, r"\d values are wrong"),
-    ),
-    "order_of_bytes": (
-        *(NUMBERS, "ptx::cvt_rn_satfinite_e4m3x2_f32(w, z) << 16", "0u | 0 * 16"),
-        *(LINES, r"\d values are wrong"),
-    ),
-    "rest_of_a_row_not_looked_at": (
-        ROW_KERNEL,
-        "    largest = max(largest, other.largest());\n",
-        "",
-        *(Case("rows", 2, 9000), WRONG),
-    ),
-    "row_of_one_warp": (
-        *(ROW_KERNEL, "threadIdx.x / kLanes * kWarps + warp", "threadIdx.x / kLanes * kWarps"),
-        *(ROWS, WRONG),
-    ),
-}
+    Mistake(NUMBERS, "nan_is_no_number", "ptx::max_nan_f32", "::fmaxf", LINES),
+    Mistake(NUMBERS, "scale_of_zeros", "1.17549435e-38f", "1e-30f", LINES, r"\d scales are wrong"),
+    Mistake(NUMBERS, "halves_of_a_word", "(i % 2)", "(1 - i % 2)", LINES, r"\d values are wrong"),
+    Mistake(NUMBERS, "order_of_bytes", "16", "0", LINES, r"\d values are wrong"),
+    Mistake(ROW_KERNEL, "rest_of_a_row_not_looked_at", case=Case("rows", 2, 9000)),
+    Mistake(ROW_KERNEL, "row_of_one_warp", " + warp", "", ROWS),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(machine, run_folder, name):
-    file, old, new, case, says = MISTAKES[name]
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(machine, run_folder, mistake):
     mistaken = Emulator(
-        run_folder / f"quantize_{name}",
-        *map(carried, instances(case)),
+        run_folder / f"quantize_{mistake}",
+        *map(carried, instances(mistake.case)),
         families=("quantize",),
-        changes={file: [(old, new)]},
+        mistakes=[mistake],
         like=machine,
     )
     found = ""
     for seed in range(12):
         try:
-            check(mistaken, case, seed=seed)
+            check(mistaken, mistake.case, seed=seed)
         except (RuntimeError, AssertionError) as error:
             found = str(error)
             break
-    assert re.search(says, found), found
+    assert re.search(mistake.finds, found), found

@@ -2,7 +2,8 @@
 
 import emulated
 import pytest
-from emulated import Emulator, as_mutants, carried
+from emulated import Emulator, carried
+from mistakes import Mistake, as_mutants
 from split_cases import X3, X6, X9, Case, instances
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
@@ -45,68 +46,72 @@ def test_parts(machine, case):
 
 
 KERNEL = "kernels/split/kernel.cuh"
-WRONG = "parts are wrong"
-SIGN = "of_im.store(pair + params.d_part, kTaken[i], is_last, kOperand == Operand::kRight);"
 
-# What the kernel holds, what to put in its place, the case that shows it, and what is then found.
-MISTAKES = {
-    "half_is_rounded_up": ("bits >> kDropped & 1", "1u", REAL, WRONG),
-    "rounded_down": ("((1u << (kDropped - 1)) - 1)", "0u", REAL, WRONG),
-    "largest_becomes_infinite": ("fminf(fmaxf(rest, -largest), largest)", "rest", REAL, WRONG),
-    "infinity_is_taken_by_all": ("is_finite ? x[i] : 0.0f", "x[i]", REAL, WRONG),
-    "infinity_is_lost": ("is_last ? first : words[part]", "words[part]", REAL, WRONG),
-    "nan_becomes_infinite": ("bits | 0x00400000u", "bits", REAL, WRONG),
-    "rest_is_kept": ("rest -= own;", "", REAL, WRONG),
-    "neighbours_exchanged": ("i % 2 == 0", "i % 2 != 0", REAL, WRONG),
-    "number_of_the_next_row": (
-        *("(params.columns - column) * kComponents", "(params.columns + 1 - column) * kComponents"),
-        *(REAL, "wrong|outside"),
+MISTAKES = [
+    Mistake(KERNEL, "half_is_rounded_up", "bits >> kDropped & 1", "1u", REAL),
+    Mistake(KERNEL, "rounded_down", "((1u << (kDropped - 1)) - 1)", "0u", REAL),
+    Mistake(
+        KERNEL, "largest_becomes_infinite", "fminf(fmaxf(rest, -largest), largest)", "rest", REAL
     ),
-    "depth_is_not_filled": ("middle < params.x_middle", "true", REAL, "wrong|outside"),
-    "depth_of_the_last_form": ("inner < params.x_inner", "true", RIGHT_FIRST, "wrong|outside"),
-    "half_a_vector_twice": ("from + i", "from", ALIGNED, WRONG),
-    "components_exchanged": (
-        "re[i] = x[2 * i], im[i] = x[2 * i + 1];",
-        "im[i] = x[2 * i], re[i] = x[2 * i + 1];",
-        *(LEFT, WRONG),
-    ),
-    "sign_of_the_right_one": ("negated ? from[i] ^ kSigns : from[i]", "from[i]", RIGHT, WRONG),
-    "sign_of_the_left_one": (
-        *(SIGN, "of_im.store(pair + params.d_part, kTaken[i], is_last, true);", LEFT, WRONG),
-    ),
-    "component_of_another_row": (
-        "of_im.store(pair + params.d_component, kTaken[i], is_last);",
-        "of_im.store(pair + params.d_inner, kTaken[i], is_last);",
-        *(RIGHT, WRONG),
-    ),
-    "extent_of_the_middle": (
-        "outer * params.num_middle",
-        "outer * params.x_middle",
+    Mistake(KERNEL, "infinity_is_taken_by_all", "is_finite ? x[i] : 0.0f", "x[i]", REAL),
+    Mistake(KERNEL, "infinity_is_lost", "is_last ? first : words[part]", "words[part]", REAL),
+    Mistake(KERNEL, "nan_becomes_infinite", "bits | 0x00400000u", "bits", REAL),
+    Mistake(KERNEL, "rest_is_kept", case=REAL),
+    Mistake(KERNEL, "neighbours_exchanged", "i % 2 == 0", "i % 2 != 0", REAL),
+    Mistake(
+        KERNEL,
+        "number_of_the_next_row",
+        "params.columns",
+        "params.columns + 1",
         REAL,
         "wrong|outside",
     ),
-}
+    Mistake(
+        KERNEL, "depth_is_not_filled", "middle < params.x_middle", "true", REAL, "wrong|outside"
+    ),
+    Mistake(
+        KERNEL,
+        "depth_of_the_last_form",
+        "inner < params.x_inner",
+        "true",
+        RIGHT_FIRST,
+        "wrong|outside",
+    ),
+    Mistake(KERNEL, "half_a_vector_twice", "from + i", "from", ALIGNED),
+    Mistake(KERNEL, "imaginary_part_twice", "x[2 * i]", "x[2 * i + 1]", LEFT),
+    Mistake(
+        KERNEL, "sign_of_the_right_one", "negated ? from[i] ^ kSigns : from[i]", "from[i]", RIGHT
+    ),
+    Mistake(KERNEL, "sign_of_the_left_one", "kOperand == Operand::kRight", "true", LEFT),
+    Mistake(KERNEL, "component_of_another_row", "params.d_component", "params.d_inner", RIGHT),
+    Mistake(
+        KERNEL,
+        "extent_of_the_middle",
+        "params.num_middle",
+        "params.x_middle",
+        REAL,
+        "wrong|outside",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
 def mistaken(machine, run_folder):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    changes = as_mutants((KERNEL, *mistake[:2]) for mistake in MISTAKES.values())
-    found = {x: None for *_, case, _ in MISTAKES.values() for x in instances(case)}
+    found = {x: None for mistake in MISTAKES for x in instances(mistake.case)}
     folder = run_folder / "split_mistaken"
-    how = {"families": ("split",), "changes": changes, "sanitize": True}
+    how = {"families": ("split",), "mistakes": as_mutants(MISTAKES), "sanitize": True}
     return Emulator(folder, *map(carried, found), like=machine, **how)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(mistaken, name):
-    mistaken.mutant = list(MISTAKES).index(name) + 1
-    *_, case, says = MISTAKES[name]
-    with pytest.raises((RuntimeError, AssertionError), match=says):
-        check(mistaken, case)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(mistaken, mistake):
+    mistaken.mutant = MISTAKES.index(mistake) + 1
+    with pytest.raises((RuntimeError, AssertionError), match=mistake.finds):
+        check(mistaken, mistake.case)
 
 
 def test_without_a_mistake(mistaken):
     mistaken.mutant = 0
-    for *_, case, _ in MISTAKES.values():
-        check(mistaken, case)
+    for mistake in MISTAKES:
+        check(mistaken, mistake.case)

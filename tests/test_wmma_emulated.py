@@ -20,6 +20,7 @@ from emulated_checks import (
 )
 from gpu.gemm_call import make_inputs
 from kernel_instances import wmma_tiled
+from mistakes import Mistake
 
 from jax_tcgemm.problem.dtypes import DTYPES
 
@@ -130,30 +131,33 @@ def test_functions(kernels, config):
     check_function(kernels, config)
 
 
-MISTAKES = {
-    "all warps in one place": (
-        *("m16n16k16_128x128x32", "kernels/wmma/tiled_kernel.cuh"),
-        *("+ warp_idx * Rows::kElements", ""),
+MISTAKES = [
+    Mistake(
+        "kernels/wmma/tiled_kernel.cuh",
+        "all_warps_in_one_place",
+        "+ warp_idx * Rows::kElements",
+        "",
+        "m16n16k16_128x128x32",
     ),
-    "half of what is staged": (
-        *("m16n16k16_128x128x32", "kernels/wmma/store.cuh"),
-        *("convert<typename Code::Sum>(pair.x[e])", "convert<typename Code::Sum>(pair.x[0])"),
+    Mistake(
+        "kernels/wmma/store.cuh", "half_of_what_is_staged", "[e]", "[0]", "m16n16k16_128x128x32"
     ),
-    "one layout for all": (
-        *("m16n16k16_128x128x64", "kernels/wmma/operand_tile.cuh"),
-        *("kAnyLayout && along_k != Tile::kAlongK", "kAnyLayout && along_k == Tile::kAlongK"),
+    Mistake(
+        "kernels/wmma/operand_tile.cuh", "one_layout_for_all", "!=", "==", "m16n16k16_128x128x64"
     ),
-    "padding that is not there": (
-        *("m16n16k8_128x128x16", "kernels/wmma/store.cuh"),
-        *("(row + lane / 4) * rows.kLd", "(row + lane / 4) * Config::kWarpN"),
+    Mistake(
+        "kernels/wmma/store.cuh",
+        "padding_that_is_not_there",
+        "rows.kLd",
+        "Config::kWarpN",
+        "m16n16k8_128x128x16",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_found(kernels, name, tmp_path):
-    config, file, old, new = MISTAKES[name]
-    own = carried(function_kernel(config))
-    wrong = Emulator(tmp_path, own, changes={file: [(old, new)]}, like=kernels)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(kernels, mistake, tmp_path):
+    own = carried(function_kernel(mistake.case))
+    wrong = Emulator(tmp_path, own, mistakes=[mistake], like=kernels)
     with pytest.raises((AssertionError, RuntimeError), match="not equal|Mismatched"):
-        check_function(wrong, config)
+        check_function(wrong, mistake.case)

@@ -52,6 +52,7 @@ __device__ __forceinline__ Value identity() {
   if constexpr (kind == Reduction::kSum) {
     return Value(0);
   } else if constexpr (kIsReal) {
+    // mutant: maxima_from_0
     return kind == Reduction::kMax ? -elementwise::infinity<Value>() : elementwise::infinity<Value>();
   } else {
     return kind == Reduction::kMax ? elementwise::kSmallest<Value> : elementwise::kLargest<Value>;
@@ -71,11 +72,13 @@ __device__ __forceinline__ Value exchange(Value x, int bits) {
 struct BatchPlace {
   int32_t idx, outer, inner, m_end;
 
+  // mutant: batches_exchanged
   __device__ __forceinline__ BatchPlace(const FunctionParams& params, int32_t batch_idx)
       : idx(batch_idx),
         outer(params.per_batch_inner.divide(batch_idx)),
         inner(batch_idx - outer * params.batch_inner),
         m_end(params.m) {}
+  // mutant: results_of_the_first_entry, operands_of_the_first_entry, operands_of_the_first_group
   __device__ __forceinline__ BatchPlace(int32_t entry, int32_t group, int32_t m_end)
       : idx(entry), outer(entry), inner(group), m_end(m_end) {}
 
@@ -89,7 +92,7 @@ struct BatchPlace {
 // Of a row, from the first one.
 __device__ __forceinline__ int64_t row_offset(const FunctionParams::Read& read, int32_t m) {
   const int32_t period = read.period.divide(m);
-  return period * read.m_outer + (m - period * read.period_rows) * read.m_inner;
+  return period * read.m_outer + (m - period * read.period_rows) * read.m_inner;  // mutant: no_period
 }
 
 // The bits of two.
@@ -131,6 +134,7 @@ __device__ __forceinline__ void reduce_places(Value (&values)[kPlaces], int lane
     const bool is_second = lane / kStride & step;
 #pragma unroll
     for (int i = 0; i < kPlaces; i += 2 * step) {
+      // mutant: half_of_eight_rows
       const Value sent = is_second ? values[i] : values[i + step], kept = is_second ? values[i + step] : values[i];
       values[i] = combine<kind>(kept, exchange(sent, step * kStride));
     }
@@ -186,7 +190,7 @@ class FunctionVectors {
   template <int i, typename T>
   __device__ __forceinline__ Two<T> across(int group, int lane) const {
     const auto held = static_cast<Word<T>>(pairs_[i][group / 8]);
-    return static_cast<Two<T>>(__shfl_sync(~0u, held, group % 8 * 4 + lane % 4));
+    return static_cast<Two<T>>(__shfl_sync(~0u, held, group % 8 * 4 + lane % 4));  // mutant: another_threads_vector
   }
 
  private:
@@ -204,6 +208,7 @@ class FunctionVectors {
         const FunctionParams::Read& read = params.reads[i];
         const T* data = batch.first<T>(read);
         const auto place = [&](int32_t x) {
+          // mutant: the_row_before_the_last
           if constexpr (kReachesPast<F, kSwapped>) x = min(x, (along == Along::kM ? batch.m_end : params.n) - 1);
           return along == Along::kM ? row_offset(read, x) : x * read.n;
         };
@@ -305,7 +310,7 @@ class FunctionTile {
       Element element{*this, group, half, e};
       const int i = (group * kHalves + half) * 2 + e;
       if constexpr (F::kIsGated) {
-        F::run(sum_of(sums[i]), sum_of(up[i]), element, Index{element});
+        F::run(sum_of(sums[i]), sum_of(up[i]), element, Index{element});  // mutant: gate_for_up
       } else {
         F::run(sum_of(sums[i]), element, Index{element});
       }
@@ -324,6 +329,7 @@ class FunctionTile {
 
     template <int i, typename T, Along along>
     __device__ __forceinline__ T read() const {
+      // mutant: one_line_for_all
       const auto& found =
           tile.reads_.values[i][kVariesAcross<along, kSwapped> ? group : 0][kVariesAlong<along, kSwapped> ? half : 0];
       if constexpr (kInPairs<i, T, along>) {
@@ -337,7 +343,7 @@ class FunctionTile {
     // A number as it is computed with.
     template <int i, typename T, typename Value>
     __device__ __forceinline__ void write(const Value& y) {
-      if constexpr (i == 0 && kRows) {
+      if constexpr (i == 0 && kRows) {  // mutant: halves_exchanged
         of_row = y;
       } else {
         tile.results_[i][group][half][e] = elementwise::stored_bits<T>(y);
@@ -358,7 +364,7 @@ class FunctionTile {
       if (F::whole_level(dim) >= 0) return element.position(F::whole_level(dim));
       const FunctionParams::Index& index = element.tile.params_.indices[dim];
       const int32_t i = index.divisor.divide(element.position(index.level));
-      return i - index.per_extent.divide(i) * index.extent;
+      return i - index.per_extent.divide(i) * index.extent;  // mutant: wrong_extent
     }
   };
 
@@ -382,6 +388,7 @@ class FunctionTile {
       const T* pairs = data + across_ + pair();
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
+        // mutant: wrong_pair
         if (group < groups_) reads_.values[i][group][0][0] = ptx::ld_global<Two<T>>(pairs + 8 * group);
       }
     } else {
@@ -418,7 +425,7 @@ class FunctionTile {
         Word<T> words[4];
 #pragma unroll
         for (int group = 0; group < 4; ++group) words[group] = static_cast<Word<T>>(reads_.values[i][group][half][0]);
-        transpose_four(words, lane_);
+        transpose_four(words, lane_);  // mutant: not_exchanged
 #pragma unroll
         for (int group = 0; group < 4; ++group) reads_.values[i][group][half][0] = words[group];
       }
@@ -436,6 +443,7 @@ class FunctionTile {
   __device__ __forceinline__ void store() {
     if constexpr (i == 0 && kRows) return;
     using Bits = elementwise::Bits<T>;
+    // mutant: no_second_half
     Bits* const matrix = static_cast<Bits*>(params_.results[i]) + int64_t{batch_.idx} * params_.m * row_length<i>();
     if constexpr (kTogether<T>) return store_together<i, T>(matrix);
     visit([&](int group, int half, int e) {
@@ -452,6 +460,7 @@ class FunctionTile {
     constexpr int kEights = kNeighbours / 8;
     static_assert(kEights == 1 || (kEights == 2 && (kAcrossGroups ? kGroups : kHalves) % 2 == 0), "a thread has both");
     const auto value = [&](int group, int half, int e) {
+      // mutant: outside_is_reduced
       const bool is_inside_it = group < groups_ && is_inside(row(group, half, e), column(group, half, e));
       return is_inside_it ? value_of<T, Value>(results_[i][group][half][e]) : identity<kind, Value>();
     };
@@ -462,13 +471,15 @@ class FunctionTile {
         Value values[kPlaces];
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
+          // mutant: one_of_two_neighbours
           const Value two = combine<kind>(value(group, half, 0), value(group, half, 1));
           Value& all = values[group / kEights];
-          all = group % kEights == 0 ? two : combine<kind>(all, two);
+          all = group % kEights == 0 ? two : combine<kind>(all, two);  // mutant: the_second_eight_alone
         }
         reduce_places<kind, 4, 1>(values, lane_);
         // Each is that of one thread; others have it, too, where there are fewer than threads.
         if (const int place = lane_ % 4; place < kPlaces) {
+          // mutant: eights_beside_each_other
           store_reduced<i, over, kNeighbours>(place * kEights, line_ + 8 * half, 0, values[0]);
         }
       } else {
@@ -477,11 +488,13 @@ class FunctionTile {
         for (int place = 0; place < 2 * kGroups; ++place) {
           values[place] = value(place / 2, half, place % 2);
           if constexpr (kEights == 2) {
+            // mutant: the_first_eight_lines_alone
             values[place] = combine<kind>(values[place], value(place / 2, half + 1, place % 2));
           }
         }
         reduce_places<kind, 8, 4>(values, lane_);
         const int place = lane_ / 4;
+        // mutant: wrong_place
         store_reduced<i, over, kNeighbours>(place / 2, line_ - place + 8 * half, pair() + place % 2, values[0]);
       }
     }
@@ -495,7 +508,7 @@ class FunctionTile {
     if constexpr (std::is_same_v<Held, Sum>) {
       return held;
     } else {
-      return static_cast<Sum>(__float_as_uint(held));
+      return static_cast<Sum>(__float_as_uint(held));  // mutant: bits_taken_for_a_number
     }
   }
 
@@ -543,7 +556,7 @@ class FunctionTile {
     // Along each, how many are one.
     constexpr int kAlongM = over == Over::kRows ? kNeighbours : 1, kAlongN = over == Over::kRows ? 1 : kNeighbours;
     const int32_t rows = (params_.m + kAlongM - 1) / kAlongM, columns = (params_.n + kAlongN - 1) / kAlongN;
-    const int64_t row = int64_t{batch_.idx} * rows + m / kAlongM;
+    const int64_t row = int64_t{batch_.idx} * rows + m / kAlongM;  // mutant: wrong_eight
     static_cast<Value*>(params_.results[i])[row * columns + n / kAlongN] = value;
   }
 
@@ -556,7 +569,7 @@ class FunctionTile {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       uint32_t words[2 * sizeof(T)] = {};
-      const T* source = data + row_offset(read, line_ + 8 * half) + group_column();
+      const T* source = data + row_offset(read, line_ + 8 * half) + group_column();  // mutant: wrong_half
       if (has_group()) {
         if constexpr (sizeof(T) == 1) {
           const uint64_t all = ptx::ld_global<uint64_t>(source);
@@ -577,7 +590,7 @@ class FunctionTile {
 
   template <int i>
   __device__ __forceinline__ int64_t row_length() const {
-    return params_.row_lengths[i];
+    return params_.row_lengths[i];  // mutant: rows_too_short
   }
 
   template <int i, typename T, typename Bits>
@@ -613,9 +626,10 @@ class FunctionTile {
     return kSwapped ? across_ + 8 * group + pair() + e : line_ + 8 * half;
   }
   __device__ __forceinline__ int32_t column(int group, int half, int e) const {
-    return kSwapped ? line_ + 8 * half : across_ + 8 * group + pair() + e;
+    return kSwapped ? line_ + 8 * half : across_ + 8 * group + pair() + e;  // mutant: wrong_column
   }
   __device__ __forceinline__ bool is_inside(int32_t m, int32_t n) const {
+    // mutant: not_bounded, as_if_all_rows_were_of_the_group, columns_not_bounded
     return kWhole || (m < batch_.m_end && n < params_.n);
   }
 
@@ -640,13 +654,13 @@ __device__ __forceinline__ void run_on_eight_rows(const FunctionParams& params, 
     constexpr int kSets = F::kIsGated ? 2 : 1;
     const int lane = threadIdx.x % 32, groups = min(kGroups, (params.n - n_idx + 7) / 8);
     typename Tile::Reads reads;
-    Tile tile(params, batch, lane, m_idx + lane / 4, n_idx, groups, reads);
+    Tile tile(params, batch, lane, m_idx + lane / 4, n_idx, groups, reads);  // mutant: a_runs_rows
     tile.load();
     typename F::Sum sums[kSets][2 * kGroups];
     get_sums(is_whole, sums);
-    tile.run(sums[0], sums[kSets - 1]);
+    tile.run(sums[0], sums[kSets - 1]);  // mutant: gate_for_up_in_the_second_kernel
   };
-  if (params.in_eights && m_idx + 8 <= params.m && n_idx + 8 * kGroups <= params.n) {
+  if (params.in_eights && m_idx + 8 <= params.m && n_idx + 8 * kGroups <= params.n) {  // mutant: outside_is_whole
     run(std::true_type{});
   } else {
     run(std::false_type{});

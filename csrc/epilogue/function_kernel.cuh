@@ -22,13 +22,13 @@ __device__ __forceinline__ void add_parts(const FunctionSums& sums, const Functi
 #pragma unroll
     for (int i = 0; i < kSums; ++i) all[set][i] = 0;
 #pragma unroll 1
-    for (int32_t first = 0; first < sums.num_splits; first += kSplitsAtOnce) {
+    for (int32_t first = 0; first < sums.num_splits; first += kSplitsAtOnce) {  // mutant: a_split_is_left_out
       // Loaded before the first is added: a loop that adds each one waits for memory each time.
       const int32_t count = min(kSplitsAtOnce, sums.num_splits - first);
       Sum parts[kSplitsAtOnce][kSums] = {};
 #pragma unroll
       for (int split = 0; split < kSplitsAtOnce; ++split) {
-        if (split >= count) break;
+        if (split >= count) break;  // mutant: split_not_bounded
 #pragma unroll
         for (int i = 0; i < kSums; ++i) {
           const int32_t column = i / 2 * 8 + i % 2;

@@ -29,14 +29,14 @@ __host__ __device__ constexpr int fragment_row(int group, int i) {
 template <FragmentOrder kOrder>
 __host__ __device__ constexpr int run_row(int pair, int run) {
   if (kOrder == FragmentOrder::kQuads) return pair / 2 * 32 + pair % 2 * 8 + run * 16;
-  return pair * 16 + run * 8;
+  return pair * 16 + run * 8;  // mutant: another_runs
 }
 
 // Where the i-th row of a run is among the 16, those of the first group being before those of the second.
 template <FragmentOrder kOrder>
 __host__ __device__ constexpr int run_slot(int run, int i) {
   switch (kOrder) {
-    case FragmentOrder::kConsecutive: return run * 8 + i;
+    case FragmentOrder::kConsecutive: return run * 8 + i;  // mutant: a_runs_place
     case FragmentOrder::kPairs: return i % 2 * 8 + run * 4 + i / 2;
     case FragmentOrder::kQuads: return i / 4 * 8 + run * 4 + i % 4;
   }

@@ -77,7 +77,9 @@ struct alignas(kCount * sizeof(T)) Vector {
 template <typename Array>
 __device__ __forceinline__ uint32_t place_of(uint32_t chunk) {
   constexpr Stored kStored = Array::kStored;
+  // mutant: padding_of_rows_is_forgotten
   if constexpr (kStored.pads_rows) return chunk + chunk / (kStored.columns * kStored.bytes / kChunk);
+  // mutant: padding_of_matrices_is_forgotten
   if constexpr (kStored.pads_matrices) return chunk + chunk / (kStored.matrix_bytes() / kChunk);
   return chunk;
 }
@@ -101,6 +103,7 @@ __device__ __forceinline__ void store(void* array, const uint8_t* from, int64_t 
   using D = OfD<Config>;
   using Out = typename Config::Out;
   uint8_t* to = static_cast<uint8_t*>(array) + first * D::kStored.matrix_bytes();
+  // mutant: one_matrix_more_is_stored, last_bytes_are_a_chunk
   const int32_t num_bytes = count * D::kStored.matrix_bytes(), whole_bytes = num_bytes / kChunk * kChunk;
 #pragma unroll 4
   for (int32_t at = threadIdx.x * kChunk; at < whole_bytes; at += kThreads * kChunk) {
@@ -110,7 +113,7 @@ __device__ __forceinline__ void store(void* array, const uint8_t* from, int64_t 
     ptx::st_global_v4_u32(to + at, words);
   }
   const auto at = static_cast<int32_t>(threadIdx.x * sizeof(Out));
-  if (at >= num_bytes - whole_bytes) return;
+  if (at >= num_bytes - whole_bytes) return;  // mutant: last_bytes_are_not_stored
   const uint8_t* chunk = from + place_of<D>(static_cast<uint32_t>(whole_bytes) / kChunk) * kChunk;
   *reinterpret_cast<Out*>(to + whole_bytes + at) = *reinterpret_cast<const Out*>(chunk + at);
 }
@@ -134,6 +137,7 @@ class Fragment {
     first_ = matrix + thread * kVectorStride;
     last_ = first_ + (kVectors - 1) * kSide.threads * kVectorStride;
     if constexpr (!kSide.is_even()) {
+      // mutant: last_vector_is_anothers
       last_ = matrix + min((kVectors - 1) * kSide.threads + thread, kSide.vectors() - 1) * kVectorStride;
     }
   }
@@ -198,12 +202,12 @@ __device__ __forceinline__ void multiply_tile(const typename Config::In* a, cons
 #pragma unroll
   for (int i = 0; i < kMSide.per_thread(); ++i) {
     const int m_vector = i / kMSide.vector * kMSide.threads + m_thread;
-    if (!kMSide.is_even() && m_vector >= kMSide.vectors()) continue;
+    if (!kMSide.is_even() && m_vector >= kMSide.vectors()) continue;  // mutant: rows_of_the_next_matrix
     Out* const row = d + (m_vector * kMSide.vector + i % kMSide.vector) * kTiling.d().row_stride();
 #pragma unroll
     for (int j = 0; j < kNSide.vectors_per_thread(); ++j) {
       const int n_vector = j * kNSide.threads + n_thread;
-      if (!kNSide.is_even() && n_vector >= kNSide.vectors()) continue;
+      if (!kNSide.is_even() && n_vector >= kNSide.vectors()) continue;  // mutant: columns_of_the_next_row
       Vector<Out, kNSide.vector> x;
 #pragma unroll
       for (int l = 0; l < kNSide.vector; ++l) x.values[l] = convert<Out>(acc[i][j * kNSide.vector + l]);
@@ -236,12 +240,13 @@ __global__ void __launch_bounds__(kThreads, Config::kTiling.blocks) kernel(const
   const auto num_blocks = static_cast<int32_t>(gridDim.x);
   auto group = static_cast<int32_t>(blockIdx.x);
   for (int stage = 0; stage < kStages; ++stage) fill(stage, group + stage * num_blocks);
+  // mutant: stage_of_the_group_before
   for (int stage = 0; group < params.num_groups; group += num_blocks, stage = (stage + 1) % kStages) {
     const int32_t count = matrices_of(group);
     const auto* const a = reinterpret_cast<const In*>(shared_memory + stage * kTiling.stage_bytes());
     const auto* const b =
         reinterpret_cast<const In*>(shared_memory + stage * kTiling.stage_bytes() + kTiling.b_offset());
-    ptx::cp_async_wait_group<kStages - 1>();
+    ptx::cp_async_wait_group<kStages - 1>();  // mutant: group_is_not_waited_for
     __syncthreads();
 #pragma unroll 1
     for (int i = threadIdx.x; i < kTiling.matrices * kTiling.tiles(); i += kThreads) {
@@ -251,7 +256,7 @@ __global__ void __launch_bounds__(kThreads, Config::kTiling.blocks) kernel(const
       multiply_tile<Config>(a + matrix * kA, b + matrix * kB, reinterpret_cast<Out*>(result) + matrix * kD,
                             tile / kTiling.n_threads, tile % kTiling.n_threads);
     }
-    __syncthreads();
+    __syncthreads();  // mutant: result_is_read_early
     fill(stage, group + kStages * num_blocks);
     store<Config>(params.d, result, static_cast<int64_t>(group) * params.matrices, count);
   }

@@ -83,6 +83,7 @@ class Block {
       if (thread_ == 0) {
         ptx::mbarrier_init(barrier, 1);
         ptx::fence_mbarrier_init();
+        // mutant: too_few_bytes
         ptx::mbarrier_arrive_expect_tx(barrier, (kTile.cluster - 1) * Config::kSums.share_bytes());
       }
     }
@@ -96,15 +97,15 @@ class Block {
     int slot = 0, next = kStages - 1;
 #pragma unroll 1
     for (int32_t stage = begin; stage < end; ++stage) {
-      ptx::cp_async_wait_group<kStages - 2>();
-      __syncthreads();
+      ptx::cp_async_wait_group<kStages - 2>();  // mutant: stages_not_awaited
+      __syncthreads();                          // mutant: stages_overwritten
       load(stage + kStages - 1, end, next);
       multiply_stage(slot);
       next = slot;
       slot = slot + 1 < kStages ? slot + 1 : 0;
     }
     if (Weight::kGroup == 0 && begin < end) scale_columns();
-    __syncthreads();
+    __syncthreads();  // mutant: stages_overwritten_by_sums
     // From here on others may write where our stages were, and add to our barrier.
     if constexpr (kTile.cluster > 1) ptx::cluster_arrive_relaxed();
     const BlockSums<Config> sums(shared_);
@@ -113,11 +114,11 @@ class Block {
 #pragma unroll
       for (int j = 0; j < kTokenBlocks; ++j) sums.put(warp_k_, tile_of(t), j, sums_[t][j]);
     }
-    __syncthreads();
+    __syncthreads();  // mutant: sums_not_awaited
     if constexpr (kTile.cluster > 1) {
-      ptx::cluster_wait();
+      ptx::cluster_wait();  // mutant: blocks_not_begun
       sums.send(barrier);
-      ptx::mbarrier_wait_cluster(barrier, 0);
+      ptx::mbarrier_wait_cluster(barrier, 0);  // mutant: shares_not_awaited
     }
     sums.store({params_.d, params_.out, params_.n, row_end(), nullptr}, work_);
   }
@@ -131,6 +132,7 @@ class Block {
   // That of this lane.
   __device__ __forceinline__ uint32_t table() const { return shared_ + kGeometry.table_offset() + lane_ * 4; }
   // Where the weight ends, and its rows.
+  // mutant: columns_of_the_next
   __device__ __forceinline__ int32_t tile_end() const { return work_.first_tile + params_.tiles; }
   __device__ __forceinline__ int32_t row_end() const { return Config::kGrouped ? work_.row_end : params_.m; }
 
@@ -173,12 +175,12 @@ class Block {
     constexpr int kUnits = kGeometry.x_bytes() / 16, kStep = kThreads / (4 * kTile.rows()) * kBlockK;
     static_assert(kThreads % (4 * kTile.rows()) == 0, "threads have whole blocks of rows");
     const int32_t k = stage * kTile.stage_k() + thread_ / (4 * kTile.rows()) * kBlockK + thread_ % 4 * 8;
-    const int32_t row = work_.row + thread_ / 4 % kTile.rows();
+    const int32_t row = work_.row + thread_ / 4 % kTile.rows();  // mutant: x_of_the_first
     const X* from = static_cast<const X*>(params_.x) + (static_cast<int64_t>(row) * params_.k + k);
 #pragma unroll
     for (int i = 0; i < (kUnits + kThreads - 1) / kThreads; ++i) {
       if (kUnits % kThreads != 0 && i * kThreads + thread_ >= kUnits) break;
-      const bool is_inside = row < row_end() && k + i * kStep < params_.k;
+      const bool is_inside = row < row_end() && k + i * kStep < params_.k;  // mutant: x_beyond_k
       ptx::cp_async_16(to + (i * kThreads + thread_) * 16, from + i * kStep, is_inside);
     }
   }
@@ -259,6 +261,7 @@ class Block {
       for (int i = 0; i < 4; ++i) group_sums(t)[j][i] = 0.0f;
     }
     if constexpr (Weight::kZeroPoints) {
+      // mutant: zeros_of_the_other_column
       set_zeros(t, ptx::ld_shared_u32(stage + kZerosOffset + group_place(t, block) * 32 + lane_ / 4 * 4));
     }
   }
@@ -266,6 +269,7 @@ class Block {
   __device__ __forceinline__ void set_zeros(int t, uint32_t both) { subtrahends<Weight, X>(both, zeros_[t]); }
 
   __device__ __forceinline__ void end_group(uint32_t stage, int block, int t) {
+    // mutant: scale_of_the_next_group
     const uint32_t address =
         stage + kScalesOffset + (group_place(t, block) * 16 + lane_ / 4 * 2) * static_cast<int>(sizeof(Scale));
     const float2 scales = load_scales<Scale>(address);

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kOrderThreads)
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
     words[c] = first_k + c * 8 < k ? from[c * kWords] : 0;
-    if constexpr (kSize == 1) words[c] = __byte_perm(words[c], 0, 0x3120);
+    if constexpr (kSize == 1) words[c] = __byte_perm(words[c], 0, 0x3120);  // mutant: bytes_exchanged
   }
   ptx::st_global_v4_u32(static_cast<uint32_t*>(ordered) + (int64_t{row} * units + unit) * 4, words);
 }

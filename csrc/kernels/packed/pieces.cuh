@@ -58,7 +58,7 @@ __device__ __forceinline__ uint32_t subtrahend(uint32_t zero) {
   } else if constexpr (std::is_same_v<X, __half>) {
     return (0x6400u + zero) * 0x10001u;
   } else if constexpr (kBits == 4) {
-    return (0x4300u + zero) * 0x10001u;
+    return (0x4300u + zero) * 0x10001u;  // mutant: zero_off_by_one
   } else {
     // Of u - 128, which is what is made of eight bits.
     const __nv_bfloat162 pair = __float2bfloat162_rn(static_cast<float>(static_cast<int32_t>(zero) - 128));
@@ -73,6 +73,7 @@ template <typename X>
 __device__ __forceinline__ void convert_4_bits(uint32_t word, const uint32_t (&zeros)[2], uint32_t (&a)[4]) {
   constexpr uint32_t kMagic = std::is_same_v<X, __half> ? 0x64006400u : 0x43004300u;
 #pragma unroll
+  // mutant: nibbles_swapped
   for (int p = 0; p < 4; ++p) a[p] = subtract<X>(ptx::lop3_and_or(word >> 4 * p, 0x000F000Fu, kMagic), zeros[p % 2]);
 }
 
@@ -82,7 +83,7 @@ template <int kBit>
 __device__ __forceinline__ uint32_t float8_of(uint32_t t) {
   const uint32_t is_below = ~t >> kBit & 0x01010101u;
   constexpr uint32_t kLow = (1u << kBit) - 1;
-  return ((t & kLow * 0x01010101u) ^ is_below * kLow) + is_below * 0x81u;
+  return ((t & kLow * 0x01010101u) ^ is_below * kLow) + is_below * 0x81u;  // mutant: sign_of_8_bits
 }
 
 // Sixteen integers of 4 bits as e4m3; kZero: of all, where they have no zero points.
@@ -91,13 +92,13 @@ __device__ __forceinline__ void convert_4_to_8_bits(const uint32_t (&words)[2], 
                                                     uint32_t (&a)[4]) {
 #pragma unroll
   for (int p = 0; p < 4; ++p) {
-    const uint32_t t = words[p / 2] >> 4 * (p % 2);
+    const uint32_t t = words[p / 2] >> 4 * (p % 2);  // mutant: words_of_8_bits_exchanged
     if constexpr (!kZeroPoints && kZero == 8) {
       a[p] = float8_of<3>(t);
     } else if constexpr (!kZeroPoints && kZero == 0) {
       a[p] = t & 0x0F0F0F0Fu;
     } else {
-      a[p] = float8_of<4>((t & 0x0F0F0F0Fu) + added[p % 2]);
+      a[p] = float8_of<4>((t & 0x0F0F0F0Fu) + added[p % 2]);  // mutant: zeros_of_8_bits_exchanged
     }
   }
 }
@@ -114,9 +115,10 @@ __device__ __forceinline__ void convert_8_bits(const uint32_t (&words)[2], const
     } else {
       // bf16 has seven of the bits: 128 + (u & 127), of which 128 or, where the eighth is 0, 256 is subtracted.
       const uint32_t pair = word >> 8 * (p % 2);
+      // mutant: sign_of_eight_bits
       a[p] = subtract<X>(ptx::lop3_and_or(pair, 0x007F007Fu, 0x43004300u),
                          ptx::lop3_not_and_or(pair, 0x00800080u, 0x43004300u));
-      if constexpr (!kIsMiddle) a[p] = subtract<X>(a[p], zeros[p % 2]);
+      if constexpr (!kIsMiddle) a[p] = subtract<X>(a[p], zeros[p % 2]);  // mutant: zero_of_eight_bits
     }
   }
 }
@@ -125,7 +127,7 @@ __device__ __forceinline__ void convert_8_bits(const uint32_t (&words)[2], const
 __device__ __forceinline__ void look_up(uint32_t word, uint32_t table, uint32_t (&a)[4]) {
   a[0] = ptx::ld_shared_u32(table + (word << 7 & 0x7F80u));
   a[1] = ptx::ld_shared_u32(table + (word >> 1 & 0x7F80u));
-  a[2] = ptx::ld_shared_u32(table + (word >> 9 & 0x7F80u));
+  a[2] = ptx::ld_shared_u32(table + (word >> 9 & 0x7F80u));  // mutant: byte_of_the_table
   a[3] = ptx::ld_shared_u32(table + (word >> 17 & 0x7F80u));
 }
 
@@ -184,6 +186,7 @@ __device__ __forceinline__ void fill_table(uint32_t table, const float* values, 
 #pragma unroll 1
   for (int word = thread; word < kTableBytes / 4; word += threads) {
     const int entry = word / 32;
+    // mutant: halves_of_the_table
     ptx::st_shared_f32(table + word * 4, __uint_as_float(pair_of<X>(values[entry % 16], values[entry / 16])));
   }
 }

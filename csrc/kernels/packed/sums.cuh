@@ -66,7 +66,7 @@ class BlockSums {
       const float4 sum = sum_of_cluster(vector, sum_of_warps(row, column));
       float values[4] = {sum.x, sum.y, sum.z, sum.w};
       if (rows.scales != nullptr && !work.is_of_none) {
-        const float scale = rows.scales[m_idx];
+        const float scale = rows.scales[m_idx];  // mutant: scales_of_other_rows
 #pragma unroll
         for (float& value : values) value *= scale;
       }
@@ -98,7 +98,7 @@ class BlockSums {
   __device__ __forceinline__ float4 sum_of_warps(int row, int column) const {
     float4 sum = ptx::ld_shared_v4_f32(sum_address(0, row, column));
 #pragma unroll
-    for (int warp = 1; warp < kSums.warps_k; ++warp) {
+    for (int warp = 1; warp < kSums.warps_k; ++warp) {  // mutant: sums_of_one_warp
       sum = add(sum, ptx::ld_shared_v4_f32(sum_address(warp, row, column)));
     }
     return sum;
@@ -109,7 +109,7 @@ class BlockSums {
     if constexpr (kSums.cluster == 1) return own;
     float4 sum = rank() == 0 ? own : ptx::ld_shared_v4_f32(received_address(0, vector));
 #pragma unroll
-    for (int i = 1; i < kSums.cluster; ++i) {
+    for (int i = 1; i < kSums.cluster; ++i) {  // mutant: sums_of_one_block
       sum = add(sum, i == rank() ? own : ptx::ld_shared_v4_f32(received_address(i, vector)));
     }
     return sum;

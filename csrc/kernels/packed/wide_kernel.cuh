@@ -109,7 +109,7 @@ class WideBlock {
     if constexpr (kTile.sharers > 1) {
       // The other block's barriers, too, are initialised.
       ptx::cluster_arrive_relaxed();
-      ptx::cluster_wait();
+      ptx::cluster_wait();  // mutant: sharers_not_begun
     }
     __syncthreads();
     if (warp_ >= kConsumerWarps) {
@@ -123,7 +123,7 @@ class WideBlock {
     } else {
       ptx::setmaxnreg_inc<kGeometry.consumer_registers(), kGeometry.blocks_per_sm()>();
       consume();
-      sync_consumers();
+      sync_consumers();  // mutant: stages_overwritten_by_sums
       finish();
     }
   }
@@ -140,7 +140,7 @@ class WideBlock {
   static __device__ __forceinline__ void init(const Barriers& barriers) {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(barriers.full(i), 1);
-      ptx::mbarrier_init(barriers.empty(i), kConsumerWarps * kTile.sharers);
+      ptx::mbarrier_init(barriers.empty(i), kConsumerWarps * kTile.sharers);  // mutant: stages_released_by_one_warp
     }
     if constexpr (kTile.cluster > 1) ptx::mbarrier_init(barriers.sums(), 1);
     ptx::fence_mbarrier_init();
@@ -155,9 +155,9 @@ class WideBlock {
     PipelineState state{kStages};
 #pragma unroll 1
     for (int32_t stage = begin_; stage < end_; ++stage, state.advance()) {
-      ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);
+      ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);  // mutant: stages_overwritten
       const uint32_t to = stage_address(state.stage), barrier = barriers_.full(state.stage);
-      ptx::mbarrier_arrive_expect_tx(barrier, kGeometry.loaded_bytes());
+      ptx::mbarrier_arrive_expect_tx(barrier, kGeometry.loaded_bytes());  // mutant: too_few_bytes
       ptx::tma_load_4d(to + kGeometry.values_offset(), &maps_.values, barrier, 0, stage * kPieces, first_tile_, 0);
       if constexpr (kGroups > 0) {
         ptx::tma_load_4d(to + kGeometry.scales_offset(), &maps_.scales, barrier, 0, stage * kGroups, first_tile_, 0);
@@ -166,13 +166,14 @@ class WideBlock {
                            0);
         }
       }
-      load_x(to, barrier, stage * WideTile::kStageK);
+      load_x(to, barrier, stage * WideTile::kStageK);  // mutant: x_of_the_next_stage
     }
     // Not earlier: blocks of the next kernel would take the place of our own.
     ptx::griddepcontrol_launch_dependents();
     if constexpr (kTile.sharers > 1) {
       // No block may leave while the other one's arrivals are under way.
 #pragma unroll 1
+      // mutant: sharers_left
       for (int left = kStages; left > 0; --left, state.advance())
         ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);
     }
@@ -185,6 +186,7 @@ class WideBlock {
       constexpr int kRows = kSharesRows ? kTile.rows() / 2 : 0, kK = kSharesRows ? 0 : kRowK;
       constexpr int kBytes = kSharesRows ? kHalfBytes / 2 : kHalfBytes;
       const int half = column_rank();
+      // mutant: halves_of_x_exchanged, rows_of_x_exchanged
       ptx::tma_load_4d_multicast(to + half * kBytes, &maps_.x, barrier, 3, k + half * kK, work_.row + half * kRows, 0,
                                  0);
     } else {
@@ -204,6 +206,7 @@ class WideBlock {
   __device__ __forceinline__ void release(int stage) const {
     __syncwarp();
     if constexpr (kTile.sharers > 1) {
+      // mutant: sharers_not_awaited
       if (lane_ < kTile.sharers) ptx::mbarrier_arrive_remote(barriers_.empty(stage), lane_);
     } else {
       if (lane_ == 0) ptx::mbarrier_arrive(barriers_.empty(stage));
@@ -213,6 +216,7 @@ class WideBlock {
   __device__ __forceinline__ void consume() {
     if constexpr (Weight::kGroup == 0 && Weight::kZeroPoints) {
       const auto* zeros = reinterpret_cast<const uint32_t*>(params_.zero_points);
+      // mutant: zeros_of_the_next_tile
       const int64_t place = static_cast<int64_t>(first_tile_ + tile()) * 8 + lane_ / 4;
       subtrahends<Weight, X>(has_tile() ? zeros[place] : 0, zeros_);
     }
@@ -221,7 +225,7 @@ class WideBlock {
     PipelineState state{kStages};
 #pragma unroll 1
     for (int32_t stage = begin_; stage < end_; ++stage, state.advance()) {
-      ptx::mbarrier_wait(barriers_.full(state.stage), state.phase);
+      ptx::mbarrier_wait(barriers_.full(state.stage), state.phase);  // mutant: stages_not_awaited
       multiply_stage(stage_address(state.stage));
       release(state.stage);
     }
@@ -243,6 +247,7 @@ class WideBlock {
         const bool begins = kHasParts && block * kBlockK % kPartK == 0;
         const bool ends = kHasParts && (block + 1) * kBlockK % kPartK == 0;
         if (Weight::kZeroPoints && Weight::kGroup > 0 && begins) {
+          // mutant: zeros_of_the_next_column
           const uint32_t zeros = stage + kGeometry.zeros_offset() + group_place(block) * 32 + lane_ / 4 * 4;
           subtrahends<Weight, X>(ptx::ld_shared_u32(zeros), zeros_);
         }
@@ -252,12 +257,14 @@ class WideBlock {
           convert_step<Weight, X>(words, i * kSteps + step, zeros_, table(), fragments[step]);
         }
         const int first_k = block * kBlockK;
+        // mutant: halves_of_k_exchanged, blocks_of_k_exchanged, blocks_of_k_of_8_bits
         const uint64_t x_block =
             x + ((first_k / kRowK * kHalfBytes + first_k % kRowK * static_cast<int>(sizeof(X))) >> 4);
         ptx::wgmma_fence_operand(open_sums());
-        ptx::wgmma_fence();
+        ptx::wgmma_fence();  // mutant: registers_not_fenced
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
+          // mutant: steps_exchanged, group_not_begun
           ptx::wgmma_m64k32b<X, X>(open_sums(), fragments[step], x_block + step * (32 >> 4), !begins || step != 0);
         }
         ptx::wgmma_commit_group();
@@ -293,18 +300,21 @@ class WideBlock {
   __device__ __forceinline__ void end_group(uint32_t stage, int block) {
     float2 scales = make_float2(1, 1);
     if constexpr (Weight::kGroup > 0) {
+      // mutant: scale_of_the_next_group
       const uint32_t place = (group_place(block) * 16 + lane_ / 4 * 2) * static_cast<uint32_t>(sizeof(Scale));
       scales = load_scales<Scale>(stage + kGeometry.scales_offset() + place);
-      scales = make_float2(kUnit * scales.x, kUnit * scales.y);
+      scales = make_float2(kUnit * scales.x, kUnit * scales.y);  // mutant: units_forgotten
     }
-    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_wait_group<0>();  // mutant: groups_not_awaited
     ptx::wgmma_fence_operand(part_);
 #pragma unroll
+    // mutant: scales_of_columns_exchanged
     for (int i = 0; i < kCount; ++i) sums_[i] += (i % 4 < 2 ? scales.x : scales.y) * part_[i];
   }
 
   __device__ __forceinline__ void scale_columns() {
     if (begin_ == end_ || !has_tile()) return;
+    // mutant: scales_of_the_next_tile
     const int64_t place = static_cast<int64_t>(first_tile_ + tile()) * 16 + lane_ / 4 * 2;
     const auto* both = reinterpret_cast<const Scale*>(params_.scales) + place;
     const float scales[2] = {kUnit * tcgemm::convert<float>(both[0]), kUnit * tcgemm::convert<float>(both[1])};
@@ -326,11 +336,11 @@ class WideBlock {
     const BlockSums<Config> sums(shared_);
 #pragma unroll
     for (int j = 0; j < kTile.rows() / 8; ++j) sums.put(0, tile(), j, sums_ + 4 * j);
-    sync_consumers();
+    sync_consumers();  // mutant: sums_not_awaited
     if constexpr (kTile.cluster > 1) {
-      ptx::cluster_wait();
+      ptx::cluster_wait();  // mutant: blocks_not_begun
       sums.send(barriers_.sums());
-      ptx::mbarrier_wait_cluster(barriers_.sums(), 0);
+      ptx::mbarrier_wait_cluster(barriers_.sums(), 0);  // mutant: shares_not_awaited
     }
     const int32_t row_end = Config::kGrouped ? work_.row_end : params_.m;
     sums.store({params_.d, params_.out, params_.n, row_end, params_.row_scales}, work_);

@@ -32,7 +32,7 @@ __device__ __forceinline__ Range sum_before(uint32_t value, uint32_t limit, uint
     if (lane >= shift) value = min(value + other, limit);
   }
   if (lane == 31) shares[warp] = value;
-  __syncthreads();
+  __syncthreads();  // mutant: shares_of_warps_not_awaited
   uint32_t before = 0;
 #pragma unroll
   for (int i = 0; i < kThreads / 32; ++i) {
@@ -64,35 +64,38 @@ __device__ __forceinline__ bool find_work(const Params& params, Work* work) {
   __shared__ Run found;
   const Groups& experts = params.experts;
   const uint32_t num_rows = experts.tokens;
-  const auto row_blocks = [](uint32_t rows) { return (rows + kRows - 1) / kRows; };
+  const auto row_blocks = [](uint32_t rows) { return (rows + kRows - 1) / kRows; };  // mutant: one_block_of_rows
   const int32_t offset = min(max(__ldcg(experts.offset), 0), experts.num_sizes);
   uint32_t rows_before = 0, blocks_before = 0;
 #pragma unroll 1
-  for (int32_t first = 0; first < experts.num_sizes; first += kThreads) {
+  for (int32_t first = 0; first < experts.num_sizes; first += kThreads) {  // mutant: experts_of_the_first_threads
     const int32_t number = first + static_cast<int32_t>(threadIdx.x);
     const int32_t size = number < experts.num_sizes ? __ldcg(experts.sizes + number) : 0;
+    // mutant: sizes_below_zero, sizes_beyond_all_but_a_row
     const Range rows =
         sum_before<kThreads>(min(static_cast<uint32_t>(max(size, 0)), num_rows), num_rows, shares[0], &rows_before);
     const uint32_t count = row_blocks(rows.end - rows.begin) * params.column_blocks;
     const Range blocks = sum_before<kThreads>(count, ~0u, shares[1], &blocks_before);
     if (blocks.begin <= place && place < blocks.end) {
-      const int32_t own = number - offset;
+      const int32_t own = number - offset;  // mutant: weight_of_another
+      // mutant: rows_of_no_expert
       found = {own >= 0 && own < experts.count ? own : kOfNone, rows.begin, rows.end, place - blocks.begin};
     }
-    __syncthreads();
+    __syncthreads();  // mutant: what_is_found_not_awaited
     if (place < blocks_before) break;
   }
   Run run = found;
   if (place >= blocks_before) {
-    run = {kOfNone, rows_before, num_rows, place - blocks_before};
+    run = {kOfNone, rows_before, num_rows, place - blocks_before};  // mutant: rows_after_the_last
     if (run.place >= row_blocks(num_rows - rows_before) * params.column_blocks) return false;
   }
+  // mutant: division_by_0
   const uint32_t blocks = row_blocks(run.row_end - run.row), column_block = run.place / blocks;
   work->is_of_none = run.expert == kOfNone;
-  work->first_tile = max(run.expert, 0) * params.tiles;
+  work->first_tile = max(run.expert, 0) * params.tiles;  // mutant: weight_of_the_first
   work->column_block = column_block;
   work->row = run.row + (run.place - column_block * blocks) * kRows;
-  work->row_end = run.row_end;
+  work->row_end = run.row_end;  // mutant: rows_without_the_last
   return true;
 }
 

@@ -21,6 +21,7 @@ template <>
 struct Format<ptx::E4M3> {
   static constexpr float kLargest = 448.0f;
   static __device__ __forceinline__ uint32_t pack(float x, float y, float z, float w) {
+    // mutant: order_of_bytes
     return ptx::cvt_rn_satfinite_e4m3x2_f32(w, z) << 16 | ptx::cvt_rn_satfinite_e4m3x2_f32(y, x);
   }
 };
@@ -56,8 +57,8 @@ __device__ __forceinline__ float number_of(uint32_t magnitude) {
 
 template <typename X, typename Q>
 __device__ __forceinline__ float scale_of(uint32_t largest) {
-  constexpr float kInverse = 1.0f / Format<Q>::kLargest, kSmallestNormal = 1.17549435e-38f;
-  return ptx::max_nan_f32(number_of<X>(largest) * kInverse, kSmallestNormal);
+  constexpr float kInverse = 1.0f / Format<Q>::kLargest, kSmallestNormal = 1.17549435e-38f;  // mutant: scale_of_zeros
+  return ptx::max_nan_f32(number_of<X>(largest) * kInverse, kSmallestNormal);                // mutant: nan_is_no_number
 }
 
 // What elements are multiplied by. XLA's division is this one, so that bits are the same.
@@ -73,7 +74,7 @@ struct Vector {
     if constexpr (sizeof(X) == 4) {
       return __uint_as_float(words[i]);
     } else {
-      const auto bits = static_cast<uint16_t>(words[i / 2] >> 16 * (i % 2));
+      const auto bits = static_cast<uint16_t>(words[i / 2] >> 16 * (i % 2));  // mutant: halves_of_a_word
       X x;
       memcpy(&x, &bits, sizeof(x));
       return convert<float>(x);

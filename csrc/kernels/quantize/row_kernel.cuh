@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(X) == 4 ? 3 : 4) row_kernel(c
   for (int i = kHeld; first(i) < columns; ++i) {
     Vector<X, kAligned> other;
     other.load(x + first(i), columns - first(i));
-    largest = max(largest, other.largest());
+    largest = max(largest, other.largest());  // mutant: rest_of_a_row_not_looked_at
   }
 #pragma unroll
   for (int lanes = 1; lanes < 32; lanes *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, lanes));
@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(X) == 4 ? 3 : 4) row_kernel(c
     __syncthreads();
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) {
+      // mutant: row_of_one_warp
       largest = max(largest, ptx::ld_shared_u32(shared + (threadIdx.x / kLanes * kWarps + warp) * 4));
     }
   }

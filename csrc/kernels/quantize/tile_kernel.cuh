@@ -49,9 +49,9 @@ class Tile {
       if constexpr (kTransposed) put_column_maxima();
       store_lines();
       if constexpr (kTransposed) {
-        __syncthreads();
+        __syncthreads();  // mutant: maxima_not_awaited
         set_column_scales();
-        __syncthreads();
+        __syncthreads();  // mutant: scales_not_awaited
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float4 four = ptx::ld_shared_v4_f32(shared_ + kScalesOffset + (column_group_ * kVector + half * 4) * 4);
@@ -61,6 +61,7 @@ class Tile {
         }
       }
     } else {
+      // mutant: entry_of_the_batch
       const float scale = kScales == Scales::kGiven ? params_.given[batch_] : scale_of_block();
       const float inverse = inverse_of(scale);
 #pragma unroll
@@ -71,7 +72,7 @@ class Tile {
       }
     }
     if constexpr (kTransposed) {
-      __syncthreads();
+      __syncthreads();  // mutant: columns_not_awaited
       store_columns();
     }
   }
@@ -84,7 +85,7 @@ class Tile {
   }
   // Of this thread's columns those that there are; none where there is no such row.
   __device__ __forceinline__ int32_t columns_left(int i) const {
-    return row(i) < params_.rows ? params_.columns - first_column() : 0;
+    return row(i) < params_.rows ? params_.columns - first_column() : 0;  // mutant: tail_of_a_row_lost
   }
 
   __device__ __forceinline__ void store_row(int i, float inverse) const {
@@ -99,7 +100,7 @@ class Tile {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) largest[i] = x_[i].largest();
 #pragma unroll
-    for (int lanes = 1; lanes < kColumnThreads; lanes *= 2) {
+    for (int lanes = 1; lanes < kColumnThreads; lanes *= 2) {  // mutant: maximum_of_half_a_row
 #pragma unroll
       for (int i = 0; i < kVector; ++i) largest[i] = max(largest[i], __shfl_xor_sync(~0u, largest[i], lanes));
     }
@@ -125,6 +126,7 @@ class Tile {
       largest[j] = 0;
 #pragma unroll
       for (int i = 0; i < kVector; ++i) largest[j] = max(largest[j], x_[i].magnitude(j));
+      // mutant: maximum_of_every_other_row
       largest[j] = max(largest[j], __shfl_xor_sync(~0u, largest[j], kColumnThreads));
     }
     if (threadIdx.x % 32 < kColumnThreads) {
@@ -139,7 +141,7 @@ class Tile {
     const uint32_t column = threadIdx.x;
     uint32_t largest = 0;
 #pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) {
+    for (int warp = 0; warp < kWarps; ++warp) {  // mutant: maximum_of_too_few_warps
       largest = max(largest, ptx::ld_shared_u32(shared_ + (warp * kBlock + column) * 4));
     }
     const float scale = scale_of<X, Q>(largest);
@@ -147,7 +149,7 @@ class Tile {
     const int32_t column_idx = column_block_ * kBlock + column;
     if (column_idx < params_.columns) {
       const int64_t line = static_cast<int64_t>(batch_) * params_.columns + column_idx;
-      params_.transposed_scales[line * params_.tile_rows + row_block_] = scale;
+      params_.transposed_scales[line * params_.tile_rows + row_block_] = scale;  // mutant: scales_of_columns_as_of_rows
     }
   }
 
@@ -162,6 +164,7 @@ class Tile {
     if (threadIdx.x % 32 == 0) ptx::st_shared_f32(shared_ + threadIdx.x / 32 * 4, __uint_as_float(largest));
     __syncthreads();
 #pragma unroll
+    // mutant: block_of_one_warp
     for (int warp = 0; warp < kWarps; ++warp) largest = max(largest, ptx::ld_shared_u32(shared_ + warp * 4));
     const float scale = scale_of<X, Q>(largest);
     if (threadIdx.x == 0) {
@@ -169,7 +172,7 @@ class Tile {
       params_.scales[row * params_.tile_columns + column_block_] = scale;
       if constexpr (kTransposed) {
         const int64_t column = static_cast<int64_t>(batch_) * params_.tile_columns + column_block_;
-        params_.transposed_scales[column * params_.tile_rows + row_block_] = scale;
+        params_.transposed_scales[column * params_.tile_rows + row_block_] = scale;  // mutant: blocks_as_rows
       }
     }
     return scale;
@@ -182,7 +185,7 @@ class Tile {
     float q[kVector];
 #pragma unroll
     for (int i = 0; i < kVector; ++i) q[i] = x_[i][j] * inverse;
-    const int column = column_group_ * kVector + j, chunk = row_group_ ^ column_group_;
+    const int column = column_group_ * kVector + j, chunk = row_group_ ^ column_group_;  // mutant: chunks_not_permuted
     ptx::st_shared_v2_u32(shared_ + kTileOffset + column * kBlock + chunk * 8,
                           {Format<Q>::pack(q[0], q[1], q[2], q[3]), Format<Q>::pack(q[4], q[5], q[6], q[7])});
   }
@@ -199,7 +202,7 @@ class Tile {
       const int32_t column_idx = column_block_ * kBlock + column;
       if (column_idx >= params_.columns) return;
       const uint4 x = ptx::ld_shared_v4_u32(shared_ + kTileOffset + column * kBlock + (unit ^ group / 2) * 16);
-      const bool is_exchanged = group % 2 != 0;
+      const bool is_exchanged = group % 2 != 0;  // mutant: chunks_not_exchanged
       const uint32_t words[4] = {is_exchanged ? x.z : x.x, is_exchanged ? x.w : x.y, is_exchanged ? x.x : x.z,
                                  is_exchanged ? x.y : x.w};
       uint8_t* to = static_cast<uint8_t*>(params_.transposed_values) +
@@ -209,7 +212,7 @@ class Tile {
       } else {
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-          if (i < rows_left) to[i] = static_cast<uint8_t>(words[i / 4] >> 8 * (i % 4));
+          if (i < rows_left) to[i] = static_cast<uint8_t>(words[i / 4] >> 8 * (i % 4));  // mutant: rows_beyond_the_last
         }
       }
     }

@@ -22,7 +22,8 @@ inline constexpr int kMantissaBits = sizeof(Out) == 2 ? 7 : 10;
 template <int kBits>
 __device__ __forceinline__ float rounded(float x) {
   constexpr int kDropped = 23 - kBits;
-  const uint32_t bits = __float_as_uint(x), is_odd = bits >> kDropped & 1;
+  const uint32_t bits = __float_as_uint(x), is_odd = bits >> kDropped & 1;  // mutant: half_is_rounded_up
+  // mutant: rounded_down
   return __uint_as_float((bits + ((1u << (kDropped - 1)) - 1) + is_odd) & ~((1u << kDropped) - 1));
 }
 
@@ -49,14 +50,15 @@ struct Parts {
     for (int i = 0; i < kVector; ++i) {
       const uint32_t bits = __float_as_uint(x[i]), magnitude = bits & 0x7FFFFFFFu;
       const bool is_finite = magnitude < 0x7F800000u;
-      float rest = is_finite ? x[i] : 0.0f;
+      float rest = is_finite ? x[i] : 0.0f;  // mutant: infinity_is_taken_by_all
       // A NaN of which the bits that remain are none of the mantissa would be an infinity.
-      uint32_t first_bits = magnitude > 0x7F800000u ? bits | 0x00400000u : bits;
+      uint32_t first_bits = magnitude > 0x7F800000u ? bits | 0x00400000u : bits;  // mutant: nan_becomes_infinite
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         // What is above the largest one must not become infinite.
+        // mutant: largest_becomes_infinite
         const float own = rounded<kBits>(part == 0 ? fminf(fmaxf(rest, -largest), largest) : rest);
-        rest -= own;
+        rest -= own;  // mutant: rest_is_kept
         put(words[part], i, __float_as_uint(own));
         if (part == 0 && is_finite) first_bits = __float_as_uint(own);
       }
@@ -67,7 +69,7 @@ struct Parts {
   // The vector's number i is now the upper bits of a float, or all of them.
   static __device__ __forceinline__ void put(uint32_t (&to)[4], int i, uint32_t bits) {
     if constexpr (sizeof(Out) == 2) {
-      to[i / 2] = i % 2 == 0 ? bits >> 16 : to[i / 2] | (bits & 0xFFFF0000u);
+      to[i / 2] = i % 2 == 0 ? bits >> 16 : to[i / 2] | (bits & 0xFFFF0000u);  // mutant: neighbours_exchanged
     } else {
       to[i] = bits;
     }
@@ -76,9 +78,10 @@ struct Parts {
   // Writes a part, negated if that is asked for; the last product's has what is not finite.
   __device__ __forceinline__ void store(Out* to, int part, bool is_last, bool negated = false) const {
     constexpr uint32_t kSigns = sizeof(Out) == 2 ? 0x80008000u : 0x80000000u;
-    const uint32_t (&from)[4] = is_last ? first : words[part];
+    const uint32_t (&from)[4] = is_last ? first : words[part];  // mutant: infinity_is_lost
     uint32_t signed_words[4];
 #pragma unroll
+    // mutant: sign_of_the_right_one
     for (int i = 0; i < 4; ++i) signed_words[i] = negated ? from[i] ^ kSigns : from[i];
     ptx::st_global_v4_u32(to, signed_words);
   }
@@ -94,7 +97,7 @@ __device__ __forceinline__ void load(float (&x)[kCount], const float* from, int3
     for (int i = 0; i < kCount; i += 4) {
       if (i >= count) continue;
       uint32_t words[4];
-      ptx::ld_global_v4_u32(words, from + i);
+      ptx::ld_global_v4_u32(words, from + i);  // mutant: half_a_vector_twice
 #pragma unroll
       for (int j = 0; j < 4; ++j) x[i + j] = __uint_as_float(words[j]);
     }
@@ -119,12 +122,15 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Param
   const auto vector_idx = static_cast<int32_t>(idx);
   const int32_t row = params.vectors.divide(vector_idx), column = (vector_idx - row * params.row_vectors) * kVector;
   const int32_t outer_middle = params.inner.divide(row), inner = row - outer_middle * params.num_inner;
+  // mutant: extent_of_the_middle
   const int32_t outer = params.middle.divide(outer_middle), middle = outer_middle - outer * params.num_middle;
 
+  // mutant: depth_is_not_filled, depth_of_the_last_form
   const bool is_inside = middle < params.x_middle && inner < params.x_inner;
   const int64_t x_row = (static_cast<int64_t>(outer) * params.x_middle + middle) * params.x_inner + inner;
   const float* from = static_cast<const float*>(params.x) + (x_row * params.columns + column) * kComponents;
   float x[kVector * kComponents];
+  // mutant: number_of_the_next_row
   load<kVector * kComponents, kAligned>(x, from, is_inside ? (params.columns - column) * kComponents : 0);
 
   Out* to =
@@ -136,16 +142,17 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Param
   } else {
     float re[kVector], im[kVector];
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) re[i] = x[2 * i], im[i] = x[2 * i + 1];
+    for (int i = 0; i < kVector; ++i) re[i] = x[2 * i], im[i] = x[2 * i + 1];  // mutant: imaginary_part_twice
     const Parts<Out, kParts> of_re(re), of_im(im);
 #pragma unroll
     for (int i = 0; i < kProducts; ++i) {
       const bool is_last = i == kProducts - 1;
       Out* const pair = to + 2 * i * params.d_part;
       of_re.store(pair, kTaken[i], is_last);
+      // mutant: sign_of_the_left_one
       of_im.store(pair + params.d_part, kTaken[i], is_last, kOperand == Operand::kRight);
       if constexpr (kOperand == Operand::kRight) {
-        of_im.store(pair + params.d_component, kTaken[i], is_last);
+        of_im.store(pair + params.d_component, kTaken[i], is_last);  // mutant: component_of_another_row
         of_re.store(pair + params.d_component + params.d_part, kTaken[i], is_last);
       }
     }

@@ -68,7 +68,7 @@ class ClusterSum {
 
     take(acc, share, rank_);
     if (thread_idx == 0) ptx::mbarrier_arrive_expect_tx(full_, (kRanks - 1) * kShareBytes);
-    ptx::mbarrier_wait_cluster(full_, phase_);
+    ptx::mbarrier_wait_cluster(full_, phase_);  // mutant: shares_not_awaited
     phase_ ^= 1;
     const auto received = [&](int slot, int i) {
       return ptx::ld_shared_v4_f32(received_ + slot * kShareBytes + (i * 128 + thread_idx) * 16);
@@ -81,11 +81,11 @@ class ClusterSum {
       for_each_four(share, [&](float* x, int i) {
         const float4 y = received(1, i), z = received(2, i);
         float pair[4] = {y.x, y.y, y.z, y.w};
-        add(pair, z);
+        add(pair, z);  // mutant: one_of_a_pair
         add(x, {pair[0], pair[1], pair[2], pair[3]});
       });
     }
-    ptx::named_barrier_sync(barrier_id, 128);
+    ptx::named_barrier_sync(barrier_id, 128);  // mutant: shares_overwritten
     if (thread_idx < kRanks && thread_idx != rank_) ptx::mbarrier_arrive_remote(empty_, thread_idx);
     return true;
   }
@@ -107,7 +107,7 @@ class ClusterSum {
     const float values[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if constexpr (T::kIsInteger) {
+      if constexpr (T::kIsInteger) {  // mutant: added_up_as_floats
         x[i] = __uint_as_float(__float_as_uint(x[i]) + __float_as_uint(values[i]));
       } else {
         x[i] += values[i];

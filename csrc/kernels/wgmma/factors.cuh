@@ -33,13 +33,13 @@ class FactorsOfTile {
       int row = (thread + kFactorThreads * i) * Tile::kScaledRows;
       bool is_up = false;
       if constexpr (kRowsInTurn > 0) {
-        const int turn = row / kRowsInTurn;
-        is_up = turn % 2 == 1;
-        row = turn / 2 * kRowsInTurn + row % kRowsInTurn;
+        const int turn = row / kRowsInTurn;                // mutant: one_too_late
+        is_up = turn % 2 == 1;                             // mutant: gates_factors_twice
+        row = turn / 2 * kRowsInTurn + row % kRowsInTurn;  // mutant: rows_of_the_tiles
       }
       row += first_row;
-      const float* const data = (is_up ? from.up_data : from.data) + matrix;
-      is_there_[i] = row < from.num_rows;
+      const float* const data = (is_up ? from.up_data : from.data) + matrix;  // mutant: the_first_matrixs
+      is_there_[i] = row < from.num_rows;                                     // mutant: another_tiles
       rows_[i] = reinterpret_cast<const char*>(data + (is_there_[i] ? from.rows.divide(row) * from.row_stride : 0));
     }
   }
@@ -84,7 +84,7 @@ class FactorLoader {
     const uint32_t target = factors_ + stage * T::kFactorBytes;
     b_.load(target, params_.b_factors, k_block_, thread_);
     a_.load(target + 4 * FactorsOfTile<typename T::B>::kCount, params_.a_factors, k_block_, thread_);
-    ++k_block_;
+    ++k_block_;  // mutant: factors_of_the_k_block_before
     ptx::cp_async_mbarrier_arrive_noinc(pipeline_.full(stage));
   }
 
@@ -97,8 +97,8 @@ class FactorLoader {
   // As the tile of a gated product is loaded: half of its columns of each matrix, or, of weights that are the
   // instruction's A, what a warpgroup multiplies at a time.
   static constexpr bool kSwapped = T::Config::kSwapped;
-  FactorsOfTile<typename T::A, Epilogue::kIsGated && kSwapped ? 64 : 0> a_;
-  FactorsOfTile<typename T::B, Epilogue::kIsGated && !kSwapped ? T::B::kExtent / 2 : 0> b_;
+  FactorsOfTile<typename T::A, Epilogue::kIsGated && kSwapped ? 64 : 0> a_;  // mutant: factors_as_if_gate_came_first
+  FactorsOfTile<typename T::B, Epilogue::kIsGated && !kSwapped ? T::B::kExtent / 2 : 0> b_;  // mutant: not_gated
 };
 
 // What a consumer's thread multiplies the sums of a k block by.
@@ -118,6 +118,7 @@ class Factors<T, false> {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
+        // mutant: not_added, no_promotion
         for (int i = 0; i < kColumnSums; ++i) sums[first_block + block][first_column / 2 + i] += acc[block][i];
       }
     }
@@ -164,6 +165,7 @@ class Factors<T, true> {
         for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
+            // mutant: sums_of_the_first_half
             float factor = products[kReadsStage ? 0 : 2 * i / kColumnsOfFactor][block][kHalves == 2 ? j / 2 : 0];
             if constexpr (kReadsStage) factor *= of_column[j % 2];
             float& sum = sums[first_block + block][first_column / 2 + i + j];
@@ -177,12 +179,13 @@ class Factors<T, true> {
   // `first_row`: of the consumer's in the tile.
   __device__ __forceinline__ Factors(uint32_t shared, int32_t first_row, int thread_idx)
       : factors_(shared + T::kFactorOffset) {
-    const int row = kRowsOfFactor == 1 ? thread_idx / 32 * 16 + thread_idx % 32 / 4 : 0;
+    const int row = kRowsOfFactor == 1 ? thread_idx / 32 * 16 + thread_idx % 32 / 4 : 0;  // mutant: not_of_the_row
     rows_ = 4 * (kFactorsOfB + (first_row + row) / kRowsOfFactor);
     columns_ = kColumnsOfFactor == 1 ? thread_idx % 4 * 2 * 4 : 0;
   }
 
   // To what is in a stage.
+  // mutant: another_stages
   __device__ __forceinline__ void go_to(int stage) { stage_ = factors_ + stage * T::kFactorBytes; }
 
   // Of what lies from `block` times 64 rows and from a column on.
@@ -190,12 +193,12 @@ class Factors<T, true> {
   __device__ __forceinline__ Held<kBlocks, kColumns> load(int block, int column) const {
     using H = Held<kBlocks, kColumns>;
     H held;
-    held.columns = stage_ + columns_ + 4 * (column / kColumnsOfFactor);
+    held.columns = stage_ + columns_ + 4 * (column / kColumnsOfFactor);  // mutant: columns_of_the_first_segment
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
       for (int half = 0; half < H::kHalves; ++half) {
-        const int row = (block + i) * 64 + half * 8;
+        const int row = (block + i) * 64 + half * 8;  // mutant: rows_of_the_first_half, of_the_first_eight_rows
         float of_row;
         ptx::ld_shared(of_row, stage_ + rows_ + 4 * (row / kRowsOfFactor));
 #pragma unroll
@@ -210,6 +213,7 @@ class Factors<T, true> {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
+          // mutant: not_of_columns
           for (int half = 0; half < H::kHalves; ++half) held.products[segment][i][half] *= of_columns;
         }
       }

@@ -71,9 +71,10 @@ __device__ __forceinline__ void load_boxes(const Params<Function<Code>>& params,
   uint32_t box = shared;
 #pragma unroll 1
   for (int step = first; step < end; ++step) {
-    const int32_t column = work.n_idx + step % Plan::kStepsOfBlock * 64;
+    const int32_t column = work.n_idx + step % Plan::kStepsOfBlock * 64;  // mutant: another_columns_box
 #pragma unroll 1
     for (int consumer = 0; consumer < Plan::kSharers; ++consumer) {
+      // mutant: another_warpgroups_box
       const int32_t row = work.m_idx + (consumer * T::kBlocksM + step / Plan::kStepsOfBlock) * 64;
 #pragma unroll
       for (int i = 0; i < Code::kMostReads; ++i) {
@@ -106,6 +107,7 @@ struct BoxedPart {
     constexpr int kBytes = sizeof(Element), kOfBox = 128 / kBytes;
     const int place = column + columns;
     const uint32_t box = step + Plan::bytes_before(i) + place / kOfBox * Plan::kBoxBytes;
+    // mutant: another_halfs_matrix
     const uint32_t address = box + swizzle<128>((row + 8 * half) * 128 + place % kOfBox * kBytes);
     if constexpr (kBytes == 2) {
       return ptx::ld_shared_u32(address);
@@ -136,6 +138,7 @@ class BoxReader {
   template <int kStep>
   __device__ __forceinline__ uint32_t begin() {
     if constexpr (kStep % Plan::kStepsOfStage == 0) ptx::mbarrier_wait(pipeline_.full(state_.stage), state_.phase);
+    // mutant: a_step_too_late
     return stages_ + state_.stage * T::kStageBytes +
            (kStep % Plan::kStepsOfStage * Plan::kSharers + consumer_) * Plan::kStepBytes;
   }
@@ -158,8 +161,8 @@ class BoxReader {
     // What has been read, before what TMA writes in its place.
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(barrier_id_, 128);
-    release_(state_.stage);
-    state_.advance();
+    release_(state_.stage);  // mutant: a_stage_not_given_back
+    state_.advance();        // mutant: the_next_stage_not_taken
   }
 
   const Pipeline<T>& pipeline_;

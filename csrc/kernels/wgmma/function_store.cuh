@@ -32,7 +32,8 @@ class FunctionOfTile {
         across_(n_idx) {
     // Whether D has all of the tile.
     const int32_t m_end = (kSwapped ? n_idx + 2 * kSums : m_idx + 64 * kBlocksM);
-    const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kSums);
+    const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kSums);  // mutant: wrong_end
+    // mutant: whole_where_the_rows_of_all_groups_are
     is_whole_ = m_end <= batch.m_end && n_end <= params.n && (kSwapped || params.in_eights) &&
                 (!Matrices::kHasAny || params.in_boxes);
     if constexpr (kReachesPast) is_whole_ = n_idx < batch.m_end;
@@ -80,6 +81,7 @@ class FunctionOfTile {
   __device__ __forceinline__ AnyTile tile(int part, typename AnyTile::Reads& reads, const AnyLoaded& loaded) const {
     const int block = part / kBlockParts, first = part % kBlockParts * kPart;
     const int groups = min(kPart, kGroups - first);
+    // mutant: a_turns_line
     return AnyTile(params_, batch_, lane_, line_ + 64 * block, across_ + 8 * first, groups, reads, loaded);
   }
 
@@ -93,6 +95,7 @@ class FunctionOfTile {
       const int warp = ptx::tid_x() % 128 / 32;
       matrices = {step, kFirst % 8 * 8 + lane_ % 4 * 2, warp * 16 + lane_ / 4};
     }
+    // mutant: another_parts_reads
     return tile<PartTile>(kPartIdx, reads_[kPartIdx], Loaded{vectors_, kPartIdx / kBlockParts, kFirst, matrices});
   }
 
@@ -118,6 +121,7 @@ class FunctionOfTile {
         if constexpr (kEndsStep) boxes.template end<kStep>();
       } else {
         // Of swapped tiles there may be many parts of which the product has nothing.
+        // mutant: a_part_is_left_out
         if (!kReachesPast || across_ + 8 * kFirst < batch_.m_end) run_part<kPartIdx>(acc, step);
       }
       run_from<kPartIdx + 1>(acc, boxes, step);
@@ -126,7 +130,7 @@ class FunctionOfTile {
 
   template <int kPartIdx>
   __device__ __forceinline__ void run_part(float (&acc)[kBlocksM][kAccumulators], uint32_t step) {
-    float* const sums = acc[kPartIdx / kBlockParts] + kPartIdx % kBlockParts * kPart * 4;
+    float* const sums = acc[kPartIdx / kBlockParts] + kPartIdx % kBlockParts * kPart * 4;  // mutant: a_part_twice
     part_tile<kPartIdx>(step).run(sums, sums + (F::kIsGated ? kSums : 0));
   }
 
@@ -143,7 +147,7 @@ class FunctionOfTile {
     for (int part = 0; part < kNumParts; ++part) {
       typename Tile<kWhole>::Reads own = reads;
       // Also by a part that is not used: the next one may be, of another block.
-      if (part + 1 < kNumParts && is_used(part + 1)) {
+      if (part + 1 < kNumParts && is_used(part + 1)) {  // mutant: the_next_blocks_reads
         tile<Tile<kWhole>>(part + 1, reads, epilogue::NothingLoaded{}).load();
       }
       if (!is_used(part)) continue;
@@ -153,15 +157,15 @@ class FunctionOfTile {
 #pragma unroll
           for (int v = 0; v < 4 * kPart; ++v) {
             constexpr int kFirst = i.value % kBlockParts * kPart * 4;
-            if (kFirst + v < kSums) copy(i.value / kBlockParts, kFirst + v, v);
+            if (kFirst + v < kSums) copy(i.value / kBlockParts, kFirst + v, v);  // mutant: a_turns_sums
           }
         });
       };
       visit([&](int block, int place, int v) {
         sums[v] = acc[block][place];
-        if constexpr (F::kIsGated) up[v] = acc[block][kSums + place];
+        if constexpr (F::kIsGated) up[v] = acc[block][kSums + place];  // mutant: no_second_sum
       });
-      tile<Tile<kWhole>>(part, own, epilogue::NothingLoaded{}).run(sums, up);
+      tile<Tile<kWhole>>(part, own, epilogue::NothingLoaded{}).run(sums, up);  // mutant: the_next_turns_reads
       if constexpr (F::kStoresRows) visit([&](int block, int place, int v) { acc[block][place] = sums[v]; });
     }
   }
@@ -228,6 +232,7 @@ struct EpilogueOfTile<T, Function<Code>>
 template <int kBlocksM, int kHalf>
 __device__ __forceinline__ void take_left(float (&left)[kBlocksM][kHalf], const float (&acc)[kBlocksM][2 * kHalf]) {
 #pragma unroll
+  // mutant: halves_exchanged
   for (int i = 0; i < kBlocksM * kHalf; ++i) left[i / kHalf][i % kHalf] = acc[i / kHalf][i % kHalf];
 }
 

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
   // is worked out in uniform registers.
   if (warp == kInitializingWarp) {
     if (ptx::elect_one()) {
-      pipeline.init(T::kIsScaled ? 1 + kFactorThreads : 1);
+      pipeline.init(T::kIsScaled ? 1 + kFactorThreads : 1);  // mutant: nobody_waits_for_them
       if constexpr (Config::kClusterK > 1) ClusterSum<T>::init(shared);
       ptx::fence_mbarrier_init();
     }
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       for (;;) {
 #pragma unroll 1  // the first way through it is the slowest: its instructions come from afar
         for (; left > 0; --left, state.advance()) {
-          ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
+          ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);  // mutant: stages_overwritten
           loader.load(state.stage);
         }
         if constexpr (Boxes::kHasAny) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       }
       // Not earlier: blocks of the next kernel would wait on SMs that have no tile of ours.
       ptx::griddepcontrol_launch_dependents();
-      pipeline.drain(state);
+      pipeline.drain(state);  // mutant: block_left_early
     } else if constexpr (T::kIsScaled) {
       if (warp >= kFirstFactorWarp) {
         FactorLoader<T, Epilogue> factors(params, shared, pipeline, threadIdx.x - 32 * kFirstFactorWarp);
@@ -116,6 +116,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         do {
           const Work work = walk.work();
           const int32_t outer = params.grid.batch_inner.divide(work.batch_idx);
+          // mutant: first_block_of_a_split
           factors.begin(work.m_idx, work.n_idx, outer, work.batch_idx - outer * params.batch_inner, work.first_k_block);
           int32_t boxes = 0;
           if constexpr (Boxes::kHasAny) boxes = Boxes::stages(params);
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       }
     }
   } else {
-    ptx::setmaxnreg_inc<T::kConsumerRegisters>();
+    ptx::setmaxnreg_inc<T::kConsumerRegisters>();  // mutant: too_many_registers
     const int consumer = group - 1, thread_idx = threadIdx.x % 128;
     const int store_bytes = (stages > T::kStages ? T::kTmaStoreBuffers : 2) * T::kStoreBytes;
     const uint32_t store_buffers = shared + stages * T::kStageBytes + consumer * store_bytes;
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       if constexpr (Config::kPingPong) {
         // Group 0 begins; from then on each one waits for the other's previous tile.
         if (walk.number() > 0) {
-          ptx::mbarrier_wait(pipeline.order(consumer), turn);
+          ptx::mbarrier_wait(pipeline.order(consumer), turn);  // mutant: wrong_parity
           turn ^= 1;
         }
       }
@@ -197,12 +198,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) {
 #pragma unroll
-          for (float& sum : acc[block]) sum = 0;
+          for (float& sum : acc[block]) sum = 0;  // mutant: sums_of_the_tile_before
         }
       }
 #pragma unroll 1
       for (int32_t i = 0; i < params.k_blocks; ++i) {
-        ptx::mbarrier_wait(pipeline.full(state.stage), state.phase);
+        ptx::mbarrier_wait(pipeline.full(state.stage), state.phase);  // mutant: stages_not_awaited
         const uint32_t stage = shared + state.stage * T::kStageBytes;
         const uint32_t a = stage + first_row_bytes, b = stage + T::kABytes;
         const auto release_previous = [&] {
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       }
       if constexpr (Config::kPingPong) pipeline.pass_turn(consumer, thread_idx);
       if constexpr (!T::kPromotes) {
-        ptx::wgmma_wait_group<0>();
+        ptx::wgmma_wait_group<0>();  // mutant: sums_not_awaited
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand<T::kIsInteger>(acc[block]);
         release(previous_stage);
@@ -257,7 +258,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         store(Config{}, acc, work.n_idx);
       }
     }
-    if constexpr (Config::kClusterK > 1) cluster_sum.drain();
+    if constexpr (Config::kClusterK > 1) cluster_sum.drain();  // mutant: shares_left_under_way
     // The stores read our shared memory; that they are complete is for whoever waits for the kernel.
     if (thread_idx == 0) ptx::tma_store_wait_read<0>();
   }

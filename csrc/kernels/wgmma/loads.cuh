@@ -99,12 +99,12 @@ class Loader {
   // Announces and loads the next k block into a stage that is free.
   __device__ __forceinline__ void load(int stage) {
     const uint32_t barrier = pipeline_.full(stage);
-    ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);
+    ptx::mbarrier_arrive_expect_tx(barrier, T::kLoadedBytes);  // mutant: too_few_bytes
     const uint32_t a = shared_ + stage * T::kStageBytes;
     load_tile<typename T::A, Config::kClusterN>(a, &params_.a_map, barrier, a_mask_, rank_n_, m_idx_, k_idx_, a_inner_,
                                                 a_outer_);
     load_b(a + T::kABytes, barrier);
-    k_idx_ += T::kTileK;
+    k_idx_ += T::kTileK;  // mutant: another_step
   }
 
  private:

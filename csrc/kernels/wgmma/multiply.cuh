@@ -60,10 +60,10 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[kBlocks][kSums
   constexpr int kUsed = kWidth / 2;
   const auto used = [&](int block) -> float (&)[kUsed] { return reinterpret_cast<float (&)[kUsed]>(acc[block]); };
   const uint64_t a_desc = ptx::swizzle_128b_descriptor(a, 8192, 1024);
-  const uint64_t b_desc = ptx::swizzle_128b_descriptor(b, 8192, 1024);
+  const uint64_t b_desc = ptx::swizzle_128b_descriptor(b, 8192, 1024);  // mutant: wrong_stride
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) ptx::wgmma_fence_operand<T::kIsInteger>(used(block));
-  ptx::wgmma_fence();
+  ptx::wgmma_fence();  // mutant: registers_not_handed_over
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     // One step along K: 32 bytes inside a swizzle row, or 16 rows of 128 bytes.
@@ -71,6 +71,7 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[kBlocks][kSums
     constexpr uint64_t kStepB = (kTransB ? T::kMmaK * 128 : 32) >> 4;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
+      // mutant: exchanged_types, wrong_half_of_k
       ptx::wgmma_m64k32b<typename Mma::A, typename Mma::B, kTransA, kTransB>(
           used(block), a_desc + step * kStepA + block * (8192 >> 4), b_desc + step * kStepB, accumulate || step != 0);
     }
@@ -78,7 +79,7 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[kBlocks][kSums
   ptx::wgmma_commit_group();
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) ptx::wgmma_fence_operand<T::kIsInteger>(used(block));
-  ptx::wgmma_wait_group<1>();
+  ptx::wgmma_wait_group<1>();  // mutant: stages_released_early
   release_previous();
 }
 
@@ -95,13 +96,15 @@ __device__ __forceinline__ void multiply_and_promote(float (&sums)[T::kBlocksM][
 #pragma unroll
     for (int column = 0; column < kWidth; column += kColumns) {
       float acc[kBlocks][kColumns / 2];
+      // mutant: no_promotion, half_of_the_rows, half_of_the_columns, not_started_anew
       multiply_from_shared<T, kColumns>(acc, a + block * 8192, b + column * 128, false, [] {});
       const auto held = factors.template load<kBlocks, kColumns>(block, column);
-      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_wait_group<0>();  // mutant: not_waited_for
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) ptx::wgmma_fence_operand<T::kIsInteger>(acc[i]);
+      // mutant: released_after_the_first_part
       const bool is_last = block + kBlocks == T::kBlocksM && column + kColumns >= kWidth;
-      if (is_last && !held.kReadsStage) release();
+      if (is_last && !held.kReadsStage) release();  // mutant: released_too_early
       held.add(sums, acc, block, column);
       if (is_last && held.kReadsStage) release();
     }

@@ -41,7 +41,7 @@ struct Pipeline {
   __device__ __forceinline__ uint32_t order(int group) const { return barriers + 8 * (2 * T::kStagesForTma + group); }
 
   // Each warp of a consumer by itself says that a stage is free, where its threads read what others do not.
-  static constexpr int kReleases = T::kIsScaled ? 4 : 1;
+  static constexpr int kReleases = T::kIsScaled ? 4 : 1;  // mutant: released_by_one_warp
 
   // By one thread. Its fence_mbarrier_init is left to the caller, who may have barriers of its own.
   // `loaders`: arrivals at `full`.

@@ -25,6 +25,7 @@ struct ZeroRows {
     Bits* const matrix = static_cast<Bits*>(params.results[i]) + int64_t{entry} * params.m * params.n;
     const int32_t n = column + thread_idx % 64;
     if (n >= params.n) return;
+    // mutant: zeros_in_a_row_of_the_next_group, zeros_in_every_other_row
     for (int32_t m = begin + thread_idx / 64; m < end; m += 2) matrix[int64_t{m} * params.n + n] = Bits{0};
   }
 };
@@ -45,6 +46,7 @@ class FunctionOfTokens<T, Function<F>> {
 
  public:
   // (column, work): where D's part begins. Rows of no group are given nothing.
+  // mutant: operands_of_the_first_group
   __device__ __forceinline__ FunctionOfTokens(const Function<F>& epilogue, int32_t entry, int32_t column,
                                               const RaggedWork& work)
       : params_(epilogue.values),
@@ -61,7 +63,7 @@ class FunctionOfTokens<T, Function<F>> {
       if (work.tokens.group < 0) {
         ZeroRows<F::kStoresRows> zeros{params_, place_.idx,        work.tokens.token_begin, work.tokens.token_end,
                                        begin,   ptx::tid_x() % 128};
-        F::store(zeros);
+        F::store(zeros);  // mutant: no_zeros
       } else {
         epilogue::NoMatrices no_boxes;
         auto& sums = reinterpret_cast<float (&)[1][kSums]>(acc);

@@ -51,7 +51,8 @@ __device__ __forceinline__ void load_weights(uint32_t tile, const CUtensorMap* m
   constexpr int kChunks = A::kExtent / kColumns / T::Config::kClusterN;
 #pragma unroll 1
   for (int chunk = part * kChunks; chunk < (part + 1) * kChunks; ++chunk) {
-    const int32_t column = m_idx + (gated ? chunk / 2 : chunk) * kColumns;
+    const int32_t column = m_idx + (gated ? chunk / 2 : chunk) * kColumns;  // mutant: weights_of_the_first_columns
+    // mutant: gates_weights_twice
     ptx::tma_load_4d_multicast(tile + chunk * kChunkBytes, map, barrier, mask, A::kIsKMajor ? k_idx : column,
                                A::kIsKMajor ? column : k_idx, gated ? chunk % 2 : 0, group);
   }
@@ -83,6 +84,7 @@ template <typename T>
 __device__ __forceinline__ void zero_other_tokens(uint32_t stage, int32_t begin, int32_t end, int consumer,
                                                   int thread_idx) {
   using Config = typename T::Config;
+  // mutant: rows_of_a_alone
   constexpr int kRows = T::A::kExtent + T::B::kExtent, kRowsAtOnce = 128 * Config::kConsumers / 8;
   constexpr int kTokensOfWord = 4 / sizeof(typename T::A::Element);
   static_assert(T::kABytes == T::A::kExtent * 128 && kRows % kRowsAtOnce == 0, "rows of B follow those of A");
@@ -92,16 +94,18 @@ __device__ __forceinline__ void zero_other_tokens(uint32_t stage, int32_t begin,
   for (int i = 0; i < 4; ++i) {
     const int32_t token = (unit * 4 + i) * kTokensOfWord;
     const auto bits_before = [&](int32_t x) { return min(max(x - token, 0), kTokensOfWord) * (32 / kTokensOfWord); };
+    // mutant: tokens_after_the_group, tokens_before_the_group
     kept[i] = static_cast<uint32_t>((uint64_t{1} << bits_before(end)) - (uint64_t{1} << bits_before(begin)));
   }
 #pragma unroll 4
+  // mutant: a_consumers_part_is_left_out
   for (int row = consumer * 16 + thread_idx / 8; row < kRows; row += kRowsAtOnce) {
-    const uint32_t address = stage + row * 128 + (unit ^ row % 8) * 16;
+    const uint32_t address = stage + row * 128 + (unit ^ row % 8) * 16;  // mutant: not_as_it_is_swizzled
     const uint4 own = ptx::ld_shared_v4_u32(address);
     ptx::st_shared_v4_u32(address, {own.x & kept[0], own.y & kept[1], own.z & kept[2], own.w & kept[3]});
   }
   ptx::fence_proxy_async();
-  ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);
+  ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);  // mutant: not_before_it_is_multiplied
 }
 
 // Factors of a tile's rows and columns, where each is for all of K: a thread has those of its own rows, and of columns
@@ -119,6 +123,7 @@ class FactorsOfSums {
     // Of rows that there are not, any: their sums are not stored.
     const auto factor = [&](const StridedFactors& of, int32_t row) {
       if (!is_scaled_) return 1.0f;
+      // mutant: of_all_alike
       return __ldcg(of.data + entry * of.outer_stride + min(row, of.num_rows - 1) * of.row_stride);
     };
 #pragma unroll
@@ -126,13 +131,14 @@ class FactorsOfSums {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = block * 64 + thread_idx / 32 * 16 + half * 8 + lane_ / 4;
-        of_rows_[block][half] = factor(params.a_factors, m_idx + row);
+        of_rows_[block][half] = factor(params.a_factors, m_idx + row);  // mutant: row_factors_of_the_first_tile
       }
     }
 #pragma unroll
     for (int i = 0; i < kGroups; i += 8) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
+        // mutant: column_factors_of_the_first_tile
         of_columns_[i / 8][j] = factor(params.b_factors, n_idx + (i + lane_ / 4) * 8 + lane_ % 4 * 2 + j);
       }
     }
@@ -144,11 +150,12 @@ class FactorsOfSums {
     for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
+        // mutant: of_the_first_columns_of_a_lane, of_another_lane
         const float of_column = __shfl_sync(~0u, of_columns_[group / 8][j], group % 8 * 4 + lane_ % 4);
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) {
           sums[block][group * 4 + j] *= of_rows_[block][0] * of_column;
-          sums[block][group * 4 + 2 + j] *= of_rows_[block][1] * of_column;
+          sums[block][group * 4 + 2 + j] *= of_rows_[block][1] * of_column;  // mutant: of_the_row_before
         }
       }
     }
@@ -203,6 +210,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warp == 0 && ptx::elect_one()) {
     ptx::prefetch_tensormap(&gemm.a_map);
     ptx::prefetch_tensormap(&gemm.d_map);
+    // mutant: nobody_waits_for_them
     pipeline.init(gathers ? 1 + T::kGatherThreads : T::kIsScaled ? 1 + kFactorThreads : 1);
     ring.init();
     ptx::fence_mbarrier_init();
@@ -218,10 +226,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Of a contraction: the token that the first k block begins at.
   const auto first_token = [](const RaggedWork& work) {
     const int32_t begin = work.tokens.token_begin;
-    return T::kTokensLast ? begin / T::kTileK * T::kTileK : begin;
+    return T::kTokensLast ? begin / T::kTileK * T::kTileK : begin;  // mutant: from_the_groups_first_token
   };
   const auto num_k_blocks = [&](const RaggedWork& work) {
     if (!T::kIsRows && work.num_tokens() == 0) return 0;
+    // mutant: a_block_too_few
     if (!T::kIsRows) return (work.tokens.token_end - first_token(work) + T::kTileK - 1) / T::kTileK;
     return work.tokens.group < 0 ? 0 : (gemm.k + T::kTileK - 1) / T::kTileK;
   };
@@ -277,7 +286,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       Tiles tiles;
       const auto clusters = [](int32_t extent, int32_t tile) { return (extent + tile - 1) / tile; };
       if constexpr (T::kIsRows) {
-        const int32_t tile_columns = kIsGated ? Config::kTileM / 2 : Config::kTileM;
+        const int32_t tile_columns = kIsGated ? Config::kTileM / 2 : Config::kTileM;  // mutant: tiles_too_far_apart
         tiles = {clusters(gemm.m, tile_columns * Config::kClusterM), tile_columns};
       } else {
         tiles = {clusters(gemm.m, Config::kTileM * Config::kClusterM), clusters(gemm.n, Config::kTileN)};
@@ -299,7 +308,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         for (;;) {
           const RaggedWork work = ring.pop();
           if (work.tokens.group == RaggedWork::kEnd) break;
+          // mutant: factors_of_the_first_k_block
           const int32_t first_k_block = T::kIsRows ? 0 : first_token(work) / T::kTileK;
+          // mutant: factors_of_the_first_columns, factors_of_the_first_tokens, factors_of_the_first_group
           factors.begin(work.m_idx, work.n_idx, params.entry, work.tokens.group, first_k_block);
           const int32_t k_blocks = num_k_blocks(work);
           for (int32_t i = 0; i < k_blocks; ++i, state.advance()) {
@@ -332,7 +343,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const uint32_t barrier_id = 1 + consumer;
     // Thread i, of each warp where those release, tells the producer of the i-th block of the cluster that a stage is
     // free.
-    const int releasing_idx = T::kIsScaled ? thread_idx % 32 : thread_idx;
+    const int releasing_idx = T::kIsScaled ? thread_idx % 32 : thread_idx;  // mutant: released_twice
     const auto release = [&](int stage) {
       if constexpr (T::kIsScaled) __syncwarp();
       if constexpr (Config::kClusterSize == 1) {
@@ -350,6 +361,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if (work.tokens.group == RaggedWork::kEnd) break;
       const int32_t k_blocks = num_k_blocks(work);
       // Of D, where the weights are A.
+      // mutant: consumers_of_the_same_columns
       const int32_t column = work.m_idx + (kIsGated ? first_row / 2 : first_row);
       if constexpr (Epilogue::kIsFunction) {
         prefetch_function_of_tokens<typename Epilogue::Code>(gemm.epilogue.values, params.entry, column,
@@ -362,7 +374,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #pragma unroll
       for (int block = 0; block < T::kBlocksM; ++block) {
 #pragma unroll
-        for (int i = 0; i < Config::kTileN / 2; ++i) acc[block][i] = 0.0f;
+        for (int i = 0; i < Config::kTileN / 2; ++i) acc[block][i] = 0.0f;  // mutant: sums_of_the_tile_before
       }
       const auto multiply = [&](auto width) {
         [[maybe_unused]] int previous_stage = -1;
@@ -370,7 +382,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           const uint32_t a = shared + state.stage * T::kStageBytes + first_row * 128;
           const uint32_t b = shared + state.stage * T::kStageBytes + T::kABytes;
           if constexpr (T::kPromotes) {
-            factors.go_to(state.stage);
+            factors.go_to(state.stage);  // mutant: another_stages
             multiply_and_promote<T, decltype(width)::value>(acc, a, b, factors, [&] { release(state.stage); });
           } else {
             multiply_from_shared<T, decltype(width)::value, decltype(steps)::value>(acc, a, b, true, [&] {
@@ -391,7 +403,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           if constexpr (T::kTokensLast) {
             const int32_t k_idx = first_token(work) + i * T::kTileK;
             const int32_t begin = work.tokens.token_begin - k_idx, end = work.tokens.token_end - k_idx;
-            if (begin > 0 || end < T::kTileK) {
+            if (begin > 0 || end < T::kTileK) {  // mutant: the_last_block_alone_is_cut, the_first_block_alone_is_cut
               zero_other_tokens<T>(shared + state.stage * T::kStageBytes, begin, end, consumer, thread_idx);
             }
           }

@@ -90,7 +90,7 @@ __device__ __forceinline__ void for_blocks_of_columns(float (&acc)[kBlocks][kSiz
 #pragma unroll
     for (int next = 1; next < kBlocks; ++next) {
 #pragma unroll
-      for (int v = 0; v < kSize; ++v) acc[next - 1][v] = acc[next][v];
+      for (int v = 0; v < kSize; ++v) acc[next - 1][v] = acc[next][v];  // mutant: the_same_block_twice
     }
   }
 }

@@ -67,6 +67,7 @@ class TileWalk {
   }
 
   // Of D: of a gated product half of those that are multiplied.
+  // mutant: tiles_too_far_apart
   static constexpr int32_t kColumns = Epilogue::kIsGated ? Config::kTileN / 2 : Config::kTileN;
 
   int32_t rank_, number_ = 0;

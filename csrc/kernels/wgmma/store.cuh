@@ -252,12 +252,12 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
         }
       };
       // Stores issued before, by this same thread, have read these buffers.
-      if (thread_idx == 0) ptx::tma_store_wait_read<kTmaBuffers - kAtOnce>();
+      if (thread_idx == 0) ptx::tma_store_wait_read<kTmaBuffers - kAtOnce>();  // mutant: buffer_overwritten
       ptx::named_barrier_sync(barrier_id, 128);
       for_each_turn([&](int turn, uint32_t buffer) {
         stage<Config, kOutBytes>(acc, buffer, Shape::first_column(turn), params.out_type, thread_idx);
       });
-      ptx::fence_proxy_async();
+      ptx::fence_proxy_async();  // mutant: unfenced_store
       ptx::named_barrier_sync(barrier_id, 128);
       if (thread_idx == 0) {
         for_each_turn([&](int turn, uint32_t buffer) {

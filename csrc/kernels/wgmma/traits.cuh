@@ -32,7 +32,7 @@ struct Traits {
   static constexpr int kTileK = kGeometry.tile_k();
   using A = OperandTile<typename Operands::A, Config::kTileM, kTileK>;
   using B = OperandTile<typename Operands::B, Config::kTileN, kTileK>;
-  static constexpr int kMmaK = 32 / sizeof(typename Mma::A), kSteps = kTileK / kMmaK;
+  static constexpr int kMmaK = 32 / sizeof(typename Mma::A), kSteps = kTileK / kMmaK;  // mutant: half_of_a_k_block
   static constexpr int kRowsPerGroup = Config::kShape.rows_per_group();
   static constexpr int kBlocksM = kRowsPerGroup / 64;
   static constexpr bool kRegisterA = A::kSource != tile::Source::kShared;

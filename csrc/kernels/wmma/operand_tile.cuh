@@ -31,6 +31,7 @@ class OperandLoader {
  public:
   // `along_k`: whether K is the contiguous index in global memory. The strip starts at `first`
   // of `extent` rows (columns).
+  // mutant: one_layout_for_all
   __device__ __forceinline__ OperandLoader(const T* matrix, int64_t ld, bool along_k, bool aligned, int64_t first,
                                            int32_t extent, int32_t k)
       : ld_(ld), gathers_(kAnyLayout && along_k != Tile::kAlongK), aligned_(aligned) {

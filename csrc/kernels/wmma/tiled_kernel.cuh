@@ -125,20 +125,22 @@ __global__ void __launch_bounds__(TiledShared<Config, In, Acc>::kThreads, Config
   ptx::cp_async_wait_group<0>();
   __syncthreads();
 
+  // mutant: all_warps_in_one_place
   auto* const staging = reinterpret_cast<Acc*>(dynamic_shared) + warp_idx * Rows::kElements;
   // Of a function rolled, with the registers as a branch: it is long, and then there once.
 #pragma unroll(kIsFunction<Outputs> ? 1 : kFragmentsM)
   for (int row = 0; row < kFragmentsM; ++row) {
 #pragma unroll
     for (int i = 0; i < kFragmentsM; ++i) {
-      if (i != row) continue;
+      if (i != row) continue;  // mutant: the_last_fragments
 #pragma unroll
       for (int j = 0; j < kFragmentsN; ++j) {
         store_matrix_sync(staging + j * kMmaN, acc[i][j], Rows::kLd, mem_row_major);
       }
     }
     __syncwarp();
-    const int64_t m_idx = first_m + warp_m + row * kMmaM;
+    const int64_t m_idx = first_m + warp_m + row * kMmaM;  // mutant: another_fragments_rows
+    // mutant: another_warps_columns
     store_rows(Rows{staging, tile.batch_idx, m_idx, first_n + warp_n, args.m, args.n}, args.outputs);
     __syncwarp();
   }
