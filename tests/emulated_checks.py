@@ -12,6 +12,7 @@ from gpu.gemm_call import CASES, Case, Types, make_inputs, mismatch
 from mistakes import Mistake
 
 from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.selection import implementations
@@ -55,7 +56,7 @@ def function_of_product(function, operands, extents, dtype, accumulated):
     """The problem of a product with rows of K and a function of it, and which operands it takes."""
     m, n, k = extents
     product = dense.Product(
-        op="matmul",
+        options=CallOptions("matmul"),
         lhs_shape=(m, k),
         lhs_dtype=np.dtype(dtype),
         rhs_shape=(n, k),
@@ -65,8 +66,6 @@ def function_of_product(function, operands, extents, dtype, accumulated):
         dimension_numbers=(((1,), (1,)), ((), ())),
         permutation=(0, 1),
         precision=None,
-        implementation=None,
-        config=None,
     )
     jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((m, n), accumulated), *operands)
     whole = epilogue.Product(product, jaxpr, tuple(x.shape for x in operands), 1, None)

@@ -9,6 +9,7 @@ import numpy as np
 
 from jax_tcgemm.device import dense, epilogue, fused
 from jax_tcgemm.problem.activations import ACTIVATIONS
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.fusion import OPTIONAL_OPERANDS, Fusion
 from jax_tcgemm.problem.gemm import Problem
@@ -196,7 +197,7 @@ class Fused:
             in_place=True,
         )
         bare = dense.Product(
-            op="test",
+            options=CallOptions("test"),
             lhs_shape=a,
             lhs_dtype=DTYPES[self.in_dtype],
             rhs_shape=b,
@@ -206,8 +207,6 @@ class Fused:
             dimension_numbers=(contracted, ((0,), (0,))),
             permutation=tuple(range(2 + len(columns))),
             precision="TF32_TF32_F32" if self.types == "tf32" else None,
-            implementation=None,
-            config=None,
         )
         return fused.Product(bare, fusion, tuple(types[name] for name in names))
 

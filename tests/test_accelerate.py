@@ -31,6 +31,7 @@ from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm.bench import small_models
+from jax_tcgemm.problem.call_options import CallOptions, Provenance, RoundingsRemoved
 
 # A program that is not rewritten is a warning.
 pytestmark = pytest.mark.filterwarnings("error:accelerate:RuntimeWarning")
@@ -288,7 +289,7 @@ def test_wide_leaves_out_roundings():
         return jnp.tanh((x @ w + b) / 8) + 1
 
     (eqn,) = groups(f, x, w, b, wide=True)
-    assert eqn.params["op"] == "accelerate, 4 roundings left out"
+    assert eqn.params["options"].diagnostics == (RoundingsRemoved(4),)
     exact = np.tanh((np.asarray(x, "f8") @ np.asarray(w, "f8") + np.asarray(b, "f8")) / 8) + 1
     got = jax_tcgemm.accelerate(f, wide=True)(x, w, b)
     assert got.dtype == jnp.bfloat16
@@ -297,7 +298,7 @@ def test_wide_leaves_out_roundings():
     plain = np.asarray(f(x, w, b), "f8")
     assert abs(plain - exact).max() > abs(np.asarray(got, "f8") - exact).max()
     (eqn,) = groups(f, *(y.astype(jnp.float32) for y in (x, w, b)), wide=True)
-    assert eqn.params["op"] == "accelerate"
+    assert eqn.params["options"] == CallOptions("accelerate", provenance=Provenance.ACCELERATED)
 
 
 MODELS = {model.name: model for model in small_models.models()}

@@ -19,6 +19,7 @@ from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm import selection
+from jax_tcgemm.problem.call_options import RoundingsRemoved
 
 # A program that is not rewritten is a warning.
 pytestmark = pytest.mark.filterwarnings("error:accelerate:RuntimeWarning")
@@ -438,7 +439,7 @@ def test_roundings_before_halves_stay(dtype):
     ]
     check(lambda x, w, b: half_of_it(x, w, b) + 1, *args, exact=True)
     (eqn,) = groups(half_of_it, *args, wide=True)
-    assert eqn.params["op"] == "accelerate, 6 roundings left out"
+    assert eqn.params["options"].diagnostics == (RoundingsRemoved(6),)
     x, w, b = (np.asarray(y, "f8") for y in args)
     gate, up = np.split(x @ w + b, 2, -1)
     got = jax_tcgemm.accelerate(half_of_it, wide=True)(*args)

@@ -18,6 +18,7 @@ import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.command.cli import app
 from jax_tcgemm.device import epilogue
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import tables
 from jax_tcgemm.selection.choice import _collectors
@@ -109,7 +110,7 @@ def test_as_a_context_it_tunes_at_the_end_and_compiles_again(measured):
 
     @jax.jit
     def f(x):
-        chosen.append(original("f", *measured_problem(x)))
+        chosen.append(original(CallOptions("f"), *measured_problem(x)))
         return jax_tcgemm.matmul(x, x)
 
     def measured_problem(x):

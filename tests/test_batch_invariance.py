@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 from random_arrays import normal, widened
 
 import jax_tcgemm
-from jax_tcgemm import selection
 from jax_tcgemm.selection.implementations import order_of_sums
 
 # Every size at which tiles, blocks or the kernel of a single row would be others.
@@ -295,10 +294,3 @@ def test_derivatives_inherit_it():
     g = normal(64, 40, seed=2)
     f = lambda both: jax.vjp(lambda x: invariant(x, w), both[:, :300])[1](both[:, 300:])[0]  # noqa: E731
     assert differing(f, jnp.concatenate([x, g], 1), rows=(1, 2, 7)) == []
-
-
-def test_it_is_a_name_that_no_caller_can_give():
-    name = selection.for_any_rows(64)
-    assert selection.nominal_rows(name) == 64
-    assert name not in selection.IMPLEMENTATIONS
-    assert [selection.nominal_rows(x) for x in (None, "host", "xla")] == [0, 0, 0]

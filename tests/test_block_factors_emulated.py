@@ -15,6 +15,7 @@ from mistakes import Mistake
 from jax_tcgemm import selection
 from jax_tcgemm.device import epilogue
 from jax_tcgemm.primitives import scaled_dot_general
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import BlockFactors, Operand, Problem
 
@@ -136,9 +137,9 @@ def planned() -> epilogue.Plan:
     types += [jax.ShapeDtypeStruct((N,), jnp.float32)]
     acc = jax.ShapeDtypeStruct((BATCH, M, N), jnp.float32)
     params = {
-        **{"op": "scaled_matmul", "num_batch": 1, "lhs_block": (2, 128), "rhs_block": (128, 256)},
+        "options": CallOptions("scaled_matmul", "wgmma", COOPERATIVE),
+        **{"num_batch": 1, "lhs_block": (2, 128), "rhs_block": (128, 256)},
         **{"gated": False, "precision": None},
-        **{"implementation": "wgmma", "config": COOPERATIVE},
         "function": jax.make_jaxpr(softened)(acc, types[-1]),
     }
     product = scaled_dot_general.product_of(*types, params)

@@ -11,6 +11,7 @@ from jax.extend import core
 
 from jax_tcgemm import selection
 from jax_tcgemm.primitives import fused_dot_general
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Cost, Function, Result
 from jax_tcgemm.selection.tables import problem_key
@@ -35,14 +36,12 @@ def unfused(case):
             arrays["rhs"],
             *optional,
             fusion=case.product.fusion,
-            op="test",
+            options=CallOptions("test"),
             dimension_numbers=product.dimension_numbers,
             permutation=product.permutation,
             precision="highest",
             preferred_element_type=product.result_dtype,
             out_sharding=None,
-            implementation=None,
-            config=None,
         )
 
     return jax.jit(run)

@@ -14,6 +14,7 @@ from kernel_instances import mma_sync, second_kernel, wgmma, wmma_tiled
 from mistakes import Mistake
 
 from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.selection import implementations
 from jax_tcgemm.selection.choice import Choice
 from jax_tcgemm.selection.devices import ASSUMED_GPU
@@ -127,7 +128,7 @@ class Call:
         accs = [jax.ShapeDtypeStruct(self.shape, F32)] * self.num_b
         jaxpr = jax.make_jaxpr(self.function)(*accs, *self.operands)
         product = dense.Product(
-            op="matmul",
+            options=CallOptions("matmul"),
             lhs_shape=(*batch, *free, self.k),
             lhs_dtype=BF16,
             rhs_shape=weights,
@@ -140,8 +141,6 @@ class Call:
             ),
             permutation=tuple(range(len(outer) + len(columns))),
             precision=None,
-            implementation=None,
-            config=None,
         )
         shapes = tuple(x.shape for x in self.operands)
         num_rhs = self.num_b if pair is None else 1

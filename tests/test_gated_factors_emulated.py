@@ -16,6 +16,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import epilogue
 from jax_tcgemm.primitives import scaled_dot_general
 from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.quantization import fp8_mlp
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
@@ -72,9 +73,9 @@ class Case:
         types += [jax.ShapeDtypeStruct(x, np.float32) for x in ((self.n,), (self.m, 1))]
         acc = jax.ShapeDtypeStruct((*self.batch, self.m, self.n), np.float32)
         params = {
-            **{"op": "gated_linear", "num_batch": len(self.batch), "gated": True},
+            "options": CallOptions("gated_linear", "wgmma", WIDE),
+            **{"num_batch": len(self.batch), "gated": True},
             **{"lhs_block": self.blocks[0], "rhs_block": self.blocks[1], "precision": None},
-            **{"implementation": "wgmma", "config": WIDE},
             "function": jax.make_jaxpr(layer)(acc, acc, *types[-2:]),
         }
         product = scaled_dot_general.product_of(*types, params)
@@ -174,9 +175,9 @@ def pulled_back():
     types = [jax.ShapeDtypeStruct((M, K), jnp.float8_e5m2), jax.ShapeDtypeStruct((N, K), E4M3)]
     types += [jax.ShapeDtypeStruct(x, np.float32) for x in ((M, 4), (3, 4))]
     params = {
-        **{"op": "Fp8Mlp", "num_batch": 0, "gated": False, "precision": None},
+        "options": CallOptions("Fp8Mlp", "wgmma", PING_PONG),
+        **{"num_batch": 0, "gated": False, "precision": None},
         **{"lhs_block": (1, 128), "rhs_block": (128, 128)},
-        **{"implementation": "wgmma", "config": PING_PONG},
         "function": jax.make_jaxpr(lambda *x: [function(*x)])(acc, saved, saved),
     }
     product = scaled_dot_general.product_of(*types, saved, saved, params)

@@ -26,6 +26,7 @@ from written_functions import (
 import jax_tcgemm
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 M, K, N = 12, 20, 16
@@ -343,7 +344,7 @@ def folded(lhs_shape, rhs_shape, contracted, batch=(), num_rhs=1, pair=None, dty
     shape = out if pair is None else (*out[:pair], *out[pair + 1 :])
     function = jax.make_jaxpr(jnp.multiply)(*[jax.ShapeDtypeStruct(shape, jnp.float32)] * 2)
     product = dense.Product(
-        op="gated_linear",
+        options=CallOptions("gated_linear"),
         lhs_shape=lhs_shape,
         lhs_dtype=np.dtype(dtype),
         rhs_shape=rhs_shape,
@@ -353,8 +354,6 @@ def folded(lhs_shape, rhs_shape, contracted, batch=(), num_rhs=1, pair=None, dty
         dimension_numbers=numbers,
         permutation=tuple(range(len(out))),
         precision=None,
-        implementation=None,
-        config=None,
     )
     return epilogue._folded(epilogue.Product(product, function, (), num_rhs, pair), ASSUMED_GPU)
 

@@ -19,6 +19,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import grouped_epilogue
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.primitives import epilogue_ragged_dot
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
@@ -73,9 +74,10 @@ class Case:
         acc = jax.ShapeDtypeStruct((*batch, m, self.n), i32 if self.dtype == "s8" else f32)
         of_rows = jax.ShapeDtypeStruct((*batch, m, 1), f32)
         params = {
-            **{"op": "gated_ragged_linear", "groups": groups, "gated": True, "gathered": False},
+            "options": CallOptions("gated_ragged_linear", "wgmma", CONFIG),
+            **{"groups": groups, "gated": True, "gathered": False},
             **{"blocks": self.blocks, "by_group": (False, True), "precision": None},
-            **{"out_sharding": None, "implementation": "wgmma", "config": CONFIG},
+            "out_sharding": None,
             **{"preferred_element_type": None},
             "function": jax.make_jaxpr(layer)(acc, acc, types[-2], of_rows),
         }

@@ -18,6 +18,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import grouped_epilogue
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.primitives import epilogue_ragged_dot
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import BlockFactors
 
@@ -145,9 +146,10 @@ def planned() -> grouped_epilogue.Plan:
     types = [jax.ShapeDtypeStruct(*x) for x in shapes]
     acc, of_rows = (jax.ShapeDtypeStruct((M, x), jnp.float32) for x in (N, 1))
     params = {
-        **{"op": "ragged_dot", "groups": GROUPS, "gated": False, "gathered": False},
+        "options": CallOptions("ragged_dot", "wgmma", WIDE),
+        **{"groups": GROUPS, "gated": False, "gathered": False},
         **{"blocks": ((2, 128), (72, 256)), "by_group": (False, True), "precision": None},
-        **{"out_sharding": None, "implementation": "wgmma", "config": WIDE},
+        "out_sharding": None,
         **{"preferred_element_type": None},
         "function": jax.make_jaxpr(lambda *x: [softened(*x)])(acc, types[-2], of_rows),
     }

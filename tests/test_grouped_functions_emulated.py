@@ -15,6 +15,7 @@ from mistakes import Mistake
 
 from jax_tcgemm.device import grouped, grouped_epilogue
 from jax_tcgemm.kernels import nvrtc
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
@@ -111,7 +112,7 @@ class Call:
         accs = [jax.ShapeDtypeStruct(shape, F32)] * self.num_b
         groups = np.zeros((self.batch or 1, self.num_rows), int)
         product = grouped.Product(
-            op="ragged_dot",
+            options=CallOptions("ragged_dot"),
             form="rows",
             batches=(self.batch_shape,) * 3,
             m=self.num_rows,
@@ -126,8 +127,6 @@ class Call:
             rhs_dtype=BF16,
             result_dtype=F32,
             precision=None,
-            implementation=None,
-            config=None,
         )
         jaxpr = jax.make_jaxpr(self.function)(*accs, *self.given(groups))
         shapes = tuple(x.shape for x in self.operands)

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from random_arrays import draw
 
 import jax_tcgemm
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.products import logits
 
 TOKENS, DEPTH, VOCABULARY = 37, 24, 101
@@ -361,19 +362,19 @@ def test_losses_of_a_few_million_logits_store_them(
 ):
     monkeypatch.setattr(logits, "_FEW_LOGITS", FEW_LOGITS)
     w = jax.ShapeDtypeStruct((vocabulary, depth), jnp.bfloat16)
-    how = logits.How("", None, 0.0, 0.0, None, None)
+    how = logits.How(CallOptions(""), None, 0.0, 0.0, None, None)
     assert logits.stores_logits(how, tokens, w) == is_stored
 
 
 def test_few_logits_are_stored(monkeypatch):
     monkeypatch.setattr(logits, "_FEW_LOGITS", TOKENS * VOCABULARY)
     _, w, _, _ = operands("float32")
-    how = logits.How("", None, 0.0, 0.0, None, None)
+    how = logits.How(CallOptions(""), None, 0.0, 0.0, None, None)
     assert logits.stores_logits(how, TOKENS, w)
     assert not logits.stores_logits(how, TOKENS + 1, w)
     for asked in (
         {"chunk_bytes": 1 << 30},
-        {"implementation": "xla"},
+        {"options": CallOptions("", "xla")},
         {"axis_name": "model"},
     ):
         assert not logits.stores_logits(dataclasses.replace(how, **asked), TOKENS, w)
@@ -402,7 +403,7 @@ def test_nothing_has_the_size_of_the_logits():
 
 
 def test_how_many_chunks():
-    how = logits.How("", None, 0.0, 0.0, None, None)
+    how = logits.How(CallOptions(""), None, 0.0, 0.0, None, None)
     most = 4 * 128256 * 4096  # 2 bytes of 8192 are 4 bytes of 4096.
     assert logits.num_chunks(how, 8192, 128256, jnp.bfloat16, most) == 1
     assert logits.num_chunks(how, 8193, 128256, jnp.bfloat16, most) == 2

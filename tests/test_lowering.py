@@ -15,6 +15,7 @@ import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.primitives import lowering
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Operand, Problem
 
 NT = (((1,), (1,)), ((), ()))
@@ -313,7 +314,7 @@ def test_alpha_beta_c_and_batch_levels_on_the_host():
         alpha=1.5,
         beta=-0.5,
     )
-    choice = selection.select("local_gemm", problem, selection.Device("cpu"), "host")
+    choice = selection.select(CallOptions("local_gemm", "host"), problem, selection.Device("cpu"))
     f = jax.jit(functools.partial(dense.local_gemm, problem, choice=choice))
     args = [jnp.asarray(x, jnp.float32) for x in (a, b, c)]
     expected = 1.5 * np.einsum("bmik,ikn->bimn", a, b) - 0.5 * c

@@ -14,6 +14,7 @@ import jax_tcgemm
 import jax_tcgemm.blas
 import jax_tcgemm.tensor
 from jax_tcgemm.primitives import dot_general as primitive
+from jax_tcgemm.problem.call_options import CallOptions
 
 SCALARS = (((), ()), ((), ()))
 
@@ -209,7 +210,7 @@ def test_the_transposed_product_of_two_sparse_arrays():
     def f(x, y):
         return primitive.dot_general(
             *(x, y),
-            op="dot_general",
+            options=CallOptions("dot_general"),
             dimension_numbers=(((1,), (0,)), ((), ())),
             permutation=(1, 0),
         )

@@ -15,6 +15,7 @@ from random_arrays import normal, widened
 import jax_tcgemm
 from jax_tcgemm import selection, tensor
 from jax_tcgemm.device import dense, epilogue, parts
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.precision import canonical_precision, resolve
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
@@ -410,12 +411,10 @@ def test_programs_for_a_gpu_by_xla():
     a, b = operands("normal", 33, 20, 700)
     device = selection.target_device("cuda")
     own = dense.Product(
-        *("matmul", (33, 700), F32, (700, 20), F32, (33, 20), F32),
+        *(CallOptions("matmul", "xla"), (33, 700), F32, (700, 20), F32, (33, 20), F32),
         dimension_numbers=(((1,), (0,)), ((), ())),
         permutation=(0, 1),
         precision=canonical_precision("matmul", X6),
-        implementation="xla",
-        config=None,
     )
     plan = dense.make_plan(own, device)
     jaxpr = str(jax.make_jaxpr(lambda a, b: dense.dot_general(a, b, plan))(a, b))
@@ -431,12 +430,10 @@ def test_where_a_kernel_finds_gate_and_up(pair_first):
     x, w = normal(m, k), normal(*((2, k, n) if pair_first else (k, 2, n)), seed=1)
     contract = ((1,), (1 if pair_first else 0,))
     bare = dense.Product(
-        *("matmul", x.shape, F32, w.shape, F32, (m, 2, n), F32),
+        *(CallOptions("matmul"), x.shape, F32, w.shape, F32, (m, 2, n), F32),
         dimension_numbers=(contract, ((), ())),
         permutation=(0, 1, 2),
         precision=canonical_precision("matmul", X6),
-        implementation=None,
-        config=None,
     )
     function = jax.make_jaxpr(lambda gate, up: gate * up)(*[jnp.zeros((m, n))] * 2)
     folded = epilogue._folded(epilogue.Product(bare, function, (), 1, 1), ASSUMED_GPU)

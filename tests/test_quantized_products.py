@@ -314,9 +314,9 @@ def test_dequantised_operands_are_xlas():
     f = lambda x, w: jax_tcgemm.matmul(x, w.mT)  # noqa: E731
     (call,) = calls(f, x, large({"block": (128, 128)}))
     assert call.implementation == "xla"
-    assert call.why.startswith("no kernel takes operands that are quantised so")
+    assert call.why.startswith("no kernel takes operands that are quantized so")
     f = lambda x, w: jax_tcgemm.matmul(x, w.mT, implementation="wgmma")  # noqa: E731
-    with pytest.raises(ValueError, match="^matmul, .*wgmma cannot run this: no kernel takes oper"):
+    with pytest.raises(ValueError, match="^matmul: .*wgmma cannot run this: no kernel takes oper"):
         calls(f, x, large({"block": (128, 128)}))
 
 

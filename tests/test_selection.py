@@ -11,6 +11,7 @@ from work import steps
 
 import jax_tcgemm
 from jax_tcgemm import selection
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.problem.precision import Numerics, canonical_precision, resolve
 from jax_tcgemm.problem.ragged import RaggedProblem
@@ -32,7 +33,7 @@ def problem(dtype="bf16", out="bf16", compute="f32", size=64, **changes):
 def test_the_order_of_preference(fake_cuda):
     order = []
     for _ in range(9):
-        choice = selection.select("matmul", problem(), GPU)
+        choice = selection.select(CallOptions("matmul"), problem(), GPU)
         order.append(choice.implementation)
         fake_cuda.rejects[choice.implementation] = f"{choice.implementation} is tired"
         selection.forget()
@@ -46,7 +47,7 @@ def test_the_order_of_preference(fake_cuda):
 
 def test_the_choice_says_what_was_passed_over(fake_cuda):
     fake_cuda.rejects["wgmma"] = "needs sm_90a"
-    choice = selection.select("matmul", problem(), GPU)
+    choice = selection.select(CallOptions("matmul"), problem(), GPU)
     assert choice.implementation == "cublaslt"
     assert "wgmma cannot" in choice.why
     assert "an H200 is assumed" in choice.why
@@ -57,38 +58,42 @@ def test_the_first_config_that_can_run_is_taken(fake_cuda):
         return "too small for it" if config == "small" else ""
 
     fake_cuda.reject = reject
-    assert selection.select("matmul", problem(), GPU).config == "large"
-    assert selection.select("matmul", problem(), GPU, "mma_sync").config == "large"
+    assert selection.select(CallOptions("matmul"), problem(), GPU).config == "large"
+    assert selection.select(CallOptions("matmul", "mma_sync"), problem(), GPU).config == "large"
     with pytest.raises(ValueError, match="mma_sync cannot run this: too small for it"):
-        selection.select("matmul", problem(), GPU, "mma_sync", "small")
+        selection.select(CallOptions("matmul", "mma_sync", "small"), problem(), GPU)
 
 
 @pytest.mark.skipif(modules.cuda is None, reason=modules.reason("cuda"))
 @pytest.mark.parametrize(("dtype", "compute"), [("f64", "f64"), ("f32", "f32")])
 def test_what_no_model_knows_is_left_to_xla(dtype, compute):
-    choice = selection.select("matmul", problem(dtype, dtype, compute, size=512), GPU)
+    choice = selection.select(CallOptions("matmul"), problem(dtype, dtype, compute, size=512), GPU)
     assert choice.implementation == "xla"
     assert "nothing is known to be faster than XLA's program" in choice.why
 
 
 def test_workspace_comes_with_the_choice(fake_cuda):
-    assert selection.select("matmul", problem(), GPU, "mma_sync").workspace_bytes == 4096
+    assert (
+        selection.select(CallOptions("matmul", "mma_sync"), problem(), GPU).workspace_bytes == 4096
+    )
 
 
 def test_same_inputs_same_choice(fake_cuda):
-    assert selection.select("matmul", problem(), GPU) == selection.select("matmul", problem(), GPU)
+    assert selection.select(CallOptions("matmul"), problem(), GPU) == selection.select(
+        CallOptions("matmul"), problem(), GPU
+    )
 
 
 def test_without_the_cuda_module_xla_runs_visibly(monkeypatch):
     monkeypatch.setattr(modules, "cuda", None)
     monkeypatch.setitem(modules._reasons, "cuda", "this build has none")
     selection.forget()
-    choice = selection.select("matmul", problem(), GPU)
+    choice = selection.select(CallOptions("matmul"), problem(), GPU)
     selection.forget()
     assert choice.implementation == "xla"
     assert "this build has none" in choice.why
     with pytest.raises(ValueError, match="wgmma cannot run this: this build has none"):
-        selection.select("matmul", problem(), GPU, "wgmma")
+        selection.select(CallOptions("matmul", "wgmma"), problem(), GPU)
 
 
 WGMMA = ("128x256x64_c2x1x1_co", "64x64x64_c1x1x1_pp", "64x16x64_c1x1x1_pp_t")
@@ -108,7 +113,7 @@ def fake_wgmma(fake_cuda):
 
 
 def choose(**changes):
-    return selection.select("matmul", problem(**changes), GPU)
+    return selection.select(CallOptions("matmul"), problem(**changes), GPU)
 
 
 def test_the_cost_model_chooses_and_says_so(fake_wgmma):
@@ -129,7 +134,7 @@ def test_one_row_is_left_to_xla(fake_wgmma):
     assert choose(**row | {"m": 2}).implementation == "wgmma"
     odd = Operand("bf16", False, 4098)
     assert choose(**row | {"b": odd}).implementation == "xla"
-    assert selection.select("matmul", problem(**row), GPU, "wgmma").config == WGMMA[2]
+    assert selection.select(CallOptions("matmul", "wgmma"), problem(**row), GPU).config == WGMMA[2]
 
 
 def test_a_small_product_is_left_to_xla_beside_wgmma_alone(fake_wgmma):
@@ -144,11 +149,11 @@ def test_a_small_product_is_left_to_xla_beside_wgmma_alone(fake_wgmma):
 def test_the_cost_model_respects_rejections(fake_wgmma):
     fake_wgmma.reject = lambda name, config, problem, device: "no" if config == WGMMA[0] else ""
     assert choose(size=4096).config == WGMMA[1]
-    forced = selection.select("matmul", problem(size=4096), GPU, "wgmma")
+    forced = selection.select(CallOptions("matmul", "wgmma"), problem(size=4096), GPU)
     assert forced.config == WGMMA[1]
     assert forced.why.startswith("asked for by name; the cost model predicts")
     with pytest.raises(ValueError, match="wgmma cannot run this: no"):
-        selection.select("matmul", problem(size=4096), GPU, "wgmma", WGMMA[0])
+        selection.select(CallOptions("matmul", "wgmma", WGMMA[0]), problem(size=4096), GPU)
 
 
 def test_cublaslt_is_chosen_where_it_is_predicted_to_be_faster(fake_wgmma):
@@ -174,7 +179,7 @@ def test_what_was_measured_comes_first(fake_wgmma):
     adopt(4096, "xla", "default", abi=0)
     assert choose(size=4096).implementation == "xla"
     # Only that implementation's own entry decides about its config.
-    forced = selection.select("matmul", problem(size=4096), GPU, "wgmma")
+    forced = selection.select(CallOptions("matmul", "wgmma"), problem(size=4096), GPU)
     assert "the cost model predicts" in forced.why
 
 
@@ -231,7 +236,7 @@ def test_a_choice_takes_one_pass_over_the_configs(fake_wgmma, monkeypatch):
 def test_collecting_sees_what_is_left_to_us(fake_cuda):
     with selection.collect() as outer, selection.collect() as inner:
         choose(size=64)
-        selection.select("matmul", problem(size=96), GPU, "wgmma")
+        selection.select(CallOptions("matmul", "wgmma"), problem(size=96), GPU)
     choose(size=128)
     assert inner == outer == [(problem(size=64), GPU)]
 
@@ -240,15 +245,15 @@ def test_debug_switches_force_and_print(monkeypatch, capsys):
     monkeypatch.setenv("TCGEMM_IMPLEMENTATION", "host")
     monkeypatch.setenv("TCGEMM_CONFIG", "portable")
     monkeypatch.setenv("TCGEMM_PRINT_CHOICE", "1")
-    choice = selection.select("matmul", problem(), CPU)
+    choice = selection.select(CallOptions("matmul"), problem(), CPU)
     assert (choice.implementation, choice.config) == ("host", "portable")
     assert "64x64x64 NN bf16->bf16 (f32): host/portable: forced by" in capsys.readouterr().err
-    assert selection.select("matmul", problem(), CPU, "xla").implementation == "xla"
+    assert selection.select(CallOptions("matmul", "xla"), problem(), CPU).implementation == "xla"
     monkeypatch.setenv("TCGEMM_IMPLEMENTATION", "magic")
     with pytest.raises(
         ValueError, match="matmul: TCGEMM_IMPLEMENTATION must be one of .*TION='magic'; unset"
     ):
-        selection.select("matmul", problem(), CPU)
+        selection.select(CallOptions("matmul"), problem(), CPU)
     jax_tcgemm.debug_switches()
     assert "TCGEMM_IMPLEMENTATION=magic" in capsys.readouterr().out
 
@@ -256,7 +261,7 @@ def test_debug_switches_force_and_print(monkeypatch, capsys):
 @pytest.mark.parametrize("value", ["", "0", "false", "OFF", "no"])
 def test_a_switch_can_be_off(value, monkeypatch, capsys):
     monkeypatch.setenv("TCGEMM_PRINT_CHOICE", value)
-    selection.select("matmul", problem(), CPU)
+    selection.select(CallOptions("matmul"), problem(), CPU)
     jax.jit(lambda x: jax_tcgemm.blas.scal(2, x)).lower(jnp.ones(3))
     jax.jit(lambda x: jax_tcgemm.tensor.permute("i->i", x)).lower(jnp.ones(3))
     assert capsys.readouterr().err == ""
@@ -268,11 +273,11 @@ def test_a_refusal_of_what_a_variable_asks_for_names_the_variable(monkeypatch):
         "TCGEMM_IMPLEMENTATION must be able to run the product, got TCGEMM_IMPLEMENTATION='wgmma'"
     )
     with pytest.raises(ValueError, match=f"^matmul: {says}: wgmma cannot run this: .*; unset"):
-        selection.select("matmul", problem(), CPU)
+        selection.select(CallOptions("matmul"), problem(), CPU)
     with pytest.raises(ValueError, match=f"^matmul: {says}: wgmma cannot run this: no product"):
-        selection.select("matmul", None, CPU, obstacle="no product")
+        selection.select(CallOptions("matmul"), None, CPU, obstacle="no product")
     with pytest.raises(ValueError, match="^matmul: implementation must .*; None selects one"):
-        selection.select("matmul", problem(), CPU, "mma_sync")
+        selection.select(CallOptions("matmul", "mma_sync"), problem(), CPU)
 
 
 @pytest.mark.parametrize(("name", "runs"), [("host", "gemm host/"), ("xla", "xla default")])
@@ -288,9 +293,9 @@ def test_a_config_needs_an_implementation(monkeypatch):
     monkeypatch.setenv("TCGEMM_CONFIG", "portable")
     says = "matmul: TCGEMM_CONFIG must come with an implementation, got TCGEMM_CONFIG='portable'"
     with pytest.raises(ValueError, match=f"{says}; give TCGEMM_IMPLEMENTATION, too"):
-        selection.select("matmul", problem(), CPU)
+        selection.select(CallOptions("matmul"), problem(), CPU)
     # Of a call that names one itself it says nothing.
-    assert selection.select("matmul", problem(), CPU, "host", "auto").config == "auto"
+    assert selection.select(CallOptions("matmul", "host", "auto"), problem(), CPU).config == "auto"
 
 
 def cpu_candidates(*refused):

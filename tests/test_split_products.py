@@ -12,6 +12,7 @@ from split_cases import by_definition
 
 import jax_tcgemm
 from jax_tcgemm.device import dense, grouped, parts
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 from jax_tcgemm.system import modules
@@ -46,12 +47,10 @@ def product_of(name, preset, dtype):
     result = jnp.transpose(lax.dot_general(*operands, numbers), order)
     dtype = np.dtype(dtype)
     product = dense.Product(
-        *("matmul", lhs_shape, dtype, rhs_shape, dtype, result.shape, dtype),
+        *(CallOptions("matmul"), lhs_shape, dtype, rhs_shape, dtype, result.shape, dtype),
         dimension_numbers=numbers,
         permutation=order,
         precision=canonical_precision("matmul", preset),
-        implementation=None,
-        config=None,
     )
     return product, operands
 
@@ -97,12 +96,12 @@ GROUPED = {
 @pytest.mark.parametrize("name", GROUPED)
 def test_what_the_kernel_is_asked_for_by_grouped_products(name, preset):
     """It is what XLA would store, of the shapes that the call's operands have."""
-    fields = {"op": "ragged_dot", "form": "rows", "batches": ((), (), ())}
+    fields = {"options": CallOptions("ragged_dot"), "form": "rows", "batches": ((), (), ())}
     fields |= {"m": 24, "n": 16, "k": 32, "groups": 3, "num_sizes": 3}
     fields |= {"rhs_transposed": False, "gated": False, "gathered_rows": None}
     fields |= {f"{x}_dtype": np.dtype(np.float32) for x in ("lhs", "rhs", "result")}
     precision = canonical_precision("ragged_dot", preset)
-    fields |= {"precision": precision, "implementation": None, "config": None}
+    fields |= {"precision": precision}
     product = grouped.Product(**fields | GROUPED[name])
     numerics = grouped.numerics_of(product, ASSUMED_GPU)
     sizes = jnp.array([10, 0, 14], jnp.int32)

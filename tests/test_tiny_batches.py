@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jax_tcgemm import selection
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import tables, tiny_batches, xla_forms
 
@@ -32,7 +33,7 @@ def product(batch, m, n, k, layout="NN", dtype="f32", compute="f32"):
 
 
 def chosen(problem):
-    choice = selection.select("matmul", problem, GPU)
+    choice = selection.select(CallOptions("matmul"), problem, GPU)
     return f"{choice.implementation}/{choice.config}"
 
 

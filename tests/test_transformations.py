@@ -12,6 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 from random_arrays import normal
 
 import jax_tcgemm
+from jax_tcgemm.problem.call_options import CallOptions
 
 host_matmul = functools.partial(jax_tcgemm.matmul, implementation="host")
 IMPLEMENTATIONS = pytest.mark.parametrize(
@@ -148,8 +149,8 @@ def test_derivatives_inherit_the_implementation_but_not_the_config():
     a, b = normal(4, 5), normal(5, 3)
     eqns = jax.make_jaxpr(jax.grad(lambda a, b: jnp.sum(f(a, b)), (0, 1)))(a, b).eqns
     params = [e.params for e in eqns if e.primitive.name == "tcgemm_dot_general"]
-    assert [p["implementation"] for p in params] == ["host"] * 3
-    assert [p["config"] for p in params] == ["portable", None, None]
+    configs = ["portable", None, None]
+    assert [p["options"] for p in params] == [CallOptions("matmul", "host", x) for x in configs]
 
 
 def test_spmd_axis_name_and_named_axes():

@@ -30,6 +30,7 @@ import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.command import estimates, transformer
 from jax_tcgemm.inspect.explain import Explanation
+from jax_tcgemm.problem.call_options import CallOptions
 
 LAYER_SIZES = (64, 256, 256, 10)
 _BATCH_SIZE = 128
@@ -224,7 +225,7 @@ def run_demo(
 
 def _on_gpu(step: Callable, *args) -> Explanation | None:
     """What the GPU here, or an assumed one, runs of an accelerated step."""
-    if selection.is_forced(None):
+    if selection.is_forced(CallOptions("demo")):
         return None
     # One device runs the step, however many there are.
     accelerated = jax_tcgemm.accelerate(step, losses=True)

@@ -17,6 +17,7 @@ from jax_tcgemm.device import blas_reference as reference
 from jax_tcgemm.device.call import call as custom_call
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.blas_call import Call, batch_shape, scale_dtype
+from jax_tcgemm.problem.call_options import CallOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,8 @@ def make_plan(problem: BlasProblem, device: selection.Device, obstacle: str = ""
       ValueError: when an implementation was forced that cannot run the call.
     """
     call = problem.call
-    choice = selection.select(call.op, problem, device, call.implementation, obstacle=obstacle)
+    options = CallOptions(call.op, call.implementation)
+    choice = selection.select(options, problem, device, obstacle=obstacle)
     return Plan(problem, choice)
 
 

@@ -17,6 +17,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import parts, xla_dot
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold, MatrixLayout, fold
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES, wide_dtype
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.problem.operation import exchanges_operands
@@ -29,7 +30,7 @@ class Product:
     """transpose(dot_general(lhs, rhs), permutation) of given shapes: what a primitive call says.
 
     Attributes:
-      op: the public function, for messages.
+      options: options of the call.
       lhs_shape: extents of the left operand.
       lhs_dtype: its dtype.
       rhs_shape: extents of the right operand.
@@ -39,11 +40,9 @@ class Product:
       dimension_numbers: as of `lax.dot_general`.
       permutation: order of the result's dimensions.
       precision: as `precision.canonical_precision` returns it.
-      implementation: name to force, or None.
-      config: config to force, or None.
     """
 
-    op: str
+    options: CallOptions
     lhs_shape: tuple[int, ...]
     lhs_dtype: np.dtype
     rhs_shape: tuple[int, ...]
@@ -53,8 +52,6 @@ class Product:
     dimension_numbers: tuple
     permutation: tuple[int, ...]
     precision: object
-    implementation: str | None
-    config: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +81,7 @@ class Plan:
         `host` adds up a product with a single row in another order.
         """
         product = self.product
-        if self.platform != "cpu" or not selection.nominal_rows(product.implementation):
+        if self.platform != "cpu" or not product.options.invariant_rows:
             return False
         (contract, _), (batch, _) = product.dimension_numbers
         own = (n for axis, n in enumerate(product.lhs_shape) if axis not in (*contract, *batch))
@@ -188,18 +185,17 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
       ValueError: when an implementation was forced that cannot run the product.
     """
     product = of_device(product, device)
-    obstacle = obstacle or selection.obstacle_of(product.op)
+    obstacle = obstacle or selection.obstacle_of(product.options)
     folded = obstacle or fold_product(product, device)
     if isinstance(folded, str):
         obstacle, folded = folded, (None, None, None)
-    asked = product.implementation, product.config
     # XLA has no product of parts to stay with.
-    if not (obstacle or selection.is_forced(asked[0]) or folded[0].parts is not None):
-        obstacle = selection.reason_to_stay(product.op, folded[-1], device)
+    if not (obstacle or selection.is_forced(product.options) or folded[0].parts is not None):
+        obstacle = selection.reason_to_stay(product.options, folded[-1], device)
         obstacle = obstacle or _gain_of_xla(product, *folded, device)
-    nominal = None if obstacle else of_nominal_rows(folded[-1], folded[1], asked[0])
+    nominal = None if obstacle else of_nominal_rows(folded[-1], folded[1], product.options)
     choice = selection.select(
-        product.op, folded[-1], device, *asked, obstacle=obstacle, nominal=nominal
+        product.options, folded[-1], device, obstacle=obstacle, nominal=nominal
     )
     if choice.implementation == selection.XLA and folded[0] and folded[0].parts:
         # Its product takes the parts that it makes itself, of which nothing is filled up.
@@ -225,9 +221,9 @@ def _gain_of_xla(
     return selection.gain_of_converting(problem, device, loops, num_bytes) if loops else ""
 
 
-def of_nominal_rows(problem: Problem, folded: Fold, implementation: str | None) -> Problem | None:
-    """The problem that decides where the bits of a row, which is one of lhs, must be its own."""
-    rows = selection.nominal_rows(implementation)
+def of_nominal_rows(problem: Problem, folded: Fold, options: CallOptions) -> Problem | None:
+    """Return the problem with the rows of lhs that select a batch-invariant kernel, or None."""
+    rows = options.invariant_rows
     return problem.with_rows(rows, are_columns=folded.swapped) if rows else None
 
 
@@ -236,7 +232,7 @@ def of_device(product, device: selection.Device):
 
     So it is on every CPU. What was asked for by name multiplies the parts there, too.
     """
-    if device.platform != "cpu" or selection.is_forced(product.implementation):
+    if device.platform != "cpu" or selection.is_forced(product.options):
         return product
     return dataclasses.replace(product, precision=for_xla(product.precision))
 
@@ -250,7 +246,7 @@ def fold_product(
     numerics = resolve(*dtypes, product.precision, device.platform)
     if isinstance(numerics, str):
         return numerics
-    numerics = _promoted(parts.split_on(device, numerics), product.implementation, device)
+    numerics = _promoted(parts.split_on(device, numerics), product.options, device)
     dtypes = numerics.lhs_dtype, numerics.rhs_dtype
     layout = layout_of(product, numerics)
     folded = fold(
@@ -278,10 +274,10 @@ def fold_product(
     return numerics, folded, problem
 
 
-def _promoted(numerics: Numerics, implementation: str | None, device: selection.Device) -> Numerics:
+def _promoted(numerics: Numerics, options: CallOptions, device: selection.Device) -> Numerics:
     """The same, promoting accumulators where that is asked for and wgmma may run the product."""
     asks = numerics.parts is not None and numerics.parts.promoted
-    may_run = implementation in (None, "wgmma") or selection.nominal_rows(implementation)
+    may_run = options.implementation in (None, "wgmma")
     if not (asks and may_run and device.compute_capability == 90):
         return numerics
     return dataclasses.replace(numerics, compute="f32_promoted")
@@ -343,7 +339,7 @@ def _split_of(product: Product, numerics: Numerics, is_rhs: bool) -> parts.Split
     shape = product.rhs_shape if is_rhs else product.lhs_shape
     own = (axes[is_rhs] for axes in product.dimension_numbers)
     stored = layout_of(product, numerics).stored[is_rhs]
-    return parts.Split(product.op, numerics, is_rhs, shape, *own, stored)
+    return parts.Split(product.options, numerics, is_rhs, shape, *own, stored)
 
 
 @dataclasses.dataclass(frozen=True)

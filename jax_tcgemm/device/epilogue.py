@@ -133,9 +133,9 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
       ValueError: when an implementation was forced that cannot run it.
     """
     bare = product.product
-    asked = bare.implementation, bare.config
-    may_be_unfused = selection.may_be_unfused(asked[0])
-    if device.platform == "cpu" and (may_be_unfused or asked[0] == "host"):
+    options = bare.options
+    may_be_unfused = selection.may_be_unfused(options)
+    if device.platform == "cpu" and (may_be_unfused or options.implementation == "host"):
         obstacle = obstacle or "on the CPU XLA runs the function"
         return _unfused(product, obstacle)
     folded = obstacle or _folded(product, device)
@@ -143,18 +143,18 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         if may_be_unfused:
             return _unfused(product, folded)
         # An implementation that was asked for by name: an error says why it cannot run the call.
-        selection.select(bare.op, None, device, *asked, obstacle=folded)
+        selection.select(options, None, device, obstacle=folded)
     _, fold, problem, operands, _ = folded
     compared = ""
     # With block scales, XLA multiplies operands that are dequantized first. Batch-invariant calls
     # need one implementation of the epilogue for any number of rows.
-    is_free = not selection.is_forced(asked[0]) and not selection.nominal_rows(asked[0])
+    is_free = not selection.is_forced(options)
     if is_free and product.scales is None:
         gains, compared = _compared(product, problem, operands, device)
         if not gains:
             return _unfused(product, compared)
-    nominal = dense.of_nominal_rows(problem, fold, asked[0])
-    choice = selection.select(bare.op, problem, device, *asked, nominal=nominal)
+    nominal = dense.of_nominal_rows(problem, fold, options)
+    choice = selection.select(options, problem, device, nominal=nominal)
     if compared:
         choice = dataclasses.replace(choice, why=f"{choice.why}; {compared}")
     return Plan(product, *folded, choice)

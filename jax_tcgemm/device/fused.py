@@ -128,10 +128,12 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     bare = dense.of_device(product.product, device)
     product = dataclasses.replace(product, product=bare)
     scaled = None if obstacle else _scaled_plan(product, device)
-    if scaled is not None and (device.platform != "cuda" or bare.implementation in _SCALING):
+    if scaled is not None and (
+        device.platform != "cuda" or bare.options.implementation in _SCALING
+    ):
         return scaled
     found = _function_plan(product, device, obstacle)
-    if scaled is None or selection.is_forced(bare.implementation):
+    if scaled is None or selection.is_forced(bare.options):
         return found
     times = [selection.predicted_us(x.problem, device) for x in (scaled, found) if x.is_fused]
     is_faster = None not in times and times and times[0] == min(times)
@@ -150,7 +152,7 @@ def _scaled_plan(product: Product, device: selection.Device) -> ScaledPlan | Non
     folded = dense.fold_product(bare, device)
     if not is_linear or has_more or isinstance(folded, str):
         return None
-    if device.platform == "cpu" and selection.nominal_rows(bare.implementation):
+    if device.platform == "cpu" and bare.options.invariant_rows:
         return None  # `host` adds up a single row in another order, unless it repeats the row.
     numerics, fold, problem = folded
     if numerics.out_dtype != bare.result_dtype or fold.result_order is not None:
@@ -159,9 +161,8 @@ def _scaled_plan(product: Product, device: selection.Device) -> ScaledPlan | Non
         return None
     beta = float("residual" in fusion.operands)
     problem = dataclasses.replace(problem, alpha=fusion.alpha, beta=beta)
-    nominal = dense.of_nominal_rows(problem, fold, bare.implementation)
-    asked = bare.implementation, bare.config
-    choice = selection.select(bare.op, problem, device, *asked, nominal=nominal)
+    nominal = dense.of_nominal_rows(problem, fold, bare.options)
+    choice = selection.select(bare.options, problem, device, nominal=nominal)
     return ScaledPlan(product, numerics, fold, problem, choice)
 
 

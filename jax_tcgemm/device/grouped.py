@@ -17,6 +17,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import parts, xla_dot
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.dense import of_device
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.precision import Numerics, for_xla, resolve
 from jax_tcgemm.problem.ragged import RaggedProblem
@@ -33,7 +34,7 @@ class Product:
     """What one call of the primitive says (primitives/ragged_dot.py).
 
     Attributes:
-      op: the public function, for messages.
+      options: options of the call.
       form: "rows" or "contraction".
       batches: the batch dimensions of lhs, of rhs and bias, of the group sizes, offset and gather;
         1 where one is broadcast.
@@ -45,11 +46,9 @@ class Product:
       gathered_rows: rows of lhs where it is gathered, else None.
       lhs_dtype, rhs_dtype, result_dtype: dtypes.
       precision: as `precision.canonical_precision` returns it.
-      implementation: name to force, or None.
-      config: config to force, or None.
     """
 
-    op: str
+    options: CallOptions
     form: str
     batches: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     m: int
@@ -64,8 +63,6 @@ class Product:
     rhs_dtype: np.dtype
     result_dtype: np.dtype
     precision: object
-    implementation: str | None
-    config: str | None
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -99,7 +96,7 @@ class Plan:
         """
         own = self.product
         is_host = self.choice.implementation == "host"
-        return selection.nominal_rows(own.implementation) > 0 and is_host and own.rhs_transposed
+        return own.options.invariant_rows > 0 and is_host and own.rhs_transposed
 
     @property
     def copies(self) -> tuple[str, ...]:
@@ -144,20 +141,18 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     numerics = obstacle or numerics_of(product, device)
     if isinstance(numerics, str):
         choice = selection.select(
-            product.op,
+            product.options,
             None,
             device,
-            product.implementation,
-            product.config,
             kind="ragged",
             obstacle=numerics,
         )
         return Plan(product, None, None, choice, device.platform)
     problem = problem_of(product, numerics, device.platform)
-    asked = product.implementation, product.config
-    nominal = of_nominal_rows(problem, asked[0])
-    choice = selection.select(product.op, problem, device, *asked, nominal=nominal)
-    is_forced = asked[0] is not None and not selection.nominal_rows(asked[0])
+    options = product.options
+    nominal = of_nominal_rows(problem, options)
+    choice = selection.select(options, problem, device, nominal=nominal)
+    is_forced = options.implementation is not None
     is_gathered = product.gathered_rows is not None
     if choice.implementation == selection.XLA and is_gathered and not is_forced:
         why = f"as bare grouped products with steps of XLA's around them; {choice.why}"
@@ -167,9 +162,9 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     return Plan(product, numerics, problem, choice, device.platform)
 
 
-def of_nominal_rows(problem: RaggedProblem, implementation: str | None) -> RaggedProblem | None:
+def of_nominal_rows(problem: RaggedProblem, options: CallOptions) -> RaggedProblem | None:
     """The problem that decides where the bits of a row must be its own."""
-    rows = selection.nominal_rows(implementation)
+    rows = options.invariant_rows
     return problem.with_rows(rows) if rows else None
 
 
@@ -279,7 +274,7 @@ def _split_of(product: Product, numerics: Numerics, is_rhs: bool) -> parts.Split
         from_end = 3 if product.gated else 2
     axis = len(shape) - from_end
     stored = (*shape[:axis], numerics.parts.number, *shape[axis:])
-    return parts.Split(product.op, numerics, is_rhs, shape, (axis,), (), stored)
+    return parts.Split(product.options, numerics, is_rhs, shape, (axis,), (), stored)
 
 
 def _shape(product: Product, is_rhs: bool) -> tuple[int, ...]:

@@ -85,14 +85,11 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         obstacle = obstacle or "the CPU multiplies what is dequantised"
     folded = obstacle or _folded(product, device)
     if isinstance(folded, str):
-        asked = own.implementation, own.config
-        choice = selection.select(own.op, None, device, *asked, kind="ragged", obstacle=folded)
+        choice = selection.select(own.options, None, device, kind="ragged", obstacle=folded)
         return Plan(product, None, None, dataclasses.replace(choice, why=f"unfused: {folded}"))
     numerics, problem = folded
-    nominal = grouped.of_nominal_rows(problem, own.implementation)
-    choice = selection.select(
-        own.op, problem, device, own.implementation, own.config, nominal=nominal
-    )
+    nominal = grouped.of_nominal_rows(problem, own.options)
+    choice = selection.select(own.options, problem, device, nominal=nominal)
     if choice.implementation == selection.XLA:
         choice = dataclasses.replace(choice, why=f"unfused: {choice.why}")
     return Plan(product, numerics, problem, choice)

@@ -113,18 +113,18 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
       ValueError: when an implementation was forced that cannot run it.
     """
     bare = product.product
-    asked = bare.implementation, bare.config
-    may_be_unfused = selection.may_be_unfused(asked[0])
-    if device.platform == "cpu" and (may_be_unfused or asked[0] == "host"):
+    options = bare.options
+    may_be_unfused = selection.may_be_unfused(options)
+    if device.platform == "cpu" and (may_be_unfused or options.implementation == "host"):
         return _unfused(product, obstacle or "on the CPU XLA runs the function")
     folded = obstacle or _folded(product, device)
     if isinstance(folded, str):
         if may_be_unfused:
             return _unfused(product, folded)
         # An implementation that was asked for by name: an error says why it cannot run the call.
-        selection.select(bare.op, None, device, *asked, kind="ragged", obstacle=folded)
-    nominal = grouped.of_nominal_rows(folded[1], asked[0])
-    choice = selection.select(bare.op, folded[1], device, *asked, nominal=nominal)
+        selection.select(options, None, device, kind="ragged", obstacle=folded)
+    nominal = grouped.of_nominal_rows(folded[1], options)
+    choice = selection.select(options, folded[1], device, nominal=nominal)
     if choice.implementation == selection.XLA:
         choice = dataclasses.replace(choice, why=f"unfused: {choice.why}")
     return Plan(product, *folded, choice)

@@ -24,6 +24,7 @@ from jax import lax
 from jax_tcgemm import selection
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.request import Plan, Request, make_plan
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.precision import Numerics
 from jax_tcgemm.problem.split import SplitProblem
@@ -121,7 +122,7 @@ class Split:
     """An operand that is split into parts.
 
     Attributes:
-      op: the public function, for messages.
+      options: options of the product's call.
       numerics: of the product.
       is_rhs: which of the operands it is.
       shape: its own.
@@ -130,7 +131,7 @@ class Split:
       stored: the extents of the parts, filled up by zeros.
     """
 
-    op: str
+    options: CallOptions
     numerics: Numerics
     is_rhs: bool
     shape: tuple[int, ...]
@@ -142,7 +143,8 @@ class Split:
     def plan(self) -> Plan | None:
         """What splits it; None where no device was named whose kernels could, and XLA does."""
         device = self.numerics.parts.device
-        return device and make_plan(Request("split", self.op, _problem(self)), device)
+        request = Request("split", self.options.selecting(), _problem(self))
+        return device and make_plan(request, device)
 
     @property
     def is_of_xla(self) -> bool:

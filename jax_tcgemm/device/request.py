@@ -7,6 +7,7 @@ quantize.py and parts.py carry plans out, and `explain` prints them.
 import dataclasses
 
 from jax_tcgemm import selection
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.quantize import QuantizeProblem
 from jax_tcgemm.problem.rows import RowsProblem
@@ -21,17 +22,13 @@ class Request:
 
     Attributes:
       kind: of what kind of problems it is, as `Problem.kind`.
-      op: the public function, for messages.
+      options: options of the call.
       problem: the problem; or a phrase saying why there is none.
-      implementation: name to force, or None.
-      config: config to force, or None.
     """
 
     kind: str
-    op: str
+    options: CallOptions
     problem: AnyProblem | str
-    implementation: str | None = None
-    config: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +58,7 @@ def make_plan(request: Request, device: selection.Device, obstacle: str = "") ->
     problem = obstacle or request.problem
     if isinstance(problem, str):
         problem, obstacle = None, problem
-    asked = request.implementation, request.config
     choice = selection.select(
-        request.op, problem, device, *asked, kind=request.kind, obstacle=obstacle
+        request.options, problem, device, kind=request.kind, obstacle=obstacle
     )
     return Plan(device.platform, problem, choice)

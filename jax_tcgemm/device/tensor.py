@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax_tcgemm.device import dense
 from jax_tcgemm.device import tensor_reference as reference
 from jax_tcgemm.kernels.program import carried
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, cutensor_compute, precision_of
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.operation import Operation, dot_dimensions
@@ -30,20 +31,23 @@ class Request:
     """What one call of a primitive says.
 
     Attributes:
-      op: the public function, for messages.
+      options: options of the call.
       operation: the operation; its `compute` is what was asked for by name, or "".
       precision: of a contraction, as `precision.canonical_precision` returns it.
       result_dtype: of a contraction's result.
       out_sharding: of a contraction's product, over explicit mesh axes.
-      implementation: name to force, or None.
     """
 
-    op: str
+    options: CallOptions
     operation: Operation
     precision: object = None
     result_dtype: np.dtype | None = None
     out_sharding: NamedSharding | None = None
-    implementation: str | None = None
+
+    @property
+    def implementation(self) -> str | None:
+        """Name to force, or None."""
+        return self.options.implementation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +106,11 @@ def make_plan(request: Request, device: Device, obstacle: str = "") -> Plan:
         if operation.kind == "contract" and is_own:
             gemm, product = _as_product(request, device)
     choice = select_operation(
-        request.op,
+        request.options,
         operation,
         device,
         product=product,
         no_compute=no_compute,
-        implementation=request.implementation,
         obstacle=obstacle,
     )
     return Plan(request, device.platform, operation, gemm, choice)
@@ -139,7 +142,7 @@ def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
         return None, f"our products of {operation.dtype} are computed in float64"
     sum_dtype = _sum_dtype(request)
     product = dense.Product(
-        op=request.op,
+        options=request.options.selecting(XLA if request.implementation == XLA else None),
         lhs_shape=operation.shape(a),
         lhs_dtype=operation.dtype,
         rhs_shape=operation.shape(b),
@@ -149,13 +152,12 @@ def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
         dimension_numbers=numbers,
         permutation=permutation,
         precision=_precision(request, device.platform),
-        implementation=XLA if request.implementation == XLA else None,
-        config=None,
     )
     plan = dense.make_plan(product, device)
     if request.implementation == "gemm" and plan.is_of_xla:
         own = _fastest_of_ours(product, device)
-        plan = dense.make_plan(dataclasses.replace(product, implementation=own), device)
+        forced = request.options.selecting(own)
+        plan = dense.make_plan(dataclasses.replace(product, options=forced), device)
     if plan.problem is None:
         return plan, plan.choice.why
     return plan, AsProduct(plan.problem, plan.choice, dense.permuted_bytes(plan), plan.has_parts)

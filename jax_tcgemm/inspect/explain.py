@@ -402,7 +402,7 @@ def _plan(eqn, device):
     if not obstacle and partitioning.has_explicit_axes(*avals):
         if rules is blas:
             obstacle = blas.DIVIDED
-        elif rules is quantize and eqn.params["implementation"] is None:
+        elif rules is quantize and eqn.params["options"].names_nothing:
             obstacle = quantize.obstacle_to_division(*avals, eqn.params)
         elif rules in _BY_UNFUSED:
             whole = rules.product_of(*avals, eqn.params)

@@ -8,8 +8,8 @@
 
 Going forwards both are their unfused selves.
 
-Parameters, all static: op, dimension_numbers, permutation, precision, preferred_element_type,
-out_sharding, implementation; of the first also activation, pair (the dimension of Z that tells gate
+Parameters, all static: options, dimension_numbers, permutation, precision, preferred_element_type,
+out_sharding; of the first also activation, pair (the dimension of Z that tells gate
 and up apart, or None) and bias_axes (the dimensions of Z that dbias has, None where there is none).
 """
 

@@ -35,6 +35,7 @@ from jax.extend import core
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives.backward import define_linear
 from jax_tcgemm.primitives.rules import moved
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.system.jax_internals import ad, batching
 
@@ -44,22 +45,20 @@ class How:
     """What a call says beside its arrays.
 
     Attributes:
-      op: the public function, for messages.
+      options: options of the call.
       axis_name: the mesh axis, or several.
       chunks: pieces in which a shard is moved; None takes what is best as a rule.
       w_axis: the contracted one of w's last two dimensions: 0, or 1 where w is transposed.
       dtype: of the result.
       precision: canonical.
-      implementation: name to force, or None.
     """
 
-    op: str
+    options: CallOptions
     axis_name: str | tuple[str, ...]
     chunks: int | None
     w_axis: int
     dtype: jnp.dtype
     precision: object
-    implementation: str | None
 
     def product(self, lhs, rhs, contract, num_batch, dtype=None):
         """The product over `contract`, a pair of tuples of axes; batch dimensions come first."""
@@ -67,11 +66,10 @@ class How:
         return primitive.dot_general(
             lhs,
             rhs,
-            op=self.op,
+            options=self.options,
             dimension_numbers=(contract, (batch, batch)),
             precision=self.precision,
             preferred_element_type=dtype or self.dtype,
-            implementation=self.implementation,
         )
 
     def times_w(self, x, w):

@@ -5,9 +5,9 @@ the result's modes, is optional. The primitive is closed under differentiation a
 gradient of an operand comes out in that operand's own order of modes, and a mapped dimension is
 one more mode.
 
-Parameters, all static: op (for messages), modes (of a and b), result, conj (of a and b), alpha,
+Parameters, all static: options, modes (of a and b), result, conj (of a and b), alpha,
 beta, compute (a name or ""), precision (canonical), result_dtype, out_sharding (of the product),
-algorithm, implementation.
+algorithm.
 """
 
 import functools
@@ -23,6 +23,7 @@ from jax_tcgemm.device import tensor
 from jax_tcgemm.primitives import lowering, tensor_lowering
 from jax_tcgemm.primitives.rules import bilinear_series, moved, same_varying
 from jax_tcgemm.problem import modes as mode_names
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.operation import Operation, dot_dimensions
 from jax_tcgemm.problem.operators import scaled
 from jax_tcgemm.sharding import partitioning, shardings
@@ -33,7 +34,7 @@ contract_p = core.Primitive("tcgemm_contract")
 
 def contract(
     *operands,
-    op,
+    options: CallOptions,
     modes,
     result,
     conj=(False, False),
@@ -44,12 +45,11 @@ def contract(
     result_dtype=None,
     out_sharding=None,
     algorithm="default",
-    implementation=None,
 ):
     """Binds the primitive; arguments are checked and canonical already."""
     return contract_p.bind(
         *same_varying(*operands),
-        op=op,
+        options=options,
         modes=tuple(modes),
         result=tuple(result),
         conj=tuple(conj),
@@ -60,7 +60,6 @@ def contract(
         result_dtype=np.dtype(operands[0].dtype if result_dtype is None else result_dtype),
         out_sharding=out_sharding,
         algorithm=algorithm,
-        implementation=implementation,
     )
 
 
@@ -69,7 +68,7 @@ def contract(
 
 def _abstract_eval(*avals, **params):
     numbers, permutation = dot_dimensions(*params["modes"], params["result"])
-    with lowering.named(params["op"]):
+    with lowering.named(params["options"].function):
         out, _ = dot_general_p.abstract_eval(
             *avals[:2],
             dimension_numbers=numbers,
@@ -217,12 +216,11 @@ def product_of(*types_and_params) -> tensor.Request:
         algorithm=params["algorithm"],
     )
     return tensor.Request(
-        params["op"],
+        params["options"],
         operation,
         params["precision"],
         params["result_dtype"],
         params["out_sharding"],
-        params["implementation"],
     )
 
 

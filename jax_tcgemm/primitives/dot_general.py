@@ -6,9 +6,8 @@ The permutation closes the primitive under differentiation and batching: the gra
 comes out in the operand's own order, so that no rule here ever emits a transpose, and what is a
 layout stays one until the device-local code turns it into strides.
 
-Parameters, all static: op (the public function that was called, for messages; derivatives inherit
-it), dimension_numbers, permutation, precision (canonical), preferred_element_type, out_sharding (of
-the permuted result), implementation, config.
+Parameters, all static: options (`CallOptions`, which derivatives inherit), dimension_numbers,
+permutation, precision (canonical), preferred_element_type, out_sharding (of the permuted result).
 """
 
 import functools
@@ -24,6 +23,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import as_cotangent, bilinear_series, moved, same_varying
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching, product_type, xla
@@ -35,14 +35,12 @@ def dot_general(
     lhs,
     rhs,
     *,
-    op,
+    options: CallOptions,
     dimension_numbers,
     permutation=None,
     precision=None,
     preferred_element_type=None,
     out_sharding=None,
-    implementation=None,
-    config=None,
 ):
     """Binds the primitive; arguments are checked and canonical already."""
     jax_internals.register_imported()
@@ -52,14 +50,12 @@ def dot_general(
         permutation = tuple(range(result_ndim(*ndims, dimension_numbers)))
     return dot_general_p.bind(
         *same_varying(lhs, rhs),
-        op=op,
+        options=options,
         dimension_numbers=dimension_numbers,
         permutation=tuple(permutation),
         precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
-        implementation=implementation,
-        config=config,
     )
 
 
@@ -80,7 +76,7 @@ def result_ndim(lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> int:
 
 def _abstract_eval(lhs, rhs, **params):
     permutation = params["permutation"]
-    with lowering.named(params["op"]):
+    with lowering.named(params["options"].function):
         out = product_type(
             lhs,
             rhs,
@@ -211,14 +207,12 @@ def _transpose_operand(
     x,
     y,
     *,
-    op,
+    options,
     dimension_numbers,
     permutation,
     precision,
     preferred_element_type,
     out_sharding,
-    implementation,
-    config,
     is_rhs=False,
 ):
     """The cotangent of x, in x's own order: a product of g and y over y's free dimensions.
@@ -226,21 +220,19 @@ def _transpose_operand(
     It inherits the implementation, which must then be able to run it, but not the config: that
     was asked for a product of another shape.
     """
-    del out_sharding, config
+    del out_sharding
     operands = (y, g) if is_rhs else (g, y)
     numbers, order = cotangent_numbers(
         x.aval.ndim, np.ndim(y), dimension_numbers, permutation, is_rhs=is_rhs
     )
     x_bar = dot_general(
         *operands,
-        op=op,
+        options=options.without_config(),
         dimension_numbers=numbers,
         permutation=order,
         precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=shardings.of_cotangent(x.aval),
-        implementation=implementation,
-        config=None,
     )
     return as_cotangent(x_bar, x.aval)
 
@@ -318,7 +310,7 @@ jax_internals.register_roofline(dot_general_p, flops)
 def product_of(lhs, rhs, out, params) -> dense.Product:
     """What one call of the primitive says, from the types of its operands and result."""
     return dense.Product(
-        op=params["op"],
+        options=params["options"],
         lhs_shape=tuple(lhs.shape),
         lhs_dtype=np.dtype(lhs.dtype),
         rhs_shape=tuple(rhs.shape),
@@ -328,8 +320,6 @@ def product_of(lhs, rhs, out, params) -> dense.Product:
         dimension_numbers=params["dimension_numbers"],
         permutation=params["permutation"],
         precision=params["precision"],
-        implementation=params["implementation"],
-        config=params["config"],
     )
 
 

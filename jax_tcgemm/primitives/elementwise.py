@@ -7,8 +7,8 @@
 A mode that an operand lacks broadcasts it. A mapped dimension is one more mode. The derivative of a
 permutation is a permutation; any other is that of the same operation in JAX's own terms.
 
-Parameters, all static: op (for messages), modes (of each operand), result, unary, combine, scalars
-(alpha, beta, gamma), compute (a name or ""), implementation.
+Parameters, all static: options, modes (of each operand), result, unary, combine, scalars
+(alpha, beta, gamma), compute (a name or "").
 """
 
 import functools
@@ -23,6 +23,7 @@ from jax_tcgemm.device import tensor_reference as reference
 from jax_tcgemm.primitives import tensor_lowering
 from jax_tcgemm.primitives.rules import same_varying, type_of
 from jax_tcgemm.problem import modes as mode_names
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.operation import Operation
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import ad, batching, xla
@@ -32,18 +33,17 @@ elementwise_p = core.Primitive("tcgemm_elementwise")
 _KINDS = {1: "permute", 2: "elementwise_binary", 3: "elementwise_trinary"}
 
 
-def elementwise(*operands, op, modes, result, unary, combine, scalars, compute, implementation):
+def elementwise(*operands, options: CallOptions, modes, result, unary, combine, scalars, compute):
     """Binds the primitive; arguments are checked and canonical already."""
     return elementwise_p.bind(
         *same_varying(*operands),
-        op=op,
+        options=options,
         modes=tuple(modes),
         result=tuple(result),
         unary=tuple(unary),
         combine=tuple(combine),
         scalars=tuple(scalars),
         compute=compute,
-        implementation=implementation,
     )
 
 
@@ -120,7 +120,7 @@ def product_of(*types_and_params) -> tensor.Request:
         scalars=params["scalars"],
         compute=params["compute"],
     )
-    return tensor.Request(params["op"], operation, implementation=params["implementation"])
+    return tensor.Request(params["options"], operation)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:

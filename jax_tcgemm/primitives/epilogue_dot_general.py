@@ -36,10 +36,12 @@ from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives.functions import is_moving
 from jax_tcgemm.primitives.rules import (
     moved,
+    of_derivative,
     same_varying,
     series_by_parts,
     transpose_by_parts,
 )
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.fusion import halves
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
@@ -53,7 +55,7 @@ def accumulators(lhs, *rights, pair: int | None = None, **params) -> list:
     """The types of what a function takes, of products with parameters of `tcgemm_dot_general`."""
     params |= {"preferred_element_type": functions.accumulator_dtype(lhs.dtype, rights[0].dtype)}
     # What was asked for by name is found out when the primitive is lowered.
-    params |= {"implementation": None, "config": None}
+    params |= {"options": params["options"].selecting()}
     with selection.unseen():
         made = jax.make_jaxpr(lambda *x: _apart(_products(*x, **params), pair))(lhs, *rights)
     return made.out_avals
@@ -81,7 +83,7 @@ def epilogue_dot_general(
     lhs,
     rhs,
     *operands,
-    op,
+    options: CallOptions,
     dimension_numbers,
     function: core.ClosedJaxpr,
     rhs_up=None,
@@ -89,8 +91,6 @@ def epilogue_dot_general(
     permutation=None,
     precision=None,
     out_sharding=None,
-    implementation=None,
-    config=None,
 ) -> list[jax.Array]:
     """Binds the primitive; arguments are checked and canonical already.
 
@@ -106,14 +106,12 @@ def epilogue_dot_general(
     return epilogue_dot_general_p.bind(
         *same_varying(lhs, *rights),
         *operands,
-        op=op,
+        options=options,
         dimension_numbers=dimension_numbers,
         permutation=tuple(permutation),
         precision=precision,
         preferred_element_type=functions.accumulator_dtype(lhs.dtype, rhs.dtype),
         out_sharding=out_sharding,
-        implementation=implementation,
-        config=config,
         function=function,
         num_rhs=len(rights),
         pair=pair,
@@ -216,7 +214,7 @@ batching.fancy_primitive_batchers[epilogue_dot_general_p] = _batch
 # --- differentiation ----------------------------------------------------------------------------
 
 
-def _jvp(primals, tangents, *, function, config, num_rhs, pair, **params):
+def _jvp(primals, tangents, *, function, options, num_rhs, pair, **params):
     """The tangents of the function, for which accumulators are more results where needed.
 
     The accumulators' own tangents are made of plain products in the dtype of the operands, so that
@@ -224,11 +222,12 @@ def _jvp(primals, tangents, *, function, config, num_rhs, pair, **params):
     config.
     """
     (factors, operands), (dfactors, rest) = (_split(x, num_rhs) for x in (primals, tangents))
-    daccs = _tangents_of_accumulators(factors, dfactors, pair, **params)
+    of_accs = params | {"options": options.without_config()}
+    daccs = _tangents_of_accumulators(factors, dfactors, pair, **of_accs)
 
     def run(kept):
         own = {"function": kept, "num_rhs": num_rhs, "pair": pair}
-        return epilogue_dot_general_p.bind(*primals, config=config, **own, **params)
+        return epilogue_dot_general_p.bind(*primals, options=options, **own, **params)
 
     f = core.jaxpr_as_fun(function)
     return functions.jvp(function, run, f, (factors, operands), (daccs, rest))
@@ -243,7 +242,7 @@ def _tangents_of_accumulators(primals, tangents, pair, *, preferred_element_type
     found = []
     for rhs, drhs in zip(rights, drights, strict=True):
         addends = [
-            plain.dot_general(*both, preferred_element_type=dtype, config=None, **params)
+            plain.dot_general(*both, preferred_element_type=dtype, **params)
             for both in [(dlhs, rhs)] * is_moving(dlhs) + [(lhs, drhs)] * is_moving(drhs)
         ]
         wide = [lax.convert_element_type(x, preferred_element_type) for x in addends]
@@ -255,7 +254,7 @@ def _tangents_of_accumulators(primals, tangents, pair, *, preferred_element_type
 
 def _transpose(cotangents, *operands, **params):
     """Of a call that is linear in some operands: that of the unfused one."""
-    return transpose_by_parts(unfused, cotangents, operands, **params | {"config": None})
+    return transpose_by_parts(unfused, cotangents, operands, **of_derivative(params))
 
 
 ad.primitive_jvps[epilogue_dot_general_p] = _jvp
@@ -263,7 +262,7 @@ ad.primitive_transposes[epilogue_dot_general_p] = _transpose
 
 
 def _series(primals, series, **params):
-    return series_by_parts(unfused, primals, series, **params | {"config": None})
+    return series_by_parts(unfused, primals, series, **of_derivative(params))
 
 
 jax_internals.register_jet(epilogue_dot_general_p, _series)

@@ -19,10 +19,10 @@ as they are. Each result has the shape of `acc`.
 `unfused` is the same in JAX, by plain products and XLA: it types the primitive and runs it wherever
 nothing takes it as one call.
 
-Parameters, all static: op (for messages), groups (of rhs), gated, gathered, blocks (None, or the
+Parameters, all static: options, groups (of rhs), gated, gathered, blocks (None, or the
 extents along m and k and along n and k of a block of lhs and of rhs), by_group, function (a closed
 jaxpr without constants, none of whose arguments are random keys), precision (canonical),
-out_sharding (that of acc; None follows lhs and rhs), implementation, config.
+out_sharding (that of acc; None follows lhs and rhs).
 """
 
 import functools
@@ -44,9 +44,15 @@ from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives import ragged_dot as plain
 from jax_tcgemm.primitives.functions import is_moving
-from jax_tcgemm.primitives.rules import same_varying, series_by_parts, transpose_by_parts
+from jax_tcgemm.primitives.rules import (
+    of_derivative,
+    same_varying,
+    series_by_parts,
+    transpose_by_parts,
+)
 from jax_tcgemm.primitives.scaled_dot_general import dequantised
 from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.precision import of_dequantized
 from jax_tcgemm.problem.quantized import spread_along
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
@@ -94,7 +100,7 @@ def _num_accumulators(gated: bool) -> int:
 def arguments_of(factors: Factors, operands, **params) -> list:
     """The types of what a function takes, of random keys and arrays; params but the function."""
     # What was asked for by name is found out when the primitive is lowered.
-    params |= {"implementation": None, "config": None}
+    params |= {"options": params["options"].selecting()}
 
     def arguments(factors, *operands):
         accs = _products(factors, **params)
@@ -204,10 +210,8 @@ def _dequantised_with_tangents(factors: Factors, dfactors: Factors, blocks):
 def _of_dequantised(params) -> dict:
     """What of the parameters changes for a product of dequantised operands."""
     return {
-        "op": selection.DEQUANTISED,
+        "options": params["options"].selecting().dequantized(Provenance.DEQUANTIZED_BLOCKS),
         "precision": of_dequantized(params["precision"]),
-        "implementation": None,
-        "config": None,
     }
 
 
@@ -236,17 +240,17 @@ def _groups_of_rows(factors: Factors, num_rows: int, groups: int) -> jax.Array:
 def _for_rows(operands, numbers, shape, params) -> list:
     """What the function is given of its operands, where these are the numbers of rows' groups."""
     return [
-        _of_groups(params["op"], x, numbers, shape) if is_by_group else x
+        _of_groups(params["options"], x, numbers, shape) if is_by_group else x
         for x, is_by_group in zip(operands, params["by_group"], strict=True)
     ]
 
 
-def _of_groups(op: str, x, numbers, shape) -> jax.Array:
+def _of_groups(options: CallOptions, x, numbers, shape) -> jax.Array:
     """x[..., numbers[i], 0, :] for each row i, of all batch dimensions; 0 where there is none."""
     x = lax.squeeze(x, (x.ndim - 2,))
     if jnp.issubdtype(x.dtype, np.floating):
         # XLA does it inside of the function's loop, and adds up few groups of many rows well.
-        found = plain.take_rows(op, x, numbers, implementation=selection.XLA)
+        found = plain.take_rows(options.selecting(selection.XLA), x, numbers)
     else:
         found = plain.over_batch(take, x, numbers)
     return jnp.broadcast_to(found, (*shape[:-1], x.shape[-1]))
@@ -292,7 +296,7 @@ def epilogue_ragged_dot(
     factors: Factors,
     operands,
     *,
-    op,
+    options: CallOptions,
     groups,
     gated,
     by_group,
@@ -300,8 +304,6 @@ def epilogue_ragged_dot(
     blocks=None,
     precision=None,
     out_sharding=None,
-    implementation=None,
-    config=None,
 ) -> list[jax.Array]:
     """Binds the primitive; arguments are checked and canonical already.
 
@@ -314,7 +316,7 @@ def epilogue_ragged_dot(
     return epilogue_ragged_dot_p.bind(
         *same_varying(*factors.given),
         *operands,
-        op=op,
+        options=options,
         groups=groups,
         gated=gated,
         gathered=factors.gather is not None,
@@ -323,8 +325,6 @@ def epilogue_ragged_dot(
         function=function,
         precision=precision,
         out_sharding=out_sharding,
-        implementation=implementation,
-        config=config,
     )
 
 
@@ -392,13 +392,13 @@ batching.fancy_primitive_batchers[epilogue_ragged_dot_p] = _batch
 # --- differentiation ----------------------------------------------------------------------------
 
 
-def _jvp(primals, tangents, *, function, config, **params):
+def _jvp(primals, tangents, *, function, **params):
     """As of `tcgemm_epilogue_dot_general`, the plain products being grouped ones."""
     (factors, operands), (dfactors, rest) = (_split(x, params) for x in (primals, tangents))
     daccs = _tangents_of_accumulators(factors, dfactors, params)
 
     def run(kept):
-        return epilogue_ragged_dot_p.bind(*primals, function=kept, config=config, **params)
+        return epilogue_ragged_dot_p.bind(*primals, function=kept, **params)
 
     f = of_accumulators(function, factors, **params)
     return functions.jvp(function, run, f, (factors.given, operands), (daccs, rest))
@@ -411,7 +411,8 @@ def _tangents_of_accumulators(factors: Factors, dfactors: Factors, params) -> li
         factors, dfactors = _dequantised_with_tangents(factors, dfactors, params["blocks"])
         params = params | _of_dequantised(params) | {"blocks": None}
     dtype = np.dtype(jnp.promote_types(factors.lhs.dtype, factors.rhs.dtype))
-    how = params | {"config": None, "preferred_element_type": dtype if dtype.itemsize > 1 else wide}
+    dtype = dtype if dtype.itemsize > 1 else wide
+    how = of_derivative(params) | {"preferred_element_type": dtype}
     addends = [
         _products(factors._replace(**{name: tangent}), **how)
         for name, tangent in (("lhs", dfactors.lhs), ("rhs", dfactors.rhs))
@@ -425,7 +426,7 @@ def _tangents_of_accumulators(factors: Factors, dfactors: Factors, params) -> li
 
 def _transpose(cotangents, *operands, **params):
     """Of a call that is linear in some operands: that of the unfused one."""
-    return transpose_by_parts(unfused, cotangents, operands, **params | {"config": None})
+    return transpose_by_parts(unfused, cotangents, operands, **of_derivative(params))
 
 
 ad.primitive_jvps[epilogue_ragged_dot_p] = _jvp
@@ -433,7 +434,7 @@ ad.primitive_transposes[epilogue_ragged_dot_p] = _transpose
 
 
 def _series(primals, series, **params):
-    return series_by_parts(unfused, primals, series, **params | {"config": None})
+    return series_by_parts(unfused, primals, series, **of_derivative(params))
 
 
 jax_internals.register_jet(epilogue_ragged_dot_p, _series)

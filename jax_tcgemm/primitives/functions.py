@@ -52,8 +52,8 @@ def define_types(
 
     def abstract_eval(*avals, **params):
         # What was asked for by name is found out when the primitive is lowered.
-        unnamed = params | {"implementation": None, "config": None}
-        with lowering.named(params["op"]), selection.unseen():
+        unnamed = params | {"options": params["options"].selecting()}
+        with lowering.named(params["options"].function), selection.unseen():
             types = types_of(avals, tuple(unnamed.items()), jax_internals.trace_context())
         lowering.expect(make_plan, product_of, *avals, params)
         return types

@@ -26,10 +26,12 @@ from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import (
     jvp_of_moving,
     moved,
+    of_derivative,
     same_varying,
     series_by_parts,
     transpose_by_parts,
 )
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.fusion import OPTIONAL_OPERANDS, Fusion, finish, push_forward
 from jax_tcgemm.sharding import partitioning, shardings
@@ -44,15 +46,13 @@ def fused_dot_general(
     lhs,
     rhs,
     *,
-    op,
+    options: CallOptions,
     dimension_numbers,
     fusion: Fusion,
     permutation=None,
     precision=None,
     preferred_element_type=None,
     out_sharding=None,
-    implementation=None,
-    config=None,
     **given,
 ) -> list[jax.Array]:
     """Binds the primitive; arguments are checked and canonical already.
@@ -65,14 +65,12 @@ def fused_dot_general(
         permutation = tuple(range(plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)))
     return fused_dot_general_p.bind(
         *same_varying(lhs, rhs, *(given[name] for name in names)),
-        op=op,
+        options=options,
         dimension_numbers=dimension_numbers,
         permutation=tuple(permutation),
         precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
-        implementation=implementation,
-        config=config,
         fusion=dataclasses.replace(fusion, operands=names),
     )
 
@@ -122,8 +120,8 @@ def _product(lhs, rhs, rhs_up, fusion: Fusion, **params):
 
 def _abstract_eval(*avals, **params):
     # What was asked for by name is found out when the primitive is lowered.
-    unnamed = params | {"implementation": None, "config": None}
-    with lowering.named(params["op"]), selection.unseen():
+    unnamed = params | {"options": params["options"].selecting()}
+    with lowering.named(params["options"].function), selection.unseen():
         jaxpr = jax.make_jaxpr(functools.partial(unfused, **unnamed))(*avals)
     lowering.expect(fused.make_plan, product_of, *avals, jaxpr.out_avals[0], params)
     return jaxpr.out_avals, set()
@@ -235,25 +233,26 @@ batching.fancy_primitive_batchers[fused_dot_general_p] = _batch
 # --- differentiation ----------------------------------------------------------------------------
 
 
-def _jvp(primals, tangents, *, fusion: Fusion, config, **params):
+def _jvp(primals, tangents, *, fusion: Fusion, options, **params):
     """The tangent of D, f'(Z) * dZ + dresidual, for which Z is kept.
 
     The factors of dZ are plain products, so that reverse mode is made of products, too. Derivatives
     inherit the implementation, but not the config.
     """
+    of_tangents = params | {"options": options.without_config()}
     names = ("lhs", "rhs", *fusion.operands)
     given = dict(zip(names, primals, strict=True))
     moving = {name: t for name, t in zip(names, tangents, strict=True) if type(t) is not ad.Zero}
     if fusion.derivative:
-        f = functools.partial(unfused, fusion=fusion, config=None, **params)
-        out = fused_dot_general_p.bind(*primals, fusion=fusion, config=config, **params)
+        f = functools.partial(unfused, fusion=fusion, **of_tangents)
+        out = fused_dot_general_p.bind(*primals, fusion=fusion, options=options, **params)
         return out, jvp_of_moving(f, primals, tangents)[1]
     needs_z = moving.keys() - {"residual"} and not fusion.is_linear
     keeping = dataclasses.replace(fusion, aux_out=fusion.aux_out or bool(needs_z))
-    out = fused_dot_general_p.bind(*primals, fusion=keeping, config=config, **params)
+    out = fused_dot_general_p.bind(*primals, fusion=keeping, options=options, **params)
     dtype = out[0].dtype
     wide = wide_dtype(dtype)
-    dz = _tangent_of_z(given, moving, fusion, dtype, **params)
+    dz = _tangent_of_z(given, moving, fusion, dtype, **of_tangents)
     dd = None
     if dz is not None:
         z = out[1].astype(wide) if needs_z else None
@@ -283,7 +282,7 @@ def _tangent_of_z(given, moving, fusion: Fusion, dtype, *, preferred_element_typ
     wide, addends = wide_dtype(dtype), []
 
     def product(lhs, rhs, rhs_up):
-        z = _product(lhs, rhs, rhs_up, fusion, preferred_element_type=dtype, config=None, **params)
+        z = _product(lhs, rhs, rhs_up, fusion, preferred_element_type=dtype, **params)
         addends.append(z.astype(wide))
 
     if "lhs" in moving:
@@ -300,14 +299,14 @@ def _tangent_of_z(given, moving, fusion: Fusion, dtype, *, preferred_element_typ
 
 
 def _product_shape(given, params):
-    keys = ("op", "dimension_numbers", "permutation", "out_sharding")
+    keys = ("options", "dimension_numbers", "permutation", "out_sharding")
     shared = {key: params[key] for key in keys}
     return plain.result_type(given["lhs"], given["rhs"], **shared).shape
 
 
 def _transpose(cotangents, *operands, **params):
     """Of a call that is linear in some operands: that of the unfused one."""
-    return transpose_by_parts(unfused, cotangents, operands, **params | {"config": None})
+    return transpose_by_parts(unfused, cotangents, operands, **of_derivative(params))
 
 
 ad.primitive_jvps[fused_dot_general_p] = _jvp
@@ -315,7 +314,7 @@ ad.primitive_transposes[fused_dot_general_p] = _transpose
 
 
 def _series(primals, series, **params):
-    return series_by_parts(unfused, primals, series, **params | {"config": None})
+    return series_by_parts(unfused, primals, series, **of_derivative(params))
 
 
 jax_internals.register_jet(fused_dot_general_p, _series)

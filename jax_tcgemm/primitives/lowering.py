@@ -19,13 +19,13 @@ from jax_tcgemm.system.jax_internals import by_platform, check_nans, mlir, start
 
 
 @contextlib.contextmanager
-def named(op: str) -> Iterator[None]:
+def named(function: str) -> Iterator[None]:
     """Puts the public function's name before what JAX's own rules refuse in its stead."""
     try:
         yield
     except (TypeError, ValueError, NotImplementedError) as error:
-        if not str(error).startswith(f"{op}: "):
-            error.args = (f"{op}: {error}",)
+        if not str(error).startswith(f"{function}: "):
+            error.args = (f"{function}: {error}",)
         raise
 
 
@@ -43,7 +43,7 @@ def register(
     def of_one(ctx, *operands, platform, **params):
         if num_rhs is not None:
             ctx, operands, params = _read_through(ctx, operands, params, num_rhs(params))
-        with named(params["op"] if "op" in params else params["call"].op):
+        with named(params["options"].function if "options" in params else params["call"].op):
             obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
             obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
             device, before = selection.target_device(platform), program.num_carried()

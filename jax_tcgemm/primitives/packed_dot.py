@@ -13,8 +13,7 @@ grouped, group_sizes (s,) and group_offset (1,), as those of `tcgemm_ragged_dot`
 tiles, which is how devices divide them. It is linear in x; the weight is bytes, and has no
 derivatives.
 
-Parameters, all static: op (for messages), format (of the weight), grouped, dtype (of the result),
-implementation and config.
+Parameters, all static: options, format (of the weight), grouped and dtype (of the result).
 """
 
 import functools
@@ -43,6 +42,7 @@ from jax_tcgemm.primitives.packed_weight import (
     weight_of,
 )
 from jax_tcgemm.primitives.rules import as_cotangent, moved, same_varying, series_by_parts
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
@@ -64,11 +64,9 @@ def packed_dot(
     x,
     w: PackedWeight,
     *,
-    op: str,
+    options: CallOptions,
     dtype,
     row_scales=None,
-    implementation: str | None = None,
-    config=None,
 ) -> jax.Array:
     """The product of rows and a packed weight.
 
@@ -76,18 +74,15 @@ def packed_dot(
       x: of shape (..., k), of float16, bfloat16 or float8_e4m3fn, its columns in the order of the
         packed rows.
       w: one weight; beside float8_e4m3fn one of integers of 4 bits.
-      op: the public function, for messages.
+      options: options of the call.
       row_scales: beside float8_e4m3fn, float32 of shape (...), else None.
       dtype: of the result.
-      implementation: a checked name, or None.
-      config: a checked name, or None.
 
     Returns:
       An array of shape (..., *w.shape[1:]).
     """
-    asked = {"implementation": implementation, "config": config}
     operands = *_rows(x, row_scales), *arrays_of(w)
-    return _by_columns(w.format, *operands, op=op, dtype=dtype, grouped=False, **asked)
+    return _by_columns(w.format, *operands, options=options, dtype=dtype, grouped=False)
 
 
 def packed_ragged_dot(
@@ -96,11 +91,9 @@ def packed_ragged_dot(
     group_sizes,
     group_offset,
     *,
-    op: str,
+    options: CallOptions,
     dtype,
     row_scales=None,
-    implementation: str | None = None,
-    config=None,
 ) -> jax.Array:
     """The product of rows and the packed weights of their groups.
 
@@ -109,18 +102,15 @@ def packed_ragged_dot(
       w: stacked weights, of shape (g, k, ...).
       group_sizes: int32 of shape (s,).
       group_offset: int32 of shape (1,).
-      op: the public function, for messages.
+      options: options of the call.
       row_scales: as in `packed_dot`, of shape (m,).
       dtype: of the result.
-      implementation: a checked name, or None.
-      config: a checked name, or None.
 
     Returns:
       An array of shape (m, *w.shape[2:]).
     """
     operands = *_rows(x, row_scales), *arrays_of(w), group_sizes, group_offset
-    asked = {"implementation": implementation, "config": config}
-    return _by_columns(w.format, *operands, op=op, dtype=dtype, grouped=True, **asked)
+    return _by_columns(w.format, *operands, options=options, dtype=dtype, grouped=True)
 
 
 def _by_columns(form: PackedFormat, x, *others, dtype, **params) -> jax.Array:
@@ -157,12 +147,12 @@ def _product(*operands, **params):
     x, row_scales, weight, groups = _split(operands, params["grouped"])
     rows = math.prod(x.shape[:-1])
     groups_of_rows = groups[0].shape[0] if groups else 1
-    if params["implementation"] is None and isinstance(rows, int):
+    if params["options"].names_nothing and isinstance(rows, int):
         if row_scales and rows <= FEW_ROWS * groups_of_rows:
             return _in_16_bits(*operands, **params)
         if not row_scales and rows > MOST_ROWS * groups_of_rows:
             w = weight_of(weight, params["format"])
-            w = rows_of_weight(w, op=params["op"], dtype=x.dtype)
+            w = rows_of_weight(w, options=params["options"], dtype=x.dtype)
             return _by_array(x, w, groups, **params)
     return packed_dot_p.bind(*same_varying(*operands), **params)
 
@@ -176,10 +166,10 @@ def _dequantised(x, row_scales):
     return (x.astype(jnp.float32) * row_scales[..., None]).astype(jnp.bfloat16)
 
 
-def _by_array(x, w, groups, *, op, dtype, implementation, **params):
+def _by_array(x, w, groups, *, options, dtype, **params):
     """The product with a weight as an array, transposed."""
     del params
-    how = {"op": op, "preferred_element_type": dtype, "implementation": implementation}
+    how = {"options": options.without_config(), "preferred_element_type": dtype}
     if groups:
         out = ragged.ragged_dot(x, w, *groups, rhs_transposed=True, groups=w.shape[0], **how)
     else:
@@ -267,20 +257,20 @@ def _jvp(primals, tangents, **params):
     return out, packed_dot_p.bind(*same_varying(moving, *primals[first:]), **params)
 
 
-def _transpose(ct, *operands, op, format, grouped, implementation, **params):
+def _transpose(ct, *operands, options, format, grouped, **params):
     """The cotangent of x is a product with the weight, dequantised."""
     del params
     x, _, weight, groups = _split(operands, grouped)
     nothing = [None] * (len(operands) - 1)
     if type(ct) is ad.Zero:
         return [ad.Zero(x.aval), *nothing]
-    w = rows_of_weight(weight_of(weight, format), op=op, dtype=x.aval.dtype)
+    w = rows_of_weight(weight_of(weight, format), options=options, dtype=x.aval.dtype)
     ct = ct.reshape(*ct.shape[:-2], w.shape[-2]).astype(x.aval.dtype)
+    is_xla = options.implementation == selection.XLA
     how = {
-        "op": op,
+        "options": options.selecting(selection.XLA if is_xla else None),
         "preferred_element_type": x.aval.dtype,
         "out_sharding": shardings.of_cotangent(x.aval),
-        "implementation": selection.XLA if implementation == selection.XLA else None,
     }
     if grouped:
         x_bar = ragged.ragged_dot(ct, w, *groups, groups=w.shape[0], **how)
@@ -318,9 +308,7 @@ def product_of(*avals_and_params) -> request.Request:
         experts, num_sizes = weight[0].shape[0], groups[0].shape[0]
         own |= {"form": "grouped", "experts": experts, "num_sizes": num_sizes}
     problem = problem_of(weight[0].shape[-3], len(weight) == 3, params["format"], **own)
-    return request.Request(
-        "packed", params["op"], problem, params["implementation"], params["config"]
-    )
+    return request.Request("packed", params["options"], problem)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:

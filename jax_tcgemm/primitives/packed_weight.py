@@ -6,7 +6,7 @@ operands: the arrays of a packed weight, values, scales and, where there are suc
 (problem/packed_weight.py). It has no derivatives, for these are bytes. Of stacked weights tiles lie
 one after the other, as those of one do, so that they are one problem.
 
-Parameters, all static: op (for messages), format (of the weight) and dtype (of the result).
+Parameters, all static: options, format (of the weight) and dtype (of the result).
 """
 
 import functools
@@ -22,6 +22,7 @@ from jax_tcgemm.device import packed as device_packed
 from jax_tcgemm.device import request
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import moved, same_varying
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
@@ -31,9 +32,9 @@ from jax_tcgemm.system.jax_internals import ad, batching, like, xla, zero_tangen
 packed_weight_p = core.Primitive("tcgemm_packed_weight")
 
 
-def rows_of_weight(w: PackedWeight, *, op: str, dtype) -> jax.Array:
+def rows_of_weight(w: PackedWeight, *, options: CallOptions, dtype) -> jax.Array:
     """The weight as an array (*stacked, n, k), with the columns that fill up the last tile."""
-    params = {"op": op, "format": w.format, "dtype": np.dtype(dtype)}
+    params = {"options": options.selecting(), "format": w.format, "dtype": np.dtype(dtype)}
     out = packed_weight_p.bind(*same_varying(*arrays_of(w)), **params)
     return out.reshape(*out.shape[:-3], out.shape[-3] * TILE, w.format.k)
 
@@ -122,12 +123,12 @@ def product_of(values, *others_and_params) -> request.Request:
     *others, out, params = others_and_params
     dtype = np.dtype(out.dtype)
     if dtype not in (np.dtype("float16"), np.dtype("bfloat16")):
-        return request.Request("packed", params["op"], f"weights of {dtype} are XLA's")
+        return request.Request("packed", params["options"], f"weights of {dtype} are XLA's")
     own = {"form": "weight", "m": 0}
     own |= dict.fromkeys(("in_dtype", "out_dtype"), DTYPE_NAMES[dtype])
     tiles = math.prod(values.shape[:-2])
     problem = problem_of(tiles, len(others) == 2, params["format"], **own)
-    return request.Request("packed", params["op"], problem)
+    return request.Request("packed", params["options"], problem)
 
 
 def division_of(*arrays_and_params) -> partitioning.Division:

@@ -7,8 +7,8 @@ leading dimensions or for all of one. results: values, and scales unless they ar
 where there are two tiles, of x with its last two dimensions exchanged. Derivatives are those of
 what binds it (quantization/quantize.py).
 
-Parameters, all static: op (for messages), dtype (of the values), tiles (of each array the extents
-of what has one scale), given (whether scales are), implementation and config.
+Parameters, all static: options, dtype (of the values), tiles (of each array the extents of what has
+one scale) and given (whether scales are).
 """
 
 import functools
@@ -23,6 +23,7 @@ from jax_tcgemm.device import quantize as device_quantize
 from jax_tcgemm.device import request
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import moved, same_varying
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.quantize import QuantizeProblem, form_of
 from jax_tcgemm.sharding import partitioning
@@ -32,25 +33,20 @@ quantize_p = core.Primitive("tcgemm_quantize")
 quantize_p.multiple_results = True
 
 
-def quantize(
-    x, *given, op: str, dtype, tiles, implementation: str | None = None, config: str | None = None
-) -> list[jax.Array]:
+def quantize(x, *given, options: CallOptions, dtype, tiles) -> list[jax.Array]:
     """Values and scales of an array and, of two tiles, of its transpose.
 
     Args:
       x: array of a real floating-point dtype, of two dimensions or more.
       *given: its scales, where one is for the last two dimensions; they are no results then.
-      op: the public function, for messages.
+      options: options of the call.
       dtype: of the values.
       tiles: of x, and of its transpose, the extents of what has one scale.
-      implementation: a checked name, or None.
-      config: a checked name, or None.
 
     Returns:
       The arrays.
     """
-    params = {"op": op, "dtype": np.dtype(dtype), "tiles": tiles}
-    params |= {"given": bool(given), "implementation": implementation, "config": config}
+    params = {"options": options, "dtype": np.dtype(dtype), "tiles": tiles, "given": bool(given)}
     return quantize_p.bind(*same_varying(x, *given), **params)
 
 
@@ -100,8 +96,7 @@ def product_of(x, *others_and_params) -> request.Request:
     """What one call of the primitive says, from the types of its operands and results."""
     params = others_and_params[-1]
     problem = _problem(x, params)
-    asked = params["implementation"], params["config"]
-    return request.Request("quantize", params["op"], problem, *asked)
+    return request.Request("quantize", params["options"], problem)
 
 
 def _problem(x, params) -> QuantizeProblem | str:
@@ -166,7 +161,7 @@ def obstacle_to_division(x, *given_and_params) -> str:
 
 
 def _lower(ctx, *args, device, obstacle, **params):
-    if not obstacle and params["implementation"] is None and partitioning.is_divided(ctx):
+    if not obstacle and params["options"].names_nothing and partitioning.is_divided(ctx):
         obstacle = obstacle_to_division(*ctx.avals_in, params)
     asked = product_of(*ctx.avals_in, *ctx.avals_out, params)
     plan = request.make_plan(asked, device, obstacle)

@@ -15,9 +15,9 @@ broadcast.
 Without an epilogue the two forms are closed under differentiation: each one's gradients are the
 other or itself. With one, derivatives are those of the same function made of plain products.
 
-Parameters, all static: op (for messages), form, rhs_transposed, groups (of rhs or of the result),
+Parameters, all static: options, form, rhs_transposed, groups (of rhs or of the result),
 activation, gated, biased, gathered, precision (canonical), preferred_element_type, out_sharding
-(None follows lhs and rhs), implementation, config.
+(None follows lhs and rhs).
 """
 
 import dataclasses
@@ -37,6 +37,7 @@ from jax_tcgemm.device import rows as device_rows
 from jax_tcgemm.primitives import lowering, rows
 from jax_tcgemm.primitives.rules import as_cotangent, bilinear_series, same_varying, series_by_parts
 from jax_tcgemm.problem.activations import ACTIVATIONS
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
 from jax_tcgemm.sharding.ragged_division import result_spec
@@ -46,9 +47,9 @@ from jax_tcgemm.system.jax_internals import ad, batching, xla, zero_tangent
 ragged_dot_p = core.Primitive("tcgemm_ragged_dot")
 
 
-def _gathers_anything(implementation: str | None) -> bool:
-    """Whether it, or whichever is chosen, gathers rows in any form or has them taken first."""
-    return implementation == "host" or selection.may_be_unfused(implementation)
+def _gathers_anything(options: CallOptions) -> bool:
+    """Whether what may run the call gathers rows in any form or has them taken first."""
+    return options.implementation == "host" or selection.may_be_unfused(options)
 
 
 def ragged_dot(
@@ -59,7 +60,7 @@ def ragged_dot(
     bias=None,
     gather=None,
     *,
-    op,
+    options: CallOptions,
     form="rows",
     rhs_transposed=False,
     groups,
@@ -68,15 +69,13 @@ def ragged_dot(
     precision=None,
     preferred_element_type=None,
     out_sharding=None,
-    implementation=None,
-    config=None,
 ):
     """Binds the primitive; arguments are checked and canonical already."""
     jax_internals.register_imported()
     extra = [x for x in (bias, gather) if x is not None]
     return ragged_dot_p.bind(
         *same_varying(lhs, rhs, group_sizes, group_offset, *extra),
-        op=op,
+        options=options,
         form=form,
         rhs_transposed=rhs_transposed,
         groups=groups,
@@ -87,8 +86,6 @@ def ragged_dot(
         precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
-        implementation=implementation,
-        config=config,
     )
 
 
@@ -124,7 +121,7 @@ def _abstract_eval(*args, **params):
     operands = Operands.of(args, params)
     extents = _extents(operands, params)
     groups = (params["groups"],) if params["form"] == "contraction" else ()
-    with lowering.named(params["op"]):
+    with lowering.named(params["options"].function):
         dtype = jax.eval_shape(
             functools.partial(lax.dot, preferred_element_type=params["preferred_element_type"]),
             *(jax.ShapeDtypeStruct((1, 1), x.dtype) for x in (operands.lhs, operands.rhs)),
@@ -227,13 +224,14 @@ def parts(operands: Operands, params) -> jax.Array:
     """A call with an epilogue made of plain products; a group's bias is a product with ones."""
     plain = {
         **{"form": "rows", "rhs_transposed": params["rhs_transposed"]},
-        **{key: params[key] for key in ("op", "groups", "precision", "implementation")},
+        **{key: params[key] for key in ("groups", "precision")},
+        "options": params["options"].without_config(),
         "preferred_element_type": params["preferred_element_type"],
     }
     # What only says which rows are in which group is no product that was asked for by name.
-    step = plain | {"rhs_transposed": False}
-    if step["implementation"] != selection.XLA:
-        step["implementation"] = None
+    forced = params["options"].implementation
+    own = params["options"].selecting(forced if forced == selection.XLA else None)
+    step = plain | {"rhs_transposed": False, "options": own}
     groups = operands.group_sizes, operands.group_offset
 
     def of_group(vectors, z):
@@ -291,8 +289,9 @@ def _aval(x):
 def _cotangent(ct, operands: Operands, is_lhs: bool, out_sharding, params) -> jax.Array:
     lhs, rhs, gather = operands.lhs, operands.rhs, operands.gather
     groups = operands.group_sizes, operands.group_offset
-    keys = ("op", "groups", "precision", "preferred_element_type", "implementation")
-    bind = functools.partial(ragged_dot, **{key: params[key] for key in keys})
+    options = params["options"].without_config()
+    keys = ("groups", "precision", "preferred_element_type")
+    bind = functools.partial(ragged_dot, options=options, **{key: params[key] for key in keys})
     is_contraction, transposed = params["form"] == "contraction", params["rhs_transposed"]
     if is_lhs:
         # Of a contraction, over the rows again, each with ct of its group.
@@ -300,36 +299,37 @@ def _cotangent(ct, operands: Operands, is_lhs: bool, out_sharding, params) -> ja
         if gather is None:
             return bind(x, y, *groups, rhs_transposed=flipped, out_sharding=out_sharding)
         bar = bind(x, y, *groups, rhs_transposed=flipped)
-        return _add_rows(params["op"], bar, gather, lhs.aval.shape[-2])
+        return _add_rows(options, bar, gather, lhs.aval.shape[-2])
     bind = functools.partial(bind, out_sharding=out_sharding)
     if is_contraction:
         return bind(lhs, ct, *groups, None, gather)
     # Only the first operand of a contraction can be gathered, and by no kernel that is asked for.
-    if gather is not None and (transposed or not _gathers_anything(params["implementation"])):
-        lhs, gather = take_rows(params["op"], lhs, gather), None
+    if gather is not None and (transposed or not _gathers_anything(options)):
+        lhs, gather = take_rows(options.selecting(), lhs, gather), None
     if transposed:
         return bind(ct, lhs, *groups, form="contraction")
     return bind(lhs, ct, *groups, None, gather, form="contraction")
 
 
-def take_rows(op, x, gather, implementation=None):
+def take_rows(options: CallOptions, x, gather):
     """x[..., gather[i], :], zero for an index out of range; a sum of one row for each."""
 
     def take(x, indices):
         (count,) = indices.shape
         own = lax.iota(indices.dtype, count)
-        how = {"patterns": (None, 1), "implementation": implementation}
-        return rows.sums(x, indices, own, op=op, num_targets=count, **how)
+        how = {"options": options, "patterns": (None, 1)}
+        return rows.sums(x, indices, own, num_targets=count, **how)
 
     return over_batch(take, x, gather)
 
 
-def _add_rows(op, x, gather, num_rows: int):
+def _add_rows(options: CallOptions, x, gather, num_rows: int):
     """The transpose of `take_rows`: out[gather[i]] is the sum of all its x[i]."""
 
     def add(x, indices):
         own = lax.iota(indices.dtype, *indices.shape)
-        return rows.sums(x, own, indices, op=op, num_targets=num_rows, patterns=(1, None))
+        how = {"options": options.selecting(), "patterns": (1, None)}
+        return rows.sums(x, own, indices, num_targets=num_rows, **how)
 
     return over_batch(add, x, gather)
 
@@ -391,7 +391,7 @@ def product_of(*avals_and_params) -> grouped_layer.Product:
     # Of a device that has some of the groups, fewer than the parameters say.
     groups = (out if params["form"] == "contraction" else operands.rhs).shape[num_batch]
     product = grouped.Product(
-        op=params["op"],
+        options=params["options"],
         form=params["form"],
         batches=(
             batch("lhs"),
@@ -408,8 +408,6 @@ def product_of(*avals_and_params) -> grouped_layer.Product:
         rhs_dtype=np.dtype(operands.rhs.dtype),
         result_dtype=np.dtype(out.dtype),
         precision=params["precision"],
-        implementation=params["implementation"],
-        config=params["config"],
     )
     bias_dtype = None if bias is None else np.dtype(bias.dtype)
     return grouped_layer.Product(product, params["activation"], bias_dtype)
@@ -426,12 +424,13 @@ def _gathered_first(operands: Operands, params) -> jax.Array:
     """The same product of rows that are gathered before, by whatever can run that."""
     taken = over_batch(device_rows.take, operands.lhs, operands.gather)
     groups = operands.group_sizes, operands.group_offset
-    keys = ("op", "form", "rhs_transposed", "groups", "precision", "preferred_element_type")
+    keys = ("form", "rhs_transposed", "groups", "precision", "preferred_element_type")
     return ragged_dot(
         taken,
         operands.rhs,
         *groups,
-        **{key: params[key] for key in (*keys, "implementation")},
+        options=params["options"].without_config(),
+        **{key: params[key] for key in keys},
     )
 
 

@@ -4,8 +4,8 @@ C, which has the result's modes, is optional. A mapped dimension is one more mod
 linear and its gradient a broadcast; the derivative of any other reduction is that of the same one
 in JAX's own terms.
 
-Parameters, all static: op (for messages), modes (of a), result, unary (of a), combine (add, mul,
-max or min), alpha, beta, compute (a name or ""), implementation.
+Parameters, all static: options, modes (of a), result, unary (of a), combine (add, mul,
+max or min), alpha, beta, compute (a name or "").
 """
 
 import functools
@@ -21,6 +21,7 @@ from jax_tcgemm.device import tensor_reference as reference
 from jax_tcgemm.primitives import tensor_lowering
 from jax_tcgemm.primitives.rules import moved, same_varying, type_of
 from jax_tcgemm.problem import modes as mode_names
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.operation import Operation
 from jax_tcgemm.problem.operators import scaled
 from jax_tcgemm.sharding import partitioning
@@ -29,11 +30,11 @@ from jax_tcgemm.system.jax_internals import ad, batching, xla
 reduce_p = core.Primitive("tcgemm_reduce")
 
 
-def reduce(*operands, op, modes, result, unary, combine, alpha, beta, compute, implementation):
+def reduce(*operands, options: CallOptions, modes, result, unary, combine, alpha, beta, compute):
     """Binds the primitive; arguments are checked and canonical already."""
     return reduce_p.bind(
         *same_varying(*operands),
-        op=op,
+        options=options,
         modes=tuple(modes),
         result=tuple(result),
         unary=unary,
@@ -41,7 +42,6 @@ def reduce(*operands, op, modes, result, unary, combine, alpha, beta, compute, i
         alpha=alpha,
         beta=beta,
         compute=compute,
-        implementation=implementation,
     )
 
 
@@ -133,7 +133,7 @@ def product_of(*types_and_params) -> tensor.Request:
         scalars=(params["alpha"], params["beta"], 1),
         compute=params["compute"],
     )
-    return tensor.Request(params["op"], operation, implementation=params["implementation"])
+    return tensor.Request(params["options"], operation)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:

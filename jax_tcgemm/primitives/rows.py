@@ -9,8 +9,8 @@ Indices are int32. A pair with an index outside its matrix adds nothing, and its
 two forms are closed under differentiation: a sum's cotangents are the sum with sources and targets
 exchanged and the products, and those of products are sums.
 
-Parameters, all static: op (for messages), form, num_targets (0 for dots), weighted, implementation,
-and what is known of the indices, for sources and targets or for those of a and b: an integer d
+Parameters, all static: options, form, num_targets (0 for dots), weighted, and
+what is known of the indices, for sources and targets or for those of a and b: an integer d
 where pair p has index p // d, and d times as many pairs as rows; "unique" where no two are equal;
 or None. Where a sum's targets are of the first kind its pairs are sorted; else our kernels sort
 them first, by counting where they are unique.
@@ -29,6 +29,7 @@ from jax_tcgemm.device import request
 from jax_tcgemm.device import rows as device_rows
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import same_varying
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, wide_dtype
 from jax_tcgemm.problem.rows import RowsProblem
 from jax_tcgemm.sharding import partitioning
@@ -43,34 +44,31 @@ def sums(
     targets,
     weights=None,
     *,
-    op,
+    options: CallOptions,
     num_targets,
     patterns=(None, None),
-    implementation=None,
 ):
     """Binds the form sums; `patterns` is what is known of sources and targets."""
     weights = () if weights is None else (weights,)
     return rows_p.bind(
         *same_varying(a, sources, targets, *weights),
-        op=op,
+        options=options,
         form="sums",
         num_targets=num_targets,
         weighted=bool(weights),
         patterns=tuple(patterns),
-        implementation=implementation,
     )
 
 
-def dots(a, b, a_indices, b_indices, *, op, patterns=(None, None), implementation=None):
+def dots(a, b, a_indices, b_indices, *, options: CallOptions, patterns=(None, None)):
     """Binds the form dots; `patterns` is what is known of the indices of a and b."""
     return rows_p.bind(
         *same_varying(a, b, a_indices, b_indices),
-        op=op,
+        options=options,
         form="dots",
         num_targets=0,
         weighted=False,
         patterns=tuple(patterns),
-        implementation=implementation,
     )
 
 
@@ -242,10 +240,10 @@ def product_of(a, *others_and_params) -> request.Request:
     """What one call of the primitive says, from the types of its operands and result."""
     *others, _, params = others_and_params
     is_sums = params["form"] == "sums"
-    op, implementation = params["op"], params["implementation"]
+    options = params["options"]
     dtype = np.dtype(a.dtype)
     if dtype not in map(np.dtype, ("float16", "bfloat16", "float32", "float64")):
-        return request.Request("rows", op, f"rows of {dtype} are XLA's", implementation)
+        return request.Request("rows", options, f"rows of {dtype} are XLA's")
     problem = RowsProblem(
         form=params["form"],
         a_rows=a.shape[0],
@@ -256,7 +254,7 @@ def product_of(a, *others_and_params) -> request.Request:
         weighted=params["weighted"],
         in_dtype=DTYPE_NAMES[dtype],
     )
-    return request.Request("rows", op, problem, implementation)
+    return request.Request("rows", options, problem)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:

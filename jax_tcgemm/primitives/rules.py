@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.system.jax_internals import ad, converted, strong_type, varying_axes
 
 
@@ -19,6 +20,12 @@ def same_varying(*operands, over=()):
         lax.pcast(x, tuple(union - own), to="varying") if union - own else x
         for x, own in zip(operands, varying, strict=True)
     ]
+
+
+def of_derivative(params: dict) -> dict:
+    """Return the parameters of a primitive's derivative, which does not inherit the config."""
+    options: CallOptions = params["options"]
+    return params | {"options": options.without_config()}
 
 
 def moved(x: jax.Array, dim: int | None, new: int, size: int) -> jax.Array:

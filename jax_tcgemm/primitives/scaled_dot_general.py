@@ -11,9 +11,9 @@ it wherever nothing takes it as one call.
 A gated product has two accumulators, which the function takes both: rhs and its scales have a first
 dimension, of extent 2, that tells gate and up apart.
 
-Parameters, all static: op, num_batch, lhs_block and rhs_block (extents of a block of an operand's
-last two dimensions), gated, precision, implementation, config, and function, a closed jaxpr without
-constants, none of whose arguments are random keys.
+Parameters, all static: options, num_batch, lhs_block and rhs_block (extents of a block of an
+operand's last two dimensions), gated, precision, and function, a closed jaxpr without constants,
+none of whose arguments are random keys.
 """
 
 import functools
@@ -36,6 +36,7 @@ from jax_tcgemm.primitives.rules import (
     transpose_by_parts,
 )
 from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.fusion import halves
 from jax_tcgemm.problem.precision import of_dequantized
 from jax_tcgemm.sharding import partitioning
@@ -56,15 +57,13 @@ def scaled_dot_general(
     lhs_scales,
     rhs_scales,
     *operands,
-    op,
+    options: CallOptions,
     num_batch: int,
     lhs_block: tuple[int, int],
     rhs_block: tuple[int, int],
     function: core.ClosedJaxpr,
     gated: bool = False,
     precision=None,
-    implementation=None,
-    config=None,
 ) -> list[jax.Array]:
     """Binds the primitive; arguments are checked and canonical already.
 
@@ -77,14 +76,12 @@ def scaled_dot_general(
     return scaled_dot_general_p.bind(
         *same_varying(lhs, rhs, lhs_scales, rhs_scales),
         *operands,
-        op=op,
+        options=options,
         num_batch=num_batch,
         lhs_block=lhs_block,
         rhs_block=rhs_block,
         gated=gated,
         precision=precision,
-        implementation=implementation,
-        config=config,
         function=function,
     )
 
@@ -116,17 +113,15 @@ def _apart(product: jax.Array, lhs, *, gated=False, **_) -> list[jax.Array]:
 
 
 def _plain(
-    lhs: jax.Array, rhs: jax.Array, *, num_batch, gated=False, precision=None, **_
+    lhs: jax.Array, rhs: jax.Array, *, options, num_batch, gated=False, precision=None, **_
 ) -> jax.Array:
     return plain.dot_general(
         lhs,
         rhs,
-        op=selection.DEQUANTISED,
+        options=options.selecting().dequantized(Provenance.DEQUANTIZED_BLOCKS),
         dimension_numbers=_numbers(lhs.ndim, rhs.ndim, num_batch, gated),
         precision=of_dequantized(precision),
         preferred_element_type=_F32,
-        implementation=None,
-        config=None,
     )
 
 
@@ -215,7 +210,7 @@ batching.fancy_primitive_batchers[scaled_dot_general_p] = _batch
 # --- differentiation ----------------------------------------------------------------------------
 
 
-def _jvp(primals, tangents, *, function, config, **params):
+def _jvp(primals, tangents, *, function, **params):
     """As of `tcgemm_epilogue_dot_general`, the plain product being one of dequantised operands."""
     (factors, operands), (dfactors, rest) = (
         (x[:_NUM_FACTORS], x[_NUM_FACTORS:]) for x in (primals, tangents)
@@ -223,7 +218,7 @@ def _jvp(primals, tangents, *, function, config, **params):
     daccs = _tangents_of_accumulators(factors, dfactors, **params)
 
     def run(kept):
-        return scaled_dot_general_p.bind(*primals, config=config, function=kept, **params)
+        return scaled_dot_general_p.bind(*primals, function=kept, **params)
 
     f = core.jaxpr_as_fun(function)
     return functions.jvp(function, run, f, (factors, operands), (daccs, rest))

@@ -11,8 +11,8 @@ gradient of the matrices of a grouped product, both of whose operands are held t
 `unfused` is the same in JAX, by a plain product of dequantised operands: it types the primitive and
 runs it wherever nothing takes it as one call.
 
-Parameters, all static: op, groups, blocks (extents of a block of lhs along m and k, and of rhs
-along n and k), preferred_element_type, precision (canonical), implementation, config.
+Parameters, all static: options, groups, blocks (extents of a block of lhs along m and k, and of rhs
+along n and k), preferred_element_type, precision (canonical).
 """
 
 import jax
@@ -29,6 +29,7 @@ from jax_tcgemm.primitives.functions import is_moving
 from jax_tcgemm.primitives.rules import same_varying, series_by_parts, transpose_by_parts
 from jax_tcgemm.primitives.scaled_dot_general import dequantised
 from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.call_options import Provenance
 from jax_tcgemm.problem.precision import of_dequantized
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
@@ -54,7 +55,7 @@ def unfused(
 ) -> list[jax.Array]:
     """The same by a plain product and what XLA makes of the scales."""
     how = {
-        "op": selection.DEQUANTISED,
+        "options": params["options"].selecting().dequantized(Provenance.DEQUANTIZED_BLOCKS),
         "form": "contraction",
         "groups": params["groups"],
         "precision": of_dequantized(params["precision"]),
@@ -157,7 +158,7 @@ def product_of(*avals_and_params) -> grouped_contraction.Product:
         return np.broadcast_shapes(*(x.shape[:num_batch] for x in arrays))
 
     product = grouped.Product(
-        op=params["op"],
+        options=params["options"],
         form="contraction",
         batches=(batch(lhs), batch(rhs), batch(sizes, offset)),
         m=lhs.shape[-2],
@@ -172,8 +173,6 @@ def product_of(*avals_and_params) -> grouped_contraction.Product:
         rhs_dtype=np.dtype(rhs.dtype),
         result_dtype=np.dtype(params["preferred_element_type"]),
         precision=precision,
-        implementation=params["implementation"],
-        config=params["config"],
     )
     own = zip((lhs, rhs), scales, params["blocks"], strict=True)
     return grouped_contraction.Product(

@@ -10,8 +10,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import MAX_EXTENT
-from jax_tcgemm.selection import check_names, for_any_rows
+from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding.layout import canonical_spec
 from jax_tcgemm.system.invariance import invariance
 from jax_tcgemm.system.jax_internals import converted
@@ -20,10 +21,10 @@ from jax_tcgemm.system.jax_internals import converted
 _MANY_ROWS = 4096
 
 
-def asked_implementation(
-    op: str, implementation, config, batch_invariant, kind: str = "gemm"
-) -> str | None:
-    """What a call asks to run it: a checked name, None, or that its rows be independent.
+def call_options(
+    op: str, implementation=None, config=None, batch_invariant=False, kind: str = "gemm"
+) -> CallOptions:
+    """Return the options of a call, checked.
 
     Args:
       op: the public function, for messages.
@@ -43,7 +44,7 @@ def asked_implementation(
     else:
         rows = rows_that_decide(op, "batch_invariant", batch_invariant)
     if rows == 0:
-        return implementation
+        return CallOptions(op, implementation, config)
     if kind == "packed":
         raise ValueError(
             f"{op}: batch_invariant must be False with a packed weight, got {batch_invariant=}; "
@@ -54,7 +55,7 @@ def asked_implementation(
             f"{op}: implementation must be None with batch_invariant=True, got {implementation=}; "
             "one with its config is the same for any rows, too"
         )
-    return for_any_rows(rows)
+    return CallOptions(op, invariant_rows=rows)
 
 
 def rows_that_decide(op: str, name: str, value) -> int:

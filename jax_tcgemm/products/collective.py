@@ -6,8 +6,12 @@ from jax import lax
 from jax_tcgemm.primitives.collective import How, gather_product, scatter_product
 from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.precision import canonical_precision
-from jax_tcgemm.products.arguments import as_array, canonical_element_type, promoted_dtype
-from jax_tcgemm.selection import check_names
+from jax_tcgemm.products.arguments import (
+    as_array,
+    call_options,
+    canonical_element_type,
+    promoted_dtype,
+)
 
 
 def all_gather_matmul(
@@ -149,7 +153,7 @@ def matmul_reduce_scatter(
 
 def _checked(op, x, w, axis_name, chunks, precision, preferred_element_type, implementation):
     x, w = as_array(op, "x", x), as_array(op, "w", w)
-    check_names(op, implementation, None)
+    options = call_options(op, implementation)
     if x.ndim < 2 or w.ndim != 2 or x.shape[-1] != w.shape[0]:
         raise ValueError(
             f"{op}: x and w must have shapes (..., m, k) and (k, n), got {x.shape=} and "
@@ -170,6 +174,6 @@ def _checked(op, x, w, axis_name, chunks, precision, preferred_element_type, imp
     promoted = promoted_dtype(op, x.dtype, w.dtype)
     dtype = canonical_element_type(op, preferred_element_type) or promoted
     x, w = (operand.astype(promoted) for operand in (x, w))
-    how = How(op, axis_name, chunks, 0, dtype, canonical_precision(op, precision), implementation)
+    how = How(options, axis_name, chunks, 0, dtype, canonical_precision(op, precision))
     axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     return how, *same_varying(x, w, over=axes)

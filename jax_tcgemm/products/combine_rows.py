@@ -6,8 +6,7 @@ from jax import lax
 
 from jax_tcgemm.primitives import rows as primitive
 from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.products.arguments import as_array, as_integers, check_flag
-from jax_tcgemm.selection import check_names
+from jax_tcgemm.products.arguments import as_array, as_integers, call_options, check_flag
 
 
 def combine_rows(
@@ -59,7 +58,7 @@ def combine_rows(
              [ 21.,  42.]], dtype=float32)
     """
     op = "combine_rows"
-    check_names(op, implementation, None, "rows")
+    options = call_options(op, implementation, kind="rows")
     rows, indices = as_array(op, "rows", rows), as_integers(op, "indices", indices)
     _check_floating(op, "rows", rows)
     for name, x, rule in (("rows", rows, "(r, n)"), ("indices", indices, "(t, j)")):
@@ -86,10 +85,9 @@ def combine_rows(
         jnp.ravel(indices),
         jnp.ravel(targets),
         weights,
-        op=op,
+        options=options,
         num_targets=num_targets,
         patterns=("unique" if is_unique else None, degree),
-        implementation=implementation,
     )
 
 

@@ -7,7 +7,7 @@ from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     ShapeError,
-    asked_implementation,
+    call_options,
     canonical_element_type,
     canonical_sharding,
 )
@@ -96,12 +96,12 @@ def dot_general(
     op = "dot_general"
     lhs, rhs = as_operand(op, "lhs", lhs), as_weight(op, "rhs", rhs)
     kind = kind_of(rhs)
-    implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
+    options = call_options(op, implementation, config, batch_invariant, kind)
     dimension_numbers = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
     check_alone(op, epilogue, epilogue_operands, preferred_element_type=preferred_element_type)
     if epilogue is not None:
         return with_epilogue(
-            op,
+            options,
             lhs,
             rhs,
             epilogue,
@@ -109,33 +109,27 @@ def dot_general(
             dimension_numbers=dimension_numbers,
             precision=precision,
             out_sharding=out_sharding,
-            implementation=implementation,
-            config=config,
         )
     preferred_element_type = canonical_element_type(op, preferred_element_type)
     if is_any(lhs, rhs):
         return product(
-            op,
+            options,
             lhs,
             rhs,
             dimension_numbers=dimension_numbers,
             precision=precision,
             preferred_element_type=preferred_element_type,
             out_sharding=out_sharding,
-            implementation=implementation,
-            config=config,
         )
     ndim = primitive.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
     return primitive.dot_general(
         lhs,
         rhs,
-        op=op,
+        options=options,
         dimension_numbers=dimension_numbers,
         precision=canonical_precision(op, precision),
         preferred_element_type=preferred_element_type,
         out_sharding=canonical_sharding(op, out_sharding, ndim),
-        implementation=implementation,
-        config=config,
     )
 
 

@@ -14,6 +14,7 @@ from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import epilogue_dot_general as primitive
 from jax_tcgemm.primitives import epilogue_ragged_dot as grouped
 from jax_tcgemm.primitives import scaled_dot_general as scaled
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     as_array,
@@ -77,7 +78,7 @@ def _equal(value, default) -> bool:
 
 
 def with_epilogue(
-    op: str,
+    options: CallOptions,
     lhs: jax.Array,
     rhs: jax.Array,
     epilogue: Callable,
@@ -89,13 +90,11 @@ def with_epilogue(
     permutation=None,
     precision=None,
     out_sharding=None,
-    implementation=None,
-    config=None,
 ):
     """Traces an epilogue, checks its operands and results, and binds the primitive.
 
     Args:
-      op: the public function, for messages.
+      options: options of the call.
       lhs: left operand.
       rhs: right operand.
       epilogue: a function, `check_alone`; of both products of a gated one.
@@ -106,18 +105,17 @@ def with_epilogue(
       permutation: order of the result's dimensions.
       precision: as for `matmul`.
       out_sharding: of what the epilogue is given, as for `matmul`.
-      implementation: a checked name, or None.
-      config: a checked name, or None.
 
     Returns:
       What the epilogue returns.
     """
+    op = options.function
     ndim = plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
     out_sharding = canonical_sharding(op, out_sharding, ndim - (pair is not None))
     if pair is not None:
         out_sharding = shardings.with_dimension(out_sharding, pair, ndim)
     params = {
-        "op": op,
+        "options": options,
         "dimension_numbers": dimension_numbers,
         "permutation": permutation,
         "precision": canonical_precision(op, precision),
@@ -138,8 +136,6 @@ def with_epilogue(
         *operands,
         function=traced.function,
         rhs_up=rhs_up,
-        implementation=implementation,
-        config=config,
         **params,
     )
     return jax.tree.unflatten(traced.results, out)
@@ -158,14 +154,14 @@ def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Se
 
 
 def applied_by_group(
-    op: str,
+    options: CallOptions,
     accs: Sequence[jax.Array],
     factors: grouped.Factors,
     epilogue: Callable,
     operands: Sequence,
 ):
     """The same of a grouped product's accumulators, (m, n) each; 0 in rows of no group."""
-    shape, groups = accs[0].shape, factors.rhs.shape[0]
+    op, shape, groups = options.function, accs[0].shape, factors.rhs.shape[0]
     operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
     by_group = tuple(_is_by_group(op, i, x, groups, shape) for i, x in enumerate(operands))
     given = [
@@ -174,13 +170,13 @@ def applied_by_group(
     ]
     traced = _trace(epilogue, (*map(jax.typeof, accs), *given))
     _check_results(op, traced, shape, may_reduce=False)
-    params = {"op": op, "groups": groups, "gated": len(accs) == 2, "by_group": by_group}
+    params = {"options": options, "groups": groups, "gated": len(accs) == 2, "by_group": by_group}
     results = grouped.of_accumulators(traced.function, factors, **params)
     return jax.tree.unflatten(traced.results, results(*accs, *operands))
 
 
 def with_scaled_epilogue(
-    op: str,
+    options: CallOptions,
     factors: Sequence[jax.Array],
     epilogue: Callable,
     operands: Sequence,
@@ -189,13 +185,11 @@ def with_scaled_epilogue(
     blocks: tuple[tuple[int, int], tuple[int, int]],
     gated: bool = False,
     precision=None,
-    implementation=None,
-    config=None,
 ):
     """The same of a product of operands with scales of blocks.
 
     Args:
-      op: the public function, for messages.
+      options: options of the call.
       factors: both operands, of shape (*batch, *rows, k), and the scales of both in float32, as of
         `BlockScales`.
       epilogue: a function, `check_alone`; of both products of a gated one.
@@ -204,14 +198,13 @@ def with_scaled_epilogue(
       blocks: extents of a block of the last two dimensions of each operand.
       gated: whether the right operand and its scales have gate and up, a dimension before others.
       precision: as for `matmul`.
-      implementation: a checked name, or None.
-      config: a checked name, or None.
 
     Returns:
       What the epilogue returns.
     """
+    op = options.function
     params = {
-        "op": op,
+        "options": options,
         "num_batch": num_batch,
         "lhs_block": blocks[0],
         "rhs_block": blocks[1],
@@ -229,15 +222,13 @@ def with_scaled_epilogue(
         *factors,
         *operands,
         function=traced.function,
-        implementation=implementation,
-        config=config,
         **params,
     )
     return jax.tree.unflatten(traced.results, out)
 
 
 def with_grouped_epilogue(
-    op: str,
+    options: CallOptions,
     factors: grouped.Factors,
     epilogue: Callable,
     operands: Sequence,
@@ -246,13 +237,11 @@ def with_grouped_epilogue(
     blocks=None,
     precision=None,
     out_sharding=None,
-    implementation=None,
-    config=None,
 ):
     """The same of a grouped product of form rows, whose operands may be by group.
 
     Args:
-      op: the public function, for messages.
+      options: options of the call.
       factors: checked, without batch dimensions.
       epilogue: a function, `check_alone`; of both products of a gated one.
       operands: its own, a tuple or list.
@@ -260,19 +249,17 @@ def with_grouped_epilogue(
       blocks: None, or those that the scales among the factors are of.
       precision: as for `ragged_dot`.
       out_sharding: of what the epilogue is given, as for `ragged_dot`.
-      implementation: a checked name, or None.
-      config: a checked name, or None.
 
     Returns:
       What the epilogue returns.
     """
-    groups, *_, n = factors.rhs.shape
+    op, (groups, *_, n) = options.function, factors.rhs.shape
     rows = factors.lhs if factors.gather is None else factors.gather
     shape = rows.shape[0], n
     operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
     by_group = tuple(_is_by_group(op, i, x, groups, shape) for i, x in enumerate(operands))
     params = {
-        "op": op,
+        "options": options,
         "groups": groups,
         "gated": gated,
         "blocks": blocks,
@@ -286,8 +273,6 @@ def with_grouped_epilogue(
         factors,
         operands,
         function=traced.function,
-        implementation=implementation,
-        config=config,
         **params,
     )
     return jax.tree.unflatten(traced.results, out)

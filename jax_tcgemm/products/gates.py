@@ -104,7 +104,8 @@ def _products_before(equations: Sequence[core.JaxprEqn], products) -> dict[int, 
 def _key(eqn: core.JaxprEqn) -> tuple:
     """What two products have in common that one call can make."""
     (lhs, rhs), (out,) = eqn.invars, eqn.outvars
-    params = tuple((name, value) for name, value in sorted(eqn.params.items()) if name != "op")
+    rows = eqn.params["options"].invariant_rows
+    params = tuple(sorted((eqn.params | {"options": rows}).items()))
     return lhs, rhs.aval, out.aval, params
 
 

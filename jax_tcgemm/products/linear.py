@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.fused_dot_general import fused_dot_general
 from jax_tcgemm.problem.activations import canonical_activation
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.fusion import Fusion
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products import quantized
 from jax_tcgemm.products.arguments import (
     as_array,
-    asked_implementation,
+    call_options,
     canonical_element_type,
     canonical_sharding,
     check_addend,
@@ -116,7 +117,7 @@ def linear(
     op = "linear"
     x, w = as_operand(op, "x", x), as_weight(op, "w", w)
     kind = kind_of(w)
-    implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
+    options = call_options(op, implementation, config, batch_invariant, kind)
     check_weight(op, "w", x, w)
     dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
     replaced = {
@@ -127,7 +128,7 @@ def linear(
     check_alone(op, epilogue, epilogue_operands, **replaced)
     if epilogue is not None:
         return with_epilogue(
-            op,
+            options,
             x,
             w,
             epilogue,
@@ -135,11 +136,9 @@ def linear(
             dimension_numbers=dimension_numbers,
             precision=precision,
             out_sharding=out_sharding,
-            implementation=implementation,
-            config=config,
         )
     return product(
-        op,
+        options,
         x,
         w,
         dimension_numbers=dimension_numbers,
@@ -151,8 +150,6 @@ def linear(
         preferred_element_type=canonical_element_type(op, preferred_element_type),
         out_sharding=out_sharding,
         donate_residual=donate_residual,
-        implementation=implementation,
-        config=config,
     )
 
 
@@ -224,7 +221,7 @@ def gated_linear(
     x = as_operand(op, "x", x)
     weights = gated_weights(op, "weights", x, weights, as_weight)
     kind = kind_of(*(weights if isinstance(weights, tuple) else (weights,)))
-    implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
+    options = call_options(op, implementation, config, batch_invariant, kind)
     rhs, rhs_up = weights if isinstance(weights, tuple) else (weights, None)
     dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
     replaced = {
@@ -236,7 +233,7 @@ def gated_linear(
     check_alone(op, epilogue, epilogue_operands, **replaced)
     if epilogue is not None:
         return with_epilogue(
-            op,
+            options,
             x,
             rhs,
             epilogue,
@@ -246,12 +243,10 @@ def gated_linear(
             pair=x.ndim - 1 if rhs_up is None else None,
             precision=precision,
             out_sharding=out_sharding,
-            implementation=implementation,
-            config=config,
         )
     element_type = canonical_element_type(op, preferred_element_type)
     return product(
-        op,
+        options,
         x,
         rhs,
         dimension_numbers=dimension_numbers,
@@ -264,8 +259,6 @@ def gated_linear(
         preferred_element_type=element_type,
         out_sharding=out_sharding,
         donate_residual=donate_residual,
-        implementation=implementation,
-        config=config,
     )
 
 
@@ -324,7 +317,7 @@ def pair_of_biases(op: str, name: str, bias) -> jax.Array | None:
 
 
 def product(
-    op: str,
+    options: CallOptions,
     lhs: jax.Array,
     rhs: jax.Array,
     *,
@@ -340,13 +333,11 @@ def product(
     preferred_element_type=None,
     out_sharding=None,
     donate_residual: bool = False,
-    implementation=None,
-    config=None,
 ) -> jax.Array:
     """Checks what is fused to a product and binds the primitive that says no more than is asked.
 
     Args:
-      op: the public function, for messages.
+      options: options of the call.
       lhs: left operand, perhaps quantised.
       rhs: right operand, perhaps quantised.
       dimension_numbers: canonical.
@@ -361,9 +352,8 @@ def product(
       preferred_element_type: canonical dtype of the result, or None.
       out_sharding: of the result, as for `linear`.
       donate_residual: as for `linear`.
-      implementation: a checked name, or None.
-      config: a checked name, or None.
     """
+    op = options.function
     name = canonical_activation(op, activation)
     alpha = real_number(op, "alpha", alpha)
     donate_residual = check_flag(op, "donate_residual", donate_residual)
@@ -374,7 +364,7 @@ def product(
                 f"{donate_residual=}; the result is made beside it"
             )
         return quantized.layer(
-            op,
+            options,
             lhs,
             rhs,
             rhs_up=rhs_up,
@@ -388,8 +378,6 @@ def product(
             permutation=permutation,
             precision=precision,
             out_sharding=out_sharding,
-            implementation=implementation,
-            config=config,
         )
     ndim = plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
     is_packed = pair is not None and rhs_up is None
@@ -397,14 +385,12 @@ def product(
     if is_packed:
         out_sharding = shardings.with_dimension(out_sharding, pair, ndim)
     params = {
-        "op": op,
+        "options": options,
         "dimension_numbers": dimension_numbers,
         "permutation": permutation,
         "precision": canonical_precision(op, precision),
         "preferred_element_type": preferred_element_type,
         "out_sharding": out_sharding,
-        "implementation": implementation,
-        "config": config,
     }
     is_plain = name == "none" and bias is None and residual is None and alpha == 1 and pair is None
     if is_plain:

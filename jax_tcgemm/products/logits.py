@@ -20,10 +20,10 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm.primitives.rules import same_varying
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.products.epilogue import with_epilogue
 from jax_tcgemm.products.linear import product
-from jax_tcgemm.selection import nominal_rows
 
 _COLUMNS_BY_COLUMNS = (((0,), (0,)), ((), ()))
 
@@ -50,27 +50,25 @@ class How:
     """What a call says beside its arrays.
 
     Attributes:
-      op: the public function, for messages.
+      options: options of the call.
       soft_cap: logits are at most that, by a hyperbolic tangent; None leaves them.
       label_smoothing: part of the target that is spread over the vocabulary.
       z_loss: factor of the squared logarithm of the sum of exponentials.
       axis_name: the manual mesh axis that divides the vocabulary, or several; None if none does.
       chunk_bytes: largest part of the logits that is stored; None leaves it to `num_chunks`.
       precision: as for `matmul`.
-      implementation: name to force, that of batch invariance, or None.
       vocabulary_axis: the dimension of w that is the vocabulary, 0 or 1.
       rounded_to: a dtype that steps to logits are rounded to, as whole ones of it are, or None.
       last_rounded: the last one that is.
     """
 
-    op: str
+    options: CallOptions
     soft_cap: float | None
     label_smoothing: float
     z_loss: float
     axis_name: str | tuple[str, ...] | None
     chunk_bytes: int | None
     precision: object = None
-    implementation: str | None = None
     vocabulary_axis: int = 0
     rounded_to: np.dtype | None = None
     last_rounded: Step = Step.PRODUCT
@@ -78,7 +76,7 @@ class How:
     @property
     def rows(self) -> int:
         """The number of tokens that decides every choice of a batch-invariant call; else 0."""
-        return nominal_rows(self.implementation)
+        return self.options.invariant_rows
 
     def apart(self, x: jax.Array) -> jax.Array:
         """Keep XLA from contracting a product with a sum into one rounding (FMA)."""
@@ -121,7 +119,7 @@ class How:
     def product(self, lhs, rhs, dimension_numbers, dtype, residual=None) -> jax.Array:
         """A plain product, to which a residual is added in place."""
         return product(
-            self.op,
+            self.options,
             lhs,
             rhs,
             dimension_numbers=dimension_numbers,
@@ -129,20 +127,18 @@ class How:
             donate_residual=residual is not None,
             preferred_element_type=np.dtype(dtype),
             precision=self.precision,
-            implementation=self.implementation,
         )
 
     def with_epilogue(self, lhs, rhs, dimension_numbers, epilogue, operands):
         """A product and a function of it."""
         return with_epilogue(
-            self.op,
+            self.options,
             lhs,
             rhs,
             epilogue,
             operands,
             dimension_numbers=dimension_numbers,
             precision=self.precision,
-            implementation=self.implementation,
         )
 
 
@@ -428,7 +424,7 @@ def stores_logits(how: How, tokens: int, w) -> bool:
     """Whether all logits are stored: in batch-invariant calls, and where there are few of them."""
     if how.rows:
         return True
-    is_asked = how.implementation is not None or how.chunk_bytes is not None
+    is_asked = how.options.implementation is not None or how.chunk_bytes is not None
     return how.axis_name is None and not is_asked and tokens * how.size(w) <= _FEW_LOGITS
 
 

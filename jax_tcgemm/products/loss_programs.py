@@ -18,6 +18,7 @@ from jax.extend import core
 
 from jax_tcgemm.epilogues.membership import is_written_call
 from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.problem.call_options import CallOptions, LossKeepsLogits
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import is_in_parts
 from jax_tcgemm.products import loss_values as lv
@@ -28,7 +29,6 @@ from jax_tcgemm.products.loss_elementwise import Elementwise
 from jax_tcgemm.products.loss_heads import SHAPING, VARYING, Head, as_rows, head_of
 from jax_tcgemm.products.loss_values import Full, NotALossError, Row, Slope
 from jax_tcgemm.products.programs import in_order, is_manual, traced, without_unused, written_out
-from jax_tcgemm.selection import ACCELERATE
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
     has_plain_context,
@@ -52,7 +52,7 @@ def with_losses(
 ):
     """The equations with losses in the place of their logits, and the results.
 
-    A product that looks like logits and is none has in its op what is against it.
+    A product that looks like logits and is none has the reason among its diagnostics.
 
     Args:
       equations: a program in which products are ours.
@@ -80,9 +80,9 @@ def with_losses(
             equations, results = found
         except NotALossError as reason:
             if loss.looks_like_one:
-                op = f"{ACCELERATE}, no loss without logits: {reason}"
+                options = eqn.params["options"].reporting(LossKeepsLogits(str(reason)))
                 place = next(i for i, other in enumerate(equations) if other is eqn)
-                equations[place] = eqn.replace(params=eqn.params | {"op": op})
+                equations[place] = eqn.replace(params=eqn.params | {"options": options})
     return equations, results
 
 
@@ -90,7 +90,7 @@ def _may_be_logits(eqn: core.JaxprEqn) -> bool:
     if eqn.primitive is not plain.dot_general_p or not has_plain_context(eqn):
         return False
     params, (out,), (x, w) = eqn.params, eqn.outvars, eqn.invars
-    if any(params[name] is not None for name in ("implementation", "config", "out_sharding")):
+    if not params["options"].names_nothing or params["out_sharding"] is not None:
         return False
     precision = params["precision"]
     is_preset = isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset)
@@ -571,7 +571,7 @@ class _Loss:
 
     def _how(self) -> How:
         return How(
-            op="linear_cross_entropy",
+            CallOptions("linear_cross_entropy"),
             soft_cap=self._head.soft_cap,
             label_smoothing=0.0,
             z_loss=0.0,

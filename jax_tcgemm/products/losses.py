@@ -13,7 +13,7 @@ from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products import logits as lg
 from jax_tcgemm.products.arguments import (
     as_array,
-    asked_implementation,
+    call_options,
     check_broadcasts,
     check_flag,
 )
@@ -261,14 +261,13 @@ class _Call:
                 f"{op}: token_axis_name must not be among the axes that divide the vocabulary, got "
                 f"{token_axis_name=} and {axis_name=}; leave out {sorted(shared)}"
             )
-        given = how["implementation"], None, how.pop("batch_invariant")
+        asked = how.pop("implementation"), None, how.pop("batch_invariant")
         how |= {
-            "implementation": asked_implementation(op, *given),
             "soft_cap": canonical_cap(op, how["soft_cap"]),
             "chunk_bytes": canonical_bytes(op, how["chunk_bytes"]),
             "precision": canonical_precision(op, how["precision"]),
         }
-        self.how = How(op, axis_name=axes or None, **how)
+        self.how = How(call_options(op, *asked), axis_name=axes or None, **how)
         check_labels(op, labels, self.how.size(w) * self.how.devices, ignore_index)
         self.division = division_of(op, x, w, labels, bias, axis, (*axes, *self.token_axes))
         divides = axes or (self.division is not None and self.division.vocabulary)
@@ -288,7 +287,11 @@ class _Call:
 
     def weights(self, weights) -> jax.Array:
         """The weights of the tokens, of the shape of the labels, 0 for those that are ignored."""
-        op, dtype, shape = self.how.op, wide_dtype(self.operands[0].dtype), self.operands[-1].shape
+        op, dtype, shape = (
+            self.how.options.function,
+            wide_dtype(self.operands[0].dtype),
+            self.operands[-1].shape,
+        )
         if weights is None:
             weights = jnp.ones((), dtype)
         weights = as_array(op, "weights", weights)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from jax_tcgemm.products.arguments import (
     ShapeError,
-    asked_implementation,
+    call_options,
     canonical_element_type,
     promoted_type,
     weakened,
@@ -136,7 +136,7 @@ def matmul(
     op = "matmul"
     a, b = as_operand(op, "a", a), as_weight(op, "b", b)
     kind = kind_of(b)
-    implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
+    options = call_options(op, implementation, config, batch_invariant, kind)
     for name, x in (("a", a), ("b", b)):
         if x.ndim == 0:
             raise ValueError(
@@ -156,7 +156,7 @@ def matmul(
     (a, b), dimension_numbers, permutation = _as_dot_general(op, a, b)
     if epilogue is not None:
         return with_epilogue(
-            op,
+            options,
             a,
             b,
             epilogue,
@@ -165,11 +165,9 @@ def matmul(
             permutation=permutation,
             precision=precision,
             out_sharding=out_sharding,
-            implementation=implementation,
-            config=config,
         )
     out = product(
-        op,
+        options,
         a,
         b,
         dimension_numbers=dimension_numbers,
@@ -182,8 +180,6 @@ def matmul(
         precision=precision,
         preferred_element_type=result_type,
         out_sharding=out_sharding,
-        implementation=implementation,
-        config=config,
     )
     return weakened(out) if is_weak and bias is None and residual is None else out
 

@@ -13,12 +13,13 @@ from jax_tcgemm.primitives.backward import accumulating_tangent, activated_tange
 from jax_tcgemm.primitives.dot_general import dot_general
 from jax_tcgemm.primitives.fused_dot_general import fused_dot_general
 from jax_tcgemm.problem.activations import canonical_activation
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.fusion import Fusion, broadcast_to
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     as_array,
-    asked_implementation,
+    call_options,
     canonical_element_type,
     canonical_sharding,
     check_addend,
@@ -110,18 +111,17 @@ def mlp(
     """
     op = "mlp"
     x = as_array(op, "x", x)
-    implementation = asked_implementation(op, implementation, None, batch_invariant)
+    options = call_options(op, implementation, None, batch_invariant)
     given = checked_params(op, x, params)
     is_gated = isinstance(given["up"], tuple) or given["up"].ndim == 3
     spec = _Spec(
-        op=op,
+        options=options,
         activation=canonical_activation(op, activation),
         pair=x.ndim - 1 if is_gated else None,
         precision=canonical_precision(op, precision),
         preferred_element_type=canonical_element_type(op, preferred_element_type),
         out_sharding=canonical_sharding(op, out_sharding, x.ndim),
         donate_residual=check_flag(op, "donate_residual", donate_residual),
-        implementation=implementation,
     )
     hidden = promoted_dtype(op, x.dtype, jax.tree.leaves(given["up"])[0].dtype)
     dtype = spec.preferred_element_type or promoted_dtype(op, hidden, given["down"].dtype)
@@ -145,23 +145,18 @@ def mlp(
 class _Spec:
     """What is static of a block; `pair` is the dimension of Z that tells gate and up apart."""
 
-    op: str
+    options: CallOptions
     activation: str
     pair: int | None
     precision: object
     preferred_element_type: object
     out_sharding: object
     donate_residual: bool
-    implementation: str | None
 
     @property
     def products(self) -> dict:
         """Parameters of all products."""
-        return {
-            "op": self.op,
-            "precision": self.precision,
-            "implementation": self.implementation,
-        }
+        return {"options": self.options, "precision": self.precision}
 
 
 def checked_params(op, x, params) -> dict:

@@ -10,6 +10,7 @@ from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.primitives.packed_dot import E4M3, packed_dot, packed_ragged_dot
 from jax_tcgemm.primitives.ragged_dot import take_rows
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.packed_weight import VERSION, PackedWeight
 from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, spread
 from jax_tcgemm.products.arguments import canonical_sharding
@@ -105,7 +106,7 @@ def _rows_of(x, axis: int | None, w: PackedWeight):
 
 
 def product(
-    op: str,
+    options: CallOptions,
     lhs,
     rhs,
     dtype,
@@ -114,10 +115,9 @@ def product(
     permutation=None,
     precision=None,
     out_sharding=None,
-    implementation=None,
-    config=None,
 ) -> jax.Array:
     """A product of an array, or a quantised one, and a packed weight, in either order."""
+    op = options.function
     result_dtype(op, dtype, lhs, rhs)
     if is_packed(lhs) and not is_packed(rhs):
         if permutation is None:
@@ -135,54 +135,52 @@ def product(
         x = jnp.moveaxis(lhs, lhs_contract[0], -1)
         if rhs.order is not None:
             x = jnp.take(x, rhs.order, axis=-1, unique_indices=True, mode="clip")
-        how = {"implementation": implementation, "config": config, "row_scales": row_scales}
-        out = packed_dot(x, rhs, op=op, dtype=dtype, **how)
+        out = packed_dot(x, rhs, options=options, dtype=dtype, row_scales=row_scales)
         return out if permutation is None else lax.transpose(out, tuple(permutation))
-    _check_unasked(op, implementation)
+    _check_unasked(options)
     wide = next(x.dtype for x in (lhs, rhs) if not is_packed(x))
     left, right = (x.dequantize(wide) if is_packed(x) else x for x in (lhs, rhs))
     return plain.dot_general(
         left,
         right,
-        op=op,
+        options=options.without_config(),
         dimension_numbers=dimension_numbers,
         permutation=permutation,
         precision=precision,
         preferred_element_type=dtype,
         out_sharding=sharding,
-        implementation=implementation,
     )
 
 
 def grouped_product(
-    op: str, factors: Factors, dtype, *, out_sharding=None, implementation=None, config=None
+    options: CallOptions, factors: Factors, dtype, *, out_sharding=None
 ) -> jax.Array | None:
     """A grouped product by packed weights, of dtype `dtype`; None where they must be arrays."""
     w, gather = factors.rhs, factors.gather
-    sharding = canonical_sharding(op, out_sharding, 2)
+    sharding = canonical_sharding(options.function, out_sharding, 2)
     by_kernel = w.order is None and sharding is None
     x, row_scales = _rows_of(factors.lhs, 1 if by_kernel else None, w)
     if not by_kernel or (row_scales is None and x.dtype not in _KERNEL_DTYPES):
-        _check_unasked(op, implementation)
+        _check_unasked(options)
         return None
     if gather is not None and row_scales is None:
-        x = take_rows(op, x, gather)
+        x = take_rows(options.selecting(), x, gather)
     elif gather is not None:
         # Bytes are cheap to move.
         x, row_scales = (take(own, gather) for own in (x, row_scales))
-    how = {"implementation": implementation, "config": config, "row_scales": row_scales}
-    return packed_ragged_dot(
-        x, w, factors.group_sizes, factors.group_offset, op=op, dtype=dtype, **how
-    )
+    groups = factors.group_sizes, factors.group_offset
+    how = {"options": options, "dtype": dtype, "row_scales": row_scales}
+    return packed_ragged_dot(x, w, *groups, **how)
 
 
-def _check_unasked(op: str, implementation) -> None:
+def _check_unasked(options: CallOptions) -> None:
     """Raises ValueError where a kernel was asked for by name that cannot take the product."""
+    implementation = options.implementation
     if implementation not in (None, "xla"):
         raise ValueError(
-            f"{op}: implementation must be able to run the product, got {implementation=}: it "
-            "multiplies float16 and bfloat16 by a weight along its first dimension, and its result "
-            "is not to be resharded; None dequantises the weight"
+            f"{options.function}: implementation must be able to run the product, got "
+            f"{implementation=}: it multiplies float16 and bfloat16 by a weight along its first "
+            "dimension, and its result is not to be resharded; None dequantises the weight"
         )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
 from jax_tcgemm.problem.fusion import activated, halves
 from jax_tcgemm.problem.packed_weight import PackedWeight
@@ -30,7 +31,6 @@ from jax_tcgemm.problem.quantized import (
 from jax_tcgemm.products import epilogue as unquantized
 from jax_tcgemm.products import packed
 from jax_tcgemm.products.arguments import as_array, as_floating, canonical_sharding, check_addend
-from jax_tcgemm.selection import dequantized_operands
 
 INT8 = np.dtype(np.int8)
 
@@ -248,14 +248,14 @@ def scaling(epilogue, dtype, scales: Sequence[Sequence[jax.Array]]):
 # --- products -----------------------------------------------------------------------------------
 
 
-def product(op, lhs, rhs, *, preferred_element_type=None, **how) -> jax.Array:
+def product(options: CallOptions, lhs, rhs, *, preferred_element_type=None, **how) -> jax.Array:
     """A product of quantised operands, rounded; `how` as for `with_epilogue`."""
-    dtype = result_dtype(op, preferred_element_type, lhs, rhs)
-    return with_epilogue(op, lhs, rhs, unquantized.Rounded(dtype), (), **how)
+    dtype = result_dtype(options.function, preferred_element_type, lhs, rhs)
+    return with_epilogue(options, lhs, rhs, unquantized.Rounded(dtype), (), **how)
 
 
 def layer(
-    op,
+    options: CallOptions,
     lhs,
     rhs,
     *,
@@ -271,7 +271,7 @@ def layer(
     """A layer of quantised operands; arguments are checked, and `how` is as for `with_epilogue`.
 
     Args:
-      op: the public function, for messages.
+      options: options of the call.
       lhs: left operand.
       rhs: right operand.
       rhs_up: None, or the second right operand of a gated product.
@@ -283,12 +283,12 @@ def layer(
       preferred_element_type: canonical dtype of the result, or None.
       **how: of `with_epilogue`.
     """
-    rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
+    op, rights = options.function, (rhs,) if rhs_up is None else (rhs, rhs_up)
     gated = pair is not None
     dtype = result_dtype(op, preferred_element_type, lhs, *rights)
     types = [jax.ShapeDtypeStruct(x.shape, dtype) for x in (lhs, rhs)]
     numbers = {name: how[name] for name in ("dimension_numbers", "permutation")}
-    shape = plain.result_type(*types, op=op, **numbers).shape
+    shape = plain.result_type(*types, options=options, **numbers).shape
     shape = shape if pair is None or rhs_up is not None else (*shape[:pair], *shape[pair + 1 :])
     if bias is not None:
         bias = as_array(op, "bias", bias)
@@ -302,11 +302,11 @@ def layer(
     if function == Layer("none", 1.0, False, False, dtype) and not operands:
         function = unquantized.Rounded(dtype)
     gates = {"rhs_up": rhs_up, "pair": pair if rhs_up is None else None}
-    return with_epilogue(op, lhs, rhs, function, operands, **gates, **how)
+    return with_epilogue(options, lhs, rhs, function, operands, **gates, **how)
 
 
 def with_epilogue(
-    op: str,
+    options: CallOptions,
     lhs,
     rhs,
     epilogue: Callable,
@@ -318,26 +318,24 @@ def with_epilogue(
     permutation=None,
     precision=None,
     out_sharding=None,
-    implementation=None,
-    config=None,
 ):
     """`products.epilogue.with_epilogue`, of operands that may be quantised.
 
     Of quantised ones the epilogue is given the product with its scales, in float32 at least.
     """
+    op = options.function
     how = {"dimension_numbers": dimension_numbers, "permutation": permutation}
-    asked = {"implementation": implementation, "config": config}
     rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
     gates = {"rhs_up": rhs_up, "pair": pair}
     sharded = {"precision": precision, "out_sharding": out_sharding}
     if not is_any(lhs, *rights):
         return unquantized.with_epilogue(
-            op, lhs, rhs, epilogue, operands, **how, **gates, **sharded, **asked
+            options, lhs, rhs, epilogue, operands, **how, **gates, **sharded
         )
     precision = sharded["precision"] = canonical_precision(op, precision)
     if packed.is_packed(lhs, *rights):
         made = epilogue.dtype if isinstance(epilogue, unquantized.Rounded) else np.dtype(np.float32)
-        accs = [packed.product(op, lhs, right, made, **how, **sharded, **asked) for right in rights]
+        accs = [packed.product(options, lhs, right, made, **how, **sharded) for right in rights]
         if isinstance(epilogue, unquantized.Rounded):
             return accs[0]
         accs = accs if pair is None else halves(*accs, pair)
@@ -352,18 +350,18 @@ def with_epilogue(
         gates["rhs_up"] = None if rhs_up is None else factors[2]
         operands = (*own, *operands)
         return unquantized.with_epilogue(
-            op, *factors[:2], function, operands, **how, **gates, **sharded, **asked
+            options, *factors[:2], function, operands, **how, **gates, **sharded
         )
     is_scaled = factors is not None and factors[0].dtype in (*FLOAT8, INT8)
     rounded = epilogue.dtype if isinstance(epilogue, unquantized.Rounded) else None
     if is_scaled and out_sharding is None:
-        own = {**how, "precision": precision, **asked}
+        own = {**how, "precision": precision}
         if pair is None and rhs_up is None:
-            return _by_blocks(op, lhs, rhs, epilogue, operands, **own)
+            return _by_blocks(options, lhs, rhs, epilogue, operands, **own)
         if (both := _in_one_array(lhs, rights, pair, **how)) is not None:
-            return _by_blocks(op, lhs, both[0], epilogue, operands, **own | both[1])
+            return _by_blocks(options, lhs, both[0], epilogue, operands, **own | both[1])
         wide = unquantized.Rounded(np.dtype(np.float32))
-        accs = [_by_blocks(op, lhs, right, wide, (), **own) for right in rights]
+        accs = [_by_blocks(options, lhs, right, wide, (), **own) for right in rights]
     else:
         arrays = as_arrays(lhs, *rights)
         common = jnp.result_type(*arrays)
@@ -373,12 +371,11 @@ def with_epilogue(
             plain.dot_general(
                 left,
                 right,
-                op=dequantized_operands(op),
+                options=options.dequantized(Provenance.DEQUANTIZED),
                 precision=of_wide_numbers(op, precision),
                 preferred_element_type=rounded or dtype,
                 out_sharding=canonical_sharding(op, out_sharding, ndim),
                 **how,
-                **asked,
             )
             for right in others
         ]
@@ -462,7 +459,7 @@ def _in_one_array(lhs, rights, pair: int | None, *, dimension_numbers, permutati
 
 
 def _by_blocks(
-    op, lhs, rhs, epilogue, operands, *, dimension_numbers, permutation, of_pair=None, **how
+    options, lhs, rhs, epilogue, operands, *, dimension_numbers, permutation, of_pair=None, **how
 ) -> jax.Array:
     """A product of operands whose scales are of blocks, brought to (*batch, *rows, k).
 
@@ -483,11 +480,11 @@ def _by_blocks(
     factors = lhs, rhs, of_lhs[0], of_rhs[0]
     is_natural = permutation is None or tuple(permutation) == tuple(range(len(permutation)))
     if is_natural and not ones:
-        return unquantized.with_scaled_epilogue(op, factors, epilogue, operands, **own)
+        return unquantized.with_scaled_epilogue(options, factors, epilogue, operands, **own)
     wide = unquantized.Rounded(np.dtype(np.float32))
-    acc = lax.squeeze(unquantized.with_scaled_epilogue(op, factors, wide, (), **own), ones)
+    acc = lax.squeeze(unquantized.with_scaled_epilogue(options, factors, wide, (), **own), ones)
     acc = acc if is_natural else lax.transpose(acc, tuple(permutation))
-    return unquantized.applied(op, [acc], epilogue, operands)
+    return unquantized.applied(options.function, [acc], epilogue, operands)
 
 
 def _of_rows(x, batch, contract) -> tuple[jax.Array, jax.Array, tuple[int, int], bool]:

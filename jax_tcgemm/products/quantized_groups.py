@@ -8,6 +8,7 @@ from jax import lax
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.primitives.scaled_ragged_contraction import scaled_ragged_contraction
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.problem.fusion import halves
 from jax_tcgemm.problem.precision import canonical_precision
@@ -90,12 +91,22 @@ def _scales(x) -> tuple[jax.Array, tuple[int, ...]]:
 
 
 def grouped(
-    op, factors, epilogue, operands, *, gated, dtype, activation="none", bias=None, precision, **how
+    options: CallOptions,
+    factors,
+    epilogue,
+    operands,
+    *,
+    gated,
+    dtype,
+    activation="none",
+    bias=None,
+    precision,
+    **how,
 ):
     """A grouped product of quantised operands, scaled in its epilogue; None where it cannot be.
 
     Args:
-      op: the public function, for messages.
+      options: options of the call.
       factors: checked, quantised ones among them.
       epilogue: a function, or None for the layer that the following say.
       operands: its own.
@@ -113,29 +124,32 @@ def grouped(
             biases = (bias[:, :1], bias[:, 1:]) if gated else (bias[:, None],)
         epilogue, operands = Layer(activation, 1.0, gated, bool(biases), dtype), biases
     if packed.is_packed(factors.rhs):
-        return _grouped_by_packed(op, factors, epilogue, operands, dtype, **how)
+        return _grouped_by_packed(options, factors, epilogue, operands, dtype, **how)
     if (found := grouped_scales(factors, gated)) is None:
         if (of_blocks := _grouped_blocks(factors, gated)) is None:
             return None
         given, blocks = of_blocks
         return unquantized.with_grouped_epilogue(
-            op, given, epilogue, operands, blocks=blocks, **how
+            options, given, epilogue, operands, blocks=blocks, **how
         )
     scales, factors_of_arrays = found
     if factors_of_arrays.lhs.dtype not in FLOAT8:
-        how["precision"] = of_wide_numbers(op, precision)
+        how["precision"] = of_wide_numbers(options.function, precision)
     wide = accumulated(factors.lhs, factors.rhs)
     function, own = scaling(epilogue, wide, scales)
     return unquantized.with_grouped_epilogue(
-        op, factors_of_arrays, function, (*own, *operands), **how
+        options, factors_of_arrays, function, (*own, *operands), **how
     )
 
 
-def _grouped_by_packed(op, factors, epilogue, operands, dtype, *, gated, precision, **how):
+def _grouped_by_packed(options, factors, epilogue, operands, dtype, *, gated, precision, **how):
     """The same by packed weights, of which only the product is in the kernel."""
+    op = options.function
     canonical_precision(op, precision)
     is_plain = epilogue == Layer("none", 1.0, False, False, dtype)
-    acc = packed.grouped_product(op, factors, dtype if is_plain else np.dtype(np.float32), **how)
+    acc = packed.grouped_product(
+        options, factors, dtype if is_plain else np.dtype(np.float32), **how
+    )
     if acc is None or is_plain:
         return acc
     accs = halves(acc, 1) if gated else [acc]
@@ -144,14 +158,16 @@ def _grouped_by_packed(op, factors, epilogue, operands, dtype, *, gated, precisi
     is_layer = isinstance(epilogue, Layer) and not epilogue.has_bias
     if is_layer and (gated or epilogue.activation != "sigmoid"):
         return unquantized.applied(op, accs, epilogue, operands)
-    return unquantized.applied_by_group(op, accs, factors, epilogue, operands)
+    return unquantized.applied_by_group(options, accs, factors, epilogue, operands)
 
 
-def contraction(op, dims, lhs, rhs, sizes, offset, *, dtype, precision, **how) -> jax.Array | None:
+def contraction(
+    options: CallOptions, dims, lhs, rhs, sizes, offset, *, dtype, precision, **how
+) -> jax.Array | None:
     """A contraction over the tokens of each group of quantised operands; None where it cannot be.
 
     Args:
-      op: the public function, for messages.
+      options: options of the call.
       dims: the dimensions of the call.
       lhs: checked, as is rhs; one of them is quantised.
       rhs: ...
@@ -182,7 +198,7 @@ def contraction(op, dims, lhs, rhs, sizes, offset, *, dtype, precision, **how) -
         sizes,
         offset,
         *scales,
-        op=op,
+        options=options,
         groups=dims.groups,
         blocks=tuple(blocks),
         preferred_element_type=dtype,

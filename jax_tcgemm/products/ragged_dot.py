@@ -17,7 +17,7 @@ from jax_tcgemm.products.arguments import (
     ShapeError,
     as_array,
     as_integers,
-    asked_implementation,
+    call_options,
     canonical_element_type,
     canonical_sharding,
     promoted_dtype,
@@ -390,7 +390,7 @@ def _fused(
     """A call that names its operands in messages as its own do: (name, array[, extents])."""
     (lhs_name, lhs), (rhs_name, rhs, extents) = named_lhs, named_rhs
     kind = kind_of(rhs, otherwise="ragged")
-    implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
+    options = call_options(op, implementation, config, batch_invariant, kind)
     group_sizes = as_sizes(op, group_sizes)
 
     def check_shape(name, x, rule, holds):
@@ -418,7 +418,7 @@ def _fused(
         preferred = canonical_element_type(op, preferred_element_type)
         preferred_element_type = quantized.result_dtype(op, preferred, lhs, rhs)
         found = quantized_groups.grouped(
-            op,
+            options,
             Factors(lhs, rhs, group_sizes, offset, gather_indices),
             epilogue,
             epilogue_operands,
@@ -428,8 +428,6 @@ def _fused(
             bias=bias,
             precision=precision,
             out_sharding=out_sharding,
-            implementation=implementation,
-            config=config,
         )
         if found is not None:
             return found
@@ -438,15 +436,13 @@ def _fused(
         precision = quantized.of_wide_numbers(op, precision)
     if epilogue is not None:
         return with_grouped_epilogue(
-            op,
+            options,
             Factors(lhs, rhs, group_sizes, offset, gather_indices),
             epilogue,
             epilogue_operands,
             gated=gated,
             precision=precision,
             out_sharding=out_sharding,
-            implementation=implementation,
-            config=config,
         )
     activation = canonical_activation(op, activation)
     preferred = canonical_element_type(op, preferred_element_type)
@@ -463,15 +459,13 @@ def _fused(
         offset,
         bias,
         gather_indices,
-        op=op,
+        options=options,
         groups=rhs.shape[0],
         activation=activation,
         gated=gated,
         precision=canonical_precision(op, precision),
         preferred_element_type=preferred,
         out_sharding=canonical_sharding(op, out_sharding, 2),
-        implementation=implementation,
-        config=config,
     )
 
 
@@ -493,25 +487,24 @@ def _ragged_dot_general(
     group_sizes = as_sizes(op, group_sizes)
     dims = Dimensions(op, numbers, lhs, rhs, group_sizes, group_offset is not None)
     kind = "gemm" if dims.form == "batch" else "ragged"
-    implementation = asked_implementation(op, implementation, config, batch_invariant, kind)
+    options = call_options(op, implementation, config, batch_invariant, kind)
     precision = canonical_precision(op, precision)
     preferred = canonical_element_type(op, preferred_element_type)
-    asked = {"implementation": implementation, "config": config}
     sharding = canonical_sharding(op, out_sharding, dims.result_ndim)
     if quantized.is_any(lhs, rhs):
         preferred = quantized.result_dtype(op, preferred, lhs, rhs)
         if dims.form == "contraction":
             operands = lhs, rhs, group_sizes, as_offset(op, group_offset)
-            own = {"dtype": preferred, "precision": precision, **asked}
-            if (out := quantized_groups.contraction(op, dims, *operands, **own)) is not None:
+            own = {"dtype": preferred, "precision": precision}
+            if (out := quantized_groups.contraction(options, dims, *operands, **own)) is not None:
                 return resharded(out, sharding)
         lhs, rhs = quantized.as_arrays(lhs, rhs)
         precision = quantized.of_wide_numbers(op, precision)
-    common = {"precision": precision, "preferred_element_type": preferred, **asked}
+    common = {"options": options, "precision": precision, "preferred_element_type": preferred}
     common["out_sharding"] = sharding
     if dims.form == "batch":
         numbers = numbers.dot_dimension_numbers
-        return dense.dot_general(lhs, rhs, op=op, dimension_numbers=numbers, **common)
+        return dense.dot_general(lhs, rhs, dimension_numbers=numbers, **common)
     offset = as_offset(op, group_offset)
     group_sizes = dims.scaled(group_sizes)
     run = dims.rows if dims.form == "rows" else dims.contraction

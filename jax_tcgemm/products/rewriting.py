@@ -26,6 +26,7 @@ from jax_tcgemm.epilogues.membership import is_call_of_elements
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general_p
 from jax_tcgemm.primitives.functions import accumulator_dtype
+from jax_tcgemm.problem.call_options import CallOptions, Provenance, RoundingsRemoved
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
 from jax_tcgemm.problem.precision import is_in_parts
 from jax_tcgemm.products.gates import call_of, products_of
@@ -41,7 +42,6 @@ from jax_tcgemm.products.transpositions import (
     without_unused_transpositions,
 )
 from jax_tcgemm.products.turns import turned
-from jax_tcgemm.selection import ACCELERATE
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
     has_plain_context,
@@ -59,6 +59,7 @@ _INSIDE = {
         ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), ("call_jaxpr", "fun_jaxpr")
     ),
 }
+_OPTIONS = CallOptions("accelerate", provenance=Provenance.ACCELERATED)
 _LIMITS = Limits(MOST_READS, MOST_RESULTS)
 # What lax.dot_general is called with; a later JAX may ask for what ours do not know.
 _PARAMETERS = {"dimension_numbers", "precision", "preferred_element_type", "out_sharding"}
@@ -187,10 +188,15 @@ class Rewriter:
         eqn = equations[group.products[0]]
         dtype = accumulator_dtype(*(x.aval.dtype for x in eqn.invars))
         function, left_out = group_function(equations, group, dtype, wide=self._wide)
-        op = eqn.params["op"] if eqn.params["op"].startswith(ACCELERATE) else ACCELERATE
-        op = f"{op}, {left_out} roundings left out" if left_out else op
+        options = eqn.params["options"]
+        options = options if options.is_accelerated else _OPTIONS
+        options = options.reporting(RoundingsRemoved(left_out)) if left_out else options
         before, factors, params = call_of(equations, group)
-        params = params | {"op": op, "preferred_element_type": dtype, "function": function}
+        params = params | {
+            "options": options,
+            "preferred_element_type": dtype,
+            "function": function,
+        }
         call = eqn.replace(
             primitive=epilogue_dot_general_p,
             invars=[*factors, *group.inputs],
@@ -208,11 +214,12 @@ def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
     why they are not those of a loss without them, and of a loss without logits that it is one.
     """
     losses = {number: note for number, eqn in enumerate(equations) if (note := loss_note(eqn))}
-    if not any(_op(eqn).startswith(ACCELERATE) for eqn in equations):
+    options = {number: own for number, eqn in enumerate(equations) if (own := options_of(eqn))}
+    if not any(own.is_accelerated for own in options.values()):
         return losses
 
     def is_alone(eqn: core.JaxprEqn) -> bool:
-        return can_have_epilogue(eqn) and eqn.params["op"].startswith(ACCELERATE)
+        return can_have_epilogue(eqn) and eqn.params["options"].is_accelerated
 
     why = find_groups(equations, results, products_of(equations, is_alone), _LIMITS).why
     found = losses
@@ -220,16 +227,17 @@ def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
         if reason.eqn is not None and reason.eqn.primitive is epilogue_dot_general_p:
             reason = "what follows is part of another product's epilogue"
         found[number] = f"no epilogue: {reason}"
-    for number, eqn in enumerate(equations):
-        _, comma, said = _op(eqn).partition(f"{ACCELERATE}, ")
-        if comma:
-            found[number] = "; ".join(filter(None, (said, found.get(number))))
+    for number, own in options.items():
+        if own.diagnostics:
+            said = (*map(str, own.diagnostics), found.get(number))
+            found[number] = "; ".join(filter(None, said))
     return found
 
 
-def _op(eqn: core.JaxprEqn) -> str:
-    op = eqn.params.get("op", "")
-    return op if isinstance(op, str) else ""
+def options_of(eqn: core.JaxprEqn) -> CallOptions | None:
+    """Return the options of a call of ours; None for another equation."""
+    options = eqn.params.get("options")
+    return options if isinstance(options, CallOptions) else None
 
 
 def _decides_by_primitives(eqn: core.JaxprEqn) -> bool:
@@ -246,7 +254,7 @@ def can_have_epilogue(eqn: core.JaxprEqn) -> bool:
     if eqn.primitive is not plain.dot_general_p or not has_plain_context(eqn):
         return False
     params, (out,), (lhs, rhs) = eqn.params, eqn.outvars, eqn.invars
-    if params["implementation"] is not None or params["config"] is not None:
+    if not params["options"].names_nothing:
         return False
     precision = params["precision"]
     is_preset = isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset)
@@ -338,14 +346,12 @@ def _ours(eqn: core.JaxprEqn) -> core.JaxprEqn:
         tuple(tuple(map(int, axes)) for axes in pair) for pair in eqn.params["dimension_numbers"]
     )
     params = {
-        "op": ACCELERATE,
+        "options": _OPTIONS,
         "dimension_numbers": numbers,
         "permutation": tuple(range(eqn.outvars[0].aval.ndim)),
         "precision": eqn.params["precision"],
         "preferred_element_type": eqn.params["preferred_element_type"],
         "out_sharding": eqn.params.get("out_sharding"),
-        "implementation": None,
-        "config": None,
     }
     return eqn.replace(primitive=plain.dot_general_p, params=params)
 

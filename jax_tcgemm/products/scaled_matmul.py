@@ -9,9 +9,13 @@ import numpy as np
 
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import FLOAT8
-from jax_tcgemm.products.arguments import ShapeError, as_array, canonical_element_type
+from jax_tcgemm.products.arguments import (
+    ShapeError,
+    as_array,
+    call_options,
+    canonical_element_type,
+)
 from jax_tcgemm.products.epilogue import Rounded, with_epilogue, with_scaled_epilogue
-from jax_tcgemm.selection import check_names
 
 
 def scaled_matmul(
@@ -90,7 +94,7 @@ def scaled_matmul(
     """
     op = "scaled_matmul"
     lhs, rhs = as_array(op, "lhs", lhs), as_array(op, "rhs", rhs)
-    check_names(op, implementation, config)
+    options = call_options(op, implementation, config)
     dtype = canonical_element_type(op, preferred_element_type)
     if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(
@@ -100,12 +104,12 @@ def scaled_matmul(
     _check_operands(op, lhs, rhs)
     lhs_scales, lhs_block = _checked_scales(op, "lhs", lhs, lhs_scales, lhs_block)
     rhs_scales, rhs_block = _checked_scales(op, "rhs", rhs, rhs_scales, rhs_block)
-    how = {"precision": precision, "implementation": implementation, "config": config}
+    how = {"precision": precision}
     num_batch = rhs.ndim - 2
     if any(scales.ndim and scales.shape[-1] > 1 for scales in (lhs_scales, rhs_scales)):
         factors = lhs, rhs, _with_dimensions(lhs, lhs_scales), _with_dimensions(rhs, rhs_scales)
         how |= {"num_batch": num_batch, "blocks": (lhs_block, rhs_block)}
-        return with_scaled_epilogue(op, factors, Rounded(dtype), (), **how)
+        return with_scaled_epilogue(options, factors, Rounded(dtype), (), **how)
     lhs_scales = _of_rows(lhs, lhs_scales, lhs_block)
     rhs_scales = _of_rows(rhs, rhs_scales, rhs_block)
     if rhs_scales.ndim:
@@ -113,7 +117,7 @@ def scaled_matmul(
     batch = tuple(range(num_batch))
     numbers = (((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch))
     scales, numbers = (lhs_scales, rhs_scales), {"dimension_numbers": numbers}
-    return with_epilogue(op, lhs, rhs, _scaled(dtype), scales, **numbers, **how)
+    return with_epilogue(options, lhs, rhs, _scaled(dtype), scales, **numbers, **how)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products import logits as lg
-from jax_tcgemm.products.arguments import asked_implementation
+from jax_tcgemm.products.arguments import call_options
 from jax_tcgemm.products.logits import How
 from jax_tcgemm.products.loss_arguments import (
     canonical_axis,
@@ -96,16 +96,14 @@ def linear_top_k(
     x, w, bias = checked_operands(op, x, w, bias, axis)
     check_undivided(op, x=x, w=w, bias=bias)
     axes = manual_axes(op, "axis_name", axis_name)
-    implementation = asked_implementation(op, implementation, None, batch_invariant)
     how = How(
-        op,
+        call_options(op, implementation, None, batch_invariant),
         soft_cap=canonical_cap(op, soft_cap),
         label_smoothing=0.0,
         z_loss=0.0,
         axis_name=axes or None,
         chunk_bytes=canonical_bytes(op, chunk_bytes),
         precision=canonical_precision(op, precision),
-        implementation=implementation,
         vocabulary_axis=axis,
     )
     k = _canonical_k(op, k, how.size(w) * how.devices)

@@ -12,6 +12,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_tcgemm.primitives.quantize import quantize
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.quantized import QuantizedArray
 from jax_tcgemm.quantization.fp8_dot_general import (
     How,
@@ -134,5 +135,5 @@ def _quantized(x, dtype, state):
     largest = scale * jnp.finfo(dtype).max.astype(jnp.float32)
     x = jnp.clip(x.astype(jnp.float32), -largest, largest).astype(x.dtype)
     tiles = x.shape, (*x.shape[:-2], x.shape[-1], x.shape[-2])
-    made = quantize(x, scale, op=_OP, dtype=dtype, tiles=tiles)
+    made = quantize(x, scale, options=CallOptions(_OP), dtype=dtype, tiles=tiles)
     return [QuantizedArray(values, scale) for values in made], state

@@ -11,6 +11,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_tcgemm.problem.activations import canonical_activation
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.fusion import activated, pull_back
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.problem.quantized import QuantizedArray, spread_along
@@ -30,6 +31,7 @@ from jax_tcgemm.sharding import shardings
 from jax_tcgemm.sharding.partitioning import resharded
 
 _OP = "Fp8Mlp"
+_OPTIONS = CallOptions(_OP)
 # Rows of both operands, of which the right one may have a dimension that tells gate and up apart.
 _ROWS = ((1,), (1,)), ((), ())
 _PAIRS_OF_ROWS = ((1,), (2,)), ((), ())
@@ -162,7 +164,7 @@ class _Spec:
 
         def product(lhs, rhs, out_sharding):
             out = shardings.without(out_sharding, pair)
-            return with_epilogue(_OP, lhs, rhs, epilogue, operands, out_sharding=out, **how)
+            return with_epilogue(_OPTIONS, lhs, rhs, epilogue, operands, out_sharding=out, **how)
 
         names = ("m", "k"), (*gates, "n", "k"), ("m", *gates, "n")
         return over_devices(product, lhs, rhs, names, follows=True)

@@ -9,13 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm import selection
 from jax_tcgemm.device.quantize import scales_of
 from jax_tcgemm.primitives import quantize as primitive
 from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.problem.quantize import form_of
 from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, is_quantized, spread
-from jax_tcgemm.products.arguments import as_floating, canonical_element_type, check_flag
+from jax_tcgemm.products.arguments import (
+    as_floating,
+    call_options,
+    canonical_element_type,
+    check_flag,
+)
 from jax_tcgemm.products.quantized import as_operand
 
 _DTYPES = (*FLOAT8, np.dtype(np.int8))
@@ -84,7 +88,7 @@ def quantize(
       ((256, 4), (512, 256), (512, 2))
     """
     op = "quantize"
-    selection.check_names(op, implementation, config, kind="quantize")
+    options = call_options(op, implementation, config, kind="quantize")
     x = as_floating(op, "x", x)
     dtype = _dtype(op, dtype)
     shapes = [x.shape]
@@ -108,8 +112,7 @@ def quantize(
         tiles = tuple(
             tuple(extent if i in axes else 1 for i, extent in enumerate(shape)) for shape in shapes
         )
-    how = (("op", op), ("implementation", implementation), ("config", config))
-    made = _values_and_scales(x, dtype, tiles, how)
+    made = _values_and_scales(x, dtype, tiles, options)
     arrays = []
     for (values, scales), tile in zip(made, tiles, strict=True):
         numbers = zip(values.shape, scales.shape, tile, strict=True)
@@ -203,7 +206,7 @@ def _block(op: str, block, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
-def _values_and_scales(x, dtype, tiles, how) -> list[tuple[jax.Array, jax.Array]]:
+def _values_and_scales(x, dtype, tiles, options) -> list[tuple[jax.Array, jax.Array]]:
     """Values and scales of an array and, where there are tiles for it, of its transpose."""
     # With a dimension or two more where it has not two.
     more = (1,) * (2 - x.ndim)
@@ -212,7 +215,7 @@ def _values_and_scales(x, dtype, tiles, how) -> list[tuple[jax.Array, jax.Array]
     # One scale for a matrix is known when all of it has been read, which XLA does at once.
     if own[0][-2:] == full.shape[-2:] and form_of(full.shape, own[0]) not in ("lines", "blocks"):
         given.append(scales_of(full.astype(jnp.float32), dtype, own[0]))
-    made = primitive.quantize(full, *given, dtype=dtype, tiles=own, **dict(how))
+    made = primitive.quantize(full, *given, dtype=dtype, tiles=own, options=options)
     pairs = (
         [(values, *given) for values in made] if given else zip(made[::2], made[1::2], strict=True)
     )
@@ -223,8 +226,8 @@ def _values_and_scales(x, dtype, tiles, how) -> list[tuple[jax.Array, jax.Array]
 
 
 @_values_and_scales.defjvp
-def _straight_through(dtype, tiles, how, primals, tangents):
-    made, dx = _values_and_scales(*primals, dtype, tiles, how), tangents[0].astype(jnp.float32)
+def _straight_through(dtype, tiles, options, primals, tangents):
+    made, dx = _values_and_scales(*primals, dtype, tiles, options), tangents[0].astype(jnp.float32)
     moved = []
     for i, ((values, scales), tile) in enumerate(zip(made, tiles, strict=True)):
         if jnp.issubdtype(dtype, jnp.integer):

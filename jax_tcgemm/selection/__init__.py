@@ -1,11 +1,8 @@
 """Which implementation and config runs a problem."""
 
 from jax_tcgemm.selection.choice import (
-    ACCELERATE,
-    DEQUANTISED,
     Choice,
     collect,
-    dequantized_operands,
     forget,
     gain_of_converting,
     is_forced,
@@ -32,17 +29,13 @@ from jax_tcgemm.selection.implementations import (
     Candidate,
     abi_of,
     check_names,
-    for_any_rows,
     listed,
     may_be_unfused,
-    nominal_rows,
 )
 from jax_tcgemm.selection.operations import select_operation
 
 __all__ = [
-    "ACCELERATE",
     "ASSUMED_GPU",
-    "DEQUANTISED",
     "IMPLEMENTATIONS",
     "IMPLEMENTATIONS_OF",
     "XLA",
@@ -56,9 +49,7 @@ __all__ = [
     "check_names",
     "collect",
     "default_device",
-    "dequantized_operands",
     "estimated_us",
-    "for_any_rows",
     "forget",
     "gain_of_converting",
     "is_forced",
@@ -67,7 +58,6 @@ __all__ = [
     "loop_us",
     "lowering",
     "may_be_unfused",
-    "nominal_rows",
     "obstacle_of",
     "predicted",
     "predicted_us",

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from jax_tcgemm.kernels import Instance
+from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.selection import (
     cost_model,
@@ -36,18 +37,11 @@ from jax_tcgemm.selection.implementations import (
     Source,
     check_names,
     configs_of,
-    nominal_rows,
     refusal,
 )
 from jax_tcgemm.system import modules
 from jax_tcgemm.system.switches import print_choice, switch
 
-# What `accelerate` is called where it calls products.
-ACCELERATE = "accelerate"
-# That of products of operands that were multiplied by scales of their blocks.
-DEQUANTISED = "scaled_matmul, operands dequantised"
-# What follows a function's name where it has dequantised operands otherwise.
-_DEQUANTISED_OPERANDS = ", quantised operands dequantised"
 # Whose order of sums depends on how many rows there are, or that run few rows only.
 _NOT_INVARIANT = (XLA, "cublaslt", tiny_batches.IMPLEMENTATION)
 # How much faster a prediction must be that is wrong more often than the others.
@@ -230,11 +224,9 @@ def is_unseen() -> bool:
 
 
 def select(
-    op: str,
+    options: CallOptions,
     problem: AnyProblem | None,
     device: Device,
-    implementation: str | None = None,
-    config: str | None = None,
     *,
     kind: str = "gemm",
     obstacle: str = "",
@@ -243,14 +235,12 @@ def select(
     """Chooses what runs a problem.
 
     Args:
-      op: the public function, for messages.
+      options: options of the call.
       problem: the problem; None where what was asked for is none.
       device: where it runs.
-      implementation: a name to force; None selects, and so does `for_any_rows`.
-      config: a config of that implementation to force; None selects.
       kind: of the problem, as `Problem.kind` says it, where there is none.
       obstacle: a phrase saying why only XLA can run it; "" where there is a problem and no more.
-      nominal: the same for the rows that `for_any_rows` says, where it does.
+      nominal: the problem with `options.invariant_rows` rows, where these are not 0.
 
     Returns:
       The choice.
@@ -258,14 +248,15 @@ def select(
     Raises:
       ValueError: when what was forced, here or by a debug switch, cannot run the problem.
     """
+    op, implementation, config = options.function, options.implementation, options.config
     source, kind = ARGUMENTS, problem.kind if problem is not None else kind
-    if implementation is None and kind in _SWITCHED:
+    if options.names_nothing and kind in _SWITCHED:
         implementation, config = _switches()
         if implementation or config:
             source = SWITCHES
             check_names(op, implementation, config, source=source)
-    if rows := nominal_rows(implementation):
-        choice = _of_any_rows(op, problem, nominal, rows, device, obstacle)
+    if options.invariant_rows:
+        choice = _batch_invariant(options, problem, nominal, device, obstacle)
     elif implementation == XLA:
         form = config or _own_form(problem, device)
         if reason := _obstacle_to_form(form, problem, obstacle):
@@ -285,7 +276,7 @@ def select(
             _measure_unknown(problem, device)
         choice = _best(problem, device, tables.revision())
     if not _unseen.is_on:
-        print_choice(op, problem or obstacle, choice)
+        print_choice(options, problem or obstacle, choice)
     return choice
 
 
@@ -311,21 +302,22 @@ def _measure_unknown(problem: Problem, device: Device) -> None:
         measure(problem, device)
 
 
-def dequantized_operands(op: str) -> str:
-    """What a function is called where no kernel takes the scales of its operands."""
-    return op + _DEQUANTISED_OPERANDS
+_OBSTACLES = {
+    Provenance.DEQUANTIZED: (
+        "no kernel takes operands that are quantized so; XLA dequantizes them first"
+    ),
+    Provenance.DEQUANTIZED_BLOCKS: (
+        "scales are of blocks of K, by which XLA multiplies the operands before their product"
+    ),
+}
 
 
-def obstacle_of(op: str) -> str:
-    """Why only XLA runs the products of a function; "" where it is not so."""
-    if op.endswith(_DEQUANTISED_OPERANDS):
-        return "no kernel takes operands that are quantised so, which XLA dequantises before it"
-    if op != DEQUANTISED:
-        return ""
-    return "scales are of blocks of K, by which XLA multiplies the operands before their product"
+def obstacle_of(options: CallOptions) -> str:
+    """Return why only XLA runs a product with this provenance; "" where others may."""
+    return _OBSTACLES.get(options.provenance, "")
 
 
-def reason_to_stay(op: str, problem: Problem, device: Device) -> str:
+def reason_to_stay(options: CallOptions, problem: Problem, device: Device) -> str:
     """Why a product that `accelerate` has found in a program stays XLA's own; "" where it need not.
 
     XLA chooses layouts for its own products, and fuses with some what is around them, which a call
@@ -333,16 +325,16 @@ def reason_to_stay(op: str, problem: Problem, device: Device) -> str:
     begin on 16 bytes, where XLA's products take two to five times as long; or the user has tuned
     the product.
     """
-    if not op.startswith(ACCELERATE) or device.platform != "cuda":
+    if not options.is_accelerated or device.platform != "cuda":
         return ""
     if tables.is_tuned(problem, device.key) or not (problem.a.is_aligned and problem.b.is_aligned):
         return ""
     return "nothing is known to run it faster than XLA's own product, which the program has"
 
 
-def is_forced(implementation: str | None) -> bool:
-    """Whether an argument or a debug switch names what runs a product."""
-    return implementation is not None or any(_switches())
+def is_forced(options: CallOptions) -> bool:
+    """Return whether an argument or a debug switch decides what runs a product."""
+    return not options.names_nothing or any(_switches())
 
 
 def _switches() -> tuple[str | None, str | None]:
@@ -371,18 +363,17 @@ def _forced(
     return _chosen(best[0], why, problem, device, considered)
 
 
-def _of_any_rows(
-    op: str,
+def _batch_invariant(
+    options: CallOptions,
     problem: AnyProblem | None,
     nominal: AnyProblem | None,
-    rows: int,
     device: Device,
     obstacle: str,
 ) -> Choice:
-    """What has one order of sums for any number of rows; XLA stands for several steps without it.
+    """Select what adds up K in one order for any number of rows; XLA stands for an unfused call.
 
-    That of the config which is chosen for `rows`; of those that have it the fastest for the rows
-    that there are.
+    The order is that of the config selected for `options.invariant_rows` rows; of the configs that
+    have it, the fastest for the rows that there are.
     """
     if not obstacle:
         best, why = _of_nominal(nominal, device, tables.revision())
@@ -390,6 +381,7 @@ def _of_any_rows(
             considered = implementations.considered_alike(best, problem, device)
             found = _modelled(problem, device, considered)
             if found is not None:
+                rows = options.invariant_rows
                 order = f"sums in the order of {best.name}, chosen as for {rows} rows: {why}"
                 why = order if found[0] == best else f"{found[1]}; {order}"
                 return _chosen(found[0], why, problem, device, considered)
@@ -398,8 +390,9 @@ def _of_any_rows(
         if not problem.is_bare:
             return Choice(XLA, XLA_CONFIG, obstacle)
     raise ValueError(
-        f"{op}: batch_invariant must be False for what only XLA runs, got batch_invariant=True: "
-        f"{obstacle}; the order of its sums depends on how many rows there are"
+        f"{options.function}: batch_invariant must be False for what only XLA runs, got "
+        f"batch_invariant=True: {obstacle}; the order of its sums depends on how many rows there "
+        "are"
     )
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.blas import BlasProblem
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.quantize import QuantizeProblem
@@ -107,8 +108,6 @@ def check_names(
                 f"{op}: {what} must be a string or None, got {what}={value!r}; "
                 "see jax_tcgemm.info()"
             )
-    if nominal_rows(implementation):
-        return  # Of a public function that calls another one.
     if implementation is None:
         if config is not None:
             raise ValueError(
@@ -131,26 +130,9 @@ def check_names(
         )
 
 
-_ANY_ROWS = "for any rows as for "
-
-
-def for_any_rows(rows: int) -> str:
-    """What stands for an implementation where a row's bits must be its own: the one for so many.
-
-    Like a name, it is part of a call that derivatives inherit.
-    """
-    return f"{_ANY_ROWS}{rows}"
-
-
-def nominal_rows(implementation: str | None) -> int:
-    """How many rows decide what runs a product with any; 0 where those that there are do."""
-    is_for_any = implementation is not None and implementation.startswith(_ANY_ROWS)
-    return int(implementation.removeprefix(_ANY_ROWS)) if is_for_any else 0
-
-
-def may_be_unfused(implementation: str | None) -> bool:
-    """Whether what is asked for may run a product alone, and XLA what follows it."""
-    return implementation in (None, XLA) or nominal_rows(implementation) > 0
+def may_be_unfused(options: CallOptions) -> bool:
+    """Return whether the product may run alone, and XLA what follows it."""
+    return options.implementation in (None, XLA)
 
 
 def refusal(op: str, kind: str, name: str, reason: str, source: Source = ARGUMENTS) -> ValueError:

@@ -7,6 +7,7 @@ fastest; for everything else XLA, which moves memory as fast and fuses with its 
 import dataclasses
 
 from jax_tcgemm.kernels import Instance
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.operation import Operation
 from jax_tcgemm.problem.tensor_folding import fold_permutation, fold_reduction
@@ -27,25 +28,23 @@ from jax_tcgemm.system.switches import print_choice
 
 
 def select_operation(
-    op: str,
+    options: CallOptions,
     operation: Operation,
     device: Device,
     *,
     product: AsProduct | str = "",
     no_compute: str = "",
-    implementation: str | None = None,
     obstacle: str = "",
 ) -> Choice:
     """Chooses what runs a tensor operation.
 
     Args:
-      op: the public function, for messages.
+      options: options of the call.
       operation: the operation, with its compute type.
       device: where it runs.
       product: a contraction as one of our products, where they may run it; or a phrase saying why
         it is none.
       no_compute: a phrase saying why it has no compute type of cuTENSOR's; "" when it has.
-      implementation: a name to force; None selects.
       obstacle: a phrase saying why only XLA can run it; "" when not.
 
     Returns:
@@ -62,12 +61,12 @@ def select_operation(
     }
     considered = tuple(
         Candidate(name, XLA_CONFIG, (name != XLA and obstacle) or refusals[name]())
-        for name in _asked(operation, implementation)
+        for name in _asked(operation, options.implementation)
     )
-    if implementation is not None:
+    if (name := options.implementation) is not None:
         if reason := considered[0].reason:
-            raise refusal(op, operation.kind, implementation, reason)
-        name, why = implementation, ARGUMENTS.why
+            raise refusal(options.function, operation.kind, name, reason)
+        why = ARGUMENTS.why
     elif obstacle:
         name, why = XLA, obstacle
     elif operation.kind != "contract":
@@ -86,7 +85,7 @@ def select_operation(
             arguments = _reduction(operation)
             workspace_bytes = modules.cuda.reduction_workspace_bytes(*arguments, device.num_sms)
     choice = Choice(name, config, why, workspace_bytes, kernels, considered)
-    print_choice(op, operation, choice)
+    print_choice(options, operation, choice)
     return choice
 
 

@@ -6,8 +6,7 @@ from jax_tcgemm.primitives import contract as primitive
 from jax_tcgemm.problem import modes, operators
 from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE, check_compute_type
 from jax_tcgemm.problem.precision import canonical_precision
-from jax_tcgemm.products.arguments import canonical_sharding
-from jax_tcgemm.selection import check_names
+from jax_tcgemm.products.arguments import call_options, canonical_sharding
 from jax_tcgemm.tensor import arguments
 
 ALGORITHMS = ("default", "default_patient", "gett", "tgett", "ttgt")
@@ -99,12 +98,12 @@ def contract(
         conj.append(operator == "conj")
         factors.append(x if operator == "conj" else operators.UNARY[operator](x))
     check_compute_type(op, compute_type, a.dtype, CONTRACTION_COMPUTE)
-    check_names(op, implementation, kind="contract")
+    options = call_options(op, implementation, kind="contract")
     _check_algorithm(op, algorithm, implementation)
     return primitive.contract(
         *factors,
         *([] if c is None else [c]),
-        op=op,
+        options=options,
         modes=operands,
         result=result,
         conj=conj,
@@ -114,7 +113,6 @@ def contract(
         precision=canonical_precision(op, None),
         out_sharding=canonical_sharding(op, out_sharding, len(result)),
         algorithm=algorithm or "default",
-        implementation=implementation,
     )
 
 

@@ -11,6 +11,7 @@ from jax_tcgemm.problem.operation import dot_dimensions
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products import quantized
 from jax_tcgemm.products.arguments import (
+    call_options,
     canonical_element_type,
     canonical_sharding,
     promoted_type,
@@ -18,7 +19,6 @@ from jax_tcgemm.products.arguments import (
 )
 from jax_tcgemm.products.packed import is_packed
 from jax_tcgemm.products.quantized import as_weight, values_of
-from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding import shardings
 from jax_tcgemm.sharding.partitioning import resharded
 
@@ -76,7 +76,7 @@ def einsum(
       (2, 4, 16, 20)
     """
     op = "tensor.einsum"
-    check_names(op, implementation, kind="contract")
+    options = call_options(op, implementation, kind="contract")
     terms, output, arrays = _parse(op, subscripts, operands)
     dtype, is_weak = canonical_element_type(op, preferred_element_type), False
     if quantized.is_any(*arrays):
@@ -93,9 +93,8 @@ def einsum(
     terms, arrays = _without_broadcast(op, terms, arrays)
     steps = _steps(op, terms, output, arrays, optimize)
     params = {
-        "op": op,
+        "options": options,
         "precision": canonical_precision(op, precision),
-        "implementation": implementation,
         "result_dtype": dtype,
     }
     out_sharding = canonical_sharding(op, out_sharding, len(output))
@@ -221,15 +220,16 @@ def _contract(arrays, terms, result, out_sharding, params) -> jax.Array:
     result = tuple(map(letters.get, result))
     if quantized.is_any(*arrays):
         numbers, permutation = dot_dimensions(*modes, result)
+        options = params["options"]
+        forced = options.implementation if options.implementation == "xla" else None
         return quantized.product(
-            params["op"],
+            options.selecting(forced),
             *arrays,
             dimension_numbers=numbers,
             permutation=permutation,
             preferred_element_type=params["result_dtype"],
             precision=params["precision"],
             out_sharding=out_sharding,
-            implementation="xla" if params["implementation"] == "xla" else None,
         )
     dtype = jnp.result_type(*arrays)
     arrays = [lax.convert_element_type(x, dtype) for x in arrays]

@@ -5,7 +5,7 @@ import jax
 from jax_tcgemm.primitives import elementwise as primitive
 from jax_tcgemm.problem import modes, operators
 from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, check_compute_type
-from jax_tcgemm.selection import check_names
+from jax_tcgemm.products.arguments import call_options
 from jax_tcgemm.tensor import arguments
 
 
@@ -230,15 +230,14 @@ def _bind(
         for name, operator in combine.items()
     ]
     check_compute_type(op, compute_type, dtype, ELEMENTWISE_COMPUTE)
-    check_names(op, implementation, kind=op.removeprefix("tensor."))
+    options = call_options(op, implementation, kind=op.removeprefix("tensor."))
     return primitive.elementwise(
         *arrays.values(),
-        op=op,
+        options=options,
         modes=operands,
         result=result,
         unary=unary,
         combine=combine,
         scalars=(arguments.scalar(op, name, value, dtype) for name, value in scalars.items()),
         compute=compute_type or "",
-        implementation=implementation,
     )

@@ -5,7 +5,7 @@ import jax
 from jax_tcgemm.primitives import reduce as primitive
 from jax_tcgemm.problem import modes, operators
 from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, check_compute_type
-from jax_tcgemm.selection import check_names
+from jax_tcgemm.products.arguments import call_options
 from jax_tcgemm.tensor import arguments
 
 
@@ -67,7 +67,7 @@ def reduce(
     alpha = arguments.scalar(name, "alpha", alpha, a.dtype)
     beta = arguments.scalar(name, "beta", beta, a.dtype)
     check_compute_type(name, compute_type, a.dtype, ELEMENTWISE_COMPUTE)
-    check_names(name, implementation, kind="reduce")
+    options = call_options(name, implementation, kind="reduce")
     extents = modes.extents((term,), (a.shape,))
     shape = tuple(extents[mode] for mode in result)
     reduced = [mode for mode in term if mode not in result]
@@ -80,7 +80,7 @@ def reduce(
     return primitive.reduce(
         a,
         *([] if c is None else [c]),
-        op=name,
+        options=options,
         modes=term,
         result=result,
         unary=op_a,
@@ -88,5 +88,4 @@ def reduce(
         alpha=alpha,
         beta=beta if c is not None else 0,
         compute=compute_type or "",
-        implementation=implementation,
     )

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jax_tcgemm import selection
 from jax_tcgemm.inspect.explain import explain
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.selection import tables
 from jax_tcgemm.tuning.measuring import Measurement, check_positive, contenders, measure, start_up
@@ -292,7 +293,7 @@ def tune_problems(
             start_up(device)
         for problem in problems:
             bar.update(task, description=f"tuning {problem}")
-            before = selection.select("autotune", problem, device)
+            before = selection.select(CallOptions("autotune"), problem, device)
             names = contenders(problem, device, candidates, xla)
             measured = measure(problem, names, budget_s)
             if measured:

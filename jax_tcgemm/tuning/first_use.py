@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jax_tcgemm import selection
 from jax_tcgemm.kernels import is_compiled
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.selection import tables
 from jax_tcgemm.system.switches import is_on
@@ -103,7 +104,7 @@ def _measure_and_keep(problem: Problem, device: selection.Device) -> None:
             return
         check_fits("tune_on_first_use", problem)
         start_up(device)
-        before = selection.select("tune_on_first_use", problem, device)
+        before = selection.select(CallOptions("tune_on_first_use"), problem, device)
         names = contenders(problem, device, _CANDIDATES)
         # The first runs the program otherwise, and is compiled for it in any case.
         ready = [name for name in names[1:] if all(map(is_compiled, kernels_of(problem, *name)))]

@@ -21,6 +21,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import epilogue
 from jax_tcgemm.device.call import call
 from jax_tcgemm.kernels import CompileError, Instance, compile_kernels
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES, wide_dtype
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.system.routing import routing
@@ -84,7 +85,7 @@ def contenders(
       candidates: configs beside the present choice, cuBLASLt's and XLA.
       xla: whether XLA takes part where it need not.
     """
-    now = selection.select("autotune", problem, device)
+    now = selection.select(CallOptions("autotune"), problem, device)
     names = [(now.implementation, now.config), (selection.XLA, "default")]
     ranked = selection.ranked(problem, device)
     if any(us is not None for _, us in ranked):
@@ -264,7 +265,8 @@ def _function(problem: Problem, implementation: str, config: str):
 
 def _choice(problem: Problem, implementation: str, config: str) -> selection.Choice:
     device = selection.target_device("cpu" if implementation == "host" else "cuda")
-    return selection.select("autotune", problem, device, implementation, config)
+    options = CallOptions("autotune", implementation, config)
+    return selection.select(options, problem, device)
 
 
 def _xla_computes(problem: Problem) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 
 from jax_tcgemm import selection
 from jax_tcgemm.device.call import call as custom_call
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.system import modules
@@ -168,7 +169,7 @@ def device() -> selection.Device:
 
 def choice(implementation: str, config: str, problem: Problem) -> selection.Choice:
     """What runs a problem, with the scratch memory and the kernels that it takes."""
-    return selection.select("gpu tests", problem, device(), implementation, config)
+    return selection.select(CallOptions("gpu tests", implementation, config), problem, device())
 
 
 def rejection(implementation: str, config: str, problem: Problem) -> str:

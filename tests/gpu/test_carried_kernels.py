@@ -16,6 +16,7 @@ from jax.experimental import serialize_executable
 import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.kernels import program
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Operand, Problem
 
 pytestmark = pytest.mark.gpu
@@ -62,7 +63,9 @@ def test_each_has_one_kernel():
     operand = Operand("bf16", False, 64, 0, 0)
     problem = Problem(1, 1, 64, 64, 64, operand, operand, "f32", "f32")
     for config in CONFIGS:
-        chosen = selection.select("test", problem, selection.target_device("cuda"), "wgmma", config)
+        chosen = selection.select(
+            CallOptions("test", "wgmma", config), problem, selection.target_device("cuda")
+        )
         assert len(chosen.kernels) == 1, config
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import jax_tcgemm
 from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general
+from jax_tcgemm.problem.call_options import CallOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
 
@@ -124,8 +125,13 @@ def product(case: Case, a, b, operands, layout="NN", **how):
     acc = jax.ShapeDtypeStruct(shape, I32 if a.dtype == I8 else F32)
     function = jax.make_jaxpr(lambda *x: jax.tree.leaves(case.function(*x)))(acc, *operands)
     numbers = (((of_a,), (of_b,)), (tuple(range(nb)),) * 2)
+    options = CallOptions("matmul", how.pop("implementation", None), how.pop("config", None))
     call = functools.partial(
-        epilogue_dot_general, op="matmul", dimension_numbers=numbers, function=function, **how
+        epilogue_dot_general,
+        options=options,
+        dimension_numbers=numbers,
+        function=function,
+        **how,
     )
     return jax.jit(call)(a, b, *operands)
 

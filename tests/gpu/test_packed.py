@@ -13,6 +13,7 @@ from packed_cases import ROUNDING, Case, configs_of
 import jax_tcgemm
 from jax_tcgemm import PackedWeight
 from jax_tcgemm.primitives.packed_weight import rows_of_weight
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 
 pytestmark = pytest.mark.gpu
@@ -67,7 +68,9 @@ def test_every_config(case):
 @pytest.mark.parametrize("case", FORMATS, ids=lambda case: case.label)
 def test_weights(case):
     """As arrays they have the bits of what XLA makes of them."""
-    rows = jax.jit(functools.partial(rows_of_weight, op="test", dtype=DTYPES[case.x]))(case.weight)
+    rows = jax.jit(
+        functools.partial(rows_of_weight, options=CallOptions("test"), dtype=DTYPES[case.x])
+    )(case.weight)
     np.testing.assert_array_equal(np.asarray(rows)[: case.n], case.exact_rows)
 
 
