@@ -23,6 +23,7 @@ from jax_tcgemm.device import epilogue
 from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.selection import tables
+from jax_tcgemm.selection.configs import WgmmaConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -132,7 +133,7 @@ class TunedProduct:
         """The instruction and its operands' layout, as `wgmma_table` takes them."""
         name = "tf32" if self.dtype == "f32" else self.dtype
         a, b = str(int(self.layout[0] == "T")), str(int(self.layout[1] == "N"))
-        if self.config.partition("_split")[0].endswith("_t"):
+        if WgmmaConfig.parse(self.config).swap_ab:
             a, b = b, a
         # A copy makes an operand K-major that has to be.
         return name, a + (b if WGMMA_INSTRUCTIONS[name].b_mn else "0")
@@ -154,7 +155,7 @@ def tuned_tables() -> list[Source]:
     configs = {}
     for product in tuned_products():
         names = configs.setdefault(product.table, {})
-        names[product.config.partition("_split")[0]] = True
+        names[WgmmaConfig.parse(product.config).unsplit] = True
     return [wgmma_table(*table, *names) for table, names in configs.items()]
 
 

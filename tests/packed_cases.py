@@ -11,6 +11,7 @@ from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.packed_weight import CODINGS, NF4
 from jax_tcgemm.selection import implementations
+from jax_tcgemm.selection.configs import WidePackedConfig, parse_or_none
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 
@@ -248,6 +249,11 @@ def weight_instances(case):
     return implementations.kernels(candidate, case.weight_problem, ASSUMED_GPU)
 
 
+def is_wide(config: str) -> bool:
+    """Whether a config of packed multiplies by wgmma."""
+    return isinstance(parse_or_none(config), WidePackedConfig)
+
+
 def all_packed():
     """Every config with every number of rows that it knows, for some formats."""
     found = {}
@@ -261,7 +267,7 @@ def all_packed():
     for case in cases if names else ():
         for candidate in implementations.considered("packed", names, case.problem, ASSUMED_GPU):
             # Of those of wgmma the config alone says how many rows there are.
-            is_known = candidate.config.startswith("w") and case.m > 8
+            is_known = is_wide(candidate.config) and case.m > 8
             if not candidate.reason and not is_known:
                 instance, *others = instances(candidate.config, case)
                 found[f"packed_{candidate.config}_{case.label}"] = instance

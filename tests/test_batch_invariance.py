@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from random_arrays import normal, widened
 
 import jax_tcgemm
-from jax_tcgemm.selection.implementations import order_of_sums
+from jax_tcgemm.selection.configs import order_of_sums
 
 # Every size at which tiles, blocks or the kernel of a single row would be others.
 ROWS = (

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from random_arrays import normal, widened
 
 import jax_tcgemm
-from jax_tcgemm.selection.implementations import order_of_sums
+from jax_tcgemm.selection.configs import order_of_sums
 
 ROWS = 1, 2, 3, 7, 8, 13, 16, 31, 64, 129, 257
 TOKENS, DEPTH, VOCABULARY = 300, 72, 517

@@ -18,6 +18,7 @@ from jax_tcgemm.primitives import scaled_dot_general
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import BlockFactors, Operand, Problem
+from jax_tcgemm.selection.configs import WgmmaConfig
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
@@ -50,9 +51,9 @@ BLOCKS = {
 
 def scaled_rows(blocks, config) -> tuple[int, int]:
     """What the kernel is compiled for."""
-    is_even = "x96x" not in config
-    (a, _), (b, _) = reversed(blocks) if config.endswith("_t") else blocks
-    return 64 if a % 64 == 0 else 1, 128 if is_even and b % 128 == 0 else 1
+    parsed = WgmmaConfig.parse(config)
+    (a, _), (b, _) = reversed(blocks) if parsed.swap_ab else blocks
+    return 64 if a % 64 == 0 else 1, 128 if parsed.tile_n != 96 and b % 128 == 0 else 1
 
 
 def kernel(config, rows):

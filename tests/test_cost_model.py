@@ -22,6 +22,7 @@ from jax_tcgemm.problem.function import Cost, Function, Result
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import cost_model, devices, library_cost, tables
 from jax_tcgemm.selection.choice import cautious_us
+from jax_tcgemm.selection.configs import Schedule, WgmmaConfig
 from jax_tcgemm.selection.implementations import Candidate
 from jax_tcgemm.system import modules
 
@@ -415,7 +416,8 @@ def test_functions_run_in_about_the_fastest_way_that_was_measured():
             continue
         times = measured[case.label, case.shape]
         (call,) = jax_tcgemm.explain(case.ours["auto"], *case.operands, platform="cuda")
-        own = ping_pong if "_pp" in call.config else cooperative
+        schedule = WgmmaConfig.parse(call.config).schedule
+        own = ping_pong if schedule is Schedule.PINGPONG else cooperative
         way = "bare" if "unfused" in call.why else own
         losses.append(times[way] / min(times[x] for x in ("bare", *functions.TILES)))
     assert len(losses) == 19

@@ -21,6 +21,7 @@ from gpu.gemm_call import CONFIG_CASES, LAYOUTS, make_inputs
 from kernel_instances import MMA_SYNC_INSTRUCTIONS, WGMMA_INSTRUCTIONS
 
 from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.selection.configs import WgmmaConfig
 
 pytestmark = [
     pytest.mark.emulated_all,
@@ -90,7 +91,7 @@ def test_wgmma_ragged(dtype, tmp_path):
     everything = itertools.product(RAGGED_SIZES.values(), ["NN", "NT", "contraction"])
     for seed, (sizes, form) in enumerate(everything):
         rows = form != "contraction"
-        fitting = [config for config in plain if config.endswith("_t") == rows]
+        fitting = [config for config in plain if WgmmaConfig.parse(config).swap_ab == rows]
         for config in [*fitting, *([of_weights] if form == "NN" else [])]:
             how = {"implementation": "wgmma", "config": config, "seed": seed, "dtype": dtype}
             extents = (840, 264, 136) if rows else (136, 264, 840)

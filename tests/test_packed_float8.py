@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import jet
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from packed_cases import Case
+from packed_cases import Case, is_wide
 from random_arrays import normal
 from test_packed import BF16, W, check, exact
 
@@ -104,7 +104,7 @@ def test_what_runs_rows_of_8_bits():
         )
         (call,) = jax_tcgemm.explain(jax_tcgemm.matmul, x, W.weight, platform="cuda")
         assert (call.implementation, call.problem.in_dtype) == ("packed", dtype)
-        assert call.config.startswith("w") == (dtype == "f8e4m3fn")
+        assert is_wide(call.config) == (dtype == "f8e4m3fn")
     forced = functools.partial(jax_tcgemm.matmul, implementation="packed", config="128x2_c1")
     with pytest.raises(ValueError, match="128x2_c1 multiplies f16 and bf16"):
         jax_tcgemm.explain(forced, x, W.weight, platform="cuda")

@@ -20,6 +20,7 @@ from random_arrays import normal
 import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.products import patch
+from jax_tcgemm.products.rewriting import options_of
 from jax_tcgemm.system.jax_internals import ragged_dot_general_p
 from jax_tcgemm.tuning import measuring
 
@@ -242,10 +243,15 @@ def test_a_decorated_function_is_ours_wherever_it_is_traced():
     assert_unpatched()
 
 
+def implementation_here():
+    """What a product that is traced now is forced to run by."""
+    (eqn,) = jax.make_jaxpr(lambda x, w: x @ w)(X, W).eqns
+    options = options_of(eqn)
+    return options.implementation if options else "JAX's"
+
+
 def test_nested_blocks_and_exceptions():
-    def implementation():
-        (eqn,) = jax.make_jaxpr(lambda x, w: x @ w)(X, W).eqns
-        return eqn.params.get("implementation", "JAX's")
+    implementation = implementation_here
 
     with jax_tcgemm.patch():
         assert implementation() is None
@@ -268,9 +274,7 @@ def test_blocks_may_be_left_in_any_order():
         with jax_tcgemm.patch(implementation=implementation):
             yield
 
-    def now():
-        (eqn,) = jax.make_jaxpr(lambda x, w: x @ w)(X, W).eqns
-        return eqn.params.get("implementation", "JAX's")
+    now = implementation_here
 
     blocks = {name: block(name) for name in ("host", "xla", None)}
     for name, generator in blocks.items():

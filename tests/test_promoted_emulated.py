@@ -11,6 +11,7 @@ from mistakes import Mistake
 
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.selection.configs import WgmmaConfig
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
@@ -39,7 +40,7 @@ def kernels(run_folder):
     """Kernels of all tests here."""
     sources = []
     for name, layout in PAIRS:
-        own = LAYOUTS[layout][::-1] if name.endswith("_t") else LAYOUTS[layout]
+        own = LAYOUTS[layout][::-1] if WgmmaConfig.parse(name).swap_ab else LAYOUTS[layout]
         sources.append(kernel(CONFIGS[name], own))
     sources += [kernel(CONFIGS[COOPERATIVE], instruction="bf16")]
     return Emulator(run_folder / "promoted", *sources)

@@ -14,6 +14,7 @@ from jax_tcgemm.bench import regret
 from jax_tcgemm.bench.suites import Case
 from jax_tcgemm.command.cli import app
 from jax_tcgemm.selection import tables
+from jax_tcgemm.selection.configs import WgmmaConfig
 from jax_tcgemm.system import modules
 
 
@@ -76,8 +77,9 @@ def test_ways_beside_the_choice():
     assert 8 <= counts["wgmma"] <= 12
     assert counts["mma_sync"] == 4
     # Of both orders of its operands, with and without split K.
-    wgmma = [way for way in bare.functions if way.startswith("wgmma")]
-    assert {("_t" in way, "_split" in way) for way in wgmma} >= {(False, False), (True, True)}
+    ways = [way.split("/") for way in bare.functions]
+    wgmma = [WgmmaConfig.parse(config) for name, config in ways if name == "wgmma"]
+    assert {(x.swap_ab, x.num_splits > 1) for x in wgmma} >= {(False, False), (True, True)}
     fused = regret.ways(draw(4096, 4096, 1024, epilogue="gelu"), selection.ASSUMED_GPU)
     assert fused.problem.function is not None
     assert list(fused.functions)[:3] == [fused.chosen, "xla/default", "unfused/xla"]

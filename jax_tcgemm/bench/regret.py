@@ -36,6 +36,7 @@ from jax_tcgemm.bench.suites import LAYOUTS, Case
 from jax_tcgemm.inspect.explain import Call
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.selection import tables
+from jax_tcgemm.selection.configs import WgmmaConfig
 from jax_tcgemm.tuning import timing
 from jax_tcgemm.tuning.measuring import compile_kernels_of
 
@@ -231,8 +232,9 @@ def _others(
     yield from (("wgmma", config) for config in wgmma[: limits.get("wgmma", _FIRST)])
     if "wgmma" not in limits:
         kinds: dict[tuple[bool, bool], str] = {}
-        for config in wgmma[_FIRST:]:
-            kinds.setdefault(("_t" in config, "_split" in config), config)
+        for name in wgmma[_FIRST:]:
+            config = WgmmaConfig.parse(name)
+            kinds.setdefault((config.swap_ab, config.num_splits > 1), name)
         yield from (("wgmma", config) for config in list(kinds.values())[:_OF_KINDS])
     for name, limit in limits.items():
         if name != "wgmma":

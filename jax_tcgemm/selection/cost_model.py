@@ -21,7 +21,7 @@ from jax_tcgemm.problem.dtypes import DTYPES, FLOAT8
 from jax_tcgemm.problem.epilogue import BARE
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import library_cost
-from jax_tcgemm.selection.implementations import WGMMA_CONFIG
+from jax_tcgemm.selection.configs import Schedule, WgmmaConfig, parse_or_none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +158,10 @@ class _Configs:
 @functools.cache
 def _parse_one(name: str) -> tuple[str, float] | None:
     """A config without its split, and the split; None for what is no such config."""
-    match = WGMMA_CONFIG.fullmatch(name)
-    return match and (name.partition("_split")[0], float(match["splits"] or 1))
+    config = parse_or_none(name)
+    if not isinstance(config, WgmmaConfig):
+        return None
+    return config.unsplit, float(config.num_splits)
 
 
 @functools.lru_cache(maxsize=64)
@@ -169,15 +171,19 @@ def _parse(names: tuple[str, ...]) -> _Configs | None:
         return None
     bases, rows = np.unique([base for base, _ in found], return_inverse=True)
     splits, columns = np.unique([splits for _, splits in found], return_inverse=True)
-    matches = [WGMMA_CONFIG.fullmatch(base) for base in bases.tolist()]
+    configs = [WgmmaConfig.parse(base) for base in bases.tolist()]
 
     def of_rows(values) -> np.ndarray:
         return np.array(list(values))[:, None]
 
     return _Configs(
-        *(of_rows(float(match[key]) for match in matches) for key in ("m", "n", "cm", "cn", "ck")),
-        ping_pong=of_rows(match["kind"] == "pp" for match in matches),
-        swapped=of_rows(bool(match["swapped"]) for match in matches),
+        tile_m=of_rows(float(x.tile_m) for x in configs),
+        tile_n=of_rows(float(x.tile_n) for x in configs),
+        cluster_m=of_rows(float(x.cluster_m) for x in configs),
+        cluster_n=of_rows(float(x.cluster_n) for x in configs),
+        cluster_k=of_rows(float(x.cluster_k) for x in configs),
+        ping_pong=of_rows(x.schedule is Schedule.PINGPONG for x in configs),
+        swapped=of_rows(x.swap_ab for x in configs),
         splits=splits,
         places=(rows, columns),
     )

@@ -1,7 +1,6 @@
 """The implementations by name: what each runs, and where, its configs, and how it is asked for."""
 
 import functools
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.problem.rows import RowsProblem
 from jax_tcgemm.problem.split import SplitProblem
 from jax_tcgemm.selection import xla_forms
+from jax_tcgemm.selection.configs import WgmmaConfig, order_of_sums, parse_or_none
 from jax_tcgemm.selection.devices import Device
 from jax_tcgemm.system import modules
 
@@ -145,10 +145,16 @@ def refusal(op: str, kind: str, name: str, reason: str, source: Source = ARGUMEN
 
 def listed(configs: Sequence[str], separator: str) -> str:
     """Configs as text; those that are others with K split are not said one by one."""
-    names = [config.partition("_split") for config in configs]
-    bases = separator.join(dict.fromkeys(base for base, _, _ in names))
-    parts = dict.fromkeys(splits for _, _, splits in names if splits)
-    return f"{bases}, each also with _split and {', '.join(parts)}" if parts else bases
+    bases, splits = {}, {}
+    for name in configs:
+        config = parse_or_none(name)
+        if isinstance(config, WgmmaConfig) and config.num_splits > 1:
+            bases[config.unsplit] = True
+            splits[str(config.num_splits)] = True
+        else:
+            bases[name] = True
+    text = separator.join(bases)
+    return f"{text}, each also with _split and {', '.join(splits)}" if splits else text
 
 
 # --- asking the modules that they are in --------------------------------------------------------
@@ -227,26 +233,6 @@ def considered_alike(
     found = considered(implementation, configs_of(implementation, problem.kind), problem, device)
     own = order_of_sums(config, reduces)
     return tuple(c for c in found if order_of_sums(c.config, reduces) == own)
-
-
-# The name of a config of wgmma: tile, cluster, kind and, if any, splits of K.
-WGMMA_CONFIG = re.compile(
-    r"(?P<m>\d+)x(?P<n>\d+)x64_c(?P<cm>\d+)x(?P<cn>\d+)x(?P<ck>\d+)_(?P<kind>pp|co)(?P<swapped>_t)?"
-    r"(?:_split(?P<splits>\d+))?"
-)
-# Clusters along K by splits that add up as others: two parts, and two pairs of them.
-_SAME_ORDER = {(1, 2): (2, 1), (2, 2): (4, 1)}
-
-
-def order_of_sums(config: str, reduces: bool = False) -> tuple:
-    """What configs of wgmma that add up alike have in common.
-
-    `reduces`: also what a function reduces, which is added up along the threads of a tile.
-    """
-    match = WGMMA_CONFIG.fullmatch(config)
-    order = int(match["ck"]), int(match["splits"] or 1)
-    order = _SAME_ORDER.get(order, order)
-    return (*order, match["swapped"], match["splits"]) if reduces else order
 
 
 def _missing(implementation: str, problem: AnyProblem, device: Device) -> str:

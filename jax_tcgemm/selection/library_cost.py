@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy as np
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import xla_forms
+from jax_tcgemm.selection.configs import MmaSyncConfig, parse_or_none
 
 
 class _Tiles(NamedTuple):
@@ -48,8 +48,6 @@ _ANY = np.array(
 _ANY_TILES = _Tiles(*_ANY.T)
 # XLA splits K of a batch's products only where they are as small as this.
 _MOST_SPLIT_OF_BATCH = 350
-# The name of a config of mma_sync: tile, warp's tile, stages and, if any, parts of K.
-_MMA_SYNC = re.compile(r"(\d+)x(\d+)x(\d+)_w\d+x\d+_s\d+(?:_k(\d+))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,10 +198,10 @@ def mma_sync_us(
 
 @functools.lru_cache(maxsize=64)
 def _mma_sync_tiles(configs: tuple[str, ...]) -> _Tiles | None:
-    matches = [_MMA_SYNC.fullmatch(config) for config in configs]
-    if not matches or None in matches:
+    parsed = [parse_or_none(config) for config in configs]
+    if not parsed or not all(isinstance(x, MmaSyncConfig) for x in parsed):
         return None
-    numbers = [[int(number or 1) for number in match.groups()] for match in matches]
+    numbers = [(x.tile_m, x.tile_n, x.tile_k, x.num_splits) for x in parsed]
     return _Tiles(*np.array(numbers, float).T)
 
 

@@ -1,13 +1,18 @@
 """What runs a problem where neither a table nor a model says: rules made of measurements."""
 
 import math
-import re
 
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.ragged import RaggedProblem
+from jax_tcgemm.selection.configs import (
+    PackedConfig,
+    WgmmaConfig,
+    WidePackedConfig,
+    parse_or_none,
+)
 from jax_tcgemm.selection.implementations import AnyProblem, Candidate
 
 # A batch of these is one launch an entry, unless it folds into one call (csrc/core/blas.cc).
@@ -85,8 +90,10 @@ def of_blas(problem: BlasProblem, considered) -> tuple[Candidate, str]:
 
 def is_of_wrong_width(problem: RaggedProblem, num_sms: int, candidate: Candidate) -> bool:
     """Whether a config of wgmma has tiles of 256 tokens where 64 are faster, or the reverse."""
-    is_narrow = "x64x64_" in candidate.config
-    return candidate.implementation == "wgmma" and is_narrow != _is_for_narrow(problem, num_sms)
+    if candidate.implementation != "wgmma":
+        return False
+    is_narrow = WgmmaConfig.parse(candidate.config).tile_n == 64
+    return is_narrow != _is_for_narrow(problem, num_sms)
 
 
 def _is_for_narrow(problem: RaggedProblem, num_sms: int) -> bool:
@@ -113,19 +120,17 @@ _PACKED_RATES = {8: 32.8e3, 16: 26.4e3, 32: 19.5e3}
 
 def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> float:
     """About how long a config takes for a packed weight; infinite for what is none of ours."""
-    name = re.fullmatch(r"(w?)(\d+)x(\d+)_([cm])(\d+)", candidate.config)
-    if name is None or problem.form == "weight":
+    if problem.form == "weight":
         return math.inf
-    columns, second, blocks = int(name[2]), int(name[3]), int(name[5])
-    if not name[1]:
-        return _narrow_packed_us(problem, num_sms, columns, second, blocks)
-    cluster, sharers = (blocks, 1) if name[4] == "c" else (1, blocks)
-    return _wide_packed_us(problem, num_sms, columns, second, cluster, sharers)
+    match parse_or_none(candidate.config):
+        case PackedConfig() as config:
+            return _narrow_packed_us(problem, num_sms, config)
+        case WidePackedConfig() as config:
+            return _wide_packed_us(problem, num_sms, config)
+    return math.inf
 
 
-def _narrow_packed_us(
-    problem: PackedProblem, num_sms: int, columns: int, warps_k: int, cluster: int
-) -> float:
+def _narrow_packed_us(problem: PackedProblem, num_sms: int, config: PackedConfig) -> float:
     """Of kernels that multiply by mma.sync.
 
     What is read from memory, what is read from L2, where each block finds x, and what the SM does
@@ -133,6 +138,7 @@ def _narrow_packed_us(
     (benchmarks/results/h100-packed_configs.jsonl), of which what it takes for the fastest is 2.4 %
     slower than that on average, 13 % at worst; the rate of memory is an H200's.
     """
+    columns, warps_k, cluster = config.tile_n, config.warps_k, config.cluster_k
     # Of experts, which have more or fewer rows than the mean, twice that (packed.cc).
     mean = problem.rows_of_weight
     wanted = mean * (2 if problem.form == "grouped" else 1)
@@ -165,9 +171,7 @@ def _narrow_packed_us(
 _WIDE_FROM, _WIDE_LAUNCHES_US, _WIDE_BLOCK_US = 33, 3.6, 0.5
 
 
-def _wide_packed_us(
-    problem: PackedProblem, num_sms: int, columns: int, rows: int, cluster: int, sharers: int
-) -> float:
+def _wide_packed_us(problem: PackedProblem, num_sms: int, config: WidePackedConfig) -> float:
     """Of kernels that multiply by wgmma: the same parts.
 
     What an SM does are clocks of instructions, 4 for each row of 64 columns and 128 of K, and of
@@ -175,6 +179,8 @@ def _wide_packed_us(
     (benchmarks/results/h100-packed_wide_configs.jsonl), of which the one that is taken for the
     fastest is 2 % slower than that on average, 6 % at worst.
     """
+    columns, rows, cluster = config.tile_n, config.tile_m, config.cluster_k
+    multicast_size = config.multicast_size
     mean = problem.rows_of_weight
     x_bytes = DTYPES[problem.in_dtype].itemsize
     if mean < _WIDE_FROM and x_bytes == 2:
@@ -182,7 +188,7 @@ def _wide_packed_us(
     passes, across = -(-mean // rows), problem.weights_read * -(-problem.n // columns)
     blocks = across * passes * cluster
     weight = problem.weights_read * problem.n * problem.k * problem.bits // 8
-    from_l2 = passes * (weight + across / sharers * rows * problem.k * x_bytes)
+    from_l2 = passes * (weight + across / multicast_size * rows * problem.k * x_bytes)
     # Of 8-bit floats whole columns, too, have sums of parts.
     has_parts = problem.group_size < problem.k or x_bytes == 1
     parts_of_stage = max(128 // problem.group_size, 1) if has_parts else 0
@@ -197,7 +203,7 @@ def _wide_packed_us(
     else:
         busiest = each * math.ceil(blocks / sms)
     # Of 8-bit floats there is half as much to share, and to wait for it takes as long.
-    busiest *= 1.04 if x_bytes == 1 and sharers > 1 else 1
+    busiest *= 1.04 if x_bytes == 1 and multicast_size > 1 else 1
     parts = (weight / 3.7e6, from_l2 / (7.3e6 if x_bytes == 2 else 9e6), busiest)
     # Blocks that share wait for each other.
-    return _WIDE_LAUNCHES_US + sum(part**4 for part in parts) ** 0.25 + 1.1 * (sharers - 1)
+    return _WIDE_LAUNCHES_US + sum(part**4 for part in parts) ** 0.25 + 1.1 * (multicast_size - 1)

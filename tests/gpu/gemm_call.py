@@ -10,7 +10,6 @@ real numbers is a test of its own.
 
 import dataclasses
 import functools
-import re
 
 import jax
 import numpy as np
@@ -20,6 +19,7 @@ from jax_tcgemm.device.call import call as custom_call
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.selection.configs import MmaSyncConfig, WgmmaConfig, parse_or_none
 from jax_tcgemm.system import modules
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -138,8 +138,9 @@ def implementations() -> dict[str, list[str]]:
 
 def split_base(config: str) -> str:
     """The config whose kernel this one runs with K split, as its suffix says; else ""."""
-    match = re.fullmatch(r"(.*)_(split|k)\d+", config)
-    return match[1] if match else ""
+    parsed = parse_or_none(config)
+    is_split = isinstance(parsed, WgmmaConfig | MmaSyncConfig) and parsed.num_splits > 1
+    return parsed.unsplit if is_split else ""
 
 
 def first_accepted(implementation: str, types: Types) -> tuple[str, list[str]] | None:

@@ -13,7 +13,7 @@ from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm.selection import implementations
-from jax_tcgemm.selection.implementations import order_of_sums
+from jax_tcgemm.selection.configs import order_of_sums
 
 pytestmark = pytest.mark.gpu
 

@@ -12,6 +12,7 @@ from epilogue_call import FORMS, ROUNDING, Fused, check_activation, check_limits
 from jax_tcgemm import selection
 from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.selection.configs import parse_or_none
 
 from .gemm_call import LAYOUTS, choice, implementations, rejection, split_base
 
@@ -145,7 +146,9 @@ def test_every_type_and_layout(name, types):
 @pytest.mark.parametrize("name", ["wgmma", "mma_sync"])
 def test_every_config(name):
     """Each config that splits nothing, and each number of splits once, in one program."""
-    configs = {(split_base(c) and c.rpartition("_")[2]) or c: c for c in implementations()[name]}
+    configs = {
+        (parse_or_none(c).num_splits if split_base(c) else c): c for c in implementations()[name]
+    }
     calls = []
     for i, config in enumerate(configs.values()):
         form, types = ("gelu_aux", "gated_all", "dgated_sums")[i % 3], ("bf16", "tf32")[i % 2]

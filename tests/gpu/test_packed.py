@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gpu.gemm_call import device
-from packed_cases import ROUNDING, Case, configs_of
+from packed_cases import ROUNDING, Case, configs_of, is_wide
 
 import jax_tcgemm
 from jax_tcgemm import PackedWeight
@@ -59,7 +59,7 @@ def test_every_config(case):
     names = configs_of(case, device())
     assert len(names) >= (9 if device().compute_capability >= 90 else 2)
     # Those of wgmma take every format.
-    wide = [name for name in names if name.startswith("w")]
+    wide = [name for name in names if is_wide(name)]
     assert len(wide) == (13 if device().compute_capability == 90 else 0)
     for config in names:
         check(case, implementation="packed", config=config)
@@ -98,7 +98,7 @@ WIDE = [
 @pytest.mark.parametrize("case", WIDE, ids=lambda case: case.label)
 def test_many_rows(case):
     """By every config of wgmma, each time with the same bits, and in a graph with others."""
-    names = [name for name in configs_of(case, device()) if name.startswith("w")]
+    names = [name for name in configs_of(case, device()) if is_wide(name)]
     assert bool(names) == (device().compute_capability == 90)
     x, w = jnp.asarray(case.x_array), case.weight
     for config in names:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gpu.gemm_call import device
-from packed_cases import ROUNDING, Case, configs_of
+from packed_cases import ROUNDING, Case, configs_of, is_wide
 
 import jax_tcgemm
 from jax_tcgemm.primitives.packed_weight import rows_of_weight
@@ -66,7 +66,7 @@ MANY = [
 
 @pytest.mark.parametrize("case", MANY, ids=lambda case: case.label)
 def test_many_rows(case):
-    names = [name for name in configs_of(case, device()) if name.startswith("w")]
+    names = [name for name in configs_of(case, device()) if is_wide(name)]
     assert len(names) == (13 if device().compute_capability == 90 else 0)
     for config in names:
         check(case, implementation="packed", config=config)
