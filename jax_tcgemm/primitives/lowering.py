@@ -29,6 +29,10 @@ def named(function: str) -> Iterator[None]:
         raise
 
 
+# What `register` has been called with.
+PRIMITIVES: set[core.Primitive] = set()
+
+
 def register(
     primitive: core.Primitive, lower: Callable, num_rhs: Callable[[dict], int] | None = None
 ) -> None:
@@ -55,6 +59,7 @@ def register(
                 mlir.register_lowering(primitive, rule, cacheable=False)
             return results
 
+    PRIMITIVES.add(primitive)
     rule = by_platform(of_one)
     # In a function that JAX keeps for other calls, operands are arguments, and no transposes.
     mlir.register_lowering(primitive, rule, cacheable=num_rhs is None)

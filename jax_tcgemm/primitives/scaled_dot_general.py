@@ -38,7 +38,7 @@ from jax_tcgemm.primitives.rules import (
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.fusion import halves
-from jax_tcgemm.problem.precision import of_dequantized
+from jax_tcgemm.problem.precision import of_block_scales, of_dequantized
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching
@@ -281,10 +281,7 @@ def product_of(*avals_and_params) -> epilogue.Product:
     if acc.shape != function.in_avals[0].shape:
         accs = [acc] * (1 + gated)
         function = functions.of_part(function, len(accs), *accs, *operands)
-    precision = params["precision"]
-    if getattr(precision, "name", "").endswith("_FAST_ACCUM"):
-        # Sums leave the tensor core with each block.
-        precision = lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32
+    precision = of_block_scales(params["precision"])
     numbers = _numbers(lhs.ndim, rhs.ndim, num_batch, gated)
     natural = {"dimension_numbers": numbers, "permutation": tuple(range(out.ndim))}
     blocks = params["lhs_block"], params["rhs_block"]

@@ -30,7 +30,7 @@ from jax_tcgemm.primitives.rules import same_varying, series_by_parts, transpose
 from jax_tcgemm.primitives.scaled_dot_general import dequantised
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import Provenance
-from jax_tcgemm.problem.precision import of_dequantized
+from jax_tcgemm.problem.precision import of_block_scales, of_dequantized
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching, zero_tangent
@@ -149,10 +149,7 @@ def product_of(*avals_and_params) -> grouped_contraction.Product:
     *avals, params = avals_and_params
     lhs, rhs, sizes, offset, *scales = avals
     num_batch = sizes.ndim - 1
-    precision = params["precision"]
-    if getattr(precision, "name", "").endswith("_FAST_ACCUM"):
-        # Sums leave the tensor core with each block.
-        precision = lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32
+    precision = of_block_scales(params["precision"])
 
     def batch(*arrays):
         return np.broadcast_shapes(*(x.shape[:num_batch] for x in arrays))

@@ -148,9 +148,23 @@ def for_xla(precision):
     return (lax.Precision.HIGHEST,) * 2 if is_in_parts(precision) else precision
 
 
+# Presets of 8-bit floats, each with the one that promotes accumulators as it does not.
+_FAST_FLOAT8 = {
+    _Preset.ANY_F8_ANY_F8_F32_FAST_ACCUM: _Preset.ANY_F8_ANY_F8_F32,
+    _Preset.ANY_F8_ANY_F8_ANY_FAST_ACCUM: _Preset.ANY_F8_ANY_F8_ANY,
+}
+_FLOAT8 = {*_FAST_FLOAT8, *_FAST_FLOAT8.values()}
+
+
 def of_dequantized(precision):
-    """A canonical precision for operands that are no 8-bit floats any more."""
-    return None if getattr(precision, "name", "").startswith("ANY_F8_") else precision
+    """Return a canonical precision for operands that are no 8-bit floats any more."""
+    return None if isinstance(precision, _Preset) and precision in _FLOAT8 else precision
+
+
+def of_block_scales(precision):
+    """Return a canonical precision for accumulators that leave the tensor core with each block."""
+    is_preset = isinstance(precision, _Preset)
+    return _FAST_FLOAT8.get(precision, precision) if is_preset else precision
 
 
 def resolve(lhs_dtype, rhs_dtype, result_dtype, precision, platform: str) -> Numerics | str:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from jax_tcgemm.primitives import lowering
 from jax_tcgemm.products.rewriting import Rewriter
 from jax_tcgemm.system.exact import Exactly
 from jax_tcgemm.system.jax_internals import is_tracer, run_program, trace_context
@@ -130,7 +131,7 @@ def _is_ours(eqn: core.JaxprEqn) -> bool:
 
     That is as soon as it is bound.
     """
-    return eqn.primitive.name.startswith("tcgemm")
+    return eqn.primitive in lowering.PRIMITIVES
 
 
 def _is_array(x) -> bool:

@@ -6,6 +6,7 @@ Everything is decided while a program is traced or lowered, from the problem, th
 that are read once in a process, so the same program always makes the same choices.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -406,9 +407,8 @@ def _of_nominal(problem: AnyProblem, device: Device, revision: int) -> tuple[Can
 
 
 def _obstacle(considered: Sequence[Candidate]) -> str:
-    """Why none can run; a rule of one config alone only where there is nothing else."""
-    reasons = [candidate.reason for candidate in considered]
-    return next((why for why in reasons if not why.startswith("config ")), reasons[0])
+    """Return why none can run: the reason that most of them have, the first one of these."""
+    return collections.Counter(candidate.reason for candidate in considered).most_common(1)[0][0]
 
 
 @functools.lru_cache(maxsize=4096)
