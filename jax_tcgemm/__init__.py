@@ -26,21 +26,21 @@ if importlib.util.find_spec("jax_tcgemm._build") is None:
 from jax_tcgemm import blas, checkpoint_policies, tensor, tuning
 from jax_tcgemm.inspect.explain import explain
 from jax_tcgemm.inspect.info import info
+from jax_tcgemm.losses.cross_entropy import linear_cross_entropy, linear_log_prob
+from jax_tcgemm.losses.top_k import linear_top_k
+from jax_tcgemm.passes.accelerate import accelerate
 from jax_tcgemm.problem.packed_weight import PackedWeight
 from jax_tcgemm.problem.quantized import QuantizedArray
-from jax_tcgemm.products.accelerate import accelerate
 from jax_tcgemm.products.batch_invariant import batch_invariant
 from jax_tcgemm.products.collective import all_gather_matmul, matmul_reduce_scatter
 from jax_tcgemm.products.combine_rows import combine_rows
 from jax_tcgemm.products.dot_general import dot_general
 from jax_tcgemm.products.linear import gated_linear, linear
-from jax_tcgemm.products.losses import linear_cross_entropy, linear_log_prob
 from jax_tcgemm.products.matmul import matmul
 from jax_tcgemm.products.mlp import mlp
 from jax_tcgemm.products.patch import patch
 from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot, ragged_dot_general
 from jax_tcgemm.products.scaled_matmul import scaled_matmul
-from jax_tcgemm.products.top_k import linear_top_k
 from jax_tcgemm.quantization.checkpoints import (
     from_awq,
     from_bitsandbytes,

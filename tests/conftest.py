@@ -109,8 +109,8 @@ SURFACE = re.compile(
 )
 
 
-# By default a test runs a fifth of its cases, and at least this many; --all-cases runs all.
-_LEAST_CASES = 3
+# By default a test runs a sixth of its cases, and at least this many; --all-cases runs all.
+_LEAST_CASES = 2
 _RUNS_ALL = "all_cases", "gpu", "sanitizer", "emulated_all", "compiled_all", "fuzz"
 
 
@@ -132,7 +132,7 @@ def _unasked(config, items) -> list:
             cases[item.nodeid.partition("[")[0]].append(item)
     unasked = []
     for same in cases.values():
-        count = max(_LEAST_CASES, math.ceil(len(same) / 5))
+        count = max(_LEAST_CASES, math.ceil(len(same) / 6))
         same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
         unasked += same[:-count] if "surface" in config.option.markexpr else same[count:]
     return unasked
@@ -212,7 +212,7 @@ def gpu():
 @pytest.fixture
 def chunk_bytes(request, monkeypatch):
     """The argument of losses with logits in chunks; None with stored ones where it is "stored"."""
-    from jax_tcgemm.products import logits
+    from jax_tcgemm.losses import logits
 
     is_stored = request.param == "stored"
     monkeypatch.setattr(logits, "_FEW_LOGITS", 1 << 40 if is_stored else 0)

@@ -25,7 +25,8 @@ from written_losses import (
 )
 
 import jax_tcgemm
-from jax_tcgemm.products import loss_calls, loss_programs, top_k
+from jax_tcgemm.losses import top_k
+from jax_tcgemm.passes import loss_calls, loss_programs
 
 
 @pytest.fixture(autouse=True)

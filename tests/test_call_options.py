@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import pytest
 
 import jax_tcgemm
+from jax_tcgemm.passes.rewriting import options_of
 from jax_tcgemm.problem.call_options import (
     CallOptions,
     LossKeepsLogits,
     Provenance,
     RoundingsRemoved,
 )
-from jax_tcgemm.products.rewriting import options_of
 
 FORCED = CallOptions("matmul", "host", "auto")
 INVARIANT = CallOptions("linear", invariant_rows=64)
@@ -26,10 +26,10 @@ def options_in(function, *args):
     return [own for own in map(options_of, eqns) if own is not None]
 
 
-def test_names_nothing():
-    assert CallOptions("matmul").names_nothing
-    assert not FORCED.names_nothing
-    assert not INVARIANT.names_nothing
+def test_is_unconstrained():
+    assert CallOptions("matmul").is_unconstrained
+    assert not FORCED.is_unconstrained
+    assert not INVARIANT.is_unconstrained
 
 
 def test_calls_on_behalf_of_another_ask_for_nothing_else():

@@ -58,7 +58,7 @@ def test_a_program_that_cannot_be_rewritten_runs_as_it_was(monkeypatch):
     def f(x):
         return jnp.sin(x @ x)
 
-    monkeypatch.setattr("jax_tcgemm.products.rewriting.with_equations", lambda *_: jnp.no_such_name)
+    monkeypatch.setattr("jax_tcgemm.passes.rewriting.with_equations", lambda *_: jnp.no_such_name)
     x = normal(4, 4)
     with pytest.warns(RuntimeWarning, match="accelerate: JAX's programs must be made as"):
         got = jax_tcgemm.accelerate(f)(x)

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 from random_arrays import draw
 
 import jax_tcgemm
+from jax_tcgemm.losses import logits
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.products import logits
 
 TOKENS, DEPTH, VOCABULARY = 37, 24, 101
 # Before a fixture changes it.

@@ -19,8 +19,8 @@ from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm import selection
+from jax_tcgemm.passes.rewriting import options_of
 from jax_tcgemm.products import patch
-from jax_tcgemm.products.rewriting import options_of
 from jax_tcgemm.system.jax_internals import ragged_dot_general_p
 from jax_tcgemm.tuning import measuring
 

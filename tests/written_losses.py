@@ -10,7 +10,8 @@ from accelerated import equations
 from random_arrays import draw
 
 import jax_tcgemm
-from jax_tcgemm.products import logits, loss_calls, loss_programs
+from jax_tcgemm.losses import logits
+from jax_tcgemm.passes import loss_calls, loss_programs
 
 TOKENS, DEPTH, VOCABULARY = 40, 24, 120
 # Tests have several devices.

@@ -24,6 +24,8 @@ from jax_tcgemm.device import (
 )
 from jax_tcgemm.device import tensor as device_tensor
 from jax_tcgemm.inspect.epilogue_operations import epilogue_operations
+from jax_tcgemm.passes import rewriting
+from jax_tcgemm.passes.transpositions import transposed_operands
 from jax_tcgemm.primitives import (
     backward,
     blas,
@@ -43,8 +45,6 @@ from jax_tcgemm.primitives import fused_dot_general as fused_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.primitives import scaled_dot_general as scaled_primitive
 from jax_tcgemm.primitives import scaled_ragged_contraction as contraction_primitive
-from jax_tcgemm.products import rewriting
-from jax_tcgemm.products.transpositions import transposed_operands
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line
@@ -402,7 +402,7 @@ def _plan(eqn, device):
     if not obstacle and partitioning.has_explicit_axes(*avals):
         if rules is blas:
             obstacle = blas.DIVIDED
-        elif rules is quantize and eqn.params["options"].names_nothing:
+        elif rules is quantize and eqn.params["options"].is_unconstrained:
             obstacle = quantize.obstacle_to_division(*avals, eqn.params)
         elif rules in _BY_UNFUSED:
             whole = rules.product_of(*avals, eqn.params)

@@ -147,7 +147,7 @@ def _product(*operands, **params):
     x, row_scales, weight, groups = _split(operands, params["grouped"])
     rows = math.prod(x.shape[:-1])
     groups_of_rows = groups[0].shape[0] if groups else 1
-    if params["options"].names_nothing and isinstance(rows, int):
+    if params["options"].is_unconstrained and isinstance(rows, int):
         if row_scales and rows <= FEW_ROWS * groups_of_rows:
             return _in_16_bits(*operands, **params)
         if not row_scales and rows > MOST_ROWS * groups_of_rows:

@@ -161,7 +161,7 @@ def obstacle_to_division(x, *given_and_params) -> str:
 
 
 def _lower(ctx, *args, device, obstacle, **params):
-    if not obstacle and params["options"].names_nothing and partitioning.is_divided(ctx):
+    if not obstacle and params["options"].is_unconstrained and partitioning.is_divided(ctx):
         obstacle = obstacle_to_division(*ctx.avals_in, params)
     asked = product_of(*ctx.avals_in, *ctx.avals_out, params)
     plan = request.make_plan(asked, device, obstacle)

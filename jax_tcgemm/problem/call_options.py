@@ -75,7 +75,7 @@ class CallOptions:
         return self.provenance is Provenance.ACCELERATED
 
     @property
-    def names_nothing(self) -> bool:
+    def is_unconstrained(self) -> bool:
         """Whether neither an implementation is forced nor batch invariance asked for."""
         return self.implementation is None and not self.invariant_rows
 

@@ -251,7 +251,7 @@ def select(
     """
     op, implementation, config = options.function, options.implementation, options.config
     source, kind = ARGUMENTS, problem.kind if problem is not None else kind
-    if options.names_nothing and kind in _SWITCHED:
+    if options.is_unconstrained and kind in _SWITCHED:
         implementation, config = _switches()
         if implementation or config:
             source = SWITCHES
@@ -335,7 +335,7 @@ def reason_to_stay(options: CallOptions, problem: Problem, device: Device) -> st
 
 def is_forced(options: CallOptions) -> bool:
     """Return whether an argument or a debug switch decides what runs a product."""
-    return not options.names_nothing or any(_switches())
+    return not options.is_unconstrained or any(_switches())
 
 
 def _switches() -> tuple[str | None, str | None]:

@@ -14,9 +14,9 @@ from jax.extend import core
 
 from jax_tcgemm.epilogues.halves import find_halves
 from jax_tcgemm.epilogues.membership import is_call, is_elementwise
+from jax_tcgemm.passes.gates import by_columns, rows_and_columns
+from jax_tcgemm.passes.transpositions import reading
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.products.gates import by_columns, rows_and_columns
-from jax_tcgemm.products.transpositions import reading
 from jax_tcgemm.system.jax_internals import has_plain_context, new_variable
 
 # Variables that are turned around together.

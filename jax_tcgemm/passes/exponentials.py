@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from jax.extend import core
 
 from jax_tcgemm.epilogues.calls import called
-from jax_tcgemm.products.loss_heads import SHAPING, as_rows
+from jax_tcgemm.passes.loss_heads import SHAPING, as_rows
 from jax_tcgemm.system.jax_internals import as_jaxpr
 
 # What may come between: a conversion, a bias and a cap, other dimensions of the tokens, and the

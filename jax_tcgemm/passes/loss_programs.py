@@ -17,18 +17,18 @@ from jax import lax
 from jax.extend import core
 
 from jax_tcgemm.epilogues.membership import is_written_call
+from jax_tcgemm.losses.logits import How
+from jax_tcgemm.passes import loss_values as lv
+from jax_tcgemm.passes.exponentials import exponentiated
+from jax_tcgemm.passes.loss_calls import Calls, Product, Sums, loss_note
+from jax_tcgemm.passes.loss_elementwise import Elementwise
+from jax_tcgemm.passes.loss_heads import SHAPING, VARYING, Head, as_rows, head_of
+from jax_tcgemm.passes.loss_values import Full, NotALossError, Row, Slope
+from jax_tcgemm.passes.programs import in_order, is_manual, traced, without_unused, written_out
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.problem.call_options import CallOptions, LossKeepsLogits
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import is_in_parts
-from jax_tcgemm.products import loss_values as lv
-from jax_tcgemm.products.exponentials import exponentiated
-from jax_tcgemm.products.logits import How
-from jax_tcgemm.products.loss_calls import Calls, Product, Sums, loss_note
-from jax_tcgemm.products.loss_elementwise import Elementwise
-from jax_tcgemm.products.loss_heads import SHAPING, VARYING, Head, as_rows, head_of
-from jax_tcgemm.products.loss_values import Full, NotALossError, Row, Slope
-from jax_tcgemm.products.programs import in_order, is_manual, traced, without_unused, written_out
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
     has_plain_context,
@@ -90,7 +90,7 @@ def _may_be_logits(eqn: core.JaxprEqn) -> bool:
     if eqn.primitive is not plain.dot_general_p or not has_plain_context(eqn):
         return False
     params, (out,), (x, w) = eqn.params, eqn.outvars, eqn.invars
-    if not params["options"].names_nothing or params["out_sharding"] is not None:
+    if not params["options"].is_unconstrained or params["out_sharding"] is not None:
         return False
     precision = params["precision"]
     is_preset = isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset)

@@ -9,20 +9,20 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jax_tcgemm.primitives.rules import same_varying
-from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.problem.precision import canonical_precision
-from jax_tcgemm.products import logits as lg
-from jax_tcgemm.products.arguments import call_options
-from jax_tcgemm.products.logits import How
-from jax_tcgemm.products.loss_arguments import (
+from jax_tcgemm.losses import logits as lg
+from jax_tcgemm.losses.arguments import (
     canonical_axis,
     canonical_bytes,
     canonical_cap,
     checked_operands,
     manual_axes,
 )
-from jax_tcgemm.products.loss_divisions import check_undivided
+from jax_tcgemm.losses.divisions import check_undivided
+from jax_tcgemm.losses.logits import How
+from jax_tcgemm.primitives.rules import same_varying
+from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products.arguments import call_options
 
 # Of a chunk, and how many columns it has at least, of products that run at full speed.
 _CHUNK_BYTES = 1 << 28

@@ -7,18 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tcgemm.primitives.rules import same_varying
-from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.problem.precision import canonical_precision
-from jax_tcgemm.products import logits as lg
-from jax_tcgemm.products.arguments import (
-    as_array,
-    call_options,
-    check_broadcasts,
-    check_flag,
-)
-from jax_tcgemm.products.logits import How
-from jax_tcgemm.products.loss_arguments import (
+from jax_tcgemm.losses import logits as lg
+from jax_tcgemm.losses.arguments import (
     at_least_zero,
     canonical_axis,
     canonical_bytes,
@@ -30,9 +20,19 @@ from jax_tcgemm.products.loss_arguments import (
     fraction,
     manual_axes,
 )
-from jax_tcgemm.products.loss_divisions import division_of
-from jax_tcgemm.products.loss_rows import token_losses
-from jax_tcgemm.products.loss_sums import weighted_sum
+from jax_tcgemm.losses.divisions import division_of
+from jax_tcgemm.losses.logits import How
+from jax_tcgemm.losses.rows import token_losses
+from jax_tcgemm.losses.sums import weighted_sum
+from jax_tcgemm.primitives.rules import same_varying
+from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products.arguments import (
+    as_array,
+    call_options,
+    check_broadcasts,
+    check_flag,
+)
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -305,7 +305,7 @@ class _Call:
         return weights if self.kept is None else jnp.where(self.kept, weights, 0)
 
     def token_losses(self, with_entropy: bool) -> list[jax.Array]:
-        """What `loss_rows.token_losses` makes of all devices' vocabularies, 0 where ignored."""
+        """What `rows.token_losses` makes of all devices' vocabularies, 0 where ignored."""
 
         def own(how, token_axes, *operands):
             labels = operands[-1]
@@ -318,7 +318,7 @@ class _Call:
         return [f if self.kept is None else jnp.where(self.kept, f, 0) for f in found]
 
     def weighted_sum(self, scales, recompute: bool) -> jax.Array:
-        """What `loss_sums.weighted_sum` makes of all devices' vocabularies and tokens."""
+        """What `sums.weighted_sum` makes of all devices' vocabularies and tokens."""
 
         def own(how, token_axes, *operands):
             out = weighted_sum(how, recompute, *_rows(how, token_axes, operands))

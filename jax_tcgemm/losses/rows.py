@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tcgemm.losses import logits as lg
+from jax_tcgemm.losses.logits import How
 from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.products import logits as lg
-from jax_tcgemm.products.logits import How
 
 # Of a chunk of tokens, and twice that without entropies, of what its logits would take: a kernel
 # stores their sums alone. A chunk of a model's head has rows enough for products at full speed.

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tcgemm.losses import logits as lg
+from jax_tcgemm.losses.logits import How
+from jax_tcgemm.losses.rows import losses_of, token_losses
 from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.products import logits as lg
-from jax_tcgemm.products.logits import How
-from jax_tcgemm.products.loss_rows import losses_of, token_losses
 
 # Of a chunk; or what a gradient of w in float32 takes, if that is more: one chunk alone needs none.
 _CHUNK_BYTES = 1 << 30

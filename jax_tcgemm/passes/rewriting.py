@@ -11,6 +11,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,25 +24,25 @@ from jax_tcgemm.epilogues.group import Group, Limits
 from jax_tcgemm.epilogues.group_function import group_function
 from jax_tcgemm.epilogues.groups import find_groups
 from jax_tcgemm.epilogues.membership import is_call_of_elements
+from jax_tcgemm.passes.gates import call_of, products_of
+from jax_tcgemm.passes.loss_calls import loss_note
+from jax_tcgemm.passes.loss_programs import with_losses
+from jax_tcgemm.passes.programs import found_as, renamed, write, written_out
+from jax_tcgemm.passes.side_by_side import with_joins
+from jax_tcgemm.passes.transpositions import (
+    is_transposition,
+    transposed_operands,
+    transposed_result,
+    without_unused_transpositions,
+)
+from jax_tcgemm.passes.turns import turned
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general_p
 from jax_tcgemm.primitives.functions import accumulator_dtype
 from jax_tcgemm.problem.call_options import CallOptions, Provenance, RoundingsRemoved
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
 from jax_tcgemm.problem.precision import is_in_parts
-from jax_tcgemm.products.gates import call_of, products_of
-from jax_tcgemm.products.loss_calls import loss_note
-from jax_tcgemm.products.loss_programs import with_losses
-from jax_tcgemm.products.programs import found_as, renamed, write, written_out
 from jax_tcgemm.products.ragged_dot import ragged_dot_general
-from jax_tcgemm.products.side_by_side import with_joins
-from jax_tcgemm.products.transpositions import (
-    is_transposition,
-    transposed_operands,
-    transposed_result,
-    without_unused_transpositions,
-)
-from jax_tcgemm.products.turns import turned
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
     has_plain_context,
@@ -73,6 +74,18 @@ _BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
 _MOST_EXTENT = 2**31 - 1
 
 
+class Settings(NamedTuple):
+    """What a caller of `accelerate` allows.
+
+    Attributes:
+      wide: whether epilogues leave out roundings inside of them.
+      losses: whether losses are computed without logits, as of `with_losses`.
+    """
+
+    wide: bool
+    losses: bool | None
+
+
 class Rewriter:
     """Rewrites one program, and each one inside of it once.
 
@@ -89,7 +102,7 @@ class Rewriter:
         wide: bool = False,
         losses: bool | None = None,
     ):
-        self._accelerate, self._wide, self._losses = accelerate, wide, losses
+        self._accelerate, self._settings = accelerate, Settings(wide, losses)
         self._known: dict[int, tuple] = {}  # with the programs themselves, whose ids these are
 
     def __call__(self, program):
@@ -116,12 +129,9 @@ class Rewriter:
             if all(x is y for x, y in zip(inside, jaxpr.eqns, strict=True)):
                 return program
             return with_equations(program, inside, jaxpr.outvars)
-        equations, results = written_out(inside, jaxpr.outvars, is_call_of_elements)
-        equations, results = _without_repetitions(equations, results)
-        equations = with_joins(_products_as_ours(equations, results), results)
-        equations = turned(equations, results)
-        equations, results = with_losses(equations, results, wide=self._wide, losses=self._losses)
-        equations = self._grouped(equations, results)
+        equations, results = inside, jaxpr.outvars
+        for each in PASSES:
+            equations, results = each.run(equations, results, self._settings)
         return with_equations(program, equations, results)
 
     def _with_inner(self, eqn: core.JaxprEqn) -> core.JaxprEqn:
@@ -162,48 +172,6 @@ class Rewriter:
             for key, change in changes.items()
             if key in eqn.params
         }
-
-    def _grouped(self, equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
-        products = products_of(equations, can_have_epilogue)
-        grouping = find_groups(equations, results, products, _LIMITS)
-        gone = {number for group in grouping.groups for number in group.products} | grouping.gone
-        waiting = sorted(grouping.groups, key=lambda group: group.place)[::-1]
-        found: list[core.JaxprEqn] = []
-
-        def place_groups(end: tuple) -> None:
-            while waiting and waiting[-1].place < end:
-                group = waiting.pop()
-                found.extend(self._call(equations, group))
-                found.extend(equations[number] for number in group.repeated)
-
-        for number, eqn in enumerate(equations):
-            place_groups((number, 0))
-            if number not in gone:
-                found.append(eqn)
-        place_groups((math.inf,))
-        return found
-
-    def _call(self, equations, group: Group) -> list[core.JaxprEqn]:
-        """The equation of a group, after one that reshapes a factor perhaps."""
-        eqn = equations[group.products[0]]
-        dtype = accumulator_dtype(*(x.aval.dtype for x in eqn.invars))
-        function, left_out = group_function(equations, group, dtype, wide=self._wide)
-        options = eqn.params["options"]
-        options = options if options.is_accelerated else _OPTIONS
-        options = options.reporting(RoundingsRemoved(left_out)) if left_out else options
-        before, factors, params = call_of(equations, group)
-        params = params | {
-            "options": options,
-            "preferred_element_type": dtype,
-            "function": function,
-        }
-        call = eqn.replace(
-            primitive=epilogue_dot_general_p,
-            invars=[*factors, *group.inputs],
-            outvars=list(group.results),
-            params=params,
-        )
-        return [*before, call]
 
 
 def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
@@ -254,7 +222,7 @@ def can_have_epilogue(eqn: core.JaxprEqn) -> bool:
     if eqn.primitive is not plain.dot_general_p or not has_plain_context(eqn):
         return False
     params, (out,), (lhs, rhs) = eqn.params, eqn.outvars, eqn.invars
-    if not params["options"].names_nothing:
+    if not params["options"].is_unconstrained:
         return False
     precision = params["precision"]
     is_preset = isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset)
@@ -378,3 +346,101 @@ def _ragged(eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
 @functools.cache
 def _ragged_parameters() -> frozenset[str]:
     return frozenset(inspect.signature(ragged_dot_general).parameters)
+
+
+# --- epilogues ------------------------------------------------------------------------------------
+
+
+def _with_epilogues(equations: Sequence[core.JaxprEqn], results, *, wide: bool):
+    """The equations with products and what follows them as one call each."""
+    products = products_of(equations, can_have_epilogue)
+    grouping = find_groups(equations, results, products, _LIMITS)
+    gone = {number for group in grouping.groups for number in group.products} | grouping.gone
+    waiting = sorted(grouping.groups, key=lambda group: group.place)[::-1]
+    found: list[core.JaxprEqn] = []
+
+    def place_groups(end: tuple) -> None:
+        while waiting and waiting[-1].place < end:
+            group = waiting.pop()
+            found.extend(_call(equations, group, wide=wide))
+            found.extend(equations[number] for number in group.repeated)
+
+    for number, eqn in enumerate(equations):
+        place_groups((number, 0))
+        if number not in gone:
+            found.append(eqn)
+    place_groups((math.inf,))
+    return found
+
+
+def _call(equations, group: Group, *, wide: bool) -> list[core.JaxprEqn]:
+    """The equation of a group, after one that reshapes a factor perhaps."""
+    eqn = equations[group.products[0]]
+    dtype = accumulator_dtype(*(x.aval.dtype for x in eqn.invars))
+    function, left_out = group_function(equations, group, dtype, wide=wide)
+    options = eqn.params["options"]
+    options = options if options.is_accelerated else _OPTIONS
+    options = options.reporting(RoundingsRemoved(left_out)) if left_out else options
+    before, factors, params = call_of(equations, group)
+    params = params | {
+        "options": options,
+        "preferred_element_type": dtype,
+        "function": function,
+    }
+    call = eqn.replace(
+        primitive=epilogue_dot_general_p,
+        invars=[*factors, *group.inputs],
+        outvars=list(group.results),
+        params=params,
+    )
+    return [*before, call]
+
+
+# --- the passes -----------------------------------------------------------------------------------
+
+
+class Pass(NamedTuple):
+    """A rewrite pass.
+
+    Attributes:
+      name: what it does.
+      run: from equations, results and settings to other equations and results, which compute the
+        same values but for what the settings say.
+    """
+
+    name: str
+    run: Callable[[Sequence[core.JaxprEqn], list, Settings], tuple[Sequence[core.JaxprEqn], list]]
+
+
+def _of_equations(rewrite: Callable) -> Callable:
+    """The function of a pass that leaves the results as they are."""
+    return lambda equations, results, settings: (rewrite(equations, results), results)
+
+
+# In their order.
+PASSES = (
+    Pass(
+        "inline calls of elementwise operations",
+        lambda equations, results, _: written_out(equations, results, is_call_of_elements),
+    ),
+    Pass(
+        "reuse conversions and reshapes",
+        lambda equations, results, _: _without_repetitions(equations, results),
+    ),
+    Pass("call this library's GEMMs, with transposes as layouts", _of_equations(_products_as_ours)),
+    Pass("turn sums of padded arrays into concatenations", _of_equations(with_joins)),
+    Pass("transpose gated GEMMs whose weights are rows of the result", _of_equations(turned)),
+    Pass(
+        "compute losses without logits",
+        lambda equations, results, settings: with_losses(
+            equations, results, wide=settings.wide, losses=settings.losses
+        ),
+    ),
+    Pass(
+        "fuse epilogues",
+        lambda equations, results, settings: (
+            _with_epilogues(equations, results, wide=settings.wide),
+            results,
+        ),
+    ),
+)

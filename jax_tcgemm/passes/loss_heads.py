@@ -15,9 +15,9 @@ import numpy as np
 from jax.extend import core
 from jax.extend.core.primitives import mul_p
 
-from jax_tcgemm.products.gates import by_columns
-from jax_tcgemm.products.logits import Step
-from jax_tcgemm.products.loss_values import NotALossError
+from jax_tcgemm.losses.logits import Step
+from jax_tcgemm.passes.gates import by_columns
+from jax_tcgemm.passes.loss_values import NotALossError
 from jax_tcgemm.system.jax_internals import has_plain_context
 
 # What keeps numbers in their order.

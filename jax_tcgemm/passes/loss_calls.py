@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from jax_tcgemm.losses import logits as lg
+from jax_tcgemm.losses import rows as loss_rows
+from jax_tcgemm.losses import sums as loss_sums
+from jax_tcgemm.losses.logits import How
+from jax_tcgemm.losses.top_k import argmax_of_logits
+from jax_tcgemm.passes.loss_values import NotALossError
 from jax_tcgemm.primitives.rules import same_varying
-from jax_tcgemm.products import logits as lg
-from jax_tcgemm.products import loss_rows, loss_sums
-from jax_tcgemm.products.logits import How
-from jax_tcgemm.products.loss_values import NotALossError
-from jax_tcgemm.products.top_k import argmax_of_logits
 
 # What is called like this in a program is one of `Calls`.
 NAME = "tcgemm_loss"

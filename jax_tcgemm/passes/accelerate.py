@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from jax_tcgemm.passes.rewriting import Rewriter
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.products.rewriting import Rewriter
 from jax_tcgemm.system.exact import Exactly
 from jax_tcgemm.system.jax_internals import is_tracer, run_program, trace_context
 

@@ -3,8 +3,8 @@
 import dataclasses
 import math
 
-from jax_tcgemm.products import loss_values as lv
-from jax_tcgemm.products.loss_values import Full, Fulls, Row, Rows, Slope
+from jax_tcgemm.passes import loss_values as lv
+from jax_tcgemm.passes.loss_values import Full, Fulls, Row, Rows, Slope
 
 
 class Elementwise:

@@ -1,0 +1,1 @@
+"""`accelerate` and its passes, which rewrite a jaxpr."""
