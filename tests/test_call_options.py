@@ -37,6 +37,8 @@ def test_calls_on_behalf_of_another_ask_for_nothing_else():
     assert own.selecting() == CallOptions("linear", provenance=Provenance.ACCELERATED)
     assert own.selecting("xla").implementation == "xla"
     assert INVARIANT.selecting() == CallOptions("linear")
+    assert FORCED.of_step() == CallOptions("matmul")
+    assert CallOptions("matmul", "xla", "default").of_step() == CallOptions("matmul", "xla")
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
         return None, f"our products of {operation.dtype} are computed in float64"
     sum_dtype = _sum_dtype(request)
     product = dense.Product(
-        options=request.options.selecting(XLA if request.implementation == XLA else None),
+        options=request.options.of_step(),
         lhs_shape=operation.shape(a),
         lhs_dtype=operation.dtype,
         rhs_shape=operation.shape(b),

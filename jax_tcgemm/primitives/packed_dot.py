@@ -266,9 +266,8 @@ def _transpose(ct, *operands, options, format, grouped, **params):
         return [ad.Zero(x.aval), *nothing]
     w = rows_of_weight(weight_of(weight, format), options=options, dtype=x.aval.dtype)
     ct = ct.reshape(*ct.shape[:-2], w.shape[-2]).astype(x.aval.dtype)
-    is_xla = options.implementation == selection.XLA
     how = {
-        "options": options.selecting(selection.XLA if is_xla else None),
+        "options": options.of_step(),
         "preferred_element_type": x.aval.dtype,
         "out_sharding": shardings.of_cotangent(x.aval),
     }

@@ -229,9 +229,7 @@ def parts(operands: Operands, params) -> jax.Array:
         "preferred_element_type": params["preferred_element_type"],
     }
     # What only says which rows are in which group is no product that was asked for by name.
-    forced = params["options"].implementation
-    own = params["options"].selecting(forced if forced == selection.XLA else None)
-    step = plain | {"rhs_transposed": False, "options": own}
+    step = plain | {"rhs_transposed": False, "options": params["options"].of_step()}
     groups = operands.group_sizes, operands.group_offset
 
     def of_group(vectors, z):

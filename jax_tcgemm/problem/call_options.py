@@ -89,6 +89,10 @@ class CallOptions:
             self, implementation=implementation, config=None, invariant_rows=0
         )
 
+    def of_step(self) -> CallOptions:
+        """Return the options of a step beside the product: of what is forced, only XLA holds."""
+        return self.selecting("xla" if self.implementation == "xla" else None)
+
     def dequantized(self, provenance: Provenance) -> CallOptions:
         """Return the options with the provenance of a product of dequantized operands."""
         return dataclasses.replace(self, provenance=provenance)

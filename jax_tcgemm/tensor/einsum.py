@@ -220,10 +220,8 @@ def _contract(arrays, terms, result, out_sharding, params) -> jax.Array:
     result = tuple(map(letters.get, result))
     if quantized.is_any(*arrays):
         numbers, permutation = dot_dimensions(*modes, result)
-        options = params["options"]
-        forced = options.implementation if options.implementation == "xla" else None
         return quantized.product(
-            options.selecting(forced),
+            params["options"].of_step(),
             *arrays,
             dimension_numbers=numbers,
             permutation=permutation,
