@@ -73,6 +73,14 @@ def _elementwise(function: Callable[[jax.Array], jax.Array]) -> Function:
     return Function(lambda acc: function(acc).astype(jnp.bfloat16))
 
 
+# Elementwise functions of many instructions, by jax.numpy or numpy.
+ELEMENTWISE = {
+    "sin": lambda z, xp: xp.sin(z),
+    "cos": lambda z, xp: xp.cos(z),
+    "mish": lambda z, xp: z * xp.tanh(xp.logaddexp(z, 0.0)),
+    "log-cosh": lambda z, xp: xp.logaddexp(z, -z) - math.log(2),
+    "pow": lambda z, xp: xp.power(xp.abs(z) + 0.5, 1.7),
+}
 FUNCTIONS = {
     "soft cap": Function(lambda acc: (2 * jnp.tanh(acc / 2)).astype(jnp.bfloat16)),
     "learned swish": Function(
@@ -100,12 +108,8 @@ FUNCTIONS = {
         (("m1", "float32"), ("n", "float32")),
     ),
     "backward of gelu": Function(_backward_of_gelu, (("mn", "bfloat16"),)),
-    "sin": _elementwise(jnp.sin),
-    "cos": _elementwise(jnp.cos),
-    "mish": _elementwise(lambda x: x * jnp.tanh(jax.nn.softplus(x))),
-    "log-cosh": _elementwise(lambda x: jnp.logaddexp(x, -x) - math.log(2)),
     "erf": _elementwise(jax.scipy.special.erf),
-    "pow": _elementwise(lambda x: jnp.power(abs(x) + 0.5, 1.7)),
+    **{name: _elementwise(functools.partial(f, xp=jnp)) for name, f in ELEMENTWISE.items()},
 }
 
 

@@ -5,9 +5,14 @@ from operator import index
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from jax_tcgemm.products.arguments import as_array, as_integers, promoted_dtype, real_number
+from jax_tcgemm.products.arguments import (
+    as_array,
+    as_integers,
+    check_manual,
+    promoted_dtype,
+    real_number,
+)
 from jax_tcgemm.system.jax_internals import is_tracer
 
 _DTYPES = tuple(map(np.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
@@ -159,13 +164,5 @@ def manual_axes(op: str, name: str, value) -> tuple[str, ...]:
     """Mesh axes that are manual here, as a tuple; raises ValueError for others."""
     if value is None:
         return ()
-    axes = value if isinstance(value, tuple) else (value,)
-    try:
-        hash(axes)
-        lax.axis_size(axes)
-    except (NameError, TypeError, ValueError):
-        raise ValueError(
-            f"{op}: {name} must be a mesh axis that is manual here, got {name}={value!r}; call it "
-            "inside jax.shard_map"
-        ) from None
-    return axes
+    check_manual(op, name, value)
+    return value if isinstance(value, tuple) else (value,)

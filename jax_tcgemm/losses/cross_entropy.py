@@ -305,7 +305,7 @@ class _Call:
         return weights if self.kept is None else jnp.where(self.kept, weights, 0)
 
     def token_losses(self, with_entropy: bool) -> list[jax.Array]:
-        """What `rows.token_losses` makes of all devices' vocabularies, 0 where ignored."""
+        """Return `rows.token_losses` over all devices' vocabularies, 0 where ignored."""
 
         def own(how, token_axes, *operands):
             labels = operands[-1]
@@ -318,7 +318,7 @@ class _Call:
         return [f if self.kept is None else jnp.where(self.kept, f, 0) for f in found]
 
     def weighted_sum(self, scales, recompute: bool) -> jax.Array:
-        """What `sums.weighted_sum` makes of all devices' vocabularies and tokens."""
+        """Return `sums.weighted_sum` over all devices' vocabularies and tokens."""
 
         def own(how, token_axes, *operands):
             out = weighted_sum(how, recompute, *_rows(how, token_axes, operands))

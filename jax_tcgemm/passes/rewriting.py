@@ -75,7 +75,7 @@ _MOST_EXTENT = 2**31 - 1
 
 
 class Settings(NamedTuple):
-    """What a caller of `accelerate` allows.
+    """Settings of a rewrite, which the caller of `accelerate` chooses.
 
     Attributes:
       wide: whether epilogues leave out roundings inside of them.

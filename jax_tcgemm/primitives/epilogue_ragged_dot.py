@@ -52,7 +52,7 @@ from jax_tcgemm.primitives.rules import (
 )
 from jax_tcgemm.primitives.scaled_dot_general import dequantised
 from jax_tcgemm.problem.block_scales import BlockScales
-from jax_tcgemm.problem.call_options import CallOptions, Provenance
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.precision import of_dequantized
 from jax_tcgemm.problem.quantized import spread_along
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
@@ -210,7 +210,7 @@ def _dequantised_with_tangents(factors: Factors, dfactors: Factors, blocks):
 def _of_dequantised(params) -> dict:
     """What of the parameters changes for a product of dequantised operands."""
     return {
-        "options": params["options"].selecting().dequantized(Provenance.DEQUANTIZED_BLOCKS),
+        "options": params["options"].of_dequantized_blocks(),
         "precision": of_dequantized(params["precision"]),
     }
 

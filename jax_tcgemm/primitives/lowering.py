@@ -29,7 +29,7 @@ def named(function: str) -> Iterator[None]:
         raise
 
 
-# What `register` has been called with.
+# Primitives that have a lowering by `register`.
 PRIMITIVES: set[core.Primitive] = set()
 
 

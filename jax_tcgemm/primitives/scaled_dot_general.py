@@ -36,7 +36,7 @@ from jax_tcgemm.primitives.rules import (
     transpose_by_parts,
 )
 from jax_tcgemm.problem.block_scales import BlockScales
-from jax_tcgemm.problem.call_options import CallOptions, Provenance
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.fusion import halves
 from jax_tcgemm.problem.precision import of_block_scales, of_dequantized
 from jax_tcgemm.sharding import partitioning
@@ -118,7 +118,7 @@ def _plain(
     return plain.dot_general(
         lhs,
         rhs,
-        options=options.selecting().dequantized(Provenance.DEQUANTIZED_BLOCKS),
+        options=options.of_dequantized_blocks(),
         dimension_numbers=_numbers(lhs.ndim, rhs.ndim, num_batch, gated),
         precision=of_dequantized(precision),
         preferred_element_type=_F32,

@@ -29,7 +29,6 @@ from jax_tcgemm.primitives.functions import is_moving
 from jax_tcgemm.primitives.rules import same_varying, series_by_parts, transpose_by_parts
 from jax_tcgemm.primitives.scaled_dot_general import dequantised
 from jax_tcgemm.problem.block_scales import BlockScales
-from jax_tcgemm.problem.call_options import Provenance
 from jax_tcgemm.problem.precision import of_block_scales, of_dequantized
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
@@ -55,7 +54,7 @@ def unfused(
 ) -> list[jax.Array]:
     """The same by a plain product and what XLA makes of the scales."""
     how = {
-        "options": params["options"].selecting().dequantized(Provenance.DEQUANTIZED_BLOCKS),
+        "options": params["options"].of_dequantized_blocks(),
         "form": "contraction",
         "groups": params["groups"],
         "precision": of_dequantized(params["precision"]),

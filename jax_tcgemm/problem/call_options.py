@@ -11,10 +11,7 @@ import enum
 
 
 class Provenance(enum.Enum):
-    """How a call came to be, where that decides what may run it.
-
-    The value is what follows the public function's name in `explain`.
-    """
+    """How a call came to be, where that decides what may run it; the value is for jaxprs' text."""
 
     CALLED = ""
     # A product that `accelerate` found in a program.
@@ -93,9 +90,9 @@ class CallOptions:
         """Return the options of a step beside the product: of what is forced, only XLA holds."""
         return self.selecting("xla" if self.implementation == "xla" else None)
 
-    def dequantized(self, provenance: Provenance) -> CallOptions:
-        """Return the options with the provenance of a product of dequantized operands."""
-        return dataclasses.replace(self, provenance=provenance)
+    def of_dequantized_blocks(self) -> CallOptions:
+        """Return the options of a product of operands dequantized by their block scales."""
+        return dataclasses.replace(self.selecting(), provenance=Provenance.DEQUANTIZED_BLOCKS)
 
     def reporting(self, diagnostic: Diagnostic) -> CallOptions:
         """Return the options with another diagnostic."""

@@ -268,6 +268,18 @@ def weakened(x: jax.Array) -> jax.Array:
     return converted(x, x.dtype, weak_type=True)
 
 
+def check_manual(op: str, name: str, axes) -> None:
+    """Raise ValueError unless `axes` is a mesh axis that is manual here, or several."""
+    try:
+        hash(axes)
+        lax.axis_size(axes)
+    except (NameError, TypeError, ValueError):
+        raise ValueError(
+            f"{op}: {name} must be a mesh axis that is manual here, got {name}={axes!r}; call it "
+            "inside jax.shard_map"
+        ) from None
+
+
 def canonical_sharding(op: str, sharding, ndim: int) -> NamedSharding | None:
     """The `out_sharding` of a result of `ndim` dimensions as JAX's primitives take it.
 

@@ -10,6 +10,7 @@ from jax_tcgemm.products.arguments import (
     as_array,
     call_options,
     canonical_element_type,
+    check_manual,
     promoted_dtype,
 )
 
@@ -163,14 +164,7 @@ def _checked(op, x, w, axis_name, chunks, precision, preferred_element_type, imp
         raise ValueError(
             f"{op}: chunks must be a positive integer or None, got {chunks=}; None is the default"
         )
-    try:
-        hash(axis_name)
-        lax.axis_size(axis_name)
-    except (NameError, TypeError, ValueError):
-        raise ValueError(
-            f"{op}: axis_name must be a mesh axis that is manual here, got {axis_name=}; call it "
-            "inside jax.shard_map"
-        ) from None
+    check_manual(op, "axis_name", axis_name)
     promoted = promoted_dtype(op, x.dtype, w.dtype)
     dtype = canonical_element_type(op, preferred_element_type) or promoted
     x, w = (operand.astype(promoted) for operand in (x, w))

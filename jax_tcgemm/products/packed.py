@@ -180,7 +180,7 @@ def _check_unasked(options: CallOptions) -> None:
         raise ValueError(
             f"{options.function}: implementation must be able to run the product, got "
             f"{implementation=}: it multiplies float16 and bfloat16 by a weight along its first "
-            "dimension, and its result is not to be resharded; None dequantises the weight"
+            "dimension, and its result is not to be resharded; None dequantizes the weight"
         )
 
 

@@ -371,7 +371,7 @@ def with_epilogue(
             plain.dot_general(
                 left,
                 right,
-                options=options.dequantized(Provenance.DEQUANTIZED),
+                options=dataclasses.replace(options, provenance=Provenance.DEQUANTIZED),
                 precision=of_wide_numbers(op, precision),
                 preferred_element_type=rounded or dtype,
                 out_sharding=canonical_sharding(op, out_sharding, ndim),

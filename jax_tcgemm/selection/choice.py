@@ -277,7 +277,7 @@ def select(
             _measure_unknown(problem, device)
         choice = _best(problem, device, tables.revision())
     if not _unseen.is_on:
-        print_choice(options, problem or obstacle, choice)
+        print_choice(op, problem or obstacle, choice)
     return choice
 
 

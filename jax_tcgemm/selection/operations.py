@@ -85,7 +85,7 @@ def select_operation(
             arguments = _reduction(operation)
             workspace_bytes = modules.cuda.reduction_workspace_bytes(*arguments, device.num_sms)
     choice = Choice(name, config, why, workspace_bytes, kernels, considered)
-    print_choice(options, operation, choice)
+    print_choice(options.function, operation, choice)
     return choice
 
 

@@ -36,10 +36,10 @@ def cache_folder() -> Path | None:
     return Path(platformdirs.user_cache_dir("jax_tcgemm", False))
 
 
-def print_choice(options, problem, choice) -> None:
+def print_choice(function: str, problem, choice) -> None:
     """Prints what was chosen for a problem, and why, where TCGEMM_PRINT_CHOICE is on."""
     if is_on("TCGEMM_PRINT_CHOICE"):
-        print(f"jax_tcgemm: {options.function}: {problem}: {choice}", file=sys.stderr)
+        print(f"jax_tcgemm: {function}: {problem}: {choice}", file=sys.stderr)
 
 
 def debug_switches() -> None:

@@ -109,7 +109,7 @@ class WideBlock {
     if constexpr (kTile.sharers > 1) {
       // The other block's barriers, too, are initialised.
       ptx::cluster_arrive_relaxed();
-      ptx::cluster_wait();  // mutant: sharers_not_begun
+      ptx::cluster_wait();  // mutant: multicast_not_begun
     }
     __syncthreads();
     if (warp_ >= kConsumerWarps) {
@@ -173,7 +173,7 @@ class WideBlock {
     if constexpr (kTile.sharers > 1) {
       // No block may leave while the other one's arrivals are under way.
 #pragma unroll 1
-      // mutant: sharers_left
+      // mutant: multicast_cluster_left
       for (int left = kStages; left > 0; --left, state.advance())
         ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);
     }
@@ -206,7 +206,7 @@ class WideBlock {
   __device__ __forceinline__ void release(int stage) const {
     __syncwarp();
     if constexpr (kTile.sharers > 1) {
-      // mutant: sharers_not_awaited
+      // mutant: multicast_not_awaited
       if (lane_ < kTile.sharers) ptx::mbarrier_arrive_remote(barriers_.empty(stage), lane_);
     } else {
       if (lane_ == 0) ptx::mbarrier_arrive(barriers_.empty(stage));
