@@ -328,6 +328,42 @@ def test_only_what_derivatives_need_is_kept():
     assert len(call.outvars) == 2
 
 
+def rounded_gelu(acc):
+    return jax.nn.gelu(acc.astype(jnp.bfloat16))
+
+
+def masked(acc, scale):
+    return jnp.where(acc > 0, jnp.sin(acc * scale), 0).astype(jnp.float16)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtypes"),
+    [
+        (rounded_gelu, ["bfloat16", "bfloat16"]),  # as rounded, not the accumulator
+        (masked, ["float16", "float32"]),  # the accumulator alone says all
+        (jnp.exp, ["float32"]),  # its own derivative
+        (lambda acc: jax.nn.sigmoid(acc), ["float32"]),
+        (lambda acc: (jnp.exp(acc), acc.sum(-1)), ["float32", "float32"]),
+        (lambda acc: jnp.tanh(acc).astype(jnp.bfloat16), ["bfloat16", "float32"]),
+    ],
+    ids=["rounded", "masked", "exp", "sigmoid", "sums", "tanh"],
+)
+def test_the_fewest_bytes_are_kept_for_derivatives(function, dtypes):
+    x, w, scale = normal(0, M, K), normal(1, K, N), normal(2, N)
+    operands = (scale,) if function is masked else ()
+
+    def loss(product, x, w, *operands):
+        found = product(function)(x, w, *operands)
+        return sum(y.astype(jnp.float32).sum() for y in jax.tree.leaves(found))
+
+    of_ours = jax.grad(functools.partial(loss, ours), (0, 1))
+    (call,) = params_of(of_ours, x, w, *operands)
+    assert sorted(str(v.aval.dtype) for v in call.outvars) == sorted(dtypes)
+    tolerance = 1e-5 if "bfloat16" not in dtypes else 2e-2
+    expected = jax.grad(functools.partial(loss, theirs), (0, 1))(x, w, *operands)
+    assert_near(of_ours(x, w, *operands), expected, tolerance)
+
+
 def test_products_of_derivatives_are_in_the_dtype_of_the_operands():
     x, w = normal(0, M, K, dtype="bfloat16"), normal(1, K, N, dtype="bfloat16")
     f = jax.grad(lambda x, w: ours(soft_cap)(x, w).sum(), (0, 1))

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from jax.extend import core
 
@@ -139,3 +139,20 @@ class _Flow:
         if x is y:
             return self._cost(x) - self._through[x] if side == _AFTER else self._through[x]
         return math.inf if side == _BEFORE else self._between[y, x]
+
+
+def needed_equations(
+    equations: Sequence[core.JaxprEqn], results: Iterable, given: Collection[core.Var] = ()
+) -> list[core.JaxprEqn]:
+    """Return the equations that compute results from `given` and the arguments."""
+    live, kept = {x for x in variables(results) if x not in given}, []
+    for eqn in reversed(equations):
+        if not live.isdisjoint(eqn.outvars):
+            live.update(x for x in variables(eqn.invars) if x not in given)
+            kept.append(eqn)
+    return kept[::-1]
+
+
+def variables(atoms: Iterable) -> list[core.Var]:
+    """Return those of some atoms that are no literals."""
+    return [x for x in atoms if not isinstance(x, core.Literal)]

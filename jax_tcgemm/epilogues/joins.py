@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from jax.extend import core
 
+from jax_tcgemm.epilogues.cuts import needed_equations
 from jax_tcgemm.system.jax_internals import as_jaxpr, function_of
 
 
@@ -84,16 +85,5 @@ def results_apart(
         dimensions.add(join.dimension)
     if not beside:
         return function, (), frozenset()
-    apart = function_of(jaxpr.invars, _needed(jaxpr.eqns, results), results)
+    apart = function_of(jaxpr.invars, needed_equations(jaxpr.eqns, results), results)
     return apart, tuple(beside), frozenset(dimensions)
-
-
-def _needed(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
-    """The equations that results need."""
-    used = {x for x in results if not isinstance(x, core.Literal)}
-    kept = []
-    for eqn in reversed(equations):
-        if not used.isdisjoint(eqn.outvars):
-            used.update(x for x in eqn.invars if not isinstance(x, core.Literal))
-            kept.append(eqn)
-    return kept[::-1]

@@ -4,6 +4,7 @@ import functools
 
 from jax.extend import core
 
+from jax_tcgemm.epilogues.cuts import variables
 from jax_tcgemm.epilogues.parts import REDUCTIONS
 from jax_tcgemm.system.jax_internals import as_jaxpr, function_of
 
@@ -17,14 +18,14 @@ def reductions_apart(
     None where it reduces nothing, or something that is not a result, nor made of these alone.
     """
     jaxpr = as_jaxpr(function)
-    results, late, following = set(_variables(jaxpr.outvars)), set(), []
+    results, late, following = set(variables(jaxpr.outvars)), set(), []
     for eqn in jaxpr.eqns:
-        read = set(_variables(eqn.invars))
+        read = set(variables(eqn.invars))
         is_of_results = read and read <= results and not results.intersection(eqn.outvars)
         if eqn.primitive.name in REDUCTIONS or late & read or is_of_results:
             late.update(eqn.outvars)
             following.append(eqn)
-    needed = _variables(jaxpr.outvars) + [x for eqn in following for x in _variables(eqn.invars)]
+    needed = variables(jaxpr.outvars) + [x for eqn in following for x in variables(eqn.invars)]
     between = tuple(dict.fromkeys(x for x in needed if x not in late))
     reduces = any(eqn.primitive.name in REDUCTIONS for eqn in following)
     if not (reduces and between and results.issuperset(between)) or {*between} & {*jaxpr.invars}:
@@ -32,7 +33,3 @@ def reductions_apart(
     first = [eqn for eqn in jaxpr.eqns if not any(x in late for x in eqn.outvars)]
     before = function_of(jaxpr.invars, first, between)
     return before, function_of(between, following, jaxpr.outvars)
-
-
-def _variables(atoms) -> list[core.Var]:
-    return [x for x in atoms if not isinstance(x, core.Literal)]

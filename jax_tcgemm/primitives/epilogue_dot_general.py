@@ -32,9 +32,9 @@ from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.epilogues.reductions import reductions_apart
 from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives import functions
-from jax_tcgemm.primitives.functions import is_moving
+from jax_tcgemm.primitives import functions, kept_values
 from jax_tcgemm.primitives.rules import (
+    is_moving,
     moved,
     of_derivative,
     same_varying,
@@ -215,7 +215,7 @@ batching.fancy_primitive_batchers[epilogue_dot_general_p] = _batch
 
 
 def _jvp(primals, tangents, *, function, options, num_rhs, pair, **params):
-    """The tangents of the function, for which accumulators are more results where needed.
+    """The tangents of the function, for which more results are kept where needed.
 
     The accumulators' own tangents are made of plain products in the dtype of the operands, so that
     reverse mode is made of such products, too. Derivatives inherit the implementation, but not the
@@ -229,8 +229,7 @@ def _jvp(primals, tangents, *, function, options, num_rhs, pair, **params):
         own = {"function": kept, "num_rhs": num_rhs, "pair": pair}
         return epilogue_dot_general_p.bind(*primals, options=options, **own, **params)
 
-    f = core.jaxpr_as_fun(function)
-    return functions.jvp(function, run, f, (factors, operands), (daccs, rest))
+    return kept_values.jvp(function, run, operands, daccs, rest)
 
 
 def _tangents_of_accumulators(primals, tangents, pair, *, preferred_element_type, **params):

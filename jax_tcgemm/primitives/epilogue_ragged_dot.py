@@ -41,10 +41,10 @@ from jax_tcgemm.device import dense, grouped_epilogue
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.epilogues.rounding import of_stored
-from jax_tcgemm.primitives import functions
+from jax_tcgemm.primitives import functions, kept_values
 from jax_tcgemm.primitives import ragged_dot as plain
-from jax_tcgemm.primitives.functions import is_moving
 from jax_tcgemm.primitives.rules import (
+    is_moving,
     of_derivative,
     same_varying,
     series_by_parts,
@@ -240,7 +240,7 @@ def _groups_of_rows(factors: Factors, num_rows: int, groups: int) -> jax.Array:
 def _for_rows(operands, numbers, shape, params) -> list:
     """What the function is given of its operands, where these are the numbers of rows' groups."""
     return [
-        _of_groups(params["options"], x, numbers, shape) if is_by_group else x
+        _of_groups(params["options"], x, numbers, shape) if is_by_group and x is not None else x
         for x, is_by_group in zip(operands, params["by_group"], strict=True)
     ]
 
@@ -266,15 +266,20 @@ def of_accumulators(function: core.ClosedJaxpr, factors: Factors, **params) -> C
         numbers = _groups_of_rows(factors, shape[-2], params["groups"])
         given = _for_rows(operands, numbers, shape, params)
         found = core.jaxpr_as_fun(function)(*accs, *given)
-        is_there = jnp.broadcast_to((numbers >= 0)[..., None], shape)
-        return [_kept(is_there, y) for y in found]
+        return _of_groups_only(found, numbers, shape)
 
     return results
 
 
-def _kept(is_there, y) -> jax.Array:
-    is_there = partitioning.resharded(is_there, jax.typeof(y).sharding)
-    return jnp.where(is_there, y, jnp.zeros((), y.dtype))
+def _of_groups_only(results, numbers, shape) -> list[jax.Array]:
+    """Results with zeros in the rows of no group."""
+    is_there = jnp.broadcast_to((numbers >= 0)[..., None], shape)
+
+    def masked(y):
+        own = partitioning.resharded(is_there, jax.typeof(y).sharding)
+        return jnp.where(own, y, jnp.zeros((), y.dtype))
+
+    return [masked(y) for y in results]
 
 
 def unfused(*arguments, function: core.ClosedJaxpr, **params) -> list[jax.Array]:
@@ -400,8 +405,16 @@ def _jvp(primals, tangents, *, function, **params):
     def run(kept):
         return epilogue_ragged_dot_p.bind(*primals, function=kept, **params)
 
-    f = of_accumulators(function, factors, **params)
-    return functions.jvp(function, run, f, (factors.given, operands), (daccs, rest))
+    shape = function.in_avals[0].shape
+    numbers = _groups_of_rows(factors, shape[-2], params["groups"])
+
+    def expand(operands):
+        return _for_rows(operands, numbers, shape, params)
+
+    def mask(results):
+        return _of_groups_only(results, numbers, shape)
+
+    return kept_values.jvp(function, run, operands, daccs, rest, expand=expand, mask=mask)
 
 
 def _tangents_of_accumulators(factors: Factors, dfactors: Factors, params) -> list:

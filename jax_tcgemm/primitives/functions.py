@@ -15,11 +15,11 @@ from jax_tcgemm import selection
 from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.primitives.rules import jvp_of_moving, same_varying
+from jax_tcgemm.primitives.rules import is_moving, jvp_of_moving
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
-from jax_tcgemm.system.jax_internals import ad, as_jaxpr, xla, zero_tangent
+from jax_tcgemm.system.jax_internals import xla, zero_tangent
 
 
 def accumulator_dtype(lhs_dtype, rhs_dtype) -> np.dtype:
@@ -199,120 +199,9 @@ def of_part(function: core.ClosedJaxpr, num_accumulators: int, *types) -> core.C
     return jax.make_jaxpr(parts_of(function, num_accumulators))(*types)
 
 
-def jvp(function: core.ClosedJaxpr, run, f, primals, tangents):
-    """The results of a product with a function as its epilogue, and their tangents.
-
-    Accumulators that the tangents depend on are more results of the call; the tangents are those
-    of the function, by JAX.
-
-    Args:
-      function: of the accumulators and the operands.
-      run: makes the call, with a function in the place of that.
-      f: what becomes of accumulators and operands: the call's results.
-      primals: the products' factors, and the function's operands.
-      tangents: those of the accumulators, None where nothing moves one, and of the operands.
-    """
-    (factors, operands), (daccs, doperands) = primals, tangents
-    moving = [*daccs, *(t if is_moving(t) else None for t in doperands)]
-    moves = tuple(t is not None for t in moving)
-    kept, numbers = _keeping(function, _needed_accumulators(function, moves, len(daccs)))
-    out = run(kept)
-    accs = [
-        _zeros(aval, factors) if number is None else out[number]
-        for number, aval in zip(numbers, function.in_avals, strict=False)
-    ]
-    out = out[: len(function.out_avals)]
-    found = [zero_tangent(x) for x in out]
-    if any(moves):
-        arguments = *accs, *operands
-        pairs = zip(moving, arguments, strict=True)
-        moving = [zero_tangent(x) if t is None else t for t, x in pairs]
-        _, found = jvp_of_moving(f, arguments, moving)
-    return out, [
-        partitioning.resharded(t, jax.typeof(x).sharding) if is_moving(t) else zero_tangent(x)
-        for x, t in zip(out, found, strict=True)
-    ]
-
-
 def value_and_tangent(f: Callable, primals: Sequence, tangents: Sequence):
     """A function of arrays, and its tangent; None where nothing moves it."""
     if not any(map(is_moving, tangents)):
         return f(*primals), None
     pairs = zip(primals, tangents, strict=True)
     return jvp_of_moving(f, primals, [t if is_moving(t) else zero_tangent(x) for x, t in pairs])
-
-
-def is_moving(tangent) -> bool:
-    """Whether a tangent is one of numbers and not known to be zero."""
-    return type(tangent) is not ad.Zero and jnp.result_type(tangent) != jax.dtypes.float0
-
-
-def _zeros(aval, factors) -> jax.Array:
-    """What stands for an accumulator on which nothing depends."""
-    zeros = partitioning.resharded(jnp.zeros(aval.shape, aval.dtype), aval.sharding)
-    return same_varying(zeros, *factors)[0]
-
-
-@functools.lru_cache(maxsize=1024)
-def _keeping(
-    function: core.ClosedJaxpr, wanted: tuple[bool, ...]
-) -> tuple[core.ClosedJaxpr, tuple[int | None, ...]]:
-    """A function with the wanted accumulators among its results, and where each of them is."""
-    results, numbers, added = list(function.jaxpr.outvars), [], []
-    for place, (acc, is_wanted) in enumerate(zip(function.jaxpr.invars, wanted, strict=False)):
-        known = [number for number, result in enumerate(results) if result is acc]
-        if is_wanted and not known:
-            known = [len(results)]
-            results.append(acc)
-            added.append(place)
-        numbers.append(known[0] if is_wanted else None)
-    if not added:
-        return function, tuple(numbers)
-
-    def with_accumulators(*arguments):
-        return [*core.jaxpr_as_fun(function)(*arguments), *(arguments[place] for place in added)]
-
-    return jax.make_jaxpr(with_accumulators)(*function.in_avals), tuple(numbers)
-
-
-@functools.lru_cache(maxsize=1024)
-def _needed_accumulators(
-    function: core.ClosedJaxpr, moving: tuple[bool, ...], number: int
-) -> tuple[bool, ...]:
-    """Which of so many accumulators the tangents depend on, where these arguments move."""
-    if not any(moving):
-        return (False,) * number
-    types, num_primals = function.in_avals, len(moving)
-
-    def tangents(*arguments):
-        primals, given = arguments[:num_primals], iter(arguments[num_primals:])
-        pairs = zip(moving, primals, strict=True)
-        rest = [next(given) if does_move else zero_tangent(x) for does_move, x in pairs]
-        _, found = jvp_of_moving(core.jaxpr_as_fun(function), primals, rest)
-        return [x for x in found if is_moving(x)]
-
-    moved = [x for x, does_move in zip(types, moving, strict=True) if does_move]
-    jaxpr = as_jaxpr(jax.make_jaxpr(tangents)(*types, *moved))
-    return tuple(_needed(jaxpr, [True] * len(jaxpr.outvars))[:number])
-
-
-def _needed(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> list[bool]:
-    """Which arguments of a jaxpr the wanted results depend on."""
-    live = {
-        x
-        for x, is_wanted in zip(jaxpr.outvars, wanted, strict=True)
-        if is_wanted and not isinstance(x, core.Literal)
-    }
-    for eqn in reversed(jaxpr.eqns):
-        own = [x in live for x in eqn.outvars]
-        if not any(own):
-            continue
-        needed = [True] * len(eqn.invars)
-        if eqn.primitive.name in ("jit", "pjit"):
-            needed = _needed(as_jaxpr(eqn.params["jaxpr"]), own)
-        live.update(
-            x
-            for x, is_needed in zip(eqn.invars, needed, strict=True)
-            if is_needed and not isinstance(x, core.Literal)
-        )
-    return [x in live for x in jaxpr.invars]

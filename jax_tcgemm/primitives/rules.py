@@ -45,6 +45,11 @@ def as_cotangent(x_bar: jax.Array, aval) -> jax.Array:
     return converted(x_bar, aval.dtype, weak_type=aval.weak_type)
 
 
+def is_moving(tangent) -> bool:
+    """Whether a tangent is one of numbers and not known to be zero."""
+    return type(tangent) is not ad.Zero and jnp.result_type(tangent) != jax.dtypes.float0
+
+
 def jvp_of_moving(f, primals, tangents):
     """`jax.jvp` of a function of arrays, some of whose tangents are `ad.Zero`."""
     moving = [type(t) is not ad.Zero for t in tangents]

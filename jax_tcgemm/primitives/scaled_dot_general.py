@@ -28,7 +28,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives import functions
+from jax_tcgemm.primitives import functions, kept_values
 from jax_tcgemm.primitives.rules import (
     moved,
     same_varying,
@@ -220,8 +220,7 @@ def _jvp(primals, tangents, *, function, **params):
     def run(kept):
         return scaled_dot_general_p.bind(*primals, function=kept, **params)
 
-    f = core.jaxpr_as_fun(function)
-    return functions.jvp(function, run, f, (factors, operands), (daccs, rest))
+    return kept_values.jvp(function, run, operands, daccs, rest)
 
 
 def _tangents_of_accumulators(factors, tangents, *, lhs_block, rhs_block, **params):

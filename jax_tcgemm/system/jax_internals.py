@@ -489,7 +489,16 @@ def function_of(arguments, equations, results) -> core.ClosedJaxpr:
     """The function that equations are, from variables to variables."""
     frame = jax.make_jaxpr(lambda: ())()
     own = {"invars": list(arguments), "outvars": list(results), "eqns": list(equations)}
-    return core.ClosedJaxpr(as_jaxpr(frame).replace(**own), ())
+    found = core.ClosedJaxpr(as_jaxpr(frame).replace(**own), ())
+    if any(map(_is_high, own["eqns"])):  # which only tracing notes
+        found = jax.make_jaxpr(core.jaxpr_as_fun(found))(*found.in_avals)
+    return found
+
+
+def _is_high(eqn: core.JaxprEqn) -> bool:
+    """Whether an equation is of a "hi" primitive, or calls one."""
+    is_high = getattr(eqn.primitive, "is_high", None)
+    return is_high is not None and is_high(*(x.aval for x in eqn.invars), **eqn.params)
 
 
 def rewrapped(function, change: Callable[[Callable], Callable]):
