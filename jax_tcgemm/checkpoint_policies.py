@@ -28,7 +28,6 @@ from jax_tcgemm.primitives.contract import contract_p
 from jax_tcgemm.primitives.dot_general import dot_general_p
 from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general_p
 from jax_tcgemm.primitives.epilogue_ragged_dot import epilogue_ragged_dot_p
-from jax_tcgemm.primitives.fused_dot_general import fused_dot_general_p
 from jax_tcgemm.primitives.packed_dot import packed_dot_p
 from jax_tcgemm.primitives.ragged_dot import ragged_dot_p
 from jax_tcgemm.primitives.scaled_dot_general import scaled_dot_general_p
@@ -55,7 +54,7 @@ def _product_dimensions(primitive, avals, params):
 
     Policies ask whether there is a batch, and no more.
     """
-    if primitive in (dot_general_p, fused_dot_general_p, epilogue_dot_general_p):
+    if primitive in (dot_general_p, epilogue_dot_general_p):
         return params["dimension_numbers"]
     if primitive is scaled_dot_general_p:
         return _BATCH if params["num_batch"] else _NO_BATCH

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tcgemm.device import dense, epilogue, fused
+from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.fusion import OPTIONAL_OPERANDS, Fusion
+from jax_tcgemm.problem.dtypes import DTYPES, wide_dtype
 from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.problem.layers import activated, halves, pull_back
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 # Relative rounding of a result, and of a sum of products relative to the sum of their magnitudes.
@@ -142,60 +142,85 @@ class Fused:
 
     def call(self, arrays: dict, choice):
         """All results, as a tuple."""
-        given = self.given(arrays)
-        plan = fused.FunctionPlan(self.product, epilogue.Plan(self.whole, *self.folded, choice))
-        return tuple(fused.fused_dot_general(plan, given.pop("lhs"), given.pop("rhs"), given))
+        plan = epilogue.Plan(self.product, *self.folded, choice)
+        return tuple(epilogue.product_with_epilogue(plan, *self.given(arrays)))
 
-    def given(self, arrays: dict) -> dict:
-        """The operands of the primitive, by name."""
-        found = {"lhs": arrays["a"], "rhs": arrays["b"]}
-        found |= {name: arrays[name] for name in ("bias", "aux_in") if name in arrays}
-        if "bias" in found:
-            place = self.product.fusion.operands.index("bias")
-            found["bias"] = found["bias"].reshape(self.product.operands[place][0])
+    @property
+    def operands(self) -> dict[str, tuple]:
+        """Name, shape and dtype of each operand of the function, in their order."""
+        batch, out, found = self.num_batch, DTYPES[self.out_dtype], {}
+        if self.bias != "none":
+            halves = (2,) * (self.num_b == 2)
+            shape = (self.m,) if self.bias == "m" else (*halves, self.n)
+            shape = (batch, *shape) if self.bias_per_batch else shape
+            found["bias"] = shape, DTYPES[self.bias_dtype]
+        if self.derivative:
+            found["aux_in"] = self.saved_shape, out
         if self.beta:
-            found["residual"] = (self.beta * arrays["c"]).astype(arrays["c"].dtype)
-        if "b_up" in arrays:
-            found["rhs_up"] = arrays["b_up"]
+            found["residual"] = self.d_shape, out
         return found
 
+    def given(self, arrays: dict) -> list:
+        """The operands of the call, those of its function last."""
+        found = [arrays[name] for name in ("a", "b", "b_up") if name in arrays]
+        own = dict(arrays)
+        if self.beta:
+            own["residual"] = (self.beta * arrays["c"]).astype(arrays["c"].dtype)
+        return found + [own[name].reshape(shape) for name, (shape, _) in self.operands.items()]
+
+    def apply(self, *arguments) -> list:
+        """What follows the product: of the accumulators and the operands."""
+        accs, operands = arguments[: self.num_b], arguments[self.num_b :]
+        given = dict(zip(self.operands, operands, strict=True))
+        out, accumulated = DTYPES[self.out_dtype], accs[0].dtype
+        zs = [self.alpha * acc if self.alpha != 1 else acc for acc in accs]
+        if "bias" in given:
+            bias = given["bias"].astype(accumulated)
+            if self.bias == "m":
+                biases = [bias[..., None]] * self.num_b
+            elif self.num_b == 2:
+                biases = [bias[..., None, half, :] for half in range(2)]
+            else:
+                biases = [bias[..., None, :]]
+            zs = [z + b for z, b in zip(zs, biases, strict=True)]
+        if self.derivative:
+            saved = given["aux_in"].astype(accumulated)
+            ds = pull_back(self.activation, halves(saved, 2) if self.gated else [saved], *zs)
+        else:
+            ds = [activated(self.activation, zs)]
+        if self.beta:
+            residual = given["residual"].astype(accumulated)
+            added = [residual] if len(ds) == 1 else halves(residual, 2)
+            ds = [d + x for d, x in zip(ds, added, strict=True)]
+        ds = [d.astype(out) for d in ds]
+        results = [ds]
+        if self.aux_out:
+            results.append([z.astype(out) for z in zs])
+        results = [xs[0] if len(xs) == 1 else jnp.stack(xs, 2) for xs in results]
+        if self.column_sums:
+            results += [jnp.sum(d.astype(accumulated), 1) for d in ds]
+        return results
+
     @functools.cached_property
-    def product(self) -> fused.Product:
+    def function(self):
+        """What follows the product, as a jaxpr."""
+        acc = jax.ShapeDtypeStruct((self.num_batch, self.m, self.n), self.product_dtype)
+        operands = [jax.ShapeDtypeStruct(*x) for x in self.operands.values()]
+        return jax.make_jaxpr(self.apply)(*[acc] * self.num_b, *operands)
+
+    @property
+    def product_dtype(self) -> np.dtype:
+        """In which the product accumulates."""
+        return np.dtype(wide_dtype(DTYPES[self.out_dtype]))
+
+    @functools.cached_property
+    def product(self) -> epilogue.Product:
         """What a call of the primitive says: of arrays as they are drawn."""
         batch, (a_layout, b_layout) = self.num_batch, self.layout
         a = (batch, self.k, self.m) if a_layout == "T" else (batch, self.m, self.k)
         columns = (2, self.n) if self.packed else (self.n,)
         b = (batch, *columns, self.k) if b_layout == "T" else (batch, self.k, *columns)
         contracted = (1 if a_layout == "T" else 2,), (len(b) - 1 if b_layout == "T" else 1,)
-        out = DTYPES[self.out_dtype]
-        has = {
-            "rhs_up": self.num_b == 2 and self.pair,
-            "residual": self.beta != 0,
-            "bias": self.bias != "none",
-            "aux_in": self.derivative,
-        }
-        types = {"rhs_up": (b, DTYPES[self.in_dtype]), "residual": (self.d_shape, out)}
-        types["aux_in"] = self.saved_shape, out
-        bias_axes = ()
-        if has["bias"]:
-            halves = (2,) * (self.num_b == 2)
-            shape = (self.m,) if self.bias == "m" else (*halves, self.n)
-            bias_axes = (1,) if self.bias == "m" else (*(2,) * len(halves), 2 + len(halves))
-            if self.bias_per_batch:
-                shape, bias_axes = (batch, *shape), (0, *bias_axes)
-            types["bias"] = shape, DTYPES[self.bias_dtype]
-        names = tuple(name for name in OPTIONAL_OPERANDS if has[name])
-        fusion = Fusion(
-            activation=self.activation,
-            derivative=self.derivative,
-            pair=2 if self.gated else None,
-            alpha=self.alpha,
-            operands=names,
-            bias_axes=bias_axes,
-            aux_out=self.aux_out,
-            sum_axes=(1,) if self.column_sums else None,
-            in_place=True,
-        )
         bare = dense.Product(
             options=CallOptions("test"),
             lhs_shape=a,
@@ -203,22 +228,25 @@ class Fused:
             rhs_shape=b,
             rhs_dtype=DTYPES[self.in_dtype],
             result_shape=(batch, self.m, *columns),
-            result_dtype=out,
+            result_dtype=self.product_dtype,
             dimension_numbers=(contracted, ((0,), (0,))),
             permutation=tuple(range(2 + len(columns))),
             precision="TF32_TF32_F32" if self.types == "tf32" else None,
         )
-        return fused.Product(bare, fusion, tuple(types[name] for name in names))
-
-    @functools.cached_property
-    def whole(self) -> epilogue.Product:
-        """The product with its function."""
-        return fused._with_function(self.product, self.column_sums)
+        names = list(self.operands)
+        return epilogue.Product(
+            bare,
+            self.function,
+            tuple(shape for shape, _ in self.operands.values()),
+            num_rhs=2 if self.pair else 1,
+            pair=2 if self.packed else None,
+            in_place=next((names.index(x) for x in ("residual", "aux_in") if x in names), None),
+        )
 
     @functools.cached_property
     def folded(self):
         """The problem, with what else a plan has of it."""
-        found = epilogue._folded(self.whole, ASSUMED_GPU)
+        found = epilogue._folded(self.product, ASSUMED_GPU)
         assert not isinstance(found, str), found
         return found
 
@@ -280,6 +308,8 @@ class Fused:
         if self.column_sums:
             # Of D as stored, so that its own rounding plays no part.
             d, sums = got[0], got.pop()
+            if self.derivative and self.gated:
+                sums = np.stack([got.pop(), sums], 1)
             assert sums.shape == (d.shape[0], *d.shape[2:])
             limit = (2e-6 if self.compute != "f64" else 1e-14) * np.abs(d).sum(1)
             np.testing.assert_array_less(np.abs(sums - d.sum(1)), limit + 1e-30)

@@ -1,14 +1,14 @@
 """The device-local product with a function as its epilogue: fold, say where operands lie, choose.
 
 `make_plan` decides everything from shapes and dtypes, and `product_with_epilogue` carries out a
-plan that is fused. What no implementation runs as one call is run unfused: as a plain product,
+plan that is fused. A factor and a residual alone are alpha and beta of the product, which libraries
+and the host have, too. What no implementation runs as one call is run unfused: as a plain product,
 which is planned in its own right, and what XLA makes of the function. The plan says why.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,23 +20,16 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold
+from jax_tcgemm.device.levels import Levels, placed_function, strides_along
 from jax_tcgemm.device.times_apart import TimesApart, times_apart
-from jax_tcgemm.epilogues import EpilogueSource, InexpressibleError, Reduction, emit
+from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.joins import results_apart
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.epilogue import Epilogue
-from jax_tcgemm.problem.function import (
-    MOST_INDICES,
-    MOST_READS,
-    MOST_RESULTS,
-    Function,
-    Index,
-    Result,
-    Strides,
-    make_function,
-)
+from jax_tcgemm.problem.function import Result
 from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.problem.layers import library_epilogue, scaling_of
 from jax_tcgemm.problem.precision import Numerics
 
 # What stands for D where no implementation knows its dtype, by its size.
@@ -55,7 +48,6 @@ class Product:
       pair: the dimension of the product that tells two accumulators apart, or None.
       in_place: the number of an operand in whose place in memory the first result is written, in
         which it lies like that; XLA copies it first where it is needed afterwards. None: no such.
-      library: which epilogue of a library the function is, as of `Function`.
       scales: those of blocks of both operands, which follow these; or None. Of a gated product
         those of one of its matrices.
     """
@@ -66,7 +58,6 @@ class Product:
     num_rhs: int = 1
     pair: int | None = None
     in_place: int | None = None
-    library: str = "none"
     scales: tuple[BlockScales, BlockScales] | None = None
 
     @property
@@ -88,7 +79,7 @@ class Plan:
     `problem`, `numerics` and `fold` are None where it can only be run unfused, for the reason in
     `choice.why`. With a problem, too, `choice.implementation` may be "xla": unfused. `operands` are
     those of the function that the call takes, in their order there. `levels` says what the result's
-    dimensions are in the problem.
+    dimensions are in the problem; None where the epilogue is alpha and beta of that.
     """
 
     product: Product
@@ -96,7 +87,7 @@ class Plan:
     fold: Fold | None
     problem: Problem | None
     operands: tuple[int, ...]
-    levels: "Levels | None"
+    levels: Levels | None
     choice: selection.Choice
 
     @property
@@ -115,7 +106,8 @@ class Plan:
     def code(self) -> str:
         """The generated code of the function, "" where it is not part of a kernel."""
         is_ours = self.is_fused and self.choice.implementation != "cublaslt"
-        return self.problem.epilogue.function.definitions if is_ours else ""
+        function = self.problem.epilogue.function if is_ours else None
+        return function.definitions if function else ""
 
 
 def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
@@ -132,6 +124,52 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     Raises:
       ValueError: when an implementation was forced that cannot run it.
     """
+    product = dataclasses.replace(product, product=dense.of_device(product.product, device))
+    options = product.product.options
+    scaled = None if obstacle else _scaled_plan(product, device)
+    if scaled is not None and (device.platform != "cuda" or options.implementation in _SCALING):
+        return scaled
+    found = _function_plan(product, device, obstacle)
+    if scaled is None or selection.is_forced(options):
+        return found
+    times = [selection.predicted_us(x.problem, device) for x in (scaled, found) if x.is_fused]
+    is_faster = None not in times and times and times[0] == min(times)
+    return scaled if scaled.is_fused and (is_faster or not found.is_fused) else found
+
+
+# Implementations with alpha and beta, and without epilogues, or with few.
+_SCALING = ("cublaslt", "simt_naive", "simt_tiled")
+
+
+def _scaled_plan(product: Product, device: selection.Device) -> Plan | None:
+    """The plan with alpha and beta; None where the epilogue is more than that."""
+    bare, scaling = product.product, scaling_of(product.function, product.num_accumulators)
+    if scaling is None or product.scales is not None or math.prod(bare.result_shape) == 0:
+        return None
+    bare = dataclasses.replace(bare, result_dtype=scaling.dtype)
+    folded = dense.fold_product(bare, device)
+    if isinstance(folded, str):
+        return None
+    if device.platform == "cpu" and bare.options.invariant_rows:
+        return None  # `host` adds up a single row in another order, unless it repeats the row.
+    numerics, fold, problem = folded
+    if numerics.out_dtype != bare.result_dtype or fold.result_order is not None:
+        return None
+    if problem.out_dtype not in _FLOATS:
+        return None
+    operands = () if scaling.residual is None else (scaling.residual,)
+    problem = dataclasses.replace(problem, alpha=scaling.alpha, beta=float(len(operands)))
+    nominal = dense.of_nominal_rows(problem, fold, bare.options)
+    choice = selection.select(bare.options, problem, device, nominal=nominal)
+    product = dataclasses.replace(product, product=bare)
+    return Plan(product, numerics, fold, problem, operands, None, choice)
+
+
+_FLOATS = ("f16", "bf16", "f32", "f64")
+
+
+def _function_plan(product: Product, device: selection.Device, obstacle: str) -> Plan:
+    """The plan with a function in the kernel."""
     bare = product.product
     options = bare.options
     may_be_unfused = selection.may_be_unfused(options)
@@ -191,6 +229,8 @@ def xla_us(plan: Plan, device: selection.Device) -> float | None:
     """Return the estimated time of XLA's products and its loop in place of a plan's call."""
     if plan.problem is None or plan.product.scales is not None or device.platform != "cuda":
         return None
+    if plan.levels is None:
+        return selection.xla_us(plan.problem, device)
     apart = _apart(plan.product, plan.problem, plan.operands, device)
     return apart and apart.xla_us
 
@@ -247,7 +287,8 @@ def _folded(product: Product, device: selection.Device):
     if not all(map(levels.are_rows_from, dimensions)):
         return "halves of a result are not the outermost columns of it"
     function, operands = placed
-    function = dataclasses.replace(function, library=product.library)
+    library = library_epilogue(source, shape) if product.num_accumulators == 1 else "none"
+    function = dataclasses.replace(function, library=library)
     problem = _in_levels(problem, math.prod(shape[axis] for axis in levels.inner))
     if product.scales is not None:
         factors = tuple(x.factors(problem.batch_inner) for x in product.scales)
@@ -343,135 +384,10 @@ def _in_levels(problem: Problem, batch_inner: int) -> Problem:
     return dataclasses.replace(problem, batch_inner=batch_inner, a=a, b=b)
 
 
-@dataclasses.dataclass(frozen=True)
-class Levels:
-    """The dimensions of the result, other than those of extent 1, in each of the problem's four."""
-
-    outer: tuple[int, ...]
-    inner: tuple[int, ...]
-    m: tuple[int, ...]
-    n: tuple[int, ...]
-
-    @classmethod
-    def all_of(cls, problem: Problem, shape: tuple[int, ...]) -> Iterator["Levels"]:
-        """That of the problem, then those in which its one level of the batch is cut in two."""
-        axes = [axis for axis, extent in enumerate(shape) if extent != 1]
-
-        def take(extent: int) -> tuple[int, ...]:
-            run = []
-            while math.prod(shape[axis] for axis in run) != extent:
-                run.append(axes.pop(0))
-            return tuple(run)
-
-        outer = take(problem.batch // max(problem.batch_inner, 1))
-        inner, m, n = take(problem.batch_inner), take(problem.m), take(problem.n)
-        yield cls(outer, inner, m, n)
-        for first in range(1, 0 if outer else len(inner)):
-            yield cls(inner[:first], inner[first:], m, n)
-
-    def are_rows_from(self, axis: int) -> bool:
-        """Whether dimensions from this one on are the columns, and those before it no columns."""
-        before = (*self.outer, *self.inner, *self.m)
-        return all(x < axis for x in before) and all(x >= axis for x in self.n)
-
-
-def placed_function(
-    source: EpilogueSource,
-    shape: tuple[int, ...],
-    levels: Levels,
-    strides: Iterable[Strides | None],
-    beside: tuple[int, ...] = (),
-) -> tuple[Function, tuple[int, ...]] | str:
-    """The function with its operands beside the folded product and the operands, or an obstacle.
-
-    Args:
-      source: its code.
-      shape: of an accumulator.
-      levels: what its dimensions are in the problem.
-      strides: of each of `source.reads`, None where it has none.
-      beside: results, by number, each of which is one array with the one before it.
-    """
-    over = tuple(
-        "beside" if number in beside else _over(x.reduction, levels)
-        for number, x in enumerate(source.results)
-    )
-    if None in over:
-        return "a result is a reduction of neither whole rows nor whole columns, which XLA does"
-    operands = tuple(dict.fromkeys(read.operand for read in source.reads))
-    num_indices = max(source.index_dimensions, default=-1) + 1
-    for what, number, most in (
-        ("reads more than", len(source.reads), MOST_READS),
-        ("has more results than", len(source.results), MOST_RESULTS),
-        ("asks for indices of more dimensions than", num_indices, MOST_INDICES),
-    ):
-        if number > most:
-            return f"its function {what} {most}"
-    strides = tuple(strides)
-    if None in strides:
-        operand = source.reads[strides.index(None)].operand
-        return f"operand {operand} of its function has no stride along the product"
-    indices = tuple(_index(dim, levels, shape) for dim in range(num_indices))
-    numbers = tuple(operands.index(read.operand) for read in source.reads)
-    return make_function(source, numbers, strides, indices, over), operands
-
-
-def _over(reduction: Reduction | None, levels: Levels) -> str | None:
-    """Over what a kernel begins to reduce a result, as of `Result`; None where it cannot."""
-    if reduction is None:
-        return ""
-    reduced = set(reduction.dimensions)
-    if levels.n and reduced.issuperset(levels.n):
-        return "columns"
-    return "rows" if levels.m and reduced.issuperset(levels.m) else None
-
-
-def strides_along(
-    offset: int, factors: tuple[int, ...], levels: Levels, shape: tuple[int, ...]
-) -> Strides | None:
-    """Strides in the problem from those along the result's dimensions; None where there are none.
-
-    Args:
-      offset: of the first element.
-      factors: the strides along the dimensions.
-      levels: what these are in the problem.
-      shape: their extents.
-    """
-
-    def stride(axes: Sequence[int]) -> int | None:
-        """That along dimensions which collapse; None where they do not."""
-        if not axes:
-            return 0
-        expected = factors[axes[-1]]
-        for axis in reversed(axes):
-            if factors[axis] != expected:
-                return None
-            expected *= shape[axis]
-        return factors[axes[-1]]
-
-    m_outer, m_inner, period = 0, stride(levels.m), math.prod(shape[axis] for axis in levels.m)
-    for first in range(1, len(levels.m)):
-        if m_inner is not None:
-            break
-        m_outer, m_inner = stride(levels.m[:first]), stride(levels.m[first:])
-        period = math.prod(shape[axis] for axis in levels.m[first:])
-        m_inner = None if m_outer is None else m_inner
-    others = [stride(axes) for axes in (levels.outer, levels.inner, levels.n)]
-    if m_inner is None or None in others:
-        return None
-    outer, inner, n = others
-    return Strides(offset, outer, inner, m_outer, m_inner, max(period, 1), n)
-
-
-def _index(dim: int, levels: Levels, shape) -> Index:
-    for level, axes in enumerate((levels.outer, levels.inner, levels.m, levels.n)):
-        if dim in axes:
-            after = axes[axes.index(dim) + 1 :]
-            return Index(level, math.prod(shape[x] for x in after), shape[dim], len(axes) == 1)
-    return Index(2, 1, 1, False)  # of extent 1, which nothing asks for
-
-
 def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
     """Carries out a plan that is fused: the results' arrays, in the order of the first of each."""
+    if plan.levels is None:
+        return [_scaled(plan, lhs, *others)]
     numerics, fold, function = plan.numerics, plan.fold, plan.problem.epilogue.function
     rights, operands = others[: plan.product.num_rhs], others[plan.product.num_rhs :]
     bare = plan.product.product
@@ -514,6 +430,24 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
         x = _reduced(x, result, plan.levels, product.shape) if result.over else x
         ordered[number] = lax.reshape(x, types[number].shape).astype(types[number].dtype)
     return [ordered[number] for number in arrays]
+
+
+def _scaled(plan: Plan, lhs, rhs, *operands) -> jax.Array:
+    """Carries out the call with alpha and beta."""
+    product, numerics, fold = plan.product.product, plan.numerics, plan.fold
+    a = dense.prepare(lhs, product, numerics, fold)
+    b = dense.prepare(rhs, product, numerics, fold, is_rhs=True)
+    a, b = (b, a) if fold.swapped else (a, b)
+    residual = operands[plan.operands[0]].astype(numerics.out_dtype) if plan.operands else None
+    return dense.local_gemm(
+        plan.problem,
+        a,
+        b,
+        residual,
+        in_place=plan.product.in_place in plan.operands,
+        choice=plan.choice,
+        shape=product.result_shape,
+    )
 
 
 def result_arrays(problem: Problem) -> list[jax.ShapeDtypeStruct]:

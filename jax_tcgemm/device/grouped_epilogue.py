@@ -15,14 +15,8 @@ from jax.extend import core
 from jax_tcgemm import selection
 from jax_tcgemm.device import grouped
 from jax_tcgemm.device.call import call
-from jax_tcgemm.device.epilogue import (
-    CARRIERS,
-    Levels,
-    carried,
-    placed_function,
-    stored,
-    strides_along,
-)
+from jax_tcgemm.device.epilogue import CARRIERS, carried, stored
+from jax_tcgemm.device.levels import Levels, placed_function, strides_along
 from jax_tcgemm.epilogues import InexpressibleError, Read, emit
 from jax_tcgemm.epilogues.places import everywhere, linear
 from jax_tcgemm.problem.block_scales import BlockScales

@@ -15,7 +15,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import grouped, grouped_epilogue
 from jax_tcgemm.device.dense import of_device
 from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.problem.fusion import activated
+from jax_tcgemm.problem.layers import activated
 from jax_tcgemm.problem.ragged import RaggedProblem
 
 

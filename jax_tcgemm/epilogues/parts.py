@@ -19,7 +19,9 @@ from jax_tcgemm.system.jax_internals import bound
 # For each dimension of an array the accumulator's that it is, None where it is none of these.
 Dimensions = tuple[int | None, ...]
 
-_ELEMENTWISE = frozenset(EXPRESSIONS) | frozenset(EXPANSIONS) | {"copy", "copy_p", "name"}
+_ELEMENTWISE = (
+    frozenset(EXPRESSIONS) | frozenset(EXPANSIONS) | {"copy", "copy_p", "name", "reshard"}
+)
 REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"})
 
 
@@ -35,15 +37,17 @@ class Parts:
         part is the accumulator's, along others it is whole.
       results: the same of each result.
       whole: the accumulator's dimensions along which the function is of all of it, not of each
-        element, such as those that it sums over or whose indices it asks for.
+        element, such as those whose maxima it takes or whose indices it asks for. A result that is
+        a sum is the sum of those of the parts.
     """
 
     def __init__(self, function: core.ClosedJaxpr, num_accumulators: int = 1):
         self._function = written_out(function)
         jaxpr = self._function.jaxpr
         self._classes = classes = _Classes()
+        summed = _summed(jaxpr)
         for eqn in jaxpr.eqns:
-            _relate(eqn, classes)
+            _relate(eqn, classes, is_result=eqn.outvars[0] in summed)
         (acc, *others), operands = (
             jaxpr.invars[:num_accumulators],
             jaxpr.invars[num_accumulators:],
@@ -55,10 +59,14 @@ class Parts:
             classes.name(acc, dim)
         self.operands = tuple(classes.dimensions(x) for x in operands)
         self.results = tuple(classes.dimensions(x) for x in jaxpr.outvars)
+        kept = [
+            {*own, *classes.dimensions(summed.get(x, x))}
+            for x, own in zip(jaxpr.outvars, self.results, strict=True)
+        ]
         self.whole = frozenset(
             dim
             for dim in range(len(acc.aval.shape))
-            if not classes.is_free(acc, dim) or any(dim not in own for own in self.results)
+            if not classes.is_free(acc, dim) or any(dim not in own for own in kept)
         )
 
     def __call__(self, acc: jax.Array, *others: jax.Array) -> list[jax.Array]:
@@ -138,8 +146,21 @@ class _Classes:
         )
 
 
-def _relate(eqn: core.JaxprEqn, classes: _Classes) -> None:
-    """What an equation says of the dimensions of its operands and results."""
+def _summed(jaxpr: core.Jaxpr) -> dict[core.Var, core.Var]:
+    """Of results that are sums, and of nothing else, what they are sums of."""
+    used = {x for eqn in jaxpr.eqns for x in eqn.invars if not isinstance(x, core.Literal)}
+    return {
+        eqn.outvars[0]: eqn.invars[0]
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "reduce_sum" and eqn.outvars[0] not in used
+    }
+
+
+def _relate(eqn: core.JaxprEqn, classes: _Classes, is_result: bool) -> None:
+    """What an equation says of the dimensions of its operands and results.
+
+    `is_result`: whether it is a sum that is a result, the sum of those of parts.
+    """
     name, operands, results, params = eqn.primitive.name, eqn.invars, eqn.outvars, eqn.params
     out, shape = results[0], results[0].aval.shape
     if name in _ELEMENTWISE:
@@ -158,9 +179,19 @@ def _relate(eqn: core.JaxprEqn, classes: _Classes) -> None:
             classes.unite(operands[0], old, out, dim)
     elif name == "iota" and not operands:
         classes.keep(out, [params["dimension"]])
+    elif name == "slice" and params["strides"] is None:
+        for dim, extent in enumerate(operands[0].aval.shape):
+            if extent == shape[dim]:
+                classes.unite(operands[0], dim, out, dim)
+            else:
+                classes.keep(operands[0], [dim])
+                classes.keep(out, [dim])
+    elif name in _ALONG:
+        _relate_along(params[_ALONG[name]], name == "stack", operands, results, classes)
     elif name in REDUCTIONS:
         kept = [dim for dim in range(operands[0].aval.ndim) if dim not in params["axes"]]
-        classes.keep(operands[0], params["axes"])
+        if not is_result:
+            classes.keep(operands[0], params["axes"])
         for dim, old in enumerate(kept):
             classes.unite(operands[0], old, out, dim)
     else:
@@ -168,9 +199,27 @@ def _relate(eqn: core.JaxprEqn, classes: _Classes) -> None:
             classes.keep(x)
 
 
+# What cuts arrays apart or puts them together, and the parameter that says along which dimension.
+_ALONG = {"split": "axis", "concatenate": "dimension", "stack": "axis"}
+
+
+def _relate_along(axis: int, adds_axis: bool, operands, results, classes: _Classes) -> None:
+    """Every dimension but one is the same in all operands and results."""
+    for x in (*operands, *results):
+        is_new = adds_axis and any(x is own for own in results)
+        if is_new or not adds_axis:
+            classes.keep(x, [axis])
+    (out, *_) = results
+    for x in (*operands, *results[1:]):
+        for dim in range(x.aval.ndim):
+            if adds_axis or dim != axis:
+                classes.unite(x, dim, out, dim + (adds_axis and dim >= axis))
+
+
 def _is_reshape(eqn: core.JaxprEqn) -> bool:
     name = eqn.primitive.name
-    return name == "squeeze" or (name == "reshape" and eqn.params["dimensions"] is None)
+    is_plain = name == "reshape" and eqn.params["dimensions"] is None
+    return is_plain or name in ("squeeze", "expand_dims")
 
 
 def _relate_reshape(x, out, classes: _Classes) -> None:
@@ -191,6 +240,11 @@ def _of_part(eqn: core.JaxprEqn, shape: tuple[int, ...], *operands) -> list[jax.
         return [lax.broadcast_in_dim(operands[0], shape, params["broadcast_dimensions"])]
     if _is_reshape(eqn):
         return [lax.reshape(operands[0], shape)]
+    if name == "reshard":  # One device has its part already.
+        return [*operands]
+    if name == "slice":
+        starts = params["start_indices"]
+        return [lax.slice(operands[0], starts, [i + n for i, n in zip(starts, shape, strict=True)])]
     if name == "iota" and not operands:
         return [lax.broadcasted_iota(params["dtype"], shape, params["dimension"])]
     # Parts have no mesh in their types.

@@ -1,12 +1,16 @@
-"""What a product is rounded to, where that is the first that a function does with it."""
+"""Narrower dtypes for what XLA runs of an epilogue: of its products, or of all that it computes."""
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core
 
-from jax_tcgemm.system.jax_internals import as_jaxpr, function_of
+from jax_tcgemm.epilogues.calls import written_out
+from jax_tcgemm.epilogues.parts import REDUCTIONS
+from jax_tcgemm.system.jax_internals import as_jaxpr, bound, function_of
 
 # What products are rounded to by themselves, by what they accumulate in.
 _ROUNDED_TO = {
@@ -45,3 +49,42 @@ def _rounding(jaxpr: core.Jaxpr, acc: core.Var) -> core.JaxprEqn | None:
     if len(readers) != 1 or any(x is acc for x in jaxpr.outvars):
         return None
     return readers[0] if readers[0].primitive.name == "convert_element_type" else None
+
+
+@functools.lru_cache(maxsize=1024)
+def narrowed(
+    function: core.ClosedJaxpr, num_accumulators: int, dtype: np.dtype
+) -> core.ClosedJaxpr:
+    """Return the epilogue of accumulators in `dtype`, which computes in that.
+
+    Values of the accumulators' dtype are of `dtype` instead, but for reductions of them. Results
+    have the dtypes that they had.
+    """
+    flat = written_out(function)
+    wide = np.dtype(flat.in_avals[0].dtype)
+    accs = [x.update(dtype=dtype) for x in flat.in_avals[:num_accumulators]]
+
+    def convert(x, own):
+        return x if x.dtype == own else lax.convert_element_type(x, own)
+
+    def run(*arguments):
+        known = dict(zip(flat.jaxpr.invars, arguments, strict=True))
+        known |= zip(flat.jaxpr.constvars, flat.consts, strict=True)
+
+        def find(atom, own):
+            x = atom.val if isinstance(atom, core.Literal) else known[atom]
+            return jnp.asarray(x, own) if atom.aval.dtype == wide else x
+
+        for eqn in flat.jaxpr.eqns:
+            own = wide if eqn.primitive.name in REDUCTIONS else dtype
+            operands = [find(x, own) for x in eqn.invars]
+            params = {k: own if _is_dtype(v, wide) else v for k, v in eqn.params.items()}
+            known |= dict(zip(eqn.outvars, bound(eqn, params, operands), strict=True))
+        found = (find(x, x.aval.dtype) for x in flat.jaxpr.outvars)
+        return [convert(x, old.dtype) for x, old in zip(found, flat.out_avals, strict=True)]
+
+    return jax.make_jaxpr(run)(*accs, *flat.in_avals[num_accumulators:])
+
+
+def _is_dtype(value, dtype: np.dtype) -> bool:
+    return isinstance(value, np.dtype) and value == dtype

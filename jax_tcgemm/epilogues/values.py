@@ -538,7 +538,16 @@ _READERS = {
     "random_fold_in": Reader._random_fold_in,
     "random_bits": Reader._random_bits,
     **dict.fromkeys(
-        ("copy", "copy_p", "name", "optimization_barrier", "pvary", "pcast", "stop_gradient"),
+        (
+            "copy",
+            "copy_p",
+            "name",
+            "optimization_barrier",
+            "pvary",
+            "pcast",
+            "reshard",
+            "stop_gradient",
+        ),
         Reader._same,
     ),
 }

@@ -16,7 +16,6 @@ from jax_tcgemm.device import blas as device_blas
 from jax_tcgemm.device import (
     dense,
     epilogue,
-    fused,
     grouped_contraction,
     grouped_epilogue,
     grouped_layer,
@@ -41,7 +40,6 @@ from jax_tcgemm.primitives import (
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import epilogue_dot_general as epilogue_primitive
 from jax_tcgemm.primitives import epilogue_ragged_dot as epilogue_ragged_primitive
-from jax_tcgemm.primitives import fused_dot_general as fused_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.primitives import scaled_dot_general as scaled_primitive
 from jax_tcgemm.primitives import scaled_ragged_contraction as contraction_primitive
@@ -52,7 +50,6 @@ from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line
 # Of each primitive: its module, and the one that makes its plans.
 _RULES = {
     primitive.dot_general_p: (primitive, dense),
-    fused_primitive.fused_dot_general_p: (fused_primitive, fused),
     epilogue_primitive.epilogue_dot_general_p: (epilogue_primitive, epilogue),
     scaled_primitive.scaled_dot_general_p: (scaled_primitive, epilogue),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped_layer),
@@ -70,12 +67,10 @@ _RULES = {
 # Number of right operands of each primitive that reads through transposes.
 _NUM_RHS = {
     primitive.dot_general_p: primitive.num_rhs,
-    fused_primitive.fused_dot_general_p: fused_primitive.num_rhs,
     epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.num_rhs,
 }
 # What runs a call that is not fused, in terms of others.
 _UNFUSED = {
-    fused_primitive.fused_dot_general_p: fused_primitive.unfused,
     epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.bare_products,
     scaled_primitive.scaled_dot_general_p: scaled_primitive.bare_products,
     epilogue_ragged_primitive.epilogue_ragged_dot_p: epilogue_ragged_primitive.bare_products,
@@ -302,7 +297,7 @@ def _calls_of(eqn, device, times, path) -> Iterator[Call]:
         plan = _plan(eqn, device)
         if eqn.primitive in _UNFUSED and not plan.is_fused:
             # Of a function as epilogue the rest has no products, but those it calls itself.
-            inner = _unfused(eqn, _UNFUSED[eqn.primitive])
+            inner = _unfused(eqn, _UNFUSED[eqn.primitive], device)
             for call in _calls(inner, device, times, path):
                 why, code = f"{plan.choice.why}; its product: {call.why}", _code(plan)
                 where = source_line(eqn)
@@ -317,7 +312,7 @@ def _calls_of(eqn, device, times, path) -> Iterator[Call]:
             yield _explain_call(eqn, plan, device, times, path)
         return
     if eqn.primitive in backward.UNFUSED:
-        inner = _unfused(eqn, backward.UNFUSED[eqn.primitive])
+        inner = _unfused(eqn, backward.UNFUSED[eqn.primitive], device)
         for call in _calls(inner, device, times, path):
             yield dataclasses.replace(call, source=source_line(eqn))
         return
@@ -364,9 +359,12 @@ def _branch_of(platform: str, choices, branches) -> core.Jaxpr:
     )
 
 
-def _unfused(eqn, f) -> core.Jaxpr:
+def _unfused(eqn, f, device: selection.Device) -> core.Jaxpr:
     """The plain products that an equation is run as."""
-    f = functools.partial(f, **eqn.params)
+    params = eqn.params
+    if "xla_dtype" in params and device.platform != "cuda":
+        params = params | {"xla_dtype": None}  # which GPUs alone compute in
+    f = functools.partial(f, **params)
     avals = [v.aval for v in eqn.invars]
     mesh = avals[0].sharding.mesh
     manual = {
@@ -410,8 +408,7 @@ def _plan(eqn, device):
         if not obstacle:
             division = rules.division_of(*avals, eqn.params)
             one_device = partitioning.shards(division, avals, outs)
-            has_rest = rules in (fused_primitive, epilogue_primitive)
-            if has_rest and partitioning.waits_for_sum(division, avals, outs):
+            if rules is epilogue_primitive and partitioning.waits_for_sum(division, avals, outs):
                 obstacle = "what follows the product waits for its sum over devices"
     num_types = len(avals) + (rules not in _BY_UNFUSED)
     product = rules.product_of(*one_device[:num_types], eqn.params)
@@ -460,7 +457,6 @@ def _is_fused(problem) -> bool:
 
 def _xla_us(plan, device) -> float | None:
     """The estimated time of XLA's program in the place of a plan's call."""
-    plan = getattr(plan, "plan", plan)
     if isinstance(plan, epilogue.Plan):
         return epilogue.xla_us(plan, device)
     return selection.xla_us(plan.problem, device)

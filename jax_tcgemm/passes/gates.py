@@ -73,15 +73,20 @@ def call_of(equations: Sequence[core.JaxprEqn], group: Group):
     """
     eqn = equations[group.products[0]]
     if group.halves is None and len(group.products) == 1:
-        return [], eqn.invars, eqn.params | {"num_rhs": 1, "pair": None}
+        return [], eqn.invars, eqn.params | _parameters(1)
     if group.halves is None:
         eqn, other = by_columns(eqn), by_columns(equations[group.products[1]])
         factors = [*eqn.invars, other.invars[1]]
-        return [], factors, eqn.params | {"num_rhs": 2, "pair": None}
+        return [], factors, eqn.params | _parameters(2)
     eqn, halves = _arranged_halves(eqn, group.halves)
     pair = halves.dimension + halves.is_alternating
     before, rhs, params = _with_pair(eqn, halves)
-    return before, [eqn.invars[0], rhs], eqn.params | params | {"num_rhs": 1, "pair": pair}
+    return before, [eqn.invars[0], rhs], eqn.params | params | _parameters(1, pair)
+
+
+def _parameters(num_rhs: int, pair: int | None = None) -> dict:
+    """Those of `tcgemm_epilogue_dot_general` that a plain product lacks, but for the function."""
+    return {"num_rhs": num_rhs, "pair": pair, "in_place": None, "xla_dtype": None}
 
 
 def _products_before(equations: Sequence[core.JaxprEqn], products) -> dict[int, int]:

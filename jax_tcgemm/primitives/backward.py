@@ -17,13 +17,14 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives import fused_dot_general as fused
+from jax_tcgemm.primitives.epilogue_dot_general import with_layer
 from jax_tcgemm.primitives.rules import jvp_of_moving, moved, same_varying, series_by_parts
 from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.problem.fusion import Fusion, broadcast_to, push_forward
+from jax_tcgemm.problem.layers import Layer, PullBack, broadcast_to, halves, push_forward
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching, mlir, xla
@@ -76,8 +77,10 @@ def activated_unfused(dz, z, rhs, *dbias, activation, pair, bias_axes, **params)
     wide = wide_dtype(dz.dtype)
     tangent = dz.astype(wide)
     for x in dbias:
-        tangent = tangent + broadcast_to(x.astype(wide), dz, bias_axes)
-    df = push_forward(activation, z.astype(wide), tangent, pair).astype(dz.dtype)
+        shape = [n if axis in bias_axes else 1 for axis, n in enumerate(dz.shape)]
+        tangent = tangent + broadcast_to(x.astype(wide).reshape(shape), dz)
+    both = ([x] if pair is None else halves(x, pair) for x in (z.astype(wide), tangent))
+    df = push_forward(activation, *both).astype(dz.dtype)
     return plain.dot_general(df, rhs, **params)
 
 
@@ -224,28 +227,29 @@ def _transpose_activated(
         z.ndim - (pair is not None), rhs.ndim, dimension_numbers, permutation, is_rhs=False
     )
     sum_axes = None
-    if dbias:
-        sum_axes = tuple(axis for axis in range(z.ndim) if axis not in bias_axes)
-    params |= {
-        "preferred_element_type": z.dtype,
-        "out_sharding": shardings.of_cotangent(jax.typeof(z), without=pair),
-    }
-    found = fused.fused_dot_general(
+    if dbias:  # Of the accumulator, which lacks `pair`.
+        own = [axis for axis in range(z.ndim) if axis not in bias_axes and axis != pair]
+        sum_axes = tuple(axis - (pair is not None and axis > pair) for axis in own)
+    del params["preferred_element_type"]
+    params |= {"out_sharding": shardings.of_cotangent(jax.typeof(z), without=pair)}
+    found, *sums = with_layer(
         g,
         rhs,
+        z,
+        layer=PullBack(np.dtype(z.dtype), activation, pair, sum_axes),
         dimension_numbers=numbers,
         permutation=order,
         # Z is mostly of no more use: its cotangent, as large, needs no memory of its own.
-        fusion=Fusion(
-            activation=activation, derivative=True, pair=pair, sum_axes=sum_axes, in_place=True
-        ),
-        aux_in=z,
+        in_place=0,
         **params,
     )
-    bars = [found[0].astype(_aval(dz).dtype), None, None]
+    bars = [found.astype(_aval(dz).dtype), None, None]
     if dbias:
-        aval = _aval(dbias[0])
-        bars.append(partitioning.resharded(found[1].astype(aval.dtype), aval.sharding))
+        aval, total = _aval(dbias[0]), sums[0]
+        if len(sums) == 2:
+            # Where the bias has no `pair` it is one for gate and up.
+            total = jnp.stack(sums, bias_axes.index(pair)) if pair in bias_axes else sum(sums)
+        bars.append(partitioning.resharded(total.astype(aval.dtype), aval.sharding))
     undefined = [ad.is_undefined_primal(x) for x in (dz, z, rhs, *dbias)]
     return [bar if u else None for bar, u in zip(bars, undefined, strict=True)]
 
@@ -257,17 +261,16 @@ def _transpose_accumulating(g, drhs, lhs, buffer, *, dimension_numbers, permutat
     numbers, order = plain.cotangent_numbers(
         drhs.aval.ndim, lhs.ndim, dimension_numbers, permutation, is_rhs=True
     )
-    params |= {
-        "preferred_element_type": drhs.aval.dtype,
-        "out_sharding": shardings.of_cotangent(drhs.aval),
-    }
-    (bar,) = fused.fused_dot_general(
+    del params["preferred_element_type"]
+    params |= {"out_sharding": shardings.of_cotangent(drhs.aval)}
+    (bar,) = with_layer(
         lhs,
         g,
+        buffer,
+        layer=Layer(np.dtype(drhs.aval.dtype), has_residual=True),
         dimension_numbers=numbers,
         permutation=order,
-        fusion=Fusion(in_place=True),
-        residual=buffer,
+        in_place=0,
         **params,
     )
     return [bar, None, None]

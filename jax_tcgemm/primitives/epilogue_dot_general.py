@@ -12,15 +12,18 @@ one with a dimension of extent 2 that tells them apart, which is `pair` of the p
 
 Parameters, all static: those of `tcgemm_dot_general`, whose preferred_element_type is the
 accumulator's here and whose out_sharding is that of the product, num_rhs, pair (None: there is no
-such dimension), and function, a closed jaxpr without constants, none of whose arguments are random
-keys.
+such dimension), function, a closed jaxpr without constants, none of whose arguments are random
+keys, in_place (None, or the number of the function's operand whose memory the first result takes;
+XLA copies that operand first where it is needed afterwards) and xla_dtype (the dtype in which XLA
+computes the function where no kernel runs the call on a GPU; None: as the function says).
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core
 
@@ -30,7 +33,7 @@ from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.joins import results_apart
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.epilogues.reductions import reductions_apart
-from jax_tcgemm.epilogues.rounding import of_stored
+from jax_tcgemm.epilogues.rounding import narrowed, of_stored
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import functions, kept_values
 from jax_tcgemm.primitives.rules import (
@@ -42,7 +45,7 @@ from jax_tcgemm.primitives.rules import (
     transpose_by_parts,
 )
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.fusion import halves
+from jax_tcgemm.problem.layers import Layer, PullBack, halves
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching
@@ -91,6 +94,8 @@ def epilogue_dot_general(
     permutation=None,
     precision=None,
     out_sharding=None,
+    in_place: int | None = None,
+    xla_dtype: np.dtype | None = None,
 ) -> list[jax.Array]:
     """Binds the primitive; arguments are checked and canonical already.
 
@@ -115,53 +120,98 @@ def epilogue_dot_general(
         function=function,
         num_rhs=len(rights),
         pair=pair,
+        in_place=in_place,
+        xla_dtype=xla_dtype,
     )
 
 
-def unfused(*arguments, function: core.ClosedJaxpr, num_rhs, pair, **params) -> list[jax.Array]:
+def with_layer(
+    lhs, rhs, *operands, layer: Layer | PullBack, rhs_up=None, pair=None, in_place=None, **params
+) -> list[jax.Array]:
+    """`epilogue_dot_general` with the epilogue of a layer."""
+    rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
+    accs = accumulators(lhs, *rights, pair=pair, **params)
+    own = {
+        "function": functions.traced(layer, (*accs, *map(jax.typeof, operands))),
+        **{"rhs_up": rhs_up, "pair": pair, "in_place": in_place},
+        "xla_dtype": layer.xla_dtype(*operands),
+    }
+    return epilogue_dot_general(lhs, rhs, *operands, **own, **params)
+
+
+# Parameters that a plain product does not have.
+_OF_EPILOGUE = ("function", "num_rhs", "pair", "in_place", "xla_dtype")
+
+
+def _separated(params) -> tuple[dict, dict]:
+    """The parameters of the epilogue, and those of the plain products."""
+    own = {key: params[key] for key in _OF_EPILOGUE}
+    return own, {key: value for key, value in params.items() if key not in own}
+
+
+def unfused(*arguments, **params) -> list[jax.Array]:
     """The same by plain products and what XLA makes of the function.
 
     Products are rounded by themselves where the function does that first, so that they are stored
     so. Of a function that reduces some of its other results only that is XLA's; for the rest there
     is a call of its own.
     """
+    return _unfused(of_stored, *arguments, **params)
+
+
+def unfused_on_gpu(*arguments, xla_dtype, **params) -> list[jax.Array]:
+    """The same with the function computed in `xla_dtype`."""
+    stored = of_stored if xla_dtype is None else functools.partial(_of_narrowed, xla_dtype)
+    return _unfused(stored, *arguments, xla_dtype=xla_dtype, **params)
+
+
+def _of_narrowed(dtype, function: core.ClosedJaxpr, num_accumulators: int):
+    return dtype, narrowed(function, num_accumulators, dtype)
+
+
+def _unfused(stored: Callable, *arguments, **params) -> list[jax.Array]:
+    """`stored`: from the function to the products' dtype and the function of such products."""
+    own, shared = _separated(params)
+    function, num_rhs, pair = own["function"], own["num_rhs"], own["pair"]
     if (apart := reductions_apart(function)) is not None:
-        results = bare_products(*arguments, function=function, num_rhs=num_rhs, pair=pair, **params)
+        results = bare_products(*arguments, **params)
         return core.jaxpr_as_fun(apart[1])(*results)
     factors, operands = _split(arguments, num_rhs)
-    dtype, of_rounded = of_stored(function, _num_accumulators(num_rhs, pair))
-    products = _products(*factors, **params | {"preferred_element_type": dtype})
+    dtype, of_rounded = stored(function, _num_accumulators(num_rhs, pair))
+    products = _products(*factors, **shared | {"preferred_element_type": dtype})
     return core.jaxpr_as_fun(of_rounded)(*_apart(products, pair), *operands)
 
 
-def bare_products(*arguments, function, num_rhs, pair, **params) -> list[jax.Array]:
-    """The plain products of the unfused call, or its call without reductions."""
+def bare_products(*arguments, **params) -> list[jax.Array]:
+    """The plain products of `unfused_on_gpu`, or its call without reductions."""
+    own, shared = _separated(params)
+    function, num_rhs, pair = own["function"], own["num_rhs"], own["pair"]
     if (apart := reductions_apart(function)) is not None:
-        own = {"function": apart[0], "num_rhs": num_rhs, "pair": pair}
-        return epilogue_dot_general_p.bind(*arguments, **own, **params)
-    dtype, _ = of_stored(function, _num_accumulators(num_rhs, pair))
-    params |= {"preferred_element_type": dtype}
-    return _products(*_split(arguments, num_rhs)[0], **params)
+        return epilogue_dot_general_p.bind(*arguments, **params | {"function": apart[0]})
+    dtype = own["xla_dtype"] or of_stored(function, _num_accumulators(num_rhs, pair))[0]
+    shared |= {"preferred_element_type": dtype}
+    return _products(*_split(arguments, num_rhs)[0], **shared)
 
 
 # --- batching -----------------------------------------------------------------------------------
 
 
-def _batch(axis_data, args, dims, *, function, num_rhs, pair, **params):
+def _batch(axis_data, args, dims, **params):
     """As of a plain product; the function of its result is mapped over the new dimension.
 
     Where that is one of its other operands only, the product is the same for all, and made once.
     """
     if all(dim is None for dim in dims):
-        params |= {"function": function, "num_rhs": num_rhs, "pair": pair}
         out = epilogue_dot_general_p.bind(*args, **params)
         return out, [None] * len(out)
+    own, shared = _separated(params)
+    function, num_rhs, pair = own["function"], own["num_rhs"], own["pair"]
     (lhs, *rights), operands = _split(args, num_rhs)
     factor_dims, operand_dims = _split(dims, num_rhs)
     size, mesh_axis = axis_data.size, axis_data.explicit_mesh_axis
     num_accumulators = _num_accumulators(num_rhs, pair)
     if all(dim is None for dim in factor_dims):
-        accs = _apart(_products(lhs, *rights, **params), pair)
+        accs = _apart(_products(lhs, *rights, **shared), pair)
         in_axes = *[None] * num_accumulators, *operand_dims
         out = jax.vmap(core.jaxpr_as_fun(function), in_axes, axis_size=size)(*accs, *operands)
         return out, [0] * len(out)
@@ -173,8 +223,8 @@ def _batch(axis_data, args, dims, *, function, num_rhs, pair, **params):
     numbers, order, position = plain.batched_numbers(
         (lhs.ndim, rights[0].ndim),
         (lhs_dim, rhs_dim),
-        params.pop("dimension_numbers"),
-        params.pop("permutation"),
+        shared.pop("dimension_numbers"),
+        shared.pop("permutation"),
     )
     if position and _reduces(function, num_accumulators):
         # In front it is where JAX has it in between, too, and a result is a reduction of that.
@@ -183,20 +233,43 @@ def _batch(axis_data, args, dims, *, function, num_rhs, pair, **params):
     if pair is not None:
         pair += position <= pair
         in_acc -= pair < position
-    out_sharding = params.pop("out_sharding")
-    del params["preferred_element_type"]
-    params |= {
+    out_sharding = shared.pop("out_sharding")
+    del shared["preferred_element_type"]
+    shared |= {
         "dimension_numbers": numbers,
         "permutation": order,
         "out_sharding": shardings.with_dimension(out_sharding, position, len(order), mesh_axis),
     }
-    rank = function.in_avals[0].ndim
-    out_dims = tuple(in_acc if x.ndim == rank else 0 for x in function.out_avals)
-    types = *accumulators(lhs, *rights, pair=pair, **params), *map(jax.typeof, operands)
+    out_dims = tuple(_new_dimension(x, function.in_avals[0], in_acc) for x in function.out_avals)
+    in_place, operands, operand_dims = own["in_place"], [*operands], [*operand_dims]
+    if in_place is not None and operand_dims[in_place] is None:
+        in_place = None
+    elif in_place is not None:  # It lies as the result does.
+        operands[in_place] = jnp.moveaxis(operands[in_place], operand_dims[in_place], out_dims[0])
+        operand_dims[in_place] = out_dims[0]
+    types = *accumulators(lhs, *rights, pair=pair, **shared), *map(jax.typeof, operands)
     in_dims = *[in_acc] * num_accumulators, *operand_dims
-    params["function"] = functions.mapped(function, types, in_dims, out_dims, size)
-    rhs, rhs_up = (*rights, None)[:2]
-    return epilogue_dot_general(lhs, rhs, *operands, rhs_up=rhs_up, pair=pair, **params), out_dims
+    own = {
+        "function": functions.mapped(function, types, in_dims, out_dims, size),
+        "rhs_up": rights[1] if num_rhs == 2 else None,
+        "pair": pair,
+        "in_place": in_place,
+        "xla_dtype": own["xla_dtype"],
+    }
+    return epilogue_dot_general(lhs, rights[0], *operands, **own, **shared), out_dims
+
+
+def _new_dimension(result, acc, in_acc: int) -> int:
+    """Where a result has the new dimension that is `in_acc` of the accumulator."""
+    if result.ndim == acc.ndim:
+        return in_acc
+    if result.ndim < acc.ndim:
+        return 0
+    # Two arrays of the accumulator's shape, stacked before or after the new dimension.
+    pair = next(
+        i for i in range(result.ndim) if (*result.shape[:i], *result.shape[i + 1 :]) == acc.shape
+    )
+    return in_acc + (pair < in_acc)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -214,22 +287,21 @@ batching.fancy_primitive_batchers[epilogue_dot_general_p] = _batch
 # --- differentiation ----------------------------------------------------------------------------
 
 
-def _jvp(primals, tangents, *, function, options, num_rhs, pair, **params):
+def _jvp(primals, tangents, **params):
     """The tangents of the function, for which more results are kept where needed.
 
     The accumulators' own tangents are made of plain products in the dtype of the operands, so that
     reverse mode is made of such products, too. Derivatives inherit the implementation, but not the
     config.
     """
-    (factors, operands), (dfactors, rest) = (_split(x, num_rhs) for x in (primals, tangents))
-    of_accs = params | {"options": options.without_config()}
-    daccs = _tangents_of_accumulators(factors, dfactors, pair, **of_accs)
+    own, shared = _separated(params)
+    (factors, operands), (dfactors, rest) = (_split(x, own["num_rhs"]) for x in (primals, tangents))
+    daccs = _tangents_of_accumulators(factors, dfactors, own["pair"], **of_derivative(shared))
 
     def run(kept):
-        own = {"function": kept, "num_rhs": num_rhs, "pair": pair}
-        return epilogue_dot_general_p.bind(*primals, options=options, **own, **params)
+        return epilogue_dot_general_p.bind(*primals, **params | {"function": kept})
 
-    return kept_values.jvp(function, run, operands, daccs, rest)
+    return kept_values.jvp(own["function"], run, operands, daccs, rest)
 
 
 def _tangents_of_accumulators(primals, tangents, pair, *, preferred_element_type, **params):
@@ -287,7 +359,7 @@ def product_of(*avals_and_params) -> epilogue.Product:
     The operands may be one device's parts of those that the function is of.
     """
     *avals, params = avals_and_params
-    function, num_rhs, pair = (params[key] for key in ("function", "num_rhs", "pair"))
+    function, num_rhs, pair, in_place, _ = (params[key] for key in _OF_EPILOGUE)
     function = jax_internals.without_hi_primitives(function)
     (lhs, rhs, *_), operands = _split(avals, num_rhs)
     dtype = function.in_avals[0].dtype
@@ -298,7 +370,7 @@ def product_of(*avals_and_params) -> epilogue.Product:
         function = functions.of_part(function, len(accs), *accs, *operands)
     product = plain.product_of(lhs, rhs, out, params)
     operand_shapes = tuple(tuple(x.shape) for x in operands)
-    return epilogue.Product(product, function, operand_shapes, num_rhs, pair)
+    return epilogue.Product(product, function, operand_shapes, num_rhs, pair, in_place)
 
 
 def _without_pair(dims: tuple, pair: int | None) -> tuple:
@@ -320,8 +392,9 @@ def division_of(*avals_and_params) -> partitioning.Division:
     Where a contracted dimension is divided, the function waits for the sum.
     """
     *avals, params = avals_and_params
-    shared = params | {"out_sharding": None}
-    function, num_rhs, pair = (shared.pop(key) for key in ("function", "num_rhs", "pair"))
+    params = params | {"out_sharding": None}
+    own, shared = _separated(params)
+    function, num_rhs, pair = own["function"], own["num_rhs"], own["pair"]
     num_accumulators = _num_accumulators(num_rhs, pair)
     product, parts = plain.division_of(*avals[:2], shared), parts_of(function, num_accumulators)
     (lhs_names, rhs_names), (names,) = product.operands, product.results
@@ -333,9 +406,8 @@ def division_of(*avals_and_params) -> partitioning.Division:
     def call(*arguments):
         factors, operands = _split(arguments, num_rhs)
         accs = accumulators(*factors, pair=pair, **shared)
-        own = {"function": jax.make_jaxpr(parts)(*accs, *map(jax.typeof, operands))}
-        own |= {"num_rhs": num_rhs, "pair": pair}
-        return tuple(epilogue_dot_general_p.bind(*arguments, **own, **shared))
+        function = jax.make_jaxpr(parts)(*accs, *map(jax.typeof, operands))
+        return tuple(epilogue_dot_general_p.bind(*arguments, **params | {"function": function}))
 
     return partitioning.Division(
         operands=(lhs_names, *[rhs_names] * num_rhs, *operands),
@@ -357,8 +429,8 @@ def obstacle_to_division(operands, product: epilogue.Product, params, device) ->
     """
     if not dense.is_covered(product.product, device.platform):
         return "no implementation covers the dtypes of the product"
-    shared = dict(params)
-    function, num_rhs, pair = (shared.pop(key) for key in ("function", "num_rhs", "pair"))
+    own, shared = _separated(params)
+    function, num_rhs, pair = own["function"], own["num_rhs"], own["pair"]
     parts = parts_of(function, _num_accumulators(num_rhs, pair))
     whole = [dim for dim in parts.whole if function.in_avals[0].shape[dim] != 1]
     if not whole:
@@ -387,4 +459,5 @@ functions.define_lowering(
     obstacle_to_division=obstacle_to_division,
     carry_out=epilogue.product_with_epilogue,
     num_rhs=num_rhs,
+    unfused_on_gpu=unfused_on_gpu,
 )

@@ -19,6 +19,7 @@ from jax_tcgemm.primitives.rules import is_moving, jvp_of_moving
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
+from jax_tcgemm.system.exact import Exactly
 from jax_tcgemm.system.jax_internals import xla, zero_tangent
 
 
@@ -80,6 +81,7 @@ def define_lowering(
     obstacle_to_division: Callable,
     carry_out: Callable,
     num_rhs: Callable[[dict], int] | None = None,
+    unfused_on_gpu: Callable | None = None,
 ) -> None:
     """Gives such a primitive its lowering: divided over devices, as one call, or unfused.
 
@@ -93,6 +95,7 @@ def define_lowering(
         not divide it as one.
       carry_out: of a plan that is fused and the operands, the results.
       num_rhs: as of `lowering.register`.
+      unfused_on_gpu: what takes the place of `unfused` on a GPU; None where that runs there, too.
     """
 
     def lower(ctx, *operands, device, obstacle, **params):
@@ -103,7 +106,8 @@ def define_lowering(
                 return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
         plan = make_plan(product, device, obstacle)
         key = lowering.key_of(primitive, params, plan.choice)
-        on_device = functools.partial(unfused, **params)
+        run = unfused_on_gpu if unfused_on_gpu and device.platform == "cuda" else unfused
+        on_device = functools.partial(run, **params)
         if plan.is_fused:
             on_device = functools.partial(carry_out, plan)
         return partitioning.lower_on_device(ctx, on_device, *operands, key=key)
@@ -132,6 +136,17 @@ def names_of_parts(parts, acc_names: Sequence[str]):
     results = [names_of("r", i, dims) for i, dims in enumerate(parts.results)]
     whole = {name for own in (*operands, *results) for name in own} - {*acc_names}
     return operands, results, whole | {acc_names[dim] for dim in parts.whole}
+
+
+def traced(epilogue: Callable, types: tuple) -> core.ClosedJaxpr:
+    """Return the jaxpr of a hashable function of arrays; of equal ones the same one."""
+    return _traced(Exactly(epilogue), types, jax_internals.trace_context())
+
+
+@functools.lru_cache(maxsize=1024)
+def _traced(epilogue: Exactly, types: tuple, context) -> core.ClosedJaxpr:
+    del context
+    return jax.make_jaxpr(lambda *xs: jax.tree.leaves(epilogue.value(*xs)))(*types)
 
 
 def hoist(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, Sequence[jax.Array]]:

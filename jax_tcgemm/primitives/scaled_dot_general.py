@@ -37,7 +37,7 @@ from jax_tcgemm.primitives.rules import (
 )
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.fusion import halves
+from jax_tcgemm.problem.layers import halves
 from jax_tcgemm.problem.precision import of_block_scales, of_dequantized
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals

@@ -15,6 +15,7 @@ from jax_tcgemm.primitives import epilogue_dot_general as primitive
 from jax_tcgemm.primitives import epilogue_ragged_dot as grouped
 from jax_tcgemm.primitives import scaled_dot_general as scaled
 from jax_tcgemm.problem.call_options import CallOptions
+from jax_tcgemm.problem.layers import Layer
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     as_array,
@@ -90,6 +91,7 @@ def with_epilogue(
     permutation=None,
     precision=None,
     out_sharding=None,
+    in_place: int | None = None,
 ):
     """Traces an epilogue, checks its operands and results, and binds the primitive.
 
@@ -105,6 +107,7 @@ def with_epilogue(
       permutation: order of the result's dimensions.
       precision: as for `matmul`.
       out_sharding: of what the epilogue is given, as for `matmul`.
+      in_place: None, or the number of the operand whose memory the first result may take.
 
     Returns:
       What the epilogue returns.
@@ -122,12 +125,10 @@ def with_epilogue(
         "out_sharding": out_sharding,
         "pair": pair,
     }
-    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
     rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
     accs = primitive.accumulators(lhs, *rights, **params)
     shape = accs[0].shape
-    for i, x in enumerate(operands):
-        check_broadcasts(op, f"epilogue_operands[{i}]", x, shape)
+    operands = _checked_operands(op, epilogue, operands, shape)
     traced = _trace(epilogue, (*accs, *map(jax.typeof, operands)))
     _check_results(op, traced, shape)
     out = primitive.epilogue_dot_general(
@@ -136,6 +137,8 @@ def with_epilogue(
         *operands,
         function=traced.function,
         rhs_up=rhs_up,
+        in_place=in_place,
+        xla_dtype=epilogue.xla_dtype(*operands) if isinstance(epilogue, Layer) else None,
         **params,
     )
     return jax.tree.unflatten(traced.results, out)
@@ -143,10 +146,8 @@ def with_epilogue(
 
 def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Sequence):
     """What an epilogue makes of accumulators that are arrays already, checked likewise."""
-    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
     shape = accs[0].shape
-    for i, x in enumerate(operands):
-        check_broadcasts(op, f"epilogue_operands[{i}]", x, shape)
+    operands = _checked_operands(op, epilogue, operands, shape)
     traced = _trace(epilogue, tuple(map(jax.typeof, (*accs, *operands))))
     _check_results(op, traced, shape)
     out = core.jaxpr_as_fun(traced.function)(*accs, *operands)
@@ -211,11 +212,9 @@ def with_scaled_epilogue(
         "gated": gated,
         "precision": canonical_precision(op, precision),
     }
-    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
     accs = scaled.accumulators(*factors, **params)
     shape = accs[0].shape
-    for i, x in enumerate(operands):
-        check_broadcasts(op, f"epilogue_operands[{i}]", x, shape)
+    operands = _checked_operands(op, epilogue, operands, shape)
     traced = _trace(epilogue, (*accs, *map(jax.typeof, operands)))
     _check_results(op, traced, shape)
     out = scaled.scaled_dot_general(
@@ -296,6 +295,16 @@ def _is_by_group(op: str, number: int, x, groups: int, shape: tuple[int, int]) -
             f"{x.dtype}; pass one key for all groups"
         )
     return True
+
+
+def _checked_operands(op: str, epilogue: Callable, operands: Sequence, shape) -> list[jax.Array]:
+    """The operands of an epilogue as arrays that broadcast to the accumulators' shape."""
+    if getattr(epilogue, "is_checked", False):
+        return [*operands]
+    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
+    for i, x in enumerate(operands):
+        check_broadcasts(op, f"epilogue_operands[{i}]", x, shape)
+    return operands
 
 
 def _operand(op: str, name: str, x) -> jax.Array:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives.fused_dot_general import fused_dot_general
+from jax_tcgemm.primitives.functions import accumulator_dtype
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.fusion import Fusion
+from jax_tcgemm.problem.layers import Layer
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products import quantized
 from jax_tcgemm.products.arguments import (
@@ -21,7 +22,7 @@ from jax_tcgemm.products.arguments import (
     check_flag,
     real_number,
 )
-from jax_tcgemm.products.epilogue import check_alone
+from jax_tcgemm.products.epilogue import Rounded, check_alone
 from jax_tcgemm.products.packed import kind_of
 from jax_tcgemm.products.quantized import as_operand, as_weight, with_epilogue
 from jax_tcgemm.sharding import shardings
@@ -357,76 +358,71 @@ def product(
     name = canonical_activation(op, activation)
     alpha = real_number(op, "alpha", alpha)
     donate_residual = check_flag(op, "donate_residual", donate_residual)
-    if quantized.is_any(lhs, rhs, rhs_up):
+    precision = canonical_precision(op, precision)
+    how = {"dimension_numbers": dimension_numbers, "permutation": permutation}
+    rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
+    is_packed = pair is not None and rhs_up is None
+    types, of_product = (lhs, rhs), how
+    if quantized.is_any(lhs, *rights):
         if donate_residual:
             raise ValueError(
                 f"{op}: donate_residual must be False for quantised operands, got "
                 f"{donate_residual=}; the result is made beside it"
             )
-        return quantized.layer(
-            options,
-            lhs,
-            rhs,
-            rhs_up=rhs_up,
-            pair=pair,
-            bias=bias,
-            activation=name,
-            residual=residual,
-            alpha=alpha,
-            preferred_element_type=preferred_element_type,
-            dimension_numbers=dimension_numbers,
-            permutation=permutation,
-            precision=precision,
-            out_sharding=out_sharding,
-        )
-    ndim = plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
-    is_packed = pair is not None and rhs_up is None
-    out_sharding = canonical_sharding(op, out_sharding, ndim - is_packed)
-    if is_packed:
-        out_sharding = shardings.with_dimension(out_sharding, pair, ndim)
-    params = {
-        "options": options,
-        "dimension_numbers": dimension_numbers,
-        "permutation": permutation,
-        "precision": canonical_precision(op, precision),
-        "preferred_element_type": preferred_element_type,
-        "out_sharding": out_sharding,
-    }
-    is_plain = name == "none" and bias is None and residual is None and alpha == 1 and pair is None
-    if is_plain:
-        return plain.dot_general(lhs, rhs, **params)
-    z = plain.result_type(lhs, rhs, **params)
-    z_shape = z.shape if rhs_up is None else (*z.shape[:pair], 2, *z.shape[pair:])
-    d_shape = z_shape if pair is None else (*z_shape[:pair], *z_shape[pair + 1 :])
+        dtype = quantized.result_dtype(op, preferred_element_type, lhs, *rights)
+        types = [jax.ShapeDtypeStruct(x.shape, dtype) for x in types]
+    else:
+        ndim = plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
+        sharding = canonical_sharding(op, out_sharding, ndim - is_packed)
+        sharding = shardings.with_dimension(sharding, pair, ndim) if is_packed else sharding
+        of_product = how | {"precision": precision, "out_sharding": sharding}
+        of_product |= {"preferred_element_type": preferred_element_type}
+        is_plain = name == "none" and bias is None and residual is None and alpha == 1
+        if is_plain and pair is None:
+            return plain.dot_general(lhs, rhs, options=options, **of_product)
+    z = plain.result_type(*types, options=options.selecting(), **of_product)
+    shape = (*z.shape[:pair], *z.shape[pair + 1 :]) if is_packed else z.shape
     if name != "none" and not jnp.issubdtype(z.dtype, jnp.floating):
         raise TypeError(
             f"{op}: activation must be None for a result that is not real floating point, got "
             f"activation={activation!r} and a result of {z.dtype}; convert the operands"
         )
-    bias, bias_axes = _without_units(op, bias, z_shape, z.dtype)
-    if residual is not None:
-        residual = as_array(op, "residual", residual)
-        check_addend(op, "residual", residual, d_shape, z.dtype)
-        residual = jnp.broadcast_to(residual, d_shape)
-    fusion = Fusion(
-        activation=name,
-        pair=pair,
-        alpha=alpha,
-        bias_axes=bias_axes,
-        in_place=donate_residual,
+    addends = {"bias": bias, "residual": residual}
+    addends = {key: as_array(op, key, x) for key, x in addends.items() if x is not None}
+    for key, x in addends.items():
+        is_pair = key == "bias" and pair is not None
+        checked = jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if is_pair else x
+        check_addend(op, key, checked, shape, z.dtype)
+    layer = Layer(
+        np.dtype(z.dtype),
+        name,
+        alpha,
+        gated=pair is not None,
+        num_biases=int("bias" in addends),
+        has_residual="residual" in addends,
     )
-    (out,) = fused_dot_general(
-        lhs, rhs, rhs_up=rhs_up, bias=bias, residual=residual, fusion=fusion, **params
+    if layer == Layer(layer.dtype):  # of quantised operands
+        layer = Rounded(layer.dtype)
+    if not quantized.is_any(lhs, *rights):
+        lhs, rhs, *up = accumulating(layer.dtype, lhs, *rights)
+        rhs_up = up[0] if up else None
+    return quantized.with_epilogue(
+        options,
+        lhs,
+        rhs,
+        layer,
+        tuple(addends.values()),
+        rhs_up=rhs_up,
+        pair=pair if is_packed else None,
+        in_place=len(addends) - 1 if donate_residual and residual is not None else None,
+        precision=precision,
+        out_sharding=out_sharding,
+        **how,
     )
-    return out
 
 
-def _without_units(op: str, bias, shape: tuple[int, ...], dtype):
-    """A bias without its dimensions of 1, and the dimensions of the product that it has."""
-    if bias is None:
-        return None, ()
-    bias = as_array(op, "bias", bias)
-    check_addend(op, "bias", bias, shape, dtype)
-    kept = [i for i, extent in enumerate(bias.shape) if extent != 1]
-    first = len(shape) - bias.ndim
-    return bias.reshape([bias.shape[i] for i in kept]), tuple(first + i for i in kept)
+def accumulating(dtype: np.dtype, *operands: jax.Array) -> list[jax.Array]:
+    """Operands whose product accumulates in as many bits as a result of `dtype` has."""
+    acc = accumulator_dtype(*(x.dtype for x in operands[:2]))
+    is_wider = dtype.kind == acc.kind and dtype.itemsize > acc.itemsize
+    return [x.astype(dtype) if is_wider else x for x in operands]

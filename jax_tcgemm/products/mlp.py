@@ -6,16 +6,17 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jax_tcgemm.primitives.backward import accumulating_tangent, activated_tangent
 from jax_tcgemm.primitives.dot_general import dot_general
-from jax_tcgemm.primitives.fused_dot_general import fused_dot_general
+from jax_tcgemm.primitives.epilogue_dot_general import with_layer
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.problem.fusion import Fusion, broadcast_to
+from jax_tcgemm.problem.layers import Layer, broadcast_to
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     as_array,
@@ -26,7 +27,7 @@ from jax_tcgemm.products.arguments import (
     check_flag,
     promoted_dtype,
 )
-from jax_tcgemm.products.linear import check_weight, gated_weights, pair_of_biases
+from jax_tcgemm.products.linear import accumulating, check_weight, gated_weights, pair_of_biases
 from jax_tcgemm.sharding import partitioning, shardings
 
 _NAMES = ("up", "up_bias", "down", "down_bias")
@@ -245,48 +246,43 @@ def _hidden_sharding(x, up):
     return shardings.following((x, up), names, (*names[0][:-1], *columns))
 
 
-def _up(spec: _Spec, x, up, bias, *, aux_out: bool) -> list[jax.Array]:
-    """The hidden layer and, as `aux_out`, its pre-activation."""
+def _up(spec: _Spec, x, up, bias, *, keeps_z: bool) -> list[jax.Array]:
+    """The hidden layer and, if `keeps_z`, its pre-activation."""
     gate, *second = _weights(up)
-    bias_axes = ()
-    if bias is not None:
-        last = x.ndim - 1
-        bias_axes = (last,) if spec.pair is None else (last, last + 1)
-    return fused_dot_general(
+    dtype = np.dtype(jnp.promote_types(x.dtype, gate.dtype))
+    biases = () if bias is None else (bias,)
+    gated, num_biases = spec.pair is not None, len(biases)
+    return with_layer(
         x,
         gate,
+        *biases,
+        layer=Layer(dtype, spec.activation, gated=gated, num_biases=num_biases, keeps_z=keeps_z),
         rhs_up=second[0] if second else None,
-        bias=bias,
+        pair=spec.pair if not second else None,
         dimension_numbers=_contracting_last(x),
         out_sharding=_hidden_sharding(x, gate),
-        fusion=Fusion(
-            activation=spec.activation, pair=spec.pair, bias_axes=bias_axes, aux_out=aux_out
-        ),
         **spec.products,
     )
 
 
 def _down(spec: _Spec, h, down, bias, residual) -> jax.Array:
-    (out,) = fused_dot_general(
-        h,
-        down,
-        bias=bias,
-        residual=residual,
-        dimension_numbers=_contracting_last(h),
-        fusion=Fusion(
-            bias_axes=() if bias is None else (h.ndim - 1,), in_place=spec.donate_residual
-        ),
-        preferred_element_type=spec.preferred_element_type,
-        out_sharding=spec.out_sharding,
-        **spec.products,
-    )
+    addends = [x for x in (bias, residual) if x is not None]
+    in_place = len(addends) - 1 if spec.donate_residual and residual is not None else None
+    how = {"dimension_numbers": _contracting_last(h), "out_sharding": spec.out_sharding}
+    if not addends:
+        dtype = spec.preferred_element_type
+        return dot_general(h, down, preferred_element_type=dtype, **how, **spec.products)
+    dtype = np.dtype(spec.preferred_element_type or jnp.promote_types(h.dtype, down.dtype))
+    layer = Layer(dtype, num_biases=int(bias is not None), has_residual=residual is not None)
+    h, down = accumulating(dtype, h, down)
+    (out,) = with_layer(h, down, *addends, layer=layer, in_place=in_place, **how, **spec.products)
     return out
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _block(spec: _Spec, x, given: dict, buffers: dict) -> jax.Array:
     del buffers  # There are only derivatives with respect to them.
-    (h,) = _up(spec, x, given["up"], given.get("up_bias"), aux_out=False)
+    (h,) = _up(spec, x, given["up"], given.get("up_bias"), keeps_z=False)
     return _down(spec, h, given["down"], given.get("down_bias"), given.get("residual"))
 
 
@@ -299,7 +295,7 @@ def _block_jvp(spec: _Spec, primals, tangents):
         is_leaf=lambda t: isinstance(t, SymbolicZero),
     )
     down = given["down"]
-    h, z = _up(spec, x, given["up"], given.get("up_bias"), aux_out=True)
+    h, z = _up(spec, x, given["up"], given.get("up_bias"), keeps_z=True)
     out = _down(spec, h, down, given.get("down_bias"), given.get("residual"))
     dz, dup_bias = _tangents_of_z(spec, primals, (dx, dgiven, dbuffers)), dgiven.get("up_bias")
     dout = []
@@ -327,7 +323,7 @@ def _block_jvp(spec: _Spec, primals, tangents):
         dout.append(_accumulating(spec, h, *buffer, spec.out_sharding))
     if dgiven.get("down_bias") is not None:
         bias = dgiven["down_bias"].astype(wide_dtype(out.dtype))
-        dout.append(broadcast_to(bias, out, (out.ndim - 1,)))
+        dout.append(broadcast_to(bias, out))
     if dgiven.get("residual") is not None:
         dout.append(partitioning.resharded(dgiven["residual"], jax.typeof(out).sharding))
     dout = [t.astype(out.dtype) for t in dout]

@@ -18,7 +18,7 @@ from jax import lax
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
-from jax_tcgemm.problem.fusion import activated, halves
+from jax_tcgemm.problem.layers import halves
 from jax_tcgemm.problem.packed_weight import PackedWeight
 from jax_tcgemm.problem.precision import canonical_precision, of_dequantized
 from jax_tcgemm.problem.quantized import (
@@ -30,7 +30,7 @@ from jax_tcgemm.problem.quantized import (
 )
 from jax_tcgemm.products import epilogue as unquantized
 from jax_tcgemm.products import packed
-from jax_tcgemm.products.arguments import as_array, as_floating, canonical_sharding, check_addend
+from jax_tcgemm.products.arguments import as_array, as_floating, canonical_sharding
 
 INT8 = np.dtype(np.int8)
 
@@ -183,28 +183,6 @@ def multiplied(*operands) -> list[jax.Array] | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
-    """What `linear` and its like do after their product, or products, before they round."""
-
-    activation: str
-    alpha: float
-    gated: bool
-    has_bias: bool
-    dtype: np.dtype
-
-    def __call__(self, *arguments):
-        """The layer of the accumulators, the biases and the residual."""
-        number = 1 + self.gated
-        accs, biases = arguments[:number], arguments[number:][: number * self.has_bias]
-        residuals = arguments[number + len(biases) :]
-        # 8-bit floats promote to nothing by themselves.
-        biases, residuals = ([x.astype(accs[0].dtype) for x in own] for own in (biases, residuals))
-        sums = [self.alpha * acc if self.alpha != 1 else acc for acc in accs]
-        sums = [z + bias for z, bias in zip(sums, biases, strict=True)] if biases else sums
-        return sum(residuals, activated(self.activation, sums)).astype(self.dtype)
-
-
-@dataclasses.dataclass(frozen=True)
 class _Scaled:
     """An epilogue of accumulators that are multiplied by scales first.
 
@@ -216,6 +194,11 @@ class _Scaled:
     dtype: np.dtype
     number: int
     places: tuple[tuple[int, ...], ...]
+
+    @property
+    def is_checked(self) -> bool:
+        """As of `Layer`."""
+        return getattr(self.epilogue, "is_checked", False)
 
     def __call__(self, *arguments):
         accs, rest = arguments[: len(self.places)], arguments[len(self.places) :]
@@ -254,57 +237,6 @@ def product(options: CallOptions, lhs, rhs, *, preferred_element_type=None, **ho
     return with_epilogue(options, lhs, rhs, unquantized.Rounded(dtype), (), **how)
 
 
-def layer(
-    options: CallOptions,
-    lhs,
-    rhs,
-    *,
-    rhs_up=None,
-    pair=None,
-    bias=None,
-    activation: str = "none",
-    residual=None,
-    alpha: float = 1.0,
-    preferred_element_type=None,
-    **how,
-) -> jax.Array:
-    """A layer of quantised operands; arguments are checked, and `how` is as for `with_epilogue`.
-
-    Args:
-      options: options of the call.
-      lhs: left operand.
-      rhs: right operand.
-      rhs_up: None, or the second right operand of a gated product.
-      pair: None, or the dimension of the product that tells gate and up apart.
-      bias: None, or what broadcasts to the product; of a gated one, of shape (2, n).
-      activation: canonical.
-      residual: None, or what broadcasts to the result.
-      alpha: factor.
-      preferred_element_type: canonical dtype of the result, or None.
-      **how: of `with_epilogue`.
-    """
-    op, rights = options.function, (rhs,) if rhs_up is None else (rhs, rhs_up)
-    gated = pair is not None
-    dtype = result_dtype(op, preferred_element_type, lhs, *rights)
-    types = [jax.ShapeDtypeStruct(x.shape, dtype) for x in (lhs, rhs)]
-    numbers = {name: how[name] for name in ("dimension_numbers", "permutation")}
-    shape = plain.result_type(*types, options=options, **numbers).shape
-    shape = shape if pair is None or rhs_up is not None else (*shape[:pair], *shape[pair + 1 :])
-    if bias is not None:
-        bias = as_array(op, "bias", bias)
-        check_addend(op, "bias", bias[0] if gated else bias, shape, dtype)
-    if residual is not None:
-        residual = as_array(op, "residual", residual)
-        check_addend(op, "residual", residual, shape, dtype)
-    biases = () if bias is None else tuple(bias) if gated else (bias,)
-    operands = (*biases, *(() if residual is None else (residual,)))
-    function = Layer(activation, alpha, gated, bool(biases), dtype)
-    if function == Layer("none", 1.0, False, False, dtype) and not operands:
-        function = unquantized.Rounded(dtype)
-    gates = {"rhs_up": rhs_up, "pair": pair if rhs_up is None else None}
-    return with_epilogue(options, lhs, rhs, function, operands, **gates, **how)
-
-
 def with_epilogue(
     options: CallOptions,
     lhs,
@@ -318,10 +250,12 @@ def with_epilogue(
     permutation=None,
     precision=None,
     out_sharding=None,
+    in_place: int | None = None,
 ):
     """`products.epilogue.with_epilogue`, of operands that may be quantised.
 
-    Of quantised ones the epilogue is given the product with its scales, in float32 at least.
+    Of quantised ones the epilogue is given the product with its scales, in float32 at least, and
+    nothing is in place.
     """
     op = options.function
     how = {"dimension_numbers": dimension_numbers, "permutation": permutation}
@@ -330,7 +264,7 @@ def with_epilogue(
     sharded = {"precision": precision, "out_sharding": out_sharding}
     if not is_any(lhs, *rights):
         return unquantized.with_epilogue(
-            options, lhs, rhs, epilogue, operands, **how, **gates, **sharded
+            options, lhs, rhs, epilogue, operands, in_place=in_place, **how, **gates, **sharded
         )
     precision = sharded["precision"] = canonical_precision(op, precision)
     if packed.is_packed(lhs, *rights):

@@ -10,14 +10,13 @@ from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.primitives.scaled_ragged_contraction import scaled_ragged_contraction
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import FLOAT8
-from jax_tcgemm.problem.fusion import halves
+from jax_tcgemm.problem.layers import Layer, halves
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.problem.quantized import spread, spread_along
 from jax_tcgemm.products import epilogue as unquantized
 from jax_tcgemm.products import packed
 from jax_tcgemm.products.quantized import (
     INT8,
-    Layer,
     accumulated,
     has_blocks,
     is_any,
@@ -122,7 +121,8 @@ def grouped(
         biases = ()
         if bias is not None:
             biases = (bias[:, :1], bias[:, 1:]) if gated else (bias[:, None],)
-        epilogue, operands = Layer(activation, 1.0, gated, bool(biases), dtype), biases
+        epilogue = Layer(np.dtype(dtype), activation, gated=gated, num_biases=len(biases))
+        operands = biases
     if packed.is_packed(factors.rhs):
         return _grouped_by_packed(options, factors, epilogue, operands, dtype, **how)
     if (found := grouped_scales(factors, gated)) is None:
@@ -146,7 +146,7 @@ def _grouped_by_packed(options, factors, epilogue, operands, dtype, *, gated, pr
     """The same by packed weights, of which only the product is in the kernel."""
     op = options.function
     canonical_precision(op, precision)
-    is_plain = epilogue == Layer("none", 1.0, False, False, dtype)
+    is_plain = epilogue == Layer(np.dtype(dtype))
     acc = packed.grouped_product(
         options, factors, dtype if is_plain else np.dtype(np.float32), **how
     )
@@ -155,7 +155,7 @@ def _grouped_by_packed(options, factors, epilogue, operands, dtype, *, gated, pr
     accs = halves(acc, 1) if gated else [acc]
     # What is 0 of products that are 0 needs not be told which rows are of no group. Of the
     # activations sigmoid alone is not, unless a gate multiplies it by 0.
-    is_layer = isinstance(epilogue, Layer) and not epilogue.has_bias
+    is_layer = isinstance(epilogue, Layer) and not epilogue.num_biases
     if is_layer and (gated or epilogue.activation != "sigmoid"):
         return unquantized.applied(op, accs, epilogue, operands)
     return unquantized.applied_by_group(options, accs, factors, epilogue, operands)

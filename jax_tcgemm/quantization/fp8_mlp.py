@@ -12,12 +12,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.fusion import activated, pull_back
+from jax_tcgemm.problem.layers import Layer, activated, pull_back
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.problem.quantized import QuantizedArray, spread_along
 from jax_tcgemm.products.arguments import as_array, as_floating, check_addend, promoted_dtype
 from jax_tcgemm.products.mlp import checked_params
-from jax_tcgemm.products.quantized import Layer, with_epilogue
+from jax_tcgemm.products.quantized import with_epilogue
 from jax_tcgemm.quantization.fp8_dot_general import (
     RECIPES,
     How,
@@ -234,8 +234,9 @@ def _forward(spec: _Spec, x, up, down, residual):
     h, *saved = spec.run(x, in_halves(up), function, pair=1)
     h, h_columns = quantize(h, **of_rows, with_transpose=True)
     kept = checkpoint_name((x_columns, up_columns, h_columns, down_columns), "fp8_operands")
-    last = Layer("none", 1.0, False, False, spec.dtype)
-    return spec.run(h, down, last, () if residual is None else (residual,)), (kept, saved)
+    residuals = () if residual is None else (residual,)
+    last = Layer(np.dtype(spec.dtype), has_residual=bool(residuals))
+    return spec.run(h, down, last, residuals), (kept, saved)
 
 
 def _backward(spec: _Spec, kept, cotangent):
