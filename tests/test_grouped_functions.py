@@ -142,7 +142,7 @@ def arguments(function, dtype, gathered=False):
 def test_values(gathered, function, dtype, x64):
     args = arguments(function, dtype, gathered)
     got = jax.jit(ours(function, gathered))(*args)
-    assert_near(got, theirs(function, gathered)(*wide(args)), ROUNDING[dtype])
+    assert_near(got, jax.jit(theirs(function, gathered))(*wide(args)), ROUNDING[dtype])
     if dtype == "float64":
         types = jax.eval_shape(theirs(function), *arguments(function, dtype))
         assert jax.tree.map(lambda x: x.dtype, got) == jax.tree.map(lambda x: x.dtype, types)
@@ -158,9 +158,10 @@ def test_rows_of_no_group_are_zero(implementation, function):
 
     f = jax_tcgemm.gated_ragged_linear if function in GATED else jax_tcgemm.ragged_dot
     x, weights, *operands = arguments(function, "float32")
+    how = {"epilogue": shifted, "group_offset": OFFSET, "implementation": implementation}
+    run = jax.jit(functools.partial(f, **how))
     for sizes in (SIZES, [0] * 6, [3, 20, 1, 1, 1, 1]):
-        how = {"epilogue": shifted, "epilogue_operands": operands, "group_offset": OFFSET}
-        got = f(x, weights, jnp.asarray(sizes), implementation=implementation, **how)
+        got = run(x, weights, jnp.asarray(sizes), epilogue_operands=operands)
         outside = groups_of_rows(sizes) < 0
         for y in jax.tree.leaves(got):
             y = np.asarray(y)
@@ -175,9 +176,8 @@ def test_first_derivatives(gathered, function, dtype, x64):
     args = arguments(function, dtype, gathered)
     which = moving(args)
     got = jax.jit(jax.grad(loss(ours(function, gathered)), which))(*args)
-    expected = jax.grad(loss(theirs(function, gathered)), which)(*wide(args))
-    got = jax.tree.map(lambda x: x.astype(jnp.float64), got)
-    assert_near(got, expected, ROUNDING_OF_DERIVATIVES[dtype])
+    expected = jax.jit(jax.grad(loss(theirs(function, gathered)), which))(*wide(args))
+    assert_near(wide(got), list(expected), ROUNDING_OF_DERIVATIVES[dtype])
 
 
 @FUNCTIONS
@@ -191,7 +191,7 @@ def test_second_derivatives(gathered, function, x64):
         return lambda *args: sum(jnp.sum(jnp.cos(g)) for g in grads(*args))
 
     own, other = slopes(ours(function, gathered)), slopes(theirs(function, gathered))
-    assert_near(jax.jit(jax.grad(own, which))(*args), jax.grad(other, which)(*args), 1e-11)
+    assert_near(*(jax.jit(jax.grad(f, which))(*args) for f in (own, other)), 1e-11)
 
 
 @FUNCTIONS
@@ -204,8 +204,8 @@ def test_forward_mode(function, x64):
             values = dict(zip(which, own, strict=True))
             return loss(f)(*(values.get(i, x) for i, x in enumerate(args)))
 
-        own = [args[i] for i in which]
-        return jax.jvp(of, own, [jnp.cos(x) for x in own])[1]
+        derivative = jax.jit(lambda *own: jax.jvp(of, own, tuple(jnp.cos(x) for x in own))[1])
+        return derivative(*(args[i] for i in which))
 
     assert_near(slopes(ours(function)), slopes(theirs(function)), 1e-11)
 
@@ -213,17 +213,19 @@ def test_forward_mode(function, x64):
 def test_integers():
     rng = np.random.default_rng(0)
     x, w = (jnp.asarray(rng.integers(-9, 9, s), jnp.int8) for s in ((M, K), (G, K, N)))
-    scale = jnp.arange(G).reshape(G, 1, 1)
+    scale = np.arange(G, dtype=np.int32).reshape(G, 1, 1)
     f = ours(lambda acc, scale: acc * scale + 1)
-    expected = theirs(lambda acc, scale: acc * scale + 1)(x.astype(int), w.astype(int), scale)
+    plain = jax.jit(theirs(lambda acc, scale: acc * scale + 1))
+    expected = plain(np.asarray(x, np.int32), np.asarray(w, np.int32), scale)
     np.testing.assert_array_equal(f(x, w, scale), expected)
 
 
 def test_the_gradient_of_an_operand_of_an_empty_group_is_zero():
     x, weights, bias = arguments(bias_and_gelu, "float32")
-    got = jax.grad(lambda bias: ours(bias_and_gelu)(x, weights, bias).sum())(bias)
+    got = jax.jit(jax.grad(lambda bias: ours(bias_and_gelu)(x, weights, bias).sum()))(bias)
+    got = np.asarray(got)
     np.testing.assert_array_equal(got[1], 0)
-    assert (np.asarray(got)[[0, 2, 3]] != 0).all()
+    assert (got[[0, 2, 3]] != 0).all()
 
 
 # --- transformations ----------------------------------------------------------------------------
@@ -271,22 +273,24 @@ def test_vmap(in_axes, gated):
         return of
 
     for own in (run, grads(run)):
-        got = jax.jit(jax.vmap(own, in_axes))(*args)
+        got = jax.device_get(jax.jit(jax.vmap(own, in_axes))(*args))
+        alone = jax.jit(own)
         for i in range(3):
             one = [
-                x if axis is None else jnp.take(x, i, axis)
+                x if axis is None else np.take(np.asarray(x), i, axis)
                 for x, axis in zip(args, in_axes, strict=True)
             ]
-            assert_near(jax.tree.map(lambda y, i=i: y[i], got), own(*one), 1e-5)
+            assert_near(jax.tree.map(lambda y, i=i: y[i], got), alone(*one), 1e-5)
 
 
 @pytest.mark.surface
 def test_vmap_twice():
     x, w, scale = normal(0, 2, 3, M, K), normal(1, 2, G, K, N), normal(2, 3, G, 1, 1)
     f = ours(lambda acc, scale: jnp.sin(acc * scale))
-    got = jax.jit(jax.vmap(jax.vmap(f, (0, None, 0)), (0, 0, None)))(x, w, scale)
+    got = np.asarray(jax.jit(jax.vmap(jax.vmap(f, (0, None, 0)), (0, 0, None)))(x, w, scale))
+    (x, w, scale), alone = map(np.asarray, (x, w, scale)), jax.jit(f)
     for i, j in np.ndindex(2, 3):
-        assert_near(got[i, j], f(x[i, j], w[i], scale[j]), 1e-5)
+        assert_near(got[i, j], alone(x[i, j], w[i], scale[j]), 1e-5)
 
 
 @pytest.mark.surface
@@ -295,9 +299,8 @@ def test_scan_remat_and_linear_transpose():
 
     def run(product, wrap):
         layer = wrap(lambda x, s: jnp.tanh(product(lambda acc, s: jnp.sin(acc) * s)(x, w, s)))
-        return jax.grad(
-            lambda x, s: lax.scan(lambda x, s: (layer(x, s), ()), x, s)[0].sum(), (0, 1)
-        )(normal(0, M, K), scale)
+        total = lambda x, s: lax.scan(lambda x, s: (layer(x, s), ()), x, s)[0].sum()  # noqa: E731
+        return jax.jit(jax.grad(total, (0, 1)))(normal(0, M, K), scale)
 
     saving = functools.partial(jax.checkpoint, policy=jax_tcgemm.checkpoint_policies.dots_saveable)
     for wrap in (jax.checkpoint, saving):
@@ -305,8 +308,8 @@ def test_scan_remat_and_linear_transpose():
 
     def transposed(product):
         f = product(lambda acc, s: 3 * acc * s)
-        x = normal(0, M, K)
-        return jax.linear_transpose(lambda x: f(x, w, scale[0]), x)(jnp.ones((M, K)))
+        x, own = normal(0, M, K), np.asarray(scale)[0]
+        return jax.jit(jax.linear_transpose(lambda x: f(x, w, own), x))(np.ones((M, K), "f4"))
 
     assert_near(transposed(ours), transposed(theirs), 1e-6)
 
@@ -316,7 +319,10 @@ def test_taylor_series(x64):
     x, w, bias = arguments(bias_and_gelu, "float64")
     f = lambda acc, bias: jnp.sin(acc + bias)  # noqa: E731
     series = [[normal(i, M, K, dtype="float64") for i in (5, 6)]]
-    own, other = (jet.jet(lambda x, g=g: g(f)(x, w, bias), (x,), series) for g in (ours, theirs))
+    own, other = (
+        jax.jit(lambda x, g=g: jet.jet(lambda x: g(f)(x, w, bias), (x,), series))(x)
+        for g in (ours, theirs)
+    )
     assert_near(own, other, 1e-11)
 
 
@@ -340,12 +346,12 @@ def test_export_round_trip():
     checks = [jax.export.DisabledSafetyCheck.custom_call("tcgemm_ragged")]
     exported = jax.export.export(jax.jit(ours(every_kind)), disabled_checks=checks)(*args)
     exported = jax.export.deserialize(exported.serialize())
-    assert_near(exported.call(*args), theirs(every_kind)(*args), 4e-6)
+    assert_near(exported.call(*args), jax.jit(theirs(every_kind))(*args), 4e-6)
     (rows,) = jax.export.symbolic_shape("m")
     args = arguments(bias_and_gelu, "float32")
     symbolic = jax.ShapeDtypeStruct((rows, K), jnp.float32), *args[1:]
     exported = jax.export.export(jax.jit(ours(bias_and_gelu)))(*symbolic)
-    assert_near(exported.call(*args), theirs(bias_and_gelu)(*args), 4e-6)
+    assert_near(exported.call(*args), jax.jit(theirs(bias_and_gelu))(*args), 4e-6)
 
 
 # --- several devices ----------------------------------------------------------------------------
@@ -388,8 +394,9 @@ def test_divided_over_devices(lhs, rhs, gathered, axis_type):
         groups = np.repeat(np.arange(9), [*MANY, 2])
         inside, own = (groups < 8)[:, None], np.minimum(groups, 7)
         acc = jnp.asarray(reference.rows(rows, w, MANY).astype(np.float32))
-        out = layer(acc, bias[own, 0], residual, scale[own, 0])
-        return jax.tree.map(lambda y: jnp.where(inside, y, 0), out)
+        bias, scale = (np.asarray(a)[own, 0] for a in (bias, scale))
+        out = jax.device_get(jax.jit(layer)(acc, bias, residual, scale))
+        return jax.tree.map(lambda y: np.where(inside, y, np.zeros_like(y)), out)
 
     def grads(x, w, *operands):
         return jax.grad(lambda *args: jnp.sin(run(*args)["out"]).sum(), (0, 1, 2, 3, 4))(
@@ -405,11 +412,11 @@ def test_divided_over_devices(lhs, rhs, gathered, axis_type):
         got = jax.device_get(jax.jit(run)(*placed))
         got_grads = jax.device_get(jax.jit(grads)(*placed))
     with jax.default_device(jax.devices("cpu")[0]):
-        expected = jax.device_get(plain(*args))
+        expected = plain(*args)
         # Of a value near the other an element's sign is anyone's.
         assert (got.pop("sign") != expected.pop("sign")).mean() < 0.01
         assert_near(got, expected, 1e-5)
-        assert_near(got_grads, jax.device_get(grads(*args)), 2e-5)
+        assert_near(got_grads, jax.device_get(jax.jit(grads)(*args)), 2e-5)
 
 
 @pytest.mark.surface
@@ -427,9 +434,9 @@ def test_gated_by_divided_groups_and_columns(axis_type):
     with jax.set_mesh(mesh):
         pairs = zip((x, w, bias), specs, strict=True)
         placed = [jax.device_put(v, NamedSharding(mesh, spec)) for v, spec in pairs]
-        got = jax.device_get((jax.jit(run)(*placed), jax.jit(grads)(*placed)))
+        got = jax.device_get([jax.jit(f)(*placed) for f in (run, grads)])
     with jax.default_device(jax.devices("cpu")[0]):
-        assert_near(got, jax.device_get((run(x, w, bias), grads(x, w, bias))), 2e-5)
+        assert_near(got, jax.device_get([jax.jit(f)(x, w, bias) for f in (run, grads)]), 2e-5)
 
 
 @pytest.mark.surface
@@ -453,7 +460,7 @@ def test_experts_of_each_device_in_shard_map():
     def grads(f):
         return jax.jit(jax.value_and_grad(lambda *args: jnp.sin(f(*args)).sum(), (0, 1, 2)))
 
-    assert_near(jax.jit(own)(x, w, bias), run(x, w, bias), 1e-6)
+    assert_near(jax.jit(own)(x, w, bias), jax.jit(run)(x, w, bias), 1e-6)
     assert_near(*(grads(f)(x, w, bias) for f in (own, run)), 1e-5)
 
 
