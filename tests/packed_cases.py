@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,6 +14,11 @@ from jax_tcgemm.problem.packed_weight import CODINGS, NF4
 from jax_tcgemm.selection import implementations
 from jax_tcgemm.selection.configs import WidePackedConfig, parse_or_none
 from jax_tcgemm.selection.devices import ASSUMED_GPU
+
+# One program for each, where operation by operation dozens are compiled.
+_pack = jax.jit(jax_tcgemm.pack_weights, static_argnames=("group_size", "dtype"))
+unpack = jax.jit(jax_tcgemm.PackedWeight.unpack)
+dequantize = jax.jit(jax_tcgemm.PackedWeight.dequantize, static_argnames="dtype")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Case:
         q, scale, zero_point, _ = self._drawn
         arrays = (jnp.asarray(x) for x in (q, scale))
         zero_point = None if zero_point is None else jnp.asarray(zero_point)
-        return jax_tcgemm.pack_weights(*arrays, zero_point, group_size=self.group, dtype=self.qtype)
+        return _pack(*arrays, zero_point, group_size=self.group, dtype=self.qtype)
 
     @property
     def x_array(self):

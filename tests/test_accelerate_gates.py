@@ -394,13 +394,14 @@ def test_gates_in_a_shard_map(check_vma):
 
 def test_transformations_of_gates():
     fast, (x, w, v) = jax_tcgemm.accelerate(gated), ARGS
-    stacked = jnp.stack([x, 2 * x])
-    got, expected = (jax.vmap(f, (0, None, None))(stacked, w, v) for f in (fast, gated))
+    stacked = np.stack([x, 2 * np.asarray(x)])
+    got, expected = (jax.jit(jax.vmap(f, (0, None, None)))(stacked, w, v) for f in (fast, gated))
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
-    got, expected = (jax.jvp(f, ARGS, ARGS) for f in (fast, gated))
+    got, expected = (jax.jit(lambda *x, f=f: jax.jvp(f, x, x))(*ARGS) for f in (fast, gated))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, expected)
     got, expected = (
-        jax.grad(lambda *args, f=f: jnp.sum(f(*args) ** 2), (0, 1, 2))(*ARGS) for f in (fast, gated)
+        jax.device_get(jax.jit(jax.grad(lambda *x, f=f: jnp.sum(f(*x) ** 2), (0, 1, 2)))(*ARGS))
+        for f in (fast, gated)
     )
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * abs(b).max())

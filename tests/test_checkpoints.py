@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from packed_cases import dequantize, unpack
 
 import jax_tcgemm
 
@@ -44,7 +45,7 @@ def awq_words(fields):
 
 def check(w, q, zero, scale, g_idx=None):
     """The same integers less zero points, and the same scales, at every place."""
-    unpacked = w.unpack()
+    unpacked = unpack(w)
     got_zero = np.zeros(scale.shape, int)
     if unpacked.zero_point is not None:
         got_zero = np.asarray(unpacked.zero_point, int)
@@ -103,7 +104,7 @@ def test_a_zero_point_of_0_in_gptq_borrows_from_its_neighbour(bits):
         "scales": F16,
     }
     w = jax_tcgemm.from_gptq(tensors, bits=bits)
-    np.testing.assert_array_equal(np.asarray(w.unpack().zero_point), zero)
+    np.testing.assert_array_equal(np.asarray(unpack(w).zero_point), zero)
 
 
 def test_symmetric_gptq_needs_no_zero_points():
@@ -186,7 +187,7 @@ def test_bitsandbytes(source, nested_blocksize, quant_type):
     tensors, expected = bitsandbytes_of(40, 192, 64, quant_type, nested_blocksize)
     w = jax_tcgemm.from_bitsandbytes(source(tensors), "l.weight")
     assert (w.format.group_size, w.format.scale_dtype) == (64, "float32")
-    np.testing.assert_array_equal(w.dequantize(), expected.T)
+    np.testing.assert_array_equal(dequantize(w), expected.T)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float16", "float32"])
@@ -194,7 +195,7 @@ def test_bytes_of_bitsandbytes_stored_as_another_dtype(source, dtype):
     tensors, expected = bitsandbytes_of(40, 192, 64)
     tensors["l.weight"] = tensors["l.weight"].reshape(-1).view(jnp.dtype(dtype))[:, None]
     w = jax_tcgemm.from_bitsandbytes(source(tensors), "l.weight")
-    np.testing.assert_array_equal(w.dequantize(), expected.T)
+    np.testing.assert_array_equal(dequantize(w), expected.T)
 
 
 def dequantized_of(q, zero, scale, rows):
@@ -215,7 +216,7 @@ def test_scales_of_larger_groups_are_repeated(size, order):
     tensors = {"qweight": words_of(q, 4, 0), "qzeros": gptq_zeros(zero, 4), "scales": scale}
     w = jax_tcgemm.from_gptq(tensors | {"g_idx": rows})
     assert w.format.group_size == (32 if size == 96 else 128)
-    np.testing.assert_array_equal(w.dequantize(), expected)
+    np.testing.assert_array_equal(dequantize(w), expected)
     tensors = {
         "weight_packed": words_of(q.T, 4, 1),
         "weight_shape": np.array([N, k]),
@@ -223,14 +224,12 @@ def test_scales_of_larger_groups_are_repeated(size, order):
         "weight_zero_point": words_of(zero.T, 4, 0),
         "weight_g_idx": rows,
     }
-    np.testing.assert_array_equal(
-        jax_tcgemm.from_compressed_tensors(tensors).dequantize(), expected
-    )
+    np.testing.assert_array_equal(dequantize(jax_tcgemm.from_compressed_tensors(tensors)), expected)
     if order == "neighbours":
         tensors = {"qweight": awq_words(q), "qzeros": awq_words(zero), "scales": scale}
-        np.testing.assert_array_equal(jax_tcgemm.from_awq(tensors).dequantize(), expected)
+        np.testing.assert_array_equal(dequantize(jax_tcgemm.from_awq(tensors)), expected)
         tensors = {"qvalue": q.astype(np.int8), "scale": scale, "zero_point": zero}
-        np.testing.assert_array_equal(jax_tcgemm.from_qwix(tensors).dequantize(), expected)
+        np.testing.assert_array_equal(dequantize(jax_tcgemm.from_qwix(tensors)), expected)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +240,7 @@ def test_blocks_of_bitsandbytes_that_are_no_groups(n, k, size):
     """Larger ones, some rows long, some going on in the middle of the next row."""
     tensors, expected = bitsandbytes_of(n, k, size)
     w = jax_tcgemm.from_bitsandbytes(tensors, "l.weight")
-    np.testing.assert_array_equal(w.dequantize(), expected.T)
+    np.testing.assert_array_equal(dequantize(w), expected.T)
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
@@ -257,7 +256,7 @@ def test_one_scale_of_compressed_tensors(shape, how, has_zero_point):
     else:
         tensors["weight"] = q.astype(np.int8)
     w = jax_tcgemm.from_compressed_tensors(tensors, bits=8)
-    np.testing.assert_array_equal(w.dequantize(), (q.T + 3 * has_zero_point) * np.float32(0.25))
+    np.testing.assert_array_equal(dequantize(w), (q.T + 3 * has_zero_point) * np.float32(0.25))
 
 
 def test_a_short_last_block_of_a_quantised_array():
@@ -267,7 +266,7 @@ def test_a_short_last_block_of_a_quantised_array():
     )
     w = jax_tcgemm.from_qwix(x)
     assert (x.scale.shape, w.format.group_size) == ((3, N), 32)
-    np.testing.assert_array_equal(w.dequantize(), jax_tcgemm.dequantize(x))
+    np.testing.assert_array_equal(dequantize(w), jax_tcgemm.dequantize(x))
     np.testing.assert_array_equal(
         jax.jit(lambda x: jax_tcgemm.from_qwix(x).dequantize())(x), jax_tcgemm.dequantize(x)
     )
@@ -294,7 +293,7 @@ def test_arrays_that_qwix_makes():
     for qtype in ("int4", "int8", "nf4"):
         array = qwix.quantize(w, qtype, channelwise_axes=(1,), tiled_axes={0: GROUP})
         packed = jax_tcgemm.from_qwix(array)
-        np.testing.assert_allclose(packed.dequantize(), qwix.dequantize(array), rtol=1e-6)
+        np.testing.assert_allclose(dequantize(packed), qwix.dequantize(array), rtol=1e-6)
 
 
 GPTQ = {
@@ -457,7 +456,7 @@ def malformed(draw, tensors):
 @functools.cache
 def _expected(form):
     load, tensors = FORMATS[form]
-    return np.asarray(load(tensors).dequantize(jnp.float32))
+    return np.asarray(dequantize(load(tensors), dtype=jnp.float32))
 
 
 def _is_refused_or_harmless(form, tensors):
@@ -471,7 +470,7 @@ def _is_refused_or_harmless(form, tensors):
     if w is None:
         assert re.match(rf"{op}: .*must .*, got .*; ", message, re.DOTALL), message
     else:
-        np.testing.assert_array_equal(np.asarray(w.dequantize(jnp.float32)), _expected(form))
+        np.testing.assert_array_equal(np.asarray(dequantize(w, dtype=jnp.float32)), _expected(form))
 
 
 @pytest.mark.all_cases

@@ -77,7 +77,7 @@ def test_values_and_gradients_are_those_of_the_expression(activation, kind, impl
     args = block(kind)
     f = functools.partial(ours, activation=activation, implementation=implementation)
     g = functools.partial(unfused, activation=activation)
-    assert_near(jax.jit(f)(*args), g(*args))
+    assert_near(*(jax.jit(h)(*args) for h in (f, g)))
     gradients = [jax.jit(jax.grad(loss(h), (0, 1, 2)))(*args) for h in (f, g)]
     assert_near(*gradients)
 
@@ -87,18 +87,18 @@ def test_values_and_gradients_are_those_of_the_expression(activation, kind, impl
 def test_bfloat16(kind, implementation, x64):
     """Gradients within four roundings, of which the hidden layer alone takes three."""
     args = block(kind, "bfloat16", k=64, hidden=96, n=32, batch=(40,))
-    wide = jax.tree.map(lambda a: a.astype("float64"), args)
+    wide = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, "float64")), args)
     f = functools.partial(ours, implementation=implementation)
     got = jax.jit(jax.grad(lambda *a: jnp.sum(f(*a).astype("float32")), (0, 1)))(*args)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(got)} == {"bfloat16"}
-    expected = jax.grad(lambda *a: jnp.sum(unfused(*a)), (0, 1))(*wide)
+    expected = jax.jit(jax.grad(lambda *a: jnp.sum(unfused(*a)), (0, 1)))(*wide)
     assert_near(got, expected, rounding=2**-8 / 4)
 
 
 @KINDS
 def test_derivatives_by_finite_differences(kind, x64):
     args = block(kind, "float64", k=3, hidden=4, n=2, batch=(3,))
-    f = functools.partial(ours, activation="gelu", implementation="host")
+    f = jax.jit(functools.partial(ours, activation="gelu", implementation="host"))
     test_util.check_grads(f, args, order=2, atol=1e-5, rtol=1e-5)
 
 
@@ -130,7 +130,7 @@ def test_transformations(transform, kind):
 def test_gradients_of_vmap_and_vmap_of_gradients(in_axes, kind):
     x, params, residual = block(kind)
     if in_axes[1] == 0:
-        params = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)
+        params = jax.tree.map(lambda a: np.stack([a, np.float32(0.5) * a]), jax.device_get(params))
     f = functools.partial(ours, implementation="host")
     x, residual = (a if in_axes[0] is not None else a[0] for a in (x, residual))
     for transform in (
@@ -229,9 +229,10 @@ def test_weight_gradients_accumulate_over_microbatches(kind, dtype, implementati
 
     got, _ = jax.jit(lambda b: jax.lax.scan(microbatch, b, (x, residual)))(buffers)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(got))
-    wide = jax.tree.map(lambda a: a.astype("float32"), (x, params, residual))
-    gradient = jax.grad(lambda p: jnp.sum(unfused(wide[0], p, wide[2])))(wide[1])
-    expected = jax.tree.map(lambda g: g + 0.5, {name: gradient[name] for name in weights})
+    wide = jax.tree.map(lambda a: np.asarray(a, "float32"), (x, params, residual))
+    gradient = jax.jit(jax.grad(lambda p: jnp.sum(unfused(wide[0], p, wide[2]))))(wide[1])
+    expected = jax.tree.map(lambda g: np.asarray(g) + np.float32(0.5), gradient)
+    expected = {name: expected[name] for name in weights}
     assert_near(got, expected, rounding=2**-20 if dtype == "float32" else 2**-8 / 4)
 
 
@@ -240,7 +241,8 @@ def test_a_pair_of_weights_and_of_buffers_may_be_a_list():
     params["up"] = list(params["up"])
 
     def gradient(buffers):
-        return jax.grad(lambda b: jnp.sum(jax_tcgemm.mlp(x, params, accumulate=b)))(buffers)
+        f = jax.grad(lambda b: jnp.sum(jax_tcgemm.mlp(x, params, accumulate=b)))
+        return jax.jit(f)(buffers)
 
     as_list, as_tuple = (
         gradient({"up": kind(jnp.ones_like(w) for w in params["up"])})["up"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from packed_cases import Case, is_wide
+from packed_cases import Case, dequantize, is_wide
 from random_arrays import normal
 
 import jax_tcgemm
@@ -91,7 +91,9 @@ def test_dequantized(case):
     if zero_point is not None:
         values = values - zero_point.repeat(size, 0)
     expected = values.astype(np.float64) * exact(scale).repeat(size, 0)
-    np.testing.assert_allclose(exact(case.weight.dequantize(jnp.float32)), expected, rtol=2e-7)
+    np.testing.assert_allclose(
+        exact(dequantize(case.weight, dtype=jnp.float32)), expected, rtol=2e-7
+    )
     narrow = case.weight.dequantize(BF16)
     assert narrow.dtype == BF16
     np.testing.assert_allclose(exact(narrow), expected, rtol=2**-8)
@@ -171,7 +173,7 @@ def test_matmul(case, rows):
     y = jax.jit(jax_tcgemm.matmul)(x, case.weight)
     assert y.dtype == x.dtype
     # The table's own rounding is one more.
-    check(y, exact(x), exact(case.weight.dequantize(jnp.float32)))
+    check(y, exact(x), exact(dequantize(case.weight, dtype=jnp.float32)))
 
 
 W = Case(1, 96, 256, 128, "int4", scale="f32")
@@ -180,7 +182,7 @@ W = Case(1, 96, 256, 128, "int4", scale="f32")
 def test_controls_fail():
     """A product of swapped nibbles, of a scale that is a group off, is not within the bound."""
     x, w = normal(16, W.k).astype(BF16), W.weight
-    dequantized = exact(w.dequantize())
+    dequantized = exact(dequantize(w))
     values = w.values >> 4 | w.values << 4
     shifted = jnp.roll(w.scales, 1, 1)
     for wrong in (
@@ -199,7 +201,7 @@ def silu(x):
 @pytest.mark.parametrize("rows", [3, 300])
 def test_layers(rows):
     x, bias, skip = normal(rows, W.k).astype(BF16), normal(96, seed=1), normal(rows, 96, seed=2)
-    w, residual = exact(W.weight.dequantize()), exact(skip)
+    w, residual = exact(dequantize(W.weight)), exact(skip)
     y = jax_tcgemm.linear(x, W.weight, bias, activation="silu", residual=skip, alpha=0.5)
     check(y, exact(x), w, lambda z: silu(z / 2 + exact(bias)) + residual)
     y = jax_tcgemm.matmul(
@@ -220,7 +222,7 @@ def test_gated(is_pair):
     pack = functools.partial(pack_weights, group_size=64, dtype="int4")
     w = pack(jnp.asarray(q), scale)
     assert w.shape == (128, 2, 48)
-    gate, up = (exact(w.dequantize()[:, i]) for i in (0, 1))
+    gate, up = np.moveaxis(exact(dequantize(w)), 1, 0)
     if is_pair:
         w = tuple(pack(jnp.asarray(q[:, i]), scale[:, i]) for i in (0, 1))
     x, bias = normal(5, 128).astype(BF16), normal(2, 48, seed=1)
@@ -237,7 +239,7 @@ def test_einsum_and_dot_general():
         jnp.asarray(q.reshape(128, 3, 20)), scale.reshape(2, 3, 20), group_size=64, dtype="int8"
     )
     x = normal(2, 5, 128).astype(BF16)
-    exact_w = exact(w.dequantize()).reshape(128, 60)
+    exact_w = exact(dequantize(w)).reshape(128, 60)
     for subscripts, order in (
         ("bsk,khd->bshd", (0, 1, 2, 3)),
         ("bsk,khd->hbsd", (1, 2, 0, 3)),
@@ -257,7 +259,7 @@ def test_einsum_and_dot_general():
 
 
 def test_other_dtypes():
-    x, w = normal(4, W.k), exact(W.weight.dequantize())
+    x, w = normal(4, W.k), exact(dequantize(W.weight))
     y = jax_tcgemm.matmul(x, W.weight)
     assert y.dtype == jnp.float32
     np.testing.assert_allclose(exact(y), exact(x) @ w, rtol=1e-4, atol=1e-4)
@@ -271,7 +273,7 @@ def test_other_dtypes():
 @pytest.mark.parametrize("rows", [6, 300])
 def test_derivatives(rows):
     """With respect to x; there are none of the weight."""
-    x, w = normal(rows, W.k).astype(BF16), exact(W.weight.dequantize())
+    x, w = normal(rows, W.k).astype(BF16), exact(dequantize(W.weight))
     weights = normal(rows, 96, seed=3)
 
     def loss(x, packed):
@@ -309,7 +311,7 @@ def test_checkpoint_policies_know_the_product():
 def test_mapped_rows_are_one_product():
     x = normal(2, 3, 4, W.k).astype(BF16)
     f = jax.vmap(jax.vmap(lambda x: jax_tcgemm.matmul(x, W.weight), 0, 1), 1, 0)
-    check(jnp.transpose(f(x), (2, 0, 1, 3)), exact(x), exact(W.weight.dequantize()))
+    check(jnp.transpose(f(x), (2, 0, 1, 3)), exact(x), exact(dequantize(W.weight)))
     report = jax_tcgemm.explain(f, x, platform="cuda")
     assert [call.problem.m for call in report] == [24]
 
@@ -360,7 +362,7 @@ def test_several_devices(axis_type, rows):
     with jax.set_mesh(mesh):
         y = jax.jit(jax_tcgemm.matmul)(sharded, w)
         x_bar = jax.jit(jax.grad(lambda x: jax_tcgemm.matmul(x, w).sum(dtype=jnp.float32)))(sharded)
-    dequantized = exact(case.weight.dequantize(jnp.float32))
+    dequantized = exact(dequantize(case.weight, dtype=jnp.float32))
     check(y, exact(x), dequantized)
     assert y.sharding.spec == P("i", "j")
     check(x_bar, np.ones((rows, 128)), dequantized.T)

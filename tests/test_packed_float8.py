@@ -10,7 +10,7 @@ import pytest
 from jax.experimental import jet
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from packed_cases import Case, is_wide
+from packed_cases import Case, dequantize, is_wide
 from random_arrays import normal
 from test_packed import BF16, W, check, exact
 
@@ -53,7 +53,7 @@ def test_one_scale_of_rows_of_8_bits():
     check(
         jax_tcgemm.matmul(x, W.weight),
         exact(x.qvalue) * exact(x.scale),
-        exact(W.weight.dequantize()),
+        exact(dequantize(W.weight)),
     )
 
 
@@ -72,7 +72,7 @@ def test_other_quantised_rows_are_dequantised(how):
 def test_derivatives_of_rows_of_8_bits():
     """As of what they stand for, in 16 bits, and in 8 where that is the dtype of what moves."""
     x, exact_x = rows_in_8_bits(40, W.k)
-    w = exact(W.weight.dequantize())
+    w = exact(dequantize(W.weight))
 
     def f(x):
         return jax_tcgemm.matmul(x, W.weight)
@@ -121,5 +121,5 @@ def test_several_devices(axis_type, rows):
     x = jax.device_put(x, NamedSharding(mesh, P("i")))
     with jax.set_mesh(mesh):
         y = jax.jit(jax_tcgemm.matmul)(x, w)
-    check(y, exact_x, exact(case.weight.dequantize(jnp.float32)))
+    check(y, exact_x, exact(dequantize(case.weight, dtype=jnp.float32)))
     assert y.sharding.spec == P("i", "j")

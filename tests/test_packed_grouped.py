@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from packed_cases import Case
+from packed_cases import Case, dequantize
 from random_arrays import normal
 
 import jax_tcgemm
@@ -65,7 +65,7 @@ def test_what_went_in_comes_out(case):
     values = case.exact_weight
     if case.qtype == "nf4":
         return
-    np.testing.assert_allclose(exact(w.dequantize(jnp.float32)), values, rtol=2e-7)
+    np.testing.assert_allclose(exact(dequantize(w, dtype=jnp.float32)), values, rtol=2e-7)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)

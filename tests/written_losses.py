@@ -28,7 +28,8 @@ def of_any_size(monkeypatch):
 def operands(dtype="float64", seed=0, shape=(TOKENS,)):
     labels = np.random.default_rng([seed, 3]).integers(0, VOCABULARY, shape)
     x, w = draw((*shape, DEPTH), dtype, seed), draw((DEPTH, VOCABULARY), dtype, seed + 1)
-    return x, w * jnp.asarray(0.5, dtype), jnp.asarray(labels, jnp.int32)
+    w = jnp.asarray(np.asarray(w) * np.asarray(0.5, w.dtype))
+    return x, w, jnp.asarray(labels, jnp.int32)
 
 
 def losses_in(f, *arguments):
