@@ -10,8 +10,8 @@ def bits(x):
 
 def rows_that_differ(f, x, *rest, rows):
     """For which numbers of rows the first ones are not what they are among all."""
-    f = jax.jit(f)
-    among_all = jax.tree.leaves(f(x, *rest))
+    f, x = jax.jit(f), np.asarray(x)
+    among_all = jax.device_get(jax.tree.leaves(f(x, *rest)))
     return [
         m
         for m in rows

@@ -23,11 +23,12 @@ differing = functools.partial(rows_that_differ, rows=ROWS)
 
 
 def operands(dtype="float32", vocabulary=VOCABULARY):
-    x, w = 3 * normal(TOKENS, DEPTH), normal(vocabulary, DEPTH, seed=1) / 2
+    x, w = 3 * np.asarray(normal(TOKENS, DEPTH)), np.asarray(normal(vocabulary, DEPTH, seed=1)) / 2
     labels = np.random.default_rng(5).integers(0, vocabulary, TOKENS)
     # A token whose label is far below, which elsewhere has its whole chunk done again.
-    x = x.at[200].set(-40 * w[int(labels[200])])
-    return x.astype(dtype), w.astype(dtype), jnp.asarray(labels, jnp.int32)
+    x[200] = -40 * w[labels[200]]
+    x, w = (jnp.asarray(a.astype(jnp.dtype(dtype))) for a in (x, w))
+    return x, w, jnp.asarray(labels, jnp.int32)
 
 
 def loss_of(kind, w, **how):
@@ -54,7 +55,7 @@ def loss_of(kind, w, **how):
 
 def with_labels(x, labels):
     """Tokens with their labels as a last column, so that one array is cut."""
-    return jnp.concatenate([x, labels[:, None].astype(x.dtype)], 1)
+    return np.concatenate([x, np.asarray(labels)[:, None].astype(x.dtype)], 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -70,7 +71,8 @@ def test_tokens(kind, chunk_bytes, dtype):
         == []
     )
     free = loss_of(kind, w, batch_invariant=False)
-    for got, expected in zip(*(jax.tree.leaves(g(x, labels)) for g in (f, free)), strict=True):
+    values = (jax.tree.leaves(jax.jit(g)(x, labels)) for g in (f, free))
+    for got, expected in zip(*values, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -85,11 +87,11 @@ def test_gradients_of_tokens(kind, chunk_bytes):
         out, pull = jax.vjp(lambda x: f(x, y), x)
         return pull(jax.tree.map(lambda _: ct, out))[0]
 
-    both = jnp.concatenate([with_labels(x, labels), normal(TOKENS, 1, seed=9)], 1)
+    both = np.concatenate([with_labels(x, labels), normal(TOKENS, 1, seed=9)], 1)
     assert differing(gradient, both) == []
     free = loss_of(kind, w, batch_invariant=False)
     ours, theirs = (
-        jax.grad(lambda x, g=g: sum(y.sum() for y in jax.tree.leaves(g(x, labels))))(x)
+        jax.jit(jax.grad(lambda x, g=g: sum(y.sum() for y in jax.tree.leaves(g(x, labels)))))(x)
         for g in (f, free)
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
@@ -112,8 +114,9 @@ def test_gradients_of_a_mean_are_those_of_tokens(reduction):
         return jax.grad(lambda x: jax_tcgemm.linear_cross_entropy(x, w, labels, **how))(x)
 
     scale = 256 if reduction == "mean" else 1  # a power of two, which rounds nothing
-    every = jax.jit(gradient)(x[:256], labels[:256])
-    few = jax.jit(gradient)(x[:2], labels[:2])
+    x, labels = np.asarray(x), np.asarray(labels)
+    every = np.asarray(jax.jit(gradient)(x[:256], labels[:256]))
+    few = np.asarray(jax.jit(gradient)(x[:2], labels[:2]))
     np.testing.assert_array_equal(scale * every[:2], (2 if scale > 1 else 1) * few)
 
 
@@ -129,7 +132,9 @@ def test_order_of_tokens_and_a_block():
     order = np.random.default_rng(3).permutation(TOKENS)
     f = jax.jit(lambda x, y: jax_tcgemm.linear_log_prob(x, w, y))
     with jax_tcgemm.batch_invariant():
-        np.testing.assert_array_equal(f(x, labels)[order], f(x[order], labels[order]))
+        found = np.asarray(f(x, labels))
+        x_moved, labels_moved = (np.asarray(a)[order] for a in (x, labels))
+        np.testing.assert_array_equal(found[order], f(x_moved, labels_moved))
         asked = jax_tcgemm.linear_log_prob(x, w, labels, batch_invariant=True)
         np.testing.assert_array_equal(f(x, labels), jax.jit(lambda: asked)())
         (call, *_) = jax_tcgemm.explain(f, x, labels)

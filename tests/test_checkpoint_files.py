@@ -9,10 +9,11 @@ import importlib.util
 import json
 import pathlib
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packed_cases import dequantize, unpack
+from random_arrays import normal
 
 import jax_tcgemm
 
@@ -47,10 +48,10 @@ def check(path):
     w = loader_of(path)()
     assert w.shape == expected.shape
     assert expected.any()
-    np.testing.assert_array_equal(np.asarray(w.dequantize(jnp.float32)), expected)
+    np.testing.assert_array_equal(np.asarray(dequantize(w, dtype=jnp.float32)), expected)
 
     # Codes less zero points, from the library's weight divided by our scales.
-    unpacked, k = w.unpack(), len(expected)
+    unpacked, k = unpack(w), len(expected)
     rows = np.arange(k) * len(unpacked.scale) // k
     rows = rows if unpacked.g_idx is None else np.asarray(unpacked.g_idx)
     scale = np.asarray(unpacked.scale, np.float64)[rows]
@@ -64,7 +65,7 @@ def check(path):
         np.testing.assert_array_equal(np.rint(expected / scale), codes)
 
     # bfloat16 rounds each weight and the result by 2**-9 of it.
-    x = jax.random.normal(jax.random.key(0), (8, k), jnp.bfloat16)
+    x = normal(8, k, dtype="bfloat16")
     exact = np.asarray(x, np.float64) @ expected
     bound = 2**-8 * (np.abs(np.asarray(x, np.float64)) @ np.abs(expected) + np.abs(exact))
     product = np.asarray(jax_tcgemm.matmul(x, w), np.float64)
