@@ -16,11 +16,12 @@ from pathlib import Path
 
 import filelock
 import numpy as np
+from emulated_units import Source, units_of
+from emulated_units import carried as carried
 from kernel_instances import MMA_SYNC_INSTRUCTIONS, WGMMA_INSTRUCTIONS
 from mistakes import Mistake, plant
 
 from jax_tcgemm.device import epilogue
-from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.selection import tables
 from jax_tcgemm.selection.configs import WgmmaConfig
@@ -82,63 +83,6 @@ SOURCES = {
 # Bytes around each array that no kernel may write, and that are NaN when it reads them: more than a
 # row of any, so that a kernel that is a row off writes nowhere else.
 _GUARD = 8192
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A file to compile: of csrc, or of tests/emulator where it starts with "emulator/".
-
-    Or one that holds `text`, or an `instance`, which has no path before `_units`.
-    """
-
-    path: str
-    defines: tuple[tuple[str, str], ...] = ()
-    text: str = ""
-    instance: Instance | None = None
-
-
-# Kernels that are compiled at once: half the time of one alone is that of its headers.
-_MOST_IN_A_UNIT = 4
-
-
-def carried(instance: Instance) -> Source:
-    """A kernel as a program brings it."""
-    return Source("", instance=instance)
-
-
-def _units(sources: Sequence[Source]) -> list[Source]:
-    """The sources, with instances of the same headers put together in translation units."""
-    units = []  # Headers, the definitions of each struct, and the instances.
-    for source in dict.fromkeys(sources):
-        if (instance := source.instance) is None:
-            continue
-        own = dict.fromkeys(re.findall(r"struct (\w+_[0-9a-f]+)", instance.definitions))
-        own = dict.fromkeys(own, instance.definitions)
-        for headers, structs, instances in units:
-            fits = headers == instance.headers and len(instances) < _MOST_IN_A_UNIT
-            if fits and all(structs.get(name, text) == text for name, text in own.items()):
-                structs |= own
-                instances.append(instance)
-                break
-        else:
-            units.append((instance.headers, own, [instance]))
-    found = [source for source in sources if source.instance is None]
-    return found + [_unit(instances) for _, _, instances in units]
-
-
-def _unit(instances: Sequence[Instance]) -> Source:
-    """The translation unit of instances with the same headers."""
-    headers = (*instances[0].headers, "kernels/common/kernel.h")
-    text = "".join(f'#include "{header}"\n' for header in headers)
-    text += "".join(dict.fromkeys(f"{x.definitions}\n" for x in instances))
-    for i, instance in enumerate(instances):
-        text += (
-            f"static const bool added{i} = tcgemm::add_kernel(\n"
-            f'    "{instance.kernel}",\n'
-            f"    reinterpret_cast<const void*>(&{instance.kernel}));\n"
-        )
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Source(f"emulator/instances/carried_{digest}.cc", text=text)
 
 
 def wgmma_table(dtype: str, layout: str, *configs: str) -> Source:
@@ -407,7 +351,7 @@ class Emulator:
             digest = hashlib.sha256(" ".join(command).encode()).hexdigest()[:16]
             return _compile(command, f"{Path(path).stem}_{digest}.o", place)
 
-        chosen = _units([Source(s) if isinstance(s, str) else s for s in sources])
+        chosen = units_of([Source(s) if isinstance(s, str) else s for s in sources])
         with filelock.FileLock(place / "lock"):
             _stage(place, mistakes)
             for source in chosen:
