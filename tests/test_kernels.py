@@ -11,6 +11,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
+import jax.numpy as jnp
 import pytest
 from kernel_instances import INCLUDE, all_mma_sync, all_wgmma, instances, wgmma
 from packed_cases import all_packed
@@ -19,6 +21,9 @@ from split_cases import all_split
 
 import jax_tcgemm
 from jax_tcgemm.kernels import CompileError, Instance, cache, compile_kernels, compiler, nvrtc
+from jax_tcgemm.kernels.instance import Kernel
+from jax_tcgemm.selection import devices, implementations
+from jax_tcgemm.selection.implementations import Candidate
 from jax_tcgemm.system import modules
 
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc.reason()), reason=nvrtc.reason())
@@ -92,6 +97,39 @@ def test_every_kernel_compiles_without_faults(instance):
 )
 def test_every_config_compiles_without_faults(instance):
     assert nvrtc.compile_kernel(instance).faults == ()
+
+
+@needs_nvrtc
+@pytest.mark.skipif(modules.cuda is None, reason="this build has no CUDA module")
+@pytest.mark.parametrize("function", [jax.scipy.special.erf, jnp.log1p], ids=lambda f: f.__name__)
+def test_a_function_runs_in_turns_where_copies_of_it_would_serialize_the_main_loop(function):
+    types = [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)] * 2
+
+    def f(x, w):
+        how = {"implementation": "wgmma", "config": "128x128x64_c2x1x1_pp"}
+        return jax_tcgemm.matmul(x, w, epilogue=lambda acc: function(acc).astype(x.dtype), **how)
+
+    (call,) = jax_tcgemm.explain(f, *types, platform="cuda")
+    candidate = Candidate("wgmma", call.config, "")
+    (instance,) = implementations.kernels(candidate, call.problem, devices.ASSUMED_GPU)
+    assert nvrtc.compile_kernel(instance).faults == ()
+
+
+def test_a_kernel_is_compiled_again_where_its_function_serializes_the_main_loop(monkeypatch):
+    serialized = "wgmma.mma_async instructions are serialized due to a reason"
+    found = []
+
+    def compile_one(instance, *options):
+        found.append((instance, *options))
+        return Kernel("f", b"in turns" if options else b"at once", () if options else (serialized,))
+
+    monkeypatch.setattr(nvrtc, "_compile", compile_one)
+    of_function = Instance("tests", (), "f", "sm_90a", "struct Function;")
+    assert nvrtc.compile_kernel(of_function).cubin == b"in turns"
+    # Without a function there is nothing else to compile.
+    bare = Instance("tests", (), "f", "sm_90a")
+    assert nvrtc.compile_kernel(bare).cubin == b"at once"
+    assert found == [(of_function,), (of_function, nvrtc._IN_TURNS), (bare,)]
 
 
 @needs_nvrtc

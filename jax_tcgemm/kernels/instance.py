@@ -60,6 +60,11 @@ class Kernel:
     cubin: bytes = dataclasses.field(repr=False)
     faults: tuple[str, ...] = ()
 
+    @property
+    def is_serialized(self) -> bool:
+        """Whether each wgmma instruction waits for the one before it."""
+        return any("instructions are serialized" in fault for fault in self.faults)
+
     @functools.cached_property
     def checksum(self) -> int:
         """That of the machine code, as programs carry it."""

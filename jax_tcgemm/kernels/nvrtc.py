@@ -15,6 +15,8 @@ from jax_tcgemm.system import modules
 # That of the CUDA compiler that builds the package.
 _OLDEST = (12, 4)
 _OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
+# One copy of a function's code, which runs in turns (csrc/kernels/wgmma/function_boxes.cuh).
+_IN_TURNS = "--define-macro=TCGEMM_FUNCTIONS_IN_TURNS"
 _USUAL_TOOLKIT = Path("/usr/local/cuda")
 # What kernels include of CUDA's own headers, to the package that brings it.
 _CUDA_HEADERS = {
@@ -125,7 +127,7 @@ def digest() -> str:
     path = compiler.library._name
     # The library's size tells releases apart that call themselves by the same version.
     size = os.path.getsize(path) if os.path.isabs(path) else 0
-    result = hashlib.sha256(repr((compiler.version, size, _OPTIONS)).encode())
+    result = hashlib.sha256(repr((compiler.version, size, _OPTIONS, _IN_TURNS)).encode())
     _, shipped, *cuda = compiler.folders
     for file in sorted(x for x in shipped.rglob("*") if x.is_file()):
         text = file.read_bytes()
@@ -138,6 +140,10 @@ def digest() -> str:
 def compile_kernel(instance: Instance) -> Kernel:
     """Compiles one kernel. Other threads run meanwhile.
 
+    Beside many copies of a function's code, ptxas may keep too few registers for the accumulators
+    and serialize the main loop's wgmma instructions, which then takes twice as long, as with erf in
+    ping-pong kernels. Such a kernel is compiled again with one copy, which runs in turns.
+
     Args:
       instance: the kernel.
 
@@ -147,10 +153,20 @@ def compile_kernel(instance: Instance) -> Kernel:
     Raises:
       CompileError: with NVRTC's messages, when it does not compile; or when there is no NVRTC.
     """
+    kernel = _compile(instance)
+    if kernel.is_serialized and instance.definitions:
+        other = _compile(instance, _IN_TURNS)
+        kernel = kernel if other.faults else other
+    return kernel
+
+
+def _compile(instance: Instance, *more_options: str) -> Kernel:
+    """Compiles one kernel once."""
     compiler = _compiler()
     options = [
         f"--gpu-architecture={instance.target}",
         *_OPTIONS,
+        *more_options,
         *(f"--include-path={folder}" for folder in compiler.folders),
     ]
     program = ctypes.c_void_p()

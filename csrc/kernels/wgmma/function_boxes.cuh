@@ -20,7 +20,11 @@ namespace tcgemm::wgmma_family {
 // Whether a function of so many sums of a thread has code for each: where that stays in the instruction cache.
 template <typename F>
 constexpr bool is_at_once(int sums) {
+#ifdef TCGEMM_FUNCTIONS_IN_TURNS  // where ptxas would not keep the sums in registers beside copies of the code
+  return false;
+#else
   return sums * F::kWork <= 8192;
+#endif
 }
 
 // How the boxes of a tile lie in stages.
