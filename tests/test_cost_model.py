@@ -31,6 +31,7 @@ CONFIG_H = REPOSITORY / "csrc" / "kernels" / "wgmma" / "config.h"
 SHIPPED = REPOSITORY / "jax_tcgemm" / "data" / "tuned" / "h200.json"
 MEASURED = REPOSITORY / "benchmarks" / "results" / "h200-wgmma-configs.csv"
 MEASURED_FUNCTIONS = MEASURED.with_name("h100-functions.jsonl")
+MEASURED_ELEMENTWISE = MEASURED.with_name("h200-elementwise.jsonl")
 MEASURED_ROWS = MEASURED.with_name("h200-wgmma-rows.csv")
 MEASURED_CHOICES = MEASURED.with_name("h200-wgmma-choices.csv")
 WGMMA_CC = CONFIG_H.with_name("wgmma.cc")
@@ -402,34 +403,90 @@ def test_a_gated_product_is_one_of_twice_the_columns():
     assert us(gated, other) > 2 * us(half, other) + 100
 
 
+def of_device(name, monkeypatch):
+    """Makes a GPU of this name the one that programs are lowered for."""
+    properties = dataclasses.asdict(devices.ASSUMED_GPU) | {"name": name}
+    monkeypatch.setattr(modules, "cuda_device", lambda: properties)
+
+
 @pytest.mark.skipif(modules.cuda is None, reason="this build has no CUDA module")
-def test_functions_run_in_about_the_fastest_way_that_was_measured():
-    """By a tile of either kind, or as the product and a loop of XLA's."""
+@pytest.mark.parametrize(
+    ("device", "suite", "path", "number", "most", "mean"),
+    [
+        ("NVIDIA H100 80GB HBM3", "functions", MEASURED_FUNCTIONS, 19, 1.08, 1.02),
+        ("NVIDIA H200", "elementwise", MEASURED_ELEMENTWISE, 15, 1.03, 1.01),
+    ],
+)
+def test_functions_run_in_about_the_fastest_way_that_was_measured(
+    device, suite, path, number, most, mean, monkeypatch
+):
+    """By a tile of either kind, or as the product and a loop of XLA's.
+
+    The ping-pong kernels with erf alone were measured with a main loop that ptxas had serialized.
+    """
+    of_device(device, monkeypatch)
     measured = collections.defaultdict(dict)
-    for record in records.read_records([MEASURED_FUNCTIONS]):
+    for record in records.read_records([path]):
         ratio = record["parts"]["product"]["ratio"]
         measured[record["label"], record["shape"]][record["implementation"]] = 1 / ratio
     ping_pong, cooperative = functions.TILES
     losses = []
-    for case in suites.load_suite("functions").cases:
-        if (case.label, case.shape) not in measured:
+    for case in suites.load_suite(suite).cases:
+        if (case.label, case.shape) not in measured or case.label.split()[-1] == "erf":
             continue
         times = measured[case.label, case.shape]
         (call,) = jax_tcgemm.explain(case.ours["auto"], *case.operands, platform="cuda")
-        schedule = WgmmaConfig.parse(call.config).schedule
-        own = ping_pong if schedule is Schedule.PINGPONG else cooperative
-        way = "bare" if "unfused" in call.why else own
+        unfused = "unfused" in call.why
+        schedule = None if unfused else WgmmaConfig.parse(call.config).schedule
+        way = ping_pong if schedule is Schedule.PINGPONG else cooperative
+        way = "bare" if unfused else way
         losses.append(times[way] / min(times[x] for x in ("bare", *functions.TILES)))
-    assert len(losses) == 19
-    assert max(losses) < 1.08
-    assert np.exp(np.mean(np.log(losses))) < 1.03
+    assert len(losses) == number
+    assert max(losses) < most
+    assert np.exp(np.mean(np.log(losses))) < mean
+
+
+@pytest.mark.skipif(modules.cuda is None, reason="this build has no CUDA module")
+@pytest.mark.parametrize("name", ["sin", "cos", "mish", "log-cosh", "pow"])
+def test_ping_pong_hides_functions_of_large_products(name, monkeypatch):
+    """On an H200 they took 0.81 to 0.93 of the time of what was selected before."""
+    of_device("NVIDIA H200", monkeypatch)
+    types = [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in ((8192, 5120), (5120, 5120))]
+
+    def f(x, w):
+        return jax_tcgemm.matmul(x, w, epilogue=functions.FUNCTIONS[name].call)
+
+    (call,) = jax_tcgemm.explain(f, *types, platform="cuda")
+    assert re.fullmatch("128x128x64_c(2x1|1x2)x1_pp", call.config)
+
+
+def test_ping_pong_takes_the_longer_of_a_main_loop_and_a_function():
+    """What is hidden costs little, what is not costs half of what it takes a warpgroup."""
+
+    def with_work(k, work):
+        results = (Result(np.dtype(np.float16)),)
+        function = Function("f", "", (), (), (0,), results, Cost(work, work, work))
+        p = with_epilogue(problem(8192, 8192, k), function=function)
+        return us(p, "128x128x64_c2x1x1_pp"), us(p, "128x256x64_c2x1x1_co")
+
+    waves = 32 * 2 * 64 / NUM_SMS
+    own = 16 * cost_model.H200.function_work_us  # of a tile of 128 x 128
+    assert with_work(8192, 40)[0] < with_work(8192, 1)[0] * 1.04
+    assert with_work(8192, 40)[1] > with_work(8192, 1)[1] * 1.06
+    more = with_work(256, 58)[0] - with_work(256, 38)[0]
+    fetched = 58 * 2 - cost_model.H200.function_cached_kib
+    fetched /= cost_model.H200.function_fetched_kib_per_us
+    assert more == pytest.approx(waves / 2 * (20 * own + fetched), rel=0.1)
+    # Longer code has one copy, which is not fetched again.
+    assert with_work(256, 65)[0] < with_work(256, 64)[0] + waves / 2 * own
+    assert with_work(256, 65)[1] > with_work(256, 64)[1] + waves / 2 * 10 * own
 
 
 @pytest.mark.skipif(modules.cuda is None, reason="this build has no CUDA module")
 @pytest.mark.parametrize(
     ("device", "extents", "has_bias", "fused_us", "apart_us"),
     [
-        ("NVIDIA H100 80GB HBM3", (4096, 9216, 2304), False, 295, 310),
+        ("NVIDIA H100 80GB HBM3", (4096, 9216, 2304), False, 312, 310),
         ("NVIDIA H200", (6874, 3072, 384), True, 93.8, 68.8),
     ],
 )
@@ -438,8 +495,7 @@ def test_sines_of_large_products_are_predicted(
 ):
     """Their code runs in turns, which load a bias again; a loop waits for memory, not for them."""
     m, n, k = extents
-    properties = dataclasses.asdict(devices.ASSUMED_GPU) | {"name": device}
-    monkeypatch.setattr(modules, "cuda_device", lambda: properties)
+    of_device(device, monkeypatch)
     types = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((m, k), (k, n))]
     types += [jax.ShapeDtypeStruct((n,), jnp.bfloat16)] * has_bias
 
@@ -450,7 +506,8 @@ def test_sines_of_large_products_are_predicted(
         return jax_tcgemm.matmul(x, w, epilogue=follows, epilogue_operands=bias, **how)
 
     (call,) = jax_tcgemm.explain(f, *types, platform="cuda")
-    assert ("unfused" in call.why) == (apart_us < fused_us)
+    # Large K hides the sine in ping-pong.
+    assert ("unfused" in call.why) == has_bias
     product, function = re.findall(r"([\d.]+) us for (?:the product|its function)", call.why)
     assert float(product) + float(function) == pytest.approx(apart_us, rel=0.05)
     forced = functools.partial(f, implementation="wgmma", config="128x256x64_c1x1x1_co")

@@ -61,19 +61,33 @@ class Calibration:
     function_vector_us: float = 0.02
     function_read_us: float = 0.12
     function_stored_us: float = 0.12
-    # More for each row or column that it reads where its code runs in turns: each turn loads them,
-    # behind the next tile's operands (fitted to one product, sin 6874x3072x384 on an H200).
-    function_turns_us: float = 0.27
+    # Where its code is too long to have a copy for each accumulator, one copy runs in turns: so
+    # many times the work, since accumulators move to and from that copy's registers, and more us
+    # for each row or column that it reads, which each turn loads behind the next tile's operands
+    # (fitted to one product, sin 6874x3072x384 on an H200).
+    function_turns_work: float = 1.24
+    function_turns_us: float = 0.145
     # For a result that it reduces over columns, and over rows, with what XLA does of it.
     function_reduced_us: tuple[float, float] = (0.05, 0.11)
     # More of that where rows of 8 elements are not aligned, and for each matrix that it reads: by
     # tiles that are not swapped, whose threads read and store elements one by one then.
     function_apart_us: tuple[float, float] = (1.4, 2.6)
-    # Matrices that it reads arrive after a tile's k blocks: in ping-pong, whose loads for the next
-    # tile wait behind them, a warpgroup waits for them where it has few k blocks.
-    function_box_kib_per_us: float = 6.6
-    # The part of it by which ping-pong's other warpgroup is held up.
-    function_interference: float = 0.45
+    # Matrices that it reads: in ping-pong, whose threads load them from global memory, an epilogue
+    # waits for them, on an H100 as much longer as its memory is slower.
+    function_box_kib_per_us: float = 5.5
+    # Copies of its code beyond so many KiB leave no room for the rest of a kernel in the
+    # instruction cache of 128 KiB. Each ping-pong epilogue fetches what is beyond again, since the
+    # other warpgroup's main loop runs meanwhile; two cooperative warpgroups share what they fetch.
+    function_cached_kib: float = 94.0
+    function_fetched_kib_per_us: float = 3.9
+    # What 1024 elements take more where a thread has more than 128 accumulators, so that a function
+    # spills registers: what erf took more by cooperative tiles, which spill. Nothing hides it, as
+    # far as is known: ping-pong tiles that spill were not measured.
+    function_spilled_us: float = 0.12
+    # Two ping-pong warpgroups exchange the tensor cores and the epilogue: one tile of each takes a
+    # main loop and the longer of a main loop and an epilogue, by the norm of this order, since
+    # neither takes the same time for every tile.
+    function_exchange: float = 3.1
     # A unit of its work in 1024 elements, in a loop of XLA's.
     loop_work_us: float = 0.0065
     # What a thread takes for each sum of a k block of 8-bit floats that it promotes, more where it
@@ -115,6 +129,7 @@ class Calibration:
     def with_memory(self, factor: float) -> "Calibration":
         """The same beside a memory that is so many times as fast."""
         rates = ("hbm_bytes_per_us", "copy_bytes_per_us", "cublaslt_epilogue_bytes_per_us")
+        rates = (*rates, "function_box_kib_per_us")
         return dataclasses.replace(
             self,
             **{name: getattr(self, name) * factor for name in rates},
@@ -135,6 +150,7 @@ def calibration_of(device: str) -> Calibration:
 # The most instructions of a function's code with a copy for each element of a thread, as
 # is_at_once() in csrc/kernels/wgmma/function_boxes.cuh has it; of longer code turns run one copy.
 _MOST_AT_ONCE = 8192
+_INSTRUCTION_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -481,15 +497,33 @@ def _compute_us(
     share_kib = x.tile_m * x.tile_n / shares / 1024
     exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
     store = store * np.where(x.ping_pong, 2, 1) + walk.is_unaligned(p) * c.unaligned_tile_us
-    function = _function_us(p, x, c)
-    fused = walk.in_kernel * x.tile_m * x.tile_n / groups / 1024 * function
-    epilogue = c.epilogue_us + exchange + store + fused
-    boxes = walk.in_kernel * ~x.swapped * x.tile_m * x.tile_n / p.num_b / 1024 * sum(_matrices(p))
-    in_turn = mainloop + epilogue + boxes / c.function_box_kib_per_us
-    in_turn = np.ceil(walk.waves / 2) * in_turn
-    alternating = walk.waves * (mainloop + c.function_interference * fused) + epilogue
+    epilogue = c.epilogue_us + exchange + store
+    exchanged = mainloop
+    if p.function is not None:
+        elements = x.tile_m * x.tile_n / _groups(x)
+        spills = walk.in_kernel & (elements > 128 * 128)
+        mainloop = mainloop + spills * elements / 1024 * c.function_spilled_us
+        fused = x.tile_m * x.tile_n / groups / 1024 * _function_us(p, x, c)
+        fused = walk.in_kernel * (fused + x.ping_pong * _waiting_us(p, x, c))
+        epilogue = epilogue + fused
+        exchanged = _norm(mainloop, fused, c.function_exchange)
+    in_turn = np.ceil(walk.waves / 2) * (mainloop + epilogue)
+    alternating = walk.waves * (mainloop + exchanged) / 2 + epilogue
     alternating = np.maximum(alternating, in_turn)
     return np.where(x.ping_pong, alternating, walk.waves * (mainloop + epilogue))
+
+
+def _waiting_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
+    """What ping-pong's epilogue of a tile waits for: matrices, and code beyond the cache.
+
+    The code is that for 1024 * 16 accumulators, 128 for each thread of a warpgroup.
+    """
+    us = sum(_matrices(p)) / c.function_box_kib_per_us
+    if not _is_long(p):
+        code_kib = _code_size(p) * _INSTRUCTION_BYTES / 1024
+        fetched_kib = max(code_kib - c.function_cached_kib, 0)
+        us += fetched_kib / c.function_fetched_kib_per_us * p.num_b / 16
+    return x.tile_m * x.tile_n / p.num_b / 1024 * us
 
 
 def _memory_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk) -> np.ndarray:
@@ -517,12 +551,12 @@ def _other_bytes(p: Problem) -> int:
     return p.bytes - p.a_bytes - p.b_bytes
 
 
-def _function_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray | float:
+def _function_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
     """What 1024 elements of a product take a warpgroup through its function."""
-    if (function := p.function) is None:
-        return 0.0
+    function = p.function
     vectors = sum(strides.along != "kBoth" for _, _, strides in function.reads)
-    us = c.function_work_us * function.cost.work + c.function_vector_us * vectors
+    work = function.cost.work * (c.function_turns_work if _is_long(p) else 1)
+    us = c.function_work_us * work + c.function_vector_us * vectors
     for over, reduced_us in zip(("columns", "rows"), c.function_reduced_us, strict=True):
         us += reduced_us * sum(y.over == over for y in function.results)
     moved = c.function_read_us * p.function_read_bytes
@@ -540,6 +574,20 @@ def _runs_in_turns(p: Problem, x: _Configs) -> np.ndarray:
     """Whether a function's code is too long to have a copy for each element of a thread."""
     elements = x.tile_m * x.tile_n / _groups(x) / 128 / p.num_b
     return elements * p.function.cost.size > _MOST_AT_ONCE
+
+
+def _code_size(p: Problem) -> float:
+    """Instructions of a function's code with copies for the 128 accumulators of a thread.
+
+    Tiles with as many were measured. Those with fewer have shorter code, which the model does not
+    count as faster.
+    """
+    return 128 / p.num_b * p.function.cost.size
+
+
+def _is_long(p: Problem) -> bool:
+    """Whether this code is too long to be copied."""
+    return _code_size(p) > _MOST_AT_ONCE
 
 
 def _function_apart_us(p: Problem, c: Calibration) -> float:
