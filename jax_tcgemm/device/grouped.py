@@ -36,16 +36,16 @@ class Product:
     Attributes:
       options: options of the call.
       form: "rows" or "contraction".
-      batches: the batch dimensions of lhs, of rhs and bias, of the group sizes, offset and gather;
+      batches: the batch dimensions of lhs, of rhs, of the group sizes, offset and gather;
         1 where one is broadcast.
       m, n, k: extents of each product, as in RaggedProblem.
       groups: groups of rhs or of the result.
       num_sizes: length of group_sizes.
       rhs_transposed: rhs lies as (groups, n, k).
-      gated: there are two matrices for each group, and a function of both products.
       gathered_rows: rows of lhs where it is gathered, else None.
       lhs_dtype, rhs_dtype, result_dtype: dtypes.
       precision: as `precision.canonical_precision` returns it.
+      gated: there are two matrices for each group, and an epilogue of both products.
     """
 
     options: CallOptions
@@ -57,12 +57,12 @@ class Product:
     groups: int
     num_sizes: int
     rhs_transposed: bool
-    gated: bool
     gathered_rows: int | None
     lhs_dtype: np.dtype
     rhs_dtype: np.dtype
     result_dtype: np.dtype
     precision: object
+    gated: bool = False
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

@@ -16,9 +16,9 @@ from jax_tcgemm.device import blas as device_blas
 from jax_tcgemm.device import (
     dense,
     epilogue,
+    grouped,
     grouped_contraction,
     grouped_epilogue,
-    grouped_layer,
     request,
 )
 from jax_tcgemm.device import tensor as device_tensor
@@ -52,7 +52,7 @@ _RULES = {
     primitive.dot_general_p: (primitive, dense),
     epilogue_primitive.epilogue_dot_general_p: (epilogue_primitive, epilogue),
     scaled_primitive.scaled_dot_general_p: (scaled_primitive, epilogue),
-    ragged_primitive.ragged_dot_p: (ragged_primitive, grouped_layer),
+    ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
     epilogue_ragged_primitive.epilogue_ragged_dot_p: (epilogue_ragged_primitive, grouped_epilogue),
     contraction_primitive.scaled_ragged_contraction_p: (contraction_primitive, grouped_contraction),
     rows.rows_p: (rows, request),

@@ -38,8 +38,8 @@ from jax_tcgemm.passes.transpositions import (
 from jax_tcgemm.passes.turns import turned
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general_p
-from jax_tcgemm.primitives.functions import accumulator_dtype
 from jax_tcgemm.problem.call_options import CallOptions, Provenance, RoundingsRemoved
+from jax_tcgemm.problem.dtypes import accumulator_dtype
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
 from jax_tcgemm.problem.precision import is_in_parts
 from jax_tcgemm.products.ragged_dot import ragged_dot_general

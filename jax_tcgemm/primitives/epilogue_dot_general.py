@@ -45,6 +45,7 @@ from jax_tcgemm.primitives.rules import (
     transpose_by_parts,
 )
 from jax_tcgemm.problem.call_options import CallOptions
+from jax_tcgemm.problem.dtypes import accumulator_dtype
 from jax_tcgemm.problem.layers import Layer, PullBack, halves
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
@@ -56,7 +57,7 @@ epilogue_dot_general_p.multiple_results = True
 
 def accumulators(lhs, *rights, pair: int | None = None, **params) -> list:
     """The types of what a function takes, of products with parameters of `tcgemm_dot_general`."""
-    params |= {"preferred_element_type": functions.accumulator_dtype(lhs.dtype, rights[0].dtype)}
+    params |= {"preferred_element_type": accumulator_dtype(lhs.dtype, rights[0].dtype)}
     # What was asked for by name is found out when the primitive is lowered.
     params |= {"options": params["options"].selecting()}
     with selection.unseen():
@@ -115,7 +116,7 @@ def epilogue_dot_general(
         dimension_numbers=dimension_numbers,
         permutation=tuple(permutation),
         precision=precision,
-        preferred_element_type=functions.accumulator_dtype(lhs.dtype, rhs.dtype),
+        preferred_element_type=accumulator_dtype(lhs.dtype, rhs.dtype),
         out_sharding=out_sharding,
         function=function,
         num_rhs=len(rights),

@@ -25,6 +25,7 @@ jaxpr without constants, none of whose arguments are random keys), precision (ca
 out_sharding (that of acc; None follows lhs and rhs).
 """
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -53,6 +54,7 @@ from jax_tcgemm.primitives.rules import (
 from jax_tcgemm.primitives.scaled_dot_general import dequantised
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
+from jax_tcgemm.problem.dtypes import accumulator_dtype
 from jax_tcgemm.problem.precision import of_dequantized
 from jax_tcgemm.problem.quantized import spread_along
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
@@ -124,22 +126,22 @@ def _products(
         factors, own = _dequantised(factors, blocks), _of_dequantised(params)
         return _products(factors, gated=False, **params | own)
     if not gated:
-        return [plain.ragged_dot(*factors[:4], None, factors.gather, **params)]
+        return [plain.ragged_dot(*factors[:5], **params)]
     rhs = factors.rhs
     if jax.typeof(rhs).sharding.spec.partitions[-1]:
         # Columns that are divided by explicit axes cannot be put side by side.
         rights = (rhs[..., 0, :], rhs[..., 1, :])
         both = [factors._replace(rhs=one) for one in rights]
-        return [plain.ragged_dot(*x[:4], None, x.gather, **params) for x in both]
+        return [plain.ragged_dot(*x[:5], **params) for x in both]
     rhs = lax.collapse(rhs, rhs.ndim - 2)
-    product = plain.ragged_dot(factors.lhs, rhs, *factors[2:4], None, factors.gather, **params)
+    product = plain.ragged_dot(factors.lhs, rhs, *factors[2:5], **params)
     return jnp.split(product, 2, axis=-1)
 
 
 def _accumulator_dtype(factors: Factors) -> np.dtype:
     if factors.lhs_scales is not None:
         return np.dtype(np.float32)
-    return functions.accumulator_dtype(factors.lhs.dtype, factors.rhs.dtype)
+    return accumulator_dtype(factors.lhs.dtype, factors.rhs.dtype)
 
 
 # --- scales of blocks ---------------------------------------------------------------------------
@@ -458,14 +460,16 @@ jax_internals.register_jet(epilogue_ragged_dot_p, _series)
 
 def _of_product(params) -> dict:
     """The parameters of `tcgemm_ragged_dot` of the bare product."""
-    rest = {"form": "rows", "rhs_transposed": False, "activation": "none", "biased": False}
-    return rest | {k: v for k, v in params.items() if k not in ("function", "by_group", "blocks")}
+    own = ("function", "by_group", "blocks", "gated")
+    rest = {k: v for k, v in params.items() if k not in own}
+    return rest | {"form": "rows", "rhs_transposed": False}
 
 
 def _flops(*args, **params) -> int:
     """Those of the products of all rows, as if each were of a group."""
     factors, _ = _split(args, params)
-    return plain.flops(*factors.of_product, **_of_product(params))
+    number = _num_accumulators(params["gated"])
+    return plain.flops(*factors.of_product, **_of_product(params)) * number
 
 
 jax_internals.register_roofline(epilogue_ragged_dot_p, _flops)
@@ -485,7 +489,8 @@ def product_of(*avals_and_params) -> grouped_epilogue.Product:
     function = jax_internals.without_hi_primitives(function)
     dtype = function.in_avals[0].dtype
     result = jax.ShapeDtypeStruct((), dtype)
-    product = plain.product_of(*factors.of_product, result, _of_product(params)).product
+    product = plain.product_of(*factors.of_product, result, _of_product(params))
+    product = dataclasses.replace(product, gated=params["gated"])
     shape = (*product.batch_shape, product.m, product.n)
     if shape != function.in_avals[0].shape:
         accs = [jax.ShapeDtypeStruct(shape, dtype)] * _num_accumulators(params["gated"])

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
 
 from jax_tcgemm import selection
@@ -16,21 +15,10 @@ from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import is_moving, jvp_of_moving
-from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.exact import Exactly
 from jax_tcgemm.system.jax_internals import xla, zero_tangent
-
-
-def accumulator_dtype(lhs_dtype, rhs_dtype) -> np.dtype:
-    """What the product of such operands accumulates in: at least float32, of integers int32."""
-    if lhs_dtype in FLOAT8 and rhs_dtype in FLOAT8:  # which JAX does not promote to one another
-        return np.dtype(np.float32)
-    dtype = jnp.promote_types(lhs_dtype, rhs_dtype)
-    if jnp.issubdtype(dtype, jnp.integer) and np.dtype(dtype).itemsize <= 4:
-        return np.dtype(np.int32)
-    return wide_dtype(dtype)
 
 
 def define_types(

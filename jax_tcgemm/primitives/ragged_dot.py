@@ -1,23 +1,19 @@
 """The primitive `tcgemm_ragged_dot`: products over groups of consecutive rows.
 
-    rows         out[b, i, n] = f(sum_k lhs[b, i, k] * rhs[b, g, k, n] + bias[b, g, n])
+    rows         out[b, i, n] = sum_k lhs[b, i, k] * rhs[b, g, k, n]
                  for the rows i of group g, else 0
                  lhs (*b, m, k), rhs (*b, g, k, n) or, rhs_transposed, (*b, g, n, k)
-                 gated: rhs (*b, g, k, 2, n), bias (*b, g, 2, n); out = f(gate) * up
     contraction  out[b, g, m, n] = sum over the rows i of group g of lhs[b, i, m] * rhs[b, i, n]
                  lhs (*b, k, m), rhs (*b, k, n)
 
-Operands are lhs, rhs, group_sizes (*b, s), group_offset (*b, 1) and, where the parameters of these
-names say so, bias and gather (*b, rows of the product): row i is then lhs[gather[i]]. Sizes, offset
-and indices are int32. All have the same number of batch dimensions, each of size 1 where it is
-broadcast.
+Operands are lhs, rhs, group_sizes (*b, s), group_offset (*b, 1) and, where gathered, gather
+(*b, rows of the product): row i is then lhs[gather[i]]. Sizes, offset and indices are int32. All
+have the same number of batch dimensions, each of size 1 where it is broadcast.
 
-Without an epilogue the two forms are closed under differentiation: each one's gradients are the
-other or itself. With one, derivatives are those of the same function made of plain products.
+The two forms are closed under differentiation: each one's gradients are the other or itself.
 
-Parameters, all static: options, form, rhs_transposed, groups (of rhs or of the result),
-activation, gated, biased, gathered, precision (canonical), preferred_element_type, out_sharding
-(None follows lhs and rhs).
+Parameters, all static: options, form, rhs_transposed, groups (of rhs or of the result), gathered,
+precision (canonical), preferred_element_type, out_sharding (None follows lhs and rhs).
 """
 
 import dataclasses
@@ -32,13 +28,11 @@ from jax.extend import core
 from jax.sharding import NamedSharding
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense, grouped, grouped_layer
+from jax_tcgemm.device import dense, grouped
 from jax_tcgemm.device import rows as device_rows
 from jax_tcgemm.primitives import lowering, rows
-from jax_tcgemm.primitives.rules import as_cotangent, bilinear_series, same_varying, series_by_parts
-from jax_tcgemm.problem.activations import ACTIVATIONS
+from jax_tcgemm.primitives.rules import as_cotangent, bilinear_series, same_varying
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.sharding import partitioning, ragged_division, shardings
 from jax_tcgemm.sharding.ragged_division import result_spec
 from jax_tcgemm.system import jax_internals
@@ -57,31 +51,25 @@ def ragged_dot(
     rhs,
     group_sizes,
     group_offset,
-    bias=None,
     gather=None,
     *,
     options: CallOptions,
     form="rows",
     rhs_transposed=False,
     groups,
-    activation="none",
-    gated=False,
     precision=None,
     preferred_element_type=None,
     out_sharding=None,
 ):
     """Binds the primitive; arguments are checked and canonical already."""
     jax_internals.register_imported()
-    extra = [x for x in (bias, gather) if x is not None]
+    extra = () if gather is None else (gather,)
     return ragged_dot_p.bind(
         *same_varying(lhs, rhs, group_sizes, group_offset, *extra),
         options=options,
         form=form,
         rhs_transposed=rhs_transposed,
         groups=groups,
-        activation=activation,
-        gated=gated,
-        biased=bias is not None,
         gathered=gather is not None,
         precision=precision,
         preferred_element_type=preferred_element_type,
@@ -91,20 +79,19 @@ def ragged_dot(
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """The operands of a call by name, from their order; the optional ones None where absent."""
+    """The operands of a call by name, from their order; gather is None where absent."""
 
     lhs: object
     rhs: object
     group_sizes: object
     group_offset: object
-    bias: object = None
     gather: object = None
 
     @classmethod
     def of(cls, args, params) -> "Operands":
         """Names `args`, as bound with `params`."""
-        names = ["bias"] * params["biased"] + ["gather"] * params["gathered"]
-        return cls(*args[:4], **dict(zip(names, args[4:], strict=True)))
+        assert len(args) == 4 + params["gathered"]
+        return cls(*args)
 
     @property
     def given(self) -> list:
@@ -133,7 +120,7 @@ def _abstract_eval(*args, **params):
         spec = result_spec(lhs, operands.rhs, params, len(shape))
         sharding = NamedSharding(lhs.sharding.mesh, spec)
     out = jax_internals.like(lhs, shape, dtype, sharding)
-    lowering.expect(grouped_layer.make_plan, product_of, *args, out, params)
+    lowering.expect(grouped.make_plan, product_of, *args, out, params)
     return out
 
 
@@ -175,14 +162,7 @@ batching.fancy_primitive_batchers[ragged_dot_p] = _batch
 # --- differentiation ----------------------------------------------------------------------------
 
 
-def is_fused(params) -> bool:
-    """Whether a call does more than multiply."""
-    return params["activation"] != "none" or params["gated"] or params["biased"]
-
-
 def _jvp(primals, tangents, **params):
-    if is_fused(params):
-        return _jvp_of_parts(primals, tangents, params)
     out = ragged_dot_p.bind(*primals, **params)
     parts = []
     for i in range(2):
@@ -195,76 +175,12 @@ def _jvp(primals, tangents, **params):
     return out, functools.reduce(lax.add, parts)
 
 
-def _jvp_of_parts(primals, tangents, params):
-    """The jvp of `parts`, by all operands that have a tangent."""
-    moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
-
-    def f(*values):
-        operands = [*primals]
-        for i, value in zip(moving, values, strict=True):
-            operands[i] = value
-        out = parts(Operands.of(operands, params), params)
-        return partitioning.resharded(out, params["out_sharding"])
-
-    if not moving:
-        out = ragged_dot_p.bind(*primals, **params)
-        return out, zero_tangent(out)
-    return jax.jvp(f, [primals[i] for i in moving], [tangents[i] for i in moving])
-
-
-def unfused(operands: Operands, params) -> jax.Array:
-    """A call with an epilogue by plain products, of which the result alone is rounded."""
-    dtype = jnp.promote_types(operands.lhs.dtype, operands.rhs.dtype)
-    dtype = params["preferred_element_type"] or dtype
-    wide = params | {"preferred_element_type": wide_dtype(dtype)}
-    return parts(operands, wide).astype(dtype)
-
-
-def parts(operands: Operands, params) -> jax.Array:
-    """A call with an epilogue made of plain products; a group's bias is a product with ones."""
-    plain = {
-        **{"form": "rows", "rhs_transposed": params["rhs_transposed"]},
-        **{key: params[key] for key in ("groups", "precision")},
-        "options": params["options"].without_config(),
-        "preferred_element_type": params["preferred_element_type"],
-    }
-    # What only says which rows are in which group is no product that was asked for by name.
-    step = plain | {"rhs_transposed": False, "options": params["options"].of_step()}
-    groups = operands.group_sizes, operands.group_offset
-
-    def of_group(vectors, z):
-        ones = jnp.ones((*(1,) * (z.ndim - 2), z.shape[-2], 1), z.dtype)
-        return ragged_dot(ones, vectors[..., None, :].astype(z.dtype), *groups, **step)
-
-    def affine(rhs, bias=None):
-        z = ragged_dot(operands.lhs, rhs, *groups, None, operands.gather, **plain)
-        return z if bias is None else z + of_group(bias, z)
-
-    f = ACTIVATIONS[params["activation"]]
-    rhs, bias = operands.rhs, operands.bias
-    if params["gated"]:
-        given = (rhs,) if bias is None else (rhs, bias)
-        if any(jax.typeof(x).sharding.spec.partitions[-1] for x in given):
-            # Columns that are divided by explicit axes cannot be put side by side.
-            gate, up = (affine(*(x[..., i, :] for x in given)) for i in range(2))
-        else:
-            side_by_side = [lax.collapse(x, x.ndim - 2) for x in given]
-            gate, up = jnp.split(affine(*side_by_side), 2, axis=-1)
-        return f(gate) * up
-    z = affine(rhs, bias)
-    if params["activation"] == "sigmoid":  # The one that is not 0 at 0, where rows are of no group.
-        ones = jnp.ones((*(1,) * (z.ndim - 2), params["groups"], 1), z.dtype)
-        return f(z) * of_group(ones, z)
-    return f(z)
-
-
 def _transpose(ct, *args, **params):
     """The cotangent of lhs or of rhs, whichever is to be differentiated, by one grouped product.
 
     It inherits the implementation, which must then be able to run it, but not the config: that
     was asked for a product of another shape.
     """
-    assert not is_fused(params)
     is_lhs = ad.is_undefined_primal(args[0])
     aval = args[0 if is_lhs else 1].aval
     if type(ct) is ad.Zero:
@@ -300,13 +216,13 @@ def _cotangent(ct, operands: Operands, is_lhs: bool, out_sharding, params) -> ja
         return _add_rows(options, bar, gather, lhs.aval.shape[-2])
     bind = functools.partial(bind, out_sharding=out_sharding)
     if is_contraction:
-        return bind(lhs, ct, *groups, None, gather)
+        return bind(lhs, ct, *groups, gather)
     # Only the first operand of a contraction can be gathered, and by no kernel that is asked for.
     if gather is not None and (transposed or not _gathers_anything(options)):
         lhs, gather = take_rows(options.selecting(), lhs, gather), None
     if transposed:
         return bind(ct, lhs, *groups, form="contraction")
-    return bind(lhs, ct, *groups, None, gather, form="contraction")
+    return bind(lhs, ct, *groups, gather, form="contraction")
 
 
 def take_rows(options: CallOptions, x, gather):
@@ -347,13 +263,7 @@ ad.primitive_transposes[ragged_dot_p] = _transpose
 
 
 def _series(primals, series, **params):
-    if not is_fused(params):
-        return bilinear_series(ragged_dot_p, primals, series, **params)
-
-    def f(*args):
-        return parts(Operands.of(args, params), params)
-
-    return series_by_parts(f, primals, series)
+    return bilinear_series(ragged_dot_p, primals, series, **params)
 
 
 jax_internals.register_jet(ragged_dot_p, _series)
@@ -366,7 +276,7 @@ def flops(*args, **params) -> int:
     """Those of all rows, as if each were of a group."""
     operands = Operands.of(args, params)
     batch = np.broadcast_shapes(*(x.shape[: args[2].ndim - 1] for x in args))
-    return 2 * math.prod((*batch, *_extents(operands, params).values(), 1 + params["gated"]))
+    return 2 * math.prod((*batch, *_extents(operands, params).values()))
 
 
 jax_internals.register_roofline(ragged_dot_p, flops)
@@ -375,7 +285,7 @@ jax_internals.register_roofline(ragged_dot_p, flops)
 # --- lowering -----------------------------------------------------------------------------------
 
 
-def product_of(*avals_and_params) -> grouped_layer.Product:
+def product_of(*avals_and_params) -> grouped.Product:
     """What one call of the primitive says, from the types of its operands and result."""
     *args, out, params = avals_and_params
     operands = Operands.of(args, params)
@@ -385,30 +295,26 @@ def product_of(*avals_and_params) -> grouped_layer.Product:
         shapes = [getattr(operands, name) for name in names]
         return np.broadcast_shapes(*(x.shape[:num_batch] for x in shapes if x is not None))
 
-    bias = operands.bias
     # Of a device that has some of the groups, fewer than the parameters say.
     groups = (out if params["form"] == "contraction" else operands.rhs).shape[num_batch]
-    product = grouped.Product(
+    return grouped.Product(
         options=params["options"],
         form=params["form"],
         batches=(
             batch("lhs"),
-            batch("rhs", "bias"),
+            batch("rhs"),
             batch("group_sizes", "group_offset", "gather"),
         ),
         **_extents(operands, params),
         groups=groups,
         num_sizes=operands.group_sizes.shape[-1],
         rhs_transposed=params["rhs_transposed"],
-        gated=params["gated"],
         gathered_rows=None if operands.gather is None else operands.lhs.shape[-2],
         lhs_dtype=np.dtype(operands.lhs.dtype),
         rhs_dtype=np.dtype(operands.rhs.dtype),
         result_dtype=np.dtype(out.dtype),
         precision=params["precision"],
     )
-    bias_dtype = None if bias is None else np.dtype(bias.dtype)
-    return grouped_layer.Product(product, params["activation"], bias_dtype)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
@@ -437,10 +343,10 @@ def _lower(ctx, *args, device, obstacle, **params):
     product = product_of(*ctx.avals_in, out_aval, params)
     # XLA's own product has no rule for explicit axes.
     is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)
-    is_divisible = is_explicit or dense.is_covered(product.product, device.platform)
+    is_divisible = is_explicit or dense.is_covered(product, device.platform)
     if not obstacle and partitioning.is_divided(ctx) and is_divisible:
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
-    plan = grouped_layer.make_plan(product, device, obstacle)
+    plan = grouped.make_plan(product, device, obstacle)
 
     def on_device(*args):
         operands = Operands.of(args, params)
@@ -448,12 +354,9 @@ def _lower(ctx, *args, device, obstacle, **params):
             flipped = dataclasses.replace(operands, rhs=jnp.swapaxes(operands.rhs, -1, -2))
             own = params | {"rhs_transposed": False}
             return (ragged_dot_p.bind(*flipped.given, **own),)
-        if plan.choice.implementation == selection.XLA:
-            if is_fused(params):
-                return (unfused(operands, params),)
-            if operands.gather is not None:
-                return (_gathered_first(operands, params),)
-        return (grouped_layer.ragged_dot(**vars(operands), plan=plan),)
+        if plan.choice.implementation == selection.XLA and operands.gather is not None:
+            return (_gathered_first(operands, params),)
+        return (grouped.ragged_dot(**vars(operands), plan=plan),)
 
     if plan.choice.implementation == selection.XLA:
         on_device = partitioning.of_whole_arrays(on_device, out_aval)

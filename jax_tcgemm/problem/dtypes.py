@@ -30,3 +30,13 @@ def wide_dtype(dtype) -> jnp.dtype:
     """What is computed in between the product and the rounding to `dtype`."""
     is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
     return jnp.dtype(jnp.float32 if is_narrow else dtype)
+
+
+def accumulator_dtype(lhs_dtype, rhs_dtype) -> np.dtype:
+    """What the product of such operands accumulates in: at least float32, of integers int32."""
+    if lhs_dtype in FLOAT8 and rhs_dtype in FLOAT8:  # which JAX does not promote to one another
+        return np.dtype(np.float32)
+    dtype = jnp.promote_types(lhs_dtype, rhs_dtype)
+    if jnp.issubdtype(dtype, jnp.integer) and np.dtype(dtype).itemsize <= 4:
+        return np.dtype(np.int32)
+    return wide_dtype(dtype)

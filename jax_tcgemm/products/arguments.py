@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.dtypes import MAX_EXTENT
+from jax_tcgemm.problem.dtypes import MAX_EXTENT, accumulator_dtype
 from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding.layout import canonical_spec
 from jax_tcgemm.system.invariance import invariance
@@ -317,3 +317,10 @@ def canonical_sharding(op: str, sharding, ndim: int) -> NamedSharding | None:
                 f"of type {types[axis].name}; use jax.lax.with_sharding_constraint"
             )
     return NamedSharding(mesh, spec)
+
+
+def accumulating(dtype: np.dtype, *operands: jax.Array) -> list[jax.Array]:
+    """Operands whose product accumulates in as many bits as a result of `dtype` has."""
+    acc = accumulator_dtype(*(x.dtype for x in operands[:2]))
+    is_wider = dtype.kind == acc.kind and dtype.itemsize > acc.itemsize
+    return [x.astype(dtype) if is_wider else x for x in operands]

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives.functions import accumulator_dtype
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import Layer
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products import quantized
 from jax_tcgemm.products.arguments import (
+    accumulating,
     as_array,
     call_options,
     canonical_element_type,
@@ -419,10 +419,3 @@ def product(
         out_sharding=out_sharding,
         **how,
     )
-
-
-def accumulating(dtype: np.dtype, *operands: jax.Array) -> list[jax.Array]:
-    """Operands whose product accumulates in as many bits as a result of `dtype` has."""
-    acc = accumulator_dtype(*(x.dtype for x in operands[:2]))
-    is_wider = dtype.kind == acc.kind and dtype.itemsize > acc.itemsize
-    return [x.astype(dtype) if is_wider else x for x in operands]

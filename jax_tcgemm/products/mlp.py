@@ -19,6 +19,7 @@ from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.layers import Layer, broadcast_to
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
+    accumulating,
     as_array,
     call_options,
     canonical_element_type,
@@ -27,7 +28,7 @@ from jax_tcgemm.products.arguments import (
     check_flag,
     promoted_dtype,
 )
-from jax_tcgemm.products.linear import accumulating, check_weight, gated_weights, pair_of_biases
+from jax_tcgemm.products.linear import check_weight, gated_weights, pair_of_biases
 from jax_tcgemm.sharding import partitioning, shardings
 
 _NAMES = ("up", "up_bias", "down", "down_bias")

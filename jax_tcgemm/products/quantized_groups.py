@@ -118,9 +118,7 @@ def grouped(
     """
     how |= {"gated": gated, "precision": precision}
     if epilogue is None:
-        biases = ()
-        if bias is not None:
-            biases = (bias[:, :1], bias[:, 1:]) if gated else (bias[:, None],)
+        biases = () if bias is None else biases_of_groups(bias, gated)
         epilogue = Layer(np.dtype(dtype), activation, gated=gated, num_biases=len(biases))
         operands = biases
     if packed.is_packed(factors.rhs):
@@ -140,6 +138,11 @@ def grouped(
     return unquantized.with_grouped_epilogue(
         options, factors_of_arrays, function, (*own, *operands), **how
     )
+
+
+def biases_of_groups(bias: jax.Array, gated: bool) -> tuple[jax.Array, ...]:
+    """The biases of a grouped layer, of shape (g, 1, n), from (g, n), or gated (g, 2, n)."""
+    return (bias[:, :1], bias[:, 1:]) if gated else (bias[:, None],)
 
 
 def _grouped_by_packed(options, factors, epilogue, operands, dtype, *, gated, precision, **how):

@@ -5,16 +5,19 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_tcgemm.primitives import dot_general as dense
 from jax_tcgemm.primitives import ragged_dot as primitive
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.problem.activations import canonical_activation
+from jax_tcgemm.problem.layers import Layer
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products import quantized, quantized_groups
 from jax_tcgemm.products.arguments import (
     ShapeError,
+    accumulating,
     as_array,
     as_integers,
     call_options,
@@ -452,17 +455,27 @@ def _fused(
             f"{op}: the result must be real floating point where there is an activation or a bias, "
             f"got dtype {dtype}; pass preferred_element_type"
         )
+    if activation != "none" or gated or bias is not None:
+        biases = () if bias is None else quantized_groups.biases_of_groups(bias, gated)
+        layer = Layer(np.dtype(dtype), activation, gated=gated, num_biases=len(biases))
+        lhs, rhs = accumulating(layer.dtype, lhs, rhs)
+        return with_grouped_epilogue(
+            options,
+            Factors(lhs, rhs, group_sizes, offset, gather_indices),
+            layer,
+            biases,
+            gated=gated,
+            precision=precision,
+            out_sharding=out_sharding,
+        )
     return primitive.ragged_dot(
         lhs,
         rhs,
         group_sizes,
         offset,
-        bias,
         gather_indices,
         options=options,
         groups=rhs.shape[0],
-        activation=activation,
-        gated=gated,
         precision=canonical_precision(op, precision),
         preferred_element_type=preferred,
         out_sharding=canonical_sharding(op, out_sharding, 2),

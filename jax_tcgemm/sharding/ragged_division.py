@@ -35,14 +35,14 @@ def division_of(bind, operands: dict, params) -> Division:
         "group_sizes": ("sizes",),
         "group_offset": ("one",),
         "gather": (ragged,),
-        "bias": ("g", *_columns(params)),
     }
     of_blocks = _names_of_blocks(operands, num_batch)
     own |= {name: names for name, (names, _) in of_blocks.items()}
     if is_contraction:
         own["rhs"], result = ("k", "n"), ("g", "m", "n")
     else:
-        matrix = ("n", "k") if params["rhs_transposed"] else ("k", *_columns(params))
+        halves = _halves(operands, num_batch)
+        matrix = ("n", "k") if params["rhs_transposed"] else ("k", *halves, "n")
         own["rhs"], result = ("g", *matrix), ("m", "n")
     batch = tuple(f"b{i}" for i in range(num_batch))
     extents = np.broadcast_shapes(*(aval.shape[:num_batch] for aval in operands.values()))
@@ -55,15 +55,11 @@ def division_of(bind, operands: dict, params) -> Division:
         ]
         broadcast += [name for name in own_batch if name not in batch]
         names.append((*own_batch, *own[operand]))
-    # Bias and activation cannot wait for a sum over k without the groups of its rows.
-    is_fused = "bias" in operands or params["gated"] or params["activation"] != "none"
-    whole = ["sizes", "one", "source", "gate", *broadcast, *("k" if is_fused else ())]
+    whole = ["sizes", "one", "source", "gate", *broadcast]
     whole += [name for _, names in of_blocks.values() for name in names]
 
     static = {
-        key: value
-        for key, value in params.items()
-        if key not in ("biased", "gathered", "out_sharding")
+        key: value for key, value in params.items() if key not in ("gathered", "out_sharding")
     }
 
     def call(*shards):
@@ -93,7 +89,7 @@ def _names_of_blocks(operands: dict, num_batch: int) -> dict:
     """
     if "lhs_scales" not in operands:
         return {}
-    halves = ("gate",) if operands["rhs"].ndim == num_batch + 4 else ()
+    halves = _halves(operands, num_batch)
     extents = {"lhs": ("m", operands["lhs"].shape[-2]), "rhs": ("n", operands["rhs"].shape[-1])}
     found = {}
     for side, (name, extent) in extents.items():
@@ -197,8 +193,9 @@ def groups_here(layout: Layout, ragged: str, sizes, offset) -> tuple[jax.Array, 
     return sizes, jnp.clip(offset, 0, sizes.shape[-1]) + layout.start("g")
 
 
-def _columns(params) -> tuple[str, ...]:
-    return ("gate", "n") if params["gated"] else ("n",)
+def _halves(operands: dict, num_batch: int) -> tuple[str, ...]:
+    """The dimension of rhs that tells gate and up apart, where it has one."""
+    return ("gate",) if operands["rhs"].ndim == num_batch + 4 else ()
 
 
 def _sizes_here(layout: Layout, ragged: str, sizes):
