@@ -14,8 +14,9 @@ Parameters, all static: those of `tcgemm_dot_general`, whose preferred_element_t
 accumulator's here and whose out_sharding is that of the product, num_rhs, pair (None: there is no
 such dimension), function, a closed jaxpr without constants, none of whose arguments are random
 keys, in_place (None, or the number of the function's operand whose memory the first result takes;
-XLA copies that operand first where it is needed afterwards) and xla_dtype (the dtype in which XLA
-computes the function where no kernel runs the call on a GPU; None: as the function says).
+XLA copies that operand first where it is needed afterwards) and xla_dtype (the dtype of products
+that devices sum, and on a GPU of what XLA computes of the function where no kernel runs the call;
+None: as the function says).
 """
 
 import functools
@@ -410,13 +411,25 @@ def division_of(*avals_and_params) -> partitioning.Division:
         function = jax.make_jaxpr(parts)(*accs, *map(jax.typeof, operands))
         return tuple(epilogue_dot_general_p.bind(*arguments, **params | {"function": function}))
 
+    # Products are summed over devices in the dtype of a layer's result, two of them at once.
+    wide = shared["preferred_element_type"]
+    summed = shared | {"preferred_element_type": own["xla_dtype"] or wide}
+
+    def multiply(*factors):
+        products = _products(*factors, **summed)
+        return (products[0] if num_rhs == 1 else jnp.stack(products),)
+
+    def finish(sums, *operands):
+        products = sums if num_rhs == 1 else [*sums[0]]
+        return tuple(parts(*_apart([x.astype(wide) for x in products], pair), *operands))
+
     return partitioning.Division(
         operands=(lhs_names, *[rhs_names] * num_rhs, *operands),
         results=tuple(results),
         call=call,
-        product=lambda *factors: tuple(_products(*factors, **shared)),
-        addends=(names,) * num_rhs,
-        finish=lambda sums, *operands: tuple(parts(*_apart(sums, pair), *operands)),
+        product=multiply,
+        addends=(names,) if num_rhs == 1 else (("both", *names),),
+        finish=finish,
         epilogue=tuple(range(1 + num_rhs, len(avals))),
         whole=tuple(sorted(whole)),
     )

@@ -119,8 +119,9 @@ def matmul(
       By a `PackedWeight` float16 and bfloat16 are multiplied as `docs/packed-weights.md` says, and
       the result has the dtype of `a` unless another one is asked for.
       An epilogue's operations round to their own dtypes, as JAX means them. Its derivatives keep
-      acc, in its own dtype, or what follows it in fewer bytes, if they depend on it. The cotangent of acc is rounded to the dtype of
-      the operands before it is multiplied by them; in forward mode the tangent of acc is.
+      acc, in its own dtype, or what follows it in fewer bytes, if they depend on it. The cotangent
+      of acc is rounded to the dtype of the operands before it is multiplied by them; in forward
+      mode the tangent of acc is.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
