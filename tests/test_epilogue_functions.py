@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import jet
+from jax.extend import core
 from written_functions import (
     DTYPES,
     FUNCTIONS,
@@ -37,6 +38,7 @@ from written_functions import (
 )
 
 import jax_tcgemm
+from jax_tcgemm.epilogues.reductions import reductions_apart
 
 # --- values and derivatives ---------------------------------------------------------------------
 
@@ -326,6 +328,21 @@ def test_only_what_derivatives_need_is_kept():
     # The accumulator is a result already.
     (call,) = params_of(jax.grad(lambda x: ours(lambda acc: (jnp.sin(acc), acc))(x, w)[0].sum()), x)
     assert len(call.outvars) == 2
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_sums_of_halves_of_a_result_are_taken_apart_from_it(axis):
+    """So that XLA adds up what one call has stored, where a kernel would not."""
+
+    def function(acc, saved):
+        both = jnp.sin(acc) * saved, jnp.cos(acc)
+        return [jnp.stack(both, axis), *(x.sum(0) for x in both)]
+
+    acc, saved = normal(0, M, N), normal(1, N)
+    elementwise, rest = reductions_apart(jax.make_jaxpr(function)(acc, saved))
+    assert [x.shape for x in elementwise.out_avals] == [function(acc, saved)[0].shape]
+    got = core.jaxpr_as_fun(rest)(*core.jaxpr_as_fun(elementwise)(acc, saved))
+    assert_near(got, function(acc, saved), 1e-6)
 
 
 def rounded_gelu(acc):

@@ -12,6 +12,7 @@ from jax import test_util
 import jax_tcgemm
 from jax_tcgemm import checkpoint_policies
 from jax_tcgemm.problem.activations import ACTIVATIONS, canonical_activation
+from jax_tcgemm.system import modules
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", [None, "host"], ids=["default", "host"])
 KINDS = pytest.mark.parametrize("kind", ["plain", "array", "pair"])
@@ -375,3 +376,17 @@ def test_errors(change, error, message):
     params = change.get("params", {k: v for k, v in params.items() if v is not None})
     with pytest.raises(error, match=message):
         jax_tcgemm.mlp(x, params, **kwargs)
+
+
+@pytest.mark.skipif(modules.cuda is None, reason="this build has no CUDA module")
+def test_derivatives_of_gate_and_up_are_fused_beside_sums_for_their_biases():
+    bf16 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    params = {"up": bf16((4096, 2, 4096)), "up_bias": bf16((2, 4096)), "down": bf16((4096, 4096))}
+
+    def loss(params, x):
+        return jax_tcgemm.mlp(x, params, activation="silu").astype(jnp.float32).sum()
+
+    report = jax_tcgemm.explain(jax.grad(loss), params, bf16((4096, 4096)), platform="cuda")
+    (call,) = (x for x in report if x.epilogue == ("split", "silu", "mul", "stack"))
+    assert call.implementation == "wgmma"
+    assert call.problem.function is not None

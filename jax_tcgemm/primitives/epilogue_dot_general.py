@@ -58,11 +58,19 @@ epilogue_dot_general_p.multiple_results = True
 
 def accumulators(lhs, *rights, pair: int | None = None, **params) -> list:
     """The types of what a function takes, of products with parameters of `tcgemm_dot_general`."""
-    params |= {"preferred_element_type": accumulator_dtype(lhs.dtype, rights[0].dtype)}
     # What was asked for by name is found out when the primitive is lowered.
     params |= {"options": params["options"].selecting()}
+    types = tuple(getattr(x, "aval", x) for x in (lhs, *rights))
+    return _accumulators(types, pair, tuple(params.items()), jax_internals.trace_context())
+
+
+@functools.lru_cache(maxsize=1024)
+def _accumulators(types, pair: int | None, params, context) -> list:
+    del context
+    how = dict(params)
+    how |= {"preferred_element_type": accumulator_dtype(types[0].dtype, types[1].dtype)}
     with selection.unseen():
-        made = jax.make_jaxpr(lambda *x: _apart(_products(*x, **params), pair))(lhs, *rights)
+        made = jax.make_jaxpr(lambda *x: _apart(_products(*x, **how), pair))(*types)
     return made.out_avals
 
 

@@ -120,7 +120,7 @@ def with_epilogue(
     params = {
         "options": options,
         "dimension_numbers": dimension_numbers,
-        "permutation": permutation,
+        "permutation": None if permutation is None else tuple(permutation),
         "precision": canonical_precision(op, precision),
         "out_sharding": out_sharding,
         "pair": pair,
