@@ -12,6 +12,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import MAX_EXTENT, accumulator_dtype
+from jax_tcgemm.problem.packed_weight import PackedWeight
+from jax_tcgemm.problem.quantized import is_quantized
 from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding.layout import canonical_spec
 from jax_tcgemm.system.invariance import invariance
@@ -91,6 +93,11 @@ def as_array(op: str, name: str, x) -> jax.Array:
       TypeError: when it is not an array or scalar of a numeric dtype.
       ValueError: when a dimension is too large.
     """
+    if isinstance(x, PackedWeight) or is_quantized(x):
+        raise TypeError(
+            f"{op}: {name} must be an array, got {name} of type {type(x).__name__}; dequantize it "
+            "first"
+        )
     if not isinstance(x, jax.Array) and hasattr(x, "__jax_array__"):
         x = x.__jax_array__()
     if not isinstance(x, jax.Array | np.ndarray | np.generic):

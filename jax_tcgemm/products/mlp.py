@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.layers import Layer, broadcast_to
 from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products import quantized
 from jax_tcgemm.products.arguments import (
     accumulating,
     as_array,
@@ -28,7 +29,8 @@ from jax_tcgemm.products.arguments import (
     check_flag,
     promoted_dtype,
 )
-from jax_tcgemm.products.linear import check_weight, gated_weights, pair_of_biases
+from jax_tcgemm.products.linear import check_weight, gated_weights, pair_of_biases, product
+from jax_tcgemm.products.packed import kind_of
 from jax_tcgemm.sharding import partitioning, shardings
 
 _NAMES = ("up", "up_bias", "down", "down_bias")
@@ -75,14 +77,15 @@ def mlp(
     differentiated as well, as that would compute every gradient twice.
 
     Args:
-      x: array of shape (..., k).
+      x: array of shape (..., k), or a `QuantizedArray`.
       params: a mapping with "up", an array of shape (k, j), or gated (k, 2, j) or a pair of arrays
         of shape (k, j); "down", of shape (j, n); and optionally "up_bias", of shape (j,), gated
-        (2, j) or a pair, and "down_bias", of shape (n,).
+        (2, j) or a pair, and "down_bias", of shape (n,). Weights may be `QuantizedArray`s or
+        `PackedWeight`s; then the block is two calls of `linear`, and so are its derivatives.
       activation: f: None, or as for `linear`.
       residual: None, or an array that broadcasts to the result.
       accumulate: None, or a mapping with "up" and "down" or one of them: buffers of the shapes of
-        those weights, of any floating dtype.
+        those weights, of any floating dtype. None beside quantised operands.
       precision: as for `linear`, of all products.
       preferred_element_type: as for `linear`; h has the dtype that x and up promote to.
       out_sharding: sharding of the result, as for `linear`. The rows of h are divided as those of
@@ -112,9 +115,10 @@ def mlp(
       (32800.0, (8, 2, 16))
     """
     op = "mlp"
-    x = as_array(op, "x", x)
-    options = call_options(op, implementation, None, batch_invariant)
-    given = checked_params(op, x, params)
+    x = quantized.as_operand(op, "x", x)
+    given = checked_params(op, x, params, quantized.as_weight)
+    weights = *_weights(given["up"]), given["down"]
+    options = call_options(op, implementation, None, batch_invariant, kind_of(*weights))
     is_gated = isinstance(given["up"], tuple) or given["up"].ndim == 3
     spec = _Spec(
         options=options,
@@ -125,6 +129,13 @@ def mlp(
         out_sharding=canonical_sharding(op, out_sharding, x.ndim),
         donate_residual=check_flag(op, "donate_residual", donate_residual),
     )
+    if quantized.is_any(x, *weights):
+        if accumulate is not None:
+            raise ValueError(
+                f"{op}: accumulate must be None beside quantised operands, got accumulate of type "
+                f"{type(accumulate).__name__}; quantised weights have no gradients"
+            )
+        return _by_layers(spec, x, given, residual)
     hidden = promoted_dtype(op, x.dtype, jax.tree.leaves(given["up"])[0].dtype)
     dtype = spec.preferred_element_type or promoted_dtype(op, hidden, given["down"].dtype)
     for name, of in (("up_bias", hidden), ("down_bias", dtype)):
@@ -161,7 +172,35 @@ class _Spec:
         return {"options": self.options, "precision": self.precision}
 
 
-def checked_params(op, x, params) -> dict:
+def _by_layers(spec: _Spec, x, given: dict, residual) -> jax.Array:
+    """A block as two layers."""
+    gate, *second = _weights(given["up"])
+    h = product(
+        spec.options,
+        x,
+        gate,
+        rhs_up=second[0] if second else None,
+        pair=spec.pair,
+        bias=given.get("up_bias"),
+        activation=spec.activation,
+        dimension_numbers=_contracting_last(x),
+        precision=spec.precision,
+    )
+    return product(
+        spec.options,
+        h,
+        given["down"],
+        bias=given.get("down_bias"),
+        residual=residual,
+        preferred_element_type=spec.preferred_element_type,
+        out_sharding=spec.out_sharding,
+        donate_residual=spec.donate_residual,
+        dimension_numbers=_contracting_last(h),
+        precision=spec.precision,
+    )
+
+
+def checked_params(op, x, params, as_weight: Callable = as_array) -> dict:
     """Those of a block that are given, by name; weights are as of `gated_weights` or a matrix."""
     if not isinstance(params, Mapping):
         raise TypeError(
@@ -176,10 +215,10 @@ def checked_params(op, x, params) -> dict:
             f"{sorted(map(str, params))}; rename or add"
         )
     up, gated = params["up"], isinstance(params["up"], tuple | list)
-    up = up if gated else as_array(op, "up", up)
+    up = up if gated else as_weight(op, "up", up)
     if gated or up.ndim == 3:
-        up, gated = gated_weights(op, "up", x, up), True
-        num_hidden = jax.tree.leaves(up)[0].shape[-1]
+        up, gated = gated_weights(op, "up", x, up, as_weight), True
+        num_hidden = _weights(up)[0].shape[-1]
     else:
         check_weight(op, "up", x, up)
         num_hidden = up.shape[-1]
@@ -188,7 +227,7 @@ def checked_params(op, x, params) -> dict:
                 f"{op}: up must have shape (k, j), or gated (k, 2, j) or a pair, got "
                 f"up.shape={up.shape}; reshape it"
             )
-    down = as_array(op, "down", params["down"])
+    down = as_weight(op, "down", params["down"])
     if down.ndim != 2 or down.shape[0] != num_hidden:
         raise ValueError(
             f"{op}: down must have shape ({num_hidden}, n), for up has {num_hidden} columns, got "
