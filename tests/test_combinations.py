@@ -142,7 +142,11 @@ def _visit(function: str, encoding: str, feature: str) -> None:
         return
     if feature == "export":
         types = jax.tree.map(jax.typeof, (x, w))
-        targets = set(re.findall(r"custom_call @(tcgemm_\w+|LayoutConstraint)", jax.jit(f).lower(*types).as_text()))
+        targets = set(
+            re.findall(
+                r"custom_call @(tcgemm_\w+|LayoutConstraint)", jax.jit(f).lower(*types).as_text()
+            )
+        )
         checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in targets]
         exported = jax.export.export(jax.jit(f), disabled_checks=checks)(*types)
         _assert_near(exported.call(x, w), expected(x, w), rtol)
