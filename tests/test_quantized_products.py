@@ -475,10 +475,12 @@ REFUSED = {
         ValueError,
         "tensor.einsum: implementation must be gemm, xla or None for quantised operands",
     ),
-    "a block of layers": (
-        lambda: jax_tcgemm.mlp(jnp.ones((4, 4)), {"up": Q, "down": jnp.ones((4, 4))}),
-        TypeError,
-        "mlp: up must be",
+    "gradients of a block of layers": (
+        lambda: jax_tcgemm.mlp(
+            jnp.ones((4, 4)), {"up": Q, "down": jnp.ones((4, 4))}, accumulate={"down": jnp.ones(4)}
+        ),
+        ValueError,
+        "mlp: accumulate must be None beside quantised operands",
     ),
 }
 

@@ -12,7 +12,7 @@ Instances are hashable: calls with equal epilogues share one trace.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +88,12 @@ class Layer:
             return d
         zs = [z.astype(self.dtype) for z in zs]
         return d, (jnp.stack(zs, zs[0].ndim - 1) if self.gated else zs[0])
+
+
+def rounded_dtype(epilogue: Callable) -> np.dtype | None:
+    """Return the dtype that an epilogue rounds the product to, if that is all that it does."""
+    is_rounding = isinstance(epilogue, Layer) and epilogue == Layer(epilogue.dtype)
+    return epilogue.dtype if is_rounding else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Products with a function of JAX as their epilogue: the part that the public functions share."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -28,17 +27,6 @@ from jax_tcgemm.system.jax_internals import trace_context
 
 # What the arguments are whose place an epilogue takes, where they are not given.
 _DEFAULTS = {"alpha": 1.0, "donate_residual": False}
-
-
-@dataclasses.dataclass(frozen=True)
-class Rounded:
-    """An epilogue of nothing but the result's dtype. Equal ones are one, whose trace is known."""
-
-    dtype: np.dtype
-
-    def __call__(self, acc):
-        """The accumulator in that dtype."""
-        return acc.astype(self.dtype)
 
 
 def check_alone(op: str, epilogue, epilogue_operands, **replaced) -> None:

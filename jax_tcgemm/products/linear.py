@@ -22,7 +22,7 @@ from jax_tcgemm.products.arguments import (
     check_flag,
     real_number,
 )
-from jax_tcgemm.products.epilogue import Rounded, check_alone
+from jax_tcgemm.products.epilogue import check_alone
 from jax_tcgemm.products.packed import kind_of
 from jax_tcgemm.products.quantized import as_operand, as_weight, with_epilogue
 from jax_tcgemm.sharding import shardings
@@ -401,8 +401,6 @@ def product(
         num_biases=int("bias" in addends),
         has_residual="residual" in addends,
     )
-    if layer == Layer(layer.dtype):  # of quantised operands
-        layer = Rounded(layer.dtype)
     if not quantized.is_any(lhs, *rights):
         lhs, rhs, *up = accumulating(layer.dtype, lhs, *rights)
         rhs_up = up[0] if up else None

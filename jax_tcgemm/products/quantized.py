@@ -18,7 +18,7 @@ from jax import lax
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
-from jax_tcgemm.problem.layers import halves
+from jax_tcgemm.problem.layers import Layer, halves, rounded_dtype
 from jax_tcgemm.problem.packed_weight import PackedWeight
 from jax_tcgemm.problem.precision import canonical_precision, of_dequantized
 from jax_tcgemm.problem.quantized import (
@@ -234,7 +234,7 @@ def scaling(epilogue, dtype, scales: Sequence[Sequence[jax.Array]]):
 def product(options: CallOptions, lhs, rhs, *, preferred_element_type=None, **how) -> jax.Array:
     """A product of quantised operands, rounded; `how` as for `with_epilogue`."""
     dtype = result_dtype(options.function, preferred_element_type, lhs, rhs)
-    return with_epilogue(options, lhs, rhs, unquantized.Rounded(dtype), (), **how)
+    return with_epilogue(options, lhs, rhs, Layer(dtype), (), **how)
 
 
 def with_epilogue(
@@ -267,10 +267,11 @@ def with_epilogue(
             options, lhs, rhs, epilogue, operands, in_place=in_place, **how, **gates, **sharded
         )
     precision = sharded["precision"] = canonical_precision(op, precision)
+    rounded = None if pair is not None or rhs_up is not None else rounded_dtype(epilogue)
     if packed.is_packed(lhs, *rights):
-        made = epilogue.dtype if isinstance(epilogue, unquantized.Rounded) else np.dtype(np.float32)
+        made = rounded or np.dtype(np.float32)
         accs = [packed.product(options, lhs, right, made, **how, **sharded) for right in rights]
-        if isinstance(epilogue, unquantized.Rounded):
+        if rounded is not None:
             return accs[0]
         accs = accs if pair is None else halves(*accs, pair)
         return unquantized.applied(op, accs, epilogue, operands)
@@ -287,36 +288,30 @@ def with_epilogue(
             options, *factors[:2], function, operands, **how, **gates, **sharded
         )
     is_scaled = factors is not None and factors[0].dtype in (*FLOAT8, INT8)
-    rounded = epilogue.dtype if isinstance(epilogue, unquantized.Rounded) else None
     if is_scaled and out_sharding is None:
         own = {**how, "precision": precision}
         if pair is None and rhs_up is None:
             return _by_blocks(options, lhs, rhs, epilogue, operands, **own)
         if (both := _in_one_array(lhs, rights, pair, **how)) is not None:
             return _by_blocks(options, lhs, both[0], epilogue, operands, **own | both[1])
-        wide = unquantized.Rounded(np.dtype(np.float32))
+        wide = Layer(np.dtype(np.float32))
         accs = [_by_blocks(options, lhs, right, wide, (), **own) for right in rights]
-    else:
-        arrays = as_arrays(lhs, *rights)
-        common = jnp.result_type(*arrays)
-        left, *others = (x.astype(common) for x in arrays)
+        return unquantized.applied(
+            op, accs if pair is None else halves(*accs, pair), epilogue, operands
+        )
+    arrays = as_arrays(lhs, *rights)
+    common = jnp.result_type(*arrays)
+    left, *others = (x.astype(common) for x in arrays)
+    options = dataclasses.replace(options, provenance=Provenance.DEQUANTIZED)
+    how["precision"] = of_wide_numbers(op, precision)
+    if rounded is not None:
         ndim = plain.result_ndim(left.ndim, others[0].ndim, dimension_numbers)
-        accs = [
-            plain.dot_general(
-                left,
-                right,
-                options=dataclasses.replace(options, provenance=Provenance.DEQUANTIZED),
-                precision=of_wide_numbers(op, precision),
-                preferred_element_type=rounded or dtype,
-                out_sharding=canonical_sharding(op, out_sharding, ndim),
-                **how,
-            )
-            for right in others
-        ]
-        if rounded is not None:
-            return accs[0]
-    accs = accs if pair is None else halves(*accs, pair)
-    return unquantized.applied(op, accs, epilogue, operands)
+        how["out_sharding"] = canonical_sharding(op, out_sharding, ndim)
+        how["preferred_element_type"] = rounded
+        return plain.dot_general(left, others[0], options=options, **how)
+    gates["rhs_up"] = others[1] if len(others) == 2 else None
+    how["out_sharding"] = out_sharding
+    return unquantized.with_epilogue(options, left, others[0], epilogue, operands, **how, **gates)
 
 
 def has_blocks(x, contracted) -> bool:
@@ -415,7 +410,7 @@ def _by_blocks(
     is_natural = permutation is None or tuple(permutation) == tuple(range(len(permutation)))
     if is_natural and not ones:
         return unquantized.with_scaled_epilogue(options, factors, epilogue, operands, **own)
-    wide = unquantized.Rounded(np.dtype(np.float32))
+    wide = Layer(np.dtype(np.float32))
     acc = lax.squeeze(unquantized.with_scaled_epilogue(options, factors, wide, (), **own), ones)
     acc = acc if is_natural else lax.transpose(acc, tuple(permutation))
     return unquantized.applied(options.function, [acc], epilogue, operands)

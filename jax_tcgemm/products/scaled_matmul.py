@@ -9,13 +9,14 @@ import numpy as np
 
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import FLOAT8
+from jax_tcgemm.problem.layers import Layer
 from jax_tcgemm.products.arguments import (
     ShapeError,
     as_array,
     call_options,
     canonical_element_type,
 )
-from jax_tcgemm.products.epilogue import Rounded, with_epilogue, with_scaled_epilogue
+from jax_tcgemm.products.epilogue import with_epilogue, with_scaled_epilogue
 
 
 def scaled_matmul(
@@ -109,7 +110,7 @@ def scaled_matmul(
     if any(scales.ndim and scales.shape[-1] > 1 for scales in (lhs_scales, rhs_scales)):
         factors = lhs, rhs, _with_dimensions(lhs, lhs_scales), _with_dimensions(rhs, rhs_scales)
         how |= {"num_batch": num_batch, "blocks": (lhs_block, rhs_block)}
-        return with_scaled_epilogue(options, factors, Rounded(dtype), (), **how)
+        return with_scaled_epilogue(options, factors, Layer(np.dtype(dtype)), (), **how)
     lhs_scales = _of_rows(lhs, lhs_scales, lhs_block)
     rhs_scales = _of_rows(rhs, rhs_scales, rhs_block)
     if rhs_scales.ndim:
