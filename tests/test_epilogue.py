@@ -13,6 +13,7 @@ from jax_tcgemm.primitives import epilogue_dot_general
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Cost, Function, Result
+from jax_tcgemm.problem.layers import scaling_of
 from jax_tcgemm.selection.tables import problem_key
 from jax_tcgemm.system import modules
 
@@ -100,6 +101,35 @@ def test_libraries_are_told_which_of_their_epilogues_it_is():
         "relu": "relu_bias",
         "dgelu": "dgelu",
     }
+
+
+BF16, F32 = np.dtype("bfloat16"), np.dtype("float32")
+
+
+@pytest.mark.parametrize(
+    ("function", "residual", "expected"),
+    [
+        (lambda acc: acc, None, (1.0, None, F32)),
+        (lambda acc: (acc * -0.5).astype(BF16), None, (-0.5, None, BF16)),
+        (lambda acc, c: (2 * acc + c.astype(F32)).astype(BF16), BF16, (2.0, 0, BF16)),
+        (lambda acc, c: c + acc, F32, (1.0, 0, F32)),
+        (lambda acc, c: (acc + c).astype(BF16), F32, None),  # whose C is not rounded
+        (lambda acc, c: acc.astype(BF16) + c, BF16, None),  # whose product is
+        (lambda acc, c: acc + 2 * c, F32, None),
+        (lambda acc, c: acc - c, F32, None),
+        (lambda acc: acc + acc, None, None),
+        (lambda acc: (acc, acc), None, None),
+        (lambda acc: acc.astype(np.float64), None, None),
+        (lambda acc: acc.astype(np.int32), None, None),
+        (lambda acc: acc.sum(0), None, None),
+        (lambda acc: acc.T, None, None),
+    ],
+)
+def test_what_alpha_and_beta_are(function, residual, expected):
+    acc = jax.ShapeDtypeStruct((4, 4), F32)
+    operands = () if residual is None else (jax.ShapeDtypeStruct((4, 4), residual),)
+    found = scaling_of(jax.make_jaxpr(function)(acc, *operands))
+    assert (found and dataclasses.astuple(found)) == expected
 
 
 def test_work_and_traffic():

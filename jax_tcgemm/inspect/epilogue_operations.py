@@ -18,7 +18,7 @@ def epilogue_operations(plan) -> tuple[str, ...]:
     Functions that JAX has jitted under a name, such as relu, are one operation. Broadcasts,
     reshapes and conversions are left out.
     """
-    product = getattr(getattr(plan, "plan", plan), "product", None)
+    product = getattr(plan, "product", None)
     function = getattr(product, "function", None)
     if function is None:
         return ()

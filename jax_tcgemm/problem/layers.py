@@ -244,11 +244,14 @@ def scaling_of(function: core.ClosedJaxpr, num_accumulators: int = 1) -> Scaling
     (result,) = jaxpr.outvars
     if isinstance(result, core.Literal) or result.aval.shape != acc.aval.shape:
         return None
+    dtype = np.dtype(result.aval.dtype)
+    if not jnp.issubdtype(dtype, jnp.floating) or wide_dtype(dtype) != acc.aval.dtype:
+        return None
     terms, residual = [converted(result)], None
     if (added := inputs(terms[0], "add", "add_any")) is not None:
         terms = [x for x in added if converted(x) not in operands]
         of_operands = [converted(x) for x in added if converted(x) in operands]
-        if len(terms) != 1 or of_operands[0].aval.shape != acc.aval.shape:
+        if len(terms) != 1 or of_operands[0].aval != result.aval:
             return None
         residual = operands.index(of_operands[0])
     alpha, (scaled,) = 1.0, terms
@@ -258,7 +261,7 @@ def scaling_of(function: core.ClosedJaxpr, num_accumulators: int = 1) -> Scaling
             return None
         alpha = float(numbers[0].val)
         (scaled,) = (x for x in factors if x is not numbers[0])
-    return Scaling(alpha, residual, np.dtype(result.aval.dtype)) if scaled is acc else None
+    return Scaling(alpha, residual, dtype) if scaled is acc else None
 
 
 def library_epilogue(source: EpilogueSource, shape: tuple[int, ...]) -> str:
