@@ -18,39 +18,48 @@ def checkout(tmp_path):
     (tmp_path / "benchmarks/results").mkdir(parents=True)
     for name in ("README.md", "benchmarks/README.md"):
         (tmp_path / name).write_text(f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n")
-    records.append_records(tmp_path / "benchmarks/results/a.jsonl", make_records())
+    llama = [
+        make_record("auto", suite="llama", m=m, us=20.0, peer_us=peer_us)
+        for m, peer_us in ((512, 20.0), (1024, 80.0))
+    ]
+    records.append_records(tmp_path / "benchmarks/results/a.jsonl", [*make_records(), *llama])
     return tmp_path
 
 
-def test_suites_of_configs_are_in_the_full_tables_alone(checkout):
+def test_suites_of_configs_are_not_in_the_table_of_suites(checkout):
     path = checkout / "benchmarks/results/b.jsonl"
     configs = [make_record(suite="packed_configs", m=m) for m in (1, 16)]
     records.append_records(path, configs)
     render.render(checkout)
-    assert "packed_configs" not in (checkout / "README.md").read_text()
-    assert "packed_configs" in (checkout / "benchmarks/README.md").read_text()
+    text = (checkout / "benchmarks/README.md").read_text()
+    assert "### packed_configs" in text
+    assert "| packed_configs |" not in text
 
 
 def test_render_writes_tables_and_charts_once(checkout):
     stale = render.render(checkout, check=True)
     assert "old" in (checkout / "README.md").read_text()
     assert render.render(checkout) == stale
-    assert {path.name for path in stale} == {"README.md", "squares.png", "decode.png"}
+    charts = {"squares.png", "decode.png", "llama.png", "highlights.png"}
+    assert {path.name for path in stale} == {"README.md", *charts}
     assert render.render(checkout) == []
     text = (checkout / "README.md").read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "NVIDIA H200, driver 580.1, JAX 0.11.2" in text
-    assert "| squares | bf16 | wgmma | 3 | 0.278 | 0.556 | 1.111 |" in text
-    assert re.search(r"\| 1024³ \| 53.69 \| 119.3 \| 214.7 \| 0.250 \| 0.556 \|", text)
-    assert "| 16×512×512 (qkv) |" in (checkout / "benchmarks/README.md").read_text()
+    assert "Large dense products of LLMs (2 cases, H200) 2.00]" in text  # of 1 and 4
+    full = (checkout / "benchmarks/README.md").read_text()
+    assert "| squares | bf16 | wgmma | 3 | 0.278 | 0.556 | 1.111 |" in full
+    assert re.search(r"\| 1024³ \| 53.69 \| 119.3 \| 214.7 \| 0.250 \| 0.556 \|", full)
+    assert "| 16×512×512 (qkv) |" in full
     # New records, new charts: only those of their suite.
     records.append_records(
         checkout / "benchmarks/results/b.jsonl",
         [make_record(suite="decode", label="qkv", m=64)],
     )
     names = [path.name for path in render.render(checkout)]
-    assert names == ["decode.png", "README.md", "README.md"]
+    assert names == ["decode.png", "README.md"]
+    assert "Large dense" in (checkout / "README.md").read_text()
 
 
 def test_newer_records_replace_older_ones_of_the_same_case():
@@ -72,7 +81,7 @@ def test_documents_without_markers_or_bad_records_are_refused(checkout):
 
 def test_overhead_records_are_rendered():
     found = overhead.measure_overhead(samples=2)
-    section = render.summary_section([*make_records(), *found])
+    section = render.full_section([*make_records(), *found])
     assert "| products a step |" in section
     assert render.summary_section(found) == render.summary_section([])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -10,7 +11,7 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from jax_tcgemm.bench import parallel, programs, sweep
+from jax_tcgemm.bench import highlights, parallel, programs, sweep
 from jax_tcgemm.bench import records as rec
 from jax_tcgemm.bench.suites import Case, suite_names
 
@@ -54,6 +55,7 @@ def render(root: pathlib.Path, check: bool = False) -> list[pathlib.Path]:
             from jax_tcgemm.bench.plot import plot
 
             plot(chart_records, path, digest)
+    changed += _highlights_chart(root / _CHARTS / "highlights.png", everything, check)
     for device, sweeps in _by_device(rec.sweeps(everything)).items():
         changed += _sweep_chart(root / _CHARTS / _sweep_chart_name(device), sweeps, check)
     for path, section in (
@@ -94,6 +96,19 @@ def _sweep_chart(path: pathlib.Path, records: Sequence[dict], check: bool) -> li
     return [path]
 
 
+def _highlights_chart(
+    path: pathlib.Path, records: Sequence[dict], check: bool
+) -> list[pathlib.Path]:
+    """Draws the README's chart, and returns its path if it was out of date."""
+    shown = highlights.shown([*rec.products(records), *rec.workloads(records)])
+    digest = records_digest([*shown, *map(dataclasses.asdict, highlights.WORK)])
+    if not highlights.bars(shown) or (path.exists() and digest.encode() in path.read_bytes()):
+        return []
+    if not check:
+        highlights.plot_highlights(shown, path, digest)
+    return [path]
+
+
 def charts(records: Sequence[dict]) -> dict[str, list[dict]]:
     """The records of each chart, by the chart's name: one chart a suite."""
     by_suite: dict[str, list[dict]] = {}
@@ -121,24 +136,15 @@ def replace_section(text: str, section: str, name: str) -> str:
 
 
 def summary_section(records: Sequence[dict]) -> str:
-    """The main README: the chart and table of squares, and one line for each suite."""
-    products, workloads = rec.products(records), rec.workloads(records)
-    if not products:
+    """The main README: one bar for each kind of work."""
+    both = [*rec.products(records), *rec.workloads(records)]
+    found = highlights.bars(both)
+    if not found:
         return _NO_RECORDS
-    parts = [_provenance([*products, *workloads])]
-    groups = rec.grouped([*products, *workloads])
-    if ("squares", "bf16") in groups:
-        parts += [
-            "![TFLOP/s against size](benchmarks/charts/squares.png)",
-            _rates_table(groups["squares", "bf16"]),
-        ]
-    parts += [
-        "Every suite, with the ratio of the best peer's time to ours (above 1, ours is faster):",
-        # Which config is best where is of no use to who lets them be chosen.
-        _ratios_table({k: group for k, group in groups.items() if not k[0].endswith("_configs")}),
-    ]
-    parts += filter(None, (_flags_note(groups), _overhead_table(records), _parallel_table(records)))
-    return "\n\n".join(parts)
+    text = ", ".join(f"{title} {ratio:.2f}" for title, ratio, _ in found)
+    return (
+        f"![XLA's time over ours: {text}](benchmarks/charts/highlights.png)\n\n{_provenance(both)}"
+    )
 
 
 def full_section(records: Sequence[dict]) -> str:
@@ -146,7 +152,13 @@ def full_section(records: Sequence[dict]) -> str:
     products, workloads = rec.products(records), rec.workloads(records)
     if not products:
         return _NO_RECORDS
-    parts = [_provenance([*products, *workloads])]
+    groups = rec.grouped([*products, *workloads])
+    parts = [
+        _provenance([*products, *workloads]),
+        "Every suite, with the ratio of the best peer's time to ours (above 1, ours is faster):",
+        # Which config is best where is of no use to who lets them be chosen.
+        _ratios_table({k: group for k, group in groups.items() if not k[0].endswith("_configs")}),
+    ]
     for suite in charts(products):
         parts.append(f"### {suite}\n\n![{suite}](charts/{suite}.png)")
         for (name, dtype), group in rec.grouped(products).items():
@@ -157,7 +169,6 @@ def full_section(records: Sequence[dict]) -> str:
         for (name, dtype), group in rec.grouped(workloads).items():
             if name == suite:
                 parts += [f"{dtype}, µs, and the memory of the call in MB:", _times_table(group)]
-    groups = rec.grouped([*products, *workloads])
     parts += filter(None, (_flags_note(groups), _overhead_table(records), _parallel_table(records)))
     parts += _program_tables(records)
     sweeps = _by_device(rec.sweeps(records))
