@@ -172,6 +172,25 @@ def test_check_accepts_xla_and_rejects_one_wrong_element(dtype, x64):
     assert not errors[2] <= limit
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "c64"])
+def test_large_arrays_are_compared_where_they_are(dtype, monkeypatch, x64):
+    """With the errors that NumPy finds in small ones."""
+    case = make_case(dtype=dtype, k=30)
+    operands = reference.make_inputs(case, 1)[0]
+    good = lax.dot_general(*operands, case.dimension_numbers, preferred_element_type=case.out_type)
+    results = [good, good.at[3, 5].add(100)]
+    if dtype != "int8":
+        results.append(good.at[3, 5].set(jnp.nan))
+    found = reference.errors(case, operands, results)
+    monkeypatch.setattr(reference, "_FEW_ELEMENTS", good.size - 1)
+    reference._comparison.cache_clear()
+    reference.prepare(case, results)
+    assert reference._comparison.cache_info().misses == 1  # one program for all of a shape
+    np.testing.assert_allclose(reference.errors(case, operands, results), found, rtol=1e-5)
+    assert reference._comparison.cache_info().misses == 1
+    assert found[1] > reference.tolerance(case) >= found[0]
+
+
 def test_float_inputs_are_normal_and_integers_fill_their_range():
     ((a, _),) = reference.make_inputs(make_case(m=256, k=256, dtype="bf16"), 1)
     values = np.asarray(a, np.float64)

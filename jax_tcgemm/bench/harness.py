@@ -138,7 +138,7 @@ class Harness:
                     compiled = contender.function.lower(*case.operands).compile()
                     memory[contender.name] = _memory(compiled.memory_analysis())
             with contextlib.suppress(Exception):
-                reference.checker(
+                reference.prepare(
                     case,
                     [
                         jax.eval_shape(c.function, *case.operands)

@@ -81,48 +81,83 @@ def errors(case: Case | Workload, operands: tuple, results: list) -> list[float]
 
     Of a result of several arrays, the largest such error of one of them.
     """
-    return [float(e) for e in checker(case, jax.tree.map(_struct, results))(operands, results)]
+    references = _reference(case)(operands)
+    return [
+        max(jax.tree.leaves(jax.tree.map(_error, result, references)), key=_nan_last)
+        for result in results
+    ]
 
 
-def _struct(x) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-
-def checker(case: Case | Workload, results: list):
-    """The compiled comparison of results of such shapes with the reference."""
-    leaves, tree = jax.tree.flatten(results)
-    return _checker(case, tuple(leaves), tree)
+def prepare(case: Case | Workload, results: list) -> None:
+    """Compile what :func:`errors` runs on results of such shapes."""
+    references = _reference(case).out_info
+    for result in results:
+        jax.tree.map(_prepare_error, result, references)
 
 
 @functools.lru_cache(maxsize=64)
-def _checker(case, leaves, tree):
-    lowered = jax.jit(functools.partial(_errors, case)).lower(
-        case.operands, jax.tree.unflatten(tree, leaves)
-    )
+def _reference(case):
+    """The compiled reference of a case, a function of its operands."""
+    lowered = jax.jit(functools.partial(_wide_reference, case)).lower(case.operands)
     # The reference is needed once: searching for its best algorithm would take longer than it.
     options = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
     return lowered.compile(compiler_options=options)
 
 
-def _errors(case, operands, results):
+def _wide_reference(case, operands):
     # The barrier keeps XLA from turning the wide product back into a narrow one.
     kept = getattr(case, "kept", ())
     dtypes = [
         x.dtype if i in kept else _WIDE.get(x.dtype.name, x.dtype) for i, x in enumerate(operands)
     ]
     wide = [x.astype(dtype) for x, dtype in zip(operands, dtypes, strict=True)]
-    wide = lax.optimization_barrier(wide)
-    references = case.reference(*wide)
+    return case.reference(*lax.optimization_barrier(wide))
+
+
+# Arrays of at most so many elements are compared by NumPy, within milliseconds and in float64: a
+# program for each shape would take longer to compile. Larger ones are compared where they are.
+_FEW_ELEMENTS = 1 << 20
+
+
+def _error(result: jax.Array, reference: jax.Array) -> float:
+    """Max |result - reference| / max |reference|."""
+    if reference.size > _FEW_ELEMENTS:
+        return float(_comparison(_struct(result), _struct(reference))(result, reference))
+    dtype = np.promote_types(_compared_dtype(reference), np.float64)
+    result, expected = (np.asarray(x).astype(dtype) for x in (result, reference))
+    scale = max(np.max(np.abs(expected)), jnp.finfo(_compared_dtype(reference)).tiny)
+    with np.errstate(invalid="ignore"):
+        return float(np.max(np.abs(result - expected)) / scale)
+
+
+def _prepare_error(result, reference) -> None:
+    if reference.size > _FEW_ELEMENTS:
+        _comparison(_struct(result), _struct(reference))
+
+
+@functools.lru_cache(maxsize=64)
+def _comparison(result: jax.ShapeDtypeStruct, reference: jax.ShapeDtypeStruct):
+    """The compiled :func:`_error` of large arrays."""
 
     def error(result, reference):
-        dtype = jnp.promote_types(reference.dtype, jnp.float32)
+        dtype = _compared_dtype(reference)
         scale = jnp.maximum(jnp.max(jnp.abs(reference)), jnp.finfo(dtype).tiny)
         return jnp.max(jnp.abs(result.astype(dtype) - reference)) / scale
 
-    def largest(result):
-        return jnp.max(jnp.stack(jax.tree.leaves(jax.tree.map(error, result, references))))
+    return jax.jit(error).lower(result, reference).compile()
 
-    return [largest(result) for result in results]
+
+def _compared_dtype(reference) -> np.dtype:
+    return jnp.promote_types(reference.dtype, jnp.float32)
+
+
+def _nan_last(error: float) -> tuple[bool, float]:
+    """Orders errors so that NaN is the largest."""
+    return math.isnan(error), error
+
+
+def _struct(x) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 # The loops below compile to one product, however many groups there are: each takes as many rows as
