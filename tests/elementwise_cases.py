@@ -5,6 +5,7 @@ where it compiles several together. Its programs take subnormal numbers for 0, a
 generated code while it is compared with them; with subnormal numbers NumPy is the reference.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from elementwise_library import Library
 from emulated import reason
+from jax.extend import core
 
 from jax_tcgemm.epilogues import HEADER, EpilogueSource, Result, emit
 from jax_tcgemm.epilogues.expressions import STORED, computed
@@ -190,8 +192,10 @@ class Case:
             results = function(*map(jnp.asarray, accumulators), *map(jnp.asarray, operands))
         return jax.tree.leaves_with_path(results)
 
-    def check(self, library):
-        for got, (path, want) in zip(self.run(library), self.expected(), strict=True):
+    def check(self, library, expected=None):
+        """`expected`: the results by JAX, with their paths, where they are known."""
+        expected = self.expected() if expected is None else expected
+        for got, (path, want) in zip(self.run(library), expected, strict=True):
             want = np.asarray(want)
             if got.shape != want.shape or got.dtype != want.dtype:  # after a reduction
                 got = np.asarray(jnp.asarray(got).astype(want.dtype)).reshape(want.shape)
@@ -200,6 +204,66 @@ class Case:
             except AssertionError as error:
                 error.add_note(f"result {jax.tree_util.keystr(path)}")
                 raise
+
+
+# Primitives that move numbers and compute nothing.
+MOVES = ("broadcast_in_dim", "iota", "reshape", "rev", "slice", "squeeze", "transpose")
+
+
+def expected_of(cases):
+    """What `Case.expected` gives for each case, by few programs.
+
+    The first program computes what takes one primitive, besides moves, and each next one what takes
+    one more: XLA rounds its results as where it compiles that primitive alone.
+    """
+    arguments = [[jnp.asarray(x) for own in case.arguments for x in own] for case in cases]
+
+    def functions(arguments):
+        return [case.function(*own) for case, own in zip(cases, arguments, strict=True)]
+
+    with jax.disable_jit():  # for equations of primitives only
+        closed, shapes = jax.make_jaxpr(functions, return_shape=True)(arguments)
+    given = closed.jaxpr.constvars + closed.jaxpr.invars
+    arrays = dict(zip(map(id, given), [*closed.consts, *jax.tree.leaves(arguments)], strict=True))
+    steps, places = collections.defaultdict(list), {}
+    for eqn in closed.jaxpr.eqns:
+        before = max((places.get(id(x), 0) for x in eqn.invars), default=0)
+        place = max(before + (eqn.primitive.name not in MOVES), 1)
+        steps[place].append(eqn)
+        places |= dict.fromkeys(map(id, eqn.outvars), place)
+        # Numbers in the code are arguments, too: XLA would simplify what it does with constants.
+        literals = (x for x in eqn.invars if isinstance(x, core.Literal))
+        arrays |= {id(x): jnp.asarray(x.val, x.aval.dtype) for x in literals}
+    for place in sorted(steps):
+        later = [x for at in steps if at > place for eqn in steps[at] for x in eqn.invars]
+        arrays |= computed_at_once(steps[place], arrays, {*map(id, later + closed.jaxpr.outvars)})
+    results = [arrays[id(x)] for x in closed.jaxpr.outvars]
+    results = jax.tree.unflatten(jax.tree.structure(shapes), results)
+    return [jax.tree.leaves_with_path(own) for own in results]
+
+
+def computed_at_once(eqns, arrays, used):
+    """The results of equations that are among `used`, by one program; variables by their ids."""
+    given = {id(x): arrays[id(x)] for eqn in eqns for x in eqn.invars if id(x) in arrays}
+    kept = collections.defaultdict(list)
+    for variable in (x for eqn in eqns for x in eqn.outvars if id(x) in used):
+        kept[variable.aval.dtype].append(variable)
+
+    @jax.jit
+    def program(given):
+        values = dict(given)
+        for eqn in eqns:
+            found = eqn.primitive.bind(*(values[id(x)] for x in eqn.invars), **eqn.params)
+            found = found if eqn.primitive.multiple_results else [found]
+            values |= zip(map(id, eqn.outvars), found, strict=True)
+        # Behind one another, they take one loop, where each alone would take one of its own.
+        return [jnp.concatenate([values[id(x)].ravel() for x in own]) for own in kept.values()]
+
+    found = {}
+    for own, together in zip(kept.values(), map(np.asarray, program(given)), strict=True):
+        pieces = np.split(together, np.cumsum([x.aval.size for x in own])[:-1])
+        found |= {id(x): piece.reshape(x.aval.shape) for x, piece in zip(own, pieces, strict=True)}
+    return found
 
 
 def reduce(x, result: Result):
