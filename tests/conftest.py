@@ -1,6 +1,7 @@
 """Tests run against the installed package, never against the folder beside them."""
 
 import collections
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -183,9 +184,13 @@ def host_rules():
         yield gains_on_host
 
 
-@pytest.fixture
-def cpu_rule(host_rules, monkeypatch):
-    """What runs on a CPU is chosen as outside of these tests."""
+@contextlib.contextmanager
+def _choosing_as_outside(host_rules):
+    """Choose on a CPU as outside of these tests.
+
+    What is chosen is part of what JAX has traced, in functions of the library too, so its caches
+    are cleared before and after.
+    """
     import jax
 
     from jax_tcgemm import selection
@@ -195,10 +200,25 @@ def cpu_rule(host_rules, monkeypatch):
         selection.forget()
         jax.clear_caches()
 
-    monkeypatch.setattr(rules, "_gains_on_host", host_rules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "_gains_on_host", host_rules)
+        forget()
+        yield
     forget()
-    yield
-    forget()
+
+
+@pytest.fixture
+def cpu_rule(host_rules):
+    """What runs on a CPU is chosen as outside of these tests."""
+    with _choosing_as_outside(host_rules):
+        yield
+
+
+@pytest.fixture(scope="module")
+def cpu_rule_of_module(host_rules):
+    """As `cpu_rule`, for all tests of a module, which share what JAX has traced and compiled."""
+    with _choosing_as_outside(host_rules):
+        yield
 
 
 @pytest.fixture(scope="session")

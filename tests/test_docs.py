@@ -15,7 +15,7 @@ PAGES = [page for page in sorted(DOCS.glob("*.md")) if "```python" in page.read_
 
 @pytest.mark.all_cases
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_code_runs(page, cpu_rule):
+def test_code_runs(page, cpu_rule_of_module):
     """Each page is one program: its blocks run in order and share their names."""
     for example in Document.parse(str(page), PythonCodeBlockParser()).examples():
         example.evaluate()
