@@ -1,13 +1,15 @@
 """Cases, workloads and records for the tests of the benchmark."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import jax_tcgemm
-from jax_tcgemm.bench import records
+from jax_tcgemm.bench import records, reference
 from jax_tcgemm.bench.suites import Case
 from jax_tcgemm.bench.workload import Workload
 
@@ -80,3 +82,24 @@ def make_records():
     ]
     decode = [make_record(suite="decode", label="qkv", m=m, peer_us=12.0) for m in (1, 16)]
     return squares + decode
+
+
+RANDOM = reference.random
+
+
+def drawn(key, shape, dtype):
+    """Draw random numbers by NumPy, for which nothing is compiled; traced ones as the harness."""
+    if isinstance(key, jax.core.Tracer):
+        return RANDOM(key, shape, dtype)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return jnp.asarray(rng.standard_normal(shape).astype(dtype))
+    bounds = jnp.iinfo(dtype)
+    return jnp.asarray(rng.integers(bounds.min, bounds.max, shape, dtype, endpoint=True))
+
+
+def draw_by_numpy(patch):
+    """Let the harness draw as `drawn` does."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("jax_tcgemm.bench") and vars(module).get("random") is RANDOM:
+            patch.setattr(module, "random", drawn)

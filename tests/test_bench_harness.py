@@ -2,13 +2,10 @@
 
 import dataclasses
 import json
-import sys
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from bench_cases import make_case, make_record, make_records, make_workload
+from bench_cases import draw_by_numpy, make_case, make_record, make_records, make_workload
 from jax import lax
 from rich.console import Console
 
@@ -24,28 +21,13 @@ from jax_tcgemm.bench import (
 )
 from jax_tcgemm.tuning import timing
 
-RANDOM = reference.random
-
-
-def drawn(key, shape, dtype):
-    """Draw random numbers by NumPy, for which nothing is compiled; traced ones as the harness."""
-    if isinstance(key, jax.core.Tracer):
-        return RANDOM(key, shape, dtype)
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    if not jnp.issubdtype(dtype, jnp.integer):
-        return jnp.asarray(rng.standard_normal(shape).astype(dtype))
-    bounds = jnp.iinfo(dtype)
-    return jnp.asarray(rng.integers(bounds.min, bounds.max, shape, dtype, endpoint=True))
-
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_inputs():
     """Two sets of inputs, where as many as fill caches would be drawn for nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "num_input_sets", lambda *_: 2)
-        for name, module in list(sys.modules.items()):
-            if name.startswith("jax_tcgemm.bench") and vars(module).get("random") is RANDOM:
-                patch.setattr(module, "random", drawn)
+        draw_by_numpy(patch)
         yield
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from bench_cases import draw_by_numpy
 from typer.testing import CliRunner
 
 import jax_tcgemm
@@ -259,7 +260,8 @@ def test_bench_lists_its_suites(invoke):
     assert "llama" in text
 
 
-def test_bench_measures_records_and_draws(invoke, tmp_path):
+def test_bench_measures_records_and_draws(invoke, tmp_path, monkeypatch):
+    draw_by_numpy(monkeypatch)
     out, plot = tmp_path / "records.jsonl", tmp_path / "chart.png"
     arguments = ["--suite", "smoke", "--impl", "auto", "--peers", "xla", "--repeats", 5]
     code, text = invoke("bench", *arguments, "--dtype", "f32", "--out", out, "--plot", plot)
@@ -364,7 +366,8 @@ def test_bench_overhead_writes_its_records(invoke, tmp_path):
     assert [r["kind"] for r in records.read_records([out])] == ["overhead", "overhead"]
 
 
-def test_bench_programs_writes_its_records(invoke, tmp_path):
+def test_bench_programs_writes_its_records(invoke, tmp_path, monkeypatch):
+    draw_by_numpy(monkeypatch)
     out = tmp_path / "records.jsonl"
     for what in (["--only", "width 2"], ["--suite", "smoke", "--impl", "xla"]):
         code, text = invoke("bench", "programs", *what, "--samples", 2, "--out", out)
