@@ -248,21 +248,29 @@ class Refusal:
 
 
 _QUANTIZED_LOSS = Refusal(
-    TypeError, "x must be an array, got x of type QuantizedArray", "takes arrays; dequantize first"
+    TypeError,
+    "x must be an array, got x of type QuantizedArray",
+    "the function takes arrays; dequantize first",
 )
 _PACKED_LOSS = Refusal(
-    TypeError, "w must be an array, got w of type PackedWeight", "takes arrays; dequantize first"
+    TypeError,
+    "w must be an array, got w of type PackedWeight",
+    "the function takes arrays; dequantize first",
 )
 _PACKED_INVARIANT = Refusal(
-    ValueError, "batch_invariant must be False with a packed weight", "dequantize the weight first"
+    ValueError,
+    "batch_invariant must be False with a packed weight",
+    "kernels of packed weights depend on the number of rows; dequantize the weight first",
 )
 _NO_CPU_KERNEL = Refusal(
     ValueError,
     "batch_invariant must be False for what only XLA runs",
-    "not on a CPU, where only XLA runs it",
+    "on a CPU only XLA runs the product; on a GPU it is supported",
 )
 _SHARDED_TOP_K = Refusal(
-    ValueError, "x must not be divided over explicit mesh axes", "call it inside shard_map"
+    ValueError,
+    "x must not be divided over explicit mesh axes",
+    "the function must be called inside shard_map",
 )
 # Of (function, encoding, feature), None standing for all; the first that fits counts.
 REFUSED: dict[tuple, Refusal] = {
