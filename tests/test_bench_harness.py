@@ -310,7 +310,7 @@ def test_a_parallel_layer_is_measured_and_rendered():
     ratio, overlap_ratio = parallel.ratios(record)["sharded"]
     assert ratio == us["xla"] / us["sharded"]
     assert overlap_ratio == us["xla_overlap"] / us["sharded"]
-    section = render.summary_section([*make_records(), record])
+    section = render.full_section([*make_records(), record])
     assert "| 2 | 16 tokens, 8 → 32 → 8, float32 | collective_scheduler_ce/2 |" in section
 
 
