@@ -42,7 +42,6 @@ from jax_tcgemm.primitives.rules import (
     moved,
     of_derivative,
     same_varying,
-    series_by_parts,
     transpose_by_parts,
 )
 from jax_tcgemm.problem.call_options import CallOptions
@@ -343,7 +342,7 @@ ad.primitive_transposes[epilogue_dot_general_p] = _transpose
 
 
 def _series(primals, series, **params):
-    return series_by_parts(unfused, primals, series, **of_derivative(params))
+    return functions.series(unfused, primals, series, **of_derivative(params))
 
 
 jax_internals.register_jet(epilogue_dot_general_p, _series)

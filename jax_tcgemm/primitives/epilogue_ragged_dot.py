@@ -48,7 +48,6 @@ from jax_tcgemm.primitives.rules import (
     is_moving,
     of_derivative,
     same_varying,
-    series_by_parts,
     transpose_by_parts,
 )
 from jax_tcgemm.primitives.scaled_dot_general import dequantised
@@ -449,7 +448,7 @@ ad.primitive_transposes[epilogue_ragged_dot_p] = _transpose
 
 
 def _series(primals, series, **params):
-    return series_by_parts(unfused, primals, series, **of_derivative(params))
+    return functions.series(unfused, primals, series, **of_derivative(params))
 
 
 jax_internals.register_jet(epilogue_ragged_dot_p, _series)

@@ -32,7 +32,6 @@ from jax_tcgemm.primitives import functions, kept_values
 from jax_tcgemm.primitives.rules import (
     moved,
     same_varying,
-    series_by_parts,
     transpose_by_parts,
 )
 from jax_tcgemm.problem.block_scales import BlockScales
@@ -245,7 +244,7 @@ def _transpose(cotangents, *operands, **params):
 
 
 def _series(primals, series, **params):
-    return series_by_parts(unfused, primals, series, **params)
+    return functions.series(unfused, primals, series, **params)
 
 
 ad.primitive_jvps[scaled_dot_general_p] = _jvp
