@@ -28,7 +28,7 @@ class Levels:
 
     @classmethod
     def all_of(cls, problem: Problem, shape: tuple[int, ...]) -> Iterator["Levels"]:
-        """That of the problem, then those in which its one level of the batch is cut in two."""
+        """Yield the levels of the problem, then those with its one batch level split in two."""
         axes = [axis for axis, extent in enumerate(shape) if extent != 1]
 
         def take(extent: int) -> tuple[int, ...]:

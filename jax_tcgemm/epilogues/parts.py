@@ -147,7 +147,7 @@ class _Classes:
 
 
 def _summed(jaxpr: core.Jaxpr) -> dict[core.Var, core.Var]:
-    """Of results that are sums, and of nothing else, what they are sums of."""
+    """Return the operand of each `reduce_sum` whose value is a result and nothing else."""
     used = {x for eqn in jaxpr.eqns for x in eqn.invars if not isinstance(x, core.Literal)}
     return {
         eqn.outvars[0]: eqn.invars[0]
@@ -157,9 +157,9 @@ def _summed(jaxpr: core.Jaxpr) -> dict[core.Var, core.Var]:
 
 
 def _relate(eqn: core.JaxprEqn, classes: _Classes, is_result: bool) -> None:
-    """What an equation says of the dimensions of its operands and results.
+    """Relate the dimensions of an equation's operands and results.
 
-    `is_result`: whether it is a sum that is a result, the sum of those of parts.
+    `is_result`: whether the equation is a sum that is a result, which devices sum again.
     """
     name, operands, results, params = eqn.primitive.name, eqn.invars, eqn.outvars, eqn.params
     out, shape = results[0], results[0].aval.shape
@@ -199,7 +199,7 @@ def _relate(eqn: core.JaxprEqn, classes: _Classes, is_result: bool) -> None:
             classes.keep(x)
 
 
-# What cuts arrays apart or puts them together, and the parameter that says along which dimension.
+# Primitives that split or join arrays, and the parameter with the dimension along which they do.
 _ALONG = {"split": "axis", "concatenate": "dimension", "stack": "axis"}
 
 

@@ -85,7 +85,7 @@ def call_of(equations: Sequence[core.JaxprEqn], group: Group):
 
 
 def _parameters(num_rhs: int, pair: int | None = None) -> dict:
-    """Those of `tcgemm_epilogue_dot_general` that a plain product lacks, but for the function."""
+    """Return the epilogue's parameters of `tcgemm_epilogue_dot_general`, without the function."""
     return {"num_rhs": num_rhs, "pair": pair, "in_place": None, "xla_dtype": None}
 
 

@@ -20,7 +20,7 @@ None: as the function says).
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -165,41 +165,40 @@ def unfused(*arguments, **params) -> list[jax.Array]:
     so. Of a function that reduces some of its other results only that is XLA's; for the rest there
     is a call of its own.
     """
-    return _unfused(of_stored, *arguments, **params)
+    return _unfused(arguments, params, None)
 
 
-def unfused_on_gpu(*arguments, xla_dtype, **params) -> list[jax.Array]:
-    """The same with the function computed in `xla_dtype`."""
-    stored = of_stored if xla_dtype is None else functools.partial(_of_narrowed, xla_dtype)
-    return _unfused(stored, *arguments, xla_dtype=xla_dtype, **params)
+def unfused_on_gpu(*arguments, **params) -> list[jax.Array]:
+    """`unfused` with the function computed in `xla_dtype`."""
+    return _unfused(arguments, params, params["xla_dtype"])
 
 
-def _of_narrowed(dtype, function: core.ClosedJaxpr, num_accumulators: int):
-    return dtype, narrowed(function, num_accumulators, dtype)
-
-
-def _unfused(stored: Callable, *arguments, **params) -> list[jax.Array]:
-    """`stored`: from the function to the products' dtype and the function of such products."""
+def _unfused(arguments, params, xla_dtype: np.dtype | None) -> list[jax.Array]:
     own, shared = _separated(params)
-    function, num_rhs, pair = own["function"], own["num_rhs"], own["pair"]
-    if (apart := reductions_apart(function)) is not None:
-        results = bare_products(*arguments, **params)
-        return core.jaxpr_as_fun(apart[1])(*results)
-    factors, operands = _split(arguments, num_rhs)
-    dtype, of_rounded = stored(function, _num_accumulators(num_rhs, pair))
+    if (apart := reductions_apart(own["function"])) is not None:
+        return core.jaxpr_as_fun(apart[1])(*bare_products(*arguments, **params))
+    factors, operands = _split(arguments, own["num_rhs"])
+    dtype, of_products = _stored(own, xla_dtype)
     products = _products(*factors, **shared | {"preferred_element_type": dtype})
-    return core.jaxpr_as_fun(of_rounded)(*_apart(products, pair), *operands)
+    return core.jaxpr_as_fun(of_products)(*_apart(products, own["pair"]), *operands)
+
+
+def _stored(own: dict, xla_dtype: np.dtype | None) -> tuple[np.dtype, core.ClosedJaxpr]:
+    """The dtype that XLA's products are stored in, and the function of such products."""
+    number = _num_accumulators(own["num_rhs"], own["pair"])
+    if xla_dtype is None:
+        return of_stored(own["function"], number)
+    return xla_dtype, narrowed(own["function"], number, xla_dtype)
 
 
 def bare_products(*arguments, **params) -> list[jax.Array]:
     """The plain products of `unfused_on_gpu`, or its call without reductions."""
     own, shared = _separated(params)
-    function, num_rhs, pair = own["function"], own["num_rhs"], own["pair"]
-    if (apart := reductions_apart(function)) is not None:
+    if (apart := reductions_apart(own["function"])) is not None:
         return epilogue_dot_general_p.bind(*arguments, **params | {"function": apart[0]})
-    dtype = own["xla_dtype"] or of_stored(function, _num_accumulators(num_rhs, pair))[0]
-    shared |= {"preferred_element_type": dtype}
-    return _products(*_split(arguments, num_rhs)[0], **shared)
+    dtype, _ = _stored(own, own["xla_dtype"])
+    factors, _ = _split(arguments, own["num_rhs"])
+    return _products(*factors, **shared | {"preferred_element_type": dtype})
 
 
 # --- batching -----------------------------------------------------------------------------------

@@ -102,8 +102,9 @@ def _linearized(
     reading = [eqn for eqn in needed if of_tangents.intersection(eqn.outvars)]
     wanted = variables(x for eqn in reading for x in eqn.invars) + variables(tangents)
     wanted = [x for x in wanted if x in of_accs and x not in of_tangents]
-    is_exact = beyond.isdisjoint(variables(results))
-    returned = set(variables(results)) if is_exact else set()
+    # Whether a kernel may compute the results by the derivative's equations.
+    can_replace = beyond.isdisjoint(variables(results))
+    returned = set(variables(results)) if can_replace else set()
 
     def cost(x: core.Var) -> int:
         if x not in of_accs or x in returned:
@@ -116,13 +117,13 @@ def _linearized(
 
     read = [x for x in cheapest_cut(wanted, producer, known, cost).read if x in of_accs]
     kept = [x for x in read if x not in returned]
-    before = needed_equations(jaxpr.eqns, [*results, *kept] if is_exact else kept)
+    before = needed_equations(jaxpr.eqns, [*results, *kept] if can_replace else kept)
     keeping = function
-    if kept and is_exact:
+    if kept and can_replace:
         keeping = function_of(arguments, before, [*results, *kept])
     elif kept:
         keeping = _joined(function, function_of(arguments, before, kept))
-    places = [*(results if is_exact else [None] * len(moves)), *kept]
+    places = [*(results if can_replace else [None] * len(moves)), *kept]
     after = function_of(
         (*operands, *read, *given), needed_equations(jaxpr.eqns, tangents, set(read)), tangents
     )
@@ -155,8 +156,7 @@ def _derivative(function: core.ClosedJaxpr, moving: tuple[bool, ...]):
 
 def _joined(function: core.ClosedJaxpr, other: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """Return the function with the results of both, of the same arguments."""
-    both = map(core.jaxpr_as_fun, (function, other))
-    f, g = both
+    f, g = map(core.jaxpr_as_fun, (function, other))
     return jax.make_jaxpr(lambda *arguments: [*f(*arguments), *g(*arguments)])(*function.in_avals)
 
 

@@ -33,7 +33,7 @@ def wide_dtype(dtype) -> jnp.dtype:
 
 
 def accumulator_dtype(lhs_dtype, rhs_dtype) -> np.dtype:
-    """What the product of such operands accumulates in: at least float32, of integers int32."""
+    """Return the dtype of a product's accumulators: at least float32, for integers int32."""
     if lhs_dtype in FLOAT8 and rhs_dtype in FLOAT8:  # which JAX does not promote to one another
         return np.dtype(np.float32)
     dtype = jnp.promote_types(lhs_dtype, rhs_dtype)

@@ -95,7 +95,7 @@ def with_epilogue(
       permutation: order of the result's dimensions.
       precision: as for `matmul`.
       out_sharding: of what the epilogue is given, as for `matmul`.
-      in_place: None, or the number of the operand whose memory the first result may take.
+      in_place: None, or of a `Layer` the number of the operand whose memory the result may take.
 
     Returns:
       What the epilogue returns.
@@ -113,20 +113,19 @@ def with_epilogue(
         "out_sharding": out_sharding,
         "pair": pair,
     }
+    if isinstance(epilogue, Layer):
+        own = {"layer": epilogue, "rhs_up": rhs_up, "in_place": in_place}
+        (out,) = primitive.with_layer(lhs, rhs, *operands, **own, **params)
+        return out
     rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
     accs = primitive.accumulators(lhs, *rights, **params)
-    shape = accs[0].shape
-    operands = _checked_operands(op, epilogue, operands, shape)
-    traced = _trace(epilogue, (*accs, *map(jax.typeof, operands)))
-    _check_results(op, traced, shape)
+    traced, operands = _checked(op, accs, epilogue, operands)
     out = primitive.epilogue_dot_general(
         lhs,
         rhs,
         *operands,
         function=traced.function,
         rhs_up=rhs_up,
-        in_place=in_place,
-        xla_dtype=epilogue.xla_dtype(*operands) if isinstance(epilogue, Layer) else None,
         **params,
     )
     return jax.tree.unflatten(traced.results, out)
@@ -134,10 +133,7 @@ def with_epilogue(
 
 def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Sequence):
     """What an epilogue makes of accumulators that are arrays already, checked likewise."""
-    shape = accs[0].shape
-    operands = _checked_operands(op, epilogue, operands, shape)
-    traced = _trace(epilogue, tuple(map(jax.typeof, (*accs, *operands))))
-    _check_results(op, traced, shape)
+    traced, operands = _checked(op, tuple(map(jax.typeof, accs)), epilogue, operands)
     out = core.jaxpr_as_fun(traced.function)(*accs, *operands)
     return jax.tree.unflatten(traced.results, out)
 
@@ -201,10 +197,7 @@ def with_scaled_epilogue(
         "precision": canonical_precision(op, precision),
     }
     accs = scaled.accumulators(*factors, **params)
-    shape = accs[0].shape
-    operands = _checked_operands(op, epilogue, operands, shape)
-    traced = _trace(epilogue, (*accs, *map(jax.typeof, operands)))
-    _check_results(op, traced, shape)
+    traced, operands = _checked(op, accs, epilogue, operands)
     out = scaled.scaled_dot_general(
         *factors,
         *operands,
@@ -285,14 +278,20 @@ def _is_by_group(op: str, number: int, x, groups: int, shape: tuple[int, int]) -
     return True
 
 
-def _checked_operands(op: str, epilogue: Callable, operands: Sequence, shape) -> list[jax.Array]:
-    """The operands of an epilogue as arrays that broadcast to the accumulators' shape."""
-    if getattr(epilogue, "is_checked", False):
-        return [*operands]
-    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
-    for i, x in enumerate(operands):
-        check_broadcasts(op, f"epilogue_operands[{i}]", x, shape)
-    return operands
+def _checked(op: str, accs: Sequence, epilogue: Callable, operands: Sequence):
+    """Return the trace of an epilogue of accumulators of these types, and its operands as arrays.
+
+    The operands broadcast to the accumulators' shape, and the results are what an epilogue may
+    return.
+    """
+    shape = accs[0].shape
+    if not getattr(epilogue, "is_checked", False):
+        operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
+        for i, x in enumerate(operands):
+            check_broadcasts(op, f"epilogue_operands[{i}]", x, shape)
+    traced = _trace(epilogue, (*accs, *map(jax.typeof, operands)))
+    _check_results(op, traced, shape)
+    return traced, operands
 
 
 def _operand(op: str, name: str, x) -> jax.Array:

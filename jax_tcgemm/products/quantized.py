@@ -197,7 +197,7 @@ class _Scaled:
 
     @property
     def is_checked(self) -> bool:
-        """As of `Layer`."""
+        """Whether the operands are checked already, as those of a `Layer` are."""
         return getattr(self.epilogue, "is_checked", False)
 
     def __call__(self, *arguments):

@@ -10,7 +10,7 @@ from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.primitives.scaled_ragged_contraction import scaled_ragged_contraction
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import FLOAT8
-from jax_tcgemm.problem.layers import Layer, halves
+from jax_tcgemm.problem.layers import Layer, halves, rounded_dtype
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.problem.quantized import spread, spread_along
 from jax_tcgemm.products import epilogue as unquantized
@@ -96,9 +96,6 @@ def grouped(
     operands,
     *,
     gated,
-    dtype,
-    activation="none",
-    bias=None,
     precision,
     **how,
 ):
@@ -107,22 +104,15 @@ def grouped(
     Args:
       options: options of the call.
       factors: checked, quantised ones among them.
-      epilogue: a function, or None for the layer that the following say.
+      epilogue: a function, such as a `Layer`.
       operands: its own.
       gated: whether rhs has two matrices for each group.
-      dtype: of the layer's result.
-      activation: canonical.
-      bias: None, or an array of shape (g, n), gated (g, 2, n).
       precision: as for `ragged_dot`.
       **how: of `products.epilogue.with_grouped_epilogue`.
     """
     how |= {"gated": gated, "precision": precision}
-    if epilogue is None:
-        biases = () if bias is None else biases_of_groups(bias, gated)
-        epilogue = Layer(np.dtype(dtype), activation, gated=gated, num_biases=len(biases))
-        operands = biases
     if packed.is_packed(factors.rhs):
-        return _grouped_by_packed(options, factors, epilogue, operands, dtype, **how)
+        return _grouped_by_packed(options, factors, epilogue, operands, **how)
     if (found := grouped_scales(factors, gated)) is None:
         if (of_blocks := _grouped_blocks(factors, gated)) is None:
             return None
@@ -140,20 +130,13 @@ def grouped(
     )
 
 
-def biases_of_groups(bias: jax.Array, gated: bool) -> tuple[jax.Array, ...]:
-    """The biases of a grouped layer, of shape (g, 1, n), from (g, n), or gated (g, 2, n)."""
-    return (bias[:, :1], bias[:, 1:]) if gated else (bias[:, None],)
-
-
-def _grouped_by_packed(options, factors, epilogue, operands, dtype, *, gated, precision, **how):
+def _grouped_by_packed(options, factors, epilogue, operands, *, gated, precision, **how):
     """The same by packed weights, of which only the product is in the kernel."""
     op = options.function
     canonical_precision(op, precision)
-    is_plain = epilogue == Layer(np.dtype(dtype))
-    acc = packed.grouped_product(
-        options, factors, dtype if is_plain else np.dtype(np.float32), **how
-    )
-    if acc is None or is_plain:
+    rounded = rounded_dtype(epilogue)
+    acc = packed.grouped_product(options, factors, rounded or np.dtype(np.float32), **how)
+    if acc is None or rounded is not None:
         return acc
     accs = halves(acc, 1) if gated else [acc]
     # What is 0 of products that are 0 needs not be told which rows are of no group. Of the

@@ -12,7 +12,7 @@ from jax_tcgemm.primitives import dot_general as dense
 from jax_tcgemm.primitives import ragged_dot as primitive
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.problem.activations import canonical_activation
-from jax_tcgemm.problem.layers import Layer
+from jax_tcgemm.problem.layers import Layer, rounded_dtype
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products import quantized, quantized_groups
 from jax_tcgemm.products.arguments import (
@@ -417,56 +417,39 @@ def _fused(
         gather_indices = as_integers(op, "gather_indices", gather_indices)
         check_shape("gather_indices", gather_indices, "(rows,)", gather_indices.ndim == 1)
     offset = as_offset(op, group_offset)
-    if quantized.is_any(lhs, rhs):
-        preferred = canonical_element_type(op, preferred_element_type)
-        preferred_element_type = quantized.result_dtype(op, preferred, lhs, rhs)
+    preferred = canonical_element_type(op, preferred_element_type)
+    if is_quantized := quantized.is_any(lhs, rhs):
+        preferred = quantized.result_dtype(op, preferred, lhs, rhs)
+    layer = None
+    if epilogue is None:
+        activation = canonical_activation(op, activation)
+        dtype = promoted_dtype(op, lhs.dtype, rhs.dtype) if preferred is None else preferred
+        if (activation != "none" or bias is not None) and not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"{op}: the result must be real floating point where there is an activation or a "
+                f"bias, got dtype {dtype}; pass preferred_element_type"
+            )
+        biases = ()
+        if bias is not None:
+            biases = (bias[:, :1], bias[:, 1:]) if gated else (bias[:, None],)
+        layer = Layer(np.dtype(dtype), activation, gated=gated, num_biases=len(biases))
+        epilogue, epilogue_operands = layer, biases
+    how = {"gated": gated, "out_sharding": out_sharding}
+    if is_quantized:
+        factors = Factors(lhs, rhs, group_sizes, offset, gather_indices)
         found = quantized_groups.grouped(
-            options,
-            Factors(lhs, rhs, group_sizes, offset, gather_indices),
-            epilogue,
-            epilogue_operands,
-            gated=gated,
-            dtype=preferred_element_type,
-            activation=canonical_activation(op, activation) if epilogue is None else "none",
-            bias=bias,
-            precision=precision,
-            out_sharding=out_sharding,
+            options, factors, epilogue, epilogue_operands, precision=precision, **how
         )
         if found is not None:
             return found
         rhs = rhs.dequantize(lhs.dtype) if is_packed(rhs) else rhs
         lhs, rhs = quantized.as_arrays(lhs, rhs)
         precision = quantized.of_wide_numbers(op, precision)
-    if epilogue is not None:
+    if rounded_dtype(epilogue) is None:
+        lhs, rhs = (lhs, rhs) if layer is None else accumulating(layer.dtype, lhs, rhs)
+        factors = Factors(lhs, rhs, group_sizes, offset, gather_indices)
         return with_grouped_epilogue(
-            options,
-            Factors(lhs, rhs, group_sizes, offset, gather_indices),
-            epilogue,
-            epilogue_operands,
-            gated=gated,
-            precision=precision,
-            out_sharding=out_sharding,
-        )
-    activation = canonical_activation(op, activation)
-    preferred = canonical_element_type(op, preferred_element_type)
-    dtype = promoted_dtype(op, lhs.dtype, rhs.dtype) if preferred is None else preferred
-    if (activation != "none" or bias is not None) and not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(
-            f"{op}: the result must be real floating point where there is an activation or a bias, "
-            f"got dtype {dtype}; pass preferred_element_type"
-        )
-    if activation != "none" or gated or bias is not None:
-        biases = () if bias is None else quantized_groups.biases_of_groups(bias, gated)
-        layer = Layer(np.dtype(dtype), activation, gated=gated, num_biases=len(biases))
-        lhs, rhs = accumulating(layer.dtype, lhs, rhs)
-        return with_grouped_epilogue(
-            options,
-            Factors(lhs, rhs, group_sizes, offset, gather_indices),
-            layer,
-            biases,
-            gated=gated,
-            precision=precision,
-            out_sharding=out_sharding,
+            options, factors, epilogue, epilogue_operands, precision=precision, **how
         )
     return primitive.ragged_dot(
         lhs,

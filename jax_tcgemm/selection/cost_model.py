@@ -80,9 +80,9 @@ class Calibration:
     # other warpgroup's main loop runs meanwhile; two cooperative warpgroups share what they fetch.
     function_cached_kib: float = 94.0
     function_fetched_kib_per_us: float = 3.9
-    # What 1024 elements take more where a thread has more than 128 accumulators, so that a function
-    # spills registers: what erf took more by cooperative tiles, which spill. Nothing hides it, as
-    # far as is known: ping-pong tiles that spill were not measured.
+    # Additional us of 1024 elements where a thread has more than 128 accumulators, so that an
+    # epilogue function spills registers: what erf took more by cooperative tiles, which spill.
+    # Nothing hides it, as far as is known: ping-pong tiles that spill were not measured.
     function_spilled_us: float = 0.12
     # Two ping-pong warpgroups exchange the tensor cores and the epilogue: one tile of each takes a
     # main loop and the longer of a main loop and an epilogue, by the norm of this order, since
@@ -514,7 +514,7 @@ def _compute_us(
 
 
 def _waiting_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
-    """What ping-pong's epilogue of a tile waits for: matrices, and code beyond the cache.
+    """Return the us that a ping-pong epilogue waits for matrices and for uncached code.
 
     The code is that for 1024 * 16 accumulators, 128 for each thread of a warpgroup.
     """
