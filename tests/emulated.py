@@ -446,6 +446,8 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         shape = (problem.batch, *(() if rows else (problem.groups,)), problem.m, problem.n)
         return {"d": (shape, out)} | _function_results(problem, problem.function)
     if problem.kind == "packed":
+        if problem.function is not None:
+            return _function_arrays(problem.function, out, problem.m, problem.d_columns)
         is_product = problem.form != "weight"
         return {"d": ((problem.m, problem.n) if is_product else (problem.n, problem.k), out)}
     if problem.kind in ("quantize", "split"):
@@ -456,6 +458,16 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     d, *others = epilogue.result_arrays(problem)
     found = {"d": (d.shape, out)}
     return found | {f"function result {i}": (x.shape, x.dtype) for i, x in enumerate(others)}
+
+
+def _function_arrays(function, out, m: int, n: int) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """The results of a product with a function, D among them."""
+    found = {}
+    for number, (_, x, has_two) in enumerate(function.arrays):
+        *rows, columns = x.shape(1, m, n)
+        name, dtype = (f"function result {number - 1}", x.dtype) if number else ("d", out)
+        found[name] = (*rows, columns * (1 + has_two)), dtype
+    return found
 
 
 def _function_results(problem, function) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

@@ -7,6 +7,32 @@ namespace {
 
 bool is_float(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32; }
 
+int64_t d_elements(const PackedProblem& p) {
+  if (!p.is_product()) return p.k * p.n;
+  const Function& f = p.epilogue.function;
+  return multiply_add(f.array_rows(0, p.m), f.array_columns(0, p.d_columns()), 0);
+}
+
+// A function by the rules of one of a product of arrays.
+std::string check_epilogue(const PackedProblem& p) {
+  if (p.epilogue.is_none()) return "";
+  if (p.form != PackedForm::kProduct) return "a function must be one of form product";
+  if (p.epilogue.gated && p.n % (2 * PackedProblem::kTile) != 0) {
+    return must("n", "be a multiple of 32 of a gated product", p.n);
+  }
+  Problem product{};
+  product.batch = product.batch_inner = 1;
+  product.m = p.m;
+  product.n = p.d_columns();
+  product.k = p.k;
+  product.a = {DType::kBF16, false, p.k, 0, 0};
+  product.b = {DType::kBF16, true, p.k, 0, 0};
+  product.out = p.out;
+  product.compute = Compute::kF32;
+  product.epilogue = p.epilogue;
+  return check_problem(product);
+}
+
 }  // namespace
 
 const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProblem&) {
@@ -35,8 +61,12 @@ const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProble
        put<&PackedBuffers::group_sizes>},
       {"group_offset", BufferRole::kOperand, grouped, [](P&) -> int64_t { return 1; }, integer,
        put<&PackedBuffers::group_offset>},
-      {"d", BufferRole::kResult, always, [](P& p) { return (p.is_product() ? p.m : p.k) * p.n; },
-       [](P& p) { return p.out; }, put<&PackedBuffers::d>},
+      {"function operand", BufferRole::kOperand, [](P& p) { return p.epilogue.function.num_operands(); }, nullptr,
+       nullptr,
+       [](P&, PackedBuffers& buffers, void* x, int64_t bytes) { buffers.function_operands.push_back({x, bytes}); }},
+      {"d", BufferRole::kResult, always, d_elements, [](P& p) { return p.out; }, put<&PackedBuffers::d>},
+      {"function result", BufferRole::kResult, [](P& p) { return p.epilogue.function.num_more_arrays(); }, nullptr,
+       nullptr, [](P&, PackedBuffers& buffers, void* x, int64_t bytes) { buffers.more_results.push_back({x, bytes}); }},
   };
   return table;
 }
@@ -75,8 +105,15 @@ std::string check_problem(const PackedProblem& p) {
     return (p.is_product() ? "x must be f16, bf16 or f8e4m3fn, got " : "d must be f16 or bf16, got ") +
            std::string(name_of(p.in));
   }
-  if (!is_float(p.out)) return std::string("d must be f16, bf16 or f32, got ") + name_of(p.out);
-  return "";
+  if (p.epilogue.function.is_none() && !is_float(p.out)) {
+    return std::string("d must be f16, bf16 or f32, got ") + name_of(p.out);
+  }
+  return check_epilogue(p);
+}
+
+std::string check_buffers(const PackedProblem& p, const PackedBuffers& buffers) {
+  return check_function_buffers(p.epilogue.function, {1, 1, p.m, p.d_columns()}, !p.is_empty(), 1,
+                                buffers.function_operands, buffers.more_results);
 }
 
 }  // namespace tcgemm

@@ -10,7 +10,8 @@
 //
 // or, of x in float8_e4m3fn, with a factor for each row, row_scales[m], that the sum is multiplied by before it is
 // rounded; or, where integers stand for the values of a table, with table[u[k,n]] in place of the difference. X and D
-// are packed row-major. The weight lies in tiles of 16 columns, which fill D's columns up:
+// are packed row-major. D and more results may be what a function makes of a product, or, of a gated one, of its first
+// half of columns and its second. The weight lies in tiles of 16 columns, which fill D's columns up:
 //
 //   values       (n / 16, pieces, 512) bytes, a piece 64 rows of 4 bits or 32 rows of 8 bits
 //   scales       (n / 16, groups, 16), columns g and g + 8 side by side
@@ -23,6 +24,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/implementation.h"
 #include "core/problem.h"
@@ -45,10 +47,11 @@ struct PackedProblem {
   bool table;
   bool row_scales;  // whether each row of X has a factor
   DType scale;
-  DType in;               // of X; of a weight that of D
-  DType out;              // of D
-  int64_t experts = 1;    // weights; several of form grouped only
-  int64_t num_sizes = 0;  // length of group_sizes
+  DType in;                // of X; of a weight that of D
+  DType out;               // of D
+  int64_t experts = 1;     // weights; several of form grouped only
+  int64_t num_sizes = 0;   // length of group_sizes
+  Epilogue epilogue = {};  // of form product only; without up_offset
 
   bool is_product() const { return form != PackedForm::kWeight; }
   bool is_grouped() const { return form == PackedForm::kGrouped; }
@@ -57,6 +60,7 @@ struct PackedProblem {
   int64_t all_tiles() const { return experts * tiles(); }
   int64_t groups() const { return k / group_size; }
   int64_t pieces() const { return (k + kChunk - 1) / kChunk * (bits / 4); }
+  int64_t d_columns() const { return epilogue.gated ? n / 2 : n; }
 };
 
 // See problem.h.
@@ -75,6 +79,12 @@ void visit_fields(PackedProblem& p, Visit&& visit) {
   visit("scale", p.scale);
   visit("experts", p.experts);
   visit("num_sizes", p.num_sizes);
+  visit("gated", p.epilogue.gated);
+  visit("function", p.epilogue.function.name);
+  visit("function_library", p.epilogue.function.library);
+  visit("function_reads", p.epilogue.function.reads);
+  visit("function_indices", p.epilogue.function.indices);
+  visit("function_results", p.epilogue.function.results);
 }
 
 template <typename Visit>
@@ -83,7 +93,7 @@ void visit_dtypes(PackedProblem& p, Visit&& visit) {
   visit("d", "out_dtype", p.out);
 }
 
-inline Features features_of(const PackedProblem&) { return {}; }
+inline Features features_of(const PackedProblem& p) { return features_of(p.epilogue); }
 
 // Addresses of one call; of those that the problem does not have, null.
 struct PackedBuffers {
@@ -98,10 +108,11 @@ struct PackedBuffers {
   void* d = nullptr;
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
+  std::vector<Buffers::Array> function_operands, more_results;
 };
 
 // The arrays of a call: of products x [, row_scales], then values, scales [, zero_points] [, table], then, grouped,
-// group_sizes and group_offset -> d. Those of the weight are bytes.
+// group_sizes and group_offset [, function operands] -> d [, function results]. Those of the weight are bytes.
 const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProblem& problem);
 
 using PackedImplementation = ImplementationOf<PackedProblem, PackedBuffers>;
@@ -109,5 +120,8 @@ using PackedImplementations = ImplementationsOf<PackedProblem, PackedBuffers>;
 
 // Empty when extents are in range and dtypes known to some implementation, else the first rule broken.
 std::string check_problem(const PackedProblem& problem);
+
+// Whether the arrays hold all that a function reads, and its results exactly what it writes. As above.
+std::string check_buffers(const PackedProblem& problem, const PackedBuffers& buffers);
 
 }  // namespace tcgemm

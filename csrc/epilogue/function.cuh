@@ -6,6 +6,7 @@
 //   kIsGated                       whether it takes two sums, of the two products of a gated one
 //   kStoresRows                    whether its first result, D, is whole and of a type that kernels store by rows
 //   kMostReads, kNumResults        how many reads there are, or 1, and results
+//   kMostNeighbours                how many elements are reduced to one in any result; 1: none is reduced
 //   kWork                          how many instructions the code of an element has
 //   whole_level(dim)               the level that is all of dimension `dim`, or -1; see Index below
 //   bytes(along)                   of an element of all reads along this, together
@@ -645,8 +646,9 @@ class FunctionTile {
 
 // A function of a warp's eight rows of kGroups times eight columns, from (m_idx, n_idx) on, that stores what it makes
 // of them itself. get_sums(is_whole, sums) gives those that the thread has as FunctionTile wants it, as [set][element],
-// a set being a product; is_whole, as std::bool_constant, says that all of them are inside the product.
-template <typename F, int kGroups, typename GetSums>
+// a set being a product; is_whole, as std::bool_constant, says that all of them are inside the product. Without
+// kHasWhole there is no code for that, which takes time to load where it runs but once.
+template <typename F, int kGroups, bool kHasWhole = true, typename GetSums>
 __device__ __forceinline__ void run_on_eight_rows(const FunctionParams& params, const BatchPlace& batch, int32_t m_idx,
                                                   int32_t n_idx, const GetSums& get_sums) {
   const auto run = [&](auto is_whole) {
@@ -660,15 +662,16 @@ __device__ __forceinline__ void run_on_eight_rows(const FunctionParams& params, 
     get_sums(is_whole, sums);
     tile.run(sums[0], sums[kSets - 1]);  // mutant: gate_for_up_in_the_second_kernel
   };
-  if (params.in_eights && m_idx + 8 <= params.m && n_idx + 8 * kGroups <= params.n) {  // mutant: outside_is_whole
-    run(std::true_type{});
-  } else {
-    run(std::false_type{});
+  if constexpr (kHasWhole) {
+    // mutant: outside_is_whole
+    if (params.in_eights && m_idx + 8 <= params.m && n_idx + 8 * kGroups <= params.n) return run(std::true_type{});
   }
+  run(std::false_type{});
 }
 
-// Brings to L2 what a function will read of matrices in a part of the product, by `num_threads` threads.
-template <typename F>
+// Brings to L2 what a function will read of matrices in a part of the product, and with kVectors of vectors along its
+// columns, by `num_threads` threads.
+template <typename F, bool kVectors = false>
 struct FunctionPrefetch {
   const FunctionParams& params;
   const BatchPlace batch;
@@ -679,10 +682,10 @@ struct FunctionPrefetch {
 
   template <int i, typename T, Along along>
   __device__ __forceinline__ void load() const {
-    if (along != Along::kBoth || !params.in_eights) return;
+    if (!(along == Along::kBoth || (kVectors && along == Along::kN)) || !params.in_eights) return;
     const FunctionParams::Read& read = params.reads[i];
     const T* data = batch.first<T>(read);
-    const int32_t end = min(m + rows, params.m);
+    const int32_t end = along == Along::kN ? m + 1 : min(m + rows, params.m);
     const int64_t bytes = static_cast<int64_t>(min(columns, params.n - n)) * sizeof(T);
     for (int32_t row = m + thread_idx; row < end; row += num_threads) {
       const char* line = reinterpret_cast<const char*>(data + row_offset(read, row) + n);

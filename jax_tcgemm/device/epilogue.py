@@ -27,7 +27,7 @@ from jax_tcgemm.epilogues.joins import results_apart
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.epilogue import Epilogue
-from jax_tcgemm.problem.function import Result
+from jax_tcgemm.problem.function import Function, Result
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.layers import library_epilogue, scaling_of
 from jax_tcgemm.problem.precision import Numerics
@@ -403,15 +403,10 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
             # Those of both matrices of a gated product, one after the other.
             has_two = own.ndim > len(x.shape)
             factors.append((jax.vmap(x.folded) if has_two else x.folded)(own))
-    product, arrays = plan.product, sorted(number for number, *_ in function.arrays)
-    types = dict(zip(arrays, product.function.out_avals, strict=True))
-    results = []
-    for number, x, has_two in function.arrays:
-        shape = types[number].shape if has_two else product.shape
-        if x.over:
-            shape = x.shape(plan.problem.batch, plan.problem.m, plan.problem.n)
-        dtype = x.dtype if results else DTYPES[plan.problem.out_dtype]
-        results.append(jax.ShapeDtypeStruct(shape, dtype))
+    product = plan.product
+    extents = plan.problem.batch, plan.problem.m, plan.problem.n
+    made = Made(function, product.function, product.shape, extents, plan.levels)
+    results = made.arrays(plan.problem.out_dtype)
     given = [stored(operands[i]) for i in plan.operands]
     aliases = None
     # cuBLASLt does not promise to read an operand before it writes.
@@ -423,13 +418,52 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
         if own.dtype == d.dtype and own.size == math.prod(d.shape):
             given[place] = lax.reshape(own, d.shape)
             aliases = {len(factors) + place: 0}
-    found = call(plan.problem, plan.choice, (*factors, *given), results, aliases)
-    found[0] = carried(found[0], function.results[0].dtype)
-    ordered = {}
-    for x, (number, result, _) in zip(found, function.arrays, strict=True):
-        x = _reduced(x, result, plan.levels, product.shape) if result.over else x
-        ordered[number] = lax.reshape(x, types[number].shape).astype(types[number].dtype)
-    return [ordered[number] for number in arrays]
+    return made.results(call(plan.problem, plan.choice, (*factors, *given), results, aliases))
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What a call makes of a function: its arrays, and the function's results in these.
+
+    Attributes:
+      placed: the function as the call has it.
+      function: as it was given.
+      shape: of an accumulator.
+      extents: batch, m and n of the problem.
+      levels: what the dimensions of the accumulator are in it.
+    """
+
+    placed: Function
+    function: core.ClosedJaxpr
+    shape: tuple[int, ...]
+    extents: tuple[int, int, int]
+    levels: Levels
+
+    def arrays(self, out_dtype: str) -> list[jax.ShapeDtypeStruct]:
+        """The results of the call, of which the first is D, of that dtype."""
+        found = []
+        for number, x, has_two in self.placed.arrays:
+            shape = self._types[number].shape if has_two else self.shape
+            if x.over:
+                shape = x.shape(*self.extents)
+            dtype = x.dtype if found else DTYPES[out_dtype]
+            found.append(jax.ShapeDtypeStruct(shape, dtype))
+        return found
+
+    def results(self, found: list[jax.Array]) -> list[jax.Array]:
+        """The results of the function, from those of the call."""
+        found[0] = carried(found[0], self.placed.results[0].dtype)
+        ordered, types = {}, self._types
+        for x, (number, result, _) in zip(found, self.placed.arrays, strict=True):
+            x = _reduced(x, result, self.levels, self.shape) if result.over else x
+            ordered[number] = lax.reshape(x, types[number].shape).astype(types[number].dtype)
+        return [ordered[number] for number in types]
+
+    @property
+    def _types(self) -> dict:
+        """The function's results, by the number of the first that is in the same array."""
+        numbers = sorted(number for number, *_ in self.placed.arrays)
+        return dict(zip(numbers, self.function.out_avals, strict=True))
 
 
 def _scaled(plan: Plan, lhs, rhs, *operands) -> jax.Array:

@@ -46,7 +46,7 @@ def product(rows: Sequence[jax.Array], w: PackedWeight, dtype, plan: Plan) -> ja
         return out.reshape(*x.shape[:-1], tiles, TILE)
     m = math.prod(x.shape[:-1])
     flat = [x.reshape(m, x.shape[-1]), *(scales.reshape(m) for scales in rows[1:])]
-    operands = [*flat, *_operands(w)]
+    operands = [*flat, *operands_of(w)]
     result = jax.ShapeDtypeStruct((m, tiles * TILE), dtype)
     (out,) = call(plan.problem, plan.choice, operands, [result])
     return out.reshape(*x.shape[:-1], tiles, TILE)
@@ -70,7 +70,7 @@ def grouped_product(
     """
     tiles = w.values.shape[1]
     result = jax.ShapeDtypeStruct((len(rows[0]), tiles * TILE), dtype)
-    operands = [*rows, *_operands(w), group_sizes, group_offset]
+    operands = [*rows, *operands_of(w), group_sizes, group_offset]
     (out,) = call(plan.problem, plan.choice, operands, [result])
     return out.reshape(-1, tiles, TILE)
 
@@ -80,10 +80,11 @@ def weight(w: PackedWeight, dtype, plan: Plan) -> jax.Array:
     shape = (*w.values.shape[:-2], TILE, w.format.k)
     if plan.choice.implementation == selection.XLA:
         return jnp.swapaxes(stacked_dequantized(w, dtype), -1, -2).reshape(shape)
-    return call(plan.problem, plan.choice, _operands(w), [jax.ShapeDtypeStruct(shape, dtype)])[0]
+    return call(plan.problem, plan.choice, operands_of(w), [jax.ShapeDtypeStruct(shape, dtype)])[0]
 
 
-def _operands(w: PackedWeight) -> list[jax.Array]:
+def operands_of(w: PackedWeight) -> list[jax.Array]:
+    """The arrays of a weight that a call has."""
     operands = [w.values, w.scales]
     if w.zero_points is not None:
         operands.append(w.zero_points)

@@ -19,6 +19,7 @@ from jax_tcgemm.device import (
     grouped,
     grouped_contraction,
     grouped_epilogue,
+    packed_epilogue,
     request,
 )
 from jax_tcgemm.device import tensor as device_tensor
@@ -39,6 +40,7 @@ from jax_tcgemm.primitives import (
 )
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import epilogue_dot_general as epilogue_primitive
+from jax_tcgemm.primitives import epilogue_packed_dot as epilogue_packed_primitive
 from jax_tcgemm.primitives import epilogue_ragged_dot as epilogue_ragged_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.primitives import scaled_dot_general as scaled_primitive
@@ -57,6 +59,7 @@ _RULES = {
     contraction_primitive.scaled_ragged_contraction_p: (contraction_primitive, grouped_contraction),
     rows.rows_p: (rows, request),
     packed_dot.packed_dot_p: (packed_dot, request),
+    epilogue_packed_primitive.epilogue_packed_dot_p: (epilogue_packed_primitive, packed_epilogue),
     packed_weight.packed_weight_p: (packed_weight, request),
     quantize.quantize_p: (quantize, request),
     contract.contract_p: (contract, device_tensor),
@@ -74,6 +77,7 @@ _UNFUSED = {
     epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.bare_products,
     scaled_primitive.scaled_dot_general_p: scaled_primitive.bare_products,
     epilogue_ragged_primitive.epilogue_ragged_dot_p: epilogue_ragged_primitive.bare_products,
+    epilogue_packed_primitive.epilogue_packed_dot_p: epilogue_packed_primitive.bare_products,
     contraction_primitive.scaled_ragged_contraction_p: contraction_primitive.unfused,
 }
 # The jaxpr that is lowered, for each of JAX's primitives that have further jaxprs for derivatives.
@@ -86,6 +90,7 @@ _BY_UNFUSED = (
     epilogue_primitive,
     scaled_primitive,
     epilogue_ragged_primitive,
+    epilogue_packed_primitive,
     contraction_primitive,
 )
 

@@ -16,6 +16,7 @@ derivatives.
 Parameters, all static: options, format (of the weight), grouped and dtype (of the result).
 """
 
+import enum
 import functools
 import math
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ def packed_dot(
     Returns:
       An array of shape (..., *w.shape[1:]).
     """
-    operands = *_rows(x, row_scales), *arrays_of(w)
+    operands = *rows_of(x, row_scales), *arrays_of(w)
     return _by_columns(w.format, *operands, options=options, dtype=dtype, grouped=False)
 
 
@@ -109,7 +110,7 @@ def packed_ragged_dot(
     Returns:
       An array of shape (m, *w.shape[2:]).
     """
-    operands = *_rows(x, row_scales), *arrays_of(w), group_sizes, group_offset
+    operands = *rows_of(x, row_scales), *arrays_of(w), group_sizes, group_offset
     return _by_columns(w.format, *operands, options=options, dtype=dtype, grouped=True)
 
 
@@ -122,8 +123,39 @@ def _by_columns(form: PackedFormat, x, *others, dtype, **params) -> jax.Array:
     return out.reshape(*x.shape[:-1], *form.shape[1:])
 
 
-def _rows(x, row_scales) -> tuple:
+def rows_of(x, row_scales) -> tuple:
+    """The operands before those of the weight."""
     return (x,) if row_scales is None else (x, row_scales)
+
+
+def rows_and_weight(factors: Sequence) -> tuple[Sequence, Sequence]:
+    """The operands of a product without groups, or their types: x and its scales, and others."""
+    x = getattr(factors[0], "aval", factors[0])
+    number = 2 if x.dtype == E4M3 else 1
+    return factors[:number], factors[number:]
+
+
+class Way(enum.Enum):
+    """How a product with a packed weight runs.
+
+    By the primitive, by it and rows of 8 bits in 16, or by the weight as an array.
+    """
+
+    PACKED = enum.auto()
+    IN_16_BITS = enum.auto()
+    BY_ARRAY = enum.auto()
+
+
+def way_of(
+    shape: Sequence[int], has_row_scales: bool, options: CallOptions, groups: int = 1
+) -> Way:
+    """How rows of a shape are multiplied: otherwise than by the primitive if nothing is asked."""
+    rows = math.prod(shape)
+    if not (options.is_unconstrained and isinstance(rows, int)):
+        return Way.PACKED
+    if has_row_scales and rows <= FEW_ROWS * groups:
+        return Way.IN_16_BITS
+    return Way.BY_ARRAY if not has_row_scales and rows > MOST_ROWS * groups else Way.PACKED
 
 
 class _Operands(NamedTuple):
@@ -145,24 +177,26 @@ def _split(operands, grouped: bool) -> _Operands:
 def _product(*operands, **params):
     """By the primitive, or, of many rows that nothing is asked of, a plain product."""
     x, row_scales, weight, groups = _split(operands, params["grouped"])
-    rows = math.prod(x.shape[:-1])
     groups_of_rows = groups[0].shape[0] if groups else 1
-    if params["options"].is_unconstrained and isinstance(rows, int):
-        if row_scales and rows <= FEW_ROWS * groups_of_rows:
-            return _in_16_bits(*operands, **params)
-        if not row_scales and rows > MOST_ROWS * groups_of_rows:
-            w = weight_of(weight, params["format"])
-            w = rows_of_weight(w, options=params["options"], dtype=x.dtype)
-            return _by_array(x, w, groups, **params)
+    way = way_of(x.shape[:-1], bool(row_scales), params["options"], groups_of_rows)
+    if way is Way.IN_16_BITS:
+        return _in_16_bits(*operands, **params)
+    if way is Way.BY_ARRAY:
+        w = weight_of(weight, params["format"])
+        w = rows_of_weight(w, options=params["options"], dtype=x.dtype)
+        return _by_array(x, w, groups, **params)
     return packed_dot_p.bind(*same_varying(*operands), **params)
 
 
 def _in_16_bits(x, row_scales, *others, **params):
     """The product of what rows of 8-bit floats stand for."""
-    return _product(_dequantised(x, row_scales), *others, **params)
+    return _product(dequantised(x, row_scales), *others, **params)
 
 
-def _dequantised(x, row_scales):
+def dequantised(x, row_scales=None):
+    """What rows stand for, those of 8 bits in bfloat16."""
+    if row_scales is None:
+        return x
     return (x.astype(jnp.float32) * row_scales[..., None]).astype(jnp.bfloat16)
 
 
@@ -249,10 +283,8 @@ def _jvp(primals, tangents, **params):
     """Of rows in 8 bits, by the product of what they stand for in 16."""
     out = packed_dot_p.bind(*primals, **params)
     first = 1 + len(_split(primals, params["grouped"]).row_scales)
-    moving = tangents[0]
-    if first > 1:
-        _, moving = functions.value_and_tangent(_dequantised, primals[:first], tangents[:first])
-    if moving is None or type(moving) is ad.Zero:
+    _, moving = functions.value_and_tangent(dequantised, primals[:first], tangents[:first])
+    if moving is None:
         return out, zero_tangent(out)
     return out, packed_dot_p.bind(*same_varying(moving, *primals[first:]), **params)
 

@@ -5,6 +5,7 @@ Its code is that of `jax_tcgemm.epilogues`; here is where its operands lie besid
 
 import dataclasses
 import hashlib
+import math
 import re
 from typing import NamedTuple
 
@@ -173,8 +174,22 @@ class Function:
         dtypes = {1: "u8", 2: "bf16", 4: "f32", 8: "f64"}
         return [((size,), dtypes[itemsize]) for _, (size, itemsize) in sorted(sizes.items())]
 
+    def bytes(self, batch_outer: int, batch_inner: int, m: int, n: int) -> int:
+        """Bytes of what it reads, and of its results in a batch of `batch_outer`."""
+        extents = {"kBoth": m * n, "kM": m, "kN": n, "kNothing": 1}
+        read = sum(
+            itemsize
+            * extents[strides.along]
+            * (batch_outer if strides.batch_outer else 1)
+            * (batch_inner if strides.batch_inner else 1)
+            for _, itemsize, strides in self.reads
+        )
+        shapes = (x.shape(batch_outer, m, n) for x in self.results)
+        pairs = zip(self.results, shapes, strict=True)
+        return read + sum(x.dtype.itemsize * math.prod(shape) for x, shape in pairs)
+
     def attributes(self) -> dict:
-        """Its part of the FFI attribute `gemm`."""
+        """Its part of the FFI attribute of a problem."""
         reads = [
             number
             for operand, itemsize, strides in self.reads
@@ -347,6 +362,7 @@ def _struct(source, order, strides, indices, placed, size: int) -> str:
         f"  using Sum = {computed(source.accumulators[0])};\n"
         f"  static constexpr bool kIsGated = {str(len(sums) == 2).lower()};\n"
         f"  static constexpr int kMostReads = {max(len(reads), 1)}, kNumResults = {len(results)};\n"
+        f"  static constexpr int kMostNeighbours = {max(x.neighbours for x in placed)};\n"
         f"  static constexpr int kBoxedBytes = {sum(boxed_bytes)}, kWork = {size};\n"
         f"  static constexpr bool kStoresRows = {str(_stores_rows(source, order[0])).lower()};\n"
         + function(f"{inline} constexpr int whole_level(int dim)", f"{whole}    return -1;\n")

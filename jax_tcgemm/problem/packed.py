@@ -4,13 +4,16 @@ product:  D[m,n] = sum over k of X[m,k] * w[k,n]
 weight:   D[n,k] = w[k,n] = (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
 grouped:  a product of tokens sorted by expert, each by the weight of its own; 0 in rows of none
 
-X of 8-bit floats has a scale for each row, which its sums are multiplied by.
+X of 8-bit floats has a scale for each row, which its sums are multiplied by. D and more results may
+be what a function makes of a product, or, of a gated one, of its first half of columns and its
+second.
 """
 
 import dataclasses
 from typing import ClassVar
 
 from jax_tcgemm.problem.dtypes import DTYPES, FLOAT8
+from jax_tcgemm.problem.function import NO_FUNCTION, Function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,8 @@ class PackedProblem:
       out_dtype: dtype of D.
       experts: weights that the call has; 1 unless grouped.
       num_sizes: length of group_sizes, of all experts there are; 0 unless grouped.
+      gated: the function is of both halves of the columns; of form product only.
+      function: what follows the product, of form product only; None: nothing.
     """
 
     form: str
@@ -48,6 +53,8 @@ class PackedProblem:
     out_dtype: str
     experts: int = 1
     num_sizes: int = 0
+    gated: bool = False
+    function: Function | None = None
 
     kind: ClassVar[str] = "packed"
 
@@ -62,7 +69,10 @@ class PackedProblem:
 
     def query(self) -> dict:
         """What the modules' packed.reject() and packed.workspace_bytes() take."""
-        return dataclasses.asdict(self) | {"row_scales": self.row_scales}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        function = fields.pop("function")
+        fields |= NO_FUNCTION if function is None else function.attributes()
+        return fields | {"row_scales": self.row_scales}
 
     @property
     def row_scales(self) -> bool:
@@ -80,6 +90,11 @@ class PackedProblem:
         return max(min(self.experts, self.m), 1) if self.form == "grouped" else 1
 
     @property
+    def d_columns(self) -> int:
+        """Columns of D."""
+        return self.n // 2 if self.gated else self.n
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions."""
         return 2 * self.m * self.n * self.k
@@ -92,7 +107,10 @@ class PackedProblem:
         weight = self.n * (self.k * self.bits // 8 + self.k // self.group_size * of_group)
         if self.form == "weight":
             return weight + self.n * self.k * out
-        return self.weights_read * weight + self.m * (self.k * x + self.n * out)
+        product = self.weights_read * weight + self.m * self.k * x
+        if self.function is None:
+            return product + self.m * self.n * out
+        return product + self.function.bytes(1, 1, self.m, self.d_columns)
 
     def __str__(self) -> str:
         kind = "a table of " if self.table else "int"
@@ -103,4 +121,5 @@ class PackedProblem:
         shape = f"{self.m}x{self.n}x{self.k}"
         if self.form == "grouped":
             shape += f", m in {self.experts} groups"
-        return f"{shape} {self.in_dtype} by {weight}"
+        follows = " gated" * self.gated + (f" {self.function.name}" if self.function else "")
+        return f"{shape} {self.in_dtype} by {weight}{follows}"

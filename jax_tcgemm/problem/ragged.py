@@ -11,7 +11,6 @@ Both operands may have factors of blocks, those of a contraction where their tok
 """
 
 import dataclasses
-import math
 from typing import ClassVar
 
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -118,27 +117,10 @@ class RaggedProblem:
         b = (self.groups if rows else 1) * self.k * self._b_columns
         b *= self.batch if self.b_batched else 1
         d = self.batch * (1 if rows else self.groups) * self.m * self.n
-        product = (a + b) * DTYPES[self.in_dtype].itemsize + d * DTYPES[self.out_dtype].itemsize
-        return product + self._function_bytes
-
-    @property
-    def _function_bytes(self) -> int:
-        """Of what a function reads, and of its results after D."""
+        product = (a + b) * DTYPES[self.in_dtype].itemsize
         if self.function is None:
-            return 0
-        extents = {"kBoth": self.m * self.n, "kM": self.m, "kN": self.n, "kNothing": 1}
-        read = sum(
-            itemsize
-            * extents[strides.along]
-            * (self.batch if strides.batch_outer else 1)
-            * (self.groups if strides.batch_inner else 1)
-            for _, itemsize, strides in self.function.reads
-        )
-        results = self.function.results[1:]
-        shapes = (x.shape(self.batch, self.m, self.n) for x in results)
-        return read + sum(
-            x.dtype.itemsize * math.prod(shape) for x, shape in zip(results, shapes, strict=True)
-        )
+            return product + d * DTYPES[self.out_dtype].itemsize
+        return product + self.function.bytes(self.batch, self.groups, self.m, self.n)
 
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch != 1 else ""

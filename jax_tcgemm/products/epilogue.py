@@ -119,7 +119,7 @@ def with_epilogue(
         return out
     rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
     accs = primitive.accumulators(lhs, *rights, **params)
-    traced, operands = _checked(op, accs, epilogue, operands)
+    traced, operands = checked(op, accs, epilogue, operands)
     out = primitive.epilogue_dot_general(
         lhs,
         rhs,
@@ -133,7 +133,7 @@ def with_epilogue(
 
 def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Sequence):
     """What an epilogue makes of accumulators that are arrays already, checked likewise."""
-    traced, operands = _checked(op, tuple(map(jax.typeof, accs)), epilogue, operands)
+    traced, operands = checked(op, tuple(map(jax.typeof, accs)), epilogue, operands)
     out = core.jaxpr_as_fun(traced.function)(*accs, *operands)
     return jax.tree.unflatten(traced.results, out)
 
@@ -197,7 +197,7 @@ def with_scaled_epilogue(
         "precision": canonical_precision(op, precision),
     }
     accs = scaled.accumulators(*factors, **params)
-    traced, operands = _checked(op, accs, epilogue, operands)
+    traced, operands = checked(op, accs, epilogue, operands)
     out = scaled.scaled_dot_general(
         *factors,
         *operands,
@@ -278,7 +278,9 @@ def _is_by_group(op: str, number: int, x, groups: int, shape: tuple[int, int]) -
     return True
 
 
-def _checked(op: str, accs: Sequence, epilogue: Callable, operands: Sequence):
+def checked(
+    op: str, accs: Sequence, epilogue: Callable, operands: Sequence
+) -> tuple["Traced", Sequence]:
     """Return the trace of an epilogue of accumulators of these types, and its operands as arrays.
 
     The operands broadcast to the accumulators' shape, and the results are what an epilogue may
@@ -305,7 +307,7 @@ def _is_key(x) -> bool:
 # --- tracing ------------------------------------------------------------------------------------
 
 
-class _Traced(NamedTuple):
+class Traced(NamedTuple):
     """A function as a jaxpr, how its results are arranged, and what of them is no array."""
 
     function: core.ClosedJaxpr
@@ -317,7 +319,7 @@ class _ClosesOverArraysError(Exception):
     """Leaves a trace, its argument, out of the cache: another one closes over other arrays."""
 
 
-def _trace(epilogue: Callable, types: tuple) -> _Traced:
+def _trace(epilogue: Callable, types: tuple) -> Traced:
     """The trace of a function; of the same function and types the same one."""
     try:
         known = Exactly(epilogue)
@@ -330,7 +332,7 @@ def _trace(epilogue: Callable, types: tuple) -> _Traced:
 
 
 @functools.lru_cache(maxsize=1024)
-def _known_trace(epilogue: Exactly, types: tuple, context) -> _Traced:
+def _known_trace(epilogue: Exactly, types: tuple, context) -> Traced:
     del context
     traced = _traced(epilogue.value, types)
     if traced.function.consts:
@@ -338,7 +340,7 @@ def _known_trace(epilogue: Exactly, types: tuple, context) -> _Traced:
     return traced
 
 
-def _traced(epilogue: Callable, types: tuple) -> _Traced:
+def _traced(epilogue: Callable, types: tuple) -> Traced:
     results, wrong = None, ""
 
     def flat(*arguments):
@@ -347,7 +349,7 @@ def _traced(epilogue: Callable, types: tuple) -> _Traced:
         wrong = next((type(x).__name__ for x in leaves if not _is_array(x)), "")
         return () if wrong else leaves
 
-    return _Traced(jax.make_jaxpr(flat)(*types), results, wrong)
+    return Traced(jax.make_jaxpr(flat)(*types), results, wrong)
 
 
 def _is_array(x) -> bool:
@@ -361,7 +363,7 @@ def _is_array(x) -> bool:
 
 
 def _check_results(
-    op: str, traced: _Traced, shape: tuple[int, ...], may_reduce: bool = True
+    op: str, traced: Traced, shape: tuple[int, ...], may_reduce: bool = True
 ) -> None:
     if traced.wrong:
         raise TypeError(

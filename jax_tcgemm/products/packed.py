@@ -1,5 +1,7 @@
 """Products with packed weights: when the kernel of these takes them, and when they are arrays."""
 
+from collections.abc import Callable, Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +9,15 @@ from jax import lax
 
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives import epilogue_packed_dot as fused
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.primitives.packed_dot import E4M3, packed_dot, packed_ragged_dot
 from jax_tcgemm.primitives.ragged_dot import take_rows
 from jax_tcgemm.problem.call_options import CallOptions
+from jax_tcgemm.problem.layers import halves
 from jax_tcgemm.problem.packed_weight import VERSION, PackedWeight
 from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, spread
+from jax_tcgemm.products import epilogue as epilogues
 from jax_tcgemm.products.arguments import canonical_sharding
 
 _KERNEL_DTYPES = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
@@ -117,27 +122,24 @@ def product(
     out_sharding=None,
 ) -> jax.Array:
     """A product of an array, or a quantised one, and a packed weight, in either order."""
-    op = options.function
-    result_dtype(op, dtype, lhs, rhs)
+    result_dtype(options.function, dtype, lhs, rhs)
     if is_packed(lhs) and not is_packed(rhs):
         if permutation is None:
             permutation = range(plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers))
         permutation = _of_exchanged(permutation, lhs.ndim, rhs.ndim, dimension_numbers)
         dimension_numbers = tuple(pair[::-1] for pair in dimension_numbers)
         lhs, rhs = rhs, lhs
-    numbers = (lhs_contract, rhs_contract), batch = dimension_numbers
-    is_weight = is_packed(rhs) and rhs_contract == (0,) and not any(batch)
-    ndim = plain.result_ndim(lhs.ndim, rhs.ndim, numbers)
-    sharding = canonical_sharding(op, out_sharding, ndim)
-    by_kernel = is_weight and sharding is None
-    lhs, row_scales = _rows_of(lhs, lhs_contract[0] if by_kernel else None, rhs)
-    if by_kernel and (row_scales is not None or lhs.dtype in _KERNEL_DTYPES):
-        x = jnp.moveaxis(lhs, lhs_contract[0], -1)
-        if rhs.order is not None:
-            x = jnp.take(x, rhs.order, axis=-1, unique_indices=True, mode="clip")
+    ndim = plain.result_ndim(lhs.ndim, rhs.ndim, dimension_numbers)
+    sharding = canonical_sharding(options.function, out_sharding, ndim)
+    rows = None
+    if is_packed(rhs) and sharding is None:
+        rows = _rows_for_kernel(lhs, rhs, dimension_numbers)
+    if rows is not None:
+        x, row_scales = rows
         out = packed_dot(x, rhs, options=options, dtype=dtype, row_scales=row_scales)
         return out if permutation is None else lax.transpose(out, tuple(permutation))
     _check_unasked(options)
+    lhs, _ = _rows_of(lhs, None, rhs)
     wide = next(x.dtype for x in (lhs, rhs) if not is_packed(x))
     left, right = (x.dequantize(wide) if is_packed(x) else x for x in (lhs, rhs))
     return plain.dot_general(
@@ -150,6 +152,59 @@ def product(
         preferred_element_type=dtype,
         out_sharding=sharding,
     )
+
+
+def _rows_for_kernel(lhs, w: PackedWeight, dimension_numbers):
+    """What kernels multiply by a packed weight, and its scales or None; None where none do."""
+    (lhs_contract, rhs_contract), batch = dimension_numbers
+    if rhs_contract != (0,) or any(batch):
+        return None
+    x, row_scales = _rows_of(lhs, lhs_contract[0], w)
+    if row_scales is None and x.dtype not in _KERNEL_DTYPES:
+        return None
+    x = jnp.moveaxis(x, lhs_contract[0], -1)
+    if w.order is not None:
+        x = jnp.take(x, w.order, axis=-1, unique_indices=True, mode="clip")
+    return x, row_scales
+
+
+def with_epilogue(
+    options: CallOptions,
+    lhs,
+    rights: Sequence,
+    epilogue: Callable,
+    operands: Sequence,
+    *,
+    dimension_numbers,
+    pair: int | None = None,
+    permutation=None,
+    precision=None,
+    out_sharding=None,
+):
+    """What an epilogue makes of the products of an array, or a quantised one, and packed weights.
+
+    In the kernel, where there is one weight and the result is arranged as its product.
+    """
+    rows, rhs = None, rights[0]
+    is_in_order = permutation is None or tuple(permutation) == tuple(range(len(permutation)))
+    if len(rights) == 1 and is_packed(rhs) and not is_packed(lhs):
+        result_dtype(options.function, None, lhs, rhs)
+        is_pair = pair is None or (pair == lhs.ndim - 1 and rhs.ndim == 3)
+        if out_sharding is None and is_in_order and is_pair:
+            rows = _rows_for_kernel(lhs, rhs, dimension_numbers)
+    if rows is None:
+        how = {"dimension_numbers": dimension_numbers, "permutation": permutation}
+        how |= {"precision": precision, "out_sharding": out_sharding}
+        accs = [product(options, lhs, right, np.dtype(np.float32), **how) for right in rights]
+        accs = accs if pair is None else halves(*accs, pair)
+        return epilogues.applied(options.function, accs, epilogue, operands)
+    x, row_scales = rows
+    how = {"options": options, "gated": pair is not None, "row_scales": row_scales}
+    traced, operands = epilogues.checked(
+        options.function, fused.accumulators(x, rhs, **how), epilogue, operands
+    )
+    out = fused.epilogue_packed_dot(x, rhs, *operands, function=traced.function, **how)
+    return jax.tree.unflatten(traced.results, out)
 
 
 def grouped_product(

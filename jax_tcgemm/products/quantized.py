@@ -269,12 +269,10 @@ def with_epilogue(
     precision = sharded["precision"] = canonical_precision(op, precision)
     rounded = None if pair is not None or rhs_up is not None else rounded_dtype(epilogue)
     if packed.is_packed(lhs, *rights):
-        made = rounded or np.dtype(np.float32)
-        accs = [packed.product(options, lhs, right, made, **how, **sharded) for right in rights]
         if rounded is not None:
-            return accs[0]
-        accs = accs if pair is None else halves(*accs, pair)
-        return unquantized.applied(op, accs, epilogue, operands)
+            return packed.product(options, lhs, rhs, rounded, **how, **sharded)
+        own = {"pair": pair, **how, **sharded}
+        return packed.with_epilogue(options, lhs, rights, epilogue, operands, **own)
     dtype, factors = accumulated(lhs, *rights), multiplied(lhs, *rights)
     axes = [(lhs, dimension_numbers[0][0]), *((x, dimension_numbers[0][1]) for x in rights)]
     if factors is not None and not any(has_blocks(*each) for each in axes):

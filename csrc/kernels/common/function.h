@@ -34,16 +34,16 @@ inline std::vector<BoxedRead> boxed_reads(const Function& f, int64_t m) {
   return found;
 }
 
-// `batch_inner`: extent of that level. Of a batched product of either kind.
-template <typename Problem, typename Buffers>
-epilogue::FunctionParams make_function(const Problem& p, const Buffers& buffers, int64_t batch_inner) {
-  const Function& f = p.epilogue.function;
+// Of a product m x n of any kind. `batch_inner`: extent of that level.
+template <typename Buffers>
+epilogue::FunctionParams make_function(const Function& f, int64_t m, int64_t n, const Buffers& buffers,
+                                       int64_t batch_inner) {
   epilogue::FunctionParams params{};
-  params.m = static_cast<int32_t>(p.m);
-  params.n = static_cast<int32_t>(p.n);
+  params.m = static_cast<int32_t>(m);
+  params.n = static_cast<int32_t>(n);
   params.batch_inner = static_cast<int32_t>(batch_inner);
   params.per_batch_inner = Divisor(batch_inner);
-  params.in_eights = p.n % 8 == 0 && is_aligned(buffers.d, 16);
+  params.in_eights = n % 8 == 0 && is_aligned(buffers.d, 16);
   for (int64_t i = 0; i < f.num_reads(); ++i) {
     const Function::Read x = f.read(i);
     const char* data = static_cast<const char*>(buffers.function_operands[x.operand].data) + x.offset * x.bytes;
@@ -62,27 +62,27 @@ epilogue::FunctionParams make_function(const Problem& p, const Buffers& buffers,
                          static_cast<int32_t>(x.extent)};
   }
   params.results[0] = buffers.d;
-  params.row_lengths[0] = static_cast<int32_t>(f.row_length(0, p.n));
+  params.row_lengths[0] = static_cast<int32_t>(f.row_length(0, n));
   auto array = buffers.more_results.begin();
   for (int64_t i = 1; i < f.num_results(); ++i) {
     const Function::Result x = f.result(i);
-    params.results[i] = f.is_beside(i) ? static_cast<char*>(params.results[i - 1]) + p.n * x.bytes : array++->data;
-    params.row_lengths[i] = static_cast<int32_t>(f.row_length(i, p.n));
+    params.results[i] = f.is_beside(i) ? static_cast<char*>(params.results[i - 1]) + n * x.bytes : array++->data;
+    params.row_lengths[i] = static_cast<int32_t>(f.row_length(i, n));
     if (x.is_reduced()) continue;
     params.in_eights &= is_aligned(params.results[i], std::min<int64_t>(8 * x.bytes, 16));
   }
   params.in_boxes = params.in_eights;
-  for (const BoxedRead& x : boxed_reads(f, p.m)) params.in_boxes &= x.row_stride > 0;
+  for (const BoxedRead& x : boxed_reads(f, m)) params.in_boxes &= x.row_stride > 0;
   return params;
 }
 
 inline epilogue::FunctionParams make_function(const Problem& p, const Buffers& buffers) {
-  return make_function(p, buffers, p.batch_inner);
+  return make_function(p.epilogue.function, p.m, p.n, buffers, p.batch_inner);
 }
 
 // The inner level is the group.
 inline epilogue::FunctionParams make_function(const RaggedProblem& p, const RaggedBuffers& buffers) {
-  return make_function(p, buffers, std::max<int64_t>(p.groups, 1));
+  return make_function(p.epilogue.function, p.m, p.n, buffers, std::max<int64_t>(p.groups, 1));
 }
 
 }  // namespace tcgemm

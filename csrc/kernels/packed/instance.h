@@ -24,19 +24,28 @@ inline std::string weight_text(const Types& types) {
          numbers_text({types.zero}) + flag(format.table) + element_text(types.scale) + ">, " + element_text(types.x);
 }
 
-// Their target is the device's, for copies and clusters take what it has.
-inline KernelSource kernel_source(const Tile& tile, const Types& types) {
+// Of no function "Bare".
+inline std::string epilogue_text(const std::string& function) {
+  if (function.empty()) return "tcgemm::packed::Bare>";
+  return "tcgemm::packed::Function<tcgemm::elementwise::" + function + ">>";
+}
+
+// Their target is the device's, for copies and clusters take what it has. `function`: its name, empty for none.
+inline KernelSource kernel_source(const Tile& tile, const Types& types, const std::string& function = "") {
   const std::string config = "tcgemm::packed::Config<" +
                              numbers_text({tile.columns, tile.warps_k, tile.cluster, tile.token_blocks}) +
                              (types.grouped ? "true>" : "false>");
-  return {"kernels/packed/kernel.cuh", "tcgemm::packed::kernel<" + config + ", " + weight_text(types) + ">", {}};
+  return {"kernels/packed/kernel.cuh",
+          "tcgemm::packed::kernel<" + config + ", " + weight_text(types) + ", " + epilogue_text(function),
+          {}};
 }
 
-inline KernelSource kernel_source(const WideTile& tile, const Types& types) {
+inline KernelSource kernel_source(const WideTile& tile, const Types& types, const std::string& function = "") {
   const std::string config = "tcgemm::packed::WideConfig<" +
                              numbers_text({tile.columns, tile.rows(), tile.cluster, tile.sharers}) +
                              (types.grouped ? "true>" : "false>");
-  return {"kernels/packed/wide_kernel.cuh", "tcgemm::packed::wide_kernel<" + config + ", " + weight_text(types) + ">",
+  return {"kernels/packed/wide_kernel.cuh",
+          "tcgemm::packed::wide_kernel<" + config + ", " + weight_text(types) + ", " + epilogue_text(function),
           "sm_90a"};
 }
 

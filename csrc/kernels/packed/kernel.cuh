@@ -51,7 +51,7 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
   }
 }
 
-template <typename Config, typename Weight, typename X>
+template <typename Config, typename Weight, typename X, typename Epilogue>
 class Block {
  public:
   using Scale = typename Weight::Scale;
@@ -63,17 +63,21 @@ class Block {
   static constexpr int kGroups = kGeometry.groups_per_stage();
   static constexpr int kXOffset = kGeometry.values_bytes(), kScalesOffset = kXOffset + kGeometry.x_bytes();
   static constexpr int kZerosOffset = kScalesOffset + kGeometry.scales_bytes();
+  // Tiles of each of the products that a block has columns of.
+  static constexpr int kSetTiles = kTile.tiles() / BlockSums<Config, Epilogue>::kSets;
+  static_assert(kSetTiles % kTiles == 0, "a warp's tiles are side by side");
 
-  __device__ __forceinline__ Block(const Params& params, const Work& work, uint32_t shared)
+  __device__ __forceinline__ Block(const Params& params, const Epilogue& epilogue, const Work& work, uint32_t shared)
       : params_(params),
+        epilogue_(epilogue),
         shared_(shared),
         thread_(threadIdx.x),
         lane_(threadIdx.x % 32),
         warp_n_(threadIdx.x / 32 % kTile.warps_n()),
         warp_k_(threadIdx.x / 32 / kTile.warps_n()),
         work_(work) {
-    first_tile_ = work.first_tile + work.column_block * kTile.tiles();
-    const int64_t first_piece = static_cast<int64_t>(first_tile_ + tile_of(0)) * params.pieces + warp_k_ * kPieces;
+    first_tile_ = work.first_tile + work.column_block * kSetTiles;
+    const int64_t first_piece = static_cast<int64_t>(weight_tile(tile_of(0))) * params.pieces + warp_k_ * kPieces;
     values_ = params.values + first_piece * kPieceBytes + lane_ * 16;
   }
 
@@ -92,6 +96,7 @@ class Block {
     const int32_t end = static_cast<int64_t>(num_stages) * (rank() + 1) / kTile.cluster;
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) load(begin + i, end, i);
+    BlockSums<Config, Epilogue>::prefetch(epilogue_, work_, thread_, kThreads);
     if constexpr (Weight::kTable) fill_table<X>(shared_ + kGeometry.table_offset(), params_.table, thread_, kThreads);
     if constexpr (Weight::kGroup == 0) load_zeros_of_columns();
     int slot = 0, next = kStages - 1;
@@ -108,7 +113,7 @@ class Block {
     __syncthreads();  // mutant: stages_overwritten_by_sums
     // From here on others may write where our stages were, and add to our barrier.
     if constexpr (kTile.cluster > 1) ptx::cluster_arrive_relaxed();
-    const BlockSums<Config> sums(shared_);
+    const BlockSums<Config, Epilogue> sums(shared_);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -120,7 +125,7 @@ class Block {
       sums.send(barrier);
       ptx::mbarrier_wait_cluster(barrier, 0);  // mutant: shares_not_awaited
     }
-    sums.store({params_.d, params_.out, params_.n, row_end(), nullptr}, work_);
+    sums.store({params_.d, params_.out, params_.n, row_end(), nullptr}, epilogue_, work_);
   }
 
  private:
@@ -131,9 +136,13 @@ class Block {
   __device__ __forceinline__ int tile_of(int t) const { return warp_n_ * kTiles + t; }  // of the block's
   // That of this lane.
   __device__ __forceinline__ uint32_t table() const { return shared_ + kGeometry.table_offset() + lane_ * 4; }
-  // Where the weight ends, and its rows.
-  // mutant: columns_of_the_next
-  __device__ __forceinline__ int32_t tile_end() const { return work_.first_tile + params_.tiles; }
+  // Of the weight, that of a tile of the block; and whether there is one.
+  __device__ __forceinline__ int32_t weight_tile(int tile) const {
+    return first_tile_ + tile % kSetTiles + tile / kSetTiles * params_.tiles;  // mutant: gate_for_up
+  }
+  __device__ __forceinline__ bool has_tile(int tile) const {
+    return first_tile_ + tile % kSetTiles < work_.first_tile + params_.tiles;  // mutant: columns_of_the_next
+  }
   __device__ __forceinline__ int32_t row_end() const { return Config::kGrouped ? work_.row_end : params_.m; }
 
   // Closes a group of copies also where there is no such stage.
@@ -160,7 +169,7 @@ class Block {
     const int32_t num_left = params_.pieces - (stage * kStagePieces + warp_k_ * kPieces);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const bool is_tile = first_tile_ + tile_of(t) < tile_end();
+      const bool is_tile = has_tile(tile_of(t));
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         ptx::cp_async_16(values_address(to, t, piece), from + piece * kPieceBytes, is_tile && piece < num_left);
@@ -191,10 +200,11 @@ class Block {
 #pragma unroll 1
     for (int unit = thread_; unit < units; unit += kThreads) {
       const int tile_idx = unit / (kGroups * per_group), rest = unit - tile_idx * kGroups * per_group;
-      const int32_t tile = first_tile_ + tile_idx, group = stage * kGroups + rest / per_group;
-      const uint8_t* from =
-          factors + (static_cast<int64_t>(tile) * params_.groups + stage * kGroups) * bytes + rest * 16;
-      ptx::cp_async_16(to + unit * 16, from, tile < tile_end() && group < params_.groups);
+      const int32_t group = stage * kGroups + rest / per_group;
+      const uint8_t* from = factors +
+                            (static_cast<int64_t>(weight_tile(tile_idx)) * params_.groups + stage * kGroups) * bytes +
+                            rest * 16;
+      ptx::cp_async_16(to + unit * 16, from, has_tile(tile_idx) && group < params_.groups);
     }
   }
 
@@ -285,9 +295,9 @@ class Block {
     if constexpr (Weight::kZeroPoints) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        const int32_t tile = first_tile_ + tile_of(t);
-        const auto* zeros = reinterpret_cast<const uint32_t*>(params_.zero_points) + static_cast<int64_t>(tile) * 8;
-        set_zeros(t, tile < tile_end() ? zeros[lane_ / 4] : 0);
+        const int64_t tile = weight_tile(tile_of(t));
+        const auto* zeros = reinterpret_cast<const uint32_t*>(params_.zero_points) + tile * 8;
+        set_zeros(t, has_tile(tile_of(t)) ? zeros[lane_ / 4] : 0);
       }
     }
   }
@@ -295,9 +305,9 @@ class Block {
   __device__ __forceinline__ void scale_columns() {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const int32_t tile = first_tile_ + tile_of(t);
-      if (tile >= tile_end()) continue;
-      const auto* scales = reinterpret_cast<const Scale*>(params_.scales) + static_cast<int64_t>(tile) * 16;
+      if (!has_tile(tile_of(t))) continue;
+      const int64_t tile = weight_tile(tile_of(t));
+      const auto* scales = reinterpret_cast<const Scale*>(params_.scales) + tile * 16;
 #pragma unroll
       for (int j = 0; j < kTokenBlocks; ++j) {
 #pragma unroll
@@ -309,6 +319,7 @@ class Block {
   static constexpr int kTile16 = packed::kTile;
 
   const Params& params_;
+  const Epilogue& epilogue_;
   const uint32_t shared_;
   const int thread_, lane_, warp_n_, warp_k_;
   const Work work_;
@@ -321,14 +332,15 @@ class Block {
       {subtrahend<X, Weight::kBits>(Weight::kZero), subtrahend<X, Weight::kBits>(Weight::kZero)}};
 };
 
-template <typename Config, typename Weight, typename X>
-__global__ void __launch_bounds__(Config::kTile.threads(), Block<Config, Weight, X>::kGeometry.blocks_per_sm())
-    kernel(const __grid_constant__ Params params) {
+template <typename Config, typename Weight, typename X, typename Epilogue>
+__global__ void __launch_bounds__(Config::kTile.threads(),
+                                  Block<Config, Weight, X, Epilogue>::kGeometry.blocks_per_sm())
+    kernel(const __grid_constant__ Params params, const __grid_constant__ Epilogue epilogue) {
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(128) uint8_t shared_memory[];
   Work work;
   if (!find_work<Config>(params, &work)) return;
-  Block<Config, Weight, X>(params, work, ptx::shared_base_address(shared_memory)).run();
+  Block<Config, Weight, X, Epilogue>(params, epilogue, work, ptx::shared_base_address(shared_memory)).run();
 #else
   __trap();  // cp.async and this mma shape begin with sm_80.
 #endif

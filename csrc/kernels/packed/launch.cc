@@ -28,7 +28,7 @@ Params params_of(const PackedProblem& p, const PackedBuffers& buffers, int colum
   params.m = static_cast<int32_t>(p.m);
   params.n = static_cast<int32_t>(p.n);
   params.k = static_cast<int32_t>(p.k);
-  params.tiles = static_cast<int32_t>(p.tiles());
+  params.tiles = static_cast<int32_t>(p.epilogue.gated ? p.tiles() / 2 : p.tiles());
   params.pieces = static_cast<int32_t>(p.pieces());
   params.groups = static_cast<int32_t>(p.groups());
   params.row_blocks = static_cast<int32_t>(ceil_div(p.m, rows));
@@ -36,7 +36,7 @@ Params params_of(const PackedProblem& p, const PackedBuffers& buffers, int colum
   params.experts = {buffers.group_sizes, buffers.group_offset, static_cast<int32_t>(p.num_sizes),
                     static_cast<int32_t>(p.experts), static_cast<int32_t>(p.m)};
   params.num_stages = static_cast<int32_t>(ceil_div(p.k, stage_k));
-  params.out = float_type(p.out);
+  if (p.epilogue.is_none()) params.out = float_type(p.out);
   return params;
 }
 
@@ -57,7 +57,9 @@ Status launch(const Call& call) {
       launch_config(num_blocks(p, tile.columns, tile.rows(), tile.cluster), tile.threads(), shared_bytes, call.stream);
   config.attrs = &cluster;
   config.numAttrs = tile.cluster > 1 ? 1 : 0;
-  return cuda_status(launch_kernel(config, *call.kernel, params), name);
+  return with_epilogue(p, call.buffers, [&](const auto& epilogue) {
+    return cuda_status(launch_kernel(config, *call.kernel, params, epilogue), name);
+  });
 }
 
 Status launch_weight(const PackedProblem& p, const PackedBuffers& buffers, const Kernel& kernel, cudaStream_t stream) {

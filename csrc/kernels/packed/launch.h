@@ -4,12 +4,12 @@
 #include <cuda_runtime_api.h>
 
 #include "core/packed_problem.h"
+#include "kernels/common/function.h"
 #include "kernels/common/kernel.h"
 #include "kernels/packed/geometry.h"
+#include "kernels/packed/params.cuh"
 
 namespace tcgemm::packed {
-
-struct Params;
 
 struct Call {
   Kernel* kernel;
@@ -21,6 +21,13 @@ struct Call {
 
 // Blocks of a launch; of experts as many as there may be, whatever their tokens.
 int64_t num_blocks(const PackedProblem& p, int columns, int rows, int cluster);
+
+// Calls launch(epilogue) with what a product's kernel is given for its epilogue.
+template <typename Launch>
+Status with_epilogue(const PackedProblem& p, const PackedBuffers& buffers, Launch&& launch) {
+  if (p.epilogue.is_none()) return launch(Bare{});
+  return launch(make_function(p.epilogue.function, p.m, p.d_columns(), buffers, 1));
+}
 
 // What all kernels of products are told, of blocks of so many columns and rows and stages of so much of K.
 Params params_of(const PackedProblem& p, const PackedBuffers& buffers, int columns, int rows, int stage_k);

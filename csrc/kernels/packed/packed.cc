@@ -91,7 +91,7 @@ class Packed final : public PackedImplementation {
     return all;
   }
 
-  Features features() const override { return {}; }
+  Features features() const override { return {Feature::kGated, Feature::kFunction}; }
 
   std::string reject_rest(const PackedProblem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
@@ -125,7 +125,8 @@ class Packed final : public PackedImplementation {
                                     std::string_view config) const override {
     if (!p.is_product()) return {reference_to_weight(p).source_for(device)};
     const ConfigEntry& entry = entry_of(config);
-    std::vector<KernelSource> all{reference_to(p, entry).source_for(device)};
+    std::vector<KernelSource> all{
+        with_reference_to(p, entry, [&](const KernelReference& x) { return x.source_for(device); })};
     if (entry.is_wide()) all.push_back(reference_to_order(p).source_for(device));
     return all;
   }
@@ -143,7 +144,8 @@ class Packed final : public PackedImplementation {
       return launch_weight(p, buffers, *kernel, stream);
     }
     const ConfigEntry& entry = entry_of(config);
-    if (Status s = reference_to(p, entry).find(device, &kernel); !s.is_ok()) return s;
+    const auto find = [&](const KernelReference& x) { return x.find(device, &kernel); };
+    if (Status s = with_reference_to(p, entry, find); !s.is_ok()) return s;
     if (entry.is_wide()) {
       if (Status s = reference_to_order(p).find(device, &order); !s.is_ok()) return s;
       return launch_wide({kernel, order, wide_geometry(p, entry.wide_tile()), &p, buffers, stream});
@@ -174,26 +176,35 @@ class Packed final : public PackedImplementation {
     return reject_grid(p, tile.columns * tile.sharers, tile.rows(), tile.blocks(), named);
   }
 
-  // Made as they are asked for: there are hundreds.
-  const KernelReference& reference_to(const PackedProblem& p, const ConfigEntry& entry) const {
+  // Calls f with the kernel that multiplies, and runs the problem's function if there is one.
+  template <typename Visitor>
+  std::invoke_result_t<Visitor, const KernelReference&> with_reference_to(const PackedProblem& p,
+                                                                          const ConfigEntry& entry, Visitor&& f) const {
     const Types types = types_of(p);
     const Tile tile = tile_of(p, entry);
+    const auto source = [&](const std::string& function = "") {
+      return entry.is_wide() ? kernel_source(entry.wide_tile(), types, function) : kernel_source(tile, types, function);
+    };
+    if (!p.epilogue.is_none()) return f(KernelReference(source(p.epilogue.function.name)));
+    // Made as they are asked for: there are hundreds.
+    return f(references_.get(key_of(entry, tile, types), source));
+  }
+
+  static std::array<int, 13> key_of(const ConfigEntry& entry, const Tile& tile, const Types& types) {
     const Format& format = types.format;
-    const Key key{tile.columns,
-                  tile.warps_k,
-                  tile.cluster,
-                  entry.is_wide() ? entry.rows : tile.token_blocks,
-                  entry.sharers,
-                  format.bits,
-                  format.group,
-                  format.zero_points,
-                  format.table,
-                  types.zero,
-                  static_cast<int>(types.scale),
-                  static_cast<int>(types.x),
-                  types.grouped};
-    return references_.get(
-        key, [&] { return entry.is_wide() ? kernel_source(entry.wide_tile(), types) : kernel_source(tile, types); });
+    return {tile.columns,
+            tile.warps_k,
+            tile.cluster,
+            entry.is_wide() ? entry.rows : tile.token_blocks,
+            entry.sharers,
+            format.bits,
+            format.group,
+            format.zero_points,
+            format.table,
+            types.zero,
+            static_cast<int>(types.scale),
+            static_cast<int>(types.x),
+            types.grouped};
   }
 
   const KernelReference& reference_to_order(const PackedProblem& p) const {
@@ -206,8 +217,7 @@ class Packed final : public PackedImplementation {
     return weights_.get(key, [&] { return weight_source(static_cast<int>(p.bits), p.out, p.scale); });
   }
 
-  using Key = std::array<int, 13>;
-  mutable KernelReferences<Key> references_;
+  mutable KernelReferences<std::array<int, 13>> references_;
   mutable KernelReferences<int> orders_;
   mutable KernelReferences<std::array<int, 3>> weights_;
 };

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "epilogue/function_params.h"
 #include "tile/groups.cuh"
 #include "tile/numeric.cuh"
 
@@ -17,11 +18,16 @@ struct Params {
   const float* table;
   void* d;
   int32_t m, n, k;
-  int32_t tiles, pieces, groups;                  // of a weight
+  int32_t tiles, pieces, groups;                  // of a weight; tiles of each half of a gated one
   int32_t row_blocks, column_blocks, num_stages;  // row_blocks: not of experts
   Groups experts;
   FloatType out;
 };
+
+// What a block does with its sums: rounds them to D, or gives them to a generated function (epilogue/function.cuh).
+struct Bare {};
+template <typename CodeType>
+using Function = epilogue::Function<CodeType>;
 
 // Of weight_kernel.cuh.
 struct WeightParams {

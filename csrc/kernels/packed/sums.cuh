@@ -1,9 +1,12 @@
 // What a block ends with, once all of its stages have been read: its sums in their place, those of its warps and of the
-// cluster's blocks added up, and the rows of D that they are.
+// cluster's blocks added up, and the rows of D that they are, or what a function makes of them.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
+#include "epilogue/function.cuh"
 #include "kernels/packed/geometry.h"
 #include "kernels/packed/params.cuh"
 #include "kernels/packed/work.cuh"
@@ -22,14 +25,32 @@ struct Rows {
   const float* scales;  // null: none
 };
 
-// Config: kSums, what is added up, and kSumThreads, of the block, that do it.
-template <typename Config>
+// Whether the columns of a block are those of two products, of gate and then of up.
+template <typename Epilogue>
+inline constexpr bool kIsGated = Epilogue::Code::kIsGated;
+template <>
+inline constexpr bool kIsGated<Bare> = false;
+
+// Config: kSums, what is added up, and kSumThreads, of the block, that do it. Of a gated product a block of the cluster
+// stores what it makes of as many columns of both products.
+template <typename Config, typename Epilogue>
 class BlockSums {
  public:
   static constexpr Sums kSums = Config::kSums;
   static constexpr int kThreads = Config::kSumThreads;
+  static constexpr int kSets = kIsGated<Epilogue> ? 2 : 1;
 
   __device__ __forceinline__ explicit BlockSums(uint32_t shared) : shared_(shared), thread_(threadIdx.x) {}
+
+  // Brings to L2 what a function will read, by some threads, long before its sums are known.
+  static __device__ __forceinline__ void prefetch(const Epilogue& epilogue, const Work& work, int thread, int threads) {
+    if constexpr (!std::is_same_v<Epilogue, Bare>) {
+      epilogue::FunctionPrefetch<typename Epilogue::Code, true>{
+          epilogue, epilogue::BatchPlace(epilogue, 0), work.row, first_column(work), kSums.rows, kColumns, thread,
+          threads}
+          .run();
+    }
+  }
 
   // Of a lane, in 16 columns and 8 rows: what the instruction that multiplied left there.
   __device__ __forceinline__ void put(int warp_k, int tile, int row_block, const float* sums) const {
@@ -49,22 +70,50 @@ class BlockSums {
       const uint32_t target_barrier = ptx::mapa(barrier, target);
 #pragma unroll 1
       for (int vector = thread_; vector < kSums.rows * kVectors; vector += kThreads) {
-        const int row = vector / kVectors, column = (target * kVectors + vector % kVectors) * 4;
-        const float4 sum = sum_of_warps(row, column);
-        ptx::st_async_v4(ptx::mapa(received_address(rank(), vector), target), sum.x, sum.y, sum.z, sum.w,
+        float sums[4];
+        add_warps(vector / kVectors, column_of(target, vector % kVectors * 4), sums);
+        ptx::st_async_v4(ptx::mapa(received_address(rank(), vector), target), sums[0], sums[1], sums[2], sums[3],
                          target_barrier);
       }
     }
   }
 
-  __device__ __forceinline__ void store(const Rows& rows, const Work& work) const {
+  __device__ __forceinline__ void store(const Rows& rows, const Epilogue& epilogue, const Work& work) const {
+    if constexpr (std::is_same_v<Epilogue, Bare>) {
+      store_rows(rows, work);
+    } else {
+      run_function(rows, epilogue, work);
+    }
+  }
+
+ private:
+  static constexpr int kVectors = kSums.columns / 4 / kSums.cluster;  // of a row, that a block of the cluster stores
+  static_assert(kSums.columns / 4 % kSums.cluster == 0, "a block of the cluster stores whole vectors");
+  static constexpr int kColumns = 4 * kVectors / kSets;  // of each product
+
+  // Read anew each time, for registers are short before.
+  static __device__ __forceinline__ int rank() { return blockIdx.x % kSums.cluster; }
+
+  // Of D, the first column of this block's share.
+  static __device__ __forceinline__ int32_t first_column(const Work& work) {
+    return work.column_block * (kSums.columns / kSets) + rank() * kColumns;
+  }
+
+  // Of the share of a block of the cluster, the block's column that is number `column` there.
+  static __device__ __forceinline__ int column_of(int rank, int column) {
+    // mutant: up_of_another_share
+    return column / kColumns * (kSums.columns / kSets) + rank * kColumns + column % kColumns;
+  }
+
+  __device__ __forceinline__ void store_rows(const Rows& rows, const Work& work) const {
 #pragma unroll 1
     for (int vector = thread_; vector < kSums.rows * kVectors; vector += kThreads) {
-      const int row = vector / kVectors, column = (rank() * kVectors + vector % kVectors) * 4;
-      const int64_t m_idx = work.row + row, n_idx = work.column_block * int64_t{kSums.columns} + column;
+      const int row = vector / kVectors, column = vector % kVectors * 4;
+      const int64_t m_idx = work.row + row;
+      const int64_t n_idx = work.column_block * int64_t{kSums.columns} + column_of(rank(), column);
       if (m_idx >= rows.row_end || n_idx >= rows.n) continue;
-      const float4 sum = sum_of_cluster(vector, sum_of_warps(row, column));
-      float values[4] = {sum.x, sum.y, sum.z, sum.w};
+      float values[4];
+      add_all(row, column, values);
       if (rows.scales != nullptr && !work.is_of_none) {
         const float scale = rows.scales[m_idx];  // mutant: scales_of_other_rows
 #pragma unroll
@@ -79,12 +128,43 @@ class BlockSums {
     }
   }
 
- private:
-  static constexpr int kVectors = kSums.columns / 4 / kSums.cluster;  // of a row, that a block of the cluster stores
-  static_assert(kSums.columns / 4 % kSums.cluster == 0, "a block of the cluster stores whole vectors");
-
-  // Read anew each time, for registers are short before.
-  static __device__ __forceinline__ int rank() { return blockIdx.x % kSums.cluster; }
+  // A warp takes eight rows of up to four times eight columns at a time, which the function stores itself. Of few rows
+  // it takes as few columns as it may: code that runs but once takes the time that it is loaded in.
+  __device__ __forceinline__ void run_function(const Rows& rows, const epilogue::FunctionParams& params,
+                                               const Work& work) const {
+    constexpr bool kHasFewRows = kSums.rows <= 32;
+    constexpr int kMostColumns = !kHasFewRows ? 32 : Epilogue::Code::kMostNeighbours > 8 ? 16 : 8;
+    constexpr int kGroups = (kColumns < kMostColumns ? kColumns : kMostColumns) / 8;
+    constexpr int kParts = kColumns / (8 * kGroups);
+    static_assert(kColumns % (8 * kGroups) == 0, "warps cover a share");
+    const epilogue::BatchPlace batch(params, 0);
+    const int lane = thread_ % 32;
+#pragma unroll 1
+    for (int part = thread_ / 32; part < kSums.rows / 8 * kParts; part += kThreads / 32) {
+      const int row = part / kParts * 8, column = part % kParts * (8 * kGroups);  // mutant: a_part_twice
+      const int32_t m_idx = work.row + row;
+      const int32_t n_idx = first_column(work) + column;
+      if (m_idx >= params.m || n_idx >= params.n) continue;
+      epilogue::run_on_eight_rows<typename Epilogue::Code, kGroups, !kHasFewRows>(
+          params, batch, m_idx, n_idx, [&](auto, auto& sums) {
+            const int own_row = row + lane / 4;
+            float scale = 1;
+            // mutant: scales_before_the_function
+            if (rows.scales != nullptr) scale = work.row + own_row < rows.row_end ? rows.scales[work.row + own_row] : 0;
+#pragma unroll
+            for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+              for (int group = 0; group < kGroups; ++group) {
+                float pair[2];
+                // mutant: sums_of_another_pair
+                add_all(own_row, set * kColumns + column + 8 * group + lane % 4 * 2, pair);
+                sums[set][2 * group] = pair[0] * scale;
+                sums[set][2 * group + 1] = pair[1] * scale;
+              }
+            }
+          });
+    }
+  }
 
   __device__ __forceinline__ uint32_t sum_address(int warp_k, int row, int column) const {
     return shared_ + ((warp_k * kSums.rows + row) * kSums.pitch() + column) * 4;
@@ -94,29 +174,49 @@ class BlockSums {
     return shared_ + kSums.received_offset() + rank * kSums.share_bytes() + vector * 16;
   }
 
-  // Four columns of a row, of all warps of this block.
-  __device__ __forceinline__ float4 sum_of_warps(int row, int column) const {
-    float4 sum = ptx::ld_shared_v4_f32(sum_address(0, row, column));
-#pragma unroll
-    for (int warp = 1; warp < kSums.warps_k; ++warp) {  // mutant: sums_of_one_warp
-      sum = add(sum, ptx::ld_shared_v4_f32(sum_address(warp, row, column)));
+  // Adds neighbours in shared memory to what there is.
+  template <int kCount>
+  static __device__ __forceinline__ void add(uint32_t address, float (&sums)[kCount]) {
+    static_assert(kCount == 2 || kCount == 4, "a pair or a vector");
+    float values[kCount];
+    if constexpr (kCount == 4) {
+      const float4 loaded = ptx::ld_shared_v4_f32(address);
+      memcpy(values, &loaded, sizeof(values));
+    } else {
+      uint32_t words[2];
+      ptx::ld_shared_v2_u32(words[0], words[1], address);
+      memcpy(values, words, sizeof(values));
     }
-    return sum;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sums[i] += values[i];
   }
 
-  // In the order of ranks, whichever this block is.
-  __device__ __forceinline__ float4 sum_of_cluster(int vector, float4 own) const {
-    if constexpr (kSums.cluster == 1) return own;
-    float4 sum = rank() == 0 ? own : ptx::ld_shared_v4_f32(received_address(0, vector));
+  // Neighbours of a row, from a column of the block on: of all of its warps.
+  template <int kCount>
+  __device__ __forceinline__ void add_warps(int row, int column, float (&sums)[kCount]) const {
 #pragma unroll
-    for (int i = 1; i < kSums.cluster; ++i) {  // mutant: sums_of_one_block
-      sum = add(sum, i == rank() ? own : ptx::ld_shared_v4_f32(received_address(i, vector)));
-    }
-    return sum;
+    for (float& sum : sums) sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < kSums.warps_k; ++warp)
+      add(sum_address(warp, row, column), sums);  // mutant: sums_of_one_warp
   }
 
-  static __device__ __forceinline__ float4 add(float4 x, float4 y) {
-    return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+  // From a column of this block's share on: of all blocks of the cluster, in the order of ranks, whichever this one is.
+  template <int kCount>
+  __device__ __forceinline__ void add_all(int row, int column, float (&sums)[kCount]) const {
+    float own[kCount];
+    add_warps(row, column_of(rank(), column), own);
+#pragma unroll
+    for (float& sum : sums) sum = 0;
+#pragma unroll
+    for (int i = 0; i < kSums.cluster; ++i) {  // mutant: sums_of_one_block
+      if (i == rank()) {
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) sums[j] += own[j];
+      } else {
+        add(received_address(i, row * kVectors + column / 4) + column % 4 * 4, sums);
+      }
+    }
   }
 
   const uint32_t shared_;

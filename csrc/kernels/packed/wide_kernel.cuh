@@ -57,7 +57,7 @@ struct WideBarriers {
   __device__ __forceinline__ uint32_t sums() const { return first + 8 * (2 * kStages); }
 };
 
-template <typename Config, typename Weight, typename X>
+template <typename Config, typename Weight, typename X, typename Epilogue>
 class WideBlock {
  public:
   using Scale = typename Weight::Scale;
@@ -74,19 +74,23 @@ class WideBlock {
   static constexpr int kPartK = Weight::kGroup > 0 ? Weight::kGroup : WideTile::kStageK;
   static constexpr float kUnit = kIsFloat8<X> ? 1 / kFloat8Unit : 1;
   static constexpr int kCount = kTile.rows() / 2;  // sums of a thread
+  // Tiles of each of the products that a block has columns of.
+  static constexpr int kSetTiles = kTile.tiles() / BlockSums<Config, Epilogue>::kSets;
   using Barriers = WideBarriers<kStages>;
   static_assert(kStages >= 3, "one stage loading, one multiplying, one waiting");
   static_assert(kHalfBytes % WideGeometry::kSwizzleBytes == 0, "rows of x are swizzled in groups of eight");
 
-  __device__ __forceinline__ WideBlock(const WideParams& params, const Work& work, uint32_t shared)
+  __device__ __forceinline__ WideBlock(const WideParams& params, const Epilogue& epilogue, const Work& work,
+                                       uint32_t shared)
       : maps_(params),
         params_(params.params),
+        epilogue_(epilogue),
         work_(work),
         shared_(shared),
         barriers_{shared + kGeometry.barrier_offset()},
         warp_(__shfl_sync(~0u, threadIdx.x / 32, 0)),  // the same in a whole warp, as the compiler then knows
         lane_(threadIdx.x % 32),
-        first_tile_(work.first_tile + work.column_block * kTile.tiles()) {
+        first_tile_(work.first_tile + work.column_block * kSetTiles) {
     const int32_t num_stages = Config::kGrouped && work.is_of_none ? 0 : params_.num_stages;
     begin_ = static_cast<int64_t>(num_stages) * rank() / kTile.cluster;
     end_ = static_cast<int64_t>(num_stages) * (rank() + 1) / kTile.cluster;
@@ -114,8 +118,13 @@ class WideBlock {
     __syncthreads();
     if (warp_ >= kConsumerWarps) {
       ptx::setmaxnreg_dec<kGeometry.producer_registers(), kGeometry.blocks_per_sm()>();
-      if (warp_ == kConsumerWarps && ptx::elect_one()) produce();
-      __syncwarp();
+      if (warp_ == kConsumerWarps) {
+        if (ptx::elect_one()) produce();
+        __syncwarp();
+      } else {
+        const int first = (kConsumerWarps + 1) * 32;
+        BlockSums<Config, Epilogue>::prefetch(epilogue_, work_, threadIdx.x - first, kTile.threads() - first);
+      }
       if constexpr (kTile.cluster > 1) {
         ptx::cluster_arrive_relaxed();
         ptx::cluster_wait();
@@ -158,14 +167,8 @@ class WideBlock {
       ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);  // mutant: stages_overwritten
       const uint32_t to = stage_address(state.stage), barrier = barriers_.full(state.stage);
       ptx::mbarrier_arrive_expect_tx(barrier, kGeometry.loaded_bytes());  // mutant: too_few_bytes
-      ptx::tma_load_4d(to + kGeometry.values_offset(), &maps_.values, barrier, 0, stage * kPieces, first_tile_, 0);
-      if constexpr (kGroups > 0) {
-        ptx::tma_load_4d(to + kGeometry.scales_offset(), &maps_.scales, barrier, 0, stage * kGroups, first_tile_, 0);
-        if constexpr (Weight::kZeroPoints) {
-          ptx::tma_load_4d(to + kGeometry.zeros_offset(), &maps_.zero_points, barrier, 0, stage * kGroups, first_tile_,
-                           0);
-        }
-      }
+#pragma unroll
+      for (int tile = 0; tile < kTile.tiles(); tile += kSetTiles) load_weight(to, barrier, stage, tile);
       load_x(to, barrier, stage * WideTile::kStageK);  // mutant: x_of_the_next_stage
     }
     // Not earlier: blocks of the next kernel would take the place of our own.
@@ -176,6 +179,21 @@ class WideBlock {
       // mutant: multicast_cluster_left
       for (int left = kStages; left > 0; --left, state.advance())
         ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);
+    }
+  }
+
+  // The tiles of one product, of which the first is number `tile` of the block.
+  __device__ __forceinline__ void load_weight(uint32_t to, uint32_t barrier, int32_t stage, int tile) const {
+    const int32_t first = weight_tile(tile);
+    ptx::tma_load_4d(to + kGeometry.values_offset() + tile * (kGeometry.values_bytes() / kTile.tiles()), &maps_.values,
+                     barrier, 0, stage * kPieces, first, 0);
+    if constexpr (kGroups > 0) {
+      ptx::tma_load_4d(to + kGeometry.scales_offset() + tile * (kGeometry.scales_bytes() / kTile.tiles()),
+                       &maps_.scales, barrier, 0, stage * kGroups, first, 0);
+      if constexpr (Weight::kZeroPoints) {
+        ptx::tma_load_4d(to + kGeometry.zeros_offset() + tile * (kGeometry.zeros_bytes() / kTile.tiles()),
+                         &maps_.zero_points, barrier, 0, stage * kGroups, first, 0);
+      }
     }
   }
 
@@ -201,7 +219,13 @@ class WideBlock {
 
   // Also of the block's tiles.
   __device__ __forceinline__ int tile() const { return warp_; }
-  __device__ __forceinline__ bool has_tile() const { return first_tile_ + tile() < work_.first_tile + params_.tiles; }
+  __device__ __forceinline__ bool has_tile() const {
+    return first_tile_ + tile() % kSetTiles < work_.first_tile + params_.tiles;
+  }
+  // Of the weight, that of a tile of the block.
+  __device__ __forceinline__ int32_t weight_tile(int tile) const {
+    return first_tile_ + tile % kSetTiles + tile / kSetTiles * params_.tiles;  // mutant: gate_for_up
+  }
 
   __device__ __forceinline__ void release(int stage) const {
     __syncwarp();
@@ -217,7 +241,7 @@ class WideBlock {
     if constexpr (Weight::kGroup == 0 && Weight::kZeroPoints) {
       const auto* zeros = reinterpret_cast<const uint32_t*>(params_.zero_points);
       // mutant: zeros_of_the_next_tile
-      const int64_t place = static_cast<int64_t>(first_tile_ + tile()) * 8 + lane_ / 4;
+      const int64_t place = static_cast<int64_t>(weight_tile(tile())) * 8 + lane_ / 4;
       subtrahends<Weight, X>(has_tile() ? zeros[place] : 0, zeros_);
     }
 #pragma unroll
@@ -315,7 +339,7 @@ class WideBlock {
   __device__ __forceinline__ void scale_columns() {
     if (begin_ == end_ || !has_tile()) return;
     // mutant: scales_of_the_next_tile
-    const int64_t place = static_cast<int64_t>(first_tile_ + tile()) * 16 + lane_ / 4 * 2;
+    const int64_t place = static_cast<int64_t>(weight_tile(tile())) * 16 + lane_ / 4 * 2;
     const auto* both = reinterpret_cast<const Scale*>(params_.scales) + place;
     const float scales[2] = {kUnit * tcgemm::convert<float>(both[0]), kUnit * tcgemm::convert<float>(both[1])};
 #pragma unroll
@@ -333,7 +357,7 @@ class WideBlock {
   __device__ __forceinline__ void finish() {
     // From here on others may write where our stages were, and add to our barrier.
     if constexpr (kTile.cluster > 1) ptx::cluster_arrive_relaxed();
-    const BlockSums<Config> sums(shared_);
+    const BlockSums<Config, Epilogue> sums(shared_);
 #pragma unroll
     for (int j = 0; j < kTile.rows() / 8; ++j) sums.put(0, tile(), j, sums_ + 4 * j);
     sync_consumers();  // mutant: sums_not_awaited
@@ -343,11 +367,12 @@ class WideBlock {
       ptx::mbarrier_wait_cluster(barriers_.sums(), 0);  // mutant: shares_not_awaited
     }
     const int32_t row_end = Config::kGrouped ? work_.row_end : params_.m;
-    sums.store({params_.d, params_.out, params_.n, row_end, params_.row_scales}, work_);
+    sums.store({params_.d, params_.out, params_.n, row_end, params_.row_scales}, epilogue_, work_);
   }
 
   const WideParams& maps_;
   const Params& params_;
+  const Epilogue& epilogue_;
   const Work work_;
   const uint32_t shared_;
   const Barriers barriers_;
@@ -361,21 +386,22 @@ class WideBlock {
   uint32_t zeros_[2] = {subtrahend<X, Weight::kBits>(Weight::kZero), subtrahend<X, Weight::kBits>(Weight::kZero)};
 };
 
-template <typename Config, typename Weight, typename X>
-__global__ void __launch_bounds__(Config::kTile.threads(), WideBlock<Config, Weight, X>::kGeometry.blocks_per_sm())
-    wide_kernel(const __grid_constant__ WideParams params) {
+template <typename Config, typename Weight, typename X, typename Epilogue>
+__global__ void __launch_bounds__(Config::kTile.threads(),
+                                  WideBlock<Config, Weight, X, Epilogue>::kGeometry.blocks_per_sm())
+    wide_kernel(const __grid_constant__ WideParams params, const __grid_constant__ Epilogue epilogue) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t shared_memory[];
   constexpr uint32_t kSwizzle = WideGeometry::kSwizzleBytes;
   const uint32_t shared = (ptx::shared_base_address(shared_memory) + kSwizzle - 1) / kSwizzle * kSwizzle;
-  using Block = WideBlock<Config, Weight, X>;
+  using Block = WideBlock<Config, Weight, X, Epilogue>;
   Block::begin(params, shared);
   // For the copy of x, and what that has waited for.
   ptx::griddepcontrol_wait();
   Work work;
   if (!find_work<Config>(params.params, &work)) return;
   work.column_block = work.column_block * Config::kTile.sharers + blockIdx.x % Config::kTile.sharers;
-  Block(params, work, shared).run();
+  Block(params, epilogue, work, shared).run();
 #else
   __trap();  // wgmma and TMA exist on sm_90a only; the launcher refuses other devices
 #endif

@@ -38,7 +38,7 @@ Status encode_maps(const WideCall& call, WideParams* params) {
       !s.is_ok()) {
     return s;
   }
-  const int tiles = geometry.tile.tiles(), groups = geometry.groups_per_stage();
+  const int tiles = geometry.tile.tiles() / (p.epilogue.gated ? 2 : 1), groups = geometry.groups_per_stage();
   if (Status s = encode_weight_map(&params->values, p, call.buffers.values, p.pieces(), kPieceBytes,
                                    geometry.pieces_per_stage(), tiles);
       !s.is_ok() || groups == 0) {
@@ -88,7 +88,9 @@ Status launch_wide(const WideCall& call) {
                                             tile.threads(), shared_bytes, call.stream);
   config.attrs = attributes;
   config.numAttrs = tile.blocks() > 1 ? 2 : 1;
-  return cuda_status(launch_kernel(config, *call.kernel, params), name);
+  return with_epilogue(p, call.buffers, [&](const auto& epilogue) {
+    return cuda_status(launch_kernel(config, *call.kernel, params, epilogue), name);
+  });
 }
 
 }  // namespace tcgemm::packed

@@ -1,0 +1,179 @@
+"""The device-local product with a packed weight and a function as its epilogue.
+
+As in epilogue.py, `make_plan` decides everything from shapes and dtypes, and
+`product_with_epilogue` carries out a plan that is fused.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+from jax.extend import core
+
+from jax_tcgemm import selection
+from jax_tcgemm.device.call import call
+from jax_tcgemm.device.epilogue import CARRIERS, Made, stored
+from jax_tcgemm.device.levels import Levels, placed_function, strides_along
+from jax_tcgemm.device.packed import operands_of
+from jax_tcgemm.epilogues import InexpressibleError, emit
+from jax_tcgemm.epilogues.joins import results_apart
+from jax_tcgemm.problem.call_options import CallOptions
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES
+from jax_tcgemm.problem.packed import PackedProblem
+from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A product with a packed weight and its epilogue: what a primitive call says.
+
+    Attributes:
+      options: options of the call.
+      format: of the weight.
+      problem: the product of all columns, without the epilogue.
+      function: of the accumulators and the operands.
+      shape: of an accumulator.
+      num_rows: how many of its dimensions are rows.
+      operand_shapes: of the operands.
+      gated: whether there are two accumulators, of the first half of the columns and the second.
+    """
+
+    options: CallOptions
+    format: PackedFormat
+    problem: PackedProblem
+    function: core.ClosedJaxpr
+    shape: tuple[int, ...]
+    num_rows: int
+    operand_shapes: tuple[tuple[int, ...], ...]
+    gated: bool
+
+    @property
+    def num_accumulators(self) -> int:
+        """How many the function takes."""
+        return 2 if self.gated else 1
+
+    @property
+    def levels(self) -> Levels:
+        """The dimensions of an accumulator in the problem."""
+        axes = [axis for axis, extent in enumerate(self.shape) if extent != 1]
+        rows = tuple(axis for axis in axes if axis < self.num_rows)
+        return Levels((), (), rows, tuple(axes[len(rows) :]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How it runs on one device.
+
+    `problem` is None where it can only be run unfused, for the reason in `choice.why`; so it is,
+    too, where `choice.implementation` is "xla". `operands` are those of the function that the call
+    takes, in their order there.
+    """
+
+    product: Product
+    problem: PackedProblem | None
+    operands: tuple[int, ...]
+    choice: selection.Choice
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether one call runs it."""
+        return self.choice.implementation != selection.XLA
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Every array that XLA must rewrite for the call."""
+        return ()
+
+    @property
+    def code(self) -> str:
+        """The generated code of the function, "" where it is not part of a kernel."""
+        return self.problem.function.definitions if self.is_fused else ""
+
+
+def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
+    """Chooses what runs a product with its epilogue.
+
+    Args:
+      product: the product.
+      device: the device it will run on.
+      obstacle: a phrase saying why it can only be run unfused; "" when it need not.
+
+    Returns:
+      The plan.
+
+    Raises:
+      ValueError: when an implementation was forced that cannot run it.
+    """
+    options = product.options
+    may_be_unfused = selection.may_be_unfused(options)
+    if device.platform == "cpu" and may_be_unfused:
+        obstacle = obstacle or "on the CPU XLA runs the function"
+    folded = obstacle or _folded(product)
+    if isinstance(folded, str):
+        if may_be_unfused:
+            return _unfused(product, folded)
+        # An implementation that was asked for by name: an error says why it cannot run the call.
+        selection.select(options, None, device, kind="packed", obstacle=folded)
+    choice = selection.select(options, folded[0], device)
+    if choice.implementation == selection.XLA:
+        choice = dataclasses.replace(choice, why=f"unfused: {choice.why}")
+    return Plan(product, *folded, choice)
+
+
+def _unfused(product: Product, why: str) -> Plan:
+    choice = selection.Choice(selection.XLA, "default", f"unfused: {why}")
+    return Plan(product, None, (), choice)
+
+
+@functools.lru_cache(maxsize=1024)
+def _folded(product: Product) -> tuple[PackedProblem, tuple[int, ...]] | str:
+    """The problem and the operands that it takes, or what stands against it."""
+    shape, levels = product.shape, product.levels
+    if math.prod(shape) == 0:
+        return "its result is empty"
+    if math.prod(shape[product.num_rows :]) % TILE:
+        return f"the columns of an accumulator are no multiple of {TILE}"
+    function, beside, dimensions = results_apart(product.function)
+    try:
+        source, _ = emit(function, product.num_accumulators)
+    except InexpressibleError as error:
+        return str(error)
+    held = (product.operand_shapes[read.operand] for read in source.reads)
+    places = (x.strides(own, len(shape)) for x, own in zip(source.reads, held, strict=True))
+    strides = (strides_along(*place, levels, shape) for place in places)
+    placed = placed_function(source, shape, levels, strides, beside)
+    if isinstance(placed, str):
+        return placed
+    if not all(map(levels.are_rows_from, dimensions)):
+        return "halves of a result are not the outermost columns of it"
+    function, operands = placed
+    dtype = function.results[0].dtype
+    out_dtype = DTYPE_NAMES.get(dtype) or CARRIERS.get(dtype.itemsize)
+    if out_dtype is None:
+        return f"no implementation makes {dtype}"
+    own = {"out_dtype": out_dtype, "gated": product.gated, "function": function}
+    return dataclasses.replace(product.problem, **own), operands
+
+
+def product_with_epilogue(
+    plan: Plan, rows: Sequence[jax.Array], w: PackedWeight, operands: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Carries out a plan that is fused.
+
+    Args:
+      plan: the plan.
+      rows: as of `packed.product`.
+      w: the weight.
+      operands: of the function.
+    """
+    product, problem = plan.product, plan.problem
+    x, *scales = rows
+    flat = [x.reshape(problem.m, x.shape[-1]), *(own.reshape(problem.m) for own in scales)]
+    given = [stored(operands[i]) for i in plan.operands]
+    extents = 1, problem.m, problem.d_columns
+    made = Made(problem.function, product.function, product.shape, extents, product.levels)
+    results = made.arrays(problem.out_dtype)
+    arrays = [*flat, *operands_of(w), *given]
+    return made.results(call(problem, plan.choice, arrays, results))

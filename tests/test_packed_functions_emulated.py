@@ -1,0 +1,87 @@
+"""Products with packed weights and generated functions, run by the emulator: what it must find."""
+
+import re
+
+import emulated
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from emulated import Emulator, carried
+from mistakes import Mistake, as_mutants
+from packed_functions import CASES
+
+from jax_tcgemm.device import packed_epilogue
+from jax_tcgemm.kernels import nvrtc
+
+pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
+
+
+def check(machine, name, **how):
+    """One call; its arrays are as the implementation sees them."""
+    config, call = CASES[name]
+    problem, used, product = call.folded
+    arrays = dict(call.case.arrays)
+    for i, number in enumerate(used):
+        x = call.operands[number]
+        arrays[f"function operand {i}"] = x.view(np.uint8) if x.dtype == np.bool_ else x
+    got = machine.run(problem, arrays, implementation="packed", config=config, **how)
+    made = packed_epilogue.Made(
+        *(problem.function, product.function, product.shape),
+        *((1, problem.m, problem.d_columns), product.levels),
+    )
+    call.check(made.results([jnp.asarray(x) for x in got]), config)
+
+
+def kernels_of(names):
+    found = (x for name in names for x in CASES[name][1].kernels(CASES[name][0]))
+    return map(carried, dict.fromkeys(found))
+
+
+@pytest.fixture(scope="module")
+def machine(run_folder):
+    return Emulator(run_folder / "packed_functions", *kernels_of(CASES), families=("packed",))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_functions(machine, name):
+    for seed in range(2):
+        check(machine, name, seed=seed)
+
+
+@pytest.mark.skipif(bool(nvrtc.reason()), reason=nvrtc.reason())
+@pytest.mark.parametrize("name", ["gated", "wide gated", "wide reductions"])
+def test_compiles_without_faults(name):
+    config, call = CASES[name]
+    assert nvrtc.compile_kernel(call.kernels(config)[0]).faults == ()
+
+
+KERNEL, WIDE = "kernels/packed/kernel.cuh", "kernels/packed/wide_kernel.cuh"
+SUMS = "kernels/packed/sums.cuh"
+MISTAKES = [
+    Mistake(SUMS, "up_of_another_share", "rank * kColumns", "0", "gated"),
+    Mistake(SUMS, "a_part_twice", "part % kParts", "0", "whole rows"),
+    Mistake(SUMS, "sums_of_another_pair", "lane % 4 * 2", "lane % 2 * 2", "everything"),
+    Mistake(SUMS, "scales_before_the_function", "rows.scales != nullptr", "false", "float8"),
+    Mistake(KERNEL, "gate_for_up", "tile / kSetTiles * params_.tiles", "0", "columns"),
+    Mistake(WIDE, "gate_for_up", "tile / kSetTiles * params_.tiles", "0", "wide gated"),
+]
+
+
+@pytest.fixture(scope="module")
+def mistaken(machine, run_folder):
+    """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
+    names = dict.fromkeys(mistake.case for mistake in MISTAKES)
+    folder = run_folder / "packed_functions_mistaken"
+    how = {"families": ("packed",), "mistakes": as_mutants(MISTAKES), "like": machine}
+    made = Emulator(folder, *kernels_of(names), **how)
+    for name in names:  # Without any of them.
+        check(made, name)
+    return made
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(mistaken, mistake):
+    mistaken.mutant = MISTAKES.index(mistake) + 1
+    with pytest.raises((AssertionError, RuntimeError), match="wrong|not equal") as found:
+        check(mistaken, mistake.case)
+    assert re.search(mistake.finds, str(found.value))
