@@ -1,7 +1,8 @@
 """Finds CUDA's headers and static runtime; the build backend and CMake both ask here.
 
 TCGEMM_CUDA says which: "on" (the default) takes the system's, or else those of the PyPI packages;
-"wheel" takes the PyPI packages' even where the system has some. Run as a script it prints the
+"wheel" takes the PyPI packages' even where the system has some; "nvcc" is "wheel" with the compiler
+from PyPI, too, by which the build compiles the kernels of releases. Run as a script it prints the
 toolkit's folder, or nothing where there is none.
 """
 
@@ -14,8 +15,8 @@ from pathlib import Path
 def mode() -> str:
     """Returns what TCGEMM_CUDA asks for."""
     value = os.environ.get("TCGEMM_CUDA", "on").lower()
-    if value not in ("on", "wheel"):
-        raise ValueError(f"TCGEMM_CUDA must be on or wheel, got {value}")
+    if value not in ("on", "wheel", "nvcc"):
+        raise ValueError(f"TCGEMM_CUDA must be on, wheel or nvcc, got {value}")
     return value
 
 
@@ -46,8 +47,15 @@ def find_wheel_cuda() -> Path | None:
 
 
 def find_cuda() -> Path | None:
-    """Returns the toolkit to build with."""
-    return (find_system_cuda() if mode() == "on" else None) or find_wheel_cuda()
+    """Returns the toolkit to build with; an nvcc that is asked for must be there."""
+    root = (find_system_cuda() if mode() == "on" else None) or find_wheel_cuda()
+    if mode() == "nvcc" and (root is None or not os.access(root / "bin" / "nvcc", os.X_OK)):
+        raise FileNotFoundError(
+            f"TCGEMM_CUDA=nvcc must find the compiler of PyPI's packages, got {root or 'no CUDA'} "
+            "without bin/nvcc; build with isolation, which installs it, install nvidia-cuda-nvcc "
+            "and nvidia-nvvm of the headers' release, or set TCGEMM_CUDA=wheel"
+        )
+    return root
 
 
 if __name__ == "__main__":

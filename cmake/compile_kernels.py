@@ -1,4 +1,4 @@
-"""Compiles the kernels of prebuilt_kernels.txt by nvcc, to files that kernels/prebuilt.py reads.
+"""Compiles a list of kernels by nvcc, to files that kernels/prebuilt.py reads.
 
 A kernel that ptxas gave up performance of fails the build.
 """
@@ -6,6 +6,7 @@ A kernel that ptxas gave up performance of fails the build.
 import argparse
 import importlib.util
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -68,10 +69,13 @@ def main() -> None:
     parser.add_argument("--nvcc", required=True)
     parser.add_argument("--include", action="append", default=[])
     parser.add_argument("--list", type=Path, required=True)
+    parser.add_argument("--headers-hash", type=Path, required=True, help="what CMake wrote it to")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     instance, kernel_file, ptxas = _load("instance", "kernel_file", "ptxas")
     command = [arguments.nvcc, *(f"-I{folder}" for folder in arguments.include)]
+    text = arguments.headers_hash.read_text()
+    (headers_hash,) = re.findall(r'kDeviceHeadersHash\[\] = "(\w+)"', text)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for old in arguments.out.glob(f"*{kernel_file.SUFFIX}"):
         old.unlink()
@@ -81,7 +85,8 @@ def main() -> None:
         cubin = compile_kernel(command, target, header, kernel, ptxas)
         (entry,) = machine_code(cubin)
         made = kernel_file.encode(instance.Kernel(entry, cubin), f"{kernel} for {target}")
-        (arguments.out / kernel_file.prebuilt_name(kernel, target)).write_bytes(made)
+        name = kernel_file.prebuilt_name(kernel, target, headers_hash)
+        (arguments.out / name).write_bytes(made)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(one, arguments.list.read_text().splitlines()))

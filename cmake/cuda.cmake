@@ -43,18 +43,24 @@ nanobind_add_module(_cutensor STABLE_ABI NOMINSIZE NB_STATIC csrc/modules/cutens
 target_link_libraries(_cutensor PRIVATE tcgemm_shared cuda_runtime)
 install(TARGETS _cutensor LIBRARY DESTINATION jax_tcgemm)
 
-# Where there is nvcc, a short table of kernels is compiled ahead, for programs to find (kernels/prebuilt.py).
+# Where there is nvcc, a list of kernels is compiled ahead, for programs to find (kernels/prebuilt.py): a short one,
+# or with TCGEMM_CUDA=nvcc the one of releases.
 find_program(nvcc nvcc PATHS ${cuda_root}/bin NO_DEFAULT_PATH NO_CACHE)
 if(nvcc)
   set(prebuilt ${CMAKE_CURRENT_BINARY_DIR}/prebuilt)
-  set(prebuilt_list ${PROJECT_SOURCE_DIR}/cmake/prebuilt_kernels.txt)
+  string(TOLOWER "$ENV{TCGEMM_CUDA}" cuda_mode)
+  if("${cuda_mode}" STREQUAL "nvcc")
+    set(prebuilt_list ${PROJECT_SOURCE_DIR}/cmake/release_kernels.txt)
+  else()
+    set(prebuilt_list ${PROJECT_SOURCE_DIR}/cmake/prebuilt_kernels.txt)
+  endif()
   add_custom_command(
     OUTPUT ${prebuilt}/done
     COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/compile_kernels.py --nvcc ${nvcc} --include
             ${PROJECT_SOURCE_DIR}/csrc --include ${CMAKE_CURRENT_BINARY_DIR}/generated --list ${prebuilt_list} --out
-            ${prebuilt}
+            ${prebuilt} --headers-hash ${device_headers_hash}
     COMMAND ${CMAKE_COMMAND} -E touch ${prebuilt}/done
-    DEPENDS ${prebuilt_list} ${hashed_headers} cmake/compile_kernels.py VERBATIM)
+    DEPENDS ${prebuilt_list} ${hashed_headers} ${device_headers_hash} cmake/compile_kernels.py VERBATIM)
   add_custom_target(prebuilt_kernels ALL DEPENDS ${prebuilt}/done)
   install(DIRECTORY ${prebuilt} DESTINATION jax_tcgemm FILES_MATCHING PATTERN "*.kernel")
 else()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from emulated import REPOSITORY, load_script
@@ -10,6 +11,7 @@ from jax_tcgemm.kernels import ptxas
 from jax_tcgemm.system import modules
 
 find_cuda = load_script("build_backend/find_cuda.py")
+check_wheel = load_script("cmake/check_wheel.py")
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "cutensor"])
@@ -112,6 +114,24 @@ def test_wheel_passes_over_the_system(no_cuda, tmp_path):
     assert find_cuda.find_cuda() == find_cuda.find_wheel_cuda()
 
 
+def test_nvcc_is_of_the_packages(no_cuda, tmp_path):
+    """Beside a toolkit of the system, which has one, too."""
+    no_cuda.setenv("CUDA_HOME", str(make_toolkit(tmp_path / "system")))
+    root = make_toolkit(tmp_path / "nvidia" / "cu13")
+    no_cuda.setattr(sys, "path", [str(tmp_path)])
+    no_cuda.delitem(sys.modules, "nvidia", raising=False)
+    no_cuda.setenv("TCGEMM_CUDA", "nvcc")
+    assert find_cuda.find_cuda() == root
+    (root / "bin" / "nvcc").unlink()
+    with pytest.raises(FileNotFoundError, match=r"got .*/cu13 without bin/nvcc; build with isol"):
+        find_cuda.find_cuda()
+    no_cuda.setattr(sys, "path", [])
+    with pytest.raises(FileNotFoundError, match="got no CUDA without bin/nvcc"):
+        find_cuda.find_cuda()
+    no_cuda.setenv("TCGEMM_CUDA", "wheel")
+    assert find_cuda.find_cuda() is None
+
+
 def test_a_folder_without_headers_is_an_error(no_cuda):
     no_cuda.setenv("CUDA_HOME", "/no/such/toolkit")
     with pytest.raises(FileNotFoundError, match="CUDA_HOME must name a CUDA toolkit, got /no/such"):
@@ -120,23 +140,38 @@ def test_a_folder_without_headers_is_an_error(no_cuda):
 
 def test_unknown_mode_is_an_error(no_cuda):
     no_cuda.setenv("TCGEMM_CUDA", "yes")
-    with pytest.raises(ValueError, match="TCGEMM_CUDA must be on or wheel, got yes"):
+    with pytest.raises(ValueError, match="TCGEMM_CUDA must be on, wheel or nvcc, got yes"):
         find_cuda.find_cuda()
 
 
-def test_backend_asks_for_headers_only_where_there_are_none(no_cuda, tmp_path):
+def test_backend_asks_for_what_is_missing(no_cuda, tmp_path):
     no_cuda.syspath_prepend(str(REPOSITORY / "build_backend"))
     no_cuda.chdir(REPOSITORY)
     import backend
 
     def asks():
         lists = (backend.get_requires_for_build_wheel(), backend.get_requires_for_build_editable())
-        found = [any("nvidia-cuda-runtime" in x for x in requires) for requires in lists]
+        found = [{x.partition(";")[0] for x in some if "nvidia" in x} for some in lists]
         assert found[0] == found[1]
         return found[0]
 
-    no_cuda.setenv("TCGEMM_CUDA", "wheel")
-    assert asks()
-    no_cuda.setenv("TCGEMM_CUDA", "on")
+    headers = {f"nvidia-cuda-{name}==13.0.*" for name in ("runtime", "crt", "cccl")}
     no_cuda.setenv("CUDA_HOME", str(make_toolkit(tmp_path)))
-    assert not asks()
+    no_cuda.setenv("TCGEMM_CUDA", "wheel")
+    assert asks() == headers
+    no_cuda.setenv("TCGEMM_CUDA", "nvcc")
+    assert asks() == headers | {"nvidia-cuda-nvcc==13.0.*", "nvidia-nvvm==13.0.*"}
+    no_cuda.setenv("TCGEMM_CUDA", "on")
+    assert asks() == set()
+
+
+def test_a_wheel_of_a_release_has_its_kernels(tmp_path):
+    wheel = tmp_path / "package.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in "ab":
+            archive.writestr(f"jax_tcgemm/prebuilt/{name}.kernel", "")
+    of_any_number = check_wheel.faults(wheel)
+    assert "it lacks py.typed" in of_any_number
+    assert check_wheel.faults(wheel, 2) == of_any_number
+    more = set(check_wheel.faults(wheel, 3)) - set(of_any_number)
+    assert more == {"it must have 3 kernels, got 2; set TCGEMM_CUDA=nvcc"}

@@ -28,6 +28,6 @@ def decode(content: bytes) -> Kernel | None:
     return Kernel(fields["name"], cubin, tuple(fields["faults"]))
 
 
-def prebuilt_name(kernel: str, target: str) -> str:
-    """The name of the file of a kernel that the build compiled."""
-    return hashlib.sha256(f"{target} {kernel}".encode()).hexdigest()[:32] + SUFFIX
+def prebuilt_name(kernel: str, target: str, headers_hash: str) -> str:
+    """The name of the file of a kernel that the build compiled from headers of that hash."""
+    return hashlib.sha256(f"{target} {headers_hash} {kernel}".encode()).hexdigest()[:32] + SUFFIX

@@ -1,6 +1,7 @@
 """Kernels that the build compiled: those of cmake/prebuilt_kernels.txt, where it found nvcc.
 
-They were compiled from the headers that ship beside them, so that a name and a target are enough.
+Wheels of releases hold those of cmake/release_kernels.txt. A file's name tells the kernel, the
+target and the headers that it was compiled from, which must be those that `_cuda` was built with.
 """
 
 import functools
@@ -28,9 +29,10 @@ def _is_of_use() -> bool:
 
 def path(instance: Instance) -> Path | None:
     """The instance's file, which need not exist; None where no build can have compiled it."""
-    if instance.definitions or not _is_of_use():
+    if instance.definitions or modules.cuda is None or not _is_of_use():
         return None
-    return FOLDER / kernel_file.prebuilt_name(instance.kernel, instance.target)
+    headers_hash = modules.cuda.device_headers_hash
+    return FOLDER / kernel_file.prebuilt_name(instance.kernel, instance.target, headers_hash)
 
 
 def read(instance: Instance) -> Kernel | None:
