@@ -18,6 +18,8 @@ def test_every_suite_loads(name):
     assert suite.cases
     assert suite.description
     assert len(set(suite.cases)) == len(suite.cases)
+    # Traces references whose traffic is not given.
+    assert all(case.bytes > 0 for case in suite.cases)
 
 
 def test_suites_hold_the_shapes_they_are_named_after():

@@ -106,6 +106,6 @@ def _workload(suite: str, label: str, of: Grouped) -> Workload:
         # Of sums of products of two numbers of 4 bits of mantissa, relative to the largest.
         tolerance=0.1,
         flops=2 * 3 * 3 * tokens * k * j,
-        bytes=itemsize * (4 * tokens * k + 2 * 3 * of.used * k * j),
+        least_bytes=itemsize * (4 * tokens * k + 2 * 3 * of.used * k * j),
         draw=draw,
     )

@@ -94,6 +94,6 @@ def workload(suite: str, label: str, of: Grouped, computation: Computation) -> W
         reference=computation.reference,
         tolerance=rounding + 2.0**-9 * (dtype.itemsize == 4) + 1e-4,
         flops=computation.flops,
-        bytes=computation.elements * dtype.itemsize,
+        least_bytes=computation.elements * dtype.itemsize,
         draw=draw,
     )

@@ -90,7 +90,19 @@ def _reference(sizes, x, w, _, x_scales, w_scales, *__):
 
 
 def _made(
-    suite, label, of: Grouped, operands, *, shape, ours, xla, parts, reference, wide, bytes, num_b=1
+    suite,
+    label,
+    of: Grouped,
+    operands,
+    *,
+    shape,
+    ours,
+    xla,
+    parts,
+    reference,
+    wide,
+    least_bytes,
+    num_b=1,
 ) -> Workload:
     """A workload; `wide` has both operands as those of bfloat16 lie, `num_b` matrices each."""
 
@@ -115,7 +127,7 @@ def _made(
         # Operands that XLA dequantises are rounded to bfloat16, and so is the result.
         tolerance=num_b * (2 * float(jnp.finfo(jnp.bfloat16).eps) + 1e-3),
         flops=2 * num_b * of.tokens * of.n * of.k,
-        bytes=bytes,
+        least_bytes=least_bytes,
         draw=draw,
     )
 
@@ -140,7 +152,7 @@ def _workload(suite: str, label: str, of: Grouped, depth: int | None) -> Workloa
         parts={"bf16": _bf16},
         reference=_reference,
         wide=lambda x, w: (x, w.mT),
-        bytes=tokens * k + of.used * n * k + 2 * tokens * n,
+        least_bytes=tokens * k + of.used * n * k + 2 * tokens * n,
     )
 
 
@@ -199,7 +211,7 @@ def _of_gated(suite: str, label: str, of: Grouped, depth: int | None) -> Workloa
         parts={"bf16": _gated_bf16, "steps": functools.partial(_gated_steps, tiles)},
         reference=_gated_reference,
         wide=lambda x, w: (x, jnp.moveaxis(w, -1, 1)),
-        bytes=tokens * k + 2 * of.used * n * k + 2 * tokens * n,
+        least_bytes=tokens * k + 2 * of.used * n * k + 2 * tokens * n,
         num_b=2,
     )
 
@@ -253,5 +265,5 @@ def _of_weights(suite: str, label: str, of: Grouped, depth: int | None) -> Workl
         parts={"bf16": _sums_bf16},
         reference=_sums_reference,
         wide=lambda x, y: (x.T, y.T),
-        bytes=tokens * (n + k) + 2 * groups * n * k,
+        least_bytes=tokens * (n + k) + 2 * groups * n * k,
     )

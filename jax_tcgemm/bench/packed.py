@@ -128,6 +128,6 @@ def _workload(suite, label, dtype, m, n, k, bits, size, configs, is_float8) -> W
         # The weight is rounded, at most, and the result; for peers of x in 8 bits x, too.
         tolerance=2 * float(jnp.finfo(element_type).eps) + 1e-4,
         flops=2 * m * n * k,
-        bytes=packed_bytes + m * ((1 if is_float8 else 2) * k + 2 * n),
+        least_bytes=packed_bytes + m * ((1 if is_float8 else 2) * k + 2 * n),
         draw=draw,
     )

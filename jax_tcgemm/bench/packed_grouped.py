@@ -114,7 +114,7 @@ def _workload(suite, label, of: Grouped, bits: int, size: int, configs) -> Workl
         # The weight is rounded, at most, and the result.
         tolerance=2 * float(jnp.finfo(element_type).eps) + 1e-4,
         flops=2 * tokens * n * k,
-        bytes=packed_bytes // groups * of.used + 2 * tokens * (k + n),
+        least_bytes=packed_bytes // groups * of.used + 2 * tokens * (k + n),
         draw=draw,
         kept=(1, 2, 3),
     )

@@ -84,5 +84,5 @@ def _workload(suite, label, dtype, m, k, scaling, to, transposed) -> Workload:
         # Half a unit of the last place of the largest number, which of e5m2 has two bits.
         tolerance=1.01 * {"f8e4m3fn": 2.0**-4, "f8e5m2": 2.0**-3, "s8": 0.5 / 127}[to],
         flops=m * k * (1 + transposed),
-        bytes=m * k * (itemsize + 1 + transposed),
+        least_bytes=m * k * (itemsize + 1 + transposed),
     )

@@ -105,6 +105,6 @@ def _workload(suite, label, dtype, m, n, k, scaling) -> Workload:
         # Operands that XLA dequantises are rounded to bfloat16, and so is the result.
         tolerance=2 * float(jnp.finfo(jnp.bfloat16).eps) + 1e-3,
         flops=2 * m * n * k,
-        bytes=m * k + n * k + 2 * m * n,
+        least_bytes=m * k + n * k + 2 * m * n,
         draw=draw,
     )

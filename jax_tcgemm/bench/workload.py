@@ -11,6 +11,7 @@ TOML file, and the module ``jax_tcgemm.bench.NAME`` turns each of the file's gro
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 
@@ -40,7 +41,7 @@ class Workload:
         an array or a tree of them.
       tolerance: largest accepted max |result - reference| / max |reference| of any array.
       flops: multiplications and additions, for TFLOP/s.
-      bytes: least memory traffic; None counts every operand and result once.
+      least_bytes: least memory traffic; None counts every operand and result once.
       draw: a function of a key that makes the operands; None draws standard normal numbers, and
         integers over their whole range.
     """
@@ -56,18 +57,13 @@ class Workload:
     reference: Callable
     tolerance: float
     flops: int
-    bytes: int | None = None
+    least_bytes: int | None = None
     draw: Callable | None = None
     kept: tuple[int, ...] = ()
     budget_s: float = 0.0
     parts: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
 
     kind = "workload"
-
-    def __post_init__(self):
-        if self.bytes is None:
-            results = jax.tree.leaves(jax.eval_shape(self.reference, *self.operands))
-            object.__setattr__(self, "bytes", self.input_bytes + sum(map(_nbytes, results)))
 
     @property
     def title(self) -> str:
@@ -78,6 +74,14 @@ class Workload:
     def input_bytes(self) -> int:
         """Bytes of the operands."""
         return sum(map(_nbytes, self.operands))
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Least memory traffic; without `least_bytes` the reference is traced for its results."""
+        if self.least_bytes is not None:
+            return self.least_bytes
+        results = jax.tree.leaves(jax.eval_shape(self.reference, *self.operands))
+        return self.input_bytes + sum(map(_nbytes, results))
 
     @property
     def fields(self) -> dict:
