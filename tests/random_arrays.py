@@ -1,5 +1,6 @@
 """Normally distributed arrays, drawn by NumPy: JAX would compile a generator for each shape."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -9,7 +10,8 @@ def draw(shape, dtype="float64", seed=0):
     values = rng.standard_normal(shape)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         values = values + 1j * rng.standard_normal(shape)
-    return jnp.asarray(values.astype(jnp.dtype(dtype)))
+    # jnp.asarray would compile a program for the shape.
+    return jax.device_put(values.astype(jnp.dtype(dtype)))
 
 
 def normal(*shape, seed=0, dtype="float32"):

@@ -187,7 +187,7 @@ class PackedWeight:
 
     def unpack(self) -> Unpacked:
         """What `pack_weights` was given."""
-        return _mapped(_unpacked, self)
+        return _unpack(self)
 
     def dequantize(self, dtype=None) -> jax.Array:
         """The weight as an array, computed in float32 and rounded once.
@@ -195,8 +195,7 @@ class PackedWeight:
         Args:
           dtype: of the array; None takes that of the scales.
         """
-        dtype = self.dtype if dtype is None else jnp.dtype(dtype)
-        return _mapped(lambda w: _in_order(dequantized(w, dtype), w).reshape(w.format.shape), self)
+        return _dequantize(self, self.dtype if dtype is None else jnp.dtype(dtype))
 
 
 def _mapped(f, w: PackedWeight):
@@ -207,7 +206,11 @@ def _mapped(f, w: PackedWeight):
 
 # --- packing ------------------------------------------------------------------------------------
 
+# Outside of `jax.jit`, packing and unpacking are one program each; inside of it, the operations
+# that they are made of.
 
+
+@functools.partial(jax.jit, static_argnames="form", inline=True)
 def packed(q, scale, zero_point, order, form: PackedFormat) -> PackedWeight:
     """Packs checked arrays of shapes (k, n) and (groups, n)."""
     offset = form.coding.offset
@@ -247,6 +250,16 @@ def _packed_factors(x):
 
 
 # --- unpacking ----------------------------------------------------------------------------------
+
+
+@functools.partial(jax.jit, inline=True)
+def _unpack(w: PackedWeight) -> Unpacked:
+    return _mapped(_unpacked, w)
+
+
+@functools.partial(jax.jit, static_argnames="dtype", inline=True)
+def _dequantize(w: PackedWeight, dtype) -> jax.Array:
+    return _mapped(lambda w: _in_order(dequantized(w, dtype), w).reshape(w.format.shape), w)
 
 
 def integers(values, form: PackedFormat) -> jax.Array:

@@ -123,6 +123,7 @@ def repeated(axis: int, x: jax.Array, size: int) -> jax.Array:
     return x.reshape(*before, number * size, *after)
 
 
+@functools.partial(jax.jit, inline=True)
 def dequantized(x: QuantizedArray) -> jax.Array:
     """The array, computed in float32 at least and rounded once to the dtype of the scales."""
     wide = wide_dtype(x.scale.dtype)

@@ -117,12 +117,8 @@ def from_awq(source, prefix: str = "") -> PackedWeight:
     source = formats.Source.of(op, source, prefix)
     arrays, _ = formats.read(source, formats.AWQ)
 
-    def columns(name):
-        nibbles = _fields(arrays[name], 4, axis=1)
-        nibbles = nibbles.reshape(nibbles.shape[0], -1, 8)
-        return nibbles[:, :, np.argsort(_AWQ_ORDER)].reshape(nibbles.shape[0], -1)
-
-    return _pack(source, "scales", arrays["scales"], columns("qweight"), columns("qzeros"), 4)
+    q, zero_point = (_awq_columns(arrays[name]) for name in ("qweight", "qzeros"))
+    return _pack(source, "scales", arrays["scales"], q, zero_point, 4)
 
 
 @_eager
@@ -234,20 +230,20 @@ def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
     form = formats.bitsandbytes(source[""].dtype.itemsize, state.nested_blocksize)
     arrays, _ = formats.read(source, form, bytes=-(-n * k // 2), blocks=-(-n * k // size))
     words, absmax = arrays[""], arrays[".absmax"]
-    q = jnp.stack((words >> 4, words & 15), -1).reshape(-1)[: n * k].reshape(n, k)
+    q = _nibbles(words, n, k)
     if state.nested_blocksize is not None:
         codes, nested = (
-            arrays[f".nested_{x}"].astype(jnp.float32) for x in ("quant_map", "absmax")
+            np.asarray(arrays[f".nested_{x}"], np.float32) for x in ("quant_map", "absmax")
         )
         nested = nested[np.arange(absmax.size) // state.nested_blocksize]
         # A product that is rounded before it is added to.
-        absmax = np.asarray(codes[absmax] * nested) + np.float32(state.nested_offset)
+        absmax = codes[np.asarray(absmax)] * nested + np.float32(state.nested_offset)
     # Blocks go on from row to row: neighbours in a row that have one scale wherever it begins.
     run = k if size >= n * k else math.gcd(size, k)
     block = (np.arange(n)[:, None] * k + np.arange(0, k, run)) // size
-    scale = jnp.asarray(absmax, jnp.float32)[block].T
+    scale = jax.device_put(np.asarray(absmax, np.float32)[block].T)
     own, (scale,), _ = _regrouped(source, ".absmax", k, run, (scale,))
-    return pack(op, q.T, scale, None, own, np.asarray(arrays[".quant_map"], np.float32))
+    return pack(op, q, scale, None, own, np.asarray(arrays[".quant_map"], np.float32))
 
 
 @_eager
@@ -313,6 +309,7 @@ def _check_choice(op: str, name: str, value, choices: tuple[int, ...]) -> None:
         )
 
 
+@functools.partial(jax.jit, static_argnames=("bits", "axis"))
 def _fields(words, bits: int, axis: int) -> jax.Array:
     """The unsigned integers in words, the lowest bits first, along an axis."""
     shifts = jnp.arange(0, 32, bits, dtype=jnp.uint32)
@@ -323,6 +320,20 @@ def _fields(words, bits: int, axis: int) -> jax.Array:
     shape = [*words.shape]
     shape[axis : axis + 2] = [shape[axis] * len(shifts)]
     return fields.reshape(shape).astype(jnp.int32)
+
+
+@jax.jit
+def _awq_columns(words) -> jax.Array:
+    """The nibbles of AWQ's words in the order of columns."""
+    nibbles = _fields(words, 4, axis=1)
+    nibbles = nibbles.reshape(nibbles.shape[0], -1, 8)
+    return nibbles[:, :, np.argsort(_AWQ_ORDER)].reshape(nibbles.shape[0], -1)
+
+
+@functools.partial(jax.jit, static_argnames=("n", "k"))
+def _nibbles(words, n: int, k: int) -> jax.Array:
+    """The nibbles of bytes, the high ones first, of shape (k, n); those beyond n * k fill up."""
+    return jnp.stack((words >> 4, words & 15), -1).reshape(-1)[: n * k].reshape(n, k).T
 
 
 def _order(source: formats.Source, name: str, arrays, sizes) -> np.ndarray | None:
@@ -373,7 +384,7 @@ def _regrouped(source: formats.Source, name: str, k: int, size: int, factors, g_
 def _pack(source, name, scale, q, zero_point, bits, g_idx=None, is_signed=False) -> PackedWeight:
     """From unsigned integers; zero points that are all in the middle are those of signed ones."""
     middle = 1 << bits - 1
-    if zero_point is not None and bool((zero_point == middle).all()):
+    if zero_point is not None and (np.asarray(zero_point) == middle).all():
         zero_point, is_signed = None, True
     if is_signed:
         q = q - middle

@@ -1,6 +1,7 @@
 """The public `pack_weights` and `stack_packed`."""
 
 import contextlib
+import functools
 from operator import index
 
 import jax
@@ -96,7 +97,7 @@ def pack(op: str, q, scale, zero_point, group_size, dtype, g_idx=None) -> Packed
             f"{op}: scale must have one for each group of {size} rows and column, {shape}, got "
             f"scale.shape={scale.shape}; reshape or broadcast it"
         )
-    if not _all(jnp.isfinite, scale):
+    if not _holds(_are_finite, scale):
         raise ValueError(
             f"{op}: scale must be finite, got scale with NaN or infinity; a column of zeros has "
             "any finite one"
@@ -238,12 +239,7 @@ def _order(op: str, g_idx, form: PackedFormat) -> jax.Array:
             f"{op}: g_idx must be an integer for each of {form.k} rows, got g_idx of {g_idx.dtype} "
             f"and shape {g_idx.shape}; None has groups of neighbours"
         )
-
-    def is_even(g):
-        counts = jnp.zeros(form.groups, jnp.int32).at[g].add(1, mode="drop")
-        return (counts == form.group_size) & jnp.all((g >= 0) & (g < form.groups))
-
-    if not _all(is_even, g_idx):
+    if not _holds(_are_even, g_idx, form.groups, form.group_size):
         raise ValueError(
             f"{op}: g_idx must name each of {form.groups} groups {form.group_size} times, got "
             "other numbers; groups of several sizes are dequantised"
@@ -251,20 +247,40 @@ def _order(op: str, g_idx, form: PackedFormat) -> jax.Array:
     return jnp.argsort(g_idx, stable=True).astype(jnp.int32)
 
 
-def _all(rule, x) -> bool:
+def _holds(rule, x, *args) -> bool:
     """Whether a rule holds of an array, as far as its values are known."""
     if isinstance(x, jax.core.Tracer):
         return True
     with jax.ensure_compile_time_eval():
-        return bool(jnp.all(rule(x)))
+        return bool(rule(x, *args))
+
+
+@jax.jit
+def _are_finite(x) -> jax.Array:
+    return jnp.all(jnp.isfinite(x))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _are_even(g, groups: int, size: int) -> jax.Array:
+    counts = jnp.zeros(groups, jnp.int32).at[g].add(1, mode="drop")
+    return jnp.all(counts == size) & jnp.all((g >= 0) & (g < groups))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _are_within(x, lower: int, upper: int) -> jax.Array:
+    x = x.astype(_wide(x.dtype))
+    return jnp.all((x >= lower) & (x <= upper))
+
+
+def _wide(dtype) -> np.dtype:
+    """Integers of 32 bits and more are compared in their own dtype, narrower ones in int32."""
+    return dtype if dtype.itemsize >= 4 else np.dtype(np.int32)
 
 
 def _check_range(op: str, name: str, x, least: int, largest: int, dtype) -> None:
-    # Before anything is rounded to another dtype; of 32 bits and more in their own.
-    x = x if x.dtype.itemsize >= 4 else x.astype(jnp.int32)
-    limits = jnp.iinfo(x.dtype)
+    limits = jnp.iinfo(_wide(x.dtype))
     lower, upper = max(least, limits.min), min(largest, limits.max)
-    if not _all(lambda x: (x >= lower) & (x <= upper), x):
+    if not _holds(_are_within, x, lower, upper):
         raise ValueError(
             f"{op}: {name} must be from {least} to {largest} for {dtype=}, got numbers outside of "
             "that; take a wider dtype or clip it"
