@@ -47,7 +47,7 @@ from jax_tcgemm.epilogues.reductions import reductions_apart
 @FUNCTIONS
 def test_values(function, dtype, x64):
     args = arguments(function, dtype)
-    expected = theirs(function)(*wide(args))
+    expected = jax.jit(theirs(function))(*wide(args))
     for f in (ours(function), jax.jit(ours(function))):
         got = f(*args)
         # What is rounded to integers may be one off.
@@ -65,7 +65,7 @@ def test_first_derivatives(function, dtype, x64):
     args = arguments(function, dtype)
     which = moving(args)
     got = jax.jit(jax.grad(loss(ours(function)), which))(*args)
-    expected = jax.grad(loss(theirs(function)), which)(*wide(args))
+    expected = jax.jit(jax.grad(loss(theirs(function)), which))(*wide(args))
     # A result in bfloat16 rounds its own cotangent.
     rounding = 2**-7 if function is two_results else ROUNDING_OF_DERIVATIVES[dtype]
     assert_near(jax.tree.map(lambda x: x.astype(jnp.float64), got), expected, rounding)
@@ -246,13 +246,13 @@ def test_vmap(in_axes):
         return z, z.sum(0), acc.max(-1)
 
     own, other = (jax.vmap(g(f), in_axes) for g in (ours, theirs))
-    assert_near(jax.jit(own)(*args), other(*args), 4e-6)
+    assert_near(jax.jit(own)(*args), jax.jit(other)(*args), 4e-6)
 
     def grads(g):
         return jax.vmap(jax.grad(lambda *args: jnp.sin(g(*args)[0]).sum(), (0, 1, 2, 3)), in_axes)
 
     own, other = grads(ours(f)), grads(theirs(f))
-    assert_near(jax.jit(own)(*args), other(*args), 1e-5)
+    assert_near(jax.jit(own)(*args), jax.jit(other)(*args), 1e-5)
     calls = params_of(jax.vmap(ours(f), in_axes), *args)
     is_product = in_axes[0] is not None or in_axes[1] is not None
     assert len(calls) == is_product

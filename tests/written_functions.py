@@ -121,7 +121,7 @@ def is_float(x):
 
 
 def wide(args):
-    return [jnp.asarray(np.asarray(x, np.float64)) if is_float(x) else x for x in args]
+    return [jax.device_put(np.asarray(x, np.float64)) if is_float(x) else x for x in args]
 
 
 def loss(f):
