@@ -60,6 +60,17 @@ def test_kernels_run_them(number):
     assert call.bytes == weight + call.problem.m * CASE.k * 2 + out
 
 
+@pytest.mark.parametrize("number", [16, 24])
+def test_long_functions_of_few_rows_are_loops(number):
+    """Of more than 16 rows the kernel of few rows is slower than XLA's loop."""
+    f = lambda x: jax_tcgemm.linear(x, weight_of(CASE), BIAS, activation="gelu_erf")  # noqa: E731
+    *_, call = explain(f, rows(number))
+    assert call.why.startswith("unfused: XLA's loop") == (number == 24)
+    forced = functools.partial(jax_tcgemm.linear, activation="gelu_erf", implementation="packed")
+    (call,) = explain(lambda x: forced(x, weight_of(CASE), BIAS), rows(number))
+    assert call.problem.function is not None
+
+
 def test_of_many_rows_the_weight_is_an_array():
     skip = jax.ShapeDtypeStruct((2000, N), BF16)
     weight, *_, product = explain(layer, rows(2000), BIAS, skip)

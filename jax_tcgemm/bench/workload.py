@@ -80,7 +80,8 @@ class Workload:
         """Least memory traffic; without `least_bytes` the reference is traced for its results."""
         if self.least_bytes is not None:
             return self.least_bytes
-        results = jax.tree.leaves(jax.eval_shape(self.reference, *self.operands))
+        with jax.enable_x64(True):  # Operands say their own types.
+            results = jax.tree.leaves(jax.eval_shape(self.reference, *self.operands))
         return self.input_bytes + sum(map(_nbytes, results))
 
     @property

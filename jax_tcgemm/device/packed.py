@@ -16,6 +16,7 @@ from jax_tcgemm.device.call import call
 from jax_tcgemm.device.request import Plan
 from jax_tcgemm.problem.packed_weight import (
     TILE,
+    PackedFormat,
     PackedWeight,
     dequantized,
     stacked_dequantized,
@@ -46,7 +47,7 @@ def product(rows: Sequence[jax.Array], w: PackedWeight, dtype, plan: Plan) -> ja
         return out.reshape(*x.shape[:-1], tiles, TILE)
     m = math.prod(x.shape[:-1])
     flat = [x.reshape(m, x.shape[-1]), *(scales.reshape(m) for scales in rows[1:])]
-    operands = [*flat, *operands_of(w)]
+    operands = [*flat, *_operands(w)]
     result = jax.ShapeDtypeStruct((m, tiles * TILE), dtype)
     (out,) = call(plan.problem, plan.choice, operands, [result])
     return out.reshape(*x.shape[:-1], tiles, TILE)
@@ -70,7 +71,7 @@ def grouped_product(
     """
     tiles = w.values.shape[1]
     result = jax.ShapeDtypeStruct((len(rows[0]), tiles * TILE), dtype)
-    operands = [*rows, *operands_of(w), group_sizes, group_offset]
+    operands = [*rows, *_operands(w), group_sizes, group_offset]
     (out,) = call(plan.problem, plan.choice, operands, [result])
     return out.reshape(-1, tiles, TILE)
 
@@ -80,14 +81,16 @@ def weight(w: PackedWeight, dtype, plan: Plan) -> jax.Array:
     shape = (*w.values.shape[:-2], TILE, w.format.k)
     if plan.choice.implementation == selection.XLA:
         return jnp.swapaxes(stacked_dequantized(w, dtype), -1, -2).reshape(shape)
-    return call(plan.problem, plan.choice, operands_of(w), [jax.ShapeDtypeStruct(shape, dtype)])[0]
+    return call(plan.problem, plan.choice, _operands(w), [jax.ShapeDtypeStruct(shape, dtype)])[0]
 
 
-def operands_of(w: PackedWeight) -> list[jax.Array]:
-    """The arrays of a weight that a call has."""
+def _operands(w: PackedWeight) -> list[jax.Array]:
     operands = [w.values, w.scales]
     if w.zero_points is not None:
         operands.append(w.zero_points)
-    if w.format.table is not None:
-        operands.append(jnp.asarray(np.array(w.format.table, np.float32)))
-    return operands
+    return [*operands, *table_of(w.format)]
+
+
+def table_of(form: PackedFormat) -> list[jax.Array]:
+    """The operand that comes after the arrays of a weight, if there is one."""
+    return [] if form.table is None else [jnp.asarray(np.array(form.table, np.float32))]

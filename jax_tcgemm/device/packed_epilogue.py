@@ -7,7 +7,6 @@ As in epilogue.py, `make_plan` decides everything from shapes and dtypes, and
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 
 import jax
 from jax.extend import core
@@ -16,13 +15,14 @@ from jax_tcgemm import selection
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.epilogue import CARRIERS, Made, stored
 from jax_tcgemm.device.levels import Levels, placed_function, strides_along
-from jax_tcgemm.device.packed import operands_of
+from jax_tcgemm.device.packed import table_of
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.joins import results_apart
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.packed import PackedProblem
-from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
+from jax_tcgemm.problem.packed_weight import TILE, PackedFormat
+from jax_tcgemm.selection.configs import PackedConfig, parse_or_none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +117,22 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
         # An implementation that was asked for by name: an error says why it cannot run the call.
         selection.select(options, None, device, kind="packed", obstacle=folded)
     choice = selection.select(options, folded[0], device)
+    if not selection.is_forced(options) and _is_slower(folded[0], choice):
+        return _unfused(product, "XLA's loop is faster for a long function of these rows")
     if choice.implementation == selection.XLA:
         choice = dataclasses.replace(choice, why=f"unfused: {choice.why}")
     return Plan(product, *folded, choice)
+
+
+# Of more than 16 rows, a function of more instructions takes longer in the kernel of few rows than
+# as a loop of XLA's: 0.4 to 1.1 us on an H200, for gelu with a bias and a residual.
+_FEW_ROWS, _LONG_FUNCTION = 16, 30
+
+
+def _is_slower(problem: PackedProblem, choice: selection.Choice) -> bool:
+    is_of_few = isinstance(parse_or_none(choice.config), PackedConfig)
+    is_long = problem.function.cost.work > _LONG_FUNCTION
+    return is_of_few and is_long and problem.m > _FEW_ROWS
 
 
 def _unfused(product: Product, why: str) -> Plan:
@@ -157,23 +170,16 @@ def _folded(product: Product) -> tuple[PackedProblem, tuple[int, ...]] | str:
     return dataclasses.replace(product.problem, **own), operands
 
 
-def product_with_epilogue(
-    plan: Plan, rows: Sequence[jax.Array], w: PackedWeight, operands: Sequence[jax.Array]
-) -> list[jax.Array]:
-    """Carries out a plan that is fused.
-
-    Args:
-      plan: the plan.
-      rows: as of `packed.product`.
-      w: the weight.
-      operands: of the function.
-    """
+def product_with_epilogue(plan: Plan, *arguments) -> list[jax.Array]:
+    """Carries out a plan that is fused, of x, its scales if any, the weight and operands."""
     product, problem = plan.product, plan.problem
-    x, *scales = rows
-    flat = [x.reshape(problem.m, x.shape[-1]), *(own.reshape(problem.m) for own in scales)]
-    given = [stored(operands[i]) for i in plan.operands]
+    number = len(arguments) - len(product.operand_shapes)
+    (x, *others), operands = arguments[:number], arguments[number:]
+    rows = [x.reshape(problem.m, x.shape[-1])]
+    if problem.row_scales:
+        rows.append(others.pop(0).reshape(problem.m))
+    arrays = [*rows, *others, *table_of(product.format)]
+    arrays += [stored(operands[i]) for i in plan.operands]
     extents = 1, problem.m, problem.d_columns
     made = Made(problem.function, product.function, product.shape, extents, product.levels)
-    results = made.arrays(problem.out_dtype)
-    arrays = [*flat, *operands_of(w), *given]
-    return made.results(call(problem, plan.choice, arrays, results))
+    return made.results(call(problem, plan.choice, arrays, made.arrays(problem.out_dtype)))

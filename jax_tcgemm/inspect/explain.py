@@ -19,7 +19,6 @@ from jax_tcgemm.device import (
     grouped,
     grouped_contraction,
     grouped_epilogue,
-    packed_epilogue,
     request,
 )
 from jax_tcgemm.device import tensor as device_tensor
@@ -39,11 +38,10 @@ from jax_tcgemm.primitives import (
     rows,
 )
 from jax_tcgemm.primitives import dot_general as primitive
+from jax_tcgemm.primitives import encoded_dot_general as encoded_primitive
 from jax_tcgemm.primitives import epilogue_dot_general as epilogue_primitive
-from jax_tcgemm.primitives import epilogue_packed_dot as epilogue_packed_primitive
 from jax_tcgemm.primitives import epilogue_ragged_dot as epilogue_ragged_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
-from jax_tcgemm.primitives import scaled_dot_general as scaled_primitive
 from jax_tcgemm.primitives import scaled_ragged_contraction as contraction_primitive
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
@@ -53,13 +51,12 @@ from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line
 _RULES = {
     primitive.dot_general_p: (primitive, dense),
     epilogue_primitive.epilogue_dot_general_p: (epilogue_primitive, epilogue),
-    scaled_primitive.scaled_dot_general_p: (scaled_primitive, epilogue),
+    encoded_primitive.encoded_dot_general_p: (encoded_primitive, encoded_primitive),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
     epilogue_ragged_primitive.epilogue_ragged_dot_p: (epilogue_ragged_primitive, grouped_epilogue),
     contraction_primitive.scaled_ragged_contraction_p: (contraction_primitive, grouped_contraction),
     rows.rows_p: (rows, request),
     packed_dot.packed_dot_p: (packed_dot, request),
-    epilogue_packed_primitive.epilogue_packed_dot_p: (epilogue_packed_primitive, packed_epilogue),
     packed_weight.packed_weight_p: (packed_weight, request),
     quantize.quantize_p: (quantize, request),
     contract.contract_p: (contract, device_tensor),
@@ -75,9 +72,8 @@ _NUM_RHS = {
 # What runs a call that is not fused, in terms of others.
 _UNFUSED = {
     epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.bare_products,
-    scaled_primitive.scaled_dot_general_p: scaled_primitive.bare_products,
+    encoded_primitive.encoded_dot_general_p: encoded_primitive.bare_products,
     epilogue_ragged_primitive.epilogue_ragged_dot_p: epilogue_ragged_primitive.bare_products,
-    epilogue_packed_primitive.epilogue_packed_dot_p: epilogue_packed_primitive.bare_products,
     contraction_primitive.scaled_ragged_contraction_p: contraction_primitive.unfused,
 }
 # The jaxpr that is lowered, for each of JAX's primitives that have further jaxprs for derivatives.
@@ -88,9 +84,8 @@ _LOWERED = {
 # Those that `functions` gives types and lowering.
 _BY_UNFUSED = (
     epilogue_primitive,
-    scaled_primitive,
+    encoded_primitive,
     epilogue_ragged_primitive,
-    epilogue_packed_primitive,
     contraction_primitive,
 )
 

@@ -44,13 +44,13 @@ from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.primitives import functions, kept_values
 from jax_tcgemm.primitives import ragged_dot as plain
+from jax_tcgemm.primitives.encodings.block_scaled import dequantised
 from jax_tcgemm.primitives.rules import (
     is_moving,
     of_derivative,
     same_varying,
     transpose_by_parts,
 )
-from jax_tcgemm.primitives.scaled_dot_general import dequantised
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import accumulator_dtype

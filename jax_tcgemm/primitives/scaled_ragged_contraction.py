@@ -25,13 +25,13 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense, grouped, grouped_contraction
 from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives import ragged_dot as plain
+from jax_tcgemm.primitives.encodings.block_scaled import dequantised
 from jax_tcgemm.primitives.rules import (
     is_moving,
     same_varying,
     series_by_parts,
     transpose_by_parts,
 )
-from jax_tcgemm.primitives.scaled_dot_general import dequantised
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.precision import of_block_scales, of_dequantized
 from jax_tcgemm.sharding import partitioning

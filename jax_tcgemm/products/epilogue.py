@@ -10,9 +10,10 @@ import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives import encoded_dot_general as encoded
 from jax_tcgemm.primitives import epilogue_dot_general as primitive
 from jax_tcgemm.primitives import epilogue_ragged_dot as grouped
-from jax_tcgemm.primitives import scaled_dot_general as scaled
+from jax_tcgemm.primitives.encodings import Encoding
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import Layer
 from jax_tcgemm.problem.precision import canonical_precision
@@ -119,7 +120,7 @@ def with_epilogue(
         return out
     rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
     accs = primitive.accumulators(lhs, *rights, **params)
-    traced, operands = checked(op, accs, epilogue, operands)
+    traced, operands = _checked(op, accs, epilogue, operands)
     out = primitive.epilogue_dot_general(
         lhs,
         rhs,
@@ -133,7 +134,7 @@ def with_epilogue(
 
 def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Sequence):
     """What an epilogue makes of accumulators that are arrays already, checked likewise."""
-    traced, operands = checked(op, tuple(map(jax.typeof, accs)), epilogue, operands)
+    traced, operands = _checked(op, tuple(map(jax.typeof, accs)), epilogue, operands)
     out = core.jaxpr_as_fun(traced.function)(*accs, *operands)
     return jax.tree.unflatten(traced.results, out)
 
@@ -160,50 +161,28 @@ def applied_by_group(
     return jax.tree.unflatten(traced.results, results(*accs, *operands))
 
 
-def with_scaled_epilogue(
+def with_encoded_epilogue(
     options: CallOptions,
+    encoding: Encoding,
     factors: Sequence[jax.Array],
     epilogue: Callable,
     operands: Sequence,
-    *,
-    num_batch: int,
-    blocks: tuple[tuple[int, int], tuple[int, int]],
-    gated: bool = False,
-    precision=None,
 ):
-    """The same of a product of operands with scales of blocks.
+    """The same of a product of encoded factors.
 
     Args:
       options: options of the call.
-      factors: both operands, of shape (*batch, *rows, k), and the scales of both in float32, as of
-        `BlockScales`.
+      encoding: how the factors are stored.
+      factors: they.
       epilogue: a function, `check_alone`; of both products of a gated one.
       operands: its own, a tuple or list.
-      num_batch: how many dimensions are of the batch.
-      blocks: extents of a block of the last two dimensions of each operand.
-      gated: whether the right operand and its scales have gate and up, a dimension before others.
-      precision: as for `matmul`.
 
     Returns:
       What the epilogue returns.
     """
-    op = options.function
-    params = {
-        "options": options,
-        "num_batch": num_batch,
-        "lhs_block": blocks[0],
-        "rhs_block": blocks[1],
-        "gated": gated,
-        "precision": canonical_precision(op, precision),
-    }
-    accs = scaled.accumulators(*factors, **params)
-    traced, operands = checked(op, accs, epilogue, operands)
-    out = scaled.scaled_dot_general(
-        *factors,
-        *operands,
-        function=traced.function,
-        **params,
-    )
+    accs = encoded.accumulators(encoding, factors, options)
+    traced, operands = _checked(options.function, accs, epilogue, operands)
+    out = encoded.encoded_dot_general(encoding, factors, operands, options, traced.function)
     return jax.tree.unflatten(traced.results, out)
 
 
@@ -278,9 +257,7 @@ def _is_by_group(op: str, number: int, x, groups: int, shape: tuple[int, int]) -
     return True
 
 
-def checked(
-    op: str, accs: Sequence, epilogue: Callable, operands: Sequence
-) -> tuple["Traced", Sequence]:
+def _checked(op: str, accs: Sequence, epilogue: Callable, operands: Sequence):
     """Return the trace of an epilogue of accumulators of these types, and its operands as arrays.
 
     The operands broadcast to the accumulators' shape, and the results are what an epilogue may
@@ -307,7 +284,7 @@ def _is_key(x) -> bool:
 # --- tracing ------------------------------------------------------------------------------------
 
 
-class Traced(NamedTuple):
+class _Traced(NamedTuple):
     """A function as a jaxpr, how its results are arranged, and what of them is no array."""
 
     function: core.ClosedJaxpr
@@ -319,7 +296,7 @@ class _ClosesOverArraysError(Exception):
     """Leaves a trace, its argument, out of the cache: another one closes over other arrays."""
 
 
-def _trace(epilogue: Callable, types: tuple) -> Traced:
+def _trace(epilogue: Callable, types: tuple) -> _Traced:
     """The trace of a function; of the same function and types the same one."""
     try:
         known = Exactly(epilogue)
@@ -332,7 +309,7 @@ def _trace(epilogue: Callable, types: tuple) -> Traced:
 
 
 @functools.lru_cache(maxsize=1024)
-def _known_trace(epilogue: Exactly, types: tuple, context) -> Traced:
+def _known_trace(epilogue: Exactly, types: tuple, context) -> _Traced:
     del context
     traced = _traced(epilogue.value, types)
     if traced.function.consts:
@@ -340,7 +317,7 @@ def _known_trace(epilogue: Exactly, types: tuple, context) -> Traced:
     return traced
 
 
-def _traced(epilogue: Callable, types: tuple) -> Traced:
+def _traced(epilogue: Callable, types: tuple) -> _Traced:
     results, wrong = None, ""
 
     def flat(*arguments):
@@ -349,7 +326,7 @@ def _traced(epilogue: Callable, types: tuple) -> Traced:
         wrong = next((type(x).__name__ for x in leaves if not _is_array(x)), "")
         return () if wrong else leaves
 
-    return Traced(jax.make_jaxpr(flat)(*types), results, wrong)
+    return _Traced(jax.make_jaxpr(flat)(*types), results, wrong)
 
 
 def _is_array(x) -> bool:
@@ -363,7 +340,7 @@ def _is_array(x) -> bool:
 
 
 def _check_results(
-    op: str, traced: Traced, shape: tuple[int, ...], may_reduce: bool = True
+    op: str, traced: _Traced, shape: tuple[int, ...], may_reduce: bool = True
 ) -> None:
     if traced.wrong:
         raise TypeError(

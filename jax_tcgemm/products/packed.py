@@ -9,7 +9,7 @@ from jax import lax
 
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives import epilogue_packed_dot as fused
+from jax_tcgemm.primitives.encodings.packed import Packed, factors_of
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.primitives.packed_dot import E4M3, packed_dot, packed_ragged_dot
 from jax_tcgemm.primitives.ragged_dot import take_rows
@@ -199,12 +199,9 @@ def with_epilogue(
         accs = accs if pair is None else halves(*accs, pair)
         return epilogues.applied(options.function, accs, epilogue, operands)
     x, row_scales = rows
-    how = {"options": options, "gated": pair is not None, "row_scales": row_scales}
-    traced, operands = epilogues.checked(
-        options.function, fused.accumulators(x, rhs, **how), epilogue, operands
-    )
-    out = fused.epilogue_packed_dot(x, rhs, *operands, function=traced.function, **how)
-    return jax.tree.unflatten(traced.results, out)
+    factors = factors_of(x, rhs, row_scales)
+    encoding = Packed(rhs.format, len(factors), pair is not None)
+    return epilogues.with_encoded_epilogue(options, encoding, factors, epilogue, operands)
 
 
 def grouped_product(

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
 from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
 from jax_tcgemm.problem.layers import Layer, halves, rounded_dtype
@@ -386,7 +387,16 @@ def _in_one_array(lhs, rights, pair: int | None, *, dimension_numbers, permutati
 
 
 def _by_blocks(
-    options, lhs, rhs, epilogue, operands, *, dimension_numbers, permutation, of_pair=None, **how
+    options,
+    lhs,
+    rhs,
+    epilogue,
+    operands,
+    *,
+    dimension_numbers,
+    permutation,
+    precision,
+    of_pair=None,
 ) -> jax.Array:
     """A product of operands whose scales are of blocks, brought to (*batch, *rows, k).
 
@@ -398,18 +408,18 @@ def _by_blocks(
     rhs, *of_rhs = _of_rows(rhs, (*pair, *rhs_batch), rhs_contract)
     if pair:
         of_rhs[0] = jnp.broadcast_to(of_rhs[0], (2, *of_rhs[0].shape[1:]))
-        how["gated"] = True
     num_batch = len(lhs_batch)
     # Vectors have a row, whose dimension the result lacks.
     ones = [num_batch] if of_lhs[2] else []
     ones += [lhs.ndim - 1] if of_rhs[2] else []
-    own = {"num_batch": num_batch, "blocks": (of_lhs[1], of_rhs[1]), **how}
+    encoding = BlockScaled(num_batch, (of_lhs[1], of_rhs[1]), bool(pair), precision)
     factors = lhs, rhs, of_lhs[0], of_rhs[0]
     is_natural = permutation is None or tuple(permutation) == tuple(range(len(permutation)))
     if is_natural and not ones:
-        return unquantized.with_scaled_epilogue(options, factors, epilogue, operands, **own)
+        return unquantized.with_encoded_epilogue(options, encoding, factors, epilogue, operands)
     wide = Layer(np.dtype(np.float32))
-    acc = lax.squeeze(unquantized.with_scaled_epilogue(options, factors, wide, (), **own), ones)
+    acc = unquantized.with_encoded_epilogue(options, encoding, factors, wide, ())
+    acc = lax.squeeze(acc, ones)
     acc = acc if is_natural else lax.transpose(acc, tuple(permutation))
     return unquantized.applied(options.function, [acc], epilogue, operands)
 

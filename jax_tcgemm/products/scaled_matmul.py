@@ -7,16 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.problem.layers import Layer
+from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     ShapeError,
     as_array,
     call_options,
     canonical_element_type,
 )
-from jax_tcgemm.products.epilogue import with_epilogue, with_scaled_epilogue
+from jax_tcgemm.products.epilogue import with_encoded_epilogue, with_epilogue
 
 
 def scaled_matmul(
@@ -105,12 +107,12 @@ def scaled_matmul(
     _check_operands(op, lhs, rhs)
     lhs_scales, lhs_block = _checked_scales(op, "lhs", lhs, lhs_scales, lhs_block)
     rhs_scales, rhs_block = _checked_scales(op, "rhs", rhs, rhs_scales, rhs_block)
-    how = {"precision": precision}
     num_batch = rhs.ndim - 2
     if any(scales.ndim and scales.shape[-1] > 1 for scales in (lhs_scales, rhs_scales)):
         factors = lhs, rhs, _with_dimensions(lhs, lhs_scales), _with_dimensions(rhs, rhs_scales)
-        how |= {"num_batch": num_batch, "blocks": (lhs_block, rhs_block)}
-        return with_scaled_epilogue(options, factors, Layer(np.dtype(dtype)), (), **how)
+        blocks = lhs_block, rhs_block
+        encoding = BlockScaled(num_batch, blocks, precision=canonical_precision(op, precision))
+        return with_encoded_epilogue(options, encoding, factors, Layer(np.dtype(dtype)), ())
     lhs_scales = _of_rows(lhs, lhs_scales, lhs_block)
     rhs_scales = _of_rows(rhs, rhs_scales, rhs_block)
     if rhs_scales.ndim:
@@ -118,7 +120,7 @@ def scaled_matmul(
     batch = tuple(range(num_batch))
     numbers = (((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch))
     scales, numbers = (lhs_scales, rhs_scales), {"dimension_numbers": numbers}
-    return with_epilogue(options, lhs, rhs, _scaled(dtype), scales, **numbers, **how)
+    return with_epilogue(options, lhs, rhs, _scaled(dtype), scales, **numbers, precision=precision)
 
 
 @functools.cache

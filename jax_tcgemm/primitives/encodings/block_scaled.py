@@ -1,0 +1,187 @@
+"""Factors with scales of blocks of their last two dimensions.
+
+    acc[*batch, *rows, *columns] =
+        sum over k of (lhs * lhs_scales)[*batch, *rows, k] * (rhs * rhs_scales)[*batch, *columns, k]
+
+The factors are lhs, rhs and the scales of both, which are repeated to the shape of what they scale,
+`BlockScales`. Of a gated product rhs and its scales have a first dimension, of extent 2, that tells
+gate and up apart.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax import lax
+
+from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives import functions
+from jax_tcgemm.primitives.encodings import ACCUMULATOR, Batched, Encoding, Names
+from jax_tcgemm.primitives.rules import moved
+from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.call_options import CallOptions
+from jax_tcgemm.problem.layers import halves
+from jax_tcgemm.problem.precision import of_block_scales, of_dequantized
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockScaled(Encoding):
+    """The encoding.
+
+    Attributes:
+      num_batch: how many dimensions are of the batch.
+      blocks: extents of a block of the last two dimensions of each operand.
+      gated: as of `Encoding`.
+      precision: as for `matmul`, canonical.
+    """
+
+    num_batch: int
+    blocks: tuple[tuple[int, int], tuple[int, int]]
+    gated: bool = False
+    precision: object = None
+
+    num_factors = 4
+
+    def accumulators(self, factors, dtype, options):
+        """By a plain product of dequantized operands, which XLA runs."""
+        lhs, rhs, *scales = factors
+        triples = zip((lhs, rhs), scales, self.blocks, strict=True)
+        product = self._product(*(dequantised(*each) for each in triples), dtype, options)
+        return self._apart(product, lhs)
+
+    def _product(self, lhs, rhs, dtype, options: CallOptions) -> jax.Array:
+        return plain.dot_general(
+            lhs,
+            rhs,
+            options=options.of_dequantized_blocks(),
+            dimension_numbers=self._numbers(lhs, rhs),
+            precision=of_dequantized(self.precision),
+            preferred_element_type=dtype,
+        )
+
+    def _numbers(self, lhs, rhs):
+        batch = tuple(range(self.num_batch))
+        of_rhs = tuple(axis + self.gated for axis in batch)
+        return ((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, of_rhs)
+
+    def _pair(self, lhs) -> int | None:
+        """The dimension of the plain product that tells two accumulators apart."""
+        return lhs.ndim - 1 if self.gated else None
+
+    def _apart(self, product: jax.Array, lhs) -> list[jax.Array]:
+        return halves(product, self._pair(lhs)) if self.gated else [product]
+
+    def tangents(self, factors, moving, options):
+        """Those of plain products of dequantized operands."""
+        values, tangents = [], []
+        for side, block in enumerate(self.blocks):
+            dequantise = functools.partial(dequantised, block=block)
+            x, dx = functions.value_and_tangent(dequantise, factors[side::2], moving[side::2])
+            values.append(x)
+            tangents.append(dx)
+        (lhs, rhs), (dlhs, drhs) = values, tangents
+        addends = [] if dlhs is None else [self._product(dlhs, rhs, ACCUMULATOR, options)]
+        addends += [] if drhs is None else [self._product(lhs, drhs, ACCUMULATOR, options)]
+        return self._apart(functools.reduce(lax.add, addends), lhs) if addends else None
+
+    def batched(self, factors, dims, size, reduces):
+        """A new dimension of the batch, of rows or of columns: whichever operands have it."""
+        lhs, rhs, lhs_scales, rhs_scales = factors
+        lhs_dims, rhs_dims = dims[::2], dims[1::2]
+        has_lhs, has_rhs = (any(d is not None for d in own) for own in (lhs_dims, rhs_dims))
+        if reduces:
+            # What is reduced is rows and columns as they are: each entry has a product of its own.
+            has_lhs = has_rhs = True
+        position = 0 if has_lhs and has_rhs else self.num_batch
+        if has_lhs:
+            lhs, lhs_scales = _with_dimension((lhs, lhs_scales), lhs_dims, position, size)
+        if has_rhs:
+            position_of_rhs = position + self.gated
+            rhs, rhs_scales = _with_dimension((rhs, rhs_scales), rhs_dims, position_of_rhs, size)
+        num_batch = self.num_batch + (has_lhs and has_rhs)
+        return Batched(
+            dataclasses.replace(self, num_batch=num_batch),
+            (lhs, rhs, lhs_scales, rhs_scales),
+            position if has_lhs else lhs.ndim - 1,
+        )
+
+    def shape(self, factors):
+        """Rows of lhs by those of rhs."""
+        lhs, rhs, *_ = factors
+        return *lhs.shape[:-1], *rhs.shape[self.gated + self.num_batch : -1]
+
+    def product_of(self, factors, operand_shapes, function, options):
+        """A product of 8 bits with scales in the kernel."""
+        lhs, rhs, *scales = factors
+        columns = rhs.shape[self.gated + self.num_batch : -1]
+        shape = (*lhs.shape[:-1], *rhs.shape[: self.gated], *columns)
+        how = {
+            "options": options,
+            "dimension_numbers": self._numbers(lhs, rhs),
+            "permutation": tuple(range(len(shape))),
+            "precision": of_block_scales(self.precision),
+        }
+        triples = zip((lhs, rhs), scales, self.blocks, (0, self.gated), strict=True)
+        return epilogue.Product(
+            plain.product_of(lhs, rhs, jax.ShapeDtypeStruct(shape, ACCUMULATOR), how),
+            function,
+            operand_shapes,
+            pair=self._pair(lhs),
+            scales=tuple(
+                BlockScales(tuple(x.shape[first:]), tuple(own.shape[first:]), block, self.num_batch)
+                for x, own, block, first in triples
+            ),
+        )
+
+    def names(self, factors):
+        """Along dimensions whose blocks are of one element; others are whole, K among them."""
+        lhs, rhs, *scales = factors
+        named, whole = [], {"pair", "k"}
+        for side, x, pair in (("m", lhs, ()), ("n", rhs, ("pair",) * self.gated)):
+            rows = range(self.num_batch, x.ndim - len(pair) - 1)
+            batch = (f"b{i}" for i in range(self.num_batch))
+            named.append((*pair, *batch, *(f"{side}{i}" for i in rows), "k"))
+        of_factors = [*named]
+        for side, (x, own) in enumerate(zip((lhs, rhs), scales, strict=True)):
+            names = []
+            for axis, (number, extent) in enumerate(zip(own.shape, x.shape, strict=True)):
+                is_each = number == extent and number > 1
+                names.append(named[side][axis] if is_each else f"s{side}x{axis}")
+                if not is_each:
+                    whole |= {names[-1]} | ({named[side][axis]} if number > 1 else set())
+            of_factors.append(tuple(names))
+        columns = named[1][self.gated + self.num_batch : -1]
+        return Names(tuple(of_factors), (*named[0][:-1], *columns), frozenset(whole))
+
+    def obstacle_to_division(self, factors, parts, product, device):
+        """Where nothing covers the dtypes, and where a dimension is taken whole."""
+        del factors
+        if not dense.is_covered(product.product, device.platform):
+            return "no implementation covers the dtypes of the product"
+        if any(product.shape[dim] != 1 for dim in parts.whole):
+            return "devices may divide a dimension that the function takes whole"
+        return ""
+
+    def flops(self, factors):
+        """Those of the plain product."""
+        lhs, rhs, *_ = factors
+        return plain.flops(lhs, rhs, dimension_numbers=self._numbers(lhs, rhs))
+
+
+def dequantised(x: jax.Array, scales: jax.Array, block) -> jax.Array:
+    """An operand in float32, whose last two dimensions have scales of such blocks."""
+    # Where XLA finds conversions to 8 bits and back beside each other it may leave both out.
+    x = lax.optimization_barrier(x)
+    return x.astype(np.float32) * BlockScales(x.shape, scales.shape, block, 0).spread(scales)
+
+
+def _with_dimension(arrays: Sequence[jax.Array], dims, position: int, size: int):
+    """An operand and its scales with the new dimension, where scales that lack it have 1."""
+    x, scales = arrays
+    x = moved(x, dims[0], position, size)
+    if dims[1] is None:
+        return x, lax.expand_dims(scales, (position,))
+    return x, moved(scales, dims[1], position, size)

@@ -1,0 +1,150 @@
+"""Rows by a packed weight.
+
+    acc[*rows, *columns] = sum over k of x[*rows, k] * w[k, *columns]
+
+The factors are those of `tcgemm_packed_dot`: x and, beside float8_e4m3fn, the scales of its rows,
+then the arrays of the weight. Of a gated product the columns of the weight are (2, n).
+"""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+
+from jax_tcgemm.device import packed_epilogue
+from jax_tcgemm.primitives import epilogue_dot_general as plain
+from jax_tcgemm.primitives import functions, packed_dot
+from jax_tcgemm.primitives.encodings import ACCUMULATOR, Batched, Encoding, Names
+from jax_tcgemm.primitives.packed_weight import (
+    arrays_of,
+    division_of_weight,
+    problem_of,
+    rows_of_weight,
+    weight_of,
+)
+from jax_tcgemm.primitives.rules import moved, same_varying
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES
+from jax_tcgemm.problem.layers import halves
+from jax_tcgemm.problem.packed_weight import PackedFormat, PackedWeight
+from jax_tcgemm.sharding import partitioning
+
+
+def factors_of(x, w: PackedWeight, row_scales=None) -> tuple[jax.Array, ...]:
+    """The factors of a product; row_scales as for `packed_dot`."""
+    return packed_dot.rows_of(x, row_scales) + arrays_of(w)
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed(Encoding):
+    """The encoding.
+
+    Attributes:
+      format: of the weight.
+      num_factors: as of `Encoding`.
+      gated: as of `Encoding`.
+    """
+
+    format: PackedFormat
+    num_factors: int
+    gated: bool = False
+
+    num_batch, stores_narrow = 0, True
+
+    def accumulators(self, factors, dtype, options):
+        """By `tcgemm_packed_dot`."""
+        (x, *scales), weight = packed_dot.rows_and_weight(factors)
+        w = weight_of(weight, self.format)
+        how = {"options": options, "dtype": dtype, "row_scales": scales[0] if scales else None}
+        out = packed_dot.packed_dot(x, w, **how)
+        return halves(out, x.ndim - 1) if self.gated else [out]
+
+    def tangents(self, factors, moving, options):
+        """Those of rows, in 16 bits; the weight is bytes, and has none."""
+        rows, weight = packed_dot.rows_and_weight(factors)
+        _, dx = functions.value_and_tangent(packed_dot.dequantised, rows, moving[: len(rows)])
+        if dx is None:
+            return None
+        own = dataclasses.replace(self, num_factors=1 + len(weight))
+        factors = same_varying(dx, *weight)
+        return own.accumulators(factors, ACCUMULATOR, options.without_config())
+
+    def batched(self, factors, dims, size, reduces):
+        """More rows; of mapped weights entries are products of their own."""
+        del reduces
+        rows, weight = packed_dot.rows_and_weight(factors)
+        if any(dim is not None for dim in dims[len(rows) :]):
+            return None
+        pairs = zip(rows, dims, strict=False)
+        rows = [moved(x, dim, 0, size) for x, dim in pairs]
+        return Batched(self, (*rows, *weight), 0)
+
+    def instead(self, factors, operands, options, function, bind):
+        """Of many rows by the weight as an array; few rows of 8 bits in 16."""
+        (x, *scales), weight = packed_dot.rows_and_weight(factors)
+        way = packed_dot.way_of(x.shape[:-1], bool(scales), options)
+        if way is packed_dot.Way.BY_ARRAY:
+            form = self.format
+            w = rows_of_weight(weight_of(weight, form), options=options, dtype=x.dtype)
+            w = w[: form.n].reshape(*form.shape[1:], form.k)
+            return plain.epilogue_dot_general(
+                x,
+                w,
+                *operands,
+                options=options.without_config(),
+                dimension_numbers=(((x.ndim - 1,), (w.ndim - 1,)), ((), ())),
+                function=function,
+                pair=x.ndim - 1 if self.gated else None,
+            )
+        if way is packed_dot.Way.IN_16_BITS:
+            own = dataclasses.replace(self, num_factors=1 + len(weight))
+            x = packed_dot.dequantised(x, *scales)
+            return bind(own, (x, *weight), operands, options, function)
+        return None
+
+    def shape(self, factors):
+        """Rows by columns, of a gated product by the second dimension of these."""
+        return *factors[0].shape[:-1], *self.format.shape[1 + self.gated :]
+
+    def product_of(self, factors, operand_shapes, function, options):
+        """A product by a kernel of packed weights."""
+        (x, *_), weight = packed_dot.rows_and_weight(factors)
+        own = {"form": "product", "m": math.prod(x.shape[:-1]), "out_dtype": "f32"}
+        own["in_dtype"] = DTYPE_NAMES[np.dtype(x.dtype)]
+        return packed_epilogue.Product(
+            options,
+            self.format,
+            problem_of(weight[0].shape[-3], len(weight) == 3, self.format, **own),
+            function,
+            self.shape(factors),
+            x.ndim - 1,
+            operand_shapes,
+            self.gated,
+        )
+
+    def names(self, factors):
+        """Along rows."""
+        (x, *scales), weight = packed_dot.rows_and_weight(factors)
+        rows = tuple(f"m{axis}" for axis in range(x.ndim - 1))
+        columns = tuple(f"n{axis}" for axis in range(len(self.format.shape) - 1 - self.gated))
+        of_weight = division_of_weight(weight)
+        whole = frozenset(("k", *columns, *(name for own in of_weight for name in own)))
+        return Names(((*rows, "k"), *([rows] * len(scales)), *of_weight), (*rows, *columns), whole)
+
+    def obstacle_to_division(self, factors, parts, product, device):
+        """Where devices may divide something else than rows, or rows are taken whole."""
+        del device
+        (x, *_), weight = packed_dot.rows_and_weight(factors)
+        if not partitioning.has_explicit_axes(*factors):
+            return "devices may divide the columns of the weight"
+        if any(part is not None for own in weight for part in own.sharding.spec.partitions):
+            return "devices divide the columns of the weight"
+        if x.sharding.spec.partitions[-1] is not None:
+            return "devices divide what is contracted"
+        if any(product.shape[dim] != 1 for dim in parts.whole if dim < product.num_rows):
+            return "devices may divide a dimension that the function takes whole"
+        return ""
+
+    def flops(self, factors):
+        """Those of all columns."""
+        return 2 * math.prod(factors[0].shape) * self.format.n
