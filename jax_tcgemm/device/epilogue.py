@@ -423,7 +423,7 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """What a call makes of a function: its arrays, and the function's results in these.
+    """The results of a call with an epilogue, and the function's results in these.
 
     Attributes:
       placed: the function as the call has it.

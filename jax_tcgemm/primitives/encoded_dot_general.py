@@ -3,9 +3,9 @@
     accs = encoding.accumulators(factors)
     results = function(*accs, *operands)
 
-The accumulators are float32, two of a gated product. `unfused` is the same in JAX, by products of
-plain arrays or of packed weights and XLA: it types the primitive and runs it wherever nothing takes
-it as one call. What depends on how factors are stored is the `Encoding`'s.
+There is one float32 accumulator, or two of a gated product. `unfused` computes the results in JAX,
+by products of plain arrays or of packed weights: it types the primitive, and runs wherever no
+implementation takes the call. The `Encoding` decides what depends on how factors are stored.
 
 Parameters, all static: options, encoding and function, a closed jaxpr without constants, none of
 whose arguments are random keys.
@@ -78,7 +78,7 @@ def _stored(encoding: Encoding, function: core.ClosedJaxpr) -> tuple[np.dtype, c
 
 
 def unfused(*arguments, encoding, options, function) -> list[jax.Array]:
-    """The same by products without a function and what XLA makes of that."""
+    """Return the results by products without an epilogue, and XLA's code for the function."""
     factors, operands = _split(arguments, encoding)
     dtype, of_products = _stored(encoding, function)
     accs = encoding.accumulators(factors, dtype, options)
@@ -86,7 +86,7 @@ def unfused(*arguments, encoding, options, function) -> list[jax.Array]:
 
 
 def bare_products(*arguments, encoding, options, function) -> list[jax.Array]:
-    """The accumulators of the unfused call."""
+    """Return the accumulators of the unfused call."""
     factors, _ = _split(arguments, encoding)
     return encoding.accumulators(factors, _stored(encoding, function)[0], options)
 
@@ -95,9 +95,9 @@ def bare_products(*arguments, encoding, options, function) -> list[jax.Array]:
 
 
 def _batch(axis_data, args, dims, *, encoding, options, function):
-    """A new dimension of the product, by a function that is mapped.
+    """Add the new dimension to the product, and map the function over it.
 
-    Where only operands of the function have it, the product is the same for all, and made once.
+    If only operands of the function are mapped, the product is computed once.
     """
     params = {"encoding": encoding, "options": options, "function": function}
     if all(dim is None for dim in dims):
@@ -132,7 +132,7 @@ batching.fancy_primitive_batchers[encoded_dot_general_p] = _batch
 
 
 def _jvp(primals, tangents, *, encoding, options, function):
-    """As of `tcgemm_epilogue_dot_general`, by the encoding's tangents of the accumulators."""
+    """Differentiate the function, given the encoding's tangents of the accumulators."""
     (factors, operands), (moving, rest) = (_split(x, encoding) for x in (primals, tangents))
     daccs = encoding.tangents(factors, moving, options)
 
@@ -145,7 +145,7 @@ def _jvp(primals, tangents, *, encoding, options, function):
 
 
 def _transpose(cotangents, *operands, **params):
-    """Of a call that is linear in some operands: that of the unfused one."""
+    """Transpose the unfused call, which is linear in some operands."""
     return transpose_by_parts(unfused, cotangents, operands, **of_derivative(params))
 
 
@@ -159,7 +159,7 @@ jax_internals.register_jet(encoded_dot_general_p, _series)
 
 
 def _flops(*arguments, encoding, **_) -> int:
-    """Those of the product."""
+    """Count the operations of the product."""
     return encoding.flops(_split(arguments, encoding)[0])
 
 
@@ -170,9 +170,9 @@ jax_internals.register_roofline(encoded_dot_general_p, _flops)
 
 
 def product_of(*avals_and_params) -> Product:
-    """What one call of the primitive says, from the types of its operands and its params.
+    """Describe one call to its planner, from the types of its operands and its params.
 
-    The operands may be one device's parts of those that the function is of.
+    The operands may be one device's shards of the arrays that the function was traced with.
     """
     *avals, params = avals_and_params
     encoding: Encoding = params["encoding"]
@@ -187,7 +187,7 @@ def product_of(*avals_and_params) -> Product:
 
 
 def make_plan(product: Product, device: selection.Device, obstacle: str = ""):
-    """The plan of a product, by its kind: see device/epilogue.py and device/packed_epilogue.py."""
+    """Plan a product by its own planner, device/epilogue.py or device/packed_epilogue.py."""
     is_packed = isinstance(product, packed_epilogue.Product)
     return (packed_epilogue if is_packed else epilogue).make_plan(product, device, obstacle)
 
@@ -198,7 +198,7 @@ def _carry_out(plan, *arguments) -> list[jax.Array]:
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
-    """How a call may be divided over devices: as the encoding and the function allow it."""
+    """Describe how devices may divide a call: as the encoding and the function allow."""
     *avals, params = avals_and_params
     encoding, options = params["encoding"], params["options"]
     factors, _ = _split(avals, encoding)

@@ -1,4 +1,4 @@
-"""Encodings of the factors of a product: what of `tcgemm_encoded_dot_general` depends on them."""
+"""How the factors of a product are stored, for the rules of `tcgemm_encoded_dot_general`."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -23,9 +23,9 @@ class Batched(NamedTuple):
     """A mapped product as one product.
 
     Attributes:
-      encoding: that of its factors.
-      factors: they.
-      in_accumulators: where accumulators have the new dimension.
+      encoding: the encoding of `factors`.
+      factors: the factors of the one product.
+      in_accumulators: the dimension of its accumulators that is new.
     """
 
     encoding: "Encoding"
@@ -37,9 +37,9 @@ class Names(NamedTuple):
     """The names of dimensions, as `partitioning.Division` has them.
 
     Attributes:
-      factors: of each factor.
-      accumulator: of an accumulator.
-      whole: those that every device has whole.
+      factors: names of each factor's dimensions.
+      accumulator: names of an accumulator's dimensions.
+      whole: names of dimensions that are not divided.
     """
 
     factors: tuple[tuple[str, ...], ...]
@@ -48,7 +48,7 @@ class Names(NamedTuple):
 
 
 class Encoding(abc.ABC):
-    """How the factors of a product are stored; a frozen dataclass, a parameter of the primitive.
+    """An encoding of a product's factors: a frozen dataclass that is a parameter of the primitive.
 
     Attributes:
       num_factors: how many arrays the factors are.
@@ -65,26 +65,26 @@ class Encoding(abc.ABC):
 
     @property
     def num_accumulators(self) -> int:
-        """How many the function takes."""
+        """The number of accumulators that the function takes."""
         return 2 if self.gated else 1
 
     @abc.abstractmethod
     def accumulators(
         self, factors: Sequence[jax.Array], dtype: np.dtype, options: CallOptions
     ) -> list[jax.Array]:
-        """The accumulators in some dtype, by primitives without a function."""
+        """Compute the accumulators in a dtype, by primitives without an epilogue."""
 
     @abc.abstractmethod
     def tangents(
         self, factors: Sequence[jax.Array], moving: Sequence, options: CallOptions
     ) -> list[jax.Array] | None:
-        """The tangents of the accumulators; None where no factor moves."""
+        """Return the tangents of the accumulators, or None if no factor has a tangent."""
 
     @abc.abstractmethod
     def batched(
         self, factors: Sequence[jax.Array], dims: Sequence, size: int, reduces: bool
     ) -> Batched | None:
-        """A product of which some factors are mapped; None where entries are not one product.
+        """Return one product for all entries of mapped factors, or None if there is none.
 
         Args:
           factors: the factors.
@@ -101,15 +101,15 @@ class Encoding(abc.ABC):
         function: core.ClosedJaxpr,
         bind: Callable,
     ) -> list[jax.Array] | None:
-        """The results of what takes the place of the primitive; None where nothing does.
+        """Return the results if another call computes them faster, or None.
 
-        `bind(encoding, factors, operands, options, function)` makes another call of the primitive.
+        `bind(encoding, factors, operands, options, function)` calls the primitive.
         """
         del factors, operands, options, function, bind
 
     @abc.abstractmethod
     def shape(self, factors: Sequence) -> tuple[int, ...]:
-        """The shape of an accumulator, from the types of the factors."""
+        """Return the shape of an accumulator, from the types of the factors."""
 
     @abc.abstractmethod
     def product_of(
@@ -119,18 +119,18 @@ class Encoding(abc.ABC):
         function: core.ClosedJaxpr,
         options: CallOptions,
     ) -> Product:
-        """What one call says, from the types of its factors."""
+        """Describe a call to its planner, from the types of its factors."""
 
     @abc.abstractmethod
     def names(self, factors: Sequence) -> Names:
-        """How devices may divide a call, from the types of its factors."""
+        """Name the dimensions that devices may divide, from the types of the factors."""
 
     @abc.abstractmethod
     def obstacle_to_division(
         self, factors: Sequence, parts: Parts, product: Product, device: selection.Device
     ) -> str:
-        """Why a call is run unfused where devices divide it; "" where each makes a part of it."""
+        """Return why a divided call runs unfused, or "" if each device computes a shard of it."""
 
     @abc.abstractmethod
     def flops(self, factors: Sequence) -> int:
-        """Multiplications and additions of the product."""
+        """Count multiplications and additions of the product."""

@@ -46,7 +46,7 @@ class BlockScaled(Encoding):
     num_factors = 4
 
     def accumulators(self, factors, dtype, options):
-        """By a plain product of dequantized operands, which XLA runs."""
+        """Multiply dequantized operands, by XLA."""
         lhs, rhs, *scales = factors
         triples = zip((lhs, rhs), scales, self.blocks, strict=True)
         product = self._product(*(dequantised(*each) for each in triples), dtype, options)
@@ -75,7 +75,7 @@ class BlockScaled(Encoding):
         return halves(product, self._pair(lhs)) if self.gated else [product]
 
     def tangents(self, factors, moving, options):
-        """Those of plain products of dequantized operands."""
+        """Multiply dequantized operands and the tangents of the others."""
         values, tangents = [], []
         for side, block in enumerate(self.blocks):
             dequantise = functools.partial(dequantised, block=block)
@@ -88,7 +88,7 @@ class BlockScaled(Encoding):
         return self._apart(functools.reduce(lax.add, addends), lhs) if addends else None
 
     def batched(self, factors, dims, size, reduces):
-        """A new dimension of the batch, of rows or of columns: whichever operands have it."""
+        """Add the dimension to the batch, the rows or the columns, depending on what is mapped."""
         lhs, rhs, lhs_scales, rhs_scales = factors
         lhs_dims, rhs_dims = dims[::2], dims[1::2]
         has_lhs, has_rhs = (any(d is not None for d in own) for own in (lhs_dims, rhs_dims))
@@ -109,12 +109,12 @@ class BlockScaled(Encoding):
         )
 
     def shape(self, factors):
-        """Rows of lhs by those of rhs."""
+        """Return (*batch, *rows, *columns)."""
         lhs, rhs, *_ = factors
         return *lhs.shape[:-1], *rhs.shape[self.gated + self.num_batch : -1]
 
     def product_of(self, factors, operand_shapes, function, options):
-        """A product of 8 bits with scales in the kernel."""
+        """Describe a product of 8 bits whose scales the kernel applies."""
         lhs, rhs, *scales = factors
         columns = rhs.shape[self.gated + self.num_batch : -1]
         shape = (*lhs.shape[:-1], *rhs.shape[: self.gated], *columns)
@@ -137,7 +137,7 @@ class BlockScaled(Encoding):
         )
 
     def names(self, factors):
-        """Along dimensions whose blocks are of one element; others are whole, K among them."""
+        """Divide dimensions whose blocks have one element; K and the others are whole."""
         lhs, rhs, *scales = factors
         named, whole = [], {"pair", "k"}
         for side, x, pair in (("m", lhs, ()), ("n", rhs, ("pair",) * self.gated)):
@@ -157,7 +157,7 @@ class BlockScaled(Encoding):
         return Names(tuple(of_factors), (*named[0][:-1], *columns), frozenset(whole))
 
     def obstacle_to_division(self, factors, parts, product, device):
-        """Where nothing covers the dtypes, and where a dimension is taken whole."""
+        """Refuse dtypes that nothing covers, and dimensions that the function takes whole."""
         del factors
         if not dense.is_covered(product.product, device.platform):
             return "no implementation covers the dtypes of the product"
@@ -166,7 +166,7 @@ class BlockScaled(Encoding):
         return ""
 
     def flops(self, factors):
-        """Those of the plain product."""
+        """Count those of the plain product."""
         lhs, rhs, *_ = factors
         return plain.flops(lhs, rhs, dimension_numbers=self._numbers(lhs, rhs))
 

@@ -52,7 +52,7 @@ class Packed(Encoding):
     num_batch, stores_narrow = 0, True
 
     def accumulators(self, factors, dtype, options):
-        """By `tcgemm_packed_dot`."""
+        """Multiply by `tcgemm_packed_dot`."""
         (x, *scales), weight = packed_dot.rows_and_weight(factors)
         w = weight_of(weight, self.format)
         how = {"options": options, "dtype": dtype, "row_scales": scales[0] if scales else None}
@@ -60,7 +60,7 @@ class Packed(Encoding):
         return halves(out, x.ndim - 1) if self.gated else [out]
 
     def tangents(self, factors, moving, options):
-        """Those of rows, in 16 bits; the weight is bytes, and has none."""
+        """Multiply the tangent of x by the weight, which is bytes and has no tangent."""
         rows, weight = packed_dot.rows_and_weight(factors)
         _, dx = functions.value_and_tangent(packed_dot.dequantised, rows, moving[: len(rows)])
         if dx is None:
@@ -70,7 +70,7 @@ class Packed(Encoding):
         return own.accumulators(factors, ACCUMULATOR, options.without_config())
 
     def batched(self, factors, dims, size, reduces):
-        """More rows; of mapped weights entries are products of their own."""
+        """Add the dimension to the rows; entries of mapped weights are no single product."""
         del reduces
         rows, weight = packed_dot.rows_and_weight(factors)
         if any(dim is not None for dim in dims[len(rows) :]):
@@ -80,7 +80,7 @@ class Packed(Encoding):
         return Batched(self, (*rows, *weight), 0)
 
     def instead(self, factors, operands, options, function, bind):
-        """Of many rows by the weight as an array; few rows of 8 bits in 16."""
+        """Multiply many rows by the dequantized weight, and few rows of 8 bits in 16 bits."""
         (x, *scales), weight = packed_dot.rows_and_weight(factors)
         way = packed_dot.way_of(x.shape[:-1], bool(scales), options)
         if way is packed_dot.Way.BY_ARRAY:
@@ -103,11 +103,11 @@ class Packed(Encoding):
         return None
 
     def shape(self, factors):
-        """Rows by columns, of a gated product by the second dimension of these."""
+        """Return (*rows, *columns), of a gated product (*rows, n)."""
         return *factors[0].shape[:-1], *self.format.shape[1 + self.gated :]
 
     def product_of(self, factors, operand_shapes, function, options):
-        """A product by a kernel of packed weights."""
+        """Describe a product that kernels of packed weights compute."""
         (x, *_), weight = packed_dot.rows_and_weight(factors)
         own = {"form": "product", "m": math.prod(x.shape[:-1]), "out_dtype": "f32"}
         own["in_dtype"] = DTYPE_NAMES[np.dtype(x.dtype)]
@@ -123,7 +123,7 @@ class Packed(Encoding):
         )
 
     def names(self, factors):
-        """Along rows."""
+        """Divide rows."""
         (x, *scales), weight = packed_dot.rows_and_weight(factors)
         rows = tuple(f"m{axis}" for axis in range(x.ndim - 1))
         columns = tuple(f"n{axis}" for axis in range(len(self.format.shape) - 1 - self.gated))
@@ -132,7 +132,7 @@ class Packed(Encoding):
         return Names(((*rows, "k"), *([rows] * len(scales)), *of_weight), (*rows, *columns), whole)
 
     def obstacle_to_division(self, factors, parts, product, device):
-        """Where devices may divide something else than rows, or rows are taken whole."""
+        """Refuse to divide anything but rows, and rows that the function takes whole."""
         del device
         (x, *_), weight = packed_dot.rows_and_weight(factors)
         if not partitioning.has_explicit_axes(*factors):
@@ -146,5 +146,5 @@ class Packed(Encoding):
         return ""
 
     def flops(self, factors):
-        """Those of all columns."""
+        """Count those of all columns."""
         return 2 * math.prod(factors[0].shape) * self.format.n
