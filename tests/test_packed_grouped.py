@@ -81,6 +81,21 @@ def test_experts_are_weights_one_by_one(case):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 
 
+@pytest.mark.parametrize("stacked", [(), (3,)])
+def test_gate_and_up_are_one_weight(stacked):
+    """Along the dimension after k, with the bytes of a weight that was packed as a pair."""
+    rng = np.random.default_rng(len(stacked))
+    q = jnp.asarray(rng.integers(-8, 8, (*stacked, 64, 2, 32)), jnp.int8)
+    scale = jnp.asarray(rng.uniform(0.5, 2, (*stacked, 2, 2, 32)), jnp.float32)
+    zeros = jnp.asarray(rng.integers(-8, 8, (*stacked, 2, 2, 32)))
+    pack = functools.partial(pack_weights, group_size=32, dtype="int4")
+    ones = [pack(*(x[..., i, :] for x in (q, scale, zeros))) for i in range(2)]
+    both, expected = stack_packed(ones, axis=1 + len(stacked)), pack(q, scale, zeros)
+    assert both.shape == expected.shape == (*stacked, 64, 2, 32)
+    for ours, theirs in zip(jax.tree.leaves(both), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+
+
 def test_pairs_are_no_experts():
     """Scales tell (k, 2, n), of one gated weight, from (2, k, n), of two."""
     pack = functools.partial(pack_weights, group_size=32, dtype="int4")
@@ -345,6 +360,7 @@ Q, SCALE = jnp.zeros((3, 64, 32), jnp.int8), jnp.ones((3, 2, 32))
 ONE = pack_weights(Q[0], SCALE[0], group_size=32, dtype="int4")
 EXPERTS = pack_weights(Q, SCALE, group_size=32, dtype="int4")
 X, SIZES = jnp.ones((4, 64), BF16), jnp.array([1, 2, 1])
+ODD = pack_weights(jnp.zeros((64, 40), jnp.int8), jnp.ones((2, 40)), group_size=32, dtype="int4")
 ACT_ORDER = pack_weights(Q[0], SCALE[0], group_size=32, dtype="int4", g_idx=jnp.arange(64) % 2)
 
 
@@ -424,6 +440,14 @@ REFUSALS = {
     "weights of several formats": (
         lambda: stack_packed([ONE, pack_weights(Q[0], SCALE[0], group_size=32, dtype="int8")]),
         r"^stack_packed: weights must have one format, got weights\[1\] of ",
+    ),
+    "another axis": (
+        lambda: stack_packed([ONE, ONE], axis=2),
+        r"^stack_packed: axis must be 0 or 1, the dimension after k, got axis=2",
+    ),
+    "columns that fill no tile": (
+        lambda: stack_packed([ODD, ODD], axis=1),
+        r"^stack_packed: columns must be a multiple of 16 along axis=1, got weights of 40",
     ),
     "weights of several orders": (
         lambda: stack_packed([ONE, ACT_ORDER]),

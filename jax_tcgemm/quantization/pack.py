@@ -1,7 +1,9 @@
 """The public `pack_weights` and `stack_packed`."""
 
 import contextlib
+import dataclasses
 import functools
+import math
 from operator import index
 
 import jax
@@ -12,6 +14,7 @@ from jax_tcgemm.problem.packed_weight import (
     GROUP_SIZES,
     NF4,
     SCALE_DTYPES,
+    TILE,
     PackedFormat,
     PackedWeight,
     packed,
@@ -130,21 +133,26 @@ def pack(op: str, q, scale, zero_point, group_size, dtype, g_idx=None) -> Packed
     return (jax.vmap(of_one) if is_stacked else of_one)(q, scale, zero_point)
 
 
-def stack_packed(weights) -> PackedWeight:
-    """Stacks packed weights of one format, such as those of experts that a checkpoint has.
+def stack_packed(weights, axis: int = 0) -> PackedWeight:
+    """Stack packed weights of one format, as `jnp.stack` stacks arrays.
 
-        out.dequantize()[g] = weights[g].dequantize()
+        out.dequantize() = jnp.stack([w.dequantize() for w in weights], axis)
 
     Args:
       weights: a sequence of `PackedWeight`s of one shape, group size, dtype and dtype of scales,
         all of them with zero points or none.
+      axis: 0, for the weights of experts, or the dimension after k, for a gate and an up that are
+        one weight of a gated layer: 1 of weights of shape (k, n), 2 of weights of experts. Their
+        columns must be a multiple of 16.
 
     Returns:
-      A `PackedWeight` of shape (g, k, ...), as `ragged_dot` and `gated_ragged_linear` take it.
+      A `PackedWeight` of shape (g, k, ...), as `ragged_dot` and `gated_ragged_linear` take it, or
+      of shape (..., k, g, n), as `gated_linear` and `gated_ragged_linear` take two.
 
     Raises:
       TypeError: for what is no sequence of packed weights.
-      ValueError: for none, weights of several formats, and such whose groups are not of neighbours.
+      ValueError: for none, weights of several formats, such whose groups are not of neighbours,
+        another axis, or columns that are no multiple of 16 along an axis after k.
 
     Numerics:
       The bytes are those of the weights.
@@ -182,7 +190,24 @@ def stack_packed(weights) -> PackedWeight:
                 f"{op}: weights must have one format, got weights[{i}] of {kinds[1]} beside "
                 f"{kinds[0]}; pack them alike"
             )
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
+    after_k = np.ndim(first.values) - 2
+    if not isinstance(axis, int) or axis not in (0, after_k):
+        raise ValueError(
+            f"{op}: axis must be 0 or {after_k}, the dimension after k, got {axis=}; see "
+            "jax_tcgemm.stack_packed"
+        )
+    if axis == 0:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
+    k, *columns = first.format.shape
+    if math.prod(columns) % TILE:
+        raise ValueError(
+            f"{op}: columns must be a multiple of {TILE} along {axis=}, got weights of "
+            f"{math.prod(columns)}; pack them together"
+        )
+    form = dataclasses.replace(first.format, shape=(k, len(weights), *columns))
+    # Tiles of 16 columns, which come last but two.
+    joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, -3), *weights)
+    return dataclasses.replace(joined, format=form)
 
 
 def _qtype(op: str, dtype) -> tuple[str, tuple[float, ...] | None]:
