@@ -7,6 +7,7 @@ from ffi_frame import NUMPY, Buffer
 from fuzz_targets import (
     FLOATS,
     HOST,
+    NO_FUNCTION,
     ROUNDING,
     Call,
     Expected,
@@ -139,7 +140,7 @@ class Packed:
         p = {"abi": platform.abi, "form": "weight", "m": 0, "n": 16 * tiles, "k": size * groups}
         p |= {"group_size": size, "bits": bits, "scale": scale, "table": table}
         p |= {"zero_points": zeros, "zero": 0 if zeros or table else 1 << bits - 1}
-        p |= {"experts": 1, "num_sizes": 0, "row_scales": False}
+        p |= {"experts": 1, "num_sizes": 0, "row_scales": False, "gated": False} | NO_FUNCTION
         out = one_of(rng, ["f16", "bf16"])
         query = p | {"in_dtype": out, "out_dtype": out}
         p["implementation"], p["config"], _ = platform.choose(rng, platform.module.packed, query)

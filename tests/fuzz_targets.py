@@ -229,11 +229,11 @@ class Gemm:
         return [Expected(d, magnitude, tolerance)]
 
 
-_NO_FUNCTION = {
+NO_FUNCTION = {
     **{"function": "", "function_library": "none"},
     **{"function_reads": [], "function_indices": [], "function_results": []},
 }
-_NO_EPILOGUE = {"gated": False, "up_offset": 0} | _NO_FUNCTION
+_NO_EPILOGUE = {"gated": False, "up_offset": 0} | NO_FUNCTION
 
 
 class Ragged:
@@ -253,7 +253,7 @@ class Ragged:
         p |= {"batch": batch, "m": m, "n": n, "k": k, "groups": groups, "num_sizes": num_sizes}
         p |= {name: flip(rng) for name in ("a_batched", "b_batched", "sizes_batched", "gathered")}
         p |= {"gated": False, "b_transposed": rows and flip(rng), "tokens_last": False}
-        p |= {"factors": []} | _NO_FUNCTION
+        p |= {"factors": []} | NO_FUNCTION
         p["a_rows"] = int(rng.integers(0, 9)) if p["gathered"] else 0
         query = p | {"in_dtype": in_type, "out_dtype": out}
         name, config, workspace = platform.choose(rng, platform.module.ragged, query)
