@@ -196,9 +196,9 @@ class BlockSums {
   __device__ __forceinline__ void add_warps(int row, int column, float (&sums)[kCount]) const {
 #pragma unroll
     for (float& sum : sums) sum = 0;
+    // mutant: sums_of_one_warp
 #pragma unroll
-    for (int warp = 0; warp < kSums.warps_k; ++warp)
-      add(sum_address(warp, row, column), sums);  // mutant: sums_of_one_warp
+    for (int warp = 0; warp < kSums.warps_k; ++warp) add(sum_address(warp, row, column), sums);
   }
 
   // From a column of this block's share on: of all blocks of the cluster, in the order of ranks, whichever this one is.
