@@ -30,7 +30,7 @@ def _of_groups(x, w):
     rows = [
         x[..., i, :] @ w[g] if g < GROUPS else 0 * x[..., i, :] @ w[0] for i, g in enumerate(number)
     ]
-    return jnp.stack(rows, -2)
+    return np.stack(rows, -2)
 
 
 def _both(product):
@@ -38,7 +38,7 @@ def _both(product):
 
     def both(x, w):
         z = product(x, w.reshape(*w.shape[:-2], 2 * w.shape[-1]))
-        return jnp.split(z, 2, -1)
+        return np.split(z, 2, -1)
 
     return both
 
@@ -50,8 +50,9 @@ class Function:
     Attributes:
       weight: the shape of its weight, whose dimension `contracted` is K.
       run: of both operands and keywords, its result.
-      accumulators: of both as arrays, what its epilogue is of; the reference for `run`.
-      finish: of the accumulators, the result without any keyword.
+      accumulators: of both as arrays of NumPy, x with any leading dimensions, what its epilogue is
+        of; the reference for `run`.
+      finish: of the accumulators, the result without any keyword; analytic, as is `accumulators`.
       contracted: the dimension of the weight that is contracted.
       keywords: the keywords of features that it has.
     """
@@ -75,21 +76,21 @@ def _top_k(x, w, **how):
 
 _ALL = ("activation", "epilogue", "batch_invariant")
 FUNCTIONS = {
-    "matmul": Function((K, N), jax_tcgemm.matmul, jnp.matmul),
+    "matmul": Function((K, N), jax_tcgemm.matmul, np.matmul),
     "dot_general": Function(
         (K, N),
         lambda x, w, **how: jax_tcgemm.dot_general(x, w, (((1,), (0,)), ((), ())), **how),
-        jnp.matmul,
+        np.matmul,
     ),
-    "linear": Function((K, N), jax_tcgemm.linear, jnp.matmul, keywords=_ALL),
+    "linear": Function((K, N), jax_tcgemm.linear, np.matmul, keywords=_ALL),
     "gated_linear": Function(
         (K, 2, N),
         lambda x, w, **how: jax_tcgemm.gated_linear(x, w, **{"activation": None} | how),
-        _both(jnp.matmul),
+        _both(np.matmul),
         finish=lambda gate, up: gate * up,
         keywords=_ALL,
     ),
-    "mlp": Function((K, N), _mlp, jnp.matmul, keywords=("activation", "batch_invariant")),
+    "mlp": Function((K, N), _mlp, np.matmul, keywords=("activation", "batch_invariant")),
     "ragged_dot": Function(
         (GROUPS, K, N),
         lambda x, w, **how: jax_tcgemm.ragged_dot(x, w, SIZES, **how),
@@ -112,22 +113,22 @@ FUNCTIONS = {
         lambda x, w, **how: jax_tcgemm.linear_cross_entropy(
             x, w, _labels(x), vocabulary_axis=1, reduction="none", **how
         ),
-        jnp.matmul,
-        finish=lambda z: jax.nn.logsumexp(z, -1) - _chosen(z),
+        np.matmul,
+        finish=lambda z: _logsumexp(z) - _chosen(z),
         keywords=("batch_invariant",),
     ),
     "linear_log_prob": Function(
         (K, VOCABULARY),
         lambda x, w, **how: jax_tcgemm.linear_log_prob(x, w, _labels(x), vocabulary_axis=1, **how),
-        jnp.matmul,
-        finish=lambda z: _chosen(z) - jax.nn.logsumexp(z, -1),
+        np.matmul,
+        finish=lambda z: _chosen(z) - _logsumexp(z),
         keywords=("batch_invariant",),
     ),
     "linear_top_k": Function(
         (K, VOCABULARY),
         _top_k,
-        jnp.matmul,
-        finish=lambda z: jax.lax.top_k(z, 5)[0],
+        np.matmul,
+        finish=lambda z: np.sort(z, -1)[..., :-6:-1],
         keywords=("batch_invariant",),
     ),
 }
@@ -142,7 +143,12 @@ def _labels(x):
 
 
 def _chosen(z):
-    return jnp.take_along_axis(z, LABELS[:, None], -1)[..., 0]
+    return z[..., np.arange(M), LABELS]
+
+
+def _logsumexp(z):
+    most = z.real.max(-1, keepdims=True)
+    return np.log(np.exp(z - most).sum(-1)) + most[..., 0]
 
 
 # --- encodings ------------------------------------------------------------------------------------
