@@ -38,8 +38,9 @@ def kernels_of(names):
 
 
 @pytest.fixture(scope="module")
-def machine(run_folder):
-    return Emulator(run_folder / "packed_functions", *kernels_of(CASES), families=("packed",))
+def machine(run_folder, cases_of):
+    names = [params["name"] for params in cases_of(test_functions)]
+    return Emulator(run_folder / "packed_functions", *kernels_of(names), families=("packed",))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -68,9 +69,10 @@ MISTAKES = [
 
 
 @pytest.fixture(scope="module")
-def mistaken(machine, run_folder):
+def mistaken(machine, run_folder, cases_of):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    names = dict.fromkeys(mistake.case for mistake in MISTAKES)
+    mistakes = [params["mistake"] for params in cases_of(test_mistakes_are_found)]
+    names = dict.fromkeys(mistake.case for mistake in mistakes)
     folder = run_folder / "packed_functions_mistaken"
     how = {"families": ("packed",), "mistakes": as_mutants(MISTAKES), "like": machine}
     made = Emulator(folder, *kernels_of(names), **how)

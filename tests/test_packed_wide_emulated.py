@@ -64,8 +64,9 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def machine(run_folder):
-    return machine_of(run_folder / "packed_wide", CASES)
+def machine(run_folder, cases_of):
+    cases = [(params["config"], params["case"]) for params in cases_of(test_products)]
+    return machine_of(run_folder / "packed_wide", cases)
 
 
 @pytest.mark.parametrize(("config", "case"), CASES, ids=lambda x: getattr(x, "label", x))
@@ -181,9 +182,10 @@ MISTAKES = [
 
 
 @pytest.fixture(scope="module")
-def mistaken(machine, run_folder):
+def mistaken(machine, run_folder, cases_of):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    products = dict.fromkeys(mistake.case for mistake in MISTAKES)
+    mistakes = [params["mistake"] for params in cases_of(test_mistakes_are_found)]
+    products = dict.fromkeys(mistake.case for mistake in mistakes)
     found = [carried(x) for product in products for x in instances(*product)]
     folder = run_folder / "packed_wide_mistaken"
     how = {"families": ("packed",), "mistakes": as_mutants(MISTAKES), "like": machine}
@@ -210,9 +212,10 @@ def test_mistakes_are_found(mistaken, mistake):
 OF_THE_COPY = Mistake("kernels/packed/order_kernel.cuh", "bytes_exchanged", "0x3120", "0x3210")
 
 
-def test_a_mistake_of_the_copy_of_x_is_found(run_folder):
+def test_a_mistake_of_the_copy_of_x_is_found(machine, run_folder):
     own, folder = map(carried, instances(*FLOAT8)), run_folder / "packed_order_mistaken"
-    mistaken = Emulator(folder, *own, families=("packed",), mistakes=as_mutants([OF_THE_COPY]))
+    how = {"families": ("packed",), "mistakes": as_mutants([OF_THE_COPY]), "like": machine}
+    mistaken = Emulator(folder, *own, **how)
     check(mistaken, *FLOAT8)
     mistaken.mutant = 1
     with pytest.raises(AssertionError, match="wrong"):
