@@ -30,8 +30,19 @@ class Mistake:
     def __str__(self) -> str:
         return self.marker
 
+    def change(self, text: str) -> tuple[tuple[int, int], str]:
+        """Where the source's text is that the mistake replaces, begin and end, and the new text.
+
+        As a mutant, a part of an expression is replaced with what is around it.
+        """
+        begin, end = place = self.place(text)
+        if self.old is None or not self.number or not _is_part(self.old, self.new):
+            return place, self.new or ("" if self.old else ";")
+        begin, end = _expression(text, *place)
+        return (begin, end), text[begin : place[0]] + self.new + text[place[1] : end]
+
     def place(self, text: str) -> tuple[int, int]:
-        """Where the source's text is that the mistake replaces: begin and end."""
+        """Where the source's text is that the mistake is about: begin and end."""
         statements = marked_statements(text).get(self.marker, [])
         if len(statements) != 1:
             got = f"got {len(statements)}"
@@ -45,23 +56,48 @@ class Mistake:
         begin = text.index(self.old, begin, end)
         return begin, begin + len(self.old)
 
-    def instead_of(self, old: str) -> str:
+    def instead_of(self, old: str, new: str) -> str:
         """The code in place of `old`."""
         if not self.number:
-            return self.new or ("" if self.old else ";")
+            return new
         if self.old is None or self.old.endswith(";"):
-            return f"if (emulator::is_mutant({self.number})) {{ {self.new} }} else {{ {old} }}"
-        return f"(emulator::is_mutant({self.number}) ? ({self.new}) : ({old}))"
+            return f"if (emulator::is_mutant({self.number})) {{ {new} }} else {{ {old} }}"
+        return f"(emulator::is_mutant({self.number}) ? ({new}) : ({old}))"
 
 
 def as_mutants(mistakes) -> list[Mistake]:
     """Return the mistakes so that a program makes that one which `mutant` says, counted from 1.
 
-    Each replaces an expression by another, or a whole statement.
+    Each changes an expression that no constant depends on, or replaces a whole statement.
     """
     return [dataclasses.replace(mistake, number=i) for i, mistake in enumerate(mistakes, 1)]
 
 
+def _is_part(old: str, new: str) -> bool:
+    """Whether a text that ends in an operator, or is left out, is only a part of an expression."""
+    operator = r"[-+*/%&|<>=]"
+    return not new or bool(re.search(rf"^ *{operator}|{operator} *$|[+]=", old))
+
+
+def _expression(text: str, begin: int, end: int) -> tuple[int, int]:
+    """Where the smallest expression is that text[begin:end] is a part of, in brackets or not."""
+    depth = 0
+    for match in reversed(list(re.finditer(rf"{_LIMITS}|[()\[\]{{}}]", text[:begin]))):
+        depth += (match[0] in ")]}") - (match[0] in "([{")
+        if depth < 0 or (depth == 0 and match[0] not in ")]}([{"):
+            first = match.end()
+            break
+    depth = 0
+    for match in re.compile(rf"{_LIMITS}|[()\[\]{{}}]").finditer(text, end):
+        depth += (match[0] in "([{") - (match[0] in ")]}")
+        if depth < 0 or (depth == 0 and match[0] not in ")]}([{"):
+            last = match.start()
+            break
+    return first + len(text[first:begin]) - len(text[first:begin].lstrip()), last
+
+
+# What is at neither side of an expression.
+_LIMITS = r"[,;?]|(?<!:):(?!:)|(?<![-=!<>+*/%&|])=(?!=)|\breturn\b"
 _MARKER = re.compile(r"^ *(?P<code>.*?) *// mutant: (?P<names>.+)$", re.MULTILINE)
 # From a line that is no comment to the end of one that ends a statement or opens a block.
 _STATEMENT = re.compile(
@@ -84,8 +120,8 @@ def plant(text: str, mistakes) -> str:
     """Return a source with mistakes of it; those at one place must be of `as_mutants`."""
     changed = {}
     for mistake in mistakes:
-        place = mistake.place(text)
-        changed[place] = mistake.instead_of(changed.get(place, text[slice(*place)]))
+        place, new = mistake.change(text)
+        changed[place] = mistake.instead_of(changed.get(place, text[slice(*place)]), new)
     places = sorted(changed)
     if any(last[1] > first[0] for last, first in itertools.pairwise(places)):
         raise ValueError(f"mistakes must not overlap, got {', '.join(map(str, mistakes))}")

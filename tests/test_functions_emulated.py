@@ -11,7 +11,7 @@ import pytest
 from emulated import Emulator, carried
 from epilogue_call import FORMS, wide
 from kernel_instances import mma_sync, second_kernel, wgmma, wmma_tiled
-from mistakes import Mistake
+from mistakes import Mistake, as_mutants
 
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.problem.call_options import CallOptions
@@ -326,22 +326,6 @@ def test_parts_of_k(functions, name):
     LONG[name].check(functions, implementation="wgmma", config=IN_PARTS, seed=len(name))
 
 
-PARTS = "epilogue/function_kernel.cuh"
-MISTAKES_OF_PARTS = [
-    Mistake(PARTS, "split_not_bounded"),
-    Mistake(PARTS, "a_split_is_left_out", "+= kSplitsAtOnce", "+= kSplitsAtOnce + 1"),
-]
-
-
-@pytest.mark.parametrize("mistake", MISTAKES_OF_PARTS, ids=str)
-def test_mistakes_of_parts_are_found(functions, mistake, tmp_path):
-    config, layout = WGMMA[IN_PARTS.removesuffix("_split11")]
-    kernels = [wgmma(config, layout=layout), ODD.kernels()[""]]
-    wrong = Emulator(tmp_path, *map(carried, kernels), mistakes=[mistake], like=functions)
-    with pytest.raises((AssertionError, RuntimeError), match="not equal|Mismatched"):
-        LONG["odd"].check(wrong, implementation="wgmma", config=IN_PARTS)
-
-
 @pytest.mark.parametrize("name", GATED_CALLS)
 @pytest.mark.parametrize("config", [*GATED, *NOT_GATED, *OTHERS])
 def test_gated_function(functions, config, name):
@@ -446,7 +430,9 @@ MISTAKES = [
     Mistake(TILE, "the_second_eight_alone", "combine<kind>(all, two)", "two", SUMS),
     Mistake(TILE, "the_first_eight_lines_alone", " + 1", "", (SUMS, TWO_BLOCKS)),
     Mistake(TILE, "eights_beside_each_other", " * kEights", "", SUMS),
-    Mistake(TILE, "half_of_eight_rows", "values[i] : values[i + step]", "0 : 0", REDUCED),
+    Mistake(
+        TILE, "half_of_eight_rows", "is_second ? values[i] : values[i + step]", "Value(0)", REDUCED
+    ),
     Mistake(TILE, "outside_is_reduced", "group < groups_ &&", "true ||", REDUCED),
     Mistake(TILE, "wrong_eight", "kAlongM", "(2 * kAlongM)", REDUCED),
     Mistake(TILE, "wrong_place", "place % 2", "0", REDUCED),
@@ -465,7 +451,13 @@ MISTAKES = [
         (ODD, TWO_BLOCKS),
     ),
     Mistake(STORE, "a_turns_line", "64", "32", HEAVY),
-    Mistake(STORE, "a_turns_sums", "i.value / kBlockParts, kFirst +", "0,", HEAVY),
+    Mistake(
+        STORE,
+        "a_turns_sums",
+        "copy(i.value / kBlockParts, kFirst + v, v);",
+        "copy(0, v, v);",
+        HEAVY,
+    ),
     Mistake(BOXES, "another_warpgroups_box", "consumer", "0", WHOLE_BATCHES),
     Mistake(BOXES, "another_columns_box", "step % Plan::kStepsOfBlock * 64", "0", WHOLE_BATCHES),
     Mistake(BOXES, "another_halfs_matrix", "(row + 8 * half)", "row", WHOLE_BATCHES),
@@ -473,7 +465,13 @@ MISTAKES = [
     Mistake(BOXES, "a_stage_not_given_back", case=WHOLE_BATCHES),
     Mistake(BOXES, "the_next_stage_not_taken", case=WHOLE_BATCHES),
     Mistake(STORE, "wrong_end", "2 * ", "", GATED_WHOLE),
-    Mistake(STORE, "halves_exchanged", "i % kHalf];", "kHalf + i % kHalf];", GATED_WHOLE),
+    Mistake(
+        STORE,
+        "halves_exchanged",
+        "acc[i / kHalf][i % kHalf]",
+        "acc[i / kHalf][kHalf + i % kHalf]",
+        GATED_WHOLE,
+    ),
     Mistake("kernels/wgmma/scheduler.cuh", "tiles_too_far_apart", " / 2", "", GATED_WHOLE),
     Mistake(TILE, "a_runs_rows", "4", "8", (WHOLE, *MMA_SYNC)),
     Mistake("tile/fragment.cuh", "another_runs", " + run * 8", "", (WHOLE, *MMA_SYNC)),
@@ -484,42 +482,121 @@ MISTAKES = [
     Mistake(WMMA_KERNEL, "another_fragments_rows", "kMmaM", "8", (WHOLE, WMMA_SQUARE)),
     Mistake(WMMA_KERNEL, "another_warps_columns", " + warp_n", "", (WHOLE, WMMA_SQUARE)),
     Mistake(WMMA_STORE, "the_first_eight_rows", "row + ", "", (WHOLE, WMMA_TALL)),
-    Mistake(WMMA_STORE, "the_first_columns", "column + ", "", (WHOLE, WMMA_TALL)),
+    Mistake(
+        WMMA_STORE, "the_first_columns", "column + lane % 4 * 2", "lane % 4 * 2", (WHOLE, WMMA_TALL)
+    ),
     Mistake(WMMA_STORE, "the_first_group", " + 8 * group", "", (WHOLE, WMMA_WIDE)),
 ]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
-def test_mistakes_are_found(functions, mistake, tmp_path):
-    default = COOPERATIVE if mistake.file == BOXES else next(iter(PING_PONG))
-    call, config = mistake.case if isinstance(mistake.case, tuple) else (mistake.case, default)
-    implementation, kernels = OTHERS.get(config, "wgmma"), call.kernels()
-    # What leaves it to another kernel is bare.
-    chosen = [kernels[config]] if config in kernels else [kernels[""]]
-    if config in WMMA:
-        chosen += call.bare_kernels(implementation, config)
-    elif config not in kernels:
-        chosen.append(mma_sync(MMA_SYNC[config], target="sm_90", layout="01"))
-    wrong = Emulator(
-        tmp_path, *map(carried, dict.fromkeys(chosen)), mistakes=[mistake], like=functions
-    )
-    with pytest.raises(
-        (AssertionError, RuntimeError), match="not equal|wrote outside|Mismatched|deadlock"
-    ):
-        call.check(wrong, implementation=implementation, config=config)
-
-
+PARTS = "epilogue/function_kernel.cuh"
+MISTAKES_OF_PARTS = [
+    Mistake(PARTS, "split_not_bounded", case=(LONG["odd"], IN_PARTS)),
+    Mistake(
+        PARTS,
+        "a_split_is_left_out",
+        "+= kSplitsAtOnce",
+        "+= kSplitsAtOnce + 1",
+        (LONG["odd"], IN_PARTS),
+    ),
+]
 FORM_MISTAKES = [
-    Mistake(TILE, "rows_too_short", "row_lengths[i]", "n", "gated_all"),
-    Mistake(TILE, "no_second_half", "results[i]", "results[i < 2 ? i : 1]", "gated_all"),
+    Mistake(TILE, "rows_too_short", "params_.row_lengths[i]", "params_.n", "gated_all"),
+    Mistake(
+        TILE, "no_second_half", "params_.results[i]", "params_.results[i < 2 ? i : 1]", "gated_all"
+    ),
     Mistake(TILE, "halves_exchanged", "0", "1", "dgated"),
 ]
+# Those that no program can choose from: constants depend on what they change.
+OF_CONSTANTS = ("kernels/wgmma/scheduler.cuh", "tiles_too_far_apart"), (TILE, "halves_exchanged")
+MUTANTS = [
+    mistake
+    for mistake in (*MISTAKES, *MISTAKES_OF_PARTS, *FORM_MISTAKES)
+    if (mistake.file, mistake.marker) not in OF_CONSTANTS
+]
+
+
+def call_of(mistake):
+    """The call that shows a mistake, and its config."""
+    default = COOPERATIVE if mistake.file == BOXES else next(iter(PING_PONG))
+    return mistake.case if isinstance(mistake.case, tuple) else (mistake.case, default)
+
+
+def kernels_of_mistake(mistake):
+    if isinstance(mistake.case, str):
+        return [next(kernels_of_form(mistake.case))]
+    call, config = call_of(mistake)
+    kernels = call.kernels()
+    # What leaves it to another kernel is bare.
+    chosen = [kernels.get(config) or kernels[""]]
+    if config in WMMA:
+        chosen += call.bare_kernels("wmma_tiled", config)
+    elif config in MMA_SYNC and config not in kernels:
+        chosen.append(mma_sync(MMA_SYNC[config], target="sm_90", layout="01"))
+    elif config == IN_PARTS:
+        tile, layout = WGMMA[IN_PARTS.removesuffix("_split11")]
+        chosen.append(wgmma(tile, layout=layout))
+    return chosen
+
+
+def check_call(emulator, mistake):
+    call, config = call_of(mistake)
+    call.check(emulator, implementation=OTHERS.get(config, "wgmma"), config=config)
+
+
+@pytest.fixture(scope="session")
+def mistaken(functions, run_folder, cases_of):
+    """Kernels that make one of MUTANTS, as `mutant` says, counted from 1."""
+    tests = test_mistakes_are_found, test_mistakes_of_parts_are_found
+    tests += (test_mistakes_in_forms_are_found,)
+    mistakes = [params["mistake"] for test in tests for params in cases_of(test)]
+    kernels = dict.fromkeys(x for mistake in mistakes for x in kernels_of_mistake(mistake))
+    how = {"mistakes": as_mutants(MUTANTS), "like": functions}
+    return Emulator(run_folder / "functions_mistaken", *map(carried, kernels), **how)
+
+
+@pytest.fixture
+def mutant(request, mistake, tmp_path):
+    """Kernels that make the mistake."""
+    if mistake in MUTANTS:
+        made = request.getfixturevalue("mistaken")
+        made.mutant = 1 + MUTANTS.index(mistake)
+        return made
+    functions = request.getfixturevalue("functions")
+    own = map(carried, kernels_of_mistake(mistake))
+    return Emulator(tmp_path, *own, mistakes=[mistake], like=functions)
+
+
+WRONG = "not equal|wrote outside|Mismatched|deadlock"
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(mutant, mistake):
+    with pytest.raises((AssertionError, RuntimeError), match=WRONG):
+        check_call(mutant, mistake)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_OF_PARTS, ids=str)
+def test_mistakes_of_parts_are_found(mutant, mistake):
+    with pytest.raises((AssertionError, RuntimeError), match="not equal|Mismatched"):
+        check_call(mutant, mistake)
 
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("mistake", FORM_MISTAKES, ids=str)
-def test_mistakes_in_forms_are_found(forms, monkeypatch, mistake, tmp_path):
-    first, *_ = kernels_of_form(mistake.case)
-    wrong = Emulator(tmp_path, carried(first), mistakes=[mistake], like=forms)
+def test_mistakes_in_forms_are_found(mutant, monkeypatch, mistake):
     with pytest.raises((AssertionError, RuntimeError), match="wrong of|wrote outside"):
-        check_form(wrong, monkeypatch, mistake.case, FORM_CONFIGS[mistake.case][0])
+        check_form(mutant, monkeypatch, mistake.case, FORM_CONFIGS[mistake.case][0])
+
+
+def test_kernels_are_right_without_mistakes(mistaken, monkeypatch, cases_of):
+    """Those that make mistakes where they are told to."""
+    mistaken.mutant = 0
+    tests = test_mistakes_are_found, test_mistakes_of_parts_are_found
+    for mistake in (params["mistake"] for test in tests for params in cases_of(test)):
+        if mistake in MUTANTS:
+            check_call(mistaken, mistake)
+    for params in cases_of(test_mistakes_in_forms_are_found):
+        name = params["mistake"].case
+        with jax.enable_x64(True):
+            check_form(mistaken, monkeypatch, name, FORM_CONFIGS[name][0])
