@@ -258,7 +258,7 @@ def cases_of(request):
 
 
 @pytest.fixture(scope="session")
-def emulator(run_folder):
+def emulator(request, run_folder):
     """The kernels that tests run on the CPU by default; see emulated.py."""
     from emulated import (
         Emulator,
@@ -272,14 +272,23 @@ def emulator(run_folder):
 
     # As test_kernels_emulated.py calls it.
     simt = make_inputs(Types("f32", "bf16", "f32"), "TN", CASE["alpha_beta_odd_batch"]).problem
+    tables = {
+        ("bf16", "01"): ("64x64x64_c1x1x1_pp", "128x128x64_c2x1x1_pp"),
+        ("bf16", "11"): (
+            *("192x176x64_c1x2x1_co_t", "64x64x64_c1x4x1_pp", "64x16x64_c1x1x2_pp_t"),
+            *("128x64x64_c1x1x2_co", "128x16x64_c1x1x4_co_t"),
+        ),
+        ("tf32", "10"): ("128x128x64_c1x1x1_co",),
+    }
+    # Those that tests name, and those of the parameters of tests that run.
+    asked = {"64x64x64_c1x1x1_pp", "128x16x64_c1x1x4_co_t"}
+    for item in request.session.items:
+        if "emulator" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec"):
+            asked.add(item.callspec.params.get("config", "").partition("_split")[0])
+    chosen = {table: asked.intersection(configs) for table, configs in tables.items()}
     return Emulator(
         run_folder / "emulator",
-        wgmma_table("bf16", "01", "64x64x64_c1x1x1_pp", "128x128x64_c2x1x1_pp"),
-        wgmma_table(
-            *("bf16", "11", "192x176x64_c1x2x1_co_t", "64x64x64_c1x4x1_pp"),
-            *("64x16x64_c1x1x2_pp_t", "128x64x64_c1x1x2_co", "128x16x64_c1x1x4_co_t"),
-        ),
-        wgmma_table("tf32", "10", "128x128x64_c1x1x1_co"),
+        *(wgmma_table(*table, *sorted(own)) for table, own in chosen.items() if own),
         wgmma_ragged_table("bf16", "10"),
         wgmma_ragged_table("bf16", "11"),
         mma_sync_table("bf16", "64x64"),

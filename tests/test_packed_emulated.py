@@ -36,8 +36,10 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def machine(run_folder):
-    return machine_of(run_folder / "packed", CASES, [case for _, case in CASES])
+def machine(run_folder, cases_of):
+    products = [(params["config"], params["case"]) for params in cases_of(test_products)]
+    weights = [params["case"] for params in cases_of(test_weights)]
+    return machine_of(run_folder / "packed", products, weights)
 
 
 @pytest.mark.parametrize(("config", "case"), CASES, ids=lambda x: getattr(x, "label", x))

@@ -33,8 +33,9 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def machine(run_folder):
-    return machine_of(run_folder / "packed_grouped", CASES, [FEW])
+def machine(run_folder, cases_of):
+    products = [(params["config"], params["case"]) for params in cases_of(test_products)]
+    return machine_of(run_folder / "packed_grouped", [CASES[0], *products], [FEW])
 
 
 @pytest.mark.parametrize(("config", "case"), CASES, ids=lambda x: getattr(x, "label", x))
