@@ -125,6 +125,9 @@ def test_a_mistake_needs_its_marker_and_its_text_once():
     assert plant(text, [Mistake("x.cuh", "early")]) == text.replace("wait(1,\n       2);", ";")
     made = plant(text, as_mutants([Mistake("x.cuh", "once", "1, 1", "0") for _ in range(2)]))
     assert "add((emulator::is_mutant(2) ? (0) : ((emulator::is_mutant(1) ? (0) : (1, 1)))))" in made
+    sums = "  x = f(a + b * y[i], c) ? d : e::f;  // mutant: part\n"
+    made = plant(sums, as_mutants([Mistake("x.cuh", "part", " + b", "")]))
+    assert "f((emulator::is_mutant(1) ? (a * y[i]) : (a + b * y[i])), c)" in made
     with pytest.raises(ValueError, match=r"x.cuh must have one marker late, got 0"):
         plant(text, [Mistake("x.cuh", "late")])
     with pytest.raises(ValueError, match=r"marked twice in x.cuh must have '1' once, got 2"):
