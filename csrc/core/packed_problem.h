@@ -80,11 +80,7 @@ void visit_fields(PackedProblem& p, Visit&& visit) {
   visit("experts", p.experts);
   visit("num_sizes", p.num_sizes);
   visit("gated", p.epilogue.gated);
-  visit("function", p.epilogue.function.name);
-  visit("function_library", p.epilogue.function.library);
-  visit("function_reads", p.epilogue.function.reads);
-  visit("function_indices", p.epilogue.function.indices);
-  visit("function_results", p.epilogue.function.results);
+  visit_fields(p.epilogue.function, visit);
 }
 
 template <typename Visit>

@@ -175,6 +175,15 @@ struct Problem {
 
 // Calls visit(name, field) for each field that the attributes of a call tell, by their names there.
 template <typename Visit>
+void visit_fields(Function& f, Visit&& visit) {
+  visit("function", f.name);
+  visit("function_library", f.library);
+  visit("function_reads", f.reads);
+  visit("function_indices", f.indices);
+  visit("function_results", f.results);
+}
+
+template <typename Visit>
 void visit_fields(Problem& p, Visit&& visit) {
   visit("compute", p.compute);
   visit("batch", p.batch);
@@ -195,11 +204,7 @@ void visit_fields(Problem& p, Visit&& visit) {
   visit("factors", p.factors.numbers);
   visit("gated", p.epilogue.gated);
   visit("up_offset", p.epilogue.up_offset);
-  visit("function", p.epilogue.function.name);
-  visit("function_library", p.epilogue.function.library);
-  visit("function_reads", p.epilogue.function.reads);
-  visit("function_indices", p.epilogue.function.indices);
-  visit("function_results", p.epilogue.function.results);
+  visit_fields(p.epilogue.function, visit);
 }
 
 // Calls visit(buffer, name, field) for each dtype: in a call the buffer tells it, in a query a field of this name.

@@ -90,11 +90,7 @@ void visit_fields(RaggedProblem& p, Visit&& visit) {
   visit("gathered", p.gathered);
   visit("a_rows", p.a_rows);
   visit("factors", p.factors.numbers);
-  visit("function", p.epilogue.function.name);
-  visit("function_library", p.epilogue.function.library);
-  visit("function_reads", p.epilogue.function.reads);
-  visit("function_indices", p.epilogue.function.indices);
-  visit("function_results", p.epilogue.function.results);
+  visit_fields(p.epilogue.function, visit);
 }
 
 template <typename Visit>

@@ -20,20 +20,24 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold
-from jax_tcgemm.device.levels import Levels, placed_function, strides_along
+from jax_tcgemm.device.fused import (
+    Fusible,
+    out_dtype_of,
+    refuse_to_fuse,
+    runs_on_cpu_by_xla,
+    unfused,
+)
+from jax_tcgemm.device.levels import Levels, placed_function, strides_of
 from jax_tcgemm.device.times_apart import TimesApart, times_apart
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.joins import results_apart
 from jax_tcgemm.problem.block_scales import BlockScales
-from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
+from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Function, Result
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.layers import library_epilogue, scaling_of
 from jax_tcgemm.problem.precision import Numerics
-
-# What stands for D where no implementation knows its dtype, by its size.
-CARRIERS = {1: "u8", 4: "s32", 8: "f64"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(Fusible):
     """How a product with an epilogue runs on one device.
 
     `problem`, `numerics` and `fold` are None where it can only be run unfused, for the reason in
@@ -91,23 +95,11 @@ class Plan:
     choice: selection.Choice
 
     @property
-    def is_fused(self) -> bool:
-        """Whether one call runs it."""
-        return self.choice.implementation != selection.XLA
-
-    @property
     def copies(self) -> tuple[str, ...]:
         """Every array that XLA must rewrite for the call."""
         if not self.is_fused:
             return ()
         return dense.copies(self.product.product, self.numerics, self.fold)
-
-    @property
-    def code(self) -> str:
-        """The generated code of the function, "" where it is not part of a kernel."""
-        is_ours = self.is_fused and self.choice.implementation != "cublaslt"
-        function = self.problem.epilogue.function if is_ours else None
-        return function.definitions if function else ""
 
 
 def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
@@ -172,16 +164,11 @@ def _function_plan(product: Product, device: selection.Device, obstacle: str) ->
     """The plan with a function in the kernel."""
     bare = product.product
     options = bare.options
-    may_be_unfused = selection.may_be_unfused(options)
-    if device.platform == "cpu" and (may_be_unfused or options.implementation == "host"):
-        obstacle = obstacle or "on the CPU XLA runs the function"
-        return _unfused(product, obstacle)
+    if runs_on_cpu_by_xla(options, device):
+        return _unfused(product, unfused(obstacle or "on the CPU XLA runs the function"))
     folded = obstacle or _folded(product, device)
     if isinstance(folded, str):
-        if may_be_unfused:
-            return _unfused(product, folded)
-        # An implementation that was asked for by name: an error says why it cannot run the call.
-        selection.select(options, None, device, obstacle=folded)
+        return _unfused(product, refuse_to_fuse(options, device, "gemm", folded))
     _, fold, problem, operands, _ = folded
     compared = ""
     # With block scales, XLA multiplies operands that are dequantized first. Batch-invariant calls
@@ -190,7 +177,7 @@ def _function_plan(product: Product, device: selection.Device, obstacle: str) ->
     if is_free and product.scales is None:
         gains, compared = _compared(product, problem, operands, device)
         if not gains:
-            return _unfused(product, compared)
+            return _unfused(product, unfused(compared))
     nominal = dense.of_nominal_rows(problem, fold, options)
     choice = selection.select(options, problem, device, nominal=nominal)
     if compared:
@@ -235,8 +222,7 @@ def xla_us(plan: Plan, device: selection.Device) -> float | None:
     return apart and apart.xla_us
 
 
-def _unfused(product: Product, why: str) -> Plan:
-    choice = selection.Choice(selection.XLA, "default", f"unfused: {why}")
+def _unfused(product: Product, choice: selection.Choice) -> Plan:
     return Plan(product, None, None, None, (), None, choice)
 
 
@@ -276,9 +262,7 @@ def _folded(product: Product, device: selection.Device):
             return problem
     shape = product.shape
     for levels in Levels.all_of(problem, shape):
-        held = (product.operand_shapes[read.operand] for read in source.reads)
-        places = (x.strides(own, len(shape)) for x, own in zip(source.reads, held, strict=True))
-        strides = (strides_along(*place, levels, shape) for place in places)
+        strides = strides_of(source, product.operand_shapes, levels, shape)
         placed = placed_function(source, shape, levels, strides, beside)
         if not isinstance(placed, str):
             break
@@ -293,10 +277,9 @@ def _folded(product: Product, device: selection.Device):
     if product.scales is not None:
         factors = tuple(x.factors(problem.batch_inner) for x in product.scales)
         problem = dataclasses.replace(problem, factors=factors)
-    dtype = function.results[0].dtype
-    out_dtype = DTYPE_NAMES.get(dtype) or CARRIERS.get(dtype.itemsize)
+    out_dtype = out_dtype_of(function)
     if out_dtype is None:
-        return f"no implementation makes {dtype}"
+        return f"no implementation makes {function.results[0].dtype}"
     epilogue = dataclasses.replace(problem.epilogue, function=function)
     problem = dataclasses.replace(problem, out_dtype=out_dtype, epilogue=epilogue)
     return numerics, fold, problem, operands, levels

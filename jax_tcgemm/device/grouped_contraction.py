@@ -13,6 +13,7 @@ import numpy as np
 from jax_tcgemm import selection
 from jax_tcgemm.device import grouped
 from jax_tcgemm.device.call import call
+from jax_tcgemm.device.fused import Fusible
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.precision import Numerics
@@ -36,7 +37,7 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(Fusible):
     """How it runs on one device.
 
     `problem` and `numerics` are None where it can only be run unfused, for the reason in
@@ -47,11 +48,6 @@ class Plan:
     numerics: Numerics | None
     problem: RaggedProblem | None
     choice: selection.Choice
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether one call runs it."""
-        return self.choice.implementation != selection.XLA
 
     @property
     def copies(self) -> tuple[str, ...]:

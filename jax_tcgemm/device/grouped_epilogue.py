@@ -15,12 +15,19 @@ from jax.extend import core
 from jax_tcgemm import selection
 from jax_tcgemm.device import grouped
 from jax_tcgemm.device.call import call
-from jax_tcgemm.device.epilogue import CARRIERS, carried, stored
+from jax_tcgemm.device.epilogue import carried, stored
+from jax_tcgemm.device.fused import (
+    Fusible,
+    out_dtype_of,
+    refuse_to_fuse,
+    runs_on_cpu_by_xla,
+    unfused,
+)
 from jax_tcgemm.device.levels import Levels, placed_function, strides_along
 from jax_tcgemm.epilogues import InexpressibleError, Read, emit
 from jax_tcgemm.epilogues.places import everywhere, linear
 from jax_tcgemm.problem.block_scales import BlockScales
-from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
+from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.function import Strides
 from jax_tcgemm.problem.precision import Numerics
 from jax_tcgemm.problem.ragged import RaggedProblem
@@ -57,7 +64,7 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(Fusible):
     """How it runs on one device.
 
     `problem` and `numerics` are None where it can only be run unfused, for the reason in
@@ -72,11 +79,6 @@ class Plan:
     choice: selection.Choice
 
     @property
-    def is_fused(self) -> bool:
-        """Whether one call runs it."""
-        return self.choice.implementation != selection.XLA
-
-    @property
     def copies(self) -> tuple[str, ...]:
         """Every array that XLA must rewrite for the call."""
         return self.bare.copies
@@ -85,11 +87,6 @@ class Plan:
     def bare(self) -> grouped.Plan:
         """Of the product alone."""
         return grouped.Plan(self.product.product, self.numerics, self.problem, self.choice)
-
-    @property
-    def code(self) -> str:
-        """The generated code of the function, "" where it is not part of a kernel."""
-        return self.problem.function.definitions if self.is_fused else ""
 
 
 def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
@@ -108,15 +105,11 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     """
     bare = product.product
     options = bare.options
-    may_be_unfused = selection.may_be_unfused(options)
-    if device.platform == "cpu" and (may_be_unfused or options.implementation == "host"):
-        return _unfused(product, obstacle or "on the CPU XLA runs the function")
+    if runs_on_cpu_by_xla(options, device):
+        return _unfused(product, unfused(obstacle or "on the CPU XLA runs the function"))
     folded = obstacle or _folded(product, device)
     if isinstance(folded, str):
-        if may_be_unfused:
-            return _unfused(product, folded)
-        # An implementation that was asked for by name: an error says why it cannot run the call.
-        selection.select(options, None, device, kind="ragged", obstacle=folded)
+        return _unfused(product, refuse_to_fuse(options, device, "ragged", folded))
     nominal = grouped.of_nominal_rows(folded[1], options)
     choice = selection.select(options, folded[1], device, nominal=nominal)
     if choice.implementation == selection.XLA:
@@ -124,8 +117,7 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     return Plan(product, *folded, choice)
 
 
-def _unfused(product: Product, why: str) -> Plan:
-    choice = selection.Choice(selection.XLA, "default", f"unfused: {why}")
+def _unfused(product: Product, choice: selection.Choice) -> Plan:
     return Plan(product, None, None, (), choice)
 
 
@@ -154,10 +146,9 @@ def _folded(product: Product, device: selection.Device):
     function, operands = placed
     if any(result.over for result in function.results):
         return "a result is a reduction, which XLA does"
-    dtype = function.results[0].dtype
-    out_dtype = DTYPE_NAMES.get(dtype) or CARRIERS.get(dtype.itemsize)
+    out_dtype = out_dtype_of(function)
     if out_dtype is None:
-        return f"no implementation makes {dtype}"
+        return f"no implementation makes {function.results[0].dtype}"
     problem = grouped.problem_of(bare, numerics, device.platform)
     problem = dataclasses.replace(problem, out_dtype=out_dtype, function=function)
     if product.scales:

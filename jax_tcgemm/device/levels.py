@@ -99,6 +99,24 @@ def _over(reduction: Reduction | None, levels: Levels) -> str | None:
     return "rows" if levels.m and reduced.issuperset(levels.m) else None
 
 
+def strides_of(
+    source: EpilogueSource,
+    operand_shapes: Sequence[tuple[int, ...]],
+    levels: Levels,
+    shape: tuple[int, ...],
+) -> Iterator[Strides | None]:
+    """Yield the strides of each of `source.reads`, as `placed_function` takes them.
+
+    Args:
+      source: code of the function.
+      operand_shapes: shapes of the function's operands.
+      levels: dimensions of the accumulator in the problem.
+      shape: shape of the accumulator.
+    """
+    for read in source.reads:
+        yield strides_along(*read.strides(operand_shapes[read.operand], len(shape)), levels, shape)
+
+
 def strides_along(
     offset: int, factors: tuple[int, ...], levels: Levels, shape: tuple[int, ...]
 ) -> Strides | None:

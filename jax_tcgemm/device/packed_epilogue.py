@@ -13,13 +13,19 @@ from jax.extend import core
 
 from jax_tcgemm import selection
 from jax_tcgemm.device.call import call
-from jax_tcgemm.device.epilogue import CARRIERS, Made, stored
-from jax_tcgemm.device.levels import Levels, placed_function, strides_along
+from jax_tcgemm.device.epilogue import Made, stored
+from jax_tcgemm.device.fused import (
+    Fusible,
+    out_dtype_of,
+    refuse_to_fuse,
+    runs_on_cpu_by_xla,
+    unfused,
+)
+from jax_tcgemm.device.levels import Levels, placed_function, strides_of
 from jax_tcgemm.device.packed import table_of
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.joins import results_apart
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.packed_weight import TILE, PackedFormat
 from jax_tcgemm.selection.configs import PackedConfig, parse_or_none
@@ -63,7 +69,7 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(Fusible):
     """How it runs on one device.
 
     `problem` is None where it can only be run unfused, for the reason in `choice.why`; so it is,
@@ -75,21 +81,6 @@ class Plan:
     problem: PackedProblem | None
     operands: tuple[int, ...]
     choice: selection.Choice
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether one call runs it."""
-        return self.choice.implementation != selection.XLA
-
-    @property
-    def copies(self) -> tuple[str, ...]:
-        """Every array that XLA must rewrite for the call."""
-        return ()
-
-    @property
-    def code(self) -> str:
-        """The generated code of the function, "" where it is not part of a kernel."""
-        return self.problem.function.definitions if self.is_fused else ""
 
 
 def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
@@ -107,25 +98,22 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
       ValueError: when an implementation was forced that cannot run it.
     """
     options = product.options
-    may_be_unfused = selection.may_be_unfused(options)
-    if device.platform == "cpu" and may_be_unfused:
-        obstacle = obstacle or "on the CPU XLA runs the function"
+    if runs_on_cpu_by_xla(options, device):
+        return _unfused(product, unfused(obstacle or "on the CPU XLA runs the function"))
     folded = obstacle or _folded(product)
     if isinstance(folded, str):
-        if may_be_unfused:
-            return _unfused(product, folded)
-        # An implementation that was asked for by name: an error says why it cannot run the call.
-        selection.select(options, None, device, kind="packed", obstacle=folded)
+        return _unfused(product, refuse_to_fuse(options, device, "packed", folded))
     choice = selection.select(options, folded[0], device)
     if not selection.is_forced(options) and _is_slower(folded[0], choice):
-        return _unfused(product, "XLA's loop is faster for a long function of these rows")
+        why = "XLA's loop is faster for a long function of these rows"
+        return _unfused(product, unfused(why))
     if choice.implementation == selection.XLA:
         choice = dataclasses.replace(choice, why=f"unfused: {choice.why}")
     return Plan(product, *folded, choice)
 
 
-# Of more than 16 rows, a function of more instructions takes longer in the kernel of few rows than
-# as a loop of XLA's: 0.4 to 1.1 us on an H200, for gelu with a bias and a residual.
+# With more rows than this, the mma.sync kernel computes a function of more instructions than that
+# more slowly than XLA's loop does: gelu with a bias and a residual by 0.4 to 1.1 us on an H200.
 _FEW_ROWS, _LONG_FUNCTION = 16, 30
 
 
@@ -135,8 +123,7 @@ def _is_slower(problem: PackedProblem, choice: selection.Choice) -> bool:
     return is_of_few and is_long and problem.m > _FEW_ROWS
 
 
-def _unfused(product: Product, why: str) -> Plan:
-    choice = selection.Choice(selection.XLA, "default", f"unfused: {why}")
+def _unfused(product: Product, choice: selection.Choice) -> Plan:
     return Plan(product, None, (), choice)
 
 
@@ -153,19 +140,16 @@ def _folded(product: Product) -> tuple[PackedProblem, tuple[int, ...]] | str:
         source, _ = emit(function, product.num_accumulators)
     except InexpressibleError as error:
         return str(error)
-    held = (product.operand_shapes[read.operand] for read in source.reads)
-    places = (x.strides(own, len(shape)) for x, own in zip(source.reads, held, strict=True))
-    strides = (strides_along(*place, levels, shape) for place in places)
+    strides = strides_of(source, product.operand_shapes, levels, shape)
     placed = placed_function(source, shape, levels, strides, beside)
     if isinstance(placed, str):
         return placed
     if not all(map(levels.are_rows_from, dimensions)):
         return "halves of a result are not the outermost columns of it"
     function, operands = placed
-    dtype = function.results[0].dtype
-    out_dtype = DTYPE_NAMES.get(dtype) or CARRIERS.get(dtype.itemsize)
+    out_dtype = out_dtype_of(function)
     if out_dtype is None:
-        return f"no implementation makes {dtype}"
+        return f"no implementation makes {function.results[0].dtype}"
     own = {"out_dtype": out_dtype, "gated": product.gated, "function": function}
     return dataclasses.replace(product.problem, **own), operands
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jax_tcgemm.problem.function import NO_FUNCTION, Function
+from jax_tcgemm.problem.function import Function, attributes_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +24,7 @@ class Epilogue:
     def attributes(self) -> dict:
         """Its part of the FFI attribute `gemm` (csrc/core/problem.h)."""
         attributes = {"gated": self.gated, "up_offset": self.up_offset}
-        function = self.function
-        return attributes | (NO_FUNCTION if function is None else function.attributes())
+        return attributes | attributes_of(self.function)
 
     def __str__(self) -> str:
         """What it does in a few words, "" when nothing."""

@@ -209,7 +209,11 @@ class Function:
         }
 
 
-# The same of a product without one.
+def attributes_of(function: Function | None) -> dict:
+    """Return the FFI attributes of a problem's function, or of none."""
+    return NO_FUNCTION if function is None else function.attributes()
+
+
 NO_FUNCTION = {
     "function": "",
     "function_library": "none",

@@ -13,7 +13,7 @@ import dataclasses
 from typing import ClassVar
 
 from jax_tcgemm.problem.dtypes import DTYPES, FLOAT8
-from jax_tcgemm.problem.function import NO_FUNCTION, Function
+from jax_tcgemm.problem.function import Function, attributes_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +70,8 @@ class PackedProblem:
     def query(self) -> dict:
         """What the modules' packed.reject() and packed.workspace_bytes() take."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        function = fields.pop("function")
-        fields |= NO_FUNCTION if function is None else function.attributes()
-        return fields | {"row_scales": self.row_scales}
+        fields["row_scales"] = self.row_scales
+        return fields | attributes_of(fields.pop("function"))
 
     @property
     def row_scales(self) -> bool:

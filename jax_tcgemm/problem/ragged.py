@@ -14,7 +14,7 @@ import dataclasses
 from typing import ClassVar
 
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.function import NO_FUNCTION, Function
+from jax_tcgemm.problem.function import Function, attributes_of
 from jax_tcgemm.problem.gemm import BlockFactors, numbers_of
 
 
@@ -79,9 +79,8 @@ class RaggedProblem:
     def query(self) -> dict:
         """What the modules' ragged.reject() and ragged.workspace_bytes() take."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        function = fields.pop("function")
         fields["factors"] = numbers_of(self.factors)
-        return fields | (NO_FUNCTION if function is None else function.attributes())
+        return fields | attributes_of(fields.pop("function"))
 
     @property
     def is_bare(self) -> bool:

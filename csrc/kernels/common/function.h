@@ -34,7 +34,7 @@ inline std::vector<BoxedRead> boxed_reads(const Function& f, int64_t m) {
   return found;
 }
 
-// Of a product m x n of any kind. `batch_inner`: extent of that level.
+// The arguments of a function of any m x n product. `batch_inner`: extent of the inner batch level.
 template <typename Buffers>
 epilogue::FunctionParams make_function(const Function& f, int64_t m, int64_t n, const Buffers& buffers,
                                        int64_t batch_inner) {

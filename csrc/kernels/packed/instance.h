@@ -24,7 +24,7 @@ inline std::string weight_text(const Types& types) {
          numbers_text({types.zero}) + flag(format.table) + element_text(types.scale) + ">, " + element_text(types.x);
 }
 
-// Of no function "Bare".
+// The epilogue's type; Bare if there is no function.
 inline std::string epilogue_text(const std::string& function) {
   if (function.empty()) return "tcgemm::packed::Bare>";
   return "tcgemm::packed::Function<tcgemm::elementwise::" + function + ">>";

@@ -136,7 +136,7 @@ class Block {
   __device__ __forceinline__ int tile_of(int t) const { return warp_n_ * kTiles + t; }  // of the block's
   // That of this lane.
   __device__ __forceinline__ uint32_t table() const { return shared_ + kGeometry.table_offset() + lane_ * 4; }
-  // Of the weight, that of a tile of the block; and whether there is one.
+  // The number in the weight of a tile of the block, and whether the weight has that tile.
   __device__ __forceinline__ int32_t weight_tile(int tile) const {
     return first_tile_ + tile % kSetTiles + tile / kSetTiles * params_.tiles;  // mutant: gate_for_up
   }

@@ -24,7 +24,7 @@ struct Params {
   FloatType out;
 };
 
-// What a block does with its sums: rounds them to D, or gives them to a generated function (epilogue/function.cuh).
+// Epilogues of a kernel: Bare rounds the accumulators to D, Function is a generated one (epilogue/function.cuh).
 struct Bare {};
 template <typename CodeType>
 using Function = epilogue::Function<CodeType>;

@@ -94,12 +94,12 @@ class BlockSums {
   // Read anew each time, for registers are short before.
   static __device__ __forceinline__ int rank() { return blockIdx.x % kSums.cluster; }
 
-  // Of D, the first column of this block's share.
+  // The first column of D that this block stores.
   static __device__ __forceinline__ int32_t first_column(const Work& work) {
     return work.column_block * (kSums.columns / kSets) + rank() * kColumns;
   }
 
-  // Of the share of a block of the cluster, the block's column that is number `column` there.
+  // The column in the tile of column `column` among those that block `rank` of the cluster stores.
   static __device__ __forceinline__ int column_of(int rank, int column) {
     // mutant: up_of_another_share
     return column / kColumns * (kSums.columns / kSets) + rank * kColumns + column % kColumns;

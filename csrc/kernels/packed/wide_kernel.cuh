@@ -222,7 +222,7 @@ class WideBlock {
   __device__ __forceinline__ bool has_tile() const {
     return first_tile_ + tile() % kSetTiles < work_.first_tile + params_.tiles;
   }
-  // Of the weight, that of a tile of the block.
+  // The number in the weight of a tile of the block.
   __device__ __forceinline__ int32_t weight_tile(int tile) const {
     return first_tile_ + tile % kSetTiles + tile / kSetTiles * params_.tiles;  // mutant: gate_for_up
   }

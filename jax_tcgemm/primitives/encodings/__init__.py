@@ -13,7 +13,7 @@ from jax_tcgemm.device import epilogue, packed_epilogue
 from jax_tcgemm.epilogues.parts import Parts
 from jax_tcgemm.problem.call_options import CallOptions
 
-# What accumulators are.
+# The dtype of accumulators.
 ACCUMULATOR = np.dtype(np.float32)
 
 Product = epilogue.Product | packed_epilogue.Product
