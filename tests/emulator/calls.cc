@@ -89,10 +89,10 @@ std::string run(const Fields& f, const Named<Problem, Buffers>& implementations)
   }
   if (std::string error = check_buffers(p, buffers); !error.empty()) return error;
   buffers.workspace_bytes = implementation.workspace_bytes(p, device, config);
-  const size_t bytes = (static_cast<size_t>(buffers.workspace_bytes) + 255) / 256 * 256;
-  const std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(256, std::max<size_t>(bytes, 256)),
-                                                         std::free);
-  std::memset(workspace.get(), 0xFF, std::max<size_t>(bytes, 256));  // NaN
+  // As much again lies after it, NaN likewise: what reads past the workspace is found by its values.
+  const size_t bytes = 2 * ((static_cast<size_t>(buffers.workspace_bytes) + 255) / 256 * 256) + 256;
+  const std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(256, bytes), std::free);
+  std::memset(workspace.get(), 0xFF, bytes);
   buffers.workspace = workspace.get();
   if (p.is_empty()) return "";
   const Status status = implementation.launch(p, buffers, device, config, nullptr);
