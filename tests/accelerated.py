@@ -73,6 +73,6 @@ def check_every_product(f, *args):
 def kinds(calls):
     """Of calls with an epilogue "one" product, "two" of one operand, or "halves" of one."""
     return [
-        "two" if eqn.params["num_rhs"] == 2 else "one" if eqn.params["pair"] is None else "halves"
-        for eqn in calls
+        "two" if own.num_rhs == 2 else "one" if own.pair is None else "halves"
+        for own in (eqn.params["encoding"] for eqn in calls)
     ]

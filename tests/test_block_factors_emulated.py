@@ -14,7 +14,7 @@ from mistakes import Mistake
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import epilogue
-from jax_tcgemm.primitives import encoded_dot_general
+from jax_tcgemm.primitives import epilogue_dot_general
 from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -140,10 +140,11 @@ def planned() -> epilogue.Plan:
     acc = jax.ShapeDtypeStruct((BATCH, M, N), jnp.float32)
     params = {
         "options": CallOptions("scaled_matmul", "wgmma", COOPERATIVE),
+        "in_place": None,
         "encoding": BlockScaled(1, ((2, 128), (128, 256))),
         "function": jax.make_jaxpr(softened)(acc, types[-1]),
     }
-    product = encoded_dot_general.product_of(*types, params)
+    product = epilogue_dot_general.product_of(*types, params)
     return epilogue.make_plan(product, selection.target_device("cuda"))
 
 

@@ -10,6 +10,7 @@ from epilogue_call import FORMS, Fused, tolerance
 
 from jax_tcgemm import selection
 from jax_tcgemm.primitives import epilogue_dot_general
+from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Cost, Function, Result
@@ -30,17 +31,19 @@ def unfused(case):
     whole = case.product
 
     def run(operands):
-        return epilogue_dot_general.unfused(
-            *operands,
-            function=whole.function,
-            options=CallOptions("test"),
-            dimension_numbers=whole.product.dimension_numbers,
-            permutation=whole.product.permutation,
-            precision="highest",
-            preferred_element_type=whole.product.result_dtype,
-            out_sharding=None,
+        encoding = Plain(
+            whole.product.dimension_numbers,
+            whole.product.permutation,
+            whole.product.result_dtype,
             num_rhs=whole.num_rhs,
             pair=whole.pair,
+            precision="highest",
+        )
+        return epilogue_dot_general.unfused(
+            *operands,
+            options=CallOptions("test"),
+            encoding=encoding,
+            function=whole.function,
             in_place=None,
             xla_dtype=None,
         )

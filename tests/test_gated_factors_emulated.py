@@ -14,7 +14,7 @@ from mistakes import Mistake
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import epilogue
-from jax_tcgemm.primitives import encoded_dot_general
+from jax_tcgemm.primitives import epilogue_dot_general
 from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
@@ -75,10 +75,11 @@ class Case:
         acc = jax.ShapeDtypeStruct((*self.batch, self.m, self.n), np.float32)
         params = {
             "options": CallOptions("gated_linear", "wgmma", WIDE),
+            "in_place": None,
             "encoding": BlockScaled(len(self.batch), self.blocks, gated=True),
             "function": jax.make_jaxpr(layer)(acc, acc, *types[-2:]),
         }
-        product = encoded_dot_general.product_of(*types, params)
+        product = epilogue_dot_general.product_of(*types, params)
         return epilogue.make_plan(product, selection.target_device("cuda"))
 
     def kernel(self, config):
@@ -176,10 +177,11 @@ def pulled_back():
     types += [jax.ShapeDtypeStruct(x, np.float32) for x in ((M, 4), (3, 4))]
     params = {
         "options": CallOptions("Fp8Mlp", "wgmma", PING_PONG),
+        "in_place": None,
         "encoding": BlockScaled(0, ((1, 128), (128, 128))),
         "function": jax.make_jaxpr(lambda *x: [function(*x)])(acc, saved, saved),
     }
-    product = encoded_dot_general.product_of(*types, saved, saved, params)
+    product = epilogue_dot_general.product_of(*types, saved, saved, params)
     return function, epilogue.make_plan(product, selection.target_device("cuda"))
 
 

@@ -38,7 +38,6 @@ from jax_tcgemm.primitives import (
     rows,
 )
 from jax_tcgemm.primitives import dot_general as primitive
-from jax_tcgemm.primitives import encoded_dot_general as encoded_primitive
 from jax_tcgemm.primitives import epilogue_dot_general as epilogue_primitive
 from jax_tcgemm.primitives import epilogue_ragged_dot as epilogue_ragged_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
@@ -50,8 +49,7 @@ from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line
 # Of each primitive: its module, and the one that makes its plans.
 _RULES = {
     primitive.dot_general_p: (primitive, dense),
-    epilogue_primitive.epilogue_dot_general_p: (epilogue_primitive, epilogue),
-    encoded_primitive.encoded_dot_general_p: (encoded_primitive, encoded_primitive),
+    epilogue_primitive.epilogue_dot_general_p: (epilogue_primitive, epilogue_primitive),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
     epilogue_ragged_primitive.epilogue_ragged_dot_p: (epilogue_ragged_primitive, grouped_epilogue),
     contraction_primitive.scaled_ragged_contraction_p: (contraction_primitive, grouped_contraction),
@@ -64,15 +62,14 @@ _RULES = {
     reduce.reduce_p: (reduce, device_tensor),
     blas.blas_p: (blas, device_blas),
 }
-# Number of right operands of each primitive that reads through transposes.
-_NUM_RHS = {
-    primitive.dot_general_p: primitive.num_rhs,
-    epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.num_rhs,
+# Where primitives that read through transposes have their layouts.
+_READING = {
+    primitive.dot_general_p: primitive.READING,
+    epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.READING,
 }
 # What runs a call that is not fused, in terms of others.
 _UNFUSED = {
     epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.bare_products,
-    encoded_primitive.encoded_dot_general_p: encoded_primitive.bare_products,
     epilogue_ragged_primitive.epilogue_ragged_dot_p: epilogue_ragged_primitive.bare_products,
     contraction_primitive.scaled_ragged_contraction_p: contraction_primitive.unfused,
 }
@@ -82,12 +79,7 @@ _LOWERED = {
     "linear_call": lambda params: params["callee"],
 }
 # Those that `functions` gives types and lowering.
-_BY_UNFUSED = (
-    epilogue_primitive,
-    encoded_primitive,
-    epilogue_ragged_primitive,
-    contraction_primitive,
-)
+_BY_UNFUSED = (epilogue_primitive, epilogue_ragged_primitive, contraction_primitive)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,8 +276,8 @@ def _calls(jaxpr, device, times, path) -> Iterator[Call]:
     notes = rewriting.notes(jaxpr.eqns, jaxpr.outvars)
     made_by = {x: eqn for eqn in jaxpr.eqns for x in eqn.outvars}
     for number, eqn in enumerate(jaxpr.eqns):
-        if (num_rhs := _NUM_RHS.get(eqn.primitive)) is not None:
-            eqn = transposed_operands(eqn, made_by, num_rhs(eqn.params))
+        if (reading := _READING.get(eqn.primitive)) is not None:
+            eqn = transposed_operands(eqn, made_by, reading)
         for call in _calls_of(eqn, device, times, path):
             if number in notes and (eqn.primitive in _RULES or rewriting.loss_note(eqn)):
                 call = dataclasses.replace(call, why=f"{call.why}; {notes[number]}")

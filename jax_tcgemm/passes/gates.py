@@ -16,6 +16,7 @@ from jax.extend import core
 
 from jax_tcgemm.epilogues.group import Group, Products
 from jax_tcgemm.epilogues.halves import Halves
+from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.system.jax_internals import as_jaxpr, new_variable
 
 # Of the products of one operand the nearest ones that are tried.
@@ -66,27 +67,28 @@ def products_of(
 
 
 def call_of(equations: Sequence[core.JaxprEqn], group: Group):
-    """The factors of a group's call and what it says of its products, after other equations.
+    """The factors of a group's call and their encoding, after other equations.
 
     Returns:
-      Equations of one equation at most; the factors; parameters.
+      Equations of one equation at most; the factors; their encoding.
     """
     eqn = equations[group.products[0]]
     if group.halves is None and len(group.products) == 1:
-        return [], eqn.invars, eqn.params | _parameters(1)
+        return [], eqn.invars, _encoding(eqn, eqn.params)
     if group.halves is None:
         eqn, other = by_columns(eqn), by_columns(equations[group.products[1]])
         factors = [*eqn.invars, other.invars[1]]
-        return [], factors, eqn.params | _parameters(2)
+        return [], factors, _encoding(eqn, eqn.params, num_rhs=2)
     eqn, halves = _arranged_halves(eqn, group.halves)
     pair = halves.dimension + halves.is_alternating
     before, rhs, params = _with_pair(eqn, halves)
-    return before, [eqn.invars[0], rhs], eqn.params | params | _parameters(1, pair)
+    return before, [eqn.invars[0], rhs], _encoding(eqn, params, pair=pair)
 
 
-def _parameters(num_rhs: int, pair: int | None = None) -> dict:
-    """Return the epilogue's parameters of `tcgemm_epilogue_dot_general`, without the function."""
-    return {"num_rhs": num_rhs, "pair": pair, "in_place": None, "xla_dtype": None}
+def _encoding(eqn: core.JaxprEqn, params: dict, **fields) -> Plain:
+    lhs, rhs = (x.aval for x in eqn.invars)
+    keys = "dimension_numbers", "permutation", "precision", "out_sharding"
+    return Plain.of(lhs, rhs, **{key: params[key] for key in keys}, **fields)
 
 
 def _products_before(equations: Sequence[core.JaxprEqn], products) -> dict[int, int]:

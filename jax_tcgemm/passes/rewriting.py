@@ -285,7 +285,9 @@ def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
         if eqn.primitive is ragged_dot_general_p:
             found += _ragged(eqn)
         elif _is_known_product(eqn):
-            ours = transposed_result(transposed_operands(_ours(eqn), made_by), users, gone)
+            ours = transposed_result(
+                transposed_operands(_ours(eqn), made_by, plain.READING), users, gone
+            )
             # What is a part of it now can be no part of another one.
             made_by.pop(ours.outvars[0], None)
             found.append(ours)
@@ -381,12 +383,9 @@ def _call(equations, group: Group, *, wide: bool) -> list[core.JaxprEqn]:
     options = eqn.params["options"]
     options = options if options.is_accelerated else _OPTIONS
     options = options.reporting(RoundingsRemoved(left_out)) if left_out else options
-    before, factors, params = call_of(equations, group)
-    params = params | {
-        "options": options,
-        "preferred_element_type": dtype,
-        "function": function,
-    }
+    before, factors, encoding = call_of(equations, group)
+    params = {"options": options, "encoding": encoding, "function": function}
+    params |= {"in_place": None, "xla_dtype": None}
     call = eqn.replace(
         primitive=epilogue_dot_general_p,
         invars=[*factors, *group.inputs],

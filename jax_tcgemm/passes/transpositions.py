@@ -5,15 +5,18 @@ from collections.abc import Sequence
 from jax.extend import core
 from jax.extend.core.primitives import transpose_p
 
-from jax_tcgemm.primitives.transposes import read_through, through
+from jax_tcgemm.primitives.transposes import Reading, read_through, through
 from jax_tcgemm.system.jax_internals import has_plain_context
 
 
-def transposed_operands(eqn: core.JaxprEqn, made_by, num_rhs: int = 1) -> core.JaxprEqn:
+def transposed_operands(eqn: core.JaxprEqn, made_by, reading: Reading) -> core.JaxprEqn:
     """A product that reads operands as they are before they are transposed.
 
-    `made_by`: the equation that makes each variable; `num_rhs` as for `read_through`.
+    `made_by`: the equation that makes each variable; `reading`: where the
+    primitive has its layout.
     """
+    if (layout := reading.layout_of(eqn.params)) is None:
+        return eqn
 
     def order_of(x):
         made = None if isinstance(x, core.Literal) else made_by.get(x)
@@ -22,8 +25,10 @@ def transposed_operands(eqn: core.JaxprEqn, made_by, num_rhs: int = 1) -> core.J
         return made.invars[0], tuple(int(axis) for axis in made.params["permutation"])
 
     ndims = [x.aval.ndim for x in eqn.invars[:2]]
-    invars, params = read_through(eqn.invars, eqn.params, order_of, ndims, num_rhs)
-    return eqn if params is eqn.params else eqn.replace(invars=invars, params=params)
+    invars, changed = read_through(eqn.invars, layout, order_of, ndims)
+    if changed is layout:
+        return eqn
+    return eqn.replace(invars=invars, params=reading.with_layout(eqn.params, changed))
 
 
 def is_transposition(eqn: core.JaxprEqn) -> bool:

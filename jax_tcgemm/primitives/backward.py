@@ -21,6 +21,7 @@ import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.primitives.epilogue_dot_general import with_layer
 from jax_tcgemm.primitives.rules import jvp_of_moving, moved, same_varying, series_by_parts
 from jax_tcgemm.problem.dtypes import wide_dtype
@@ -216,7 +217,19 @@ batching.fancy_primitive_batchers[accumulating_tangent_p] = _batch_accumulating
 
 
 def _transpose_activated(
-    g, dz, z, rhs, *dbias, dimension_numbers, permutation, activation, pair, bias_axes, **params
+    g,
+    dz,
+    z,
+    rhs,
+    *dbias,
+    options,
+    dimension_numbers,
+    permutation,
+    precision,
+    activation,
+    pair,
+    bias_axes,
+    **_,
 ):
     """The cotangent of Z, f'(Z) * (g rhs^T), and its sums for the bias."""
     if any(ad.is_undefined_primal(x) for x in (z, rhs)):
@@ -230,19 +243,12 @@ def _transpose_activated(
     if dbias:  # Of the accumulator, which lacks `pair`.
         own = [axis for axis in range(z.ndim) if axis not in bias_axes and axis != pair]
         sum_axes = tuple(axis - (pair is not None and axis > pair) for axis in own)
-    del params["preferred_element_type"]
-    params |= {"out_sharding": shardings.of_cotangent(jax.typeof(z), without=pair)}
-    found, *sums = with_layer(
-        g,
-        rhs,
-        z,
-        layer=PullBack(np.dtype(z.dtype), activation, pair, sum_axes),
-        dimension_numbers=numbers,
-        permutation=order,
-        # Z is mostly of no more use: its cotangent, as large, needs no memory of its own.
-        in_place=0,
-        **params,
-    )
+    out_sharding = shardings.of_cotangent(jax.typeof(z), without=pair)
+    how = {"permutation": order, "precision": precision, "out_sharding": out_sharding}
+    layer = PullBack(np.dtype(z.dtype), activation, pair, sum_axes)
+    # Z is mostly of no more use: its cotangent, as large, needs no memory of its own.
+    encoding = Plain.of(g, rhs, numbers, **how)
+    found, *sums = with_layer(encoding, (g, rhs), (z,), options, layer, in_place=0)
     bars = [found.astype(_aval(dz).dtype), None, None]
     if dbias:
         aval, total = _aval(dbias[0]), sums[0]
@@ -254,25 +260,20 @@ def _transpose_activated(
     return [bar if u else None for bar, u in zip(bars, undefined, strict=True)]
 
 
-def _transpose_accumulating(g, drhs, lhs, buffer, *, dimension_numbers, permutation, **params):
+def _transpose_accumulating(
+    g, drhs, lhs, buffer, *, options, dimension_numbers, permutation, precision, **_
+):
     """What the buffer holds plus lhs^T g."""
     if type(g) is ad.Zero:
         return [buffer, None, None]
     numbers, order = plain.cotangent_numbers(
         drhs.aval.ndim, lhs.ndim, dimension_numbers, permutation, is_rhs=True
     )
-    del params["preferred_element_type"]
-    params |= {"out_sharding": shardings.of_cotangent(drhs.aval)}
-    (bar,) = with_layer(
-        lhs,
-        g,
-        buffer,
-        layer=Layer(np.dtype(drhs.aval.dtype), has_residual=True),
-        dimension_numbers=numbers,
-        permutation=order,
-        in_place=0,
-        **params,
-    )
+    out_sharding = shardings.of_cotangent(drhs.aval)
+    how = {"permutation": order, "precision": precision, "out_sharding": out_sharding}
+    layer = Layer(np.dtype(drhs.aval.dtype), has_residual=True)
+    encoding = Plain.of(lhs, g, numbers, **how)
+    (bar,) = with_layer(encoding, (lhs, g), (buffer,), options, layer, in_place=0)
     return [bar, None, None]
 
 

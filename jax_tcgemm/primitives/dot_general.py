@@ -23,6 +23,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import as_cotangent, bilinear_series, moved, same_varying
+from jax_tcgemm.primitives.transposes import ProductLayout, Reading
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
@@ -323,23 +324,31 @@ def product_of(lhs, rhs, out, params) -> dense.Product:
     )
 
 
-def division_of(lhs, rhs, params) -> partitioning.Division:
-    """How a call may be divided over devices: along every dimension."""
-    numbers = (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = params["dimension_numbers"]
-    lhs_names = {axis: f"m{axis}" for axis in range(lhs.ndim)}
-    rhs_names = {axis: f"n{axis}" for axis in range(rhs.ndim)}
+def names_of(lhs_ndim: int, rhs_ndim: int, dimension_numbers, permutation):
+    """Name the dimensions of lhs, rhs and the product, each of which devices may divide."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
+    lhs_names = {axis: f"m{axis}" for axis in range(lhs_ndim)}
+    rhs_names = {axis: f"n{axis}" for axis in range(rhs_ndim)}
     for kind, lhs_axes, rhs_axes in (
         ("k", lhs_contract, rhs_contract),
         ("b", lhs_batch, rhs_batch),
     ):
         for i, (lhs_axis, rhs_axis) in enumerate(zip(lhs_axes, rhs_axes, strict=True)):
             lhs_names[lhs_axis] = rhs_names[rhs_axis] = f"{kind}{i}"
-    lhs_axes, rhs_axes = _natural_axes(lhs.ndim, rhs.ndim, numbers)
+    lhs_axes, rhs_axes = _natural_axes(lhs_ndim, rhs_ndim, dimension_numbers)
     natural = {position: lhs_names[axis] for axis, position in lhs_axes.items()}
     natural |= {position: rhs_names[axis] for axis, position in rhs_axes.items()}
+    names = tuple(natural[axis] for axis in permutation)
+    return tuple(lhs_names.values()), tuple(rhs_names.values()), names
+
+
+def division_of(lhs, rhs, params) -> partitioning.Division:
+    """How a call may be divided over devices: along every dimension."""
+    layout = params["dimension_numbers"], params["permutation"]
+    of_lhs, of_rhs, names = names_of(lhs.ndim, rhs.ndim, *layout)
     return partitioning.Division(
-        operands=(tuple(lhs_names.values()), tuple(rhs_names.values())),
-        results=(tuple(natural[axis] for axis in params["permutation"]),),
+        operands=(of_lhs, of_rhs),
+        results=(names,),
         call=lambda lhs, rhs: (dot_general(lhs, rhs, **params | {"out_sharding": None}),),
     )
 
@@ -388,10 +397,15 @@ def _is_plain(asked: dense.LaxProduct, *avals) -> bool:
     )
 
 
-def num_rhs(params) -> int:
-    """The number of right operands of a call."""
-    del params
-    return 1
+def _layout_of(params) -> ProductLayout:
+    return ProductLayout(params["dimension_numbers"], params["permutation"])
 
 
-lowering.register(dot_general_p, _lower, num_rhs)
+def _with_layout(params, layout: ProductLayout) -> dict:
+    numbers, permutation, _ = layout
+    return params | {"dimension_numbers": numbers, "permutation": permutation}
+
+
+READING = Reading(_layout_of, _with_layout)
+
+lowering.register(dot_general_p, _lower, READING)

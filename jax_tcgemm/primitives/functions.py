@@ -15,6 +15,7 @@ from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import is_moving, jvp_of_moving, series_by_parts
+from jax_tcgemm.primitives.transposes import Reading
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.exact import Exactly
@@ -68,7 +69,7 @@ def define_lowering(
     division_of: Callable,
     obstacle_to_division: Callable,
     carry_out: Callable,
-    num_rhs: Callable[[dict], int] | None = None,
+    reading: Reading | None = None,
     unfused_on_gpu: Callable | None = None,
 ) -> None:
     """Gives such a primitive its lowering: divided over devices, as one call, or unfused.
@@ -82,7 +83,7 @@ def define_lowering(
       obstacle_to_division: of the types, the product, the parameters and the device, why they do
         not divide it as one.
       carry_out: of a plan that is fused and the operands, the results.
-      num_rhs: as of `lowering.register`.
+      reading: as of `lowering.register`.
       unfused_on_gpu: what takes the place of `unfused` on a GPU; None where that runs there, too.
     """
 
@@ -100,7 +101,7 @@ def define_lowering(
             on_device = functools.partial(carry_out, plan)
         return partitioning.lower_on_device(ctx, on_device, *operands, key=key)
 
-    lowering.register(primitive, lower, num_rhs)
+    lowering.register(primitive, lower, reading)
 
 
 def names_of_parts(parts, acc_names: Sequence[str]):

@@ -13,7 +13,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense
 from jax_tcgemm.kernels import compiler, nvrtc, program
-from jax_tcgemm.primitives.transposes import read_through
+from jax_tcgemm.primitives.transposes import Reading, read_through
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import by_platform, check_nans, mlir, started_platform
 
@@ -33,20 +33,17 @@ def named(function: str) -> Iterator[None]:
 PRIMITIVES: set[core.Primitive] = set()
 
 
-def register(
-    primitive: core.Primitive, lower: Callable, num_rhs: Callable[[dict], int] | None = None
-) -> None:
+def register(primitive: core.Primitive, lower: Callable, reading: Reading | None = None) -> None:
     """Registers `lower(ctx, *operands, device=..., obstacle=..., **params)` for every platform.
 
     And what checkify is to make of it, which is to look at what it returns. `device` is what the
-    program will run on, and `obstacle` says why only XLA can run the call, "" when not. `num_rhs`:
-    of a product, from the parameters to the number of its right operands; then `lower` is given
-    operands before they are transposed.
+    program will run on, and `obstacle` says why only XLA can run the call, "" when not. `reading`:
+    of a product that is given operands before they are transposed.
     """
 
     def of_one(ctx, *operands, platform, **params):
-        if num_rhs is not None:
-            ctx, operands, params = _read_through(ctx, operands, params, num_rhs(params))
+        if reading is not None and reading.layout_of(params) is not None:
+            ctx, operands, params = _read_through(ctx, operands, params, reading)
         with named(params["options"].function if "options" in params else params["call"].op):
             obstacle = obstacle_of(platform, *ctx.avals_in, *ctx.avals_out)
             obstacle = obstacle or partitioning.obstacle_to_automatic(ctx)
@@ -62,7 +59,7 @@ def register(
     PRIMITIVES.add(primitive)
     rule = by_platform(of_one)
     # In a function that JAX keeps for other calls, operands are arguments, and no transposes.
-    mlir.register_lowering(primitive, rule, cacheable=num_rhs is None)
+    mlir.register_lowering(primitive, rule, cacheable=reading is None)
     check_nans(primitive)
 
 
@@ -74,7 +71,7 @@ def _missing_compiler(device: selection.Device) -> str:
     return nvrtc.reason() if device.assumed else ""
 
 
-def _read_through(ctx, operands, params, num_rhs: int):
+def _read_through(ctx, operands, params, reading: Reading):
     """The context, operands and parameters of a product that reads through transposes."""
 
     def order_of(typed):
@@ -91,9 +88,9 @@ def _read_through(ctx, operands, params, num_rhs: int):
 
     typed = list(zip(operands, ctx.avals_in, strict=True))
     ndims = [aval.ndim for aval in ctx.avals_in[:2]]
-    typed, params = read_through(typed, params, order_of, ndims, num_rhs)
+    typed, layout = read_through(typed, reading.layout_of(params), order_of, ndims)
     operands, avals = zip(*typed, strict=True)
-    return ctx.replace(avals_in=list(avals)), operands, params
+    return ctx.replace(avals_in=list(avals)), operands, reading.with_layout(params, layout)
 
 
 def key_of(primitive: core.Primitive, params, choice: selection.Choice) -> Hashable:

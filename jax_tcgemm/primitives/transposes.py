@@ -5,33 +5,60 @@ first: `matmul(x, w.T)` would copy `w`.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class ProductLayout(NamedTuple):
+    """The dimensions of a product.
+
+    Attributes:
+      dimension_numbers: as of `tcgemm_dot_general`.
+      permutation: as of `tcgemm_dot_general`.
+      num_rhs: number of right operands of one shape.
+    """
+
+    dimension_numbers: tuple
+    permutation: tuple[int, ...]
+    num_rhs: int = 1
+
+
+class Reading(NamedTuple):
+    """Where a primitive that reads through transposes has its layout.
+
+    Attributes:
+      layout_of: from the parameters of a call to its layout, None if it reads operands as they are.
+      with_layout: from the parameters and another layout to other parameters.
+    """
+
+    layout_of: Callable[[dict], ProductLayout | None]
+    with_layout: Callable[[dict, ProductLayout], dict]
 
 
 def read_through(
-    operands: Sequence, params: dict, order_of: Callable, ndims: Sequence[int], num_rhs: int = 1
-) -> tuple[list, dict]:
-    """The operands and parameters of the product that reads what its operands are transposes of.
+    operands: Sequence, layout: ProductLayout, order_of: Callable, ndims: Sequence[int]
+) -> tuple[list, ProductLayout]:
+    """The operands and layout of the product that reads what its operands are transposes of.
 
     Args:
-      operands: lhs, `num_rhs` right operands of one shape, and others.
-      params: with `dimension_numbers` and `permutation`.
+      operands: lhs, right operands, which are read through only if all are transposed alike, and
+        others.
+      layout: that of the product.
       order_of: from an operand to what it is a transpose of and the permutation; None if it is
         none.
       ndims: numbers of dimensions of lhs and rhs.
-      num_rhs: right operands, which are read through only if all are transposed alike.
     """
     operands = list(operands)
-    for side, places in enumerate(((0,), range(1, 1 + num_rhs))):
+    for side, places in enumerate(((0,), range(1, 1 + layout.num_rhs))):
         while True:
             found = [order_of(operands[place]) for place in places]
             if None in found or len({order for _, order in found}) > 1:
                 break
             for place, (x, _) in zip(places, found, strict=True):
                 operands[place] = x
-            keys = "dimension_numbers", "permutation"
-            changed = through(*(params[key] for key in keys), ndims, side, found[0][1])
-            params = params | dict(zip(keys, changed, strict=True))
-    return operands, params
+            numbers, permutation, num_rhs = layout
+            changed = through(numbers, permutation, ndims, side, found[0][1])
+            layout = ProductLayout(*changed, num_rhs)
+    return operands, layout
 
 
 def through(

@@ -10,10 +10,10 @@ import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives import encoded_dot_general as encoded
-from jax_tcgemm.primitives import epilogue_dot_general as primitive
 from jax_tcgemm.primitives import epilogue_ragged_dot as grouped
 from jax_tcgemm.primitives.encodings import Encoding
+from jax_tcgemm.primitives.encodings.plain import Plain
+from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general, with_layer
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import Layer
 from jax_tcgemm.problem.precision import canonical_precision
@@ -106,30 +106,22 @@ def with_epilogue(
     out_sharding = canonical_sharding(op, out_sharding, ndim - (pair is not None))
     if pair is not None:
         out_sharding = shardings.with_dimension(out_sharding, pair, ndim)
-    params = {
-        "options": options,
-        "dimension_numbers": dimension_numbers,
-        "permutation": None if permutation is None else tuple(permutation),
-        "precision": canonical_precision(op, precision),
-        "out_sharding": out_sharding,
-        "pair": pair,
-    }
-    if isinstance(epilogue, Layer):
-        own = {"layer": epilogue, "rhs_up": rhs_up, "in_place": in_place}
-        (out,) = primitive.with_layer(lhs, rhs, *operands, **own, **params)
-        return out
     rights = (rhs,) if rhs_up is None else (rhs, rhs_up)
-    accs = primitive.accumulators(lhs, *rights, **params)
-    traced, operands = _checked(op, accs, epilogue, operands)
-    out = primitive.epilogue_dot_general(
+    encoding = Plain.of(
         lhs,
         rhs,
-        *operands,
-        function=traced.function,
-        rhs_up=rhs_up,
-        **params,
+        dimension_numbers,
+        permutation=permutation,
+        num_rhs=len(rights),
+        pair=pair,
+        precision=canonical_precision(op, precision),
+        out_sharding=out_sharding,
     )
-    return jax.tree.unflatten(traced.results, out)
+    factors = (lhs, *rights)
+    if isinstance(epilogue, Layer):
+        (out,) = with_layer(encoding, factors, operands, options, epilogue, in_place=in_place)
+        return out
+    return with_encoded_epilogue(options, encoding, factors, epilogue, operands)
 
 
 def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Sequence):
@@ -180,9 +172,9 @@ def with_encoded_epilogue(
     Returns:
       What the epilogue returns.
     """
-    accs = encoded.accumulators(encoding, factors, options)
-    traced, operands = _checked(options.function, accs, epilogue, operands)
-    out = encoded.encoded_dot_general(encoding, factors, operands, options, traced.function)
+    types = encoding.types(factors, options)
+    traced, operands = _checked(options.function, types, epilogue, operands)
+    out = epilogue_dot_general(encoding, factors, operands, options, traced.function)
     return jax.tree.unflatten(traced.results, out)
 
 

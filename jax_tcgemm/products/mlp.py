@@ -12,6 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jax_tcgemm.primitives.backward import accumulating_tangent, activated_tangent
 from jax_tcgemm.primitives.dot_general import dot_general
+from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.primitives.epilogue_dot_general import with_layer
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.call_options import CallOptions
@@ -292,30 +293,32 @@ def _up(spec: _Spec, x, up, bias, *, keeps_z: bool) -> list[jax.Array]:
     dtype = np.dtype(jnp.promote_types(x.dtype, gate.dtype))
     biases = () if bias is None else (bias,)
     gated, num_biases = spec.pair is not None, len(biases)
-    return with_layer(
+    encoding = Plain.of(
         x,
         gate,
-        *biases,
-        layer=Layer(dtype, spec.activation, gated=gated, num_biases=num_biases, keeps_z=keeps_z),
-        rhs_up=second[0] if second else None,
+        _contracting_last(x),
+        num_rhs=1 + len(second),
         pair=spec.pair if not second else None,
-        dimension_numbers=_contracting_last(x),
+        precision=spec.precision,
         out_sharding=_hidden_sharding(x, gate),
-        **spec.products,
     )
+    layer = Layer(dtype, spec.activation, gated=gated, num_biases=num_biases, keeps_z=keeps_z)
+    return with_layer(encoding, (x, gate, *second), biases, spec.options, layer)
 
 
 def _down(spec: _Spec, h, down, bias, residual) -> jax.Array:
     addends = [x for x in (bias, residual) if x is not None]
     in_place = len(addends) - 1 if spec.donate_residual and residual is not None else None
-    how = {"dimension_numbers": _contracting_last(h), "out_sharding": spec.out_sharding}
+    numbers, out_sharding = _contracting_last(h), spec.out_sharding
     if not addends:
+        how = {"dimension_numbers": numbers, "out_sharding": out_sharding}
         dtype = spec.preferred_element_type
         return dot_general(h, down, preferred_element_type=dtype, **how, **spec.products)
     dtype = np.dtype(spec.preferred_element_type or jnp.promote_types(h.dtype, down.dtype))
     layer = Layer(dtype, num_biases=int(bias is not None), has_residual=residual is not None)
     h, down = accumulating(dtype, h, down)
-    (out,) = with_layer(h, down, *addends, layer=layer, in_place=in_place, **how, **spec.products)
+    encoding = Plain.of(h, down, numbers, precision=spec.precision, out_sharding=out_sharding)
+    (out,) = with_layer(encoding, (h, down), addends, spec.options, layer, in_place=in_place)
     return out
 
 

@@ -1,7 +1,6 @@
 """Products whose epilogue is a function of JAX: values, by every kind of tile and every family."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 import jax_tcgemm
+from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general
 from jax_tcgemm.problem.call_options import CallOptions
 
@@ -126,13 +126,11 @@ def product(case: Case, a, b, operands, layout="NN", **how):
     function = jax.make_jaxpr(lambda *x: jax.tree.leaves(case.function(*x)))(acc, *operands)
     numbers = (((of_a,), (of_b,)), (tuple(range(nb)),) * 2)
     options = CallOptions("matmul", how.pop("implementation", None), how.pop("config", None))
-    call = functools.partial(
-        epilogue_dot_general,
-        options=options,
-        dimension_numbers=numbers,
-        function=function,
-        **how,
-    )
+    encoding = Plain.of(a, b, numbers, **how)
+
+    def call(a, b, *operands):
+        return epilogue_dot_general(encoding, (a, b), operands, options, function)
+
     return jax.jit(call)(a, b, *operands)
 
 

@@ -1,20 +1,20 @@
-"""How the factors of a product are stored, for the rules of `tcgemm_encoded_dot_general`."""
+"""How the factors of a product are stored, for the rules of `tcgemm_epilogue_dot_general`."""
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend import core
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import epilogue, packed_epilogue
-from jax_tcgemm.epilogues.parts import Parts
+from jax_tcgemm.primitives.transposes import ProductLayout
 from jax_tcgemm.problem.call_options import CallOptions
-
-# The dtype of accumulators.
-ACCUMULATOR = np.dtype(np.float32)
+from jax_tcgemm.system import jax_internals
 
 Product = epilogue.Product | packed_epilogue.Product
 
@@ -40,11 +40,14 @@ class Names(NamedTuple):
       factors: names of each factor's dimensions.
       accumulator: names of an accumulator's dimensions.
       whole: names of dimensions that are not divided.
+      product: names of the dimensions of a product that devices may sum, None if they do not divide
+        what is contracted.
     """
 
     factors: tuple[tuple[str, ...], ...]
     accumulator: tuple[str, ...]
     whole: frozenset[str]
+    product: tuple[str, ...] | None = None
 
 
 class Encoding(abc.ABC):
@@ -54,35 +57,67 @@ class Encoding(abc.ABC):
       num_factors: how many arrays the factors are.
       num_batch: how many dimensions of the product are of a batch.
       gated: whether there are two accumulators, both of which the function takes.
+      accumulator: dtype of accumulators.
+      num_products: how many products the accumulators are, of a gated one 1 or 2.
       stores_narrow: whether accumulators may be stored in the dtype that the function rounds them
         to, where it does nothing else with them.
+      has_bare_products: whether products without a function run as calls of their own.
+      layout: what a product that reads through transposes of its factors changes, or None.
     """
 
     num_factors: int
     num_batch: int
     gated: bool
-    stores_narrow: bool = False
+    accumulator: np.dtype = np.dtype(np.float32)
+    num_products: int = 1
+    stores_narrow: bool = True
+    has_bare_products: bool = True
+    layout: ProductLayout | None = None
 
     @property
     def num_accumulators(self) -> int:
         """The number of accumulators that the function takes."""
         return 2 if self.gated else 1
 
+    def with_layout(self, layout: ProductLayout) -> "Encoding":
+        """Return the encoding with another layout, if it has one."""
+        raise NotImplementedError(f"{type(self).__name__} has no layout, got {layout}")
+
+    def unsharded(self) -> "Encoding":
+        """Return the encoding of one device's product."""
+        return self
+
     @abc.abstractmethod
+    def products(
+        self, factors: Sequence[jax.Array], dtype: np.dtype, options: CallOptions
+    ) -> list[jax.Array]:
+        """Compute the products in a dtype, by primitives without an epilogue."""
+
+    @abc.abstractmethod
+    def apart(self, products: list[jax.Array], factors: Sequence) -> list[jax.Array]:
+        """Return the accumulators in products."""
+
     def accumulators(
         self, factors: Sequence[jax.Array], dtype: np.dtype, options: CallOptions
     ) -> list[jax.Array]:
         """Compute the accumulators in a dtype, by primitives without an epilogue."""
+        return self.apart(self.products(factors, dtype, options), factors)
+
+    def types(self, factors: Sequence, options: CallOptions) -> list:
+        """Return the types of the accumulators that a function takes."""
+        types = tuple(x if isinstance(x, ShapedArray) else jax.typeof(x) for x in factors)
+        # What was asked for by name is found out when the primitive is lowered.
+        return _types(self, types, options.selecting(), jax_internals.trace_context())
 
     @abc.abstractmethod
     def tangents(
         self, factors: Sequence[jax.Array], moving: Sequence, options: CallOptions
-    ) -> list[jax.Array] | None:
-        """Return the tangents of the accumulators, or None if no factor has a tangent."""
+    ) -> list[jax.Array | None]:
+        """Return the tangent of each accumulator, None if no factor of it has a tangent."""
 
     @abc.abstractmethod
     def batched(
-        self, factors: Sequence[jax.Array], dims: Sequence, size: int, reduces: bool
+        self, factors: Sequence[jax.Array], dims: Sequence, size: int, *, reduces: bool, mesh_axis
     ) -> Batched | None:
         """Return one product for all entries of mapped factors, or None if there is none.
 
@@ -91,6 +126,7 @@ class Encoding(abc.ABC):
           dims: of each the mapped dimension, or None.
           size: extent of that.
           reduces: whether the function reduces.
+          mesh_axis: the explicit mesh axis that divides the mapped dimension, or None.
         """
 
     def instead(
@@ -117,7 +153,9 @@ class Encoding(abc.ABC):
         factors: Sequence,
         operand_shapes: tuple[tuple[int, ...], ...],
         function: core.ClosedJaxpr,
+        *,
         options: CallOptions,
+        in_place: int | None,
     ) -> Product:
         """Describe a call to its planner, from the types of its factors."""
 
@@ -127,10 +165,29 @@ class Encoding(abc.ABC):
 
     @abc.abstractmethod
     def obstacle_to_division(
-        self, factors: Sequence, parts: Parts, product: Product, device: selection.Device
+        self,
+        factors: Sequence,
+        whole: Sequence[int],
+        product: Product,
+        device: selection.Device,
+        options: CallOptions,
     ) -> str:
-        """Return why a divided call runs unfused, or "" if each device computes a shard of it."""
+        """Return why a divided call runs unfused, or "" if each device computes a shard of it.
+
+        `whole`: the dimensions of an accumulator that the function takes whole.
+        """
 
     @abc.abstractmethod
     def flops(self, factors: Sequence) -> int:
         """Count multiplications and additions of the product."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _types(encoding: Encoding, types: tuple, options: CallOptions, context) -> list:
+    del context
+
+    def made(*factors):
+        return encoding.accumulators(factors, encoding.accumulator, options)
+
+    with selection.unseen():
+        return jax.make_jaxpr(made)(*types).out_avals

@@ -19,7 +19,7 @@ from jax import lax
 from jax_tcgemm.device import dense, epilogue
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import functions
-from jax_tcgemm.primitives.encodings import ACCUMULATOR, Batched, Encoding, Names
+from jax_tcgemm.primitives.encodings import Batched, Encoding, Names
 from jax_tcgemm.primitives.rules import moved
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
@@ -43,14 +43,13 @@ class BlockScaled(Encoding):
     gated: bool = False
     precision: object = None
 
-    num_factors = 4
+    num_factors, stores_narrow, has_bare_products = 4, False, False
 
-    def accumulators(self, factors, dtype, options):
+    def products(self, factors, dtype, options):
         """Multiply dequantized operands, by XLA."""
         lhs, rhs, *scales = factors
         triples = zip((lhs, rhs), scales, self.blocks, strict=True)
-        product = self._product(*(dequantised(*each) for each in triples), dtype, options)
-        return self._apart(product, lhs)
+        return [self._product(*(dequantised(*each) for each in triples), dtype, options)]
 
     def _product(self, lhs, rhs, dtype, options: CallOptions) -> jax.Array:
         return plain.dot_general(
@@ -71,8 +70,9 @@ class BlockScaled(Encoding):
         """The dimension of the plain product that tells two accumulators apart."""
         return lhs.ndim - 1 if self.gated else None
 
-    def _apart(self, product: jax.Array, lhs) -> list[jax.Array]:
-        return halves(product, self._pair(lhs)) if self.gated else [product]
+    def apart(self, products, factors):
+        """Split a product of gate and up."""
+        return halves(*products, self._pair(factors[0])) if self.gated else products
 
     def tangents(self, factors, moving, options):
         """Multiply dequantized operands and the tangents of the others."""
@@ -83,12 +83,15 @@ class BlockScaled(Encoding):
             values.append(x)
             tangents.append(dx)
         (lhs, rhs), (dlhs, drhs) = values, tangents
-        addends = [] if dlhs is None else [self._product(dlhs, rhs, ACCUMULATOR, options)]
-        addends += [] if drhs is None else [self._product(lhs, drhs, ACCUMULATOR, options)]
-        return self._apart(functools.reduce(lax.add, addends), lhs) if addends else None
+        addends = [] if dlhs is None else [self._product(dlhs, rhs, self.accumulator, options)]
+        addends += [] if drhs is None else [self._product(lhs, drhs, self.accumulator, options)]
+        if not addends:
+            return [None] * self.num_accumulators
+        return self.apart([functools.reduce(lax.add, addends)], factors)
 
-    def batched(self, factors, dims, size, reduces):
+    def batched(self, factors, dims, size, *, reduces, mesh_axis):
         """Add the dimension to the batch, the rows or the columns, depending on what is mapped."""
+        del mesh_axis
         lhs, rhs, lhs_scales, rhs_scales = factors
         lhs_dims, rhs_dims = dims[::2], dims[1::2]
         has_lhs, has_rhs = (any(d is not None for d in own) for own in (lhs_dims, rhs_dims))
@@ -113,7 +116,7 @@ class BlockScaled(Encoding):
         lhs, rhs, *_ = factors
         return *lhs.shape[:-1], *rhs.shape[self.gated + self.num_batch : -1]
 
-    def product_of(self, factors, operand_shapes, function, options):
+    def product_of(self, factors, operand_shapes, function, *, options, in_place):
         """Describe a product of 8 bits whose scales the kernel applies."""
         lhs, rhs, *scales = factors
         columns = rhs.shape[self.gated + self.num_batch : -1]
@@ -126,10 +129,11 @@ class BlockScaled(Encoding):
         }
         triples = zip((lhs, rhs), scales, self.blocks, (0, self.gated), strict=True)
         return epilogue.Product(
-            plain.product_of(lhs, rhs, jax.ShapeDtypeStruct(shape, ACCUMULATOR), how),
+            plain.product_of(lhs, rhs, jax.ShapeDtypeStruct(shape, self.accumulator), how),
             function,
             operand_shapes,
             pair=self._pair(lhs),
+            in_place=in_place,
             scales=tuple(
                 BlockScales(tuple(x.shape[first:]), tuple(own.shape[first:]), block, self.num_batch)
                 for x, own, block, first in triples
@@ -156,12 +160,12 @@ class BlockScaled(Encoding):
         columns = named[1][self.gated + self.num_batch : -1]
         return Names(tuple(of_factors), (*named[0][:-1], *columns), frozenset(whole))
 
-    def obstacle_to_division(self, factors, parts, product, device):
+    def obstacle_to_division(self, factors, whole, product, device, options):
         """Refuse dtypes that nothing covers, and dimensions that the function takes whole."""
-        del factors
+        del factors, options
         if not dense.is_covered(product.product, device.platform):
             return "no implementation covers the dtypes of the product"
-        if any(product.shape[dim] != 1 for dim in parts.whole):
+        if whole:
             return "devices may divide a dimension that the function takes whole"
         return ""
 

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from jax_tcgemm.device import packed_epilogue
-from jax_tcgemm.primitives import epilogue_dot_general as plain
 from jax_tcgemm.primitives import functions, packed_dot
-from jax_tcgemm.primitives.encodings import ACCUMULATOR, Batched, Encoding, Names
+from jax_tcgemm.primitives.encodings import Batched, Encoding, Names
+from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.primitives.packed_weight import (
     arrays_of,
     division_of_weight,
@@ -49,29 +49,32 @@ class Packed(Encoding):
     num_factors: int
     gated: bool = False
 
-    num_batch, stores_narrow = 0, True
+    num_batch = 0
 
-    def accumulators(self, factors, dtype, options):
+    def products(self, factors, dtype, options):
         """Multiply by `tcgemm_packed_dot`."""
         (x, *scales), weight = packed_dot.rows_and_weight(factors)
         w = weight_of(weight, self.format)
         how = {"options": options, "dtype": dtype, "row_scales": scales[0] if scales else None}
-        out = packed_dot.packed_dot(x, w, **how)
-        return halves(out, x.ndim - 1) if self.gated else [out]
+        return [packed_dot.packed_dot(x, w, **how)]
+
+    def apart(self, products, factors):
+        """Split a product of gate and up."""
+        return halves(*products, factors[0].ndim - 1) if self.gated else products
 
     def tangents(self, factors, moving, options):
         """Multiply the tangent of x by the weight, which is bytes and has no tangent."""
         rows, weight = packed_dot.rows_and_weight(factors)
         _, dx = functions.value_and_tangent(packed_dot.dequantised, rows, moving[: len(rows)])
         if dx is None:
-            return None
+            return [None] * self.num_accumulators
         own = dataclasses.replace(self, num_factors=1 + len(weight))
         factors = same_varying(dx, *weight)
-        return own.accumulators(factors, ACCUMULATOR, options.without_config())
+        return own.accumulators(factors, self.accumulator, options.without_config())
 
-    def batched(self, factors, dims, size, reduces):
+    def batched(self, factors, dims, size, *, reduces, mesh_axis):
         """Add the dimension to the rows; entries of mapped weights are no single product."""
-        del reduces
+        del reduces, mesh_axis
         rows, weight = packed_dot.rows_and_weight(factors)
         if any(dim is not None for dim in dims[len(rows) :]):
             return None
@@ -87,15 +90,9 @@ class Packed(Encoding):
             form = self.format
             w = rows_of_weight(weight_of(weight, form), options=options, dtype=x.dtype)
             w = w[: form.n].reshape(*form.shape[1:], form.k)
-            return plain.epilogue_dot_general(
-                x,
-                w,
-                *operands,
-                options=options.without_config(),
-                dimension_numbers=(((x.ndim - 1,), (w.ndim - 1,)), ((), ())),
-                function=function,
-                pair=x.ndim - 1 if self.gated else None,
-            )
+            numbers = ((x.ndim - 1,), (w.ndim - 1,)), ((), ())
+            encoding = Plain.of(x, w, numbers, pair=x.ndim - 1 if self.gated else None)
+            return bind(encoding, (x, w), operands, options.without_config(), function)
         if way is packed_dot.Way.IN_16_BITS:
             own = dataclasses.replace(self, num_factors=1 + len(weight))
             x = packed_dot.dequantised(x, *scales)
@@ -106,8 +103,9 @@ class Packed(Encoding):
         """Return (*rows, *columns), of a gated product (*rows, n)."""
         return *factors[0].shape[:-1], *self.format.shape[1 + self.gated :]
 
-    def product_of(self, factors, operand_shapes, function, options):
-        """Describe a product that kernels of packed weights compute."""
+    def product_of(self, factors, operand_shapes, function, *, options, in_place):
+        """Describe a product that kernels of packed weights compute, nothing of it in place."""
+        del in_place
         (x, *_), weight = packed_dot.rows_and_weight(factors)
         own = {"form": "product", "m": math.prod(x.shape[:-1]), "out_dtype": "f32"}
         own["in_dtype"] = DTYPE_NAMES[np.dtype(x.dtype)]
@@ -131,9 +129,9 @@ class Packed(Encoding):
         whole = frozenset(("k", *columns, *(name for own in of_weight for name in own)))
         return Names(((*rows, "k"), *([rows] * len(scales)), *of_weight), (*rows, *columns), whole)
 
-    def obstacle_to_division(self, factors, parts, product, device):
+    def obstacle_to_division(self, factors, whole, product, device, options):
         """Refuse to divide anything but rows, and rows that the function takes whole."""
-        del device
+        del device, options
         (x, *_), weight = packed_dot.rows_and_weight(factors)
         if not partitioning.has_explicit_axes(*factors):
             return "devices may divide the columns of the weight"
@@ -141,7 +139,7 @@ class Packed(Encoding):
             return "devices divide the columns of the weight"
         if x.sharding.spec.partitions[-1] is not None:
             return "devices divide what is contracted"
-        if any(product.shape[dim] != 1 for dim in parts.whole if dim < product.num_rows):
+        if any(dim < product.num_rows for dim in whole):
             return "devices may divide a dimension that the function takes whole"
         return ""
 
