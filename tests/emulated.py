@@ -387,13 +387,15 @@ class Emulator:
         seed: int = 0,
         num_sms: int = 4,
         loose_warpgroups: bool = False,
+        last_cluster_first: bool = False,
         in_place_of: str | None = None,
     ) -> list[np.ndarray]:
         """The results of one call, D first; RuntimeError with what the machine found wrong.
 
         `arrays` are flat or not, by the names of the FFI operands. Before the call, results are
         NaN, and so is what lies around operands. What lies around results must stay as it is.
-        D takes the place of the operand `in_place_of` in memory.
+        D takes the place of the operand `in_place_of` in memory. Clusters run one after another,
+        with `last_cluster_first` in the reverse order.
         """
         outputs = _outputs(problem)
         places = {name: _guarded(array) for name, array in arrays.items()}
@@ -408,6 +410,7 @@ class Emulator:
             "seed": seed,
             "num_sms": num_sms,
             "loose_warpgroups": loose_warpgroups,
+            "last_cluster_first": last_cluster_first,
             "mutant": self.mutant,
         }
         fields |= {f"{name}_array": held.ctypes.data for name, (_, held) in places.items()}

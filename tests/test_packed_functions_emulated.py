@@ -46,18 +46,20 @@ def machine(run_folder, cases_of):
 @pytest.mark.parametrize("name", CASES)
 def test_functions(machine, name):
     for seed in range(2):
-        check(machine, name, seed=seed)
+        check(machine, name, seed=seed, last_cluster_first=seed == 1)
 
 
 @pytest.mark.skipif(bool(nvrtc.reason()), reason=nvrtc.reason())
-@pytest.mark.parametrize("name", ["gated", "wide gated", "wide reductions"])
+@pytest.mark.parametrize(
+    "name", ["gated", "wide gated", "wide reductions", "gated experts", "wide gated experts"]
+)
 def test_compiles_without_faults(name):
     config, call = CASES[name]
     assert nvrtc.compile_kernel(call.kernels(config)[0]).faults == ()
 
 
 KERNEL, WIDE = "kernels/packed/kernel.cuh", "kernels/packed/wide_kernel.cuh"
-SUMS = "kernels/packed/sums.cuh"
+SUMS, WORK = "kernels/packed/sums.cuh", "kernels/packed/work.cuh"
 MISTAKES = [
     Mistake(SUMS, "up_of_another_share", "rank * kColumns", "0", "gated"),
     Mistake(SUMS, "a_part_twice", "part % kParts", "0", "whole rows"),
@@ -65,6 +67,12 @@ MISTAKES = [
     Mistake(SUMS, "scales_before_the_function", "rows.scales != nullptr", "false", "float8"),
     Mistake(KERNEL, "gate_for_up", "tile / kSetTiles * params_.tiles", "0", "columns"),
     Mistake(WIDE, "gate_for_up", "tile / kSetTiles * params_.tiles", "0", "wide gated"),
+    Mistake(SUMS, "operands_of_the_first_expert", "work.group", "0", "experts"),
+    Mistake(SUMS, "operands_of_the_first_expert", "work.group", "0", "wide gated experts"),
+    Mistake(SUMS, "rows_of_the_next_expert", "work.row_end", "params.m", "wide experts"),
+    Mistake(SUMS, "function_of_rows_of_no_expert", "work.is_of_none()", "false", "gated experts"),
+    Mistake(SUMS, "zeros_without_the_last_row", "row_end - row", "row_end - row - 1", "experts"),
+    Mistake(WORK, "one_half_of_a_weight", "params.weight_tiles", "params.tiles", "gated experts"),
 ]
 
 
@@ -85,5 +93,6 @@ def mistaken(machine, run_folder, cases_of):
 def test_mistakes_are_found(mistaken, mistake):
     mistaken.mutant = MISTAKES.index(mistake) + 1
     with pytest.raises((AssertionError, RuntimeError), match="wrong|not equal") as found:
-        check(mistaken, mistake.case)
+        # Blocks that write rows of the next expert do so after that one's.
+        check(mistaken, mistake.case, last_cluster_first=True)
     assert re.search(mistake.finds, str(found.value))

@@ -16,9 +16,13 @@ int64_t d_elements(const PackedProblem& p) {
 // A function by the rules of one of a product of arrays.
 std::string check_epilogue(const PackedProblem& p) {
   if (p.epilogue.is_none()) return "";
-  if (p.form != PackedForm::kProduct) return "a function must be one of form product";
+  if (!p.is_product()) return "a function must be one of a product";
   if (p.epilogue.gated && p.n % (2 * PackedProblem::kTile) != 0) {
     return must("n", "be a multiple of 32 of a gated product", p.n);
+  }
+  const Function& f = p.epilogue.function;
+  for (int64_t i = 0; p.is_grouped() && i < f.num_results(); ++i) {
+    if (f.result(i).is_reduced()) return "results of a function must not be reduced in a grouped product";
   }
   Problem product{};
   product.batch = product.batch_inner = 1;
@@ -112,7 +116,7 @@ std::string check_problem(const PackedProblem& p) {
 }
 
 std::string check_buffers(const PackedProblem& p, const PackedBuffers& buffers) {
-  return check_function_buffers(p.epilogue.function, {1, 1, p.m, p.d_columns()}, !p.is_empty(), 1,
+  return check_function_buffers(p.epilogue.function, {1, p.experts, p.m, p.d_columns()}, !p.is_empty(), 1,
                                 buffers.function_operands, buffers.more_results);
 }
 

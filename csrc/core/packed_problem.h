@@ -6,12 +6,14 @@
 //
 //   grouped  a product whose rows are tokens sorted by expert, each multiplied by the weight of its own: of `num_sizes`
 //            experts, group_sizes[s] tokens each, the call has the weights of `experts`, from number group_offset on.
-//            Rows of others are 0 in D. A size below 0 counts as 0, and experts end with the rows.
+//            Rows of others are 0 in D, and in every result of a function. A size below 0 counts as 0, and experts end
+//            with the rows.
 //
 // or, of x in float8_e4m3fn, with a factor for each row, row_scales[m], that the sum is multiplied by before it is
 // rounded; or, where integers stand for the values of a table, with table[u[k,n]] in place of the difference. X and D
 // are packed row-major. D and more results may be what a function makes of a product, or, of a gated one, of its first
-// half of columns and its second. The weight lies in tiles of 16 columns, which fill D's columns up:
+// half of columns and its second; of experts its inner batch level is the expert, by its number in the call, and no
+// result is reduced. The weight lies in tiles of 16 columns, which fill D's columns up:
 //
 //   values       (n / 16, pieces, 512) bytes, a piece 64 rows of 4 bits or 32 rows of 8 bits
 //   scales       (n / 16, groups, 16), columns g and g + 8 side by side
@@ -51,7 +53,7 @@ struct PackedProblem {
   DType out;               // of D
   int64_t experts = 1;     // weights; several of form grouped only
   int64_t num_sizes = 0;   // length of group_sizes
-  Epilogue epilogue = {};  // of form product only; without up_offset
+  Epilogue epilogue = {};  // of products only; without up_offset
 
   bool is_product() const { return form != PackedForm::kWeight; }
   bool is_grouped() const { return form == PackedForm::kGrouped; }

@@ -664,7 +664,7 @@ __device__ __forceinline__ void run_on_eight_rows(const FunctionParams& params, 
   };
   if constexpr (kHasWhole) {
     // mutant: outside_is_whole
-    if (params.in_eights && m_idx + 8 <= params.m && n_idx + 8 * kGroups <= params.n) return run(std::true_type{});
+    if (params.in_eights && m_idx + 8 <= batch.m_end && n_idx + 8 * kGroups <= params.n) return run(std::true_type{});
   }
   run(std::false_type{});
 }
@@ -685,7 +685,7 @@ struct FunctionPrefetch {
     if (!(along == Along::kBoth || (kVectors && along == Along::kN)) || !params.in_eights) return;
     const FunctionParams::Read& read = params.reads[i];
     const T* data = batch.first<T>(read);
-    const int32_t end = along == Along::kN ? m + 1 : min(m + rows, params.m);
+    const int32_t end = along == Along::kN ? m + 1 : min(m + rows, batch.m_end);
     const int64_t bytes = static_cast<int64_t>(min(columns, params.n - n)) * sizeof(T);
     for (int32_t row = m + thread_idx; row < end; row += num_threads) {
       const char* line = reinterpret_cast<const char*>(data + row_offset(read, row) + n);

@@ -23,12 +23,10 @@ from jax_tcgemm.device.fused import (
     runs_on_cpu_by_xla,
     unfused,
 )
-from jax_tcgemm.device.levels import Levels, placed_function, strides_along
-from jax_tcgemm.epilogues import InexpressibleError, Read, emit
-from jax_tcgemm.epilogues.places import everywhere, linear
+from jax_tcgemm.device.levels import Levels, placed_function, strides_of
+from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.function import Strides
 from jax_tcgemm.problem.precision import Numerics
 from jax_tcgemm.problem.ragged import RaggedProblem
 
@@ -139,7 +137,7 @@ def _folded(product: Product, device: selection.Device):
         return str(error)
     *batch, m, n = (() if extent == 1 else (axis,) for axis, extent in enumerate(shape))
     levels = Levels(sum(batch, ()), (), m, n)
-    strides = [_strides(read, product, levels) for read in source.reads]
+    strides = strides_of(source, product.operand_shapes, levels, shape, product.by_group)
     placed = placed_function(source, shape, levels, strides)
     if isinstance(placed, str):
         return placed
@@ -157,23 +155,6 @@ def _folded(product: Product, device: selection.Device):
         factors = dataclasses.replace(a, inner_stride=0), b
         problem = dataclasses.replace(problem, factors=factors)
     return numerics, problem, operands
-
-
-def _strides(read: Read, product: Product, levels: Levels) -> Strides | None:
-    """Where an element of an operand lies; None where no strides say that."""
-    shape, held = product.shape, product.operand_shapes[read.operand]
-    rank = len(shape)
-    if not product.by_group[read.operand]:
-        return strides_along(*read.strides(held, rank), levels, shape)
-    *batch, groups, _, columns = held
-    if read.places[-2] != everywhere(shape)[-2]:
-        return None  # Another row's group is asked for.
-    # Batch dimensions of extent 1 stand for any; the row says nothing beside its group.
-    packed = [math.prod(batch[i + 1 :]) * groups * columns for i in range(len(batch))]
-    packed = [0 if n == 1 else stride for n, stride in zip(batch, packed, strict=True)]
-    place = linear(read.places, (*packed, 0, 1), rank)
-    found = strides_along(place.offset, place.factors, levels, shape)
-    return found and dataclasses.replace(found, batch_inner=columns)
 
 
 def product_with_epilogue(plan: Plan, factors, scales, operands) -> list[jax.Array]:

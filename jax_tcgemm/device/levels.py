@@ -4,7 +4,8 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from jax_tcgemm.epilogues import EpilogueSource, Reduction
+from jax_tcgemm.epilogues import EpilogueSource, Read, Reduction
+from jax_tcgemm.epilogues.places import everywhere, linear
 from jax_tcgemm.problem.function import (
     MOST_INDICES,
     MOST_READS,
@@ -104,6 +105,7 @@ def strides_of(
     operand_shapes: Sequence[tuple[int, ...]],
     levels: Levels,
     shape: tuple[int, ...],
+    by_group: Sequence[bool] | None = None,
 ) -> Iterator[Strides | None]:
     """Yield the strides of each of `source.reads`, as `placed_function` takes them.
 
@@ -112,9 +114,28 @@ def strides_of(
       operand_shapes: shapes of the function's operands.
       levels: dimensions of the accumulator in the problem.
       shape: shape of the accumulator.
+      by_group: for each operand, whether it is held by group, as (*batch, groups, 1, columns);
+        None: none is.
     """
     for read in source.reads:
-        yield strides_along(*read.strides(operand_shapes[read.operand], len(shape)), levels, shape)
+        held = operand_shapes[read.operand]
+        if by_group is not None and by_group[read.operand]:
+            yield _strides_by_group(read, held, levels, shape)
+        else:
+            yield strides_along(*read.strides(held, len(shape)), levels, shape)
+
+
+def _strides_by_group(read: Read, held, levels: Levels, shape) -> Strides | None:
+    """Strides of an operand that is held by group; None where no strides say that."""
+    *batch, groups, _, columns = held
+    if read.places[-2] != everywhere(shape)[-2]:
+        return None  # Another row's group is asked for.
+    # Batch dimensions of extent 1 stand for any; the row says nothing beside its group.
+    packed = [math.prod(batch[i + 1 :]) * groups * columns for i in range(len(batch))]
+    packed = [0 if n == 1 else stride for n, stride in zip(batch, packed, strict=True)]
+    place = linear(read.places, (*packed, 0, 1), len(shape))
+    found = strides_along(place.offset, place.factors, levels, shape)
+    return found and dataclasses.replace(found, batch_inner=columns)
 
 
 def strides_along(

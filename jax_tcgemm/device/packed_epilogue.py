@@ -42,7 +42,9 @@ class Product:
       function: of the accumulators and the operands.
       shape: of an accumulator.
       num_rows: how many of its dimensions are rows.
-      operand_shapes: of the operands.
+      operand_shapes: of the operands, as they are held.
+      by_group: for each operand, whether it is held by group, as (groups, 1, columns); the function
+        is given, for each row, that of its group. None: none is.
       gated: whether there are two accumulators, of the first half of the columns and the second.
     """
 
@@ -54,6 +56,7 @@ class Product:
     num_rows: int
     operand_shapes: tuple[tuple[int, ...], ...]
     gated: bool
+    by_group: tuple[bool, ...] | None = None
 
     @property
     def num_accumulators(self) -> int:
@@ -120,7 +123,7 @@ _FEW_ROWS, _LONG_FUNCTION = 16, 30
 def _is_slower(problem: PackedProblem, choice: selection.Choice) -> bool:
     is_of_few = isinstance(parse_or_none(choice.config), PackedConfig)
     is_long = problem.function.cost.work > _LONG_FUNCTION
-    return is_of_few and is_long and problem.m > _FEW_ROWS
+    return is_of_few and is_long and problem.rows_of_weight > _FEW_ROWS
 
 
 def _unfused(product: Product, choice: selection.Choice) -> Plan:
@@ -140,13 +143,16 @@ def _folded(product: Product) -> tuple[PackedProblem, tuple[int, ...]] | str:
         source, _ = emit(function, product.num_accumulators)
     except InexpressibleError as error:
         return str(error)
-    strides = strides_of(source, product.operand_shapes, levels, shape)
+    strides = strides_of(source, product.operand_shapes, levels, shape, product.by_group)
     placed = placed_function(source, shape, levels, strides, beside)
     if isinstance(placed, str):
         return placed
     if not all(map(levels.are_rows_from, dimensions)):
         return "halves of a result are not the outermost columns of it"
     function, operands = placed
+    is_grouped = product.problem.form == "grouped"
+    if is_grouped and any(x.over in ("columns", "rows") for x in function.results):
+        return "a result is a reduction, which XLA does"
     out_dtype = out_dtype_of(function)
     if out_dtype is None:
         return f"no implementation makes {function.results[0].dtype}"
@@ -155,14 +161,21 @@ def _folded(product: Product) -> tuple[PackedProblem, tuple[int, ...]] | str:
 
 
 def product_with_epilogue(plan: Plan, *arguments) -> list[jax.Array]:
-    """Carries out a plan that is fused, of x, its scales if any, the weight and operands."""
+    """Carries out a plan that is fused.
+
+    Args:
+      plan: the plan.
+      *arguments: x, its scales if any, the arrays of the weight, of a grouped product group_sizes
+        and group_offset, and the function's operands.
+    """
     product, problem = plan.product, plan.problem
     number = len(arguments) - len(product.operand_shapes)
     (x, *others), operands = arguments[:number], arguments[number:]
     rows = [x.reshape(problem.m, x.shape[-1])]
     if problem.row_scales:
         rows.append(others.pop(0).reshape(problem.m))
-    arrays = [*rows, *others, *table_of(product.format)]
+    of_groups = len(others) - 2 * (problem.form == "grouped")
+    arrays = [*rows, *others[:of_groups], *table_of(product.format), *others[of_groups:]]
     arrays += [stored(operands[i]) for i in plan.operands]
     extents = 1, problem.m, problem.d_columns
     made = Made(problem.function, product.function, product.shape, extents, product.levels)

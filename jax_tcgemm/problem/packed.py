@@ -2,7 +2,8 @@
 
 product:  D[m,n] = sum over k of X[m,k] * w[k,n]
 weight:   D[n,k] = w[k,n] = (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
-grouped:  a product of tokens sorted by expert, each by the weight of its own; 0 in rows of none
+grouped:  a product of tokens sorted by expert, each by the weight of its own; 0 in rows of none, in
+          every result
 
 X of 8-bit floats has a scale for each row, which its sums are multiplied by. D and more results may
 be what a function makes of a product, or, of a gated one, of its first half of columns and its
@@ -35,8 +36,9 @@ class PackedProblem:
       out_dtype: dtype of D.
       experts: weights that the call has; 1 unless grouped.
       num_sizes: length of group_sizes, of all experts there are; 0 unless grouped.
-      gated: the function is of both halves of the columns; of form product only.
-      function: what follows the product, of form product only; None: nothing.
+      gated: the function is of both halves of the columns; of products only.
+      function: what follows the product, of products only; None: nothing. Its inner batch level is
+        the expert.
     """
 
     form: str
@@ -109,7 +111,7 @@ class PackedProblem:
         product = self.weights_read * weight + self.m * self.k * x
         if self.function is None:
             return product + self.m * self.n * out
-        return product + self.function.bytes(1, 1, self.m, self.d_columns)
+        return product + self.function.bytes(1, self.experts, self.m, self.d_columns)
 
     def __str__(self) -> str:
         kind = "a table of " if self.table else "int"

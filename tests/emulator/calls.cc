@@ -73,6 +73,7 @@ std::string run(const Fields& f, const Named<Problem, Buffers>& implementations)
 
   emulator::Machine& machine = emulator::Machine::get();
   machine.options.seed = f.value<uint64_t>("seed");
+  machine.options.last_cluster_first = f.value<bool>("last_cluster_first");
   machine.options.num_sms = f.value<int>("num_sms");
   machine.options.loose_warpgroups = f.value<bool>("loose_warpgroups");
   machine.options.mutant = f.value<int>("mutant");

@@ -338,8 +338,9 @@ cudaError_t Machine::run(const Launch& new_launch, const std::function<void()>& 
   std::copy_n(kEagerness[options.seed % 4], 2, eagerness_);
   std::copy_n(kWhenStuck[options.seed % 4], 2, when_stuck_);
   try {
-    for (unsigned i = 0; i < launch.grid.x / launch.cluster_size && last_error.empty(); ++i)
-      run_cluster(i, thread_body);
+    const unsigned num_clusters = launch.grid.x / launch.cluster_size;
+    for (unsigned i = 0; i < num_clusters && last_error.empty(); ++i)
+      run_cluster(options.last_cluster_first ? num_clusters - 1 - i : i, thread_body);
   } catch (const std::exception& error) {
     if (last_error.empty()) last_error = error.what();
     forget_cluster();

@@ -172,6 +172,7 @@ struct Launch {
 // How the machine behaves where hardware may choose.
 struct Options {
   uint64_t seed = 0;
+  bool last_cluster_first = false;
   int num_sms = 4;
   // Whether warps of a warpgroup may be further apart than the group of wgmma that one of them commits.
   bool loose_warpgroups = false;

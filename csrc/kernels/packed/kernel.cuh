@@ -91,7 +91,7 @@ class Block {
         ptx::mbarrier_arrive_expect_tx(barrier, (kTile.cluster - 1) * Config::kSums.share_bytes());
       }
     }
-    const int32_t num_stages = Config::kGrouped && work_.is_of_none ? 0 : params_.num_stages;
+    const int32_t num_stages = Config::kGrouped && work_.is_of_none() ? 0 : params_.num_stages;
     const int32_t begin = static_cast<int64_t>(num_stages) * rank() / kTile.cluster;
     const int32_t end = static_cast<int64_t>(num_stages) * (rank() + 1) / kTile.cluster;
 #pragma unroll 1

@@ -29,6 +29,7 @@ Params params_of(const PackedProblem& p, const PackedBuffers& buffers, int colum
   params.n = static_cast<int32_t>(p.n);
   params.k = static_cast<int32_t>(p.k);
   params.tiles = static_cast<int32_t>(p.epilogue.gated ? p.tiles() / 2 : p.tiles());
+  params.weight_tiles = static_cast<int32_t>(p.tiles());
   params.pieces = static_cast<int32_t>(p.pieces());
   params.groups = static_cast<int32_t>(p.groups());
   params.row_blocks = static_cast<int32_t>(ceil_div(p.m, rows));

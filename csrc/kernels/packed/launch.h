@@ -26,7 +26,8 @@ int64_t num_blocks(const PackedProblem& p, int columns, int rows, int cluster);
 template <typename Launch>
 Status with_epilogue(const PackedProblem& p, const PackedBuffers& buffers, Launch&& launch) {
   if (p.epilogue.is_none()) return launch(Bare{});
-  return launch(make_function(p.epilogue.function, p.m, p.d_columns(), buffers, 1));
+  // The inner level of the batch is the expert.
+  return launch(make_function(p.epilogue.function, p.m, p.d_columns(), buffers, p.experts));
 }
 
 // What all kernels of products are told, of blocks of so many columns and rows and stages of so much of K.

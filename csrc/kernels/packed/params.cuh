@@ -19,6 +19,7 @@ struct Params {
   void* d;
   int32_t m, n, k;
   int32_t tiles, pieces, groups;                  // of a weight; tiles of each half of a gated one
+  int32_t weight_tiles;                           // of a weight, both halves of a gated one
   int32_t row_blocks, column_blocks, num_stages;  // row_blocks: not of experts
   Groups experts;
   FloatType out;

@@ -31,6 +31,26 @@ inline constexpr bool kIsGated = Epilogue::Code::kIsGated;
 template <>
 inline constexpr bool kIsGated<Bare> = false;
 
+// Zeros in kColumns columns of each result of a function, for rows of no expert, by kThreads threads.
+template <int kColumns, int kThreads>
+struct ZeroRows {
+  const epilogue::FunctionParams& params;
+  const int32_t row, row_end, first_column;
+  const int thread;
+
+  template <int i, typename T>
+  __device__ __forceinline__ void store() const {
+    using Bits = elementwise::Bits<T>;
+    Bits* const matrix = static_cast<Bits*>(params.results[i]);
+    const int32_t count = (row_end - row) * kColumns;  // mutant: zeros_without_the_last_row
+#pragma unroll 1
+    for (int32_t element = thread; element < count; element += kThreads) {
+      const int32_t m = row + element / kColumns, n = first_column + element % kColumns;
+      if (n < params.n) matrix[int64_t{m} * params.row_lengths[i] + n] = Bits{0};
+    }
+  }
+};
+
 // Config: kSums, what is added up, and kSumThreads, of the block, that do it. Of a gated product a block of the cluster
 // stores what it makes of as many columns of both products.
 template <typename Config, typename Epilogue>
@@ -45,9 +65,9 @@ class BlockSums {
   // Brings to L2 what a function will read, by some threads, long before its sums are known.
   static __device__ __forceinline__ void prefetch(const Epilogue& epilogue, const Work& work, int thread, int threads) {
     if constexpr (!std::is_same_v<Epilogue, Bare>) {
+      if (Config::kGrouped && work.is_of_none()) return;
       epilogue::FunctionPrefetch<typename Epilogue::Code, true>{
-          epilogue, epilogue::BatchPlace(epilogue, 0), work.row, first_column(work), kSums.rows, kColumns, thread,
-          threads}
+          epilogue, place_of(epilogue, work), work.row, first_column(work), kSums.rows, kColumns, thread, threads}
           .run();
     }
   }
@@ -82,6 +102,10 @@ class BlockSums {
     if constexpr (std::is_same_v<Epilogue, Bare>) {
       store_rows(rows, work);
     } else {
+      if constexpr (Config::kGrouped) {
+        // mutant: function_of_rows_of_no_expert
+        if (work.is_of_none()) return store_zeros(epilogue, work);
+      }
       run_function(rows, epilogue, work);
     }
   }
@@ -99,6 +123,19 @@ class BlockSums {
     return work.column_block * (kSums.columns / kSets) + rank() * kColumns;
   }
 
+  // Where the operands and results of a function lie, those of an expert of its own.
+  static __device__ __forceinline__ epilogue::BatchPlace place_of(const epilogue::FunctionParams& params,
+                                                                  const Work& work) {
+    if constexpr (!Config::kGrouped) return {params, 0};
+    return {0, work.group, work.row_end};  // mutant: operands_of_the_first_expert, rows_of_the_next_expert
+  }
+
+  __device__ __forceinline__ void store_zeros(const Epilogue& epilogue, const Work& work) const {
+    const int32_t row_end = min(work.row + kSums.rows, work.row_end);
+    ZeroRows<kColumns, kThreads> zeros{epilogue, work.row, row_end, first_column(work), thread_};
+    Epilogue::Code::store(zeros);
+  }
+
   // The column in the tile of column `column` among those that block `rank` of the cluster stores.
   static __device__ __forceinline__ int column_of(int rank, int column) {
     // mutant: up_of_another_share
@@ -114,7 +151,7 @@ class BlockSums {
       if (m_idx >= rows.row_end || n_idx >= rows.n) continue;
       float values[4];
       add_all(row, column, values);
-      if (rows.scales != nullptr && !work.is_of_none) {
+      if (rows.scales != nullptr && !work.is_of_none()) {
         const float scale = rows.scales[m_idx];  // mutant: scales_of_other_rows
 #pragma unroll
         for (float& value : values) value *= scale;
@@ -137,14 +174,14 @@ class BlockSums {
     constexpr int kGroups = (kColumns < kMostColumns ? kColumns : kMostColumns) / 8;
     constexpr int kParts = kColumns / (8 * kGroups);
     static_assert(kColumns % (8 * kGroups) == 0, "warps cover a share");
-    const epilogue::BatchPlace batch(params, 0);
+    const epilogue::BatchPlace batch = place_of(params, work);
     const int lane = thread_ % 32;
 #pragma unroll 1
     for (int part = thread_ / 32; part < kSums.rows / 8 * kParts; part += kThreads / 32) {
       const int row = part / kParts * 8, column = part % kParts * (8 * kGroups);  // mutant: a_part_twice
       const int32_t m_idx = work.row + row;
       const int32_t n_idx = first_column(work) + column;
-      if (m_idx >= params.m || n_idx >= params.n) continue;
+      if (m_idx >= batch.m_end || n_idx >= params.n) continue;
       epilogue::run_on_eight_rows<typename Epilogue::Code, kGroups, !kHasFewRows>(
           params, batch, m_idx, n_idx, [&](auto, auto& sums) {
             const int own_row = row + lane / 4;

@@ -91,7 +91,7 @@ class WideBlock {
         warp_(__shfl_sync(~0u, threadIdx.x / 32, 0)),  // the same in a whole warp, as the compiler then knows
         lane_(threadIdx.x % 32),
         first_tile_(work.first_tile + work.column_block * kSetTiles) {
-    const int32_t num_stages = Config::kGrouped && work.is_of_none ? 0 : params_.num_stages;
+    const int32_t num_stages = Config::kGrouped && work.is_of_none() ? 0 : params_.num_stages;
     begin_ = static_cast<int64_t>(num_stages) * rank() / kTile.cluster;
     end_ = static_cast<int64_t>(num_stages) * (rank() + 1) / kTile.cluster;
   }

@@ -13,7 +13,9 @@ struct Work {
   int32_t first_tile;  // of the weight, among those of all experts
   int32_t column_block;
   int32_t row, row_end;  // row_end: of the expert's rows
-  bool is_of_none;       // rows of no expert
+  int32_t group;         // number of the expert among those of the call; below 0: rows of no expert
+
+  __device__ __forceinline__ bool is_of_none() const { return group < 0; }
 };
 
 // Of a thread's share in a sum over the block: what is before it, and with it.
@@ -52,7 +54,7 @@ __device__ __forceinline__ bool find_work(const Params& params, Work* work) {
   const uint32_t place = blockIdx.x / kTile.blocks();
   if constexpr (!Config::kGrouped) {
     const int32_t column_block = place / params.row_blocks;
-    *work = {0, column_block, static_cast<int32_t>(place - column_block * params.row_blocks) * kTile.rows(), 0, false};
+    *work = {0, column_block, static_cast<int32_t>(place - column_block * params.row_blocks) * kTile.rows(), 0, 0};
     return true;
   }
   struct Run {
@@ -91,8 +93,8 @@ __device__ __forceinline__ bool find_work(const Params& params, Work* work) {
   }
   // mutant: division_by_0
   const uint32_t blocks = row_blocks(run.row_end - run.row), column_block = run.place / blocks;
-  work->is_of_none = run.expert == kOfNone;
-  work->first_tile = max(run.expert, 0) * params.tiles;  // mutant: weight_of_the_first
+  work->group = run.expert;
+  work->first_tile = max(run.expert, 0) * params.weight_tiles;  // mutant: weight_of_the_first, one_half_of_a_weight
   work->column_block = column_block;
   work->row = run.row + (run.place - column_block * blocks) * kRows;
   work->row_end = run.row_end;  // mutant: rows_without_the_last
