@@ -1,12 +1,12 @@
 """The primitive `tcgemm_epilogue_dot_general`: a product and an epilogue function of it.
 
     accs = encoding.accumulators(factors)
-    results = function(*accs, *operands)
+    results = encoding.masked(function(*accs, *encoding.given(operands)))
 
 There is one accumulator, or two of a gated product. `unfused` computes the results in JAX, by
 products without an epilogue: it types the primitive, and runs wherever no implementation takes the
 call. The `Encoding` decides what depends on how factors are stored: as plain arrays, with block
-scales, or as a packed weight.
+scales, or as a packed weight. Of a grouped product, which has masks, operands may be held by group.
 
 Parameters, all static: options, encoding, function, a closed jaxpr without constants, none of whose
 arguments are random keys, in_place (None, or the number of the function's operand whose memory the
@@ -56,7 +56,7 @@ def epilogue_dot_general(
 ) -> list[jax.Array]:
     """Binds the primitive; arguments are checked and canonical already.
 
-    `function` is of `encoding.types(...)` and the operands, random keys among them; arrays that it
+    `function` is of `encoding.argument_types(...)`, random keys among them; arrays that it
     has closed over become operands, too.
     """
     jax_internals.register_imported()
@@ -86,8 +86,8 @@ def with_layer(
     in_place: int | None = None,
 ) -> list[jax.Array]:
     """`epilogue_dot_general` with the epilogue of a layer."""
-    types = *encoding.types(factors, options), *map(jax.typeof, operands)
-    function = functions.traced(layer, types)
+    types = encoding.argument_types(factors, operands, options)
+    function = functions.traced(layer, tuple(types))
     how = {"in_place": in_place, "xla_dtype": layer.xla_dtype(*operands)}
     return epilogue_dot_general(encoding, factors, operands, options, function, **how)
 
@@ -119,9 +119,16 @@ def _unfused(arguments, params) -> list[jax.Array]:
     function, accs = params["function"], bare_products(*arguments, **params)
     if (apart := reductions_apart(function)) is not None:
         return core.jaxpr_as_fun(apart[1])(*accs)
-    _, operands = _split(arguments, params["encoding"])
     _, of_stored_products = _stored(**params)
-    return core.jaxpr_as_fun(of_stored_products)(*accs, *operands)
+    return _applied(of_stored_products, accs, arguments, params)
+
+
+def _applied(function: core.ClosedJaxpr, accs, arguments, params) -> list[jax.Array]:
+    """The results, from accumulators that are arrays."""
+    encoding, options = params["encoding"], params["options"]
+    factors, operands = _split(arguments, encoding)
+    given = encoding.given(factors, operands, options)
+    return encoding.masked(factors, core.jaxpr_as_fun(function)(*accs, *given), options)
 
 
 def _stored(*, encoding, function, xla_dtype, **_) -> tuple[np.dtype, core.ClosedJaxpr]:
@@ -158,8 +165,11 @@ def _batch(axis_data, args, dims, **params):
     number, size = encoding.num_accumulators, axis_data.size
     if all(dim is None for dim in factor_dims):
         accs = _accumulators(encoding, factors, options)
-        in_axes = *[None] * number, *operand_dims
-        out = jax.vmap(core.jaxpr_as_fun(function), in_axes, axis_size=size)(*accs, *operands)
+
+        def of_operands(*operands):
+            return _applied(function, accs, (*factors, *operands), params)
+
+        out = jax.vmap(of_operands, tuple(operand_dims), axis_size=size)(*operands)
         return out, [0] * len(out)
     reduces = _reduces(function, number)
     mesh_axis = axis_data.explicit_mesh_axis
@@ -226,12 +236,17 @@ def _jvp(primals, tangents, **params):
     """
     encoding = params["encoding"]
     (factors, operands), (moving, rest) = (_split(x, encoding) for x in (primals, tangents))
-    daccs = encoding.tangents(factors, moving, params["options"])
+    options = params["options"]
+    daccs = encoding.tangents(factors, moving, options)
 
     def run(kept):
         return epilogue_dot_general_p.bind(*primals, **params | {"function": kept})
 
-    return kept_values.jvp(params["function"], run, operands, daccs, rest)
+    how = {
+        "expand": lambda xs: encoding.given(factors, xs, options),
+        "mask": lambda xs: encoding.masked(factors, xs, options),
+    }
+    return kept_values.jvp(params["function"], run, operands, daccs, rest, **how)
 
 
 def _transpose(cotangents, *operands, **params):
@@ -274,7 +289,8 @@ def product_of(*avals_and_params) -> Product:
     acc = jax.ShapeDtypeStruct(encoding.shape(factors), encoding.accumulator)
     if acc.shape != function.in_avals[0].shape:
         accs = [acc] * encoding.num_accumulators
-        function = functions.of_part(function, len(accs), *accs, *operands)
+        given = encoding.types_given(factors, operands)
+        function = functions.of_part(function, len(accs), *accs, *given)
     shapes = tuple(tuple(x.shape) for x in operands)
     how = {"options": params["options"], "in_place": params["in_place"]}
     return encoding.product_of(factors, shapes, function, **how)

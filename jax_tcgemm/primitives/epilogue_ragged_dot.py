@@ -39,12 +39,12 @@ from jax.extend import core
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import dense, grouped_epilogue
-from jax_tcgemm.device.rows import take
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.primitives import functions, kept_values
 from jax_tcgemm.primitives import ragged_dot as plain
 from jax_tcgemm.primitives.encodings.block_scaled import dequantised
+from jax_tcgemm.primitives.rows_of_groups import RowsOfGroups, types_given
 from jax_tcgemm.primitives.rules import (
     is_moving,
     of_derivative,
@@ -105,9 +105,7 @@ def arguments_of(factors: Factors, operands, **params) -> list:
 
     def arguments(factors, *operands):
         accs = _products(factors, **params)
-        shape = accs[0].shape
-        numbers = _groups_of_rows(factors, shape[-2], params["groups"])
-        return accs, _for_rows(operands, numbers, shape, params)
+        return accs, _rows(factors, accs[0].shape, params).given(operands)
 
     with selection.unseen():
         return jax.make_jaxpr(arguments)(factors, *operands).out_avals
@@ -216,45 +214,13 @@ def _of_dequantised(params) -> dict:
     }
 
 
-# --- rows and their groups ----------------------------------------------------------------------
+# --- the function of the accumulators -------------------------------------------------------------
 
 
-def _groups_of_rows(factors: Factors, num_rows: int, groups: int) -> jax.Array:
-    """For each row its group's number in rhs, -1 where it is of no group; (*b, rows)."""
-    sizes, num_sizes = factors.group_sizes, factors.group_sizes.shape[-1]
-    ends = ragged_division.ends_of_groups(sizes, num_rows)
-    first = jnp.clip(factors.group_offset, 0, num_sizes)
-
-    def before(ends):
-        """How many groups end at each row or before it."""
-        counts = jnp.zeros(num_rows + 1, np.int32).at[ends].add(1)
-        return jnp.cumsum(counts[:num_rows], dtype=np.int32)
-
-    for _ in sizes.shape[:-1]:
-        before = jax.vmap(before)
-    found = before(ends)
-    own = found - first
-    is_there = (found < num_sizes) & (own >= 0) & (own < groups)
-    return jnp.where(is_there, own, -1)
-
-
-def _for_rows(operands, numbers, shape, params) -> list:
-    """What the function is given of its operands, where these are the numbers of rows' groups."""
-    return [
-        _of_groups(params["options"], x, numbers, shape) if is_by_group and x is not None else x
-        for x, is_by_group in zip(operands, params["by_group"], strict=True)
-    ]
-
-
-def _of_groups(options: CallOptions, x, numbers, shape) -> jax.Array:
-    """x[..., numbers[i], 0, :] for each row i, of all batch dimensions; 0 where there is none."""
-    x = lax.squeeze(x, (x.ndim - 2,))
-    if jnp.issubdtype(x.dtype, np.floating):
-        # XLA does it inside of the function's loop, and adds up few groups of many rows well.
-        found = plain.take_rows(options.selecting(selection.XLA), x, numbers)
-    else:
-        found = plain.over_batch(take, x, numbers)
-    return jnp.broadcast_to(found, (*shape[:-1], x.shape[-1]))
+def _rows(factors: Factors, shape, params) -> RowsOfGroups:
+    """The rows of accumulators of that shape."""
+    groups = factors.group_sizes, factors.group_offset, params["groups"]
+    return RowsOfGroups.of(*groups, shape, params["by_group"], params["options"])
 
 
 def of_accumulators(function: core.ClosedJaxpr, factors: Factors, **params) -> Callable:
@@ -263,24 +229,10 @@ def of_accumulators(function: core.ClosedJaxpr, factors: Factors, **params) -> C
     def results(*arguments):
         number = _num_accumulators(params["gated"])
         accs, operands = arguments[:number], arguments[number:]
-        shape = accs[0].shape
-        numbers = _groups_of_rows(factors, shape[-2], params["groups"])
-        given = _for_rows(operands, numbers, shape, params)
-        found = core.jaxpr_as_fun(function)(*accs, *given)
-        return _of_groups_only(found, numbers, shape)
+        rows = _rows(factors, accs[0].shape, params)
+        return rows.masked(core.jaxpr_as_fun(function)(*accs, *rows.given(operands)))
 
     return results
-
-
-def _of_groups_only(results, numbers, shape) -> list[jax.Array]:
-    """Results with zeros in the rows of no group."""
-    is_there = jnp.broadcast_to((numbers >= 0)[..., None], shape)
-
-    def masked(y):
-        own = partitioning.resharded(is_there, jax.typeof(y).sharding)
-        return jnp.where(own, y, jnp.zeros((), y.dtype))
-
-    return [masked(y) for y in results]
 
 
 def unfused(*arguments, function: core.ClosedJaxpr, **params) -> list[jax.Array]:
@@ -406,16 +358,9 @@ def _jvp(primals, tangents, *, function, **params):
     def run(kept):
         return epilogue_ragged_dot_p.bind(*primals, function=kept, **params)
 
-    shape = function.in_avals[0].shape
-    numbers = _groups_of_rows(factors, shape[-2], params["groups"])
-
-    def expand(operands):
-        return _for_rows(operands, numbers, shape, params)
-
-    def mask(results):
-        return _of_groups_only(results, numbers, shape)
-
-    return kept_values.jvp(function, run, operands, daccs, rest, expand=expand, mask=mask)
+    rows = _rows(factors, function.in_avals[0].shape, params)
+    own = rows.given, rows.masked
+    return kept_values.jvp(function, run, operands, daccs, rest, expand=own[0], mask=own[1])
 
 
 def _tangents_of_accumulators(factors: Factors, dfactors: Factors, params) -> list:
@@ -493,10 +438,7 @@ def product_of(*avals_and_params) -> grouped_epilogue.Product:
     shape = (*product.batch_shape, product.m, product.n)
     if shape != function.in_avals[0].shape:
         accs = [jax.ShapeDtypeStruct(shape, dtype)] * _num_accumulators(params["gated"])
-        given = [
-            jax.ShapeDtypeStruct((*shape[:-1], x.shape[-1]), x.dtype) if is_by_group else x
-            for x, is_by_group in zip(operands, by_group, strict=True)
-        ]
+        given = types_given(operands, by_group, shape)
         function = functions.of_part(function, len(accs), *accs, *given)
     shapes = tuple(tuple(x.shape) for x in operands)
     scales = _block_scales(factors, params["blocks"]) if params["blocks"] else ()

@@ -158,7 +158,7 @@ def way_of(
     return Way.BY_ARRAY if not has_row_scales and rows > MOST_ROWS * groups else Way.PACKED
 
 
-class _Operands(NamedTuple):
+class Operands(NamedTuple):
     """Those of a call; but x and weight, what it has not is empty."""
 
     x: jax.Array
@@ -167,16 +167,16 @@ class _Operands(NamedTuple):
     groups: Sequence
 
 
-def _split(operands, grouped: bool) -> _Operands:
-    """Arrays, or their types."""
+def split(operands, grouped: bool) -> Operands:
+    """The operands of a call, arrays or their types."""
     x, *others = operands
     first, last = int(getattr(x, "aval", x).dtype == E4M3), len(others) - 2 * grouped
-    return _Operands(x, others[:first], others[first:last], others[last:])
+    return Operands(x, others[:first], others[first:last], others[last:])
 
 
 def _product(*operands, **params):
     """By the primitive, or, of many rows that nothing is asked of, a plain product."""
-    x, row_scales, weight, groups = _split(operands, params["grouped"])
+    x, row_scales, weight, groups = split(operands, params["grouped"])
     groups_of_rows = groups[0].shape[0] if groups else 1
     way = way_of(x.shape[:-1], bool(row_scales), params["options"], groups_of_rows)
     if way is Way.IN_16_BITS:
@@ -216,7 +216,7 @@ def _by_array(x, w, groups, *, options, dtype, **params):
 
 
 def _abstract_eval(*operands, **params):
-    x, _, (values, *_), _ = _split(operands, params["grouped"])
+    x, _, (values, *_), _ = split(operands, params["grouped"])
     shape = (*x.shape[:-1], values.shape[-3], TILE)
     spec = (*x.sharding.spec.partitions[:-1], values.sharding.spec.partitions[-3], None)
     mesh = x.sharding.mesh if values.sharding.mesh.empty else values.sharding.mesh
@@ -236,7 +236,7 @@ def _batch(axis_data, args, dims, **params):
     """Rows of all entries together; of mapped weights, too, which are groups; others one by one."""
     if all(dim is None for dim in dims):
         return packed_dot_p.bind(*args, **params), None
-    first = 1 + len(_split(args, params["grouped"]).row_scales)
+    first = 1 + len(split(args, params["grouped"]).row_scales)
     rows, others, other_dims = args[:first], args[first:], dims[first:]
 
     def mapped_rows():
@@ -282,7 +282,7 @@ batching.fancy_primitive_batchers[packed_dot_p] = _batch
 def _jvp(primals, tangents, **params):
     """Of rows in 8 bits, by the product of what they stand for in 16."""
     out = packed_dot_p.bind(*primals, **params)
-    first = 1 + len(_split(primals, params["grouped"]).row_scales)
+    first = 1 + len(split(primals, params["grouped"]).row_scales)
     _, moving = functions.value_and_tangent(dequantised, primals[:first], tangents[:first])
     if moving is None:
         return out, zero_tangent(out)
@@ -292,7 +292,7 @@ def _jvp(primals, tangents, **params):
 def _transpose(ct, *operands, options, format, grouped, **params):
     """The cotangent of x is a product with the weight, dequantised."""
     del params
-    x, _, weight, groups = _split(operands, grouped)
+    x, _, weight, groups = split(operands, grouped)
     nothing = [None] * (len(operands) - 1)
     if type(ct) is ad.Zero:
         return [ad.Zero(x.aval), *nothing]
@@ -312,7 +312,7 @@ def _transpose(ct, *operands, options, format, grouped, **params):
 
 
 def _series(primals, series, **params):
-    if _split(primals, params["grouped"]).row_scales:
+    if split(primals, params["grouped"]).row_scales:
         return series_by_parts(_in_16_bits, primals, series, **params)
     terms = [primals[0], *series[0]]
     out, *rest = [packed_dot_p.bind(term, *primals[1:], **params) for term in terms]
@@ -330,7 +330,7 @@ register_jet(packed_dot_p, _series)
 def product_of(*avals_and_params) -> request.Request:
     """What one call of the primitive says, from the types of its operands and result."""
     *operands, out, params = avals_and_params
-    x, _, weight, groups = _split(operands, params["grouped"])
+    x, _, weight, groups = split(operands, params["grouped"])
     own = {"form": "product", "m": math.prod(x.shape[:-1])}
     own |= {"in_dtype": DTYPE_NAMES[np.dtype(x.dtype)]}
     own |= {"out_dtype": DTYPE_NAMES[np.dtype(out.dtype)]}
@@ -345,7 +345,7 @@ def product_of(*avals_and_params) -> request.Request:
 def division_of(*avals_and_params) -> partitioning.Division:
     """How a call may be divided over devices: along rows, tiles of columns, and groups."""
     *operands, params = avals_and_params
-    x, row_scales, weight, groups = _split(operands, params["grouped"])
+    x, row_scales, weight, groups = split(operands, params["grouped"])
     rows = tuple(f"m{axis}" for axis in range(x.ndim - 1))
     names = division_of_weight(weight)
     whole = ("k", *(name for own in names for name in own[-2:]))
@@ -384,7 +384,7 @@ def _lower(ctx, *args, device, obstacle, **params):
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
 
     def on_device(*operands):
-        x, row_scales, weight, groups = _split(operands, params["grouped"])
+        x, row_scales, weight, groups = split(operands, params["grouped"])
         w = weight_of(weight, params["format"])
         if row_scales and not is_ours:
             return (_in_16_bits(*operands, **params),)

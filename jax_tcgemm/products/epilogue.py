@@ -1,5 +1,6 @@
 """Products with a function of JAX as their epilogue: the part that the public functions share."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from jax.extend import core
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import epilogue_ragged_dot as grouped
 from jax_tcgemm.primitives.encodings import Encoding
+from jax_tcgemm.primitives.encodings.packed import Packed
 from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general, with_layer
 from jax_tcgemm.problem.call_options import CallOptions
@@ -140,8 +142,7 @@ def applied_by_group(
 ):
     """The same of a grouped product's accumulators, (m, n) each; 0 in rows of no group."""
     op, shape, groups = options.function, accs[0].shape, factors.rhs.shape[0]
-    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
-    by_group = tuple(_is_by_group(op, i, x, groups, shape) for i, x in enumerate(operands))
+    operands, by_group = _operands_of_groups(op, operands, groups, shape)
     given = [
         jax.ShapeDtypeStruct((shape[0], x.shape[-1]), x.dtype) if is_by_group else jax.typeof(x)
         for x, is_by_group in zip(operands, by_group, strict=True)
@@ -178,6 +179,24 @@ def with_encoded_epilogue(
     return jax.tree.unflatten(traced.results, out)
 
 
+def with_encoded_epilogue_of_groups(
+    options: CallOptions,
+    encoding: Packed,
+    factors: Sequence[jax.Array],
+    epilogue: Callable,
+    operands: Sequence,
+    groups: int,
+):
+    """The same of a grouped product of so many weights, whose operands may be by group."""
+    op, shape = options.function, encoding.shape(factors)
+    operands, by_group = _operands_of_groups(op, operands, groups, shape)
+    encoding = dataclasses.replace(encoding, by_group=by_group)
+    traced = _trace(epilogue, tuple(encoding.argument_types(factors, operands, options)))
+    _check_results(op, traced, shape, may_reduce=False)
+    out = epilogue_dot_general(encoding, factors, operands, options, traced.function)
+    return jax.tree.unflatten(traced.results, out)
+
+
 def with_grouped_epilogue(
     options: CallOptions,
     factors: grouped.Factors,
@@ -206,9 +225,7 @@ def with_grouped_epilogue(
     """
     op, (groups, *_, n) = options.function, factors.rhs.shape
     rows = factors.lhs if factors.gather is None else factors.gather
-    shape = rows.shape[0], n
-    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
-    by_group = tuple(_is_by_group(op, i, x, groups, shape) for i, x in enumerate(operands))
+    operands, by_group = _operands_of_groups(op, operands, groups, (rows.shape[0], n))
     params = {
         "options": options,
         "groups": groups,
@@ -219,7 +236,7 @@ def with_grouped_epilogue(
         "out_sharding": canonical_sharding(op, out_sharding, 2),
     }
     traced = _trace(epilogue, tuple(grouped.arguments_of(factors, operands, **params)))
-    _check_results(op, traced, shape, may_reduce=False)
+    _check_results(op, traced, (rows.shape[0], n), may_reduce=False)
     out = grouped.epilogue_ragged_dot(
         factors,
         operands,
@@ -227,6 +244,12 @@ def with_grouped_epilogue(
         **params,
     )
     return jax.tree.unflatten(traced.results, out)
+
+
+def _operands_of_groups(op: str, operands: Sequence, groups: int, shape: tuple[int, int]):
+    """The operands of a grouped function, and for each whether it has a value for each group."""
+    operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
+    return operands, tuple(_is_by_group(op, i, x, groups, shape) for i, x in enumerate(operands))
 
 
 def _is_by_group(op: str, number: int, x, groups: int, shape: tuple[int, int]) -> bool:

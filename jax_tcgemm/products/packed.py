@@ -11,7 +11,7 @@ from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.encodings.packed import Packed, factors_of
 from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
-from jax_tcgemm.primitives.packed_dot import E4M3, packed_dot, packed_ragged_dot
+from jax_tcgemm.primitives.packed_dot import E4M3, Way, packed_dot, packed_ragged_dot
 from jax_tcgemm.primitives.ragged_dot import take_rows
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import halves
@@ -208,6 +208,57 @@ def grouped_product(
     options: CallOptions, factors: Factors, dtype, *, out_sharding=None
 ) -> jax.Array | None:
     """A grouped product by packed weights, of dtype `dtype`; None where they must be arrays."""
+    rows = _rows_of_groups(options, factors, out_sharding)
+    if rows is None:
+        return None
+    groups = factors.group_sizes, factors.group_offset
+    how = {"options": options, "dtype": dtype, "row_scales": rows[1]}
+    return packed_ragged_dot(rows[0], factors.rhs, *groups, **how)
+
+
+def with_grouped_epilogue(
+    options: CallOptions,
+    factors: Factors,
+    epilogue: Callable,
+    operands: Sequence,
+    *,
+    gated: bool,
+    keeps_zeros: bool,
+    out_sharding=None,
+):
+    """What an epilogue makes of a grouped product by packed weights; None if they must be arrays.
+
+    In the kernel, unless there are so many rows that the weights are arrays anyway.
+
+    Args:
+      options: options of the call.
+      factors: checked; rhs is packed.
+      epilogue: a function, such as a `Layer`.
+      operands: its own.
+      gated: whether each weight is (k, 2, n).
+      keeps_zeros: whether the epilogue makes 0 of accumulators that are 0.
+      out_sharding: as for `ragged_dot`.
+    """
+    rows = _rows_of_groups(options, factors, out_sharding)
+    if rows is None:
+        return None
+    w, groups = factors.rhs, (factors.group_sizes, factors.group_offset)
+    given = factors_of(rows[0], w, rows[1], groups)
+    how = {"grouped": True, "keeps_zeros": keeps_zeros}
+    encoding = Packed(w.format, len(given), gated, **how)
+    if encoding.way(given, options) is not Way.BY_ARRAY:
+        number = w.values.shape[0]
+        return epilogues.with_encoded_epilogue_of_groups(
+            options, encoding, given, epilogue, operands, number
+        )
+    accs = encoding.accumulators(given, np.dtype(np.float32), options)
+    if keeps_zeros:
+        return epilogues.applied(options.function, accs, epilogue, operands)
+    return epilogues.applied_by_group(options, accs, factors, epilogue, operands)
+
+
+def _rows_of_groups(options: CallOptions, factors: Factors, out_sharding):
+    """What kernels multiply by the weights of groups, and its scales or None; None if none do."""
     w, gather = factors.rhs, factors.gather
     sharding = canonical_sharding(options.function, out_sharding, 2)
     by_kernel = w.order is None and sharding is None
@@ -220,9 +271,7 @@ def grouped_product(
     elif gather is not None:
         # Bytes are cheap to move.
         x, row_scales = (take(own, gather) for own in (x, row_scales))
-    groups = factors.group_sizes, factors.group_offset
-    how = {"options": options, "dtype": dtype, "row_scales": row_scales}
-    return packed_ragged_dot(x, w, *groups, **how)
+    return x, row_scales
 
 
 def _check_unasked(options: CallOptions) -> None:

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jax_tcgemm.device.rows import take
@@ -10,7 +9,7 @@ from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
 from jax_tcgemm.primitives.scaled_ragged_contraction import scaled_ragged_contraction
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import FLOAT8
-from jax_tcgemm.problem.layers import Layer, halves, rounded_dtype
+from jax_tcgemm.problem.layers import Layer, rounded_dtype
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.problem.quantized import spread, spread_along
 from jax_tcgemm.products import epilogue as unquantized
@@ -131,20 +130,17 @@ def grouped(
 
 
 def _grouped_by_packed(options, factors, epilogue, operands, *, gated, precision, **how):
-    """The same by packed weights, of which only the product is in the kernel."""
+    """The same by packed weights."""
     op = options.function
     canonical_precision(op, precision)
     rounded = rounded_dtype(epilogue)
-    acc = packed.grouped_product(options, factors, rounded or np.dtype(np.float32), **how)
-    if acc is None or rounded is not None:
-        return acc
-    accs = halves(acc, 1) if gated else [acc]
+    if rounded is not None:
+        return packed.grouped_product(options, factors, rounded, **how)
     # What is 0 of products that are 0 needs not be told which rows are of no group. Of the
     # activations sigmoid alone is not, unless a gate multiplies it by 0.
     is_layer = isinstance(epilogue, Layer) and not epilogue.num_biases
-    if is_layer and (gated or epilogue.activation != "sigmoid"):
-        return unquantized.applied(op, accs, epilogue, operands)
-    return unquantized.applied_by_group(options, accs, factors, epilogue, operands)
+    how["keeps_zeros"] = is_layer and (gated or epilogue.activation != "sigmoid")
+    return packed.with_grouped_epilogue(options, factors, epilogue, operands, gated=gated, **how)
 
 
 def contraction(

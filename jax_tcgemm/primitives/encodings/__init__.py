@@ -105,9 +105,13 @@ class Encoding(abc.ABC):
 
     def types(self, factors: Sequence, options: CallOptions) -> list:
         """Return the types of the accumulators that a function takes."""
-        types = tuple(x if isinstance(x, ShapedArray) else jax.typeof(x) for x in factors)
+        types = tuple(map(_type_of, factors))
         # What was asked for by name is found out when the primitive is lowered.
         return _types(self, types, options.selecting(), jax_internals.trace_context())
+
+    def argument_types(self, factors: Sequence, operands: Sequence, options: CallOptions) -> list:
+        """Return the types of a function's arguments: of accumulators and of `given`."""
+        return [*self.types(factors, options), *map(_type_of, operands)]
 
     @abc.abstractmethod
     def tangents(
@@ -128,6 +132,21 @@ class Encoding(abc.ABC):
           reduces: whether the function reduces.
           mesh_axis: the explicit mesh axis that divides the mapped dimension, or None.
         """
+
+    def given(self, factors: Sequence[jax.Array], operands: Sequence, options: CallOptions):
+        """Return what the function takes of its operands, some of which may be None."""
+        del factors, options
+        return operands
+
+    def masked(self, factors: Sequence[jax.Array], results: Sequence, options: CallOptions):
+        """Return the results of the call from those of the function."""
+        del factors, options
+        return results
+
+    def types_given(self, factors: Sequence, operands: Sequence) -> Sequence:
+        """Return the types of what the function takes of its operands, from their types."""
+        del factors
+        return operands
 
     def instead(
         self,
@@ -180,6 +199,10 @@ class Encoding(abc.ABC):
     @abc.abstractmethod
     def flops(self, factors: Sequence) -> int:
         """Count multiplications and additions of the product."""
+
+
+def _type_of(x) -> ShapedArray:
+    return x if isinstance(x, ShapedArray) else jax.typeof(x)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -2,8 +2,15 @@
 
     acc[*rows, *columns] = sum over k of x[*rows, k] * w[k, *columns]
 
+or, grouped, the rows of each group by a weight of their own,
+
+    acc[r, n] = sum over k of x[r, k] * w[g, k, n]
+
 The factors are those of `tcgemm_packed_dot`: x and, beside float8_e4m3fn, the scales of its rows,
-then the arrays of the weight. Of a gated product the columns of the weight are (2, n).
+then the arrays of the weight and, grouped, group_sizes and group_offset. Of a gated product the
+columns of the weight are (2, n). The operands of a grouped function may be held by group, as
+(g, 1, n) or (g, 1, 1); it is given, for each row, that of its group. Results are 0 in rows that
+belong to no group.
 """
 
 import dataclasses
@@ -12,6 +19,7 @@ import math
 import jax
 import numpy as np
 
+from jax_tcgemm import selection
 from jax_tcgemm.device import packed_epilogue
 from jax_tcgemm.primitives import functions, packed_dot
 from jax_tcgemm.primitives.encodings import Batched, Encoding, Names
@@ -23,6 +31,7 @@ from jax_tcgemm.primitives.packed_weight import (
     rows_of_weight,
     weight_of,
 )
+from jax_tcgemm.primitives.rows_of_groups import RowsOfGroups, padded, types_given
 from jax_tcgemm.primitives.rules import moved, same_varying
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.layers import halves
@@ -30,9 +39,9 @@ from jax_tcgemm.problem.packed_weight import PackedFormat, PackedWeight
 from jax_tcgemm.sharding import partitioning
 
 
-def factors_of(x, w: PackedWeight, row_scales=None) -> tuple[jax.Array, ...]:
-    """The factors of a product; row_scales as for `packed_dot`."""
-    return packed_dot.rows_of(x, row_scales) + arrays_of(w)
+def factors_of(x, w: PackedWeight, row_scales=None, groups=()) -> tuple[jax.Array, ...]:
+    """The factors of a product; row_scales as for `packed_dot`, `groups` () or sizes and offset."""
+    return packed_dot.rows_of(x, row_scales) + arrays_of(w) + tuple(groups)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,24 +52,68 @@ class Packed(Encoding):
       format: of the weight.
       num_factors: as of `Encoding`.
       gated: as of `Encoding`.
+      grouped: whether rows are those of groups.
+      by_group: for each of the first operands, whether it is held by group.
+      keeps_zeros: whether the function makes 0 of accumulators that are 0, so that nothing has to
+        be written in rows that belong to no group.
     """
 
     format: PackedFormat
     num_factors: int
     gated: bool = False
+    grouped: bool = False
+    by_group: tuple[bool, ...] = ()
+    keeps_zeros: bool = False
 
     num_batch = 0
 
     def products(self, factors, dtype, options):
         """Multiply by `tcgemm_packed_dot`."""
-        (x, *scales), weight = packed_dot.rows_and_weight(factors)
+        x, scales, weight, groups = self._split(factors)
         w = weight_of(weight, self.format)
         how = {"options": options, "dtype": dtype, "row_scales": scales[0] if scales else None}
-        return [packed_dot.packed_dot(x, w, **how)]
+        product = packed_dot.packed_ragged_dot if groups else packed_dot.packed_dot
+        return [product(x, w, *groups, **how)]
 
     def apart(self, products, factors):
         """Split a product of gate and up."""
         return halves(*products, factors[0].ndim - 1) if self.gated else products
+
+    def _split(self, factors):
+        return packed_dot.split(factors, self.grouped)
+
+    def _rows(self, factors, options) -> RowsOfGroups:
+        _, _, weight, groups = self._split(factors)
+        shape = self.shape(factors)
+        return RowsOfGroups.of(*groups, weight[0].shape[0], shape, self.by_group, options)
+
+    def given(self, factors, operands, options):
+        """Give, for each row, the operands of its group."""
+        if not any(self.by_group):
+            return operands
+        return self._rows(factors, options).given(operands)
+
+    def masked(self, factors, results, options):
+        """Write zeros in rows that belong to no group."""
+        if not self.grouped or self.keeps_zeros:
+            return results
+        return self._rows(factors, options).masked(results)
+
+    def argument_types(self, factors, operands, options):
+        """Trace what the function is given of operands by group, which vary as the factors do."""
+        if not any(self.by_group):
+            return super().argument_types(factors, operands, options)
+
+        def made(factors, operands):
+            return self.given(same_varying(*factors), operands, options)
+
+        with selection.unseen():
+            given = jax.make_jaxpr(made)(factors, operands).out_avals
+        return [*self.types(factors, options), *given]
+
+    def types_given(self, factors, operands):
+        """Return the types of `given`."""
+        return types_given(operands, self.by_group, self.shape(factors))
 
     def tangents(self, factors, moving, options):
         """Multiply the tangent of x by the weight, which is bytes and has no tangent."""
@@ -73,10 +126,10 @@ class Packed(Encoding):
         return own.accumulators(factors, self.accumulator, options.without_config())
 
     def batched(self, factors, dims, size, *, reduces, mesh_axis):
-        """Add the dimension to the rows; entries of mapped weights are no single product."""
+        """Add the dimension to the rows; mapped weights and groups are no single product."""
         del reduces, mesh_axis
         rows, weight = packed_dot.rows_and_weight(factors)
-        if any(dim is not None for dim in dims[len(rows) :]):
+        if self.grouped or any(dim is not None for dim in dims[len(rows) :]):
             return None
         pairs = zip(rows, dims, strict=False)
         rows = [moved(x, dim, 0, size) for x, dim in pairs]
@@ -85,8 +138,8 @@ class Packed(Encoding):
     def instead(self, factors, operands, options, function, bind):
         """Multiply many rows by the dequantized weight, and few rows of 8 bits in 16 bits."""
         (x, *scales), weight = packed_dot.rows_and_weight(factors)
-        way = packed_dot.way_of(x.shape[:-1], bool(scales), options)
-        if way is packed_dot.Way.BY_ARRAY:
+        way = self.way(factors, options)
+        if way is packed_dot.Way.BY_ARRAY and not self.grouped:
             form = self.format
             w = rows_of_weight(weight_of(weight, form), options=options, dtype=x.dtype)
             w = w[: form.n].reshape(*form.shape[1:], form.k)
@@ -99,6 +152,12 @@ class Packed(Encoding):
             return bind(own, (x, *weight), operands, options, function)
         return None
 
+    def way(self, factors, options) -> packed_dot.Way:
+        """Return how the accumulators are computed where no kernel runs the function."""
+        x, scales, _, groups = self._split(factors)
+        number = groups[0].shape[0] if groups else 1
+        return packed_dot.way_of(x.shape[:-1], bool(scales), options, number)
+
     def shape(self, factors):
         """Return (*rows, *columns), of a gated product (*rows, n)."""
         return *factors[0].shape[:-1], *self.format.shape[1 + self.gated :]
@@ -106,9 +165,12 @@ class Packed(Encoding):
     def product_of(self, factors, operand_shapes, function, *, options, in_place):
         """Describe a product that kernels of packed weights compute, nothing of it in place."""
         del in_place
-        (x, *_), weight = packed_dot.rows_and_weight(factors)
+        x, _, weight, groups = self._split(factors)
         own = {"form": "product", "m": math.prod(x.shape[:-1]), "out_dtype": "f32"}
         own["in_dtype"] = DTYPE_NAMES[np.dtype(x.dtype)]
+        if groups:
+            own["form"] = "grouped"
+            own |= {"experts": weight[0].shape[0], "num_sizes": groups[0].shape[0]}
         return packed_epilogue.Product(
             options,
             self.format,
@@ -118,11 +180,12 @@ class Packed(Encoding):
             x.ndim - 1,
             operand_shapes,
             self.gated,
+            padded(self.by_group, len(operand_shapes)),
         )
 
     def names(self, factors):
         """Divide rows."""
-        (x, *scales), weight = packed_dot.rows_and_weight(factors)
+        x, scales, weight, _ = self._split(factors)
         rows = tuple(f"m{axis}" for axis in range(x.ndim - 1))
         columns = tuple(f"n{axis}" for axis in range(len(self.format.shape) - 1 - self.gated))
         of_weight = division_of_weight(weight)
@@ -132,6 +195,8 @@ class Packed(Encoding):
     def obstacle_to_division(self, factors, whole, product, device, options):
         """Refuse to divide anything but rows, and rows that the function takes whole."""
         del device, options
+        if self.grouped:
+            return "devices may divide the rows of groups"
         (x, *_), weight = packed_dot.rows_and_weight(factors)
         if not partitioning.has_explicit_axes(*factors):
             return "devices may divide the columns of the weight"
