@@ -464,6 +464,18 @@ def test_experts_of_each_device_in_shard_map():
     assert_near(*(grads(f)(x, w, bias) for f in (own, run)), 1e-5)
 
 
+def test_rows_of_each_device_in_shard_map():
+    """Beside sizes, weights and a bias of each expert that all devices share."""
+    x, w, bias = normal(0, 16, 8), normal(1, 3, 8, 12), normal(2, 3, 12)
+    run = functools.partial(jax_tcgemm.ragged_dot, activation="silu")
+    sizes = jnp.array([1, 0, 2])
+    f = lambda x, w, bias: run(x, w, sizes, bias=bias)  # noqa: E731
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    own = jax.shard_map(f, mesh=mesh, in_specs=(P("x"), P(), P()), out_specs=P("x"))
+    expected = jnp.concatenate([f(rows, w, bias) for rows in jnp.split(x, 4)])
+    assert_near(jax.jit(own)(x, w, bias), expected, 1e-6)
+
+
 # --- explain and errors -------------------------------------------------------------------------
 
 

@@ -104,6 +104,8 @@ def arguments_of(factors: Factors, operands, **params) -> list:
     params |= {"options": params["options"].selecting()}
 
     def arguments(factors, *operands):
+        varying = iter(same_varying(*factors.given))  # As the primitive has them.
+        factors = Factors(*(x if x is None else next(varying) for x in factors))
         accs = _products(factors, **params)
         return accs, _rows(factors, accs[0].shape, params).given(operands)
 
