@@ -33,11 +33,17 @@ class Mistake:
     def change(self, text: str) -> tuple[tuple[int, int], str]:
         """Where the source's text is that the mistake replaces, begin and end, and the new text.
 
-        As a mutant, a part of an expression is replaced with what is around it.
+        As a mutant, a part of an expression is replaced with what is around it, and of two calls of
+        one function the arguments alone: the call may be an initializer, which is no expression.
         """
         begin, end = place = self.place(text)
-        if self.old is None or not self.number or not _is_part(self.old, self.new):
+        if self.old is None or not self.number:
             return place, self.new or ("" if self.old else ";")
+        if arguments := _arguments(self.old, self.new):
+            first, new = arguments
+            return (begin + first, end - 1), new
+        if not _is_part(self.old, self.new):
+            return place, self.new
         begin, end = _expression(text, *place)
         return (begin, end), text[begin : place[0]] + self.new + text[place[1] : end]
 
@@ -77,6 +83,14 @@ def _is_part(old: str, new: str) -> bool:
     """Whether a text that ends in an operator, or is left out, is only a part of an expression."""
     operator = r"[-+*/%&|<>=]"
     return not new or bool(re.search(rf"^ *{operator}|{operator} *$|[+]=", old))
+
+
+def _arguments(old: str, new: str) -> tuple[int, str] | None:
+    """Where the arguments begin of the function that both texts call, and the new ones."""
+    calls = [re.fullmatch(r"(\w+\()([^()]+)\)", x) for x in (old, new)]
+    if not all(calls) or calls[0][1] != calls[1][1]:
+        return None
+    return len(calls[0][1]), calls[1][2]
 
 
 def _expression(text: str, begin: int, end: int) -> tuple[int, int]:

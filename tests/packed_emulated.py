@@ -1,6 +1,7 @@
 """Kernels of packed weights run by the emulator, for the tests of them."""
 
 from emulated import Emulator, carried
+from mutants import mutants
 from packed_cases import instances, weight_instances
 
 
@@ -16,3 +17,14 @@ def check(machine, config, case, **how):
     (got,) = machine.run(case.problem, case.arrays, implementation="packed", config=config, **how)
     if wrong := case.mismatch(got):
         raise AssertionError(wrong)
+
+
+def mistaken_of(machine, folder, mistakes, products) -> Emulator:
+    """Kernels of products that make one of the mistakes, as `mutant` says, counted from 1."""
+    return mutants(
+        *(folder, mistakes, products),
+        kernels_of=lambda product: map(carried, instances(*product)),
+        check=lambda made, product: check(made, *product),
+        families=("packed",),
+        like=machine,
+    )

@@ -128,6 +128,9 @@ def test_a_mistake_needs_its_marker_and_its_text_once():
     sums = "  x = f(a + b * y[i], c) ? d : e::f;  // mutant: part\n"
     made = plant(sums, as_mutants([Mistake("x.cuh", "part", " + b", "")]))
     assert "f((emulator::is_mutant(1) ? (a * y[i]) : (a + b * y[i])), c)" in made
+    made = "  Place(int i) : row(i), column(i) {}  // mutant: call\n"
+    made = plant(made, as_mutants([Mistake("x.cuh", "call", "row(i)", "row(0)")]))
+    assert ": row((emulator::is_mutant(1) ? (0) : (i))), column(i) {}" in made
     with pytest.raises(ValueError, match=r"x.cuh must have one marker late, got 0"):
         plant(text, [Mistake("x.cuh", "late")])
     with pytest.raises(ValueError, match=r"marked twice in x.cuh must have '1' once, got 2"):

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from emulated import Emulator, carried
-from mistakes import Mistake, as_mutants
+from mistakes import Mistake
+from mutants import mutants
 from packed_functions import CASES
 
 from jax_tcgemm.device import packed_epilogue
@@ -79,14 +80,10 @@ MISTAKES = [
 @pytest.fixture(scope="module")
 def mistaken(machine, run_folder, cases_of):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    mistakes = [params["mistake"] for params in cases_of(test_mistakes_are_found)]
-    names = dict.fromkeys(mistake.case for mistake in mistakes)
-    folder = run_folder / "packed_functions_mistaken"
-    how = {"families": ("packed",), "mistakes": as_mutants(MISTAKES), "like": machine}
-    made = Emulator(folder, *kernels_of(names), **how)
-    for name in names:  # Without any of them.
-        check(made, name)
-    return made
+    names = [params["mistake"].case for params in cases_of(test_mistakes_are_found)]
+    how = {"kernels_of": lambda name: kernels_of([name]), "check": check}
+    how |= {"families": ("packed",), "like": machine}
+    return mutants(run_folder / "packed_functions_mistaken", MISTAKES, names, **how)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)

@@ -5,10 +5,9 @@ import re
 import emulated
 import numpy as np
 import pytest
-from emulated import Emulator, carried
-from mistakes import Mistake, as_mutants
-from packed_cases import Case, instances
-from packed_emulated import check, machine_of
+from mistakes import Mistake
+from packed_cases import Case
+from packed_emulated import check, machine_of, mistaken_of
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
@@ -184,15 +183,8 @@ MISTAKES = [
 @pytest.fixture(scope="module")
 def mistaken(machine, run_folder, cases_of):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    mistakes = [params["mistake"] for params in cases_of(test_mistakes_are_found)]
-    products = dict.fromkeys(mistake.case for mistake in mistakes)
-    found = [carried(x) for product in products for x in instances(*product)]
-    folder = run_folder / "packed_wide_mistaken"
-    how = {"families": ("packed",), "mistakes": as_mutants(MISTAKES), "like": machine}
-    made = Emulator(folder, *found, **how)
-    for product in products:  # Without any of them.
-        check(made, *product)
-    return made
+    products = [params["mistake"].case for params in cases_of(test_mistakes_are_found)]
+    return mistaken_of(machine, run_folder / "packed_wide_mistaken", MISTAKES, products)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
@@ -213,10 +205,8 @@ OF_THE_COPY = Mistake("kernels/packed/order_kernel.cuh", "bytes_exchanged", "0x3
 
 
 def test_a_mistake_of_the_copy_of_x_is_found(machine, run_folder):
-    own, folder = map(carried, instances(*FLOAT8)), run_folder / "packed_order_mistaken"
-    how = {"families": ("packed",), "mistakes": as_mutants([OF_THE_COPY]), "like": machine}
-    mistaken = Emulator(folder, *own, **how)
-    check(mistaken, *FLOAT8)
+    folder = run_folder / "packed_order_mistaken"
+    mistaken = mistaken_of(machine, folder, [OF_THE_COPY], [FLOAT8])
     mistaken.mutant = 1
     with pytest.raises(AssertionError, match="wrong"):
         check(mistaken, *FLOAT8)

@@ -3,7 +3,8 @@
 import emulated
 import pytest
 from emulated import Emulator, carried
-from mistakes import Mistake, as_mutants
+from mistakes import Mistake
+from mutants import mutants
 from split_cases import X3, X6, X9, Case, instances
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
@@ -96,22 +97,16 @@ MISTAKES = [
 
 
 @pytest.fixture(scope="module")
-def mistaken(machine, run_folder):
+def mistaken(machine, run_folder, cases_of):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    found = {x: None for mistake in MISTAKES for x in instances(mistake.case)}
-    folder = run_folder / "split_mistaken"
-    how = {"families": ("split",), "mistakes": as_mutants(MISTAKES), "sanitize": True}
-    return Emulator(folder, *map(carried, found), like=machine, **how)
+    cases = [params["mistake"].case for params in cases_of(test_mistakes_are_found)]
+    how = {"kernels_of": lambda case: map(carried, instances(case)), "check": check}
+    how |= {"families": ("split",), "sanitize": True, "like": machine}
+    return mutants(run_folder / "split_mistaken", MISTAKES, cases, **how)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_mistakes_are_found(mistaken, mistake):
     mistaken.mutant = MISTAKES.index(mistake) + 1
     with pytest.raises((RuntimeError, AssertionError), match=mistake.finds):
-        check(mistaken, mistake.case)
-
-
-def test_without_a_mistake(mistaken):
-    mistaken.mutant = 0
-    for mistake in MISTAKES:
         check(mistaken, mistake.case)
